@@ -1,0 +1,47 @@
+"""One ragged step of a causal model, as the engine sees it: which tokens run, where their keys and values live, which rows
+are wanted. `t` tokens of `s` sequences; the tokens of one sequence stand together, prefill and decode mixed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+PAGE_SIZE = 16  # tokens per page of the KV cache
+
+
+@dataclass(frozen=True, slots=True)
+class StepBatch:
+    tokens: NDArray[np.int32]  # [t]
+    positions: NDArray[np.int32]  # [t] position of each token in its sequence
+    slots: NDArray[np.int32]  # [t] where its key and value go: page * PAGE_SIZE + offset
+    query_starts: NDArray[np.int32]  # [s + 1] first token of each sequence; the last entry is t
+    context_lens: NDArray[np.int32]  # [s] tokens of the sequence after this step
+    page_tables: NDArray[np.int32]  # [s, p] pages in order of position; entries beyond the context are 0
+    logit_rows: NDArray[np.int32]  # [r] tokens whose logits are wanted, ascending
+
+
+@dataclass(frozen=True, slots=True)
+class StepLimits:
+    """num_seqs <= max_seqs and num_tokens <= max_tokens in one step; a sequence holds at most max_context tokens."""
+
+    vocab_size: int
+    max_context: int
+    max_tokens: int
+    max_seqs: int
+    num_pages: int  # page 0 is never handed out: padding points at it
+
+
+class StepModel(Protocol):
+    @property
+    def limits(self) -> StepLimits: ...
+
+    def run(self, batch: StepBatch) -> NDArray[np.float32]:
+        """Append keys and values of all tokens, return logits [r, vocab]. A row depends on nothing but its own sequence."""
+        ...
+
+    def copy_page(self, source: int, target: int) -> None:
+        """Copy-on-write: duplicate one page in every layer."""
+        ...

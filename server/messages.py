@@ -1,0 +1,208 @@
+"""What the front process and a model's worker say to each other: one struct per arrow.
+
+    front  -> worker   Load  Submit  Embed  Abort  Drain  Shutdown
+    worker -> front    Progress  Ready  LoadFailed  Tokens  Embedding  Failed  Stats
+
+A message is MessagePack, prefixed by its length as four little-endian bytes, over a Unix socket. Times are seconds; deadlines are
+`time.time()` values, so that both processes read them alike. The front owns text: a worker never sees anything but token ids.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+
+class Message(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
+    """Base of every message; the tag is the class name."""
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"  # end of sequence, a stop token, or a constraint that is complete
+    LENGTH = "length"
+    ABORT = "abort"
+    DEADLINE = "deadline"
+
+
+class ConstraintKind(StrEnum):
+    JSON_OBJECT = "json_object"
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    CHOICE = "choice"  # source: a JSON list of strings
+    GRAMMAR = "grammar"  # Lark syntax, as llguidance reads it
+
+
+class Constraint(msgspec.Struct, frozen=True):
+    kind: ConstraintKind
+    source: str
+
+
+class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How tokens are drawn. All values are resolved: defaults of the model and of the API are applied by the front."""
+
+    max_tokens: int
+    min_tokens: int = 0
+    temperature: float = 1.0  # 0 takes the most probable token
+    top_p: float = 1.0
+    top_k: int = 0  # 0: off
+    min_p: float = 0.0
+    typical_p: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()  # empty: all
+    banned_token_ids: tuple[int, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    seed: int = 0
+    logprobs: int | None = None  # how many alternatives beside the drawn token; None: none at all
+    processed_logprobs: bool = False  # after penalties, temperature and truncation instead of before
+    prompt_logprobs: int | None = None
+    constraint: Constraint | None = None
+
+
+# --- front -> worker ---------------------------------------------------------------------------------------------------
+
+
+class Load(Message, frozen=True, tag=True):
+    """Compile or load `source` and get ready to serve it."""
+
+    name: str
+    source: str
+    quantize: str = "bf16"
+    max_context: int | None = None
+    max_batch: int = 64
+    kv_cache_bytes: int | None = None
+    memory_limit_bytes: int | None = None
+
+
+class Submit(Message, frozen=True, tag=True):
+    """Generate `num_choices` continuations of a prompt. `emitted` holds, per choice, what a former worker already produced: the
+    continuation goes on behind it as if nothing had happened. A choice in `finished` is not run again."""
+
+    request_id: str
+    prompt_ids: tuple[int, ...]
+    params: SamplingParams
+    num_choices: int = 1
+    emitted: tuple[tuple[int, ...], ...] = ()
+    finished: tuple[int, ...] = ()
+    priority: int = 0  # lower runs earlier
+    fairness_key: str = ""
+    cache_salt: str = ""
+    deadline: float | None = None
+
+
+class Embed(Message, frozen=True, tag=True):
+    request_id: str
+    prompt_ids: tuple[int, ...]
+    normalize: bool = True
+    fairness_key: str = ""
+    deadline: float | None = None
+
+
+class Abort(Message, frozen=True, tag=True):
+    request_id: str
+    choice: int | None = None  # None: all of them
+
+
+class Drain(Message, frozen=True, tag=True):
+    """Finish what is running, accept nothing new, then exit."""
+
+
+class Shutdown(Message, frozen=True, tag=True):
+    """Exit now."""
+
+
+# --- worker -> front ---------------------------------------------------------------------------------------------------
+
+
+class Progress(Message, frozen=True, tag=True):
+    stage: str  # fetch, verify, compile, pack, warm-up
+    fraction: float
+
+
+class Ready(Message, frozen=True, tag=True):
+    """The worker serves; what the model is and what it cost."""
+
+    signature: str
+    cache_hit: bool
+    max_context: int
+    num_pages: int
+    page_size: int
+    weights_bytes: int
+    arena_bytes: int
+    kv_cache_bytes: int
+    embedding_size: int = 0  # 0: not an embedding model
+    generates: bool = True
+    compile_s: float = 0.0
+    load_s: float = 0.0
+
+
+class LoadFailed(Message, frozen=True, tag=True):
+    """Loading ended without a model. `required_bytes` and `free_bytes` are set when memory was the reason."""
+
+    code: str
+    message: str
+    required_bytes: int = 0
+    free_bytes: int = 0
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+    token_id: int
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class TokenEvent(msgspec.Struct, frozen=True, array_like=True):
+    """The next tokens of one choice (more than one where a grammar forces them)."""
+
+    request_id: str
+    choice: int
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] = ()
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None  # the stop token that ended it; never part of token_ids
+    num_cached: int = 0  # prompt tokens found in the prefix cache
+    prompt_logprobs: tuple[TokenLogprob | None, ...] = ()  # with the first event of choice 0, when asked for
+
+
+class Tokens(Message, frozen=True, tag=True):
+    """All that one engine step produced."""
+
+    events: tuple[TokenEvent, ...]
+
+
+class Embedding(Message, frozen=True, tag=True):
+    request_id: str
+    vector: bytes  # little-endian f32
+    num_tokens: int
+
+
+class Failed(Message, frozen=True, tag=True):
+    """One request ended in an error; the others go on."""
+
+    request_id: str
+    code: str
+    message: str
+
+
+class Stats(Message, frozen=True, tag=True):
+    """The engine's state after a step, at most every 100 ms and once when it falls idle."""
+
+    num_running: int
+    num_waiting: int
+    num_pages_used: int
+    num_pages: int
+    num_preemptions: int  # counters since the worker started
+    prefix_queries: int
+    prefix_hits: int
+    num_steps: int
+    step_s: float  # the last step
+    kernel_s: float  # of which the device worked
+
+
+FromFront = Load | Submit | Embed | Abort | Drain | Shutdown
+FromWorker = Progress | Ready | LoadFailed | Tokens | Embedding | Failed | Stats
