@@ -1,0 +1,63 @@
+"""Element types. 4-bit integers have no type of their own: they live two to a `u8` and are taken apart by loop nests."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import ml_dtypes
+import numpy as np
+
+
+class DType(StrEnum):
+    F32 = "f32"
+    F16 = "f16"
+    BF16 = "bf16"
+    I8 = "i8"
+    I16 = "i16"
+    I32 = "i32"
+    I64 = "i64"
+    U8 = "u8"
+    U32 = "u32"
+    BOOL = "bool"
+
+    @property
+    def numpy(self) -> np.dtype:
+        return _NUMPY[self]
+
+    @property
+    def num_bytes(self) -> int:
+        return _NUMPY[self].itemsize
+
+    @property
+    def is_float(self) -> bool:
+        return self in (DType.F32, DType.F16, DType.BF16)
+
+    @property
+    def is_int(self) -> bool:
+        return not self.is_float and self is not DType.BOOL
+
+    @property
+    def is_unsigned(self) -> bool:
+        return self in (DType.U8, DType.U32, DType.BOOL)
+
+    @staticmethod
+    def from_numpy(dtype: np.dtype) -> DType:
+        for ours, theirs in _NUMPY.items():
+            if theirs == dtype:
+                return ours
+        known = ", ".join(str(theirs) for theirs in _NUMPY.values())
+        raise ValueError(f"numpy dtype {dtype} has no counterpart here; known: {known}")
+
+
+_NUMPY: dict[DType, np.dtype] = {
+    DType.F32: np.dtype(np.float32),
+    DType.F16: np.dtype(np.float16),
+    DType.BF16: np.dtype(ml_dtypes.bfloat16),
+    DType.I8: np.dtype(np.int8),
+    DType.I16: np.dtype(np.int16),
+    DType.I32: np.dtype(np.int32),
+    DType.I64: np.dtype(np.int64),
+    DType.U8: np.dtype(np.uint8),
+    DType.U32: np.dtype(np.uint32),
+    DType.BOOL: np.dtype(np.bool_),
+}

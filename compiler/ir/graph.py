@@ -1,0 +1,216 @@
+"""The graph level: functions in A-normal form.
+
+    Function   params -> Body
+    Body       blocks, then a result
+    Block      bindings, in order; a *dataflow* block is pure and straight-line, a *captured* one is replayed as a unit
+    Binding    var = value        (a value is never nested: its operands are atoms)
+
+Nodes are immutable and compare by identity; `equal.structural_equal` compares meaning. Values come in levels: a program starts with
+operator calls, legalizing turns them into `CallTir`, and planning turns those into `Alloc` and `Launch`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compiler.ir.dims import Dim
+from compiler.ir.op import OpDef
+from compiler.ir.types import FuncType, ShapeType, Type
+
+# --- atoms: what an operand can be -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Var:
+    """One value, defined once: by a parameter or by a binding."""
+
+    name: str
+    type: Type
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Constant:
+    data: NDArray[Any]  # [] is a scalar tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ShapeValue:
+    dims: tuple[Dim, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScalarValue:
+    """An integer known as an expression (i64), or a literal number of the given type."""
+
+    value: Dim | float | bool
+    dtype: str = "i64"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FuncRef:
+    """A function of the module, as a value."""
+
+    name: str
+
+
+Atom = Var | Constant | ShapeValue | ScalarValue | FuncRef
+
+
+# --- values: what a binding can compute --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Call:
+    """An operator; operands positional, attributes by name."""
+
+    op: OpDef
+    args: tuple[Atom, ...]
+    attrs: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CallTir:
+    """A loop-level function in destination-passing style: outputs of type `out` are made and filled. Output `i` takes over the
+    storage of argument `inplace[i]` where that is not None. Scalars among the arguments are ordinary arguments."""
+
+    func: str
+    args: tuple[Atom, ...]
+    out: tuple[Type, ...]
+    inplace: tuple[int | None, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CallLibrary:
+    """An external function named in a registry, in destination-passing style. `writes` lists arguments it also changes."""
+
+    name: str
+    args: tuple[Atom, ...]
+    out: tuple[Type, ...]
+    attrs: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CallFunc:
+    """A graph-level function, by name or as a value; its result is deduced from its signature alone."""
+
+    callee: FuncRef | Var
+    args: tuple[Atom, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MakeTuple:
+    fields: tuple[Atom, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TupleGet:
+    value: Atom
+    index: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MatchCast:
+    """Check the value against the annotation at run time; variables standing alone in it that are new are defined here."""
+
+    value: Atom
+    type: Type
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class If:
+    cond: Atom  # a bool scalar, or a bool tensor of rank 0
+    then: Body
+    orelse: Body
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Copy:
+    """Another name for an atom."""
+
+    value: Atom
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Alloc:
+    """Memory for one tensor: at `offset` bytes of the shared arena, or, where `offset` is None, of its own."""
+
+    type: Type
+    offset: Dim | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Launch:
+    """Run a loop-level function, or with `library` an external one, on memory that exists. Has no value."""
+
+    func: str
+    args: tuple[Atom, ...]
+    library: bool = False
+    attrs: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+Value = Atom | Call | CallTir | CallLibrary | CallFunc | MakeTuple | TupleGet | MatchCast | If | Copy | Alloc | Launch
+
+
+# --- structure ---------------------------------------------------------------------------------------------------------
+
+
+class BlockKind(StrEnum):
+    PLAIN = "plain"
+    DATAFLOW = "dataflow"
+    CAPTURED = "captured"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Binding:
+    var: Var
+    value: Value
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Block:
+    bindings: tuple[Binding, ...]
+    kind: BlockKind = BlockKind.PLAIN
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Body:
+    blocks: tuple[Block, ...]
+    result: Atom
+
+    @property
+    def bindings(self) -> tuple[Binding, ...]:
+        return tuple(b for block in self.blocks for b in block.bindings)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Function:
+    """`num_inputs` parameters change from call to call; the rest are weights, bound once (None: all change)."""
+
+    params: tuple[Var, ...]
+    body: Body
+    result_type: Type
+    pure: bool = True
+    num_inputs: int | None = None
+
+    @property
+    def type(self) -> FuncType:
+        return FuncType(tuple(p.type for p in self.params), self.result_type, self.pure)
+
+    @property
+    def weights(self) -> tuple[Var, ...]:
+        return () if self.num_inputs is None else self.params[self.num_inputs :]
+
+
+def scalar_shape(value: ShapeValue) -> ShapeType:
+    return ShapeType(value.dims)
+
+
+def scalar_array(value: float | int | bool, dtype: np.dtype) -> Constant:
+    """A tensor constant of rank 0."""
+    return Constant(np.asarray(value, dtype))

@@ -1,0 +1,281 @@
+"""The loop level: what a kernel computes, and, after scheduling, how.
+
+A loop nest starts as mathematics:
+
+    for i in n, j in m {
+      C[i, j] = max(sum(r in k) A[i, r] * B[r, j], 0)
+    }
+
+A reduction is an expression, so fusing is substitution: a producer's right-hand side takes the place of a load. Indices are `Dim`s,
+and so are loop variables (`DimVar`); an integer read from memory becomes one through `Let`. Scheduling rewrites nests into loops of
+other kinds, explicit accumulators and intrinsic tiles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from compiler.ir.dims import Dim, DimVar
+from compiler.ir.dtypes import DType
+
+# --- memory ------------------------------------------------------------------------------------------------------------
+
+
+class Scope(StrEnum):
+    GLOBAL = "global"  # a parameter, or workspace that lifting will make one
+    LOCAL = "local"  # registers or stack of one thread: constant size
+    SHARED = "shared"  # on-chip memory of a GPU block
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Buffer:
+    """A compact row-major array."""
+
+    name: str
+    shape: tuple[Dim, ...]
+    dtype: DType
+    scope: Scope = Scope.GLOBAL
+
+
+# --- scalars -----------------------------------------------------------------------------------------------------------
+
+
+class Fn(StrEnum):
+    """Functions of scalars. Operands of an arithmetic function have one type, which is the result's; comparisons give bool."""
+
+    ADD = "add"
+    SUB = "sub"
+    MUL = "mul"
+    DIV = "div"  # floats only
+    FLOORDIV = "floordiv"
+    MOD = "mod"
+    MIN = "min"  # a NaN operand gives NaN
+    MAX = "max"
+    POW = "pow"
+    FMA = "fma"  # a * b + c, rounded once
+    NEG = "neg"
+    ABS = "abs"
+    EXP = "exp"
+    LOG = "log"
+    SQRT = "sqrt"
+    RSQRT = "rsqrt"
+    TANH = "tanh"
+    ERF = "erf"
+    SIN = "sin"
+    COS = "cos"
+    FLOOR = "floor"
+    ROUND = "round"  # half to even
+    LT = "lt"
+    LE = "le"
+    EQ = "eq"
+    NE = "ne"
+    AND = "and"  # bool, or bitwise on integers
+    OR = "or"
+    XOR = "xor"
+    NOT = "not"
+    SHL = "shl"
+    SHR = "shr"  # arithmetic on signed, logical on unsigned
+    SELECT = "select"  # cond, a, b; both sides are evaluated, so both must be safe
+
+
+class ReduceFn(StrEnum):
+    """Associative folds with their identities. ARGMAX and ARGMIN give the first index (i64) that attains the extreme."""
+
+    SUM = "sum"
+    PROD = "prod"
+    MAX = "max"
+    MIN = "min"
+    ANY = "any"
+    ALL = "all"
+    ARGMAX = "argmax"
+    ARGMIN = "argmin"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Const:
+    value: float | int | bool
+    dtype: DType
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DimScalar:
+    """An index expression as a number (i64)."""
+
+    dim: Dim
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScalarParam:
+    """A scalar argument of the function."""
+
+    name: str
+    dtype: DType
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Load:
+    """Reading outside the buffer is undefined; `Guard` makes it safe."""
+
+    buffer: Buffer
+    indices: tuple[Dim, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Guard:
+    """`value` where all conditions `low <= dim < high` hold, else `otherwise`; `value` is not evaluated outside."""
+
+    conditions: tuple[tuple[Dim, Dim, Dim], ...]  # (low, dim, high)
+    value: Scalar
+    otherwise: Scalar
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Apply:
+    fn: Fn
+    args: tuple[Scalar, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Cast:
+    """To integers: toward zero, saturating. To bool: != 0. To smaller floats: nearest even."""
+
+    value: Scalar
+    dtype: DType
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reduce:
+    """The fold of `value` over all points of `axes` (variable, extent), in row-major order; the identity when there are none."""
+
+    fn: ReduceFn
+    axes: tuple[tuple[DimVar, Dim], ...]
+    value: Scalar
+
+
+Scalar = Const | DimScalar | ScalarParam | Load | Guard | Apply | Cast | Reduce
+
+
+# --- statements --------------------------------------------------------------------------------------------------------
+
+
+class LoopKind(StrEnum):
+    SERIAL = "serial"
+    PARALLEL = "parallel"  # iterations are independent: threads claim them
+    VECTOR = "vector"  # constant extent: the lanes of one register group
+    UNROLL = "unroll"  # constant extent
+    BLOCK = "block"  # a GPU's block index
+    THREAD = "thread"  # a GPU's thread index
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class For:
+    """`var` runs over 0 .. extent - 1. A serial loop may carry values through buffers; the other kinds may not."""
+
+    var: DimVar
+    extent: Dim
+    body: Stmt
+    kind: LoopKind = LoopKind.SERIAL
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Let:
+    """An integer becomes a variable that indices can use."""
+
+    var: DimVar
+    value: Scalar
+    body: Stmt
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Store:
+    buffer: Buffer
+    indices: tuple[Dim, ...]
+    value: Scalar
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Seq:
+    stmts: tuple[Stmt, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class When:
+    cond: Scalar
+    then: Stmt
+    orelse: Stmt | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Allocate:
+    """A buffer that lives while `body` runs. Global scope: workspace, lifted to a parameter before planning."""
+
+    buffer: Buffer
+    body: Stmt
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tile:
+    """One intrinsic: a small body emitted for the machine, with a NumPy meaning of its own. `operands` are places in buffers: the
+    element at which the tile starts."""
+
+    intrinsic: str
+    operands: tuple[Load, ...]
+    dims: tuple[Dim, ...] = ()
+    attrs: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+Stmt = For | Let | Store | Seq | When | Allocate | Tile
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PrimFunc:
+    """Parameters in order: buffers, scalars and integer variables; the last `num_outputs` buffers are written. Variables that stand
+    alone in a buffer's shape are defined by it, the others must be parameters."""
+
+    params: tuple[Buffer | ScalarParam | DimVar, ...]
+    num_outputs: int
+    body: Stmt
+    attrs: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    @property
+    def buffers(self) -> tuple[Buffer, ...]:
+        return tuple(p for p in self.params if isinstance(p, Buffer))
+
+    @property
+    def outputs(self) -> tuple[Buffer, ...]:
+        return self.buffers[len(self.buffers) - self.num_outputs :]
+
+    @property
+    def dim_vars(self) -> tuple[DimVar, ...]:
+        """The variables of the signature: passed ones first, then those that shapes define, in order."""
+        passed = [p for p in self.params if isinstance(p, DimVar)]
+        shaped = [v for b in self.buffers for d in b.shape if (v := d.var) is not None]
+        return tuple(dict.fromkeys(passed + shaped))
+
+
+# --- types of scalars --------------------------------------------------------------------------------------------------
+
+COMPARISONS = frozenset({Fn.LT, Fn.LE, Fn.EQ, Fn.NE})
+
+
+def dtype_of(scalar: Scalar) -> DType:
+    match scalar:
+        case Const(dtype=dtype) | ScalarParam(dtype=dtype) | Cast(dtype=dtype):
+            return dtype
+        case DimScalar():
+            return DType.I64
+        case Load(buffer=buffer):
+            return buffer.dtype
+        case Guard(value=value):
+            return dtype_of(value)
+        case Apply(fn=fn, args=args):
+            if fn in COMPARISONS:
+                return DType.BOOL
+            return dtype_of(args[1] if fn is Fn.SELECT else args[0])
+        case Reduce(fn=fn, value=value):
+            if fn in (ReduceFn.ARGMAX, ReduceFn.ARGMIN):
+                return DType.I64
+            return dtype_of(value)

@@ -1,0 +1,42 @@
+"""A program: names mapped to functions of the graph level and of the loop level."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from compiler.ir.graph import Function
+from compiler.ir.loops import PrimFunc
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class IRModule:
+    functions: Mapping[str, Function | PrimFunc]
+
+    def graph(self, name: str) -> Function:
+        func = self.functions[name]
+        assert isinstance(func, Function), name
+        return func
+
+    def prim(self, name: str) -> PrimFunc:
+        func = self.functions[name]
+        assert isinstance(func, PrimFunc), name
+        return func
+
+    @property
+    def graph_functions(self) -> dict[str, Function]:
+        return {n: f for n, f in self.functions.items() if isinstance(f, Function)}
+
+    @property
+    def prim_functions(self) -> dict[str, PrimFunc]:
+        return {n: f for n, f in self.functions.items() if isinstance(f, PrimFunc)}
+
+    def update(self, functions: Mapping[str, Function | PrimFunc]) -> IRModule:
+        return IRModule({**self.functions, **functions})
+
+    def fresh_name(self, base: str) -> str:
+        name, count = base, 0
+        while name in self.functions:
+            count += 1
+            name = f"{base}_{count}"
+        return name

@@ -1,0 +1,65 @@
+"""An operator of the graph level is a name, its attributes, and a rule that deduces the annotation of its result. Every further
+meaning (NumPy, loop nest, pattern) is a table of its own keyed by the operator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from compiler.ir.types import Type
+
+Deduce = Callable[[tuple[Type, ...], Mapping[str, Any]], Type]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OpDef:
+    """`attributes` maps each attribute's name to its default; `REQUIRED` has none. `pure` operators may be removed or shared."""
+
+    name: str
+    attributes: Mapping[str, Any]
+    deduce: Deduce
+    pure: bool = True
+
+
+REQUIRED: Any = object()
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class Registry(Generic[V]):
+    """An open set of named things whose error lists what it knows."""
+
+    def __init__(self, noun: str) -> None:
+        self._noun = noun
+        self._items: dict[str, V] = {}
+
+    def add(self, name: str, item: V) -> V:
+        if name in self._items:
+            raise ValueError(f"{self._noun} {name!r} is defined twice")
+        self._items[name] = item
+        return item
+
+    def __getitem__(self, name: str) -> V:
+        try:
+            return self._items[name]
+        except KeyError:
+            raise UnknownName(f"unknown {self._noun} {name!r}; known: {', '.join(sorted(self._items))}") from None
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._items
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._items)
+
+    def get(self, name: str) -> V | None:
+        return self._items.get(name)
+
+
+class UnknownName(KeyError):
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+OPS: Registry[OpDef] = Registry("operator")

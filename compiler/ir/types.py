@@ -1,0 +1,136 @@
+"""The six annotations: what is known about a value before it exists.
+
+    ObjectType      anything
+      ScalarType    one number; `value` when it is a known integer expression
+      ShapeType     a list of integers, first class
+      TensorType    an array; its shape, or at least its rank, or neither
+      TupleType     a fixed number of values
+      FuncType      something that can be called
+
+On a parameter an annotation is a promise that is checked at run time; on any other value it is knowledge. Every annotation can be
+made coarser (`None` stands for "not known") and the program still compiles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from compiler.ir.dims import Dim, DimLike, DimVar
+from compiler.ir.dtypes import DType
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectType:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class ScalarType:
+    dtype: DType | None
+    value: Dim | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ShapeType:
+    """`dims` known, or only `ndim`, or neither."""
+
+    dims: tuple[Dim, ...] | None
+    ndim: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.dims is not None:
+            object.__setattr__(self, "ndim", len(self.dims))
+
+
+@dataclass(frozen=True, slots=True)
+class TensorType:
+    """`shape` known, or only `ndim`, or neither; the element type known or not."""
+
+    shape: tuple[Dim, ...] | None
+    dtype: DType | None
+    ndim: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.shape is not None:
+            object.__setattr__(self, "ndim", len(self.shape))
+
+
+@dataclass(frozen=True, slots=True)
+class TupleType:
+    fields: tuple[Type, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FuncType:
+    """`params` is None for a callee of which only the result is known. Variables of a signature are its own."""
+
+    params: tuple[Type, ...] | None
+    result: Type
+    pure: bool = True
+
+
+Type = ObjectType | ScalarType | ShapeType | TensorType | TupleType | FuncType
+
+
+def tensor(shape: tuple[DimLike, ...] | list[DimLike], dtype: DType) -> TensorType:
+    return TensorType(tuple(Dim.of(d) for d in shape), dtype)
+
+
+def dims_of(type_: Type) -> Iterator[Dim]:
+    """Every dimension that the annotation mentions, left to right; those inside function types are theirs and left out."""
+    match type_:
+        case TensorType(shape=shape) if shape is not None:
+            yield from shape
+        case ShapeType(dims=dims) if dims is not None:
+            yield from dims
+        case ScalarType(value=value) if value is not None:
+            yield value
+        case TupleType(fields=fields):
+            for field in fields:
+                yield from dims_of(field)
+        case _:
+            return
+
+
+def vars_of(type_: Type) -> tuple[DimVar, ...]:
+    """The variables that the annotation mentions, in order of first appearance."""
+    return tuple(dict.fromkeys(v for d in dims_of(type_) for v in d.vars()))
+
+
+def binders_of(type_: Type) -> tuple[DimVar, ...]:
+    """The variables that the annotation defines when a value is matched against it: those that stand alone as a dimension."""
+    return tuple(dict.fromkeys(v for d in dims_of(type_) if (v := d.var) is not None))
+
+
+def substitute(type_: Type, mapping: Mapping[DimVar, DimLike]) -> Type:
+    match type_:
+        case TensorType(shape=shape, dtype=dtype) if shape is not None:
+            return TensorType(tuple(d.substitute(mapping) for d in shape), dtype)
+        case ShapeType(dims=dims) if dims is not None:
+            return ShapeType(tuple(d.substitute(mapping) for d in dims))
+        case ScalarType(dtype=dtype, value=value) if value is not None:
+            return ScalarType(dtype, value.substitute(mapping))
+        case TupleType(fields=fields):
+            return TupleType(tuple(substitute(f, mapping) for f in fields))
+        case _:
+            return type_
+
+
+def erase(type_: Type, keep: set[DimVar]) -> Type:
+    """Forget every dimension that mentions a variable outside `keep`; the rank and the element type stay."""
+    match type_:
+        case TensorType(shape=shape, dtype=dtype) if shape is not None:
+            return type_ if _known(shape, keep) else TensorType(None, dtype, len(shape))
+        case ShapeType(dims=dims) if dims is not None:
+            return type_ if _known(dims, keep) else ShapeType(None, len(dims))
+        case ScalarType(dtype=dtype, value=value) if value is not None:
+            return type_ if _known((value,), keep) else ScalarType(dtype)
+        case TupleType(fields=fields):
+            return TupleType(tuple(erase(f, keep) for f in fields))
+        case _:
+            return type_
+
+
+def _known(dims: tuple[Dim, ...], keep: set[DimVar]) -> bool:
+    return all(v in keep for d in dims for v in d.vars())
