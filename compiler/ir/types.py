@@ -22,13 +22,17 @@ from compiler.ir.dtypes import DType
 
 @dataclass(frozen=True, slots=True)
 class ObjectType:
-    pass
+    def __str__(self) -> str:
+        return "object"
 
 
 @dataclass(frozen=True, slots=True)
 class ScalarType:
     dtype: DType | None
     value: Dim | None = None
+
+    def __str__(self) -> str:
+        return f"scalar[{self.dtype or '?'}{'' if self.value is None else f', {self.value}'}]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,9 @@ class ShapeType:
     def __post_init__(self) -> None:
         if self.dims is not None:
             object.__setattr__(self, "ndim", len(self.dims))
+
+    def __str__(self) -> str:
+        return f"shape{_extents(self.dims, self.ndim)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +62,16 @@ class TensorType:
         if self.shape is not None:
             object.__setattr__(self, "ndim", len(self.shape))
 
+    def __str__(self) -> str:
+        return f"{self.dtype or '?'}{_extents(self.shape, self.ndim)}"
+
 
 @dataclass(frozen=True, slots=True)
 class TupleType:
     fields: tuple[Type, ...]
+
+    def __str__(self) -> str:
+        return f"tuple[{', '.join(map(str, self.fields))}]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +81,10 @@ class FuncType:
     params: tuple[Type, ...] | None
     result: Type
     pure: bool = True
+
+    def __str__(self) -> str:
+        params = "" if self.params is None else f"({', '.join(map(str, self.params))})"
+        return f"fn{'' if self.pure else '!'}{params} -> {self.result}"
 
 
 Type = ObjectType | ScalarType | ShapeType | TensorType | TupleType | FuncType
@@ -130,6 +147,12 @@ def erase(type_: Type, keep: set[DimVar]) -> Type:
             return TupleType(tuple(erase(f, keep) for f in fields))
         case _:
             return type_
+
+
+def _extents(dims: tuple[Dim, ...] | None, ndim: int | None) -> str:
+    if dims is not None:
+        return f"[{', '.join(map(str, dims))}]"
+    return "" if ndim is None else f"[ndim={ndim}]"
 
 
 def _known(dims: tuple[Dim, ...], keep: set[DimVar]) -> bool:

@@ -1,0 +1,220 @@
+"""The meaning of a program, in NumPy: every operator by its table, every loop nest by `interpret.loops`, annotations checked where the
+language says they are (parameters, match_cast). Slow, plain, and the judge of everything else.
+
+Values are arrays (tensors), tuples of ints (shapes), NumPy scalars or ints (scalars), tuples of values, and `Closure`s (functions).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from compiler.interpret.loops import run_prim
+from compiler.ir.dims import Dim, DimVar
+from compiler.ir.dtypes import DType
+from compiler.ir.graph import (
+    Alloc,
+    Atom,
+    Body,
+    Call,
+    CallFunc,
+    CallLibrary,
+    CallTir,
+    Constant,
+    Copy,
+    Function,
+    FuncRef,
+    If,
+    Launch,
+    MakeTuple,
+    MatchCast,
+    ScalarValue,
+    ShapeValue,
+    TupleGet,
+    Value,
+    Var,
+)
+from compiler.ir.loops import Buffer
+from compiler.ir.module import IRModule
+from compiler.ir.types import FuncType, ObjectType, ScalarType, ShapeType, TensorType, TupleType, Type
+from compiler.ops.tables import INTERPRET
+
+
+class MismatchError(Exception):
+    """A value does not have the annotation that was promised."""
+
+
+@dataclass(frozen=True, slots=True)
+class Closure:
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Interpreter:
+    module: IRModule
+    libraries: dict[str, Any] | None = None  # name -> function(args, attrs) -> outputs, for call_library
+
+    def call(self, name: str, *args: Any) -> Any:
+        func = self.module.graph(name)
+        if len(args) != len(func.params):
+            raise MismatchError(f"{name} takes {len(func.params)} arguments, has {len(args)}")
+        frame = _Frame(self)
+        for i, (param, arg) in enumerate(zip(func.params, args, strict=True)):
+            match_value(param.type, arg, frame.dims, f"{name}: parameter {i} ({param.name})", last=False)
+        for i, (param, arg) in enumerate(zip(func.params, args, strict=True)):
+            match_value(param.type, arg, frame.dims, f"{name}: parameter {i} ({param.name})")
+            frame.values[param] = arg
+        check_bounds(frame.dims, name)
+        return frame.body(func.body)
+
+
+def match_value(type_: Type, value: Any, dims: dict[DimVar, int], place: str, *, last: bool = True) -> None:
+    """Check a value, defining the variables that stand alone and are new. With `last` every expression must be known and agree; without,
+    expressions wait, because a later value may define their variables."""
+
+    def match_dim(wanted: Dim, actual: int, where: str) -> None:
+        if (var := wanted.var) is not None and var not in dims:
+            dims[var] = actual
+            return
+        missing = [v for v in wanted.vars() if v not in dims]
+        if missing and not last:
+            return
+        expected = wanted.evaluate(dims)
+        if expected != actual:
+            raise MismatchError(f"{place}: {where} is {actual}, expected {wanted} = {expected}")
+
+    match type_:
+        case TensorType(shape=shape, dtype=dtype, ndim=ndim):
+            if not isinstance(value, np.ndarray):
+                raise MismatchError(f"{place}: expected a tensor, has {type(value).__name__}")
+            if dtype is not None and value.dtype != dtype.numpy:
+                raise MismatchError(f"{place}: element type is {value.dtype}, expected {dtype}")
+            if ndim is not None and value.ndim != ndim:
+                raise MismatchError(f"{place}: rank is {value.ndim}, expected {ndim}")
+            for i, (wanted, actual) in enumerate(zip(shape or (), value.shape, strict=shape is not None)):
+                match_dim(wanted, actual, f"dimension {i}")
+        case ShapeType(dims=wanted_dims, ndim=ndim):
+            if not isinstance(value, tuple) or (ndim is not None and len(value) != ndim):
+                raise MismatchError(f"{place}: expected a shape of {ndim} dimensions, has {value!r}")
+            for i, (wanted, actual) in enumerate(zip(wanted_dims or (), value, strict=wanted_dims is not None)):
+                match_dim(wanted, int(actual), f"entry {i}")
+        case ScalarType(value=wanted):
+            if wanted is not None:
+                match_dim(wanted, int(value), "the value")
+        case TupleType(fields=fields):
+            if not isinstance(value, tuple) or len(value) != len(fields):
+                raise MismatchError(f"{place}: expected a tuple of {len(fields)}")
+            for i, (field, item) in enumerate(zip(fields, value, strict=True)):
+                match_value(field, item, dims, f"{place}, field {i}", last=last)
+        case FuncType():
+            if not isinstance(value, Closure):
+                raise MismatchError(f"{place}: expected a function, has {type(value).__name__}")
+        case ObjectType():
+            return
+
+
+def check_bounds(dims: dict[DimVar, int], place: str) -> None:
+    """Each variable within its declared range."""
+    for var, value in dims.items():
+        upper = var.upper.evaluate(dims) if isinstance(var.upper, Dim) else var.upper
+        if value < var.lower or (upper is not None and value > upper) or value % var.multiple_of:
+            declared = f"{var.lower}..{'' if upper is None else upper}" + (f" by {var.multiple_of}" if var.multiple_of > 1 else "")
+            raise MismatchError(f"{place}: {var.name} is {value}, declared {declared}")
+
+
+class _Frame:
+    def __init__(self, interpreter: Interpreter) -> None:
+        self.interpreter = interpreter
+        self.values: dict[Var, Any] = {}
+        self.dims: dict[DimVar, int] = {}
+
+    def body(self, body: Body) -> Any:
+        for binding in body.bindings:
+            self.values[binding.var] = self.value(binding.value)
+        return self.atom(body.result)
+
+    def atom(self, atom: Atom) -> Any:
+        match atom:
+            case Var():
+                return self.values[atom]
+            case Constant(data=data):
+                return data
+            case ShapeValue(dims=dims):
+                return tuple(d.evaluate(self.dims) for d in dims)
+            case ScalarValue(value=value, dtype=dtype):
+                number = value.evaluate(self.dims) if isinstance(value, Dim) else value
+                return DType(dtype).numpy.type(number)
+            case FuncRef(name=name):
+                return Closure(name)
+
+    def value(self, value: Value) -> Any:
+        match value:
+            case Var() | Constant() | ShapeValue() | ScalarValue() | FuncRef():
+                return self.atom(value)
+            case Copy(value=atom):
+                return self.atom(atom)
+            case Call(op=op, args=args, attrs=attrs):
+                with np.errstate(all="ignore"):
+                    return INTERPRET[op.name](*map(self.atom, args), **{**op.attributes, **attrs})
+            case CallTir():
+                return self._call_tir(value)
+            case CallLibrary(name=name, args=args, attrs=attrs):
+                libraries = self.interpreter.libraries or {}
+                if name not in libraries:
+                    raise MismatchError(
+                        f"library routine {name!r} has no meaning here; known: {', '.join(sorted(libraries)) or 'none'}"
+                    )
+                return libraries[name](*map(self.atom, args), **attrs)
+            case CallFunc(callee=callee, args=args):
+                closure = self.atom(callee)
+                return self.interpreter.call(closure.name, *map(self.atom, args))
+            case MakeTuple(fields=fields):
+                return tuple(map(self.atom, fields))
+            case TupleGet(value=atom, index=index):
+                return self.atom(atom)[index]
+            case MatchCast(value=atom, type=type_):
+                result = self.atom(atom)
+                match_value(type_, result, self.dims, "match_cast", last=False)
+                match_value(type_, result, self.dims, "match_cast")
+                check_bounds(self.dims, "match_cast")
+                return result
+            case If(cond=cond, then=then, orelse=orelse):
+                return self.body(then if bool(self.atom(cond)) else orelse)
+            case Alloc(type=type_):
+                return self._allocate(type_)
+            case Launch():
+                return self._launch(value)
+
+    def _allocate(self, type_: Type) -> Any:
+        assert isinstance(type_, TensorType) and type_.shape is not None and type_.dtype is not None
+        return np.zeros([d.evaluate(self.dims) for d in type_.shape], type_.dtype.numpy)
+
+    def _call_tir(self, call: CallTir) -> Any:
+        args = [self.atom(a) for a in call.args]
+        outs: list[Any] = []
+        for i, type_ in enumerate(call.out):
+            reused = call.inplace[i] if call.inplace else None
+            if reused is None:
+                outs.append(self._allocate(type_))
+            else:
+                args[reused] = np.array(args[reused])  # the meaning is pure: the operand itself stays as it is
+                outs.append(args[reused])
+        self._run(call.func, args, outs)
+        return outs[0] if len(outs) == 1 else tuple(outs)
+
+    def _launch(self, launch: Launch) -> Any:
+        args = [self.atom(a) for a in launch.args]
+        if launch.library:
+            raise MismatchError(f"library routine {launch.func!r} is launched; interpret the program before it is planned")
+        prim = self.interpreter.module.prim(launch.func)
+        run_prim(prim, args)
+        return ()
+
+    def _run(self, name: str, args: Sequence[Any], outs: Sequence[Any]) -> None:
+        prim = self.interpreter.module.prim(name)
+        first_output = prim.params.index(prim.outputs[0]) if prim.outputs else len(prim.params)
+        assert all(isinstance(p, Buffer) for p in prim.params[first_output:]), "outputs come last"
+        run_prim(prim, [*args, *outs])

@@ -1,0 +1,119 @@
+"""What the functions of scalars mean, in NumPy. Arithmetic of f16 and bf16 is done in f32 and rounded after every function, which is
+what their NumPy types do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compiler.ir.dtypes import DType
+from compiler.ir.loops import Fn, ReduceFn
+
+Array = NDArray[Any]
+
+_erf = np.vectorize(math.erf, otypes=[np.float64])
+
+
+def _wide(fn: Callable[[Array], Array]) -> Callable[[Array], Array]:
+    """Computed in f64, rounded once: as near to the mathematical value as the type allows."""
+    return lambda x: fn(x.astype(np.float64)).astype(x.dtype)
+
+
+def _fma(a: Array, b: Array, c: Array) -> Array:
+    return (a.astype(np.float64) * b.astype(np.float64) + c.astype(np.float64)).astype(a.dtype)
+
+
+def _shift_right(a: Array, b: Array) -> Array:
+    return np.right_shift(a, b)
+
+
+def _divide(a: Array, b: Array) -> Array:
+    return np.divide(a, b)
+
+
+MEANING: dict[Fn, Callable[..., Array]] = {
+    Fn.ADD: np.add,
+    Fn.SUB: np.subtract,
+    Fn.MUL: np.multiply,
+    Fn.DIV: _divide,
+    Fn.FLOORDIV: np.floor_divide,
+    Fn.MOD: np.mod,
+    Fn.MIN: np.minimum,
+    Fn.MAX: np.maximum,
+    Fn.POW: lambda a, b: np.power(a.astype(np.float64), b.astype(np.float64)).astype(a.dtype),
+    Fn.FMA: _fma,
+    Fn.NEG: np.negative,
+    Fn.ABS: np.abs,
+    Fn.EXP: _wide(np.exp),
+    Fn.LOG: _wide(np.log),
+    Fn.SQRT: np.sqrt,
+    Fn.RSQRT: lambda x: (x.dtype.type(1) / np.sqrt(x)).astype(x.dtype),
+    Fn.TANH: _wide(np.tanh),
+    Fn.ERF: _wide(_erf),
+    Fn.SIN: _wide(np.sin),
+    Fn.COS: _wide(np.cos),
+    Fn.FLOOR: np.floor,
+    Fn.ROUND: np.rint,
+    Fn.LT: np.less,
+    Fn.LE: np.less_equal,
+    Fn.EQ: np.equal,
+    Fn.NE: np.not_equal,
+    Fn.AND: np.bitwise_and,
+    Fn.OR: np.bitwise_or,
+    Fn.XOR: np.bitwise_xor,
+    Fn.NOT: np.invert,
+    Fn.SHL: np.left_shift,
+    Fn.SHR: _shift_right,
+    Fn.SELECT: np.where,
+}
+
+
+def identity(fn: ReduceFn, dtype: DType) -> Any:
+    """The value that changes nothing when folded in."""
+    match fn:
+        case ReduceFn.SUM | ReduceFn.ANY:
+            return 0
+        case ReduceFn.PROD | ReduceFn.ALL:
+            return 1
+        case ReduceFn.MAX | ReduceFn.ARGMAX:
+            return -math.inf if dtype.is_float else (0 if dtype is DType.BOOL else np.iinfo(dtype.numpy).min)
+        case ReduceFn.MIN | ReduceFn.ARGMIN:
+            return math.inf if dtype.is_float else (1 if dtype is DType.BOOL else np.iinfo(dtype.numpy).max)
+
+
+def fold(fn: ReduceFn, values: Array, axis: int) -> Array:
+    """Fold one axis, which stays with extent 1."""
+    match fn:
+        case ReduceFn.SUM:
+            return np.sum(values, axis=axis, keepdims=True, dtype=values.dtype)
+        case ReduceFn.PROD:
+            return np.prod(values, axis=axis, keepdims=True, dtype=values.dtype)
+        case ReduceFn.MAX:
+            return np.max(values, axis=axis, keepdims=True)
+        case ReduceFn.MIN:
+            return np.min(values, axis=axis, keepdims=True)
+        case ReduceFn.ANY:
+            return np.any(values, axis=axis, keepdims=True)
+        case ReduceFn.ALL:
+            return np.all(values, axis=axis, keepdims=True)
+        case ReduceFn.ARGMAX:
+            return np.argmax(values, axis=axis, keepdims=True).astype(np.int64)
+        case ReduceFn.ARGMIN:
+            return np.argmin(values, axis=axis, keepdims=True).astype(np.int64)
+
+
+def convert(value: Array, dtype: DType) -> Array:
+    """Floats go to integers toward zero and saturate, NaN becomes 0; integers wrap."""
+    value = np.asarray(value)
+    source = DType.from_numpy(value.dtype)
+    if not (dtype.is_int and source.is_float):
+        return value.astype(dtype.numpy)
+    info = np.iinfo(dtype.numpy)
+    wide = np.trunc(np.nan_to_num(value.astype(np.float64), nan=0.0, posinf=np.inf, neginf=-np.inf))
+    inside = (wide > info.min) & (wide < info.max)
+    ends = np.where(wide >= info.max, info.max, info.min)
+    return np.where(inside, np.where(inside, wide, 0).astype(np.int64), ends).astype(dtype.numpy)

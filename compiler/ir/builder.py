@@ -1,0 +1,147 @@
+"""Making functions binding by binding. Each binding is deduced as it is emitted, so that a mistake is found where it is made.
+
+builder = Builder()
+with builder.function("main", (x, w)):
+    with builder.dataflow():
+        y = builder.call(MATMUL, x, w)
+    builder.returns(y)
+module = builder.finish()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from compiler.ir.deduce import deduce, type_of
+from compiler.ir.dims import DimVar
+from compiler.ir.errors import AnnotationError
+from compiler.ir.graph import Atom, Binding, Block, BlockKind, Body, Call, Function, If, MatchCast, Value, Var
+from compiler.ir.loops import PrimFunc
+from compiler.ir.module import IRModule
+from compiler.ir.op import OpDef
+from compiler.ir.types import FuncType, Type, binders_of, erase, vars_of
+
+
+@dataclass(slots=True)
+class _Frame:
+    """A body under construction. `scope`: the symbolic variables that are defined in it."""
+
+    scope: set[DimVar]
+    blocks: list[Block] = field(default_factory=list[Block])
+    pending: list[Binding] = field(default_factory=list[Binding])
+    result: Atom | None = None
+
+    def close_block(self, kind: BlockKind) -> None:
+        if self.pending:
+            self.blocks.append(Block(tuple(self.pending), kind))
+            self.pending = []
+
+    def body(self) -> Body:
+        self.close_block(BlockKind.PLAIN)
+        assert self.result is not None, "a body ends with returns()"
+        return Body(tuple(self.blocks), self.result)
+
+
+class Builder:
+    def __init__(self, module: IRModule | None = None) -> None:
+        self._functions: dict[str, Function | PrimFunc] = dict(module.functions) if module else {}
+        self._signatures: dict[str, FuncType] = {}
+        self._frames: list[_Frame] = []
+        self._function = ""
+        self._count = 0
+
+    # --- structure -----------------------------------------------------------------------------------------------------
+
+    def declare(self, name: str, signature: FuncType) -> None:
+        """State the signature of a function that is built later, so that it can be called before."""
+        self._signatures[name] = signature
+
+    @contextmanager
+    def function(self, name: str, params: Sequence[Var], *, num_inputs: int | None = None, pure: bool = True) -> Iterator[None]:
+        assert not self._frames, f"function {name!r} begins inside {self._function!r}"
+        self._function = name
+        scope = {v for p in params for v in vars_of(p.type)}
+        frame = _Frame(scope)
+        self._frames = [frame]
+        try:
+            yield
+            body = frame.body()
+            bound = {v for p in params for v in binders_of(p.type)}
+            result = erase(type_of(body.result, self.signature), bound)
+            self._functions[name] = Function(tuple(params), body, result, pure, num_inputs)
+        finally:
+            self._frames = []
+
+    @contextmanager
+    def dataflow(self) -> Iterator[None]:
+        with self.block(BlockKind.DATAFLOW):
+            yield
+
+    @contextmanager
+    def block(self, kind: BlockKind) -> Iterator[None]:
+        self._frame.close_block(BlockKind.PLAIN)
+        yield
+        self._frame.close_block(kind)
+
+    @contextmanager
+    def branch(self, made: list[Body]) -> Iterator[None]:
+        """Build one side of an If; the finished body is appended to `made`."""
+        frame = _Frame(set(self._frame.scope))
+        self._frames.append(frame)
+        try:
+            yield
+            made.append(frame.body())
+        finally:
+            self._frames.pop()
+
+    def returns(self, atom: Atom) -> None:
+        self._frame.result = atom
+
+    def add(self, name: str, func: Function | PrimFunc) -> str:
+        self._functions[name] = func
+        return name
+
+    def finish(self) -> IRModule:
+        return IRModule(dict(self._functions))
+
+    # --- bindings ------------------------------------------------------------------------------------------------------
+
+    def emit(self, value: Value, name: str = "") -> Var:
+        if not name:
+            name, self._count = f"v{self._count}", self._count + 1
+        frame = self._frame
+        try:
+            type_ = deduce(value, self.signature, frame.scope)
+        except AnnotationError as error:
+            raise error.within(self._function, name) from None
+        if isinstance(value, MatchCast):
+            frame.scope.update(binders_of(type_))
+        var = Var(name, type_)
+        frame.pending.append(Binding(var, value))
+        return var
+
+    def call(self, op: OpDef, *args: Atom, name: str = "", **attrs: Any) -> Var:
+        return self.emit(Call(op, args, attrs), name)
+
+    def match_cast(self, value: Atom, type_: Type, name: str = "") -> Var:
+        return self.emit(MatchCast(value, type_), name)
+
+    def branches(self, cond: Atom, then: Body, orelse: Body, name: str = "") -> Var:
+        return self.emit(If(cond, then, orelse), name)
+
+    def signature(self, name: str) -> FuncType:
+        func = self._functions.get(name)
+        if isinstance(func, Function):
+            return func.type
+        if name in self._signatures:
+            return self._signatures[name]
+        known = sorted(n for n, f in self._functions.items() if isinstance(f, Function))
+        raise AnnotationError(f"unknown function {name!r}; known: {', '.join([*known, *self._signatures]) or 'none'}")
+
+    @property
+    def _frame(self) -> _Frame:
+        assert self._frames, "no function is being built"
+        return self._frames[-1]

@@ -1,0 +1,145 @@
+"""Deduction: the annotation of a value from those of its operands. Forward, local, and run whenever a binding is made, so that every
+pass re-deduces what it rebuilds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Set
+
+from compiler.ir.dims import Dim, DimVar
+from compiler.ir.dtypes import DType
+from compiler.ir.errors import AnnotationError
+from compiler.ir.graph import (
+    Alloc,
+    Atom,
+    Call,
+    CallFunc,
+    CallLibrary,
+    CallTir,
+    Constant,
+    Copy,
+    FuncRef,
+    If,
+    Launch,
+    MakeTuple,
+    MatchCast,
+    ScalarValue,
+    ShapeValue,
+    TupleGet,
+    Value,
+    Var,
+)
+from compiler.ir.op import REQUIRED
+from compiler.ir.subsume import Level, join, subsumes, unify
+from compiler.ir.types import (
+    FuncType,
+    ObjectType,
+    ScalarType,
+    ShapeType,
+    TensorType,
+    TupleType,
+    Type,
+    binders_of,
+    erase,
+    substitute,
+)
+
+Signature = Callable[[str], FuncType]  # of a graph-level function, by name
+
+
+def type_of(atom: Atom, signature: Signature | None = None) -> Type:
+    match atom:
+        case Var(type=type_):
+            return type_
+        case Constant(data=data):
+            return TensorType(tuple(Dim.of(n) for n in data.shape), DType.from_numpy(data.dtype))
+        case ShapeValue(dims=dims):
+            return ShapeType(dims)
+        case ScalarValue(value=value, dtype=dtype):
+            return ScalarType(DType(dtype), value if isinstance(value, Dim) else None)
+        case FuncRef(name=name):
+            return signature(name) if signature else FuncType(None, ObjectType())
+
+
+def deduce(value: Value, signature: Signature, scope: Set[DimVar]) -> Type:
+    """`scope` holds the symbolic variables that are defined where the value stands."""
+    match value:
+        case Var() | Constant() | ShapeValue() | ScalarValue() | FuncRef():
+            return type_of(value, signature)
+        case Copy(value=atom):
+            return type_of(atom, signature)
+        case Call():
+            return _operator(value, signature)
+        case CallTir(out=out) | CallLibrary(out=out):
+            return out[0] if len(out) == 1 else TupleType(out)
+        case CallFunc():
+            return _function(value, signature)
+        case MakeTuple(fields=fields):
+            return TupleType(tuple(type_of(f, signature) for f in fields))
+        case TupleGet(value=atom, index=index):
+            return _field(type_of(atom, signature), index)
+        case MatchCast(value=atom, type=type_):
+            given = type_of(atom, signature)
+            verdict = subsumes(type_, given)
+            if verdict.level is Level.DISJOINT:
+                raise AnnotationError(f"match_cast can never succeed: {type_} against {given} ({verdict.reason})")
+            return type_
+        case If(then=then, orelse=orelse):
+            keep = set(scope)
+            sides = (erase(type_of(b.result, signature), keep) for b in (then, orelse))
+            return join(*sides)
+        case Alloc(type=type_):
+            return type_
+        case Launch():
+            return TupleType(())
+
+
+def _operator(call: Call, signature: Signature) -> Type:
+    op = call.op
+    unknown = set(call.attrs) - set(op.attributes)
+    if unknown:
+        raise AnnotationError(f"{op.name} has no attribute {', '.join(sorted(unknown))}; it has {', '.join(op.attributes)}")
+    attrs = {**op.attributes, **call.attrs}
+    missing = [name for name, default in attrs.items() if default is REQUIRED]
+    if missing:
+        raise AnnotationError(f"{op.name} needs the attribute {', '.join(missing)}")
+    args = tuple(type_of(a, signature) for a in call.args)
+    try:
+        return op.deduce(args, attrs)
+    except AnnotationError as error:
+        raise AnnotationError(f"{op.name}: {error}") from None
+
+
+def _function(call: CallFunc, signature: Signature) -> Type:
+    """From the signature alone: unify, substitute, and forget what stays unknown."""
+    callee = type_of(call.callee, signature)
+    if not isinstance(callee, FuncType):
+        raise AnnotationError(f"{call.callee} is called and is no function but {callee}")
+    if callee.params is None:
+        return callee.result
+    args = tuple(type_of(a, signature) for a in call.args)
+    if len(args) != len(callee.params):
+        raise AnnotationError(f"{len(args)} arguments for {len(callee.params)} parameters")
+    found = unify(callee.params, args)
+    for i, (param, arg) in enumerate(zip(callee.params, args, strict=True)):
+        wanted = substitute(param, found)
+        verdict = subsumes(wanted, arg)
+        if verdict.level in (Level.DISJOINT, Level.COARSE) and not _opaque(wanted):
+            raise AnnotationError(f"argument {i} is {arg}, the parameter wants {wanted} ({verdict.reason})")
+    own = {v for p in callee.params for v in binders_of(p)}
+    known = {v for v in own if v in found}
+    result = erase(callee.result, known)
+    return substitute(result, found)
+
+
+def _opaque(type_: Type) -> bool:
+    return isinstance(type_, FuncType) and type_.params is None
+
+
+def _field(type_: Type, index: int) -> Type:
+    if isinstance(type_, ObjectType):
+        return type_
+    if not isinstance(type_, TupleType):
+        raise AnnotationError(f"field {index} is taken of {type_}, which is no tuple")
+    if not 0 <= index < len(type_.fields):
+        raise AnnotationError(f"field {index} is taken of a tuple of {len(type_.fields)}")
+    return type_.fields[index]

@@ -1,0 +1,100 @@
+"""What a pass is, and how a list of them is run.
+
+A pass is a pure function `IRModule -> IRModule` that returns the same object when it changes nothing. Its parameters are fields of a
+frozen dataclass; its file is its name. Printing, timing, verifying and dumping are instruments around the list, never in a pass.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from compiler.ir.module import IRModule
+from compiler.ir.printer import print_module
+from compiler.ir.verify import VerifyError, verify
+
+
+class Pass(Protocol):
+    def __call__(self, module: IRModule) -> IRModule: ...
+
+
+def name_of(step: Pass) -> str:
+    """A dataclass pass is named by its class, a function by itself: `FoldConstants` and `fold_constants` are one name."""
+    name = getattr(step, "__name__", type(step).__name__)
+    return "".join(f"_{c.lower()}" if c.isupper() and i else c.lower() for i, c in enumerate(name))
+
+
+class Instrument(Protocol):
+    def after(self, name: str, before: IRModule, module: IRModule, seconds: float) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    passes: Sequence[Pass]
+    instruments: Sequence[Instrument] = ()
+
+    def __call__(self, module: IRModule) -> IRModule:
+        for step in self.passes:
+            started = time.perf_counter()
+            result = step(module)
+            elapsed = time.perf_counter() - started
+            for instrument in self.instruments:
+                instrument.after(name_of(step), module, result, elapsed)
+            module = result
+        return module
+
+    def until(self, name: str) -> Pipeline:
+        """The passes up to and including the named one."""
+        names = [name_of(p) for p in self.passes]
+        if name not in names:
+            raise ValueError(f"unknown pass {name!r}; the pipeline has {', '.join(names)}")
+        return Pipeline(self.passes[: names.index(name) + 1], self.instruments)
+
+
+@dataclass(slots=True)
+class Verify:
+    """A pass that breaks a rule of the IR is named."""
+
+    def after(self, name: str, before: IRModule, module: IRModule, seconds: float) -> None:
+        if module is before:
+            return
+        try:
+            verify(module)
+        except VerifyError as error:
+            raise VerifyError(f"after pass {name}: {error}") from None
+
+
+@dataclass(slots=True)
+class Timing:
+    seconds: dict[str, float] = field(default_factory=dict[str, float])
+
+    def after(self, name: str, before: IRModule, module: IRModule, seconds: float) -> None:
+        self.seconds[name] = self.seconds.get(name, 0.0) + seconds
+
+
+@dataclass(slots=True)
+class Dump:
+    """Numbered files, one per pass that changed something."""
+
+    folder: Path
+    count: int = 0
+
+    def after(self, name: str, before: IRModule, module: IRModule, seconds: float) -> None:
+        self.count += 1
+        if module is not before:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            (self.folder / f"{self.count:02d}-{name}.ir").write_text(print_module(module))
+
+
+@dataclass(slots=True)
+class Show:
+    """Hand the text after each pass that changed something to `write`."""
+
+    write: Callable[[str, str, str], None]  # (pass, text before, text after)
+
+    def after(self, name: str, before: IRModule, module: IRModule, seconds: float) -> None:
+        if module is not before:
+            self.write(name, print_module(before), print_module(module))

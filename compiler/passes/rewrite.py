@@ -1,0 +1,160 @@
+"""The walk that most graph passes share: rebuild functions binding by binding, re-deducing every annotation on the way.
+
+A pass gives a function from one binding to the value that replaces it. The function may emit further bindings before it through the
+builder, and may answer with an atom, which then takes the variable's place everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from compiler.ir.builder import Builder
+from compiler.ir.graph import (
+    Alloc,
+    Atom,
+    Binding,
+    Body,
+    Call,
+    CallFunc,
+    CallLibrary,
+    CallTir,
+    Constant,
+    Copy,
+    Function,
+    FuncRef,
+    If,
+    Launch,
+    MakeTuple,
+    MatchCast,
+    ScalarValue,
+    ShapeValue,
+    TupleGet,
+    Value,
+    Var,
+)
+from compiler.ir.module import IRModule
+
+Replace = Callable[[Builder, Binding, Value], Value | None]  # None: keep the value as it is
+
+
+def rewrite_module(module: IRModule, replace: Replace) -> IRModule:
+    """Apply `replace` to every binding of every graph function; functions in which it replaced nothing stay the same objects."""
+    builder = Builder(module)
+    changed = False
+    for name, func in module.graph_functions.items():
+        changed |= rewrite_function(builder, name, func, replace)
+    return builder.finish() if changed else module
+
+
+def rewrite_function(builder: Builder, name: str, func: Function, replace: Replace) -> bool:
+    """Rebuild one function into the builder; True when something was replaced."""
+    walker = _Walker(builder, replace)
+    with builder.function(name, func.params, num_inputs=func.num_inputs, pure=func.pure):
+        walker.body(func.body)
+    if not walker.changed:
+        builder.add(name, func)
+    return walker.changed
+
+
+class _Walker:
+    def __init__(self, builder: Builder, replace: Replace) -> None:
+        self._builder = builder
+        self._replace = replace
+        self._atoms: dict[Var, Atom] = {}
+        self.changed = False
+
+    def body(self, body: Body) -> None:
+        for block in body.blocks:
+            with self._builder.block(block.kind):
+                for binding in block.bindings:
+                    self._binding(binding)
+        self._builder.returns(self._atom(body.result))
+
+    def _binding(self, binding: Binding) -> None:
+        value = self._value(binding.value)
+        new = self._replace(self._builder, binding, value)
+        if new is not None:
+            self.changed = True
+            value = new
+        if isinstance(value, Copy):
+            self._atoms[binding.var] = value.value
+        elif isinstance(value, Var | Constant | ShapeValue | ScalarValue | FuncRef):
+            self._atoms[binding.var] = value
+        else:
+            self._atoms[binding.var] = self._builder.emit(value, binding.var.name)
+
+    def _value(self, value: Value) -> Value:
+        if not isinstance(value, If):
+            return map_atoms(value, self._atom)
+        sides: list[Body] = []
+        for side in (value.then, value.orelse):
+            with self._builder.branch(sides):
+                self.body(side)
+        return If(self._atom(value.cond), sides[0], sides[1])
+
+    def _atom(self, atom: Atom) -> Atom:
+        return self._atoms.get(atom, atom) if isinstance(atom, Var) else atom
+
+
+def map_atoms(value: Value, fn: Callable[[Atom], Atom]) -> Value:
+    """The same value over other operands. Not for If, whose branches are bodies."""
+
+    def each(atoms: tuple[Atom, ...]) -> tuple[Atom, ...]:
+        return tuple(fn(a) for a in atoms)
+
+    match value:
+        case Var() | Constant() | ShapeValue() | ScalarValue() | FuncRef():
+            return fn(value)
+        case Call(op=op, args=args, attrs=attrs):
+            return Call(op, each(args), attrs)
+        case CallTir(func=func, args=args, out=out, inplace=inplace):
+            return CallTir(func, each(args), out, inplace)
+        case CallLibrary(name=name, args=args, out=out, attrs=attrs):
+            return CallLibrary(name, each(args), out, attrs)
+        case CallFunc(callee=callee, args=args):
+            new = fn(callee)
+            assert isinstance(new, FuncRef | Var)
+            return CallFunc(new, each(args))
+        case MakeTuple(fields=fields):
+            return MakeTuple(each(fields))
+        case TupleGet(value=atom, index=index):
+            return TupleGet(fn(atom), index)
+        case MatchCast(value=atom, type=type_):
+            return MatchCast(fn(atom), type_)
+        case Copy(value=atom):
+            return Copy(fn(atom))
+        case Launch(func=func, args=args, library=library, attrs=attrs):
+            return Launch(func, each(args), library, attrs)
+        case Alloc():
+            return value
+        case If():
+            raise AssertionError("an If is rebuilt by its walker")
+
+
+def used_atoms(value: Value) -> tuple[Atom, ...]:
+    """The operands of a value, in order; of an If the condition only."""
+    if isinstance(value, If):
+        return (value.cond,)
+    found: list[Atom] = []
+
+    def note(atom: Atom) -> Atom:
+        found.append(atom)
+        return atom
+
+    map_atoms(value, note)
+    return tuple(found)
+
+
+def count_uses(body: Body, counts: dict[Var, int] | None = None) -> Mapping[Var, int]:
+    """How often each variable is an operand or a result in the body, branches included."""
+    counts = {} if counts is None else counts
+    for binding in body.bindings:
+        for atom in used_atoms(binding.value):
+            if isinstance(atom, Var):
+                counts[atom] = counts.get(atom, 0) + 1
+        if isinstance(binding.value, If):
+            count_uses(binding.value.then, counts)
+            count_uses(binding.value.orelse, counts)
+    if isinstance(body.result, Var):
+        counts[body.result] = counts.get(body.result, 0) + 1
+    return counts
