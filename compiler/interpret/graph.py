@@ -25,7 +25,6 @@ from compiler.ir.graph import (
     CallTir,
     Constant,
     Copy,
-    Function,
     FuncRef,
     If,
     Launch,
