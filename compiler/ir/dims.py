@@ -1,0 +1,461 @@
+"""Integer expressions over named variables: what a dimension, an index, a loop bound or a byte count is.
+
+A `Dim` is a polynomial over atoms. An atom is a variable, or a node that a polynomial cannot express:
+
+    Dim   ::= coefficient * Atom * Atom + ... + constant
+    Atom  ::= DimVar | Dim // Dim | Dim % Dim | min(Dim, ...) | max(Dim, ...)
+
+There is one canonical form, so `==` compares structure and means equality wherever the form is strong enough (`prove.prove_eq`
+goes further). It may use what variables declare about themselves: range, divisibility, and that no divisor is zero (one that
+cannot be negative is then at least 1). Hence a value substituted for a variable must keep what the variable declared, and a loop
+variable `j` with `upper = n - 1` still speaks of the old `n` after `n` alone was substituted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import count
+from operator import attrgetter, index
+from typing import Any
+
+Key = tuple[Any, ...]  # nested tuples of integers: order, equality and hash of a canonical form in one
+by_key = attrgetter("key")
+
+
+class UnboundDimError(Exception):
+    """An expression was evaluated without a value for one of its variables."""
+
+
+class _Operators:
+    """Arithmetic, written once for `Dim` and for `DimVar`."""
+
+    __slots__ = ()
+
+    def __add__(self, other: DimLike) -> Dim:
+        return _plus(as_dim(self), as_dim(other), 1)
+
+    def __radd__(self, other: DimLike) -> Dim:
+        return _plus(as_dim(other), as_dim(self), 1)
+
+    def __sub__(self, other: DimLike) -> Dim:
+        return _plus(as_dim(self), as_dim(other), -1)
+
+    def __rsub__(self, other: DimLike) -> Dim:
+        return _plus(as_dim(other), as_dim(self), -1)
+
+    def __mul__(self, other: DimLike) -> Dim:
+        return _times(as_dim(self), as_dim(other))
+
+    def __rmul__(self, other: DimLike) -> Dim:
+        return _times(as_dim(other), as_dim(self))
+
+    def __floordiv__(self, other: DimLike) -> Dim:
+        return _divide(as_dim(self), as_dim(other))[0]
+
+    def __rfloordiv__(self, other: DimLike) -> Dim:
+        return _divide(as_dim(other), as_dim(self))[0]
+
+    def __mod__(self, other: DimLike) -> Dim:
+        return _divide(as_dim(self), as_dim(other))[1]
+
+    def __rmod__(self, other: DimLike) -> Dim:
+        return _divide(as_dim(other), as_dim(self))[1]
+
+    def __neg__(self) -> Dim:
+        return _times(MINUS_ONE, as_dim(self))
+
+
+# --- atoms -------------------------------------------------------------------------------------------------------------
+
+_serial = count()
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class DimVar(_Operators):
+    """A named integer, compared by identity. It may declare an empty range: nothing is then ever evaluated with it."""
+
+    name: str
+    lower: int = 0
+    upper: int | Dim | None = None  # inclusive; a loop variable j < m has upper = m - 1
+    multiple_of: int = 1
+    serial: int = field(init=False, default_factory=_serial.__next__)  # creation order, which `upper` can only look back on
+    dim: Dim = field(init=False)
+
+    def __post_init__(self) -> None:
+        if self.multiple_of < 1:
+            raise ValueError(f"variable {self.name}: multiple_of is {self.multiple_of}, expected an integer >= 1")
+        if isinstance(self.upper, Dim) and self.upper.is_const:
+            object.__setattr__(self, "upper", self.upper.const)
+        object.__setattr__(self, "dim", Dim(((1, (self,)),)))
+
+    @property
+    def key(self) -> Key:
+        return (0, self.serial)
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        return (self.serial, 0)
+
+    @property
+    def factor(self) -> int:
+        return self.multiple_of
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+class _Node:
+    """An atom made of Dims. Only simplify.py creates these: their operands are in canonical form."""
+
+    __slots__ = ("_hash", "factor", "key", "operands", "rank")
+    order = 0  # of the kind, among atoms
+
+    operands: tuple[Dim, ...]
+    key: Key
+    rank: tuple[int, int]  # above the rank of every atom inside: newest variable, then nesting
+    factor: int  # known to divide every value
+
+    def __init__(self, *operands: Dim) -> None:
+        self.operands = operands
+        self.key = (self.order, *(o.key for o in operands))
+        inner = [a.rank for o in operands for a in o.atoms()]
+        self.rank = (max(serial for serial, _ in inner), 1 + max(depth for _, depth in inner))
+        self.factor = self._factor()
+        self._hash = hash(self.key)
+
+    def _factor(self) -> int:
+        return math.gcd(*(o.factor for o in self.operands))
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, _Node) and self.key == other.key)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __repr__(self) -> str:
+        return _show_atom(self)  # pyright: ignore[reportArgumentType]  # the four kinds below are all there are
+
+
+class _Division(_Node):
+    __slots__ = ()
+
+    @property
+    def numerator(self) -> Dim:
+        return self.operands[0]
+
+    @property
+    def divisor(self) -> Dim:
+        return self.operands[1]
+
+
+class FloorDiv(_Division):
+    __slots__ = ()
+    order = 1
+
+    @property
+    def exact(self) -> bool:
+        """The divisor is a number known to divide the numerator."""
+        return self.divisor.is_const and self.numerator.factor % self.divisor.const == 0
+
+    def _factor(self) -> int:
+        return self.numerator.factor // self.divisor.const if self.exact else 1
+
+
+class Mod(_Division):
+    __slots__ = ()
+    order = 2
+
+
+class Min(_Node):
+    __slots__ = ()
+    order = 3
+
+
+class Max(_Node):
+    __slots__ = ()
+    order = 4
+
+
+Atom = DimVar | FloorDiv | Mod | Min | Max
+Monomial = tuple[Atom, ...]  # a product, sorted by key; () is 1
+Term = tuple[int, Monomial]
+
+
+# --- expressions -------------------------------------------------------------------------------------------------------
+
+
+class Dim(_Operators):
+    """An immutable expression in canonical form. `==` and `hash` look at structure; a `Dim` never equals an int or a DimVar."""
+
+    __slots__ = ("_hash", "key", "terms")
+
+    terms: tuple[Term, ...]
+    key: Key
+
+    def __init__(self, terms: tuple[Term, ...]) -> None:
+        """For this package: `terms` are already canonical. Use `Dim.of` and operators."""
+        self.terms = terms
+        self.key = tuple((-len(m), tuple(a.key for a in m), c) for c, m in terms)
+        self._hash = hash(self.key)
+
+    @staticmethod
+    def of(x: DimLike) -> Dim:
+        return as_dim(x)
+
+    @property
+    def is_const(self) -> bool:
+        return not self.terms or not self.terms[0][1]
+
+    @property
+    def const(self) -> int:
+        if not self.terms:
+            return 0
+        if self.terms[0][1]:
+            raise ValueError(f"dimension {self} is symbolic, expected a constant; substitute {_names(self.vars())} first")
+        return self.terms[0][0]
+
+    @property
+    def var(self) -> DimVar | None:
+        atom = self.atom
+        return atom if isinstance(atom, DimVar) else None
+
+    @property
+    def atom(self) -> Atom | None:
+        """The atom that this is, if it is a bare one."""
+        if len(self.terms) == 1 and self.terms[0][0] == 1 and len(self.terms[0][1]) == 1:
+            return self.terms[0][1][0]
+        return None
+
+    @property
+    def constant_term(self) -> int:
+        return self.terms[-1][0] if self.terms and not self.terms[-1][1] else 0
+
+    @property
+    def factor(self) -> int:
+        """The greatest integer known to divide every value; 0 for zero."""
+        return math.gcd(*(c * math.prod(a.factor for a in m) for c, m in self.terms))
+
+    def atoms(self) -> Iterator[Atom]:
+        """The factors of the terms, not what is inside them; repeats included."""
+        for _, monomial in self.terms:
+            yield from monomial
+
+    def vars(self) -> tuple[DimVar, ...]:
+        return tuple(dict.fromkeys(self._occurrences()))
+
+    def _occurrences(self) -> Iterator[DimVar]:
+        for atom in self.atoms():
+            if isinstance(atom, DimVar):
+                yield atom
+            else:
+                for operand in atom.operands:
+                    yield from operand._occurrences()
+
+    def substitute(self, mapping: Mapping[DimVar, DimLike]) -> Dim:
+        if not any(v in mapping for v in self._occurrences()):
+            return self
+        total = ZERO
+        for coefficient, monomial in self.terms:
+            term = as_dim(coefficient)
+            for atom in monomial:
+                term = term * _substitute_atom(atom, mapping)
+            total = total + term
+        return total
+
+    def evaluate(self, env: Mapping[DimVar, int]) -> int:
+        try:
+            return sum(c * math.prod(_evaluate_atom(a, env) for a in m) for c, m in self.terms)
+        except KeyError:
+            missing = [v for v in self.vars() if v not in env]
+            raise UnboundDimError(f"cannot evaluate {self}: no value for {_names(missing)}") from None
+
+    def linear_in(self, v: DimVar) -> tuple[Dim, Dim] | None:
+        """(coefficient, rest) with self == coefficient * v + rest and v in neither; None if there are none."""
+        coefficient, rest = split(self, v)
+        return None if v in coefficient._occurrences() or v in rest._occurrences() else (coefficient, rest)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, Dim) and self._hash == other._hash and self.key == other.key)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __str__(self) -> str:
+        text = ""
+        for coefficient, monomial in self.terms:
+            sign = ("-" if coefficient < 0 else "") if not text else (" - " if coefficient < 0 else " + ")
+            text += sign + _show_term(abs(coefficient), monomial, alone=len(self.terms) == 1 and coefficient == 1)
+        return text or "0"
+
+    __repr__ = __str__
+
+
+DimLike = int | DimVar | Dim
+
+
+def as_dim(x: object) -> Dim:
+    if isinstance(x, Dim):
+        return x
+    if isinstance(x, DimVar):
+        return x.dim
+    try:
+        return _constant(index(x))  # pyright: ignore[reportArgumentType]  # NumPy integers are welcome, floats are the TypeError
+    except TypeError:
+        raise TypeError(f"a dimension is an int, a DimVar or a Dim, not {x!r}") from None
+
+
+def dim_min(*xs: DimLike) -> Dim:
+    from compiler.ir.simplify import extreme  # see _divide
+
+    return extreme(Min, tuple(as_dim(x) for x in xs))
+
+
+def dim_max(*xs: DimLike) -> Dim:
+    from compiler.ir.simplify import extreme  # see _divide
+
+    return extreme(Max, tuple(as_dim(x) for x in xs))
+
+
+def ceil_div(a: DimLike, b: DimLike) -> Dim:
+    """For b > 0, the form in which n rounded up is recognised everywhere: (a + b - 1) // b."""
+    return (as_dim(a) + b - 1) // b
+
+
+# --- sums and products -------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=4096)
+def _constant(value: int) -> Dim:
+    return Dim(((value, ()),) if value else ())
+
+
+ZERO = _constant(0)
+ONE = _constant(1)
+MINUS_ONE = _constant(-1)
+
+
+def canonical(sums: dict[Monomial, int]) -> Dim:
+    """The Dim with these coefficients: zeros dropped, division nodes recombined, terms by falling degree."""
+    terms = [(c, m) for m, c in sums.items() if c]
+    if any(isinstance(a, _Division) for _, m in terms for a in m):
+        from compiler.ir.simplify import recombine  # see _divide
+
+        if (simpler := recombine(sums)) is not None:
+            return simpler
+    if len(terms) > 1:
+        terms.sort(key=_term_order)
+    return Dim(tuple(terms))
+
+
+def _term_order(term: Term) -> Key:
+    return (-len(term[1]), tuple(a.key for a in term[1]))
+
+
+def _plus(a: Dim, b: Dim, sign: int) -> Dim:
+    if not b.terms:
+        return a
+    sums = {m: c for c, m in a.terms}
+    for c, m in b.terms:
+        sums[m] = sums.get(m, 0) + sign * c
+    return canonical(sums)
+
+
+def _times(a: Dim, b: Dim) -> Dim:
+    if b.is_const:
+        a, b = b, a
+    if a.is_const:
+        factor = a.const
+        return b if factor == 1 else canonical({m: factor * c for c, m in b.terms})
+    sums: dict[Monomial, int] = {}
+    for c, m in a.terms:
+        for d, n in b.terms:
+            product = tuple(sorted(m + n, key=by_key))
+            sums[product] = sums.get(product, 0) + c * d
+    return canonical(sums)
+
+
+def _divide(a: Dim, b: Dim) -> tuple[Dim, Dim]:
+    # Imported late: simplifying a division asks proofs, and proofs are made of the sums above. This is the one such knot.
+    from compiler.ir.simplify import divide
+
+    return divide(a, b)
+
+
+def split(p: Dim, atom: Atom) -> tuple[Dim, Dim]:
+    """(c, rest) with p == c * atom + rest and no bare `atom` left in rest; c holds the higher powers."""
+    inside: list[Term] = []
+    rest: list[Term] = []
+    for c, m in p.terms:
+        if atom in m:
+            at = m.index(atom)
+            inside.append((c, m[:at] + m[at + 1 :]))
+        else:
+            rest.append((c, m))
+    # Taking terms away keeps a form canonical; taking a factor out of them may not.
+    return canonical({m: c for c, m in inside}), Dim(tuple(rest))
+
+
+def _substitute_atom(atom: Atom, mapping: Mapping[DimVar, DimLike]) -> Dim:
+    if isinstance(atom, DimVar):
+        return as_dim(mapping.get(atom, atom))
+    operands = [o.substitute(mapping) for o in atom.operands]
+    match atom:
+        case FloorDiv():
+            return operands[0] // operands[1]
+        case Mod():
+            return operands[0] % operands[1]
+        case Min():
+            return dim_min(*operands)
+        case Max():
+            return dim_max(*operands)
+
+
+def _evaluate_atom(atom: Atom, env: Mapping[DimVar, int]) -> int:
+    if isinstance(atom, DimVar):
+        return env[atom]
+    values = [o.evaluate(env) for o in atom.operands]
+    match atom:
+        case FloorDiv():
+            return values[0] // values[1]
+        case Mod():
+            return values[0] % values[1]
+        case Min():
+            return min(values)
+        case Max():
+            return max(values)
+
+
+# --- text --------------------------------------------------------------------------------------------------------------
+
+
+def _show_term(coefficient: int, monomial: Monomial, *, alone: bool) -> str:
+    """`alone` says that no operator stands beside the term, so that a division in it needs no parentheses."""
+    factors = [str(coefficient)] if coefficient != 1 or not monomial else []
+    bare = alone and len(monomial) == 1
+    return "*".join(factors + [_show_atom(a) if bare or not isinstance(a, _Division) else f"({_show_atom(a)})" for a in monomial])
+
+
+def _show_atom(atom: Atom) -> str:
+    match atom:
+        case DimVar():
+            return atom.name
+        case FloorDiv():
+            return f"{_show_operand(atom.numerator)} // {_show_operand(atom.divisor)}"
+        case Mod():
+            return f"{_show_operand(atom.numerator)} % {_show_operand(atom.divisor)}"
+        case Min():
+            return f"min({', '.join(map(str, atom.operands))})"
+        case Max():
+            return f"max({', '.join(map(str, atom.operands))})"
+
+
+def _show_operand(d: Dim) -> str:
+    bare = (d.is_const and d.const >= 0) or (d.atom is not None and not isinstance(d.atom, _Division))
+    return str(d) if bare else f"({d})"
+
+
+def _names(variables: tuple[DimVar, ...] | list[DimVar]) -> str:
+    return ", ".join(v.name for v in variables)

@@ -1,0 +1,264 @@
+"""What is certain about dimensions: bounds, order, equality, divisibility.
+
+Every answer rests on one function, `_lower_bound(p)`: a number that p never falls below, whatever values the variables take within
+what they declare. It eliminates the newest atom first: p = c * atom + rest, and where c cannot be negative, a lower bound of the
+atom in terms of older atoms gives a lower bound of p. So i*m + j <= n*m - 1 is n*m - 1 - i*m - j >= 0; j goes first, which leaves
+n*m - 1 - i*m - (m - 1), then i, which leaves n*m - (n - 1)*m - m = 0.
+A variable's range mentions older variables only and a node consists of atoms older than itself, hence this ends; a budget of steps,
+shared out among alternatives, keeps it short. What is not found is not proved: the answers are sound, never complete.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from operator import attrgetter
+
+from compiler.ir.dims import Atom, Dim, DimLike, DimVar, FloorDiv, Max, Min, Mod, canonical, split
+
+Extended = int | float  # a float is an infinity and nothing else
+INF = math.inf
+BUDGET = 64  # elimination steps per question; the proofs of index arithmetic take two to ten
+
+Bound = tuple[Dim, Dim]  # (scale, value): scale * atom is at least (or at most) value; scale is positive
+
+
+# --- questions ---------------------------------------------------------------------------------------------------------
+
+
+def bounds(d: DimLike) -> tuple[int | None, int | None]:
+    """The inclusive interval that every value lies in; None where there is no end."""
+    low, high = _interval(Dim.of(d))
+    return (None if isinstance(low, float) else low, None if isinstance(high, float) else high)
+
+
+def prove_le(a: DimLike, b: DimLike) -> bool:
+    return _at_least(Dim.of(b) - a, 0)
+
+
+def prove_lt(a: DimLike, b: DimLike) -> bool:
+    return _at_least(Dim.of(b) - a, 1)
+
+
+def prove_eq(a: DimLike, b: DimLike) -> bool:
+    difference = Dim.of(a) - b
+    return not difference.terms or (_at_least(difference, 0) and _at_least(-difference, 0))
+
+
+def prove_ne(a: DimLike, b: DimLike) -> bool:
+    difference = Dim.of(a) - b
+    offset = difference.constant_term
+    step = (difference - offset).factor
+    return (offset % step != 0 if step else offset != 0) or _at_least(difference, 1) or _at_least(-difference, 1)
+
+
+def prove_divisible(a: DimLike, k: int) -> bool:
+    return not (Dim.of(a) % k).terms
+
+
+def solve(expr: DimLike, value: DimLike, v: DimVar) -> Dim | None:
+    """The v for which expr == value, where that is an integer expression for certain."""
+    linear = (Dim.of(expr) - value).linear_in(v)
+    if linear is None or not linear[0].is_const or linear[0].const == 0:
+        return None
+    coefficient, rest = linear
+    return -rest // coefficient if prove_divisible(rest, coefficient.const) else None
+
+
+def _at_least(p: Dim, least: int) -> bool:
+    low, high = _term_interval(p)
+    return low >= least or (high >= least and _lower_bound(p, BUDGET) >= least)
+
+
+# --- intervals ---------------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=1 << 16)
+def _interval(p: Dim) -> tuple[Extended, Extended]:
+    return _lower_bound(p, BUDGET), -_lower_bound(-p, BUDGET)
+
+
+@lru_cache(maxsize=1 << 16)
+def _term_interval(p: Dim) -> tuple[Extended, Extended]:
+    """Each term on its own: quick, and blind to what terms have in common."""
+    low: Extended = 0
+    high: Extended = 0
+    for c, m in p.terms:
+        ends: tuple[Extended, Extended] = (c, c)
+        for atom in m:
+            a, b = ends
+            c, d = _atom_interval(atom)
+            products = (_product(a, c), _product(a, d), _product(b, c), _product(b, d))
+            ends = min(products), max(products)
+        low, high = _sum(low, ends[0]), _sum(high, ends[1])
+    return low, high
+
+
+def _product(a: Extended, b: Extended) -> Extended:
+    if a == 0 or b == 0:  # 0 * inf is 0 here: infinity stands for numbers without end, each of them finite
+        return 0
+    if isinstance(a, float) or isinstance(b, float):
+        return INF if (a > 0) == (b > 0) else -INF
+    return a * b
+
+
+def _sum(a: Extended, b: Extended) -> Extended:
+    return a if isinstance(a, float) else b if isinstance(b, float) else a + b
+
+
+@lru_cache(maxsize=1 << 16)
+def _atom_interval(atom: Atom) -> tuple[Extended, Extended]:
+    match atom:
+        case DimVar(lower=lower, upper=upper):
+            high = INF if upper is None else upper if isinstance(upper, int) else _interval(upper)[1]
+            low, high = lower, high
+        case FloorDiv():
+            low, high = _quotient_interval(_interval(atom.numerator), _interval(atom.divisor))
+        case Mod():
+            low, high = _remainder_interval(_interval(atom.numerator), _interval(atom.divisor))
+        case Min():
+            ends = [_interval(o) for o in atom.operands]
+            low, high = min(e[0] for e in ends), min(e[1] for e in ends)
+        case Max():
+            ends = [_interval(o) for o in atom.operands]
+            low, high = max(e[0] for e in ends), max(e[1] for e in ends)
+    return _round_up(low, atom.factor), -_round_up(-high, atom.factor)
+
+
+def _quotient_interval(x: tuple[Extended, Extended], d: tuple[Extended, Extended]) -> tuple[Extended, Extended]:
+    if d[0] < 0:
+        return -INF, INF
+    least, greatest = max(d[0], 1), max(d[1], 1)  # no divisor is zero
+    return _floor(x[0], least if x[0] < 0 else greatest), _floor(x[1], least if x[1] >= 0 else greatest)
+
+
+def _floor(x: Extended, d: Extended) -> Extended:
+    if isinstance(x, float):
+        return x
+    if isinstance(d, float):
+        return -1 if x < 0 else 0
+    return x // d
+
+
+def _remainder_interval(x: tuple[Extended, Extended], d: tuple[Extended, Extended]) -> tuple[Extended, Extended]:
+    if d[0] < 0:
+        return -INF, INF
+    return 0, min(d[1] - 1, x[1]) if x[0] >= 0 else d[1] - 1
+
+
+def _round_up(x: Extended, step: int) -> Extended:
+    """The first multiple of step that is not below x."""
+    return x if isinstance(x, float) or step <= 1 else -(-x // step) * step
+
+
+# --- elimination -------------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=1 << 17)
+def _lower_bound(p: Dim, budget: int) -> Extended:
+    best = _term_interval(p)[0]
+    if budget > 0 and not _independent(p):
+        best = max(best, _shared_factor(p, budget), _eliminate(p, _next_atom(p), budget))
+    offset = p.constant_term
+    return _sum(_round_up(_sum(best, -offset), (p - offset).factor), offset)
+
+
+def _next_atom(p: Dim) -> Atom:
+    """The newest, but first a min or max that must be split into all its cases: the cases of one often settle another."""
+    for atom in p.atoms():
+        if isinstance(atom, Min | Max):
+            low, high = _term_interval(split(p, atom)[0])
+            if (high if isinstance(atom, Min) else -low) > 0:
+                return atom
+    return max(p.atoms(), key=attrgetter("rank"))
+
+
+def _independent(p: Dim) -> bool:
+    """Distinct variables with constant ranges, each in a term of its own: the interval of terms is exact."""
+    return all(len(m) == 0 or (len(m) == 1 and isinstance(m[0], DimVar) and not isinstance(m[0].upper, Dim)) for _, m in p.terms)
+
+
+def _shared_factor(p: Dim, budget: int) -> Extended:
+    """f*q + constant: at least the least f times the least q, where neither is negative"""
+    offset = p.constant_term
+    product = p - offset
+    for atom in product.terms[0][1]:
+        least, most = _atom_interval(atom)
+        if least >= 0 and len(product.terms) > 1 and all(atom in m for _, m in product.terms):
+            factor = _lower_bound(split(product, atom)[0], budget // 4)
+            return _sum(_product(factor, least if factor >= 0 else most), offset)
+    return -INF
+
+
+def _eliminate(p: Dim, atom: Atom, budget: int) -> Extended:
+    c, rest = split(p, atom)
+    low, high = _term_interval(c)
+    if low < 0 < high:
+        low, high = _lower_bound(c, budget // 4), -_lower_bound(-c, budget // 4)
+    if isinstance(atom, Min | Max):
+        # The atom is one of its operands. Pushed away from the side that its kind bounds, any one of them will do.
+        cases = [(Dim.of(1), o) for o in atom.operands]
+        any_will_do = high <= 0 if isinstance(atom, Min) else low >= 0
+        found = _replaced(c, rest, cases, budget - 1)
+        return max(found) if any_will_do else min(found)
+    if low >= 0:
+        return max(_replaced(c, rest, _lows(p, atom), budget - 1), default=-INF)
+    if high <= 0:
+        return max(_replaced(c, rest, _highs(p, atom), budget - 1), default=-INF)
+    if atom in c.atoms():
+        return -INF
+    # Linear in the atom, with a slope of either sign: the least value is at one of the ends.
+    at_low = max(_replaced(c, rest, _lows(p, atom), budget // 2), default=-INF)
+    at_high = max(_replaced(c, rest, _highs(p, atom), budget // 2), default=-INF)
+    return min(at_low, at_high)
+
+
+def _replaced(c: Dim, rest: Dim, choices: list[Bound], budget: int) -> list[Extended]:
+    """A lower bound of c * atom + rest for each choice of scale * atom = value."""
+    found: list[Extended] = []
+    share = budget // len(choices) if choices else 0
+    for scale, value in choices:
+        if not scale.is_const:
+            # scale * p >= -(scale - 1) implies p >= 0, since p is an integer.
+            least = _lower_bound(scale * rest + c * value + scale - 1, share)
+            found.append(0 if least >= 0 else -INF)
+            continue
+        common = math.gcd(scale.const, *(k for k, _ in c.terms))
+        multiple = scale.const // common
+        least = _lower_bound(multiple * rest + canonical({m: k // common for k, m in c.terms}) * value, share)
+        found.append(least if isinstance(least, float) else -(-least // multiple))
+    return found
+
+
+def _lows(p: Dim, atom: Atom) -> list[Bound]:
+    return _constant_bound(_atom_interval(atom)[0]) + _symbolic_bounds(p, atom)[0]
+
+
+def _highs(p: Dim, atom: Atom) -> list[Bound]:
+    return _constant_bound(_atom_interval(atom)[1]) + _symbolic_bounds(p, atom)[1]
+
+
+def _constant_bound(end: Extended) -> list[Bound]:
+    return [] if isinstance(end, float) else [(Dim.of(1), Dim.of(end))]
+
+
+def _symbolic_bounds(p: Dim, atom: Atom) -> tuple[list[Bound], list[Bound]]:
+    """What bounds the atom from below and from above, in terms of older atoms."""
+    one = Dim.of(1)
+    match atom:
+        case DimVar(upper=upper):
+            return [], [(one, upper)] if isinstance(upper, Dim) else []
+        case FloorDiv() if atom.exact:
+            return [(atom.divisor, atom.numerator)], [(atom.divisor, atom.numerator)]
+        case FloorDiv() if _interval(atom.divisor)[0] >= 0:
+            x, d = atom.numerator, atom.divisor
+            small = [(one, x)] if not d.is_const and _interval(x)[0] >= 0 else []
+            return [(d, x - d + 1)], [(d, x), *small]
+        case Mod() if _interval(atom.divisor)[0] >= 0:
+            x, d = atom.numerator, atom.divisor
+            small = [(one, x)] if _interval(x)[0] >= 0 else []
+            quotient = x // d
+            whole = [(one, x - d * quotient)] if quotient.atom is not None and quotient.atom in p.atoms() else []
+            return whole, [(one, d - 1), *small, *whole]
+        case _:
+            return [], []

@@ -1,0 +1,290 @@
+"""What `//`, `%`, `min` and `max` of dimensions become.
+
+Quotient and remainder are found together, so that `q * d + r` gives the numerator back whichever rule applied. Each rule is an
+identity of floor division; the condition it needs is proved from what the variables declare.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+from compiler.ir.dims import (
+    ONE,
+    ZERO,
+    Atom,
+    Dim,
+    FloorDiv,
+    Max,
+    Min,
+    Mod,
+    Monomial,
+    Term,
+    canonical,
+)
+from compiler.ir.prove import bounds, prove_le
+
+Division = tuple[Dim, Dim]  # quotient, remainder
+
+
+@lru_cache(maxsize=1 << 16)
+def divide(x: Dim, d: Dim) -> Division:
+    if d.is_const:
+        if d.const < 0:
+            quotient, remainder = divide(-x, -d)
+            return quotient, -remainder
+        if d.const == 1:
+            return x, ZERO
+    if bounds(d) == (0, 0):
+        raise ZeroDivisionError(f"{x} divided by {d}, which is always zero; expected a divisor that can be another number")
+    if x.is_const and d.is_const:
+        quotient, remainder = divmod(x.const, d.const)
+        return Dim.of(quotient), Dim.of(remainder)
+    if not x.terms:
+        return ZERO, ZERO
+    for rule in (_whole_multiples, _common_factor, _in_range, _low_part, _nested):
+        if (result := rule(x, d)) is not None:
+            return result
+    return _atom(FloorDiv(x, d)), _remainder(x, d)
+
+
+def _positive(d: Dim) -> bool:
+    """No divisor is zero, so one that is not negative is positive."""
+    return prove_le(0, d)
+
+
+def _atom(atom: Atom) -> Dim:
+    return Dim(((1, (atom,)),))
+
+
+# --- the rules of division ---------------------------------------------------------------------------------------------
+
+
+def _whole_multiples(x: Dim, d: Dim) -> Division | None:
+    """(q*d + r) // d -> q + r // d"""
+    whole, rest = _whole_constant(x, d.const) if d.is_const else _whole_symbolic(x, d)
+    if rest == x:
+        return None
+    quotient, remainder = divide(rest, d)
+    return whole + quotient, remainder
+
+
+def _whole_constant(x: Dim, d: int) -> Division:
+    whole, rest = ZERO, ZERO
+    for c, m in x.terms:
+        if c * math.prod(a.factor for a in m) % d == 0:
+            common = math.gcd(c, d)
+            whole = whole + c // common * _exact_quotient(m, d // common)
+        else:  # of a term towards zero, which leaves -n as it is; of the constant downwards
+            times = -(-c // d) if c < 0 and m else c // d
+            whole = whole + canonical({m: times})
+            rest = rest + canonical({m: c - times * d})
+    return whole, rest
+
+
+def _exact_quotient(monomial: Monomial, d: int) -> Dim:
+    """monomial / d, where d divides the product of what the atoms are known to be multiples of."""
+    quotient = ONE
+    for atom in monomial:
+        share = math.gcd(atom.factor, d)
+        d //= share
+        quotient = quotient * _exact_atom(atom, share)
+    return quotient
+
+
+def _exact_atom(atom: Atom, d: int) -> Dim:
+    if d == 1:
+        return _atom(atom)
+    if isinstance(atom, FloorDiv):
+        return divide(atom.numerator, atom.divisor * d)[0]
+    if isinstance(atom, Mod) and atom.divisor.factor % d == 0:
+        return divide(atom.numerator // d, atom.divisor // d)[1]
+    return _atom(FloorDiv(_atom(atom), Dim.of(d)))
+
+
+def _whole_symbolic(x: Dim, d: Dim) -> Division:
+    """Division of polynomials, where that leaves less than there was."""
+    (lead_c, lead), whole, rest = d.terms[0], ZERO, x
+    position = 0
+    while position < len(rest.terms):
+        c, m = rest.terms[position]
+        factor = _without(m, lead)
+        if factor is None or c % lead_c:
+            position += 1
+            continue
+        step = canonical({factor: c // lead_c})
+        whole, rest, position = whole + step, rest - step * d, 0
+    return (whole, rest) if len(rest.terms) < len(x.terms) else (ZERO, x)
+
+
+def _common_factor(x: Dim, d: Dim) -> Division | None:
+    """(f*x) // (f*d) -> x // d"""
+    common = _gcd([*x.terms, *d.terms])
+    if common == (1, ()):
+        return None
+    quotient, remainder = divide(_over(x, common), _over(d, common))
+    return quotient, remainder * Dim((common,))
+
+
+def _in_range(x: Dim, d: Dim) -> Division | None:
+    """x // d -> q where q*d <= x < (q + 1)*d"""
+    if d.is_const:
+        low, high = bounds(x)
+        if low is None or high is None or low // d.const != high // d.const:
+            return None
+        return Dim.of(low // d.const), x - low // d.const * d
+    if prove_le(0, x) and prove_le(x, d - 1):
+        return ZERO, x
+    if prove_le(-d, x) and prove_le(x, -1):
+        return Dim.of(-1), x + d
+    return None
+
+
+def _low_part(x: Dim, d: Dim) -> Division | None:
+    """(f*a + b) // (f*e) -> a // e where 0 <= b < f: b cannot reach the next multiple"""
+    content = _gcd(d.terms)
+    tried: set[Term] = {(1, ())}
+    for c, m in x.terms:
+        known = c * math.prod(a.factor for a in m) if d.is_const else c
+        f = _gcd([(known, m), content])
+        if f in tried:
+            continue
+        tried.add(f)
+        low = _not_multiple(x, f)
+        if low.terms and low != x and prove_le(0, low) and prove_le(low, Dim((f,)) - 1) and _positive(d):
+            quotient, remainder = divide(x - low, d)
+            return quotient, remainder + low
+    return None
+
+
+def _not_multiple(x: Dim, f: Term) -> Dim:
+    """The terms of x that f does not divide; of a constant, what is left over."""
+    f_c, f_m = f
+    low: dict[Monomial, int] = {}
+    for c, m in x.terms:
+        if not m and not f_m:
+            low[m] = c % f_c
+        elif _without(m, f_m) is None or c * math.prod(a.factor for a in m) % f_c:
+            low[m] = c
+    return canonical(low)
+
+
+def _nested(x: Dim, d: Dim) -> Division | None:
+    """(y // a + c) // d -> (y + a*c) // (a*d), and (y % a) // d -> (y // d) % (a // d) where d divides a"""
+    inner = (x - x.constant_term).atom
+    if isinstance(inner, FloorDiv) and _positive(d):
+        numerator = inner.numerator + inner.divisor * x.constant_term
+        return divide(numerator, inner.divisor * d)[0], _remainder(x, d)
+    if isinstance(inner, Mod) and x.constant_term == 0 and d.is_const and inner.divisor.is_const and inner.divisor.const % d.const == 0:
+        quotient, remainder = divide(inner.numerator, d)
+        return quotient % (inner.divisor // d), remainder
+    return None
+
+
+def _remainder(x: Dim, d: Dim) -> Dim:
+    """x % d, where (y % a) % d -> y % d if d divides a"""
+    if d.is_const:
+        for c, m in x.terms:
+            for i, atom in enumerate(m):
+                if isinstance(atom, Mod) and atom.divisor.is_const and c * atom.divisor.const % d.const == 0:
+                    rest = canonical({m[:i] + m[i + 1 :]: c})
+                    return divide(x + rest * (atom.numerator - _atom(atom)), d)[1]
+    return _atom(Mod(x, d))
+
+
+# --- monomials ---------------------------------------------------------------------------------------------------------
+
+
+def _gcd(terms: list[Term] | tuple[Term, ...]) -> Term:
+    common = list(terms[0][1])
+    for _, m in terms[1:]:
+        left = list(m)
+        kept: list[Atom] = []
+        for atom in common:
+            if atom in left:
+                left.remove(atom)
+                kept.append(atom)
+        common = kept
+    return math.gcd(*(c for c, _ in terms)), tuple(common)
+
+
+def _without(monomial: Monomial, divisor: Monomial) -> Monomial | None:
+    """monomial / divisor, or None where that is not one."""
+    left = list(monomial)
+    for atom in divisor:
+        if atom not in left:
+            return None
+        left.remove(atom)
+    return tuple(left)
+
+
+def _over(x: Dim, divisor: Term) -> Dim:
+    """x / divisor, which divides each term."""
+    quotient: dict[Monomial, int] = {}
+    for c, m in x.terms:
+        rest = _without(m, divisor[1])
+        assert rest is not None
+        quotient[rest] = c // divisor[0]
+    return canonical(quotient)
+
+
+# --- sums that contain divisions ---------------------------------------------------------------------------------------
+
+
+def recombine(sums: dict[Monomial, int]) -> Dim | None:
+    """The sum of these terms after one of the identities below, or None where none applies."""
+    for m, c in sums.items():
+        if not c:
+            continue
+        for i, atom in enumerate(m):
+            if isinstance(atom, FloorDiv | Mod):
+                around = Dim(((c, m[:i] + m[i + 1 :]),))
+                if (simpler := _recombine_term(sums, m, atom, around)) is not None:
+                    return simpler
+    return None
+
+
+def _recombine_term(sums: dict[Monomial, int], m: Monomial, atom: FloorDiv | Mod, around: Dim) -> Dim | None:
+    x, d = atom.numerator, atom.divisor
+    if isinstance(atom, FloorDiv):  # d * (x // d) -> x where d divides x
+        common = math.gcd(around.terms[0][0], d.const) if atom.exact else 1
+        if common == 1:
+            return None
+        (c, rest) = around.terms[0]
+        return canonical({**sums, m: 0}) + canonical({rest: c // common}) * _exact_quotient((_sole(x),), d.const // common)
+    quotient = divide(x, d)[0]
+    if _contains(sums, whole := around * d * quotient):  # d * (x // d) + x % d -> x
+        return canonical({**sums, m: 0}) - whole + around * x
+    for other in list(sums):
+        for outer in other:  # d * ((x // d) % e) + x % d -> x % (d * e)
+            if isinstance(outer, Mod) and outer.numerator == quotient and _contains(sums, high := around * d * _atom(outer)):
+                return canonical({**sums, m: 0}) - high + around * (x % (d * outer.divisor))
+    return None
+
+
+def _sole(x: Dim) -> Atom:
+    """The one atom that the numerator of an exact division is, see `_exact_quotient`."""
+    atom = x.atom
+    assert atom is not None
+    return atom
+
+
+def _contains(sums: dict[Monomial, int], part: Dim) -> bool:
+    return bool(part.terms) and all(sums.get(m, 0) == c for c, m in part.terms)
+
+
+# --- min and max -------------------------------------------------------------------------------------------------------
+
+
+def extreme(kind: type[Min] | type[Max], operands: tuple[Dim, ...]) -> Dim:
+    """min or max: flat, sorted, without the operands that another is proved to beat."""
+    if not operands:
+        raise ValueError(f"{kind.__name__.lower()} of no dimensions; expected one at least")
+    flat: dict[Dim, None] = {}
+    for x in operands:
+        flat.update(dict.fromkeys(x.atom.operands if isinstance(x.atom, kind) else (x,)))
+    kept = sorted(flat, key=lambda x: x.key)
+    for x in list(kept):
+        if any(y is not x and (prove_le(y, x) if kind is Min else prove_le(x, y)) for y in kept):
+            kept.remove(x)
+    return kept[0] if len(kept) == 1 else _atom(kind(*kept))
