@@ -1,8 +1,10 @@
 """One ragged step of a causal model, as the engine sees it: which tokens run, where their keys and values live, which rows
-are wanted. `t` tokens of `s` sequences; the tokens of one sequence stand together, prefill and decode mixed."""
+are wanted. `t` tokens of `s` sequences; the tokens of one sequence stand together, prefill and decode mixed.
+Beside it, one step of an embedding model, which keeps nothing between steps."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -25,7 +27,8 @@ class StepBatch:
 
 @dataclass(frozen=True, slots=True)
 class StepLimits:
-    """num_seqs <= max_seqs and num_tokens <= max_tokens in one step; a sequence holds at most max_context tokens."""
+    """num_rows <= max_seqs, num_seqs <= max_seqs and num_tokens <= max_tokens in one step; a sequence holds at most
+    max_context tokens."""
 
     vocab_size: int
     max_context: int
@@ -44,4 +47,23 @@ class StepModel(Protocol):
 
     def copy_page(self, source: int, target: int) -> None:
         """Copy-on-write: duplicate one page in every layer."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedLimits:
+    """A text holds at most max_context tokens, all texts of one step at most max_tokens >= max_context together."""
+
+    embedding_size: int
+    max_context: int
+    max_tokens: int
+    max_seqs: int
+
+
+class EmbedModel(Protocol):
+    @property
+    def limits(self) -> EmbedLimits: ...
+
+    def run(self, token_lists: Sequence[Sequence[int]]) -> NDArray[np.float32]:
+        """One pooled vector per text [n, embedding_size], not normalised. A row depends on nothing but its own text."""
         ...

@@ -1,0 +1,70 @@
+"""From a settled plan to the arrays that a model runs on.
+
+All arrays are views of buffers allocated once; they are valid until the next `build`. Each running sequence owns a row of `_tables`,
+rewritten only when its pages changed.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.step import PAGE_SIZE, StepBatch, StepLimits
+from server.engine.request import Sequence
+from server.engine.scheduler import Plan
+
+
+class BatchBuilder:
+    def __init__(self, limits: StepLimits) -> None:
+        max_pages = -(-limits.max_context // PAGE_SIZE)
+        self._tables: NDArray[np.int32] = np.zeros((limits.max_seqs, max_pages), np.int32)
+        self._table_state: list[tuple[Sequence | None, int]] = [(None, 0)] * limits.max_seqs  # what each row shows
+        self._tokens = np.zeros(limits.max_tokens, np.int32)
+        self._gathered = np.zeros(limits.max_seqs * max_pages, np.int32)
+        self._ramp = np.arange(max(limits.max_tokens, limits.max_seqs) + 1, dtype=np.int32)
+
+    def build(self, plan: Plan) -> StepBatch:
+        items = plan.items.values()
+        rows: list[int] = []
+        at = num_pages = 0
+        for item in items:
+            seq, count = item.seq, item.count
+            if count == 1:
+                self._tokens[at] = seq.token_ids[item.start]
+            else:
+                self._tokens[at : at + count] = seq.token_ids[item.start : item.stop]
+            at += count
+            rows.extend(range(at - item.num_rows, at))
+            num_pages = max(num_pages, len(seq.held.pages))
+            if self._table_state[seq.slot] != (seq, seq.held.version):
+                self._show(seq)
+
+        num_seqs = len(items)
+        counts = np.fromiter((item.count for item in items), np.int32, num_seqs)
+        starts = np.fromiter((item.start for item in items), np.int32, num_seqs)
+        query_starts = np.zeros(num_seqs + 1, np.int32)
+        np.cumsum(counts, out=query_starts[1:])
+        tables = self._gathered[: num_seqs * num_pages].reshape(num_seqs, num_pages)
+        np.take(self._tables[:, :num_pages], [item.seq.slot for item in items], axis=0, out=tables)
+        if at == num_seqs:  # only single tokens
+            owners, positions = self._ramp[:num_seqs], starts
+        else:
+            owners = np.repeat(self._ramp[:num_seqs], counts)
+            positions = (starts - query_starts[:-1])[owners] + self._ramp[:at]
+        slots = tables[owners, positions // PAGE_SIZE] * PAGE_SIZE + positions % PAGE_SIZE
+        return StepBatch(
+            tokens=self._tokens[:at],
+            positions=positions,
+            slots=slots,
+            query_starts=query_starts,
+            context_lens=starts + counts,
+            page_tables=tables,
+            logit_rows=np.array(rows, np.int32),
+        )
+
+    def _show(self, seq: Sequence) -> None:
+        pages = seq.held.pages
+        row = self._tables[seq.slot]
+        row[: len(pages)] = pages
+        row[len(pages) :] = 0
+        self._table_state[seq.slot] = seq, seq.held.version

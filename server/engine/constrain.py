@@ -1,0 +1,157 @@
+"""Constrained decoding: which tokens a schema, expression or grammar allows next, through llguidance.
+
+Compiling happens on threads of its own, bounded in source size, in grammar size and in time. A matcher is advanced over every
+token of its sequence. Where the grammar leaves one token only, the mask has one bit: taking such tokens without running the model
+(`forced`) therefore gives the very tokens that drawing one by one would have given, on any schedule.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from numpy.typing import NDArray
+
+from server.messages import Constraint, ConstraintKind
+
+
+class ConstraintError(Exception):
+    """A constraint that cannot be compiled; the message is for the client."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConstraintLimits:
+    source_bytes: int = 256 << 10
+    compile_s: float = 10.0
+    grammar_size: int = 200_000
+    initial_fuel: int = 5_000_000  # about 0.1 s of building lexers
+    num_cached: int = 128
+    num_threads: int = 1
+
+
+class Matcher:
+    """How far one sequence has come in its constraint."""
+
+    def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
+        self._matcher = matcher
+        self._mask: NDArray[np.int32] = np.empty(-(-vocab_size // 32), np.int32)
+
+    @property
+    def is_complete(self) -> bool:
+        """Nothing may follow."""
+        return self._matcher.is_stopped() and not self._matcher.is_error()
+
+    def mask(self) -> NDArray[np.int32]:
+        """One bit per token, set where it may come next. Valid until the next call."""
+        self._matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
+        self._require_sound()
+        return self._mask
+
+    def advance(self, token_ids: Sequence[int]) -> None:
+        self._matcher.consume_tokens(list(token_ids))
+        self._require_sound()
+
+    def forced(self) -> list[int]:
+        """The tokens that must come next, where there is no choice."""
+        return self._matcher.compute_ff_tokens()
+
+    def _require_sound(self) -> None:
+        if self._matcher.is_error():
+            raise ConstraintError(self._matcher.get_error())
+
+
+class ConstraintCompiler:
+    def __init__(
+        self,
+        tokenizer_json: str,
+        *,
+        eos_ids: Sequence[int],
+        vocab_size: int,
+        limits: ConstraintLimits | None = None,
+    ) -> None:
+        self.limits = limits or ConstraintLimits()
+        self._vocab_size = vocab_size
+        self._tokenizer_json = tokenizer_json
+        self._eos_ids = list(eos_ids)
+        self._tokenizer: LLTokenizer | None = None  # built with the first constraint: it takes a second on a large vocabulary
+        self._cache: OrderedDict[Constraint, Future[LLMatcher]] = OrderedDict()
+        self._pool = ThreadPoolExecutor(self.limits.num_threads, thread_name_prefix="constraint")
+
+    def compile(self, constraint: Constraint) -> Pending:
+        """Begin to compile, or join who began before. To be called by one thread."""
+        future = self._cache.get(constraint)
+        if future is None or (future.done() and future.exception() is not None):
+            future = self._cache[constraint] = self._pool.submit(self._build, constraint)
+        self._cache.move_to_end(constraint)
+        while len(self._cache) > self.limits.num_cached:
+            self._cache.popitem(last=False)
+        return Pending(future, time.monotonic() + self.limits.compile_s, self.limits.compile_s, self._vocab_size)
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _build(self, constraint: Constraint) -> LLMatcher:
+        size = len(constraint.source.encode())
+        if size > self.limits.source_bytes:
+            raise ConstraintError(f"the {constraint.kind} has {size} bytes, expected at most {self.limits.source_bytes}: shorten it")
+        if self._tokenizer is None:
+            self._tokenizer = LLTokenizer(self._tokenizer_json, n_vocab=self._vocab_size, eos_token=self._eos_ids or None)
+        bounds = LLParserLimits(
+            initial_lexer_fuel=self.limits.initial_fuel, max_grammar_size=self.limits.grammar_size, verbose_errors=False
+        )
+        matcher = LLMatcher(self._tokenizer, _grammar(constraint), log_level=0, limits=bounds)
+        if matcher.is_error():
+            raise ConstraintError(f"the {constraint.kind} cannot be compiled: {matcher.get_error()}")
+        return matcher
+
+
+class Pending:
+    """A constraint on its way. `poll` gives a matcher of one's own, None before it is there, or raises ConstraintError."""
+
+    def __init__(self, future: Future[LLMatcher], give_up: float, limit_s: float, vocab_size: int) -> None:
+        self._future = future
+        self._give_up = give_up
+        self._limit_s = limit_s
+        self._vocab_size = vocab_size
+
+    def poll(self) -> Matcher | None:
+        if self._future.done():
+            return Matcher(self._future.result().deep_copy(), self._vocab_size)
+        if time.monotonic() > self._give_up:
+            raise ConstraintError(f"compiling the constraint took more than {self._limit_s:g} s: simplify it")
+        return None
+
+
+def _grammar(constraint: Constraint) -> str:
+    source = constraint.source
+    match constraint.kind:
+        case ConstraintKind.JSON_OBJECT:
+            return LLMatcher.grammar_from_json_schema('{"type": "object"}')
+        case ConstraintKind.JSON_SCHEMA:
+            try:
+                return LLMatcher.grammar_from_json_schema(source)
+            except ValueError as error:
+                raise ConstraintError(f"the schema is not a JSON object: {error}") from error
+        case ConstraintKind.REGEX:
+            return LLMatcher.grammar_from_regex(source)
+        case ConstraintKind.CHOICE:
+            return LLMatcher.grammar_from_regex("|".join(map(re.escape, _choices(source))))
+        case ConstraintKind.GRAMMAR:
+            return LLMatcher.grammar_from_lark(source)
+
+
+def _choices(source: str) -> list[str]:
+    try:
+        choices = json.loads(source)
+    except ValueError:
+        choices = None
+    if not isinstance(choices, list) or not choices or not all(isinstance(choice, str) and choice for choice in choices):
+        raise ConstraintError(f"the choices are {source[:80]}, expected a JSON list of non-empty strings")
+    return choices

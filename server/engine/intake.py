@@ -1,0 +1,71 @@
+"""A Submit becomes a request of the engine, or is refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from runtime.step import PAGE_SIZE, StepLimits
+from server.engine.blocks import PageList
+from server.engine.request import Request, Sequence, Stage
+from server.engine.sampler import RowState
+from server.handle import RequestError
+from server.messages import Submit
+
+
+def open_request(submit: Submit, arrival: int, *, limits: StepLimits, eos_ids: tuple[int, ...]) -> Request:
+    """Raises RequestError. A choice that a former worker finished is FINISHED, one it began goes on behind what it emitted."""
+    _check_ids(submit, limits.vocab_size)
+    num_prompt = len(submit.prompt_ids)
+    if num_prompt >= limits.max_context:
+        raise RequestError(
+            "context_length_exceeded",
+            f"the prompt has {num_prompt} tokens, expected fewer than the context of {limits.max_context}",
+        )
+    max_len = min(num_prompt + submit.params.max_tokens, limits.max_context)
+    capacity = (limits.num_pages - 1) * PAGE_SIZE
+    if max_len > capacity:
+        raise RequestError(
+            "context_length_exceeded",
+            f"prompt and answer have up to {max_len} tokens, the KV cache holds {capacity}: lower max_tokens or load the "
+            "model with a larger kv_cache_bytes",
+        )
+    request = Request(submit, arrival)
+    for choice in range(submit.num_choices):
+        emitted = submit.emitted[choice] if submit.emitted else ()
+        row = RowState(submit.params, choice, eos_ids, submit.prompt_ids)
+        for token_id in emitted:
+            row.advance(token_id)
+        seq = Sequence(
+            request,
+            choice,
+            token_ids=[*submit.prompt_ids, *emitted],
+            held=PageList(submit.cache_salt.encode()),
+            row=row,
+            max_len=max_len,
+            rank=(submit.priority, arrival, choice),
+        )
+        if choice in submit.finished:
+            seq.stage = Stage.FINISHED
+        if choice == 0 and submit.params.prompt_logprobs is not None and not emitted:
+            seq.prompt_logprobs = [None]
+        request.sequences.append(seq)
+    return request
+
+
+def _check_ids(submit: Submit, vocab_size: int) -> None:
+    """A token outside the vocabulary must not reach the arrays: it would end the worker for everybody."""
+    params = submit.params
+    if not submit.prompt_ids:
+        raise RequestError("invalid_value", "the prompt has 0 tokens, expected at least 1")
+    named: dict[str, Iterable[int]] = {
+        "prompt": submit.prompt_ids,
+        "emitted": (token_id for emitted in submit.emitted for token_id in emitted),
+        "logit_bias": (token_id for token_id, _ in params.logit_bias),
+        "allowed_token_ids": params.allowed_token_ids,
+        "banned_token_ids": params.banned_token_ids,
+        "stop_token_ids": params.stop_token_ids,
+    }
+    for name, ids in named.items():
+        for token_id in ids:
+            if not 0 <= token_id < vocab_size:
+                raise RequestError("invalid_value", f"{name}: token {token_id}, expected 0 to {vocab_size - 1}")

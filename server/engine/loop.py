@@ -1,0 +1,399 @@
+"""The engine: admit -> schedule -> run -> sample -> publish.
+
+`Engine.step` does these one after the other and is the meaning. `OverlappedEngine.step` does the same work, but schedules the next
+step, computes its masks and publishes the last tokens while the device runs; a test holds the two to the same tokens.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.step import StepBatch, StepModel
+from server.engine.batch import BatchBuilder
+from server.engine.constrain import ConstraintCompiler, ConstraintError, Pending
+from server.engine.intake import open_request
+from server.engine.request import Request, Sequence, Stage
+from server.engine.sampler import Bitmask, Drawn, Sampler
+from server.engine.scheduler import Plan, Scheduler
+from server.handle import RequestError
+from server.messages import (
+    Abort,
+    Failed,
+    FinishReason,
+    FromWorker,
+    Stats,
+    Submit,
+    TokenEvent,
+    TokenLogprob,
+    Tokens,
+)
+
+Publish = Callable[[FromWorker], None]
+STATS_INTERVAL_S = 0.1
+
+
+@dataclass(slots=True)
+class Timing:
+    """Of steps: from one launch to the next, and of that what the device took. Sums since the engine started."""
+
+    num_steps: int = 0
+    step_s: float = 0.0
+    kernel_s: float = 0.0
+    last_step_s: float = 0.0
+    last_kernel_s: float = 0.0
+
+    def add(self, step_s: float, kernel_s: float) -> None:
+        self.num_steps += 1
+        self.step_s += step_s
+        self.kernel_s += kernel_s
+        self.last_step_s, self.last_kernel_s = step_s, kernel_s
+
+    @property
+    def host_share(self) -> float:
+        return 1.0 - self.kernel_s / self.step_s if self.step_s else 0.0
+
+
+class Engine:
+    def __init__(
+        self,
+        model: StepModel,
+        publish: Publish,
+        *,
+        eos_ids: tuple[int, ...] = (),
+        constraints: ConstraintCompiler | None = None,
+        max_chunk: int | None = None,
+    ) -> None:
+        self.scheduler = Scheduler(model.limits, max_chunk=max_chunk)
+        self.timing = Timing()
+        self._model = model
+        self._publish_message = publish
+        self._eos_ids = eos_ids
+        self._constraints = constraints
+        self._batches = BatchBuilder(model.limits)
+        self._sampler = Sampler(model.limits.vocab_size)
+        self._requests: dict[str, Request] = {}
+        self._compiling: dict[Sequence, Pending] = {}
+        self._deadlines: list[tuple[float, int, Request]] = []
+        self._events: list[TokenEvent] = []
+        self._num_arrived = 0
+        self._stats_due = 0.0
+
+    # --- what arrives ----------------------------------------------------------------------------------------------------
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._requests or self._events)
+
+    def submit(self, submit: Submit) -> None:
+        try:
+            request = self._open(submit)
+        except RequestError as error:
+            self._publish_message(Failed(submit.request_id, error.code, error.message))
+            return
+        self._requests[submit.request_id] = request
+        if submit.deadline is not None:
+            heapq.heappush(self._deadlines, (submit.deadline, request.arrival, request))
+        for seq in request.sequences:
+            if seq.stage is not Stage.FINISHED and seq.num_known >= seq.max_len:
+                self._end(seq, FinishReason.LENGTH)
+        if not any(seq.stage is Stage.COMPILING for seq in request.sequences):
+            self.scheduler.add(request)
+
+    def abort(self, abort: Abort) -> None:
+        request = self._requests.get(abort.request_id)
+        if request is None:
+            return  # it has just ended
+        for seq in list(request.sequences):
+            if abort.choice in (None, seq.choice):
+                self._end(seq, FinishReason.ABORT)
+
+    def _open(self, submit: Submit) -> Request:
+        if submit.request_id in self._requests:
+            raise RequestError("generation_failed", f"request_id {submit.request_id} is running already")
+        request = open_request(submit, self._num_arrived, limits=self._model.limits, eos_ids=self._eos_ids)
+        self._num_arrived += 1
+        constraint = submit.params.constraint
+        if constraint is None:
+            return request
+        if self._constraints is None:
+            raise RequestError("invalid_schema", "this model was loaded without a tokenizer, which constraints need")
+        for seq in request.sequences:
+            if seq.stage is Stage.WAITING:
+                seq.stage = Stage.COMPILING
+                self._compiling[seq] = self._constraints.compile(constraint)
+        return request
+
+    # --- one step --------------------------------------------------------------------------------------------------------
+
+    def step(self) -> bool:
+        """False if there was nothing to run."""
+        self._admit()
+        plan = self.scheduler.settle(self.scheduler.schedule())
+        if plan.items:
+            launched = time.perf_counter()
+            logits, kernel_s = self._run(plan, self._batches.build(plan))
+            self._sample(plan, logits, self._masks(plan))
+            self._record(plan, time.perf_counter() - launched, kernel_s)
+        self._publish()
+        return bool(plan.items)
+
+    def _admit(self) -> None:
+        """Let compiled constraints in and expired requests out."""
+        now = time.time()
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, _, request = heapq.heappop(self._deadlines)
+            for seq in request.sequences:
+                self._end(seq, FinishReason.DEADLINE)
+        for seq, pending in list(self._compiling.items()):
+            if seq not in self._compiling:
+                continue  # its request has just failed
+            try:
+                seq.matcher = pending.poll()
+                if seq.matcher is not None:
+                    self._enter(seq)
+            except ConstraintError as error:
+                self._fail(seq.request, "invalid_schema", str(error))
+
+    def _enter(self, seq: Sequence) -> None:
+        """The constraint is there: follow what was emitted before; when the last choice has its own, the request may run."""
+        assert seq.matcher is not None
+        del self._compiling[seq]
+        seq.stage = Stage.WAITING
+        seq.matcher.advance(seq.token_ids[seq.num_prompt :])
+        self._tell(seq, *self._follow(seq))
+        if not any(other.stage is Stage.COMPILING for other in seq.request.sequences):
+            self.scheduler.add(seq.request)
+
+    def _masks(self, plan: Plan) -> dict[Sequence, Bitmask]:
+        """Of the rows that a constraint restricts. They depend on the tokens before the step, so the device may run meanwhile."""
+        masks: dict[Sequence, Bitmask] = {}
+        for seq, item in list(plan.items.items()):
+            if item.draws and seq.matcher is not None and seq.stage is not Stage.FINISHED:
+                try:
+                    masks[seq] = seq.matcher.mask()
+                except ConstraintError as error:
+                    self._fail(seq.request, "generation_failed", f"the constraint cannot be followed: {error}")
+        return masks
+
+    def _run(self, plan: Plan, batch: StepBatch) -> tuple[NDArray[np.float32], float]:
+        started = time.perf_counter()
+        for source, target in plan.copies:
+            self._model.copy_page(source, target)
+        logits = self._model.run(batch)
+        return logits, time.perf_counter() - started
+
+    def _sample(self, plan: Plan, logits: NDArray[np.float32], masks: dict[Sequence, Bitmask]) -> None:
+        drawing: list[Sequence] = []
+        rows: list[int] = []
+        at = 0
+        for item in plan.items.values():
+            seq = item.seq
+            seq.num_awaited -= item.draws
+            if seq.stage is not Stage.FINISHED:
+                if seq.prompt_logprobs is not None:
+                    self._judge_prompt(seq, logits[at : at + item.num_rows - item.draws])
+                if item.draws:
+                    drawing.append(seq)
+                    rows.append(at + item.num_rows - 1)
+            at += item.num_rows
+        wanted = logits if len(rows) == len(logits) else logits[rows]
+        results = self._sampler.sample(wanted, [seq.row for seq in drawing], [masks.get(seq) for seq in drawing])
+        for seq, drawn in zip(drawing, results, strict=True):
+            if seq.stage is not Stage.FINISHED:  # another choice may have failed the request just now
+                self._take(seq, drawn)
+
+    def _judge_prompt(self, seq: Sequence, rows: NDArray[np.float32]) -> None:
+        num_top = seq.request.submit.params.prompt_logprobs
+        assert seq.prompt_logprobs is not None and num_top is not None
+        for row in rows:
+            token_id = seq.token_ids[len(seq.prompt_logprobs)]
+            seq.prompt_logprobs.append(self._sampler.prompt_logprob(row, token_id, num_top))
+
+    # --- what becomes of a token -----------------------------------------------------------------------------------------
+
+    def _take(self, seq: Sequence, drawn: Drawn) -> None:
+        if drawn.error is not None:
+            self._fail(seq.request, drawn.error.code, str(drawn.error))
+            return
+        reason = self._append(seq, drawn.token_id)
+        joined = [] if seq.stop_token_id is not None else [drawn.token_id]
+        if reason is None:
+            forced, reason = self._follow(seq)
+            joined += forced
+        self._tell(seq, joined, reason, () if drawn.logprob is None else (drawn.logprob,))
+
+    def _append(self, seq: Sequence, token_id: int) -> FinishReason | None:
+        if token_id in seq.row.ender_ids and not seq.row.holds_back_end:
+            seq.stop_token_id = token_id
+            return FinishReason.STOP
+        seq.token_ids.append(token_id)
+        seq.row.advance(token_id)
+        if seq.matcher is not None:
+            seq.matcher.advance([token_id])
+            if seq.matcher.is_complete:
+                return FinishReason.STOP
+        return FinishReason.LENGTH if seq.num_known >= seq.max_len else None
+
+    def _follow(self, seq: Sequence) -> tuple[list[int], FinishReason | None]:
+        """Append what the grammar forces, without running the model. Only where drawing could give nothing else: with
+        log-probabilities wanted, other tokens banned or a stop token in the way, the model's step decides."""
+        params = seq.row.params
+        joined: list[int] = []
+        if seq.matcher is None or not seq.row.is_plain or params.logprobs is not None or seq.prompt_logprobs is not None:
+            return joined, None
+        for token_id in seq.matcher.forced():
+            if token_id in seq.row.ender_ids:
+                break
+            joined.append(token_id)
+            reason = self._append(seq, token_id)
+            if reason is not None:
+                return joined, reason
+        return joined, None
+
+    def _tell(
+        self,
+        seq: Sequence,
+        token_ids: list[int],
+        reason: FinishReason | None,
+        logprobs: tuple[TokenLogprob, ...] = (),
+    ) -> None:
+        if reason is not None:
+            self._end(seq, reason, token_ids, logprobs)
+        elif token_ids:
+            self._events.append(self._event(seq, token_ids, logprobs))
+
+    def _end(
+        self,
+        seq: Sequence,
+        reason: FinishReason,
+        token_ids: list[int] | None = None,
+        logprobs: tuple[TokenLogprob, ...] = (),
+    ) -> None:
+        """With its pages, within the step."""
+        if seq.stage is Stage.FINISHED:
+            return
+        self._compiling.pop(seq, None)
+        self.scheduler.finish(seq)
+        seq.finish_reason = reason
+        self._events.append(self._event(seq, token_ids or [], logprobs))
+        if seq.request.is_finished:
+            del self._requests[seq.request.submit.request_id]
+
+    def _fail(self, request: Request, code: str, message: str) -> None:
+        for seq in request.sequences:
+            if seq.stage is not Stage.FINISHED:
+                self._compiling.pop(seq, None)
+                self.scheduler.finish(seq)
+        request_id = request.submit.request_id
+        del self._requests[request_id]
+        self._flush()
+        self._publish_message(Failed(request_id, code, message))
+
+    def _event(self, seq: Sequence, token_ids: list[int], logprobs: tuple[TokenLogprob, ...]) -> TokenEvent:
+        judged, seq.prompt_logprobs = seq.prompt_logprobs, None
+        request = seq.request
+        return TokenEvent(
+            request.submit.request_id,
+            seq.choice,
+            tuple(token_ids),
+            logprobs=logprobs,
+            finish_reason=seq.finish_reason,
+            stop_token_id=seq.stop_token_id,
+            num_cached=request.num_cached or 0,
+            prompt_logprobs=tuple(judged) if judged is not None and len(judged) == seq.num_prompt else (),
+        )
+
+    # --- what leaves -----------------------------------------------------------------------------------------------------
+
+    def _flush(self) -> None:
+        if self._events:
+            self._publish_message(Tokens(tuple(self._events)))
+            self._events = []
+
+    def _publish(self) -> None:
+        self._flush()
+        now = time.monotonic()
+        if self._requests and now >= self._stats_due:
+            self._publish_message(self.stats())
+            self._stats_due = now + STATS_INTERVAL_S
+        elif not self._requests and self._stats_due:
+            self._publish_message(self.stats())
+            self._stats_due = 0.0  # the last word: silence until a request comes
+
+    def _record(self, plan: Plan, step_s: float, kernel_s: float) -> None:
+        self.timing.add(step_s, kernel_s)
+        self.scheduler.pace.observe(plan.num_decode, plan.num_prefill, step_s)
+
+    def stats(self) -> Stats:
+        scheduler, pool, timing = self.scheduler, self.scheduler.pool, self.timing
+        num_alive = sum(seq.stage is not Stage.FINISHED for r in self._requests.values() for seq in r.sequences)
+        return Stats(
+            num_running=len(scheduler.running),
+            num_waiting=num_alive - len(scheduler.running),
+            num_pages_used=pool.num_used,
+            num_pages=pool.num_pages - 1,
+            num_preemptions=scheduler.num_preemptions,
+            prefix_queries=pool.num_queried_tokens,
+            prefix_hits=pool.num_found_tokens,
+            num_steps=timing.num_steps,
+            step_s=timing.last_step_s,
+            kernel_s=timing.last_kernel_s,
+        )
+
+    def check_integrity(self) -> None:
+        self.scheduler.check_integrity(seq for request in self._requests.values() for seq in request.sequences)
+
+    def close(self) -> None:
+        if self._constraints is not None:
+            self._constraints.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """A step that the device is running."""
+
+    plan: Plan
+    result: Future[tuple[NDArray[np.float32], float]]
+    launched: float
+
+
+class OverlappedEngine(Engine):
+    _flight: Flight | None = None
+
+    @property
+    def has_work(self) -> bool:
+        return super().has_work or self._flight is not None
+
+    def step(self) -> bool:
+        self._publish()
+        self._admit()
+        plan = self.scheduler.schedule()
+        flight, self._flight, kernel_s = self._flight, None, 0.0
+        if flight is not None:
+            masks = self._masks(flight.plan)
+            logits, kernel_s = flight.result.result()
+            self._sample(flight.plan, logits, masks)
+        self.scheduler.settle(plan)
+        batch = self._batches.build(plan) if plan.items else None
+        launched = time.perf_counter()
+        if batch is not None:
+            self._flight = Flight(plan, self._device.submit(self._run, plan, batch), launched)
+        if flight is not None:
+            self._record(flight.plan, launched - flight.launched, kernel_s)
+        return flight is not None or batch is not None
+
+    @cached_property
+    def _device(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(1, thread_name_prefix="device")
+
+    def close(self) -> None:
+        self._device.shutdown()
+        super().close()

@@ -1,0 +1,96 @@
+"""What the engine knows about a request and about each of its choices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from runtime.step import PAGE_SIZE
+from server.engine.blocks import PageList
+from server.engine.constrain import Matcher
+from server.engine.sampler import RowState
+from server.messages import FinishReason, Submit, TokenLogprob
+
+
+class Stage(Enum):
+    COMPILING = "compiling"  # its constraint
+    WAITING = "waiting"
+    RUNNING = "running"  # it has a slot of the batch
+    FINISHED = "finished"
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A Submit and its choices. `leader` computes the prompt, those in `followers` are forked from it when it has."""
+
+    submit: Submit
+    arrival: int
+    sequences: list[Sequence] = field(default_factory=lambda: list[Sequence]())
+    leader: Sequence | None = None
+    followers: list[Sequence] = field(default_factory=lambda: list[Sequence]())
+    num_cached: int | None = None  # what the first prefill of any choice found in the prefix cache
+
+    @property
+    def is_finished(self) -> bool:
+        return all(seq.stage is Stage.FINISHED for seq in self.sequences)
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One choice of a request. In counts of tokens, at any time:
+
+        num_reused <= num_computed <= num_tokens == num_known + num_awaited     num_prompt <= num_known <= max_len
+
+    reused: taken from the prefix cache or from the leader when it last began to run; computed: in the KV cache, or in a step handed
+    to the device, which works in order; known: `token_ids`; awaited: rows being computed whose token is not drawn yet.
+    """
+
+    request: Request
+    choice: int
+    token_ids: list[int]
+    held: PageList
+    row: RowState
+    max_len: int  # tokens at which it ends for length
+    stage: Stage = Stage.WAITING
+    slot: int = -1  # its row in the batch's tables while RUNNING
+    matcher: Matcher | None = None
+    num_reused: int = 0
+    num_computed: int = 0
+    num_awaited: int = 0
+    rank: tuple[int, int, int] = (0, 0, 0)
+    prompt_logprobs: list[TokenLogprob | None] | None = None  # None: not asked for, or delivered
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None
+
+    @property
+    def fairness_key(self) -> str:
+        return self.request.submit.fairness_key
+
+    @property
+    def num_prompt(self) -> int:
+        return len(self.request.submit.prompt_ids)
+
+    @property
+    def num_known(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids) + self.num_awaited
+
+    @property
+    def num_to_compute(self) -> int:
+        return len(self.token_ids) + self.num_awaited - self.num_computed
+
+    @property
+    def num_reusable(self) -> int:
+        """How much of the beginning may come from the cache: the last token must run to give a row, and so must
+        every token before one whose log-probability is wanted."""
+        if self.prompt_logprobs is not None:
+            return max(0, min(len(self.prompt_logprobs) - 1, self.num_known - 1))
+        return self.num_known - 1
+
+    def check(self) -> None:
+        assert 0 <= self.num_reused <= self.num_computed <= self.num_tokens, self
+        assert self.num_prompt <= self.num_known <= self.max_len, self
+        assert len(self.held.pages) * PAGE_SIZE >= self.num_computed, self

@@ -1,0 +1,289 @@
+"""Which tokens run in the next step.
+
+Decoding sequences come first, in order of rank; what is left of the token budget goes to prompts, in chunks, by turns of the fair
+queue. When pages are short, the sequence of the worst rank gives way and is computed again later (mostly from the prefix cache).
+The best-ranked sequence always advances, and no sequence is admitted that could not finish alone, so the whole always advances.
+
+A plan may be made while the step before it still runs: tokens of that step are `awaited`. `settle` closes the plan once they are
+known. Everything that happens to a sequence between the two, an abort say, is undone in the open plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from runtime.step import StepLimits
+from server.engine.blocks import BlockPool
+from server.engine.fair import FairQueue
+from server.engine.pace import Pace
+from server.engine.request import Request, Sequence, Stage
+
+
+@dataclass(slots=True, eq=False)
+class Item:
+    """Tokens start .. start + count of a sequence. Its last `num_rows` tokens give rows of logits: one to draw the next token
+    from, or more where log-probabilities of the prompt are wanted."""
+
+    seq: Sequence
+    start: int
+    count: int
+    num_rows: int
+    draws: bool  # the last row is drawn from
+    is_prefill: bool
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.count
+
+
+@dataclass(slots=True, eq=False)
+class Plan:
+    items: dict[Sequence, Item] = field(default_factory=dict[Sequence, Item])
+    copies: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])  # (source page, target page), before the step
+    num_tokens: int = 0
+    num_rows: int = 0
+    num_prefill: int = 0  # of the tokens
+
+    @property
+    def num_decode(self) -> int:
+        return self.num_tokens - self.num_prefill
+
+
+class Scheduler:
+    def __init__(self, limits: StepLimits, *, pool: BlockPool | None = None, max_chunk: int | None = None) -> None:
+        assert limits.max_seqs <= limits.max_tokens, limits
+        self.limits = limits
+        self.pool = pool or BlockPool(limits.num_pages)
+        self.pace = Pace(limits.max_tokens)
+        self.max_chunk = max_chunk or limits.max_tokens  # of one prompt in one step
+        self.queue: FairQueue[Sequence] = FairQueue()  # waiting, or running with a prompt not yet computed
+        self.running: list[Sequence] = []  # in order of rank
+        self.num_preemptions = 0
+        self.paused = False  # plans stay empty; whatever ends is still let go
+        self._slots = list(range(limits.max_seqs - 1, -1, -1))
+        self._open = Plan()  # planned and not settled
+        self._launched: list[Sequence] = []  # of the last settled plan
+        self._set_back: set[Sequence] = set()  # preempted while making the open plan
+
+    @property
+    def num_waiting(self) -> int:
+        return sum(seq.stage is Stage.WAITING for seq in self.queue)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.running or len(self.queue))
+
+    def add(self, request: Request) -> None:
+        """Choices that begin alike wait until the first of them has computed the prompt, and are forked from it."""
+        alive = [seq for seq in request.sequences if seq.stage is Stage.WAITING]
+        fresh = [seq for seq in alive if seq.num_known == seq.num_prompt]
+        request.leader, request.followers = (fresh[0], fresh[1:]) if fresh else (None, [])
+        for seq in alive:
+            if seq not in request.followers:
+                self.queue.push(seq)
+
+    def finish(self, seq: Sequence) -> None:
+        """Take a sequence out, at whatever stage; its pages are free at once."""
+        request = seq.request
+        self._unplan(seq)
+        if seq in self.queue:
+            self.queue.remove(seq)
+        elif seq in request.followers:
+            request.followers.remove(seq)
+        self._vacate(seq)
+        seq.stage = Stage.FINISHED
+        if seq is request.leader and request.followers:
+            request.leader = request.followers.pop(0)
+            self.queue.push(request.leader)
+
+    def schedule(self) -> Plan:
+        assert not self._open.items
+        for seq in self._launched:
+            if seq.stage is Stage.RUNNING:
+                self.pool.publish(seq.held, seq.token_ids, min(seq.num_computed, seq.num_known))
+                if seq.request.followers and seq is seq.request.leader and seq.num_computed >= seq.num_prompt:
+                    for follower in seq.request.followers:
+                        self.queue.push(follower)
+                    seq.request.followers = []
+        self._launched = []
+        self._set_back = set()
+        self._open = Plan()
+        if not self.paused:
+            self._plan_decodes()
+            self.extend()
+        return self._open
+
+    def extend(self) -> Plan:
+        """Plan prompts as far as the open plan has room for them; what was planned stays."""
+        plan, limits = self._open, self.limits
+        budget = min(limits.max_tokens - plan.num_tokens, self.pace.prefill_budget(plan.num_decode) - plan.num_prefill)
+        while budget > 0 and (seq := self.queue.head()) is not None and seq not in plan.items:
+            if seq.stage is Stage.WAITING and not self._admit(seq):
+                self._plan_admitted(budget)
+                break
+            budget -= self._plan_prompt(seq, budget)
+            if seq not in plan.items or not plan.items[seq].draws:
+                break  # the chunk ended where the budget, the pages or the rows did
+        return plan
+
+    def settle(self, plan: Plan) -> Plan:
+        """Close the plan: the tokens awaited when it was made are known now. A row that became pointless is dropped."""
+        assert plan is self._open
+        for item in plan.items.values():
+            if item.draws and item.stop < item.seq.num_known:  # a grammar forced the tokens behind it
+                assert item.num_rows == 1
+                item.draws = False
+                item.num_rows -= 1
+                item.seq.num_awaited -= 1
+                plan.num_rows -= 1
+        self._open = Plan()
+        self._launched = list(plan.items)
+        return plan
+
+    def check_integrity(self, holders: Iterable[Sequence]) -> None:
+        alive = [seq for seq in holders if seq.stage is not Stage.FINISHED]
+        self.pool.check_integrity(seq.held for seq in alive)
+        slots = sorted([*self._slots, *(seq.slot for seq in self.running)])
+        assert slots == list(range(self.limits.max_seqs)), slots
+        assert [seq.rank for seq in self.running] == sorted(seq.rank for seq in self.running)
+        for seq in alive:
+            seq.check()
+            assert (seq.slot >= 0) == (seq.stage is Stage.RUNNING) == (seq in self.running), seq
+
+    # --- the two parts of a plan -----------------------------------------------------------------------------------------
+
+    def _plan_decodes(self) -> None:
+        max_tokens = self.limits.max_tokens
+        for seq in list(self.running):
+            if seq.stage is not Stage.RUNNING or seq.num_tokens >= seq.max_len or seq in self.queue:
+                continue  # set back just now, or its last token is awaited, or a prompt
+            count = min(seq.num_to_compute, max_tokens - self._open.num_tokens)
+            if count > 0 and self._place(seq, count, num_rows=1, is_prefill=False):
+                self.queue.charge(seq.fairness_key, count)
+
+    def _plan_prompt(self, seq: Sequence, budget: int) -> int:
+        """Plan a chunk; how many tokens it has."""
+        count = min(seq.num_to_compute, budget, self.max_chunk)
+        num_rows = 1
+        if seq.prompt_logprobs is not None:
+            # The row of token i judges token i + 1, and rows are as scarce as sequences.
+            num_judged = max(len(seq.prompt_logprobs) - 1 - seq.num_computed, 0)
+            count = min(count, num_judged + self.limits.max_seqs - self._open.num_rows)
+            num_rows = count - num_judged
+        if self._open.num_rows == self.limits.max_seqs or not self._place(seq, count, num_rows=num_rows):
+            return 0
+        self.queue.charge(seq.fairness_key, count)
+        if self._open.items[seq].draws:
+            self.queue.remove(seq)
+        return count
+
+    def _plan_admitted(self, budget: int) -> None:
+        """The next in turn cannot be admitted: those admitted go on, or nobody would ever make room."""
+        for seq in list(self.running):
+            if budget > 0 and seq.stage is Stage.RUNNING and seq in self.queue and seq not in self._open.items:
+                budget -= self._plan_prompt(seq, budget)
+
+    def _place(self, seq: Sequence, count: int, *, num_rows: int, is_prefill: bool = True) -> bool:
+        """Put `count` tokens into the plan, taking pages from worse-ranked sequences if need be."""
+        start = seq.num_computed
+        while (copies := self.pool.make_writable(seq.held, start, start + count)) is None:
+            if not self._preempt_below(seq):
+                return False
+        draws = start + count == seq.num_tokens
+        plan = self._open
+        wanted = num_rows if draws or seq.prompt_logprobs is not None else 0
+        plan.items[seq] = Item(seq, start, count, wanted, draws, is_prefill)
+        plan.copies += copies
+        plan.num_tokens += count
+        plan.num_prefill += count * is_prefill
+        plan.num_rows += wanted
+        seq.num_computed += count
+        seq.num_awaited += draws
+        return True
+
+    # --- admission and preemption ----------------------------------------------------------------------------------------
+
+    def _admit(self, seq: Sequence) -> bool:
+        if seq.num_awaited or seq in self._set_back:
+            return False
+        while not self._slots:
+            if not self._preempt_below(seq, strictly_lower_priority=True):
+                return False
+        self._find_beginning(seq)
+        while self._num_pages_to_admit(seq) > self.pool.num_available:
+            if not self._preempt_below(seq, strictly_lower_priority=True):
+                self.pool.release(seq.held)
+                seq.num_reused = seq.num_computed = 0
+                return False
+        seq.slot = self._slots.pop()
+        seq.stage = Stage.RUNNING
+        request = seq.request
+        if request.num_cached is None:
+            request.num_cached = min(seq.num_reused, seq.num_prompt)
+            self.pool.count_reuse(seq.num_prompt, request.num_cached)
+        at = next((i for i, other in enumerate(self.running) if other.rank > seq.rank), len(self.running))
+        self.running.insert(at, seq)
+        return True
+
+    def _num_pages_to_admit(self, seq: Sequence) -> int:
+        """Room for its whole prompt, and for a page more of each that runs: else one of them would soon be set back."""
+        return self.pool.num_needed(seq.held, seq.num_computed, seq.num_known) + len(self.running)
+
+    def _find_beginning(self, seq: Sequence) -> None:
+        """Share what is computed already: the leader's prompt, or published pages."""
+        leader = seq.request.leader
+        if leader is not None and leader is not seq and self._has_launched_prompt(leader) and seq.num_known == seq.num_prompt:
+            self.pool.fork(leader.held, seq.held, seq.num_prompt - 1)
+            seq.num_reused = seq.num_prompt - 1
+        else:
+            seq.num_reused = self.pool.reuse(seq.held, seq.token_ids, seq.num_reusable)
+        seq.num_computed = seq.num_reused
+
+    def _has_launched_prompt(self, seq: Sequence) -> bool:
+        """Its prompt is in pages that the open plan does not write: copies are made before the step runs."""
+        item = self._open.items.get(seq)
+        num_launched = seq.num_computed if item is None else item.start
+        return seq.stage is Stage.RUNNING and num_launched >= seq.num_prompt
+
+    def _preempt_below(self, seq: Sequence, *, strictly_lower_priority: bool = False) -> bool:
+        """Set back the worst-ranked running sequence, if it ranks below `seq`; if `seq` is the worst, it sets back itself."""
+        if not self.running:
+            return False
+        victim = self.running[-1]
+        if strictly_lower_priority and victim.rank[0] <= seq.rank[0]:
+            return False
+        if victim.rank < seq.rank:
+            return False
+        self._preempt(victim)
+        return victim is not seq
+
+    def _preempt(self, seq: Sequence) -> None:
+        self._unplan(seq)
+        self._vacate(seq)
+        seq.stage = Stage.WAITING
+        self._set_back.add(seq)
+        self.num_preemptions += 1
+        if seq not in self.queue:
+            self.queue.push(seq)
+
+    def _vacate(self, seq: Sequence) -> None:
+        """Give back pages and slot. What is computed stays findable."""
+        if seq.stage is Stage.RUNNING:
+            self.pool.publish(seq.held, seq.token_ids, min(seq.num_computed, seq.num_known))
+            self.running.remove(seq)
+            self._slots.append(seq.slot)
+            seq.slot = -1
+        self.pool.release(seq.held)
+        seq.num_reused = seq.num_computed = 0
+
+    def _unplan(self, seq: Sequence) -> None:
+        item = self._open.items.pop(seq, None)
+        if item is None:
+            return
+        plan = self._open
+        plan.num_tokens -= item.count
+        plan.num_prefill -= item.count * item.is_prefill
+        plan.num_rows -= item.num_rows
+        seq.num_computed -= item.count
+        seq.num_awaited -= item.draws
