@@ -7,20 +7,50 @@
       constants   arrays that instructions and launches refer to
       object      machine code (or PTX) that defines every symbol named here
 
-Integers of a call live in its *shape heap* (int64). A function's slots are numbered; `shape_function` is a symbol of the object
-code that computes the derived slots from those that matching filled, all at once: `void (int64_t *heap)`.
+Integers of a call live in its *shape heap* (int64), in numbered slots. Matching a value against a specification fills the slots
+that the specification defines; a shape function, `void (int64_t *heap)` of the object code, then computes the derived ones all at
+once; then the slots that the specification only mentions are compared. A float scalar's slot holds the bits of its f64.
 
 A native phase is `void body(void **buffers, int64_t *dims, int64_t begin, int64_t end)`: iterations begin..end-1 of its outermost
 parallel loop; `int64_t grid(int64_t *dims)` tells how many there are. Iterations may run on any thread in any order. `dims` holds the
-kernel's integer variables and after them its scalar parameters as raw 64-bit words (a float as the bits of its f64).
+kernel's integer variables and after them its scalar parameters as raw 64-bit words (a float as the bits of its f64). Buffers are
+compact and row-major; those in the arena and in the constant table begin at multiples of 64 bytes, arguments at multiples of their
+element size.
+
+At the entry of a function its parameters are matched, `derive` is called, bounds are checked and the arena is made large enough;
+then the instructions run. Weights whose specification mentions a slot are matched at each call, the others once, when bound.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from math import prod
+from pathlib import Path
+from typing import Any, TypeVar
 
+import ml_dtypes
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime import sections
+from runtime.errors import DamagedFile, IncompatibleExecutable
+
+FORMAT_VERSION = 1
+
+DTYPES: dict[str, np.dtype[Any]] = {
+    "f32": np.dtype(np.float32),
+    "f16": np.dtype(np.float16),
+    "bf16": np.dtype(ml_dtypes.bfloat16),
+    "i8": np.dtype(np.int8),
+    "i16": np.dtype(np.int16),
+    "i32": np.dtype(np.int32),
+    "i64": np.dtype(np.int64),
+    "u8": np.dtype(np.uint8),
+    "u32": np.dtype(np.uint32),
+    "bool": np.dtype(np.bool_),
+}
 
 
 class Struct(msgspec.Struct, frozen=True, tag=True):
@@ -32,7 +62,10 @@ class Struct(msgspec.Struct, frozen=True, tag=True):
 
 
 class Slot(Struct, frozen=True, tag=True):
+    """`defines`: the dimension is a variable standing alone that gets its value here. Elsewhere the slot is only compared."""
+
     index: int
+    defines: bool = False
 
 
 DimRef = int | Slot
@@ -66,19 +99,20 @@ Spec = TensorSpec | ShapeSpec | ScalarSpec | TupleSpec | AnySpec
 
 
 class Bound(Struct, frozen=True, tag=True):
-    """A declared range of a variable, checked at entry. `upper` None: unbounded."""
+    """A declared range, checked when the slot gets its value. `upper` None: unbounded."""
 
     name: str
     slot: int
     lower: int = 0
-    upper: int | None = None
+    upper: DimRef | None = None
     multiple_of: int = 1
 
 
 class ParamSpec(Struct, frozen=True, tag=True):
     name: str
     spec: Spec
-    weight: bool = False  # bound once, not passed at every call
+    weight: bool = False  # bound once, not passed at every call; weights come after the other parameters
+    written: bool = False  # changed in place
 
 
 # --- kernels and launch lists ------------------------------------------------------------------------------------------
@@ -135,16 +169,17 @@ class ConstantRef(Struct, frozen=True, tag=True):
 
 
 class Imm(Struct, frozen=True, tag=True):
-    """A literal: number, string, specification, or None."""
+    """A literal."""
 
-    value: Any
+    value: bool | int | float | str | Spec | None
 
 
 Arg = Reg | ConstantRef | Imm | Slot
 
 
 class Call(Struct, frozen=True, tag=True):
-    """`callee` names a builtin of the machine ("vm."...), a library routine ("lib."...), or a function of the executable."""
+    """`callee` names a builtin of the machine ("vm.", listed in runtime/builtins.py), a library routine ("lib.", listed in
+    runtime/library.py), or a function of the executable."""
 
     dst: int | None
     callee: str
@@ -173,20 +208,123 @@ class VMFunction(Struct, frozen=True, tag=True):
     name: str
     params: tuple[ParamSpec, ...]  # in registers 0 .. len - 1
     num_registers: int
-    num_slots: int
+    slots: tuple[str, ...]  # what each slot holds, as text: "n", "2*n + 1"
     bounds: tuple[Bound, ...]
     instructions: tuple[Instruction, ...]
+    derive: str | None = None  # shape function of the entry
     arena_bytes: DimRef = 0  # bytes of the shared arena that a call needs
     signature: str = ""
+
+    @property
+    def inputs(self) -> tuple[ParamSpec, ...]:
+        return tuple(p for p in self.params if not p.weight)
+
+    @property
+    def weights(self) -> tuple[ParamSpec, ...]:
+        return tuple(p for p in self.params if p.weight)
 
 
 class ExecutableMeta(Struct, frozen=True, tag=True):
     """Everything but the bulk data; stored as one MessagePack document."""
 
-    format_version: int
     target: str
     functions: dict[str, VMFunction]
     kernels: tuple[Kernel, ...]
     regions: tuple[Region, ...]
-    shape_functions: dict[str, str] = {}
     info: dict[str, Any] = {}
+
+
+# --- the whole, in memory and on disk ----------------------------------------------------------------------------------
+
+
+class _ConstantInfo(Struct, frozen=True, tag=True):
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class _Document(Struct, frozen=True, tag=True):
+    meta: ExecutableMeta
+    constants: tuple[_ConstantInfo, ...]
+
+
+class _Version(msgspec.Struct, frozen=True):
+    format_version: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Executable:
+    """`texts` holds what was asked to be kept of the levels passed on the way (file name -> text)."""
+
+    meta: ExecutableMeta
+    object_code: bytes
+    constants: list[NDArray[Any]] = field(default_factory=list[NDArray[Any]])
+    texts: dict[str, str] = field(default_factory=dict[str, str])
+
+    def save(self, path: Path) -> None:
+        encode = msgspec.msgpack.Encoder(order="deterministic").encode
+        infos = tuple(_ConstantInfo(dtype_name(c.dtype), c.shape) for c in self.constants)
+        sections.write(
+            path,
+            {
+                "version": encode(_Version(FORMAT_VERSION)),
+                "program": encode(_Document(self.meta, infos)),
+                "object": self.object_code,
+                **{f"text/{name}": text.encode() for name, text in sorted(self.texts.items())},
+                **{f"constant/{i}": _bytes_of(c) for i, c in enumerate(self.constants)},
+            },
+        )
+
+    @staticmethod
+    def load(path: Path, *, verify_constants: bool = True) -> Executable:
+        """Constants are read-only views of the mapped file. A start from a cache of our own may skip their digests, which would
+        read every byte of them; program and code are always verified."""
+        file = sections.SectionFile(path)
+        version = _decode(file, "version", _Version)
+        if version.format_version != FORMAT_VERSION:
+            raise IncompatibleExecutable(
+                f"{path} has format {version.format_version}, this runtime reads {FORMAT_VERSION}; compile the program again"
+            )
+        document = _decode(file, "program", _Document)
+        return Executable(
+            document.meta,
+            bytes(file.read("object")),
+            [_constant(file, i, info, verify_constants) for i, info in enumerate(document.constants)],
+            {name.removeprefix("text/"): _text(file, name) for name in file.names if name.startswith("text/")},
+        )
+
+
+def dtype_name(dtype: np.dtype[Any]) -> str:
+    for name, known in DTYPES.items():
+        if known == dtype:
+            return name
+    raise ValueError(f"dtype {dtype} cannot be stored; known: {', '.join(DTYPES)}")
+
+
+def _bytes_of(array: NDArray[Any]) -> memoryview:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+
+
+T = TypeVar("T")
+
+
+def _decode(file: sections.SectionFile, name: str, type_: type[T]) -> T:
+    try:
+        return msgspec.msgpack.decode(file.read(name), type=type_)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise DamagedFile(file.path, name, str(error)) from error
+
+
+def _text(file: sections.SectionFile, name: str) -> str:
+    try:
+        return str(file.read(name), "utf-8")
+    except UnicodeDecodeError as error:
+        raise DamagedFile(file.path, name, str(error)) from error
+
+
+def _constant(file: sections.SectionFile, index: int, info: _ConstantInfo, verify: bool) -> NDArray[Any]:
+    name = f"constant/{index}"
+    data = file.read(name, verify=verify)
+    dtype = DTYPES.get(info.dtype)
+    if dtype is None or min(info.shape, default=0) < 0 or prod(info.shape) * dtype.itemsize != data.nbytes:
+        raise DamagedFile(file.path, name, f"{data.nbytes} bytes are no {info.dtype} array of shape {info.shape}")
+    return np.frombuffer(data, dtype).reshape(info.shape)

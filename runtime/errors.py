@@ -1,0 +1,73 @@
+"""What can go wrong below the compiler.
+
+RuntimeFault
+  DamagedFile            a stored file does not hold what was written
+  IncompatibleExecutable written by another version, or for another machine
+  UnresolvedSymbol       object code without a definition that is needed
+  InvalidProgram         instructions that no compiler of ours emits
+  UnknownName            no such function, parameter, routine
+  ArgumentMismatch       a value is not what a specification says
+    BoundExceeded        a dimension is outside its declared range
+  OutOfMemory            a request beyond the limit, refused before anything was touched
+  TooDeep                functions that call each other without end
+  InvalidFlag            a developer switch that does not parse
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+
+class RuntimeFault(Exception):
+    """Base of the errors of this package."""
+
+
+class DamagedFile(RuntimeFault):
+    def __init__(self, path: Path, section: str, problem: str) -> None:
+        super().__init__(f"{path}: section {section!r} is damaged: {problem}; delete the file, it will be built again")
+        self.path, self.section, self.problem = path, section, problem
+
+
+class IncompatibleExecutable(RuntimeFault):
+    pass
+
+
+class UnresolvedSymbol(RuntimeFault):
+    pass
+
+
+class InvalidProgram(RuntimeFault):
+    pass
+
+
+class UnknownName(RuntimeFault):
+    def __init__(self, noun: str, name: str, known: Iterable[str]) -> None:
+        super().__init__(f"unknown {noun} {name!r}; known: {', '.join(sorted(known)) or 'none'}")
+        self.name = name
+
+
+class ArgumentMismatch(RuntimeFault):
+    pass
+
+
+class BoundExceeded(ArgumentMismatch):
+    pass
+
+
+class OutOfMemory(RuntimeFault):
+    def __init__(self, part: str, *, required: int, free: int, limit: int) -> None:
+        super().__init__(
+            f"{part} needs {required:,} bytes, {free:,} are free of the limit of {limit:,}; raise the limit or declare smaller bounds"
+        )
+        self.part, self.required, self.free, self.limit = part, required, free, limit
+
+
+class TooDeep(RuntimeFault):
+    pass
+
+
+class InvalidFlag(RuntimeFault):
+    def __init__(self, name: str, value: str, expected: str) -> None:
+        super().__init__(f"{name}={value!r}: expected {expected}; correct or unset the variable")
+        self.name = name

@@ -1,0 +1,127 @@
+"""A file of named sections, each with its digest: how executables and packed weights lie on disk.
+
+    magic | header length | sha256 of the header | header (MessagePack: name, offset, size, sha256 of each section) | sections
+
+Sections begin at multiples of 64 bytes, so arrays in them are aligned when the file is mapped. Equal content gives equal bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import os
+import struct
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from runtime.errors import DamagedFile
+
+MAGIC = b"RLXSECT1"
+ALIGNMENT = 64
+_PREFIX = struct.Struct("<8sQ32s")  # magic, header length, header digest
+
+
+class Section(msgspec.Struct, frozen=True):
+    name: str
+    offset: int
+    size: int
+    sha256: bytes
+
+
+def write(path: Path, sections: Mapping[str, bytes | memoryview]) -> None:
+    """All or nothing: readers see the old file or the whole new one, also after a loss of power."""
+    views = {name: memoryview(content).cast("B") for name, content in sections.items()}
+    digests = {name: hashlib.sha256(view).digest() for name, view in views.items()}
+    table = _layout(views, digests)
+    header = msgspec.msgpack.encode(table)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(_PREFIX.pack(MAGIC, len(header), hashlib.sha256(header).digest()) + header)
+            for section in table:
+                file.write(bytes(section.offset - file.tell()))
+                file.write(views[section.name])
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+    _sync_directory(path.parent)
+
+
+def _layout(views: Mapping[str, memoryview], digests: Mapping[str, bytes]) -> list[Section]:
+    """Offsets depend on the header's length and the header holds the offsets: reserve for the longest integers there are."""
+    widest = [Section(name, 2**63 - 1, view.nbytes, digests[name]) for name, view in views.items()]
+    offset = _PREFIX.size + len(msgspec.msgpack.encode(widest))
+    table: list[Section] = []
+    for name, view in views.items():
+        offset = align(offset)
+        table.append(Section(name, offset, view.nbytes, digests[name]))
+        offset += view.nbytes
+    return table
+
+
+def align(offset: int) -> int:
+    return -(-offset // ALIGNMENT) * ALIGNMENT
+
+
+def _sync_directory(directory: Path) -> None:
+    fd = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+class SectionFile:
+    """A mapped file. Views stay valid as long as anything refers to them, also when the file is replaced meanwhile."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with path.open("rb") as file:
+            self._map = _map(file)
+        self._sections = self._read_header()
+
+    def _read_header(self) -> dict[str, Section]:
+        if len(self._map) < _PREFIX.size:
+            raise DamagedFile(self.path, "header", f"the file has {len(self._map)} bytes")
+        magic, length, digest = _PREFIX.unpack_from(self._map)
+        if magic != MAGIC:
+            raise DamagedFile(self.path, "header", f"it starts with {magic!r}, not {MAGIC!r}")
+        header = self._map[_PREFIX.size : _PREFIX.size + length]
+        if len(header) != length or hashlib.sha256(header).digest() != digest:
+            raise DamagedFile(self.path, "header", "its digest differs")
+        try:
+            table = msgspec.msgpack.decode(header, type=list[Section])
+        except msgspec.MsgspecError as error:
+            raise DamagedFile(self.path, "header", str(error)) from error
+        for section in table:
+            if section.offset % ALIGNMENT or section.offset < 0 or not 0 <= section.size <= len(self._map) - section.offset:
+                raise DamagedFile(self.path, section.name, "it lies outside the file")
+        return {section.name: section for section in table}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._sections)
+
+    def read(self, name: str, *, verify: bool = True) -> memoryview:
+        """A view of the mapping. Without `verify` nothing is read from disk before it is used."""
+        section = self._sections.get(name)
+        if section is None:
+            raise DamagedFile(self.path, name, "it is missing")
+        view = memoryview(self._map)[section.offset : section.offset + section.size]
+        if verify and hashlib.sha256(view).digest() != section.sha256:
+            raise DamagedFile(self.path, name, "its digest differs")
+        return view
+
+
+def _map(file: BinaryIO) -> mmap.mmap | bytes:
+    """An empty file cannot be mapped."""
+    size = os.fstat(file.fileno()).st_size
+    return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
