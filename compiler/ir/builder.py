@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from compiler.ir.deduce import deduce, type_of
-from compiler.ir.dims import DimVar
+from compiler.ir.dims import Dim, DimVar
 from compiler.ir.errors import AnnotationError
 from compiler.ir.graph import Atom, Binding, Block, BlockKind, Body, Call, Function, If, MatchCast, Value, Var
 from compiler.ir.loops import PrimFunc
@@ -71,7 +71,7 @@ class Builder:
             body = frame.body()
             bound = {v for p in params for v in binders_of(p.type)}
             result = erase(type_of(body.result, self.signature), bound)
-            self._functions[name] = Function(tuple(params), body, result, pure, num_inputs)
+            self._functions[name] = Function(tuple(params), body, result, pure, num_inputs, arena)
         finally:
             self._frames = []
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from compiler.ir.dims import Dim
 from compiler.ir.op import OpDef
-from compiler.ir.types import FuncType, ShapeType, Type
+from compiler.ir.types import FuncType, Type
 
 # --- atoms: what an operand can be -------------------------------------------------------------------------------------
 
@@ -190,13 +190,15 @@ class Body:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Function:
-    """`num_inputs` parameters change from call to call; the rest are weights, bound once (None: all change)."""
+    """`num_inputs` parameters change from call to call; the rest are weights and caches, bound once (None: all change). `arena` is what
+    planning found that a call needs, in bytes."""
 
     params: tuple[Var, ...]
     body: Body
     result_type: Type
     pure: bool = True
     num_inputs: int | None = None
+    arena: Dim | None = None
 
     @property
     def type(self) -> FuncType:
@@ -206,11 +208,3 @@ class Function:
     def weights(self) -> tuple[Var, ...]:
         return () if self.num_inputs is None else self.params[self.num_inputs :]
 
-
-def scalar_shape(value: ShapeValue) -> ShapeType:
-    return ShapeType(value.dims)
-
-
-def scalar_array(value: float | int | bool, dtype: np.dtype) -> Constant:
-    """A tensor constant of rank 0."""
-    return Constant(np.asarray(value, dtype))

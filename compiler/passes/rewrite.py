@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from compiler.ir.builder import Builder
+from compiler.ir.dims import Dim
 from compiler.ir.graph import (
     Alloc,
     Atom,
@@ -46,10 +47,10 @@ def rewrite_module(module: IRModule, replace: Replace) -> IRModule:
     return builder.finish() if changed else module
 
 
-def rewrite_function(builder: Builder, name: str, func: Function, replace: Replace) -> bool:
+def rewrite_function(builder: Builder, name: str, func: Function, replace: Replace, *, arena: Dim | None = None) -> bool:
     """Rebuild one function into the builder; True when something was replaced."""
     walker = _Walker(builder, replace)
-    with builder.function(name, func.params, num_inputs=func.num_inputs, pure=func.pure):
+    with builder.function(name, func.params, num_inputs=func.num_inputs, pure=func.pure, arena=arena or func.arena):
         walker.body(func.body)
     if not walker.changed:
         builder.add(name, func)

@@ -1,0 +1,224 @@
+"""Give every allocation a place in one arena.
+
+Before: `Alloc`s without offsets. After: each has an offset in the arena of its function, and the function knows the arena's size; the
+entry points of a module share one arena, since only one of them runs at a time. Allocations of functions that others call keep memory
+of their own: their caller's arena is in use while they run.
+
+Two allocations may overlap when their lives do not. A life begins at the allocation and ends with the last use of any alias: another
+name, a view, a match_cast, a tuple, the value of an If. What a function returns lives to the end.
+
+Sizes with an upper bound are placed by that bound, largest first, at the lowest offset that is free while they live. Sizes without one
+share *slots* at symbolic offsets behind: an allocation takes a free slot that is provably large enough, or one that it provably covers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from compiler.ir.builder import Builder
+from compiler.ir.dims import Dim, ceil_div
+from compiler.ir.graph import (
+    Alloc,
+    Binding,
+    Body,
+    Call,
+    CallFunc,
+    Copy,
+    FuncRef,
+    Function,
+    If,
+    MakeTuple,
+    MatchCast,
+    TupleGet,
+    Value,
+    Var,
+)
+from compiler.ir.module import IRModule
+from compiler.ir.prove import bounds, prove_le
+from compiler.ir.types import TensorType
+from compiler.passes.rewrite import rewrite_function, used_atoms
+
+ALIGNMENT = 64  # bytes: a cache line, and the widest vector
+
+IsView = Callable[[Call], bool]
+
+
+@dataclass(slots=True)
+class _Life:
+    """One allocation: the allocated variable and the span of binding numbers in which its memory is in use."""
+
+    var: Var
+    size: Dim
+    first: int
+    last: int
+
+    def meets(self, other: _Life) -> bool:
+        return self.first <= other.last and other.first <= self.last
+
+
+@dataclass(frozen=True, slots=True)
+class PlanMemory:
+    is_view: IsView  # whether an operator's result is its first operand's memory
+
+    def __call__(self, module: IRModule) -> IRModule:
+        called = _called(module)
+        builder = Builder(module)
+        changed = False
+        for name, func in module.graph_functions.items():
+            if name not in called and func.arena is None:
+                changed |= self._plan(builder, name, func)
+        return builder.finish() if changed else module
+
+    def _plan(self, builder: Builder, name: str, func: Function) -> bool:
+        lives = _Lives(self.is_view)
+        lives.walk(func.body)
+        lives.keep(func.body)
+        offsets, total = place(lives.found)
+        if not offsets:
+            return False
+
+        def replace(_: Builder, binding: Binding, value: Value) -> Value | None:
+            match value:
+                case Alloc(type=type_, offset=None) if binding.var in offsets:
+                    return Alloc(type_, offsets[binding.var])
+                case _:
+                    return None
+
+        rewrite_function(builder, name, func, replace, arena=total)
+        return True
+
+
+def tensor_bytes(type_: TensorType) -> Dim:
+    """What a tensor takes in the arena, rounded up to the alignment."""
+    assert type_.shape is not None and type_.dtype is not None
+    count = Dim.of(1)
+    for dim in type_.shape:
+        count = count * dim
+    return ceil_div(count * type_.dtype.num_bytes, ALIGNMENT) * ALIGNMENT
+
+
+# --- lives -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Lives:
+    """One walk over a body in program order, numbering the bindings; the two sides of an If come one after the other."""
+
+    is_view: IsView
+    found: list[_Life] = field(default_factory=list[_Life])
+    _memory: dict[Var, tuple[_Life, ...]] = field(default_factory=dict[Var, tuple[_Life, ...]])  # what a variable may point to
+    _now: int = 0
+
+    def walk(self, body: Body) -> None:
+        for binding in body.bindings:
+            self._now += 1
+            self._binding(binding)
+        self._now += 1
+        self._use(body.result)
+
+    def keep(self, body: Body) -> None:
+        """What is returned is read by the caller: it lives to the end."""
+        self._now += 1
+        self._use(body.result)
+
+    def _binding(self, binding: Binding) -> None:
+        value = binding.value
+        for atom in used_atoms(value):
+            self._use(atom)
+        match value:
+            case Alloc(type=TensorType(shape=shape, dtype=dtype) as type_, offset=None) if shape is not None and dtype is not None:
+                life = _Life(binding.var, tensor_bytes(type_), self._now, self._now)
+                self.found.append(life)
+                self._memory[binding.var] = (life,)
+            case If(then=then, orelse=orelse):
+                self.walk(then)
+                self.walk(orelse)
+                self._memory[binding.var] = self._of(then.result) + self._of(orelse.result)
+                self._use(binding.var)
+            case Copy() | MatchCast() | MakeTuple() | TupleGet() | CallFunc():  # a callee may return what it was given
+                self._memory[binding.var] = tuple(life for a in used_atoms(value) for life in self._of(a))
+            case Call() if self.is_view(value):
+                self._memory[binding.var] = self._of(value.args[0])
+            case _:
+                return
+
+    def _of(self, atom: object) -> tuple[_Life, ...]:
+        return self._memory.get(atom, ()) if isinstance(atom, Var) else ()
+
+    def _use(self, atom: object) -> None:
+        for life in self._of(atom):
+            life.last = self._now
+
+
+def _called(module: IRModule) -> set[str]:
+    """Functions that another one may call: by name, or because it holds a reference to them."""
+    names: set[str] = set()
+
+    def visit(body: Body) -> None:
+        for binding in body.bindings:
+            value = binding.value
+            atoms = used_atoms(value)
+            names.update(a.name for a in atoms if isinstance(a, FuncRef))
+            if isinstance(value, If):
+                visit(value.then)
+                visit(value.orelse)
+
+    for func in module.graph_functions.values():
+        visit(func.body)
+    return names
+
+
+# --- places ------------------------------------------------------------------------------------------------------------
+
+
+def place(lives: list[_Life]) -> tuple[dict[Var, Dim], Dim]:
+    """An offset for each allocation, and the bytes of the whole."""
+    bounded = [(life, size) for life in lives if (size := bounds(life.size)[1]) is not None]
+    unbounded = [life for life in lives if bounds(life.size)[1] is None]
+    offsets, total = _place_bounded(bounded)
+    return _place_slots(unbounded, offsets, Dim.of(total))
+
+
+def _place_bounded(lives: list[tuple[_Life, int]]) -> tuple[dict[Var, Dim], int]:
+    """Largest first, at the lowest offset that is free throughout the life."""
+    placed: list[tuple[int, int, _Life]] = []  # (offset, size, life)
+    total = 0
+    for life, size in sorted(lives, key=lambda item: (-item[1], item[0].first)):
+        offset = 0
+        for start, length, other in sorted(placed, key=lambda p: p[0]):
+            if not life.meets(other):
+                continue
+            if offset + size <= start:
+                break
+            offset = max(offset, start + length)
+        placed.append((offset, size, life))
+        total = max(total, offset + size)
+    return {life.var: Dim.of(offset) for offset, _, life in placed}, total
+
+
+@dataclass(slots=True)
+class _Slot:
+    size: Dim
+    free_from: int
+    users: list[_Life]
+
+
+def _place_slots(lives: list[_Life], offsets: dict[Var, Dim], total: Dim) -> tuple[dict[Var, Dim], Dim]:
+    slots: list[_Slot] = []
+    for life in lives:  # in order of birth
+        free = [s for s in slots if s.free_from < life.first]
+        slot = next((s for s in free if prove_le(life.size, s.size)), None)
+        if slot is None:
+            slot = next((s for s in free if prove_le(s.size, life.size)), None)
+            if slot is None:
+                slot = _Slot(life.size, 0, [])
+                slots.append(slot)
+            slot.size = life.size
+        slot.users.append(life)
+        slot.free_from = life.last
+    for slot in slots:
+        for life in slot.users:
+            offsets[life.var] = total
+        total = total + slot.size
+    return offsets, total

@@ -1,0 +1,128 @@
+"""Compute the same thing once: within a body, a pure value equal to an earlier one is replaced by it. Values of a branch may reuse those
+of the code around it, never the other way."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+import numpy as np
+
+from compiler.ir.graph import (
+    Atom,
+    Binding,
+    Block,
+    Body,
+    Call,
+    CallTir,
+    Constant,
+    Copy,
+    FuncRef,
+    Function,
+    If,
+    MakeTuple,
+    ScalarValue,
+    ShapeValue,
+    TupleGet,
+    Value,
+    Var,
+)
+from compiler.ir.module import IRModule
+from compiler.passes.rewrite import map_atoms
+
+
+def share_subexpressions(module: IRModule) -> IRModule:
+    changed: dict[str, Function] = {}
+    for name, func in module.graph_functions.items():
+        body = _share(func.body, {}, {})
+        if body is not func.body:
+            changed[name] = Function(func.params, body, func.result_type, func.pure, func.num_inputs, func.arena)
+    return module.update(changed) if changed else module
+
+
+def _share(body: Body, seen: dict[Hashable, Var], same: dict[Var, Var]) -> Body:
+    def atom(a: Atom) -> Atom:
+        return same.get(a, a) if isinstance(a, Var) else a
+
+    seen = dict(seen)
+    blocks: list[Block] = []
+    changed = False
+    for block in body.blocks:
+        bindings: list[Binding] = []
+        for binding in block.bindings:
+            value = binding.value
+            if isinstance(value, If):
+                sides = _share(value.then, seen, same), _share(value.orelse, seen, same)
+                cond = atom(value.cond)
+                if cond is not value.cond or sides[0] is not value.then or sides[1] is not value.orelse:
+                    value = If(cond, *sides)
+            elif any(atom(a) is not a for a in _operands(value)):
+                value = map_atoms(value, atom)
+            key = _key(value)
+            if key is not None and key in seen:
+                same[binding.var] = seen[key]
+                changed = True
+                continue
+            if key is not None:
+                seen[key] = binding.var
+            if value is not binding.value:
+                changed = True
+                binding = Binding(binding.var, value)
+            bindings.append(binding)
+        blocks.append(Block(tuple(bindings), block.kind))
+    result = atom(body.result)
+    if not changed and result is body.result:
+        return body
+    return Body(tuple(b for b in blocks if b.bindings), result)
+
+
+def _operands(value: Value) -> list[Atom]:
+    found: list[Atom] = []
+
+    def note(a: Atom) -> Atom:
+        found.append(a)
+        return a
+
+    map_atoms(value, note)
+    return found
+
+
+def _key(value: Value) -> Hashable | None:
+    """Equal keys, equal values; None for what must not be shared."""
+    match value:
+        case Call(op=op, args=args, attrs=attrs) if op.pure:
+            return ("call", op.name, tuple(map(_atom_key, args)), _freeze(attrs))
+        case CallTir(func=func, args=args, out=out, inplace=inplace) if all(i is None for i in inplace):
+            return ("tir", func, tuple(map(_atom_key, args)), out)
+        case MakeTuple(fields=fields):
+            return ("tuple", tuple(map(_atom_key, fields)))
+        case TupleGet(value=atom, index=index):
+            return ("get", _atom_key(atom), index)
+        case Copy(value=atom):
+            return ("copy", _atom_key(atom))
+        case _:
+            return None
+
+
+def _atom_key(atom: Atom) -> Hashable:
+    match atom:
+        case Var():
+            return atom
+        case Constant(data=data):
+            return ("const", str(data.dtype), data.shape, data.tobytes()) if data.size <= 64 else ("array", id(data))
+        case ShapeValue(dims=dims):
+            return ("shape", dims)
+        case ScalarValue(value=value, dtype=dtype):
+            return ("scalar", dtype, value)
+        case FuncRef(name=name):
+            return ("func", name)
+
+
+def _freeze(value: Any) -> Hashable:
+    if isinstance(value, dict):
+        return tuple((k, _freeze(v)) for k, v in sorted(value.items()))
+    if isinstance(value, list | tuple):
+        return tuple(map(_freeze, value))
+    if isinstance(value, np.ndarray):
+        return (str(value.dtype), value.shape, value.tobytes())
+    return value
