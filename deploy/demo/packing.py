@@ -1,0 +1,69 @@
+"""Conversations to training rows: tokens, what to learn of them, and which document each belongs to."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from deploy.demo.conversation import Conversation
+from deploy.demo.corpus import conversations
+from deploy.demo.rendering import rendered_parts
+
+_PROMPT_WEIGHT = 0.1  # what the user says is worth a little: it teaches the language, not the answers
+_POOL = 128  # documents to choose from when filling a row
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    token_ids: NDArray[np.int64]  # [rows, tokens + 1]
+    weights: NDArray[np.float32]  # [rows, tokens + 1]: of predicting this token
+    document_ids: NDArray[np.int64]  # [rows, tokens + 1]; padding is document -1
+
+
+_Document = tuple[list[int], list[float]]
+
+
+def batches(tokenizer: Tokenizer, seed: int, *, tokens_per_batch: int, lengths: tuple[int, ...]) -> Iterator[Batch]:
+    """Batches without end; their row length goes round `lengths`."""
+    documents = (_document(tokenizer, conversation) for conversation in conversations(seed))
+    pool: list[_Document] = []
+    while True:
+        for length in lengths:
+            rows = [_row(documents, pool, length + 1) for _ in range(tokens_per_batch // length)]
+            ids, weights, owners = (np.array(column) for column in zip(*rows, strict=True))
+            yield Batch(ids, weights.astype(np.float32), owners)
+
+
+def _document(tokenizer: Tokenizer, conversation: Conversation) -> _Document:
+    ids: list[int] = []
+    weights: list[float] = []
+    for text, spoken in rendered_parts(conversation.messages, conversation.tools):
+        piece = tokenizer.encode(text).ids
+        ids += piece
+        weights += [1.0 if spoken else _PROMPT_WEIGHT] * len(piece)
+    return ids, weights
+
+
+def _row(documents: Iterator[_Document], pool: list[_Document], size: int) -> tuple[list[int], list[float], list[int]]:
+    """Longest document that still fits, until none does; the rest is padding that nobody learns from."""
+    ids: list[int] = []
+    weights: list[float] = []
+    owners: list[int] = []
+    number = 0
+    while True:
+        while len(pool) < _POOL:
+            pool.append(next(documents))
+        fitting: list[Any] = [document for document in pool if len(document[0]) <= size - len(ids)]
+        if not fitting:
+            break
+        chosen = max(fitting, key=lambda document: len(document[0]))
+        pool.remove(chosen)
+        ids += chosen[0]
+        weights += [0.0, *chosen[1][1:]]  # the first token follows from nothing
+        owners += [number] * len(chosen[0])
+        number += 1
+    padding = size - len(ids)
+    return ids + [0] * padding, weights + [0.0] * padding, owners + [-1] * padding

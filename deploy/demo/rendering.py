@@ -1,0 +1,54 @@
+"""Messages to text through the model's own chat template, in the environment that Hugging Face templates expect."""
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from deploy.demo.conversation import Message, Tool
+
+TEMPLATE = (Path(__file__).parent / "chat_template.jinja").read_text(encoding="utf-8").rstrip("\n")
+
+
+def _tojson(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)  # Jinja's own escapes <, > and & for HTML
+
+
+_environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+_environment.filters["tojson"] = _tojson
+_template = _environment.from_string(TEMPLATE)
+
+
+def render(messages: Sequence[Message], tools: Sequence[Tool] = (), *, add_generation_prompt: bool = False) -> str:
+    return _template.render(messages=messages, tools=tools, add_generation_prompt=add_generation_prompt)
+
+
+def rendered_parts(messages: Sequence[Message], tools: Sequence[Tool]) -> list[tuple[str, bool]]:
+    """The rendered conversation cut into pieces, each with whether it is what the model has to say."""
+    parts: list[tuple[str, bool]] = []
+    done = 0
+    whole = render(messages, tools)
+    for index, message in enumerate(messages):
+        if message["role"] != "assistant":
+            continue
+        prompt = render(messages[:index], tools, add_generation_prompt=True)
+        answer = render(messages[: index + 1], tools)
+        parts += [(whole[done : len(prompt)], False), (whole[len(prompt) : len(answer)], True)]
+        done = len(answer)
+    return parts
+
+
+_CALL = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
+
+
+def parsed_answer(text: str) -> Message:
+    """What the model said as a message. A call that is not well formed stays text, and so counts as no call."""
+    try:
+        named = [(call["name"], call["arguments"]) for call in map(json.loads, _CALL.findall(text))]
+    except (ValueError, KeyError, TypeError):
+        return {"role": "assistant", "content": text}
+    functions = [{"type": "function", "function": {"name": name, "arguments": given}} for name, given in named]
+    said: Message = {"role": "assistant", "content": _CALL.sub("", text).strip()}
+    return {**said, "tool_calls": functions} if functions else said
