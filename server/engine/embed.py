@@ -1,0 +1,84 @@
+"""Texts to vectors: whole texts, batched by tokens, in the same turns between keys as generation."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from runtime.step import EmbedModel
+from server.engine.fair import FairQueue
+from server.messages import Embed, Embedding, Failed, FromWorker
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Text:
+    embed: Embed
+    rank: tuple[int, int, int]
+
+    @property
+    def fairness_key(self) -> str:
+        return self.embed.fairness_key
+
+
+class Embedder:
+    def __init__(self, model: EmbedModel, publish: Callable[[FromWorker], None]) -> None:
+        assert model.limits.max_tokens >= model.limits.max_context, model.limits
+        self._model = model
+        self._publish = publish
+        self._queue: FairQueue[Text] = FairQueue()
+        self._texts: dict[str, Text] = {}
+        self._num_arrived = 0
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._texts)
+
+    def submit(self, embed: Embed) -> None:
+        num_tokens, max_context = len(embed.prompt_ids), self._model.limits.max_context
+        if not 1 <= num_tokens <= max_context:
+            message = f"the text has {num_tokens} tokens, expected 1 to {max_context}"
+            self._publish(Failed(embed.request_id, "context_length_exceeded", message))
+            return
+        text = Text(embed, (0, self._num_arrived, 0))
+        self._num_arrived += 1
+        self._texts[embed.request_id] = text
+        self._queue.push(text)
+
+    def abort(self, request_id: str) -> None:
+        text = self._texts.pop(request_id, None)
+        if text is not None:
+            self._queue.remove(text)
+
+    def step(self) -> bool:
+        texts = self._take()
+        if not texts:
+            return False
+        vectors = self._model.run([text.embed.prompt_ids for text in texts])
+        for text, vector in zip(texts, vectors, strict=True):
+            if text.embed.normalize:
+                vector = vector / max(float(np.sqrt(np.square(vector, dtype=np.float64).sum())), 1e-12)
+            data = vector.astype("<f4").tobytes()
+            self._publish(Embedding(text.embed.request_id, data, len(text.embed.prompt_ids)))
+        return True
+
+    def _take(self) -> list[Text]:
+        limits, now = self._model.limits, time.time()
+        texts: list[Text] = []
+        room = limits.max_tokens
+        while len(texts) < limits.max_seqs and (text := self._queue.head()) is not None:
+            embed = text.embed
+            num_tokens = len(embed.prompt_ids)
+            expired = embed.deadline is not None and embed.deadline <= now
+            if not expired and num_tokens > room:
+                break
+            self.abort(embed.request_id)
+            if expired:
+                self._publish(Failed(embed.request_id, "deadline_exceeded", "the deadline passed before the text's turn"))
+                continue
+            self._queue.charge(embed.fairness_key, num_tokens)
+            room -= num_tokens
+            texts.append(text)
+        return texts

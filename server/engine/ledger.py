@@ -1,0 +1,116 @@
+"""What the front keeps of each running request: enough to go on in another worker, and how often it was there when one died."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from server.handle import RequestError
+from server.messages import Embed, Embedding, Submit, TokenEvent
+
+CRASH = 1.0
+KILLED = 0.25  # a kill from outside says little about the requests, but one that recurs without end is not to be borne
+GUILTY = 2.0
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """Work a worker has or shall have. `blame` adds up over deaths in which it ran, and is cleared by progress."""
+
+    in_worker: bool = False
+    blame: float = 0.0
+
+    @property
+    def is_suspect(self) -> bool:
+        return self.blame >= GUILTY
+
+    def message(self) -> Submit | Embed:
+        raise NotImplementedError
+
+    def fail(self, error: RequestError) -> None:
+        raise NotImplementedError
+
+
+@dataclass(slots=True, eq=False)
+class Generation(Job):
+    submit: Submit = field(kw_only=True)
+    emitted: list[list[int]] = field(init=False)
+    finished: set[int] = field(init=False)
+    # Not bounded here: max_tokens and num_choices bound it, and a client that reads slowly must not hold up the others.
+    news: asyncio.Queue[TokenEvent | RequestError | None] = field(init=False)
+    num_cached: int | None = None
+
+    def __post_init__(self) -> None:
+        submit = self.submit
+        self.emitted = [list(ids) for ids in submit.emitted] or [[] for _ in range(submit.num_choices)]
+        self.finished = set(submit.finished)
+        self.news = asyncio.Queue()
+
+    @property
+    def is_finished(self) -> bool:
+        return len(self.finished) == self.submit.num_choices
+
+    def message(self) -> Submit:
+        return msgspec.structs.replace(self.submit, emitted=tuple(map(tuple, self.emitted)), finished=tuple(sorted(self.finished)))
+
+    def record(self, event: TokenEvent) -> None:
+        if event.choice in self.finished:
+            return  # aborted here, and the worker had not heard of it
+        self.blame = 0.0
+        if self.num_cached is None:
+            self.num_cached = event.num_cached
+        elif event.num_cached != self.num_cached:  # a later worker's cache is no news to the client
+            event = msgspec.structs.replace(event, num_cached=self.num_cached)
+        self.emitted[event.choice].extend(event.token_ids)
+        if event.finish_reason is not None:
+            self.finished.add(event.choice)
+        self.news.put_nowait(event)
+
+    def drop(self, choice: int) -> None:
+        self.finished.add(choice)
+        if self.is_finished:
+            self.news.put_nowait(None)
+
+    def fail(self, error: RequestError) -> None:
+        self.news.put_nowait(error)
+
+
+@dataclass(slots=True, eq=False)
+class Embedded(Job):
+    embed: Embed = field(kw_only=True)
+    result: asyncio.Future[Embedding] = field(default_factory=asyncio.Future[Embedding])
+
+    def message(self) -> Embed:
+        return self.embed
+
+    def record(self, embedding: Embedding) -> None:
+        if not self.result.done():
+            self.result.set_result(embedding)
+
+    def fail(self, error: RequestError) -> None:
+        if not self.result.done():
+            self.result.set_exception(error)
+
+
+def assign_blame(jobs: Iterable[Job], weight: float) -> Job | None:
+    """A worker died. The job that is to be failed for it, if there is proof: it alone stood under suspicion and on trial, or it
+    alone ran, and not for the first time."""
+    present = [job for job in jobs if job.in_worker]
+    on_trial = [job for job in present if job.is_suspect]
+    for job in present:
+        job.blame += weight
+        job.in_worker = False
+    accused = on_trial or present
+    return accused[0] if len(accused) == 1 and accused[0].is_suspect else None
+
+
+def next_to_run(jobs: Iterable[Job]) -> list[Job]:
+    """Suspects run one after the other, before all that waits, so that the next death has one name. Then everything runs."""
+    jobs = list(jobs)
+    suspects = [job for job in jobs if job.is_suspect]
+    if any(job.in_worker for job in suspects):
+        return []
+    return suspects[:1] or [job for job in jobs if not job.in_worker]

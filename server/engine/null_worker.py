@@ -1,0 +1,104 @@
+"""A worker whose model computes nothing: `python -m server.engine.null_worker SOCKET`. The real process, scheduler, pages and
+recovery, for tests and for benchmarks of everything but kernels.
+
+`Load.source` is a JSON object with the fields of `NullConfig`; `null_source` writes one.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.device.null import LogitsOf, NullEmbedModel, NullModel, StepTime, hashed_logits, scripted_logits
+from runtime.step import PAGE_SIZE, EmbedLimits, StepLimits
+from server.engine.process import LoadedModel, ProgressFn, serve_worker
+from server.handle import LoadError
+from server.messages import Load, Ready
+
+
+class NullConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    vocab_size: int = 512
+    max_context: int = 2048
+    max_tokens: int = 512
+    max_seqs: int = 64
+    num_pages: int = 1024
+    eos_ids: tuple[int, ...] = ()
+    script: tuple[int, ...] = ()  # what every prompt is answered with; empty: hashed logits
+    tokenizer: str = ""  # path of a tokenizer.json, for constraints
+    embedding_size: int = 0  # > 0: an embedding model instead
+    step_s: float = 0.0
+    token_s: float = 0.0
+    load_s: float = 0.0
+    overlap: bool = True
+    deadly_token: int | None = None  # a step that draws behind it ends the process
+    refused_from: str = ""  # path: the first load creates it, every later one is refused; "" never
+    required_bytes: int = 0  # > 0: the load is refused for want of memory
+
+
+def null_source(config: NullConfig) -> str:
+    return msgspec.json.encode(config).decode()
+
+
+def build_null(load: Load, progress: ProgressFn) -> LoadedModel:
+    config = msgspec.json.decode(load.source, type=NullConfig)
+    progress("compile", 0.0)
+    time.sleep(config.load_s)
+    progress("compile", 1.0)
+    if config.required_bytes:
+        raise LoadError("insufficient_memory", "the null model was told not to fit", config.required_bytes, 0)
+    if config.refused_from:
+        _refuse_second(Path(config.refused_from))
+    cost = StepTime(config.step_s, config.token_s)
+    ready = Ready(
+        signature="null",
+        cache_hit=True,
+        max_context=config.max_context,
+        num_pages=config.num_pages,
+        page_size=PAGE_SIZE,
+        weights_bytes=0,
+        arena_bytes=0,
+        kv_cache_bytes=config.num_pages * PAGE_SIZE * 4,
+        embedding_size=config.embedding_size,
+        generates=not config.embedding_size,
+    )
+    if config.embedding_size:
+        limits = EmbedLimits(config.embedding_size, config.max_context, config.max_context, config.max_seqs)
+        return LoadedModel(ready, embed_model=NullEmbedModel(limits, cost=cost))
+    return LoadedModel(
+        ready,
+        step_model=NullModel(
+            StepLimits(config.vocab_size, config.max_context, config.max_tokens, config.max_seqs, config.num_pages),
+            logits_of=_logits_of(config),
+            cost=cost,
+        ),
+        eos_ids=config.eos_ids,
+        tokenizer_json=Path(config.tokenizer).read_text() if config.tokenizer else None,
+        overlap=config.overlap,
+    )
+
+
+def _logits_of(config: NullConfig) -> LogitsOf:
+    inner = scripted_logits(config.vocab_size, config.script) if config.script else hashed_logits(config.vocab_size)
+
+    def logits_of(history: NDArray[np.int32]) -> NDArray[np.float32]:
+        if config.deadly_token is not None and config.deadly_token in history:
+            os._exit(70)
+        return inner(history)
+
+    return logits_of
+
+
+def _refuse_second(mark: Path) -> None:
+    if mark.exists():
+        raise LoadError("load_failed", f"the null model was told to load once, and {mark} exists")
+    mark.touch()
+
+
+if __name__ == "__main__":
+    serve_worker(sys.argv[1], build_null)

@@ -1,0 +1,307 @@
+"""The front's end of a worker: starts it, watches it, and when it dies starts another and hands it what was running.
+
+    STARTING -> READY <-> RESTARTING -> FAILED      READY | RESTARTING -> DRAINING -> STOPPED
+
+Fulfils `server.handle.WorkerHandle`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import tempfile
+import time
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import assert_never
+
+from server.engine.ledger import CRASH, KILLED, Embedded, Generation, Job, assign_blame, next_to_run
+from server.engine.link import Link
+from server.handle import LoadError, ProgressCallback, RequestError
+from server.messages import (
+    Abort,
+    Drain,
+    Embed,
+    Embedding,
+    Failed,
+    FromWorker,
+    Load,
+    LoadFailed,
+    Progress,
+    Ready,
+    Shutdown,
+    Stats,
+    Submit,
+    TokenEvent,
+    Tokens,
+)
+
+log = logging.getLogger(__name__)
+
+
+class WorkerState(StrEnum):
+    STARTING = "starting"
+    READY = "ready"
+    RESTARTING = "restarting"
+    DRAINING = "draining"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Care:
+    """How long to wait for what."""
+
+    stall_s: float = 20.0  # without a word from a worker that has work; longer than the longest step
+    first_delay_s: float = 0.1  # before the second start in a row, doubling from there
+    longest_delay_s: float = 10.0
+    num_starts: int = 5  # failed in a row, then the model is given up
+    stop_s: float = 3.0  # for a worker told to stop
+
+
+class Supervisor:
+    def __init__(
+        self,
+        command: Sequence[str],
+        load: Load,
+        *,
+        progress: ProgressCallback = lambda _progress: None,
+        care: Care | None = None,
+    ) -> None:
+        self.state = WorkerState.STARTING
+        self.stats: Stats | None = None
+        self.ready: Ready | None = None
+        self.failure: LoadError | None = None  # why it is FAILED
+        self.restarts = 0
+        self.resubmitted = 0
+        self._command = command
+        self._load = load
+        self._progress = progress
+        self._care = care or Care()
+        self._jobs: dict[str, Generation | Embedded] = {}
+        self._link: Link | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._silent_ticks = 0
+        self._num_fruitless = 0  # workers in a row that died without having produced anything
+        self._folder = Path(tempfile.mkdtemp(prefix="relaxserve-"))
+
+    @property
+    def pid(self) -> int | None:
+        return self._link.pid if self._link is not None else None
+
+    async def start(self) -> Ready:
+        """Raises LoadError, after which nothing is left of the worker."""
+        try:
+            self.ready = await self._launch()
+        except BaseException:
+            self.state = WorkerState.STOPPED
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise
+        self.state = WorkerState.READY
+        self._tasks = [asyncio.create_task(self._supervise()), asyncio.create_task(self._watch())]
+        return self.ready
+
+    async def generate(self, submit: Submit) -> AsyncGenerator[TokenEvent, None]:
+        """The events of all choices until each has ended. Closing the generator aborts what is left in the worker."""
+        job = Generation(submit=submit)
+        self._enter(submit.request_id, job)
+        try:
+            while not (job.is_finished and job.news.empty()):
+                news = await job.news.get()
+                if isinstance(news, RequestError):
+                    raise news
+                if news is not None:
+                    yield news
+        finally:
+            self._leave(submit.request_id, job, must_abort=not job.is_finished)
+
+    def abort(self, request_id: str, choice: int) -> None:
+        """End one choice; its generator gives no further events of it."""
+        job = self._jobs.get(request_id)
+        if isinstance(job, Generation) and choice not in job.finished:
+            job.drop(choice)
+            if job.in_worker and self._link is not None:
+                self._link.send(Abort(request_id, choice))
+
+    async def embed(self, embed: Embed) -> Embedding:
+        job = Embedded(embed=embed)
+        self._enter(embed.request_id, job)
+        try:
+            return await job.result
+        finally:
+            self._leave(embed.request_id, job, must_abort=not job.result.done() or job.result.cancelled())
+
+    async def drain(self, timeout_s: float) -> None:
+        """Finish what runs and take nothing new; what is not finished in time is failed. Ends STOPPED."""
+        if self.state in (WorkerState.READY, WorkerState.RESTARTING):
+            self.state = WorkerState.DRAINING
+            self._hand_over()
+            await asyncio.wait(self._tasks[:1], timeout=timeout_s)
+        await self.stop()
+
+    async def stop(self) -> None:
+        was, self.state = self.state, WorkerState.STOPPED
+        if was is WorkerState.STOPPED:
+            return
+        self._fail_all(RequestError("shutting_down", f"the model {self._load.name} is being unloaded"))
+        if self._link is not None:
+            self._link.send(Shutdown())
+            await self._link.close(self._care.stop_s)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    # --- requests --------------------------------------------------------------------------------------------------------
+
+    def _enter(self, request_id: str, job: Generation | Embedded) -> None:
+        if self.state not in (WorkerState.READY, WorkerState.RESTARTING):
+            raise RequestError("model_not_ready", f"the model {self._load.name} is {self.state.value}")
+        if request_id in self._jobs:
+            raise RequestError("internal_error", f"request_id {request_id} is running already")
+        self._jobs[request_id] = job
+        self._hand_over()
+
+    def _leave(self, request_id: str, job: Generation | Embedded, *, must_abort: bool) -> None:
+        self._jobs.pop(request_id, None)
+        if must_abort and job.in_worker and self._link is not None:
+            self._link.send(Abort(request_id))
+        if job.is_suspect:
+            self._hand_over()
+
+    def _hand_over(self) -> None:
+        """Submit what may run now."""
+        if self._link is None:
+            return  # after the restart
+        for job in next_to_run(self._jobs.values()):
+            job.in_worker = True
+            self._link.send(job.message())
+        if self.state is WorkerState.DRAINING and all(job.in_worker for job in self._jobs.values()):
+            self._link.send(Drain())
+
+    def _fail_all(self, error: RequestError) -> None:
+        for job in self._jobs.values():
+            job.fail(error)
+
+    # --- the worker ------------------------------------------------------------------------------------------------------
+
+    async def _launch(self) -> Ready:
+        """Start a process and load the model in it. Raises LoadError."""
+        try:
+            link = await Link.open(self._command, self._folder / "worker.sock")
+        except OSError as error:
+            raise LoadError("load_failed", f"the worker could not be started: {error}") from error
+        try:
+            link.send(self._load)
+            while True:
+                message = await link.receive()
+                match message:
+                    case Progress():
+                        self._progress(message)
+                    case Ready():
+                        self._link = link
+                        return message
+                    case LoadFailed():
+                        raise LoadError(message.code, message.message, message.required_bytes, message.free_bytes)
+                    case _:
+                        how = await link.close(self._care.stop_s)
+                        raise LoadError("load_failed", f"the worker ended while loading: {how}; see its log")
+        finally:
+            if self._link is not link:
+                link.kill()
+                await link.close(self._care.stop_s)
+
+    async def _supervise(self) -> None:
+        while self._link is not None:
+            while (message := await self._link.receive()) is not None:
+                self._silent_ticks = 0
+                self._heed(message)
+            link, self._link = self._link, None
+            how = await link.close(self._care.stop_s)
+            if self.state is WorkerState.STOPPED or (self.state is WorkerState.DRAINING and not self._jobs):
+                return
+            log.warning("%s: worker %d died (%s) with %d requests", self._load.name, link.pid, how, len(self._jobs))
+            self.resubmitted += sum(job.in_worker for job in self._jobs.values())
+            guilty = assign_blame(self._jobs.values(), KILLED if link.ended_from_outside else CRASH)
+            if guilty is not None:
+                self._quarantine(guilty, how)
+            if self.state is WorkerState.READY:
+                self.state = WorkerState.RESTARTING
+            if await self._restart():
+                self._hand_over()
+
+    async def _restart(self) -> bool:
+        """Launch again, with growing patience; False when the model is given up."""
+        care = self._care
+        self._num_fruitless += 1
+        for num_failed in range(care.num_starts):
+            num_delays = self._num_fruitless - 1 + num_failed
+            if num_delays:
+                await asyncio.sleep(min(care.longest_delay_s, care.first_delay_s * 2.0 ** (num_delays - 1)))
+            try:
+                began = time.monotonic()
+                self.ready = await self._launch()
+            except LoadError as error:
+                self.failure = error
+                continue
+            self.restarts += 1
+            self.failure = None
+            if self.state is WorkerState.RESTARTING:
+                self.state = WorkerState.READY
+            log.warning("%s: a new worker was ready in %.1f s", self._load.name, time.monotonic() - began)
+            return True
+        assert self.failure is not None
+        self.state = WorkerState.FAILED
+        log.error("%s is given up after %d failed starts: %s", self._load.name, care.num_starts, self.failure)
+        self._fail_all(RequestError("generation_failed", f"the worker died and cannot be restarted: {self.failure}"))
+        return False
+
+    def _quarantine(self, guilty: Job, how: str) -> None:
+        self._jobs = {request_id: job for request_id, job in self._jobs.items() if job is not guilty}
+        guilty.fail(RequestError("generation_failed", f"every worker that ran this request died of it, the last with {how}"))
+
+    async def _watch(self) -> None:
+        """Kill a worker that has work and says nothing. Silence is counted in looks, not by the clock: if this process itself was
+        held up, what the worker said meanwhile is heard before the next look."""
+        num_looks = 8
+        while True:
+            await asyncio.sleep(self._care.stall_s / num_looks)
+            if self._link is None or not any(job.in_worker for job in self._jobs.values()):
+                self._silent_ticks = 0
+                continue
+            self._silent_ticks += 1
+            if self._silent_ticks > num_looks:
+                log.warning("%s: worker %d was silent for %g s", self._load.name, self._link.pid, self._care.stall_s)
+                self._silent_ticks = 0
+                self._link.kill()
+
+    def _heed(self, message: FromWorker) -> None:
+        match message:
+            case Tokens():
+                self._num_fruitless = 0
+                for event in message.events:
+                    job = self._jobs.get(event.request_id)
+                    if isinstance(job, Generation):
+                        was_suspect = job.is_suspect
+                        job.record(event)
+                        if was_suspect:
+                            self._hand_over()
+            case Embedding():
+                self._num_fruitless = 0
+                job = self._jobs.get(message.request_id)
+                if isinstance(job, Embedded):
+                    job.record(message)
+            case Failed():
+                job = self._jobs.pop(message.request_id, None)
+                if job is not None:
+                    job.in_worker = False
+                    job.fail(RequestError(message.code, message.message))
+            case Stats():
+                self.stats = message
+            case Progress() | Ready() | LoadFailed():
+                log.error("%s: worker %s said %r while serving", self._load.name, self.pid, message)
+            case _:
+                assert_never(message)
