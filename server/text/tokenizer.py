@@ -1,0 +1,266 @@
+"""Text to token ids and back, from the files that lie beside a model's weights.
+
+ModelFilesError        a file that is missing, damaged or not understood; a ValueError
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Self
+
+import tokenizers
+
+from server.text.template import ChatTemplate
+
+FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "generation_config.json",
+    "config.json",
+    "sentence_bert_config.json",
+    "chat_template.json",
+    "chat_template.jinja",
+    "additional_chat_templates/tool_use.jinja",
+)
+MAX_FILE_BYTES = 256 << 20  # the largest tokenizer.json in use has 33 MB
+MAX_SANE_CONTEXT = 1 << 30  # "no limit" is written as 1e30 in many tokenizer_config.json
+SPECIAL_ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class ModelFilesError(ValueError):
+    """A file of the model directory that cannot be used."""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationDefaults:
+    """What generation_config.json recommends; None where it is silent."""
+
+    do_sample: bool | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
+    repetition_penalty: float | None = None
+    max_new_tokens: int | None = None
+
+
+class Tokenizer:
+    """One model's tokenizer, chat template and declared defaults. Immutable, safe to share between threads."""
+
+    def __init__(self, files: Mapping[str, bytes]) -> None:
+        """`files` holds, by name, what a model directory holds (see FILES); only tokenizer.json is indispensable."""
+        self._tokenizer = _load_tokenizer(files)
+        # Settings of the training run; a server neither truncates nor pads a prompt unasked.
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+
+        config = _load_object(files, "config.json")
+        generation = _load_object(files, "generation_config.json")
+        tokenizer_config = _load_object(files, "tokenizer_config.json")
+        special_tokens = _special_tokens(tokenizer_config, _load_object(files, "special_tokens_map.json"))
+
+        text_config = config.get("text_config")
+        model = text_config if isinstance(text_config, dict) else config
+        special = (self._tokenizer.token_to_id(text) for text in special_tokens.values())
+        added = self._tokenizer.get_added_tokens_decoder()
+        self.special_ids: frozenset[int] = frozenset(
+            [id for id, token in added.items() if token.special] + [id for id in special if id is not None]
+        )
+        self.vocab_size: int = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        self.bos_id: int | None = self._role_id(special_tokens, "bos_token")
+        eos = [self._role_id(special_tokens, "eos_token")]
+        for name, source in (("generation_config.json", generation), ("config.json", model)):
+            eos += _ids(source.get("eos_token_id"), name)
+        self.eos_ids: tuple[int, ...] = tuple(dict.fromkeys(id for id in eos if id is not None))
+        self.max_context: int | None = _max_context(model, tokenizer_config, _load_object(files, "sentence_bert_config.json"))
+        self.generation_defaults: GenerationDefaults = _generation_defaults(generation)
+        self.chat_template: ChatTemplate | None = _chat_template(files, tokenizer_config, special_tokens)
+        self._added: dict[int, str] = {id: token.content for id, token in added.items()}
+        self._piece_bytes: Callable[[str], bytes] = _piece_decoder(json.loads(self._tokenizer.to_str()))
+
+    @classmethod
+    def from_dir(cls, path: str | Path) -> Self:
+        return cls({name: _read(file) for name in FILES if (file := Path(path) / name).is_file()})
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        return self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
+
+    def token_bytes(self, id: int) -> bytes:
+        """The bytes this token adds to a text, before UTF-8 decoding. Empty for special tokens, and for ids that name no
+        token: embedding tables are often padded beyond the vocabulary."""
+        if id in self.special_ids:
+            return b""
+        if (added := self._added.get(id)) is not None:
+            return added.encode()
+        piece = self._tokenizer.id_to_token(id)
+        return b"" if piece is None else self._piece_bytes(piece)
+
+    def to_json(self) -> str:
+        """The text of tokenizer.json, as llguidance wants it."""
+        return self._tokenizer.to_str()
+
+    def _role_id(self, special_tokens: Mapping[str, str], role: str) -> int | None:
+        text = special_tokens.get(role)
+        return None if text is None else self._tokenizer.token_to_id(text)
+
+
+# --- reading the files --------------------------------------------------------------------------------------------------
+
+
+def _read(file: Path) -> bytes:
+    if (size := file.stat().st_size) > MAX_FILE_BYTES:
+        raise ModelFilesError(f"{file.name} has {size} bytes; at most {MAX_FILE_BYTES} are read")
+    return file.read_bytes()
+
+
+def _load_object(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
+    if name not in files:
+        return {}
+    try:
+        value = json.loads(files[name])
+    except (ValueError, RecursionError) as error:
+        raise ModelFilesError(f"{name} is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelFilesError(f"{name} holds a {type(value).__name__}, expected an object")
+    return value
+
+
+def _load_tokenizer(files: Mapping[str, bytes]) -> tokenizers.Tokenizer:
+    if "tokenizer.json" not in files:
+        raise ModelFilesError(
+            "tokenizer.json is missing. A model that has only tokenizer.model or vocab.txt is converted once by "
+            "transformers: AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)"
+        )
+    try:
+        return tokenizers.Tokenizer.from_str(files["tokenizer.json"].decode())
+    except Exception as error:  # the package raises bare Exception
+        raise ModelFilesError(f"tokenizer.json is not understood: {error}") from error
+    except BaseException as error:
+        # A Rust panic is a BaseException whose class is not importable.
+        if type(error).__name__ != "PanicException":
+            raise
+        raise ModelFilesError(f"tokenizer.json is not understood: {error}") from error
+
+
+def _special_tokens(*sources: Mapping[str, Any]) -> dict[str, str]:
+    """Texts of the special tokens by role; a later source fills what the former leave open."""
+    found: dict[str, str] = {}
+    for source in sources:
+        for role in SPECIAL_ROLES:
+            value = source.get(role)
+            text = value.get("content") if isinstance(value, dict) else value
+            if isinstance(text, str):
+                found.setdefault(role, text)
+    return found
+
+
+def _ids(value: object, file: str) -> list[int]:
+    ids: list[Any] = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(type(id) is int and 0 <= id < 1 << 31 for id in ids):
+        raise ModelFilesError(f"eos_token_id in {file} is {value!r}, expected a token id or a list of them")
+    return ids
+
+
+def _max_context(model: Mapping[str, Any], tokenizer_config: Mapping[str, Any], sentence: Mapping[str, Any]) -> int | None:
+    """What the files declare, before any scaling of positions: the loaded model has the last word."""
+    declared = [
+        sentence.get("max_seq_length"),
+        model.get("max_position_embeddings"),
+        tokenizer_config.get("model_max_length"),
+    ]
+    return next((int(value) for value in declared if isinstance(value, int | float) and 0 < value < MAX_SANE_CONTEXT), None)
+
+
+def _generation_defaults(source: Mapping[str, Any]) -> GenerationDefaults:
+    values: dict[str, Any] = {}
+    for field in fields(GenerationDefaults):
+        value = source.get(field.name)
+        if value is None:
+            continue
+        if field.name == "do_sample":
+            fits, expected = isinstance(value, bool), "true or false"
+        elif field.name in ("top_k", "max_new_tokens"):
+            fits, expected = type(value) is int and value >= 0, "a non-negative integer"
+        else:
+            fits, expected = type(value) in (int, float) and 0 <= value < float("inf"), "a non-negative number"
+        if not fits:
+            raise ModelFilesError(f"{field.name} in generation_config.json is {value!r}, expected {expected}")
+        values[field.name] = value
+    return GenerationDefaults(**values)
+
+
+def _chat_template(
+    files: Mapping[str, bytes], tokenizer_config: Mapping[str, Any], special_tokens: Mapping[str, str]
+) -> ChatTemplate | None:
+    """A template lies in a file of its own (newer models), in tokenizer_config.json as a string, or there as a list of
+    named ones, of which `default` and `tool_use` mean something."""
+    declared = tokenizer_config.get("chat_template") or _load_object(files, "chat_template.json").get("chat_template")
+    named: dict[str, Any] = {}
+    if isinstance(declared, str):
+        named["default"] = declared
+    elif isinstance(declared, list):
+        named = {str(entry.get("name")): entry.get("template") for entry in declared if isinstance(entry, dict)}
+    for name, file in (("default", "chat_template.jinja"), ("tool_use", "additional_chat_templates/tool_use.jinja")):
+        if file in files:
+            named[name] = files[file].decode(errors="replace")
+    default, tool_use = named.get("default"), named.get("tool_use")
+    if not isinstance(default, str):
+        return None
+    return ChatTemplate(default, special_tokens, tool_source=tool_use if isinstance(tool_use, str) else None)
+
+
+# --- bytes of a piece ----------------------------------------------------------------------------------------------------
+
+
+def _piece_decoder(spec: Mapping[str, Any]) -> Callable[[str], bytes]:
+    """How pieces spell bytes, told by the decoder that puts them together."""
+    decoders = list(_flatten(spec.get("decoder")))
+    kinds = {decoder.get("type") for decoder in decoders}
+    if "ByteLevel" in kinds:
+        return _byte_level
+    if "ByteFallback" in kinds or "Metaspace" in kinds:
+        return _sentencepiece
+    for decoder in decoders:
+        if decoder.get("type") == "WordPiece":
+            prefix = str(decoder.get("prefix", "##"))
+            return lambda piece: piece.removeprefix(prefix).encode() if piece.startswith(prefix) else b" " + piece.encode()
+    return str.encode
+
+
+def _flatten(decoder: object) -> list[dict[str, Any]]:
+    if not isinstance(decoder, dict):
+        return []
+    nested: list[Any] = decoder.get("decoders", [])
+    return [decoder, *(inner for child in nested for inner in _flatten(child))]
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """The 256 printable characters that byte-level BPE writes for bytes: printable Latin-1 stands for itself, the other
+    bytes in order are the characters from U+0100 on."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + n): byte for n, byte in enumerate(others)}
+
+
+BYTE_ALPHABET = _byte_alphabet()
+
+
+def _byte_level(piece: str) -> bytes:
+    return b"".join(bytes([byte]) if (byte := BYTE_ALPHABET.get(char)) is not None else char.encode() for char in piece)
+
+
+def _sentencepiece(piece: str) -> bytes:
+    if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
+        try:
+            return bytes([int(piece[3:5], 16)])
+        except ValueError:
+            pass
+    return piece.replace("▁", " ").encode()
