@@ -1,0 +1,157 @@
+"""From text to tokens, and a cursor over them that knows how to complain."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from difflib import get_close_matches
+from enum import StrEnum
+
+from compiler.ir.errors import CompileError
+from compiler.ir.syntax import NAME, RESERVED
+
+MAX_NESTING = 100  # brackets, blocks and operators inside one another; keeps the recursive descent off the end of the stack
+_MAX_INT = 2**64 - 1
+
+
+class ParseError(CompileError):
+    """The text is not a program. The message shows the line and points at the column."""
+
+    def __init__(self, message: str, source: str, offset: int) -> None:
+        self.line = source.count("\n", 0, offset) + 1
+        start = source.rfind("\n", 0, offset) + 1
+        self.column = offset - start + 1
+        self.message = message
+        text = source[start:].split("\n", 1)[0].replace("\t", " ")
+        # A line of a thousand columns is shown around the place.
+        left = max(0, self.column - 90)
+        shown = text[left : left + 120]
+        super().__init__(f"line {self.line}, column {self.column}: {message}\n  {shown}\n  {' ' * (self.column - 1 - left)}^")
+
+
+class Kind(StrEnum):
+    NAME = "name"
+    INT = "integer"
+    FLOAT = "float"
+    STRING = "string"
+    MARK = "mark"
+    END = "end of text"
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    kind: Kind
+    text: str
+    offset: int
+
+    def __str__(self) -> str:
+        return self.kind if self.kind is Kind.END else repr(self.text)
+
+
+_TOKEN = re.compile(
+    rf"""
+      (?P<space>  (?: [ \t\r\n] | \#[^\n]* )+ )
+    | (?P<name>   {NAME} )
+    | (?P<float>  \d+ (?: \.\d+ (?:[eE][+-]?\d+)? | [eE][+-]?\d+ ) )
+    | (?P<integer> \d+ )
+    | (?P<string> "(?: [^"\\\n] | \\[^\n] )*" )
+    | (?P<mark>   -> | \.\.\. | \.\. | // | << | >> | <= | == | != | [-()\[\]{{}},:=+*/%<>&|^~?@.] )
+    """,
+    re.VERBOSE | re.ASCII,
+)
+
+
+def tokenize(source: str) -> list[Token]:
+    tokens: list[Token] = []
+    at = 0
+    while at < len(source):
+        match = _TOKEN.match(source, at)
+        if match is None:
+            what = "a string that does not end on its line" if source[at] == '"' else f"unexpected character {source[at]!r}"
+            raise ParseError(what, source, at)
+        if match.lastgroup != "space":
+            token = Token(Kind(str(match.lastgroup)), match.group(), at)
+            # Checked here, so that no number of the text can be more than the machine (or Python's own parser) takes.
+            if token.kind is Kind.INT and (len(token.text) > 20 or int(token.text) > _MAX_INT):
+                raise ParseError(f"{token.text[:24]} is more than 64 bits hold", source, at)
+            tokens.append(token)
+        at = match.end()
+    tokens.append(Token(Kind.END, "", len(source)))
+    return tokens
+
+
+class Cursor:
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self.tokens = tokenize(source)
+        self.at_token = 0
+        self._depth = 0
+
+    def peek(self, ahead: int = 0) -> Token:
+        return self.tokens[min(self.at_token + ahead, len(self.tokens) - 1)]
+
+    def take(self) -> Token:
+        token = self.peek()
+        self.at_token = min(self.at_token + 1, len(self.tokens) - 1)
+        return token
+
+    def at(self, *texts: str, ahead: int = 0) -> bool:
+        token = self.peek(ahead)
+        return token.text in texts and token.kind in (Kind.NAME, Kind.MARK)
+
+    def at_kind(self, *kinds: Kind, ahead: int = 0) -> bool:
+        return self.peek(ahead).kind in kinds
+
+    def accept(self, text: str) -> bool:
+        if self.at(text):
+            self.take()
+            return True
+        return False
+
+    def expect(self, text: str, why: str = "") -> Token:
+        if not self.at(text):
+            raise self.error(f"expected {text!r}{why and ' ' + why}, found {self.peek()}")
+        return self.take()
+
+    def name(self, what: str) -> Token:
+        """A name that is being given or used: no word of the language."""
+        token = self.peek()
+        if token.kind is not Kind.NAME:
+            raise self.error(f"expected {what}, found {token}")
+        if token.text in RESERVED:
+            raise self.error(f"expected {what}, found {token}, which is a word of the language")
+        return self.take()
+
+    def integer(self, what: str) -> int:
+        sign = -1 if self.accept("-") else 1
+        if not self.at_kind(Kind.INT):
+            raise self.error(f"expected {what}, found {self.peek()}")
+        return sign * int(self.take().text)
+
+    def error(self, message: str, at: Token | None = None) -> ParseError:
+        return ParseError(message, self.source, (at or self.peek()).offset)
+
+    def unknown(self, noun: str, token: Token, known: Iterable[str]) -> ParseError:
+        names = sorted(known)
+        near = get_close_matches(token.text.strip('"'), names, n=3, cutoff=0.6)
+        hint = f"near: {', '.join(near)}" if near else f"known: {', '.join(names[:20]) or 'none'}"
+        return self.error(f"unknown {noun} {token.text}; {hint}", token)
+
+    @contextmanager
+    def nested(self) -> Iterator[None]:
+        if self._depth == MAX_NESTING:
+            raise self.error(f"nested more than {MAX_NESTING} deep; give parts of it names of their own")
+        self._depth += 1
+        yield
+        self._depth -= 1
+
+    def skip_to(self, *texts: str) -> None:
+        """Forward to the first of these marks or words that stands outside all brackets."""
+        depth = 0
+        while not self.at_kind(Kind.END):
+            if depth == 0 and self.at(*texts):
+                return
+            depth += self.at("(", "[", "{") - self.at(")", "]", "}")
+            self.take()

@@ -1,0 +1,101 @@
+"""Names for printing: every variable gets one that nothing else in sight has, so that the text can be read back."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from compiler.ir.dims import Dim, DimVar
+from compiler.ir.syntax import is_name
+
+
+class Names:
+    """`x`, `x_1`, ... for the objects of one namespace. With `canonical`, that letter and a number, so that wishes do not show."""
+
+    def __init__(self, canonical: str = "") -> None:
+        self.canonical = canonical
+        self._names: dict[object, str] = {}
+        self._used: set[str] = set()
+        self._counts: dict[str, int] = {}
+
+    def is_used(self, name: str) -> bool:
+        return name in self._used
+
+    def of(self, thing: object, wish: str) -> str:
+        return self._names.get(thing) or self.give(thing, wish)
+
+    def give(self, thing: object, wish: str) -> str:
+        name = self._fresh(self.canonical or _word(wish))
+        self._names[thing] = name
+        self._used.add(name)
+        return name
+
+    def _fresh(self, base: str) -> str:
+        if not self.canonical and base not in self._used and is_name(base):
+            return base
+        count = self._counts.get(base, 0)
+        while True:
+            count += 1
+            name = f"{base}{count}" if self.canonical else f"{base}_{count}"
+            if name not in self._used:
+                self._counts[base] = count
+                return name
+
+    @contextmanager
+    def scope(self) -> Iterator[None]:
+        """Names given inside are free again outside."""
+        outer = dict(self._names), set(self._used), dict(self._counts)
+        yield
+        self._names, self._used, self._counts = outer
+
+
+class DimNames(Names):
+    """Names of symbolic variables, and the expressions written with them."""
+
+    def __init__(self, canonical: str = "") -> None:
+        super().__init__(canonical)
+        self.free: list[DimVar] = []  # met without a binder around them, in order
+        self._renamed: dict[DimVar, DimVar] = {}
+        self._texts: dict[Dim, str] = {}
+
+    def text(self, dim: Dim) -> str:
+        text = self._texts.get(dim)
+        if text is None:
+            text = self._texts[dim] = str(self._written(dim))
+        return text
+
+    def _written(self, dim: Dim) -> Dim:
+        for var in dim.vars():
+            self.variable(var)
+        return dim.substitute(self._renamed)
+
+    def variable(self, var: DimVar) -> str:
+        if var not in self._names:
+            self.free.append(var)
+            self.bind(var)
+        return self._names[var]
+
+    def bind(self, var: DimVar) -> str:
+        """Name a variable anew. An expression is written by renaming inside it, so that its form follows the names."""
+        upper = self._written(var.upper) if isinstance(var.upper, Dim) else var.upper
+        name = self.give(var, var.name)
+        self._texts = {}
+        if name != var.name:
+            self._renamed[var] = DimVar(name, var.lower, upper, var.multiple_of)
+        return name
+
+    @contextmanager
+    def scope(self) -> Iterator[None]:
+        renamed = dict(self._renamed)
+        with super().scope():
+            yield
+        self._renamed, self._texts = renamed, {}
+
+
+def _word(wish: str) -> str:
+    """The nearest thing to the name wished for that the language can write."""
+    word = re.sub(r"[^A-Za-z0-9_.]", "_", wish)
+    if not re.match("[A-Za-z_]", word):
+        word = f"v{word}" if word else "v"
+    return word if is_name(word) or is_name(f"{word}_1") else word.replace(".", "_")

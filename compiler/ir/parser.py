@@ -1,0 +1,482 @@
+"""Programs as text. `printer.module_text` writes what `parse` reads.
+
+    Module     ::= (Func | Prim)*                                        line breaks are spaces; `#` begins a comment
+    Func       ::= ["impure"] "func" Name "(" Param,* ")" "->" Type [Where] "{" Body "}"
+    Param      ::= ["weight"] Name ":" Type                              weights come last and are bound once
+    Where      ::= "where" (Name "in" Range),+
+    Range      ::= Int ".." [Dim] ["by" Int]                             both ends are included
+
+    Type       ::= DType "[" Shape "]" | "shape" "[" Shape "]" | "scalar" "[" DType ["," Dim] "]"
+                 | "tuple" "[" Type,* "]" | "object"
+                 | ["impure"] "fn" ["[" (Name "in" Range),+ "]"] "(" (Type,* | "...") ")" "->" Type
+    DType      ::= "f32" | "f16" | "bf16" | "i8" | "i16" | "i32" | "i64" | "u8" | "u32" | "bool" | "any"
+    Shape      ::= Dim,* | "ndim" "=" Int | "..."
+    Dim        ::= Int | Name | "-" Dim | Dim ("+" | "-" | "*" | "//" | "%") Dim | ("min" | "max") "(" Dim,+ ")" | "(" Dim ")"
+
+    Body       ::= (Binding | ("dataflow" | "captured") "{" Binding* "}")* "return" Atom
+    Binding    ::= Name [":" Type] "=" Value | Launch                    without the annotation it is deduced
+    Value      ::= Atom | Name "(" (Atom | Attr),* ")"                   an operator
+                 | ("call" Name | "@" Name) "(" Atom,* ")"               a function: a variable, or one of the module
+                 | "call_tir" "@" Name "(" Atom,* ")" "->" Out
+                 | "call_tir_inplace" "@" Name "(" Atom,* ")" "[" (Int | "_"),* "]" "->" Out
+                 | "call_library" String "(" Atom,* ")" ["{" Attr,* "}"] "->" Out
+                 | "match_cast" Atom "to" Type
+                 | "(" Atom,* ")" | Name "." Int                         a tuple, a field of one
+                 | "if" Atom "{" Body "}" "else" "{" Body "}"
+                 | "alloc" Type ["at" Dim]
+    Out        ::= Type | "(" Type,* ")"
+    Launch     ::= "launch" ("@" Name | "library" String) "(" Atom,* ")" ["{" Attr,* "}"]
+    Atom       ::= Name                                                  a variable, or else a dimension as a number
+                 | "dim" "(" Dim ")" | Number [":" DType] | "true" | "false"
+                 | "shape" "[" Dim,* "]" | "@" Name
+                 | "const" DType "[" Int,* "]" (Array | "base64" String+ | "digest" String)
+    Array      ::= Number | "true" | "false" | "[" Array,* "]"
+    Attr       ::= Name "=" AttrValue
+    AttrValue  ::= Number | String | "true" | "false" | "none" | DType | "dim" "(" Dim ")" | "[" AttrValue,* "]"
+
+    Prim       ::= "prim" Name "(" PrimParam,* ")" [Where] ["attrs" "{" Attr,* "}"] Block
+    PrimParam  ::= ["out"] Name ":" DType "[" Dim,* "]" | Name ":" "scalar" DType | Name ":" "dim"
+    Block      ::= "{" Stmt* "}"
+    Stmt       ::= "for" [Kind] Axis,+ Block                             several axes are nested loops
+                 | "let" Name ["within" Range] "=" Scalar Block
+                 | Place "=" Scalar
+                 | "when" Scalar Block ["else" Block]
+                 | "alloc" ("global" | "local" | "shared") Name ":" DType "[" Dim,* "]" Block
+                 | "tile" String "(" Place,* ")" ["dims" "(" Dim,* ")"] ["{" Attr,* "}"]
+    Kind       ::= "serial" | "parallel" | "vector" | "unroll" | "block" | "thread"
+    Axis       ::= Name "in" Dim ["within" Range]                        runs over 0 .. Dim - 1
+    Place      ::= Name "[" Dim,* "]"
+    Scalar     ::= Number [":" DType] | "true" | "false" | Name | Place | "dim" "(" Dim ")"
+                 | Scalar Infix Scalar | ("-" | "~") Scalar | "(" Scalar ")"
+                 | Fn "(" Scalar,* ")" | "cast" "(" DType "," Scalar ")"
+                 | "guard" "(" (Dim "<=" Dim "<" Dim),+ "?" Scalar ":" Scalar ")"
+                 | ReduceFn "(" Axis,+ ")" Scalar                        reaches as far to the right as it can
+    Infix      ::= "<" "<=" "==" "!=" | "|" | "^" | "&" | "<<" ">>" | "+" "-" | "*" "/" "//" "%"      loosest first
+
+Names are words with inner dots; a function's may be any string in quotes. A dimension is defined where a parameter, a match_cast, a
+loop or a let first mentions it. A number without a type is an i64, or with a point an f32.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compiler.ir.deduce import deduce
+from compiler.ir.dims import Dim, DimVar
+from compiler.ir.dtypes import DType
+from compiler.ir.errors import AnnotationError
+from compiler.ir.graph import (
+    Alloc,
+    Atom,
+    Binding,
+    Block,
+    BlockKind,
+    Body,
+    Call,
+    CallFunc,
+    CallLibrary,
+    CallTir,
+    Constant,
+    Copy,
+    FuncRef,
+    Function,
+    If,
+    Launch,
+    MakeTuple,
+    MatchCast,
+    ScalarValue,
+    ShapeValue,
+    TupleGet,
+    Value,
+    Var,
+)
+from compiler.ir.lexer import Kind, Token
+from compiler.ir.loops import PrimFunc
+from compiler.ir.module import IRModule
+from compiler.ir.op import OPS, REQUIRED
+from compiler.ir.parser_loops import LoopParser
+from compiler.ir.parser_types import DimScope
+from compiler.ir.syntax import stated_type
+from compiler.ir.types import FuncType, TupleType, Type
+
+Arrays = Mapping[str, NDArray[Any]]  # large constants by digest, where the text holds only that
+
+
+def parse(text: str, arrays: Arrays | None = None) -> IRModule:
+    """The module that the text says, or a ParseError that points at what is wrong with it."""
+    return _Parser(text, arrays or {}).module()
+
+
+@dataclass(frozen=True, slots=True)
+class _Header:
+    """A function up to its body."""
+
+    params: tuple[Var, ...]
+    num_inputs: int | None
+    result: Type
+    pure: bool
+    scope: DimScope
+
+
+class _Parser(LoopParser):
+    def __init__(self, source: str, arrays: Arrays) -> None:
+        super().__init__(source)
+        self._arrays = arrays
+        self._signatures: dict[str, FuncType] = {}
+        self._values: dict[str, Var] = {}
+
+    # --- modules -------------------------------------------------------------------------------------------------------
+
+    def module(self) -> IRModule:
+        """Signatures first, so that a call can be deduced wherever its callee stands."""
+        headers: dict[str, tuple[int, _Header | None, int]] = {}
+        while not self.at_kind(Kind.END):
+            name, header = self._header()
+            start = self.at_token
+            if name in headers:
+                raise self.error(f"function {name} is defined twice")
+            self.skip_to("impure", "func", "prim")
+            headers[name] = (start, header, self.at_token)
+        functions: dict[str, Function | PrimFunc] = {}
+        for name, (start, header, end) in headers.items():
+            self.at_token = start
+            functions[name] = self.prim() if header is None else self._function_body(header)
+            if self.at_token != end:
+                raise self.error(f"expected 'func' or 'prim', found {self.peek()}")
+        return IRModule(functions)
+
+    def _header(self) -> tuple[str, _Header | None]:
+        pure = not self.accept("impure")
+        if pure and self.accept("prim"):
+            return self._function_name(), None
+        if not self.accept("func"):
+            raise self.error(f"expected {'func or prim' if pure else 'func'}, found {self.peek()}")
+        name = self._function_name()
+        header = self._func_header(pure=pure)
+        self._signatures[name] = FuncType(tuple(p.type for p in header.params), header.result, pure)
+        return name, header
+
+    def _function_name(self) -> str:
+        if self.at_kind(Kind.STRING):
+            return self.string("a function")
+        if not self.at_kind(Kind.NAME):
+            raise self.error(f"expected the name of a function, found {self.peek()}")
+        return self.take().text
+
+    def _func_header(self, *, pure: bool) -> _Header:
+        self.scope, self._values = DimScope(), {}
+        self.where_ahead()
+        self.expect("(", "before the parameters")
+        weights: list[Token] = []
+        params = tuple(self.items(")", lambda: self.with_undefined(self.define, lambda: self._func_param(weights))))
+        self.expect("->", "before the annotation of the result")
+        result = self.type()
+        num_inputs = len(params) - len(weights) if weights else None
+        return _Header(params, num_inputs, result, pure, self.scope)
+
+    def _func_param(self, weights: list[Token]) -> Var:
+        weight = self.at("weight") and self.at_kind(Kind.NAME, ahead=1)
+        if weight:
+            self.take()
+        name = self.name("the name of a parameter")
+        if weight:
+            weights.append(name)
+        elif weights:
+            raise self.error(f"parameter {name.text} follows a weight; weights come last", name)
+        self.expect(":", f"after parameter {name.text}")
+        return self._new_value(name, self.type())
+
+    def _function_body(self, header: _Header) -> Function:
+        self.scope = header.scope
+        self._values = {p.name: p for p in header.params}
+        self.skip_to("{")
+        self.expect("{", "before the body")
+        body = self._body()
+        self.check_announced()
+        return Function(header.params, body, header.result, header.pure, header.num_inputs)
+
+    # --- bodies --------------------------------------------------------------------------------------------------------
+
+    def _body(self) -> Body:
+        """Up to and with the closing brace. What is defined inside is not visible outside."""
+        with self.nested():
+            values, defined = dict(self._values), dict(self.scope.defined)
+            blocks: list[Block] = []
+            plain: list[Binding] = []
+            while not self.at("return"):
+                if not self.at("dataflow", "captured"):
+                    plain.append(self._binding())
+                    continue
+                if plain:
+                    blocks.append(Block(tuple(plain)))
+                    plain = []
+                blocks.append(self._block(BlockKind(self.take().text)))
+            if plain:
+                blocks.append(Block(tuple(plain)))
+            self.take()
+            result = self._atom()
+            self.expect("}", "after the result; 'return' ends a body")
+            self._values, self.scope.defined = values, defined
+            return Body(tuple(blocks), result)
+
+    def _block(self, kind: BlockKind) -> Block:
+        self.expect("{", f"after {kind.value}")
+        bindings: list[Binding] = []
+        while not self.accept("}"):
+            bindings.append(self._binding())
+        return Block(tuple(bindings), kind)
+
+    def _binding(self) -> Binding:
+        if self.accept("launch"):
+            launch = self._launch()
+            return Binding(Var("_", TupleType(())), launch)
+        name = self.name("a binding, a block or 'return'")
+        announced: list[Token] = []
+        type_ = self._annotation(announced) if self.accept(":") else None
+        self.expect("=", f"after {name.text}")
+        value = self._value()
+        for token in announced:
+            if token.text not in self.scope.defined:
+                self.reject(token)
+        type_ = type_ or stated_type(value) or self._deduced(name, value)
+        return Binding(self._new_value(name, type_), value)
+
+    def _annotation(self, announced: list[Token]) -> Type:
+        """It may mention what the match_cast to its right defines."""
+
+        def announce(token: Token) -> DimVar:
+            announced.append(token)
+            return self.scope.announce(token)
+
+        return self.with_undefined(announce, self.type)
+
+    def _new_value(self, name: Token, type_: Type) -> Var:
+        if name.text in self._values:
+            raise self.error(f"{name.text} is defined twice", name)
+        var = self._values[name.text] = Var(name.text, type_)
+        return var
+
+    def _deduced(self, name: Token, value: Value) -> Type:
+        try:
+            return deduce(value, self._signature_of, set(self.scope.defined.values()))
+        except AnnotationError as error:
+            raise self.error(f"{name.text} has no annotation, and none can be deduced: {error}", name) from error
+
+    def _signature_of(self, name: str) -> FuncType:
+        if name not in self._signatures:
+            raise AnnotationError(f"unknown function {name}; known: {', '.join(self._signatures)}")
+        return self._signatures[name]
+
+    # --- values --------------------------------------------------------------------------------------------------------
+
+    def _value(self) -> Value:
+        token = self.peek()
+        match token.text if token.kind is not Kind.STRING else "":
+            case "(":
+                self.take()
+                return MakeTuple(self._atoms())
+            case "@" if self.at("(", ahead=2):
+                callee = FuncRef(self._global())
+                return CallFunc(callee, self._arguments())
+            case "call":
+                self.take()
+                callee = self._variable_named(self.name("the variable to call"))
+                return CallFunc(callee, self._arguments())
+            case "call_tir" | "call_tir_inplace":
+                self.take()
+                return self._call_tir(inplace=token.text == "call_tir_inplace")
+            case "call_library":
+                self.take()
+                name = self.string("the name of a library routine")
+                args = self._arguments()
+                attrs = self._optional_attrs()
+                return CallLibrary(name, args, self._outputs(), attrs)
+            case "match_cast":
+                self.take()
+                value = self._atom()
+                self.expect("to", "after the value to cast")
+                return MatchCast(value, self.with_undefined(self.define, self.type))
+            case "if":
+                self.take()
+                return self._if()
+            case "alloc":
+                self.take()
+                type_ = self.type()
+                return Alloc(type_, self.dim() if self.accept("at") else None)
+            case _ if token.kind is Kind.NAME and self.at(".", ahead=1):
+                value = self._atom()
+                self.take()
+                return TupleGet(value, self.integer("the number of a field"))
+            case _ if token.kind is Kind.NAME and self.at("(", ahead=1) and token.text != "dim":
+                return self._operator()
+            case _:
+                return Copy(self._atom())
+
+    def _operator(self) -> Call:
+        token = self.take()
+        op = OPS.get(token.text)
+        if op is None:
+            raise self.unknown("operator", token, OPS)
+        self.take()
+        args: list[Atom] = []
+        attrs: dict[str, Any] = {}
+        self.items(")", lambda: self._operand_or_attribute(args, attrs))
+        for name in attrs:
+            if name not in op.attributes:
+                known = ", ".join(op.attributes) or "none"
+                raise self.error(f"{op.name} has no attribute {name}; it has: {known}", token)
+        missing = [name for name, default in op.attributes.items() if default is REQUIRED and name not in attrs]
+        if missing:
+            raise self.error(f"{op.name} needs the attribute {', '.join(missing)}", token)
+        return Call(op, tuple(args), {**op.attributes, **attrs})
+
+    def _operand_or_attribute(self, args: list[Atom], attrs: dict[str, Any]) -> None:
+        if self.at_kind(Kind.NAME, Kind.STRING) and self.at("=", ahead=1):
+            self.attribute(attrs)
+        elif attrs:
+            raise self.error("an operand follows an attribute; attributes come last")
+        else:
+            args.append(self._atom())
+
+    def _call_tir(self, *, inplace: bool) -> CallTir:
+        name = self._global()
+        args = self._arguments()
+        reused: tuple[int | None, ...] = ()
+        if inplace:
+            self.expect("[", "before the arguments whose storage is taken over")
+            reused = tuple(self.items("]", lambda: None if self.accept("_") else self.integer("an argument or '_'")))
+        return CallTir(name, args, self._outputs(), reused)
+
+    def _outputs(self) -> tuple[Type, ...]:
+        self.expect("->", "before the annotations of the outputs")
+        return tuple(self.items(")", self.type)) if self.accept("(") else (self.type(),)
+
+    def _launch(self) -> Launch:
+        library = self.accept("library")
+        name = self.string("the name of a library routine") if library else self._global()
+        args = self._arguments()
+        return Launch(name, args, library, self._optional_attrs())
+
+    def _if(self) -> If:
+        cond = self._atom()
+        self.expect("{", "after the condition")
+        then = self._body()
+        self.expect("else", "after the first branch")
+        self.expect("{", "after else")
+        return If(cond, then, self._body())
+
+    def _optional_attrs(self) -> dict[str, Any]:
+        return self.attributes("}") if self.accept("{") else {}
+
+    # --- atoms ---------------------------------------------------------------------------------------------------------
+
+    def _arguments(self) -> tuple[Atom, ...]:
+        self.expect("(", "before the arguments")
+        return self._atoms()
+
+    def _atoms(self) -> tuple[Atom, ...]:
+        return tuple(self.items(")", self._atom))
+
+    def _global(self) -> str:
+        self.expect("@", "before the name of a function")
+        return self._function_name()
+
+    def _atom(self) -> Atom:
+        if self.at_number():
+            return self._number()
+        if self.at("@"):
+            return FuncRef(self._global())
+        if self.at("true", "false"):
+            return ScalarValue(self.take().text == "true", DType.BOOL)
+        if self.at("dim"):
+            dim = self.bracketed_dim()
+            dtype = self.dtype() if self.accept(":") else DType.I64
+            return ScalarValue(dim, dtype)
+        if self.accept("shape"):
+            self.expect("[", "after shape")
+            return ShapeValue(self.dims("]"))
+        if self.accept("const"):
+            return self._constant()
+        token = self.name("a variable or a constant")
+        if token.text not in self._values and token.text in self.scope.defined:
+            return ScalarValue(self.scope.defined[token.text].dim, DType.I64)
+        return self._variable_named(token)
+
+    def _variable_named(self, token: Token) -> Var:
+        if token.text not in self._values:
+            raise self.unknown("variable", token, [*self._values, *self.scope.defined])
+        return self._values[token.text]
+
+    def _number(self) -> ScalarValue:
+        value, dtype = self.typed_number()
+        return ScalarValue(Dim.of(value) if isinstance(value, int) and dtype is DType.I64 else value, dtype)
+
+    # --- constants -----------------------------------------------------------------------------------------------------
+
+    def _constant(self) -> Constant:
+        dtype = self.dtype()
+        self.expect("[", "after the element type")
+        start = self.peek()
+        shape = tuple(self.items("]", lambda: self.integer("a dimension of the constant")))
+        if any(n < 0 for n in shape):
+            raise self.error(f"the shape {list(shape)} has a negative dimension", start)
+        if self.accept("digest"):
+            return self._by_digest(dtype, shape)
+        if self.accept("base64"):
+            return self._by_bytes(dtype, shape)
+        numbers: list[int | float | bool] = []
+        self._array(shape, dtype, numbers)
+        try:
+            return Constant(np.array(numbers, dtype.numpy).reshape(shape))
+        except OverflowError:
+            raise self.error(f"a number of the constant does not fit {dtype}", start) from None
+
+    def _array(self, shape: tuple[int, ...], dtype: DType, numbers: list[int | float | bool]) -> None:
+        with self.nested():
+            token = self.peek()
+            if shape:
+                self.expect("[", f"before {shape[0]} elements")
+                found = len(self.items("]", lambda: self._array(shape[1:], dtype, numbers)))
+                if found != shape[0]:
+                    raise self.error(f"expected {shape[0]} elements, found {found}", token)
+            elif dtype is DType.BOOL:
+                if not self.at("true", "false"):
+                    raise self.error(f"expected true or false, found {token}")
+                numbers.append(self.take().text == "true")
+            else:
+                number = self.number()
+                if dtype.is_int and isinstance(number, float):
+                    raise self.error(f"{number} is no {dtype}", token)
+                numbers.append(number)
+
+    def _by_bytes(self, dtype: DType, shape: tuple[int, ...]) -> Constant:
+        token = self.peek()
+        text = self.string("the bytes")
+        while self.at_kind(Kind.STRING):
+            text += self.string("the bytes")
+        try:
+            data = base64.b64decode(text, validate=True)
+        except (binascii.Error, ValueError) as error:
+            raise self.error(f"no base64: {error}", token) from None
+        expected = math.prod(shape) * dtype.num_bytes
+        if len(data) != expected:
+            raise self.error(f"{len(data)} bytes, expected {expected} for {dtype}{list(shape)}", token)
+        return Constant(np.frombuffer(data, dtype.numpy).reshape(shape))
+
+    def _by_digest(self, dtype: DType, shape: tuple[int, ...]) -> Constant:
+        token = self.peek()
+        digest = self.string("a digest")
+        array = self._arrays.get(digest)
+        if array is None:
+            raise self.error(f"the array {digest} is not in the text; pass the arrays it was printed with", token)
+        if array.shape != shape or array.dtype != dtype.numpy:
+            raise self.error(f"the array {digest} is {array.dtype}{list(array.shape)}, expected {dtype}{list(shape)}", token)
+        return Constant(array)

@@ -1,0 +1,354 @@
+"""The loop level of the text: `prim` functions, statements and scalars."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from compiler.ir.dims import Dim, DimVar
+from compiler.ir.dtypes import DType
+from compiler.ir.lexer import Kind, Token
+from compiler.ir.loops import (
+    Allocate,
+    Apply,
+    Buffer,
+    Cast,
+    Const,
+    DimScalar,
+    Fn,
+    For,
+    Guard,
+    Let,
+    Load,
+    LoopKind,
+    PrimFunc,
+    Reduce,
+    ReduceFn,
+    Scalar,
+    ScalarParam,
+    Scope,
+    Seq,
+    Stmt,
+    Store,
+    Tile,
+    When,
+)
+from compiler.ir.parser_types import DimScope, TypeParser
+from compiler.ir.syntax import ARITY, COMPARISON, INFIX, PREFIX, PREFIX_PRECEDENCE
+
+_INFIX = {symbol: (fn, precedence) for fn, (symbol, precedence) in INFIX.items()}
+_PREFIX = {symbol: fn for fn, symbol in PREFIX.items()}
+_CALLED = {fn.value: fn for fn in Fn if fn not in INFIX and fn not in PREFIX}
+_SCALARS = sorted([*_CALLED, *ReduceFn, "cast", "dim", "guard"])
+
+
+class LoopParser(TypeParser):
+    def __init__(self, source: str) -> None:
+        super().__init__(source)
+        self._buffers: dict[str, Buffer] = {}
+        self._scalars: dict[str, ScalarParam] = {}
+
+    # --- functions -----------------------------------------------------------------------------------------------------
+
+    def prim(self) -> PrimFunc:
+        """After `prim @name`: parameters, ranges, attributes, body."""
+        self.scope, self._buffers, self._scalars = DimScope(), {}, {}
+        self.where_ahead()
+        self.expect("(", "before the parameters")
+        outputs: list[Token] = []
+        params = tuple(self.items(")", lambda: self._param(outputs)))
+        self.skip_to("attrs", "{")
+        attrs = self._attrs() if self.accept("attrs") else {}
+        self.check_announced()
+        return PrimFunc(params, len(outputs), self.block(), attrs)
+
+    def where_ahead(self) -> None:
+        """Read the ranges that follow the parameters, so that these can be made with them; then come back."""
+        start = self.at_token
+        self.skip_to("where", "{")
+        if self.accept("where"):
+            self.where()
+        self.at_token = start
+
+    def _attrs(self) -> dict[str, object]:
+        self.expect("{", "after attrs")
+        return self.attributes("}")
+
+    def _param(self, outputs: list[Token]) -> Buffer | ScalarParam | DimVar:
+        out = self.at("out") and self.at_kind(Kind.NAME, ahead=1)
+        if out:
+            self.take()
+        name = self.name("the name of a parameter")
+        self.expect(":", f"after parameter {name.text}")
+        if out:
+            outputs.append(name)
+        elif self.at("dim"):
+            self.take()
+            return self.scope.define(name)
+        elif self.at("scalar"):
+            self.take()
+            self._check_new(name)
+            param = self._scalars[name.text] = ScalarParam(name.text, self.dtype())
+            return param
+        elif outputs:
+            raise self.error(f"buffer {name.text} follows an output; outputs are the last buffers", name)
+        return self.with_undefined(self.define, lambda: self._buffer(name, Scope.GLOBAL))
+
+    def _buffer(self, name: Token, scope: Scope) -> Buffer:
+        self._check_new(name)
+        dtype = self.dtype()
+        self.expect("[", "after the element type")
+        buffer = self._buffers[name.text] = Buffer(name.text, self.dims("]"), dtype, scope)
+        return buffer
+
+    def _check_new(self, name: Token) -> None:
+        if name.text in self._buffers or name.text in self._scalars:
+            raise self.error(f"{name.text} is defined twice", name)
+
+    # --- statements ----------------------------------------------------------------------------------------------------
+
+    def block(self) -> Stmt:
+        """`{ ... }`: one statement is itself, any other number a sequence."""
+        with self.nested():
+            self.expect("{")
+            stmts: list[Stmt] = []
+            while not self.accept("}"):
+                stmts.append(self._stmt())
+            return stmts[0] if len(stmts) == 1 else Seq(tuple(stmts))
+
+    def _stmt(self) -> Stmt:
+        token = self.peek()
+        match token.text if token.kind is Kind.NAME else "":
+            case "for":
+                self.take()
+                return self._for()
+            case "let":
+                self.take()
+                return self._let()
+            case "when":
+                self.take()
+                cond = self.scalar()
+                then = self.block()
+                return When(cond, then, self.block() if self.accept("else") else None)
+            case "alloc":
+                self.take()
+                return self._allocate()
+            case "tile":
+                self.take()
+                return self._tile()
+            case "":
+                raise self.error(f"expected a statement or '}}', found {token}")
+            case _:
+                buffer = self._known_buffer(self.name("a statement (for, let, when, alloc, tile) or a buffer to store to"))
+                indices = self._indices()
+                self.expect("=", "after the place to store to")
+                return Store(buffer, indices, self.scalar())
+
+    def _for(self) -> For:
+        kind = LoopKind.SERIAL
+        if not self.at("in", ahead=1):
+            kinds = {k.value for k in LoopKind}
+            token = self.take()
+            if token.kind is not Kind.NAME or token.text not in kinds:
+                raise self.unknown("kind of loop", token, kinds)
+            kind = LoopKind(token.text)
+        with self._axes("{") as axes:
+            body = self.block()
+        if not axes:
+            raise self.error("a loop without a variable")
+        for var, extent in reversed(axes):
+            body = For(var, extent, body, kind)
+        assert isinstance(body, For)
+        return body
+
+    @contextmanager
+    def _axes(self, close: str) -> Iterator[list[tuple[DimVar, Dim]]]:
+        """`i in n, j in m` up to `close`; the variables are visible inside the `with`. A later extent may use an earlier one."""
+        axes: list[tuple[DimVar, Dim]] = []
+        names: list[str] = []
+        while True:
+            name = self._new_variable()
+            self.expect("in", f"after {name.text}")
+            extent = self.dim()
+            var = self._within(name) or DimVar(name.text, 0, extent - 1)
+            axes.append((var, extent))
+            names.append(name.text)
+            self.scope.defined[name.text] = var
+            if not self.at(close):
+                self.expect(",", f"or {close!r}")
+                continue
+            break
+        yield axes
+        for text in names:
+            del self.scope.defined[text]
+
+    def _new_variable(self) -> Token:
+        name = self.name("the name of a variable")
+        if name.text in self.scope.defined:
+            raise self.error(f"{name.text} is a variable here already", name)
+        return name
+
+    def _within(self, name: Token) -> DimVar | None:
+        """A range that is not the usual one."""
+        return self.range(name, self.reject) if self.accept("within") else None
+
+    def _let(self) -> Let:
+        name = self._new_variable()
+        var = self._within(name) or DimVar(name.text)
+        self.expect("=", f"after {name.text}")
+        value = self.scalar()
+        self.scope.defined[name.text] = var
+        body = self.block()
+        del self.scope.defined[name.text]
+        return Let(var, value, body)
+
+    def _allocate(self) -> Allocate:
+        scopes = {s.value for s in Scope}
+        token = self.take()
+        if token.kind is not Kind.NAME or token.text not in scopes:
+            raise self.unknown("scope of memory", token, scopes)
+        name = self.name("the name of a buffer")
+        self.expect(":", f"after {name.text}")
+        buffer = self._buffer(name, Scope(token.text))
+        body = self.block()
+        del self._buffers[name.text]
+        return Allocate(buffer, body)
+
+    def _tile(self) -> Tile:
+        intrinsic = self.string("the name of an intrinsic")
+        self.expect("(", "before the operands of the tile")
+        operands = tuple(self.items(")", lambda: self._load(self.name("a buffer"))))
+        dims: tuple[Dim, ...] = ()
+        if self.at("dims") and self.at("(", ahead=1):
+            self.take()
+            self.take()
+            dims = self.dims(")")
+        attrs = self.attributes("}") if self.accept("{") else {}
+        return Tile(intrinsic, operands, dims, attrs)
+
+    # --- scalars -------------------------------------------------------------------------------------------------------
+
+    def scalar(self, loosest: int = COMPARISON) -> Scalar:
+        """Operators of at least this precedence, grouped to the left."""
+        left = self._operand()
+        while self.at(*_INFIX):
+            fn, precedence = _INFIX[self.peek().text]
+            if precedence < loosest:
+                break
+            self.take()
+            left = Apply(fn, (left, self.scalar(precedence + 1)))
+            if precedence == COMPARISON and self.at(*(s for s, (_, p) in _INFIX.items() if p == COMPARISON)):
+                raise self.error("comparisons do not chain; join two of them with '&' in parentheses")
+        return left
+
+    def _operand(self) -> Scalar:
+        with self.nested():
+            token = self.peek()
+            if self.at_number() or self.at("true", "false"):
+                return self._const()
+            if self.at(*_PREFIX):
+                return Apply(_PREFIX[self.take().text], (self.scalar(PREFIX_PRECEDENCE),))
+            if self.accept("("):
+                inner = self.scalar()
+                self.expect(")")
+                return inner
+            if token.kind is not Kind.NAME:
+                raise self.error(f"expected a scalar, found {token}")
+            if self.at("(", ahead=1):
+                return self._function_of_scalars()
+            if self.at("[", ahead=1):
+                return self._load(self.name("a buffer"))
+            return self._scalar_param(self.name("a scalar"))
+
+    def _scalar_param(self, token: Token) -> ScalarParam:
+        if token.text in self._scalars:
+            return self._scalars[token.text]
+        if token.text in self.scope.defined:
+            raise self.error(f"{token.text} is an index; as a number write dim({token.text})", token)
+        raise self.unknown("scalar", token, self._scalars)
+
+    def _load(self, token: Token) -> Load:
+        return Load(self._known_buffer(token), self._indices())
+
+    def _known_buffer(self, token: Token) -> Buffer:
+        if token.text not in self._buffers:
+            raise self.unknown("buffer", token, self._buffers)
+        return self._buffers[token.text]
+
+    def _indices(self) -> tuple[Dim, ...]:
+        self.expect("[", "before the indices")
+        return self.dims("]")
+
+    def _const(self) -> Const:
+        if self.at("true", "false"):
+            return Const(self.take().text == "true", DType.BOOL)
+        value, dtype = self.typed_number()
+        return Const(value, dtype)
+
+    def typed_number(self) -> tuple[int | float, DType]:
+        """`3` is an i64 and `3.0` an f32 unless the type is written: `3:i32`, `3.0:bf16`."""
+        token = self.peek()
+        value = self.number()
+        if self.at(":") and self.at(*DType, ahead=1):
+            self.take()
+            dtype = self.dtype()
+        else:
+            dtype = DType.F32 if isinstance(value, float) else DType.I64
+        if isinstance(value, float) and not dtype.is_float:
+            raise self.error(f"{value} is no {dtype}", token)
+        return (float(value) if dtype.is_float else value), dtype
+
+    def _function_of_scalars(self) -> Scalar:
+        token = self.take()
+        if token.text in set(ReduceFn) and self.at_kind(Kind.NAME, ahead=1) and self.at("in", ahead=2):
+            return self._reduce(ReduceFn(token.text))
+        match token.text:
+            case "dim":
+                self.at_token -= 1
+                return DimScalar(self.bracketed_dim())
+            case "cast":
+                self.expect("(")
+                dtype = self.dtype()
+                self.expect(",", "after the element type")
+                value = self.scalar()
+                self.expect(")")
+                return Cast(value, dtype)
+            case "guard":
+                return self._guard()
+            case name if name in _CALLED:
+                self.expect("(")
+                args = tuple(self.items(")", self.scalar))
+                fn = _CALLED[name]
+                if len(args) != ARITY[fn]:
+                    raise self.error(f"{name} takes {ARITY[fn]} operands, has {len(args)}", token)
+                return Apply(fn, args)
+            case _:
+                raise self.unknown("function of scalars", token, _SCALARS)
+
+    def _reduce(self, fn: ReduceFn) -> Reduce:
+        """`sum(r in k) ...` reaches as far to the right as it can."""
+        self.expect("(")
+        with self._axes(")") as axes:
+            self.expect(")")
+            value = self.scalar()
+        return Reduce(fn, tuple(axes), value)
+
+    def _guard(self) -> Guard:
+        """`guard(0 <= i - 1 < n ? A[i - 1] : 0.0)`"""
+        self.expect("(")
+        conditions = [self._condition()]
+        while self.accept(","):
+            conditions.append(self._condition())
+        self.expect("?", "after the conditions of guard")
+        value = self.scalar()
+        self.expect(":", "between the two values of guard")
+        otherwise = self.scalar()
+        self.expect(")")
+        return Guard(tuple(conditions), value, otherwise)
+
+    def _condition(self) -> tuple[Dim, Dim, Dim]:
+        low = self.dim()
+        self.expect("<=", "in low <= index < high")
+        index = self.dim()
+        self.expect("<", "in low <= index < high")
+        return low, index, self.dim()

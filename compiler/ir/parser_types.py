@@ -1,0 +1,308 @@
+"""The part of the text that both levels share: dimensions, annotations, literals and attributes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from compiler.ir.dims import Dim, DimVar, dim_max, dim_min
+from compiler.ir.dtypes import DType
+from compiler.ir.lexer import Cursor, Kind, Token
+from compiler.ir.types import FuncType, ObjectType, ScalarType, ShapeType, TensorType, TupleType, Type
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class DimScope:
+    """The symbolic variables of one function. `announced` ones are known with their range and wait for a definition; `defined` are
+    those visible here."""
+
+    announced: dict[str, tuple[DimVar, Token]] = field(default_factory=dict[str, tuple[DimVar, Token]])
+    defined: dict[str, DimVar] = field(default_factory=dict[str, DimVar])
+    awaited: set[str] = field(default_factory=set[str])
+
+    def announce(self, token: Token, var: DimVar | None = None) -> DimVar:
+        if token.text not in self.announced:
+            self.announced[token.text] = (var or DimVar(token.text), token)
+            self.awaited.add(token.text)
+        return self.announced[token.text][0]
+
+    def define(self, token: Token) -> DimVar:
+        if token.text not in self.defined:
+            self.defined[token.text] = self.announce(token) if token.text in self.announced else DimVar(token.text)
+            self.awaited.discard(token.text)
+        return self.defined[token.text]
+
+
+class TypeParser(Cursor):
+    def __init__(self, source: str) -> None:
+        super().__init__(source)
+        self.scope = DimScope()
+        self._undefined = self.reject  # what to do with a variable that is not defined: reject, define or announce it
+
+    # --- dimensions ----------------------------------------------------------------------------------------------------
+
+    def dim(self) -> Dim:
+        left = self._product()
+        while self.at("+", "-"):
+            sign = self.take().text
+            right = self._product()
+            left = left + right if sign == "+" else left - right
+        return left
+
+    def dims(self, close: str) -> tuple[Dim, ...]:
+        return tuple(self.items(close, self.dim))
+
+    def _product(self) -> Dim:
+        left = self._factor()
+        while self.at("*", "//", "%"):
+            op = self.take()
+            right = self._factor()
+            if op.text == "*":
+                left = left * right
+            elif right.is_const and right.const == 0:
+                raise self.error("division by zero", op)
+            else:
+                left = left // right if op.text == "//" else left % right
+        return left
+
+    def _factor(self) -> Dim:
+        with self.nested():
+            token = self.peek()
+            if self.accept("-"):
+                return -self._factor()
+            if self.accept("("):
+                inner = self.dim()
+                self.expect(")")
+                return inner
+            if token.kind is Kind.INT:
+                return Dim.of(int(self.take().text))
+            if self.at("min", "max") and self.at("(", ahead=1):
+                self.take()
+                self.take()
+                operands = self.dims(")")
+                if not operands:
+                    raise self.error(f"{token.text} of nothing", token)
+                return dim_min(*operands) if token.text == "min" else dim_max(*operands)
+            return self._variable(self.name("a dimension")).dim
+
+    def _variable(self, token: Token) -> DimVar:
+        return self.scope.defined.get(token.text) or self._undefined(token)
+
+    def reject(self, token: Token) -> DimVar:
+        raise self.unknown("dimension", token, self.scope.defined)
+
+    def define(self, token: Token) -> DimVar:
+        return self.scope.define(token)
+
+    def announce(self, token: Token) -> DimVar:
+        return self.scope.announce(token)
+
+    def with_undefined(self, treat: Callable[[Token], DimVar], parse: Callable[[], T]) -> T:
+        before, self._undefined = self._undefined, treat
+        result = parse()
+        self._undefined = before
+        return result
+
+    # --- ranges --------------------------------------------------------------------------------------------------------
+
+    def where(self) -> None:
+        """`n in 1..128, m in 0.. by 16`: the upper end may mention variables that annotations are still to define."""
+        while True:
+            token = self.name("the name of a dimension")
+            if token.text in self.scope.announced:
+                raise self.error(f"dimension {token.text} has a range already; state it once, before its first use", token)
+            self.expect("in", f"after dimension {token.text}")
+            self.scope.announce(token, self.range(token, self.announce))
+            if not self.accept(","):
+                return
+
+    def check_announced(self) -> None:
+        for name, (_, token) in self.scope.announced.items():
+            if name in self.scope.awaited:
+                raise self.error(f"dimension {name} has a range, but no parameter or match_cast defines it", token)
+
+    def range(self, name: Token, undefined: Callable[[Token], DimVar]) -> DimVar:
+        """`lower..upper by k`: a new variable."""
+        lower = self.integer("the lower end of a range")
+        self.expect("..", "after the lower end of a range")
+        upper = self.with_undefined(undefined, self.dim) if self._at_dim() else None
+        multiple = 1
+        if self.at("by"):
+            self.take()
+            token = self.peek()
+            multiple = self.integer("what the variable is a multiple of")
+            if multiple < 1:
+                raise self.error(f"dimension {name.text} by {multiple}: expected an integer of at least 1", token)
+        return DimVar(name.text, lower, upper, multiple)
+
+    def _at_dim(self) -> bool:
+        return self.at_kind(Kind.INT) or self.at("-", "(") or (self.at_kind(Kind.NAME) and not self.at("by", "attrs"))
+
+    # --- annotations ---------------------------------------------------------------------------------------------------
+
+    def type(self) -> Type:
+        with self.nested():
+            token = self.peek()
+            if token.kind is not Kind.NAME:
+                raise self.error(f"expected an annotation such as f32[n, 4], found {token}")
+            self.take()
+            match token.text:
+                case "object":
+                    return ObjectType()
+                case "scalar":
+                    self.expect("[", "after scalar")
+                    dtype = self._dtype_or_any()
+                    value = self.dim() if self.accept(",") else None
+                    self.expect("]")
+                    return ScalarType(dtype, value)
+                case "shape":
+                    self.expect("[", "after shape")
+                    dims, ndim = self._shape()
+                    return ShapeType(dims, ndim)
+                case "tuple":
+                    self.expect("[", "after tuple")
+                    return TupleType(tuple(self.items("]", self.type)))
+                case "fn" | "impure":
+                    if token.text == "impure":
+                        self.expect("fn", "after impure")
+                    return self._function(pure=token.text == "fn")
+                case _:
+                    self.at_token -= 1
+                    dtype = self._dtype_or_any()
+                    self.expect("[", "after the element type")
+                    shape, ndim = self._shape()
+                    return TensorType(shape, dtype, ndim)
+
+    def _shape(self) -> tuple[tuple[Dim, ...] | None, int | None]:
+        if self.accept("..."):
+            self.expect("]")
+            return None, None
+        if self.at("ndim") and self.at("=", ahead=1):
+            self.take()
+            self.take()
+            ndim = self.integer("a rank")
+            if ndim < 0:
+                raise self.error(f"a rank of {ndim}, expected at least 0")
+            self.expect("]")
+            return None, ndim
+        dims = self.dims("]")
+        return dims, len(dims)
+
+    def _function(self, *, pure: bool) -> FuncType:
+        """Variables of a signature are its own: it has a scope of its own."""
+        outer, self.scope = self.scope, DimScope()
+        if self.accept("["):
+            self.where()
+            self.expect("]")
+        params, result = self.with_undefined(self.define, self._signature)
+        self.check_announced()
+        self.scope = outer
+        return FuncType(params, result, pure)
+
+    def _signature(self) -> tuple[tuple[Type, ...] | None, Type]:
+        self.expect("(", "before the parameters of fn")
+        if self.at("...") and self.at(")", ahead=1):
+            self.take()
+            self.take()
+            params = None
+        else:
+            params = tuple(self.items(")", self.type))
+        self.expect("->", "after the parameters of fn")
+        return params, self.type()
+
+    def dtype(self) -> DType:
+        token = self.take()
+        if token.kind is not Kind.NAME or token.text not in set(DType):
+            raise self.unknown("element type", token, DType)
+        return DType(token.text)
+
+    def _dtype_or_any(self) -> DType | None:
+        return None if self.accept("any") else self.dtype()
+
+    # --- literals and attributes ---------------------------------------------------------------------------------------
+
+    def string(self, what: str) -> str:
+        token = self.peek()
+        if token.kind is not Kind.STRING:
+            raise self.error(f"expected {what} in quotes, found {token}")
+        self.take()
+        try:
+            return str(json.loads(token.text, strict=False))
+        except ValueError:
+            raise self.error(f"{token.text} is no string: escapes are those of JSON", token) from None
+
+    def at_number(self) -> bool:
+        ahead = int(self.at("-"))
+        return self.at_kind(Kind.INT, Kind.FLOAT, ahead=ahead) or self.at("nan", "inf", ahead=ahead)
+
+    def number(self) -> int | float:
+        sign = -1 if self.accept("-") else 1
+        token = self.take()
+        if token.kind is Kind.INT:
+            return sign * int(token.text)
+        if token.kind is Kind.FLOAT or token.text in ("nan", "inf"):
+            return sign * float(token.text)
+        raise self.error(f"expected a number, found {token}", token)
+
+    def attributes(self, close: str) -> dict[str, Any]:
+        """`name=value, ...` up to and with `close`."""
+        attrs: dict[str, Any] = {}
+        self.items(close, lambda: self.attribute(attrs))
+        return attrs
+
+    def attribute(self, attrs: dict[str, Any]) -> None:
+        token = self.peek()
+        name = self.string("an attribute") if token.kind is Kind.STRING else self._word("the name of an attribute")
+        if name in attrs:
+            raise self.error(f"attribute {name} is given twice", token)
+        self.expect("=", f"after attribute {name}")
+        attrs[name] = self.attribute_value()
+
+    def _word(self, what: str) -> str:
+        if not self.at_kind(Kind.NAME):
+            raise self.error(f"expected {what}, found {self.peek()}")
+        return self.take().text
+
+    def attribute_value(self) -> Any:
+        with self.nested():
+            token = self.peek()
+            if token.kind is Kind.STRING:
+                return self.string("a value")
+            if self.at_number():
+                return self.number()
+            if self.accept("["):
+                return tuple(self.items("]", self.attribute_value))
+            if self.at("dim"):
+                return self.bracketed_dim()
+            if self.at("true", "false"):
+                return self.take().text == "true"
+            if self.accept("none"):
+                return None
+            if token.kind is Kind.NAME and token.text in set(DType):
+                return self.dtype()
+            raise self.error(
+                f"expected an attribute (a number, string, list, true, false, none, element type or dim(...)), found {token}"
+            )
+
+    def bracketed_dim(self) -> Dim:
+        """`dim(n * 4)`"""
+        self.expect("dim")
+        self.expect("(", "after dim")
+        value = self.dim()
+        self.expect(")")
+        return value
+
+    # --- lists ---------------------------------------------------------------------------------------------------------
+
+    def items(self, close: str, parse: Callable[[], T]) -> list[T]:
+        """`a, b, c` up to and with `close`; a comma may stand at the end."""
+        found: list[T] = []
+        while not self.accept(close):
+            found.append(parse())
+            if not self.at(close):
+                self.expect(",", f"or {close!r}")
+        return found

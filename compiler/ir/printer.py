@@ -1,0 +1,258 @@
+"""Programs as text, in the language that stands at the top of parser.py. The same program prints the same way every time, with names
+that nothing else in sight has, so that parsing the text gives an equal program."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compiler.ir.dims import Dim
+from compiler.ir.dtypes import DType
+from compiler.ir.graph import (
+    Alloc,
+    Atom,
+    Binding,
+    BlockKind,
+    Body,
+    Call,
+    CallFunc,
+    CallLibrary,
+    CallTir,
+    Constant,
+    Copy,
+    FuncRef,
+    Function,
+    If,
+    Launch,
+    MakeTuple,
+    MatchCast,
+    ScalarValue,
+    ShapeValue,
+    TupleGet,
+    Value,
+    Var,
+)
+from compiler.ir.loops import PrimFunc, Scalar, Stmt
+from compiler.ir.module import IRModule
+from compiler.ir.op import REQUIRED
+from compiler.ir.printer_loops import LoopPrinter, header
+from compiler.ir.printer_types import (
+    attribute_text,
+    attributes_text,
+    dims_text,
+    function_name,
+    number_text,
+    ranges_text,
+    type_text,
+)
+from compiler.ir.syntax import stated_type
+from compiler.ir.types import Type
+
+Arrays = dict[str, NDArray[Any]]
+
+_LITERAL_ELEMENTS = 16  # constants up to here are written out
+_DIGEST_BYTES = 1024  # constants from here on are written as a digest, where the reader has them elsewhere
+_BASE64_COLUMNS = 96
+
+
+def module_text(module: IRModule, arrays: Arrays | None = None) -> str:
+    """With `arrays`, large constants are written as digests, and put into it for `parse` to find."""
+    return "\n\n".join(function_text(name, func, arrays) for name, func in module.functions.items()) + "\n"
+
+
+def function_text(name: str, func: Function | PrimFunc, arrays: Arrays | None = None) -> str:
+    printer = _Printer(arrays)
+    return "\n".join(printer.prim(name, func) if isinstance(func, PrimFunc) else printer.function(name, func))
+
+
+def binding_text(binding: Binding) -> str:
+    return "\n".join(_Printer({}).binding(binding))
+
+
+def stmt_text(stmt: Stmt) -> str:
+    return "\n".join(_Printer({}).stmt(stmt))
+
+
+def scalar_text(scalar: Scalar) -> str:
+    return _Printer({}).scalar(scalar)
+
+
+def canonical_text(name: str, func: Function | PrimFunc) -> str:
+    """Equal for equal functions, whatever their variables are called; large constants by digest."""
+    printer = _Printer({}, canonical=True)
+    return "\n".join(printer.prim(name, func) if isinstance(func, PrimFunc) else printer.function(name, func))
+
+
+class _Printer(LoopPrinter):
+    def __init__(self, arrays: Arrays | None, *, canonical: bool = False) -> None:
+        super().__init__(canonical=canonical)
+        self._arrays = arrays
+
+    # --- functions -----------------------------------------------------------------------------------------------------
+
+    def function(self, name: str, func: Function) -> list[str]:
+        weights = set(func.weights)
+        params = ", ".join(self._func_param(p, weight=p in weights) for p in func.params)
+        head = f"{'' if func.pure else 'impure '}func {function_name(name)}({params}) -> {self._type(func.result_type)}"
+        self._depth = 1
+        self._body(func.body)
+        ranges = ranges_text(self._dims)
+        return [*header(head, f"where {ranges}" if ranges else ""), *self._lines, "}"]
+
+    def _func_param(self, param: Var, *, weight: bool) -> str:
+        return f"{'weight ' if weight else ''}{self._values.of(param, param.name)}: {self._type(param.type)}"
+
+    def _type(self, type_: Type) -> str:
+        return type_text(type_, self._dims)
+
+    def _body(self, body: Body) -> None:
+        for block in body.blocks:
+            if block.kind is BlockKind.PLAIN:
+                self._bindings(block.bindings)
+            else:
+                self._line(f"{block.kind.value} {{")
+                self._depth += 1
+                self._bindings(block.bindings)
+                self._depth -= 1
+                self._line("}")
+        self._line(f"return {self._atom(body.result)}")
+
+    def _bindings(self, bindings: Sequence[Binding]) -> None:
+        for b in bindings:
+            self.binding(b)
+
+    # --- bindings ------------------------------------------------------------------------------------------------------
+
+    def binding(self, binding: Binding) -> list[str]:
+        value = binding.value
+        if isinstance(value, Launch):
+            self._line(self._value(value))
+            return self._lines
+        # The value first: what it mentions has its name before what it defines.
+        text = self._value(value) if not isinstance(value, If) else f"if {self._atom(value.cond)} {{"
+        var = binding.var
+        type_ = self._type(var.type)
+        stated = stated_type(value)
+        annotation = "" if stated is not None and self._type(stated) == type_ else f": {type_}"
+        self._line(f"{self._values.give(var, var.name)}{annotation} = {text}")
+        if isinstance(value, If):
+            self._branch(value.then)
+            self._line("} else {")
+            self._branch(value.orelse)
+            self._line("}")
+        return self._lines
+
+    def _branch(self, body: Body) -> None:
+        self._depth += 1
+        self._body(body)
+        self._depth -= 1
+
+    def _value(self, value: Value) -> str:
+        match value:
+            case Var() | Constant() | ShapeValue() | ScalarValue() | FuncRef():
+                return self._atom(value)
+            case Copy(value=atom):
+                return self._atom(atom)
+            case Call():
+                return self._call(value)
+            case CallTir(func=func, args=args, out=out, inplace=inplace):
+                reused = ", ".join("_" if i is None else str(i) for i in inplace)
+                word, reuse = ("call_tir_inplace", f" [{reused}]") if inplace else ("call_tir", "")
+                return f"{word} @{function_name(func)}({self._atoms(args)}){reuse} -> {self._outputs(out)}"
+            case CallLibrary(name=name, args=args, out=out, attrs=attrs):
+                return f"call_library {json.dumps(name)}({self._atoms(args)}){self._attrs(attrs)} -> {self._outputs(out)}"
+            case CallFunc(callee=FuncRef(name=name), args=args):
+                return f"@{function_name(name)}({self._atoms(args)})"
+            case CallFunc(callee=callee, args=args):
+                return f"call {self._atom(callee)}({self._atoms(args)})"
+            case MakeTuple(fields=fields):
+                return f"({self._atoms(fields)})"
+            case TupleGet(value=atom, index=index):
+                return f"{self._atom(atom)}.{index}"
+            case MatchCast(value=atom, type=type_):
+                return f"match_cast {self._atom(atom)} to {self._type(type_)}"
+            case If(cond=cond):
+                return f"if {self._atom(cond)}"
+            case Alloc(type=type_, offset=offset):
+                at = "" if offset is None else f" at {self._dims.text(offset)}"
+                return f"alloc {self._type(type_)}{at}"
+            case Launch(func=func, args=args, library=library, attrs=attrs):
+                callee = f"library {json.dumps(func)}" if library else f"@{function_name(func)}"
+                return f"launch {callee}({self._atoms(args)}){self._attrs(attrs)}"
+
+    def _call(self, call: Call) -> str:
+        """Attributes that have their default are not written."""
+        operands = [self._atom(a) for a in call.args]
+        for name in sorted(call.attrs):
+            text = attribute_text(name, call.attrs[name], self._dims)
+            default = call.op.attributes.get(name, REQUIRED)
+            if default is REQUIRED or text != attribute_text(name, default, self._dims):
+                operands.append(text)
+        return f"{call.op.name}({', '.join(operands)})"
+
+    def _attrs(self, attrs: Mapping[str, Any]) -> str:
+        return f" {{{attributes_text(attrs, self._dims)}}}" if attrs else ""
+
+    def _outputs(self, out: Sequence[Type]) -> str:
+        return self._type(out[0]) if len(out) == 1 else f"({', '.join(map(self._type, out))})"
+
+    # --- atoms ---------------------------------------------------------------------------------------------------------
+
+    def _atoms(self, atoms: Sequence[Atom]) -> str:
+        return ", ".join(map(self._atom, atoms))
+
+    def _atom(self, atom: Atom) -> str:
+        match atom:
+            case Var(name=name):
+                return self._values.of(atom, name)
+            case Constant(data=data):
+                return f"const {self._constant(data)}"
+            case ShapeValue(dims=dims):
+                return f"shape[{dims_text(dims, self._dims)}]"
+            case FuncRef(name=name):
+                return f"@{function_name(name)}"
+            case ScalarValue(value=Dim() as dim, dtype=dtype):
+                return self._dim_atom(dim, DType(dtype))
+            case ScalarValue(value=value, dtype=dtype):
+                return number_text(value, DType(dtype))
+
+    def _dim_atom(self, dim: Dim, dtype: DType) -> str:
+        """A number or a bare variable stands for itself, where no value has its name."""
+        text = self._dims.text(dim)
+        bare = dim.is_const or (dim.var is not None and not self._values.is_used(text))
+        if dtype is DType.I64 and bare:
+            return text
+        return f"dim({text})" if dtype is DType.I64 else f"dim({text}):{dtype}"
+
+    def _constant(self, data: NDArray[Any]) -> str:
+        dtype = DType.from_numpy(data.dtype)
+        type_ = f"{dtype}[{', '.join(map(str, data.shape))}]"
+        if data.size <= _LITERAL_ELEMENTS and (literal := _literal(data, dtype)):
+            return f"{type_} {literal}"
+        content = np.ascontiguousarray(data).tobytes()
+        if self._arrays is not None and len(content) >= _DIGEST_BYTES:
+            digest = hashlib.sha256(content).hexdigest()
+            self._arrays[f"{type_} {digest}"] = data
+            return f'{type_} digest "{type_} {digest}"'
+        text = base64.b64encode(content).decode()
+        pieces = [text[i : i + _BASE64_COLUMNS] for i in range(0, len(text), _BASE64_COLUMNS)] or [""]
+        return f"{type_} base64 {' '.join(json.dumps(p) for p in pieces)}"
+
+
+def _literal(data: NDArray[Any], dtype: DType) -> str | None:
+    """The elements, nested; None where reading them back would not give the same bits (a NaN with a payload)."""
+    numbers = [data[i].item() if not dtype.is_float else float(str(data[i])) for i in np.ndindex(data.shape)]
+    if np.array(numbers, data.dtype).tobytes() != np.ascontiguousarray(data).tobytes():
+        return None
+    texts = iter([number_text(n, DType.F32 if dtype.is_float else DType.I64 if dtype.is_int else dtype) for n in numbers])
+    return _nested(data.shape, texts)
+
+
+def _nested(shape: tuple[int, ...], texts: Iterator[str]) -> str:
+    return f"[{', '.join(_nested(shape[1:], texts) for _ in range(shape[0]))}]" if shape else next(texts)

@@ -1,0 +1,193 @@
+"""The loop level as text."""
+
+from __future__ import annotations
+
+import json
+
+from compiler.ir.dims import Dim, DimVar
+from compiler.ir.dtypes import DType
+from compiler.ir.loops import (
+    Allocate,
+    Apply,
+    Buffer,
+    Cast,
+    Const,
+    DimScalar,
+    For,
+    Guard,
+    Let,
+    Load,
+    LoopKind,
+    PrimFunc,
+    Reduce,
+    Scalar,
+    ScalarParam,
+    Seq,
+    Stmt,
+    Store,
+    Tile,
+    When,
+)
+from compiler.ir.names import DimNames, Names
+from compiler.ir.printer_types import (
+    attributes_text,
+    dims_text,
+    function_name,
+    is_plain,
+    number_text,
+    range_text,
+    ranges_text,
+    wrap,
+)
+from compiler.ir.syntax import ARITY, COMPARISON, INFIX, PREFIX, PREFIX_PRECEDENCE
+
+_LOOSEST = 0  # of a reduction, which reaches to the right end
+_ATOM = 9
+
+
+class LoopPrinter:
+    def __init__(self, *, canonical: bool = False) -> None:
+        self._values = Names("b" if canonical else "")
+        self._dims = DimNames("d" if canonical else "")
+        self._lines: list[str] = []
+        self._depth = 0
+
+    def prim(self, name: str, func: PrimFunc) -> list[str]:
+        outputs = set(func.outputs) if func.num_outputs else set[Buffer]()
+        params = ", ".join(self._param(p, out=p in outputs) for p in func.params)
+        self.stmt(func.body, depth=1)
+        ranges = ranges_text(self._dims)
+        tail = f"where {ranges}" if ranges else ""
+        if func.attrs:
+            tail = f"{tail} attrs {{{attributes_text(func.attrs, self._dims)}}}".strip()
+        return [*header(f"prim {function_name(name)}({params})", tail), *self._lines, "}"]
+
+    def _param(self, param: Buffer | ScalarParam | DimVar, *, out: bool) -> str:
+        match param:
+            case Buffer(name=name):
+                return f"{'out ' if out else ''}{self._values.of(param, name)}: {self._buffer_type(param)}"
+            case ScalarParam(name=name, dtype=dtype):
+                return f"{self._values.of(param, name)}: scalar {dtype}"
+            case DimVar():
+                return f"{self._dims.variable(param)}: dim"
+
+    def _buffer_type(self, buffer: Buffer) -> str:
+        return f"{buffer.dtype}[{dims_text(buffer.shape, self._dims)}]"
+
+    # --- statements ----------------------------------------------------------------------------------------------------
+
+    def stmt(self, stmt: Stmt, depth: int = 0) -> list[str]:
+        self._depth = depth
+        self._stmt(stmt)
+        return self._lines
+
+    def _line(self, text: str) -> None:
+        self._lines += wrap(text, self._depth)
+
+    def _block(self, head: str, body: Stmt, tail: str = "}") -> None:
+        self._line(f"{head} {{")
+        self._depth += 1
+        self._stmt(body)
+        self._depth -= 1
+        self._line(tail)
+
+    def _stmt(self, stmt: Stmt) -> None:
+        match stmt:
+            case Seq(stmts=stmts):
+                for s in stmts:
+                    self._stmt(s)
+            case Store(buffer=buffer, indices=indices, value=value):
+                self._line(f"{self._place(buffer, indices)} = {self.scalar(value)}")
+            case For():
+                self._for(stmt)
+            case Let(var=var, value=value, body=body):
+                value_text = self.scalar(value)
+                within = "" if is_plain(var) else f" within {range_text(var, self._dims)}"
+                with self._dims.scope():
+                    self._block(f"let {self._dims.bind(var)}{within} = {value_text}", body)
+            case When(cond=cond, then=then, orelse=orelse):
+                self._block(f"when {self.scalar(cond)}", then, "}" if orelse is None else "} else {")
+                if orelse is not None:
+                    self._depth += 1
+                    self._stmt(orelse)
+                    self._depth -= 1
+                    self._line("}")
+            case Allocate(buffer=buffer, body=body):
+                type_ = self._buffer_type(buffer)
+                with self._values.scope():
+                    name = self._values.give(buffer, buffer.name)
+                    self._block(f"alloc {buffer.scope.value} {name}: {type_}", body)
+            case Tile(intrinsic=intrinsic, operands=operands, dims=dims, attrs=attrs):
+                text = f"tile {json.dumps(intrinsic)}({', '.join(self.scalar(o) for o in operands)})"
+                text += f" dims({dims_text(dims, self._dims)})" if dims else ""
+                text += f" {{{attributes_text(attrs, self._dims)}}}" if attrs else ""
+                self._line(text)
+
+    def _for(self, loop: For) -> None:
+        """A nest of one kind shares a header."""
+        with self._dims.scope():
+            axes = [self._axis(loop.var, loop.extent)]
+            body = loop.body
+            while isinstance(body, For) and body.kind is loop.kind:
+                axes.append(self._axis(body.var, body.extent))
+                body = body.body
+            kind = "" if loop.kind is LoopKind.SERIAL else f"{loop.kind.value} "
+            self._block(f"for {kind}{', '.join(axes)}", body)
+
+    def _axis(self, var: DimVar, extent: Dim) -> str:
+        text = self._dims.text(extent)
+        usual = var.lower == 0 and var.multiple_of == 1 and var.upper is not None and Dim.of(var.upper) == extent - 1
+        within = "" if usual else f" within {range_text(var, self._dims)}"
+        return f"{self._dims.bind(var)} in {text}{within}"
+
+    # --- scalars -------------------------------------------------------------------------------------------------------
+
+    def scalar(self, scalar: Scalar, loosest: int = _LOOSEST) -> str:
+        """In parentheses where the operator is looser than the place allows."""
+        text, precedence = self._scalar(scalar)
+        return f"({text})" if precedence < loosest else text
+
+    def _scalar(self, scalar: Scalar) -> tuple[str, int]:
+        match scalar:
+            case Const(value=value, dtype=dtype):
+                return number_text(value, dtype), _ATOM
+            case DimScalar(dim=dim):
+                return f"dim({self._dims.text(dim)})", _ATOM
+            case ScalarParam(name=name):
+                return self._values.of(scalar, name), _ATOM
+            case Load(buffer=buffer, indices=indices):
+                return self._place(buffer, indices), _ATOM
+            case Guard(conditions=conditions, value=value, otherwise=otherwise):
+                tests = ", ".join(" <= ".join(map(self._dims.text, c[:2])) + f" < {self._dims.text(c[2])}" for c in conditions)
+                return f"guard({tests} ? {self.scalar(value)} : {self.scalar(otherwise)})", _ATOM
+            case Cast(value=value, dtype=dtype):
+                return f"cast({dtype}, {self.scalar(value)})", _ATOM
+            case Reduce(fn=fn, axes=axes, value=value):
+                with self._dims.scope():
+                    listed = ", ".join([self._axis(var, extent) for var, extent in axes])
+                    return f"{fn.value}({listed}) {self.scalar(value)}", _LOOSEST
+            case Apply():
+                return self._apply(scalar)
+
+    def _apply(self, apply: Apply) -> tuple[str, int]:
+        fn, args = apply.fn, apply.args
+        if len(args) == ARITY[fn] and fn in INFIX:
+            symbol, precedence = INFIX[fn]
+            left = self.scalar(args[0], precedence + (precedence == COMPARISON))
+            return f"{left} {symbol} {self.scalar(args[1], precedence + 1)}", precedence
+        if len(args) == ARITY[fn] and fn in PREFIX:
+            # `-1.0` is a number, so the negation of a number stands as `-(1.0)`.
+            number = isinstance(args[0], Const) and args[0].dtype is not DType.BOOL
+            operand = self.scalar(args[0], _ATOM + 1 if number else PREFIX_PRECEDENCE)
+            return f"{PREFIX[fn]}{operand}", PREFIX_PRECEDENCE
+        return f"{fn.value}({', '.join(self.scalar(a) for a in args)})", _ATOM
+
+    def _place(self, buffer: Buffer, indices: tuple[Dim, ...]) -> str:
+        return f"{self._values.of(buffer, buffer.name)}[{dims_text(indices, self._dims)}]"
+
+
+def header(head: str, tail: str) -> list[str]:
+    """A function's first lines, up to and with its opening brace."""
+    if not tail:
+        return wrap(f"{head} {{", 0)
+    return [*wrap(head, 0), *wrap(f"{tail} {{", 2)]

@@ -1,0 +1,96 @@
+"""The vocabulary that printer and parser share: words, operators and their precedence, and what a name may look like."""
+
+from __future__ import annotations
+
+import re
+
+from compiler.ir.deduce import type_of
+from compiler.ir.dtypes import DType
+from compiler.ir.graph import (
+    Alloc,
+    CallLibrary,
+    CallTir,
+    Constant,
+    Copy,
+    Launch,
+    MatchCast,
+    ScalarValue,
+    ShapeValue,
+    Value,
+)
+from compiler.ir.loops import Fn
+from compiler.ir.types import TupleType, Type
+
+LINE_WIDTH = 120
+
+# A dotted name ends in a component with a letter, so that `tuple.0` is the field of a tuple and `layers.0.bias` is one name.
+NAME = r"[A-Za-z_]\w*(?:(?:\.\w+)*\.\w*[A-Za-z_]\w*)?"
+_NAME = re.compile(NAME, re.ASCII)
+
+# Words that stand where a variable could.
+RESERVED = frozenset(
+    (
+        *("true", "false", "none", "nan", "inf", "const", "shape", "dim"),
+        *("call", "call_tir", "call_tir_inplace", "call_library", "match_cast", "alloc", "launch"),
+        *("if", "else", "return", "dataflow", "captured"),
+        *("for", "let", "when", "tile", "in", "within", "by", "where", "attrs"),
+        *DType,
+    )
+)
+
+# fn -> (symbol, precedence); a higher one binds tighter. Comparisons do not chain, the others group to the left.
+INFIX: dict[Fn, tuple[str, int]] = {
+    Fn.LT: ("<", 1),
+    Fn.LE: ("<=", 1),
+    Fn.EQ: ("==", 1),
+    Fn.NE: ("!=", 1),
+    Fn.OR: ("|", 2),
+    Fn.XOR: ("^", 3),
+    Fn.AND: ("&", 4),
+    Fn.SHL: ("<<", 5),
+    Fn.SHR: (">>", 5),
+    Fn.ADD: ("+", 6),
+    Fn.SUB: ("-", 6),
+    Fn.MUL: ("*", 7),
+    Fn.DIV: ("/", 7),
+    Fn.FLOORDIV: ("//", 7),
+    Fn.MOD: ("%", 7),
+}
+COMPARISON = 1
+PREFIX: dict[Fn, str] = {Fn.NEG: "-", Fn.NOT: "~"}
+PREFIX_PRECEDENCE = 8
+
+ARITY: dict[Fn, int] = {
+    **dict.fromkeys(Fn, 1),
+    **dict.fromkeys(INFIX, 2),
+    Fn.MIN: 2,
+    Fn.MAX: 2,
+    Fn.POW: 2,
+    Fn.FMA: 3,
+    Fn.SELECT: 3,
+}
+
+
+def is_word(text: str) -> bool:
+    return _NAME.fullmatch(text) is not None
+
+
+def is_name(text: str) -> bool:
+    return is_word(text) and text not in RESERVED
+
+
+def stated_type(value: Value) -> Type | None:
+    """The annotation of a value that spells it out, so that its binding need not repeat it."""
+    match value:
+        case MatchCast(type=type_) | Alloc(type=type_):
+            return type_
+        case CallTir(out=out) | CallLibrary(out=out):
+            return out[0] if len(out) == 1 else TupleType(out)
+        case Launch():
+            return TupleType(())
+        case Constant() | ShapeValue() | ScalarValue():
+            return type_of(value)
+        case Copy(value=Constant() | ShapeValue() | ScalarValue() as atom):
+            return type_of(atom)
+        case _:
+            return None
