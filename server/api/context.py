@@ -1,0 +1,46 @@
+"""What every endpoint is given."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from dataclasses import dataclass, field
+
+from starlette.requests import Request
+
+from server.metrics import Metrics, RequestMetrics
+from server.registry import Registry
+from server.settings import ServerSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks, and since when; made by the gateway for each request."""
+
+    request_id: str
+    key_digest: str  # of the API key, for fairness between keys; empty without one
+    arrived_s: float = field(default_factory=time.monotonic)
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    settings: ServerSettings
+    registry: Registry
+    series: dict[str, RequestMetrics] = field(default_factory=dict)  # by model
+
+    @property
+    def metrics(self) -> Metrics:
+        return self.registry.metrics
+
+    def metrics_of(self, model: str) -> RequestMetrics:
+        if model not in self.series:
+            self.series[model] = RequestMetrics(self.metrics, model)
+        return self.series[model]
+
+
+def caller(request: Request) -> Caller:
+    return request.scope["relaxserve.caller"]
+
+
+def new_id(prefix: str) -> str:
+    return f"{prefix}-{secrets.token_hex(12)}"

@@ -1,0 +1,105 @@
+"""Fields that are known and refused, with what to do instead; and those that are accepted because they change no answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pydantic import BaseModel
+
+from server.errors import UNKNOWN_FIELD, UNSUPPORTED_FIELD, ApiError
+
+NO_LORA = "adapters are not served; merge them into the weights and load the result"
+NO_SPECULATION = "speculative decoding is not implemented"
+NO_DISTRIBUTED = "prefill and decode run in one worker; there is nothing to transfer"
+NO_SAMPLER = "this sampler is not implemented; use temperature, top_p, top_k, min_p or typical_p"
+NO_MULTIMODAL = "only text is understood"
+
+UNSUPPORTED: Mapping[str, str] = {
+    "audio": NO_MULTIMODAL,
+    "mm_processor_kwargs": NO_MULTIMODAL,
+    "prediction": "predicted outputs are not implemented",
+    "web_search_options": "the server has no access to the web",
+    "functions": "deprecated by the API; use tools",
+    "function_call": "deprecated by the API; use tool_choice",
+    "verbosity": "the models have no such control; say it in the prompt",
+    "suffix": "filling in the middle is not implemented",
+    "use_beam_search": "beam search is not implemented; use n and best_of",
+    "length_penalty": "beam search is not implemented; use n and best_of",
+    "early_stopping": "beam search is not implemented; use n and best_of",
+    "mirostat": NO_SAMPLER,
+    "mirostat_tau": NO_SAMPLER,
+    "mirostat_eta": NO_SAMPLER,
+    "dry_multiplier": NO_SAMPLER,
+    "dry_base": NO_SAMPLER,
+    "dry_allowed_length": NO_SAMPLER,
+    "xtc_probability": NO_SAMPLER,
+    "xtc_threshold": NO_SAMPLER,
+    "top_n_sigma": NO_SAMPLER,
+    "logits_processors": NO_SAMPLER,
+    "custom_logit_processor": NO_SAMPLER,
+    "repetition_ngram_size": NO_SAMPLER,
+    "repetition_ngram_threshold": NO_SAMPLER,
+    "logprob_token_ids": "use top_logprobs",
+    "stop_regex": "use stop, or a regex constraint",
+    "no_stop_trim": "use include_stop_str_in_output",
+    "structural_tag": "use tools with tool_choice, json_schema or grammar",
+    "guided_decoding_backend": "there is one backend",
+    "guided_whitespace_pattern": "use grammar",
+    "thinking_token_budget": "use max_tokens, or chat_template_kwargs",
+    "reasoning_budget": "use max_tokens, or chat_template_kwargs",
+    "chat_template": "templates come with the model; a request cannot bring its own",
+    "lora": NO_LORA,
+    "lora_path": NO_LORA,
+    "lora_request": NO_LORA,
+    "adapter_id": NO_LORA,
+    "adapter_name": NO_LORA,
+    "speculative": NO_SPECULATION,
+    "kv_transfer_params": NO_DISTRIBUTED,
+    "bootstrap_host": NO_DISTRIBUTED,
+    "bootstrap_port": NO_DISTRIBUTED,
+    "bootstrap_room": NO_DISTRIBUTED,
+    "migration_request": NO_DISTRIBUTED,
+    "disaggregated_params": NO_DISTRIBUTED,
+    "session_id": "send the whole conversation; its beginning is found in the prefix cache",
+    "id_slot": "requests have no slots; the prefix cache finds what is shared",
+    "n_keep": "the context is never shifted; use truncate_prompt_tokens",
+    "input_ids": "use /v1/completions with token ids as prompt",
+    "embed_dtype": "embeddings are float32",
+    "endianness": "embeddings are little-endian",
+}
+NEUTRAL: tuple[object, ...] = (None, False, 0, "", [], {})
+
+
+def check_unknown(body: BaseModel, *, strict: bool) -> list[str]:
+    """Refuse what is known and missing here; return the names of what nobody knows."""
+    ignored: list[str] = []
+    for name, value in _extras(body, ""):
+        if name in UNSUPPORTED:
+            if value not in NEUTRAL:
+                raise ApiError(UNSUPPORTED_FIELD, f"{name} is not supported: {UNSUPPORTED[name]}", param=name)
+        elif strict:
+            raise ApiError(UNKNOWN_FIELD, f"{name} is not a field of this request", param=name)
+        else:
+            ignored.append(name)
+    return ignored
+
+
+def ignored_header(ignored: list[str]) -> dict[str, str]:
+    """Names come from the client, so only what may stand in a header does."""
+    names = [name for name in ignored[:32] if name.isascii() and name.isprintable() and len(name) <= 64]
+    return {"x-ignored-params": ", ".join(names)} if names else {}
+
+
+def _extras(body: BaseModel, path: str) -> list[tuple[str, object]]:
+    found: list[tuple[str, object]] = [(path + name, value) for name, value in (body.model_extra or {}).items()]
+    for name in type(body).model_fields:
+        value = getattr(body, name)
+        if isinstance(value, Options):
+            found += _extras(value, f"{path}{name}.")
+    return found
+
+
+class Options(BaseModel):
+    """An object within a request; its unknown fields are reported like those of the request."""
+
+    model_config = {"extra": "allow", "strict": True, "allow_inf_nan": False, "protected_namespaces": ()}

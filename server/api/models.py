@@ -1,0 +1,51 @@
+"""GET /v1/models: what can be asked, under which names."""
+
+from __future__ import annotations
+
+import msgspec
+from fastapi import APIRouter, Response
+
+from server.api.context import Context
+from server.api.prepare import context_of
+from server.registry import Model, ModelState, Registry
+
+
+def router(context: Context) -> APIRouter:
+    routes = APIRouter(tags=["OpenAI"])
+    registry = context.registry
+
+    @routes.get("/v1/models")
+    async def list_models() -> Response:
+        """The loaded models."""
+        ready = [model for model in registry.models() if model.state is ModelState.READY]
+        return _json({"object": "list", "data": [describe(model, registry) for model in ready]})
+
+    @routes.get("/v1/models/{model:path}")
+    async def get_model(model: str) -> Response:
+        """One loaded model, by name or alias."""
+        found, _ = registry.serve(model)
+        return _json(describe(found, registry))
+
+    return routes
+
+
+def describe(model: Model, registry: Registry) -> dict[str, object]:
+    described: dict[str, object] = {
+        "id": model.spec.name,
+        "object": "model",
+        "created": model.created,
+        "owned_by": "relaxserve",
+        "root": model.spec.name,
+        "aliases": registry.aliases_of(model.spec.name),
+    }
+    if model.loaded is not None:
+        ready = model.loaded.ready
+        described["max_model_len"] = context_of(model.loaded)
+        described["signature"] = ready.signature
+        described["generates"] = ready.generates
+        described["embedding_size"] = ready.embedding_size or None
+    return described
+
+
+def _json(value: object) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")

@@ -1,0 +1,270 @@
+"""From a body to what the worker is asked: every default applied, every limit checked, every refusal by name."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
+
+from server.api.context import Caller
+from server.api.generate import Job
+from server.api.schema import GenerationBody, JsonObject
+from server.errors import CONTEXT_LENGTH_EXCEEDED, INVALID_SCHEMA, INVALID_VALUE, NOT_A_GENERATOR, ApiError
+from server.handle import Tokenizer
+from server.messages import Constraint, ConstraintKind, SamplingParams, Submit
+from server.registry import Loaded, Model
+from server.settings import ServerSettings
+from server.text.detokenize import StopRules
+
+T = TypeVar("T")
+LONG_TEXT_CHARS = 16_384  # from here on, tokenizing would hold up the streams of others
+
+
+def invalid(param: str, message: str) -> ApiError:
+    return ApiError(INVALID_VALUE, message, param=param)
+
+
+def context_of(loaded: Loaded) -> int:
+    """The longest sequence: the model's context, or what the KV cache holds if that is less."""
+    ready = loaded.ready
+    return min(ready.max_context, max(0, ready.num_pages - 1) * ready.page_size or ready.max_context)
+
+
+def require_generator(model: Model, loaded: Loaded) -> None:
+    if not loaded.ready.generates:
+        raise ApiError(NOT_A_GENERATOR, f"model {model.spec.name!r} gives embeddings only", param="model")
+
+
+async def off_loop(size: int, work: Callable[[], T]) -> T:
+    """Run `work`, on a thread if its input is large."""
+    return await asyncio.to_thread(work) if size > LONG_TEXT_CHARS else work()
+
+
+def truncate(ids: Sequence[int], limit: int | None, side: str | None) -> Sequence[int]:
+    """Only where the request asks for it."""
+    if limit is None or len(ids) <= limit:
+        return ids
+    return ids[:limit] if side == "right" else ids[-limit:]
+
+
+def check_ids(ids: Sequence[int], tokenizer: Tokenizer, param: str) -> None:
+    if not ids:
+        raise invalid(param, f"{param} is empty; expected at least one token")
+    if max(ids) >= tokenizer.vocab_size:
+        raise invalid(param, f"{param} has token {max(ids)}; the vocabulary ends at {tokenizer.vocab_size - 1}")
+
+
+def deadline_of(timeout_s: float | None, settings: ServerSettings) -> float | None:
+    if timeout_s is None:
+        return None
+    if timeout_s > settings.max_timeout_s:
+        raise invalid("timeout", f"timeout is {timeout_s:g} s; expected at most {settings.max_timeout_s:g}")
+    return time.time() + timeout_s
+
+
+def stop_rules(body: GenerationBody, settings: ServerSettings) -> StopRules:
+    strings = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
+    if len(strings) > settings.max_stop_strings:
+        raise invalid("stop", f"stop has {len(strings)} strings; expected at most {settings.max_stop_strings}")
+    for string in strings:
+        if not 0 < len(string) <= settings.max_stop_chars:
+            raise invalid("stop", f"a stop string has {len(string)} characters; expected 1 to {settings.max_stop_chars}")
+    return StopRules(strings, bool(body.include_stop_str_in_output), body.min_tokens or 0)
+
+
+def max_tokens_of(asked: int | None, default: int | None, prompt_ids: Sequence[int], loaded: Loaded) -> int:
+    """What was asked for, or `default`, or what is left; never more than fits, and never less than was asked."""
+    context = context_of(loaded)
+    room = context - len(prompt_ids)
+    if room < 1 or (asked is not None and asked > room):
+        wanted = "" if asked is None else f" and max_tokens is {asked}"
+        raise ApiError(
+            CONTEXT_LENGTH_EXCEEDED,
+            f"the prompt has {len(prompt_ids)} tokens{wanted}; the context holds {context}; shorten the prompt, "
+            "lower max_tokens, or set truncate_prompt_tokens",
+            param="max_tokens" if asked is not None and room >= 1 else "prompt",
+        )
+    return asked if asked is not None else min(room, default or room)
+
+
+def sampling_params(
+    body: GenerationBody,
+    loaded: Loaded,
+    *,
+    max_tokens: int,
+    logprobs: int | None,
+    prompt_logprobs: int | None,
+    constraint: Constraint | None,
+    seed: int,
+) -> SamplingParams:
+    tokenizer, defaults = loaded.tokenizer, loaded.tokenizer.generation_defaults
+    if body.min_tokens is not None and body.min_tokens > max_tokens:
+        raise invalid("min_tokens", f"min_tokens is {body.min_tokens}; expected at most max_tokens, {max_tokens}")
+    for param in ("stop_token_ids", "allowed_token_ids"):
+        if ids := getattr(body, param):
+            check_ids(ids, tokenizer, param)
+    return SamplingParams(
+        max_tokens=max_tokens,
+        min_tokens=body.min_tokens or 0,
+        temperature=_first(body.temperature, defaults.temperature, 1.0),
+        top_p=_first(body.top_p, defaults.top_p, 1.0),
+        top_k=max(0, _first(body.top_k, defaults.top_k, 0)),  # -1 is off, too
+        min_p=_first(body.min_p, defaults.min_p, 0.0),
+        typical_p=_first(body.typical_p, None, 1.0),
+        frequency_penalty=body.frequency_penalty or 0.0,
+        presence_penalty=body.presence_penalty or 0.0,
+        repetition_penalty=_first(body.repetition_penalty, defaults.repetition_penalty, 1.0),
+        logit_bias=_logit_bias(body.logit_bias or {}, tokenizer),
+        allowed_token_ids=tuple(body.allowed_token_ids or ()),
+        banned_token_ids=_banned(body.bad_words or [], tokenizer),
+        stop_token_ids=tuple(body.stop_token_ids or ()),
+        ignore_eos=bool(body.ignore_eos),
+        seed=seed,
+        logprobs=logprobs,
+        processed_logprobs=body.logprobs_mode == "processed_logprobs",
+        prompt_logprobs=prompt_logprobs,
+        constraint=constraint,
+    )
+
+
+def seed_of(body: GenerationBody) -> int:
+    return secrets.randbits(63) if body.seed is None else body.seed % 2**64
+
+
+def job_of(
+    body: GenerationBody,
+    loaded: Loaded,
+    caller: Caller,
+    prompt_ids: Sequence[int],
+    params: SamplingParams,
+    *,
+    settings: ServerSettings,
+    num_choices: int,
+    shown: Mapping[int, bytes],
+) -> Job:
+    tokenizer = loaded.tokenizer
+    if body.skip_special_tokens is False:
+        shown = {i: tokenizer.decode([i], skip_special_tokens=False).encode() for i in tokenizer.special_ids}
+    submit = Submit(
+        request_id=secrets.token_hex(12),  # never the client's: two clients may choose the same
+        prompt_ids=tuple(prompt_ids),
+        params=params,
+        num_choices=num_choices,
+        priority=body.priority or 0,
+        fairness_key=caller.key_digest,
+        cache_salt=body.cache_salt or "",
+        deadline=deadline_of(body.timeout, settings),
+    )
+    return Job(submit, stop_rules(body, settings), shown)
+
+
+def constraint_of(body: GenerationBody, settings: ServerSettings) -> Constraint | None:
+    """The one thing that the answer must match, however the request spells it."""
+    found = [(param, constraint) for param, constraint in _constraints(body) if constraint is not None]
+    if len(found) > 1:
+        names = ", ".join(param for param, _ in found)
+        raise invalid(found[1][0], f"{names} are given; expected at most one of them")
+    for param, constraint in found:
+        if len(constraint.source.encode()) > settings.max_schema_bytes:
+            size = len(constraint.source.encode())
+            raise invalid(param, f"{param} has {size} bytes; expected at most {settings.max_schema_bytes}")
+        return constraint
+    return None
+
+
+def _constraints(body: GenerationBody) -> list[tuple[str, Constraint | None]]:
+    outputs, form = body.structured_outputs, body.response_format
+    found = [
+        ("guided_json", _schema(body.guided_json, "guided_json")),
+        ("json_schema", _schema(body.json_schema, "json_schema")),
+        ("guided_regex", _plain(ConstraintKind.REGEX, body.guided_regex)),
+        ("regex", _plain(ConstraintKind.REGEX, body.regex)),
+        ("guided_choice", _choice(body.guided_choice, "guided_choice")),
+        ("guided_grammar", _plain(ConstraintKind.GRAMMAR, body.guided_grammar)),
+        ("grammar", _plain(ConstraintKind.GRAMMAR, body.grammar)),
+    ]
+    if form is not None:
+        found.append(("response_format", _response_format(body)))
+    if outputs is not None:
+        found += [
+            ("structured_outputs.json", _schema(outputs.json_, "structured_outputs.json")),
+            ("structured_outputs.regex", _plain(ConstraintKind.REGEX, outputs.regex)),
+            ("structured_outputs.choice", _choice(outputs.choice, "structured_outputs.choice")),
+            ("structured_outputs.grammar", _plain(ConstraintKind.GRAMMAR, outputs.grammar)),
+        ]
+        if outputs.json_object:
+            found.append(("structured_outputs.json_object", Constraint(ConstraintKind.JSON_OBJECT, "")))
+    return found
+
+
+def _response_format(body: GenerationBody) -> Constraint | None:
+    form = body.response_format
+    match form.type if form else "text":
+        case "json_object":
+            schema = form.schema_ if form else None
+            named = _schema(schema, "response_format.schema")
+            return named or Constraint(ConstraintKind.JSON_OBJECT, "")
+        case "json_schema":
+            asked = form.json_schema if form else None
+            schema = asked.schema_ if asked else (form.value if form else None)
+            if schema is None:
+                raise invalid("response_format.json_schema.schema", "response_format has type json_schema and no schema")
+            return _schema(schema, "response_format.json_schema.schema")
+        case "regex":
+            value = (form.regex_schema or form.value) if form else None
+            if not isinstance(value, str):
+                raise invalid("response_format.value", "response_format has type regex and no expression as value")
+            return _plain(ConstraintKind.REGEX, value)
+        case _:
+            return None
+
+
+def _schema(schema: JsonObject | bool | str | None, param: str) -> Constraint | None:
+    if schema is None:
+        return None
+    if isinstance(schema, str):
+        try:
+            schema = json.loads(schema)
+        except ValueError as error:
+            raise ApiError(INVALID_SCHEMA, f"{param} is not JSON: {error}", param=param) from error
+    if not isinstance(schema, dict | bool):
+        raise ApiError(INVALID_SCHEMA, f"{param} is {schema!r:.60}; expected an object", param=param)
+    return Constraint(ConstraintKind.JSON_SCHEMA, json.dumps(schema))
+
+
+def _plain(kind: ConstraintKind, source: str | None) -> Constraint | None:
+    return None if source is None else Constraint(kind, source)
+
+
+def _choice(choices: list[str] | None, param: str) -> Constraint | None:
+    if choices is None:
+        return None
+    if not choices or not all(choices):
+        raise invalid(param, f"{param} is {choices!r:.60}; expected one or more strings that are not empty")
+    return Constraint(ConstraintKind.CHOICE, json.dumps(choices))
+
+
+def _logit_bias(bias: Mapping[str, float], tokenizer: Tokenizer) -> tuple[tuple[int, float], ...]:
+    for key in bias:
+        if not (key.isascii() and key.isdigit() and int(key) < tokenizer.vocab_size):
+            last = tokenizer.vocab_size - 1
+            raise invalid("logit_bias", f"logit_bias has the key {key!r:.40}; expected a token id from 0 to {last}")
+    return tuple((int(key), value) for key, value in bias.items())
+
+
+def _banned(words: Sequence[str], tokenizer: Tokenizer) -> tuple[int, ...]:
+    """A word that begins a text and one behind a space are different tokens; both are banned."""
+    banned: set[int] = set()
+    for word in words:
+        spellings = [ids for text in (word, f" {word}") if len(ids := tokenizer.encode(text, False)) == 1]
+        if not spellings:
+            raise invalid("bad_words", f"bad_words has {word!r:.40}, which is several tokens; only single ones can be banned")
+        banned.update(ids[0] for ids in spellings)
+    return tuple(sorted(banned))
+
+
+def _first(asked: T | None, recommended: T | None, neutral: T) -> T:
+    return asked if asked is not None else recommended if recommended is not None else neutral

@@ -1,0 +1,106 @@
+"""Server-sent events: the only place that writes `data:`.
+
+A stream has one task that writes and one that listens for the client. Whatever ends it ends the generator behind it, and a stream whose
+headers are out never just stops: it ends with `[DONE]`, after an error event if there was an error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Mapping
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from server.errors import INTERNAL, ApiError
+
+log = logging.getLogger(__name__)
+
+DONE = b"data: [DONE]\n\n"
+HEARTBEAT = b": still working\n\n"
+# How long the headers wait for the first event, so that an early failure still gets a status of its own.
+PATIENCE_S = 1.0
+
+
+def frame(payload: bytes) -> bytes:
+    return b"data: " + payload + b"\n\n"
+
+
+class EventStream(Response):
+    """`payloads` are complete JSON texts, one per event."""
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        payloads: AsyncGenerator[bytes, None],
+        headers: Mapping[str, str],
+        *,
+        heartbeat_s: float,
+        write_timeout_s: float,
+    ) -> None:
+        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no", **headers})
+        del self.headers["content-length"]
+        self._payloads = payloads
+        self._heartbeat_s = heartbeat_s
+        self._write_timeout_s = write_timeout_s
+        self._started = False
+        self._active_at = 0.0  # when a write last ended, or the one under way began
+        self._writing = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        del scope
+        writer = asyncio.ensure_future(self._write(send))
+        gone = asyncio.ensure_future(_disconnect(receive))
+        try:
+            await asyncio.wait((writer, gone), timeout=PATIENCE_S, return_when=asyncio.FIRST_COMPLETED)
+            while not (writer.done() or gone.done()):
+                silent_s = time.monotonic() - self._active_at
+                if self._writing:
+                    if silent_s > self._write_timeout_s:
+                        break  # the client takes nothing; a heartbeat would only queue up behind it
+                elif silent_s >= self._heartbeat_s or not self._started:
+                    await self._send(send, HEARTBEAT)
+                await asyncio.wait((writer, gone), timeout=self._heartbeat_s, return_when=asyncio.FIRST_COMPLETED)
+            if writer.done():
+                await writer
+        finally:
+            gone.cancel()
+            writer.cancel()
+            await asyncio.gather(writer, gone, return_exceptions=True)
+
+    async def _write(self, send: Send) -> None:
+        payloads = self._payloads
+        try:
+            async for payload in payloads:
+                await self._send(send, b"data: " + payload + b"\n\n")
+        except ApiError as error:
+            if not self._started:
+                raise
+            await self._send(send, frame(error.body()))
+        except asyncio.CancelledError:
+            raise
+        except Exception:
+            log.exception("a stream failed")
+            if not self._started:
+                raise
+            await self._send(send, frame(ApiError(INTERNAL, "the server failed; see its log").body()))
+        finally:
+            await payloads.aclose()
+        await self._send(send, DONE, more_body=False)
+
+    async def _send(self, send: Send, body: bytes, *, more_body: bool = True) -> None:
+        if not self._started:
+            self._started = True
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        self._writing = True
+        self._active_at = time.monotonic()
+        await send({"type": "http.response.body", "body": body, "more_body": more_body})
+        self._writing = False
+
+
+async def _disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,132 @@
+"""Puts the HTTP application together."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+
+from server.api import chat, completions, health, models
+from server.api.context import Context
+from server.auth import Guard
+from server.errors import (
+    BAD_REQUEST,
+    INVALID_JSON,
+    INVALID_VALUE,
+    METHOD_NOT_ALLOWED,
+    MISSING_FIELD,
+    NOT_FOUND_PATH,
+    ApiError,
+    ErrorKind,
+)
+from server.gateway import Gateway, error_response
+from server.registry import Registry
+from server.settings import ServerSettings
+
+ROUTERS = (chat.router, completions.router, models.router, health.router)
+OF_STATUS: dict[int, ErrorKind] = {404: NOT_FOUND_PATH, 405: METHOD_NOT_ALLOWED}
+
+
+def create_app(settings: ServerSettings, registry: Registry) -> FastAPI:
+    @asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncGenerator[None, None]:
+        await registry.open()
+        try:
+            yield
+        finally:
+            await registry.close()
+
+    app = FastAPI(
+        title="relaxserve",
+        version=health.distribution_version(),
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+    )
+    context = Context(settings, registry)
+    app.router.route_class = StrictJsonRoute
+    for router in ROUTERS:
+        routes = router(context)
+        app.include_router(routes)
+    app.add_exception_handler(ApiError, _on_api_error)
+    app.add_exception_handler(RequestValidationError, _on_invalid)
+    app.add_exception_handler(HTTPException, _on_http_error)
+    app.add_middleware(Gateway, settings=settings, guard=Guard(settings), metrics=registry.metrics)
+    if settings.cors_origins:
+        exposed = ["x-request-id", "x-ignored-params", "retry-after"]
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.cors_origins,
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=exposed,
+        )
+    return app
+
+
+class StrictJsonRequest(Request):
+    """Reads JSON as the standard has it: no NaN, no lone surrogates, nothing that a later step would trip over."""
+
+    async def json(self) -> Any:
+        body = await self.body()
+        try:
+            return msgspec.json.decode(body)
+        except msgspec.MsgspecError as error:
+            raise json.JSONDecodeError(str(error), "", 0) from error
+
+
+class StrictJsonRoute(APIRoute):
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def with_strict_json(request: Request) -> Response:
+            return await handle(StrictJsonRequest(request.scope, request.receive))
+
+        return with_strict_json
+
+
+async def _on_api_error(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return error_response(error)
+
+
+async def _on_invalid(_request: Request, error: Exception) -> Response:
+    """The first complaint of the validation, under the name that the client used."""
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    kind, message = first["type"], first["msg"]
+    if kind == "json_invalid":
+        return error_response(ApiError(INVALID_JSON, f"the body is not JSON: {first['ctx']['error']}"))
+    param = _path(first["loc"])
+    if not param:
+        return error_response(ApiError(INVALID_JSON, "the body is not a JSON object with content-type application/json"))
+    if kind == "missing":
+        return error_response(ApiError(MISSING_FIELD, f"{param} is absent and required", param=param))
+    value = f"{first.get('input')!r:.80}"
+    return error_response(ApiError(INVALID_VALUE, f"{param} is {value}: {message}", param=param))
+
+
+def _path(location: tuple[str | int, ...]) -> str:
+    """`messages[0].content`; the names of union members, which pydantic adds, are left out."""
+    path = ""
+    for part in location[1:]:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif part.isidentifier() and part not in ("str", "int", "float", "bool", "constrained"):
+            path += f".{part}" if path else part
+    return path
+
+
+async def _on_http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    kind = OF_STATUS.get(error.status_code, BAD_REQUEST)
+    message = f"{request.method} {request.url.path}: {error.detail}"
+    return error_response(ApiError(kind, message, headers=dict(error.headers or {})))

@@ -1,0 +1,112 @@
+"""Who may do what: API keys for the models, admin keys for the administration, and neither for probes."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+from collections.abc import Mapping, Sequence
+from enum import Enum, auto
+from pathlib import Path
+
+from server.errors import ADMIN_DISABLED, ADMIN_KEY_REQUIRED, HOST_NOT_ALLOWED, INVALID_API_KEY, ApiError
+from server.settings import ServerSettings
+
+MIN_KEY_CHARS = 8
+
+
+class Access(Enum):
+    OPEN = auto()
+    KEY = auto()
+    ADMIN = auto()
+
+
+# What is not listed needs an API key, so that a new path is closed until someone opens it.
+OPEN_PATHS = frozenset({"/", "/health", "/health/live", "/health/ready", "/v2/health/live", "/v2/health/ready", "/docs"})
+ADMIN_PATHS = re.compile(r"/admin(/.*)?|/models/(load|unload)|/v1/models/.+/(load|unload)|/v2/repository/.*")
+
+
+def access_of(path: str, *, open_metrics: bool) -> Access:
+    if path in OPEN_PATHS or (path == "/metrics" and open_metrics):
+        return Access.OPEN
+    return Access.ADMIN if ADMIN_PATHS.fullmatch(path) else Access.KEY
+
+
+class KeyRing:
+    """A set of keys, some of them perhaps in a file that is read again when it changes."""
+
+    def __init__(self, keys: Sequence[str], file: Path | None) -> None:
+        self._given = [_digest(_checked(key, "a key that was passed")) for key in keys]
+        self._file = file
+        self._stamp: tuple[int, int] | None = None
+        self._read: list[bytes] = []
+        self.exists = bool(keys) or file is not None
+        self._refresh()
+
+    def holds(self, key: str) -> bool:
+        """Compares with every key in constant time, so that the time tells neither which one nor how much of it fits."""
+        self._refresh()
+        digest, found = _digest(key), False
+        for known in (*self._given, *self._read):
+            found |= hmac.compare_digest(known, digest)
+        return found
+
+    def _refresh(self) -> None:
+        if self._file is None:
+            return
+        status = self._file.stat()
+        stamp = (status.st_mtime_ns, status.st_size)
+        if stamp != self._stamp:
+            lines = [line.strip() for line in self._file.read_text().splitlines()]
+            keys = [line for line in lines if line and not line.startswith("#")]
+            self._read = [_digest(_checked(key, f"key file {self._file}")) for key in keys]
+            self._stamp = stamp
+
+
+class Guard:
+    def __init__(self, settings: ServerSettings) -> None:
+        self._settings = settings
+        self._api = KeyRing(settings.api_keys, settings.api_key_file)
+        self._admin = KeyRing(settings.admin_keys, settings.admin_key_file)
+        self._hosts = frozenset({"127.0.0.1", "localhost", "[::1]", settings.host, *settings.allowed_hosts})
+
+    def check(self, path: str, headers: Mapping[str, str]) -> str:
+        """Let the request pass or raise; returns a name for the key, which is not the key."""
+        access = access_of(path, open_metrics=self._settings.open_metrics)
+        if not self._api.exists and not self._settings.insecure:
+            self._check_host(headers.get("host", ""))
+        key = _bearer(headers.get("authorization", "")) or headers.get("x-api-key", "")
+        if access is Access.OPEN:
+            return ""
+        is_admin = self._admin.exists and bool(key) and self._admin.holds(key)
+        if not is_admin:
+            if self._api.exists and not (key and self._api.holds(key)):
+                fault = "is wrong" if key else "is missing"
+                raise ApiError(INVALID_API_KEY, f"the API key {fault}", headers={"www-authenticate": "Bearer"})
+            if access is Access.ADMIN and self._admin.exists:
+                raise ApiError(ADMIN_KEY_REQUIRED, f"{path} needs an admin key")
+            if access is Access.ADMIN and self._api.exists:
+                raise ApiError(ADMIN_DISABLED, f"{path} needs an admin key, and the server was started without one")
+            if access is Access.ADMIN and self._settings.insecure:
+                raise ApiError(ADMIN_DISABLED, f"{path} needs an admin key; an insecure server without one refuses it")
+        return _digest(key).hex()[:16] if key else ""
+
+    def _check_host(self, host: str) -> None:
+        name = re.sub(r":\d+$", "", host.lower())
+        if name not in self._hosts:
+            raise ApiError(HOST_NOT_ALLOWED, f"host is {host!r:.80}; without keys the server answers only to its own name")
+
+
+def _bearer(authorization: str) -> str:
+    scheme, _, key = authorization.partition(" ")
+    return key.strip() if scheme.lower() == "bearer" else ""
+
+
+def _checked(key: str, where: str) -> str:
+    if len(key) < MIN_KEY_CHARS:
+        raise ValueError(f"{where} has {len(key)} characters; expected at least {MIN_KEY_CHARS}")
+    return key
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode()).digest()

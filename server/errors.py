@@ -1,0 +1,272 @@
+"""Every error a client can see: one table of stable codes, and the one envelope they travel in.
+
+`docs/errors.md` is this table, printed by `python -m server.errors`; a test holds the two together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorKind:
+    code: str
+    status: int
+    type: str
+    meaning: str
+    remedy: str
+    retry: bool = False  # whether the same request may succeed later; else clients are told not to try
+
+
+INVALID = "invalid_request_error"
+NOT_FOUND = "not_found_error"
+CONFLICT = "conflict_error"
+SERVER = "server_error"
+OVERLOADED = "rate_limit_error"
+
+INVALID_JSON = ErrorKind("invalid_json", 400, INVALID, "The body is not valid JSON.", "Send UTF-8 JSON without NaN or lone surrogates.")
+MISSING_FIELD = ErrorKind("missing_field", 400, INVALID, "A required field is absent.", "Send the field named by `param`.")
+INVALID_VALUE = ErrorKind(
+    "invalid_value",
+    400,
+    INVALID,
+    "A field has a value of the wrong type or outside its range.",
+    "Correct the field named by `param`.",
+)
+UNSUPPORTED_FIELD = ErrorKind(
+    "unsupported_field",
+    400,
+    INVALID,
+    "The field is known, and this server does not implement it.",
+    "Leave the field out.",
+)
+UNKNOWN_FIELD = ErrorKind(
+    "unknown_field",
+    400,
+    INVALID,
+    "The field is unknown and the server runs with `--strict`.",
+    "Leave the field out; without `--strict` it is reported in `X-Ignored-Params`.",
+)
+UNSUPPORTED_CONTENT = ErrorKind(
+    "unsupported_content", 400, INVALID, "A message part is an image, audio, video or a file.", "Send text parts only."
+)
+CONTEXT_LENGTH_EXCEEDED = ErrorKind(
+    "context_length_exceeded",
+    400,
+    INVALID,
+    "Prompt and answer do not fit the model's context.",
+    "Shorten the prompt, lower `max_tokens`, or ask for `truncate_prompt_tokens`.",
+)
+TEMPLATE_FAILED = ErrorKind(
+    "template_failed",
+    400,
+    INVALID,
+    "The chat template refused the messages.",
+    "Follow the order of roles that the message states.",
+)
+INVALID_SCHEMA = ErrorKind(
+    "invalid_schema",
+    400,
+    INVALID,
+    "A schema, regular expression or grammar cannot be compiled.",
+    "Use the keywords that the message does not object to.",
+)
+NO_CHAT_TEMPLATE = ErrorKind("no_chat_template", 400, INVALID, "The model has no chat template.", "Use `/v1/completions`.")
+NOT_AN_EMBEDDER = ErrorKind(
+    "not_an_embedding_model",
+    400,
+    INVALID,
+    "The model generates text and gives no embeddings.",
+    "Ask an embedding model.",
+)
+NOT_A_GENERATOR = ErrorKind(
+    "not_a_generative_model",
+    400,
+    INVALID,
+    "The model gives embeddings and generates no text.",
+    "Ask a generative model.",
+)
+INVALID_SOURCE = ErrorKind(
+    "invalid_source",
+    400,
+    INVALID,
+    "The source lies outside the model root, does not exist, or is a hub id while the hub is not allowed.",
+    "Name a folder below `--model-root`, or start with `--allow-hub`.",
+)
+LOAD_REFUSED = ErrorKind(
+    "load_refused",
+    400,
+    INVALID,
+    "The model's files cannot be served as they are.",
+    "Read the message: it names the file or the setting.",
+)
+BAD_REQUEST = ErrorKind("bad_request", 400, INVALID, "The request is not valid HTTP for this path.", "Read the message.")
+INVALID_API_KEY = ErrorKind(
+    "invalid_api_key", 401, "authentication_error", "The key is missing or wrong.", "Send `Authorization: Bearer KEY`."
+)
+ADMIN_KEY_REQUIRED = ErrorKind(
+    "admin_key_required",
+    403,
+    "permission_error",
+    "The path belongs to the administration, and the key is not an admin key.",
+    "Send an admin key.",
+)
+ADMIN_DISABLED = ErrorKind(
+    "admin_disabled",
+    403,
+    "permission_error",
+    "API keys are set and no admin key is, so nobody may administrate.",
+    "Start the server with an admin key.",
+)
+HOST_NOT_ALLOWED = ErrorKind(
+    "host_not_allowed",
+    403,
+    "permission_error",
+    "Without keys the server answers only to its own name, so that no web page reaches it through a visitor's browser.",
+    "Use http://127.0.0.1, set a key, or name the host in `allowed_hosts`.",
+)
+NOT_FOUND_PATH = ErrorKind("path_not_found", 404, NOT_FOUND, "There is nothing at this path.", "See `/docs`.")
+MODEL_NOT_FOUND = ErrorKind("model_not_found", 404, NOT_FOUND, "No model of that name or alias is loaded.", "See `/v1/models`.")
+OPERATION_NOT_FOUND = ErrorKind(
+    "operation_not_found",
+    404,
+    NOT_FOUND,
+    "No operation has this id.",
+    "Operations are forgotten an hour after their end.",
+)
+METHOD_NOT_ALLOWED = ErrorKind(
+    "method_not_allowed", 405, INVALID, "The path exists and takes other methods.", "See the `Allow` header."
+)
+REQUEST_TIMEOUT = ErrorKind("request_timeout", 408, INVALID, "The body did not arrive in time.", "Send it faster.", retry=True)
+MODEL_EXISTS = ErrorKind(
+    "model_exists",
+    409,
+    CONFLICT,
+    "The name is taken by another model or alias.",
+    "Unload it, or load under another name and move the alias.",
+)
+MODEL_BUSY = ErrorKind("model_busy", 409, CONFLICT, "The model is loading or unloading.", "Wait for its operation, or cancel it.")
+MODEL_PINNED = ErrorKind("model_pinned", 409, CONFLICT, "The model is pinned.", "Unload with `force=true`.")
+OPERATION_ENDED = ErrorKind(
+    "operation_ended", 409, CONFLICT, "The operation has ended and cannot be cancelled.", "Unload the model instead."
+)
+BODY_TOO_LARGE = ErrorKind("body_too_large", 413, INVALID, "The body is larger than `max_body_bytes`.", "Send less.")
+HEADERS_TOO_LARGE = ErrorKind(
+    "headers_too_large", 431, INVALID, "The request line and headers exceed `max_header_bytes`.", "Send less."
+)
+QUEUE_FULL = ErrorKind("queue_full", 429, OVERLOADED, "The model's queue is full.", "Wait for `Retry-After`.", retry=True)
+CLIENT_CLOSED = ErrorKind("client_closed", 499, INVALID, "The client went away; seen in logs and metrics only.", "None.")
+INTERNAL = ErrorKind("internal_error", 500, SERVER, "The server has a bug.", "Report it with the `x-request-id`.")
+GENERATION_FAILED = ErrorKind(
+    "generation_failed",
+    500,
+    SERVER,
+    "The model's worker could not finish this request.",
+    "Report it with the `x-request-id`.",
+)
+LOAD_FAILED = ErrorKind("load_failed", 500, SERVER, "Loading ended in an unforeseen error.", "Read the operation's error.")
+PREFLIGHT_UNAVAILABLE = ErrorKind(
+    "preflight_unavailable",
+    501,
+    SERVER,
+    "This server cannot compute a load's memory without loading.",
+    "Load without `dry_run`.",
+)
+MODEL_NOT_READY = ErrorKind(
+    "model_not_ready",
+    503,
+    SERVER,
+    "The model is loading, restarting or draining.",
+    "Wait for `Retry-After`.",
+    retry=True,
+)
+SHUTTING_DOWN = ErrorKind(
+    "shutting_down",
+    503,
+    SERVER,
+    "The server finishes its running requests and takes no more.",
+    "Ask another server.",
+    retry=True,
+)
+DEADLINE_EXCEEDED = ErrorKind(
+    "deadline_exceeded",
+    504,
+    SERVER,
+    "The request's `timeout` passed; `usage` tells what was generated.",
+    "Allow more time, or ask for less.",
+)
+INSUFFICIENT_MEMORY = ErrorKind(
+    "insufficient_memory",
+    507,
+    SERVER,
+    "The model does not fit into the memory that is left.",
+    "Unload one of `evictable`, or lower `kv_cache_bytes`.",
+)
+
+TABLE: tuple[ErrorKind, ...] = tuple(kind for kind in list(globals().values()) if isinstance(kind, ErrorKind))
+BY_CODE = {kind.code: kind for kind in TABLE}
+
+
+class ApiError(Exception):
+    """An error of the table, with what is particular to this request."""
+
+    def __init__(
+        self,
+        kind: ErrorKind,
+        message: str,
+        *,
+        param: str | None = None,
+        headers: dict[str, str] | None = None,
+        **details: object,
+    ) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.message = message
+        self.param = param
+        self.headers = {} if headers is None else headers
+        self.details = details
+
+    def body(self) -> bytes:
+        error: dict[str, object] = {
+            "message": self.message,
+            "type": self.kind.type,
+            "param": self.param,
+            "code": self.kind.code,
+            **self.details,
+        }
+        return msgspec.json.encode({"error": error})
+
+    def response_headers(self) -> dict[str, str]:
+        # The official clients repeat 409 and every 5xx unless told not to, which triples a load that cannot succeed.
+        return {"x-should-retry": "true" if self.kind.retry else "false", **self.headers}
+
+
+def as_markdown() -> str:
+    """The page `docs/errors.md`."""
+    lines = [
+        "# Errors",
+        "",
+        "Every error has the envelope of the OpenAI API, whatever the path:",
+        "",
+        "```json",
+        '{"error": {"message": "...", "type": "invalid_request_error", "param": "top_p", "code": "invalid_value"}}',
+        "```",
+        "",
+        "`code` is stable; `message` is for people. The header `x-should-retry` says whether the same request can succeed",
+        "later. After a stream has begun, the status is 200 already: the error then arrives as an event of the same shape,",
+        "followed by `[DONE]`.",
+        "",
+        "| Status | `code` | `type` | Meaning | Remedy | Retry |",
+        "|---|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {kind.status} | `{kind.code}` | `{kind.type}` | {kind.meaning} | {kind.remedy} | {'yes' if kind.retry else 'no'} |"
+        for kind in sorted(TABLE, key=lambda kind: kind.status)
+    ]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(as_markdown(), end="")

@@ -1,0 +1,111 @@
+"""What happens to every request around its endpoint: identity, permission, limits, time, and a last resort for errors."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import secrets
+import time
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from server.api.context import Caller
+from server.auth import Guard
+from server.errors import BODY_TOO_LARGE, INTERNAL, REQUEST_TIMEOUT, ApiError
+from server.metrics import Metrics
+from server.settings import ServerSettings
+
+log = logging.getLogger(__name__)
+
+REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")  # what may stand in a header and in a log
+
+
+class Gateway:
+    def __init__(self, app: ASGIApp, settings: ServerSettings, guard: Guard, metrics: Metrics) -> None:
+        self._app = app
+        self._settings = settings
+        self._guard = guard
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began_s, status = time.monotonic(), 0
+        headers = Headers(scope=scope)
+        asked = headers.get("x-request-id", "")
+        request_id = asked if REQUEST_ID.fullmatch(asked) else f"req-{secrets.token_hex(12)}"
+
+        async def send_with_headers(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                added = MutableHeaders(scope=message)
+                added["x-request-id"] = request_id
+                added["openai-processing-ms"] = str(round((time.monotonic() - began_s) * 1000))
+                added["x-content-type-options"] = "nosniff"
+            await send(message)
+
+        try:
+            try:
+                key_digest = self._guard.check(scope["path"], headers)
+                scope["relaxserve.caller"] = Caller(request_id, key_digest, began_s)
+                body = await self._read_body(headers, receive)
+                await self._app(scope, _replay(body, receive), send_with_headers)
+            except ApiError as error:
+                if status:
+                    raise  # too late for an answer; the stream has sent its own
+                await error_response(error)(scope, receive, send_with_headers)
+            except Exception:
+                log.exception("request %s failed", request_id)
+                if status:
+                    raise
+                error = ApiError(INTERNAL, f"the server failed on this request; its log has the cause under {request_id}")
+                await error_response(error)(scope, receive, send_with_headers)
+        finally:
+            handler = getattr(scope.get("route"), "path", "none")  # the pattern, for the path could be anything
+            self._metrics.http.labels(handler, scope["method"], f"{status // 100}xx").inc()
+            self._metrics.http_s.labels(handler, scope["method"]).observe(time.monotonic() - began_s)
+
+    async def _read_body(self, headers: Headers, receive: Receive) -> bytes:
+        """The whole body, for no endpoint can begin without it; bounded in size and in time."""
+        limit, declared = self._settings.max_body_bytes, headers.get("content-length", "")
+        if declared.isdigit() and int(declared) > limit:
+            raise _too_large(limit)
+        body = bytearray()
+        try:
+            async with asyncio.timeout(self._settings.body_timeout_s):
+                while True:
+                    message = await receive()
+                    body += message.get("body", b"")
+                    if len(body) > limit:
+                        raise _too_large(limit)
+                    if not message.get("more_body", False):
+                        return bytes(body)
+        except TimeoutError:
+            waited_s = self._settings.body_timeout_s
+            message = f"the body did not arrive within {waited_s:g} s"
+            raise ApiError(REQUEST_TIMEOUT, message, headers={"connection": "close"}) from None
+
+
+def error_response(error: ApiError) -> Response:
+    return Response(error.body(), error.kind.status, error.response_headers(), "application/json")
+
+
+def _too_large(limit: int) -> ApiError:
+    # The rest of the body is still under way, and nobody will read it.
+    headers = {"connection": "close"}
+    return ApiError(BODY_TOO_LARGE, f"the body is larger than {limit} bytes", headers=headers)
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """The body again, then whatever comes, which is the disconnect."""
+    pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def replayed() -> Message:
+        return pending.pop() if pending else await receive()
+
+    return replayed

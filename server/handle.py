@@ -1,0 +1,103 @@
+"""What the front needs of a loaded model and of its tokenizer, and nothing of how they come about."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Sequence
+from enum import StrEnum
+from typing import Protocol
+
+from server.messages import Embed, Embedding, Progress, Ready, Stats, Submit, TokenEvent
+
+ProgressCallback = Callable[[Progress], None]
+
+
+class LoadError(Exception):
+    """Loading ended without a model; the byte counts are set when memory was the reason."""
+
+    def __init__(self, code: str, message: str, required_bytes: int = 0, free_bytes: int = 0) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.required_bytes = required_bytes
+        self.free_bytes = free_bytes
+
+
+class RequestError(Exception):
+    """One request ended in an error in the worker; the others go on."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
+class WorkerHandle(Protocol):
+    """One loaded model, in a process of its own."""
+
+    stats: Stats | None
+    restarts: int
+    resubmitted: int
+
+    @property
+    def state(self) -> StrEnum: ...
+
+    async def start(self) -> Ready: ...
+
+    def generate(self, submit: Submit, /) -> AsyncGenerator[TokenEvent, None]: ...
+
+    def abort(self, request_id: str, choice: int, /) -> None: ...
+
+    async def embed(self, embed: Embed, /) -> Embedding: ...
+
+    async def drain(self, timeout_s: float) -> None: ...
+
+    async def stop(self) -> None: ...
+
+
+class GenerationDefaults(Protocol):
+    """What the model's authors recommend; None where they say nothing."""
+
+    @property
+    def temperature(self) -> float | None: ...
+    @property
+    def top_p(self) -> float | None: ...
+    @property
+    def top_k(self) -> int | None: ...
+    @property
+    def min_p(self) -> float | None: ...
+    @property
+    def repetition_penalty(self) -> float | None: ...
+
+
+class ChatTemplate(Protocol):
+    def render(
+        self,
+        messages: list[dict[str, object]],
+        tools: list[dict[str, object]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        **kwargs: object,
+    ) -> str: ...
+
+
+class Tokenizer(Protocol):
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def bos_id(self) -> int | None: ...
+    @property
+    def eos_ids(self) -> tuple[int, ...]: ...
+    @property
+    def special_ids(self) -> frozenset[int]: ...
+    @property
+    def chat_template(self) -> ChatTemplate | None: ...
+    @property
+    def max_context(self) -> int | None: ...
+    @property
+    def generation_defaults(self) -> GenerationDefaults: ...
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]: ...
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
+
+    def token_bytes(self, token_id: int, /) -> bytes: ...

@@ -1,0 +1,215 @@
+"""A worker that computes nothing: scripted tokens at a chosen pace. HTTP tests and `deploy.bench.http` stand on it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import struct
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from server.handle import LoadError, ProgressCallback, RequestError
+from server.messages import Embed, Embedding, FinishReason, Progress, Ready, Stats, Submit, TokenEvent, TokenLogprob
+
+
+class NullState(StrEnum):
+    STARTING = "starting"
+    READY = "ready"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class NullDefaults:
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+
+
+class NullTemplate:
+    """`<|role|>text` per message, with tools and tool calls as JSON lines."""
+
+    def render(
+        self,
+        messages: list[dict[str, object]],
+        tools: list[dict[str, object]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        **kwargs: object,
+    ) -> str:
+        lines = [f"<tools>{json.dumps(tools)}"] if tools else []
+        for message in messages:
+            calls = "".join(f"<tool_call>{json.dumps(call)}</tool_call>" for call in _list(message.get("tool_calls")))
+            lines.append(f"<|{message['role']}|>{message.get('content') or ''}{calls}")
+        if add_generation_prompt and not continue_final_message:
+            lines.append("<|assistant|>" + str(kwargs.get("opening", "")))
+        return "\n".join(lines)
+
+
+def _list(value: object) -> list[object]:
+    return list(value) if isinstance(value, list) else []
+
+
+class ByteTokenizer:
+    """Token `n` below 256 is byte `n`; the specials follow."""
+
+    BOS, EOS = 256, 257
+
+    def __init__(self, max_context: int = 4096, specials: Sequence[str] = (), chat: bool = True) -> None:
+        self.max_context: int | None = max_context
+        self.specials = {258 + index: text for index, text in enumerate(specials)}
+        self.vocab_size = 258 + len(self.specials)
+        self.bos_id: int | None = self.BOS
+        self.eos_ids: tuple[int, ...] = (self.EOS,)
+        self.special_ids = frozenset((self.BOS, self.EOS, *self.specials))
+        self.chat_template = NullTemplate() if chat else None
+        self.generation_defaults = NullDefaults()
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        ids = [self.BOS] if add_special_tokens else []
+        for special_id, special in self.specials.items():
+            if text == special:
+                return [*ids, special_id]
+        return ids + list(text.encode())
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        names = {self.BOS: "<s>", self.EOS: "</s>", **self.specials}
+        parts = [bytes([i]) if i < 256 else b"" if skip_special_tokens else names[i].encode() for i in ids]
+        return b"".join(parts).decode(errors="replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return bytes([token_id]) if token_id < 256 else b""
+
+
+@dataclass
+class NullScript:
+    """What a worker answers, and how fast. Tests set the fields while it runs."""
+
+    answer: Callable[[Submit, int], Sequence[Sequence[int]]] = field(
+        default=lambda _submit, _choice: [[b] for b in b"Hello from the null device."]
+    )
+    interval_s: float = 0.0  # between steps
+    prefill_s: float = 0.0  # before the first
+    load_s: float = 0.0
+    load_error: LoadError | None = None
+    fail_after: int | None = None  # tokens, then a RequestError
+    max_context: int = 4096
+    embedding_size: int = 0
+    generates: bool = True
+    weights_bytes: int = 1 << 20
+    kv_cache_bytes: int = 1 << 20
+
+
+class NullWorker:
+    """Fulfils `server.handle.WorkerHandle`."""
+
+    def __init__(self, script: NullScript, progress: ProgressCallback = lambda _progress: None) -> None:
+        self.script = script
+        self.state: StrEnum = NullState.STARTING
+        self.stats: Stats | None = None
+        self.restarts = 0
+        self.resubmitted = 0
+        self.submits: list[Submit] = []
+        self.aborted: list[tuple[str, int | None]] = []  # (request, choice); None: all that was left of it
+        self.running: dict[str, set[int]] = {}
+        self._progress = progress
+
+    async def start(self) -> Ready:
+        for stage in ("fetch", "verify", "compile", "pack", "warm-up"):
+            self._progress(Progress(stage, 0.5))
+            await asyncio.sleep(self.script.load_s / 5)
+            self._progress(Progress(stage, 1.0))
+        if self.script.load_error is not None:
+            self.state = NullState.STOPPED
+            raise self.script.load_error
+        self.state = NullState.READY
+        script = self.script
+        return Ready(
+            signature="null",
+            cache_hit=False,
+            max_context=script.max_context,
+            num_pages=256,
+            page_size=16,
+            weights_bytes=script.weights_bytes,
+            arena_bytes=1 << 16,
+            kv_cache_bytes=script.kv_cache_bytes,
+            embedding_size=script.embedding_size,
+            generates=script.generates,
+        )
+
+    async def generate(self, submit: Submit) -> AsyncGenerator[TokenEvent, None]:
+        script, params = self.script, submit.params
+        self.submits.append(submit)
+        running = self.running[submit.request_id] = set(range(submit.num_choices))
+        answers = [list(script.answer(submit, choice)) for choice in range(submit.num_choices)]
+        emitted = [0] * submit.num_choices
+        step = 0
+        try:
+            if script.prefill_s:
+                await asyncio.sleep(script.prefill_s)
+            while running:
+                if script.interval_s:
+                    await asyncio.sleep(script.interval_s)
+                for choice in sorted(running):
+                    ids = tuple(answers[choice][step]) if step < len(answers[choice]) else ()
+                    ids = ids[: params.max_tokens - emitted[choice]]
+                    emitted[choice] += len(ids)
+                    if script.fail_after is not None and emitted[choice] > script.fail_after:
+                        raise RequestError("generation_failed", "the script ends in an error here")
+                    reason = self._reason(submit, emitted[choice], done=step + 1 >= len(answers[choice]))
+                    if reason is not None:
+                        running.discard(choice)
+                    yield TokenEvent(
+                        submit.request_id,
+                        choice,
+                        ids,
+                        logprobs=() if params.logprobs is None else tuple(_logprob(i, params.logprobs) for i in ids),
+                        finish_reason=reason,
+                        prompt_logprobs=_prompt_logprobs(submit) if step == 0 and choice == 0 else (),
+                    )
+                step += 1
+        finally:
+            del self.running[submit.request_id]
+            if running:
+                self.aborted.append((submit.request_id, None))
+
+    def _reason(self, submit: Submit, emitted: int, *, done: bool) -> FinishReason | None:
+        if emitted >= submit.params.max_tokens:
+            return FinishReason.LENGTH
+        if done:
+            return FinishReason.STOP
+        if submit.deadline is not None and time.time() > submit.deadline:
+            return FinishReason.DEADLINE
+        return None
+
+    def abort(self, request_id: str, choice: int) -> None:
+        self.running.get(request_id, set()).discard(choice)
+        self.aborted.append((request_id, choice))
+
+    async def embed(self, embed: Embed) -> Embedding:
+        values = [float(1 + (sum(embed.prompt_ids) * (i + 1)) % 7) for i in range(self.script.embedding_size)]
+        norm = sum(v * v for v in values) ** 0.5 if embed.normalize else 1.0
+        return Embedding(embed.request_id, struct.pack(f"<{len(values)}f", *(v / norm for v in values)), len(embed.prompt_ids))
+
+    async def drain(self, timeout_s: float) -> None:
+        async with asyncio.timeout(timeout_s):
+            while self.running:
+                await asyncio.sleep(0.005)
+
+    async def stop(self) -> None:
+        self.state = NullState.STOPPED
+
+
+def _logprob(token_id: int, num_top: int) -> TokenLogprob:
+    top = tuple(((token_id + rank) % 256, -0.5 - rank) for rank in range(num_top))
+    return TokenLogprob(token_id, -0.5, 1, top)
+
+
+def _prompt_logprobs(submit: Submit) -> tuple[TokenLogprob | None, ...]:
+    num_top = submit.params.prompt_logprobs
+    if num_top is None:
+        return ()
+    return (None, *(_logprob(i, num_top) for i in submit.prompt_ids[1:]))

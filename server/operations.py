@@ -1,0 +1,127 @@
+"""Long work that an administrator can watch, wait for and cancel."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncGenerator
+from enum import StrEnum
+
+from server.errors import ApiError
+from server.messages import Progress
+
+KEPT_S = 3600.0  # after its end an operation can still be asked about
+
+
+class OperationState(StrEnum):
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+class Operation:
+    """The progress of one load. Watchers see every change of stage; fractions may be skipped by a slow one."""
+
+    def __init__(self, kind: str, model: str) -> None:
+        self.id = f"op-{secrets.token_hex(8)}"
+        self.kind = kind
+        self.model = model
+        self.state = OperationState.RUNNING
+        self.stage = "queued"
+        self.fraction = 0.0
+        self.stages: dict[str, float] = {}  # seconds spent in each
+        self.error: ApiError | None = None
+        self.started_at = time.time()
+        self.ended_at: float | None = None
+        self.task: asyncio.Task[None] | None = None
+        self._stage_began = time.monotonic()
+        self._changed = asyncio.Event()
+
+    def report(self, progress: Progress) -> None:
+        if progress.stage != self.stage:
+            self._close_stage()
+            self.stage = progress.stage
+        self.fraction = progress.fraction
+        self._notify()
+
+    def end(self, state: OperationState, error: ApiError | None = None) -> None:
+        self._close_stage()
+        self.state = state
+        self.error = error
+        self.ended_at = time.time()
+        if state is OperationState.SUCCEEDED:
+            self.fraction = 1.0
+        self._notify()
+
+    async def wait(self) -> None:
+        """Until it has ended, well or not."""
+        while self.state is OperationState.RUNNING:
+            await self._changed.wait()
+
+    async def watch(self) -> AsyncGenerator[dict[str, object], None]:
+        """A description now and after each change; ends with the operation."""
+        while True:
+            changed = self._changed
+            yield self.describe()
+            if self.state is not OperationState.RUNNING:
+                return
+            await changed.wait()
+
+    def describe(self) -> dict[str, object]:
+        error = None
+        if self.error is not None:
+            error = {
+                "code": self.error.kind.code,
+                "message": self.error.message,
+                "status": self.error.kind.status,
+                **self.error.details,
+            }
+        return {
+            "id": self.id,
+            "object": "operation",
+            "kind": self.kind,
+            "model": self.model,
+            "state": self.state,
+            "stage": self.stage,
+            "fraction": round(self.fraction, 4),
+            "stages": {stage: round(spent_s, 4) for stage, spent_s in self.stages.items()},
+            "started_at": self.started_at,
+            "ended_at": self.ended_at,
+            "error": error,
+        }
+
+    def _close_stage(self) -> None:
+        now = time.monotonic()
+        self.stages[self.stage] = self.stages.get(self.stage, 0.0) + now - self._stage_began
+        self._stage_began = now
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+class Operations:
+    def __init__(self) -> None:
+        self._by_id: dict[str, Operation] = {}
+
+    def begin(self, kind: str, model: str) -> Operation:
+        forgotten = time.time() - KEPT_S
+        for operation in [o for o in self._by_id.values() if o.ended_at is not None and o.ended_at < forgotten]:
+            del self._by_id[operation.id]
+        operation = Operation(kind, model)
+        self._by_id[operation.id] = operation
+        return operation
+
+    def get(self, operation_id: str) -> Operation | None:
+        return self._by_id.get(operation_id)
+
+    def all(self) -> list[Operation]:
+        return list(self._by_id.values())
+
+    async def cancel_all(self) -> None:
+        tasks = [o.task for o in self._by_id.values() if o.task is not None and not o.task.done()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

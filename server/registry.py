@@ -1,0 +1,431 @@
+"""The models of this server: which are loaded, under which names, and in what memory.
+
+A load is a transaction: it takes its name and memory first, and gives both back unless the worker gets ready.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import msgspec
+
+from server.admission import Admission
+from server.errors import (
+    BY_CODE,
+    INSUFFICIENT_MEMORY,
+    LOAD_FAILED,
+    MISSING_FIELD,
+    MODEL_BUSY,
+    MODEL_EXISTS,
+    MODEL_NOT_FOUND,
+    MODEL_NOT_READY,
+    MODEL_PINNED,
+    OPERATION_ENDED,
+    PREFLIGHT_UNAVAILABLE,
+    SHUTTING_DOWN,
+    ApiError,
+)
+from server.handle import LoadError, ProgressCallback, Tokenizer, WorkerHandle
+from server.messages import Ready
+from server.metrics import ENGINE, Metrics, ModelReading
+from server.operations import Operation, Operations, OperationState
+from server.resident import resident_bytes
+from server.settings import ServerSettings
+from server.state import ModelSpec, SavedState, read_state, write_state
+from server.text.dialect import Dialect
+
+log = logging.getLogger(__name__)
+
+MakeWorker = Callable[[ModelSpec, ProgressCallback], WorkerHandle]
+LoadTokenizer = Callable[[str], Tokenizer]
+
+
+class ModelState(StrEnum):
+    LOADING = "loading"
+    READY = "ready"
+    DRAINING = "draining"
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """The memory a load will take, from the compiler's plan."""
+
+    weights_bytes: int
+    arena_bytes: int
+    kv_cache_bytes: int
+    page_bytes: int  # of one KV page
+    cache_hit: bool = False
+
+    @property
+    def total_bytes(self) -> int:
+        return self.weights_bytes + self.arena_bytes + self.kv_cache_bytes
+
+
+Preflight = Callable[[ModelSpec], Awaitable[Footprint]]  # raises LoadError
+
+
+@dataclass(slots=True)
+class Loaded:
+    """What exists once a model is ready."""
+
+    worker: WorkerHandle
+    ready: Ready
+    tokenizer: Tokenizer
+    dialect: Dialect
+    admission: Admission
+
+
+@dataclass(slots=True)
+class Model:
+    spec: ModelSpec
+    operation: Operation
+    state: ModelState = ModelState.LOADING
+    loaded: Loaded | None = None
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def bytes_by_part(self) -> dict[str, int]:
+        if self.loaded is None:
+            return {}
+        ready = self.loaded.ready
+        return {"weights": ready.weights_bytes, "arena": ready.arena_bytes, "kv_cache": ready.kv_cache_bytes}
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(self.bytes_by_part.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Unloaded:
+    name: str
+    freed_bytes: int  # by the plan
+    resident_before_bytes: int  # of this process and its workers, as the kernel counts
+    resident_after_bytes: int
+
+
+class Registry:
+    def __init__(
+        self,
+        settings: ServerSettings,
+        make_worker: MakeWorker,
+        load_tokenizer: LoadTokenizer,
+        *,
+        preflight: Preflight | None = None,
+        initial: Sequence[ModelSpec] = (),
+        metrics: Metrics | None = None,
+    ) -> None:
+        self.settings = settings
+        self.metrics = Metrics() if metrics is None else metrics
+        self.operations = Operations()
+        self.closing = False
+        self._make_worker = make_worker
+        self._load_tokenizer = load_tokenizer
+        self._preflight = preflight
+        self._initial = initial
+        self._starting: list[Operation] = []
+        self._models: dict[str, Model] = {}
+        self._aliases: dict[str, str] = {}
+        self._load_turn = asyncio.Lock()  # one load at a time, so that each sees the memory the last one left
+        self.metrics.watch(self._readings)
+
+    # --- life of the whole ---------------------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Begin to load what the command line and the state file name."""
+        saved = read_state(self.settings.state_file).models if self.settings.state_file else ()
+        named = {spec.name for spec in self._initial}
+        for spec in (*self._initial, *(spec for spec in saved if spec.name not in named)):
+            self._starting.append(self.load(spec))
+
+    async def close(self) -> None:
+        """Cancel loads and stop every worker. The state file keeps the models for the next start."""
+        self.closing = True
+        await self.operations.cancel_all()
+        stops = [model.loaded.worker.stop() for model in self._models.values() if model.loaded is not None]
+        await asyncio.gather(*stops, return_exceptions=True)
+        self._models.clear()
+        self._aliases.clear()
+
+    @property
+    def ready(self) -> bool:
+        """Whether a load balancer should send requests here."""
+        starting = any(operation.state is OperationState.RUNNING for operation in self._starting)
+        models = [model.state is ModelState.READY for model in self._models.values()]
+        return not self.closing and not starting and (any(models) or not models)
+
+    def condition(self, model: Model) -> str:
+        """The model's state, or its worker's where that says more."""
+        if model.state is ModelState.READY and model.loaded is not None:
+            return model.loaded.worker.state.value
+        return model.state.value
+
+    # --- looking up ----------------------------------------------------------------------------------------------------
+
+    def models(self) -> list[Model]:
+        return list(self._models.values())
+
+    def aliases(self) -> dict[str, str]:
+        return dict(self._aliases)
+
+    def find(self, name: str) -> Model:
+        model = self._models.get(self._aliases.get(name, name))
+        if model is None:
+            loaded = ", ".join(sorted((*self._models, *self._aliases))) or "none"
+            raise ApiError(MODEL_NOT_FOUND, f"model {name!r} is not loaded; loaded are: {loaded}", param="model")
+        return model
+
+    def serve(self, name: str | None) -> tuple[Model, Loaded]:
+        """The model that answers a request. Without a name it is the only one there is."""
+        if self.closing:
+            raise ApiError(SHUTTING_DOWN, "the server is shutting down", headers={"retry-after": "5"})
+        if name is None:
+            if len(self._models) != 1:
+                names = ", ".join(self._models) or "none"
+                raise ApiError(MISSING_FIELD, f"model is absent and {len(self._models)} are loaded: {names}", param="model")
+            name = next(iter(self._models))
+        model = self.find(name)
+        if model.state is not ModelState.READY or model.loaded is None:
+            raise ApiError(
+                MODEL_NOT_READY,
+                f"model {model.spec.name!r} is {model.state}; see /admin/models",
+                param="model",
+                headers={"retry-after": "1"},
+            )
+        return model, model.loaded
+
+    # --- loading -------------------------------------------------------------------------------------------------------
+
+    def load(self, spec: ModelSpec) -> Operation:
+        """Begin a load, or join the one that runs or has made the same model."""
+        if self.closing:
+            raise ApiError(SHUTTING_DOWN, "the server is shutting down")
+        if spec.name in self._aliases:
+            owner = self._aliases[spec.name]
+            raise ApiError(MODEL_EXISTS, f"name {spec.name!r} is an alias of model {owner!r}", param="name")
+        for alias in spec.aliases:
+            if alias in self._models or alias == spec.name:
+                raise ApiError(MODEL_EXISTS, f"alias {alias!r} is the name of a model", param="aliases")
+        model = self._models.get(spec.name)
+        if model is None:
+            model = Model(spec, self.operations.begin("load", spec.name))
+            self._models[spec.name] = model
+            model.operation.task = asyncio.create_task(self._load(model))
+        elif model.state is ModelState.DRAINING:
+            raise ApiError(MODEL_BUSY, f"model {spec.name!r} is being unloaded; wait until it is gone", param="name")
+        elif not _same_load(model.spec, spec):
+            raise ApiError(
+                MODEL_EXISTS,
+                f"model {spec.name!r} is {model.state} from {model.spec.source!r} with other settings",
+                param="name",
+            )
+        return model.operation
+
+    async def dry_run(self, spec: ModelSpec) -> tuple[Footprint, int | None]:
+        """The memory a load would take and the memory that is free; raises if it would be refused."""
+        if self._preflight is None:
+            raise ApiError(PREFLIGHT_UNAVAILABLE, "this server was started without a memory planner", param="dry_run")
+        free_bytes = self.free_bytes
+        limited = msgspec.structs.replace(spec, memory_limit_bytes=free_bytes)
+        try:
+            footprint = await self._preflight(self._with_defaults(limited))
+        except LoadError as error:
+            raise self._as_api_error(error) from error
+        if free_bytes is not None and footprint.total_bytes > free_bytes:
+            raise self._insufficient(spec.name, footprint.total_bytes, free_bytes)
+        return footprint, free_bytes
+
+    async def cancel(self, operation: Operation) -> None:
+        if operation.task is None or operation.task.done():
+            raise ApiError(OPERATION_ENDED, f"operation {operation.id!r} has {operation.state}")
+        operation.task.cancel()
+        await operation.wait()
+
+    async def _load(self, model: Model) -> None:
+        operation, name = model.operation, model.spec.name
+        labels = (name, ENGINE)
+        began = time.monotonic()
+        try:
+            async with self._load_turn:
+                loaded = await self._start_worker(model.spec, operation.report)
+        except asyncio.CancelledError:
+            self._forget(model)
+            error = ApiError(LOAD_FAILED, f"loading {name!r} was cancelled")
+            operation.end(OperationState.CANCELLED, error)
+            self.metrics.loads.labels(*labels, "cancelled").inc()
+            raise
+        except LoadError as error:
+            self._forget(model)
+            operation.end(OperationState.FAILED, self._as_api_error(error))
+            self.metrics.loads.labels(*labels, "failed").inc()
+            return
+        except Exception as error:
+            log.exception("loading %s failed", name)
+            self._forget(model)
+            operation.end(OperationState.FAILED, ApiError(LOAD_FAILED, f"{type(error).__name__}: {error}"))
+            self.metrics.loads.labels(*labels, "failed").inc()
+            return
+        model.loaded = loaded
+        model.state = ModelState.READY
+        for alias in model.spec.aliases:
+            self._aliases[alias] = name  # an alias of another model moves over, now that there is something to move to
+        self._save()
+        operation.end(OperationState.SUCCEEDED)
+        self._count_load(model, loaded.ready, time.monotonic() - began)
+
+    async def _start_worker(self, spec: ModelSpec, report: ProgressCallback) -> Loaded:
+        free_bytes = self.free_bytes
+        spec = self._with_defaults(msgspec.structs.replace(spec, memory_limit_bytes=free_bytes))
+        if self._preflight is not None:
+            needed = (await self._preflight(spec)).total_bytes
+            if free_bytes is not None and needed > free_bytes:
+                raise LoadError("insufficient_memory", f"model {spec.name!r} does not fit", needed, free_bytes)
+        worker = self._make_worker(spec, report)
+        try:
+            ready = await worker.start()
+            tokenizer = await asyncio.to_thread(self._load_tokenizer, spec.source)
+            dialect = Dialect.of(tokenizer, spec.tool_parser, spec.reasoning)
+        except BaseException:
+            await worker.stop()
+            raise
+        admission = Admission(
+            spec.name,
+            max_running=spec.max_batch,
+            max_queued=self.settings.max_queued_requests,
+            max_queued_tokens=self.settings.max_queued_tokens,
+        )
+        return Loaded(worker, ready, tokenizer, dialect, admission)
+
+    def _with_defaults(self, spec: ModelSpec) -> ModelSpec:
+        if spec.kv_cache_bytes is not None or self.settings.default_kv_cache_bytes is None:
+            return spec
+        return msgspec.structs.replace(spec, kv_cache_bytes=self.settings.default_kv_cache_bytes)
+
+    # --- unloading and names -------------------------------------------------------------------------------------------
+
+    async def unload(self, name: str, *, drain_s: float, force: bool = False) -> Unloaded:
+        """Take no more requests, let the running ones finish for `drain_s`, then end the worker."""
+        model = self.find(name)
+        if model.state is not ModelState.READY or model.loaded is None:
+            raise ApiError(MODEL_BUSY, f"model {model.spec.name!r} is {model.state}", param="model")
+        if model.spec.pin and not force:
+            raise ApiError(MODEL_PINNED, f"model {model.spec.name!r} is pinned; add force=true", param="model")
+        before_bytes, freed_bytes = resident_bytes(), model.total_bytes
+        model.state = ModelState.DRAINING
+        try:
+            await model.loaded.worker.drain(drain_s)
+        except TimeoutError:
+            log.warning("model %s still had running requests after %.1f s", model.spec.name, drain_s)
+        finally:
+            await model.loaded.worker.stop()
+            self._forget(model)
+            self._save()
+        self.metrics.unloads.labels(model.spec.name, ENGINE).inc()
+        return Unloaded(model.spec.name, freed_bytes, before_bytes, resident_bytes())
+
+    def set_alias(self, alias: str, name: str) -> None:
+        """Point `alias` at a ready model; requests that already run stay where they are."""
+        if alias in self._models:
+            raise ApiError(MODEL_EXISTS, f"alias {alias!r} is the name of a model", param="alias")
+        model = self.find(name)
+        if model.state is not ModelState.READY:
+            raise ApiError(MODEL_NOT_READY, f"model {name!r} is {model.state}", param="model")
+        self._aliases[alias] = model.spec.name
+        self._save()
+
+    def remove_alias(self, alias: str) -> None:
+        if self._aliases.pop(alias, None) is None:
+            raise ApiError(MODEL_NOT_FOUND, f"alias {alias!r} does not exist", param="alias")
+        self._save()
+
+    def _forget(self, model: Model) -> None:
+        del self._models[model.spec.name]
+        self._aliases = {alias: name for alias, name in self._aliases.items() if name != model.spec.name}
+
+    def _save(self) -> None:
+        if self.settings.state_file is None:
+            return
+        ready = [model for model in self._models.values() if model.state is ModelState.READY]
+        specs = tuple(msgspec.structs.replace(model.spec, aliases=self.aliases_of(model.spec.name)) for model in ready)
+        write_state(self.settings.state_file, SavedState(specs))
+
+    def aliases_of(self, name: str) -> tuple[str, ...]:
+        return tuple(sorted(alias for alias, owner in self._aliases.items() if owner == name))
+
+    # --- memory --------------------------------------------------------------------------------------------------------
+
+    @property
+    def used_bytes(self) -> int:
+        return sum(model.total_bytes for model in self._models.values())
+
+    @property
+    def free_bytes(self) -> int | None:
+        limit = self.settings.memory_limit_bytes
+        return None if limit is None else max(0, limit - self.used_bytes)
+
+    def evictable(self) -> list[dict[str, object]]:
+        """What unloading would free, largest first; pinned models are not offered."""
+        models = [m for m in self._models.values() if m.state is ModelState.READY and not m.spec.pin]
+        models.sort(key=lambda model: -model.total_bytes)
+        return [{"model": model.spec.name, "bytes": model.total_bytes} for model in models]
+
+    def _insufficient(self, name: str, required_bytes: int, free_bytes: int) -> ApiError:
+        return ApiError(
+            INSUFFICIENT_MEMORY,
+            f"model {name!r} needs {required_bytes} bytes and {free_bytes} are free",
+            required_bytes=required_bytes,
+            free_bytes=free_bytes,
+            evictable=self.evictable(),
+        )
+
+    def _as_api_error(self, error: LoadError) -> ApiError:
+        if error.required_bytes:
+            return ApiError(
+                INSUFFICIENT_MEMORY,
+                error.message,
+                required_bytes=error.required_bytes,
+                free_bytes=error.free_bytes,
+                evictable=self.evictable(),
+            )
+        return ApiError(BY_CODE.get(error.code, LOAD_FAILED), error.message)
+
+    # --- metrics -------------------------------------------------------------------------------------------------------
+
+    def _count_load(self, model: Model, ready: Ready, load_s: float) -> None:
+        labels = (model.spec.name, ENGINE)
+        self.metrics.loads.labels(*labels, "succeeded").inc()
+        self.metrics.load_s.labels(*labels).observe(load_s)
+        self.metrics.compile_s.labels(*labels).observe(ready.compile_s)
+        self.metrics.cache.labels(*labels, ready.signature, "hit" if ready.cache_hit else "miss").inc()
+        for stage, spent_s in model.operation.stages.items():
+            self.metrics.stage_s.labels(*labels, stage).observe(spent_s)
+
+    def _readings(self) -> Iterable[ModelReading]:
+        for model in self._models.values():
+            if model.loaded is None:
+                yield ModelReading(model.spec.name, model.state)
+                continue
+            worker, stats = model.loaded.worker, model.loaded.worker.stats
+            yield ModelReading(
+                model.spec.name,
+                model.state,
+                num_running=stats.num_running if stats else 0,
+                num_waiting=stats.num_waiting if stats else 0,
+                kv_usage=stats.num_pages_used / max(1, stats.num_pages) if stats else 0.0,
+                num_preemptions=stats.num_preemptions if stats else 0,
+                prefix_queries=stats.prefix_queries if stats else 0,
+                prefix_hits=stats.prefix_hits if stats else 0,
+                restarts=worker.restarts,
+                resubmitted=worker.resubmitted,
+                bytes_by_part=model.bytes_by_part,
+            )
+
+
+def _same_load(ours: ModelSpec, asked: ModelSpec) -> bool:
+    """Whether both would make the same model; who points at it does not matter."""
+    plain = {"aliases": (), "pin": False, "memory_limit_bytes": None}
+    return msgspec.structs.replace(ours, **plain) == msgspec.structs.replace(asked, **plain)

@@ -1,0 +1,84 @@
+"""What the front process can be told. The command line builds it; nothing in the server reads the environment."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+from pathlib import Path
+
+
+class SettingsError(ValueError):
+    """A setting whose value the server refuses to start with."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    host: str = "127.0.0.1"
+    port: int = 8000
+    insecure: bool = False  # serve other machines without keys
+
+    api_keys: tuple[str, ...] = ()
+    api_key_file: Path | None = None  # one key per line, read again when it changes
+    admin_keys: tuple[str, ...] = ()
+    admin_key_file: Path | None = None
+    open_metrics: bool = False  # /metrics without a key
+    allowed_hosts: tuple[str, ...] = ()  # further Host values accepted while no keys are set
+    cors_origins: tuple[str, ...] = ()
+
+    model_root: Path = Path("models")
+    allow_hub: bool = False
+    state_file: Path | None = None  # the set of loaded models, to come back after a restart
+    memory_limit_bytes: int | None = None  # of all models together; None leaves it to each worker
+    default_kv_cache_bytes: int | None = None  # for a load that does not say
+
+    strict: bool = False  # refuse unknown fields instead of reporting them
+    max_body_bytes: int = 8 << 20
+    max_header_bytes: int = 32 << 10
+    max_choices: int = 64  # prompts x n of one request
+    max_schema_bytes: int = 64 << 10
+    max_stop_strings: int = 16
+    max_stop_chars: int = 256
+    max_queued_requests: int = 256  # per model, beyond those its batch holds
+    max_queued_tokens: int = 1 << 20  # prompt tokens admitted and not yet prefilled, per model
+    max_timeout_s: float = 3600.0  # the longest deadline a request may ask for, and the default
+
+    header_timeout_s: float = 10.0  # from the first byte of a request to the end of its headers
+    body_timeout_s: float = 30.0  # for the whole body
+    write_timeout_s: float = 60.0  # how long a client may leave a full buffer unread
+    keep_alive_s: float = 75.0
+    heartbeat_s: float = 10.0  # comment lines on a silent stream
+    drain_s: float = 30.0  # for running requests when the server is told to stop
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise SettingsError(f"port is {self.port}; expected 0 to 65535")
+        for name in (
+            "max_body_bytes",
+            "max_header_bytes",
+            "max_choices",
+            "max_schema_bytes",
+            "heartbeat_s",
+            "max_timeout_s",
+        ):
+            if getattr(self, name) <= 0:
+                raise SettingsError(f"{name} is {getattr(self, name)}; expected more than 0")
+        if not (self.has_api_keys or self.insecure or is_loopback(self.host)):
+            raise SettingsError(
+                f"host is {self.host!r}, which other machines can reach, and no API key is set; "
+                "set a key (or a key file), bind to 127.0.0.1, or say insecure"
+            )
+
+    @property
+    def has_api_keys(self) -> bool:
+        return bool(self.api_keys) or self.api_key_file is not None
+
+    @property
+    def has_admin_keys(self) -> bool:
+        return bool(self.admin_keys) or self.admin_key_file is not None
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

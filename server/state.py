@@ -1,0 +1,56 @@
+"""The set of loaded models on disk, so that a restart brings them back. Replaced as a whole, never half written."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+
+
+class ModelSpec(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What to load, and how. `source` is resolved: a path the server may read, or a hub id it may fetch."""
+
+    name: str
+    source: str
+    quantize: str = "bf16"
+    max_context: int | None = None
+    max_batch: int = 64
+    kv_cache_bytes: int | None = None
+    memory_limit_bytes: int | None = None  # set by the registry: what is free when the load begins
+    aliases: tuple[str, ...] = ()
+    pin: bool = False
+    tool_parser: str | None = None  # None: found out from the chat template
+    reasoning: bool | None = None  # None: found out from the vocabulary
+
+
+class SavedState(msgspec.Struct, frozen=True):
+    models: tuple[ModelSpec, ...] = ()
+
+
+class StateError(Exception):
+    """The state file exists and cannot be used."""
+
+
+def read_state(path: Path) -> SavedState:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=SavedState)
+    except FileNotFoundError:
+        return SavedState()
+    except msgspec.DecodeError as error:
+        raise StateError(f"state file {path}: {error}; repair it, or remove it to start with no models") from error
+
+
+def write_state(path: Path, state: SavedState) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_name(path.name + ".new")
+    with fresh.open("wb") as file:
+        file.write(msgspec.json.format(msgspec.json.encode(state)))
+        file.flush()
+        os.fsync(file.fileno())
+    fresh.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)  # the rename itself survives a power cut
+    finally:
+        os.close(folder)

@@ -1,0 +1,101 @@
+"""Tokens of one choice into text: never half a character, never a stop string's beginning, and nothing behind one."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+
+class TokenBytes(Protocol):
+    def token_bytes(self, token_id: int, /) -> bytes: ...
+
+
+@dataclass(frozen=True, slots=True)
+class StopRules:
+    """Which strings end the text. Of several matches the one complete first wins, as if the text came letter by letter."""
+
+    strings: tuple[str, ...] = ()
+    include: bool = False  # whether the match itself belongs to the text
+    min_tokens: int = 0  # before so many tokens nothing matches
+    prefixes: frozenset[str] = field(init=False, repr=False)
+    max_prefix: int = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        prefixes = frozenset(stop[:length] for stop in self.strings for length in range(1, len(stop)))
+        object.__setattr__(self, "prefixes", prefixes)
+        object.__setattr__(self, "max_prefix", max(map(len, prefixes), default=0))
+
+
+class Detokenizer:
+    """`push` returns the text that is certain, `finish` what was held back only because a stop string might have come.
+
+    A tail that is half a character when the tokens end is no text: the model was cut off, it wrote no invalid byte.
+    `token_starts` gives the character at which each token's text begins, counted from the answer's beginning.
+    """
+
+    __slots__ = (
+        "_decode",
+        "_held",
+        "_shown",
+        "_stops",
+        "_tokenizer",
+        "length",
+        "num_tokens",
+        "stopped_by",
+        "token_starts",
+    )
+
+    def __init__(self, tokenizer: TokenBytes, stops: StopRules, shown: Mapping[int, bytes] | None = None) -> None:
+        self._tokenizer = tokenizer
+        self._stops = stops
+        self._shown = shown or {}  # special tokens that appear as text, because a parser reads them
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self._held = ""
+        self.num_tokens = 0
+        self.length = 0  # characters returned
+        self.stopped_by: str | None = None
+        self.token_starts: list[int] = []
+
+    def push(self, token_ids: Iterable[int]) -> str:
+        text = ""
+        for token_id in token_ids:
+            self.num_tokens += 1
+            self.token_starts.append(self.length + len(text) + len(self._held))
+            piece = self._decode(self._tokenizer.token_bytes(token_id) or self._shown.get(token_id, b""))
+            if not piece:
+                continue
+            if not self._stops.strings or self.num_tokens < self._stops.min_tokens:
+                text += piece
+                continue
+            text += self._settle(self._held + piece)
+            if self.stopped_by is not None:
+                break
+        self.length += len(text)
+        return text
+
+    def finish(self) -> str:
+        text, self._held = self._held, ""
+        self.length += len(text)
+        return text
+
+    def _settle(self, pending: str) -> str:
+        """The part of `pending` that is certain; the rest is held."""
+        stops = self._stops
+        matches = [(at + len(stop), at, stop) for stop in stops.strings if (at := pending.find(stop)) >= 0]
+        if matches:
+            end, start, self.stopped_by = min(matches)
+            self._held = ""
+            return pending[: end if stops.include else start]
+        for length in range(min(stops.max_prefix, len(pending)), 0, -1):
+            if pending[-length:] in stops.prefixes:
+                self._held = pending[-length:]
+                return pending[:-length]
+        self._held = ""
+        return pending
+
+
+def overlap(text: str, marker: str) -> int:
+    """Length of the longest end of `text` that is a proper beginning of `marker`."""
+    return next((n for n in range(min(len(text), len(marker) - 1), 0, -1) if text.endswith(marker[:n])), 0)

@@ -1,0 +1,59 @@
+"""How one model writes what is not plain text: tool calls and thoughts. Found out once, when the model is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from server.handle import ChatTemplate, Tokenizer
+from server.text import reasoning
+from server.text.tools import FORMATS, GENERIC, ToolFormat
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    tools: ToolFormat
+    thinks: bool
+    shown: Mapping[int, bytes]  # markers that the vocabulary holds as special tokens, whose text a parser needs
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, tool_parser: str | None, thinks: bool | None) -> Dialect:
+        """Names win; else the template is asked to write a tool call, and the vocabulary whether it knows a think block."""
+        if tool_parser is None:
+            tools = _written_by(tokenizer.chat_template)
+        elif tool_parser in FORMATS:
+            tools = FORMATS[tool_parser]
+        else:
+            raise ValueError(f"tool parser {tool_parser!r} is unknown; known are: {', '.join(FORMATS)}")
+        if thinks is None:
+            thinks = all(len(tokenizer.encode(marker, False)) == 1 for marker in (reasoning.OPEN, reasoning.CLOSE))
+        markers = (*tools.markers, reasoning.OPEN, reasoning.CLOSE)
+        return cls(tools, thinks, _special_markers(tokenizer, markers))
+
+
+def _written_by(template: ChatTemplate | None) -> ToolFormat:
+    """The format whose marker appears when the template renders a call from the past."""
+    if template is None:
+        return GENERIC
+    call = {"id": "call00001", "type": "function", "function": {"name": "probe", "arguments": {"x": 1}}}
+    conversation: list[dict[str, object]] = [
+        {"role": "user", "content": "probe"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+    ]
+    tool: dict[str, object] = {"type": "function", "function": {"name": "probe", "description": "", "parameters": {}}}
+    try:
+        text = template.render(conversation, tools=[tool], add_generation_prompt=False)
+    except Exception:  # templates are programs, and one that refuses calls writes none
+        return GENERIC
+    return next((f for f in FORMATS.values() if any(sign in text for sign in f.signs)), GENERIC)
+
+
+def _special_markers(tokenizer: Tokenizer, markers: tuple[str, ...]) -> dict[int, bytes]:
+    shown: dict[int, bytes] = {}
+    for marker in markers:
+        match tokenizer.encode(marker, False):
+            case [token_id] if token_id in tokenizer.special_ids:
+                shown[token_id] = marker.encode()
+            case _:
+                pass
+    return shown

@@ -1,0 +1,80 @@
+"""What an answer must look like, as a constraint for the worker: forced tool calls, and a think block before anything."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from server.messages import Constraint, ConstraintKind
+from server.text.reasoning import CLOSE, OPEN
+from server.text.tools import ToolFormat
+
+Specials = Mapping[str, int]  # markers that the vocabulary holds as special tokens
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSchema:
+    name: str
+    parameters: Mapping[str, object]
+
+
+def forced_calls(form: ToolFormat, tools: Sequence[ToolSchema], specials: Specials, *, several: bool) -> Constraint:
+    """One call of one of `tools`, or any number from one on, as `form` writes them."""
+    objects: list[dict[str, object]] = [
+        {
+            "type": "object",
+            "properties": {"name": {"const": tool.name}, form.arguments_key: tool.parameters or {"type": "object"}},
+            "required": ["name", form.arguments_key],
+            "additionalProperties": False,
+        }
+        for tool in tools
+    ]
+    schema: dict[str, object] = objects[0] if len(objects) == 1 else {"anyOf": objects}
+    more = " (between call)*" if several else ""
+    if form.closing:
+        opening, closing = _marker(form.opening, specials), _marker(form.closing, specials)
+        rules = [f'call: {opening} "\\n" object "\\n" {closing}', 'between: "\\n"', f"start: call{more}"]
+    elif form.short_form:
+        schema = {"type": "array", "items": schema, "minItems": 1, **({} if several else {"maxItems": 1})}
+        rules = [f"start: {_marker(form.opening, specials)} object"]
+    else:
+        rules = ["call: object", 'between: ";" " "?', f"start: call{more}"]
+    return Constraint(ConstraintKind.GRAMMAR, "\n".join([*rules, f"object: %json {json.dumps(schema)}"]))
+
+
+def behind_thoughts(constraint: Constraint, specials: Specials, *, open_already: bool) -> Constraint:
+    """The same, behind the think block that the model may write, or is writing already."""
+    if CLOSE in specials:
+        thought = f"thought: /(?s:.*)/ {_marker(CLOSE, specials)}"
+    else:
+        thought = f"thought[suffix={json.dumps(CLOSE)}]: /(?s:.*)/"
+    start = "thought gap" if open_already else f"({_marker(OPEN, specials)} thought gap)?"
+    rules = [f"start: {start} answer", thought, "gap: /\\n*/", _named(_as_lark(constraint))]
+    return Constraint(ConstraintKind.GRAMMAR, "\n".join(rules))
+
+
+def _as_lark(constraint: Constraint) -> str:
+    source = constraint.source
+    match constraint.kind:
+        case ConstraintKind.JSON_OBJECT:
+            return 'start: %json {"type": "object"}'
+        case ConstraintKind.JSON_SCHEMA:
+            return f"start: %json {source}"
+        case ConstraintKind.REGEX:
+            return "start: EXPRESSION\nEXPRESSION: /" + source.replace("/", "\\/") + "/"
+        case ConstraintKind.CHOICE:
+            return "start: " + " | ".join(json.dumps(choice) for choice in json.loads(source))
+        case ConstraintKind.GRAMMAR:
+            return source
+
+
+def _named(lark: str) -> str:
+    """The grammar with its head called `answer`."""
+    lines = lark.splitlines()
+    return "\n".join("answer:" + line.removeprefix("start:") if line.startswith("start:") else line for line in lines)
+
+
+def _marker(text: str, specials: Specials) -> str:
+    token_id = specials.get(text)
+    return json.dumps(text) if token_id is None else f"<[{token_id}]>"

@@ -1,0 +1,319 @@
+"""Finds tool calls in an answer as it streams, in the ways in which model families write them.
+
+    hermes, qwen   <tool_call>{"name": "f", "arguments": {...}}</tool_call>
+    llama3         <|python_tag|>{"name": "f", "parameters": {...}}; ...     the marker is optional
+    mistral        [TOOL_CALLS][{"name": "f", "arguments": {...}}, ...]      or [TOOL_CALLS]f[ARGS]{...}
+    json           {"name": "f", "arguments": {...}}                          or a list of them, and nothing else
+
+The parts are the same for every cut of the text, apart from how the arguments of a call are divided.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import string
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from server.text.detokenize import overlap
+from server.text.parts import CallArguments, CallStart, Content, Part
+
+SEPARATORS = " \t\r\n,;[]"
+ARGUMENT_KEYS = ("arguments", "parameters")
+ID_ALPHABET = string.ascii_letters + string.digits
+
+
+@dataclass(frozen=True, slots=True)
+class ToolFormat:
+    name: str
+    opening: str = ""  # marker before a call
+    closing: str = ""  # marker behind it
+    bare: bool = False  # an answer may begin with a call, without a marker
+    arguments_key: str = "arguments"
+    short_form: bool = False  # the function's name may stand before the object, which then is the arguments
+    id_length: int = 24
+    sign: str = ""  # further text by which a template shows that it writes this format
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        return tuple(marker for marker in (self.opening, self.closing) if marker)
+
+    @property
+    def signs(self) -> tuple[str, ...]:
+        return tuple(sign for sign in (self.opening, self.sign) if sign)
+
+
+HERMES = ToolFormat("hermes", "<tool_call>", "</tool_call>")
+LLAMA3 = ToolFormat("llama3", "<|python_tag|>", bare=True, arguments_key="parameters", sign='"parameters": {"x": 1}')
+MISTRAL = ToolFormat("mistral", "[TOOL_CALLS]", short_form=True, id_length=9)
+GENERIC = ToolFormat("json", bare=True)
+FORMATS: Mapping[str, ToolFormat] = {
+    "hermes": HERMES,
+    "qwen": HERMES,
+    "llama3": LLAMA3,
+    "mistral": MISTRAL,
+    "json": GENERIC,
+}
+
+
+class _State(Enum):
+    START = auto()  # nothing but white space yet, and a bare call would be one
+    TEXT = auto()
+    BETWEEN = auto()  # inside the markers, outside a call
+    CALL = auto()
+    DONE = auto()  # as many calls as were allowed
+
+
+class ToolParser:
+    def __init__(self, form: ToolFormat, names: frozenset[str], max_calls: int | None = None) -> None:
+        self.num_calls = 0
+        self._form = form
+        self._names = names
+        self._max_calls = max_calls
+        self._state = _State.START if form.bare else _State.TEXT
+        self._held = ""  # undecided text
+        self._raw = ""  # what was read since the text stopped, to give it back if it is no call
+        self._marked = False  # whether a marker announced the call, so that even an unknown name is one
+        self._scanner = _CallScanner()
+        self._started = False  # whether the client knows of the call being scanned
+
+    @property
+    def done(self) -> bool:
+        return self._state is _State.DONE
+
+    def push(self, text: str) -> list[Part]:
+        self._held += text
+        parts: list[Part] = []
+        while self._advance(parts):
+            pass
+        return parts
+
+    def finish(self) -> list[Part]:
+        """What was held back. A call that was cut off stays as far as it came."""
+        held, self._held = self._held, ""
+        match self._state:
+            case _State.START | _State.TEXT:
+                text = held
+            case _State.CALL if not self._started:
+                text = self._raw
+            case _State.BETWEEN if not self.num_calls:
+                text = self._raw + held
+            case _:
+                text = ""
+        if self.num_calls and not text.strip():
+            text = ""
+        return [Content(text)] if text else []
+
+    def _advance(self, parts: list[Part]) -> bool:
+        """One change of state; False when more text is needed."""
+        if not self._held:
+            return False
+        match self._state:
+            case _State.START:
+                return self._at_start()
+            case _State.TEXT:
+                return self._in_text(parts)
+            case _State.BETWEEN:
+                return self._between(parts)
+            case _State.CALL:
+                return self._in_call(parts)
+            case _State.DONE:
+                self._held = ""
+                return False
+
+    def _at_start(self) -> bool:
+        stripped = self._held.lstrip()
+        if not stripped:
+            return False
+        self._state = _State.BETWEEN if stripped[0] in "{[" else _State.TEXT
+        return True
+
+    def _in_text(self, parts: list[Part]) -> bool:
+        marker = self._form.opening
+        text, found, rest = self._held.partition(marker) if marker else (self._held, "", "")
+        if found:
+            self._state = _State.BETWEEN
+            self._marked = True
+            self._raw = text[len(text.rstrip()) :] + found
+            self._held = rest
+            text = text.rstrip()
+        else:
+            keep = len(text) - overlap(text, marker)
+            keep = len(text[:keep].rstrip())  # white space before a call is not worth a client's while
+            text, self._held = text[:keep], text[keep:]
+        if text:
+            parts.append(Content(text))
+        return bool(found)
+
+    def _between(self, parts: list[Part]) -> bool:
+        form, held = self._form, self._held
+        for marker in form.markers:
+            if held.startswith(marker):
+                self._read(len(marker))
+                if marker == form.closing:
+                    self._state = _State.TEXT
+                    self._raw = ""
+                else:
+                    self._marked = True
+                return True
+            if marker.startswith(held):
+                return False
+        if held[0] in SEPARATORS:
+            self._read(1)
+            return True
+        if held[0] == "{":
+            self._begin(_CallScanner())
+            return True
+        if form.short_form and self._marked:
+            name, brace, _ = held.partition("{")
+            if not brace:
+                return False
+            self._read(len(name))
+            self._begin(_CallScanner(name.partition("[")[0].strip()))
+            return True
+        self._give_back(parts)
+        return True
+
+    def _begin(self, scanner: _CallScanner) -> None:
+        self._scanner = scanner
+        self._started = False
+        self._state = _State.CALL
+
+    def _in_call(self, parts: list[Part]) -> bool:
+        scanner = self._scanner
+        self._read(scanner.feed(self._held))
+        name_is_known = scanner.name is not None and (self._marked or scanner.name in self._names)
+        if not self._started and name_is_known and scanner.name is not None:
+            self._started = True
+            parts.append(CallStart(self.num_calls, self._new_id(), scanner.name))
+        if self._started and (arguments := scanner.take_arguments()):
+            parts.append(CallArguments(self.num_calls, arguments))
+        if not (scanner.done or scanner.failed):
+            return False
+        if not self._started:
+            self._give_back(parts)
+            return True
+        self.num_calls += 1
+        self._raw = ""
+        self._state = _State.DONE if self.num_calls == self._max_calls else _State.BETWEEN
+        return True
+
+    def _read(self, length: int) -> None:
+        self._raw += self._held[:length]
+        self._held = self._held[length:]
+
+    def _give_back(self, parts: list[Part]) -> None:
+        """It was no call: what was read is text, and only a marker can begin another."""
+        text, self._raw = self._raw, ""
+        self._state = _State.TEXT
+        if text := text.lstrip(SEPARATORS) if self.num_calls else text:
+            parts.append(Content(text))
+
+    def _new_id(self) -> str:
+        token = "".join(secrets.choice(ID_ALPHABET) for _ in range(self._form.id_length))
+        return token if self._form.id_length == 9 else f"call_{token}"
+
+
+class _CallScanner:
+    """Reads one call's object, letter by letter. When the name is known already, the whole object is the arguments."""
+
+    def __init__(self, name: str | None = None) -> None:
+        self.name = name
+        self.done = False
+        self.failed = False
+        self._bare_arguments = name is not None
+        self._depth = 0
+        self._in_string = False
+        self._escaped = False
+        self._at_key = True  # at depth 1: a key comes next, else a value
+        self._key = ""
+        self._span = ""  # the key or value being read
+        self._arguments = ""  # read and not yet taken
+        self._any_arguments = False
+
+    def feed(self, text: str) -> int:
+        """How many characters belong to the object."""
+        for position, char in enumerate(text):
+            self._read(char)
+            if self.done or self.failed:
+                return position + 1
+        return len(text)
+
+    def take_arguments(self) -> str:
+        """New text of the arguments. Arguments written as a string of JSON are unpacked, so they come as a whole."""
+        if self._arguments.startswith('"') and not self._any_arguments:
+            try:
+                unpacked = json.loads(self._arguments)
+            except ValueError:
+                return ""
+            self._arguments = str(unpacked)
+        if self.done and not (self._any_arguments or self._arguments):
+            self._arguments = "{}"
+        taken, self._arguments = self._arguments, ""
+        self._any_arguments = self._any_arguments or bool(taken)
+        return taken
+
+    def _read(self, char: str) -> None:
+        if self._in_string:
+            self._keep(char)
+            if self._escaped:
+                self._escaped = False
+            elif char == "\\":
+                self._escaped = True
+            elif char == '"':
+                self._in_string = False
+        elif char == '"':
+            self._in_string = True
+            self._keep(char)
+        elif char in "{[":
+            self._depth += 1
+            if self._depth > 1 or self._bare_arguments:
+                self._keep(char)
+        elif char in "}]":
+            self._close(char)
+        elif self._depth > 1 or self._bare_arguments:
+            self._keep(char)
+        elif char == ":" and self._at_key:
+            self._end_key()
+        elif char == ",":
+            self._end_value()
+        elif not char.isspace():
+            self._keep(char)
+
+    def _close(self, char: str) -> None:
+        self._depth -= 1
+        if self._depth or self._bare_arguments:
+            self._keep(char)
+        else:
+            self._end_value()
+        self.done = not (self._depth or self.failed)
+
+    def _keep(self, char: str) -> None:
+        if self._bare_arguments or (self._key in ARGUMENT_KEYS and not self._at_key):
+            self._arguments += char
+        else:
+            self._span += char
+
+    def _end_key(self) -> None:
+        key = self._parse_span()
+        self._at_key = False
+        self._key = key if isinstance(key, str) else ""
+        self.failed = self.failed or not isinstance(key, str)
+
+    def _end_value(self) -> None:
+        if not self._at_key and self._key not in ARGUMENT_KEYS:
+            value = self._parse_span()
+            if self._key == "name" and self.name is None and isinstance(value, str):
+                self.name = value
+        self._at_key = True
+        self._key = self._span = ""
+
+    def _parse_span(self) -> object:
+        span, self._span = self._span, ""
+        try:
+            return json.loads(span)
+        except ValueError:
+            self.failed = True
+            return None
