@@ -1,0 +1,35 @@
+"""What can be wrong with a model's files.
+
+ModelError                a ValueError: the files are at fault, not the program
+    UnknownModel          no family of that name
+    ConfigError           a field of a configuration is missing or has a value that nobody implements
+    DamagedFile           a file is not what its format says
+    UnsafeFile            a format that runs code when it is opened
+    WeightMismatch        the tensors of the files are not those of the model
+"""
+
+from __future__ import annotations
+
+
+class ModelError(ValueError):
+    """The files of a model cannot be used."""
+
+
+class UnknownModel(ModelError):
+    pass
+
+
+class ConfigError(ModelError):
+    pass
+
+
+class DamagedFile(ModelError):
+    pass
+
+
+class UnsafeFile(ModelError):
+    pass
+
+
+class WeightMismatch(ModelError):
+    pass

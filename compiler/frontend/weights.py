@@ -1,0 +1,319 @@
+"""The tensors of a model, mapped from its files and never copied whole.
+
+A safetensors file is eight bytes with the length of a header, the header (JSON: name -> dtype, shape, range of bytes), and the
+data. It may come from anywhere, so the header is believed only as far as it was checked: tensors fill the data without
+a gap and without overlap, and each has the bytes its shape needs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import mmap
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Protocol
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from compiler.frontend.errors import DamagedFile, ModelError, UnsafeFile, WeightMismatch
+
+MAX_HEADER_BYTES = 16 << 20  # names and shapes of about 100 000 tensors
+MAX_RANK = 8
+INDEX_FILE = "model.safetensors.index.json"
+PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
+DIGEST_SAMPLES = 64  # places of a file whose bytes enter its digest
+SAMPLE_BYTES = 4096
+
+Tensor = NDArray[Any]
+
+DTYPES: dict[str, np.dtype[Any]] = {
+    "F64": np.dtype(np.float64),
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
+    "I64": np.dtype(np.int64),
+    "I32": np.dtype(np.int32),
+    "I16": np.dtype(np.int16),
+    "I8": np.dtype(np.int8),
+    "U64": np.dtype(np.uint64),
+    "U32": np.dtype(np.uint32),
+    "U16": np.dtype(np.uint16),
+    "U8": np.dtype(np.uint8),
+    "BOOL": np.dtype(np.bool_),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """What is known of a tensor without touching its bytes."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]  # of the array that `read` gives
+    num_bytes: int  # in the file
+
+
+class WeightSource(Protocol):
+    """Named tensors, wherever they lie."""
+
+    @property
+    def tensors(self) -> Mapping[str, TensorInfo]: ...
+
+    def read(self, name: str) -> Tensor:
+        """The tensor; a read-only view of the file where the file holds it in this form."""
+        ...
+
+    def release(self, name: str) -> None:
+        """Give the memory that holds the tensor's pages back; they are read again on the next access."""
+        ...
+
+    def digest(self) -> str:
+        """Identity of the files, for caches: equal only if the tensors are. Reads a few hundred kilobytes per file."""
+        ...
+
+
+# --- one mapped file ------------------------------------------------------------------------------------------------------
+
+
+class MappedFile:
+    """A file as read-only memory."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            self.num_bytes = status.st_size
+            self._modified_ns = status.st_mtime_ns
+            if self.num_bytes == 0:
+                raise DamagedFile(f"{path.name} is empty")
+            self.memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+    def array(self, dtype: np.dtype[Any], shape: tuple[int, ...], start: int) -> Tensor:
+        """A view; the caller has checked that it lies within the file."""
+        count = math.prod(shape)
+        if count == 0:
+            return np.empty(shape, dtype)
+        return np.frombuffer(self.memory, dtype, count, start).reshape(shape)
+
+    def release(self, start: int, num_bytes: int) -> None:
+        """Only pages that lie wholly inside the range: its neighbours may be in use."""
+        first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
+        last = (start + num_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
+        if last > first and hasattr(mmap, "MADV_DONTNEED"):
+            self.memory.madvise(mmap.MADV_DONTNEED, first, last - first)
+
+    def add_to(self, digest: hashlib.blake2b, header_bytes: int) -> None:
+        """Name, size, time of change, the header, and samples of the data, which tell two copies with equal times apart."""
+        digest.update(f"{self.path.name}\0{self.num_bytes}\0{self._modified_ns}\0".encode())
+        digest.update(self.memory[:header_bytes])
+        span = self.num_bytes - header_bytes
+        for sample in range(DIGEST_SAMPLES):
+            start = header_bytes + span * sample // DIGEST_SAMPLES
+            digest.update(self.memory[start : start + SAMPLE_BYTES])
+
+
+# --- safetensors ------------------------------------------------------------------------------------------------------------
+
+
+class Safetensors:
+    """One file, or the shards of a model as one."""
+
+    def __init__(self, paths: Iterable[Path]) -> None:
+        self._files: list[tuple[MappedFile, int]] = []  # with the position of their data
+        self._places: dict[str, tuple[MappedFile, int]] = {}
+        self.tensors: dict[str, TensorInfo] = {}
+        for path in paths:
+            file = MappedFile(path)
+            header, data_start = _read_header(file)
+            self._files.append((file, data_start))
+            for name, (info, start) in _check_header(header, path.name, file.num_bytes - data_start).items():
+                if name in self.tensors:
+                    first = self._places[name][0].path.name
+                    raise DamagedFile(f"tensor {name!r} is in both {first} and {path.name}")
+                self.tensors[name] = info
+                self._places[name] = (file, data_start + start)
+
+    def read(self, name: str) -> Tensor:
+        file, start = self._places[name]
+        info = self.tensors[name]
+        return file.array(info.dtype, info.shape, start)
+
+    def release(self, name: str) -> None:
+        file, start = self._places[name]
+        file.release(start, self.tensors[name].num_bytes)
+
+    def digest(self) -> str:
+        digest = hashlib.blake2b(digest_size=16)
+        for file, data_start in self._files:
+            file.add_to(digest, data_start)
+        return digest.hexdigest()
+
+
+def open_safetensors(path: str | Path) -> Safetensors:
+    """The weights of a file or of a model directory."""
+    path = Path(path)
+    if path.suffix in PICKLE_SUFFIXES:
+        raise _unsafe([path.name])
+    if path.is_file():
+        return Safetensors([path])
+    if not path.is_dir():
+        raise ModelError(f"{path} is neither a file nor a directory")
+    if (index := path / INDEX_FILE).is_file():
+        return _open_sharded(path, index)
+    found = sorted(path.glob("*.safetensors"))
+    whole = path / "model.safetensors"
+    if whole in found:
+        return Safetensors([whole])
+    if len(found) == 1:
+        return Safetensors(found)
+    if found:
+        names = ", ".join(file.name for file in found)
+        raise ModelError(f"{path} has several weight files and no {INDEX_FILE} to say which belong together: {names}")
+    if pickles := sorted(file.name for file in path.iterdir() if file.suffix in PICKLE_SUFFIXES):
+        raise _unsafe(pickles)
+    raise ModelError(f"{path} has no weights; expected model.safetensors, {INDEX_FILE} with its shards, or a .gguf file")
+
+
+def _unsafe(names: list[str]) -> UnsafeFile:
+    return UnsafeFile(
+        f"{', '.join(names[:5])}: a pickle runs code when it is opened, so it is not. Convert it once, if you trust where it "
+        "comes from, with transformers and torch: AutoModel.from_pretrained(DIR).save_pretrained(NEW_DIR) writes safetensors"
+    )
+
+
+def _open_sharded(directory: Path, index: Path) -> Safetensors:
+    if index.stat().st_size > MAX_HEADER_BYTES:
+        raise DamagedFile(f"{index.name} has {index.stat().st_size} bytes; at most {MAX_HEADER_BYTES} are read")
+    content = _parse_object(index.read_bytes(), index.name)
+    shards = content.get("weight_map")
+    if not isinstance(shards, dict) or not all(isinstance(file, str) for file in shards.values()):
+        raise DamagedFile(f"{index.name}: weight_map is not an object of file names")
+    files: list[str] = sorted(set(shards.values()))
+    if strange := [file for file in files if Path(file).name != file or not file.endswith(".safetensors")]:
+        raise DamagedFile(f"{index.name} names {strange[0]!r}, expected a .safetensors file of the same directory")
+    if absent := [file for file in files if not (directory / file).is_file()]:
+        raise ModelError(f"shards named by {index.name} are missing: {', '.join(absent)}. Is the download complete?")
+    source = Safetensors(directory / file for file in files)
+    if absent := sorted(shards.keys() - source.tensors.keys()):
+        raise DamagedFile(f"{index.name} names tensors that no shard holds: {_listed(absent)}")
+    return source
+
+
+def _read_header(file: MappedFile) -> tuple[dict[str, Any], int]:
+    name = file.path.name
+    if file.num_bytes < 8:
+        raise DamagedFile(f"{name} has {file.num_bytes} bytes; a safetensors file has at least 8")
+    header_bytes = int.from_bytes(file.memory[:8], "little")
+    if header_bytes > min(MAX_HEADER_BYTES, file.num_bytes - 8):
+        raise DamagedFile(
+            f"{name} announces a header of {header_bytes} bytes; the file has {file.num_bytes}, and at most "
+            f"{MAX_HEADER_BYTES} are read. Is the download complete?"
+        )
+    return _parse_object(file.memory[8 : 8 + header_bytes], name), 8 + header_bytes
+
+
+def _parse_object(text: bytes, file: str) -> dict[str, Any]:
+    """A JSON object without repeated keys: a reader that takes the first and one that takes the last would differ."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for name, value in pairs:
+            if name in found:
+                raise DamagedFile(f"{file} has more than one entry {name!r}")
+            found[name] = value
+        return found
+
+    try:
+        value = json.loads(text, object_pairs_hook=unique)
+    except DamagedFile:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise DamagedFile(f"{file}: the header is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise DamagedFile(f"{file}: the header is a {type(value).__name__}, expected an object")
+    return value
+
+
+def _check_header(header: dict[str, Any], file: str, data_bytes: int) -> dict[str, tuple[TensorInfo, int]]:
+    """Tensors with the position of their bytes, relative to the data."""
+    found = {name: _check_tensor(entry, f"{file}, tensor {name!r}") for name, entry in header.items() if name != "__metadata__"}
+    expected = 0
+    for name, (info, start) in sorted(found.items(), key=lambda item: (item[1][1], item[1][0].num_bytes)):
+        if start != expected:
+            what = "overlaps the one before it" if start < expected else "leaves a gap before it"
+            raise DamagedFile(f"{file}, tensor {name!r}: starts at byte {start} and {what}, which ends at {expected}")
+        expected = start + info.num_bytes
+    if expected != data_bytes:
+        raise DamagedFile(f"{file} holds {data_bytes} bytes of data; its header describes {expected}. Is the download complete?")
+    return found
+
+
+def _check_tensor(entry: object, where: str) -> tuple[TensorInfo, int]:
+    if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
+        raise DamagedFile(f"{where}: expected an object of dtype, shape and data_offsets")
+    dtype = DTYPES.get(entry["dtype"]) if isinstance(entry["dtype"], str) else None
+    if dtype is None:
+        raise DamagedFile(f"{where}: dtype {entry['dtype']!r} is none of {', '.join(DTYPES)}")
+    shape = _naturals(entry["shape"], f"{where}: shape")
+    offsets = _naturals(entry["data_offsets"], f"{where}: data_offsets")
+    if len(shape) > MAX_RANK:
+        raise DamagedFile(f"{where}: {len(shape)} dimensions; at most {MAX_RANK} are allowed")
+    needed = math.prod(shape) * dtype.itemsize
+    if len(offsets) != 2 or offsets[1] - offsets[0] != needed:
+        raise DamagedFile(f"{where}: data_offsets {list(offsets)} do not span the {needed} bytes that its shape needs")
+    return TensorInfo(shape, dtype, needed), offsets[0]
+
+
+def _naturals(value: object, where: str) -> tuple[int, ...]:
+    if not isinstance(value, list) or not all(type(item) is int and 0 <= item < 1 << 63 for item in value):
+        raise DamagedFile(f"{where} is {str(value)[:80]}, expected a list of non-negative integers")
+    return tuple(value)
+
+
+# --- are these the tensors of that model? ----------------------------------------------------------------------------------
+
+
+class Accounting:
+    """Checks a model's needs against a source's tensors, and reports all that is wrong at once."""
+
+    def __init__(self, source: WeightSource) -> None:
+        self._tensors = source.tensors
+        self._taken: set[str] = set()
+        self._missing: list[str] = []
+        self._misshaped: list[str] = []
+
+    def take(self, name: str, shape: tuple[int, ...]) -> None:
+        """The model needs this tensor in this shape."""
+        self._taken.add(name)
+        if (info := self._tensors.get(name)) is None:
+            self._missing.append(f"{name} {list(shape)}")
+        elif info.shape != shape:
+            self._misshaped.append(f"{name} is {list(info.shape)}, expected {list(shape)}")
+
+    def ignore(self, *patterns: str) -> None:
+        """Tensors that files carry without need, by shell pattern: recomputed tables, heads for other tasks."""
+        self._taken.update(name for name in self._tensors if any(fnmatchcase(name, pattern) for pattern in patterns))
+
+    def check(self) -> None:
+        surplus = sorted(self._tensors.keys() - self._taken)
+        kinds = (("missing", self._missing), ("of another shape", self._misshaped), ("not part of the model", surplus))
+        if problems := [f"{len(names)} {kind}: {_listed(names)}" for kind, names in kinds if names]:
+            raise WeightMismatch("the weights do not fit the configuration. Tensors " + "; ".join(problems))
+
+
+def _listed(names: Iterable[str], limit: int = 20) -> str:
+    return ", ".join(_shortened(list(names), limit))
+
+
+def _shortened(names: list[str], limit: int) -> Iterator[str]:
+    yield from names[:limit]
+    if len(names) > limit:
+        yield f"and {len(names) - limit} more"
