@@ -80,8 +80,8 @@ def conversations(seed: int) -> Iterator[Conversation]:
 
 
 def _plain(rng: random.Random) -> Conversation:
-    sources = TURNS + _ONLY_WITHOUT_TOOLS
-    return Conversation(_turns(rng, sources, rng.choice((1, 2, 3, 4, 4, 6, 6, 8, 8, 10, 24))), _maybe_system(rng))
+    count = 20 if rng.random() < 0.02 else rng.choice((1, 2, 3, 4, 6, 8))
+    return Conversation(_turns(rng, TURNS + _ONLY_WITHOUT_TOOLS, count), _maybe_system(rng))
 
 
 def _with_tools(rng: random.Random) -> Conversation:
@@ -104,7 +104,7 @@ def _remembering(rng: random.Random) -> Conversation:
     sources = TURNS + ((stories.story, 1.0),) if box is None else _served_by(box)
     pairs = [make(rng) for make in rng.sample((memory.name, memory.name, memory.favourite, memory.pet), rng.choice((1, 1, 2)))]
     told = {telling.key.split("/")[1]: (telling, asking) for telling, asking in pairs if telling.split is Split.TRAIN}
-    turns = list(_turns(rng, sources, rng.choice((0, 0, 1, 2, 4, 4, 8, 16))))
+    turns = list(_turns(rng, sources, rng.choice((0, 0, 1, 2, 2, 4, 4, 8))))
     for telling, asking in told.values():
         at = rng.randint(0, min(1, len(turns)))
         turns.insert(at, telling)

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +12,7 @@ from deploy.demo.corpus import conversations
 from deploy.demo.rendering import rendered_parts
 
 _PROMPT_WEIGHT = 0.1  # what the user says is worth a little: it teaches the language, not the answers
-_POOL = 128  # documents to choose from when filling a row
+_POOL = 64  # documents to choose from when filling a row
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +27,8 @@ _Document = tuple[list[int], list[float]]
 
 def batches(tokenizer: Tokenizer, seed: int, *, tokens_per_batch: int, lengths: tuple[int, ...]) -> Iterator[Batch]:
     """Batches without end; their row length goes round `lengths`."""
-    documents = (_document(tokenizer, conversation) for conversation in conversations(seed))
+    made = (_document(tokenizer, conversation) for conversation in conversations(seed))
+    documents = (document for document in made if len(document[0]) <= max(lengths))
     pool: list[_Document] = []
     while True:
         for length in lengths:
@@ -48,22 +48,22 @@ def _document(tokenizer: Tokenizer, conversation: Conversation) -> _Document:
 
 
 def _row(documents: Iterator[_Document], pool: list[_Document], size: int) -> tuple[list[int], list[float], list[int]]:
-    """Longest document that still fits, until none does; the rest is padding that nobody learns from."""
+    """Longest document that still fits, until none does; the rest is padding that nobody learns from.
+
+    A document too long for this row waits in the pool for a longer one.
+    """
     ids: list[int] = []
     weights: list[float] = []
     owners: list[int] = []
-    number = 0
-    while True:
-        while len(pool) < _POOL:
+    for number in range(size):
+        while sum(len(document[0]) <= size for document in pool) < _POOL:
             pool.append(next(documents))
-        fitting: list[Any] = [document for document in pool if len(document[0]) <= size - len(ids)]
-        if not fitting:
+        chosen = max(pool, key=lambda document: len(document[0]) if len(document[0]) <= size - len(ids) else 0)
+        if len(chosen[0]) > size - len(ids):
             break
-        chosen = max(fitting, key=lambda document: len(document[0]))
         pool.remove(chosen)
         ids += chosen[0]
         weights += [0.0, *chosen[1][1:]]  # the first token follows from nothing
         owners += [number] * len(chosen[0])
-        number += 1
     padding = size - len(ids)
     return ids + [0] * padding, weights + [0.0] * padding, owners + [-1] * padding

@@ -1,0 +1,47 @@
+"""Packed rows keep conversations whole, apart, and weighted by who speaks."""
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+from deploy.demo.packing import Batch, batches
+from deploy.demo.vocabulary import END_OF_TURN, MODEL_DIR, START_OF_TURN
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.from_file(str(MODEL_DIR / "tokenizer.json"))
+
+
+@pytest.fixture(scope="module")
+def batch(tokenizer: Tokenizer) -> Batch:
+    return next(batches(tokenizer, 1, tokens_per_batch=4096, lengths=(512,)))
+
+
+def test_a_row_is_mostly_full(batch: Batch):
+    assert batch.token_ids.shape == (8, 513)
+    assert (batch.document_ids < 0).mean() < 0.1
+
+
+def test_every_document_is_a_whole_conversation(tokenizer: Tokenizer, batch: Batch):
+    for ids, owners in zip(batch.token_ids, batch.document_ids, strict=True):
+        for number in range(owners.max() + 1):
+            text = tokenizer.decode(ids[owners == number].tolist(), skip_special_tokens=False)
+            assert text.startswith(START_OF_TURN) and text.endswith(END_OF_TURN + "\n")
+
+
+def test_nothing_is_learnt_across_documents_or_from_padding(batch: Batch):
+    starts = np.diff(batch.document_ids, axis=1, prepend=-2) != 0
+    assert not batch.weights[starts].any()
+    assert not batch.weights[batch.document_ids < 0].any()
+
+
+def test_what_the_assistant_says_weighs_most(tokenizer: Tokenizer, batch: Batch):
+    spoken = tokenizer.decode(batch.token_ids[0][batch.weights[0] == 1.0].tolist(), skip_special_tokens=False)
+    assert f"{START_OF_TURN}user" not in spoken
+    assert 0.2 < (batch.weights == 1.0).mean() < 0.7
+
+
+def test_row_lengths_go_round(tokenizer: Tokenizer):
+    stream = batches(tokenizer, 1, tokens_per_batch=2048, lengths=(256, 1024))
+    assert [next(stream).token_ids.shape for _ in range(3)] == [(8, 257), (2, 1025), (8, 257)]
