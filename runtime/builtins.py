@@ -1,0 +1,248 @@
+"""What instructions can call under "vm.". Each entry checks its operands when a program is loaded and returns the closure that runs.
+
+vm.match(value, label, spec, symbol)      check, fill the slots that the specification defines, derive others (symbol or None)
+vm.shape_function(symbol)                 derive slots
+vm.make_shape(*dims)                      a shape; a register among the dims that holds a shape stands for its dims
+vm.make_scalar(word, dtype)               a number; a float's word is the bits of its f64
+vm.shape_of(array)
+vm.alloc_arena(offset, dtype, *dims)      an array at that offset of the arena
+vm.alloc(dtype, *dims)                    an array of its own
+vm.reshape(array, *dims)                  another view of the same memory
+vm.tuple(*values)
+vm.tuple_get(tuple, index)
+vm.run_region(number)                     see regions.py
+vm.read_bool(value)                       of a scalar or an array of rank 0
+vm.copy(value)                            the same value in another register
+vm.kill(*registers)                       their values are not needed any more
+vm.invoke(function, *args)                a function named by a value
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from runtime.errors import ArgumentMismatch, OutOfMemory
+from runtime.executable import (
+    DTYPES,
+    AnySpec,
+    Arg,
+    Reg,
+    ScalarSpec,
+    ShapeSpec,
+    Slot,
+    TensorSpec,
+    TupleSpec,
+)
+from runtime.matching import Item, word_scalar
+from runtime.regions import region_step
+from runtime.vm import Builtin, Frame, Loader, Read, Step
+
+Args = tuple[Arg, ...]
+
+_SPECS = (TensorSpec, ShapeSpec, ScalarSpec, TupleSpec, AnySpec)
+
+
+def _match(loader: Loader, args: Args, dst: int | None) -> Step:
+    value, label, spec, symbol = _exactly(loader, args, 4)
+    if not isinstance(value, Reg):
+        raise loader.invalid(f"vm.match takes a register, got {value}")
+    register = loader.register(value.index)
+    item = Item(register, loader.literal(label, str), loader.literal(spec, _SPECS))
+    match = loader.match([item], loader.literal(symbol, (str, type(None))))
+
+    def step(frame: Frame) -> None:
+        match(frame.registers, frame.heap, frame.heap_address)
+        if dst is not None:
+            frame.registers[dst] = frame.registers[register]
+
+    return step
+
+
+def _shape_function(loader: Loader, args: Args, dst: int | None) -> Step:
+    (symbol,) = _exactly(loader, args, 1)
+    derive = loader.derive(loader.literal(symbol, str))
+    return lambda frame: derive(frame.heap_address)
+
+
+def _make_shape(loader: Loader, args: Args, dst: int | None) -> Step:
+    return _to(dst, _dims(loader, args))
+
+
+def _make_scalar(loader: Loader, args: Args, dst: int | None) -> Step:
+    word, name = _exactly(loader, args, 2)
+    read = loader.read(word)
+    dtype = _dtype(loader, name)
+    if isinstance(word, Slot):
+        return _to(dst, lambda frame: word_scalar(read(frame), dtype))
+    return _to(dst, read)
+
+
+def _shape_of(loader: Loader, args: Args, dst: int | None) -> Step:
+    (array,) = _exactly(loader, args, 1)
+    read = loader.read(array)
+    return _to(dst, lambda frame: read(frame).shape)
+
+
+def _alloc_arena(loader: Loader, args: Args, dst: int | None) -> Step:
+    offset, name, *dims = args
+    read_offset = loader.read(offset)
+    dtype = _dtype(loader, name)
+    shape = _dims(loader, dims)
+
+    def read(frame: Frame) -> Any:
+        dims, at = shape(frame), read_offset(frame)
+        if at < 0 or at + prod(dims) * dtype.itemsize > frame.arena.nbytes:
+            raise loader.invalid(f"an array of shape {dims} at offset {at} lies outside the arena of {frame.arena.nbytes} bytes")
+        return np.ndarray(dims, dtype, frame.arena.data, at)
+
+    return _to(dst, read)
+
+
+def _alloc(loader: Loader, args: Args, dst: int | None) -> Step:
+    name, *dims = args
+    dtype = _dtype(loader, name)
+    shape = _dims(loader, dims)
+    account = loader.machine.account
+
+    def read(frame: Frame) -> Any:
+        dims = shape(frame)
+        if min(dims, default=0) < 0:
+            raise loader.invalid(f"an array cannot have the shape {dims}")
+        num_bytes = prod(dims) * dtype.itemsize
+        account.check("results", num_bytes)
+        try:
+            return np.empty(dims, dtype)
+        except (MemoryError, ValueError) as error:
+            raise OutOfMemory("results", required=num_bytes, free=0, limit=0) from error
+
+    return _to(dst, read)
+
+
+def _reshape(loader: Loader, args: Args, dst: int | None) -> Step:
+    array, *dims = args
+    read = loader.read(array)
+    shape = _dims(loader, dims)
+
+    def reshaped(frame: Frame) -> Any:
+        value, dims = read(frame), shape(frame)
+        if prod(dims) != value.size or min(dims, default=0) < 0:
+            raise ArgumentMismatch(f"{loader.source.name}: an array of shape {value.shape} cannot take the shape {dims}")
+        return value.reshape(dims)
+
+    return _to(dst, reshaped)
+
+
+def _tuple(loader: Loader, args: Args, dst: int | None) -> Step:
+    reads = [loader.read(a) for a in args]
+    return _to(dst, lambda frame: tuple(read(frame) for read in reads))
+
+
+def _tuple_get(loader: Loader, args: Args, dst: int | None) -> Step:
+    value, number = _exactly(loader, args, 2)
+    read = loader.read(value)
+    index = loader.literal(number, int)
+    return _to(dst, lambda frame: read(frame)[index])
+
+
+def _run_region(loader: Loader, args: Args, dst: int | None) -> Step:
+    (number,) = _exactly(loader, args, 1)
+    regions = loader.machine.executable.meta.regions
+    index = loader.literal(number, int)
+    if not 0 <= index < len(regions):
+        raise loader.invalid(f"region {index} does not exist, there are {len(regions)}")
+    return region_step(loader, regions[index])
+
+
+def _read_bool(loader: Loader, args: Args, dst: int | None) -> Step:
+    (value,) = _exactly(loader, args, 1)
+    read = loader.read(value)
+    return _to(dst, lambda frame: bool(read(frame)))
+
+
+def _copy(loader: Loader, args: Args, dst: int | None) -> Step:
+    (value,) = _exactly(loader, args, 1)
+    return _to(dst, loader.read(value))
+
+
+def _kill(loader: Loader, args: Args, dst: int | None) -> Step:
+    killed: list[int] = []
+    for arg in args:
+        if not isinstance(arg, Reg):
+            raise loader.invalid(f"vm.kill takes registers, got {arg}")
+        killed.append(loader.register(arg.index))
+
+    def step(frame: Frame) -> None:
+        for register in killed:
+            frame.registers[register] = None
+
+    return step
+
+
+def _invoke(loader: Loader, args: Args, dst: int | None) -> Step:
+    name, *rest = [loader.read(a) for a in args]
+    machine = loader.machine
+    return _to(dst, lambda frame: machine.function(name(frame)).call([read(frame) for read in rest]))
+
+
+BUILTINS: dict[str, Builtin] = {
+    "match": _match,
+    "shape_function": _shape_function,
+    "make_shape": _make_shape,
+    "make_scalar": _make_scalar,
+    "shape_of": _shape_of,
+    "alloc_arena": _alloc_arena,
+    "alloc": _alloc,
+    "reshape": _reshape,
+    "tuple": _tuple,
+    "tuple_get": _tuple_get,
+    "run_region": _run_region,
+    "read_bool": _read_bool,
+    "copy": _copy,
+    "kill": _kill,
+    "invoke": _invoke,
+}
+
+
+# --- operands ----------------------------------------------------------------------------------------------------------
+
+
+def _to(dst: int | None, read: Read) -> Step:
+    def step(frame: Frame) -> None:
+        value = read(frame)
+        if dst is not None:
+            frame.registers[dst] = value
+
+    return step
+
+
+def _exactly(loader: Loader, args: Args, count: int) -> Args:
+    if len(args) != count:
+        raise loader.invalid(f"a builtin that takes {count} operands was given {len(args)}")
+    return args
+
+
+def _dtype(loader: Loader, arg: Arg) -> np.dtype[Any]:
+    name = loader.literal(arg, str)
+    if name not in DTYPES:
+        raise loader.invalid(f"unknown element type {name!r}; known: {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
+def _dims(loader: Loader, args: Args | list[Arg]) -> Callable[[Frame], tuple[int, ...]]:
+    """Integers, slots, and registers that hold an integer or a whole shape."""
+    reads = [loader.read(a) for a in args]
+    if not any(isinstance(a, Reg) for a in args):
+        return lambda frame: tuple([read(frame) for read in reads])
+
+    def shape(frame: Frame) -> tuple[int, ...]:
+        dims: list[int] = []
+        for read in reads:
+            value = read(frame)
+            dims += value if isinstance(value, tuple) else (int(value),)
+        return tuple(dims)
+
+    return shape

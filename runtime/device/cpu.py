@@ -1,0 +1,155 @@
+"""The host as a device: the cores a process may use, aligned memory, and machine code made callable."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import platform
+import struct
+import sys
+from pathlib import Path
+from typing import Any
+
+import llvmlite.binding as llvm
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.errors import RuntimeFault, UnresolvedSymbol
+from runtime.sections import ALIGNMENT
+
+# --- cores -------------------------------------------------------------------------------------------------------------
+
+
+def available_cores(cgroups: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> tuple[int, ...]:
+    """Numbers of the cores this process may run on: its affinity, cut to what the quota of its control group pays for."""
+    if hasattr(os, "sched_getaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+    else:
+        cores = list(range(os.cpu_count() or 1))
+    quota = cpu_quota(cgroups, membership)
+    return tuple(cores if quota is None else cores[: max(1, int(quota))])
+
+
+def cpu_quota(cgroups: Path, membership: Path) -> float | None:
+    """Cores' worth of time per period, the least that any enclosing group grants; None without a limit."""
+    quotas: list[float] = []
+    for line in membership.read_text().splitlines() if membership.is_file() else []:
+        _, controllers, group = line.split(":", 2)
+        path = Path(group.lstrip("/"))
+        for part in (path, *path.parents):  # a container sees its own group as the root, so missing ones are skipped
+            if not controllers:
+                quotas += _quota(cgroups / part / "cpu.max")
+            elif "cpu" in controllers.split(","):
+                quotas += _quota(cgroups / "cpu" / part / "cpu.cfs_quota_us", cgroups / "cpu" / part / "cpu.cfs_period_us")
+    return min(quotas, default=None)
+
+
+def _quota(*files: Path) -> list[float]:
+    """Version 2 keeps "quota period" in one file, version 1 has a file for each; "max" and -1 mean unlimited."""
+    if not all(f.is_file() for f in files):
+        return []
+    quota, period = " ".join(f.read_text() for f in files).split()
+    return [] if quota in ("max", "-1") else [int(quota) / int(period)]
+
+
+# --- memory ------------------------------------------------------------------------------------------------------------
+
+HUGE_PAGE = 2 << 20
+
+
+def host_buffer(num_bytes: int) -> NDArray[np.uint8]:
+    """Zeroed memory at a multiple of 64 bytes. Large blocks lie on huge pages where the system has them, and take no memory before
+    they are touched."""
+    alignment = HUGE_PAGE if num_bytes >= 2 * HUGE_PAGE else ALIGNMENT
+    if alignment == ALIGNMENT or not hasattr(mmap, "MAP_PRIVATE"):
+        block = np.zeros(num_bytes + ALIGNMENT, np.uint8)
+        return _aligned(block, num_bytes, ALIGNMENT)
+    mapping = mmap.mmap(-1, num_bytes + alignment, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        mapping.madvise(mmap.MADV_HUGEPAGE)
+    return _aligned(np.frombuffer(mapping, np.uint8), num_bytes, alignment)
+
+
+def _aligned(block: NDArray[np.uint8], num_bytes: int, alignment: int) -> NDArray[np.uint8]:
+    start = -block.ctypes.data % alignment
+    return block[start : start + num_bytes]
+
+
+def address_of(array: NDArray[Any]) -> int:
+    """`array.ctypes.data` four times as fast where that works: for memory that is writable and not empty."""
+    try:
+        return ctypes.addressof(ctypes.c_char.from_buffer(array.data))
+    except (TypeError, ValueError, BufferError):
+        return array.ctypes.data
+
+
+# --- code --------------------------------------------------------------------------------------------------------------
+
+# What LLVM may call for a copy of memory; everything else must be in the object itself.
+_FROM_THE_SYSTEM = frozenset({"memcpy", "memmove", "memset"})
+
+
+class ObjectCode:
+    """Machine code, loaded. Addresses are valid as long as this object lives."""
+
+    def __init__(self, code: bytes) -> None:
+        self._symbols, undefined = elf_symbols(code)
+        if missing := sorted(undefined - _FROM_THE_SYSTEM):
+            raise UnresolvedSymbol(f"the object code refers to {', '.join(missing)}, which nothing defines")
+        _allow_matrix_tiles()
+        self._engine = jit_engine()
+        self._engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+        self._engine.finalize_object()
+
+    def address(self, symbol: str) -> int:
+        if symbol not in self._symbols:
+            raise UnresolvedSymbol(f"the object code does not define {symbol!r}")
+        return self._engine.get_function_address(symbol)
+
+
+def jit_engine(module: llvm.ModuleRef | None = None) -> Any:
+    """LLVM's loader for code of this machine, with `module` compiled into it."""
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    target = llvm.Target.from_default_triple().create_target_machine(opt=3, jit=True)
+    return llvm.create_mcjit_compiler(module or llvm.parse_assembly(""), target)
+
+
+_MACHINES = {"x86_64": 62, "AMD64": 62, "aarch64": 183, "arm64": 183}
+_ELF = struct.Struct("<16sHHIQQQIHHHHHH")
+_ELF_SECTION = struct.Struct("<IIQQQQIIQQ")
+_ELF_SYMBOL = struct.Struct("<IBBHQQ")
+_SYMBOL_TABLE = 2
+
+
+def elf_symbols(code: bytes) -> tuple[frozenset[str], frozenset[str]]:
+    """Names that the object defines and names that it only uses. LLVM ends the process over an unknown name or another machine's
+    code, so both are looked for here first."""
+    try:
+        ident, kind, machine, _, _, _, table, _, _, _, _, entry, count, _ = _ELF.unpack_from(code)
+        if ident[:6] != b"\x7fELF\x02\x01" or kind != 1:
+            raise RuntimeFault("the object code is not a relocatable 64-bit ELF object")
+        if machine != _MACHINES.get(platform.machine()):
+            raise RuntimeFault(f"the object code is for ELF machine {machine}, this one is {platform.machine()}")
+        headers = [_ELF_SECTION.unpack_from(code, table + i * entry) for i in range(count)]
+        defined: set[str] = set()
+        undefined: set[str] = set()
+        for _, type_, _, _, offset, size, strings, first_global, _, _ in headers:
+            if type_ != _SYMBOL_TABLE:
+                continue
+            names = headers[strings][4]
+            for at in range(offset + first_global * _ELF_SYMBOL.size, offset + size, _ELF_SYMBOL.size):
+                name, _, _, section, _, _ = _ELF_SYMBOL.unpack_from(code, at)
+                start = names + name
+                (defined if section else undefined).add(code[start : code.index(b"\0", start)].decode())
+    except (struct.error, ValueError, IndexError) as error:
+        raise RuntimeFault(f"the object code is not a valid ELF object: {error}") from error
+    return frozenset(defined), frozenset(undefined)
+
+
+def _allow_matrix_tiles() -> None:
+    """Linux gives a process the AMX tile registers only when asked (arch_prctl, ARCH_REQ_XCOMP_PERM, tile data). Without them it
+    refuses, which costs nothing."""
+    if sys.platform == "linux" and platform.machine() == "x86_64":
+        ctypes.CDLL(None).syscall(158, 0x1023, 18)

@@ -1,0 +1,104 @@
+"""Host routines: what loop nests cannot say (sorting, data-dependent results), on NumPy.
+
+A call passes the inputs, then the attributes in the order of the signature, then, for a routine in destination-passing style, the
+outputs. The other routines return fresh arrays, whose shapes depend on data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.errors import UnknownName
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Routine:
+    """`compute(*inputs, *attributes)` returns one array per output."""
+
+    name: str
+    inputs: tuple[str, ...]
+    attributes: tuple[str, ...]
+    outputs: tuple[str, ...]
+    compute: Callable[..., tuple[Array, ...]]
+    fresh: bool = False  # returns its outputs instead of filling given ones
+
+    @property
+    def num_args(self) -> int:
+        return len(self.inputs) + len(self.attributes) + (0 if self.fresh else len(self.outputs))
+
+    @property
+    def signature(self) -> str:
+        outputs = ", ".join(self.outputs)
+        given = [*self.inputs, *self.attributes, *(() if self.fresh else self.outputs)]
+        return f"lib.{self.name}({', '.join(given)})" + (f" -> {outputs}" if self.fresh else "")
+
+
+def routine(name: str) -> Routine:
+    if name not in LIBRARY:
+        raise UnknownName("library routine", name, LIBRARY)
+    return LIBRARY[name]
+
+
+# --- order -------------------------------------------------------------------------------------------------------------
+# Equal elements keep their order, NaN counts as the largest, descending order is the reverse of that but for equal elements.
+
+
+def _argsort(x: Array, axis: int, descending: bool) -> Array:
+    if not descending:
+        return np.argsort(x, axis=axis, kind="stable")
+    backwards = np.argsort(np.flip(x, axis), axis=axis, kind="stable")
+    return x.shape[axis] - 1 - np.flip(backwards, axis)
+
+
+def _sort(x: Array, axis: int, descending: bool) -> tuple[Array, ...]:
+    return (np.take_along_axis(x, _argsort(x, axis, descending), axis),)
+
+
+def _argsort_as(x: Array, axis: int, descending: bool) -> tuple[Array, ...]:
+    return (_argsort(x, axis, descending),)
+
+
+def _topk(x: Array, k: int, axis: int, largest: bool) -> tuple[Array, ...]:
+    indices = np.take(_argsort(x, axis, largest), np.arange(k), axis)
+    return np.take_along_axis(x, indices, axis), indices
+
+
+# --- folds -------------------------------------------------------------------------------------------------------------
+
+
+def _cumsum(x: Array, axis: int) -> tuple[Array, ...]:
+    """Left to right, in the element type."""
+    return (np.add.accumulate(x, axis=axis, dtype=x.dtype),)
+
+
+# --- data-dependent results --------------------------------------------------------------------------------------------
+
+
+def _unique(x: Array) -> tuple[Array, ...]:
+    """The distinct elements of the flattened array, ascending."""
+    return (np.unique(x),)
+
+
+def _nonzero(x: Array) -> tuple[Array, ...]:
+    """Positions that are not zero, row-major: i64 [rank, count]."""
+    return (np.array(np.nonzero(x), np.int64).reshape(x.ndim, -1),)
+
+
+LIBRARY: dict[str, Routine] = {
+    r.name: r
+    for r in (
+        Routine("sort", ("x",), ("axis", "descending"), ("values",), _sort),
+        Routine("argsort", ("x",), ("axis", "descending"), ("indices",), _argsort_as),
+        Routine("topk", ("x",), ("k", "axis", "largest"), ("values", "indices"), _topk),
+        Routine("cumsum", ("x",), ("axis",), ("sums",), _cumsum),
+        Routine("unique", ("x",), (), ("values",), _unique, fresh=True),
+        Routine("nonzero", ("x",), (), ("positions",), _nonzero, fresh=True),
+    )
+}

@@ -1,0 +1,289 @@
+"""Values against specifications: what arrives is what was promised, or the error says where not.
+
+A match goes through all its values three times: structure, and slots that get their value; bounds of those slots, and the native
+function that derives further ones; comparison of the slots that are only mentioned.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import numpy as np
+
+from runtime.errors import ArgumentMismatch, BoundExceeded, InvalidProgram
+from runtime.executable import DTYPES, AnySpec, Bound, DimRef, ScalarSpec, ShapeSpec, Slot, Spec, TensorSpec, TupleSpec
+
+Heap = memoryview  # of int64
+Check = Callable[[Heap, Any], None]
+Derive = Callable[[int], None]
+
+INT64 = range(-(2**63), 2**63)
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One value of a match: the register that holds it and what messages call it."""
+
+    register: int
+    label: str
+    spec: Spec
+
+
+class Match:
+    def __init__(
+        self, function: str, slots: Sequence[str], bounds: Sequence[Bound], items: Sequence[Item], derive: Derive | None
+    ) -> None:
+        self.defined = {slot for item in items for slot in _defined(item.spec)}
+        self._function = function
+        self._derive = derive
+        compilers = [(_Compiler(f"{function}: {item.label}", slots), item) for item in items]
+        self._binds = [(c.bind(item.spec, ""), item.register) for c, item in compilers]
+        compares = [(c.compare(item.spec, ""), item.register) for c, item in compilers]
+        self._compares = [(check, register) for check, register in compares if check is not None]
+        # Plain bounds come before the derivation, which may divide by what they exclude.
+        own = [b for b in bounds if b.slot in self.defined]
+        self._bounds = [(b.slot, b.lower, _plain_upper(b), b.multiple_of, b) for b in own]
+        self._symbolic = [(b, b.upper.index) for b in own if isinstance(b.upper, Slot)]
+
+    def __call__(self, registers: Sequence[Any], heap: Heap, heap_address: int) -> None:
+        for bind, register in self._binds:
+            bind(heap, registers[register])
+        self.derive(heap, heap_address)
+        for compare, register in self._compares:
+            compare(heap, registers[register])
+
+    def derive(self, heap: Heap, heap_address: int) -> None:
+        for slot, lower, upper, multiple_of, bound in self._bounds:
+            value = heap[slot]
+            if not lower <= value <= upper or value % multiple_of:
+                self._out_of_bounds(bound, value, upper)
+        if self._derive is not None:
+            self._derive(heap_address)
+        for bound, slot in self._symbolic:
+            if heap[bound.slot] > heap[slot]:
+                self._out_of_bounds(bound, heap[bound.slot], heap[slot])
+
+    def _out_of_bounds(self, bound: Bound, value: int, upper: int) -> NoReturn:
+        if bound.lower <= value <= upper:
+            raise BoundExceeded(f"{self._function}: {bound.name} = {value} is not a multiple of {bound.multiple_of}, as declared")
+        most = "" if bound.upper is None else f" <= {upper}"
+        raise BoundExceeded(
+            f"{self._function}: {bound.name} = {value} is outside its declared range {bound.lower} <= {bound.name}{most}"
+        )
+
+
+def _plain_upper(bound: Bound) -> int:
+    return bound.upper if isinstance(bound.upper, int) else INT64.stop
+
+
+def _dims(spec: Spec) -> Iterator[DimRef]:
+    match spec:
+        case TensorSpec(shape=dims) | ShapeSpec(dims=dims):
+            yield from dims or ()
+        case ScalarSpec(value=value):
+            yield from () if value is None else (value,)
+        case TupleSpec(fields=fields):
+            for spec_ in fields:
+                yield from _dims(spec_)
+        case AnySpec():
+            return
+
+
+def mentions_slots(spec: Spec) -> bool:
+    return any(isinstance(d, Slot) for d in _dims(spec))
+
+
+def _defined(spec: Spec) -> list[int]:
+    return [d.index for d in _dims(spec) if isinstance(d, Slot) and d.defines]
+
+
+class _Compiler:
+    """Specifications become closures, so that a call pays for nothing but the comparisons."""
+
+    def __init__(self, where: str, slots: Sequence[str]) -> None:
+        self._where = where
+        self._slots = slots
+
+    # --- first pass: structure, and slots that are defined --------------------------------------------------------
+
+    def bind(self, spec: Spec, path: str) -> Check:
+        match spec:
+            case TensorSpec():
+                return self._bind_tensor(spec, path)
+            case ShapeSpec():
+                return self._bind_shape(spec, path)
+            case ScalarSpec():
+                return self._bind_scalar(spec, path)
+            case TupleSpec(fields=fields):
+                return self._bind_tuple([self.bind(f, f"{path}[{i}]") for i, f in enumerate(fields)], path)
+            case AnySpec():
+                return lambda heap, value: None
+
+    def _bind_tensor(self, spec: TensorSpec, path: str) -> Check:
+        dtype = None if spec.dtype is None else _dtype(spec.dtype)
+        bind_dims = self._bind_dims(spec.shape, spec.ndim, path)
+        expected = self._text(spec)
+
+        def bind(heap: Heap, value: Any) -> None:
+            if not isinstance(value, np.ndarray):
+                self._fail(path, f"expected an array {expected}, got {_kind(value)}")
+            if dtype is not None and value.dtype != dtype:
+                self._fail(path, f"expected element type {dtype} ({expected}), got {value.dtype}")
+            flags = value.flags
+            if not (flags.c_contiguous and flags.aligned):
+                self._fail(path, "expected a compact row-major array; pass numpy.ascontiguousarray of it")
+            bind_dims(heap, value.shape)
+
+        return bind
+
+    def _bind_shape(self, spec: ShapeSpec, path: str) -> Check:
+        bind_dims = self._bind_dims(spec.dims, spec.ndim, path)
+
+        def bind(heap: Heap, value: Any) -> None:
+            if not isinstance(value, tuple) or not all(isinstance(d, int) and d in INT64 for d in value):
+                self._fail(path, f"expected a shape (a tuple of integers), got {_kind(value)}")
+            bind_dims(heap, value)
+
+        return bind
+
+    def _bind_dims(self, dims: tuple[DimRef, ...] | None, ndim: int | None, path: str) -> Check:
+        rank = ndim if dims is None else len(dims)
+        fixed = [(i, d) for i, d in enumerate(dims or ()) if isinstance(d, int)]
+        defines = [(i, self._slot(d)) for i, d in enumerate(dims or ()) if isinstance(d, Slot) and d.defines]
+
+        def bind(heap: Heap, shape: tuple[int, ...]) -> None:
+            if rank is not None and len(shape) != rank:
+                self._fail(path, f"expected rank {rank}, got rank {len(shape)} (shape {shape})")
+            for i, expected in fixed:
+                if shape[i] != expected:
+                    self._fail(path, f"dimension {i}: expected {expected}, got {shape[i]}")
+            for i, slot in defines:
+                heap[slot] = shape[i]
+
+        return bind
+
+    def _bind_scalar(self, spec: ScalarSpec, path: str) -> Check:
+        dtype = None if spec.dtype is None else _dtype(spec.dtype)
+        ref = spec.value
+        defines = self._slot(ref) if isinstance(ref, Slot) and ref.defines else None
+
+        def bind(heap: Heap, value: Any) -> None:
+            word = scalar_word(value, dtype)
+            if word is None:
+                self._fail(path, f"expected a scalar of type {spec.dtype or 'number'}, got {_kind(value)} {value!r}")
+            if isinstance(ref, int) and word != ref:
+                self._fail(path, f"expected {ref}, got {value}")
+            if defines is not None:
+                heap[defines] = word
+
+        return bind
+
+    def _bind_tuple(self, binds: list[Check], path: str) -> Check:
+        def bind(heap: Heap, value: Any) -> None:
+            if not isinstance(value, tuple) or len(value) != len(binds):
+                self._fail(path, f"expected a tuple of {len(binds)} values, got {_kind(value)}")
+            for bind_field, item in zip(binds, value, strict=True):
+                bind_field(heap, item)
+
+        return bind
+
+    # --- last pass: slots that are only mentioned ------------------------------------------------------------------
+
+    def compare(self, spec: Spec, path: str) -> Check | None:
+        match spec:
+            case TensorSpec(shape=dims):
+                compare_shape = self._compare_dims(dims, path)
+                return compare_shape and (lambda heap, value: compare_shape(heap, value.shape))
+            case ShapeSpec(dims=dims):
+                return self._compare_dims(dims, path)
+            case ScalarSpec(dtype=dtype, value=Slot(defines=False) as slot):
+                return self._compare_scalar(slot, None if dtype is None else _dtype(dtype), path)
+            case TupleSpec(fields=fields):
+                checks = [(i, self.compare(f, f"{path}[{i}]")) for i, f in enumerate(fields)]
+                return self._compare_fields([(i, check) for i, check in checks if check is not None])
+            case _:
+                return None
+
+    def _compare_dims(self, dims: tuple[DimRef, ...] | None, path: str) -> Check | None:
+        pairs = [(i, self._slot(d)) for i, d in enumerate(dims or ()) if isinstance(d, Slot) and not d.defines]
+
+        def compare(heap: Heap, shape: tuple[int, ...]) -> None:
+            for i, slot in pairs:
+                if shape[i] != heap[slot]:
+                    self._fail(path, f"dimension {i}: expected {self._slots[slot]} = {heap[slot]}, got {shape[i]}")
+
+        return compare if pairs else None
+
+    def _compare_scalar(self, ref: Slot, dtype: np.dtype[Any] | None, path: str) -> Check:
+        slot = self._slot(ref)
+
+        def compare(heap: Heap, value: Any) -> None:
+            if scalar_word(value, dtype) != heap[slot]:
+                self._fail(path, f"expected {self._slots[slot]} = {heap[slot]}, got {value}")
+
+        return compare
+
+    def _compare_fields(self, checks: list[tuple[int, Check]]) -> Check | None:
+        def compare(heap: Heap, value: Any) -> None:
+            for i, check in checks:
+                check(heap, value[i])
+
+        return compare if checks else None
+
+    # --- helpers -----------------------------------------------------------------------------------------------------
+
+    def _slot(self, slot: Slot) -> int:
+        if not 0 <= slot.index < len(self._slots):
+            raise InvalidProgram(f"{self._where}: slot {slot.index} does not exist, the function has {len(self._slots)}")
+        return slot.index
+
+    def _fail(self, path: str, problem: str) -> NoReturn:
+        raise ArgumentMismatch(f"{self._where}{path}: {problem}")
+
+    def _text(self, spec: TensorSpec) -> str:
+        if spec.shape is None:
+            return f"{spec.dtype or 'of any type'}, rank {'any' if spec.ndim is None else spec.ndim}"
+        dims = (str(d) if isinstance(d, int) else self._slots[self._slot(d)] for d in spec.shape)
+        return f"{spec.dtype or ''}[{', '.join(dims)}]"
+
+
+def scalar_word(value: Any, dtype: np.dtype[Any] | None) -> int | None:
+    """A number as a heap word: an integer itself, a float as the bits of its f64. None where it is not of the type."""
+    if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.ndim == 0):
+        value = value.item()
+    is_float = isinstance(value, float) if dtype is None else dtype.kind in "fV"
+    if is_float:
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        return struct.unpack("<q", struct.pack("<d", value))[0] if number else None
+    if not isinstance(value, int) or (dtype is not None and isinstance(value, bool) != (dtype.kind == "b")):
+        return None
+    if dtype is not None and dtype.kind in "iu":
+        limits = np.iinfo(dtype)
+        return int(value) if limits.min <= value <= limits.max else None
+    return int(value) if value in INT64 else None
+
+
+def word_scalar(word: int, dtype: np.dtype[Any]) -> int | float | bool:
+    """The number that `scalar_word` made a word of."""
+    if dtype.kind in "fV":
+        return struct.unpack("<d", struct.pack("<q", word))[0]
+    return bool(word) if dtype.kind == "b" else word
+
+
+def _dtype(name: str) -> np.dtype[Any]:
+    dtype = DTYPES.get(name)
+    if dtype is None:
+        raise InvalidProgram(f"unknown element type {name!r}; known: {', '.join(DTYPES)}")
+    return dtype
+
+
+def _kind(value: Any) -> str:
+    return f"a {type(value).__name__}"
+
+
+def native_derive(address: int) -> Derive:
+    return ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)

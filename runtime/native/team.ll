@@ -1,0 +1,428 @@
+; A launch list is an array of i64. Per record:
+;
+;     body, grid                            addresses of the native phase
+;     num_buffers, num_dims
+;     (base, slot) per buffer               address = bases[base] + heap[slot]
+;     slot per dimension                    value = heap[slot]
+;
+; Literals are slots too (the heap ends with them), so resolving a record takes no branch.
+;
+; One thread runs it with @run_alone. A team runs it with @lead on the calling thread and @help on the others. Nobody waits for a
+; helper to arrive: `state` says which chunk of which record is next, whoever claims a chunk runs it, and whoever finishes the last
+; chunk of a record opens the next one. A thread that comes late finds the work done and moves on; one that loses its core delays
+; the chunk it holds. What a chunk computes does not depend on who runs it.
+
+%Team = type {
+  i64, [7 x i64],                 ;  0  state: record << 32 | next chunk
+  i64, [7 x i64],                 ;  2  done: finished chunks of the open record
+  i32, i32, [7 x i64],            ;  4  epoch: odd while a list is open      5  stop
+  i32, i32, i32, i32, [6 x i64],  ;  7  active helpers   8  sleepers on state   9  sleepers on epoch   10  leader sleeps on active
+  %List, i64, i32                 ; 12  list   13  number of threads   14  spins before sleeping
+}
+
+%List = type { ptr, i64, ptr, ptr, i64, i64 }  ; words, num_records, bases, heap, most buffers, most dims of a record
+
+declare void @cpu_pause()
+declare void @sleep_while(ptr, i32)  ; until woken, if the word still has that value; may return early
+declare void @wake(ptr)              ; all who sleep on the word
+
+; --- resolving a record ------------------------------------------------------------------------------------------------
+
+define internal ptr @resolve(ptr %record, ptr %bases, ptr %heap, ptr %buffers, ptr %dims) alwaysinline {
+entry:
+  %num_buffers.p = getelementptr i64, ptr %record, i64 2
+  %num_buffers = load i64, ptr %num_buffers.p
+  %num_dims.p = getelementptr i64, ptr %record, i64 3
+  %num_dims = load i64, ptr %num_dims.p
+  %operands = getelementptr i64, ptr %record, i64 4
+  br label %buffer
+
+buffer:
+  %b = phi i64 [ 0, %entry ], [ %b.next, %buffer.body ]
+  %b.more = icmp slt i64 %b, %num_buffers
+  br i1 %b.more, label %buffer.body, label %dims.entry
+
+buffer.body:
+  %pair = getelementptr [2 x i64], ptr %operands, i64 %b
+  %base.index = load i64, ptr %pair
+  %base.p = getelementptr i64, ptr %bases, i64 %base.index
+  %base = load i64, ptr %base.p
+  %slot.p = getelementptr i64, ptr %pair, i64 1
+  %slot = load i64, ptr %slot.p
+  %offset.p = getelementptr i64, ptr %heap, i64 %slot
+  %offset = load i64, ptr %offset.p
+  %address = add i64 %base, %offset
+  %to = getelementptr i64, ptr %buffers, i64 %b
+  store i64 %address, ptr %to
+  %b.next = add i64 %b, 1
+  br label %buffer
+
+dims.entry:
+  %slots = getelementptr [2 x i64], ptr %operands, i64 %num_buffers
+  br label %dim
+
+dim:
+  %d = phi i64 [ 0, %dims.entry ], [ %d.next, %dim.body ]
+  %d.more = icmp slt i64 %d, %num_dims
+  br i1 %d.more, label %dim.body, label %exit
+
+dim.body:
+  %dim.slot.p = getelementptr i64, ptr %slots, i64 %d
+  %dim.slot = load i64, ptr %dim.slot.p
+  %value.p = getelementptr i64, ptr %heap, i64 %dim.slot
+  %value = load i64, ptr %value.p
+  %dim.to = getelementptr i64, ptr %dims, i64 %d
+  store i64 %value, ptr %dim.to
+  %d.next = add i64 %d, 1
+  br label %dim
+
+exit:
+  %next = getelementptr i64, ptr %slots, i64 %num_dims
+  ret ptr %next
+}
+
+define internal ptr @skip(ptr %record) alwaysinline {
+  %num_buffers.p = getelementptr i64, ptr %record, i64 2
+  %num_buffers = load i64, ptr %num_buffers.p
+  %num_dims.p = getelementptr i64, ptr %record, i64 3
+  %num_dims = load i64, ptr %num_dims.p
+  %operands = getelementptr i64, ptr %record, i64 4
+  %slots = getelementptr [2 x i64], ptr %operands, i64 %num_buffers
+  %next = getelementptr i64, ptr %slots, i64 %num_dims
+  ret ptr %next
+}
+
+; --- one thread --------------------------------------------------------------------------------------------------------
+
+define void @run_alone(ptr %list) {
+entry:
+  %words.p = getelementptr %List, ptr %list, i64 0, i32 0
+  %words = load ptr, ptr %words.p
+  %num_records.p = getelementptr %List, ptr %list, i64 0, i32 1
+  %num_records = load i64, ptr %num_records.p
+  %bases.p = getelementptr %List, ptr %list, i64 0, i32 2
+  %bases = load ptr, ptr %bases.p
+  %heap.p = getelementptr %List, ptr %list, i64 0, i32 3
+  %heap = load ptr, ptr %heap.p
+  %max_buffers.p = getelementptr %List, ptr %list, i64 0, i32 4
+  %max_buffers = load i64, ptr %max_buffers.p
+  %max_dims.p = getelementptr %List, ptr %list, i64 0, i32 5
+  %max_dims = load i64, ptr %max_dims.p
+  %buffers = alloca i64, i64 %max_buffers
+  %dims = alloca i64, i64 %max_dims
+  br label %next
+
+next:
+  %i = phi i64 [ 0, %entry ], [ %i.next, %ran ]
+  %record = phi ptr [ %words, %entry ], [ %record.next, %ran ]
+  %more = icmp slt i64 %i, %num_records
+  br i1 %more, label %open, label %exit
+
+open:
+  %record.next = call ptr @resolve(ptr %record, ptr %bases, ptr %heap, ptr %buffers, ptr %dims)
+  %grid.p = getelementptr i64, ptr %record, i64 1
+  %grid = load ptr, ptr %grid.p
+  %n = call i64 %grid(ptr %dims)
+  %some = icmp sgt i64 %n, 0
+  br i1 %some, label %run, label %ran
+
+run:
+  %body = load ptr, ptr %record
+  call void %body(ptr %buffers, ptr %dims, i64 0, i64 %n)
+  br label %ran
+
+ran:
+  %i.next = add i64 %i, 1
+  br label %next
+
+exit:
+  ret void
+}
+
+; --- a team ------------------------------------------------------------------------------------------------------------
+
+; Run chunks until the list is done.
+define internal void @take_part(ptr %team, i1 %leads) {
+entry:
+  %state.p = getelementptr %Team, ptr %team, i64 0, i32 0
+  %record.word = getelementptr i32, ptr %state.p, i64 1  ; the upper half: little endian
+  %done.p = getelementptr %Team, ptr %team, i64 0, i32 2
+  %words.p = getelementptr %Team, ptr %team, i64 0, i32 12, i32 0
+  %words = load ptr, ptr %words.p
+  %num_records.p = getelementptr %Team, ptr %team, i64 0, i32 12, i32 1
+  %num_records = load i64, ptr %num_records.p
+  %bases.p = getelementptr %Team, ptr %team, i64 0, i32 12, i32 2
+  %bases = load ptr, ptr %bases.p
+  %heap.p = getelementptr %Team, ptr %team, i64 0, i32 12, i32 3
+  %heap = load ptr, ptr %heap.p
+  %max_buffers.p = getelementptr %Team, ptr %team, i64 0, i32 12, i32 4
+  %max_buffers = load i64, ptr %max_buffers.p
+  %max_dims.p = getelementptr %Team, ptr %team, i64 0, i32 12, i32 5
+  %max_dims = load i64, ptr %max_dims.p
+  %threads.p = getelementptr %Team, ptr %team, i64 0, i32 13
+  %threads = load i64, ptr %threads.p
+  %shares = mul i64 %threads, 8  ; chunks that a record is cut into, about: what a lost core can delay is one of them
+  %buffers = alloca i64, i64 %max_buffers
+  %dims = alloca i64, i64 %max_dims
+  br label %look
+
+look:
+  ; what the thread knows: the open record, its successor, its iterations, chunk size and number of chunks
+  %at = phi i64 [ -1, %entry ], [ %at.now, %wait ], [ %at.now, %lost ], [ %at.now, %more ]
+  %record = phi ptr [ null, %entry ], [ %record.now, %wait ], [ %record.now, %lost ], [ %record.now, %more ]
+  %record.next = phi ptr [ %words, %entry ], [ %next.now, %wait ], [ %next.now, %lost ], [ %next.now, %more ]
+  %n = phi i64 [ 0, %entry ], [ %n.now, %wait ], [ %n.now, %lost ], [ %n.now, %more ]
+  %size = phi i64 [ 1, %entry ], [ %size.now, %wait ], [ %size.now, %lost ], [ %size.now, %more ]
+  %chunks = phi i64 [ 0, %entry ], [ %chunks.now, %wait ], [ %chunks.now, %lost ], [ %chunks.now, %more ]
+  %called = phi i1 [ false, %entry ], [ %called.now, %wait ], [ %called.now, %lost ], [ %called.now, %more ]
+  %state = load atomic i64, ptr %state.p acquire, align 8
+  %open = lshr i64 %state, 32
+  %over = icmp eq i64 %open, %num_records
+  br i1 %over, label %exit, label %compare
+
+compare:
+  %same = icmp eq i64 %open, %at
+  br i1 %same, label %ready, label %walk
+
+walk:  ; to the open record; records between were done without us
+  %w = phi i64 [ %at, %compare ], [ %w.next, %step ]
+  %w.record = phi ptr [ %record.next, %compare ], [ %w.record.next, %step ]
+  %w.next = add i64 %w, 1
+  %arrived = icmp eq i64 %w.next, %open
+  br i1 %arrived, label %open.record, label %step
+
+step:
+  %w.record.next = call ptr @skip(ptr %w.record)
+  br label %walk
+
+open.record:
+  %resolved = call ptr @resolve(ptr %w.record, ptr %bases, ptr %heap, ptr %buffers, ptr %dims)
+  %grid.p = getelementptr i64, ptr %w.record, i64 1
+  %grid = load ptr, ptr %grid.p
+  %n.counted = call i64 %grid(ptr %dims)
+  %n.new = call i64 @llvm.smax.i64(i64 %n.counted, i64 0)
+  %share = udiv i64 %n.new, %shares
+  %size.new = call i64 @llvm.umax.i64(i64 %share, i64 1)
+  %rounded = add i64 %n.new, %size.new
+  %rounded.down = sub i64 %rounded, 1
+  %chunks.new = udiv i64 %rounded.down, %size.new
+  %several = icmp ugt i64 %chunks.new, 1
+  %uncalled = xor i1 %called, true
+  %call.leads = and i1 %leads, %uncalled
+  %call.now = and i1 %several, %call.leads
+  br i1 %call.now, label %call.helpers, label %ready
+
+call.helpers:  ; only now: a list of small records wakes nobody
+  %idle.p = getelementptr %Team, ptr %team, i64 0, i32 9
+  %epoch.p = getelementptr %Team, ptr %team, i64 0, i32 4
+  call void @wake_sleepers(ptr %idle.p, ptr %epoch.p)
+  br label %ready
+
+ready:
+  %at.now = phi i64 [ %at, %compare ], [ %open, %open.record ], [ %open, %call.helpers ]
+  %record.now = phi ptr [ %record, %compare ], [ %w.record, %open.record ], [ %w.record, %call.helpers ]
+  %next.now = phi ptr [ %record.next, %compare ], [ %resolved, %open.record ], [ %resolved, %call.helpers ]
+  %n.now = phi i64 [ %n, %compare ], [ %n.new, %open.record ], [ %n.new, %call.helpers ]
+  %size.now = phi i64 [ %size, %compare ], [ %size.new, %open.record ], [ %size.new, %call.helpers ]
+  %chunks.now = phi i64 [ %chunks, %compare ], [ %chunks.new, %open.record ], [ %chunks.new, %call.helpers ]
+  %called.now = phi i1 [ %called, %compare ], [ %called, %open.record ], [ true, %call.helpers ]
+  %chunk = and i64 %state, 4294967295
+  %left = icmp ult i64 %chunk, %chunks.now
+  br i1 %left, label %claim, label %none.left
+
+none.left:
+  %empty = icmp eq i64 %chunks.now, 0
+  br i1 %empty, label %pass, label %wait
+
+pass:  ; nothing to run: any one thread opens the next record
+  %after.empty = add i64 %open, 1
+  %after.empty.state = shl i64 %after.empty, 32
+  %passed = cmpxchg ptr %state.p, i64 %state, i64 %after.empty.state seq_cst seq_cst
+  br label %opened
+
+wait:
+  %open.32 = trunc i64 %open to i32
+  %sleepers.p = getelementptr %Team, ptr %team, i64 0, i32 8
+  call void @wait_while(ptr %team, ptr %record.word, i32 %open.32, ptr %sleepers.p)
+  br label %look
+
+claim:
+  %claimed.state = add i64 %state, 1
+  %claimed = cmpxchg ptr %state.p, i64 %state, i64 %claimed.state acq_rel acquire
+  %won = extractvalue { i64, i1 } %claimed, 1
+  br i1 %won, label %run, label %lost
+
+lost:
+  br label %look
+
+run:
+  %begin = mul i64 %chunk, %size.now
+  %end.full = add i64 %begin, %size.now
+  %end = call i64 @llvm.umin.i64(i64 %end.full, i64 %n.now)
+  %body = load ptr, ptr %record.now
+  call void %body(ptr %buffers, ptr %dims, i64 %begin, i64 %end)
+  %done.before = atomicrmw add ptr %done.p, i64 1 acq_rel
+  %done = add i64 %done.before, 1
+  %complete = icmp eq i64 %done, %chunks.now
+  br i1 %complete, label %advance, label %more
+
+advance:  ; nobody else touches the state of a record whose chunks are all claimed
+  store atomic i64 0, ptr %done.p monotonic, align 8
+  %following = add i64 %open, 1
+  %following.state = shl i64 %following, 32
+  store atomic i64 %following.state, ptr %state.p seq_cst, align 8
+  br label %opened
+
+opened:
+  %waiting.p = getelementptr %Team, ptr %team, i64 0, i32 8
+  call void @wake_sleepers(ptr %waiting.p, ptr %record.word)
+  br label %more
+
+more:
+  br label %look
+
+exit:
+  ret void
+}
+
+; Let the helpers in, work with them, close the list, and see the last of them out.
+define void @lead(ptr %team, ptr %list) {
+entry:
+  %list.p = getelementptr %Team, ptr %team, i64 0, i32 12
+  call void @llvm.memcpy.p0.p0.i64(ptr %list.p, ptr %list, i64 48, i1 false)
+  %state.p = getelementptr %Team, ptr %team, i64 0, i32 0
+  store atomic i64 0, ptr %state.p monotonic, align 8
+  %epoch.p = getelementptr %Team, ptr %team, i64 0, i32 4
+  %open = atomicrmw add ptr %epoch.p, i32 1 seq_cst
+  call void @take_part(ptr %team, i1 true)
+  %close = atomicrmw add ptr %epoch.p, i32 1 seq_cst
+  %active.p = getelementptr %Team, ptr %team, i64 0, i32 7
+  %asleep.p = getelementptr %Team, ptr %team, i64 0, i32 10
+  br label %look
+
+look:
+  %active = load atomic i32, ptr %active.p seq_cst, align 4
+  %alone = icmp eq i32 %active, 0
+  br i1 %alone, label %exit, label %wait
+
+wait:
+  call void @wait_while(ptr %team, ptr %active.p, i32 %active, ptr %asleep.p)
+  br label %look
+
+exit:
+  ret void
+}
+
+; What a helper does until the team stops. It counts itself active before it looks whether a list is open, and the leader closes the
+; list before it looks at the count: one of them sees the other.
+define void @help(ptr %team) {
+entry:
+  %epoch.p = getelementptr %Team, ptr %team, i64 0, i32 4
+  %stop.p = getelementptr %Team, ptr %team, i64 0, i32 5
+  %active.p = getelementptr %Team, ptr %team, i64 0, i32 7
+  %idle.p = getelementptr %Team, ptr %team, i64 0, i32 9
+  %leader.p = getelementptr %Team, ptr %team, i64 0, i32 10
+  br label %idle
+
+idle:
+  %seen = phi i32 [ 0, %entry ], [ %epoch, %leave ]
+  call void @wait_while(ptr %team, ptr %epoch.p, i32 %seen, ptr %idle.p)
+  %stop = load atomic i32, ptr %stop.p seq_cst, align 4
+  %stopped = icmp ne i32 %stop, 0
+  br i1 %stopped, label %exit, label %enter
+
+enter:
+  %others = atomicrmw add ptr %active.p, i32 1 seq_cst
+  %epoch = load atomic i32, ptr %epoch.p seq_cst, align 4
+  %open = trunc i32 %epoch to i1
+  br i1 %open, label %work, label %leave
+
+work:
+  call void @take_part(ptr %team, i1 false)
+  br label %leave
+
+leave:
+  %left = atomicrmw sub ptr %active.p, i32 1 seq_cst
+  call void @wake_sleepers(ptr %leader.p, ptr %active.p)
+  br label %idle
+
+exit:
+  ret void
+}
+
+define void @stop(ptr %team) {
+  %stop.p = getelementptr %Team, ptr %team, i64 0, i32 5
+  store atomic i32 1, ptr %stop.p seq_cst, align 4
+  %epoch.p = getelementptr %Team, ptr %team, i64 0, i32 4
+  %closed = atomicrmw add ptr %epoch.p, i32 2 seq_cst  ; even: nothing to join
+  call void @wake(ptr %epoch.p)
+  ret void
+}
+
+; --- waiting -----------------------------------------------------------------------------------------------------------
+
+; Return soon after the word changed: spin for a while, then sleep. A sleeper counts itself before it looks at the word a last time,
+; and who changes the word looks at the count afterwards.
+define internal void @wait_while(ptr %team, ptr %word, i32 %value, ptr %sleepers) {
+entry:
+  %spins.p = getelementptr %Team, ptr %team, i64 0, i32 14
+  %spins = load i32, ptr %spins.p
+  br label %spin
+
+spin:
+  %i = phi i32 [ 0, %entry ], [ %i.next, %again ]
+  %now = load atomic i32, ptr %word acquire, align 4
+  %changed = icmp ne i32 %now, %value
+  br i1 %changed, label %exit, label %again
+
+again:
+  call void @cpu_pause()
+  %i.next = add i32 %i, 1
+  %patient = icmp ult i32 %i.next, %spins
+  br i1 %patient, label %spin, label %sleep
+
+sleep:
+  %before = atomicrmw add ptr %sleepers, i32 1 seq_cst
+  call void @sleep_while(ptr %word, i32 %value)
+  %after = atomicrmw sub ptr %sleepers, i32 1 seq_cst
+  %woken = load atomic i32, ptr %word acquire, align 4
+  %early = icmp eq i32 %woken, %value
+  br i1 %early, label %sleep, label %exit
+
+exit:
+  ret void
+}
+
+define internal void @wake_sleepers(ptr %sleepers, ptr %word) {
+entry:
+  %count = load atomic i32, ptr %sleepers seq_cst, align 4
+  %any = icmp ne i32 %count, 0
+  br i1 %any, label %wake, label %exit
+
+wake:
+  call void @wake(ptr %word)
+  br label %exit
+
+exit:
+  ret void
+}
+
+define void @spin(i32 %times) {
+entry:
+  br label %again
+
+again:
+  %i = phi i32 [ 0, %entry ], [ %i.next, %again ]
+  call void @cpu_pause()
+  %i.next = add i32 %i, 1
+  %more = icmp ult i32 %i.next, %times
+  br i1 %more, label %again, label %exit
+
+exit:
+  ret void
+}
+
+declare i64 @llvm.smax.i64(i64, i64)
+declare i64 @llvm.umax.i64(i64, i64)
+declare i64 @llvm.umin.i64(i64, i64)
+declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)

@@ -1,0 +1,191 @@
+"""A team of threads that executes launch lists in step. The loop itself is native (team.ll): Python threads enter it through ctypes,
+which lets go of the interpreter, and come back only to end.
+
+Forking: a child has no helpers; its teams go on with the calling thread alone. Do not fork while another thread runs a list.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+
+import llvmlite.binding as llvm
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.device.cpu import host_buffer, jit_engine
+
+SPIN_S = 50e-6  # long enough to bridge the host's work between two steps, short enough to cost an idle machine nothing
+OVERSUBSCRIBED_SPIN_S = 1e-6  # a spinning thread may be what keeps the one it waits for from running
+
+_FUTEX = {"x86_64": 202, "aarch64": 98}
+_PAUSE = {
+    "x86_64": "call void @llvm.x86.sse2.pause()\n  ret void\n}\ndeclare void @llvm.x86.sse2.pause()",
+    "aarch64": "call void @llvm.aarch64.hint(i32 1)\n  ret void\n}\ndeclare void @llvm.aarch64.hint(i32)",
+}
+
+# Layout of %Team in team.ll.
+_TEAM_BYTES = 320
+_ACTIVE, _THREADS, _SPINS = 192, 304, 312
+
+
+class _Native:
+    """The functions of team.ll, compiled."""
+
+    def __init__(self) -> None:
+        machine = {"AMD64": "x86_64", "arm64": "aarch64"}.get(platform.machine(), platform.machine())
+        llvm.initialize_native_target()
+        module = llvm.parse_assembly(_text("team.ll"))
+        if sys.platform == "linux" and machine in _FUTEX:
+            sleep = _text("sleep_futex.ll").replace("@FUTEX@", str(_FUTEX[machine]))
+        else:
+            sleep = _text("sleep_poll.ll")
+        module.link_in(llvm.parse_assembly(sleep))
+        pause = _PAUSE.get(machine, "ret void\n}")
+        module.link_in(llvm.parse_assembly("define void @cpu_pause() alwaysinline {\n  " + pause))
+        self._engine = jit_engine(module)
+        self._engine.finalize_object()
+        self.run_alone = self._function("run_alone", 1)
+        self.lead = self._function("lead", 2)
+        self.help = self._function("help", 1)
+        self.stop = self._function("stop", 1)
+        self.spin = ctypes.CFUNCTYPE(None, ctypes.c_uint32)(self._engine.get_function_address("spin"))
+
+    def _function(self, name: str, num_pointers: int) -> Callable[..., None]:
+        return ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * num_pointers)(self._engine.get_function_address(name))
+
+    def spins_per_second(self) -> float:
+        start = time.perf_counter()
+        self.spin(2000)
+        return 2000 / (time.perf_counter() - start)
+
+
+@cache
+def _native() -> _Native:
+    return _Native()
+
+
+def _text(name: str) -> str:
+    return (files("runtime.native") / name).read_text()
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    body: int  # addresses
+    grid: int
+    buffers: tuple[tuple[int, int], ...]  # (number of the base, heap slot of the offset)
+    dims: tuple[int, ...]  # heap slots
+
+    @property
+    def words(self) -> list[int]:
+        pairs = [word for pair in self.buffers for word in pair]
+        return [self.body, self.grid, len(self.buffers), len(self.dims), *pairs, *self.dims]
+
+
+class LaunchList:
+    """%List of team.ll. `bases` is filled in by the owner; heap and bases are read while a run lasts."""
+
+    def __init__(self, records: Sequence[Record], num_bases: int) -> None:
+        self._words = np.array([word for record in records for word in record.words], np.int64)
+        self._bases = np.zeros(max(num_bases, 1), np.int64)
+        self.bases = self._bases.data
+        self._records = records
+        most_buffers = max((len(r.buffers) for r in records), default=0)
+        most_dims = max((len(r.dims) for r in records), default=0)
+        self._fields = np.array([self._words.ctypes.data, len(records), self._bases.ctypes.data, 0, most_buffers, most_dims], np.int64)
+        self._heap = self._fields.data[3:4]
+        self.address = self._fields.ctypes.data
+
+    def set_heap(self, address: int) -> None:
+        self._heap[0] = address
+
+    def singles(self) -> Iterator[LaunchList]:
+        """The records one by one, with the bases and the heap of the whole."""
+        for record in self._records:
+            single = LaunchList([record], 0)
+            single._fields[2:4] = self._fields[2:4]
+            yield single
+
+
+class Team:
+    """`num_threads` counts the caller. A run of one thread uses neither atomics nor locks."""
+
+    def __init__(self, num_threads: int, *, cores: Sequence[int] = (), pinned: bool = False) -> None:
+        """`cores`: those the process may use. `pinned`: helper i stays on cores[i], and `pin_caller` puts the caller on cores[0]."""
+        assert num_threads >= 1, num_threads
+        self.num_threads = num_threads
+        self._cores = tuple(cores)
+        self._pinned = pinned and len(self._cores) >= num_threads and hasattr(os, "sched_setaffinity")
+        native = _native()
+        self._run_alone = native.run_alone
+        self._lead = native.lead
+        self._lock = threading.Lock()
+        self._memory = host_buffer(_TEAM_BYTES)
+        self._address = self._memory.ctypes.data
+        threads: list[threading.Thread] = []
+        if num_threads > 1:
+            self._memory[_THREADS : _THREADS + 8].view(np.int64)[0] = num_threads
+            self._memory[_SPINS : _SPINS + 4].view(np.int32)[0] = self._spins(native)
+            threads = [self._start_helper(native, number) for number in range(1, num_threads)]
+        self.close = weakref.finalize(self, _close, native, self._memory, threads)  # also at exit of the interpreter
+        _teams.add(self)
+
+    def _spins(self, native: _Native) -> int:
+        oversubscribed = bool(self._cores) and self.num_threads > len(self._cores)
+        return max(1, int((OVERSUBSCRIBED_SPIN_S if oversubscribed else SPIN_S) * native.spins_per_second()))
+
+    def _start_helper(self, native: _Native, number: int) -> threading.Thread:
+        core = self._cores[number] if self._pinned else None
+        name = f"relaxserve-team-{number}"
+        thread = threading.Thread(target=_help, args=(native, self._memory, core), name=name, daemon=True)
+        thread.start()
+        return thread
+
+    def pin_caller(self) -> None:
+        """For a thread that does nothing but run lists: a caller that wanders onto a helper's core waits for it."""
+        if self._pinned:
+            os.sched_setaffinity(0, {self._cores[0]})
+
+    def run(self, launches: LaunchList) -> None:
+        if self.num_threads == 1:
+            self._run_alone(launches.address)
+            return
+        with self._lock:
+            self._lead(self._address, launches.address)
+
+    def forget_helpers(self) -> None:
+        """After a fork: whoever was inside stays in the parent."""
+        self._memory[_ACTIVE : _ACTIVE + 4] = 0
+
+
+def _help(native: _Native, memory: NDArray[np.uint8], core: int | None) -> None:
+    if core is not None:
+        os.sched_setaffinity(0, {core})
+    native.help(memory.ctypes.data)
+
+
+def _close(native: _Native, memory: NDArray[np.uint8], threads: list[threading.Thread]) -> None:
+    native.stop(memory.ctypes.data)
+    for thread in threads:
+        thread.join()
+
+
+_teams: weakref.WeakSet[Team] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for team in _teams:
+        team.forget_helpers()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,361 @@
+"""The machine: four instructions over registers, a shape heap per call, and the planned arena. It runs anything.
+
+Loading turns every instruction into a closure, so running is a loop over closures. A closure returns None to go on with the next
+instruction, or the index of the one to go to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, assert_never
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.device.cpu import ObjectCode
+from runtime.errors import ArgumentMismatch, InvalidProgram, TooDeep, UnknownName
+from runtime.executable import (
+    Arg,
+    Call,
+    ConstantRef,
+    DimRef,
+    Executable,
+    Goto,
+    If,
+    Imm,
+    Instruction,
+    Reg,
+    Ret,
+    Slot,
+    VMFunction,
+)
+from runtime.library import routine
+from runtime.matching import INT64, Derive, Item, Match, mentions_slots, native_derive
+from runtime.memory import Arena, MemoryAccount, shares_memory
+from runtime.native.team import Team
+from runtime.profile import Profile
+
+MAX_DEPTH = 100  # of calls within calls
+
+Step = Callable[["Frame"], int | None]
+Read = Callable[["Frame"], Any]
+Builtin = Callable[["Loader", tuple[Arg, ...], int | None], Step]
+
+_RETURNED = -1
+
+
+class Frame:
+    """The state of one call; kept for the next one."""
+
+    __slots__ = ("arena", "heap", "heap_address", "registers", "result")
+
+    def __init__(self, num_registers: int, num_slots: int, literals: Sequence[int]) -> None:
+        heap = np.array([*[0] * num_slots, *literals, 0], np.int64)
+        self.registers: list[Any] = [None] * num_registers
+        self.heap = heap.data
+        self.heap_address = heap.ctypes.data
+        self.arena: NDArray[np.uint8] = heap[:0].view(np.uint8)
+        self.result: Any = None
+
+
+class Function:
+    """A loaded function."""
+
+    def __init__(self, machine: Machine, source: VMFunction, builtins: Mapping[str, Builtin]) -> None:
+        self.source = source
+        self._machine = machine
+        self._num_inputs = len(source.inputs)
+        if any(p.weight for p in source.params[: self._num_inputs]):
+            raise InvalidProgram(f"{source.name}: weights must come after the other parameters")
+        self._weights: list[Any] = [None] * len(source.weights)
+        self._missing = [p.name for p in source.weights]
+        self.on_bind: list[Callable[[list[Any]], None]] = []  # launch lists that keep the addresses of weights
+        self._frames: list[Frame] = []
+
+        loader = Loader(machine, self, builtins)
+        varying = [i for i, p in enumerate(source.params) if not p.weight or mentions_slots(p.spec)]
+        self._match = loader.match(
+            [Item(i, f"parameter {source.params[i].name!r}", source.params[i].spec) for i in varying], source.derive
+        )
+        self._written = [(i, p.name) for i, p in enumerate(source.inputs) if p.written]
+        self._arena_slot = loader.slot(source.arena_bytes)
+        self._steps = [loader.step(i) for i in source.instructions]
+        loader.finish()
+        self._literals = loader.literals
+
+    def bind(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """All weights at once; they are kept, not copied."""
+        source = self.source
+        names = [p.name for p in source.weights]
+        if missing := [n for n in names if n not in arrays]:
+            raise ArgumentMismatch(f"{source.name}: no value for weight {', '.join(missing)}")
+        if unknown := [n for n in arrays if n not in names]:
+            raise UnknownName(f"weight of {source.name}", unknown[0], names)
+        values = [arrays[n] for n in names]
+        items = [Item(i, f"weight {p.name!r}", p.spec) for i, p in enumerate(source.weights) if not mentions_slots(p.spec)]
+        Match(source.name, source.slots, (), items, None)(values, self._new_frame().heap, 0)
+        for param, value in zip(source.weights, values, strict=True):
+            if param.written and not value.flags.writeable:
+                raise ArgumentMismatch(f"{source.name}: weight {param.name!r} is changed in place, but the array is read-only")
+        self._weights, self._missing = values, []
+        self._frames.clear()
+        for notify in self.on_bind:
+            notify(values)
+
+    def call(self, args: Sequence[Any], *, views: bool = False) -> Any:
+        """Results that lie in the arena are copied out of it, unless `views`."""
+        if len(args) != self._num_inputs or self._missing:
+            self._cannot_call(len(args))
+        machine = self._machine
+        if machine.depth >= MAX_DEPTH:
+            raise TooDeep(f"{self.source.name}: more than {MAX_DEPTH} calls within calls")
+        frame = self._frames.pop() if self._frames else self._new_frame()
+        registers = frame.registers
+        registers[: self._num_inputs] = args
+        self._match(registers, frame.heap, frame.heap_address)
+        for i, name in self._written:
+            if not args[i].flags.writeable:
+                raise ArgumentMismatch(f"{self.source.name}: parameter {name!r} is changed in place, but the array is read-only")
+        frame.arena = machine.arena.enter(frame.heap[self._arena_slot])
+        machine.depth += 1
+        try:
+            result = self._run(frame)
+            if not views:
+                result = _out_of(frame.arena, result)
+        finally:
+            machine.depth -= 1
+            machine.arena.leave()
+        num_params = len(self.source.params)
+        registers[: self._num_inputs] = [None] * self._num_inputs
+        registers[num_params:] = [None] * (len(registers) - num_params)
+        frame.result = None
+        self._frames.append(frame)
+        return result
+
+    def _run(self, frame: Frame) -> Any:
+        steps = self._steps
+        pc = 0
+        while pc != _RETURNED:
+            target = steps[pc](frame)
+            pc = pc + 1 if target is None else target
+        return frame.result
+
+    def arena_bytes(self, dims: Mapping[str, int]) -> int:
+        """What a call takes whose variables have these values."""
+        frame = self._new_frame()
+        names = {self.source.slots[slot]: slot for slot in self._match.defined}
+        for name, value in dims.items():
+            if name not in names:
+                raise UnknownName(f"variable of {self.source.name}", name, names)
+            frame.heap[names[name]] = value
+        if missing := sorted(names.keys() - dims.keys()):
+            raise ArgumentMismatch(f"{self.source.name}: no value for variable {', '.join(missing)}")
+        self._match.derive(frame.heap, frame.heap_address)
+        return frame.heap[self._arena_slot]
+
+    def _new_frame(self) -> Frame:
+        frame = Frame(max(self.source.num_registers, len(self.source.params)), len(self.source.slots), self._literals)
+        frame.registers[self._num_inputs : len(self.source.params)] = self._weights
+        return frame
+
+    def _cannot_call(self, num_args: int) -> None:
+        name = self.source.name
+        if self._missing:
+            raise ArgumentMismatch(f"{name}: bind its weights before calling it: {', '.join(self._missing)}")
+        names = ", ".join(p.name for p in self.source.inputs)
+        raise ArgumentMismatch(f"{name}: expected {self._num_inputs} arguments ({names}), got {num_args}")
+
+
+def _out_of(arena: NDArray[np.uint8], value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return value.copy() if shares_memory(value, arena) else value
+    if isinstance(value, tuple):
+        return tuple(_out_of(arena, v) for v in value)
+    return value
+
+
+class Machine:
+    """An executable, loaded. One thread at a time."""
+
+    def __init__(self, executable: Executable, team: Team, account: MemoryAccount, builtins: Mapping[str, Builtin]) -> None:
+        self.executable = executable
+        self.team = team
+        self.arena = Arena(account)
+        self.account = account
+        self.depth = 0
+        self.profile: Profile | None = None
+        self.object = ObjectCode(executable.object_code) if executable.object_code else None
+        self.functions: dict[str, Function] = {}
+        for name, source in executable.meta.functions.items():
+            self.functions[name] = Function(self, source, builtins)
+
+    def function(self, name: str) -> Function:
+        if name not in self.functions:
+            raise UnknownName("function", name, self.functions)
+        return self.functions[name]
+
+    def symbol(self, name: str) -> int:
+        if self.object is None:
+            raise InvalidProgram(f"the program refers to {name!r}, but has no object code")
+        return self.object.address(name)
+
+
+class Loader:
+    """Turns the instructions of one function into closures, and checks on the way that they refer to what exists."""
+
+    def __init__(self, machine: Machine, function: Function, builtins: Mapping[str, Builtin]) -> None:
+        self.machine = machine
+        self.function = function
+        self.source = function.source
+        self.literals: list[int] = []
+        self._builtins = builtins
+        self._bounded: set[int] = set()
+
+    # --- instructions ------------------------------------------------------------------------------------------------
+
+    def step(self, instruction: Instruction) -> Step:
+        match instruction:
+            case Call(dst, callee, args):
+                return self._call(dst, callee, args)
+            case Ret(value):
+                return _ret(self.read(value))
+            case Goto(target):
+                target = self._target(target)
+                return lambda frame: target
+            case If(cond, orelse):
+                return _if(self.read(cond), self._target(orelse))
+        assert_never(instruction)
+
+    def _target(self, target: int) -> int:
+        if not 0 <= target < len(self.source.instructions):
+            raise self.invalid(f"there is no instruction {target} to go to")
+        return target
+
+    def _call(self, dst: int | None, callee: str, args: tuple[Arg, ...]) -> Step:
+        kind, _, name = callee.partition(".")
+        if dst is not None:
+            self.register(dst)
+        if kind == "vm" and name:
+            if name not in self._builtins:
+                raise UnknownName("builtin", callee, (f"vm.{n}" for n in self._builtins))
+            return self._builtins[name](self, args, dst)
+        if kind == "lib" and name:
+            return self._call_library(dst, name, args)
+        if callee not in self.machine.executable.meta.functions:
+            raise UnknownName("function", callee, self.machine.executable.meta.functions)
+        return _call_function(self.machine.functions, callee, [self.read(a) for a in args], dst)
+
+    def _call_library(self, dst: int | None, name: str, args: tuple[Arg, ...]) -> Step:
+        known = routine(name)
+        if len(args) != known.num_args:
+            raise self.invalid(f"{known.signature} called with {len(args)} arguments")
+        reads = [self.read(a) for a in args]
+        num_given = len(known.inputs) + len(known.attributes)
+        return _call_library(known.compute, known.signature, reads[:num_given], None if known.fresh else reads[num_given:], dst)
+
+    # --- operands ----------------------------------------------------------------------------------------------------
+
+    def read(self, arg: Arg) -> Read:
+        match arg:
+            case Reg(index):
+                index = self.register(index)
+                return lambda frame: frame.registers[index]
+            case Slot() as slot:
+                index = self.slot(slot)
+                return lambda frame: frame.heap[index]
+            case ConstantRef(index):
+                array = self.constant(index)
+                return lambda frame: array
+            case Imm(value):
+                return lambda frame: value
+        assert_never(arg)
+
+    def literal(self, arg: Arg, type_: type | tuple[type, ...]) -> Any:
+        """An operand that must be known when the program is loaded."""
+        if not isinstance(arg, Imm) or not isinstance(arg.value, type_):
+            raise self.invalid(f"expected a literal of {type_}, got {arg}")
+        return arg.value
+
+    def register(self, index: int) -> int:
+        if not 0 <= index < self.source.num_registers:
+            raise self.invalid(f"register {index} does not exist, there are {self.source.num_registers}")
+        return index
+
+    def constant(self, index: int) -> NDArray[Any]:
+        if not 0 <= index < len(self.machine.executable.constants):
+            raise self.invalid(f"constant {index} does not exist, there are {len(self.machine.executable.constants)}")
+        return self.machine.executable.constants[index]
+
+    def slot(self, ref: DimRef) -> int:
+        """Where in the heap it is found: literals lie behind the slots."""
+        if isinstance(ref, Slot):
+            if not 0 <= ref.index < len(self.source.slots):
+                raise self.invalid(f"slot {ref.index} does not exist, there are {len(self.source.slots)}")
+            return ref.index
+        if ref not in INT64:
+            raise self.invalid(f"literal {ref} does not fit 64 bits")
+        if ref not in self.literals:
+            self.literals.append(ref)
+        return len(self.source.slots) + self.literals.index(ref)
+
+    # --- matches -----------------------------------------------------------------------------------------------------
+
+    def match(self, items: Sequence[Item], symbol: str | None) -> Match:
+        derive = self.derive(symbol) if symbol else None
+        match = Match(self.source.name, self.source.slots, self.source.bounds, items, derive)
+        self._bounded |= match.defined
+        return match
+
+    def derive(self, symbol: str) -> Derive:
+        return native_derive(self.machine.symbol(symbol))
+
+    def finish(self) -> None:
+        for bound in self.source.bounds:
+            if bound.slot not in self._bounded:
+                raise self.invalid(f"the bound of {bound.name} is never checked: nothing defines slot {bound.slot}")
+
+    def invalid(self, problem: str) -> InvalidProgram:
+        return InvalidProgram(f"{self.source.name}: {problem}")
+
+
+def _ret(read: Read) -> Step:
+    def step(frame: Frame) -> int:
+        frame.result = read(frame)
+        return _RETURNED
+
+    return step
+
+
+def _if(cond: Read, orelse: int) -> Step:
+    return lambda frame: None if cond(frame) else orelse
+
+
+def _call_function(functions: Mapping[str, Function], callee: str, args: Sequence[Read], dst: int | None) -> Step:
+    def step(frame: Frame) -> None:
+        result = functions[callee].call([read(frame) for read in args])
+        if dst is not None:
+            frame.registers[dst] = result
+
+    return step
+
+
+def _call_library(
+    compute: Callable[..., tuple[NDArray[Any], ...]],
+    signature: str,
+    given: Sequence[Read],
+    outputs: Sequence[Read] | None,
+    dst: int | None,
+) -> Step:
+    def step(frame: Frame) -> None:
+        results = compute(*(read(frame) for read in given))
+        if outputs is None:
+            if dst is not None:
+                frame.registers[dst] = results[0] if len(results) == 1 else results
+            return
+        for read, result in zip(outputs, results, strict=True):
+            target = read(frame)
+            if target.shape != result.shape:
+                raise ArgumentMismatch(f"{signature}: the output has shape {target.shape}, the result {result.shape}")
+            np.copyto(target, result, casting="same_kind")
+
+    return step
