@@ -113,11 +113,11 @@ def _alloc(loader: Loader, args: Args, dst: int | None) -> Step:
         if min(dims, default=0) < 0:
             raise loader.invalid(f"an array cannot have the shape {dims}")
         num_bytes = prod(dims) * dtype.itemsize
-        account.check("results", num_bytes)
+        account.check("result", num_bytes)
         try:
             return np.empty(dims, dtype)
         except (MemoryError, ValueError) as error:
-            raise OutOfMemory("results", required=num_bytes, free=0, limit=0) from error
+            raise OutOfMemory("result", required=num_bytes) from error
 
     return _to(dst, read)
 

@@ -56,10 +56,11 @@ class BoundExceeded(ArgumentMismatch):
 
 
 class OutOfMemory(RuntimeFault):
-    def __init__(self, part: str, *, required: int, free: int, limit: int) -> None:
-        super().__init__(
-            f"{part} needs {required:,} bytes, {free:,} are free of the limit of {limit:,}; raise the limit or declare smaller bounds"
-        )
+    """`free` and `limit` are those of the account; None where the system itself refused."""
+
+    def __init__(self, part: str, *, required: int, free: int | None = None, limit: int | None = None) -> None:
+        refusal = "the system has no more" if limit is None else f"{free:,} are free of the limit of {limit:,}"
+        super().__init__(f"{part} needs {required:,} bytes, {refusal}; raise the limit or declare smaller bounds")
         self.part, self.required, self.free, self.limit = part, required, free, limit
 
 

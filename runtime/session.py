@@ -9,6 +9,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from runtime import flags
 from runtime.builtins import BUILTINS
 from runtime.device.cpu import available_cores
 from runtime.executable import Executable
@@ -27,11 +28,11 @@ class Session:
         memory: MemoryAccount | None = None,
         pinned: bool = False,
     ) -> None:
-        """`device_threads`: as many as there are cores to use. `pinned`: each thread stays on a core of its own, the one that calls
-        too: for a thread whose only work is calling."""
+        """`device_threads`: by default RELAXSERVE_THREADS, or as many as there are cores to use. `pinned`: each thread stays on a core
+        of its own, the one that calls too: for a thread whose only work is calling."""
         cores = available_cores()
         self.memory = memory or MemoryAccount()
-        self._team = Team(device_threads or len(cores), cores=cores, pinned=pinned)
+        self._team = Team(device_threads or flags.current().threads or len(cores), cores=cores, pinned=pinned)
         self._machine = Machine(executable, self._team, self.memory, BUILTINS)
         self._lock = threading.Lock()
         self._pinned_thread: int | None = None

@@ -15,7 +15,7 @@ import llvmlite.binding as llvm
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.errors import RuntimeFault, UnresolvedSymbol
+from runtime.errors import OutOfMemory, RuntimeFault, UnresolvedSymbol
 from runtime.sections import ALIGNMENT
 
 # --- cores -------------------------------------------------------------------------------------------------------------
@@ -62,18 +62,19 @@ def host_buffer(num_bytes: int) -> NDArray[np.uint8]:
     """Zeroed memory at a multiple of 64 bytes. Large blocks lie on huge pages where the system has them, and take no memory before
     they are touched."""
     alignment = HUGE_PAGE if num_bytes >= 2 * HUGE_PAGE else ALIGNMENT
-    if alignment == ALIGNMENT or not hasattr(mmap, "MAP_PRIVATE"):
-        block = np.zeros(num_bytes + ALIGNMENT, np.uint8)
-        return _aligned(block, num_bytes, ALIGNMENT)
-    mapping = mmap.mmap(-1, num_bytes + alignment, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        mapping.madvise(mmap.MADV_HUGEPAGE)
-    return _aligned(np.frombuffer(mapping, np.uint8), num_bytes, alignment)
-
-
-def _aligned(block: NDArray[np.uint8], num_bytes: int, alignment: int) -> NDArray[np.uint8]:
+    try:
+        block = np.zeros(num_bytes + alignment, np.uint8) if alignment == ALIGNMENT else _mapped(num_bytes + alignment)
+    except (MemoryError, OSError, ValueError, OverflowError) as error:
+        raise OutOfMemory("host buffer", required=num_bytes) from error
     start = -block.ctypes.data % alignment
     return block[start : start + num_bytes]
+
+
+def _mapped(num_bytes: int) -> NDArray[np.uint8]:
+    mapping = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        mapping.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(mapping, np.uint8)
 
 
 def address_of(array: NDArray[Any]) -> int:

@@ -1,0 +1,115 @@
+"""Developer switches: the one table, and the one place that reads the environment. `python -m runtime.flags` prints it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from runtime.errors import InvalidFlag
+
+
+@dataclass(frozen=True, slots=True)
+class Flags:
+    debug: int = 0
+    dump: Path | None = None
+    verify: bool = False
+    no_cache: bool = False
+    cache: Path = field(default_factory=lambda: Path("~/.cache/relaxserve").expanduser())
+    threads: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Switch:
+    variable: str
+    field: str
+    parse: Callable[[str], Any]  # ValueError for what is not `expected`
+    expected: str
+    meaning: str
+
+
+def _level(text: str) -> int:
+    level = int(text)
+    if not 0 <= level <= 5:
+        raise ValueError(text)
+    return level
+
+
+def _count(text: str) -> int:
+    count = int(text)
+    if count < 1:
+        raise ValueError(text)
+    return count
+
+
+def _yes_or_no(text: str) -> bool:
+    return {"0": False, "1": True}[text]
+
+
+def _path(text: str) -> Path:
+    if not text:
+        raise ValueError(text)
+    return Path(text).expanduser()
+
+
+SWITCHES = (
+    _Switch(
+        "RELAXSERVE_DEBUG",
+        "debug",
+        _level,
+        "a level from 0 to 5",
+        "1 summary and cache hits, 2 time per pass and step, 3 IR after each phase, 4 generated code, 5 IR after each pass as a diff",
+    ),
+    _Switch("RELAXSERVE_DUMP", "dump", _path, "a directory", "write what the levels show as numbered files"),
+    _Switch("RELAXSERVE_VERIFY", "verify", _yes_or_no, "0 or 1", "verify the IR between passes"),
+    _Switch("RELAXSERVE_NO_CACHE", "no_cache", _yes_or_no, "0 or 1", "compile even what the cache holds, and keep nothing"),
+    _Switch("RELAXSERVE_CACHE", "cache", _path, "a directory", "where compiled programs and packed weights are kept"),
+    _Switch("RELAXSERVE_THREADS", "threads", _count, "a number of at least 1", "threads per model instead of all usable cores"),
+)
+
+
+def parse(environment: Mapping[str, str]) -> Flags:
+    values: dict[str, Any] = {}
+    for switch in SWITCHES:
+        text = environment.get(switch.variable)
+        if text is None:
+            continue
+        try:
+            values[switch.field] = switch.parse(text)
+        except (ValueError, KeyError):
+            raise InvalidFlag(switch.variable, text, switch.expected) from None
+    return Flags(**values)
+
+
+_current: ContextVar[Flags | None] = ContextVar("flags", default=None)
+
+
+def current() -> Flags:
+    return _current.get() or parse(os.environ)
+
+
+@contextmanager
+def scope(**changes: Any) -> Generator[Flags]:
+    """Other values for a while, in this context only: `with scope(debug=3): ...`."""
+    flags = replace(current(), **changes)
+    token = _current.set(flags)
+    try:
+        yield flags
+    finally:
+        _current.reset(token)
+
+
+def table() -> str:
+    """Every switch with its present value."""
+    flags = current()
+    rows = [(s.variable, str(getattr(flags, s.field)), f"{s.meaning} ({s.expected})") for s in SWITCHES]
+    widths = [max(len(row[i]) for row in rows) for i in (0, 1)]
+    return "\n".join(f"{name:{widths[0]}}  {value:{widths[1]}}  {meaning}" for name, value, meaning in rows)
+
+
+if __name__ == "__main__":
+    print(table())

@@ -1,0 +1,60 @@
+"""Keys and values of all sequences of one model: pages of 16 tokens in one block of memory.
+
+    [layers, 2, pages, kv_heads, PAGE_SIZE, head_dim]        2: keys, values
+
+Inside a page the rows of one head stand together: decoding reads them as one stream, and a tile of prefill attention is a dense
+matrix. A layer is a slice, so a kernel sees [2, pages, ...] whatever the depth of the model. Which page belongs to whom is the
+engine's business; page 0 is padding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
+
+from runtime.device.cpu import host_buffer
+from runtime.executable import DTYPES
+from runtime.memory import MemoryAccount
+from runtime.step import PAGE_SIZE
+
+KV_DTYPES = ("f32", "f16", "bf16")
+
+
+@dataclass(frozen=True, slots=True)
+class KVLayout:
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: str
+
+    def __post_init__(self) -> None:
+        if self.dtype not in KV_DTYPES:
+            raise ValueError(f"KV pages of type {self.dtype!r}: expected one of {', '.join(KV_DTYPES)}")
+
+    @property
+    def bytes_per_page(self) -> int:
+        """In all layers together."""
+        return self.num_layers * 2 * self.num_kv_heads * PAGE_SIZE * self.head_dim * DTYPES[self.dtype].itemsize
+
+    def pages_for(self, budget_bytes: int) -> int:
+        return max(0, budget_bytes // self.bytes_per_page)
+
+
+class KVPool:
+    def __init__(self, layout: KVLayout, num_pages: int, account: MemoryAccount) -> None:
+        """Takes no memory before a page is written: the block is mapped, not filled."""
+        self.layout = layout
+        self.num_pages = num_pages
+        num_bytes = num_pages * layout.bytes_per_page
+        account.resize("kv pool", num_bytes)
+        shape = (layout.num_layers, 2, num_pages, layout.num_kv_heads, PAGE_SIZE, layout.head_dim)
+        self.data: NDArray[Any] = host_buffer(num_bytes).view(DTYPES[layout.dtype]).reshape(shape)
+
+    def copy_page(self, source: int, target: int) -> None:
+        """In every layer, keys and values."""
+        for page in (source, target):
+            if not 0 <= page < self.num_pages:
+                raise IndexError(f"page {page}: the pool has pages 0 to {self.num_pages - 1}")
+        self.data[:, :, target] = self.data[:, :, source]
