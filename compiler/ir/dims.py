@@ -14,15 +14,16 @@ variable `j` with `upper = n - 1` still speaks of the old `n` after `n` alone wa
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import count
-from operator import attrgetter, index
+from operator import attrgetter, floordiv, index, mod
 from typing import Any
 
 Key = tuple[Any, ...]  # nested tuples of integers: order, equality and hash of a canonical form in one
 by_key = attrgetter("key")
+MAX_DEPTH = 32  # of nodes in nodes: far above what programs write, and within what recursion can walk
 
 
 class UnboundDimError(Exception):
@@ -82,18 +83,16 @@ class DimVar(_Operators):
     upper: int | Dim | None = None  # inclusive; a loop variable j < m has upper = m - 1
     multiple_of: int = 1
     serial: int = field(init=False, default_factory=_serial.__next__)  # creation order, which `upper` can only look back on
+    key: Key = field(init=False)
     dim: Dim = field(init=False)
 
     def __post_init__(self) -> None:
         if self.multiple_of < 1:
             raise ValueError(f"variable {self.name}: multiple_of is {self.multiple_of}, expected an integer >= 1")
-        if isinstance(self.upper, Dim) and self.upper.is_const:
+        if isinstance(self.upper, Dim) and self.upper.is_const:  # one spelling of a constant
             object.__setattr__(self, "upper", self.upper.const)
+        object.__setattr__(self, "key", (0, self.serial))
         object.__setattr__(self, "dim", Dim(((1, (self,)),)))
-
-    @property
-    def key(self) -> Key:
-        return (0, self.serial)
 
     @property
     def rank(self) -> tuple[int, int]:
@@ -111,7 +110,8 @@ class _Node:
     """An atom made of Dims. Only simplify.py creates these: their operands are in canonical form."""
 
     __slots__ = ("_hash", "factor", "key", "operands", "rank")
-    order = 0  # of the kind, among atoms
+    order: int  # of the kind, among atoms; a variable's is 0
+    symbol: str
 
     operands: tuple[Dim, ...]
     key: Key
@@ -123,6 +123,10 @@ class _Node:
         self.key = (self.order, *(o.key for o in operands))
         inner = [a.rank for o in operands for a in o.atoms()]
         self.rank = (max(serial for serial, _ in inner), 1 + max(depth for _, depth in inner))
+        if self.rank[1] > MAX_DEPTH:
+            raise ValueError(
+                f"a dimension nests //, %, min and max {self.rank[1]} deep, expected at most {MAX_DEPTH}; name a part of it"
+            )
         self.factor = self._factor()
         self._hash = hash(self.key)
 
@@ -153,7 +157,7 @@ class _Division(_Node):
 
 class FloorDiv(_Division):
     __slots__ = ()
-    order = 1
+    order, symbol = 1, "//"
 
     @property
     def exact(self) -> bool:
@@ -166,17 +170,17 @@ class FloorDiv(_Division):
 
 class Mod(_Division):
     __slots__ = ()
-    order = 2
+    order, symbol = 2, "%"
 
 
 class Min(_Node):
     __slots__ = ()
-    order = 3
+    order, symbol = 3, "min"
 
 
 class Max(_Node):
     __slots__ = ()
-    order = 4
+    order, symbol = 4, "max"
 
 
 Atom = DimVar | FloorDiv | Mod | Min | Max
@@ -198,7 +202,7 @@ class Dim(_Operators):
     def __init__(self, terms: tuple[Term, ...]) -> None:
         """For this package: `terms` are already canonical. Use `Dim.of` and operators."""
         self.terms = terms
-        self.key = tuple((-len(m), tuple(a.key for a in m), c) for c, m in terms)
+        self.key = tuple([(-len(m), tuple([a.key for a in m]), c) for c, m in terms])
         self._hash = hash(self.key)
 
     @staticmethod
@@ -307,6 +311,10 @@ def as_dim(x: object) -> Dim:
         raise TypeError(f"a dimension is an int, a DimVar or a Dim, not {x!r}") from None
 
 
+def bare(atom: Atom) -> Dim:
+    return Dim(((1, (atom,)),))
+
+
 def dim_min(*xs: DimLike) -> Dim:
     from compiler.ir.simplify import extreme  # see _divide
 
@@ -369,12 +377,17 @@ def _times(a: Dim, b: Dim) -> Dim:
     if a.is_const:
         factor = a.const
         return b if factor == 1 else canonical({m: factor * c for c, m in b.terms})
+    return canonical(products(a.terms, b.terms))
+
+
+def products(a: tuple[Term, ...], b: tuple[Term, ...]) -> dict[Monomial, int]:
+    """Every term of a times every term of b, like ones added up."""
     sums: dict[Monomial, int] = {}
-    for c, m in a.terms:
-        for d, n in b.terms:
+    for c, m in a:
+        for d, n in b:
             product = tuple(sorted(m + n, key=by_key))
             sums[product] = sums.get(product, 0) + c * d
-    return canonical(sums)
+    return sums
 
 
 def _divide(a: Dim, b: Dim) -> tuple[Dim, Dim]:
@@ -401,31 +414,17 @@ def split(p: Dim, atom: Atom) -> tuple[Dim, Dim]:
 def _substitute_atom(atom: Atom, mapping: Mapping[DimVar, DimLike]) -> Dim:
     if isinstance(atom, DimVar):
         return as_dim(mapping.get(atom, atom))
-    operands = [o.substitute(mapping) for o in atom.operands]
-    match atom:
-        case FloorDiv():
-            return operands[0] // operands[1]
-        case Mod():
-            return operands[0] % operands[1]
-        case Min():
-            return dim_min(*operands)
-        case Max():
-            return dim_max(*operands)
+    return _OF_DIMS[type(atom)](*(o.substitute(mapping) for o in atom.operands))
 
 
 def _evaluate_atom(atom: Atom, env: Mapping[DimVar, int]) -> int:
     if isinstance(atom, DimVar):
         return env[atom]
-    values = [o.evaluate(env) for o in atom.operands]
-    match atom:
-        case FloorDiv():
-            return values[0] // values[1]
-        case Mod():
-            return values[0] % values[1]
-        case Min():
-            return min(values)
-        case Max():
-            return max(values)
+    return _OF_NUMBERS[type(atom)](*(o.evaluate(env) for o in atom.operands))
+
+
+_OF_DIMS: dict[type[_Node], Callable[..., Dim]] = {FloorDiv: floordiv, Mod: mod, Min: dim_min, Max: dim_max}
+_OF_NUMBERS: dict[type[_Node], Callable[..., int]] = {FloorDiv: floordiv, Mod: mod, Min: min, Max: max}
 
 
 # --- text --------------------------------------------------------------------------------------------------------------
@@ -442,14 +441,10 @@ def _show_atom(atom: Atom) -> str:
     match atom:
         case DimVar():
             return atom.name
-        case FloorDiv():
-            return f"{_show_operand(atom.numerator)} // {_show_operand(atom.divisor)}"
-        case Mod():
-            return f"{_show_operand(atom.numerator)} % {_show_operand(atom.divisor)}"
-        case Min():
-            return f"min({', '.join(map(str, atom.operands))})"
-        case Max():
-            return f"max({', '.join(map(str, atom.operands))})"
+        case FloorDiv() | Mod():
+            return f"{_show_operand(atom.numerator)} {atom.symbol} {_show_operand(atom.divisor)}"
+        case Min() | Max():
+            return f"{atom.symbol}({', '.join(map(str, atom.operands))})"
 
 
 def _show_operand(d: Dim) -> str:

@@ -14,11 +14,12 @@ import math
 from functools import lru_cache
 from operator import attrgetter
 
-from compiler.ir.dims import Atom, Dim, DimLike, DimVar, FloorDiv, Max, Min, Mod, canonical, split
+from compiler.ir.dims import Atom, Dim, DimLike, DimVar, FloorDiv, Max, Min, Mod, bare, canonical, split
 
 Extended = int | float  # a float is an infinity and nothing else
 INF = math.inf
 BUDGET = 64  # elimination steps per question; the proofs of index arithmetic take two to ten
+MAX_TERMS = 32  # of a sum worth eliminating from: products with symbolic divisors multiply them
 
 Bound = tuple[Dim, Dim]  # (scale, value): scale * atom is at least (or at most) value; scale is positive
 
@@ -73,12 +74,12 @@ def _at_least(p: Dim, least: int) -> bool:
 # --- intervals ---------------------------------------------------------------------------------------------------------
 
 
-@lru_cache(maxsize=1 << 16)
+@lru_cache(maxsize=1 << 14)
 def _interval(p: Dim) -> tuple[Extended, Extended]:
     return _lower_bound(p, BUDGET), -_lower_bound(-p, BUDGET)
 
 
-@lru_cache(maxsize=1 << 16)
+@lru_cache(maxsize=1 << 14)
 def _term_interval(p: Dim) -> tuple[Extended, Extended]:
     """Each term on its own: quick, and blind to what terms have in common."""
     low: Extended = 0
@@ -106,7 +107,7 @@ def _sum(a: Extended, b: Extended) -> Extended:
     return a if isinstance(a, float) else b if isinstance(b, float) else a + b
 
 
-@lru_cache(maxsize=1 << 16)
+@lru_cache(maxsize=1 << 14)
 def _atom_interval(atom: Atom) -> tuple[Extended, Extended]:
     match atom:
         case DimVar(lower=lower, upper=upper):
@@ -154,10 +155,10 @@ def _round_up(x: Extended, step: int) -> Extended:
 # --- elimination -------------------------------------------------------------------------------------------------------
 
 
-@lru_cache(maxsize=1 << 17)
+@lru_cache(maxsize=1 << 15)
 def _lower_bound(p: Dim, budget: int) -> Extended:
     best = _term_interval(p)[0]
-    if budget > 0 and not _independent(p):
+    if budget > 0 and len(p.terms) <= MAX_TERMS and not _independent(p):
         best = max(best, _shared_factor(p, budget), _eliminate(p, _next_atom(p), budget))
     offset = p.constant_term
     return _sum(_round_up(_sum(best, -offset), (p - offset).factor), offset)
@@ -257,8 +258,7 @@ def _symbolic_bounds(p: Dim, atom: Atom) -> tuple[list[Bound], list[Bound]]:
         case Mod() if _interval(atom.divisor)[0] >= 0:
             x, d = atom.numerator, atom.divisor
             small = [(one, x)] if _interval(x)[0] >= 0 else []
-            quotient = x // d
-            whole = [(one, x - d * quotient)] if quotient.atom is not None and quotient.atom in p.atoms() else []
+            whole = [(one, x - d * bare(q)) for q in p.atoms() if isinstance(q, FloorDiv) and q.operands == atom.operands]
             return whole, [(one, d - 1), *small, *whole]
         case _:
             return [], []

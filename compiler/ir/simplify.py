@@ -20,23 +20,29 @@ from compiler.ir.dims import (
     Mod,
     Monomial,
     Term,
+    bare,
     canonical,
+    products,
 )
 from compiler.ir.prove import bounds, prove_le
 
 Division = tuple[Dim, Dim]  # quotient, remainder
 
 
-@lru_cache(maxsize=1 << 16)
 def divide(x: Dim, d: Dim) -> Division:
+    if bounds(d) == (0, 0):
+        raise ZeroDivisionError(f"{x} divided by {d}, which is always zero; expected a divisor that can be another number")
+    return _divide(x, d)
+
+
+@lru_cache(maxsize=1 << 14)
+def _divide(x: Dim, d: Dim) -> Division:
     if d.is_const:
         if d.const < 0:
-            quotient, remainder = divide(-x, -d)
+            quotient, remainder = _divide(-x, -d)
             return quotient, -remainder
         if d.const == 1:
             return x, ZERO
-    if bounds(d) == (0, 0):
-        raise ZeroDivisionError(f"{x} divided by {d}, which is always zero; expected a divisor that can be another number")
     if x.is_const and d.is_const:
         quotient, remainder = divmod(x.const, d.const)
         return Dim.of(quotient), Dim.of(remainder)
@@ -45,16 +51,12 @@ def divide(x: Dim, d: Dim) -> Division:
     for rule in (_whole_multiples, _common_factor, _in_range, _low_part, _nested):
         if (result := rule(x, d)) is not None:
             return result
-    return _atom(FloorDiv(x, d)), _remainder(x, d)
+    return bare(FloorDiv(x, d)), _remainder(x, d)
 
 
 def _positive(d: Dim) -> bool:
     """No divisor is zero, so one that is not negative is positive."""
     return prove_le(0, d)
-
-
-def _atom(atom: Atom) -> Dim:
-    return Dim(((1, (atom,)),))
 
 
 # --- the rules of division ---------------------------------------------------------------------------------------------
@@ -65,7 +67,7 @@ def _whole_multiples(x: Dim, d: Dim) -> Division | None:
     whole, rest = _whole_constant(x, d.const) if d.is_const else _whole_symbolic(x, d)
     if rest == x:
         return None
-    quotient, remainder = divide(rest, d)
+    quotient, remainder = _divide(rest, d)
     return whole + quotient, remainder
 
 
@@ -94,12 +96,12 @@ def _exact_quotient(monomial: Monomial, d: int) -> Dim:
 
 def _exact_atom(atom: Atom, d: int) -> Dim:
     if d == 1:
-        return _atom(atom)
+        return bare(atom)
     if isinstance(atom, FloorDiv):
-        return divide(atom.numerator, atom.divisor * d)[0]
+        return _divide(atom.numerator, atom.divisor * d)[0]
     if isinstance(atom, Mod) and atom.divisor.factor % d == 0:
-        return divide(atom.numerator // d, atom.divisor // d)[1]
-    return _atom(FloorDiv(_atom(atom), Dim.of(d)))
+        return _divide(_divide(atom.numerator, Dim.of(d))[0], _divide(atom.divisor, Dim.of(d))[0])[1]
+    return bare(FloorDiv(bare(atom), Dim.of(d)))
 
 
 def _whole_symbolic(x: Dim, d: Dim) -> Division:
@@ -122,7 +124,7 @@ def _common_factor(x: Dim, d: Dim) -> Division | None:
     common = _gcd([*x.terms, *d.terms])
     if common == (1, ()):
         return None
-    quotient, remainder = divide(_over(x, common), _over(d, common))
+    quotient, remainder = _divide(_over(x, common), _over(d, common))
     return quotient, remainder * Dim((common,))
 
 
@@ -152,7 +154,7 @@ def _low_part(x: Dim, d: Dim) -> Division | None:
         tried.add(f)
         low = _not_multiple(x, f)
         if low.terms and low != x and prove_le(0, low) and prove_le(low, Dim((f,)) - 1) and _positive(d):
-            quotient, remainder = divide(x - low, d)
+            quotient, remainder = _divide(x - low, d)
             return quotient, remainder + low
     return None
 
@@ -174,10 +176,10 @@ def _nested(x: Dim, d: Dim) -> Division | None:
     inner = (x - x.constant_term).atom
     if isinstance(inner, FloorDiv) and _positive(d):
         numerator = inner.numerator + inner.divisor * x.constant_term
-        return divide(numerator, inner.divisor * d)[0], _remainder(x, d)
+        return _divide(numerator, inner.divisor * d)[0], _remainder(x, d)
     if isinstance(inner, Mod) and x.constant_term == 0 and d.is_const and inner.divisor.is_const and inner.divisor.const % d.const == 0:
-        quotient, remainder = divide(inner.numerator, d)
-        return quotient % (inner.divisor // d), remainder
+        quotient, remainder = _divide(inner.numerator, d)
+        return _divide(quotient, Dim.of(inner.divisor.const // d.const))[1], remainder
     return None
 
 
@@ -188,8 +190,8 @@ def _remainder(x: Dim, d: Dim) -> Dim:
             for i, atom in enumerate(m):
                 if isinstance(atom, Mod) and atom.divisor.is_const and c * atom.divisor.const % d.const == 0:
                     rest = canonical({m[:i] + m[i + 1 :]: c})
-                    return divide(x + rest * (atom.numerator - _atom(atom)), d)[1]
-    return _atom(Mod(x, d))
+                    return _divide(x + rest * (atom.numerator - bare(atom)), d)[1]
+    return bare(Mod(x, d))
 
 
 # --- monomials ---------------------------------------------------------------------------------------------------------
@@ -252,13 +254,14 @@ def _recombine_term(sums: dict[Monomial, int], m: Monomial, atom: FloorDiv | Mod
             return None
         (c, rest) = around.terms[0]
         return canonical({**sums, m: 0}) + canonical({rest: c // common}) * _exact_quotient((_sole(x),), d.const // common)
-    quotient = divide(x, d)[0]
-    if _contains(sums, whole := around * d * quotient):  # d * (x // d) + x % d -> x
-        return canonical({**sums, m: 0}) - whole + around * x
-    for other in list(sums):
-        for outer in other:  # d * ((x // d) % e) + x % d -> x % (d * e)
-            if isinstance(outer, Mod) and outer.numerator == quotient and _contains(sums, high := around * d * _atom(outer)):
-                return canonical({**sums, m: 0}) - high + around * (x % (d * outer.divisor))
+    quotient = _divide(x, d)[0]
+    whole = _product(around, d, quotient)
+    if _contains(sums, whole, m):  # d * (x // d) + x % d -> x
+        return canonical({**sums, m: 0, **dict.fromkeys(whole, 0)}) + around * x
+    for outer in [a for n in sums for a in n if isinstance(a, Mod) and a.numerator == quotient]:
+        high = _product(around, d, bare(outer))
+        if _contains(sums, high, m):  # d * ((x // d) % e) + x % d -> x % (d * e)
+            return canonical({**sums, m: 0, **dict.fromkeys(high, 0)}) + around * _divide(x, d * outer.divisor)[1]
     return None
 
 
@@ -269,8 +272,16 @@ def _sole(x: Dim) -> Atom:
     return atom
 
 
-def _contains(sums: dict[Monomial, int], part: Dim) -> bool:
-    return bool(part.terms) and all(sums.get(m, 0) == c for c, m in part.terms)
+def _product(*factors: Dim) -> dict[Monomial, int]:
+    """The terms of the product as they multiply out: looked for in a sum, and not to be recombined themselves."""
+    sums: dict[Monomial, int] = {(): 1}
+    for factor in factors:
+        sums = products(tuple((c, m) for m, c in sums.items()), factor.terms)
+    return sums
+
+
+def _contains(sums: dict[Monomial, int], part: dict[Monomial, int], apart_from: Monomial) -> bool:
+    return bool(part) and apart_from not in part and all(sums.get(m) == c for m, c in part.items())
 
 
 # --- min and max -------------------------------------------------------------------------------------------------------
@@ -279,7 +290,7 @@ def _contains(sums: dict[Monomial, int], part: Dim) -> bool:
 def extreme(kind: type[Min] | type[Max], operands: tuple[Dim, ...]) -> Dim:
     """min or max: flat, sorted, without the operands that another is proved to beat."""
     if not operands:
-        raise ValueError(f"{kind.__name__.lower()} of no dimensions; expected one at least")
+        raise ValueError(f"{kind.symbol} of no dimensions; expected one at least")
     flat: dict[Dim, None] = {}
     for x in operands:
         flat.update(dict.fromkeys(x.atom.operands if isinstance(x.atom, kind) else (x,)))
@@ -287,4 +298,4 @@ def extreme(kind: type[Min] | type[Max], operands: tuple[Dim, ...]) -> Dim:
     for x in list(kept):
         if any(y is not x and (prove_le(y, x) if kind is Min else prove_le(x, y)) for y in kept):
             kept.remove(x)
-    return kept[0] if len(kept) == 1 else _atom(kind(*kept))
+    return kept[0] if len(kept) == 1 else bare(kind(*kept))

@@ -148,6 +148,14 @@ def test_a_declaration_that_makes_no_sense_is_refused() -> None:
         DimVar("n", multiple_of=0)
 
 
+def test_an_expression_nested_too_deep_is_refused() -> None:
+    dim = signed.dim
+    with pytest.raises(ValueError, match="33 deep, expected at most 32"):
+        for step in range(40):
+            dim = (3 * dim + 1) // (m + step)
+    assert dim.vars() == (signed, m)
+
+
 def test_evaluating_without_a_value_names_the_variable() -> None:
     with pytest.raises(UnboundDimError, match="no value for m"):
         (n * 4 + m // 3).evaluate({n: 1})
