@@ -1,0 +1,70 @@
+"""Kernels become one object file.
+
+The module is freestanding: it defines all it calls. `no-builtins` keeps LLVM from turning loops into calls of memset and memcpy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+
+import llvmlite.binding as llvm
+
+from compiler.codegen import vector_math
+from compiler.codegen.llvm import KernelCode
+from compiler.ir.loops import Fn
+from compiler.target import Target
+
+
+@dataclass(frozen=True, slots=True)
+class LinkedCode:
+    object: bytes
+    unoptimised: str  # LLVM IR as emitted
+    target: Target
+
+    def optimised(self) -> str:
+        """LLVM IR after the optimiser (`.ll`)."""
+        with _optimised(self.unoptimised, self.target) as module:
+            return str(module)
+
+    def assembly(self) -> str:
+        """What the object file holds, as text (`.s`)."""
+        with _optimised(self.unoptimised, self.target) as module:
+            return _machine(self.target).emit_assembly(module)
+
+
+def link(kernels: Iterable[KernelCode], target: Target, extra: str = "") -> LinkedCode:
+    """`extra` is the text of further functions, such as those that compute shapes."""
+    text = module_text(kernels, extra)
+    with _optimised(text, target) as module:
+        return LinkedCode(_machine(target).emit_object(module), text, target)
+
+
+def module_text(kernels: Iterable[KernelCode], extra: str = "") -> str:
+    kernels = list(kernels)
+    math = sorted(set[tuple[Fn, int]]().union(*(k.math for k in kernels)))
+    parts = [*(k.text for k in kernels), extra, *(vector_math.definition(fn, lanes) for fn, lanes in math)]
+    return "\n\n".join(p for p in parts if p) + '\n\nattributes #0 = { nounwind "no-builtins" }\n'
+
+
+def _optimised(text: str, target: Target) -> llvm.ModuleRef:
+    _machine(target)  # parsing needs an initialised LLVM
+    module = llvm.parse_assembly(text)
+    module.triple = target.triple
+    module.data_layout = str(_machine(target).target_data)
+    options = llvm.create_pipeline_tuning_options(speed_level=2)
+    options.loop_vectorization = False  # vectors are the schedule's
+    options.slp_vectorization = False
+    options.loop_interleaving = False
+    builder = llvm.create_pass_builder(_machine(target), options)
+    builder.getModulePassManager().run(module, builder)
+    return module
+
+
+@lru_cache(maxsize=8)
+def _machine(target: Target) -> llvm.TargetMachine:
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    made = llvm.Target.from_triple(target.triple)
+    return made.create_target_machine(cpu="", features=target.feature_string, opt=2, reloc="pic", codemodel="default")

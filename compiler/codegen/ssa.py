@@ -1,0 +1,184 @@
+"""LLVM IR as text, written in one pass.
+
+A function is a list of lines with holes. A hole is a list of its own that stays open after later lines have been written: that is
+how a value is computed as far out as its operands allow (`hoist`), which keeps index arithmetic out of inner loops without asking
+LLVM to find it there. Text, because LLVM parses it faster than any object model can be built in Python.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from compiler.ir.loops import Fn
+
+Lines = list["str | Lines"]
+
+
+@dataclass(slots=True)
+class Scope:
+    """A hole that dominates everything written while the scope is open, and what has been computed in it."""
+
+    lines: Lines
+    known: dict[str, str] = field(default_factory=dict[str, str])
+
+
+class Code:
+    """The body of one function while it is written."""
+
+    def __init__(self) -> None:
+        self.lines: Lines = []
+        self.label = "entry"
+        self.allocas: Lines = []
+        self.scopes = [Scope([])]
+        self.math: set[tuple[Fn, int]] = set()  # functions of vector_math that the text calls, with their lanes
+        self._count = 0
+        self.lines += [self.allocas, self.scopes[0].lines]
+
+    @property
+    def level(self) -> int:
+        """Number of the innermost scope: the place of a value that may depend on anything."""
+        return len(self.scopes) - 1
+
+    def fresh(self, hint: str = "") -> str:
+        self._count += 1
+        return f"%{hint}{self._count}" if hint else f"%t{self._count}"
+
+    def op(self, text: str) -> str:
+        """One instruction here; its result."""
+        name = self.fresh()
+        self.lines.append(f"{name} = {text}")
+        return name
+
+    def do(self, text: str) -> None:
+        self.lines.append(text)
+
+    def hoist(self, level: int, text: str) -> str:
+        """One pure instruction in the scope `level`, written once per scope."""
+        scope = self.scopes[level]
+        name = scope.known.get(text)
+        if name is None:
+            name = scope.known[text] = self.fresh()
+            scope.lines.append(f"{name} = {text}")
+        return name
+
+    def alloca(self, type_: str) -> str:
+        name = self.fresh("m")
+        self.allocas.append(f"{name} = alloca {type_}, align 64")
+        return name
+
+    # --- control flow --------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def scope(self) -> Generator[int]:
+        """A new innermost scope, here."""
+        hole: Lines = []
+        self.lines.append(hole)
+        self.scopes.append(Scope(hole))
+        yield self.level
+        self.scopes.pop()
+
+    def block(self, label: str) -> None:
+        self.lines.append(f"{label[1:]}:")
+        self.label = label[1:]
+
+    def jump(self, label: str) -> None:
+        self.lines.append(f"br label {label}")
+
+    def branch(self, cond: str, then: str, orelse: str) -> None:
+        self.lines.append(f"br i1 {cond}, label {then}, label {orelse}")
+
+    @contextmanager
+    def loop(self, begin: str, end: str, *, runs: bool = False) -> Generator[str]:
+        """i64 counter from `begin` to `end` - 1; `runs` promises at least one iteration."""
+        body, done = self.fresh("loop"), self.fresh("done")
+        if runs:
+            self.jump(body)
+        else:
+            self.branch(self.op(f"icmp slt i64 {begin}, {end}"), body, done)
+        before = self.label
+        self.block(body)
+        counter, step = self.fresh("i"), self.fresh("next")
+        phi: Lines = []
+        self.lines.append(phi)
+        with self.scope():
+            yield counter
+        self.do(f"{step} = add nuw nsw i64 {counter}, 1")
+        phi.append(f"{counter} = phi i64 [ {begin}, %{before} ], [ {step}, %{self.label} ]")
+        self.branch(self.op(f"icmp slt i64 {step}, {end}"), body, done)
+        self.block(done)
+
+    @contextmanager
+    def when(self, cond: str) -> Generator[None]:
+        then, done = self.fresh("then"), self.fresh("done")
+        self.branch(cond, then, done)
+        self.block(then)
+        yield
+        self.jump(done)
+        self.block(done)
+
+    def choose(self, cond: str, kind: str, then: Callable[[], str], orelse: Callable[[], str]) -> str:
+        """The operand of one side; the other side is not run."""
+        yes, no, done = self.fresh("yes"), self.fresh("no"), self.fresh("done")
+        self.branch(cond, yes, no)
+        arms: list[str] = []
+        for label, arm in ((yes, then), (no, orelse)):
+            self.block(label)
+            operand = arm()
+            arms.append(f"[ {operand}, %{self.label} ]")
+            self.jump(done)
+        self.block(done)
+        return self.op(f"phi {kind} {', '.join(arms)}")
+
+    def text(self) -> str:
+        return "\n".join(_flatten(self.lines))
+
+
+def _flatten(lines: Lines) -> Iterator[str]:
+    for line in lines:
+        if isinstance(line, str):
+            yield line if line.endswith(":") else f"  {line}"
+        else:
+            yield from _flatten(line)
+
+
+# --- types and constants -----------------------------------------------------------------------------------------------
+
+
+def vec(element: str, lanes: int) -> str:
+    return element if lanes == 1 else f"<{lanes} x {element}>"
+
+
+def suffix(element: str, lanes: int) -> str:
+    """How an intrinsic's name mentions the type: `v16f32`."""
+    short = {"float": "f32", "half": "f16", "double": "f64", "ptr": "p0"}.get(element, element)
+    return short if lanes == 1 else f"v{lanes}{short}"
+
+
+def float_literal(value: float) -> str:
+    """A float constant, exactly: LLVM writes f32 with the bits of the equal f64."""
+    return f"0x{struct.unpack('<Q', struct.pack('<d', value))[0]:016X}"
+
+
+def splat(literal: str, element: str, lanes: int) -> str:
+    return literal if lanes == 1 else f"splat ({element} {literal})"
+
+
+def vector_literal(element: str, values: Iterable[object]) -> str:
+    return f"<{', '.join(f'{element} {v}' for v in values)}>"
+
+
+def broadcast(code: Code, operand: str, element: str, lanes: int, level: int | None = None) -> str:
+    """The vector with `operand` in every lane."""
+    if lanes == 1:
+        return operand
+    if not operand.startswith("%"):
+        return splat(operand, element, lanes)
+    at = code.level if level is None else level
+    kind = vec(element, lanes)
+    one = f"insertelement {kind} poison, {element} {operand}, i64 0"
+    if level is None:
+        return code.op(f"shufflevector {kind} {code.op(one)}, {kind} poison, <{lanes} x i32> zeroinitializer")
+    return code.hoist(at, f"shufflevector {kind} {code.hoist(at, one)}, {kind} poison, <{lanes} x i32> zeroinitializer")

@@ -1,0 +1,97 @@
+"""Machines that code is generated for.
+
+A target is what its instructions can do, never what it is called: LLVM misnames CPUs inside virtual machines, but its list of
+features is right. The named targets are steps of capability; the host is whatever the CPU reports.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+import llvmlite.binding as llvm
+
+
+class TargetError(Exception):
+    """A target that is not known, or a machine that nothing can be generated for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    name: str
+    arch: str  # as LLVM names it: x86_64, aarch64
+    features: frozenset[str]  # in LLVM's spelling
+    vector_bits: int  # of the widest registers that arithmetic works on
+
+    @property
+    def triple(self) -> str:
+        return f"{self.arch}-unknown-linux-gnu"
+
+    @property
+    def feature_string(self) -> str:
+        return ",".join(f"+{f}" for f in sorted(self.features))
+
+    @property
+    def key(self) -> str:
+        """Equal for targets that get equal code, on any machine and day."""
+        return f"{self.arch}:{self.feature_string}"
+
+    @property
+    def can_run_here(self) -> bool:
+        here = host()
+        return self.arch == here.arch and self.features <= here.features
+
+    def has(self, *features: str) -> bool:
+        return self.features.issuperset(features)
+
+    def lanes(self, num_bytes: int) -> int:
+        """Elements of this size in a register."""
+        return self.vector_bits // (8 * num_bytes)
+
+
+# What the listed ones imply (avx and sse of avx2, for example) LLVM adds itself.
+_X86_V3: Final = frozenset(["avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe", "popcnt"])
+_AVX512: Final = _X86_V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
+_AVX512_BF16: Final = _AVX512 | {"avx512vnni", "avx512bf16"}
+_AMX: Final = _AVX512_BF16 | {"amx-tile", "amx-bf16", "amx-int8"}
+_NEON: Final = frozenset(["fp-armv8", "neon"])
+_NEON_BF16: Final = _NEON | {"fullfp16", "dotprod", "i8mm", "bf16"}
+
+NAMED: Final = {
+    t.name: t
+    for t in (
+        Target("x86-64-v3", "x86_64", _X86_V3, 256),
+        Target("avx512", "x86_64", _AVX512, 512),
+        Target("avx512-vnni-bf16", "x86_64", _AVX512_BF16, 512),
+        Target("amx", "x86_64", _AMX, 512),
+        Target("aarch64-neon", "aarch64", _NEON, 128),
+        Target("aarch64-i8mm-bf16", "aarch64", _NEON_BF16, 128),
+    )
+}
+
+
+def get(name: str) -> Target:
+    if name == "host":
+        return host()
+    if name not in NAMED:
+        raise TargetError(f"unknown target {name!r}; known: host, {', '.join(NAMED)}")
+    return NAMED[name]
+
+
+@lru_cache(maxsize=1)
+def host() -> Target:
+    """This machine."""
+    arch = llvm.get_process_triple().split("-")[0]
+    arch = {"arm64": "aarch64", "amd64": "x86_64"}.get(arch, arch)
+    least = {"x86_64": NAMED["x86-64-v3"], "aarch64": NAMED["aarch64-neon"]}.get(arch)
+    if least is None:
+        raise TargetError(f"this machine is a {arch}; code is generated for x86_64 and aarch64")
+    # An operating system may report only what goes beyond its base, which on aarch64 is NEON.
+    found = frozenset(f for f, present in llvm.get_host_cpu_features().items() if present)
+    found |= _NEON if arch == "aarch64" else frozenset[str]()
+    if missing := least.features - found:
+        raise TargetError(
+            f"this CPU lacks {', '.join(sorted(missing))}; expected at least {least.name}: {', '.join(sorted(least.features))}"
+        )
+    return Target("host", arch, found, 512 if found >= _AVX512 else least.vector_bits)
