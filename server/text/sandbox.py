@@ -259,6 +259,7 @@ class MeteredEnvironment(ImmutableSandboxedEnvironment):
         meter.step()
         owner, name = getattr(__obj, "__self__", None), getattr(__obj, "__name__", "")
         if isinstance(__obj, BuiltinMethodType) and isinstance(owner, str):
+            kwargs = {key: value for key, value in kwargs.items() if key not in ("_loop_vars", "_block_vars")}  # Jinja's own
             if name == "format":
                 return format_braces(meter, owner, args, kwargs)
             return call_text(meter, name, owner, *args, **kwargs)

@@ -1,0 +1,222 @@
+"""Safetensors: mapped not copied, sharded or whole, and no header is believed unchecked."""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import save_file
+
+from compiler.frontend.errors import DamagedFile, ModelError, UnsafeFile, WeightMismatch
+from compiler.frontend.weights import DTYPES, Accounting, open_safetensors
+
+RNG = np.random.default_rng(0)
+TENSORS = {
+    "a.weight": RNG.standard_normal((5, 7), np.float32),
+    "a.bias": RNG.standard_normal(3).astype(ml_dtypes.bfloat16),
+    "scalar": np.array(2.5, np.float16),
+    "empty": np.zeros((0, 4), np.float32),
+    "ids": np.arange(6, dtype=np.int64).reshape(1, 2, 3),
+}
+
+
+def write(path: Path, header: object, data: bytes = b"") -> Path:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+    return path
+
+
+def entry(start: int, stop: int, shape: list[int], dtype: str = "F32") -> dict[str, Any]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": [start, stop]}
+
+
+def shard(directory: Path, assignment: Mapping[str, str], **changes: str) -> None:
+    for file in set(assignment.values()):
+        save_file({name: TENSORS[name] for name, of in assignment.items() if of == file}, directory / file)
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {**assignment, **changes}}))
+
+
+def test_reads_what_the_reference_wrote(tmp_path: Path) -> None:
+    save_file(TENSORS, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    source = open_safetensors(tmp_path)
+    assert source.tensors.keys() == TENSORS.keys()
+    for name, expected in TENSORS.items():
+        info, read = source.tensors[name], source.read(name)
+        assert (info.shape, info.dtype, info.num_bytes) == (expected.shape, expected.dtype, expected.nbytes)
+        assert read.dtype == expected.dtype
+        np.testing.assert_array_equal(read, expected)
+
+
+def test_tensors_are_views_of_the_file(tmp_path: Path) -> None:
+    save_file(TENSORS, tmp_path / "model.safetensors")
+    source = open_safetensors(tmp_path / "model.safetensors")
+    first, second = source.read("a.weight"), source.read("a.weight")
+    assert np.shares_memory(first, second)
+    assert not first.flags.writeable
+
+
+def test_released_pages_come_back(tmp_path: Path) -> None:
+    big = np.arange(1 << 20, dtype=np.float32)
+    save_file({"big": big}, tmp_path / "model.safetensors")
+    source = open_safetensors(tmp_path)
+    view = source.read("big")
+    assert view.sum() == big.sum()
+    source.release("big")
+    np.testing.assert_array_equal(view, big)
+
+
+def test_every_dtype_has_the_width_of_its_name() -> None:
+    for name, dtype in DTYPES.items():
+        digits = "".join(c for c in name.removesuffix("_E4M3").removesuffix("_E5M2") if c.isdigit())
+        assert dtype.itemsize * 8 == int(digits or 8)
+
+
+def test_shards_are_one_source(tmp_path: Path) -> None:
+    shard(tmp_path, {name: f"model-{i % 2}.safetensors" for i, name in enumerate(TENSORS)})
+    source = open_safetensors(tmp_path)
+    for name, expected in TENSORS.items():
+        np.testing.assert_array_equal(source.read(name), expected)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"a.bias": "../other.safetensors"}, DamagedFile, "same directory"),
+        ({"a.bias": "gone.safetensors"}, ModelError, r"missing: gone\.safetensors"),
+        ({"more": "one.safetensors"}, DamagedFile, "no shard holds: more"),
+    ],
+)
+def test_an_index_must_match_its_shards(tmp_path: Path, changes: dict[str, str], error: type[Exception], message: str) -> None:
+    shard(tmp_path, dict.fromkeys(TENSORS, "one.safetensors"), **changes)
+    with pytest.raises(error, match=message):
+        open_safetensors(tmp_path)
+
+
+def test_one_tensor_in_two_shards(tmp_path: Path) -> None:
+    shard(tmp_path, {"a.bias": "one.safetensors", "ids": "two.safetensors"})
+    save_file({"ids": TENSORS["ids"]}, tmp_path / "one.safetensors")
+    with pytest.raises(DamagedFile, match=r"'ids' is in both one\.safetensors and two\.safetensors"):
+        open_safetensors(tmp_path)
+
+
+def test_what_a_directory_holds_decides(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="neither"):
+        open_safetensors(tmp_path / "gone")
+    with pytest.raises(ModelError, match="has no weights"):
+        open_safetensors(tmp_path)
+    (tmp_path / "pytorch_model.bin").write_bytes(b"\x80\x02")
+    with pytest.raises(UnsafeFile, match=r"pytorch_model\.bin.*save_pretrained"):
+        open_safetensors(tmp_path)
+    with pytest.raises(UnsafeFile, match=r"model\.pth"):
+        open_safetensors(tmp_path / "model.pth")
+    save_file(TENSORS, tmp_path / "other.safetensors")
+    assert open_safetensors(tmp_path).tensors.keys() == TENSORS.keys()
+    save_file(TENSORS, tmp_path / "another.safetensors")
+    with pytest.raises(ModelError, match=r"another\.safetensors, other\.safetensors"):
+        open_safetensors(tmp_path)
+
+
+def test_digest_follows_content_and_time(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    save_file(TENSORS, path)
+    first = open_safetensors(path).digest()
+    assert open_safetensors(tmp_path).digest() == first
+    status, content = path.stat(), bytearray(path.read_bytes())
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
+    assert open_safetensors(path).digest() != first
+    content[-1] ^= 1
+    path.write_bytes(content)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert open_safetensors(path).digest() != first
+
+
+@pytest.mark.parametrize(
+    ("header", "data", "message"),
+    [
+        (b"{", b"", "not JSON"),
+        (b"[]", b"", "expected an object"),
+        (b"[" * 100_000, b"", "not JSON"),
+        (b'{"a": 1}', b"", "expected an object of dtype"),
+        (b'{"a":1,"b":2,"a":3}', b"1234", "more than one entry 'a'"),
+        ({"a": entry(0, 4, [1], "F31")}, b"1234", "'F31' is none of F64, F32"),
+        ({"a": entry(0, 4, [2])}, b"1234", "do not span the 8 bytes"),
+        ({"a": entry(0, 4, [-1])}, b"1234", "non-negative"),
+        ({"a": entry(0, 4, [True])}, b"1234", "non-negative"),
+        ({"a": entry(0, 4, [1.0])}, b"1234", "non-negative"),
+        ({"a": entry(0, 4, [1] * 9)}, b"1234", "9 dimensions"),
+        ({"a": entry(0, 0, [0, 1 << 62, 1 << 62, 1 << 62])}, b"1234", "describes 0"),
+        ({"a": entry(4, 0, [1])}, b"1234", "do not span"),
+        ({"a": entry(0, 4, [1]), "b": entry(0, 4, [1])}, b"1234", "overlaps"),
+        ({"a": entry(0, 4, [1]), "b": entry(8, 12, [1])}, b"123412341234", "leaves a gap"),
+        ({"a": entry(0, 4, [1])}, b"12345678", "holds 8 bytes of data; its header describes 4"),
+        ({"a": entry(0, 1 << 40, [1 << 38])}, b"1234", "Is the download complete"),
+    ],
+)  # fmt: skip
+def test_hostile_headers_are_refused(tmp_path: Path, header: object, data: bytes, message: str) -> None:
+    with pytest.raises(DamagedFile, match=message):
+        open_safetensors(write(tmp_path / "model.safetensors", header, data))
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"1234567", (1 << 63).to_bytes(8, "little") + b"{}", (17 << 20).to_bytes(8, "little") + b" " * (18 << 20)]
+)
+def test_announced_lengths_are_limited(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(content)
+    with pytest.raises(DamagedFile):
+        open_safetensors(path)
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_damaged_file_is_refused_or_reads_within_its_bounds(tmp_path: Path, data: st.DataObject) -> None:
+    path = tmp_path / "model.safetensors"
+    save_file(TENSORS, path)
+    content = bytearray(path.read_bytes())
+    if data.draw(st.booleans()):
+        del content[data.draw(st.integers(0, len(content))) :]
+    for _ in range(data.draw(st.integers(0, 3)) if content else 0):
+        content[data.draw(st.integers(0, len(content) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    path.unlink()  # the earlier example's map keeps its own file
+    path.write_bytes(content)
+    try:
+        source = open_safetensors(path)
+    except DamagedFile:
+        return
+    assert sum(source.read(name).nbytes for name in source.tensors) <= len(content)
+
+
+def test_accounting_lists_all_that_is_wrong(tmp_path: Path) -> None:
+    save_file(TENSORS, tmp_path / "model.safetensors")
+    source = open_safetensors(tmp_path)
+
+    complete = Accounting(source)
+    for name, tensor in TENSORS.items():
+        complete.take(name, tensor.shape)
+    complete.check()
+
+    wrong = Accounting(source)
+    wrong.take("a.weight", (7, 5))
+    wrong.take("b.weight", (2,))
+    wrong.ignore("scalar", "*.bias")
+    with pytest.raises(WeightMismatch) as caught:
+        wrong.check()
+    message = str(caught.value)
+    assert "1 missing: b.weight [2]" in message
+    assert "1 of another shape: a.weight is [5, 7], expected [7, 5]" in message
+    assert "2 not part of the model: empty, ids" in message
+
+
+def test_accounting_shortens_long_lists(tmp_path: Path) -> None:
+    save_file(TENSORS, tmp_path / "model.safetensors")
+    accounting = Accounting(open_safetensors(tmp_path))
+    for layer in range(100):
+        accounting.take(f"layer.{layer}", (1,))
+    with pytest.raises(WeightMismatch, match=r"100 missing: .*layer\.19 \[1\], and 80 more"):
+        accounting.check()

@@ -1,0 +1,254 @@
+"""Chat templates: the same text as plain Jinja gives, and no way to run away."""
+
+import json
+import tracemalloc
+from contextlib import suppress
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from server.text.template import ChatTemplate, TemplateError, TemplateLimitError, TemplateRejection
+
+MESSAGES = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "  Grüße <b> & 'co' "},
+    {"role": "assistant", "content": "<think>\nhm\n</think>\n\nHi", "tool_calls": [{"name": "f", "arguments": {"x": [1, 2.5]}}]},
+    {"role": "tool", "content": '{"ok": true}'},
+    {"role": "user", "content": "and 世界?"},
+]
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"required": ["x"], "properties": {"x": {}, "y": {}}}}}]
+
+CHATML = """
+{%- if tools %}
+    {{- '<|im_start|>system\\n' }}
+    {%- for tool in tools %}
+        {{- "\\n" }}
+        {{- tool | tojson }}
+    {%- endfor %}
+    {{- '<|im_end|>\\n' }}
+{%- endif %}
+{%- set ns = namespace(last=-1, seen=[]) %}
+{%- for message in messages[::-1] %}
+    {%- set index = (messages|length - 1) - loop.index0 %}
+    {%- if ns.last == -1 and message.role == 'user' and not (message.content.startswith('<tool>') and 'x' in message.content) %}
+        {%- set ns.last = index %}
+    {%- endif %}
+    {%- set ns.seen = ns.seen + [message['role']] %}
+{%- endfor %}
+{% for message in messages %}
+{{ '<|im_start|>' + message.role ~ '\\n' }}
+    {%- set content = message.content | trim %}
+    {%- if '</think>' in content %}
+        {%- set content = content.split('</think>')[-1].lstrip('\\n') %}
+    {%- endif %}
+{{ content }}
+    {%- if message.tool_calls is defined and message.tool_calls %}
+        {%- for call in message.tool_calls %}{{ call.name ~ ': ' ~ (call.arguments | tojson(indent=2)) }}{% endfor %}
+    {%- endif %}
+<|im_end|>
+{% endfor %}
+{{ ns.last }}/{{ ns.seen | join(', ') }}
+{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}
+"""
+
+VARIOUS = """
+{%- macro show(value, depth=0) -%}
+    {%- if value is mapping -%}
+        {%- for key, item in value | dictsort -%}{{ '  ' * depth }}{{ key }}={{ show(item, depth + 1) }};{%- endfor -%}
+    {%- elif value is iterable and value is not string -%}
+        [{% for item in value %}{{ show(item, depth + 1) }}{% if not loop.last %},{% endif %}{% endfor %}]
+    {%- else -%}{{ value | string | upper }}{%- endif -%}
+{%- endmacro -%}
+{{ bos_token }}{{ show(tools) }}
+{{ messages | selectattr('role', 'eq', 'user') | map(attribute='content') | map('trim') | join('|') }}
+{{ messages | map(attribute='role') | unique | list | length }} {{ messages | rejectattr('tool_calls', 'defined') | list | count }}
+{% for message in messages if message.role != 'tool' %}
+{{ loop.index }}{{ loop.cycle('a', 'b') }}{% if loop.index > 2 %}{% break %}{% endif %}{% endfor %}
+{% set block %}{{ messages[0].content.replace('brief', 'long') }}{% endset %}{{ block | indent(4, first=true) }}
+{{ '%s-%02d' % ('a', 7) }} {{ '{}:{:>4}'.format('b', 5) }} {{ 7 // 2 }} {{ 2 ** 10 }}
+{{ 3.5 | round | int }} {{ [3, 1, 2] | sort | first }}
+{{ messages[0].get('name', 'nobody') }} {{ messages[1]['content'].split() | length }} {{ none is none }}
+{{ missing is undefined }}{{ missing }}
+{% for key, value in messages[0].items() %}{{ key }}:{{ value | length }} {% endfor %}{{ dict(a=1) | tojson }} {{ {'a': [1, {}]} }}
+{% macro wrap() %}({{ caller('x') }}){% endmacro %}{% call(x) wrap() %}{{ x }}!{% endcall %}{% filter upper %}shout{% endfilter %}
+"""
+
+
+def plain(source: str, **variables: object) -> str:
+    """The template without a meter, as the model's authors run it."""
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
+    environment.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
+    return environment.from_string(source).render(**variables)
+
+
+@pytest.mark.parametrize("source", [CHATML, VARIOUS], ids=["chatml", "various"])
+@pytest.mark.parametrize("tools", [None, TOOLS], ids=["bare", "tools"])
+def test_metering_changes_no_text(source: str, tools: list[dict[str, object]] | None) -> None:
+    expected = plain(source, messages=MESSAGES, tools=tools, add_generation_prompt=True, bos_token="<s>")
+    assert ChatTemplate(source, {"bos_token": "<s>"}).render(MESSAGES, tools) == expected
+
+
+def test_tojson_keeps_text_readable() -> None:
+    assert ChatTemplate("{{ messages[0] | tojson }}", {}).render([{"content": "ä<'&"}]) == '{"content": "ä<\'&"}'
+
+
+def test_tools_choose_the_template_made_for_them() -> None:
+    template = ChatTemplate("plain", {}, tool_source="tools: {{ tools | length }}")
+    assert template.render(MESSAGES) == "plain"
+    assert template.render(MESSAGES, TOOLS) == "tools: 1"
+
+
+def test_generation_marks_are_transparent() -> None:
+    source = "{% for m in messages %}{% generation %}{{ m.role }};{% endgeneration %}{% endfor %}"
+    assert ChatTemplate(source, {}).render(MESSAGES[:2]) == "system;user;"
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("{{ m.content }}</s>", "<go on \n"),
+        ("{{ m.content | trim }}</s>", "<go on"),
+        ("{{ m.content }}{{ m.content }}</s>", "<go on \n go on \n"),
+    ],
+)
+def test_continue_final_message_ends_inside_of_it(body: str, expected: str) -> None:
+    template = ChatTemplate("{% for m in messages %}<" + body + "{% endfor %}", {})
+    messages = [{"role": "assistant", "content": "go on \n"}]
+    assert template.render(messages, add_generation_prompt=False, continue_final_message=True).replace("\ue000", "") == expected
+
+
+def test_continue_final_message_is_refused_where_it_cannot_be_honoured() -> None:
+    with pytest.raises(TemplateError, match="exclude each other"):
+        ChatTemplate("", {}).render(MESSAGES, continue_final_message=True)
+    with pytest.raises(TemplateError, match="does not write the last message"):
+        ChatTemplate("silence", {}).render(MESSAGES, add_generation_prompt=False, continue_final_message=True)
+
+
+def test_a_refusal_of_the_template_is_told_apart() -> None:
+    template = ChatTemplate("a\n\n{{ raise_exception('roles must alternate') }}", {})
+    with pytest.raises(TemplateRejection, match="line 3: roles must alternate") as caught:
+        template.render(MESSAGES)
+    assert caught.value.line == 3
+
+
+@pytest.mark.parametrize(
+    ("source", "line", "message"),
+    [
+        ("a\n{% for %}", 2, "Expected an expression"),
+        ("{{ 'x' | center(9) }}", 1, "No filter named 'center'"),
+        ("\n{{ messages.append(1) }}", 2, "unsafe"),
+        ("\n\n{{ 1 / 0 }}", 3, "ZeroDivisionError"),
+        ("{{ missing.a.b }}", 1, "'missing' is undefined"),
+        ("{% include 'other' %}", 1, "no loader"),
+    ],
+)
+def test_errors_name_line_and_cause(source: str, line: int, message: str) -> None:
+    with pytest.raises(TemplateError, match=message) as caught:
+        ChatTemplate(source, {}).render(MESSAGES)
+    assert caught.value.line == line
+
+
+@pytest.mark.parametrize(
+    "expression", ["''.__class__", "(1).to_bytes", "messages.__init__", "raise_exception.__globals__", "'{0.__class__}'.format(1)"]
+)
+def test_python_is_out_of_reach(expression: str) -> None:
+    with pytest.raises(TemplateError):
+        ChatTemplate("{{ (" + expression + ")() }}", {}).render(MESSAGES)
+
+
+BIG = "{% set ns = namespace(s='x' * 1000, l=[0], t=(1,)) %}"
+HOSTILE = {
+    "nested loops": "{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}",
+    "filtered loop": "{% for a in range(100000) %}{% for b in range(100000) if false %}{% endfor %}{% endfor %}",
+    "exponential macro": "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+    "recursive loop": "{% for a in [[1] * 1000] * 1000 recursive %}{{ loop([[1] * 1000] * 1000) if loop.depth < 9 }}{% endfor %}",
+    "repeated text": "{{ 'x' * 10 ** 12 }}",
+    "repeated list": "{{ ([0] * 10 ** 10) | length }}",
+    "power": "{{ 9 ** 9 ** 9 }}",
+    "growing integer": "{% set ns = namespace(n=3) %}{% for i in range(99) %}{% set ns.n = ns.n * ns.n %}{% endfor %}",
+    "doubling by concatenation": BIG + "{% for i in range(60) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}",
+    "doubling by addition": BIG + "{% for i in range(60) %}{% set ns.s = ns.s + ns.s %}{% endfor %}",
+    "doubling in a block": BIG + "{% for i in range(60) %}{% set s %}{{ ns.s }}{{ ns.s }}{% endset %}{% set ns.s = s %}{% endfor %}",
+    "doubling without a loop": "{% set s = 'x' * 1000 %}" + "{% set s = s ~ s %}" * 60,
+    "doubling by join": BIG + "{% for i in range(60) %}{% set ns.s = [ns.s, ns.s] | join %}{% endfor %}",
+    "doubling by method": BIG + "{% for i in range(60) %}{% set ns.s = ns.s.join(['', ns.s, '']) %}{% endfor %}",
+    "doubling by replace": BIG + "{% for i in range(9) %}{% set ns.s = ns.s.replace('x', 'x' * 1000) %}{% endfor %}",
+    "doubling by filter": BIG + "{% for i in range(9) %}{% set ns.s = ns.s | replace('x', 'x' * 1000) %}{% endfor %}",
+    "printing shared lists": BIG + "{% for i in range(60) %}{% set ns.l = [ns.l, ns.l] %}{% endfor %}{{ ns.l }}",
+    "writing shared lists": BIG + "{% for i in range(60) %}{% set ns.l = [ns.l, ns.l] %}{% endfor %}{{ ns.l | tojson }}",
+    "comparing shared lists": "{% set a = [[0]] %}{% set b = [[0]] %}"
+    + "{% set a = [a, a] %}{% set b = [b, b] %}" * 60
+    + "{{ a == b }}",
+    "testing shared lists": "{% set a = [[0]] %}{% set b = [[0]] %}"
+    + "{% set a = [a, a] %}{% set b = [b, b] %}" * 60
+    + "{{ [a] | select('eq', b) | list | length }}",
+    "finding shared lists": "{% set a = [[0]] %}{% set b = [[0]] %}"
+    + "{% set a = [a, a] %}{% set b = [b, b] %}" * 60
+    + "{{ [a].index(b) }}",
+    "hashing shared tuples": "{% set t = (1,) %}" + "{% set t = (t, t) %}" * 60 + "{{ {t: 1} | length }}",
+    "looking up shared tuples": "{% set t = (1,) %}" + "{% set t = (t, t) %}" * 60 + "{{ messages[0].get(t) }}",
+    "indexing by shared tuples": "{% set t = (1,) %}" + "{% set t = (t, t) %}" * 60 + "{{ messages[0][t] }}",
+    "changed": "{% set a = [[0]] %}{% set b = [[0]] %}"
+    + "{% set a = [a, a] %}{% set b = [b, b] %}" * 60
+    + "{% for x in [a, b] %}{{ loop.changed(x) }}{% endfor %}",
+    "summing lists": "{{ ([[0] * 1000] * 1000) | sum(start=[]) }}",
+    "wide percent": "{{ '%1000000000d' % 1 }}",
+    "wide percent from arguments": "{{ '%*d' % (1000000000, 1) }}",
+    "wide format filter": "{{ '%1000000000d' | format(1) }}",
+    "wide braces": "{{ '{:>1000000000}'.format(1) }}",
+    "wide indentation": "{{ 'a\nb' | indent(1000000000) }}",
+    "deep indentation": "{{ {'a': 1} | tojson(indent=1000000000) }}",
+    "round": "{{ 1 | round(-1000000000) }}",
+    "slow strip": "{{ (('a' * 200000) ~ 'b').strip('c' * 199999 ~ 'a') }}",
+    "slow search": "{{ ('a' * 200000).rfind('b' ~ 'a' * 100000) }}",
+    "splitting": "{{ ('a ' * 100000).split() | length }}",
+    "literal text in a loop": "{% set s %}{% for i in range(100000) %}" + "x" * 1000 + "{% endfor %}{% endset %}",
+    "slices": "{% set ns = namespace(l=[], s='x' * 100000) %}"
+    + "{% for i in range(100000) %}{% set ns.l = ns.l + [ns.s[i:]] %}{% endfor %}",
+    "time format": "{{ strftime_now('%1000000000d') }}",
+    "long source": "{# " + "x" * (1 << 17) + " #}",
+    "long integer": "{{ " + "9" * 4000 + " }}",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("source", HOSTILE.values(), ids=HOSTILE.keys())
+def test_no_template_runs_away(source: str) -> None:
+    memory = 8 << 20
+    tracemalloc.start()
+    try:
+        with pytest.raises(TemplateLimitError):
+            ChatTemplate(source, {}, time_limit_s=0.3, memory_limit_bytes=memory).render(MESSAGES)
+        assert tracemalloc.get_traced_memory()[1] < 8 * memory  # the parts of a text, their list, and the text
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+        "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}",
+        "{{ 1" + " + 1" * 20000 + " }}",
+        "{% if 1 %}" * 500 + "{% endif %}" * 500,
+    ],
+)
+def test_nesting_too_deep_is_an_error_of_the_template(source: str) -> None:
+    with pytest.raises(TemplateError):
+        ChatTemplate(source, {}).render(MESSAGES)
+
+
+FRAGMENTS = (
+    "{{ }} {% %} {# #} if endif endfor endmacro messages x s | list tojson join map( ( ) [ ] { } ' 'x' 7 ** * + ~ in is defined . , : "
+    "- range( loop namespace( raise_exception( % \x00 \ud800"
+)
+WORDS = [*FRAGMENTS.split(" "), " ", "\n", "for x in ", "set s = ", "macro f(x)", "not "]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.sampled_from(WORDS), max_size=40).map("".join))
+def test_any_text_renders_or_is_refused(source: str) -> None:
+    with suppress(TemplateError):
+        assert isinstance(ChatTemplate(source, {}, time_limit_s=0.3).render(MESSAGES), str)

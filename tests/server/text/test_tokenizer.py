@@ -1,0 +1,182 @@
+"""Tokenizers of every spelling: ids, bytes, special tokens, and the files around them."""
+
+import json
+from pathlib import Path
+
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from server.text.tokenizer import GenerationDefaults, ModelFilesError, Tokenizer
+
+TEXT = "Hello world, 世界 🎉\nGrüße!"
+CORPUS = ["hello world, hello there", "Grüße an die Welt", "世界 world", "one two  three\nfour"]
+
+
+def byte_level() -> tokenizers.Tokenizer:
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    tokenizer.train_from_iterator(
+        CORPUS, trainers.BpeTrainer(vocab_size=330, special_tokens=["<s>", "</s>", "<end>"], initial_alphabet=alphabet, show_progress=False)
+    )
+    tokenizer.add_tokens(["<tool>"])
+    return tokenizer
+
+
+def sentencepiece() -> tokenizers.Tokenizer:
+    vocab = {"<unk>": 0, "<s>": 1, "</s>": 2, **{f"<0x{byte:02X}>": 3 + byte for byte in range(256)}}
+    for piece in ["▁", *"helowrd,", "el", "▁w", "lo", "ld"]:
+        vocab.setdefault(piece, len(vocab))
+    merges = [("e", "l"), ("▁", "w"), ("l", "o"), ("l", "d")]
+    tokenizer = tokenizers.Tokenizer(models.BPE(vocab, merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    tokenizer.add_special_tokens(["<unk>", "<s>", "</s>"])
+    return tokenizer
+
+
+def wordpiece() -> tokenizers.Tokenizer:
+    vocab = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "hello", "wor", "##ld", "##s", ","]
+    tokenizer = tokenizers.Tokenizer(models.WordPiece({piece: id for id, piece in enumerate(vocab)}, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece(cleanup=False)
+    tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    tokenizer.add_special_tokens(["[PAD]", "[UNK]", "[CLS]", "[SEP]"])
+    tokenizer.enable_truncation(8)
+    tokenizer.enable_padding(length=8)
+    return tokenizer
+
+
+def load(tokenizer: tokenizers.Tokenizer, **files: object) -> Tokenizer:
+    contents = {f"{name}.json": json.dumps(value).encode() for name, value in files.items()}
+    return Tokenizer({"tokenizer.json": tokenizer.to_str().encode(), **contents})
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.text())
+def test_bytes_of_byte_level_tokens_are_the_text(text: str) -> None:
+    tokenizer = BYTE_LEVEL
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    if not tokenizer.special_ids & set(ids):
+        assert b"".join(map(tokenizer.token_bytes, ids)) == text.encode()
+        assert tokenizer.decode(ids) == text
+
+
+BYTE_LEVEL = load(byte_level())
+
+
+def test_sentencepiece_bytes_are_the_text_behind_a_space() -> None:
+    tokenizer = load(sentencepiece())
+    ids = tokenizer.encode(TEXT, add_special_tokens=True)
+    assert ids[0] == 1
+    assert b"".join(map(tokenizer.token_bytes, ids)).decode() == " " + TEXT
+    assert tokenizer.decode(ids) == TEXT
+    assert tokenizer.token_bytes(3 + 0xE4) == b"\xe4"
+
+
+def test_wordpiece_bytes_begin_words_with_a_space() -> None:
+    tokenizer = load(wordpiece())
+    ids = tokenizer.encode("Hello worlds", add_special_tokens=True)
+    assert b"".join(map(tokenizer.token_bytes, ids)).decode() == " hello worlds"
+
+
+def test_neither_truncated_nor_padded() -> None:
+    tokenizer = load(wordpiece())
+    assert len(tokenizer.encode("hello " * 20, add_special_tokens=True)) == 22
+    assert len(tokenizer.encode("hello", add_special_tokens=False)) == 1
+
+
+def test_special_and_added_tokens() -> None:
+    tokenizer = load(byte_level())
+    end, tool = (tokenizer.encode(text, add_special_tokens=False) for text in ("<end>", "<tool>"))
+    assert len(end) == len(tool) == 1
+    assert tokenizer.special_ids == {0, 1, 2}
+    assert tokenizer.token_bytes(end[0]) == b""
+    assert tokenizer.token_bytes(tool[0]) == b"<tool>"
+    assert tokenizer.token_bytes(1 << 20) == b""  # a padded row of the embedding table
+    assert tokenizer.decode([*end, *tool]) == "<tool>"
+    assert tokenizer.decode([*end, *tool], skip_special_tokens=False) == "<end><tool>"
+
+
+def test_the_files_around_it() -> None:
+    tokenizer = load(
+        byte_level(),
+        tokenizer_config={
+            "eos_token": {"content": "</s>"},
+            "model_max_length": 1e30,
+            "chat_template": "{{ bos_token }}{{ messages[0].content }}",
+        },
+        special_tokens_map={"bos_token": "<s>", "eos_token": "<end>"},
+        generation_config={"eos_token_id": [2, 1], "temperature": 0.6, "top_k": 20, "do_sample": True},
+        config={"text_config": {"max_position_embeddings": 512, "eos_token_id": 7}},
+    )
+    assert tokenizer.bos_id == 0
+    assert tokenizer.eos_ids == (1, 2, 7)
+    assert tokenizer.max_context == 512
+    assert tokenizer.vocab_size == 302
+    assert tokenizer.generation_defaults == GenerationDefaults(do_sample=True, temperature=0.6, top_k=20)
+    assert tokenizer.chat_template is not None
+    assert tokenizer.chat_template.render([{"content": "hi"}]) == "<s>hi"
+    assert tokenizers.Tokenizer.from_str(tokenizer.to_json()).get_vocab_size() == 302
+
+
+def test_only_tokenizer_json_is_indispensable() -> None:
+    tokenizer = load(byte_level())
+    assert (tokenizer.bos_id, tokenizer.eos_ids, tokenizer.max_context, tokenizer.chat_template) == (None, (), None, None)
+    assert tokenizer.generation_defaults == GenerationDefaults()
+    with pytest.raises(ModelFilesError, match=r"tokenizer\.json is missing.*save_pretrained"):
+        Tokenizer({})
+
+
+def test_from_a_directory_with_a_template_of_its_own(tmp_path: Path) -> None:
+    byte_level().save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"chat_template": [{"name": "default", "template": "old"}, {"name": "tool_use", "template": "tools"}]})
+    )
+    template = Tokenizer.from_dir(tmp_path).chat_template
+    assert template is not None
+    assert template.render([]) == "old"
+    (tmp_path / "chat_template.jinja").write_text("new")
+    template = Tokenizer.from_dir(tmp_path).chat_template
+    assert template is not None
+    assert (template.render([]), template.render([], tools=[{}])) == ("new", "tools")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("generation_config.json", b"[", "not JSON"),
+        ("generation_config.json", b"[" * 100_000, "not JSON"),
+        ("generation_config.json", b"[1]", "expected an object"),
+        ("generation_config.json", b'{"temperature": "hot"}', r"temperature.*'hot'.*non-negative number"),
+        ("generation_config.json", b'{"temperature": 1e999}', "temperature"),
+        ("generation_config.json", b'{"top_k": -1}', "top_k"),
+        ("config.json", b'{"eos_token_id": "x"}', "eos_token_id in config.json"),
+        ("config.json", b"\xff", "config.json is not JSON"),
+        ("tokenizer.json", b"{}", "tokenizer.json is not understood"),
+        ("tokenizer.json", b"[" * 100_000, "tokenizer.json is not understood"),
+    ],
+)
+def test_damaged_files_are_named(name: str, content: bytes, message: str) -> None:
+    with pytest.raises(ModelFilesError, match=message):
+        Tokenizer({"tokenizer.json": byte_level().to_str().encode(), name: content})
+
+
+SAVED = sentencepiece().to_str().encode()
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, len(SAVED) - 1), st.binary(max_size=6), st.integers(0, 6))
+def test_a_changed_tokenizer_loads_or_is_refused(position: int, insert: bytes, removed: int) -> None:
+    content = SAVED[:position] + insert + SAVED[position + removed :]
+    try:
+        tokenizer = Tokenizer({"tokenizer.json": content})
+    except ModelFilesError:
+        return
+    tokenizer.token_bytes(5)
