@@ -124,9 +124,7 @@ class _Node:
         inner = [a.rank for o in operands for a in o.atoms()]
         self.rank = (max(serial for serial, _ in inner), 1 + max(depth for _, depth in inner))
         if self.rank[1] > MAX_DEPTH:
-            raise ValueError(
-                f"a dimension nests //, %, min and max {self.rank[1]} deep, expected at most {MAX_DEPTH}; name a part of it"
-            )
+            raise ValueError(f"a dimension nests //, %, min and max {self.rank[1]} deep, expected at most {MAX_DEPTH}; name a part of it")
         self.factor = self._factor()
         self._hash = hash(self.key)
 

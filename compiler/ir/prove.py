@@ -34,23 +34,23 @@ def bounds(d: DimLike) -> tuple[int | None, int | None]:
 
 
 def prove_le(a: DimLike, b: DimLike) -> bool:
-    return _at_least(Dim.of(b) - a, 0)
+    return _nonnegative(Dim.of(b) - a)
 
 
 def prove_lt(a: DimLike, b: DimLike) -> bool:
-    return _at_least(Dim.of(b) - a, 1)
+    return _nonnegative(Dim.of(b) - a - 1)
 
 
 def prove_eq(a: DimLike, b: DimLike) -> bool:
     difference = Dim.of(a) - b
-    return not difference.terms or (_at_least(difference, 0) and _at_least(-difference, 0))
+    return not difference.terms or (_nonnegative(difference) and _nonnegative(-difference))
 
 
 def prove_ne(a: DimLike, b: DimLike) -> bool:
     difference = Dim.of(a) - b
     offset = difference.constant_term
     step = (difference - offset).factor
-    return (offset % step != 0 if step else offset != 0) or _at_least(difference, 1) or _at_least(-difference, 1)
+    return (offset % step != 0 if step else offset != 0) or _nonnegative(difference - 1) or _nonnegative(-difference - 1)
 
 
 def prove_divisible(a: DimLike, k: int) -> bool:
@@ -66,9 +66,9 @@ def solve(expr: DimLike, value: DimLike, v: DimVar) -> Dim | None:
     return -rest // coefficient if prove_divisible(rest, coefficient.const) else None
 
 
-def _at_least(p: Dim, least: int) -> bool:
+def _nonnegative(p: Dim) -> bool:
     low, high = _term_interval(p)
-    return low >= least or (high >= least and _lower_bound(p, BUDGET) >= least)
+    return low >= 0 or (high >= 0 and _lower_bound(p, BUDGET) >= 0)
 
 
 # --- intervals ---------------------------------------------------------------------------------------------------------

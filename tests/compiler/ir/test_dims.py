@@ -6,6 +6,8 @@ import itertools
 import math
 import operator
 import random
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -189,6 +191,7 @@ def test_solve() -> None:
 blocks = ceil_div(n, 16)
 block = DimVar("block", upper=blocks - 1)
 small = DimVar("small", lower=1, upper=64)
+flat = DimVar("flat", upper=n * m - 1)
 
 
 @pytest.mark.parametrize(
@@ -210,6 +213,10 @@ small = DimVar("small", lower=1, upper=64)
         (n % m, n),
         (i // 16, (n - 1) // 16),
         (i // 16 * m, n // 16 * m),
+        (flat // m, n - 1),
+        ((3 * small + 63) // 64 * 64, (5 * small + 63) // 64 * 64),
+        ((3 * small + 63) // 64 * 64, 192),
+        (1, dim_min(block * 16 + 16, n) - block * 16),
         (n * small, n * 64),
         (n * m, n * m * small),
         (48 * (n // 16) + n % 16, 48 * (n // 16) + n),
@@ -403,16 +410,22 @@ def test_index_arithmetic_of_reshape_cancels(data: st.DataObject) -> None:
     """Flattening indices stays inside the array, and splitting them again gives the indices back."""
     shape = [data.draw(st.sampled_from([DimVar("s", lower=1), 2, 3, 16])) for _ in range(data.draw(st.integers(1, 4)))]
     loops = [DimVar(f"i{axis}", upper=extent - 1) for axis, extent in enumerate(shape)]
-    flat = Dim.of(0)
+    position = Dim.of(0)
     for extent, loop in zip(shape, loops, strict=True):
-        flat = flat * extent + loop
+        position = position * extent + loop
     total = math.prod(shape, start=Dim.of(1))
-    assert prove_lt(flat, total)
-    rest, back = flat, list[Dim]()
+    assert prove_lt(position, total)
+    rest, back = position, list[Dim]()
     for extent in reversed(shape):
         back.append(rest % extent)
         rest = rest // extent
     assert back[::-1] == [loop.dim for loop in loops]
+
+
+@pytest.mark.parametrize("first", ["dims", "prove", "simplify"])
+def test_any_of_the_three_files_may_be_imported_first(first: str) -> None:
+    """They need each other; only dims.py may know it, by importing late."""
+    subprocess.run([sys.executable, "-c", f"import compiler.ir.{first}; from compiler.ir.dims import DimVar; DimVar('n') // 2"], check=True)
 
 
 def test_equal_sums_are_equal_in_any_order() -> None:
