@@ -14,7 +14,7 @@ from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
-from server.api import chat, completions, health, models
+from server.api import admin, aliases, chat, completions, embeddings, health, models, tokenize
 from server.api.context import Context
 from server.auth import Guard
 from server.errors import (
@@ -31,7 +31,16 @@ from server.gateway import Gateway, error_response
 from server.registry import Registry
 from server.settings import ServerSettings
 
-ROUTERS = (chat.router, completions.router, models.router, health.router)
+ROUTERS = (
+    chat.router,
+    completions.router,
+    embeddings.router,
+    aliases.router,  # before models, whose names may have slashes
+    models.router,
+    tokenize.router,
+    health.router,
+    admin.router,
+)
 OF_STATUS: dict[int, ErrorKind] = {404: NOT_FOUND_PATH, 405: METHOD_NOT_ALLOWED}
 
 

@@ -136,9 +136,7 @@ OPERATION_NOT_FOUND = ErrorKind(
     "No operation has this id.",
     "Operations are forgotten an hour after their end.",
 )
-METHOD_NOT_ALLOWED = ErrorKind(
-    "method_not_allowed", 405, INVALID, "The path exists and takes other methods.", "See the `Allow` header."
-)
+METHOD_NOT_ALLOWED = ErrorKind("method_not_allowed", 405, INVALID, "The path exists and takes other methods.", "See the `Allow` header.")
 REQUEST_TIMEOUT = ErrorKind("request_timeout", 408, INVALID, "The body did not arrive in time.", "Send it faster.", retry=True)
 MODEL_EXISTS = ErrorKind(
     "model_exists",
@@ -153,9 +151,7 @@ OPERATION_ENDED = ErrorKind(
     "operation_ended", 409, CONFLICT, "The operation has ended and cannot be cancelled.", "Unload the model instead."
 )
 BODY_TOO_LARGE = ErrorKind("body_too_large", 413, INVALID, "The body is larger than `max_body_bytes`.", "Send less.")
-HEADERS_TOO_LARGE = ErrorKind(
-    "headers_too_large", 431, INVALID, "The request line and headers exceed `max_header_bytes`.", "Send less."
-)
+HEADERS_TOO_LARGE = ErrorKind("headers_too_large", 431, INVALID, "The request line and headers exceed `max_header_bytes`.", "Send less.")
 QUEUE_FULL = ErrorKind("queue_full", 429, OVERLOADED, "The model's queue is full.", "Wait for `Retry-After`.", retry=True)
 CLIENT_CLOSED = ErrorKind("client_closed", 499, INVALID, "The client went away; seen in logs and metrics only.", "None.")
 INTERNAL = ErrorKind("internal_error", 500, SERVER, "The server has a bug.", "Report it with the `x-request-id`.")
@@ -173,6 +169,13 @@ PREFLIGHT_UNAVAILABLE = ErrorKind(
     SERVER,
     "This server cannot compute a load's memory without loading.",
     "Load without `dry_run`.",
+)
+CACHE_UNAVAILABLE = ErrorKind(
+    "cache_unavailable",
+    501,
+    SERVER,
+    "This server keeps no cache of compiled models.",
+    "Start it with a cache directory.",
 )
 MODEL_NOT_READY = ErrorKind(
     "model_not_ready",

@@ -11,6 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Protocol
 
 import msgspec
 
@@ -41,6 +42,8 @@ from server.text.dialect import Dialect
 
 log = logging.getLogger(__name__)
 
+SERVING = ("ready", "restarting")  # a worker that restarts keeps its requests
+
 MakeWorker = Callable[[ModelSpec, ProgressCallback], WorkerHandle]
 LoadTokenizer = Callable[[str], Tokenizer]
 
@@ -64,6 +67,22 @@ class Footprint:
     @property
     def total_bytes(self) -> int:
         return self.weights_bytes + self.arena_bytes + self.kv_cache_bytes
+
+
+class CachedModel(msgspec.Struct, frozen=True):
+    """A compiled model on disk."""
+
+    signature: str
+    size_bytes: int
+    used_at: float
+
+
+class CompileCache(Protocol):
+    def entries(self) -> Sequence[CachedModel]: ...
+
+    def clear(self, *, keep: frozenset[str]) -> int:
+        """Remove what is not in `keep`; the bytes that gave."""
+        ...
 
 
 Preflight = Callable[[ModelSpec], Awaitable[Footprint]]  # raises LoadError
@@ -116,12 +135,14 @@ class Registry:
         load_tokenizer: LoadTokenizer,
         *,
         preflight: Preflight | None = None,
+        cache: CompileCache | None = None,
         initial: Sequence[ModelSpec] = (),
         metrics: Metrics | None = None,
     ) -> None:
         self.settings = settings
         self.metrics = Metrics() if metrics is None else metrics
         self.operations = Operations()
+        self.cache = cache
         self.closing = False
         self._make_worker = make_worker
         self._load_tokenizer = load_tokenizer
@@ -130,6 +151,7 @@ class Registry:
         self._starting: list[Operation] = []
         self._models: dict[str, Model] = {}
         self._aliases: dict[str, str] = {}
+        self._kept: dict[str, ModelSpec] = {}  # what the state file holds: loaded, or to be tried again at the next start
         self._load_turn = asyncio.Lock()  # one load at a time, so that each sees the memory the last one left
         self.metrics.watch(self._readings)
 
@@ -138,8 +160,8 @@ class Registry:
     async def open(self) -> None:
         """Begin to load what the command line and the state file name."""
         saved = read_state(self.settings.state_file).models if self.settings.state_file else ()
-        named = {spec.name for spec in self._initial}
-        for spec in (*self._initial, *(spec for spec in saved if spec.name not in named)):
+        self._kept = {spec.name: spec for spec in saved}
+        for spec in ({**self._kept, **{spec.name: spec for spec in self._initial}}).values():
             self._starting.append(self.load(spec))
 
     async def close(self) -> None:
@@ -155,8 +177,8 @@ class Registry:
     def ready(self) -> bool:
         """Whether a load balancer should send requests here."""
         starting = any(operation.state is OperationState.RUNNING for operation in self._starting)
-        models = [model.state is ModelState.READY for model in self._models.values()]
-        return not self.closing and not starting and (any(models) or not models)
+        conditions = [self.condition(model) for model in self._models.values()]
+        return not (self.closing or starting) and (not conditions or any(c in SERVING for c in conditions))
 
     def condition(self, model: Model) -> str:
         """The model's state, or its worker's where that says more."""
@@ -273,7 +295,7 @@ class Registry:
         model.state = ModelState.READY
         for alias in model.spec.aliases:
             self._aliases[alias] = name  # an alias of another model moves over, now that there is something to move to
-        self._save()
+        self._keep()
         operation.end(OperationState.SUCCEEDED)
         self._count_load(model, loaded.ready, time.monotonic() - began)
 
@@ -309,6 +331,10 @@ class Registry:
 
     async def unload(self, name: str, *, drain_s: float, force: bool = False) -> Unloaded:
         """Take no more requests, let the running ones finish for `drain_s`, then end the worker."""
+        if name in self._kept and name not in self._models:
+            del self._kept[name]  # its last load failed; now it is given up
+            self._keep()
+            return Unloaded(name, 0, resident_bytes(), resident_bytes())
         model = self.find(name)
         if model.state is not ModelState.READY or model.loaded is None:
             raise ApiError(MODEL_BUSY, f"model {model.spec.name!r} is {model.state}", param="model")
@@ -323,7 +349,8 @@ class Registry:
         finally:
             await model.loaded.worker.stop()
             self._forget(model)
-            self._save()
+            self._kept.pop(model.spec.name, None)
+            self._keep()
         self.metrics.unloads.labels(model.spec.name, ENGINE).inc()
         return Unloaded(model.spec.name, freed_bytes, before_bytes, resident_bytes())
 
@@ -335,23 +362,25 @@ class Registry:
         if model.state is not ModelState.READY:
             raise ApiError(MODEL_NOT_READY, f"model {name!r} is {model.state}", param="model")
         self._aliases[alias] = model.spec.name
-        self._save()
+        self._keep()
 
     def remove_alias(self, alias: str) -> None:
         if self._aliases.pop(alias, None) is None:
             raise ApiError(MODEL_NOT_FOUND, f"alias {alias!r} does not exist", param="alias")
-        self._save()
+        self._keep()
 
     def _forget(self, model: Model) -> None:
         del self._models[model.spec.name]
         self._aliases = {alias: name for alias, name in self._aliases.items() if name != model.spec.name}
 
-    def _save(self) -> None:
-        if self.settings.state_file is None:
-            return
-        ready = [model for model in self._models.values() if model.state is ModelState.READY]
-        specs = tuple(msgspec.structs.replace(model.spec, aliases=self.aliases_of(model.spec.name)) for model in ready)
-        write_state(self.settings.state_file, SavedState(specs))
+    def _keep(self) -> None:
+        """Write down what is loaded. A model that could not be brought back stays on the list until it is unloaded."""
+        for model in self._models.values():
+            if model.state is ModelState.READY:
+                name = model.spec.name
+                self._kept[name] = msgspec.structs.replace(model.spec, aliases=self.aliases_of(name))
+        if self.settings.state_file is not None:
+            write_state(self.settings.state_file, SavedState(tuple(self._kept.values())))
 
     def aliases_of(self, name: str) -> tuple[str, ...]:
         return tuple(sorted(alias for alias, owner in self._aliases.items() if owner == name))

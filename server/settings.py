@@ -35,6 +35,7 @@ class ServerSettings:
     max_body_bytes: int = 8 << 20
     max_header_bytes: int = 32 << 10
     max_choices: int = 64  # prompts x n of one request
+    max_inputs: int = 2048  # texts of one embedding request
     max_schema_bytes: int = 64 << 10
     max_stop_strings: int = 16
     max_stop_chars: int = 256

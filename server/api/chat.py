@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from server.api.context import Caller, Context, caller, new_id
+from server.api.chat_answer import ChatAnswer
+from server.api.context import Caller, Context, caller
 from server.api.conversation import for_template
 from server.api.fields import check_unknown
-from server.api.generate import Generation, Job, Step, TokenEntry, Usage
-from server.api.logprobs import LogprobWriter
+from server.api.generate import Generation, Job
 from server.api.prepare import (
+    ChatPlan,
     constraint_of,
     context_of,
     invalid,
@@ -27,16 +25,16 @@ from server.api.prepare import (
     seed_of,
     truncate,
 )
-from server.api.respond import fingerprint, respond, response_headers
+from server.api.respond import respond, response_headers
 from server.api.schema import ChatBody, NamedTool, Tool
 from server.errors import NO_CHAT_TEMPLATE, TEMPLATE_FAILED, ApiError
-from server.messages import Constraint, TokenLogprob
+from server.messages import Constraint
 from server.registry import Loaded, Model
 from server.settings import ServerSettings
-from server.text.answer import AnswerParser, AnswerRules
+from server.text.answer import AnswerRules
 from server.text.grammar import ToolSchema, behind_thoughts, forced_calls
-from server.text.parts import CallArguments, CallStart, Content, Part, Reasoning
 from server.text.reasoning import OPEN
+from server.text.template import TemplateError
 
 encode = msgspec.json.encode
 
@@ -66,13 +64,6 @@ def router(context: Context) -> APIRouter:
         return Response(encode(shown), headers=response_headers(loaded, ignored), media_type="application/json")
 
     return routes
-
-
-@dataclass(frozen=True, slots=True)
-class ChatPlan:
-    prompt: str
-    job: Job
-    rules: AnswerRules
 
 
 async def plan_chat(body: ChatBody, model: Model, loaded: Loaded, who: Caller, settings: ServerSettings) -> ChatPlan:
@@ -138,7 +129,7 @@ async def render_prompt(body: ChatBody, loaded: Loaded, tools: Sequence[Tool]) -
 
     try:
         return await off_loop(size, run)
-    except Exception as error:  # a template is a program of the model's authors and may raise anything
+    except TemplateError as error:
         raise ApiError(TEMPLATE_FAILED, f"the chat template refused the messages: {error}", param="messages") from error
 
 
@@ -198,9 +189,7 @@ def _offered(body: ChatBody) -> list[Tool]:
     return [] if choice == "none" else tools
 
 
-def _constraint(
-    body: ChatBody, tools: Sequence[Tool], loaded: Loaded, settings: ServerSettings, *, thinking: bool
-) -> Constraint | None:
+def _constraint(body: ChatBody, tools: Sequence[Tool], loaded: Loaded, settings: ServerSettings, *, thinking: bool) -> Constraint | None:
     dialect = loaded.dialect
     specials = {text.decode(): token_id for token_id, text in dialect.shown.items()}
     constraint = constraint_of(body, settings)
@@ -215,218 +204,3 @@ def _constraint(
     if constraint is not None and (thinking or dialect.thinks):
         return behind_thoughts(constraint, specials, open_already=thinking)
     return constraint
-
-
-class _ChatChoice:
-    """The answer of one choice as it grows."""
-
-    __slots__ = ("arguments", "content", "entries", "finish", "parser", "reasoning", "stop_reason", "token_ids", "tool_calls")
-
-    def __init__(self, rules: AnswerRules) -> None:
-        self.parser = AnswerParser(rules)
-        self.content: list[str] = []
-        self.reasoning: list[str] = []
-        self.tool_calls: list[CallStart] = []
-        self.arguments: list[list[str]] = []
-        self.entries: list[TokenEntry] = []
-        self.token_ids: list[int] = []
-        self.finish: str | None = None
-        self.stop_reason: str | int | None = None
-
-    def add(self, parts: Sequence[Part]) -> None:
-        for part in parts:
-            match part:
-                case Content(text):
-                    self.content.append(text)
-                case Reasoning(text):
-                    self.reasoning.append(text)
-                case CallStart():
-                    self.tool_calls.append(part)
-                    self.arguments.append([])
-                case CallArguments(index, text):
-                    self.arguments[index].append(text)
-
-
-class ChatAnswer:
-    """One answer, as chunks or as a whole; both are made of the same parts."""
-
-    def __init__(self, body: ChatBody, plan: ChatPlan, generation: Generation, model: Model, loaded: Loaded) -> None:
-        self._body = body
-        self._generation = generation
-        self._writer = LogprobWriter(loaded.tokenizer, as_ids=bool(body.return_tokens_as_token_ids))
-        self._choices = [_ChatChoice(plan.rules) for _ in range(plan.job.submit.num_choices)]
-        self._prompt_ids = plan.job.submit.prompt_ids
-        self._prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
-        self._shows_reasoning = body.include_reasoning is not False
-        self._envelope: dict[str, object] = {
-            "id": new_id("chatcmpl"),
-            "object": "chat.completion",
-            "created": int(time.time()),
-            "model": body.model or model.spec.name,
-            "system_fingerprint": fingerprint(loaded),
-        }
-        options = body.stream_options
-        self._usage_at_end = options is not None and options.include_usage
-        self._usage_always = options is not None and options.continuous_usage_stats
-
-    @property
-    def usage(self) -> Usage:
-        return self._generation.usage
-
-    async def whole(self) -> bytes:
-        async with aclosing(self._generation.steps()) as steps:
-            async for step in steps:
-                choice = self._choices[step.choice]
-                choice.add(self._take(choice, step))
-                choice.entries += step.entries
-                choice.token_ids += step.token_ids
-        answer: dict[str, object] = {
-            **self._envelope,
-            "choices": [self._describe(index, choice) for index, choice in enumerate(self._choices)],
-            "usage": self.usage.describe(),
-        }
-        if self._prompt_logprobs:
-            answer["prompt_logprobs"] = self._writer.prompt(self._prompt_logprobs)
-        if self._body.return_token_ids:
-            answer["prompt_token_ids"] = self._prompt_ids
-        return encode(answer)
-
-    async def chunks(self) -> AsyncGenerator[bytes, None]:
-        head = encode({**self._envelope, "object": "chat.completion.chunk"})[:-1] + b',"choices":['
-        tail = b'],"usage":null}' if self._usage_at_end and not self._usage_always else b"]}"
-        opened: set[int] = set()
-        async with aclosing(self._generation.steps()) as steps:
-            async for step in steps:
-                choice = self._choices[step.choice]
-                parts = self._take(choice, step)
-                if self._usage_always:
-                    tail = b'],"usage":' + encode(self.usage.describe()) + b"}"
-                if step.choice not in opened:
-                    opened.add(step.choice)
-                    yield head + self._opening(step) + tail
-                if self._is_plain(choice, step, parts):
-                    for part in parts:  # at most one; the path of nearly every token
-                        text = encode(part.text) if isinstance(part, Content) else b'""'
-                        yield b'%b{"index":%d,"delta":{"content":%b},"logprobs":null,"finish_reason":null}%b' % (
-                            head,
-                            step.choice,
-                            text,
-                            tail,
-                        )
-                elif (chunk := self._chunk(choice, step, parts)) is not None:
-                    yield head + chunk + tail
-        if self._usage_at_end or self._usage_always:
-            yield head + b'],"usage":' + encode(self.usage.describe()) + b"}"
-
-    def _take(self, choice: _ChatChoice, step: Step) -> list[Part]:
-        """The parts that a step brings; ends the choice in the worker when nothing more can matter."""
-        parser = choice.parser
-        reasons = parser.reasons
-        parts = parser.push(step.text) if step.text else []
-        if reasons or parser.reasons:
-            self.usage.reasoning_tokens += len(step.token_ids)
-        finish = step.finish
-        if finish is None and parser.done:
-            self._generation.end(step.choice)
-            finish = "stop"
-        if finish is not None:
-            parts += parser.finish()
-            choice.finish = "tool_calls" if parser.num_calls and finish == "stop" else finish
-            choice.stop_reason = step.stop_reason
-        if step.prompt_logprobs:
-            self._prompt_logprobs = step.prompt_logprobs
-        return parts
-
-    def _is_plain(self, choice: _ChatChoice, step: Step, parts: Sequence[Part]) -> bool:
-        return (
-            choice.finish is None
-            and not step.entries
-            and not self._body.return_token_ids
-            and len(parts) <= 1
-            and all(isinstance(part, Content) for part in parts)
-        )
-
-    def _opening(self, step: Step) -> bytes:
-        opening: dict[str, object] = {
-            "index": step.choice,
-            "delta": {"role": "assistant", "content": ""},
-            "logprobs": None,
-            "finish_reason": None,
-        }
-        if step.prompt_logprobs:
-            opening["prompt_logprobs"] = self._writer.prompt(step.prompt_logprobs)
-        if self._body.return_token_ids:
-            opening["prompt_token_ids"] = self._prompt_ids
-        return encode(opening)
-
-    def _chunk(self, choice: _ChatChoice, step: Step, parts: Sequence[Part]) -> bytes | None:
-        choice.entries += step.entries
-        choice.token_ids += step.token_ids
-        delta = self._delta(parts)
-        if not delta and choice.finish is None:
-            return None  # its log-probabilities go with the next text
-        chunk: dict[str, object] = {
-            "index": step.choice,
-            "delta": delta,
-            "logprobs": self._writer.chat(choice.entries) if self._body.logprobs else None,
-            "finish_reason": choice.finish,
-        }
-        if choice.finish is not None:
-            chunk["stop_reason"] = choice.stop_reason
-        if self._body.return_token_ids:
-            chunk["token_ids"] = choice.token_ids
-        choice.entries, choice.token_ids = [], []
-        return encode(chunk)
-
-    def _delta(self, parts: Sequence[Part]) -> dict[str, object]:
-        delta: dict[str, object] = {}
-        if content := "".join(part.text for part in parts if isinstance(part, Content)):
-            delta["content"] = content
-        reasoning = "".join(part.text for part in parts if isinstance(part, Reasoning))
-        if reasoning and self._shows_reasoning:
-            delta["reasoning_content"] = delta["reasoning"] = reasoning
-        calls: dict[int, dict[str, object]] = {}
-        pieces: dict[int, str] = {}
-        for part in parts:
-            match part:
-                case CallStart(index, call_id, name):
-                    pieces[index] = ""
-                    calls[index] = {"index": index, "id": call_id, "type": "function", "function": {"name": name}}
-                case CallArguments(index, text):
-                    pieces[index] = pieces.get(index, "") + text
-                    calls.setdefault(index, {"index": index, "function": {}})
-                case _:
-                    pass
-        for index, call in calls.items():
-            function = call["function"]
-            assert isinstance(function, dict)
-            call["function"] = {**function, "arguments": pieces[index]}
-        if calls:
-            delta["tool_calls"] = list(calls.values())
-        return delta
-
-    def _describe(self, index: int, choice: _ChatChoice) -> dict[str, object]:
-        calls = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": "".join(arguments)}}
-            for call, arguments in zip(choice.tool_calls, choice.arguments, strict=True)
-        ]
-        content = "".join(choice.content)
-        message: dict[str, object] = {
-            "role": "assistant",
-            "content": content if content or not calls else None,
-            "refusal": None,
-        }
-        if calls:
-            message["tool_calls"] = calls
-        if choice.reasoning and self._shows_reasoning:
-            message["reasoning_content"] = message["reasoning"] = "".join(choice.reasoning)
-        described: dict[str, object] = {
-            "index": index,
-            "message": message,
-            "logprobs": self._writer.chat(choice.entries) if self._body.logprobs else None,
-            "finish_reason": choice.finish,
-            "stop_reason": choice.stop_reason,
-        }
-        if self._body.return_token_ids:
-            described["token_ids"] = choice.token_ids
-        return described

@@ -161,9 +161,7 @@ class _Prompt:
 class CompletionAnswer:
     """One answer, as chunks or as a whole."""
 
-    def __init__(
-        self, body: CompletionBody, jobs: Sequence[Job], generations: Sequence[Generation], model: Model, loaded: Loaded
-    ) -> None:
+    def __init__(self, body: CompletionBody, jobs: Sequence[Job], generations: Sequence[Generation], model: Model, loaded: Loaded) -> None:
         self._body = body
         self._generations = generations
         self._per_prompt = jobs[0].submit.num_choices
@@ -251,9 +249,7 @@ class CompletionAnswer:
             except Exception as error:
                 await arrived.put(error)
 
-        tasks = [
-            asyncio.create_task(forward(generation, index * self._per_prompt)) for index, generation in enumerate(self._generations)
-        ]
+        tasks = [asyncio.create_task(forward(generation, index * self._per_prompt)) for index, generation in enumerate(self._generations)]
         try:
             num_open = len(tasks)
             while num_open:

@@ -7,6 +7,7 @@ import json
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 from server.api.context import Caller
@@ -17,10 +18,20 @@ from server.handle import Tokenizer
 from server.messages import Constraint, ConstraintKind, SamplingParams, Submit
 from server.registry import Loaded, Model
 from server.settings import ServerSettings
+from server.text.answer import AnswerRules
 from server.text.detokenize import StopRules
 
 T = TypeVar("T")
 LONG_TEXT_CHARS = 16_384  # from here on, tokenizing would hold up the streams of others
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPlan:
+    """A conversation, resolved."""
+
+    prompt: str
+    job: Job
+    rules: AnswerRules
 
 
 def invalid(param: str, message: str) -> ApiError:

@@ -25,7 +25,7 @@ class Answer(Protocol):
 
 async def respond(request: Request, answer: Answer, headers: dict[str, str], *, stream: bool, settings: ServerSettings) -> Response:
     if stream:
-        return EventStream(answer.chunks(), headers, heartbeat_s=settings.heartbeat_s, write_timeout_s=settings.write_timeout_s)
+        return EventStream(answer.chunks(), headers, heartbeat_s=settings.heartbeat_s)
     return Response(await while_connected(request, answer.whole()), headers=headers, media_type="application/json")
 
 

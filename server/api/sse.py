@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, Mapping
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from server.errors import INTERNAL, ApiError
+from server.errors import INTERNAL, SHUTTING_DOWN, ApiError
 
 log = logging.getLogger(__name__)
 
@@ -33,22 +33,14 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(
-        self,
-        payloads: AsyncGenerator[bytes, None],
-        headers: Mapping[str, str],
-        *,
-        heartbeat_s: float,
-        write_timeout_s: float,
-    ) -> None:
+    def __init__(self, payloads: AsyncGenerator[bytes, None], headers: Mapping[str, str], *, heartbeat_s: float) -> None:
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no", **headers})
         del self.headers["content-length"]
         self._payloads = payloads
         self._heartbeat_s = heartbeat_s
-        self._write_timeout_s = write_timeout_s
         self._started = False
-        self._active_at = 0.0  # when a write last ended, or the one under way began
-        self._writing = False
+        self._ended = False
+        self._sent_s = time.monotonic()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         del scope
@@ -57,19 +49,20 @@ class EventStream(Response):
         try:
             await asyncio.wait((writer, gone), timeout=PATIENCE_S, return_when=asyncio.FIRST_COMPLETED)
             while not (writer.done() or gone.done()):
-                silent_s = time.monotonic() - self._active_at
-                if self._writing:
-                    if silent_s > self._write_timeout_s:
-                        break  # the client takes nothing; a heartbeat would only queue up behind it
-                elif silent_s >= self._heartbeat_s or not self._started:
+                silent_s = time.monotonic() - self._sent_s
+                if silent_s >= self._heartbeat_s or not self._started:
                     await self._send(send, HEARTBEAT)
                 await asyncio.wait((writer, gone), timeout=self._heartbeat_s, return_when=asyncio.FIRST_COMPLETED)
             if writer.done():
                 await writer
+        except asyncio.CancelledError:
+            # The server stops, and this stream did not end in time. The writer goes first, so that nothing follows the end.
+            await _end(writer)
+            if self._started and not (self._ended or gone.done()):
+                await self._send(send, frame(ApiError(SHUTTING_DOWN, "the server stops").body()) + DONE, more_body=False)
+            raise
         finally:
-            gone.cancel()
-            writer.cancel()
-            await asyncio.gather(writer, gone, return_exceptions=True)
+            await _end(writer, gone)
 
     async def _write(self, send: Send) -> None:
         payloads = self._payloads
@@ -80,8 +73,6 @@ class EventStream(Response):
             if not self._started:
                 raise
             await self._send(send, frame(error.body()))
-        except asyncio.CancelledError:
-            raise
         except Exception:
             log.exception("a stream failed")
             if not self._started:
@@ -95,10 +86,15 @@ class EventStream(Response):
         if not self._started:
             self._started = True
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        self._writing = True
-        self._active_at = time.monotonic()
+        self._sent_s = time.monotonic()
+        self._ended = not more_body
         await send({"type": "http.response.body", "body": body, "more_body": more_body})
-        self._writing = False
+
+
+async def _end(*tasks: asyncio.Future[None]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _disconnect(receive: Receive) -> None:

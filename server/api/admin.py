@@ -1,0 +1,238 @@
+"""The administration: load, watch, unload, names, memory, cache."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Annotated
+
+import msgspec
+from fastapi import APIRouter, Query, Response
+from pydantic import Field
+
+from server.api.context import Context
+from server.api.fields import Options, check_unknown, ignored_header
+from server.api.models import describe
+from server.api.prepare import invalid
+from server.api.sse import EventStream
+from server.errors import CACHE_UNAVAILABLE, OPERATION_NOT_FOUND, ApiError
+from server.operations import Operation, OperationState
+from server.registry import Model, Registry
+from server.resident import resident_bytes
+from server.settings import ServerSettings
+from server.sources import resolve
+from server.state import ModelSpec
+from server.text.tools import FORMATS
+
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}$"
+Name = Annotated[str, Field(pattern=NAME)]
+Bytes = Annotated[int, Field(ge=1, lt=2**63)]
+
+
+class LoadBody(Options):
+    name: Name | None = None
+    source: Annotated[str, Field(min_length=1, max_length=1024)]
+    quantize: str | None = None
+    dtype: str | None = None
+    max_context: int | None = Field(default=None, ge=16, lt=2**31)
+    max_batch: int | None = Field(default=None, ge=1, le=4096)
+    kv_cache_bytes: Bytes | None = None
+    aliases: list[Name] = Field(default_factory=list)
+    pin: bool = False
+    tool_parser: str | None = None
+    reasoning: bool | None = None
+    dry_run: bool = False
+    wait: bool = False
+
+
+class AliasBody(Options):
+    model: Name
+
+
+def router(context: Context) -> APIRouter:
+    routes = APIRouter(prefix="/admin", tags=["Administration"])
+    registry, settings = context.registry, context.settings
+
+    @routes.post("/models")
+    async def load(body: LoadBody) -> Response:
+        """Load a model: 202 with an operation, or 200 when waited for."""
+        headers = ignored_header(check_unknown(body, strict=settings.strict))
+        spec = spec_of(body, settings)
+        if body.dry_run:
+            return _json(await dry_run(spec, registry), headers=headers)
+        operation = registry.load(spec)
+        if body.wait:
+            return _json(await waited(operation, registry), headers=headers)
+        location = {"location": f"/admin/operations/{operation.id}"}
+        running = operation.state is OperationState.RUNNING
+        return _json(operation.describe(), 202 if running else 200, headers={**headers, **location})
+
+    @routes.get("/models")
+    async def list_models() -> Response:
+        """Every model with its state, memory and worker."""
+        return _json({"object": "list", "data": [describe_fully(model, registry) for model in registry.models()]})
+
+    @routes.get("/models/{name:path}")
+    async def get_model(name: str) -> Response:
+        """One model."""
+        return _json(describe_fully(registry.find(name), registry))
+
+    @routes.delete("/models/{name:path}")
+    async def unload(name: str, drain_s: Annotated[float, Query(ge=0, le=86400)] = settings.drain_s, force: bool = False) -> Response:
+        """Unload a model, after its running requests or after `drain_s`."""
+        return _json(msgspec.to_builtins(await registry.unload(name, drain_s=drain_s, force=force)))
+
+    @routes.get("/operations")
+    async def list_operations() -> Response:
+        """Loads of the last hour."""
+        return _json({"object": "list", "data": [operation.describe() for operation in registry.operations.all()]})
+
+    @routes.get("/operations/{operation_id}")
+    async def get_operation(operation_id: str) -> Response:
+        """How far a load is, or how it ended."""
+        return _json(find_operation(operation_id, registry).describe())
+
+    @routes.get("/operations/{operation_id}/events")
+    async def watch_operation(operation_id: str) -> Response:
+        """The same as events, until it has ended."""
+        operation = find_operation(operation_id, registry)
+        return EventStream(_events(operation), {}, heartbeat_s=settings.heartbeat_s)
+
+    @routes.delete("/operations/{operation_id}")
+    async def cancel_operation(operation_id: str) -> Response:
+        """Cancel a load; nothing is left of it."""
+        operation = find_operation(operation_id, registry)
+        await registry.cancel(operation)
+        return _json(operation.describe())
+
+    @routes.get("/aliases")
+    async def list_aliases() -> Response:
+        """Which alias stands for which model."""
+        return _json(registry.aliases())
+
+    @routes.put("/aliases/{alias:path}")
+    async def set_alias(alias: Annotated[str, Field(pattern=NAME)], body: AliasBody) -> Response:
+        """Point an alias at a model. New requests go there at once; running ones end where they began."""
+        headers = ignored_header(check_unknown(body, strict=settings.strict))
+        registry.set_alias(alias, body.model)
+        return _json(registry.aliases(), headers=headers)
+
+    @routes.delete("/aliases/{alias:path}")
+    async def remove_alias(alias: str) -> Response:
+        """Remove an alias."""
+        registry.remove_alias(alias)
+        return _json(registry.aliases())
+
+    @routes.get("/memory")
+    async def memory() -> Response:
+        """The budget: what each model holds, and what is free."""
+        return _json(
+            {
+                "limit_bytes": settings.memory_limit_bytes,
+                "used_bytes": registry.used_bytes,
+                "free_bytes": registry.free_bytes,
+                "resident_bytes": resident_bytes(),
+                "models": {model.spec.name: model.bytes_by_part for model in registry.models()},
+                "evictable": registry.evictable(),
+            }
+        )
+
+    @routes.get("/cache")
+    async def list_cache() -> Response:
+        """The compiled models on disk."""
+        if registry.cache is None:
+            raise ApiError(CACHE_UNAVAILABLE, "this server was started without a cache of compiled models")
+        return _json({"object": "list", "data": [msgspec.to_builtins(entry) for entry in registry.cache.entries()]})
+
+    @routes.delete("/cache")
+    async def clear_cache() -> Response:
+        """Remove the compiled models that no loaded model uses."""
+        if registry.cache is None:
+            raise ApiError(CACHE_UNAVAILABLE, "this server was started without a cache of compiled models")
+        used = frozenset(model.loaded.ready.signature for model in registry.models() if model.loaded is not None)
+        return _json({"freed_bytes": registry.cache.clear(keep=used)})
+
+    return routes
+
+
+def spec_of(body: LoadBody, settings: ServerSettings) -> ModelSpec:
+    if body.dtype is not None and body.quantize not in (None, body.dtype):
+        raise invalid("dtype", f"dtype is {body.dtype!r} and quantize is {body.quantize!r}; give one of them")
+    if body.tool_parser is not None and body.tool_parser not in FORMATS:
+        raise invalid("tool_parser", f"tool_parser is {body.tool_parser!r:.40}; expected one of {', '.join(FORMATS)}")
+    source = resolve(body.source, settings)
+    return ModelSpec(
+        name=body.name or source.rstrip("/").rpartition("/")[2],
+        source=source,
+        quantize=body.quantize or body.dtype or "bf16",
+        max_context=body.max_context,
+        max_batch=body.max_batch or 64,
+        kv_cache_bytes=body.kv_cache_bytes,
+        aliases=tuple(body.aliases),
+        pin=body.pin,
+        tool_parser=body.tool_parser,
+        reasoning=body.reasoning,
+    )
+
+
+async def waited(operation: Operation, registry: Registry) -> dict[str, object]:
+    """The model once it is there; a load that failed raises its error."""
+    await operation.wait()
+    if operation.error is not None:
+        raise operation.error
+    return {**operation.describe(), "result": describe_fully(registry.find(operation.model), registry)}
+
+
+async def dry_run(spec: ModelSpec, registry: Registry) -> dict[str, object]:
+    footprint, free_bytes = await registry.dry_run(spec)
+    return {
+        "object": "dry_run",
+        "model": spec.name,
+        "required_bytes": footprint.total_bytes,
+        "free_bytes": free_bytes,
+        "fits": True,  # else it was refused with 507
+        **msgspec.to_builtins(footprint),
+    }
+
+
+def describe_fully(model: Model, registry: Registry) -> dict[str, object]:
+    described: dict[str, object] = {
+        **describe(model, registry),
+        "state": registry.condition(model),
+        "source": model.spec.source,
+        "quantize": model.spec.quantize,
+        "pin": model.spec.pin,
+        "bytes": model.bytes_by_part,
+        "operation": model.operation.id,
+    }
+    if model.loaded is not None:
+        ready, worker = model.loaded.ready, model.loaded.worker
+        stats = worker.stats
+        described |= {
+            "pages": {"total": ready.num_pages, "used": stats.num_pages_used if stats else 0, "tokens": ready.page_size},
+            "cache_hit": ready.cache_hit,
+            "compile_s": ready.compile_s,
+            "load_s": ready.load_s,
+            "restarts": worker.restarts,
+            "resubmitted": worker.resubmitted,
+            "tool_parser": model.loaded.dialect.tools.name,
+            "reasoning": model.loaded.dialect.thinks,
+            "running": stats.num_running if stats else 0,
+            "waiting": stats.num_waiting if stats else 0,
+        }
+    return described
+
+
+def find_operation(operation_id: str, registry: Registry) -> Operation:
+    operation = registry.operations.get(operation_id)
+    if operation is None:
+        raise ApiError(OPERATION_NOT_FOUND, f"operation {operation_id!r:.80} is unknown")
+    return operation
+
+
+async def _events(operation: Operation) -> AsyncGenerator[bytes, None]:
+    async for description in operation.watch():
+        yield msgspec.json.encode(description)
+
+
+def _json(value: object, status: int = 200, *, headers: dict[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(value), status, headers, "application/json")

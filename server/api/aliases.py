@@ -1,0 +1,86 @@
+"""The administration under the names of Triton and llama.cpp, for clients that know those.
+
+A model that is named without a source is the folder of that name below the model root.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, Response
+
+from server.api.admin import LoadBody, Name, spec_of, waited
+from server.api.context import Context
+from server.api.fields import Options
+from server.api.prepare import invalid
+from server.registry import ModelState
+
+TRITON_STATES = {ModelState.LOADING: "LOADING", ModelState.READY: "READY", ModelState.DRAINING: "UNLOADING"}
+LLAMA_STATES = {ModelState.LOADING: "loading", ModelState.READY: "loaded", ModelState.DRAINING: "unloaded"}
+
+
+class TritonBody(Options):
+    source: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class LlamaBody(Options):
+    model: Name
+
+
+def router(context: Context) -> APIRouter:
+    routes = APIRouter(tags=["Administration"])
+    registry, settings = context.registry, context.settings
+
+    async def load(name: str, source: str | None = None) -> dict[str, object]:
+        operation = registry.load(spec_of(LoadBody(name=name, source=source or name), settings))
+        return await waited(operation, registry)
+
+    @routes.post("/v1/models/{model:path}/load")
+    @routes.post("/v2/repository/models/{model:path}/load", include_in_schema=False)
+    async def triton_load(model: Name, body: TritonBody | None = None) -> Response:
+        """Load a model and wait for it, as Triton's front end does."""
+        for parameter in (body.parameters if body else None) or {}:
+            raise invalid(f"parameters.{parameter}", f"parameters has {parameter!r:.40}; none is understood, use /admin/models")
+        return _json(await load(model, body.source if body else None))
+
+    @routes.post("/v1/models/{model:path}/unload")
+    @routes.post("/v2/repository/models/{model:path}/unload", include_in_schema=False)
+    async def triton_unload(model: str, body: TritonBody | None = None) -> Response:
+        """Unload a model, as Triton's front end does."""
+        for parameter in (body.parameters if body else None) or {}:
+            if parameter != "unload_dependents":  # no model has any
+                raise invalid(f"parameters.{parameter}", f"parameters has {parameter!r:.40}; expected unload_dependents")
+        return _json(await registry.unload(model, drain_s=settings.drain_s))
+
+    @routes.post("/v2/repository/index")
+    async def triton_index() -> Response:
+        """Every model with its state, as Triton lists them."""
+        return _json(
+            [{"name": model.spec.name, "version": "1", "state": TRITON_STATES[model.state], "reason": ""} for model in registry.models()]
+        )
+
+    @routes.post("/models/load")
+    async def llama_load(body: LlamaBody) -> Response:
+        """Begin to load a model, as llama.cpp's router does."""
+        registry.load(spec_of(LoadBody(name=body.model, source=body.model), settings))
+        return _json({"success": True})
+
+    @routes.post("/models/unload")
+    async def llama_unload(body: LlamaBody) -> Response:
+        """Unload a model, as llama.cpp's router does."""
+        await registry.unload(body.model, drain_s=settings.drain_s)
+        return _json({"success": True})
+
+    @routes.get("/models")
+    async def llama_models() -> Response:
+        """Every model with its state, as llama.cpp lists them."""
+        data = [{"id": model.spec.name, "object": "model", "status": {"value": LLAMA_STATES[model.state]}} for model in registry.models()]
+        return _json({"object": "list", "data": data})
+
+    return routes
+
+
+def _json(value: object) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")

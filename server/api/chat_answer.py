@@ -1,0 +1,237 @@
+"""The answer to a conversation, in the shapes of the API: chunks as it comes, or all at once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+
+import msgspec
+
+from server.api.context import new_id
+from server.api.generate import Generation, Step, TokenEntry, Usage
+from server.api.logprobs import LogprobWriter
+from server.api.prepare import ChatPlan
+from server.api.respond import fingerprint
+from server.api.schema import ChatBody
+from server.messages import TokenLogprob
+from server.registry import Loaded, Model
+from server.text.answer import AnswerParser, AnswerRules
+from server.text.parts import CallArguments, CallStart, Content, Part, Reasoning
+
+encode = msgspec.json.encode
+
+
+class _ChatChoice:
+    """The answer of one choice as it grows."""
+
+    __slots__ = ("arguments", "content", "entries", "finish", "parser", "reasoning", "stop_reason", "token_ids", "tool_calls")
+
+    def __init__(self, rules: AnswerRules) -> None:
+        self.parser = AnswerParser(rules)
+        self.content: list[str] = []
+        self.reasoning: list[str] = []
+        self.tool_calls: list[CallStart] = []
+        self.arguments: list[list[str]] = []
+        self.entries: list[TokenEntry] = []
+        self.token_ids: list[int] = []
+        self.finish: str | None = None
+        self.stop_reason: str | int | None = None
+
+    def add(self, parts: Sequence[Part]) -> None:
+        for part in parts:
+            match part:
+                case Content(text):
+                    self.content.append(text)
+                case Reasoning(text):
+                    self.reasoning.append(text)
+                case CallStart():
+                    self.tool_calls.append(part)
+                    self.arguments.append([])
+                case CallArguments(index, text):
+                    self.arguments[index].append(text)
+
+
+class ChatAnswer:
+    """One answer, as chunks or as a whole; both are made of the same parts."""
+
+    def __init__(self, body: ChatBody, plan: ChatPlan, generation: Generation, model: Model, loaded: Loaded) -> None:
+        self._body = body
+        self._generation = generation
+        self._writer = LogprobWriter(loaded.tokenizer, as_ids=bool(body.return_tokens_as_token_ids))
+        self._choices = [_ChatChoice(plan.rules) for _ in range(plan.job.submit.num_choices)]
+        self._prompt_ids = plan.job.submit.prompt_ids
+        self._prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
+        self._shows_reasoning = body.include_reasoning is not False
+        self._envelope: dict[str, object] = {
+            "id": new_id("chatcmpl"),
+            "object": "chat.completion",
+            "created": int(time.time()),
+            "model": body.model or model.spec.name,
+            "system_fingerprint": fingerprint(loaded),
+        }
+        options = body.stream_options
+        self._usage_at_end = options is not None and options.include_usage
+        self._usage_always = options is not None and options.continuous_usage_stats
+
+    @property
+    def usage(self) -> Usage:
+        return self._generation.usage
+
+    async def whole(self) -> bytes:
+        async with aclosing(self._generation.steps()) as steps:
+            async for step in steps:
+                choice = self._choices[step.choice]
+                choice.add(self._take(choice, step))
+                choice.entries += step.entries
+                choice.token_ids += step.token_ids
+        answer: dict[str, object] = {
+            **self._envelope,
+            "choices": [self._describe(index, choice) for index, choice in enumerate(self._choices)],
+            "usage": self.usage.describe(),
+        }
+        if self._prompt_logprobs:
+            answer["prompt_logprobs"] = self._writer.prompt(self._prompt_logprobs)
+        if self._body.return_token_ids:
+            answer["prompt_token_ids"] = self._prompt_ids
+        return encode(answer)
+
+    async def chunks(self) -> AsyncGenerator[bytes, None]:
+        head = encode({**self._envelope, "object": "chat.completion.chunk"})[:-1] + b',"choices":['
+        tail = b'],"usage":null}' if self._usage_at_end and not self._usage_always else b"]}"
+        opened: set[int] = set()
+        async with aclosing(self._generation.steps()) as steps:
+            async for step in steps:
+                choice = self._choices[step.choice]
+                parts = self._take(choice, step)
+                if self._usage_always:
+                    tail = b'],"usage":' + encode(self.usage.describe()) + b"}"
+                if step.choice not in opened:
+                    opened.add(step.choice)
+                    yield head + self._opening(step) + tail
+                if self._is_plain(choice, step, parts):
+                    for part in parts:  # at most one; the path of nearly every token
+                        text = encode(part.text) if isinstance(part, Content) else b'""'
+                        yield b'%b{"index":%d,"delta":{"content":%b},"logprobs":null,"finish_reason":null}%b' % (
+                            head,
+                            step.choice,
+                            text,
+                            tail,
+                        )
+                elif (chunk := self._chunk(choice, step, parts)) is not None:
+                    yield head + chunk + tail
+        if self._usage_at_end or self._usage_always:
+            yield head + b'],"usage":' + encode(self.usage.describe()) + b"}"
+
+    def _take(self, choice: _ChatChoice, step: Step) -> list[Part]:
+        """The parts that a step brings; ends the choice in the worker when nothing more can matter."""
+        parser = choice.parser
+        reasons = parser.reasons
+        parts = parser.push(step.text) if step.text else []
+        if reasons or parser.reasons:
+            self.usage.reasoning_tokens += len(step.token_ids)
+        finish = step.finish
+        if finish is None and parser.done:
+            self._generation.end(step.choice)
+            finish = "stop"
+        if finish is not None:
+            parts += parser.finish()
+            choice.finish = "tool_calls" if parser.num_calls and finish == "stop" else finish
+            choice.stop_reason = step.stop_reason
+        if step.prompt_logprobs:
+            self._prompt_logprobs = step.prompt_logprobs
+        return parts
+
+    def _is_plain(self, choice: _ChatChoice, step: Step, parts: Sequence[Part]) -> bool:
+        return (
+            choice.finish is None
+            and not step.entries
+            and not self._body.return_token_ids
+            and len(parts) <= 1
+            and all(isinstance(part, Content) for part in parts)
+        )
+
+    def _opening(self, step: Step) -> bytes:
+        opening: dict[str, object] = {
+            "index": step.choice,
+            "delta": {"role": "assistant", "content": ""},
+            "logprobs": None,
+            "finish_reason": None,
+        }
+        if step.prompt_logprobs:
+            opening["prompt_logprobs"] = self._writer.prompt(step.prompt_logprobs)
+        if self._body.return_token_ids:
+            opening["prompt_token_ids"] = self._prompt_ids
+        return encode(opening)
+
+    def _chunk(self, choice: _ChatChoice, step: Step, parts: Sequence[Part]) -> bytes | None:
+        choice.entries += step.entries
+        choice.token_ids += step.token_ids
+        delta = self._delta(parts)
+        if not delta and choice.finish is None:
+            return None  # its log-probabilities go with the next text
+        chunk: dict[str, object] = {
+            "index": step.choice,
+            "delta": delta,
+            "logprobs": self._writer.chat(choice.entries) if self._body.logprobs else None,
+            "finish_reason": choice.finish,
+        }
+        if choice.finish is not None:
+            chunk["stop_reason"] = choice.stop_reason
+        if self._body.return_token_ids:
+            chunk["token_ids"] = choice.token_ids
+        choice.entries, choice.token_ids = [], []
+        return encode(chunk)
+
+    def _delta(self, parts: Sequence[Part]) -> dict[str, object]:
+        delta: dict[str, object] = {}
+        if content := "".join(part.text for part in parts if isinstance(part, Content)):
+            delta["content"] = content
+        reasoning = "".join(part.text for part in parts if isinstance(part, Reasoning))
+        if reasoning and self._shows_reasoning:
+            delta["reasoning_content"] = delta["reasoning"] = reasoning
+        calls: dict[int, dict[str, object]] = {}
+        pieces: dict[int, str] = {}
+        for part in parts:
+            match part:
+                case CallStart(index, call_id, name):
+                    pieces[index] = ""
+                    calls[index] = {"index": index, "id": call_id, "type": "function", "function": {"name": name}}
+                case CallArguments(index, text):
+                    pieces[index] = pieces.get(index, "") + text
+                    calls.setdefault(index, {"index": index, "function": {}})
+                case _:
+                    pass
+        for index, call in calls.items():
+            function = call["function"]
+            assert isinstance(function, dict)
+            call["function"] = {**function, "arguments": pieces[index]}
+        if calls:
+            delta["tool_calls"] = list(calls.values())
+        return delta
+
+    def _describe(self, index: int, choice: _ChatChoice) -> dict[str, object]:
+        calls = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": "".join(arguments)}}
+            for call, arguments in zip(choice.tool_calls, choice.arguments, strict=True)
+        ]
+        content = "".join(choice.content)
+        message: dict[str, object] = {
+            "role": "assistant",
+            "content": content if content or not calls else None,
+            "refusal": None,
+        }
+        if calls:
+            message["tool_calls"] = calls
+        if choice.reasoning and self._shows_reasoning:
+            message["reasoning_content"] = message["reasoning"] = "".join(choice.reasoning)
+        described: dict[str, object] = {
+            "index": index,
+            "message": message,
+            "logprobs": self._writer.chat(choice.entries) if self._body.logprobs else None,
+            "finish_reason": choice.finish,
+            "stop_reason": choice.stop_reason,
+        }
+        if self._body.return_token_ids:
+            described["token_ids"] = choice.token_ids
+        return described

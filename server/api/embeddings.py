@@ -1,0 +1,131 @@
+"""POST /v1/embeddings."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import secrets
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+from fastapi import APIRouter, Request, Response
+from numpy.typing import NDArray
+
+from server.api.completions import token_ids
+from server.api.context import Caller, Context, caller
+from server.api.fields import check_unknown
+from server.api.prepare import context_of, deadline_of, invalid, truncate
+from server.api.respond import response_headers, while_connected
+from server.api.schema import EmbeddingBody
+from server.errors import (
+    BY_CODE,
+    CONTEXT_LENGTH_EXCEEDED,
+    DEADLINE_EXCEEDED,
+    GENERATION_FAILED,
+    NOT_AN_EMBEDDER,
+    QUEUE_FULL,
+    ApiError,
+)
+from server.handle import RequestError
+from server.messages import Embed
+from server.metrics import ENGINE
+from server.registry import Loaded, Model
+from server.settings import ServerSettings
+
+Vector = NDArray[np.float32]
+
+
+def router(context: Context) -> APIRouter:
+    routes = APIRouter(tags=["OpenAI"])
+
+    @routes.post("/v1/embeddings")
+    async def embeddings(request: Request, body: EmbeddingBody) -> Response:
+        """Turn one or more texts into vectors."""
+        ignored = check_unknown(body, strict=context.settings.strict)
+        model, loaded = context.registry.serve(body.model)
+        prompts = await plan_embedding(body, model, loaded, context.settings)
+        num_tokens = sum(map(len, prompts))
+        labels = (model.spec.name, ENGINE)
+        try:
+            lease = loaded.admission.admit(len(prompts), num_tokens)
+        except ApiError:
+            context.metrics.rejected.labels(*labels, QUEUE_FULL.code).inc()
+            raise
+        headers = response_headers(loaded, ignored)
+        try:
+            work = embed_all(prompts, body, loaded, caller(request), context.settings)
+            vectors = await while_connected(request, work)
+        finally:
+            lease.release()
+        context.metrics.prompt_tokens.labels(*labels).inc(num_tokens)
+        answer = {
+            "object": "list",
+            "data": [
+                {"object": "embedding", "index": index, "embedding": _written(vector, body.encoding_format)}
+                for index, vector in enumerate(vectors)
+            ],
+            "model": body.model or model.spec.name,
+            "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
+        }
+        return Response(msgspec.json.encode(answer), headers=headers, media_type="application/json")
+
+    return routes
+
+
+async def plan_embedding(body: EmbeddingBody, model: Model, loaded: Loaded, settings: ServerSettings) -> list[Sequence[int]]:
+    size = loaded.ready.embedding_size
+    if not size:
+        raise ApiError(NOT_AN_EMBEDDER, f"model {model.spec.name!r} gives no embeddings", param="model")
+    if body.dimensions is not None and body.dimensions > size:
+        raise invalid("dimensions", f"dimensions is {body.dimensions}; expected at most the model's {size}")
+    prompts = await token_ids(body.input, loaded.tokenizer, "input", body.add_special_tokens is not False)
+    if len(prompts) > settings.max_inputs:
+        raise invalid("input", f"input has {len(prompts)} texts; expected at most {settings.max_inputs}")
+    prompts = [truncate(ids, body.truncate_prompt_tokens, body.truncation_side) for ids in prompts]
+    context = context_of(loaded)
+    for ids in prompts:
+        if len(ids) > context:
+            raise ApiError(
+                CONTEXT_LENGTH_EXCEEDED,
+                f"a text has {len(ids)} tokens; the context holds {context}; split it, or set truncate_prompt_tokens",
+                param="input",
+            )
+    return prompts
+
+
+async def embed_all(
+    prompts: Sequence[Sequence[int]], body: EmbeddingBody, loaded: Loaded, who: Caller, settings: ServerSettings
+) -> list[Vector]:
+    deadline = deadline_of(body.timeout, settings)
+    normalize = body.normalize is not False
+
+    async def embed(ids: Sequence[int]) -> Vector:
+        request_id = secrets.token_hex(12)
+        asked = Embed(request_id, tuple(ids), normalize, who.key_digest, deadline)
+        vector = np.frombuffer((await loaded.worker.embed(asked)).vector, dtype="<f4")
+        return vector if body.dimensions is None else _shortened(vector, body.dimensions, normalize=normalize)
+
+    try:
+        async with asyncio.TaskGroup() as group, asyncio.timeout(body.timeout):
+            tasks = [group.create_task(embed(ids)) for ids in prompts]
+            await asyncio.wait(tasks)
+    except* TimeoutError:
+        raise ApiError(DEADLINE_EXCEEDED, f"the vectors were not ready within {body.timeout} s") from None
+    except* RequestError as errors:
+        error = next(error for error in errors.exceptions if isinstance(error, RequestError))
+        raise ApiError(BY_CODE.get(error.code, GENERATION_FAILED), error.message) from error
+    return [task.result() for task in tasks]
+
+
+def _shortened(vector: Vector, dimensions: int, *, normalize: bool) -> Vector:
+    """The first values, at length one again: what models trained for it mean by fewer dimensions."""
+    head = vector[:dimensions]
+    norm = float(np.linalg.norm(head)) if normalize else 1.0
+    return head / np.float32(norm or 1.0)
+
+
+def _written(vector: Vector, encoding: str | None) -> str | list[float]:
+    if encoding == "base64":
+        return base64.b64encode(vector.astype("<f4").tobytes()).decode()
+    return vector.tolist()

@@ -1,0 +1,122 @@
+"""The HTTP server around the application: uvicorn, with the limits on slow and greedy clients that it does not have itself."""
+
+from __future__ import annotations
+
+import asyncio
+from types import FrameType
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from server.errors import BAD_REQUEST, HEADERS_TOO_LARGE, ApiError, ErrorKind
+from server.registry import Registry
+from server.settings import ServerSettings
+
+
+class _TooLarge(Exception):
+    pass
+
+
+class GuardedProtocol(HttpToolsProtocol):
+    """Closes connections that send no request, whose headers take too long or too much space, or that read nothing."""
+
+    limits: ServerSettings  # set on a subclass, for uvicorn makes the instances
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._in_headers = True
+        self._num_header_bytes = 0
+        self._fault: ErrorKind = BAD_REQUEST
+        self._header_timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as narrow as uvicorn's
+        super().connection_made(transport)
+        self._header_timer = self.loop.call_later(self.limits.keep_alive_s, transport.abort)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        for timer in (self._header_timer, self._write_timer):
+            if timer is not None:
+                timer.cancel()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._in_headers:
+            self._num_header_bytes += len(data)
+        super().data_received(data)
+        if self._in_headers and self._num_header_bytes > self.limits.max_header_bytes and not self.transport.is_closing():
+            self._fault = HEADERS_TOO_LARGE
+            self.send_400_response("")
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_headers = True
+        self._wait_for_headers()
+
+    def on_headers_complete(self) -> None:
+        self._in_headers = False
+        self._num_header_bytes = 0
+        if self._header_timer is not None:
+            self._header_timer.cancel()
+        if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > self.limits.max_header_bytes:
+            self._fault = HEADERS_TOO_LARGE
+            raise _TooLarge  # the parser stops and reports it to data_received
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._in_headers = True  # what follows is the next request
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._write_timer = self.loop.call_later(self.limits.write_timeout_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+        super().resume_writing()
+
+    def send_400_response(self, msg: str) -> None:
+        """uvicorn's answer to what is not HTTP, in the envelope of every other error."""
+        limit = self.limits.max_header_bytes
+        message = f"the headers exceed {limit} bytes" if self._fault is HEADERS_TOO_LARGE else msg
+        error = ApiError(self._fault, message)
+        body = error.body()
+        head = f"HTTP/1.1 {self._fault.status} {self._fault.code}\r\ncontent-type: application/json\r\n"
+        self.transport.write(f"{head}content-length: {len(body)}\r\nconnection: close\r\n\r\n".encode() + body)
+        self.transport.close()
+
+    def _wait_for_headers(self) -> None:
+        if self._header_timer is not None:
+            self._header_timer.cancel()
+        self._header_timer = self.loop.call_later(self.limits.header_timeout_s, self.transport.abort)
+
+
+class Server(uvicorn.Server):
+    """Told to stop, it takes no more requests, finishes the running ones for `drain_s`, and then ends the rest by an error."""
+
+    def __init__(self, app: FastAPI, settings: ServerSettings, registry: Registry, **options: Any) -> None:
+        """`options` go to uvicorn: certificates, log configuration."""
+        protocol = type("LimitedProtocol", (GuardedProtocol,), {"limits": settings})
+        super().__init__(
+            uvicorn.Config(
+                app,
+                host=settings.host,
+                port=settings.port,
+                http=protocol,
+                ws="none",
+                lifespan="on",
+                timeout_keep_alive=round(settings.keep_alive_s),
+                timeout_graceful_shutdown=round(settings.drain_s),
+                server_header=False,
+                access_log=False,
+                **options,
+            )
+        )
+        self._registry = registry
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._registry.closing = True
+        super().handle_exit(sig, frame)

@@ -1,0 +1,236 @@
+"""The chat endpoint as the official client sees it."""
+
+from __future__ import annotations
+
+import json
+
+import openai
+import pytest
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+def test_whole_answer(server):
+    answer = server.openai().chat.completions.create(model="null", messages=MESSAGES)
+    assert answer.choices[0].message.content == "Hello from the null device."
+    assert answer.choices[0].message.role == "assistant"
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.object == "chat.completion" and answer.id.startswith("chatcmpl-")
+    assert answer.system_fingerprint == "fp_null"
+    usage = answer.usage
+    assert usage.completion_tokens == 27 and usage.prompt_tokens + 27 == usage.total_tokens
+
+
+def test_stream_is_the_whole_answer(server):
+    client = server.openai()
+    chunks = list(client.chat.completions.create(model="null", messages=MESSAGES, stream=True, stream_options={"include_usage": True}))
+    assert chunks[0].choices[0].delta.role == "assistant" and chunks[0].choices[0].delta.content == ""
+    text = "".join(c.choices[0].delta.content or "" for c in chunks[:-1])
+    assert text == client.chat.completions.create(model="null", messages=MESSAGES).choices[0].message.content
+    assert [c.choices[0].finish_reason for c in chunks[:-1]].count("stop") == 1
+    assert chunks[-1].choices == [] and chunks[-1].usage.completion_tokens == 27
+    assert all(c.usage is None for c in chunks[:-1])
+    assert len({c.id for c in chunks}) == 1
+
+
+def test_several_choices(server):
+    stream = server.openai().chat.completions.create(model="null", messages=MESSAGES, n=3, stream=True)
+    texts, finished = ["", "", ""], []
+    for chunk in stream:
+        choice = chunk.choices[0]
+        texts[choice.index] += choice.delta.content or ""
+        finished += [choice.index] if choice.finish_reason else []
+    assert texts == ["Hello from the null device."] * 3 and sorted(finished) == [0, 1, 2]
+
+
+def test_usage_in_every_chunk(server):
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    chunks = list(server.openai().chat.completions.create(model="null", messages=MESSAGES, stream=True, stream_options=options))
+    counts = [c.usage.completion_tokens for c in chunks]
+    assert counts == sorted(counts) and counts[-1] == 27
+
+
+def test_max_tokens_is_length(server):
+    answer = server.openai().chat.completions.create(model="null", messages=MESSAGES, max_completion_tokens=5)
+    assert answer.choices[0].message.content == "Hello" and answer.choices[0].finish_reason == "length"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_stop_string_ends_and_aborts_only_its_choice(serve, answering, stream):
+    script = answering("", interval_s=0.005)
+    script.answer = lambda _submit, choice: [[b] for b in (b"one STOP two" if choice == 0 else b"one two three four five")]
+    server = serve(script=script)
+    body = {"stop": [" STOP"], "n": 2, "stream": stream}
+    response = server.chat(**body)
+    assert response.status_code == 200
+    if stream:
+        events = [json.loads(line[6:]) for line in response.text.splitlines() if line.startswith("data: {")]
+        deltas = [event["choices"][0] for event in events]
+        texts = ["".join(d["delta"].get("content", "") for d in deltas if d["index"] == i) for i in (0, 1)]
+        reasons = {d["index"]: d["stop_reason"] for d in deltas if d["finish_reason"]}
+    else:
+        texts = [choice["message"]["content"] for choice in response.json()["choices"]]
+        reasons = {choice["index"]: choice["stop_reason"] for choice in response.json()["choices"]}
+    assert texts == ["one", "one two three four five"]
+    assert reasons == {0: " STOP", 1: None}
+    assert [choice for _, choice in server.worker.aborted] == [0]
+
+
+def test_logprobs_have_the_shape_of_the_api(server):
+    answer = server.openai().chat.completions.create(model="null", messages=MESSAGES, logprobs=True, top_logprobs=2)
+    content = answer.choices[0].logprobs.content
+    assert "".join(entry.token for entry in content) == answer.choices[0].message.content
+    assert content[0].bytes == [ord("H")] and content[0].logprob == -0.5
+    assert [len(entry.top_logprobs) for entry in content] == [2] * len(content)
+
+
+def test_streamed_logprobs_are_those_of_the_whole(serve, answering):
+    server = serve(script=answering("käse ist gut, STOP", step=2))
+    client, options = server.openai(), {"model": "null", "messages": MESSAGES, "logprobs": True, "stop": ", STOP"}
+    whole = client.chat.completions.create(**options).choices[0]
+    streamed = [c.choices[0] for c in client.chat.completions.create(**options, stream=True)]
+    entries = [entry for choice in streamed if choice.logprobs for entry in choice.logprobs.content]
+    assert [e.token for e in entries] == [e.token for e in whole.logprobs.content]
+    assert bytes(b for e in entries for b in e.bytes).decode() == whole.message.content == "käse ist gut"
+
+
+def test_prompt_logprobs_and_token_ids(server):
+    answer = server.chat(prompt_logprobs=1, return_token_ids=True, max_tokens=3).json()
+    assert answer["prompt_logprobs"][0] is None
+    assert len(answer["prompt_logprobs"]) == len(answer["prompt_token_ids"])
+    assert answer["choices"][0]["token_ids"] == list(b"Hel")
+
+
+def test_sampling_parameters_reach_the_worker(server):
+    server.chat(
+        temperature=0.25, top_p=0.5, top_k=7, min_p=0.1, frequency_penalty=0.5, presence_penalty=-0.5, repetition_penalty=1.5,
+        logit_bias={"65": -100}, seed=-1, stop_token_ids=[3], ignore_eos=True, min_tokens=2, max_tokens=9, priority=-4,
+        cache_salt="s", typical_p=0.9, allowed_token_ids=[1, 2], bad_words=["x"],
+    )  # fmt: skip  # one line per handful
+    submit = server.worker.submits[-1]
+    params = submit.params
+    assert (params.temperature, params.top_p, params.top_k, params.min_p, params.typical_p) == (0.25, 0.5, 7, 0.1, 0.9)
+    assert (params.frequency_penalty, params.presence_penalty, params.repetition_penalty) == (0.5, -0.5, 1.5)
+    assert params.logit_bias == ((65, -100.0),) and params.seed == 2**64 - 1
+    assert params.stop_token_ids == (3,) and params.ignore_eos and (params.min_tokens, params.max_tokens) == (2, 9)
+    assert params.allowed_token_ids == (1, 2) and params.banned_token_ids == (ord("x"),)
+    assert (submit.priority, submit.cache_salt) == (-4, "s")
+
+
+def test_unseeded_requests_differ(server):
+    server.chat(), server.chat()
+    first, second = (submit.params.seed for submit in server.worker.submits)
+    assert first != second
+
+
+def test_default_of_max_tokens_is_what_is_left(server):
+    server.chat()
+    submit = server.worker.submits[-1]
+    assert submit.params.max_tokens + len(submit.prompt_ids) == 255 * 16  # what the pages hold, less the one that is spare
+
+
+def test_prompt_that_does_not_fit(server):
+    response = server.chat(messages=[{"role": "user", "content": "x" * 5000}])
+    error = response.json()["error"]
+    assert response.status_code == 400 and error["code"] == "context_length_exceeded"
+    assert "4080" in error["message"]
+
+
+def test_truncation_only_when_asked(server):
+    long = [{"role": "user", "content": "x" * 5000}]
+    assert server.chat(messages=long, truncate_prompt_tokens=100, max_tokens=1).json()["usage"]["prompt_tokens"] == 100
+    assert server.worker.submits[-1].prompt_ids[-1] == ord(">")  # the end of the prompt is what is kept
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"temperature": -1}, "temperature"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"n": 0}, "n"),
+        ({"n": 1000}, "n"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"messages": []}, "messages"),
+        ({"messages": "hi"}, "messages"),
+        ({"messages": [{"role": "alien", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"top_logprobs": 21, "logprobs": True}, "top_logprobs"),
+        ({"logit_bias": {"a": 1}}, "logit_bias"),
+        ({"logit_bias": {"99999": 1}}, "logit_bias"),
+        ({"stop": [""]}, "stop"),
+        ({"stop": ["x"] * 17}, "stop"),
+        ({"stop_token_ids": [99999]}, "stop_token_ids"),
+        ({"min_tokens": 5, "max_tokens": 4}, "min_tokens"),
+        ({"bad_words": ["several"]}, "bad_words"),
+        ({"timeout": 1e9}, "timeout"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema"),
+        ({"response_format": {"type": "yaml"}}, "response_format.type"),
+        ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice"),
+        ({"continue_final_message": True}, "continue_final_message"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
+    ],
+)
+def test_invalid_values_are_refused_by_name(server, body, param):
+    response = server.chat(**body)
+    error = response.json()["error"]
+    assert response.status_code == 400, error
+    assert error["param"] == param and error["type"] == "invalid_request_error"
+    assert response.headers["x-should-retry"] == "false"
+
+
+@pytest.mark.parametrize(
+    "field", ["use_beam_search", "lora_path", "mirostat", "structural_tag", "suffix", "audio", "thinking_token_budget"]
+)
+def test_known_fields_that_are_missing_here_are_refused(server, field):
+    response = server.chat(**{field: "x"})
+    assert response.status_code == 400
+    assert response.json()["error"]["code"] == "unsupported_field" and response.json()["error"]["param"] == field
+    assert server.chat(**{field: None}).status_code == 200
+
+
+def test_unknown_fields_are_reported(server):
+    response = server.chat(zap=1, stream_options={"include_usage": True, "zip": 1}, stream=True)
+    assert response.status_code == 200
+    assert response.headers["x-ignored-params"] == "zap, stream_options.zip"
+
+
+def test_unknown_fields_are_refused_when_strict(serve):
+    response = serve(strict=True).chat(zap=1)
+    assert response.status_code == 400 and response.json()["error"]["code"] == "unknown_field"
+
+
+def test_content_parts(server):
+    client = server.openai()
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    client.chat.completions.create(model="null", messages=[{"role": "user", "content": parts}])
+    assert b"<|user|>ab\n" in bytes(server.worker.submits[-1].prompt_ids)
+    image = [{"type": "image_url", "image_url": {"url": "http://x/y.png"}}]
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(model="null", messages=[{"role": "user", "content": image}])
+    assert caught.value.code == "unsupported_content" and caught.value.param == "messages[0].content[0].type"
+
+
+def test_unknown_model(server):
+    with pytest.raises(openai.NotFoundError) as caught:
+        server.openai().chat.completions.create(model="nope", messages=MESSAGES)
+    assert caught.value.code == "model_not_found" and caught.value.param == "model"
+
+
+def test_render_shows_what_would_be_asked(server):
+    body = {"messages": MESSAGES, "temperature": 0.5, "max_tokens": 10, "n": 2}
+    shown = server.http().post("/v1/chat/completions/render", json=body).json()
+    assert shown["prompt"] == "<|user|>hi\n<|assistant|>"
+    assert bytes(shown["token_ids"]).decode() == shown["prompt"]
+    assert shown["parameters"]["temperature"] == 0.5 and shown["parameters"]["max_tokens"] == 10
+    assert shown["kv_cache"]["pages"] == 1 + 2 * 2 and shown["kv_cache"]["fits"]
+    assert server.worker.submits == []
+
+
+def test_continue_final_message(server):
+    messages = [*MESSAGES, {"role": "assistant", "content": "Well"}]
+    server.chat(messages=messages, continue_final_message=True)
+    assert bytes(server.worker.submits[-1].prompt_ids).endswith(b"<|assistant|>Well")

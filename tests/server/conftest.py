@@ -1,0 +1,172 @@
+"""A real server on loopback, in a thread of its own, with models that compute nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from server.app import create_app
+from server.listen import Server
+from server.null import ByteTokenizer, NullScript, NullWorker
+from server.registry import Footprint, Registry
+from server.settings import ServerSettings
+from server.state import ModelSpec
+
+
+@dataclass
+class Running:
+    """A server with one model called `null`, unless told otherwise. Scripts are found by a model's name."""
+
+    settings: ServerSettings
+    registry: Registry
+    server: Server
+    script: NullScript
+    scripts: dict[str, NullScript]
+    workers: dict[str, NullWorker]
+    loop: asyncio.AbstractEventLoop
+    thread: threading.Thread
+    clients: list[Any] = field(default_factory=list)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.settings.port}"
+
+    @property
+    def worker(self) -> NullWorker:
+        return self.workers["null"]
+
+    def openai(self, **options: Any) -> openai.OpenAI:
+        client = openai.OpenAI(base_url=f"{self.url}/v1", **{"api_key": "unused", "max_retries": 0, "timeout": 20, **options})
+        self.clients.append(client)
+        return client
+
+    def http(self, **options: Any) -> httpx.Client:
+        client = httpx.Client(base_url=self.url, timeout=20, **options)
+        self.clients.append(client)
+        return client
+
+    def chat(self, **body: Any) -> httpx.Response:
+        return self.http().post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "hi"}], **body})
+
+    def complete(self, **body: Any) -> httpx.Response:
+        return self.http().post("/v1/completions", json={"prompt": "hi", **body})
+
+    def stop(self) -> None:
+        for client in self.clients:
+            client.close()
+        self.server.should_exit = True
+        self.thread.join(20)
+        assert not self.thread.is_alive()
+
+
+Serve = Callable[..., Running]
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Serve]:
+    """Starts servers and stops them; keyword arguments are settings."""
+    running: list[Running] = []
+
+    def start(
+        *,
+        script: NullScript | None = None,
+        scripts: dict[str, NullScript] | None = None,
+        tokenizer: ByteTokenizer | None = None,
+        initial: Sequence[ModelSpec] = (ModelSpec("null", "null"),),
+        footprints: dict[str, Footprint] | None = None,
+        **settings: Any,
+    ) -> Running:
+        running.append(_start(script or NullScript(), scripts or {}, tokenizer, initial, footprints, tmp_path, settings))
+        return running[-1]
+
+    yield start
+    for one in running:
+        one.stop()
+
+
+@pytest.fixture(scope="module")
+def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    running = _start(NullScript(), {}, None, [ModelSpec("null", "null")], None, tmp_path_factory.mktemp("server"), {})
+    yield running
+    running.stop()
+
+
+@pytest.fixture
+def server(shared_server: Running) -> Running:
+    """One server for the tests of a module that change nothing about it."""
+    shared_server.worker.submits.clear()
+    shared_server.worker.aborted.clear()
+    return shared_server
+
+
+def _start(
+    script: NullScript,
+    scripts: dict[str, NullScript],
+    tokenizer: ByteTokenizer | None,
+    initial: Sequence[ModelSpec],
+    footprints: dict[str, Footprint] | None,
+    tmp_path: Path,
+    options: dict[str, Any],
+) -> Running:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    (tmp_path / "models").mkdir(exist_ok=True)
+    settings = ServerSettings(**{"port": port, "model_root": tmp_path / "models", "drain_s": 5.0, **options})
+    workers: dict[str, NullWorker] = {}
+    begun: list[Running] = []
+    started = threading.Event()
+
+    def make_worker(spec: ModelSpec, progress: Any) -> NullWorker:
+        workers[spec.name] = NullWorker(scripts.get(spec.name, script), progress)
+        return workers[spec.name]
+
+    async def preflight(spec: ModelSpec) -> Footprint:
+        return (footprints or {})[spec.name]
+
+    async def main() -> None:
+        registry = Registry(
+            settings,
+            make_worker,
+            lambda _source: tokenizer or ByteTokenizer(script.max_context),
+            preflight=preflight if footprints is not None else None,
+            initial=initial,
+        )
+        server = Server(create_app(settings, registry), settings, registry, log_config=None)
+        thread = threading.current_thread()
+        begun.append(Running(settings, registry, server, script, scripts, workers, asyncio.get_running_loop(), thread))
+        serving = asyncio.create_task(server.serve())
+        while not (serving.done() or (server.started and _settled(registry))):
+            await asyncio.sleep(0.002)
+        started.set()
+        await serving
+
+    thread = threading.Thread(target=lambda: asyncio.run(main()), daemon=True)
+    thread.start()
+    assert started.wait(20), "the server did not start"
+    return begun[0]
+
+
+def _settled(registry: Registry) -> bool:
+    return all(operation.ended_at is not None for operation in registry.operations.all())
+
+
+def with_answer(answer: str | bytes, *, step: int = 1, **fields: Any) -> NullScript:
+    """A script that answers `answer`, `step` bytes per token event."""
+    data = answer.encode() if isinstance(answer, str) else answer
+    steps = [list(data[at : at + step]) for at in range(0, len(data), step)]
+    return replace(NullScript(), answer=lambda _submit, _choice: steps, **fields)
+
+
+@pytest.fixture
+def answering() -> Callable[..., NullScript]:
+    return with_answer
