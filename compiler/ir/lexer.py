@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -140,7 +140,7 @@ class Cursor:
         return self.error(f"unknown {noun} {token.text}; {hint}", token)
 
     @contextmanager
-    def nested(self) -> Iterator[None]:
+    def nested(self) -> Generator[None]:
         if self._depth == MAX_NESTING:
             raise self.error(f"nested more than {MAX_NESTING} deep; give parts of it names of their own")
         self._depth += 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 from compiler.ir.dims import Dim, DimVar
@@ -43,7 +43,7 @@ class Names:
                 return name
 
     @contextmanager
-    def scope(self) -> Iterator[None]:
+    def scope(self) -> Generator[None]:
         """Names given inside are free again outside."""
         outer = dict(self._names), set(self._used), dict(self._counts)
         yield
@@ -86,7 +86,7 @@ class DimNames(Names):
         return name
 
     @contextmanager
-    def scope(self) -> Iterator[None]:
+    def scope(self) -> Generator[None]:
         renamed = dict(self._renamed)
         with super().scope():
             yield

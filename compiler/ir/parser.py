@@ -1,4 +1,4 @@
-"""Programs as text. `printer.module_text` writes what `parse` reads.
+"""Programs as text. `printer.print_module` writes what `parse` reads.
 
     Module     ::= (Func | Prim)*                                        line breaks are spaces; `#` begins a comment
     Func       ::= ["impure"] "func" Name "(" Param,* ")" "->" Type [Where] "{" Body "}"

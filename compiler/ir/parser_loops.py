@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 from compiler.ir.dims import Dim, DimVar
@@ -162,7 +162,7 @@ class LoopParser(TypeParser):
         return body
 
     @contextmanager
-    def _axes(self, close: str) -> Iterator[list[tuple[DimVar, Dim]]]:
+    def _axes(self, close: str) -> Generator[list[tuple[DimVar, Dim]]]:
         """`i in n, j in m` up to `close`; the variables are visible inside the `with`. A later extent may use an earlier one."""
         axes: list[tuple[DimVar, Dim]] = []
         names: list[str] = []

@@ -284,9 +284,7 @@ class TypeParser(Cursor):
                 return None
             if token.kind is Kind.NAME and token.text in set(DType):
                 return self.dtype()
-            raise self.error(
-                f"expected an attribute (a number, string, list, true, false, none, element type or dim(...)), found {token}"
-            )
+            raise self.error(f"expected an attribute (a number, string, list, true, false, none, element type or dim(...)), found {token}")
 
     def bracketed_dim(self) -> Dim:
         """`dim(n * 4)`"""

@@ -38,7 +38,25 @@ from compiler.ir.graph import (
     Value,
     Var,
 )
-from compiler.ir.loops import PrimFunc, Scalar, Stmt
+from compiler.ir.loops import (
+    Allocate,
+    Apply,
+    Cast,
+    Const,
+    DimScalar,
+    For,
+    Guard,
+    Let,
+    Load,
+    PrimFunc,
+    Reduce,
+    Scalar,
+    Seq,
+    Stmt,
+    Store,
+    Tile,
+    When,
+)
 from compiler.ir.module import IRModule
 from compiler.ir.op import REQUIRED
 from compiler.ir.printer_loops import LoopPrinter, header
@@ -52,7 +70,7 @@ from compiler.ir.printer_types import (
     type_text,
 )
 from compiler.ir.syntax import stated_type
-from compiler.ir.types import Type
+from compiler.ir.types import FuncType, ObjectType, ScalarType, ShapeType, TensorType, TupleType, Type
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -61,26 +79,47 @@ _DIGEST_BYTES = 1024  # constants from here on are written as a digest, where th
 _BASE64_COLUMNS = 96
 
 
-def module_text(module: IRModule, arrays: Arrays | None = None) -> str:
+def print_module(module: IRModule, arrays: Arrays | None = None) -> str:
     """With `arrays`, large constants are written as digests, and put into it for `parse` to find."""
-    return "\n\n".join(function_text(name, func, arrays) for name, func in module.functions.items()) + "\n"
+    return "\n\n".join(print_function(name, func, arrays) for name, func in module.functions.items()) + "\n"
 
 
-def function_text(name: str, func: Function | PrimFunc, arrays: Arrays | None = None) -> str:
+def print_function(name: str, func: Function | PrimFunc, arrays: Arrays | None = None) -> str:
     printer = _Printer(arrays)
     return "\n".join(printer.prim(name, func) if isinstance(func, PrimFunc) else printer.function(name, func))
 
 
-def binding_text(binding: Binding) -> str:
+def print_binding(binding: Binding) -> str:
     return "\n".join(_Printer({}).binding(binding))
 
 
-def stmt_text(stmt: Stmt) -> str:
+def print_stmt(stmt: Stmt) -> str:
     return "\n".join(_Printer({}).stmt(stmt))
 
 
-def scalar_text(scalar: Scalar) -> str:
+def print_scalar(scalar: Scalar) -> str:
     return _Printer({}).scalar(scalar)
+
+
+def print_node(node: object) -> str:
+    """Anything of a program, or inside one, for messages."""
+    match node:
+        case IRModule():
+            return print_module(node, {})
+        case Function() | PrimFunc():
+            return print_function("_", node, {})
+        case Binding():
+            return print_binding(node)
+        case For() | Let() | Store() | Seq() | When() | Allocate() | Tile():
+            return print_stmt(node)
+        case Const() | DimScalar() | Load() | Guard() | Apply() | Cast() | Reduce():
+            return print_scalar(node)
+        case TensorType() | ShapeType() | ScalarType() | TupleType() | FuncType() | ObjectType():
+            return type_text(node)
+        case _ if isinstance(node, Value):
+            return _Printer({}).value(node)
+        case _:
+            return str(node)
 
 
 def canonical_text(name: str, func: Function | PrimFunc) -> str:
@@ -132,10 +171,10 @@ class _Printer(LoopPrinter):
     def binding(self, binding: Binding) -> list[str]:
         value = binding.value
         if isinstance(value, Launch):
-            self._line(self._value(value))
+            self._line(self.value(value))
             return self._lines
         # The value first: what it mentions has its name before what it defines.
-        text = self._value(value) if not isinstance(value, If) else f"if {self._atom(value.cond)} {{"
+        text = self.value(value) if not isinstance(value, If) else f"if {self._atom(value.cond)} {{"
         var = binding.var
         type_ = self._type(var.type)
         stated = stated_type(value)
@@ -153,7 +192,7 @@ class _Printer(LoopPrinter):
         self._body(body)
         self._depth -= 1
 
-    def _value(self, value: Value) -> str:
+    def value(self, value: Value) -> str:
         match value:
             case Var() | Constant() | ShapeValue() | ScalarValue() | FuncRef():
                 return self._atom(value)
@@ -217,10 +256,9 @@ class _Printer(LoopPrinter):
                 return f"shape[{dims_text(dims, self._dims)}]"
             case FuncRef(name=name):
                 return f"@{function_name(name)}"
-            case ScalarValue(value=Dim() as dim, dtype=dtype):
-                return self._dim_atom(dim, DType(dtype))
-            case ScalarValue(value=value, dtype=dtype):
-                return number_text(value, DType(dtype))
+            case ScalarValue(value=value, dtype=name):
+                dtype = DType(name)
+                return self._dim_atom(value, dtype) if isinstance(value, Dim) else number_text(value, dtype)
 
     def _dim_atom(self, dim: Dim, dtype: DType) -> str:
         """A number or a bare variable stands for itself, where no value has its name."""

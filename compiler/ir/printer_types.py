@@ -23,10 +23,9 @@ def type_text(type_: Type, dims: DimNames | None = None) -> str:
     match type_:
         case ObjectType():
             return "object"
-        case ScalarType(dtype=dtype, value=None):
-            return f"scalar[{dtype or 'any'}]"
         case ScalarType(dtype=dtype, value=value):
-            return f"scalar[{dtype or 'any'}, {dims.text(value)}]"
+            known = "" if value is None else f", {dims.text(value)}"
+            return f"scalar[{dtype or 'any'}{known}]"
         case ShapeType(dims=shape, ndim=ndim):
             return f"shape[{_shape(shape, ndim, dims)}]"
         case TensorType(shape=shape, dtype=dtype, ndim=ndim):

@@ -1,0 +1,263 @@
+"""Whether two programs mean the same up to the names of their variables, and where they first differ if not.
+
+Variables are paired as they are met: one on the left belongs to exactly one on the right, with the same declared range. Functions go
+by their names. Not told apart, since nothing depends on it: nested and flat sequences, adjacent plain blocks, attributes left at
+their defaults, a copy and the atom itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, is_dataclass
+from itertools import zip_longest
+from typing import Any
+
+import numpy as np
+
+from compiler.ir.dims import Dim, DimVar
+from compiler.ir.dtypes import DType
+from compiler.ir.graph import Binding, Block, BlockKind, Body, Call, Copy, Function, Launch, ScalarValue, Var
+from compiler.ir.loops import Allocate, Buffer, Const, For, Let, PrimFunc, Reduce, ScalarParam, Seq
+from compiler.ir.module import IRModule
+from compiler.ir.op import OpDef
+from compiler.ir.printer import canonical_text, print_node
+from compiler.ir.printer_types import canonical_number
+from compiler.ir.prove import prove_eq
+from compiler.ir.types import FuncType, dims_of
+from compiler.ir.visit import statements
+
+Node = IRModule | Function | PrimFunc
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    path: str
+    left: str
+    right: str
+
+    def __str__(self) -> str:
+        return f"{self.path}\n  left:  {self.left}\n  right: {self.right}"
+
+
+def structural_equal(a: Node, b: Node) -> Difference | None:
+    """None, or the first difference."""
+    try:
+        if isinstance(a, IRModule) and isinstance(b, IRModule):
+            for name in dict.fromkeys([*a.functions, *b.functions]):
+                _Pairing().compare(name, a.functions.get(name), b.functions.get(name))
+        else:
+            _Pairing().compare("", a, b)
+    except _Found as found:
+        path = "".join(reversed(found.places)).removeprefix(".")
+        return Difference(path or "program", found.left, found.right)
+    return None
+
+
+def assert_equal(a: Node, b: Node) -> None:
+    difference = structural_equal(a, b)
+    assert difference is None, f"the programs differ at {difference}"
+
+
+def structural_hash(module: IRModule) -> str:
+    """The same for programs that differ in the names of variables or the order of functions only."""
+    texts = (canonical_text(name, module.functions[name]) for name in sorted(module.functions))
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()
+
+
+def prim_hash(func: PrimFunc) -> str:
+    """The same for loop-level functions that differ in the names of variables only, whatever they are called."""
+    return hashlib.sha256(canonical_text("_", func).encode()).hexdigest()
+
+
+class _Found(Exception):
+    def __init__(self, left: str, right: str) -> None:
+        super().__init__(left, right)
+        self.places: list[str] = []  # innermost first
+        self.left, self.right = left, right
+
+
+class _Pairing:
+    """Variables of the left paired with those of the right, and the comparison that pairs them."""
+
+    def __init__(self) -> None:
+        self._partner: dict[_Variable, _Variable] = {}
+        self._taken: set[_Variable] = set()  # of the right
+        self._images: dict[Dim, Dim] = {}  # expressions of the left in variables of the right
+
+    def compare(self, place: str, a: Any, b: Any) -> None:
+        try:
+            self._compare(_plain(a), _plain(b))
+        except _Found as found:
+            found.places.append(place)
+            raise
+
+    def _compare(self, a: Any, b: Any) -> None:
+        if type(a) is not type(b):
+            raise _differ(a, b)
+        match a:
+            case Dim():
+                self._dims(a, b)
+            case Var() | Buffer() | ScalarParam() | DimVar():
+                self._variables(a, b)
+            case Block():
+                self.compare(".kind", a.kind, b.kind)
+                for x, y in zip_longest(a.bindings, b.bindings, fillvalue=_ABSENT):
+                    self.compare(f".{(y if x is _ABSENT else x).var.name}", x, y)
+            case Binding():
+                self.compare("", a.value, b.value)
+                if not isinstance(a.value, Launch):  # which has no value
+                    self.compare("", a.var, b.var)
+            case Function():
+                self._pair_bare([d for p in a.params for d in dims_of(p.type)], [d for p in b.params for d in dims_of(p.type)])
+                for name in ("params", "weights", "pure", "result_type", "body"):
+                    self.compare(f".{name}", getattr(a, name), getattr(b, name))
+            case PrimFunc():
+                self._pair_bare([d for p in a.buffers for d in p.shape], [d for p in b.buffers for d in p.shape])
+                self._fields(a, b)
+            case FuncType():
+                _Pairing()._fields(a, b)  # its variables are its own
+            case Body():
+                with self._scope():
+                    for x, y in zip_longest(_blocks(a), _blocks(b), fillvalue=_ABSENT):
+                        self.compare("", x, y)
+                    self.compare(".result", a.result, b.result)
+            case For() | Let() | Reduce() | Allocate():
+                with self._scope():
+                    self._release(_bound(a), _bound(b))
+                    self._fields(a, b)
+            case tuple():
+                self._sequences(a, b)
+            case Mapping():
+                for key in dict.fromkeys([*a, *b]):
+                    self.compare(f".{key}", a.get(key, _ABSENT), b.get(key, _ABSENT))
+            case np.ndarray():
+                if a.dtype != b.dtype or a.shape != b.shape or a.tobytes() != b.tobytes():
+                    raise _differ(a, b)
+            case OpDef():
+                if a is not b:
+                    raise _Found(a.name, b.name)
+            case _ if is_dataclass(a):
+                self._fields(a, b)
+            case _:
+                if repr(a) != repr(b):  # tells -0.0 from 0.0, and finds a NaN equal to itself
+                    raise _differ(a, b)
+
+    def _fields(self, a: Any, b: Any) -> None:
+        for field in fields(a):
+            self.compare(f".{field.name}", getattr(a, field.name), getattr(b, field.name))
+
+    def _sequences(self, a: Sequence[Any], b: Sequence[Any]) -> None:
+        for i, (x, y) in enumerate(zip_longest(a, b, fillvalue=_ABSENT)):
+            self.compare(f"[{i}]", x, y)
+
+    # --- variables -----------------------------------------------------------------------------------------------------
+
+    def _variables(self, a: _Variable, b: _Variable) -> None:
+        """The same pair as before, or a new one whose declarations agree."""
+        partner = self._partner.get(a)
+        if partner is b:
+            return
+        if partner is not None:
+            raise _Found(a.name, f"{b.name}, where {a.name} is {partner.name}")
+        if b in self._taken:
+            raise _Found(a.name, f"{b.name}, which is another variable of the left")
+        self._partner[a] = b
+        self._taken.add(b)
+        for name in _DECLARED[type(a)]:
+            self.compare(f".{name}", getattr(a, name), getattr(b, name))
+
+    def _release(self, a: set[_Variable], b: set[_Variable]) -> None:
+        """What a binder binds is new, even if it was met before."""
+        self._partner = {x: y for x, y in self._partner.items() if x not in a and y not in b}
+        self._taken = set(self._partner.values())
+        self._images = {}
+
+    @contextmanager
+    def _scope(self) -> Generator[None]:
+        outer = dict(self._partner), set(self._taken)
+        yield
+        self._partner, self._taken = outer
+        self._images = {}
+
+    # --- dimensions ----------------------------------------------------------------------------------------------------
+
+    def _pair_bare(self, a: Sequence[Dim], b: Sequence[Dim]) -> None:
+        """Parameters define variables in any order, so those that stand alone are paired before the expressions around them."""
+        for x, y in zip(a, b, strict=False):
+            if x.var is not None and y.var is not None and x.var not in self._partner and y.var not in self._taken:
+                self._variables(x.var, y.var)
+
+    def _dims(self, a: Dim, b: Dim) -> None:
+        image = self._images.get(a)
+        if image is None:
+            mine = [v for v in a.vars() if v not in self._partner]
+            theirs = [v for v in b.vars() if v not in self._taken]
+            if len(mine) != len(theirs):
+                raise _differ(a, b)
+            for x, y in zip(mine, theirs, strict=True):
+                self._variables(x, y)
+            partners = {v: self._partner[v] for v in a.vars()}
+            image = self._images[a] = a.substitute({v: p for v, p in partners.items() if isinstance(p, DimVar)})
+        if image != b and not prove_eq(image, b):
+            raise _differ(a, b)
+
+
+_Variable = Var | Buffer | ScalarParam | DimVar
+_ABSENT = "absent"
+_DECLARED: dict[type, tuple[str, ...]] = {
+    Var: ("type",),
+    Buffer: ("shape", "dtype", "scope"),
+    ScalarParam: ("dtype",),
+    DimVar: ("lower", "upper", "multiple_of"),
+}
+
+
+def _bound(node: For | Let | Reduce | Allocate) -> set[_Variable]:
+    match node:
+        case For(var=var) | Let(var=var):
+            return {var}
+        case Reduce(axes=axes):
+            return {var for var, _ in axes}
+        case Allocate(buffer=buffer):
+            return {buffer}
+
+
+def _plain(node: Any) -> Any:
+    """One of the ways to say the same."""
+    match node:
+        case Copy(value=value):
+            return value
+        case Seq():
+            stmts = statements(node)
+            return stmts[0] if len(stmts) == 1 else stmts
+        case list():
+            return tuple(node)
+        case Const(value=value, dtype=dtype):
+            return Const(canonical_number(value, dtype), dtype)
+        case ScalarValue(value=value, dtype=dtype):
+            dtype = DType(dtype)
+            if not isinstance(value, Dim):
+                value = canonical_number(value, dtype)
+            return ScalarValue(Dim.of(value) if dtype is DType.I64 and isinstance(value, int) else value, dtype)
+        case Call(op=op, args=args, attrs=attrs):
+            return Call(op, args, {**op.attributes, **attrs})
+        case _:
+            return node
+
+
+def _blocks(body: Body) -> list[Block]:
+    """Adjacent plain blocks as one, empty ones as none."""
+    blocks: list[Block] = []
+    for block in body.blocks:
+        plain = block.kind is BlockKind.PLAIN
+        if plain and blocks and blocks[-1].kind is BlockKind.PLAIN:
+            blocks[-1] = Block(blocks[-1].bindings + block.bindings)
+        elif block.bindings or not plain:
+            blocks.append(block)
+    return blocks
+
+
+def _differ(a: object, b: object) -> _Found:
+    return _Found(print_node(a), print_node(b))
