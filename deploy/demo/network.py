@@ -73,9 +73,7 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor) -> Tensor:
         batch, tokens, _ = x.shape
-        q, k, v = (
-            proj(x).view(batch, tokens, -1, self.shape.head_dim).transpose(1, 2) for proj in (self.q_proj, self.k_proj, self.v_proj)
-        )
+        q, k, v = (proj(x).view(batch, tokens, -1, self.shape.head_dim).transpose(1, 2) for proj in (self.q_proj, self.k_proj, self.v_proj))
         q, k = rotate(q, cos, sin).to(v.dtype), rotate(k, cos, sin).to(v.dtype)
         mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
         return self.o_proj(mixed.transpose(1, 2).reshape(batch, tokens, -1))

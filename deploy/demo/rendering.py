@@ -1,28 +1,22 @@
-"""Messages to text through the model's own chat template, in the environment that Hugging Face templates expect."""
+"""Messages to text through the model's chat template, with the renderer that serves it, and answers back to messages."""
 
 import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-
 from deploy.demo.conversation import Message, Tool
+from server.text.template import ChatTemplate
 
 TEMPLATE = (Path(__file__).parent / "chat_template.jinja").read_text(encoding="utf-8").rstrip("\n")
+_PATIENCE_S = 600.0  # our own template ends; a training job of low priority may be kept waiting for long in the middle of it
 
-
-def _tojson(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False)  # Jinja's own escapes <, > and & for HTML
-
-
-_environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-_environment.filters["tojson"] = _tojson
-_template = _environment.from_string(TEMPLATE)
+_template = ChatTemplate(TEMPLATE, {}, time_limit_s=_PATIENCE_S)
+_CALL = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
 
 
 def render(messages: Sequence[Message], tools: Sequence[Tool] = (), *, add_generation_prompt: bool = False) -> str:
-    return _template.render(messages=messages, tools=tools, add_generation_prompt=add_generation_prompt)
+    return _template.render(messages, tools, add_generation_prompt=add_generation_prompt)
 
 
 def rendered_parts(messages: Sequence[Message], tools: Sequence[Tool]) -> list[tuple[str, bool]]:
@@ -38,9 +32,6 @@ def rendered_parts(messages: Sequence[Message], tools: Sequence[Tool]) -> list[t
         parts += [(whole[done : len(prompt)], False), (whole[len(prompt) : len(answer)], True)]
         done = len(answer)
     return parts
-
-
-_CALL = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
 
 
 def parsed_answer(text: str) -> Message:

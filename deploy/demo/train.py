@@ -26,8 +26,8 @@ _SEED = 7
 _TOKENS_PER_BATCH = 8_192
 _ROW_LENGTHS = (512, 512, 512, 512, 512, 512, 512, 1024)
 _WARMUP_STEPS = 60
-_CHECKPOINT_EVERY = 100
-_AVERAGE_DECAY = 0.985  # snapshots are the running mean of the weights: better than any single step before the end
+_CHECKPOINT_EVERY = 50
+_AVERAGE_DECAY = 0.96  # snapshots are the running mean of the weights: better than any single step before the end
 
 
 class Trainer:

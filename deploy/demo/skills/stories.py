@@ -39,8 +39,7 @@ _LOST = (
     "and were the best of friends.",
 )
 _FOUND = (
-    "One (sunny|misty|quiet) (morning|afternoon|day), {hero} went for a walk "
-    "and found a {thing} (in the grass|on the path|under a tree).",
+    "One (sunny|misty|quiet) (morning|afternoon|day), {hero} went for a walk and found a {thing} (in the grass|on the path|under a tree).",
     "The {thing} was (old and dusty|small and bright|strange and beautiful).",
     '"Whose {thing} is this?" wondered {hero}.',
     "{Hero} asked {a_friend}, who was (resting in the shade|eating breakfast|looking at the clouds).",
@@ -58,8 +57,7 @@ _FOUND = (
 )
 _LEARNT = (
     "More than anything, {hero} wanted to {skill}.",
-    "But (each time|every time) {hero} tried to {skill}, (it went wrong|something went wrong), "
-    "and {hero} (felt sad|sat down and sighed).",
+    "But (each time|every time) {hero} tried to {skill}, (it went wrong|something went wrong), and {hero} (felt sad|sat down and sighed).",
     '"I will never learn to {skill}," said {hero}.',
     "(One day|One evening), {a_friend} came by with a {thing}.",
     '"I can (teach|help) you," said {friend}. "(This|My) {thing} will help us."',

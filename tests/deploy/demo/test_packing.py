@@ -45,3 +45,9 @@ def test_what_the_assistant_says_weighs_most(tokenizer: Tokenizer, batch: Batch)
 def test_row_lengths_go_round(tokenizer: Tokenizer):
     stream = batches(tokenizer, 1, tokens_per_batch=2048, lengths=(256, 1024))
     assert [next(stream).token_ids.shape for _ in range(3)] == [(8, 257), (2, 1025), (8, 257)]
+
+
+def test_long_conversations_never_crowd_out_the_short_rows(tokenizer: Tokenizer):
+    stream = batches(tokenizer, 1, tokens_per_batch=1024, lengths=(256, 256, 256, 1024))
+    for _, batch in zip(range(200), stream, strict=False):
+        assert (batch.document_ids >= 0).mean() > 0.8

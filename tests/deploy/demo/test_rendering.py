@@ -1,12 +1,14 @@
 """The chat template: what the model was trained on is what a server renders."""
 
+import json
 from itertools import islice
 
 import pytest
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from deploy.demo.conversation import assistant, calls, result, user
 from deploy.demo.corpus import conversations
-from deploy.demo.rendering import parsed_answer, render, rendered_parts
+from deploy.demo.rendering import TEMPLATE, parsed_answer, render, rendered_parts
 
 WEATHER = {
     "type": "function",
@@ -53,6 +55,15 @@ def test_arguments_may_come_as_json_text():
     in_text = calls(("get_weather", {}))
     in_text["tool_calls"][0]["function"]["arguments"] = '{"city": "Rome"}'
     assert render([parsed], [WEATHER]) == render([in_text], [WEATHER])
+
+
+def test_hugging_face_renders_the_same():
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
+    template = environment.from_string(TEMPLATE)
+    for conversation in islice(conversations(10), 200):
+        theirs = template.render(messages=conversation.messages, tools=conversation.tools or None, add_generation_prompt=True)
+        assert render(conversation.messages, conversation.tools, add_generation_prompt=True) == theirs
 
 
 def test_the_parts_of_every_conversation_make_the_whole():
