@@ -33,6 +33,10 @@ class IncompatibleExecutable(RuntimeFault):
     pass
 
 
+class DamagedCode(RuntimeFault):
+    pass
+
+
 class UnresolvedSymbol(RuntimeFault):
     pass
 

@@ -310,7 +310,7 @@ T = TypeVar("T")
 def _decode(file: sections.SectionFile, name: str, type_: type[T]) -> T:
     try:
         return msgspec.msgpack.decode(file.read(name), type=type_)
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise DamagedFile(file.path, name, str(error)) from error
 
 

@@ -34,9 +34,7 @@ class Item:
 
 
 class Match:
-    def __init__(
-        self, function: str, slots: Sequence[str], bounds: Sequence[Bound], items: Sequence[Item], derive: Derive | None
-    ) -> None:
+    def __init__(self, function: str, slots: Sequence[str], bounds: Sequence[Bound], items: Sequence[Item], derive: Derive | None) -> None:
         self.defined = {slot for item in items for slot in _defined(item.spec)}
         self._function = function
         self._derive = derive
@@ -71,9 +69,7 @@ class Match:
         if bound.lower <= value <= upper:
             raise BoundExceeded(f"{self._function}: {bound.name} = {value} is not a multiple of {bound.multiple_of}, as declared")
         most = "" if bound.upper is None else f" <= {upper}"
-        raise BoundExceeded(
-            f"{self._function}: {bound.name} = {value} is outside its declared range {bound.lower} <= {bound.name}{most}"
-        )
+        raise BoundExceeded(f"{self._function}: {bound.name} = {value} is outside its declared range {bound.lower} <= {bound.name}{most}")
 
 
 def _plain_upper(bound: Bound) -> int:

@@ -56,16 +56,23 @@ class Arena:
         """Memory of one call, until `leave`. Its content is whatever was there."""
         bottom = align(self._tops[-1])
         top = bottom + num_bytes
-        self._demand = max(self._demand, top)
-        if top > self._block.nbytes and len(self._tops) == 1:
-            self._account.resize("arena", self._demand)
-            self._block = host_buffer(0)  # the old block goes before the new one comes
-            self._block = host_buffer(self._demand)
+        if len(self._tops) == 1 and max(top, self._demand) > self._block.nbytes:
+            self._grow(max(top, self._demand))
+        if top <= self._block.nbytes:
+            block = self._block[bottom:top]
+        else:
+            self._account.check("arena", max(top, self._block.nbytes + num_bytes))
+            block = host_buffer(num_bytes)
         self._tops.append(top)
-        if top > self._block.nbytes:
-            self._account.check("arena", top)
-            return host_buffer(num_bytes)
-        return self._block[bottom:top]
+        self._demand = max(self._demand, top)
+        return block
+
+    def _grow(self, num_bytes: int) -> None:
+        self._account.check("arena", num_bytes)
+        self._block = host_buffer(0)  # the old block goes before the new one comes
+        self._account.resize("arena", 0)
+        self._block = host_buffer(num_bytes)
+        self._account.resize("arena", num_bytes)
 
     def leave(self) -> None:
         self._tops.pop()

@@ -99,7 +99,7 @@ class SectionFile:
             raise DamagedFile(self.path, "header", "its digest differs")
         try:
             table = msgspec.msgpack.decode(header, type=list[Section])
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise DamagedFile(self.path, "header", str(error)) from error
         for section in table:
             if section.offset % ALIGNMENT or section.offset < 0 or not 0 <= section.size <= len(self._map) - section.offset:

@@ -67,6 +67,8 @@ class Function:
         self._num_inputs = len(source.inputs)
         if any(p.weight for p in source.params[: self._num_inputs]):
             raise InvalidProgram(f"{source.name}: weights must come after the other parameters")
+        if not source.instructions or not isinstance(source.instructions[-1], (Ret, Goto)):
+            raise InvalidProgram(f"{source.name}: the last instruction must return or go to another")
         self._weights: list[Any] = [None] * len(source.weights)
         self._missing = [p.name for p in source.weights]
         self.on_bind: list[Callable[[list[Any]], None]] = []  # launch lists that keep the addresses of weights
@@ -74,9 +76,7 @@ class Function:
 
         loader = Loader(machine, self, builtins)
         varying = [i for i, p in enumerate(source.params) if not p.weight or mentions_slots(p.spec)]
-        self._match = loader.match(
-            [Item(i, f"parameter {source.params[i].name!r}", source.params[i].spec) for i in varying], source.derive
-        )
+        self._match = loader.match([Item(i, f"parameter {source.params[i].name!r}", source.params[i].spec) for i in varying], source.derive)
         self._written = [(i, p.name) for i, p in enumerate(source.inputs) if p.written]
         self._arena_slot = loader.slot(source.arena_bytes)
         self._steps = [loader.step(i) for i in source.instructions]

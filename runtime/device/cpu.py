@@ -6,7 +6,6 @@ import ctypes
 import mmap
 import os
 import platform
-import struct
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,8 @@ import llvmlite.binding as llvm
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.errors import OutOfMemory, RuntimeFault, UnresolvedSymbol
+from runtime.device import elf
+from runtime.errors import OutOfMemory, UnresolvedSymbol
 from runtime.sections import ALIGNMENT
 
 # --- cores -------------------------------------------------------------------------------------------------------------
@@ -87,15 +87,16 @@ def address_of(array: NDArray[Any]) -> int:
 
 # --- code --------------------------------------------------------------------------------------------------------------
 
-# What LLVM may call for a copy of memory; everything else must be in the object itself.
-_FROM_THE_SYSTEM = frozenset({"memcpy", "memmove", "memset"})
+# What LLVM may call for a copy of memory, and the name that position-independent code has for a table the loader makes. Everything
+# else must be in the object itself.
+_FROM_THE_SYSTEM = frozenset({"memcpy", "memmove", "memset", "_GLOBAL_OFFSET_TABLE_"})
 
 
 class ObjectCode:
     """Machine code, loaded. Addresses are valid as long as this object lives."""
 
     def __init__(self, code: bytes) -> None:
-        self._symbols, undefined = elf_symbols(code)
+        self._symbols, undefined = elf.symbols(code)
         if missing := sorted(undefined - _FROM_THE_SYSTEM):
             raise UnresolvedSymbol(f"the object code refers to {', '.join(missing)}, which nothing defines")
         _allow_matrix_tiles()
@@ -115,38 +116,6 @@ def jit_engine(module: llvm.ModuleRef | None = None) -> Any:
     llvm.initialize_native_asmprinter()
     target = llvm.Target.from_default_triple().create_target_machine(opt=3, jit=True)
     return llvm.create_mcjit_compiler(module or llvm.parse_assembly(""), target)
-
-
-_MACHINES = {"x86_64": 62, "AMD64": 62, "aarch64": 183, "arm64": 183}
-_ELF = struct.Struct("<16sHHIQQQIHHHHHH")
-_ELF_SECTION = struct.Struct("<IIQQQQIIQQ")
-_ELF_SYMBOL = struct.Struct("<IBBHQQ")
-_SYMBOL_TABLE = 2
-
-
-def elf_symbols(code: bytes) -> tuple[frozenset[str], frozenset[str]]:
-    """Names that the object defines and names that it only uses. LLVM ends the process over an unknown name or another machine's
-    code, so both are looked for here first."""
-    try:
-        ident, kind, machine, _, _, _, table, _, _, _, _, entry, count, _ = _ELF.unpack_from(code)
-        if ident[:6] != b"\x7fELF\x02\x01" or kind != 1:
-            raise RuntimeFault("the object code is not a relocatable 64-bit ELF object")
-        if machine != _MACHINES.get(platform.machine()):
-            raise RuntimeFault(f"the object code is for ELF machine {machine}, this one is {platform.machine()}")
-        headers = [_ELF_SECTION.unpack_from(code, table + i * entry) for i in range(count)]
-        defined: set[str] = set()
-        undefined: set[str] = set()
-        for _, type_, _, _, offset, size, strings, first_global, _, _ in headers:
-            if type_ != _SYMBOL_TABLE:
-                continue
-            names = headers[strings][4]
-            for at in range(offset + first_global * _ELF_SYMBOL.size, offset + size, _ELF_SYMBOL.size):
-                name, _, _, section, _, _ = _ELF_SYMBOL.unpack_from(code, at)
-                start = names + name
-                (defined if section else undefined).add(code[start : code.index(b"\0", start)].decode())
-    except (struct.error, ValueError, IndexError) as error:
-        raise RuntimeFault(f"the object code is not a valid ELF object: {error}") from error
-    return frozenset(defined), frozenset(undefined)
 
 
 def _allow_matrix_tiles() -> None:

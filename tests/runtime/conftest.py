@@ -1,0 +1,95 @@
+"""Kernels for the tests of the runtime: written as LLVM IR and compiled here, so that no compiler of ours is needed."""
+
+from __future__ import annotations
+
+import llvmlite.binding as llvm
+import pytest
+
+# Per kernel: the buffers (address of element i in %p0, %p1, ...) and what happens to iteration %i. dims: %n, then %d1.
+KERNELS = {
+    "add_one": (2, "float", "%x = load float, ptr %p0\n %y = fadd float %x, 1.0\n store float %y, ptr %p1"),
+    "scale": (
+        2,
+        "float",
+        """%x = load float, ptr %p0
+  %f = bitcast i64 %d1 to double
+  %g = fptrunc double %f to float
+  %y = fmul float %x, %g
+  store float %y, ptr %p1""",
+    ),
+    "count": (1, "i64", "%old = atomicrmw add ptr %p0, i64 1 seq_cst"),
+    # out[i] = 3 * in[i] + in[n - 1 - i]: wrong as soon as one iteration of the record before is missing
+    "mix": (
+        2,
+        "i64",
+        """%last = sub i64 %n, 1
+  %k = sub i64 %last, %i
+  %q = getelementptr i64, ptr %b0, i64 %k
+  %x = load i64, ptr %p0
+  %y = load i64, ptr %q
+  %t = mul i64 %x, 3
+  %s = add i64 %t, %y
+  store i64 %s, ptr %p1""",
+    ),
+}
+
+GRID = """
+define i64 @grid(ptr %dims) {
+  %n = load i64, ptr %dims
+  ret i64 %n
+}
+define void @double(ptr %heap) {
+  %n = load i64, ptr %heap
+  %p = getelementptr i64, ptr %heap, i64 1
+  %m = mul i64 %n, 2
+  store i64 %m, ptr %p
+  %q = getelementptr i64, ptr %heap, i64 2
+  %bytes = mul i64 %n, 4
+  %up = add i64 %bytes, 63
+  %aligned = and i64 %up, -64
+  store i64 %aligned, ptr %q
+  ret void
+}
+"""
+
+
+def kernel_text(name: str, num_buffers: int, element: str, work: str) -> str:
+    bases = "".join(f"  %a{b} = getelementptr ptr, ptr %buffers, i64 {b}\n  %b{b} = load ptr, ptr %a{b}\n" for b in range(num_buffers))
+    elements = "".join(f"  %p{b} = getelementptr {element}, ptr %b{b}, i64 %i\n" for b in range(num_buffers))
+    return f"""
+define void @{name}(ptr %buffers, ptr %dims, i64 %begin, i64 %end) {{
+entry:
+  %n = load i64, ptr %dims
+  %d1.p = getelementptr i64, ptr %dims, i64 1
+  %d1 = load i64, ptr %d1.p
+{bases}
+  br label %loop
+loop:
+  %i = phi i64 [ %begin, %entry ], [ %next, %loop ]
+{elements}
+  {work}
+  %next = add i64 %i, 1
+  %more = icmp slt i64 %next, %end
+  br i1 %more, label %loop, label %exit
+exit:
+  ret void
+}}
+"""
+
+
+def compile_ir(text: str) -> bytes:
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    machine = llvm.Target.from_default_triple().create_target_machine(opt=1, reloc="pic")
+    return machine.emit_object(llvm.parse_assembly(text))
+
+
+@pytest.fixture(scope="session")
+def compile_object():
+    return compile_ir
+
+
+@pytest.fixture(scope="session")
+def object_code() -> bytes:
+    """All kernels, `grid` (its first integer), and `double`: slot 1 = 2 * slot 0, slot 2 = bytes of that many f32, aligned."""
+    return compile_ir(GRID + "".join(kernel_text(name, *rest) for name, rest in KERNELS.items()))

@@ -1,0 +1,186 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from runtime.device.cpu import ObjectCode, available_cores
+from runtime.native.team import LaunchList, Record, Team
+
+
+@pytest.fixture(scope="module")
+def code(object_code: bytes) -> ObjectCode:
+    return ObjectCode(object_code)
+
+
+@pytest.fixture(params=[1, 2, 3, 5])
+def team(request: pytest.FixtureRequest):
+    team = Team(request.param, cores=available_cores())
+    yield team
+    team.close()
+
+
+def make_list(code: ObjectCode, kernel: str, sizes: list[int], arrays: list[np.ndarray], pick) -> tuple[LaunchList, np.ndarray]:
+    """One record per size; record r works on the arrays numbered pick(r)."""
+    heap = np.array([*sizes, 0], np.int64)
+    zero = len(sizes)
+    records = [Record(code.address(kernel), code.address("grid"), tuple((b, zero) for b in pick(r)), (r, r)) for r in range(len(sizes))]
+    launches = LaunchList(records, len(arrays))
+    for i, array in enumerate(arrays):
+        launches.bases[i] = array.ctypes.data
+    launches.set_heap(heap.ctypes.data)
+    return launches, heap
+
+
+def test_every_iteration_runs_once(team: Team, code: ObjectCode) -> None:
+    sizes = [1000, 0, 1, 7, 0, 0, 33, 128, 2]
+    counts = [np.zeros(1000, np.int64) for _ in sizes]
+    launches, _heap = make_list(code, "count", sizes, counts, lambda r: (r,))
+    for repeat in range(1, 301):
+        team.run(launches)
+        for size, count in zip(sizes, counts, strict=True):
+            assert (count[:size] == repeat).all() and not count[size:].any()
+
+
+def test_a_record_sees_all_of_the_one_before(team: Team, code: ObjectCode) -> None:
+    n, steps = 257, 60
+    start = np.arange(n, dtype=np.int64)
+    expected = start
+    for _ in range(steps):
+        expected = 3 * expected + expected[::-1]
+    for _ in range(50):
+        arrays = [start.copy(), np.zeros(n, np.int64)]
+        launches, _heap = make_list(code, "mix", [n] * steps, arrays, lambda r: (r % 2, 1 - r % 2))
+        team.run(launches)
+        assert (arrays[steps % 2] == expected).all()
+
+
+def test_an_empty_list(team: Team) -> None:
+    team.run(LaunchList([], 0))
+
+
+def test_helpers_take_part(code: ObjectCode, compile_object) -> None:
+    """A chunk waits for another one to run at the same time: only two threads can finish the list."""
+    text = """
+    define void @meet(ptr %buffers, ptr %dims, i64 %begin, i64 %end) {
+    entry:
+      %p = load ptr, ptr %buffers
+      %old = atomicrmw add ptr %p, i64 1 seq_cst
+      br label %wait
+    wait:
+      %now = load atomic i64, ptr %p seq_cst, align 8
+      %alone = icmp slt i64 %now, 2
+      br i1 %alone, label %wait, label %exit
+    exit:
+      ret void
+    }
+    """
+    meet = ObjectCode(compile_object(text))
+    count = np.zeros(1, np.int64)
+    heap = np.array([2, 0], np.int64)
+    launches = LaunchList([Record(meet.address("meet"), code.address("grid"), ((0, 1),), (0,))], 1)
+    launches.bases[0] = count.ctypes.data
+    launches.set_heap(heap.ctypes.data)
+    team = Team(2)
+    for _ in range(20):
+        count[:] = 0
+        time.sleep(0.002)  # let the helper fall asleep
+        team.run(launches)
+        assert count[0] == 2
+    team.close()
+
+
+def test_an_idle_team_uses_no_cpu(code: ObjectCode) -> None:
+    team = Team(3)
+    counts = [np.zeros(1000, np.int64)]
+    launches, _heap = make_list(code, "count", [1000] * 5, counts, lambda r: (0,))
+    team.run(launches)
+    time.sleep(0.05)
+    before = time.process_time()
+    time.sleep(0.5)
+    assert time.process_time() - before < 0.1
+    team.close()
+
+
+def test_teams_share_a_process_and_a_team_its_callers(code: ObjectCode) -> None:
+    teams = [Team(2), Team(3)]
+    failures: list[str] = []
+
+    def work(team: Team) -> None:
+        counts = [np.zeros(200, np.int64) for _ in range(4)]
+        launches, _heap = make_list(code, "count", [200] * 4, counts, lambda r: (r,))
+        for repeat in range(1, 101):
+            team.run(launches)
+            if not all((c == repeat).all() for c in counts):
+                failures.append(f"repeat {repeat}")
+
+    threads = [threading.Thread(target=work, args=(team,)) for team in teams for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for team in teams:
+        team.close()
+    assert not failures
+
+
+def test_threads_end_with_their_team() -> None:
+    before = threading.active_count()
+    team = Team(4)
+    assert threading.active_count() == before + 3
+    del team
+    assert threading.active_count() == before
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="no affinity here")
+def test_a_pinned_caller_stays_on_the_first_core() -> None:
+    cores = available_cores()
+    found: list[set[int]] = []
+
+    def work() -> None:
+        team = Team(1, cores=cores, pinned=True)
+        team.pin_caller()
+        found.append(os.sched_getaffinity(0))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert found == [{cores[0]}]
+
+
+def run_python(script: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_the_interpreter_exits_cleanly_with_a_team_running() -> None:
+    result = run_python("""
+        from runtime.native.team import Team
+        kept = [Team(3), Team(2)]
+        print("done")
+    """)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "done\n", "")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_forked_child_goes_on_alone() -> None:
+    result = run_python("""
+        import os, warnings
+        warnings.simplefilter("ignore")
+        import numpy as np
+        from runtime.native.team import LaunchList, Team
+        team = Team(3)
+        team.run(LaunchList([], 0))
+        child = os.fork()
+        if child == 0:
+            team.run(LaunchList([], 0))
+            team.close()
+            os._exit(7)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    """)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "7\n", "")

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from runtime.errors import OutOfMemory
+from runtime.memory import Arena, MemoryAccount, shares_memory
+
+
+def test_what_exceeds_the_limit_is_refused_with_figures() -> None:
+    account = MemoryAccount(1000)
+    account.resize("weights", 600)
+    with pytest.raises(OutOfMemory, match="arena needs 401 bytes, 400 are free of the limit of 1,000") as error:
+        account.resize("arena", 401)
+    assert (error.value.required, error.value.free, error.value.limit) == (401, 400, 1000)
+    assert account.parts == {"weights": 600}
+
+
+def test_a_part_that_grows_gives_its_old_bytes_back_first() -> None:
+    account = MemoryAccount(1000)
+    account.resize("arena", 700)
+    account.resize("arena", 1000)
+    assert account.used == 1000
+
+
+def test_the_arena_grows_to_the_largest_demand_and_stays() -> None:
+    account = MemoryAccount()
+    arena = Arena(account)
+    for size in (100, 5000, 200):
+        block = arena.enter(size)
+        assert block.nbytes == size and block.ctypes.data % 64 == 0
+        arena.leave()
+    assert arena.num_bytes == 5000 and account.parts == {"arena": 5000}
+
+
+def test_calls_within_calls_do_not_overlap_and_the_next_outermost_finds_one_block() -> None:
+    arena = Arena(MemoryAccount())
+    for _ in range(2):
+        outer, inner, innermost = arena.enter(100), arena.enter(1000), arena.enter(50)
+        for i, block in enumerate((outer, inner, innermost)):
+            block[:] = i + 1
+        assert [set(b.tolist()) for b in (outer, inner, innermost)] == [{1}, {2}, {3}]
+        for _ in range(3):
+            arena.leave()
+    arena.enter(1)
+    assert arena.num_bytes == 128 + 1024 + 50
+
+
+def test_the_arena_respects_the_limit_and_can_be_used_afterwards() -> None:
+    arena = Arena(MemoryAccount(1000))
+    with pytest.raises(OutOfMemory):
+        arena.enter(1001)
+    arena.enter(900)
+    with pytest.raises(OutOfMemory):
+        arena.enter(200)
+    arena.enter(30)
+
+
+def test_sharing() -> None:
+    block = np.zeros(64, np.uint8)
+    assert shares_memory(block[3:].view(), block) and not shares_memory(np.zeros(3), block)
+    assert not shares_memory(block, block[:0])

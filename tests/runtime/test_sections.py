@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from runtime import sections
+from runtime.errors import DamagedFile
+from runtime.sections import SectionFile
+
+CONTENT = {"one": b"first", "empty": b"", "große": bytes(range(256)) * 9}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "new" / "file"
+    sections.write(path, CONTENT)
+    return path
+
+
+def test_round_trip(path: Path) -> None:
+    file = SectionFile(path)
+    assert {name: bytes(file.read(name)) for name in file.names} == CONTENT
+
+
+def test_sections_are_aligned_views_of_the_file(path: Path) -> None:
+    view = np.frombuffer(SectionFile(path).read("große"), np.uint8)
+    assert view.ctypes.data % 64 == 0 and not view.flags.owndata
+
+
+def test_equal_content_gives_equal_bytes(path: Path, tmp_path: Path) -> None:
+    sections.write(tmp_path / "again", CONTENT)
+    assert (tmp_path / "again").read_bytes() == path.read_bytes()
+
+
+def test_a_view_outlives_the_replacement_of_its_file(path: Path) -> None:
+    view = SectionFile(path).read("one")
+    sections.write(path, {"one": b"other"})
+    assert bytes(view) == b"first" and bytes(SectionFile(path).read("one")) == b"other"
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(fd: int) -> None:
+        raise OSError("no space left")
+
+    before = path.read_bytes()
+    monkeypatch.setattr("os.fsync", fail)
+    with pytest.raises(OSError, match="no space"):
+        sections.write(path, {"one": b"new"})
+    assert path.read_bytes() == before and list(path.parent.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("name", [n for n in CONTENT if CONTENT[n]])
+def test_a_damaged_section_is_named_and_the_others_are_readable(path: Path, name: str) -> None:
+    content = bytearray(path.read_bytes())
+    content[content.index(CONTENT[name])] ^= 1
+    path.write_bytes(content)
+    file = SectionFile(path)
+    with pytest.raises(DamagedFile, match=f"section '{name}' is damaged: its digest differs") as error:
+        file.read(name)
+    assert error.value.section == name
+    assert [bytes(file.read(n)) for n in CONTENT if n != name] == [c for n, c in CONTENT.items() if n != name]
+    assert len(file.read(name, verify=False)) == len(CONTENT[name])
+
+
+def test_a_missing_section_is_named(path: Path) -> None:
+    with pytest.raises(DamagedFile, match="'two' is damaged: it is missing"):
+        SectionFile(path).read("two")
+
+
+def read_all(path: Path) -> dict[str, bytes]:
+    file = SectionFile(path)
+    return {name: bytes(file.read(name)) for name in file.names}
+
+
+@given(st.integers(0, 10_000))
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_truncated_file_is_damaged(path: Path, tmp_path: Path, length: int) -> None:
+    whole = path.read_bytes()
+    short = tmp_path / "short"
+    short.write_bytes(whole[: length % len(whole)])
+    with pytest.raises(DamagedFile):
+        read_all(short)
+
+
+@given(st.integers(0, 10_000), st.integers(1, 255))
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_no_flipped_bit_goes_unnoticed(path: Path, tmp_path: Path, at: int, flip: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[at % len(content)] ^= flip
+    damaged = tmp_path / "damaged"
+    damaged.write_bytes(content)
+    try:
+        assert read_all(damaged) == CONTENT  # between two sections lies padding that nobody reads
+    except DamagedFile:
+        pass
+
+
+@given(st.binary(max_size=300), st.booleans())
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_bytes_give_a_typed_error(tmp_path: Path, data: bytes, magic: bool) -> None:
+    path = tmp_path / "any"
+    path.write_bytes(sections.MAGIC + data if magic else data)
+    with pytest.raises(DamagedFile):
+        read_all(path)
