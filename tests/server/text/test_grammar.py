@@ -1,0 +1,115 @@
+"""What the constraints let through, judged by llguidance itself on a vocabulary of bytes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+
+from server.messages import Constraint, ConstraintKind
+from server.text.grammar import ToolSchema, behind_thoughts, forced_calls
+from server.text.parts import CallStart
+from server.text.tools import FORMATS, ToolParser
+
+THINK, UNTHINK, CALLS, EOS = 256, 257, 258, 259
+
+
+class ByteVocabulary:
+    eos_token_id = EOS
+    bos_token_id = None
+    tokens = [bytes([i]) for i in range(256)] + [b"<think>", b"</think>", b"[TOOL_CALLS]", b"<eos>"]  # noqa: RUF012  # llguidance reads it
+    special_token_ids = [THINK, UNTHINK, CALLS, EOS]  # noqa: RUF012  # likewise
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        return list(text.encode() if isinstance(text, str) else text)
+
+
+@pytest.fixture(scope="module")
+def vocabulary() -> LLTokenizer:
+    return LLTokenizer(TokenizerWrapper(ByteVocabulary()))
+
+
+def accepts(vocabulary: LLTokenizer, constraint: Constraint, *tokens: str | int) -> bool:
+    ids = [i for token in tokens for i in ([token] if isinstance(token, int) else token.encode())]
+    assert constraint.kind is ConstraintKind.GRAMMAR
+    matcher = LLMatcher(vocabulary, LLMatcher.grammar_from_lark(constraint.source))
+    assert not matcher.is_error(), matcher.get_error()
+    return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+
+
+TOOLS = [
+    ToolSchema("add", {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}),
+    ToolSchema("now", {}),
+]
+
+
+def written(form: str, name: str, arguments: str) -> str:
+    key = FORMATS[form].arguments_key
+    call = f'{{"name": "{name}", "{key}": {arguments}}}'
+    match form:
+        case "hermes":
+            return f"<tool_call>\n{call}\n</tool_call>"
+        case "mistral":
+            return f"[TOOL_CALLS][{call}]"
+        case _:
+            return call
+
+
+@pytest.mark.parametrize("form", ["hermes", "llama3", "mistral", "json"])
+def test_forced_calls(vocabulary, form):
+    one = forced_calls(FORMATS[form], TOOLS, {}, several=False)
+    for name, arguments, allowed in [("add", '{"a": 1}', True), ("add", "{}", False), ("now", "{}", True), ("other", "{}", False)]:
+        text = written(form, name, arguments)
+        assert accepts(vocabulary, one, text) is allowed, text
+        if allowed:  # what is forced is also found
+            parser = ToolParser(FORMATS[form], frozenset({"add", "now"}))
+            parts = [*parser.push(text), *parser.finish()]
+            assert [part.name for part in parts if isinstance(part, CallStart)] == [name]
+    assert not accepts(vocabulary, one, "hello")
+
+
+@pytest.mark.parametrize(("form", "between"), [("hermes", "\n"), ("llama3", "; "), ("json", "; ")])
+def test_several_calls(vocabulary, form, between):
+    text = between.join([written(form, "now", "{}")] * 2)
+    assert accepts(vocabulary, forced_calls(FORMATS[form], TOOLS, {}, several=True), text)
+    assert not accepts(vocabulary, forced_calls(FORMATS[form], TOOLS, {}, several=False), text)
+
+
+def test_markers_that_are_tokens(vocabulary):
+    forced = forced_calls(FORMATS["mistral"], TOOLS, {"[TOOL_CALLS]": CALLS}, several=False)
+    assert accepts(vocabulary, forced, CALLS, '[{"name": "now", "arguments": {}}]')
+
+
+SCHEMA = Constraint(ConstraintKind.JSON_SCHEMA, json.dumps({"type": "integer"}))
+
+
+@pytest.mark.parametrize(
+    "constraint",
+    [
+        SCHEMA,
+        Constraint(ConstraintKind.REGEX, "[0-9]/?"),
+        Constraint(ConstraintKind.CHOICE, '["7", "8\\n"]'),
+        Constraint(ConstraintKind.GRAMMAR, 'start: digit\ndigit: "7"'),
+    ],
+)
+def test_behind_thoughts(vocabulary, constraint):
+    free = behind_thoughts(constraint, {}, open_already=False)
+    assert accepts(vocabulary, free, "7")
+    assert accepts(vocabulary, free, "<think>\nhm </th 8</think>\n\n7")
+    assert not accepts(vocabulary, free, "hm</think>7")
+    inside = behind_thoughts(constraint, {}, open_already=True)
+    assert accepts(vocabulary, inside, "hm</think>\n7")
+    assert not accepts(vocabulary, inside, "7")
+
+
+def test_think_markers_that_are_tokens(vocabulary):
+    specials = {"<think>": THINK, "</think>": UNTHINK}
+    free = behind_thoughts(SCHEMA, specials, open_already=False)
+    assert accepts(vocabulary, free, THINK, "hm", UNTHINK, "\n7")
+    assert accepts(vocabulary, free, "7")
+
+
+def test_json_object_behind_thoughts(vocabulary):
+    free = behind_thoughts(Constraint(ConstraintKind.JSON_OBJECT, ""), {}, open_already=False)
+    assert accepts(vocabulary, free, '<think>x</think>{"a": 1}') and not accepts(vocabulary, free, "[1]")

@@ -1,0 +1,110 @@
+"""Tool calls in the ways of the model families, at every cut of the text."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.text.parts import CallArguments, CallStart, Content
+from server.text.tools import FORMATS, GENERIC, HERMES, LLAMA3, MISTRAL, ToolFormat, ToolParser
+
+NAMES = frozenset({"add", "now"})
+
+
+def parse(form: ToolFormat, text: str, cuts: list[int], max_calls: int | None = None) -> tuple[str, list[tuple[str, str]]]:
+    parser, parts, at = ToolParser(form, NAMES, max_calls), [], 0
+    sizes = iter(cuts)
+    while at < len(text):
+        size = next(sizes, 1)
+        parts += parser.push(text[at : at + size])
+        at += size
+    parts += parser.finish()
+    starts = [part for part in parts if isinstance(part, CallStart)]
+    assert [start.index for start in starts] == list(range(len(starts)))
+    assert len({start.id for start in starts}) == len(starts)
+    arguments = ["" for _ in starts]
+    for part in parts:
+        if isinstance(part, CallArguments):
+            arguments[part.index] += part.text  # an index without a start would fail here
+    content = "".join(part.text for part in parts if isinstance(part, Content))
+    return content, [(start.name, argument) for start, argument in zip(starts, arguments, strict=True)]
+
+
+ADD = '{"name": "add", "arguments": {"a": 1, "b": "}\\"{"}}'
+ARGUMENTS = '{"a": 1, "b": "}\\"{"}'
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "content", "calls"),
+    [
+        (HERMES, f"<tool_call>\n{ADD}\n</tool_call>", "", [("add", ARGUMENTS)]),
+        (HERMES, f"Let me see.\n<tool_call>{ADD}</tool_call>\n", "Let me see.", [("add", ARGUMENTS)]),
+        (HERMES, f"<tool_call>\n{ADD}\n</tool_call>\n<tool_call>\n{ADD}\n</tool_call>", "", [("add", ARGUMENTS)] * 2),
+        (HERMES, '<tool_call>{"arguments": {"x": []}, "name": "now"}</tool_call>', "", [("now", '{"x": []}')]),
+        (HERMES, '<tool_call>{"name": "now"}</tool_call>', "", [("now", "{}")]),
+        (HERMES, '<tool_call>{"name": "other", "arguments": {}}</tool_call>', "", [("other", "{}")]),
+        (HERMES, '<tool_call>{"name": "now", "arguments": "{\\"x\\": 1}"}</tool_call>', "", [("now", '{"x": 1}')]),
+        (HERMES, "<tool_call>\nnot json</tool_call> after", "<tool_call>\nnot json</tool_call> after", []),
+        (HERMES, "<tool_call>{broken}</tool_call>", "<tool_call>{broken}</tool_call>", []),
+        (HERMES, '<tool_call>{"name": "add", "arguments": {"a": 1', "", [("add", '{"a": 1')]),
+        (HERMES, "a < b and <tool> ", "a < b and <tool> ", []),
+        (HERMES, '{"name": "add", "arguments": {}}', '{"name": "add", "arguments": {}}', []),
+        (LLAMA3, '{"name": "add", "parameters": {"a": 1}}', "", [("add", '{"a": 1}')]),
+        (LLAMA3, '<|python_tag|>{"name": "add", "parameters": {}}; {"name": "now", "parameters": {}}', "", [("add", "{}"), ("now", "{}")]),
+        (LLAMA3, '{"temperature": 20}', '{"temperature": 20}', []),
+        (LLAMA3, '{"name": "Ann", "parameters": {}}', '{"name": "Ann", "parameters": {}}', []),
+        (MISTRAL, f"[TOOL_CALLS][{ADD}, {ADD}]", "", [("add", ARGUMENTS)] * 2),
+        (MISTRAL, f"[TOOL_CALLS] [{ADD}]", "", [("add", ARGUMENTS)]),
+        (MISTRAL, '[TOOL_CALLS]add[ARGS]{"a": {"b": 2}}[TOOL_CALLS]now{}', "", [("add", '{"a": {"b": 2}}'), ("now", "{}")]),
+        (GENERIC, f"[{ADD}]", "", [("add", ARGUMENTS)]),
+        (GENERIC, f" {ADD} thanks", "thanks", [("add", ARGUMENTS)]),
+        (GENERIC, "[1, 2]", "[1, 2]", []),
+        (GENERIC, f"Sure: {ADD}", f"Sure: {ADD}", []),
+        (GENERIC, "  ", "  ", []),
+    ],
+)  # fmt: skip  # a table
+def test_formats(form, text, content, calls):
+    assert parse(form, text, [len(text)]) == (content, calls)
+    assert parse(form, text, []) == (content, calls)
+
+
+fragments = st.sampled_from(
+    ["<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "[ARGS]", "add", "{", "}", "[", "]", ",", ";", '"', ":", "\\"]
+    + ['{"name": "add", ', '"arguments": {"a": [1]}}', '"parameters": {}}', ADD, " ", "\n", "x", "<", "</tool", "[TOOL"]
+)  # fmt: skip  # likewise
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_same_for_every_cut(name):
+    @given(st.lists(fragments, max_size=8).map("".join), st.lists(st.integers(1, 9), max_size=30))
+    def check(text, cuts):
+        assert parse(FORMATS[name], text, cuts) == parse(FORMATS[name], text, [len(text) or 1])
+
+    check()
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-99, 99) | st.text(max_size=6),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(st.dictionaries(st.text(max_size=4), json_values, max_size=3), st.lists(st.integers(1, 9), max_size=30), st.booleans())
+def test_any_arguments_come_through(arguments, cuts, ascii_only):
+    written = json.dumps(arguments, ensure_ascii=ascii_only)
+    text = f'<tool_call>\n{{"name": "add", "arguments": {written}}}\n</tool_call>'
+    assert parse(HERMES, text, cuts) == ("", [("add", written)])
+
+
+def test_no_more_calls_than_allowed():
+    text = f"<tool_call>{ADD}</tool_call><tool_call>{ADD}</tool_call> and more"
+    assert parse(HERMES, text, [], max_calls=1) == ("", [("add", ARGUMENTS)])
+
+
+def test_mistral_ids_have_nine_letters():
+    (start, *_) = ToolParser(MISTRAL, NAMES).push(f"[TOOL_CALLS][{ADD}]")
+    assert isinstance(start, CallStart) and len(start.id) == 9 and start.id.isalnum()
