@@ -104,7 +104,9 @@ class _Pairing:
             case Block():
                 self.compare(".kind", a.kind, b.kind)
                 for x, y in zip_longest(a.bindings, b.bindings, fillvalue=_ABSENT):
-                    self.compare(f".{(y if x is _ABSENT else x).var.name}", x, y)
+                    named = x if isinstance(x, Binding) else y
+                    assert isinstance(named, Binding)
+                    self.compare(f".{named.var.name}", x, y)
             case Binding():
                 self.compare("", a.value, b.value)
                 if not isinstance(a.value, Launch):  # which has no value

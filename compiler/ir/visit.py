@@ -27,6 +27,7 @@ from compiler.ir.visit_graph import (
 from compiler.ir.visit_loops import (
     ScalarFn,
     StmtFn,
+    bound_dims,
     free_dims,
     fresh_prim,
     loads,
@@ -61,6 +62,7 @@ __all__ = [
     "Uses",
     "atom_dims",
     "attr_dims",
+    "bound_dims",
     "free_dims",
     "free_vars",
     "loads",

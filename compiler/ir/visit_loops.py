@@ -104,6 +104,16 @@ def loads(node: Stmt | Scalar) -> Iterator[Load]:
     return (s for s in scalars if isinstance(s, Load))
 
 
+def bound_dims(stmt: Stmt) -> Iterator[DimVar]:
+    """The integer variables that loops, lets and reductions in the statement define; one is repeated if it is defined repeatedly."""
+    for s in walk_stmts(stmt):
+        if isinstance(s, For | Let):
+            yield s.var
+    for scalar in walk_scalars(stmt):
+        if isinstance(scalar, Reduce):
+            yield from (var for var, _ in scalar.axes)
+
+
 def free_dims(node: Stmt | Scalar) -> tuple[DimVar, ...]:
     """The integer variables that a piece of the loop level takes from outside, in order of first use."""
     found: dict[DimVar, None] = {}

@@ -1,0 +1,65 @@
+"""Whether a module keeps the rules of the IR. Each rule is one small function that yields what breaks it, and the tables below list
+them all; `verify` raises the first breach, named by function, place, line and rule."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from compiler.ir.dims import DimVar
+from compiler.ir.errors import CompileError
+from compiler.ir.graph import Binding, Function
+from compiler.ir.loops import PrimFunc
+from compiler.ir.module import IRModule
+from compiler.ir.printer import print_node
+from compiler.ir.types import vars_of
+from compiler.ir.verify_graph import GRAPH_RULES, Problem, bound_sites
+from compiler.ir.verify_loops import LOOP_RULES
+from compiler.ir.visit import bound_dims, free_dims, stated_types, used_vars
+
+
+class VerifyError(CompileError):
+    """A rule of the IR is broken: by a pass, or by a program that was written wrong."""
+
+    def __init__(self, rule: str, function: str, problem: Problem) -> None:
+        self.rule, self.function = rule, function
+        place, line = f"function {function!r}", ""
+        if isinstance(problem.place, Binding):
+            place += f", binding {problem.place.var.name!r}"
+        if problem.place is not None:
+            line = f"\n  {print_node(problem.place).splitlines()[0]}"
+        super().__init__(f"{place}: {problem.message} (rule {rule}){line}")
+
+
+def verify(module: IRModule) -> None:
+    for name, func in module.functions.items():
+        if isinstance(func, PrimFunc):
+            for rule in LOOP_RULES:
+                _raise_first(rule.__name__, name, rule(func))
+        else:
+            for rule in GRAPH_RULES:
+                _raise_first(rule.__name__, name, rule(module, func))
+    owners: dict[DimVar, str] = {}
+    for name, func in module.functions.items():
+        _raise_first("dims_have_one_function", name, dims_have_one_function(name, func, owners))
+
+
+def _raise_first(rule: str, function: str, problems: Iterator[Problem]) -> None:
+    for problem in problems:
+        raise VerifyError(rule, function, problem)
+
+
+def dims_have_one_function(name: str, func: Function | PrimFunc, owners: dict[DimVar, str]) -> Iterator[Problem]:
+    """A variable has one value per call of one function, so two functions never share one."""
+    for var in _dims_of_function(func):
+        owner = owners.setdefault(var, name)
+        if owner != name:
+            yield Problem(None, f"dimension {var.name} belongs to function {owner!r}; give each function variables of its own")
+
+
+def _dims_of_function(func: Function | PrimFunc) -> set[DimVar]:
+    if isinstance(func, PrimFunc):
+        return {*func.dim_vars, *free_dims(func.body), *bound_dims(func.body)}
+    found = {v for p in func.params for v in vars_of(p.type)}
+    for binding, _ in bound_sites(func):
+        found.update(used_vars(binding.value).dims, *map(vars_of, stated_types(binding.value)))
+    return found

@@ -1,0 +1,434 @@
+"""The rules of graph-level functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from compiler.ir.deduce import deduce, type_of
+from compiler.ir.dims import Dim, DimVar
+from compiler.ir.dtypes import DType
+from compiler.ir.errors import AnnotationError
+from compiler.ir.graph import (
+    Alloc,
+    Atom,
+    Binding,
+    BlockKind,
+    Body,
+    Call,
+    CallFunc,
+    CallTir,
+    FuncRef,
+    Function,
+    If,
+    Launch,
+    MatchCast,
+    ScalarValue,
+    Var,
+)
+from compiler.ir.loops import Buffer, PrimFunc, ScalarParam, Stmt
+from compiler.ir.module import IRModule
+from compiler.ir.op import REQUIRED
+from compiler.ir.printer_types import type_text
+from compiler.ir.prove import prove_ne
+from compiler.ir.subsume import Level, subsumes
+from compiler.ir.types import FuncType, ObjectType, ScalarType, TensorType, Type, binders_of, vars_of
+from compiler.ir.visit import atom_dims, operands, used_vars
+
+
+class Problem(NamedTuple):
+    place: Binding | Stmt | None  # None: the function as a whole
+    message: str
+
+
+GraphRule = Callable[[IRModule, Function], Iterator[Problem]]
+
+
+class Site(NamedTuple):
+    """A binding, or the result of a body, and what is defined before it. The sets change as the walk goes on."""
+
+    binding: Binding | None
+    kind: BlockKind
+    values: set[Var]
+    dims: set[DimVar]
+    result: Atom | None = None
+
+    @property
+    def atoms(self) -> tuple[Atom, ...]:
+        if self.binding is not None:
+            return operands(self.binding.value)
+        assert self.result is not None
+        return (self.result,)
+
+
+def sites(func: Function) -> Iterator[Site]:
+    dims = {v for p in func.params for v in binders_of(p.type)}
+    yield from _body_sites(func.body, set(func.params), dims)
+
+
+def _body_sites(body: Body, values: set[Var], dims: set[DimVar]) -> Iterator[Site]:
+    for block in body.blocks:
+        for binding in block.bindings:
+            yield Site(binding, block.kind, values, dims)
+            if isinstance(binding.value, If):
+                for side in (binding.value.then, binding.value.orelse):
+                    yield from _body_sites(side, set(values), set(dims))
+            if isinstance(binding.value, MatchCast):
+                dims.update(binders_of(binding.value.type))
+            values.add(binding.var)
+    yield Site(None, BlockKind.PLAIN, values, dims, body.result)
+
+
+def bound_sites(func: Function) -> Iterator[tuple[Binding, Site]]:
+    return ((site.binding, site) for site in sites(func) if site.binding is not None)
+
+
+# --- definitions and uses ----------------------------------------------------------------------------------------------
+
+
+def operands_are_atoms(module: IRModule, func: Function) -> Iterator[Problem]:
+    for site in sites(func):
+        for atom in site.atoms:
+            if not isinstance(atom, Atom):  # pyright: ignore[reportUnnecessaryIsInstance]  # a pass may have ignored the type
+                yield Problem(site.binding, f"operand {atom} is no atom; bind it to a variable first")
+
+
+def values_are_defined_once(module: IRModule, func: Function) -> Iterator[Problem]:
+    seen: set[Var] = set()
+    for param in func.params:
+        if param in seen:
+            yield Problem(None, f"parameter {param.name} stands twice in the signature")
+        seen.add(param)
+    for binding, _ in bound_sites(func):
+        if binding.var in seen:
+            yield Problem(binding, f"{binding.var.name} is defined a second time")
+        seen.add(binding.var)
+
+
+def values_are_defined_before_use(module: IRModule, func: Function) -> Iterator[Problem]:
+    """Branches keep their variables to themselves."""
+    for site in sites(func):
+        for atom in site.atoms:
+            if isinstance(atom, Var) and atom not in site.values:
+                yield Problem(site.binding, f"{atom.name} is used, but not defined before or around this place")
+
+
+def signature_defines_its_dims(module: IRModule, func: Function) -> Iterator[Problem]:
+    """A dimension of a parameter that is an expression is a test: its variables stand alone in some parameter."""
+    known = {v for p in func.params for v in binders_of(p.type)}
+    for param in func.params:
+        yield from _unknown_dims(None, f"the annotation of parameter {param.name}", vars_of(param.type), known)
+    for var in known:
+        if isinstance(var.upper, Dim):
+            yield from _unknown_dims(None, f"the range of {var.name}", var.upper.vars(), known)
+    yield from _unknown_dims(None, "the annotation of the result", vars_of(func.result_type), known)
+
+
+def dims_are_defined_before_use(module: IRModule, func: Function) -> Iterator[Problem]:
+    """A symbolic variable is a dependency like any other: a parameter or a match_cast must come first."""
+    for site in sites(func):
+        binding = site.binding
+        if binding is None:
+            yield from _unknown_dims(None, "the result", atom_dims(site.atoms[0]), site.dims)
+            continue
+        if isinstance(binding.value, If):
+            used = atom_dims(binding.value.cond)
+        else:
+            used = used_vars(binding.value).dims
+        yield from _unknown_dims(binding, "the value", used, site.dims)
+        made = set(binders_of(binding.value.type)) if isinstance(binding.value, MatchCast) else set[DimVar]()
+        yield from _unknown_dims(binding, "the annotation", vars_of(binding.var.type), site.dims | made)
+        for var in made - site.dims:
+            if isinstance(var.upper, Dim):
+                yield from _unknown_dims(binding, f"the range of {var.name}", var.upper.vars(), site.dims | made)
+
+
+def _unknown_dims(place: Binding | None, where: str, used: Iterable[DimVar], known: set[DimVar]) -> Iterator[Problem]:
+    for var in used:
+        if var not in known:
+            yield Problem(place, f"{where} mentions dimension {var.name}, which no parameter and no match_cast before defines")
+
+
+def launches_have_no_value(module: IRModule, func: Function) -> Iterator[Problem]:
+    launched: set[Var] = set()
+    for site in sites(func):
+        for atom in site.atoms:
+            if isinstance(atom, Var) and atom in launched:
+                yield Problem(site.binding, f"{atom.name} is used and stands for a launch, which has no value")
+        if site.binding is not None and isinstance(site.binding.value, Launch):
+            launched.add(site.binding.var)
+
+
+def weights_are_parameters(module: IRModule, func: Function) -> Iterator[Problem]:
+    if func.num_inputs is not None and not 0 <= func.num_inputs <= len(func.params):
+        yield Problem(None, f"num_inputs is {func.num_inputs}, expected 0 to {len(func.params)}, the number of parameters")
+
+
+# --- blocks ------------------------------------------------------------------------------------------------------------
+
+
+def blocks_are_straight_lines(module: IRModule, func: Function) -> Iterator[Problem]:
+    """A dataflow block may be reordered and a captured one is replayed, so neither branches."""
+    for binding, site in bound_sites(func):
+        if site.kind is not BlockKind.PLAIN and isinstance(binding.value, If):
+            yield Problem(binding, f"an if stands in a {site.kind.value} block")
+
+
+def dataflow_is_pure(module: IRModule, func: Function) -> Iterator[Problem]:
+    for binding, site in bound_sites(func):
+        if site.kind is BlockKind.DATAFLOW and (effect := _effect(module, binding)):
+            yield Problem(binding, f"{effect} stands in a dataflow block")
+
+
+def pure_functions_do_nothing_impure(module: IRModule, func: Function) -> Iterator[Problem]:
+    for binding, _ in bound_sites(func):
+        if func.pure and not isinstance(binding.value, Launch) and (effect := _effect(module, binding)):
+            yield Problem(binding, f"{effect} stands in a function that is declared pure")
+
+
+def _effect(module: IRModule, binding: Binding) -> str:
+    match binding.value:
+        case Call(op=op) if not op.pure:
+            return f"the impure operator {op.name}"
+        case CallFunc(callee=callee):
+            type_ = callee.type if isinstance(callee, Var) else _signature(module, callee.name)
+            return "a call of an impure function" if isinstance(type_, FuncType) and not type_.pure else ""
+        case Launch():
+            return "a launch, which writes memory,"
+        case _:
+            return ""
+
+
+def _signature(module: IRModule, name: str) -> FuncType:
+    func = module.functions.get(name)
+    return func.type if isinstance(func, Function) else FuncType(None, ObjectType())
+
+
+# --- values ------------------------------------------------------------------------------------------------------------
+
+
+def functions_exist(module: IRModule, func: Function) -> Iterator[Problem]:
+    for site in sites(func):
+        for atom in site.atoms:
+            if isinstance(atom, FuncRef):
+                yield from _wrong_kind(module, site.binding, atom.name, Function)
+        if site.binding is None:
+            continue
+        match site.binding.value:
+            case CallTir(func=name) | Launch(func=name, library=False):
+                yield from _wrong_kind(module, site.binding, name, PrimFunc)
+            case _:
+                pass
+
+
+def _wrong_kind(module: IRModule, place: Binding | None, name: str, wanted: type[Function | PrimFunc]) -> Iterator[Problem]:
+    found = module.functions.get(name)
+    if not isinstance(found, wanted):
+        level = "graph-level" if wanted is Function else "loop-level"
+        known = ", ".join(n for n, f in module.functions.items() if isinstance(f, wanted)) or "none"
+        yield Problem(place, f"{'no' if found is None else 'not a'} {level} function {name!r}; known: {known}")
+
+
+def attributes_are_known(module: IRModule, func: Function) -> Iterator[Problem]:
+    for binding, _ in bound_sites(func):
+        if not isinstance(binding.value, Call):
+            continue
+        op, attrs = binding.value.op, binding.value.attrs
+        for name in attrs:
+            if name not in op.attributes:
+                yield Problem(binding, f"{op.name} has no attribute {name}; it has: {', '.join(op.attributes) or 'none'}")
+        for name, default in op.attributes.items():
+            if default is REQUIRED and attrs.get(name, REQUIRED) is REQUIRED:
+                yield Problem(binding, f"{op.name} needs the attribute {name}")
+
+
+def scalars_suit_their_type(module: IRModule, func: Function) -> Iterator[Problem]:
+    for site in sites(func):
+        for atom in site.atoms:
+            if isinstance(atom, ScalarValue) and not _suits(atom):
+                yield Problem(site.binding, f"scalar {atom.value} is no {atom.dtype}")
+
+
+def _suits(scalar: ScalarValue) -> bool:
+    dtype = DType(scalar.dtype)
+    match scalar.value:
+        case Dim():
+            return dtype.is_int
+        case bool():
+            return dtype is DType.BOOL
+        case int():
+            return dtype is not DType.BOOL
+        case float():
+            return dtype.is_float
+
+
+def annotations_hold(module: IRModule, func: Function) -> Iterator[Problem]:
+    """What is said of a value does not contradict what can be deduced of it. (An If is judged by `branches_join`.)"""
+    for binding, site in bound_sites(func):
+        try:
+            deduced = deduce(binding.value, lambda name: _signature(module, name), site.dims)
+        except AnnotationError as error:
+            yield Problem(binding, str(error))
+            continue
+        if isinstance(binding.value, Launch):
+            continue
+        verdict = subsumes(binding.var.type, deduced)
+        if verdict.level is Level.DISJOINT:
+            yield Problem(binding, f"annotated {_text(binding.var.type)}, but it is {_text(deduced)}: {verdict.reason}")
+    verdict = subsumes(func.result_type, type_of(func.body.result, lambda name: _signature(module, name)))
+    if verdict.level is Level.DISJOINT:
+        yield Problem(None, f"the result is annotated {_text(func.result_type)}: {verdict.reason}")
+
+
+def branches_join(module: IRModule, func: Function) -> Iterator[Problem]:
+    """Nothing checks the result of a branch at run time, so it must be known to be what the If is said to be."""
+    for binding, _ in bound_sites(func):
+        if not isinstance(binding.value, If):
+            continue
+        for name, side in (("first", binding.value.then), ("second", binding.value.orelse)):
+            given = type_of(side.result, lambda name: _signature(module, name))
+            verdict = subsumes(binding.var.type, given)
+            if verdict.level is not Level.PASS:
+                text = f"annotated {_text(binding.var.type)}, but the {name} branch gives {_text(given)}: {verdict.reason}"
+                yield Problem(binding, text)
+
+
+def conditions_are_bool(module: IRModule, func: Function) -> Iterator[Problem]:
+    for binding, _ in bound_sites(func):
+        if isinstance(binding.value, If):
+            match type_of(binding.value.cond):
+                case ObjectType() | ScalarType(dtype=DType.BOOL | None):
+                    continue
+                case TensorType(dtype=DType.BOOL | None, ndim=0 | None):
+                    continue
+                case other:
+                    yield Problem(binding, f"the condition is {_text(other)}, expected a bool scalar or tensor of rank 0")
+
+
+# --- calls of the loop level -------------------------------------------------------------------------------------------
+
+
+def calls_fit_their_prims(module: IRModule, func: Function) -> Iterator[Problem]:
+    for binding, _ in bound_sites(func):
+        match binding.value:
+            case CallTir(func=name, args=args, out=out, inplace=inplace):
+                prim = module.functions.get(name)
+                if isinstance(prim, PrimFunc):
+                    outputs = set(prim.outputs) if prim.num_outputs else set[Buffer]()
+                    inputs = [p for p in prim.params if p not in outputs]
+                    yield from _outputs_fit(binding, prim, out)
+                    yield from _arguments_fit(binding, [*inputs, *prim.outputs], [*map(type_of, args), *out], len(out))
+                    yield from _inplace_fits(binding, args, out, inplace)
+            case Launch(func=name, args=args, library=False):
+                prim = module.functions.get(name)
+                if isinstance(prim, PrimFunc):
+                    yield from _arguments_fit(binding, prim.params, [type_of(a) for a in args], 0)
+            case _:
+                pass
+
+
+def _outputs_fit(binding: Binding, prim: PrimFunc, out: tuple[Type, ...]) -> Iterator[Problem]:
+    if len(out) != prim.num_outputs:
+        yield Problem(binding, f"{len(out)} outputs for the {prim.num_outputs} of the loop-level function")
+    for i, type_ in enumerate(out):
+        if not isinstance(type_, TensorType) or type_.shape is None or type_.dtype is None:
+            yield Problem(binding, f"output {i} is {_text(type_)}, expected a tensor of known shape: it is to be allocated")
+
+
+def _arguments_fit(
+    binding: Binding, params: Sequence[Buffer | ScalarParam | DimVar], args: Sequence[Type], num_outputs: int
+) -> Iterator[Problem]:
+    """Number, kinds, element types, ranks, and no two dimensions that can never agree."""
+    if len(params) != len(args):
+        wanted, given = len(params) - num_outputs, len(args) - num_outputs
+        yield Problem(binding, f"{given} arguments for the {wanted} parameters of the loop-level function")
+        return
+    found: dict[DimVar, Dim] = {}
+    for param, arg in zip(params, args, strict=True):
+        match param, arg:
+            case DimVar(), ScalarType(dtype=DType.I64 | None, value=Dim() as value):
+                found.setdefault(param, value)
+            case Buffer(), TensorType(shape=tuple() as shape):
+                for mine, theirs in zip(param.shape, shape, strict=False):
+                    if mine.var is not None:
+                        found.setdefault(mine.var, theirs)
+            case _:
+                pass
+    for param, arg in zip(params, args, strict=True):
+        if reason := _misfit(param, arg, found):
+            yield Problem(binding, f"argument for {param.name}: {reason}")
+
+
+def _misfit(param: Buffer | ScalarParam | DimVar, arg: Type, found: dict[DimVar, Dim]) -> str:
+    match param, arg:
+        case _, ObjectType():
+            return "nothing is known of the value; match_cast it first"
+        case DimVar(), ScalarType(dtype=DType.I64 | None):
+            return ""
+        case ScalarParam(dtype=dtype), ScalarType(dtype=given):
+            return "" if given in (dtype, None) else f"a scalar {given}, expected {dtype}"
+        case Buffer(dtype=dtype, shape=shape), TensorType(dtype=given, shape=dims, ndim=ndim):
+            if given is not None and given != dtype:
+                return f"element type {given}, expected {dtype}"
+            if ndim is None:
+                return "a tensor of unknown rank; match_cast it first"
+            if ndim != len(shape):
+                return f"rank {ndim}, expected {len(shape)}"
+            for i, (mine, theirs) in enumerate(zip(shape, dims or (), strict=False)):
+                wanted = mine.substitute(found)
+                if set(mine.vars()) <= set(found) and prove_ne(wanted, theirs):
+                    return f"dimension {i} is {theirs}, expected {wanted}"
+            return ""
+        case _:
+            wanted = {Buffer: "a tensor", ScalarParam: "a scalar", DimVar: "a scalar i64"}[type(param)]
+            return f"{_text(arg)}, expected {wanted}"
+
+
+def _inplace_fits(binding: Binding, args: tuple[Atom, ...], out: tuple[Type, ...], inplace: tuple[int | None, ...]) -> Iterator[Problem]:
+    if inplace and len(inplace) != len(out):
+        yield Problem(binding, f"{len(inplace)} places for {len(out)} outputs taken over")
+        return
+    taken = [i for i in inplace if i is not None]
+    for i in taken:
+        if not 0 <= i < len(args) or not isinstance(args[i], Var):
+            yield Problem(binding, f"an output takes over argument {i}, which is no variable among the {len(args)} arguments")
+        elif taken.count(i) > 1:
+            yield Problem(binding, f"two outputs take over argument {i}")
+    for i, type_ in zip(inplace, out, strict=False):
+        if i is not None and 0 <= i < len(args) and subsumes(type_, type_of(args[i])).level is Level.DISJOINT:
+            yield Problem(binding, f"output {_text(type_)} takes over argument {i}, which is {_text(type_of(args[i]))}")
+
+
+def allocations_have_a_size(module: IRModule, func: Function) -> Iterator[Problem]:
+    for binding, _ in bound_sites(func):
+        if isinstance(binding.value, Alloc):
+            type_ = binding.value.type
+            if not isinstance(type_, TensorType) or type_.shape is None or type_.dtype is None:
+                yield Problem(binding, f"{_text(type_)} is allocated, expected a tensor of known shape and element type")
+
+
+def _text(type_: Type) -> str:
+    return type_text(type_)
+
+
+# In this order: later rules may rely on earlier ones.
+GRAPH_RULES: tuple[GraphRule, ...] = (
+    operands_are_atoms,
+    values_are_defined_once,
+    values_are_defined_before_use,
+    signature_defines_its_dims,
+    dims_are_defined_before_use,
+    launches_have_no_value,
+    weights_are_parameters,
+    blocks_are_straight_lines,
+    functions_exist,
+    dataflow_is_pure,
+    pure_functions_do_nothing_impure,
+    attributes_are_known,
+    scalars_suit_their_type,
+    annotations_hold,
+    branches_join,
+    conditions_are_bool,
+    calls_fit_their_prims,
+    allocations_have_a_size,
+)

@@ -1,0 +1,336 @@
+"""The rules of loop-level functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from compiler.ir.dims import Dim, DimVar
+from compiler.ir.dtypes import DType
+from compiler.ir.loops import (
+    COMPARISONS,
+    Allocate,
+    Apply,
+    Buffer,
+    Cast,
+    Const,
+    DimScalar,
+    Fn,
+    For,
+    Guard,
+    Let,
+    Load,
+    LoopKind,
+    PrimFunc,
+    Reduce,
+    ReduceFn,
+    Scalar,
+    ScalarParam,
+    Scope,
+    Seq,
+    Stmt,
+    Store,
+    Tile,
+    When,
+    dtype_of,
+)
+from compiler.ir.printer import print_scalar
+from compiler.ir.printer_types import canonical_number
+from compiler.ir.prove import prove_lt
+from compiler.ir.syntax import ARITY
+from compiler.ir.verify_graph import Problem
+from compiler.ir.visit import scalars_of, subscalars, substatements, walk_stmts
+
+LoopRule = Callable[[PrimFunc], Iterator[Problem]]
+
+_FLOAT_FNS = frozenset((Fn.DIV, Fn.POW, Fn.FMA, Fn.EXP, Fn.LOG, Fn.SQRT, Fn.RSQRT, Fn.TANH, Fn.ERF, Fn.SIN, Fn.COS, Fn.FLOOR, Fn.ROUND))
+_INT_FNS = frozenset((Fn.FLOORDIV, Fn.MOD, Fn.SHL, Fn.SHR))
+_BIT_FNS = frozenset((Fn.AND, Fn.OR, Fn.XOR, Fn.NOT))
+_BOOL_FNS = COMPARISONS | {Fn.SELECT} | _BIT_FNS  # that take a bool
+_BOOL_FOLDS = frozenset((ReduceFn.ANY, ReduceFn.ALL))
+
+
+class Site(NamedTuple):
+    """A statement or a scalar, the statement in which it stands, and what is defined there."""
+
+    node: Stmt | Scalar
+    stmt: Stmt
+    dims: frozenset[DimVar]
+    buffers: frozenset[Buffer]
+
+
+def sites(func: PrimFunc) -> Iterator[Site]:
+    yield from _stmt_sites(func.body, frozenset(func.dim_vars), frozenset(func.buffers))
+
+
+def _stmt_sites(stmt: Stmt, dims: frozenset[DimVar], buffers: frozenset[Buffer]) -> Iterator[Site]:
+    yield Site(stmt, stmt, dims, buffers)
+    for scalar in scalars_of(stmt):
+        yield from _scalar_sites(scalar, stmt, dims, buffers)
+    if isinstance(stmt, Tile):
+        for operand in stmt.operands:
+            yield Site(operand, stmt, dims, buffers)
+    if isinstance(stmt, For | Let):
+        dims |= {stmt.var}
+    if isinstance(stmt, Allocate):
+        buffers |= {stmt.buffer}
+    for inner in substatements(stmt):
+        yield from _stmt_sites(inner, dims, buffers)
+
+
+def _scalar_sites(scalar: Scalar, stmt: Stmt, dims: frozenset[DimVar], buffers: frozenset[Buffer]) -> Iterator[Site]:
+    yield Site(scalar, stmt, dims, buffers)
+    if isinstance(scalar, Reduce):
+        dims |= {var for var, _ in scalar.axes}
+    for inner in subscalars(scalar):
+        yield from _scalar_sites(inner, stmt, dims, buffers)
+
+
+def _scalars(func: PrimFunc) -> Iterator[tuple[Scalar, Stmt]]:
+    return ((site.node, site.stmt) for site in sites(func) if isinstance(site.node, Scalar))
+
+
+# --- signature ---------------------------------------------------------------------------------------------------------
+
+
+def signature_is_sound(func: PrimFunc) -> Iterator[Problem]:
+    if not 0 <= func.num_outputs <= len(func.buffers):
+        yield Problem(None, f"num_outputs is {func.num_outputs}, expected 0 to {len(func.buffers)}, the number of buffers")
+    for i, param in enumerate(func.params):
+        if param in func.params[:i]:
+            yield Problem(None, f"parameter {param.name} stands twice in the signature")
+        if isinstance(param, Buffer) and param.scope is not Scope.GLOBAL:
+            yield Problem(None, f"parameter {param.name} is {param.scope.value} memory, expected global")
+
+
+def signature_determines_its_dims(func: PrimFunc) -> Iterator[Problem]:
+    """A launch passes buffers and integers: what neither is passed nor stands alone in a shape has no value."""
+    known = set(func.dim_vars)
+    for buffer in func.buffers:
+        for var in (v for d in buffer.shape for v in d.vars()):
+            if var not in known:
+                text = f"dimension {var.name} in the shape of {buffer.name} is no parameter and stands alone in no shape"
+                yield Problem(None, f"{text}; pass it")
+    for var in func.dim_vars:
+        if isinstance(var.upper, Dim):
+            for other in var.upper.vars():
+                if other not in known:
+                    yield Problem(None, f"the range of {var.name} mentions {other.name}, which the signature does not determine")
+
+
+def outputs_are_written(func: PrimFunc) -> Iterator[Problem]:
+    written: set[Buffer] = set()
+    for stmt in walk_stmts(func.body):
+        if isinstance(stmt, Store):
+            written.add(stmt.buffer)
+        if isinstance(stmt, Tile):
+            written.update(o.buffer for o in stmt.operands)
+    for buffer in func.outputs if func.num_outputs else ():
+        if buffer not in written:
+            yield Problem(None, f"output {buffer.name} is never written")
+
+
+# --- scopes ------------------------------------------------------------------------------------------------------------
+
+
+def dims_are_in_scope(func: PrimFunc) -> Iterator[Problem]:
+    for site in sites(func):
+        known = set(site.dims)
+        for dims, bound in _mentioned(site.node):
+            for var in (v for d in dims for v in d.vars()):
+                if var not in known:
+                    yield Problem(site.stmt, f"dimension {var.name} is used and not in scope")
+            if bound is not None:
+                known.add(bound)
+
+
+def _mentioned(node: Stmt | Scalar) -> Iterator[tuple[tuple[Dim, ...], DimVar | None]]:
+    """Expressions of the node itself, in order, each with the variable that comes into scope after it."""
+    match node:
+        case For(extent=extent, var=var):
+            yield (extent,), var
+            yield _range(var), None
+        case Let(var=var):
+            yield _range(var), None
+        case Store(indices=indices) | Load(indices=indices):
+            yield indices, None
+        case Allocate(buffer=buffer):
+            yield buffer.shape, None
+        case Tile(dims=dims):
+            yield dims, None
+        case DimScalar(dim=dim):
+            yield (dim,), None
+        case Guard(conditions=conditions):
+            yield tuple(d for c in conditions for d in c), None
+        case Reduce(axes=axes):
+            for var, extent in axes:
+                yield (extent,), var
+                yield _range(var), None
+        case Seq() | When() | Const() | ScalarParam() | Apply() | Cast():
+            return
+
+
+def _range(var: DimVar) -> tuple[Dim, ...]:
+    return (var.upper,) if isinstance(var.upper, Dim) else ()
+
+
+def variables_are_bound_once(func: PrimFunc) -> Iterator[Problem]:
+    """Side by side a variable may be bound again, inside its own scope not."""
+    for site in sites(func):
+        match site.node:
+            case For(var=var) | Let(var=var):
+                bound = [var]
+            case Reduce(axes=axes):
+                bound = [var for var, _ in axes]
+            case _:
+                continue
+        for i, var in enumerate(bound):
+            if var in site.dims or var in bound[:i]:
+                yield Problem(site.stmt, f"variable {var.name} is bound inside its own scope; give the inner one a variable of its own")
+
+
+def buffers_are_in_scope(func: PrimFunc) -> Iterator[Problem]:
+    for site in sites(func):
+        match site.node:
+            case Store(buffer=buffer) | Load(buffer=buffer):
+                if buffer not in site.buffers:
+                    yield Problem(site.stmt, f"buffer {buffer.name} is neither a parameter nor allocated around this place")
+            case Allocate(buffer=buffer):
+                if buffer in site.buffers:
+                    yield Problem(site.stmt, f"buffer {buffer.name} is allocated inside its own scope")
+            case _:
+                continue
+
+
+def scalars_are_parameters(func: PrimFunc) -> Iterator[Problem]:
+    for scalar, stmt in _scalars(func):
+        if isinstance(scalar, ScalarParam) and scalar not in func.params:
+            yield Problem(stmt, f"scalar {scalar.name} is no parameter")
+
+
+def ranks_agree(func: PrimFunc) -> Iterator[Problem]:
+    for site in sites(func):
+        match site.node:
+            case Store(buffer=buffer, indices=indices) | Load(buffer=buffer, indices=indices):
+                if len(indices) != len(buffer.shape):
+                    yield Problem(site.stmt, f"{len(indices)} indices for {buffer.name}, which has rank {len(buffer.shape)}")
+            case _:
+                continue
+
+
+# --- element types -----------------------------------------------------------------------------------------------------
+
+
+def operands_have_the_right_number(func: PrimFunc) -> Iterator[Problem]:
+    for scalar, stmt in _scalars(func):
+        if isinstance(scalar, Apply) and len(scalar.args) != ARITY[scalar.fn]:
+            yield Problem(stmt, f"{scalar.fn.value} takes {ARITY[scalar.fn]} operands, has {len(scalar.args)}")
+
+
+def numbers_suit_their_type(func: PrimFunc) -> Iterator[Problem]:
+    for scalar, stmt in _scalars(func):
+        if isinstance(scalar, Const):
+            number = canonical_number(scalar.value, scalar.dtype)
+            if scalar.dtype.is_int and not isinstance(number, int):
+                yield Problem(stmt, f"{scalar.value} is no {scalar.dtype}")
+
+
+def element_types_agree(func: PrimFunc) -> Iterator[Problem]:
+    """Nothing is converted unasked."""
+    for site in sites(func):
+        text = ""
+        match site.node:
+            case Store(buffer=buffer, value=value):
+                if dtype_of(value) != buffer.dtype:
+                    text = f"{dtype_of(value)} is stored to {buffer.name}, which holds {buffer.dtype}"
+            case Let(var=var, value=value):
+                if not dtype_of(value).is_int:
+                    text = f"{var.name} is {dtype_of(value)}, expected an integer"
+            case When(cond=cond):
+                if dtype_of(cond) is not DType.BOOL:
+                    text = f"the condition is {dtype_of(cond)}, expected bool"
+            case Apply():
+                text = _apply_misfit(site.node)
+            case Guard(value=value, otherwise=otherwise):
+                if dtype_of(value) != dtype_of(otherwise):
+                    text = f"guard chooses between {dtype_of(value)} and {dtype_of(otherwise)}"
+            case Reduce(fn=fn, value=value):
+                if (dtype_of(value) is DType.BOOL) != (fn in _BOOL_FOLDS):
+                    text = f"{fn.value} folds {dtype_of(value)}, expected {'bool' if fn in _BOOL_FOLDS else 'a number'}"
+            case _:
+                pass
+        if text:
+            line = f" in {print_scalar(site.node)}" if isinstance(site.node, Scalar) else ""
+            yield Problem(site.stmt, text + line)
+
+
+def _apply_misfit(apply: Apply) -> str:
+    fn = apply.fn
+    dtypes = [dtype_of(a) for a in apply.args]
+    if fn is Fn.SELECT and (cond := dtypes.pop(0)) is not DType.BOOL:
+        return f"select is decided by {cond}, expected bool"
+    if len(set(dtypes)) > 1:
+        return f"{fn.value} of {', '.join(dtypes)}; cast them to one type"
+    dtype = dtypes[0]
+    if fn in _FLOAT_FNS and not dtype.is_float:
+        return f"{fn.value} of {dtype}, expected a float"
+    if fn in _INT_FNS and not dtype.is_int:
+        return f"{fn.value} of {dtype}, expected an integer"
+    if fn in _BIT_FNS and dtype.is_float:
+        return f"{fn.value} of {dtype}, expected bool or an integer"
+    if dtype is DType.BOOL and fn not in _BOOL_FNS:
+        return f"{fn.value} of bool, expected a number"
+    return ""
+
+
+# --- loops and memory --------------------------------------------------------------------------------------------------
+
+
+def lanes_are_counted(func: PrimFunc) -> Iterator[Problem]:
+    for stmt in walk_stmts(func.body):
+        if isinstance(stmt, For) and stmt.kind in (LoopKind.VECTOR, LoopKind.UNROLL) and not stmt.extent.is_const:
+            yield Problem(stmt, f"a {stmt.kind.value} loop runs to {stmt.extent}, expected a constant")
+
+
+def loops_keep_their_range(func: PrimFunc) -> Iterator[Problem]:
+    """Proofs trust what a variable declares, so it must declare every value that its loop gives it."""
+    for site in sites(func):
+        match site.node:
+            case For(var=var, extent=extent):
+                axes = ((var, extent),)
+            case Reduce(axes=axes):
+                pass
+            case _:
+                continue
+        for var, extent in axes:
+            low = var.lower > 0
+            high = var.upper is not None and prove_lt(var.upper, extent - 1)
+            if low or high or (var.multiple_of != 1 and prove_lt(1, extent)):
+                yield Problem(site.stmt, f"variable {var.name} runs over 0 .. {extent - 1} and declares less")
+
+
+def local_memory_has_constant_size(func: PrimFunc) -> Iterator[Problem]:
+    for stmt in walk_stmts(func.body):
+        if isinstance(stmt, Allocate) and stmt.buffer.scope is not Scope.GLOBAL:
+            for dim in stmt.buffer.shape:
+                if not dim.is_const:
+                    yield Problem(stmt, f"{stmt.buffer.scope.value} buffer {stmt.buffer.name} has dimension {dim}, expected a constant")
+
+
+# In this order: later rules may rely on earlier ones.
+LOOP_RULES: tuple[LoopRule, ...] = (
+    signature_is_sound,
+    signature_determines_its_dims,
+    variables_are_bound_once,
+    dims_are_in_scope,
+    buffers_are_in_scope,
+    scalars_are_parameters,
+    ranks_agree,
+    operands_have_the_right_number,
+    numbers_suit_their_type,
+    element_types_agree,
+    outputs_are_written,
+    lanes_are_counted,
+    loops_keep_their_range,
+    local_memory_has_constant_size,
+)
