@@ -60,7 +60,9 @@ class Builder:
         self._signatures[name] = signature
 
     @contextmanager
-    def function(self, name: str, params: Sequence[Var], *, num_inputs: int | None = None, pure: bool = True) -> Iterator[None]:
+    def function(
+        self, name: str, params: Sequence[Var], *, num_inputs: int | None = None, pure: bool = True, arena: Dim | None = None
+    ) -> Iterator[None]:
         assert not self._frames, f"function {name!r} begins inside {self._function!r}"
         self._function = name
         scope = {v for p in params for v in vars_of(p.type)}
@@ -102,6 +104,16 @@ class Builder:
 
     def add(self, name: str, func: Function | PrimFunc) -> str:
         self._functions[name] = func
+        return name
+
+    def find(self, name: str) -> Function | PrimFunc:
+        return self._functions[name]
+
+    def fresh_name(self, base: str) -> str:
+        name, count = base, 0
+        while name in self._functions:
+            count += 1
+            name = f"{base}_{count}"
         return name
 
     def finish(self) -> IRModule:

@@ -33,10 +33,3 @@ class IRModule:
 
     def update(self, functions: Mapping[str, Function | PrimFunc]) -> IRModule:
         return IRModule({**self.functions, **functions})
-
-    def fresh_name(self, base: str) -> str:
-        name, count = base, 0
-        while name in self.functions:
-            count += 1
-            name = f"{base}_{count}"
-        return name

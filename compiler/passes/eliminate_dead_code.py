@@ -25,7 +25,7 @@ from compiler.ir.graph import (
 )
 from compiler.ir.loops import PrimFunc
 from compiler.ir.module import IRModule
-from compiler.passes.rewrite import used_atoms
+from compiler.ir.visit import operands
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ def _clean_body(body: Body, used: set[Var], module: IRModule) -> Body:
                 if then is not value.then or orelse is not value.orelse:
                     changed = True
                     binding = type(binding)(binding.var, If(value.cond, then, orelse))
-            used.update(a for a in used_atoms(value) if isinstance(a, Var))
+            used.update(a for a in operands(value) if isinstance(a, Var))
             kept.append(binding)
         if len(kept) == len(block.bindings) and all(a is b for a, b in zip(reversed(kept), block.bindings, strict=True)):
             blocks.append(block)
@@ -117,7 +117,7 @@ def _referenced(body: Body) -> list[str]:
             names.append(value.func)
         if isinstance(value, If):
             names += _referenced(value.then) + _referenced(value.orelse)
-        names += [a.name for a in used_atoms(value) if isinstance(a, FuncRef)]
+        names += [a.name for a in operands(value) if isinstance(a, FuncRef)]
     if isinstance(body.result, FuncRef):
         names.append(body.result.name)
     return names

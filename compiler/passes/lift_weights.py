@@ -27,8 +27,9 @@ from compiler.ir.graph import (
 )
 from compiler.ir.module import IRModule
 from compiler.ir.types import TupleType
+from compiler.ir.visit import operands
 from compiler.passes.eliminate_dead_code import has_effect
-from compiler.passes.rewrite import count_uses, used_atoms
+from compiler.passes.rewrite import count_uses
 
 SUFFIX = ".weights"
 
@@ -66,8 +67,8 @@ def _lift(name: str, func: Function, module: IRModule) -> dict[str, Function]:
 def _movable(value: Value, early: Container[Var], module: IRModule) -> bool:
     if not isinstance(value, Call | CallTir | Copy | TupleGet | MakeTuple) or has_effect(value, module):
         return False
-    operands = used_atoms(value)
-    return any(isinstance(a, Var) for a in operands) and all(_early(a, early) for a in operands)
+    atoms = operands(value)
+    return any(isinstance(a, Var) for a in atoms) and all(_early(a, early) for a in atoms)
 
 
 def _early(atom: Atom, early: Container[Var]) -> bool:

@@ -37,7 +37,8 @@ from compiler.ir.graph import (
 from compiler.ir.module import IRModule
 from compiler.ir.prove import bounds, prove_le
 from compiler.ir.types import TensorType
-from compiler.passes.rewrite import rewrite_function, used_atoms
+from compiler.ir.visit import operands
+from compiler.passes.rewrite import rewrite_function
 
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector
 
@@ -124,7 +125,7 @@ class _Lives:
 
     def _binding(self, binding: Binding) -> None:
         value = binding.value
-        for atom in used_atoms(value):
+        for atom in operands(value):
             self._use(atom)
         match value:
             case Alloc(type=TensorType(shape=shape, dtype=dtype) as type_, offset=None) if shape is not None and dtype is not None:
@@ -137,7 +138,7 @@ class _Lives:
                 self._memory[binding.var] = self._of(then.result) + self._of(orelse.result)
                 self._use(binding.var)
             case Copy() | MatchCast() | MakeTuple() | TupleGet() | CallFunc():  # a callee may return what it was given
-                self._memory[binding.var] = tuple(life for a in used_atoms(value) for life in self._of(a))
+                self._memory[binding.var] = tuple(life for a in operands(value) for life in self._of(a))
             case Call() if self.is_view(value):
                 self._memory[binding.var] = self._of(value.args[0])
             case _:
@@ -158,7 +159,7 @@ def _called(module: IRModule) -> set[str]:
     def visit(body: Body) -> None:
         for binding in body.bindings:
             value = binding.value
-            atoms = used_atoms(value)
+            atoms = operands(value)
             names.update(a.name for a in atoms if isinstance(a, FuncRef))
             if isinstance(value, If):
                 visit(value.then)

@@ -10,30 +10,9 @@ from collections.abc import Callable, Mapping
 
 from compiler.ir.builder import Builder
 from compiler.ir.dims import Dim
-from compiler.ir.graph import (
-    Alloc,
-    Atom,
-    Binding,
-    Body,
-    Call,
-    CallFunc,
-    CallLibrary,
-    CallTir,
-    Constant,
-    Copy,
-    FuncRef,
-    Function,
-    If,
-    Launch,
-    MakeTuple,
-    MatchCast,
-    ScalarValue,
-    ShapeValue,
-    TupleGet,
-    Value,
-    Var,
-)
+from compiler.ir.graph import Atom, Binding, Body, Constant, Copy, FuncRef, Function, If, ScalarValue, ShapeValue, Value, Var
 from compiler.ir.module import IRModule
+from compiler.ir.visit import map_operands, operands
 
 Replace = Callable[[Builder, Binding, Value], Value | None]  # None: keep the value as it is
 
@@ -86,7 +65,7 @@ class _Walker:
 
     def _value(self, value: Value) -> Value:
         if not isinstance(value, If):
-            return map_atoms(value, self._atom)
+            return map_operands(value, self._atom)
         sides: list[Body] = []
         for side in (value.then, value.orelse):
             with self._builder.branch(sides):
@@ -97,60 +76,11 @@ class _Walker:
         return self._atoms.get(atom, atom) if isinstance(atom, Var) else atom
 
 
-def map_atoms(value: Value, fn: Callable[[Atom], Atom]) -> Value:
-    """The same value over other operands. Not for If, whose branches are bodies."""
-
-    def each(atoms: tuple[Atom, ...]) -> tuple[Atom, ...]:
-        return tuple(fn(a) for a in atoms)
-
-    match value:
-        case Var() | Constant() | ShapeValue() | ScalarValue() | FuncRef():
-            return fn(value)
-        case Call(op=op, args=args, attrs=attrs):
-            return Call(op, each(args), attrs)
-        case CallTir(func=func, args=args, out=out, inplace=inplace):
-            return CallTir(func, each(args), out, inplace)
-        case CallLibrary(name=name, args=args, out=out, attrs=attrs):
-            return CallLibrary(name, each(args), out, attrs)
-        case CallFunc(callee=callee, args=args):
-            new = fn(callee)
-            assert isinstance(new, FuncRef | Var)
-            return CallFunc(new, each(args))
-        case MakeTuple(fields=fields):
-            return MakeTuple(each(fields))
-        case TupleGet(value=atom, index=index):
-            return TupleGet(fn(atom), index)
-        case MatchCast(value=atom, type=type_):
-            return MatchCast(fn(atom), type_)
-        case Copy(value=atom):
-            return Copy(fn(atom))
-        case Launch(func=func, args=args, library=library, attrs=attrs):
-            return Launch(func, each(args), library, attrs)
-        case Alloc():
-            return value
-        case If():
-            raise AssertionError("an If is rebuilt by its walker")
-
-
-def used_atoms(value: Value) -> tuple[Atom, ...]:
-    """The operands of a value, in order; of an If the condition only."""
-    if isinstance(value, If):
-        return (value.cond,)
-    found: list[Atom] = []
-
-    def note(atom: Atom) -> Atom:
-        found.append(atom)
-        return atom
-
-    map_atoms(value, note)
-    return tuple(found)
-
-
 def count_uses(body: Body, counts: dict[Var, int] | None = None) -> Mapping[Var, int]:
     """How often each variable is an operand or a result in the body, branches included."""
     counts = {} if counts is None else counts
     for binding in body.bindings:
-        for atom in used_atoms(binding.value):
+        for atom in operands(binding.value):
             if isinstance(atom, Var):
                 counts[atom] = counts.get(atom, 0) + 1
         if isinstance(binding.value, If):

@@ -28,7 +28,7 @@ from compiler.ir.graph import (
     Var,
 )
 from compiler.ir.module import IRModule
-from compiler.passes.rewrite import map_atoms
+from compiler.ir.visit import map_operands, operands
 
 
 def share_subexpressions(module: IRModule) -> IRModule:
@@ -56,8 +56,8 @@ def _share(body: Body, seen: dict[Hashable, Var], same: dict[Var, Var]) -> Body:
                 cond = atom(value.cond)
                 if cond is not value.cond or sides[0] is not value.then or sides[1] is not value.orelse:
                     value = If(cond, *sides)
-            elif any(atom(a) is not a for a in _operands(value)):
-                value = map_atoms(value, atom)
+            elif any(atom(a) is not a for a in operands(value)):
+                value = map_operands(value, atom)
             key = _key(value)
             if key is not None and key in seen:
                 same[binding.var] = seen[key]
@@ -74,17 +74,6 @@ def _share(body: Body, seen: dict[Hashable, Var], same: dict[Var, Var]) -> Body:
     if not changed and result is body.result:
         return body
     return Body(tuple(b for b in blocks if b.bindings), result)
-
-
-def _operands(value: Value) -> list[Atom]:
-    found: list[Atom] = []
-
-    def note(a: Atom) -> Atom:
-        found.append(a)
-        return a
-
-    map_atoms(value, note)
-    return found
 
 
 def _key(value: Value) -> Hashable | None:

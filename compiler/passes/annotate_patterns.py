@@ -1,0 +1,95 @@
+"""Tell what kind of computation each loop nest is: the feedback from the loop level that fusion at the graph level goes by.
+
+After: every `PrimFunc` carries `pattern` among its attributes. Custom nests are analysed like generated ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from compiler.ir.dims import Dim
+from compiler.ir.loops import Apply, Buffer, Fn, PrimFunc, Reduce, ReduceFn, Stmt, Store
+from compiler.ir.module import IRModule
+from compiler.ir.visit_loops import loads, statements, walk_scalar, walk_stmts
+from compiler.schedule.nests import PerfectNest, perfect_nest, without_allocations
+
+
+class Pattern(StrEnum):
+    """From what is fused most freely to what is left alone."""
+
+    ELEMENTWISE = "elementwise"  # out[i, j] from elements at [i, j]
+    BROADCAST = "broadcast"  # ... and from elements at some of i, j
+    INJECTIVE = "injective"  # from elements anywhere: permuted, sliced, gathered by affine indices
+    REDUCTION = "reduction"  # a fold
+    PRODUCT = "product"  # a sum of products: elementwise work fits behind it
+    STAGED = "staged"  # several stages, the last of them elementwise over the output: as a product
+    OPAQUE = "opaque"
+
+
+def annotate_patterns(module: IRModule) -> IRModule:
+    changed = {
+        name: PrimFunc(p.params, p.num_outputs, p.body, {**p.attrs, "pattern": str(pattern_of(p))})
+        for name, p in module.prim_functions.items()
+        if "pattern" not in p.attrs
+    }
+    return module.update(changed) if changed else module
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """A function whose last stage writes its only output, each element once, in place."""
+
+    temporaries: tuple[Buffer, ...]
+    stages: tuple[Stmt, ...]  # before the last
+    last: PerfectNest
+
+
+def staged(prim: PrimFunc) -> Staged | None:
+    if prim.num_outputs != 1 or "inplace" in prim.attrs or "attention" in prim.attrs:
+        return None
+    temporaries, body = without_allocations(prim.body)
+    *before, last = statements(body)
+    nest = perfect_nest(last)
+    out = prim.outputs[0]
+    if nest is None or nest.store.buffer is not out or not writes_each_once(nest):
+        return None
+    if any(load.buffer is out for stage in before for load in loads(stage)) or any(_writes(stage, out) for stage in before):
+        return None
+    return Staged(temporaries, tuple(before), nest)
+
+
+def writes_each_once(nest: PerfectNest) -> bool:
+    """`out[i, j, ...]` for loop variables in order, over the whole of it."""
+    indices = nest.store.indices
+    return [d.var for d in indices] == list(nest.vars) and [e for _, e in nest.axes] == list(nest.store.buffer.shape)
+
+
+def pattern_of(prim: PrimFunc) -> Pattern:
+    form = staged(prim)
+    if form is None:
+        return Pattern.OPAQUE
+    if form.stages:
+        return Pattern.STAGED
+    nest = form.last
+    reduces = [s for s in walk_scalar(nest.store.value) if isinstance(s, Reduce)]
+    if reduces:
+        sums = all(r.fn is ReduceFn.SUM and isinstance(r.value, Apply) and r.value.fn is Fn.MUL for r in reduces)
+        return Pattern.PRODUCT if sums and any(len(list(loads(r.value))) > 1 for r in reduces) else Pattern.REDUCTION
+    indices = [load.indices for load in loads(nest.store.value)]
+    at = tuple(Dim.of(v) for v in nest.vars)
+    if all(i == at for i in indices):
+        return Pattern.ELEMENTWISE
+    if all(_projection(i, at) for i in indices):
+        return Pattern.BROADCAST
+    return Pattern.INJECTIVE
+
+
+def _projection(indices: tuple[Dim, ...], at: tuple[Dim, ...]) -> bool:
+    """Some of the loop variables in order, and constants."""
+    places = [at.index(i) for i in indices if not i.is_const and i in at]
+    return all(i.is_const or i in at for i in indices) and places == sorted(set(places))
+
+
+def _writes(stmt: Stmt, buffer: Buffer) -> bool:
+    return any(isinstance(s, Store) and s.buffer is buffer for s in walk_stmts(stmt))

@@ -1,0 +1,86 @@
+"""Find the straight lines: runs of bindings that need nothing from the host become captured blocks, each replayed by one native call.
+
+Before: launches, allocations in the arena and names, among other bindings. After: every maximal run of them with at least one launch is
+a block of its own kind. The order of bindings stays.
+"""
+
+from __future__ import annotations
+
+from compiler.ir.graph import Alloc, Binding, Block, BlockKind, Body, Call, Copy, Function, If, Launch, MakeTuple, Value, Var
+from compiler.ir.module import IRModule
+from compiler.ops.tables import VIEWS
+
+
+def capture(module: IRModule) -> IRModule:
+    changed: dict[str, Function] = {}
+    for name, func in module.graph_functions.items():
+        body = _body(func.body)
+        if body is not func.body:
+            changed[name] = Function(func.params, body, func.result_type, func.pure, func.num_inputs, func.arena)
+    return module.update(changed) if changed else module
+
+
+def _body(body: Body) -> Body:
+    bindings = [_inside(b) for b in body.bindings]
+    blocks = tuple(_blocks(bindings))
+    if _same(blocks, body.blocks):
+        return body
+    return Body(blocks, body.result)
+
+
+def _inside(binding: Binding) -> Binding:
+    value = binding.value
+    if not isinstance(value, If):
+        return binding
+    then, orelse = _body(value.then), _body(value.orelse)
+    if then is value.then and orelse is value.orelse:
+        return binding
+    return Binding(binding.var, If(value.cond, then, orelse))
+
+
+def _blocks(bindings: list[Binding]) -> list[Block]:
+    blocks: list[Block] = []
+    run: list[Binding] = []
+    rest: list[Binding] = []
+
+    def close(pending: list[Binding], kind: BlockKind) -> None:
+        if pending:
+            blocks.append(Block(tuple(pending), kind))
+            pending.clear()
+
+    def close_run() -> None:
+        launches = any(isinstance(b.value, Launch) for b in run)
+        close(run, BlockKind.CAPTURED if launches else BlockKind.PLAIN)
+
+    for binding in bindings:
+        if _static(binding.value):
+            close(rest, BlockKind.PLAIN)
+            run.append(binding)
+        else:
+            close_run()
+            rest.append(binding)
+    close_run()
+    close(rest, BlockKind.PLAIN)
+    return blocks
+
+
+def _static(value: Value) -> bool:
+    """Needs no instruction between launches: its memory is where planning put it."""
+    match value:
+        case Launch(library=library):
+            return not library
+        case Alloc(offset=offset):
+            return offset is not None
+        case Call(op=op):
+            return op.name in VIEWS
+        case Copy() | MakeTuple() | Var():
+            return True
+        case _:
+            return False
+
+
+def _same(a: tuple[Block, ...], b: tuple[Block, ...]) -> bool:
+    return len(a) == len(b) and all(
+        x.kind is y.kind and len(x.bindings) == len(y.bindings) and all(p is q for p, q in zip(x.bindings, y.bindings, strict=True))
+        for x, y in zip(a, b, strict=True)
+    )

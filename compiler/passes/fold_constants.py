@@ -1,0 +1,58 @@
+"""Compute what depends on constants alone, once, with the interpreter.
+
+Before: pure operators and loop nests whose operands are all constants. After: their results are constants. Results larger than
+`most_bytes` that are not smaller than their operands stay calls, so that no program grows by folding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from compiler.interpret.graph import Interpreter
+from compiler.ir.builder import Builder
+from compiler.ir.graph import Binding, Block, Body, Call, CallTir, Constant, Function, ScalarValue, ShapeValue, Value, Var
+from compiler.ir.module import IRModule
+from compiler.ir.types import TensorType, vars_of
+from compiler.passes.eliminate_dead_code import has_effect
+from compiler.passes.rewrite import rewrite_module
+
+
+@dataclass(frozen=True, slots=True)
+class FoldConstants:
+    most_bytes: int = 1 << 20
+
+    def __call__(self, module: IRModule) -> IRModule:
+        def replace(_: Builder, binding: Binding, value: Value) -> Value | None:
+            if not isinstance(value, Call | CallTir) or has_effect(value, module) or not isinstance(binding.var.type, TensorType):
+                return None
+            if not _constant(value) or vars_of(binding.var.type):
+                return None
+            result = evaluate(module, value, binding.var)
+            grows = result.nbytes > self.most_bytes and result.nbytes > sum(a.data.nbytes for a in value.args if isinstance(a, Constant))
+            return None if grows else Constant(result)
+
+        return rewrite_module(module, replace)
+
+
+def _constant(value: Call | CallTir) -> bool:
+    def known(atom: object) -> bool:
+        match atom:
+            case Constant():
+                return True
+            case ShapeValue(dims=dims):
+                return all(d.is_const for d in dims)
+            case ScalarValue():
+                return True
+            case _:
+                return False
+
+    return any(isinstance(a, Constant) for a in value.args) and all(map(known, value.args))
+
+
+def evaluate(module: IRModule, value: Value, var: Var) -> np.ndarray:
+    """The value, as a program of its own."""
+    body = Body((Block((Binding(var, value),)),), var)
+    program = module.update({"": Function((), body, var.type)})
+    return np.asarray(Interpreter(program).call(""))

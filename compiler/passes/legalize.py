@@ -1,0 +1,90 @@
+"""Replace operators by the loop nests (or host routines) that compute them.
+
+Before: operators with known shapes. After: every operator that has a nest is a `CallTir` of an outlined function, every host routine a
+`CallLibrary`; views stay operators, since they compute nothing. Where deduction could not prove that operands agree, a match_cast checks
+it. An operator whose operands have no known shape is an error that says what to do.
+"""
+
+from __future__ import annotations
+
+from compiler.ir.builder import Builder
+from compiler.ir.deduce import type_of
+from compiler.ir.errors import CompileError
+from compiler.ir.graph import Atom, Binding, Call, CallLibrary, Value, Var
+from compiler.ir.loops import Buffer, ScalarParam
+from compiler.ir.module import IRModule
+from compiler.ir.types import ScalarType, TensorType, TupleType, Type
+from compiler.ops.tables import LEGALIZE, Library, Nest, Operands
+from compiler.passes.outline import Outliner
+from compiler.passes.rewrite import rewrite_module
+
+
+class UnknownShape(CompileError):
+    """A loop nest needs extents."""
+
+
+def legalize(module: IRModule) -> IRModule:
+    outliner: list[Outliner] = []
+
+    def replace(builder: Builder, binding: Binding, value: Value) -> Value | None:
+        if not isinstance(value, Call) or value.op.name not in LEGALIZE:
+            return None
+        if not outliner:
+            outliner.append(Outliner(builder, module))
+        return _legalize(builder, outliner[0], binding.var, value)
+
+    return rewrite_module(module, replace)
+
+
+def _legalize(builder: Builder, outliner: Outliner, var: Var, call: Call) -> Value:
+    name, args = call.op.name, call.args
+    types = tuple(type_of(a, builder.signature) for a in args)
+    places = tuple(_place(name, f"{_letter(i)}", t) for i, t in enumerate(types))
+    operands = Operands(args, types, places, {**call.op.attributes, **call.attrs}, var.type)
+    if not _known(var.type):
+        raise UnknownShape(
+            f"{name} ({var.name}) has the annotation {var.type}, and a loop nest needs all extents; state them with match_cast"
+        )
+    legal = LEGALIZE[name](operands)
+    if isinstance(legal, Library):
+        return CallLibrary(legal.name, args, _fields(var.type), legal.attrs)
+    args = _checked(builder, args, legal)
+    pairs: list[tuple[Buffer | ScalarParam, Atom]] = []
+    numbers: dict[int, int] = {}  # operand -> parameter
+    for i, (place, atom) in enumerate(zip(places, args, strict=True)):
+        if place is not None:
+            numbers[i] = len(pairs)
+            pairs.append((place, atom))
+    inplace = tuple(None if i is None else numbers[i] for i in legal.inplace)
+    return outliner.call(name, pairs, legal.outputs, legal.body, inplace=inplace, attrs=dict(legal.attrs))
+
+
+def _checked(builder: Builder, args: tuple[Atom, ...], nest: Nest) -> tuple[Atom, ...]:
+    checked = list(args)
+    for index, type_ in nest.checks:
+        checked[index] = builder.match_cast(checked[index], type_)
+    return tuple(checked)
+
+
+def _place(op: str, name: str, type_: Type) -> Buffer | ScalarParam | None:
+    match type_:
+        case TensorType(shape=shape, dtype=dtype) if shape is not None and dtype is not None:
+            return Buffer(name, shape, dtype)
+        case TensorType():
+            raise UnknownShape(f"operand {name} of {op} is {type_}, and a loop nest needs all extents; state them with match_cast")
+        case ScalarType(dtype=dtype, value=None) if dtype is not None:
+            return ScalarParam(name, dtype)
+        case _:
+            return None
+
+
+def _letter(index: int) -> str:
+    return "abcdefghijklmnopqrstuvw"[index] if index < 23 else f"x{index}"
+
+
+def _known(type_: Type) -> bool:
+    return all(isinstance(t, TensorType) and t.ndim is not None for t in _fields(type_))
+
+
+def _fields(type_: Type) -> tuple[Type, ...]:
+    return type_.fields if isinstance(type_, TupleType) else (type_,)

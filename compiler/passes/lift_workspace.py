@@ -1,0 +1,59 @@
+"""Make the workspace of kernels visible to the planner.
+
+Before: a `PrimFunc` may allocate buffers of global scope around its body. After: they are parameters behind its outputs, and every call
+has them among its results, where memory planning gives them a place in the arena.
+"""
+
+from __future__ import annotations
+
+from compiler.ir.builder import Builder
+from compiler.ir.deduce import type_of
+from compiler.ir.dims import Dim, DimVar
+from compiler.ir.graph import Binding, CallTir, MakeTuple, ScalarValue, TupleGet, Value
+from compiler.ir.loops import Buffer, PrimFunc, Scope
+from compiler.ir.module import IRModule
+from compiler.ir.subsume import unify
+from compiler.ir.types import TensorType
+from compiler.passes.rewrite import rewrite_module
+from compiler.schedule.nests import allocated, without_allocations
+
+
+def lift_workspace(module: IRModule) -> IRModule:
+    lifted: dict[str, PrimFunc] = {}
+    spaces: dict[str, tuple[Buffer, ...]] = {}
+    for name, prim in module.prim_functions.items():
+        temporaries, body = without_allocations(prim.body)
+        workspace = tuple(t for t in temporaries if t.scope is Scope.GLOBAL)
+        if workspace:
+            kept = tuple(t for t in temporaries if t.scope is not Scope.GLOBAL)
+            attrs = {**prim.attrs, "num_workspaces": len(workspace)}
+            lifted[name] = PrimFunc((*prim.params, *workspace), prim.num_outputs + len(workspace), allocated(kept, body), attrs)
+            spaces[name] = workspace
+    if not lifted:
+        return module
+
+    def replace(builder: Builder, binding: Binding, value: Value) -> Value | None:
+        if not isinstance(value, CallTir) or value.func not in spaces:
+            return None
+        known = _dims_of(value, module.prim(value.func), builder)
+        extra = tuple(TensorType(tuple(d.substitute(known) for d in b.shape), b.dtype) for b in spaces[value.func])
+        inplace = (*value.inplace, *(None for _ in extra)) if value.inplace else ()
+        call = builder.emit(CallTir(value.func, value.args, (*value.out, *extra), inplace), f"{binding.var.name}.all")
+        if len(value.out) == 1:
+            return TupleGet(call, 0)
+        return MakeTuple(tuple(builder.emit(TupleGet(call, i)) for i in range(len(value.out))))
+
+    return rewrite_module(module.update(lifted), replace)
+
+
+def _dims_of(call: CallTir, prim: PrimFunc, builder: Builder) -> dict[DimVar, Dim]:
+    """What the function's variables are at this call."""
+    params = prim.params[: len(prim.params) - prim.num_outputs]
+    pairs = list(zip(params, (type_of(a, builder.signature) for a in call.args), strict=True))
+    shaped = [(TensorType(p.shape, p.dtype), t) for p, t in pairs if isinstance(p, Buffer)]
+    shaped += [(TensorType(b.shape, b.dtype), t) for b, t in zip(prim.outputs, call.out, strict=True)]
+    known = unify(tuple(p for p, _ in shaped), tuple(t for _, t in shaped))
+    for param, atom in zip(params, call.args, strict=True):
+        if isinstance(param, DimVar) and isinstance(atom, ScalarValue) and isinstance(atom.value, Dim):
+            known[param] = atom.value
+    return known

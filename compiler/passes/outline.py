@@ -1,0 +1,69 @@
+"""Make a loop nest a function of its own: its variables are renamed, those that no shape defines become parameters, and an equal function
+that is there already is used instead of a second one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from compiler.ir.builder import Builder
+from compiler.ir.dims import Dim, DimVar
+from compiler.ir.equal import structural_hash
+from compiler.ir.graph import Atom, CallTir, ScalarValue
+from compiler.ir.loops import Buffer, PrimFunc, ScalarParam, Stmt
+from compiler.ir.module import IRModule
+from compiler.ir.types import TensorType, Type
+from compiler.ir.visit_loops import free_dims, fresh_prim
+
+
+@dataclass(slots=True)
+class Outliner:
+    """Adds functions to the module that a builder makes, each distinct one once."""
+
+    builder: Builder
+    module: IRModule
+    names: dict[str, str] = field(default_factory=dict[str, str])  # digest -> name
+
+    def __post_init__(self) -> None:
+        for name, prim in self.module.prim_functions.items():
+            self.names.setdefault(_digest(prim), name)
+
+    def call(
+        self,
+        name: str,
+        operands: Sequence[tuple[Buffer | ScalarParam, Atom]],
+        outputs: tuple[Buffer, ...],
+        body: Stmt,
+        *,
+        inplace: tuple[int | None, ...] = (),
+        attrs: dict[str, Any] | None = None,
+    ) -> CallTir:
+        """`inplace[i]` is the number of the operand whose memory output `i` takes."""
+        buffers = [place for place, _ in operands] + list(outputs)
+        shaped = {v for b in buffers if isinstance(b, Buffer) for d in b.shape if (v := d.var) is not None}
+        mentioned = dict.fromkeys(v for b in buffers if isinstance(b, Buffer) for d in b.shape for v in d.vars())
+        passed = [v for v in dict.fromkeys([*mentioned, *free_dims(body)]) if v not in shaped]
+        kept = dict(attrs or {})
+        if any(i is not None for i in inplace):
+            numbers = [n for n, (place, _) in enumerate(operands) if isinstance(place, Buffer)]
+            pairs = enumerate(inplace)
+            kept["inplace"] = [[numbers.index(i), len(numbers) + o] for o, i in pairs if i is not None]  # numbers of buffers
+        prim = fresh_prim(PrimFunc((*(p for p, _ in operands), *passed, *outputs), len(outputs), body, kept))
+        args = (*(a for _, a in operands), *(_value(v) for v in passed))
+        out: tuple[Type, ...] = tuple(TensorType(b.shape, b.dtype) for b in outputs)
+        return CallTir(self.add(name, prim), args, out, inplace)
+
+    def add(self, name: str, prim: PrimFunc) -> str:
+        digest = _digest(prim)
+        if digest not in self.names:
+            self.names[digest] = self.builder.add(self.builder.fresh_name(name), prim)
+        return self.names[digest]
+
+
+def _digest(prim: PrimFunc) -> str:
+    return structural_hash(IRModule({"": prim}))
+
+
+def _value(var: DimVar) -> ScalarValue:
+    return ScalarValue(Dim.of(var))

@@ -1,0 +1,127 @@
+"""Lay the right operand of every product out as its tiles read it.
+
+Before: a product reads `w[n, r]`, or `w[r, n]`, row by row. After: it reads `p[n // C, r, n % C]`, panels of C columns in which memory runs
+with `r`, and a function that packs stands before it in the graph. For weights that function is weight-only work and moves to load time,
+where it also drops out of every step; for activations it is a first, parallel stage. Only the layout changes: the product stays the
+same mathematics, and its order of summation with it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from compiler.ir.builder import Builder
+from compiler.ir.deduce import type_of
+from compiler.ir.dims import Dim, DimVar, ceil_div
+from compiler.ir.graph import Binding, CallTir, Value, Var
+from compiler.ir.loops import Buffer, Const, Guard, Load, PrimFunc, Scalar, Stmt, Store
+from compiler.ir.module import IRModule
+from compiler.ir.prove import prove_divisible
+from compiler.ir.types import TensorType
+from compiler.ir.visit_loops import loads, replace_loads
+from compiler.ops.nest import loops
+from compiler.passes.outline import Outliner
+from compiler.passes.rewrite import rewrite_module
+from compiler.schedule.matmul import Product, match_product
+
+
+@dataclass(frozen=True, slots=True)
+class PackOperands:
+    columns: int  # of one panel
+
+    def __call__(self, module: IRModule) -> IRModule:
+        plans = {name: _plan(prim) for name, prim in module.prim_functions.items()}
+        outliners: list[Outliner] = []
+
+        def replace(builder: Builder, binding: Binding, value: Value) -> Value | None:
+            if not isinstance(value, CallTir) or not plans.get(value.func):
+                return None
+            if not outliners:
+                outliners.append(Outliner(builder, module))
+            return self._pack(builder, outliners[0], module.prim(value.func), value, plans[value.func])
+
+        return rewrite_module(module, replace)
+
+    def _pack(self, builder: Builder, outliner: Outliner, prim: PrimFunc, call: CallTir, plan: list[_Packed]) -> CallTir | None:
+        body = prim.body
+        params = list(prim.params)
+        args = list(call.args)
+        for packed in plan:
+            number = params.index(packed.buffer)
+            source = args[number]
+            given = type_of(source)
+            if not isinstance(source, Var) or not isinstance(given, TensorType) or given.shape is None:
+                return None
+            panel = Buffer(packed.buffer.name, self.shape(packed, packed.buffer.shape), packed.buffer.dtype)
+            args[number] = builder.emit(self._packing(outliner, packed, source, given), f"{source.name}.packed")
+            params[number] = panel
+            body = replace_loads(body, packed.buffer, lambda indices, p=packed, b=panel: Load(b, self.indices(p, indices)))
+        name = outliner.add(f"{call.func}_packed", PrimFunc(tuple(params), prim.num_outputs, body, prim.attrs))
+        return CallTir(name, tuple(args), call.out, call.inplace)
+
+    def shape(self, packed: _Packed, shape: tuple[Dim, ...]) -> tuple[Dim, ...]:
+        n, r = shape[packed.column], shape[packed.depth]
+        batch = tuple(d for i, d in enumerate(shape) if i not in (packed.column, packed.depth))
+        return (*batch, ceil_div(n, self.columns), r, Dim.of(self.columns))
+
+    def indices(self, packed: _Packed, indices: tuple[Dim, ...]) -> tuple[Dim, ...]:
+        n, r = indices[packed.column], indices[packed.depth]
+        batch = tuple(d for i, d in enumerate(indices) if i not in (packed.column, packed.depth))
+        return (*batch, n // self.columns, r, n % self.columns)
+
+    def _packing(self, outliner: Outliner, packed: _Packed, source: Var, given: TensorType) -> CallTir:
+        assert given.shape is not None and given.dtype is not None
+        plain = Buffer("w", given.shape, given.dtype)
+        panels = Buffer("p", self.shape(packed, given.shape), given.dtype)
+        extent = given.shape[packed.column]
+        exact = prove_divisible(extent, self.columns)
+
+        def element(*ijk: Dim) -> Stmt:
+            *batch, panel, r, c = ijk
+            n = panel * self.columns + c
+            outer = iter(batch)
+            at = tuple(n if i == packed.column else r if i == packed.depth else next(outer) for i in range(len(given.shape or ())))
+            load = Load(plain, at)
+            padding = Const(0.0 if given.dtype and given.dtype.is_float else 0, plain.dtype)
+            value: Scalar = load if exact else Guard(((Dim.of(0), n, extent),), load, padding)
+            return Store(panels, ijk, value)
+
+        return outliner.call("pack", [(plain, source)], (panels,), loops(panels.shape, element))
+
+
+@dataclass(frozen=True, slots=True)
+class _Packed:
+    """A buffer of which one dimension is indexed by the column axis alone, and one by the contracted axis alone."""
+
+    buffer: Buffer
+    column: int
+    depth: int
+
+
+def _plan(prim: PrimFunc) -> list[_Packed]:
+    if prim.attrs.get("schedule") or prim.attrs.get("attention"):
+        return []
+    product = match_product(prim)
+    if product is None:
+        return []
+    found: dict[Buffer, _Packed | None] = {}
+    for load in loads(prim.body):
+        if load.buffer in prim.outputs:
+            continue
+        packed = _read_as(product, load)
+        if load.buffer in found and found[load.buffer] != packed:
+            packed = None
+        found[load.buffer] = packed
+    return [p for p in found.values() if p is not None]
+
+
+def _read_as(product: Product, load: Load) -> _Packed | None:
+    """How the buffer is read, when that is as the whole right operand of a sum."""
+    for s in product.sums:
+        if not any(other is load for other in loads(s.columns)):
+            continue
+        variables: list[DimVar | None] = [d.var for d in load.indices]
+        axis = s.axis[0]
+        if variables.count(product.column_axis) == 1 and variables.count(axis) == 1:
+            return _Packed(load.buffer, variables.index(product.column_axis), variables.index(axis))
+    return None

@@ -1,0 +1,45 @@
+"""The list of passes, in the order in which they run."""
+
+from __future__ import annotations
+
+from compiler.ops.tables import VIEWS
+from compiler.passes.annotate_patterns import annotate_patterns
+from compiler.passes.base import Instrument, Pipeline
+from compiler.passes.capture import capture
+from compiler.passes.eliminate_dead_code import EliminateDeadCode
+from compiler.passes.explicit_memory import explicit_memory
+from compiler.passes.fold_constants import FoldConstants
+from compiler.passes.fuse import fuse
+from compiler.passes.legalize import legalize
+from compiler.passes.lift_weights import lift_weights
+from compiler.passes.lift_workspace import lift_workspace
+from compiler.passes.pack_operands import PackOperands
+from compiler.passes.plan_memory import PlanMemory
+from compiler.passes.schedule_kernels import ScheduleKernels
+from compiler.passes.share_subexpressions import share_subexpressions
+from compiler.schedule.rules import tile_shape
+from compiler.target import Target
+
+
+def pipeline(target: Target, instruments: tuple[Instrument, ...] = ()) -> Pipeline:
+    return Pipeline(
+        (
+            # from operators to loop nests
+            legalize,
+            annotate_patterns,
+            FoldConstants(),
+            share_subexpressions,
+            fuse,
+            # for the machine
+            PackOperands(tile_shape(target).columns),
+            EliminateDeadCode(),
+            lift_weights,
+            ScheduleKernels(target),
+            lift_workspace,
+            # memory
+            explicit_memory,
+            PlanMemory(lambda call: call.op.name in VIEWS),
+            capture,
+        ),
+        instruments,
+    )

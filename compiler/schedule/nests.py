@@ -1,0 +1,124 @@
+"""What schedule rules look at: a statement taken apart into loops and one store, and the pieces from which scheduled loops are built."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from compiler.ir.dims import Dim, DimLike, DimVar
+from compiler.ir.dtypes import DType
+from compiler.ir.loops import Allocate, Apply, Buffer, Const, DimScalar, Fn, For, Let, LoopKind, Scalar, Stmt, Store, When
+from compiler.ir.prove import prove_le, prove_lt
+from compiler.ir.visit_loops import loads, sequence, statements
+
+
+@dataclass(frozen=True, slots=True)
+class PerfectNest:
+    """`for axes { buffer[indices] = value }` and nothing else."""
+
+    axes: tuple[tuple[DimVar, Dim], ...]
+    store: Store
+
+    @property
+    def vars(self) -> tuple[DimVar, ...]:
+        return tuple(v for v, _ in self.axes)
+
+
+def perfect_nest(stmt: Stmt) -> PerfectNest | None:
+    axes: list[tuple[DimVar, Dim]] = []
+    while isinstance(stmt, For) and stmt.kind is LoopKind.SERIAL:
+        axes.append((stmt.var, stmt.extent))
+        stmt = stmt.body
+    return PerfectNest(tuple(axes), stmt) if isinstance(stmt, Store) else None
+
+
+def without_allocations(stmt: Stmt) -> tuple[tuple[Buffer, ...], Stmt]:
+    """The temporaries around a statement, and the statement."""
+    temporaries: list[Buffer] = []
+    while isinstance(stmt, Allocate):
+        temporaries.append(stmt.buffer)
+        stmt = stmt.body
+    return tuple(temporaries), stmt
+
+
+def allocated(buffers: Sequence[Buffer], body: Stmt) -> Stmt:
+    """The body with temporaries around it, the first outermost."""
+    for buffer in reversed(buffers):
+        body = Allocate(buffer, body)
+    return body
+
+
+def in_bounds(scalar: Scalar) -> bool:
+    """Whether every load provably stays inside its buffer."""
+    return all(
+        prove_le(0, index) and prove_lt(index, extent)
+        for load in loads(scalar)
+        for index, extent in zip(load.indices, load.buffer.shape, strict=True)
+    )
+
+
+# --- building ----------------------------------------------------------------------------------------------------------
+
+
+def loop(name: str, extent: DimLike, body: Callable[[Dim], Stmt], kind: LoopKind = LoopKind.SERIAL) -> For:
+    extent = Dim.of(extent)
+    var = DimVar(name, 0, extent - 1)
+    return For(var, extent, body(Dim.of(var)), kind)
+
+
+def named(name: str, value: DimLike, upper: DimLike, body: Callable[[Dim], Stmt]) -> Stmt:
+    """Compute an index once and give it a name: 0 <= value <= upper must hold."""
+    value = Dim.of(value)
+    if value.is_const or value.var is not None:
+        return body(value)
+    var = DimVar(name, 0, Dim.of(upper))
+    return Let(var, DimScalar(value), body(Dim.of(var)))
+
+
+def product_of(extents: Sequence[Dim]) -> Dim:
+    product = Dim.of(1)
+    for extent in extents:
+        product = product * extent
+    return product
+
+
+def unravel(p: Dim, axes: Sequence[tuple[str, Dim]], body: Callable[[list[Dim]], Stmt]) -> Stmt:
+    """The point of a box, row-major, that the number `p` stands for: the last axis runs fastest."""
+
+    def split(p: Dim, rest: Sequence[tuple[str, Dim]], inner: list[Dim]) -> Stmt:
+        if not rest:
+            return body(inner)
+        (name, extent), outer = rest[-1], rest[:-1]
+        if not outer:
+            return named(name, p, extent - 1, lambda i: body([i, *inner]))
+        return named(name, p % extent, extent - 1, lambda i: split(p // extent, outer, [i, *inner]))
+
+    return split(p, axes, [])
+
+
+def parallel(name: str, extent: DimLike, body: Callable[[Dim], Stmt]) -> For:
+    return loop(name, extent, body, LoopKind.PARALLEL)
+
+
+def unroll(name: str, extent: int, body: Callable[[Dim], Stmt]) -> For:
+    return loop(name, extent, body, LoopKind.UNROLL)
+
+
+def lanes(extent: int, body: Callable[[Dim], Stmt]) -> For:
+    return loop("l", extent, body, LoopKind.VECTOR)
+
+
+def below(a: DimLike, b: DimLike) -> Scalar:
+    return Apply(Fn.LT, (DimScalar(Dim.of(a)), DimScalar(Dim.of(b))))
+
+
+def when(cond: Scalar, then: Stmt, orelse: Stmt | None = None) -> When:
+    return When(cond, then, orelse)
+
+
+def seq(*stmts: Stmt) -> Stmt:
+    return sequence(tuple(s for stmt in stmts for s in statements(stmt)))
+
+
+def zero(dtype: DType) -> Const:
+    return Const(0.0 if dtype.is_float else 0, dtype)

@@ -1,0 +1,212 @@
+"""Reductions along rows, and what follows from them: sums, maxima, softmax, norms.
+
+Takes stages that share their leading axes, the *row*: each stage either folds along the row into a number per row, or writes elements of
+the row. A thread does all stages of a row while the row is in cache; numbers per row live in registers.
+
+A fold keeps PARTS vectors of partial results, element `r` in lane `r mod (PARTS * width)`; at the end the parts are folded into one
+another and the lanes by halves. The order depends on the length of the row alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from compiler.ir.dims import Dim, DimVar
+from compiler.ir.dtypes import DType
+from compiler.ir.loops import (
+    Allocate,
+    Apply,
+    Buffer,
+    Const,
+    Fn,
+    Load,
+    PrimFunc,
+    Reduce,
+    ReduceFn,
+    Scalar,
+    Scope,
+    Stmt,
+    Store,
+    dtype_of,
+)
+from compiler.ir.visit_loops import map_scalar, replace_loads, rewrite_dims, statements
+from compiler.schedule.matmul import reduces_in
+from compiler.schedule.nests import (
+    PerfectNest,
+    below,
+    lanes,
+    loop,
+    parallel,
+    perfect_nest,
+    product_of,
+    seq,
+    unravel,
+    unroll,
+    when,
+    without_allocations,
+)
+from compiler.schedule.spatial import SpatialNest, store_at, vectors
+
+PARTS = 4  # independent chains, so that a fold waits for memory and not for its own additions
+
+_COMBINE = {ReduceFn.SUM: Fn.ADD, ReduceFn.PROD: Fn.MUL, ReduceFn.MAX: Fn.MAX, ReduceFn.MIN: Fn.MIN}
+
+
+@dataclass(frozen=True, slots=True)
+class RowStage:
+    nest: PerfectNest
+    folds: tuple[Reduce, ...]  # along the row
+    inner: tuple[DimVar, Dim] | None  # the axis along which elements are written; None: one number per row
+
+
+@dataclass(frozen=True, slots=True)
+class RowProgram:
+    row: tuple[tuple[DimVar, Dim], ...]  # of the first stage; the others' are renamed to it
+    stages: tuple[RowStage, ...]
+    temporaries: tuple[Buffer, ...]  # one number per row each
+
+
+def match_rows(prim: PrimFunc) -> RowProgram | None:
+    """The longest common row such that every fold runs along the rest; None when there is no fold or no such row."""
+    temporaries, body = without_allocations(prim.body)
+    nests = [perfect_nest(s) for s in statements(body)]
+    if any(n is None for n in nests):
+        return None
+    found = [n for n in nests if n is not None]
+    folding = [n for n in found if reduces_in(n.store.value)]
+    if not folding:
+        return None
+    rank = len(folding[0].axes)
+    if any(len(n.axes) not in (rank, rank + 1) for n in found):
+        return None
+    if any(len(n.axes) != rank for n in folding if n.store.buffer in temporaries):
+        return None
+    row = folding[0].axes[:rank]
+    program: list[RowStage] = []
+    for nest in found:
+        if [e for _, e in nest.axes[:rank]] != [e for _, e in row]:
+            return None
+        folds = tuple(reduces_in(nest.store.value))
+        if any(f.fn not in _COMBINE or len(f.axes) != 1 for f in folds):
+            return None
+        inner = nest.axes[rank] if len(nest.axes) > rank else None
+        if folds and inner is not None:
+            return None
+        if nest.store.buffer in temporaries and [i.var for i in nest.store.indices] != list(nest.vars):
+            return None
+        program.append(RowStage(nest, folds, inner))
+    return RowProgram(row, tuple(program), temporaries)
+
+
+def schedule_rows(prim: PrimFunc, width: int) -> PrimFunc | None:
+    program = match_rows(prim)
+    if program is None:
+        return None
+    return PrimFunc(prim.params, prim.num_outputs, _Rows(program, width).body(), {**prim.attrs, "schedule": "rows"})
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    program: RowProgram
+    width: int
+
+    def body(self) -> Stmt:
+        row = self.program.row
+        axes = [(v.name, e) for v, e in row]
+        return parallel("p", product_of([e for _, e in row]), lambda p: unravel(p, axes, self.row_of))
+
+    def row_of(self, point: list[Dim]) -> Stmt:
+        numbers = {t: Buffer(t.name, (Dim.of(1),), t.dtype, Scope.LOCAL) for t in self.program.temporaries}
+        body = seq(*(self.stage(stage, point, numbers) for stage in self.program.stages))
+        for temporary, number in numbers.items():
+            body = replace_loads(body, temporary, lambda _, n=number: Load(n, (Dim.of(0),)))
+        for number in reversed(list(numbers.values())):
+            body = Allocate(number, body)
+        return body
+
+    def stage(self, stage: RowStage, point: list[Dim], numbers: dict[Buffer, Buffer]) -> Stmt:
+        nest = stage.nest
+        mapping = dict(zip(nest.vars, point, strict=False))
+        if stage.inner is not None:
+            spatial = SpatialNest((stage.inner,), (), nest.store)
+            return vectors(spatial, mapping, Dim.of(0), stage.inner[1], self.width)
+        results = {fold: Buffer("fold", (Dim.of(1),), dtype_of(fold), Scope.LOCAL) for fold in stage.folds}
+        folds = [self.fold(fold, result, mapping) for fold, result in results.items()]
+        value = _replace(nest.store.value, results)
+        number = numbers.get(nest.store.buffer)
+        store = Store(nest.store.buffer, nest.store.indices, value) if number is None else Store(number, (Dim.of(0),), value)
+        body = seq(*folds, store_at(store, mapping))
+        for result in results.values():
+            body = Allocate(result, body)
+        return body
+
+    def fold(self, reduce: Reduce, result: Buffer, point: dict[DimVar, Dim]) -> Stmt:
+        (axis, length), width = reduce.axes[0], self.width
+        length = length.substitute(point)
+        dtype, combine = dtype_of(reduce), _COMBINE[reduce.fn]
+        partial = Buffer("partial", (Dim.of(PARTS), Dim.of(width)), dtype, Scope.LOCAL)
+
+        def add(part: Dim, lane: Dim, index: Dim) -> Store:
+            value = rewrite_dims(reduce.value, {**point, axis: index})
+            return Store(partial, (part, lane), Apply(combine, (Load(partial, (part, lane)), value)))
+
+        def parts(start: Dim) -> Stmt:
+            return unroll("u", PARTS, lambda u: lanes(width, lambda lane: add(u, lane, start + u * width + lane)))
+
+        step = PARTS * width
+        edge = length // step * step
+
+        def last(u: Dim) -> Stmt:
+            start = edge + u * width
+            masked = lanes(width, lambda lane: when(below(start + lane, length), add(u, lane, start + lane)))
+            return when(below(start, length), masked)
+
+        clear = unroll("u", PARTS, lambda u: lanes(width, lambda lane: Store(partial, (u, lane), identity(reduce.fn, dtype))))
+        main = loop("c", length // step, lambda c: parts(c * step))
+        body = seq(clear, main, unroll("u", PARTS, last), *_halves(partial, combine, width))
+        return Allocate(partial, seq(body, Store(result, (Dim.of(0),), Load(partial, (Dim.of(0), Dim.of(0))))))
+
+
+def _halves(partial: Buffer, combine: Fn, width: int) -> list[Stmt]:
+    def into(a: tuple[Dim, Dim], b: tuple[Dim, Dim]) -> Store:
+        return Store(partial, a, Apply(combine, (Load(partial, a), Load(partial, b))))
+
+    zero = Dim.of(0)
+    steps: list[Stmt] = []
+    half = PARTS // 2
+    while half:
+        for part in range(half):
+            a, b = Dim.of(part), Dim.of(part + half)
+            steps.append(lanes(width, lambda lane, a=a, b=b: into((a, lane), (b, lane))))
+        half //= 2
+    half = width // 2
+    while half:
+        steps.append(lanes(half, lambda lane, h=half: into((zero, lane), (zero, lane + h))))
+        half //= 2
+    return steps
+
+
+def identity(fn: ReduceFn, dtype: DType) -> Const:
+    match fn:
+        case ReduceFn.SUM:
+            return Const(0.0 if dtype.is_float else 0, dtype)
+        case ReduceFn.PROD:
+            return Const(1.0 if dtype.is_float else 1, dtype)
+        case ReduceFn.MAX:
+            return Const(float("-inf") if dtype.is_float else _lowest(dtype), dtype)
+        case ReduceFn.MIN:
+            return Const(float("inf") if dtype.is_float else _highest(dtype), dtype)
+        case _:
+            raise AssertionError(f"{fn} is folded in order, not in vectors")
+
+
+def _lowest(dtype: DType) -> int:
+    return 0 if dtype.is_unsigned else -(1 << (8 * dtype.num_bytes - 1))
+
+
+def _highest(dtype: DType) -> int:
+    return (1 << (8 * dtype.num_bytes - (0 if dtype.is_unsigned else 1))) - 1
+
+
+def _replace(value: Scalar, results: dict[Reduce, Buffer]) -> Scalar:
+    return map_scalar(value, lambda s: Load(results[s], (Dim.of(0),)) if isinstance(s, Reduce) and s in results else s)

@@ -1,0 +1,44 @@
+"""Which schedule a loop nest gets: the first rule that takes it.
+
+Vectors have WIDTH lanes whatever the machine's registers hold; code generation splits or joins them. So the order of every fold is the
+same on all instruction sets.
+"""
+
+from __future__ import annotations
+
+from compiler.ir.loops import For, LoopKind, PrimFunc, Stmt, Tile
+from compiler.ir.visit_loops import sequence, statements, walk_stmts
+from compiler.schedule.attention import schedule_attention
+from compiler.schedule.matmul import TileShape, schedule_matmul
+from compiler.schedule.nests import allocated, without_allocations
+from compiler.schedule.rows import schedule_rows
+from compiler.schedule.spatial import schedule_spatial
+from compiler.target import Target
+
+WIDTH = 16
+
+
+def tile_shape(target: Target) -> TileShape:
+    """Accumulators, columns and one factor must fit the registers."""
+    if target.vector_bits >= 512:
+        return TileShape(rows=8, vectors=2, lanes=WIDTH)  # 16 accumulators of 32 registers
+    return TileShape(rows=4, vectors=1, lanes=WIDTH)  # 8 of 16 with 256 bits, 16 of 32 with 128
+
+
+def schedule(prim: PrimFunc, target: Target) -> PrimFunc:
+    if "schedule" in prim.attrs or _scheduled(prim.body):
+        return prim
+    found = schedule_attention(prim, WIDTH) or schedule_matmul(prim, tile_shape(target)) or schedule_rows(prim, WIDTH)
+    return found or _by_stage(prim)
+
+
+def _scheduled(body: Stmt) -> bool:
+    """Written by hand with loops of other kinds than serial ones."""
+    return any(isinstance(s, Tile) or (isinstance(s, For) and s.kind is not LoopKind.SERIAL) for s in walk_stmts(body))
+
+
+def _by_stage(prim: PrimFunc) -> PrimFunc:
+    """Each stage on its own: a phase of the kernel. A stage that no rule takes runs on one thread as it is written."""
+    temporaries, body = without_allocations(prim.body)
+    done = [schedule_spatial(s, WIDTH) or s for s in statements(body)]
+    return PrimFunc(prim.params, prim.num_outputs, allocated(temporaries, sequence(done)), {**prim.attrs, "schedule": "spatial"})
