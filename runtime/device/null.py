@@ -1,8 +1,9 @@
 """Models without kernels: the doubles that every test of the server runs on.
 
-`NullModel` keeps what a real model keeps, one entry per slot of a paged pool, and computes each row of logits from the history it
-reads back through the page table. A wrong page, a wrong slot, a missing copy or a page handed out too early therefore gives
-wrong tokens, as it would on a device. It also refuses a batch that breaks the contract of `runtime/step.py`.
+`NullModel` keeps what a real model keeps: one entry per slot of a paged pool, which depends on the token and on all before it. Each
+row of logits is computed from the entries that are read back through the page table. A wrong page, a wrong slot, a missing copy, a
+page shared behind another beginning or handed out too early therefore gives wrong tokens, as it would on a device. It also refuses a
+batch that breaks the contract of `runtime/step.py`.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ from numpy.typing import NDArray
 from runtime.step import PAGE_SIZE, EmbedLimits, StepBatch, StepLimits
 
 History = NDArray[np.int32]  # the tokens of one sequence up to a row
+State = NDArray[np.uint64]  # per token: a digest of it and of all before it
 LogitsOf = Callable[[History], NDArray[np.float32]]
 
 NEVER_WRITTEN = -1
+_ODD = 0x9E3779B97F4A7C15  # arithmetic on uint64 wraps
 
 
 class BatchError(ValueError):
@@ -45,7 +48,9 @@ class NullModel:
         self._limits = limits
         self._logits_of = logits_of or hashed_logits(limits.vocab_size)
         self._cost = cost or StepTime()
-        self._pool = np.full((limits.num_pages, PAGE_SIZE), NEVER_WRITTEN, np.int32)
+        self._tokens = np.full((limits.num_pages, PAGE_SIZE), NEVER_WRITTEN, np.int32)
+        self._states: State = np.zeros((limits.num_pages, PAGE_SIZE), np.uint64)
+        self._powers = np.cumprod(np.full(limits.max_context, _ODD, np.uint64))
 
     @property
     def limits(self) -> StepLimits:
@@ -53,20 +58,38 @@ class NullModel:
 
     def run(self, batch: StepBatch) -> NDArray[np.float32]:
         self._check(batch)
-        self._pool.reshape(-1)[batch.slots] = batch.tokens
+        self._tokens.reshape(-1)[batch.slots] = batch.tokens
+        for i, pages in enumerate(batch.page_tables):
+            self._append(batch, i, pages)
         logits = np.empty((len(batch.logit_rows), self._limits.vocab_size), np.float32)
         owners = np.searchsorted(batch.query_starts, batch.logit_rows, side="right") - 1
         for i, (row, owner) in enumerate(zip(batch.logit_rows, owners, strict=True)):
             length = int(batch.positions[row]) + 1
             pages = batch.page_tables[owner, : -(-length // PAGE_SIZE)]
-            logits[i] = self._logits_of(self._pool[pages].reshape(-1)[:length])
+            history = self._tokens[pages].reshape(-1)[:length]
+            logits[i] = self._logits_of(history)
+            if not np.array_equal(self._states[pages].reshape(-1)[:length], self._digests(history, 0)):
+                logits[i] = logits[i, ::-1]  # not what was computed behind this beginning: wrong tokens, not an error
         self._cost.spend(len(batch.tokens))
         return logits
+
+    def _append(self, batch: StepBatch, i: int, pages: NDArray[np.int32]) -> None:
+        first, last = batch.query_starts[i : i + 2]
+        start = int(batch.positions[first])
+        before = self._states[pages[(start - 1) // PAGE_SIZE], (start - 1) % PAGE_SIZE] if start else np.uint64(0)
+        self._states.reshape(-1)[batch.slots[first:last]] = self._digests(batch.tokens[first:last], start) + before
+
+    def _digests(self, tokens: NDArray[np.int32], start: int) -> State:
+        """Of each token and those before it in `tokens`, the first of which is at position `start`."""
+        mixed = (tokens.astype(np.uint64) + np.uint64(1)) * np.uint64(0xBF58476D1CE4E5B9)
+        mixed ^= mixed >> np.uint64(29)
+        return np.cumsum(mixed * self._powers[start : start + len(tokens)])
 
     def copy_page(self, source: int, target: int) -> None:
         if not 0 < target < self._limits.num_pages:
             raise BatchError(f"copy to page {target}: expected 1 <= page < {self._limits.num_pages}")
-        self._pool[target] = self._pool[source]
+        self._tokens[target] = self._tokens[source]
+        self._states[target] = self._states[source]
 
     def _check(self, batch: StepBatch) -> None:
         limits = self._limits
@@ -119,7 +142,7 @@ class NullEmbedModel:
 
 def hashed_logits(vocab_size: int) -> LogitsOf:
     """Logits in [-8, 8) that change everywhere when one token of the history does."""
-    ramp = np.arange(1, vocab_size + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    ramp = np.arange(1, vocab_size + 1, dtype=np.uint64) * np.uint64(_ODD)
 
     def logits_of(history: History) -> NDArray[np.float32]:
         digest = blake2b(history.astype("<i4").tobytes(), digest_size=8).digest()

@@ -24,6 +24,8 @@ Logits = NDArray[np.float32]
 Bitmask = NDArray[np.int32]  # [ceil(vocab / 32)] bit set: allowed
 Ids = NDArray[np.intp]
 
+BLOCK = 128  # weights added up at once: running sums over a whole vocabulary would take three times as long as all the rest
+
 
 class SamplingError(Exception):
     """No token can be drawn from this row."""
@@ -116,7 +118,7 @@ class RowState:
 class Sampler:
     def __init__(self, vocab_size: int) -> None:
         self._scratch = np.empty(vocab_size, np.float64)
-        self._weights = np.empty(vocab_size, np.float64)
+        self._weights = np.empty(-(-vocab_size // BLOCK) * BLOCK, np.float64)
 
     def sample(self, logits: Logits, rows: Sequence[RowState], masks: Sequence[Bitmask | None] | None = None) -> list[Drawn]:
         """One token per row of `logits` [r, vocab]."""
@@ -150,7 +152,8 @@ class Sampler:
         if params.temperature == 0:
             token_id, kept = best, None
         else:
-            logits /= params.temperature
+            if params.temperature != 1.0:
+                logits /= params.temperature
             kept = self._truncate(logits, float(logits[best]), params)
             token_id = self._pick(logits, float(logits[best]), kept, uniform(params.seed, row.position, row.choice))
         if params.logprobs is None:
@@ -191,15 +194,19 @@ class Sampler:
         return chosen if kept is None else kept[chosen]
 
     def _pick(self, logits: NDArray[np.float64], best: float, kept: Ids | None, u: float) -> int:
-        """Invert the cumulative weights, ids ascending."""
-        weights = self._weigh(logits, best, kept)
-        np.cumsum(weights, out=weights)
-        i = int(np.searchsorted(weights, u * weights[-1], side="right"))
-        i = min(i, int(np.searchsorted(weights, weights[-1], side="left")))  # rounding must not pass the last weight
+        """Invert the cumulative weights, ids ascending: first over the sums of blocks, then within one."""
+        num_kept = len(self._weigh(logits, best, kept))
+        blocks = self._weights[: -(-num_kept // BLOCK) * BLOCK].reshape(-1, BLOCK)
+        blocks.reshape(-1)[num_kept:] = 0.0
+        sums = np.cumsum(blocks.sum(axis=1))
+        target = u * sums[-1]
+        block = _first_above(sums, target)
+        within = np.cumsum(blocks[block])
+        i = block * BLOCK + _first_above(within, target - (sums[block - 1] if block else 0.0))
         return i if kept is None else int(kept[i])
 
     def _weigh(self, logits: NDArray[np.float64], best: float, kept: Ids | None) -> NDArray[np.float64]:
-        weights = self._weights if kept is None else self._weights[: len(kept)]
+        weights = self._weights[: len(logits) if kept is None else len(kept)]
         np.subtract(logits if kept is None else logits[kept], best, out=weights)
         return np.exp(weights, out=weights)
 
@@ -212,6 +219,11 @@ class Sampler:
         top = top[np.argsort(-logits[top], kind="stable")]
         pairs = tuple((int(i), float(logits[i]) - normaliser) for i in top if logits[i] > -np.inf)
         return TokenLogprob(token_id, float(value) - normaliser, rank, pairs)
+
+
+def _first_above(sums: NDArray[np.float64], target: float) -> int:
+    """Where the running sums first exceed the target; rounding must not lead past the last that grows."""
+    return int(min(np.searchsorted(sums, target, side="right"), np.searchsorted(sums, sums[-1], side="left")))
 
 
 def _largest(logits: NDArray[np.float64], num_largest: int) -> Ids:

@@ -188,7 +188,7 @@ class Scheduler:
         """Put `count` tokens into the plan, taking pages from worse-ranked sequences if need be."""
         start = seq.num_computed
         while (copies := self.pool.make_writable(seq.held, start, start + count)) is None:
-            if not self._preempt_below(seq):
+            if not self._set_back_worst(seq):
                 return False
         draws = start + count == seq.num_tokens
         plan = self._open
@@ -206,13 +206,13 @@ class Scheduler:
 
     def _admit(self, seq: Sequence) -> bool:
         if seq.num_awaited or seq in self._set_back:
-            return False
+            return False  # rows of it may still be computed: let them arrive first
         while not self._slots:
-            if not self._preempt_below(seq, strictly_lower_priority=True):
+            if not self._set_back_lower(seq):
                 return False
         self._find_beginning(seq)
         while self._num_pages_to_admit(seq) > self.pool.num_available:
-            if not self._preempt_below(seq, strictly_lower_priority=True):
+            if not self._set_back_lower(seq):
                 self.pool.release(seq.held)
                 seq.num_reused = seq.num_computed = 0
                 return False
@@ -246,17 +246,18 @@ class Scheduler:
         num_launched = seq.num_computed if item is None else item.start
         return seq.stage is Stage.RUNNING and num_launched >= seq.num_prompt
 
-    def _preempt_below(self, seq: Sequence, *, strictly_lower_priority: bool = False) -> bool:
-        """Set back the worst-ranked running sequence, if it ranks below `seq`; if `seq` is the worst, it sets back itself."""
-        if not self.running:
+    def _set_back_lower(self, seq: Sequence) -> bool:
+        """Set back the worst-ranked running sequence if its priority is lower than that of `seq`, which waits."""
+        if not self.running or self.running[-1].rank[0] <= seq.rank[0]:
             return False
-        victim = self.running[-1]
-        if strictly_lower_priority and victim.rank[0] <= seq.rank[0]:
-            return False
-        if victim.rank < seq.rank:
-            return False
-        self._preempt(victim)
-        return victim is not seq
+        self._preempt(self.running[-1])
+        return True
+
+    def _set_back_worst(self, seq: Sequence) -> bool:
+        """Set back the worst-ranked running sequence in favour of `seq`, which runs; False if that is itself."""
+        worst = self.running[-1]
+        self._preempt(worst)
+        return worst is not seq
 
     def _preempt(self, seq: Sequence) -> None:
         self._unplan(seq)

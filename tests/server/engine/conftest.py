@@ -1,0 +1,193 @@
+"""An engine on the null model, and what comes out of it."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from runtime.device.null import LogitsOf, NullModel, StepTime
+from runtime.step import StepLimits
+from server.engine.constrain import ConstraintCompiler
+from server.engine.loop import Engine
+from server.messages import (
+    Constraint,
+    ConstraintKind,
+    Failed,
+    FinishReason,
+    FromWorker,
+    SamplingParams,
+    Stats,
+    Submit,
+    TokenLogprob,
+    Tokens,
+)
+
+EOS = 0
+VOCAB = 320
+
+
+@dataclass
+class Outcome:
+    """Everything one choice was told."""
+
+    token_ids: list[int] = field(default_factory=list[int])
+    logprobs: list[TokenLogprob] = field(default_factory=list[TokenLogprob])
+    prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
+    end: tuple[FinishReason, int | None] | None = None
+
+
+class Rig:
+    """An engine whose messages are collected, and checked after every step."""
+
+    def __init__(
+        self,
+        engine: type[Engine] = Engine,
+        *,
+        limits: StepLimits | None = None,
+        logits_of: LogitsOf | None = None,
+        cost: StepTime | None = None,
+        constraints: ConstraintCompiler | None = None,
+        max_chunk: int | None = None,
+        eos_ids: tuple[int, ...] = (EOS,),
+    ) -> None:
+        self.limits = limits or StepLimits(VOCAB, max_context=512, max_tokens=128, max_seqs=32, num_pages=600)
+        self.outcomes: dict[tuple[str, int], Outcome] = {}
+        self.failed: dict[str, Failed] = {}
+        self.stats: Stats | None = None
+        self.num_cached: dict[str, int] = {}
+        self.engine = engine(
+            NullModel(self.limits, logits_of=logits_of, cost=cost),
+            self.hear,
+            eos_ids=eos_ids,
+            constraints=constraints,
+            max_chunk=max_chunk,
+        )
+
+    def hear(self, message: FromWorker) -> None:
+        match message:
+            case Tokens():
+                for event in message.events:
+                    outcome = self.outcomes.setdefault((event.request_id, event.choice), Outcome())
+                    assert outcome.end is None, "a choice speaks after its end"
+                    outcome.token_ids += event.token_ids
+                    outcome.logprobs += event.logprobs
+                    outcome.prompt_logprobs = outcome.prompt_logprobs or event.prompt_logprobs
+                    self.num_cached.setdefault(event.request_id, event.num_cached)
+                    if event.finish_reason is not None:
+                        outcome.end = event.finish_reason, event.stop_token_id
+            case Failed():
+                assert message.request_id not in self.failed
+                self.failed[message.request_id] = message
+            case Stats():
+                self.stats = message
+            case _:
+                raise AssertionError(message)
+
+    def step(self) -> bool:
+        ran = self.engine.step()
+        self.engine.check_integrity()
+        return ran
+
+    def run(self, submits: Iterable[Submit] = (), *, per_step: int = 1_000_000, max_steps: int = 20_000) -> dict[tuple[str, int], Outcome]:
+        arriving = deque(submits)
+        for _ in range(max_steps):
+            for _ in range(min(per_step, len(arriving))):
+                self.engine.submit(arriving.popleft())
+            if not arriving and not self.engine.has_work:
+                assert self.engine.scheduler.pool.num_used == 0
+                return self.outcomes
+            self.step()
+        raise AssertionError(f"not finished after {max_steps} steps")
+
+
+@pytest.fixture(scope="session")
+def tokenizer_json() -> str:
+    """A small byte-level tokenizer with merges, so that texts have more than one tokenisation."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=["<eos>"],
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(['{"name": "bob", "colour": "green"} the colour of the name'] * 20, trainer)
+    assert tokenizer.token_to_id("<eos>") == EOS and tokenizer.get_vocab_size() < VOCAB
+    return tokenizer.to_str()
+
+
+@pytest.fixture(scope="session")
+def tokenizer(tokenizer_json: str) -> Tokenizer:
+    return Tokenizer.from_str(tokenizer_json)
+
+
+@pytest.fixture
+def constraints(tokenizer_json: str) -> Iterable[ConstraintCompiler]:
+    compiler = ConstraintCompiler(tokenizer_json, eos_ids=[EOS], vocab_size=VOCAB)
+    yield compiler
+    compiler.close()
+
+
+@pytest.fixture(scope="session")
+def rig() -> type[Rig]:
+    return Rig
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"colour": {"enum": ["green", "greek"]}, "name": {"type": "string", "maxLength": 8}},
+    "required": ["colour", "name"],
+    "additionalProperties": False,
+}
+CONSTRAINTS = (
+    Constraint(ConstraintKind.JSON_SCHEMA, json.dumps(SCHEMA)),
+    Constraint(ConstraintKind.REGEX, "(the|of) [a-f]{3,9}!"),
+    Constraint(ConstraintKind.CHOICE, '["colour", "name", "a (b)"]'),
+)
+
+
+@pytest.fixture(scope="session")
+def random_submits() -> Callable[[int, int], list[Submit]]:
+    """Requests of mixed lengths, parameters, seeds and constraints; some share beginnings."""
+
+    def make(num: int, seed: int, max_prompt: int = 90, max_tokens: int = 40) -> list[Submit]:
+        rng = random.Random(seed)
+        common = tuple(rng.randrange(1, VOCAB) for _ in range(70))
+        submits: list[Submit] = []
+        for i in range(num):
+            shared = common[: rng.choice((0, 0, 17, 32, 70))]
+            own = tuple(rng.randrange(1, VOCAB) for _ in range(rng.randrange(1, max_prompt)))
+            constraint = rng.choice((None, None, None, *CONSTRAINTS))
+            params = SamplingParams(
+                max_tokens=rng.randrange(1, max_tokens),
+                min_tokens=rng.choice((0, 0, 3)) if constraint is None else 0,
+                temperature=rng.choice((0.0, 0.7, 1.0, 1.6)),
+                top_p=rng.choice((1.0, 1.0, 0.9)),
+                top_k=rng.choice((0, 0, 5, 40)),
+                min_p=rng.choice((0.0, 0.0, 0.05)),
+                typical_p=rng.choice((1.0, 1.0, 0.8)),
+                frequency_penalty=rng.choice((0.0, 0.0, 0.6)),
+                presence_penalty=rng.choice((0.0, 0.0, -0.4)),
+                repetition_penalty=rng.choice((1.0, 1.0, 1.2)),
+                logit_bias=rng.choice(((), ((7, 2.5), (9, -50.0)))),
+                banned_token_ids=rng.choice(((), (3, 4, 5))) if constraint is None else (),
+                stop_token_ids=rng.choice(((), tuple(range(100, 110)))) if constraint is None else (),
+                ignore_eos=rng.random() < 0.5,
+                seed=rng.getrandbits(63),
+                logprobs=rng.choice((None, None, 0, 3)),
+                processed_logprobs=rng.random() < 0.5,
+                prompt_logprobs=rng.choice((None, None, None, None, 2)),
+                constraint=constraint,
+            )
+            num_choices = rng.choice((1, 1, 1, 1, 2, 3))
+            submits.append(Submit(f"r{i}", shared + own, params, num_choices=num_choices, fairness_key=f"key{i % 3}"))
+        return submits
+
+    return make

@@ -1,0 +1,114 @@
+"""Promise 1: what a request gets never depends on its company, its chunks, the prefix cache, a preemption or a former worker."""
+
+from __future__ import annotations
+
+import os
+import random
+
+import msgspec
+import pytest
+
+from runtime.step import StepLimits
+from server.engine.loop import Engine, OverlappedEngine
+from server.messages import SamplingParams, Submit
+
+NUM_REQUESTS = int(os.environ.get("RELAXSERVE_TEST_REQUESTS", "200"))
+SMALL = StepLimits(vocab_size=320, max_context=512, max_tokens=64, max_seqs=12, num_pages=24)
+
+
+@pytest.fixture
+def submits(random_submits) -> list[Submit]:
+    return random_submits(NUM_REQUESTS, 11)
+
+
+@pytest.fixture
+def alone(rig, submits, constraints):
+    """Each request in an engine that has nothing else to do and nothing cached."""
+    outcomes = {}
+    for submit in submits:
+        one = rig(constraints=constraints)
+        outcomes |= one.run([submit])
+        assert not one.failed
+    assert len(outcomes) == sum(submit.num_choices for submit in submits)
+    assert sum(len(outcome.token_ids) for outcome in outcomes.values()) > 5 * NUM_REQUESTS
+    return outcomes
+
+
+def shuffled(submits: list[Submit], seed: int) -> list[Submit]:
+    return random.Random(seed).sample(submits, len(submits))
+
+
+def test_company_order_chunks_cache_and_preemption(rig, submits, alone, constraints):
+    for engine in (Engine, OverlappedEngine):
+        batch = rig(engine, constraints=constraints)
+        assert batch.run(submits) == alone, "in a batch of 32"
+        batch.outcomes = {}
+        assert batch.run(shuffled(submits, 1)) == alone, "with a warm prefix cache, shuffled"
+        assert batch.engine.scheduler.pool.num_found_tokens > 0
+
+        for chunk in (16, 64, 512):
+            limits = StepLimits(320, 512, 512, 32, 600)
+            chunked = rig(engine, limits=limits, max_chunk=chunk, constraints=constraints)
+            assert chunked.run(shuffled(submits, chunk)) == alone, f"with chunks of {chunk}"
+
+        tight = rig(engine, limits=SMALL, constraints=constraints)
+        pushing = [msgspec.structs.replace(submit, priority=-i // 7) for i, submit in enumerate(shuffled(submits, 3))]
+        assert tight.run(pushing, per_step=1) == alone, "after preemptions"
+        assert tight.engine.scheduler.num_preemptions > NUM_REQUESTS // 4
+
+
+@pytest.mark.parametrize("engine", [Engine, OverlappedEngine])
+def test_a_later_worker_goes_on_exactly(rig, random_submits, constraints, engine):
+    """Stop an engine at any step, hand what was emitted to another one, and so on: the sum is the undisturbed run."""
+    submits = random_submits(40, 5)
+    whole = rig(constraints=constraints).run(submits)
+    rng = random.Random(0)
+    told = rig(engine, constraints=constraints)
+    open_submits = submits
+    num_workers = 0
+    while open_submits:
+        num_workers += 1
+        worker = rig(engine, constraints=constraints, max_chunk=rng.choice((16, 64)))
+        worker.outcomes = told.outcomes
+        for submit in open_submits:
+            worker.engine.submit(submit)
+        for _ in range(rng.randrange(1, 12)):
+            worker.step()
+        open_submits = [next_submit(submit, told.outcomes) for submit in submits if not is_over(submit, told.outcomes)]
+    assert num_workers > 4
+    assert told.outcomes == whole
+
+
+def is_over(submit: Submit, outcomes) -> bool:
+    return all((key := (submit.request_id, choice)) in outcomes and outcomes[key].end is not None for choice in range(submit.num_choices))
+
+
+def next_submit(submit: Submit, outcomes) -> Submit:
+    told = [outcomes.get((submit.request_id, choice)) for choice in range(submit.num_choices)]
+    return msgspec.structs.replace(
+        submit,
+        emitted=tuple(tuple(one.token_ids) if one else () for one in told),
+        finished=tuple(choice for choice, one in enumerate(told) if one and one.end),
+    )
+
+
+def test_choices_are_forks_of_one_prompt(rig):
+    prompt = tuple(range(1, 50))
+    submit = Submit("r", prompt, SamplingParams(max_tokens=30, seed=5, ignore_eos=True), num_choices=4)
+    cost = CountedTokens()
+    together = rig(cost=cost)
+    outcomes = together.run([submit])
+    texts = {tuple(outcomes["r", choice].token_ids) for choice in range(4)}
+    assert len(texts) == 4
+    # The leader computes the prompt, a follower its last token again; nobody computes the token that ends it.
+    assert cost.num_tokens == len(prompt) + 3 + 4 * 29
+
+
+class CountedTokens:
+    """In place of a StepTime: what ran, instead of how long."""
+
+    def __init__(self) -> None:
+        self.num_tokens = 0
+
+    def spend(self, num_tokens: int) -> None:
+        self.num_tokens += num_tokens

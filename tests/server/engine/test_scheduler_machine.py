@@ -1,0 +1,161 @@
+"""Model-based test of scheduler and pages: any order of arrivals, aborts, pauses and steps leaks no page, shares none wrongly,
+keeps the budgets (the null model refuses a batch that does not) and lets everything finish with the tokens of a plain loop.
+
+RELAXSERVE_TEST_FULL=1 runs more than 10,000 steps.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+
+import numpy as np
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from runtime.device.null import NullModel, hashed_logits
+from runtime.step import StepLimits
+from server.engine.loop import Engine, OverlappedEngine
+from server.engine.request import Stage
+from server.messages import Abort, Failed, FinishReason, SamplingParams, Stats, Submit, Tokens
+
+VOCAB = 40
+LIMITS = StepLimits(vocab_size=VOCAB, max_context=96, max_tokens=24, max_seqs=5, num_pages=13)
+FULL = bool(os.environ.get("RELAXSERVE_TEST_FULL"))
+LOGITS_OF = hashed_logits(VOCAB)
+BEGINNINGS = tuple(tuple((7 * i + k) % VOCAB for i in range(40)) for k in range(2))
+
+
+@cache
+def plainly_generated(prompt: tuple[int, ...], max_tokens: int) -> list[int]:
+    tokens = list(prompt)
+    for _ in range(max_tokens):
+        tokens.append(int(LOGITS_OF(np.array(tokens, np.int32)).argmax()))
+    return tokens[len(prompt) :]
+
+
+class Machine(RuleBasedStateMachine):
+    engine_class: type[Engine] = Engine
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.engine = self.engine_class(NullModel(LIMITS, logits_of=LOGITS_OF), self.hear, max_chunk=None)
+        self.told: dict[tuple[str, int], list[int]] = {}
+        self.ends: dict[tuple[str, int], FinishReason] = {}
+        self.submits: dict[str, Submit] = {}
+        self.texts: dict[str, list[int]] = {}  # what a request's choices will hold at most
+
+    def hear(self, message) -> None:
+        match message:
+            case Tokens():
+                for event in message.events:
+                    key = event.request_id, event.choice
+                    assert key not in self.ends
+                    self.told.setdefault(key, []).extend(event.token_ids)
+                    if event.finish_reason is not None:
+                        self.ends[key] = event.finish_reason
+                    assert event.num_cached <= self.longest_known(self.submits[event.request_id])
+            case Failed():
+                raise AssertionError(message)
+            case Stats():
+                assert message.num_pages_used <= message.num_pages
+
+    def longest_known(self, submit: Submit) -> int:
+        """A prefix hit is honest: another request of the same salt began like this prompt."""
+        others = [s for s in self.submits.values() if s.cache_salt == submit.cache_salt and s is not submit]
+        return max((common(self.texts[other.request_id], submit.prompt_ids) for other in others), default=0)
+
+    @rule(
+        beginning=st.sampled_from(BEGINNINGS),
+        num_shared=st.sampled_from((0, 16, 17, 31, 32, 40)),
+        own=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=30),
+        max_tokens=st.integers(1, 24),
+        num_choices=st.sampled_from((1, 1, 1, 2, 4)),
+        priority=st.sampled_from((0, 0, 0, 1, -1)),
+        key=st.sampled_from("abc"),
+        salt=st.sampled_from(("", "", "x")),
+    )
+    def submit(self, beginning, num_shared, own, max_tokens, num_choices, priority, key, salt) -> None:
+        request_id = str(len(self.submits))
+        prompt = (*beginning[:num_shared], *own)
+        submit = Submit(
+            request_id,
+            prompt,
+            SamplingParams(max_tokens=max_tokens, temperature=0.0),
+            num_choices=num_choices,
+            priority=priority,
+            fairness_key=key,
+            cache_salt=salt,
+        )
+        self.submits[request_id] = submit
+        self.texts[request_id] = [*prompt, *plainly_generated(prompt, max_tokens)]
+        self.engine.submit(submit)
+
+    @rule(num=st.integers(1, 6))
+    def step(self, num: int) -> None:
+        for _ in range(num):
+            paused = self.engine.scheduler.paused
+            had_work = bool(self.engine.scheduler.has_work)
+            ran = self.engine.step()
+            self.engine.check_integrity()
+            assert ran or paused or not had_work, "there was work, and nothing ran"
+
+    @precondition(lambda self: self.submits)
+    @rule(data=st.data(), whole=st.booleans())
+    def abort(self, data, whole: bool) -> None:
+        submit = data.draw(st.sampled_from(list(self.submits.values())))
+        choice = None if whole else data.draw(st.integers(0, submit.num_choices - 1))
+        self.engine.abort(Abort(submit.request_id, choice))
+
+    @rule(paused=st.booleans())
+    def pause(self, paused: bool) -> None:
+        self.engine.scheduler.paused = paused
+
+    @invariant()
+    def whoever_ended_holds_nothing(self) -> None:
+        self.engine.check_integrity()
+        scheduler = self.engine.scheduler
+        assert all(seq.stage is Stage.RUNNING for seq in scheduler.running)
+        assert len(scheduler.running) <= LIMITS.max_seqs
+
+    def teardown(self) -> None:
+        self.engine.scheduler.paused = False
+        # The best-ranked sequence advances in each step, by a token at least; a preemption makes others start again.
+        bound = 20 + sum((len(s.prompt_ids) + s.params.max_tokens) * s.num_choices for s in self.submits.values())
+        for _ in range(bound):
+            if not self.engine.has_work:
+                break
+            self.engine.step()
+            self.engine.check_integrity()
+        assert not self.engine.has_work, f"not finished after {bound} steps"
+        assert self.engine.scheduler.pool.num_used == 0
+        for submit in self.submits.values():
+            expected = plainly_generated(submit.prompt_ids, min(submit.params.max_tokens, 96 - len(submit.prompt_ids)))
+            for choice in range(submit.num_choices):
+                key = submit.request_id, choice
+                told = self.told.get(key, [])
+                assert told == expected[: len(told)], key
+                assert self.ends[key] is FinishReason.ABORT or len(told) == len(expected), key
+        self.engine.close()
+
+
+def common(a, b) -> int:
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+class OverlappedMachine(Machine):
+    engine_class = OverlappedEngine
+
+
+SCALE = settings(
+    max_examples=150 if FULL else 15,
+    stateful_step_count=60 if FULL else 40,
+    deadline=None,
+    phases=[Phase.explicit, Phase.reuse, Phase.generate, *([Phase.shrink] if FULL else [])],  # shrinking takes minutes
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+TestPlain = Machine.TestCase
+TestPlain.settings = SCALE
+TestOverlapped = OverlappedMachine.TestCase
+TestOverlapped.settings = SCALE
