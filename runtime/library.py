@@ -50,7 +50,13 @@ def routine(name: str) -> Routine:
 # Equal elements keep their order, NaN counts as the largest, descending order is the reverse of that but for equal elements.
 
 
+def _sortable(x: Array) -> Array:
+    """NumPy's sorts do not know how a foreign element type orders NaN; f32 holds bf16 exactly."""
+    return x.astype(np.float32) if x.dtype.kind == "V" else x
+
+
 def _argsort(x: Array, axis: int, descending: bool) -> Array:
+    x = _sortable(x)
     if not descending:
         return np.argsort(x, axis=axis, kind="stable")
     backwards = np.argsort(np.flip(x, axis), axis=axis, kind="stable")
@@ -83,7 +89,7 @@ def _cumsum(x: Array, axis: int) -> tuple[Array, ...]:
 
 def _unique(x: Array) -> tuple[Array, ...]:
     """The distinct elements of the flattened array, ascending."""
-    return (np.unique(x),)
+    return (np.unique(_sortable(x)).astype(x.dtype),)
 
 
 def _nonzero(x: Array) -> tuple[Array, ...]:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import numpy as np
@@ -93,10 +94,8 @@ def test_no_flipped_bit_goes_unnoticed(path: Path, tmp_path: Path, at: int, flip
     content[at % len(content)] ^= flip
     damaged = tmp_path / "damaged"
     damaged.write_bytes(content)
-    try:
+    with contextlib.suppress(DamagedFile):
         assert read_all(damaged) == CONTENT  # between two sections lies padding that nobody reads
-    except DamagedFile:
-        pass
 
 
 @given(st.binary(max_size=300), st.booleans())
