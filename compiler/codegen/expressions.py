@@ -44,11 +44,6 @@ class Expressions:
         self._known = {}
         return self._eval(scalar)
 
-    def index(self, value: Value) -> Index:
-        """A value as an index, known from here on."""
-        wide = self.scalars.cast(value, DType.I64)
-        return Index(wide.operand, self.code.level, wide.lanes)
-
     def _eval(self, scalar: Scalar) -> Value:
         value = self._known.get(scalar)
         if value is None:

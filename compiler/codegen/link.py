@@ -51,6 +51,7 @@ def module_text(kernels: Iterable[KernelCode], extra: str = "") -> str:
 def _optimised(text: str, target: Target) -> llvm.ModuleRef:
     _machine(target)  # parsing needs an initialised LLVM
     module = llvm.parse_assembly(text)
+    module.verify()  # what LLVM does not accept must not reach its passes, which would end the process
     module.triple = target.triple
     module.data_layout = str(_machine(target).target_data)
     options = llvm.create_pipeline_tuning_options(speed_level=2)

@@ -198,9 +198,9 @@ class _Statements:
             case For():
                 self._loop(stmt)
             case Let(var=var, value=value, body=body):
-                bound = self.expressions.value(value)
-                with self.code.scope():
-                    self.indices.env[var] = self.expressions.index(bound)
+                bound = self.expressions.scalars.cast(self.expressions.value(value), DType.I64)
+                with self.code.scope() as level:
+                    self.indices.env[var] = Index(bound.operand, level, bound.lanes)
                     self.run(body)
             case Store(buffer=buffer, indices=indices, value=value):
                 result = self.expressions.scalars.cast(self.expressions.value(value), buffer.dtype)
@@ -278,7 +278,7 @@ class _Statements:
                 raise CompileError(f"local buffer {buffer.name} has extent {extent}; expected a constant")
             size *= extent.const
         pointer = self.code.alloca(f"[{size} x {memory(buffer.dtype)}]")
-        self.memory.storage[buffer] = Storage(pointer, self.memory.lane)
+        self.memory.storage[buffer] = Storage(pointer, size, self.memory.lane)
         self.run(allocate.body)
 
     def _tile(self, tile: Tile) -> None:

@@ -13,11 +13,13 @@ from compiler.ir.dims import ZERO, Atom, Dim, DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import CompileError
 from compiler.ir.loops import Buffer
+from compiler.ir.prove import bounds
 
 
 @dataclass(frozen=True, slots=True)
 class Storage:
     pointer: str
+    size: int | None = None  # elements of a local buffer
     lane: DimVar | None = None  # a private copy for each lane of this vector loop: one more, innermost dimension
 
 
@@ -27,6 +29,7 @@ class Place:
 
     pointer: str
     lanes: tuple[int, ...] | str | None = None
+    safe: bool = False  # all lanes lie in a local buffer, whatever the mask
 
     @property
     def contiguous(self) -> bool:
@@ -53,7 +56,7 @@ class MemoryAccess:
             raw = self.code.op(f"load {element}, ptr {place.pointer}, align {align}")
             return self.scalars.loaded(raw, buffer.dtype, 1)
         kind, name = vec(element, lanes), suffix(element, lanes)
-        if place.contiguous and self.mask is None:
+        if place.contiguous and (self.mask is None or place.safe):
             raw = self.code.op(f"load {kind}, ptr {place.pointer}, align {align}")
         elif place.contiguous:
             masked = f"ptr align {align} {place.pointer}, <{lanes} x i1> {self.mask}, {kind} zeroinitializer"
@@ -84,6 +87,11 @@ class MemoryAccess:
         kind, name = vec(element, lanes), suffix(element, lanes)
         if place.lanes is None or (place.contiguous and self.mask is None):
             self.code.do(f"store {kind} {raw}, ptr {place.pointer}, align {align}")
+        elif place.contiguous and place.safe:
+            # LLVM keeps a local buffer in registers as long as whole vectors are stored.
+            old = self.code.op(f"load {kind}, ptr {place.pointer}, align {align}")
+            new = self.code.op(f"select <{lanes} x i1> {self.mask}, {kind} {raw}, {kind} {old}")
+            self.code.do(f"store {kind} {new}, ptr {place.pointer}, align {align}")
         elif place.contiguous:
             masked = f"{kind} {raw}, ptr align {align} {place.pointer}, <{lanes} x i1> {self.mask}"
             self.code.do(f"call void @llvm.masked.store.{name}.p0({masked})")
@@ -100,7 +108,8 @@ class MemoryAccess:
 
     def place(self, buffer: Buffer, indices: tuple[Dim, ...]) -> Place:
         storage, element = self.storage[buffer], memory(buffer.dtype)
-        shared, fixed, varying = self.split_lanes(self._offset(buffer, indices, storage))
+        offset = self._offset(buffer, indices, storage)
+        shared, fixed, varying = self.split_lanes(offset)
         lowest = min(fixed) if fixed else 0
         pointer = self._pointer(storage.pointer, element, shared, lowest)
         if varying is not None:
@@ -108,7 +117,9 @@ class MemoryAccess:
                 offsets = Index(vector_literal("i64", (f - lowest for f in fixed)), 0, self.num_lanes)
                 varying = self.indices.binary("add nsw", varying, offsets)
             return Place(pointer, str(varying.value))
-        return Place(pointer, tuple(f - lowest for f in fixed) if fixed and len(set(fixed)) > 1 else None)
+        if len(set(fixed)) <= 1:
+            return Place(pointer)
+        return Place(pointer, tuple(f - lowest for f in fixed), _inside(offset, storage.size))
 
     def _offset(self, buffer: Buffer, indices: tuple[Dim, ...], storage: Storage) -> Dim:
         key = (buffer, indices)
@@ -209,6 +220,13 @@ class MemoryAccess:
         """Only the lanes of `cond`; what is written here runs when there is one."""
         with self.narrowed(cond) as some, self.code.when(some):
             yield
+
+
+def _inside(offset: Dim, size: int | None) -> bool:
+    if size is None:
+        return False
+    low, high = bounds(offset)
+    return low is not None and low >= 0 and high is not None and high < size
 
 
 def _variables(atoms: Iterable[Atom]) -> Iterator[DimVar]:

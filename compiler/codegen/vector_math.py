@@ -268,10 +268,9 @@ def _log(x: Lanes) -> Lanes:
 def _tanh(x: Lanes) -> Lanes:
     size = abs(x)
     square = x * x
-    near = (x * square).fma(_polynomial(square, TANH), x)
+    near = (size * square).fma(_polynomial(square, TANH), size)
     far = x.const(1.0) - x.const(2.0) / (_exp(size + size) + 1.0)
-    far = far.call("copysign", x)
-    return near.where(size.compare("olt", 0.625), far)
+    return near.where(size.compare("olt", 0.625), far).call("copysign", x)
 
 
 def _erf(x: Lanes) -> Lanes:

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import llvmlite.binding as llvm
+import pytest
+
+from compiler import target
+from compiler.target import NAMED, TargetError, get, host
+
+
+def test_host_goes_by_features() -> None:
+    here = host()
+    reported = {f for f, present in llvm.get_host_cpu_features().items() if present}
+    assert reported <= here.features
+    assert get("host") is here
+    assert here.can_run_here
+
+
+def test_a_lesser_cpu_is_refused_by_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(target.llvm, "get_process_triple", lambda: "x86_64-pc-linux-gnu")
+    monkeypatch.setattr(target.llvm, "get_host_cpu_features", lambda: {"avx2": True, "fma": False})
+    with pytest.raises(TargetError, match=r"lacks bmi, .*fma.*; expected at least x86-64-v3"):
+        host.__wrapped__()
+
+
+def test_another_architecture_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(target.llvm, "get_process_triple", lambda: "s390x-ibm-linux-gnu")
+    with pytest.raises(TargetError, match="s390x"):
+        host.__wrapped__()
+
+
+def test_unknown_name_lists_the_known() -> None:
+    with pytest.raises(TargetError, match="unknown target 'avx3'; known: host, x86-64-v3"):
+        get("avx3")
+
+
+def test_steps_of_one_architecture_grow() -> None:
+    steps = [NAMED[n].features for n in ("x86-64-v3", "avx512", "avx512-vnni-bf16", "amx")]
+    assert all(a < b for a, b in zip(steps, steps[1:], strict=False))
+
+
+def test_key_tells_targets_apart_and_is_stable() -> None:
+    keys = [t.key for t in NAMED.values()]
+    assert len(set(keys)) == len(keys)
+    assert NAMED["aarch64-neon"].key == "aarch64:+fp-armv8,+neon"
+
+
+def test_another_architecture_cannot_run_here() -> None:
+    assert [t.can_run_here for t in NAMED.values() if t.arch != host().arch] == [False] * sum(t.arch != host().arch for t in NAMED.values())
+
+
+@pytest.mark.parametrize("name", list(NAMED))
+def test_llvm_knows_every_feature(name: str, capfd: pytest.CaptureFixture[str]) -> None:
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    t = NAMED[name]
+    machine = llvm.Target.from_triple(t.triple).create_target_machine(cpu="", features=t.feature_string)
+    machine.emit_assembly(llvm.parse_assembly("define void @f() { ret void }"))
+    assert "not a recognized feature" not in capfd.readouterr().err
+
+
+def test_lanes() -> None:
+    assert [NAMED[n].lanes(4) for n in ("x86-64-v3", "amx", "aarch64-neon")] == [8, 16, 4]
