@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from server.api.context import Caller
+from server.api.fields import UNSUPPORTED
 from server.api.generate import Job
 from server.api.schema import GenerationBody, JsonObject
-from server.errors import CONTEXT_LENGTH_EXCEEDED, INVALID_SCHEMA, INVALID_VALUE, NOT_A_GENERATOR, ApiError
+from server.errors import CONTEXT_LENGTH_EXCEEDED, INVALID_SCHEMA, INVALID_VALUE, NOT_A_GENERATOR, UNSUPPORTED_FIELD, ApiError
 from server.handle import Tokenizer
 from server.messages import Constraint, ConstraintKind, SamplingParams, Submit
 from server.registry import Loaded, Model
@@ -229,6 +230,9 @@ def _response_format(body: GenerationBody) -> Constraint | None:
             if not isinstance(value, str):
                 raise invalid("response_format.value", "response_format has type regex and no expression as value")
             return _plain(ConstraintKind.REGEX, value)
+        case "structural_tag":
+            why = f"response_format.type structural_tag is not supported: {UNSUPPORTED['structural_tag']}"
+            raise ApiError(UNSUPPORTED_FIELD, why, param="response_format.type")
         case _:
             return None
 

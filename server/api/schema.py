@@ -27,7 +27,7 @@ class JsonSchemaFormat(Options):
 
 
 class ResponseFormat(Options):
-    type: Literal["text", "json_object", "json_schema", "regex", "structural_tag"]
+    type: Literal["text", "json_object", "json_schema", "regex", "structural_tag"]  # the last only to refuse it by name
     json_schema: JsonSchemaFormat | None = None
     schema_: JsonObject | bool | str | None = Field(default=None, alias="schema")  # json_object with a schema
     value: JsonObject | str | None = None  # regex, or a schema

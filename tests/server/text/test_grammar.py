@@ -18,7 +18,7 @@ THINK, UNTHINK, CALLS, EOS = 256, 257, 258, 259
 class ByteVocabulary:
     eos_token_id = EOS
     bos_token_id = None
-    tokens = [bytes([i]) for i in range(256)] + [b"<think>", b"</think>", b"[TOOL_CALLS]", b"<eos>"]  # noqa: RUF012  # llguidance reads it
+    tokens = [bytes([i]) for i in range(256)] + [b"<think>", b"</think>", b"[TOOL_CALLS]", b"<eos>"]  # llguidance reads it
     special_token_ids = [THINK, UNTHINK, CALLS, EOS]  # noqa: RUF012  # likewise
 
     def __call__(self, text: str | bytes) -> list[int]:

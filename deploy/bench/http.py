@@ -1,0 +1,262 @@
+"""What the HTTP front costs by itself: `python -m deploy.bench.http --json`.
+
+The server runs here, with a model that only tells the time: every token is the moment at which it was emitted, so a client in a process
+of its own reads off each token how long it was under way. Both read the same clock.
+
+    paced       64 streams, together `--rate` tokens per second, emitted in steps as an engine does: all streams at once
+    saturated   64 streams as fast as they go
+    idle        what 1,000 connections that do nothing cost in memory
+    metrics     how long a scrape takes after all that
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from server.app import create_app
+from server.handle import ProgressCallback
+from server.listen import Server
+from server.messages import FinishReason, Submit, TokenEvent
+from server.null import ByteTokenizer, NullScript, NullWorker
+from server.registry import Registry
+from server.settings import ServerSettings
+from server.state import ModelSpec
+
+NUM_IDLE = 1000
+BODY = {"model": "clock", "stream": True, "messages": [{"role": "user", "content": "What time is it?"}]}
+
+
+class ClockTokenizer(ByteTokenizer):
+    """Token n reads `n `."""
+
+    def __init__(self) -> None:
+        super().__init__(max_context=1 << 20)
+        self.vocab_size = 1 << 40
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return b"%d " % token_id
+
+
+class ClockWorker(NullWorker):
+    """Emits the time in microseconds, to all streams in one step, `interval_s` apart; as the real one, through a queue per request."""
+
+    def __init__(self, progress: ProgressCallback) -> None:
+        super().__init__(NullScript(max_context=1 << 20), progress)
+        self.interval_s = 0.0
+        self._queues: dict[str, asyncio.Queue[TokenEvent]] = {}
+        self._stepper: asyncio.Task[None] | None = None
+
+    async def generate(self, submit: Submit) -> AsyncGenerator[TokenEvent, None]:
+        queue = self._queues[submit.request_id] = asyncio.Queue()
+        self._stepper = self._stepper or asyncio.create_task(self._step())
+        try:
+            for left in range(submit.params.max_tokens - 1, -1, -1):
+                event = await queue.get()
+                if left == 0:
+                    event = TokenEvent(event.request_id, 0, event.token_ids, finish_reason=FinishReason.LENGTH)
+                yield event
+        finally:
+            del self._queues[submit.request_id]
+
+    async def _step(self) -> None:
+        due_s = time.monotonic()
+        while self._queues:
+            due_s = max(due_s + self.interval_s, time.monotonic() - 1.0)
+            await asyncio.sleep(max(0.0, due_s - time.monotonic()))
+            now = time.monotonic_ns() // 1000
+            for request_id, queue in self._queues.items():
+                if queue.qsize() < 4:  # saturated: as fast as the front takes them
+                    queue.put_nowait(TokenEvent(request_id, 0, (now,)))
+        self._stepper = None
+
+
+@dataclass(frozen=True, slots=True)
+class Streams:
+    """What one run of the client saw, and what it cost the server."""
+
+    num_streams: int
+    num_tokens: int
+    wall_s: float
+    server_cpu_s: float
+    added_ms_p50: float
+    added_ms_p99: float
+    added_ms_max: float
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.num_tokens / self.wall_s
+
+    @property
+    def cores(self) -> float:
+        return self.server_cpu_s / self.wall_s
+
+    def describe(self) -> dict[str, float]:
+        return {
+            **{name: round(value, 3) for name, value in asdict(self).items()},
+            "tokens_per_s": round(self.tokens_per_s, 1),
+            "server_cores": round(self.cores, 3),
+            "cpu_us_per_token": round(1e6 * self.server_cpu_s / self.num_tokens, 1),
+        }
+
+
+async def measure(rate: float, num_streams: int, seconds: float) -> dict[str, object]:
+    with tempfile.TemporaryDirectory() as folder:
+        settings = ServerSettings(port=0, model_root=Path(folder), drain_s=1.0)
+        workers: list[ClockWorker] = []
+
+        def make_worker(_spec: ModelSpec, progress: ProgressCallback) -> ClockWorker:
+            workers.append(ClockWorker(progress))
+            return workers[-1]
+
+        registry = Registry(settings, make_worker, lambda _source: ClockTokenizer(), initial=[ModelSpec("clock", "clock")])
+        server = Server(create_app(settings, registry), settings, registry, log_config=None)
+        serving = asyncio.create_task(server.serve())
+        while not (server.started and registry.ready):
+            await asyncio.sleep(0.01)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        (worker,) = workers
+        await _streams(port, num_streams, 20)  # warm
+        worker.interval_s = num_streams / rate
+        paced = await _streams(port, num_streams, max(2, round(seconds * rate / num_streams)))
+        worker.interval_s = 0.0
+        saturated = await _streams(port, num_streams, max(2, round(seconds * rate * 2 / num_streams)))
+        idle_bytes = await _idle(port)
+        scrape_s = await _scrape(port)
+        server.should_exit = True
+        await serving
+    return {
+        "paced": paced.describe(),
+        "saturated": saturated.describe(),
+        "idle": {"connections": NUM_IDLE, "bytes": idle_bytes},
+        "metrics": {"scrape_ms": round(1000 * scrape_s, 2)},
+    }
+
+
+async def _streams(port: int, num_streams: int, num_tokens: int) -> Streams:
+    """Have the client process run; CPU time is this process's own."""
+    command = [sys.executable, "-m", "deploy.bench.http", "--client", f"{port},{num_streams},{num_tokens}"]
+    pipe = asyncio.subprocess.PIPE
+    client = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, limit=1 << 28)  # bytes of one line
+    assert client.stdout is not None and client.stdin is not None
+    await client.stdout.readline()  # imported and connected
+    began_cpu_s = time.process_time()
+    client.stdin.write(b"go\n")
+    seen = json.loads(await client.stdout.readline())
+    cpu_s = time.process_time() - began_cpu_s
+    await client.wait()
+    added = sorted(seen["added_us"])
+    return Streams(
+        num_streams,
+        len(added),
+        seen["wall_s"],
+        cpu_s,
+        statistics.median(added) / 1000,
+        added[int(len(added) * 0.99)] / 1000,
+        added[-1] / 1000,
+    )
+
+
+async def client(port: int, num_streams: int, num_tokens: int) -> None:
+    """The other process: reads the streams, and how late each token is."""
+    body = json.dumps({**BODY, "max_tokens": num_tokens}).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
+    request = f"{head}\r\n\r\n".encode() + body
+    connections = [await asyncio.open_connection("127.0.0.1", port) for _ in range(num_streams)]
+    gc.disable()  # its pauses would be read as the server's
+    print("ready", flush=True)
+    await asyncio.to_thread(sys.stdin.readline)
+    began_s = time.monotonic()
+    added: list[int] = []
+
+    async def read(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(request)
+        ended = False
+        while not ended:
+            data = await reader.read(1 << 16)
+            now = time.monotonic_ns() // 1000
+            assert data, "the server closed the connection"
+            added.extend(now - int(piece.split(b" ", 1)[0]) for piece in data.split(b'"content":"')[1:] if piece[:1] != b'"')
+            ended = b"data: [DONE]" in data
+        writer.close()
+
+    await asyncio.gather(*(read(reader, writer) for reader, writer in connections))
+    wall_s = time.monotonic() - began_s
+    assert len(added) == num_streams * num_tokens, f"{len(added)} tokens arrived, expected {num_streams * num_tokens}"
+    print(json.dumps({"wall_s": wall_s, "added_us": added}), flush=True)
+
+
+async def _idle(port: int) -> int:
+    """Memory of the server for connections that have asked once and stay open; their other ends cost almost nothing here."""
+    gc.collect()
+    before = _resident_bytes()
+    writers: list[asyncio.Transport] = []
+    loop = asyncio.get_running_loop()
+    for _ in range(NUM_IDLE):
+        transport, answer = await loop.create_connection(_Idler, "127.0.0.1", port)
+        transport.write(b"GET /health/live HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
+        await answer.answered
+        writers.append(transport)
+    gc.collect()
+    grown = _resident_bytes() - before
+    for transport in writers:
+        transport.abort()
+    return grown
+
+
+class _Idler(asyncio.Protocol):
+    def __init__(self) -> None:
+        self.answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def data_received(self, data: bytes) -> None:
+        if not self.answered.done():
+            self.answered.set_result(None)
+
+
+async def _scrape(port: int) -> float:
+    times: list[float] = []
+    for _ in range(5):
+        began_s = time.monotonic()
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /metrics HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n")
+        await reader.read()
+        times.append(time.monotonic() - began_s)
+        writer.close()
+    return statistics.median(times)
+
+
+def _resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * 4096
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m deploy.bench.http", description="What the HTTP front costs by itself.")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of lines")
+    parser.add_argument("--rate", type=float, default=2000.0, help="tokens per second of all streams together")
+    parser.add_argument("--streams", type=int, default=64)
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--client", help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.client:
+        asyncio.run(client(*map(int, options.client.split(","))))
+        return
+    result = asyncio.run(measure(options.rate, options.streams, options.seconds))
+    if options.json:
+        print(json.dumps(result, indent=2))
+        return
+    for part, values in result.items():
+        print(f"{part:10}", values)
+
+
+if __name__ == "__main__":
+    main()

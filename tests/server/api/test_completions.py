@@ -1,0 +1,123 @@
+"""The completions endpoint: forms of prompts, echo, best_of, log-probabilities and their offsets."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from server.messages import TokenLogprob
+
+
+def events(text: str) -> list[dict]:
+    return [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+
+
+@pytest.mark.parametrize("prompt", ["hi", ["hi"], [104, 105], [[104, 105]]])
+def test_forms_of_a_prompt(server, prompt):
+    answer = server.openai().completions.create(model="null", prompt=prompt)
+    assert answer.choices[0].text == "Hello from the n" and answer.choices[0].finish_reason == "length"  # 16 tokens is the API's default
+    assert bytes(server.worker.submits[-1].prompt_ids[-2:]) == b"hi"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_several_prompts_and_choices(serve, answering, stream):
+    script = answering("")
+    script.answer = lambda submit, choice: [[b] for b in bytes(submit.prompt_ids[1:]) + b"%d" % choice]
+    response = serve(script=script).complete(prompt=["a", "bc"], n=2, stream=stream)
+    if not stream:
+        texts = {choice["index"]: choice["text"] for choice in response.json()["choices"]}
+    else:
+        texts = {}
+        for event in events(response.text):
+            choice = event["choices"][0]
+            texts[choice["index"]] = texts.get(choice["index"], "") + choice["text"]
+    assert texts == {0: "a0", 1: "a1", 2: "bc0", 3: "bc1"}
+
+
+def test_usage_counts_every_prompt_once(server):
+    usage = server.complete(prompt=["ab", "c"], n=2, max_tokens=3).json()["usage"]
+    assert usage["prompt_tokens"] == 3 + 2 and usage["completion_tokens"] == 12
+
+
+def test_logprobs_and_echo_line_up(server):
+    choice = server.complete(prompt="né", echo=True, logprobs=1, max_tokens=3).json()["choices"][0]
+    logprobs = choice["logprobs"]
+    assert choice["text"] == "néHel"
+    assert logprobs["tokens"] == ["<s>", "n", "bytes:\\xc3", "bytes:\\xa9", "H", "e", "l"]
+    assert logprobs["text_offset"] == [0, 0, 1, 1, 2, 3, 4]
+    assert logprobs["token_logprobs"][0] is None and logprobs["top_logprobs"][0] is None
+    assert set(map(len, logprobs.values())) == {7}
+
+
+@pytest.mark.parametrize("logprobs", [None, 0, 2])
+def test_streamed_echo_is_the_whole(server, logprobs):
+    body = {"prompt": "né", "echo": True, "logprobs": logprobs, "max_tokens": 4, "n": 2}
+    whole = server.complete(**body).json()["choices"]
+    chunks = [event["choices"][0] for event in events(server.complete(**body, stream=True).text)]
+    for index in (0, 1):
+        mine = [chunk for chunk in chunks if chunk["index"] == index]
+        assert "".join(chunk["text"] for chunk in mine) == whole[index]["text"]
+        if logprobs is not None:
+            offsets = [offset for chunk in mine if chunk["logprobs"] for offset in chunk["logprobs"]["text_offset"]]
+            assert offsets == whole[index]["logprobs"]["text_offset"]
+
+
+def test_scoring_a_prompt_generates_nothing(server):
+    answer = server.complete(prompt="abc", echo=True, logprobs=0, max_tokens=0).json()
+    assert answer["choices"][0]["text"] == "abc" and len(answer["choices"][0]["logprobs"]["tokens"]) == 4
+    assert answer["usage"]["completion_tokens"] == 0
+
+
+@pytest.mark.parametrize("include", [False, True])
+def test_logprobs_end_where_a_stop_string_cuts(serve, answering, include):
+    server = serve(script=answering("one STOP two"))
+    choice = server.complete(stop="STOP", logprobs=0, include_stop_str_in_output=include).json()["choices"][0]
+    assert choice["text"] == ("one STOP" if include else "one ")
+    assert "".join(choice["logprobs"]["tokens"]) == choice["text"]
+    assert choice["finish_reason"] == "stop" and choice["stop_reason"] == "STOP"
+
+
+def test_best_of_keeps_the_most_probable(serve, answering, monkeypatch):
+    script = answering("")
+    script.answer = lambda _submit, choice: [[ord("abc"[choice])]]
+    server = serve(script=script)
+    likely = {ord("a"): -3.0, ord("b"): -1.0, ord("c"): -2.0}
+    monkeypatch.setattr("server.null._logprob", lambda token_id, _top: TokenLogprob(token_id, likely[token_id], 1))
+    answer = server.complete(best_of=3, n=2).json()
+    assert [choice["text"] for choice in answer["choices"]] == ["b", "c"]
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1]
+    assert answer["choices"][0]["logprobs"] is None and answer["usage"]["completion_tokens"] == 3
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"prompt": []}, "prompt"),
+        ({"prompt": ""}, None),
+        ({"prompt": [99999]}, "prompt"),
+        ({"prompt": [-1]}, "prompt"),
+        ({"prompt": [[1], []]}, "prompt"),
+        ({"prompt": [1, "a"]}, "prompt"),
+        ({"prompt": {"a": 1}}, "prompt"),
+        ({"best_of": 1, "n": 2}, "best_of"),
+        ({"best_of": 2, "stream": True}, "best_of"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"n": 40, "prompt": ["a", "b"]}, "n"),
+        ({"suffix": "x"}, "suffix"),
+        ({"max_tokens": 1 << 20}, "max_tokens"),
+    ],
+)
+def test_invalid_values_are_refused_by_name(server, body, param):
+    response = server.complete(**body)
+    if param is None:
+        assert response.status_code == 200  # the tokenizer's own beginning of text is a prompt
+        return
+    assert response.status_code == 400, response.text
+    assert response.json()["error"]["param"].startswith(param)
+
+
+def test_embeddings_are_refused_by_a_generator(server):
+    response = server.http().post("/v1/embeddings", json={"input": "x"})
+    assert response.status_code == 400 and response.json()["error"]["code"] == "not_an_embedding_model"

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import base64
+import struct
+
+import pytest
+
+
+@pytest.fixture
+def embedder(serve, answering):
+    return serve(script=answering("", embedding_size=8, generates=False))
+
+
+def test_vectors(embedder):
+    answer = embedder.openai().embeddings.create(model="null", input=["a", "b", "abc"], encoding_format="float")
+    assert [row.index for row in answer.data] == [0, 1, 2] and len(answer.data[0].embedding) == 8
+    assert answer.data[0].embedding != answer.data[1].embedding
+    assert sum(v * v for v in answer.data[0].embedding) == pytest.approx(1, abs=1e-5)
+    assert answer.usage.prompt_tokens == 2 + 2 + 4
+
+
+def test_base64_is_the_default_of_the_client_and_the_same(embedder):
+    client = embedder.openai()
+    floats = client.embeddings.create(model="null", input="a", encoding_format="float").data[0].embedding
+    assert client.embeddings.create(model="null", input="a").data[0].embedding == pytest.approx(floats, abs=1e-6)
+    raw = embedder.http().post("/v1/embeddings", json={"input": "a", "encoding_format": "base64"}).json()["data"][0]["embedding"]
+    assert struct.unpack("<8f", base64.b64decode(raw)) == pytest.approx(floats, abs=1e-6)
+
+
+def test_fewer_dimensions_have_length_one_again(embedder):
+    client = embedder.openai()
+    whole = client.embeddings.create(model="null", input="a").data[0].embedding
+    short = client.embeddings.create(model="null", input="a", dimensions=3).data[0].embedding
+    assert len(short) == 3 and sum(v * v for v in short) == pytest.approx(1, abs=1e-5)
+    assert short[0] / short[1] == pytest.approx(whole[0] / whole[1], rel=1e-4)
+
+
+@pytest.mark.parametrize("form", ["ab", ["ab"], [97, 98], [[97, 98]]])
+def test_forms_of_input(embedder, form):
+    assert embedder.http().post("/v1/embeddings", json={"input": form}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        ({"input": []}, "invalid_value"),
+        ({"input": "a", "dimensions": 9}, "invalid_value"),
+        ({"input": "a", "encoding_format": "hex"}, "invalid_value"),
+        ({"input": "x" * 9000}, "context_length_exceeded"),
+        ({"input": "a", "endianness": "big"}, "unsupported_field"),
+        ({}, "missing_field"),
+    ],
+)
+def test_refusals(embedder, body, code):
+    response = embedder.http().post("/v1/embeddings", json=body)
+    assert response.status_code == 400 and response.json()["error"]["code"] == code
+
+
+def test_a_generator_is_not_asked_for_text(embedder):
+    assert embedder.chat().json()["error"]["code"] == "not_a_generative_model"

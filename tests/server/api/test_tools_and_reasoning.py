@@ -1,0 +1,192 @@
+"""Tool calls, thoughts and formats from the request to the answer."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from server.messages import ConstraintKind
+from server.null import ByteTokenizer
+from server.state import ModelSpec
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+TOOLS = [
+    {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}},
+    {"type": "function", "function": {"name": "now"}},
+]
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+HERMES = (ModelSpec("null", "null", tool_parser="hermes", reasoning=True),)
+
+
+def streamed(stream) -> tuple[str, str, list[dict], list[str]]:
+    """A stream put together as a client does it."""
+    content, reasoning, calls, finish = "", "", [], []
+    for chunk in stream:
+        choice = chunk.choices[0]
+        content += choice.delta.content or ""
+        reasoning += getattr(choice.delta, "reasoning_content", None) or ""
+        for delta in choice.delta.tool_calls or []:
+            if delta.index == len(calls):
+                assert delta.type == "function"
+                calls.append({"id": delta.id, "name": delta.function.name, "arguments": ""})
+            else:
+                assert delta.index == len(calls) - 1 and delta.id is None and delta.function.name is None
+            calls[delta.index]["arguments"] += delta.function.arguments or ""
+        finish += [choice.finish_reason] if choice.finish_reason else []
+    return content, reasoning, calls, finish
+
+
+@pytest.mark.parametrize("step", [1, 7, 1000])
+def test_thoughts_and_parallel_calls(serve, answering, step):
+    server = serve(script=answering(f"<think>\nhm</think>\n\nSure.\n{CALL}\n{CALL}", step=step), initial=HERMES)
+    client = server.openai()
+    message = client.chat.completions.create(model="null", messages=MESSAGES, tools=TOOLS).choices[0]
+    assert message.finish_reason == "tool_calls" and message.message.content == "Sure."
+    assert message.message.reasoning_content == message.message.reasoning == "hm"
+    assert [call.function.name for call in message.message.tool_calls] == ["add", "add"]
+    assert [json.loads(call.function.arguments) for call in message.message.tool_calls] == [{"a": 1}] * 2
+
+    content, reasoning, calls, finish = streamed(client.chat.completions.create(model="null", messages=MESSAGES, tools=TOOLS, stream=True))
+    assert (content, reasoning, finish) == ("Sure.", "hm", ["tool_calls"])
+    assert [(call["name"], call["arguments"]) for call in calls] == [("add", '{"a": 1}')] * 2
+    assert len({call["id"] for call in calls}) == 2
+
+
+def test_arguments_are_streamed_as_they_come(serve, answering):
+    server = serve(script=answering(CALL), initial=HERMES)
+    stream = server.openai().chat.completions.create(model="null", messages=MESSAGES, tools=TOOLS, stream=True)
+    pieces = [d.function.arguments for c in stream for d in c.choices[0].delta.tool_calls or [] if d.function.arguments]
+    assert len(pieces) == len('{"a": 1}')
+
+
+def test_one_call_when_parallel_calls_are_off(serve, answering):
+    server = serve(script=answering(f"{CALL}\n{CALL}", interval_s=0.001), initial=HERMES)
+    answer = server.chat(tools=TOOLS, parallel_tool_calls=False).json()["choices"][0]
+    assert len(answer["message"]["tool_calls"]) == 1 and answer["finish_reason"] == "tool_calls"
+    assert server.worker.aborted, "the worker went on with a second call"
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "now"}}])
+def test_a_demanded_call_is_enforced(serve, answering, choice):
+    server = serve(script=answering(CALL), initial=(ModelSpec("null", "null", tool_parser="hermes", reasoning=False),))
+    server.chat(tools=TOOLS, tool_choice=choice)
+    constraint = server.worker.submits[-1].params.constraint
+    assert constraint.kind is ConstraintKind.GRAMMAR and '"now"' in constraint.source
+    assert ('"add"' in constraint.source) == (choice == "required")
+
+
+def test_without_demand_nothing_is_enforced_and_none_hides_the_tools(server):
+    server.chat(tools=TOOLS, tool_choice="auto")
+    assert server.worker.submits[-1].params.constraint is None and b"<tools>" in bytes(server.worker.submits[-1].prompt_ids)
+    server.chat(tools=TOOLS, tool_choice="none")
+    assert b"<tools>" not in bytes(server.worker.submits[-1].prompt_ids)
+
+
+def test_text_that_looks_like_a_call_is_text_when_no_tools_are_offered(serve, answering):
+    server = serve(script=answering(CALL), initial=HERMES)
+    assert server.chat().json()["choices"][0]["message"]["content"] == CALL
+
+
+def test_history_with_calls_reaches_the_template(server):
+    call = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    messages = [*MESSAGES, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "tool_call_id": "call_1", "content": "2"}]
+    assert server.chat(messages=messages, tools=TOOLS).status_code == 200
+    assert b'"arguments": {"a": 1}' in bytes(server.worker.submits[-1].prompt_ids)  # an object, as templates want it
+
+
+@pytest.mark.parametrize(
+    ("tool_choice", "tools", "param"),
+    [
+        ({"type": "function", "function": {"name": "other"}}, TOOLS, "tool_choice"),
+        ("required", [], "tool_choice"),
+        ("sometimes", TOOLS, "tool_choice"),
+        ("auto", [{"type": "function", "function": {"name": "sp ace"}}], "tools[0].function.name"),
+        ("auto", [{"type": "web_search"}], "tools[0].type"),
+    ],
+)
+def test_tools_are_refused_by_name(server, tool_choice, tools, param):
+    response = server.chat(tools=tools, tool_choice=tool_choice)
+    assert response.status_code == 400 and response.json()["error"]["param"].startswith(param), response.text
+
+
+def test_markers_that_are_special_tokens_are_seen(serve, answering):
+    tokenizer = ByteTokenizer(specials=["<think>", "</think>", "[TOOL_CALLS]"])
+    script = answering("")
+    answer = [258, *b"hm", 259, 260, *b'[{"name": "now", "arguments": {}}]']
+    script.answer = lambda _submit, _choice: [[token] for token in answer]
+    spec = ModelSpec("null", "null", tool_parser="mistral")
+    message = serve(script=script, tokenizer=tokenizer, initial=[spec]).chat(tools=TOOLS).json()["choices"][0]["message"]
+    assert message["reasoning"] == "hm" and message["tool_calls"][0]["function"]["name"] == "now"
+    assert message["content"] is None and len(message["tool_calls"][0]["id"]) == 9
+
+
+def test_the_prompt_may_open_the_think_block(serve, answering):
+    server = serve(script=answering("hm</think>yes"), initial=(ModelSpec("null", "null", reasoning=False),))
+    answer = server.chat(chat_template_kwargs={"opening": "<think>\n"}).json()
+    assert answer["choices"][0]["message"]["reasoning_content"] == "hm"
+    assert answer["choices"][0]["message"]["content"] == "yes"
+    assert answer["usage"]["completion_tokens_details"]["reasoning_tokens"] == len("hm</think>")
+
+
+def test_reasoning_can_be_left_out_or_left_in(serve, answering):
+    server = serve(script=answering("<think>hm</think>yes"), initial=HERMES)
+    hidden = server.chat(include_reasoning=False).json()["choices"][0]["message"]
+    assert "reasoning" not in hidden and hidden["content"] == "yes"
+    raw = server.chat(separate_reasoning=False).json()["choices"][0]["message"]
+    assert raw["content"] == "<think>hm</think>yes"
+
+
+def test_reasoning_effort_reaches_the_template(server, monkeypatch):
+    seen = {}
+    template = type(server.registry.models()[0].loaded.tokenizer.chat_template)
+    original = template.render
+    monkeypatch.setattr(template, "render", lambda self, *args, **kwargs: seen.update(kwargs) or original(self, *args, **kwargs))
+    server.chat(reasoning_effort="none")
+    assert seen["reasoning_effort"] == "none" and seen["enable_thinking"] is False
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "source"),
+    [
+        ({"response_format": {"type": "json_object"}}, ConstraintKind.JSON_OBJECT, ""),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}}, "json_schema", json.dumps(SCHEMA)),
+        ({"response_format": {"type": "json_object", "schema": SCHEMA}}, "json_schema", json.dumps(SCHEMA)),
+        ({"response_format": {"type": "regex", "value": "[0-9]+"}}, "regex", "[0-9]+"),
+        ({"guided_json": SCHEMA}, "json_schema", json.dumps(SCHEMA)),
+        ({"json_schema": json.dumps(SCHEMA)}, "json_schema", json.dumps(SCHEMA)),
+        ({"guided_regex": "a+"}, "regex", "a+"),
+        ({"guided_choice": ["a", "b"]}, "choice", '["a", "b"]'),
+        ({"structured_outputs": {"choice": ["a"]}}, "choice", '["a"]'),
+        ({"structured_outputs": {"json": SCHEMA}}, "json_schema", json.dumps(SCHEMA)),
+        ({"grammar": 'start: "a"'}, "grammar", 'start: "a"'),
+    ],
+)
+def test_formats_become_constraints(server, body, kind, source):
+    assert server.chat(**body).status_code == 200
+    constraint = server.worker.submits[-1].params.constraint
+    assert (constraint.kind, constraint.source) == (kind, source)
+
+
+def test_text_is_no_constraint(server):
+    server.chat(response_format={"type": "text"})
+    assert server.worker.submits[-1].params.constraint is None
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        ({"guided_json": "{"}, "invalid_schema"),
+        ({"guided_json": "[1]"}, "invalid_schema"),
+        ({"guided_choice": []}, "invalid_value"),
+        ({"guided_regex": "a" * 70_000}, "invalid_value"),
+        ({"response_format": {"type": "json_object"}, "tools": TOOLS, "tool_choice": "required"}, "invalid_value"),
+        ({"response_format": {"type": "structural_tag"}}, "unsupported_field"),
+    ],
+)
+def test_formats_are_refused(server, body, code):
+    response = server.chat(**body)
+    assert response.status_code == 400 and response.json()["error"]["code"] == code
