@@ -185,7 +185,7 @@ def _kill(loader: Loader, args: Args, dst: int | None) -> Step:
 def _invoke(loader: Loader, args: Args, dst: int | None) -> Step:
     name, *rest = [loader.read(a) for a in args]
     machine = loader.machine
-    return _to(dst, lambda frame: machine.function(name(frame)).call([read(frame) for read in rest]))
+    return _to(dst, lambda frame: machine.function(name(frame)).call_with_weights([read(frame) for read in rest]))
 
 
 BUILTINS: dict[str, Builtin] = {

@@ -227,7 +227,7 @@ class VMFunction(Struct, frozen=True, tag=True):
 class ExecutableMeta(Struct, frozen=True, tag=True):
     """Everything but the bulk data; stored as one MessagePack document."""
 
-    target: str
+    target: str  # "arch:+feature,+feature": what the object code needs
     functions: dict[str, VMFunction]
     kernels: tuple[Kernel, ...]
     regions: tuple[Region, ...]

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.device.cpu import ObjectCode
+from runtime.device.host import check_target
 from runtime.errors import ArgumentMismatch, InvalidProgram, TooDeep, UnknownName
 from runtime.executable import (
     Arg,
@@ -44,6 +45,9 @@ Builtin = Callable[["Loader", tuple[Arg, ...], int | None], Step]
 _RETURNED = -1
 
 
+_NO_ARENA = np.zeros(0, np.uint8)
+
+
 class Frame:
     """The state of one call; kept for the next one."""
 
@@ -54,8 +58,14 @@ class Frame:
         self.registers: list[Any] = [None] * num_registers
         self.heap = heap.data
         self.heap_address = heap.ctypes.data
-        self.arena: NDArray[np.uint8] = heap[:0].view(np.uint8)
+        self.arena = _NO_ARENA
         self.result: Any = None
+
+    def forget(self) -> None:
+        """Keep nothing alive until the next call."""
+        self.registers[:] = [None] * len(self.registers)
+        self.arena = _NO_ARENA
+        self.result = None
 
 
 class Function:
@@ -97,10 +107,24 @@ class Function:
         for param, value in zip(source.weights, values, strict=True):
             if param.written and not value.flags.writeable:
                 raise ArgumentMismatch(f"{source.name}: weight {param.name!r} is changed in place, but the array is read-only")
-        self._weights, self._missing = values, []
-        self._frames.clear()
-        for notify in self.on_bind:
-            notify(values)
+        self._use(values, [])
+
+    def _use(self, weights: list[Any], missing: list[str]) -> None:
+        self._weights, self._missing = weights, missing
+        if not missing:
+            for notify in self.on_bind:
+                notify(weights)
+
+    def call_with_weights(self, args: Sequence[Any]) -> Any:
+        """How functions of the program call each other: all parameters are arguments. What is bound stays bound."""
+        if len(args) == self._num_inputs:
+            return self.call(args)
+        previous = self._weights, self._missing
+        self.bind({p.name: arg for p, arg in zip(self.source.weights, args[self._num_inputs :], strict=False)})
+        try:
+            return self.call(args[: self._num_inputs])
+        finally:
+            self._use(*previous)
 
     def call(self, args: Sequence[Any], *, views: bool = False) -> Any:
         """Results that lie in the arena are copied out of it, unless `views`."""
@@ -111,7 +135,7 @@ class Function:
             raise TooDeep(f"{self.source.name}: more than {MAX_DEPTH} calls within calls")
         frame = self._frames.pop() if self._frames else self._new_frame()
         registers = frame.registers
-        registers[: self._num_inputs] = args
+        registers[: len(self.source.params)] = [*args, *self._weights]
         self._match(registers, frame.heap, frame.heap_address)
         for i, name in self._written:
             if not args[i].flags.writeable:
@@ -125,10 +149,7 @@ class Function:
         finally:
             machine.depth -= 1
             machine.arena.leave()
-        num_params = len(self.source.params)
-        registers[: self._num_inputs] = [None] * self._num_inputs
-        registers[num_params:] = [None] * (len(registers) - num_params)
-        frame.result = None
+        frame.forget()
         self._frames.append(frame)
         return result
 
@@ -154,9 +175,7 @@ class Function:
         return frame.heap[self._arena_slot]
 
     def _new_frame(self) -> Frame:
-        frame = Frame(max(self.source.num_registers, len(self.source.params)), len(self.source.slots), self._literals)
-        frame.registers[self._num_inputs : len(self.source.params)] = self._weights
-        return frame
+        return Frame(max(self.source.num_registers, len(self.source.params)), len(self.source.slots), self._literals)
 
     def _cannot_call(self, num_args: int) -> None:
         name = self.source.name
@@ -184,7 +203,10 @@ class Machine:
         self.account = account
         self.depth = 0
         self.profile: Profile | None = None
-        self.object = ObjectCode(executable.object_code) if executable.object_code else None
+        self.object: ObjectCode | None = None
+        if executable.object_code:
+            check_target(executable.meta.target)
+            self.object = ObjectCode(executable.object_code)
         self.functions: dict[str, Function] = {}
         for name, source in executable.meta.functions.items():
             self.functions[name] = Function(self, source, builtins)
@@ -332,7 +354,7 @@ def _if(cond: Read, orelse: int) -> Step:
 
 def _call_function(functions: Mapping[str, Function], callee: str, args: Sequence[Read], dst: int | None) -> Step:
     def step(frame: Frame) -> None:
-        result = functions[callee].call([read(frame) for read in args])
+        result = functions[callee].call_with_weights([read(frame) for read in args])
         if dst is not None:
             frame.registers[dst] = result
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-import platform
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.device import elf
+from runtime.device.host import ARCH
 from runtime.errors import OutOfMemory, UnresolvedSymbol
 from runtime.sections import ALIGNMENT
 
@@ -121,5 +121,5 @@ def jit_engine(module: llvm.ModuleRef | None = None) -> Any:
 def _allow_matrix_tiles() -> None:
     """Linux gives a process the AMX tile registers only when asked (arch_prctl, ARCH_REQ_XCOMP_PERM, tile data). Without them it
     refuses, which costs nothing."""
-    if sys.platform == "linux" and platform.machine() == "x86_64":
+    if sys.platform == "linux" and ARCH == "x86_64":
         ctypes.CDLL(None).syscall(158, 0x1023, 18)

@@ -3,15 +3,14 @@ not fit, so all of that is looked for here first."""
 
 from __future__ import annotations
 
-import platform
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from runtime.device.host import ARCH
 from runtime.errors import DamagedCode
 
-_MACHINES = {"x86_64": 62, "AMD64": 62, "aarch64": 183, "arm64": 183}
-_X86_64 = 62
+_MACHINES = {"x86_64": 62, "aarch64": 183}
 _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 _SECTION = struct.Struct("<IIQQQQIIQQ")
 _SYMBOL = struct.Struct("<IBBHQQ")
@@ -35,7 +34,7 @@ def symbols(code: bytes) -> tuple[frozenset[str], frozenset[str]]:
     """Names that the object defines, and names that it only uses."""
     try:
         machine, sections = _sections(code)
-        if machine == _X86_64 and _ABSOLUTE_32 & set(_relocation_types(code, sections)):
+        if machine == _MACHINES["x86_64"] and _ABSOLUTE_32 & set(_relocation_types(code, sections)):
             raise DamagedCode("the object code holds absolute addresses; compile it as position-independent code")
         named = list(_globals(code, sections))
     except (struct.error, ValueError, IndexError, OverflowError) as error:
@@ -47,8 +46,8 @@ def _sections(code: bytes) -> tuple[int, list[_Section]]:
     ident, kind, machine, _, _, _, table, _, _, _, _, entry, count, _ = _HEADER.unpack_from(code)
     if ident[:6] != b"\x7fELF\x02\x01" or kind != _RELOCATABLE:
         raise DamagedCode("the object code is not a relocatable 64-bit ELF object")
-    if machine != _MACHINES.get(platform.machine()):
-        raise DamagedCode(f"the object code is for ELF machine {machine}, this one is {platform.machine()}")
+    if machine != _MACHINES.get(ARCH):
+        raise DamagedCode(f"the object code is for ELF machine {machine}, this machine is {ARCH}")
     sections: list[_Section] = []
     for i in range(count):
         _, section_kind, _, _, offset, size, link, info, _, _ = _SECTION.unpack_from(code, table + i * entry)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import platform
 import sys
 import threading
 import time
@@ -23,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.device.cpu import host_buffer, jit_engine
+from runtime.device.host import ARCH
 
 SPIN_S = 50e-6  # long enough to bridge the host's work between two steps, short enough to cost an idle machine nothing
 OVERSUBSCRIBED_SPIN_S = 1e-6  # a spinning thread may be what keeps the one it waits for from running
@@ -38,21 +38,22 @@ _TEAM_BYTES = 320
 _ACTIVE, _THREADS, _SPINS = 192, 304, 312
 
 
+def native_module(arch: str, system: str) -> llvm.ModuleRef:
+    """team.ll with what differs by machine: how to pause, and how to sleep."""
+    futex = _FUTEX.get(arch) if system == "linux" else None
+    sleep = _text("sleep_poll.ll") if futex is None else _text("sleep_futex.ll").replace("@FUTEX@", str(futex))
+    module = llvm.parse_assembly(_text("team.ll"))
+    module.link_in(llvm.parse_assembly(sleep))
+    module.link_in(llvm.parse_assembly("define void @cpu_pause() {\n  " + _PAUSE.get(arch, "ret void\n}")))
+    return module
+
+
 class _Native:
     """The functions of team.ll, compiled."""
 
     def __init__(self) -> None:
-        machine = {"AMD64": "x86_64", "arm64": "aarch64"}.get(platform.machine(), platform.machine())
         llvm.initialize_native_target()
-        module = llvm.parse_assembly(_text("team.ll"))
-        if sys.platform == "linux" and machine in _FUTEX:
-            sleep = _text("sleep_futex.ll").replace("@FUTEX@", str(_FUTEX[machine]))
-        else:
-            sleep = _text("sleep_poll.ll")
-        module.link_in(llvm.parse_assembly(sleep))
-        pause = _PAUSE.get(machine, "ret void\n}")
-        module.link_in(llvm.parse_assembly("define void @cpu_pause() alwaysinline {\n  " + pause))
-        self._engine = jit_engine(module)
+        self._engine = jit_engine(native_module(ARCH, sys.platform))
         self._engine.finalize_object()
         self.run_alone = self._function("run_alone", 1)
         self.lead = self._function("lead", 2)

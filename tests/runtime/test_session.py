@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 from runtime import flags
+from runtime.device.host import ARCH
 from runtime.errors import ArgumentMismatch, BoundExceeded, OutOfMemory, UnknownName
 from runtime.executable import (
     Base,
@@ -32,6 +34,8 @@ from runtime.executable import (
 )
 from runtime.memory import MemoryAccount
 from runtime.session import Session
+
+HOST = f"{ARCH}:"
 
 # --- a program by hand: what `derive` of conftest.py fills in -------------------------------------------------------------
 
@@ -117,7 +121,7 @@ def program() -> ExecutableMeta:
         ),
         derive="derive",
     )
-    return ExecutableMeta("host", p.functions, KERNELS, tuple(p.regions))
+    return ExecutableMeta(HOST, p.functions, KERNELS, tuple(p.regions))
 
 
 @pytest.fixture(scope="module")
@@ -294,3 +298,12 @@ def test_a_profile_counts_kernels_and_ends(session: Session) -> None:
     assert np.array_equal(result, vector(30) + 1 + 1 + 1)
     assert profile.count == {"add_one": 3, "add_two": 2} and profile.total_s == pytest.approx(sum(profile.seconds.values()))
     assert "add_one" in str(profile) and "3 x" in str(profile)
+
+
+def test_an_outgrown_arena_is_given_back(executable: Executable) -> None:
+    session = Session(executable, device_threads=1)
+    session.call("plus_three", vector(10))
+    old = weakref.ref(session._machine.arena._block.base)
+    session.call("scaled", vector(10), 1.0)
+    session.reserve(5000)
+    assert old() is None

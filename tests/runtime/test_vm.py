@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from runtime.device.host import ARCH
 from runtime.errors import ArgumentMismatch, InvalidProgram, OutOfMemory, TooDeep, UnknownName
 from runtime.executable import (
     AnySpec,
@@ -46,7 +47,7 @@ def function(name: str, params: dict[str, Any], instructions: list[Instruction],
 
 
 def session(*functions: VMFunction, constants: list[Any] | None = None, limit: int | None = None, **more: Any) -> Session:
-    meta = ExecutableMeta("host", {f.name: f for f in functions}, more.get("kernels", ()), more.get("regions", ()))
+    meta = ExecutableMeta(f"{ARCH}:", {f.name: f for f in functions}, more.get("kernels", ()), more.get("regions", ()))
     executable = Executable(meta, more.get("object_code", b""), constants or [])
     return Session(executable, device_threads=1, memory=MemoryAccount(limit))
 
@@ -251,3 +252,18 @@ def test_a_launch_must_fit_its_kernel(object_code: bytes) -> None:
     main = function("main", {}, [call(None, "vm.run_region", Imm(0)), Ret(Imm(1))])
     with pytest.raises(InvalidProgram, match="kernel add_one takes 2 buffers and 2 integers, the launch has 1 and 1"):
         session(main, kernels=(kernel,), regions=(region,), object_code=object_code)
+
+
+def test_functions_pass_weights_to_each_other_like_arguments() -> None:
+    weight = ParamSpec("w", TensorSpec((2,), "f32"), weight=True)
+    inner = VMFunction("inner", (ParamSpec("x", ANY), weight), 3, (), (), (call(2, "vm.tuple", Reg(0), Reg(1)), Ret(Reg(2))))
+    outer = function("outer", {"x": ANY, "w": ANY}, [call(2, "inner", Reg(0), Reg(1)), Ret(Reg(2))])
+    s = session(inner, outer)
+    bound, passed = np.zeros(2, np.float32), np.ones(2, np.float32)
+    assert s.call("outer", 5, passed)[1] is passed
+    with pytest.raises(ArgumentMismatch, match="inner: bind its weights"):
+        s.call("inner", 5)
+    s.bind("inner", {"w": bound})
+    assert s.call("outer", 5, passed)[1] is passed and s.call("inner", 5)[1] is bound
+    with pytest.raises(ArgumentMismatch, match="inner: weight 'w': dimension 0: expected 2, got 3"):
+        s.call("outer", 5, np.zeros(3, np.float32))

@@ -3,7 +3,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import platform
 from pathlib import Path
 
 import llvmlite.binding as llvm
@@ -15,6 +14,7 @@ from hypothesis import strategies as st
 
 from runtime.device import elf
 from runtime.device.cpu import ObjectCode, address_of, available_cores, cpu_quota, host_buffer
+from runtime.device.host import ARCH
 from runtime.errors import DamagedCode, OutOfMemory, RuntimeFault, UnresolvedSymbol
 
 # --- cores -------------------------------------------------------------------------------------------------------------
@@ -117,7 +117,7 @@ def test_copies_of_memory_may_come_from_the_system(compile_object) -> None:
     assert (data == 7).all()
 
 
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="other machines address relative to the code")
+@pytest.mark.skipif(ARCH != "x86_64", reason="other machines address relative to the code")
 def test_absolute_addresses_are_refused() -> None:
     """The loader would end the process: the code lies above what 32 bits can address."""
     llvm.initialize_native_target()

@@ -7,11 +7,12 @@ import textwrap
 import threading
 import time
 
+import llvmlite.binding as llvm
 import numpy as np
 import pytest
 
 from runtime.device.cpu import ObjectCode, available_cores
-from runtime.native.team import LaunchList, Record, Team
+from runtime.native.team import LaunchList, Record, Team, native_module
 
 
 @pytest.fixture(scope="module")
@@ -184,3 +185,28 @@ def test_a_forked_child_goes_on_alone() -> None:
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     """)
     assert (result.returncode, result.stdout, result.stderr) == (0, "7\n", "")
+
+
+@pytest.mark.parametrize(("arch", "pause"), [("x86_64", "pause"), ("aarch64", "yield")])
+@pytest.mark.parametrize(("system", "sleep"), [("linux", "syscall"), ("darwin", "usleep")])
+def test_the_loop_compiles_for_every_machine(arch: str, pause: str, system: str, sleep: str) -> None:
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    machine = llvm.Target.from_triple(f"{arch}-unknown-linux-gnu").create_target_machine()
+    module = native_module(arch, system)
+    module.verify()
+    text = machine.emit_assembly(module)
+    assert pause in text and sleep in text
+
+
+@pytest.mark.skipif(len(available_cores()) < 2 or not hasattr(os, "sched_getaffinity"), reason="needs two cores")
+def test_helpers_are_pinned_to_the_cores_after_the_first() -> None:
+    cores = available_cores()
+    before = set(threading.enumerate())
+    team = Team(2, cores=cores, pinned=True)
+    (helper,) = set(threading.enumerate()) - before
+    deadline = time.monotonic() + 10
+    while os.sched_getaffinity(helper.native_id or 0) != {cores[1]} and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert os.sched_getaffinity(helper.native_id or 0) == {cores[1]}
+    team.close()
