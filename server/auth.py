@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from enum import Enum, auto
 from pathlib import Path
 
 from server.errors import ADMIN_DISABLED, ADMIN_KEY_REQUIRED, HOST_NOT_ALLOWED, INVALID_API_KEY, ApiError
-from server.settings import ServerSettings
+from server.settings import ServerSettings, SettingsError
+
+log = logging.getLogger(__name__)
 
 MIN_KEY_CHARS = 8
 
@@ -40,6 +43,7 @@ class KeyRing:
         self._file = file
         self._stamp: tuple[int, int] | None = None
         self._read: list[bytes] = []
+        self._fault = ""  # logged already
         self.exists = bool(keys) or file is not None
         self._refresh()
 
@@ -52,15 +56,24 @@ class KeyRing:
         return found
 
     def _refresh(self) -> None:
+        """Read the file if it changed. One that cannot be read later on leaves the keys as they are: better than nobody or anybody."""
         if self._file is None:
             return
-        status = self._file.stat()
-        stamp = (status.st_mtime_ns, status.st_size)
-        if stamp != self._stamp:
+        try:
+            status = self._file.stat()
+            stamp = (status.st_mtime_ns, status.st_size)
+            if stamp == self._stamp:
+                return
             lines = [line.strip() for line in self._file.read_text().splitlines()]
             keys = [line for line in lines if line and not line.startswith("#")]
             self._read = [_digest(_checked(key, f"key file {self._file}")) for key in keys]
             self._stamp = stamp
+        except (OSError, UnicodeDecodeError, SettingsError) as error:
+            if self._stamp is None:
+                raise SettingsError(f"key file {self._file}: {error}") from error
+            if self._fault != str(error):
+                log.error("key file %s: %s; the keys read before stay valid", self._file, error)
+                self._fault = str(error)
 
 
 class Guard:
@@ -104,7 +117,7 @@ def _bearer(authorization: str) -> str:
 
 def _checked(key: str, where: str) -> str:
     if len(key) < MIN_KEY_CHARS:
-        raise ValueError(f"{where} has {len(key)} characters; expected at least {MIN_KEY_CHARS}")
+        raise SettingsError(f"{where} has {len(key)} characters; expected at least {MIN_KEY_CHARS}")
     return key
 
 

@@ -1,0 +1,279 @@
+"""The life of a model: load, watch, cancel, refuse, unload, come back after a restart."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+
+import msgspec
+import pytest
+
+from server.handle import LoadError
+from server.null import NullScript
+from server.registry import Footprint
+from server.state import ModelSpec, SavedState
+
+GIB = 1 << 30
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for name in ("a", "b", "c", "big"):
+        (tmp_path / "models" / name).mkdir(parents=True)
+    return tmp_path
+
+
+def footprint(num_bytes: int) -> Footprint:
+    return Footprint(weights_bytes=num_bytes, arena_bytes=0, kv_cache_bytes=0, page_bytes=4096)
+
+
+def wait_for(client, operation: dict) -> dict:
+    end = time.monotonic() + 20
+    while operation["state"] == "running":
+        assert time.monotonic() < end
+        time.sleep(0.01)
+        operation = client.get(f"/admin/operations/{operation['id']}").json()
+    return operation
+
+
+def test_load_serve_unload(serve, folder):
+    server = serve(initial=())
+    client = server.http()
+    begun = client.post("/admin/models", json={"source": "a", "aliases": ["friend"]})
+    assert begun.status_code == 202 and begun.headers["location"] == f"/admin/operations/{begun.json()['id']}"
+    ended = wait_for(client, begun.json())
+    assert ended["state"] == "succeeded" and ended["fraction"] == 1
+    assert {"fetch", "verify", "compile", "pack", "warm-up"} <= set(ended["stages"])
+
+    (model,) = client.get("/admin/models").json()["data"]
+    assert model["id"] == "a" and model["state"] == "ready" and model["aliases"] == ["friend"]
+    assert model["bytes"] == {"weights": 1 << 20, "arena": 1 << 16, "kv_cache": 1 << 20} and model["restarts"] == 0
+    assert server.chat(model="friend").json()["model"] == "friend"
+    assert [m["id"] for m in client.get("/v1/models").json()["data"]] == ["a"]
+    assert client.get("/v1/models/friend").json()["max_model_len"] == 4080
+
+    gone = client.delete("/admin/models/a", params={"drain_s": 1}).json()
+    assert gone["freed_bytes"] == (2 << 20) + (1 << 16) and gone["resident_before_bytes"] > 0
+    assert server.chat(model="a").status_code == 404 and server.chat(model="friend").status_code == 404
+    assert client.get("/admin/memory").json()["used_bytes"] == 0
+
+
+def test_waiting_for_a_load(serve, folder):
+    server = serve(initial=())
+    answer = server.http().post("/admin/models", json={"source": "a", "name": "x/y", "wait": True})
+    assert answer.status_code == 200 and answer.json()["result"]["id"] == "x/y"
+    assert server.http().get("/admin/models/x/y").json()["state"] == "ready"
+
+
+def test_a_repeated_load_joins_the_running_one(serve, folder, answering):
+    server = serve(script=answering("", load_s=0.5), initial=())
+    client = server.http()
+    first, second = (client.post("/admin/models", json={"source": "a"}).json() for _ in range(2))
+    assert first["id"] == second["id"]
+    assert wait_for(client, first)["state"] == "succeeded" and len(server.workers) == 1
+    again = client.post("/admin/models", json={"source": "a"})
+    assert again.status_code == 200 and again.json()["id"] == first["id"]
+    other = client.post("/admin/models", json={"source": "b", "name": "a"})
+    assert other.status_code == 409 and other.json()["error"]["code"] == "model_exists"
+
+
+def test_events_of_a_load(serve, folder, answering):
+    server = serve(script=answering("", load_s=0.2), initial=())
+    client = server.http()
+    operation = client.post("/admin/models", json={"source": "a"}).json()
+    text = client.get(f"/admin/operations/{operation['id']}/events").text
+    events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+    stages = list(dict.fromkeys(event["stage"] for event in events))
+    assert stages[-5:] == ["fetch", "verify", "compile", "pack", "warm-up"]
+    assert events[-1]["state"] == "succeeded" and text.endswith("data: [DONE]\n\n")
+
+
+def test_cancelling_a_load_leaves_nothing(serve, folder, answering):
+    server = serve(script=answering("", load_s=30), initial=())
+    client = server.http()
+    operation = client.post("/admin/models", json={"source": "a"}).json()
+    assert client.delete(f"/admin/operations/{operation['id']}").json()["state"] == "cancelled"
+    assert client.get("/admin/models").json()["data"] == [] and server.workers["a"].state == "stopped"
+    again = client.delete(f"/admin/operations/{operation['id']}")
+    assert again.status_code == 409 and again.json()["error"]["code"] == "operation_ended"
+
+
+def test_two_models_serve_while_a_third_fails_and_leaves_no_trace(serve, folder, answering):
+    broken = answering("", load_s=0.3, load_error=LoadError("load_refused", "model.safetensors: the header is cut off"))
+    server = serve(initial=(), scripts={"c": broken, "a": answering("from a"), "b": answering("from b")})
+    client = server.http()
+    for name in "ab":
+        assert client.post("/admin/models", json={"source": name, "wait": True}).status_code == 200
+    before = client.get("/admin/memory").json()
+    operation = client.post("/admin/models", json={"source": "c", "aliases": ["see"]}).json()
+    answers = {name: server.chat(model=name).json()["choices"][0]["message"]["content"] for name in "ab"}
+    assert answers == {"a": "from a", "b": "from b"}
+    failed = wait_for(client, operation)
+    assert failed["state"] == "failed" and failed["error"]["code"] == "load_refused" and "header" in failed["error"]["message"]
+    after = client.get("/admin/memory").json()
+    assert after["models"] == before["models"] and after["used_bytes"] == before["used_bytes"]
+    assert {m["id"] for m in client.get("/admin/models").json()["data"]} == {"a", "b"}
+    assert server.chat(model="see").status_code == 404
+
+
+def test_a_load_that_does_not_fit_is_refused_with_figures(serve, folder):
+    sizes = {name: footprint(GIB) for name in "abc"} | {"big": footprint(3 * GIB)}
+    scripts = {name: NullScript(weights_bytes=GIB, kv_cache_bytes=0) for name in "ab"}
+    server = serve(initial=(), footprints=sizes, scripts=scripts, memory_limit_bytes=3 * GIB)
+    client = server.http()
+    client.post("/admin/models", json={"source": "a", "wait": True})
+    client.post("/admin/models", json={"source": "b", "wait": True, "pin": True})
+    for body in ({"source": "big", "dry_run": True}, {"source": "big", "wait": True}):
+        response = client.post("/admin/models", json=body)
+        error = response.json()["error"]
+        assert response.status_code == 507 and error["code"] == "insufficient_memory"
+        assert error["required_bytes"] == 3 * GIB and error["free_bytes"] == GIB - (2 << 16)
+        assert error["evictable"] == [{"model": "a", "bytes": GIB + (1 << 16)}]  # b is pinned
+    assert set(server.workers) == {"a", "b"}, "a worker was started for a load that cannot fit"
+    fits = client.post("/admin/models", json={"source": "c", "dry_run": True, "kv_cache_bytes": 5})
+    assert fits.status_code == 507  # one GiB is not left
+    client.delete("/admin/models/a")
+    assert client.post("/admin/models", json={"source": "c", "dry_run": True}).json()["required_bytes"] == GIB
+
+
+def test_what_the_worker_says_about_memory_is_passed_on(serve, folder, answering):
+    full = answering("", load_error=LoadError("insufficient_memory", "needs 5, has 3", 5, 3))
+    response = serve(script=full, initial=()).http().post("/admin/models", json={"source": "a", "wait": True})
+    assert response.status_code == 507 and response.json()["error"]["required_bytes"] == 5
+
+
+def test_dry_run_without_a_planner(server):
+    response = server.http().post("/admin/models", json={"source": ".", "dry_run": True})
+    assert response.status_code == 400  # the root itself is no model
+
+
+def test_unload_drains(serve, answering):
+    server = serve(script=answering("x" * 40, interval_s=0.02))
+    got = {}
+    asking = threading.Thread(target=lambda: got.update(chat=server.chat()))
+    asking.start()
+    while not server.worker.running:
+        time.sleep(0.005)
+    unloading = threading.Thread(target=lambda: got.update(gone=server.http().delete("/admin/models/null", params={"drain_s": 20})))
+    unloading.start()
+    while server.registry.models()[0].state != "draining":
+        time.sleep(0.001)
+    refused = server.chat()
+    assert refused.status_code == 503 and refused.json()["error"]["code"] == "model_not_ready" and refused.headers["retry-after"]
+    asking.join(20)
+    unloading.join(20)
+    assert got["chat"].json()["choices"][0]["message"]["content"] == "x" * 40
+    assert got["gone"].status_code == 200
+
+
+def test_a_pinned_model_stays(serve):
+    server = serve(initial=[ModelSpec("null", "null", pin=True)])
+    assert server.http().delete("/admin/models/null").json()["error"]["code"] == "model_pinned"
+    assert server.http().delete("/admin/models/null", params={"force": True}).status_code == 200
+
+
+def test_alias_moves_from_one_model_to_the_next(serve, folder, answering):
+    server = serve(initial=(), scripts={"a": answering("old"), "b": answering("new")})
+    client = server.http()
+    client.post("/admin/models", json={"source": "a", "aliases": ["chat"], "wait": True})
+    assert server.chat(model="chat").json()["choices"][0]["message"]["content"] == "old"
+    client.post("/admin/models", json={"source": "b", "wait": True})
+    assert client.put("/admin/aliases/chat", json={"model": "b"}).json() == {"chat": "b"}
+    assert server.chat(model="chat").json()["choices"][0]["message"]["content"] == "new"
+    client.put("/admin/aliases/chat", json={"model": "a"})  # and back
+    assert server.chat(model="chat").json()["choices"][0]["message"]["content"] == "old"
+    assert client.put("/admin/aliases/b", json={"model": "a"}).status_code == 409
+    assert client.delete("/admin/aliases/chat").json() == {}
+
+
+@pytest.mark.parametrize("source", ["..", "../x", "a/../../x", "/etc", "nowhere", "org/model", "a\x00", "x" * 1000, "link", ".", ""])
+def test_sources_outside_the_root_are_refused(serve, folder, source):
+    (folder / "models" / "link").symlink_to("/etc")
+    response = serve(initial=()).http().post("/admin/models", json={"source": source})
+    assert response.status_code == 400 and response.json()["error"]["param"] == "source"
+
+
+def test_hub_ids_are_taken_when_allowed(serve):
+    server = serve(initial=(), allow_hub=True)
+    assert server.http().post("/admin/models", json={"source": "org/model", "wait": True}).json()["result"]["source"] == "org/model"
+    assert server.http().post("/admin/models", json={"source": "../model"}).status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"source": "a", "name": "sp ace"}, "name"),
+        ({"source": "a", "kv_cache_bytes": -1}, "kv_cache_bytes"),
+        ({"source": "a", "max_batch": 0}, "max_batch"),
+        ({"source": "a", "dtype": "f32", "quantize": "q4"}, "dtype"),
+        ({"source": "a", "tool_parser": "x"}, "tool_parser"),
+        ({"source": "a", "aliases": ["a"]}, "aliases"),
+        ({}, "source"),
+    ],
+)
+def test_fields_of_a_load(serve, folder, body, param):
+    response = serve(initial=()).http().post("/admin/models", json=body)
+    assert response.status_code in (400, 409) and response.json()["error"]["param"] == param
+
+
+def test_the_set_of_models_survives_a_restart(serve, folder):
+    state = folder / "state" / "models.json"
+    first = serve(initial=(), state_file=state)
+    first.http().post("/admin/models", json={"source": "a", "max_batch": 7, "wait": True})
+    first.http().post("/admin/models", json={"source": "b", "wait": True})
+    first.http().put("/admin/aliases/chat", json={"model": "a"})
+    first.http().delete("/admin/models/b")
+    first.stop()
+    assert [spec.name for spec in msgspec.json.decode(state.read_bytes(), type=SavedState).models] == ["a"]
+    second = serve(initial=(), state_file=state)
+    (model,) = second.registry.models()
+    assert (model.spec.name, model.spec.max_batch) == ("a", 7)
+    assert second.chat(model="chat").status_code == 200
+
+
+def test_a_model_that_cannot_come_back_is_not_forgotten(serve, folder, answering):
+    state = folder / "models.json"
+    state.write_bytes(msgspec.json.encode(SavedState((ModelSpec("lost", "x"), ModelSpec("fine", "y")))))
+    broken = answering("", load_error=LoadError("load_refused", "the disk is not mounted"))
+    server = serve(initial=(), state_file=state, scripts={"lost": broken})
+    assert [model.spec.name for model in server.registry.models()] == ["fine"]
+    names = lambda: [spec.name for spec in msgspec.json.decode(state.read_bytes(), type=SavedState).models]  # noqa: E731  # asked twice
+    assert names() == ["lost", "fine"]
+    assert server.http().delete("/admin/models/lost").status_code == 200
+    assert names() == ["fine"]
+
+
+def test_twenty_loads_and_unloads_return_to_the_baseline(serve, folder):
+    server = serve(initial=())
+    client = server.http()
+    sizes = []
+    for _ in range(20):
+        client.post("/admin/models", json={"source": "a", "wait": True})
+        server.chat(model="a")
+        gone = client.delete("/admin/models/a").json()
+        sizes.append(gone["resident_after_bytes"])
+        assert client.get("/admin/memory").json()["used_bytes"] == 0
+    assert max(sizes[10:]) - sizes[5] < 8 << 20  # the first rounds fill caches
+
+
+def test_cache_without_a_cache(server):
+    for method in ("GET", "DELETE"):
+        response = server.http().request(method, "/admin/cache")
+        assert response.status_code == 501 and response.json()["error"]["code"] == "cache_unavailable"
+
+
+def test_names_of_triton_and_llama(serve, folder):
+    server = serve(initial=())
+    client = server.http()
+    assert client.post("/v1/models/a/load").status_code == 200
+    assert client.post("/v2/repository/index").json() == [{"name": "a", "version": "1", "state": "READY", "reason": ""}]
+    assert client.post("/v2/repository/models/b/load", json={"parameters": {}}).status_code == 200
+    assert client.post("/v2/repository/models/b/unload", json={"parameters": {"unload_dependents": False}}).status_code == 200
+    assert client.post("/v2/repository/models/b/load", json={"parameters": {"config": "{}"}}).status_code == 400
+    assert client.post("/v1/models/a/unload").status_code == 200
+    assert client.post("/v1/models/a/unload").status_code == 404
+    assert client.post("/models/load", json={"model": "c"}).json() == {"success": True}
+    while client.get("/models").json()["data"][0]["status"]["value"] != "loaded":
+        time.sleep(0.005)
+    assert client.post("/models/unload", json={"model": "c"}).json() == {"success": True}

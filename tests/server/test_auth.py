@@ -1,0 +1,130 @@
+"""Keys, and who may go where."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from fastapi.routing import APIRoute
+
+from server.app import create_app
+from server.auth import Access, KeyRing, access_of
+from server.null import ByteTokenizer, NullScript, NullWorker
+from server.registry import Registry
+from server.settings import ServerSettings, SettingsError
+
+KEY, ADMIN = "key-0123456789", "admin-0123456789"
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+@pytest.fixture(scope="module")
+def routes() -> list[tuple[str, str]]:
+    settings = ServerSettings()
+    registry = Registry(settings, lambda _spec, progress: NullWorker(NullScript(), progress), lambda _source: ByteTokenizer())
+    app = create_app(settings, registry)
+    found = [(method, path) for method, path in all_routes(app.routes)]
+    assert ("POST", "/v1/chat/completions") in found
+    return found
+
+
+def all_routes(routes) -> list[tuple[str, str]]:
+    found = []
+    for route in routes:
+        if isinstance(route, APIRoute):
+            found += [(method, route.path) for method in route.methods]
+        elif hasattr(route, "original_router"):
+            found += all_routes(route.original_router.routes)
+    return found
+
+
+def test_every_path_but_probes_needs_a_key(serve, routes):
+    server = serve(api_keys=(KEY,), admin_keys=(ADMIN,))
+    client = server.http()
+    for method, path in routes:
+        url = path.replace("{", "").replace("}", "").replace(":path", "")
+        access = access_of(url, open_metrics=False)
+        without = client.request(method, url)
+        if access is Access.OPEN:
+            assert without.status_code in (200, 503), url
+            continue
+        assert without.status_code == 401, url
+        assert without.json()["error"]["code"] == "invalid_api_key" and without.headers["www-authenticate"] == "Bearer"
+        assert client.request(method, url, headers=bearer("wrong-key")).status_code == 401, url
+        with_key = client.request(method, url, headers=bearer(KEY))
+        assert (with_key.status_code == 403) == (access is Access.ADMIN), url
+
+
+def test_what_belongs_to_the_administration(routes):
+    admin = {path for _, path in routes if access_of(path, open_metrics=False) is Access.ADMIN}
+    assert {"/admin/models", "/admin/cache", "/models/load", "/models/unload", "/v2/repository/index"} <= admin
+    assert {"/v1/models/{model:path}/load", "/v1/models/{model:path}/unload"} <= admin
+    assert "/v1/models" not in admin and "/v1/chat/completions" not in admin
+    open_paths = {path for _, path in routes if access_of(path, open_metrics=False) is Access.OPEN}
+    assert open_paths <= {"/", "/docs", "/health", "/health/live", "/health/ready", "/v2/health/live", "/v2/health/ready"}
+
+
+def test_keys_open_their_doors(serve):
+    server = serve(api_keys=(KEY,), admin_keys=(ADMIN,))
+    assert server.http().get("/v1/models", headers=bearer(KEY)).status_code == 200
+    assert server.http().get("/v1/models", headers={"x-api-key": KEY}).status_code == 200
+    assert server.http().get("/admin/models", headers=bearer(ADMIN)).status_code == 200
+    assert server.http().get("/v1/models", headers=bearer(ADMIN)).status_code == 200
+    assert server.openai(api_key=KEY).models.list().data[0].id == "null"
+
+
+def test_without_an_admin_key_nobody_administrates_a_server_with_keys(serve):
+    response = serve(api_keys=(KEY,)).http().get("/admin/models", headers=bearer(KEY))
+    assert response.status_code == 403 and response.json()["error"]["code"] == "admin_disabled"
+
+
+def test_metrics_can_be_opened(serve):
+    assert serve(api_keys=(KEY,)).http().get("/metrics").status_code == 401
+    assert serve(api_keys=(KEY,), open_metrics=True).http().get("/metrics").status_code == 200
+
+
+def test_without_keys_only_the_own_name_is_answered(serve):
+    server = serve(allowed_hosts=("my.box",))
+    for host, status in [("evil.example", 403), ("127.0.0.1:1", 200), ("localhost", 200), ("my.box:80", 200), ("", 403)]:
+        assert server.http().get("/v1/models", headers={"host": host}).status_code == status, host
+
+
+def test_key_file_is_read_again_when_it_changes(tmp_path):
+    file = tmp_path / "keys"
+    file.write_text(f"# keys\n\n{KEY}\n")
+    ring = KeyRing((), file)
+    assert ring.holds(KEY) and not ring.holds("") and not ring.holds("# keys")
+    file.write_text("another-key\n")
+    os.utime(file, ns=(1, 1))
+    assert ring.holds("another-key") and not ring.holds(KEY)
+
+
+def test_a_key_file_that_vanishes_keeps_its_keys(tmp_path):
+    file = tmp_path / "keys"
+    file.write_text(KEY)
+    ring = KeyRing((), file)
+    file.unlink()
+    assert ring.holds(KEY)
+
+
+def test_short_keys_are_refused():
+    with pytest.raises(SettingsError, match="expected at least 8"):
+        KeyRing(("short",), None)
+
+
+def test_other_machines_need_a_key():
+    with pytest.raises(SettingsError, match="no API key"):
+        ServerSettings(host="0.0.0.0")
+    ServerSettings(host="0.0.0.0", api_keys=(KEY,))
+    ServerSettings(host="0.0.0.0", insecure=True)
+    ServerSettings(host="::1")
+
+
+def test_requests_of_one_key_share_a_fairness_key(serve):
+    server = serve(api_keys=(KEY, "other-0123456789"))
+    for key in (KEY, KEY, "other-0123456789"):
+        server.http(headers=bearer(key)).post("/v1/completions", json={"prompt": "x"})
+    first, second, third = (submit.fairness_key for submit in server.worker.submits)
+    assert first == second != third and KEY not in first
