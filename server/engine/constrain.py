@@ -135,10 +135,9 @@ def _grammar(constraint: Constraint) -> str:
         case ConstraintKind.JSON_OBJECT:
             return LLMatcher.grammar_from_json_schema('{"type": "object"}')
         case ConstraintKind.JSON_SCHEMA:
-            try:
-                return LLMatcher.grammar_from_json_schema(source)
-            except ValueError as error:
-                raise ConstraintError(f"the schema is not a JSON object: {error}") from error
+            if not isinstance(_parsed(source), dict):
+                raise ConstraintError(f"the schema is {source[:80]}, expected a JSON object")
+            return LLMatcher.grammar_from_json_schema(source)
         case ConstraintKind.REGEX:
             return LLMatcher.grammar_from_regex(source)
         case ConstraintKind.CHOICE:
@@ -148,10 +147,14 @@ def _grammar(constraint: Constraint) -> str:
 
 
 def _choices(source: str) -> list[str]:
-    try:
-        choices = json.loads(source)
-    except ValueError:
-        choices = None
+    choices = _parsed(source)
     if not isinstance(choices, list) or not choices or not all(isinstance(choice, str) and choice for choice in choices):
         raise ConstraintError(f"the choices are {source[:80]}, expected a JSON list of non-empty strings")
     return choices
+
+
+def _parsed(source: str) -> object:
+    try:
+        return json.loads(source)
+    except ValueError as error:
+        raise ConstraintError(f"{source[:80]} is not JSON: {error}") from error

@@ -70,10 +70,12 @@ class Engine:
         eos_ids: tuple[int, ...] = (),
         constraints: ConstraintCompiler | None = None,
         max_chunk: int | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.scheduler = Scheduler(model.limits, max_chunk=max_chunk)
         self.timing = Timing()
         self._model = model
+        self._clock = clock
         self._publish_message = publish
         self._eos_ids = eos_ids
         self._constraints = constraints
@@ -138,10 +140,10 @@ class Engine:
         self._admit()
         plan = self.scheduler.settle(self.scheduler.schedule())
         if plan.items:
-            launched = time.perf_counter()
+            launched = self._clock()
             logits, kernel_s = self._run(plan, self._batches.build(plan))
             self._sample(plan, logits, self._masks(plan))
-            self._record(plan, time.perf_counter() - launched, kernel_s)
+            self._record(plan, self._clock() - launched, kernel_s)
         self._publish()
         return bool(plan.items)
 
@@ -184,11 +186,11 @@ class Engine:
         return masks
 
     def _run(self, plan: Plan, batch: StepBatch) -> tuple[NDArray[np.float32], float]:
-        started = time.perf_counter()
+        started = self._clock()
         for source, target in plan.copies:
             self._model.copy_page(source, target)
         logits = self._model.run(batch)
-        return logits, time.perf_counter() - started
+        return logits, self._clock() - started
 
     def _sample(self, plan: Plan, logits: NDArray[np.float32], masks: dict[Sequence, Bitmask]) -> None:
         drawing: list[Sequence] = []
@@ -383,7 +385,7 @@ class OverlappedEngine(Engine):
             self._sample(flight.plan, logits, masks)
         self.scheduler.settle(plan)
         batch = self._batches.build(plan) if plan.items else None
-        launched = time.perf_counter()
+        launched = self._clock()
         if batch is not None:
             self._flight = Flight(plan, self._device.submit(self._run, plan, batch), launched)
         if flight is not None:

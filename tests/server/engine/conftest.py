@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -55,6 +56,7 @@ class Rig:
         constraints: ConstraintCompiler | None = None,
         max_chunk: int | None = None,
         eos_ids: tuple[int, ...] = (EOS,),
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.limits = limits or StepLimits(VOCAB, max_context=512, max_tokens=128, max_seqs=32, num_pages=600)
         self.outcomes: dict[tuple[str, int], Outcome] = {}
@@ -67,6 +69,7 @@ class Rig:
             eos_ids=eos_ids,
             constraints=constraints,
             max_chunk=max_chunk,
+            clock=clock,
         )
 
     def hear(self, message: FromWorker) -> None:

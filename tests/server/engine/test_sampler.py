@@ -1,0 +1,218 @@
+"""The sampler against a straightforward reference, and its random numbers against published values."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from server.engine.philox import philox4x32, uniform
+from server.engine.sampler import RowState, Sampler
+from server.messages import SamplingParams
+
+VOCAB = 200
+EOS = 3
+
+
+def row_of(params: SamplingParams, prompt=(1, 2, 2, 9), drawn=(), choice=0) -> RowState:
+    row = RowState(params, choice, (EOS,), prompt)
+    for token_id in drawn:
+        row.advance(token_id)
+    return row
+
+
+def bits(allowed) -> np.ndarray:
+    flags = np.zeros(-(-VOCAB // 32) * 32, np.uint8)
+    flags[list(allowed)] = 1
+    return np.packbits(flags, bitorder="little").view(np.int32)
+
+
+def reference(logits, params: SamplingParams, prompt, drawn, allowed=None) -> dict[int, float]:
+    """The distribution to draw from, written as the parameters are explained to users: with dictionaries and sorting."""
+    values = {i: float(x) for i, x in enumerate(logits)}
+    for token_id, bias in params.logit_bias:
+        values[token_id] += bias
+    counts = Counter(drawn)
+    for token_id in {*prompt, *drawn}:
+        x = values[token_id]
+        values[token_id] = x / params.repetition_penalty if x > 0 else x * params.repetition_penalty
+    for token_id, count in counts.items():
+        values[token_id] -= params.frequency_penalty * count + params.presence_penalty
+    if params.allowed_token_ids:
+        values = {i: x for i, x in values.items() if i in params.allowed_token_ids}
+    banned = set(params.banned_token_ids)
+    if len(drawn) < params.min_tokens:
+        banned |= {*params.stop_token_ids} | (set() if params.ignore_eos else {EOS})
+    values = {i: x for i, x in values.items() if i not in banned and (allowed is None or i in allowed)}
+    order = sorted(values, key=lambda i: (-values[i], i))
+    if params.temperature == 0:
+        return {order[0]: 1.0}
+    best = max(values.values())
+    probs = {i: math.exp((values[i] - best) / params.temperature) for i in order}
+
+    def normalised(kept):
+        total = math.fsum(probs[i] for i in kept)
+        return {i: probs[i] / total for i in kept}
+
+    if params.top_k:
+        order = order[: params.top_k]
+    if params.top_p < 1:
+        share, kept = 0.0, []
+        for i, p in normalised(order).items():
+            if share >= params.top_p:
+                break
+            kept.append(i)
+            share += p
+        order = kept
+    if params.min_p > 0:
+        order = [i for i in order if probs[i] >= params.min_p * probs[order[0]]]
+    if params.typical_p < 1:
+        p = normalised(order)
+        entropy = -math.fsum(x * math.log(x) for x in p.values() if x > 0)
+        order = sorted(order, key=lambda i: (abs(-math.log(max(p[i], 1e-300)) - entropy), i))
+        share, kept = 0.0, []
+        for i in order:
+            if share >= params.typical_p:
+                break
+            kept.append(i)
+            share += p[i]
+        order = kept
+    return normalised(order)
+
+
+params_strategy = st.builds(
+    SamplingParams,
+    max_tokens=st.just(100),
+    min_tokens=st.sampled_from((0, 5)),
+    temperature=st.sampled_from((0.0, 0.3, 1.0, 2.5)),
+    top_p=st.sampled_from((1.0, 0.95, 0.5, 0.01)),
+    top_k=st.sampled_from((0, 1, 7, 1000)),
+    min_p=st.sampled_from((0.0, 0.02, 0.7)),
+    typical_p=st.sampled_from((1.0, 0.9, 0.2)),
+    frequency_penalty=st.sampled_from((0.0, 1.5, -0.5)),
+    presence_penalty=st.sampled_from((0.0, 0.7)),
+    repetition_penalty=st.sampled_from((1.0, 1.3, 0.8)),
+    logit_bias=st.sampled_from(((), ((5, 4.0), (6, -100.0)))),
+    allowed_token_ids=st.sampled_from(((), tuple(range(2, 60)))),
+    banned_token_ids=st.sampled_from(((), (8, 9))),
+    stop_token_ids=st.sampled_from(((), (10, 11))),
+    ignore_eos=st.booleans(),
+    seed=st.integers(0, 2**64 - 1),
+    logprobs=st.sampled_from((None, 0, 4)),
+    processed_logprobs=st.booleans(),
+)
+
+
+@settings(deadline=None, max_examples=400)
+@given(
+    params=params_strategy,
+    drawn=st.lists(st.integers(0, 20), max_size=8),
+    allowed=st.sampled_from((None, tuple(range(0, 100, 3)))),
+    spread=st.sampled_from((0.1, 3.0)),
+    logits_seed=st.integers(0, 1000),
+)
+def test_against_the_reference(params, drawn, allowed, spread, logits_seed) -> None:
+    logits = np.random.default_rng(logits_seed).normal(0, spread, (1, VOCAB)).astype(np.float32)
+    prompt = (1, 2, 2, 9)
+    probs = reference(logits[0], params, prompt, drawn, allowed)
+    mask = None if allowed is None else bits(allowed)
+    result = Sampler(VOCAB).sample(logits, [row_of(params, prompt, drawn)], [mask])[0]
+    assert result.error is None
+
+    ids = sorted(probs)
+    cumulative = np.cumsum([probs[i] for i in ids])
+    u = uniform(params.seed, len(prompt) + len(drawn), 0)
+    at = ids.index(result.token_id)
+    assert (cumulative[at - 1] if at else 0.0) - 1e-9 <= u <= cumulative[at] + 1e-9 or params.temperature == 0
+
+    if params.logprobs is None:
+        assert result.logprob is None
+        return
+    told = result.logprob
+    assert told is not None and told.token_id == result.token_id and len(told.top) <= params.logprobs
+    if params.processed_logprobs and params.temperature > 0:
+        expected = {i: math.log(p) for i, p in probs.items() if p > 0}
+    elif not params.processed_logprobs:
+        wide = logits[0].astype(np.float64)
+        expected = dict(enumerate(wide - np.log(np.exp(wide).sum())))
+    else:
+        return
+    assert told.logprob == pytest.approx(expected[told.token_id], abs=1e-9)
+    by_rank = sorted(expected, key=lambda i: (-expected[i], i))
+    assert by_rank[told.rank - 1] == told.token_id
+    assert [i for i, _ in told.top] == by_rank[: params.logprobs]
+    assert [x for _, x in told.top] == pytest.approx([expected[i] for i in by_rank[: params.logprobs]], abs=1e-9)
+
+
+def test_a_row_does_not_see_its_neighbours() -> None:
+    rng = np.random.default_rng(0)
+    logits = rng.normal(0, 2, (32, VOCAB)).astype(np.float32)
+    kinds = [
+        SamplingParams(max_tokens=9, temperature=t, top_p=p, typical_p=y, seed=s, logprobs=3)
+        for s, (t, p, y) in enumerate([(0.0, 1.0, 1.0), (1.0, 1.0, 1.0), (1.0, 0.8, 1.0), (0.7, 1.0, 0.9)] * 8)
+    ]
+    rows = [row_of(params) for params in kinds]
+    together = Sampler(VOCAB).sample(logits, rows)
+    alone = [Sampler(VOCAB).sample(logits[i : i + 1].copy(), [row])[0] for i, row in enumerate(rows)]
+    assert together == alone
+    order = rng.permutation(32)
+    shuffled = Sampler(VOCAB).sample(logits[order], [rows[i] for i in order])
+    assert shuffled == [together[i] for i in order]
+
+
+@pytest.mark.parametrize("vocab_size", [1, 127, 128, 129, 1000])
+def test_draws_follow_the_distribution(vocab_size: int) -> None:
+    logits = np.random.default_rng(1).normal(0, 1, (1, vocab_size)).astype(np.float32)
+    sampler = Sampler(vocab_size)
+    num_draws = 4000
+    counts = np.zeros(vocab_size)
+    for seed in range(num_draws):
+        counts[sampler.sample(logits, [row_of(SamplingParams(max_tokens=1, seed=seed))])[0].token_id] += 1
+    probs = np.exp(logits[0]) / np.exp(logits[0]).sum()
+    # Cells of at least 100 expected draws; a fixed set of seeds, so this cannot fail by bad luck later.
+    cells = np.searchsorted(np.cumsum(probs), np.linspace(0, 1, 21)[1:-1])
+    seen, expected = np.add.reduceat(counts, np.unique(np.r_[0, cells])), num_draws * np.add.reduceat(probs, np.unique(np.r_[0, cells]))
+    assert ((seen - expected) ** 2 / expected).sum() < 50
+
+
+def test_equal_logits_prefer_the_lower_id() -> None:
+    logits = np.zeros((1, VOCAB), np.float32)
+    logits[0, [50, 60, 70]] = 1.0
+    sampler = Sampler(VOCAB)
+    result = sampler.sample(logits, [row_of(SamplingParams(max_tokens=1, temperature=0, logprobs=2))])[0]
+    assert result.token_id == 50
+    assert [i for i, _ in result.logprob.top] == [50, 60]
+    drawn = {sampler.sample(logits, [row_of(SamplingParams(max_tokens=1, top_k=2, seed=s))])[0].token_id for s in range(40)}
+    assert drawn == {50, 60}
+
+
+def test_what_cannot_be_drawn_is_an_error_of_its_row() -> None:
+    logits = np.zeros((3, VOCAB), np.float32)
+    logits[1, 7] = np.nan
+    impossible = SamplingParams(max_tokens=1, allowed_token_ids=(4,), banned_token_ids=(4,))
+    rows = [row_of(impossible), row_of(SamplingParams(max_tokens=1, temperature=0)), row_of(SamplingParams(max_tokens=1))]
+    first, second, third = Sampler(VOCAB).sample(logits, rows)
+    assert first.error is not None and "no token is left" in str(first.error)
+    assert second.error is not None and "not a number" in str(second.error)
+    assert third.error is None and 0 <= third.token_id < VOCAB
+
+
+def test_philox_known_answers() -> None:
+    """From the Random123 distribution of the paper's authors."""
+    ones = 0xFFFFFFFF
+    assert philox4x32((0, 0, 0, 0), (0, 0)) == (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)
+    assert philox4x32((ones, ones, ones, ones), (ones, ones)) == (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)
+    pi = (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344)
+    assert philox4x32(pi, (0xA4093822, 0x299F31D0)) == (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1)
+
+
+def test_uniform_depends_on_seed_position_and_choice() -> None:
+    values = {uniform(seed, position, choice) for seed in range(10) for position in range(10) for choice in range(10)}
+    assert len(values) == 1000
+    assert all(0 <= value < 1 for value in values)
+    assert 0.45 < sum(values) / 1000 < 0.55
+    assert uniform(2**63 + 5, 7, 1) != uniform(5, 7, 1)
