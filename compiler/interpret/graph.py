@@ -6,7 +6,7 @@ Values are arrays (tensors), tuples of ints (shapes), NumPy scalars or ints (sca
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +40,7 @@ from compiler.ir.loops import Buffer
 from compiler.ir.module import IRModule
 from compiler.ir.types import FuncType, ObjectType, ScalarType, ShapeType, TensorType, TupleType, Type
 from compiler.ops.tables import INTERPRET
+from runtime.library import routine
 
 
 class MismatchError(Exception):
@@ -54,7 +55,6 @@ class Closure:
 @dataclass(frozen=True, slots=True)
 class Interpreter:
     module: IRModule
-    libraries: dict[str, Any] | None = None  # name -> function(args, attrs) -> outputs, for call_library
 
     def call(self, name: str, *args: Any) -> Any:
         func = self.module.graph(name)
@@ -161,12 +161,8 @@ class _Frame:
             case CallTir():
                 return self._call_tir(value)
             case CallLibrary(name=name, args=args, attrs=attrs):
-                libraries = self.interpreter.libraries or {}
-                if name not in libraries:
-                    raise MismatchError(
-                        f"library routine {name!r} has no meaning here; known: {', '.join(sorted(libraries)) or 'none'}"
-                    )
-                return libraries[name](*map(self.atom, args), **attrs)
+                outs = _compute(name, [self.atom(a) for a in args], attrs)
+                return outs[0] if len(outs) == 1 else outs
             case CallFunc(callee=callee, args=args):
                 closure = self.atom(callee)
                 return self.interpreter.call(closure.name, *map(self.atom, args))
@@ -207,7 +203,10 @@ class _Frame:
     def _launch(self, launch: Launch) -> Any:
         args = [self.atom(a) for a in launch.args]
         if launch.library:
-            raise MismatchError(f"library routine {launch.func!r} is launched; interpret the program before it is planned")
+            num_inputs = len(routine(launch.func).inputs)
+            for array, out in zip(args[num_inputs:], _compute(launch.func, args[:num_inputs], launch.attrs), strict=True):
+                array[...] = out
+            return ()
         prim = self.interpreter.module.prim(launch.func)
         run_prim(prim, args)
         return ()
@@ -217,3 +216,9 @@ class _Frame:
         first_output = prim.params.index(prim.outputs[0]) if prim.outputs else len(prim.params)
         assert all(isinstance(p, Buffer) for p in prim.params[first_output:]), "outputs come last"
         run_prim(prim, [*args, *outs])
+
+
+def _compute(name: str, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What a host routine returns, which is what the machine runs too."""
+    known = routine(name)
+    return known.compute(*inputs, *(attrs[a] for a in known.attributes))

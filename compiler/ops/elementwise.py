@@ -17,7 +17,7 @@ from compiler.ir.op import REQUIRED, Deduce, OpDef
 from compiler.ir.prove import prove_eq
 from compiler.ir.types import ObjectType, ScalarType, TensorType, Type
 from compiler.ops.nest import accumulator, apply, cast, const, fill
-from compiler.ops.tables import Nest, Operands, define
+from compiler.ops.tables import Nest, Operands, Place, define
 
 # --- shapes ------------------------------------------------------------------------------------------------------------
 
@@ -87,11 +87,13 @@ def _float(args: tuple[Type, ...], _: Any) -> Type:
 # --- loops -------------------------------------------------------------------------------------------------------------
 
 
-def element(place: Buffer | ScalarParam | None, ijk: tuple[Dim, ...], dtype: DType) -> Scalar:
-    """The operand's element that broadcasting puts at `ijk` of the result."""
+def element(place: Place | None, ijk: tuple[Dim, ...], dtype: DType) -> Scalar:
+    """The operand's element that broadcasting puts at `ijk` of the result; a scalar takes the type of the tensors."""
+    if isinstance(place, Const):
+        return const(place.value, dtype)
     if isinstance(place, ScalarParam):
         return cast(place, dtype)
-    assert place is not None
+    assert place is not None, "a shape has no elements"
     inner = ijk[len(ijk) - len(place.shape) :]
     return Load(place, tuple(Dim.of(0) if d.is_const and d.const == 1 else i for d, i in zip(place.shape, inner, strict=True)))
 

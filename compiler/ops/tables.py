@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from compiler.ir.graph import Atom
-from compiler.ir.loops import Buffer, PrimFunc, ScalarParam, Stmt
+from compiler.ir.loops import Buffer, Const, ScalarParam, Stmt
 from compiler.ir.op import OPS, Deduce, OpDef, Registry
 from compiler.ir.types import Type
 
@@ -22,13 +22,16 @@ from compiler.ir.types import Type
 Interpret = Callable[..., Any]  # (*values, **attributes) -> value
 
 
+Place = Buffer | ScalarParam | Const  # of a tensor, a scalar, a literal number
+
+
 @dataclass(frozen=True, slots=True)
 class Operands:
-    """A call as a legalization sees it: one buffer (or scalar parameter) per tensor (scalar) operand, made for this call."""
+    """A call as a legalization sees it: where each operand's elements come from, made for this call."""
 
     atoms: tuple[Atom, ...]
     types: tuple[Type, ...]
-    places: tuple[Buffer | ScalarParam | None, ...]  # None: a shape or a tuple, of which only the annotation counts
+    places: tuple[Place | None, ...]  # None: a shape or a tuple, of which only the annotation counts
     attrs: Mapping[str, Any]
     out: Type
 
@@ -41,11 +44,13 @@ class Operands:
 @dataclass(frozen=True, slots=True)
 class Nest:
     """A loop-level body: the outputs it fills and the statement that fills them. It may use the symbolic variables of the graph
-    function: outlining renames them and passes those that no shape defines. Output `i` reuses operand `inplace[i]`."""
+    function: outlining renames them and passes those that no shape defines. Output `i` reuses operand `inplace[i]`. `checks` are
+    annotations that operands must match at run time, because deduction could not prove that they do."""
 
     outputs: tuple[Buffer, ...]
     body: Stmt
     inplace: tuple[int | None, ...] = ()
+    checks: tuple[tuple[int, Type], ...] = ()
     attrs: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
@@ -63,6 +68,9 @@ INTERPRET: Registry[Interpret] = Registry("interpretation of operator")
 LEGALIZE: Registry[Legalize] = Registry("loop nest of operator")
 
 
+VIEWS: set[str] = set()  # operators whose result is their first operand's memory under another shape
+
+
 def define(
     name: str,
     deduce: Deduce,
@@ -78,6 +86,3 @@ def define(
     if legalize is not None:
         LEGALIZE.add(name, legalize)
     return op
-
-
-__all__ = ["INTERPRET", "LEGALIZE", "Interpret", "Legalize", "Library", "Nest", "Operands", "PrimFunc", "define"]

@@ -1,0 +1,234 @@
+"""Attention over a paged cache, and appending to it.
+
+The cache of a whole model is one tensor, `[layers, 2, pages, kv_heads, PAGE * size]`; 2 are keys and values. Inside a page
+
+    keys     lie as [size, PAGE]     tokens innermost: one vector holds an element of all keys of a page
+    values   lie as [PAGE, size]     elements innermost: one vector holds part of a value
+
+Token `t` of sequence `seq_ids[t]` stands at `positions[t]` and sees positions up to its own; position `p` of a sequence lies in page
+`page_tables[seq, p // PAGE]` at `p % PAGE`. Query head `h` reads kv head `h // (heads / kv_heads)`. The layer is an operand, so that all
+layers share one kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from compiler.ir.dims import Dim, dim_max
+from compiler.ir.dtypes import DType
+from compiler.ir.errors import AnnotationError
+from compiler.ir.loops import Allocate, Buffer, Const, Fn, ReduceFn, Scalar, ScalarParam, Stmt
+from compiler.ir.op import REQUIRED
+from compiler.ir.types import TensorType, Type
+from compiler.ops.elementwise import output
+from compiler.ops.nest import apply, cast, const, fill, let, load, loops, reduce, seq, store
+from compiler.ops.tables import Nest, Operands, define
+
+PAGE = 16
+
+F32 = DType.F32
+
+
+def key_index(size: Dim, offset: Dim, j: Dim) -> Dim:
+    """Where element `j` of the key at `offset` stands in its page."""
+    return j * PAGE + offset
+
+
+def value_index(size: Dim, offset: Dim, j: Dim) -> Dim:
+    return offset * size + j
+
+
+def read_index(place: Buffer | ScalarParam | Const | None, name: str, upper: Dim, body: Callable[[Dim], Stmt]) -> Stmt:
+    """Use a scalar operand as an index."""
+    assert isinstance(place, ScalarParam | Const)
+    return let(name, cast(place, DType.I64), body, 0, upper)
+
+
+# --- appending ---------------------------------------------------------------------------------------------------------
+
+
+def _append_type(args: tuple[Type, ...], _: Any) -> Type:
+    cache, k, v = args[:3]
+    for name, new in (("k", k), ("v", v)):
+        if isinstance(new, TensorType) and new.ndim not in (None, 3):
+            raise AnnotationError(f"{name} has rank {new.ndim}, wants 3: [tokens, kv_heads, size]")
+    return cache
+
+
+def _append_nest(operands: Operands) -> Nest:
+    """kv_append(cache, k[t, kv_heads, size], v, slots[t], layer): slot = page * PAGE + offset."""
+    cache, k, v, slots = (operands.buffer(i) for i in range(4))
+    new = Buffer("new_cache", cache.shape, cache.dtype)
+    tokens, heads, size = k.shape
+
+    def copy(layer: Dim, which: int, source: Buffer, index: Callable[[Dim, Dim, Dim], Dim]) -> Stmt:
+        def at_slot(t: Dim, slot: Dim) -> Stmt:
+            page, offset = slot // PAGE, slot % PAGE
+            return loops(
+                (heads, size),
+                lambda h, j: store(new, (layer, Dim.of(which), page, h, index(size, offset, j)), cast(load(source, t, h, j), cache.dtype)),
+            )
+
+        return loops((tokens,), lambda t: let("slot", cast(load(slots, t), DType.I64), lambda slot: at_slot(t, slot)))
+
+    def both(layer: Dim) -> Stmt:
+        return seq(copy(layer, 0, k, key_index), copy(layer, 1, v, value_index))
+
+    return Nest((new,), read_index(operands.places[4], "layer", cache.shape[0] - 1, both), inplace=(0,))
+
+
+def _append_numpy(cache: Any, k: Any, v: Any, slots: Any, layer: Any) -> Any:
+    cache = cache.copy()
+    size = k.shape[2]
+    for i, slot in enumerate(slots):
+        page, offset = int(slot) // PAGE, int(slot) % PAGE
+        cache[layer, 0, page].reshape(-1, size, PAGE)[:, :, offset] = k[i].astype(cache.dtype)
+        cache[layer, 1, page].reshape(-1, PAGE, size)[:, offset, :] = v[i].astype(cache.dtype)
+    return cache
+
+
+KV_APPEND = define("kv_append", _append_type, _append_numpy, _append_nest, pure=False)
+
+
+# --- attending ---------------------------------------------------------------------------------------------------------
+
+
+def _attention_type(args: tuple[Type, ...], _: Mapping[str, Any]) -> Type:
+    q = args[0]
+    if isinstance(q, TensorType) and q.ndim not in (None, 3):
+        raise AnnotationError(f"q has rank {q.ndim}, wants 3: [tokens, heads, size]")
+    return q
+
+
+def _attention_nest(operands: Operands) -> Nest:
+    """The formula itself: scores, their maximum, the sum of exponentials, the weighted values. The scheduler has a version that walks
+    the pages once; this one is what it must compute."""
+    out = output(operands)
+    q, cache, tables, seq_ids, positions = (operands.buffer(i) for i in range(5))
+    sinks = operands.buffer(6) if len(operands.places) > 6 else None
+    attrs = operands.attrs
+    tokens, heads, size = q.shape
+    group = heads // cache.shape[3]
+    most = tables.shape[1] * PAGE  # positions that a page table can hold
+    scores = Buffer("scores", (tokens, heads, most), F32)
+    top, total = Buffer("top", (tokens, heads), F32), Buffer("total", (tokens, heads), F32)
+
+    def first(position: Dim) -> Dim:
+        window = attrs["window"]
+        return dim_max(0, position - (window - 1)) if window else Dim.of(0)
+
+    def score(layer: Dim, t: Dim, h: Dim, p: Dim, page: Dim) -> Scalar:
+        def term(r: Dim) -> Scalar:
+            key = load(cache, layer, 0, page, h // group, key_index(size, p % PAGE, r))
+            return apply(Fn.MUL, cast(load(q, t, h, r), F32), cast(key, F32))
+
+        dot = reduce(ReduceFn.SUM, (size,), term)
+        scaled = apply(Fn.MUL, dot, const(attrs["scale"], F32))
+        if attrs["softcap"]:
+            cap = const(attrs["softcap"], F32)
+            scaled = apply(Fn.MUL, apply(Fn.TANH, apply(Fn.DIV, scaled, cap)), cap)
+        return scaled
+
+    def weight(t: Dim, h: Dim, p: Dim) -> Scalar:
+        return apply(Fn.EXP, apply(Fn.SUB, load(scores, t, h, p), load(top, t, h)))
+
+    def per_token(layer: Dim, t: Dim) -> Stmt:
+        def body(position: Dim, s: Dim) -> Stmt:
+            low = first(position)
+            count = position + 1 - low
+
+            def page_of(p: Dim, then: Any) -> Stmt:
+                return let("page", cast(load(tables, s, p // PAGE), DType.I64), then)
+
+            fill_scores = loops(
+                (heads, count),
+                lambda h, i: page_of(i + low, lambda page: store(scores, (t, h, i + low), score(layer, t, h, i + low, page))),
+            )
+
+            def maximum(h: Dim) -> Stmt:
+                m = reduce(ReduceFn.MAX, (count,), lambda i: load(scores, t, h, i + low))
+                m = m if sinks is None else apply(Fn.MAX, m, cast(load(sinks, h), F32))
+                return store(top, (t, h), m)
+
+            def exponentials(h: Dim) -> Stmt:
+                total_weight: Scalar = reduce(ReduceFn.SUM, (count,), lambda i: weight(t, h, i + low))
+                if sinks is not None:
+                    own = apply(Fn.EXP, apply(Fn.SUB, cast(load(sinks, h), F32), load(top, t, h)))
+                    total_weight = apply(Fn.ADD, total_weight, own)
+                return store(total, (t, h), total_weight)
+
+            zeroed = loops((heads, size), lambda h, j: store(sums, (t, h, j), const(0.0, F32)))
+
+            def accumulate(i: Dim) -> Stmt:
+                def add(page: Dim) -> Stmt:
+                    def one(h: Dim, j: Dim) -> Stmt:
+                        at = value_index(size, (i + low) % PAGE, j)
+                        value = cast(load(cache, layer, 1, page, h // group, at), F32)
+                        return store(sums, (t, h, j), apply(Fn.ADD, load(sums, t, h, j), apply(Fn.MUL, weight(t, h, i + low), value)))
+
+                    return loops((heads, size), one)
+
+                return page_of(i + low, add)
+
+            return seq(
+                fill_scores,
+                loops((heads,), maximum),
+                loops((heads,), exponentials),
+                zeroed,
+                loops((count,), accumulate),
+            )
+
+        position = cast(load(positions, t), DType.I64)
+        sequence = cast(load(seq_ids, t), DType.I64)
+        return let("position", position, lambda pos: let("s", sequence, lambda s: body(pos, s)))
+
+    sums = Buffer("sums", (tokens, heads, size), F32)
+    result = fill(out, lambda t, h, j: cast(apply(Fn.DIV, load(sums, t, h, j), load(total, t, h)), out.dtype))
+    walk = read_index(operands.places[5], "layer", cache.shape[0] - 1, lambda layer: loops((tokens,), lambda t: per_token(layer, t)))
+    body = seq(walk, result)
+    for buffer in (scores, top, total, sums):
+        body = Allocate(buffer, body)
+    return Nest((out,), body, attrs={"attention": [attrs["scale"], attrs["window"], attrs["softcap"]]})
+
+
+def _attention_numpy(
+    q: Any,
+    cache: Any,
+    tables: Any,
+    seq_ids: Any,
+    positions: Any,
+    layer: Any,
+    sinks: Any = None,
+    *,
+    scale: float,
+    window: int,
+    softcap: float,
+) -> Any:
+    out = np.zeros(q.shape, np.float32)
+    pages_shape = (*cache.shape[2:4],)
+    keys = cache[layer, 0].reshape(*pages_shape, q.shape[2], PAGE)
+    values = cache[layer, 1].reshape(*pages_shape, PAGE, q.shape[2])
+    group = q.shape[1] // keys.shape[1]
+    for t, (s, position) in enumerate(zip(seq_ids, positions, strict=True)):
+        low = max(0, position - window + 1) if window else 0
+        at = np.arange(low, position + 1)
+        pages, offsets = tables[s, at // PAGE], at % PAGE
+        k = keys[pages, :, :, offsets].astype(np.float32)  # [positions, kv_heads, size]
+        v = values[pages, :, offsets, :].astype(np.float32)
+        for h in range(q.shape[1]):
+            score = k[:, h // group] @ q[t, h].astype(np.float32) * np.float32(scale)
+            if softcap:
+                score = np.tanh(score / np.float32(softcap)) * np.float32(softcap)
+            top = score.max() if sinks is None else max(score.max(), float(sinks[h]))
+            e = np.exp(score - top)
+            total = e.sum() + (0.0 if sinks is None else np.exp(np.float32(sinks[h]) - top))
+            out[t, h] = e @ v[:, h // group] / total
+    return out.astype(q.dtype)
+
+
+PAGED_ATTENTION = define(
+    "paged_attention", _attention_type, _attention_numpy, _attention_nest, {"scale": REQUIRED, "window": 0, "softcap": 0.0}
+)

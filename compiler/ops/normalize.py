@@ -1,0 +1,199 @@
+"""Normalisation along the last axis: softmax, log-softmax, layer norm, RMS norm. Statistics are computed in f32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from compiler.ir.dims import Dim
+from compiler.ir.dtypes import DType
+from compiler.ir.errors import AnnotationError
+from compiler.ir.loops import Allocate, Buffer, Fn, ReduceFn, Scalar, Stmt
+from compiler.ir.op import REQUIRED
+from compiler.ir.prove import prove_eq, prove_ne
+from compiler.ir.types import TensorType, Type
+from compiler.ops.elementwise import output
+from compiler.ops.nest import apply, cast, const, fill, index_value, load, reduce, seq
+from compiler.ops.tables import Nest, Operands, define
+
+F32 = DType.F32
+
+
+def _like_first(args: tuple[Type, ...], _: Mapping[str, Any]) -> Type:
+    x = args[0]
+    if isinstance(x, TensorType):
+        if x.dtype is not None and not x.dtype.is_float:
+            raise AnnotationError(f"wants floats, has {x.dtype}; cast first")
+        if x.ndim == 0:
+            raise AnnotationError("wants at least one axis, has a tensor of rank 0")
+        for w in args[1:]:
+            if isinstance(w, TensorType) and w.shape and x.shape and prove_ne(w.shape[0], x.shape[-1]):
+                raise AnnotationError(f"the last dimension is {x.shape[-1]}, the weight has {w.shape[0]}")
+    return x
+
+
+def _row(x: Buffer) -> tuple[Dim, ...]:
+    return x.shape[:-1]
+
+
+def _stat(name: str, x: Buffer) -> Buffer:
+    """One number per row."""
+    return Buffer(name, _row(x), F32)
+
+
+def _fold(fn: ReduceFn, x: Buffer, row: tuple[Dim, ...], term: Callable[[Scalar], Scalar]) -> Scalar:
+    return reduce(fn, (x.shape[-1],), lambda r: term(cast(load(x, *row, r), F32)))
+
+
+def _weighted(operands: Operands) -> tuple[tuple[int, Type], ...]:
+    """Weights whose length is not proved to be the row's."""
+    x = operands.buffer(0)
+    ws = [(i, operands.buffer(i)) for i in range(1, len(operands.places))]
+    return tuple((i, TensorType((x.shape[-1],), w.dtype)) for i, w in ws if not prove_eq(w.shape[0], x.shape[-1]))
+
+
+def _program(temporaries: list[Buffer], *stages: Stmt) -> Stmt:
+    body = seq(*stages)
+    for buffer in reversed(temporaries):
+        body = Allocate(buffer, body)
+    return body
+
+
+# --- softmax -----------------------------------------------------------------------------------------------------------
+
+
+def _softmax_nest(operands: Operands) -> Nest:
+    out, x = output(operands), operands.buffer(0)
+    top, total = _stat("top", x), _stat("total", x)
+
+    def shifted(value: Scalar, *row: Dim) -> Scalar:
+        return apply(Fn.EXP, apply(Fn.SUB, value, load(top, *row)))
+
+    return Nest(
+        (out,),
+        _program(
+            [top, total],
+            fill(top, lambda *row: _fold(ReduceFn.MAX, x, row, lambda v: v)),
+            fill(total, lambda *row: _fold(ReduceFn.SUM, x, row, lambda v: shifted(v, *row))),
+            fill(
+                out,
+                lambda *ijk: cast(apply(Fn.DIV, shifted(cast(load(x, *ijk), F32), *ijk[:-1]), load(total, *ijk[:-1])), out.dtype),
+            ),
+        ),
+    )
+
+
+def _softmax_numpy(x: Any) -> Any:
+    wide = x.astype(np.float32)
+    e = np.exp(wide - wide.max(-1, keepdims=True, initial=-np.inf))
+    return (e / e.sum(-1, keepdims=True)).astype(x.dtype)
+
+
+def _log_softmax_nest(operands: Operands) -> Nest:
+    out, x = output(operands), operands.buffer(0)
+    top, total = _stat("top", x), _stat("total", x)
+    return Nest(
+        (out,),
+        _program(
+            [top, total],
+            fill(top, lambda *row: _fold(ReduceFn.MAX, x, row, lambda v: v)),
+            fill(
+                total,
+                lambda *row: apply(
+                    Fn.LOG,
+                    _fold(ReduceFn.SUM, x, row, lambda v: apply(Fn.EXP, apply(Fn.SUB, v, load(top, *row)))),
+                ),
+            ),
+            fill(
+                out,
+                lambda *ijk: cast(
+                    apply(Fn.SUB, apply(Fn.SUB, cast(load(x, *ijk), F32), load(top, *ijk[:-1])), load(total, *ijk[:-1])),
+                    out.dtype,
+                ),
+            ),
+        ),
+    )
+
+
+def _log_softmax_numpy(x: Any) -> Any:
+    wide = x.astype(np.float32)
+    shifted = wide - wide.max(-1, keepdims=True, initial=-np.inf)
+    return (shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))).astype(x.dtype)
+
+
+SOFTMAX = define("softmax", _like_first, _softmax_numpy, _softmax_nest)
+LOG_SOFTMAX = define("log_softmax", _like_first, _log_softmax_numpy, _log_softmax_nest)
+
+
+# --- norms -------------------------------------------------------------------------------------------------------------
+
+
+def _length(x: Buffer) -> Scalar:
+    return cast(index_value(x.shape[-1]), F32)
+
+
+def _rms_nest(operands: Operands) -> Nest:
+    """out = x / sqrt(mean(x^2) + eps) * (offset + weight)"""
+    out, x, w = output(operands), operands.buffer(0), operands.buffer(1)
+    eps, offset = const(operands.attrs["eps"], F32), operands.attrs["weight_offset"]
+    scale = _stat("scale", x)
+
+    def weight(j: Dim) -> Scalar:
+        value = cast(load(w, j), F32)
+        return apply(Fn.ADD, value, const(offset, F32)) if offset else value
+
+    def mean(*row: Dim) -> Scalar:
+        squares = _fold(ReduceFn.SUM, x, row, lambda v: apply(Fn.MUL, v, v))
+        return apply(Fn.RSQRT, apply(Fn.ADD, apply(Fn.DIV, squares, _length(x)), eps))
+
+    def value(*ijk: Dim) -> Scalar:
+        normed = apply(Fn.MUL, cast(load(x, *ijk), F32), load(scale, *ijk[:-1]))
+        return cast(apply(Fn.MUL, normed, weight(ijk[-1])), out.dtype)
+
+    return Nest((out,), _program([scale], fill(scale, mean), fill(out, value)), checks=_weighted(operands))
+
+
+def _rms_numpy(x: Any, w: Any, *, eps: float, weight_offset: float) -> Any:
+    wide = x.astype(np.float32)
+    scale = 1 / np.sqrt(np.mean(wide * wide, -1, keepdims=True) + np.float32(eps))
+    return (wide * scale * (w.astype(np.float32) + np.float32(weight_offset))).astype(x.dtype)
+
+
+RMS_NORM = define("rms_norm", _like_first, _rms_numpy, _rms_nest, {"eps": REQUIRED, "weight_offset": 0.0})
+
+
+def _layer_nest(operands: Operands) -> Nest:
+    """out = (x - mean) / sqrt(variance + eps) * weight + bias"""
+    out, x, w, b = output(operands), operands.buffer(0), operands.buffer(1), operands.buffer(2)
+    eps = const(operands.attrs["eps"], F32)
+    mean, scale = _stat("mean", x), _stat("scale", x)
+
+    def centred(value: Scalar, *row: Dim) -> Scalar:
+        return apply(Fn.SUB, value, load(mean, *row))
+
+    def spread(*row: Dim) -> Scalar:
+        def square(v: Scalar) -> Scalar:
+            return apply(Fn.MUL, centred(v, *row), centred(v, *row))
+
+        variance = apply(Fn.DIV, _fold(ReduceFn.SUM, x, row, square), _length(x))
+        return apply(Fn.RSQRT, apply(Fn.ADD, variance, eps))
+
+    def value(*ijk: Dim) -> Scalar:
+        row, j = ijk[:-1], ijk[-1]
+        normed = apply(Fn.MUL, centred(cast(load(x, *ijk), F32), *row), load(scale, *row))
+        return cast(apply(Fn.ADD, apply(Fn.MUL, normed, cast(load(w, j), F32)), cast(load(b, j), F32)), out.dtype)
+
+    average = fill(mean, lambda *row: apply(Fn.DIV, _fold(ReduceFn.SUM, x, row, lambda v: v), _length(x)))
+    return Nest((out,), _program([mean, scale], average, fill(scale, spread), fill(out, value)), checks=_weighted(operands))
+
+
+def _layer_numpy(x: Any, w: Any, b: Any, *, eps: float) -> Any:
+    wide = x.astype(np.float32)
+    centred = wide - wide.mean(-1, keepdims=True)
+    scale = 1 / np.sqrt(np.mean(centred * centred, -1, keepdims=True) + np.float32(eps))
+    return (centred * scale * w.astype(np.float32) + b.astype(np.float32)).astype(x.dtype)
+
+
+LAYER_NORM = define("layer_norm", _like_first, _layer_numpy, _layer_nest, {"eps": REQUIRED})

@@ -1,0 +1,140 @@
+"""One way to test an operator: as a program of one call, whose meaning must be what NumPy says, before and after it becomes loops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from compiler.interpret.graph import Interpreter
+from compiler.ir.builder import Builder
+from compiler.ir.deduce import type_of
+from compiler.ir.dims import Dim, DimVar
+from compiler.ir.dtypes import DType
+from compiler.ir.graph import Atom, ScalarValue, ShapeValue, Var
+from compiler.ir.module import IRModule
+from compiler.ir.op import OpDef
+from compiler.ir.types import TensorType, TupleType, Type
+from compiler.ir.verify import verify
+from compiler.ops.tables import INTERPRET
+from compiler.passes.legalize import legalize
+
+# Rounding to the type, and the order of sums.
+TOLERANCE = {DType.F32: 3e-6, DType.F16: 2e-3, DType.BF16: 1.6e-2}
+
+
+def close(actual: Any, expected: Any) -> None:
+    """The same type and shape, and equal: exactly, or for floats up to a few roundings of the largest element."""
+    if isinstance(expected, tuple) and not all(isinstance(e, int) for e in expected):
+        assert isinstance(actual, tuple) and len(actual) == len(expected)
+        for a, e in zip(actual, expected, strict=True):
+            close(a, e)
+        return
+    actual, expected = np.asarray(actual), np.asarray(expected)
+    assert (actual.shape, actual.dtype) == (expected.shape, expected.dtype)
+    dtype = DType.from_numpy(expected.dtype)
+    if not dtype.is_float:
+        np.testing.assert_array_equal(actual, expected)
+        return
+    a, e = actual.astype(np.float64), expected.astype(np.float64)
+    scale = np.max(np.abs(e), initial=0.0, where=np.isfinite(e))
+    np.testing.assert_allclose(a, e, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype] * 0.1 * scale)
+
+
+def operand(value: Any, shape: str | None, dims: dict[str, DimVar], name: str) -> Atom:
+    """A parameter for an array, with a variable for every letter of its shape; anything else is written into the program."""
+    match value:
+        case np.ndarray():
+            letters = shape.split() if shape is not None else [str(n) for n in value.shape]
+            extents = [Dim.of(int(s)) if s.isdigit() else Dim.of(dims.setdefault(s, DimVar(s))) for s in letters]
+            assert len(extents) == value.ndim, (shape, value.shape)
+            return Var(name, TensorType(tuple(extents), DType.from_numpy(value.dtype)))
+        case tuple():
+            return ShapeValue(tuple(Dim.of(dims.setdefault(v, DimVar(v))) if isinstance(v, str) else Dim.of(v) for v in value))
+        case bool():
+            return ScalarValue(value, DType.BOOL)
+        case int():
+            return ScalarValue(Dim.of(value), DType.I64)
+        case float():
+            return ScalarValue(value, DType.F32)
+        case _:
+            return value
+
+
+def program(op: OpDef, atoms: list[Atom], attrs: dict[str, Any]) -> IRModule:
+    builder = Builder()
+    with builder.function("main", [a for a in atoms if isinstance(a, Var)]):
+        builder.returns(builder.call(op, *atoms, **attrs))
+    return builder.finish()
+
+
+def has_type(value: Any, type_: Type, dims: dict[DimVar, int]) -> None:
+    """Deduction promised no more than what came."""
+    match type_:
+        case TensorType(shape=shape, dtype=dtype, ndim=ndim):
+            assert dtype is None or value.dtype == dtype.numpy
+            assert ndim is None or value.ndim == ndim
+            if shape is not None:
+                assert value.shape == tuple(d.evaluate(dims) for d in shape)
+        case TupleType(fields=fields):
+            for item, field in zip(value, fields, strict=True):
+                has_type(item, field, dims)
+        case _:
+            pass
+
+
+@pytest.fixture
+def run() -> Callable[..., Any]:
+    """`run(op, *values, shapes="n k, m k", **attrs)`: the operator's value, after checking that its annotation holds and that the loop
+    nest computes the same. `shapes` makes dimensions symbolic, one entry per tensor."""
+
+    def call(op: OpDef, *values: Any, shapes: str | None = None, **attrs: Any) -> Any:
+        given: list[str | None] = [None if s is None else s.strip() for s in shapes.split(",")] if shapes is not None else []
+        dims: dict[str, DimVar] = {}
+        atoms: list[Atom] = []
+        for value in values:
+            shape = given.pop(0) if isinstance(value, np.ndarray) and given else None
+            atoms.append(operand(value, shape, dims, f"x{len(atoms)}"))
+        arrays = [v for v in values if isinstance(v, np.ndarray)]
+        module = program(op, atoms, attrs)
+        expected = Interpreter(module).call("main", *arrays)
+        known = {
+            d.var: n
+            for v, a in zip(arrays, (a for a in atoms if isinstance(a, Var)), strict=True)
+            for d, n in zip(type_of(a).shape or (), v.shape, strict=True)  # type: ignore[union-attr]
+            if d.var is not None
+        }
+        has_type(expected, module.graph("main").result_type, known)
+        legal = legalize(module)
+        verify(legal)
+        before = [v.copy() for v in arrays]
+        close(Interpreter(legal).call("main", *arrays), expected)
+        for array, copy in zip(arrays, before, strict=True):
+            np.testing.assert_array_equal(array, copy)
+        return expected
+
+    return call
+
+
+@pytest.fixture
+def meaning() -> Callable[..., Any]:
+    """The operator's NumPy meaning alone."""
+    return lambda op, *values, **attrs: INTERPRET[op.name](*values, **{**op.attributes, **attrs})
+
+
+@pytest.fixture
+def deduced() -> Callable[..., Type]:
+    """`deduced(op, *types, **attrs)`: the annotation of a call."""
+
+    def call(op: OpDef, *types: Type, **attrs: Any) -> Type:
+        module = program(op, [Var(f"x{i}", t) for i, t in enumerate(types)], attrs)
+        return module.graph("main").body.bindings[-1].var.type
+
+    return call
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(7)
