@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from compiler.ir.builder import Builder
 from compiler.ir.deduce import type_of
+from compiler.ir.dims import Dim
+from compiler.ir.dtypes import DType
 from compiler.ir.errors import CompileError
-from compiler.ir.graph import Atom, Binding, Call, CallLibrary, Value, Var
-from compiler.ir.loops import Buffer, ScalarParam
+from compiler.ir.graph import Atom, Binding, Call, CallLibrary, ScalarValue, Value, Var
+from compiler.ir.loops import Buffer, Const, ScalarParam
 from compiler.ir.module import IRModule
 from compiler.ir.types import ScalarType, TensorType, TupleType, Type
-from compiler.ops.tables import LEGALIZE, Library, Nest, Operands
+from compiler.ops.tables import LEGALIZE, Library, Nest, Operands, Place
 from compiler.passes.outline import Outliner
 from compiler.passes.rewrite import rewrite_module
 
@@ -39,7 +41,7 @@ def legalize(module: IRModule) -> IRModule:
 def _legalize(builder: Builder, outliner: Outliner, var: Var, call: Call) -> Value:
     name, args = call.op.name, call.args
     types = tuple(type_of(a, builder.signature) for a in args)
-    places = tuple(_place(name, f"{_letter(i)}", t) for i, t in enumerate(types))
+    places = tuple(_place(name, _letter(i), a, t) for i, (a, t) in enumerate(zip(args, types, strict=True)))
     operands = Operands(args, types, places, {**call.op.attributes, **call.attrs}, var.type)
     if not _known(var.type):
         raise UnknownShape(
@@ -52,7 +54,7 @@ def _legalize(builder: Builder, outliner: Outliner, var: Var, call: Call) -> Val
     pairs: list[tuple[Buffer | ScalarParam, Atom]] = []
     numbers: dict[int, int] = {}  # operand -> parameter
     for i, (place, atom) in enumerate(zip(places, args, strict=True)):
-        if place is not None:
+        if isinstance(place, Buffer | ScalarParam):
             numbers[i] = len(pairs)
             pairs.append((place, atom))
     inplace = tuple(None if i is None else numbers[i] for i in legal.inplace)
@@ -66,13 +68,17 @@ def _checked(builder: Builder, args: tuple[Atom, ...], nest: Nest) -> tuple[Atom
     return tuple(checked)
 
 
-def _place(op: str, name: str, type_: Type) -> Buffer | ScalarParam | None:
-    match type_:
-        case TensorType(shape=shape, dtype=dtype) if shape is not None and dtype is not None:
+def _place(op: str, name: str, atom: Atom, type_: Type) -> Place | None:
+    match atom, type_:
+        case ScalarValue(value=Dim()), ScalarType(dtype=dtype) if dtype is not None:
+            return ScalarParam(name, dtype)  # also where it is a number: calls that differ in it (a layer's index) share the function
+        case ScalarValue(value=bool() | int() | float() as value, dtype=dtype), _:
+            return Const(value, DType(dtype))
+        case _, TensorType(shape=shape, dtype=dtype) if shape is not None and dtype is not None:
             return Buffer(name, shape, dtype)
-        case TensorType():
+        case _, TensorType():
             raise UnknownShape(f"operand {name} of {op} is {type_}, and a loop nest needs all extents; state them with match_cast")
-        case ScalarType(dtype=dtype, value=None) if dtype is not None:
+        case _, ScalarType(dtype=dtype) if dtype is not None:
             return ScalarParam(name, dtype)
         case _:
             return None

@@ -1,8 +1,8 @@
 """Move work that depends on weights alone out of the step and into a function that runs once, when weights are bound.
 
-Before: an entry point `step(inputs..., weights...)`. After: `step(inputs..., prepared...)`, and `step.weights(weights...)` that returns
-the tuple of `prepared` values: weights that are used as they are, and whatever was packed, transposed, quantised or folded from them.
-Both are compiled alike, so the packing loops run as fast as any other.
+Before: an entry point `step(inputs..., weights...)`. After: `step(inputs..., kept..., prepared...)`, where `kept` are the weights that are
+used as they are, and `step.weights(weights...)` that returns the tuple of `prepared` values: whatever was packed, transposed, quantised or
+folded from weights. Both are compiled alike, so the packing loops run as fast as any other.
 """
 
 from __future__ import annotations
@@ -55,13 +55,15 @@ def _lift(name: str, func: Function, module: IRModule) -> dict[str, Function]:
     rest = [Block(tuple(b for b in block.bindings if b not in stays), block.kind) for block in func.body.blocks]
     body = Body(tuple(b for b in rest if b.bindings), func.body.result)
     used = count_uses(body)
-    wanted = [v for v in early if v in used]
+    kept = [v for v in func.weights if v in used]
+    wanted = [b.var for b in moved if b.var in used]
+    sources = [v for v in func.weights if any(v in operands(b.value) for b in moved)]
     prepared = Var("prepared", TupleType(tuple(v.type for v in wanted)))
     block = Block((*moved, Binding(prepared, MakeTuple(tuple(wanted)))), BlockKind.DATAFLOW)
     assert func.num_inputs is not None
     inputs = func.params[: func.num_inputs]
-    step = Function((*inputs, *wanted), body, func.result_type, func.pure, func.num_inputs, func.arena)
-    return {name: step, name + SUFFIX: Function(func.weights, Body((block,), prepared), prepared.type)}
+    step = Function((*inputs, *kept, *wanted), body, func.result_type, func.pure, func.num_inputs, func.arena)
+    return {name: step, name + SUFFIX: Function(tuple(sources), Body((block,), prepared), prepared.type)}
 
 
 def _movable(value: Value, early: Container[Var], module: IRModule) -> bool:

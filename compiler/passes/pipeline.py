@@ -15,6 +15,7 @@ from compiler.passes.lift_weights import lift_weights
 from compiler.passes.lift_workspace import lift_workspace
 from compiler.passes.pack_operands import PackOperands
 from compiler.passes.plan_memory import PlanMemory
+from compiler.passes.protect_operands import protect_operands
 from compiler.passes.schedule_kernels import ScheduleKernels
 from compiler.passes.share_subexpressions import share_subexpressions
 from compiler.schedule.rules import tile_shape
@@ -26,6 +27,7 @@ def pipeline(target: Target, instruments: tuple[Instrument, ...] = ()) -> Pipeli
         (
             # from operators to loop nests
             legalize,
+            protect_operands,
             annotate_patterns,
             FoldConstants(),
             share_subexpressions,

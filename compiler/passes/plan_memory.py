@@ -38,6 +38,7 @@ from compiler.ir.module import IRModule
 from compiler.ir.prove import bounds, prove_le
 from compiler.ir.types import TensorType
 from compiler.ir.visit import operands
+from compiler.passes.lift_weights import SUFFIX
 from compiler.passes.rewrite import rewrite_function
 
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector
@@ -45,7 +46,7 @@ ALIGNMENT = 64  # bytes: a cache line, and the widest vector
 IsView = Callable[[Call], bool]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Life:
     """One allocation: the allocated variable and the span of binding numbers in which its memory is in use."""
 
@@ -74,8 +75,9 @@ class PlanMemory:
     def _plan(self, builder: Builder, name: str, func: Function) -> bool:
         lives = _Lives(self.is_view)
         lives.walk(func.body)
-        lives.keep(func.body)
-        offsets, total = place(lives.found)
+        returned = lives.keep(func.body)
+        # What is prepared from weights outlives every call: it gets memory of its own.
+        offsets, total = place([life for life in lives.found if not (name.endswith(SUFFIX) and life in returned)])
         if not offsets:
             return False
 
@@ -118,10 +120,11 @@ class _Lives:
         self._now += 1
         self._use(body.result)
 
-    def keep(self, body: Body) -> None:
+    def keep(self, body: Body) -> tuple[_Life, ...]:
         """What is returned is read by the caller: it lives to the end."""
         self._now += 1
         self._use(body.result)
+        return self._of(body.result)
 
     def _binding(self, binding: Binding) -> None:
         value = binding.value

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from compiler.ir.dims import Dim, DimVar, dim_max, dim_min
 from compiler.ir.dtypes import DType
@@ -25,6 +24,7 @@ from compiler.ir.loops import (
     Load,
     PrimFunc,
     Scalar,
+    ScalarParam,
     Scope,
     Stmt,
     Store,
@@ -39,11 +39,12 @@ def schedule_attention(prim: PrimFunc, width: int) -> PrimFunc | None:
     kept = prim.attrs.get("attention")
     if kept is None:
         return None
-    q, keys = prim.buffers[0], prim.buffers[1]
-    heads, kv_heads, size = q.shape[1], keys.shape[1], q.shape[2]
+    q, cache = prim.buffers[0], prim.buffers[1]
+    heads, kv_heads, size = q.shape[1], cache.shape[3], q.shape[2]
     if not (heads.is_const and kv_heads.is_const and size.is_const):
         return None
-    body = _Attention(prim.buffers, kept, heads.const // kv_heads.const, size.const, _divisor(size.const, width)).body()
+    layer = next(p for p in prim.params if isinstance(p, ScalarParam))
+    body = _Attention(prim.buffers, layer, *kept, heads.const // kv_heads.const, size.const, _divisor(size.const, width)).body()
     return PrimFunc(prim.params, prim.num_outputs, body, {**prim.attrs, "schedule": "attention"})
 
 
@@ -55,31 +56,35 @@ def _divisor(size: int, width: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Attention:
-    buffers: tuple[Buffer, ...]
-    attrs: dict[str, Any]
+    buffers: tuple[Buffer, ...]  # q, cache, page tables, sequence ids, positions, sinks if any, out
+    layer: ScalarParam
+    scale: float
+    window: int
+    softcap: float
     group: int  # query heads per kv head
     size: int
     width: int  # lanes of a value
 
     def body(self) -> Stmt:
-        q, keys = self.buffers[0], self.buffers[1]
-        kv_heads = keys.shape[1]
+        q, cache = self.buffers[0], self.buffers[1]
+        kv_heads = cache.shape[3]
         return parallel("p", q.shape[0] * kv_heads, lambda p: self.token(p // kv_heads, p % kv_heads))
 
     def token(self, t: Dim, kv_head: Dim) -> Stmt:
-        seq_ids, positions = self.buffers[4], self.buffers[5]
-        position, sequence = DimVar("position"), DimVar("s")
-        walk = self.walk(t, kv_head, Dim.of(position), Dim.of(sequence))
+        seq_ids, positions = self.buffers[3], self.buffers[4]
+        position, sequence, layer = DimVar("position"), DimVar("s"), DimVar("layer")
+        walk = self.walk(t, kv_head, Dim.of(position), Dim.of(sequence), Dim.of(layer))
+        walk = Let(layer, Cast(self.layer, DType.I64) if self.layer.dtype is not DType.I64 else self.layer, walk)
         known = Let(sequence, Cast(Load(seq_ids, (t,)), DType.I64), walk)
         return Let(position, Cast(Load(positions, (t,)), DType.I64), known)
 
-    def walk(self, t: Dim, kv_head: Dim, position: Dim, sequence: Dim) -> Stmt:
+    def walk(self, t: Dim, kv_head: Dim, position: Dim, sequence: Dim, layer: Dim) -> Stmt:
         group, parts = self.group, self.size // self.width
         acc = _local("acc", group, parts, self.width)
         top, total = _local("top", group), _local("total", group)
-        window = self.attrs["window"]
+        window = self.window
         low = dim_max(0, position - (window - 1)) if window else Dim.of(0)
-        sinks = self.buffers[6] if len(self.buffers) > 7 else None
+        sinks = self.buffers[5] if len(self.buffers) > 6 else None
         out = self.buffers[-1]
 
         def head(g: Dim) -> Dim:
@@ -97,8 +102,10 @@ class _Attention:
 
         def page(b: Dim) -> Stmt:
             var = DimVar("page")
-            place = Cast(Load(self.buffers[3], (sequence, b + low // PAGE)), DType.I64)
-            return Let(var, place, self.page(t, kv_head, head, Dim.of(var), (b + low // PAGE) * PAGE, low, position, acc, top, total))
+            place = Cast(Load(self.buffers[2], (sequence, b + low // PAGE)), DType.I64)
+            return Let(
+                var, place, self.page(t, kv_head, head, layer, Dim.of(var), (b + low // PAGE) * PAGE, low, position, acc, top, total)
+            )
 
         def finish(g: Dim) -> Stmt:
             def part(c: Dim, lane: Dim) -> Stmt:
@@ -120,6 +127,7 @@ class _Attention:
         t: Dim,
         kv_head: Dim,
         head: Callable[[Dim], Dim],
+        layer: Dim,
         page: Dim,
         start: Dim,
         low: Dim,
@@ -128,7 +136,7 @@ class _Attention:
         top: Buffer,
         total: Buffer,
     ) -> Stmt:
-        q, keys, values = self.buffers[:3]
+        q, cache = self.buffers[:2]
         group, parts, width = self.group, self.size // self.width, self.width
         score, fold, change = _local("score", group, PAGE), _local("fold", PAGE), _local("change", group)
 
@@ -140,18 +148,22 @@ class _Attention:
 
         def dot(r: Dim) -> Stmt:
             def one(g: Dim, lane: Dim) -> Stmt:
-                terms = (_f32(Load(q, (t, head(g), r))), _f32(Load(keys, (page, kv_head, r, lane))), Load(score, (g, lane)))
+                terms = (
+                    _f32(Load(q, (t, head(g), r))),
+                    _f32(Load(cache, (layer, Dim.of(0), page, kv_head, r * PAGE + lane))),
+                    Load(score, (g, lane)),
+                )
                 return Store(score, (g, lane), Apply(Fn.FMA, terms))
 
             return heads(lambda g: each_key(lambda lane: one(g, lane)))
 
         def scaled(g: Dim, lane: Dim) -> Stmt:
-            value: Scalar = _mul(Load(score, (g, lane)), Const(self.attrs["scale"], F32))
-            if self.attrs["softcap"]:
-                cap = Const(self.attrs["softcap"], F32)
+            value: Scalar = _mul(Load(score, (g, lane)), Const(self.scale, F32))
+            if self.softcap:
+                cap = Const(self.softcap, F32)
                 value = _mul(Apply(Fn.TANH, (Apply(Fn.DIV, (value, cap)),)), cap)
             seen = _le(start + lane, position)
-            if self.attrs["window"]:
+            if self.window:
                 seen = Apply(Fn.AND, (seen, _le(low, start + lane)))
             return Store(score, (g, lane), Apply(Fn.SELECT, (seen, value, Const(float("-inf"), F32))))
 
@@ -183,13 +195,13 @@ class _Attention:
 
         def add_value(j: Dim) -> Stmt:
             def one(g: Dim, c: Dim, lane: Dim) -> Stmt:
-                value = _f32(Load(values, (page, kv_head, j, c * width + lane)))
+                value = _f32(Load(cache, (layer, Dim.of(1), page, kv_head, j * self.size + c * width + lane)))
                 return Store(acc, (g, c, lane), Apply(Fn.FMA, (Load(score, (g, j)), value, Load(acc, (g, c, lane)))))
 
             return heads(lambda g: unroll("c", parts, lambda c: lanes(width, lambda lane: one(g, c, lane))))
 
         # Keys outside the window have no weight, but 0 * value is no 0 where memory holds a NaN: leave them out.
-        hidden = dim_max(0, low - start) if self.attrs["window"] else Dim.of(0)
+        hidden = dim_max(0, low - start) if self.window else Dim.of(0)
         zeroed = heads(lambda g: each_key(lambda lane: Store(score, (g, lane), Const(0.0, F32))))
         body = seq(
             zeroed,

@@ -1,0 +1,103 @@
+"""Layers that emit IR: a function under construction, and the weights it asks for by the names they have in the checkpoint.
+
+Weights enter as they lie in the file. What a step needs of them in another form (stacked, transposed, quantised) is ordinary program
+text here; the compiler moves it to load time. So there is no table of conversions beside the model: the model is the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from compiler.ir.builder import Builder
+from compiler.ir.dims import Dim, DimLike
+from compiler.ir.dtypes import DType
+from compiler.ir.graph import Atom, ScalarValue, ShapeValue, TupleGet, Var
+from compiler.ir.op import OpDef
+from compiler.ir.types import TensorType, tensor
+from compiler.ops.elementwise import ADD, CAST, MULTIPLY
+from compiler.ops.embedding import EMBEDDING
+from compiler.ops.manipulate import CONCAT, RESHAPE, SLICE
+from compiler.ops.matmul import LINEAR
+from compiler.ops.normalize import LAYER_NORM, RMS_NORM
+
+F32 = DType.F32
+
+
+@dataclass(slots=True)
+class Net:
+    """`dtypes` tells the element type of every tensor in the checkpoint; `weights` collects those that were asked for."""
+
+    dtypes: Mapping[str, DType]
+    builder: Builder = field(default_factory=Builder)
+    weights: dict[str, Var] = field(default_factory=dict[str, Var])
+    prefix: str = ""  # of the names in the checkpoint: "model."
+
+    @contextmanager
+    def function(self, name: str, inputs: Sequence[Var], *, pure: bool = True) -> Iterator[None]:
+        params = list(inputs)
+        self.weights = {}
+        with self.builder.function(name, params, num_inputs=len(inputs), pure=pure):
+            with self.builder.dataflow():
+                yield
+            params.extend(self.weights.values())
+
+    # --- weights -------------------------------------------------------------------------------------------------------
+
+    def weight(self, name: str, *shape: int) -> Var:
+        """A tensor of the checkpoint, by its full name."""
+        if name not in self.weights:
+            self.weights[name] = Var(name, tensor(shape, self.dtypes.get(name, F32)))
+        return self.weights[name]
+
+    def vector(self, name: str, size: int) -> Var:
+        """A weight of one axis, as the arithmetic wants it."""
+        return self.as_f32(self.weight(name, size))
+
+    # --- values --------------------------------------------------------------------------------------------------------
+
+    def call(self, op: OpDef, *args: Atom, **attrs: object) -> Var:
+        return self.builder.call(op, *args, **attrs)
+
+    def as_f32(self, x: Var) -> Var:
+        return x if isinstance(x.type, TensorType) and x.type.dtype is F32 else self.call(CAST, x, dtype="f32")
+
+    def field(self, value: Atom, index: int) -> Var:
+        return self.builder.emit(TupleGet(value, index))
+
+    def reshape(self, x: Atom, *dims: DimLike) -> Var:
+        return self.call(RESHAPE, x, ShapeValue(tuple(Dim.of(d) for d in dims)))
+
+    def slice(self, x: Atom, axis: int, begin: int, end: int) -> Var:
+        return self.call(SLICE, x, axis=axis, begin=begin, end=end)
+
+    def scale(self, x: Atom, factor: float) -> Var:
+        return self.call(MULTIPLY, x, ScalarValue(factor, "f32"))
+
+    def add(self, a: Atom, b: Atom) -> Var:
+        return self.call(ADD, a, b)
+
+    # --- layers --------------------------------------------------------------------------------------------------------
+
+    def embedding(self, name: str, ids: Atom, vocab: int, size: int) -> Var:
+        return self.as_f32(self.call(EMBEDDING, self.weight(f"{name}.weight", vocab, size), ids))
+
+    def linear(self, x: Atom, names: str | Sequence[str], in_size: int, sizes: int | Sequence[int], *, bias: bool = False) -> Var:
+        """One product for one or several layers over the same input: their outputs stand side by side."""
+        names = (names,) if isinstance(names, str) else names
+        sizes = (sizes,) if isinstance(sizes, int) else sizes
+        pairs = list(zip(names, sizes, strict=True))
+        w = self._stacked([self.weight(f"{n}.weight", s, in_size) for n, s in pairs])
+        if not bias:
+            return self.call(LINEAR, x, w)
+        return self.call(LINEAR, x, w, self._stacked([self.vector(f"{n}.bias", s) for n, s in pairs]))
+
+    def rms_norm(self, x: Atom, name: str, size: int, eps: float, *, offset: float = 0.0) -> Var:
+        return self.call(RMS_NORM, x, self.vector(f"{name}.weight", size), eps=eps, weight_offset=offset)
+
+    def layer_norm(self, x: Atom, name: str, size: int, eps: float) -> Var:
+        return self.call(LAYER_NORM, x, self.vector(f"{name}.weight", size), self.vector(f"{name}.bias", size), eps=eps)
+
+    def _stacked(self, parts: list[Var]) -> Var:
+        return parts[0] if len(parts) == 1 else self.call(CONCAT, *parts, axis=0)
