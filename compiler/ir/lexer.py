@@ -87,7 +87,7 @@ class Cursor:
         self.source = source
         self.tokens = tokenize(source)
         self.at_token = 0
-        self._depth = 0
+        self.nesting_left = MAX_NESTING
 
     def peek(self, ahead: int = 0) -> Token:
         return self.tokens[min(self.at_token + ahead, len(self.tokens) - 1)]
@@ -141,11 +141,14 @@ class Cursor:
 
     @contextmanager
     def nested(self) -> Generator[None]:
-        if self._depth == MAX_NESTING:
-            raise self.error(f"nested more than {MAX_NESTING} deep; give parts of it names of their own")
-        self._depth += 1
+        if self.nesting_left == 0:
+            raise self.too_deep(self.peek())
+        self.nesting_left -= 1
         yield
-        self._depth -= 1
+        self.nesting_left += 1
+
+    def too_deep(self, at: Token) -> ParseError:
+        return self.error(f"nested more than {MAX_NESTING} deep; give parts of it names of their own", at)
 
     def skip_to(self, *texts: str) -> None:
         """Forward to the first of these marks or words that stands outside all brackets."""

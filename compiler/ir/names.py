@@ -77,12 +77,12 @@ class DimNames(Names):
         return self._names[var]
 
     def bind(self, var: DimVar) -> str:
-        """Name a variable anew. An expression is written by renaming inside it, so that its form follows the names."""
+        """Name a variable anew. An expression is written by renaming inside it: its terms then stand in the order in which the text
+        first mentions their variables, whenever these were made."""
         upper = self._written(var.upper) if isinstance(var.upper, Dim) else var.upper
         name = self.give(var, var.name)
         self._texts = {}
-        if name != var.name:
-            self._renamed[var] = DimVar(name, var.lower, upper, var.multiple_of)
+        self._renamed[var] = DimVar(name, var.lower, upper, var.multiple_of)
         return name
 
     @contextmanager

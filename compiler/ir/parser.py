@@ -62,7 +62,7 @@ from __future__ import annotations
 import base64
 import binascii
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -139,10 +139,8 @@ class _Parser(LoopParser):
         """Signatures first, so that a call can be deduced wherever its callee stands."""
         headers: dict[str, tuple[int, _Header | None, int]] = {}
         while not self.at_kind(Kind.END):
-            name, header = self._header()
+            name, header = self._header(headers)
             start = self.at_token
-            if name in headers:
-                raise self.error(f"function {name} is defined twice")
             self.skip_to("impure", "func", "prim")
             headers[name] = (start, header, self.at_token)
         functions: dict[str, Function | PrimFunc] = {}
@@ -153,13 +151,17 @@ class _Parser(LoopParser):
                 raise self.error(f"expected 'func' or 'prim', found {self.peek()}")
         return IRModule(functions)
 
-    def _header(self) -> tuple[str, _Header | None]:
+    def _header(self, known: Collection[str]) -> tuple[str, _Header | None]:
         pure = not self.accept("impure")
-        if pure and self.accept("prim"):
-            return self._function_name(), None
-        if not self.accept("func"):
+        graph = self.accept("func")
+        if not graph and (not pure or not self.accept("prim")):
             raise self.error(f"expected {'func or prim' if pure else 'func'}, found {self.peek()}")
+        token = self.peek()
         name = self._function_name()
+        if name in known:
+            raise self.error(f"function {name} is defined twice", token)
+        if not graph:
+            return name, None
         header = self._func_header(pure=pure)
         self._signatures[name] = FuncType(tuple(p.type for p in header.params), header.result, pure)
         return name, header
@@ -269,6 +271,10 @@ class _Parser(LoopParser):
             return deduce(value, self._signature_of, set(self.scope.defined.values()))
         except AnnotationError as error:
             raise self.error(f"{name.text} has no annotation, and none can be deduced: {error}", name) from error
+        except (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
+            # An operator's rule may rely on the number and kind of its operands and attributes; text can hold any.
+            text = f"{name.text} has no annotation, and its operator cannot take these operands and attributes ({error})"
+            raise self.error(text, name) from error
 
     def _signature_of(self, name: str) -> FuncType:
         if name not in self._signatures:

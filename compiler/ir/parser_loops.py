@@ -35,6 +35,7 @@ from compiler.ir.loops import (
 )
 from compiler.ir.parser_types import DimScope, TypeParser
 from compiler.ir.syntax import ARITY, COMPARISON, INFIX, PREFIX, PREFIX_PRECEDENCE
+from compiler.ir.visit_loops import subscalars
 
 _INFIX = {symbol: (fn, precedence) for fn, (symbol, precedence) in INFIX.items()}
 _PREFIX = {symbol: fn for fn, symbol in PREFIX.items()}
@@ -127,7 +128,7 @@ class LoopParser(TypeParser):
                 return self._let()
             case "when":
                 self.take()
-                cond = self.scalar()
+                cond = self._whole_scalar()
                 then = self.block()
                 return When(cond, then, self.block() if self.accept("else") else None)
             case "alloc":
@@ -142,7 +143,7 @@ class LoopParser(TypeParser):
                 buffer = self._known_buffer(self.name("a statement (for, let, when, alloc, tile) or a buffer to store to"))
                 indices = self._indices()
                 self.expect("=", "after the place to store to")
-                return Store(buffer, indices, self.scalar())
+                return Store(buffer, indices, self._whole_scalar())
 
     def _for(self) -> For:
         kind = LoopKind.SERIAL
@@ -196,7 +197,7 @@ class LoopParser(TypeParser):
         name = self._new_variable()
         var = self._within(name) or DimVar(name.text)
         self.expect("=", f"after {name.text}")
-        value = self.scalar()
+        value = self._whole_scalar()
         self.scope.defined[name.text] = var
         body = self.block()
         del self.scope.defined[name.text]
@@ -227,6 +228,17 @@ class LoopParser(TypeParser):
         return Tile(intrinsic, operands, dims, attrs)
 
     # --- scalars -------------------------------------------------------------------------------------------------------
+
+    def _whole_scalar(self) -> Scalar:
+        """A chain of operators is read without recursion, but makes a tree that others have to walk."""
+        start = self.peek()
+        scalar = self.scalar()
+        level = [scalar]
+        for _ in range(self.nesting_left):
+            level = [inner for s in level for inner in subscalars(s)]
+            if not level:
+                return scalar
+        raise self.too_deep(start)
 
     def scalar(self, loosest: int = COMPARISON) -> Scalar:
         """Operators of at least this precedence, grouped to the left."""
