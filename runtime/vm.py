@@ -7,7 +7,7 @@ instruction, or the index of the one to go to.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, assert_never
+from typing import Any, NoReturn, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,8 +43,6 @@ Read = Callable[["Frame"], Any]
 Builtin = Callable[["Loader", tuple[Arg, ...], int | None], Step]
 
 _RETURNED = -1
-
-
 _NO_ARENA = np.zeros(0, np.uint8)
 
 
@@ -119,8 +117,10 @@ class Function:
         """How functions of the program call each other: all parameters are arguments. What is bound stays bound."""
         if len(args) == self._num_inputs:
             return self.call(args)
+        if len(args) != len(self.source.params):
+            self._cannot_call(len(args))
         previous = self._weights, self._missing
-        self.bind({p.name: arg for p, arg in zip(self.source.weights, args[self._num_inputs :], strict=False)})
+        self.bind({p.name: arg for p, arg in zip(self.source.weights, args[self._num_inputs :], strict=True)})
         try:
             return self.call(args[: self._num_inputs])
         finally:
@@ -177,12 +177,12 @@ class Function:
     def _new_frame(self) -> Frame:
         return Frame(max(self.source.num_registers, len(self.source.params)), len(self.source.slots), self._literals)
 
-    def _cannot_call(self, num_args: int) -> None:
+    def _cannot_call(self, num_args: int) -> NoReturn:
         name = self.source.name
-        if self._missing:
-            raise ArgumentMismatch(f"{name}: bind its weights before calling it: {', '.join(self._missing)}")
-        names = ", ".join(p.name for p in self.source.inputs)
-        raise ArgumentMismatch(f"{name}: expected {self._num_inputs} arguments ({names}), got {num_args}")
+        if num_args != self._num_inputs:
+            names = ", ".join(p.name for p in self.source.inputs)
+            raise ArgumentMismatch(f"{name}: expected {self._num_inputs} arguments ({names}), got {num_args}")
+        raise ArgumentMismatch(f"{name}: bind its weights before calling it: {', '.join(self._missing)}")
 
 
 def _out_of(arena: NDArray[np.uint8], value: Any) -> Any:
@@ -229,7 +229,7 @@ class Loader:
         self.machine = machine
         self.function = function
         self.source = function.source
-        self.literals: list[int] = []
+        self._literals: dict[int, int] = {}  # value -> place behind the slots
         self._builtins = builtins
         self._bounded: set[int] = set()
 
@@ -316,9 +316,11 @@ class Loader:
             return ref.index
         if ref not in INT64:
             raise self.invalid(f"literal {ref} does not fit 64 bits")
-        if ref not in self.literals:
-            self.literals.append(ref)
-        return len(self.source.slots) + self.literals.index(ref)
+        return len(self.source.slots) + self._literals.setdefault(ref, len(self._literals))
+
+    @property
+    def literals(self) -> tuple[int, ...]:
+        return tuple(self._literals)
 
     # --- matches -----------------------------------------------------------------------------------------------------
 

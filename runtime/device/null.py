@@ -98,15 +98,15 @@ class NullModel:
         _expect(num_tokens, "tokens", 1, limits.max_tokens)
         _expect(num_seqs, "sequences", 1, limits.max_seqs)
         _expect(len(batch.logit_rows), "rows", 0, limits.max_seqs)
-        _expect(int(batch.tokens.min()), "lowest token", 0, limits.vocab_size - 1)
-        _expect(int(batch.tokens.max()), "highest token", 0, limits.vocab_size - 1)
+        if int(batch.query_starts[-1]) != num_tokens or (counts < 1).any():
+            raise BatchError(f"query_starts {batch.query_starts.tolist()} do not split {num_tokens} tokens")
+        for token_id in (int(batch.tokens.min()), int(batch.tokens.max())):
+            _expect(token_id, "token id", 0, limits.vocab_size - 1)
         _expect(int(batch.context_lens.max()), "context", 1, limits.max_context)
         owners = np.repeat(np.arange(num_seqs), counts)
         starts = batch.context_lens - counts
         positions = starts[owners] + np.arange(num_tokens) - batch.query_starts[owners]
         pages = batch.page_tables[owners, positions // PAGE_SIZE]
-        if int(batch.query_starts[-1]) != num_tokens or (counts < 1).any():
-            raise BatchError(f"query_starts {batch.query_starts.tolist()} do not split {num_tokens} tokens")
         if not np.array_equal(batch.positions, positions):
             raise BatchError("positions of a sequence are not the last ones of its context")
         if not np.array_equal(batch.slots, pages * PAGE_SIZE + positions % PAGE_SIZE):
