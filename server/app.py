@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from typing import Any
 
-import msgspec
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
@@ -61,10 +57,8 @@ def create_app(settings: ServerSettings, registry: Registry) -> FastAPI:
         redoc_url=None,
     )
     context = Context(settings, registry)
-    app.router.route_class = StrictJsonRoute
     for router in ROUTERS:
-        routes = router(context)
-        app.include_router(routes)
+        app.include_router(router(context))
     app.add_exception_handler(ApiError, _on_api_error)
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(HTTPException, _on_http_error)
@@ -79,27 +73,6 @@ def create_app(settings: ServerSettings, registry: Registry) -> FastAPI:
             expose_headers=exposed,
         )
     return app
-
-
-class StrictJsonRequest(Request):
-    """Reads JSON as the standard has it: no NaN, no lone surrogates, nothing that a later step would trip over."""
-
-    async def json(self) -> Any:
-        body = await self.body()
-        try:
-            return msgspec.json.decode(body)
-        except msgspec.MsgspecError as error:
-            raise json.JSONDecodeError(str(error), "", 0) from error
-
-
-class StrictJsonRoute(APIRoute):
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        handle = super().get_route_handler()
-
-        async def with_strict_json(request: Request) -> Response:
-            return await handle(StrictJsonRequest(request.scope, request.receive))
-
-        return with_strict_json
 
 
 async def _on_api_error(_request: Request, error: Exception) -> Response:

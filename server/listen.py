@@ -60,7 +60,8 @@ class GuardedProtocol(HttpToolsProtocol):
         self._num_header_bytes = 0
         if self._header_timer is not None:
             self._header_timer.cancel()
-        if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > self.limits.max_header_bytes:
+        num_bytes = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)  # with colon, space, line end
+        if num_bytes > self.limits.max_header_bytes:
             self._fault = HEADERS_TOO_LARGE
             raise _TooLarge  # the parser stops and reports it to data_received
         super().on_headers_complete()

@@ -131,7 +131,7 @@ class NullWorker:
             signature="null",
             cache_hit=False,
             max_context=script.max_context,
-            num_pages=256,
+            num_pages=script.max_context // 16 + 1,
             page_size=16,
             weights_bytes=script.weights_bytes,
             arena_bytes=1 << 16,

@@ -13,6 +13,7 @@ from server.api.context import Context
 from server.api.fields import Options, check_unknown, ignored_header
 from server.api.models import describe
 from server.api.prepare import invalid
+from server.api.routes import new_router
 from server.api.sse import EventStream
 from server.errors import CACHE_UNAVAILABLE, OPERATION_NOT_FOUND, ApiError
 from server.operations import Operation, OperationState
@@ -49,7 +50,7 @@ class AliasBody(Options):
 
 
 def router(context: Context) -> APIRouter:
-    routes = APIRouter(prefix="/admin", tags=["Administration"])
+    routes = new_router("Administration", prefix="/admin")
     registry, settings = context.registry, context.settings
 
     @routes.post("/models")

@@ -26,6 +26,7 @@ from server.api.prepare import (
     truncate,
 )
 from server.api.respond import respond, response_headers
+from server.api.routes import new_router
 from server.api.schema import ChatBody, NamedTool, Tool
 from server.errors import NO_CHAT_TEMPLATE, TEMPLATE_FAILED, ApiError
 from server.messages import Constraint
@@ -40,7 +41,7 @@ encode = msgspec.json.encode
 
 
 def router(context: Context) -> APIRouter:
-    routes = APIRouter(tags=["OpenAI"])
+    routes = new_router("OpenAI")
 
     @routes.post("/v1/chat/completions")
     async def chat_completions(request: Request, body: ChatBody) -> Response:

@@ -28,6 +28,7 @@ from server.api.prepare import (
     truncate,
 )
 from server.api.respond import fingerprint, respond, response_headers
+from server.api.routes import new_router
 from server.api.schema import CompletionBody
 from server.handle import Tokenizer
 from server.messages import TokenLogprob
@@ -41,7 +42,7 @@ encode = msgspec.json.encode
 
 
 def router(context: Context) -> APIRouter:
-    routes = APIRouter(tags=["OpenAI"])
+    routes = new_router("OpenAI")
 
     @routes.post("/v1/completions")
     async def completions(request: Request, body: CompletionBody) -> Response:

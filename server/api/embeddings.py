@@ -17,6 +17,7 @@ from server.api.context import Caller, Context, caller
 from server.api.fields import check_unknown
 from server.api.prepare import context_of, deadline_of, invalid, truncate
 from server.api.respond import response_headers, while_connected
+from server.api.routes import new_router
 from server.api.schema import EmbeddingBody
 from server.errors import (
     BY_CODE,
@@ -37,7 +38,7 @@ Vector = NDArray[np.float32]
 
 
 def router(context: Context) -> APIRouter:
-    routes = APIRouter(tags=["OpenAI"])
+    routes = new_router("OpenAI")
 
     @routes.post("/v1/embeddings")
     async def embeddings(request: Request, body: EmbeddingBody) -> Response:

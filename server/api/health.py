@@ -9,10 +9,11 @@ from fastapi.responses import JSONResponse
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from server.api.context import Context
+from server.api.routes import new_router
 
 
 def router(context: Context) -> APIRouter:
-    routes = APIRouter(tags=["Operation"])
+    routes = new_router("Operation")
     registry = context.registry
 
     @routes.get("/health/live")

@@ -7,11 +7,12 @@ from fastapi import APIRouter, Response
 
 from server.api.context import Context
 from server.api.prepare import context_of
+from server.api.routes import new_router
 from server.registry import Model, ModelState, Registry
 
 
 def router(context: Context) -> APIRouter:
-    routes = APIRouter(tags=["OpenAI"])
+    routes = new_router("OpenAI")
     registry = context.registry
 
     @routes.get("/v1/models")

@@ -11,12 +11,13 @@ from server.api.chat import render_prompt
 from server.api.context import Context
 from server.api.fields import check_unknown, ignored_header
 from server.api.prepare import check_ids, context_of, invalid, off_loop
+from server.api.routes import new_router
 from server.api.schema import ChatBody, DetokenizeBody, TokenizeBody
 from server.registry import Loaded
 
 
 def router(context: Context) -> APIRouter:
-    routes = APIRouter(tags=["Text"])
+    routes = new_router("Text")
     registry, strict = context.registry, context.settings.strict
 
     @routes.post("/tokenize")

@@ -51,7 +51,7 @@ def test_load_serve_unload(serve, folder):
     assert model["bytes"] == {"weights": 1 << 20, "arena": 1 << 16, "kv_cache": 1 << 20} and model["restarts"] == 0
     assert server.chat(model="friend").json()["model"] == "friend"
     assert [m["id"] for m in client.get("/v1/models").json()["data"]] == ["a"]
-    assert client.get("/v1/models/friend").json()["max_model_len"] == 4080
+    assert client.get("/v1/models/friend").json()["max_model_len"] == 4096
 
     gone = client.delete("/admin/models/a", params={"drain_s": 1}).json()
     assert gone["freed_bytes"] == (2 << 20) + (1 << 16) and gone["resident_before_bytes"] > 0

@@ -126,14 +126,14 @@ def test_unseeded_requests_differ(server):
 def test_default_of_max_tokens_is_what_is_left(server):
     server.chat()
     submit = server.worker.submits[-1]
-    assert submit.params.max_tokens + len(submit.prompt_ids) == 255 * 16  # what the pages hold, less the one that is spare
+    assert submit.params.max_tokens + len(submit.prompt_ids) == 4096
 
 
 def test_prompt_that_does_not_fit(server):
     response = server.chat(messages=[{"role": "user", "content": "x" * 5000}])
     error = response.json()["error"]
     assert response.status_code == 400 and error["code"] == "context_length_exceeded"
-    assert "4080" in error["message"]
+    assert "4096" in error["message"]
 
 
 def test_truncation_only_when_asked(server):

@@ -1,0 +1,211 @@
+"""Slow, oversized, malformed and path-escaping requests, over plain sockets where clients are too polite."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+
+import pytest
+
+from server.state import ModelSpec
+
+HEAD = "POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
+
+
+def connect(server) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", server.settings.port), timeout=20)
+
+
+def talk(server, data: bytes) -> tuple[int, dict]:
+    """Status and error of the answer; the server must close the connection after it."""
+    with connect(server) as sock:
+        sock.sendall(data)
+        answer = read_all(sock)
+    head, _, body = answer.partition(b"\r\n\r\n")
+    return int(head.split()[1]), json.loads(body)["error"] if body else {}
+
+
+def read_all(sock: socket.socket) -> bytes:
+    answer = b""
+    try:
+        while data := sock.recv(1 << 16):
+            answer += data
+    except ConnectionResetError:
+        pass  # closed without having read everything; the answer came before that
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        (b"", "invalid_json"),
+        (b"{", "invalid_json"),
+        (b"[]", "invalid_json"),
+        (b'"x"', "invalid_json"),
+        (b"null", "invalid_json"),
+        (b"\xff\xfe", "invalid_json"),
+        (b'{"prompt": "\\ud800"}', "invalid_json"),
+        (b'{"prompt": "x", "temperature": NaN}', "invalid_json"),
+        (b'{"prompt": "x", "temperature": 1e999}', "invalid_json"),
+        (b'{"prompt": "x", "seed": 123456789012345678901234567890}', "invalid_value"),
+        (b'{"prompt": "x", "max_tokens": 1.5}', "invalid_value"),
+        (b'{"prompt": "x", "max_tokens": true}', "invalid_value"),
+        (b"[" * 100_000, "bad_request"),
+        (b'{"a":' * 100_000, "bad_request"),
+    ],
+)
+def test_malformed_bodies(server, body, code):
+    response = server.http().post("/v1/completions", content=body, headers={"content-type": "application/json"})
+    assert response.status_code == 400 and response.json()["error"]["code"] == code, response.text
+    assert response.headers["x-request-id"]
+
+
+def test_a_body_that_is_not_called_json(server):
+    response = server.http().post("/v1/completions", content=b'{"prompt": "x"}', headers={"content-type": "text/plain"})
+    assert response.status_code == 400, "a web page could send this without asking"
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_body_too_large(serve, chunked):
+    server = serve(max_body_bytes=1000)
+    body = json.dumps({"prompt": "x" * 2000}).encode()
+    content = iter([body[:500], body[500:]]) if chunked else body
+    response = server.http().post("/v1/completions", content=content, headers={"content-type": "application/json"})
+    assert response.status_code == 413 and response.json()["error"]["code"] == "body_too_large"
+
+
+def test_a_body_that_lies_about_its_size_is_not_awaited(serve):
+    status, error = talk(serve(), f"{HEAD}content-length: 99999999999\r\n\r\n".encode())
+    assert (status, error["code"]) == (413, "body_too_large")
+
+
+def test_a_body_that_does_not_come(serve):
+    status, error = talk(serve(body_timeout_s=0.2), f"{HEAD}content-length: 10\r\n\r\n{{".encode())
+    assert (status, error["code"]) == (408, "request_timeout")
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        HEAD + "x: " + "y" * 5000 + "\r\n\r\n",
+        HEAD + "x: y\r\n" * 1000 + "\r\n",
+        "GET /" + "a" * 5000 + " HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n",
+        HEAD + "x: " + "y" * 5000,  # does not even end
+    ],
+)
+def test_headers_too_large(serve, head):
+    status, error = talk(serve(max_header_bytes=4096), head.encode())
+    assert (status, error["code"]) == (431, "headers_too_large")
+
+
+@pytest.mark.parametrize("data", [b"\x16\x03\x01\x02\x00", b"GET\r\n\r\n", b"nonsense\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n"])
+def test_what_is_not_http(server, data):
+    status, error = talk(server, data)
+    assert (status, error["code"]) == (400, "bad_request")
+
+
+def test_headers_that_drip_are_cut_off(serve):
+    server = serve(header_timeout_s=0.3)
+    with connect(server) as sock:
+        began = time.monotonic()
+        sock.sendall(b"GET /v1/mod")
+        assert read_all(sock) == b""
+        assert time.monotonic() - began >= 0.25
+    assert server.http().get("/v1/models").status_code == 200
+
+
+def test_a_connection_that_asks_nothing_is_cut_off(serve):
+    server = serve(keep_alive_s=0.3)
+    with connect(server) as sock:
+        assert read_all(sock) == b""
+
+
+def test_a_client_that_reads_nothing_is_cut_off(serve, answering):
+    script = answering("", interval_s=0.0005, max_context=1 << 21)
+    script.answer = lambda _submit, _choice: [[120] * 500] * 4000  # about 10 MB, more than the sockets hold
+    server = serve(script=script, write_timeout_s=0.3)
+    body = json.dumps({"prompt": "x", "stream": True, "max_tokens": 2_000_000, "return_token_ids": True}).encode()
+    with connect(server) as sock:
+        sock.sendall(f"{HEAD}content-length: {len(body)}\r\n\r\n".encode() + body)
+        end = time.monotonic() + 15
+        while not server.worker.aborted and time.monotonic() < end:
+            time.sleep(0.01)
+        assert server.worker.aborted, "the worker still writes for a client that does not read"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/../etc/passwd",
+        "/v1/models/../../etc/passwd",
+        "/v1/models/%2e%2e/%2e%2e/etc",
+        "/docs/..%2f..%2fsettings",
+        "/static/x",
+        "//admin/models",
+    ],
+)
+def test_paths_lead_nowhere(server, path):
+    status, error = talk(server, f"GET {path} HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n".encode())
+    assert status == 404 and error["code"] in ("path_not_found", "model_not_found")
+
+
+def test_errors_of_the_framework_have_the_envelope(server):
+    client = server.http()
+    missing, method = client.get("/nowhere"), client.get("/v1/chat/completions")
+    assert missing.status_code == 404 and missing.json()["error"]["code"] == "path_not_found"
+    assert method.status_code == 405 and method.json()["error"]["code"] == "method_not_allowed"
+    assert method.headers["allow"] == "POST"
+    for response in (missing, method):
+        assert response.headers["x-request-id"] and int(response.headers["openai-processing-ms"]) >= 0
+
+
+def test_request_ids(server):
+    client = server.http()
+    assert client.get("/health", headers={"x-request-id": "mine-1"}).headers["x-request-id"] == "mine-1"
+    assert client.get("/health", headers={"x-request-id": "sp ace"}).headers["x-request-id"].startswith("req-")
+    stream = server.chat(stream=True)
+    assert stream.headers["x-request-id"] and stream.headers["openai-processing-ms"]
+
+
+def test_a_full_queue_says_when_to_come_back(serve, answering):
+    spec = ModelSpec("null", "null", max_batch=1)
+    server = serve(script=answering("x" * 1000, interval_s=0.05), initial=[spec], max_queued_requests=1)
+    client = server.openai()
+    body = {"model": "null", "messages": [{"role": "user", "content": "hi"}], "stream": True}
+    streams = [client.chat.completions.create(**body) for _ in range(2)]
+    for stream in (True, False):
+        refused = server.chat(stream=stream)
+        assert refused.status_code == 429 and refused.json()["error"]["code"] == "queue_full"
+        assert int(refused.headers["retry-after"]) >= 1 and int(refused.headers["retry-after-ms"]) >= 1
+        assert refused.headers["x-ratelimit-limit-requests"] == "2" and refused.headers["x-ratelimit-remaining-requests"] == "0"
+        assert refused.headers["x-should-retry"] == "true"
+    for stream in streams:
+        stream.close()
+    while server.worker.running:
+        time.sleep(0.005)
+    answer = server.http().post("/v1/completions", json={"prompt": "x", "max_tokens": 1})
+    assert answer.status_code == 200 and answer.headers["x-ratelimit-remaining-requests"] == "2"
+
+
+def test_tokens_waiting_for_prefill_are_limited_too(serve, answering):
+    server = serve(script=answering("x", prefill_s=30), max_queued_tokens=100)
+    client = server.http()
+    client.timeout = 0.3
+    with pytest.raises(Exception, match="timed out"):
+        client.post("/v1/completions", json={"prompt": "x" * 200})  # more than the limit, but alone
+    # The first client's leaving is noticed, and gives its share back.
+    end = time.monotonic() + 10
+    while server.worker.running and time.monotonic() < end:
+        time.sleep(0.005)
+    assert server.registry.models()[0].loaded.admission.num_queued_tokens == 0
+
+
+def test_cors_only_for_named_origins(serve):
+    server = serve(cors_origins=("https://ok.example",))
+    client = server.http()
+    asked = {"access-control-request-method": "POST"}
+    fine = client.options("/v1/completions", headers={"origin": "https://ok.example", **asked})
+    assert fine.headers["access-control-allow-origin"] == "https://ok.example"
+    other = client.options("/v1/completions", headers={"origin": "https://evil.example", **asked})
+    assert "access-control-allow-origin" not in other.headers
