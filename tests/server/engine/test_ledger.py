@@ -1,0 +1,80 @@
+"""Who is to blame for a death, and who may run after it."""
+
+from __future__ import annotations
+
+import asyncio
+
+from server.engine.ledger import CRASH, KILLED, Generation, Job, assign_blame, next_to_run
+from server.messages import FinishReason, SamplingParams, Submit, TokenEvent
+
+
+def jobs(num: int) -> list[Job]:
+    return [Job() for _ in range(num)]
+
+
+def run(some: list[Job]) -> list[Job]:
+    started = next_to_run(some)
+    for job in started:
+        job.in_worker = True
+    return started
+
+
+def test_one_alone_is_failed_at_the_second_death() -> None:
+    (job,) = some = jobs(1)
+    assert run(some) == [job] and assign_blame(some, CRASH) is None
+    assert run(some) == [job] and assign_blame(some, CRASH) is job
+
+
+def test_in_a_crowd_suspects_are_tried_one_by_one_and_the_guilty_fails_alone() -> None:
+    some = jobs(4)
+    for _ in range(2):
+        assert run(some) == some
+        assert assign_blame(some, CRASH) is None
+    guilty = some[2]
+    failed = None
+    num_deaths = 0
+    while failed is None:
+        started = run(some)
+        assert len(started) == 1, "on trial alone"
+        if started == [guilty]:
+            num_deaths += 1
+            failed = assign_blame(some, CRASH)
+        else:
+            started[0].blame = 0.0  # it made progress
+    assert failed is guilty and num_deaths == 1
+    assert run([job for job in some if job is not guilty]) != []
+
+
+def test_while_one_is_tried_the_others_wait() -> None:
+    some = jobs(3)
+    some[1].blame = 2.0
+    assert run(some) == [some[1]]
+    assert run([*some, Job()]) == []
+
+
+def test_kills_from_outside_say_little() -> None:
+    (job,) = some = jobs(1)
+    for _ in range(7):
+        run(some)
+        assert assign_blame(some, KILLED) is None
+    run(some)
+    assert assign_blame(some, KILLED) is job
+
+
+def test_progress_clears() -> None:
+    async def scenario() -> None:
+        job = Generation(submit=Submit("a", (1,), SamplingParams(max_tokens=9), num_choices=2))
+        job.blame = 1.0
+        job.record(TokenEvent("a", 1, (5, 6), num_cached=16))
+        assert job.blame == 0.0
+        job.record(TokenEvent("a", 1, (7,), finish_reason=FinishReason.STOP, num_cached=3))
+        job.record(TokenEvent("a", 1, (8,)))
+        resumed = job.message()
+        assert resumed.emitted == ((), (5, 6, 7)) and resumed.finished == (1,)
+        heard = [job.news.get_nowait() for _ in range(job.news.qsize())]
+        assert [event.token_ids for event in heard] == [(5, 6), (7,)]
+        assert [event.num_cached for event in heard] == [16, 16], "what a later worker found is no news"
+        job.drop(0)
+        assert job.is_finished and job.news.get_nowait() is None
+
+    asyncio.run(scenario())

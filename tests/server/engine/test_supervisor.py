@@ -1,0 +1,320 @@
+"""Promise 2, with real processes: workers are killed, stopped and poisoned, and no client sees more than a pause."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import random
+import signal
+import sys
+from collections.abc import Callable, Coroutine
+from contextlib import aclosing, asynccontextmanager
+
+import numpy as np
+import pytest
+
+from server.engine.null_worker import NullConfig, null_source
+from server.engine.supervisor import Care, Supervisor, WorkerState
+from server.handle import LoadError, RequestError
+from server.messages import Embed, FinishReason, Load, SamplingParams, Submit
+
+COMMAND = (sys.executable, "-m", "server.engine.null_worker")
+CONFIG = NullConfig(vocab_size=300, max_context=400, max_tokens=128, max_seqs=16, num_pages=300, step_s=0.003)
+POISON = 299
+CARE = Care(stall_s=1.5, first_delay_s=0.05)
+
+pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+
+
+def run(scenario: Callable[[], Coroutine[None, None, None]], timeout_s: float = 120) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(timeout_s):
+            await scenario()
+
+    asyncio.run(bounded())
+    gc.collect()  # an unclosed transport would warn here
+
+
+@asynccontextmanager
+async def worker(config: NullConfig = CONFIG, care: Care = CARE, **kwargs):
+    supervisor = Supervisor(COMMAND, Load("null", null_source(config)), care=care, **kwargs)
+    await supervisor.start()
+    try:
+        yield supervisor
+    finally:
+        await supervisor.stop()
+
+
+async def collect(supervisor: Supervisor, submit: Submit, heard: list[int] | None = None) -> list[tuple]:
+    """Per choice (tokens, finish reason); `heard` grows with every token."""
+    tokens: list[list[int]] = [[] for _ in range(submit.num_choices)]
+    ends: list[FinishReason | None] = [None] * submit.num_choices
+    async for event in supervisor.generate(submit):
+        assert ends[event.choice] is None, "exactly one end per choice"
+        tokens[event.choice] += event.token_ids
+        ends[event.choice] = event.finish_reason
+        if heard is not None:
+            heard += event.token_ids
+    return list(zip(tokens, ends, strict=True))
+
+
+def submits(num: int, max_tokens: int = 60) -> list[Submit]:
+    rng = random.Random(4)
+    return [
+        Submit(
+            f"r{i}",
+            tuple(rng.randrange(1, POISON) for _ in range(rng.randrange(1, 60))),
+            SamplingParams(
+                max_tokens=max_tokens,
+                seed=i,
+                temperature=rng.choice((0.0, 1.0)),
+                frequency_penalty=0.3,
+                banned_token_ids=(POISON,),
+                logprobs=rng.choice((None, 1)),
+            ),
+            num_choices=rng.choice((1, 1, 3)),
+        )
+        for i in range(num)
+    ]
+
+
+async def undisturbed(some: list[Submit]) -> list[list[tuple]]:
+    async with worker() as supervisor:
+        return await asyncio.gather(*(collect(supervisor, submit) for submit in some))
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.005)
+
+
+def test_kills_and_stops_are_pauses() -> None:
+    """The short form of `bench chaos`: each blow falls after a random number of tokens."""
+
+    async def scenario() -> None:
+        some = submits(32)
+        expected = await undisturbed(some)
+        async with worker() as supervisor:
+            heard: list[int] = []
+            streams = asyncio.gather(*(collect(supervisor, submit, heard) for submit in some))
+            rng = random.Random(1)
+            blows = [signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP, signal.SIGKILL]
+            for number, blow in enumerate(blows):
+                at = len(heard) + rng.randrange(1, 250)
+                await until(lambda at=at: len(heard) >= at)
+                assert supervisor.pid is not None
+                os.kill(supervisor.pid, blow)
+                await until(lambda number=number: supervisor.restarts == number + 1)
+            assert await streams == expected
+            assert supervisor.restarts == len(blows) and supervisor.resubmitted >= len(blows) * 8
+            await until(lambda: supervisor.stats is not None and supervisor.stats.num_running == 0)
+            assert supervisor.stats.num_pages_used == 0
+            assert supervisor.state is WorkerState.READY
+
+    run(scenario)
+
+
+def test_a_kill_before_any_token_and_while_idle() -> None:
+    async def scenario() -> None:
+        some = submits(3, max_tokens=5)
+        expected = await undisturbed(some)
+        async with worker() as supervisor:
+            os.kill(supervisor.pid, signal.SIGKILL)
+            await until(lambda: supervisor.restarts == 1)
+            streams = asyncio.gather(*(collect(supervisor, submit) for submit in some))
+            await asyncio.sleep(0)
+            os.kill(supervisor.pid, signal.SIGKILL)
+            assert await streams == expected
+
+    run(scenario)
+
+
+def test_what_is_submitted_during_a_restart_waits_for_it() -> None:
+    async def scenario() -> None:
+        some = submits(3)
+        expected = await undisturbed(some)
+        async with worker() as supervisor:
+            os.kill(supervisor.pid, signal.SIGKILL)
+            await until(lambda: supervisor.state is WorkerState.RESTARTING)
+            assert await asyncio.gather(*(collect(supervisor, submit) for submit in some)) == expected
+
+    run(scenario)
+
+
+def test_a_request_that_kills_its_worker_is_failed_alone() -> None:
+    async def scenario() -> None:
+        some = submits(6, max_tokens=120)
+        expected = await undisturbed(some)
+        config = NullConfig(**{name: getattr(CONFIG, name) for name in CONFIG.__struct_fields__} | {"deadly_token": POISON})
+        async with worker(config) as supervisor:
+            streams = asyncio.gather(*(collect(supervisor, submit) for submit in some))
+            await asyncio.sleep(0.05)
+            poison = Submit("poison", (1, POISON), SamplingParams(max_tokens=4))
+            with pytest.raises(RequestError, match="exit status 70") as caught:
+                await collect(supervisor, poison)
+            assert caught.value.code == "generation_failed"
+            assert await streams == expected
+            assert 2 <= supervisor.restarts <= 4
+
+    run(scenario)
+
+
+def test_closing_a_stream_aborts_in_the_worker() -> None:
+    async def scenario() -> None:
+        async with worker() as supervisor:
+            async with aclosing(supervisor.generate(submits(1, max_tokens=300)[0])) as events:
+                async for _ in events:
+                    break
+            await until(lambda: supervisor.stats is not None and supervisor.stats.num_running == 0)
+            assert supervisor.stats.num_pages_used == 0
+            assert supervisor.stats.num_steps < 300
+
+    run(scenario)
+
+
+def test_aborting_one_choice_leaves_the_others() -> None:
+    async def scenario() -> None:
+        params = SamplingParams(max_tokens=30, seed=1)
+        submit = Submit("a", (1, 2, 3), params, num_choices=2)
+        whole = (await undisturbed([submit]))[0]
+        async with worker() as supervisor:
+            tokens: list[int] = []
+            async for event in supervisor.generate(submit):
+                if event.choice == 0:
+                    supervisor.abort("a", 0)
+                else:
+                    tokens += event.token_ids
+            assert tokens == whole[1][0]
+            supervisor.abort("a", 1)  # it has ended: nothing happens
+
+    run(scenario)
+
+
+def test_a_failing_request_raises_its_code() -> None:
+    async def scenario() -> None:
+        async with worker() as supervisor:
+            with pytest.raises(RequestError, match="token 300") as caught:
+                await collect(supervisor, Submit("a", (300,), SamplingParams(max_tokens=1)))
+            assert caught.value.code == "invalid_value"
+            with pytest.raises(RequestError) as caught:
+                await supervisor.embed(Embed("b", (1,)))
+            assert caught.value.code == "not_an_embedding_model"
+
+    run(scenario)
+
+
+def test_drain_finishes_what_runs_and_refuses_what_comes() -> None:
+    async def scenario() -> None:
+        some = submits(3, max_tokens=150)
+        expected = await undisturbed(some)
+        async with worker() as supervisor:
+            heard: list[int] = []
+            streams = asyncio.gather(*(collect(supervisor, submit, heard) for submit in some))
+            await until(lambda: bool(heard))
+            draining = asyncio.create_task(supervisor.drain(30))
+            await asyncio.sleep(0)
+            assert supervisor.state is WorkerState.DRAINING
+            with pytest.raises(RequestError, match="draining"):
+                await collect(supervisor, Submit("late", (1,), SamplingParams(max_tokens=1)))
+            os.kill(supervisor.pid, signal.SIGKILL)  # even now nobody is lost
+            assert await streams == expected
+            await draining
+            assert supervisor.state is WorkerState.STOPPED and supervisor.restarts == 1
+
+    run(scenario)
+
+
+def test_a_drain_that_takes_too_long_ends_the_rest() -> None:
+    async def scenario() -> None:
+        async with worker() as supervisor:
+            stream = asyncio.create_task(collect(supervisor, submits(1, max_tokens=300)[0]))
+            await asyncio.sleep(0.05)
+            await supervisor.drain(0.1)
+            with pytest.raises(RequestError) as caught:
+                await stream
+            assert caught.value.code == "shutting_down"
+
+    run(scenario)
+
+
+def test_a_load_that_does_not_fit_is_refused_with_figures() -> None:
+    async def scenario() -> None:
+        heard = []
+        supervisor = Supervisor(COMMAND, Load("null", null_source(NullConfig(required_bytes=123))), progress=heard.append)
+        with pytest.raises(LoadError) as caught:
+            await supervisor.start()
+        assert (caught.value.code, caught.value.required_bytes) == ("insufficient_memory", 123)
+        assert [message.stage for message in heard] == ["compile", "compile"]
+        assert supervisor.state is WorkerState.STOPPED
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("command", "complaint"),
+    [
+        ((sys.executable, "-c", "raise SystemExit(3)"), "exit status 3"),
+        (("/nonexistent/worker",), "could not be started"),
+        ((sys.executable, "-c", "import os; os.kill(os.getpid(), 11)"), "killed by SIGSEGV"),
+    ],
+)
+def test_a_worker_that_cannot_start_is_told_clearly(command, complaint) -> None:
+    async def scenario() -> None:
+        supervisor = Supervisor(command, Load("null", "{}"))
+        with pytest.raises(LoadError, match=complaint):
+            await supervisor.start()
+
+    run(scenario)
+
+
+def test_a_load_can_be_cancelled() -> None:
+    async def scenario() -> None:
+        heard = []
+        supervisor = Supervisor(COMMAND, Load("null", null_source(NullConfig(load_s=60))), progress=heard.append, care=Care(stop_s=0.5))
+        loading = asyncio.create_task(supervisor.start())
+        await until(lambda: bool(heard))
+        loading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await loading
+        assert supervisor.state is WorkerState.STOPPED
+
+    run(scenario, timeout_s=20)
+
+
+def test_a_restart_that_fails_is_reported_once(tmp_path, caplog) -> None:
+    async def scenario() -> None:
+        config = NullConfig(step_s=0.01, refused_from=str(tmp_path / "loaded"))
+        async with worker(config, Care(num_starts=2, first_delay_s=0.01)) as supervisor:
+            streams = [asyncio.create_task(collect(supervisor, submit)) for submit in submits(2, max_tokens=300)]
+            await until(lambda: supervisor.stats is not None and supervisor.stats.num_running > 0)
+            os.kill(supervisor.pid, signal.SIGKILL)
+            for stream in streams:
+                with pytest.raises(RequestError, match="cannot be restarted: the null model was told to load once"):
+                    await stream
+            assert supervisor.state is WorkerState.FAILED and supervisor.failure is not None
+            with pytest.raises(RequestError, match="is failed"):
+                await collect(supervisor, submits(1)[0])
+
+    with caplog.at_level(logging.ERROR):
+        run(scenario)
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+
+
+def test_embeddings_survive_a_kill() -> None:
+    async def scenario() -> None:
+        async with worker(NullConfig(embedding_size=16, step_s=0.05, max_context=64)) as supervisor:
+            embeds = [Embed(str(i), tuple(range(1, 50 + i % 10))) for i in range(12)]
+            vectors = asyncio.gather(*(supervisor.embed(embed) for embed in embeds))
+            await asyncio.sleep(0.12)
+            os.kill(supervisor.pid, signal.SIGKILL)
+            for embed, embedding in zip(embeds, await vectors, strict=True):
+                assert embedding.num_tokens == len(embed.prompt_ids)
+                assert np.linalg.norm(np.frombuffer(embedding.vector, "<f4")) == pytest.approx(1.0, abs=1e-6)
+            await until(lambda: supervisor.restarts == 1)
+            with pytest.raises(RequestError) as caught:
+                await collect(supervisor, submits(1)[0])
+            assert caught.value.code == "not_a_generative_model"
+
+    run(scenario)
