@@ -49,7 +49,7 @@ TURNS: tuple[Weighted, ...] = (
     (numbers.parity, 2),
     (numbers.counted, 2),
     (numbers.in_letters, 2),
-    (arithmetic.sum_of, 22),
+    (arithmetic.sum_of, 32),
     (smalltalk.talk, 8),
     (refusals.outside, 4),
 )

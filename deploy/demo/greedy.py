@@ -10,10 +10,8 @@ from tokenizers import Tokenizer
 
 from deploy.demo.conversation import Message
 from deploy.demo.exam import Question
-from deploy.demo.network import Llama, Shape
+from deploy.demo.network import Llama, Past, Shape
 from deploy.demo.rendering import parsed_answer, render
-
-_BATCH = 32
 
 
 class Snapshot:
@@ -25,36 +23,22 @@ class Snapshot:
         self.ends = set(json.loads((folder / "generation_config.json").read_text(encoding="utf-8"))["eos_token_id"])
 
     def answers(self, questions: Sequence[Question]) -> list[Message]:
-        """Questions of like length go together; answers come back in the order asked."""
-        prompts = [
-            self.tokenizer.encode(render(question.messages, question.tools, add_generation_prompt=True)).ids for question in questions
-        ]
-        order = sorted(range(len(questions)), key=lambda at: (questions[at].max_tokens, len(prompts[at])))
-        texts = [""] * len(questions)
-        for start in range(0, len(order), _BATCH):
-            chosen = order[start : start + _BATCH]
-            limit = max(questions[at].max_tokens for at in chosen)
-            for at, ids in zip(chosen, self._complete([prompts[at] for at in chosen], limit), strict=True):
-                texts[at] = self.tokenizer.decode(ids)
-        return [parsed_answer(text) for text in texts]
+        return [self._answer(question) for question in questions]
+
+    def _answer(self, question: Question) -> Message:
+        prompt = render(question.messages, question.tools, add_generation_prompt=True)
+        return parsed_answer(self.tokenizer.decode(self._complete(self.tokenizer.encode(prompt).ids, question.max_tokens)))
 
     @torch.inference_mode()
-    def _complete(self, prompts: Sequence[list[int]], limit: int) -> list[list[int]]:
-        rows = [list(prompt) for prompt in prompts]
-        open_rows = set(range(len(rows)))
-        for _ in range(limit):
-            if not open_rows:
+    def _complete(self, prompt: list[int], limit: int) -> list[int]:
+        past = [Past() for _ in range(self.model.shape.num_hidden_layers)]
+        answer: list[int] = []
+        start, given = 0, prompt
+        while len(answer) < limit:
+            hidden = self.model.extend(torch.tensor([given]), start, past)
+            token_id = int(self.model.logits(hidden[0, -1]).argmax())
+            if token_id in self.ends:
                 break
-            chosen = sorted(open_rows)
-            longest = max(len(rows[row]) for row in chosen)
-            ids = torch.tensor([rows[row] + [0] * (longest - len(rows[row])) for row in chosen])
-            with torch.autocast("cpu", torch.bfloat16):
-                hidden = self.model(ids, torch.zeros_like(ids))
-                last = hidden[torch.arange(len(chosen)), torch.tensor([len(rows[row]) - 1 for row in chosen])]
-                best = self.model.logits(last).argmax(dim=-1).tolist()
-            for row, token_id in zip(chosen, best, strict=True):
-                if token_id in self.ends:
-                    open_rows.discard(row)
-                else:
-                    rows[row].append(token_id)
-        return [row[len(prompt) :] for row, prompt in zip(rows, prompts, strict=True)]
+            start, given = start + len(given), [token_id]
+            answer.append(token_id)
+        return answer

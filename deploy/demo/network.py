@@ -61,6 +61,19 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:  # x: [batch, heads, 
     return x * cos + torch.cat((-high, low), dim=-1) * sin
 
 
+class Past:
+    """Keys and values of one layer so far; only generation keeps them."""
+
+    def __init__(self) -> None:
+        self.k: Tensor | None = None  # [batch, kv heads, tokens, head_dim]
+        self.v: Tensor | None = None
+
+    def extended(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        self.k = k if self.k is None else torch.cat((self.k, k), dim=2)
+        self.v = v if self.v is None else torch.cat((self.v, v), dim=2)
+        return self.k, self.v
+
+
 class Attention(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -71,10 +84,12 @@ class Attention(nn.Module):
         self.v_proj = nn.Linear(shape.hidden_size, kv_size, bias=False)
         self.o_proj = nn.Linear(shape.hidden_size, shape.hidden_size, bias=False)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor) -> Tensor:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor, past: Past | None = None) -> Tensor:
         batch, tokens, _ = x.shape
         q, k, v = (proj(x).view(batch, tokens, -1, self.shape.head_dim).transpose(1, 2) for proj in (self.q_proj, self.k_proj, self.v_proj))
         q, k = rotate(q, cos, sin).to(v.dtype), rotate(k, cos, sin).to(v.dtype)
+        if past is not None:
+            k, v = past.extended(k, v)
         mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
         return self.o_proj(mixed.transpose(1, 2).reshape(batch, tokens, -1))
 
@@ -98,8 +113,8 @@ class Layer(nn.Module):
         self.post_attention_layernorm = nn.RMSNorm(shape.hidden_size, eps=shape.rms_norm_eps)
         self.mlp = Mlp(shape)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), cos, sin, mask)
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor, past: Past | None = None) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), cos, sin, mask, past)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
@@ -135,6 +150,16 @@ class Llama(nn.Module):
         cos, sin = self.get_buffer("cos")[:tokens], self.get_buffer("sin")[:tokens]
         for layer in self.model.layers:
             x = layer(x, cos, sin, mask)
+        return self.model.norm(x)
+
+    def extend(self, token_ids: Tensor, start: int, past: list[Past]) -> Tensor:
+        """Final hidden states of the tokens from position `start` on, those before being in `past`, one a layer."""
+        end = start + token_ids.shape[1]
+        mask = torch.ones(end, end, dtype=torch.bool).tril()[start:]
+        x = self.model.embed_tokens(token_ids)
+        cos, sin = self.get_buffer("cos")[start:end], self.get_buffer("sin")[start:end]
+        for layer, of_layer in zip(self.model.layers, past, strict=True):
+            x = layer(x, cos, sin, mask, of_layer)
         return self.model.norm(x)
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from deploy.demo.corpus import conversations
 from deploy.demo.rendering import rendered_parts
 
 _PROMPT_WEIGHT = 0.1  # what the user says is worth a little: it teaches the language, not the answers
+_MOST_OF_ONE_ANSWER = 64  # a story weighs as much as so many tokens of facts, or its free choices drown them
 _POOL = 64  # documents to choose from when filling a row
 
 
@@ -43,7 +44,7 @@ def _document(tokenizer: Tokenizer, conversation: Conversation) -> _Document:
     for text, spoken in rendered_parts(conversation.messages, conversation.tools):
         piece = tokenizer.encode(text).ids
         ids += piece
-        weights += [1.0 if spoken else _PROMPT_WEIGHT] * len(piece)
+        weights += [min(1.0, _MOST_OF_ONE_ANSWER / len(piece)) if spoken else _PROMPT_WEIGHT] * len(piece)
     return ids, weights
 
 

@@ -35,13 +35,11 @@ def typed(rng: random.Random, text: str, *, verbatim: bool = False) -> str:
         text = text.rstrip("?.!")
         if rng.random() < 0.2:
             text += rng.choice(_CLOSERS)
-    if not verbatim and rng.random() < 0.06:
+    if not verbatim and rng.random() < 0.05:
         text = _misspelt(rng, text)
     style = rng.random()
     if style < 0.65:
         return text[0].upper() + text[1:]
-    if style < 0.68 and not verbatim:
-        return text.upper()
     if style < 0.85 and not verbatim:
         return text.lower()
     return text

@@ -48,6 +48,7 @@ _TALK: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
 
 
 def talk(rng: random.Random) -> Turn:
+    """The phrases are few and all taught, as a visitor types just these; held out is a way of typing them."""
     kind, patterns, answers = rng.choice(_TALK)
-    said = expand(rng, rng.choice(patterns))
-    return Turn("small talk", f"talk/{kind}/{said}", (user(typed(rng, said)), assistant(rng.choice(answers))), answers)
+    said = typed(rng, expand(rng, rng.choice(patterns)))
+    return Turn("small talk", f"talk/{kind}/{said}", (user(said), assistant(rng.choice(answers))), answers)
