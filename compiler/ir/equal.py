@@ -14,11 +14,9 @@ from dataclasses import dataclass, fields, is_dataclass
 from itertools import zip_longest
 from typing import Any
 
-import numpy as np
-
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
-from compiler.ir.graph import Binding, Block, BlockKind, Body, Call, Copy, Function, Launch, ScalarValue, Var
+from compiler.ir.graph import Binding, Block, BlockKind, Body, Call, Constant, Copy, Function, Launch, ScalarValue, Var
 from compiler.ir.loops import Allocate, Buffer, Const, For, Let, PrimFunc, Reduce, ScalarParam, Seq
 from compiler.ir.module import IRModule
 from compiler.ir.op import OpDef
@@ -113,8 +111,9 @@ class _Pairing:
                     self.compare("", a.var, b.var)
             case Function():
                 self._pair_bare([d for p in a.params for d in dims_of(p.type)], [d for p in b.params for d in dims_of(p.type)])
-                for name in ("params", "weights", "pure", "result_type", "body"):
+                for name in ("params", "weights", "pure", "result_type"):
                     self.compare(f".{name}", getattr(a, name), getattr(b, name))
+                self.compare("", a.body, b.body)
             case PrimFunc():
                 self._pair_bare([d for p in a.buffers for d in p.shape], [d for p in b.buffers for d in p.shape])
                 self._fields(a, b)
@@ -122,7 +121,7 @@ class _Pairing:
                 _Pairing()._fields(a, b)  # its variables are its own
             case Body():
                 with self._scope():
-                    for x, y in zip_longest(_blocks(a), _blocks(b), fillvalue=_ABSENT):
+                    for x, y in zip_longest(_blocks(a), _blocks(b), fillvalue=Block(())):
                         self.compare("", x, y)
                     self.compare(".result", a.result, b.result)
             case For() | Let() | Reduce() | Allocate():
@@ -134,8 +133,8 @@ class _Pairing:
             case Mapping():
                 for key in dict.fromkeys([*a, *b]):
                     self.compare(f".{key}", a.get(key, _ABSENT), b.get(key, _ABSENT))
-            case np.ndarray():
-                if a.dtype != b.dtype or a.shape != b.shape or a.tobytes() != b.tobytes():
+            case Constant(data=data):
+                if data.dtype != b.data.dtype or data.shape != b.data.shape or data.tobytes() != b.data.tobytes():
                     raise _differ(a, b)
             case OpDef():
                 if a is not b:
@@ -167,8 +166,9 @@ class _Pairing:
             raise _Found(a.name, f"{b.name}, which is another variable of the left")
         self._partner[a] = b
         self._taken.add(b)
+        prefix = f".{a.name}" if isinstance(a, DimVar) else ""
         for name in _DECLARED[type(a)]:
-            self.compare(f".{name}", getattr(a, name), getattr(b, name))
+            self.compare(f"{prefix}.{name}", getattr(a, name), getattr(b, name))
 
     def _release(self, a: set[_Variable], b: set[_Variable]) -> None:
         """What a binder binds is new, even if it was met before."""
@@ -262,4 +262,5 @@ def _blocks(body: Body) -> list[Block]:
 
 
 def _differ(a: object, b: object) -> _Found:
-    return _Found(print_node(a), print_node(b))
+    left, right = print_node(a), print_node(b)
+    return _Found(left, right if left != right else f"{right}, of other variables")
