@@ -10,7 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
-from server.api import admin, aliases, chat, completions, embeddings, health, models, tokenize
+from server.api import admin, aliases, chat, completions, embeddings, health, models, pages, tokenize
 from server.api.context import Context
 from server.auth import Guard
 from server.errors import (
@@ -36,6 +36,7 @@ ROUTERS = (
     tokenize.router,
     health.router,
     admin.router,
+    pages.router,
 )
 OF_STATUS: dict[int, ErrorKind] = {404: NOT_FOUND_PATH, 405: METHOD_NOT_ALLOWED}
 

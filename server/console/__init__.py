@@ -1,0 +1,1 @@
+"""The pages that `server/api/pages.py` serves."""

@@ -1,0 +1,86 @@
+"""A process that is told to stop: running answers end well, or by an error, never silently."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+PROGRAM = """
+import sys
+from server.app import create_app
+from server.listen import Server
+from server.null import ByteTokenizer, NullScript, NullWorker
+from server.registry import Registry
+from server.settings import ServerSettings
+from server.state import ModelSpec
+
+port, drain_s = int(sys.argv[1]), float(sys.argv[2])
+settings = ServerSettings(port=port, drain_s=drain_s)
+script = NullScript(answer=lambda _submit, _choice: [[120]] * 40, interval_s=0.05)
+initial = [ModelSpec("null", "x")]
+registry = Registry(settings, lambda _spec, progress: NullWorker(script, progress), lambda _: ByteTokenizer(), initial=initial)
+Server(create_app(settings, registry), settings, registry).run()
+"""
+
+
+@pytest.fixture
+def spawn():
+    processes = []
+
+    def start(drain_s: float) -> tuple[subprocess.Popen, str]:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        command = [sys.executable, "-c", PROGRAM, str(port), str(drain_s)]
+        root = Path(__file__).parents[2]
+        process = subprocess.Popen(command, cwd=root, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        processes.append(process)
+        url = f"http://127.0.0.1:{port}"
+        end = time.monotonic() + 30
+        while time.monotonic() < end:
+            try:
+                if httpx.get(f"{url}/health").status_code == 200:
+                    return process, url
+            except httpx.ConnectError:
+                time.sleep(0.05)
+        raise AssertionError("the server did not start")
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+def stream_through_sigterm(process: subprocess.Popen, url: str) -> list[str]:
+    body = {"prompt": "x", "stream": True, "max_tokens": 40}
+    lines = []
+    with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=30) as response:
+        for line in response.iter_lines():
+            if not lines:
+                os.kill(process.pid, signal.SIGTERM)
+            lines += [line[6:]] if line.startswith("data: ") else []
+    return lines
+
+
+def test_running_answers_are_finished(spawn):
+    process, url = spawn(20)
+    lines = stream_through_sigterm(process, url)
+    assert lines[-1] == "[DONE]" and json.loads(lines[-2])["choices"][0]["finish_reason"] == "length"
+    assert process.wait(20) in (0, -signal.SIGTERM)
+
+
+def test_what_does_not_finish_in_time_ends_by_an_error(spawn):
+    process, url = spawn(0.5)
+    lines = stream_through_sigterm(process, url)
+    assert lines[-1] == "[DONE]" and json.loads(lines[-2])["error"]["code"] == "shutting_down"
+    assert len(lines) < 40
+    assert process.wait(20) in (0, -signal.SIGTERM)
