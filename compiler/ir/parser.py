@@ -51,7 +51,7 @@
                  | Fn "(" Scalar,* ")" | "cast" "(" DType "," Scalar ")"
                  | "guard" "(" (Dim "<=" Dim "<" Dim),+ "?" Scalar ":" Scalar ")"
                  | ReduceFn "(" Axis,+ ")" Scalar                        reaches as far to the right as it can
-    Infix      ::= "<" "<=" "==" "!=" | "|" | "^" | "&" | "<<" ">>" | "+" "-" | "*" "/" "//" "%"      loosest first
+    Infix      ::= "|" | "^" | "&" | "<" "<=" "==" "!=" | "<<" ">>" | "+" "-" | "*" "/" "//" "%"      loosest first
 
 Names are words with inner dots; a function's may be any string in quotes. A dimension is defined where a parameter, a match_cast, a
 loop or a let first mentions it. A number without a type is an i64, or with a point an f32.

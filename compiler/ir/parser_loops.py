@@ -34,7 +34,7 @@ from compiler.ir.loops import (
     When,
 )
 from compiler.ir.parser_types import DimScope, TypeParser
-from compiler.ir.syntax import ARITY, COMPARISON, INFIX, PREFIX, PREFIX_PRECEDENCE
+from compiler.ir.syntax import ARITY, COMPARISON, INFIX, LOOSEST, PREFIX, PREFIX_PRECEDENCE
 from compiler.ir.visit_loops import subscalars
 
 _INFIX = {symbol: (fn, precedence) for fn, (symbol, precedence) in INFIX.items()}
@@ -240,7 +240,7 @@ class LoopParser(TypeParser):
                 return scalar
         raise self.too_deep(start)
 
-    def scalar(self, loosest: int = COMPARISON) -> Scalar:
+    def scalar(self, loosest: int = LOOSEST) -> Scalar:
         """Operators of at least this precedence, grouped to the left."""
         left = self._operand()
         while self.at(*_INFIX):
@@ -250,7 +250,7 @@ class LoopParser(TypeParser):
             self.take()
             left = Apply(fn, (left, self.scalar(precedence + 1)))
             if precedence == COMPARISON and self.at(*(s for s, (_, p) in _INFIX.items() if p == COMPARISON)):
-                raise self.error("comparisons do not chain; join two of them with '&' in parentheses")
+                raise self.error("comparisons do not chain; join two of them with '&'")
         return left
 
     def _operand(self) -> Scalar:

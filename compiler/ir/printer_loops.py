@@ -41,7 +41,7 @@ from compiler.ir.printer_types import (
 )
 from compiler.ir.syntax import ARITY, COMPARISON, INFIX, PREFIX, PREFIX_PRECEDENCE
 
-_LOOSEST = 0  # of a reduction, which reaches to the right end
+_REDUCTION = 0  # looser than any operator: it reaches to the right end
 _ATOM = 9
 
 
@@ -142,7 +142,7 @@ class LoopPrinter:
 
     # --- scalars -------------------------------------------------------------------------------------------------------
 
-    def scalar(self, scalar: Scalar, loosest: int = _LOOSEST) -> str:
+    def scalar(self, scalar: Scalar, loosest: int = _REDUCTION) -> str:
         """In parentheses where the operator is looser than the place allows."""
         text, precedence = self._scalar(scalar)
         return f"({text})" if precedence < loosest else text
@@ -165,7 +165,7 @@ class LoopPrinter:
             case Reduce(fn=fn, axes=axes, value=value):
                 with self._dims.scope():
                     listed = ", ".join([self._axis(var, extent) for var, extent in axes])
-                    return f"{fn.value}({listed}) {self.scalar(value)}", _LOOSEST
+                    return f"{fn.value}({listed}) {self.scalar(value)}", _REDUCTION
             case Apply():
                 return self._apply(scalar)
 

@@ -40,13 +40,13 @@ RESERVED = frozenset(
 
 # fn -> (symbol, precedence); a higher one binds tighter. Comparisons do not chain, the others group to the left.
 INFIX: dict[Fn, tuple[str, int]] = {
-    Fn.LT: ("<", 1),
-    Fn.LE: ("<=", 1),
-    Fn.EQ: ("==", 1),
-    Fn.NE: ("!=", 1),
-    Fn.OR: ("|", 2),
-    Fn.XOR: ("^", 3),
-    Fn.AND: ("&", 4),
+    Fn.OR: ("|", 1),
+    Fn.XOR: ("^", 2),
+    Fn.AND: ("&", 3),
+    Fn.LT: ("<", 4),
+    Fn.LE: ("<=", 4),
+    Fn.EQ: ("==", 4),
+    Fn.NE: ("!=", 4),
     Fn.SHL: ("<<", 5),
     Fn.SHR: (">>", 5),
     Fn.ADD: ("+", 6),
@@ -56,7 +56,7 @@ INFIX: dict[Fn, tuple[str, int]] = {
     Fn.FLOORDIV: ("//", 7),
     Fn.MOD: ("%", 7),
 }
-COMPARISON = 1
+LOOSEST, COMPARISON = 1, 4
 PREFIX: dict[Fn, str] = {Fn.NEG: "-", Fn.NOT: "~"}
 PREFIX_PRECEDENCE = 8
 

@@ -229,6 +229,28 @@ def test_an_attribute_that_text_cannot_say_is_named() -> None:
         print_node(call)
 
 
+def test_precedence() -> None:
+    """Loosest: or, xor, and, comparisons, shifts, sums, products, signs."""
+
+    def value(text: str) -> Scalar:
+        stmt = parse(f"prim p(a: scalar i32, b: scalar i32, f: scalar f32, out B: f32[]) {{ B[] = {text} }}").prim("p").body
+        assert isinstance(stmt, Store)
+        return stmt.value
+
+    for flat, grouped in [
+        ("a < b & b <= a | a == b", "((a < b) & (b <= a)) | (a == b)"),
+        ("a ^ b & a | b", "(a ^ (b & a)) | b"),
+        ("a << b + a < b", "(a << (b + a)) < b"),
+        ("a - b - a", "(a - b) - a"),
+        ("a - b * -a % b", "a - ((b * (-a)) % b)"),
+        ("~a & b", "(~a) & b"),
+        ("sum(r in 4) f + f", "sum(r in 4) (f + f)"),
+    ]:
+        assert print_node(value(flat)) == flat == print_node(value(grouped))
+    for text in ["a - (b - a)", "(a < b) == (b < a)", "(sum(r in 4) f) + f", "f * (sum(r in 4) f)", "(a + b) * a", "-(a + b)"]:
+        assert print_node(value(text)) == text
+
+
 # --- names -------------------------------------------------------------------------------------------------------------
 
 
