@@ -1,0 +1,199 @@
+"""Rotary positions: how fast each pair of a head's dimensions turns, and how that is stretched beyond the length of training."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compiler.frontend.errors import ConfigError
+from compiler.frontend.fields import Fields
+
+
+@dataclass(frozen=True, slots=True)
+class LinearScaling:
+    """Positions are divided by the factor."""
+
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class DynamicScaling:
+    """The base grows with the length, beyond the length of training. Keys that lie in a cache keep their rotation, so the length is
+    that of the longest context served: what a token gets may not depend on how long its sequence has become."""
+
+    factor: float
+    original_context: int
+
+
+@dataclass(frozen=True, slots=True)
+class Llama3Scaling:
+    """Slow dimensions are stretched, fast ones kept, those between interpolated."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_context: int
+
+
+@dataclass(frozen=True, slots=True)
+class YarnScaling:
+    """As Llama 3, by turns within the original context, and with cos and sin scaled (Peng et al., arXiv 2309.00071)."""
+
+    factor: float
+    original_context: int
+    beta_fast: float
+    beta_slow: float
+    attention_factor: float
+    truncate: bool  # to whole dimensions
+
+
+@dataclass(frozen=True, slots=True)
+class LongScaling:
+    """A divisor per pair, one list for contexts within the original length, one for longer (Ding et al., arXiv 2402.13753). As with
+    `DynamicScaling`, the longest context served decides."""
+
+    short_factors: tuple[float, ...]
+    long_factors: tuple[float, ...]
+    original_context: int
+    attention_factor: float
+
+
+RopeScaling = LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling | LongScaling
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    theta: float
+    size: int  # dimensions of a head that are rotated: the first ones; pairs are (i, i + size / 2)
+    scaling: RopeScaling | None = None
+
+    def frequencies(self, context: int) -> tuple[NDArray[np.float32], float]:
+        """Radians per position of each pair, [size / 2], and the factor of cos and sin, when `context` tokens are served at most."""
+        exponents = np.arange(0, self.size, 2) / self.size
+        plain = self.theta**-exponents
+        scale = 1.0
+        match self.scaling:
+            case None:
+                turns = plain
+            case LinearScaling(factor):
+                turns = plain / factor
+            case DynamicScaling(factor, original):
+                stretch = factor * max(context, original) / original - (factor - 1)
+                turns = (self.theta * stretch ** (self.size / (self.size - 2))) ** -exponents
+            case Llama3Scaling() as llama3:
+                turns = _llama3(plain, llama3)
+            case YarnScaling() as yarn:
+                scale = yarn.attention_factor
+                turns = _yarn(plain, self.theta, yarn)
+            case LongScaling(short, long, original, scale):
+                turns = plain / np.array(long if context > original else short)
+        return turns.astype(np.float32), scale
+
+    def max_context(self, declared: int) -> int:
+        """How far positions reach when `max_position_embeddings` declares this."""
+        match self.scaling:
+            case LinearScaling(factor) | DynamicScaling(factor, _):
+                return int(declared * factor)
+            case YarnScaling(factor, original):
+                return int(original * factor)
+            case _:
+                return declared
+
+
+def _llama3(plain: NDArray[np.float64], scaling: Llama3Scaling) -> NDArray[np.float64]:
+    turns_in_context = scaling.original_context * plain / (2 * math.pi)
+    span = scaling.high_freq_factor - scaling.low_freq_factor
+    keep = np.clip((turns_in_context - scaling.low_freq_factor) / span, 0, 1)
+    return keep * plain + (1 - keep) * plain / scaling.factor
+
+
+def _yarn(plain: NDArray[np.float64], theta: float, scaling: YarnScaling) -> NDArray[np.float64]:
+    size = 2 * len(plain)
+
+    def pair_turning(times: float) -> float:
+        """The pair that turns so many times within the original context."""
+        return size * math.log(scaling.original_context / (times * 2 * math.pi)) / (2 * math.log(theta))
+
+    low, high = pair_turning(scaling.beta_fast), pair_turning(scaling.beta_slow)
+    if scaling.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, size - 1)
+    stretched = np.clip((np.arange(size // 2) - low) / max(high - low, 1e-3), 0, 1)
+    return (1 - stretched) * plain + stretched * plain / scaling.factor
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------------
+
+
+def read_rope(config: Fields, head_dim: int, *, theta: float = 10000.0, layer_type: str | None = None) -> Rope:
+    """`rope_parameters` (since transformers 5, per type of layer where these differ) or `rope_theta` and `rope_scaling`."""
+    if "rope_parameters" in config:
+        fields = config.fields("rope_parameters")
+        if layer_type is not None and layer_type in fields:
+            fields = fields.fields(layer_type)
+        theta = fields.number("rope_theta", config.number("rope_theta", theta))
+    else:
+        fields = config.fields("rope_scaling")
+        theta = config.number("rope_theta", theta)
+    partial = fields.number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0))
+    size = int(head_dim * partial)
+    if size % 2 or not 2 <= size <= head_dim:
+        raise ConfigError(f"{size} of {head_dim} dimensions of a head would be rotated (factor {partial}); expected an even number")
+    return Rope(theta, size, _read_scaling(config, fields, size))
+
+
+def _read_scaling(config: Fields, fields: Fields, size: int) -> RopeScaling | None:
+    declared = config.integer("max_position_embeddings", 2048)
+    original = fields.integer("original_max_position_embeddings", config.integer("original_max_position_embeddings", declared))
+    kind = fields.text("rope_type", fields.text("type", "default"))
+    match kind:
+        case "default":
+            return None
+        case "linear":
+            return LinearScaling(fields.number("factor"))
+        case "dynamic":
+            if size < 4:
+                raise ConfigError(f"dynamic rope scaling of {size} dimensions; at least 4 are needed")
+            return DynamicScaling(_at_least_one(fields, "factor"), original)
+        case "llama3":
+            low, high = fields.number("low_freq_factor"), fields.number("high_freq_factor")
+            if not low < high:
+                raise fields.error("low_freq_factor", f"less than high_freq_factor ({high})")
+            return Llama3Scaling(fields.number("factor"), low, high, original)
+        case "yarn":
+            factor = fields.number("factor", declared / original)
+            return YarnScaling(
+                factor,
+                original,
+                fields.number("beta_fast", 32.0),
+                fields.number("beta_slow", 1.0),
+                _yarn_attention_factor(fields, factor),
+                fields.flag("truncate", True),
+            )
+        case "longrope" | "su":
+            factor = fields.number("factor", declared / original)
+            plain = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
+            short, long = fields.numbers("short_factor", size // 2), fields.numbers("long_factor", size // 2)
+            return LongScaling(short, long, original, fields.number("attention_factor", plain))
+        case _:
+            raise fields.error("rope_type", "one of default, dynamic, linear, llama3, longrope, yarn")
+
+
+def _at_least_one(fields: Fields, name: str) -> float:
+    if (value := fields.number(name)) < 1:
+        raise fields.error(name, "at least 1")
+    return value
+
+
+def _yarn_attention_factor(fields: Fields, factor: float) -> float:
+    def strength(weight: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+    if "mscale" in fields and "mscale_all_dim" in fields:
+        plain = strength(fields.number("mscale")) / strength(fields.number("mscale_all_dim"))
+    else:
+        plain = strength(1.0)
+    return fields.number("attention_factor", plain)

@@ -1,0 +1,89 @@
+"""How token vectors become one vector per text, as sentence-transformers writes it beside a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from compiler.frontend.errors import ConfigError
+from compiler.frontend.fields import Fields, read_json
+
+
+class Pooling(StrEnum):
+    MEAN = "mean"  # of all tokens
+    CLS = "cls"  # the first token
+    LAST = "last"
+
+
+# As the keys of 1_Pooling/config.json name them, `pooling_mode_` left off.
+POOLING_MODES = {"mean_tokens": Pooling.MEAN, "cls_token": Pooling.CLS, "lasttoken": Pooling.LAST}
+POOLING_NAMES = {"mean": Pooling.MEAN, "cls": Pooling.CLS, "lasttoken": Pooling.LAST}
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingConfig:
+    pooling: Pooling
+    normalize: bool
+    prompts: tuple[tuple[str, str], ...] = ()  # name and text to put before an input
+    default_prompt: str | None = None  # its name
+    max_tokens: int | None = None  # less than the context at times: what the model was trained on
+
+
+def load_embedding(directory: Path, default: Pooling) -> EmbeddingConfig:
+    """Without files of sentence-transformers: the given pooling, normalised."""
+    sentence, prompts = (_load(directory / file) for file in ("sentence_bert_config.json", "config_sentence_transformers.json"))
+    if sentence.flag("do_lower_case", False):
+        raise sentence.error("do_lower_case", "false: a tokenizer that wants lower case does it itself")
+    pooling, normalize = default, True
+    if (modules := directory / "modules.json").is_file():
+        pooling, normalize = _read_modules(read_json(modules), directory, default)
+    texts = prompts.raw("prompts", {})
+    if not isinstance(texts, Mapping) or not all(isinstance(text, str) for text in texts.values()):
+        raise prompts.error("prompts", "an object of texts")
+    name = prompts.text("default_prompt_name", None)
+    if name is not None and name not in texts:
+        raise prompts.error("default_prompt_name", f"one of {', '.join(sorted(texts)) or 'no prompts'}")
+    return EmbeddingConfig(pooling, normalize, tuple(texts.items()), name, sentence.integer("max_seq_length", None))
+
+
+def _load(path: Path) -> Fields:
+    return Fields(read_json(path) if path.is_file() else {}, path.name)
+
+
+def _read_modules(modules: Any, directory: Path, default: Pooling) -> tuple[Pooling, bool]:
+    if not isinstance(modules, list):
+        raise ConfigError("modules.json is not a list")
+    pooling, normalize = default, False
+    for entry in modules:
+        module = Fields(entry, "an entry of modules.json")
+        match module.text("type").rsplit(".", 1)[-1]:
+            case "Transformer":
+                pass
+            case "Pooling":
+                path = module.text("path")
+                if Path(path).name != path:
+                    raise module.error("path", "the name of a directory beside it")
+                pooling = _read_pooling(_load(directory / path / "config.json"))
+            case "Normalize":
+                normalize = True
+            case _:
+                raise module.error("type", "Transformer, Pooling or Normalize")
+    return pooling, normalize
+
+
+def _read_pooling(fields: Fields) -> Pooling:
+    if not fields.flag("include_prompt", True):
+        raise fields.error("include_prompt", "true: tokens of the prompt are pooled as all others")
+    if "pooling_mode" in fields:
+        found = POOLING_NAMES.get(fields.text("pooling_mode"))
+        if found is None:
+            raise fields.error("pooling_mode", f"one of {', '.join(POOLING_NAMES)}")
+        return found
+    prefix = "pooling_mode_"
+    chosen = [name.removeprefix(prefix) for name, value in fields.values.items() if name.startswith(prefix) and value is True]
+    if len(chosen) != 1 or chosen[0] not in POOLING_MODES:
+        raise ConfigError(f"{fields.where} pools by {', '.join(chosen) or 'nothing'}, expected one of {', '.join(POOLING_MODES)}")
+    return POOLING_MODES[chosen[0]]

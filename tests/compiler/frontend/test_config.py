@@ -1,0 +1,223 @@
+"""config.json of every family in one vocabulary, positions as transformers turns them, and refusals with a remedy."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compiler.frontend.config import FAMILIES, Activation, EncoderConfig, load_config, parse_config
+from compiler.frontend.errors import ConfigError, ModelError, UnknownModel
+from compiler.frontend.rope import LinearScaling, Llama3Scaling, Rope, YarnScaling
+from compiler.frontend.sentence import EmbeddingConfig, Pooling
+
+MODELS = Path(__file__).parents[2] / "golden" / "models"
+CAUSAL = sorted(path.parent.name for path in MODELS.glob("*/golden.npz") if "inv_freq" in np.load(path))
+
+SMALL: dict[str, Any] = {
+    "model_type": "llama",
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+}
+
+
+def small(model_type: str = "llama", **changes: Any) -> dict[str, Any]:
+    return {**SMALL, "model_type": model_type, **changes}
+
+
+@pytest.mark.parametrize("case", CAUSAL)
+def test_positions_turn_as_in_transformers(case: str) -> None:
+    config, golden = load_config(MODELS / case), np.load(MODELS / case / "golden.npz")
+    assert config.rope is not None
+    frequencies, scale = config.rope.frequencies(config.max_context)
+    np.testing.assert_allclose(frequencies, golden["inv_freq"], rtol=1e-6)
+    assert scale == pytest.approx(golden["rope_scale"], rel=1e-6)
+    if "local_inv_freq" in golden:
+        assert config.local_rope is not None
+        np.testing.assert_allclose(config.local_rope.frequencies(config.max_context)[0], golden["local_inv_freq"], rtol=1e-6)
+
+
+def test_all_families_have_a_golden_model() -> None:
+    types = {json.loads(path.read_text())["model_type"] for path in MODELS.glob("*/config.json")}
+    assert types == FAMILIES.keys()
+
+
+def test_defaults_are_those_of_transformers() -> None:
+    llama = parse_config(small())
+    assert (llama.num_kv_heads, llama.head_dim, llama.norm_eps, llama.max_context) == (4, 16, 1e-6, 2048)
+    assert (llama.attention_scale, llama.windows, llama.rope) == (0.25, (None,) * 3, Rope(10000.0, 16))
+    assert not (llama.tie_word_embeddings or llama.qkv_bias or llama.mlp_bias)
+    assert parse_config(small("mistral")).windows == (4096,) * 3
+    assert parse_config(small("mistral", sliding_window=None)).windows == (None,) * 3
+    assert parse_config(small("qwen3")).head_dim == 128
+    gemma2 = parse_config(small("gemma2"))
+    assert (gemma2.attention_softcap, gemma2.logit_softcap, gemma2.windows) == (50.0, 30.0, (4096, None, 4096))
+    assert (gemma2.tie_word_embeddings, gemma2.embedding_scale, gemma2.norm_offset) == (True, 8.0, 1.0)
+    gemma3 = parse_config(small("gemma3_text", num_hidden_layers=7, rope_scaling={"rope_type": "linear", "factor": 8}))
+    assert gemma3.windows == (4096,) * 5 + (None,) + (4096,)
+    assert (gemma3.attention_softcap, gemma3.max_context) == (None, 131072)
+    assert gemma3.rope_of_layer(5) == Rope(1e6, 256, LinearScaling(8.0))
+    assert gemma3.rope_of_layer(6) == Rope(1e4, 256)
+
+
+def test_windows_follow_the_layers() -> None:
+    window = {"sliding_window": 8, "use_sliding_window": True}
+    assert parse_config(small("qwen2", **window, max_window_layers=2)).windows == (None, None, 8)
+    assert parse_config(small("qwen2", **{**window, "use_sliding_window": False})).windows == (None,) * 3
+    types = ["full_attention", "sliding_attention", "full_attention"]
+    assert parse_config(small("gemma2", sliding_window=8, layer_types=types)).windows == (None, 8, None)
+    with pytest.raises(ConfigError, match="layer_types of config"):
+        parse_config(small("gemma2", layer_types=types[:2]))
+
+
+@pytest.mark.parametrize(
+    ("scaling", "expected", "max_context"),
+    [
+        (None, None, 64),
+        ({"type": "linear", "factor": 2}, LinearScaling(2.0), 128),
+        (
+            {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16},
+            Llama3Scaling(8.0, 1.0, 4.0, 16),
+            64,
+        ),
+        ({"type": "yarn", "factor": 4.0}, YarnScaling(4.0, 64, 32.0, 1.0, 0.1 * np.log(4.0) + 1, True), 256),
+        (
+            {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "mscale": 1.0, "mscale_all_dim": 1.0},
+            YarnScaling(4.0, 16, 32.0, 1.0, 1.0, True),
+            64,
+        ),
+    ],
+)
+def test_scalings_in_either_vocabulary(scaling: dict[str, Any] | None, expected: object, max_context: int) -> None:
+    old = parse_config(small(max_position_embeddings=64, rope_theta=5000.0, rope_scaling=scaling))
+    new = parse_config(small(max_position_embeddings=64, rope_parameters={"rope_theta": 5000.0, **(scaling or {})}))
+    assert old == new
+    assert old.rope == Rope(5000.0, 16, expected)  # type: ignore[arg-type]  # a scaling or None
+    assert old.max_context == max_context
+
+
+def test_encoders() -> None:
+    bert, roberta, mpnet = (load_config(MODELS / case) for case in ("bert", "roberta", "mpnet"))
+    assert bert.encoder == EncoderConfig(num_positions=66, position_offset=0, num_segments=2)
+    assert roberta.encoder == EncoderConfig(num_positions=66, position_offset=2, num_segments=1)
+    assert mpnet.encoder == EncoderConfig(num_positions=66, position_offset=2, num_segments=0, relative_buckets=32)
+    assert (bert.max_context, roberta.max_context, mpnet.max_context) == (66, 64, 64)
+    assert not bert.is_causal
+    assert load_config(MODELS / "bert-cls").activation == Activation.GELU_TANH
+
+
+def test_pooling_beside_the_model() -> None:
+    assert load_config(MODELS / "bert").embedding == EmbeddingConfig(Pooling.MEAN, True, max_tokens=48)
+    prompts = (("query", "Find: "), ("document", ""))
+    assert load_config(MODELS / "bert-cls").embedding == EmbeddingConfig(Pooling.CLS, False, prompts, "query", 64)
+    assert load_config(MODELS / "qwen3-embedding").embedding.pooling == Pooling.LAST
+    assert load_config(MODELS / "llama").embedding == EmbeddingConfig(Pooling.LAST, True)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("modules.json", [{"type": "sentence_transformers.models.Dense"}], "Transformer, Pooling or Normalize"),
+        ("modules.json", {}, "not a list"),
+        ("modules.json", [{"type": "x.Pooling", "path": "../elsewhere"}], "the name of a directory"),
+        ("1_Pooling/config.json", {"pooling_mode_max_tokens": True}, "max_tokens, expected one of mean_tokens"),
+        ("1_Pooling/config.json", {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True}, "expected one of"),
+        ("1_Pooling/config.json", {"pooling_mode": "max"}, "one of mean, cls, lasttoken"),
+        ("1_Pooling/config.json", {"include_prompt": False}, "include_prompt"),
+        ("sentence_bert_config.json", {"do_lower_case": True}, "do_lower_case"),
+        ("config_sentence_transformers.json", {"prompts": {"a": 1}}, "an object of texts"),
+        ("config_sentence_transformers.json", {"prompts": {"a": "b"}, "default_prompt_name": "c"}, "one of a"),
+    ],
+)
+def test_what_sentence_files_ask_for_is_honoured_or_refused(tmp_path: Path, file: str, content: object, message: str) -> None:
+    (tmp_path / "1_Pooling").mkdir()
+    for name in ("config.json", "modules.json", "1_Pooling/config.json"):
+        (tmp_path / name).write_text((MODELS / "bert" / name).read_text())
+    (tmp_path / file).write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match=message):
+        load_config(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"vocab_size": None}, "config.json has no vocab_size, expected an integer from 1"),
+        ({"vocab_size": "many"}, "vocab_size of config.json is 'many', expected an integer from 1"),
+        ({"hidden_size": True}, "hidden_size"),
+        ({"num_hidden_layers": 1 << 40}, "num_hidden_layers"),
+        ({"num_key_value_heads": 3}, r"a divisor of num_attention_heads \(4\)"),
+        ({"hidden_act": "swoosh"}, "hidden_act.*one of silu"),
+        ({"rms_norm_eps": 0}, "rms_norm_eps"),
+        ({"rope_scaling": {"type": "spiral"}}, "rope_type.*one of default, dynamic"),
+        ({"rope_scaling": {"type": "linear"}}, "rope_scaling of config.json has no factor"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 0.5}}, "at least 1"),
+        ({"rope_scaling": {"type": "longrope", "short_factor": [1.0]}}, "a list of 8 positive numbers"),
+        ({"rope_scaling": [1]}, "expected an object"),
+        ({"partial_rotary_factor": 0.5}, "llama rotates all of them"),
+        ({"partial_rotary_factor": 1e20}, "dimensions of a head would be rotated"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantized already, by gptq"),
+    ],
+)
+def test_a_wrong_field_is_named(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_config(small(**changes))
+
+
+def test_unknown_models_are_refused_with_what_is_known() -> None:
+    with pytest.raises(UnknownModel, match=r"'rwkv' is not known; known are llama, mistral.*mpnet$"):
+        parse_config({"model_type": "rwkv", "attention_hidden_size": 1})
+
+
+@pytest.mark.parametrize(
+    ("values", "twin"),
+    [
+        (small("smollm", rope_theta=1e4, attention_bias=False, torch_dtype="float16"), "llama"),
+        (small("ministral", sliding_window=128), "mistral' or 'phi3"),
+        (small("mine", sliding_window=9, attn_logit_softcapping=50.0, query_pre_attn_scalar=16), "gemma2"),
+        (small("other", architectures=["Qwen2ForCausalLM"], novel_field=1), "qwen2"),
+        (small("camembert", type_vocab_size=1, layer_norm_eps=1e-5, pad_token_id=1), "bert' or 'roberta' or 'xlm-roberta"),
+    ],
+)
+def test_the_remedy_names_a_family_of_the_same_wiring(values: dict[str, Any], twin: str) -> None:
+    with pytest.raises(UnknownModel, match=f"those of '{twin}': if it is wired alike"):
+        parse_config(values)
+
+
+def test_no_remedy_where_a_field_is_not_understood() -> None:
+    with pytest.raises(UnknownModel, match=r"mpnet$"):
+        parse_config(small("moe", num_experts=8))
+
+
+def test_a_directory_without_config(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"has no config\.json"):
+        load_config(tmp_path)
+    for content in ("{", "[" * 100_000, "[]", "\xff"):
+        (tmp_path / "config.json").write_bytes(content.encode("latin-1"))
+        with pytest.raises(ConfigError, match=r"config\.json"):
+            load_config(tmp_path)
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(1 << 70), 1 << 70) | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["type", "factor", "rope_type"]), inner),
+    max_leaves=5,
+)
+OPTIONAL = {"head_dim", "num_key_value_heads", "rope_scaling", "rope_parameters", "rope_theta", "sliding_window"}
+NAMES = sorted((SMALL.keys() | OPTIONAL) - {"model_type"})
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from(sorted(FAMILIES)), st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=3))
+def test_any_values_parse_or_are_refused(family: str, changes: dict[str, Any]) -> None:
+    try:
+        config = parse_config(small(family, **changes))
+    except ModelError:
+        return
+    assert len(config.windows) == config.num_layers
+    assert config.num_heads % config.num_kv_heads == 0
