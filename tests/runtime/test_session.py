@@ -1,16 +1,20 @@
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from runtime import flags
 from runtime.device.host import ARCH
-from runtime.errors import ArgumentMismatch, BoundExceeded, OutOfMemory, UnknownName
+from runtime.errors import ArgumentMismatch, BoundExceeded, OutOfMemory, RuntimeFault, UnknownName
 from runtime.executable import (
     Base,
     Bound,
@@ -218,6 +222,21 @@ def test_a_stored_executable_runs(executable: Executable, tmp_path: Path) -> Non
     loaded = Session(Executable.load(tmp_path / "program"), device_threads=1)
     assert loaded.call("constant", vector(1)).tolist() == [2, 3, 4]
     assert np.array_equal(loaded.call("plus_three", vector(9)), vector(9) + 1 + 1 + 1)
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_a_program_that_was_tampered_with_is_refused_or_loads(executable: Executable, data: st.DataObject) -> None:
+    """Every number in it is checked before anything native sees it."""
+    content = bytearray(msgspec.msgpack.encode(executable.meta))
+    for _ in range(data.draw(st.integers(1, 3))):
+        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        meta = msgspec.msgpack.decode(content, type=ExecutableMeta)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return
+    with contextlib.suppress(RuntimeFault):
+        Session(Executable(meta, executable.object_code, executable.constants), device_threads=1)
 
 
 # --- weights -----------------------------------------------------------------------------------------------------------
