@@ -19,17 +19,24 @@ from runtime.step import PAGE_SIZE
 
 @dataclass(slots=True)
 class PageList:
-    """The pages of one sequence in order of position. num_published <= len(pages) == len(digests) + unpublished tail."""
+    """The pages of one sequence in order of position, of which the first `num_published` are done with: found by others, or known
+    to have a twin that is. `chain` holds the digests of its first full pages as far as they were ever computed; tokens are only
+    appended, so it outlives the pages.   num_published <= len(pages), num_published <= len(chain)
+    """
 
     salt: bytes
     pages: list[int] = field(default_factory=list[int])
-    digests: list[bytes] = field(default_factory=list[bytes])  # of the leading full pages, as far as they were computed
+    num_published: int = 0
+    chain: list[bytes] = field(default_factory=list[bytes])
     version: int = 0  # changes whenever `pages` does
 
-    def digest_next(self, tokens: Sequence[int]) -> bytes:
-        """The digest of the next full page; the chain makes it stand for the whole beginning of the sequence."""
-        parent = self.digests[-1] if self.digests else blake2b(self.salt, digest_size=16).digest()
-        return blake2b(parent + np.asarray(tokens, "<i4").tobytes(), digest_size=16).digest()
+    def digest(self, index: int, token_ids: Sequence[int]) -> bytes:
+        """Of full page `index`. Each digest covers the one before, so it stands for the whole beginning of the sequence."""
+        if index == len(self.chain):
+            parent = self.chain[-1] if self.chain else blake2b(self.salt, digest_size=16).digest()
+            tokens = np.asarray(token_ids[index * PAGE_SIZE : (index + 1) * PAGE_SIZE], "<i4")
+            self.chain.append(blake2b(parent + tokens.tobytes(), digest_size=16).digest())
+        return self.chain[index]
 
 
 class IntegrityError(AssertionError):
@@ -58,15 +65,13 @@ class BlockPool:
     def reuse(self, held: PageList, token_ids: Sequence[int], max_tokens: int) -> int:
         """Hold the published pages that begin `token_ids`, at most `max_tokens` tokens of them; say how many tokens that is."""
         assert not held.pages
-        held.digests.clear()
-        for start in range(0, max_tokens - PAGE_SIZE + 1, PAGE_SIZE):
-            digest = held.digest_next(token_ids[start : start + PAGE_SIZE])
-            page = self._page_of.get(digest)
+        for i in range(max_tokens // PAGE_SIZE):
+            page = self._page_of.get(held.digest(i, token_ids))
             if page is None:
                 break
             self._hold(page)
             held.pages.append(page)
-            held.digests.append(digest)
+        held.num_published = len(held.pages)
         held.version += 1
         return len(held.pages) * PAGE_SIZE
 
@@ -78,7 +83,8 @@ class BlockPool:
         """Let `target` hold the pages of the first `num_tokens` tokens of `source`, a partly filled last one included."""
         assert not target.pages and source.salt == target.salt
         target.pages = source.pages[: -(-num_tokens // PAGE_SIZE)]
-        target.digests = source.digests[: num_tokens // PAGE_SIZE]
+        target.chain = source.chain[: num_tokens // PAGE_SIZE]
+        target.num_published = min(source.num_published, num_tokens // PAGE_SIZE)
         target.version += 1
         for page in target.pages:
             self._hold(page)
@@ -104,7 +110,7 @@ class BlockPool:
                 copies.append((pages[i], self._take()))
                 self._drop(pages[i])
                 pages[i] = copies[-1][1]
-                del held.digests[i:]
+                held.num_published = min(held.num_published, i)
         while len(pages) < num_pages:
             pages.append(self._take())
         held.version += 1
@@ -113,19 +119,19 @@ class BlockPool:
     def publish(self, held: PageList, token_ids: Sequence[int], num_computed: int) -> None:
         """Let others find the full pages among the first `num_computed` tokens. If a page with that content is known already, this
         one stays private: two pages under one digest would make eviction ambiguous."""
-        for i in range(len(held.digests), num_computed // PAGE_SIZE):
-            digest = held.digest_next(token_ids[i * PAGE_SIZE : (i + 1) * PAGE_SIZE])
-            held.digests.append(digest)
+        for i in range(held.num_published, num_computed // PAGE_SIZE):
+            digest = held.digest(i, token_ids)
             if digest not in self._page_of:
                 self._page_of[digest] = held.pages[i]
                 self._digest_of[held.pages[i]] = digest
+            held.num_published = i + 1
 
     def release(self, held: PageList) -> None:
         """Give all pages back. The last goes first, so that the beginning of a chain outlives its end in the cache."""
         for page in reversed(held.pages):
             self._drop(page)
         held.pages.clear()
-        held.digests.clear()
+        held.num_published = 0
         held.version += 1
 
     def forget(self) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -33,7 +34,7 @@ class ConstraintLimits:
     grammar_size: int = 200_000
     initial_fuel: int = 5_000_000  # about 0.1 s of building lexers
     num_cached: int = 128
-    num_threads: int = 1
+    num_threads: int = 2  # one constraint that takes long does not hold up the next
 
 
 class Matcher:
@@ -80,7 +81,8 @@ class ConstraintCompiler:
         self._vocab_size = vocab_size
         self._tokenizer_json = tokenizer_json
         self._eos_ids = list(eos_ids)
-        self._tokenizer: LLTokenizer | None = None  # built with the first constraint: it takes a second on a large vocabulary
+        self._tokenizer: LLTokenizer | None = None
+        self._tokenizer_lock = threading.Lock()
         self._cache: OrderedDict[Constraint, Future[LLMatcher]] = OrderedDict()
         self._pool = ThreadPoolExecutor(self.limits.num_threads, thread_name_prefix="constraint")
 
@@ -94,6 +96,11 @@ class ConstraintCompiler:
             self._cache.popitem(last=False)
         return Pending(future, time.monotonic() + self.limits.compile_s, self.limits.compile_s, self._vocab_size)
 
+    def warm(self) -> None:
+        """Build the tokenizer now rather than with the first constraint: on a large vocabulary that takes a second, in which no
+        other Python code runs."""
+        self._pool.submit(self._shared_tokenizer)
+
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
@@ -106,10 +113,17 @@ class ConstraintCompiler:
         bounds = LLParserLimits(
             initial_lexer_fuel=self.limits.initial_fuel, max_grammar_size=self.limits.grammar_size, verbose_errors=False
         )
-        matcher = LLMatcher(self._tokenizer, _grammar(constraint), log_level=0, limits=bounds)
+        matcher = LLMatcher(self._shared_tokenizer(), _grammar(constraint), log_level=0, limits=bounds)
         if matcher.is_error():
             raise ConstraintError(f"the {constraint.kind} cannot be compiled: {matcher.get_error()}")
         return matcher
+
+    def _shared_tokenizer(self) -> LLTokenizer:
+        with self._tokenizer_lock:
+            if self._tokenizer is None:
+                eos_token = self._eos_ids or None
+                self._tokenizer = LLTokenizer(self._tokenizer_json, n_vocab=self._vocab_size, eos_token=eos_token)
+            return self._tokenizer
 
 
 class Pending:

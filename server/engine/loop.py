@@ -368,6 +368,7 @@ class Flight:
 
 
 class OverlappedEngine(Engine):
+    late_intake: Callable[[], None] = staticmethod(lambda: None)  # asked for arrivals that can still join the next step
     _flight: Flight | None = None
 
     @property
@@ -383,6 +384,9 @@ class OverlappedEngine(Engine):
             masks = self._masks(flight.plan)
             logits, kernel_s = flight.result.result()
             self._sample(flight.plan, logits, masks)
+            self.late_intake()
+            self._admit()
+            self.scheduler.extend()
         self.scheduler.settle(plan)
         batch = self._batches.build(plan) if plan.items else None
         launched = self._clock()

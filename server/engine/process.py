@@ -31,6 +31,7 @@ from server.messages import (
 )
 
 ProgressFn = Callable[[str, float], None]
+WARM_AFTER_S = 1.0  # idle: not right after a restart, when requests are about to be resubmitted
 STALL_S = 0.002  # between looks, while the engine waits for a constraint or for the front to read
 
 
@@ -76,16 +77,19 @@ class Worker:
     def __init__(self, model: LoadedModel, channel: WorkerChannel) -> None:
         self._channel = channel
         self._engine: Engine | None = None
+        self._constraints: ConstraintCompiler | None = None
         self._embedder: Embedder | None = None
         self._draining = False
         self._stopping = False
+        self._is_cold = True
         if model.step_model is not None:
-            constraints = None
             if model.tokenizer_json is not None:
                 vocab_size = model.step_model.limits.vocab_size
-                constraints = ConstraintCompiler(model.tokenizer_json, eos_ids=model.eos_ids, vocab_size=vocab_size)
-            engine = OverlappedEngine if model.overlap else Engine
-            self._engine = engine(model.step_model, channel.send, eos_ids=model.eos_ids, constraints=constraints)
+                self._constraints = ConstraintCompiler(model.tokenizer_json, eos_ids=model.eos_ids, vocab_size=vocab_size)
+            engine_class = OverlappedEngine if model.overlap else Engine
+            self._engine = engine_class(model.step_model, channel.send, eos_ids=model.eos_ids, constraints=self._constraints)
+            if isinstance(self._engine, OverlappedEngine):
+                self._engine.late_intake = self._receive_pending
         if model.embed_model is not None:
             self._embedder = Embedder(model.embed_model, channel.send)
 
@@ -112,13 +116,24 @@ class Worker:
 
     def _receive(self) -> None:
         """All that has arrived; wait for one message if there is nothing else to do."""
-        wait = not self.has_work and not self._draining
+        if not self.has_work and not self._draining:
+            try:
+                self._handle(self._channel.inbox.get(timeout=WARM_AFTER_S if self._is_cold else None))
+            except queue.Empty:
+                self._warm()
+        self._receive_pending()
+
+    def _receive_pending(self) -> None:
         try:
-            self._handle(self._channel.inbox.get(block=wait))
             while True:
                 self._handle(self._channel.inbox.get_nowait())
         except queue.Empty:
             return
+
+    def _warm(self) -> None:
+        self._is_cold = False
+        if self._constraints is not None:
+            self._constraints.warm()
 
     def _handle(self, message: FromFront) -> None:
         match message:

@@ -117,6 +117,8 @@ class Scheduler:
     def extend(self) -> Plan:
         """Plan prompts as far as the open plan has room for them; what was planned stays."""
         plan, limits = self._open, self.limits
+        if self.paused:
+            return plan
         budget = min(limits.max_tokens - plan.num_tokens, self.pace.prefill_budget(plan.num_decode) - plan.num_prefill)
         while budget > 0 and (seq := self.queue.head()) is not None and seq not in plan.items:
             if seq.stage is Stage.WAITING and not self._admit(seq):
