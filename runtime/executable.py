@@ -128,7 +128,6 @@ class Kernel(Struct, frozen=True, tag=True):
     phases: tuple[Phase, ...]  # run one after another, a barrier between
     num_buffers: int
     num_dims: int
-    cost: tuple[DimRef, ...] = ()
 
 
 class Base(StrEnum):
