@@ -149,6 +149,20 @@ class _Frame:
             case FuncRef(name=name):
                 return Closure(name)
 
+    def attributes(self, attrs: Mapping[str, Any]) -> dict[str, Any]:
+        """Attributes may be dimensions, also in lists."""
+
+        def known(value: Any) -> Any:
+            match value:
+                case Dim() | DimVar():
+                    return Dim.of(value).evaluate(self.dims)
+                case list() | tuple():
+                    return tuple(known(item) for item in value)
+                case _:
+                    return value
+
+        return {name: known(value) for name, value in attrs.items()}
+
     def value(self, value: Value) -> Any:
         match value:
             case Var() | Constant() | ShapeValue() | ScalarValue() | FuncRef():
@@ -157,11 +171,11 @@ class _Frame:
                 return self.atom(atom)
             case Call(op=op, args=args, attrs=attrs):
                 with np.errstate(all="ignore"):
-                    return INTERPRET[op.name](*map(self.atom, args), **{**op.attributes, **attrs})
+                    return INTERPRET[op.name](*map(self.atom, args), **self.attributes({**op.attributes, **attrs}))
             case CallTir():
                 return self._call_tir(value)
             case CallLibrary(name=name, args=args, attrs=attrs):
-                outs = _compute(name, [self.atom(a) for a in args], attrs)
+                outs = _compute(name, [self.atom(a) for a in args], self.attributes(attrs))
                 return outs[0] if len(outs) == 1 else outs
             case CallFunc(callee=callee, args=args):
                 closure = self.atom(callee)
@@ -203,8 +217,8 @@ class _Frame:
     def _launch(self, launch: Launch) -> Any:
         args = [self.atom(a) for a in launch.args]
         if launch.library:
-            num_inputs = len(routine(launch.func).inputs)
-            for array, out in zip(args[num_inputs:], _compute(launch.func, args[:num_inputs], launch.attrs), strict=True):
+            num_inputs, attrs = len(routine(launch.func).inputs), self.attributes(launch.attrs)
+            for array, out in zip(args[num_inputs:], _compute(launch.func, args[:num_inputs], attrs), strict=True):
                 array[...] = out
             return ()
         prim = self.interpreter.module.prim(launch.func)

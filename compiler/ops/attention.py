@@ -23,7 +23,7 @@ from compiler.ir.errors import AnnotationError
 from compiler.ir.loops import Allocate, Buffer, Const, Fn, ReduceFn, Scalar, ScalarParam, Stmt
 from compiler.ir.op import REQUIRED
 from compiler.ir.types import TensorType, Type
-from compiler.ops.elementwise import output
+from compiler.ops.broadcast import output
 from compiler.ops.nest import apply, cast, const, fill, let, load, loops, reduce, seq, store
 from compiler.ops.tables import Nest, Operands, define
 
@@ -90,7 +90,7 @@ def _append_numpy(cache: Any, k: Any, v: Any, slots: Any, layer: Any) -> Any:
     return cache
 
 
-KV_APPEND = define("kv_append", _append_type, _append_numpy, _append_nest, pure=False)
+KV_APPEND = define("kv_append", "cache, k, v, slots, layer", _append_type, _append_numpy, _append_nest, pure=False)
 
 
 # --- attending ---------------------------------------------------------------------------------------------------------
@@ -108,7 +108,7 @@ def _attention_nest(operands: Operands) -> Nest:
     the pages once; this one is what it must compute."""
     out = output(operands)
     q, cache, tables, seq_ids, positions = (operands.buffer(i) for i in range(5))
-    sinks = operands.buffer(6) if len(operands.places) > 6 else None
+    sinks = operands.buffer(6) if operands.has(6) else None
     attrs = operands.attrs
     tokens, heads, size = q.shape
     group = heads // cache.shape[3]
@@ -230,5 +230,10 @@ def _attention_numpy(
 
 
 PAGED_ATTENTION = define(
-    "paged_attention", _attention_type, _attention_numpy, _attention_nest, {"scale": REQUIRED, "window": 0, "softcap": 0.0}
+    "paged_attention",
+    "q, cache, page_tables, seq_ids, positions, layer, sinks?",
+    _attention_type,
+    _attention_numpy,
+    _attention_nest,
+    {"scale": REQUIRED, "window": 0, "softcap": 0.0},
 )

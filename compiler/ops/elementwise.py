@@ -1,10 +1,10 @@
 """Operators that compute each element of the result from the elements at the same place: arithmetic, comparison, logic, functions.
-Operands broadcast as in NumPy and have one element type; a scalar operand takes the tensor's."""
+Operands broadcast as in NumPy and have one element type; a scalar operand takes the tensors'."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,121 +12,88 @@ import numpy as np
 from compiler.ir.dims import Dim
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
-from compiler.ir.loops import Buffer, Const, Fn, Load, Scalar, ScalarParam, dtype_of
+from compiler.ir.loops import Buffer, Const, Fn, Load, Scalar, dtype_of
 from compiler.ir.op import REQUIRED, Deduce, OpDef
-from compiler.ir.prove import prove_eq
 from compiler.ir.types import ObjectType, ScalarType, TensorType, Type
+from compiler.ops.broadcast import broadcast_checks, broadcast_tensors, element, output
 from compiler.ops.nest import accumulator, apply, cast, const, fill
-from compiler.ops.tables import Nest, Operands, Place, define
+from compiler.ops.operands import dtype_attr, same_dtype, tensor_operand
+from compiler.ops.tables import Nest, Operands, define
 
-# --- shapes ------------------------------------------------------------------------------------------------------------
+# --- annotations -------------------------------------------------------------------------------------------------------
 
-
-def broadcast_dims(a: Dim, b: Dim) -> Dim | None:
-    """The dimension that both broadcast to; None when it cannot be told before the values are known."""
-    if prove_eq(a, b) or (b.is_const and b.const == 1):
-        return a
-    if a.is_const and a.const == 1:
-        return b
-    if a.is_const and b.is_const:
-        raise AnnotationError(f"dimensions {a} and {b} do not broadcast")
-    # One side is a constant other than 1: only that constant, or a 1 on the other side, can be meant.
-    if a.is_const:
-        return a
-    if b.is_const:
-        return b
-    return None
+KINDS: Mapping[str, Callable[[DType], bool]] = {
+    "floats": lambda d: d.is_float,
+    "integers": lambda d: d.is_int,
+    "numbers": lambda d: d is not DType.BOOL,
+    "bools or integers": lambda d: not d.is_float,
+    "any elements": lambda _: True,
+}
 
 
-def broadcast_shapes(a: tuple[Dim, ...], b: tuple[Dim, ...]) -> tuple[Dim, ...] | None:
-    rank = max(len(a), len(b))
-    one = Dim.of(1)
-    padded = zip((one,) * (rank - len(a)) + a, (one,) * (rank - len(b)) + b, strict=True)
-    dims = [broadcast_dims(x, y) for x, y in padded]
-    return tuple(d for d in dims if d is not None) if None not in dims else None
+def _deduce(kind: str, result: DType | None = None) -> Deduce:
+    """One element type of this kind, and a result of it or of the given one."""
+
+    def deduce(args: tuple[Type, ...], _: Mapping[str, Any]) -> Type:
+        dtype = _common_dtype(args)
+        if dtype is not None and not KINDS[kind](dtype):
+            raise AnnotationError(f"wants {kind}, has {dtype}; cast first")
+        return broadcast_tensors(args, result or dtype)
+
+    return deduce
 
 
-def broadcast_tensors(args: tuple[Type, ...], dtype: DType | None) -> Type:
-    """The annotation of an elementwise result of this element type."""
-    tensors = [a for a in args if isinstance(a, TensorType)]
-    if any(isinstance(a, ObjectType) for a in args):
-        return ObjectType()
-    if not tensors:
-        raise AnnotationError(f"wants a tensor among its operands, has {', '.join(map(str, args))}")
-    if any(t.ndim is None for t in tensors):
-        return TensorType(None, dtype)
-    shape: tuple[Dim, ...] | None = ()
-    for t in tensors:
-        shape = broadcast_shapes(shape, t.shape) if shape is not None and t.shape is not None else None
-    return TensorType(shape, dtype, max(t.ndim or 0 for t in tensors))
+def _common_dtype(args: Sequence[Type]) -> DType | None:
+    """The element type of the tensors, which scalars among the operands must be able to take."""
+    dtype = same_dtype([a for a in args if isinstance(a, TensorType)])
+    for arg in args:
+        if isinstance(arg, ScalarType) and arg.dtype is not None and dtype is not None and not _takes(dtype, arg):
+            raise AnnotationError(f"a scalar {arg} does not fit among elements of type {dtype}")
+    return dtype
 
 
-def common_dtype(args: tuple[Type, ...]) -> DType | None:
-    dtypes = dict.fromkeys(a.dtype for a in args if isinstance(a, TensorType) and a.dtype is not None)
-    if len(dtypes) > 1:
-        raise AnnotationError(f"operands have element types {', '.join(dtypes)}; cast them to one")
-    return next(iter(dtypes), None)
+def _takes(dtype: DType, scalar: ScalarType) -> bool:
+    if scalar.dtype is DType.BOOL or dtype is DType.BOOL:
+        return scalar.dtype is dtype
+    if dtype.is_float:
+        return True
+    if scalar.dtype is None or scalar.dtype.is_float:
+        return scalar.dtype is None
+    ends = np.iinfo(dtype.numpy)
+    value = scalar.value
+    return value is None or not value.is_const or ends.min <= value.const <= ends.max
 
 
-def _same(args: tuple[Type, ...], _: Any) -> Type:
-    return broadcast_tensors(args, common_dtype(args))
-
-
-def _bool(args: tuple[Type, ...], _: Any) -> Type:
-    common_dtype(args)
-    return broadcast_tensors(args, DType.BOOL)
-
-
-def _float(args: tuple[Type, ...], _: Any) -> Type:
-    dtype = common_dtype(args)
-    if dtype is not None and not dtype.is_float:
-        raise AnnotationError(f"wants floats, has {dtype}; cast first")
-    return broadcast_tensors(args, dtype)
-
-
-# --- loops -------------------------------------------------------------------------------------------------------------
-
-
-def element(place: Place | None, ijk: tuple[Dim, ...], dtype: DType) -> Scalar:
-    """The operand's element that broadcasting puts at `ijk` of the result; a scalar takes the type of the tensors."""
-    if isinstance(place, Const):
-        return const(place.value, dtype)
-    if isinstance(place, ScalarParam):
-        return cast(place, dtype)
-    assert place is not None, "a shape has no elements"
-    inner = ijk[len(ijk) - len(place.shape) :]
-    return Load(place, tuple(Dim.of(0) if d.is_const and d.const == 1 else i for d, i in zip(place.shape, inner, strict=True)))
-
-
-def output(operands: Operands, name: str = "out") -> Buffer:
-    out = operands.out
-    assert isinstance(out, TensorType) and out.shape is not None and out.dtype is not None
-    return Buffer(name, out.shape, out.dtype)
-
-
-def operand_dtype(operands: Operands) -> DType:
-    return next(p.dtype for p in operands.places if isinstance(p, Buffer))
+# --- meanings ----------------------------------------------------------------------------------------------------------
 
 
 def _nest(formula: Callable[..., Scalar]) -> Callable[[Operands], Nest]:
     """One loop nest; floats smaller than f32 are computed in f32 and rounded once per operator."""
 
     def legalize(operands: Operands) -> Nest:
-        out, dtype = output(operands), operand_dtype(operands)
+        out = output(operands)
+        dtype = next(p.dtype for p in operands.places if isinstance(p, Buffer))
         wide = accumulator(dtype)
 
         def value(*ijk: Dim) -> Scalar:
-            return cast(formula(*(cast(element(p, ijk, dtype), wide) for p in operands.places)), out.dtype)
+            return cast(formula(*(_widened(element(p, ijk, dtype), wide) for p in operands.places)), out.dtype)
 
-        return Nest((out,), fill(out, value))
+        return Nest((out,), fill(out, value), checks=broadcast_checks(operands, out.shape))
 
     return legalize
+
+
+def _widened(value: Scalar, dtype: DType) -> Scalar:
+    """A literal is rounded to the elements' type, as every operand is, before it is widened."""
+    if isinstance(value, Const):
+        return const(float(value.dtype.numpy.type(value.value)) if dtype.is_float else value.value, dtype)
+    return cast(value, dtype)
 
 
 def _numpy(formula: Callable[..., Any]) -> Callable[..., Any]:
     """The same in NumPy: operands take the tensors' element type, small floats are widened, the result is rounded once."""
 
-    def interpret(*values: Any, **_: Any) -> Any:
+    def interpret(*values: Any) -> Any:
         dtype = next(v.dtype for v in values if isinstance(v, np.ndarray))
         wide = accumulator(DType.from_numpy(dtype)).numpy
         result = np.asarray(formula(*(np.asarray(v).astype(dtype).astype(wide) for v in values)))
@@ -164,10 +131,6 @@ def gelu_tanh(x: Scalar) -> Scalar:
     return apply(Fn.MUL, apply(Fn.MUL, x, like(x, 0.5)), apply(Fn.ADD, like(x, 1.0), inner))
 
 
-def clip(x: Scalar, low: Scalar, high: Scalar) -> Scalar:
-    return apply(Fn.MIN, apply(Fn.MAX, x, low), high)
-
-
 def numpy_erf(x: Any) -> Any:
     return np.vectorize(math.erf, otypes=[np.float64])(x)
 
@@ -188,12 +151,17 @@ def numpy_gelu_tanh(x: Any) -> Any:
 # --- the table ---------------------------------------------------------------------------------------------------------
 
 
-def _binary(name: str, fn: Fn, numpy: Callable[..., Any], deduce: Deduce = _same) -> OpDef:
-    return define(name, deduce, _numpy(numpy), _nest(lambda a, b: apply(fn, a, b)))
+def _binary(name: str, fn: Fn, numpy: Callable[..., Any], kind: str = "numbers", result: DType | None = None) -> OpDef:
+    return define(name, "a, b", _deduce(kind, result), _numpy(numpy), _nest(lambda a, b: apply(fn, a, b)))
 
 
-def _unary(name: str, formula: Callable[[Scalar], Scalar], numpy: Callable[..., Any], deduce: Deduce = _float) -> OpDef:
-    return define(name, deduce, _numpy(numpy), _nest(formula))
+def _unary(name: str, formula: Callable[[Scalar], Scalar], numpy: Callable[..., Any], kind: str = "floats") -> OpDef:
+    return define(name, "x", _deduce(kind), _numpy(numpy), _nest(formula))
+
+
+def _comparison(name: str, fn: Fn, numpy: Callable[..., Any], kind: str = "numbers", *, swapped: bool = False) -> OpDef:
+    formula = (lambda a, b: apply(fn, b, a)) if swapped else (lambda a, b: apply(fn, a, b))
+    return define(name, "a, b", _deduce(kind, DType.BOOL), _numpy(numpy), _nest(formula))
 
 
 def _by(fn: Fn) -> Callable[[Scalar], Scalar]:
@@ -203,26 +171,27 @@ def _by(fn: Fn) -> Callable[[Scalar], Scalar]:
 ADD = _binary("add", Fn.ADD, np.add)
 SUBTRACT = _binary("subtract", Fn.SUB, np.subtract)
 MULTIPLY = _binary("multiply", Fn.MUL, np.multiply)
-DIVIDE = _binary("divide", Fn.DIV, np.divide, _float)
-FLOOR_DIVIDE = _binary("floor_divide", Fn.FLOORDIV, np.floor_divide)
-MODULO = _binary("modulo", Fn.MOD, np.mod)
-POWER = _binary("power", Fn.POW, np.power, _float)
+DIVIDE = _binary("divide", Fn.DIV, np.divide, "floats")
+FLOOR_DIVIDE = _binary("floor_divide", Fn.FLOORDIV, np.floor_divide, "integers")
+MODULO = _binary("modulo", Fn.MOD, np.mod, "integers")
+POWER = _binary("power", Fn.POW, np.power, "floats")
 MINIMUM = _binary("minimum", Fn.MIN, np.minimum)
 MAXIMUM = _binary("maximum", Fn.MAX, np.maximum)
 
-LESS = _binary("less", Fn.LT, np.less, _bool)
-LESS_EQUAL = _binary("less_equal", Fn.LE, np.less_equal, _bool)
-EQUAL = _binary("equal", Fn.EQ, np.equal, _bool)
-NOT_EQUAL = _binary("not_equal", Fn.NE, np.not_equal, _bool)
-GREATER = define("greater", _bool, _numpy(np.greater), _nest(lambda a, b: apply(Fn.LT, b, a)))
-GREATER_EQUAL = define("greater_equal", _bool, _numpy(np.greater_equal), _nest(lambda a, b: apply(Fn.LE, b, a)))
-LOGICAL_AND = _binary("logical_and", Fn.AND, np.bitwise_and)  # bitwise on integers
-LOGICAL_OR = _binary("logical_or", Fn.OR, np.bitwise_or)
-LOGICAL_XOR = _binary("logical_xor", Fn.XOR, np.bitwise_xor)
-LOGICAL_NOT = _unary("logical_not", _by(Fn.NOT), np.invert, _same)
+LESS = _comparison("less", Fn.LT, np.less)
+LESS_EQUAL = _comparison("less_equal", Fn.LE, np.less_equal)
+GREATER = _comparison("greater", Fn.LT, np.greater, swapped=True)
+GREATER_EQUAL = _comparison("greater_equal", Fn.LE, np.greater_equal, swapped=True)
+EQUAL = _comparison("equal", Fn.EQ, np.equal, "any elements")
+NOT_EQUAL = _comparison("not_equal", Fn.NE, np.not_equal, "any elements")
 
-NEGATIVE = _unary("negative", _by(Fn.NEG), np.negative, _same)
-ABS = _unary("abs", _by(Fn.ABS), np.abs, _same)
+LOGICAL_AND = _binary("logical_and", Fn.AND, np.bitwise_and, "bools or integers")  # bitwise on integers
+LOGICAL_OR = _binary("logical_or", Fn.OR, np.bitwise_or, "bools or integers")
+LOGICAL_XOR = _binary("logical_xor", Fn.XOR, np.bitwise_xor, "bools or integers")
+LOGICAL_NOT = _unary("logical_not", _by(Fn.NOT), np.invert, "bools or integers")
+
+NEGATIVE = _unary("negative", _by(Fn.NEG), np.negative, "numbers")
+ABS = _unary("abs", _by(Fn.ABS), np.abs, "numbers")
 EXP = _unary("exp", _by(Fn.EXP), np.exp)
 LOG = _unary("log", _by(Fn.LOG), np.log)
 SQRT = _unary("sqrt", _by(Fn.SQRT), np.sqrt)
@@ -235,32 +204,38 @@ FLOOR = _unary("floor", _by(Fn.FLOOR), np.floor)
 ROUND = _unary("round", _by(Fn.ROUND), np.rint)
 SIGMOID = _unary("sigmoid", sigmoid, numpy_sigmoid)
 SILU = _unary("silu", silu, lambda x: x * numpy_sigmoid(x))
-RELU = _unary("relu", lambda x: apply(Fn.MAX, x, like(x, 0)), lambda x: np.maximum(x, 0), _same)
+RELU = _unary("relu", lambda x: apply(Fn.MAX, x, like(x, 0)), lambda x: np.maximum(x, 0), "numbers")
 GELU = _unary("gelu", gelu, numpy_gelu)
 GELU_TANH = _unary("gelu_tanh", gelu_tanh, numpy_gelu_tanh)
-CLIP = define("clip", _same, _numpy(lambda x, low, high: np.minimum(np.maximum(x, low), high)), _nest(clip))
+CLIP = define(
+    "clip",
+    "x, low, high",
+    _deduce("numbers"),
+    _numpy(lambda x, low, high: np.minimum(np.maximum(x, low), high)),
+    _nest(lambda x, low, high: apply(Fn.MIN, apply(Fn.MAX, x, low), high)),
+)
 
 
 # --- where and cast: operands of different types -----------------------------------------------------------------------
 
 
-def _where_type(args: tuple[Type, ...], _: Any) -> Type:
+def _where_type(args: tuple[Type, ...], _: Mapping[str, Any]) -> Type:
     cond, a, b = args
-    if isinstance(cond, TensorType) and cond.dtype not in (None, DType.BOOL):
-        raise AnnotationError(f"the condition is {cond.dtype}, wants bool")
-    return broadcast_tensors(args, common_dtype((a, b)))
+    if not isinstance(cond, TensorType | ScalarType | ObjectType) or getattr(cond, "dtype", None) not in (None, DType.BOOL):
+        raise AnnotationError(f"the condition is {cond}, wants bool")
+    if not any(isinstance(x, TensorType | ObjectType) for x in (a, b)):
+        raise AnnotationError(f"chooses between {a} and {b}, wants a tensor among them, which gives the element type")
+    return broadcast_tensors(args, _common_dtype((a, b)))
 
 
 def _where_nest(operands: Operands) -> Nest:
     out = output(operands)
     cond, a, b = operands.places
-    return Nest(
-        (out,),
-        fill(
-            out,
-            lambda *ijk: apply(Fn.SELECT, element(cond, ijk, DType.BOOL), element(a, ijk, out.dtype), element(b, ijk, out.dtype)),
-        ),
-    )
+
+    def value(*ijk: Dim) -> Scalar:
+        return apply(Fn.SELECT, element(cond, ijk, DType.BOOL), element(a, ijk, out.dtype), element(b, ijk, out.dtype))
+
+    return Nest((out,), fill(out, value), checks=broadcast_checks(operands, out.shape))
 
 
 def _where_numpy(cond: Any, a: Any, b: Any) -> Any:
@@ -268,30 +243,24 @@ def _where_numpy(cond: Any, a: Any, b: Any) -> Any:
     return np.where(cond, np.asarray(a).astype(dtype), np.asarray(b).astype(dtype))
 
 
-WHERE = define("where", _where_type, _where_numpy, _where_nest)
+WHERE = define("where", "cond, a, b", _where_type, _where_numpy, _where_nest)
 
 
 def _cast_type(args: tuple[Type, ...], attrs: Mapping[str, Any]) -> Type:
-    dtype = DType(attrs["dtype"])
-    match args[0]:
-        case TensorType(shape=shape, ndim=ndim):
-            return TensorType(shape, dtype, ndim)
-        case ScalarType():
-            return ScalarType(dtype)
-        case _:
-            return TensorType(None, dtype)
+    dtype = dtype_attr(attrs)
+    x = tensor_operand(args, 0, "x")
+    return TensorType(x.shape, dtype, x.ndim)
 
 
 def numpy_cast(value: Any, dtype: DType) -> Any:
     """Floats go to integers toward zero and saturate; NaN becomes 0."""
-    value = np.asarray(value)
-    if dtype.is_int and DType.from_numpy(value.dtype).is_float:
-        info = np.iinfo(dtype.numpy)
-        wide = np.nan_to_num(np.trunc(value.astype(np.float64)), nan=0.0, posinf=np.inf, neginf=-np.inf)
-        inside = (wide > info.min) & (wide < info.max)
-        ends = np.where(wide >= info.max, np.int64(info.max), np.int64(info.min))
-        return np.where(inside, np.where(inside, wide, 0).astype(np.int64), ends).astype(dtype.numpy)
-    return value.astype(dtype.numpy)
+    if not (dtype.is_int and DType.from_numpy(value.dtype).is_float):
+        return value.astype(dtype.numpy)
+    ends = np.iinfo(dtype.numpy)
+    wide = np.trunc(np.nan_to_num(value.astype(np.float64), nan=0.0, posinf=np.inf, neginf=-np.inf))
+    inside = (wide > ends.min) & (wide < ends.max)
+    outside = np.where(wide >= ends.max, np.int64(ends.max), np.int64(ends.min))
+    return np.where(inside, np.where(inside, wide, 0).astype(np.int64), outside).astype(dtype.numpy)
 
 
 def _cast_nest(operands: Operands) -> Nest:
@@ -299,4 +268,4 @@ def _cast_nest(operands: Operands) -> Nest:
     return Nest((out,), fill(out, lambda *ijk: cast(Load(source, ijk), out.dtype)))
 
 
-CAST = define("cast", _cast_type, lambda x, dtype: numpy_cast(x, DType(dtype)), _cast_nest, {"dtype": REQUIRED})
+CAST = define("cast", "x", _cast_type, lambda x, dtype: numpy_cast(x, DType(dtype)), _cast_nest, {"dtype": REQUIRED})

@@ -15,7 +15,7 @@ from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
 from compiler.ir.loops import Buffer, Fn, Guard, Scalar, Seq, Stmt
 from compiler.ir.types import ObjectType, TensorType, TupleType, Type
-from compiler.ops.elementwise import output
+from compiler.ops.broadcast import output
 from compiler.ops.nest import apply, cast, const, fill, index_value, let, load, loops, store
 from compiler.ops.tables import Nest, Operands, define
 
@@ -52,7 +52,7 @@ def _embedding_numpy(table: Any, ids: Any) -> Any:
     return table[np.clip(ids, 0, table.shape[0] - 1)]
 
 
-EMBEDDING = define("embedding", _embedding_type, _embedding_numpy, _embedding_nest)
+EMBEDDING = define("embedding", "table, ids", _embedding_type, _embedding_numpy, _embedding_nest)
 
 
 # --- rotary embedding --------------------------------------------------------------------------------------------------
@@ -85,7 +85,7 @@ def _angles_numpy(positions: Any, inv_freq: Any, *, scale: float) -> Any:
     return (np.cos(angle) * np.float32(scale)).astype(np.float32), (np.sin(angle) * np.float32(scale)).astype(np.float32)
 
 
-ROPE_ANGLES = define("rope_angles", _angles_type, _angles_numpy, _angles_nest, {"scale": 1.0})
+ROPE_ANGLES = define("rope_angles", "positions, inv_freq", _angles_type, _angles_numpy, _angles_nest, {"scale": 1.0})
 
 
 def _rope_type(args: tuple[Type, ...], _: Mapping[str, Any]) -> Type:
@@ -141,4 +141,4 @@ def _rope_numpy(x: Any, cos: Any, sin: Any, *, interleaved: bool) -> Any:
     return np.concatenate([turned, tail], -1).astype(x.dtype)
 
 
-ROPE = define("rope", _rope_type, _rope_numpy, _rope_nest, {"interleaved": False})
+ROPE = define("rope", "x, cos, sin", _rope_type, _rope_numpy, _rope_nest, {"interleaved": False})

@@ -13,7 +13,7 @@ from compiler.ir.errors import AnnotationError
 from compiler.ir.loops import Fn, ReduceFn, Scalar
 from compiler.ir.prove import prove_eq, prove_ne
 from compiler.ir.types import ObjectType, TensorType, Type
-from compiler.ops.elementwise import broadcast_shapes, element, output
+from compiler.ops.broadcast import broadcast_shapes, element, output
 from compiler.ops.nest import accumulator, apply, cast, fill, load, reduce
 from compiler.ops.tables import Nest, Operands, define
 
@@ -59,7 +59,7 @@ def _linear_numpy(x: Any, w: Any, bias: Any = None, *, out_dtype: str | None) ->
 
 def _linear_nest(operands: Operands) -> Nest:
     out, x, w = output(operands), operands.buffer(0), operands.buffer(1)
-    bias = operands.buffer(2) if len(operands.places) > 2 else None
+    bias = operands.buffer(2) if operands.has(2) else None
 
     def value(*ijk: Dim) -> Scalar:
         *rows, n = ijk
@@ -75,7 +75,7 @@ def _linear_nest(operands: Operands) -> Nest:
     return Nest((out,), fill(out, value), checks=checks)
 
 
-LINEAR = define("linear", _linear_type, _linear_numpy, _linear_nest, {"out_dtype": None})
+LINEAR = define("linear", "x, weight, bias?", _linear_type, _linear_numpy, _linear_nest, {"out_dtype": None})
 
 
 # --- matmul ------------------------------------------------------------------------------------------------------------
@@ -128,4 +128,6 @@ def _matmul_nest(operands: Operands) -> Nest:
     return Nest((out,), fill(out, value), checks=((1, TensorType(wanted, b.dtype)),))
 
 
-MATMUL = define("matmul", _matmul_type, _matmul_numpy, _matmul_nest, {"transpose_a": False, "transpose_b": False, "out_dtype": None})
+MATMUL = define(
+    "matmul", "a, b", _matmul_type, _matmul_numpy, _matmul_nest, {"transpose_a": False, "transpose_b": False, "out_dtype": None}
+)

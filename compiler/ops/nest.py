@@ -14,6 +14,7 @@ from compiler.ir.loops import (
     DimScalar,
     Fn,
     For,
+    Guard,
     Let,
     Load,
     LoopKind,
@@ -26,7 +27,7 @@ from compiler.ir.loops import (
     dtype_of,
 )
 
-_AXES = "ijklmnpq"
+_AXES = "ijklmnpquvwxyz"
 
 
 def axis(name: str, extent: DimLike) -> DimVar:
@@ -78,6 +79,29 @@ def cast(value: Scalar, dtype: DType) -> Scalar:
 
 def index_value(dim: DimLike) -> DimScalar:
     return DimScalar(Dim.of(dim))
+
+
+def guard(low: DimLike, dim: Dim, high: DimLike, value: Scalar, otherwise: Scalar) -> Guard:
+    """`value` where low <= dim < high. `otherwise` is evaluated everywhere, so it must be safe everywhere."""
+    return Guard(((Dim.of(low), dim, Dim.of(high)),), value, otherwise)
+
+
+def pick(index: Dim, values: Sequence[tuple[DimLike, Callable[[Dim], Scalar]]], dtype: DType) -> Scalar:
+    """Values side by side: each is `(extent, value)`, and `value` gets the index relative to where it begins."""
+    begin, spans = Dim.of(0), list[tuple[Dim, Dim, Scalar]]()
+    for extent, value in values:
+        spans.append((begin, begin + extent, value(index - begin)))
+        begin = begin + extent
+    result: Scalar = Const(0, dtype)
+    for low, high, value in reversed(spans):
+        result = guard(low, index, high, value, result)
+    return result
+
+
+def clamped(value: Scalar, extent: DimLike) -> Scalar:
+    """An integer brought into 0 .. extent - 1."""
+    wide = cast(value, DType.I64)
+    return apply(Fn.MAX, apply(Fn.MIN, wide, index_value(Dim.of(extent) - 1)), Const(0, DType.I64))
 
 
 def apply(fn: Fn, *args: Scalar) -> Apply:

@@ -14,7 +14,7 @@ from compiler.ir.loops import Allocate, Buffer, Fn, ReduceFn, Scalar, Stmt
 from compiler.ir.op import REQUIRED
 from compiler.ir.prove import prove_eq, prove_ne
 from compiler.ir.types import TensorType, Type
-from compiler.ops.elementwise import output
+from compiler.ops.broadcast import output
 from compiler.ops.nest import apply, cast, const, fill, index_value, load, reduce, seq
 from compiler.ops.tables import Nest, Operands, define
 
@@ -123,8 +123,8 @@ def _log_softmax_numpy(x: Any) -> Any:
     return (shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))).astype(x.dtype)
 
 
-SOFTMAX = define("softmax", _like_first, _softmax_numpy, _softmax_nest)
-LOG_SOFTMAX = define("log_softmax", _like_first, _log_softmax_numpy, _log_softmax_nest)
+SOFTMAX = define("softmax", "x", _like_first, _softmax_numpy, _softmax_nest)
+LOG_SOFTMAX = define("log_softmax", "x", _like_first, _log_softmax_numpy, _log_softmax_nest)
 
 
 # --- norms -------------------------------------------------------------------------------------------------------------
@@ -161,7 +161,7 @@ def _rms_numpy(x: Any, w: Any, *, eps: float, weight_offset: float) -> Any:
     return (wide * scale * (w.astype(np.float32) + np.float32(weight_offset))).astype(x.dtype)
 
 
-RMS_NORM = define("rms_norm", _like_first, _rms_numpy, _rms_nest, {"eps": REQUIRED, "weight_offset": 0.0})
+RMS_NORM = define("rms_norm", "x, weight", _like_first, _rms_numpy, _rms_nest, {"eps": REQUIRED, "weight_offset": 0.0})
 
 
 def _layer_nest(operands: Operands) -> Nest:
@@ -196,4 +196,4 @@ def _layer_numpy(x: Any, w: Any, b: Any, *, eps: float) -> Any:
     return (centred * scale * w.astype(np.float32) + b.astype(np.float32)).astype(x.dtype)
 
 
-LAYER_NORM = define("layer_norm", _like_first, _layer_numpy, _layer_nest, {"eps": REQUIRED})
+LAYER_NORM = define("layer_norm", "x, weight, bias", _like_first, _layer_numpy, _layer_nest, {"eps": REQUIRED})

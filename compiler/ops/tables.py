@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from compiler.ir.dims import Dim
+from compiler.ir.errors import AnnotationError, CompileError
 from compiler.ir.graph import Atom
 from compiler.ir.loops import Buffer, Const, ScalarParam, Stmt
 from compiler.ir.op import OPS, Deduce, OpDef, Registry
@@ -20,6 +22,10 @@ from compiler.ir.types import Type
 
 # NumPy arrays for tensors, tuples of ints for shapes, numbers for scalars, tuples for tuples.
 Interpret = Callable[..., Any]  # (*values, **attributes) -> value
+
+
+class UnknownShape(CompileError):
+    """A loop nest needs extents, and an annotation says too little."""
 
 
 Place = Buffer | ScalarParam | Const  # of a tensor, a scalar, a literal number
@@ -31,14 +37,19 @@ class Operands:
 
     atoms: tuple[Atom, ...]
     types: tuple[Type, ...]
-    places: tuple[Place | None, ...]  # None: a shape or a tuple, of which only the annotation counts
+    places: tuple[Place | None, ...]  # None: a shape, of which only the annotation counts, or a tensor of unknown extents
     attrs: Mapping[str, Any]
     out: Type
 
     def buffer(self, index: int) -> Buffer:
         place = self.places[index]
-        assert isinstance(place, Buffer), f"operand {index} is no tensor of known shape"
+        if not isinstance(place, Buffer):
+            raise UnknownShape(f"operand {index} is {self.types[index]}, and a loop nest needs all extents; state them with match_cast")
         return place
+
+    def has(self, index: int) -> bool:
+        """Whether an optional operand is given."""
+        return index < len(self.places)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,27 +73,51 @@ class Library:
     attrs: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
-Legalize = Callable[[Operands], Nest | Library]
+@dataclass(frozen=True, slots=True)
+class View:
+    """Nothing to compute: the first operand's memory under another shape, if these pairs of counts are equal."""
+
+    equal: tuple[tuple[Dim, Dim], ...] = ()
+
+
+Legalize = Callable[[Operands], Nest | Library | View]
 
 INTERPRET: Registry[Interpret] = Registry("interpretation of operator")
 LEGALIZE: Registry[Legalize] = Registry("loop nest of operator")
-
-
-VIEWS: set[str] = set()  # operators whose result is their first operand's memory under another shape
+VIEWS: set[str] = set()  # operators that stay operators down to the machine, which gives the memory its new shape
 
 
 def define(
     name: str,
+    operands: str,
     deduce: Deduce,
     interpret: Interpret,
     legalize: Legalize | None,
     attributes: Mapping[str, Any] | None = None,
     *,
     pure: bool = True,
+    view: bool = False,
 ) -> OpDef:
-    """Add one operator to every table. Without `legalize` it must be rewritten before loops are made (a view, say)."""
-    op = OPS.add(name, OpDef(name, dict(attributes or {}), deduce, pure))
+    """Add one operator to every table. `operands` names them: "x, weight, bias?" or "*xs". Without `legalize` the machine itself must
+    know the operator."""
+    op = OPS.add(name, OpDef(name, dict(attributes or {}), _counted(operands, deduce), pure))
     INTERPRET.add(name, interpret)
     if legalize is not None:
         LEGALIZE.add(name, legalize)
+    if view:
+        VIEWS.add(name)
     return op
+
+
+def _counted(operands: str, deduce: Deduce) -> Deduce:
+    """Deduction that may rely on the number of operands."""
+    names = [name.strip() for name in operands.split(",")] if operands else []
+    least = sum(not name.endswith("?") for name in names)
+    most = None if any(name.startswith("*") for name in names) else len(names)
+
+    def counted(args: tuple[Type, ...], attrs: Mapping[str, Any]) -> Type:
+        if len(args) < least or (most is not None and len(args) > most):
+            raise AnnotationError(f"takes ({operands}), has {len(args)} operand{'' if len(args) == 1 else 's'}")
+        return deduce(args, attrs)
+
+    return counted

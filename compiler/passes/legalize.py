@@ -11,18 +11,13 @@ from compiler.ir.builder import Builder
 from compiler.ir.deduce import type_of
 from compiler.ir.dims import Dim
 from compiler.ir.dtypes import DType
-from compiler.ir.errors import CompileError
 from compiler.ir.graph import Atom, Binding, Call, CallLibrary, ScalarValue, Value, Var
 from compiler.ir.loops import Buffer, Const, ScalarParam
 from compiler.ir.module import IRModule
 from compiler.ir.types import ScalarType, TensorType, TupleType, Type
-from compiler.ops.tables import LEGALIZE, Library, Nest, Operands, Place
+from compiler.ops.tables import LEGALIZE, Library, Nest, Operands, Place, UnknownShape, View
 from compiler.passes.outline import Outliner
 from compiler.passes.rewrite import rewrite_module
-
-
-class UnknownShape(CompileError):
-    """A loop nest needs extents."""
 
 
 def legalize(module: IRModule) -> IRModule:
@@ -38,18 +33,21 @@ def legalize(module: IRModule) -> IRModule:
     return rewrite_module(module, replace)
 
 
-def _legalize(builder: Builder, outliner: Outliner, var: Var, call: Call) -> Value:
+def _legalize(builder: Builder, outliner: Outliner, var: Var, call: Call) -> Value | None:
     name, args = call.op.name, call.args
     types = tuple(type_of(a, builder.signature) for a in args)
-    places = tuple(_place(name, _letter(i), a, t) for i, (a, t) in enumerate(zip(args, types, strict=True)))
+    places = tuple(_place(_letter(i), a, t) for i, (a, t) in enumerate(zip(args, types, strict=True)))
     operands = Operands(args, types, places, {**call.op.attributes, **call.attrs}, var.type)
-    if not _known(var.type):
-        raise UnknownShape(
-            f"{name} ({var.name}) has the annotation {var.type}, and a loop nest needs all extents; state them with match_cast"
-        )
-    legal = LEGALIZE[name](operands)
+    try:
+        legal = LEGALIZE[name](operands)
+    except UnknownShape as error:
+        raise UnknownShape(f"{name} ({var.name}): {error}") from None
     if isinstance(legal, Library):
         return CallLibrary(legal.name, args, _fields(var.type), legal.attrs)
+    if isinstance(legal, View):
+        for wanted, given in legal.equal:
+            builder.match_cast(ScalarValue(given), ScalarType(DType.I64, wanted))
+        return call if legal.equal else None
     args = _checked(builder, args, legal)
     pairs: list[tuple[Buffer | ScalarParam, Atom]] = []
     numbers: dict[int, int] = {}  # operand -> parameter
@@ -68,7 +66,7 @@ def _checked(builder: Builder, args: tuple[Atom, ...], nest: Nest) -> tuple[Atom
     return tuple(checked)
 
 
-def _place(op: str, name: str, atom: Atom, type_: Type) -> Place | None:
+def _place(name: str, atom: Atom, type_: Type) -> Place | None:
     match atom, type_:
         case ScalarValue(value=Dim()), ScalarType(dtype=dtype) if dtype is not None:
             return ScalarParam(name, dtype)  # also where it is a number: calls that differ in it (a layer's index) share the function
@@ -76,8 +74,6 @@ def _place(op: str, name: str, atom: Atom, type_: Type) -> Place | None:
             return Const(value, DType(dtype))
         case _, TensorType(shape=shape, dtype=dtype) if shape is not None and dtype is not None:
             return Buffer(name, shape, dtype)
-        case _, TensorType():
-            raise UnknownShape(f"operand {name} of {op} is {type_}, and a loop nest needs all extents; state them with match_cast")
         case _, ScalarType(dtype=dtype) if dtype is not None:
             return ScalarParam(name, dtype)
         case _:
@@ -86,10 +82,6 @@ def _place(op: str, name: str, atom: Atom, type_: Type) -> Place | None:
 
 def _letter(index: int) -> str:
     return "abcdefghijklmnopqrstuvw"[index] if index < 23 else f"x{index}"
-
-
-def _known(type_: Type) -> bool:
-    return all(isinstance(t, TensorType) and t.ndim is not None for t in _fields(type_))
 
 
 def _fields(type_: Type) -> tuple[Type, ...]:

@@ -88,7 +88,7 @@ def has_type(value: Any, type_: Type, dims: dict[DimVar, int]) -> None:
 @pytest.fixture
 def run() -> Callable[..., Any]:
     """`run(op, *values, shapes="n k, m k", **attrs)`: the operator's value, after checking that its annotation holds and that the loop
-    nest computes the same. `shapes` makes dimensions symbolic, one entry per tensor."""
+    nest computes the same. `shapes` makes dimensions symbolic, one entry per tensor; an attribute may be a function of them."""
 
     def call(op: OpDef, *values: Any, shapes: str | None = None, **attrs: Any) -> Any:
         given: list[str | None] = [None if s is None else s.strip() for s in shapes.split(",")] if shapes is not None else []
@@ -98,7 +98,7 @@ def run() -> Callable[..., Any]:
             shape = given.pop(0) if isinstance(value, np.ndarray) and given else None
             atoms.append(operand(value, shape, dims, f"x{len(atoms)}"))
         arrays = [v for v in values if isinstance(v, np.ndarray)]
-        module = program(op, atoms, attrs)
+        module = program(op, atoms, {k: v(dims) if callable(v) else v for k, v in attrs.items()})
         expected = Interpreter(module).call("main", *arrays)
         known = {
             d.var: n

@@ -1,0 +1,327 @@
+"""Operators that move elements without looking at them: views, permutations, joining and cutting.
+
+Reshape, expand_dims and squeeze compute nothing and have no loop nest: their result is their operand's memory under another shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from compiler.ir.dims import Dim, ceil_div, dim_max, dim_min
+from compiler.ir.errors import AnnotationError
+from compiler.ir.loops import Buffer, Load
+from compiler.ir.op import REQUIRED
+from compiler.ir.prove import prove_eq, prove_lt, prove_ne
+from compiler.ir.types import ShapeType, TensorType, TupleType, Type
+from compiler.ops.broadcast import ONE, broadcast_checks, element, output, sized_buffer
+from compiler.ops.nest import fill, load, pick, seq
+from compiler.ops.operands import (
+    agree,
+    axes_attr,
+    axis_attr,
+    dim_attr,
+    dims_attr,
+    int_attr,
+    num_elements,
+    same_dtype,
+    shape_operand,
+    tensor_operand,
+)
+from compiler.ops.tables import Nest, Operands, View, define
+
+Attrs = Mapping[str, Any]
+
+
+def _of_shape(x: TensorType, shape: ShapeType) -> TensorType:
+    return TensorType(shape.dims, x.dtype, shape.ndim)
+
+
+def wanted_shape(args: Sequence[Type], index: int) -> ShapeType:
+    """A shape operand that says what a result shall be."""
+    shape = shape_operand(args, index, "shape")
+    for i, d in enumerate(shape.dims or ()):
+        if prove_lt(d, 0):
+            raise AnnotationError(f"dimension {i} of the shape is {d}, wants at least 0; work out what is to be inferred before")
+    return shape
+
+
+# --- views -------------------------------------------------------------------------------------------------------------
+
+
+def _reshape_type(args: tuple[Type, ...], _: Attrs) -> Type:
+    x, shape = tensor_operand(args, 0, "x"), wanted_shape(args, 1)
+    if x.shape is not None and shape.dims is not None:
+        agree(num_elements(shape.dims), num_elements(x.shape), "the number of elements")
+    return _of_shape(x, shape)
+
+
+def _reshape_view(operands: Operands) -> View:
+    given, wanted = num_elements(operands.buffer(0).shape), num_elements(output(operands).shape)
+    return View(() if prove_eq(given, wanted) else ((wanted, given),))
+
+
+RESHAPE = define("reshape", "x, shape", _reshape_type, lambda x, shape: x.reshape(shape), _reshape_view, view=True)
+
+
+def _expand_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
+    x = tensor_operand(args, 0, "x")
+    if x.ndim is None:
+        return x
+    count = len(attrs["axes"]) if isinstance(attrs["axes"], list | tuple) else 1
+    axes = axes_attr(attrs, x.ndim + count)
+    if x.shape is None:
+        return TensorType(None, x.dtype, x.ndim + count)
+    rest = iter(x.shape)
+    return TensorType(tuple(ONE if i in axes else next(rest) for i in range(x.ndim + count)), x.dtype)
+
+
+EXPAND_DIMS = define(
+    "expand_dims", "x", _expand_type, lambda x, axes: np.expand_dims(x, axes), lambda _: View(), {"axes": REQUIRED}, view=True
+)
+
+
+def _squeeze_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
+    x = tensor_operand(args, 0, "x")
+    if x.ndim is None:
+        return x
+    axes = axes_attr(attrs, x.ndim)
+    if x.shape is None:
+        return TensorType(None, x.dtype, x.ndim - len(axes))
+    for i in axes:
+        agree(ONE, x.shape[i], f"dimension {i}")
+    return TensorType(tuple(d for i, d in enumerate(x.shape) if i not in axes), x.dtype)
+
+
+def _squeeze_view(operands: Operands) -> View:
+    shape = operands.buffer(0).shape
+    return View(tuple((ONE, shape[i]) for i in axes_attr(operands.attrs, len(shape)) if not prove_eq(shape[i], 1)))
+
+
+SQUEEZE = define("squeeze", "x", _squeeze_type, lambda x, axes: np.squeeze(x, axes), _squeeze_view, {"axes": REQUIRED}, view=True)
+
+
+# --- elements read at other places -------------------------------------------------------------------------------------
+
+
+def _broadcast_type(args: tuple[Type, ...], _: Attrs) -> Type:
+    x, shape = tensor_operand(args, 0, "x"), wanted_shape(args, 1)
+    if x.ndim is not None and shape.ndim is not None and x.ndim > shape.ndim:
+        raise AnnotationError(f"x has rank {x.ndim}, and the shape only {shape.ndim}")
+    if x.shape is not None and shape.dims is not None:
+        for given, wanted in zip(reversed(x.shape), reversed(shape.dims), strict=False):
+            if not prove_eq(given, 1) and prove_ne(given, wanted) and prove_ne(given, 1):
+                raise AnnotationError(f"extent {given} does not broadcast to {wanted}")
+    return _of_shape(x, shape)
+
+
+def _broadcast_nest(operands: Operands) -> Nest:
+    out, x = output(operands), operands.buffer(0)
+    return Nest((out,), fill(out, lambda *ijk: element(x, ijk, x.dtype)), checks=broadcast_checks(operands, out.shape))
+
+
+BROADCAST_TO = define("broadcast_to", "x, shape", _broadcast_type, lambda x, shape: np.array(np.broadcast_to(x, shape)), _broadcast_nest)
+
+
+def _permutation(attrs: Attrs, ndim: int) -> tuple[int, ...]:
+    axes = tuple(reversed(range(ndim))) if attrs["axes"] is None else axes_attr(attrs, ndim)
+    if len(axes) != ndim:
+        raise AnnotationError(f"attribute axes names {len(axes)} axes, wants all {ndim}")
+    return axes
+
+
+def _permute_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
+    x = tensor_operand(args, 0, "x")
+    if x.ndim is None:
+        return x
+    axes = _permutation(attrs, x.ndim)
+    return x if x.shape is None else TensorType(tuple(x.shape[i] for i in axes), x.dtype)
+
+
+def _permute_nest(operands: Operands) -> Nest:
+    out, x = output(operands), operands.buffer(0)
+    axes = _permutation(operands.attrs, len(x.shape))
+    places = [axes.index(i) for i in range(len(axes))]  # of the operand's axes in the result
+    return Nest((out,), fill(out, lambda *ijk: Load(x, tuple(ijk[p] for p in places))))
+
+
+PERMUTE_DIMS = define(
+    "permute_dims", "x", _permute_type, lambda x, axes: np.ascontiguousarray(np.transpose(x, axes)), _permute_nest, {"axes": None}
+)
+
+
+def _flip_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
+    x = tensor_operand(args, 0, "x")
+    if x.ndim is not None:
+        axes_attr(attrs, x.ndim)
+    return x
+
+
+def _flip_nest(operands: Operands) -> Nest:
+    out, x = output(operands), operands.buffer(0)
+    axes = axes_attr(operands.attrs, len(x.shape))
+    return Nest((out,), fill(out, lambda *ijk: load(x, *(x.shape[i] - 1 - d if i in axes else d for i, d in enumerate(ijk)))))
+
+
+FLIP = define("flip", "x", _flip_type, lambda x, axes: np.ascontiguousarray(np.flip(x, axes)), _flip_nest, {"axes": REQUIRED})
+
+
+# --- cutting -----------------------------------------------------------------------------------------------------------
+
+
+def _span(attrs: Attrs, extent: Dim) -> tuple[Dim, Dim]:
+    """Where a slice begins, and how long it is."""
+    begin = dim_min(dim_max(dim_attr(attrs, "begin"), 0), extent)
+    end = extent if attrs["end"] is None else dim_min(dim_attr(attrs, "end"), extent)
+    return begin, ceil_div(dim_max(end - begin, 0), int_attr(attrs, "stride", 1))
+
+
+def _slice_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
+    x = tensor_operand(args, 0, "x")
+    for name in ("begin", "end"):
+        if attrs[name] is not None and prove_lt(dim_attr(attrs, name), 0):
+            raise AnnotationError(f"attribute {name} is {attrs[name]}, wants at least 0; from the end it is the extent less that")
+    if x.ndim is None or x.shape is None:
+        return x
+    axis = axis_attr(attrs, x.ndim)
+    _, length = _span(attrs, x.shape[axis])
+    return TensorType((*x.shape[:axis], length, *x.shape[axis + 1 :]), x.dtype)
+
+
+def _slice_nest(operands: Operands) -> Nest:
+    out, x = output(operands), operands.buffer(0)
+    axis = axis_attr(operands.attrs, len(x.shape))
+    begin, _ = _span(operands.attrs, x.shape[axis])
+    stride = int_attr(operands.attrs, "stride", 1)
+    return Nest((out,), fill(out, lambda *ijk: load(x, *(begin + d * stride if i == axis else d for i, d in enumerate(ijk)))))
+
+
+def _slice_numpy(x: Any, axis: int, begin: int, end: int | None, stride: int) -> Any:
+    place = slice(max(begin, 0), None if end is None else max(end, 0), stride)
+    return np.ascontiguousarray(x[(*[slice(None)] * (axis % x.ndim), place)])
+
+
+# Along one axis, from `begin` up to `end` (None: the end); both are numbers or symbolic, and clamped into the axis.
+SLICE = define("slice", "x", _slice_type, _slice_numpy, _slice_nest, {"axis": REQUIRED, "begin": 0, "end": None, "stride": 1})
+
+
+def _split_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
+    x = tensor_operand(args, 0, "x")
+    sizes = dims_attr(attrs, "sizes")
+    if not sizes:
+        raise AnnotationError("attribute sizes is empty, wants the extent of each part")
+    if x.shape is None:
+        return TupleType((TensorType(None, x.dtype, x.ndim),) * len(sizes))
+    axis = axis_attr(attrs, len(x.shape))
+    agree(x.shape[axis], sum(sizes, Dim.of(0)), "the sum of the sizes")
+    return TupleType(tuple(TensorType((*x.shape[:axis], s, *x.shape[axis + 1 :]), x.dtype) for s in sizes))
+
+
+def _split_nest(operands: Operands) -> Nest:
+    x, out = operands.buffer(0), operands.out
+    assert isinstance(out, TupleType)
+    axis = axis_attr(operands.attrs, len(x.shape))
+    parts = tuple(sized_buffer(type_, f"part{n}") for n, type_ in enumerate(out.fields))
+    begin, stages = Dim.of(0), list[Any]()
+    for part in parts:
+
+        def value(*ijk: Dim, begin: Dim = begin) -> Load:
+            return load(x, *(begin + d if i == axis else d for i, d in enumerate(ijk)))
+
+        stages.append(fill(part, value))
+        begin = begin + part.shape[axis]
+    wanted = TensorType((*x.shape[:axis], begin, *x.shape[axis + 1 :]), x.dtype)
+    return Nest(parts, seq(*stages), checks=() if prove_eq(begin, x.shape[axis]) else ((0, wanted),))
+
+
+def _split_numpy(x: Any, axis: int, sizes: Sequence[int]) -> Any:
+    return tuple(np.ascontiguousarray(part) for part in np.split(x, np.cumsum(sizes)[:-1], axis))
+
+
+SPLIT = define("split", "x", _split_type, _split_numpy, _split_nest, {"axis": REQUIRED, "sizes": REQUIRED})
+
+
+# --- joining -----------------------------------------------------------------------------------------------------------
+
+
+def _concat_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
+    xs = [tensor_operand(args, i, f"operand {i}") for i in range(len(args))]
+    dtype, ndim = same_dtype(xs), _same_rank(xs)
+    if ndim is None:
+        return TensorType(None, dtype)
+    axis = axis_attr(attrs, ndim)
+    shapes = [x.shape for x in xs if x.shape is not None]
+    for i, shape in enumerate(shapes):
+        for d in range(ndim):
+            if d != axis:
+                agree(shapes[0][d], shape[d], f"dimension {d} of operand {i}")
+    if len(shapes) < len(xs):
+        return TensorType(None, dtype, ndim)
+    total = sum((shape[axis] for shape in shapes), Dim.of(0))
+    return TensorType((*shapes[0][:axis], total, *shapes[0][axis + 1 :]), dtype)
+
+
+def _concat_nest(operands: Operands) -> Nest:
+    out = output(operands)
+    axis = axis_attr(operands.attrs, len(out.shape))
+    xs = [operands.buffer(i) for i in range(len(operands.places))]
+
+    def value(*ijk: Dim) -> Any:
+        def part(x: Buffer) -> Any:
+            return x.shape[axis], lambda at: load(x, *(at if i == axis else d for i, d in enumerate(ijk)))
+
+        return pick(ijk[axis], [part(x) for x in xs], out.dtype)
+
+    return Nest((out,), fill(out, value), checks=_like_first(xs, axis))
+
+
+def _same_rank(xs: Sequence[TensorType]) -> int | None:
+    ranks = dict.fromkeys(x.ndim for x in xs if x.ndim is not None)
+    if len(ranks) > 1:
+        raise AnnotationError(f"operands have ranks {', '.join(map(str, ranks))}, wants one")
+    return next(iter(ranks), None)
+
+
+def _like_first(xs: Sequence[Buffer], apart_from: int | None) -> tuple[tuple[int, Type], ...]:
+    """Operands not proved to have the first one's extents."""
+    checks: list[tuple[int, Type]] = []
+    for i, x in enumerate(xs):
+        wanted = tuple(g if d == apart_from or prove_eq(f, g) else f for d, (f, g) in enumerate(zip(xs[0].shape, x.shape, strict=True)))
+        if any(w is not g for w, g in zip(wanted, x.shape, strict=True)):
+            checks.append((i, TensorType(wanted, x.dtype)))
+    return tuple(checks)
+
+
+CONCAT = define("concat", "*xs", _concat_type, lambda *xs, axis: np.concatenate(xs, axis), _concat_nest, {"axis": REQUIRED})
+
+
+def _stack_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
+    xs = [tensor_operand(args, i, f"operand {i}") for i in range(len(args))]
+    dtype, ndim = same_dtype(xs), _same_rank(xs)
+    if ndim is None:
+        return TensorType(None, dtype)
+    axis = axis_attr(attrs, ndim + 1)
+    shapes = [x.shape for x in xs if x.shape is not None]
+    for i, shape in enumerate(shapes):
+        for d in range(ndim):
+            agree(shapes[0][d], shape[d], f"dimension {d} of operand {i}")
+    if not shapes:
+        return TensorType(None, dtype, ndim + 1)
+    return TensorType((*shapes[0][:axis], Dim.of(len(xs)), *shapes[0][axis:]), dtype)
+
+
+def _stack_nest(operands: Operands) -> Nest:
+    out = output(operands)
+    axis = axis_attr(operands.attrs, len(out.shape))
+    xs = [operands.buffer(i) for i in range(len(operands.places))]
+
+    def value(*ijk: Dim) -> Any:
+        rest = ijk[:axis] + ijk[axis + 1 :]
+        return pick(ijk[axis], [(1, lambda _, x=x: load(x, *rest)) for x in xs], out.dtype)
+
+    return Nest((out,), fill(out, value), checks=_like_first(xs, None))
+
+
+STACK = define("stack", "*xs", _stack_type, lambda *xs, axis: np.stack(xs, axis), _stack_nest, {"axis": 0})

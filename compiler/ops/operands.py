@@ -1,0 +1,141 @@
+"""What deductions ask of operands and attributes. A refusal is an AnnotationError that says what was given and what is wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import Any
+
+from compiler.ir.dims import Dim, DimVar
+from compiler.ir.dtypes import DType
+from compiler.ir.errors import AnnotationError
+from compiler.ir.prove import prove_ne
+from compiler.ir.types import ObjectType, ShapeType, TensorType, Type
+
+# --- operands ----------------------------------------------------------------------------------------------------------
+
+
+def tensor_operand(args: Sequence[Type], index: int, name: str, *, ndim: int | None = None, layout: str = "") -> TensorType:
+    """The operand's annotation; an object counts as a tensor of which nothing is known."""
+    match args[index]:
+        case ObjectType():
+            return TensorType(None, None, ndim)
+        case TensorType() as type_:
+            if ndim is not None and type_.ndim not in (None, ndim):
+                raise AnnotationError(f"{name} has rank {type_.ndim}, wants {ndim}{layout and ': '}{layout}")
+            return type_
+        case other:
+            raise AnnotationError(f"{name} is {other}, wants a tensor")
+
+
+def shape_operand(args: Sequence[Type], index: int, name: str) -> ShapeType:
+    match args[index]:
+        case ObjectType():
+            return ShapeType(None)
+        case ShapeType() as type_:
+            return type_
+        case other:
+            raise AnnotationError(f"{name} is {other}, wants a shape")
+
+
+def wants_float(type_: TensorType, name: str) -> TensorType:
+    if type_.dtype is not None and not type_.dtype.is_float:
+        raise AnnotationError(f"{name} holds {type_.dtype}, wants floats; cast it first")
+    return type_
+
+
+def wants_int(type_: TensorType, name: str) -> TensorType:
+    if type_.dtype is not None and not type_.dtype.is_int:
+        raise AnnotationError(f"{name} holds {type_.dtype}, wants integers; cast it first")
+    return type_
+
+
+def agree(wanted: Dim, given: Dim, what: str) -> None:
+    """Extents that must be equal: what is provably not is an error, what is not proved is for the legalization to check."""
+    if prove_ne(wanted, given):
+        raise AnnotationError(f"{what} is {given}, wants {wanted}")
+
+
+def same_dtype(types: Sequence[TensorType]) -> DType | None:
+    dtypes = dict.fromkeys(t.dtype for t in types if t.dtype is not None)
+    if len(dtypes) > 1:
+        raise AnnotationError(f"operands have element types {', '.join(dtypes)}; cast them to one")
+    return next(iter(dtypes), None)
+
+
+def num_elements(shape: Sequence[Dim]) -> Dim:
+    return prod(shape, start=Dim.of(1))
+
+
+# --- attributes --------------------------------------------------------------------------------------------------------
+
+
+def int_attr(attrs: Mapping[str, Any], name: str, least: int | None = None) -> int:
+    value = attrs[name]
+    if isinstance(value, Dim) and value.is_const:
+        value = value.const
+    if isinstance(value, bool) or not isinstance(value, int) or (least is not None and value < least):
+        raise AnnotationError(f"attribute {name} is {value!r}, wants an integer{'' if least is None else f' of at least {least}'}")
+    return value
+
+
+def dim_attr(attrs: Mapping[str, Any], name: str) -> Dim:
+    """An integer, or an expression in symbolic variables."""
+    return _as_dim(attrs[name], name)
+
+
+def dims_attr(attrs: Mapping[str, Any], name: str) -> tuple[Dim, ...]:
+    return tuple(_as_dim(v, name) for v in _items(attrs[name], name))
+
+
+def float_attr(attrs: Mapping[str, Any], name: str) -> float:
+    value = attrs[name]
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise AnnotationError(f"attribute {name} is {value!r}, wants a number")
+    return float(value)
+
+
+def bool_attr(attrs: Mapping[str, Any], name: str) -> bool:
+    if not isinstance(attrs[name], bool):
+        raise AnnotationError(f"attribute {name} is {attrs[name]!r}, wants true or false")
+    return attrs[name]
+
+
+def dtype_attr(attrs: Mapping[str, Any], name: str = "dtype") -> DType:
+    try:
+        return DType(attrs[name])
+    except ValueError:
+        raise AnnotationError(f"attribute {name} is {attrs[name]!r}, wants one of {', '.join(DType)}") from None
+
+
+def axis_attr(attrs: Mapping[str, Any], ndim: int, name: str = "axis") -> int:
+    """An axis of `ndim`, counted from the end where negative."""
+    return _axis(int_attr(attrs, name), ndim, name)
+
+
+def axes_attr(attrs: Mapping[str, Any], ndim: int, name: str = "axes") -> tuple[int, ...]:
+    """Different axes, in the order given; one integer is one axis."""
+    value = attrs[name]
+    items = [value] if isinstance(value, int) else _items(value, name)
+    axes = tuple(_axis(int_attr({name: item}, name), ndim, name) for item in items)
+    if len(set(axes)) != len(axes):
+        raise AnnotationError(f"attribute {name} is {value!r} and names an axis twice")
+    return axes
+
+
+def _axis(axis: int, ndim: int, name: str) -> int:
+    if not -ndim <= axis < ndim:
+        raise AnnotationError(f"attribute {name} is {axis}, wants an axis of a tensor of rank {ndim}")
+    return axis % ndim
+
+
+def _as_dim(value: Any, name: str) -> Dim:
+    if isinstance(value, bool) or not isinstance(value, int | Dim | DimVar):
+        raise AnnotationError(f"attribute {name} is {value!r}, wants an integer or a dimension")
+    return Dim.of(value)
+
+
+def _items(value: Any, name: str) -> Sequence[Any]:
+    if not isinstance(value, list | tuple):
+        raise AnnotationError(f"attribute {name} is {value!r}, wants a list")
+    return value
