@@ -24,7 +24,7 @@ from compiler.ir.printer import canonical_text, print_node
 from compiler.ir.printer_types import canonical_number
 from compiler.ir.prove import prove_eq
 from compiler.ir.types import FuncType, dims_of
-from compiler.ir.visit import statements
+from compiler.ir.visit_loops import statements
 
 Node = IRModule | Function | PrimFunc
 
@@ -58,15 +58,11 @@ def assert_equal(a: Node, b: Node) -> None:
     assert difference is None, f"the programs differ at {difference}"
 
 
-def structural_hash(module: IRModule) -> str:
-    """The same for programs that differ in the names of variables or the order of functions only."""
-    texts = (canonical_text(name, module.functions[name]) for name in sorted(module.functions))
+def structural_hash(module: IRModule, *, ranges: bool = True) -> str:
+    """The same for programs that differ in the names of variables or the order of functions only; without `ranges`, also for those that
+    differ in what the signatures of graph functions declare about their variables."""
+    texts = (canonical_text(name, module.functions[name], ranges=ranges) for name in sorted(module.functions))
     return hashlib.sha256("\n".join(texts).encode()).hexdigest()
-
-
-def prim_hash(func: PrimFunc) -> str:
-    """The same for loop-level functions that differ in the names of variables only, whatever they are called."""
-    return hashlib.sha256(canonical_text("_", func).encode()).hexdigest()
 
 
 class _Found(Exception):

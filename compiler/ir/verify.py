@@ -14,20 +14,16 @@ from compiler.ir.printer import print_node
 from compiler.ir.types import vars_of
 from compiler.ir.verify_graph import GRAPH_RULES, Problem, bound_sites
 from compiler.ir.verify_loops import LOOP_RULES
-from compiler.ir.visit import bound_dims, free_dims, stated_types, used_vars
+from compiler.ir.visit import stated_types, used_vars
+from compiler.ir.visit_loops import bound_dims, free_dims
 
 
 class VerifyError(CompileError):
     """A rule of the IR is broken: by a pass, or by a program that was written wrong."""
 
-    def __init__(self, rule: str, function: str, problem: Problem) -> None:
+    def __init__(self, message: str, *, rule: str = "", function: str = "") -> None:
+        super().__init__(message)
         self.rule, self.function = rule, function
-        place, line = f"function {function!r}", ""
-        if isinstance(problem.place, Binding):
-            place += f", binding {problem.place.var.name!r}"
-        if problem.place is not None:
-            line = f"\n  {print_node(problem.place).splitlines()[0]}"
-        super().__init__(f"{place}: {problem.message} (rule {rule}){line}")
 
 
 def verify(module: IRModule) -> None:
@@ -45,7 +41,12 @@ def verify(module: IRModule) -> None:
 
 def _raise_first(rule: str, function: str, problems: Iterator[Problem]) -> None:
     for problem in problems:
-        raise VerifyError(rule, function, problem)
+        place, line = f"function {function!r}", ""
+        if isinstance(problem.place, Binding):
+            place += f", binding {problem.place.var.name!r}"
+        if problem.place is not None:
+            line = f"\n  {print_node(problem.place).splitlines()[0]}"
+        raise VerifyError(f"{place}: {problem.message} (rule {rule}){line}", rule=rule, function=function)
 
 
 def dims_have_one_function(name: str, func: Function | PrimFunc, owners: dict[DimVar, str]) -> Iterator[Problem]:

@@ -39,7 +39,7 @@ from compiler.ir.printer_types import canonical_number
 from compiler.ir.prove import prove_lt
 from compiler.ir.syntax import ARITY
 from compiler.ir.verify_graph import Problem
-from compiler.ir.visit import scalars_of, subscalars, substatements, walk_stmts
+from compiler.ir.visit_loops import scalars_of, subscalars, substatements, walk_stmts
 
 LoopRule = Callable[[PrimFunc], Iterator[Problem]]
 

@@ -1,91 +1,297 @@
-"""Walking and rewriting programs: the toolkit of passes.
+"""Walking and rewriting the graph level; `visit_loops` does it for the loop level.
 
-What is read: `walk_*` go through nodes outside in; `used_vars` and `free_vars` tell on which variables a thing depends, symbolic
-ones included. What is rewritten: `map_*` rebuild inside out. A function that changes nothing returns the object it was given, so
-`is` tells whether anything happened.
-"""
+`used_vars` and `free_vars` tell on what a thing depends, symbolic variables included. A `map_*` function that changes nothing returns
+the object it was given, so `is` tells whether anything happened."""
 
 from __future__ import annotations
 
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
 
-from compiler.ir.graph import Function
-from compiler.ir.loops import PrimFunc
-from compiler.ir.visit_graph import (
-    Uses,
-    atom_dims,
-    attr_dims,
-    free_vars,
-    fresh_function,
-    map_atoms,
-    map_bindings,
-    map_operands,
-    operands,
-    stated_types,
-    used_vars,
+from compiler.ir.dims import Dim, DimVar
+from compiler.ir.graph import (
+    Alloc,
+    Atom,
+    Binding,
+    Block,
+    Body,
+    Call,
+    CallFunc,
+    CallLibrary,
+    CallTir,
+    Constant,
+    Copy,
+    FuncRef,
+    Function,
+    If,
+    Launch,
+    MakeTuple,
+    MatchCast,
+    ScalarValue,
+    ShapeValue,
+    TupleGet,
+    Value,
+    Var,
 )
-from compiler.ir.visit_loops import (
-    ScalarFn,
-    StmtFn,
-    bound_dims,
-    free_dims,
-    fresh_prim,
-    loads,
-    map_scalar,
-    map_scalars,
-    map_stmt,
-    rename_buffers,
-    replace_loads,
-    rewrite_dims,
-    scalars_of,
-    sequence,
-    statements,
-    subscalars,
-    substatements,
-    substitute_scalar,
-    walk_scalar,
-    walk_scalars,
-    walk_stmts,
-)
+from compiler.ir.rebuild import map_tuple, updated
+from compiler.ir.types import Type, binders_of, substitute, vars_of
 
-F = TypeVar("F", Function, PrimFunc)
+# --- graph level: reading ----------------------------------------------------------------------------------------------
 
 
-def rename_fresh(func: F) -> F:
-    """A copy that shares no variable and no buffer with the original."""
-    return fresh_prim(func) if isinstance(func, PrimFunc) else fresh_function(func)
+class Uses(NamedTuple):
+    """What something takes from outside, in order of first use."""
+
+    values: tuple[Var, ...]
+    dims: tuple[DimVar, ...]
 
 
-__all__ = [
-    "ScalarFn",
-    "StmtFn",
-    "Uses",
-    "atom_dims",
-    "attr_dims",
-    "bound_dims",
-    "free_dims",
-    "free_vars",
-    "loads",
-    "map_atoms",
-    "map_bindings",
-    "map_operands",
-    "map_scalar",
-    "map_scalars",
-    "map_stmt",
-    "operands",
-    "rename_buffers",
-    "rename_fresh",
-    "replace_loads",
-    "rewrite_dims",
-    "scalars_of",
-    "sequence",
-    "stated_types",
-    "statements",
-    "subscalars",
-    "substatements",
-    "substitute_scalar",
-    "used_vars",
-    "walk_scalar",
-    "walk_scalars",
-    "walk_stmts",
-]
+def operands(value: Value) -> tuple[Atom, ...]:
+    """The atoms of the value itself; those inside the branches of an If are not among them."""
+    match value:
+        case Var() | Constant() | ShapeValue() | ScalarValue() | FuncRef():
+            return (value,)
+        case Call(args=args) | CallTir(args=args) | CallLibrary(args=args) | Launch(args=args):
+            return args
+        case CallFunc(callee=callee, args=args):
+            return (callee, *args)
+        case MakeTuple(fields=fields):
+            return fields
+        case TupleGet(value=atom) | MatchCast(value=atom) | Copy(value=atom) | If(cond=atom):
+            return (atom,)
+        case Alloc():
+            return ()
+
+
+def stated_types(value: Value) -> tuple[Type, ...]:
+    """The annotations that stand in the value."""
+    match value:
+        case CallTir(out=out) | CallLibrary(out=out):
+            return out
+        case MatchCast(type=type_) | Alloc(type=type_):
+            return (type_,)
+        case _:
+            return ()
+
+
+def used_vars(value: Value) -> Uses:
+    """Everything on which the value depends. The variables that a match_cast defines are not among them unless they are used too:
+    ask `binders_of`."""
+    found = _Uses()
+    found.value(value)
+    return found.result
+
+
+def free_vars(body: Body) -> Uses:
+    """Everything that the body takes from outside, annotations of its bindings included."""
+    found = _Uses()
+    found.body(body)
+    return found.result
+
+
+def atom_dims(atom: Atom) -> tuple[DimVar, ...]:
+    match atom:
+        case ShapeValue(dims=dims):
+            return tuple(dict.fromkeys(v for d in dims for v in d.vars()))
+        case ScalarValue(value=Dim() as dim):
+            return dim.vars()
+        case _:
+            return ()
+
+
+def attr_dims(value: Value) -> Iterator[Dim]:
+    """The dimensions among the attributes."""
+    match value:
+        case Call(attrs=attrs) | CallLibrary(attrs=attrs) | Launch(attrs=attrs):
+            pending: list[Any] = list(attrs.values())
+            while pending:
+                match pending.pop(0):
+                    case Dim() | DimVar() as dim:
+                        yield Dim.of(dim)
+                    case list() | tuple() as items:
+                        pending[:0] = items
+                    case _:
+                        pass
+        case _:
+            return
+
+
+class _Uses:
+    def __init__(self) -> None:
+        self._values: dict[Var, None] = {}
+        self._dims: dict[DimVar, None] = {}
+        self._inner: set[Var | DimVar] = set()
+
+    @property
+    def result(self) -> Uses:
+        return Uses(tuple(self._values), tuple(self._dims))
+
+    def value(self, value: Value) -> None:
+        for atom in operands(value):
+            self._atom(atom)
+        for dim in attr_dims(value):
+            self._note(dim.vars())
+        for type_ in stated_types(value):
+            binders = binders_of(type_) if isinstance(value, MatchCast) else ()
+            self._note(v for v in vars_of(type_) if v not in binders)
+        if isinstance(value, Alloc) and value.offset is not None:
+            self._note(value.offset.vars())
+        if isinstance(value, If):
+            self.body(value.then)
+            self.body(value.orelse)
+
+    def body(self, body: Body) -> None:
+        for binding in body.bindings:
+            self.value(binding.value)
+            if isinstance(binding.value, MatchCast):
+                # Those that were met before are tests, not definitions.
+                self._inner.update(v for v in binders_of(binding.value.type) if v not in self._dims)
+            self._note(vars_of(binding.var.type))
+            self._inner.add(binding.var)
+        self._atom(body.result)
+
+    def _atom(self, atom: Atom) -> None:
+        if isinstance(atom, Var) and atom not in self._inner:
+            self._values[atom] = None
+        self._note(atom_dims(atom))
+
+    def _note(self, dims: Iterable[DimVar]) -> None:
+        self._dims.update((v, None) for v in dims if v not in self._inner)
+
+
+# --- graph level: rewriting --------------------------------------------------------------------------------------------
+
+
+def map_operands(value: Value, fn: Callable[[Atom], Atom]) -> Value:
+    """`fn` of every atom, those inside branches included. A callee must stay something that can be called."""
+    match value:
+        case Var() | Constant() | ShapeValue() | ScalarValue() | FuncRef():
+            return fn(value)
+        case Call(args=args) | CallTir(args=args) | CallLibrary(args=args) | Launch(args=args):
+            return updated(value, args=map_tuple(args, fn))
+        case CallFunc(callee=callee, args=args):
+            return updated(value, callee=fn(callee), args=map_tuple(args, fn))
+        case MakeTuple(fields=fields):
+            return updated(value, fields=map_tuple(fields, fn))
+        case TupleGet(value=atom) | MatchCast(value=atom) | Copy(value=atom):
+            return updated(value, value=fn(atom))
+        case If(cond=cond, then=then, orelse=orelse):
+            return updated(value, cond=fn(cond), then=map_atoms(then, fn), orelse=map_atoms(orelse, fn))
+        case Alloc():
+            return value
+
+
+def map_atoms(body: Body, fn: Callable[[Atom], Atom]) -> Body:
+    """`fn` of every operand and of the result."""
+
+    def rewrite(binding: Binding) -> Binding:
+        return updated(binding, value=map_operands(binding.value, fn))
+
+    blocks = map_tuple(body.blocks, lambda block: updated(block, bindings=map_tuple(block.bindings, rewrite)))
+    return updated(body, blocks=blocks, result=fn(body.result))
+
+
+def map_bindings(function: Function, fn: Callable[[Binding], Sequence[Binding]]) -> Function:
+    """Each binding becomes those that `fn` gives for it, inside out; it stays by giving itself alone. Blocks left empty go."""
+    return updated(function, body=_map_body(function.body, fn))
+
+
+def _map_body(body: Body, fn: Callable[[Binding], Sequence[Binding]]) -> Body:
+    blocks = map_tuple(body.blocks, lambda block: _map_block(block, fn))
+    kept = tuple(b for b, old in zip(blocks, body.blocks, strict=True) if b.bindings or b is old)
+    return updated(body, blocks=kept if len(kept) < len(blocks) else blocks)
+
+
+def _map_block(block: Block, fn: Callable[[Binding], Sequence[Binding]]) -> Block:
+    made: list[Binding] = []
+    for binding in block.bindings:
+        value = binding.value
+        if isinstance(value, If):
+            value = updated(value, then=_map_body(value.then, fn), orelse=_map_body(value.orelse, fn))
+        made.extend(fn(updated(binding, value=value)))
+    same = len(made) == len(block.bindings) and all(m is b for m, b in zip(made, block.bindings, strict=True))
+    return block if same else Block(tuple(made), block.kind)
+
+
+def fresh_function(func: Function) -> Function:
+    """A copy that shares no variable with the original."""
+    return _Fresh().function(func)
+
+
+class _Fresh:
+    def __init__(self) -> None:
+        self._values: dict[Var, Var] = {}
+        self._dims: dict[DimVar, DimVar] = {}
+
+    def function(self, func: Function) -> Function:
+        params = tuple(self._define(p) for p in func.params)
+        return replace(func, params=params, body=self._body(func.body), result_type=self._type(func.result_type))
+
+    def _define(self, var: Var) -> Var:
+        new = self._values[var] = Var(var.name, self._type(var.type))
+        return new
+
+    def _body(self, body: Body) -> Body:
+        blocks = tuple(replace(b, bindings=tuple(self._binding(x) for x in b.bindings)) for b in body.blocks)
+        return Body(blocks, self._atom(body.result))
+
+    def _binding(self, binding: Binding) -> Binding:
+        value = self._value(binding.value)
+        return Binding(self._define(binding.var), value)
+
+    def _value(self, value: Value) -> Value:
+        if isinstance(value, If):
+            return If(self._atom(value.cond), self._body(value.then), self._body(value.orelse))
+        value = map_operands(value, self._atom)
+        match value:
+            case CallTir(out=out):
+                return replace(value, out=tuple(map(self._type, out)))
+            case CallLibrary(out=out, attrs=attrs):
+                return replace(value, out=tuple(map(self._type, out)), attrs=self._attrs(attrs))
+            case Call(attrs=attrs) | Launch(attrs=attrs):
+                return replace(value, attrs=self._attrs(attrs))
+            case MatchCast(type=type_):
+                return replace(value, type=self._type(type_))
+            case Alloc(type=type_, offset=offset):
+                return replace(value, type=self._type(type_), offset=None if offset is None else self._dim(offset))
+            case _:
+                return value
+
+    def _atom(self, atom: Atom) -> Atom:
+        match atom:
+            case Var():
+                return self._values[atom]
+            case ShapeValue(dims=dims):
+                return ShapeValue(tuple(map(self._dim, dims)))
+            case ScalarValue(value=value):
+                return replace(atom, value=self._dim(value)) if isinstance(value, Dim) else atom
+            case Constant() | FuncRef():
+                return atom
+
+    def _attrs(self, attrs: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {name: self._attr(value) for name, value in attrs.items()}
+
+    def _attr(self, value: Any) -> Any:
+        match value:
+            case Dim() | DimVar():
+                return self._dim(Dim.of(value))
+            case list() | tuple():
+                return tuple(map(self._attr, value))
+            case _:
+                return value
+
+    def _type(self, type_: Type) -> Type:
+        for var in vars_of(type_):
+            self._variable(var)
+        return substitute(type_, self._dims)
+
+    def _dim(self, dim: Dim) -> Dim:
+        for var in dim.vars():
+            self._variable(var)
+        return dim.substitute(self._dims)
+
+    def _variable(self, var: DimVar) -> None:
+        if var not in self._dims:
+            upper = self._dim(var.upper) if isinstance(var.upper, Dim) else var.upper
+            self._dims[var] = DimVar(var.name, var.lower, upper, var.multiple_of)

@@ -1,4 +1,6 @@
-"""Walking and rewriting the loop level."""
+"""Walking and rewriting the loop level.
+
+`walk_*` go outside in; `map_*` rebuild inside out and return the object they were given if nothing changed."""
 
 from __future__ import annotations
 

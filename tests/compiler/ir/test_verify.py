@@ -43,6 +43,8 @@ prim scale(A: f32[n], s: scalar f32, k: dim, out B: f32[n]) { for i in n { B[i] 
 prim square(A: f32[n, n], out B: f32[n]) { for i in n { B[i] = A[i, i] } }
 """
 
+NOISY = "impure func noisy(a: object) -> object { return a }"
+
 SOUND = (
     PRIMS
     + """
@@ -113,9 +115,7 @@ def side(*bindings: Binding, result: Var) -> Body:
 
 
 def text(body: str, params: str = "x: f32[n, 4], c: bool[]", head: str = "func") -> Function:
-    return parse(f"{PRIMS} {head} main({params}) -> object {{ {body} }} impure func noisy(a: object) -> object {{ return a }}").graph(
-        "main"
-    )
+    return parse(f"{PRIMS} {NOISY} {head} main({params}) -> object {{ {body} }}").graph("main")
 
 
 _defined_in_branch = bind(Copy(x), name="inner")
@@ -254,7 +254,7 @@ GRAPH_BREACHES: dict[str, list[tuple[Function, str]]] = {
     [(rule, function, message) for rule, breaches in GRAPH_BREACHES.items() for function, message in breaches],
 )
 def test_graph_rules(rule: str, function: Function, message: str) -> None:
-    module = parse(PRIMS + "impure func noisy(a: object) -> object { return a }").update({"main": function})
+    module = parse(PRIMS + NOISY).update({"main": function})
     with pytest.raises(VerifyError) as caught:
         verify(module)
     assert caught.value.rule == rule, str(caught.value)
@@ -373,11 +373,8 @@ def test_functions_share_no_dimension() -> None:
     cast = func(bind(MatchCast(x, tensor([m, 4], F32)), ObjectType()))
     loops = prim(in_loop(Store(B, (i.dim,), ONE)))
     clean = Function((), Body((), ScalarValue(1.0, "f32")), ObjectType())
-    for first, second, name in [
-        (func(), func(), "n"),
-        (func(), loops, "n"),
-        (cast, func(params=(Var("a", tensor([m], F32)),), result=ScalarValue(m.dim)), "m"),
-    ]:
+    measured = func(params=(Var("a", tensor([m], F32)),), result=ScalarValue(m.dim))
+    for first, second, name in [(func(), func(), "n"), (func(), loops, "n"), (cast, measured, "m")]:
         with pytest.raises(VerifyError, match=f"dimension {name} belongs to function 'first'") as caught:
             verify(IRModule({"first": first, "clean": clean, "second": second}))
         assert caught.value.rule == dims_have_one_function.__name__
