@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from urllib.parse import quote
 
 from pydantic import BaseModel
 
@@ -42,7 +43,10 @@ UNSUPPORTED: Mapping[str, str] = {
     "logprob_token_ids": "use top_logprobs",
     "stop_regex": "use stop, or a regex constraint",
     "no_stop_trim": "use include_stop_str_in_output",
-    "structural_tag": "use tools with tool_choice, json_schema or grammar",
+    "structural_tag": "use response_format with type structural_tag",
+    "ebnf": "use grammar, in Lark's syntax",
+    "echo": "only completions have it",
+    "best_of": "only completions have it",
     "guided_decoding_backend": "there is one backend",
     "guided_whitespace_pattern": "use grammar",
     "thinking_token_budget": "use max_tokens, or chat_template_kwargs",
@@ -67,6 +71,7 @@ UNSUPPORTED: Mapping[str, str] = {
     "embed_dtype": "embeddings are float32",
     "endianness": "embeddings are little-endian",
 }
+MAX_NAMES = 32
 NEUTRAL: tuple[object, ...] = (None, False, 0, "", [], {})
 
 
@@ -74,9 +79,10 @@ def check_unknown(body: BaseModel, *, strict: bool) -> list[str]:
     """Refuse what is known and missing here; return the names of what nobody knows."""
     ignored: list[str] = []
     for name, value in _extras(body, ""):
-        if name in UNSUPPORTED:
+        reason = UNSUPPORTED.get(name.rpartition(".")[2])
+        if reason is not None:
             if value not in NEUTRAL:
-                raise ApiError(UNSUPPORTED_FIELD, f"{name} is not supported: {UNSUPPORTED[name]}", param=name)
+                raise ApiError(UNSUPPORTED_FIELD, f"{name} is not supported: {reason}", param=name)
         elif strict:
             raise ApiError(UNKNOWN_FIELD, f"{name} is not a field of this request", param=name)
         else:
@@ -85,8 +91,10 @@ def check_unknown(body: BaseModel, *, strict: bool) -> list[str]:
 
 
 def ignored_header(ignored: list[str]) -> dict[str, str]:
-    """Names come from the client, so only what may stand in a header does."""
-    names = [name for name in ignored[:32] if name.isascii() and name.isprintable() and len(name) <= 64]
+    """Names come from the client, so what may not stand in a header is written as in an address, and a flood is counted."""
+    names = [quote(name[:64], safe="!#$&'*+-.^_`|~:/@()<>?[]{}=") for name in ignored[:MAX_NAMES]]
+    if len(ignored) > MAX_NAMES:
+        names.append(f"and {len(ignored) - MAX_NAMES} more")
     return {"x-ignored-params": ", ".join(names)} if names else {}
 
 

@@ -11,16 +11,16 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from server.api.context import Caller
-from server.api.fields import UNSUPPORTED
 from server.api.generate import Job
-from server.api.schema import GenerationBody, JsonObject
-from server.errors import CONTEXT_LENGTH_EXCEEDED, INVALID_SCHEMA, INVALID_VALUE, NOT_A_GENERATOR, UNSUPPORTED_FIELD, ApiError
+from server.api.schema import GenerationBody, JsonObject, ResponseFormat
+from server.errors import CONTEXT_LENGTH_EXCEEDED, INVALID_SCHEMA, INVALID_VALUE, NOT_A_GENERATOR, ApiError
 from server.handle import Tokenizer
 from server.messages import Constraint, ConstraintKind, SamplingParams, Submit
 from server.registry import Loaded, Model
 from server.settings import ServerSettings
 from server.text.answer import AnswerRules
 from server.text.detokenize import StopRules
+from server.text.grammar import Structure, structured
 
 T = TypeVar("T")
 LONG_TEXT_CHARS = 16_384  # from here on, tokenizing would hold up the streams of others
@@ -231,10 +231,22 @@ def _response_format(body: GenerationBody) -> Constraint | None:
                 raise invalid("response_format.value", "response_format has type regex and no expression as value")
             return _plain(ConstraintKind.REGEX, value)
         case "structural_tag":
-            why = f"response_format.type structural_tag is not supported: {UNSUPPORTED['structural_tag']}"
-            raise ApiError(UNSUPPORTED_FIELD, why, param="response_format.type")
+            return structured(_structures(form)) if form else None
         case _:
             return None
+
+
+def _structures(form: ResponseFormat) -> list[Structure]:
+    if not form.structures or not form.triggers:
+        raise invalid("response_format.structures", "response_format has type structural_tag and lacks structures or triggers")
+    found: list[Structure] = []
+    for index, one in enumerate(form.structures):
+        trigger = next((trigger for trigger in form.triggers if trigger and one.begin.startswith(trigger)), None)
+        if trigger is None:
+            param = f"response_format.structures[{index}].begin"
+            raise invalid(param, f"{param} is {one.begin!r:.60}; expected it to begin with one of the triggers")
+        found.append(Structure(trigger, one.begin, one.schema_, one.end))
+    return found
 
 
 def _schema(schema: JsonObject | bool | str | None, param: str) -> Constraint | None:

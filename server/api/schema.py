@@ -26,12 +26,20 @@ class JsonSchemaFormat(Options):
     strict: bool | None = None
 
 
+class StructureTag(Options):
+    begin: str = Field(min_length=1)
+    schema_: JsonObject = Field(alias="schema")
+    end: str
+
+
 class ResponseFormat(Options):
-    type: Literal["text", "json_object", "json_schema", "regex", "structural_tag"]  # the last only to refuse it by name
+    type: Literal["text", "json_object", "json_schema", "regex", "structural_tag"]
     json_schema: JsonSchemaFormat | None = None
     schema_: JsonObject | bool | str | None = Field(default=None, alias="schema")  # json_object with a schema
     value: JsonObject | str | None = None  # regex, or a schema
     regex_schema: str | None = None
+    structures: list[StructureTag] | None = Field(default=None, min_length=1, max_length=128)
+    triggers: list[str] | None = Field(default=None, min_length=1, max_length=128)
 
 
 class StructuredOutputs(Options):
@@ -89,7 +97,6 @@ class GenerationBody(Options):
     priority: int | None = Field(default=None, ge=-(2**31), lt=2**31)
     cache_salt: str | None = None
     timeout: float | None = Field(default=None, gt=0)
-    request_id: str | None = Field(default=None, max_length=128)
 
     # These name the caller or hint at a cache; no answer depends on them.
     user: str | None = None

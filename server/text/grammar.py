@@ -43,6 +43,30 @@ def forced_calls(form: ToolFormat, tools: Sequence[ToolSchema], specials: Specia
     return Constraint(ConstraintKind.GRAMMAR, "\n".join([*rules, f"object: %json {json.dumps(schema)}"]))
 
 
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """A stretch of an otherwise free answer: what follows `trigger` must be the rest of `begin`, the schema, `end`."""
+
+    trigger: str  # the beginning of `begin`
+    begin: str
+    schema: Mapping[str, object]
+    end: str
+
+
+def structured(structures: Sequence[Structure]) -> Constraint:
+    """Free text in which a trigger, wherever it appears, begins one of the structures."""
+    triggers = list(dict.fromkeys(structure.trigger for structure in structures))
+    tags = [f"tag{index}" for index in range(len(structures))]
+    rules = [f"start: ({' | '.join(tags)})* rest", "rest: TEXT", "TEXT: /(?s:.*)/"]
+    # A lazy lexeme ends where its trigger does, and wins over the text that would go on: so no trigger stays without its structure.
+    rules += [f"head{index}[lazy]: TEXT {json.dumps(trigger)}" for index, trigger in enumerate(triggers)]
+    for tag, one in zip(tags, structures, strict=True):
+        begin = one.begin.removeprefix(one.trigger)
+        around = [f"head{triggers.index(one.trigger)}", _literal(begin), f"{tag}_inside", _literal(one.end)]
+        rules += [f"{tag}: {' '.join(filter(None, around))}", f"{tag}_inside: %json {json.dumps(one.schema)}"]
+    return Constraint(ConstraintKind.GRAMMAR, "\n".join(rules))
+
+
 def behind_thoughts(constraint: Constraint, specials: Specials, *, open_already: bool) -> Constraint:
     """The same, behind the think block that the model may write, or is writing already."""
     if CLOSE in specials:
@@ -73,6 +97,10 @@ def _named(lark: str) -> str:
     """The grammar with its head called `answer`."""
     lines = lark.splitlines()
     return "\n".join("answer:" + line.removeprefix("start:") if line.startswith("start:") else line for line in lines)
+
+
+def _literal(text: str) -> str:
+    return json.dumps(text) if text else ""  # the grammar has no empty literal
 
 
 def _marker(text: str, specials: Specials) -> str:

@@ -183,7 +183,7 @@ def test_invalid_values_are_refused_by_name(server, body, param):
 
 
 @pytest.mark.parametrize(
-    "field", ["use_beam_search", "lora_path", "mirostat", "structural_tag", "suffix", "audio", "thinking_token_budget"]
+    "field", ["use_beam_search", "lora_path", "mirostat", "structural_tag", "suffix", "audio", "thinking_token_budget", "echo", "best_of"]
 )
 def test_known_fields_that_are_missing_here_are_refused(server, field):
     response = server.chat(**{field: "x"})
@@ -196,6 +196,11 @@ def test_unknown_fields_are_reported(server):
     response = server.chat(zap=1, stream_options={"include_usage": True, "zip": 1}, stream=True)
     assert response.status_code == 200
     assert response.headers["x-ignored-params"] == "zap, stream_options.zip"
+
+
+def test_names_that_cannot_stand_in_a_header_and_floods_are_reported_too(server):
+    assert server.chat(**{"a\nb": 1, "ü": 2}).headers["x-ignored-params"] == "a%0Ab, %C3%BC"
+    assert server.chat(**{f"x{i}": 1 for i in range(40)}).headers["x-ignored-params"].endswith("x31, and 8 more")
 
 
 def test_unknown_fields_are_refused_when_strict(serve):

@@ -9,6 +9,7 @@ import pytest
 from server.messages import ConstraintKind
 from server.null import ByteTokenizer
 from server.state import ModelSpec
+from server.text.grammar import Structure, structured
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 TOOLS = [
@@ -147,6 +148,7 @@ def test_reasoning_effort_reaches_the_template(server, monkeypatch):
 
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+STRUCTURAL = {"type": "structural_tag", "structures": [{"begin": "<f>", "schema": SCHEMA, "end": "</f>"}], "triggers": ["<f"]}
 
 
 @pytest.mark.parametrize(
@@ -163,6 +165,7 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
         ({"structured_outputs": {"choice": ["a"]}}, "choice", '["a"]'),
         ({"structured_outputs": {"json": SCHEMA}}, "json_schema", json.dumps(SCHEMA)),
         ({"grammar": 'start: "a"'}, "grammar", 'start: "a"'),
+        ({"response_format": STRUCTURAL}, "grammar", structured([Structure("<f", "<f>", SCHEMA, "</f>")]).source),
     ],
 )
 def test_formats_become_constraints(server, body, kind, source):
@@ -184,7 +187,9 @@ def test_text_is_no_constraint(server):
         ({"guided_choice": []}, "invalid_value"),
         ({"guided_regex": "a" * 70_000}, "invalid_value"),
         ({"response_format": {"type": "json_object"}, "tools": TOOLS, "tool_choice": "required"}, "invalid_value"),
-        ({"response_format": {"type": "structural_tag"}}, "unsupported_field"),
+        ({"response_format": {"type": "structural_tag"}}, "invalid_value"),
+        ({"response_format": {**STRUCTURAL, "triggers": ["<g"]}}, "invalid_value"),
+        ({"structured_outputs": {"structural_tag": "x"}}, "unsupported_field"),
     ],
 )
 def test_formats_are_refused(server, body, code):

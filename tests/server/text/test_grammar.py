@@ -8,7 +8,7 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from server.messages import Constraint, ConstraintKind
-from server.text.grammar import ToolSchema, behind_thoughts, forced_calls
+from server.text.grammar import Structure, ToolSchema, behind_thoughts, forced_calls, structured
 from server.text.parts import CallStart
 from server.text.tools import FORMATS, ToolParser
 
@@ -108,6 +108,24 @@ def test_think_markers_that_are_tokens(vocabulary):
     free = behind_thoughts(SCHEMA, specials, open_already=False)
     assert accepts(vocabulary, free, THINK, "hm", UNTHINK, "\n7")
     assert accepts(vocabulary, free, "7")
+
+
+@pytest.mark.parametrize(
+    ("text", "allowed"),
+    [
+        ("free text", True),
+        ("", True),
+        ("so <f>7</f> and <g>8</g>", True),
+        ("<f>7</f><f>8</f>", True),
+        ("<f>no</f>", False),
+        ("<f>7", False),
+        ("a < b and <h>", True),
+    ],
+)
+def test_structures_within_free_text(vocabulary, text, allowed):
+    schema = {"type": "integer"}
+    structures = [Structure("<f", "<f>", schema, "</f>"), Structure("<g>", "<g>", schema, "</g>")]
+    assert accepts(vocabulary, structured(structures), text) is allowed
 
 
 def test_json_object_behind_thoughts(vocabulary):
