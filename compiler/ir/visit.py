@@ -84,7 +84,8 @@ def used_vars(value: Value) -> Uses:
 
 
 def free_vars(body: Body) -> Uses:
-    """Everything that the body takes from outside, annotations of its bindings included."""
+    """Everything that the body takes from outside, annotations of its bindings included. A variable that a match_cast mentions first
+    counts as defined there."""
     found = _Uses()
     found.body(body)
     return found.result
