@@ -122,15 +122,17 @@ def print_node(node: object) -> str:
             return str(node)
 
 
-def canonical_text(name: str, func: Function | PrimFunc) -> str:
-    """Equal for equal functions, whatever their variables are called; large constants by digest."""
-    printer = _Printer({}, canonical=True)
+def canonical_text(name: str, func: Function | PrimFunc, *, ranges: bool = True) -> str:
+    """Equal for equal functions, whatever their variables are called; large constants by digest. Without `ranges`, also for functions
+    whose signatures differ in the declared ranges of their variables."""
+    printer = _Printer({}, canonical=True, ranges=ranges)
     return "\n".join(printer.prim(name, func) if isinstance(func, PrimFunc) else printer.function(name, func))
 
 
 class _Printer(LoopPrinter):
-    def __init__(self, arrays: Arrays | None, *, canonical: bool = False) -> None:
+    def __init__(self, arrays: Arrays | None, *, canonical: bool = False, ranges: bool = True) -> None:
         super().__init__(canonical=canonical)
+        self._ranges = ranges
         self._arrays = arrays
 
     # --- functions -----------------------------------------------------------------------------------------------------
@@ -141,7 +143,7 @@ class _Printer(LoopPrinter):
         head = f"{'' if func.pure else 'impure '}func {function_name(name)}({params}) -> {self._type(func.result_type)}"
         self._depth = 1
         self._body(func.body)
-        ranges = ranges_text(self._dims)
+        ranges = ranges_text(self._dims) if self._ranges else ""
         return [*header(head, f"where {ranges}" if ranges else ""), *self._lines, "}"]
 
     def _func_param(self, param: Var, *, weight: bool) -> str:
