@@ -10,40 +10,37 @@ from typing import Any
 
 import numpy as np
 
-from compiler.ir.dims import Dim
+from compiler.ir.dims import Dim, dim_min
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
-from compiler.ir.loops import Buffer, Fn, Guard, Scalar, Seq, Stmt
-from compiler.ir.types import ObjectType, TensorType, TupleType, Type
+from compiler.ir.loops import Buffer, Fn, Scalar, Seq, Stmt
+from compiler.ir.prove import prove_eq, prove_le, prove_lt
+from compiler.ir.types import TensorType, TupleType, Type
 from compiler.ops.broadcast import output
-from compiler.ops.nest import apply, cast, const, fill, index_value, let, load, loops, store
+from compiler.ops.nest import apply, cast, clamped, const, fill, guard, let, load, loops, store
+from compiler.ops.operands import agree, bool_attr, float_attr, tensor_operand, wants_float, wants_int
 from compiler.ops.tables import Nest, Operands, define
+
+F32 = DType.F32
 
 # --- embedding ---------------------------------------------------------------------------------------------------------
 
 
-def _embedding_type(args: tuple[Type, ...], _: Any) -> Type:
-    table, ids = args
-    if not isinstance(table, TensorType) or not isinstance(ids, TensorType):
-        return ObjectType()
-    if ids.dtype is not None and not ids.dtype.is_int:
-        raise AnnotationError(f"ids are {ids.dtype}, wants integers")
+def _embedding_type(args: tuple[Type, ...], _: Mapping[str, Any]) -> Type:
+    table = tensor_operand(args, 0, "table", ndim=2, layout="[vocabulary, size]")
+    ids = wants_int(tensor_operand(args, 1, "ids"), "ids")
     if table.shape is None or ids.shape is None:
         return TensorType(None, table.dtype, None if ids.ndim is None else ids.ndim + 1)
-    if len(table.shape) != 2:
-        raise AnnotationError(f"the table has rank {len(table.shape)}, wants 2: [vocabulary, size]")
     return TensorType((*ids.shape, table.shape[1]), table.dtype)
 
 
 def _embedding_nest(operands: Operands) -> Nest:
     """Ids outside the vocabulary are clamped to its ends, so that a bad one can never read foreign memory."""
     out, table, ids = output(operands), operands.buffer(0), operands.buffer(1)
-    last = table.shape[0] - 1
 
     def row(*at: Dim) -> Stmt:
-        id_ = cast(load(ids, *at), DType.I64)
-        clamped = apply(Fn.MIN, apply(Fn.MAX, id_, const(0, DType.I64)), index_value(last))
-        return let("id", clamped, lambda r: loops((table.shape[1],), lambda j: store(out, (*at, j), load(table, r, j))), 0, last)
+        id_ = clamped(load(ids, *at), table.shape[0])
+        return let("id", id_, lambda r: loops((table.shape[1],), lambda j: store(out, (*at, j), load(table, r, j))), 0, table.shape[0] - 1)
 
     return Nest((out,), loops(ids.shape, row))
 
@@ -58,22 +55,27 @@ EMBEDDING = define("embedding", "table, ids", _embedding_type, _embedding_numpy,
 # --- rotary embedding --------------------------------------------------------------------------------------------------
 
 
-def _angles_type(args: tuple[Type, ...], _: Any) -> Type:
-    positions, inv_freq = args
-    if isinstance(positions, TensorType) and isinstance(inv_freq, TensorType) and positions.shape and inv_freq.shape:
-        table = TensorType((*positions.shape, inv_freq.shape[0]), DType.F32)
-        return TupleType((table, table))
-    return TupleType((TensorType(None, DType.F32), TensorType(None, DType.F32)))
+def _angles_type(args: tuple[Type, ...], attrs: Mapping[str, Any]) -> Type:
+    float_attr(attrs, "scale")
+    positions = wants_int(tensor_operand(args, 0, "positions"), "positions")
+    inv_freq = tensor_operand(args, 1, "inv_freq", ndim=1, layout="[pairs]")
+    if inv_freq.dtype not in (None, F32):
+        raise AnnotationError(f"inv_freq holds {inv_freq.dtype}, wants f32")
+    if positions.shape is None or inv_freq.shape is None:
+        table = TensorType(None, F32, None if positions.ndim is None else positions.ndim + 1)
+    else:
+        table = TensorType((*positions.shape, inv_freq.shape[0]), F32)
+    return TupleType((table, table))
 
 
 def _angles_nest(operands: Operands) -> Nest:
     positions, inv_freq = operands.buffer(0), operands.buffer(1)
-    scale = const(operands.attrs["scale"], DType.F32)
+    scale = const(operands.attrs["scale"], F32)
     shape = (*positions.shape, inv_freq.shape[0])
-    cos, sin = Buffer("cos", shape, DType.F32), Buffer("sin", shape, DType.F32)
+    cos, sin = Buffer("cos", shape, F32), Buffer("sin", shape, F32)
 
     def value(fn: Fn, *ijk: Dim) -> Scalar:
-        angle = apply(Fn.MUL, cast(load(positions, *ijk[:-1]), DType.F32), load(inv_freq, ijk[-1]))
+        angle = apply(Fn.MUL, cast(load(positions, *ijk[:-1]), F32), load(inv_freq, ijk[-1]))
         return apply(Fn.MUL, apply(fn, angle), scale)
 
     stages = (fill(cos, lambda *ijk: value(Fn.COS, *ijk)), fill(sin, lambda *ijk: value(Fn.SIN, *ijk)))
@@ -88,43 +90,51 @@ def _angles_numpy(positions: Any, inv_freq: Any, *, scale: float) -> Any:
 ROPE_ANGLES = define("rope_angles", "positions, inv_freq", _angles_type, _angles_numpy, _angles_nest, {"scale": 1.0})
 
 
-def _rope_type(args: tuple[Type, ...], _: Mapping[str, Any]) -> Type:
-    x = args[0]
-    if isinstance(x, TensorType) and x.ndim is not None and x.ndim != 3:
-        raise AnnotationError(f"x has rank {x.ndim}, wants 3: [tokens, heads, size]")
+def _rope_type(args: tuple[Type, ...], attrs: Mapping[str, Any]) -> Type:
+    bool_attr(attrs, "interleaved")
+    x = wants_float(tensor_operand(args, 0, "x", ndim=3, layout="[tokens, heads, size]"), "x")
+    tables = [tensor_operand(args, i, name, ndim=2, layout="[tokens, pairs]") for i, name in ((1, "cos"), (2, "sin"))]
+    for name, table in zip(("cos", "sin"), tables, strict=True):
+        if table.dtype not in (None, F32):
+            raise AnnotationError(f"{name} holds {table.dtype}, wants f32")
+        if x.shape is not None and table.shape is not None:
+            agree(x.shape[0], table.shape[0], f"the number of tokens of {name}")
+            if prove_lt(x.shape[2], table.shape[1] * 2):
+                raise AnnotationError(f"{name} has {table.shape[1]} pairs, and x only {x.shape[2]} elements")
+    if tables[0].shape is not None and tables[1].shape is not None:
+        agree(tables[0].shape[1], tables[1].shape[1], "the number of pairs of sin")
     return x
 
 
 def _rope_nest(operands: Operands) -> Nest:
-    """Element `j` of a pair half a rotation apart: x[j] * cos - x[j + half] * sin, and x[j] * cos + x[j - half] * sin behind.
-    Interleaved: pairs are neighbours. Elements beyond the rotated ones stay."""
+    """The two elements of a pair turn by its angle: a * cos - b * sin and b * cos + a * sin. Pairs are `half` apart, or neighbours where
+    interleaved. Elements beyond the pairs stay."""
     out, x, cos, sin = output(operands), operands.buffer(0), operands.buffer(1), operands.buffer(2)
     half = cos.shape[1]
-    interleaved: bool = operands.attrs["interleaved"]
 
-    def wide(t: Dim, h: Dim, j: Dim) -> Scalar:
-        return cast(load(x, t, h, j), DType.F32)
-
-    def rotated(t: Dim, h: Dim, j: Dim) -> Scalar:
-        if interleaved:
-            pair, first, odd = j // 2, j // 2 * 2, j % 2
-            own, other = wide(t, h, j), wide(t, h, first + 1 - odd)
-            sign = apply(Fn.SUB, apply(Fn.MUL, cast(index_value(odd), DType.F32), const(2.0, DType.F32)), const(1.0, DType.F32))
-            turned = apply(Fn.MUL, apply(Fn.MUL, other, sign), load(sin, t, pair))
-            return apply(Fn.ADD, apply(Fn.MUL, own, load(cos, t, pair)), turned)
-        lower = apply(Fn.SUB, apply(Fn.MUL, wide(t, h, j), load(cos, t, j)), apply(Fn.MUL, wide(t, h, j + half), load(sin, t, j)))
-        upper = apply(
-            Fn.ADD,
-            apply(Fn.MUL, wide(t, h, j), load(cos, t, j - half)),
-            apply(Fn.MUL, wide(t, h, j - half), load(sin, t, j - half)),
-        )
-        return Guard(((Dim.of(0), j, half),), lower, upper)
+    def turned(t: Dim, pair: Dim, own: Scalar, other: Scalar, fn: Fn) -> Scalar:
+        return apply(fn, apply(Fn.MUL, own, load(cos, t, pair)), apply(Fn.MUL, other, load(sin, t, pair)))
 
     def value(t: Dim, h: Dim, j: Dim) -> Scalar:
-        inside = Guard(((Dim.of(0), j, half * 2),), rotated(t, h, j), wide(t, h, j))
-        return cast(inside, out.dtype)
+        def wide(at: Dim) -> Scalar:
+            return cast(load(x, t, h, at), F32)
 
-    return Nest((out,), fill(out, value))
+        own, zero = wide(j), const(0.0, F32)
+        if operands.attrs["interleaved"]:
+            odd = guard(1, j % 2, 2, turned(t, j // 2, own, wide(j - 1), Fn.ADD), zero)
+            rotated = guard(0, j % 2, 1, turned(t, j // 2, own, wide(j + 1), Fn.SUB), odd)
+            return cast(guard(0, j, half * 2, rotated, own), out.dtype)
+        upper = guard(half, j, half * 2, turned(t, j - half, own, wide(j - half), Fn.ADD), own)
+        return cast(guard(0, j, half, turned(t, j, own, wide(j + half), Fn.SUB), upper), out.dtype)
+
+    return Nest((out,), fill(out, value), checks=_rope_checks(x, cos, sin))
+
+
+def _rope_checks(x: Buffer, cos: Buffer, sin: Buffer) -> tuple[tuple[int, Type], ...]:
+    tokens, _, size = x.shape
+    half = cos.shape[1] if prove_le(cos.shape[1] * 2, size) else dim_min(cos.shape[1], size // 2)
+    tables = [(i, t) for i, t in ((1, cos), (2, sin)) if not (prove_eq(t.shape[0], tokens) and prove_eq(t.shape[1], half))]
+    return tuple((i, TensorType((tokens, half), F32)) for i, _ in tables)
 
 
 def _rope_numpy(x: Any, cos: Any, sin: Any, *, interleaved: bool) -> Any:

@@ -1,4 +1,5 @@
-"""Products of matrices. Terms are multiplied and summed in f32 whatever the operands' types, and the sum is rounded once."""
+"""Products of matrices. Terms are multiplied and summed in f32 whatever the floats are, and the sum is rounded once; integers are
+multiplied and summed in the result's type."""
 
 from __future__ import annotations
 
@@ -11,43 +12,36 @@ from compiler.ir.dims import Dim
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
 from compiler.ir.loops import Fn, ReduceFn, Scalar
-from compiler.ir.prove import prove_eq, prove_ne
-from compiler.ir.types import ObjectType, TensorType, Type
-from compiler.ops.broadcast import broadcast_shapes, element, output
-from compiler.ops.nest import accumulator, apply, cast, fill, load, reduce
+from compiler.ir.prove import prove_eq
+from compiler.ir.types import TensorType, Type
+from compiler.ops.broadcast import Shape, broadcast_from, broadcast_shapes, element, output
+from compiler.ops.nest import apply, cast, fill, load, reduce
+from compiler.ops.operands import agree, bool_attr, dtype_attr, tensor_operand, wants_float
 from compiler.ops.tables import Nest, Operands, define
 
-
-def contracted(a: Dim, b: Dim) -> Dim:
-    """Two extents that must agree."""
-    if prove_ne(a, b):
-        raise AnnotationError(f"the contracted dimensions are {a} and {b}")
-    return a
-
-
-def _tensor(type_: Type, name: str) -> TensorType:
-    if not isinstance(type_, TensorType):
-        raise AnnotationError(f"{name} is {type_}, wants a tensor")
-    return type_
+F32 = DType.F32
 
 
 def _out_dtype(x: TensorType, attrs: Mapping[str, Any]) -> DType | None:
-    return x.dtype if attrs["out_dtype"] is None else DType(attrs["out_dtype"])
+    return x.dtype if attrs["out_dtype"] is None else dtype_attr(attrs, "out_dtype")
 
 
 # --- linear ------------------------------------------------------------------------------------------------------------
 
 
 def _linear_type(args: tuple[Type, ...], attrs: Mapping[str, Any]) -> Type:
-    if any(isinstance(a, ObjectType) for a in args):
-        return ObjectType()
-    x, w = _tensor(args[0], "x"), _tensor(args[1], "the weight")
+    x = wants_float(tensor_operand(args, 0, "x"), "x")
+    w = tensor_operand(args, 1, "weight", ndim=2, layout="[out, in]")
     dtype = _out_dtype(x, attrs)
+    if x.ndim == 0:
+        raise AnnotationError("x has rank 0, wants at least 1: [..., in]")
+    if len(args) > 2:
+        bias = tensor_operand(args, 2, "bias", ndim=1, layout="[out]")
+        if bias.shape is not None and w.shape is not None:
+            agree(w.shape[0], bias.shape[0], "the length of bias")
     if w.shape is None or x.shape is None:
         return TensorType(None, dtype, x.ndim)
-    if len(w.shape) != 2:
-        raise AnnotationError(f"the weight has rank {len(w.shape)}, wants 2: [out, in]")
-    contracted(x.shape[-1], w.shape[1])
+    agree(w.shape[1], x.shape[-1], "the last dimension of x")
     return TensorType((*x.shape[:-1], w.shape[0]), dtype)
 
 
@@ -58,6 +52,7 @@ def _linear_numpy(x: Any, w: Any, bias: Any = None, *, out_dtype: str | None) ->
 
 
 def _linear_nest(operands: Operands) -> Nest:
+    """out[..., n] = sum(r) x[..., r] * weight[n, r] + bias[n]"""
     out, x, w = output(operands), operands.buffer(0), operands.buffer(1)
     bias = operands.buffer(2) if operands.has(2) else None
 
@@ -66,13 +61,17 @@ def _linear_nest(operands: Operands) -> Nest:
         terms = reduce(
             ReduceFn.SUM,
             (x.shape[-1],),
-            lambda r: apply(Fn.MUL, cast(load(x, *rows, r), DType.F32), cast(load(w, n, r), DType.F32)),
+            lambda r: apply(Fn.MUL, cast(load(x, *rows, r), F32), cast(load(w, n, r), F32)),
         )
-        total = terms if bias is None else apply(Fn.ADD, terms, cast(load(bias, n), DType.F32))
+        total = terms if bias is None else apply(Fn.ADD, terms, cast(load(bias, n), F32))
         return cast(total, out.dtype)
 
-    checks = () if prove_eq(x.shape[-1], w.shape[1]) else ((1, TensorType((w.shape[0], x.shape[-1]), w.dtype)),)
-    return Nest((out,), fill(out, value), checks=checks)
+    checks: list[tuple[int, Type]] = []
+    if not prove_eq(x.shape[-1], w.shape[1]):
+        checks.append((1, TensorType((w.shape[0], x.shape[-1]), w.dtype)))
+    if bias is not None and not prove_eq(bias.shape[0], w.shape[0]):
+        checks.append((2, TensorType((w.shape[0],), bias.dtype)))
+    return Nest((out,), fill(out, value), checks=tuple(checks))
 
 
 LINEAR = define("linear", "x, weight, bias?", _linear_type, _linear_numpy, _linear_nest, {"out_dtype": None})
@@ -81,51 +80,59 @@ LINEAR = define("linear", "x, weight, bias?", _linear_type, _linear_numpy, _line
 # --- matmul ------------------------------------------------------------------------------------------------------------
 
 
+def _matrix(shape: Shape, transposed: bool) -> Shape:
+    """The last two extents as the product sees them."""
+    return (shape[-1], shape[-2]) if transposed else (shape[-2], shape[-1])
+
+
 def _matmul_type(args: tuple[Type, ...], attrs: Mapping[str, Any]) -> Type:
-    if any(isinstance(a, ObjectType) for a in args):
-        return ObjectType()
-    a, b = _tensor(args[0], "a"), _tensor(args[1], "b")
+    a, b = tensor_operand(args, 0, "a"), tensor_operand(args, 1, "b")
     dtype = _out_dtype(a, attrs)
+    flipped = bool_attr(attrs, "transpose_a"), bool_attr(attrs, "transpose_b")
+    if a.dtype is not None and b.dtype is not None and a.dtype.is_float != b.dtype.is_float:
+        raise AnnotationError(f"operands have element types {a.dtype} and {b.dtype}, wants floats or integers; cast one")
+    if DType.BOOL in (a.dtype, b.dtype, dtype):
+        raise AnnotationError("operands or result are bool, wants numbers; cast first")
+    for name, x in (("a", a), ("b", b)):
+        if x.ndim is not None and x.ndim < 2:
+            raise AnnotationError(f"{name} has rank {x.ndim}, wants at least 2")
     if a.shape is None or b.shape is None:
-        known = a.ndim is not None and b.ndim is not None
-        return TensorType(None, dtype, max(a.ndim or 0, b.ndim or 0) if known else None)
-    if len(a.shape) < 2 or len(b.shape) < 2:
-        raise AnnotationError(f"operands have rank {len(a.shape)} and {len(b.shape)}, wants at least 2")
-    m, k = a.shape[-2:][::-1] if attrs["transpose_a"] else a.shape[-2:]
-    k2, n = b.shape[-2:][::-1] if attrs["transpose_b"] else b.shape[-2:]
-    contracted(k, k2)
+        return TensorType(None, dtype, None if a.ndim is None or b.ndim is None else max(a.ndim, b.ndim))
+    (m, k), (k2, n) = _matrix(a.shape, flipped[0]), _matrix(b.shape, flipped[1])
+    agree(k, k2, "the contracted dimension of b")
     batch = broadcast_shapes(a.shape[:-2], b.shape[:-2])
     return TensorType((*batch, m, n), dtype) if batch is not None else TensorType(None, dtype, max(len(a.shape), len(b.shape)))
 
 
 def _matmul_numpy(a: Any, b: Any, *, transpose_a: bool, transpose_b: bool, out_dtype: str | None) -> Any:
     dtype = a.dtype if out_dtype is None else DType(out_dtype).numpy
-    wide = accumulator(DType.from_numpy(a.dtype)).numpy
+    wide = np.float32 if DType.from_numpy(a.dtype).is_float else dtype
     a, b = a.astype(wide), b.astype(wide)
     return np.matmul(np.swapaxes(a, -1, -2) if transpose_a else a, np.swapaxes(b, -1, -2) if transpose_b else b).astype(dtype)
 
 
 def _matmul_nest(operands: Operands) -> Nest:
+    """out[..., m, n] = sum(r) a[..., m, r] * b[..., r, n]"""
     out, a, b = output(operands), operands.buffer(0), operands.buffer(1)
-    attrs = operands.attrs
-    wide = accumulator(a.dtype)
-    length = a.shape[-2] if attrs["transpose_a"] else a.shape[-1]
+    flipped_a, flipped_b = operands.attrs["transpose_a"], operands.attrs["transpose_b"]
+    wide = F32 if a.dtype.is_float else out.dtype
+    _, length = _matrix(a.shape, flipped_a)
 
     def value(*ijk: Dim) -> Scalar:
         *batch, m, n = ijk
 
         def term(r: Dim) -> Scalar:
-            left = (*batch, r, m) if attrs["transpose_a"] else (*batch, m, r)
-            right = (*batch, n, r) if attrs["transpose_b"] else (*batch, r, n)
+            left = (*batch, r, m) if flipped_a else (*batch, m, r)
+            right = (*batch, n, r) if flipped_b else (*batch, r, n)
             return apply(Fn.MUL, cast(element(a, left, a.dtype), wide), cast(element(b, right, b.dtype), wide))
 
         return cast(reduce(ReduceFn.SUM, (length,), term), out.dtype)
 
-    other = b.shape[-1] if attrs["transpose_b"] else b.shape[-2]
-    if prove_eq(length, other):
-        return Nest((out,), fill(out, value))
-    wanted = (*b.shape[:-1], length) if attrs["transpose_b"] else (*b.shape[:-2], length, b.shape[-1])
-    return Nest((out,), fill(out, value), checks=((1, TensorType(wanted, b.dtype)),))
+    n = out.shape[-1]
+    matrices = a.shape[-2:], ((n, length) if flipped_b else (length, n))
+    wanted = [broadcast_from(out.shape[:-2], x.shape[:-2]) + matrix for x, matrix in zip((a, b), matrices, strict=True)]
+    unproved = [i for i, x in enumerate((a, b)) if not all(prove_eq(w, g) for w, g in zip(wanted[i], x.shape, strict=True))]
+    return Nest((out,), fill(out, value), checks=tuple((i, TensorType(wanted[i], (a, b)[i].dtype)) for i in unproved))
 
 
 MATMUL = define(

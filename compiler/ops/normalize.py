@@ -12,26 +12,32 @@ from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
 from compiler.ir.loops import Allocate, Buffer, Fn, ReduceFn, Scalar, Stmt
 from compiler.ir.op import REQUIRED
-from compiler.ir.prove import prove_eq, prove_ne
+from compiler.ir.prove import prove_eq
 from compiler.ir.types import TensorType, Type
 from compiler.ops.broadcast import output
 from compiler.ops.nest import apply, cast, const, fill, index_value, load, reduce, seq
+from compiler.ops.operands import agree, float_attr, tensor_operand, wants_float
 from compiler.ops.tables import Nest, Operands, define
 
 F32 = DType.F32
 
 
 def _like_first(args: tuple[Type, ...], _: Mapping[str, Any]) -> Type:
-    x = args[0]
-    if isinstance(x, TensorType):
-        if x.dtype is not None and not x.dtype.is_float:
-            raise AnnotationError(f"wants floats, has {x.dtype}; cast first")
-        if x.ndim == 0:
-            raise AnnotationError("wants at least one axis, has a tensor of rank 0")
-        for w in args[1:]:
-            if isinstance(w, TensorType) and w.shape and x.shape and prove_ne(w.shape[0], x.shape[-1]):
-                raise AnnotationError(f"the last dimension is {x.shape[-1]}, the weight has {w.shape[0]}")
+    """The annotation of x; weights are vectors as long as its rows."""
+    x = wants_float(tensor_operand(args, 0, "x"), "x")
+    if x.ndim == 0:
+        raise AnnotationError("x has rank 0, wants at least one axis")
+    for i in range(1, len(args)):
+        weight = wants_float(tensor_operand(args, i, f"operand {i}", ndim=1), f"operand {i}")
+        if x.shape is not None and weight.shape is not None:
+            agree(x.shape[-1], weight.shape[0], f"the length of operand {i}")
     return x
+
+
+def _norm(args: tuple[Type, ...], attrs: Mapping[str, Any]) -> Type:
+    for name in attrs:
+        float_attr(attrs, name)
+    return _like_first(args, attrs)
 
 
 def _row(x: Buffer) -> tuple[Dim, ...]:
@@ -161,12 +167,13 @@ def _rms_numpy(x: Any, w: Any, *, eps: float, weight_offset: float) -> Any:
     return (wide * scale * (w.astype(np.float32) + np.float32(weight_offset))).astype(x.dtype)
 
 
-RMS_NORM = define("rms_norm", "x, weight", _like_first, _rms_numpy, _rms_nest, {"eps": REQUIRED, "weight_offset": 0.0})
+RMS_NORM = define("rms_norm", "x, weight", _norm, _rms_numpy, _rms_nest, {"eps": REQUIRED, "weight_offset": 0.0})
 
 
 def _layer_nest(operands: Operands) -> Nest:
     """out = (x - mean) / sqrt(variance + eps) * weight + bias"""
-    out, x, w, b = output(operands), operands.buffer(0), operands.buffer(1), operands.buffer(2)
+    out, x, w = output(operands), operands.buffer(0), operands.buffer(1)
+    bias = operands.buffer(2) if operands.has(2) else None
     eps = const(operands.attrs["eps"], F32)
     mean, scale = _stat("mean", x), _stat("scale", x)
 
@@ -183,17 +190,19 @@ def _layer_nest(operands: Operands) -> Nest:
     def value(*ijk: Dim) -> Scalar:
         row, j = ijk[:-1], ijk[-1]
         normed = apply(Fn.MUL, centred(cast(load(x, *ijk), F32), *row), load(scale, *row))
-        return cast(apply(Fn.ADD, apply(Fn.MUL, normed, cast(load(w, j), F32)), cast(load(b, j), F32)), out.dtype)
+        weighted = apply(Fn.MUL, normed, cast(load(w, j), F32))
+        return cast(weighted if bias is None else apply(Fn.ADD, weighted, cast(load(bias, j), F32)), out.dtype)
 
     average = fill(mean, lambda *row: apply(Fn.DIV, _fold(ReduceFn.SUM, x, row, lambda v: v), _length(x)))
     return Nest((out,), _program([mean, scale], average, fill(scale, spread), fill(out, value)), checks=_weighted(operands))
 
 
-def _layer_numpy(x: Any, w: Any, b: Any, *, eps: float) -> Any:
+def _layer_numpy(x: Any, w: Any, bias: Any = None, *, eps: float) -> Any:
     wide = x.astype(np.float32)
     centred = wide - wide.mean(-1, keepdims=True)
     scale = 1 / np.sqrt(np.mean(centred * centred, -1, keepdims=True) + np.float32(eps))
-    return (centred * scale * w.astype(np.float32) + b.astype(np.float32)).astype(x.dtype)
+    weighted = centred * scale * w.astype(np.float32)
+    return (weighted if bias is None else weighted + bias.astype(np.float32)).astype(x.dtype)
 
 
-LAYER_NORM = define("layer_norm", "x, weight, bias", _like_first, _layer_numpy, _layer_nest, {"eps": REQUIRED})
+LAYER_NORM = define("layer_norm", "x, weight, bias?", _norm, _layer_numpy, _layer_nest, {"eps": REQUIRED})
