@@ -8,10 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
-from typing import Protocol
+from collections.abc import Sequence
 
 import msgspec
 
@@ -31,9 +28,21 @@ from server.errors import (
     SHUTTING_DOWN,
     ApiError,
 )
-from server.handle import LoadError, ProgressCallback, Tokenizer, WorkerHandle
+from server.handle import LoadError, ProgressCallback
 from server.messages import Ready
-from server.metrics import ENGINE, Metrics, ModelReading
+from server.metrics import ENGINE, Metrics
+from server.model import (
+    SERVING,
+    CompileCache,
+    Footprint,
+    Loaded,
+    LoadTokenizer,
+    MakeWorker,
+    Model,
+    ModelState,
+    Preflight,
+    Unloaded,
+)
 from server.operations import Operation, Operations, OperationState
 from server.resident import resident_bytes
 from server.settings import ServerSettings
@@ -41,90 +50,6 @@ from server.state import ModelSpec, SavedState, read_state, write_state
 from server.text.dialect import Dialect
 
 log = logging.getLogger(__name__)
-
-SERVING = ("ready", "restarting")  # a worker that restarts keeps its requests
-
-MakeWorker = Callable[[ModelSpec, ProgressCallback], WorkerHandle]
-LoadTokenizer = Callable[[str], Tokenizer]
-
-
-class ModelState(StrEnum):
-    LOADING = "loading"
-    READY = "ready"
-    DRAINING = "draining"
-
-
-@dataclass(frozen=True, slots=True)
-class Footprint:
-    """The memory a load will take, from the compiler's plan."""
-
-    weights_bytes: int
-    arena_bytes: int
-    kv_cache_bytes: int
-    page_bytes: int  # of one KV page
-    cache_hit: bool = False
-
-    @property
-    def total_bytes(self) -> int:
-        return self.weights_bytes + self.arena_bytes + self.kv_cache_bytes
-
-
-class CachedModel(msgspec.Struct, frozen=True):
-    """A compiled model on disk."""
-
-    signature: str
-    size_bytes: int
-    used_at: float
-
-
-class CompileCache(Protocol):
-    def entries(self) -> Sequence[CachedModel]: ...
-
-    def clear(self, *, keep: frozenset[str]) -> int:
-        """Remove what is not in `keep`; the bytes that gave."""
-        ...
-
-
-Preflight = Callable[[ModelSpec], Awaitable[Footprint]]  # raises LoadError
-
-
-@dataclass(slots=True)
-class Loaded:
-    """What exists once a model is ready."""
-
-    worker: WorkerHandle
-    ready: Ready
-    tokenizer: Tokenizer
-    dialect: Dialect
-    admission: Admission
-
-
-@dataclass(slots=True)
-class Model:
-    spec: ModelSpec
-    operation: Operation
-    state: ModelState = ModelState.LOADING
-    loaded: Loaded | None = None
-    created: int = field(default_factory=lambda: int(time.time()))
-
-    @property
-    def bytes_by_part(self) -> dict[str, int]:
-        if self.loaded is None:
-            return {}
-        ready = self.loaded.ready
-        return {"weights": ready.weights_bytes, "arena": ready.arena_bytes, "kv_cache": ready.kv_cache_bytes}
-
-    @property
-    def total_bytes(self) -> int:
-        return sum(self.bytes_by_part.values())
-
-
-@dataclass(frozen=True, slots=True)
-class Unloaded:
-    name: str
-    freed_bytes: int  # by the plan
-    resident_before_bytes: int  # of this process and its workers, as the kernel counts
-    resident_after_bytes: int
 
 
 class Registry:
@@ -153,7 +78,7 @@ class Registry:
         self._aliases: dict[str, str] = {}
         self._kept: dict[str, ModelSpec] = {}  # what the state file holds: loaded, or to be tried again at the next start
         self._load_turn = asyncio.Lock()  # one load at a time, so that each sees the memory the last one left
-        self.metrics.watch(self._readings)
+        self.metrics.watch(lambda: [model.reading for model in self._models.values()])
 
     # --- life of the whole ---------------------------------------------------------------------------------------------
 
@@ -177,14 +102,8 @@ class Registry:
     def ready(self) -> bool:
         """Whether a load balancer should send requests here."""
         starting = any(operation.state is OperationState.RUNNING for operation in self._starting)
-        conditions = [self.condition(model) for model in self._models.values()]
+        conditions = [model.condition for model in self._models.values()]
         return not (self.closing or starting) and (not conditions or any(c in SERVING for c in conditions))
-
-    def condition(self, model: Model) -> str:
-        """The model's state, or its worker's where that says more."""
-        if model.state is ModelState.READY and model.loaded is not None:
-            return model.loaded.worker.state.value
-        return model.state.value
 
     # --- looking up ----------------------------------------------------------------------------------------------------
 
@@ -432,26 +351,6 @@ class Registry:
         self.metrics.cache.labels(*labels, ready.signature, "hit" if ready.cache_hit else "miss").inc()
         for stage, spent_s in model.operation.stages.items():
             self.metrics.stage_s.labels(*labels, stage).observe(spent_s)
-
-    def _readings(self) -> Iterable[ModelReading]:
-        for model in self._models.values():
-            if model.loaded is None:
-                yield ModelReading(model.spec.name, model.state)
-                continue
-            worker, stats = model.loaded.worker, model.loaded.worker.stats
-            yield ModelReading(
-                model.spec.name,
-                model.state,
-                num_running=stats.num_running if stats else 0,
-                num_waiting=stats.num_waiting if stats else 0,
-                kv_usage=stats.num_pages_used / max(1, stats.num_pages) if stats else 0.0,
-                num_preemptions=stats.num_preemptions if stats else 0,
-                prefix_queries=stats.prefix_queries if stats else 0,
-                prefix_hits=stats.prefix_hits if stats else 0,
-                restarts=worker.restarts,
-                resubmitted=worker.resubmitted,
-                bytes_by_part=model.bytes_by_part,
-            )
 
 
 def _same_load(ours: ModelSpec, asked: ModelSpec) -> bool:

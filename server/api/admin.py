@@ -16,8 +16,9 @@ from server.api.prepare import invalid
 from server.api.routes import new_router
 from server.api.sse import EventStream
 from server.errors import CACHE_UNAVAILABLE, OPERATION_NOT_FOUND, ApiError
+from server.model import Model
 from server.operations import Operation, OperationState
-from server.registry import Model, Registry
+from server.registry import Registry
 from server.resident import resident_bytes
 from server.settings import ServerSettings
 from server.sources import resolve
@@ -198,7 +199,7 @@ async def dry_run(spec: ModelSpec, registry: Registry) -> dict[str, object]:
 def describe_fully(model: Model, registry: Registry) -> dict[str, object]:
     described: dict[str, object] = {
         **describe(model, registry),
-        "state": registry.condition(model),
+        "state": model.condition,
         "source": model.spec.source,
         "quantize": model.spec.quantize,
         "pin": model.spec.pin,

@@ -15,7 +15,7 @@ from server.api.context import Context
 from server.api.fields import Options
 from server.api.prepare import invalid
 from server.api.routes import new_router
-from server.registry import ModelState
+from server.model import ModelState
 
 TRITON_STATES = {ModelState.LOADING: "LOADING", ModelState.READY: "READY", ModelState.DRAINING: "UNLOADING"}
 LLAMA_STATES = {ModelState.LOADING: "loading", ModelState.READY: "loaded", ModelState.DRAINING: "unloaded"}

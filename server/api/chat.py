@@ -30,7 +30,7 @@ from server.api.routes import new_router
 from server.api.schema import ChatBody, NamedTool, Tool
 from server.errors import NO_CHAT_TEMPLATE, TEMPLATE_FAILED, ApiError
 from server.messages import Constraint
-from server.registry import Loaded, Model
+from server.model import Loaded, Model
 from server.settings import ServerSettings
 from server.text.answer import AnswerRules
 from server.text.grammar import ToolSchema, behind_thoughts, forced_calls

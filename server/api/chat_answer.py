@@ -15,7 +15,7 @@ from server.api.prepare import ChatPlan
 from server.api.respond import fingerprint
 from server.api.schema import ChatBody
 from server.messages import TokenLogprob
-from server.registry import Loaded, Model
+from server.model import Loaded, Model
 from server.text.answer import AnswerParser, AnswerRules
 from server.text.parts import CallArguments, CallStart, Content, Part, Reasoning
 

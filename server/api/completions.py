@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
 
-import msgspec
 from fastapi import APIRouter, Request, Response
 
-from server.api.context import Caller, Context, caller, new_id
+from server.api.completion_answer import CompletionAnswer
+from server.api.context import Caller, Context, caller
 from server.api.fields import check_unknown
-from server.api.generate import Generation, Job, Step, TokenEntry, Usage
-from server.api.logprobs import LogprobWriter
+from server.api.generate import Generation, Job
 from server.api.prepare import (
     check_ids,
     constraint_of,
@@ -27,18 +22,14 @@ from server.api.prepare import (
     seed_of,
     truncate,
 )
-from server.api.respond import fingerprint, respond, response_headers
+from server.api.respond import respond, response_headers
 from server.api.routes import new_router
 from server.api.schema import CompletionBody
 from server.handle import Tokenizer
-from server.messages import TokenLogprob
-from server.registry import Loaded, Model
+from server.model import Loaded, Model
 from server.settings import ServerSettings
-from server.text.detokenize import Detokenizer, StopRules
 
 DEFAULT_MAX_TOKENS = 16  # of the API
-
-encode = msgspec.json.encode
 
 
 def router(context: Context) -> APIRouter:
@@ -127,220 +118,3 @@ def _check_fields(body: CompletionBody, num_choices: int, settings: ServerSettin
         raise invalid("best_of", "best_of is greater than n and stream is true; the best is known only at the end")
     if body.max_tokens == 0 and not body.echo:
         raise invalid("max_tokens", "max_tokens is 0 and echo is not true; nothing would be answered")
-
-
-@dataclass(slots=True)
-class _Choice:
-    index: int
-    text: list[str] = field(default_factory=list)
-    entries: list[TokenEntry] = field(default_factory=list)
-    token_ids: list[int] = field(default_factory=list)
-    finish: str | None = None
-    stop_reason: str | int | None = None
-
-    @property
-    def mean_logprob(self) -> float:
-        return sum(entry.logprob.logprob for entry in self.entries) / max(1, len(self.entries))
-
-
-@dataclass(slots=True)
-class _Prompt:
-    """A prompt that is echoed: its text, and what it is made of."""
-
-    ids: Sequence[int]
-    text: str
-    starts: Sequence[int]
-    logprobs: tuple[TokenLogprob | None, ...] = ()
-
-    @classmethod
-    def of(cls, ids: Sequence[int], tokenizer: Tokenizer) -> _Prompt:
-        detokenizer = Detokenizer(tokenizer, StopRules())
-        text = detokenizer.push(ids)
-        return cls(ids, text, detokenizer.token_starts)
-
-
-class CompletionAnswer:
-    """One answer, as chunks or as a whole."""
-
-    def __init__(self, body: CompletionBody, jobs: Sequence[Job], generations: Sequence[Generation], model: Model, loaded: Loaded) -> None:
-        self._body = body
-        self._generations = generations
-        self._per_prompt = jobs[0].submit.num_choices
-        self._prompts = [_Prompt.of(job.submit.prompt_ids, loaded.tokenizer) for job in jobs] if body.echo else []
-        self._prompt_ids = [job.submit.prompt_ids for job in jobs]
-        self._prompt_logprobs: dict[int, tuple[TokenLogprob | None, ...]] = {}
-        self._choices = [_Choice(index) for index in range(len(jobs) * self._per_prompt)]
-        self._writer = LogprobWriter(loaded.tokenizer, as_ids=bool(body.return_tokens_as_token_ids))
-        self._envelope: dict[str, object] = {
-            "id": new_id("cmpl"),
-            "object": "text_completion",
-            "created": int(time.time()),
-            "model": body.model or model.spec.name,
-            "system_fingerprint": fingerprint(loaded),
-        }
-        options = body.stream_options
-        self._usage_at_end = options is not None and options.include_usage
-        self._usage_always = options is not None and options.continuous_usage_stats
-
-    @property
-    def usage(self) -> Usage:
-        parts = [generation.usage for generation in self._generations]
-        return Usage(
-            sum(usage.prompt_tokens for usage in parts),
-            sum(usage.completion_tokens for usage in parts) if self._body.max_tokens != 0 else 0,
-            sum(usage.cached_tokens for usage in parts),
-        )
-
-    async def whole(self) -> bytes:
-        async with aclosing(self._steps()) as steps:
-            async for step in steps:
-                choice = self._choices[step.choice]
-                self._take(choice, step)
-                choice.text.append(step.text)
-                choice.entries += step.entries
-                choice.token_ids += step.token_ids
-        answer = {
-            **self._envelope,
-            "choices": [self._describe(index, choice) for index, choice in enumerate(self._best())],
-            "usage": self.usage.describe(),
-        }
-        return encode(answer)
-
-    async def chunks(self) -> AsyncGenerator[bytes, None]:
-        head = encode(self._envelope)[:-1] + b',"choices":['
-        tail = b'],"usage":null}' if self._usage_at_end and not self._usage_always else b"]}"
-        opened: set[int] = set()
-        async with aclosing(self._steps()) as steps:
-            async for step in steps:
-                choice = self._choices[step.choice]
-                self._take(choice, step)
-                if self._usage_always:
-                    tail = b'],"usage":' + encode(self.usage.describe()) + b"}"
-                if step.choice not in opened:
-                    opened.add(step.choice)
-                    if self._prompts or step.prompt_logprobs or self._body.return_token_ids:
-                        yield head + self._opening(step) + tail
-                if step.text and choice.finish is None and not step.entries and not self._body.return_token_ids:
-                    yield b'%b{"index":%d,"text":%b,"logprobs":null,"finish_reason":null}%b' % (
-                        head,
-                        step.choice,
-                        encode(step.text),
-                        tail,
-                    )
-                elif step.text or step.entries or choice.finish is not None or self._body.return_token_ids:
-                    yield head + self._chunk(choice, step) + tail
-        if self._usage_at_end or self._usage_always:
-            yield head + b'],"usage":' + encode(self.usage.describe()) + b"}"
-
-    async def _steps(self) -> AsyncGenerator[Step, None]:
-        """The steps of all prompts, with choices numbered through."""
-        if len(self._generations) == 1:
-            async with aclosing(self._generations[0].steps()) as steps:
-                async for step in steps:
-                    yield step
-            return
-        arrived: asyncio.Queue[Step | BaseException | None] = asyncio.Queue(maxsize=64)
-
-        async def forward(generation: Generation, first_choice: int) -> None:
-            try:
-                async with aclosing(generation.steps()) as steps:
-                    async for step in steps:
-                        await arrived.put(replace(step, choice=first_choice + step.choice))
-                await arrived.put(None)
-            except Exception as error:
-                await arrived.put(error)
-
-        tasks = [asyncio.create_task(forward(generation, index * self._per_prompt)) for index, generation in enumerate(self._generations)]
-        try:
-            num_open = len(tasks)
-            while num_open:
-                match await arrived.get():
-                    case Step() as step:
-                        yield step
-                    case None:
-                        num_open -= 1
-                    case error:
-                        raise error
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-    def _take(self, choice: _Choice, step: Step) -> None:
-        if step.prompt_logprobs:
-            self._prompt_logprobs[step.choice // self._per_prompt] = step.prompt_logprobs
-        if step.finish is not None:
-            choice.finish = step.finish
-            choice.stop_reason = step.stop_reason
-
-    def _best(self) -> list[_Choice]:
-        """`n` of each prompt's choices: all, or those whose tokens were most probable."""
-        wanted, best = self._body.n or 1, list[_Choice]()
-        for first in range(0, len(self._choices), self._per_prompt):
-            group = self._choices[first : first + self._per_prompt]
-            best += sorted(group, key=lambda choice: -choice.mean_logprob)[:wanted] if wanted < len(group) else group
-        return best
-
-    def _opening(self, step: Step) -> bytes:
-        prompt_index = step.choice // self._per_prompt
-        opening: dict[str, object] = {
-            "index": step.choice,
-            "text": self._prompts[prompt_index].text if self._prompts else "",
-            "logprobs": self._echo(prompt_index),
-            "finish_reason": None,
-        }
-        if self._body.prompt_logprobs is not None:
-            opening["prompt_logprobs"] = self._writer.prompt(self._prompt_logprobs.get(prompt_index, ()))
-        if self._body.return_token_ids:
-            opening["prompt_token_ids"] = self._prompt_ids[prompt_index]
-        return encode(opening)
-
-    def _chunk(self, choice: _Choice, step: Step) -> bytes:
-        silent = self._body.max_tokens == 0
-        chunk: dict[str, object] = {
-            "index": step.choice,
-            "text": "" if silent else step.text,
-            "logprobs": self._logprobs(step.choice, step.entries),
-            "finish_reason": choice.finish,
-        }
-        if choice.finish is not None:
-            chunk["stop_reason"] = choice.stop_reason
-        if self._body.return_token_ids:
-            chunk["token_ids"] = () if silent else step.token_ids
-        return encode(chunk)
-
-    def _describe(self, index: int, choice: _Choice) -> dict[str, object]:
-        prompt_index = choice.index // self._per_prompt
-        silent = self._body.max_tokens == 0
-        text = "" if silent else "".join(choice.text)
-        logprobs = self._logprobs(choice.index, choice.entries)
-        if self._prompts:
-            text = self._prompts[prompt_index].text + text
-            if logprobs is not None and (echo := self._echo(prompt_index)) is not None:
-                logprobs = {name: echo[name] + values for name, values in logprobs.items()}
-        described: dict[str, object] = {
-            "index": index,
-            "text": text,
-            "logprobs": logprobs,
-            "finish_reason": choice.finish,
-            "stop_reason": choice.stop_reason,
-        }
-        if self._body.prompt_logprobs is not None:
-            described["prompt_logprobs"] = self._writer.prompt(self._prompt_logprobs.get(prompt_index, ()))
-        if self._body.return_token_ids:
-            described["prompt_token_ids"] = self._prompt_ids[prompt_index]
-            described["token_ids"] = [] if silent else choice.token_ids
-        return described
-
-    def _logprobs(self, choice: int, entries: Sequence[TokenEntry]) -> dict[str, list[object]] | None:
-        if self._body.logprobs is None:
-            return None
-        shift = len(self._prompts[choice // self._per_prompt].text) if self._prompts else 0
-        return self._writer.completion(() if self._body.max_tokens == 0 else entries, shift=shift)
-
-    def _echo(self, prompt_index: int) -> dict[str, list[object]] | None:
-        read = self._prompt_logprobs.get(prompt_index)
-        if self._body.logprobs is None or read is None or not self._prompts:
-            return None
-        prompt = self._prompts[prompt_index]
-        return self._writer.echo(prompt.ids, prompt.starts, read)

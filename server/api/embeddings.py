@@ -31,7 +31,7 @@ from server.errors import (
 from server.handle import RequestError
 from server.messages import Embed
 from server.metrics import ENGINE
-from server.registry import Loaded, Model
+from server.model import Loaded, Model
 from server.settings import ServerSettings
 
 Vector = NDArray[np.float32]

@@ -11,7 +11,7 @@ from server.errors import BY_CODE, DEADLINE_EXCEEDED, GENERATION_FAILED, QUEUE_F
 from server.handle import RequestError
 from server.messages import FinishReason, Submit, TokenEvent, TokenLogprob
 from server.metrics import RequestMetrics
-from server.registry import Loaded
+from server.model import Loaded
 from server.text.detokenize import Detokenizer, StopRules
 
 DEADLINE_GRACE_S = 1.0  # the worker keeps deadlines; this is for a worker that does not come to it

@@ -27,7 +27,7 @@ def router(context: Context) -> APIRouter:
     @routes.get("/v2/health/ready", include_in_schema=False)
     async def ready() -> JSONResponse:
         """200 when requests should be sent here, 503 while loading, draining, or without a working model."""
-        models = {model.spec.name: registry.condition(model) for model in registry.models()}
+        models = {model.spec.name: model.condition for model in registry.models()}
         status = "ok" if registry.ready else "shutting down" if registry.closing else "unavailable"
         return JSONResponse({"status": status, "models": models}, 200 if registry.ready else 503)
 

@@ -8,7 +8,8 @@ from fastapi import APIRouter, Response
 from server.api.context import Context
 from server.api.prepare import context_of
 from server.api.routes import new_router
-from server.registry import Model, ModelState, Registry
+from server.model import Model, ModelState
+from server.registry import Registry
 
 
 def router(context: Context) -> APIRouter:

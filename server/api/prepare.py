@@ -16,7 +16,7 @@ from server.api.schema import GenerationBody, JsonObject, ResponseFormat
 from server.errors import CONTEXT_LENGTH_EXCEEDED, INVALID_SCHEMA, INVALID_VALUE, NOT_A_GENERATOR, ApiError
 from server.handle import Tokenizer
 from server.messages import Constraint, ConstraintKind, SamplingParams, Submit
-from server.registry import Loaded, Model
+from server.model import Loaded, Model
 from server.settings import ServerSettings
 from server.text.answer import AnswerRules
 from server.text.detokenize import StopRules

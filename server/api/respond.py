@@ -11,7 +11,7 @@ from fastapi import Request, Response
 from server.api.fields import ignored_header
 from server.api.sse import EventStream
 from server.errors import CLIENT_CLOSED, ApiError
-from server.registry import Loaded
+from server.model import Loaded
 from server.settings import ServerSettings
 
 T = TypeVar("T")

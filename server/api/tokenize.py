@@ -13,7 +13,7 @@ from server.api.fields import check_unknown, ignored_header
 from server.api.prepare import check_ids, context_of, invalid, off_loop
 from server.api.routes import new_router
 from server.api.schema import ChatBody, DetokenizeBody, TokenizeBody
-from server.registry import Loaded
+from server.model import Loaded
 
 
 def router(context: Context) -> APIRouter:

@@ -16,8 +16,9 @@ import pytest
 
 from server.app import create_app
 from server.listen import Server
+from server.model import Footprint
 from server.null import ByteTokenizer, NullScript, NullWorker
-from server.registry import Footprint, Registry
+from server.registry import Registry
 from server.settings import ServerSettings
 from server.state import ModelSpec
 

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from server.handle import LoadError
+from server.model import Footprint
 from server.null import NullScript
-from server.registry import Footprint
 from server.state import ModelSpec, SavedState
 
 GIB = 1 << 30

@@ -1,6 +1,7 @@
-"""What a step costs besides the device: `python tests/server/engine/host_cost.py [streams] [vocabulary] [temperature]`.
+"""What a step costs besides the device: `python -m tests.server.engine.host_cost [streams] [vocabulary] [temperature] [device ms]`.
 
-The model returns the same logits at once, so all the time there is, is the engine's. Prints microseconds per step of decoding.
+The model gives the same logits every time, after sleeping as long as the device is pretended to take. Prints microseconds per step
+of decoding by part, then the share of step time that is not the device's, for the plain engine and the overlapped one.
 """
 
 from __future__ import annotations
@@ -11,40 +12,45 @@ import time
 import numpy as np
 
 from runtime.step import StepBatch, StepLimits
-from server.engine.loop import Engine
+from server.engine.loop import Engine, OverlappedEngine
 from server.messages import SamplingParams, Submit
 
-NUM_STEPS = 300
+NUM_STEPS = 200
 
 
-class InstantModel:
-    def __init__(self, limits: StepLimits) -> None:
+class SleepingModel:
+    def __init__(self, limits: StepLimits, device_s: float) -> None:
         self.limits = limits
+        self._device_s = device_s
         self._logits = np.random.default_rng(0).normal(0, 3, (limits.max_seqs, limits.vocab_size)).astype(np.float32)
 
     def run(self, batch: StepBatch) -> np.ndarray:
+        if self._device_s:
+            time.sleep(self._device_s)
         return self._logits[: len(batch.logit_rows)]
 
     def copy_page(self, source: int, target: int) -> None:
         raise AssertionError("nothing is shared here")
 
 
-def main(num_streams: int = 64, vocab_size: int = 151_936, temperature: float = 0.0) -> None:
+def decoding(engine_class: type[Engine], num_streams: int, vocab_size: int, temperature: float, device_s: float) -> Engine:
+    """An engine with all prompts computed."""
     limits = StepLimits(vocab_size, 4096, 512, num_streams, num_streams * 40 + 1)
-    engine = Engine(InstantModel(limits), lambda message: None)
+    engine = engine_class(SleepingModel(limits, device_s), lambda message: None)
     for i in range(num_streams):
         prompt = tuple(np.random.default_rng(i).integers(0, vocab_size, 128).tolist())
-        params = SamplingParams(max_tokens=NUM_STEPS + 100, temperature=temperature, ignore_eos=True, seed=i)
+        params = SamplingParams(max_tokens=NUM_STEPS + 200, temperature=temperature, ignore_eos=True, seed=i)
         engine.submit(Submit(str(i), prompt, params))
-    while engine.scheduler.num_waiting or len(engine.scheduler.queue):
+    while len(engine.scheduler.running) < num_streams or len(engine.scheduler.queue):
         engine.step()
+    return engine
+
+
+def main(num_streams: int = 64, vocab_size: int = 151_936, temperature: float = 0.0, device_ms: float = 20.0) -> None:
+    engine = decoding(Engine, num_streams, vocab_size, temperature, 0.0)
     spent: dict[str, float] = {}
-    for owner, name in (
-        (engine.scheduler, "schedule"),
-        (engine._batches, "build"),
-        (engine._sampler, "sample"),
-        (engine, "_publish"),
-    ):
+    parts = {"schedule": engine.scheduler, "build": engine._batches, "sample": engine._sampler, "_publish": engine}
+    for name, owner in parts.items():
         timed(owner, name, spent)
     began = time.perf_counter()
     for _ in range(NUM_STEPS):
@@ -52,6 +58,14 @@ def main(num_streams: int = 64, vocab_size: int = 151_936, temperature: float = 
     spent["step"] = time.perf_counter() - began
     figures = "  ".join(f"{name.strip('_')} {total / NUM_STEPS * 1e6:.0f}" for name, total in spent.items())
     print(f"{num_streams} streams, vocabulary {vocab_size}, temperature {temperature:g}: {figures} us")
+    for engine_class in (Engine, OverlappedEngine):
+        engine = decoding(engine_class, num_streams, vocab_size, temperature, device_ms / 1e3)
+        before = engine.timing.step_s, engine.timing.kernel_s
+        for _ in range(NUM_STEPS // 4):
+            engine.step()
+        step_s, kernel_s = engine.timing.step_s - before[0], engine.timing.kernel_s - before[1]
+        print(f"  {engine_class.__name__}, device {device_ms:g} ms: host share {1 - kernel_s / step_s:.1%}")
+        engine.close()
 
 
 def timed(owner: object, name: str, spent: dict[str, float]) -> None:
@@ -68,4 +82,4 @@ def timed(owner: object, name: str, spent: dict[str, float]) -> None:
 
 
 if __name__ == "__main__":
-    main(*(int(a) for a in sys.argv[1:3]), *(float(a) for a in sys.argv[3:4]))
+    main(*(int(a) for a in sys.argv[1:3]), *(float(a) for a in sys.argv[3:5]))

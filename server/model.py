@@ -1,0 +1,133 @@
+"""A model of this server from the outside: how it is asked for, what it takes, and what exists once it is loaded."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+import msgspec
+
+from server.admission import Admission
+from server.handle import ProgressCallback, Tokenizer, WorkerHandle
+from server.messages import Ready
+from server.metrics import ModelReading
+from server.operations import Operation
+from server.state import ModelSpec
+from server.text.dialect import Dialect
+
+MakeWorker = Callable[[ModelSpec, ProgressCallback], WorkerHandle]
+LoadTokenizer = Callable[[str], Tokenizer]
+
+
+SERVING = ("ready", "restarting")  # a worker that restarts keeps its requests
+
+
+class ModelState(StrEnum):
+    LOADING = "loading"
+    READY = "ready"
+    DRAINING = "draining"
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """The memory a load will take, from the compiler's plan."""
+
+    weights_bytes: int
+    arena_bytes: int
+    kv_cache_bytes: int
+    page_bytes: int  # of one KV page
+    cache_hit: bool = False
+
+    @property
+    def total_bytes(self) -> int:
+        return self.weights_bytes + self.arena_bytes + self.kv_cache_bytes
+
+
+class CachedModel(msgspec.Struct, frozen=True):
+    """A compiled model on disk."""
+
+    signature: str
+    size_bytes: int
+    used_at: float
+
+
+class CompileCache(Protocol):
+    def entries(self) -> Sequence[CachedModel]: ...
+
+    def clear(self, *, keep: frozenset[str]) -> int:
+        """Remove what is not in `keep`; the bytes that gave."""
+        ...
+
+
+Preflight = Callable[[ModelSpec], Awaitable[Footprint]]  # raises LoadError
+
+
+@dataclass(slots=True)
+class Loaded:
+    """What exists once a model is ready."""
+
+    worker: WorkerHandle
+    ready: Ready
+    tokenizer: Tokenizer
+    dialect: Dialect
+    admission: Admission
+
+
+@dataclass(slots=True)
+class Model:
+    spec: ModelSpec
+    operation: Operation
+    state: ModelState = ModelState.LOADING
+    loaded: Loaded | None = None
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def bytes_by_part(self) -> dict[str, int]:
+        if self.loaded is None:
+            return {}
+        ready = self.loaded.ready
+        return {"weights": ready.weights_bytes, "arena": ready.arena_bytes, "kv_cache": ready.kv_cache_bytes}
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(self.bytes_by_part.values())
+
+    @property
+    def condition(self) -> str:
+        """The model's state, or its worker's where that says more."""
+        if self.state is ModelState.READY and self.loaded is not None:
+            return self.loaded.worker.state.value
+        return self.state.value
+
+    @property
+    def reading(self) -> ModelReading:
+        """What a scrape shows."""
+        if self.loaded is None:
+            return ModelReading(self.spec.name, self.state)
+        worker, stats = self.loaded.worker, self.loaded.worker.stats
+        restarts = {"restarts": worker.restarts, "resubmitted": worker.resubmitted}
+        if stats is None:
+            return ModelReading(self.spec.name, self.condition, **restarts, bytes_by_part=self.bytes_by_part)
+        return ModelReading(
+            self.spec.name,
+            self.condition,
+            num_running=stats.num_running,
+            num_waiting=stats.num_waiting,
+            kv_usage=stats.num_pages_used / max(1, stats.num_pages),
+            num_preemptions=stats.num_preemptions,
+            prefix_queries=stats.prefix_queries,
+            prefix_hits=stats.prefix_hits,
+            **restarts,
+            bytes_by_part=self.bytes_by_part,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Unloaded:
+    name: str
+    freed_bytes: int  # by the plan
+    resident_before_bytes: int  # of this process and its workers, as the kernel counts
+    resident_after_bytes: int
