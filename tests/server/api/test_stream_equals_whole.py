@@ -1,0 +1,153 @@
+"""The stream put together is the whole answer: for every cut of the tokens, every stop string, every number of choices."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from server.admission import Admission
+from server.api.chat import plan_chat
+from server.api.chat_answer import ChatAnswer
+from server.api.completion_answer import CompletionAnswer
+from server.api.completions import plan_completion
+from server.api.context import Caller
+from server.api.generate import Generation
+from server.api.schema import ChatBody, CompletionBody
+from server.messages import Submit, TokenEvent
+from server.metrics import Metrics, RequestMetrics
+from server.model import Loaded, Model
+from server.null import ByteTokenizer, NullScript, NullWorker
+from server.operations import Operation
+from server.settings import ServerSettings
+from server.state import ModelSpec
+from server.text.dialect import Dialect
+
+SERIES = RequestMetrics(Metrics(), "null")
+CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "ß"}}\n</tool_call>'
+WORDS = ["<think>", "</think>", CALL, "<tool_call>", "STOP", "ST", "a", "b ", "ß", "€", "\n", "🙂", "{", '"']
+
+answers = st.lists(st.sampled_from(WORDS) | st.text(max_size=3), max_size=6).map(lambda parts: "".join(parts).encode(errors="replace"))
+raw = st.binary(max_size=12)
+sizes = st.lists(st.integers(1, 6), max_size=30)
+stops = st.lists(st.sampled_from(["STOP", "a", "ß€", "</think>", "\n"]), max_size=2, unique=True)
+
+
+class Shuffled(NullWorker):
+    """Answers with given bytes, cut as told, the choices' events in any order, some on their way after an abort."""
+
+    def __init__(self, answers: list[bytes], cuts: list[int], order: list[int]) -> None:
+        super().__init__(NullScript(answer=lambda _submit, choice: list(cut(answers[choice], cuts))))
+        self.order = order
+
+    async def generate(self, submit: Submit) -> AsyncGenerator[TokenEvent, None]:
+        queues: dict[int, list[TokenEvent]] = {}
+        async for event in super().generate(submit):
+            queues.setdefault(event.choice, []).append(event)
+        order = iter(self.order)
+        while queues:
+            choice = sorted(queues)[next(order, 0) % len(queues)]
+            yield queues[choice].pop(0)
+            if not queues[choice]:
+                del queues[choice]
+
+
+def cut(data: bytes, cuts: list[int]) -> list[list[int]]:
+    pieces, at, sizes = [], 0, iter(cuts)
+    while at < len(data):
+        size = next(sizes, 1)
+        pieces.append(list(data[at : at + size]))
+        at += size
+    return pieces or [[]]
+
+
+def loaded(worker: NullWorker) -> tuple[Model, Loaded]:
+    ready = asyncio.run(worker.start())
+    admission = Admission("null", max_running=64, max_queued=64, max_queued_tokens=1 << 20)
+    made = Loaded(worker, ready, ByteTokenizer(), Dialect.of(ByteTokenizer(), "hermes", True), admission)
+    return Model(ModelSpec("null", "null"), Operation("load", "null"), loaded=made), made
+
+
+def chat(worker: NullWorker, fields: dict, *, stream: bool):
+    model, made = loaded(worker)
+    body = ChatBody.model_validate({"messages": [{"role": "user", "content": "hi"}], "stream": stream, **fields})
+
+    async def run():
+        plan = await plan_chat(body, model, made, Caller("id", ""), ServerSettings())
+        answer = ChatAnswer(body, plan, Generation(made, plan.job, SERIES, 0.0), model, made)
+        result = [json.loads(chunk) async for chunk in answer.chunks()] if stream else json.loads(await answer.whole())
+        assert made.admission.num_sequences == 0 and made.admission.num_queued_tokens == 0
+        return result
+
+    return asyncio.run(run())
+
+
+def completion(worker: NullWorker, fields: dict, *, stream: bool):
+    model, made = loaded(worker)
+    body = CompletionBody.model_validate({"prompt": "hi", "stream": stream, "max_tokens": 500, **fields})
+
+    async def run():
+        jobs = await plan_completion(body, model, made, Caller("id", ""), ServerSettings())
+        generations = [Generation(made, job, SERIES, 0.0) for job in jobs]
+        answer = CompletionAnswer(body, jobs, generations, model, made)
+        return [json.loads(chunk) async for chunk in answer.chunks()] if stream else json.loads(await answer.whole())
+
+    return asyncio.run(run())
+
+
+def put_together(chunks: list[dict], num_choices: int) -> list[dict]:
+    """What a client makes of the chunks, in the shape of whole messages."""
+    made = [{"content": "", "reasoning": "", "calls": [], "tokens": [], "finish": [], "ids": []} for _ in range(num_choices)]
+    for chunk in chunks:
+        for choice in chunk["choices"]:
+            mine, delta = made[choice["index"]], choice["delta"]
+            assert not mine["finish"], "something came behind the end of a choice"
+            mine["content"] += delta.get("content") or ""
+            mine["reasoning"] += delta.get("reasoning_content") or ""
+            for call in delta.get("tool_calls", []):
+                if call["index"] == len(mine["calls"]):
+                    mine["calls"].append([call["function"]["name"], ""])
+                mine["calls"][call["index"]][1] += call["function"]["arguments"]
+            mine["tokens"] += (choice["logprobs"] or {}).get("content", [])
+            mine["ids"] += choice.get("token_ids", [])
+            mine["finish"] += [choice["finish_reason"]] if choice["finish_reason"] else []
+    return made
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(answers | raw, min_size=1, max_size=3), sizes, sizes, st.lists(st.integers(0, 9), max_size=60), stops, st.booleans())
+def test_chat(data, cuts_a, cuts_b, order, stop, with_tools):
+    fields: dict = {"n": len(data), "stop": stop, "logprobs": True, "return_token_ids": True, "stream_options": None}
+    if with_tools:
+        fields["tools"] = [{"type": "function", "function": {"name": "f"}}]
+    whole = chat(Shuffled(data, cuts_a, []), fields, stream=False)
+    chunks = chat(Shuffled(data, cuts_b, order), fields, stream=True)
+    for choice, mine in zip(whole["choices"], put_together(chunks, len(data)), strict=True):
+        message = choice["message"]
+        assert mine["content"] == (message["content"] or "")
+        assert mine["reasoning"] == message.get("reasoning_content", "")
+        assert mine["calls"] == [[c["function"]["name"], c["function"]["arguments"]] for c in message.get("tool_calls", [])]
+        assert mine["tokens"] == choice["logprobs"]["content"]
+        assert mine["finish"] == [choice["finish_reason"]]
+        assert mine["ids"] == choice["token_ids"]
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(answers | raw, min_size=1, max_size=3), sizes, sizes, st.lists(st.integers(0, 9), max_size=60), stops, st.booleans())
+def test_completion(data, cuts_a, cuts_b, order, stop, echo):
+    fields = {"n": len(data), "stop": stop, "logprobs": 1, "echo": echo}
+    whole = completion(Shuffled(data, cuts_a, []), fields, stream=False)
+    chunks = completion(Shuffled(data, cuts_b, order), fields, stream=True)
+    for choice in whole["choices"]:
+        mine = [c["choices"][0] for c in chunks if c["choices"][0]["index"] == choice["index"]]
+        assert "".join(chunk["text"] for chunk in mine) == choice["text"]
+        assert [chunk["finish_reason"] for chunk in mine if chunk["finish_reason"]] == [choice["finish_reason"]]
+        for name, values in choice["logprobs"].items():
+            assert [value for chunk in mine for value in (chunk["logprobs"] or {}).get(name, [])] == values, name
+        for offset, token in zip(choice["logprobs"]["text_offset"], choice["logprobs"]["tokens"], strict=True):
+            # An invalid byte is known as such only by what follows it, which therefore begins one character early.
+            if not token.startswith(("bytes:", "<s>")) and "\ufffd" not in choice["text"]:
+                assert choice["text"].startswith(token[:1], offset)
