@@ -2,48 +2,34 @@
 
     step(tokens[t], positions[t], slots[t], seq_ids[t], page_tables[s, p], logit_rows[r], cache) -> logits[r, vocabulary]
 
-`t` tokens of `s` sequences, prefill and decode mixed. A family's file turns its configuration into a `Decoder`: what varies is data here.
+`t` tokens of `s` sequences, prefill and decode mixed. What varies between families is data: the numbers in `ModelConfig`, the names and
+optional parts in `Wiring`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 
-import numpy as np
-
+from compiler.frontend.config import Activation, ModelConfig
 from compiler.frontend.nn import Net
+from compiler.frontend.rope import Rope
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.graph import Atom, Constant, ScalarValue, Var
 from compiler.ir.module import IRModule
-from compiler.ir.op import OpDef
 from compiler.ir.types import tensor
 from compiler.ops.attention import KV_APPEND, PAGE, PAGED_ATTENTION
-from compiler.ops.elementwise import DIVIDE, MULTIPLY, SILU, TANH
+from compiler.ops.elementwise import DIVIDE, GELU, GELU_TANH, MULTIPLY, RELU, SILU, TANH
 from compiler.ops.embedding import EMBEDDING, ROPE, ROPE_ANGLES
 
 ENTRY = "step"
 
 
 @dataclass(frozen=True, slots=True)
-class Rope:
-    """`inv_freq` holds every scaling; `scale` multiplies cosine and sine. Elements beyond 2 * len(inv_freq) are not turned."""
-
-    inv_freq: tuple[float, ...]
-    scale: float = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Layer:
-    """What one layer has of its own."""
-
-    window: int = 0  # 0: attends to everything before it
-    rope: int = 0  # which of the decoder's rotary embeddings
-
-
-@dataclass(frozen=True, slots=True)
-class Names:
-    """Where a layer's weights are in the checkpoint, behind `model.layers.N.`. Several names: stacked in this order."""
+class Wiring:
+    """Where a family's weights are in the checkpoint, behind `model.layers.N.`, and with that which of them it has. Several names stand
+    for layers over the same input, whose outputs stand side by side in this order."""
 
     qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     out: str = "self_attn.o_proj"
@@ -53,34 +39,13 @@ class Names:
     after_attention: str | None = None  # a norm on the branch itself, before it is added
     before_mlp: str = "post_attention_layernorm"
     after_mlp: str | None = None
-    query_norm: str | None = None
+    query_norm: str | None = None  # norms of single heads
     key_norm: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Decoder:
-    vocab_size: int
-    hidden_size: int
-    ffn_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    norm_eps: float
-    layers: tuple[Layer, ...]
-    ropes: tuple[Rope, ...]
-    attention_scale: float
-    tied: bool
-    names: Names = field(default_factory=Names)
-    qkv_bias: bool = False
-    out_bias: bool = False
-    mlp_bias: bool = False
-    norm_offset: float = 0.0  # added to the weight of every norm
-    embedding_scale: float = 1.0
-    activation: OpDef = SILU
-    attention_softcap: float = 0.0
-    logit_softcap: float = 0.0
     prefix: str = "model."
     head: str = "lm_head"
+
+
+_ACTIVATIONS = {Activation.SILU: SILU, Activation.GELU: GELU, Activation.GELU_TANH: GELU_TANH, Activation.RELU: RELU}
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +61,12 @@ class StepBounds:
         return -(-self.max_context // PAGE)
 
 
-def build_step(decoder: Decoder, dtypes: dict[str, DType], bounds: StepBounds, cache_dtype: DType) -> IRModule:
+def build_step(config: ModelConfig, wiring: Wiring, dtypes: Mapping[str, DType], bounds: StepBounds, cache_dtype: DType) -> IRModule:
     net = Net(dtypes)
     t, s = DimVar("t", 0, bounds.max_tokens), DimVar("s", 0, bounds.max_seqs)
     p, r = DimVar("p", 0, bounds.max_pages), DimVar("r", 0, bounds.max_tokens)
     pages = DimVar("pages", 1)
-    kv_shape = (len(decoder.layers), 2, pages, decoder.num_kv_heads, PAGE * decoder.head_dim)
+    kv_shape = (config.num_layers, 2, pages, config.num_kv_heads, PAGE * config.head_dim)
     i32 = DType.I32
     batch = _Batch(
         tokens=Var("tokens", tensor((t,), i32)),
@@ -113,7 +78,7 @@ def build_step(decoder: Decoder, dtypes: dict[str, DType], bounds: StepBounds, c
         cache=Var("cache", tensor(kv_shape, cache_dtype)),
     )
     with net.function(ENTRY, batch.params, pure=False):
-        net.builder.returns(_Step(net, decoder, batch, t).logits())
+        net.builder.returns(_Step(net, config, wiring, batch, t, bounds.max_context).logits())
     return net.builder.finish()
 
 
@@ -133,53 +98,50 @@ class _Batch:
 
 
 class _Step:
-    def __init__(self, net: Net, decoder: Decoder, batch: _Batch, t: DimVar) -> None:
+    def __init__(self, net: Net, config: ModelConfig, wiring: Wiring, batch: _Batch, t: DimVar, max_context: int) -> None:
         self.net = net
-        self.decoder = decoder
+        self.config = config
+        self.wiring = wiring
         self.batch = batch
         self.t = t
+        self.max_context = max_context
         self.cache: Atom = batch.cache
+        self.angles: dict[Rope, tuple[Var, Var]] = {}
 
     def logits(self) -> Var:
-        net, d = self.net, self.decoder
-        x = net.embedding(f"{d.prefix}embed_tokens", self.batch.tokens, d.vocab_size, d.hidden_size)
-        if d.embedding_scale != 1.0:
-            x = net.scale(x, d.embedding_scale)
-        angles = [self.angles(rope) for rope in d.ropes]
-        for number, layer in enumerate(d.layers):
-            x = self.layer(x, number, layer, angles[layer.rope])
+        net, c, w = self.net, self.config, self.wiring
+        x = net.embedding(f"{w.prefix}embed_tokens", self.batch.tokens, c.vocab_size, c.hidden_size)
+        if c.embedding_scale != 1.0:
+            x = net.scale(x, c.embedding_scale)
+        for number in range(c.num_layers):
+            x = self.layer(x, number)
         x = net.call(EMBEDDING, x, self.batch.logit_rows)  # the rows that are asked for
-        x = self.norm(x, f"{d.prefix}norm")
-        head = f"{d.prefix}embed_tokens" if d.tied else d.head
-        return self.capped(net.linear(x, head, d.hidden_size, d.vocab_size), d.logit_softcap)
+        x = self.norm(x, f"{w.prefix}norm")
+        head = f"{w.prefix}embed_tokens" if c.tie_word_embeddings else w.head
+        return self.capped(net.linear(x, head, c.hidden_size, c.vocab_size), c.logit_softcap)
 
-    def angles(self, rope: Rope) -> tuple[Var, Var]:
-        net = self.net
-        table = Constant(np.asarray(rope.inv_freq, np.float32))
-        both = net.call(ROPE_ANGLES, self.batch.positions, table, scale=rope.scale)
-        return net.field(both, 0), net.field(both, 1)
-
-    def layer(self, x: Var, number: int, layer: Layer, angles: tuple[Var, Var]) -> Var:
-        d, names = self.decoder, self.decoder.names
-        at = f"{d.prefix}layers.{number}."
-        attended = self.attention(self.norm(x, at + names.before_attention), at, number, layer, angles)
-        if names.after_attention is not None:
-            attended = self.norm(attended, at + names.after_attention)
+    def layer(self, x: Var, number: int) -> Var:
+        w = self.wiring
+        at = f"{w.prefix}layers.{number}."
+        attended = self.attention(self.norm(x, at + w.before_attention), at, number)
+        if w.after_attention is not None:
+            attended = self.norm(attended, at + w.after_attention)
         x = self.net.add(x, attended)
-        fed = self.mlp(self.norm(x, at + names.before_mlp), at)
-        if names.after_mlp is not None:
-            fed = self.norm(fed, at + names.after_mlp)
+        fed = self.mlp(self.norm(x, at + w.before_mlp), at)
+        if w.after_mlp is not None:
+            fed = self.norm(fed, at + w.after_mlp)
         return self.net.add(x, fed)
 
-    def attention(self, h: Var, at: str, number: int, layer: Layer, angles: tuple[Var, Var]) -> Var:
-        net, d, batch = self.net, self.decoder, self.batch
-        heads, kv_heads, size = d.num_heads, d.num_kv_heads, d.head_dim
-        names = tuple(at + n for n in d.names.qkv)
-        sizes = [heads * size, kv_heads * size, kv_heads * size] if len(names) == 3 else [(heads + 2 * kv_heads) * size]
-        qkv = net.reshape(net.linear(h, names, d.hidden_size, sizes, bias=d.qkv_bias), self.t, heads + 2 * kv_heads, size)
-        q = self.turned(net.slice(qkv, 1, 0, heads), at, d.names.query_norm, angles)
-        k = self.turned(net.slice(qkv, 1, heads, heads + kv_heads), at, d.names.key_norm, angles)
-        v = net.slice(qkv, 1, heads + kv_heads, heads + 2 * kv_heads)
+    def attention(self, h: Var, at: str, number: int) -> Var:
+        net, c, w, batch = self.net, self.config, self.wiring, self.batch
+        heads, kv_heads, size = c.num_heads, c.num_kv_heads, c.head_dim
+        all_heads = heads + 2 * kv_heads
+        sizes = [heads * size, kv_heads * size, kv_heads * size] if len(w.qkv) == 3 else [all_heads * size]
+        stacked = net.linear(h, [at + n for n in w.qkv], c.hidden_size, sizes, bias=c.qkv_bias)
+        qkv = net.reshape(stacked, self.t, all_heads, size)
+        q = self.turned(net.slice(qkv, 1, 0, heads), at, w.query_norm, number)
+        k = self.turned(net.slice(qkv, 1, heads, heads + kv_heads), at, w.key_norm, number)
+        v = net.slice(qkv, 1, heads + kv_heads, all_heads)
         index = ScalarValue(Dim.of(number))
         self.cache = net.call(KV_APPEND, self.cache, k, v, batch.slots, index)
         mixed = net.call(
@@ -190,35 +152,43 @@ class _Step:
             batch.seq_ids,
             batch.positions,
             index,
-            scale=d.attention_scale,
-            window=layer.window,
-            softcap=d.attention_softcap,
+            scale=c.attention_scale,
+            window=c.windows[number] or 0,
+            softcap=c.attention_softcap or 0.0,
         )
-        flat = net.reshape(mixed, self.t, heads * size)
-        return net.linear(flat, at + d.names.out, heads * size, d.hidden_size, bias=d.out_bias)
+        return net.linear(net.reshape(mixed, self.t, heads * size), at + w.out, heads * size, c.hidden_size, bias=c.output_bias)
 
-    def turned(self, x: Var, at: str, norm: str | None, angles: tuple[Var, Var]) -> Var:
-        d = self.decoder
+    def turned(self, x: Var, at: str, norm: str | None, number: int) -> Var:
+        c = self.config
         if norm is not None:
-            x = self.net.rms_norm(x, at + norm, d.head_dim, d.norm_eps, offset=d.norm_offset)
-        return self.net.call(ROPE, x, *angles)
+            x = self.net.rms_norm(x, at + norm, c.head_dim, c.norm_eps, offset=c.norm_offset)
+        rope = c.rope_of_layer(number)
+        return x if rope is None else self.net.call(ROPE, x, *self.angles_of(rope))
+
+    def angles_of(self, rope: Rope) -> tuple[Var, Var]:
+        """Cosines and sines of this step's positions: once for all layers that turn alike."""
+        if rope not in self.angles:
+            frequencies, scale = rope.frequencies(self.max_context)
+            both = self.net.call(ROPE_ANGLES, self.batch.positions, Constant(frequencies), scale=scale)
+            self.angles[rope] = self.net.field(both, 0), self.net.field(both, 1)
+        return self.angles[rope]
 
     def mlp(self, h: Var, at: str) -> Var:
-        net, d = self.net, self.decoder
-        names = d.names.gate_up
-        if len(names) == 2:
-            gate, up = (net.linear(h, at + n, d.hidden_size, d.ffn_size, bias=d.mlp_bias) for n in names)
+        net, c, w = self.net, self.config, self.wiring
+        ffn = c.intermediate_size
+        if len(w.gate_up) == 2:
+            gate, up = (net.linear(h, at + n, c.hidden_size, ffn, bias=c.mlp_bias) for n in w.gate_up)
         else:
-            both = net.linear(h, at + names[0], d.hidden_size, 2 * d.ffn_size, bias=d.mlp_bias)
-            gate, up = net.slice(both, 1, 0, d.ffn_size), net.slice(both, 1, d.ffn_size, 2 * d.ffn_size)
-        gated = net.call(MULTIPLY, net.call(d.activation, gate), up)
-        return net.linear(gated, at + d.names.down, d.ffn_size, d.hidden_size, bias=d.mlp_bias)
+            both = net.linear(h, at + w.gate_up[0], c.hidden_size, 2 * ffn, bias=c.mlp_bias)
+            gate, up = net.slice(both, 1, 0, ffn), net.slice(both, 1, ffn, 2 * ffn)
+        gated = net.call(MULTIPLY, net.call(_ACTIVATIONS[c.activation], gate), up)
+        return net.linear(gated, at + w.down, ffn, c.hidden_size, bias=c.mlp_bias)
 
     def norm(self, x: Var, name: str) -> Var:
-        d = self.decoder
-        return self.net.rms_norm(x, name, d.hidden_size, d.norm_eps, offset=d.norm_offset)
+        c = self.config
+        return self.net.rms_norm(x, name, c.hidden_size, c.norm_eps, offset=c.norm_offset)
 
-    def capped(self, x: Var, cap: float) -> Var:
+    def capped(self, x: Var, cap: float | None) -> Var:
         if not cap:
             return x
         limit = ScalarValue(cap, "f32")

@@ -1,0 +1,5 @@
+"""Mistral: Llama with sliding windows."""
+
+from compiler.frontend.decoder import Wiring
+
+WIRING = Wiring()

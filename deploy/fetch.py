@@ -1,0 +1,27 @@
+"""A model's source becomes a folder on this machine: a path as it is, a hub id by download, resumed where one broke off."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from server.handle import LoadError
+
+# What a served model needs; no pickles, no duplicates in other formats.
+PATTERNS = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
+
+
+def local_folder(source: str) -> Path:
+    path = Path(source).expanduser()
+    if path.exists():
+        return path
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError:
+        raise LoadError(
+            "source_not_found",
+            f"{source!r} is no path here, and to download it from the hub the extra is missing: pip install 'relaxserve[hub]'",
+        ) from None
+    try:
+        return Path(snapshot_download(source, allow_patterns=PATTERNS))
+    except Exception as error:  # the hub's own tree of errors: network, rights, names
+        raise LoadError("fetch_failed", f"{source!r} is no path here and the hub did not deliver it: {error}") from error

@@ -1,0 +1,170 @@
+"""A folder of model files becomes a model that runs: read, compile or find in the cache, prepare weights, size the KV cache."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compiler.cache import Cache, key_of, signature
+from compiler.driver import Options, compile_module
+from compiler.frontend.config import ModelConfig, load_config
+from compiler.frontend.decoder import ENTRY, StepBounds, build_step
+from compiler.frontend.errors import ModelError
+from compiler.frontend.models.registry import CAUSAL
+from compiler.frontend.weights import Accounting, WeightSource, open_safetensors
+from compiler.ir.dtypes import DType
+from compiler.ir.module import IRModule
+from compiler.passes.lift_weights import SUFFIX
+from deploy.fetch import local_folder
+from runtime import flags
+from runtime.device.cpu import host_buffer
+from runtime.executable import Executable
+from runtime.kv_pool import KVLayout, KVPool
+from runtime.memory import MemoryAccount
+from runtime.session import Session
+from runtime.step import PAGE_SIZE, StepBatch, StepLimits
+from server.engine.process import LoadedModel
+from server.handle import LoadError
+from server.messages import Load, Ready
+from server.text.tokenizer import Tokenizer
+
+Progress = Callable[[str, float], None]
+
+MAX_STEP_TOKENS = 512  # of one step: what the arena is planned for
+DEFAULT_CONTEXT = 4096
+DEFAULT_KV_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    executable: Executable
+    signature: str
+    key: str
+    cache_hit: bool
+    compile_s: float
+
+
+def bounds_for(config: ModelConfig, load: Load) -> StepBounds:
+    context = min(config.max_context, load.max_context or DEFAULT_CONTEXT)
+    return StepBounds(max_tokens=max(MAX_STEP_TOKENS, load.max_batch), max_seqs=load.max_batch, max_context=context)
+
+
+def compile_model(module: IRModule, cache: Cache | None) -> Compiled:
+    options = Options()
+    key = key_of(module, options.target.key)
+    found = cache.find(key) if cache is not None else None
+    started = time.perf_counter()
+    executable = compile_module(module, options) if found is None else found
+    elapsed = 0.0 if found is not None else time.perf_counter() - started
+    if found is None and cache is not None:
+        cache.store(key, executable)
+    return Compiled(executable, signature(module, ENTRY), key.digest, found is not None, elapsed)
+
+
+class CompiledModel:
+    """A causal model, ready to step."""
+
+    def __init__(self, session: Session, pool: KVPool, limits: StepLimits) -> None:
+        self._session = session
+        self._pool = pool
+        self._limits = limits
+        self._cache = pool.data.reshape(*pool.data.shape[:4], -1)
+
+    @property
+    def limits(self) -> StepLimits:
+        return self._limits
+
+    def run(self, batch: StepBatch) -> NDArray[np.float32]:
+        lengths = np.diff(batch.query_starts)
+        seq_ids = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
+        return self._session.call(
+            ENTRY, batch.tokens, batch.positions, batch.slots, seq_ids, batch.page_tables, batch.logit_rows, self._cache
+        )
+
+    def copy_page(self, source: int, target: int) -> None:
+        self._pool.copy_page(source, target)
+
+
+def load_model(load: Load, progress: Progress) -> LoadedModel:
+    """What a worker does first. Every failure is a LoadError that says what to do."""
+    started = time.perf_counter()
+    progress("fetch", 0.0)
+    folder = local_folder(load.source)
+    progress("verify", 0.0)
+    try:
+        config = load_config(folder)
+        source = open_safetensors(folder)
+    except ModelError as error:
+        raise LoadError("invalid_model", str(error)) from error
+    if config.family not in CAUSAL:
+        raise LoadError("unsupported_model", f"{folder} is a {config.family}; known causal families: {', '.join(CAUSAL)}")
+    bounds = bounds_for(config, load)
+    cache_dtype = DType.F32
+    dtypes = {name: DType.from_numpy(np.dtype(info.dtype)) for name, info in source.tensors.items()}
+    module = build_step(config, CAUSAL[config.family], dtypes, bounds, cache_dtype)
+    progress("compile", 0.0)
+    switches = flags.current()
+    compiled = compile_model(module, None if switches.no_cache else Cache(switches.cache / "executables"))
+    progress("compile", 1.0)
+    account = MemoryAccount()
+    session = Session(compiled.executable, memory=account, pinned=False)
+    progress("pack", 0.0)
+    weights_bytes = bind_weights(session, compiled.executable, source)
+    progress("pack", 1.0)
+    layout = KVLayout(config.num_layers, config.num_kv_heads, config.head_dim, str(cache_dtype))
+    num_pages = 1 + min(layout.pages_for(load.kv_cache_bytes or DEFAULT_KV_BYTES), bounds.max_pages * load.max_batch)
+    pool = KVPool(layout, num_pages, account)
+    limits = StepLimits(config.vocab_size, bounds.max_context, bounds.max_tokens, bounds.max_seqs, num_pages)
+    model = CompiledModel(session, pool, limits)
+    tokenizer = Tokenizer.from_dir(folder)
+    ready = Ready(
+        signature=compiled.key,
+        cache_hit=compiled.cache_hit,
+        max_context=bounds.max_context,
+        num_pages=num_pages,
+        page_size=PAGE_SIZE,
+        weights_bytes=weights_bytes,
+        arena_bytes=0,
+        kv_cache_bytes=num_pages * layout.bytes_per_page,
+        compile_s=compiled.compile_s,
+        load_s=time.perf_counter() - started,
+    )
+    return LoadedModel(ready, model, None, tokenizer.eos_ids, tokenizer.to_json())
+
+
+def bind_weights(session: Session, executable: Executable, source: WeightSource) -> int:
+    """Check every tensor of the checkpoint against what the program takes, prepare what needs preparing, bind. The bytes it keeps."""
+    functions = executable.meta.functions
+    step, prepare = functions[ENTRY], functions.get(ENTRY + SUFFIX)
+    accounting = Accounting(source)
+    taken: dict[str, NDArray[Any]] = {}
+    wanted = {p.name: p.spec for p in (prepare.params if prepare else ())}
+    computed = [p.name for p in step.weights if p.name not in source.tensors]
+    wanted |= {p.name: p.spec for p in step.weights if p.name in source.tensors}
+    for name, spec in wanted.items():
+        accounting.take(name, tuple(spec.shape))  # type: ignore[union-attr,arg-type]  # weights are tensors of constant shape
+    accounting.ignore("*rotary_emb.inv_freq", "lm_head.weight")
+    accounting.check()
+    for name in wanted:
+        taken[name] = np.ascontiguousarray(source.read(name))
+    bound = {p.name: taken[p.name] for p in step.weights if p.name in taken}
+    if prepare is not None:
+        results = session.call(ENTRY + SUFFIX, *(taken[p.name] for p in prepare.params), views=True)
+        bound |= {name: _own(value) for name, value in zip(computed, results, strict=True)}
+    session.bind(ENTRY, bound)
+    return sum(a.nbytes for a in bound.values())
+
+
+def _own(array: NDArray[Any]) -> NDArray[Any]:
+    """A copy at a cache line's boundary, in huge pages where the system grants them."""
+    copy = host_buffer(array.nbytes).view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy
+
+

@@ -1,0 +1,18 @@
+"""A model's worker process: `python -m deploy.worker SOCKET`. Compiles or loads the model it is told to, then serves it."""
+
+from __future__ import annotations
+
+import gc
+import sys
+
+from deploy.model import load_model
+from server.engine.process import serve_worker
+
+
+def main() -> None:
+    gc.freeze()  # modules stay; the collector need not look at them again
+    serve_worker(sys.argv[1], load_model)
+
+
+if __name__ == "__main__":
+    main()
