@@ -1,7 +1,7 @@
 """The engine: admit -> schedule -> run -> sample -> publish.
 
-`Engine.step` does these one after the other and is the meaning. `OverlappedEngine.step` does the same work, but schedules the next
-step, computes its masks and publishes the last tokens while the device runs; a test holds the two to the same tokens.
+`Engine.step` does these one after the other and is the meaning. `OverlappedEngine.step` does the same work, but publishes the last
+tokens, computes masks and schedules the next step while the device runs; a test holds the two to the same tokens.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 import heapq
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -358,48 +358,46 @@ class Engine:
             self._constraints.close()
 
 
-@dataclass(frozen=True, slots=True)
-class Flight:
-    """A step that the device is running."""
-
-    plan: Plan
-    result: Future[tuple[NDArray[np.float32], float]]
-    launched: float
-
-
 class OverlappedEngine(Engine):
-    late_intake: Callable[[], None] = staticmethod(lambda: None)  # asked for arrivals that can still join the next step
-    _flight: Flight | None = None
+    """While this thread runs a step, a helper publishes the tokens of the last one and plans the next. The device's thread never
+    waits to be woken: it calls the model itself, and when it returns the helper is done long since."""
 
-    @property
-    def has_work(self) -> bool:
-        return super().has_work or self._flight is not None
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._helper = ThreadPoolExecutor(1, thread_name_prefix="engine")
+        self._is_planned = False  # the scheduler's open plan is the next step's
 
     def step(self) -> bool:
+        self._admit()
+        plan = self._next_plan()
+        if not plan.items:
+            self._publish()
+            return False
+        launched = self._clock()
+        batch = self._batches.build(plan)
+        preparing = self._helper.submit(self._prepare, plan)
+        logits, kernel_s = self._run(plan, batch)
+        self._sample(plan, logits, preparing.result())
+        self._record(plan, self._clock() - launched, kernel_s)
+        return True
+
+    def _next_plan(self) -> Plan:
+        """The one made while the last step ran, with what has arrived since."""
+        if self._is_planned:
+            self._is_planned = False
+            plan = self.scheduler.settle(self.scheduler.extend())
+            if plan.items:
+                return plan
+        return self.scheduler.settle(self.scheduler.schedule())
+
+    def _prepare(self, plan: Plan) -> dict[Sequence, Bitmask]:
         self._publish()
         self._admit()
-        plan = self.scheduler.schedule()
-        flight, self._flight, kernel_s = self._flight, None, 0.0
-        if flight is not None:
-            masks = self._masks(flight.plan)
-            logits, kernel_s = flight.result.result()
-            self._sample(flight.plan, logits, masks)
-            self.late_intake()
-            self._admit()
-            self.scheduler.extend()
-        self.scheduler.settle(plan)
-        batch = self._batches.build(plan) if plan.items else None
-        launched = self._clock()
-        if batch is not None:
-            self._flight = Flight(plan, self._device.submit(self._run, plan, batch), launched)
-        if flight is not None:
-            self._record(flight.plan, launched - flight.launched, kernel_s)
-        return flight is not None or batch is not None
-
-    @cached_property
-    def _device(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(1, thread_name_prefix="device")
+        masks = self._masks(plan)
+        self.scheduler.schedule()
+        self._is_planned = True
+        return masks
 
     def close(self) -> None:
-        self._device.shutdown()
+        self._helper.shutdown()
         super().close()

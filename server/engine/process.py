@@ -88,8 +88,6 @@ class Worker:
                 self._constraints = ConstraintCompiler(model.tokenizer_json, eos_ids=model.eos_ids, vocab_size=vocab_size)
             engine_class = OverlappedEngine if model.overlap else Engine
             self._engine = engine_class(model.step_model, channel.send, eos_ids=model.eos_ids, constraints=self._constraints)
-            if isinstance(self._engine, OverlappedEngine):
-                self._engine.late_intake = self._receive_pending
         if model.embed_model is not None:
             self._embedder = Embedder(model.embed_model, channel.send)
 
@@ -116,19 +114,14 @@ class Worker:
 
     def _receive(self) -> None:
         """All that has arrived; wait for one message if there is nothing else to do."""
-        if not self.has_work and not self._draining:
-            try:
-                self._handle(self._channel.inbox.get(timeout=WARM_AFTER_S if self._is_cold else None))
-            except queue.Empty:
-                self._warm()
-        self._receive_pending()
-
-    def _receive_pending(self) -> None:
         try:
+            if not self.has_work and not self._draining:
+                self._handle(self._channel.inbox.get(timeout=WARM_AFTER_S if self._is_cold else None))
             while True:
                 self._handle(self._channel.inbox.get_nowait())
         except queue.Empty:
-            return
+            if not self.has_work and self._is_cold:
+                self._warm()
 
     def _warm(self) -> None:
         self._is_cold = False
