@@ -22,7 +22,8 @@ from dataclasses import dataclass
 
 from compiler.codegen.expressions import FALSE, TRUE, Expressions, runs
 from compiler.codegen.indices import Index, Indices
-from compiler.codegen.intrinsics.registry import INTRINSICS, Operands
+from compiler.codegen.intrinsics import INTRINSICS
+from compiler.codegen.intrinsics.registry import Operands
 from compiler.codegen.memory import Storage
 from compiler.codegen.scalars import Value, memory, register
 from compiler.codegen.ssa import Code, vector_literal
@@ -285,6 +286,8 @@ class _Statements:
         if self.memory.lane is not None:
             raise CompileError(f"tile {tile.intrinsic} stands inside vector loop {self.memory.lane.name}; a tile has lanes of its own")
         intrinsic = INTRINSICS[tile.intrinsic]
+        if not intrinsic.runs_on(self.target):
+            raise CompileError(f"tile {tile.intrinsic} has no instructions on target {self.target.name}; schedule another one")
         places = [self.memory.place(o.buffer, o.indices).pointer for o in tile.operands]
         dims = [self.indices.value(d).value for d in tile.dims]
         intrinsic.emit(self.code, Operands(tuple(places), tuple(dims), tile.attrs), self.target)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from itertools import pairwise
+
 import llvmlite.binding as llvm
 import pytest
 
@@ -35,7 +37,7 @@ def test_unknown_name_lists_the_known() -> None:
 
 def test_steps_of_one_architecture_grow() -> None:
     steps = [NAMED[n].features for n in ("x86-64-v3", "avx512", "avx512-vnni-bf16", "amx")]
-    assert all(a < b for a, b in zip(steps, steps[1:], strict=False))
+    assert all(a < b for a, b in pairwise(steps))
 
 
 def test_key_tells_targets_apart_and_is_stable() -> None:

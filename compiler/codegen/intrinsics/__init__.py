@@ -1,0 +1,11 @@
+"""The tile intrinsics by name."""
+
+from __future__ import annotations
+
+from compiler.codegen.intrinsics import dot
+from compiler.codegen.intrinsics.registry import Intrinsic
+from compiler.ir.op import Registry
+
+INTRINSICS: Registry[Intrinsic] = Registry("tile intrinsic")
+INTRINSICS.add("dot_bf16", dot.DOT_BF16)
+INTRINSICS.add("dot_i8", dot.DOT_I8)

@@ -6,28 +6,29 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from numpy.typing import NDArray
+
 from compiler.codegen.ssa import Code
-from compiler.ir.op import Registry
 from compiler.target import Target
 
 
 @dataclass(frozen=True, slots=True)
 class Operands:
-    """A tile's arguments as LLVM sees them: a pointer per operand, an integer operand per dimension, and the attributes."""
+    """A tile's arguments as LLVM sees them: a pointer per operand, an integer per dimension, and the attributes."""
 
     pointers: tuple[str, ...]
     dims: tuple[int | str, ...]
     attrs: Mapping[str, Any]
 
 
+Meaning = Callable[[tuple[NDArray[Any], ...], tuple[int, ...], Mapping[str, Any]], None]
+
+
 @dataclass(frozen=True, slots=True)
 class Intrinsic:
-    """`meaning` works on flat arrays that start at the operands' elements; `emit` writes the body for a target that `runs_on`."""
+    """`meaning` takes flat arrays that begin at the operands' elements, then dimensions and attributes, and writes the first array."""
 
     doc: str
-    meaning: Callable[..., None]
+    meaning: Meaning
     runs_on: Callable[[Target], bool]
     emit: Callable[[Code, Operands, Target], None]
-
-
-INTRINSICS: Registry[Intrinsic] = Registry("tile intrinsic")

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from compiler.codegen.link import link
 from compiler.codegen.llvm import emit_kernel
 from compiler.interpret.loops import run_prim
 from compiler.ir.dims import Dim, DimLike, DimVar, ceil_div, dim_max, dim_min
@@ -255,7 +256,11 @@ def test_guard_does_not_read_outside(run_native: Any) -> None:
 
 def test_when_has_two_sides(run_native: Any) -> None:
     x, y = buffer("x", [N]), buffer("y", [N])
-    sides = lambda j: When(Apply(Fn.LT, (load(x, j), Const(0.0, F32))), store(y, [j], Const(-9.0, F32)), store(y, [j], load(x, j)))
+
+    def sides(j: Dim) -> Stmt:
+        negative = Apply(Fn.LT, (load(x, j), Const(0.0, F32)))
+        return When(negative, store(y, [j], Const(-9.0, F32)), store(y, [j], load(x, j)))
+
     for kind in (LoopKind.VECTOR, LoopKind.SERIAL):
         check(run_native, PrimFunc((x, y), 1, lanes_of(N, 16, sides, kind)), [randn(40)], [(40,)])
 
@@ -337,8 +342,6 @@ def row_sum(width: int) -> PrimFunc:
 
 def test_tree_reduction_stays_in_registers(run_native: Any) -> None:
     check(run_native, row_sum(16), [integers(7, 100)], [(7,)])
-    from compiler.codegen.link import link
-
     code = link([emit_kernel("k", row_sum(16), host())], host())
     assert "alloca" not in code.optimised()
 

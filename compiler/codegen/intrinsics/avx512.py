@@ -1,0 +1,25 @@
+"""AVX-512: `vdpbf16ps` (BF16), `vpdpbusd` (VNNI), and for those without it `vpmaddwd` on 16 bits."""
+
+from __future__ import annotations
+
+from compiler.codegen.intrinsics.avx2 import fours_by_pairs, fours_by_vnni
+from compiler.codegen.intrinsics.steps import Parts, Step
+from compiler.codegen.ssa import Code, broadcast
+
+
+def _left(code: Code, x: str) -> Parts:
+    return _right(code, broadcast(code, x, "i32", 16))
+
+
+def _right(code: Code, x: str) -> Parts:
+    return (code.op(f"bitcast <16 x i32> {x} to <32 x bfloat>"),)
+
+
+def _add_pairs(code: Code, total: str, left: Parts, right: Parts) -> str:
+    args = f"<16 x float> {total}, <32 x bfloat> {left[0]}, <32 x bfloat> {right[0]}"
+    return code.op(f"call <16 x float> @llvm.x86.avx512bf16.dpbf16ps.512({args})")
+
+
+BF16_PAIRS = Step(16, _left, _right, _add_pairs)
+I8_FOURS = fours_by_vnni(16, "llvm.x86.avx512.vpdpbusd.512")
+I8_FOURS_BY_PAIRS = fours_by_pairs(16, "llvm.x86.avx512.pmaddw.d.512")

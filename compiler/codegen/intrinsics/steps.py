@@ -1,0 +1,22 @@
+"""What an instruction set contributes to a dot tile (dot.py): one group of products added to a register of accumulators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from compiler.codegen.ssa import Code
+
+Parts = tuple[str, ...]  # operands made of one register
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """`left` spreads one 32-bit group to a register, `right` takes a register of groups; both prepare it once for all its uses.
+    `excess` collects per column what `add` adds too much."""
+
+    lanes: int
+    left: Callable[[Code, str], Parts]
+    right: Callable[[Code, str], Parts]
+    add: Callable[[Code, str, Parts, Parts], str]
+    excess: Callable[[Code, str, Parts], str] | None = None
