@@ -1,0 +1,197 @@
+"""The GGUF container: typed metadata, then descriptions of tensors, then their data. Versions 2 and 3, little-endian.
+
+Lengths and counts in the file are checked against what is left of it before anything is allocated for them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from compiler.frontend.errors import DamagedFile, ModelError
+from compiler.frontend.gguf_dequant import FORMATS, Format, dequantize
+from compiler.frontend.weights import MappedFile, Tensor
+
+MAGIC = b"GGUF"
+MAX_METADATA_BYTES = 256 << 20  # vocabularies have a few megabytes
+MAX_ENTRIES = 1 << 16  # of the metadata
+MAX_STRINGS = 1 << 22  # in arrays; a vocabulary and its merges are below one million
+MAX_TENSORS = 1 << 17
+MAX_DIMENSIONS = 4
+DEFAULT_ALIGNMENT = 32
+
+# Numbers by the type code of the file; 8 is a string, 9 an array.
+NUMBERS = {0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?", 10: "<u8", 11: "<i8", 12: "<f8"}
+BOOL, STRING, ARRAY = 7, 8, 9
+
+
+@dataclass(frozen=True, slots=True)
+class GgufTensor:
+    shape: tuple[int, ...]  # outermost dimension first, unlike in the file
+    format: Format
+    start: int  # position in the file
+    num_bytes: int
+
+
+class GgufFile:
+    """Metadata and tensors under the names that the file gives them."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._file = MappedFile(self.path)
+        cursor = _Cursor(self._file)
+        num_tensors, num_entries = _read_header(cursor)
+        self.metadata: Mapping[str, Any] = _read_metadata(cursor, num_entries)
+        if (parts := self.metadata.get("split.count", 1)) not in (0, 1):
+            raise ModelError(f"{self.path.name} is one of {parts} parts; join them with `llama-gguf-split --merge` first")
+        self.tensors: Mapping[str, GgufTensor] = _read_tensors(cursor, num_tensors, self._alignment())
+        self._header_bytes = cursor.position
+
+    def read(self, name: str) -> Tensor:
+        """A view of the file for plain numbers, f32 for quantized ones."""
+        tensor = self.tensors[name]
+        if tensor.format.dtype is not None:
+            return self._file.array(tensor.format.dtype, tensor.shape, tensor.start)
+        num_blocks = tensor.num_bytes // tensor.format.block_bytes
+        blocks = self._file.array(np.dtype(np.uint8), (num_blocks, tensor.format.block_bytes), tensor.start)
+        return dequantize(blocks, tensor.format).reshape(tensor.shape)
+
+    def release(self, name: str) -> None:
+        tensor = self.tensors[name]
+        self._file.release(tensor.start, tensor.num_bytes)
+
+    def digest(self) -> str:
+        digest = hashlib.blake2b(digest_size=16)
+        self._file.add_to(digest, self._header_bytes)
+        return digest.hexdigest()
+
+    def _alignment(self) -> int:
+        alignment = self.metadata.get("general.alignment", DEFAULT_ALIGNMENT)
+        if type(alignment) is not int or not 1 <= alignment <= 1 << 20 or alignment & (alignment - 1):
+            raise DamagedFile(f"{self.path.name}: general.alignment is {alignment!r}, expected a power of two")
+        return alignment
+
+
+# --- reading the header -----------------------------------------------------------------------------------------------------
+
+
+class _Cursor:
+    """A position in the file that never passes its end."""
+
+    def __init__(self, file: MappedFile) -> None:
+        self.name = file.path.name
+        self.end = file.num_bytes
+        self.position = 0
+        self.num_strings = 0
+        self._memory = file.memory
+
+    def take(self, num_bytes: int) -> bytes:
+        """The next bytes, for fixed sizes and lengths of the file alike."""
+        start = self.position
+        if num_bytes > min(self.end, MAX_METADATA_BYTES) - start:
+            raise DamagedFile(
+                f"{self.name}: {num_bytes} bytes are announced at {start}; the file has {self.end}, of which {MAX_METADATA_BYTES} may be "
+                "metadata. Is the download complete?"
+            )
+        self.position = start + num_bytes
+        return self._memory[start : self.position]
+
+    def number(self, code: int) -> Any:
+        dtype = np.dtype(NUMBERS[code])
+        data = self.take(dtype.itemsize)
+        if code == BOOL and data not in (b"\0", b"\1"):
+            raise DamagedFile(f"{self.name}: a truth value is {data[0]}, expected 0 or 1")
+        return np.frombuffer(data, dtype)[0].item()
+
+    def count(self) -> int:
+        return struct.unpack("<Q", self.take(8))[0]
+
+    def text(self) -> str:
+        # Vocabularies of byte-level models hold what is no text on its own; names and templates always are.
+        return self.take(self.count()).decode(errors="replace")
+
+    def value(self, code: int) -> Any:
+        if code in NUMBERS:
+            return self.number(code)
+        if code == STRING:
+            return self.text()
+        if code != ARRAY:
+            raise DamagedFile(f"{self.name}: a value has type {code}, expected 0 to 12")
+        item_code, length = self.number(4), self.count()
+        if item_code == STRING:
+            self.num_strings += length
+            if self.num_strings > MAX_STRINGS:
+                raise DamagedFile(f"{self.name} has arrays of {self.num_strings} texts; at most {MAX_STRINGS} are read")
+            return [self.text() for _ in range(length)]
+        if item_code not in NUMBERS:
+            raise DamagedFile(f"{self.name}: an array has items of type {item_code}, expected numbers or texts")
+        dtype = np.dtype(NUMBERS[item_code])
+        return np.frombuffer(self.take(length * dtype.itemsize), dtype)
+
+
+def _read_header(cursor: _Cursor) -> tuple[int, int]:
+    if (magic := cursor.take(4)) != MAGIC:
+        raise DamagedFile(f"{cursor.name} begins with {magic!r}, expected {MAGIC!r}")
+    version = cursor.number(4)
+    if version not in (2, 3):
+        what = "is big-endian" if version in (2 << 24, 3 << 24) else f"has version {version}"
+        raise ModelError(f"{cursor.name} {what}; versions 2 and 3 in little-endian order are read. Convert the model anew")
+    num_tensors, num_entries = cursor.count(), cursor.count()
+    if num_tensors > MAX_TENSORS or num_entries > MAX_ENTRIES:
+        raise DamagedFile(
+            f"{cursor.name} announces {num_tensors} tensors and {num_entries} entries; at most {MAX_TENSORS} and {MAX_ENTRIES} are read"
+        )
+    return num_tensors, num_entries
+
+
+def _read_metadata(cursor: _Cursor, num_entries: int) -> dict[str, Any]:
+    metadata: dict[str, Any] = {}
+    for _ in range(num_entries):
+        key = cursor.text()
+        if key in metadata:
+            raise DamagedFile(f"{cursor.name} has more than one entry {key[:80]!r}")
+        metadata[key] = cursor.value(cursor.number(4))
+    return metadata
+
+
+def _read_tensors(cursor: _Cursor, num_tensors: int, alignment: int) -> dict[str, GgufTensor]:
+    described: dict[str, tuple[tuple[int, ...], Format, int, int]] = {}
+    for _ in range(num_tensors):
+        name = cursor.text()
+        if name in described:
+            raise DamagedFile(f"{cursor.name} has more than one tensor {name[:80]!r}")
+        described[name] = _read_tensor(cursor, name, alignment)
+    data_start = -(-cursor.position // alignment) * alignment
+    tensors: dict[str, GgufTensor] = {}
+    end = 0
+    for name, (shape, format, offset, num_bytes) in sorted(described.items(), key=lambda item: (item[1][2], item[1][3])):
+        if offset < end:
+            raise DamagedFile(f"{cursor.name}, tensor {name!r}: starts at {offset}, inside the one before it, which ends at {end}")
+        end = offset + num_bytes
+        if data_start + end > cursor.end:
+            raise DamagedFile(f"{cursor.name}, tensor {name!r}: ends at byte {data_start + end} of {cursor.end}. Is the download complete?")
+        tensors[name] = GgufTensor(shape, format, data_start + offset, num_bytes)
+    return tensors
+
+
+def _read_tensor(cursor: _Cursor, name: str, alignment: int) -> tuple[tuple[int, ...], Format, int, int]:
+    where = f"{cursor.name}, tensor {name[:80]!r}"
+    num_dimensions = cursor.number(4)
+    if num_dimensions > MAX_DIMENSIONS:
+        raise DamagedFile(f"{where}: {num_dimensions} dimensions; at most {MAX_DIMENSIONS} are allowed")
+    shape = tuple(cursor.count() for _ in range(num_dimensions))[::-1]
+    code, offset = cursor.number(4), cursor.count()
+    if (format := FORMATS.get(code)) is None:
+        raise ModelError(f"{where}: format {code} is not read; known are {', '.join(f.name for f in FORMATS.values())}")
+    if shape and shape[-1] % format.block_values:
+        raise DamagedFile(f"{where}: rows of {shape[-1]} values are no multiple of the {format.block_values} of a {format.name} block")
+    if offset % alignment:
+        raise DamagedFile(f"{where}: starts at {offset}, which is no multiple of {alignment}")
+    return shape, format, offset, math.prod(shape) // format.block_values * format.block_bytes

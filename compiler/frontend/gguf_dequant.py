@@ -1,0 +1,114 @@
+"""The block formats of GGUF, back to floats.
+
+A row is a sequence of blocks; a block holds quantized values, their scales, and at times minima. A function here takes the bytes of
+many blocks, [n, bytes of a block], and gives their values, [n, values of a block].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+Bytes = NDArray[np.uint8]
+Integers = NDArray[np.integer[Any]]
+Floats = NDArray[np.float32]
+
+CHUNK_VALUES = 1 << 20  # unpacked at a time: intermediate arrays stay in the cache, and far below the size of a tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """How values of a tensor are stored: plain numbers have a dtype, blocks have a function."""
+
+    name: str
+    block_values: int
+    block_bytes: int
+    dtype: np.dtype[Any] | None = None
+    unpack: Callable[[Bytes], Floats] | None = None
+
+
+def dequantize(blocks: Bytes, format: Format) -> Floats:
+    """All values of [n, block_bytes], in order."""
+    assert format.unpack is not None
+    values = np.empty((len(blocks), format.block_values), np.float32)
+    step = max(1, CHUNK_VALUES // format.block_values)
+    for start in range(0, len(blocks), step):
+        values[start : start + step] = format.unpack(blocks[start : start + step])
+    return values.reshape(-1)
+
+
+def _halves(blocks: Bytes, start: int) -> Floats:
+    """An f16 of each block, as a column."""
+    return np.ascontiguousarray(blocks[:, start : start + 2]).view("<f2").astype(np.float32)
+
+
+def _nibbles(packed: Bytes) -> Integers:
+    """[..., k] bytes to [..., 2k] values: the low halves of all of them, then the high halves."""
+    return np.concatenate((packed & 15, packed >> 4), axis=-1)
+
+
+def _q4_0(blocks: Bytes) -> Floats:
+    return _halves(blocks, 0) * (_nibbles(blocks[:, 2:]).astype(np.float32) - 8)
+
+
+def _q4_1(blocks: Bytes) -> Floats:
+    return _halves(blocks, 0) * _nibbles(blocks[:, 4:]).astype(np.float32) + _halves(blocks, 2)
+
+
+def _q8_0(blocks: Bytes) -> Floats:
+    return _halves(blocks, 0) * blocks[:, 2:].view(np.int8).astype(np.float32)
+
+
+def _scales_and_minima(packed: Bytes) -> tuple[Floats, Floats]:
+    """Eight scales and eight minima of six bits each in twelve bytes. The first four of both are the low six bits of bytes 0-3 and
+    4-7; of the others, bytes 8-11 hold the low four bits, and the top two bits of bytes 0-3 and 4-7 the rest."""
+    first, second, third = packed[:, 0:4], packed[:, 4:8], packed[:, 8:12]
+    scales = np.concatenate((first & 63, (third & 15) | ((first >> 6) << 4)), axis=1)
+    minima = np.concatenate((second & 63, (third >> 4) | ((second >> 6) << 4)), axis=1)
+    return scales.astype(np.float32), minima.astype(np.float32)
+
+
+def _q45_k(blocks: Bytes, quants: Integers) -> Floats:
+    """Eight groups of 32, each with a scale and a minimum; quants are [n, 8, 32]."""
+    scales, minima = _scales_and_minima(blocks[:, 4:16])
+    factors: Floats = _halves(blocks, 0) * scales
+    shifts: Floats = _halves(blocks, 2) * minima
+    return (factors[:, :, None] * quants.astype(np.float32) - shifts[:, :, None]).reshape(len(blocks), 256)
+
+
+def _q4_k(blocks: Bytes) -> Floats:
+    return _q45_k(blocks, _nibbles(blocks[:, 16:144].reshape(-1, 4, 32)).reshape(-1, 8, 32))
+
+
+def _q5_k(blocks: Bytes) -> Floats:
+    low = _nibbles(blocks[:, 48:176].reshape(-1, 4, 32)).reshape(-1, 8, 32)
+    high = blocks[:, None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None] & 1  # bit g of byte i is the fifth of value i of group g
+    return _q45_k(blocks, low | high << 4)
+
+
+def _q6_k(blocks: Bytes) -> Floats:
+    """Two halves of four groups of 32: four low bits from 64 bytes, two high bits from 32. A scale per 16 values."""
+    low = _nibbles(blocks[:, :128].reshape(-1, 2, 64)).reshape(-1, 2, 4, 32)
+    high = blocks[:, 128:192].reshape(-1, 2, 1, 32) >> np.array([0, 2, 4, 6], np.uint8)[:, None] & 3
+    quants = (low | high << 4).reshape(-1, 16, 16).astype(np.float32) - 32
+    scales = _halves(blocks, 208) * blocks[:, 192:208].view(np.int8).astype(np.float32)
+    return (scales[:, :, None] * quants).reshape(len(blocks), 256)
+
+
+# By the number that a file has for them.
+FORMATS: dict[int, Format] = {
+    0: Format("F32", 1, 4, np.dtype("<f4")),
+    1: Format("F16", 1, 2, np.dtype("<f2")),
+    2: Format("Q4_0", 32, 18, unpack=_q4_0),
+    3: Format("Q4_1", 32, 20, unpack=_q4_1),
+    8: Format("Q8_0", 32, 34, unpack=_q8_0),
+    12: Format("Q4_K", 256, 144, unpack=_q4_k),
+    13: Format("Q5_K", 256, 176, unpack=_q5_k),
+    14: Format("Q6_K", 256, 210, unpack=_q6_k),
+    30: Format("BF16", 1, 2, np.dtype(ml_dtypes.bfloat16)),
+}

@@ -1,0 +1,193 @@
+"""A GGUF file in the terms of the hub: its configuration as a config.json has it, its tensors under the names and in the layout of
+a safetensors file. Behind this, the rest of the compiler does not know which of the two a model came from.
+
+What converters did to the tensors is undone: rows of Llama's query and key projections were reordered so that pairs to rotate
+are neighbours, and one was added to the norms of Gemma.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from compiler.frontend.config import ModelConfig, parse_config
+from compiler.frontend.errors import DamagedFile, ModelError, UnknownModel
+from compiler.frontend.gguf import GgufFile
+from compiler.frontend.weights import Tensor, TensorInfo
+
+FLOAT32 = np.dtype(np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    model_type: str
+    fields: Mapping[str, str]  # beyond COMMON_FIELDS: key of the metadata, behind the architecture's name -> field of config.json
+    layer_names: Mapping[str, str]  # beyond COMMON_LAYER_NAMES
+    pairs_interleaved: bool = False
+    norm_offset: float = 0.0
+
+
+COMMON_FIELDS = {
+    "block_count": "num_hidden_layers",
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "rope.freq_base": "rope_theta",
+    "vocab_size": "vocab_size",
+}
+GEMMA_FIELDS = {
+    "attention.sliding_window": "sliding_window",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+}
+NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+COMMON_LAYER_NAMES = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+GEMMA_LAYER_NAMES = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+ARCHITECTURES = {
+    "llama": Architecture("llama", {}, {}, pairs_interleaved=True),
+    "qwen2": Architecture("qwen2", {}, {}),
+    "qwen3": Architecture("qwen3", {}, {}),
+    "gemma2": Architecture("gemma2", GEMMA_FIELDS, GEMMA_LAYER_NAMES, norm_offset=1.0),
+    "gemma3": Architecture(
+        "gemma3_text", {**GEMMA_FIELDS, "rope.freq_base_swa": "rope_local_base_freq"}, GEMMA_LAYER_NAMES, norm_offset=1.0
+    ),
+}
+ROPE_FACTORS = "rope_freqs.weight"  # the stretching of Llama 3, as a divisor per pair
+MAX_ROPE_FACTOR_BYTES = 1 << 16
+# Gemma's largest scale attention by the size of an even share of the hidden state; no entry of the metadata says so.
+GEMMA_SCALED_BY_SHARE = {("gemma2", 46), ("gemma3", 62)}
+
+
+class GgufModel:
+    """A WeightSource with the configuration that belongs to it."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.file = GgufFile(path)
+        name = self.file.metadata.get("general.architecture")
+        if not isinstance(name, str) or name not in ARCHITECTURES:
+            raise UnknownModel(f"{self.file.path.name}: general.architecture is {name!r}; known are {', '.join(ARCHITECTURES)}")
+        self._architecture = ARCHITECTURES[name]
+        self._metadata = {key.removeprefix(f"{name}."): value for key, value in self.file.metadata.items() if key.startswith(f"{name}.")}
+        self._name = name
+        self._sources = {hub: own for own in self.file.tensors if (hub := self._hub_name(own)) is not None}
+        self.hub_config: dict[str, Any] = self._read_config()
+        self.config: ModelConfig = parse_config(self.hub_config)
+        self.tensors: Mapping[str, TensorInfo] = {hub: self._info(own) for hub, own in self._sources.items()}
+
+    def read(self, name: str) -> Tensor:
+        own = self._sources[name]
+        tensor = self.file.read(own)
+        if self._is_reordered(own):
+            num_heads = self.config.num_heads if ".attn_q." in own else self.config.num_kv_heads
+            return _split_pairs(tensor, num_heads)
+        if self._is_shifted_norm(own):
+            return tensor.astype(FLOAT32) - np.float32(self._architecture.norm_offset)
+        return tensor
+
+    def release(self, name: str) -> None:
+        self.file.release(self._sources[name])
+
+    def digest(self) -> str:
+        return self.file.digest()
+
+    def _hub_name(self, own: str) -> str | None:
+        """None for what the configuration has taken in. An unknown name stays what it is, for the accounting to find."""
+        if own == ROPE_FACTORS:
+            return None
+        stem, _, kind = own.rpartition(".")
+        if stem in NAMES:
+            return f"{NAMES[stem]}.{kind}"
+        names = {**COMMON_LAYER_NAMES, **self._architecture.layer_names}
+        match = re.fullmatch(r"blk\.(\d+)\.(\w+)", stem, re.ASCII)
+        if match is None or match[2] not in names:
+            return own
+        return f"model.layers.{match[1]}.{names[match[2]]}.{kind}"
+
+    def _is_reordered(self, own: str) -> bool:
+        return self._architecture.pairs_interleaved and re.search(r"\.attn_[qk]\.", own) is not None
+
+    def _is_shifted_norm(self, own: str) -> bool:
+        return self._architecture.norm_offset != 0 and own.endswith("norm.weight")
+
+    def _info(self, own: str) -> TensorInfo:
+        tensor = self.file.tensors[own]
+        dtype = tensor.format.dtype or FLOAT32
+        return TensorInfo(tensor.shape, FLOAT32 if self._is_shifted_norm(own) else dtype, tensor.num_bytes)
+
+    # --- configuration ---
+
+    def _read_config(self) -> dict[str, Any]:
+        metadata, tensors = self._metadata, self.file.tensors
+        if metadata.get("expert_count", 0):
+            raise ModelError(f"{self.file.path.name} has {metadata['expert_count']} experts; mixtures of experts are not supported")
+        fields = {**COMMON_FIELDS, **self._architecture.fields}
+        config = {fields[key]: value for key, value in metadata.items() if key in fields}
+        config["model_type"] = self._architecture.model_type
+        if "vocab_size" not in config and (embeddings := tensors.get("token_embd.weight")) is not None and embeddings.shape:
+            config["vocab_size"] = embeddings.shape[0]
+        config["tie_word_embeddings"] = "output.weight" not in tensors
+        if self._name == "llama":
+            config["attention_bias"] = "blk.0.attn_output.bias" in tensors
+            config["mlp_bias"] = "blk.0.ffn_down.bias" in tensors
+        if self._name.startswith("gemma"):
+            self._add_gemma_scale(config)
+        if "sliding_window_pattern" not in config and type(period := metadata.get("attention.sliding_window_pattern")) is int:
+            config["sliding_window_pattern"] = period
+        config["rope_scaling"] = self._rope_scaling()
+        return config
+
+    def _add_gemma_scale(self, config: dict[str, Any]) -> None:
+        config["hidden_activation"] = "gelu_pytorch_tanh"
+        scaled_by_share = (self._name, config.get("num_hidden_layers")) in GEMMA_SCALED_BY_SHARE
+        hidden_size, num_heads = config.get("hidden_size"), config.get("num_attention_heads")
+        if scaled_by_share and type(hidden_size) is int and type(num_heads) is int and num_heads:
+            config["query_pre_attn_scalar"] = hidden_size // num_heads
+        elif "head_dim" in config:
+            config["query_pre_attn_scalar"] = config["head_dim"]
+
+    def _rope_scaling(self) -> dict[str, Any] | None:
+        if (factors := self.file.tensors.get(ROPE_FACTORS)) is not None:
+            if factors.num_bytes > MAX_ROPE_FACTOR_BYTES:
+                raise DamagedFile(f"{ROPE_FACTORS} has {factors.num_bytes} bytes; at most {MAX_ROPE_FACTOR_BYTES} are read")
+            divisors = [float(divisor) for divisor in np.ravel(self.file.read(ROPE_FACTORS))]
+            return {"rope_type": "longrope", "short_factor": divisors, "long_factor": divisors, "attention_factor": 1.0}
+        kind = self._metadata.get("rope.scaling.type", "none")
+        if kind == "none":
+            return None
+        scaling = {"rope_type": kind, "factor": self._metadata.get("rope.scaling.factor")}
+        if kind == "yarn":
+            scaling["original_max_position_embeddings"] = self._metadata.get("rope.scaling.original_context_length")
+        return scaling
+
+
+def _split_pairs(tensor: Tensor, num_heads: int) -> Tensor:
+    """Rows 0 1 2 3 ... of a head are halves a0 b0 a1 b1 ... of its pairs; the hub has all a, then all b."""
+    if tensor.shape[0] % (2 * num_heads):
+        raise DamagedFile(f"a projection of {tensor.shape[0]} rows cannot be split into {num_heads} heads of pairs")
+    pairs = tensor.reshape(num_heads, tensor.shape[0] // num_heads // 2, 2, *tensor.shape[1:])
+    return pairs.swapaxes(1, 2).reshape(tensor.shape)

@@ -1,0 +1,200 @@
+"""The tokenizer inside a GGUF file, as the files that a model directory has for it.
+
+Two kinds are read: `gpt2`, byte-level BPE with its merges, and `llama`, sentencepiece BPE with a score per piece and byte
+fallback. Which expression splits text into words first is not in the file, only a name for it: the expressions are facts of
+the models named.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
+
+from compiler.frontend.errors import DamagedFile, ModelError
+
+UNKNOWN, CONTROL, USER_DEFINED, BYTE = 2, 3, 4, 6  # types of tokens
+
+LLAMA3_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+QWEN2_WORDS = LLAMA3_WORDS.replace(r"\p{N}{1,3}", r"\p{N}")
+WORDS = {"llama-bpe": LLAMA3_WORDS, "llama3": LLAMA3_WORDS, "qwen2": QWEN2_WORDS}
+SINGLE_DIGITS = ("smollm", "starcoder", "refact", "command-r")  # GPT-2's words, digits one by one
+PLAIN_WORDS = ("gpt-2", "default")
+IGNORE_MERGES = ("llama-bpe", "llama3")  # a word that is a piece is that piece
+BEGIN_BY_DEFAULT = ("llama-bpe", "llama3")
+
+ROLES = {
+    "bos_token": "bos_token_id",
+    "eos_token": "eos_token_id",
+    "unk_token": "unknown_token_id",
+    "pad_token": "padding_token_id",
+    "sep_token": "seperator_token_id",  # spelled like this in the format
+    "mask_token": "mask_token_id",
+}
+
+
+def tokenizer_files(metadata: Mapping[str, Any]) -> dict[str, bytes]:
+    """Contents by name: tokenizer.json, tokenizer_config.json with special tokens and chat template, generation_config.json."""
+    vocabulary = _Vocabulary(metadata)
+    match vocabulary.model:
+        case "gpt2":
+            tokenizer = _byte_level(vocabulary)
+        case "llama":
+            tokenizer = _sentencepiece(vocabulary)
+        case other:
+            raise ModelError(f"tokenizer.ggml.model is {other!r}, expected gpt2 or llama; take the model's safetensors files instead")
+    _add_tokens(tokenizer, vocabulary)
+    _add_ends(tokenizer, vocabulary)
+    config: dict[str, Any] = {role: vocabulary.tokens[id] for role in ROLES if (id := vocabulary.role_id(role)) is not None}
+    template = metadata.get("tokenizer.chat_template")
+    if isinstance(template, str):
+        config["chat_template"] = template
+    ends = [vocabulary.token_id(key) for key in ("eos_token_id", "eot_token_id", "eom_token_id")]
+    generation = {"eos_token_id": sorted({id for id in ends if id is not None})}
+    return {
+        "tokenizer.json": tokenizer.to_str().encode(),
+        "tokenizer_config.json": json.dumps(config).encode(),
+        "generation_config.json": json.dumps(generation).encode(),
+    }
+
+
+class _Vocabulary:
+    """`tokenizer.ggml.*` of the metadata, checked."""
+
+    def __init__(self, metadata: Mapping[str, Any]) -> None:
+        self._metadata = metadata
+        self.model = self.get("model")
+        self.pre = self.get("pre", "default")
+        self.tokens: list[str] = self._strings("tokens")
+        self.ids: dict[str, int] = {}
+        for id, token in enumerate(self.tokens):
+            self.ids.setdefault(token, id)  # padding of a vocabulary is at times the same text over and over
+        types = self._numbers("token_type", len(self.tokens))
+        self.types: list[int] = [1] * len(self.tokens) if types is None else [int(kind) for kind in types]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self._metadata.get(f"tokenizer.ggml.{name}", default)
+
+    def flag(self, name: str, default: bool) -> bool:
+        value = self.get(name, default)
+        if not isinstance(value, bool):
+            raise DamagedFile(f"tokenizer.ggml.{name} is {value!r}, expected a truth value")
+        return value
+
+    def token_id(self, name: str) -> int | None:
+        value = self.get(name)
+        if value is None or value == 0xFFFFFFFF:  # written for "none"
+            return None
+        if type(value) is not int or not 0 <= value < len(self.tokens):
+            raise DamagedFile(f"tokenizer.ggml.{name} is {value!r}, expected one of {len(self.tokens)} tokens")
+        return value
+
+    def role_id(self, role: str) -> int | None:
+        return self.token_id(ROLES[role])
+
+    def merges(self) -> list[tuple[str, str]]:
+        pairs: list[tuple[str, str]] = []
+        for text in self._strings("merges"):
+            left, gap, right = text.partition(" ")
+            if not gap or left not in self.ids or right not in self.ids or left + right not in self.ids:
+                raise DamagedFile(f"tokenizer.ggml.merges has {text!r}, expected two tokens that make a third")
+            pairs.append((left, right))
+        return pairs
+
+    def scores(self) -> np.ndarray:
+        scores = self._numbers("scores", len(self.tokens))
+        if scores is None:
+            raise DamagedFile("tokenizer.ggml.scores is missing; a sentencepiece vocabulary has one per token")
+        return scores
+
+    def _strings(self, name: str) -> list[str]:
+        value = self.get(name)
+        if not isinstance(value, list):
+            raise DamagedFile(f"tokenizer.ggml.{name} is a {type(value).__name__}, expected an array of texts")
+        return value
+
+    def _numbers(self, name: str, length: int) -> np.ndarray | None:
+        value = self.get(name)
+        if value is not None and not (isinstance(value, np.ndarray) and len(value) == length):
+            raise DamagedFile(f"tokenizer.ggml.{name} is not an array of {length} numbers, one per token")
+        return value
+
+
+def _byte_level(vocabulary: _Vocabulary) -> tokenizers.Tokenizer:
+    pre = vocabulary.pre
+    tokenizer = tokenizers.Tokenizer(models.BPE(vocabulary.ids, vocabulary.merges(), ignore_merges=pre in IGNORE_MERGES))
+    if pre in PLAIN_WORDS:
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    elif pre in SINGLE_DIGITS:
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+            [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        )
+    elif pre in WORDS:
+        words = pre_tokenizers.Split(Regex(WORDS[pre]), behavior="isolated")
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    else:
+        known = ", ".join(sorted((*PLAIN_WORDS, *SINGLE_DIGITS, *WORDS)))
+        raise ModelError(f"tokenizer.ggml.pre is {pre!r}; known are {known}. Take the model's safetensors files instead")
+    if pre == "qwen2":
+        tokenizer.normalizer = normalizers.NFC()
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _sentencepiece(vocabulary: _Vocabulary) -> tokenizers.Tokenizer:
+    unknown = vocabulary.role_id("unk_token")
+    if unknown is None:
+        unknown = next((id for id, kind in enumerate(vocabulary.types) if kind == UNKNOWN), None)
+    model = models.BPE(
+        vocabulary.ids,
+        _merges_by_score(vocabulary),
+        unk_token=None if unknown is None else vocabulary.tokens[unknown],
+        fuse_unk=True,
+        byte_fallback=True,
+    )
+    tokenizer = tokenizers.Tokenizer(model)
+    has_prefix = vocabulary.flag("add_space_prefix", True)
+    spaces = normalizers.Replace(" ", "▁")
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), spaces] if has_prefix else [spaces])
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if has_prefix else steps)
+    return tokenizer
+
+
+def _merges_by_score(vocabulary: _Vocabulary) -> list[tuple[str, str]]:
+    """Sentencepiece joins the two neighbours whose joined piece scores best: every way to split a piece into two others is
+    a merge of the rank of that piece."""
+    scores = vocabulary.scores()
+    ids = {token: id for token, id in vocabulary.ids.items() if vocabulary.types[id] not in (UNKNOWN, CONTROL, USER_DEFINED, BYTE)}
+    ranked: list[tuple[float, int, int, str, str]] = []
+    for token, id in ids.items():
+        for cut in range(1, len(token)):
+            left, right = token[:cut], token[cut:]
+            if left in ids and right in ids:
+                ranked.append((-float(scores[id]), ids[left], ids[right], left, right))
+    return [(left, right) for *_, left, right in sorted(ranked)]
+
+
+def _add_tokens(tokenizer: tokenizers.Tokenizer, vocabulary: _Vocabulary) -> None:
+    """Tokens found in a text before it is split; those of control are special."""
+    kinds = {token: vocabulary.types[id] for token, id in vocabulary.ids.items()}
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token, kind in kinds.items() if kind in (CONTROL, UNKNOWN)])
+    # One with a mark for spaces is meant for the text in which spaces are marked.
+    tokenizer.add_tokens([AddedToken(token, normalized="▁" in token) for token, kind in kinds.items() if kind == USER_DEFINED])
+
+
+def _add_ends(tokenizer: tokenizers.Tokenizer, vocabulary: _Vocabulary) -> None:
+    by_default = vocabulary.model == "llama" or vocabulary.pre in BEGIN_BY_DEFAULT
+    bos, eos = vocabulary.role_id("bos_token"), vocabulary.role_id("eos_token")
+    before = bos if vocabulary.flag("add_bos_token", by_default) else None
+    after = eos if vocabulary.flag("add_eos_token", False) else None
+    ends = [(vocabulary.tokens[id], id) for id in dict.fromkeys((before, after)) if id is not None]
+    if not ends:
+        return
+    single = [vocabulary.tokens[id] for id in (before,) if id is not None] + ["$A"]
+    single += [vocabulary.tokens[id] for id in (after,) if id is not None]
+    tokenizer.post_processor = processors.TemplateProcessing(single=single, special_tokens=ends)

@@ -1,0 +1,426 @@
+"""GGUF: the container, its block formats, and a model in the terms of the hub. Files are written by the `gguf` package."""
+
+import json
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import gguf
+import ml_dtypes
+import numpy as np
+import pytest
+import tokenizers
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, TokenType
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from compiler.frontend.config import load_config
+from compiler.frontend.errors import DamagedFile, ModelError, UnknownModel
+from compiler.frontend.gguf import GgufFile
+from compiler.frontend.gguf_dequant import FORMATS, dequantize
+from compiler.frontend.gguf_model import ARCHITECTURES, GgufModel
+from compiler.frontend.gguf_tokenizer import tokenizer_files
+from compiler.frontend.rope import LongScaling
+from compiler.frontend.weights import open_safetensors
+
+MODELS = Path(__file__).parents[2] / "golden" / "models"
+RNG = np.random.default_rng(0)
+
+
+# --- block formats ----------------------------------------------------------------------------------------------------------
+
+
+def test_formats_have_the_numbers_and_sizes_of_the_reference() -> None:
+    for code, format in FORMATS.items():
+        kind = GGMLQuantizationType(code)
+        assert (kind.name, GGML_QUANT_SIZES[kind]) == (format.name, (format.block_values, format.block_bytes))
+
+
+QUANTIZED = [format for format in FORMATS.values() if format.unpack is not None]
+
+
+@pytest.mark.parametrize("format", QUANTIZED, ids=lambda format: format.name)
+@pytest.mark.parametrize("num_blocks", [0, 1, 5000])
+def test_blocks_unpack_as_the_reference_does(format: Any, num_blocks: int) -> None:
+    blocks = RNG.integers(0, 256, (num_blocks, format.block_bytes), np.uint8)
+    # Scales are halves: any bytes, but neither infinite nor not a number.
+    for start in {"Q4_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}.get(format.name, (0,)):
+        blocks[:, start : start + 2] = RNG.standard_normal((num_blocks, 1)).astype("<f2").view(np.uint8)
+    expected = gguf.quants.dequantize(blocks.reshape(1, -1), GGMLQuantizationType[format.name]) if num_blocks else np.zeros((1, 0))
+    np.testing.assert_array_equal(dequantize(blocks, format), expected[0])
+
+
+# --- the container ----------------------------------------------------------------------------------------------------------
+
+
+def write(path: Path, fill: Callable[[gguf.GGUFWriter], object], arch: str = "llama") -> Path:
+    writer = gguf.GGUFWriter(path, arch)
+    fill(writer)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+TENSORS = {
+    "a": RNG.standard_normal((3, 32), np.float32),
+    "b": RNG.standard_normal((2, 3, 5)).astype(np.float16),
+    "c": np.array([1.5], np.float32),
+}
+QUANTIZED_SOURCE = RNG.standard_normal((4, 64), np.float32)
+
+
+def fill(writer: gguf.GGUFWriter) -> None:
+    writer.add_uint32("number", 7)
+    writer.add_float64("real", 2.5)
+    writer.add_bool("truth", True)
+    writer.add_string("text", "Grüße")
+    writer.add_array("texts", ["a", "", "世"])
+    writer.add_array("numbers", [1, -2, 3])
+    for name, tensor in TENSORS.items():
+        writer.add_tensor(name, tensor)
+    writer.add_tensor("q", gguf.quants.quantize(QUANTIZED_SOURCE, GGMLQuantizationType.Q8_0), raw_dtype=GGMLQuantizationType.Q8_0)
+    bf16 = TENSORS["a"].astype(ml_dtypes.bfloat16).view(np.uint8)
+    writer.add_tensor("h", bf16, raw_dtype=GGMLQuantizationType.BF16)
+
+
+def test_reads_what_the_reference_wrote(tmp_path: Path) -> None:
+    file = GgufFile(write(tmp_path / "m.gguf", fill))
+    metadata = file.metadata
+    assert (metadata["number"], metadata["real"], metadata["truth"], metadata["text"]) == (7, 2.5, True, "Grüße")
+    assert metadata["texts"] == ["a", "", "世"]
+    assert list(metadata["numbers"]) == [1, -2, 3]
+    for name, expected in TENSORS.items():
+        read = file.read(name)
+        assert read.dtype == expected.dtype
+        assert np.shares_memory(read, file.read(name))
+        np.testing.assert_array_equal(read, expected)
+    np.testing.assert_array_equal(file.read("h"), TENSORS["a"].astype(ml_dtypes.bfloat16))
+    assert file.read("q").shape == (4, 64)
+    np.testing.assert_allclose(file.read("q"), QUANTIZED_SOURCE, atol=0.02)
+    file.release("a")
+    np.testing.assert_array_equal(file.read("a"), TENSORS["a"])
+
+
+def test_digest_follows_the_content(tmp_path: Path) -> None:
+    first = GgufFile(write(tmp_path / "m.gguf", fill)).digest()
+    assert GgufFile(tmp_path / "m.gguf").digest() == first
+    write(tmp_path / "m.gguf", lambda writer: (fill(writer), writer.add_uint32("more", 1)))
+    assert GgufFile(tmp_path / "m.gguf").digest() != first
+
+
+def header(version: int = 3, num_tensors: int = 0, num_entries: int = 0) -> bytes:
+    return b"GGUF" + version.to_bytes(4, "little") + num_tensors.to_bytes(8, "little") + num_entries.to_bytes(8, "little")
+
+
+def text(value: str) -> bytes:
+    return len(value).to_bytes(8, "little") + value.encode()
+
+
+def number(value: int, size: int = 4) -> bytes:
+    return value.to_bytes(size, "little")
+
+
+def described(name: str, shape: list[int], code: int, offset: int) -> bytes:
+    return text(name) + number(len(shape)) + b"".join(number(n, 8) for n in shape) + number(code) + number(offset, 8)
+
+
+def entry(name: str, code: int, value: bytes) -> bytes:
+    return text(name) + number(code) + value
+
+
+@pytest.mark.parametrize(
+    ("content", "error", "message"),
+    [
+        (b"", DamagedFile, "is empty"),
+        (b"GGU", DamagedFile, "Is the download complete"),
+        (b"PK\x03\x04" + bytes(40), DamagedFile, "begins with"),
+        (header(1), ModelError, "has version 1"),
+        (header(3 << 24), ModelError, "big-endian"),
+        (header(num_tensors=1 << 60), DamagedFile, "announces"),
+        (header(num_entries=1 << 60), DamagedFile, "announces"),
+        (header(num_entries=1) + number(1 << 62, 8), DamagedFile, "are announced at"),
+        (header(num_entries=1) + entry("k", 13, b""), DamagedFile, "type 13"),
+        (header(num_entries=1) + entry("k", 7, b"\2"), DamagedFile, "truth value is 2"),
+        (header(num_entries=1) + entry("k", 9, number(9) + number(1, 8)), DamagedFile, "items of type 9"),
+        (header(num_entries=1) + entry("k", 9, number(8) + number(1 << 40, 8)), DamagedFile, "texts; at most"),
+        (header(num_entries=1) + entry("k", 9, number(12) + number(1 << 61, 8)), DamagedFile, "are announced at"),
+        (header(num_entries=2) + entry("k", 0, b"\1") * 2, DamagedFile, "more than one entry 'k'"),
+        (header(num_entries=1) + entry("general.alignment", 4, number(24)), DamagedFile, "a power of two"),
+        (header(num_entries=1) + entry("split.count", 2, number(3, 2)), ModelError, "one of 3 parts"),
+        (header(num_tensors=1) + described("t", [1] * 5, 0, 0), DamagedFile, "5 dimensions"),
+        (header(num_tensors=1) + described("t", [1], 7, 0), ModelError, "format 7 is not read; known are F32"),
+        (header(num_tensors=1) + described("t", [33], 2, 0), DamagedFile, "no multiple of the 32"),
+        (header(num_tensors=1) + described("t", [1], 0, 4), DamagedFile, "no multiple of 32"),
+        (header(num_tensors=1) + described("t", [1 << 62, 1 << 62], 0, 0), DamagedFile, "ends at byte"),
+        (header(num_tensors=1) + described("t", [32], 0, 1 << 62), DamagedFile, "ends at byte"),
+        (header(num_tensors=2) + described("t", [1], 0, 0) * 2 + bytes(64), DamagedFile, "more than one tensor"),
+        (header(num_tensors=2) + described("t", [9], 0, 0) + described("u", [1], 0, 32) + bytes(99), DamagedFile, "inside the one before"),
+    ],
+)  # fmt: skip
+def test_hostile_files_are_refused(tmp_path: Path, content: bytes, error: type[Exception], message: str) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(content)
+    with pytest.raises(error, match=message):
+        GgufFile(path)
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_damaged_file_is_refused_or_reads_within_its_bounds(tmp_path: Path, data: st.DataObject) -> None:
+    original = tmp_path / "original.gguf"
+    if not original.exists():
+        write(original, fill)
+    content = bytearray(original.read_bytes())
+    if data.draw(st.booleans()):
+        del content[data.draw(st.integers(0, len(content))) :]
+    for _ in range(data.draw(st.integers(0, 3)) if content else 0):
+        content[data.draw(st.integers(0, len(content) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    path = tmp_path / "m.gguf"
+    path.unlink(missing_ok=True)
+    path.write_bytes(content)
+    try:
+        file = GgufFile(path)
+    except ModelError:
+        return
+    with np.errstate(all="ignore"):  # a damaged scale may be infinite
+        for name, tensor in file.tensors.items():
+            assert tensor.start + tensor.num_bytes <= len(content)
+            assert file.read(name).shape == tensor.shape
+
+
+# --- models -----------------------------------------------------------------------------------------------------------------
+
+OWN_NAMES = {
+    "llama": ("llama", "llama-bias-tied", "mistral-wide-heads"),
+    "qwen2": ("qwen2",),
+    "qwen3": ("qwen3",),
+    "gemma2": ("gemma2",),
+    "gemma3": ("gemma3",),
+}
+CASES = [(arch, case) for arch, cases in OWN_NAMES.items() for case in cases]
+
+
+def interleaved(tensor: np.ndarray, num_heads: int) -> np.ndarray:
+    """As converters order the rows of Llama's queries and keys: the two halves of a head, turn by turn."""
+    halves = tensor.reshape(num_heads, 2, -1, *tensor.shape[1:])
+    return np.stack([halves[:, 0], halves[:, 1]], axis=2).reshape(tensor.shape)
+
+
+def convert(case: str, arch: str, path: Path) -> Path:
+    """A golden model as llama.cpp's converter would write it, in f32."""
+    values = json.loads((MODELS / case / "config.json").read_text())
+    source = open_safetensors(MODELS / case)
+
+    def fill(writer: gguf.GGUFWriter) -> None:
+        writer.add_block_count(values["num_hidden_layers"])
+        writer.add_context_length(values["max_position_embeddings"])
+        writer.add_embedding_length(values["hidden_size"])
+        writer.add_feed_forward_length(values["intermediate_size"])
+        writer.add_head_count(values["num_attention_heads"])
+        writer.add_head_count_kv(values["num_key_value_heads"])
+        writer.add_layer_norm_rms_eps(values["rms_norm_eps"])
+        writer.add_rope_freq_base(values["rope_theta"])
+        if "head_dim" in values:
+            writer.add_key_length(values["head_dim"])
+        if arch.startswith("gemma"):
+            writer.add_sliding_window(values["sliding_window"])
+        if arch == "gemma2":
+            writer.add_attn_logit_softcapping(values["attn_logit_softcapping"])
+            writer.add_final_logit_softcapping(values["final_logit_softcapping"])
+        if arch == "gemma3":
+            writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+            writer.add_rope_scaling_factor(values["rope_scaling"]["factor"])
+            writer.add_sliding_window_pattern(values["sliding_window_pattern"])
+        architecture = ARCHITECTURES[arch]
+        names = gguf.get_tensor_name_map(gguf.constants.MODEL_ARCH[arch.upper()], values["num_hidden_layers"])
+        for name in source.tensors:
+            tensor = source.read(name).astype(np.float32)
+            if architecture.pairs_interleaved and ("q_proj" in name or "k_proj" in name):
+                heads = values["num_attention_heads" if "q_proj" in name else "num_key_value_heads"]
+                tensor = interleaved(tensor, heads)
+            if arch.startswith("gemma") and name.endswith("norm.weight"):
+                tensor = tensor + 1
+            own = names.get_name(name, try_suffixes=(".weight", ".bias"))
+            assert own is not None, name
+            writer.add_tensor(own, tensor)
+
+    return write(path, fill, arch)
+
+
+@pytest.mark.parametrize(("arch", "case"), CASES, ids=[case for _, case in CASES])
+def test_a_converted_model_is_the_one_of_the_hub(tmp_path: Path, arch: str, case: str) -> None:
+    source, expected = open_safetensors(MODELS / case), load_config(MODELS / case)
+    model = GgufModel(convert(case, arch, tmp_path / "m.gguf"))
+    assert model.tensors.keys() == source.tensors.keys()
+    for name in source.tensors:
+        assert model.tensors[name].shape == source.tensors[name].shape
+        assert model.read(name).dtype == model.tensors[name].dtype
+        np.testing.assert_allclose(model.read(name), source.read(name).astype(np.float32), atol=1e-6)
+    for field in ("hidden_size", "num_kv_heads", "head_dim", "windows", "tie_word_embeddings", "attention_softcap", "mlp_bias"):
+        assert getattr(model.config, field) == getattr(expected, field), field
+    assert model.config.norm_eps == pytest.approx(expected.norm_eps)
+    assert model.config.vocab_size == expected.vocab_size
+    assert (model.config.rope, model.config.local_rope) == (expected.rope, expected.local_rope)
+
+
+def test_llama3_scaling_is_a_tensor(tmp_path: Path) -> None:
+    case = MODELS / "llama-llama3"
+    expected = load_config(case)
+    assert expected.rope is not None
+    plain = 500000.0 ** (-np.arange(0, 16, 2) / 16)
+    divisors = (plain / expected.rope.frequencies(256)[0]).astype(np.float32)
+    path = convert("llama-llama3", "llama", tmp_path / "m.gguf")
+    file = gguf.GGUFReader(path)
+    kept = {tensor.name: np.array(tensor.data) for tensor in file.tensors}
+    values = json.loads((case / "config.json").read_text())
+
+    def fill(writer: gguf.GGUFWriter) -> None:
+        writer.add_block_count(2)
+        writer.add_context_length(256)
+        writer.add_embedding_length(64)
+        writer.add_feed_forward_length(96)
+        writer.add_head_count(4)
+        writer.add_head_count_kv(2)
+        writer.add_rope_freq_base(values["rope_theta"])
+        for name, tensor in kept.items():
+            writer.add_tensor(name, tensor)
+        writer.add_tensor("rope_freqs.weight", divisors)
+
+    model = GgufModel(write(tmp_path / "n.gguf", fill))
+    assert "rope_freqs.weight" not in model.tensors
+    assert model.config.rope is not None
+    assert isinstance(model.config.rope.scaling, LongScaling)
+    frequencies, scale = model.config.rope.frequencies(256)
+    np.testing.assert_allclose(frequencies, expected.rope.frequencies(256)[0], rtol=1e-6)
+    assert scale == 1.0
+
+
+def test_foreign_architectures_and_names(tmp_path: Path) -> None:
+    with pytest.raises(UnknownModel, match="'rwkv7'; known are llama, qwen2"):
+        GgufModel(write(tmp_path / "m.gguf", fill, "rwkv7"))
+    with pytest.raises(ModelError, match="8 experts"):
+        GgufModel(write(tmp_path / "m.gguf", lambda writer: writer.add_expert_count(8)))
+    path = convert("qwen2", "qwen2", tmp_path / "m.gguf")
+    assert "blk.0.attn_q.weight" not in GgufModel(path).tensors
+
+
+# --- tokenizers -------------------------------------------------------------------------------------------------------------
+
+CORPUS = ["the quick brown fox, 12345 times", "die Grüße der Welt", "世界 and the world's 'quotes'", "  two  spaces\n\nlines"] * 3
+TEXTS = [*CORPUS, "unseen: ξ 🎉", "", " ", "<|end|>the<|end|>", "1234567"]
+
+
+def metadata(tokenizer: tokenizers.Tokenizer, **values: Any) -> dict[str, Any]:
+    """What a converter writes of a tokenizer."""
+    vocab = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
+    added = tokenizer.get_added_tokens_decoder()
+    kinds = [TokenType.NORMAL if id not in added else TokenType.CONTROL if added[id].special else TokenType.USER_DEFINED for _, id in vocab]
+    content = {"tokens": [token for token, _ in vocab], "token_type": np.array(kinds, np.int32), **values}
+    return {f"tokenizer.ggml.{name}": value for name, value in content.items()}
+
+
+def byte_level(words: str | None) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=words is None)
+    split = [] if words is None else [pre_tokenizers.Split(tokenizers.Regex(words), "isolated")]
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*split, byte_level])
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=320, special_tokens=["<|end|>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    merges = [" ".join(pair) for pair in json.loads(tokenizer.to_str())["model"]["merges"]]
+    return tokenizer, metadata(tokenizer, model="gpt2", merges=merges, eos_token_id=0)
+
+
+LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+
+
+@pytest.mark.parametrize(("pre", "words"), [("gpt-2", None), ("llama-bpe", LLAMA3), ("qwen2", LLAMA3.replace("{1,3}", ""))])
+def test_byte_level_tokenizers_come_back(pre: str, words: str | None) -> None:
+    original, values = byte_level(words)
+    restored = tokenizers.Tokenizer.from_str(tokenizer_files({**values, "tokenizer.ggml.pre": pre})["tokenizer.json"].decode())
+    for sample in TEXTS:
+        ids = original.encode(sample).ids
+        assert restored.encode(sample).ids == ids
+        assert restored.decode(ids) == original.decode(ids)
+
+
+def sentencepiece(has_prefix: bool) -> dict[str, Any]:
+    pieces = ["the", "qu", "ick", "quick", "▁the", "▁quick", "▁t", "▁q", "he", "ic", "▁w", "or", "ld", "world", "▁world", "▁▁"]
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *pieces, *"▁thequickworlda,ing"]
+    tokens = list(dict.fromkeys(tokens))
+    kinds = [TokenType.UNKNOWN] + [TokenType.CONTROL] * 2 + [TokenType.BYTE] * 256
+    kinds += [TokenType.NORMAL] * (len(tokens) - len(kinds))
+    values = {
+        "model": "llama",
+        "tokens": tokens,
+        "token_type": np.array(kinds, np.int32),
+        "scores": np.array([0.0 if kind != TokenType.NORMAL else -float(id) for id, kind in enumerate(kinds)], np.float32),
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "add_space_prefix": has_prefix,
+    }
+    return {f"tokenizer.ggml.{name}": value for name, value in values.items()}
+
+
+def best_first(text: str, ids: dict[str, int], scores: np.ndarray) -> list[int]:
+    """Sentencepiece by its definition: join the neighbours that make the best piece, the leftmost of equals, until none do."""
+    parts = list(text)
+    while True:
+        joined = [(-scores[ids[a + b]], i) for i, (a, b) in enumerate(pairwise(parts)) if a + b in ids]
+        if not joined:
+            break
+        at = min(joined)[1]
+        parts[at : at + 2] = [parts[at] + parts[at + 1]]
+    return [id for part in parts for id in ([ids[part]] if part in ids else [3 + byte for byte in part.encode()])]
+
+
+@pytest.mark.parametrize("has_prefix", [True, False])
+def test_sentencepiece_tokenizers_join_the_best_piece_first(has_prefix: bool) -> None:
+    values = sentencepiece(has_prefix)
+    files = tokenizer_files(values)
+    restored = tokenizers.Tokenizer.from_str(files["tokenizer.json"].decode())
+    ids = {token: id for id, token in enumerate(values["tokenizer.ggml.tokens"])}
+    for sample in ["the quick world", "quickworldthe  the", "Grüße 🎉", "qq"]:
+        marked = ("▁" * has_prefix + sample).replace(" ", "▁")
+        encoded = restored.encode(sample).ids
+        assert encoded == [1, *best_first(marked, ids, values["tokenizer.ggml.scores"])]
+        assert restored.decode(encoded) == sample
+    assert json.loads(files["tokenizer_config.json"]) == {"bos_token": "<s>", "eos_token": "</s>"}
+    assert json.loads(files["generation_config.json"]) == {"eos_token_id": [2]}
+
+
+def test_ends_template_and_stops() -> None:
+    _, values = byte_level(None)
+    values |= {"tokenizer.ggml.bos_token_id": 0, "tokenizer.ggml.add_bos_token": True, "tokenizer.ggml.add_eos_token": True}
+    values |= {"tokenizer.ggml.eot_token_id": 5, "tokenizer.chat_template": "{{ messages }}", "tokenizer.ggml.padding_token_id": 0xFFFFFFFF}
+    files = tokenizer_files(values)
+    ids = tokenizers.Tokenizer.from_str(files["tokenizer.json"].decode()).encode("the").ids
+    assert (ids[0], ids[-1]) == (0, 0)
+    config = json.loads(files["tokenizer_config.json"])
+    assert (config["chat_template"], "pad_token" in config) == ("{{ messages }}", False)
+    assert json.loads(files["generation_config.json"]) == {"eos_token_id": [0, 5]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"model": "t5"}, ModelError, "'t5', expected gpt2 or llama"),
+        ({"pre": "mystery"}, ModelError, "'mystery'; known are"),
+        ({"merges": ["a b c", "zz yy"]}, DamagedFile, "two tokens that make a third"),
+        ({"merges": None}, DamagedFile, "an array of texts"),
+        ({"token_type": np.zeros(3, np.int32)}, DamagedFile, "one per token"),
+        ({"eos_token_id": 1 << 20}, DamagedFile, "expected one of 3"),
+        ({"model": "llama"}, DamagedFile, "scores is missing"),
+        ({"add_bos_token": 3}, DamagedFile, "a truth value"),
+    ],
+)
+def test_damaged_vocabularies_are_refused(changes: dict[str, Any], error: type[Exception], message: str) -> None:
+    _, values = byte_level(None)
+    with pytest.raises(error, match=message):
+        tokenizer_files(values | {f"tokenizer.ggml.{name}": value for name, value in changes.items()})
