@@ -104,7 +104,7 @@ class CompletionAnswer:
         head = encode(self._envelope)[:-1] + b',"choices":['
         tail = b'],"usage":null}' if self._usage_at_end and not self._usage_always else b"]}"
         opened: set[int] = set()
-        async with aclosing(self._steps()) as steps:
+        async with aclosing(self._steps_behind_prompts()) as steps:
             async for step in steps:
                 choice = self._choices[step.choice]
                 self._take(choice, step)
@@ -125,6 +125,23 @@ class CompletionAnswer:
                     yield head + self._chunk(choice, step) + tail
         if self._usage_at_end or self._usage_always:
             yield head + b'],"usage":' + encode(self.usage.describe()) + b"}"
+
+    async def _steps_behind_prompts(self) -> AsyncGenerator[Step, None]:
+        """The same, but none of a prompt's before the step that brings what an echo needs to know about it."""
+        held: dict[int, list[Step]] = {}
+        if self._prompts and self._body.logprobs is not None:
+            held = {index: [] for index in range(len(self._prompts))}
+        async with aclosing(self._steps()) as steps:
+            async for step in steps:
+                prompt_index = step.choice // self._per_prompt
+                if step.prompt_logprobs:
+                    yield step
+                    for waiting in held.pop(prompt_index, ()):
+                        yield waiting
+                elif prompt_index in held:
+                    held[prompt_index].append(step)
+                else:
+                    yield step
 
     async def _steps(self) -> AsyncGenerator[Step, None]:
         """The steps of all prompts, with choices numbered through."""
