@@ -1,0 +1,19 @@
+"""The benchmark of the front runs and its figures hang together; how good they are is for a quiet machine to say."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+
+def test_it_measures():
+    command = [sys.executable, "-m", "deploy.bench.http", "--json", "--seconds", "0.5", "--rate", "400", "--streams", "8"]
+    result = json.loads(subprocess.run(command, check=True, capture_output=True, timeout=120).stdout)
+    paced = result["paced"]
+    assert paced["num_tokens"] == 8 * round(0.5 * 400 / 8) and paced["num_streams"] == 8
+    assert paced["tokens_per_s"] <= 400 * 1.3, "it was not paced"
+    assert 0 <= paced["added_ms_p50"] <= paced["added_ms_p99"] <= paced["added_ms_max"]
+    assert paced["server_cpu_s"] > 0 and result["saturated"]["tokens_per_s"] > paced["tokens_per_s"]
+    assert result["idle"]["connections"] == 1000 and result["idle"]["bytes"] < 100 << 20
+    assert result["metrics"]["scrape_ms"] > 0

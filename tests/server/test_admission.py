@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import pytest
+
+from server.admission import Admission
+from server.errors import QUEUE_FULL, ApiError
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    class Clock:
+        now = 0.0
+
+    monkeypatch.setattr("server.admission.time.monotonic", lambda: Clock.now)
+    return Clock
+
+
+def test_what_is_taken_is_given_back_once():
+    admission = Admission("m", max_running=2, max_queued=1, max_queued_tokens=100)
+    lease = admission.admit(2, 30)
+    assert (admission.num_sequences, admission.num_queued_tokens) == (2, 30)
+    lease.prefilled()
+    lease.prefilled()
+    assert (admission.num_sequences, admission.num_queued_tokens) == (2, 0)
+    lease.release()
+    lease.release()
+    assert (admission.num_sequences, admission.num_queued_tokens) == (0, 0)
+
+
+def test_refusals():
+    admission = Admission("m", max_running=2, max_queued=1, max_queued_tokens=100)
+    admission.admit(1, 500)  # alone, so its length keeps nobody out but those behind it
+    for num_sequences, num_tokens in ((3, 1), (1, 1)):
+        with pytest.raises(ApiError) as caught:
+            admission.admit(num_sequences, num_tokens)
+        assert caught.value.kind is QUEUE_FULL and caught.value.headers["x-ratelimit-remaining-requests"] == "2"
+    assert admission.num_sequences == 1
+
+
+def test_the_wait_follows_the_pace_of_a_full_model(clock):
+    admission = Admission("m", max_running=1, max_queued=3, max_queued_tokens=10**9)
+    leases = [admission.admit(1, 1) for _ in range(4)]
+    for _ in range(60):  # one end every three seconds
+        clock.now += 3
+        leases.pop(0).release()
+        leases.append(admission.admit(1, 1))
+    with pytest.raises(ApiError) as caught:
+        admission.admit(2, 1)
+    assert float(caught.value.headers["retry-after-ms"]) == pytest.approx(2 * 3000, rel=0.05)
+    assert caught.value.headers["retry-after"] == "6"
+    assert (
+        caught.value.headers["x-ratelimit-reset-requests"].startswith("9.") or "8.9" in caught.value.headers["x-ratelimit-reset-requests"]
+    )

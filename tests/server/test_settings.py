@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+import re
+from dataclasses import MISSING, fields
+from pathlib import Path
+
+import pytest
+
+from server.settings import ServerSettings, SettingsError
+
+
+def test_the_page_lists_every_setting_with_its_default():
+    page = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
+    listed = dict(re.findall(r"^\| `(\w+)` \| `([^`]*)` \|", page, re.MULTILINE))
+    assert all(field.default is not MISSING for field in fields(ServerSettings))
+    assert listed == {field.name: str(field.default) for field in fields(ServerSettings)}
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"port": 70000}, "port is 70000"),
+        ({"max_body_bytes": 0}, "max_body_bytes is 0"),
+        ({"heartbeat_s": 0}, "heartbeat_s is 0"),
+        ({"host": "0.0.0.0"}, "no API key"),
+        ({"host": "example.org"}, "no API key"),
+    ],
+)
+def test_values_that_cannot_work(values, message):
+    with pytest.raises(SettingsError, match=message):
+        ServerSettings(**values)
