@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from compiler.codegen.intrinsics import dot
+from compiler.codegen.intrinsics import amx, dot
 from compiler.codegen.intrinsics.registry import Intrinsic
 from compiler.ir.op import Registry
 
 INTRINSICS: Registry[Intrinsic] = Registry("tile intrinsic")
 INTRINSICS.add("dot_bf16", dot.DOT_BF16)
 INTRINSICS.add("dot_i8", dot.DOT_I8)
+INTRINSICS.add("amx_bf16", amx.AMX_BF16)
+INTRINSICS.add("amx_i8", amx.AMX_I8)

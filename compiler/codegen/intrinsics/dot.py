@@ -120,7 +120,7 @@ class _Tile:
 # --- meaning -----------------------------------------------------------------------------------------------------------
 
 
-def _matrices(kind: Kind, arrays: tuple[Array, ...], dims: tuple[int, ...], attrs: Mapping[str, Any]) -> tuple[Array, Array, Array]:
+def matrices(kind: Kind, arrays: tuple[Array, ...], dims: tuple[int, ...], attrs: Mapping[str, Any]) -> tuple[Array, Array, Array]:
     """Views: c [rows, columns], a [rows, k / g, g], b [k / g, columns, g]."""
     (c, a, b), (k, stride), g = arrays, dims, kind.group
     rows, columns = int(attrs["rows"]), int(attrs["columns"])
@@ -129,7 +129,7 @@ def _matrices(kind: Kind, arrays: tuple[Array, ...], dims: tuple[int, ...], attr
 
 
 def _mean_bf16(arrays: tuple[Array, ...], dims: tuple[int, ...], attrs: Mapping[str, Any]) -> None:
-    c, a, b = _matrices(BF16, arrays, dims, attrs)
+    c, a, b = matrices(BF16, arrays, dims, attrs)
     a, b = a.astype(np.float64), b.astype(np.float64)
     for g in range(a.shape[1]):
         for half in (1, 0):
@@ -137,8 +137,8 @@ def _mean_bf16(arrays: tuple[Array, ...], dims: tuple[int, ...], attrs: Mapping[
             c[...] = (c + a[:, g, half, None] * b[None, g, :, half]).astype(np.float32)
 
 
-def _mean_i8(arrays: tuple[Array, ...], dims: tuple[int, ...], attrs: Mapping[str, Any]) -> None:
-    c, a, b = _matrices(I8, arrays, dims, attrs)
+def mean_i8(arrays: tuple[Array, ...], dims: tuple[int, ...], attrs: Mapping[str, Any]) -> None:
+    c, a, b = matrices(I8, arrays, dims, attrs)
     c += np.einsum("rgi,gci->rc", a.astype(np.int32), b.astype(np.int32))
 
 
@@ -147,4 +147,4 @@ def _intrinsic(kind: Kind, meaning: Meaning, what: str) -> Intrinsic:
 
 
 DOT_BF16 = _intrinsic(BF16, _mean_bf16, "f32 tile of bf16 products")
-DOT_I8 = _intrinsic(I8, _mean_i8, "i32 tile of i8 products")
+DOT_I8 = _intrinsic(I8, mean_i8, "i32 tile of i8 products")

@@ -1,0 +1,102 @@
+"""AMX: products of whole tiles, 16 rows by 64 bytes. Operands, layout and dimensions are those of dot.py.
+
+    rows     1 .. 32        columns    16 or 32        k    a multiple of 64 bytes of a's elements
+
+Up to 2 x 2 accumulator tiles (tmm0..3) stay in the unit for the whole of k; tmm4..5 hold rows of a, tmm6..7 columns of b. Rows fewer
+than 16 are configured as such, so nothing outside a is read. The process must have asked its kernel for permission to use the unit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compiler.codegen.intrinsics.dot import BF16, I8, Kind, matrices, mean_i8
+from compiler.codegen.intrinsics.registry import Intrinsic, Operands
+from compiler.codegen.ssa import Code, vector_literal
+from compiler.ir.errors import CompileError
+from compiler.target import Target
+
+TILE_ROWS, TILE_BYTES = 16, 64
+
+
+def _emit(code: Code, operands: Operands, kind: Kind, product: str) -> None:
+    (c, a, b), (k, stride) = operands.pointers, operands.dims
+    rows, columns = int(operands.attrs["rows"]), int(operands.attrs["columns"])
+    if not (1 <= rows <= 2 * TILE_ROWS and columns in (TILE_ROWS, 2 * TILE_ROWS)):
+        raise CompileError(f"AMX tile of {rows} x {columns}; expected 1 to 32 rows and 16 or 32 columns")
+    heights = [min(TILE_ROWS, rows - top) for top in range(0, rows, TILE_ROWS)]
+    sides = range(columns // TILE_ROWS)
+    size = 4 // kind.group
+    row_bytes = 4 * columns
+
+    _configure(code, heights)
+    row_stride = code.op(f"mul nsw i64 {stride}, {size}")
+    places = {
+        (i, j): code.op(f"getelementptr i8, ptr {c}, i64 {i * TILE_ROWS * row_bytes + j * TILE_BYTES}")
+        for i in range(len(heights))
+        for j in sides
+    }
+    for (i, j), place in places.items():
+        code.do(f"call void @llvm.x86.tileloadd64(i8 {2 * i + j}, ptr {place}, i64 {row_bytes})")
+    steps = code.op(f"sdiv i64 {k}, {TILE_BYTES // size}")
+    with code.loop("0", steps) as step:
+        left = code.op(f"getelementptr [{TILE_BYTES} x i8], ptr {a}, i64 {step}")
+        right = code.op(f"getelementptr [{TILE_ROWS * row_bytes} x i8], ptr {b}, i64 {step}")
+        for j in sides:
+            place = code.op(f"getelementptr i8, ptr {right}, i64 {j * TILE_BYTES}")
+            code.do(f"call void @llvm.x86.tileloadd64(i8 {6 + j}, ptr {place}, i64 {row_bytes})")
+        for i in range(len(heights)):
+            place = code.op(f"getelementptr i8, ptr {left}, i64 {code.op(f'mul nsw i64 {row_stride}, {i * TILE_ROWS}')}")
+            code.do(f"call void @llvm.x86.tileloadd64(i8 {4 + i}, ptr {place}, i64 {row_stride})")
+            for j in sides:
+                code.do(f"call void @llvm.x86.{product}(i8 {2 * i + j}, i8 {4 + i}, i8 {6 + j})")
+    for (i, j), place in places.items():
+        code.do(f"call void @llvm.x86.tilestored64(i8 {2 * i + j}, ptr {place}, i64 {row_bytes})")
+
+
+def _configure(code: Code, heights: list[int]) -> None:
+    """Palette 1; bytes per row (u16) from byte 16 on, rows (u8) from byte 48 on."""
+    config = bytearray(64)
+    config[0] = 1
+    tiles = {0: heights[0], 1: heights[0], 2: heights[-1], 3: heights[-1], 4: heights[0], 5: heights[-1], 6: TILE_ROWS, 7: TILE_ROWS}
+    for tile, height in tiles.items():
+        config[16 + 2 * tile], config[48 + tile] = TILE_BYTES, height
+    place = code.alloca("<64 x i8>")
+    code.do(f"store <64 x i8> {vector_literal('i8', config)}, ptr {place}, align 64")
+    code.do(f"call void @llvm.x86.ldtilecfg(ptr {place})")
+
+
+def _emit_bf16(code: Code, operands: Operands, target: Target) -> None:
+    _emit(code, operands, BF16, "tdpbf16ps")
+
+
+def _emit_i8(code: Code, operands: Operands, target: Target) -> None:
+    _emit(code, operands, I8, "tdpbssd")
+
+
+def _mean_bf16(arrays: tuple[NDArray[Any], ...], dims: tuple[int, ...], attrs: Mapping[str, Any]) -> None:
+    """Within 32 of k the first and the second of each pair are summed apart, each step fused and rounded; then both are added to c."""
+    c, a, b = matrices(BF16, arrays, dims, attrs)
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    for start in range(0, a.shape[1], TILE_ROWS):
+        halves = np.zeros((2, *c.shape), np.float32)
+        for g in range(start, start + TILE_ROWS):
+            for half in range(2):
+                halves[half] = halves[half] + a[:, g, half, None] * b[None, g, :, half]
+        c += halves[0] + halves[1]
+
+
+def _runs_on_bf16(target: Target) -> bool:
+    return target.has("amx-bf16")
+
+
+def _runs_on_i8(target: Target) -> bool:
+    return target.has("amx-int8")
+
+
+AMX_BF16 = Intrinsic("f32 tile of bf16 products on the matrix unit", _mean_bf16, _runs_on_bf16, _emit_bf16)
+AMX_I8 = Intrinsic("i32 tile of i8 products on the matrix unit", mean_i8, _runs_on_i8, _emit_i8)
