@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import llvmlite.binding as llvm
-import numpy as np
 import pytest
 from numpy.typing import NDArray
 
@@ -79,7 +78,3 @@ def run_native() -> RunNative:
         Native(prim, target or host())(arrays, dims, scalars)
 
     return run
-
-
-def zeros_like(array: Array) -> Array:
-    return np.zeros_like(array)
