@@ -134,13 +134,6 @@ class BlockPool:
         held.num_published = 0
         held.version += 1
 
-    def forget(self) -> None:
-        """Empty the prefix cache: nothing published is found any more."""
-        self._free.extend(self._cached)
-        self._cached.clear()
-        self._digest_of.clear()
-        self._page_of.clear()
-
     def check_integrity(self, holders: Iterable[PageList]) -> None:
         """Compare the books with the page lists of all living sequences."""
         counted = [0] * self.num_pages

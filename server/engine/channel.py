@@ -11,6 +11,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 import msgspec
 
@@ -65,6 +66,8 @@ class WorkerChannel:
         """After everything sent has left."""
         self._outbox.put(None)
         self._writer.join()
+        with suppress(OSError):  # the front may have left first
+            self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
     def _read(self) -> None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import OrderedDict
-from collections.abc import Iterator
 from typing import Generic, Protocol, TypeVar
 
-QUANTUM = 512  # tokens a key may spend before the next one has its turn
-DEEPEST_DEBT = 16 * QUANTUM  # bounds how long a key that used much can be made to wait
+QUANTUM = 64  # tokens a key may spend before the next one has its turn; a chunk of a prompt may overdraw it
+DEEPEST_DEBT = 4096  # bounds how long a key that used much can be made to wait
 
 
 class Waiting(Protocol):
@@ -32,9 +31,6 @@ class FairQueue(Generic[T]):
 
     def __len__(self) -> int:
         return len(self._items)
-
-    def __iter__(self) -> Iterator[T]:
-        return iter(self._items)
 
     def __contains__(self, item: T) -> bool:
         return item in self._items

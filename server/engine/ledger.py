@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import msgspec
 
@@ -27,11 +28,8 @@ class Job:
     def is_suspect(self) -> bool:
         return self.blame >= GUILTY
 
-    def message(self) -> Submit | Embed:
-        raise NotImplementedError
 
-    def fail(self, error: RequestError) -> None:
-        raise NotImplementedError
+J = TypeVar("J", bound=Job)
 
 
 @dataclass(slots=True, eq=False)
@@ -95,7 +93,7 @@ class Embedded(Job):
             self.result.set_exception(error)
 
 
-def assign_blame(jobs: Iterable[Job], weight: float) -> Job | None:
+def assign_blame(jobs: Iterable[J], weight: float) -> J | None:
     """A worker died. The job that is to be failed for it, if there is proof: it alone stood under suspicion and on trial, or it
     alone ran, and not for the first time."""
     present = [job for job in jobs if job.in_worker]
@@ -107,7 +105,7 @@ def assign_blame(jobs: Iterable[Job], weight: float) -> Job | None:
     return accused[0] if len(accused) == 1 and accused[0].is_suspect else None
 
 
-def next_to_run(jobs: Iterable[Job]) -> list[Job]:
+def next_to_run(jobs: Iterable[J]) -> list[J]:
     """Suspects run one after the other, before all that waits, so that the next death has one name. Then everything runs."""
     jobs = list(jobs)
     suspects = [job for job in jobs if job.is_suspect]

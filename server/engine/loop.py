@@ -56,10 +56,6 @@ class Timing:
         self.kernel_s += kernel_s
         self.last_step_s, self.last_kernel_s = step_s, kernel_s
 
-    @property
-    def host_share(self) -> float:
-        return 1.0 - self.kernel_s / self.step_s if self.step_s else 0.0
-
 
 class Engine:
     def __init__(
@@ -69,10 +65,9 @@ class Engine:
         *,
         eos_ids: tuple[int, ...] = (),
         constraints: ConstraintCompiler | None = None,
-        max_chunk: int | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.scheduler = Scheduler(model.limits, max_chunk=max_chunk)
+        self.scheduler = Scheduler(model.limits)
         self.timing = Timing()
         self._model = model
         self._clock = clock

@@ -64,6 +64,11 @@ def serve_worker(socket_path: str, build: Build) -> None:
         channel.send(LoadFailed(error.code, error.message, error.required_bytes, error.free_bytes))
         channel.close()
         return
+    except Exception as error:
+        traceback.print_exc()
+        channel.send(LoadFailed("load_failed", f"{type(error).__name__}: {error}"))
+        channel.close()
+        return
     channel.send(model.ready)
     try:
         Worker(model, channel).run()

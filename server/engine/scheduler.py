@@ -51,12 +51,11 @@ class Plan:
 
 
 class Scheduler:
-    def __init__(self, limits: StepLimits, *, pool: BlockPool | None = None, max_chunk: int | None = None) -> None:
+    def __init__(self, limits: StepLimits) -> None:
         assert limits.max_seqs <= limits.max_tokens, limits
         self.limits = limits
-        self.pool = pool or BlockPool(limits.num_pages)
+        self.pool = BlockPool(limits.num_pages)
         self.pace = Pace(limits.max_tokens)
-        self.max_chunk = max_chunk or limits.max_tokens  # of one prompt in one step
         self.queue: FairQueue[Sequence] = FairQueue()  # waiting, or running with a prompt not yet computed
         self.running: list[Sequence] = []  # in order of rank
         self.num_preemptions = 0
@@ -65,14 +64,6 @@ class Scheduler:
         self._open = Plan()  # planned and not settled
         self._launched: list[Sequence] = []  # of the last settled plan
         self._set_back: set[Sequence] = set()  # preempted while making the open plan
-
-    @property
-    def num_waiting(self) -> int:
-        return sum(seq.stage is Stage.WAITING for seq in self.queue)
-
-    @property
-    def has_work(self) -> bool:
-        return bool(self.running or len(self.queue))
 
     def add(self, request: Request) -> None:
         """Choices that begin alike wait until the first of them has computed the prompt, and are forked from it."""
@@ -166,7 +157,7 @@ class Scheduler:
 
     def _plan_prompt(self, seq: Sequence, budget: int) -> int:
         """Plan a chunk; how many tokens it has."""
-        count = min(seq.num_to_compute, budget, self.max_chunk)
+        count = min(seq.num_to_compute, budget)
         num_rows = 1
         if seq.prompt_logprobs is not None:
             # The row of token i judges token i + 1, and rows are as scarce as sequences.

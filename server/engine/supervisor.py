@@ -18,7 +18,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import assert_never
 
-from server.engine.ledger import CRASH, KILLED, Embedded, Generation, Job, assign_blame, next_to_run
+from server.engine.ledger import CRASH, KILLED, Embedded, Generation, assign_blame, next_to_run
 from server.engine.link import Link
 from server.handle import LoadError, ProgressCallback, RequestError
 from server.messages import (
@@ -259,7 +259,7 @@ class Supervisor:
         self._fail_all(RequestError("generation_failed", f"the worker died and cannot be restarted: {self.failure}"))
         return False
 
-    def _quarantine(self, guilty: Job, how: str) -> None:
+    def _quarantine(self, guilty: Generation | Embedded, how: str) -> None:
         self._jobs = {request_id: job for request_id, job in self._jobs.items() if job is not guilty}
         guilty.fail(RequestError("generation_failed", f"every worker that ran this request died of it, the last with {how}"))
 

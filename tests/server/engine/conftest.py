@@ -54,7 +54,6 @@ class Rig:
         logits_of: LogitsOf | None = None,
         cost: StepTime | None = None,
         constraints: ConstraintCompiler | None = None,
-        max_chunk: int | None = None,
         eos_ids: tuple[int, ...] = (EOS,),
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -68,7 +67,6 @@ class Rig:
             self.hear,
             eos_ids=eos_ids,
             constraints=constraints,
-            max_chunk=max_chunk,
             clock=clock,
         )
 

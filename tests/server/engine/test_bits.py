@@ -47,8 +47,8 @@ def test_company_order_chunks_cache_and_preemption(rig, submits, alone, constrai
         assert batch.engine.scheduler.pool.num_found_tokens > 0
 
         for chunk in (16, 64, 512):
-            limits = StepLimits(320, 512, 512, 32, 600)
-            chunked = rig(engine, limits=limits, max_chunk=chunk, constraints=constraints)
+            limits = StepLimits(320, 512, max_tokens=chunk, max_seqs=min(chunk, 32), num_pages=600)
+            chunked = rig(engine, limits=limits, constraints=constraints)
             assert chunked.run(shuffled(submits, chunk)) == alone, f"with chunks of {chunk}"
 
         tight = rig(engine, limits=SMALL, constraints=constraints)
@@ -68,7 +68,8 @@ def test_a_later_worker_goes_on_exactly(rig, random_submits, constraints, engine
     num_workers = 0
     while open_submits:
         num_workers += 1
-        worker = rig(engine, constraints=constraints, max_chunk=rng.choice((16, 64)))
+        limits = StepLimits(320, 512, max_tokens=rng.choice((32, 128)), max_seqs=32, num_pages=600)
+        worker = rig(engine, limits=limits, constraints=constraints)
         worker.outcomes = told.outcomes
         for submit in open_submits:
             worker.engine.submit(submit)

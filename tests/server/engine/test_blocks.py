@@ -84,15 +84,6 @@ def test_what_is_short_is_refused_without_a_trace() -> None:
     pool.check_integrity([leader, follower])
 
 
-def test_forget_empties_the_cache_and_keeps_what_is_held() -> None:
-    pool = BlockPool(10)
-    held, released = filled(pool, 32), filled(pool, 32, b"x")
-    pool.release(released)
-    pool.forget()
-    assert pool.reuse(PageList(b""), TEXT, 32) == 0
-    pool.check_integrity([held])
-
-
 def test_the_books_notice() -> None:
     pool = BlockPool(6)
     held = filled(pool, 20)

@@ -267,3 +267,27 @@ def test_a_better_priority_takes_a_slot(rig) -> None:
     assert not one.outcomes["low0", 0].end
     one.run()
     assert one.engine.scheduler.num_preemptions == 1
+
+
+def test_a_key_that_floods_does_not_starve_another(rig) -> None:
+    limits = StepLimits(VOCAB, 512, 64, 4, 200)
+    one = rig(limits=limits)
+    for i in range(60):
+        one.engine.submit(Submit(f"flood{i}", (1, 1 + i), params(max_tokens=10, ignore_eos=True), fairness_key="flood"))
+    for _ in range(15):
+        one.step()
+    one.engine.submit(Submit("late", (3, 4), params(max_tokens=10, ignore_eos=True), fairness_key="late"))
+    until(one, lambda: ("late", 0) in one.outcomes and one.outcomes["late", 0].end, 60)
+    assert sum(outcome.end is not None for outcome in one.outcomes.values()) < 30
+    one.run()
+
+
+def test_a_long_prompt_does_not_hold_up_the_short_one_of_another_key(rig) -> None:
+    limits = StepLimits(VOCAB, 4096, 64, 4, 600)
+    one = rig(limits=limits)
+    one.engine.submit(Submit("long", tuple(1 + i % 300 for i in range(4000)), params(max_tokens=2), fairness_key="a"))
+    one.step()
+    one.engine.submit(Submit("short", (3, 4), params(max_tokens=2), fairness_key="b"))
+    until(one, lambda: ("short", 0) in one.outcomes and one.outcomes["short", 0].end, 15)
+    assert ("long", 0) not in one.outcomes
+    one.run()

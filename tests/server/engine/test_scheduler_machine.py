@@ -40,7 +40,7 @@ class Machine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.engine = self.engine_class(NullModel(LIMITS, logits_of=LOGITS_OF), self.hear, max_chunk=None)
+        self.engine = self.engine_class(NullModel(LIMITS, logits_of=LOGITS_OF), self.hear)
         self.told: dict[tuple[str, int], list[int]] = {}
         self.ends: dict[tuple[str, int], FinishReason] = {}
         self.submits: dict[str, Submit] = {}
@@ -96,7 +96,7 @@ class Machine(RuleBasedStateMachine):
     def step(self, num: int) -> None:
         for _ in range(num):
             paused = self.engine.scheduler.paused
-            had_work = bool(self.engine.scheduler.has_work)
+            had_work = bool(self.engine.scheduler.running or len(self.engine.scheduler.queue))
             ran = self.engine.step()
             self.engine.check_integrity()
             assert ran or paused or not had_work, "there was work, and nothing ran"

@@ -1,0 +1,150 @@
+"""The worker's loop behind a socket: a front that does not read stops the stepping, and nothing else."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from runtime.device.null import NullModel
+from runtime.step import StepLimits
+from server.engine.channel import (
+    LENGTH_BYTES,
+    OUTBOX_MESSAGES,
+    ChannelError,
+    WorkerChannel,
+    decode_from_worker,
+    frame,
+    payload_bytes,
+)
+from server.engine.process import LoadedModel, Worker
+from server.messages import (
+    Abort,
+    Drain,
+    Embed,
+    Failed,
+    FinishReason,
+    FromFront,
+    FromWorker,
+    Ready,
+    SamplingParams,
+    Shutdown,
+    Submit,
+    Tokens,
+)
+
+READY = Ready("null", True, 4096, 300, 16, 0, 0, 0)
+
+
+class Front:
+    """The other end of the socket, read only when told to."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.socket = connection
+        self._stream = connection.makefile("rb")
+
+    def send(self, message: FromFront) -> None:
+        self.socket.sendall(frame(message))
+
+    def hear(self) -> FromWorker | None:
+        header = self._stream.read(LENGTH_BYTES)
+        return decode_from_worker(self._stream.read(payload_bytes(header))) if header else None
+
+    def close(self) -> None:
+        self._stream.close()
+        self.socket.close()
+
+
+@pytest.fixture
+def lost() -> threading.Event:
+    return threading.Event()
+
+
+@pytest.fixture
+def pair(lost):
+    """(front, channel, worker); the worker runs in a thread."""
+    near, far = socket.socketpair()
+    near.settimeout(30)
+    far.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    channel = WorkerChannel(far, on_lost=lost.set)
+    model = NullModel(StepLimits(vocab_size=64, max_context=100_000, max_tokens=64, max_seqs=8, num_pages=8000))
+    worker = Worker(LoadedModel(READY, step_model=model), channel)
+    thread = threading.Thread(target=lambda: (worker.run(), channel.close()))
+    thread.start()
+    front = Front(near)
+    yield front, channel, worker
+    front.close()
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    for _ in range(3000):
+        if condition():
+            return
+        time.sleep(0.01)
+    raise AssertionError("it never came to that")
+
+
+def test_a_front_that_does_not_read_pauses_the_engine_and_is_still_heard(pair) -> None:
+    front, channel, worker = pair
+    many = SamplingParams(max_tokens=5000, temperature=0.0)
+    front.send(Submit("kept", (1,), many))
+    front.send(Submit("aborted", (2,), many))
+    wait_until(lambda: not channel.has_room)
+    time.sleep(0.05)
+    scheduler = worker._engine.scheduler
+    steps = worker._engine.timing.num_steps
+    front.send(Abort("aborted"))
+    wait_until(lambda: [seq.request.submit.request_id for seq in scheduler.running] == ["kept"])
+    assert worker._engine.timing.num_steps <= steps + 2
+    assert channel._outbox.qsize() <= OUTBOX_MESSAGES + 8
+    tokens = {"kept": 0, "aborted": 0}
+    ends = {}
+    while "kept" not in ends:
+        message = front.hear()
+        for event in message.events if isinstance(message, Tokens) else ():
+            tokens[event.request_id] += len(event.token_ids)
+            if event.finish_reason is not None:
+                ends[event.request_id] = event.finish_reason
+    assert tokens["kept"] == 5000 > tokens["aborted"]
+    assert ends == {"kept": FinishReason.LENGTH, "aborted": FinishReason.ABORT}
+    front.send(Shutdown())
+
+
+def test_drain_refuses_finishes_and_ends(pair) -> None:
+    front, _, _ = pair
+    front.send(Submit("running", (1,), SamplingParams(max_tokens=200)))
+    front.send(Drain())
+    front.send(Submit("late", (1,), SamplingParams(max_tokens=2)))
+    front.send(Embed("late too", (1,)))
+    heard = []
+    while (message := front.hear()) is not None:
+        heard.append(message)
+    codes = {message.request_id: message.code for message in heard if isinstance(message, Failed)}
+    assert codes == {"late": "shutting_down", "late too": "shutting_down"}
+    events = [event for message in heard if isinstance(message, Tokens) for event in message.events]
+    assert sum(len(event.token_ids) for event in events) == 200
+
+
+def test_a_front_that_is_gone_is_noticed(pair, lost) -> None:
+    front, _, _ = pair
+    front.send(Shutdown())
+    front.socket.shutdown(socket.SHUT_RDWR)
+    assert lost.wait(10)
+
+
+def test_nonsense_on_the_socket_loses_the_front(pair, lost, capfd) -> None:
+    front, _, _ = pair
+    front.socket.sendall((3).to_bytes(4, "little") + b"\xc1\xc1\xc1")
+    assert lost.wait(10)
+    front.socket.shutdown(socket.SHUT_RDWR)
+    pair[1].inbox.put(Shutdown())
+
+
+def test_a_message_has_a_largest_size() -> None:
+    with pytest.raises(ChannelError, match="expected at most"):
+        payload_bytes(b"\xff\xff\xff\xff")
