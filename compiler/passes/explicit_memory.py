@@ -7,7 +7,7 @@ unknown shape keeps its call, since only the routine can size it. In-place outpu
 from __future__ import annotations
 
 from compiler.ir.builder import Builder
-from compiler.ir.graph import Alloc, Atom, Binding, CallLibrary, CallTir, Copy, Launch, MakeTuple, TupleGet, Value, Var
+from compiler.ir.graph import Alloc, Atom, Binding, BlockKind, CallLibrary, CallTir, Copy, Launch, MakeTuple, TupleGet, Value, Var
 from compiler.ir.module import IRModule
 from compiler.ir.types import TensorType, Type
 from compiler.passes.rewrite import rewrite_module
@@ -34,7 +34,7 @@ def explicit_memory(module: IRModule) -> IRModule:
         fields[made] = outs
         return Copy(made)
 
-    return rewrite_module(module, replace)
+    return rewrite_module(module, replace, kind=BlockKind.PLAIN)  # writing memory ends purity
 
 
 def _outputs(

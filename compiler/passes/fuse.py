@@ -13,13 +13,14 @@ variables included, is defined there; nothing is moved over a write to memory th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable
 from dataclasses import dataclass
+from math import prod
 
 from compiler.ir.builder import Builder
 from compiler.ir.deduce import type_of
 from compiler.ir.dims import Dim, DimVar
-from compiler.ir.graph import Atom, Binding, Block, BlockKind, Body, CallTir, Function, If, ScalarValue, Var
+from compiler.ir.graph import Atom, Binding, Block, BlockKind, Body, CallTir, Function, If, ScalarValue, Value, Var
 from compiler.ir.loops import Apply, Buffer, Fn, For, Load, PrimFunc, Reduce, Scalar, ScalarParam, Stmt, Store
 from compiler.ir.module import IRModule
 from compiler.ir.subsume import unify
@@ -67,17 +68,56 @@ class _Call:
     inplace: tuple[int | None, ...] = ()
 
 
+class _Done:
+    """The bindings of a block so far. Those that were taken into a later one leave a gap."""
+
+    def __init__(self) -> None:
+        self._bindings: list[Binding | None] = []
+        self._places: dict[Var, int] = {}
+        self._writes: list[tuple[int, Var]] = []  # when memory was written in place, and whose
+
+    def add(self, binding: Binding) -> None:
+        self._places[binding.var] = len(self._bindings)
+        value = binding.value
+        if isinstance(value, CallTir):
+            written = [value.args[i] for i in value.inplace if i is not None]
+            self._writes += [(len(self._bindings), a) for a in written if isinstance(a, Var)]
+        self._bindings.append(binding)
+
+    def remove(self, var: Var) -> None:
+        self._bindings[self._places.pop(var)] = None
+
+    def value(self, var: Var) -> Value:
+        binding = self._bindings[self._places[var]]
+        assert binding is not None
+        return binding.value
+
+    def latest_first(self, call: CallTir) -> list[Var]:
+        """The operands that bindings here made."""
+        made = {a for a in call.args if isinstance(a, Var) and a in self._places}
+        return sorted(made, key=self._places.__getitem__, reverse=True)
+
+    def written_since(self, var: Var, producer: CallTir) -> bool:
+        """Whether memory that the producer reads has been written since it stood."""
+        return any(place > self._places[var] and written in producer.args for place, written in self._writes)
+
+    @property
+    def bindings(self) -> tuple[Binding, ...]:
+        return tuple(b for b in self._bindings if b is not None)
+
+
 class _Fuser:
     def __init__(self, module: IRModule, outliner: Outliner) -> None:
         self._module = module
         self._outliner = outliner
+        self._joined: dict[Hashable, tuple[CallTir, list[Atom]] | None] = {}  # layers repeat: what joining gave, by what was joined
 
     def body(self, body: Body, uses: dict[Var, int]) -> Body:
         blocks = tuple(self._block(block, uses) for block in body.blocks)
         return body if all(a is b for a, b in zip(blocks, body.blocks, strict=True)) else Body(blocks, body.result)
 
     def _block(self, block: Block, uses: dict[Var, int]) -> Block:
-        done: list[Binding] = []
+        done = _Done()
         for binding in block.bindings:
             value = binding.value
             if isinstance(value, If):
@@ -86,37 +126,53 @@ class _Fuser:
                     binding = Binding(binding.var, If(value.cond, then, orelse))
             elif isinstance(value, CallTir) and block.kind is BlockKind.DATAFLOW:
                 binding = self._absorb(binding, value, done, uses)
-            done.append(binding)
-        same = len(done) == len(block.bindings) and all(a is b for a, b in zip(done, block.bindings, strict=True))
-        return block if same else Block(tuple(done), block.kind)
+            done.add(binding)
+        kept = done.bindings
+        same = len(kept) == len(block.bindings) and all(a is b for a, b in zip(kept, block.bindings, strict=True))
+        return block if same else Block(kept, block.kind)
 
-    def _absorb(self, binding: Binding, consumer: CallTir, done: list[Binding], uses: dict[Var, int]) -> Binding:
-        """Take producers into the call until none fits. Those taken leave `done`."""
+    def _absorb(self, binding: Binding, consumer: CallTir, done: _Done, uses: dict[Var, int]) -> Binding:
+        """Take producers into the call, the latest first, until none fits. Those taken leave `done`."""
         while True:
-            for index in range(len(done) - 1, -1, -1):
-                joined = self._join(done, index, consumer, uses)
+            for var in done.latest_first(consumer):
+                joined = self._join(done, var, consumer, uses)
                 if joined is not None:
-                    for call, count in ((done[index].value, -1), (consumer, -1), (joined, 1)):
+                    for call, count in ((done.value(var), -1), (consumer, -1), (joined, 1)):
                         for atom in operands(call):
                             if isinstance(atom, Var):
                                 uses[atom] = uses.get(atom, 0) + count
                     consumer = joined
-                    del done[index]
+                    done.remove(var)
                     binding = Binding(binding.var, consumer)
                     break
             else:
                 return binding
 
-    def _join(self, done: list[Binding], index: int, consumer: CallTir, uses: Mapping[Var, int]) -> CallTir | None:
-        var, producer = done[index].var, done[index].value
+    def _join(self, done: _Done, var: Var, consumer: CallTir, uses: dict[Var, int]) -> CallTir | None:
+        producer = done.value(var)
         places = [i for i, a in enumerate(consumer.args) if a is var]
         if not places or not isinstance(producer, CallTir) or uses[var] != len(places) or len(producer.out) != 1:
             return None
-        if _crosses_write(producer, done[index + 1 :]) or len(producer.args) + len(consumer.args) > MOST_OPERANDS:
+        if done.written_since(var, producer) or len(producer.args) + len(consumer.args) > MOST_OPERANDS:
             return None
         if any(i is not None for i in producer.inplace) or any(consumer.inplace[i] in places for i in range(len(consumer.inplace))):
             return None
         first, second = self._module_prim(producer.func), self._module_prim(consumer.func)
+        atoms: list[Atom] = []
+        key = _key(producer, first, consumer, second, var, atoms)
+        if key not in self._joined:
+            joined = self._join_anew(producer, first, consumer, second, var, places)
+            self._joined[key] = None if joined is None else (joined, atoms)
+        known = self._joined[key]
+        if known is None:
+            return None
+        joined, made_of = known
+        new = dict(zip(made_of, atoms, strict=True))
+        return CallTir(joined.func, tuple(new.get(a, a) for a in joined.args), joined.out, joined.inplace)
+
+    def _join_anew(
+        self, producer: CallTir, first: PrimFunc, consumer: CallTir, second: PrimFunc, var: Var, places: list[int]
+    ) -> CallTir | None:
         form = staged(first)
         if form is None or "schedule" in first.attrs or "schedule" in second.attrs or "attention" in second.attrs:
             return None
@@ -172,22 +228,32 @@ class _Fuser:
         return _Call(call.func, tuple(operands), outs, rename_buffers(rewrite_dims(prim.body, mapping), buffers), inplace)
 
 
+def _key(producer: CallTir, first: PrimFunc, consumer: CallTir, second: PrimFunc, var: Var, atoms: list[Atom]) -> Hashable:
+    """Two joins with one key differ in the values they are about alone; `atoms` collects those, each once."""
+    numbers: dict[Atom, int] = {}
+
+    def operand(param: Buffer | ScalarParam | DimVar, atom: Atom) -> Hashable:
+        if isinstance(param, DimVar):
+            assert isinstance(atom, ScalarValue)
+            return ("dim", atom.value)
+        if atom not in numbers:
+            numbers[atom] = len(atoms)
+            atoms.append(atom)
+        return (numbers[atom], type_of(atom) if isinstance(param, Buffer) else param.dtype, atom is var)
+
+    calls = ((producer, first), (consumer, second))
+    return tuple(
+        (call.func, call.out, call.inplace, tuple(operand(p, a) for p, a in zip(prim.params, call.args, strict=False)))
+        for call, prim in calls
+    )
+
+
 def _buffer(param: Buffer | ScalarParam | DimVar) -> Buffer:
     assert isinstance(param, Buffer)
     return param
 
 
 # --- when --------------------------------------------------------------------------------------------------------------
-
-
-def _crosses_write(producer: CallTir, between: list[Binding]) -> bool:
-    """Whether memory that the producer reads is written between it and the consumer."""
-    reads = {a for a in producer.args if isinstance(a, Var)}
-    for binding in between:
-        value = binding.value
-        if isinstance(value, CallTir) and any(i is not None and value.args[i] in reads for i in value.inplace):
-            return True
-    return False
 
 
 def _folds(form: Staged) -> bool:
@@ -200,12 +266,25 @@ def _inlinable(first: PrimFunc, second: PrimFunc, places: list[int]) -> bool:
     product = match_product(second)
     if product is not None:
         rows = {load.buffer for s in product.sums for load in loads(s.rows)}
-        return not any(t in rows for t in target)
+        return not any(t in rows for t in target) and _decodes(first)
     inside = [r for s in _values(second) for r in walk_scalar(s) if isinstance(r, Reduce)]
     read_in_fold = any(load.buffer in target for r in inside for load in loads(r.value))
     times = sum(load.buffer in target for s in _values(second) for load in loads(s))
     cheap = not any(_costly(s) for s in _values(first) for s in walk_scalar(s))
     return cheap or (times == 1 and not read_in_fold) or (times <= 2 and not inside)
+
+
+def _decodes(prim: PrimFunc) -> bool:
+    """Whether the operands are smaller than the result: then reading them instead saves memory. What is merely moved (stacked, permuted)
+    is better moved once, and for weights that is at load time."""
+
+    def num_bytes(buffers: tuple[Buffer, ...]) -> int | None:
+        sizes = [prod(d.const for d in b.shape) * b.dtype.num_bytes if all(d.is_const for d in b.shape) else None for b in buffers]
+        known = [s for s in sizes if s is not None]
+        return sum(known) if len(known) == len(sizes) else None
+
+    read, made = num_bytes(prim.buffers[: len(prim.buffers) - prim.num_outputs]), num_bytes(prim.outputs)
+    return read is not None and made is not None and read < made
 
 
 def _costly(scalar: Scalar) -> bool:

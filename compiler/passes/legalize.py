@@ -7,30 +7,51 @@ it. An operator whose operands have no known shape is an error that says what to
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 from compiler.ir.builder import Builder
 from compiler.ir.deduce import type_of
 from compiler.ir.dims import Dim
 from compiler.ir.dtypes import DType
-from compiler.ir.graph import Atom, Binding, Call, CallLibrary, ScalarValue, Value, Var
+from compiler.ir.graph import Atom, Binding, Call, CallLibrary, CallTir, ScalarValue, Value, Var
 from compiler.ir.loops import Buffer, Const, ScalarParam
 from compiler.ir.module import IRModule
 from compiler.ir.types import ScalarType, TensorType, TupleType, Type
 from compiler.ops.tables import LEGALIZE, Library, Nest, Operands, Place, UnknownShape, View
 from compiler.passes.outline import Outliner
 from compiler.passes.rewrite import rewrite_module
+from compiler.passes.share_subexpressions import freeze
 
 
 def legalize(module: IRModule) -> IRModule:
     outliner: list[Outliner] = []
+    known: dict[Hashable, tuple[CallTir, tuple[Atom, ...]]] = {}
 
     def replace(builder: Builder, binding: Binding, value: Value) -> Value | None:
         if not isinstance(value, Call) or value.op.name not in LEGALIZE:
             return None
         if not outliner:
             outliner.append(Outliner(builder, module))
-        return _legalize(builder, outliner[0], binding.var, value)
+        return _repeated(builder, outliner[0], binding.var, value, known)
 
     return rewrite_module(module, replace)
+
+
+def _repeated(builder: Builder, outliner: Outliner, var: Var, call: Call, known: dict[Hashable, tuple[CallTir, tuple[Atom, ...]]]) -> Value:
+    """Layers repeat: a call like an earlier one, but for the values it is about, takes the function that was made for that."""
+    attrs = tuple((name, freeze(value)) for name, value in sorted(call.attrs.items()))
+    literals = tuple(a.value if isinstance(a, ScalarValue) and not isinstance(a.value, Dim) else None for a in call.args)
+    same = tuple(call.args.index(a) for a in call.args)
+    types = tuple(a.dtype if isinstance(a, ScalarValue) else type_of(a, builder.signature) for a in call.args)
+    key = (call.op.name, attrs, types, literals, same, var.type)
+    if key in known:
+        made, args = known[key]
+        new = dict(zip(args, call.args, strict=True))
+        return CallTir(made.func, tuple(new.get(a, a) for a in made.args), made.out, made.inplace)
+    value = _legalize(builder, outliner, var, call)
+    if isinstance(value, CallTir) and not any(isinstance(a, Var) and a not in call.args for a in value.args):
+        known[key] = value, call.args
+    return value
 
 
 def _legalize(builder: Builder, outliner: Outliner, var: Var, call: Call) -> Value | None:

@@ -8,16 +8,17 @@ same mathematics, and its order of summation with it.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 from compiler.ir.builder import Builder
 from compiler.ir.deduce import type_of
 from compiler.ir.dims import Dim, DimVar, ceil_div
-from compiler.ir.graph import Binding, CallTir, Value, Var
+from compiler.ir.graph import Atom, Binding, CallTir, Value, Var
 from compiler.ir.loops import Buffer, Const, Guard, Load, PrimFunc, Scalar, Stmt, Store
 from compiler.ir.module import IRModule
 from compiler.ir.prove import prove_divisible
-from compiler.ir.types import TensorType
+from compiler.ir.types import TensorType, Type
 from compiler.ir.visit_loops import loads, replace_loads
 from compiler.ops.nest import loops
 from compiler.passes.outline import Outliner
@@ -32,32 +33,50 @@ class PackOperands:
     def __call__(self, module: IRModule) -> IRModule:
         plans = {name: _plan(prim) for name, prim in module.prim_functions.items()}
         outliners: list[Outliner] = []
+        known: dict[Hashable, tuple[str, list[CallTir]]] = {}  # layers repeat: the packed product and the packings, by call
 
         def replace(builder: Builder, binding: Binding, value: Value) -> Value | None:
             if not isinstance(value, CallTir) or not plans.get(value.func):
                 return None
             if not outliners:
                 outliners.append(Outliner(builder, module))
-            return self._pack(builder, outliners[0], module.prim(value.func), value, plans[value.func])
+            return self._pack(builder, outliners[0], module.prim(value.func), value, plans[value.func], known)
 
         return rewrite_module(module, replace)
 
-    def _pack(self, builder: Builder, outliner: Outliner, prim: PrimFunc, call: CallTir, plan: list[_Packed]) -> CallTir | None:
-        body = prim.body
-        params = list(prim.params)
+    def _pack(
+        self,
+        builder: Builder,
+        outliner: Outliner,
+        prim: PrimFunc,
+        call: CallTir,
+        plan: list[_Packed],
+        known: dict[Hashable, tuple[str, list[CallTir]]],
+    ) -> CallTir | None:
+        numbers = [prim.params.index(packed.buffer) for packed in plan]
+        sources = [call.args[n] for n in numbers]
+        types = [type_of(s) for s in sources]
+        if not all(isinstance(s, Var) and isinstance(t, TensorType) and t.shape is not None for s, t in zip(sources, types, strict=True)):
+            return None
+        key = (call.func, tuple(types))
+        if key not in known:
+            packings = [self._packing(outliner, p, s, t) for p, s, t in zip(plan, sources, types, strict=True)]
+            known[key] = outliner.add(f"{call.func}_packed", self._packed(prim, plan)), packings
+        name, packings = known[key]
         args = list(call.args)
-        for packed in plan:
-            number = params.index(packed.buffer)
-            source = args[number]
-            given = type_of(source)
-            if not isinstance(source, Var) or not isinstance(given, TensorType) or given.shape is None:
-                return None
-            panel = Buffer(packed.buffer.name, self.shape(packed, packed.buffer.shape), packed.buffer.dtype)
-            args[number] = builder.emit(self._packing(outliner, packed, source, given), f"{source.name}.packed")
-            params[number] = panel
-            body = replace_loads(body, packed.buffer, lambda indices, p=packed, b=panel: Load(b, self.indices(p, indices)))
-        name = outliner.add(f"{call.func}_packed", PrimFunc(tuple(params), prim.num_outputs, body, prim.attrs))
+        for number, source, packing in zip(numbers, sources, packings, strict=True):
+            assert isinstance(source, Var)
+            packed = CallTir(packing.func, (source, *packing.args[1:]), packing.out)
+            args[number] = builder.emit(packed, f"{source.name}.packed")
         return CallTir(name, tuple(args), call.out, call.inplace)
+
+    def _packed(self, prim: PrimFunc, plan: list[_Packed]) -> PrimFunc:
+        params, body = list(prim.params), prim.body
+        for packed in plan:
+            panel = Buffer(packed.buffer.name, self.shape(packed, packed.buffer.shape), packed.buffer.dtype)
+            params[params.index(packed.buffer)] = panel
+            body = replace_loads(body, packed.buffer, lambda indices, p=packed, b=panel: Load(b, self.indices(p, indices)))
+        return PrimFunc(tuple(params), prim.num_outputs, body, prim.attrs)
 
     def shape(self, packed: _Packed, shape: tuple[Dim, ...]) -> tuple[Dim, ...]:
         n, r = shape[packed.column], shape[packed.depth]
@@ -69,8 +88,8 @@ class PackOperands:
         batch = tuple(d for i, d in enumerate(indices) if i not in (packed.column, packed.depth))
         return (*batch, n // self.columns, r, n % self.columns)
 
-    def _packing(self, outliner: Outliner, packed: _Packed, source: Var, given: TensorType) -> CallTir:
-        assert given.shape is not None and given.dtype is not None
+    def _packing(self, outliner: Outliner, packed: _Packed, source: Atom, given: Type) -> CallTir:
+        assert isinstance(given, TensorType) and given.shape is not None and given.dtype is not None
         plain = Buffer("w", given.shape, given.dtype)
         panels = Buffer("p", self.shape(packed, given.shape), given.dtype)
         extent = given.shape[packed.column]

@@ -10,25 +10,28 @@ from collections.abc import Callable, Mapping
 
 from compiler.ir.builder import Builder
 from compiler.ir.dims import Dim
-from compiler.ir.graph import Atom, Binding, Body, Constant, Copy, FuncRef, Function, If, ScalarValue, ShapeValue, Value, Var
+from compiler.ir.graph import Atom, Binding, BlockKind, Body, Constant, Copy, FuncRef, Function, If, ScalarValue, ShapeValue, Value, Var
 from compiler.ir.module import IRModule
 from compiler.ir.visit import map_operands, operands
 
 Replace = Callable[[Builder, Binding, Value], Value | None]  # None: keep the value as it is
 
 
-def rewrite_module(module: IRModule, replace: Replace) -> IRModule:
-    """Apply `replace` to every binding of every graph function; functions in which it replaced nothing stay the same objects."""
+def rewrite_module(module: IRModule, replace: Replace, *, kind: BlockKind | None = None) -> IRModule:
+    """Apply `replace` to every binding of every graph function; functions in which it replaced nothing stay the same objects. `kind`: of
+    the blocks afterwards, where it changes."""
     builder = Builder(module)
     changed = False
     for name, func in module.graph_functions.items():
-        changed |= rewrite_function(builder, name, func, replace)
+        changed |= rewrite_function(builder, name, func, replace, kind=kind)
     return builder.finish() if changed else module
 
 
-def rewrite_function(builder: Builder, name: str, func: Function, replace: Replace, *, arena: Dim | None = None) -> bool:
+def rewrite_function(
+    builder: Builder, name: str, func: Function, replace: Replace, *, arena: Dim | None = None, kind: BlockKind | None = None
+) -> bool:
     """Rebuild one function into the builder; True when something was replaced."""
-    walker = _Walker(builder, replace)
+    walker = _Walker(builder, replace, kind)
     with builder.function(name, func.params, num_inputs=func.num_inputs, pure=func.pure, arena=arena or func.arena):
         walker.body(func.body)
     if not walker.changed:
@@ -37,15 +40,16 @@ def rewrite_function(builder: Builder, name: str, func: Function, replace: Repla
 
 
 class _Walker:
-    def __init__(self, builder: Builder, replace: Replace) -> None:
+    def __init__(self, builder: Builder, replace: Replace, kind: BlockKind | None) -> None:
         self._builder = builder
         self._replace = replace
+        self._kind = kind
         self._atoms: dict[Var, Atom] = {}
         self.changed = False
 
     def body(self, body: Body) -> None:
         for block in body.blocks:
-            with self._builder.block(block.kind):
+            with self._builder.block(self._kind or block.kind):
                 for binding in block.bindings:
                     self._binding(binding)
         self._builder.returns(self._atom(body.result))

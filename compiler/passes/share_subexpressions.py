@@ -80,7 +80,7 @@ def _key(value: Value) -> Hashable | None:
     """Equal keys, equal values; None for what must not be shared."""
     match value:
         case Call(op=op, args=args, attrs=attrs) if op.pure:
-            return ("call", op.name, tuple(map(_atom_key, args)), _freeze(attrs))
+            return ("call", op.name, tuple(map(_atom_key, args)), freeze(attrs))
         case CallTir(func=func, args=args, out=out, inplace=inplace) if all(i is None for i in inplace):
             return ("tir", func, tuple(map(_atom_key, args)), out)
         case MakeTuple(fields=fields):
@@ -107,11 +107,11 @@ def _atom_key(atom: Atom) -> Hashable:
             return ("func", name)
 
 
-def _freeze(value: Any) -> Hashable:
+def freeze(value: Any) -> Hashable:
     if isinstance(value, dict):
-        return tuple((k, _freeze(v)) for k, v in sorted(value.items()))
+        return tuple((k, freeze(v)) for k, v in sorted(value.items()))
     if isinstance(value, list | tuple):
-        return tuple(map(_freeze, value))
+        return tuple(map(freeze, value))
     if isinstance(value, np.ndarray):
         return (str(value.dtype), value.shape, value.tobytes())
     return value

@@ -32,6 +32,7 @@ from compiler.ir.loops import (
 )
 from compiler.ir.prove import prove_divisible
 from compiler.ir.visit_loops import free_dims, map_scalar, rewrite_dims
+from compiler.schedule.same import same_scalar
 from compiler.schedule.nests import (
     PerfectNest,
     allocated,
@@ -100,8 +101,7 @@ def match_product(prim: PrimFunc) -> Product | None:
     column = nest.vars[-1]
     if nest.store.indices[-1].var is not column:
         return None
-    reduces = reduces_in(nest.store.value)
-    sums = [_contraction(r, column) for r in reduces]
+    sums = [_contraction(r, column) for r in _distinct(reduces_in(nest.store.value))]
     if not sums or any(s is None for s in sums):
         return None
     found = tuple(s for s in sums if s is not None)
@@ -123,6 +123,15 @@ def reduces_in(scalar: Scalar) -> list[Reduce]:
 
     map_scalar(scalar, note)
     return list(found)
+
+
+def _distinct(reduces: list[Reduce]) -> list[Reduce]:
+    """One of each: a sum that an expression mentions twice is computed once."""
+    kept: list[Reduce] = []
+    for reduce in reduces:
+        if not any(same_scalar(reduce, other) for other in kept):
+            kept.append(reduce)
+    return kept
 
 
 def _contraction(reduce: Reduce, column: DimVar) -> Contraction | None:
@@ -246,9 +255,14 @@ class _Schedule:
             return allocated(columns, seq(vectors(fetch), tiles(multiply)))
 
         def finish(m: Dim, v: Dim, lane: Dim) -> Stmt:
-            results = {s.reduce: Load(acc, (m, v, lane)) for s, acc in zip(sums, accs, strict=True)}
+            def result(scalar: Scalar) -> Scalar:
+                if not isinstance(scalar, Reduce):
+                    return scalar
+                acc = next(a for s, a in zip(sums, accs, strict=True) if same_scalar(scalar, s.reduce))
+                return Load(acc, (m, v, lane))
+
             store = self.product.nest.store
-            value = map_scalar(store.value, lambda s: results.get(s, s) if isinstance(s, Reduce) else s)
+            value = map_scalar(store.value, result)
             place = at(m, v, lane)
             mapping = {**point, self.product.column_axis: column(v, lane)}
             if self.product.row_axis is not None:

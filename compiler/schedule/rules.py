@@ -6,7 +6,7 @@ same on all instruction sets.
 
 from __future__ import annotations
 
-from compiler.ir.loops import For, LoopKind, PrimFunc, Stmt, Tile
+from compiler.ir.loops import For, Let, LoopKind, PrimFunc, Stmt, Tile
 from compiler.ir.visit_loops import sequence, statements, walk_stmts
 from compiler.schedule.attention import schedule_attention
 from compiler.schedule.matmul import TileShape, schedule_matmul
@@ -37,8 +37,15 @@ def _scheduled(body: Stmt) -> bool:
     return any(isinstance(s, Tile) or (isinstance(s, For) and s.kind is not LoopKind.SERIAL) for s in walk_stmts(body))
 
 
+def _stages(stmt: Stmt) -> list[Stmt]:
+    """The statements of a body one by one; an integer that is read around several of them is read in each."""
+    if isinstance(stmt, Let):
+        return [Let(stmt.var, stmt.value, s) for s in _stages(stmt.body)]
+    return [s for inner in statements(stmt) for s in (_stages(inner) if isinstance(inner, Let) else [inner])]
+
+
 def _by_stage(prim: PrimFunc) -> PrimFunc:
     """Each stage on its own: a phase of the kernel. A stage that no rule takes runs on one thread as it is written."""
     temporaries, body = without_allocations(prim.body)
-    done = [schedule_spatial(s, WIDTH) or s for s in statements(body)]
+    done = [schedule_spatial(s, WIDTH) or s for s in _stages(body)]
     return PrimFunc(prim.params, prim.num_outputs, allocated(temporaries, sequence(done)), {**prim.attrs, "schedule": "spatial"})
