@@ -2,19 +2,24 @@
 
 A nest whose iterations do not depend on one another (`_independent`) is evaluated all at once: every loop variable becomes an array
 along an axis of its own. Other loops run one iteration at a time. All arrays have rank 0 or `_RANK`, so that they broadcast.
+
+Evaluating all at once computes values that the program does not ask for: beyond a ragged extent, outside of a guard. `active` says which
+points count. At those, reading outside of a buffer is an error; at the others anything may be read, and nothing is written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from math import prod
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from compiler.interpret.scalars import MEANING, convert, fold, identity
+from compiler.interpret.tiles import TILES
 from compiler.ir.dims import Atom, Dim, DimVar, FloorDiv, Max, Min, Mod
-from compiler.ir.dtypes import DType
 from compiler.ir.loops import (
     Allocate,
     Apply,
@@ -29,7 +34,6 @@ from compiler.ir.loops import (
     LoopKind,
     PrimFunc,
     Reduce,
-    ReduceFn,
     Scalar,
     ScalarParam,
     Seq,
@@ -70,6 +74,8 @@ def run_prim(prim: PrimFunc, args: Sequence[Array | int | float], dims: Mapping[
         wanted = tuple(int(frame.dim(d)) for d in buffer.shape)
         if array.shape != wanted or array.dtype != buffer.dtype.numpy:
             raise InterpretError(f"buffer {buffer.name} is {array.dtype}{list(array.shape)}, wants {buffer.dtype}{list(wanted)}")
+    for var, value in list(frame.dims.items()):
+        frame.check_range(var, np.asarray(value))
     with np.errstate(all="ignore"):
         frame.run(prim.body)
 
@@ -79,9 +85,8 @@ class _Frame:
         self.dims: dict[DimVar, Any] = {}  # ints, or int64 arrays of rank _RANK
         self.buffers: dict[Buffer, Array] = {}
         self.params: dict[ScalarParam, Array] = {}
-        self.depth = 0  # axes in use
-        self.mask: Array | None = None  # where a vectorised statement is active
-        self.guarded = 0
+        self.extents: list[int] = []  # of the axes in use
+        self.active: Array | None = None  # the points that count; None: all
 
     # --- statements ----------------------------------------------------------------------------------------------------
 
@@ -93,8 +98,9 @@ class _Frame:
             case For():
                 self._loop(stmt)
             case Let(var=var, value=value, body=body):
-                self.dims[var] = _as_index(self.eval(value))
+                self.dims[var] = self._index(var, self.eval(value))
                 self.run(body)
+                del self.dims[var]
             case Store(buffer=buffer, indices=indices, value=value):
                 self._store(buffer, indices, self.eval(value))
             case When(cond=cond, then=then, orelse=orelse):
@@ -103,18 +109,14 @@ class _Frame:
                 shape = tuple(int(self.dim(d)) for d in buffer.shape)
                 self.buffers[buffer] = np.zeros(shape, buffer.dtype.numpy)
                 self.run(body)
-            case Tile(intrinsic=name):
-                raise InterpretError(f"tile {name!r} has a meaning only after its intrinsic is registered")
+            case Tile():
+                self._tile(stmt)
 
     def _loop(self, loop: For) -> None:
         extent = self.dim(loop.extent)
         if loop.kind is LoopKind.VECTOR or _independent(loop):
-            previous = self.mask
-            self._axis(loop.var, extent)
-            self.run(loop.body)
-            self.depth -= 1
-            self.mask = previous
-            del self.dims[loop.var]
+            with self._axes(((loop.var, extent),)):
+                self.run(loop.body)
             return
         if isinstance(extent, np.ndarray):
             raise InterpretError(f"loop {loop.var.name} has an extent that differs between iterations around it")
@@ -122,19 +124,30 @@ class _Frame:
             self.dims[loop.var] = i
             self.run(loop.body)
 
-    def _axis(self, var: DimVar, extent: Any) -> int:
-        """Give the variable an axis of its own. A ragged extent runs to its maximum, masked."""
-        axis, self.depth = self.depth, self.depth + 1
-        longest = int(np.max(extent, initial=0)) if isinstance(extent, np.ndarray) else int(extent)
-        shape = [1] * _RANK
-        shape[axis] = longest
-        self.dims[var] = np.arange(longest, dtype=np.int64).reshape(shape)
-        if isinstance(extent, np.ndarray):
-            self._narrow(self.dims[var] < extent)
-        return axis
+    @contextmanager
+    def _axes(self, loops: Sequence[tuple[DimVar, Any]]) -> Generator[Array | None]:
+        """Give each variable an axis of its own. A ragged extent runs to its maximum: the result tells which points are inside."""
+        outer, inside = self.active, None
+        for var, extent in loops:
+            ragged = isinstance(extent, np.ndarray)
+            longest = max(0, int(np.max(extent, initial=0) if ragged else extent))
+            self.dims[var] = np.arange(longest, dtype=np.int64).reshape(_shape([1] * len(self.extents) + [longest]))
+            self.extents.append(longest)
+            if ragged:
+                inside = _both(inside, self.dims[var] < extent)
+        self.active = _both(outer, inside)
+        yield inside
+        for var, _ in loops:
+            del self.dims[var]
+            self.extents.pop()
+        self.active = outer
 
-    def _narrow(self, cond: Array) -> None:
-        self.mask = cond if self.mask is None else self.mask & cond
+    @contextmanager
+    def _narrowed(self, cond: Array) -> Generator[None]:
+        outer = self.active
+        self.active = _both(outer, cond)
+        yield
+        self.active = outer
 
     def _when(self, cond: Array, then: Stmt, orelse: Stmt | None) -> None:
         if cond.ndim == 0:
@@ -143,34 +156,55 @@ class _Frame:
             elif orelse is not None:
                 self.run(orelse)
             return
-        previous = self.mask
-        self.guarded += 1
-        self._narrow(cond)
-        self.run(then)
+        with self._narrowed(cond):
+            self.run(then)
         if orelse is not None:
-            self.mask = previous
-            self._narrow(~cond)
-            self.run(orelse)
-        self.guarded -= 1
-        self.mask = previous
+            with self._narrowed(~cond):
+                self.run(orelse)
+
+    def _index(self, var: DimVar, value: Array) -> Any:
+        """A computed integer as an index; points that do not count get one that is safe to compute with."""
+        if value.ndim == 0:
+            self.check_range(var, value)
+            return int(value)
+        if self.active is not None:
+            value = np.where(self.active, value, var.lower)
+        self.check_range(var, value)
+        return value.astype(np.int64)
+
+    def check_range(self, var: DimVar, value: Array) -> None:
+        """Proofs rest on what variables declare."""
+        upper = self.dim(var.upper) if isinstance(var.upper, Dim) else var.upper
+        wrong = (value < var.lower) | (value % var.multiple_of != 0)
+        if upper is not None:
+            wrong = wrong | (value > upper)
+        if np.any(wrong if self.active is None else wrong & self.active):
+            worst = np.broadcast_to(value, wrong.shape)[wrong].flat[0]
+            declared = f"{var.lower}..{'' if var.upper is None else var.upper}" + (f" by {var.multiple_of}" if var.multiple_of > 1 else "")
+            raise InterpretError(f"variable {var.name} is {worst}, declared {declared}")
 
     def _store(self, buffer: Buffer, indices: tuple[Dim, ...], value: Array) -> None:
         array = self.buffers[buffer]
         value = np.asarray(value).astype(array.dtype)
         places = [np.asarray(self.dim(d)) for d in indices]
-        if self.mask is not None:
-            *places, value, mask = np.broadcast_arrays(*places, value, self.mask)
-            places, value = [p[mask] for p in places], value[mask]
-        elif any(p.ndim for p in places):
-            *places, value = np.broadcast_arrays(*places, value)
+        if self.active is not None:
+            *places, value, active = np.broadcast_arrays(*places, value, self.active)
+            places, value = [p[active] for p in places], value[active]
+        elif self.extents:
+            # Over every axis in use, also one that the statement does not mention: an empty one stores nothing.
+            *places, value, _ = np.broadcast_arrays(*places, value, np.zeros(_shape(self.extents)))
         self._check(buffer, places)
         array[tuple(places)] = value
 
-    def _check(self, buffer: Buffer, places: Sequence[Array]) -> None:
-        for axis, (place, extent) in enumerate(zip(places, self.buffers[buffer].shape, strict=True)):
-            if place.size and (place.min() < 0 or place.max() >= extent):
-                worst = place.min() if place.min() < 0 else place.max()
-                raise InterpretError(f"index {worst} of dimension {axis} of {buffer.name} is outside 0..{extent - 1}")
+    def _tile(self, tile: Tile) -> None:
+        arrays: list[Array] = []
+        for place in tile.operands:
+            array, at = self.buffers[place.buffer], [self.dim(d) for d in place.indices]
+            if any(isinstance(i, np.ndarray) for i in at):
+                raise InterpretError(f"tile {tile.intrinsic!r} stands in a loop of lanes")
+            self._check(place.buffer, [np.asarray(i) for i in at])
+            arrays.append(array.reshape(-1)[np.ravel_multi_index(at, array.shape) if at else 0 :])
+        TILES[tile.intrinsic](tuple(arrays), tuple(int(self.dim(d)) for d in tile.dims), tile.attrs)
 
     # --- scalars -------------------------------------------------------------------------------------------------------
 
@@ -196,13 +230,22 @@ class _Frame:
     def _load(self, buffer: Buffer, indices: tuple[Dim, ...]) -> Array:
         array = self.buffers[buffer]
         places = [np.asarray(self.dim(d)) for d in indices]
-        if self.guarded or self.mask is not None:
-            if 0 in array.shape:
-                return np.zeros((), array.dtype)
-            places = [np.clip(p, 0, n - 1) for p, n in zip(places, array.shape, strict=True)]
-        else:
-            self._check(buffer, places)
-        return np.asarray(array[tuple(places)])
+        self._check(buffer, places)
+        if self.active is None:
+            return np.asarray(array[tuple(places)])
+        if 0 in array.shape:
+            return np.zeros((), array.dtype)  # no point counts, or the check had found it
+        return np.asarray(array[tuple(np.clip(p, 0, n - 1) for p, n in zip(places, array.shape, strict=True))])
+
+    def _check(self, buffer: Buffer, places: Sequence[Array]) -> None:
+        """Inside the buffer, at every point that counts. Places that were picked by `active` already are flat, and all count."""
+        for axis, (place, extent) in enumerate(zip(places, self.buffers[buffer].shape, strict=True)):
+            outside = (place < 0) | (place >= extent)
+            if self.active is not None and (place.ndim == _RANK or not place.ndim):
+                outside = outside & self.active
+            if np.any(outside):
+                worst = np.broadcast_to(place, outside.shape)[outside].flat[0]
+                raise InterpretError(f"index {worst} of dimension {axis} of {buffer.name} is outside 0..{extent - 1}")
 
     def _guard(self, conditions: tuple[tuple[Dim, Dim, Dim], ...], value: Scalar, otherwise: Scalar) -> Array:
         inside = np.asarray(True)
@@ -210,38 +253,30 @@ class _Frame:
             inside = inside & (self.dim(low) <= self.dim(dim)) & (self.dim(dim) < self.dim(high))
         if inside.ndim == 0:
             return self.eval(value if inside else otherwise)
-        self.guarded += 1
-        result = self.eval(value)
-        self.guarded -= 1
+        with self._narrowed(inside):
+            result = self.eval(value)
         return np.where(inside, result, self.eval(otherwise))
 
     def _reduce(self, reduce: Reduce) -> Array:
-        previous, first = self.mask, self.depth
-        self.mask = None
-        axes = [self._axis(var, self.dim(extent)) for var, extent in reduce.axes]
-        if self.mask is not None:
-            self.guarded += 1
-        value = self.eval(reduce.value)
+        first, count = len(self.extents), len(reduce.axes)
         dtype = dtype_of(reduce.value)
-        if self.mask is not None:
-            self.guarded -= 1
-            value = np.where(self.mask, value, np.asarray(identity(reduce.fn, dtype)).astype(dtype.numpy))
-        value = self._spread(value, reduce, first)
-        if 0 in value.shape and reduce.fn not in (ReduceFn.ARGMAX, ReduceFn.ARGMIN):
-            value = _pad_empty(value, reduce.fn, dtype)
-        for axis in reversed(axes):
-            value = fold(reduce.fn, value, axis)
-        for var, _ in reduce.axes:
-            del self.dims[var]
-        self.depth, self.mask = first, previous
+        neutral = np.asarray(identity(reduce.fn, dtype)).astype(dtype.numpy)
+        with self._axes([(var, self.dim(extent)) for var, extent in reduce.axes]) as inside:
+            value = self.eval(reduce.value)
+            if inside is not None:
+                value = np.where(inside, value, neutral)
+            extents = self.extents[first:]
+        # Every axis of the reduction at its full extent, also when the value does not mention its variable; then all as one, in order.
+        shape = list(value.shape or _shape([]))
+        shape[first : first + count] = extents
+        value = np.broadcast_to(value.reshape(value.shape or _shape([])), shape)
+        if 0 in extents:
+            shape[first : first + count] = [1] * count
+            value = np.broadcast_to(neutral, shape)
+        else:
+            value = value.reshape([*shape[:first], prod(extents), *[1] * (count - 1), *shape[first + count :]])
+        value = fold(reduce.fn, value, first)
         return value if first else value.reshape(())
-
-    def _spread(self, value: Array, reduce: Reduce, first: int) -> Array:
-        """Every axis of the reduction at its full extent, also when the value does not mention its variable."""
-        shape = list(value.shape) if value.ndim else [1] * _RANK
-        for i, (var, _) in enumerate(reduce.axes):
-            shape[first + i] = self.dims[var].shape[first + i]
-        return np.broadcast_to(value if value.ndim else value.reshape([1] * _RANK), shape)
 
     # --- dimensions ----------------------------------------------------------------------------------------------------
 
@@ -277,13 +312,14 @@ def _fold_dims(fn: Any, values: list[Any]) -> Any:
     return result if isinstance(result, np.ndarray) else int(result)
 
 
-def _as_index(value: Array) -> Any:
-    return int(value) if value.ndim == 0 else value.astype(np.int64)
+def _shape(extents: Sequence[int]) -> tuple[int, ...]:
+    return (*extents, *[1] * (_RANK - len(extents)))
 
 
-def _pad_empty(value: Array, fn: ReduceFn, dtype: DType) -> Array:
-    shape = [max(1, n) for n in value.shape]
-    return np.full(shape, identity(fn, dtype)).astype(dtype.numpy)
+def _both(a: Array | None, b: Array | None) -> Array | None:
+    if a is None or b is None:
+        return b if a is None else a
+    return a & b
 
 
 def _independent(loop: For) -> bool:

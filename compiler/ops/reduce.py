@@ -1,0 +1,250 @@
+"""Folds along axes, running sums, and order.
+
+Small floats are summed in f32 and rounded once. A fold over no elements is the fold's identity; an extreme's place needs at least one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from compiler.ir.dims import Dim, DimLike
+from compiler.ir.dtypes import DType
+from compiler.ir.errors import AnnotationError
+from compiler.ir.loops import Fn, ReduceFn, Scalar
+from compiler.ir.op import REQUIRED, OpDef
+from compiler.ir.prove import prove_lt
+from compiler.ir.types import TensorType, TupleType, Type
+from compiler.ops.broadcast import ONE, output
+from compiler.ops.nest import accumulator, apply, cast, fill, guard, index_value, load, reduce
+from compiler.ops.operands import axes_attr, axis_attr, bool_attr, dim_attr, num_elements, tensor_operand, wants_float
+from compiler.ops.tables import Library, Nest, Operands, define
+from runtime.library import routine
+
+Attrs = Mapping[str, Any]
+
+
+# --- folds -------------------------------------------------------------------------------------------------------------
+
+
+def _axes(attrs: Attrs, ndim: int) -> tuple[int, ...]:
+    """None: all of them."""
+    return tuple(range(ndim)) if attrs["axes"] is None else axes_attr(attrs, ndim)
+
+
+def _folded(x: TensorType, axes: tuple[int, ...], keepdims: bool, dtype: DType | None) -> TensorType:
+    assert x.ndim is not None
+    if x.shape is None:
+        return TensorType(None, dtype, x.ndim if keepdims else x.ndim - len(axes))
+    kept = [ONE if i in axes else d for i, d in enumerate(x.shape) if keepdims or i not in axes]
+    return TensorType(tuple(kept), dtype)
+
+
+def _fold_type(wants: Callable[[TensorType], None]) -> Callable[..., Type]:
+    def deduce(args: tuple[Type, ...], attrs: Attrs) -> Type:
+        x = tensor_operand(args, 0, "x")
+        wants(x)
+        keepdims = bool_attr(attrs, "keepdims")
+        return TensorType(None, x.dtype) if x.ndim is None else _folded(x, _axes(attrs, x.ndim), keepdims, x.dtype)
+
+    return deduce
+
+
+def _numbers(x: TensorType) -> None:
+    if x.dtype is DType.BOOL:
+        raise AnnotationError("x holds bool, wants numbers; cast it first")
+
+
+def _floats(x: TensorType) -> None:
+    wants_float(x, "x")
+
+
+def _bools(x: TensorType) -> None:
+    if x.dtype not in (None, DType.BOOL):
+        raise AnnotationError(f"x holds {x.dtype}, wants bool; compare it first")
+
+
+def fold(operands: Operands, axes: tuple[int, ...], fn: ReduceFn, wide: DType) -> Callable[..., Scalar]:
+    """The fold of the first operand, as a function of a place in the result."""
+    x, keepdims = operands.buffer(0), operands.attrs["keepdims"]
+    extents: list[DimLike] = [x.shape[i] for i in axes]
+
+    def value(*ijk: Dim) -> Scalar:
+        def term(*rs: Dim) -> Scalar:
+            kept = iter(d for i, d in enumerate(ijk) if not (keepdims and i in axes))
+            folded = dict(zip(axes, rs, strict=True))
+            return cast(load(x, *(folded[i] if i in folded else next(kept) for i in range(len(x.shape)))), wide)
+
+        return reduce(fn, extents, term) if axes else term()
+
+    return value
+
+
+def _fold(name: str, fn: ReduceFn, numpy: Callable[..., Any], wants: Callable[[TensorType], None]) -> OpDef:
+    def nest(operands: Operands) -> Nest:
+        out, x = output(operands), operands.buffer(0)
+        value = fold(operands, tuple(sorted(_axes(operands.attrs, len(x.shape)))), fn, accumulator(x.dtype))
+        return Nest((out,), fill(out, lambda *ijk: cast(value(*ijk), out.dtype)))
+
+    return define(name, "x", _fold_type(wants), numpy, nest, {"axes": None, "keepdims": False})
+
+
+def _widely(numpy: Callable[..., Any]) -> Callable[..., Any]:
+    def interpret(x: Any, axes: Any, keepdims: bool) -> Any:
+        wide = accumulator(DType.from_numpy(x.dtype)).numpy
+        return np.asarray(numpy(x.astype(wide), axis=axes, keepdims=keepdims)).astype(x.dtype)
+
+    return interpret
+
+
+def _extreme(numpy: Callable[..., Any], highest: bool) -> Callable[..., Any]:
+    def interpret(x: Any, axes: Any, keepdims: bool) -> Any:
+        dtype = DType.from_numpy(x.dtype)
+        ends = (-np.inf, np.inf) if dtype.is_float else (np.iinfo(x.dtype).min, np.iinfo(x.dtype).max)
+        return np.asarray(numpy(x, axis=axes, keepdims=keepdims, initial=x.dtype.type(ends[0 if highest else 1])))
+
+    return interpret
+
+
+SUM = _fold("sum", ReduceFn.SUM, _widely(lambda x, axis, keepdims: np.sum(x, axis, x.dtype, keepdims=keepdims)), _numbers)
+PROD = _fold("prod", ReduceFn.PROD, _widely(lambda x, axis, keepdims: np.prod(x, axis, x.dtype, keepdims=keepdims)), _numbers)
+MAX = _fold("max", ReduceFn.MAX, _extreme(np.max, highest=True), _numbers)
+MIN = _fold("min", ReduceFn.MIN, _extreme(np.min, highest=False), _numbers)
+ANY = _fold("any", ReduceFn.ANY, lambda x, axes, keepdims: np.asarray(np.any(x, axes, keepdims=keepdims)), _bools)
+ALL = _fold("all", ReduceFn.ALL, lambda x, axes, keepdims: np.asarray(np.all(x, axes, keepdims=keepdims)), _bools)
+
+
+def _mean_nest(operands: Operands) -> Nest:
+    out, x = output(operands), operands.buffer(0)
+    axes = tuple(sorted(_axes(operands.attrs, len(x.shape))))
+    total = fold(operands, axes, ReduceFn.SUM, accumulator(x.dtype))
+    count = cast(index_value(num_elements([x.shape[i] for i in axes])), accumulator(x.dtype))
+    return Nest((out,), fill(out, lambda *ijk: cast(apply(Fn.DIV, total(*ijk), count), out.dtype)))
+
+
+def _mean_numpy(x: Any, axes: Any, keepdims: bool) -> Any:
+    total = np.asarray(np.sum(x.astype(np.float32), axis=axes, keepdims=keepdims))
+    return (total / np.float32(x.size / total.size if total.size else 1)).astype(x.dtype)
+
+
+MEAN = define("mean", "x", _fold_type(_floats), _mean_numpy, _mean_nest, {"axes": None, "keepdims": False})
+
+
+# --- where an extreme stands -------------------------------------------------------------------------------------------
+
+
+def _place_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
+    x = tensor_operand(args, 0, "x")
+    _numbers(x)
+    keepdims = bool_attr(attrs, "keepdims")
+    if x.ndim is None:
+        return TensorType(None, DType.I64)
+    axis = axis_attr(attrs, x.ndim)
+    if x.shape is not None and prove_lt(x.shape[axis], 1):
+        raise AnnotationError(f"dimension {axis} is {x.shape[axis]}, wants at least 1")
+    return _folded(x, (axis,), keepdims, DType.I64)
+
+
+def _place(name: str, fn: ReduceFn, numpy: Callable[..., Any]) -> OpDef:
+    """The first of equal ones; a NaN counts as the extreme. Along an axis that turns out empty it is 0."""
+
+    def nest(operands: Operands) -> Nest:
+        out, x = output(operands), operands.buffer(0)
+        return Nest((out,), fill(out, fold(operands, (axis_attr(operands.attrs, len(x.shape)),), fn, x.dtype)))
+
+    def interpret(x: Any, axis: int, keepdims: bool) -> Any:
+        if x.shape[axis]:
+            return np.asarray(numpy(x, axis=axis, keepdims=keepdims)).astype(np.int64)
+        return np.zeros(np.sum(x, axis=axis, keepdims=keepdims).shape, np.int64)
+
+    return define(name, "x", _place_type, interpret, nest, {"axis": REQUIRED, "keepdims": False})
+
+
+ARGMAX = _place("argmax", ReduceFn.ARGMAX, np.argmax)
+ARGMIN = _place("argmin", ReduceFn.ARGMIN, np.argmin)
+
+
+# --- running sums ------------------------------------------------------------------------------------------------------
+
+
+def _cumsum_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
+    x = tensor_operand(args, 0, "x")
+    _numbers(x)
+    if x.ndim is not None:
+        axis_attr(attrs, x.ndim)
+    return x
+
+
+def _cumsum_nest(operands: Operands) -> Nest:
+    """Each element adds to the one before it, in order and in the element type."""
+    out, x = output(operands), operands.buffer(0)
+    axis = axis_attr(operands.attrs, len(x.shape))
+
+    def value(*ijk: Dim) -> Scalar:
+        before = (*ijk[:axis], ijk[axis] - 1, *ijk[axis + 1 :])
+        return guard(1, ijk[axis], x.shape[axis], apply(Fn.ADD, load(out, *before), load(x, *ijk)), load(x, *ijk))
+
+    return Nest((out,), fill(out, value))
+
+
+CUMSUM = define(
+    "cumsum", "x", _cumsum_type, lambda x, axis: np.add.accumulate(x, axis=axis, dtype=x.dtype), _cumsum_nest, {"axis": REQUIRED}
+)
+
+
+# --- order: host routines ----------------------------------------------------------------------------------------------
+
+
+def _ordered(result: Callable[[TensorType], Type]) -> Callable[..., Type]:
+    def deduce(args: tuple[Type, ...], attrs: Attrs) -> Type:
+        x = tensor_operand(args, 0, "x")
+        bool_attr(attrs, "descending")
+        if x.ndim is not None:
+            axis_attr(attrs, x.ndim)
+        return result(x)
+
+    return deduce
+
+
+def _places(x: TensorType) -> TensorType:
+    return TensorType(x.shape, DType.I64, x.ndim)
+
+
+def _sort_numpy(name: str) -> Callable[..., Any]:
+    return lambda x, axis, descending: routine(name).compute(x, axis, descending)[0]
+
+
+def _routine(name: str) -> Callable[[Operands], Library]:
+    return lambda operands: Library(name, dict(operands.attrs))
+
+
+_ORDER = {"axis": -1, "descending": False}
+
+# Equal elements keep their order; a NaN is the largest.
+SORT = define("sort", "x", _ordered(lambda x: x), _sort_numpy("sort"), _routine("sort"), _ORDER)
+ARGSORT = define("argsort", "x", _ordered(_places), _sort_numpy("argsort"), _routine("argsort"), _ORDER)
+
+
+def _topk_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
+    """(values, indices), the most extreme first."""
+    x = tensor_operand(args, 0, "x")
+    bool_attr(attrs, "largest")
+    k = dim_attr(attrs, "k")
+    if x.ndim is None:
+        return TupleType((x, _places(x)))
+    axis = axis_attr(attrs, x.ndim)
+    if x.shape is None:
+        return TupleType((x, _places(x)))
+    if prove_lt(x.shape[axis], k) or prove_lt(k, 0):
+        raise AnnotationError(f"attribute k is {k}, wants 0 .. {x.shape[axis]}, the extent of dimension {axis}")
+    values = TensorType((*x.shape[:axis], k, *x.shape[axis + 1 :]), x.dtype)
+    return TupleType((values, _places(values)))
+
+
+def _topk_numpy(x: Any, k: int, axis: int, largest: bool) -> Any:
+    return routine("topk").compute(x, k, axis, largest)
+
+
+TOP_K = define("top_k", "x", _topk_type, _topk_numpy, _routine("topk"), {"k": REQUIRED, "axis": -1, "largest": True})
