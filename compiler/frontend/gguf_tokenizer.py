@@ -17,6 +17,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 
 from compiler.frontend.errors import DamagedFile, ModelError
 
+MAX_SPLIT_CHARS = 1 << 28  # Gemma's 262 144 pieces need 2e7
 UNKNOWN, CONTROL, USER_DEFINED, BYTE = 2, 3, 4, 6  # types of tokens
 
 LLAMA3_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -40,15 +41,12 @@ ROLES = {
 def tokenizer_files(metadata: Mapping[str, Any]) -> dict[str, bytes]:
     """Contents by name: tokenizer.json, tokenizer_config.json with special tokens and chat template, generation_config.json."""
     vocabulary = _Vocabulary(metadata)
-    match vocabulary.model:
-        case "gpt2":
-            tokenizer = _byte_level(vocabulary)
-        case "llama":
-            tokenizer = _sentencepiece(vocabulary)
-        case other:
-            raise ModelError(f"tokenizer.ggml.model is {other!r}, expected gpt2 or llama; take the model's safetensors files instead")
-    _add_tokens(tokenizer, vocabulary)
-    _add_ends(tokenizer, vocabulary)
+    try:
+        tokenizer = _build(vocabulary)
+    except ModelError:
+        raise
+    except Exception as error:  # the package raises bare Exception for what it does not take
+        raise DamagedFile(f"the vocabulary of tokenizer.ggml makes no tokenizer: {error}") from error
     config: dict[str, Any] = {role: vocabulary.tokens[id] for role in ROLES if (id := vocabulary.role_id(role)) is not None}
     template = metadata.get("tokenizer.chat_template")
     if isinstance(template, str):
@@ -60,6 +58,19 @@ def tokenizer_files(metadata: Mapping[str, Any]) -> dict[str, bytes]:
         "tokenizer_config.json": json.dumps(config).encode(),
         "generation_config.json": json.dumps(generation).encode(),
     }
+
+
+def _build(vocabulary: _Vocabulary) -> tokenizers.Tokenizer:
+    match vocabulary.model:
+        case "gpt2":
+            tokenizer = _byte_level(vocabulary)
+        case "llama":
+            tokenizer = _sentencepiece(vocabulary)
+        case other:
+            raise ModelError(f"tokenizer.ggml.model is {other!r}, expected gpt2 or llama; take the model's safetensors files instead")
+    _add_tokens(tokenizer, vocabulary)
+    _add_ends(tokenizer, vocabulary)
+    return tokenizer
 
 
 class _Vocabulary:
@@ -169,6 +180,8 @@ def _merges_by_score(vocabulary: _Vocabulary) -> list[tuple[str, str]]:
     """Sentencepiece joins the two neighbours whose joined piece scores best: every way to split a piece into two others is
     a merge of the rank of that piece."""
     scores = vocabulary.scores()
+    if (work := sum(len(token) ** 2 for token in vocabulary.ids)) > MAX_SPLIT_CHARS:
+        raise DamagedFile(f"splitting all pieces looks at {work} characters; at most {MAX_SPLIT_CHARS} are allowed. Are pieces this long?")
     ids = {token: id for token, id in vocabulary.ids.items() if vocabulary.types[id] not in (UNKNOWN, CONTROL, USER_DEFINED, BYTE)}
     ranked: list[tuple[float, int, int, str, str]] = []
     for token, id in ids.items():

@@ -16,6 +16,7 @@ from server.text.meter import METER, Meter, TemplateLimit, TemplateRaise
 from server.text.sandbox import MeteredEnvironment
 
 TIME_LIMIT_S = 2.0
+MAX_MESSAGE_CHARS = 2000  # of an error: a template can raise any text
 MEMORY_LIMIT_BYTES = 256 << 20  # of all texts and lists that one rendering makes
 
 Message = Mapping[str, Any]
@@ -124,6 +125,8 @@ def _translate(error: Exception) -> TemplateError:
         kind = TemplateLimitError
     elif not isinstance(error, jinja2.TemplateError):
         message = f"{type(error).__name__}: {message}"
+    if len(message) > MAX_MESSAGE_CHARS:
+        message = message[:MAX_MESSAGE_CHARS] + " ..."
     return kind(message, _line(error))
 
 

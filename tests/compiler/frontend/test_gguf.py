@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -308,6 +309,25 @@ def test_foreign_architectures_and_names(tmp_path: Path) -> None:
     assert "blk.0.attn_q.weight" not in GgufModel(path).tensors
 
 
+CONFIG_VALUES = st.sampled_from([0, 1, 3, 7, 1 << 31, -1]) | st.text(max_size=3) | st.booleans() | st.floats()
+CONFIG_KEYS = ["block_count", "embedding_length", "attention.head_count", "attention.key_length", "rope.freq_base", "rope.scaling.type"]
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(changes=st.dictionaries(st.sampled_from(CONFIG_KEYS), CONFIG_VALUES, max_size=2))
+def test_any_configuration_reads_or_is_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
+    path = tmp_path / "m.gguf"
+    path.unlink(missing_ok=True)
+    write(path, lambda writer: [writer.add_key_value(f"llama.{key}", value, gguf_type(value)) for key, value in changes.items()])
+    with suppress(ModelError):
+        GgufModel(path)
+
+
+def gguf_type(value: object) -> gguf.GGUFValueType:
+    kinds = {bool: gguf.GGUFValueType.BOOL, int: gguf.GGUFValueType.INT64, float: gguf.GGUFValueType.FLOAT64}
+    return kinds.get(type(value), gguf.GGUFValueType.STRING)
+
+
 # --- tokenizers -------------------------------------------------------------------------------------------------------------
 
 CORPUS = ["the quick brown fox, 12345 times", "die Grüße der Welt", "世界 and the world's 'quotes'", "  two  spaces\n\nlines"] * 3
@@ -418,6 +438,12 @@ def test_ends_template_and_stops() -> None:
         ({"eos_token_id": 1 << 20}, DamagedFile, "expected one of 3"),
         ({"model": "llama"}, DamagedFile, "scores is missing"),
         ({"add_bos_token": 3}, DamagedFile, "a truth value"),
+        ({"pre": ["qwen2"]}, DamagedFile, "makes no tokenizer"),
+        (
+            {"model": "llama", "tokens": ["x" * 20_000], "token_type": None, "scores": np.zeros(1), "eos_token_id": None},
+            DamagedFile,
+            "this long",
+        ),
     ],
 )
 def test_damaged_vocabularies_are_refused(changes: dict[str, Any], error: type[Exception], message: str) -> None:

@@ -134,6 +134,12 @@ def test_a_refusal_of_the_template_is_told_apart() -> None:
     assert caught.value.line == 3
 
 
+def test_long_refusals_are_shortened() -> None:
+    with pytest.raises(TemplateRejection) as caught:
+        ChatTemplate("{{ raise_exception('x' * 1000000) }}", {}).render(MESSAGES)
+    assert len(str(caught.value)) < 3000
+
+
 @pytest.mark.parametrize(
     ("source", "line", "message"),
     [
@@ -209,7 +215,8 @@ HOSTILE = {
     "slices": "{% set ns = namespace(l=[], s='x' * 100000) %}"
     + "{% for i in range(100000) %}{% set ns.l = ns.l + [ns.s[i:]] %}{% endfor %}",
     "time format": "{{ strftime_now('%1000000000d') }}",
-    "long source": "{# " + "x" * (1 << 17) + " #}",
+    "long source": "{# " + "x" * (1 << 16) + " #}",
+    "many nodes": "{{ a }}" * 9_000,
     "long integer": "{{ " + "9" * 4000 + " }}",
 }  # fmt: skip
 
