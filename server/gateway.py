@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.api.context import Caller
 from server.auth import Guard
-from server.errors import BODY_TOO_LARGE, INTERNAL, REQUEST_TIMEOUT, ApiError
+from server.errors import BODY_TOO_LARGE, CLIENT_CLOSED, INTERNAL, REQUEST_TIMEOUT, ApiError
 from server.metrics import Metrics
 from server.settings import ServerSettings
 
@@ -67,7 +67,7 @@ class Gateway:
                 await error_response(error)(scope, receive, send_with_headers)
         finally:
             handler = getattr(scope.get("route"), "path", "none")  # the pattern, for the path could be anything
-            self._metrics.http.labels(handler, scope["method"], f"{status // 100}xx").inc()
+            self._metrics.http.labels(handler, scope["method"], f"{(status or CLIENT_CLOSED.status) // 100}xx").inc()
             self._metrics.http_s.labels(handler, scope["method"]).observe(time.monotonic() - began_s)
 
     async def _read_body(self, headers: Headers, receive: Receive) -> bytes:

@@ -26,6 +26,7 @@ class NullDefaults:
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
+    typical_p: float | None = None
     repetition_penalty: float | None = None
 
 
@@ -190,6 +191,7 @@ class NullWorker:
         self.aborted.append((request_id, choice))
 
     async def embed(self, embed: Embed) -> Embedding:
+        await asyncio.sleep(self.script.prefill_s)
         values = [float(1 + (sum(embed.prompt_ids) * (i + 1)) % 7) for i in range(self.script.embedding_size)]
         norm = sum(v * v for v in values) ** 0.5 if embed.normalize else 1.0
         return Embedding(embed.request_id, struct.pack(f"<{len(values)}f", *(v / norm for v in values)), len(embed.prompt_ids))

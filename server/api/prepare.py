@@ -125,7 +125,7 @@ def sampling_params(
         top_p=_first(body.top_p, defaults.top_p, 1.0),
         top_k=max(0, _first(body.top_k, defaults.top_k, 0)),  # -1 is off, too
         min_p=_first(body.min_p, defaults.min_p, 0.0),
-        typical_p=_first(body.typical_p, None, 1.0),
+        typical_p=_first(body.typical_p, defaults.typical_p, 1.0),
         frequency_penalty=body.frequency_penalty or 0.0,
         presence_penalty=body.presence_penalty or 0.0,
         repetition_penalty=_first(body.repetition_penalty, defaults.repetition_penalty, 1.0),

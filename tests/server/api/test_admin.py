@@ -143,9 +143,9 @@ def test_what_the_worker_says_about_memory_is_passed_on(serve, folder, answering
     assert response.status_code == 507 and response.json()["error"]["required_bytes"] == 5
 
 
-def test_dry_run_without_a_planner(server):
-    response = server.http().post("/admin/models", json={"source": ".", "dry_run": True})
-    assert response.status_code == 400  # the root itself is no model
+def test_dry_run_without_a_planner(serve, folder):
+    response = serve(initial=()).http().post("/admin/models", json={"source": "a", "dry_run": True})
+    assert response.status_code == 501 and response.json()["error"]["code"] == "preflight_unavailable"
 
 
 def test_unload_drains(serve, answering):

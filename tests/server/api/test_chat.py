@@ -7,6 +7,8 @@ import json
 import openai
 import pytest
 
+from server.null import ByteTokenizer, NullDefaults
+
 MESSAGES = [{"role": "user", "content": "hi"}]
 
 
@@ -115,6 +117,26 @@ def test_sampling_parameters_reach_the_worker(server):
     assert params.stop_token_ids == (3,) and params.ignore_eos and (params.min_tokens, params.max_tokens) == (2, 9)
     assert params.allowed_token_ids == (1, 2) and params.banned_token_ids == (ord("x"),)
     assert (submit.priority, submit.cache_salt) == (-4, "s")
+
+
+def test_what_the_model_s_authors_recommend_is_the_default(serve):
+    tokenizer = ByteTokenizer()
+    tokenizer.generation_defaults = NullDefaults(temperature=0.6, top_p=0.95, top_k=20, min_p=0.05, repetition_penalty=1.1)
+    server = serve(tokenizer=tokenizer)
+    server.chat()
+    params = server.worker.submits[-1].params
+    assert (params.temperature, params.top_p, params.top_k, params.min_p, params.repetition_penalty) == (0.6, 0.95, 20, 0.05, 1.1)
+    server.chat(temperature=0, top_k=-1)
+    params = server.worker.submits[-1].params
+    assert (params.temperature, params.top_p, params.top_k) == (0, 0.95, 0)
+
+
+def test_special_tokens_are_shown_when_asked(serve, answering):
+    script = answering("")
+    script.answer = lambda _submit, _choice: [[ord("a")], [256], [ord("b")]]
+    server = serve(script=script)
+    assert server.chat().json()["choices"][0]["message"]["content"] == "ab"
+    assert server.chat(skip_special_tokens=False).json()["choices"][0]["message"]["content"] == "a<s>b"
 
 
 def test_unseeded_requests_differ(server):
