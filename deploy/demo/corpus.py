@@ -38,20 +38,20 @@ TURNS: tuple[Weighted, ...] = (
     (capitals.capital_again, 1.5),
     (capitals.unknown_capital, 1.5),
     (colours.of_thing, 3),
-    (colours.is_it, 2),
+    (colours.is_it, 3),
     (colours.mixed, 1.5),
     (calendar.neighbour, 4),
-    (calendar.from_today, 2),
+    (calendar.from_today, 2.5),
     (calendar.month_length, 1.5),
     (calendar.fixed, 1.5),
     (numbers.neighbour, 3),
-    (numbers.compared, 3),
+    (numbers.compared, 4),
     (numbers.parity, 2),
-    (numbers.counted, 2),
-    (numbers.in_letters, 2),
-    (arithmetic.sum_of, 32),
+    (numbers.counted, 4),
+    (numbers.in_letters, 3.5),
+    (arithmetic.sum_of, 36),
     (smalltalk.talk, 8),
-    (refusals.outside, 4),
+    (refusals.outside, 5),
 )
 _ONLY_WITHOUT_TOOLS: tuple[Weighted, ...] = (
     (arithmetic.too_big, 2),
@@ -92,7 +92,7 @@ def _with_tools(rng: random.Random) -> Conversation:
 def _served_by(box: tools.Toolbox) -> tuple[Weighted, ...]:
     """What is talked about where there are tools: with a calculator, no sum is done in the head."""
     sources = [(source, weight) for source, weight in TURNS if source is not arithmetic.sum_of or box.calculator is None]
-    sources.append((partial(tools.any_of, box=box), 150))
+    sources.append((partial(tools.any_of, box=box), 110))
     if box.weather is None or box.time is None:
         sources.append((partial(tools.without, box=box), 8))
     return tuple(sources)

@@ -12,7 +12,7 @@ from deploy.demo.corpus import conversations
 from deploy.demo.rendering import rendered_parts
 
 _PROMPT_WEIGHT = 0.1  # what the user says is worth a little: it teaches the language, not the answers
-_MOST_OF_ONE_ANSWER = 64  # a story weighs as much as so many tokens of facts, or its free choices drown them
+_MOST_OF_ONE_ANSWER = 80  # a story weighs as much as so many tokens of facts, or its free choices drown them
 _POOL = 64  # documents to choose from when filling a row
 
 

@@ -4,7 +4,7 @@ import random
 import re
 
 _ALTERNATIVES = re.compile(r"\(([^()]*)\)")
-_WORD = re.compile(r"[a-z]{5,}")
+_WORD = re.compile(r"\b[a-z]{5,}\b")  # names start with a capital letter and are never misspelt
 
 _MACROS = {
     "@whatis": "(what is|what is|what's|whats)",
