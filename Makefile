@@ -2,37 +2,44 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+ARGS   ?=
 
-.PHONY: help setup serve test lint types check bench clean
+.PHONY: help setup serve test lint types bench image clean
 
-help:            ## list the targets
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
+help:               ## list the targets
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
 
-setup: $(VENV)/ready   ## create the virtual environment
+setup: $(VENV)/ready  ## create the virtual environment
 
 $(VENV)/ready: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "$(PYTHON) is missing or older than Python 3.11; name a newer one: make PYTHON=python3.12"; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' \
+	  || { echo "$(PYTHON) cannot make virtual environments; on Debian and Ubuntu: apt install python3-venv"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[test]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
 	touch $@
 
-serve: setup     ## serve the built-in demo model on http://127.0.0.1:8000
-	$(BIN)/relaxserve serve
+serve: setup        ## serve the built-in demo model on http://127.0.0.1:8000; options in ARGS
+	$(BIN)/relaxserve serve $(ARGS)
 
-lint: setup      ## format, lint and import contracts
+lint: setup         ## format, lint and import contracts
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
 
-types: setup     ## the strict type checker
+types: setup        ## the strict type checker
 	$(BIN)/basedpyright
 
-check: lint types
+# Tests that share a server stay together; -W error is in pyproject.toml.
+test: lint types    ## everything: lint, types and all tests
+	$(BIN)/pytest -n 2 --dist loadgroup -q $(ARGS)
 
-test: setup check  ## everything
-	$(BIN)/pytest -n 2 -q
+bench: setup        ## the figures of the README
+	$(BIN)/relaxserve bench $(ARGS)
 
-bench: setup     ## the figures of the README
-	$(BIN)/relaxserve bench compiler
+image: setup        ## build docker/cpu.Dockerfile without a container engine and ask the server in it
+	docker/check.sh
 
-clean:
-	rm -rf $(VENV) build *.egg-info
+clean:              ## remove the virtual environment and what tools left
+	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache .import_linter_cache .hypothesis
