@@ -231,7 +231,7 @@ def test_no_template_runs_away(source: str) -> None:
         tracemalloc.stop()
 
 
-@pytest.mark.parametrize("source", ["{# " + "x" * (1 << 16) + " #}", "{{ a }}" * 9_000], ids=["characters", "nodes"])
+@pytest.mark.parametrize("source", ["{# " + "x" * (1 << 16) + " #}", "{{a+a}}" * 9_000], ids=["characters", "nodes"])
 def test_size_is_limited_before_anything_is_compiled(source: str) -> None:
     with pytest.raises(TemplateLimitError, match="at most"):
         ChatTemplate(source, {})
