@@ -27,14 +27,15 @@ def test_framing(server):
 
 
 def test_tokens_are_not_held_up(serve, answering):
-    server = serve(script=answering("abcdefgh", interval_s=0.05))
+    server = serve(script=answering("x" * 400, interval_s=0.05))
     stream = server.openai().chat.completions.create(model="null", messages=MESSAGES, stream=True)
     next(stream)
     assert server.worker.running, "the first chunk came only with the last"
+    stream.close()
 
 
 def test_heartbeats_while_the_prompt_is_read(serve, answering):
-    server = serve(script=answering("ok", prefill_s=1.6), heartbeat_s=0.1)
+    server = serve(script=answering("ok", prefill_s=2.5), heartbeat_s=0.1)
     response = server.chat(stream=True)
     before, _, after = response.text.partition("data: ")
     assert before.count(": still working\n\n") >= 2 and ": still" not in after
@@ -79,7 +80,7 @@ def test_a_client_that_leaves_ends_the_work(serve, answering, stream):
         next(response.iter_lines())
         response.close()
     else:
-        client.timeout = 0.3
+        client.timeout = 1.0
         with pytest.raises(Exception, match="timed out"):
             client.send(request)
         client.close()
@@ -103,14 +104,14 @@ def test_leaving_during_the_prompt_ends_the_work(serve, answering):
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_deadline_tells_what_was_generated(serve, answering, stream):
-    server = serve(script=answering("x" * 1000, interval_s=0.02))
-    response = server.chat(timeout=0.3, stream=stream)
+    server = serve(script=answering("x" * 4000, interval_s=0.01))
+    response = server.chat(timeout=1.5, stream=stream)
     if stream:
         assert response.status_code == 200 and '"code":"deadline_exceeded"' in response.text
         assert '"completion_tokens":' in response.text.partition("deadline_exceeded")[2]
     else:
         assert response.status_code == 504
-        assert 0 < response.json()["error"]["usage"]["completion_tokens"] < 1000
+        assert 0 < response.json()["error"]["usage"]["completion_tokens"] < 4000
 
 
 def test_deadline_holds_even_if_the_worker_forgets_it(serve, answering):
