@@ -7,7 +7,7 @@ folded from weights. Both are compiled alike, so the packing loops run as fast a
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Sequence
 
 from compiler.ir.graph import (
     Atom,
@@ -26,8 +26,8 @@ from compiler.ir.graph import (
     Var,
 )
 from compiler.ir.module import IRModule
-from compiler.ir.types import TupleType
-from compiler.ir.visit import operands
+from compiler.ir.types import TupleType, binders_of, vars_of
+from compiler.ir.visit import Uses, free_vars, fresh_function, operands, used_vars
 from compiler.passes.eliminate_dead_code import has_effect
 from compiler.passes.rewrite import count_uses
 
@@ -44,9 +44,10 @@ def lift_weights(module: IRModule) -> IRModule:
 
 def _lift(name: str, func: Function, module: IRModule) -> dict[str, Function]:
     early: dict[Var, None] = dict.fromkeys(func.weights)  # in order: the order of the prepared values
+    defined = {d for v in func.weights for d in binders_of(v.type)}
     moved: list[Binding] = []
     for binding in func.body.bindings:
-        if _movable(binding.value, early, module):
+        if _movable(binding.value, early, module) and defined.issuperset(used_vars(binding.value).dims):
             early[binding.var] = None
             moved.append(binding)
     if not moved:
@@ -55,15 +56,27 @@ def _lift(name: str, func: Function, module: IRModule) -> dict[str, Function]:
     rest = [Block(tuple(b for b in block.bindings if b not in stays), block.kind) for block in func.body.blocks]
     body = Body(tuple(b for b in rest if b.bindings), func.body.result)
     used = count_uses(body)
-    kept = [v for v in func.weights if v in used]
     wanted = [b.var for b in moved if b.var in used]
-    sources = [v for v in func.weights if any(v in operands(b.value) for b in moved)]
     prepared = Var("prepared", TupleType(tuple(v.type for v in wanted)))
     block = Block((*moved, Binding(prepared, MakeTuple(tuple(wanted)))), BlockKind.DATAFLOW)
+    preparation = Body((block,), prepared)
     assert func.num_inputs is not None
     inputs = func.params[: func.num_inputs]
+    kept = _with_definitions([v for v in func.weights if v in used], (*inputs, *wanted), func.weights, free_vars(body))
+    sources = _with_definitions([v for v in func.weights if v in count_uses(preparation)], (), func.weights, free_vars(preparation))
     step = Function((*inputs, *kept, *wanted), body, func.result_type, func.pure, func.num_inputs, func.arena)
-    return {name: step, name + SUFFIX: Function(tuple(sources), Body((block,), prepared), prepared.type)}
+    prepare = fresh_function(Function(tuple(sources), preparation, prepared.type))
+    return {name: step, name + SUFFIX: prepare}
+
+
+def _with_definitions(chosen: list[Var], others: Sequence[Var], weights: Sequence[Var], needs: Uses) -> list[Var]:
+    """The chosen weights, and those without which a variable of the shapes would have no definition."""
+    given = {*chosen, *others}
+    mentioned = dict.fromkeys([*needs.dims, *(d for v in given for d in vars_of(v.type))])
+    for dim in mentioned:
+        if not any(dim in binders_of(v.type) for v in given):
+            given.update([w for w in weights if dim in binders_of(w.type)][:1])
+    return [w for w in weights if w in given]
 
 
 def _movable(value: Value, early: Container[Var], module: IRModule) -> bool:
