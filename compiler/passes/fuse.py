@@ -44,6 +44,7 @@ from compiler.schedule.matmul import match_product
 from compiler.schedule.nests import PerfectNest, allocated, perfect_nest, without_allocations
 
 MOST_OPERANDS = 24  # of a joined function
+MOST_SUMS = 2  # that share a tile: they share its registers too
 
 
 def fuse(module: IRModule) -> IRModule:
@@ -315,7 +316,9 @@ def _wraps(second: PrimFunc, places: list[int], first: PrimFunc) -> bool:
     has_fold = any(isinstance(s, Reduce) for s in walk_scalar(value))
     if not has_fold:
         return True
-    return own is not None and other is not None and str(own.sums[0].axis[1]) == str(other.sums[0].axis[1])
+    if own is None or other is None or len(own.sums) + len(other.sums) > MOST_SUMS:
+        return False
+    return str(own.sums[0].axis[1]) == str(other.sums[0].axis[1])
 
 
 # --- how ---------------------------------------------------------------------------------------------------------------

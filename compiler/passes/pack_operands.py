@@ -19,11 +19,11 @@ from compiler.ir.loops import Buffer, Const, Guard, Load, PrimFunc, Scalar, Stmt
 from compiler.ir.module import IRModule
 from compiler.ir.prove import prove_divisible
 from compiler.ir.types import TensorType, Type
-from compiler.ir.visit_loops import loads, replace_loads
+from compiler.ir.visit_loops import fresh_prim, loads, replace_loads
 from compiler.ops.nest import loops
 from compiler.passes.outline import Outliner
 from compiler.passes.rewrite import rewrite_module
-from compiler.schedule.matmul import Product, match_product
+from compiler.schedule.matmul import Product, match_product, reduces_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class PackOperands:
             panel = Buffer(packed.buffer.name, self.shape(packed, packed.buffer.shape), packed.buffer.dtype)
             params[params.index(packed.buffer)] = panel
             body = replace_loads(body, packed.buffer, lambda indices, p=packed, b=panel: Load(b, self.indices(p, indices)))
-        return PrimFunc(tuple(params), prim.num_outputs, body, prim.attrs)
+        return fresh_prim(PrimFunc(tuple(params), prim.num_outputs, body, prim.attrs))
 
     def shape(self, packed: _Packed, shape: tuple[Dim, ...]) -> tuple[Dim, ...]:
         n, r = shape[packed.column], shape[packed.depth]
@@ -136,11 +136,9 @@ def _plan(prim: PrimFunc) -> list[_Packed]:
 
 def _read_as(product: Product, load: Load) -> _Packed | None:
     """How the buffer is read, when that is as the whole right operand of a sum."""
-    for s in product.sums:
-        if not any(other is load for other in loads(s.columns)):
-            continue
-        variables: list[DimVar | None] = [d.var for d in load.indices]
-        axis = s.axis[0]
-        if variables.count(product.column_axis) == 1 and variables.count(axis) == 1:
+    variables: list[DimVar | None] = [d.var for d in load.indices]
+    for reduce in reduces_in(product.nest.store.value):
+        axis = reduce.axes[0][0]
+        if any(other is load for other in loads(reduce)) and variables.count(product.column_axis) == variables.count(axis) == 1:
             return _Packed(load.buffer, variables.index(product.column_axis), variables.index(axis))
     return None
