@@ -15,7 +15,7 @@ import jinja2
 from server.text.meter import METER, Meter, TemplateLimit, TemplateRaise
 from server.text.sandbox import MeteredEnvironment
 
-TIME_LIMIT_S = 2.0
+TIME_LIMIT_S = 2.0  # of the processor
 MAX_MESSAGE_CHARS = 2000  # of an error: a template can raise any text
 MEMORY_LIMIT_BYTES = 256 << 20  # of all texts and lists that one rendering makes
 
