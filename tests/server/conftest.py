@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,8 +14,9 @@ import openai
 import pytest
 
 from server.app import create_app
+from server.handle import ProgressCallback
 from server.listen import Server
-from server.model import Footprint
+from server.model import Footprint, MakeWorker
 from server.null import ByteTokenizer, NullScript, NullWorker
 from server.registry import Registry
 from server.settings import ServerSettings
@@ -38,8 +38,12 @@ class Running:
     clients: list[Any] = field(default_factory=list)
 
     @property
+    def port(self) -> int:
+        return self.server.servers[0].sockets[0].getsockname()[1]
+
+    @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.settings.port}"
+        return f"http://127.0.0.1:{self.port}"
 
     @property
     def worker(self) -> NullWorker:
@@ -76,19 +80,11 @@ Serve = Callable[..., Running]
 
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Serve]:
-    """Starts servers and stops them; keyword arguments are settings."""
+    """Starts servers and stops them; see `_start` for what can be said."""
     running: list[Running] = []
 
-    def start(
-        *,
-        script: NullScript | None = None,
-        scripts: dict[str, NullScript] | None = None,
-        tokenizer: ByteTokenizer | None = None,
-        initial: Sequence[ModelSpec] = (ModelSpec("null", "null"),),
-        footprints: dict[str, Footprint] | None = None,
-        **settings: Any,
-    ) -> Running:
-        running.append(_start(script or NullScript(), scripts or {}, tokenizer, initial, footprints, tmp_path, settings))
+    def start(**options: Any) -> Running:
+        running.append(_start(tmp_path, **options))
         return running[-1]
 
     yield start
@@ -98,7 +94,7 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
 
 @pytest.fixture(scope="module")
 def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    running = _start(NullScript(), {}, None, [ModelSpec("null", "null")], None, tmp_path_factory.mktemp("server"), {})
+    running = _start(tmp_path_factory.mktemp("server"))
     yield running
     running.stop()
 
@@ -112,25 +108,26 @@ def server(shared_server: Running) -> Running:
 
 
 def _start(
-    script: NullScript,
-    scripts: dict[str, NullScript],
-    tokenizer: ByteTokenizer | None,
-    initial: Sequence[ModelSpec],
-    footprints: dict[str, Footprint] | None,
-    tmp_path: Path,
-    options: dict[str, Any],
+    folder: Path,
+    *,
+    script: NullScript | None = None,
+    scripts: dict[str, NullScript] | None = None,
+    tokenizer: ByteTokenizer | None = None,
+    initial: Sequence[ModelSpec] = (ModelSpec("null", "null"),),
+    footprints: dict[str, Footprint] | None = None,
+    make_worker: MakeWorker | None = None,
+    **options: Any,
 ) -> Running:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    (tmp_path / "models").mkdir(exist_ok=True)
-    settings = ServerSettings(**{"port": port, "model_root": tmp_path / "models", "drain_s": 5.0, **options})
+    """`script` is every worker's but those named in `scripts`; `footprints` are what a planner would say; `options` are settings."""
+    (folder / "models").mkdir(exist_ok=True)
+    settings = ServerSettings(**{"port": 0, "model_root": folder / "models", "drain_s": 5.0, **options})
+    common, named = script or NullScript(), scripts or {}
     workers: dict[str, NullWorker] = {}
     begun: list[Running] = []
     started = threading.Event()
 
-    def make_worker(spec: ModelSpec, progress: Any) -> NullWorker:
-        workers[spec.name] = NullWorker(scripts.get(spec.name, script), progress)
+    def make_null(spec: ModelSpec, progress: ProgressCallback) -> NullWorker:
+        workers[spec.name] = NullWorker(named.get(spec.name, common), progress)
         return workers[spec.name]
 
     async def preflight(spec: ModelSpec) -> Footprint:
@@ -139,23 +136,21 @@ def _start(
     async def main() -> None:
         registry = Registry(
             settings,
-            make_worker,
-            lambda _source: tokenizer or ByteTokenizer(script.max_context),
-            preflight=preflight if footprints is not None else None,
+            make_worker or make_null,
+            lambda _source: tokenizer or ByteTokenizer(common.max_context),
+            preflight=None if footprints is None else preflight,
             initial=initial,
         )
         server = Server(create_app(settings, registry), settings, registry, log_config=None)
-        thread = threading.current_thread()
-        begun.append(Running(settings, registry, server, script, scripts, workers, asyncio.get_running_loop(), thread))
         serving = asyncio.create_task(server.serve())
         while not (serving.done() or (server.started and _settled(registry))):
             await asyncio.sleep(0.002)
+        begun.append(Running(settings, registry, server, common, named, workers, asyncio.get_running_loop(), threading.current_thread()))
         started.set()
         await serving
 
-    thread = threading.Thread(target=lambda: asyncio.run(main()), daemon=True)
-    thread.start()
-    assert started.wait(20), "the server did not start"
+    threading.Thread(target=lambda: asyncio.run(main()), daemon=True).start()
+    assert started.wait(60), "the server did not start"
     return begun[0]
 
 

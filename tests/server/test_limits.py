@@ -14,7 +14,7 @@ HEAD = "POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: applic
 
 
 def connect(server) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", server.settings.port), timeout=20)
+    return socket.create_connection(("127.0.0.1", server.port), timeout=20)
 
 
 def talk(server, data: bytes) -> tuple[int, dict]:
