@@ -12,10 +12,9 @@ from numpy.typing import NDArray
 
 from compiler.ir.dtypes import DType
 from compiler.ir.loops import Fn, ReduceFn
+from compiler.ops.elementwise import numpy_cast, numpy_erf
 
 Array = NDArray[Any]
-
-_erf = np.vectorize(math.erf, otypes=[np.float64])
 
 
 def _wide(fn: Callable[[Array], Array]) -> Callable[[Array], Array]:
@@ -27,19 +26,11 @@ def _fma(a: Array, b: Array, c: Array) -> Array:
     return (a.astype(np.float64) * b.astype(np.float64) + c.astype(np.float64)).astype(a.dtype)
 
 
-def _shift_right(a: Array, b: Array) -> Array:
-    return np.right_shift(a, b)
-
-
-def _divide(a: Array, b: Array) -> Array:
-    return np.divide(a, b)
-
-
 MEANING: dict[Fn, Callable[..., Array]] = {
     Fn.ADD: np.add,
     Fn.SUB: np.subtract,
     Fn.MUL: np.multiply,
-    Fn.DIV: _divide,
+    Fn.DIV: np.divide,
     Fn.FLOORDIV: np.floor_divide,
     Fn.MOD: np.mod,
     Fn.MIN: np.minimum,
@@ -53,7 +44,7 @@ MEANING: dict[Fn, Callable[..., Array]] = {
     Fn.SQRT: np.sqrt,
     Fn.RSQRT: lambda x: (x.dtype.type(1) / np.sqrt(x)).astype(x.dtype),
     Fn.TANH: _wide(np.tanh),
-    Fn.ERF: _wide(_erf),
+    Fn.ERF: _wide(numpy_erf),
     Fn.SIN: _wide(np.sin),
     Fn.COS: _wide(np.cos),
     Fn.FLOOR: np.floor,
@@ -67,7 +58,7 @@ MEANING: dict[Fn, Callable[..., Array]] = {
     Fn.XOR: np.bitwise_xor,
     Fn.NOT: np.invert,
     Fn.SHL: np.left_shift,
-    Fn.SHR: _shift_right,
+    Fn.SHR: np.right_shift,
     Fn.SELECT: np.where,
 }
 
@@ -108,12 +99,4 @@ def fold(fn: ReduceFn, values: Array, axis: int) -> Array:
 
 def convert(value: Array, dtype: DType) -> Array:
     """Floats go to integers toward zero and saturate, NaN becomes 0; integers wrap."""
-    value = np.asarray(value)
-    source = DType.from_numpy(value.dtype)
-    if not (dtype.is_int and source.is_float):
-        return value.astype(dtype.numpy)
-    info = np.iinfo(dtype.numpy)
-    wide = np.trunc(np.nan_to_num(value.astype(np.float64), nan=0.0, posinf=np.inf, neginf=-np.inf))
-    inside = (wide > info.min) & (wide < info.max)
-    ends = np.where(wide >= info.max, info.max, info.min)
-    return np.where(inside, np.where(inside, wide, 0).astype(np.int64), ends).astype(dtype.numpy)
+    return numpy_cast(np.asarray(value), dtype)

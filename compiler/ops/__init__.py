@@ -1,5 +1,31 @@
 """Every family of operators. Importing this fills the tables."""
 
-from compiler.ops import attention, elementwise, embedding, manipulate, matmul, normalize, reduce
+from compiler.ops import (
+    attention,
+    create,
+    dynamic,
+    elementwise,
+    embedding,
+    index,
+    manipulate,
+    matmul,
+    normalize,
+    quantize,
+    random,
+    reduce,
+)
 
-__all__ = ["attention", "elementwise", "embedding", "manipulate", "matmul", "normalize", "reduce"]
+__all__ = [
+    "attention",
+    "create",
+    "dynamic",
+    "elementwise",
+    "embedding",
+    "index",
+    "manipulate",
+    "matmul",
+    "normalize",
+    "quantize",
+    "random",
+    "reduce",
+]

@@ -1,0 +1,118 @@
+"""Filled tensors, shapes as values, borders and triangles, random numbers, data-dependent sizes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from compiler.interpret.graph import Interpreter
+from compiler.ir.builder import Builder
+from compiler.ir.dims import Dim, DimVar
+from compiler.ir.dtypes import DType
+from compiler.ir.errors import AnnotationError
+from compiler.ir.graph import ScalarValue, ShapeValue, Var
+from compiler.ir.types import ScalarType, ShapeType, TensorType, tensor
+from compiler.ops.create import ARANGE, FULL, PAD, SHAPE_OF, SHAPE_TO_TENSOR, TRIL, TRIU
+from compiler.ops.dynamic import NONZERO, UNIQUE
+from compiler.ops.elementwise import ADD
+from compiler.ops.random import UNIFORM, numpy_philox
+from compiler.passes.legalize import legalize
+
+F32, I64 = DType.F32, DType.I64
+N = DimVar("n")
+SHAPE = ShapeType((Dim.of(N), Dim.of(4)))
+
+
+def test_full(run, deduced):
+    np.testing.assert_array_equal(run(FULL, (2, 3), 1.5, dtype="f32"), np.full((2, 3), 1.5, np.float32))
+    assert run(FULL, (0, 3), 7, dtype="u8").shape == (0, 3)
+    assert run(FULL, (), True, dtype="bool") == np.array(True)
+    assert deduced(FULL, SHAPE, ScalarType(F32), dtype="bf16") == TensorType(SHAPE.dims, DType.BF16)
+    with pytest.raises(AnnotationError, match="wants a scalar"):
+        deduced(FULL, SHAPE, tensor((), F32), dtype="f32")
+    with pytest.raises(AnnotationError, match="attribute dtype is 'f99', wants one of f32"):
+        deduced(FULL, SHAPE, ScalarType(F32), dtype="f99")
+
+
+def test_arange(run, deduced):
+    np.testing.assert_array_equal(run(ARANGE, stop=5), np.arange(5))
+    np.testing.assert_array_equal(run(ARANGE, start=2, stop=9, step=3, dtype="f32"), np.arange(2, 9, 3, dtype=np.float32))
+    assert run(ARANGE, start=4, stop=2).shape == (0,)
+    assert deduced(ARANGE, stop=N * 2, step=2) == tensor((N,), I64)
+    with pytest.raises(AnnotationError, match="attribute step is 0"):
+        deduced(ARANGE, stop=4, step=0)
+
+
+def test_shapes_as_values(meaning, run, deduced):
+    assert meaning(SHAPE_OF, np.zeros((2, 0, 3))) == (2, 0, 3)
+    assert deduced(SHAPE_OF, tensor((N, 4), F32)) == SHAPE
+    assert deduced(SHAPE_OF, TensorType(None, F32, 2)) == ShapeType(None, 2)
+    np.testing.assert_array_equal(run(SHAPE_TO_TENSOR, (3, 0, 5)), [3, 0, 5])
+    assert run(SHAPE_TO_TENSOR, ()).shape == (0,)
+    assert deduced(SHAPE_TO_TENSOR, SHAPE) == tensor((2,), I64)
+
+
+def test_pad(run, deduced):
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    for before, after in (((1, 0), (0, 2)), ((0, 0), (0, 0)), ((2, 1), (1, 3))):
+        for shapes in (None, "n m"):
+            found = run(PAD, x, before=before, after=after, value=-1.0, shapes=shapes)
+            np.testing.assert_array_equal(found, np.pad(x, tuple(zip(before, after, strict=True)), constant_values=-1))
+    np.testing.assert_array_equal(run(PAD, x[:0], before=(1, 0), after=(1, 0)), np.zeros((2, 3)))
+    assert deduced(PAD, tensor((N, 3), F32), before=(0, 1), after=(N, 1)) == tensor((N * 2, 5), F32)
+    with pytest.raises(AnnotationError, match="have 1 and 2 widths, wants 2 of each"):
+        deduced(PAD, tensor((2, 3), F32), before=(1,), after=(0, 0))
+    with pytest.raises(AnnotationError, match="a width is -1"):
+        deduced(PAD, tensor((2,), F32), before=(-1,), after=(0,))
+
+
+@pytest.mark.parametrize("k", [-2, 0, 1])
+def test_triangles(run, rng, k):
+    x = rng.integers(1, 9, (2, 3, 5)).astype(np.int32)
+    np.testing.assert_array_equal(run(TRIL, x, k=k, shapes="b n m"), np.tril(x, k))
+    np.testing.assert_array_equal(run(TRIU, x, k=k, shapes="b n m"), np.triu(x, k))
+
+
+def test_philox_is_that_of_the_paper():
+    # Salmon et al., known answers of philox4x32-10 with the key and counter of zero.
+    assert hex(int(numpy_philox(np.zeros(1, np.uint64), 0)[0])) == "0x6627e8d5"
+
+
+def test_uniform(run, deduced):
+    x = run(UNIFORM, (50, 40), 1234)
+    assert 0 <= x.min() < 0.01 and 0.99 < x.max() < 1
+    assert abs(x.mean() - 0.5) < 0.02
+    np.testing.assert_array_equal(run(UNIFORM, (2000,), 1234).reshape(50, 40), x)
+    assert not np.array_equal(run(UNIFORM, (2000,), -5), x.reshape(-1))
+    assert run(UNIFORM, (0,), 1).shape == (0,)
+    with pytest.raises(AnnotationError, match="seed is scalar"):
+        deduced(UNIFORM, SHAPE, ScalarType(F32))
+
+
+def test_uniform_takes_its_seed_at_run_time():
+    n, seed = DimVar("n"), Var("seed", ScalarType(I64))
+    builder = Builder()
+    with builder.function("main", [Var("size", ShapeType((Dim.of(n),))), seed]):
+        builder.returns(builder.call(UNIFORM, ShapeValue((Dim.of(n),)), seed))
+    module = builder.finish()
+    for number in (7, 2**40 + 7):
+        expected = Interpreter(module).call("main", (5,), number)
+        np.testing.assert_array_equal(Interpreter(legalize(module)).call("main", (5,), number), expected)
+
+
+def test_data_dependent_sizes(run, deduced):
+    x = np.array([[3, 0, 1], [3, 1, 0]], np.int32)
+    np.testing.assert_array_equal(run(UNIQUE, x, shapes="n m"), [0, 1, 3])
+    np.testing.assert_array_equal(run(NONZERO, x, shapes="n m"), np.array(np.nonzero(x)))
+    assert deduced(UNIQUE, tensor((N,), F32)) == TensorType(None, F32, 1)
+    assert deduced(NONZERO, tensor((N,), F32)) == TensorType(None, I64, 2)
+
+
+def test_a_match_cast_names_a_size_that_depends_on_data():
+    x, m = Var("x", tensor((N,), DType.I32)), DimVar("m")
+    builder = Builder()
+    with builder.function("main", [x]):
+        found = builder.match_cast(builder.call(UNIQUE, x), tensor((m,), DType.I32))
+        builder.returns(builder.call(ADD, found, ScalarValue(Dim.of(1))))
+    for module in (builder.finish(), legalize(builder.finish())):
+        np.testing.assert_array_equal(Interpreter(module).call("main", np.array([4, 2, 4], np.int32)), [3, 5])

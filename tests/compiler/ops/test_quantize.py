@@ -1,0 +1,63 @@
+"""Numbers that stand for floats."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from compiler.ir.dims import Dim, DimVar
+from compiler.ir.dtypes import DType
+from compiler.ir.errors import AnnotationError
+from compiler.ir.types import TensorType, TupleType, tensor
+from compiler.ops.quantize import DEQUANTIZE, QUANTIZE
+
+F32, F16, I8, U8 = DType.F32, DType.F16, DType.I8, DType.U8
+N = DimVar("n")
+
+
+@pytest.mark.parametrize("bits, group, shapes", [(8, 0, "n k"), (8, 4, "n 8"), (8, 4, None), (4, 0, "n 8"), (4, 4, "n 8"), (4, 4, None)])
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_there_and_back_is_within_half_a_step(run, rng, bits, group, symmetric, shapes):
+    x = (rng.standard_normal((5, 8)) + 0.5).astype(np.float32)
+    x[2, :4] = 0
+    parts = run(QUANTIZE, x, bits=bits, group=group, symmetric=symmetric, shapes=shapes)
+    assert parts[0].dtype == (np.int8 if bits == 8 else np.uint8)
+    assert parts[0].shape == (5, bits)
+    back = run(DEQUANTIZE, *parts, bits=bits, group=group)
+    steps = np.repeat(parts[1], group or 8, -1)
+    assert (np.abs(back - x) <= steps * 0.5001 + 1e-7).all()
+    np.testing.assert_array_equal(back[2, : group or 0], 0)
+
+
+def test_a_known_packing(run):
+    q = np.array([[0x1F, 0x80]], np.uint8)  # the lower half comes first: 15, 1, 0, 8
+    scale = np.array([[2.0]], np.float16)
+    np.testing.assert_array_equal(run(DEQUANTIZE, q, scale, bits=4, dtype="f32"), [[14, -14, -16, 0]])
+    np.testing.assert_array_equal(run(DEQUANTIZE, q, scale, np.array([[1]], np.uint8), bits=4, shapes="n k, n 1, n 1"), [[28, 0, -2, 14]])
+
+
+def test_dequantizing_to_small_floats(run, rng):
+    q = rng.integers(-128, 128, (3, 6)).astype(np.int8)
+    scale = rng.random((3, 1)).astype(np.float32)
+    found = run(DEQUANTIZE, q, scale, dtype="bf16", shapes="n k, n 1")
+    np.testing.assert_array_equal(found, (q * scale).astype(ml_dtypes.bfloat16))
+
+
+def test_deduction(deduced):
+    k = DimVar("k", multiple_of=32)
+    assert deduced(QUANTIZE, tensor((N, k), F32), bits=4, group=32, dtype="f16") == TupleType(
+        (tensor((N, Dim.of(k) // 2), U8), tensor((N, Dim.of(k) // 32), F16))
+    )
+    assert deduced(DEQUANTIZE, tensor((N, 16), U8), tensor((N, 1), F16), bits=4, group=32) == tensor((N, 32), F32)
+    assert deduced(DEQUANTIZE, TensorType(None, I8, 2), tensor((N, 1), F16)) == TensorType(None, F32, 2)
+    with pytest.raises(AnnotationError, match="last dimension is 6, wants a multiple of the group, 4"):
+        deduced(QUANTIZE, tensor((2, 6), F32), group=4)
+    with pytest.raises(AnnotationError, match="last dimension is 5, wants an even one"):
+        deduced(QUANTIZE, tensor((2, 5), F32), bits=4)
+    with pytest.raises(AnnotationError, match="attribute bits is 3, wants 8 or 4"):
+        deduced(QUANTIZE, tensor((2, 6), F32), bits=3)
+    with pytest.raises(AnnotationError, match="q holds i8, wants u8 for 4 bits"):
+        deduced(DEQUANTIZE, tensor((2, 6), I8), tensor((2, 1), F32), bits=4)
+    with pytest.raises(AnnotationError, match="dimension 1 of scale is 3, wants 2"):
+        deduced(DEQUANTIZE, tensor((2, 8), I8), tensor((2, 3), F32), group=4)
