@@ -80,6 +80,15 @@ def test_jumping_ahead_changes_no_token(rig, constraints) -> None:
         assert jumping.engine.timing.num_steps < drawing.engine.timing.num_steps
 
 
+def test_a_forced_token_may_be_a_stop_token(rig, tokenizer, constraints) -> None:
+    stop = tokenizer.token_to_id("name")
+    for logprobs in (None, 0):
+        one = rig(constraints=constraints)
+        outcome = one.run([submit_of(SCHEMA, 1, logprobs=logprobs, stop_token_ids=(stop,))])["json_schema-1", 0]
+        assert outcome.end == (FinishReason.STOP, stop)
+        assert tokenizer.decode(outcome.token_ids).rstrip().endswith('"') and stop not in outcome.token_ids
+
+
 def test_forced_tokens_are_the_only_ones_allowed(constraints) -> None:
     rng = np.random.default_rng(3)
     num_forced = 0

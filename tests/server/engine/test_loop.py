@@ -81,8 +81,15 @@ def test_one_id_cannot_run_twice(rig) -> None:
 def test_a_row_that_cannot_be_drawn_fails_its_request_alone(rig) -> None:
     one = rig()
     impossible = params(allowed_token_ids=(4,), banned_token_ids=(4,))
-    one.run([Submit("bad", (1,), impossible, num_choices=3), Submit("good", (1,), GREEDY)])
-    assert one.failed["bad"].code == "generation_failed" and not any(key[0] == "bad" for key in one.outcomes)
+    one.run(
+        [
+            Submit("bad", (1,), impossible, num_choices=3),
+            Submit("both at once", (1,), impossible, num_choices=2, emitted=((5,), (6,))),
+            Submit("good", (1,), GREEDY),
+        ]
+    )
+    assert set(one.failed) == {"bad", "both at once"} and set(one.outcomes) == {("good", 0)}
+    assert {failed.code for failed in one.failed.values()} == {"generation_failed"}
     assert len(one.outcomes["good", 0].token_ids) == 20
 
 
@@ -291,3 +298,12 @@ def test_a_long_prompt_does_not_hold_up_the_short_one_of_another_key(rig) -> Non
     until(one, lambda: ("short", 0) in one.outcomes and one.outcomes["short", 0].end, 15)
     assert ("long", 0) not in one.outcomes
     one.run()
+
+
+def test_a_prompt_goes_on_when_the_next_in_turn_has_no_slot(rig) -> None:
+    one = rig(limits=StepLimits(VOCAB, 4096, 32, 1, 600))
+    long = Submit("long", tuple(1 + i % 300 for i in range(1000)), params(max_tokens=2, ignore_eos=True), fairness_key="a")
+    one.engine.submit(long)
+    one.step()
+    outcomes = one.run([Submit("other", (3, 4), params(max_tokens=2, ignore_eos=True), fairness_key="b")])
+    assert all(len(outcome.token_ids) == 2 for outcome in outcomes.values()) and len(outcomes) == 2
