@@ -7,6 +7,7 @@ are neighbours, and one was added to the norms of Gemma.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ import numpy as np
 from compiler.frontend.config import ModelConfig, parse_config
 from compiler.frontend.errors import DamagedFile, ModelError, UnknownModel
 from compiler.frontend.gguf import GgufFile
+from compiler.frontend.gguf_tokenizer import tokenizer_files
 from compiler.frontend.weights import Tensor, TensorInfo
 
 FLOAT32 = np.dtype(np.float32)
@@ -114,6 +116,10 @@ class GgufModel:
 
     def digest(self) -> str:
         return self.file.digest()
+
+    def hub_files(self) -> dict[str, bytes]:
+        """What a model directory would hold beside the weights, for whoever reads tokenizer and template."""
+        return {"config.json": json.dumps(self.hub_config).encode(), **tokenizer_files(self.file.metadata)}
 
     def _hub_name(self, own: str) -> str | None:
         """None for what the configuration has taken in. An unknown name stays what it is, for the accounting to find."""

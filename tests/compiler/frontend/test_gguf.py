@@ -25,6 +25,7 @@ from compiler.frontend.gguf_model import ARCHITECTURES, GgufModel
 from compiler.frontend.gguf_tokenizer import tokenizer_files
 from compiler.frontend.rope import LongScaling
 from compiler.frontend.weights import open_safetensors
+from server.text.tokenizer import Tokenizer
 
 MODELS = Path(__file__).parents[2] / "golden" / "models"
 RNG = np.random.default_rng(0)
@@ -425,6 +426,31 @@ def test_ends_template_and_stops() -> None:
     config = json.loads(files["tokenizer_config.json"])
     assert (config["chat_template"], "pad_token" in config) == ("{{ messages }}", False)
     assert json.loads(files["generation_config.json"]) == {"eos_token_id": [0, 5]}
+
+
+def test_the_server_reads_the_files_as_those_of_a_directory(tmp_path: Path) -> None:
+    original, values = byte_level(None)
+    path = tmp_path / "m.gguf"
+
+    def fill(writer: gguf.GGUFWriter) -> None:
+        writer.add_block_count(1)
+        writer.add_context_length(77)
+        writer.add_embedding_length(32)
+        writer.add_feed_forward_length(32)
+        writer.add_head_count(2)
+        writer.add_vocab_size(320)
+        writer.add_tokenizer_model("gpt2")
+        writer.add_token_list(values["tokenizer.ggml.tokens"])
+        writer.add_token_types(values["tokenizer.ggml.token_type"].tolist())
+        writer.add_token_merges(values["tokenizer.ggml.merges"])
+        writer.add_eos_token_id(0)
+        writer.add_chat_template("{{ eos_token }}{{ messages[0].content }}")
+
+    tokenizer = Tokenizer(GgufModel(write(path, fill)).hub_files())
+    assert tokenizer.encode("the world", add_special_tokens=True) == original.encode("the world").ids
+    assert (tokenizer.eos_ids, tokenizer.max_context) == ((0,), 77)
+    assert tokenizer.chat_template is not None
+    assert tokenizer.chat_template.render([{"content": "hi"}]) == "<|end|>hi"
 
 
 @pytest.mark.parametrize(
