@@ -64,7 +64,7 @@ class StepBounds:
 def build_step(config: ModelConfig, wiring: Wiring, dtypes: Mapping[str, DType], bounds: StepBounds, cache_dtype: DType) -> IRModule:
     net = Net(dtypes)
     t, s = DimVar("t", 0, bounds.max_tokens), DimVar("s", 0, bounds.max_seqs)
-    p, r = DimVar("p", 0, bounds.max_pages), DimVar("r", 0, bounds.max_tokens)
+    p, r = DimVar("p", 0, bounds.max_pages), DimVar("r", 0, bounds.max_seqs)
     pages = DimVar("pages", 1)
     kv_shape = (config.num_layers, 2, pages, config.num_kv_heads, PAGE * config.head_dim)
     i32 = DType.I32

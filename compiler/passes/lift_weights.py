@@ -63,7 +63,8 @@ def _lift(name: str, func: Function, module: IRModule) -> dict[str, Function]:
     assert func.num_inputs is not None
     inputs = func.params[: func.num_inputs]
     kept = _with_definitions([v for v in func.weights if v in used], (*inputs, *wanted), func.weights, free_vars(body))
-    sources = _with_definitions([v for v in func.weights if v in count_uses(preparation)], (), func.weights, free_vars(preparation))
+    read = count_uses(preparation)
+    sources = _with_definitions([v for v in func.weights if v in read], (), func.weights, free_vars(preparation))
     step = Function((*inputs, *kept, *wanted), body, func.result_type, func.pure, func.num_inputs, func.arena)
     prepare = fresh_function(Function(tuple(sources), preparation, prepared.type))
     return {name: step, name + SUFFIX: prepare}

@@ -1,0 +1,250 @@
+"""`relaxserve bench compiler`: what compiling costs and what compiled code reaches, each against a limit measured in the same run."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from compiler.cache import Cache, key_of
+from compiler.driver import Options, compile_module
+from compiler.frontend.config import Activation, ModelConfig
+from compiler.frontend.decoder import StepBounds, build_step
+from compiler.frontend.models.registry import CAUSAL
+from compiler.frontend.rope import Rope
+from compiler.ir.builder import Builder
+from compiler.ir.dims import Dim, DimVar
+from compiler.ir.dtypes import DType
+from compiler.ir.graph import Alloc, ScalarValue, Var
+from compiler.ir.module import IRModule
+from compiler.ir.parser import parse
+from compiler.ir.types import TensorType, tensor
+from compiler.ir.visit import operands
+from compiler.ops.elementwise import ADD, MULTIPLY, RELU
+from compiler.ops.matmul import MATMUL
+from compiler.ops.normalize import LAYER_NORM, RMS_NORM, SOFTMAX
+from compiler.passes.pipeline import pipeline
+from deploy.bench.measure import Figure, best_s, report
+from runtime.executable import Executable
+from runtime.session import Session
+
+F32 = DType.F32
+HIDDEN = 1024
+BOUNDS = StepBounds(max_tokens=1024, max_seqs=64, max_context=4096)
+
+
+class _Uniform(dict[str, DType]):
+    """Every tensor of the checkpoint has this element type."""
+
+    def get(self, name: str, default: DType | None = None) -> DType:  # type: ignore[override]  # never absent
+        return DType.BF16
+
+
+def decoder(num_layers: int) -> IRModule:
+    config = ModelConfig(
+        "llama", 32000, HIDDEN, 5632, num_layers, 16, 4, 64, Activation.SILU, 1e-5, 4096, 0.125, (None,) * num_layers, Rope(1e4, 64)
+    )
+    return build_step(config, CAUSAL["llama"], _Uniform(), BOUNDS, F32)
+
+
+def main(argv: list[str]) -> None:
+    figures: list[Figure] = []
+    for part in (compile_time, step_cost, bandwidth, matmul, memory):
+        figures += part()
+    report(figures, as_json="--json" in argv)
+
+
+# --- compiling ---------------------------------------------------------------------------------------------------------
+
+
+def compile_time() -> list[Figure]:
+    seconds: dict[int, float] = {}
+    for num_layers in (28, 80):
+        runs: list[float] = []
+        for _ in range(2):
+            started = time.perf_counter()
+            compile_module(decoder(num_layers))
+            runs.append(time.perf_counter() - started)
+        seconds[num_layers] = min(runs)
+    with tempfile.TemporaryDirectory() as folder:
+        cache = Cache(Path(folder))
+        module = decoder(28)
+        key = key_of(module, Options().target.key)
+        cache.store(key, compile_module(module))
+        cached = best_s(lambda: Session(_found(cache, module), device_threads=1).close(), most=5)
+    return [
+        Figure("28-layer step, cold", seconds[28], "s", 8.0),
+        Figure("80 layers over 28", seconds[80] / seconds[28], "x", 1.2),
+        Figure("28-layer step, from the cache", cached, "s", 0.15, note="look-up, read, load"),
+    ]
+
+
+def _found(cache: Cache, module: IRModule) -> Executable:
+    found = cache.find(key_of(module, Options().target.key))
+    assert found is not None
+    return found
+
+
+# --- launching ---------------------------------------------------------------------------------------------------------
+
+_KERNEL = """
+prim touch(a: f32[n], out b: f32[n]) where n in 0..64 attrs {schedule="none"} {
+  for parallel p in 16 { for vector l in 4 { when dim(4*p + l) < dim(n) { b[4*p + l] = a[4*p + l] } } }
+}
+"""
+
+
+def step_cost() -> list[Figure]:
+    figures: list[Figure] = []
+    for threads, goal in ((1, 1.5), (2, 3.0)):
+        times = {}
+        for count in (1, 301):
+            calls = "\n".join(f"    v{i + 1} = call_tir @touch(v{i}) -> f32[n]" for i in range(count))
+            text = f"func main(v0: f32[n]) -> f32[n] where n in 0..64 {{\n  dataflow {{\n{calls}\n  }}\n  return v{count}\n}}\n{_KERNEL}"
+            session = Session(compile_module(parse(text)), device_threads=threads)
+            x = np.zeros(64, np.float32)
+            times[count] = best_s(lambda s=session, x=x: s.call("main", x, views=True), most=500)
+            session.close()
+        figures.append(Figure(f"captured launch, {threads} thread(s)", (times[301] - times[1]) / 300 * 1e6, "us", goal))
+    session = Session(compile_module(parse(text)), device_threads=2)
+    session.call("main", x)
+    time.sleep(0.2)
+    before = time.process_time()
+    time.sleep(1.0)
+    figures.append(Figure("idle team, CPU per second", time.process_time() - before, "s", 0.005))
+    session.close()
+    return figures
+
+
+# --- memory bandwidth --------------------------------------------------------------------------------------------------
+
+
+def bandwidth() -> list[Figure]:
+    rows = (256 << 20) // 4 // 4096
+    shape = (rows, 4096)
+    x = np.random.default_rng(0).standard_normal(shape, np.float32)
+    w = np.ones(4096, np.float32)
+
+    def rate(emit: Callable[[Builder, Var, Var], Var]) -> float:
+        a, b = Var("a", tensor((DimVar("n", 0, rows), 4096), F32)), Var("b", tensor((4096,), F32))
+        builder = Builder()
+        with builder.function("main", (a, b)):
+            with builder.dataflow():
+                y = emit(builder, a, b)
+            builder.returns(y)
+        session = Session(compile_module(builder.finish()))
+        seconds = best_s(lambda: session.call("main", x, w, views=True), most=8)
+        session.close()
+        return 2 * x.nbytes / seconds
+
+    copy = rate(lambda b, x, _: b.call(MULTIPLY, x, ScalarValue(1.0, "f32")))
+    cases: dict[str, Callable[[Builder, Var, Var], Var]] = {
+        "elementwise chain": lambda b, x, w: b.call(RELU, b.call(ADD, b.call(MULTIPLY, b.call(ADD, x, w), w), w)),
+        "softmax": lambda b, x, _: b.call(SOFTMAX, x),
+        "rms norm": lambda b, x, w: b.call(RMS_NORM, x, w, eps=1e-5),
+        "layer norm": lambda b, x, w: b.call(LAYER_NORM, x, w, w, eps=1e-5),
+    }
+    note = f"copy: {copy / 1e9:.1f} GB/s"
+    return [Figure(f"{name}, 256 MB", rate(emit) / copy, "of copy", 0.85, True, note) for name, emit in cases.items()]
+
+
+# --- products ----------------------------------------------------------------------------------------------------------
+
+
+def matmul() -> list[Figure]:
+    n = 1024
+    a, b = Var("a", tensor((DimVar("m", 0, n), n), F32)), Var("b", tensor((n, n), F32))
+    builder = Builder()
+    with builder.function("main", (a, b)):
+        with builder.dataflow():
+            y = builder.call(MATMUL, a, b)
+        builder.returns(y)
+    session = Session(compile_module(builder.finish()), device_threads=2)
+    rng = np.random.default_rng(0)
+    x, w = (rng.standard_normal((n, n), np.float32) for _ in range(2))
+    ours = best_s(lambda: session.call("main", x, w, views=True))
+    blas = best_s(lambda: x @ w)
+    session.close()
+    rate = 2 * n**3 / 1e9
+    return [Figure("f32 matmul 1024^3 over BLAS", blas / ours, "x", 0.8, True, f"{rate / ours:.0f} against {rate / blas:.0f} GFLOP/s")]
+
+
+# --- planned memory ----------------------------------------------------------------------------------------------------
+
+
+def memory() -> list[Figure]:
+    """The step's activations for lengths and batches in turn: one plan, against a pool that keeps blocks of exact sizes."""
+    module = pipeline(Options().target).until("plan_memory")(decoder(28))
+    planned = module.graph("step").arena
+    assert planned is not None and planned.is_const
+    figures = [Figure("planned arena", planned.const / 2**20, "MiB", note="for every length and batch within the bounds")]
+    for name, sizes, goal in (("prefill 128 256 512 1024", (128, 256, 512, 1024), 0.22), ("decode 1 16 32 64", (1, 16, 32, 64), 0.40)):
+        own = build_step_for(max(sizes))
+        pool = exact_pool_bytes(own, sizes)
+        arena = own.graph("step").arena
+        assert arena is not None and arena.is_const
+        figures.append(
+            Figure(f"saved over an exact-size pool, {name}", 1 - arena.const / pool, "of bytes", goal, True, f"{pool / 2**20:.1f} MiB")
+        )
+    return figures
+
+
+def build_step_for(most_tokens: int) -> IRModule:
+    config = ModelConfig("llama", 32000, HIDDEN, 5632, 28, 16, 4, 64, Activation.SILU, 1e-5, 4096, 0.125, (None,) * 28, Rope(1e4, 64))
+    bounds = StepBounds(most_tokens, 64, 4096)
+    return pipeline(Options().target).until("plan_memory")(build_step(config, CAUSAL["llama"], _Uniform(), bounds, F32))
+
+
+def exact_pool_bytes(module: IRModule, sizes: tuple[int, ...]) -> int:
+    """What a pool of free lists keyed by exact size (rounded to pages of 4 KiB) has taken after steps of these sizes."""
+    func = module.graph("step")
+    bindings = func.body.bindings
+    last: dict[Var, int] = {}
+    for i, binding in enumerate(bindings):
+        for atom in operands(binding.value):
+            if isinstance(atom, Var):
+                last[atom] = i
+    tokens, rows = _variable(func.params[0]), _variable(func.params[5])
+    free: dict[int, int] = {}
+    total = 0
+    for size in sizes:
+        env = {tokens: size, rows: min(size, 64)}
+        live: dict[int, list[int]] = {}
+        for i, binding in enumerate(bindings):
+            if isinstance(binding.value, Alloc) and isinstance(binding.value.type, TensorType):
+                num_bytes = _bytes(binding.value.type, env)
+                if free.get(num_bytes):
+                    free[num_bytes] -= 1
+                else:
+                    total += num_bytes
+                live.setdefault(last.get(binding.var, i), []).append(num_bytes)
+            for num_bytes in live.pop(i, []):
+                free[num_bytes] = free.get(num_bytes, 0) + 1
+        for blocks in live.values():
+            for num_bytes in blocks:
+                free[num_bytes] = free.get(num_bytes, 0) + 1
+    return total
+
+
+def _variable(param: Var) -> DimVar:
+    assert isinstance(param.type, TensorType) and param.type.shape is not None
+    var = param.type.shape[0].var
+    assert var is not None
+    return var
+
+
+def _bytes(type_: TensorType, env: dict[DimVar, int]) -> int:
+    assert type_.shape is not None and type_.dtype is not None
+    count = 1
+    for dim in type_.shape:
+        unknown = {v: v.upper if isinstance(v.upper, int) else (v.upper.const if isinstance(v.upper, Dim) else 1) for v in dim.vars()}
+        count *= dim.evaluate({**{v: u or 1 for v, u in unknown.items()}, **env})
+    return -(-count * type_.dtype.num_bytes // 4096) * 4096
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,51 @@
+"""What every benchmark needs: the best of several runs, and a table of figures beside their goals."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+from rich.console import Console
+from rich.table import Table
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    name: str
+    value: float
+    unit: str
+    goal: float | None = None
+    at_least: bool = False  # the goal is a floor, not a ceiling
+    note: str = ""
+
+    @property
+    def reached(self) -> bool | None:
+        if self.goal is None:
+            return None
+        return self.value >= self.goal if self.at_least else self.value <= self.goal
+
+
+def best_s(run: Callable[[], object], *, seconds: float = 1.0, most: int = 50) -> float:
+    """The shortest of as many runs as fit into `seconds`, at least three: on a shared machine everything else is somebody else's time."""
+    run()
+    times: list[float] = []
+    end = time.perf_counter() + seconds
+    while len(times) < 3 or (time.perf_counter() < end and len(times) < most):
+        started = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - started)
+    return min(times)
+
+
+def report(figures: list[Figure], *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps([{**asdict(f), "reached": f.reached} for f in figures], indent=1))
+        return
+    table = Table("figure", "measured", "goal", "note")
+    for f in figures:
+        goal = "" if f.goal is None else f"{'>=' if f.at_least else '<='} {f.goal:g}"
+        mark = {None: "", True: "[green]", False: "[red]"}[f.reached]
+        table.add_row(f.name, f"{mark}{f.value:.4g} {f.unit}", goal, f.note)
+    Console().print(table)
