@@ -37,6 +37,7 @@ class Generation(Job):
     submit: Submit = field(kw_only=True)
     emitted: list[list[int]] = field(init=False)
     finished: set[int] = field(init=False)
+    dropped: set[int] = field(default_factory=set[int])  # of these, ended from here
     # Not bounded here: max_tokens and num_choices bound it, and a client that reads slowly must not hold up the others.
     news: asyncio.Queue[TokenEvent | RequestError | None] = field(init=False)
     num_cached: int | None = None
@@ -69,6 +70,7 @@ class Generation(Job):
 
     def drop(self, choice: int) -> None:
         self.finished.add(choice)
+        self.dropped.add(choice)
         if self.is_finished:
             self.news.put_nowait(None)
 

@@ -78,7 +78,7 @@ class Engine:
         self._sampler = Sampler(model.limits.vocab_size)
         self._requests: dict[str, Request] = {}
         self._compiling: dict[Sequence, Pending] = {}
-        self._deadlines: list[tuple[float, int, Request]] = []
+        self._deadlines: list[tuple[float, int, str]] = []  # ids only: it outlives the requests
         self._events: list[TokenEvent] = []
         self._num_arrived = 0
         self._stats_due = 0.0
@@ -97,7 +97,7 @@ class Engine:
             return
         self._requests[submit.request_id] = request
         if submit.deadline is not None:
-            heapq.heappush(self._deadlines, (submit.deadline, request.arrival, request))
+            heapq.heappush(self._deadlines, (submit.deadline, request.arrival, submit.request_id))
         for seq in request.sequences:
             if seq.stage is not Stage.FINISHED and seq.num_known >= seq.max_len:
                 self._end(seq, FinishReason.LENGTH)
@@ -146,8 +146,9 @@ class Engine:
         """Let compiled constraints in and expired requests out."""
         now = time.time()
         while self._deadlines and self._deadlines[0][0] <= now:
-            _, _, request = heapq.heappop(self._deadlines)
-            for seq in request.sequences:
+            _, arrival, request_id = heapq.heappop(self._deadlines)
+            request = self._requests.get(request_id)
+            for seq in request.sequences if request is not None and request.arrival == arrival else ():
                 self._end(seq, FinishReason.DEADLINE)
         for seq, pending in list(self._compiling.items()):
             if seq not in self._compiling:

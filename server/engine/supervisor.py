@@ -113,7 +113,7 @@ class Supervisor:
                 news = await job.news.get()
                 if isinstance(news, RequestError):
                     raise news
-                if news is not None:
+                if news is not None and news.choice not in job.dropped:
                     yield news
         finally:
             self._leave(submit.request_id, job, must_abort=not job.is_finished)

@@ -23,7 +23,7 @@ from server.messages import Embed, FinishReason, Load, SamplingParams, Submit
 COMMAND = (sys.executable, "-m", "server.engine.null_worker")
 CONFIG = NullConfig(vocab_size=300, max_context=400, max_tokens=128, max_seqs=16, num_pages=300, step_s=0.003)
 POISON = 299
-CARE = Care(stall_s=1.5, first_delay_s=0.05)
+CARE = Care(first_delay_s=0.05)
 
 pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
 
@@ -96,7 +96,7 @@ def test_kills_and_stops_are_pauses() -> None:
     async def scenario() -> None:
         some = submits(32)
         expected = await undisturbed(some)
-        async with worker() as supervisor:
+        async with worker(care=Care(stall_s=2.0)) as supervisor:
             heard: list[int] = []
             streams = asyncio.gather(*(collect(supervisor, submit, heard) for submit in some))
             rng = random.Random(1)
@@ -106,9 +106,9 @@ def test_kills_and_stops_are_pauses() -> None:
                 await until(lambda at=at: len(heard) >= at)
                 assert supervisor.pid is not None
                 os.kill(supervisor.pid, blow)
-                await until(lambda number=number: supervisor.restarts == number + 1)
+                await until(lambda number=number: supervisor.restarts > number)
             assert await streams == expected
-            assert supervisor.restarts == len(blows) and supervisor.resubmitted >= len(blows) * 8
+            assert supervisor.restarts >= len(blows) and supervisor.resubmitted >= len(blows) * 8
             await until(lambda: supervisor.stats is not None and supervisor.stats.num_running == 0)
             assert supervisor.stats.num_pages_used == 0
             assert supervisor.state is WorkerState.READY
@@ -181,9 +181,13 @@ def test_aborting_one_choice_leaves_the_others() -> None:
         whole = (await undisturbed([submit]))[0]
         async with worker() as supervisor:
             tokens: list[int] = []
+            is_aborted = False
             async for event in supervisor.generate(submit):
                 if event.choice == 0:
+                    assert not is_aborted, "nothing more of it is heard"
+                    await asyncio.sleep(0.05)  # more of it arrives meanwhile
                     supervisor.abort("a", 0)
+                    is_aborted = True
                 else:
                     tokens += event.token_ids
             assert tokens == whole[1][0]
