@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from compiler.frontend.config import ModelConfig, load_config
 from compiler.frontend.decoder import ENTRY, StepBounds, build_step
 from compiler.frontend.errors import ModelError
 from compiler.frontend.models.registry import CAUSAL
+from compiler.frontend.nn import WeightFormat
 from compiler.frontend.weights import Accounting, WeightSource, open_safetensors
 from compiler.ir.dtypes import DType
 from compiler.ir.module import IRModule
@@ -107,7 +107,7 @@ def load_model(load: Load, progress: Progress) -> LoadedModel:
     bounds = bounds_for(config, load)
     cache_dtype = DType.F32
     dtypes = {name: DType.from_numpy(np.dtype(info.dtype)) for name, info in source.tensors.items()}
-    module = build_step(config, CAUSAL[config.family], dtypes, bounds, cache_dtype)
+    module = build_step(config, CAUSAL[config.family], dtypes, bounds, cache_dtype, WeightFormat.parse(load.quantize))
     progress("compile", 0.0)
     switches = flags.current()
     compiled = compile_model(module, None if switches.no_cache else Cache(switches.cache / "executables"))

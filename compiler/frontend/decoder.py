@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from compiler.frontend.config import Activation, ModelConfig
-from compiler.frontend.nn import Net
+from compiler.frontend.nn import DEFAULT_FORMAT, Net, WeightFormat
 from compiler.frontend.rope import Rope
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
@@ -61,8 +61,15 @@ class StepBounds:
         return -(-self.max_context // PAGE)
 
 
-def build_step(config: ModelConfig, wiring: Wiring, dtypes: Mapping[str, DType], bounds: StepBounds, cache_dtype: DType) -> IRModule:
-    net = Net(dtypes)
+def build_step(
+    config: ModelConfig,
+    wiring: Wiring,
+    dtypes: Mapping[str, DType],
+    bounds: StepBounds,
+    cache_dtype: DType,
+    format: WeightFormat = DEFAULT_FORMAT,
+) -> IRModule:
+    net = Net(dtypes, format)
     t, s = DimVar("t", 0, bounds.max_tokens), DimVar("s", 0, bounds.max_seqs)
     p, r = DimVar("p", 0, bounds.max_pages), DimVar("r", 0, bounds.max_seqs)
     pages = DimVar("pages", 1)
@@ -118,7 +125,7 @@ class _Step:
         x = net.call(EMBEDDING, x, self.batch.logit_rows)  # the rows that are asked for
         x = self.norm(x, f"{w.prefix}norm")
         head = f"{w.prefix}embed_tokens" if c.tie_word_embeddings else w.head
-        return self.capped(net.linear(x, head, c.hidden_size, c.vocab_size), c.logit_softcap)
+        return self.capped(net.head(x, head, c.hidden_size, c.vocab_size), c.logit_softcap)
 
     def layer(self, x: Var, number: int) -> Var:
         w = self.wiring

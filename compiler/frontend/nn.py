@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from compiler.frontend.errors import ConfigError
 from compiler.ir.builder import Builder
 from compiler.ir.dims import Dim, DimLike
 from compiler.ir.dtypes import DType
@@ -21,15 +22,41 @@ from compiler.ops.embedding import EMBEDDING
 from compiler.ops.manipulate import CONCAT, RESHAPE, SLICE
 from compiler.ops.matmul import LINEAR
 from compiler.ops.normalize import LAYER_NORM, RMS_NORM
+from compiler.ops.quantize import DEQUANTIZE, QUANTIZE
 
 F32 = DType.F32
 
 
+@dataclass(frozen=True, slots=True)
+class WeightFormat:
+    """How the weights of products are held in memory: 16 or 32 bits as floats, or 8 or 4 as integers with a scale per `group` of inputs (0:
+    one for all of them). Floats of 16 bits stay as they are in the file."""
+
+    bits: int
+    group: int = 0
+
+    @staticmethod
+    def parse(text: str) -> WeightFormat:
+        """`f32`, `bf16`, `int8`, `int8-128`, `int4` (groups of 32), `int4-64`, `int4-128`."""
+        kind, _, group = text.partition("-")
+        bits = {"f32": 32, "bf16": 16, "int8": 8, "int4": 4}.get(kind)
+        if bits is None or (group and (bits > 8 or group not in ("32", "64", "128"))):
+            raise ConfigError(
+                f"quantize is {text!r}; expected f32, bf16, int8, int4, or int8-GROUP, int4-GROUP with a group of 32, 64, 128"
+            )
+        return WeightFormat(bits, int(group) if group else (32 if bits == 4 else 0))
+
+
+DEFAULT_FORMAT = WeightFormat(16)
+
+
 @dataclass(slots=True)
 class Net:
-    """`dtypes` tells the element type of every tensor in the checkpoint; `weights` collects those that were asked for."""
+    """`dtypes` tells the element type of every tensor in the checkpoint; `weights` collects those that were asked for. The head is held
+    in at least 8 bits: its errors go straight to the logits."""
 
     dtypes: Mapping[str, DType]
+    format: WeightFormat = DEFAULT_FORMAT
     builder: Builder = field(default_factory=Builder)
     weights: dict[str, Var] = field(default_factory=dict[str, Var])
     prefix: str = ""  # of the names in the checkpoint: "model."
@@ -83,12 +110,21 @@ class Net:
     def embedding(self, name: str, ids: Atom, vocab: int, size: int) -> Var:
         return self.as_f32(self.call(EMBEDDING, self.weight(f"{name}.weight", vocab, size), ids))
 
-    def linear(self, x: Atom, names: str | Sequence[str], in_size: int, sizes: int | Sequence[int], *, bias: bool = False) -> Var:
+    def linear(
+        self,
+        x: Atom,
+        names: str | Sequence[str],
+        in_size: int,
+        sizes: int | Sequence[int],
+        *,
+        bias: bool = False,
+        format: WeightFormat | None = None,
+    ) -> Var:
         """One product for one or several layers over the same input: their outputs stand side by side."""
         names = (names,) if isinstance(names, str) else names
         sizes = (sizes,) if isinstance(sizes, int) else sizes
         pairs = list(zip(names, sizes, strict=True))
-        w = self._stacked([self.weight(f"{n}.weight", s, in_size) for n, s in pairs])
+        w = self._held(self._stacked([self.weight(f"{n}.weight", s, in_size) for n, s in pairs]), format or self.format)
         if not bias:
             return self.call(LINEAR, x, w)
         return self.call(LINEAR, x, w, self._stacked([self.vector(f"{n}.bias", s) for n, s in pairs]))
@@ -98,6 +134,22 @@ class Net:
 
     def layer_norm(self, x: Atom, name: str, size: int, eps: float) -> Var:
         return self.call(LAYER_NORM, x, self.vector(f"{name}.weight", size), self.vector(f"{name}.bias", size), eps=eps)
+
+    def head(self, x: Atom, name: str, in_size: int, vocab: int) -> Var:
+        return self.linear(x, name, in_size, vocab, format=WeightFormat(8) if self.format.bits < 8 else None)
+
+    def _held(self, w: Var, format: WeightFormat) -> Var:
+        """The weight as it lies in memory, and the decoding that the product does on the way."""
+        assert isinstance(w.type, TensorType) and w.type.dtype is not None and w.type.shape is not None
+        if format.bits == 32 or (format.bits == 16 and w.type.dtype is not F32):
+            return w
+        if format.bits == 16:
+            return self.call(CAST, w, dtype="bf16")
+        in_size = w.type.shape[1].const
+        if format.group and in_size % format.group:
+            raise ConfigError(f"{w.name} has {in_size} inputs, no multiple of the group of {format.group}; choose int8, or a smaller group")
+        both = self.call(QUANTIZE, self.as_f32(w), bits=format.bits, group=format.group)
+        return self.call(DEQUANTIZE, self.field(both, 0), self.field(both, 1), bits=format.bits, group=format.group)
 
     def _stacked(self, parts: list[Var]) -> Var:
         return parts[0] if len(parts) == 1 else self.call(CONCAT, *parts, axis=0)

@@ -110,7 +110,8 @@ class PackOperands:
 
 @dataclass(frozen=True, slots=True)
 class _Packed:
-    """A buffer of which one dimension is indexed by the column axis alone, and one by the contracted axis alone."""
+    """A buffer of which one dimension is indexed by the column axis alone, and one by an expression of the contracted axis alone: the axis
+    itself, or a part of it, where several elements share a number (packed bits, scales of groups)."""
 
     buffer: Buffer
     column: int
@@ -139,6 +140,10 @@ def _read_as(product: Product, load: Load) -> _Packed | None:
     variables: list[DimVar | None] = [d.var for d in load.indices]
     for reduce in reduces_in(product.nest.store.value):
         axis = reduce.axes[0][0]
-        if any(other is load for other in loads(reduce)) and variables.count(product.column_axis) == variables.count(axis) == 1:
-            return _Packed(load.buffer, variables.index(product.column_axis), variables.index(axis))
+        if not any(other is load for other in loads(reduce)) or variables.count(product.column_axis) != 1:
+            continue
+        deep = [i for i, d in enumerate(load.indices) if d.vars() == (axis,)]
+        others = [d for i, d in enumerate(load.indices) if i not in deep and variables[i] is not product.column_axis]
+        if len(deep) == 1 and not any(axis in d.vars() or product.column_axis in d.vars() for d in others):
+            return _Packed(load.buffer, variables.index(product.column_axis), deep[0])
     return None

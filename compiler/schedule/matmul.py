@@ -32,7 +32,6 @@ from compiler.ir.loops import (
 )
 from compiler.ir.prove import prove_divisible
 from compiler.ir.visit_loops import free_dims, map_scalar, rewrite_dims
-from compiler.schedule.same import same_scalar
 from compiler.schedule.nests import (
     PerfectNest,
     allocated,
@@ -50,6 +49,7 @@ from compiler.schedule.nests import (
     when,
     zero,
 )
+from compiler.schedule.same import same_scalar
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +65,7 @@ class TileShape:
         return self.vectors * self.lanes
 
 
+UNROLLED = 4  # steps of the contracted axis written out: they share what they decode
 BLOCK_ROWS = 256  # rows that share one visit to a panel: their slab of the left operand stays in the second-level cache
 
 
@@ -270,7 +271,10 @@ class _Schedule:
             put = Store(store.buffer, tuple(d.substitute(mapping) for d in store.indices), place(value))
             return when(below(column(v, lane), num_columns), put) if masked else put
 
-        return allocated(accs, seq(tiles(clear), loop("r", sums[0].axis[1], step), tiles(finish)))
+        extent = sums[0].axis[1]
+        stride = next(n for n in (UNROLLED, 2, 1) if prove_divisible(extent, n))
+        steps = loop("r", extent // stride, lambda r: seq(*(step(r * stride + u) for u in range(stride))))
+        return allocated(accs, seq(tiles(clear), steps, tiles(finish)))
 
 
 def _local(name: str, *shape: int) -> Buffer:
