@@ -164,7 +164,17 @@ class Registry:
                 f"model {spec.name!r} is {model.state} from {model.spec.source!r} with other settings",
                 param="name",
             )
+        else:
+            self._add_names(model, spec)
         return model.operation
+
+    def _add_names(self, model: Model, asked: ModelSpec) -> None:
+        """A repeated load may ask for further aliases, or for a pin; both come into force with the model, or at once."""
+        aliases = tuple(dict.fromkeys((*model.spec.aliases, *asked.aliases)))
+        model.spec = msgspec.structs.replace(model.spec, aliases=aliases, pin=model.spec.pin or asked.pin)
+        if model.state is ModelState.READY:
+            self._aliases.update((alias, model.spec.name) for alias in asked.aliases)
+            self._keep()
 
     async def dry_run(self, spec: ModelSpec) -> tuple[Footprint, int | None]:
         """The memory a load would take and the memory that is free; raises if it would be refused."""

@@ -23,7 +23,7 @@ from server.text.detokenize import StopRules
 from server.text.grammar import Structure, structured
 
 T = TypeVar("T")
-LONG_TEXT_CHARS = 16_384  # from here on, tokenizing would hold up the streams of others
+LONG_TEXT_CHARS = 4096  # from here on, tokenizing would hold up the streams of others
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,12 +38,13 @@ class EventStream(Response):
         del self.headers["content-length"]
         self._payloads = payloads
         self._heartbeat_s = heartbeat_s
+        self._request_id = ""
         self._started = False
         self._ended = False
         self._sent_s = time.monotonic()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        del scope
+        self._request_id = scope["relaxserve.caller"].request_id
         writer = asyncio.ensure_future(self._write(send))
         gone = asyncio.ensure_future(_disconnect(receive))
         try:
@@ -74,10 +75,11 @@ class EventStream(Response):
                 raise
             await self._send(send, frame(error.body()))
         except Exception:
-            log.exception("a stream failed")
             if not self._started:
                 raise
-            await self._send(send, frame(ApiError(INTERNAL, "the server failed; see its log").body()))
+            log.exception("the stream of request %s failed", self._request_id)
+            error = ApiError(INTERNAL, f"the server failed on this request; its log has the cause under {self._request_id}")
+            await self._send(send, frame(error.body()))
         finally:
             await payloads.aclose()
         await self._send(send, DONE, more_body=False)

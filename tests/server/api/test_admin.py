@@ -74,6 +74,9 @@ def test_a_repeated_load_joins_the_running_one(serve, folder, answering):
     assert wait_for(client, first)["state"] == "succeeded" and len(server.workers) == 1
     again = client.post("/admin/models", json={"source": "a"})
     assert again.status_code == 200 and again.json()["id"] == first["id"]
+    named = client.post("/admin/models", json={"source": "a", "aliases": ["later"], "pin": True})
+    assert named.status_code == 200 and server.chat(model="later").status_code == 200
+    assert client.get("/admin/models/a").json()["pin"]
     other = client.post("/admin/models", json={"source": "b", "name": "a"})
     assert other.status_code == 409 and other.json()["error"]["code"] == "model_exists"
 

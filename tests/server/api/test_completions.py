@@ -104,7 +104,7 @@ def test_best_of_keeps_the_most_probable(serve, answering, monkeypatch):
         ({"best_of": 2, "stream": True}, "best_of"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"logprobs": 21}, "logprobs"),
-        ({"n": 40, "prompt": ["a", "b"]}, "n"),
+        ({"n": 65, "prompt": ["a", "b"]}, "n"),
         ({"suffix": "x"}, "suffix"),
         ({"max_tokens": 1 << 20}, "max_tokens"),
     ],
