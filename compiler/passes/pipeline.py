@@ -27,10 +27,10 @@ def pipeline(target: Target, instruments: tuple[Instrument, ...] = ()) -> Pipeli
         (
             # from operators to loop nests
             legalize,
-            protect_operands,
-            annotate_patterns,
             FoldConstants(),
             share_subexpressions,
+            protect_operands,  # from here on, values that are written in place are neither constants nor shared
+            annotate_patterns,
             fuse,
             # for the machine
             PackOperands(tile_shape(target).columns),

@@ -113,3 +113,28 @@ def _endangered(func: Function) -> dict[Var, list[int]]:
             if not held or any(not table[m].ours or table[m].last_use > time for m in held):
                 found.setdefault(var, []).append(index)
     return found
+
+
+def destroyed(body: Body) -> set[Var]:
+    """The values whose memory in-place calls take, under all their names."""
+    found: set[Var] = set()
+
+    def walk(body: Body) -> None:
+        for binding in reversed(body.bindings):
+            match binding.value:
+                case CallTir(args=args, inplace=inplace):
+                    found.update(a for i in inplace if i is not None and isinstance(a := args[i], Var))
+                case If(then=then, orelse=orelse):
+                    if binding.var in found:
+                        found.update(a for a in (then.result, orelse.result) if isinstance(a, Var))
+                    walk(then)
+                    walk(orelse)
+                case Copy() | MatchCast() | MakeTuple() | TupleGet() | Var() as value if binding.var in found:
+                    found.update(a for a in operands(value) if isinstance(a, Var))
+                case Call(op=op, args=args) if binding.var in found and op.name in VIEWS:
+                    found.update(a for a in args[:1] if isinstance(a, Var))
+                case _:
+                    pass
+
+    walk(body)
+    return found
