@@ -183,14 +183,8 @@ class Sampler:
     def _nucleus(self, logits: NDArray[np.float64], best: float, kept: Ids | None, top_p: float) -> Ids:
         """The fewest most probable ids that hold a mass of `top_p`."""
         weights = self._weigh(logits, best, kept)
-        total = float(weights.sum())
-        # Ids below this bound hold less than 1 - top_p together, so none of them is needed: only the rest is sorted.
-        bound = total * (1.0 - top_p) / (2.0 * len(weights))
-        likely = np.flatnonzero(weights >= bound)
-        order = likely[np.argsort(-weights[likely], kind="stable")]
-        mass = np.cumsum(weights[order])
-        num_kept = int(np.searchsorted(mass, top_p * total, side="left")) + 1
-        chosen = np.sort(order[:num_kept])
+        distance = best - (logits if kept is None else logits[kept])
+        chosen = _nearest(distance, weights, top_p * float(weights.sum()), bounds=(4.0, 8.0, 12.0))
         return chosen if kept is None else kept[chosen]
 
     def _pick(self, logits: NDArray[np.float64], best: float, kept: Ids | None, u: float) -> int:
@@ -245,10 +239,23 @@ def _typical(logits: NDArray[np.float64], best: float, kept: Ids | None, typical
     weights = np.exp(shifted)
     surprise = np.log(weights.sum()) - shifted
     probs = weights / weights.sum()
-    order = np.argsort(np.abs(surprise - (probs * surprise).sum()), kind="stable")
-    mass = np.cumsum(probs[order])
-    num_kept = int(np.searchsorted(mass, typical_p * mass[-1], side="left")) + 1
-    return np.sort(ids[order[:num_kept]])
+    distance = np.abs(surprise - (probs * surprise).sum())
+    return ids[_nearest(distance, probs, typical_p, bounds=(0.5, 1.0, 2.0, 4.0))]
+
+
+def _nearest(distance: NDArray[np.float64], weights: NDArray[np.float64], target: float, *, bounds: tuple[float, ...]) -> Ids:
+    """Indices by distance, the lower first among equals, until their weights reach the target; ascending. Sorting is what takes
+    time, so it begins with those within the first bound; what lies beyond a bound follows all within it."""
+    for bound in (*bounds, np.inf):
+        near = np.flatnonzero(distance <= bound)
+        if bound < np.inf and float(weights[near].sum()) < target:
+            continue
+        near = near[np.argsort(distance[near], kind="stable")]
+        mass = np.cumsum(weights[near])
+        num_chosen = int(np.searchsorted(mass, target, side="left")) + 1
+        if num_chosen <= len(near):
+            return np.sort(near[:num_chosen])
+    return np.arange(len(weights))  # rounding left the sum of all below the target
 
 
 def _require_drawable(best: float) -> None:
