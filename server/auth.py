@@ -7,10 +7,11 @@ import hmac
 import logging
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import Path
 
-from server.errors import ADMIN_DISABLED, ADMIN_KEY_REQUIRED, HOST_NOT_ALLOWED, INVALID_API_KEY, ApiError
+from server.errors import ADMIN_DISABLED, ADMIN_KEY_REQUIRED, HOST_NOT_ALLOWED, INVALID_API_KEY, NOT_FOUND_PATH, ApiError
 from server.settings import ServerSettings, SettingsError
 
 log = logging.getLogger(__name__)
@@ -26,7 +27,7 @@ class Access(Enum):
 
 # What is not listed needs an API key, so that a new path is closed until someone opens it.
 OPEN_PATHS = frozenset({"/", "/health", "/health/live", "/health/ready", "/v2/health/live", "/v2/health/ready", "/docs"})
-ADMIN_PATHS = re.compile(r"/admin(/.*)?|/models/(load|unload)|/v1/models/.+/(load|unload)|/v2/repository/.*")
+ADMIN_PATHS = re.compile(r"/admin(/.*)?|/models(/(load|unload))?|/v1/models/.*/(load|unload)|/v2/repository/.*", re.DOTALL)
 
 
 def access_of(path: str, *, open_metrics: bool) -> Access:
@@ -76,6 +77,14 @@ class KeyRing:
                 self._fault = str(error)
 
 
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """What a request was let through for."""
+
+    access: Access
+    key_digest: str = ""  # a name for the key, which is not the key
+
+
 class Guard:
     def __init__(self, settings: ServerSettings) -> None:
         self._settings = settings
@@ -83,14 +92,17 @@ class Guard:
         self._admin = KeyRing(settings.admin_keys, settings.admin_key_file)
         self._hosts = frozenset({"127.0.0.1", "localhost", "[::1]", settings.host, *settings.allowed_hosts})
 
-    def check(self, path: str, headers: Mapping[str, str]) -> str:
-        """Let the request pass or raise; returns a name for the key, which is not the key."""
+    def check(self, path: str, headers: Mapping[str, str]) -> Passed:
+        """Let the request pass or raise."""
+        if not path.isprintable():
+            # The router's patterns end in `$`, which lets a line feed pass; the paths compared here must be those compared there.
+            raise ApiError(NOT_FOUND_PATH, f"path {path!r:.120} has characters that no path here has")
         access = access_of(path, open_metrics=self._settings.open_metrics)
         if not self._api.exists and not self._settings.insecure:
             self._check_host(headers.get("host", ""))
         key = _bearer(headers.get("authorization", "")) or headers.get("x-api-key", "")
         if access is Access.OPEN:
-            return ""
+            return Passed(access)
         is_admin = self._admin.exists and bool(key) and self._admin.holds(key)
         if not is_admin:
             if self._api.exists and not (key and self._api.holds(key)):
@@ -102,7 +114,7 @@ class Guard:
                 raise ApiError(ADMIN_DISABLED, f"{path} needs an admin key, and the server was started without one")
             if access is Access.ADMIN and self._settings.insecure:
                 raise ApiError(ADMIN_DISABLED, f"{path} needs an admin key; an insecure server without one refuses it")
-        return _digest(key).hex()[:16] if key else ""
+        return Passed(access, _digest(key).hex()[:16] if key else "")
 
     def _check_host(self, host: str) -> None:
         name = re.sub(r":\d+$", "", host.lower())

@@ -51,8 +51,8 @@ class Gateway:
 
         try:
             try:
-                key_digest = self._guard.check(scope["path"], headers)
-                scope["relaxserve.caller"] = Caller(request_id, key_digest, began_s)
+                passed = self._guard.check(scope["path"], headers)
+                scope["relaxserve.caller"] = Caller(request_id, passed.key_digest, passed.access, began_s)
                 body = await self._read_body(headers, receive)
                 await self._app(scope, _replay(body, receive), send_with_headers)
             except ApiError as error:

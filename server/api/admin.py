@@ -13,7 +13,7 @@ from server.api.context import Context
 from server.api.fields import Options, check_unknown, ignored_header
 from server.api.models import describe
 from server.api.prepare import invalid
-from server.api.routes import new_router
+from server.api.routes import ADMINISTRATION, new_router
 from server.api.sse import EventStream
 from server.errors import CACHE_UNAVAILABLE, OPERATION_NOT_FOUND, ApiError
 from server.model import Model
@@ -51,7 +51,7 @@ class AliasBody(Options):
 
 
 def router(context: Context) -> APIRouter:
-    routes = new_router("Administration", prefix="/admin")
+    routes = new_router(ADMINISTRATION, prefix="/admin")
     registry, settings = context.registry, context.settings
 
     @routes.post("/models")

@@ -14,7 +14,7 @@ from server.api.admin import LoadBody, Name, spec_of, waited
 from server.api.context import Context
 from server.api.fields import Options
 from server.api.prepare import invalid
-from server.api.routes import new_router
+from server.api.routes import ADMINISTRATION, new_router
 from server.model import ModelState
 
 TRITON_STATES = {ModelState.LOADING: "LOADING", ModelState.READY: "READY", ModelState.DRAINING: "UNLOADING"}
@@ -31,7 +31,7 @@ class LlamaBody(Options):
 
 
 def router(context: Context) -> APIRouter:
-    routes = new_router("Administration")
+    routes = new_router(ADMINISTRATION)
     registry, settings = context.registry, context.settings
 
     async def load(name: str, source: str | None = None) -> dict[str, object]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from starlette.requests import Request
 
+from server.auth import Access
 from server.metrics import Metrics, RequestMetrics
 from server.registry import Registry
 from server.settings import ServerSettings
@@ -18,7 +19,8 @@ class Caller:
     """Who asks, and since when; made by the gateway for each request."""
 
     request_id: str
-    key_digest: str  # of the API key, for fairness between keys; empty without one
+    key_digest: str = ""  # of the API key, for fairness between keys; empty without one
+    access: Access = Access.KEY  # what the path was taken for when the key was judged
     arrived_s: float = field(default_factory=time.monotonic)
 
 

@@ -128,3 +128,25 @@ def test_requests_of_one_key_share_a_fairness_key(serve):
         server.http(headers=bearer(key)).post("/v1/completions", json={"prompt": "x"})
     first, second, third = (submit.fairness_key for submit in server.worker.submits)
     assert first == second != third and KEY not in first
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/admin/models%0A"),
+        ("POST", "/models/load%0A"),
+        ("POST", "/v1/models/x/load%0A"),
+        ("POST", "/v1/models/x%0Ay/load"),
+        ("POST", "/v1/models//load"),
+        ("POST", "/v1/models//unload"),
+        ("GET", "/admin%2Fmodels"),
+        ("GET", "/admin/models/"),
+    ],
+)
+def test_no_spelling_of_an_admin_path_slips_by(serve, method, path):
+    """The router's patterns end in `$`, which a line feed may follow."""
+    server = serve(api_keys=(KEY,), admin_keys=(ADMIN,))
+    response = server.http(headers=bearer(KEY), follow_redirects=False).request(method, path, json={"model": "x"})
+    assert response.status_code in (403, 404), response.text
+    if response.status_code == 404:
+        assert response.json()["error"]["code"] == "path_not_found"
