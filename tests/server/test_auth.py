@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 
 import pytest
 from fastapi.routing import APIRoute
@@ -150,3 +151,11 @@ def test_no_spelling_of_an_admin_path_slips_by(serve, method, path):
     assert response.status_code in (403, 404), response.text
     if response.status_code == 404:
         assert response.json()["error"]["code"] == "path_not_found"
+
+
+def test_a_second_lock_holds_when_the_first_is_wrong(serve, monkeypatch):
+    monkeypatch.setattr("server.auth.ADMIN_PATHS", re.compile("nothing"))
+    server = serve(api_keys=(KEY,), admin_keys=(ADMIN,))
+    for path in ("/admin/models", "/admin/memory", "/models"):
+        response = server.http().get(path, headers=bearer(KEY))
+        assert response.status_code == 403 and response.json()["error"]["code"] == "admin_key_required"

@@ -1,0 +1,108 @@
+"""From a demand in the request to an answer that meets it, with llguidance in a worker whose model writes noise."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+
+import pytest
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers
+
+from server.engine.null_worker import NullConfig, null_source
+from server.engine.supervisor import Supervisor
+from server.messages import Load
+from server.state import ModelSpec
+from server.text.tokenizer import Tokenizer
+
+TEMPLATE = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}{{ '<|assistant|>' if add_generation_prompt }}"
+ARGUMENTS = {
+    "type": "object",
+    "properties": {"a": {"type": "integer", "minimum": 0, "maximum": 99}, "unit": {"enum": ["m", "ft"]}},
+    "required": ["a", "unit"],
+    "additionalProperties": False,
+}
+TOOLS = [
+    {"type": "function", "function": {"name": "measure", "parameters": ARGUMENTS}},
+    {"type": "function", "function": {"name": "now", "parameters": {"type": "object", "additionalProperties": False}}},
+]
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory):
+    """A tokenizer whose tokens are the bytes, and a template."""
+    folder = tmp_path_factory.mktemp("model")
+    alphabet = {letter: index for index, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    tokenizer = tokenizers.Tokenizer(models.BPE(vocab=alphabet, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["</s>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "</s>", "chat_template": TEMPLATE}))
+    return folder
+
+
+@pytest.fixture
+def noise(serve, model_folder):
+    """Starts a server whose model draws from hashed logits."""
+    tokenizer = Tokenizer.from_dir(model_folder)
+    config = NullConfig(vocab_size=257, tokenizer=str(model_folder / "tokenizer.json"), eos_ids=tokenizer.eos_ids)
+
+    def make_worker(spec: ModelSpec, progress) -> Supervisor:
+        load = Load(spec.name, null_source(config), max_batch=spec.max_batch)
+        return Supervisor([sys.executable, "-m", "server.engine.null_worker"], load, progress=progress)
+
+    def start(**fields):
+        return serve(make_worker=make_worker, tokenizer=tokenizer, initial=[ModelSpec("null", "null", **fields)])
+
+    return start
+
+
+@pytest.mark.parametrize("form", ["hermes", "llama3", "mistral", "json"])
+def test_a_required_call_is_made(noise, form):
+    server = noise(tool_parser=form, reasoning=False)
+    client = server.openai()
+    body = {
+        "model": "null",
+        "messages": [{"role": "user", "content": "hi"}],
+        "tools": TOOLS,
+        "max_tokens": 600,
+        "parallel_tool_calls": False,
+    }
+    for seed in range(3):
+        choice = client.chat.completions.create(**body, tool_choice="required", seed=seed).choices[0]
+        (call,) = choice.message.tool_calls
+        assert choice.finish_reason == "tool_calls" and not choice.message.content
+        arguments = json.loads(call.function.arguments)
+        if call.function.name == "measure":
+            assert 0 <= arguments["a"] <= 99 and arguments["unit"] in ("m", "ft") and len(arguments) == 2
+        else:
+            assert (call.function.name, arguments) == ("now", {})
+    named = {"type": "function", "function": {"name": "measure"}}
+    stream = client.chat.completions.create(**body, tool_choice=named, stream=True)
+    deltas = [delta for chunk in stream for delta in chunk.choices[0].delta.tool_calls or []]
+    assert deltas[0].function.name == "measure"
+    assert json.loads("".join(delta.function.arguments for delta in deltas)).keys() == {"a", "unit"}
+
+
+def test_formats_are_met_behind_thoughts_too(noise):
+    server = noise(reasoning=True)
+    asked = {
+        "temperature": 1,
+        "max_tokens": 300,
+        "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": ARGUMENTS}},
+    }
+    for seed in range(3):
+        message = server.chat(**asked, seed=seed).json()["choices"][0]["message"]
+        assert json.loads(message["content"]).keys() == {"a", "unit"}
+    assert re.fullmatch("[ab]{4}c", server.chat(guided_regex="[ab]{4}c", seed=1).json()["choices"][0]["message"]["content"])
+    assert server.chat(guided_choice=["yes", "no"], seed=2).json()["choices"][0]["message"]["content"] in ("yes", "no")
+
+
+def test_what_cannot_be_compiled_is_refused(noise):
+    server = noise(reasoning=False)
+    for body in ({"guided_regex": "(("}, {"guided_grammar": "start: nothing"}, {"guided_json": {"type": "alien"}}):
+        for stream in (False, True):
+            response = server.chat(**body, stream=stream)
+            assert response.status_code == 400 and response.json()["error"]["code"] == "invalid_schema", response.text
