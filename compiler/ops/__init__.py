@@ -3,6 +3,7 @@
 from compiler.ops import (
     attention,
     create,
+    dense_attention,
     dynamic,
     elementwise,
     embedding,
@@ -18,6 +19,7 @@ from compiler.ops import (
 __all__ = [
     "attention",
     "create",
+    "dense_attention",
     "dynamic",
     "elementwise",
     "embedding",

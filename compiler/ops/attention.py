@@ -22,9 +22,11 @@ from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
 from compiler.ir.loops import Allocate, Buffer, Const, Fn, ReduceFn, Scalar, ScalarParam, Stmt
 from compiler.ir.op import REQUIRED
-from compiler.ir.types import TensorType, Type
+from compiler.ir.types import ObjectType, ScalarType, TensorType, Type
 from compiler.ops.broadcast import output
+from compiler.ops.dense_attention import agree_heads, capped, check_attributes
 from compiler.ops.nest import apply, cast, const, fill, let, load, loops, reduce, seq, store
+from compiler.ops.operands import agree, tensor_operand, unproved, wants_float, wants_int
 from compiler.ops.tables import Nest, Operands, define
 
 PAGE = 16
@@ -50,12 +52,41 @@ def read_index(place: Buffer | ScalarParam | Const | None, name: str, upper: Dim
 # --- appending ---------------------------------------------------------------------------------------------------------
 
 
-def _append_type(args: tuple[Type, ...], _: Any) -> Type:
-    cache, k, v = args[:3]
-    for name, new in (("k", k), ("v", v)):
-        if isinstance(new, TensorType) and new.ndim not in (None, 3):
-            raise AnnotationError(f"{name} has rank {new.ndim}, wants 3: [tokens, kv_heads, size]")
+CACHE = "[layers, 2, pages, kv_heads, PAGE * size]"
+TOKENS = "[tokens, heads, size]"
+
+
+def _cache(args: tuple[Type, ...], index: int, heads: Dim | None, size: Dim | None) -> TensorType:
+    """The annotation of the cache, whose pages hold vectors of this size."""
+    cache = tensor_operand(args, index, "cache", ndim=5, layout=CACHE)
+    if cache.shape is not None:
+        agree(Dim.of(2), cache.shape[1], "dimension 1 of cache")
+        if heads is not None:
+            agree(heads, cache.shape[3], "the number of kv heads of cache")
+        if size is not None:
+            agree(size * PAGE, cache.shape[4], "what a page of cache holds per head")
     return cache
+
+
+def _layer(type_: Type) -> None:
+    if not isinstance(type_, ScalarType | ObjectType) or (isinstance(type_, ScalarType) and type_.dtype and not type_.dtype.is_int):
+        raise AnnotationError(f"layer is {type_}, wants an integer")
+
+
+def _per_token(args: tuple[Type, ...], index: int, name: str, tokens: Dim | None) -> None:
+    type_ = wants_int(tensor_operand(args, index, name, ndim=1, layout="[tokens]"), name)
+    if type_.shape is not None and tokens is not None:
+        agree(tokens, type_.shape[0], f"the length of {name}")
+
+
+def _append_type(args: tuple[Type, ...], _: Any) -> Type:
+    k, v = (wants_float(tensor_operand(args, i, n, ndim=3, layout=TOKENS), n) for i, n in ((1, "k"), (2, "v")))
+    for i, (wanted, given) in enumerate(zip(k.shape or (), v.shape or k.shape or (), strict=True)):
+        agree(wanted, given, f"dimension {i} of v")
+    tokens, heads, size = k.shape or (None, None, None)
+    _per_token(args, 3, "slots", tokens)
+    _layer(args[4])
+    return _cache(args, 0, heads, size)
 
 
 def _append_nest(operands: Operands) -> Nest:
@@ -77,7 +108,9 @@ def _append_nest(operands: Operands) -> Nest:
     def both(layer: Dim) -> Stmt:
         return seq(copy(layer, 0, k, key_index), copy(layer, 1, v, value_index))
 
-    return Nest((new,), read_index(operands.places[4], "layer", cache.shape[0] - 1, both), inplace=(0,))
+    wanted = {0: (cache.shape[0], Dim.of(2), cache.shape[2], heads, size * PAGE), 2: k.shape, 3: (tokens,)}
+    body = read_index(operands.places[4], "layer", cache.shape[0] - 1, both)
+    return Nest((new,), body, inplace=(0,), checks=unproved(operands, wanted))
 
 
 def _append_numpy(cache: Any, k: Any, v: Any, slots: Any, layer: Any) -> Any:
@@ -96,10 +129,21 @@ KV_APPEND = define("kv_append", "cache, k, v, slots, layer", _append_type, _appe
 # --- attending ---------------------------------------------------------------------------------------------------------
 
 
-def _attention_type(args: tuple[Type, ...], _: Mapping[str, Any]) -> Type:
-    q = args[0]
-    if isinstance(q, TensorType) and q.ndim not in (None, 3):
-        raise AnnotationError(f"q has rank {q.ndim}, wants 3: [tokens, heads, size]")
+def _attention_type(args: tuple[Type, ...], attrs: Mapping[str, Any]) -> Type:
+    check_attributes(attrs)
+    q = wants_float(tensor_operand(args, 0, "q", ndim=3, layout=TOKENS), "q")
+    tokens, heads, size = q.shape or (None, None, None)
+    cache = _cache(args, 1, None, size)
+    if cache.shape is not None and heads is not None:
+        agree_heads(heads, cache.shape[3])
+    wants_int(tensor_operand(args, 2, "page_tables", ndim=2, layout="[sequences, pages]"), "page_tables")
+    _per_token(args, 3, "seq_ids", tokens)
+    _per_token(args, 4, "positions", tokens)
+    _layer(args[5])
+    if len(args) > 6:
+        sinks = wants_float(tensor_operand(args, 6, "sinks", ndim=1, layout="[heads]"), "sinks")
+        if sinks.shape is not None and heads is not None:
+            agree(heads, sinks.shape[0], "the length of sinks")
     return q
 
 
@@ -126,11 +170,7 @@ def _attention_nest(operands: Operands) -> Nest:
             return apply(Fn.MUL, cast(load(q, t, h, r), F32), cast(key, F32))
 
         dot = reduce(ReduceFn.SUM, (size,), term)
-        scaled = apply(Fn.MUL, dot, const(attrs["scale"], F32))
-        if attrs["softcap"]:
-            cap = const(attrs["softcap"], F32)
-            scaled = apply(Fn.MUL, apply(Fn.TANH, apply(Fn.DIV, scaled, cap)), cap)
-        return scaled
+        return capped(apply(Fn.MUL, dot, const(attrs["scale"], F32)), attrs["softcap"])
 
     def weight(t: Dim, h: Dim, p: Dim) -> Scalar:
         return apply(Fn.EXP, apply(Fn.SUB, load(scores, t, h, p), load(top, t, h)))
@@ -191,7 +231,11 @@ def _attention_nest(operands: Operands) -> Nest:
     body = seq(walk, result)
     for buffer in (scores, top, total, sums):
         body = Allocate(buffer, body)
-    return Nest((out,), body, attrs={"attention": [attrs["scale"], attrs["window"], attrs["softcap"]]})
+    wanted = {1: (*cache.shape[:1], Dim.of(2), *cache.shape[2:4], size * PAGE), 3: (tokens,), 4: (tokens,)}
+    if sinks is not None:
+        wanted[6] = (heads,)
+    kept = {"attention": [attrs["scale"], attrs["window"], attrs["softcap"]]}
+    return Nest((out,), body, checks=unproved(operands, wanted), attrs=kept)
 
 
 def _attention_numpy(

@@ -15,6 +15,7 @@ from compiler.ir.loops import Buffer, Const, Load, Scalar, ScalarParam
 from compiler.ir.prove import prove_eq, prove_ne
 from compiler.ir.types import ObjectType, ScalarType, TensorType, Type
 from compiler.ops.nest import cast, const
+from compiler.ops.operands import unproved
 from compiler.ops.tables import Operands, Place, UnknownShape
 
 ZERO, ONE = Dim.of(0), Dim.of(1)
@@ -94,16 +95,11 @@ def element(place: Place | None, ijk: Sequence[Dim], dtype: DType) -> Scalar:
 
 def broadcast_checks(operands: Operands, shape: Shape) -> tuple[tuple[int, Type], ...]:
     """What tensors must match because it is not proved that they broadcast to `shape`."""
-    checks: list[tuple[int, Type]] = []
-    for i, place in enumerate(operands.places):
-        if isinstance(place, Buffer):
-            wanted = broadcast_from(shape, place.shape)
-            if any(w is not d for w, d in zip(wanted, place.shape, strict=True)):
-                checks.append((i, TensorType(wanted, place.dtype)))
-    return tuple(checks)
+    tensors = {i: place for i, place in enumerate(operands.places) if isinstance(place, Buffer)}
+    return unproved(operands, {i: broadcast_from(shape, place.shape) for i, place in tensors.items()})
 
 
 def broadcast_from(shape: Shape, given: Shape) -> Shape:
-    """The extents that `given` must have to broadcast to `shape`; those proved stay the same objects."""
+    """The extents that `given` must have to broadcast to `shape`."""
     inner = shape[len(shape) - len(given) :]
-    return tuple(g if prove_eq(g, 1) or prove_eq(g, s) else s for s, g in zip(inner, given, strict=True))
+    return tuple(g if prove_eq(g, 1) else s for s, g in zip(inner, given, strict=True))

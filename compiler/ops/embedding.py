@@ -14,11 +14,11 @@ from compiler.ir.dims import Dim, dim_min
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
 from compiler.ir.loops import Buffer, Fn, Scalar, Seq, Stmt
-from compiler.ir.prove import prove_eq, prove_le, prove_lt
+from compiler.ir.prove import prove_le, prove_lt
 from compiler.ir.types import TensorType, TupleType, Type
 from compiler.ops.broadcast import output
 from compiler.ops.nest import apply, cast, clamped, const, fill, guard, let, load, loops, store
-from compiler.ops.operands import agree, bool_attr, float_attr, tensor_operand, wants_float, wants_int
+from compiler.ops.operands import agree, bool_attr, float_attr, tensor_operand, unproved, wants_float, wants_int
 from compiler.ops.tables import Nest, Operands, define
 
 F32 = DType.F32
@@ -127,14 +127,9 @@ def _rope_nest(operands: Operands) -> Nest:
         upper = guard(half, j, half * 2, turned(t, j - half, own, wide(j - half), Fn.ADD), own)
         return cast(guard(0, j, half, turned(t, j, own, wide(j + half), Fn.SUB), upper), out.dtype)
 
-    return Nest((out,), fill(out, value), checks=_rope_checks(x, cos, sin))
-
-
-def _rope_checks(x: Buffer, cos: Buffer, sin: Buffer) -> tuple[tuple[int, Type], ...]:
     tokens, _, size = x.shape
-    half = cos.shape[1] if prove_le(cos.shape[1] * 2, size) else dim_min(cos.shape[1], size // 2)
-    tables = [(i, t) for i, t in ((1, cos), (2, sin)) if not (prove_eq(t.shape[0], tokens) and prove_eq(t.shape[1], half))]
-    return tuple((i, TensorType((tokens, half), F32)) for i, _ in tables)
+    table = (tokens, half if prove_le(half * 2, size) else dim_min(half, size // 2))
+    return Nest((out,), fill(out, value), checks=unproved(operands, {1: table, 2: table}))
 
 
 def _rope_numpy(x: Any, cos: Any, sin: Any, *, interleaved: bool) -> Any:

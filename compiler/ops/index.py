@@ -15,11 +15,10 @@ from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
 from compiler.ir.loops import Buffer, Fn, Stmt, When
 from compiler.ir.op import REQUIRED
-from compiler.ir.prove import prove_eq
 from compiler.ir.types import TensorType, Type
-from compiler.ops.broadcast import Shape, output
+from compiler.ops.broadcast import output
 from compiler.ops.nest import apply, cast, clamped, const, fill, index_value, let, load, loops, seq, store
-from compiler.ops.operands import agree, axis_attr, same_dtype, tensor_operand, wants_int
+from compiler.ops.operands import agree, axis_attr, same_dtype, tensor_operand, unproved, wants_int
 from compiler.ops.tables import Nest, Operands, define
 
 Attrs = Mapping[str, Any]
@@ -92,13 +91,6 @@ def _gather_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
     return TensorType(indices.shape, x.dtype, indices.ndim if indices.ndim is not None else x.ndim)
 
 
-def _matching(number: int, given: Buffer, wanted: Shape) -> Checks:
-    """A check of what is not proved."""
-    shape = tuple(g if prove_eq(w, g) else w for w, g in zip(wanted, given.shape, strict=True))
-    same = all(s is g for s, g in zip(shape, given.shape, strict=True))
-    return () if same else ((number, TensorType(shape, given.dtype)),)
-
-
 def _gather_nest(operands: Operands) -> Nest:
     out, x, indices = output(operands), operands.buffer(0), operands.buffer(1)
     axis = axis_attr(operands.attrs, len(x.shape))
@@ -110,7 +102,7 @@ def _gather_nest(operands: Operands) -> Nest:
 
         return let("index", clamped(load(indices, *ijk), extent), picked, 0, extent - 1)
 
-    return Nest((out,), loops(out.shape, element), checks=_matching(1, indices, _replaced(x.shape, axis, indices.shape[axis])))
+    return Nest((out,), loops(out.shape, element), checks=unproved(operands, {1: _replaced(x.shape, axis, indices.shape[axis])}))
 
 
 def _gather_numpy(x: Any, indices: Any, axis: int) -> Any:
@@ -151,7 +143,7 @@ def _writes(operands: Operands, out: Buffer) -> tuple[Stmt, Checks]:
         return When(inside, write)
 
     wanted = _replaced(x.shape, axis, indices.shape[axis])
-    return loops(indices.shape, element), (*_matching(1, indices, wanted), *_matching(2, updates, wanted))
+    return loops(indices.shape, element), unproved(operands, {1: wanted, 2: wanted})
 
 
 def _scatter_nest(operands: Operands) -> Nest:

@@ -29,6 +29,7 @@ from compiler.ops.operands import (
     same_dtype,
     shape_operand,
     tensor_operand,
+    unproved,
 )
 from compiler.ops.tables import Nest, Operands, View, define
 
@@ -232,8 +233,8 @@ def _split_nest(operands: Operands) -> Nest:
 
         stages.append(fill(part, value))
         begin = begin + part.shape[axis]
-    wanted = TensorType((*x.shape[:axis], begin, *x.shape[axis + 1 :]), x.dtype)
-    return Nest(parts, seq(*stages), checks=() if prove_eq(begin, x.shape[axis]) else ((0, wanted),))
+    wanted = (*x.shape[:axis], begin, *x.shape[axis + 1 :])
+    return Nest(parts, seq(*stages), checks=unproved(operands, {0: wanted}))
 
 
 def _split_numpy(x: Any, axis: int, sizes: Sequence[int]) -> Any:
@@ -274,7 +275,8 @@ def _concat_nest(operands: Operands) -> Nest:
 
         return pick(ijk[axis], [part(x) for x in xs], out.dtype)
 
-    return Nest((out,), fill(out, value), checks=_like_first(xs, axis))
+    wanted = {i: (*xs[0].shape[:axis], x.shape[axis], *xs[0].shape[axis + 1 :]) for i, x in enumerate(xs)}
+    return Nest((out,), fill(out, value), checks=unproved(operands, wanted))
 
 
 def _same_rank(xs: Sequence[TensorType]) -> int | None:
@@ -282,16 +284,6 @@ def _same_rank(xs: Sequence[TensorType]) -> int | None:
     if len(ranks) > 1:
         raise AnnotationError(f"operands have ranks {', '.join(map(str, ranks))}, wants one")
     return next(iter(ranks), None)
-
-
-def _like_first(xs: Sequence[Buffer], apart_from: int | None) -> tuple[tuple[int, Type], ...]:
-    """Operands not proved to have the first one's extents."""
-    checks: list[tuple[int, Type]] = []
-    for i, x in enumerate(xs):
-        wanted = tuple(g if d == apart_from or prove_eq(f, g) else f for d, (f, g) in enumerate(zip(xs[0].shape, x.shape, strict=True)))
-        if any(w is not g for w, g in zip(wanted, x.shape, strict=True)):
-            checks.append((i, TensorType(wanted, x.dtype)))
-    return tuple(checks)
 
 
 CONCAT = define("concat", "*xs", _concat_type, lambda *xs, axis: np.concatenate(xs, axis), _concat_nest, {"axis": REQUIRED})
@@ -321,7 +313,7 @@ def _stack_nest(operands: Operands) -> Nest:
         rest = ijk[:axis] + ijk[axis + 1 :]
         return pick(ijk[axis], [(1, lambda _, x=x: load(x, *rest)) for x in xs], out.dtype)
 
-    return Nest((out,), fill(out, value), checks=_like_first(xs, None))
+    return Nest((out,), fill(out, value), checks=unproved(operands, dict.fromkeys(range(len(xs)), xs[0].shape)))
 
 
 STACK = define("stack", "*xs", _stack_type, lambda *xs, axis: np.stack(xs, axis), _stack_nest, {"axis": 0})

@@ -12,11 +12,10 @@ from compiler.ir.dims import Dim
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
 from compiler.ir.loops import Fn, ReduceFn, Scalar
-from compiler.ir.prove import prove_eq
 from compiler.ir.types import TensorType, Type
 from compiler.ops.broadcast import Shape, broadcast_from, broadcast_shapes, element, output
 from compiler.ops.nest import apply, cast, fill, load, reduce
-from compiler.ops.operands import agree, bool_attr, dtype_attr, tensor_operand, wants_float
+from compiler.ops.operands import agree, bool_attr, dtype_attr, tensor_operand, unproved, wants_float
 from compiler.ops.tables import Nest, Operands, define
 
 F32 = DType.F32
@@ -66,12 +65,8 @@ def _linear_nest(operands: Operands) -> Nest:
         total = terms if bias is None else apply(Fn.ADD, terms, cast(load(bias, n), F32))
         return cast(total, out.dtype)
 
-    checks: list[tuple[int, Type]] = []
-    if not prove_eq(x.shape[-1], w.shape[1]):
-        checks.append((1, TensorType((w.shape[0], x.shape[-1]), w.dtype)))
-    if bias is not None and not prove_eq(bias.shape[0], w.shape[0]):
-        checks.append((2, TensorType((w.shape[0],), bias.dtype)))
-    return Nest((out,), fill(out, value), checks=tuple(checks))
+    wanted = {1: (w.shape[0], x.shape[-1])} | ({} if bias is None else {2: (w.shape[0],)})
+    return Nest((out,), fill(out, value), checks=unproved(operands, wanted))
 
 
 LINEAR = define("linear", "x, weight, bias?", _linear_type, _linear_numpy, _linear_nest, {"out_dtype": None})
@@ -130,9 +125,8 @@ def _matmul_nest(operands: Operands) -> Nest:
 
     n = out.shape[-1]
     matrices = a.shape[-2:], ((n, length) if flipped_b else (length, n))
-    wanted = [broadcast_from(out.shape[:-2], x.shape[:-2]) + matrix for x, matrix in zip((a, b), matrices, strict=True)]
-    unproved = [i for i, x in enumerate((a, b)) if not all(prove_eq(w, g) for w, g in zip(wanted[i], x.shape, strict=True))]
-    return Nest((out,), fill(out, value), checks=tuple((i, TensorType(wanted[i], (a, b)[i].dtype)) for i in unproved))
+    wanted = {i: broadcast_from(out.shape[:-2], x.shape[:-2]) + matrix for i, (x, matrix) in enumerate(zip((a, b), matrices, strict=True))}
+    return Nest((out,), fill(out, value), checks=unproved(operands, wanted))
 
 
 MATMUL = define(

@@ -12,11 +12,10 @@ from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
 from compiler.ir.loops import Allocate, Buffer, Fn, ReduceFn, Scalar, Stmt
 from compiler.ir.op import REQUIRED
-from compiler.ir.prove import prove_eq
-from compiler.ir.types import TensorType, Type
+from compiler.ir.types import Type
 from compiler.ops.broadcast import output
 from compiler.ops.nest import apply, cast, const, fill, index_value, load, reduce, seq
-from compiler.ops.operands import agree, float_attr, tensor_operand, wants_float
+from compiler.ops.operands import agree, float_attr, tensor_operand, unproved, wants_float
 from compiler.ops.tables import Nest, Operands, define
 
 F32 = DType.F32
@@ -54,10 +53,8 @@ def _fold(fn: ReduceFn, x: Buffer, row: tuple[Dim, ...], term: Callable[[Scalar]
 
 
 def _weighted(operands: Operands) -> tuple[tuple[int, Type], ...]:
-    """Weights whose length is not proved to be the row's."""
-    x = operands.buffer(0)
-    ws = [(i, operands.buffer(i)) for i in range(1, len(operands.places))]
-    return tuple((i, TensorType((x.shape[-1],), w.dtype)) for i, w in ws if not prove_eq(w.shape[0], x.shape[-1]))
+    """Weights are as long as a row."""
+    return unproved(operands, {i: operands.buffer(0).shape[-1:] for i in range(1, len(operands.places))})
 
 
 def _program(temporaries: list[Buffer], *stages: Stmt) -> Stmt:

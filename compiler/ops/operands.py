@@ -9,8 +9,9 @@ from typing import Any
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
-from compiler.ir.prove import prove_ne
+from compiler.ir.prove import prove_eq, prove_ne
 from compiler.ir.types import ObjectType, ShapeType, TensorType, Type
+from compiler.ops.tables import Operands
 
 # --- operands ----------------------------------------------------------------------------------------------------------
 
@@ -54,6 +55,13 @@ def agree(wanted: Dim, given: Dim, what: str) -> None:
     """Extents that must be equal: what is provably not is an error, what is not proved is for the legalization to check."""
     if prove_ne(wanted, given):
         raise AnnotationError(f"{what} is {given}, wants {wanted}")
+
+
+def unproved(operands: Operands, wanted: Mapping[int, Sequence[Dim]]) -> tuple[tuple[int, Type], ...]:
+    """The checks of a nest: operands that must have these extents and are not proved to."""
+    given = {i: operands.buffer(i) for i in wanted}
+    wrong = [i for i, shape in wanted.items() if not all(prove_eq(w, g) for w, g in zip(shape, given[i].shape, strict=True))]
+    return tuple((i, TensorType(tuple(wanted[i]), given[i].dtype)) for i in wrong)
 
 
 def same_dtype(types: Sequence[TensorType]) -> DType | None:

@@ -18,11 +18,11 @@ from compiler.ir.dims import Dim
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
 from compiler.ir.loops import Allocate, Buffer, Fn, ReduceFn, Scalar
-from compiler.ir.prove import prove_divisible, prove_eq
+from compiler.ir.prove import prove_divisible
 from compiler.ir.types import TensorType, TupleType, Type
-from compiler.ops.broadcast import Shape, output, sized_buffer
+from compiler.ops.broadcast import output, sized_buffer
 from compiler.ops.nest import apply, cast, const, fill, index_value, load, reduce, seq
-from compiler.ops.operands import agree, bool_attr, dtype_attr, int_attr, tensor_operand, wants_float
+from compiler.ops.operands import agree, bool_attr, dtype_attr, int_attr, tensor_operand, unproved, wants_float
 from compiler.ops.tables import Nest, Operands, define
 
 Attrs = Mapping[str, Any]
@@ -97,13 +97,7 @@ def _dequantize_nest(operands: Operands) -> Nest:
         return cast(apply(Fn.MUL, shifted, cast(load(scale, *at), F32)), out.dtype)
 
     groups = (*out.shape[:-1], _num_groups(attrs, length))
-    return Nest((out,), fill(out, value), checks=_unproved(operands, groups))
-
-
-def _unproved(operands: Operands, groups: Shape) -> tuple[tuple[int, Type], ...]:
-    given = [(i, operands.buffer(i)) for i in range(1, len(operands.places))]
-    wrong = [(i, b) for i, b in given if not all(prove_eq(w, g) for w, g in zip(groups, b.shape, strict=True))]
-    return tuple((i, TensorType(groups, b.dtype)) for i, b in wrong)
+    return Nest((out,), fill(out, value), checks=unproved(operands, dict.fromkeys(range(1, len(operands.places)), groups)))
 
 
 def _spread(x: Any, length: int) -> Any:

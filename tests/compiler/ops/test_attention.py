@@ -1,0 +1,155 @@
+"""Attention, over pages and dense."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from compiler.ir.dims import DimVar
+from compiler.ir.dtypes import DType
+from compiler.ir.errors import AnnotationError
+from compiler.ir.types import ScalarType, TensorType, tensor
+from compiler.ops.attention import KV_APPEND, PAGE, PAGED_ATTENTION
+from compiler.ops.dense_attention import ATTENTION
+
+F32, I32, I64 = DType.F32, DType.I32, DType.I64
+T, S = DimVar("t"), DimVar("s")
+bf16 = np.dtype(ml_dtypes.bfloat16)
+HEADS, KV_HEADS, SIZE, LAYERS, PAGES = 4, 2, 3, 2, 6
+
+
+def one_row(q, k, v, *, scale, softcap=0.0, sink=None):
+    """A query of one head against the keys that it sees."""
+    score = k @ q * scale
+    score = softcap * np.tanh(score / softcap) if softcap else score
+    e = np.exp(score)
+    return e @ v / (e.sum() + (0 if sink is None else np.exp(sink)))
+
+
+# --- pages -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def paged(meaning, rng):
+    """Two sequences of 21 and 5 positions, appended to an empty cache; the tokens of the step are their last ones and some before."""
+    lengths, tables = (21, 5), np.array([[3, 1], [4, 0]], np.int32)
+    keys = [rng.standard_normal((n, KV_HEADS, SIZE)).astype(np.float32) for n in lengths]
+    values = [rng.standard_normal((n, KV_HEADS, SIZE)).astype(np.float32) for n in lengths]
+    cache = np.zeros((LAYERS, 2, PAGES, KV_HEADS, PAGE * SIZE), np.float32)
+    for s, n in enumerate(lengths):
+        slots = np.array([tables[s, p // PAGE] * PAGE + p % PAGE for p in range(n)], np.int64)
+        cache = meaning(KV_APPEND, cache, keys[s], values[s], slots, 1)
+    seq_ids, positions = np.array([0, 1, 0, 1, 0], np.int32), np.array([20, 4, 15, 0, 16], np.int32)
+    q = rng.standard_normal((len(positions), HEADS, SIZE)).astype(np.float32)
+    return q, cache, tables, seq_ids, positions, keys, values
+
+
+@pytest.mark.parametrize("attrs", [{}, {"window": 5}, {"softcap": 1.5}, {"window": 1}], ids=str)
+@pytest.mark.parametrize("shapes", [None, "t 4 3, l 2 p 2 48, s m, t, t", "t 4 3, l c p 2 48, s m, u, w"])
+@pytest.mark.parametrize("with_sinks", [False, True])
+def test_paged_attention(run, rng, paged, attrs, shapes, with_sinks):
+    q, cache, tables, seq_ids, positions, keys, values = paged
+    sinks = rng.standard_normal(HEADS).astype(np.float32)
+    extra = (sinks,) if with_sinks else ()
+    found = run(PAGED_ATTENTION, q, cache, tables, seq_ids, positions, 1, *extra, scale=0.7, shapes=shapes, **attrs)
+    for t, (s, p) in enumerate(zip(seq_ids, positions, strict=True)):
+        seen = slice(max(0, p - attrs["window"] + 1) if "window" in attrs else 0, p + 1)
+        for h in range(HEADS):
+            k, v = keys[s][seen, h // 2], values[s][seen, h // 2]
+            sink = sinks[h] if with_sinks else None
+            expected = one_row(q[t, h], k, v, scale=0.7, softcap=attrs.get("softcap", 0.0), sink=sink)
+            np.testing.assert_allclose(found[t, h], expected, rtol=2e-5, atol=1e-6)
+
+
+def test_appending_leaves_the_rest_of_the_cache(run, rng):
+    cache = rng.standard_normal((LAYERS, 2, PAGES, KV_HEADS, PAGE * SIZE)).astype(bf16)
+    k, v = (rng.standard_normal((3, KV_HEADS, SIZE)).astype(np.float32) for _ in range(2))
+    slots = np.array([3, 70, 16], np.int32)
+    found = run(KV_APPEND, cache, k, v, slots, 1, shapes="l 2 p g 48, t g 3, t g 3, t")
+    expected = cache.copy()
+    keys = expected[1, 0].reshape(PAGES, KV_HEADS, SIZE, PAGE)
+    values = expected[1, 1].reshape(PAGES, KV_HEADS, PAGE, SIZE)
+    for i, slot in enumerate(slots):
+        keys[slot // PAGE, :, :, slot % PAGE] = k[i].astype(bf16)
+        values[slot // PAGE, :, slot % PAGE] = v[i].astype(bf16)
+    np.testing.assert_array_equal(found, expected)
+    assert run(KV_APPEND, cache, k[:0], v[:0], slots[:0], 0, shapes="l 2 p 2 48, t 2 3, t 2 3, t").shape == cache.shape
+
+
+def test_paged_operators_deduce_and_refuse(deduced):
+    q, cache = tensor((T, 4, 8), F32), tensor((2, 2, 100, 2, 128), DType.BF16)
+    tables, ids, layer = tensor((S, 4), I32), tensor((T,), I32), ScalarType(I64)
+    kv = tensor((T, 2, 8), F32)
+    assert deduced(PAGED_ATTENTION, q, cache, tables, ids, ids, layer, scale=1.0) == q
+    assert deduced(PAGED_ATTENTION, TensorType(None, F32), cache, tables, ids, ids, layer, scale=1.0) == TensorType(None, F32)
+    assert deduced(KV_APPEND, cache, kv, kv, ids, layer) == cache
+    refused = [
+        ("q has rank 2, wants 3", PAGED_ATTENTION, (tensor((T, 32), F32), cache, tables, ids, ids, layer), {"scale": 1.0}),
+        ("per head is 64, wants 128", PAGED_ATTENTION, (q, tensor((2, 2, 9, 2, 64), F32), tables, ids, ids, layer), {"scale": 1.0}),
+        ("4 query heads do not share 3", PAGED_ATTENTION, (q, tensor((2, 2, 9, 3, 128), F32), tables, ids, ids, layer), {"scale": 1.0}),
+        ("length of sinks is 2, wants 4", PAGED_ATTENTION, (q, cache, tables, ids, ids, layer, tensor((2,), F32)), {"scale": 1.0}),
+        ("positions holds f32", PAGED_ATTENTION, (q, cache, tables, ids, tensor((T,), F32), layer), {"scale": 1.0}),
+        ("attribute window is -1", PAGED_ATTENTION, (q, cache, tables, ids, ids, layer), {"scale": 1.0, "window": -1}),
+        ("layer is scalar", PAGED_ATTENTION, (q, cache, tables, ids, ids, ScalarType(F32)), {"scale": 1.0}),
+        ("dimension 2 of v is 4, wants 8", KV_APPEND, (cache, kv, tensor((T, 2, 4), F32), ids, layer), {}),
+        ("kv heads of cache is 2, wants 3", KV_APPEND, (cache, tensor((T, 3, 8), F32), tensor((T, 3, 8), F32), ids, layer), {}),
+    ]
+    for message, op, types, attrs in refused:
+        with pytest.raises(AnnotationError, match=message):
+            deduced(op, *types, **attrs)
+
+
+# --- dense -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("attrs", [{}, {"causal": True}, {"causal": True, "window": 2}, {"window": 3}, {"softcap": 2.0}], ids=str)
+@pytest.mark.parametrize("kind", [None, "bool", "added"])
+@pytest.mark.parametrize("shapes", [None, "b 4 t 3, b 2 s 3, b 2 s 5", "b h t d, c g s d, c g s e"])
+def test_dense_attention(run, rng, attrs, kind, shapes):
+    q, k, v = (rng.standard_normal(s).astype(np.float32) for s in ((2, 4, 3, 3), (2, 2, 6, 3), (2, 2, 6, 5)))
+    mask = {"bool": rng.random((2, 1, 1, 6)) < 0.7, "added": rng.standard_normal((3, 6)).astype(np.float32), None: None}[kind]
+    extra = () if mask is None else (mask,)
+    found = run(ATTENTION, q, k, v, *extra, scale=0.6, shapes=shapes, **attrs)
+    whole = None if mask is None else np.broadcast_to(mask, (2, 4, 3, 6))
+    for b, h, i in np.ndindex(2, 4, 3):
+        place = i + 3
+        seen = np.ones(6, np.bool_)
+        if attrs.get("causal"):
+            seen &= np.arange(6) <= place
+        if "window" in attrs:
+            seen &= np.arange(6) > place - attrs["window"]
+        if kind == "bool":
+            seen &= whole[b, h, i]
+        score = k[b, h // 2] @ q[b, h, i] * 0.6
+        if "softcap" in attrs:
+            score = attrs["softcap"] * np.tanh(score / attrs["softcap"])
+        if kind == "added":
+            score = score + whole[b, h, i]
+        e = np.where(seen, np.exp(score), 0)
+        expected = e @ v[b, h // 2] / e.sum() if e.any() else np.zeros(5)
+        np.testing.assert_allclose(found[b, h, i], expected, rtol=2e-5, atol=1e-6)
+
+
+def test_a_query_that_sees_nothing_gets_zeros(run):
+    x = np.ones((1, 1, 2, 4), np.float32)
+    np.testing.assert_array_equal(run(ATTENTION, x, x, x, np.zeros((1, 1, 1, 2), np.bool_), scale=1.0), 0 * x)
+    np.testing.assert_array_equal(run(ATTENTION, x, x[:, :, :0], x[:, :, :0], scale=1.0, shapes="b h t d, b h s d, b h s d"), 0 * x)
+
+
+def test_dense_attention_deduces_and_refuses(deduced):
+    q, k = tensor((T, 4, S, 8), F32), tensor((T, 2, 6, 8), F32)
+    assert deduced(ATTENTION, q, k, tensor((T, 2, 6, 5), F32), scale=1.0) == tensor((T, 4, S, 5), F32)
+    assert deduced(ATTENTION, TensorType(None, F32), k, k, scale=1.0) == TensorType(None, F32, 4)
+    refused = [
+        ("size of k is 7, wants 8", (q, tensor((T, 2, 6, 7), F32), k), {}),
+        ("dimension 2 of v is 5, wants 6", (q, k, tensor((T, 2, 5, 8), F32)), {}),
+        ("4 query heads do not share 3", (q, tensor((T, 3, 6, 8), F32), tensor((T, 3, 6, 8), F32)), {}),
+        ("mask holds i32", (q, k, k, tensor((6,), I32)), {}),
+        ("extents 6 and 5 do not broadcast", (q, k, k, tensor((5,), F32)), {}),
+        ("mask has rank 5", (q, k, k, tensor((1, 1, 1, 1, 6), F32)), {}),
+        ("softcap is -1", (q, k, k), {"softcap": -1}),
+    ]
+    for message, types, attrs in refused:
+        with pytest.raises(AnnotationError, match=message):
+            deduced(ATTENTION, *types, scale=1.0, **attrs)
