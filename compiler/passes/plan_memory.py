@@ -9,15 +9,16 @@ name, a view, a match_cast, a tuple, the value of an If. What a function returns
 
 Sizes with an upper bound are placed by that bound, largest first, at the lowest offset that is free while they live. Sizes without one
 share *slots* at symbolic offsets behind: an allocation takes a free slot that is provably large enough, or one that it provably covers.
+Sizes that nothing bounds before data decides them keep memory of their own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass, field
 
 from compiler.ir.builder import Builder
-from compiler.ir.dims import Dim, ceil_div
+from compiler.ir.dims import Dim, DimVar, ceil_div
 from compiler.ir.graph import (
     Alloc,
     Binding,
@@ -36,7 +37,7 @@ from compiler.ir.graph import (
 )
 from compiler.ir.module import IRModule
 from compiler.ir.prove import bounds, prove_le
-from compiler.ir.types import TensorType
+from compiler.ir.types import TensorType, binders_of
 from compiler.ir.visit import operands
 from compiler.passes.lift_weights import SUFFIX
 from compiler.passes.rewrite import rewrite_function
@@ -76,8 +77,10 @@ class PlanMemory:
         lives = _Lives(self.is_view)
         lives.walk(func.body)
         returned = lives.keep(func.body)
+        known = {v for p in func.params for v in binders_of(p.type)}
         # What is prepared from weights outlives every call: it gets memory of its own.
-        offsets, total = place([life for life in lives.found if not (name.endswith(SUFFIX) and life in returned)])
+        planned = [life for life in lives.found if not (name.endswith(SUFFIX) and life in returned) and _sized_at_entry(life, known)]
+        offsets, total = place(planned)
         if not offsets:
             return False
 
@@ -90,6 +93,11 @@ class PlanMemory:
 
         rewrite_function(builder, name, func, replace, arena=total)
         return True
+
+
+def _sized_at_entry(life: _Life, known: Set[DimVar]) -> bool:
+    """The arena is made large enough when the function is entered; a length that data decides later can only have a bound by then."""
+    return bounds(life.size)[1] is not None or known.issuperset(life.size.vars())
 
 
 def tensor_bytes(type_: TensorType) -> Dim:
