@@ -135,6 +135,13 @@ class Builder:
         frame.pending.append(Binding(var, value))
         return var
 
+    def keep(self, binding: Binding) -> None:
+        """Take over a binding of this function as it is: its operands are the same, so its annotation still holds."""
+        frame = self._frame
+        if isinstance(binding.value, MatchCast):
+            frame.scope.update(binders_of(binding.var.type))
+        frame.pending.append(binding)
+
     def call(self, op: OpDef, *args: Atom, name: str = "", **attrs: Any) -> Var:
         return self.emit(Call(op, args, attrs), name)
 

@@ -14,6 +14,7 @@ Sizes that nothing bounds before data decides them keep memory of their own.
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Callable, Set
 from dataclasses import dataclass, field
 
@@ -55,9 +56,6 @@ class _Life:
     size: Dim
     first: int
     last: int
-
-    def meets(self, other: _Life) -> bool:
-        return self.first <= other.last and other.first <= self.last
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,19 +192,21 @@ def place(lives: list[_Life]) -> tuple[dict[Var, Dim], Dim]:
 
 def _place_bounded(lives: list[tuple[_Life, int]]) -> tuple[dict[Var, Dim], int]:
     """Largest first, at the lowest offset that is free throughout the life."""
-    placed: list[tuple[int, int, _Life]] = []  # (offset, size, life)
+    placed: list[tuple[int, int, int, int]] = []  # (offset, end, first and last binding of the life), by offset
+    offsets: dict[Var, Dim] = {}
     total = 0
     for life, size in sorted(lives, key=lambda item: (-item[1], item[0].first)):
-        offset = 0
-        for start, length, other in sorted(placed, key=lambda p: p[0]):
-            if not life.meets(other):
+        offset, first, last = 0, life.first, life.last
+        for start, end, other_first, other_last in placed:
+            if first > other_last or other_first > last:
                 continue
             if offset + size <= start:
                 break
-            offset = max(offset, start + length)
-        placed.append((offset, size, life))
+            offset = max(offset, end)
+        insort(placed, (offset, offset + size, first, last))
+        offsets[life.var] = Dim.of(offset)
         total = max(total, offset + size)
-    return {life.var: Dim.of(offset) for offset, _, life in placed}, total
+    return offsets, total
 
 
 @dataclass(slots=True)

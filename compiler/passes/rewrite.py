@@ -64,6 +64,8 @@ class _Walker:
             self._atoms[binding.var] = value.value
         elif isinstance(value, Var | Constant | ShapeValue | ScalarValue | FuncRef):
             self._atoms[binding.var] = value
+        elif value is binding.value:
+            self._builder.keep(binding)
         else:
             self._atoms[binding.var] = self._builder.emit(value, binding.var.name)
 
