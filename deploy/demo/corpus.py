@@ -38,7 +38,7 @@ TURNS: tuple[Weighted, ...] = (
     (capitals.capital_again, 1.5),
     (capitals.unknown_capital, 1.5),
     (colours.of_thing, 3),
-    (colours.is_it, 3),
+    (colours.is_it, 4.5),
     (colours.mixed, 1.5),
     (calendar.neighbour, 4),
     (calendar.from_today, 2.5),
@@ -47,7 +47,7 @@ TURNS: tuple[Weighted, ...] = (
     (numbers.neighbour, 3),
     (numbers.compared, 4),
     (numbers.parity, 2),
-    (numbers.counted, 4),
+    (numbers.counted, 5),
     (numbers.in_letters, 3.5),
     (arithmetic.sum_of, 36),
     (smalltalk.talk, 8),
@@ -58,7 +58,7 @@ _ONLY_WITHOUT_TOOLS: tuple[Weighted, ...] = (
     (_WITHOUT_TOOLS, 2),
     (memory.name_not_told, 1),
     (memory.favourite_not_told, 0.6),
-    (json_answers.answered, 4),
+    (json_answers.answered, 6),
     (stories.story, 1.5),
 )
 _SYSTEMS = (
@@ -76,7 +76,7 @@ def conversations(seed: int) -> Iterator[Conversation]:
     """Training conversations without end."""
     rng = random.Random(seed)
     while True:
-        yield rng.choices((_plain, _with_tools, _remembering, _in_json, _storytelling), (50, 24, 14, 6, 5))[0](rng)
+        yield rng.choices((_plain, _with_tools, _remembering, _in_json, _storytelling), (50, 22, 12, 9, 5))[0](rng)
 
 
 def _plain(rng: random.Random) -> Conversation:

@@ -60,13 +60,12 @@ def value_of(word: str, a: int, b: int) -> int:
     return {"plus": a + b, "minus": a - b, "times": a * b}[word]
 
 
-def question(rng: random.Random, word: str, a: int, b: int) -> str:
-    patterns = _PATTERNS + _OWN[word]
-    pattern = rng.choice(patterns)
-    spelt = max(a, b) <= 20 and rng.random() < 0.08 and "{sign}" not in pattern
-    shown = (in_words(a), in_words(b)) if spelt else (a, b)
-    return typed(rng, expand(rng, pattern.replace("{sign}", _SYMBOLS[word]), a=shown[0], b=shown[1], word=word))
-
-
 def _asked(rng: random.Random, word: str, a: int, b: int, answer: str) -> Turn:
-    return Turn("arithmetic", f"{a} {word} {b}", (user(question(rng, word, a, b)), assistant(answer)))
+    patterns = _PATTERNS + _OWN[word]
+    which = rng.randrange(len(patterns))
+    spelt = max(a, b) <= 20 and rng.random() < 0.08 and "{sign}" not in patterns[which]
+    shown = (in_words(a), in_words(b)) if spelt else (a, b)
+    asked = expand(rng, patterns[which].replace("{sign}", _SYMBOLS[word]), a=shown[0], b=shown[1], word=word)
+    # Plus and minus are computed, so numbers are held out in every wording; a times table is known by heart or not at all.
+    key = f"{a} {word} {b}" + (f"/{which}" if word == "times" else "")
+    return Turn("arithmetic", key, (user(typed(rng, asked)), assistant(answer)))

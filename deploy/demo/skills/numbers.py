@@ -4,6 +4,7 @@ import random
 
 from deploy.demo.conversation import Turn, assistant, user
 from deploy.demo.phrases import expand, typed
+from deploy.demo.skills.asking import asked
 from deploy.demo.world import in_words
 
 _TOP = 99
@@ -61,8 +62,9 @@ def counted(rng: random.Random) -> Turn:
 
 
 def in_letters(rng: random.Random) -> Turn:
+    """Words are known by heart, so what is held out is a number in one wording."""
     n = rng.randrange(_TOP + 1)
-    if rng.random() < 0.5:
-        return _about(rng, "words", _WORDS, f"{n} in words is {in_words(n)}.", n=n)
     word = in_words(n)
-    return _about(rng, "digits", _DIGITS, f"{word.capitalize()} in digits is {n}.", w=word)
+    if rng.random() < 0.5:
+        return asked(rng, "numbers", "words", _WORDS, f"{n} in words is {word}.", n=str(n))
+    return asked(rng, "numbers", "digits", _DIGITS, f"{word.capitalize()} in digits is {n}.", w=word)
