@@ -45,7 +45,7 @@ class Wiring:
     head: str = "lm_head"
 
 
-_ACTIVATIONS = {Activation.SILU: SILU, Activation.GELU: GELU, Activation.GELU_TANH: GELU_TANH, Activation.RELU: RELU}
+ACTIVATIONS = {Activation.SILU: SILU, Activation.GELU: GELU, Activation.GELU_TANH: GELU_TANH, Activation.RELU: RELU}
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +188,7 @@ class _Step:
         else:
             both = net.linear(h, at + w.gate_up[0], c.hidden_size, 2 * ffn, bias=c.mlp_bias)
             gate, up = net.slice(both, 1, 0, ffn), net.slice(both, 1, ffn, 2 * ffn)
-        gated = net.call(MULTIPLY, net.call(_ACTIVATIONS[c.activation], gate), up)
+        gated = net.call(MULTIPLY, net.call(ACTIVATIONS[c.activation], gate), up)
         return net.linear(gated, at + w.down, ffn, c.hidden_size, bias=c.mlp_bias)
 
     def norm(self, x: Var, name: str) -> Var:

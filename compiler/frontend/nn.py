@@ -153,3 +153,8 @@ class Net:
 
     def _stacked(self, parts: list[Var]) -> Var:
         return parts[0] if len(parts) == 1 else self.call(CONCAT, *parts, axis=0)
+
+
+def prefix_of(dtypes: Mapping[str, DType], prefix: str) -> str:
+    """The prefix, if the checkpoint has it: a model that was saved without a head lacks it."""
+    return prefix if any(name.startswith(prefix) for name in dtypes) else ""

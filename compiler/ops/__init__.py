@@ -12,6 +12,7 @@ from compiler.ops import (
     matmul,
     normalize,
     quantize,
+    ragged,
     random,
     reduce,
 )
@@ -28,6 +29,7 @@ __all__ = [
     "matmul",
     "normalize",
     "quantize",
+    "ragged",
     "random",
     "reduce",
 ]

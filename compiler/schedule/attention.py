@@ -37,7 +37,7 @@ F32 = DType.F32
 
 def schedule_attention(prim: PrimFunc, width: int) -> PrimFunc | None:
     kept = prim.attrs.get("attention")
-    if kept is None:
+    if kept is None or "ragged" in prim.attrs:
         return None
     q, cache = prim.buffers[0], prim.buffers[1]
     heads, kv_heads, size = q.shape[1], cache.shape[3], q.shape[2]

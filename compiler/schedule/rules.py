@@ -11,6 +11,7 @@ from compiler.ir.visit_loops import sequence, statements, walk_stmts
 from compiler.schedule.attention import schedule_attention
 from compiler.schedule.matmul import TileShape, schedule_matmul
 from compiler.schedule.nests import allocated, without_allocations
+from compiler.schedule.ragged import schedule_ragged
 from compiler.schedule.rows import schedule_rows
 from compiler.schedule.spatial import schedule_spatial
 from compiler.target import Target
@@ -28,8 +29,8 @@ def tile_shape(target: Target) -> TileShape:
 def schedule(prim: PrimFunc, target: Target) -> PrimFunc:
     if "schedule" in prim.attrs or _scheduled(prim.body):
         return prim
-    found = schedule_attention(prim, WIDTH) or schedule_matmul(prim, tile_shape(target)) or schedule_rows(prim, WIDTH)
-    return found or _by_stage(prim)
+    found = schedule_ragged(prim) or schedule_attention(prim, WIDTH) or schedule_matmul(prim, tile_shape(target))
+    return found or schedule_rows(prim, WIDTH) or _by_stage(prim)
 
 
 def _scheduled(body: Stmt) -> bool:

@@ -1,0 +1,175 @@
+"""The encoder that families of embedding models are variations of, and its one entry point.
+
+    encode(tokens[t], positions[t], text_ids[t], starts[n]) -> [n - 1, size]
+
+`t` tokens of `n - 1` texts, one behind the other without padding (`ops.ragged`); a vector per text, pooled as the model was trained, its
+length as it comes. What varies between families is data: the numbers in `ModelConfig`, the names in `EncoderWiring`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compiler.frontend.config import ModelConfig
+from compiler.frontend.decoder import ACTIVATIONS
+from compiler.frontend.nn import DEFAULT_FORMAT, Net, WeightFormat, prefix_of
+from compiler.frontend.sentence import Pooling
+from compiler.ir.dims import Dim, DimVar
+from compiler.ir.dtypes import DType
+from compiler.ir.graph import Atom, Constant, ScalarValue, Var
+from compiler.ir.module import IRModule
+from compiler.ir.types import tensor
+from compiler.ops.elementwise import ADD
+from compiler.ops.embedding import EMBEDDING
+from compiler.ops.manipulate import PERMUTE_DIMS, SLICE
+from compiler.ops.ragged import RAGGED_ATTENTION, RAGGED_MEAN
+
+ENTRY = "encode"
+FURTHEST = 128  # beyond this distance, all positions of MPNet share a bucket
+UNUSED = ("*pooler.dense.*", "*.position_ids", "cls.*", "lm_head.*")  # heads for other tasks, and a table of what is counted
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderWiring:
+    """Where a family's weights are in the checkpoint, the layers' behind `encoder.layer.N.`. Models that were saved with a head for some
+    task have the prefix before all of it."""
+
+    prefix: str
+    query: str = "attention.self.query"
+    key: str = "attention.self.key"
+    value: str = "attention.self.value"
+    out: str = "attention.output.dense"
+    attention_norm: str = "attention.output.LayerNorm"
+    up: str = "intermediate.dense"
+    down: str = "output.dense"
+    norm: str = "output.LayerNorm"
+
+
+@dataclass(frozen=True, slots=True)
+class EncodeBounds:
+    max_tokens: int
+    max_texts: int
+
+
+def build_encode(
+    config: ModelConfig,
+    wiring: EncoderWiring,
+    dtypes: Mapping[str, DType],
+    bounds: EncodeBounds,
+    format: WeightFormat = DEFAULT_FORMAT,
+) -> IRModule:
+    net = Net(dtypes, format)
+    t, n = DimVar("t", 0, bounds.max_tokens), DimVar("n", 1, bounds.max_texts + 1)
+    i32 = DType.I32
+    batch = _Texts(
+        tokens=Var("tokens", tensor((t,), i32)),
+        positions=Var("positions", tensor((t,), i32)),
+        text_ids=Var("text_ids", tensor((t,), i32)),
+        starts=Var("starts", tensor((n,), i32)),
+    )
+    with net.function(ENTRY, batch.params):
+        net.builder.returns(_Encode(net, config, wiring, prefix_of(dtypes, wiring.prefix), batch, t, n).vectors())
+    return net.builder.finish()
+
+
+@dataclass(slots=True)
+class _Texts:
+    tokens: Var
+    positions: Var
+    text_ids: Var
+    starts: Var
+
+    @property
+    def params(self) -> tuple[Var, ...]:
+        return (self.tokens, self.positions, self.text_ids, self.starts)
+
+
+@dataclass(slots=True)
+class _Encode:
+    net: Net
+    config: ModelConfig
+    wiring: EncoderWiring
+    prefix: str
+    texts: _Texts
+    t: DimVar
+    n: DimVar
+
+    def vectors(self) -> Var:
+        x = self.embedded()
+        bias = self.relative_bias()
+        for number in range(self.config.num_layers):
+            x = self.layer(x, f"{self.prefix}encoder.layer.{number}.", bias)
+        return self.pooled(x)
+
+    def embedded(self) -> Var:
+        net, c, texts = self.net, self.config, self.texts
+        assert c.encoder is not None
+        at = f"{self.prefix}embeddings."
+        x = net.embedding(f"{at}word_embeddings", texts.tokens, c.vocab_size, c.hidden_size)
+        places: Atom = texts.positions
+        if c.encoder.position_offset:
+            places = net.call(ADD, places, ScalarValue(Dim.of(c.encoder.position_offset), "i32"))
+        x = net.add(x, net.embedding(f"{at}position_embeddings", places, c.encoder.num_positions, c.hidden_size))
+        if c.encoder.num_segments:
+            segments = net.weight(f"{at}token_type_embeddings.weight", c.encoder.num_segments, c.hidden_size)
+            x = net.add(x, net.as_f32(net.slice(segments, 0, 0, 1)))  # a text is one segment, the first
+        return self.norm(x, f"{at}LayerNorm")
+
+    def layer(self, x: Var, at: str, bias: tuple[Var, ...]) -> Var:
+        net, c, w = self.net, self.config, self.wiring
+        x = self.norm(net.add(x, self.attention(x, at, bias)), at + w.attention_norm)
+        wide = net.linear(x, at + w.up, c.hidden_size, c.intermediate_size, bias=True)
+        active = net.call(ACTIVATIONS[c.activation], wide)
+        fed = net.linear(active, at + w.down, c.intermediate_size, c.hidden_size, bias=True)
+        return self.norm(net.add(x, fed), at + w.norm)
+
+    def attention(self, x: Var, at: str, bias: tuple[Var, ...]) -> Var:
+        net, c, w, size = self.net, self.config, self.wiring, self.config.hidden_size
+
+        def heads(name: str) -> Var:
+            return net.reshape(net.linear(x, at + name, size, size, bias=True), self.t, c.num_heads, c.head_dim)
+
+        q, k, v = heads(w.query), heads(w.key), heads(w.value)
+        mixed = net.call(RAGGED_ATTENTION, q, k, v, self.texts.text_ids, self.texts.starts, *bias, scale=c.attention_scale)
+        return net.linear(net.reshape(mixed, self.t, size), at + w.out, size, size, bias=True)
+
+    def relative_bias(self) -> tuple[Var, ...]:
+        """MPNet's: a number per head and bucket of distances, the same in all layers."""
+        net, c = self.net, self.config
+        assert c.encoder is not None
+        if not (num_buckets := c.encoder.relative_buckets):
+            return ()
+        table = net.weight(f"{self.prefix}encoder.relative_attention_bias.weight", num_buckets, c.num_heads)
+        by_distance = net.call(EMBEDDING, table, Constant(distance_buckets(num_buckets, FURTHEST)))
+        return (net.as_f32(net.call(PERMUTE_DIMS, by_distance, axes=(1, 0))),)
+
+    def pooled(self, x: Var) -> Var:
+        net, starts, n = self.net, self.texts.starts, Dim.of(self.n)
+        match self.config.embedding.pooling:
+            case Pooling.MEAN:
+                return net.call(RAGGED_MEAN, x, starts)
+            case Pooling.CLS:
+                return net.call(EMBEDDING, x, net.call(SLICE, starts, axis=0, begin=0, end=n - 1))
+            case Pooling.LAST:
+                ends = net.call(SLICE, starts, axis=0, begin=1, end=n)
+                return net.call(EMBEDDING, x, net.call(ADD, ends, ScalarValue(Dim.of(-1), "i32")))
+
+    def norm(self, x: Var, name: str) -> Var:
+        return self.net.layer_norm(x, name, self.config.hidden_size, self.config.norm_eps)
+
+
+def distance_buckets(num_buckets: int, furthest: int) -> NDArray[np.int32]:
+    """The bucket of each distance `key - query` from -furthest to furthest: half of the buckets for each direction, and of these half
+    for the small distances one by one, the others ever wider."""
+    distance = np.arange(-furthest, furthest + 1)
+    per_side = num_buckets // 2
+    exact = per_side // 2
+    far = np.maximum(np.abs(distance), 1).astype(np.float32)
+    steps = np.log(far / np.float32(exact)) / np.float32(np.log(furthest / exact)) * np.float32(per_side - exact)
+    wide = np.minimum(exact + steps.astype(np.int32), per_side - 1)
+    within = np.where(np.abs(distance) < exact, np.abs(distance), wide)
+    return (within + np.where(distance > 0, per_side, 0)).astype(np.int32)
