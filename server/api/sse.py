@@ -69,7 +69,7 @@ class EventStream(Response):
         payloads = self._payloads
         try:
             async for payload in payloads:
-                await self._send(send, b"data: " + payload + b"\n\n")
+                await self._send(send, frame(payload))
         except ApiError as error:
             if not self._started:
                 raise

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import time
+from pathlib import Path
 
 import openai
 import pytest
@@ -24,6 +26,12 @@ def test_framing(server):
     blocks = response.text.split("\n\n")
     assert blocks[-1] == "" and blocks[-2] == "data: [DONE]"
     assert all(block.startswith("data: {") and "\n" not in block for block in blocks[:-2])
+
+
+def test_only_one_module_writes_events():
+    root = Path(__file__).parents[3] / "server"
+    writers = [path.name for path in root.rglob("*.py") if re.search(r"""["']data: """, path.read_text())]
+    assert writers == ["sse.py"]
 
 
 def test_tokens_are_not_held_up(serve, answering):
