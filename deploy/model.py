@@ -5,25 +5,23 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from compiler.bind import bind_weights
 from compiler.cache import Cache, key_of, signature
 from compiler.driver import Options, compile_module
 from compiler.frontend.config import ModelConfig, load_config
-from compiler.frontend.decoder import ENTRY, StepBounds, build_step
+from compiler.frontend.decoder import ENTRY, UNUSED, StepBounds, build_step
 from compiler.frontend.errors import ModelError
 from compiler.frontend.models.registry import CAUSAL
 from compiler.frontend.nn import WeightFormat
-from compiler.frontend.weights import Accounting, WeightSource, open_safetensors
+from compiler.frontend.weights import open_safetensors
 from compiler.ir.dtypes import DType
 from compiler.ir.module import IRModule
-from compiler.passes.lift_weights import SUFFIX
 from deploy.fetch import local_folder
 from runtime import flags
-from runtime.device.cpu import host_buffer
 from runtime.executable import Executable
 from runtime.kv_pool import KVLayout, KVPool
 from runtime.memory import MemoryAccount
@@ -115,7 +113,7 @@ def load_model(load: Load, progress: Progress) -> LoadedModel:
     account = MemoryAccount()
     session = Session(compiled.executable, memory=account, pinned=False)
     progress("pack", 0.0)
-    weights_bytes = bind_weights(session, compiled.executable, source)
+    weights_bytes = bind_weights(session, compiled.executable, ENTRY, source, UNUSED)
     progress("pack", 1.0)
     layout = KVLayout(config.num_layers, config.num_kv_heads, config.head_dim, str(cache_dtype))
     num_pages = 1 + min(layout.pages_for(load.kv_cache_bytes or DEFAULT_KV_BYTES), bounds.max_pages * load.max_batch)
@@ -136,35 +134,3 @@ def load_model(load: Load, progress: Progress) -> LoadedModel:
         load_s=time.perf_counter() - started,
     )
     return LoadedModel(ready, model, None, tokenizer.eos_ids, tokenizer.to_json())
-
-
-def bind_weights(session: Session, executable: Executable, source: WeightSource) -> int:
-    """Check every tensor of the checkpoint against what the program takes, prepare what needs preparing, bind. The bytes it keeps."""
-    functions = executable.meta.functions
-    step, prepare = functions[ENTRY], functions.get(ENTRY + SUFFIX)
-    accounting = Accounting(source)
-    taken: dict[str, NDArray[Any]] = {}
-    wanted = {p.name: p.spec for p in (prepare.params if prepare else ())}
-    computed = [p.name for p in step.weights if p.name not in source.tensors]
-    wanted |= {p.name: p.spec for p in step.weights if p.name in source.tensors}
-    for name, spec in wanted.items():
-        accounting.take(name, tuple(spec.shape))  # type: ignore[union-attr,arg-type]  # weights are tensors of constant shape
-    accounting.ignore("*rotary_emb.inv_freq", "lm_head.weight")
-    accounting.check()
-    for name in wanted:
-        taken[name] = np.ascontiguousarray(source.read(name))
-    bound = {p.name: taken[p.name] for p in step.weights if p.name in taken}
-    if prepare is not None:
-        results = session.call(ENTRY + SUFFIX, *(taken[p.name] for p in prepare.params), views=True)
-        bound |= {name: _own(value) for name, value in zip(computed, results, strict=True)}
-    session.bind(ENTRY, bound)
-    return sum(a.nbytes for a in bound.values())
-
-
-def _own(array: NDArray[Any]) -> NDArray[Any]:
-    """A copy at a cache line's boundary, in huge pages where the system grants them."""
-    copy = host_buffer(array.nbytes).view(array.dtype).reshape(array.shape)
-    copy[...] = array
-    return copy
-
-

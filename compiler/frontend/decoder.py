@@ -24,6 +24,7 @@ from compiler.ops.elementwise import DIVIDE, GELU, GELU_TANH, MULTIPLY, RELU, SI
 from compiler.ops.embedding import EMBEDDING, ROPE, ROPE_ANGLES
 
 ENTRY = "step"
+UNUSED = ("*rotary_emb.inv_freq", "lm_head.weight")  # a table of what is computed, and a head of its own beside tied embeddings
 
 
 @dataclass(frozen=True, slots=True)
