@@ -106,7 +106,7 @@ def _operator(call: Call, signature: Signature) -> Type:
     try:
         return op.deduce(args, attrs)
     except AnnotationError as error:
-        raise AnnotationError(f"{op.name}: {error}") from None
+        raise AnnotationError(f"{op.name}({', '.join(map(str, args))}): {error}") from None
 
 
 def _function(call: CallFunc, signature: Signature) -> Type:

@@ -132,6 +132,7 @@ class _Parser(LoopParser):
         self._arrays = arrays
         self._signatures: dict[str, FuncType] = {}
         self._values: dict[str, Var] = {}
+        self._reading = ""  # the function whose body it is
 
     # --- modules -------------------------------------------------------------------------------------------------------
 
@@ -145,7 +146,7 @@ class _Parser(LoopParser):
             headers[name] = (start, header, self.at_token)
         functions: dict[str, Function | PrimFunc] = {}
         for name, (start, header, end) in headers.items():
-            self.at_token = start
+            self.at_token, self._reading = start, name
             functions[name] = self.prim() if header is None else self._function_body(header)
             if self.at_token != end:
                 raise self.error(f"expected 'func' or 'prim', found {self.peek()}")
@@ -270,7 +271,9 @@ class _Parser(LoopParser):
         try:
             return deduce(value, self._signature_of, set(self.scope.defined.values()))
         except AnnotationError as error:
-            raise self.error(f"{name.text} has no annotation, and none can be deduced: {error}", name) from error
+            raise self.error(
+                f"{name.text} has no annotation, and none can be deduced: {error}; in function {self._reading!r}", name
+            ) from error
         except (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
             # An operator's rule may rely on the number and kind of its operands and attributes; text can hold any.
             text = f"{name.text} has no annotation, and its operator cannot take these operands and attributes ({error})"

@@ -41,7 +41,12 @@ def broadcast_dims(a: Dim, b: Dim) -> Dim | None:
 def broadcast_shapes(a: Shape, b: Shape) -> Shape | None:
     rank = max(len(a), len(b))
     padded = zip((ONE,) * (rank - len(a)) + a, (ONE,) * (rank - len(b)) + b, strict=True)
-    dims = [broadcast_dims(x, y) for x, y in padded]
+    dims: list[Dim | None] = []
+    for i, (x, y) in enumerate(padded):
+        try:
+            dims.append(broadcast_dims(x, y))
+        except AnnotationError as error:
+            raise AnnotationError(f"dimension {i}: {error}") from None
     return tuple(d for d in dims if d is not None) if None not in dims else None
 
 

@@ -19,7 +19,6 @@ import compiler.ops
 from compiler.driver import Options, compile_module
 from compiler.interpret.graph import Interpreter
 from compiler.ir.builder import Builder
-from compiler.ir.deduce import type_of
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.graph import Atom, Body, CallFunc, CallLibrary, CallTir, FuncRef, MakeTuple, ScalarValue, ShapeValue, TupleGet, Var
@@ -77,6 +76,7 @@ prim prefix(A: f32[a, b], out B: f32[a, b]) {
 UNARY = ["tanh", "sigmoid", "silu", "gelu", "gelu_tanh", "sin", "cos", "abs", "negative", "relu", "erf"]
 BINARY = ["add", "subtract", "multiply", "minimum", "maximum"]
 LARGEST = 64.0  # absolute value of anything at hand
+EXAMPLES = settings().max_examples  # of the profile: 100, or more with --hypothesis-profile=full
 TOLERANCE = {DType.F32: 2e-4, DType.F16: 4e-2, DType.BF16: 2e-1}  # of the largest element: a few roundings, summed over a few moves
 
 
@@ -205,7 +205,9 @@ class _Generator:
         x = self.floats(f32=True, filled=True)
         if x is None:
             return
-        w = self.pick(lambda t: t.dtype is DType.F32 and t.ndim == 1 and t.shape is not None and prove_eq(t.shape[0], x.type.shape[-1]), 4.0)
+        w = self.pick(
+            lambda t: t.dtype is DType.F32 and t.ndim == 1 and t.shape is not None and prove_eq(t.shape[0], x.type.shape[-1]), 4.0
+        )
         if w is not None:
             self.keep(self.call("rms_norm", x, w, eps=1e-2), 8.0 * self.at_hand[w])
 
@@ -213,7 +215,9 @@ class _Generator:
         x = self.floats(f32=True, most=4.0)
         if x is None or x.type.ndim == 0:
             return
-        w = self.pick(lambda t: t.dtype is DType.F32 and t.ndim == 2 and t.shape is not None and prove_eq(t.shape[1], x.type.shape[-1]), 4.0)
+        w = self.pick(
+            lambda t: t.dtype is DType.F32 and t.ndim == 2 and t.shape is not None and prove_eq(t.shape[1], x.type.shape[-1]), 4.0
+        )
         if w is not None:
             depth = self.size(x.type.shape[-1])
             made = self.call("linear", x, w)
@@ -528,13 +532,13 @@ class _Judge:
         try:
             verify(module)
             close(interpret(module, self.program), self.expected)
-        except Exception as error:
+        except Exception:
             note(f"after pass {name}:\n{print_module(module)}")
             raise
 
 
 @given(programs())
-@settings(max_examples=500, deadline=None, report_multiple_bugs=False, suppress_health_check=list(HealthCheck))
+@settings(max_examples=5 * EXAMPLES, report_multiple_bugs=False, suppress_health_check=list(HealthCheck))
 def test_every_pass_keeps_the_meaning(program: Program) -> None:
     note(str(program))
     verify(program.module)
@@ -543,7 +547,7 @@ def test_every_pass_keeps_the_meaning(program: Program) -> None:
 
 
 @given(programs())
-@settings(max_examples=60, deadline=None, report_multiple_bugs=False, suppress_health_check=list(HealthCheck))
+@settings(max_examples=EXAMPLES, report_multiple_bugs=False, suppress_health_check=list(HealthCheck))
 def test_compiled_programs_compute_what_the_interpreter_does(program: Program) -> None:
     note(str(program))
     expected = interpret(program.module, program)

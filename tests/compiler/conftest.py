@@ -1,0 +1,86 @@
+"""Programs in text: what a pass makes of them, and what they compute."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import compiler.ops
+from compiler.driver import Options, compile_module
+from compiler.interpret.graph import Interpreter
+from compiler.ir.equal import assert_equal
+from compiler.ir.module import IRModule
+from compiler.ir.parser import parse
+from compiler.ir.verify import verify
+from compiler.passes.base import Pass, Verify
+from runtime.session import Session
+
+assert compiler.ops  # the tables of operators are filled
+
+
+@pytest.fixture
+def becomes() -> Callable[[Pass, str, str], None]:
+    """`becomes(legalize, BEFORE, EXPECTED)`"""
+
+    def check(step: Pass, before: str, expected: str) -> None:
+        wanted = parse(expected)
+        verify(wanted)
+        module = parse(before)
+        verify(module)
+        result = step(module)
+        verify(result)
+        assert_equal(result, wanted)
+
+    return check
+
+
+@pytest.fixture
+def stays() -> Callable[[Pass, str], None]:
+    """A pass that finds nothing to do gives back the object that it was given."""
+
+    def check(step: Pass, text: str) -> None:
+        module = parse(text)
+        verify(module)
+        assert step(module) is module
+
+    return check
+
+
+@pytest.fixture
+def compute() -> Callable[..., Any]:
+    """`compute(program, *arguments)`: what `main` returns, compiled, with 1, 2 and 3 threads bit for bit and as interpreted."""
+
+    def call(program: str | IRModule, *args: Any, rtol: float = 1e-5) -> Any:
+        module = parse(program) if isinstance(program, str) else program
+        verify(module)
+        expected = Interpreter(module).call("main", *map(_copied, args))
+        executable = compile_module(module, Options(instruments=(Verify(),)))
+        results: list[Any] = []
+        for num_threads in (1, 2, 3):
+            session = Session(executable, device_threads=num_threads)
+            results.append(session.call("main", *map(_copied, args)))
+            session.close()
+        _close(results[0], expected, rtol)
+        for other in results[1:]:
+            _close(other, results[0], 0.0)
+        return results[0]
+
+    return call
+
+
+def _copied(value: Any) -> Any:
+    return value.copy() if isinstance(value, np.ndarray) else value
+
+
+def _close(actual: Any, expected: Any, rtol: float) -> None:
+    if isinstance(expected, tuple):
+        for a, e in zip(actual, expected, strict=True):
+            _close(a, e, rtol)
+        return
+    actual, expected = np.asarray(actual), np.asarray(expected)
+    assert (actual.shape, actual.dtype) == (expected.shape, expected.dtype)
+    a, e = actual.astype(np.float64), expected.astype(np.float64)
+    np.testing.assert_allclose(a, e, rtol=rtol, atol=rtol * np.max(np.abs(e), initial=0.0, where=np.isfinite(e)))
