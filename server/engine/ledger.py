@@ -13,20 +13,26 @@ from server.handle import RequestError
 from server.messages import Embed, Embedding, Submit, TokenEvent
 
 CRASH = 1.0
-KILLED = 0.25  # a kill from outside says little about the requests, but one that recurs without end is not to be borne
-GUILTY = 2.0
+KILLED = 1 / 16  # a kill from outside says little about the requests, but one that recurs without end is not to be borne
+SUSPECT = 2.0
+PROVEN = 1.0
 
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """Work a worker has or shall have. `blame` adds up over deaths in which it ran, and is cleared by progress."""
+    """Work a worker has or shall have. `blame` adds up over deaths in which it ran, `proof` over those of them in which nothing else
+    was accused; progress clears both."""
 
     in_worker: bool = False
     blame: float = 0.0
+    proof: float = 0.0
 
     @property
     def is_suspect(self) -> bool:
-        return self.blame >= GUILTY
+        return self.blame >= SUSPECT
+
+    def clear(self) -> None:
+        self.blame = self.proof = 0.0
 
 
 J = TypeVar("J", bound=Job)
@@ -58,7 +64,7 @@ class Generation(Job):
     def record(self, event: TokenEvent) -> None:
         if event.choice in self.finished:
             return  # aborted here, and the worker had not heard of it
-        self.blame = 0.0
+        self.clear()
         if self.num_cached is None:
             self.num_cached = event.num_cached
         elif event.num_cached != self.num_cached:  # a later worker's cache is no news to the client
@@ -96,15 +102,18 @@ class Embedded(Job):
 
 
 def assign_blame(jobs: Iterable[J], weight: float) -> J | None:
-    """A worker died. The job that is to be failed for it, if there is proof: it alone stood under suspicion and on trial, or it
-    alone ran, and not for the first time."""
+    """A worker died. The accused are those on trial, else all that ran; one who is accused alone, and not for the first time, is
+    the job to fail for it."""
     present = [job for job in jobs if job.in_worker]
-    on_trial = [job for job in present if job.is_suspect]
+    accused = [job for job in present if job.is_suspect] or present
     for job in present:
         job.blame += weight
         job.in_worker = False
-    accused = on_trial or present
-    return accused[0] if len(accused) == 1 and accused[0].is_suspect else None
+    if len(accused) != 1:
+        return None
+    (job,) = accused
+    job.proof += weight
+    return job if job.is_suspect and job.proof >= PROVEN else None
 
 
 def next_to_run(jobs: Iterable[J]) -> list[J]:

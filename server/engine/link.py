@@ -18,7 +18,7 @@ FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 class Link:
     def __init__(self, process: asyncio.subprocess.Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.pid = process.pid
-        self.was_killed_here = False
+        self._is_blameless = True  # as long as nobody here killed it for its silence
         self._process = process
         self._reader = reader
         self._writer = writer
@@ -73,7 +73,7 @@ class Link:
             return None
 
     def kill(self) -> None:
-        self.was_killed_here = True
+        self._is_blameless = _is_stopped(self.pid)
         if self._process.returncode is None:
             self._process.kill()  # SIGKILL, which a stopped process obeys too
 
@@ -90,8 +90,9 @@ class Link:
 
     @property
     def ended_from_outside(self) -> bool:
+        """By a signal that nobody here sent, or after one that stopped it."""
         returncode = self._process.returncode
-        return returncode is not None and -returncode in FROM_OUTSIDE and not self.was_killed_here
+        return returncode is not None and -returncode in FROM_OUTSIDE and self._is_blameless
 
     async def _send_all(self) -> None:
         try:
@@ -103,6 +104,14 @@ class Link:
                     await self._writer.drain()  # a worker that does not read stops this task and nothing else
         except OSError:
             return  # `receive` sees the end too
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether a signal from outside stopped the process, as far as this system tells."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("T", "t")
+    except OSError:
+        return False
 
 
 def _describe(returncode: int | None) -> str:

@@ -11,7 +11,7 @@ from statistics import median
 
 STRETCH = 2.0  # the promise is 2.5; the difference is for what the estimate does not see
 SMALLEST = 16  # tokens: prefill goes on, however dear it is
-UNKNOWN = 64  # tokens, until both costs have been seen
+UNKNOWN = 64  # tokens, until their cost has been seen
 WINDOW = 15  # steps
 FEWEST = 8  # prompt tokens for which a step says something about their cost
 
@@ -29,14 +29,15 @@ class Pace:
             self._decode_steps.append(step_s)
             self._decode_s = median(self._decode_steps)
         elif num_prefill >= FEWEST:
-            base_s = self._decode_s if num_decode else 0.0
-            self._token_costs.append(max(step_s - base_s, 0.0) / num_prefill)
+            self._token_costs.append(max(step_s - self._decode_s, 0.0) / num_prefill)
             self._token_s = median(self._token_costs)
 
     def prefill_budget(self, num_decode: int) -> int:
         if num_decode == 0:
             return self._max_tokens
-        if not self._decode_steps or not self._token_costs:
+        if not self._decode_steps:
+            return 0  # one step without a prompt, to learn what the usual one costs
+        if not self._token_costs:
             return UNKNOWN
         spare_s = (STRETCH - 1.0) * self._decode_s
         if self._token_s * self._max_tokens <= spare_s:

@@ -40,7 +40,7 @@ def test_in_a_crowd_suspects_are_tried_one_by_one_and_the_guilty_fails_alone() -
             num_deaths += 1
             failed = assign_blame(some, CRASH)
         else:
-            started[0].blame = 0.0  # it made progress
+            started[0].clear()  # it made progress
     assert failed is guilty and num_deaths == 1
     assert run([job for job in some if job is not guilty]) != []
 
@@ -54,11 +54,21 @@ def test_while_one_is_tried_the_others_wait() -> None:
 
 def test_kills_from_outside_say_little() -> None:
     (job,) = some = jobs(1)
-    for _ in range(7):
+    for _ in range(31):
         run(some)
         assert assign_blame(some, KILLED) is None
     run(some)
     assert assign_blame(some, KILLED) is job
+
+
+def test_a_kill_during_a_trial_is_no_proof() -> None:
+    some = jobs(2)
+    for _ in range(2):
+        run(some)
+        assign_blame(some, CRASH)
+    for _ in range(3):
+        assert len(run(some)) == 1
+        assert assign_blame(some, KILLED) is None
 
 
 def test_progress_clears() -> None:

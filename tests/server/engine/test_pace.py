@@ -54,6 +54,8 @@ class SimulatedClock:
 def test_the_budget_follows_the_costs() -> None:
     pace = Pace(512)
     assert pace.prefill_budget(0) == 512, "nobody waits"
+    assert pace.prefill_budget(3) == 0, "first a step that shows what decoding costs"
+    pace.observe(8, 0, 0.010)
     assert pace.prefill_budget(3) == UNKNOWN
     for _ in range(5):
         pace.observe(8, 0, 0.010)
