@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.api.context import Caller
 from server.auth import Guard
-from server.errors import BODY_TOO_LARGE, CLIENT_CLOSED, INTERNAL, REQUEST_TIMEOUT, ApiError
+from server.errors import BODY_TOO_LARGE, CLIENT_CLOSED, INTERNAL, REQUEST_TIMEOUT, SHUTTING_DOWN, ApiError
 from server.metrics import Metrics
 from server.settings import ServerSettings
 
@@ -59,6 +59,11 @@ class Gateway:
                 if status:
                     raise  # too late for an answer; the stream has sent its own
                 await error_response(error)(scope, receive, send_with_headers)
+            except asyncio.CancelledError:
+                if not status:  # the server stops, and this answer was not ready in time
+                    error = ApiError(SHUTTING_DOWN, "the server stops, and the answer was not ready in time")
+                    await error_response(error)(scope, receive, send_with_headers)
+                raise
             except Exception:
                 log.exception("request %s failed", request_id)
                 if status:

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -69,6 +70,18 @@ def stream_through_sigterm(process: subprocess.Popen, url: str) -> list[str]:
                 os.kill(process.pid, signal.SIGTERM)
             lines += [line[6:]] if line.startswith("data: ") else []
     return lines
+
+
+def test_an_answer_that_is_not_ready_in_time_is_refused(spawn):
+    process, url = spawn(0.5)
+    with ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(httpx.post, f"{url}/v1/completions", json={"prompt": "x", "max_tokens": 40}, timeout=30)
+        while "vllm:time_to_first_token_seconds_count{" not in httpx.get(f"{url}/metrics").text:
+            time.sleep(0.01)
+        os.kill(process.pid, signal.SIGTERM)
+        response = asking.result()
+    assert response.status_code == 503 and response.json()["error"]["code"] == "shutting_down"
+    assert process.wait(20) in (0, -signal.SIGTERM)
 
 
 def test_running_answers_are_finished(spawn):
