@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from compiler.ir.dims import Dim, DimVar
+from compiler.ir.dims import Dim, DimVar, dim_min
 from compiler.ir.dtypes import DType
 from compiler.ir.loops import (
     Allocate,
@@ -27,15 +27,17 @@ from compiler.ir.loops import (
     Scope,
     Stmt,
     Store,
+    Tile,
     dtype_of,
 )
-from compiler.ir.visit_loops import map_scalar, replace_loads, rewrite_dims, statements
+from compiler.ir.visit_loops import loads, map_scalar, replace_loads, rewrite_dims, statements
 from compiler.schedule.matmul import reduces_in
 from compiler.schedule.nests import (
     PerfectNest,
     below,
     lanes,
     loop,
+    named,
     parallel,
     perfect_nest,
     product_of,
@@ -116,20 +118,26 @@ class _Rows:
         return parallel("p", product_of([e for _, e in row]), lambda p: unravel(p, axes, self.row_of))
 
     def row_of(self, point: list[Dim]) -> Stmt:
+        """All stages of one row. While elements of the row are written, the next row is fetched: memory does not wait for arithmetic."""
+        extent = self.program.row[-1][1]
+        return named("next", dim_min(point[-1] + 1, extent - 1), extent - 1, lambda after: self.staged(point, [*point[:-1], after]))
+
+    def staged(self, point: list[Dim], after: list[Dim]) -> Stmt:
         numbers = {t: Buffer(t.name, (Dim.of(1),), t.dtype, Scope.LOCAL) for t in self.program.temporaries}
-        body = seq(*(self.stage(stage, point, numbers) for stage in self.program.stages))
+        body = seq(*(self.stage(stage, point, after, numbers) for stage in self.program.stages))
         for temporary, number in numbers.items():
             body = replace_loads(body, temporary, lambda _, n=number: Load(n, (Dim.of(0),)))
         for number in reversed(list(numbers.values())):
             body = Allocate(number, body)
         return body
 
-    def stage(self, stage: RowStage, point: list[Dim], numbers: dict[Buffer, Buffer]) -> Stmt:
+    def stage(self, stage: RowStage, point: list[Dim], after: list[Dim], numbers: dict[Buffer, Buffer]) -> Stmt:
         nest = stage.nest
         mapping = dict(zip(nest.vars, point, strict=False))
         if stage.inner is not None:
             spatial = SpatialNest((stage.inner,), (), nest.store)
-            return vectors(spatial, mapping, Dim.of(0), stage.inner[1], self.width)
+            rows = self.row_buffers(nest)
+            return vectors(spatial, mapping, Dim.of(0), stage.inner[1], self.width, lambda start: _fetch(rows, after, start))
         results = {fold: Buffer("fold", (Dim.of(1),), dtype_of(fold), Scope.LOCAL) for fold in stage.folds}
         folds = [self.fold(fold, result, mapping) for fold, result in results.items()]
         value = _replace(nest.store.value, results)
@@ -139,6 +147,11 @@ class _Rows:
         for result in results.values():
             body = Allocate(result, body)
         return body
+
+    def row_buffers(self, nest: PerfectNest) -> list[Buffer]:
+        """What the elements are made of that lies in memory as they do: row by row."""
+        at = tuple(Dim.of(v) for v in nest.vars)
+        return list(dict.fromkeys(load.buffer for load in loads(nest.store.value) if load.indices == at))
 
     def fold(self, reduce: Reduce, result: Buffer, point: dict[DimVar, Dim]) -> Stmt:
         (axis, length), width = reduce.axes[0], self.width
@@ -165,6 +178,10 @@ class _Rows:
         main = loop("c", length // step, lambda c: parts(c * step))
         body = seq(clear, main, unroll("u", PARTS, last), *_halves(partial, combine, width))
         return Allocate(partial, seq(body, Store(result, (Dim.of(0),), Load(partial, (Dim.of(0), Dim.of(0))))))
+
+
+def _fetch(buffers: list[Buffer], row: list[Dim], start: Dim) -> list[Stmt]:
+    return [Tile("prefetch", (Load(b, (*row, start)),)) for b in buffers]
 
 
 def _halves(partial: Buffer, combine: Fn, width: int) -> list[Stmt]:

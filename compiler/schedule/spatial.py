@@ -9,7 +9,7 @@ A vector at the edge computes with the same instructions as any other, so an ele
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from compiler.ir.dims import Dim, DimVar, ceil_div, dim_min
@@ -107,7 +107,15 @@ def with_lets(nest: SpatialNest, point: dict[DimVar, Dim], body: Callable[[dict[
     return stmt
 
 
-def vectors(nest: SpatialNest, point: dict[DimVar, Dim], first: Dim, end: Dim, width: int) -> Stmt:
+def vectors(
+    nest: SpatialNest,
+    point: dict[DimVar, Dim],
+    first: Dim,
+    end: Dim,
+    width: int,
+    beside: Callable[[Dim], Sequence[Stmt]] = lambda _: (),
+) -> Stmt:
+    """`beside(start)` is done with every full vector."""
     inner = nest.axes[-1][0]
     count = end - first
 
@@ -118,7 +126,7 @@ def vectors(nest: SpatialNest, point: dict[DimVar, Dim], first: Dim, end: Dim, w
 
         return lanes(width, lane_body)
 
-    full = loop("c", count // width, lambda c: vector(first + c * width, masked=False))
+    full = loop("c", count // width, lambda c: seq(*beside(first + c * width), vector(first + c * width, masked=False)))
     if count.is_const and count.const % width == 0:
         return full
     edge = first + count // width * width

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from compiler.codegen.intrinsics import amx, dot
+from compiler.codegen.intrinsics import amx, dot, prefetch
 from compiler.codegen.intrinsics.registry import Intrinsic
 from compiler.ir.op import Registry
 
@@ -11,3 +11,4 @@ INTRINSICS.add("dot_bf16", dot.DOT_BF16)
 INTRINSICS.add("dot_i8", dot.DOT_I8)
 INTRINSICS.add("amx_bf16", amx.AMX_BF16)
 INTRINSICS.add("amx_i8", amx.AMX_I8)
+INTRINSICS.add("prefetch", prefetch.PREFETCH)
