@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from compiler.interpret.loops import run_prim
+from compiler.interpret.loops import run_prim, uninitialised
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.graph import (
@@ -67,6 +69,8 @@ class Interpreter:
             match_value(param.type, arg, frame.dims, f"{name}: parameter {i} ({param.name})")
             frame.values[param] = arg
         check_bounds(frame.dims, name)
+        if func.arena is not None:
+            frame.arena = uninitialised((func.arena.evaluate(frame.dims),), DType.U8)
         return frame.body(func.body)
 
 
@@ -101,6 +105,8 @@ def match_value(type_: Type, value: Any, dims: dict[DimVar, int], place: str, *,
             for i, (wanted, actual) in enumerate(zip(wanted_dims or (), value, strict=wanted_dims is not None)):
                 match_dim(wanted, int(actual), f"entry {i}")
         case ScalarType(value=wanted):
+            if not isinstance(value, int | float | np.generic):
+                raise MismatchError(f"{place}: expected a scalar, has {type(value).__name__}")
             if wanted is not None:
                 match_dim(wanted, int(value), "the value")
         case TupleType(fields=fields):
@@ -129,6 +135,7 @@ class _Frame:
         self.interpreter = interpreter
         self.values: dict[Var, Any] = {}
         self.dims: dict[DimVar, int] = {}
+        self.arena: NDArray[Any] = np.zeros(0, np.uint8)  # planned memory, so that a plan that overlaps lives gives wrong results
 
     def body(self, body: Body) -> Any:
         for binding in body.bindings:
@@ -192,14 +199,20 @@ class _Frame:
                 return result
             case If(cond=cond, then=then, orelse=orelse):
                 return self.body(then if bool(self.atom(cond)) else orelse)
-            case Alloc(type=type_):
-                return self._allocate(type_)
+            case Alloc(type=type_, offset=offset):
+                return self._allocate(type_, offset)
             case Launch():
                 return self._launch(value)
 
-    def _allocate(self, type_: Type) -> Any:
+    def _allocate(self, type_: Type, offset: Dim | None = None) -> Any:
         assert isinstance(type_, TensorType) and type_.shape is not None and type_.dtype is not None
-        return np.zeros([d.evaluate(self.dims) for d in type_.shape], type_.dtype.numpy)
+        shape = [d.evaluate(self.dims) for d in type_.shape]
+        if offset is None:
+            return uninitialised(shape, type_.dtype)
+        begin, size = offset.evaluate(self.dims), prod(shape) * type_.dtype.num_bytes
+        if begin < 0 or begin + size > len(self.arena):
+            raise MismatchError(f"{type_} at {offset} = {begin} takes {size} bytes, and the arena has {len(self.arena)}")
+        return np.ndarray(shape, type_.dtype.numpy, self.arena.data, begin)
 
     def _call_tir(self, call: CallTir) -> Any:
         args = [self.atom(a) for a in call.args]

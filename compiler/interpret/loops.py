@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from compiler.interpret.scalars import MEANING, convert, fold, identity
 from compiler.interpret.tiles import TILES
 from compiler.ir.dims import Atom, Dim, DimVar, FloorDiv, Max, Min, Mod
+from compiler.ir.dtypes import DType
 from compiler.ir.loops import (
     Allocate,
     Apply,
@@ -80,6 +81,11 @@ def run_prim(prim: PrimFunc, args: Sequence[Array | int | float], dims: Mapping[
         frame.run(prim.body)
 
 
+def uninitialised(shape: Sequence[int], dtype: DType) -> Array:
+    """Memory whose content nobody may rely on: NaN, or all bits set, so that a result which does is wrong for sure."""
+    return np.full(prod(shape) * dtype.num_bytes, 0xFF, np.uint8).view(dtype.numpy).reshape(shape)
+
+
 class _Frame:
     def __init__(self) -> None:
         self.dims: dict[DimVar, Any] = {}  # ints, or int64 arrays of rank _RANK
@@ -107,7 +113,7 @@ class _Frame:
                 self._when(self.eval(cond), then, orelse)
             case Allocate(buffer=buffer, body=body):
                 shape = tuple(int(self.dim(d)) for d in buffer.shape)
-                self.buffers[buffer] = np.zeros(shape, buffer.dtype.numpy)
+                self.buffers[buffer] = uninitialised(shape, buffer.dtype)
                 self.run(body)
             case Tile():
                 self._tile(stmt)
