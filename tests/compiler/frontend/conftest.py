@@ -1,0 +1,110 @@
+"""Small models whose numbers are known (tests/golden/make_models.py), compiled once and driven like the engine drives them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from compiler.bind import bind_weights
+from compiler.driver import compile_module
+from compiler.frontend.config import ModelConfig, load_config
+from compiler.frontend.decoder import ENTRY, UNUSED, StepBounds, build_step
+from compiler.frontend.models.registry import CAUSAL
+from compiler.frontend.nn import WeightFormat
+from compiler.frontend.weights import WeightSource, open_safetensors
+from compiler.ir.dtypes import DType
+from compiler.ops.attention import PAGE
+from runtime.executable import Executable
+from runtime.session import Session
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "models"
+BOUNDS = StepBounds(max_tokens=512, max_seqs=512, max_context=128)
+NUM_PAGES = 200
+
+Logits = NDArray[np.float32]
+
+
+def dtypes_of(source: WeightSource) -> dict[str, DType]:
+    return {name: DType.from_numpy(np.dtype(info.dtype)) for name, info in source.tensors.items()}
+
+
+@dataclass(slots=True)
+class CausalModel:
+    config: ModelConfig
+    source: WeightSource
+    executable: Executable
+    golden: dict[str, NDArray[Any]]
+    sessions: dict[int, Session] = field(default_factory=dict[int, Session])
+
+    def session(self, num_threads: int) -> Session:
+        if num_threads not in self.sessions:
+            session = Session(self.executable, device_threads=num_threads)
+            bind_weights(session, self.executable, ENTRY, self.source, UNUSED)
+            self.sessions[num_threads] = session
+        return self.sessions[num_threads]
+
+    def start(self, *, num_threads: int = 1, seed: int = 0) -> Sequences:
+        """No sequences yet, an empty cache. Which pages they get depends on the seed."""
+        shape = (self.config.num_layers, 2, NUM_PAGES, self.config.num_kv_heads, PAGE * self.config.head_dim)
+        pages = np.random.default_rng(seed).permutation(np.arange(1, NUM_PAGES, dtype=np.int32))
+        # What no sequence wrote must not matter, so it is not zero.
+        return Sequences(self.session(num_threads), np.full(shape, np.nan, np.float32), pages)
+
+
+@dataclass(slots=True)
+class Sequences:
+    """Sequences in one cache; `feed` runs one step."""
+
+    session: Session
+    cache: NDArray[np.float32]
+    free: NDArray[np.int32]
+    tables: dict[str, NDArray[np.int32]] = field(default_factory=dict[str, NDArray[np.int32]])
+    lengths: dict[str, int] = field(default_factory=dict[str, int])
+
+    def feed(self, pieces: dict[str, Sequence[int]]) -> dict[str, Logits]:
+        """The next tokens of some sequences; the logits of all of them."""
+        tokens, positions, slots, seq_ids, tables = [], [], [], [], []
+        for number, (name, piece) in enumerate(pieces.items()):
+            at = self.lengths.setdefault(name, 0) + np.arange(len(piece))
+            self.lengths[name] += len(piece)
+            table = self._table(name, self.lengths[name])
+            tokens.append(np.asarray(piece))
+            positions.append(at)
+            slots.append(table[at // PAGE] * PAGE + at % PAGE)
+            seq_ids.append(np.full(len(piece), number))
+            tables.append(table)
+        width = max(map(len, tables))
+        table_rows = np.array([np.pad(t, (0, width - len(t))) for t in tables], np.int32)
+        flat = [np.concatenate(parts).astype(np.int32) for parts in (tokens, positions, slots, seq_ids)]
+        logits = self.session.call(ENTRY, *flat, table_rows, np.arange(len(flat[0]), dtype=np.int32), self.cache)
+        ends = np.cumsum([len(piece) for piece in pieces.values()])
+        return dict(zip(pieces, np.split(logits, ends[:-1]), strict=True))
+
+    def _table(self, name: str, length: int) -> NDArray[np.int32]:
+        table = self.tables.get(name, np.empty(0, np.int32))
+        missing = -(-length // PAGE) - len(table)
+        self.tables[name], self.free = np.concatenate([table, self.free[:missing]]), self.free[missing:]
+        return self.tables[name]
+
+
+@pytest.fixture(scope="session")
+def causal() -> Callable[..., CausalModel]:
+    """`causal(case, format="f32")`, compiled on first demand."""
+    known: dict[tuple[str, str], CausalModel] = {}
+
+    def compiled(case: str, format: str = "f32") -> CausalModel:
+        if (case, format) not in known:
+            folder = GOLDEN / case
+            config, source = load_config(folder), open_safetensors(folder)
+            module = build_step(config, CAUSAL[config.family], dtypes_of(source), BOUNDS, DType.F32, WeightFormat.parse(format))
+            golden = dict(np.load(folder / "golden.npz"))
+            known[case, format] = CausalModel(config, source, compile_module(module), golden)
+        return known[case, format]
+
+    return compiled

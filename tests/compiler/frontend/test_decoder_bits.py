@@ -1,0 +1,67 @@
+"""A row depends on its own sequence and on nothing else, to the last bit: not on the batch, the chunks, the pages or the threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+
+# Grouped heads; soft caps with windows; two ropes and scaled embeddings; stacked projections with a rope of many factors; and weights that
+# products decode.
+CASES = [("llama", "f32"), ("gemma2", "f32"), ("gemma3", "f32"), ("phi3-longrope", "f32"), ("llama", "int8"), ("qwen3", "int4")]
+
+
+def text_of(model: Any) -> np.ndarray:
+    """Long enough to cross windows, pages and the original length of ropes."""
+    return np.concatenate([model.golden["prompt"], model.golden["continuation"]])
+
+
+@pytest.fixture(params=CASES, ids="-".join)
+def model(request: pytest.FixtureRequest, causal: Callable[..., Any]) -> Any:
+    return causal(*request.param)
+
+
+def test_decode_equals_prefill(model: Any) -> None:
+    text = text_of(model)
+    whole = model.start().feed({"a": text})["a"]
+    sequences = model.start(seed=1)
+    for position, token in enumerate(text):
+        np.testing.assert_array_equal(sequences.feed({"a": [token]})["a"][0], whole[position])
+
+
+def test_chunked_prefill_equals_whole(model: Any) -> None:
+    text = text_of(model)
+    whole = model.start().feed({"a": text})["a"]
+    for cuts in ([0, 1, 8, 24, 29, 40, 104], [0, 16, 32, 48, 104], [0, 50, 103, 104]):
+        sequences = model.start(seed=2)
+        chunks = [sequences.feed({"a": text[low:high]})["a"] for low, high in pairwise(cuts)]
+        np.testing.assert_array_equal(np.concatenate(chunks), whole)
+
+
+def test_batch_equals_each_alone(model: Any) -> None:
+    """17 sequences of other lengths, prefill and decode mixed, in two steps."""
+    random = np.random.default_rng(3)
+    vocab_size = model.config.vocab_size
+    firsts = {f"s{n}": random.integers(3, vocab_size, length) for n, length in enumerate([1, 2, 3, 5, 8, 15, 16, 17, 31, 32, 33, 40, 60])}
+    seconds = {name: random.integers(3, vocab_size, 1 + n % 3 * n) for n, name in enumerate(firsts)}
+    seconds |= {f"s{n}": random.integers(3, vocab_size, length) for n, length in enumerate([1, 9, 18, 27], start=13)}
+    sequences = model.start(num_threads=2)
+    batched = [sequences.feed(firsts), sequences.feed(seconds)]
+    assert len(batched[1]) == 17
+    for name in seconds:
+        alone = model.start(seed=4)
+        for step, pieces in zip(batched, (firsts, seconds), strict=True):
+            if name in pieces:
+                np.testing.assert_array_equal(alone.feed({name: pieces[name]})[name], step[name], err_msg=name)
+
+
+def test_two_threads_equal_one(model: Any) -> None:
+    text = text_of(model)
+    one = model.start().feed({"a": text, "b": text[:30]})
+    for _ in range(3):  # who claims which part is different each time
+        two = model.start(num_threads=2).feed({"a": text, "b": text[:30]})
+        for name in one:
+            np.testing.assert_array_equal(one[name], two[name])
