@@ -13,9 +13,12 @@ from compiler.ir.builder import Builder
 from compiler.ir.deduce import type_of
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
+from compiler.ir.equal import assert_equal
 from compiler.ir.graph import Atom, ScalarValue, ShapeValue, Var
 from compiler.ir.module import IRModule
 from compiler.ir.op import OpDef
+from compiler.ir.parser import parse
+from compiler.ir.printer import print_module
 from compiler.ir.types import TensorType, TupleType, Type
 from compiler.ir.verify import verify
 from compiler.ops.tables import INTERPRET
@@ -87,8 +90,9 @@ def has_type(value: Any, type_: Type, dims: dict[DimVar, int]) -> None:
 
 @pytest.fixture
 def run() -> Callable[..., Any]:
-    """`run(op, *values, shapes="n k, m k", **attrs)`: the operator's value, after checking that its annotation holds and that the loop
-    nest computes the same. `shapes` makes dimensions symbolic, one entry per tensor; an attribute may be a function of them."""
+    """`run(op, *values, shapes="n k, m k", **attrs)`: the operator's value, after checking that its annotation holds, that the loop nest
+    computes the same, and that both programs survive as text. `shapes` makes dimensions symbolic, one entry per tensor; an attribute may
+    be a function of them."""
 
     def call(op: OpDef, *values: Any, shapes: str | None = None, **attrs: Any) -> Any:
         given: list[str | None] = [None if s is None else s.strip() for s in shapes.split(",")] if shapes is not None else []
@@ -109,6 +113,8 @@ def run() -> Callable[..., Any]:
         has_type(expected, module.graph("main").result_type, known)
         legal = legalize(module)
         verify(legal)
+        for stage in (module, legal):
+            assert_equal(parse(print_module(stage)), stage)
         before = [v.copy() for v in arrays]
         close(Interpreter(legal).call("main", *arrays), expected)
         for array, copy in zip(arrays, before, strict=True):
