@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import socket
 import sys
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Awaitable, Callable, Sequence
 
+from compiler.cache import Cache
 from deploy.fetch import local_folder
+from runtime import flags
 from server.app import create_app
+from server.auth import Guard
 from server.engine.supervisor import Supervisor
 from server.handle import ProgressCallback
 from server.listen import Server
 from server.messages import Load
+from server.model import CachedModel
 from server.registry import Registry
-from server.settings import ServerSettings
-from server.state import ModelSpec
+from server.settings import ServerSettings, SettingsError
+from server.state import ModelSpec, read_state
 from server.text.tokenizer import Tokenizer
 
 WORKER = (sys.executable, "-m", "deploy.worker")
+
+# Told of the registry and the address once requests are taken; returns whether to go on.
+Greet = Callable[[Registry, str], Awaitable[bool]]
 
 
 def make_worker(spec: ModelSpec, progress: ProgressCallback) -> Supervisor:
@@ -37,15 +46,69 @@ def load_tokenizer(source: str) -> Tokenizer:
     return Tokenizer.from_dir(local_folder(source))
 
 
-def serve(settings: ServerSettings, models: Sequence[ModelSpec]) -> None:
-    registry = Registry(settings, make_worker, load_tokenizer, initial=models)
-    app = create_app(settings, registry)
-    Server(app, settings, registry, log_level="warning").run()
+def serve(settings: ServerSettings, models: Sequence[ModelSpec], greet: Greet) -> bool:
+    """Until told to stop; False if `greet` ended it. What can be refused is refused before anything starts."""
+    Guard(settings)  # reads the keys
+    if settings.state_file is not None:
+        read_state(settings.state_file)
+    listener = listen(settings.host, settings.port)
+    cache = None if flags.current().no_cache else CompiledModels(Cache(flags.current().cache / "executables"))
+    return asyncio.run(_serve(settings, models, cache, listener, greet))
 
 
-def model_spec(text: str) -> ModelSpec:
-    """`PATH_OR_ID[=NAME]`, as the command line takes it."""
-    source, _, name = text.partition("=")
-    path = Path(source).expanduser()
-    resolved = str(path.resolve()) if path.exists() else source
-    return ModelSpec(name or path.name, resolved)
+async def _serve(
+    settings: ServerSettings,
+    models: Sequence[ModelSpec],
+    cache: CompiledModels | None,
+    listener: socket.socket,
+    greet: Greet,
+) -> bool:
+    registry = Registry(settings, make_worker, load_tokenizer, cache=cache, initial=models)
+    server = Server(create_app(settings, registry), settings, registry, log_level="warning")
+
+    async def welcome() -> bool:
+        while not server.started:
+            await asyncio.sleep(0.01)
+        goes_on = await greet(registry, url_of(listener))
+        server.should_exit = server.should_exit or not goes_on
+        return goes_on
+
+    welcoming = asyncio.create_task(welcome())
+    await server.serve(sockets=[listener])
+    if not welcoming.done():
+        welcoming.cancel()  # stopped while loading
+        return True
+    return welcoming.result()
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Bound before models load: a port that is taken is known at once."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        return socket.create_server(address[:2], family=family, backlog=2048)  # type: ignore[arg-type]  # of an internet socket
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror  # negative: of a name's look-up
+        raise SettingsError(f"cannot listen on {host} port {port}: {reason}; choose another with --host or --port") from error
+
+
+def url_of(listener: socket.socket) -> str:
+    """Where a client on this machine reaches it."""
+    host, port = str(listener.getsockname()[0]), int(listener.getsockname()[1])
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+class CompiledModels:
+    """The cache as the administration sees it: by signature."""
+
+    def __init__(self, cache: Cache) -> None:
+        self._cache = cache
+
+    def entries(self) -> list[CachedModel]:
+        return [CachedModel(entry.key, entry.num_bytes, entry.used_s) for entry in self._cache.entries()]
+
+    def clear(self, *, keep: frozenset[str]) -> int:
+        unused = [entry for entry in self._cache.entries() if entry.key not in keep]
+        for entry in unused:
+            self._cache.remove(entry)
+        return sum(entry.num_bytes for entry in unused)

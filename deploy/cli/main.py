@@ -1,13 +1,31 @@
-"""`relaxserve`: the commands, each a thin face of a function elsewhere."""
+"""`relaxserve`: the commands, each a thin face of a function elsewhere.
+
+A command imports what it runs when it runs: `--help`, `ps` and `chat` should not wait for a compiler.
+"""
 
 from __future__ import annotations
 
+import sys
+
 import typer
 
-from deploy.cli import serve
+from deploy.cli import admin, bench, chat, compile, doctor, generate, inspect, serve
+from deploy.cli.output import errors
 
-app = typer.Typer(no_args_is_help=True, pretty_exceptions_show_locals=False, rich_markup_mode="rich")
-app.command("serve")(serve.serve)
+app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", context_settings={"help_option_names": ["-h", "--help"]})
+
+SERVING, MODELS, COMPILER = "Serving", "Models", "Compiler and measurements"
+
+app.command("serve", rich_help_panel=SERVING)(serve.serve)
+app.command("load", rich_help_panel=SERVING)(admin.load)
+app.command("unload", rich_help_panel=SERVING)(admin.unload)
+app.command("ps", rich_help_panel=SERVING)(admin.ps)
+app.command("chat", rich_help_panel=SERVING)(chat.chat)
+app.command("doctor", rich_help_panel=MODELS)(doctor.doctor)
+app.command("inspect", rich_help_panel=MODELS)(inspect.inspect)
+app.command("compile", rich_help_panel=MODELS)(compile.compile_)
+app.command("generate", rich_help_panel=MODELS)(generate.generate)
+app.command("bench", rich_help_panel=COMPILER, add_help_option=False, context_settings=bench.CONTEXT)(bench.bench)
 
 
 @app.callback()
@@ -16,4 +34,13 @@ def root() -> None:
 
 
 def main() -> None:
-    app()
+    try:
+        app()
+    except (Exception, KeyboardInterrupt) as error:
+        from deploy.cli.failure import status_of
+
+        status = status_of(error)
+        if status is None:
+            raise
+        errors.print(f"error: {error}" if str(error) else "interrupted", style="red", markup=False, highlight=False, soft_wrap=True)
+        sys.exit(status)

@@ -1,60 +1,132 @@
-"""`relaxserve serve`."""
+"""`relaxserve serve`: its options are the table of settings."""
 
 from __future__ import annotations
 
+import asyncio
+import inspect
+import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
 from deploy import demo
-from deploy.serve import model_spec
-from deploy.serve import serve as run_server
-from server.settings import ServerSettings, SettingsError
+from deploy.cli.output import Bars, errors
+from deploy.settings import DEFAULTS, PREFIX, SETTINGS, TYPES, Setting, gather, num_bytes
+from server.state import ModelSpec
 
-console = Console(stderr=True)
+if TYPE_CHECKING:
+    from server.operations import Operation
+    from server.registry import Registry
+
+QUESTION = "What is the capital of France?"
+
+HELP = """Serve models; without any, the small built-in demo model.
+
+Every option is also an environment variable (RELAXSERVE_PORT for --port) and a key of the --config file (port: 9000).
+Arguments come before the environment, and the environment before the file.
+
+[bold]Examples[/bold]
+
+  relaxserve serve
+
+  relaxserve serve --model ~/models/Qwen2.5-0.5B-Instruct=qwen --port 9000
+
+  relaxserve serve --config models.yaml --host 0.0.0.0 --api-key-file /run/secrets/keys
+"""
 
 
-def serve(
-    model: Annotated[list[str] | None, typer.Option(help="PATH_OR_ID[=NAME]; may be given several times.")] = None,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on.")] = 8000,
-    insecure: Annotated[bool, typer.Option(help="Serve other machines without keys.")] = False,
-    api_key_file: Annotated[Path | None, typer.Option(help="File with one API key per line, read again when it changes.")] = None,
-    admin_key_file: Annotated[Path | None, typer.Option(help="The same for /admin.")] = None,
-    model_root: Annotated[Path, typer.Option(help="Folder below which /admin may load models.")] = Path("models"),
-    strict: Annotated[bool, typer.Option(help="Refuse unknown fields instead of reporting them.")] = False,
-) -> None:
-    """Serve models; without --model, the small built-in demo model.
+def _serve(model: list[str] | None = None, config: Path | None = None, **arguments: Any) -> None:
+    settings, specs = gather(arguments, os.environ, config=config, models=model or ())
+    if not specs and (settings.state_file is None or not settings.state_file.exists()):
+        specs = [ModelSpec(demo.NAME, str(demo.MODEL))]
+    from deploy.serve import serve as run_server
 
-    [bold]Examples[/bold]
+    if not run_server(settings, specs, greet):
+        raise typer.Exit(1)
 
-      relaxserve serve
-      relaxserve serve --model ~/models/Qwen2.5-0.5B-Instruct=qwen --port 9000
-    """
-    specs = [model_spec(m) for m in model] if model else [model_spec(f"{demo.MODEL}={demo.NAME}")]
+
+async def greet(registry: Registry, url: str) -> bool:
+    """Show the loads until they have ended, then what to do. Without a single model there is no reason to stay."""
+    operations = registry.operations.all()
+    with Bars() as bars:
+        await asyncio.gather(*(_follow(operation, bars) for operation in operations))
+    for operation in operations:
+        if operation.error is not None:
+            errors.print(f"{operation.model}: {operation.error}", style="red", markup=False, highlight=False, soft_wrap=True)
+    if operations and not registry.models():
+        return False
+    errors.print(f"relaxserve at {url}: console at {url}/, API at {url}/v1, API page at {url}/docs", highlight=False, soft_wrap=True)
+    if call := example(registry, url):
+        errors.print(f"try:\n{call}", markup=False, highlight=False, soft_wrap=True)
+    return True
+
+
+async def _follow(operation: Operation, bars: Bars) -> None:
+    async for _ in operation.watch():
+        if operation.ended_at is None:
+            bars.show(operation.model, operation.stage, operation.fraction)
+
+
+def example(registry: Registry, url: str) -> str:
+    """A call that the first model answers, broken where a shell lets it."""
+    for model in registry.models():
+        if model.loaded is None:
+            continue
+        if not model.loaded.ready.generates:
+            path, body = "embeddings", f'{{"model": "{model.spec.name}", "input": "{QUESTION}"}}'
+        else:
+            messages = f'[{{"role": "user", "content": "{QUESTION}"}}]'
+            path, body = "chat/completions", f'{{"model": "{model.spec.name}", "messages": {messages}}}'
+        key = ' -H "Authorization: Bearer $KEY"' if registry.settings.has_api_keys else ""
+        return f"  curl {url}/v1/{path}{key} -H 'Content-Type: application/json' \\\n    -d '{body}'"
+    return ""
+
+
+# --- options -----------------------------------------------------------------------------------------------------------
+
+
+def _bytes(text: str) -> int:
     try:
-        settings = ServerSettings(
-            host=host,
-            port=port,
-            insecure=insecure,
-            api_key_file=api_key_file,
-            admin_key_file=admin_key_file,
-            model_root=model_root,
-            strict=strict,
-        )
-    except SettingsError as error:
-        console.print(f"[red]{error}[/red]")
-        raise typer.Exit(2) from None
-    url = f"http://{host}:{port}"
-    name = specs[0].name
-    console.print(f"[bold]relaxserve[/bold] on {url}  ·  console at {url}/  ·  API at {url}/v1  ·  model {name!r}")
-    console.print(
-        f"""try:  curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{{"model": "{name}", "messages": """
-        """[{"role": "user", "content": "What is the capital of France?"}]}'""",
-        markup=False,
-        highlight=False,
-        soft_wrap=True,
-    )
-    run_server(settings, specs)
+        return num_bytes(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is no number of bytes; expected one as 1000000, 64M or 2G") from None
+
+
+def _shown(default: Any) -> str:
+    if isinstance(default, int) and default >= 1 << 10 and default % (1 << 10) == 0:
+        return f"{default >> 20}M" if default % (1 << 20) == 0 else f"{default >> 10}K"
+    return f"{default:g}" if isinstance(default, float) else str(default)
+
+
+def _annotation(setting: Setting) -> Any:
+    """None says that the option was not given: what then holds is for the environment, the file and the defaults to say."""
+    kind = TYPES[setting.name].removesuffix(" | None")
+    default = DEFAULTS[setting.name]
+    shown = f" [dim]({_shown(default)})[/dim]" if default not in (None, (), False) else ""
+    about: dict[str, Any] = {"help": setting.meaning + shown, "rich_help_panel": setting.group, "show_default": False}
+    option = "--" + setting.name.replace("_", "-").removesuffix("s" if kind.startswith("tuple") else "")
+    if setting.name.endswith("_bytes"):
+        return Annotated[int | None, typer.Option(option, parser=_bytes, metavar="BYTES", **about)]
+    types: dict[str, Any] = {"str": str, "int": int, "float": float, "bool": bool, "Path": Path, "tuple[str, ...]": list[str]}
+    flag = f"{option}/--no-{option[2:]}" if kind == "bool" else option
+    return Annotated[types[kind] | None, typer.Option(flag, **about)]
+
+
+def _with_options(function: Callable[..., None]) -> Callable[..., None]:
+    """The function under a signature that typer reads: a parameter per setting."""
+    model = Annotated[list[str] | None, typer.Option(help="PATH_OR_ID[=NAME]; may be repeated.", metavar="SOURCE")]
+    config = Annotated[Path | None, typer.Option(help=f"YAML file with settings and models. [{PREFIX}CONFIG]", metavar="FILE")]
+    annotations = {"model": model, "config": config} | {s.name: _annotation(s) for s in SETTINGS if s.in_arguments}
+    parameters = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+        for name, annotation in annotations.items()
+    ]
+    function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # which `inspect` looks for
+    function.__annotations__ = annotations
+    function.__doc__ = HELP
+    return function
+
+
+serve = _with_options(_serve)

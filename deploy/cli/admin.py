@@ -1,0 +1,125 @@
+"""`relaxserve load`, `unload`, `ps`: the administration of a running server."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from deploy.cli.output import Bars, answers, in_units
+from deploy.client import Client, ServerFault, segment
+from deploy.settings import KEY_VARIABLE, URL_VARIABLE, num_bytes
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+
+Url = Annotated[str, typer.Option(help="Address of the server.", envvar=URL_VARIABLE)]
+Key = Annotated[str | None, typer.Option(help="Key; better given by the variable.", envvar=KEY_VARIABLE, show_envvar=True)]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def load(
+    source: Annotated[str, typer.Argument(help="Folder below the server's model root, or a hub id where the server allows them.")],
+    name: Annotated[str | None, typer.Option(help="Name to serve under; by default the folder's.")] = None,
+    quantize: Annotated[str | None, typer.Option(help="Form of the weights: bf16, int8, int4.")] = None,
+    max_context: Annotated[int | None, typer.Option(help="Longest sequence, in tokens.")] = None,
+    max_batch: Annotated[int | None, typer.Option(help="Most sequences at once.")] = None,
+    kv_cache_bytes: Annotated[str | None, typer.Option(help="Memory for keys and values, as 2G.")] = None,
+    alias: Annotated[list[str] | None, typer.Option(help="Further name; may be repeated.")] = None,
+    pin: Annotated[bool, typer.Option(help="Refuse to unload without --force.")] = False,
+    dry_run: Annotated[bool, typer.Option(help="Only say what memory it would take.")] = False,
+    url: Url = DEFAULT_URL,
+    key: Key = None,
+) -> None:
+    """Load a model into a running server, and follow it until it is ready.
+
+    [bold]Examples[/bold]
+
+      relaxserve load Qwen2.5-0.5B-Instruct --name qwen
+
+      relaxserve load Llama-3.2-1B --alias gpt-4o-mini --kv-cache-bytes 2G --dry-run
+    """
+    client = Client(url, key)
+    given: dict[str, object] = {
+        "name": name,
+        "quantize": quantize,
+        "max_context": max_context,
+        "max_batch": max_batch,
+        "kv_cache_bytes": _bytes(kv_cache_bytes),
+        "aliases": alias,
+        "pin": pin or None,
+        "dry_run": dry_run or None,
+    }
+    operation = client.post("/admin/models", {"source": source, **{k: v for k, v in given.items() if v is not None}})
+    if dry_run:
+        answers.print_json(json.dumps(operation))
+        return
+    with Bars() as bars:
+        path = f"/admin/operations/{operation['id']}/events"
+        for state in client.events("GET", path):
+            operation = state
+            if operation["state"] == "running":
+                bars.show(operation["model"], operation["stage"], operation["fraction"])
+    if operation["error"] is not None:
+        raise ServerFault(operation["error"]["message"], operation["error"]["code"])
+    model = client.get(f"/admin/models/{segment(operation['model'])}")
+    answers.print(f"{model['id']} is ready: {in_units(sum(model['bytes'].values()))}, context {model['max_model_len']}", highlight=False)
+
+
+def unload(
+    name: Annotated[str, typer.Argument(help="Name or alias of the model.")],
+    drain_s: Annotated[float, typer.Option(help="How long running requests may go on.")] = 30.0,
+    force: Annotated[bool, typer.Option(help="Unload a pinned model too.")] = False,
+    url: Url = DEFAULT_URL,
+    key: Key = None,
+) -> None:
+    """Unload a model from a running server, after its running requests.
+
+    [bold]Examples[/bold]
+
+      relaxserve unload qwen
+
+      relaxserve unload qwen --drain-s 5 --force
+    """
+    query = f"?drain_s={drain_s}{'&force=true' if force else ''}"
+    freed = Client(url, key).delete(f"/admin/models/{segment(name)}{query}")
+    answers.print(f"{freed['name']} is unloaded and gave back {in_units(freed['freed_bytes'])}", highlight=False)
+
+
+def ps(as_json: AsJson = False, url: Url = DEFAULT_URL, key: Key = None) -> None:
+    """List the models of a running server: state, memory, load, restarts.
+
+    [bold]Examples[/bold]
+
+      relaxserve ps
+
+      relaxserve ps --json --url http://10.0.0.5:8000
+    """
+    models = Client(url, key).get("/admin/models")["data"]
+    if as_json:
+        answers.print_json(json.dumps(models))
+        return
+    table = Table("model", "state", "weights", "arena", "kv cache", "pages", "running", "waiting", "restarts", "source", box=None)
+    for model in models:
+        table.add_row(*_row(model))
+    answers.print(table)
+
+
+def _row(model: dict[str, Any]) -> list[str]:
+    parts, pages = model["bytes"], model.get("pages", {})
+    return [
+        ", ".join([model["id"], *model["aliases"]]),
+        model["state"],
+        *(in_units(parts[part]) if part in parts else "" for part in ("weights", "arena", "kv_cache")),
+        f"{pages['used']}/{pages['total']}" if pages else "",
+        *(str(model.get(count, "")) for count in ("running", "waiting", "restarts")),
+        model["source"],
+    ]
+
+
+def _bytes(text: str | None) -> int | None:
+    try:
+        return None if text is None else num_bytes(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is no number of bytes; expected one as 1000000, 64M or 2G") from None

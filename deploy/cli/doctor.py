@@ -1,0 +1,75 @@
+"""`relaxserve doctor`: what this machine offers, and what is missing."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from deploy.cli.output import answers, in_units
+
+if TYPE_CHECKING:
+    from deploy.machine import Machine
+
+OK, NOTE, FAULT = "[green]ok[/green]", "[yellow]note[/yellow]", "[red]fault[/red]"
+
+
+def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """Say what this machine offers for serving, and what would make it better. Fails if it cannot serve.
+
+    [bold]Examples[/bold]
+
+      relaxserve doctor
+
+      relaxserve doctor --json
+    """
+    from deploy.machine import survey
+
+    machine = survey()
+    findings = examine(machine)
+    if as_json:
+        target = {"arch": machine.target.arch, "vector_bits": machine.target.vector_bits, "features": machine.features}
+        facts = {**asdict(machine), "target": target, "faults": [text for mark, _, text in findings if mark == FAULT]}
+        answers.print_json(json.dumps(facts, default=str))
+    else:
+        table = Table(box=None, show_header=False)
+        for mark, subject, text in findings:
+            table.add_row(mark, subject, text)
+        answers.print(table, highlight=False)
+    if any(mark == FAULT for mark, _, _ in findings):
+        raise typer.Exit(1)
+
+
+def examine(machine: Machine) -> list[tuple[str, str, str]]:
+    """(mark, subject, what was found and what to do about it)."""
+    from deploy.machine import EXTRAS
+
+    memory, cache = machine.memory, machine.cache
+    limited = machine.num_cores < machine.num_cores_present
+    cores = f"{machine.num_cores} of {machine.num_cores_present} cores, by affinity or quota" if limited else f"{machine.num_cores} cores"
+    limit = "" if memory.limit_bytes is None else f", limited to {in_units(memory.limit_bytes)} by the control group"
+    rows = [
+        (OK, "processor", machine.processor),
+        (OK, "target", f"{machine.target.arch}, vectors of {machine.target.vector_bits} bits: {', '.join(machine.features)}"),
+        (NOTE if limited else OK, "cores", cores),
+        (OK, "memory", f"{in_units(memory.available_bytes)} available of {in_units(memory.total_bytes)}{limit}"),
+    ]
+    if machine.huge_pages == "never":
+        rows.append((NOTE, "huge pages", "never; weights read faster with: echo madvise > /sys/kernel/mm/transparent_hugepage/enabled"))
+    else:
+        rows.append((OK, "huge pages", machine.huge_pages))
+    disk = f"{cache.path}: {in_units(cache.used_bytes)} used, {in_units(cache.free_bytes)} free"
+    rows.append(
+        (OK, "cache", disk) if cache.writable else (FAULT, "cache", f"{cache.path} cannot be written; set RELAXSERVE_CACHE to a folder")
+    )
+    if machine.gpus:
+        rows.append((NOTE, "GPU", f"{', '.join(machine.gpus)}; models run on the CPU, code for GPUs is not generated yet"))
+    else:
+        rows.append((OK, "GPU", "none; models run on the CPU"))
+    for name in machine.missing_extras:
+        rows.append((NOTE, name, escape(f"not installed: pip install 'relaxserve[{name}]' to {EXTRAS[name][1]}")))
+    return rows

@@ -1,0 +1,44 @@
+"""Errors of the command line: one line that says what, and the exit status. A traceback is for bugs.
+
+2    how the command was used: a setting, an argument, a switch
+1    everything else that can be expected to go wrong
+130  interrupted
+"""
+
+from __future__ import annotations
+
+from compiler.frontend.errors import ModelError
+from compiler.ir.errors import CompileError
+from compiler.target import TargetError
+from deploy.client import ServerFault
+from runtime.errors import InvalidFlag, RuntimeFault
+from server.handle import LoadError, RequestError
+from server.settings import SettingsError
+from server.state import StateError
+from server.text.template import TemplateError
+from server.text.tokenizer import ModelFilesError
+
+USAGE, FAILURE, INTERRUPTED = 2, 1, 130
+
+MISUSE = (SettingsError, InvalidFlag)
+EXPECTED = (
+    ModelError,
+    ModelFilesError,
+    LoadError,
+    RequestError,
+    CompileError,
+    TargetError,
+    TemplateError,
+    StateError,
+    ServerFault,
+    RuntimeFault,
+)
+
+
+def status_of(error: BaseException) -> int | None:
+    """None for a bug, which keeps its traceback."""
+    if isinstance(error, KeyboardInterrupt):
+        return INTERRUPTED
+    if isinstance(error, MISUSE):
+        return USAGE
+    return FAILURE if isinstance(error, EXPECTED) else None

@@ -1,0 +1,70 @@
+"""`relaxserve generate`: one answer in this process, without a server."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from deploy.cli.output import answers, errors, stages
+from deploy.cli.sources import MaxContext, Quantize, Source, load_of
+
+if TYPE_CHECKING:
+    from deploy.generate import Answer
+
+
+def generate(
+    model: Source,
+    prompt: Annotated[str, typer.Option("--prompt", "-p", help="What to answer or to continue.")],
+    raw: Annotated[bool, typer.Option(help="Continue the text itself, without the model's chat template.")] = False,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")] = 256,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the most probable token.")] = 0.0,
+    seed: Annotated[int, typer.Option(help="Same seed, same answer.")] = 0,
+    quantize: Quantize = "bf16",
+    max_context: MaxContext = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the answer with its token ids and times as JSON.")] = False,
+) -> None:
+    """Answer one prompt in this process, as the text is made.
+
+    [bold]Examples[/bold]
+
+      relaxserve generate demo -p "What is the capital of France?"
+
+      relaxserve generate ~/models/Llama-3.2-1B -p "Once upon a time" --raw --temperature 0.8 --seed 7 --json
+    """
+    from deploy.generate import Prompt, generate_text
+    from deploy.model import load_model
+
+    load = load_of(model, quantize, max_context, 1, None)
+    began_s = time.perf_counter()
+    with stages(load.name) as report:
+        loaded = load_model(load, report)
+    load_s = time.perf_counter() - began_s
+    asked = Prompt(prompt, raw, max_tokens, temperature, seed)
+    answer = generate_text(load.source, loaded, asked, (lambda _: None) if as_json else _write)
+    if as_json:
+        answers.print_json(json.dumps({"text": answer.text, **_figures(answer), "load_s": round(load_s, 3)}))
+        return
+    answers.file.write("\n")
+    errors.print(
+        f"{len(answer.token_ids)} tokens in {answer.decode_s:.2f} s behind a prompt of {answer.num_prompt}, {answer.finish_reason}",
+        style="dim",
+        highlight=False,
+    )
+
+
+def _write(text: str) -> None:
+    answers.file.write(text)
+    answers.file.flush()
+
+
+def _figures(answer: Answer) -> dict[str, object]:
+    return {
+        "token_ids": answer.token_ids,
+        "num_prompt": answer.num_prompt,
+        "finish_reason": answer.finish_reason,
+        "prefill_s": round(answer.prefill_s, 4),
+        "decode_s": round(answer.decode_s, 4),
+    }

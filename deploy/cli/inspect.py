@@ -1,0 +1,69 @@
+"""`relaxserve inspect`: what a model is, what it takes, and whether it fits here."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+
+from deploy.cli.output import answers, errors, in_units
+from deploy.cli.sources import KvCacheBytes, MaxBatch, MaxContext, Quantize, Source, load_of
+
+if TYPE_CHECKING:
+    from deploy.inspection import Inspection
+
+
+def inspect(
+    model: Source,
+    quantize: Quantize = "bf16",
+    max_context: MaxContext = None,
+    max_batch: MaxBatch = 64,
+    kv_cache_bytes: KvCacheBytes = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show a model's family, size, memory plan and signature, and whether it fits here. Loads no weights.
+
+    [bold]Examples[/bold]
+
+      relaxserve inspect ~/models/Qwen2.5-0.5B-Instruct
+
+      relaxserve inspect ~/models/Llama-3.2-1B --max-context 8192 --kv-cache-bytes 2G --json
+    """
+    from deploy.inspection import inspect_model, remedies
+
+    load = load_of(model, quantize, max_context, max_batch, kv_cache_bytes)
+    with errors.status("compiling, for the plan of its memory"):
+        found = inspect_model(load)
+        advice = [] if found.fits else list(remedies(load, found))
+    if as_json:
+        derived = {"required_bytes": found.required_bytes, "fits": found.fits, "remedies": advice}
+        answers.print_json(json.dumps({**asdict(found), **derived}))
+        return
+    answers.print(_table(found, advice), highlight=False)
+
+
+def _table(found: Inspection, advice: list[str]) -> Table:
+    plan = found.plan
+    dtypes = ", ".join(f"{count / 1e6:,.1f} M {dtype}" for dtype, count in found.dtypes.items())
+    parts = ", ".join(f"{part} {in_units(size)}" for part, size in found.bytes_by_part.items())
+    table = Table(box=None, show_header=False)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    table.add_row("model", found.source)
+    table.add_row("family", found.family)
+    table.add_row("parameters", f"{found.num_parameters / 1e6:,.1f} million ({dtypes})")
+    table.add_row("files", f"{in_units(found.file_bytes)}: {parts}")
+    table.add_row("bounds", f"context {found.max_context}, {found.max_batch} sequences at once, weights as {found.quantize}")
+    table.add_row("weights", in_units(plan.weights_bytes))
+    table.add_row("arena", in_units(plan.arena_bytes))
+    table.add_row("kv cache", f"{in_units(plan.kv_cache_bytes)}: {plan.num_pages} pages of {in_units(plan.page_bytes)}")
+    table.add_row("program", f"{found.key}, {'from the cache' if found.cache_hit else f'compiled in {found.compile_s:.1f} s'}")
+    table.add_row("signature", found.signature.partition(", bf16[")[0] + " ..." if len(found.signature) > 400 else found.signature)
+    verdict = f"needs {in_units(found.required_bytes)} with its worker, {in_units(found.available_bytes)} are available"
+    table.add_row("fits here", f"yes: {verdict}" if found.fits else f"no: {verdict}")
+    for line in advice:
+        table.add_row("would fit with", line)
+    return table

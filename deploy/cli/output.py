@@ -1,0 +1,68 @@
+"""What the commands write on: answers to standard output, everything about them to standard error."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+
+answers = Console(width=None if sys.stdout.isatty() else 160)  # a pipe has no width to fit into
+errors = Console(stderr=True)
+
+ReportStage = Callable[[str, float], None]
+STAGES = ("fetch", "verify", "compile", "pack", "warm-up")  # in the order in which a load passes them
+
+
+class Bars:
+    """One bar per model: its stage, and how far that is. Without a terminal, one line per stage."""
+
+    def __init__(self) -> None:
+        self._progress = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[stage]}"),
+            TimeElapsedColumn(),
+            console=errors,
+            transient=True,
+        )
+        self._tasks: dict[str, TaskID] = {}
+        self._stages: dict[str, str] = {}
+
+    def __enter__(self) -> Bars:
+        if errors.is_terminal:
+            self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def show(self, name: str, stage: str, fraction: float) -> None:
+        if not errors.is_terminal:
+            if self._stages.get(name) != stage:
+                errors.print(f"{name}: {stage}", markup=False, highlight=False)
+            self._stages[name] = stage
+            return
+        if name not in self._tasks:
+            self._tasks[name] = self._progress.add_task(name, total=len(STAGES), stage=stage)
+        done = STAGES.index(stage) + fraction if stage in STAGES else 0.0
+        self._progress.update(self._tasks[name], completed=done, stage=stage)
+
+
+@contextmanager
+def stages(name: str) -> Generator[ReportStage]:
+    """A bar for the stages of one load in this process."""
+    with Bars() as bars:
+        yield lambda stage, fraction: bars.show(name, stage, fraction)
+
+
+def in_units(num_bytes: float) -> str:
+    """`1.5 GB` in powers of 1000, as disks and models are measured."""
+    for unit in ("B", "KB", "MB", "GB"):
+        if abs(num_bytes) < 1000:
+            return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
+        num_bytes /= 1000
+    return f"{num_bytes:.1f} TB"

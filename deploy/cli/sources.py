@@ -1,0 +1,29 @@
+"""Arguments of the commands that take a model: which, in which form, in which bounds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from deploy import demo
+from deploy.settings import model_spec, num_bytes
+from server.messages import Load
+
+Source = Annotated[str, typer.Argument(help="Folder or hub id; 'demo' is the built-in model.")]
+Quantize = Annotated[str, typer.Option(help="Form of the weights: bf16, int8, int4.")]
+MaxContext = Annotated[int | None, typer.Option(min=16, help="Longest sequence, in tokens.")]
+MaxBatch = Annotated[int, typer.Option(min=1, help="Most sequences at once.")]
+KvCacheBytes = Annotated[str | None, typer.Option(help="Memory for keys and values, as 2G.", metavar="BYTES")]
+
+
+def load_of(source: str, quantize: str, max_context: int | None, max_batch: int, kv_cache_bytes: str | None) -> Load:
+    if source == demo.NAME and not Path(source).exists():
+        source = f"{demo.MODEL}={demo.NAME}"
+    try:
+        size = None if kv_cache_bytes is None else num_bytes(kv_cache_bytes)
+    except ValueError:
+        raise typer.BadParameter(f"{kv_cache_bytes!r} is no number of bytes; expected one as 1000000, 64M or 2G") from None
+    spec = model_spec(source)
+    return Load(spec.name, spec.source, quantize, max_context, max_batch, size)

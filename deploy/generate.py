@@ -1,0 +1,74 @@
+"""One answer from a loaded model in this process: the server's own engine, with one request in it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from deploy.fetch import local_folder
+from server.engine.loop import Engine
+from server.engine.process import LoadedModel
+from server.handle import LoadError, RequestError
+from server.messages import Failed, FromWorker, SamplingParams, Submit, Tokens
+from server.text.detokenize import Detokenizer, StopRules
+from server.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    text: str
+    raw: bool  # the text itself, not a user's message
+    max_tokens: int
+    temperature: float
+    seed: int
+
+
+@dataclass(slots=True)
+class Answer:
+    num_prompt: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list[int])
+    finish_reason: str = ""
+    prefill_s: float = 0.0  # until the first token
+    decode_s: float = 0.0  # from there on
+
+
+def generate_text(source: str, model: LoadedModel, prompt: Prompt, write: Callable[[str], None]) -> Answer:
+    """`write` gets the text as it comes."""
+    if model.step_model is None:
+        raise LoadError("not_a_generative_model", f"{source} gives embeddings and generates no text")
+    tokenizer = Tokenizer.from_dir(local_folder(source))
+    ids = encode(tokenizer, prompt)
+    answer = Answer(len(ids))
+    detokenizer = Detokenizer(tokenizer, StopRules())
+    began_s = time.perf_counter()
+
+    def publish(message: FromWorker) -> None:
+        if isinstance(message, Failed):
+            raise RequestError(message.code, message.message)
+        for event in message.events if isinstance(message, Tokens) else ():
+            if not answer.token_ids:
+                answer.prefill_s = time.perf_counter() - began_s
+            text = detokenizer.push(event.token_ids)
+            answer.token_ids += event.token_ids
+            answer.text += text
+            answer.finish_reason = event.finish_reason or ""
+            write(text)
+
+    engine = Engine(model.step_model, publish, eos_ids=model.eos_ids)
+    params = SamplingParams(prompt.max_tokens, temperature=prompt.temperature, seed=prompt.seed)
+    engine.submit(Submit("generate", tuple(ids), params))
+    while engine.has_work:
+        engine.step()
+    engine.close()
+    answer.decode_s = time.perf_counter() - began_s - answer.prefill_s
+    return answer
+
+
+def encode(tokenizer: Tokenizer, prompt: Prompt) -> list[int]:
+    """As a user's message where the model has a chat template, which writes its special tokens itself."""
+    if prompt.raw or tokenizer.chat_template is None:
+        return tokenizer.encode(prompt.text, add_special_tokens=True)
+    text = tokenizer.chat_template.render([{"role": "user", "content": prompt.text}])
+    return tokenizer.encode(text, add_special_tokens=False)

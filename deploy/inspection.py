@@ -1,0 +1,193 @@
+"""What a model is and what it will take, known before a byte of it is loaded: from its configuration, the headers of its files, and
+the compiled program's plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from compiler.cache import Cache
+from compiler.frontend.config import ModelConfig, load_config
+from compiler.frontend.decoder import ENTRY, StepBounds, build_step
+from compiler.frontend.models.registry import CAUSAL
+from compiler.frontend.nn import WeightFormat
+from compiler.frontend.weights import WeightSource, open_safetensors
+from compiler.ir.dtypes import DType
+from compiler.ir.module import IRModule
+from deploy.fetch import local_folder
+from deploy.machine import memory
+from deploy.model import DEFAULT_KV_BYTES, Compiled, bounds_for, compile_model
+from runtime import flags
+from runtime.executable import DTYPES, Executable, TensorSpec
+from runtime.kv_pool import KVLayout
+from runtime.step import PAGE_SIZE
+from server.handle import LoadError
+from server.messages import Load
+
+CACHE_DTYPE = DType.F32
+WORKER_BYTES = 300 << 20  # interpreter, libraries, tokenizer, code
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Bytes while serving, by part."""
+
+    weights_bytes: int
+    arena_bytes: int
+    kv_cache_bytes: int
+    num_pages: int
+    page_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        return self.weights_bytes + self.arena_bytes + self.kv_cache_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    source: str
+    family: str
+    num_parameters: int
+    file_bytes: int
+    bytes_by_part: dict[str, int]  # of the files: embeddings, attention, mlp, norms, head, other
+    dtypes: dict[str, int]  # parameters by type
+    quantize: str
+    max_context: int
+    max_batch: int
+    plan: Plan
+    signature: str
+    key: str  # of the compiled program in the cache
+    cache_hit: bool
+    compile_s: float
+    available_bytes: int
+
+    @property
+    def required_bytes(self) -> int:
+        return self.plan.total_bytes + WORKER_BYTES
+
+    @property
+    def fits(self) -> bool:
+        return self.required_bytes <= self.available_bytes
+
+
+def inspect_model(load: Load) -> Inspection:
+    """Compiles the model, or finds it in the cache, for its plan."""
+    folder, config, source = _open(load)
+    bounds = bounds_for(config, load)
+    compiled = compile_model(_module(config, source, bounds, load.quantize), executable_cache())
+    tensors = source.tensors
+    return Inspection(
+        source=str(folder),
+        family=config.family,
+        num_parameters=sum(prod(info.shape) for info in tensors.values()),
+        file_bytes=sum(info.num_bytes for info in tensors.values()),
+        bytes_by_part=_by_part(source),
+        dtypes=_by_dtype(source),
+        quantize=load.quantize,
+        max_context=bounds.max_context,
+        max_batch=bounds.max_seqs,
+        plan=plan_of(compiled.executable, config, bounds, load),
+        signature=compiled.signature,
+        key=compiled.key,
+        cache_hit=compiled.cache_hit,
+        compile_s=compiled.compile_s,
+        available_bytes=memory().available_bytes,
+    )
+
+
+def compile_only(load: Load) -> Compiled:
+    """The program alone, into the cache."""
+    _, config, source = _open(load)
+    return compile_model(_module(config, source, bounds_for(config, load), load.quantize), executable_cache())
+
+
+def executable_cache() -> Cache | None:
+    switches = flags.current()
+    return None if switches.no_cache else Cache(switches.cache / "executables")
+
+
+def _open(load: Load) -> tuple[Path, ModelConfig, WeightSource]:
+    folder = local_folder(load.source)
+    config = load_config(folder)
+    if config.family not in CAUSAL:
+        raise LoadError("unsupported_model", f"{folder} is a {config.family}; known causal families: {', '.join(CAUSAL)}")
+    return folder, config, open_safetensors(folder)
+
+
+def _module(config: ModelConfig, source: WeightSource, bounds: StepBounds, quantize: str) -> IRModule:
+    dtypes = {name: DType.from_numpy(np.dtype(info.dtype)) for name, info in source.tensors.items()}
+    return build_step(config, CAUSAL[config.family], dtypes, bounds, CACHE_DTYPE, WeightFormat.parse(quantize))
+
+
+def plan_of(executable: Executable, config: ModelConfig, bounds: StepBounds, load: Load) -> Plan:
+    step = executable.meta.functions[ENTRY]
+    layout = KVLayout(config.num_layers, config.num_kv_heads, config.head_dim, str(CACHE_DTYPE))
+    num_pages = 1 + min(layout.pages_for(load.kv_cache_bytes or DEFAULT_KV_BYTES), bounds.max_pages * load.max_batch)
+    assert isinstance(step.arena_bytes, int), "a step's arena is planned for its declared bounds"
+    return Plan(
+        weights_bytes=sum(_spec_bytes(param.spec) for param in step.weights),
+        arena_bytes=step.arena_bytes,
+        kv_cache_bytes=num_pages * layout.bytes_per_page,
+        num_pages=num_pages,
+        page_bytes=layout.bytes_per_page,
+    )
+
+
+def _spec_bytes(spec: Any) -> int:
+    assert isinstance(spec, TensorSpec) and spec.shape is not None and spec.dtype is not None, "weights are tensors"
+    return prod(dim for dim in spec.shape if isinstance(dim, int)) * DTYPES[spec.dtype].itemsize
+
+
+# --- what would make it fit --------------------------------------------------------------------------------------------
+
+
+def remedies(load: Load, found: Inspection) -> Iterator[str]:
+    """Settings with which the model would fit here, the mildest first; none if nothing would do."""
+    room = found.available_bytes - WORKER_BYTES - found.plan.weights_bytes - found.plan.arena_bytes
+    least = -(-found.max_context // PAGE_SIZE) * found.plan.page_bytes
+    if room >= least + found.plan.page_bytes:
+        num_tokens = room // found.plan.page_bytes * PAGE_SIZE
+        yield f"--kv-cache-bytes {room >> 20}M: {num_tokens} tokens of context, all sequences together"
+        return
+    for quantize in ("int8", "int4"):
+        if quantize == found.quantize:
+            continue
+        smaller = inspect_model(msgspec.structs.replace(load, quantize=quantize))
+        if replace(smaller, available_bytes=found.available_bytes).fits:
+            yield f"--quantize {quantize}: {smaller.required_bytes} bytes"
+            return
+
+
+# --- the files ---------------------------------------------------------------------------------------------------------
+
+_PARTS = (
+    ("embeddings", ("embed", "wte", "wpe")),
+    ("head", ("lm_head",)),
+    ("norms", ("norm",)),
+    ("attention", ("attn", "attention")),
+    ("mlp", ("mlp", "intermediate", "output.dense")),
+)
+
+
+def part_of(name: str) -> str:
+    return next((part for part, words in _PARTS if any(word in name.lower() for word in words)), "other")
+
+
+def _by_part(source: WeightSource) -> dict[str, int]:
+    sizes: dict[str, int] = {}
+    for name, info in source.tensors.items():
+        sizes[part_of(name)] = sizes.get(part_of(name), 0) + info.num_bytes
+    return sizes
+
+
+def _by_dtype(source: WeightSource) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for info in source.tensors.values():
+        counts[str(info.dtype)] = counts.get(str(info.dtype), 0) + prod(info.shape)
+    return counts

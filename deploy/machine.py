@@ -1,0 +1,105 @@
+"""What this machine offers: processor, cores, memory, disk, accelerators, and which optional packages are there."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from compiler.target import Target, host
+from runtime import flags
+from runtime.device.cpu import available_cores
+
+# What kernels are written for, strongest first; the first that is there decides how fast a machine is.
+NOTABLE = {
+    "x86_64": ("amx-bf16", "amx-int8", "avx512bf16", "avx512vnni", "avx512f", "avxvnni", "avx2", "fma", "f16c"),
+    "aarch64": ("i8mm", "bf16", "dotprod", "fullfp16", "neon"),
+}
+EXTRAS = {"hub": ("huggingface_hub", "load models by hub id")}  # extra -> the package behind it, what it is for
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    total_bytes: int
+    available_bytes: int  # without swapping, and within the limit of the control group
+    limit_bytes: int | None  # of the control group
+
+
+@dataclass(frozen=True, slots=True)
+class CacheFolder:
+    path: Path
+    writable: bool
+    used_bytes: int
+    free_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    processor: str
+    target: Target
+    num_cores: int  # this process may use
+    num_cores_present: int
+    memory: Memory
+    huge_pages: str  # transparent ones: always, madvise, never, or unknown
+    cache: CacheFolder
+    gpus: tuple[str, ...]
+    missing_extras: tuple[str, ...]
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        return tuple(f for f in NOTABLE.get(self.target.arch, ()) if f in self.target.features)
+
+
+def survey() -> Machine:
+    return Machine(
+        processor=_processor(),
+        target=host(),
+        num_cores=len(available_cores()),
+        num_cores_present=os.cpu_count() or 1,
+        memory=memory(),
+        huge_pages=_huge_pages(),
+        cache=_cache_folder(flags.current().cache),
+        gpus=_gpus(),
+        missing_extras=tuple(name for name, (module, _) in EXTRAS.items() if importlib.util.find_spec(module) is None),
+    )
+
+
+def memory(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")) -> Memory:
+    fields = dict(line.split(":") for line in _text(meminfo).splitlines())
+    total, available = (int(fields.get(name, "0 kB").split()[0]) * 1024 for name in ("MemTotal", "MemAvailable"))
+    limit, used = _text(cgroup / "memory.max").strip(), _text(cgroup / "memory.current").strip()
+    if not limit.isdigit() or not used.isdigit():
+        return Memory(total, available, None)
+    return Memory(total, max(0, min(available, int(limit) - int(used))), int(limit))
+
+
+def _processor() -> str:
+    names = [line.partition(":")[2].strip() for line in _text(Path("/proc/cpuinfo")).splitlines() if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def _huge_pages() -> str:
+    """The word in brackets is the setting in force."""
+    return next((w.strip("[]") for w in _text(Path("/sys/kernel/mm/transparent_hugepage/enabled")).split() if w.startswith("[")), "unknown")
+
+
+def _cache_folder(path: Path) -> CacheFolder:
+    there = next(p for p in (path, *path.absolute().parents) if p.exists())
+    used = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    return CacheFolder(path, os.access(there, os.W_OK), used, shutil.disk_usage(there).free)
+
+
+def _gpus() -> tuple[str, ...]:
+    """As the driver lists them; no library is loaded for it."""
+    found = [_text(folder / "information") for folder in sorted(Path("/proc/driver/nvidia/gpus").glob("*"))]
+    return tuple(next((line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("Model")), "GPU") for text in found)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

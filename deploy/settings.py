@@ -1,0 +1,235 @@
+"""Where settings come from: arguments before the environment, the environment before the file, the file before the defaults.
+
+    --max-body-bytes 16M        RELAXSERVE_MAX_BODY_BYTES=16M        max_body_bytes: 16M
+
+One table names every setting with its group and its meaning; options, variables and the keys of the file are made of it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+from runtime.flags import SWITCHES
+from server.settings import ServerSettings, SettingsError
+from server.state import ModelSpec
+
+PREFIX = "RELAXSERVE_"
+CONFIG_VARIABLE = f"{PREFIX}CONFIG"
+URL_VARIABLE, KEY_VARIABLE = f"{PREFIX}URL", f"{PREFIX}KEY"  # of the commands that talk to a running server
+
+LISTEN, KEYS, MODELS, LIMITS, TIMES = "Listening", "Keys", "Models", "Limits", "Times"
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """`in_arguments` is off for secrets: other users of the machine can read a command line."""
+
+    name: str
+    group: str
+    meaning: str
+    in_arguments: bool = True
+
+
+SETTINGS = (
+    Setting("host", LISTEN, "Address to listen on."),
+    Setting("port", LISTEN, "Port to listen on; 0 takes a free one."),
+    Setting("insecure", LISTEN, "Serve other machines without keys."),
+    Setting("allowed_hosts", LISTEN, "Further Host header accepted while no keys are set; may be repeated."),
+    Setting("cors_origins", LISTEN, "Origin whose web pages may call; may be repeated."),
+    Setting("api_keys", KEYS, "Keys of clients, separated by commas.", in_arguments=False),
+    Setting("api_key_file", KEYS, "File with one API key per line, read again when it changes."),
+    Setting("admin_keys", KEYS, "Keys for /admin, separated by commas.", in_arguments=False),
+    Setting("admin_key_file", KEYS, "The same for /admin."),
+    Setting("open_metrics", KEYS, "Let /metrics be read without a key."),
+    Setting("model_root", MODELS, "Folder below which /admin may load models."),
+    Setting("allow_hub", MODELS, "Let /admin load models by hub id."),
+    Setting("state_file", MODELS, "Remembers the loaded models over a restart."),
+    Setting("memory_limit_bytes", MODELS, "Memory of all models together, as 12G."),
+    Setting("default_kv_cache_bytes", MODELS, "KV cache of a model that does not say, as 2G."),
+    Setting("strict", LIMITS, "Refuse unknown fields instead of reporting them."),
+    Setting("max_body_bytes", LIMITS, "Largest request body."),
+    Setting("max_header_bytes", LIMITS, "Largest request line and headers."),
+    Setting("max_choices", LIMITS, "Most prompts x n of one request."),
+    Setting("max_inputs", LIMITS, "Most texts of one embedding request."),
+    Setting("max_schema_bytes", LIMITS, "Largest JSON schema or grammar."),
+    Setting("max_stop_strings", LIMITS, "Most stop strings of a request."),
+    Setting("max_stop_chars", LIMITS, "Longest stop string."),
+    Setting("max_queued_requests", LIMITS, "Requests that wait per model, beyond its batch."),
+    Setting("max_queued_tokens", LIMITS, "Prompt tokens that wait per model."),
+    Setting("max_timeout_s", TIMES, "Longest deadline of a request, and the default."),
+    Setting("header_timeout_s", TIMES, "From a request's first byte to the end of its headers."),
+    Setting("body_timeout_s", TIMES, "For the whole body."),
+    Setting("write_timeout_s", TIMES, "How long a client may leave a full buffer unread."),
+    Setting("keep_alive_s", TIMES, "How long an idle connection stays open."),
+    Setting("heartbeat_s", TIMES, "Between the signs of life on a silent stream."),
+    Setting("drain_s", TIMES, "For running requests when the server is told to stop."),
+)
+
+TYPES: dict[str, str] = {field.name: str(field.type) for field in fields(ServerSettings)}
+DEFAULTS: dict[str, Any] = {field.name: field.default for field in fields(ServerSettings)}
+
+
+def gather(
+    arguments: Mapping[str, Any],
+    environment: Mapping[str, str],
+    *,
+    config: Path | None = None,
+    models: Iterable[str] = (),
+) -> tuple[ServerSettings, list[ModelSpec]]:
+    """Settings and models. An argument that is None was not given; models that arguments name replace those of the file."""
+    for variable in environment:
+        if variable.startswith(PREFIX):
+            _check_variable(variable)
+    if config is None and (named := environment.get(CONFIG_VARIABLE)):
+        config = Path(named)
+    values, specs = read_config(config) if config is not None else ({}, [])
+    for setting in SETTINGS:
+        variable = PREFIX + setting.name.upper()
+        if variable in environment:
+            values[setting.name] = parse(setting.name, environment[variable], variable)
+    values |= {name: value for name, value in arguments.items() if value is not None}
+    return ServerSettings(**values), [model_spec(text) for text in models] or specs
+
+
+# --- values ------------------------------------------------------------------------------------------------------------
+
+
+def parse(name: str, text: str, where: str) -> Any:
+    """The value of a setting from text. `where` names it in the error."""
+    kind = TYPES[name].removesuffix(" | None")
+    expected, read = _KINDS["bytes" if name.endswith("_bytes") else kind]
+    try:
+        return read(text)
+    except ValueError:
+        raise SettingsError(f"{where} is {text!r}; expected {expected}") from None
+
+
+def num_bytes(text: str) -> int:
+    """`64M`, `1.5GiB`, `1000000`; the units are powers of 1024."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", text.strip().lower())
+    if match is None:
+        raise ValueError(text)
+    return round(float(match[1]) * 1024 ** " kmgt".index(match[2] or " "))
+
+
+def _flag(text: str) -> bool:
+    try:
+        return {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}[text.lower()]
+    except KeyError:
+        raise ValueError(text) from None
+
+
+def _path(text: str) -> Path:
+    if not text:
+        raise ValueError(text)
+    return Path(text).expanduser()
+
+
+_KINDS: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "str": ("a text", str),
+    "int": ("a whole number", int),
+    "float": ("a number of seconds", float),
+    "bool": ("true or false", _flag),
+    "Path": ("a path", _path),
+    "bytes": ("a number of bytes, as 1000000, 64M or 2G", num_bytes),
+    "tuple[str, ...]": ("texts, separated by commas", lambda text: tuple(t.strip() for t in text.split(",") if t.strip())),
+}
+
+
+def _check_variable(variable: str) -> None:
+    """A misspelt variable would be a setting silently left out."""
+    known = [PREFIX + s.name.upper() for s in SETTINGS] + [s.variable for s in SWITCHES] + [CONFIG_VARIABLE, URL_VARIABLE, KEY_VARIABLE]
+    if variable not in known:
+        raise SettingsError(f"the environment has {variable}, which is no setting{_nearest(variable, known)}; unset or correct it")
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f" (is {near[0]} meant?)" if near else ""
+
+
+# --- the file ----------------------------------------------------------------------------------------------------------
+
+MODEL_KEYS = tuple(name for name in ModelSpec.__struct_fields__ if name != "memory_limit_bytes")  # which the registry sets
+
+
+def read_config(path: Path) -> tuple[dict[str, Any], list[ModelSpec]]:
+    """A YAML document: settings by name, and `models`, a list whose entries have a `source` and any field of a load."""
+    try:
+        document = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise SettingsError(f"configuration {path}: {error.strerror}; name a file that can be read") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise SettingsError(f"configuration {path} is not YAML: {error}") from error
+    if document is None:
+        return {}, []
+    if not isinstance(document, dict):
+        raise SettingsError(f"configuration {path} holds a {type(document).__name__}; expected settings by name")
+    names = [s.name for s in SETTINGS]
+    values: dict[str, Any] = {}
+    specs: list[ModelSpec] = []
+    for key, value in document.items():
+        where = f"{key} in {path}"
+        if key == "models":
+            specs = [_spec(entry, f"model {number} in {path}") for number, entry in enumerate(_list(value, where), 1)]
+        elif key in names:
+            values[key] = _from_yaml(key, value, where)
+        else:
+            raise SettingsError(f"{where} is no setting{_nearest(str(key), [*names, 'models'])}")
+    return values, specs
+
+
+def _list(value: object, where: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise SettingsError(f"{where} is {value!r:.80}; expected a list")
+    return value
+
+
+def _from_yaml(name: str, value: object, where: str) -> Any:
+    """Texts mean what they mean elsewhere; YAML's own numbers, flags and lists are read by their text."""
+    if TYPES[name].startswith("tuple"):
+        return tuple(str(item) for item in _list(value, where))
+    if not isinstance(value, str | int | float | bool):
+        raise SettingsError(f"{where} is {value!r:.80}; expected a single value")
+    return parse(name, str(value), where)
+
+
+def _spec(entry: object, where: str) -> ModelSpec:
+    if isinstance(entry, str):
+        return model_spec(entry)
+    if not isinstance(entry, dict) or not isinstance(entry.get("source"), str):
+        raise SettingsError(f"{where} is {entry!r:.80}; expected PATH_OR_ID[=NAME], or fields with a source")
+    for key in entry:
+        if key not in MODEL_KEYS:
+            raise SettingsError(f"{key} of {where} is no field of a model{_nearest(str(key), MODEL_KEYS)}; known: {', '.join(MODEL_KEYS)}")
+    named = model_spec(entry["source"])
+    values = {"name": named.name, **entry, "source": named.source}
+    if isinstance(size := values.get("kv_cache_bytes"), str):
+        try:
+            values["kv_cache_bytes"] = num_bytes(size)
+        except ValueError:
+            raise SettingsError(f"kv_cache_bytes of {where} is {size!r}; expected a number of bytes, as 64M or 2G") from None
+    try:
+        return msgspec.convert(values, ModelSpec)
+    except msgspec.ValidationError as error:
+        raise SettingsError(f"{where}: {error}") from error
+
+
+def model_spec(text: str) -> ModelSpec:
+    """`PATH_OR_ID[=NAME]`. A path is made absolute, for the state file outlives this working directory."""
+    source, _, name = text.partition("=")
+    if not source:
+        raise SettingsError(f"model {text!r} has no source; expected PATH_OR_ID[=NAME]")
+    path = Path(source).expanduser()
+    if source[0] in "/.~" and not path.exists():
+        raise SettingsError(f"model {source!r} does not exist; expected a folder, a .gguf file, or a hub id as ORGANISATION/NAME")
+    resolved = path.resolve()
+    return ModelSpec(name or resolved.name, str(resolved) if path.exists() else source)
