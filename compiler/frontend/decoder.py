@@ -1,6 +1,7 @@
-"""The causal decoder that most families are variations of, and its one entry point.
+"""The causal decoder that most families are variations of, and its entry point.
 
     step(tokens[t], positions[t], slots[t], seq_ids[t], page_tables[s, p], logit_rows[r], cache) -> logits[r, vocabulary]
+    hidden(...the same...) -> [r, size]    of models that embed: what the last norm gives, and no head
 
 `t` tokens of `s` sequences, prefill and decode mixed. What varies between families is data: the numbers in `ModelConfig`, the names and
 optional parts in `Wiring`.
@@ -9,10 +10,10 @@ optional parts in `Wiring`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from compiler.frontend.config import Activation, ModelConfig
-from compiler.frontend.nn import DEFAULT_FORMAT, Net, WeightFormat
+from compiler.frontend.nn import DEFAULT_FORMAT, Net, WeightFormat, prefix_of
 from compiler.frontend.rope import Rope
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
@@ -23,7 +24,7 @@ from compiler.ops.attention import KV_APPEND, PAGE, PAGED_ATTENTION
 from compiler.ops.elementwise import DIVIDE, GELU, GELU_TANH, MULTIPLY, RELU, SILU, TANH
 from compiler.ops.embedding import EMBEDDING, ROPE, ROPE_ANGLES
 
-ENTRY = "step"
+ENTRY, HIDDEN = "step", "hidden"
 UNUSED = ("*rotary_emb.inv_freq", "lm_head.weight")  # a table of what is computed, and a head of its own beside tied embeddings
 
 
@@ -69,8 +70,11 @@ def build_step(
     bounds: StepBounds,
     cache_dtype: DType,
     format: WeightFormat = DEFAULT_FORMAT,
+    *,
+    entry: str = ENTRY,
 ) -> IRModule:
     net = Net(dtypes, format)
+    wiring = replace(wiring, prefix=prefix_of(dtypes, wiring.prefix))
     t, s = DimVar("t", 0, bounds.max_tokens), DimVar("s", 0, bounds.max_seqs)
     p, r = DimVar("p", 0, bounds.max_pages), DimVar("r", 0, bounds.max_seqs)
     pages = DimVar("pages", 1)
@@ -85,8 +89,9 @@ def build_step(
         logit_rows=Var("logit_rows", tensor((r,), i32)),
         cache=Var("cache", tensor(kv_shape, cache_dtype)),
     )
-    with net.function(ENTRY, batch.params, pure=False):
-        net.builder.returns(_Step(net, config, wiring, batch, t, bounds.max_context).logits())
+    step = _Step(net, config, wiring, batch, t, bounds.max_context)
+    with net.function(entry, batch.params, pure=False):
+        net.builder.returns(step.logits() if entry == ENTRY else step.hidden())
     return net.builder.finish()
 
 
@@ -116,15 +121,19 @@ class _Step:
         self.cache: Atom = batch.cache
         self.angles: dict[Rope, tuple[Var, Var]] = {}
 
-    def logits(self) -> Var:
+    def hidden(self) -> Var:
+        """The rows that are asked for, as the last norm gives them."""
         net, c, w = self.net, self.config, self.wiring
         x = net.embedding(f"{w.prefix}embed_tokens", self.batch.tokens, c.vocab_size, c.hidden_size)
         if c.embedding_scale != 1.0:
             x = net.scale(x, c.embedding_scale)
         for number in range(c.num_layers):
             x = self.layer(x, number)
-        x = net.call(EMBEDDING, x, self.batch.logit_rows)  # the rows that are asked for
-        x = self.norm(x, f"{w.prefix}norm")
+        return self.norm(net.call(EMBEDDING, x, self.batch.logit_rows), f"{w.prefix}norm")
+
+    def logits(self) -> Var:
+        net, c, w = self.net, self.config, self.wiring
+        x = self.hidden()
         head = f"{w.prefix}embed_tokens" if c.tie_word_embeddings else w.head
         return self.capped(net.head(x, head, c.hidden_size, c.vocab_size), c.logit_softcap)
 
