@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from compiler.bind import bind_weights
 from compiler.cache import Cache, key_of, signature
-from compiler.driver import Options, compile_module
 from compiler.frontend.config import ModelConfig, load_config
 from compiler.frontend.decoder import ENTRY, UNUSED, StepBounds, build_step
 from compiler.frontend.errors import ModelError
@@ -20,6 +19,7 @@ from compiler.frontend.nn import WeightFormat
 from compiler.frontend.weights import open_safetensors
 from compiler.ir.dtypes import DType
 from compiler.ir.module import IRModule
+from compiler.target import host
 from deploy.fetch import local_folder
 from runtime import flags
 from runtime.executable import Executable
@@ -54,15 +54,20 @@ def bounds_for(config: ModelConfig, load: Load) -> StepBounds:
 
 
 def compile_model(module: IRModule, cache: Cache | None) -> Compiled:
-    options = Options()
-    key = key_of(module, options.target.key)
+    key = key_of(module, host().key)
     found = cache.find(key) if cache is not None else None
     started = time.perf_counter()
-    executable = compile_module(module, options) if found is None else found
+    executable = _compiled(module) if found is None else found
     elapsed = 0.0 if found is not None else time.perf_counter() - started
     if found is None and cache is not None:
         cache.store(key, executable)
     return Compiled(executable, signature(module, ENTRY), key.digest, found is not None, elapsed)
+
+
+def _compiled(module: IRModule) -> Executable:
+    from compiler.driver import compile_module  # a start from the cache needs no compiler, and is quicker for not reading it
+
+    return compile_module(module)
 
 
 class CompiledModel:
@@ -113,7 +118,8 @@ def load_model(load: Load, progress: Progress) -> LoadedModel:
     account = MemoryAccount()
     session = Session(compiled.executable, memory=account, pinned=False)
     progress("pack", 0.0)
-    weights_bytes = bind_weights(session, compiled.executable, ENTRY, source, UNUSED)
+    kept = None if switches.no_cache else switches.cache / "weights" / f"{compiled.key}-{source.digest()[:32]}.rsw"
+    weights_bytes = bind_weights(session, compiled.executable, ENTRY, source, UNUSED, kept)
     progress("pack", 1.0)
     layout = KVLayout(config.num_layers, config.num_kv_heads, config.head_dim, str(cache_dtype))
     num_pages = 1 + min(layout.pages_for(load.kv_cache_bytes or DEFAULT_KV_BYTES), bounds.max_pages * load.max_batch)

@@ -38,6 +38,7 @@ from runtime import sections
 from runtime.errors import DamagedFile, IncompatibleExecutable
 
 FORMAT_VERSION = 1
+PREPARATION = ".weights"  # behind the name of an entry point: the function that prepares weights for it, once
 
 DTYPES: dict[str, np.dtype[Any]] = {
     "f32": np.dtype(np.float32),

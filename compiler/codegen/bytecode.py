@@ -286,7 +286,7 @@ class _Function:
                 return self.slots.of(Dim.of(self.scalars[atom]))
             case ScalarValue(value=Dim() as dim):
                 return self.slots.of(dim)
-            case ScalarValue(value=value):
+            case ScalarValue(value=bool() | int() | float() as value):
                 return _float_bits(float(value)) if param.dtype.is_float else int(value)
             case _:
                 raise AssertionError(f"{atom} is no scalar")
@@ -342,6 +342,7 @@ class _Function:
                 self.emit(register, "vm.make_scalar", self.dim(dim), Imm(str(dtype)))
                 return Reg(register)
             case ScalarValue(value=value):
+                assert not isinstance(value, Dim)
                 return Imm(value)
             case FuncRef(name=name):
                 return Imm(name)

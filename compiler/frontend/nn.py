@@ -6,9 +6,10 @@ text here; the compiler moves it to load time. So there is no table of conversio
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from compiler.frontend.errors import ConfigError
 from compiler.ir.builder import Builder
@@ -62,7 +63,7 @@ class Net:
     prefix: str = ""  # of the names in the checkpoint: "model."
 
     @contextmanager
-    def function(self, name: str, inputs: Sequence[Var], *, pure: bool = True) -> Iterator[None]:
+    def function(self, name: str, inputs: Sequence[Var], *, pure: bool = True) -> Generator[None]:
         params = list(inputs)
         self.weights = {}
         with self.builder.function(name, params, num_inputs=len(inputs), pure=pure):
@@ -84,7 +85,7 @@ class Net:
 
     # --- values --------------------------------------------------------------------------------------------------------
 
-    def call(self, op: OpDef, *args: Atom, **attrs: object) -> Var:
+    def call(self, op: OpDef, *args: Atom, **attrs: Any) -> Var:
         return self.builder.call(op, *args, **attrs)
 
     def as_f32(self, x: Var) -> Var:

@@ -10,7 +10,7 @@ module = builder.finish()
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -62,7 +62,7 @@ class Builder:
     @contextmanager
     def function(
         self, name: str, params: Sequence[Var], *, num_inputs: int | None = None, pure: bool = True, arena: Dim | None = None
-    ) -> Iterator[None]:
+    ) -> Generator[None]:
         assert not self._frames, f"function {name!r} begins inside {self._function!r}"
         self._function = name
         scope = {v for p in params for v in vars_of(p.type)}
@@ -78,18 +78,18 @@ class Builder:
             self._frames = []
 
     @contextmanager
-    def dataflow(self) -> Iterator[None]:
+    def dataflow(self) -> Generator[None]:
         with self.block(BlockKind.DATAFLOW):
             yield
 
     @contextmanager
-    def block(self, kind: BlockKind) -> Iterator[None]:
+    def block(self, kind: BlockKind) -> Generator[None]:
         self._frame.close_block(BlockKind.PLAIN)
         yield
         self._frame.close_block(kind)
 
     @contextmanager
-    def branch(self, made: list[Body]) -> Iterator[None]:
+    def branch(self, made: list[Body]) -> Generator[None]:
         """Build one side of an If; the finished body is appended to `made`."""
         frame = _Frame(set(self._frame.scope))
         self._frames.append(frame)

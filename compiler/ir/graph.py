@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from compiler.ir.dims import Dim
@@ -207,4 +206,3 @@ class Function:
     @property
     def weights(self) -> tuple[Var, ...]:
         return () if self.num_inputs is None else self.params[self.num_inputs :]
-

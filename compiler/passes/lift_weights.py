@@ -31,14 +31,13 @@ from compiler.ir.visit import Uses, free_vars, fresh_function, operands, used_va
 from compiler.passes.eliminate_dead_code import has_effect
 from compiler.passes.protect_operands import destroyed
 from compiler.passes.rewrite import count_uses
-
-SUFFIX = ".weights"
+from runtime.executable import PREPARATION
 
 
 def lift_weights(module: IRModule) -> IRModule:
     lifted: dict[str, Function] = {}
     for name, func in module.graph_functions.items():
-        if func.weights and name + SUFFIX not in module.functions:
+        if func.weights and name + PREPARATION not in module.functions:
             lifted |= _lift(name, func, module)
     return module.update(lifted) if lifted else module
 
@@ -71,7 +70,7 @@ def _lift(name: str, func: Function, module: IRModule) -> dict[str, Function]:
     sources = _with_definitions([v for v in func.weights if v in read], (), func.weights, free_vars(preparation))
     step = Function((*inputs, *kept, *wanted), body, func.result_type, func.pure, func.num_inputs, func.arena)
     prepare = fresh_function(Function(tuple(sources), preparation, prepared.type))
-    return {name: step, name + SUFFIX: prepare}
+    return {name: step, name + PREPARATION: prepare}
 
 
 def _with_definitions(chosen: list[Var], others: Sequence[Var], weights: Sequence[Var], needs: Uses) -> list[Var]:

@@ -15,7 +15,7 @@ Sizes that nothing bounds before data decides them keep memory of their own.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable, Set
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from compiler.ir.builder import Builder
@@ -40,8 +40,8 @@ from compiler.ir.module import IRModule
 from compiler.ir.prove import bounds, prove_le
 from compiler.ir.types import TensorType, binders_of
 from compiler.ir.visit import operands
-from compiler.passes.lift_weights import SUFFIX
 from compiler.passes.rewrite import rewrite_function
+from runtime.executable import PREPARATION
 
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector
 
@@ -77,7 +77,7 @@ class PlanMemory:
         returned = lives.keep(func.body)
         known = {v for p in func.params for v in binders_of(p.type)}
         # What is prepared from weights outlives every call: it gets memory of its own.
-        planned = [life for life in lives.found if not (name.endswith(SUFFIX) and life in returned) and _sized_at_entry(life, known)]
+        planned = [life for life in lives.found if not (name.endswith(PREPARATION) and life in returned) and _sized_at_entry(life, known)]
         offsets, total = place(planned)
         if not offsets:
             return False
@@ -93,7 +93,7 @@ class PlanMemory:
         return True
 
 
-def _sized_at_entry(life: _Life, known: Set[DimVar]) -> bool:
+def _sized_at_entry(life: _Life, known: set[DimVar]) -> bool:
     """The arena is made large enough when the function is entered; a length that data decides later can only have a bound by then."""
     return bounds(life.size)[1] is not None or known.issuperset(life.size.vars())
 

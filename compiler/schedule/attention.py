@@ -43,8 +43,11 @@ def schedule_attention(prim: PrimFunc, width: int) -> PrimFunc | None:
     heads, kv_heads, size = q.shape[1], cache.shape[3], q.shape[2]
     if not (heads.is_const and kv_heads.is_const and size.is_const):
         return None
+    scale, window, softcap = kept
     layer = next(p for p in prim.params if isinstance(p, ScalarParam))
-    body = _Attention(prim.buffers, layer, *kept, heads.const // kv_heads.const, size.const, _divisor(size.const, width)).body()
+    body = _Attention(
+        prim.buffers, layer, scale, window, softcap, heads.const // kv_heads.const, size.const, _divisor(size.const, width)
+    ).body()
     return PrimFunc(prim.params, prim.num_outputs, body, {**prim.attrs, "schedule": "attention"})
 
 
@@ -85,7 +88,7 @@ class _Attention:
         window = self.window
         low = dim_max(0, position - (window - 1)) if window else Dim.of(0)
         sinks = self.buffers[5] if len(self.buffers) > 6 else None
-        out = self.buffers[-1]
+        out = self.buffers[len(self.buffers) - 1]
 
         def head(g: Dim) -> Dim:
             return kv_head * group + g

@@ -119,6 +119,8 @@ class _Rows:
 
     def row_of(self, point: list[Dim]) -> Stmt:
         """All stages of one row. While elements of the row are written, the next row is fetched: memory does not wait for arithmetic."""
+        if not point:
+            return self.staged(point, point)  # the only row there is
         extent = self.program.row[-1][1]
         return named("next", dim_min(point[-1] + 1, extent - 1), extent - 1, lambda after: self.staged(point, [*point[:-1], after]))
 

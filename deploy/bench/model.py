@@ -21,11 +21,11 @@ from compiler.frontend.decoder import ENTRY, StepBounds, build_step
 from compiler.frontend.models.registry import CAUSAL
 from compiler.frontend.nn import WeightFormat
 from compiler.ir.dtypes import DType
-from compiler.passes.lift_weights import SUFFIX
 from deploy.bench.limits import Limits, measure_limits
 from deploy.bench.measure import best_s
 from deploy.bench.synthetic import RandomWeights, UniformDTypes, synthetic_config
 from runtime.device.cpu import host_buffer
+from runtime.executable import PREPARATION
 from runtime.kv_pool import KVLayout, KVPool
 from runtime.memory import MemoryAccount
 from runtime.session import Session
@@ -64,10 +64,10 @@ class Model:
 
     def _bind(self) -> dict[str, Any]:
         functions = self.executable.meta.functions
-        step, prepare = functions[ENTRY], functions[ENTRY + SUFFIX]
+        step, prepare = functions[ENTRY], functions[ENTRY + PREPARATION]
         source = RandomWeights({p.name: tuple(p.spec.shape) for p in (*prepare.params, *step.weights)})  # type: ignore[union-attr,arg-type]
         given = {p.name for p in prepare.params}
-        results = self.session.call(ENTRY + SUFFIX, *(source.read(p.name) for p in prepare.params), views=True)
+        results = self.session.call(ENTRY + PREPARATION, *(source.read(p.name) for p in prepare.params), views=True)
         computed = [p.name for p in step.weights if p.name.endswith((".packed",)) or "." not in p.name]
         computed = computed if len(computed) == len(results) else [p.name for p in step.weights][-len(results) :]
         bound = {p.name: source.read(p.name) for p in step.weights if p.name not in computed}

@@ -29,9 +29,9 @@ from compiler.ir.printer import print_module
 from compiler.ir.prove import prove_eq, prove_le
 from compiler.ir.types import TensorType, Type, tensor
 from compiler.ir.verify import verify
-from compiler.passes.lift_weights import SUFFIX
 from compiler.passes.pipeline import pipeline
 from compiler.target import host
+from runtime.executable import PREPARATION as SUFFIX
 from runtime.executable import Executable
 from runtime.session import Session
 
