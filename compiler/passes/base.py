@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from difflib import unified_diff
 from pathlib import Path
 from typing import Protocol
 
@@ -49,9 +50,18 @@ class Pipeline:
     def until(self, name: str) -> Pipeline:
         """The passes up to and including the named one."""
         names = [name_of(p) for p in self.passes]
+        return Pipeline(self.passes[: names.index(self._known(name)) + 1], self.instruments)
+
+    def only(self, chosen: Sequence[str]) -> Pipeline:
+        """The named passes, in the order given."""
+        passes = {name_of(p): p for p in self.passes}
+        return Pipeline([passes[self._known(name)] for name in chosen], self.instruments)
+
+    def _known(self, name: str) -> str:
+        names = [name_of(p) for p in self.passes]
         if name not in names:
-            raise ValueError(f"unknown pass {name!r}; the pipeline has {', '.join(names)}")
-        return Pipeline(self.passes[: names.index(name) + 1], self.instruments)
+            raise ValueError(f"unknown pass {name!r}; known: {', '.join(names)}")
+        return name
 
 
 @dataclass(slots=True)
@@ -77,24 +87,35 @@ class Timing:
 
 @dataclass(slots=True)
 class Dump:
-    """Numbered files, one per pass that changed something."""
+    """Numbered files: the program at the start, and after each pass that changed it."""
 
     folder: Path
     count: int = 0
 
     def after(self, name: str, before: IRModule, module: IRModule, seconds: float) -> None:
+        if self.count == 0:
+            self.write("start", before)
         self.count += 1
         if module is not before:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            (self.folder / f"{self.count:02d}-{name}.ir").write_text(print_module(module))
+            self.write(name, module)
+
+    def write(self, name: str, module: IRModule) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        (self.folder / f"{self.count:02d}-{name}.ir").write_text(print_module(module))
 
 
 @dataclass(slots=True)
 class Show:
-    """Hand the text after each pass that changed something to `write`."""
+    """Hand what each pass that changed something did to `write`: the whole text, or as a diff."""
 
-    write: Callable[[str, str, str], None]  # (pass, text before, text after)
+    write: Callable[[str], None]
+    diff: bool = False
 
     def after(self, name: str, before: IRModule, module: IRModule, seconds: float) -> None:
-        if module is not before:
-            self.write(name, print_module(before), print_module(module))
+        if module is before:
+            return
+        if not self.diff:
+            self.write(f"# after {name}\n{print_module(module)}")
+            return
+        old, new = print_module(before).splitlines(), print_module(module).splitlines()
+        self.write("\n".join(unified_diff(old, new, "before", f"after {name}", lineterm="", n=2)))

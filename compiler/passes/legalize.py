@@ -37,7 +37,9 @@ def legalize(module: IRModule) -> IRModule:
     return rewrite_module(module, replace)
 
 
-def _repeated(builder: Builder, outliner: Outliner, var: Var, call: Call, known: dict[Hashable, tuple[CallTir, tuple[Atom, ...]]]) -> Value | None:
+def _repeated(
+    builder: Builder, outliner: Outliner, var: Var, call: Call, known: dict[Hashable, tuple[CallTir, tuple[Atom, ...]]]
+) -> Value | None:
     """Layers repeat: a call like an earlier one, but for the values it is about, takes the function that was made for that."""
     attrs = tuple((name, freeze(value)) for name, value in sorted(call.attrs.items()))
     literals = tuple(a.value if isinstance(a, ScalarValue) and not isinstance(a.value, Dim) else None for a in call.args)

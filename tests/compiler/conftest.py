@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from compiler.interpret.graph import Interpreter
 from compiler.ir.equal import assert_equal
 from compiler.ir.module import IRModule
 from compiler.ir.parser import parse
+from compiler.ir.types import ObjectType
 from compiler.ir.verify import verify
 from compiler.passes.base import Pass, Verify
 from runtime.session import Session
@@ -23,7 +25,7 @@ assert compiler.ops  # the tables of operators are filled
 
 @pytest.fixture
 def becomes() -> Callable[[Pass, str, str], None]:
-    """`becomes(legalize, BEFORE, EXPECTED)`"""
+    """`becomes(legalize, BEFORE, EXPECTED)`. A result that EXPECTED annotates as `object` may have any annotation."""
 
     def check(step: Pass, before: str, expected: str) -> None:
         wanted = parse(expected)
@@ -32,7 +34,9 @@ def becomes() -> Callable[[Pass, str, str], None]:
         verify(module)
         result = step(module)
         verify(result)
-        assert_equal(result, wanted)
+        coarse = [n for n, f in wanted.graph_functions.items() if f.result_type == ObjectType()]
+        found = {n: replace(result.graph(n), result_type=ObjectType()) for n in coarse if n in result.functions}
+        assert_equal(result.update(found), wanted)
 
     return check
 

@@ -1,0 +1,37 @@
+"""What kind of computation a nest is."""
+
+from __future__ import annotations
+
+import pytest
+
+from compiler.ir.parser import parse
+from compiler.passes.annotate_patterns import annotate_patterns
+
+KINDS = {
+    "elementwise": "for i in n, j in m { B[i, j] = exp(A[i, j]) + A[i, j] }",
+    "broadcast": "for i in n, j in m { B[i, j] = A[i, j] * V[j] }",
+    "injective": "for i in n, j in m { B[i, j] = A[i, m - j - 1] }",
+    "reduction": "for i in n, j in m { B[i, j] = max(r in m) A[i, r] }",
+    "product": "for i in n, j in m { B[i, j] = sum(r in m) A[i, r] * W[r, j] }",
+    "staged": """alloc global t: f32[n] {
+        for i in n { t[i] = max(r in m) A[i, r] }
+        for i in n, j in m { B[i, j] = A[i, j] - t[i] }
+    }""",
+    "opaque": "for i in n, j in m { B[i, j] = A[i, j] } for i in n, j in m { B[i, j] = B[i, j] + 1.0 }",
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_kind(kind: str) -> None:
+    module = parse(f"prim f(A: f32[n, m], V: f32[m], W: f32[m, m], out B: f32[n, m]) {{ {KINDS[kind]} }}")
+    assert annotate_patterns(module).prim("f").attrs["pattern"] == kind
+
+
+def test_a_store_that_misses_elements_is_opaque() -> None:
+    module = parse("prim f(A: f32[n, 4], out B: f32[n, 4]) { for i in n, j in 3 { B[i, j] = A[i, j] } }")
+    assert annotate_patterns(module).prim("f").attrs["pattern"] == "opaque"
+
+
+def test_an_annotation_given_by_hand_stays() -> None:
+    module = parse('prim f(A: f32[n], out B: f32[n]) attrs {pattern="opaque"} { for i in n { B[i] = A[i] } }')
+    assert annotate_patterns(module) is module

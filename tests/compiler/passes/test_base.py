@@ -1,0 +1,52 @@
+"""The list of passes and the instruments around it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from compiler.ir.module import IRModule
+from compiler.ir.parser import parse
+from compiler.ir.verify import VerifyError
+from compiler.passes.base import Dump, Pipeline, Timing, Verify, name_of
+from compiler.passes.fold_constants import FoldConstants
+from compiler.passes.legalize import legalize
+from compiler.passes.pipeline import pipeline
+from compiler.passes.share_subexpressions import share_subexpressions
+from compiler.target import get
+
+PROGRAM = "func main(x: f32[n]) -> object { a = exp(x) b = exp(x) c = add(a, b) return c }"
+
+
+def test_a_pass_is_named_like_its_file() -> None:
+    folder = Path(__file__).parents[3] / "compiler" / "passes"
+    for step in pipeline(get("avx512")).passes:
+        assert (folder / f"{name_of(step)}.py").exists(), name_of(step)
+
+
+def test_until_and_only() -> None:
+    whole = pipeline(get("avx512"))
+    assert [name_of(p) for p in whole.until("fold_constants").passes] == ["legalize", "fold_constants"]
+    assert [name_of(p) for p in whole.only(["share_subexpressions", "legalize"]).passes] == ["share_subexpressions", "legalize"]
+    for choose in (whole.until, lambda name: whole.only([name])):
+        with pytest.raises(ValueError, match="unknown pass 'nonsense'; known: legalize, "):
+            choose("nonsense")
+
+
+def test_verifying_names_the_pass_that_broke_the_program() -> None:
+    def break_it(module: IRModule) -> IRModule:
+        main = module.graph("main")
+        return module.update({"again": main})
+
+    with pytest.raises(VerifyError, match="after pass break_it: "):
+        Pipeline((break_it,), (Verify(),))(parse(PROGRAM))
+
+
+def test_instruments_see_every_pass(tmp_path: Path) -> None:
+    timing, dump = Timing(), Dump(tmp_path)
+    Pipeline((legalize, FoldConstants(), share_subexpressions), (timing, dump))(parse(PROGRAM))
+    assert list(timing.seconds) == ["legalize", "fold_constants", "share_subexpressions"]
+    # Folding changed nothing, and the numbers are those of the list.
+    assert [p.name for p in sorted(tmp_path.iterdir())] == ["00-start.ir", "01-legalize.ir", "03-share_subexpressions.ir"]
+    parse((tmp_path / "03-share_subexpressions.ir").read_text())

@@ -1,0 +1,123 @@
+"""Which nests join, and which must not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from compiler.ir.graph import CallTir
+from compiler.ir.module import IRModule
+from compiler.ir.parser import parse
+from compiler.ir.verify import verify
+from compiler.passes.base import Pass, Pipeline
+from compiler.passes.eliminate_dead_code import EliminateDeadCode
+from compiler.passes.fuse import fuse
+from compiler.passes.legalize import legalize
+
+# What fusing leaves behind unused is not looked at here.
+fused: Pass = Pipeline((fuse, EliminateDeadCode()))
+
+
+def calls(text: str) -> list[str]:
+    """The names of the nests that `main` calls after fusion."""
+    module: IRModule = Pipeline((legalize, fuse))(parse(text))
+    verify(module)
+    return [b.value.func for b in module.graph("main").body.bindings if isinstance(b.value, CallTir)]
+
+
+def test_elementwise_chains_become_one_nest(becomes: Callable[[Pass, str, str], None]) -> None:
+    before = """
+        func main(x: f32[n, 4]) -> f32[n, 4] {
+          dataflow { a = call_tir @e(x) -> f32[n, 4] b = call_tir @f(a) -> f32[n, 4] }
+          return b
+        }
+        prim e(A: f32[n, 4], out B: f32[n, 4]) { for i in n, j in 4 { B[i, j] = exp(A[i, j]) } }
+        prim f(A: f32[n, 4], out B: f32[n, 4]) { for i in n, j in 4 { B[i, j] = A[i, j] * 2.0 } }
+    """
+    expected = """
+        func main(x: f32[n, 4]) -> f32[n, 4] {
+          dataflow { b = call_tir @e_f(x) -> f32[n, 4] }
+          return b
+        }
+        prim e_f(A: f32[n, 4], out B: f32[n, 4]) { for i in n, j in 4 { B[i, j] = exp(A[i, j]) * 2.0 } }
+    """
+    becomes(fused, before, expected)
+
+
+def test_an_epilogue_wraps_the_store_of_a_product(becomes: Callable[[Pass, str, str], None]) -> None:
+    before = """
+        func main(x: f32[n, 8], w: f32[8, 4], b: f32[4]) -> f32[n, 4] {
+          dataflow { y = call_tir @mm(x, w) -> f32[n, 4] z = call_tir @bias(y, b) -> f32[n, 4] }
+          return z
+        }
+        prim mm(A: f32[n, 8], B: f32[8, 4], out C: f32[n, 4]) { for i in n, j in 4 { C[i, j] = sum(r in 8) A[i, r] * B[r, j] } }
+        prim bias(A: f32[n, 4], V: f32[4], out B: f32[n, 4]) { for i in n, j in 4 { B[i, j] = A[i, j] + V[j] } }
+    """
+    expected = """
+        func main(x: f32[n, 8], w: f32[8, 4], b: f32[4]) -> f32[n, 4] {
+          dataflow { z = call_tir @mm_bias(b, x, w) -> f32[n, 4] }
+          return z
+        }
+        prim mm_bias(V: f32[4], A: f32[n, 8], B: f32[8, 4], out C: f32[n, 4]) {
+          for i in n, j in 4 { C[i, j] = (sum(r in 8) A[i, r] * B[r, j]) + V[j] }
+        }
+    """
+    becomes(fused, before, expected)
+
+
+def test_a_custom_decode_ends_up_inside_the_product_that_reads_it(becomes: Callable[[Pass, str, str], None]) -> None:
+    """Figure 9 of the paper: packed 4-bit weights are never written out in f32."""
+    before = """
+        func main(x: f32[n, 8], w: u8[4, 4], s: f32[4]) -> f32[n, 4] {
+          dataflow { d = call_tir @decode(w, s) -> f32[4, 8] y = call_tir @mm(x, d) -> f32[n, 4] }
+          return y
+        }
+        prim decode(W: u8[4, 4], S: f32[4], out D: f32[4, 8]) {
+          for i in 4, j in 8 { D[i, j] = cast(f32, (W[i, j // 2] >> cast(u8, dim(4*(j % 2)))) & 15:u8) * S[i] }
+        }
+        prim mm(A: f32[n, 8], B: f32[4, 8], out C: f32[n, 4]) { for i in n, j in 4 { C[i, j] = sum(r in 8) A[i, r] * B[j, r] } }
+    """
+    expected = """
+        func main(x: f32[n, 8], w: u8[4, 4], s: f32[4]) -> f32[n, 4] {
+          dataflow { y = call_tir @decode_mm(x, w, s) -> f32[n, 4] }
+          return y
+        }
+        prim decode_mm(A: f32[n, 8], W: u8[4, 4], S: f32[4], out C: f32[n, 4]) {
+          for i in n, j in 4 {
+            C[i, j] = sum(r in 8) A[i, r] * (cast(f32, (W[j, r // 2] >> cast(u8, dim(4*(r % 2)))) & 15:u8) * S[j])
+          }
+        }
+    """
+    becomes(fused, before, expected)
+
+
+def test_a_value_that_two_read_is_computed_once() -> None:
+    assert calls("func main(x: f32[n]) -> object { dataflow { a = exp(x) b = sin(a) c = cos(a) r = (b, c) } return r }") == [
+        *("exp", "sin", "cos"),
+    ]
+
+
+def test_nothing_joins_outside_of_dataflow() -> None:
+    assert calls("func main(x: f32[n]) -> object { a = exp(x) b = sin(a) return b }") == ["exp", "sin"]
+
+
+def test_costly_work_is_not_repeated_in_a_fold() -> None:
+    """exp would run once per column of the product."""
+    text = "func main(x: f32[n, 8], w: f32[8, 8]) -> object { dataflow { a = exp(w) b = matmul(x, a) } return b }"
+    assert calls(text) == ["exp", "matmul"]
+
+
+def test_a_producer_does_not_cross_a_write_to_what_it_reads() -> None:
+    module = parse("""
+        impure func main(x: f32[n]) -> object {
+          dataflow {
+            a = call_tir @e(x) -> f32[n]
+            z = call_tir_inplace @zero(x) [0] -> f32[n]
+            b = call_tir @e(a) -> f32[n]
+            r = (b, z)
+          }
+          return r
+        }
+        prim e(A: f32[n], out B: f32[n]) { for i in n { B[i] = A[i] + 1.0 } }
+        prim zero(A: f32[n], out B: f32[n]) attrs {inplace=[[0, 1]]} { for i in n { B[i] = A[i] * 0.0 } }
+    """)
+    assert fuse(module) is module

@@ -1,0 +1,94 @@
+"""Operators become loop nests and host routines; views stay; what deduction could not prove is checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from compiler.ir.parser import parse
+from compiler.ops.tables import UnknownShape
+from compiler.passes.base import Pass
+from compiler.passes.legalize import legalize
+
+Becomes = Callable[[Pass, str, str], None]
+
+
+def test_equal_operators_share_one_nest(becomes: Becomes) -> None:
+    before = """
+        func main(x: f32[n, 4], y: f32[n, 4]) -> f32[n, 4] {
+          a = add(x, y)
+          b = add(a, y)
+          c = add(b, 1.0)
+          return c
+        }
+    """
+    expected = """
+        func main(x: f32[n, 4], y: f32[n, 4]) -> f32[n, 4] {
+          a = call_tir @add(x, y) -> f32[n, 4]
+          b = call_tir @add(a, y) -> f32[n, 4]
+          c = call_tir @add_1(b) -> f32[n, 4]
+          return c
+        }
+        prim add(a: f32[n, 4], b: f32[n, 4], out out: f32[n, 4]) { for i in n, j in 4 { out[i, j] = a[i, j] + b[i, j] } }
+        prim add_1(a: f32[n, 4], out out: f32[n, 4]) { for i in n, j in 4 { out[i, j] = a[i, j] + 1.0 } }
+    """
+    becomes(legalize, before, expected)
+
+
+def test_an_unproved_extent_is_checked_first(becomes: Becomes) -> None:
+    before = "func main(x: f32[4], y: f32[n]) -> f32[4] { z = add(x, y) return z }"
+    expected = """
+        func main(x: f32[4], y: f32[n]) -> f32[4] {
+          y4 = match_cast y to f32[4]
+          z = call_tir @add(x, y4) -> f32[4]
+          return z
+        }
+        prim add(a: f32[4], b: f32[n], out out: f32[4]) { for i in 4 { out[i] = a[i] + b[i] } }
+    """
+    becomes(legalize, before, expected)
+
+
+def test_a_view_stays_and_its_count_is_checked_where_unproved(becomes: Becomes) -> None:
+    before = "func main(x: f32[n, 4], s: shape[m]) -> f32[m] { y: f32[m] = reshape(x, shape[m]) return y }"
+    expected = """
+        func main(x: f32[n, 4], s: shape[m]) -> f32[m] {
+          same = match_cast dim(4*n) to scalar[i64, m]
+          y: f32[m] = reshape(x, shape[m])
+          return y
+        }
+    """
+    becomes(legalize, before, expected)
+
+
+def test_a_host_routine_becomes_a_library_call(becomes: Becomes) -> None:
+    before = "func main(x: f32[n, 4]) -> f32[n, 4] { y = sort(x, axis=1, descending=true) return y }"
+    expected = """
+        func main(x: f32[n, 4]) -> f32[n, 4] {
+          y = call_library "sort"(x) {axis=1, descending=true} -> f32[n, 4]
+          return y
+        }
+    """
+    becomes(legalize, before, expected)
+
+
+def test_the_inside_of_branches_too(becomes: Becomes) -> None:
+    before = "func main(c: bool[], x: f32[n]) -> f32[n] { y: f32[n] = if c { a = exp(x) return a } else { return x } return y }"
+    expected = """
+        func main(c: bool[], x: f32[n]) -> f32[n] {
+          y: f32[n] = if c { a = call_tir @exp(x) -> f32[n] return a } else { return x }
+          return y
+        }
+        prim exp(a: f32[n], out out: f32[n]) { for i in n { out[i] = exp(a[i]) } }
+    """
+    becomes(legalize, before, expected)
+
+
+def test_nothing_to_do(stays: Callable[[Pass, str], None]) -> None:
+    stays(legalize, "func main(x: f32[n]) -> f32[n] { y = reshape(x, shape[n]) return y }")
+
+
+def test_an_unknown_shape_is_an_error_with_a_remedy() -> None:
+    module = parse("func main(x: f32[ndim=1]) -> f32[ndim=1] { y = exp(x) return y }")
+    with pytest.raises(UnknownShape, match=r"exp \(y\): .*match_cast"):
+        legalize(module)

@@ -1,0 +1,90 @@
+"""Work on weights alone is done when they are bound."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from compiler.passes.base import Pass
+from compiler.passes.lift_weights import lift_weights
+
+TWICE = "prim twice(A: f32[n], out B: f32[n]) { for i in n { B[i] = A[i] * 2.0 } }"
+ADD = "prim plus(A: f32[n], B: f32[n], out C: f32[n]) { for i in n { C[i] = A[i] + B[i] } }"
+
+
+def test_prepared_values_take_the_place_of_weights(becomes: Callable[[Pass, str, str], None]) -> None:
+    before = f"""
+        func step(x: f32[4], weight u: f32[4], weight v: f32[4]) -> f32[4] {{
+          a = call_tir @twice(u) -> f32[4]
+          b = call_tir @twice(a) -> f32[4]
+          y = call_tir @plus(x, b) -> f32[4]
+          z = call_tir @plus(y, v) -> f32[4]
+          return z
+        }}
+        {TWICE} {ADD}
+    """
+    expected = f"""
+        func step(x: f32[4], weight v: f32[4], weight b: f32[4]) -> f32[4] {{
+          y = call_tir @plus(x, b) -> f32[4]
+          z = call_tir @plus(y, v) -> f32[4]
+          return z
+        }}
+        {TWICE} {ADD}
+        func step.weights(u: f32[4]) -> tuple[f32[4]] {{
+          dataflow {{
+            a = call_tir @twice(u) -> f32[4]
+            b = call_tir @twice(a) -> f32[4]
+            prepared = (b)
+          }}
+          return prepared
+        }}
+    """
+    becomes(lift_weights, before, expected)
+
+
+def test_a_weight_that_alone_defines_a_dimension_stays(becomes: Callable[[Pass, str, str], None]) -> None:
+    before = """
+        func step(x: f32[4], weight u: f32[n]) -> f32[2*n] {
+          a = call_tir @double(u) -> f32[2*n]
+          b = call_tir @shift(a, n) -> f32[2*n]
+          return b
+        }
+        prim double(A: f32[n], out B: f32[2*n]) { for i in 2*n { B[i] = A[i // 2] } }
+        prim shift(A: f32[m], n: dim, out B: f32[m]) { for i in m { B[i] = A[i] + cast(f32, dim(n)) } }
+    """
+    expected = """
+        func step(x: f32[4], weight u: f32[n], weight a: f32[2*n]) -> f32[2*n] {
+          b = call_tir @shift(a, n) -> f32[2*n]
+          return b
+        }
+        prim double(A: f32[n], out B: f32[2*n]) { for i in 2*n { B[i] = A[i // 2] } }
+        prim shift(A: f32[m], n: dim, out B: f32[m]) { for i in m { B[i] = A[i] + cast(f32, dim(n)) } }
+        func step.weights(u: f32[n]) -> tuple[f32[2*n]] {
+          dataflow { a = call_tir @double(u) -> f32[2*n] prepared = (a) }
+          return prepared
+        }
+    """
+    becomes(lift_weights, before, expected)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        # the length comes with each call
+        """func step(x: f32[n], weight w: f32[1]) -> f32[n] { y = call_tir @spread(w) -> f32[n] return y }
+           prim spread(A: f32[1], out B: f32[n]) { for i in n { B[i] = A[0] } }""",
+        # the step destroys it, so each step needs a new one
+        f"""func step(x: f32[4], weight w: f32[4]) -> f32[4] {{
+              a = call_tir @twice(w) -> f32[4]
+              v = reshape(a, shape[4])
+              y = call_tir_inplace @plus(v, x) [0] -> f32[4]
+              return y
+            }} {TWICE} {ADD.replace("{ for", "attrs {inplace=[[0, 2]]} { for")}""",
+        # nothing is bound
+        f"func step(x: f32[4]) -> f32[4] {{ a = call_tir @twice(x) -> f32[4] return a }} {TWICE}",
+    ],
+    ids=["length", "destroyed", "no weights"],
+)
+def test_what_each_call_must_do_stays(stays: Callable[[Pass, str], None], text: str) -> None:
+    stays(lift_weights, text)

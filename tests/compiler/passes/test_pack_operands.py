@@ -1,0 +1,41 @@
+"""The right operand of a product is laid out in panels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from compiler.passes.base import Pass
+from compiler.passes.pack_operands import PackOperands
+
+
+def test_panels_of_columns(becomes: Callable[[Pass, str, str], None]) -> None:
+    """Six columns in panels of four: the second is padded."""
+    before = """
+        func main(x: f32[n, 8], w: f32[6, 8]) -> f32[n, 6] { y = call_tir @mm(x, w) -> f32[n, 6] return y }
+        prim mm(A: f32[n, 8], B: f32[6, 8], out C: f32[n, 6]) { for i in n, j in 6 { C[i, j] = sum(r in 8) A[i, r] * B[j, r] } }
+    """
+    expected = """
+        func main(x: f32[n, 8], w: f32[6, 8]) -> f32[n, 6] {
+          p = call_tir @pack(w) -> f32[2, 8, 4]
+          y = call_tir @mm_packed(x, p) -> f32[n, 6]
+          return y
+        }
+        prim mm(A: f32[n, 8], B: f32[6, 8], out C: f32[n, 6]) { for i in n, j in 6 { C[i, j] = sum(r in 8) A[i, r] * B[j, r] } }
+        prim pack(w: f32[6, 8], out p: f32[2, 8, 4]) {
+          for i in 2, j in 8, k in 4 { p[i, j, k] = guard(0 <= 4*i + k < 6 ? w[4*i + k, j] : 0.0) }
+        }
+        prim mm_packed(A: f32[n, 8], B: f32[2, 8, 4], out C: f32[n, 6]) {
+          for i in n, j in 6 { C[i, j] = sum(r in 8) A[i, r] * B[j // 4, r, j % 4] }
+        }
+    """
+    becomes(PackOperands(4), before, expected)
+
+
+def test_what_is_no_product_stays(stays: Callable[[Pass, str], None]) -> None:
+    stays(
+        PackOperands(4),
+        """
+        func main(x: f32[n, 8]) -> f32[n] { y = call_tir @total(x) -> f32[n] return y }
+        prim total(A: f32[n, 8], out B: f32[n]) { for i in n { B[i] = sum(r in 8) A[i, r] } }
+        """,
+    )

@@ -1,0 +1,54 @@
+"""An in-place call takes memory only where nobody else reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from compiler.passes.base import Pass
+from compiler.passes.protect_operands import protect_operands
+
+BUMP = "prim bump(A: f32[n], out B: f32[n]) attrs {inplace=[[0, 1]]} { for i in n { B[i] = A[i] + 1.0 } }"
+COPY = "prim copy(a: f32[n], out out: f32[n]) { for i in n { out[i] = a[i] } }"
+FRESH = "prim e(A: f32[n], out B: f32[n]) { for i in n { B[i] = exp(A[i]) } }"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "a = call_tir @e(x) -> f32[n] b = call_tir_inplace @bump(a) [0] -> f32[n] r = (b, a) return r",
+        "a = call_tir @e(x) -> f32[n] v = reshape(a, shape[n]) b = call_tir_inplace @bump(a) [0] -> f32[n] r = (b, v) return r",
+        "a = call_tir @e(x) -> f32[n] v = match_cast a to f32[m] b = call_tir_inplace @bump(a) [0] -> f32[n] r = (b, v) return r",
+        """a = call_tir @e(x) -> f32[n] v: f32[n] = if c { return a } else { return x }
+           b = call_tir_inplace @bump(a) [0] -> f32[n] r = (b, v) return r""",
+    ],
+    ids=["name", "view", "match_cast", "branch"],
+)
+def test_what_is_read_later_under_any_name_is_copied(becomes: Callable[[Pass, str, str], None], body: str) -> None:
+    before = f"func main(c: bool[], x: f32[n]) -> object {{ {body} }} {FRESH} {BUMP}"
+    call = "b = call_tir_inplace @bump(a) [0] -> f32[n]"
+    copied = "own = call_tir @copy(a) -> f32[n] b = call_tir_inplace @bump(own) [0] -> f32[n]"
+    becomes(protect_operands, before, f"func main(c: bool[], x: f32[n]) -> object {{ {body.replace(call, copied)} }} {FRESH} {BUMP} {COPY}")
+
+
+def test_the_memory_of_a_caller_is_copied(becomes: Callable[[Pass, str, str], None]) -> None:
+    before = f"func main(x: f32[n]) -> object {{ b = call_tir_inplace @bump(x) [0] -> f32[n] return b }} {BUMP}"
+    expected = f"""
+        func main(x: f32[n]) -> object {{
+          own = call_tir @copy(x) -> f32[n] b = call_tir_inplace @bump(own) [0] -> f32[n] return b
+        }} {BUMP} {COPY}
+    """
+    becomes(protect_operands, before, expected)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "func main(x: f32[n]) -> object { a = call_tir @e(x) -> f32[n] b = call_tir_inplace @bump(a) [0] -> f32[n] return b }",
+        "impure func main(x: f32[n]) -> object { b = call_tir_inplace @bump(x) [0] -> f32[n] return b }",
+    ],
+    ids=["ours", "given"],
+)
+def test_what_is_ours_and_read_no_more_is_taken(stays: Callable[[Pass, str], None], text: str) -> None:
+    stays(protect_operands, f"{text} {FRESH} {BUMP}")

@@ -1,0 +1,63 @@
+"""The same thing is computed once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from compiler.passes.base import Pass
+from compiler.passes.share_subexpressions import share_subexpressions
+
+Becomes = Callable[[Pass, str, str], None]
+
+
+def test_equal_values_are_one(becomes: Becomes) -> None:
+    before = """
+        func main(x: f32[n]) -> tuple[f32[n], f32[n]] {
+          a = exp(x)
+          b = exp(x)
+          c = add(a, 1.0)
+          d = add(b, 1.0)
+          r = (c, d)
+          return r
+        }
+    """
+    expected = """
+        func main(x: f32[n]) -> tuple[f32[n], f32[n]] {
+          a = exp(x)
+          c = add(a, 1.0)
+          r = (c, c)
+          return r
+        }
+    """
+    becomes(share_subexpressions, before, expected)
+
+
+def test_a_branch_reuses_what_is_around_it_and_not_the_other_way(becomes: Becomes) -> None:
+    before = """
+        func main(c: bool[], x: f32[n]) -> f32[n] {
+          a = exp(x)
+          y: f32[n] = if c { b = exp(x) d = sin(b) return d } else { return x }
+          z = sin(a)
+          w = add(y, z)
+          return w
+        }
+    """
+    expected = before.replace("b = exp(x) d = sin(b)", "d = sin(a)")
+    becomes(share_subexpressions, before, expected)
+
+
+def test_different_attributes_impure_and_in_place_calls_stay(stays: Callable[[Pass, str], None]) -> None:
+    stays(
+        share_subexpressions,
+        """
+        func main(x: f32[4, 4]) -> object {
+          a = permute_dims(x, axes=[1, 0])
+          b = permute_dims(x, axes=[0, 1])
+          c = call_tir_inplace @bump(a) [0] -> f32[4, 4]
+          d = call_tir_inplace @bump(a) [0] -> f32[4, 4]
+          r = (b, c, d)
+          return r
+        }
+        prim bump(A: f32[n, m], out B: f32[n, m]) attrs {inplace=[[0, 1]]} { for i in n, j in m { B[i, j] = A[i, j] + 1.0 } }
+        """,
+    )
