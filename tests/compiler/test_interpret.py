@@ -26,7 +26,7 @@ def interpret(text: str, *args: object, entry: str = "main") -> object:
 def run(text: str, *args: object) -> None:
     """Run the only loop-level function of the text."""
     (prim,) = parse(text).prim_functions.values()
-    run_prim(prim, args)  # type: ignore[arg-type]
+    run_prim(prim, args)
 
 
 # --- graph level: control, functions, shapes ---------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from compiler.driver import compile_module
 from compiler.interpret.graph import Interpreter
 from compiler.ir.builder import Builder
 from compiler.ir.deduce import type_of
@@ -23,6 +24,7 @@ from compiler.ir.types import TensorType, TupleType, Type
 from compiler.ir.verify import verify
 from compiler.ops.tables import INTERPRET
 from compiler.passes.legalize import legalize
+from runtime.session import Session
 
 # Rounding to the type, and the order of sums.
 TOLERANCE = {DType.F32: 3e-6, DType.F16: 2e-3, DType.BF16: 1.6e-2}
@@ -92,9 +94,9 @@ def has_type(value: Any, type_: Type, dims: dict[DimVar, int]) -> None:
 def run() -> Callable[..., Any]:
     """`run(op, *values, shapes="n k, m k", **attrs)`: the operator's value, after checking that its annotation holds, that the loop nest
     computes the same, and that both programs survive as text. `shapes` makes dimensions symbolic, one entry per tensor; an attribute may
-    be a function of them."""
+    be a function of them. `compiled` runs the machine code too."""
 
-    def call(op: OpDef, *values: Any, shapes: str | None = None, **attrs: Any) -> Any:
+    def call(op: OpDef, *values: Any, shapes: str | None = None, compiled: bool = False, **attrs: Any) -> Any:
         given: list[str | None] = [None if s is None else s.strip() for s in shapes.split(",")] if shapes is not None else []
         dims: dict[str, DimVar] = {}
         atoms: list[Atom] = []
@@ -107,7 +109,7 @@ def run() -> Callable[..., Any]:
         known = {
             d.var: n
             for v, a in zip(arrays, (a for a in atoms if isinstance(a, Var)), strict=True)
-            for d, n in zip(type_of(a).shape or (), v.shape, strict=True)  # type: ignore[union-attr]
+            for d, n in zip(type_of(a).shape or (), v.shape, strict=True)
             if d.var is not None
         }
         has_type(expected, module.graph("main").result_type, known)
@@ -119,6 +121,10 @@ def run() -> Callable[..., Any]:
         close(Interpreter(legal).call("main", *arrays), expected)
         for array, copy in zip(arrays, before, strict=True):
             np.testing.assert_array_equal(array, copy)
+        if compiled:
+            session = Session(compile_module(module))
+            close(session.call("main", *before), expected)
+            session.close()
         return expected
 
     return call

@@ -13,6 +13,7 @@ from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
 from compiler.ir.types import ObjectType, TensorType, TupleType, tensor
 from compiler.ops.reduce import ALL, ANY, ARGMAX, ARGMIN, ARGSORT, CUMSUM, MAX, MEAN, MIN, PROD, SORT, SUM, TOP_K
+from compiler.ops.tables import INTERPRET
 
 F32, I64 = DType.F32, DType.I64
 N = DimVar("n")
@@ -69,8 +70,6 @@ def test_cumsum(run, rng):
 @given(st.lists(st.integers(-5, 5), max_size=9), st.booleans())
 @settings(max_examples=30, deadline=None)
 def test_sorting_is_stable(values, descending):
-    from compiler.ops.tables import INTERPRET
-
     x = np.array(values, np.int32)
     order = INTERPRET["argsort"](x, axis=-1, descending=descending)
     assert list(order) == sorted(range(len(values)), key=lambda i: (-values[i] if descending else values[i], i))

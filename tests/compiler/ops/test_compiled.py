@@ -1,0 +1,105 @@
+"""Every operator as machine code, at sizes that fill vectors and leave a rest."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import compiler.ops
+from compiler.ir.op import OPS
+from compiler.ops.tables import LEGALIZE
+
+assert compiler.ops  # the tables of operators are filled
+
+RNG = np.random.default_rng(11)
+ROWS, SIZE = 5, 37
+X, Y = (RNG.standard_normal((ROWS, SIZE)).astype(np.float32) for _ in range(2))
+POSITIVE = np.abs(X) + np.float32(0.1)
+ROW = RNG.standard_normal(SIZE).astype(np.float32)
+INTS, MORE = (RNG.integers(-50, 50, (ROWS, SIZE)).astype(np.int32) for _ in range(2))
+BOOLS = RNG.random((ROWS, SIZE)) < 0.5
+WEIGHT = RNG.standard_normal((20, SIZE)).astype(ml_dtypes.bfloat16)
+IDS = RNG.integers(0, ROWS, 9).astype(np.int32)
+PLACES = RNG.integers(0, SIZE, (ROWS, 6)).astype(np.int64)
+HEADS = RNG.standard_normal((3, 4, 8)).astype(np.float32)
+CACHE = RNG.standard_normal((2, 2, 6, 2, 16 * 8)).astype(np.float32)
+DENSE = RNG.standard_normal((2, 4, 6, 8)).astype(np.float32)
+TABLES, SEQUENCES, POSITIONS = np.array([[0, 2], [4, 1]], np.int32), np.array([0, 1, 1], np.int32), np.array([20, 3, 4], np.int32)
+
+ONE = {
+    "exp tanh erf sin cos floor round sigmoid silu gelu gelu_tanh relu negative abs softmax log_softmax sort argsort unique nonzero": X,
+    "log sqrt rsqrt": POSITIVE,
+    "logical_not any all": BOOLS,
+    "sum max min prod": INTS,
+    "mean": X,
+}
+TWO = {
+    "add subtract multiply minimum maximum less less_equal greater greater_equal equal not_equal": (X, ROW),
+    "divide power": (POSITIVE, POSITIVE),
+    "floor_divide modulo": (INTS, MORE),
+    "logical_and logical_or logical_xor": (BOOLS, BOOLS[::-1].copy()),
+}
+OTHERS: dict[str, tuple[tuple[Any, ...], str | None, dict[str, Any]]] = {
+    "clip": ((X, -0.5, 0.5), "n k", {}),
+    "where": ((BOOLS, X, 0.0), "n k, n k", {}),
+    "cast": ((X * 300,), "n k", {"dtype": "i8"}),
+    "reshape": ((X, (SIZE, "n")), f"n {SIZE}", {}),
+    "expand_dims": ((X,), "n k", {"axes": 1}),
+    "squeeze": ((X[:1],), "n k", {"axes": 0}),
+    "broadcast_to": ((ROW, (3, "k")), "k", {}),
+    "permute_dims": ((X,), "n k", {}),
+    "flip": ((X,), "n k", {"axes": (0, 1)}),
+    "slice": ((X,), "n k", {"axis": 1, "begin": 3, "stride": 2}),
+    "split": ((X,), "n 37", {"axis": 1, "sizes": (16, 21)}),
+    "concat": ((X, Y[:, :3].copy()), "n k, n j", {"axis": 1}),
+    "stack": ((X, Y), "n k, n k", {"axis": 1}),
+    "pad": ((X,), "n k", {"before": (1, 2), "after": (0, 3)}),
+    "tril": ((X,), "n k", {"k": 1}),
+    "triu": ((X,), "n k", {}),
+    "full": (((4, 33), 2.5), None, {"dtype": "bf16"}),
+    "arange": ((), None, {"stop": 40, "step": 3, "dtype": "f32"}),
+    "shape_to_tensor": (((3, 4, 5),), None, {}),
+    "take": ((X, IDS), "n k, m", {"axis": 0}),
+    "gather": ((X, PLACES), "n k, n m", {"axis": 1}),
+    "scatter": ((X, PLACES, Y[:, :6].copy()), "n k, n m, n m", {"axis": 1}),
+    "scatter_inplace": ((X, PLACES, Y[:, :6].copy()), "n k, n m, n m", {"axis": 1}),
+    "argmax": ((X,), "n k", {"axis": 1}),
+    "argmin": ((X,), "n k", {"axis": 0}),
+    "cumsum": ((INTS,), "n k", {"axis": 1}),
+    "top_k": ((X,), "n k", {"k": 4}),
+    "rms_norm": ((X, ROW), "n k, k", {"eps": 1e-6, "weight_offset": 1.0}),
+    "layer_norm": ((X, ROW, ROW), "n k, k, k", {"eps": 1e-5}),
+    "linear": ((X, WEIGHT), "n 37, 20 37", {}),
+    "matmul": ((X, Y), "n k, m k", {"transpose_b": True}),
+    "embedding": ((WEIGHT, IDS), "v 37, n", {}),
+    "rope_angles": ((POSITIONS, POSITIVE[0]), "t, p", {"scale": 1.5}),
+    "rope": ((HEADS, X[:3, :3].copy(), Y[:3, :3].copy()), "t 4 8, t 3, t 3", {}),
+    "quantize": ((RNG.standard_normal((ROWS, 64)).astype(np.float32),), "n 64", {"bits": 4, "group": 32, "symmetric": False}),
+    "dequantize": ((RNG.integers(0, 256, (ROWS, 32)).astype(np.uint8), POSITIVE[:, :2].copy()), "n 32, n 2", {"bits": 4, "group": 32}),
+    "attention": ((DENSE, DENSE[:, :2].copy(), DENSE[:, 2:].copy()), "b 4 t 8, b 2 s 8, b 2 s 8", {"scale": 0.3, "causal": True}),
+    "paged_attention": ((HEADS, CACHE, TABLES, SEQUENCES, POSITIONS, 1), "t 4 8, 2 2 p 2 128, s m, t, t", {"scale": 0.3}),
+    "kv_append": (
+        (CACHE, HEADS[:, :2].copy(), HEADS[:, 2:].copy(), np.array([3, 70, 16], np.int64), 1),
+        "2 2 p 2 128, t 2 8, t 2 8, t",
+        {},
+    ),
+    "uniform": (((4, 33), 99), None, {}),
+}
+CASES = {name: ((x,), "n k", {}) for names, x in ONE.items() for name in names.split()}
+CASES |= {name: (xs, "n k, " + ("n k" if xs[1].ndim == 2 else "k"), {}) for names, xs in TWO.items() for name in names.split()}
+CASES |= OTHERS
+
+
+def test_every_operator_has_a_case():
+    assert set(CASES) <= set(OPS)
+    missing = set(LEGALIZE) - set(CASES)
+    assert all(compiler.ops.ragged.__name__ == LEGALIZE[name].__module__ for name in missing), missing
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_machine_code_computes_what_the_operator_means(run, name):
+    values, shapes, attrs = CASES[name]
+    run(OPS[name], *values, shapes=shapes, compiled=True, **attrs)
