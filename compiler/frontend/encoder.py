@@ -29,6 +29,7 @@ from compiler.ops.manipulate import PERMUTE_DIMS, SLICE
 from compiler.ops.ragged import RAGGED_ATTENTION, RAGGED_MEAN
 
 ENTRY = "encode"
+AS_STORED = WeightFormat(32)
 FURTHEST = 128  # beyond this distance, all positions of MPNet share a bucket
 UNUSED = ("*pooler.dense.*", "*.position_ids", "cls.*", "lm_head.*")  # heads for other tasks, and a table of what is counted
 
@@ -62,7 +63,8 @@ def build_encode(
     bounds: EncodeBounds,
     format: WeightFormat = DEFAULT_FORMAT,
 ) -> IRModule:
-    net = Net(dtypes, format)
+    # Whole texts are bound by arithmetic, not by reading weights: fewer bits would only cost precision.
+    net = Net(dtypes, AS_STORED if format.bits == 16 else format)
     t, n = DimVar("t", 0, bounds.max_tokens), DimVar("n", 1, bounds.max_texts + 1)
     i32 = DType.I32
     batch = _Texts(

@@ -27,7 +27,7 @@ GOLDEN = Path(__file__).parents[2] / "golden" / "models"
 BOUNDS = StepBounds(max_tokens=512, max_seqs=512, max_context=128)
 NUM_PAGES = 200
 
-Logits = NDArray[np.float32]
+Rows = NDArray[np.float32]  # of logits, or of hidden states
 
 
 def dtypes_of(source: WeightSource) -> dict[str, DType]:
@@ -38,6 +38,7 @@ def dtypes_of(source: WeightSource) -> dict[str, DType]:
 class CausalModel:
     config: ModelConfig
     source: WeightSource
+    entry: str
     executable: Executable
     golden: dict[str, NDArray[Any]]
     sessions: dict[int, Session] = field(default_factory=dict[int, Session])
@@ -45,7 +46,7 @@ class CausalModel:
     def session(self, num_threads: int) -> Session:
         if num_threads not in self.sessions:
             session = Session(self.executable, device_threads=num_threads)
-            bind_weights(session, self.executable, ENTRY, self.source, UNUSED)
+            bind_weights(session, self.executable, self.entry, self.source, UNUSED)
             self.sessions[num_threads] = session
         return self.sessions[num_threads]
 
@@ -54,7 +55,7 @@ class CausalModel:
         shape = (self.config.num_layers, 2, NUM_PAGES, self.config.num_kv_heads, PAGE * self.config.head_dim)
         pages = np.random.default_rng(seed).permutation(np.arange(1, NUM_PAGES, dtype=np.int32))
         # What no sequence wrote must not matter, so it is not zero.
-        return Sequences(self.session(num_threads), np.full(shape, np.nan, np.float32), pages)
+        return Sequences(self.session(num_threads), self.entry, np.full(shape, np.nan, np.float32), pages)
 
 
 @dataclass(slots=True)
@@ -62,13 +63,14 @@ class Sequences:
     """Sequences in one cache; `feed` runs one step."""
 
     session: Session
+    entry: str
     cache: NDArray[np.float32]
     free: NDArray[np.int32]
     tables: dict[str, NDArray[np.int32]] = field(default_factory=dict[str, NDArray[np.int32]])
     lengths: dict[str, int] = field(default_factory=dict[str, int])
 
-    def feed(self, pieces: dict[str, Sequence[int]]) -> dict[str, Logits]:
-        """The next tokens of some sequences; the logits of all of them."""
+    def feed(self, pieces: dict[str, Sequence[int]]) -> dict[str, Rows]:
+        """The next tokens of some sequences; the rows of all of them."""
         tokens, positions, slots, seq_ids, tables = [], [], [], [], []
         for number, (name, piece) in enumerate(pieces.items()):
             at = self.lengths.setdefault(name, 0) + np.arange(len(piece))
@@ -82,9 +84,9 @@ class Sequences:
         width = max(map(len, tables))
         table_rows = np.array([np.pad(t, (0, width - len(t))) for t in tables], np.int32)
         flat = [np.concatenate(parts).astype(np.int32) for parts in (tokens, positions, slots, seq_ids)]
-        logits = self.session.call(ENTRY, *flat, table_rows, np.arange(len(flat[0]), dtype=np.int32), self.cache)
+        rows = self.session.call(self.entry, *flat, table_rows, np.arange(len(flat[0]), dtype=np.int32), self.cache)
         ends = np.cumsum([len(piece) for piece in pieces.values()])
-        return dict(zip(pieces, np.split(logits, ends[:-1]), strict=True))
+        return dict(zip(pieces, np.split(rows, ends[:-1]), strict=True))
 
     def _table(self, name: str, length: int) -> NDArray[np.int32]:
         table = self.tables.get(name, np.empty(0, np.int32))
@@ -95,16 +97,17 @@ class Sequences:
 
 @pytest.fixture(scope="session")
 def causal() -> Callable[..., CausalModel]:
-    """`causal(case, format="f32")`, compiled on first demand."""
-    known: dict[tuple[str, str], CausalModel] = {}
+    """`causal(case, format="f32", entry="step")`, compiled on first demand."""
+    known: dict[tuple[str, str, str], CausalModel] = {}
 
-    def compiled(case: str, format: str = "f32") -> CausalModel:
-        if (case, format) not in known:
+    def compiled(case: str, format: str = "f32", entry: str = ENTRY) -> CausalModel:
+        if (case, format, entry) not in known:
             folder = GOLDEN / case
             config, source = load_config(folder), open_safetensors(folder)
-            module = build_step(config, CAUSAL[config.family], dtypes_of(source), BOUNDS, DType.F32, WeightFormat.parse(format))
+            wiring, held = CAUSAL[config.family], WeightFormat.parse(format)
+            module = build_step(config, wiring, dtypes_of(source), BOUNDS, DType.F32, held, entry=entry)
             golden = dict(np.load(folder / "golden.npz"))
-            known[case, format] = CausalModel(config, source, compile_module(module), golden)
-        return known[case, format]
+            known[case, format, entry] = CausalModel(config, source, entry, compile_module(module), golden)
+        return known[case, format, entry]
 
     return compiled

