@@ -28,6 +28,7 @@ GOLDEN = Path(__file__).parents[2] / "golden"
 CASES = ["bert", "bert-cls", "roberta", "xlm-roberta", "mpnet"]
 
 Vectors = NDArray[np.float32]
+Text = Sequence[int] | NDArray[np.int32]
 
 
 @dataclass(slots=True)
@@ -37,7 +38,7 @@ class Encoder:
     executable: Executable
     sessions: dict[int, Session] = field(default_factory=dict[int, Session])
 
-    def encode(self, texts: Sequence[Sequence[int]], *, num_threads: int = 1) -> Vectors:
+    def encode(self, texts: Sequence[Text], *, num_threads: int = 1) -> Vectors:
         if num_threads not in self.sessions:
             session = self.sessions[num_threads] = Session(self.executable, device_threads=num_threads)
             bind_weights(session, self.executable, ENTRY, self.source, UNUSED)
@@ -48,7 +49,7 @@ class Encoder:
         tokens = np.concatenate([*texts, []]).astype(np.int32)
         return self.sessions[num_threads].call(ENTRY, tokens, positions, text_ids, starts)
 
-    def embed(self, texts: Sequence[Sequence[int]]) -> Vectors:
+    def embed(self, texts: Sequence[Text]) -> Vectors:
         return finished(self.encode(texts), self.config)
 
 
