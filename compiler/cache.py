@@ -9,33 +9,47 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
+import tarfile
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
+import llvmlite
 import msgspec
 
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.equal import structural_hash
+from compiler.ir.graph import Body, Function, If, MatchCast
 from compiler.ir.module import IRModule
-from compiler.ir.types import substitute, vars_of
+from compiler.ir.types import binders_of, substitute, vars_of
+from compiler.ir.visit import free_vars
+from compiler.report import say
 from runtime.errors import RuntimeFault
 from runtime.executable import Executable
 
-VERSION = "0.1.0"
 SUFFIX = ".rsx"
+_NAME = re.compile(r"[0-9a-f]{32}-[0-9a-f]{8}")
+
+
+class CacheError(RuntimeFault):
+    """An archive that cannot be taken in."""
 
 
 class Range(msgspec.Struct, frozen=True):
-    """A declared range; `upper` None is unbounded."""
+    """A declared range; `upper` None is unbounded, text is an expression of other variables."""
 
     lower: int
-    upper: int | None
+    upper: int | str | None
     multiple_of: int
 
     def covers(self, other: Range) -> bool:
-        above = self.upper is None or (other.upper is not None and other.upper <= self.upper)
+        above = self.upper is None or self.upper == other.upper
+        if isinstance(self.upper, int) and isinstance(other.upper, int):
+            above = other.upper <= self.upper
         return self.lower <= other.lower and above and other.multiple_of % self.multiple_of == 0
 
 
@@ -54,32 +68,58 @@ class Key:
     ranges: dict[str, dict[str, Range]]  # entry point -> variable, by its number in the signature -> range
 
 
+@lru_cache(maxsize=1)
+def compiler_version() -> str:
+    """A digest of the compiler's sources and the release of LLVM's binding: whatever changes one of them may change code."""
+    digest = hashlib.sha256(llvmlite.__version__.encode())
+    root = Path(__file__).parent
+    for path in sorted(root.rglob("*.py")):
+        digest.update(str(path.relative_to(root)).encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
 def key_of(module: IRModule, target: str, options: tuple[str, ...] = ()) -> Key:
-    parts = KeyParts(structural_hash(module, ranges=False), target, VERSION, options)
+    parts = KeyParts(structural_hash(module, ranges=False), target, compiler_version(), options)
     digest = hashlib.sha256(msgspec.json.encode(parts)).hexdigest()[:32]
-    return Key(digest, {name: _ranges(signature_vars(module, name)) for name in sorted(module.graph_functions)})
+    return Key(digest, {name: _ranges(all_vars(func)) for name, func in sorted(module.graph_functions.items())})
 
 
-def signature_vars(module: IRModule, name: str) -> tuple[DimVar, ...]:
-    """The variables of an entry point in the order in which its annotations mention them: their canonical names are their numbers."""
-    return tuple(dict.fromkeys(v for p in module.graph(name).params for v in vars_of(p.type)))
+def signature_vars(func: Function) -> tuple[DimVar, ...]:
+    """The variables of a function in the order in which its annotations mention them: their canonical names are their numbers."""
+    return tuple(dict.fromkeys(v for p in func.params for v in vars_of(p.type)))
+
+
+def all_vars(func: Function) -> tuple[DimVar, ...]:
+    """With those that match_casts define, whose ranges planning uses too."""
+    return tuple(dict.fromkeys([*signature_vars(func), *free_vars(func.body).dims, *cast_vars(func.body)]))
+
+
+def cast_vars(body: Body) -> Iterator[DimVar]:
+    for binding in body.bindings:
+        match binding.value:
+            case MatchCast(type=type_):
+                yield from binders_of(type_)
+            case If(then=then, orelse=orelse):
+                yield from cast_vars(then)
+                yield from cast_vars(orelse)
+            case _:
+                pass
 
 
 def signature(module: IRModule, name: str) -> str:
     """The symbolic shape signature: parameter annotations with variables renamed by number, and their ranges."""
-    variables = signature_vars(module, name)
-    renamed = {v: DimVar(f"n{i}", v.lower, None, v.multiple_of) for i, v in enumerate(variables)}
-    params = ", ".join(str(substitute(p.type, {v: Dim.of(w) for v, w in renamed.items()})) for p in module.graph(name).params)
-    ranges = ", ".join(f"{renamed[v].name} in {_text(r)}" for v, r in zip(variables, _ranges(variables).values(), strict=True))
+    func = module.graph(name)
+    variables = signature_vars(func)
+    renamed = {v: Dim.of(DimVar(f"n{i}", v.lower, None, v.multiple_of)) for i, v in enumerate(variables)}
+    params = ", ".join(str(substitute(p.type, renamed)) for p in func.params)
+    ranges = ", ".join(f"{n} in {_text(r)}" for n, r in _ranges(variables).items())
     return f"({params}) where {ranges}" if ranges else f"({params})"
 
 
 def _ranges(variables: tuple[DimVar, ...]) -> dict[str, Range]:
-    uppers = [v.upper.const if isinstance(v.upper, Dim) and v.upper.is_const else v.upper for v in variables]
-    return {
-        f"n{i}": Range(v.lower, u if isinstance(u, int) else None, v.multiple_of)
-        for i, (v, u) in enumerate(zip(variables, uppers, strict=True))
-    }
+    renamed = {v: Dim.of(DimVar(f"n{i}", v.lower, None, v.multiple_of)) for i, v in enumerate(variables)}
+    uppers = [str(v.upper.substitute(renamed)) if isinstance(v.upper, Dim) else v.upper for v in variables]
+    return {f"n{i}": Range(v.lower, u, v.multiple_of) for i, (v, u) in enumerate(zip(variables, uppers, strict=True))}
 
 
 def _text(r: Range) -> str:
@@ -107,7 +147,7 @@ class Entry:
     def breadth(self) -> float:
         """How much the plan allows for: the sum of the upper bounds."""
         uppers = [r.upper for ranges in self.ranges.values() for r in ranges.values()]
-        return sum(float("inf") if u is None else u for u in uppers)
+        return sum(u if isinstance(u, int) else float("inf") for u in uppers)
 
 
 class Cache:
@@ -120,11 +160,14 @@ class Cache:
         for entry in found:
             try:
                 executable = Executable.load(entry.path, verify_constants=False)
-            except RuntimeFault:
-                entry.path.unlink(missing_ok=True)
+            except RuntimeFault as fault:
+                say(1, f"cache: {fault}")
+                self.remove(entry)
                 continue
             os.utime(entry.path)
+            say(1, f"cache: hit {entry.path.name}, {entry.num_bytes:,} bytes")
             return executable
+        say(1, f"cache: no entry of {self.folder} covers {key.digest}")
         return None
 
     def store(self, key: Key, executable: Executable) -> Path:
@@ -156,6 +199,40 @@ class Cache:
             removed.append(entry)
             total -= entry.num_bytes
         return removed
+
+    def export(self, archive: Path, entries: Iterable[Entry]) -> None:
+        """Write the entries to one file, which another machine of the same kind can import."""
+        with tarfile.open(archive, "w") as tar:
+            for entry in entries:
+                for path in (entry.path, entry.path.with_suffix(".json")):
+                    tar.add(path, path.name)
+
+    def load_archive(self, archive: Path) -> list[Entry]:
+        """Take in what `export` wrote. Everything is verified before anything is taken."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=self.folder) as scratch:
+            arrived = Cache(Path(scratch))
+            try:
+                with tarfile.open(archive, "r:") as tar:
+                    for member in tar:
+                        path, content = Path(member.name), tar.extractfile(member)
+                        if (
+                            content is None
+                            or path.suffix not in (SUFFIX, ".json")
+                            or not _NAME.fullmatch(member.name.removesuffix(path.suffix))
+                        ):
+                            raise CacheError(f"{archive} holds {member.name!r}; expected only what `cache export` writes")
+                        (arrived.folder / path).write_bytes(content.read())
+            except tarfile.TarError as error:
+                raise CacheError(f"{archive} is no archive of a cache ({error}); write one with `cache export`") from None
+            entries = list(arrived.entries())
+            for entry in entries:
+                Executable.load(entry.path)
+            for entry in entries:
+                os.replace(entry.path.with_suffix(".json"), self.folder / entry.path.with_suffix(".json").name)
+                os.replace(entry.path, self.folder / entry.path.name)
+            names = {e.path.name for e in entries}
+        return [e for e in self.entries() if e.path.name in names]
 
     def remove(self, entry: Entry) -> None:
         entry.path.unlink(missing_ok=True)

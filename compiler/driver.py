@@ -1,31 +1,104 @@
-"""Compile a module: passes, kernels, link, executable."""
+"""Compile a module, level by level:
+
+    .ir      the program as it is written            `plan` takes it through the passes to
+    .loops   scheduled loop nests in planned memory  `build` makes kernels and instructions of them
+    .ll      what LLVM is given
+    .s       what the machine is given
+
+`Options.texts` keeps the text of each level in the executable. The switches of `runtime.flags` show them on the way.
+"""
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
+from functools import partial
 
+from compiler.cache import signature
 from compiler.codegen.bytecode import lower
-from compiler.codegen.link import link
+from compiler.codegen.link import LinkedCode, link
 from compiler.codegen.llvm import emit_kernel
 from compiler.ir.module import IRModule
-from compiler.passes.base import Instrument
-from compiler.passes.pipeline import pipeline
+from compiler.ir.printer import print_module
+from compiler.passes.base import Dump, Instrument, Show, ShowChanges, Timing, Verify
+from compiler.passes.pipeline import PHASES, pipeline
+from compiler.report import say
 from compiler.target import Target, host
+from runtime import flags
 from runtime.executable import Executable, ExecutableMeta
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
     target: Target = field(default_factory=host)
-    instruments: tuple[Instrument, ...] = ()
+    instruments: tuple[Instrument, ...] = ()  # besides those that the switches ask for
+    texts: bool = False  # keep the text of each level in the executable
 
 
 def compile_module(module: IRModule, options: Options | None = None) -> Executable:
     options = options or Options()
+    started = time.perf_counter()
+    planned = plan(module, options)
+    signatures = {name: signature(module, name) for name in module.graph_functions}
+    executable = build(planned, options, signatures)
+    if options.texts:
+        executable.texts["program.ir"] = print_module(module)
+    counts = (
+        f"{len(executable.meta.kernels)} kernels, {len(executable.meta.regions)} regions, {len(executable.object_code):,} bytes of code"
+    )
+    say(1, f"compiled {', '.join(module.graph_functions)} for {options.target.name} in {time.perf_counter() - started:.2f} s: {counts}")
+    return executable
+
+
+def plan(module: IRModule, options: Options) -> IRModule:
+    timing = Timing()
+    planned = pipeline(options.target, (*options.instruments, *_switched_on(), timing))(module)
+    for name, seconds in timing.seconds.items():
+        say(2, f"{1000 * seconds:9.1f} ms  {name}")
+    return planned
+
+
+def build(planned: IRModule, options: Options, signatures: dict[str, str]) -> Executable:
+    """Code and instructions for a module that has passed all passes."""
     target = options.target
-    planned = pipeline(target, options.instruments)(module)
+    started = time.perf_counter()
     kernels = {name: emit_kernel(name, prim, target) for name, prim in planned.prim_functions.items()}
-    program = lower(planned, kernels, {})
+    program = lower(planned, kernels, signatures)
+    emitted = time.perf_counter()
     code = link(kernels.values(), target, "\n\n".join(t for t in program.shape_functions if t))
+    say(2, f"{1000 * (emitted - started):9.1f} ms  emit\n{1000 * (time.perf_counter() - emitted):9.1f} ms  link")
     meta = ExecutableMeta(target.key, program.functions, tuple(program.kernel_table), tuple(program.regions))
-    return Executable(meta, code.object, program.constants)
+    texts = _texts(planned, code) if options.texts else {}
+    _show_code(planned, code)
+    return Executable(meta, code.object, program.constants, texts)
+
+
+def _texts(planned: IRModule, code: LinkedCode) -> dict[str, str]:
+    return {"program.loops": print_module(planned), "program.ll": code.optimised(), "program.s": code.assembly()}
+
+
+def _switched_on() -> tuple[Instrument, ...]:
+    """The instruments that RELAXSERVE_DEBUG, _DUMP and _VERIFY stand for."""
+    switches = flags.current()
+    made: list[Instrument] = []
+    if switches.verify:
+        made.append(Verify())
+    if switches.dump is not None:
+        made.append(Dump(switches.dump))
+    if switches.debug >= 5:
+        made.append(ShowChanges(partial(say, 5)))
+    elif switches.debug >= 3:
+        made.append(Show(partial(say, 3), frozenset(PHASES.values())))
+    return tuple(made)
+
+
+def _show_code(planned: IRModule, code: LinkedCode) -> None:
+    switches = flags.current()
+    if switches.debug < 4 and switches.dump is None:
+        return
+    for name, text in _texts(planned, code).items():
+        if name != "program.loops":
+            say(4, text)
+        if switches.dump is not None:
+            switches.dump.mkdir(parents=True, exist_ok=True)
+            (switches.dump / f"99-{name}").write_text(text)

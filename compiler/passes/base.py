@@ -13,6 +13,7 @@ from difflib import unified_diff
 from pathlib import Path
 from typing import Protocol
 
+from compiler.ir.errors import CompileError
 from compiler.ir.module import IRModule
 from compiler.ir.printer import print_module
 from compiler.ir.verify import VerifyError, verify
@@ -60,7 +61,7 @@ class Pipeline:
     def _known(self, name: str) -> str:
         names = [name_of(p) for p in self.passes]
         if name not in names:
-            raise ValueError(f"unknown pass {name!r}; known: {', '.join(names)}")
+            raise CompileError(f"unknown pass {name!r}; known: {', '.join(names)}")
         return name
 
 
@@ -104,18 +105,27 @@ class Dump:
         (self.folder / f"{self.count:02d}-{name}.ir").write_text(print_module(module))
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Show:
-    """Hand what each pass that changed something did to `write`: the whole text, or as a diff."""
+    """Hand the program to `write` after the passes named."""
 
     write: Callable[[str], None]
-    diff: bool = False
+    at: frozenset[str]
+
+    def after(self, name: str, before: IRModule, module: IRModule, seconds: float) -> None:
+        if name in self.at:
+            self.write(f"# after {name}\n{print_module(module)}")
+
+
+@dataclass(frozen=True, slots=True)
+class ShowChanges:
+    """Hand what each pass changed to `write`, as a diff."""
+
+    write: Callable[[str], None]
 
     def after(self, name: str, before: IRModule, module: IRModule, seconds: float) -> None:
         if module is before:
-            return
-        if not self.diff:
-            self.write(f"# after {name}\n{print_module(module)}")
+            self.write(f"# {name} changed nothing")
             return
         old, new = print_module(before).splitlines(), print_module(module).splitlines()
         self.write("\n".join(unified_diff(old, new, "before", f"after {name}", lineterm="", n=2)))

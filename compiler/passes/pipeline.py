@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from compiler.ops.tables import VIEWS
 from compiler.passes.annotate_patterns import annotate_patterns
 from compiler.passes.base import Instrument, Pipeline
@@ -20,6 +22,9 @@ from compiler.passes.schedule_kernels import ScheduleKernels
 from compiler.passes.share_subexpressions import share_subexpressions
 from compiler.schedule.rules import tile_shape
 from compiler.target import Target
+
+# The phases, and the pass with which each ends.
+PHASES: Final = {"nests": "fuse", "kernels": "lift_workspace", "memory": "capture"}
 
 
 def pipeline(target: Target, instruments: tuple[Instrument, ...] = ()) -> Pipeline:

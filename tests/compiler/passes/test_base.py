@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from compiler.ir.errors import CompileError
 from compiler.ir.module import IRModule
 from compiler.ir.parser import parse
 from compiler.ir.verify import VerifyError
@@ -30,7 +31,7 @@ def test_until_and_only() -> None:
     assert [name_of(p) for p in whole.until("fold_constants").passes] == ["legalize", "fold_constants"]
     assert [name_of(p) for p in whole.only(["share_subexpressions", "legalize"]).passes] == ["share_subexpressions", "legalize"]
     for choose in (whole.until, lambda name: whole.only([name])):
-        with pytest.raises(ValueError, match="unknown pass 'nonsense'; known: legalize, "):
+        with pytest.raises(CompileError, match="unknown pass 'nonsense'; known: legalize, "):
             choose("nonsense")
 
 

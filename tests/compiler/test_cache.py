@@ -1,0 +1,203 @@
+"""The cache: what is one key, what covers what, and that nothing damaged or foreign is ever taken."""
+
+from __future__ import annotations
+
+import os
+import tarfile
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import compiler.ops
+from compiler.cache import Cache, CacheError, Entry, Key, Range, key_of, signature
+from compiler.driver import compile_module
+from compiler.ir.parser import parse
+from runtime import flags
+from runtime.errors import DamagedFile
+from runtime.executable import Executable
+from runtime.session import Session
+
+assert compiler.ops
+
+TARGET = "x86_64:+avx2"
+
+
+def text(upper: str = "64", *, dim: str = "n", body: str = "y = exp(x)") -> str:
+    return f"func main(x: f32[{dim}, 4]) -> object where {dim} in 1..{upper} {{ {body} return y }}"
+
+
+@pytest.fixture(scope="module")
+def executable() -> Executable:
+    return compile_module(parse(text()))
+
+
+def key(program: str, target: str = TARGET, options: tuple[str, ...] = ()) -> Key:
+    return key_of(parse(program), target, options)
+
+
+# --- keys ----------------------------------------------------------------------------------------------------------------
+
+
+def test_names_and_ranges_are_no_part_of_a_key() -> None:
+    assert key(text()) == key(text(dim="batch"))
+    assert key(text()).digest == key(text("128")).digest
+    assert key(text()) != key(text("128"))
+
+
+def test_all_that_changes_code_is_part_of_a_key() -> None:
+    others = [key(text(body="y = sin(x)")), key(text(), target="x86_64:+avx512f"), key(text(), options=("fast",))]
+    assert len({k.digest for k in [key(text()), *others]}) == 4
+
+
+def test_ranges_of_variables_that_data_defines_count() -> None:
+    def program(upper: str) -> str:
+        return f"func main(x: f32[ndim=1], s: shape[n]) -> object where k in 0..{upper} {{ y = match_cast x to f32[k] z = exp(y) return z }}"
+
+    assert key(program("4")) != key(program("8"))
+    assert key(program("n")) != key(program("2*n"))
+
+
+def test_signature() -> None:
+    module = parse("func main(x: f32[b, 4*h], s: shape[h]) -> f32[b, 4*h] where b in 1..8 by 2, h in 2.. { return x }")
+    assert signature(module, "main") == "(f32[n0, 4*n1], shape[n1]) where n0 in 1..8 by 2, n1 in 2.."
+
+
+@pytest.mark.parametrize(
+    ("mine", "asked", "covered"),
+    [
+        (Range(1, 64, 1), Range(1, 64, 1), True),
+        (Range(1, 64, 1), Range(2, 32, 4), True),
+        (Range(1, 64, 1), Range(0, 64, 1), False),
+        (Range(1, 64, 1), Range(1, 65, 1), False),
+        (Range(1, 64, 1), Range(1, None, 1), False),
+        (Range(1, None, 1), Range(1, None, 1), True),
+        (Range(0, 64, 4), Range(0, 64, 8), True),
+        (Range(0, 64, 4), Range(0, 64, 2), False),
+        (Range(0, "n0 - 1", 1), Range(0, "n0 - 1", 1), True),
+        (Range(0, "n0 - 1", 1), Range(0, 4, 1), False),
+        (Range(0, 8, 1), Range(0, "n0 - 1", 1), False),
+    ],
+)
+def test_covering(mine: Range, asked: Range, covered: bool) -> None:
+    assert mine.covers(asked) is covered
+
+
+# --- look-ups ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_wider_plan_serves_and_the_smallest_is_taken(tmp_path: Path, executable: Executable) -> None:
+    cache = Cache(tmp_path)
+    for upper in ("1024", "64", "4096"):
+        cache.store(key(text(upper)), executable)
+    used = {e.path: e.used_s for e in cache.entries()}
+    for path in used:
+        os.utime(path, (0, 0))
+    assert cache.find(key(text("256"))) is not None
+    (touched,) = [e for e in cache.entries() if e.used_s > 0]
+    assert touched.ranges["main"]["n0"].upper == 1024
+    assert cache.find(key(text("10000"))) is None
+    assert cache.find(key(text(body="y = sin(x)"))) is None
+
+
+def test_what_is_found_runs(tmp_path: Path, executable: Executable) -> None:
+    cache = Cache(tmp_path)
+    cache.store(key(text()), executable)
+    found = cache.find(key(text()))
+    assert found is not None
+    session = Session(found, device_threads=1)
+    np.testing.assert_allclose(session.call("main", np.zeros((3, 4), np.float32)), 1.0)
+    session.close()
+
+
+def test_a_damaged_entry_is_removed_and_counts_as_absent(
+    tmp_path: Path, executable: Executable, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cache = Cache(tmp_path)
+    path = cache.store(key(text()), executable)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2 :] = bytes(len(content) - len(content) // 2)
+    path.write_bytes(content)
+    with flags.scope(debug=1):
+        assert cache.find(key(text())) is None
+    assert str(path) in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_hits_and_misses_are_told_at_level_one(tmp_path: Path, executable: Executable, capsys: pytest.CaptureFixture[str]) -> None:
+    cache = Cache(tmp_path)
+    with flags.scope(debug=1):
+        cache.find(key(text()))
+        path = cache.store(key(text()), executable)
+        cache.find(key(text()))
+    miss, hit = capsys.readouterr().err.splitlines()
+    assert key(text()).digest in miss and path.name in hit
+    cache.find(key(text()))
+    assert capsys.readouterr().err == ""
+
+
+def test_half_an_entry_is_none(tmp_path: Path, executable: Executable) -> None:
+    cache = Cache(tmp_path)
+    path = cache.store(key(text()), executable)
+    path.with_suffix(".json").write_text("{")
+    assert cache.find(key(text())) is None
+    assert list(cache.entries()) == []
+
+
+# --- house-keeping -------------------------------------------------------------------------------------------------------
+
+
+def aged(cache: Cache, path: Path, age_s: float) -> Entry:
+    then = time.time() - age_s
+    os.utime(path, (then, then))
+    return next(e for e in cache.entries() if e.path == path)
+
+
+def test_pruning_takes_the_longest_unused_first(tmp_path: Path, executable: Executable) -> None:
+    cache = Cache(tmp_path)
+    old, middle, new = (aged(cache, cache.store(key(text(u)), executable), age) for u, age in (("1", 900), ("2", 600), ("3", 300)))
+    assert [e.path for e in cache.prune(keep_bytes=2 * old.num_bytes)] == [old.path]
+    assert [e.path for e in cache.prune(keep_s=450)] == [middle.path]
+    assert [e.path for e in cache.entries()] == [new.path]
+    assert sorted(p.suffix for p in tmp_path.iterdir()) == [".json", ".rsx"]
+
+
+def test_an_archive_carries_entries_to_another_folder(tmp_path: Path, executable: Executable) -> None:
+    here, there = Cache(tmp_path / "here"), Cache(tmp_path / "there")
+    for upper in ("16", "32"):
+        here.store(key(text(upper)), executable)
+    archive = tmp_path / "all.tar"
+    here.export(archive, here.entries())
+    assert {e.path.name for e in there.load_archive(archive)} == {e.path.name for e in here.entries()}
+    assert there.find(key(text("8"))) is not None
+    assert sorted(p.name for p in there.folder.iterdir()) == sorted(p.name for p in here.folder.iterdir())
+
+
+@pytest.mark.parametrize("name", ["../evil.rsx", "/tmp/evil.rsx", "notes.txt", f"{'0' * 32}-{'0' * 8}.py"])
+def test_an_archive_that_holds_anything_else_is_refused(tmp_path: Path, name: str) -> None:
+    archive = tmp_path / "bad.tar"
+    with tarfile.open(archive, "w") as tar:
+        tar.addfile(tarfile.TarInfo(name))
+    cache = Cache(tmp_path / "cache")
+    with pytest.raises(CacheError, match="expected only what `cache export` writes"):
+        cache.load_archive(archive)
+    assert not list(cache.folder.iterdir())
+
+
+def test_what_is_no_archive_is_refused(tmp_path: Path) -> None:
+    archive = tmp_path / "bad.tar"
+    archive.write_bytes(b"nothing of the kind")
+    with pytest.raises(CacheError, match="is no archive of a cache"):
+        Cache(tmp_path / "cache").load_archive(archive)
+
+
+def test_a_damaged_executable_in_an_archive_leaves_the_cache_as_it_was(tmp_path: Path, executable: Executable) -> None:
+    here, there = Cache(tmp_path / "here"), Cache(tmp_path / "there")
+    path = here.store(key(text()), executable)
+    path.write_bytes(path.read_bytes()[:-100] + bytes(100))
+    archive = tmp_path / "bad.tar"
+    here.export(archive, here.entries())
+    with pytest.raises(DamagedFile):
+        there.load_archive(archive)
+    assert not list(there.folder.iterdir())

@@ -1,0 +1,104 @@
+"""From text to something that runs: levels, switches, and that equal programs give equal bytes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import compiler.ops
+from compiler.driver import Options, compile_module
+from compiler.ir.parser import parse
+from compiler.target import NAMED
+from runtime import flags
+from runtime.executable import Executable
+from runtime.session import Session
+
+assert compiler.ops
+
+PROGRAM = """
+func main(x: f32[n, 32], w: f32[16, 32]) -> object where n in 1..8 {
+  dataflow {
+    y = linear(x, w)
+    z = gelu(y)
+    s = softmax(z)
+  }
+  return s
+}
+"""
+
+
+def test_compiling_twice_gives_the_same_bytes(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        compile_module(parse(PROGRAM)).save(tmp_path / name)
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+def test_a_saved_executable_runs_without_the_compiler(tmp_path: Path) -> None:
+    executable = compile_module(parse(PROGRAM))
+    executable.save(tmp_path / "x.rsx")
+    x, w = np.ones((3, 32), np.float32), np.eye(16, 32, dtype=np.float32)
+    results = [Session(e, device_threads=1).call("main", x, w) for e in (executable, Executable.load(tmp_path / "x.rsx"))]
+    assert results[0].tobytes() == results[1].tobytes()
+
+
+def test_the_signature_is_stored() -> None:
+    assert compile_module(parse(PROGRAM)).meta.functions["main"].signature == "(f32[n0, 32], f32[16, 32]) where n0 in 1..8"
+
+
+def test_texts_of_all_levels_on_request(tmp_path: Path) -> None:
+    executable = compile_module(parse(PROGRAM), Options(texts=True))
+    executable.save(tmp_path / "x.rsx")
+    texts = Executable.load(tmp_path / "x.rsx").texts
+    assert set(texts) == {"program.ir", "program.loops", "program.ll", "program.s"}
+    parse(texts["program.ir"])
+    assert "launch @" in texts["program.loops"] and "define " in texts["program.ll"] and ".text" in texts["program.s"]
+    assert not compile_module(parse(PROGRAM)).texts
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_every_named_target_compiles(name: str) -> None:
+    """What this machine cannot run it can still make, and equal mathematics has equal kernels everywhere."""
+    executable = compile_module(parse(PROGRAM), Options(NAMED[name]))
+    assert executable.meta.target == NAMED[name].key
+    assert len(executable.meta.kernels) == len(compile_module(parse(PROGRAM)).meta.kernels)
+
+
+def test_depth_adds_no_kernels() -> None:
+    def layers(count: int) -> str:
+        body = "".join(f"a{i} = linear(s{i}, w) b{i} = gelu(a{i}) s{i + 1} = softmax(b{i})\n" for i in range(count))
+        return f"func main(s0: f32[n, 16], w: f32[16, 16]) -> object {{ dataflow {{ {body} }} return s{count} }}"
+
+    assert len(compile_module(parse(layers(2))).meta.kernels) == len(compile_module(parse(layers(9))).meta.kernels)
+
+
+# --- the ladder ----------------------------------------------------------------------------------------------------------
+
+LEVELS = {
+    1: "compiled main for host in ",
+    2: " ms  legalize",
+    3: "# after fuse\nfunc main(",
+    4: "define ",
+    5: "--- before\n+++ after legalize\n",
+}
+
+
+@pytest.mark.parametrize("level", range(6))
+def test_each_level_shows_its_own_and_those_below(level: int, capsys: pytest.CaptureFixture[str]) -> None:
+    with flags.scope(debug=level):
+        compile_module(parse(PROGRAM))
+    shown = capsys.readouterr().err
+    for other, words in LEVELS.items():
+        wanted = other <= level and not (other == 3 and level == 5)  # diffs tell what whole programs would repeat
+        assert (words in shown) is wanted, (level, other)
+    assert (shown == "") is (level == 0)
+
+
+def test_dumping_writes_numbered_files(tmp_path: Path) -> None:
+    with flags.scope(dump=tmp_path / "d"):
+        compile_module(parse(PROGRAM))
+    names = sorted(p.name for p in (tmp_path / "d").iterdir())
+    assert names[:2] == ["00-start.ir", "01-legalize.ir"]
+    assert names[-3:] == ["99-program.ll", "99-program.loops", "99-program.s"]
+    parse((tmp_path / "d" / "00-start.ir").read_text())
