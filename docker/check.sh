@@ -1,0 +1,65 @@
+#!/usr/bin/env bash
+# Builds docker/cpu.Dockerfile where no container engine runs, starts the server in the image as its user with a read-only root, and asks it
+# a question. Needs root, buildah and debootstrap (Debian: apt install buildah debootstrap). WORK keeps what is slow between runs.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+WORK=${WORK:-/var/tmp/relaxserve-image}
+MIRROR=${MIRROR:-http://deb.debian.org/debian}
+BASE=localhost/relaxserve-base
+IMAGE=localhost/relaxserve-cpu
+export STORAGE_DRIVER=vfs BUILDAH_ISOLATION=chroot REGISTRY_AUTH_FILE=/dev/null
+storage=(--root "$WORK/storage" --runroot "$WORK/run")
+certificates=(-v /etc/ssl/certs:/etc/ssl/certs:ro -v /usr/share/ca-certificates:/usr/share/ca-certificates:ro)
+
+for tool in buildah debootstrap; do
+  command -v "$tool" >/dev/null || { echo "$tool is missing; on Debian: apt install buildah debootstrap" >&2; exit 1; }
+done
+mkdir -p "$WORK"
+
+# A base image that stands in for the official one: a small Debian with its Python.
+if ! buildah "${storage[@]}" inspect --type image "$BASE" >/dev/null 2>&1; then
+  rm -rf "$WORK/root"
+  debootstrap --variant=minbase --include=python3,python3-venv,ca-certificates bookworm "$WORK/root" "$MIRROR"
+  container=$(buildah "${storage[@]}" from scratch)
+  buildah "${storage[@]}" add --quiet "$container" "$WORK/root" /
+  buildah "${storage[@]}" commit --quiet --rm "$container" "$BASE"
+  rm -rf "$WORK/root"
+fi
+
+# What the host knows about reaching package indexes, the build has to know too.
+pip_settings=()
+for file in /etc/pip.conf "$HOME/.config/pip/pip.conf" "$HOME/.pip/pip.conf"; do
+  if [ -f "$file" ]; then pip_settings+=(-v "$file:/etc/pip.conf:ro"); break; fi
+done
+for name in $(env | grep -oE '^(PIP_[A-Z_]+|https?_proxy|HTTPS?_PROXY|no_proxy|NO_PROXY|SSL_CERT_FILE|REQUESTS_CA_BUNDLE)' || true); do
+  pip_settings+=(--env "$name=${!name}")
+done
+buildah "${storage[@]}" build --quiet --pull-never --network host "${certificates[@]}" "${pip_settings[@]}" ${EXTRA_BUILD_ARGS:-} \
+  --build-arg "BASE=$BASE" -f docker/cpu.Dockerfile -t "$IMAGE" .
+
+# Run it: as the image's user, the volumes empty folders, everything else unwritable for that user.
+container=$(buildah "${storage[@]}" from --pull-never "$IMAGE")
+port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
+buildah "${storage[@]}" run --network host --env "RELAXSERVE_HOST=127.0.0.1" --env "RELAXSERVE_PORT=$port" "$container" -- relaxserve serve &
+server=$!
+cleanup() {
+  kill "$server" 2>/dev/null || true
+  wait "$server" 2>/dev/null || true
+  buildah "${storage[@]}" rm "$container" >/dev/null
+}
+trap cleanup EXIT
+
+for _ in $(seq 120); do
+  kill -0 "$server" || { echo "the server ended before it was ready" >&2; exit 1; }
+  if python3 -c "import urllib.request as r; r.urlopen('http://127.0.0.1:$port/health/ready', timeout=2)" 2>/dev/null; then break; fi
+  sleep 1
+done
+
+buildah "${storage[@]}" run --network host --env "RELAXSERVE_URL=http://127.0.0.1:$port" "$container" -- sh -euc '
+  test "$(id -u)" = 10001 || { echo "the server runs as user $(id -u), expected 10001" >&2; exit 1; }
+  ! touch /opt/relaxserve/written 2>/dev/null || { echo "the root file system can be written by the server" >&2; exit 1; }
+  answer=$(relaxserve chat "What is the capital of France?" --temperature 0)
+  echo "the image answers: $answer"
+  case "$answer" in *Paris*) ;; *) exit 1 ;; esac
+'

@@ -1,0 +1,41 @@
+# relaxserve on CPUs. The build stage has pip, the final one only what runs.
+#
+#     docker build -f docker/cpu.Dockerfile -t relaxserve .
+#     docker run --read-only --tmpfs /tmp -p 127.0.0.1:8000:8000 -v relaxserve-cache:/cache \
+#         -e RELAXSERVE_API_KEYS=a-long-key relaxserve
+
+ARG BASE=python:3.12-slim-bookworm
+
+FROM ${BASE} AS build
+WORKDIR /src
+RUN python3 -m venv /opt/relaxserve
+COPY constraints.txt pyproject.toml README.md LICENSE ./
+COPY compiler compiler
+COPY runtime runtime
+COPY server server
+COPY deploy deploy
+RUN /opt/relaxserve/bin/pip install --no-cache-dir --disable-pip-version-check -c constraints.txt '.[hub]'
+
+FROM ${BASE}
+RUN useradd --uid 10001 --user-group --no-create-home --shell /usr/sbin/nologin relaxserve \
+ && install -d -o relaxserve -g relaxserve /cache /models /state
+COPY --from=build /opt/relaxserve /opt/relaxserve
+USER relaxserve
+# Everything that is written lies in a volume, so the root file system can be read-only; sockets of workers are in /tmp.
+VOLUME ["/cache", "/models", "/state"]
+ENV PATH=/opt/relaxserve/bin:$PATH \
+    PYTHONDONTWRITEBYTECODE=1 \
+    PYTHONUNBUFFERED=1 \
+    RELAXSERVE_CACHE=/cache \
+    HF_HOME=/cache/hub \
+    RELAXSERVE_HOST=0.0.0.0 \
+    RELAXSERVE_PORT=8000 \
+    RELAXSERVE_MODEL_ROOT=/models \
+    RELAXSERVE_STATE_FILE=/state/models.json
+EXPOSE 8000
+# Loading counts as healthy: the first start compiles. Whether to send requests is what /health/ready says.
+HEALTHCHECK --interval=10s --timeout=3s --start-period=20s \
+    CMD ["python3", "-c", "import os, urllib.request as r; r.urlopen(f'http://127.0.0.1:{os.environ[\"RELAXSERVE_PORT\"]}/health/live', timeout=2)"]
+STOPSIGNAL SIGTERM
+ENTRYPOINT ["relaxserve"]
+CMD ["serve"]

@@ -1,0 +1,55 @@
+"""The shape of the whole: imports point one way, every module has its place, and the page that describes it names what exists."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PATHS = re.compile(r"`((?:deploy|server|compiler|runtime|tests|docs|docker)/[\w./-]*|[\w-]+\.(?:toml|md|txt))`")
+
+
+def contracts() -> list[dict[str, Any]]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+
+
+def test_imports_point_one_way() -> None:
+    command = [Path(sys.executable).with_name("lint-imports"), "--no-cache", "--config", ROOT / "pyproject.toml"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout
+
+
+def test_every_part_of_the_compiler_has_a_layer() -> None:
+    layers = next(c["layers"] for c in contracts() if c["name"] == "the layers of the compiler")
+    placed = {part.strip() for layer in layers for part in layer.split("|")}
+    parts = {p.stem for p in (ROOT / "compiler").iterdir() if p.stem != "__init__" and (p.suffix == ".py" or (p / "__init__.py").exists())}
+    assert parts - {p.removeprefix("compiler.") for p in placed} == set()
+
+
+@pytest.mark.parametrize("page", ["ARCHITECTURE.md", "README.md"])
+def test_pages_name_only_what_exists(page: str) -> None:
+    named = PATHS.findall((ROOT / page).read_text())
+    assert named, "a page of the project names its files"
+    assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+def test_the_architecture_walks_through_all_packages() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    packages = [p.parent.relative_to(ROOT).as_posix() for top in ("compiler", "server") for p in (ROOT / top).glob("*/__init__.py")]
+    assert [p for p in packages if f"{p}/" not in text and f"`{p}`" not in text and p != "server/console"] == []
+
+
+def test_tests_are_no_packages() -> None:
+    """With importlib mode two files of one name may stand in two folders; an __init__.py would join what must stay apart."""
+    assert list((ROOT / "tests").rglob("__init__.py")) == []
+
+
+def test_tests_mirror_the_tree() -> None:
+    folders = {p.parent.relative_to(ROOT / "tests") for p in (ROOT / "tests").rglob("test_*.py")}
+    assert sorted(str(f) for f in folders if not (ROOT / f).is_dir()) == []
