@@ -1,0 +1,119 @@
+"""A program in text, run on random inputs: what it computes, and how far that is from what it means."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compiler.driver import compile_module
+from compiler.interpret.graph import Interpreter
+from compiler.ir.dims import Dim, DimVar
+from compiler.ir.dtypes import DType
+from compiler.ir.errors import CompileError
+from compiler.ir.graph import Var
+from compiler.ir.module import IRModule
+from compiler.ir.types import ScalarType, ShapeType, TensorType, TupleType, Type, vars_of
+from runtime.executable import PREPARATION, Executable
+from runtime.session import Session
+
+INTEGERS = 8  # random ones are below, so that they can serve as indices of small tables
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    result: Any
+    expected: Any | None  # by the interpreter; None: not asked for
+
+    @property
+    def largest_error(self) -> float:
+        """Of any element, relative to the largest one of its tensor."""
+        return max((_error(a, e) for a, e in zip(leaves(self.result), leaves(self.expected), strict=True)), default=0.0)
+
+
+def run_program(module: IRModule, entry: str, dims: Mapping[str, int], *, seed: int = 0, check: bool = False) -> Ran:
+    if entry not in module.graph_functions:
+        raise CompileError(f"there is no function {entry!r}; known: {', '.join(module.graph_functions) or 'none'}")
+    func = module.graph(entry)
+    random = np.random.default_rng(seed)
+    values = _values(func.params, dims)
+    arguments = {p: _random(p, p.type, values, random) for p in func.params}
+    executable = compile_module(module)
+    num_inputs = len(func.params) - len(func.weights)
+    session = Session(executable)
+    try:
+        _bind(session, executable, entry, {w.name: arguments[w] for w in func.weights})
+        result = session.call(entry, *(_own(arguments[p]) for p in func.params[:num_inputs]))
+    finally:
+        session.close()
+    expected = Interpreter(module).call(entry, *(_own(arguments[p]) for p in func.params)) if check else None
+    return Ran(result, expected)
+
+
+def leaves(value: Any) -> list[NDArray[Any]]:
+    if isinstance(value, tuple):
+        return [leaf for item in value for leaf in leaves(item)]
+    return [np.asarray(value)]
+
+
+def _bind(session: Session, executable: Executable, entry: str, weights: Mapping[str, Any]) -> None:
+    functions = executable.meta.functions
+    wanted = [p.name for p in functions[entry].weights]
+    known = dict(weights)
+    if (prepare := functions.get(entry + PREPARATION)) is not None:
+        made = session.call(prepare.name, *(weights[p.name] for p in prepare.params))
+        known |= dict(zip(wanted[len(wanted) - len(made) :], made, strict=True))
+    if wanted:
+        session.bind(entry, {name: known[name] for name in wanted})
+
+
+def _values(params: tuple[Var, ...], dims: Mapping[str, int]) -> dict[DimVar, int]:
+    variables = dict.fromkeys(v for p in params for v in vars_of(p.type))
+    known = {v.name for v in variables}
+    if unknown := sorted(set(dims) - known):
+        raise CompileError(f"the program has no dimension {', '.join(unknown)}; it has {', '.join(sorted(known)) or 'none'}")
+    if missing := sorted(known - set(dims)):
+        raise CompileError(f"dimension {', '.join(missing)} has no value; give one with {' '.join(f'--dim {m}=7' for m in missing)}")
+    return {v: dims[v.name] for v in variables}
+
+
+def _random(param: Var, type_: Type, dims: Mapping[DimVar, int], random: np.random.Generator) -> Any:
+    match type_:
+        case TensorType(shape=shape, dtype=dtype) if shape is not None and dtype is not None:
+            return _array([d.evaluate(dims) for d in shape], dtype, random)
+        case ShapeType(dims=wanted) if wanted is not None:
+            return tuple(d.evaluate(dims) for d in wanted)
+        case ScalarType(value=Dim() as value):
+            return value.evaluate(dims)
+        case ScalarType(dtype=dtype) if dtype is not None:
+            return _array([], dtype, random).item()
+        case TupleType(fields=fields):
+            return tuple(_random(param, f, dims, random) for f in fields)
+        case _:
+            raise CompileError(f"parameter {param.name} is {type_}, of which no random value can be made; state its shape and element type")
+
+
+def _array(shape: list[int], dtype: DType, random: np.random.Generator) -> NDArray[Any]:
+    if dtype.is_float:
+        return np.asarray(random.normal(size=shape)).astype(dtype.numpy)
+    return np.asarray(random.integers(0, 2 if dtype is DType.BOOL else INTEGERS, shape)).astype(dtype.numpy)
+
+
+def _own(value: Any) -> Any:
+    """Programs may write in place."""
+    return value.copy() if isinstance(value, np.ndarray) else value
+
+
+def _error(actual: NDArray[Any], expected: NDArray[Any]) -> float:
+    if actual.shape != expected.shape or actual.dtype != expected.dtype:
+        return float("inf")
+    a, e = actual.astype(np.float64), expected.astype(np.float64)
+    same = (a == e) | (np.isnan(a) & np.isnan(e))
+    if same.all():
+        return 0.0
+    scale = max(np.max(np.abs(e), initial=0.0, where=np.isfinite(e)), np.finfo(np.float32).tiny)
+    worst = np.max(np.abs(np.where(same, 0.0, a - e))) / scale
+    return float("inf") if np.isnan(worst) else float(worst)

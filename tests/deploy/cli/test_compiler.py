@@ -1,0 +1,135 @@
+"""The commands of the compiler, as a user types them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import typer
+from click.testing import Result
+from typer.testing import CliRunner
+
+from compiler.cache import Cache
+from compiler.driver import compile_module
+from compiler.ir.errors import CompileError
+from compiler.ir.parser import parse
+from deploy.cli import compiler as commands
+from deploy.cli.compiler import cache
+from deploy.model import compile_model
+from runtime import flags
+
+PROGRAM = """
+func main(x: f32[n, k], s: shape[k], weight w: f32[8, k]) -> object where n in 1..64 {
+  dataflow {
+    y = linear(x, w)
+    z = softmax(y)
+  }
+  return z
+}
+"""
+
+app = typer.Typer()
+app.command("opt")(commands.opt)
+app.command("run")(commands.run)
+app.add_typer(cache, name="cache")
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    path = tmp_path / "program.ir"
+    path.write_text(PROGRAM)
+    return path
+
+
+def call(*words: str | Path) -> Result:
+    return CliRunner().invoke(app, [str(w) for w in words])
+
+
+def printed(*words: str | Path) -> str:
+    result = call(*words)
+    assert result.exit_code == 0, (result.output, result.exception)
+    return result.stdout
+
+
+# --- opt -----------------------------------------------------------------------------------------------------------------
+
+
+def test_opt_prints_text_that_parses(program: Path) -> None:
+    assert "linear(x, w)" not in printed("opt", program)
+    assert "call_tir @linear" in printed("opt", program, "--until", "legalize")
+    module = parse(printed("opt", program, "--passes", "legalize, fuse", "--target", "avx512"))
+    assert "softmax" in module.functions
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (("--until", "nonsense"), "unknown pass 'nonsense'; known: legalize, "),
+        (("--target", "nonsense"), "unknown target 'nonsense'; known: host, "),
+    ],
+)
+def test_opt_names_what_it_does_not_know(program: Path, words: tuple[str, ...], named: str) -> None:
+    result = call("opt", program, *words)
+    assert result.exit_code != 0 and named in str(result.exception)
+
+
+def test_opt_takes_one_choice_of_passes(program: Path) -> None:
+    result = call("opt", program, "--until", "fuse", "--passes", "fuse")
+    assert result.exit_code == 2 and "exclude each other" in result.output
+
+
+# --- run -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n", [1, 7, 64])
+def test_run_compares_with_the_interpreter(program: Path, n: int) -> None:
+    shape, error = printed("run", program, "main", "--dim", f"n={n}", "--dim", "k=12", "--check").splitlines()
+    assert shape == f"float32[{n}, 8]"
+    assert float(error.split()[2]) < 1e-5
+
+
+def test_run_fails_when_the_results_differ(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the compiler took one operator for another."""
+    other = parse(PROGRAM.replace("softmax(y)", "log_softmax(y)"))
+    monkeypatch.setattr("deploy.check.compile_module", lambda _: compile_module(other))
+    result = call("run", program, "--dim", "n=3", "--dim", "k=4", "--check")
+    assert result.exit_code == 1 and "largest error" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (("main", "--dim", "n=3"), "dimension k has no value; give one with --dim k=7"),
+        (("main", "--dim", "n=3", "--dim", "k=4", "--dim", "q=1"), "the program has no dimension q; it has k, n"),
+        (("other",), "there is no function 'other'; known: main"),
+    ],
+)
+def test_run_says_what_is_missing(program: Path, words: tuple[str, ...], named: str) -> None:
+    result = call("run", program, *words)
+    assert isinstance(result.exception, CompileError) and named in str(result.exception)
+
+
+def test_run_refuses_what_is_no_dimension(program: Path) -> None:
+    result = call("run", program, "main", "--dim", "n")
+    assert result.exit_code == 2 and "expected NAME=N" in result.output
+
+
+# --- cache ---------------------------------------------------------------------------------------------------------------
+
+
+def test_cache_lists_exports_imports_and_prunes(tmp_path: Path) -> None:
+    with flags.scope(cache=tmp_path / "here"):
+        step = PROGRAM.replace("main(", "step(")
+        compile_model(parse(step), Cache(tmp_path / "here" / "executables"))
+        assert "n0 1..64" in printed("cache", "ls")
+        assert "wrote 1 entries" in printed("cache", "export", tmp_path / "all.tar")
+    with flags.scope(cache=tmp_path / "there"):
+        assert "took in 1 entries" in printed("cache", "import", tmp_path / "all.tar")
+        assert "removed 0 entries" in printed("cache", "prune", "--keep", "1G")
+        assert "removed 1 entries" in printed("cache", "prune")
+        assert "n0" not in printed("cache", "ls")
+
+
+def test_every_command_shows_examples() -> None:
+    for words in (("opt",), ("run",), ("cache", "ls"), ("cache", "prune"), ("cache", "export"), ("cache", "import")):
+        assert f"relaxserve {' '.join(words)}" in printed(*words, "--help")
