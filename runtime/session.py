@@ -41,6 +41,11 @@ class Session:
     def num_threads(self) -> int:
         return self._team.num_threads
 
+    @property
+    def busy_s(self) -> float:
+        """Seconds in kernels so far; the rest of a call is the host's."""
+        return self._team.busy_s
+
     def bind(self, function: str, weights: Mapping[str, NDArray[Any]]) -> None:
         """Set all weights of a function. The arrays are used where they are, and may be bound to several functions."""
         with self._lock:

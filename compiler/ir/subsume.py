@@ -158,9 +158,7 @@ def _dtypes(wanted: str | None, given: str | None) -> Verdict:
     return Verdict(Level.DISJOINT, f"element type: {wanted} against {given}")
 
 
-def _shapes(
-    wanted: tuple[Dim, ...] | None, wanted_ndim: int | None, given: tuple[Dim, ...] | None, given_ndim: int | None
-) -> Verdict:
+def _shapes(wanted: tuple[Dim, ...] | None, wanted_ndim: int | None, given: tuple[Dim, ...] | None, given_ndim: int | None) -> Verdict:
     if wanted_ndim is None:
         return PASS
     if given_ndim is None:

@@ -124,6 +124,7 @@ class Team:
         """`cores`: those the process may use. `pinned`: helper i stays on cores[i], and `pin_caller` puts the caller on cores[0]."""
         assert num_threads >= 1, num_threads
         self.num_threads = num_threads
+        self.busy_s = 0.0  # in launch lists, since it was made
         self._cores = tuple(cores)
         self._pinned = pinned and len(self._cores) >= num_threads and hasattr(os, "sched_setaffinity")
         native = _native()
@@ -157,11 +158,13 @@ class Team:
             os.sched_setaffinity(0, {self._cores[0]})
 
     def run(self, launches: LaunchList) -> None:
+        began_s = time.perf_counter()
         if self.num_threads == 1:
             self._run_alone(launches.address)
-            return
-        with self._lock:
-            self._lead(self._address, launches.address)
+        else:
+            with self._lock:
+                self._lead(self._address, launches.address)
+        self.busy_s += time.perf_counter() - began_s
 
     def forget_helpers(self) -> None:
         """After a fork: whoever was inside stays in the parent."""

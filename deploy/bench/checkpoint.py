@@ -1,0 +1,89 @@
+"""A synthetic model as a folder of files, so that it can be served like any other."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from safetensors.numpy import save_file
+
+from compiler.frontend.config import ModelConfig
+from deploy import demo
+from deploy.bench.synthetic import RandomWeights, synthetic_config
+
+PREFIX = "synthetic-"
+
+
+@contextmanager
+def model_folder(model: str) -> Generator[Path]:
+    """`demo`, a path, or `synthetic-SHAPE`, whose files last as long as the context."""
+    if model == demo.NAME:
+        yield demo.MODEL
+    elif model.startswith(PREFIX):
+        with tempfile.TemporaryDirectory(prefix="relaxserve-bench-") as folder:
+            write_checkpoint(synthetic_config(model.removeprefix(PREFIX)), Path(folder))
+            yield Path(folder)
+    else:
+        yield Path(model)
+
+
+def write_checkpoint(config: ModelConfig, folder: Path) -> None:
+    """Random weights in bfloat16. The tokenizer is the demo model's, with further entries that no text becomes."""
+    shapes = _shapes(config)
+    source = RandomWeights(shapes)
+    save_file({name: source.read(name) for name in shapes}, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(_config(config)))
+    tokenizer = json.loads((demo.MODEL / "tokenizer.json").read_text())
+    num_known = len(tokenizer["model"]["vocab"]) + sum(t["id"] >= len(tokenizer["model"]["vocab"]) for t in tokenizer["added_tokens"])
+    tokenizer["model"]["vocab"] |= {f"w{i}": i for i in range(num_known, config.vocab_size)}
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    for name in ("tokenizer_config.json", "generation_config.json"):
+        shutil.copy(demo.MODEL / name, folder / name)
+
+
+def _shapes(c: ModelConfig) -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (c.vocab_size, c.hidden_size),
+        "model.norm.weight": (c.hidden_size,),
+        "lm_head.weight": (c.vocab_size, c.hidden_size),
+    }
+    for layer in range(c.num_layers):
+        prefix = f"model.layers.{layer}."
+        shapes |= {
+            f"{prefix}self_attn.q_proj.weight": (c.num_heads * c.head_dim, c.hidden_size),
+            f"{prefix}self_attn.k_proj.weight": (c.num_kv_heads * c.head_dim, c.hidden_size),
+            f"{prefix}self_attn.v_proj.weight": (c.num_kv_heads * c.head_dim, c.hidden_size),
+            f"{prefix}self_attn.o_proj.weight": (c.hidden_size, c.num_heads * c.head_dim),
+            f"{prefix}mlp.gate_proj.weight": (c.intermediate_size, c.hidden_size),
+            f"{prefix}mlp.up_proj.weight": (c.intermediate_size, c.hidden_size),
+            f"{prefix}mlp.down_proj.weight": (c.hidden_size, c.intermediate_size),
+            f"{prefix}input_layernorm.weight": (c.hidden_size,),
+            f"{prefix}post_attention_layernorm.weight": (c.hidden_size,),
+        }
+    return shapes
+
+
+def _config(c: ModelConfig) -> dict[str, Any]:
+    assert c.family == "llama" and c.rope is not None, c
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": c.vocab_size,
+        "hidden_size": c.hidden_size,
+        "intermediate_size": c.intermediate_size,
+        "num_hidden_layers": c.num_layers,
+        "num_attention_heads": c.num_heads,
+        "num_key_value_heads": c.num_kv_heads,
+        "head_dim": c.head_dim,
+        "hidden_act": "silu",
+        "rms_norm_eps": c.norm_eps,
+        "rope_theta": c.rope.theta,
+        "max_position_embeddings": c.max_context,
+        "torch_dtype": "bfloat16",
+        "eos_token_id": 2,
+    }
