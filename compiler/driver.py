@@ -21,6 +21,7 @@ from compiler.codegen.llvm import emit_kernel
 from compiler.ir.module import IRModule
 from compiler.ir.printer import print_module
 from compiler.passes.base import Dump, Instrument, Show, ShowChanges, Timing, Verify
+from compiler.passes.dispatch_library import Row
 from compiler.passes.pipeline import PHASES, pipeline
 from compiler.report import say
 from compiler.target import Target, host
@@ -33,6 +34,12 @@ class Options:
     target: Target = field(default_factory=host)
     instruments: tuple[Instrument, ...] = ()  # besides those that the switches ask for
     texts: bool = False  # keep the text of each level in the executable
+    dispatch: tuple[Row, ...] = ()  # what goes to library routines
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """Of the options, those that change what is computed and how: their part of the key of the cache."""
+        return tuple(f"dispatch {row.routine}" for row in self.dispatch)
 
 
 def compile_module(module: IRModule, options: Options | None = None) -> Executable:
@@ -52,7 +59,7 @@ def compile_module(module: IRModule, options: Options | None = None) -> Executab
 
 def plan(module: IRModule, options: Options) -> IRModule:
     timing = Timing()
-    planned = pipeline(options.target, (*options.instruments, *_switched_on(), timing))(module)
+    planned = pipeline(options.target, (*options.instruments, *_switched_on(), timing), options.dispatch)(module)
     for name, seconds in timing.seconds.items():
         say(2, f"{1000 * seconds:9.1f} ms  {name}")
     return planned

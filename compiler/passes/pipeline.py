@@ -8,6 +8,7 @@ from compiler.ops.tables import VIEWS
 from compiler.passes.annotate_patterns import annotate_patterns
 from compiler.passes.base import Instrument, Pipeline
 from compiler.passes.capture import capture
+from compiler.passes.dispatch_library import DispatchLibrary, Row
 from compiler.passes.eliminate_dead_code import EliminateDeadCode
 from compiler.passes.explicit_memory import explicit_memory
 from compiler.passes.fold_constants import FoldConstants
@@ -27,9 +28,10 @@ from compiler.target import Target
 PHASES: Final = {"nests": "fuse", "kernels": "lift_workspace", "memory": "capture"}
 
 
-def pipeline(target: Target, instruments: tuple[Instrument, ...] = ()) -> Pipeline:
+def pipeline(target: Target, instruments: tuple[Instrument, ...] = (), dispatch: tuple[Row, ...] = ()) -> Pipeline:
     return Pipeline(
         (
+            *([DispatchLibrary(dispatch)] if dispatch else []),
             # from operators to loop nests
             legalize,
             FoldConstants(),

@@ -59,10 +59,9 @@ def test_texts_of_all_levels_on_request(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", NAMED)
 def test_every_named_target_compiles(name: str) -> None:
-    """What this machine cannot run it can still make, and equal mathematics has equal kernels everywhere."""
+    """What this machine cannot run it can still make."""
     executable = compile_module(parse(PROGRAM), Options(NAMED[name]))
     assert executable.meta.target == NAMED[name].key
-    assert len(executable.meta.kernels) == len(compile_module(parse(PROGRAM)).meta.kernels)
 
 
 def test_depth_adds_no_kernels() -> None:
