@@ -1,13 +1,20 @@
-"""What all tests share: golden files, and how much of the generated programs a run covers."""
+"""What all tests share: golden files, how much of the generated programs a run covers, and the server as people start it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
+ROOT = Path(__file__).parent.parent
+BIN = Path(sys.executable).parent
 GOLDEN = Path(__file__).parent / "golden"
 
 # `pytest --hypothesis-profile=full` explores; a plain run repeats the same examples, so that it fails for a reason in the tree.
@@ -33,3 +40,42 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
         assert text == path.read_text(), f"{path} differs; pytest --update-golden accepts what is computed"
 
     return check
+
+
+# --- the server with the demo model, one for all tests that need it ---------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DemoServer:
+    url: str
+    banner: str  # what `relaxserve serve` said when it was ready
+    environment: dict[str, str]  # in which `relaxserve` is found and talks to this server
+
+    def run(self, *command: str | Path, status: int = 0, **variables: str) -> str:
+        """What a command writes; standard error where it is to fail."""
+        environment = {**self.environment, **variables}
+        result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
+        assert result.returncode == status, f"{result.stdout}\n{result.stderr}"
+        return result.stderr if status else result.stdout
+
+
+@pytest.fixture(scope="session")
+def demo_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DemoServer]:
+    """Tests that use it are in the xdist group "demo server", so that there is one."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith("RELAXSERVE_")}
+    environment = {**own, "PATH": f"{BIN}:{os.environ['PATH']}", "RELAXSERVE_CACHE": str(tmp_path_factory.mktemp("cache"))}
+    command = [BIN / "relaxserve", "serve", "--port", "0"]
+    with subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stderr is not None
+            banner = ""
+            while "-d '" not in banner:
+                line = server.stderr.readline()
+                assert line, f"the server ended: {banner}"
+                banner += line
+            found = re.search(r"relaxserve at (http://[\w.:]+):", banner)
+            assert found is not None, banner
+            yield DemoServer(found[1], banner, {**environment, "RELAXSERVE_URL": found[1]})
+        finally:
+            server.terminate()
+            server.communicate(timeout=60)
