@@ -9,7 +9,7 @@ import sys
 
 import typer
 
-from deploy.cli import admin, bench, chat, compile, doctor, generate, inspect, serve
+from deploy.cli import admin, bench, chat, compile, compiler, doctor, generate, inspect, serve
 from deploy.cli.output import errors
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", context_settings={"help_option_names": ["-h", "--help"]})
@@ -25,6 +25,9 @@ app.command("doctor", rich_help_panel=MODELS)(doctor.doctor)
 app.command("inspect", rich_help_panel=MODELS)(inspect.inspect)
 app.command("compile", rich_help_panel=MODELS)(compile.compile_)
 app.command("generate", rich_help_panel=MODELS)(generate.generate)
+app.command("opt", rich_help_panel=COMPILER)(compiler.opt)
+app.command("run", rich_help_panel=COMPILER)(compiler.run)
+app.add_typer(compiler.cache, name="cache", rich_help_panel=COMPILER)
 app.command("bench", rich_help_panel=COMPILER, add_help_option=False, context_settings=bench.CONTEXT)(bench.bench)
 
 

@@ -38,7 +38,8 @@ class Bars:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._progress.stop()
+        if errors.is_terminal:
+            self._progress.stop()
 
     def show(self, name: str, stage: str, fraction: float) -> None:
         if not errors.is_terminal:

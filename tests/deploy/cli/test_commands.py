@@ -1,0 +1,159 @@
+"""The commands as people type them, against one server with the demo model."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from deploy import demo
+from deploy.cli.main import app
+
+pytestmark = pytest.mark.xdist_group("demo server")
+
+QUESTION = "What is the capital of France?"
+
+
+def commands() -> list[str]:
+    root: Any = typer.main.get_command(app)
+    return [*root.commands, *(f"cache {name}" for name in root.commands["cache"].commands)]
+
+
+@pytest.mark.parametrize("command", commands())
+def test_every_help_has_examples(command: str) -> None:
+    said = CliRunner().invoke(app, [*command.split(), "--help"], prog_name="relaxserve")
+    assert said.exit_code == 0
+    assert command == "cache" or ("Examples" in said.output and f"relaxserve {command}" in said.output)
+
+
+def test_chat_streams_one_answer(demo_server: Any) -> None:
+    assert "Paris" in demo_server.run("relaxserve", "chat", QUESTION, "--temperature", "0")
+
+
+def test_chat_asks_the_named_model(demo_server: Any) -> None:
+    said = demo_server.run("relaxserve", "chat", QUESTION, "--model", "nobody", status=1)
+    assert said.startswith("error: model 'nobody' is not loaded; loaded are: demo")
+
+
+def test_generate_gives_the_answer_of_the_server(demo_server: Any) -> None:
+    """One engine, one model: no matter which process they are in."""
+    served = demo_server.run("relaxserve", "chat", QUESTION, "--temperature", "0")
+    assert demo_server.run("relaxserve", "generate", "demo", "-p", QUESTION) == served
+
+
+def test_generate_is_repeatable_by_seed(demo_server: Any) -> None:
+    command = ["relaxserve", "generate", "demo", "-p", "Tell me a story", "--temperature", "1", "--max-tokens", "24", "--json"]
+    first, again, other = (json.loads(demo_server.run(*command, "--seed", seed))["token_ids"] for seed in ("1", "1", "2"))
+    assert first == again != other
+    assert len(first) <= 24
+
+
+def test_inspect_tells_what_the_server_takes(demo_server: Any) -> None:
+    found = json.loads(demo_server.run("relaxserve", "inspect", "demo", "--json"))
+    (served,) = json.loads(demo_server.run("relaxserve", "ps", "--json"))
+    assert found["family"] == "llama" and found["fits"]
+    assert found["num_parameters"] == pytest.approx(3.5e6, rel=0.01)
+    assert sum(found["bytes_by_part"].values()) == found["file_bytes"]
+    assert found["plan"]["num_pages"] == served["pages"]["total"]
+    assert found["plan"]["weights_bytes"] == served["bytes"]["weights"]
+
+
+def test_inspect_says_what_would_fit(demo_server: Any) -> None:
+    command = ["relaxserve", "inspect", "demo", "--kv-cache-bytes", "900T", "--max-batch", "200000", "--json"]
+    found = json.loads(demo_server.run(*command))
+    assert not found["fits"]
+    (remedy,) = found["remedies"]
+    assert remedy.startswith("--kv-cache-bytes ")
+
+
+def test_compile_finds_what_the_server_compiled(demo_server: Any) -> None:
+    assert "was in the cache" in demo_server.run("relaxserve", "compile", "demo")
+
+
+def test_doctor_says_what_is_there(demo_server: Any) -> None:
+    facts = json.loads(demo_server.run("relaxserve", "doctor", "--json"))
+    assert facts["num_cores"] >= 1 and facts["faults"] == []
+    assert facts["memory"]["available_bytes"] <= facts["memory"]["total_bytes"]
+
+
+def test_bench_lists_and_runs(demo_server: Any) -> None:
+    assert re.search(r"benchmarks: .*http", demo_server.run("relaxserve", "bench"))
+    assert "--rate" in demo_server.run("relaxserve", "bench", "http", "--help")
+    assert "benchmark 'nothing' is unknown; known: " in demo_server.run("relaxserve", "bench", "nothing", status=2)
+
+
+@pytest.mark.parametrize(
+    ("command", "status", "complaint"),
+    [
+        (["serve", "--host", "0.0.0.0"], 2, "no API key is set"),
+        (["serve", "--port", "70000"], 2, "port is 70000; expected 0 to 65535"),
+        (["serve", "--model", "/no/such/model"], 2, "'/no/such/model' does not exist"),
+        (["serve", "--max-body-bytes", "much"], 2, "'much'"),
+        (["serve", "--config", "/no/such/file"], 2, "name a file that can be read"),
+        (["ps", "--url", "http://127.0.0.1:9"], 1, "start one with `relaxserve serve`"),
+        (["ps", "--url", "somewhere"], 1, "expected http://HOST:PORT"),
+        (["load", "../outside"], 1, "lies outside the model root"),
+        (["load", "x", "--kv-cache-bytes", "much"], 2, "expected one as 1000000"),
+        (["unload", "nobody"], 1, "model 'nobody' is not loaded"),
+        (["generate", "./no/such/model", "-p", "x"], 2, "does not exist"),
+        (["inspect", "demo", "--quantize", "int3"], 1, "quantize is 'int3'; expected"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_goes_wrong_is_said_in_a_line(command: list[str], status: int, complaint: str, demo_server: Any) -> None:
+    said = demo_server.run("relaxserve", *command, status=status, COLUMNS="500")
+    assert complaint in said
+    assert "Traceback" not in said
+
+
+def test_a_port_that_is_taken_is_refused(demo_server: Any) -> None:
+    port = demo_server.url.rpartition(":")[2]
+    said = demo_server.run("relaxserve", "serve", "--port", port, status=2)
+    assert f"cannot listen on 127.0.0.1 port {port}: Address already in use" in said
+
+
+def test_a_server_whose_only_model_fails_ends(demo_server: Any, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "unheard_of"}')
+    said = demo_server.run("relaxserve", "serve", "--port", "0", "--model", f"{tmp_path}=x", status=1)
+    assert "x: model_type 'unheard_of' is not known; known are llama" in said
+    assert "relaxserve at" not in said
+
+
+def test_models_come_and_go(demo_server: Any, tmp_path: Path) -> None:
+    """A second server, which begins and ends without a model."""
+    state = tmp_path / "state.json"
+    state.write_text('{"models": []}')
+    command = ["relaxserve", "serve", "--port", "0", "--model-root", str(demo.MODEL.parent), "--state-file", str(state)]
+    with subprocess.Popen(command, env=demo_server.environment, stderr=subprocess.PIPE, text=True) as server:
+        assert server.stderr is not None
+        url = server.stderr.readline().split()[2].rstrip(":")
+        try:
+            assert "small is ready" in demo_server.run(
+                "relaxserve", "load", "model", "--name", "small", "--alias", "tiny", RELAXSERVE_URL=url
+            )
+            assert "tiny" in demo_server.run("relaxserve", "ps", RELAXSERVE_URL=url)
+            assert "Paris" in demo_server.run("relaxserve", "chat", QUESTION, "--model", "tiny", RELAXSERVE_URL=url)
+            assert "gave back" in demo_server.run("relaxserve", "unload", "tiny", RELAXSERVE_URL=url)
+            said = demo_server.run("relaxserve", "chat", QUESTION, status=1, RELAXSERVE_URL=url)
+            assert "has no model; load one with `relaxserve load`" in said
+        finally:
+            server.terminate()
+            server.communicate(timeout=60)
+
+
+def test_completion_is_offered(demo_server: Any) -> None:
+    assert "_RELAXSERVE_COMPLETE" in demo_server.run(
+        "relaxserve", "--show-completion", "bash", _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1"
+    )
+
+
+def test_help_does_not_wait_for_a_compiler(demo_server: Any) -> None:
+    loaded = demo_server.run(sys.executable, "-c", "import sys, deploy.cli; print(*sys.modules)").split()
+    assert not {"llvmlite", "fastapi", "uvicorn", "tokenizers"} & set(loaded)

@@ -1,0 +1,71 @@
+"""What a model takes, and what would make it fit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from deploy import demo
+from deploy.inspection import WORKER_BYTES, Inspection, inspect_model, part_of, remedies
+from deploy.machine import memory
+from server.messages import Load
+
+LOAD = Load("demo", str(demo.MODEL), max_batch=4)
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Inspection:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RELAXSERVE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        first = inspect_model(LOAD)
+        again = inspect_model(LOAD)
+    assert (first.cache_hit, again.cache_hit) == (False, True)
+    assert replace(again, cache_hit=False, compile_s=first.compile_s, available_bytes=first.available_bytes) == first
+    return first
+
+
+def test_pages_hold_what_all_sequences_may_take(found: Inspection) -> None:
+    plan = found.plan
+    assert plan.num_pages == 1 + 4 * 1024 // 16
+    assert plan.kv_cache_bytes == plan.num_pages * plan.page_bytes
+    assert plan.total_bytes == plan.weights_bytes + plan.arena_bytes + plan.kv_cache_bytes
+
+
+def test_a_smaller_cache_is_the_mildest_remedy(found: Inspection) -> None:
+    tight = replace(found, available_bytes=found.required_bytes - found.plan.page_bytes)
+    assert not tight.fits
+    (remedy,) = remedies(LOAD, tight)
+    assert remedy.startswith("--kv-cache-bytes")
+
+
+def test_nothing_makes_it_fit_where_there_is_no_room(found: Inspection, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("RELAXSERVE_CACHE", str(tmp_path))
+    assert list(remedies(LOAD, replace(found, available_bytes=WORKER_BYTES))) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("model.embed_tokens.weight", "embeddings"),
+        ("lm_head.weight", "head"),
+        ("model.layers.0.post_attention_layernorm.weight", "norms"),
+        ("model.layers.0.self_attn.q_proj.bias", "attention"),
+        ("model.layers.0.mlp.up_proj.weight", "mlp"),
+        ("something", "other"),
+    ],
+)
+def test_parts(name: str, part: str) -> None:
+    assert part_of(name) == part
+
+
+def test_the_control_group_bounds_the_memory(tmp_path: Path) -> None:
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal:       1000 kB\nMemFree: 1 kB\nMemAvailable:    800 kB\n")
+    assert memory(meminfo, tmp_path).available_bytes == 800 * 1024
+    (tmp_path / "memory.max").write_text("max\n")
+    (tmp_path / "memory.current").write_text("1024\n")
+    assert memory(meminfo, tmp_path).limit_bytes is None
+    (tmp_path / "memory.max").write_text("2048\n")
+    assert memory(meminfo, tmp_path).available_bytes == 1024

@@ -1,0 +1,133 @@
+"""Where settings come from, which of them wins, and what a wrong one is told."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deploy.settings import SETTINGS, gather, model_spec, num_bytes, parse
+from server.settings import ServerSettings, SettingsError
+
+SAMPLES = {
+    "str": "127.0.0.1",
+    "int": "7",
+    "float": "2.5",
+    "bool": "true",
+    "Path": "/tmp/x",
+    "tuple[str, ...]": "one-long-key, two-long-key",
+}
+
+
+def write(folder: Path, text: str) -> Path:
+    file = folder / "models.yaml"
+    file.write_text(text)
+    return file
+
+
+def test_every_setting_of_the_server_has_a_row() -> None:
+    assert sorted(s.name for s in SETTINGS) == sorted(f.name for f in fields(ServerSettings))
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda s: s.name)
+def test_every_setting_can_be_given_by_the_environment(setting: Any) -> None:
+    kind = next(str(f.type) for f in fields(ServerSettings) if f.name == setting.name).removesuffix(" | None")
+    variable = f"RELAXSERVE_{setting.name.upper()}"
+    settings, _ = gather({}, {variable: SAMPLES[kind]})
+    assert getattr(settings, setting.name) == parse(setting.name, SAMPLES[kind], variable)
+
+
+def test_arguments_come_before_the_environment_and_that_before_the_file(tmp_path: Path) -> None:
+    config = write(tmp_path, "port: 1\nstrict: true\nmax_choices: 9\ndrain_s: 3")
+    settings, _ = gather({"port": 3, "host": None}, {"RELAXSERVE_PORT": "2", "RELAXSERVE_MAX_CHOICES": "8"}, config=config)
+    assert (settings.port, settings.max_choices, settings.strict, settings.drain_s) == (3, 8, True, 3.0)
+    assert settings.host == "127.0.0.1"
+
+
+def test_the_environment_may_name_the_file(tmp_path: Path) -> None:
+    config = write(tmp_path, "port: 1234")
+    assert gather({}, {"RELAXSERVE_CONFIG": str(config)})[0].port == 1234
+
+
+def test_models_of_the_file_have_the_fields_of_a_load(tmp_path: Path) -> None:
+    entry = "{source: org/b, name: b, quantize: int8, kv_cache_bytes: 2G, aliases: [x, y]}"
+    _, (plain, full) = gather({}, {}, config=write(tmp_path, f"models:\n  - org/a=first\n  - {entry}"))
+    assert (plain.name, plain.source) == ("first", "org/a")
+    assert (full.name, full.quantize, full.kv_cache_bytes, full.aliases) == ("b", "int8", 2 << 30, ("x", "y"))
+
+
+def test_models_of_the_arguments_replace_those_of_the_file(tmp_path: Path) -> None:
+    _, specs = gather({}, {}, config=write(tmp_path, "models: [org/a]"), models=["org/b=c"])
+    assert [s.name for s in specs] == ["c"]
+
+
+def test_a_path_becomes_absolute_and_is_named_by_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "qwen").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert model_spec("qwen").source == str(tmp_path / "qwen")
+    assert model_spec("./qwen/=q").name == "q"
+    assert model_spec("qwen/").name == "qwen"
+    assert (model_spec("org/name").name, model_spec("org/name").source) == ("name", "org/name")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("100", 100), ("64M", 64 << 20), ("1.5GiB", 3 << 29), ("2 apples", None), ("2kB", 2048), ("", None)]
+)
+def test_bytes(text: str, expected: int | None) -> None:
+    if expected is None:
+        with pytest.raises(ValueError):
+            num_bytes(text)
+    else:
+        assert num_bytes(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("environment", "complaint"),
+    [
+        ({"RELAXSERVE_PORT": "http"}, "RELAXSERVE_PORT is 'http'; expected a whole number"),
+        ({"RELAXSERVE_PORT": "70000"}, "port is 70000; expected 0 to 65535"),
+        ({"RELAXSERVE_PRT": "1"}, "RELAXSERVE_PRT, which is no setting (is RELAXSERVE_PORT meant?)"),
+        ({"RELAXSERVE_STRICT": "maybe"}, "expected true or false"),
+        ({"RELAXSERVE_MAX_BODY_BYTES": "8 apples"}, "expected a number of bytes"),
+        ({"RELAXSERVE_MODEL_ROOT": ""}, "expected a path"),
+        ({"RELAXSERVE_CONFIG": "/nowhere.yaml"}, "configuration /nowhere.yaml: No such file"),
+    ],
+)
+def test_a_wrong_variable_is_named(environment: dict[str, str], complaint: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        gather({}, environment)
+    assert complaint in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("prt: 1", "prt in"),
+        ("port: [1]", "expected a single value"),
+        ("cors_origins: a", "expected a list"),
+        ("- port", "holds a list; expected settings by name"),
+        ("port: {", "is not YAML"),
+        ("models: qwen", "expected a list"),
+        ("models: [7]", "model 1 in"),
+        ("models: [{name: x}]", "or fields with a source"),
+        ("models: [{source: o/n, quantise: int8}]", "quantise of model 1"),
+        ("models: [{source: o/n, max_batch: many}]", "Expected `int`"),
+        ("models: [{source: o/n, kv_cache_bytes: lots}]", "expected a number of bytes"),
+        ("models: [/no/such/folder]", "does not exist"),
+    ],
+)
+def test_a_wrong_file_is_refused_by_place(text: str, complaint: str, tmp_path: Path) -> None:
+    with pytest.raises(SettingsError) as caught:
+        gather({}, {}, config=write(tmp_path, text))
+    assert complaint in str(caught.value)
+
+
+def test_an_empty_file_says_nothing(tmp_path: Path) -> None:
+    assert gather({}, {}, config=write(tmp_path, "# nothing"))[0] == ServerSettings()
+
+
+def test_a_model_needs_a_source() -> None:
+    with pytest.raises(SettingsError, match=r"expected PATH_OR_ID\[=NAME\]"):
+        model_spec("=name")
