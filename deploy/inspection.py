@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
 
 from compiler.cache import Cache
 from compiler.frontend.config import ModelConfig, load_config
-from compiler.frontend.decoder import ENTRY, StepBounds, build_step
+from compiler.frontend.decoder import StepBounds, build_step
+from compiler.frontend.errors import ModelError
 from compiler.frontend.models.registry import CAUSAL
 from compiler.frontend.nn import WeightFormat
 from compiler.frontend.weights import WeightSource, open_safetensors
@@ -22,31 +22,12 @@ from compiler.ir.dtypes import DType
 from compiler.ir.module import IRModule
 from deploy.fetch import local_folder
 from deploy.machine import memory
-from deploy.model import DEFAULT_KV_BYTES, Compiled, bounds_for, compile_model
+from deploy.model import Compiled, bounds_for, compile_model
+from deploy.plan import CACHE_DTYPE, WORKER_BYTES, Plan, plan_of
 from runtime import flags
-from runtime.executable import DTYPES, Executable, TensorSpec
-from runtime.kv_pool import KVLayout
 from runtime.step import PAGE_SIZE
 from server.handle import LoadError
 from server.messages import Load
-
-CACHE_DTYPE = DType.F32
-WORKER_BYTES = 300 << 20  # interpreter, libraries, tokenizer, code
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """Bytes while serving, by part."""
-
-    weights_bytes: int
-    arena_bytes: int
-    kv_cache_bytes: int
-    num_pages: int
-    page_bytes: int
-
-    @property
-    def total_bytes(self) -> int:
-        return self.weights_bytes + self.arena_bytes + self.kv_cache_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +63,7 @@ def inspect_model(load: Load) -> Inspection:
     bounds = bounds_for(config, load)
     compiled = compile_model(_module(config, source, bounds, load.quantize), executable_cache())
     tensors = source.tensors
+    unlimited = msgspec.structs.replace(load, memory_limit_bytes=1 << 62)  # what it takes, whether it fits or not
     return Inspection(
         source=str(folder),
         family=config.family,
@@ -92,7 +74,7 @@ def inspect_model(load: Load) -> Inspection:
         quantize=load.quantize,
         max_context=bounds.max_context,
         max_batch=bounds.max_seqs,
-        plan=plan_of(compiled.executable, config, bounds, load),
+        plan=plan_of(compiled.executable, config, bounds, unlimited),
         signature=compiled.signature,
         key=compiled.key,
         cache_hit=compiled.cache_hit,
@@ -122,26 +104,18 @@ def _open(load: Load) -> tuple[Path, ModelConfig, WeightSource]:
 
 def _module(config: ModelConfig, source: WeightSource, bounds: StepBounds, quantize: str) -> IRModule:
     dtypes = {name: DType.from_numpy(np.dtype(info.dtype)) for name, info in source.tensors.items()}
-    return build_step(config, CAUSAL[config.family], dtypes, bounds, CACHE_DTYPE, WeightFormat.parse(quantize))
+    return build_step(config, CAUSAL[config.family], dtypes, bounds, DType(CACHE_DTYPE), WeightFormat.parse(quantize))
 
 
-def plan_of(executable: Executable, config: ModelConfig, bounds: StepBounds, load: Load) -> Plan:
-    step = executable.meta.functions[ENTRY]
-    layout = KVLayout(config.num_layers, config.num_kv_heads, config.head_dim, str(CACHE_DTYPE))
-    num_pages = 1 + min(layout.pages_for(load.kv_cache_bytes or DEFAULT_KV_BYTES), bounds.max_pages * load.max_batch)
-    assert isinstance(step.arena_bytes, int), "a step's arena is planned for its declared bounds"
-    return Plan(
-        weights_bytes=sum(_spec_bytes(param.spec) for param in step.weights),
-        arena_bytes=step.arena_bytes,
-        kv_cache_bytes=num_pages * layout.bytes_per_page,
-        num_pages=num_pages,
-        page_bytes=layout.bytes_per_page,
-    )
-
-
-def _spec_bytes(spec: Any) -> int:
-    assert isinstance(spec, TensorSpec) and spec.shape is not None and spec.dtype is not None, "weights are tensors"
-    return prod(dim for dim in spec.shape if isinstance(dim, int)) * DTYPES[spec.dtype].itemsize
+def plan_load(load: Load) -> Plan:
+    """The memory of a load; a LoadError says why it cannot be."""
+    try:
+        _, config, source = _open(load)
+        bounds = bounds_for(config, load)
+        compiled = compile_model(_module(config, source, bounds, load.quantize), executable_cache())
+    except ModelError as error:
+        raise LoadError("invalid_model", str(error)) from error
+    return plan_of(compiled.executable, config, bounds, load, cache_hit=compiled.cache_hit)
 
 
 # --- what would make it fit --------------------------------------------------------------------------------------------

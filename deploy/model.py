@@ -21,6 +21,7 @@ from compiler.ir.dtypes import DType
 from compiler.ir.module import IRModule
 from compiler.target import host
 from deploy.fetch import local_folder
+from deploy.plan import CACHE_DTYPE, plan_of
 from runtime import flags
 from runtime.executable import Executable
 from runtime.kv_pool import KVLayout, KVPool
@@ -36,7 +37,6 @@ Progress = Callable[[str, float], None]
 
 MAX_STEP_TOKENS = 512  # of one step: what the arena is planned for
 DEFAULT_CONTEXT = 4096
-DEFAULT_KV_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,34 +113,33 @@ def load_model(load: Load, progress: Progress) -> LoadedModel:
     if config.family not in CAUSAL:
         raise LoadError("unsupported_model", f"{folder} is a {config.family}; known causal families: {', '.join(CAUSAL)}")
     bounds = bounds_for(config, load)
-    cache_dtype = DType.F32
     dtypes = {name: DType.from_numpy(np.dtype(info.dtype)) for name, info in source.tensors.items()}
-    module = build_step(config, CAUSAL[config.family], dtypes, bounds, cache_dtype, WeightFormat.parse(load.quantize))
+    module = build_step(config, CAUSAL[config.family], dtypes, bounds, DType(CACHE_DTYPE), WeightFormat.parse(load.quantize))
     progress("compile", 0.0)
     switches = flags.current()
     compiled = compile_model(module, None if switches.no_cache else Cache(switches.cache / "executables"))
     progress("compile", 1.0)
+    plan = plan_of(compiled.executable, config, bounds, load)
     account = MemoryAccount()
     session = Session(compiled.executable, memory=account, pinned=False)
     progress("pack", 0.0)
     kept = None if switches.no_cache else switches.cache / "weights" / f"{compiled.key}-{source.digest()[:32]}.rsw"
     weights_bytes = bind_weights(session, compiled.executable, ENTRY, source, UNUSED, kept)
     progress("pack", 1.0)
-    layout = KVLayout(config.num_layers, config.num_kv_heads, config.head_dim, str(cache_dtype))
-    num_pages = 1 + min(layout.pages_for(load.kv_cache_bytes or DEFAULT_KV_BYTES), bounds.max_pages * load.max_batch)
-    pool = KVPool(layout, num_pages, account)
-    limits = StepLimits(config.vocab_size, bounds.max_context, bounds.max_tokens, bounds.max_seqs, num_pages)
+    layout = KVLayout(config.num_layers, config.num_kv_heads, config.head_dim, CACHE_DTYPE)
+    pool = KVPool(layout, plan.num_pages, account)
+    limits = StepLimits(config.vocab_size, bounds.max_context, bounds.max_tokens, bounds.max_seqs, plan.num_pages)
     model = CompiledModel(session, pool, limits)
     tokenizer = Tokenizer.from_dir(folder)
     ready = Ready(
         signature=compiled.key,
         cache_hit=compiled.cache_hit,
         max_context=bounds.max_context,
-        num_pages=num_pages,
+        num_pages=plan.num_pages,
         page_size=PAGE_SIZE,
         weights_bytes=weights_bytes,
-        arena_bytes=0,
-        kv_cache_bytes=num_pages * layout.bytes_per_page,
+        arena_bytes=plan.arena_bytes,
+        kv_cache_bytes=plan.kv_cache_bytes,
         compile_s=compiled.compile_s,
         load_s=time.perf_counter() - started,
     )

@@ -8,16 +8,18 @@ import socket
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 
+import msgspec
+
 from compiler.cache import Cache
 from deploy.fetch import local_folder
 from runtime import flags
 from server.app import create_app
 from server.auth import Guard
 from server.engine.supervisor import Supervisor
-from server.handle import ProgressCallback
+from server.handle import LoadError, ProgressCallback
 from server.listen import Server
 from server.messages import Load
-from server.model import CachedModel
+from server.model import CachedModel, Footprint
 from server.registry import Registry
 from server.settings import ServerSettings, SettingsError
 from server.state import ModelSpec, read_state
@@ -30,7 +32,11 @@ Greet = Callable[[Registry, str], Awaitable[bool]]
 
 
 def make_worker(spec: ModelSpec, progress: ProgressCallback) -> Supervisor:
-    load = Load(
+    return Supervisor(WORKER, load_of(spec), progress=progress)
+
+
+def load_of(spec: ModelSpec) -> Load:
+    return Load(
         spec.name,
         spec.source,
         spec.quantize,
@@ -39,7 +45,20 @@ def make_worker(spec: ModelSpec, progress: ProgressCallback) -> Supervisor:
         spec.kv_cache_bytes,
         spec.memory_limit_bytes,
     )
-    return Supervisor(WORKER, load, progress=progress)
+
+
+async def preflight(spec: ModelSpec) -> Footprint:
+    """The plan of a load, made by a process of its own: compiling must not hold up the streams of other models."""
+    command = (sys.executable, "-m", "deploy.plan", msgspec.json.encode(load_of(spec)).decode())
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    output, _ = await process.communicate()
+    if process.returncode != 0:
+        raise LoadError("load_failed", f"the planner ended with status {process.returncode}")
+    answer: dict[str, Any] = msgspec.json.decode(output)
+    if "code" in answer:
+        raise LoadError(answer["code"], answer["message"], answer.get("required", 0), answer.get("free", 0))
+    parts = ("weights_bytes", "arena_bytes", "kv_cache_bytes", "page_bytes", "cache_hit")
+    return Footprint(**{name: answer[name] for name in parts})
 
 
 def load_tokenizer(source: str) -> Tokenizer:
@@ -63,7 +82,7 @@ async def _serve(
     listener: socket.socket,
     greet: Greet,
 ) -> bool:
-    registry = Registry(settings, make_worker, load_tokenizer, cache=cache, initial=models)
+    registry = Registry(settings, make_worker, load_tokenizer, preflight=preflight, cache=cache, initial=models)
     server = Server(create_app(settings, registry), settings, registry, log_level="warning")
 
     async def welcome() -> bool:

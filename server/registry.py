@@ -231,10 +231,6 @@ class Registry:
     async def _start_worker(self, spec: ModelSpec, report: ProgressCallback) -> Loaded:
         free_bytes = self.free_bytes
         spec = self._with_defaults(msgspec.structs.replace(spec, memory_limit_bytes=free_bytes))
-        if self._preflight is not None:
-            needed = (await self._preflight(spec)).total_bytes
-            if free_bytes is not None and needed > free_bytes:
-                raise LoadError("insufficient_memory", f"model {spec.name!r} does not fit", needed, free_bytes)
         worker = self._make_worker(spec, report)
         try:
             ready = await worker.start()

@@ -295,7 +295,10 @@ class _Function:
         known = routine(name)
         given = len(known.inputs)
         values = [self.arg(a) for a in args]
-        self.emit(dst, f"lib.{name}", *values[:given], *(Imm(attrs[a]) for a in known.attributes), *values[given:])
+        self.emit(dst, f"lib.{name}", *values[:given], *(self.attribute(attrs[a]) for a in known.attributes), *values[given:])
+
+    def attribute(self, value: Any) -> Arg:
+        return self.dim(value) if isinstance(value, Dim) else Imm(value)
 
     def match_cast(self, var: Var, cast: MatchCast) -> None:
         point = self.slots.new_point()

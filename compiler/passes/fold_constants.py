@@ -12,9 +12,11 @@ import numpy as np
 
 from compiler.interpret.graph import Interpreter
 from compiler.ir.builder import Builder
+from compiler.ir.dims import Dim
 from compiler.ir.graph import Binding, Block, Body, Call, CallTir, Constant, Function, ScalarValue, ShapeValue, Value, Var
 from compiler.ir.module import IRModule
 from compiler.ir.types import TensorType, vars_of
+from compiler.ir.visit import attr_dims
 from compiler.passes.eliminate_dead_code import has_effect
 from compiler.passes.rewrite import rewrite_module
 
@@ -43,12 +45,13 @@ def _constant(value: Call | CallTir) -> bool:
                 return True
             case ShapeValue(dims=dims):
                 return all(d.is_const for d in dims)
-            case ScalarValue():
-                return True
+            case ScalarValue(value=value):
+                return not isinstance(value, Dim) or value.is_const
             case _:
                 return False
 
-    return any(isinstance(a, Constant) for a in value.args) and all(map(known, value.args))
+    symbolic = any(True for _ in attr_dims(value)) if isinstance(value, Call) else False
+    return not symbolic and any(isinstance(a, Constant) for a in value.args) and all(map(known, value.args))
 
 
 def evaluate(module: IRModule, value: Value, var: Var) -> np.ndarray:

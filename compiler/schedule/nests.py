@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from compiler.ir.dims import Dim, DimLike, DimVar
+from compiler.ir.dims import Dim, DimLike, DimVar, dim_max
 from compiler.ir.dtypes import DType
 from compiler.ir.loops import Allocate, Apply, Buffer, Const, DimScalar, Fn, For, Let, LoopKind, Scalar, Stmt, Store, When
 from compiler.ir.prove import prove_le, prove_lt
@@ -89,6 +89,7 @@ def unravel(p: Dim, axes: Sequence[tuple[str, Dim]], body: Callable[[list[Dim]],
         if not rest:
             return body(inner)
         (name, extent), outer = rest[-1], rest[:-1]
+        extent = dim_max(extent, 1) if extent.is_const else extent  # an empty box has no points, but they must be written down
         if not outer:
             return named(name, p, extent - 1, lambda i: body([i, *inner]))
         return named(name, p % extent, extent - 1, lambda i: split(p // extent, outer, [i, *inner]))

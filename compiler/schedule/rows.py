@@ -121,6 +121,8 @@ class _Rows:
         """All stages of one row. While elements of the row are written, the next row is fetched: memory does not wait for arithmetic."""
         if not point:
             return self.staged(point, point)  # the only row there is
+        if not point:
+            return self.staged(point, point)
         extent = self.program.row[-1][1]
         return named("next", dim_min(point[-1] + 1, extent - 1), extent - 1, lambda after: self.staged(point, [*point[:-1], after]))
 

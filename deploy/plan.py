@@ -1,0 +1,98 @@
+"""What a load will take, by the compiler's plan, known before a byte of the weights is touched.
+
+python -m deploy.plan LOAD        LOAD is the message as JSON; prints the plan, or {"code", "message", ...} of the refusal
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import msgspec
+
+from compiler.frontend.config import ModelConfig
+from compiler.frontend.decoder import ENTRY, StepBounds
+from deploy.machine import memory
+from runtime.executable import DTYPES, Executable, ParamSpec, TensorSpec
+from runtime.kv_pool import KVLayout
+from runtime.step import PAGE_SIZE
+from server.handle import LoadError
+from server.messages import Load
+
+WORKER_BYTES = 300 << 20  # interpreter, libraries, tokenizer, code
+DEFAULT_KV_BYTES = 1 << 30
+CACHE_DTYPE = "f32"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Bytes while serving, by part."""
+
+    weights_bytes: int
+    arena_bytes: int
+    kv_cache_bytes: int
+    num_pages: int
+    page_bytes: int
+    cache_hit: bool = False
+
+    @property
+    def total_bytes(self) -> int:
+        return self.weights_bytes + self.arena_bytes + self.kv_cache_bytes
+
+
+def plan_of(executable: Executable, config: ModelConfig, bounds: StepBounds, load: Load, *, cache_hit: bool = False) -> Plan:
+    """Pages get what was asked for, or else enough for every sequence at full length, up to DEFAULT_KV_BYTES and what is left below the
+    limit. Raises when not even one sequence of full length fits."""
+    step = executable.meta.functions[ENTRY]
+    assert isinstance(step.arena_bytes, int), "a step's arena is planned for its declared bounds"
+    layout = KVLayout(config.num_layers, config.num_kv_heads, config.head_dim, CACHE_DTYPE)
+    page_bytes, weights_bytes = layout.bytes_per_page, weights_of(step.weights)
+    one_sequence = 1 + bounds.max_pages  # page 0 is padding
+    limit = load.memory_limit_bytes if load.memory_limit_bytes is not None else max(0, memory().available_bytes - WORKER_BYTES)
+    room = limit - weights_bytes - step.arena_bytes
+    if load.kv_cache_bytes is not None:
+        num_pages = layout.pages_for(load.kv_cache_bytes)
+        if num_pages < 2:
+            raise LoadError("invalid_value", f"kv_cache_bytes is {load.kv_cache_bytes}; two pages of {page_bytes} are the least")
+    else:
+        wanted = min(1 + bounds.max_pages * bounds.max_seqs, max(one_sequence, layout.pages_for(DEFAULT_KV_BYTES)))
+        num_pages = max(min(wanted, layout.pages_for(max(0, room))), one_sequence)
+    plan = Plan(weights_bytes, step.arena_bytes, num_pages * page_bytes, num_pages, page_bytes, cache_hit)
+    if plan.total_bytes > limit:
+        tokens = max(0, room // page_bytes - 1) * PAGE_SIZE
+        raise LoadError(
+            "insufficient_memory",
+            f"the model takes {plan.total_bytes} bytes: {plan.weights_bytes} of weights, {plan.arena_bytes} of arena, "
+            f"{plan.kv_cache_bytes} of KV cache; {limit} are free, which leaves room for {tokens} tokens of context. "
+            "Choose a smaller max_context, int8 or int4 weights, or unload another model",
+            plan.total_bytes,
+            limit,
+        )
+    return plan
+
+
+def weights_of(params: Iterable[ParamSpec]) -> int:
+    return sum(_spec_bytes(p.spec) for p in params)
+
+
+def _spec_bytes(spec: Any) -> int:
+    assert isinstance(spec, TensorSpec) and spec.shape is not None and spec.dtype is not None, "weights are tensors"
+    return prod(dim for dim in spec.shape if isinstance(dim, int)) * DTYPES[spec.dtype].itemsize
+
+
+def main() -> None:
+    from deploy.inspection import plan_load
+
+    load = msgspec.json.decode(sys.argv[1], type=Load)
+    try:
+        print(msgspec.json.encode(plan_load(load)).decode())
+    except LoadError as error:
+        refusal = {"code": error.code, "message": error.message, "required": error.required_bytes, "free": error.free_bytes}
+        print(msgspec.json.encode(refusal).decode())
+
+
+if __name__ == "__main__":
+    main()
