@@ -7,6 +7,7 @@ import os
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 import msgspec
 
