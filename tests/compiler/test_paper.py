@@ -1,0 +1,43 @@
+"""The programs of the paper's figures: what each phase makes of them, and what they compute."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import compiler.ops
+from compiler.ir.module import IRModule
+from compiler.ir.parser import parse
+from compiler.ir.printer import print_module
+from compiler.ir.types import vars_of
+from compiler.ir.verify import verify
+from compiler.passes.pipeline import PHASES, pipeline
+from compiler.target import get
+from deploy.check import run_program
+
+assert compiler.ops
+
+FIGURES = sorted((Path(__file__).parents[1] / "golden" / "paper").glob("figure_??.ir"))
+DIMS = {"n": 5, "m": 3}
+
+
+@pytest.mark.parametrize("path", FIGURES, ids=lambda p: p.stem)
+def test_figure_after_each_phase(path: Path, golden: Callable[[str, str], None]) -> None:
+    whole = pipeline(get("avx512"))  # one target, so that the text is the same on every machine
+    module = parse(path.read_text())
+    for phase, last in PHASES.items():
+        result = whole.until(last)(module)
+        verify(result)
+        if phase == "memory":  # kernels stay what they were
+            result = IRModule(result.graph_functions)
+        golden(f"paper/{path.stem}.{phase}.ir", print_module(result))
+
+
+@pytest.mark.parametrize("path", FIGURES, ids=lambda p: p.stem)
+def test_figure_computes_what_it_means(path: Path) -> None:
+    module = parse(path.read_text())
+    entry = next(iter(module.graph_functions))
+    names = {v.name for p in module.graph(entry).params for v in vars_of(p.type)}
+    assert run_program(module, entry, {n: DIMS[n] for n in names}, check=True).largest_error < 1e-5
