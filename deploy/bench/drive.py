@@ -11,11 +11,11 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
-from typing import Protocol
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from deploy.serve import serve
@@ -108,8 +108,10 @@ class OverHttp:
     """Streams of `/v1/completions`. A time is that of an event: one per token whose text is complete with it."""
 
     def __init__(self, url: str, model: str, *, temperature: float) -> None:
-        self._address = urlsplit(url)
-        self._body = {"model": model, "stream": True, "temperature": temperature, "ignore_eos": True}
+        parts = urlsplit(url)
+        assert parts.hostname is not None and parts.port is not None, url
+        self._address = parts.hostname, parts.port
+        self._body = {"model": model, "temperature": temperature, "ignore_eos": True}
 
     def run(self, prompts: Sequence[Prompt], late: Prompt | None = None) -> list[Stream]:
         return asyncio.run(self._run(prompts, late))
@@ -132,19 +134,29 @@ class OverHttp:
         return [*early, last]
 
     async def _follow(self, prompt: Prompt, stream: Stream, look: Callable[[], None]) -> None:
-        body = json.dumps({**self._body, "prompt": prompt.ids, "max_tokens": prompt.num_new}).encode()
-        reader, writer = await asyncio.open_connection(self._address.hostname, self._address.port)
-        head = f"POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
         stream.began_s = time.perf_counter()
-        writer.write(f"{head}\r\n\r\n".encode() + body)
+        async for event in post_stream(*self._address, {**self._body, "prompt": prompt.ids, "max_tokens": prompt.num_new}):
+            if event["choices"][0]["text"]:
+                stream.times_s.append(time.perf_counter())
+                look()
+
+
+async def post_stream(host: str, port: int, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
+    """The events of `/v1/completions`. RuntimeError for any answer that is not a whole stream."""
+    reader, writer = await asyncio.open_connection(host, port)
+    try:
+        content = json.dumps({**body, "stream": True}).encode()
+        head = f"POST /v1/completions HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\ncontent-length: {len(content)}"
+        writer.write(f"{head}\r\n\r\n".encode() + content)
         if b" 200 " not in (status := await reader.readline()):
             raise RuntimeError(f"the server answered {status.decode().strip()}: {(await reader.read(2000)).decode()}")
         async for line in reader:
             if line.startswith(b"data: [DONE]"):
-                break
-            if line.startswith(b"data: {") and b'"text":""' not in line:
-                stream.times_s.append(time.perf_counter())
-                look()
+                return
+            if line.startswith(b"data: "):
+                yield json.loads(line.removeprefix(b"data: "))
+        raise RuntimeError("the server closed the connection within a stream")
+    finally:
         writer.close()
 
 

@@ -1,0 +1,238 @@
+"""`relaxserve bench chaos`: promise 2. Streams over HTTP, while the worker behind them is killed and stopped at random instants.
+
+Every stream runs once undisturbed. Then all of them run again, in as many rounds as the blows last: each text must be the same, no client
+may see an error, and in the end no page of the KV cache is held. A blow falls up to `--within` seconds after the last worker was ready,
+so that some hit prompts and some hit decoding; a stopped worker has to be found by its silence.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import random
+import signal
+import statistics
+import sys
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from deploy import demo
+from deploy.bench.checkpoint import model_folder
+from deploy.bench.drive import post_stream
+from deploy.bench.measure import Figure, report
+from deploy.serve import WORKER, load_of, load_tokenizer
+from server.app import create_app
+from server.engine.supervisor import Care, Supervisor
+from server.handle import ProgressCallback
+from server.listen import Server
+from server.registry import Registry
+from server.settings import ServerSettings
+from server.state import ModelSpec
+
+NAME = "chaos"
+PATIENCE_S = 120.0  # for a worker to come back
+
+
+@dataclass(frozen=True, slots=True)
+class Blows:
+    num_kills: int
+    num_stops: int
+    within_s: float
+    stall_s: float  # silence after which a worker is replaced
+
+    def signals(self, rng: random.Random) -> list[signal.Signals]:
+        blows = [signal.SIGKILL] * self.num_kills + [signal.SIGSTOP] * self.num_stops
+        rng.shuffle(blows)
+        return blows
+
+
+@dataclass(slots=True)
+class Answer:
+    text: str = ""
+    finish_reason: str | None = None
+    error: str | None = None
+    longest_pause_s: float = 0.0
+
+
+@dataclass(slots=True)
+class Outcome:
+    expected: list[Answer]
+    rounds: list[list[Answer]] = field(default_factory=list[list[Answer]])
+    num_restarts: int = 0
+    num_resubmitted: int = 0
+    num_pages_held: int = 0
+
+    @property
+    def errors(self) -> list[str]:
+        return [a.error for answers in (self.expected, *self.rounds) for a in answers if a.error is not None]
+
+    @property
+    def num_different(self) -> int:
+        return sum(
+            (a.text, a.finish_reason) != (e.text, e.finish_reason)
+            for answers in self.rounds
+            for a, e in zip(answers, self.expected, strict=True)
+        )
+
+    @property
+    def pauses_s(self) -> list[float]:
+        return [a.longest_pause_s for answers in self.rounds for a in answers]
+
+
+def bodies(num_streams: int, num_new: int, vocab_size: int) -> list[dict[str, Any]]:
+    """Requests of all kinds: greedy and drawn, truncated, penalised, held to an expression."""
+    rng = random.Random(7)
+    kinds: list[dict[str, Any]] = [
+        {"temperature": 0},
+        {"temperature": 1.0},
+        {"temperature": 0.8, "top_p": 0.9, "top_k": 40},
+        {"temperature": 1.2, "min_p": 0.05, "frequency_penalty": 0.5, "repetition_penalty": 1.1},
+        {"temperature": 0.9, "logprobs": 2},
+        {"temperature": 1.0, "guided_regex": "([a-z ]{3,40}[.!] ){40,200}"},
+    ]
+    return [
+        {
+            "prompt": [rng.randrange(3, vocab_size) for _ in range(rng.randrange(1, 120))],
+            "max_tokens": rng.randrange(num_new // 2, num_new + 1),
+            "seed": i,
+            "ignore_eos": True,
+            **kinds[i % len(kinds)],
+        }
+        for i in range(num_streams)
+    ]
+
+
+async def run(folder: Path, quantize: str, *, num_streams: int, num_new: int, blows: Blows, seed: int) -> Outcome:
+    rng = random.Random(seed)
+    async with _serving(ModelSpec(NAME, str(folder), quantize), Care(stall_s=blows.stall_s)) as (port, supervisor):
+        requests = bodies(num_streams, num_new, load_tokenizer(str(folder)).vocab_size)
+        outcome = Outcome(await _round(port, requests))
+        striking = asyncio.create_task(_strike(supervisor, blows, rng))
+        while not striking.done():
+            outcome.rounds.append(await _round(port, requests))
+        await striking
+        outcome.num_restarts, outcome.num_resubmitted = supervisor.restarts, supervisor.resubmitted
+        outcome.num_pages_held = await _pages_held(supervisor)
+        return outcome
+
+
+@asynccontextmanager
+async def _serving(spec: ModelSpec, care: Care) -> AsyncGenerator[tuple[int, Supervisor]]:
+    """A server in this process, and its only worker."""
+    supervisors: list[Supervisor] = []
+
+    def make_worker(spec: ModelSpec, progress: ProgressCallback) -> Supervisor:
+        supervisors.append(Supervisor(WORKER, load_of(spec), progress=progress, care=care))
+        return supervisors[-1]
+
+    settings = ServerSettings(port=0, drain_s=1.0)
+    registry = Registry(settings, make_worker, load_tokenizer, initial=[spec])
+    server = Server(create_app(settings, registry), settings, registry, log_config=None)
+    serving = asyncio.create_task(server.serve())
+    try:
+        while not (server.started and registry.ready):
+            await asyncio.sleep(0.01)
+            for operation in registry.operations.all():
+                if operation.error is not None:
+                    raise operation.error
+        yield server.servers[0].sockets[0].getsockname()[1], supervisors[0]
+    finally:
+        server.should_exit = True
+        await serving
+
+
+async def _round(port: int, requests: Sequence[dict[str, Any]]) -> list[Answer]:
+    return await asyncio.gather(*(_ask(port, body) for body in requests))
+
+
+async def _ask(port: int, body: dict[str, Any]) -> Answer:
+    answer = Answer()
+    last_s = time.monotonic()
+    try:
+        async for event in post_stream("127.0.0.1", port, {"model": NAME, **body}):
+            now_s = time.monotonic()
+            answer.longest_pause_s = max(answer.longest_pause_s, now_s - last_s)
+            last_s = now_s
+            if "error" in event:
+                answer.error = str(event["error"])
+                break
+            (choice,) = event["choices"]
+            answer.text += choice["text"]
+            answer.finish_reason = choice["finish_reason"] or answer.finish_reason
+    except (OSError, RuntimeError) as error:
+        answer.error = str(error)
+    if answer.error is None and answer.finish_reason is None:
+        answer.error = "the stream ended without a reason"
+    return answer
+
+
+async def _strike(supervisor: Supervisor, blows: Blows, rng: random.Random) -> None:
+    for number, blow in enumerate(blows.signals(rng)):
+        await asyncio.sleep(rng.uniform(0, blows.within_s))
+        assert supervisor.pid is not None
+        os.kill(supervisor.pid, blow)
+        async with asyncio.timeout(PATIENCE_S):
+            while supervisor.restarts <= number or supervisor.pid is None:
+                await asyncio.sleep(0.005)
+
+
+async def _pages_held(supervisor: Supervisor) -> int:
+    """After the last word of an engine that has fallen idle."""
+    async with asyncio.timeout(PATIENCE_S):
+        while supervisor.stats is None or supervisor.stats.num_running or supervisor.stats.num_waiting:
+            await asyncio.sleep(0.05)
+    return supervisor.stats.num_pages_used
+
+
+def figures(outcome: Outcome, blows: Blows) -> list[Figure]:
+    num_streams = sum(map(len, outcome.rounds))
+    return [
+        Figure("blows", blows.num_kills + blows.num_stops, "", note=f"{blows.num_kills} killed, {blows.num_stops} stopped"),
+        Figure(
+            "streams", num_streams, "", note=f"{len(outcome.rounds)} rounds, {sum(len(a.text) for a in outcome.expected)} characters each"
+        ),
+        Figure("restarts", outcome.num_restarts, "", blows.num_kills + blows.num_stops, at_least=True),
+        Figure("resubmitted requests", outcome.num_resubmitted, ""),
+        Figure("clients that saw an error", len(outcome.errors), "", 0, note="; ".join(sorted(set(outcome.errors)))[:200]),
+        Figure("streams with another text", outcome.num_different, "", 0),
+        Figure("pages held at the end", outcome.num_pages_held, "", 0),
+        Figure("longest pause of a stream, median", statistics.median(outcome.pauses_s), "s"),
+        Figure("longest pause of a stream, worst", max(outcome.pauses_s), "s"),
+    ]
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="relaxserve bench chaos", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", default=demo.NAME, help=f"{demo.NAME}, a path, or a synthetic model as in bench serve")
+    parser.add_argument("--quantize", default="bf16")
+    parser.add_argument("--streams", type=int, default=32)
+    parser.add_argument("--tokens", type=int, default=800, help="at most, of each stream")
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--stops", type=int, default=2)
+    parser.add_argument("--within", type=float, default=1.0, help="seconds from a worker's start to the next blow, at most")
+    parser.add_argument("--stall", type=float, default=3.0, help="seconds of silence after which a worker is replaced")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args(argv)
+    blows = Blows(options.kills, options.stops, options.within, options.stall)
+    logging.getLogger("server").setLevel(logging.ERROR)  # every blow would be told
+    with model_folder(options.model) as folder:
+        outcome = asyncio.run(
+            run(folder, options.quantize, num_streams=options.streams, num_new=options.tokens, blows=blows, seed=options.seed)
+        )
+    found = figures(outcome, blows)
+    report(found, as_json=options.json)
+    if any(figure.reached is False for figure in found):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
