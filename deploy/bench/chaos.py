@@ -74,11 +74,8 @@ class Outcome:
 
     @property
     def num_different(self) -> int:
-        return sum(
-            (a.text, a.finish_reason) != (e.text, e.finish_reason)
-            for answers in self.rounds
-            for a, e in zip(answers, self.expected, strict=True)
-        )
+        pairs = [pair for answers in self.rounds for pair in zip(answers, self.expected, strict=True)]
+        return sum((a.text, a.finish_reason) != (e.text, e.finish_reason) for a, e in pairs)
 
     @property
     def pauses_s(self) -> list[float]:
@@ -173,12 +170,12 @@ async def _ask(port: int, body: dict[str, Any]) -> Answer:
 
 
 async def _strike(supervisor: Supervisor, blows: Blows, rng: random.Random) -> None:
-    for number, blow in enumerate(blows.signals(rng)):
+    for number, blow in enumerate(blows.signals(rng), 1):
         await asyncio.sleep(rng.uniform(0, blows.within_s))
         assert supervisor.pid is not None
         os.kill(supervisor.pid, blow)
         async with asyncio.timeout(PATIENCE_S):
-            while supervisor.restarts <= number or supervisor.pid is None:
+            while supervisor.restarts < number:
                 await asyncio.sleep(0.005)
 
 
@@ -192,11 +189,10 @@ async def _pages_held(supervisor: Supervisor) -> int:
 
 def figures(outcome: Outcome, blows: Blows) -> list[Figure]:
     num_streams = sum(map(len, outcome.rounds))
+    num_chars = sum(len(answer.text) for answer in outcome.expected)
     return [
         Figure("blows", blows.num_kills + blows.num_stops, "", note=f"{blows.num_kills} killed, {blows.num_stops} stopped"),
-        Figure(
-            "streams", num_streams, "", note=f"{len(outcome.rounds)} rounds, {sum(len(a.text) for a in outcome.expected)} characters each"
-        ),
+        Figure("streams", num_streams, "", note=f"{len(outcome.rounds)} rounds of {num_chars} characters"),
         Figure("restarts", outcome.num_restarts, "", blows.num_kills + blows.num_stops, at_least=True),
         Figure("resubmitted requests", outcome.num_resubmitted, ""),
         Figure("clients that saw an error", len(outcome.errors), "", 0, note="; ".join(sorted(set(outcome.errors)))[:200]),
