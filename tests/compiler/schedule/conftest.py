@@ -1,0 +1,70 @@
+"""Loop nests under the schedules of all machines that this one can stand in for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import compiler.ops
+from compiler.driver import Options, compile_module
+from compiler.interpret.graph import Interpreter
+from compiler.ir.loops import PrimFunc
+from compiler.ir.parser import parse
+from compiler.ir.verify import verify
+from compiler.passes.pipeline import pipeline
+from compiler.target import NAMED, Target, get, host
+from runtime.executable import Executable
+from runtime.session import Session
+
+assert compiler.ops
+
+HERE = [host(), *(t for t in NAMED.values() if t.can_run_here)]
+
+
+@pytest.fixture
+def kernels() -> Callable[..., dict[str, PrimFunc]]:
+    """`kernels(program, "avx512")`: the scheduled nests by name."""
+
+    def call(program: str, target: str = "avx512") -> dict[str, PrimFunc]:
+        module = pipeline(get(target)).until("schedule_kernels")(parse(program))
+        verify(module)
+        return module.prim_functions
+
+    return call
+
+
+@pytest.fixture(scope="session")
+def compiled() -> Callable[[str, Target], Executable]:
+    """Each program once per machine, whatever sizes it is called with."""
+    known: dict[tuple[str, str], Executable] = {}
+
+    def call(program: str, target: Target) -> Executable:
+        if (program, target.name) not in known:
+            known[program, target.name] = compile_module(parse(program), Options(target))
+        return known[program, target.name]
+
+    return call
+
+
+@pytest.fixture
+def agree(compiled: Callable[[str, Target], Executable]) -> Callable[..., Any]:
+    """`agree(program, *args)`: what `main` returns: near the interpreter, and the same bits on every machine with 1 and 3 threads."""
+
+    def call(program: str, *args: Any, rtol: float = 2e-5) -> Any:
+        results: list[Any] = []
+        for target in HERE:
+            for num_threads in (1, 3):
+                session = Session(compiled(program, target), device_threads=num_threads)
+                results.append(session.call("main", *(np.array(a) for a in args)))
+                session.close()
+        expected = Interpreter(parse(program)).call("main", *(np.array(a) for a in args))
+        scale = np.max(np.abs(expected), initial=0.0, where=np.isfinite(expected))
+        np.testing.assert_allclose(results[0], expected, rtol=rtol, atol=rtol * scale)
+        for other in results[1:]:
+            np.testing.assert_array_equal(other, results[0])
+        return results[0]
+
+    return call

@@ -1,0 +1,60 @@
+"""Folds along rows, at lengths around vectors and groups of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from compiler.ir.loops import PrimFunc, Scope
+from compiler.ir.visit_loops import walk_stmts
+
+OPERATORS = {
+    "softmax": "softmax(x)",
+    "log_softmax": "log_softmax(x)",
+    "rms_norm": "rms_norm(x, w, eps=1.0e-5)",
+    "layer_norm": "layer_norm(x, w, w, eps=1.0e-5)",
+    "sum": "sum(x, axes=[-1])",
+    "max": "max(x, axes=[-1])",
+    "min": "min(x, axes=[-1], keepdims=true)",
+    "mean": "mean(x, axes=[-1])",
+}
+
+
+def program(name: str) -> str:
+    return f"func main(x: f32[n, k], w: f32[k]) -> object where k in 1.. {{ y = {OPERATORS[name]} return y }}"
+
+
+def f32(*shape: int) -> Any:
+    return np.random.default_rng(sum(shape)).normal(size=shape).astype(np.float32)
+
+
+@pytest.mark.parametrize("length", [1, 2, 15, 16, 17, 63, 64, 65, 127, 1000])
+@pytest.mark.parametrize("name", OPERATORS)
+def test_lengths_around_the_vectors(agree: Callable[..., Any], name: str, length: int) -> None:
+    agree(program(name), f32(3, length), f32(length), rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_a_row_has_the_same_bits_in_any_batch(agree: Callable[..., Any], name: str) -> None:
+    x, w = f32(9, 77), f32(77)
+    whole = agree(program(name), x, w)
+    for rows in (slice(0, 1), slice(4, 9), slice(8, 9)):
+        np.testing.assert_array_equal(agree(program(name), x[rows], w), whole[rows])
+
+
+@pytest.mark.parametrize("shape", [(70,), (2, 3, 70), (1, 1, 1, 5)])
+def test_ranks(agree: Callable[..., Any], shape: tuple[int, ...]) -> None:
+    dims = ", ".join("abcd"[: len(shape)])
+    agree(f"func main(x: f32[{dims}]) -> object where {'abcd'[len(shape) - 1]} in 1.. {{ y = softmax(x) return y }}", f32(*shape))
+
+
+@pytest.mark.parametrize("name", ["softmax", "layer_norm"])
+def test_numbers_of_a_row_stay_in_registers(kernels: Callable[..., dict[str, PrimFunc]], name: str) -> None:
+    """No workspace in memory: one visit to a row does all of its stages."""
+    kernel = kernels(program(name))[name]
+    assert kernel.attrs["schedule"] == "rows"
+    buffers = [s.buffer for s in walk_stmts(kernel.body) if type(s).__name__ == "Allocate"]
+    assert buffers and all(b.scope is Scope.LOCAL for b in buffers)
