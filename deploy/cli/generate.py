@@ -49,7 +49,8 @@ def generate(
         return
     answers.file.write("\n")
     errors.print(
-        f"{len(answer.token_ids)} tokens in {answer.decode_s:.2f} s behind a prompt of {answer.num_prompt}, {answer.finish_reason}",
+        f"{answer.num_prompt} tokens read in {1000 * answer.prefill_s:.0f} ms, {len(answer.token_ids)} written in "
+        f"{1000 * answer.decode_s:.0f} ms; {answer.finish_reason}",
         style="dim",
         highlight=False,
     )
