@@ -9,7 +9,7 @@ another and the lanes by halves. The order depends on the length of the row alon
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from compiler.ir.dims import Dim, DimVar, dim_min
 from compiler.ir.dtypes import DType
@@ -30,7 +30,7 @@ from compiler.ir.loops import (
     Tile,
     dtype_of,
 )
-from compiler.ir.visit_loops import loads, map_scalar, replace_loads, rewrite_dims, statements
+from compiler.ir.visit_loops import loads, map_scalar, replace_loads, rewrite_dims, statements, walk_scalar
 from compiler.schedule.matmul import reduces_in
 from compiler.schedule.nests import (
     PerfectNest,
@@ -47,10 +47,12 @@ from compiler.schedule.nests import (
     when,
     without_allocations,
 )
+from compiler.schedule.same import same_scalar
 from compiler.schedule.spatial import SpatialNest, store_at, vectors
 
 PARTS = 4  # independent chains, so that a fold waits for memory and not for its own additions
 
+_COSTLY = (Fn.EXP, Fn.LOG, Fn.TANH, Fn.ERF, Fn.SIN, Fn.COS, Fn.POW)
 _COMBINE = {ReduceFn.SUM: Fn.ADD, ReduceFn.PROD: Fn.MUL, ReduceFn.MAX: Fn.MAX, ReduceFn.MIN: Fn.MIN}
 
 
@@ -59,6 +61,7 @@ class RowStage:
     nest: PerfectNest
     folds: tuple[Reduce, ...]  # along the row
     inner: tuple[DimVar, Dim] | None  # the axis along which elements are written; None: one number per row
+    keeps: Buffer | None = None  # where the folded values are left for the last stage, which needs them again
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +107,31 @@ def schedule_rows(prim: PrimFunc, width: int) -> PrimFunc | None:
     program = match_rows(prim)
     if program is None:
         return None
-    return PrimFunc(prim.params, prim.num_outputs, _Rows(program, width).body(), {**prim.attrs, "schedule": "rows"})
+    return PrimFunc(prim.params, prim.num_outputs, _Rows(_kept(program), width).body(), {**prim.attrs, "schedule": "rows"})
+
+
+def _kept(program: RowProgram) -> RowProgram:
+    """Softmax sums the exponentials that it then divides: a fold leaves such values in the output, and the last stage takes them from
+    there instead of computing them again."""
+    *before, last = program.stages
+    out = last.nest.store.buffer
+    at = tuple(Dim.of(v) for v in last.nest.vars)
+    if last.inner is None or out.dtype is not DType.F32 or last.nest.store.indices != at:
+        return program
+    if any(load.buffer is out for stage in program.stages for load in loads(stage.nest.store.value)):
+        return program
+    for number, stage in enumerate(before):
+        if len(stage.folds) != 1 or not any(isinstance(s, Apply) and s.fn in _COSTLY for s in walk_scalar(stage.folds[0].value)):
+            continue
+        axis = stage.folds[0].axes[0][0]
+        names = {**dict(zip(stage.nest.vars, at, strict=False)), axis: at[-1]}
+        value = rewrite_dims(stage.folds[0].value, names)
+        taken = map_scalar(last.nest.store.value, lambda s, v=value: Load(out, at) if same_scalar(s, v) else s)
+        if taken is not last.nest.store.value:
+            nest = replace(last.nest, store=Store(out, at, taken))
+            done = (*before[:number], replace(stage, keeps=out), *before[number + 1 :], replace(last, nest=nest))
+            return replace(program, stages=done)
+    return program
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +148,6 @@ class _Rows:
         """All stages of one row. While elements of the row are written, the next row is fetched: memory does not wait for arithmetic."""
         if not point:
             return self.staged(point, point)  # the only row there is
-        if not point:
-            return self.staged(point, point)
         extent = self.program.row[-1][1]
         return named("next", dim_min(point[-1] + 1, extent - 1), extent - 1, lambda after: self.staged(point, [*point[:-1], after]))
 
@@ -143,7 +168,7 @@ class _Rows:
             rows = self.row_buffers(nest)
             return vectors(spatial, mapping, Dim.of(0), stage.inner[1], self.width, lambda start: _fetch(rows, after, start))
         results = {fold: Buffer("fold", (Dim.of(1),), dtype_of(fold), Scope.LOCAL) for fold in stage.folds}
-        folds = [self.fold(fold, result, mapping) for fold, result in results.items()]
+        folds = [self.fold(fold, result, mapping, stage.keeps and (stage.keeps, point)) for fold, result in results.items()]
         value = _replace(nest.store.value, results)
         number = numbers.get(nest.store.buffer)
         store = Store(nest.store.buffer, nest.store.indices, value) if number is None else Store(number, (Dim.of(0),), value)
@@ -157,15 +182,19 @@ class _Rows:
         at = tuple(Dim.of(v) for v in nest.vars)
         return list(dict.fromkeys(load.buffer for load in loads(nest.store.value) if load.indices == at))
 
-    def fold(self, reduce: Reduce, result: Buffer, point: dict[DimVar, Dim]) -> Stmt:
+    def fold(self, reduce: Reduce, result: Buffer, point: dict[DimVar, Dim], kept: tuple[Buffer, list[Dim]] | None) -> Stmt:
         (axis, length), width = reduce.axes[0], self.width
         length = length.substitute(point)
         dtype, combine = dtype_of(reduce), _COMBINE[reduce.fn]
         partial = Buffer("partial", (Dim.of(PARTS), Dim.of(width)), dtype, Scope.LOCAL)
 
-        def add(part: Dim, lane: Dim, index: Dim) -> Store:
+        def add(part: Dim, lane: Dim, index: Dim) -> Stmt:
             value = rewrite_dims(reduce.value, {**point, axis: index})
-            return Store(partial, (part, lane), Apply(combine, (Load(partial, (part, lane)), value)))
+            if kept is None:
+                return Store(partial, (part, lane), Apply(combine, (Load(partial, (part, lane)), value)))
+            buffer, row = kept
+            leave = Store(buffer, (*row, index), value)
+            return seq(leave, Store(partial, (part, lane), Apply(combine, (Load(partial, (part, lane)), Load(buffer, (*row, index))))))
 
         def parts(start: Dim) -> Stmt:
             return unroll("u", PARTS, lambda u: lanes(width, lambda lane: add(u, lane, start + u * width + lane)))
