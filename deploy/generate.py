@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from deploy.fetch import local_folder
+from deploy.source import load_tokenizer
 from server.engine.loop import Engine
 from server.engine.process import LoadedModel
 from server.handle import LoadError, RequestError
@@ -38,7 +38,7 @@ def generate_text(source: str, model: LoadedModel, prompt: Prompt, write: Callab
     """`write` gets the text as it comes."""
     if model.step_model is None:
         raise LoadError("not_a_generative_model", f"{source} gives embeddings and generates no text")
-    tokenizer = Tokenizer.from_dir(local_folder(source))
+    tokenizer = load_tokenizer(source)
     ids = encode(tokenizer, prompt)
     answer = Answer(len(ids))
     detokenizer = Detokenizer(tokenizer, StopRules())

@@ -6,25 +6,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import prod
-from pathlib import Path
 
 import msgspec
-import numpy as np
 
-from compiler.cache import Cache
-from compiler.frontend.config import ModelConfig, load_config
-from compiler.frontend.decoder import StepBounds, build_step
 from compiler.frontend.errors import ModelError
-from compiler.frontend.models.registry import CAUSAL
-from compiler.frontend.nn import WeightFormat
-from compiler.frontend.weights import WeightSource, open_safetensors
-from compiler.ir.dtypes import DType
-from compiler.ir.module import IRModule
-from deploy.fetch import local_folder
+from compiler.frontend.weights import WeightSource
+from deploy.kinds import Kind, kind_of
 from deploy.machine import memory
-from deploy.model import Compiled, bounds_for, compile_model
-from deploy.plan import CACHE_DTYPE, WORKER_BYTES, Plan, plan_of
-from runtime import flags
+from deploy.model import Compiled, compile_model, executable_cache
+from deploy.plan import WORKER_BYTES, Plan, plan_of
+from deploy.source import ModelFiles, open_model
 from runtime.step import PAGE_SIZE
 from server.handle import LoadError
 from server.messages import Load
@@ -59,22 +50,20 @@ class Inspection:
 
 def inspect_model(load: Load) -> Inspection:
     """Compiles the model, or finds it in the cache, for its plan."""
-    folder, config, source = _open(load)
-    bounds = bounds_for(config, load)
-    compiled = compile_model(_module(config, source, bounds, load.quantize), executable_cache())
-    tensors = source.tensors
+    files, kind, compiled = _compiled(load)
+    tensors = files.weights.tensors
     unlimited = msgspec.structs.replace(load, memory_limit_bytes=1 << 62)  # what it takes, whether it fits or not
     return Inspection(
-        source=str(folder),
-        family=config.family,
+        source=str(files.path),
+        family=files.config.family,
         num_parameters=sum(prod(info.shape) for info in tensors.values()),
         file_bytes=sum(info.num_bytes for info in tensors.values()),
-        bytes_by_part=_by_part(source),
-        dtypes=_by_dtype(source),
+        bytes_by_part=_by_part(files.weights),
+        dtypes=_by_dtype(files.weights),
         quantize=load.quantize,
-        max_context=bounds.max_context,
-        max_batch=bounds.max_seqs,
-        plan=plan_of(compiled.executable, config, bounds, unlimited),
+        max_context=kind.max_context,
+        max_batch=load.max_batch,
+        plan=plan_of(compiled.executable, kind.entry, kind.pages(), unlimited),
         signature=compiled.signature,
         key=compiled.key,
         cache_hit=compiled.cache_hit,
@@ -85,37 +74,22 @@ def inspect_model(load: Load) -> Inspection:
 
 def compile_only(load: Load) -> Compiled:
     """The program alone, into the cache."""
-    _, config, source = _open(load)
-    return compile_model(_module(config, source, bounds_for(config, load), load.quantize), executable_cache())
-
-
-def executable_cache() -> Cache | None:
-    switches = flags.current()
-    return None if switches.no_cache else Cache(switches.cache / "executables")
-
-
-def _open(load: Load) -> tuple[Path, ModelConfig, WeightSource]:
-    folder = local_folder(load.source)
-    config = load_config(folder)
-    if config.family not in CAUSAL:
-        raise LoadError("unsupported_model", f"{folder} is a {config.family}; known causal families: {', '.join(CAUSAL)}")
-    return folder, config, open_safetensors(folder)
-
-
-def _module(config: ModelConfig, source: WeightSource, bounds: StepBounds, quantize: str) -> IRModule:
-    dtypes = {name: DType.from_numpy(np.dtype(info.dtype)) for name, info in source.tensors.items()}
-    return build_step(config, CAUSAL[config.family], dtypes, bounds, DType(CACHE_DTYPE), WeightFormat.parse(quantize))
+    return _compiled(load)[2]
 
 
 def plan_load(load: Load) -> Plan:
     """The memory of a load; a LoadError says why it cannot be."""
+    _, kind, compiled = _compiled(load)
+    return plan_of(compiled.executable, kind.entry, kind.pages(), load, cache_hit=compiled.cache_hit)
+
+
+def _compiled(load: Load) -> tuple[ModelFiles, Kind, Compiled]:
+    files = open_model(load.source)
+    kind = kind_of(files, load)
     try:
-        _, config, source = _open(load)
-        bounds = bounds_for(config, load)
-        compiled = compile_model(_module(config, source, bounds, load.quantize), executable_cache())
+        return files, kind, compile_model(kind.module(), executable_cache())
     except ModelError as error:
         raise LoadError("invalid_model", str(error)) from error
-    return plan_of(compiled.executable, config, bounds, load, cache_hit=compiled.cache_hit)
 
 
 # --- what would make it fit --------------------------------------------------------------------------------------------

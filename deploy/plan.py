@@ -13,8 +13,6 @@ from typing import Any
 
 import msgspec
 
-from compiler.frontend.config import ModelConfig
-from compiler.frontend.decoder import ENTRY, StepBounds
 from deploy.machine import memory
 from runtime.executable import DTYPES, Executable, ParamSpec, TensorSpec
 from runtime.kv_pool import KVLayout
@@ -43,30 +41,42 @@ class Plan:
         return self.weights_bytes + self.arena_bytes + self.kv_cache_bytes
 
 
-def plan_of(executable: Executable, config: ModelConfig, bounds: StepBounds, load: Load, *, cache_hit: bool = False) -> Plan:
-    """Pages get what was asked for, or else enough for every sequence at full length, up to DEFAULT_KV_BYTES and what is left below the
-    limit. Raises when not even one sequence of full length fits."""
-    step = executable.meta.functions[ENTRY]
+@dataclass(frozen=True, slots=True)
+class Pages:
+    """What a model wants of a KV cache: at least this many pages, at most that many."""
+
+    layout: KVLayout
+    least: int
+    most: int
+
+    def share(self, load: Load, room_bytes: int) -> int:
+        """What was asked for, or else as many as are of use, up to DEFAULT_KV_BYTES and the room there is."""
+        if load.kv_cache_bytes is None or self.least == self.most:
+            wanted = min(self.most, max(self.least, self.layout.pages_for(DEFAULT_KV_BYTES)))
+            return max(min(wanted, self.layout.pages_for(max(0, room_bytes))), self.least)
+        asked = self.layout.pages_for(load.kv_cache_bytes)
+        if asked < 2:
+            page_bytes = self.layout.bytes_per_page
+            raise LoadError("invalid_value", f"kv_cache_bytes is {load.kv_cache_bytes}; two pages of {page_bytes} are the least")
+        return asked
+
+
+def plan_of(executable: Executable, entry: str, pages: Pages | None, load: Load, *, cache_hit: bool = False) -> Plan:
+    """Raises when it does not fit below the limit."""
+    step = executable.meta.functions[entry]
     assert isinstance(step.arena_bytes, int), "a step's arena is planned for its declared bounds"
-    layout = KVLayout(config.num_layers, config.num_kv_heads, config.head_dim, CACHE_DTYPE)
-    page_bytes, weights_bytes = layout.bytes_per_page, weights_of(step.weights)
-    one_sequence = 1 + bounds.max_pages  # page 0 is padding
+    weights_bytes = weights_of(step.weights)
     limit = load.memory_limit_bytes if load.memory_limit_bytes is not None else max(0, memory().available_bytes - WORKER_BYTES)
     room = limit - weights_bytes - step.arena_bytes
-    if load.kv_cache_bytes is not None:
-        num_pages = layout.pages_for(load.kv_cache_bytes)
-        if num_pages < 2:
-            raise LoadError("invalid_value", f"kv_cache_bytes is {load.kv_cache_bytes}; two pages of {page_bytes} are the least")
-    else:
-        wanted = min(1 + bounds.max_pages * bounds.max_seqs, max(one_sequence, layout.pages_for(DEFAULT_KV_BYTES)))
-        num_pages = max(min(wanted, layout.pages_for(max(0, room))), one_sequence)
+    num_pages = 0 if pages is None else pages.share(load, room)
+    page_bytes = 0 if pages is None else pages.layout.bytes_per_page
     plan = Plan(weights_bytes, step.arena_bytes, num_pages * page_bytes, num_pages, page_bytes, cache_hit)
     if plan.total_bytes > limit:
-        tokens = max(0, room // page_bytes - 1) * PAGE_SIZE
+        context = "" if pages is None else f", which leaves room for {max(0, room // page_bytes - 1) * PAGE_SIZE} tokens of context"
         raise LoadError(
             "insufficient_memory",
             f"the model takes {plan.total_bytes} bytes: {plan.weights_bytes} of weights, {plan.arena_bytes} of arena, "
-            f"{plan.kv_cache_bytes} of KV cache; {limit} are free, which leaves room for {tokens} tokens of context. "
+            f"{plan.kv_cache_bytes} of KV cache; {limit} are free{context}. "
             "Choose a smaller max_context, int8 or int4 weights, or unload another model",
             plan.total_bytes,
             limit,

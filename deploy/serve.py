@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from compiler.cache import Cache
-from deploy.fetch import local_folder
+from deploy.source import load_tokenizer
 from runtime import flags
 from server.app import create_app
 from server.auth import Guard
@@ -24,7 +24,6 @@ from server.model import CachedModel, Footprint
 from server.registry import Registry
 from server.settings import ServerSettings, SettingsError
 from server.state import ModelSpec, read_state
-from server.text.tokenizer import Tokenizer
 
 WORKER = (sys.executable, "-m", "deploy.worker")
 
@@ -60,10 +59,6 @@ async def preflight(spec: ModelSpec) -> Footprint:
         raise LoadError(answer["code"], answer["message"], answer.get("required", 0), answer.get("free", 0))
     parts = ("weights_bytes", "arena_bytes", "kv_cache_bytes", "page_bytes", "cache_hit")
     return Footprint(**{name: answer[name] for name in parts})
-
-
-def load_tokenizer(source: str) -> Tokenizer:
-    return Tokenizer.from_dir(local_folder(source))
 
 
 def serve(settings: ServerSettings, models: Sequence[ModelSpec], greet: Greet) -> bool:

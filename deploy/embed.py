@@ -1,0 +1,68 @@
+"""Models that embed, over a session: encoders, which see whole texts, and decoders, whose last token has seen its text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compiler.frontend.decoder import HIDDEN
+from compiler.frontend.encoder import ENTRY as ENCODE
+from runtime.kv_pool import KVPool
+from runtime.session import Session
+from runtime.step import PAGE_SIZE, EmbedLimits
+
+Texts = Sequence[Sequence[int]]
+Vectors = NDArray[np.float32]
+
+
+class EncoderModel:
+    """All texts in one step."""
+
+    def __init__(self, session: Session, limits: EmbedLimits) -> None:
+        self._session = session
+        self.limits = limits
+
+    def run(self, token_lists: Texts) -> Vectors:
+        lengths = [len(tokens) for tokens in token_lists]
+        starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+        text_ids = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
+        positions = np.arange(starts[-1], dtype=np.int32) - starts[text_ids]
+        tokens = np.fromiter((token for tokens in token_lists for token in tokens), np.int32, int(starts[-1]))
+        return self._session.call(ENCODE, tokens, positions, text_ids, starts)
+
+
+class DecoderModel:
+    """Texts one behind the other, in steps of as many tokens as a step takes; the cache is a place to work in, empty at every call."""
+
+    def __init__(self, session: Session, limits: EmbedLimits, pool: KVPool, step_tokens: int) -> None:
+        self._session = session
+        self.limits = limits
+        self._step_tokens = step_tokens
+        self._cache = pool.data.reshape(*pool.data.shape[:4], -1)
+
+    def run(self, token_lists: Texts) -> Vectors:
+        lengths = np.array([len(tokens) for tokens in token_lists], np.int32)
+        ends = np.cumsum(lengths)
+        text_ids = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
+        positions = (np.arange(len(text_ids)) - (ends - lengths)[text_ids]).astype(np.int32)
+        tokens = np.fromiter((token for tokens in token_lists for token in tokens), np.int32, len(text_ids))
+        assert len(tokens) <= self.limits.max_tokens, (len(tokens), self.limits)  # there are pages for so many
+        tables = _tables(-(-lengths // PAGE_SIZE))
+        slots = tables[text_ids, positions // PAGE_SIZE] * PAGE_SIZE + positions % PAGE_SIZE
+        vectors = np.empty((len(lengths), self.limits.embedding_size), np.float32)
+        for first in range(0, len(tokens), self._step_tokens):
+            part = slice(first, first + self._step_tokens)
+            ending = np.flatnonzero((ends > first) & (ends <= part.stop))  # texts whose last token is in this step
+            rows = (ends[ending] - 1 - first).astype(np.int32)
+            step = (tokens[part], positions[part], slots[part], text_ids[part], tables, rows)
+            vectors[ending] = self._session.call(HIDDEN, *step, self._cache)
+        return vectors
+
+
+def _tables(num_pages: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Pages in order, text by text: [texts, most pages of a text]."""
+    first = 1 + np.cumsum(num_pages) - num_pages
+    place = np.arange(num_pages.max(initial=0))
+    return np.where(place < num_pages[:, None], first[:, None] + place, 0).astype(np.int32)

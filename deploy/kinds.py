@@ -1,0 +1,191 @@
+"""The ways to serve what a source holds: a decoder that generates, a decoder that embeds, an encoder. Each says which program it runs, what
+that takes, and what stands ready once the weights are bound."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compiler.frontend.decoder import ENTRY, HIDDEN, StepBounds, build_step
+from compiler.frontend.decoder import UNUSED as DECODER_UNUSED
+from compiler.frontend.encoder import ENTRY as ENCODE
+from compiler.frontend.encoder import UNUSED as ENCODER_UNUSED
+from compiler.frontend.encoder import EncodeBounds, build_encode
+from compiler.frontend.models.registry import CAUSAL, ENCODERS
+from compiler.frontend.nn import WeightFormat
+from compiler.frontend.sentence import Pooling
+from compiler.ir.dtypes import DType
+from compiler.ir.module import IRModule
+from deploy.embed import DecoderModel, EncoderModel
+from deploy.plan import CACHE_DTYPE, Pages, Plan
+from deploy.source import ModelFiles
+from runtime.kv_pool import KVLayout, KVPool
+from runtime.memory import MemoryAccount
+from runtime.session import Session
+from runtime.step import PAGE_SIZE, EmbedLimits, EmbedModel, StepBatch, StepLimits, StepModel
+from server.handle import LoadError
+from server.messages import Load
+
+MAX_STEP_TOKENS = 512  # of one step: what the arena is planned for
+DEFAULT_CONTEXT = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    step_model: StepModel | None = None
+    embed_model: EmbedModel | None = None
+
+
+class Kind(Protocol):
+    entry: ClassVar[str]
+    unused: ClassVar[tuple[str, ...]]
+
+    @property
+    def max_context(self) -> int: ...
+
+    def module(self) -> IRModule: ...
+
+    def pages(self) -> Pages | None:
+        """What it wants of a KV cache; None: it has none."""
+        ...
+
+    def serve(self, session: Session, plan: Plan, account: MemoryAccount) -> Served: ...
+
+
+def kind_of(files: ModelFiles, load: Load) -> Kind:
+    if not files.config.is_causal:
+        return Encoder(files, load)
+    return Embedder(files, load) if files.is_embedder else Generator(files, load)
+
+
+# --- decoders ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Decoder:
+    files: ModelFiles
+    load: Load
+
+    @property
+    def max_context(self) -> int:
+        return min(self.files.config.max_context, self.load.max_context or DEFAULT_CONTEXT)
+
+    @property
+    def bounds(self) -> StepBounds:
+        return StepBounds(max(MAX_STEP_TOKENS, self.load.max_batch), self.load.max_batch, self.max_context)
+
+    @property
+    def layout(self) -> KVLayout:
+        config = self.files.config
+        return KVLayout(config.num_layers, config.num_kv_heads, config.head_dim, CACHE_DTYPE)
+
+    def _module(self, entry: str) -> IRModule:
+        config, format = self.files.config, WeightFormat.parse(self.load.quantize)
+        return build_step(config, CAUSAL[config.family], self.files.dtypes, self.bounds, DType(CACHE_DTYPE), format, entry=entry)
+
+
+@dataclass(frozen=True, slots=True)
+class Generator(_Decoder):
+    entry: ClassVar[str] = ENTRY
+    unused: ClassVar[tuple[str, ...]] = DECODER_UNUSED
+
+    def module(self) -> IRModule:
+        return self._module(ENTRY)
+
+    def pages(self) -> Pages:
+        """At least one sequence of full length, at most all of them; page 0 is padding."""
+        each = self.bounds.max_pages
+        return Pages(self.layout, 1 + each, 1 + each * self.load.max_batch)
+
+    def serve(self, session: Session, plan: Plan, account: MemoryAccount) -> Served:
+        pool, bounds = KVPool(self.layout, plan.num_pages, account), self.bounds
+        limits = StepLimits(self.files.config.vocab_size, bounds.max_context, bounds.max_tokens, bounds.max_seqs, plan.num_pages)
+        return Served(step_model=CompiledModel(session, pool, limits))
+
+
+class CompiledModel:
+    """A causal model, ready to step."""
+
+    def __init__(self, session: Session, pool: KVPool, limits: StepLimits) -> None:
+        self._session = session
+        self._pool = pool
+        self._limits = limits
+        self._cache = pool.data.reshape(*pool.data.shape[:4], -1)
+
+    @property
+    def limits(self) -> StepLimits:
+        return self._limits
+
+    def run(self, batch: StepBatch) -> NDArray[np.float32]:
+        lengths = np.diff(batch.query_starts)
+        seq_ids = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
+        return self._session.call(
+            ENTRY, batch.tokens, batch.positions, batch.slots, seq_ids, batch.page_tables, batch.logit_rows, self._cache
+        )
+
+    def copy_page(self, source: int, target: int) -> None:
+        self._pool.copy_page(source, target)
+
+
+@dataclass(frozen=True, slots=True)
+class Embedder(_Decoder):
+    entry: ClassVar[str] = HIDDEN
+    unused: ClassVar[tuple[str, ...]] = DECODER_UNUSED
+
+    @property
+    def limits(self) -> EmbedLimits:
+        tokens = max(self.max_context, MAX_STEP_TOKENS)
+        return EmbedLimits(self.files.config.hidden_size, self.max_context, tokens, self.load.max_batch)
+
+    def module(self) -> IRModule:
+        pooling = self.files.config.embedding.pooling
+        if pooling is not Pooling.LAST:
+            raise LoadError(
+                "unsupported_model", f"{self.files.path} pools by {pooling}; of a decoder, the last token is what has seen the text"
+            )
+        return self._module(HIDDEN)
+
+    def pages(self) -> Pages:
+        """Every text ends in a page of its own; page 0 is padding."""
+        most = 1 + self.limits.max_tokens // PAGE_SIZE + self.limits.max_seqs
+        return Pages(self.layout, most, most)
+
+    def serve(self, session: Session, plan: Plan, account: MemoryAccount) -> Served:
+        pool = KVPool(self.layout, plan.num_pages, account)
+        return Served(embed_model=DecoderModel(session, self.limits, pool, self.bounds.max_tokens))
+
+
+# --- encoders ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Encoder:
+    entry: ClassVar[str] = ENCODE
+    unused: ClassVar[tuple[str, ...]] = ENCODER_UNUSED
+    files: ModelFiles
+    load: Load
+
+    @property
+    def max_context(self) -> int:
+        """What the model was trained on, unless more is asked for; its table of positions ends somewhere."""
+        config = self.files.config
+        return min(config.max_context, self.load.max_context or config.embedding.max_tokens or DEFAULT_CONTEXT)
+
+    @property
+    def bounds(self) -> EncodeBounds:
+        return EncodeBounds(max(MAX_STEP_TOKENS, self.max_context), self.load.max_batch)
+
+    def module(self) -> IRModule:
+        config = self.files.config
+        return build_encode(config, ENCODERS[config.family], self.files.dtypes, self.bounds, WeightFormat.parse(self.load.quantize))
+
+    def pages(self) -> None:
+        return None
+
+    def serve(self, session: Session, plan: Plan, account: MemoryAccount) -> Served:
+        bounds = self.bounds
+        limits = EmbedLimits(self.files.config.hidden_size, self.max_context, bounds.max_tokens, bounds.max_texts)
+        return Served(embed_model=EncoderModel(session, limits))

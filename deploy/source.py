@@ -1,0 +1,64 @@
+"""What a source holds, whichever form it has: a folder as the hub has it, a GGUF file, or a folder with one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from compiler.frontend.config import ModelConfig, load_config
+from compiler.frontend.errors import ModelError
+from compiler.frontend.gguf_model import GgufModel
+from compiler.frontend.weights import WeightSource, open_safetensors
+from compiler.ir.dtypes import DType
+from deploy.fetch import local_folder
+from server.handle import LoadError
+from server.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    path: Path
+    config: ModelConfig
+    weights: WeightSource
+    is_embedder: bool  # made for embeddings, whatever else it could do
+
+    @property
+    def dtypes(self) -> dict[str, DType]:
+        return {name: DType.from_numpy(np.dtype(info.dtype)) for name, info in self.weights.tensors.items()}
+
+
+def open_model(source: str) -> ModelFiles:
+    """Reads configuration and headers, no weights."""
+    path = gguf_or_folder(local_folder(source))
+    try:
+        if path.is_file():
+            model = GgufModel(path)
+            return ModelFiles(path, model.config, model, is_embedder=False)
+        config = load_config(path)
+        is_embedder = not config.is_causal or (path / "modules.json").is_file()
+        return ModelFiles(path, config, open_safetensors(path), is_embedder)
+    except ModelError as error:
+        raise LoadError("invalid_model", str(error)) from error
+
+
+def load_tokenizer(source: str) -> Tokenizer:
+    path = gguf_or_folder(local_folder(source))
+    if not path.is_file():
+        return Tokenizer.from_dir(path)
+    try:
+        return Tokenizer(GgufModel(path).hub_files())
+    except ModelError as error:
+        raise LoadError("invalid_model", str(error)) from error
+
+
+def gguf_or_folder(path: Path) -> Path:
+    """The GGUF file where that is all a folder has."""
+    if path.is_file() or (path / "config.json").exists():
+        return path
+    found = sorted(path.glob("*.gguf"))
+    if len(found) > 1:
+        names = ", ".join(file.name for file in found)
+        raise LoadError("invalid_model", f"{path} has several models: {names}; name one of the files")
+    return found[0] if found else path

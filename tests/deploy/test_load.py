@@ -1,0 +1,167 @@
+"""What a worker has after loading: each kind of source, by the numbers that the model is known to give."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import tokenizers
+
+from compiler.frontend.weights import open_safetensors
+from deploy import kinds
+from deploy.model import load_model
+from deploy.source import load_tokenizer
+from runtime.step import PAGE_SIZE, StepBatch
+from server.engine.process import LoadedModel
+from server.handle import LoadError
+from server.messages import Load
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "models"
+VOCAB = ["a", "b", "ab", *(f"w{id}" for id in range(3, 160))]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where models lie and the cache is."""
+    folder = tmp_path_factory.mktemp("models")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RELAXSERVE_CACHE", str(folder / "cache"))
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def folder_of(place: Path) -> Callable[[str], Path]:
+    """A golden model as a folder of its own, with a tokenizer of one token per word."""
+
+    def made(case: str) -> Path:
+        folder = place / case
+        if not folder.exists():
+            shutil.copytree(GOLDEN / case, folder)
+            tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({word: id for id, word in enumerate(VOCAB)}, unk_token="a"))
+            tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+            tokenizer.save(str(folder / "tokenizer.json"))
+        return folder
+
+    return made
+
+
+def load(source: Path, **settings: Any) -> LoadedModel:
+    return load_model(Load("m", str(source), **settings), lambda stage, fraction: None)
+
+
+def texts_of(golden: Any) -> list[list[int]]:
+    return [part.tolist() for part in np.split(golden["ids"], np.cumsum(golden["lengths"])[:-1])]
+
+
+def unit(vectors: Any) -> Any:
+    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+
+def close(actual: Any, expected: Any) -> None:
+    assert np.abs(actual - expected).max() < 2e-4 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("case", ["bert", "mpnet", "qwen3-embedding"])
+def test_embedding_models(case: str, folder_of: Callable[[str], Path]) -> None:
+    golden = np.load(GOLDEN / case / "golden.npz")
+    loaded = load(folder_of(case), max_batch=8)
+    model, ready = loaded.embed_model, loaded.ready
+    assert model is not None and loaded.step_model is None
+    assert (ready.embedding_size, ready.generates, ready.max_context) == (64, False, model.limits.max_context)
+    texts = texts_of(golden)
+    vectors = model.run(texts)
+    close(unit(vectors), golden["embeddings"])
+    for text, vector in zip(texts, vectors, strict=True):
+        np.testing.assert_array_equal(model.run([text])[0], vector)
+
+
+def test_a_decoder_embeds_texts_beyond_one_step(folder_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kinds, "MAX_STEP_TOKENS", 64)
+    model = load(folder_of("qwen3-embedding"), max_batch=8).embed_model
+    assert model is not None and model.limits.max_tokens == 256
+    random = np.random.default_rng(0)
+    texts = [random.integers(3, 160, length).tolist() for length in (63, 1, 2, 129, 61)]
+    np.testing.assert_array_equal(model.run(texts), [model.run([text])[0] for text in texts])
+
+
+def test_the_second_load_comes_from_the_cache(folder_of: Callable[[str], Path]) -> None:
+    first = load(folder_of("roberta"))
+    second = load(folder_of("roberta"))
+    assert (first.ready.cache_hit, second.ready.cache_hit) == (False, True)
+    assert first.embed_model is not None and second.embed_model is not None
+    np.testing.assert_array_equal(first.embed_model.run([[5, 6, 7]]), second.embed_model.run([[5, 6, 7]]))
+
+
+# --- GGUF --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def gguf_file(place: Path) -> Path:
+    """The golden Qwen2 as llama.cpp's converter would write it, in f32 and with a tokenizer inside."""
+    values, source = json.loads((GOLDEN / "qwen2" / "config.json").read_text()), open_safetensors(GOLDEN / "qwen2")
+    (folder := place / "gguf").mkdir()
+    writer = gguf.GGUFWriter(folder / "m.gguf", "qwen2")
+    writer.add_block_count(values["num_hidden_layers"])
+    writer.add_context_length(values["max_position_embeddings"])
+    writer.add_embedding_length(values["hidden_size"])
+    writer.add_feed_forward_length(values["intermediate_size"])
+    writer.add_head_count(values["num_attention_heads"])
+    writer.add_head_count_kv(values["num_key_value_heads"])
+    writer.add_layer_norm_rms_eps(values["rms_norm_eps"])
+    writer.add_rope_freq_base(values["rope_theta"])
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(VOCAB)
+    writer.add_token_types([1] * len(VOCAB))
+    writer.add_token_merges(["a b"])
+    writer.add_eos_token_id(2)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN2, values["num_hidden_layers"])
+    for name in source.tensors:
+        own = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert own is not None, name
+        writer.add_tensor(own, source.read(name).astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return folder / "m.gguf"
+
+
+def test_a_gguf_file_generates(gguf_file: Path) -> None:
+    golden = np.load(GOLDEN / "qwen2" / "golden.npz")
+    loaded = load(gguf_file, quantize="f32")
+    model = loaded.step_model
+    assert model is not None and loaded.eos_ids == (2,) and loaded.ready.generates
+    prompt, place = golden["prompt"], np.arange(len(golden["prompt"]), dtype=np.int32)
+    count = np.array([len(prompt)], np.int32)
+    pages = np.arange(1, 2 + len(prompt) // PAGE_SIZE, dtype=np.int32)[None]
+    batch = StepBatch(prompt, place, place + PAGE_SIZE, np.array([0, len(prompt)], np.int32), count, pages, count - 1)
+    close(model.run(batch)[0], golden["logits"][-1])
+
+
+def test_a_folder_with_one_gguf_file_is_that_file(gguf_file: Path) -> None:
+    assert load_tokenizer(str(gguf_file.parent)).eos_ids == load_tokenizer(str(gguf_file)).eos_ids == (2,)
+    shutil.copy(gguf_file, gguf_file.with_name("n.gguf"))
+    with pytest.raises(LoadError, match=r"m\.gguf, n\.gguf; name one of the files"):
+        load_tokenizer(str(gguf_file.parent))
+
+
+# --- what is refused ---------------------------------------------------------------------------------------------------
+
+
+def test_a_decoder_that_pools_otherwise_is_refused(folder_of: Callable[[str], Path]) -> None:
+    folder = folder_of("qwen3-embedding").parent / "mean"
+    shutil.copytree(folder_of("qwen3-embedding"), folder)
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_mean_tokens": True}))
+    with pytest.raises(LoadError, match="pools by mean; of a decoder, the last token"):
+        load(folder)
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(LoadError, match=r"has no config\.json"):
+        load(tmp_path)
