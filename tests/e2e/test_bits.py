@@ -1,0 +1,211 @@
+"""Promise 1 on a compiled model: tokens and log-probabilities depend on the request alone, to the last bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+import pytest
+
+from deploy import demo
+from deploy.model import load_model
+from runtime import flags
+from runtime.step import StepBatch, StepLimits, StepModel
+from server.engine.constrain import ConstraintCompiler
+from server.engine.loop import OverlappedEngine
+from server.engine.process import LoadedModel
+from server.messages import Constraint, ConstraintKind, FromWorker, Load, SamplingParams, Submit, TokenLogprob, Tokens
+
+NUM_REQUESTS = int(os.environ.get("RELAXSERVE_TEST_E2E_REQUESTS", "40"))
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 12}, "days": {"type": "integer"}},
+    "required": ["city", "days"],
+}
+CONSTRAINTS = (
+    Constraint(ConstraintKind.JSON_SCHEMA, json.dumps(SCHEMA)),
+    Constraint(ConstraintKind.REGEX, "The [a-z]{3,8} is (red|green|blue)\\."),
+    Constraint(ConstraintKind.CHOICE, '["Paris", "Rome", "Madrid (Spain)"]'),
+)
+
+
+@dataclass
+class Outcome:
+    """What one choice was told."""
+
+    token_ids: list[int] = field(default_factory=list[int])
+    logprobs: list[TokenLogprob] = field(default_factory=list[TokenLogprob])
+    prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
+    end: tuple[str, int | None] | None = None
+
+
+Outcomes = dict[tuple[str, int], Outcome]
+
+
+class Limited:
+    """The same model under an engine that knows narrower limits."""
+
+    def __init__(self, model: StepModel, limits: StepLimits) -> None:
+        self.limits = limits
+        self._model = model
+
+    def run(self, batch: StepBatch):
+        return self._model.run(batch)
+
+    def copy_page(self, source: int, target: int) -> None:
+        self._model.copy_page(source, target)
+
+
+class Rig:
+    """An engine of its own on the shared model."""
+
+    def __init__(self, loaded: LoadedModel, constraints: ConstraintCompiler, **narrower: int) -> None:
+        assert loaded.step_model is not None
+        limits = loaded.step_model.limits
+        narrow = StepLimits(**{name: narrower.get(name, getattr(limits, name)) for name in StepLimits.__slots__})
+        self.outcomes: Outcomes = {}
+        self.engine = OverlappedEngine(Limited(loaded.step_model, narrow), self.hear, eos_ids=loaded.eos_ids, constraints=constraints)
+
+    def hear(self, message: FromWorker) -> None:
+        for event in message.events if isinstance(message, Tokens) else ():
+            outcome = self.outcomes.setdefault((event.request_id, event.choice), Outcome())
+            outcome.token_ids += event.token_ids
+            outcome.logprobs += event.logprobs
+            outcome.prompt_logprobs = outcome.prompt_logprobs or event.prompt_logprobs
+            if event.finish_reason is not None:
+                outcome.end = event.finish_reason, event.stop_token_id
+
+    def run(self, submits: list[Submit], *, per_step: int = 1_000_000) -> Outcomes:
+        self.outcomes = {}
+        arriving = list(submits)
+        while arriving or self.engine.has_work:
+            for submit in arriving[:per_step]:
+                self.engine.submit(submit)
+            del arriving[:per_step]
+            self.engine.step()
+        self.engine.check_integrity()
+        assert self.engine.scheduler.pool.num_used == 0
+        return self.outcomes
+
+
+@pytest.fixture(scope="module")
+def load(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., LoadedModel]:
+    """Compiles once per quantization, in a cache of its own."""
+    cache = tmp_path_factory.mktemp("cache")
+
+    def load(quantize: str, **switches: int) -> LoadedModel:
+        with flags.scope(cache=cache, **switches):
+            return load_model(
+                Load("demo", str(demo.MODEL), quantize, max_batch=32, kv_cache_bytes=64 << 20), lambda _stage, _fraction: None
+            )
+
+    return load
+
+
+@pytest.fixture(scope="module", params=["bf16", "int8"])
+def model(request: pytest.FixtureRequest, load: Callable[..., LoadedModel]) -> LoadedModel:
+    return load(request.param)
+
+
+@pytest.fixture(scope="module")
+def constraints(model: LoadedModel):
+    assert model.tokenizer_json is not None and model.step_model is not None
+    compiler = ConstraintCompiler(model.tokenizer_json, eos_ids=model.eos_ids, vocab_size=model.step_model.limits.vocab_size)
+    yield compiler
+    compiler.close()
+
+
+@pytest.fixture(scope="module")
+def rig(model: LoadedModel, constraints: ConstraintCompiler) -> Callable[..., Rig]:
+    return lambda **narrower: Rig(model, constraints, **narrower)
+
+
+def random_submits(num: int, vocab_size: int) -> list[Submit]:
+    """Mixed lengths, parameters, seeds, stop tokens and constraints; some share beginnings."""
+    rng = random.Random(3)
+    common = tuple(rng.randrange(3, vocab_size) for _ in range(300))
+    submits: list[Submit] = []
+    for i in range(num):
+        beginning = common[: rng.choice((0, 0, 17, 64, 300))]
+        own = tuple(rng.randrange(3, vocab_size) for _ in range(rng.choice((1, 5, 30, 31, 100, 250))))
+        constraint = rng.choice((None, None, None, *CONSTRAINTS))
+        params = SamplingParams(
+            max_tokens=rng.randrange(1, 60),
+            temperature=rng.choice((0.0, 0.7, 1.0, 1.6)),
+            top_p=rng.choice((1.0, 0.9)),
+            top_k=rng.choice((0, 40)),
+            min_p=rng.choice((0.0, 0.05)),
+            typical_p=rng.choice((1.0, 0.8)),
+            frequency_penalty=rng.choice((0.0, 0.6)),
+            repetition_penalty=rng.choice((1.0, 1.2)),
+            stop_token_ids=rng.choice(((), tuple(range(100, 200)))) if constraint is None else (),
+            ignore_eos=rng.random() < 0.7,
+            seed=rng.getrandbits(63),
+            logprobs=rng.choice((None, 0, 3)),
+            processed_logprobs=rng.random() < 0.5,
+            prompt_logprobs=rng.choice((None, None, None, 2)),
+            constraint=constraint,
+        )
+        submits.append(Submit(f"r{i}", beginning + own, params, num_choices=rng.choice((1, 1, 1, 3))))
+    return submits
+
+
+@pytest.fixture(scope="module")
+def submits(model: LoadedModel) -> list[Submit]:
+    assert model.step_model is not None
+    return random_submits(NUM_REQUESTS, model.step_model.limits.vocab_size)
+
+
+@pytest.fixture(scope="module")
+def alone(rig: Callable[..., Rig], submits: list[Submit]) -> Outcomes:
+    """Each request in an engine that has nothing else to do and nothing cached."""
+    outcomes: Outcomes = {}
+    for submit in submits:
+        outcomes |= rig().run([submit])
+    assert len(outcomes) == sum(submit.num_choices for submit in submits)
+    assert all(outcome.end is not None for outcome in outcomes.values())
+    assert sum(len(outcome.token_ids) for outcome in outcomes.values()) > 10 * NUM_REQUESTS
+    return outcomes
+
+
+def shuffled(submits: list[Submit], seed: int) -> list[Submit]:
+    return random.Random(seed).sample(submits, len(submits))
+
+
+def same(got: Outcomes, expected: Outcomes) -> None:
+    """The first difference, rather than all of both."""
+    assert got.keys() == expected.keys()
+    for key, outcome in expected.items():
+        assert got[key] == outcome, key
+
+
+def test_in_a_batch_shuffled_and_from_a_warm_cache(rig, submits, alone):
+    batch = rig()
+    same(batch.run(submits), alone)
+    num_cold = batch.engine.scheduler.pool.num_found_tokens
+    same(batch.run(shuffled(submits, 1)), alone)
+    assert batch.engine.scheduler.pool.num_found_tokens > num_cold
+
+
+@pytest.mark.parametrize("chunk", [16, 64, 512])
+def test_in_chunks(rig, submits, alone, chunk):
+    same(rig(max_tokens=chunk, max_seqs=min(chunk, 32)).run(shuffled(submits, chunk), per_step=3), alone)
+
+
+def test_after_preemptions(rig, submits, alone):
+    tight = rig(num_pages=62, max_seqs=12)
+    pushing = [msgspec.structs.replace(submit, priority=-i) for i, submit in enumerate(shuffled(submits, 3))]
+    same(tight.run(pushing, per_step=1), alone)
+    assert tight.engine.scheduler.num_preemptions > 0
+
+
+def test_by_one_thread(request, load, constraints, submits, alone, model):
+    quantize = request.node.callspec.params["model"]
+    single = load(quantize, threads=1)
+    assert single.ready.cache_hit and single.ready.signature == model.ready.signature
+    same(Rig(single, constraints).run(submits), alone)
