@@ -51,5 +51,6 @@ def test_tests_are_no_packages() -> None:
 
 
 def test_tests_mirror_the_tree() -> None:
+    """Except for those of whole paths, in e2e."""
     folders = {p.parent.relative_to(ROOT / "tests") for p in (ROOT / "tests").rglob("test_*.py")}
-    assert sorted(str(f) for f in folders if not (ROOT / f).is_dir()) == []
+    assert {str(f) for f in folders if not (ROOT / f).is_dir()} <= {"e2e"}
