@@ -1,0 +1,228 @@
+"""`relaxserve bench quality`: what quantising does to a model's answers, per scheme, beside plain rounding of the same weights.
+
+Judged by the float program, in f32 throughout: the KL divergence from its distribution of the next token, and how often the likeliest one
+is the same. The text is what the float model itself draws, so no corpus has to suit it. `rounded` is the plainest way to the same format,
+round to nearest in NumPy, back to f32, through the float program: what remains between the two columns is the work of our kernels.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+
+from compiler.bind import bind_weights
+from compiler.frontend.nn import WeightFormat
+from compiler.frontend.weights import TensorInfo, WeightSource
+from compiler.ir.dtypes import DType
+from deploy import demo
+from deploy.bench.checkpoint import PREFIX, model_folder
+from deploy.bench.synthetic import SHAPES
+from deploy.kinds import CompiledModel, Generator
+from deploy.model import compile_model, executable_cache
+from deploy.plan import plan_of
+from deploy.source import ModelFiles, open_model
+from runtime.memory import MemoryAccount
+from runtime.session import Session
+from runtime.step import PAGE_SIZE, StepBatch
+from server.handle import LoadError
+from server.messages import Load
+
+SCHEMES = ("bf16", "int8", "int8-128", "int4", "int4-64", "int4-128")
+EMBEDDINGS, HEAD = "embed_tokens.weight", "lm_head.weight"
+
+Floats = NDArray[np.float32]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    scheme: str
+    kl_divergence: float  # nats per token
+    top1_agreement: float
+    rounded_kl_divergence: float
+    rounded_top1_agreement: float
+
+
+# --- weights, rounded ---------------------------------------------------------------------------------------------------
+
+
+def round_to_nearest(w: Floats, format: WeightFormat) -> Floats:
+    """Symmetric, the largest of each group on the last level."""
+    if format.bits == 32:
+        return w
+    if format.bits == 16:
+        return w.astype(DType.BF16.numpy).astype(np.float32)
+    groups = w.reshape(w.shape[0], -1, format.group or w.shape[1])
+    scale = np.abs(groups).max(-1, keepdims=True) / (2 ** (format.bits - 1) - 1)
+    return (np.rint(groups / np.where(scale == 0, 1, scale)) * scale).reshape(w.shape).astype(np.float32)
+
+
+class Rounded:
+    """A checkpoint of floats as f32 whose products were rounded to a format; embeddings were not, so a tied head is a tensor of its own."""
+
+    def __init__(self, source: WeightSource, format: WeightFormat, *, head_from: str | None) -> None:
+        self._source = source
+        self._format = format
+        self._head_format = WeightFormat(max(format.bits, 8), format.group if format.bits >= 8 else 0)  # as the program holds it
+        self._sources = {name: name for name in source.tensors} | ({HEAD: head_from} if head_from else {})
+        shapes = {name: source.tensors[origin].shape for name, origin in self._sources.items()}
+        self.tensors: Mapping[str, TensorInfo] = {
+            name: TensorInfo(shape, np.dtype(np.float32), 4 * int(np.prod(shape))) for name, shape in shapes.items()
+        }
+
+    def read(self, name: str) -> NDArray[Any]:
+        w = np.asarray(self._source.read(self._sources[name])).astype(np.float32)
+        if w.ndim != 2 or name.endswith(EMBEDDINGS):
+            return w
+        return round_to_nearest(w, self._head_format if name == HEAD else self._format)
+
+    def release(self, name: str) -> None:
+        self._source.release(self._sources[name])
+
+    def digest(self) -> str:
+        return f"{self._format}-{self._source.digest()}"
+
+
+def rounded_files(files: ModelFiles, format: WeightFormat) -> ModelFiles:
+    tied = files.config.tie_word_embeddings
+    head_from = next(name for name in files.weights.tensors if name.endswith(EMBEDDINGS)) if tied else None
+    weights = Rounded(files.weights, format, head_from=head_from)
+    return replace(files, config=replace(files.config, tie_word_embeddings=False), weights=weights)
+
+
+# --- logits -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """As many sequences side by side, one token of each per step."""
+
+    num_seqs: int
+    length: int
+    seed: int
+
+    def logits(self, model: CompiledModel, next_tokens: Callable[[int, Floats | None], NDArray[np.int32]]) -> list[Floats]:
+        """Of every position. `next_tokens` tells the tokens at one, by the logits before it."""
+        num_pages = -(-self.length // PAGE_SIZE)
+        assert 1 + self.num_seqs * num_pages <= model.limits.num_pages, model.limits
+        tables = (1 + np.arange(self.num_seqs * num_pages)).astype(np.int32).reshape(self.num_seqs, num_pages)
+        rows, starts = np.arange(self.num_seqs, dtype=np.int32), np.arange(self.num_seqs + 1, dtype=np.int32)
+        found: list[Floats] = []
+        for position in range(self.length):
+            page, offset = divmod(position, PAGE_SIZE)
+            batch = StepBatch(
+                tokens=next_tokens(position, found[-1] if found else None),
+                positions=np.full(self.num_seqs, position, np.int32),
+                slots=tables[:, page] * PAGE_SIZE + offset,
+                query_starts=starts,
+                context_lens=np.full(self.num_seqs, position + 1, np.int32),
+                page_tables=tables[:, : page + 1].copy(),
+                logit_rows=rows,
+            )
+            found.append(model.run(batch))
+        return found
+
+    def draw(self, model: CompiledModel) -> tuple[NDArray[np.int32], list[Floats]]:
+        """Tokens [length, sequences] that the model draws behind any first one, and the logits behind each."""
+        rng = np.random.default_rng(self.seed)
+        tokens = np.empty((self.length, self.num_seqs), np.int32)
+
+        def choose(position: int, logits: Floats | None) -> NDArray[np.int32]:
+            if logits is None:
+                tokens[position] = rng.integers(0, model.limits.vocab_size, self.num_seqs)
+            else:
+                tokens[position] = np.argmax(logits + rng.gumbel(size=logits.shape), -1)
+            return tokens[position]
+
+        return tokens, self.logits(model, choose)
+
+
+def compare(expected: list[Floats], found: list[Floats]) -> tuple[float, float]:
+    """KL divergence in nats, and how often the likeliest token is the same; means over all tokens."""
+    divergences, agreements = [], []
+    for e, f in zip(expected, found, strict=True):
+        p, q = _log_softmax(e), _log_softmax(f)
+        divergences.append(np.mean(np.sum(np.exp(p) * (p - q), -1)))
+        agreements.append(np.mean(e.argmax(-1) == f.argmax(-1)))
+    return float(np.mean(divergences)), float(np.mean(agreements))
+
+
+def _log_softmax(logits: Floats) -> NDArray[np.float64]:
+    shifted = logits.astype(np.float64) - logits.max(-1, keepdims=True)
+    return shifted - np.log(np.sum(np.exp(shifted), -1, keepdims=True))
+
+
+# --- models -------------------------------------------------------------------------------------------------------------
+
+
+def measure(folder: Path, schemes: list[str], texts: Texts) -> list[Row]:
+    files = open_model(str(folder))
+    if not files.config.is_causal:
+        raise LoadError("not_a_generative_model", f"{folder} gives embeddings; quality is measured by the next token")
+    floats = WeightFormat.parse("f32")
+    tokens, expected = _with_model(rounded_files(files, floats), "f32", texts, texts.draw)
+    rows: list[Row] = []
+    for scheme in schemes:
+
+        def read(model: CompiledModel) -> list[Floats]:
+            return texts.logits(model, lambda position, _: tokens[position])
+
+        ours = compare(expected, _with_model(files, scheme, texts, read))
+        rounded = compare(expected, _with_model(rounded_files(files, WeightFormat.parse(scheme)), "f32", texts, read))
+        rows.append(Row(scheme, *ours, *rounded))
+    return rows
+
+
+def _with_model(files: ModelFiles, quantize: str, texts: Texts, use: Callable[[CompiledModel], T]) -> T:
+    load = Load("quality", str(files.path), quantize, max_context=texts.length, max_batch=texts.num_seqs)
+    kind = Generator(files, load)
+    executable = compile_model(kind.module(), executable_cache()).executable
+    plan = plan_of(executable, kind.entry, kind.pages(), load)
+    account = MemoryAccount()
+    session = Session(executable, memory=account)
+    try:
+        bind_weights(session, executable, kind.entry, files.weights, kind.unused)
+        model = kind.serve(session, plan, account).step_model
+        assert isinstance(model, CompiledModel)
+        return use(model)
+    finally:
+        session.close()
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="relaxserve bench quality", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    synthetic = ", ".join(PREFIX + name for name in SHAPES)
+    parser.add_argument("--model", default=demo.NAME, help=f"{demo.NAME}, a path, {synthetic}")
+    parser.add_argument("--schemes", default=",".join(SCHEMES), help="as int8,int4-64")
+    parser.add_argument("--sequences", type=int, default=32)
+    parser.add_argument("--length", type=int, default=64, help="tokens of each")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args(argv)
+    schemes: list[str] = options.schemes.split(",")
+    with model_folder(options.model) as folder:
+        rows = measure(folder, schemes, Texts(options.sequences, options.length, options.seed))
+    if options.json:
+        print(json.dumps([asdict(row) for row in rows], indent=1))
+        return
+    title = f"{options.model}: against f32, over {options.sequences * options.length} tokens"
+    table = Table("scheme", "KL, nats", "rounded", "top-1", "rounded", title=title)
+    for row in rows:
+        divergences = (f"{row.kl_divergence:.2e}", f"{row.rounded_kl_divergence:.2e}")
+        table.add_row(row.scheme, *divergences, f"{row.top1_agreement:.2%}", f"{row.rounded_top1_agreement:.2%}")
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

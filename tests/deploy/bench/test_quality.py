@@ -1,0 +1,44 @@
+"""The benchmark of quality: its rounding, its measures, and what it says of the demo model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from compiler.frontend.nn import WeightFormat
+from deploy.bench import quality
+
+
+@pytest.mark.parametrize(("scheme", "levels", "group"), [("int8", 127, 64), ("int8-32", 127, 32), ("int4", 7, 32), ("int4-64", 7, 64)])
+def test_rounding_keeps_the_largest_of_each_group_and_misses_others_by_half_a_level(scheme: str, levels: int, group: int):
+    w = np.random.default_rng(0).standard_normal((3, 64), np.float32)
+    w[1] = 0
+    rounded = quality.round_to_nearest(w, WeightFormat.parse(scheme))
+    groups, errors = np.abs(w.reshape(3, -1, group)), np.abs(rounded - w).reshape(3, -1, group)
+    largest = groups.max(-1, keepdims=True)
+    np.testing.assert_allclose(np.take_along_axis(errors, groups.argmax(-1, keepdims=True), -1), 0, atol=1e-6)
+    assert np.all(errors <= largest / levels / 2 + 1e-6)
+    assert not np.array_equal(rounded[0], w[0])
+
+
+def test_the_measures_are_means_over_all_tokens():
+    even, sure = np.zeros((1, 2), np.float32), np.log(np.array([[0.25, 0.75]], np.float32))
+    divergence, agreement = quality.compare([even, sure], [even, sure])
+    assert (divergence, agreement) == (0, 1)
+    divergence, agreement = quality.compare([even, even], [even, sure])
+    assert divergence == pytest.approx(0.5 * (0.5 * np.log(0.5 / 0.25) + 0.5 * np.log(0.5 / 0.75)))
+    assert agreement == 0.5
+
+
+def test_our_schemes_are_no_worse_than_rounding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.setenv("RELAXSERVE_CACHE", str(tmp_path))
+    quality.main(["--schemes", "bf16,int8,int4", "--sequences", "4", "--length", "20", "--json"])
+    rows = {row["scheme"]: row for row in json.loads(capsys.readouterr().out)}
+    assert rows["bf16"]["kl_divergence"] < 1e-3 < rows["int4"]["kl_divergence"] < 0.5
+    assert rows["int8"]["kl_divergence"] < rows["int4"]["kl_divergence"] / 10
+    for row in rows.values():
+        assert row["kl_divergence"] <= 1.2 * row["rounded_kl_divergence"] + 1e-4
+        assert row["top1_agreement"] >= row["rounded_top1_agreement"] - 0.05
