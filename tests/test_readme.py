@@ -57,3 +57,8 @@ def test_options_that_are_mentioned_exist(demo_server: Any) -> None:
         said = demo_server.run("relaxserve", command, "--help", COLUMNS="200")
         for option in re.findall(r"--[\w-]+", options):
             assert option in said, f"{command} has no {option}"
+
+
+def test_benchmarks_of_the_table_exist() -> None:
+    named = set(re.findall(r"`relaxserve bench (\w+)`", README))
+    assert named and [name for name in named if not (ROOT / "deploy" / "bench" / f"{name}.py").exists()] == []
