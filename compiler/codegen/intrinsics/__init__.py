@@ -1,9 +1,10 @@
-"""The tile intrinsics by name."""
+"""The tile intrinsics by name, and their meanings for the interpreter."""
 
 from __future__ import annotations
 
 from compiler.codegen.intrinsics import amx, dot, prefetch
 from compiler.codegen.intrinsics.registry import Intrinsic
+from compiler.interpret.tiles import TILES
 from compiler.ir.op import Registry
 
 INTRINSICS: Registry[Intrinsic] = Registry("tile intrinsic")
@@ -12,3 +13,6 @@ INTRINSICS.add("dot_i8", dot.DOT_I8)
 INTRINSICS.add("amx_bf16", amx.AMX_BF16)
 INTRINSICS.add("amx_i8", amx.AMX_I8)
 INTRINSICS.add("prefetch", prefetch.PREFETCH)
+
+for name in INTRINSICS:
+    TILES.add(name, INTRINSICS[name].meaning)
