@@ -14,7 +14,7 @@ from server.text.tools import FORMATS, GENERIC, ToolFormat
 class Dialect:
     tools: ToolFormat
     thinks: bool
-    shown: Mapping[int, bytes]  # markers that the vocabulary holds as special tokens, whose text a parser needs
+    shown: Mapping[int, bytes]  # markers that are one token: a parser needs the text even of a special one, a grammar the id
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, tool_parser: str | None, thinks: bool | None) -> Dialect:
@@ -28,7 +28,7 @@ class Dialect:
         if thinks is None:
             thinks = all(len(tokenizer.encode(marker, False)) == 1 for marker in (reasoning.OPEN, reasoning.CLOSE))
         markers = (*tools.markers, reasoning.OPEN, reasoning.CLOSE)
-        return cls(tools, thinks, _special_markers(tokenizer, markers))
+        return cls(tools, thinks, _single_tokens(tokenizer, markers))
 
 
 def _written_by(template: ChatTemplate | None) -> ToolFormat:
@@ -48,12 +48,7 @@ def _written_by(template: ChatTemplate | None) -> ToolFormat:
     return next((f for f in FORMATS.values() if any(sign in text for sign in f.signs)), GENERIC)
 
 
-def _special_markers(tokenizer: Tokenizer, markers: tuple[str, ...]) -> dict[int, bytes]:
-    shown: dict[int, bytes] = {}
-    for marker in markers:
-        match tokenizer.encode(marker, False):
-            case [token_id] if token_id in tokenizer.special_ids:
-                shown[token_id] = marker.encode()
-            case _:
-                pass
-    return shown
+def _single_tokens(tokenizer: Tokenizer, markers: tuple[str, ...]) -> dict[int, bytes]:
+    """Also those not declared special, as Qwen's: a grammar that spells their bytes would never meet the token the model knows."""
+    encoded = ((marker, tokenizer.encode(marker, False)) for marker in markers)
+    return {ids[0]: marker.encode() for marker, ids in encoded if len(ids) == 1}

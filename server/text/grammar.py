@@ -10,7 +10,7 @@ from server.messages import Constraint, ConstraintKind
 from server.text.reasoning import CLOSE, OPEN
 from server.text.tools import ToolFormat
 
-Specials = Mapping[str, int]  # markers that the vocabulary holds as special tokens
+Specials = Mapping[str, int]  # markers that are one token
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,3 +51,10 @@ def test_without_a_template():
 def test_unknown_names_are_refused():
     with pytest.raises(ValueError, match="known are: hermes"):
         Dialect.of(ByteTokenizer(), "nope", None)
+
+
+def test_a_marker_may_be_one_token_without_being_special():
+    """As Qwen's vocabularies have it: a grammar must name the token all the same."""
+    tokenizer = WithTemplate(CALLS)
+    tokenizer.special_ids = frozenset()
+    assert Dialect.of(tokenizer, None, None).shown == {258: b"<think>", 259: b"</think>"}
