@@ -119,6 +119,11 @@ class CompiledModel:
     def limits(self) -> StepLimits:
         return self._limits
 
+    @property
+    def busy_s(self) -> float:
+        """Seconds in kernels so far."""
+        return self._session.busy_s
+
     def run(self, batch: StepBatch) -> NDArray[np.float32]:
         lengths = np.diff(batch.query_starts)
         seq_ids = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
