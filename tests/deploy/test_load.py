@@ -15,6 +15,7 @@ import tokenizers
 
 from compiler.frontend.weights import open_safetensors
 from deploy import kinds
+from deploy.inspection import plan_load
 from deploy.model import load_model
 from deploy.source import load_tokenizer
 from runtime.step import PAGE_SIZE, StepBatch
@@ -96,6 +97,17 @@ def test_the_second_load_comes_from_the_cache(folder_of: Callable[[str], Path]) 
     assert (first.ready.cache_hit, second.ready.cache_hit) == (False, True)
     assert first.embed_model is not None and second.embed_model is not None
     np.testing.assert_array_equal(first.embed_model.run([[5, 6, 7]]), second.embed_model.run([[5, 6, 7]]))
+
+
+@pytest.mark.parametrize("case", ["bert", "qwen3-embedding"])
+def test_the_plan_is_what_the_load_takes(case: str, folder_of: Callable[[str], Path]) -> None:
+    """An encoder has no KV cache; a decoder that embeds has pages for one step's texts, however much memory there is."""
+    plan = plan_load(Load("m", str(folder_of(case)), max_batch=8))
+    ready = load(folder_of(case), max_batch=8).ready
+    assert (plan.weights_bytes, plan.arena_bytes, plan.kv_cache_bytes) == (ready.weights_bytes, ready.arena_bytes, ready.kv_cache_bytes)
+    assert plan.num_pages == (0 if case == "bert" else 1 + 512 // PAGE_SIZE + 8)
+    with pytest.raises(LoadError, match="the model takes"):
+        load(folder_of(case), memory_limit_bytes=plan.total_bytes - 1)
 
 
 # --- GGUF --------------------------------------------------------------------------------------------------------------
