@@ -35,7 +35,7 @@ done
 for name in $(env | grep -oE '^(PIP_[A-Z_]+|https?_proxy|HTTPS?_PROXY|no_proxy|NO_PROXY|SSL_CERT_FILE|REQUESTS_CA_BUNDLE)' || true); do
   pip_settings+=(--env "$name=${!name}")
 done
-buildah "${storage[@]}" build --format docker --quiet --pull-never --network host "${certificates[@]}" "${pip_settings[@]}" ${EXTRA_BUILD_ARGS:-} \
+buildah "${storage[@]}" build --format docker --quiet --pull-never --network host "${certificates[@]}" "${pip_settings[@]}" \
   --build-arg "BASE=$BASE" -f docker/cpu.Dockerfile -t "$IMAGE" .
 
 # Run it: as the image's user, the volumes empty folders, everything else unwritable for that user.

@@ -84,4 +84,5 @@ def _ask() -> str | None:
     try:
         return input(PROMPT)
     except EOFError:
+        answers.file.write("\n")  # the shell's prompt begins a line
         return None

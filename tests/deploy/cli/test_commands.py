@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -35,6 +36,28 @@ def test_every_help_has_examples(command: str) -> None:
 
 def test_chat_streams_one_answer(demo_server: Any) -> None:
     assert "Paris" in demo_server.run("relaxserve", "chat", QUESTION, "--temperature", "0")
+
+
+def test_a_conversation_remembers(demo_server: Any) -> None:
+    """At a terminal, which a pseudo one stands for."""
+    ours, its = os.openpty()
+    with subprocess.Popen(["relaxserve", "chat"], env=demo_server.environment, stdin=its, stdout=its, stderr=its) as process:
+        os.close(its)
+        said = ""
+        for line in ("My name is Tom.\n", "What is my name?\n", "\x04"):
+            said += _until_prompt(ours)
+            os.write(ours, line.encode())
+        assert process.wait(30) == 0
+    os.close(ours)
+    assert "Ctrl-D leaves" in said
+    assert re.search(r"What is my name\?\s+.*Tom", said)
+
+
+def _until_prompt(terminal: int) -> str:
+    said = b""
+    while not said.endswith(b"> "):
+        said += os.read(terminal, 4096)
+    return said.decode()
 
 
 def test_chat_asks_the_named_model(demo_server: Any) -> None:
