@@ -31,7 +31,7 @@ from compiler.ir.types import TensorType, Type, tensor
 from compiler.ir.verify import verify
 from compiler.passes.pipeline import pipeline
 from compiler.target import host
-from runtime.executable import PREPARATION as SUFFIX
+from runtime.executable import PREPARATION
 from runtime.executable import Executable
 from runtime.session import Session
 
@@ -489,16 +489,16 @@ def _array(type_: Type, sizes: dict[DimVar, int], random: np.random.Generator) -
 
 
 def interpret(module: IRModule, program: Program) -> Any:
-    """Before and after the pass that moves work on weights into a function of its own."""
+    """Before and after the pass that moves work on weights into functions of their own."""
     interpreter = Interpreter(module)
     known = dict(program.weights)
-    if "main" + SUFFIX in module.functions:
-        prepare = module.graph("main" + SUFFIX)
-        values = interpreter.call("main" + SUFFIX, *(known[p.name] for p in prepare.params))
-        func = module.graph("main")
-        names = [p.name for p in func.weights][len(func.weights) - len(values) :]
-        known |= dict(zip(names, values, strict=True))
+    values: list[Any] = []
+    number = 0
+    while (name := f"main{PREPARATION}{number}") in module.functions:
+        values += interpreter.call(name, *(known[p.name] for p in module.graph(name).params))
+        number += 1
     func = module.graph("main")
+    known |= dict(zip([p.name for p in func.weights][len(func.weights) - len(values) :], values, strict=True))
     inputs = tuple(np.array(a) for a in program.inputs)
     return interpreter.call("main", *inputs, *(known[p.name] for p in func.weights))
 
@@ -561,13 +561,11 @@ def test_compiled_programs_compute_what_the_interpreter_does(program: Program) -
 def _run(executable: Executable, program: Program, num_threads: int) -> Any:
     session = Session(executable, device_threads=num_threads)
     try:
-        functions = executable.meta.functions
         known = dict(program.weights)
-        if (prepare := functions.get("main" + SUFFIX)) is not None:
-            values = session.call(prepare.name, *(known[p.name] for p in prepare.params))
-            names = [p.name for p in functions["main"].weights][-len(values) :]
-            known |= dict(zip(names, values, strict=True))
-        session.bind("main", {p.name: known[p.name] for p in functions["main"].weights})
+        values = [v for f in executable.meta.preparations("main") for v in session.call(f.name, *(known[p.name] for p in f.params))]
+        names = [p.name for p in executable.meta.functions["main"].weights]
+        known |= dict(zip(names[len(names) - len(values) :], values, strict=True))
+        session.bind("main", {name: known[name] for name in names})
         first = session.call("main", *program.inputs)
         assert _bits(session.call("main", *program.inputs)) == _bits(first), "the second call differs from the first"
         return first

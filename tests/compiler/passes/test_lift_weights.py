@@ -31,7 +31,7 @@ def test_prepared_values_take_the_place_of_weights(becomes: Callable[[Pass, str,
           return z
         }}
         {TWICE} {ADD}
-        func step.weights(u: f32[4]) -> tuple[f32[4]] {{
+        func "step.weights.0"(u: f32[4]) -> tuple[f32[4]] {{
           dataflow {{
             a = call_tir @twice(u) -> f32[4]
             b = call_tir @twice(a) -> f32[4]
@@ -60,7 +60,7 @@ def test_a_weight_that_alone_defines_a_dimension_stays(becomes: Callable[[Pass, 
         }
         prim double(A: f32[n], out B: f32[2*n]) { for i in 2*n { B[i] = A[i // 2] } }
         prim shift(A: f32[m], n: dim, out B: f32[m]) { for i in m { B[i] = A[i] + cast(f32, dim(n)) } }
-        func step.weights(u: f32[n]) -> tuple[f32[2*n]] {
+        func "step.weights.0"(u: f32[n]) -> tuple[f32[2*n]] {
           dataflow { a = call_tir @double(u) -> f32[2*n] prepared = (a) }
           return prepared
         }
