@@ -53,7 +53,8 @@ def test_all_that_changes_code_is_part_of_a_key() -> None:
 
 def test_ranges_of_variables_that_data_defines_count() -> None:
     def program(upper: str) -> str:
-        return f"func main(x: f32[ndim=1], s: shape[n]) -> object where k in 0..{upper} {{ y = match_cast x to f32[k] z = exp(y) return z }}"
+        head = f"func main(x: f32[ndim=1], s: shape[n]) -> object where k in 0..{upper}"
+        return f"{head} {{ y = match_cast x to f32[k] z = exp(y) return z }}"
 
     assert key(program("4")) != key(program("8"))
     assert key(program("n")) != key(program("2*n"))
