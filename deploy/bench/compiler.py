@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 import tempfile
 import time
@@ -29,6 +30,7 @@ from compiler.ops.matmul import MATMUL
 from compiler.ops.normalize import LAYER_NORM, RMS_NORM, SOFTMAX
 from compiler.passes.pipeline import pipeline
 from deploy.bench.measure import Figure, best_s, report
+from deploy.bench.tvm_plan import planned_bytes
 from runtime.executable import Executable
 from runtime.session import Session
 
@@ -44,18 +46,22 @@ class _Uniform(dict[str, DType]):
         return DType.BF16
 
 
-def decoder(num_layers: int) -> IRModule:
+def decoder(num_layers: int, bounds: StepBounds = BOUNDS) -> IRModule:
     config = ModelConfig(
         "llama", 32000, HIDDEN, 5632, num_layers, 16, 4, 64, Activation.SILU, 1e-5, 4096, 0.125, (None,) * num_layers, Rope(1e4, 64)
     )
-    return build_step(config, CAUSAL["llama"], _Uniform(), BOUNDS, F32)
+    return build_step(config, CAUSAL["llama"], _Uniform(), bounds, F32)
 
 
 def main(argv: list[str]) -> None:
+    parser = argparse.ArgumentParser(prog="relaxserve bench compiler", description=__doc__)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--peer", choices=("tvm",), help="only what is compared with this peer, an optional package (tvm: apache-tvm)")
+    args = parser.parse_args(argv)
     figures: list[Figure] = []
-    for part in (compile_time, step_cost, bandwidth, matmul, memory):
+    for part in (memory_over_tvm,) if args.peer else (compile_time, step_cost, bandwidth, matmul, memory):
         figures += part()
-    report(figures, as_json="--json" in argv)
+    report(figures, as_json=args.json)
 
 
 # --- compiling ---------------------------------------------------------------------------------------------------------
@@ -183,7 +189,7 @@ def memory() -> list[Figure]:
     assert planned is not None and planned.is_const
     figures = [Figure("planned arena", planned.const / 2**20, "MiB", note="for every length and batch within the bounds")]
     for name, sizes, goal in (("prefill 128 256 512 1024", (128, 256, 512, 1024), 0.22), ("decode 1 16 32 64", (1, 16, 32, 64), 0.40)):
-        own = build_step_for(max(sizes))
+        own = pipeline(Options().target).until("plan_memory")(decoder(28, StepBounds(max(sizes), 64, 4096)))
         pool = exact_pool_bytes(own, sizes)
         arena = own.graph("step").arena
         assert arena is not None and arena.is_const
@@ -193,10 +199,17 @@ def memory() -> list[Figure]:
     return figures
 
 
-def build_step_for(most_tokens: int) -> IRModule:
-    config = ModelConfig("llama", 32000, HIDDEN, 5632, 28, 16, 4, 64, Activation.SILU, 1e-5, 4096, 0.125, (None,) * 28, Rope(1e4, 64))
-    bounds = StepBounds(most_tokens, 64, 4096)
-    return pipeline(Options().target).until("plan_memory")(build_step(config, CAUSAL["llama"], _Uniform(), bounds, F32))
+def memory_over_tvm() -> list[Figure]:
+    """The same calls with the same lives, planned by both."""
+    figures: list[Figure] = []
+    for most_tokens in (1024, 64):
+        module = pipeline(Options().target).until("lift_workspace")(decoder(28, StepBounds(most_tokens, 64, 4096)))
+        arena = pipeline(Options().target).only(("explicit_memory", "plan_memory"))(module).graph("step").arena
+        assert arena is not None and arena.is_const
+        theirs = planned_bytes(module.graph("step"))
+        note = f"{arena.const} against {theirs} bytes; at most {most_tokens} tokens of 64 sequences"
+        figures.append(Figure("planned bytes over TVM Relax's", arena.const / theirs, "x", 1.0, note=note))
+    return figures
 
 
 def exact_pool_bytes(module: IRModule, sizes: tuple[int, ...]) -> int:

@@ -1,0 +1,124 @@
+"""What TVM Relax plans for one of our functions: the peer of `relaxserve bench compiler --peer tvm`.
+
+Planning sees shapes, bounds and lives, and none of what a call computes. So the function as it is before memory becomes explicit is
+rebuilt in Relax with the same calls in the same order, each a call of an external routine in destination-passing style with the same
+results. TVM's own passes then make the allocations, plan them, and are asked for the sum.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+from compiler.ir.dims import Dim, DimVar
+from compiler.ir.graph import Atom, Call, CallLibrary, CallTir, Copy, Function, MakeTuple, TupleGet, Value, Var
+from compiler.ir.types import TensorType, Type, binders_of
+from compiler.ops.tables import VIEWS
+from server.settings import SettingsError
+
+
+def planned_bytes(func: Function) -> int:
+    """The memory that TVM takes for a call of `func` anywhere within the bounds of its variables; like ours, the result's included."""
+    tvm, relax = _installed("tvm"), _installed("tvm.relax")
+    passes = relax.transform
+    lower = tvm.transform.Sequential([passes.RemovePurityChecking(), passes.CallTIRRewrite(), passes.StaticPlanBlockMemory()])
+    planned = lower(_Translation(tvm, relax).module(func))["step"]
+    values = [binding.value for block in planned.body.blocks for binding in block.bindings]
+    return sum(_allocated(value) for value in values if isinstance(value, relax.Call))
+
+
+def _installed(name: str) -> ModuleType:
+    """By name: the package is an optional one, of which type checkers know nothing either way."""
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise SettingsError(f"peer 'tvm' cannot be imported ({error}); install it with: pip install apache-tvm") from error
+
+
+def _allocated(call: Any) -> int:
+    """Storage counts in bytes. What is returned with a constant shape never gets storage: it stays a tensor of its own."""
+    match getattr(call.op, "name", None):
+        case "relax.memory.alloc_storage":
+            item_bytes = 1
+        case "relax.builtin.alloc_tensor":
+            item_bytes = call.args[1].value.itemsize
+        case _:
+            return 0
+    extents = call.args[0].values
+    if not all(hasattr(extent, "value") for extent in extents):
+        raise ValueError(f"TVM plans {' * '.join(map(str, extents))} items, expected a number; give the variables upper bounds")
+    return item_bytes * math.prod(int(extent) for extent in extents)
+
+
+@dataclass(slots=True)
+class _Translation:
+    tvm: Any
+    relax: Any
+    variables: dict[DimVar, Any] = field(default_factory=dict[DimVar, Any])
+    # What stands for one of our variables: a Relax variable, or for a tuple the list of what stands for its fields.
+    known: dict[Var, Any] = field(default_factory=dict[Var, Any])
+
+    def module(self, func: Function) -> Any:
+        for var in (v for p in func.params for v in binders_of(p.type)):
+            # Bounds go by name in Relax, and names are not unique here.
+            self.variables[var] = self.tvm.tirx.Var(f"{var.name}_{var.serial}", "int64")
+        params = [self.relax.Var(p.name, self._type(p.type)) for p in func.params]
+        self.known.update(zip(func.params, params, strict=True))
+        uppers = {self.variables[v].name: v.upper for v in self.variables if isinstance(v.upper, int)}
+        attrs = {"tir_var_upper_bound": uppers, "relax.memory_plan_dynamic_func_output": True}
+        builder = self.relax.BlockBuilder()
+        with builder.function("step", params, attrs=attrs, pure=False):
+            for binding in func.body.bindings:
+                self.known[binding.var] = self._value(builder, binding.var, binding.value)
+            builder.emit_func_output(self._atom(func.body.result))
+        return builder.get()
+
+    def _value(self, builder: Any, var: Var, value: Value) -> Any:
+        match value:
+            case CallTir(func=name, args=args, out=out, inplace=inplace):
+                return self._call(builder, name, args, out, inplace or (None,) * len(out))
+            case CallLibrary(name=name, args=args, out=out):
+                return self._call(builder, name, args, out, (None,) * len(out))
+            case Call(op=op, args=args) if op.name in VIEWS:
+                return builder.emit(self.relax.op.reshape(self._atom(args[0]), self._shape(var.type)))
+            case Copy(value=atom):
+                return self._atom(atom)
+            case MakeTuple(fields=fields):
+                return [self._atom(f) for f in fields]
+            case TupleGet(value=atom, index=index):
+                return self._atom(atom)[index]
+            case _:
+                raise ValueError(f"{var.name} is a {type(value).__name__}, expected calls of loop nests, views and tuples")
+
+    def _call(self, builder: Any, name: str, args: tuple[Atom, ...], out: tuple[Type, ...], inplace: tuple[int | None, ...]) -> Any:
+        """Operands that are no tensors take no memory that could be planned: only variables are passed on."""
+        passed = [self._atom(a) for a in args if isinstance(a, Var)]
+        fresh = [self._type(t) for t, reused in zip(out, inplace, strict=True) if reused is None]
+        routine = self.relax.ExternFunc(name)
+        if fresh:
+            made = builder.emit(self.relax.call_dps_packed(routine, self.relax.Tuple(passed), fresh))
+            new = iter([made] if len(fresh) == 1 else [builder.emit(self.relax.TupleGetItem(made, i)) for i in range(len(fresh))])
+        else:
+            builder.emit(self.relax.Call(routine, passed, ty_args=[self.relax.TupleType([])]))
+            new = iter(())
+        results = [next(new) if reused is None else self._atom(args[reused]) for reused in inplace]
+        return results[0] if len(results) == 1 else results
+
+    def _atom(self, atom: Atom) -> Any:
+        if not isinstance(atom, Var):
+            raise ValueError(f"{atom} stands where a variable is expected")
+        return self.known[atom]
+
+    def _type(self, type_: Type) -> Any:
+        assert isinstance(type_, TensorType) and type_.dtype is not None
+        return self.relax.TensorType(self._shape(type_), type_.dtype.numpy.name)
+
+    def _shape(self, type_: Type) -> list[Any]:
+        assert isinstance(type_, TensorType) and type_.shape is not None
+        return [self._dim(d) for d in type_.shape]
+
+    def _dim(self, dim: Dim) -> Any:
+        return dim.evaluate(self.variables)  # numbers and Relax expressions add and multiply alike
