@@ -49,7 +49,7 @@ TURNS: tuple[Weighted, ...] = (
     (numbers.parity, 2),
     (numbers.counted, 5),
     (numbers.in_letters, 3.5),
-    (arithmetic.sum_of, 36),
+    (arithmetic.sum_of, 50),
     (smalltalk.talk, 8),
     (refusals.outside, 5),
 )
@@ -58,7 +58,7 @@ _ONLY_WITHOUT_TOOLS: tuple[Weighted, ...] = (
     (_WITHOUT_TOOLS, 2),
     (memory.name_not_told, 1),
     (memory.favourite_not_told, 0.6),
-    (json_answers.answered, 6),
+    (json_answers.answered, 8),
     (stories.story, 1.5),
 )
 _SYSTEMS = (

@@ -1,8 +1,8 @@
 """Train the demo model from nothing on the generated corpus, and write it as a Hugging Face folder.
 
-    python -m deploy.demo.train --out deploy/demo/model --work /tmp/demo-train
+    python -m deploy.demo.train --work /tmp/demo-train
 
-Two CPU cores need about an hour and a half. A run that was stopped goes on where its last checkpoint was.
+Two free CPU cores need about half an hour. A run that was stopped goes on where its last checkpoint was.
 """
 
 import argparse
@@ -110,7 +110,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=MODEL_DIR, help="folder for the snapshots")
     parser.add_argument("--work", type=Path, required=True, help="folder for the checkpoint")
-    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--steps", type=int, default=1500)
     parser.add_argument("--learning-rate", type=float, default=4e-3)
     parser.add_argument("--threads", type=int, default=2)
     given = parser.parse_args()
