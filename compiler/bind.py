@@ -6,7 +6,8 @@ that would read every byte before the first token.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from itertools import islice
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,8 @@ from numpy.typing import NDArray
 from compiler.frontend.weights import Accounting, WeightSource
 from runtime.device.cpu import host_buffer
 from runtime.errors import DamagedFile
-from runtime.executable import DTYPES, PREPARATION, Executable, ParamSpec, TensorSpec, VMFunction
-from runtime.sections import SectionFile, write
+from runtime.executable import DTYPES, Executable, ParamSpec, TensorSpec, VMFunction
+from runtime.sections import SectionFile, writing
 from runtime.session import Session
 
 Array = NDArray[Any]
@@ -33,39 +34,46 @@ def bind_weights(
     kept_in: Path | None = None,
 ) -> int:
     """The bytes that stay in memory. `unused` are patterns of tensors that checkpoints carry and the program does not need."""
-    functions = executable.meta.functions
-    step, prepare = functions[entry], functions.get(entry + PREPARATION)
+    step, preparations = executable.meta.functions[entry], executable.meta.preparations(entry)
     computed = [p for p in step.weights if p.name not in source.tensors]
     plain = [p for p in step.weights if p.name in source.tensors]
     accounting = Accounting(source)
-    for param in (*plain, *(prepare.params if prepare else ())):
+    for param in (*plain, *(p for prepare in preparations for p in prepare.params)):
         accounting.take(param.name, _spec(param)[0])
     accounting.ignore(*unused)
     accounting.check()
     bound: dict[str, Array] = {p.name: np.ascontiguousarray(source.read(p.name)) for p in plain}
-    if prepare is not None:
-        bound |= _prepared(session, prepare, computed, source, kept_in)
+    if computed:
+        bound |= _prepared(session, preparations, computed, source, kept_in)
     session.bind(entry, bound)
     return sum(a.nbytes for a in bound.values())
 
 
 def _prepared(
-    session: Session, prepare: VMFunction, computed: list[ParamSpec], source: WeightSource, kept_in: Path | None
+    session: Session, preparations: Sequence[VMFunction], computed: list[ParamSpec], source: WeightSource, kept_in: Path | None
 ) -> Mapping[str, Array]:
     if kept_in is not None and kept_in.exists():
         try:
             return _mapped(kept_in, computed)
         except DamagedFile:
             kept_in.unlink(missing_ok=True)  # prepared again below
-    arguments = [np.ascontiguousarray(source.read(p.name)) for p in prepare.params]
-    results = session.call(prepare.name, *arguments, views=True)
-    for param in prepare.params:
-        source.release(param.name)
+    names = iter([p.name for p in computed])
+    made = (zip(islice(names, len(results)), results, strict=True) for results in _results(session, preparations, source))
     if kept_in is None:
-        return {p.name: _own(value) for p, value in zip(computed, results, strict=True)}
-    contents = {p.name: value.reshape(-1).view(np.uint8).data for p, value in zip(computed, results, strict=True)}
-    write(kept_in, contents)
+        return {name: _own(value) for group in made for name, value in group}
+    with writing(kept_in, {p.name: _num_bytes(p) for p in computed}) as put:
+        for group in made:
+            for name, value in group:
+                put(name, value.reshape(-1).view(np.uint8).data)
     return _mapped(kept_in, computed)
+
+
+def _results(session: Session, preparations: Sequence[VMFunction], source: WeightSource) -> Generator[tuple[Array, ...]]:
+    """One group after another, so that memory holds only one, and of the files what that reads."""
+    for prepare in preparations:
+        yield session.call(prepare.name, *(np.ascontiguousarray(source.read(p.name)) for p in prepare.params), views=True)
+        for param in prepare.params:
+            source.release(param.name)
 
 
 def _mapped(path: Path, computed: list[ParamSpec]) -> Mapping[str, Array]:
@@ -74,7 +82,7 @@ def _mapped(path: Path, computed: list[ParamSpec]) -> Mapping[str, Array]:
     for param in computed:
         shape, dtype = _spec(param)
         data = file.read(param.name, verify=False)
-        if data.nbytes != prod(shape) * dtype.itemsize:
+        if data.nbytes != _num_bytes(param):
             raise DamagedFile(path, param.name, f"{data.nbytes} bytes are no {dtype} array of shape {shape}")
         arrays[param.name] = np.frombuffer(data, dtype).reshape(shape)
     return arrays
@@ -85,6 +93,11 @@ def _spec(param: ParamSpec) -> tuple[tuple[int, ...], np.dtype[Any]]:
     spec = param.spec
     assert isinstance(spec, TensorSpec) and spec.shape is not None and spec.dtype is not None, param.name
     return tuple(d for d in spec.shape if isinstance(d, int)), DTYPES[spec.dtype]
+
+
+def _num_bytes(param: ParamSpec) -> int:
+    shape, dtype = _spec(param)
+    return prod(shape) * dtype.itemsize
 
 
 def _own(array: Array) -> Array:

@@ -17,7 +17,7 @@ from compiler.ir.errors import CompileError
 from compiler.ir.graph import Var
 from compiler.ir.module import IRModule
 from compiler.ir.types import ScalarType, ShapeType, TensorType, TupleType, Type, vars_of
-from runtime.executable import PREPARATION, Executable
+from runtime.executable import Executable
 from runtime.session import Session
 
 INTEGERS = 8  # random ones are below, so that they can serve as indices of small tables
@@ -60,12 +60,10 @@ def leaves(value: Any) -> list[NDArray[Any]]:
 
 
 def _bind(session: Session, executable: Executable, entry: str, weights: Mapping[str, Any]) -> None:
-    functions = executable.meta.functions
-    wanted = [p.name for p in functions[entry].weights]
+    wanted = [p.name for p in executable.meta.functions[entry].weights]
     known = dict(weights)
-    if (prepare := functions.get(entry + PREPARATION)) is not None:
-        made = session.call(prepare.name, *(weights[p.name] for p in prepare.params))
-        known |= dict(zip(wanted[len(wanted) - len(made) :], made, strict=True))
+    made = [v for f in executable.meta.preparations(entry) for v in session.call(f.name, *(weights[p.name] for p in f.params))]
+    known |= dict(zip(wanted[len(wanted) - len(made) :], made, strict=True))
     if wanted:
         session.bind(entry, {name: known[name] for name in wanted})
 

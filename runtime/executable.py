@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import count, takewhile
 from math import prod
 from pathlib import Path
 from typing import Any, TypeVar
@@ -38,7 +39,7 @@ from runtime import sections
 from runtime.errors import DamagedFile, IncompatibleExecutable
 
 FORMAT_VERSION = 1
-PREPARATION = ".weights"  # behind the name of an entry point: the function that prepares weights for it, once
+PREPARATION = ".weights."  # between the name of an entry point and 0, 1, ...: the functions that prepare weights for it, once
 
 DTYPES: dict[str, np.dtype[Any]] = {
     "f32": np.dtype(np.float32),
@@ -232,6 +233,11 @@ class ExecutableMeta(Struct, frozen=True, tag=True):
     kernels: tuple[Kernel, ...]
     regions: tuple[Region, ...]
     info: dict[str, Any] = {}
+
+    def preparations(self, entry: str) -> tuple[VMFunction, ...]:
+        """What they return, in this order, are the last weights of the entry point."""
+        names = (f"{entry}{PREPARATION}{number}" for number in count())
+        return tuple(self.functions[name] for name in takewhile(self.functions.__contains__, names))
 
 
 # --- the whole, in memory and on disk ----------------------------------------------------------------------------------

@@ -12,7 +12,8 @@ import mmap
 import os
 import struct
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -32,20 +33,37 @@ class Section(msgspec.Struct, frozen=True):
     sha256: bytes
 
 
-def write(path: Path, sections: Mapping[str, bytes | memoryview]) -> None:
-    """All or nothing: readers see the old file or the whole new one, also after a loss of power."""
-    views = {name: memoryview(content).cast("B") for name, content in sections.items()}
-    digests = {name: hashlib.sha256(view).digest() for name, view in views.items()}
-    table = _layout(views, digests)
-    header = msgspec.msgpack.encode(table)
+def write(path: Path, contents: Mapping[str, bytes | memoryview]) -> None:
+    views = {name: memoryview(content).cast("B") for name, content in contents.items()}
+    with writing(path, {name: view.nbytes for name, view in views.items()}) as put:
+        for name, view in views.items():
+            put(name, view)
+
+
+@contextmanager
+def writing(path: Path, sizes: Mapping[str, int]) -> Generator[Callable[[str, memoryview], None]]:
+    """Sections that come one by one, in any order. All or nothing: readers see the old file or the whole new one, also after a loss of
+    power."""
+    table = _layout(sizes)
+    missing = set(sizes)
     path.parent.mkdir(parents=True, exist_ok=True)
     fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(fd, "wb") as file:
+
+            def put(name: str, content: memoryview) -> None:
+                section = table[name]
+                assert content.nbytes == section.size, f"section {name!r} has {content.nbytes} bytes, {section.size} were announced"
+                file.seek(section.offset)
+                file.write(content)
+                table[name] = msgspec.structs.replace(section, sha256=hashlib.sha256(content).digest())
+                missing.discard(name)
+
+            yield put
+            assert not missing, f"sections without content: {', '.join(missing)}"
+            header = msgspec.msgpack.encode(list(table.values()))
+            file.seek(0)
             file.write(_PREFIX.pack(MAGIC, len(header), hashlib.sha256(header).digest()) + header)
-            for section in table:
-                file.write(bytes(section.offset - file.tell()))
-                file.write(views[section.name])
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -55,15 +73,16 @@ def write(path: Path, sections: Mapping[str, bytes | memoryview]) -> None:
     _sync_directory(path.parent)
 
 
-def _layout(views: Mapping[str, memoryview], digests: Mapping[str, bytes]) -> list[Section]:
+def _layout(sizes: Mapping[str, int]) -> dict[str, Section]:
     """Offsets depend on the header's length and the header holds the offsets: reserve for the longest integers there are."""
-    widest = [Section(name, 2**63 - 1, view.nbytes, digests[name]) for name, view in views.items()]
+    unknown = bytes(hashlib.sha256().digest_size)
+    widest = [Section(name, 2**63 - 1, size, unknown) for name, size in sizes.items()]
     offset = _PREFIX.size + len(msgspec.msgpack.encode(widest))
-    table: list[Section] = []
-    for name, view in views.items():
+    table: dict[str, Section] = {}
+    for name, size in sizes.items():
         offset = align(offset)
-        table.append(Section(name, offset, view.nbytes, digests[name]))
-        offset += view.nbytes
+        table[name] = Section(name, offset, size, unknown)
+        offset += size
     return table
 
 

@@ -1,13 +1,16 @@
-"""Move work that depends on weights alone out of the step and into a function that runs once, when weights are bound.
+"""Move work that depends on weights alone out of the step and into functions that run once, when weights are bound.
 
 Before: an entry point `step(inputs..., weights...)`. After: `step(inputs..., kept..., prepared...)`, where `kept` are the weights that are
-used as they are, and `step.weights(weights...)` that returns the tuple of `prepared` values: whatever was packed, transposed, quantised or
-folded from weights. Both are compiled alike, so the packing loops run as fast as any other.
+used as they are, and `step.weights.0(weights...)`, `step.weights.1(weights...)`, ... that return, as a tuple each, the `prepared` values
+in this order: whatever was packed, transposed, quantised or folded from weights. All are compiled alike, so the packing loops run as fast
+as any other. The results of one are up to PART_BYTES, or what cannot be parted because it shares a computed value: memory need not
+hold the checkpoint and all that was prepared from it at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
+from math import prod
 
 from compiler.ir.graph import (
     Atom,
@@ -26,18 +29,20 @@ from compiler.ir.graph import (
     Var,
 )
 from compiler.ir.module import IRModule
-from compiler.ir.types import TupleType, binders_of, vars_of
+from compiler.ir.types import TensorType, TupleType, Type, binders_of, vars_of
 from compiler.ir.visit import Uses, free_vars, fresh_function, operands, used_vars
 from compiler.passes.eliminate_dead_code import has_effect
 from compiler.passes.protect_operands import destroyed
 from compiler.passes.rewrite import count_uses
 from runtime.executable import PREPARATION
 
+PART_BYTES = 128 << 20
+
 
 def lift_weights(module: IRModule) -> IRModule:
     lifted: dict[str, Function] = {}
     for name, func in module.graph_functions.items():
-        if func.weights and name + PREPARATION not in module.functions:
+        if func.weights and not any(other.startswith(name + PREPARATION) for other in module.functions):
             lifted |= _lift(name, func, module)
     return module.update(lifted) if lifted else module
 
@@ -59,18 +64,68 @@ def _lift(name: str, func: Function, module: IRModule) -> dict[str, Function]:
     rest = [Block(tuple(b for b in block.bindings if b not in stays), block.kind) for block in func.body.blocks]
     body = Body(tuple(b for b in rest if b.bindings), func.body.result)
     used = count_uses(body)
-    wanted = [b.var for b in moved if b.var in used]
-    prepared = Var("prepared", TupleType(tuple(v.type for v in wanted)))
-    block = Block((*moved, Binding(prepared, MakeTuple(tuple(wanted)))), BlockKind.DATAFLOW)
-    preparation = Body((block,), prepared)
+    parts = _parts(moved, used)
+    results = [[b.var for b in part if b.var in used] for part in parts]
+    wanted = [var for result in results for var in result]
     assert func.num_inputs is not None
     inputs = func.params[: func.num_inputs]
     kept = _with_definitions([v for v in func.weights if v in used], (*inputs, *wanted), func.weights, free_vars(body))
-    read = count_uses(preparation)
-    sources = _with_definitions([v for v in func.weights if v in read], (), func.weights, free_vars(preparation))
     step = Function((*inputs, *kept, *wanted), body, func.result_type, func.pure, func.num_inputs, func.arena)
-    prepare = fresh_function(Function(tuple(sources), preparation, prepared.type))
-    return {name: step, name + PREPARATION: prepare}
+    prepare = {f"{name}{PREPARATION}{i}": _preparation(parts[i], results[i], func.weights) for i in range(len(parts))}
+    return {name: step, **prepare}
+
+
+def _parts(bindings: Sequence[Binding], used: Container[Var]) -> list[list[Binding]]:
+    """Those that prepare what is used, in parts with a limit to their results: few functions, each of them small."""
+    parts: list[list[Binding]] = []
+    part_bytes = PART_BYTES
+    for group in _connected(bindings):
+        results = [b.var for b in group if b.var in used]
+        num_bytes = sum(_num_bytes(var.type) for var in results)
+        if not results:
+            continue
+        if part_bytes + num_bytes > PART_BYTES or not parts:
+            parts.append([])
+            part_bytes = 0
+        parts[-1] += group
+        part_bytes += num_bytes
+    return parts
+
+
+def _num_bytes(type_: Type) -> int:
+    """0 for sizes that come with the weights."""
+    if not isinstance(type_, TensorType) or type_.shape is None or type_.dtype is None:
+        return 0
+    return prod(d.const if d.is_const else 0 for d in type_.shape) * type_.dtype.num_bytes
+
+
+def _connected(bindings: Sequence[Binding]) -> list[list[Binding]]:
+    """Groups that use no value of each other, in program order like the bindings of each."""
+    above: dict[Var, Var] = {}
+
+    def top(var: Var) -> Var:
+        while above[var] is not var:
+            var = above[var]
+        return var
+
+    for binding in bindings:
+        above[binding.var] = binding.var
+        for atom in operands(binding.value):
+            if isinstance(atom, Var) and atom in above:
+                above[top(atom)] = binding.var
+    groups: dict[Var, list[Binding]] = {}
+    for binding in bindings:
+        groups.setdefault(top(binding.var), []).append(binding)
+    return list(groups.values())
+
+
+def _preparation(bindings: Sequence[Binding], results: Sequence[Var], weights: Sequence[Var]) -> Function:
+    prepared = Var("prepared", TupleType(tuple(v.type for v in results)))
+    block = Block((*bindings, Binding(prepared, MakeTuple(tuple(results)))), BlockKind.DATAFLOW)
+    body = Body((block,), prepared)
+    read = count_uses(body)
+    sources = _with_definitions([v for v in weights if v in read], (), weights, free_vars(body))
+    return fresh_function(Function(tuple(sources), body, prepared.type))
 
 
 def _with_definitions(chosen: list[Var], others: Sequence[Var], weights: Sequence[Var], needs: Uses) -> list[Var]:

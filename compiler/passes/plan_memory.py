@@ -77,7 +77,7 @@ class PlanMemory:
         returned = lives.keep(func.body)
         known = {v for p in func.params for v in binders_of(p.type)}
         # What is prepared from weights outlives every call: it gets memory of its own.
-        planned = [life for life in lives.found if not (name.endswith(PREPARATION) and life in returned) and _sized_at_entry(life, known)]
+        planned = [life for life in lives.found if not (PREPARATION in name and life in returned) and _sized_at_entry(life, known)]
         offsets, total = place(planned)
         if not offsets:
             return False

@@ -25,7 +25,6 @@ from deploy.bench.limits import Limits, measure_limits
 from deploy.bench.measure import best_s
 from deploy.bench.synthetic import RandomWeights, UniformDTypes, synthetic_config
 from runtime.device.cpu import host_buffer
-from runtime.executable import PREPARATION
 from runtime.kv_pool import KVLayout, KVPool
 from runtime.memory import MemoryAccount
 from runtime.session import Session
@@ -60,21 +59,19 @@ class Model:
         self.kv_bytes = layout.bytes_per_page / PAGE_SIZE
         self.pages = min(pages, 1 + (4 << 30) // layout.bytes_per_page)
         self.pool = KVPool(layout, self.pages, MemoryAccount())
-        self.cache = self.pool.data.reshape(*self.pool.data.shape[:4], -1)
 
     def _bind(self) -> dict[str, Any]:
-        functions = self.executable.meta.functions
-        step, prepare = functions[ENTRY], functions[ENTRY + PREPARATION]
-        source = RandomWeights({p.name: tuple(p.spec.shape) for p in (*prepare.params, *step.weights)})  # type: ignore[union-attr,arg-type]
-        given = {p.name for p in prepare.params}
-        results = self.session.call(ENTRY + PREPARATION, *(source.read(p.name) for p in prepare.params), views=True)
-        computed = [p.name for p in step.weights if p.name.endswith((".packed",)) or "." not in p.name]
-        computed = computed if len(computed) == len(results) else [p.name for p in step.weights][-len(results) :]
-        bound = {p.name: source.read(p.name) for p in step.weights if p.name not in computed}
-        for name, value in zip(computed, results, strict=True):
-            bound[name] = host_buffer(value.nbytes).view(value.dtype).reshape(value.shape)
-            bound[name][...] = value
-        del given
+        step, preparations = self.executable.meta.functions[ENTRY], self.executable.meta.preparations(ENTRY)
+        params = [*step.weights, *(p for prepare in preparations for p in prepare.params)]
+        source = RandomWeights({p.name: tuple(p.spec.shape) for p in params})  # type: ignore[union-attr,arg-type]
+        results: list[Any] = []
+        for prepare in preparations:
+            for value in self.session.call(prepare.name, *(source.read(p.name) for p in prepare.params), views=True):
+                results.append(host_buffer(value.nbytes).view(value.dtype).reshape(value.shape))
+                results[-1][...] = value
+        names = [p.name for p in step.weights]
+        num_plain = len(names) - len(results)
+        bound = {name: source.read(name) for name in names[:num_plain]} | dict(zip(names[num_plain:], results, strict=True))
         self.session.bind(ENTRY, bound)
         return bound
 
@@ -99,7 +96,7 @@ class Model:
         slots = tables[seq_ids, positions // PAGE_SIZE] * PAGE_SIZE + positions % PAGE_SIZE
         rows = (np.arange(sequences) * each + each - 1).astype(np.int32)
         ids = np.arange(tokens, dtype=np.int32) % self.config.vocab_size
-        return ids, positions, slots, seq_ids, tables, rows, self.cache
+        return ids, positions, slots, seq_ids, tables, rows, *self.pool.arguments
 
     def run(self, args: Any) -> Any:
         return self.session.call(ENTRY, *args, views=True)

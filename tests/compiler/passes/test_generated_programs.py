@@ -31,8 +31,7 @@ from compiler.ir.types import TensorType, Type, tensor
 from compiler.ir.verify import verify
 from compiler.passes.pipeline import pipeline
 from compiler.target import host
-from runtime.executable import PREPARATION
-from runtime.executable import Executable
+from runtime.executable import PREPARATION, Executable
 from runtime.session import Session
 
 assert compiler.ops
