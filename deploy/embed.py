@@ -40,7 +40,7 @@ class DecoderModel:
         self._session = session
         self.limits = limits
         self._step_tokens = step_tokens
-        self._cache = pool.data.reshape(*pool.data.shape[:4], -1)
+        self._pool = pool
 
     def run(self, token_lists: Texts) -> Vectors:
         lengths = np.array([len(tokens) for tokens in token_lists], np.int32)
@@ -57,7 +57,7 @@ class DecoderModel:
             ending = np.flatnonzero((ends > first) & (ends <= part.stop))  # texts whose last token is in this step
             rows = (ends[ending] - 1 - first).astype(np.int32)
             step = (tokens[part], positions[part], slots[part], text_ids[part], tables, rows)
-            vectors[ending] = self._session.call(HIDDEN, *step, self._cache)
+            vectors[ending] = self._session.call(HIDDEN, *step, *self._pool.arguments)
         return vectors
 
 

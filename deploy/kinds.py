@@ -20,7 +20,7 @@ from compiler.frontend.sentence import Pooling
 from compiler.ir.dtypes import DType
 from compiler.ir.module import IRModule
 from deploy.embed import DecoderModel, EncoderModel
-from deploy.plan import CACHE_DTYPE, Pages, Plan
+from deploy.plan import Pages, Plan
 from deploy.source import ModelFiles
 from runtime.kv_pool import KVLayout, KVPool
 from runtime.memory import MemoryAccount
@@ -31,6 +31,7 @@ from server.messages import Load
 
 MAX_STEP_TOKENS = 512  # of one step: what the arena is planned for
 DEFAULT_CONTEXT = 4096
+KV_DTYPES = {"f32": DType.F32, "f16": DType.F16, "bf16": DType.BF16, "int8": DType.I8}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +81,17 @@ class _Decoder:
     @property
     def layout(self) -> KVLayout:
         config = self.files.config
-        return KVLayout(config.num_layers, config.num_kv_heads, config.head_dim, CACHE_DTYPE)
+        return KVLayout(config.num_layers, config.num_kv_heads, config.head_dim, str(self.kv_dtype))
+
+    @property
+    def kv_dtype(self) -> DType:
+        if self.load.kv_dtype not in KV_DTYPES:
+            raise LoadError("invalid_value", f"kv_dtype is {self.load.kv_dtype!r}; expected one of {', '.join(KV_DTYPES)}")
+        return KV_DTYPES[self.load.kv_dtype]
 
     def _module(self, entry: str) -> IRModule:
         config, format = self.files.config, WeightFormat.parse(self.load.quantize)
-        return build_step(config, CAUSAL[config.family], self.files.dtypes, self.bounds, DType(CACHE_DTYPE), format, entry=entry)
+        return build_step(config, CAUSAL[config.family], self.files.dtypes, self.bounds, self.kv_dtype, format, entry=entry)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +120,6 @@ class CompiledModel:
         self._session = session
         self._pool = pool
         self._limits = limits
-        self._cache = pool.data.reshape(*pool.data.shape[:4], -1)
 
     @property
     def limits(self) -> StepLimits:
@@ -128,7 +134,7 @@ class CompiledModel:
         lengths = np.diff(batch.query_starts)
         seq_ids = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
         return self._session.call(
-            ENTRY, batch.tokens, batch.positions, batch.slots, seq_ids, batch.page_tables, batch.logit_rows, self._cache
+            ENTRY, batch.tokens, batch.positions, batch.slots, seq_ids, batch.page_tables, batch.logit_rows, *self._pool.arguments
         )
 
     def copy_page(self, source: int, target: int) -> None:

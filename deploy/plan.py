@@ -22,7 +22,6 @@ from server.messages import Load
 
 WORKER_BYTES = 300 << 20  # interpreter, libraries, tokenizer, code
 DEFAULT_KV_BYTES = 1 << 30
-CACHE_DTYPE = "f32"
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,7 @@ def load_of(spec: ModelSpec) -> Load:
         spec.max_batch,
         spec.kv_cache_bytes,
         spec.memory_limit_bytes,
+        spec.kv_dtype,
     )
 
 

@@ -2,6 +2,8 @@
 
     [layers, 2, pages, kv_heads, PAGE_SIZE, head_dim]        2: keys, values
 
+8-bit pages have a scale per token and head beside them, [layers, 2, pages, kv_heads, PAGE_SIZE] in f32.
+
 Inside a page the rows of one head stand together: decoding reads them as one stream, and a tile of prefill attention is a dense
 matrix. A layer is a slice, so a kernel sees [2, pages, ...] whatever the depth of the model. Which page belongs to whom is the
 engine's business; page 0 is padding.
@@ -10,8 +12,10 @@ engine's business; page 0 is padding.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from runtime.device.cpu import host_buffer
@@ -19,7 +23,8 @@ from runtime.executable import DTYPES
 from runtime.memory import MemoryAccount
 from runtime.step import PAGE_SIZE
 
-KV_DTYPES = ("f32", "f16", "bf16")
+KV_DTYPES = ("f32", "f16", "bf16", "i8")
+SCALE_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +41,12 @@ class KVLayout:
     @property
     def bytes_per_page(self) -> int:
         """In all layers together."""
-        return self.num_layers * 2 * self.num_kv_heads * PAGE_SIZE * self.head_dim * DTYPES[self.dtype].itemsize
+        per_token = self.head_dim * DTYPES[self.dtype].itemsize + (SCALE_BYTES if self.has_scales else 0)
+        return self.num_layers * 2 * self.num_kv_heads * PAGE_SIZE * per_token
+
+    @property
+    def has_scales(self) -> bool:
+        return self.dtype == "i8"
 
     def pages_for(self, budget_bytes: int) -> int:
         return max(0, budget_bytes // self.bytes_per_page)
@@ -47,10 +57,19 @@ class KVPool:
         """Takes no memory before a page is written: the block is mapped, not filled."""
         self.layout = layout
         self.num_pages = num_pages
-        num_bytes = num_pages * layout.bytes_per_page
-        account.resize("kv pool", num_bytes)
+        account.resize("kv pool", num_pages * layout.bytes_per_page)
         shape = (layout.num_layers, 2, num_pages, layout.num_kv_heads, PAGE_SIZE, layout.head_dim)
-        self.data: NDArray[Any] = host_buffer(num_bytes).view(DTYPES[layout.dtype]).reshape(shape)
+        dtype = DTYPES[layout.dtype]
+        self.data: NDArray[Any] = host_buffer(prod(shape) * dtype.itemsize).view(dtype).reshape(shape)
+        self.scales: NDArray[np.float32] | None = None
+        if layout.has_scales:
+            self.scales = host_buffer(prod(shape[:-1]) * SCALE_BYTES).view(np.float32).reshape(shape[:-1])
+
+    @property
+    def arguments(self) -> tuple[NDArray[Any], ...]:
+        """What a step takes: the pages, flat per head, and the scales if there are any."""
+        pages = self.data.reshape(*self.data.shape[:4], -1)
+        return (pages,) if self.scales is None else (pages, self.scales)
 
     def copy_page(self, source: int, target: int) -> None:
         """In every layer, keys and values."""
@@ -58,3 +77,5 @@ class KVPool:
             if not 0 <= page < self.num_pages:
                 raise IndexError(f"page {page}: the pool has pages 0 to {self.num_pages - 1}")
         self.data[:, :, target] = self.data[:, :, source]
+        if self.scales is not None:
+            self.scales[:, :, target] = self.scales[:, :, source]

@@ -1,6 +1,6 @@
 """The causal decoder that most families are variations of, and its entry point.
 
-    step(tokens[t], positions[t], slots[t], seq_ids[t], page_tables[s, p], logit_rows[r], cache) -> logits[r, vocabulary]
+    step(tokens[t], positions[t], slots[t], seq_ids[t], page_tables[s, p], logit_rows[r], cache, scales?) -> logits[r, vocabulary]
     hidden(...the same...) -> [r, size]    of models that embed: what the last norm gives, and no head
 
 `t` tokens of `s` sequences, prefill and decode mixed. What varies between families is data: the numbers in `ModelConfig`, the names and
@@ -88,6 +88,7 @@ def build_step(
         page_tables=Var("page_tables", tensor((s, p), i32)),
         logit_rows=Var("logit_rows", tensor((r,), i32)),
         cache=Var("cache", tensor(kv_shape, cache_dtype)),
+        scales=Var("scales", tensor((*kv_shape[:4], PAGE), DType.F32)) if cache_dtype is DType.I8 else None,
     )
     step = _Step(net, config, wiring, batch, t, bounds.max_context)
     with net.function(entry, batch.params, pure=False):
@@ -104,10 +105,12 @@ class _Batch:
     page_tables: Var
     logit_rows: Var
     cache: Var
+    scales: Var | None  # of an 8-bit cache
 
     @property
     def params(self) -> tuple[Var, ...]:
-        return (self.tokens, self.positions, self.slots, self.seq_ids, self.page_tables, self.logit_rows, self.cache)
+        always = (self.tokens, self.positions, self.slots, self.seq_ids, self.page_tables, self.logit_rows, self.cache)
+        return always if self.scales is None else (*always, self.scales)
 
 
 class _Step:
@@ -119,6 +122,7 @@ class _Step:
         self.t = t
         self.max_context = max_context
         self.cache: Atom = batch.cache
+        self.scales: tuple[Atom, ...] = () if batch.scales is None else (batch.scales,)
         self.angles: dict[Rope, tuple[Var, Var]] = {}
 
     def hidden(self) -> Var:
@@ -160,7 +164,11 @@ class _Step:
         k = self.turned(net.slice(qkv, 1, heads, heads + kv_heads), at, w.key_norm, number)
         v = net.slice(qkv, 1, heads + kv_heads, all_heads)
         index = ScalarValue(Dim.of(number))
-        self.cache = net.call(KV_APPEND, self.cache, k, v, batch.slots, index)
+        appended = net.call(KV_APPEND, self.cache, k, v, batch.slots, index, *self.scales)
+        if self.scales:
+            self.cache, self.scales = net.field(appended, 0), (net.field(appended, 1),)
+        else:
+            self.cache = appended
         mixed = net.call(
             PAGED_ATTENTION,
             q,
@@ -169,6 +177,7 @@ class _Step:
             batch.seq_ids,
             batch.positions,
             index,
+            *self.scales,
             scale=c.attention_scale,
             window=c.windows[number] or 0,
             softcap=c.attention_softcap or 0.0,

@@ -59,7 +59,7 @@ def _divisor(size: int, width: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Attention:
-    buffers: tuple[Buffer, ...]  # q, cache, page tables, sequence ids, positions, sinks if any, out
+    buffers: tuple[Buffer, ...]  # q, cache, page tables, sequence ids, positions, scales of an 8-bit cache, sinks if any, out
     layer: ScalarParam
     scale: float
     window: int
@@ -67,6 +67,10 @@ class _Attention:
     group: int  # query heads per kv head
     size: int
     width: int  # lanes of a value
+
+    @property
+    def scales(self) -> Buffer | None:
+        return self.buffers[5] if self.buffers[1].dtype is DType.I8 else None
 
     def body(self) -> Stmt:
         q, cache = self.buffers[0], self.buffers[1]
@@ -87,7 +91,8 @@ class _Attention:
         top, total = _local("top", group), _local("total", group)
         window = self.window
         low = dim_max(0, position - (window - 1)) if window else Dim.of(0)
-        sinks = self.buffers[5] if len(self.buffers) > 6 else None
+        first = 5 if self.scales is None else 6
+        sinks = self.buffers[first] if len(self.buffers) > first + 1 else None
         out = self.buffers[len(self.buffers) - 1]
 
         def head(g: Dim) -> Dim:
@@ -162,6 +167,8 @@ class _Attention:
 
         def scaled(g: Dim, lane: Dim) -> Stmt:
             value: Scalar = _mul(Load(score, (g, lane)), Const(self.scale, F32))
+            if self.scales is not None:
+                value = _mul(value, _f32(Load(self.scales, (layer, Dim.of(0), page, kv_head, lane))))
             if self.softcap:
                 cap = Const(self.softcap, F32)
                 value = _mul(Apply(Fn.TANH, (Apply(Fn.DIV, (value, cap)),)), cap)
@@ -206,11 +213,20 @@ class _Attention:
         # Keys outside the window have no weight, but 0 * value is no 0 where memory holds a NaN: leave them out.
         hidden = dim_max(0, low - start) if self.window else Dim.of(0)
         zeroed = heads(lambda g: each_key(lambda lane: Store(score, (g, lane), Const(0.0, F32))))
+        scales = self.scales
+        decoded: list[Stmt] = []  # the scale of a value goes into its weight
+        if scales is not None:
+
+            def decode(g: Dim, lane: Dim) -> Stmt:
+                return Store(score, (g, lane), _mul(Load(score, (g, lane)), _f32(Load(scales, (layer, Dim.of(1), page, kv_head, lane)))))
+
+            decoded.append(heads(lambda g: each_key(lambda lane: decode(g, lane))))
         body = seq(
             zeroed,
             loop("r", self.size, dot),
             heads(lambda g: each_key(lambda lane: scaled(g, lane))),
             heads(weigh),
+            *decoded,
             loop("j", dim_min(PAGE, position + 1 - start) - hidden, lambda j: add_value(j + hidden)),
         )
         return allocated((score, fold, change), body)

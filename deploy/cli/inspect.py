@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from deploy.cli.output import answers, errors, in_units
-from deploy.cli.sources import KvCacheBytes, MaxBatch, MaxContext, Quantize, Source, load_of
+from deploy.cli.sources import KvCacheBytes, KvDtype, MaxBatch, MaxContext, Quantize, Source, load_of
 
 if TYPE_CHECKING:
     from deploy.inspection import Inspection
@@ -22,6 +22,7 @@ def inspect(
     max_context: MaxContext = None,
     max_batch: MaxBatch = 64,
     kv_cache_bytes: KvCacheBytes = None,
+    kv_dtype: KvDtype = "f32",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show a model's family, size, memory plan and signature, and whether it fits here. Loads no weights.
@@ -34,7 +35,7 @@ def inspect(
     """
     from deploy.inspection import inspect_model, remedies
 
-    load = load_of(model, quantize, max_context, max_batch, kv_cache_bytes)
+    load = load_of(model, quantize, max_context, max_batch, kv_cache_bytes, kv_dtype)
     with errors.status("compiling, for the plan of its memory"):
         found = inspect_model(load)
         advice = [] if found.fits else list(remedies(load, found))

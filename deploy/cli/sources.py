@@ -18,7 +18,10 @@ MaxBatch = Annotated[int, typer.Option(min=1, help="Most sequences at once.")]
 KvCacheBytes = Annotated[str | None, typer.Option(help="Memory for keys and values, as 2G.", metavar="BYTES")]
 
 
-def load_of(source: str, quantize: str, max_context: int | None, max_batch: int, kv_cache_bytes: str | None) -> Load:
+KvDtype = Annotated[str, typer.Option(help="Form of keys and values: f32, f16, bf16, int8.")]
+
+
+def load_of(source: str, quantize: str, max_context: int | None, max_batch: int, kv_cache_bytes: str | None, kv_dtype: str = "f32") -> Load:
     if source == demo.NAME and not Path(source).exists():
         source = f"{demo.MODEL}={demo.NAME}"
     try:
@@ -26,4 +29,4 @@ def load_of(source: str, quantize: str, max_context: int | None, max_batch: int,
     except ValueError:
         raise typer.BadParameter(f"{kv_cache_bytes!r} is no number of bytes; expected one as 1000000, 64M or 2G") from None
     spec = model_spec(source)
-    return Load(spec.name, spec.source, quantize, max_context, max_batch, size)
+    return Load(spec.name, spec.source, quantize, max_context, max_batch, size, kv_dtype=kv_dtype)

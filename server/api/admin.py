@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from fastapi import APIRouter, Query, Response
@@ -38,6 +38,7 @@ class LoadBody(Options):
     max_context: int | None = Field(default=None, ge=16, lt=2**31)
     max_batch: int | None = Field(default=None, ge=1, le=4096)
     kv_cache_bytes: Bytes | None = None
+    kv_dtype: Literal["f32", "f16", "bf16", "int8"] = "f32"
     aliases: list[Name] = Field(default_factory=list)
     pin: bool = False
     tool_parser: str | None = None
@@ -169,6 +170,7 @@ def spec_of(body: LoadBody, settings: ServerSettings) -> ModelSpec:
         max_context=body.max_context,
         max_batch=body.max_batch or 64,
         kv_cache_bytes=body.kv_cache_bytes,
+        kv_dtype=body.kv_dtype,
         aliases=tuple(body.aliases),
         pin=body.pin,
         tool_parser=body.tool_parser,

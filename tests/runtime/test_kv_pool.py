@@ -39,7 +39,18 @@ def test_rows_of_one_head_in_a_page_are_one_stream() -> None:
 
 
 def test_errors_name_value_and_expectation() -> None:
-    with pytest.raises(ValueError, match="'i8': expected one of f32, f16, bf16"):
-        KVLayout(1, 1, 8, "i8")
+    with pytest.raises(ValueError, match="'i4': expected one of f32, f16, bf16, i8"):
+        KVLayout(1, 1, 8, "i4")
+
+
+def test_eight_bit_pages_have_scales_that_are_copied_with_them() -> None:
+    layout = KVLayout(2, 3, 8, "i8")
+    assert layout.bytes_per_page == 2 * 2 * 3 * 16 * (8 + 4)
+    pool = KVPool(layout, 4, MemoryAccount())
+    pages, scales = pool.arguments
+    assert pages.shape == (2, 2, 4, 3, 16 * 8) and scales.shape == (2, 2, 4, 3, 16)
+    pages[:, :, 1], scales[:, :, 1] = 5, 0.5
+    pool.copy_page(1, 3)
+    assert (pages[:, :, 3] == 5).all() and (scales[:, :, 3] == 0.5).all() and not pages[:, :, 2].any()
     with pytest.raises(IndexError, match="page 4: the pool has pages 0 to 3"):
         KVPool(LAYOUT, 4, MemoryAccount()).copy_page(0, 4)
