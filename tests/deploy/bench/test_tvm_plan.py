@@ -21,7 +21,7 @@ func step(x: f32[n], state: f32[n], rows: i32[r]) -> f32[r] where n in 0..64, r 
     c = call_tir @copy(kept) -> f32[n]
     halves = call_tir @split(c, b) -> (f32[n], f32[n])
     half: f32[n] = halves.1
-    y = call_tir @pick(half, rows) -> f32[r]
+    y = call_tir @pick(a, column, kept, half, rows) -> f32[r]
   }
   return y
 }
@@ -30,8 +30,17 @@ func step(x: f32[n], state: f32[n], rows: i32[r]) -> f32[r] where n in 0..64, r 
 
 def test_views_tuples_and_results_in_place_keep_their_meaning():
     pytest.importorskip("tvm", reason="TVM is an optional peer")
-    # a, then c in its place if the view is known to be one; b; both halves; y. `kept` is the memory of `state`.
-    assert planned_bytes(parse(STEP).graph("step")) == 256 + 1024 + 2 * 256 + 64
+    # a, of which `column` is a view; b; c; both halves; y. `kept` is the memory of `state`.
+    planned = 256 + 1024 + 256 + 2 * 256 + 64
+    assert planned_bytes(parse(STEP).graph("step")) == planned
+    fresh = STEP.replace("call_tir_inplace @touch(state, b) [0]", "call_tir @touch(state, b)")
+    assert planned_bytes(parse(fresh).graph("step")) == planned + 256
+
+
+def test_a_length_without_a_bound_is_no_plan():
+    pytest.importorskip("tvm", reason="TVM is an optional peer")
+    with pytest.raises(ValueError, match="upper bounds"):
+        planned_bytes(parse(STEP.replace("n in 0..64", "n in 0..")).graph("step"))
 
 
 def test_an_absent_peer_is_refused_with_the_remedy(monkeypatch):
