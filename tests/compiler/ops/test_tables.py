@@ -8,9 +8,14 @@ from compiler.ops.tables import INTERPRET, LEGALIZE, VIEWS
 BY_THE_MACHINE = {"shape_of"}  # operators without a loop nest
 
 
+def known() -> set[str]:
+    """Those of the product: tests that define some of their own have a dot in the name."""
+    return {name for name in OPS if "." not in name}
+
+
 def test_every_operator_has_every_meaning():
-    assert set(OPS) == set(INTERPRET)
-    assert set(OPS) - set(LEGALIZE) == BY_THE_MACHINE
+    assert known() == set(INTERPRET)
+    assert known() - set(LEGALIZE) == BY_THE_MACHINE
     assert set(LEGALIZE) <= set(OPS)
 
 
