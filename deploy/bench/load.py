@@ -1,0 +1,161 @@
+"""`relaxserve bench load`: what a load costs in memory and time, measured on the worker process as the server starts it.
+
+    first    nothing is cached: compiled, every weight read and prepared
+    second   from the cache, until the first token
+
+Resident memory is held against the plan: weights, arena, KV pages, and WORKER_BYTES for the process itself; while loading a checkpoint,
+one of its shards more. Mapped files count where they were touched.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import tempfile
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors.numpy import save_file
+
+from compiler.frontend.weights import open_safetensors
+from deploy import demo
+from deploy.bench.checkpoint import PREFIX, model_folder
+from deploy.bench.measure import Figure, report
+from deploy.bench.synthetic import SHAPES
+from deploy.plan import WORKER_BYTES
+from deploy.serve import WORKER
+from server.engine.supervisor import Supervisor
+from server.messages import Load, Ready, SamplingParams, Submit
+
+START_S = 1.5  # goal for a model of half a billion parameters
+START_MODEL = f"{PREFIX}0.5b"
+PROMPT = tuple(range(3, 35))
+NUM_NEW = 16
+KV_BYTES = 64 << 20  # few: pages that nobody writes take no memory, and would hide what other parts take
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    ready: Ready
+    first_token_s: float  # since the process was started
+    peak_bytes: int  # until then
+    serving_bytes: int  # after NUM_NEW tokens
+
+    @property
+    def planned_bytes(self) -> int:
+        return self.ready.weights_bytes + self.ready.arena_bytes + self.ready.kv_cache_bytes + WORKER_BYTES
+
+
+async def start(load: Load) -> Start:
+    began_s = time.perf_counter()
+    worker = Supervisor(WORKER, load)
+    ready = await worker.start()
+    try:
+        first_token_s, peak_bytes = 0.0, 0
+        params = SamplingParams(NUM_NEW, temperature=0.0, ignore_eos=True)
+        async for _ in worker.generate(Submit("load", PROMPT, params)):
+            if not first_token_s:
+                first_token_s, peak_bytes = time.perf_counter() - began_s, resident(worker, "VmHWM")
+        return Start(ready, first_token_s, peak_bytes, resident(worker, "VmRSS"))
+    finally:
+        await worker.stop()
+
+
+def resident(worker: Supervisor, field: str) -> int:
+    """`VmRSS`, or `VmHWM`: the most there ever was."""
+    status = Path(f"/proc/{worker.pid}/status").read_text()
+    return next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith(f"{field}:"))
+
+
+def shard(folder: Path, num_shards: int) -> None:
+    """Split model.safetensors, the way the hub stores large models."""
+    whole = folder / "model.safetensors"
+    source = open_safetensors(whole)
+    names = sorted(source.tensors)
+    total = sum(info.num_bytes for info in source.tensors.values())
+    shards: list[list[str]] = [[] for _ in range(num_shards)]
+    place = 0
+    for name in names:
+        shards[place * num_shards // total].append(name)
+        place += source.tensors[name].num_bytes
+    files = {f"model-{i + 1:05}-of-{num_shards:05}.safetensors": part for i, part in enumerate(shards) if part}
+    for file, part in files.items():
+        save_file({name: source.read(name) for name in part}, folder / file)
+    weight_map = {name: file for file, part in files.items() for name in part}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}))
+    whole.unlink()
+
+
+def measure(folder: Path, quantize: str, *, start_goal_s: float | None, num_starts: int) -> list[Figure]:
+    largest_shard = max(file.stat().st_size for file in folder.glob("*.safetensors"))
+    load = Load("bench", str(folder), quantize, kv_cache_bytes=KV_BYTES)
+    first = asyncio.run(start(load))
+    seconds = [asyncio.run(start(load)) for _ in range(num_starts)]
+    second = min(seconds, key=lambda s: s.first_token_s)  # everything else is somebody else's time
+    peak_bytes, serving_bytes = max(first.peak_bytes, second.peak_bytes), max(first.serving_bytes, second.serving_bytes)
+    ready = first.ready
+    parts = f"weights {_mib(ready.weights_bytes)}, arena {_mib(ready.arena_bytes)}, KV pages {_mib(ready.kv_cache_bytes)}"
+    return [
+        Figure("resident while serving", serving_bytes / 2**20, "MiB", first.planned_bytes / 2**20, note=parts),
+        Figure(
+            "peak while loading",
+            peak_bytes / 2**20,
+            "MiB",
+            (first.planned_bytes + largest_shard) / 2**20,
+            note=f"largest shard {_mib(largest_shard)}",
+        ),
+        Figure("first start to first token", first.first_token_s, "s", note=f"of it compiling {ready.compile_s:.2f} s"),
+        Figure(
+            "second start to first token",
+            second.first_token_s,
+            "s",
+            start_goal_s,
+            note=f"best of {num_starts}; of it loading {second.ready.load_s:.2f} s",
+        ),
+    ]
+
+
+@contextmanager
+def empty_cache() -> Generator[None]:
+    """For workers, which inherit the environment."""
+    before = os.environ.get("RELAXSERVE_CACHE")
+    with tempfile.TemporaryDirectory(prefix="relaxserve-bench-") as folder:
+        os.environ["RELAXSERVE_CACHE"] = folder
+        try:
+            yield
+        finally:
+            del os.environ["RELAXSERVE_CACHE"]
+            if before is not None:
+                os.environ["RELAXSERVE_CACHE"] = before
+
+
+def _mib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**20:.0f} MiB"
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="relaxserve bench load", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    synthetic = ", ".join(PREFIX + name for name in SHAPES)
+    parser.add_argument("--model", default=START_MODEL, help=f"{demo.NAME}, a path to safetensors, {synthetic}")
+    parser.add_argument("--quantize", default="bf16")
+    parser.add_argument("--shards", type=int, default=4, help="of a synthetic model")
+    parser.add_argument("--starts", type=int, default=3, help="from the cache")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args(argv)
+    goal = START_S if options.model == START_MODEL else None
+    with model_folder(options.model) as folder, empty_cache():
+        if options.model.startswith(PREFIX):
+            shard(folder, options.shards)
+        figures = measure(folder, options.quantize, start_goal_s=goal, num_starts=options.starts)
+    report(figures, as_json=options.json)
+
+
+if __name__ == "__main__":
+    main()

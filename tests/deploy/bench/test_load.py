@@ -1,0 +1,35 @@
+"""The benchmark of loading: its figures for the demo model, and the shards that it makes of a synthetic one."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from compiler.frontend.weights import open_safetensors
+from deploy import demo
+from deploy.bench import load
+
+
+def test_a_load_stays_within_its_plan(capsys: pytest.CaptureFixture[str]):
+    load.main(["--model", str(demo.MODEL), "--quantize", "int8", "--starts", "1", "--json"])
+    figures = {figure["name"]: figure for figure in json.loads(capsys.readouterr().out)}
+    serving, peak = figures["resident while serving"], figures["peak while loading"]
+    assert serving["reached"] and peak["reached"]
+    assert min(peak["value"], serving["value"]) > 10, "an interpreter alone takes more"
+    assert peak["goal"] > serving["goal"], "a shard more"
+    assert figures["second start to first token"]["value"] > 0
+
+
+def test_shards_hold_what_the_file_held(tmp_path: Path):
+    shutil.copy(demo.MODEL / "model.safetensors", tmp_path)
+    whole = open_safetensors(demo.MODEL)
+    load.shard(tmp_path, 3)
+    assert len(list(tmp_path.glob("*.safetensors"))) == 3
+    sharded = open_safetensors(tmp_path)
+    assert sharded.tensors == whole.tensors
+    for name in whole.tensors:
+        np.testing.assert_array_equal(sharded.read(name), whole.read(name))
