@@ -37,9 +37,10 @@ class Prompt:
 
 @dataclass(slots=True)
 class Stream:
-    """What one client saw."""
+    """What one client saw. Over HTTP, tokens that end no character have no time of their own."""
 
     began_s: float
+    num_tokens: int = 0
     times_s: list[float] = field(default_factory=list[float])
 
     @property
@@ -101,7 +102,9 @@ class InProcess:
             raise RuntimeError(f"request {message.request_id} failed: {message.message}")
         if isinstance(message, Tokens):
             for event in message.events:
-                self._streams[event.request_id].times_s += [now_s] * len(event.token_ids)
+                stream = self._streams[event.request_id]
+                stream.times_s += [now_s] * len(event.token_ids)
+                stream.num_tokens += len(event.token_ids)
 
 
 class OverHttp:
@@ -111,7 +114,8 @@ class OverHttp:
         parts = urlsplit(url)
         assert parts.hostname is not None and parts.port is not None, url
         self._address = parts.hostname, parts.port
-        self._body = {"model": model, "temperature": temperature, "ignore_eos": True}
+        self._body: dict[str, Any] = {"model": model, "temperature": temperature, "ignore_eos": True}
+        self._body |= {"stream_options": {"include_usage": True}}
 
     def run(self, prompts: Sequence[Prompt], late: Prompt | None = None) -> list[Stream]:
         return asyncio.run(self._run(prompts, late))
@@ -136,9 +140,11 @@ class OverHttp:
     async def _follow(self, prompt: Prompt, stream: Stream, look: Callable[[], None]) -> None:
         stream.began_s = time.perf_counter()
         async for event in post_stream(*self._address, {**self._body, "prompt": prompt.ids, "max_tokens": prompt.num_new}):
-            if event["choices"][0]["text"]:
+            if any(choice["text"] for choice in event["choices"]):
                 stream.times_s.append(time.perf_counter())
                 look()
+            if usage := event.get("usage"):
+                stream.num_tokens = usage["completion_tokens"]
 
 
 async def post_stream(host: str, port: int, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:

@@ -136,7 +136,7 @@ def http_figures(driver: OverHttp, limits: StepLimits, clients: Sequence[int], i
 
 def throughput(streams: Sequence[Stream]) -> float:
     wall_s = max(stream.times_s[-1] for stream in streams) - min(stream.began_s for stream in streams)
-    return sum(len(stream.times_s) for stream in streams) / wall_s
+    return sum(stream.num_tokens for stream in streams) / wall_s
 
 
 def stream_figures(name: str, streams: Sequence[Stream]) -> list[Figure]:

@@ -25,7 +25,7 @@ def test_figures_of_the_engine(capsys: pytest.CaptureFixture[str], tmp_path, mon
 
 
 def stream(began_s: float, times_s: Sequence[float]) -> Stream:
-    return Stream(began_s, list(times_s))
+    return Stream(began_s, len(times_s), list(times_s))
 
 
 def test_percentiles_and_throughput():
