@@ -105,3 +105,16 @@ def test_any_bytes_give_a_typed_error(tmp_path: Path, data: bytes, magic: bool) 
     path.write_bytes(sections.MAGIC + data if magic else data)
     with pytest.raises(DamagedFile):
         read_all(path)
+
+
+def test_sections_may_come_one_by_one_in_any_order(path: Path, tmp_path: Path) -> None:
+    with sections.writing(tmp_path / "parts", {name: len(content) for name, content in CONTENT.items()}) as put:
+        for name in reversed(CONTENT):
+            put(name, memoryview(CONTENT[name]))
+    assert (tmp_path / "parts").read_bytes() == path.read_bytes()
+
+
+def test_a_section_that_never_came_leaves_no_file(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="two"), sections.writing(tmp_path / "parts", {"one": 1, "two": 1}) as put:
+        put("one", memoryview(b"1"))
+    assert not list(tmp_path.iterdir())

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from compiler.passes.base import Pass
-from compiler.passes.lift_weights import lift_weights
+from compiler.passes.lift_weights import PART_BYTES, lift_weights
 
 TWICE = "prim twice(A: f32[n], out B: f32[n]) { for i in n { B[i] = A[i] * 2.0 } }"
 ADD = "prim plus(A: f32[n], B: f32[n], out C: f32[n]) { for i in n { C[i] = A[i] + B[i] } }"
@@ -88,3 +88,53 @@ def test_a_weight_that_alone_defines_a_dimension_stays(becomes: Callable[[Pass, 
 )
 def test_what_each_call_must_do_stays(stays: Callable[[Pass, str], None], text: str) -> None:
     stays(lift_weights, text)
+
+
+def test_parts_have_a_limit_and_a_shared_value_holds_them_together(becomes: Callable[[Pass, str, str], None]) -> None:
+    half = f"f32[{PART_BYTES // 8}]"
+    twice, plus = (text.replace("f32[n]", half).replace("in n", f"in {PART_BYTES // 8}") for text in (TWICE, ADD))
+    before = f"""
+        func step(x: {half}, weight u: {half}, weight v: {half}, weight w: {half}) -> {half} {{
+          a = call_tir @twice(u) -> {half}
+          b = call_tir @twice(v) -> {half}
+          c = call_tir @twice(a) -> {half}
+          d = call_tir @twice(a) -> {half}
+          e = call_tir @twice(w) -> {half}
+          y0 = call_tir @plus(x, b) -> {half}
+          y1 = call_tir @plus(y0, a) -> {half}
+          y2 = call_tir @plus(y1, c) -> {half}
+          y3 = call_tir @plus(y2, d) -> {half}
+          y4 = call_tir @plus(y3, e) -> {half}
+          return y4
+        }}
+        {twice} {plus}
+    """
+    expected = f"""
+        func step(x: {half}, weight a: {half}, weight c: {half}, weight d: {half}, weight b: {half}, weight e: {half}) -> {half} {{
+          y0 = call_tir @plus(x, b) -> {half}
+          y1 = call_tir @plus(y0, a) -> {half}
+          y2 = call_tir @plus(y1, c) -> {half}
+          y3 = call_tir @plus(y2, d) -> {half}
+          y4 = call_tir @plus(y3, e) -> {half}
+          return y4
+        }}
+        {twice} {plus}
+        func "step.weights.0"(u: {half}) -> tuple[{half}, {half}, {half}] {{
+          dataflow {{
+            a = call_tir @twice(u) -> {half}
+            c = call_tir @twice(a) -> {half}
+            d = call_tir @twice(a) -> {half}
+            prepared = (a, c, d)
+          }}
+          return prepared
+        }}
+        func "step.weights.1"(v: {half}, w: {half}) -> tuple[{half}, {half}] {{
+          dataflow {{
+            b = call_tir @twice(v) -> {half}
+            e = call_tir @twice(w) -> {half}
+            prepared = (b, e)
+          }}
+          return prepared
+        }}
+    """
+    becomes(lift_weights, before, expected)
