@@ -50,6 +50,7 @@ def writing(path: Path, sizes: Mapping[str, int]) -> Generator[Callable[[str, me
     fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(fd, "wb") as file:
+            file.truncate(max((s.offset + s.size for s in table.values()), default=0))  # also up to where an empty section begins
 
             def put(name: str, content: memoryview) -> None:
                 section = table[name]
