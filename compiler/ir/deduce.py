@@ -4,6 +4,8 @@ pass re-deduces what it rebuilds."""
 from __future__ import annotations
 
 from collections.abc import Callable, Set
+from functools import lru_cache
+from typing import Any
 
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
@@ -28,7 +30,7 @@ from compiler.ir.graph import (
     Value,
     Var,
 )
-from compiler.ir.op import REQUIRED
+from compiler.ir.op import REQUIRED, OpDef
 from compiler.ir.subsume import Level, join, subsumes, unify
 from compiler.ir.types import (
     FuncType,
@@ -104,9 +106,20 @@ def _operator(call: Call, signature: Signature) -> Type:
         raise AnnotationError(f"{op.name} needs the attribute {', '.join(missing)}")
     args = tuple(type_of(a, signature) for a in call.args)
     try:
-        return op.deduce(args, attrs)
+        stated = tuple(attrs.items())
+        hash(stated)  # lists among the attributes: deduced without being remembered
+    except TypeError:
+        stated = None
+    try:
+        return op.deduce(args, attrs) if stated is None else _remembered(op, args, stated)
     except AnnotationError as error:
         raise AnnotationError(f"{op.name}({', '.join(map(str, args))}): {error}") from None
+
+
+@lru_cache(maxsize=4096)
+def _remembered(op: OpDef, args: tuple[Type, ...], attrs: tuple[tuple[str, Any], ...]) -> Type:
+    """Deduction depends on annotations and attributes alone, and layers repeat."""
+    return op.deduce(args, dict(attrs))
 
 
 def _function(call: CallFunc, signature: Signature) -> Type:
