@@ -30,6 +30,7 @@ from compiler.ops.matmul import MATMUL
 from compiler.ops.normalize import LAYER_NORM, RMS_NORM, SOFTMAX
 from compiler.passes.pipeline import pipeline
 from deploy.bench.measure import Figure, best_s, report
+from deploy.bench.synthetic import UniformDTypes
 from deploy.bench.tvm_plan import planned_bytes
 from runtime.executable import Executable
 from runtime.session import Session
@@ -39,18 +40,11 @@ HIDDEN = 1024
 BOUNDS = StepBounds(max_tokens=1024, max_seqs=64, max_context=4096)
 
 
-class _Uniform(dict[str, DType]):
-    """Every tensor of the checkpoint has this element type."""
-
-    def get(self, name: str, default: DType | None = None) -> DType:  # type: ignore[override]  # never absent
-        return DType.BF16
-
-
 def decoder(num_layers: int, bounds: StepBounds = BOUNDS) -> IRModule:
     config = ModelConfig(
         "llama", 32000, HIDDEN, 5632, num_layers, 16, 4, 64, Activation.SILU, 1e-5, 4096, 0.125, (None,) * num_layers, Rope(1e4, 64)
     )
-    return build_step(config, CAUSAL["llama"], _Uniform(), bounds, F32)
+    return build_step(config, CAUSAL["llama"], UniformDTypes(), bounds, F32)
 
 
 def main(argv: list[str]) -> None:
