@@ -1,8 +1,8 @@
 """The graph level becomes instructions: the last step from program to executable.
 
 Takes a planned module: only views, launches, allocations and what the machine does itself are left. A captured block becomes one region;
-a launch outside of one is a region of its own. Memory in the arena is named by its offset, so a value gets a register only where an
-instruction needs one.
+a launch outside of one is a region of its own. Instructions on registers alone, a view of the arena say, stand before the region that is
+open. Memory in the arena is named by its offset, so a value gets a register only where an instruction needs one.
 """
 
 from __future__ import annotations
@@ -53,6 +53,11 @@ from compiler.ops.tables import VIEWS
 from runtime import executable as vm
 from runtime.executable import Arg, Base, ConstantRef, DimRef, Imm, Kernel, Operand, ParamSpec, Phase, Reg, Region, Slot, VMFunction
 from runtime.library import routine
+
+# They read and write registers and slots, never what launches compute: no region has to end for them.
+WITHOUT_DATA = frozenset(
+    f"vm.{name}" for name in ("alloc", "alloc_arena", "copy", "make_scalar", "make_shape", "reshape", "shape_of", "tuple", "tuple_get")
+)
 
 
 @dataclass(slots=True)
@@ -169,7 +174,8 @@ class _Function:
             self.emit(None, "vm.run_region", Imm(len(self.program.regions) - 1))
 
     def emit(self, dst: int | None, callee: str, *args: Arg) -> None:
-        self.flush()
+        if callee not in WITHOUT_DATA:
+            self.flush()
         self.code.append(vm.Call(dst, callee, args))
 
     def binding(self, binding: Binding) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from runtime.executable import Call
+
 # Grouped heads; soft caps with windows; two ropes and scaled embeddings; stacked projections with a rope of many factors; and weights that
 # products decode.
 CASES = [("llama", "f32"), ("gemma2", "f32"), ("gemma3", "f32"), ("phi3-longrope", "f32"), ("llama", "int8"), ("qwen3", "int4")]
@@ -65,3 +67,9 @@ def test_two_threads_equal_one(model: Any) -> None:
         two = model.start(num_threads=2).feed({"a": text, "b": text[:30]})
         for name in one:
             np.testing.assert_array_equal(one[name], two[name])
+
+
+def test_a_step_is_one_region(model: Any) -> None:
+    """All of it is replayed by one native call, so that the host is needed once per step."""
+    callees = [i.callee for i in model.executable.meta.functions[model.entry].instructions if isinstance(i, Call)]
+    assert callees.count("vm.run_region") == 1

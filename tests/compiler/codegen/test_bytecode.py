@@ -1,0 +1,60 @@
+"""Where regions are cut: by what the host needs from launches, and by nothing else."""
+
+from __future__ import annotations
+
+import numpy as np
+
+import compiler.ops
+from compiler.driver import compile_module
+from compiler.ir.parser import parse
+from runtime.executable import Call, Executable
+from runtime.session import Session
+
+assert compiler.ops
+
+
+def callees(executable: Executable) -> list[str]:
+    return [i.callee for i in executable.meta.functions["main"].instructions if isinstance(i, Call)]
+
+
+def test_results_need_no_region_of_their_own() -> None:
+    """A register for an early result, a view of it and a tuple of both stand before the one region."""
+    executable = compile_module(
+        parse("""
+        func main(x: f32[n, 32], w: f32[32, 32]) -> object where n in 1..8 {
+          dataflow {
+            a = linear(x, w)
+            v = reshape(a, shape[n * 32])
+            b = softmax(a)
+            c = linear(b, w)
+            t = (v, c)
+          }
+          return t
+        }
+    """)
+    )
+    names = callees(executable)
+    assert names.count("vm.run_region") == 1 and names[-1] == "vm.run_region"
+    assert "vm.reshape" in names and "vm.tuple" in names
+    x, w = np.ones((3, 32), np.float32), np.eye(32, dtype=np.float32)
+    flat, rows = Session(executable, device_threads=1).call("main", x, w)
+    assert flat.shape == (96,) and np.array_equal(flat, x.ravel())
+    np.testing.assert_allclose(rows, np.full((3, 32), 1 / 32), rtol=1e-6)
+
+
+def test_a_routine_of_the_host_ends_a_region() -> None:
+    executable = compile_module(
+        parse("""
+        func main(x: f32[n]) -> object where n in 1..8 {
+          dataflow {
+            a = exp(x)
+            s = sort(a)
+            b = exp(s)
+          }
+          return b
+        }
+    """)
+    )
+    assert callees(executable).count("vm.run_region") == 2
+    x = np.array([0.5, -1.0, 0.0], np.float32)
+    np.testing.assert_allclose(Session(executable, device_threads=1).call("main", x), np.exp(np.sort(np.exp(x))), rtol=1e-5)
