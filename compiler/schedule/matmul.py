@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from compiler.ir.dims import Dim, DimVar, ceil_div, dim_min
+from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.loops import (
     Apply,
@@ -39,16 +39,13 @@ from compiler.schedule.nests import (
     in_bounds,
     lanes,
     loop,
-    named,
-    parallel,
     perfect_nest,
-    product_of,
     seq,
-    unravel,
     unroll,
     when,
     zero,
 )
+from compiler.schedule.panels import Panels
 from compiler.schedule.same import same_scalar
 
 
@@ -66,7 +63,6 @@ class TileShape:
 
 
 UNROLLED = 4  # steps of the contracted axis written out: they share what they decode
-BLOCK_ROWS = 256  # rows that share one visit to a panel: their slab of the left operand stays in the second-level cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,49 +154,15 @@ def schedule_matmul(prim: PrimFunc, tile: TileShape) -> PrimFunc | None:
     product = match_product(prim)
     if product is None:
         return None
-    body = _Schedule(product, tile).body()
-    return PrimFunc(prim.params, prim.num_outputs, body, {**prim.attrs, "schedule": "matmul"})
+    schedule = _Schedule(product, tile)
+    panels = Panels(product.nest, product.row_axis, tile.columns, schedule.rows)
+    return PrimFunc(prim.params, prim.num_outputs, panels.walk(schedule.kernel), {**prim.attrs, "schedule": "matmul"})
 
 
 @dataclass(frozen=True, slots=True)
 class _Schedule:
     product: Product
     tile: TileShape
-
-    def body(self) -> Stmt:
-        nest, row = self.product.nest, self.product.row_axis
-        extents = dict(nest.axes)
-        panels = ceil_div(extents[self.product.column_axis], self.tile.columns)
-        outer = [(v, e) for v, e in nest.axes[:-1] if v is not row]
-        num_rows = extents[row] if row is not None else Dim.of(1)
-        blocks = ceil_div(num_rows, BLOCK_ROWS)
-
-        total = product_of([e for _, e in outer]) * panels * blocks
-
-        def item(p: Dim) -> Stmt:
-            """One panel and one block of rows; neighbours in `p` share the panel."""
-
-            def start(place: list[Dim]) -> Stmt:
-                *at, panel, block = place
-                point = dict(zip((v for v, _ in outer), at, strict=True))
-                first, end = block * BLOCK_ROWS, dim_min(num_rows, block * BLOCK_ROWS + BLOCK_ROWS)
-                return named("end", end, num_rows, lambda end: self.block(point, panel, first, end))
-
-            return unravel(p, [(v.name, e) for v, e in outer] + [("panel", panels), ("block", blocks)], start)
-
-        return parallel("p", total, item)
-
-    def block(self, point: dict[DimVar, Dim], panel: Dim, first: Dim, end: Dim) -> Stmt:
-        most = self.rows
-        full = loop("io", (end - first) // most, lambda io: self.kernel(point, panel, first + io * most, most))
-        left = (end - first) % most
-        tails: list[Stmt] = []
-        size = most // 2
-        while size:
-            start = end - left + left // (2 * size) * (2 * size)
-            tails.append(when(below(0, left // size % 2), self.kernel(point, panel, start, size)))
-            size //= 2
-        return seq(full, *tails)
 
     @property
     def rows(self) -> int:
