@@ -60,6 +60,7 @@ class KeyParts(msgspec.Struct, frozen=True):
     target: str
     version: str
     options: tuple[str, ...] = ()
+    params: tuple[tuple[str, ...], ...] = ()  # names, by which weights are bound: structure alone does not tell two families apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +80,11 @@ def compiler_version() -> str:
 
 
 def key_of(module: IRModule, target: str, options: tuple[str, ...] = ()) -> Key:
-    parts = KeyParts(structural_hash(module, ranges=False), target, compiler_version(), options)
+    functions = sorted(module.graph_functions.items())
+    params = tuple(tuple(p.name for p in func.params) for _, func in functions)
+    parts = KeyParts(structural_hash(module, ranges=False), target, compiler_version(), options, params)
     digest = hashlib.sha256(msgspec.json.encode(parts)).hexdigest()[:32]
-    return Key(digest, {name: _ranges(all_vars(func)) for name, func in sorted(module.graph_functions.items())})
+    return Key(digest, {name: _ranges(all_vars(func)) for name, func in functions})
 
 
 def signature_vars(func: Function) -> tuple[DimVar, ...]:

@@ -40,10 +40,14 @@ def key(program: str, target: str = TARGET, options: tuple[str, ...] = ()) -> Ke
 # --- keys ----------------------------------------------------------------------------------------------------------------
 
 
-def test_names_and_ranges_are_no_part_of_a_key() -> None:
+def test_variables_and_ranges_are_no_part_of_a_key() -> None:
     assert key(text()) == key(text(dim="batch"))
     assert key(text()).digest == key(text("128")).digest
     assert key(text()) != key(text("128"))
+
+
+def test_parameters_are_bound_by_name_so_names_are_part_of_a_key() -> None:
+    assert key(text()) != key(text().replace("x", "w").replace("ewp", "exp"))
 
 
 def test_all_that_changes_code_is_part_of_a_key() -> None:

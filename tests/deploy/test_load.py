@@ -12,6 +12,7 @@ import gguf
 import numpy as np
 import pytest
 import tokenizers
+from safetensors.numpy import save_file
 
 from compiler.frontend.weights import open_safetensors
 from deploy import kinds
@@ -80,6 +81,18 @@ def test_embedding_models(case: str, folder_of: Callable[[str], Path]) -> None:
     close(unit(vectors), golden["embeddings"])
     for text, vector in zip(texts, vectors, strict=True):
         np.testing.assert_array_equal(model.run([text])[0], vector)
+
+
+def test_a_program_of_the_cache_binds_the_names_of_its_own_checkpoint(folder_of: Callable[[str], Path], place: Path) -> None:
+    """Saved with a head for some task, the same encoder has a prefix before all names."""
+    plain, prefixed = folder_of("bert"), place / "bert-with-prefix"
+    shutil.copytree(plain, prefixed)
+    source = open_safetensors(plain)
+    save_file({f"bert.{name}": source.read(name) for name in source.tensors}, prefixed / "model.safetensors")
+    texts = texts_of(np.load(GOLDEN / "bert" / "golden.npz"))
+    first, second = (load(folder, max_batch=8).embed_model for folder in (plain, prefixed))
+    assert first is not None and second is not None
+    np.testing.assert_array_equal(first.run(texts), second.run(texts))
 
 
 def test_a_decoder_embeds_texts_beyond_one_step(folder_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
