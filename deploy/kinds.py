@@ -9,7 +9,7 @@ from typing import ClassVar, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from compiler.frontend.decoder import ENTRY, HIDDEN, StepBounds, build_step
+from compiler.frontend.decoder import BOTH, HIDDEN, StepBounds, build_step
 from compiler.frontend.decoder import UNUSED as DECODER_UNUSED
 from compiler.frontend.encoder import ENTRY as ENCODE
 from compiler.frontend.encoder import UNUSED as ENCODER_UNUSED
@@ -31,6 +31,8 @@ from server.messages import Load
 
 MAX_STEP_TOKENS = 512  # of one step: what the arena is planned for
 DEFAULT_CONTEXT = 4096
+MAX_EMBED_BATCH = 16  # texts that a generating model embeds in one step
+NO_ROWS = np.empty(0, np.int32)
 KV_DTYPES = {"f32": DType.F32, "f16": DType.F16, "bf16": DType.BF16, "int8": DType.I8}
 
 
@@ -96,21 +98,45 @@ class _Decoder:
 
 @dataclass(frozen=True, slots=True)
 class Generator(_Decoder):
-    entry: ClassVar[str] = ENTRY
+    """It embeds, too, if asked: one program gives both, over one set of weights. Texts to embed lie in the last pages of the cache, up to a
+    quarter of them."""
+
+    entry: ClassVar[str] = BOTH
     unused: ClassVar[tuple[str, ...]] = DECODER_UNUSED
 
     def module(self) -> IRModule:
-        return self._module(ENTRY)
+        return self._module(BOTH)
 
     def pages(self) -> Pages:
-        """At least one sequence of full length, at most all of them; page 0 is padding."""
-        each = self.bounds.max_pages
-        return Pages(self.layout, 1 + each, 1 + each * self.load.max_batch)
+        """At least one sequence of full length, at most all of them, and those for embedding; page 0 is padding."""
+        least, most = 1 + self.bounds.max_pages, 1 + self.bounds.max_pages * self.load.max_batch
+        return Pages(self.layout, -(-least * 4 // 3), most + self._most_embed_pages)
 
     def serve(self, session: Session, plan: Plan, account: MemoryAccount) -> Served:
         pool, bounds = KVPool(self.layout, plan.num_pages, account), self.bounds
-        limits = StepLimits(self.files.config.vocab_size, bounds.max_context, bounds.max_tokens, bounds.max_seqs, plan.num_pages)
-        return Served(step_model=CompiledModel(session, pool, limits))
+        embed_pages = self._embed_pages(plan.num_pages)
+        num_pages = plan.num_pages - embed_pages
+        limits = StepLimits(self.files.config.vocab_size, bounds.max_context, bounds.max_tokens, bounds.max_seqs, num_pages)
+        model = CompiledModel(session, pool, limits)
+        if not embed_pages:
+            return Served(model)
+        embed_limits = self._embed_limits(embed_pages)
+        return Served(model, DecoderModel(model.hidden, embed_limits, step_tokens=bounds.max_tokens, first_page=num_pages))
+
+    @property
+    def _most_embed_pages(self) -> int:
+        """A text of full length, or several that end in a page of their own each."""
+        return self.bounds.max_pages + min(MAX_EMBED_BATCH, self.load.max_batch)
+
+    def _embed_pages(self, num_pages: int) -> int:
+        """Of so many; none where they would not hold a text."""
+        found = min(self._most_embed_pages, num_pages // 4)
+        return found if found >= 2 else 0
+
+    def _embed_limits(self, num_pages: int) -> EmbedLimits:
+        texts = min(MAX_EMBED_BATCH, self.load.max_batch, num_pages // 2)
+        tokens = (num_pages - texts) * PAGE_SIZE
+        return EmbedLimits(self.files.config.hidden_size, min(self.max_context, tokens), tokens, texts)
 
 
 class CompiledModel:
@@ -133,9 +159,13 @@ class CompiledModel:
     def run(self, batch: StepBatch) -> NDArray[np.float32]:
         lengths = np.diff(batch.query_starts)
         seq_ids = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
-        return self._session.call(
-            ENTRY, batch.tokens, batch.positions, batch.slots, seq_ids, batch.page_tables, batch.logit_rows, *self._pool.arguments
-        )
+        step = (batch.tokens, batch.positions, batch.slots, seq_ids, batch.page_tables)
+        return self._session.call(BOTH, *step, batch.logit_rows, NO_ROWS, *self._pool.arguments)[0]
+
+    def hidden(self, *step_and_rows: NDArray[np.int32]) -> NDArray[np.float32]:
+        """What the last norm gives, of the rows that are asked for."""
+        *step, rows = step_and_rows
+        return self._session.call(BOTH, *step, NO_ROWS, rows, *self._pool.arguments)[1]
 
     def copy_page(self, source: int, target: int) -> None:
         self._pool.copy_page(source, target)
@@ -166,7 +196,11 @@ class Embedder(_Decoder):
 
     def serve(self, session: Session, plan: Plan, account: MemoryAccount) -> Served:
         pool = KVPool(self.layout, plan.num_pages, account)
-        return Served(embed_model=DecoderModel(session, self.limits, pool, self.bounds.max_tokens))
+
+        def hidden(*step_and_rows: NDArray[np.int32]) -> NDArray[np.float32]:
+            return session.call(HIDDEN, *step_and_rows, *pool.arguments)
+
+        return Served(embed_model=DecoderModel(hidden, self.limits, step_tokens=self.bounds.max_tokens))
 
 
 # --- encoders ----------------------------------------------------------------------------------------------------------

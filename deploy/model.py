@@ -12,7 +12,7 @@ from compiler.cache import Cache, key_of, signature
 from compiler.frontend.errors import ModelError
 from compiler.ir.module import IRModule
 from compiler.target import host
-from deploy.kinds import kind_of
+from deploy.kinds import Kind, Served, kind_of
 from deploy.plan import plan_of
 from deploy.source import load_tokenizer, open_model
 from runtime import flags
@@ -80,7 +80,7 @@ def load_model(load: Load, progress: Progress) -> LoadedModel:
     ready = Ready(
         signature=compiled.key,
         cache_hit=compiled.cache_hit,
-        max_context=kind.max_context,
+        max_context=_max_context(kind, served),
         num_pages=plan.num_pages,
         page_size=PAGE_SIZE,
         weights_bytes=weights_bytes,
@@ -92,6 +92,13 @@ def load_model(load: Load, progress: Progress) -> LoadedModel:
         load_s=time.perf_counter() - started,
     )
     return LoadedModel(ready, served.step_model, served.embed_model, tokenizer.eos_ids, tokenizer.to_json())
+
+
+def _max_context(kind: Kind, served: Served) -> int:
+    """Of one sequence, should the KV cache be smaller than that."""
+    if served.step_model is None:
+        return kind.max_context
+    return min(kind.max_context, (served.step_model.limits.num_pages - 1) * PAGE_SIZE)
 
 
 def executable_cache() -> Cache | None:

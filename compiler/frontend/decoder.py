@@ -1,7 +1,8 @@
 """The causal decoder that most families are variations of, and its entry point.
 
     step(tokens[t], positions[t], slots[t], seq_ids[t], page_tables[s, p], logit_rows[r], cache, scales?) -> logits[r, vocabulary]
-    hidden(...the same...) -> [r, size]    of models that embed: what the last norm gives, and no head
+    hidden(...the same...) -> hidden[r, size]    of models that only embed: what the last norm gives, and no head
+    both(..., logit_rows[r], hidden_rows[h], ...) -> (logits[r, vocabulary], hidden[h, size])
 
 `t` tokens of `s` sequences, prefill and decode mixed. What varies between families is data: the numbers in `ModelConfig`, the names and
 optional parts in `Wiring`.
@@ -17,14 +18,14 @@ from compiler.frontend.nn import DEFAULT_FORMAT, Net, WeightFormat, prefix_of
 from compiler.frontend.rope import Rope
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
-from compiler.ir.graph import Atom, Constant, ScalarValue, Var
+from compiler.ir.graph import Atom, Constant, MakeTuple, ScalarValue, Var
 from compiler.ir.module import IRModule
 from compiler.ir.types import tensor
 from compiler.ops.attention import KV_APPEND, PAGE, PAGED_ATTENTION
 from compiler.ops.elementwise import DIVIDE, GELU, GELU_TANH, MULTIPLY, RELU, SILU, TANH
 from compiler.ops.embedding import EMBEDDING, ROPE, ROPE_ANGLES
 
-ENTRY, HIDDEN = "step", "hidden"
+ENTRY, HIDDEN, BOTH = "step", "hidden", "both"
 UNUSED = ("*rotary_emb.inv_freq", "lm_head.weight")  # a table of what is computed, and a head of its own beside tied embeddings
 
 
@@ -76,7 +77,7 @@ def build_step(
     net = Net(dtypes, format)
     wiring = replace(wiring, prefix=prefix_of(dtypes, wiring.prefix))
     t, s = DimVar("t", 0, bounds.max_tokens), DimVar("s", 0, bounds.max_seqs)
-    p, r = DimVar("p", 0, bounds.max_pages), DimVar("r", 0, bounds.max_seqs)
+    p, r, h = DimVar("p", 0, bounds.max_pages), DimVar("r", 0, bounds.max_seqs), DimVar("h", 0, bounds.max_seqs)
     pages = DimVar("pages", 1)
     kv_shape = (config.num_layers, 2, pages, config.num_kv_heads, PAGE * config.head_dim)
     i32 = DType.I32
@@ -87,12 +88,13 @@ def build_step(
         seq_ids=Var("seq_ids", tensor((t,), i32)),
         page_tables=Var("page_tables", tensor((s, p), i32)),
         logit_rows=Var("logit_rows", tensor((r,), i32)),
+        hidden_rows=Var("hidden_rows", tensor((h,), i32)) if entry == BOTH else None,
         cache=Var("cache", tensor(kv_shape, cache_dtype)),
         scales=Var("scales", tensor((*kv_shape[:4], PAGE), DType.F32)) if cache_dtype is DType.I8 else None,
     )
     step = _Step(net, config, wiring, batch, t, bounds.max_context)
     with net.function(entry, batch.params, pure=False):
-        net.builder.returns(step.logits() if entry == ENTRY else step.hidden())
+        net.builder.returns(step.result(entry))
     return net.builder.finish()
 
 
@@ -104,13 +106,15 @@ class _Batch:
     seq_ids: Var
     page_tables: Var
     logit_rows: Var
+    hidden_rows: Var | None
     cache: Var
     scales: Var | None  # of an 8-bit cache
 
     @property
     def params(self) -> tuple[Var, ...]:
-        always = (self.tokens, self.positions, self.slots, self.seq_ids, self.page_tables, self.logit_rows, self.cache)
-        return always if self.scales is None else (*always, self.scales)
+        rows = (self.logit_rows, self.hidden_rows)
+        params = (self.tokens, self.positions, self.slots, self.seq_ids, self.page_tables, *rows, self.cache, self.scales)
+        return tuple(param for param in params if param is not None)
 
 
 class _Step:
@@ -125,21 +129,32 @@ class _Step:
         self.scales: tuple[Atom, ...] = () if batch.scales is None else (batch.scales,)
         self.angles: dict[Rope, tuple[Var, Var]] = {}
 
-    def hidden(self) -> Var:
-        """The rows that are asked for, as the last norm gives them."""
+    def result(self, entry: str) -> Var:
+        batch, x = self.batch, self.layers()
+        if entry == HIDDEN:
+            return self.hidden(x, batch.logit_rows)
+        logits = self.logits(self.hidden(x, batch.logit_rows))
+        if batch.hidden_rows is None:
+            return logits
+        return self.net.builder.emit(MakeTuple((logits, self.hidden(x, batch.hidden_rows))))
+
+    def layers(self) -> Var:
         net, c, w = self.net, self.config, self.wiring
         x = net.embedding(f"{w.prefix}embed_tokens", self.batch.tokens, c.vocab_size, c.hidden_size)
         if c.embedding_scale != 1.0:
             x = net.scale(x, c.embedding_scale)
         for number in range(c.num_layers):
             x = self.layer(x, number)
-        return self.norm(net.call(EMBEDDING, x, self.batch.logit_rows), f"{w.prefix}norm")
+        return x
 
-    def logits(self) -> Var:
-        net, c, w = self.net, self.config, self.wiring
-        x = self.hidden()
+    def hidden(self, x: Var, rows: Var) -> Var:
+        """The rows that are asked for, as the last norm gives them."""
+        return self.norm(self.net.call(EMBEDDING, x, rows), f"{self.wiring.prefix}norm")
+
+    def logits(self, x: Var) -> Var:
+        c, w = self.config, self.wiring
         head = f"{w.prefix}embed_tokens" if c.tie_word_embeddings else w.head
-        return self.capped(net.head(x, head, c.hidden_size, c.vocab_size), c.logit_softcap)
+        return self.capped(self.net.head(x, head, c.hidden_size, c.vocab_size), c.logit_softcap)
 
     def layer(self, x: Var, number: int) -> Var:
         w = self.wiring

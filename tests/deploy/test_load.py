@@ -65,6 +65,14 @@ def unit(vectors: Any) -> Any:
     return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
 
 
+def piece(tokens: Any, start: int, end: int) -> StepBatch:
+    """A step with these tokens of the one sequence, in the first pages; logits of the last."""
+    place = np.arange(start, end, dtype=np.int32)
+    pages = np.arange(1, 2 + (end - 1) // PAGE_SIZE, dtype=np.int32)[None]
+    count = np.array([end - start], np.int32)
+    return StepBatch(tokens[start:end], place, place + PAGE_SIZE, np.append(0, count).astype(np.int32), count * 0 + end, pages, count - 1)
+
+
 def close(actual: Any, expected: Any) -> None:
     assert np.abs(actual - expected).max() < 2e-4 * np.abs(expected).max()
 
@@ -81,6 +89,33 @@ def test_embedding_models(case: str, folder_of: Callable[[str], Path]) -> None:
     close(unit(vectors), golden["embeddings"])
     for text, vector in zip(texts, vectors, strict=True):
         np.testing.assert_array_equal(model.run([text])[0], vector)
+
+
+def test_a_generating_model_embeds_beside(folder_of: Callable[[str], Path]) -> None:
+    """By the hidden state of the last token, and without a trace in the pages of what it generates meanwhile."""
+    golden = np.load(GOLDEN / "qwen3" / "golden.npz")
+    loaded = load(folder_of("qwen3"), quantize="f32", max_batch=8)
+    step, embed = loaded.step_model, loaded.embed_model
+    assert step is not None and embed is not None and loaded.ready.generates
+    assert loaded.ready.embedding_size == golden["hidden"].shape[1]
+    prompt = golden["prompt"].tolist()
+    close(embed.run([prompt])[0], golden["hidden"][-1])
+    half = len(prompt) // 2
+    close(step.run(piece(golden["prompt"], 0, half))[0], golden["logits"][half - 1])
+    texts = [prompt[:length] for length in (40, 3, 17, 1, 16)]
+    vectors = embed.run(texts)
+    np.testing.assert_array_equal(vectors, [embed.run([text])[0] for text in texts])
+    close(step.run(piece(golden["prompt"], half, len(prompt)))[0], golden["logits"][-1])
+
+
+def test_texts_to_embed_share_a_small_cache(folder_of: Callable[[str], Path]) -> None:
+    page_bytes = plan_load(Load("m", str(folder_of("qwen3")))).page_bytes
+    loaded = load(folder_of("qwen3"), kv_cache_bytes=8 * page_bytes)
+    assert loaded.step_model is not None and loaded.embed_model is not None
+    assert (loaded.step_model.limits.num_pages, loaded.ready.max_context) == (6, 5 * PAGE_SIZE)
+    assert loaded.embed_model.limits.max_context == PAGE_SIZE
+    alone = load(folder_of("qwen3"), kv_cache_bytes=4 * page_bytes)
+    assert alone.step_model is not None and alone.embed_model is None and alone.step_model.limits.num_pages == 4
 
 
 def test_a_program_of_the_cache_binds_the_names_of_its_own_checkpoint(folder_of: Callable[[str], Path], place: Path) -> None:
@@ -162,11 +197,8 @@ def test_a_gguf_file_generates(gguf_file: Path) -> None:
     loaded = load(gguf_file, quantize="f32")
     model = loaded.step_model
     assert model is not None and loaded.eos_ids == (2,) and loaded.ready.generates
-    prompt, place = golden["prompt"], np.arange(len(golden["prompt"]), dtype=np.int32)
-    count = np.array([len(prompt)], np.int32)
-    pages = np.arange(1, 2 + len(prompt) // PAGE_SIZE, dtype=np.int32)[None]
-    batch = StepBatch(prompt, place, place + PAGE_SIZE, np.array([0, len(prompt)], np.int32), count, pages, count - 1)
-    close(model.run(batch)[0], golden["logits"][-1])
+    prompt = golden["prompt"]
+    close(model.run(piece(prompt, 0, len(prompt)))[0], golden["logits"][-1])
 
 
 def test_a_folder_with_one_gguf_file_is_that_file(gguf_file: Path) -> None:

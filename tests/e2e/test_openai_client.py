@@ -149,10 +149,11 @@ def test_a_prompt_beyond_the_context_is_refused_with_figures(client):
     assert 1024 in figures and any(figure > 1024 for figure in figures)
 
 
-def test_embeddings_are_refused_by_name(client):
-    with pytest.raises(openai.BadRequestError) as refused:
-        client.embeddings.create(model="demo", input="hello")
-    assert refused.value.body["code"] == "not_an_embedding_model"
+def test_a_model_that_chats_embeds(client):
+    texts = ["The capital of France is Paris.", "hello", "Paris is the capital of France."]
+    vectors = [item.embedding for item in client.embeddings.create(model="demo", input=texts).data]
+    assert [sum(x * x for x in vector) for vector in vectors] == pytest.approx([1.0] * 3, abs=1e-5)
+    assert client.embeddings.create(model="demo", input=texts[1]).data[0].embedding == vectors[1]
 
 
 def test_an_answer_ends_where_the_context_does(client):
