@@ -77,6 +77,7 @@ def load_model(load: Load, progress: Progress) -> LoadedModel:
     progress("pack", 1.0)
     served = kind.serve(session, plan, account)
     tokenizer = load_tokenizer(load.source)
+    embedding = files.config.embedding
     ready = Ready(
         signature=compiled.key,
         cache_hit=compiled.cache_hit,
@@ -88,6 +89,9 @@ def load_model(load: Load, progress: Progress) -> LoadedModel:
         kv_cache_bytes=plan.kv_cache_bytes,
         embedding_size=0 if served.embed_model is None else served.embed_model.limits.embedding_size,
         generates=served.step_model is not None,
+        normalize=embedding.normalize,
+        prompts=embedding.prompts,
+        default_prompt=embedding.default_prompt,
         compile_s=compiled.compile_s,
         load_s=time.perf_counter() - started,
     )

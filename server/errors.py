@@ -78,8 +78,8 @@ NOT_AN_EMBEDDER = ErrorKind(
     "not_an_embedding_model",
     400,
     INVALID,
-    "The model generates text and gives no embeddings.",
-    "Ask an embedding model.",
+    "The model gives no embeddings: its KV cache has no room for texts to embed.",
+    "Load it with a larger `kv_cache_bytes`, or ask another model.",
 )
 NOT_A_GENERATOR = ErrorKind(
     "not_a_generative_model",

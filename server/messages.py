@@ -137,6 +137,9 @@ class Ready(Message, frozen=True, tag=True):
     kv_cache_bytes: int
     embedding_size: int = 0  # 0: not an embedding model
     generates: bool = True
+    normalize: bool = True  # embeddings have length one unless a request says otherwise
+    prompts: tuple[tuple[str, str], ...] = ()  # name, and text before what is embedded
+    default_prompt: str | None = None  # its name
     compile_s: float = 0.0
     load_s: float = 0.0
 

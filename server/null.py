@@ -99,6 +99,9 @@ class NullScript:
     fail_after: int | None = None  # tokens, then a RequestError
     max_context: int = 4096
     embedding_size: int = 0
+    normalize: bool = True
+    prompts: tuple[tuple[str, str], ...] = ()
+    default_prompt: str | None = None
     generates: bool = True
     weights_bytes: int = 1 << 20
     kv_cache_bytes: int = 1 << 20
@@ -139,6 +142,9 @@ class NullWorker:
             kv_cache_bytes=script.kv_cache_bytes,
             embedding_size=script.embedding_size,
             generates=script.generates,
+            normalize=script.normalize,
+            prompts=script.prompts,
+            default_prompt=script.default_prompt,
         )
 
     async def generate(self, submit: Submit) -> AsyncGenerator[TokenEvent, None]:

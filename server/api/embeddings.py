@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 import numpy as np
@@ -29,7 +29,7 @@ from server.errors import (
     ApiError,
 )
 from server.handle import RequestError
-from server.messages import Embed
+from server.messages import Embed, Ready
 from server.metrics import ENGINE
 from server.model import Loaded, Model
 from server.settings import ServerSettings
@@ -80,7 +80,7 @@ async def plan_embedding(body: EmbeddingBody, model: Model, loaded: Loaded, sett
         raise ApiError(NOT_AN_EMBEDDER, f"model {model.spec.name!r} gives no embeddings", param="model")
     if body.dimensions is not None and body.dimensions > size:
         raise invalid("dimensions", f"dimensions is {body.dimensions}; expected at most the model's {size}")
-    prompts = await token_ids(body.input, loaded.tokenizer, "input", body.add_special_tokens is not False)
+    prompts = await token_ids(_prompted(body, loaded.ready), loaded.tokenizer, "input", body.add_special_tokens is not False)
     if len(prompts) > settings.max_inputs:
         raise invalid("input", f"input has {len(prompts)} texts; expected at most {settings.max_inputs}")
     prompts = [truncate(ids, body.truncate_prompt_tokens, body.truncation_side) for ids in prompts]
@@ -95,11 +95,29 @@ async def plan_embedding(body: EmbeddingBody, model: Model, loaded: Loaded, sett
     return prompts
 
 
+def _prompted(body: EmbeddingBody, ready: Ready) -> str | list[int] | list[str] | list[list[int]]:
+    """Texts behind the prompt of that name, by default the one that the model was trained with; an empty name is none. Tokens are as they
+    are."""
+    known, name = dict(ready.prompts), body.prompt_name
+    parts = [body.input] if isinstance(body.input, str) else body.input
+    texts = [part for part in parts if isinstance(part, str)]
+    if name and name not in known:
+        raise invalid("prompt_name", f"prompt_name is {name!r}; expected {_names(known)}")
+    if name and len(texts) < len(parts):
+        raise invalid("prompt_name", f"prompt_name is {name!r} and input has token ids; a prompt goes before texts")
+    prefix = known.get(name if name is not None else ready.default_prompt or "", "")
+    return [prefix + text for text in texts] if prefix and texts else body.input
+
+
+def _names(prompts: Iterable[str]) -> str:
+    return f"one of {', '.join(sorted(prompts))}" if prompts else "none, as the model has no prompts"
+
+
 async def embed_all(
     prompts: Sequence[Sequence[int]], body: EmbeddingBody, loaded: Loaded, who: Caller, settings: ServerSettings
 ) -> list[Vector]:
     deadline = deadline_of(body.timeout, settings)
-    normalize = body.normalize is not False
+    normalize = loaded.ready.normalize if body.normalize is None else body.normalize
 
     async def embed(ids: Sequence[int]) -> Vector:
         request_id = secrets.token_hex(12)

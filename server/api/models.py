@@ -46,6 +46,7 @@ def describe(model: Model, registry: Registry) -> dict[str, object]:
         described["signature"] = ready.signature
         described["generates"] = ready.generates
         described["embedding_size"] = ready.embedding_size or None
+        described["prompts"] = dict(ready.prompts)
     return described
 
 

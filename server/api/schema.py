@@ -168,6 +168,7 @@ class EmbeddingBody(Options):
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = Field(default=None, ge=1)
     normalize: bool | None = None
+    prompt_name: str | None = None
     truncate_prompt_tokens: int | None = Field(default=None, ge=1)
     truncation_side: Literal["left", "right"] | None = None
     add_special_tokens: bool | None = None

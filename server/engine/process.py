@@ -144,7 +144,7 @@ class Worker:
                     self._engine.submit(message)
             case Embed():
                 if self._embedder is None:
-                    self._refuse(message, "not_an_embedding_model", "this model generates text and gives no embeddings")
+                    self._refuse(message, "not_an_embedding_model", "this model gives no embeddings: its KV cache has no room for texts")
                 else:
                     self._embedder.submit(message)
             case Abort():

@@ -91,6 +91,11 @@ def test_embedding_models(case: str, folder_of: Callable[[str], Path]) -> None:
         np.testing.assert_array_equal(model.run([text])[0], vector)
 
 
+def test_what_sentence_transformers_wrote_reaches_the_front(folder_of: Callable[[str], Path]) -> None:
+    ready = load(folder_of("bert-cls"), max_batch=8).ready
+    assert (ready.normalize, dict(ready.prompts), ready.default_prompt) == (False, {"query": "Find: ", "document": ""}, "query")
+
+
 def test_a_generating_model_embeds_beside(folder_of: Callable[[str], Path]) -> None:
     """By the hidden state of the last token, and without a trace in the pages of what it generates meanwhile."""
     golden = np.load(GOLDEN / "qwen3" / "golden.npz")

@@ -40,6 +40,46 @@ def test_forms_of_input(embedder, form):
     assert embedder.http().post("/v1/embeddings", json={"input": form}).status_code == 200
 
 
+@pytest.fixture
+def prompted(serve, answering):
+    prompts = (("query", "Find: "), ("document", ""))
+    return serve(script=answering("", embedding_size=8, generates=False, normalize=False, prompts=prompts, default_prompt="query"))
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        ({"input": "abc"}, "Find: abc"),
+        ({"input": ["abc"], "prompt_name": "query"}, "Find: abc"),
+        ({"input": "abc", "prompt_name": "document"}, "abc"),
+        ({"input": "abc", "prompt_name": ""}, "abc"),
+        ({"input": [97, 98, 99]}, None),
+    ],
+)
+def test_the_prompt_of_the_model_goes_before_texts(prompted, body, text):
+    answer = prompted.http().post("/v1/embeddings", json=body).json()
+    plain = {"input": [97, 98, 99]} if text is None else {"input": text, "prompt_name": ""}
+    assert answer["data"] == prompted.http().post("/v1/embeddings", json=plain).json()["data"]
+
+
+@pytest.mark.parametrize(
+    ("body", "complaint"),
+    [
+        ({"input": "a", "prompt_name": "passage"}, "one of document, query"),
+        ({"input": [[1, 2]], "prompt_name": "query"}, "token ids"),
+    ],
+)
+def test_a_prompt_that_cannot_be_put_is_refused(prompted, body, complaint):
+    error = prompted.http().post("/v1/embeddings", json=body).json()["error"]
+    assert error["param"] == "prompt_name" and complaint in error["message"]
+
+
+def test_length_is_as_the_model_says_unless_asked(prompted):
+    for body, unit in (({}, False), ({"normalize": True}, True)):
+        (row,) = prompted.http().post("/v1/embeddings", json={"input": "a", **body}).json()["data"]
+        assert (sum(v * v for v in row["embedding"]) == pytest.approx(1, abs=1e-5)) is unit
+
+
 @pytest.mark.parametrize(
     ("body", "code"),
     [
