@@ -24,6 +24,7 @@ from compiler.ir.loops import (
     Scalar,
     ScalarParam,
     dtype_of,
+    identity,
 )
 from compiler.ir.prove import bounds
 
@@ -144,7 +145,7 @@ class Expressions:
         lanes = self.memory.num_lanes if self.varies(reduce) else 1
         kind = vec(register(dtype), lanes)
         total = self.code.alloca(kind)
-        self.code.do(f"store {kind} {splat(_identity(reduce.fn, dtype), register(dtype), lanes)}, ptr {total}")
+        self.code.do(f"store {kind} {splat(constant(identity(reduce.fn, dtype).value, dtype), register(dtype), lanes)}, ptr {total}")
 
         def step(active: str | None) -> None:
             old = Value(self.code.op(f"load {kind}, ptr {total}"), dtype, lanes)
@@ -163,7 +164,7 @@ class Expressions:
         lanes = self.memory.num_lanes if self.varies(reduce) else 1
         kind, place_kind = vec(register(dtype), lanes), vec("i64", lanes)
         best, place = self.code.alloca(kind), self.code.alloca(place_kind)
-        self.code.do(f"store {kind} {splat(_identity(reduce.fn, dtype), register(dtype), lanes)}, ptr {best}")
+        self.code.do(f"store {kind} {splat(constant(identity(reduce.fn, dtype).value, dtype), register(dtype), lanes)}, ptr {best}")
         self.code.do(f"store {place_kind} {splat('0', 'i64', lanes)}, ptr {place}")
         position = ZERO
         for var, extent in reduce.axes:
@@ -226,22 +227,3 @@ _FOLD = {
     ReduceFn.ANY: Fn.OR,
     ReduceFn.ALL: Fn.AND,
 }
-
-
-def _identity(fn: ReduceFn, dtype: DType) -> str:
-    match fn:
-        case ReduceFn.SUM | ReduceFn.ANY:
-            return constant(0, dtype)
-        case ReduceFn.PROD | ReduceFn.ALL:
-            return constant(1, dtype)
-        case ReduceFn.MAX | ReduceFn.ARGMAX:
-            return constant(-float("inf"), dtype) if dtype.is_float else constant(_ends(dtype)[0], dtype)
-        case ReduceFn.MIN | ReduceFn.ARGMIN:
-            return constant(float("inf"), dtype) if dtype.is_float else constant(_ends(dtype)[1], dtype)
-
-
-def _ends(dtype: DType) -> tuple[int, int]:
-    if dtype is DType.BOOL:
-        return 0, 1
-    bits = dtype.num_bytes * 8
-    return (0, 2**bits - 1) if dtype.is_unsigned else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)

@@ -36,15 +36,15 @@ class LinkedCode:
 
 def link(kernels: Iterable[KernelCode], target: Target, extra: str = "") -> LinkedCode:
     """`extra` is the text of further functions, such as those that compute shapes."""
-    text = module_text(kernels, extra)
+    text = module_text(kernels, target, extra)
     with _optimised(text, target) as module:
         return LinkedCode(_machine(target).emit_object(module), text, target)
 
 
-def module_text(kernels: Iterable[KernelCode], extra: str = "") -> str:
+def module_text(kernels: Iterable[KernelCode], target: Target, extra: str = "") -> str:
     kernels = list(kernels)
-    math = sorted(set[tuple[Fn, int]]().union(*(k.math for k in kernels)))
-    parts = [*(k.text for k in kernels), extra, *(vector_math.definition(fn, lanes) for fn, lanes in math)]
+    math = set[tuple[Fn, int]]().union(*(k.math for k in kernels))
+    parts = [*(k.text for k in kernels), extra, *vector_math.definitions(math, target)]
     return "\n\n".join(p for p in parts if p) + '\n\nattributes #0 = { nounwind "no-builtins" }\n'
 
 

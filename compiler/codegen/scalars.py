@@ -160,7 +160,9 @@ class Scalars:
                 return self.code.op(f"f{fn} {kind} {args[0]}, {args[1]}")
             case Fn.NEG:
                 return self.code.op(f"fneg {kind} {args[0]}")
-            case Fn.MIN | Fn.MAX | Fn.FMA | Fn.ABS | Fn.SQRT | Fn.FLOOR | Fn.ROUND:
+            case Fn.MIN | Fn.MAX:
+                return self._extreme("olt" if fn is Fn.MIN else "ogt", lanes, *args)
+            case Fn.FMA | Fn.ABS | Fn.SQRT | Fn.FLOOR | Fn.ROUND:
                 return self._call(_FLOAT_INTRINSIC[fn], "float", lanes, args)
             case Fn.RSQRT:
                 root = self._call("sqrt", "float", lanes, args)
@@ -171,6 +173,12 @@ class Scalars:
                 return self.code.op(f"call {kind} {vector_math.symbol(fn, lanes)}({listed})")
             case _:
                 raise _unsupported(fn, dtype)
+
+    def _extreme(self, beats: str, lanes: int, a: str, b: str) -> str:
+        """`a` unless `b` beats it; NaN if either is. In a fold, where `a` is what was found so far, it waits for one comparison only."""
+        op, kind, flag = self.code.op, vec("float", lanes), vec("i1", lanes)
+        better = op(f"select {flag} {op(f'fcmp {beats} {kind} {b}, {a}')}, {kind} {b}, {kind} {a}")
+        return op(f"select {flag} {op(f'fcmp uno {kind} {b}, {b}')}, {kind} {b}, {kind} {better}")
 
     def _bool(self, fn: Fn, lanes: int, args: list[str]) -> str:
         kind = vec("i1", lanes)
@@ -279,8 +287,6 @@ class Scalars:
 
 
 _FLOAT_INTRINSIC: Final = {
-    Fn.MIN: "minimum",
-    Fn.MAX: "maximum",
     Fn.FMA: "fma",
     Fn.ABS: "fabs",
     Fn.SQRT: "sqrt",

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compiler.interpret.scalars import MEANING, convert, fold, identity
+from compiler.interpret.scalars import MEANING, fold
 from compiler.interpret.tiles import TILES
 from compiler.ir.dims import Atom, Dim, DimVar, FloorDiv, Max, Min, Mod
 from compiler.ir.dtypes import DType
@@ -43,7 +43,9 @@ from compiler.ir.loops import (
     Tile,
     When,
     dtype_of,
+    identity,
 )
+from compiler.ops.elementwise import numpy_cast
 
 Array = NDArray[Any]
 _RANK = 24  # deeper than any nest
@@ -229,7 +231,7 @@ class _Frame:
             case Apply(fn=fn, args=args):
                 return np.asarray(MEANING[fn](*(self.eval(a) for a in args)))
             case Cast(value=value, dtype=dtype):
-                return convert(self.eval(value), dtype)
+                return numpy_cast(self.eval(value), dtype)
             case Reduce():
                 return self._reduce(scalar)
 
@@ -266,7 +268,7 @@ class _Frame:
     def _reduce(self, reduce: Reduce) -> Array:
         first, count = len(self.extents), len(reduce.axes)
         dtype = dtype_of(reduce.value)
-        neutral = np.asarray(identity(reduce.fn, dtype)).astype(dtype.numpy)
+        neutral = np.asarray(identity(reduce.fn, dtype).value).astype(dtype.numpy)
         with self._axes([(var, self.dim(extent)) for var, extent in reduce.axes]) as inside:
             value = self.eval(reduce.value)
             if inside is not None:

@@ -3,16 +3,14 @@ what their NumPy types do."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from compiler.ir.dtypes import DType
 from compiler.ir.loops import Fn, ReduceFn
-from compiler.ops.elementwise import numpy_cast, numpy_erf
+from compiler.ops.elementwise import numpy_erf
 
 Array = NDArray[Any]
 
@@ -63,19 +61,6 @@ MEANING: dict[Fn, Callable[..., Array]] = {
 }
 
 
-def identity(fn: ReduceFn, dtype: DType) -> Any:
-    """The value that changes nothing when folded in."""
-    match fn:
-        case ReduceFn.SUM | ReduceFn.ANY:
-            return 0
-        case ReduceFn.PROD | ReduceFn.ALL:
-            return 1
-        case ReduceFn.MAX | ReduceFn.ARGMAX:
-            return -math.inf if dtype.is_float else (0 if dtype is DType.BOOL else np.iinfo(dtype.numpy).min)
-        case ReduceFn.MIN | ReduceFn.ARGMIN:
-            return math.inf if dtype.is_float else (1 if dtype is DType.BOOL else np.iinfo(dtype.numpy).max)
-
-
 def fold(fn: ReduceFn, values: Array, axis: int) -> Array:
     """Fold one axis, which stays with extent 1."""
     match fn:
@@ -95,8 +80,3 @@ def fold(fn: ReduceFn, values: Array, axis: int) -> Array:
             return np.argmax(values, axis=axis, keepdims=True).astype(np.int64)
         case ReduceFn.ARGMIN:
             return np.argmin(values, axis=axis, keepdims=True).astype(np.int64)
-
-
-def convert(value: Array, dtype: DType) -> Array:
-    """Floats go to integers toward zero and saturate, NaN becomes 0; integers wrap."""
-    return numpy_cast(np.asarray(value), dtype)

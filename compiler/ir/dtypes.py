@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from enum import StrEnum
 
 import ml_dtypes
@@ -39,6 +40,16 @@ class DType(StrEnum):
     @property
     def is_unsigned(self) -> bool:
         return self in (DType.U8, DType.U32, DType.BOOL)
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The least value and the largest."""
+        if self.is_float:
+            return -math.inf, math.inf
+        if self is DType.BOOL:
+            return 0, 1
+        ends = np.iinfo(self.numpy)
+        return int(ends.min), int(ends.max)
 
     @staticmethod
     def from_numpy(dtype: np.dtype) -> DType:

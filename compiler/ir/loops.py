@@ -155,6 +155,20 @@ class Reduce:
     value: Scalar
 
 
+def identity(fn: ReduceFn, dtype: DType) -> Const:
+    """What changes nothing when it is folded in."""
+    match fn:
+        case ReduceFn.SUM | ReduceFn.ANY:
+            value = 0
+        case ReduceFn.PROD | ReduceFn.ALL:
+            value = 1
+        case ReduceFn.MAX | ReduceFn.ARGMAX:
+            value = dtype.ends[0]
+        case ReduceFn.MIN | ReduceFn.ARGMIN:
+            value = dtype.ends[1]
+    return Const(float(value) if dtype.is_float else value, dtype)
+
+
 Scalar = Const | DimScalar | ScalarParam | Load | Guard | Apply | Cast | Reduce
 
 

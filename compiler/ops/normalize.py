@@ -69,29 +69,27 @@ def _program(temporaries: list[Buffer], *stages: Stmt) -> Stmt:
 
 def _softmax_nest(operands: Operands) -> Nest:
     out, x = output(operands), operands.buffer(0)
-    top, total = _stat("top", x), _stat("total", x)
+    top, scale = _stat("top", x), _stat("scale", x)
 
     def shifted(value: Scalar, *row: Dim) -> Scalar:
         return apply(Fn.EXP, apply(Fn.SUB, value, load(top, *row)))
 
-    return Nest(
-        (out,),
-        _program(
-            [top, total],
-            fill(top, lambda *row: _fold(ReduceFn.MAX, x, row, lambda v: v)),
-            fill(total, lambda *row: _fold(ReduceFn.SUM, x, row, lambda v: shifted(v, *row))),
-            fill(
-                out,
-                lambda *ijk: cast(apply(Fn.DIV, shifted(cast(load(x, *ijk), F32), *ijk[:-1]), load(total, *ijk[:-1])), out.dtype),
-            ),
-        ),
-    )
+    def inverse(*row: Dim) -> Scalar:
+        """A division per row instead of one per element; the sum holds a 1, so neither can overflow."""
+        return apply(Fn.DIV, const(1.0, F32), _fold(ReduceFn.SUM, x, row, lambda v: shifted(v, *row)))
+
+    def value(*ijk: Dim) -> Scalar:
+        row = ijk[:-1]
+        return cast(apply(Fn.MUL, shifted(cast(load(x, *ijk), F32), *row), load(scale, *row)), out.dtype)
+
+    maximum = fill(top, lambda *row: _fold(ReduceFn.MAX, x, row, lambda v: v))
+    return Nest((out,), _program([top, scale], maximum, fill(scale, inverse), fill(out, value)))
 
 
 def _softmax_numpy(x: Any) -> Any:
     wide = x.astype(np.float32)
     e = np.exp(wide - wide.max(-1, keepdims=True, initial=-np.inf))
-    return (e / e.sum(-1, keepdims=True)).astype(x.dtype)
+    return (e * (1 / e.sum(-1, keepdims=True))).astype(x.dtype)
 
 
 def _log_softmax_nest(operands: Operands) -> Nest:

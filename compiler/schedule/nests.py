@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from compiler.ir.dims import Dim, DimLike, DimVar, dim_max
 from compiler.ir.dtypes import DType
-from compiler.ir.loops import Allocate, Apply, Buffer, Const, DimScalar, Fn, For, Let, LoopKind, Scalar, Stmt, Store, When
+from compiler.ir.loops import Allocate, Apply, Buffer, Const, DimScalar, Fn, For, Let, Load, LoopKind, Scalar, Stmt, Store, When
 from compiler.ir.prove import prove_le, prove_lt
 from compiler.ir.visit_loops import loads, sequence, statements
 
@@ -123,3 +123,26 @@ def seq(*stmts: Stmt) -> Stmt:
 
 def zero(dtype: DType) -> Const:
     return Const(0.0 if dtype.is_float else 0, dtype)
+
+
+def halves(buffer: Buffer, fn: Fn) -> list[Stmt]:
+    """Fold a local array into its first element by halves: its rows, if it has any, then the lanes of the first row. Extents are powers
+    of two, so the order depends on nothing else."""
+    *rows, width = (extent.const for extent in buffer.shape)
+
+    def into(at: tuple[Dim, ...], other: tuple[Dim, ...]) -> Store:
+        return Store(buffer, at, Apply(fn, (Load(buffer, at), Load(buffer, other))))
+
+    steps: list[Stmt] = []
+    for half in _halvings(rows[0] if rows else 1):
+        for row in map(Dim.of, range(half)):
+            steps.append(lanes(width, lambda lane, row=row, half=half: into((row, lane), (row + half, lane))))
+    first = tuple(Dim.of(0) for _ in rows)
+    for half in _halvings(width):
+        steps.append(lanes(half, lambda lane, half=half: into((*first, lane), (*first, lane + half))))
+    return steps
+
+
+def _halvings(count: int) -> Iterator[int]:
+    while count := count // 2:
+        yield count

@@ -17,7 +17,6 @@ from compiler.ir.loops import (
     Allocate,
     Apply,
     Buffer,
-    Const,
     Fn,
     Load,
     PrimFunc,
@@ -29,12 +28,14 @@ from compiler.ir.loops import (
     Store,
     Tile,
     dtype_of,
+    identity,
 )
 from compiler.ir.visit_loops import loads, map_scalar, replace_loads, rewrite_dims, statements, walk_scalar
 from compiler.schedule.matmul import reduces_in
 from compiler.schedule.nests import (
     PerfectNest,
     below,
+    halves,
     lanes,
     loop,
     named,
@@ -209,53 +210,13 @@ class _Rows:
 
         clear = unroll("u", PARTS, lambda u: lanes(width, lambda lane: Store(partial, (u, lane), identity(reduce.fn, dtype))))
         main = loop("c", length // step, lambda c: parts(c * step))
-        body = seq(clear, main, unroll("u", PARTS, last), *_halves(partial, combine, width))
+        rest = [] if length.is_const and length.const % step == 0 else [unroll("u", PARTS, last)]
+        body = seq(clear, main, *rest, *halves(partial, combine))
         return Allocate(partial, seq(body, Store(result, (Dim.of(0),), Load(partial, (Dim.of(0), Dim.of(0))))))
 
 
 def _fetch(buffers: list[Buffer], row: list[Dim], start: Dim) -> list[Stmt]:
     return [Tile("prefetch", (Load(b, (*row, start)),)) for b in buffers]
-
-
-def _halves(partial: Buffer, combine: Fn, width: int) -> list[Stmt]:
-    def into(a: tuple[Dim, Dim], b: tuple[Dim, Dim]) -> Store:
-        return Store(partial, a, Apply(combine, (Load(partial, a), Load(partial, b))))
-
-    zero = Dim.of(0)
-    steps: list[Stmt] = []
-    half = PARTS // 2
-    while half:
-        for part in range(half):
-            a, b = Dim.of(part), Dim.of(part + half)
-            steps.append(lanes(width, lambda lane, a=a, b=b: into((a, lane), (b, lane))))
-        half //= 2
-    half = width // 2
-    while half:
-        steps.append(lanes(half, lambda lane, h=half: into((zero, lane), (zero, lane + h))))
-        half //= 2
-    return steps
-
-
-def identity(fn: ReduceFn, dtype: DType) -> Const:
-    match fn:
-        case ReduceFn.SUM:
-            return Const(0.0 if dtype.is_float else 0, dtype)
-        case ReduceFn.PROD:
-            return Const(1.0 if dtype.is_float else 1, dtype)
-        case ReduceFn.MAX:
-            return Const(float("-inf") if dtype.is_float else _lowest(dtype), dtype)
-        case ReduceFn.MIN:
-            return Const(float("inf") if dtype.is_float else _highest(dtype), dtype)
-        case _:
-            raise AssertionError(f"{fn} is folded in order, not in vectors")
-
-
-def _lowest(dtype: DType) -> int:
-    return 0 if dtype.is_unsigned else -(1 << (8 * dtype.num_bytes - 1))
-
-
-def _highest(dtype: DType) -> int:
-    return (1 << (8 * dtype.num_bytes - (0 if dtype.is_unsigned else 1))) - 1
 
 
 def _replace(value: Scalar, results: dict[Reduce, Buffer]) -> Scalar:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from compiler.interpret.scalars import MEANING, convert
+from compiler.interpret.scalars import MEANING
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import CompileError
@@ -26,6 +26,7 @@ from compiler.ir.loops import (
     Scalar,
     Store,
 )
+from compiler.ops.elementwise import numpy_cast
 
 Array = NDArray[Any]
 FLOATS = [DType.F32, DType.F16, DType.BF16]
@@ -92,7 +93,7 @@ def test_function_has_its_numpy_meaning(run_native: Any, fn: Fn, dtype: DType) -
 def test_cast_has_its_numpy_meaning(run_native: Any, source: DType, dtype: DType) -> None:
     values = samples(source, 7)
     with np.errstate(all="ignore"):
-        wanted = convert(values, dtype)
+        wanted = numpy_cast(values, dtype)
     found, one_lane = np.zeros(NUM, dtype.numpy), np.zeros(NUM, dtype.numpy)
     run_native(elementwise(lambda x: Cast(x, dtype), [source], dtype, 16), [values, found])
     run_native(elementwise(lambda x: Cast(x, dtype), [source], dtype, 1), [values, one_lane])
