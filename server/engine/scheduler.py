@@ -110,7 +110,9 @@ class Scheduler:
         plan, limits = self._open, self.limits
         if self.paused:
             return plan
-        budget = min(limits.max_tokens - plan.num_tokens, self.pace.prefill_budget(plan.num_decode) - plan.num_prefill)
+        num_waiting = min(len(self.queue), limits.max_seqs - plan.num_decode)
+        paced = self.pace.prefill_budget(plan.num_decode, num_waiting) - plan.num_prefill
+        budget = min(limits.max_tokens - plan.num_tokens, paced)
         while budget > 0 and (seq := self.queue.head()) is not None and seq not in plan.items:
             if seq.stage is Stage.WAITING and not self._admit(seq):
                 self._plan_admitted(budget)
