@@ -64,7 +64,7 @@ SETTINGS = (
     Setting("max_stop_chars", LIMITS, "Longest stop string."),
     Setting("max_queued_requests", LIMITS, "Requests that wait per model, beyond its batch."),
     Setting("max_queued_tokens", LIMITS, "Prompt tokens that wait per model."),
-    Setting("max_timeout_s", TIMES, "Longest deadline of a request, and the default."),
+    Setting("max_timeout_s", TIMES, "Longest deadline a request may ask for."),
     Setting("header_timeout_s", TIMES, "From a request's first byte to the end of its headers."),
     Setting("body_timeout_s", TIMES, "For the whole body."),
     Setting("write_timeout_s", TIMES, "How long a client may leave a full buffer unread."),

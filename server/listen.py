@@ -11,6 +11,7 @@ from fastapi import FastAPI
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from server.errors import BAD_REQUEST, HEADERS_TOO_LARGE, ApiError, ErrorKind
+from server.gathering import GatheringTransport, Outbox
 from server.registry import Registry
 from server.settings import ServerSettings
 
@@ -22,7 +23,8 @@ class _TooLarge(Exception):
 class GuardedProtocol(HttpToolsProtocol):
     """Closes connections that send no request, whose headers take too long or too much space, or that read nothing."""
 
-    limits: ServerSettings  # set on a subclass, for uvicorn makes the instances
+    limits: ServerSettings  # these are set on a subclass, for uvicorn makes the instances
+    outbox: Outbox
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -33,7 +35,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._write_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as narrow as uvicorn's
-        super().connection_made(transport)
+        super().connection_made(GatheringTransport(transport, self.outbox))
         self._header_timer = self.loop.call_later(self.limits.keep_alive_s, transport.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -100,7 +102,7 @@ class Server(uvicorn.Server):
 
     def __init__(self, app: FastAPI, settings: ServerSettings, registry: Registry, **options: Any) -> None:
         """`options` go to uvicorn: certificates, log configuration."""
-        protocol = type("LimitedProtocol", (GuardedProtocol,), {"limits": settings})
+        protocol = type("LimitedProtocol", (GuardedProtocol,), {"limits": settings, "outbox": Outbox()})
         super().__init__(
             uvicorn.Config(
                 app,

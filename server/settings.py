@@ -41,7 +41,7 @@ class ServerSettings:
     max_stop_chars: int = 256
     max_queued_requests: int = 256  # per model, beyond those its batch holds
     max_queued_tokens: int = 1 << 20  # prompt tokens admitted and not yet prefilled, per model
-    max_timeout_s: float = 3600.0  # the longest deadline a request may ask for, and the default
+    max_timeout_s: float = 3600.0  # the longest deadline a request may ask for
 
     header_timeout_s: float = 10.0  # from the first byte of a request to the end of its headers
     body_timeout_s: float = 30.0  # for the whole body

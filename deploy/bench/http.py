@@ -1,9 +1,11 @@
 """What the HTTP front costs by itself: `python -m deploy.bench.http --json`.
 
-The server runs here, with a model that only tells the time: every token is the moment at which it was emitted, so a client in a process
-of its own reads off each token how long it was under way. Both read the same clock.
+The server runs here, with a model that only tells the time: every token is the moment at which it was emitted. A client in a process of
+its own compares that with the moment at which the kernel had the token ready for it (`added`), and at which the client had read it too
+(`read`): what the second adds is the client's time. All read the same clock.
 
     paced       64 streams, together `--rate` tokens per second, emitted in steps as an engine does: all streams at once
+    bare        the same bytes at the same pace from a server that does nothing else: what the machine takes of `paced`
     saturated   64 streams as fast as they go
     idle        what 1,000 connections that do nothing cost in memory
     metrics     how long a scrape takes after all that
@@ -15,7 +17,10 @@ import argparse
 import asyncio
 import gc
 import json
+import selectors
+import socket
 import statistics
+import struct
 import sys
 import tempfile
 import time
@@ -32,7 +37,10 @@ from server.registry import Registry
 from server.settings import ServerSettings
 from server.state import ModelSpec
 
+BARE_HEAD = b"ff\r\n" + b"." * 200 + b'"content":"'  # as long as a chunk of `paced`
+BARE_TAIL = b'"},"logprobs":null,"finish_reason":null}]}\n\n\r\n'
 NUM_IDLE = 1000
+SO_TIMESTAMPNS = 35  # Linux: every read tells when its bytes arrived
 BODY = {"model": "clock", "stream": True, "messages": [{"role": "user", "content": "What time is it?"}]}
 
 
@@ -73,7 +81,7 @@ class ClockWorker(NullWorker):
         while self._queues:
             due_s = max(due_s + self.interval_s, time.monotonic() - 1.0)
             await asyncio.sleep(max(0.0, due_s - time.monotonic()))
-            now = time.monotonic_ns() // 1000
+            now = time.time_ns() // 1000
             for request_id, queue in self._queues.items():
                 if queue.qsize() < 4:  # saturated: as fast as the front takes them
                     queue.put_nowait(TokenEvent(request_id, 0, (now,)))
@@ -91,6 +99,7 @@ class Streams:
     added_ms_p50: float
     added_ms_p99: float
     added_ms_max: float
+    read_ms_p99: float
 
     @property
     def tokens_per_s(self) -> float:
@@ -128,6 +137,7 @@ async def measure(rate: float, num_streams: int, seconds: float) -> dict[str, ob
         await _streams(port, num_streams, 20)  # warm
         worker.interval_s = num_streams / rate
         paced = await _streams(port, num_streams, max(2, round(seconds * rate / num_streams)))
+        bare = await _bare(num_streams, rate, max(2, round(seconds * rate / num_streams)))
         worker.interval_s = 0.0
         saturated = await _streams(port, num_streams, max(2, round(seconds * rate * 2 / num_streams)))
         idle_bytes = await _idle(port)
@@ -136,10 +146,43 @@ async def measure(rate: float, num_streams: int, seconds: float) -> dict[str, ob
         await serving
     return {
         "paced": paced.describe(),
+        "bare": bare.describe(),
         "saturated": saturated.describe(),
         "idle": {"connections": NUM_IDLE, "bytes": idle_bytes},
         "metrics": {"scrape_ms": round(1000 * scrape_s, 2)},
     }
+
+
+async def _bare(num_streams: int, rate: float, num_tokens: int) -> Streams:
+    """The floor under `paced`: a write per token and stream, and nothing around it."""
+    writers: list[asyncio.StreamWriter] = []
+    everyone_asked = asyncio.Event()
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"}]")
+        writers.append(writer)
+        if len(writers) == num_streams:
+            everyone_asked.set()
+
+    async def step() -> None:
+        await everyone_asked.wait()
+        due_s = time.monotonic()
+        for _ in range(num_tokens):
+            due_s += num_streams / rate
+            await asyncio.sleep(max(0.0, due_s - time.monotonic()))
+            now = time.time_ns() // 1000
+            for writer in writers:
+                writer.write(b"%b%d %b" % (BARE_HEAD, now, BARE_TAIL))
+        for writer in writers:
+            writer.write(b"data: [DONE]")
+
+    async with await asyncio.start_server(accept, "127.0.0.1", 0) as server:
+        stepping = asyncio.create_task(step())
+        streams = await _streams(server.sockets[0].getsockname()[1], num_streams, num_tokens)
+        await stepping
+        for writer in writers:
+            writer.close()
+    return streams
 
 
 async def _streams(port: int, num_streams: int, num_tokens: int) -> Streams:
@@ -154,45 +197,62 @@ async def _streams(port: int, num_streams: int, num_tokens: int) -> Streams:
     seen = json.loads(await client.stdout.readline())
     cpu_s = time.process_time() - began_cpu_s
     await client.wait()
-    added = sorted(seen["added_us"])
+    added, read = sorted(seen["added_us"]), sorted(seen["read_us"])
     return Streams(
         num_streams,
         len(added),
         seen["wall_s"],
         cpu_s,
-        statistics.median(added) / 1000,
-        added[int(len(added) * 0.99)] / 1000,
-        added[-1] / 1000,
+        added_ms_p50=statistics.median(added) / 1000,
+        added_ms_p99=added[int(len(added) * 0.99)] / 1000,
+        added_ms_max=added[-1] / 1000,
+        read_ms_p99=read[int(len(read) * 0.99)] / 1000,
     )
 
 
-async def client(port: int, num_streams: int, num_tokens: int) -> None:
+def client(port: int, num_streams: int, num_tokens: int) -> None:
     """The other process: reads the streams, and how late each token is."""
     body = json.dumps({**BODY, "max_tokens": num_tokens}).encode()
     head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
     request = f"{head}\r\n\r\n".encode() + body
-    connections = [await asyncio.open_connection("127.0.0.1", port) for _ in range(num_streams)]
+    sockets = [socket.create_connection(("127.0.0.1", port)) for _ in range(num_streams)]
     gc.disable()  # its pauses would be read as the server's
     print("ready", flush=True)
-    await asyncio.to_thread(sys.stdin.readline)
+    sys.stdin.readline()
     began_s = time.monotonic()
     added: list[int] = []
-
-    async def read(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(request)
-        ended = False
-        while not ended:
-            data = await reader.read(1 << 16)
-            now = time.monotonic_ns() // 1000
-            assert data, "the server closed the connection"
-            added.extend(now - int(piece.split(b" ", 1)[0]) for piece in data.split(b'"content":"')[1:] if piece[:1] != b'"')
-            ended = b"data: [DONE]" in data
-        writer.close()
-
-    await asyncio.gather(*(read(reader, writer) for reader, writer in connections))
+    read: list[int] = []
+    with selectors.DefaultSelector() as selector:
+        for stream in sockets:
+            stream.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+            stream.sendall(request)
+            selector.register(stream, selectors.EVENT_READ)
+        num_open = num_streams
+        while num_open:
+            for key, _ in selector.select():
+                stream = key.fileobj
+                assert isinstance(stream, socket.socket)
+                data, stamps, _, _ = stream.recvmsg(1 << 16, 256)
+                read_us = time.time_ns() // 1000
+                assert data, "the server closed the connection"
+                arrived_us = _arrival_us(stamps)
+                emitted = [int(piece.split(b" ", 1)[0]) for piece in data.split(b'"content":"')[1:] if piece[:1] != b'"']
+                added += [arrived_us - emitted_us for emitted_us in emitted]
+                read += [read_us - emitted_us for emitted_us in emitted]
+                if b"data: [DONE]" in data:
+                    selector.unregister(stream)
+                    stream.close()
+                    num_open -= 1
     wall_s = time.monotonic() - began_s
     assert len(added) == num_streams * num_tokens, f"{len(added)} tokens arrived, expected {num_streams * num_tokens}"
-    print(json.dumps({"wall_s": wall_s, "added_us": added}), flush=True)
+    print(json.dumps({"wall_s": wall_s, "added_us": added, "read_us": read}), flush=True)
+
+
+def _arrival_us(stamps: Sequence[tuple[int, int, bytes]]) -> int:
+    """When the kernel had the last of the bytes that were read."""
+    ((_, _, stamp),) = stamps
+    seconds, nanoseconds = struct.unpack("@qq", stamp)
+    return seconds * 1_000_000 + nanoseconds // 1000
 
 
 async def _idle(port: int) -> int:
@@ -248,7 +308,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--client", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.client:
-        asyncio.run(client(*map(int, options.client.split(","))))
+        client(*map(int, options.client.split(",")))
         return
     result = asyncio.run(measure(options.rate, options.streams, options.seconds))
     if options.json:

@@ -147,8 +147,7 @@ class ChatAnswer:
             choice.finish is None
             and not step.entries
             and not self._body.return_token_ids
-            and len(parts) <= 1
-            and all(isinstance(part, Content) for part in parts)
+            and (not parts or (len(parts) == 1 and isinstance(parts[0], Content)))
         )
 
     def _opening(self, step: Step) -> bytes:
