@@ -6,7 +6,7 @@ that would read every byte before the first token.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from itertools import islice
 from math import prod
 from pathlib import Path
@@ -23,6 +23,8 @@ from runtime.sections import SectionFile, writing
 from runtime.session import Session
 
 Array = NDArray[Any]
+Group = Sequence[tuple[str, Array]]  # what one function prepared
+Progress = Callable[[float], None]  # told how much is done, from 0 to 1
 
 
 def bind_weights(
@@ -32,8 +34,9 @@ def bind_weights(
     source: WeightSource,
     unused: Iterable[str] = (),
     kept_in: Path | None = None,
-) -> int:
-    """The bytes that stay in memory. `unused` are patterns of tensors that checkpoints carry and the program does not need."""
+    progress: Progress = lambda _: None,
+) -> dict[str, Array]:
+    """What is bound, by name. `unused` are patterns of tensors that checkpoints carry and the program does not need."""
     step, preparations = executable.meta.functions[entry], executable.meta.preparations(entry)
     computed = [p for p in step.weights if p.name not in source.tensors]
     plain = [p for p in step.weights if p.name in source.tensors]
@@ -44,13 +47,19 @@ def bind_weights(
     accounting.check()
     bound: dict[str, Array] = {p.name: np.ascontiguousarray(source.read(p.name)) for p in plain}
     if computed:
-        bound |= _prepared(session, preparations, computed, source, kept_in)
+        bound |= _prepared(session, preparations, computed, source, kept_in, progress)
     session.bind(entry, bound)
-    return sum(a.nbytes for a in bound.values())
+    progress(1.0)
+    return bound
 
 
 def _prepared(
-    session: Session, preparations: Sequence[VMFunction], computed: list[ParamSpec], source: WeightSource, kept_in: Path | None
+    session: Session,
+    preparations: Sequence[VMFunction],
+    computed: list[ParamSpec],
+    source: WeightSource,
+    kept_in: Path | None,
+    progress: Progress,
 ) -> Mapping[str, Array]:
     if kept_in is not None and kept_in.exists():
         try:
@@ -58,7 +67,8 @@ def _prepared(
         except DamagedFile:
             kept_in.unlink(missing_ok=True)  # prepared again below
     names = iter([p.name for p in computed])
-    made = (zip(islice(names, len(results)), results, strict=True) for results in _results(session, preparations, source))
+    made = ([*zip(islice(names, len(results)), results, strict=True)] for results in _results(session, preparations, source))
+    made = _counted(made, sum(map(_num_bytes, computed)), progress)
     if kept_in is None:
         return {name: _own(value) for group in made for name, value in group}
     with writing(kept_in, {p.name: _num_bytes(p) for p in computed}) as put:
@@ -66,6 +76,15 @@ def _prepared(
             for name, value in group:
                 put(name, value.reshape(-1).view(np.uint8).data)
     return _mapped(kept_in, computed)
+
+
+def _counted(made: Iterable[Group], num_bytes: int, progress: Progress) -> Generator[Group]:
+    """The same groups; the progress is that of those taken."""
+    done = 0
+    for group in made:
+        yield group
+        done += sum(value.nbytes for _, value in group)
+        progress(done / num_bytes)
 
 
 def _results(session: Session, preparations: Sequence[VMFunction], source: WeightSource) -> Generator[tuple[Array, ...]]:

@@ -11,7 +11,8 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from compiler.cache import signature
@@ -20,13 +21,16 @@ from compiler.codegen.link import LinkedCode, link
 from compiler.codegen.llvm import emit_kernel
 from compiler.ir.module import IRModule
 from compiler.ir.printer import print_module
-from compiler.passes.base import Dump, Instrument, Show, ShowChanges, Timing, Verify
+from compiler.passes.base import Count, Dump, Instrument, Show, ShowChanges, Timing, Verify
 from compiler.passes.dispatch_library import Row
 from compiler.passes.pipeline import PHASES, pipeline
 from compiler.report import say
 from compiler.target import Target, host
 from runtime import flags
 from runtime.executable import Executable, ExecutableMeta
+
+Progress = Callable[[float], None]  # told how much is done, from 0 to 1
+PLANNED, EMITTED = 0.25, 0.45  # of the time, as it was seen to be with large models; the rest is LLVM's
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +39,7 @@ class Options:
     instruments: tuple[Instrument, ...] = ()  # besides those that the switches ask for
     texts: bool = False  # keep the text of each level in the executable
     dispatch: tuple[Row, ...] = ()  # what goes to library routines
+    progress: Progress = lambda _: None
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -59,7 +64,9 @@ def compile_module(module: IRModule, options: Options | None = None) -> Executab
 
 def plan(module: IRModule, options: Options) -> IRModule:
     timing = Timing()
-    planned = pipeline(options.target, (*options.instruments, *_switched_on(), timing), options.dispatch)(module)
+    passes = pipeline(options.target, (*options.instruments, *_switched_on(), timing), options.dispatch)
+    done = Count(lambda count: options.progress(PLANNED * count / len(passes.passes)))
+    planned = replace(passes, instruments=(*passes.instruments, done))(module)
     for name, seconds in timing.seconds.items():
         say(2, f"{1000 * seconds:9.1f} ms  {name}")
     return planned
@@ -72,10 +79,12 @@ def build(planned: IRModule, options: Options, signatures: dict[str, str]) -> Ex
     kernels = {name: emit_kernel(name, prim, target) for name, prim in planned.prim_functions.items()}
     program = lower(planned, kernels, signatures)
     emitted = time.perf_counter()
+    options.progress(EMITTED)
     code = link(kernels.values(), target, "\n\n".join(t for t in program.shape_functions if t))
     say(2, f"{1000 * (emitted - started):9.1f} ms  emit\n{1000 * (time.perf_counter() - emitted):9.1f} ms  link")
     meta = ExecutableMeta(target.key, program.functions, tuple(program.kernel_table), tuple(program.regions))
     texts = _texts(planned, code) if options.texts else {}
+    options.progress(1.0)
     _show_code(planned, code)
     return Executable(meta, code.object, program.constants, texts)
 

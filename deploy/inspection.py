@@ -1,8 +1,12 @@
 """What a model is and what it will take, known before a byte of it is loaded: from its configuration, the headers of its files, and
-the compiled program's plan."""
+the compiled program's plan.
+
+python -m deploy.inspection LOAD        LOAD is the message as JSON; prints the plan, or {"code", "message", ...} of the refusal
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import prod
@@ -13,7 +17,7 @@ from compiler.frontend.errors import ModelError
 from compiler.frontend.weights import WeightSource
 from deploy.kinds import Kind, kind_of
 from deploy.machine import memory
-from deploy.model import Compiled, compile_model, executable_cache
+from deploy.model import Compiled, Progress, compile_model, executable_cache, silent
 from deploy.plan import WORKER_BYTES, Plan, plan_of
 from deploy.source import ModelFiles, open_model
 from runtime.step import PAGE_SIZE
@@ -48,9 +52,9 @@ class Inspection:
         return self.required_bytes <= self.available_bytes
 
 
-def inspect_model(load: Load) -> Inspection:
+def inspect_model(load: Load, progress: Progress = silent) -> Inspection:
     """Compiles the model, or finds it in the cache, for its plan."""
-    files, kind, compiled = _compiled(load)
+    files, kind, compiled = _compiled(load, progress)
     tensors = files.weights.tensors
     unlimited = msgspec.structs.replace(load, memory_limit_bytes=1 << 62)  # what it takes, whether it fits or not
     return Inspection(
@@ -72,22 +76,23 @@ def inspect_model(load: Load) -> Inspection:
     )
 
 
-def compile_only(load: Load) -> Compiled:
+def compile_only(load: Load, progress: Progress) -> Compiled:
     """The program alone, into the cache."""
-    return _compiled(load)[2]
+    return _compiled(load, progress)[2]
 
 
 def plan_load(load: Load) -> Plan:
     """The memory of a load; a LoadError says why it cannot be."""
-    _, kind, compiled = _compiled(load)
+    _, kind, compiled = _compiled(load, silent)
     return plan_of(compiled.executable, kind.entry, kind.pages(), load, cache_hit=compiled.cache_hit)
 
 
-def _compiled(load: Load) -> tuple[ModelFiles, Kind, Compiled]:
+def _compiled(load: Load, progress: Progress) -> tuple[ModelFiles, Kind, Compiled]:
+    progress("fetch", 0.0)
     files = open_model(load.source)
     kind = kind_of(files, load)
     try:
-        return files, kind, compile_model(kind.module(), executable_cache())
+        return files, kind, compile_model(kind.module(), executable_cache(), progress)
     except ModelError as error:
         raise LoadError("invalid_model", str(error)) from error
 
@@ -139,3 +144,19 @@ def _by_dtype(source: WeightSource) -> dict[str, int]:
     for info in source.tensors.values():
         counts[str(info.dtype)] = counts.get(str(info.dtype), 0) + prod(info.shape)
     return counts
+
+
+# --- a process of its own ----------------------------------------------------------------------------------------------
+
+
+def main() -> None:
+    load = msgspec.json.decode(sys.argv[1], type=Load)
+    try:
+        print(msgspec.json.encode(plan_load(load)).decode())
+    except LoadError as error:
+        refusal = {"code": error.code, "message": error.message, "required": error.required_bytes, "free": error.free_bytes}
+        print(msgspec.json.encode(refusal).decode())
+
+
+if __name__ == "__main__":
+    main()

@@ -41,6 +41,14 @@ class Served:
     step_model: StepModel | None = None
     embed_model: EmbedModel | None = None
 
+    def answers(self) -> bool:
+        """Run one token, which reads every weight: what cannot run or gives no numbers should fail a load, not a request."""
+        if self.step_model is not None:
+            zero, one = np.zeros(1, np.int32), np.ones(1, np.int32)
+            padding = StepBatch(zero, zero, zero, np.arange(2, dtype=np.int32), one, zero[None], zero)  # its page is nobody's
+            return bool(np.isfinite(self.step_model.run(padding)).all())
+        return self.embed_model is None or bool(np.isfinite(self.embed_model.run([[0]])).all())
+
 
 class Kind(Protocol):
     entry: ClassVar[str]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from compiler.bind import bind_weights
@@ -24,7 +25,11 @@ from server.engine.process import LoadedModel
 from server.handle import LoadError
 from server.messages import Load, Ready
 
-Progress = Callable[[str, float], None]
+Progress = Callable[[str, float], None]  # told the stage of a load, and how much of it is done
+
+
+def silent(stage: str, fraction: float) -> None:
+    """For those who do not watch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,22 +41,24 @@ class Compiled:
     compile_s: float
 
 
-def compile_model(module: IRModule, cache: Cache | None) -> Compiled:
+def compile_model(module: IRModule, cache: Cache | None, progress: Progress = silent) -> Compiled:
+    progress("compile", 0.0)
     (entry,) = module.graph_functions
     key = key_of(module, host().key)
     found = cache.find(key) if cache is not None else None
     started = time.perf_counter()
-    executable = _compiled(module) if found is None else found
+    executable = _compiled(module, progress) if found is None else found
     elapsed = 0.0 if found is not None else time.perf_counter() - started
     if found is None and cache is not None:
         cache.store(key, executable)
+    progress("compile", 1.0)
     return Compiled(executable, signature(module, entry), key.digest, found is not None, elapsed)
 
 
-def _compiled(module: IRModule) -> Executable:
-    from compiler.driver import compile_module  # a start from the cache needs no compiler, and is quicker for not reading it
+def _compiled(module: IRModule, progress: Progress) -> Executable:
+    from compiler.driver import Options, compile_module  # a start from the cache needs no compiler, and is quicker for not reading it
 
-    return compile_module(module)
+    return compile_module(module, Options(progress=lambda fraction: progress("compile", fraction)))
 
 
 def load_model(load: Load, progress: Progress) -> LoadedModel:
@@ -62,20 +69,20 @@ def load_model(load: Load, progress: Progress) -> LoadedModel:
     progress("verify", 0.0)
     kind = kind_of(files, load)
     try:
-        module = kind.module()
-        progress("compile", 0.0)
-        compiled = compile_model(module, executable_cache())
-        progress("compile", 1.0)
+        compiled = compile_model(kind.module(), executable_cache(), progress)
         plan = plan_of(compiled.executable, kind.entry, kind.pages(), load)
         account = MemoryAccount()
         session = Session(compiled.executable, memory=account, pinned=False)
         progress("pack", 0.0)
         kept = weights_cache(compiled.key, files.weights.digest())
-        weights_bytes = bind_weights(session, compiled.executable, kind.entry, files.weights, kind.unused, kept)
+        bind_weights(session, compiled.executable, kind.entry, files.weights, kind.unused, kept, partial(progress, "pack"))
     except ModelError as error:
         raise LoadError("invalid_model", str(error)) from error
-    progress("pack", 1.0)
     served = kind.serve(session, plan, account)
+    progress("warm-up", 0.0)
+    if not served.answers():
+        raise LoadError("invalid_model", f"what {load.source} computes is not finite; are its weights damaged? Download them again")
+    progress("warm-up", 1.0)
     tokenizer = load_tokenizer(load.source)
     embedding = files.config.embedding
     ready = Ready(
@@ -84,7 +91,7 @@ def load_model(load: Load, progress: Progress) -> LoadedModel:
         max_context=_max_context(kind, served),
         num_pages=plan.num_pages,
         page_size=PAGE_SIZE,
-        weights_bytes=weights_bytes,
+        weights_bytes=plan.weights_bytes,
         arena_bytes=plan.arena_bytes,
         kv_cache_bytes=plan.kv_cache_bytes,
         embedding_size=0 if served.embed_model is None else served.embed_model.limits.embedding_size,

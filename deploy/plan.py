@@ -1,17 +1,11 @@
-"""What a load will take, by the compiler's plan, known before a byte of the weights is touched.
-
-python -m deploy.plan LOAD        LOAD is the message as JSON; prints the plan, or {"code", "message", ...} of the refusal
-"""
+"""What a load will take, by the compiler's plan, known before a byte of the weights is touched."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 from typing import Any
-
-import msgspec
 
 from deploy.machine import memory
 from runtime.executable import DTYPES, Executable, ParamSpec, TensorSpec
@@ -90,18 +84,3 @@ def weights_of(params: Iterable[ParamSpec]) -> int:
 def _spec_bytes(spec: Any) -> int:
     assert isinstance(spec, TensorSpec) and spec.shape is not None and spec.dtype is not None, "weights are tensors"
     return prod(dim for dim in spec.shape if isinstance(dim, int)) * DTYPES[spec.dtype].itemsize
-
-
-def main() -> None:
-    from deploy.inspection import plan_load
-
-    load = msgspec.json.decode(sys.argv[1], type=Load)
-    try:
-        print(msgspec.json.encode(plan_load(load)).decode())
-    except LoadError as error:
-        refusal = {"code": error.code, "message": error.message, "required": error.required_bytes, "free": error.free_bytes}
-        print(msgspec.json.encode(refusal).decode())
-
-
-if __name__ == "__main__":
-    main()

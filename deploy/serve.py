@@ -50,7 +50,7 @@ def load_of(spec: ModelSpec) -> Load:
 
 async def preflight(spec: ModelSpec) -> Footprint:
     """The plan of a load, made by a process of its own: compiling must not hold up the streams of other models."""
-    command = (sys.executable, "-m", "deploy.plan", msgspec.json.encode(load_of(spec)).decode())
+    command = (sys.executable, "-m", "deploy.inspection", msgspec.json.encode(load_of(spec)).decode())
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     output, _ = await process.communicate()
     if process.returncode != 0:

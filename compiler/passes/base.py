@@ -87,6 +87,18 @@ class Timing:
 
 
 @dataclass(slots=True)
+class Count:
+    """Tell how many passes have run."""
+
+    tell: Callable[[int], None]
+    count: int = 0
+
+    def after(self, name: str, before: IRModule, module: IRModule, seconds: float) -> None:
+        self.count += 1
+        self.tell(self.count)
+
+
+@dataclass(slots=True)
 class Dump:
     """Numbered files: the program at the start, and after each pass that changed it."""
 

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from deploy.cli.output import answers, errors
-from deploy.cli.sources import MaxBatch, MaxContext, Quantize, Source, load_of
+from deploy.cli.output import answers, stages
+from deploy.cli.sources import KvDtype, MaxBatch, MaxContext, Quantize, Source, load_of
 
 
-def compile_(model: Source, quantize: Quantize = "bf16", max_context: MaxContext = None, max_batch: MaxBatch = 64) -> None:
+def compile_(
+    model: Source,
+    quantize: Quantize = "bf16",
+    max_context: MaxContext = None,
+    max_batch: MaxBatch = 64,
+    kv_dtype: KvDtype = "f32",
+) -> None:
     """Compile a model for this machine and keep the result, so that it starts at once later.
 
     [bold]Examples[/bold]
@@ -17,7 +23,8 @@ def compile_(model: Source, quantize: Quantize = "bf16", max_context: MaxContext
     """
     from deploy.inspection import compile_only
 
-    with errors.status(f"compiling {model}"):
-        compiled = compile_only(load_of(model, quantize, max_context, max_batch, None))
+    load = load_of(model, quantize, max_context, max_batch, None, kv_dtype)
+    with stages(load.name) as report:
+        compiled = compile_only(load, report)
     how = "was in the cache" if compiled.cache_hit else f"compiled in {compiled.compile_s:.1f} s"
     answers.print(f"{compiled.key} {how}", highlight=False)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from deploy.cli.output import answers, errors, in_units
+from deploy.cli.output import answers, in_units, stages
 from deploy.cli.sources import KvCacheBytes, KvDtype, MaxBatch, MaxContext, Quantize, Source, load_of
 
 if TYPE_CHECKING:
@@ -36,8 +36,8 @@ def inspect(
     from deploy.inspection import inspect_model, remedies
 
     load = load_of(model, quantize, max_context, max_batch, kv_cache_bytes, kv_dtype)
-    with errors.status("compiling, for the plan of its memory"):
-        found = inspect_model(load)
+    with stages(load.name) as report:
+        found = inspect_model(load, report)
         advice = [] if found.fits else list(remedies(load, found))
     if as_json:
         derived = {"required_bytes": found.required_bytes, "fits": found.fits, "remedies": advice}

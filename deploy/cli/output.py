@@ -13,11 +13,10 @@ answers = Console(width=None if sys.stdout.isatty() else 160)  # a pipe has no w
 errors = Console(stderr=True)
 
 ReportStage = Callable[[str, float], None]
-STAGES = ("fetch", "verify", "compile", "pack", "warm-up")  # in the order in which a load passes them
 
 
 class Bars:
-    """One bar per model: its stage, and how far that is. Without a terminal, one line per stage."""
+    """One bar per model: its stage, and how much of that is done. Without a terminal, one line per stage."""
 
     def __init__(self) -> None:
         self._progress = Progress(
@@ -48,9 +47,8 @@ class Bars:
             self._stages[name] = stage
             return
         if name not in self._tasks:
-            self._tasks[name] = self._progress.add_task(name, total=len(STAGES), stage=stage)
-        done = STAGES.index(stage) + fraction if stage in STAGES else 0.0
-        self._progress.update(self._tasks[name], completed=done, stage=stage)
+            self._tasks[name] = self._progress.add_task(name, total=1.0, stage=stage)
+        self._progress.update(self._tasks[name], completed=fraction, stage=stage)
 
 
 @contextmanager

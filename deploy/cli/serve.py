@@ -9,11 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 
 from deploy import demo
 from deploy.cli.output import Bars, errors
-from deploy.settings import DEFAULTS, PREFIX, SETTINGS, TYPES, Setting, gather, num_bytes
+from deploy.settings import DEFAULTS, MODELS, PREFIX, SETTINGS, TYPES, Setting, gather, num_bytes
+from server.settings import SettingsError
 from server.state import ModelSpec
 
 if TYPE_CHECKING:
@@ -31,16 +33,21 @@ Arguments come before the environment, and the environment before the file.
 
   relaxserve serve
 
-  relaxserve serve --model ~/models/Qwen2.5-0.5B-Instruct=qwen --port 9000
+  relaxserve serve --model ~/models/Qwen2.5-0.5B-Instruct=qwen --quantize int8 --port 9000
 
   relaxserve serve --config models.yaml --host 0.0.0.0 --api-key-file /run/secrets/keys
 """
 
 
 def _serve(model: list[str] | None = None, config: Path | None = None, **arguments: Any) -> None:
+    form = {name: value for name in FORM if (value := arguments.pop(name, None)) is not None}
     settings, specs = gather(arguments, os.environ, config=config, models=model or ())
     if not specs and (settings.state_file is None or not settings.state_file.exists()):
         specs = [ModelSpec(demo.NAME, str(demo.MODEL))]
+    elif form and not model:
+        options = ", ".join(f"--{name.replace('_', '-')}" for name in form)
+        raise SettingsError(f"{options} without --model; the models of a file have these as fields of their own")
+    specs = [msgspec.structs.replace(spec, **form) for spec in specs]
     from deploy.serve import serve as run_server
 
     if not run_server(settings, specs, greet):
@@ -114,11 +121,23 @@ def _annotation(setting: Setting) -> Any:
     return Annotated[types[kind] | None, typer.Option(flag, **about)]
 
 
+# How the models are loaded that --model names; the field of a load, and the option for it.
+FORM: dict[str, Any] = {
+    name: Annotated[kind | None, typer.Option(help=f"{meaning} Of the models that --model names.", rich_help_panel=MODELS)]
+    for name, kind, meaning in (
+        ("quantize", str, "Form of the weights: bf16, int8, int4."),
+        ("max_context", int, "Longest sequence, in tokens."),
+        ("max_batch", int, "Most sequences at once."),
+        ("kv_dtype", str, "Form of keys and values: f32, f16, bf16, int8."),
+    )
+}
+
+
 def _with_options(function: Callable[..., None]) -> Callable[..., None]:
     """The function under a signature that typer reads: a parameter per setting."""
     model = Annotated[list[str] | None, typer.Option(help="PATH_OR_ID[=NAME]; may be repeated.", metavar="SOURCE")]
     config = Annotated[Path | None, typer.Option(help=f"YAML file with settings and models. [{PREFIX}CONFIG]", metavar="FILE")]
-    annotations = {"model": model, "config": config} | {s.name: _annotation(s) for s in SETTINGS if s.in_arguments}
+    annotations = {"model": model, "config": config} | FORM | {s.name: _annotation(s) for s in SETTINGS if s.in_arguments}
     parameters = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
         for name, annotation in annotations.items()

@@ -11,14 +11,12 @@ from deploy import demo
 from deploy.settings import model_spec, num_bytes
 from server.messages import Load
 
-Source = Annotated[str, typer.Argument(help="Folder or hub id; 'demo' is the built-in model.")]
+Source = Annotated[str, typer.Argument(help="Folder, .gguf file or hub id; 'demo' is the built-in model.")]
 Quantize = Annotated[str, typer.Option(help="Form of the weights: bf16, int8, int4.")]
 MaxContext = Annotated[int | None, typer.Option(min=16, help="Longest sequence, in tokens.")]
 MaxBatch = Annotated[int, typer.Option(min=1, help="Most sequences at once.")]
-KvCacheBytes = Annotated[str | None, typer.Option(help="Memory for keys and values, as 2G.", metavar="BYTES")]
-
-
 KvDtype = Annotated[str, typer.Option(help="Form of keys and values: f32, f16, bf16, int8.")]
+KvCacheBytes = Annotated[str | None, typer.Option(help="Memory for keys and values, as 2G.", metavar="BYTES")]
 
 
 def load_of(source: str, quantize: str, max_context: int | None, max_batch: int, kv_cache_bytes: str | None, kv_dtype: str = "f32") -> Load:

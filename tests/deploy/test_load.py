@@ -15,6 +15,7 @@ import tokenizers
 from safetensors.numpy import save_file
 
 from compiler.frontend.weights import open_safetensors
+from compiler.passes import lift_weights
 from deploy import kinds
 from deploy.inspection import plan_load
 from deploy.model import load_model
@@ -152,6 +153,19 @@ def test_the_second_load_comes_from_the_cache(folder_of: Callable[[str], Path]) 
     np.testing.assert_array_equal(first.embed_model.run([[5, 6, 7]]), second.embed_model.run([[5, 6, 7]]))
 
 
+def test_progress_is_told_by_stage(folder_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lift_weights, "PART_BYTES", 4096)
+    told: list[tuple[str, float]] = []
+    for load_number in range(2):
+        told.clear()
+        load_model(Load("m", str(folder_of("gemma2")), "int8"), lambda stage, fraction: told.append((stage, fraction)))
+        assert list(dict.fromkeys(stage for stage, _ in told)) == ["fetch", "verify", "compile", "pack", "warm-up"]
+        by_stage = {stage: [fraction for name, fraction in told if name == stage] for stage, _ in told}
+        assert all(fractions == sorted(fractions) and 0 <= fractions[-1] <= 1 for fractions in by_stage.values())
+        assert all(len(by_stage[stage]) > (5 if load_number == 0 else 1) for stage in ("compile", "pack"))
+        assert all(by_stage[stage][-1] == pytest.approx(1) for stage in ("compile", "pack", "warm-up"))
+
+
 @pytest.mark.parametrize("case", ["bert", "qwen3-embedding"])
 def test_the_plan_is_what_the_load_takes(case: str, folder_of: Callable[[str], Path]) -> None:
     """An encoder has no KV cache; a decoder that embeds has pages for one step's texts, however much memory there is."""
@@ -222,6 +236,18 @@ def test_a_decoder_that_pools_otherwise_is_refused(folder_of: Callable[[str], Pa
     (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_mean_tokens": True}))
     with pytest.raises(LoadError, match="pools by mean; of a decoder, the last token"):
         load(folder)
+
+
+@pytest.mark.parametrize("case", ["bert", "qwen3", "qwen3-embedding"])
+def test_weights_that_are_no_numbers_are_refused(case: str, folder_of: Callable[[str], Path], place: Path) -> None:
+    damaged = place / f"damaged-{case}"
+    shutil.copytree(folder_of(case), damaged)
+    source = open_safetensors(damaged)
+    tensors = {name: np.array(source.read(name)) for name in source.tensors}
+    max(tensors.values(), key=lambda tensor: tensor.size)[0, 0] = np.nan
+    save_file(tensors, damaged / "model.safetensors")
+    with pytest.raises(LoadError, match="is not finite; are its weights damaged"):
+        load(damaged, max_batch=8)
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:

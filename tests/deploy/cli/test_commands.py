@@ -126,6 +126,7 @@ def test_bench_lists_and_runs(demo_server: Any) -> None:
         (["load", "x", "--kv-cache-bytes", "much"], 2, "expected one as 1000000"),
         (["unload", "nobody"], 1, "model 'nobody' is not loaded"),
         (["generate", "./no/such/model", "-p", "x"], 2, "does not exist"),
+        (["generate", "demo", "-p", "x", "--kv-dtype", "f64"], 1, "kv_dtype is 'f64'; expected one of f32, f16, bf16, int8"),
         (["inspect", "demo", "--quantize", "int3"], 1, "quantize is 'int3'; expected"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -142,9 +143,15 @@ def test_a_port_that_is_taken_is_refused(demo_server: Any) -> None:
     assert f"cannot listen on 127.0.0.1 port {port}: Address already in use" in said
 
 
+def test_the_form_of_models_is_theirs_in_a_file(demo_server: Any, tmp_path: Path) -> None:
+    (config := tmp_path / "models.yaml").write_text(f"models:\n- {demo.MODEL}\n")
+    said = demo_server.run("relaxserve", "serve", "--config", str(config), "--quantize", "int8", "--kv-dtype", "int8", status=2)
+    assert "--quantize, --kv-dtype without --model" in said
+
+
 def test_a_server_whose_only_model_fails_ends(demo_server: Any, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "unheard_of"}')
-    said = demo_server.run("relaxserve", "serve", "--port", "0", "--model", f"{tmp_path}=x", status=1)
+    said = demo_server.run("relaxserve", "serve", "--port", "0", "--model", f"{tmp_path}=x", "--quantize", "int8", status=1)
     assert "x: model_type 'unheard_of' is not known; known are llama" in said
     assert "relaxserve at" not in said
 
