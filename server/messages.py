@@ -38,6 +38,15 @@ class Constraint(msgspec.Struct, frozen=True):
     source: str
 
 
+class Thinking(msgspec.Struct, frozen=True):
+    """How long a think block may get before it is closed."""
+
+    budget: int  # tokens between the markers
+    open_id: int
+    close_id: int
+    is_open: bool  # the prompt ends inside the block
+
+
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     """How tokens are drawn. All values are resolved: defaults of the model and of the API are applied by the front."""
 
@@ -54,6 +63,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     logit_bias: tuple[tuple[int, float], ...] = ()
     allowed_token_ids: tuple[int, ...] = ()  # empty: all
     banned_token_ids: tuple[int, ...] = ()
+    banned_sequences: tuple[tuple[int, ...], ...] = ()  # two tokens or more; the last is banned behind those before it
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     seed: int = 0
@@ -61,6 +71,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     processed_logprobs: bool = False  # after penalties, temperature and truncation instead of before
     prompt_logprobs: int | None = None
     constraint: Constraint | None = None
+    thinking: Thinking | None = None
 
 
 # --- front -> worker ---------------------------------------------------------------------------------------------------

@@ -63,6 +63,8 @@ def _check_ids(submit: Submit, vocab_size: int) -> None:
         "logit_bias": (token_id for token_id, _ in params.logit_bias),
         "allowed_token_ids": params.allowed_token_ids,
         "banned_token_ids": params.banned_token_ids,
+        "banned_sequences": (token_id for sequence in params.banned_sequences for token_id in sequence),
+        "thinking": () if params.thinking is None else (params.thinking.open_id, params.thinking.close_id),
         "stop_token_ids": params.stop_token_ids,
     }
     for name, ids in named.items():

@@ -3,7 +3,7 @@
 A row is worked on alone, in float64 and always in the same scratch memory, so that neither its neighbours nor its address can
 change a bit of the result. The order of the steps is part of the meaning:
 
-    bias -> repetition, frequency and presence penalties -> bans, minimum length, constraint
+    bias -> repetition, frequency and presence penalties -> bans, minimum length, end of thoughts, constraint
     -> temperature -> top_k -> top_p -> min_p -> typical_p -> draw
 
 Each truncation looks at what the one before it left, renormalised. Among equal logits the lower token id counts as the higher one.
@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from server.engine.philox import uniform
+from server.engine.watch import Watch
 from server.messages import SamplingParams, TokenLogprob
 
 Logits = NDArray[np.float32]
@@ -58,6 +59,7 @@ class RowState:
     _bias: tuple[Ids, NDArray[np.float64]] = field(init=False)
     _prompt: Ids = field(init=False)
     ender_ids: frozenset[int] = field(init=False)  # they end the sequence, once min_tokens are drawn
+    watch: Watch = field(init=False)
     is_plain: bool = field(init=False)  # logits reach the draw unchanged, once min_tokens is over
 
     def __post_init__(self) -> None:
@@ -69,7 +71,9 @@ class RowState:
         self.ender_ids = frozenset(enders)
         self._bias = _ids([i for i, _ in params.logit_bias]), np.array([b for _, b in params.logit_bias], np.float64)
         self._prompt = np.unique(_ids(self.prompt_ids)) if params.repetition_penalty != 1.0 else _ids(())
-        self.is_plain = not (params.logit_bias or params.allowed_token_ids or params.banned_token_ids or self._penalises)
+        self.watch = Watch(params)
+        bans = params.allowed_token_ids or params.banned_token_ids or self.watch.is_needed
+        self.is_plain = not (params.logit_bias or bans or self._penalises)
 
     @property
     def _penalises(self) -> bool:
@@ -89,6 +93,7 @@ class RowState:
         self.num_drawn += 1
         if self._penalises:
             self.counts[token_id] = self.counts.get(token_id, 0) + 1
+        self.watch.advance(token_id)
 
     def adjust(self, logits: NDArray[np.float64], mask: Bitmask | None) -> None:
         """In place: bias, penalties, bans."""
@@ -104,12 +109,13 @@ class RowState:
             counts = np.fromiter(self.counts.values(), np.float64, len(self.counts))
             logits[drawn] -= params.frequency_penalty * counts + params.presence_penalty
         if len(self._allowed):
-            kept = logits[self._allowed]
-            logits.fill(-np.inf)
-            logits[self._allowed] = kept
+            _keep_only(logits, self._allowed)
         logits[self._banned] = -np.inf
+        logits[_ids(self.watch.banned())] = -np.inf
         if self.holds_back_end:
             logits[self._enders] = -np.inf
+        if (demanded := self.watch.demanded()) is not None:
+            _keep_only(logits, _ids([demanded]))
         if mask is not None:
             bits = np.unpackbits(mask.view(np.uint8), count=len(logits), bitorder="little")
             logits[bits == 0] = -np.inf
@@ -213,6 +219,12 @@ class Sampler:
         top = top[np.argsort(-logits[top], kind="stable")]
         pairs = tuple((int(i), float(logits[i]) - normaliser) for i in top if logits[i] > -np.inf)
         return TokenLogprob(token_id, float(value) - normaliser, rank, pairs)
+
+
+def _keep_only(logits: NDArray[np.float64], ids: Ids) -> None:
+    kept = logits[ids]
+    logits.fill(-np.inf)
+    logits[ids] = kept
 
 
 def _first_above(sums: NDArray[np.float64], target: float) -> int:

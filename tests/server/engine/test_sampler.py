@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from server.engine.philox import philox4x32, uniform
 from server.engine.sampler import RowState, Sampler
-from server.messages import SamplingParams
+from server.messages import SamplingParams, Thinking
 
 VOCAB = 200
 EOS = 3
@@ -45,6 +45,7 @@ def reference(logits, params: SamplingParams, prompt, drawn, allowed=None) -> di
     if params.allowed_token_ids:
         values = {i: x for i, x in values.items() if i in params.allowed_token_ids}
     banned = set(params.banned_token_ids)
+    banned |= {last for *before, last in params.banned_sequences if list(drawn[-len(before) :]) == before}
     if len(drawn) < params.min_tokens:
         banned |= {*params.stop_token_ids} | (set() if params.ignore_eos else {EOS})
     values = {i: x for i, x in values.items() if i not in banned and (allowed is None or i in allowed)}
@@ -99,6 +100,7 @@ params_strategy = st.builds(
     logit_bias=st.sampled_from(((), ((5, 4.0), (6, -100.0)))),
     allowed_token_ids=st.sampled_from(((), tuple(range(2, 60)))),
     banned_token_ids=st.sampled_from(((), (8, 9))),
+    banned_sequences=st.sampled_from(((), ((1, 12), (2, 3, 13)))),
     stop_token_ids=st.sampled_from(((), (10, 11))),
     ignore_eos=st.booleans(),
     seed=st.integers(0, 2**64 - 1),
@@ -199,6 +201,32 @@ def test_what_cannot_be_drawn_is_an_error_of_its_row() -> None:
     assert first.error is not None and "no token is left" in str(first.error)
     assert second.error is not None and "not a number" in str(second.error)
     assert third.error is None and 0 <= third.token_id < VOCAB
+
+
+def test_a_sequence_is_banned_at_its_last_token_only() -> None:
+    params = SamplingParams(max_tokens=9, temperature=0, banned_sequences=((5, 6), (5, 6, 7)))
+    logits = np.zeros((1, VOCAB), np.float32)
+    logits[0, [5, 6, 7]] = [1, 3, 2]
+    assert Sampler(VOCAB).sample(logits, [row_of(params, (5,), ())])[0].token_id == 6  # what the prompt ends with does not count
+    assert Sampler(VOCAB).sample(logits, [row_of(params, (1,), (6, 5))])[0].token_id == 7
+    assert Sampler(VOCAB).sample(logits, [row_of(params, (1,), (5, 8))])[0].token_id == 6
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+def test_thoughts_are_closed_when_their_budget_is_spent(is_open) -> None:
+    opening, closing = 3, 4
+    params = SamplingParams(max_tokens=9, temperature=0, thinking=Thinking(2, opening, closing, is_open))
+    logits = np.zeros((1, VOCAB), np.float32)
+    logits[0, 50] = 1.0
+
+    def drawn_after(*drawn: int) -> int:
+        return Sampler(VOCAB).sample(logits, [row_of(params, (1,), drawn)])[0].token_id
+
+    before = () if is_open else (opening,)
+    assert drawn_after(*before, 50) == 50
+    assert drawn_after(*before, 50, 50) == closing
+    assert drawn_after(*before, 50, 50, closing, 50, 50) == 50
+    assert drawn_after(50, 50, 50) == (closing if is_open else 50)
 
 
 def test_philox_known_answers() -> None:
