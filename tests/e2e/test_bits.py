@@ -20,7 +20,7 @@ from server.engine.loop import OverlappedEngine
 from server.engine.process import LoadedModel
 from server.messages import Constraint, ConstraintKind, FromWorker, Load, SamplingParams, Submit, TokenLogprob, Tokens
 
-NUM_REQUESTS = int(os.environ.get("RELAXSERVE_TEST_E2E_REQUESTS", "40"))
+NUM_REQUESTS = int(os.environ.get("RELAXSERVE_TEST_E2E_REQUESTS", "200"))
 
 SCHEMA = {
     "type": "object",
@@ -128,14 +128,14 @@ def rig(model: LoadedModel, constraints: ConstraintCompiler) -> Callable[..., Ri
 def random_submits(num: int, vocab_size: int) -> list[Submit]:
     """Mixed lengths, parameters, seeds, stop tokens and constraints; some share beginnings."""
     rng = random.Random(3)
-    common = tuple(rng.randrange(3, vocab_size) for _ in range(300))
+    common = tuple(rng.randrange(3, vocab_size) for _ in range(140))
     submits: list[Submit] = []
     for i in range(num):
-        beginning = common[: rng.choice((0, 0, 17, 64, 300))]
-        own = tuple(rng.randrange(3, vocab_size) for _ in range(rng.choice((1, 5, 30, 31, 100, 250))))
+        beginning = common[: rng.choice((0, 0, 17, 64, 140))]
+        own = tuple(rng.randrange(3, vocab_size) for _ in range(rng.choice((1, 5, 17, 30, 31, 100))))
         constraint = rng.choice((None, None, None, *CONSTRAINTS))
         params = SamplingParams(
-            max_tokens=rng.randrange(1, 60),
+            max_tokens=rng.randrange(1, 50),
             temperature=rng.choice((0.0, 0.7, 1.0, 1.6)),
             top_p=rng.choice((1.0, 0.9)),
             top_k=rng.choice((0, 40)),
