@@ -38,8 +38,8 @@ def bind_weights(
 ) -> dict[str, Array]:
     """What is bound, by name. `unused` are patterns of tensors that checkpoints carry and the program does not need."""
     step, preparations = executable.meta.functions[entry], executable.meta.preparations(entry)
-    computed = [p for p in step.weights if p.name not in source.tensors]
-    plain = [p for p in step.weights if p.name in source.tensors]
+    num_plain = len(step.weights) - step.num_prepared
+    plain, computed = step.weights[:num_plain], step.weights[num_plain:]
     accounting = Accounting(source)
     for param in (*plain, *(p for prepare in preparations for p in prepare.params)):
         accounting.take(param.name, _spec(param)[0])
@@ -56,7 +56,7 @@ def bind_weights(
 def _prepared(
     session: Session,
     preparations: Sequence[VMFunction],
-    computed: list[ParamSpec],
+    computed: Sequence[ParamSpec],
     source: WeightSource,
     kept_in: Path | None,
     progress: Progress,
@@ -95,7 +95,7 @@ def _results(session: Session, preparations: Sequence[VMFunction], source: Weigh
             source.release(param.name)
 
 
-def _mapped(path: Path, computed: list[ParamSpec]) -> Mapping[str, Array]:
+def _mapped(path: Path, computed: Sequence[ParamSpec]) -> Mapping[str, Array]:
     file = SectionFile(path)
     arrays: dict[str, Array] = {}
     for param in computed:

@@ -215,6 +215,7 @@ class VMFunction(Struct, frozen=True, tag=True):
     derive: str | None = None  # shape function of the entry
     arena_bytes: DimRef = 0  # bytes of the shared arena that a call needs
     signature: str = ""
+    num_prepared: int = 0  # of the weights, the last: what the preparations return
 
     @property
     def inputs(self) -> tuple[ParamSpec, ...]:

@@ -47,11 +47,26 @@ from compiler.ir.graph import (
 from compiler.ir.loops import Buffer, PrimFunc, ScalarParam
 from compiler.ir.module import IRModule
 from compiler.ir.subsume import unify
-from compiler.ir.types import ScalarType, TensorType, vars_of
+from compiler.ir.types import ScalarType, TensorType, TupleType, vars_of
 from compiler.ir.visit import operands
 from compiler.ops.tables import VIEWS
 from runtime import executable as vm
-from runtime.executable import Arg, Base, ConstantRef, DimRef, Imm, Kernel, Operand, ParamSpec, Phase, Reg, Region, Slot, VMFunction
+from runtime.executable import (
+    PREPARATION,
+    Arg,
+    Base,
+    ConstantRef,
+    DimRef,
+    Imm,
+    Kernel,
+    Operand,
+    ParamSpec,
+    Phase,
+    Reg,
+    Region,
+    Slot,
+    VMFunction,
+)
 from runtime.library import routine
 
 # They read and write registers and slots, never what launches compute: no region has to end for them.
@@ -91,6 +106,11 @@ def lower(module: IRModule, kernels: Mapping[str, KernelCode], signatures: Mappi
         program.functions[name] = lowering.lower(signatures.get(name, ""))
         program.shape_functions.append(lowering.slots.text())
     return program
+
+
+def _num_prepared(module: IRModule, entry: str) -> int:
+    results = [func.result_type for name, func in module.graph_functions.items() if name.startswith(entry + PREPARATION)]
+    return sum(len(result.fields) for result in results if isinstance(result, TupleType))
 
 
 class _Function:
@@ -138,6 +158,7 @@ class _Function:
             self.slots.symbol(0),
             arena,
             signature,
+            _num_prepared(self.program.module, self.name),
         )
 
     def _with_symbols(self) -> list[vm.Instruction]:

@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 
 from compiler.frontend.config import ModelConfig
 from deploy import demo
-from deploy.bench.synthetic import RandomWeights, synthetic_config
+from deploy.bench.synthetic import RandomWeights, shapes_of, synthetic_config
 
 PREFIX = "synthetic-"
 
@@ -34,7 +34,7 @@ def model_folder(model: str) -> Generator[Path]:
 
 def write_checkpoint(config: ModelConfig, folder: Path) -> None:
     """Random weights in bfloat16. The tokenizer is the demo model's, with further entries that no text becomes."""
-    shapes = _shapes(config)
+    shapes = shapes_of(config)
     source = RandomWeights(shapes)
     save_file({name: source.read(name) for name in shapes}, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(_config(config)))
@@ -44,28 +44,6 @@ def write_checkpoint(config: ModelConfig, folder: Path) -> None:
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     for name in ("tokenizer_config.json", "generation_config.json"):
         shutil.copy(demo.MODEL / name, folder / name)
-
-
-def _shapes(c: ModelConfig) -> dict[str, tuple[int, ...]]:
-    shapes: dict[str, tuple[int, ...]] = {
-        "model.embed_tokens.weight": (c.vocab_size, c.hidden_size),
-        "model.norm.weight": (c.hidden_size,),
-        "lm_head.weight": (c.vocab_size, c.hidden_size),
-    }
-    for layer in range(c.num_layers):
-        prefix = f"model.layers.{layer}."
-        shapes |= {
-            f"{prefix}self_attn.q_proj.weight": (c.num_heads * c.head_dim, c.hidden_size),
-            f"{prefix}self_attn.k_proj.weight": (c.num_kv_heads * c.head_dim, c.hidden_size),
-            f"{prefix}self_attn.v_proj.weight": (c.num_kv_heads * c.head_dim, c.hidden_size),
-            f"{prefix}self_attn.o_proj.weight": (c.hidden_size, c.num_heads * c.head_dim),
-            f"{prefix}mlp.gate_proj.weight": (c.intermediate_size, c.hidden_size),
-            f"{prefix}mlp.up_proj.weight": (c.intermediate_size, c.hidden_size),
-            f"{prefix}mlp.down_proj.weight": (c.hidden_size, c.intermediate_size),
-            f"{prefix}input_layernorm.weight": (c.hidden_size,),
-            f"{prefix}post_attention_layernorm.weight": (c.hidden_size,),
-        }
-    return shapes
 
 
 def _config(c: ModelConfig) -> dict[str, Any]:

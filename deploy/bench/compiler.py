@@ -30,7 +30,7 @@ from compiler.ops.matmul import MATMUL
 from compiler.ops.normalize import LAYER_NORM, RMS_NORM, SOFTMAX
 from compiler.passes.pipeline import pipeline
 from deploy.bench.measure import Figure, best_s, report
-from deploy.bench.synthetic import UniformDTypes
+from deploy.bench.synthetic import dtypes_of
 from deploy.bench.tvm_plan import planned_bytes
 from runtime.executable import Executable
 from runtime.session import Session
@@ -44,7 +44,7 @@ def decoder(num_layers: int, bounds: StepBounds = BOUNDS) -> IRModule:
     config = ModelConfig(
         "llama", 32000, HIDDEN, 5632, num_layers, 16, 4, 64, Activation.SILU, 1e-5, 4096, 0.125, (None,) * num_layers, Rope(1e4, 64)
     )
-    return build_step(config, CAUSAL["llama"], UniformDTypes(), bounds, F32)
+    return build_step(config, CAUSAL["llama"], dtypes_of(config), bounds, F32)
 
 
 def main(argv: list[str]) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from compiler.bind import bind_weights
 from compiler.driver import compile_module
 from compiler.frontend.config import ModelConfig
 from compiler.frontend.decoder import ENTRY, StepBounds, build_step
@@ -23,8 +24,7 @@ from compiler.frontend.nn import WeightFormat
 from compiler.ir.dtypes import DType
 from deploy.bench.limits import Limits, measure_limits
 from deploy.bench.measure import best_s
-from deploy.bench.synthetic import RandomWeights, UniformDTypes, synthetic_config
-from runtime.device.cpu import host_buffer
+from deploy.bench.synthetic import RandomWeights, dtypes_of, shapes_of, synthetic_config
 from runtime.kv_pool import KVLayout, KVPool
 from runtime.memory import MemoryAccount
 from runtime.session import Session
@@ -50,30 +50,15 @@ class Model:
     def __init__(self, config: ModelConfig, quantize: str, threads: int | None) -> None:
         self.config = config
         bounds = StepBounds(max(PREFILLS), max(BATCHES), max(CONTEXTS) + PAGE_SIZE)
-        module = build_step(config, CAUSAL[config.family], UniformDTypes(), bounds, DType.F32, WeightFormat.parse(quantize))
+        module = build_step(config, CAUSAL[config.family], dtypes_of(config), bounds, DType.F32, WeightFormat.parse(quantize))
         self.executable = compile_module(module)
         self.session = Session(self.executable, device_threads=threads)
-        self.weights = self._bind()
+        self.weights = bind_weights(self.session, self.executable, ENTRY, RandomWeights(shapes_of(config)))
         layout = KVLayout(config.num_layers, config.num_kv_heads, config.head_dim, "f32")
         pages = 1 + max(BATCHES) * (max(CONTEXTS) // PAGE_SIZE + 1)
         self.kv_bytes = layout.bytes_per_page / PAGE_SIZE
         self.pages = min(pages, 1 + (4 << 30) // layout.bytes_per_page)
         self.pool = KVPool(layout, self.pages, MemoryAccount())
-
-    def _bind(self) -> dict[str, Any]:
-        step, preparations = self.executable.meta.functions[ENTRY], self.executable.meta.preparations(ENTRY)
-        params = [*step.weights, *(p for prepare in preparations for p in prepare.params)]
-        source = RandomWeights({p.name: tuple(p.spec.shape) for p in params})  # type: ignore[union-attr,arg-type]
-        results: list[Any] = []
-        for prepare in preparations:
-            for value in self.session.call(prepare.name, *(source.read(p.name) for p in prepare.params), views=True):
-                results.append(host_buffer(value.nbytes).view(value.dtype).reshape(value.shape))
-                results[-1][...] = value
-        names = [p.name for p in step.weights]
-        num_plain = len(names) - len(results)
-        bound = {name: source.read(name) for name in names[:num_plain]} | dict(zip(names[num_plain:], results, strict=True))
-        self.session.bind(ENTRY, bound)
-        return bound
 
     @property
     def product_bytes(self) -> int:

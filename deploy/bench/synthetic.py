@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ from numpy.typing import NDArray
 
 from compiler.frontend.config import Activation, ModelConfig
 from compiler.frontend.rope import Rope
+from compiler.frontend.weights import TensorInfo
 from compiler.ir.dtypes import DType
 
 # name: (hidden, layers, heads, kv heads, head size, ffn, vocabulary)
@@ -44,18 +47,43 @@ def synthetic_config(name: str) -> ModelConfig:
     )
 
 
-class UniformDTypes(dict[str, DType]):
-    """Every tensor of the checkpoint has this element type."""
+def shapes_of(c: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Of the tensors of its checkpoint, by name."""
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (c.vocab_size, c.hidden_size),
+        "model.norm.weight": (c.hidden_size,),
+        "lm_head.weight": (c.vocab_size, c.hidden_size),
+    }
+    for layer in range(c.num_layers):
+        prefix = f"model.layers.{layer}."
+        shapes |= {
+            f"{prefix}self_attn.q_proj.weight": (c.num_heads * c.head_dim, c.hidden_size),
+            f"{prefix}self_attn.k_proj.weight": (c.num_kv_heads * c.head_dim, c.hidden_size),
+            f"{prefix}self_attn.v_proj.weight": (c.num_kv_heads * c.head_dim, c.hidden_size),
+            f"{prefix}self_attn.o_proj.weight": (c.hidden_size, c.num_heads * c.head_dim),
+            f"{prefix}mlp.gate_proj.weight": (c.intermediate_size, c.hidden_size),
+            f"{prefix}mlp.up_proj.weight": (c.intermediate_size, c.hidden_size),
+            f"{prefix}mlp.down_proj.weight": (c.hidden_size, c.intermediate_size),
+            f"{prefix}input_layernorm.weight": (c.hidden_size,),
+            f"{prefix}post_attention_layernorm.weight": (c.hidden_size,),
+        }
+    return shapes
 
-    def get(self, name: str, default: DType | None = None) -> DType:  # type: ignore[override]  # never absent
-        return DType.BF16
+
+def dtypes_of(config: ModelConfig) -> dict[str, DType]:
+    return dict.fromkeys(shapes_of(config), DType.BF16)
 
 
 @dataclass(frozen=True, slots=True)
 class RandomWeights:
-    """Arrays on demand; the same name gives the same values."""
+    """A source whose arrays are made on demand; the same name gives the same values."""
 
     shapes: Mapping[str, tuple[int, ...]]
+
+    @property
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        dtype = DType.BF16.numpy
+        return {name: TensorInfo(shape, dtype, prod(shape) * dtype.itemsize) for name, shape in self.shapes.items()}
 
     def read(self, name: str) -> NDArray[Any]:
         rng = np.random.default_rng(zlib.crc32(name.encode()))
@@ -65,3 +93,9 @@ class RandomWeights:
         scale = shape[-1] ** -0.5
         block = rng.standard_normal((min(shape[0], 256), shape[1]), np.float32) * scale  # repeated: drawing a billion numbers takes minutes
         return np.resize(block.astype(DType.BF16.numpy), shape)
+
+    def release(self, name: str) -> None:
+        """Nothing is held."""
+
+    def digest(self) -> str:
+        return hashlib.blake2b(repr(sorted(self.shapes.items())).encode(), digest_size=16).hexdigest()
