@@ -272,9 +272,25 @@ class Scalars:
             convert = "uitofp" if source.is_unsigned else "sitofp"
             return self.rounded(self.code.op(f"{convert} {old} {value.operand} to {new}"), dtype, lanes)
         if source.is_float:
-            name = f"fpto{'u' if dtype.is_unsigned else 's'}i.sat.{suffix(register(dtype), lanes)}.{suffix('float', lanes)}"
-            return Value(self.code.op(f"call {new} @llvm.{name}({old} {value.operand})"), dtype, lanes)
+            return Value(self._float_to_int(value, dtype), dtype, lanes)
         return Value(self._int_to_int(value, dtype), dtype, lanes)
+
+    def _float_to_int(self, value: Value, dtype: DType) -> str:
+        """Toward zero, saturating, NaN to 0. LLVM has this as one intrinsic, but takes vectors apart for it."""
+        op, lanes, how = self.code.op, value.lanes, f"fpto{'u' if dtype.is_unsigned else 's'}i"
+        old, new = vec("float", lanes), vec(register(dtype), lanes)
+        if lanes == 1:
+            return op(f"call {new} @llvm.{how}.sat.{register(dtype)}.f32({old} {value.operand})")
+        (low, high), flag = dtype.ends, vec("i1", lanes)
+        least, most = (splat(float_literal(float(end)), "float", lanes) for end in (low, high + 1))
+        above = op(f"fcmp ogt {old} {value.operand}, {least}")
+        below = op(f"fcmp olt {old} {value.operand}, {most}")
+        safe = op(f"select {flag} {op(f'and {flag} {above}, {below}')}, {old} {value.operand}, {old} zeroinitializer")
+        result = op(f"{how} {old} {safe} to {new}")
+        for compare, limit, end in (("ole", least, low), ("oge", most, high)):
+            beyond = op(f"fcmp {compare} {old} {value.operand}, {limit}")
+            result = op(f"select {flag} {beyond}, {new} {splat(str(end), register(dtype), lanes)}, {new} {result}")
+        return result
 
     def _int_to_int(self, value: Value, dtype: DType) -> str:
         """Integers wrap."""
