@@ -108,8 +108,6 @@ class ConstraintCompiler:
         size = len(constraint.source.encode())
         if size > self.limits.source_bytes:
             raise ConstraintError(f"the {constraint.kind} has {size} bytes, expected at most {self.limits.source_bytes}: shorten it")
-        if self._tokenizer is None:
-            self._tokenizer = LLTokenizer(self._tokenizer_json, n_vocab=self._vocab_size, eos_token=self._eos_ids or None)
         bounds = LLParserLimits(
             initial_lexer_fuel=self.limits.initial_fuel, max_grammar_size=self.limits.grammar_size, verbose_errors=False
         )
