@@ -8,6 +8,7 @@ from compiler.ops import (
     elementwise,
     embedding,
     index,
+    integer,
     manipulate,
     matmul,
     normalize,
@@ -15,6 +16,7 @@ from compiler.ops import (
     ragged,
     random,
     reduce,
+    sampling,
 )
 
 __all__ = [
@@ -25,6 +27,7 @@ __all__ = [
     "elementwise",
     "embedding",
     "index",
+    "integer",
     "manipulate",
     "matmul",
     "normalize",
@@ -32,4 +35,5 @@ __all__ = [
     "ragged",
     "random",
     "reduce",
+    "sampling",
 ]

@@ -40,6 +40,7 @@ from compiler.ir.visit_loops import (
 from compiler.passes.annotate_patterns import Pattern, Staged, pattern_of, staged
 from compiler.passes.outline import Outliner
 from compiler.passes.rewrite import count_uses
+from compiler.schedule.integer import match_integer
 from compiler.schedule.matmul import match_product
 from compiler.schedule.nests import PerfectNest, allocated, perfect_nest, without_allocations
 
@@ -268,6 +269,9 @@ def _inlinable(first: PrimFunc, second: PrimFunc, places: list[int]) -> bool:
     if product is not None:
         rows = {load.buffer for s in product.sums for load in loads(s.rows)}
         return not any(t in rows for t in target) and _decodes(first)
+    integer = match_integer(second)
+    if integer is not None and any(load.buffer in target for s in integer.sums for load in loads(s.reduce)):
+        return False
     inside = [r for s in _values(second) for r in walk_scalar(s) if isinstance(r, Reduce)]
     read_in_fold = any(load.buffer in target for r in inside for load in loads(r.value))
     times = sum(load.buffer in target for s in _values(second) for load in loads(s))
@@ -310,15 +314,20 @@ def _wraps(second: PrimFunc, places: list[int], first: PrimFunc) -> bool:
         return False
     if any(list(b.shape) != list(form.last.store.buffer.shape) for b in (second.params[i] for i in places) if isinstance(b, Buffer)):
         return False
-    other = match_product(second)
-    own = match_product(first)
     # Two products share a tile when they run over the same rows and the same contracted extent; anything else keeps to itself.
     has_fold = any(isinstance(s, Reduce) for s in walk_scalar(value))
     if not has_fold:
         return True
-    if own is None or other is None or len(own.sums) + len(other.sums) > MOST_SUMS:
-        return False
-    return str(own.sums[0].axis[1]) == str(other.sums[0].axis[1])
+    own, other = _sums(first), _sums(second)
+    return bool(own) and len(own) + len(other) <= MOST_SUMS and len({*own, *other}) == 1
+
+
+def _sums(prim: PrimFunc) -> list[str]:
+    """The sums of a product, each as the extent it runs over."""
+    product, integer = match_product(prim), match_integer(prim)
+    if product is not None:
+        return [str(s.axis[1]) for s in product.sums]
+    return [] if integer is None else [f"{s.num_groups} of {s.planes[0].group}" for s in integer.sums]
 
 
 # --- how ---------------------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from compiler.passes.eliminate_dead_code import EliminateDeadCode
 from compiler.passes.explicit_memory import explicit_memory
 from compiler.passes.fold_constants import FoldConstants
 from compiler.passes.fuse import fuse
+from compiler.passes.integer_products import IntegerProducts
 from compiler.passes.legalize import legalize
 from compiler.passes.lift_weights import lift_weights
 from compiler.passes.lift_workspace import lift_workspace
@@ -21,7 +22,7 @@ from compiler.passes.plan_memory import PlanMemory
 from compiler.passes.protect_operands import protect_operands
 from compiler.passes.schedule_kernels import ScheduleKernels
 from compiler.passes.share_subexpressions import share_subexpressions
-from compiler.schedule.rules import tile_shape
+from compiler.schedule.rules import integer_tile, tile_shape
 from compiler.target import Target
 
 # The phases, and the pass with which each ends.
@@ -29,9 +30,11 @@ PHASES: Final = {"nests": "fuse", "kernels": "lift_workspace", "memory": "captur
 
 
 def pipeline(target: Target, instruments: tuple[Instrument, ...] = (), dispatch: tuple[Row, ...] = ()) -> Pipeline:
+    integer = integer_tile(target)
     return Pipeline(
         (
             *([DispatchLibrary(dispatch)] if dispatch else []),
+            *([IntegerProducts(integer.columns)] if integer else []),
             # from operators to loop nests
             legalize,
             FoldConstants(),

@@ -6,9 +6,11 @@ same on all instruction sets.
 
 from __future__ import annotations
 
+from compiler.codegen.intrinsics.integer import DOT_PANEL
 from compiler.ir.loops import For, Let, LoopKind, PrimFunc, Stmt, Tile
 from compiler.ir.visit_loops import sequence, statements, walk_stmts
 from compiler.schedule.attention import schedule_attention
+from compiler.schedule.integer import schedule_integer
 from compiler.schedule.matmul import TileShape, schedule_matmul
 from compiler.schedule.nests import allocated, without_allocations
 from compiler.schedule.ragged import schedule_ragged
@@ -26,10 +28,19 @@ def tile_shape(target: Target) -> TileShape:
     return TileShape(rows=4, vectors=1, lanes=WIDTH)  # 8 of 16 with 256 bits, 16 of 32 with 128
 
 
+def integer_tile(target: Target) -> TileShape | None:
+    """Where bytes are multiplied several at a time; the rows of all planes count."""
+    if not DOT_PANEL.runs_on(target):
+        return None
+    return TileShape(rows=8, vectors=2, lanes=WIDTH) if target.vector_bits >= 512 else TileShape(rows=4, vectors=1, lanes=WIDTH)
+
+
 def schedule(prim: PrimFunc, target: Target) -> PrimFunc:
     if "schedule" in prim.attrs or _scheduled(prim.body):
         return prim
     found = schedule_ragged(prim) or schedule_attention(prim, WIDTH) or schedule_matmul(prim, tile_shape(target))
+    integer = integer_tile(target)
+    found = found or (schedule_integer(prim, integer) if integer else None)
     return found or schedule_rows(prim, WIDTH) or _by_stage(prim)
 
 

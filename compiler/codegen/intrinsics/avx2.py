@@ -27,6 +27,22 @@ def fours_by_vnni(lanes: int, instruction: str) -> Step:
     return Step(lanes, left, right, add, excess)
 
 
+def signed_by_unsigned(lanes: int, instruction: str) -> Step:
+    """As the instruction multiplies: the panel's bytes are its unsigned operand."""
+    words, bytes_ = vec("i32", lanes), vec("i8", 4 * lanes)
+
+    def left(code: Code, x: str) -> Parts:
+        return right(code, broadcast(code, x, "i32", lanes))
+
+    def right(code: Code, x: str) -> Parts:
+        return (code.op(f"bitcast {words} {x} to {bytes_}"),)
+
+    def add(code: Code, total: str, a: Parts, b: Parts) -> str:
+        return code.op(f"call {words} @{instruction}({words} {total}, {bytes_} {b[0]}, {bytes_} {a[0]})")
+
+    return Step(lanes, left, right, add)
+
+
 def fours_by_pairs(lanes: int, instruction: str) -> Step:
     """Even and odd bytes widened to 16 bits; two products and their sum fit 32."""
     words, halves = vec("i32", lanes), vec("i16", 2 * lanes)
@@ -50,3 +66,4 @@ def fours_by_pairs(lanes: int, instruction: str) -> Step:
 
 I8_FOURS_VNNI = fours_by_vnni(8, "llvm.x86.avx512.vpdpbusd.256")
 I8_FOURS_BY_PAIRS = fours_by_pairs(8, "llvm.x86.avx2.pmadd.wd")
+SIGNED_BY_UNSIGNED = signed_by_unsigned(8, "llvm.x86.avx512.vpdpbusd.256")

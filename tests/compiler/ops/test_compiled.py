@@ -79,6 +79,20 @@ OTHERS: dict[str, tuple[tuple[Any, ...], str | None, dict[str, Any]]] = {
     "rope": ((HEADS, X[:3, :3].copy(), Y[:3, :3].copy()), "t 4 8, t 3, t 3", {}),
     "quantize": ((RNG.standard_normal((ROWS, 64)).astype(np.float32),), "n 64", {"bits": 4, "group": 32, "symmetric": False}),
     "dequantize": ((RNG.integers(0, 256, (ROWS, 32)).astype(np.uint8), POSITIVE[:, :2].copy()), "n 32, n 2", {"bits": 4, "group": 32}),
+    "quantize_rows": ((RNG.standard_normal((ROWS, 64)).astype(np.float32),), "n 64", {"bits": 16, "group": 32}),
+    "panel_integers": ((RNG.integers(0, 256, (20, 32)).astype(np.uint8),), "20 32", {"bits": 4, "columns": 16}),
+    "panel_scales": ((POSITIVE[:, :2].copy(),), "n 2", {"columns": 4}),
+    "integer_linear": (
+        (
+            RNG.integers(-128, 128, (ROWS, 2, 64)).astype(np.int8),
+            POSITIVE[:, :1].copy(),
+            RNG.integers(-99, 99, (ROWS, 2, 1)).astype(np.int32),
+            RNG.integers(0, 256, (2, 16, 128)).astype(np.uint8),
+            RNG.random((2, 1, 32)).astype(np.float32),
+        ),
+        "n 2 64, n 1, n 2 1, 2 16 128, 2 1 32",
+        {"size": 50},
+    ),
     "attention": ((DENSE, DENSE[:, :2].copy(), DENSE[:, 2:].copy()), "b 4 t 8, b 2 s 8, b 2 s 8", {"scale": 0.3, "causal": True}),
     "paged_attention": ((HEADS, CACHE, TABLES, SEQUENCES, POSITIONS, 1), "t 4 8, 2 2 p 2 128, s m, t, t", {"scale": 0.3}),
     "kv_append": (

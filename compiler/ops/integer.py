@@ -1,0 +1,340 @@
+"""Products in integers: activations as integers of 8 or 16 bits, weights of 8 or 4 bits in panels, sums of a group exact, groups in order.
+
+    x[i, k] = scale[i, g] * v[i, k]     g = k // group; v in one plane of i8, or in two: v = 256 * q[0] + q[1]
+    y[i, n] = sum(g) (scale[i, g] * weight_scale[n, g]) * (sum(k in g) v[i, k] * w[n, k])
+
+Machines multiply signed by unsigned bytes, so weights lie in memory as w + MIDDLE, and `total`, the sum of each group and plane of q, takes
+out again what that adds. Four neighbours along k stand together, for each of a panel's columns, as one instruction reads them; of 4-bit
+weights a byte holds the k-th and the fourth after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from compiler.ir.dims import Dim, ceil_div
+from compiler.ir.dtypes import DType
+from compiler.ir.errors import AnnotationError
+from compiler.ir.loops import Allocate, Buffer, Fn, ReduceFn, Scalar, Stmt
+from compiler.ir.op import REQUIRED
+from compiler.ir.prove import prove_divisible
+from compiler.ir.types import TensorType, TupleType, Type
+from compiler.ops.broadcast import output, sized_buffer
+from compiler.ops.nest import apply, cast, const, fill, guard, index_value, load, loops, reduce, seq, store
+from compiler.ops.operands import agree, dtype_attr, int_attr, tensor_operand, unproved, wants_float
+from compiler.ops.tables import Nest, Operands, define
+
+Attrs = Mapping[str, Any]
+
+F32, I8, I32, U8 = DType.F32, DType.I8, DType.I32, DType.U8
+FOUR = 4  # products that an instruction adds into one sum
+MIDDLE = {8: 128, 4: 8}  # what weights of so many bits are stored above
+LARGEST = {8: 127, 16: 127 * 256 + 127}  # of activations of so many bits: both planes stay within i8
+
+
+def _group(attrs: Attrs, length: Dim) -> Dim:
+    """The attribute, where 0 stands for the whole axis."""
+    group = int_attr(attrs, "group", 0)
+    if group and not prove_divisible(length, group):
+        raise AnnotationError(f"the last dimension is {length}, wants a multiple of the group, {group}")
+    return Dim.of(group) if group else length
+
+
+def _num_groups(attrs: Attrs, length: Dim) -> Dim:
+    return length // _group(attrs, length) if attrs["group"] else Dim.of(1)
+
+
+def _bits(attrs: Attrs, known: Mapping[int, int]) -> int:
+    bits = int_attr(attrs, "bits")
+    if bits not in known:
+        raise AnnotationError(f"attribute bits is {bits}, wants {' or '.join(map(str, known))}")
+    return bits
+
+
+# --- quantize_rows -----------------------------------------------------------------------------------------------------
+
+
+def _rows_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
+    """(q [..., planes, k], scale [..., groups], total [..., planes, groups])"""
+    x, planes = wants_float(tensor_operand(args, 0, "x"), "x"), _bits(attrs, LARGEST) // 8
+    if x.ndim == 0:
+        raise AnnotationError("x has rank 0, wants at least 1")
+    if x.shape is None:
+        rank = x.ndim
+        return TupleType((TensorType(None, I8, rank and rank + 1), TensorType(None, F32, rank), TensorType(None, I32, rank and rank + 1)))
+    *row, length = x.shape
+    groups = _num_groups(attrs, length)
+    return TupleType(
+        (TensorType((*row, Dim.of(planes), length), I8), TensorType((*row, groups), F32), TensorType((*row, Dim.of(planes), groups), I32))
+    )
+
+
+def _rows_nest(operands: Operands) -> Nest:
+    """Per group: the largest, the scale, the numbers of each plane, and their sums."""
+    x, attrs, out = operands.buffer(0), operands.attrs, operands.out
+    assert isinstance(out, TupleType)
+    q, scale, total = (sized_buffer(t, name) for t, name in zip(out.fields, ("q", "scale", "total"), strict=True))
+    group, largest = _group(attrs, x.shape[-1]), LARGEST[attrs["bits"]]
+    top, inverse = (Buffer(name, scale.shape, F32) for name in ("top", "inverse"))
+
+    def widest(*at: Dim) -> Scalar:
+        *row, g = at
+        return reduce(ReduceFn.MAX, (group,), lambda r: apply(Fn.ABS, cast(load(x, *row, g * group + r), F32)))
+
+    def inverted(*at: Dim) -> Scalar:
+        """A group of zeros has scale 0."""
+        found = load(top, *at)
+        none = apply(Fn.EQ, found, const(0.0, F32))
+        safe = apply(Fn.SELECT, none, const(1.0, F32), found)
+        return apply(Fn.SELECT, none, const(0.0, F32), apply(Fn.DIV, const(float(largest), F32), safe))
+
+    def number(*ijk: Dim) -> Scalar:
+        *row, g, r = ijk
+        steps = apply(Fn.MUL, cast(load(x, *row, g * group + r), F32), load(inverse, *row, g))
+        return cast(apply(Fn.ROUND, steps), I32)
+
+    def plane(number: Scalar, index: int) -> Scalar:
+        if attrs["bits"] == 8:
+            return number
+        upper = apply(Fn.SHR, apply(Fn.ADD, number, const(128, I32)), const(8, I32))
+        return upper if index == 0 else apply(Fn.SUB, number, apply(Fn.SHL, upper, const(8, I32)))
+
+    def numbers(index: int) -> Stmt:
+        def put(*ijk: Dim) -> Stmt:
+            *row, g, r = ijk
+            return store(q, (*row, Dim.of(index), g * group + r), cast(plane(number(*ijk), index), I8))
+
+        return loops((*scale.shape, group), put)
+
+    def totals(index: int) -> Stmt:
+        def put(*at: Dim) -> Stmt:
+            *row, g = at
+            sums = reduce(ReduceFn.SUM, (group,), lambda r: cast(load(q, *row, Dim.of(index), g * group + r), I32))
+            return store(total, (*row, Dim.of(index), g), sums)
+
+        return loops(scale.shape, put)
+
+    planes = range(attrs["bits"] // 8)
+    scaled = fill(scale, lambda *at: apply(Fn.MUL, load(top, *at), const(float(np.float32(1 / largest)), F32)))
+    stages = [fill(top, widest), scaled, fill(inverse, inverted), *map(numbers, planes), *map(totals, planes)]
+    return Nest((q, scale, total), Allocate(top, Allocate(inverse, seq(*stages))))
+
+
+def _rows_numpy(x: Any, *, bits: int, group: int) -> Any:
+    wide = x.astype(np.float32)
+    groups = x.shape[-1] // group if group else 1
+    grouped = wide.reshape(*x.shape[:-1], groups, x.shape[-1] // groups)
+    top = np.abs(grouped).max(-1, initial=0)
+    largest = np.float32(LARGEST[bits])
+    with np.errstate(divide="ignore", over="ignore"):
+        inverse = np.where(top == 0, np.float32(0), largest / np.where(top == 0, np.float32(1), top))
+    v = np.rint(grouped * inverse[..., None]).astype(np.int32)
+    upper = (v + 128) >> 8
+    planes = np.stack([v] if bits == 8 else [upper, v - (upper << 8)], -3)
+    q = planes.astype(np.int8).reshape(*x.shape[:-1], bits // 8, x.shape[-1])
+    return q, (top * np.float32(1 / largest)).astype(np.float32), planes.sum(-1, dtype=np.int32)
+
+
+QUANTIZE_ROWS = define("quantize_rows", "x", _rows_type, _rows_numpy, _rows_nest, {"bits": 8, "group": 0})
+
+
+# --- panel_integers ----------------------------------------------------------------------------------------------------
+
+
+def panel_element(panels: Buffer, bits: int, n: Dim, k: Dim) -> Scalar:
+    """The weight of column `n` at `k`, as it is stored: from 0."""
+    columns = panels.shape[-1].const // FOUR
+    deep = k // (FOUR * 8 // bits)
+    byte = load(panels, n // columns, deep, n % columns * FOUR + k % FOUR)
+    if bits == 8:
+        return cast(byte, I32)
+    shift = cast(index_value(k // FOUR % 2 * 4), I32)
+    return apply(Fn.AND, apply(Fn.SHR, cast(byte, I32), shift), const(15, I32))
+
+
+def _panels_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
+    bits, columns = _bits(attrs, MIDDLE), int_attr(attrs, "columns", 1)
+    q = tensor_operand(args, 0, "q", ndim=2, layout="[out, in]")
+    if q.dtype not in (None, I8 if bits == 8 else U8):
+        raise AnnotationError(f"q holds {q.dtype}, wants {I8 if bits == 8 else U8} for {bits} bits")
+    if q.shape is None:
+        return TensorType(None, U8, 3)
+    if not prove_divisible(q.shape[1], FOUR):
+        raise AnnotationError(f"the last dimension of q is {q.shape[1]}, wants a multiple of {FOUR}")
+    return TensorType((ceil_div(q.shape[0], columns), q.shape[1] // FOUR, Dim.of(columns * FOUR)), U8)
+
+
+def _panels_nest(operands: Operands) -> Nest:
+    """Columns that are not there are 0."""
+    out, q, attrs = output(operands), operands.buffer(0), operands.attrs
+    middle, columns, num_columns = MIDDLE[attrs["bits"]], attrs["columns"], q.shape[0]
+
+    def half(n: Dim, k: Dim) -> Scalar:
+        pair = cast(load(q, n, k // 2), I32)
+        return apply(Fn.AND, apply(Fn.SHR, pair, cast(index_value(k % 2 * 4), I32)), const(15, I32))
+
+    def value(panel: Dim, deep: Dim, j: Dim) -> Scalar:
+        n = panel * columns + j // FOUR
+        if attrs["bits"] == 8:
+            found = apply(Fn.ADD, cast(load(q, n, deep * FOUR + j % FOUR), I32), const(middle, I32))
+        else:
+            k = deep * (2 * FOUR) + j % FOUR
+            found = apply(Fn.OR, half(n, k), apply(Fn.SHL, half(n, k + FOUR), const(4, I32)))
+        nothing = middle if attrs["bits"] == 8 else middle * 17
+        inside = found if prove_divisible(num_columns, columns) else guard(0, n, num_columns, found, const(nothing, I32))
+        return cast(inside, U8)
+
+    return Nest((out,), fill(out, value))
+
+
+def _panels_numpy(q: Any, *, bits: int, columns: int) -> Any:
+    n, k = q.shape
+    if bits == 8:
+        stored = (q.astype(np.int32) + MIDDLE[8]).astype(np.uint8)
+    else:
+        numbers = np.stack([q & 15, q >> 4], -1).reshape(n, -1, 2, FOUR)
+        stored = (numbers[:, :, 0] | numbers[:, :, 1] << 4).reshape(n, k)
+    nothing = MIDDLE[8] if bits == 8 else MIDDLE[4] * 17
+    padded = np.pad(stored, ((0, -n % columns), (0, 0)), constant_values=nothing)
+    return padded.reshape(-1, columns, k // FOUR, FOUR).transpose(0, 2, 1, 3).reshape(-1, k // FOUR, columns * FOUR)
+
+
+PANEL_INTEGERS = define("panel_integers", "q", _panels_type, _panels_numpy, _panels_nest, {"bits": 8, "columns": REQUIRED})
+
+
+# --- panel_scales ------------------------------------------------------------------------------------------------------
+
+
+def _scales_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
+    scale, columns = wants_float(tensor_operand(args, 0, "scale", ndim=2, layout="[out, groups]"), "scale"), int_attr(attrs, "columns", 1)
+    if scale.shape is None:
+        return TensorType(None, scale.dtype, 3)
+    return TensorType((ceil_div(scale.shape[0], columns), scale.shape[1], Dim.of(columns)), scale.dtype)
+
+
+def _scales_nest(operands: Operands) -> Nest:
+    out, scale, columns = output(operands), operands.buffer(0), operands.attrs["columns"]
+
+    def value(panel: Dim, g: Dim, j: Dim) -> Scalar:
+        n = panel * columns + j
+        return guard(0, n, scale.shape[0], load(scale, n, g), const(0.0, scale.dtype))
+
+    return Nest((out,), fill(out, value))
+
+
+def _scales_numpy(scale: Any, *, columns: int) -> Any:
+    n, groups = scale.shape
+    return np.pad(scale, ((0, -n % columns), (0, 0))).reshape(-1, columns, groups).transpose(0, 2, 1)
+
+
+PANEL_SCALES = define("panel_scales", "scale", _scales_type, _scales_numpy, _scales_nest, {"columns": REQUIRED})
+
+
+# --- integer_linear ----------------------------------------------------------------------------------------------------
+
+
+def _linear_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
+    """[..., out]"""
+    bits, dtype, size = _bits(attrs, MIDDLE), dtype_attr(attrs), int_attr(attrs, "size", 1)
+    q, scale, total = (tensor_operand(args, i, name) for i, name in enumerate(("q", "scale", "total")))
+    panels = tensor_operand(args, 3, "panels", ndim=3, layout="[panels, in / 4, 4 * columns]")
+    weight_scale = tensor_operand(args, 4, "weight_scale", ndim=3, layout="[panels, groups, columns]")
+    for operand, name, holds in ((q, "q", I8), (total, "total", I32), (panels, "panels", U8)):
+        if operand.dtype not in (None, holds):
+            raise AnnotationError(f"{name} holds {operand.dtype}, wants {holds}")
+    wants_float(weight_scale, "weight_scale")
+    if q.ndim is not None and q.ndim < 2:
+        raise AnnotationError(f"q has rank {q.ndim}, wants at least 2: [..., planes, in]")
+    if q.shape is None or scale.shape is None or total.shape is None or panels.shape is None or weight_scale.shape is None:
+        return TensorType(None, dtype, None if q.ndim is None else q.ndim - 1)
+    *row, planes, length = q.shape
+    groups = scale.shape[-1]
+    columns = panels.shape[2] // FOUR
+    if not planes.is_const or planes.const not in (1, 2):
+        raise AnnotationError(f"q has {planes} planes, wants 1 or 2")
+    _same_shape((*row, groups), scale, "scale")
+    _same_shape((*row, planes, groups), total, "total")
+    _same_shape((ceil_div(Dim.of(size), columns), length * bits // (8 * FOUR), columns * FOUR), panels, "panels")
+    _same_shape((panels.shape[0], groups, columns), weight_scale, "weight_scale")
+    if len(args) > 5:
+        _same_shape((Dim.of(size),), tensor_operand(args, 5, "bias", ndim=1), "bias")
+    return TensorType((*row, Dim.of(size)), dtype)
+
+
+def _same_shape(wanted: tuple[Dim, ...], given: TensorType, name: str) -> None:
+    for d, (w, g) in enumerate(zip(wanted, given.shape or wanted, strict=True)):
+        agree(w, g, f"dimension {d} of {name}")
+
+
+def _linear_nest(operands: Operands) -> Nest:
+    out, bits = output(operands), operands.attrs["bits"]
+    q, scale, total, panels, weight_scale = (operands.buffer(i) for i in range(5))
+    bias = operands.buffer(5) if operands.has(5) else None
+    length, groups, columns = q.shape[-1], scale.shape[-1], weight_scale.shape[-1].const
+    group = length if groups == Dim.of(1) else length // groups
+
+    def dot(row: list[Dim], n: Dim, g: Dim, plane: int) -> Scalar:
+        def product(r: Dim) -> Scalar:
+            k = g * group + r
+            return apply(Fn.MUL, cast(load(q, *row, plane, k), I32), panel_element(panels, bits, n, k))
+
+        above = apply(Fn.MUL, load(total, *row, plane, g), const(-MIDDLE[bits], I32))
+        return cast(apply(Fn.ADD, reduce(ReduceFn.SUM, (group,), product), above), F32)
+
+    def term(row: list[Dim], n: Dim, g: Dim) -> Scalar:
+        sums = [dot(row, n, g, plane) for plane in range(q.shape[-2].const)]
+        exact = sums[0] if len(sums) == 1 else apply(Fn.FMA, sums[0], const(256.0, F32), sums[1])
+        factor = apply(Fn.MUL, load(scale, *row, g), cast(load(weight_scale, n // columns, g, n % columns), F32))
+        return apply(Fn.MUL, exact, factor)
+
+    def value(*ijk: Dim) -> Scalar:
+        *row, n = ijk
+        result = reduce(ReduceFn.SUM, (groups,), lambda g: term(row, n, g))
+        return cast(result if bias is None else apply(Fn.ADD, result, cast(load(bias, n), F32)), out.dtype)
+
+    row, planes, size = q.shape[:-2], q.shape[-2], out.shape[-1]
+    wanted = {1: (*row, groups), 2: (*row, planes, groups), 4: (panels.shape[0], groups, Dim.of(columns))}
+    wanted[3] = (ceil_div(size, columns), length * bits // (8 * FOUR), Dim.of(columns * FOUR))
+    return Nest((out,), fill(out, value), checks=unproved(operands, wanted | ({} if bias is None else {5: (size,)})))
+
+
+def _linear_numpy(
+    q: Any, scale: Any, total: Any, panels: Any, weight_scale: Any, bias: Any = None, *, bits: int, size: int, dtype: str
+) -> Any:
+    *row, planes, length = q.shape
+    groups = scale.shape[-1]
+    w = _weights(panels, bits).astype(np.float64).reshape(-1, groups, length // groups)
+    num_rows = int(np.prod(row))
+    v = q.astype(np.float64).reshape(num_rows, planes, groups, length // groups)
+    # Sums of these integers are exact in f64; what was stored above comes off as the machine does it.
+    sums = np.einsum("mpgk,ngk->pgmn", v, w, optimize=True).astype(np.int64)
+    sums -= MIDDLE[bits] * total.reshape(num_rows, planes, groups).transpose(1, 2, 0)[..., None].astype(np.int64)
+    wide = sums.astype(np.float32)
+    exact = wide[0] if planes == 1 else (wide[0].astype(np.float64) * 256 + wide[1]).astype(np.float32)
+    row_scale, column_scale = scale.reshape(num_rows, groups), weight_scale.astype(np.float32).transpose(1, 0, 2).reshape(groups, -1)
+    y = np.zeros(exact.shape[1:], np.float32)
+    for g in range(groups):
+        y += exact[g] * (row_scale[:, g, None] * column_scale[g])
+    y = y[:, :size] if bias is None else y[:, :size] + bias.astype(np.float32)
+    return y.reshape(*row, size).astype(DType(dtype).numpy)
+
+
+def _weights(panels: Any, bits: int) -> Any:
+    """[columns, k], as stored."""
+    count, deep, wide = panels.shape
+    halves = [panels] if bits == 8 else [panels & 15, panels >> 4]
+    fours = np.stack([h.reshape(count, deep, wide // FOUR, FOUR) for h in halves], 2)  # [panels, deep, half, columns, four]
+    return fours.transpose(0, 3, 1, 2, 4).reshape(count * wide // FOUR, -1)
+
+
+INTEGER_LINEAR = define(
+    "integer_linear",
+    "q, scale, total, panels, weight_scale, bias?",
+    _linear_type,
+    _linear_numpy,
+    _linear_nest,
+    {"bits": 8, "size": REQUIRED, "dtype": "f32"},
+)

@@ -1,0 +1,251 @@
+"""Products of quantised numbers: sums of a group on the machine's integer units, groups added in order in f32.
+
+Takes a nest whose value contains `sum(g) dots * factor` as ops/integer.py writes it, where a dot is the sum of one group of k, or two of
+them (planes of the rows); any epilogue around, and several such sums over the same rows (gate and up).
+
+A tile sums a group exactly in i32, so its shape cannot change a bit; f32 accumulators take the groups one after another. The rows of all
+planes are rows of the tile: they share what it reads of the panel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from compiler.ir.dims import Dim, DimVar
+from compiler.ir.dtypes import DType
+from compiler.ir.loops import Apply, Buffer, Cast, Fn, Load, PrimFunc, Reduce, ReduceFn, Scalar, Scope, Stmt, Store, Tile, dtype_of
+from compiler.ir.prove import prove_divisible
+from compiler.ir.visit_loops import loads, map_scalar, rewrite_dims, walk_scalar
+from compiler.ops.integer import FOUR, panel_element
+from compiler.schedule.matmul import TileShape
+from compiler.schedule.nests import PerfectNest, allocated, below, lanes, loop, perfect_nest, seq, unroll, when, zero
+from compiler.schedule.panels import Panels
+from compiler.schedule.same import same_scalar
+
+AHEAD = 1024  # bytes by which a panel is asked for before it is read
+
+
+@dataclass(frozen=True, slots=True)
+class Plane:
+    """`sum(r in group) q[.., row, plane, k] * panels[k, column]`, in i32, and what is added to it."""
+
+    reduce: Reduce
+    q: Load
+    panels: Buffer
+    bits: int
+
+    @property
+    def group(self) -> int:
+        return self.reduce.axes[0][1].const
+
+    @property
+    def first(self) -> Dim:
+        """k where the group begins."""
+        return self.q.indices[-1].substitute({self.reduce.axes[0][0]: 0})
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedSum:
+    """`sum(g) dot * factor`."""
+
+    reduce: Reduce
+    planes: tuple[Plane, ...]
+
+    @property
+    def num_groups(self) -> Dim:
+        return self.reduce.axes[0][1]
+
+    @property
+    def bits(self) -> int:
+        return self.planes[0].bits
+
+
+@dataclass(frozen=True, slots=True)
+class IntegerProduct:
+    nest: PerfectNest
+    sums: tuple[GroupedSum, ...]
+    row_axis: DimVar | None
+
+    @property
+    def column_axis(self) -> DimVar:
+        return self.nest.vars[-1]
+
+    @property
+    def columns(self) -> int:
+        """Of a panel, as the weights are laid out."""
+        return self.sums[0].planes[0].panels.shape[-1].const // FOUR
+
+
+def match_integer(prim: PrimFunc) -> IntegerProduct | None:
+    nest = perfect_nest(prim.body)
+    if nest is None or not nest.axes or nest.store.indices[-1].var is not nest.vars[-1]:
+        return None
+    found = [_grouped(r, nest) for r in _outermost(nest.store.value)]
+    sums = tuple(s for s in found if s is not None)
+    if not sums or len(sums) != len(found) or len({(s.num_groups, len(s.planes), s.planes[0].panels.shape[-1]) for s in sums}) > 1:
+        return None
+    rows = sums[0].planes[0].q.indices[:-2]
+    if any(list(p.q.indices[:-2]) != list(rows) for s in sums for p in s.planes):
+        return None
+    return IntegerProduct(nest, sums, rows[-1].var if rows else None)
+
+
+def _outermost(scalar: Scalar) -> list[Reduce]:
+    """The reductions of an expression that stand in no other, each computation once."""
+    inside = {r for s in walk_scalar(scalar) if isinstance(s, Reduce) for r in walk_scalar(s.value)}
+    kept: list[Reduce] = []
+    for s in walk_scalar(scalar):
+        if isinstance(s, Reduce) and s not in inside and not any(same_scalar(s, other) for other in kept):
+            kept.append(s)
+    return kept
+
+
+def _grouped(reduce: Reduce, nest: PerfectNest) -> GroupedSum | None:
+    value = reduce.value
+    if reduce.fn is not ReduceFn.SUM or len(reduce.axes) != 1 or not (isinstance(value, Apply) and value.fn is Fn.MUL):
+        return None
+    found = [_plane(r, nest) for r in _outermost(value)]
+    planes = tuple(p for p in found if p is not None)
+    if not planes or len(planes) != len(found):
+        return None
+    first = planes[0]
+    alike = all((p.q.buffer, p.panels, p.group, p.first) == (first.q.buffer, first.panels, first.group, first.first) for p in planes)
+    in_order = [p.q.indices[-2] for p in planes] == [Dim.of(i) for i in range(len(planes))]
+    return GroupedSum(reduce, planes) if alike and in_order and first.q.buffer.shape[-2] == Dim.of(len(planes)) else None
+
+
+def _plane(reduce: Reduce, nest: PerfectNest) -> Plane | None:
+    value = reduce.value
+    if reduce.fn is not ReduceFn.SUM or len(reduce.axes) != 1 or dtype_of(value) is not DType.I32 or not reduce.axes[0][1].is_const:
+        return None
+    if not (isinstance(value, Apply) and value.fn is Fn.MUL and isinstance(value.args[0], Cast) and isinstance(value.args[0].value, Load)):
+        return None
+    q, panels = value.args[0].value, {load.buffer for load in loads(value.args[1])}
+    if (
+        len(panels) != 1
+        or q.buffer.dtype is not DType.I8
+        or len(q.indices) < 2
+        or not set(q.indices[:-2]) <= {Dim.of(v) for v in nest.vars[:-1]}
+    ):
+        return None
+    (panel,) = panels
+    for bits in (8, 4):
+        if same_scalar(value.args[1], panel_element(panel, bits, Dim.of(nest.vars[-1]), q.indices[-1])):
+            return Plane(reduce, q, panel, bits)
+    return None
+
+
+def schedule_integer(prim: PrimFunc, tile: TileShape) -> PrimFunc | None:
+    product = match_integer(prim)
+    if product is None or product.columns != tile.columns:
+        return None
+    return PrimFunc(prim.params, prim.num_outputs, _Schedule(product, tile).body(), {**prim.attrs, "schedule": "integer"})
+
+
+@dataclass(frozen=True, slots=True)
+class _Schedule:
+    product: IntegerProduct
+    tile: TileShape
+
+    def body(self) -> Stmt:
+        p = self.product
+        rows = 1 if p.row_axis is None else max(1, self.tile.rows // len(p.sums[0].planes))
+        return Panels(p.nest, p.row_axis, self.tile.columns, rows).walk(self.kernel)
+
+    def kernel(self, point: dict[DimVar, Dim], panel: Dim, first: Dim, rows: int) -> Stmt:
+        return _Kernel(self.product, self.tile, point, panel, first, rows).body()
+
+
+@dataclass(frozen=True, slots=True)
+class _Kernel:
+    """One panel and `rows` rows."""
+
+    product: IntegerProduct
+    tile: TileShape
+    point: dict[DimVar, Dim]
+    panel: Dim
+    first: Dim
+    rows: int
+
+    def body(self) -> Stmt:
+        accs = [_local(f"acc{i}", DType.F32, self.rows, self.tile) for i in range(len(self.product.sums))]
+        sums = [self.sum(s, acc) for s, acc in zip(self.product.sums, accs, strict=True)]
+        return allocated(accs, seq(*sums, self.each(self.rows, lambda m, v, lane: self.finish(accs, m, v, lane))))
+
+    def sum(self, grouped: GroupedSum, acc: Buffer) -> Stmt:
+        clear = self.each(self.rows, lambda m, v, lane: Store(acc, (m, v, lane), zero(DType.F32)))
+        return seq(clear, loop("g", grouped.num_groups, lambda g: self.group(grouped, acc, g)))
+
+    def group(self, grouped: GroupedSum, acc: Buffer, g: Dim) -> Stmt:
+        planes, axis = grouped.planes, grouped.reduce.axes[0][0]
+        exact = _local("exact", DType.I32, self.rows * len(planes), self.tile)
+        begins: dict[Reduce, Scalar] = {}
+
+        def dot(scalar: Scalar, m: Dim, v: Dim, lane: Dim) -> Scalar:
+            """A sum with what is added to it: that is what its accumulator begins with."""
+            if isinstance(scalar, Apply) and scalar.fn is Fn.ADD and isinstance(scalar.args[0], Reduce):
+                number = next((i for i, p in enumerate(planes) if same_scalar(p.reduce, scalar.args[0])), None)
+                if number is not None:
+                    begins[planes[number].reduce] = scalar.args[1]
+                    return Load(exact, (m * len(planes) + number, v, lane))
+            return scalar
+
+        def add(m: Dim, v: Dim, lane: Dim) -> Stmt:
+            value = map_scalar(grouped.reduce.value, lambda s: dot(s, m, v, lane))
+            assert isinstance(value, Apply) and value.fn is Fn.MUL, value
+            a, b = (rewrite_dims(arg, {**self.place(m, v, lane), axis: g}) for arg in value.args)
+            return Store(acc, (m, v, lane), Apply(Fn.FMA, (a, b, Load(acc, (m, v, lane)))))
+
+        added = self.each(self.rows, add)
+
+        def begin(m: Dim, v: Dim, lane: Dim) -> Stmt:
+            stores = [
+                Store(exact, (m * len(planes) + i, v, lane), rewrite_dims(begins[p.reduce], {**self.place(m, v, lane), axis: g}))
+                for i, p in enumerate(planes)
+            ]
+            return seq(*stores)
+
+        return allocated([exact], seq(self.each(self.rows, begin), self.dot_panel(grouped, exact, g), added))
+
+    def dot_panel(self, grouped: GroupedSum, exact: Buffer, g: Dim) -> Stmt:
+        plane, axis = grouped.planes[0], grouped.reduce.axes[0][0]
+        start = plane.first.substitute({axis: g})
+        left = tuple(d.substitute(self.place(Dim.of(0), Dim.of(0), Dim.of(0))) for d in plane.q.indices[:-2])
+        operands = (
+            Load(exact, (Dim.of(0), Dim.of(0), Dim.of(0))),
+            Load(plane.q.buffer, (*left, Dim.of(0), start)),
+            Load(plane.panels, (self.panel, start // (FOUR * 8 // plane.bits), Dim.of(0))),
+        )
+        attrs = {
+            "rows": self.rows * len(grouped.planes),
+            "columns": self.tile.columns,
+            "bits": plane.bits,
+            "ahead": AHEAD if self.rows < 4 else 0,
+        }
+        return Tile("dot_panel", operands, (Dim.of(plane.group), plane.q.buffer.shape[-1]), attrs)
+
+    def finish(self, accs: list[Buffer], m: Dim, v: Dim, lane: Dim) -> Stmt:
+        def result(scalar: Scalar) -> Scalar:
+            found = [
+                a for s, a in zip(self.product.sums, accs, strict=True) if isinstance(scalar, Reduce) and same_scalar(scalar, s.reduce)
+            ]
+            return Load(found[0], (m, v, lane)) if found else scalar
+
+        store, place = self.product.nest.store, self.place(m, v, lane)
+        value = rewrite_dims(map_scalar(store.value, result), place)
+        put = Store(store.buffer, tuple(d.substitute(place) for d in store.indices), value)
+        num_columns = dict(self.product.nest.axes)[self.product.column_axis]
+        return put if prove_divisible(num_columns, self.tile.columns) else when(below(place[self.product.column_axis], num_columns), put)
+
+    def place(self, m: Dim, v: Dim, lane: Dim) -> dict[DimVar, Dim]:
+        at = {**self.point, self.product.column_axis: self.panel * self.tile.columns + v * self.tile.lanes + lane}
+        return at if self.product.row_axis is None else {**at, self.product.row_axis: self.first + m}
+
+    def each(self, rows: int, body: Callable[[Dim, Dim, Dim], Stmt]) -> Stmt:
+        tile = self.tile
+        return unroll("m", rows, lambda m: unroll("v", tile.vectors, lambda v: lanes(tile.lanes, lambda lane: body(m, v, lane))))
+
+
+def _local(name: str, dtype: DType, rows: int, tile: TileShape) -> Buffer:
+    return Buffer(name, (Dim.of(rows), Dim.of(tile.vectors), Dim.of(tile.lanes)), dtype, Scope.LOCAL)

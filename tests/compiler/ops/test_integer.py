@@ -1,0 +1,100 @@
+"""Products in integers: what quantising keeps, what panels hold, and what the product of both is."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from compiler.ir.dims import Dim, DimVar
+from compiler.ir.dtypes import DType
+from compiler.ir.errors import AnnotationError
+from compiler.ir.types import TensorType, TupleType, tensor
+from compiler.ops.integer import INTEGER_LINEAR, PANEL_INTEGERS, PANEL_SCALES, QUANTIZE_ROWS
+from compiler.ops.quantize import DEQUANTIZE, QUANTIZE
+
+F32, I8, I32, U8 = DType.F32, DType.I8, DType.I32, DType.U8
+N = DimVar("n")
+
+
+@pytest.mark.parametrize("bits", [8, 16])
+@pytest.mark.parametrize("group", [0, 32])
+@pytest.mark.parametrize("rows", [0, 1, 5])
+def test_quantised_rows_are_within_half_a_step(run, rng, bits, group, rows):
+    x = rng.standard_normal((rows, 64)).astype(np.float32)
+    x[1:2, :32] = 0
+    q, scale, total = run(QUANTIZE_ROWS, x, bits=bits, group=group, shapes="n 64", compiled=True)
+    numbers = q[:, 0].astype(np.int32) if bits == 8 else q[:, 0].astype(np.int32) * 256 + q[:, 1]
+    steps = np.repeat(scale, group or 64, -1)
+    assert (np.abs(numbers * steps - x) <= steps * 0.5001).all()
+    np.testing.assert_array_equal(total, q.astype(np.int32).reshape(rows, bits // 8, 64 // (group or 64), group or 64).sum(-1))
+    np.testing.assert_array_equal(scale[1:2, :1] == 0, group == 32)
+
+
+def test_the_widest_numbers_of_two_planes_fit(run):
+    x = np.array([[1.0, -1.0, 0.5, 0.0]], np.float32)
+    q, _, _ = run(QUANTIZE_ROWS, x, bits=16, compiled=True)
+    np.testing.assert_array_equal(q[0, 0].astype(int) * 256 + q[0, 1], [32639, -32639, 16320, 0])
+
+
+def test_panels_of_bytes_hold_fours_of_each_column(run):
+    q = np.arange(24, dtype=np.int8).reshape(3, 8)
+    panels = run(PANEL_INTEGERS, q, columns=2, shapes="3 8", compiled=True)
+    np.testing.assert_array_equal(panels[0, 0] - 128, [0, 1, 2, 3, 8, 9, 10, 11])
+    np.testing.assert_array_equal(panels[1, 1] - 128, [20, 21, 22, 23, 0, 0, 0, 0])
+
+
+def test_panels_of_halves_hold_two_fours_of_each_column(run):
+    q = np.array([[0x10, 0x32, 0x54, 0x76]], np.uint8)  # 0 .. 7
+    panels = run(PANEL_INTEGERS, q, bits=4, columns=2, compiled=True)
+    np.testing.assert_array_equal(panels, [[[0x40, 0x51, 0x62, 0x73, 0x88, 0x88, 0x88, 0x88]]])
+
+
+@pytest.mark.parametrize(("bits", "group", "planes"), [(8, 0, 2), (8, 32, 2), (4, 32, 1), (4, 64, 1), (8, 0, 1), (4, 0, 2)])
+@pytest.mark.parametrize("size", [33, 64])
+def test_product_is_that_of_what_the_numbers_stand_for(run, meaning, rng, bits, group, planes, size):
+    x, w = rng.standard_normal((5, 64)).astype(np.float32), rng.standard_normal((size, 64)).astype(np.float32)
+    bias = rng.standard_normal(size).astype(np.float32)
+    rows = meaning(QUANTIZE_ROWS, x, bits=8 * planes, group=group)
+    q, scale = meaning(QUANTIZE, w, bits=bits, group=group)
+    panels, scales = meaning(PANEL_INTEGERS, q, bits=bits, columns=32), meaning(PANEL_SCALES, scale, columns=32)
+    groups = scale.shape[1]
+    shapes = f"n {planes} 64, n {groups}, n {planes} {groups}, 2 {bits * 2} 128, 2 {groups} 32, {size}"
+    y = run(INTEGER_LINEAR, *rows, panels, scales, bias, bits=bits, size=size, shapes=shapes, compiled=True)
+    numbers = rows[0].astype(np.float64)
+    exact = (numbers[:, 0] if planes == 1 else numbers[:, 0] * 256 + numbers[:, 1]) * np.repeat(rows[1], 64 // groups, -1)
+    expected = exact @ meaning(DEQUANTIZE, q, scale, bits=bits, group=group, dtype="f32").astype(np.float64).T + bias
+    np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_leading_axes_and_small_floats(run, meaning, rng):
+    x, w = rng.standard_normal((2, 3, 32)).astype(np.float32), rng.standard_normal((20, 32)).astype(np.float32)
+    rows = meaning(QUANTIZE_ROWS, x, bits=8, group=0)
+    q, scale = meaning(QUANTIZE, w, bits=8, dtype="bf16")
+    panels, scales = meaning(PANEL_INTEGERS, q, columns=32), meaning(PANEL_SCALES, scale, columns=32)
+    y = run(INTEGER_LINEAR, *rows, panels, scales, size=20, dtype="bf16", compiled=True, shapes="b t 1 32, b t 1, b t 1 1, 1 8 128, 1 1 32")
+    assert y.dtype == ml_dtypes.bfloat16
+    assert y.shape == (2, 3, 20)
+
+
+def test_deduction(deduced):
+    assert deduced(QUANTIZE_ROWS, tensor((N, 64), F32), bits=16, group=32) == TupleType(
+        (tensor((N, 2, 64), I8), tensor((N, 2), F32), tensor((N, 2, 2), I32))
+    )
+    assert deduced(QUANTIZE_ROWS, TensorType(None, F32, 2)) == TupleType(
+        (TensorType(None, I8, 3), TensorType(None, F32, 2), TensorType(None, I32, 3))
+    )
+    assert deduced(PANEL_INTEGERS, tensor((N, 64), I8), columns=32) == tensor(((Dim.of(N) + 31) // 32, 16, 128), U8)
+    row = (tensor((N, 1, 64), I8), tensor((N, 2), F32), tensor((N, 1, 2), I32))
+    weight = (tensor((2, 16, 128), U8), tensor((2, 2, 32), F32))
+    assert deduced(INTEGER_LINEAR, *row, *weight, size=40) == tensor((N, 40), F32)
+    with pytest.raises(AnnotationError, match="attribute bits is 12, wants 8 or 16"):
+        deduced(QUANTIZE_ROWS, tensor((N, 64), F32), bits=12)
+    with pytest.raises(AnnotationError, match="last dimension is 6, wants a multiple of the group, 4"):
+        deduced(QUANTIZE_ROWS, tensor((N, 6), F32), group=4)
+    with pytest.raises(AnnotationError, match="last dimension of q is 6, wants a multiple of 4"):
+        deduced(PANEL_INTEGERS, tensor((2, 6), I8), columns=32)
+    with pytest.raises(AnnotationError, match="dimension 0 of panels is 2, wants 3"):
+        deduced(INTEGER_LINEAR, *row, *weight, size=80)
+    with pytest.raises(AnnotationError, match="q holds u8, wants i8"):
+        deduced(INTEGER_LINEAR, tensor((N, 1, 64), U8), *row[1:], *weight, size=40)

@@ -1,0 +1,66 @@
+"""Products of quantised weights become products of integers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from compiler.ir.graph import Call
+from compiler.ir.parser import parse
+from compiler.passes.base import Pass
+from compiler.passes.integer_products import IntegerProducts
+
+
+def test_rows_are_quantised_once_for_all_products(becomes: Callable[[Pass, str, str], None]) -> None:
+    """What is written twice here is shared by a later pass."""
+    before = """
+        func main(x: f32[n, 64], q: i8[6, 64], s: f32[6, 1], b: f32[6]) -> f32[n, 6] {
+          w = dequantize(q, s, bits=8, group=0, dtype="f32")
+          y = linear(x, w, b)
+          return y
+        }
+    """
+    expected = """
+        func main(x: f32[n, 64], q: i8[6, 64], s: f32[6, 1], b: f32[6]) -> f32[n, 6] {
+          w = dequantize(q, s, bits=8, group=0, dtype="f32")
+          rows = quantize_rows(x, bits=16, group=0)
+          panels = panel_integers(q, bits=8, columns=4)
+          scales = panel_scales(s, columns=4)
+          v = rows.0
+          r = rows.1
+          t = rows.2
+          y = integer_linear(v, r, t, panels, scales, b, bits=8, size=6, dtype="f32")
+          return y
+        }
+    """
+    becomes(IntegerProducts(4), before, expected)
+
+
+def test_weights_of_four_bits_take_rows_of_eight_in_their_groups() -> None:
+    module = IntegerProducts(4)(
+        parse("""
+        func main(x: bf16[n, 64], q: u8[6, 32], s: bf16[6, 2]) -> bf16[n, 6] {
+          w = dequantize(q, s, bits=4, group=32)
+          y = linear(x, w)
+          return y
+        }
+    """)
+    )
+    calls = {b.value.op.name: b.value.attrs for b in module.graph("main").body.bindings if isinstance(b.value, Call)}
+    assert calls["quantize_rows"] == {"bits": 8, "group": 32}
+    assert calls["integer_linear"] == {"bits": 4, "size": 6, "dtype": "bf16"}
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "func main(x: f32[n, 64], w: f32[6, 64]) -> object { y = linear(x, w) return y }",
+        "func main(x: f32[n, 6], q: i8[5, 6], s: f32[5, 1]) -> object { w = dequantize(q, s) y = linear(x, w) return y }",
+        "func main(x: f32[n, 8], q: i8[5, 8], s: f32[5, 1], z: i8[5, 1]) -> object { w = dequantize(q, s, z) y = linear(x, w) return y }",
+        "func main(x: f32[n, 8], q: i8[m, 8], s: f32[m, 1]) -> object { w = dequantize(q, s) y = linear(x, w) return y }",
+    ],
+)
+def test_what_does_not_fit_stays(stays: Callable[[Pass, str], None], program: str) -> None:
+    """Floats, a length that is no multiple of four, numbers with a zero of their own, extents that are not known."""
+    stays(IntegerProducts(4), program)

@@ -1,0 +1,115 @@
+"""Products of quantised numbers: near the interpreter, and a row's bits whatever is around it, on every machine with integer units."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from compiler.interpret.graph import Interpreter
+from compiler.ir.loops import Tile
+from compiler.ir.parser import parse
+from compiler.ir.visit_loops import walk_stmts
+from compiler.passes.pipeline import pipeline
+from compiler.schedule.rules import integer_tile
+from compiler.target import NAMED, Target, get, host
+from runtime.executable import Executable
+from runtime.session import Session
+
+HERE = [t for t in (host(), *NAMED.values()) if t.can_run_here and integer_tile(t)]
+FORMATS = [(8, 0), (8, 128), (4, 32), (4, 64), (4, 128), (4, 0)]
+K = 256
+
+pytestmark = pytest.mark.skipif(not HERE, reason="this machine multiplies no bytes")
+
+
+def plain(bits: int, group: int, n: int, k: int = K) -> str:
+    form = f"bits={bits}, group={group}"
+    return f"""
+        func main(x: f32[m, {k}], w: f32[{n}, {k}]) -> object {{
+          dataflow {{
+            both = quantize(w, {form}) q = both.0 s = both.1
+            d = dequantize(q, s, {form})
+            y = linear(x, d)
+          }}
+          return y
+        }}
+    """
+
+
+GATED = f"""
+    func main(x: f32[m, {K}], g: f32[70, {K}], u: f32[70, {K}], bias: f32[70], residual: f32[m, 70]) -> object {{
+      dataflow {{
+        g2 = quantize(g, bits=4, group=32) gq = g2.0 gs = g2.1 gd = dequantize(gq, gs, bits=4, group=32)
+        u2 = quantize(u, bits=4, group=32) uq = u2.0 us = u2.1 ud = dequantize(uq, us, bits=4, group=32)
+        a = linear(x, gd) b = linear(x, ud, bias)
+        s = silu(a) p = multiply(s, b) y = add(p, residual)
+      }}
+      return y
+    }}
+"""
+
+
+def f32(*shape: int) -> Any:
+    return np.random.default_rng(sum(shape)).normal(size=shape).astype(np.float32)
+
+
+@pytest.fixture
+def computed(compiled: Callable[[str, Target], Executable]) -> Callable[..., Any]:
+    """`computed(program, *args)`: the same bits on every machine here with 1, 2 and 3 threads, near the meaning of the integers."""
+
+    def call(program: str, *args: Any) -> Any:
+        results: list[Any] = []
+        for target in HERE:
+            for num_threads in (1, 2, 3):
+                session = Session(compiled(program, target), device_threads=num_threads)
+                results.append(session.call("main", *args))
+                session.close()
+        meant = Interpreter(pipeline(HERE[0]).until("legalize")(parse(program))).call("main", *args)
+        np.testing.assert_allclose(results[0], meant, rtol=1e-5, atol=1e-5 * np.abs(meant).max(initial=0))
+        for other in results[1:]:
+            np.testing.assert_array_equal(other, results[0])
+        return results[0]
+
+    return call
+
+
+@pytest.mark.parametrize(("bits", "group"), FORMATS)
+def test_a_row_has_the_same_bits_in_any_batch(computed: Callable[..., Any], bits: int, group: int) -> None:
+    program, x, w = plain(bits, group, 100), f32(33, K), f32(100, K)
+    whole = computed(program, x, w)
+    for rows in (slice(0, 1), slice(3, 18), slice(5, 22), slice(31, 33), slice(0, 0)):
+        np.testing.assert_array_equal(computed(program, x[rows].copy(), w), whole[rows])
+    error = np.abs(whole - x @ w.T).max() / np.abs(whole).max()
+    assert error < (0.2 if bits == 4 else 0.02)
+
+
+@pytest.mark.parametrize(("bits", "group"), [(8, 0), (4, 32)])
+@pytest.mark.parametrize("n", [1, 31, 33, 32003])
+def test_columns_that_fill_no_panel(computed: Callable[..., Any], bits: int, group: int, n: int) -> None:
+    computed(plain(bits, group, n, 64), f32(9, 64), f32(n, 64))
+
+
+def test_long_sums_and_many_rows(computed: Callable[..., Any]) -> None:
+    computed(plain(8, 0, 32, 11264), f32(257, 11264), f32(32, 11264))
+
+
+def test_extremes_do_not_saturate(computed: Callable[..., Any]) -> None:
+    x, w = np.full((2, 4096), 3.0, np.float32), np.full((32, 4096), -2.0, np.float32)
+    np.testing.assert_allclose(computed(plain(8, 0, 32, 4096), x, w), np.full((2, 32), -6.0 * 4096), rtol=1e-4)
+
+
+@pytest.mark.parametrize("m", [1, 7, 17])
+def test_gate_and_up_with_their_epilogue_are_one_kernel(computed: Callable[..., Any], m: int) -> None:
+    computed(GATED, f32(m, K), f32(70, K), f32(70, K) * 0.5, f32(70), f32(m, 70))
+    prims = pipeline(HERE[0]).until("schedule_kernels")(parse(GATED)).prim_functions.values()
+    (kernel,) = [p for p in prims if p.attrs.get("schedule") == "integer"]
+    assert len({s.operands[2].buffer for s in walk_stmts(kernel.body) if isinstance(s, Tile)}) == 2
+
+
+def test_machines_without_integer_units_keep_floats() -> None:
+    program = plain(8, 0, 64)
+    prims = pipeline(get("x86-64-v3")).until("schedule_kernels")(parse(program)).prim_functions.values()
+    assert "matmul" in [p.attrs.get("schedule") for p in prims]
