@@ -17,11 +17,11 @@ import numpy as np
 from compiler.ir.dims import Dim
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
-from compiler.ir.loops import Allocate, Buffer, Fn, ReduceFn, Scalar
+from compiler.ir.loops import Allocate, Buffer, Fn, ReduceFn, Scalar, Stmt
 from compiler.ir.prove import prove_divisible
 from compiler.ir.types import TensorType, TupleType, Type
 from compiler.ops.broadcast import output, sized_buffer
-from compiler.ops.nest import apply, cast, const, fill, index_value, load, reduce, seq
+from compiler.ops.nest import apply, cast, const, fill, index_value, load, loops, reduce, seq, store
 from compiler.ops.operands import agree, bool_attr, dtype_attr, int_attr, tensor_operand, unproved, wants_float
 from compiler.ops.tables import Nest, Operands, define
 
@@ -144,6 +144,8 @@ def _quantize_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
         groups = (*row, _num_groups(attrs, length))
         if bits == 4 and not prove_divisible(length, 2):
             raise AnnotationError(f"the last dimension is {length}, wants an even one for 4 bits")
+        if bits == 4 and not prove_divisible(_group(attrs, length), 2):
+            raise AnnotationError(f"attribute group is {attrs['group']}, wants an even one for 4 bits")
         kinds = [TensorType((*row, length * bits // 8), holds), TensorType(groups, dtype), TensorType(groups, holds)]
     return TupleType(tuple(kinds[:2] if bool_attr(attrs, "symmetric") else kinds))
 
@@ -185,21 +187,26 @@ def _quantize_nest(operands: Operands) -> Nest:
         steps = apply(Fn.ROUND, apply(Fn.DIV, load(low, *at), safe_scale(*at)))
         return cast(within(apply(Fn.SUB, smallest, steps)), q.dtype)
 
-    def number(*ijk: Dim) -> Scalar:
-        at = (*ijk[:-1], ijk[-1] // group if attrs["group"] else Dim.of(0))
-        steps = apply(Fn.ROUND, apply(Fn.DIV, cast(load(x, *ijk), F32), safe_scale(*at)))
+    def number(at: tuple[Dim, ...], r: Dim) -> Scalar:
+        steps = apply(Fn.ROUND, apply(Fn.DIV, cast(load(x, *at[:-1], at[-1] * group + r), F32), safe_scale(*at)))
         middle = const(MIDDLE if bits == 4 else 0, F32) if zero is None else cast(load(zero, *at), F32)
         return cast(within(apply(Fn.ADD, steps, middle)), q.dtype)
 
-    def packed(*ijk: Dim) -> Scalar:
-        *row, k = ijk
-        upper = apply(Fn.SHL, number(*row, k * 2 + 1), const(4, U8))
-        return apply(Fn.OR, number(*row, k * 2), upper)
+    def put(*ijk: Dim) -> Stmt:
+        """Group by group, so that a row of the schedule is a group."""
+        *at, j = ijk
+        if bits == 8:
+            value = number(tuple(at), j)
+        else:
+            upper = apply(Fn.SHL, number(tuple(at), j * 2 + 1), const(4, U8))
+            value = apply(Fn.OR, number(tuple(at), j * 2), upper)
+        return store(q, (*at[:-1], at[-1] * per_group + j), value)
 
     stages = [fill(low, extreme(ReduceFn.MIN, Fn.MIN)), fill(high, extreme(ReduceFn.MAX, Fn.MAX)), fill(scale, scaled)]
     if zero is not None:
         stages.append(fill(zero, origin))
-    stages.append(fill(q, number if bits == 8 else packed))
+    per_group = group * bits // 8
+    stages.append(loops((*scale.shape, per_group), put))
     return Nest(outputs, Allocate(low, Allocate(high, seq(*stages))))
 
 

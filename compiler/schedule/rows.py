@@ -3,8 +3,8 @@
 Takes stages that share their leading axes, the *row*: each stage either folds along the row into a number per row, or writes elements of
 the row. A thread does all stages of a row while the row is in cache; numbers per row live in registers.
 
-A fold keeps PARTS vectors of partial results, element `r` in lane `r mod (PARTS * width)`; at the end the parts are folded into one
-another and the lanes by halves. The order depends on the length of the row alone.
+A fold keeps PARTS vectors of partial results, or fewer that hold a whole short row, element `r` in lane `r mod (parts * width)`; at the end
+the parts are folded into one another and the lanes by halves. The order depends on the length of the row alone.
 """
 
 from __future__ import annotations
@@ -187,7 +187,8 @@ class _Rows:
         (axis, length), width = reduce.axes[0], self.width
         length = length.substitute(point)
         dtype, combine = dtype_of(reduce), _COMBINE[reduce.fn]
-        partial = Buffer("partial", (Dim.of(PARTS), Dim.of(width)), dtype, Scope.LOCAL)
+        num_parts = next(n for n in (1, 2, PARTS) if n == PARTS or (length.is_const and length.const <= n * width))
+        partial = Buffer("partial", (Dim.of(num_parts), Dim.of(width)), dtype, Scope.LOCAL)
 
         def add(part: Dim, lane: Dim, index: Dim) -> Stmt:
             value = rewrite_dims(reduce.value, {**point, axis: index})
@@ -198,9 +199,9 @@ class _Rows:
             return seq(leave, Store(partial, (part, lane), Apply(combine, (Load(partial, (part, lane)), Load(buffer, (*row, index))))))
 
         def parts(start: Dim) -> Stmt:
-            return unroll("u", PARTS, lambda u: lanes(width, lambda lane: add(u, lane, start + u * width + lane)))
+            return unroll("u", num_parts, lambda u: lanes(width, lambda lane: add(u, lane, start + u * width + lane)))
 
-        step = PARTS * width
+        step = num_parts * width
         edge = length // step * step
 
         def last(u: Dim) -> Stmt:
@@ -208,9 +209,9 @@ class _Rows:
             masked = lanes(width, lambda lane: when(below(start + lane, length), add(u, lane, start + lane)))
             return when(below(start, length), masked)
 
-        clear = unroll("u", PARTS, lambda u: lanes(width, lambda lane: Store(partial, (u, lane), identity(reduce.fn, dtype))))
+        clear = unroll("u", num_parts, lambda u: lanes(width, lambda lane: Store(partial, (u, lane), identity(reduce.fn, dtype))))
         main = loop("c", length // step, lambda c: parts(c * step))
-        rest = [] if length.is_const and length.const % step == 0 else [unroll("u", PARTS, last)]
+        rest = [] if length.is_const and length.const % step == 0 else [unroll("u", num_parts, last)]
         body = seq(clear, main, *rest, *halves(partial, combine))
         return Allocate(partial, seq(body, Store(result, (Dim.of(0),), Load(partial, (Dim.of(0), Dim.of(0))))))
 
