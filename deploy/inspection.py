@@ -60,7 +60,7 @@ def inspect_model(load: Load, progress: Progress = silent) -> Inspection:
     return Inspection(
         source=str(files.path),
         family=files.config.family,
-        num_parameters=sum(prod(info.shape) for info in tensors.values()),
+        num_parameters=sum(_by_dtype(files.weights).values()),
         file_bytes=sum(info.num_bytes for info in tensors.values()),
         bytes_by_part=_by_part(files.weights),
         dtypes=_by_dtype(files.weights),
@@ -142,6 +142,8 @@ def _by_part(source: WeightSource) -> dict[str, int]:
 def _by_dtype(source: WeightSource) -> dict[str, int]:
     counts: dict[str, int] = {}
     for info in source.tensors.values():
+        if info.dtype.kind in "iub":
+            continue  # a table of positions is no parameter
         counts[str(info.dtype)] = counts.get(str(info.dtype), 0) + prod(info.shape)
     return counts
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict
+from itertools import takewhile
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from deploy.cli.output import answers, in_units, stages
@@ -46,23 +49,32 @@ def inspect(
     answers.print(_table(found, advice), highlight=False)
 
 
+def _inputs_of(signature: str) -> str:
+    """Without the weights, which are the parameters of constant shape, and all behind the inputs."""
+    params, where, ranges = signature.rpartition(" where ")
+    types = re.findall(r"\w+\[[^]]*\]", params)
+    inputs = list(takewhile(lambda type_: re.search(r"\bn\d", type_), types))
+    return f"({', '.join(inputs)}, {len(types) - len(inputs)} weights){where}{ranges}"
+
+
 def _table(found: Inspection, advice: list[str]) -> Table:
     plan = found.plan
+    pages = f"{in_units(plan.kv_cache_bytes)}: {plan.num_pages} pages of {in_units(plan.page_bytes)}" if plan.num_pages else "none"
     dtypes = ", ".join(f"{count / 1e6:,.1f} M {dtype}" for dtype, count in found.dtypes.items())
     parts = ", ".join(f"{part} {in_units(size)}" for part, size in found.bytes_by_part.items())
     table = Table(box=None, show_header=False)
     table.add_column(style="bold")
     table.add_column(overflow="fold")
-    table.add_row("model", found.source)
+    table.add_row("model", escape(found.source))
     table.add_row("family", found.family)
     table.add_row("parameters", f"{found.num_parameters / 1e6:,.1f} million ({dtypes})")
     table.add_row("files", f"{in_units(found.file_bytes)}: {parts}")
     table.add_row("bounds", f"context {found.max_context}, {found.max_batch} sequences at once, weights as {found.quantize}")
     table.add_row("weights", in_units(plan.weights_bytes))
     table.add_row("arena", in_units(plan.arena_bytes))
-    table.add_row("kv cache", f"{in_units(plan.kv_cache_bytes)}: {plan.num_pages} pages of {in_units(plan.page_bytes)}")
+    table.add_row("kv cache", pages)
     table.add_row("program", f"{found.key}, {'from the cache' if found.cache_hit else f'compiled in {found.compile_s:.1f} s'}")
-    table.add_row("signature", found.signature.partition(", bf16[")[0] + " ..." if len(found.signature) > 400 else found.signature)
+    table.add_row("signature", escape(_inputs_of(found.signature)))
     verdict = f"needs {in_units(found.required_bytes)} with its worker, {in_units(found.available_bytes)} are available"
     table.add_row("fits here", f"yes: {verdict}" if found.fits else f"no: {verdict}")
     for line in advice:

@@ -88,6 +88,11 @@ def test_inspect_tells_what_the_server_takes(demo_server: Any) -> None:
     assert found["plan"]["weights_bytes"] == served["bytes"]["weights"]
 
 
+def test_inspect_shows_the_inputs_of_the_program(demo_server: Any) -> None:
+    said = demo_server.run("relaxserve", "inspect", "demo")
+    assert "(i32[n0], i32[n0]," in said and "47 weights) where n0 in 0..512" in said
+
+
 def test_inspect_says_what_would_fit(demo_server: Any) -> None:
     command = ["relaxserve", "inspect", "demo", "--kv-cache-bytes", "900T", "--max-batch", "200000", "--json"]
     found = json.loads(demo_server.run(*command))
