@@ -27,14 +27,15 @@ from server.api.prepare import (
 )
 from server.api.respond import respond, response_headers
 from server.api.routes import new_router
-from server.api.schema import ChatBody, NamedTool, Tool
-from server.errors import NO_CHAT_TEMPLATE, TEMPLATE_FAILED, ApiError
-from server.messages import Constraint
+from server.api.schema import ChatBody, Tool
+from server.api.tool_choice import ToolUse, tool_use
+from server.errors import NO_CHAT_TEMPLATE, TEMPLATE_FAILED, UNSUPPORTED_FIELD, ApiError
+from server.messages import Constraint, Thinking
 from server.model import Loaded, Model
 from server.settings import ServerSettings
 from server.text.answer import AnswerRules
 from server.text.grammar import ToolSchema, behind_thoughts, forced_calls
-from server.text.reasoning import OPEN
+from server.text.reasoning import CLOSE, OPEN
 from server.text.template import TemplateError
 
 encode = msgspec.json.encode
@@ -70,13 +71,13 @@ def router(context: Context) -> APIRouter:
 async def plan_chat(body: ChatBody, model: Model, loaded: Loaded, who: Caller, settings: ServerSettings) -> ChatPlan:
     require_generator(model, loaded)
     _check_fields(body, settings)
-    tools = _offered(body)
-    text = await render_prompt(body, loaded, tools)
+    use = tool_use(body)
+    text = await render_prompt(body, loaded, use.tools)
     ids: Sequence[int] = await off_loop(len(text), lambda: loaded.tokenizer.encode(text, bool(body.add_special_tokens)))
     ids = truncate(ids, body.truncate_prompt_tokens, body.truncation_side)
     max_tokens = max_tokens_of(body.max_completion_tokens or body.max_tokens, None, ids, loaded)
     thinking = text.rstrip("\n").endswith(OPEN)
-    constraint = _constraint(body, tools, loaded, settings, thinking=thinking)
+    constraint = await _constraint(body, use, loaded, settings, thinking=thinking)
     params = sampling_params(
         body,
         loaded,
@@ -85,6 +86,7 @@ async def plan_chat(body: ChatBody, model: Model, loaded: Loaded, who: Caller, s
         prompt_logprobs=body.prompt_logprobs,
         constraint=constraint,
         seed=seed_of(body),
+        thinking=_thinking(body.thinking_token_budget, loaded, is_open=thinking),
     )
     job = job_of(
         body,
@@ -100,8 +102,8 @@ async def plan_chat(body: ChatBody, model: Model, loaded: Loaded, who: Caller, s
         loaded.dialect,
         thinking=thinking,
         split_reasoning=body.separate_reasoning is not False,
-        tool_names=frozenset(tool.function.name for tool in tools),
-        max_calls=1 if body.parallel_tool_calls is False or isinstance(body.tool_choice, NamedTool) else None,
+        tool_names=frozenset(tool.function.name for tool in use.tools),
+        max_calls=1 if use.single else None,
     )
     return ChatPlan(text, job, rules)
 
@@ -115,6 +117,8 @@ async def render_prompt(body: ChatBody, loaded: Loaded, tools: Sequence[Tool]) -
     if body.reasoning_effort is not None:
         extra.setdefault("reasoning_effort", body.reasoning_effort)
         extra.setdefault("enable_thinking", body.reasoning_effort != "none")
+    if body.enable_thinking is not None:
+        extra.setdefault("enable_thinking", body.enable_thinking)
     if body.documents is not None:
         extra.setdefault("documents", body.documents)
     for name in ("messages", "tools", "add_generation_prompt", "continue_final_message"):
@@ -173,35 +177,30 @@ def _check_fields(body: ChatBody, settings: ServerSettings) -> None:
         raise invalid("continue_final_message", "add_generation_prompt and continue_final_message exclude each other")
     if body.continue_final_message and body.messages[-1].role != "assistant":
         raise invalid("continue_final_message", "the last message is not the assistant's; there is nothing to continue")
+    if body.echo and body.messages[-1].role != "assistant":
+        raise invalid("echo", "the last message is not the assistant's; there is nothing to echo")
 
 
-def _offered(body: ChatBody) -> list[Tool]:
-    """The tools that the model may call, and so gets to see."""
-    tools, choice = body.tools or [], body.tool_choice
-    if not tools:
-        if choice == "required" or isinstance(choice, NamedTool):
-            raise invalid("tool_choice", "tool_choice demands a call and tools is empty")
-        return []
-    if isinstance(choice, NamedTool):
-        named = [tool for tool in tools if tool.function.name == choice.function.name]
-        if not named:
-            raise invalid("tool_choice", f"tool_choice names {choice.function.name!r}, which is not among tools")
-        return named
-    return [] if choice == "none" else tools
-
-
-def _constraint(body: ChatBody, tools: Sequence[Tool], loaded: Loaded, settings: ServerSettings, *, thinking: bool) -> Constraint | None:
+async def _constraint(body: ChatBody, use: ToolUse, loaded: Loaded, settings: ServerSettings, *, thinking: bool) -> Constraint | None:
     dialect = loaded.dialect
-    specials = {text.decode(): token_id for token_id, text in dialect.shown.items()}
-    constraint = constraint_of(body, settings)
-    if body.tool_choice == "required" or isinstance(body.tool_choice, NamedTool):
+    constraint = await constraint_of(body, settings)
+    if use.demanded:
         if constraint is not None:
             raise invalid("tool_choice", "tool_choice demands a call and the answer is to match a format; choose one")
-        schemas = [ToolSchema(tool.function.name, tool.function.parameters or {}) for tool in tools]
-        several = body.tool_choice == "required" and body.parallel_tool_calls is not False
-        constraint = forced_calls(dialect.tools, schemas, specials, several=several)
+        schemas = [ToolSchema(tool.function.name, tool.function.parameters or {}) for tool in use.tools]
+        constraint = forced_calls(dialect.tools, schemas, dialect.specials, several=not use.single)
         if len(constraint.source.encode()) > settings.max_schema_bytes:
             raise invalid("tools", f"tools have more than {settings.max_schema_bytes} bytes of schema")
     if constraint is not None and (thinking or dialect.thinks):
-        return behind_thoughts(constraint, specials, open_already=thinking)
+        return behind_thoughts(constraint, dialect.specials, open_already=thinking)
     return constraint
+
+
+def _thinking(budget: int | None, loaded: Loaded, *, is_open: bool) -> Thinking | None:
+    if budget is None or budget < 0:  # -1 is no limit
+        return None
+    specials = loaded.dialect.specials
+    if OPEN not in specials or CLOSE not in specials:
+        message = "thinking_token_budget is not supported: this model has no tokens that open and close its thoughts"
+        raise ApiError(UNSUPPORTED_FIELD, message, param="thinking_token_budget")
+    return Thinking(budget, specials[OPEN], specials[CLOSE], is_open)

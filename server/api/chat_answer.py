@@ -8,7 +8,8 @@ from contextlib import aclosing
 
 import msgspec
 
-from server.api.context import new_id
+from server.api.context import answer_id
+from server.api.conversation import text_of
 from server.api.generate import Generation, Step, TokenEntry, Usage
 from server.api.logprobs import LogprobWriter
 from server.api.prepare import ChatPlan
@@ -62,9 +63,10 @@ class ChatAnswer:
         self._choices = [_ChatChoice(plan.rules) for _ in range(plan.job.submit.num_choices)]
         self._prompt_ids = plan.job.submit.prompt_ids
         self._prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
+        self._echoed = text_of(body.messages[-1].content) if body.echo else ""
         self._shows_reasoning = body.include_reasoning is not False
         self._envelope: dict[str, object] = {
-            "id": new_id("chatcmpl"),
+            "id": answer_id("chatcmpl", body.request_id),
             "object": "chat.completion",
             "created": int(time.time()),
             "model": body.model or model.spec.name,
@@ -153,7 +155,7 @@ class ChatAnswer:
     def _opening(self, step: Step) -> bytes:
         opening: dict[str, object] = {
             "index": step.choice,
-            "delta": {"role": "assistant", "content": ""},
+            "delta": {"role": "assistant", "content": self._echoed},
             "logprobs": None,
             "finish_reason": None,
         }
@@ -214,7 +216,7 @@ class ChatAnswer:
             {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": "".join(arguments)}}
             for call, arguments in zip(choice.tool_calls, choice.arguments, strict=True)
         ]
-        content = "".join(choice.content)
+        content = self._echoed + "".join(choice.content)
         message: dict[str, object] = {
             "role": "assistant",
             "content": content if content or not calls else None,

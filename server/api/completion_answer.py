@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from server.api.context import new_id
+from server.api.context import answer_id
 from server.api.generate import Generation, Job, Step, TokenEntry, Usage
 from server.api.logprobs import LogprobWriter
 from server.api.respond import fingerprint
@@ -66,7 +66,7 @@ class CompletionAnswer:
         self._choices = [_Choice(index) for index in range(len(jobs) * self._per_prompt)]
         self._writer = LogprobWriter(loaded.tokenizer, as_ids=bool(body.return_tokens_as_token_ids))
         self._envelope: dict[str, object] = {
-            "id": new_id("cmpl"),
+            "id": answer_id("cmpl", body.request_id),
             "object": "text_completion",
             "created": int(time.time()),
             "model": body.model or model.spec.name,

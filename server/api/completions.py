@@ -25,6 +25,7 @@ from server.api.prepare import (
 from server.api.respond import respond, response_headers
 from server.api.routes import new_router
 from server.api.schema import CompletionBody
+from server.errors import UNSUPPORTED_FIELD, ApiError
 from server.handle import Tokenizer
 from server.model import Loaded, Model
 from server.settings import ServerSettings
@@ -53,10 +54,10 @@ def router(context: Context) -> APIRouter:
 async def plan_completion(body: CompletionBody, model: Model, loaded: Loaded, who: Caller, settings: ServerSettings) -> list[Job]:
     """One job per prompt."""
     require_generator(model, loaded)
-    prompts = await token_ids(body.prompt, loaded.tokenizer, "prompt", body.add_special_tokens is not False)
+    prompts = await _prompts(body, loaded)
     num_choices = max(body.n or 1, body.best_of or 1)
     _check_fields(body, len(prompts) * num_choices, settings)
-    constraint, seed = constraint_of(body, settings), seed_of(body)
+    constraint, seed = await constraint_of(body, settings), seed_of(body)
     ranked = num_choices > (body.n or 1)
     jobs: list[Job] = []
     for ids in prompts:
@@ -76,21 +77,36 @@ async def plan_completion(body: CompletionBody, model: Model, loaded: Loaded, wh
     return jobs
 
 
+async def _prompts(body: CompletionBody, loaded: Loaded) -> Sequence[Sequence[int]]:
+    special, tokenizer, infill = body.add_special_tokens is not False, loaded.tokenizer, loaded.dialect.infill
+    if not body.suffix:
+        return await token_ids(body.prompt, tokenizer, "prompt", special)
+    if infill is None:
+        message = "suffix is not supported: this model has no tokens for filling in the middle"
+        raise ApiError(UNSUPPORTED_FIELD, message, param="suffix")
+    begin, suffix = tokenizer.encode("", special), await _encode(body.suffix, tokenizer, special=False)
+    prompts = [begin + infill.prompt(await _encode(one, tokenizer, special=False), suffix) for one in _one_by_one(body.prompt)]
+    for ids in prompts:
+        check_ids(ids, tokenizer, "prompt")
+    return prompts
+
+
 async def token_ids(
     prompt: str | list[int] | list[str] | list[list[int]], tokenizer: Tokenizer, param: str, special: bool
 ) -> list[Sequence[int]]:
     """The prompts of a request, in any of the four forms the API knows."""
     encoded: list[Sequence[int]] = []
     for one in _one_by_one(prompt):
-        if isinstance(one, str):
-            ids = await off_loop(len(one), lambda text=one: tokenizer.encode(text, special))
-        else:
-            ids = one
+        ids = await _encode(one, tokenizer, special=special)
         check_ids(ids, tokenizer, param)
         encoded.append(ids)
     if not encoded:
         raise invalid(param, f"{param} is empty; expected at least one token")
     return encoded
+
+
+async def _encode(one: str | list[int], tokenizer: Tokenizer, *, special: bool) -> Sequence[int]:
+    return await off_loop(len(one), lambda: tokenizer.encode(one, special)) if isinstance(one, str) else one
 
 
 def _one_by_one(prompt: str | list[int] | list[str] | list[list[int]]) -> Iterator[str | list[int]]:
@@ -116,5 +132,7 @@ def _check_fields(body: CompletionBody, num_choices: int, settings: ServerSettin
         raise invalid("best_of", f"best_of is {body.best_of}; expected at least n, {body.n}")
     if body.best_of is not None and body.best_of > (body.n or 1) and body.stream:
         raise invalid("best_of", "best_of is greater than n and stream is true; the best is known only at the end")
+    if body.suffix and body.echo:
+        raise invalid("echo", "echo and suffix are given; the answer stands between two texts, so there is no one place for it")
     if body.max_tokens == 0 and not body.echo:
         raise invalid("max_tokens", "max_tokens is 0 and echo is not true; nothing would be answered")

@@ -44,5 +44,6 @@ def caller(request: Request) -> Caller:
     return request.scope["relaxserve.caller"]
 
 
-def new_id(prefix: str) -> str:
-    return f"{prefix}-{secrets.token_hex(12)}"
+def answer_id(prefix: str, asked: str | None) -> str:
+    """Of the answer, for the client: the name that the request gave it, or a new one."""
+    return f"{prefix}-{asked or secrets.token_hex(12)}"

@@ -19,7 +19,7 @@ def for_template(messages: Sequence[Message]) -> list[dict[str, object]]:
 def _message(message: Message, where: str) -> dict[str, object]:
     rendered: dict[str, object] = {**(message.model_extra or {})}
     rendered["role"] = "system" if message.role == "developer" else message.role
-    rendered["content"] = _text(message.content, f"{where}.content")
+    rendered["content"] = text_of(message.content, f"{where}.content")
     for name in ("name", "tool_call_id", "reasoning_content"):
         if (value := getattr(message, name)) is not None:
             rendered[name] = value
@@ -30,7 +30,7 @@ def _message(message: Message, where: str) -> dict[str, object]:
     return rendered
 
 
-def _text(content: str | Sequence[Mapping[str, object]] | None, where: str) -> str:
+def text_of(content: str | Sequence[Mapping[str, object]] | None, where: str = "content") -> str:
     if content is None or isinstance(content, str):
         return content or ""
     texts: list[str] = []

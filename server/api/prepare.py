@@ -15,12 +15,12 @@ from server.api.generate import Job
 from server.api.schema import GenerationBody, JsonObject, ResponseFormat
 from server.errors import CONTEXT_LENGTH_EXCEEDED, INVALID_SCHEMA, INVALID_VALUE, NOT_A_GENERATOR, ApiError
 from server.handle import Tokenizer
-from server.messages import Constraint, ConstraintKind, SamplingParams, Submit
+from server.messages import Constraint, ConstraintKind, SamplingParams, Submit, Thinking
 from server.model import Loaded, Model
 from server.settings import ServerSettings
 from server.text.answer import AnswerRules
 from server.text.detokenize import StopRules
-from server.text.grammar import Structure, structured
+from server.text.grammar import GrammarError, Structure, as_lark, structured
 
 T = TypeVar("T")
 LONG_TEXT_CHARS = 4096  # from here on, tokenizing would hold up the streams of others
@@ -111,6 +111,7 @@ def sampling_params(
     prompt_logprobs: int | None,
     constraint: Constraint | None,
     seed: int,
+    thinking: Thinking | None = None,
 ) -> SamplingParams:
     tokenizer, defaults = loaded.tokenizer, loaded.tokenizer.generation_defaults
     if body.min_tokens is not None and body.min_tokens > max_tokens:
@@ -118,6 +119,7 @@ def sampling_params(
     for param in ("stop_token_ids", "allowed_token_ids"):
         if ids := getattr(body, param):
             check_ids(ids, tokenizer, param)
+    banned = _banned(body.bad_words or [], tokenizer)
     return SamplingParams(
         max_tokens=max_tokens,
         min_tokens=body.min_tokens or 0,
@@ -131,7 +133,8 @@ def sampling_params(
         repetition_penalty=_first(body.repetition_penalty, defaults.repetition_penalty, 1.0),
         logit_bias=_logit_bias(body.logit_bias or {}, tokenizer),
         allowed_token_ids=tuple(body.allowed_token_ids or ()),
-        banned_token_ids=_banned(body.bad_words or [], tokenizer),
+        banned_token_ids=tuple(ids[0] for ids in banned if len(ids) == 1),
+        banned_sequences=tuple(ids for ids in banned if len(ids) > 1),
         stop_token_ids=tuple(body.stop_token_ids or ()),
         ignore_eos=bool(body.ignore_eos),
         seed=seed,
@@ -139,6 +142,7 @@ def sampling_params(
         processed_logprobs=body.logprobs_mode == "processed_logprobs",
         prompt_logprobs=prompt_logprobs,
         constraint=constraint,
+        thinking=thinking,
     )
 
 
@@ -173,7 +177,7 @@ def job_of(
     return Job(submit, stop_rules(body, settings), shown)
 
 
-def constraint_of(body: GenerationBody, settings: ServerSettings) -> Constraint | None:
+async def constraint_of(body: GenerationBody, settings: ServerSettings) -> Constraint | None:
     """The one thing that the answer must match, however the request spells it."""
     found = [(param, constraint) for param, constraint in _constraints(body) if constraint is not None]
     if len(found) > 1:
@@ -183,8 +187,17 @@ def constraint_of(body: GenerationBody, settings: ServerSettings) -> Constraint 
         if len(constraint.source.encode()) > settings.max_schema_bytes:
             size = len(constraint.source.encode())
             raise invalid(param, f"{param} has {size} bytes; expected at most {settings.max_schema_bytes}")
+        if constraint.kind is ConstraintKind.GRAMMAR:
+            return Constraint(constraint.kind, await _lark(constraint.source, param))
         return constraint
     return None
+
+
+async def _lark(source: str, param: str) -> str:
+    try:
+        return await off_loop(len(source), lambda: as_lark(source))
+    except GrammarError as error:
+        raise ApiError(INVALID_SCHEMA, f"{param} is {error}", param=param) from error
 
 
 def _constraints(body: GenerationBody) -> list[tuple[str, Constraint | None]]:
@@ -282,15 +295,14 @@ def _logit_bias(bias: Mapping[str, float], tokenizer: Tokenizer) -> tuple[tuple[
     return tuple((int(key), value) for key, value in bias.items())
 
 
-def _banned(words: Sequence[str], tokenizer: Tokenizer) -> tuple[int, ...]:
+def _banned(words: Sequence[str], tokenizer: Tokenizer) -> list[tuple[int, ...]]:
     """A word that begins a text and one behind a space are different tokens; both are banned."""
-    banned: set[int] = set()
+    banned: set[tuple[int, ...]] = set()
     for word in words:
-        spellings = [ids for text in (word, f" {word}") if len(ids := tokenizer.encode(text, False)) == 1]
-        if not spellings:
-            raise invalid("bad_words", f"bad_words has {word!r:.40}, which is several tokens; only single ones can be banned")
-        banned.update(ids[0] for ids in spellings)
-    return tuple(sorted(banned))
+        if not word.strip():
+            raise invalid("bad_words", f"bad_words has {word!r:.40}; expected words that are not empty")
+        banned.update(tuple(tokenizer.encode(text, False)) for text in (word, f" {word}"))
+    return sorted(banned)
 
 
 def _first(asked: T | None, recommended: T | None, neutral: T) -> T:

@@ -16,6 +16,7 @@ JsonObject = dict[str, Any]
 
 class StreamOptions(Options):
     include_usage: bool = False
+    include_obfuscation: Literal[False] | None = None  # no event is padded
     continuous_usage_stats: bool = False
 
 
@@ -72,7 +73,9 @@ class GenerationBody(Options):
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**64)
     stop: str | list[str] | None = None
     stop_token_ids: TokenIds | None = None
-    include_stop_str_in_output: bool | None = None
+    include_stop_str_in_output: bool | None = Field(
+        default=None, validation_alias=AliasChoices("include_stop_str_in_output", "no_stop_trim")
+    )
     ignore_eos: bool | None = None
     min_tokens: int | None = Field(default=None, ge=0, lt=2**31, validation_alias=AliasChoices("min_tokens", "min_new_tokens"))
     skip_special_tokens: bool | None = None
@@ -90,13 +93,16 @@ class GenerationBody(Options):
     guided_grammar: str | None = None
     json_schema: JsonObject | bool | str | None = None
     regex: str | None = None
-    grammar: str | None = None
+    grammar: str | None = Field(default=None, validation_alias=AliasChoices("grammar", "ebnf"))
     truncate_prompt_tokens: int | None = Field(default=None, ge=1)
     truncation_side: Literal["left", "right"] | None = None
     add_special_tokens: bool | None = None
     priority: int | None = Field(default=None, ge=-(2**31), lt=2**31)
     cache_salt: str | None = None
     timeout: float | None = Field(default=None, gt=0)
+    request_id: str | None = Field(
+        default=None, max_length=128, pattern=r"^[\x21-\x7e]+$", validation_alias=AliasChoices("request_id", "rid")
+    )
 
     # These name the caller or hint at a cache; no answer depends on them.
     user: str | None = None
@@ -104,6 +110,7 @@ class GenerationBody(Options):
     store: Literal[False] | None = None
     service_tier: Literal["auto", "default"] | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
     safety_identifier: str | None = None
 
 
@@ -137,13 +144,23 @@ class NamedTool(Options):
     function: FunctionName
 
 
+class ToolsAllowed(Options):
+    mode: Literal["auto", "required"]
+    tools: list[NamedTool] = Field(min_length=1)
+
+
+class AllowedTools(Options):
+    type: Literal["allowed_tools"]
+    allowed_tools: ToolsAllowed
+
+
 class ChatBody(GenerationBody):
     messages: list[Message] = Field(min_length=1)
     max_completion_tokens: int | None = Field(default=None, ge=1, le=2**31 - 1)
     logprobs: bool | None = None
     top_logprobs: Alternatives | None = None
     tools: list[Tool] | None = Field(default=None, max_length=128)
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedTools | None = None
     parallel_tool_calls: bool | None = None
     modalities: list[Literal["text"]] | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
@@ -153,11 +170,17 @@ class ChatBody(GenerationBody):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     documents: list[JsonObject] | None = None
+    echo: bool | None = None
+    enable_thinking: bool | None = None
+    thinking_token_budget: int | None = Field(
+        default=None, ge=-1, lt=2**31, validation_alias=AliasChoices("thinking_token_budget", "reasoning_budget")
+    )
 
 
 class CompletionBody(GenerationBody):
     prompt: str | TokenIds | list[str] | list[TokenIds]
     logprobs: Alternatives | None = None
+    suffix: str | None = None
     echo: bool | None = None
     best_of: int | None = Field(default=None, ge=1)
 

@@ -1,4 +1,4 @@
-"""How one model writes what is not plain text: tool calls and thoughts. Found out once, when the model is loaded."""
+"""How one model writes what is not plain text: calls, thoughts, gaps to fill. Found out once, when it is loaded."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from server.handle import ChatTemplate, Tokenizer
 from server.text import reasoning
+from server.text.infill import Infill
 from server.text.tools import FORMATS, GENERIC, ToolFormat
 
 
@@ -15,6 +16,12 @@ class Dialect:
     tools: ToolFormat
     thinks: bool
     shown: Mapping[int, bytes]  # markers that are one token: a parser needs the text even of a special one, a grammar the id
+    infill: Infill | None = None
+
+    @property
+    def specials(self) -> dict[str, int]:
+        """The markers that are one token, by their text."""
+        return {text.decode(): token_id for token_id, text in self.shown.items()}
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, tool_parser: str | None, thinks: bool | None) -> Dialect:
@@ -28,7 +35,7 @@ class Dialect:
         if thinks is None:
             thinks = all(len(tokenizer.encode(marker, False)) == 1 for marker in (reasoning.OPEN, reasoning.CLOSE))
         markers = (*tools.markers, reasoning.OPEN, reasoning.CLOSE)
-        return cls(tools, thinks, _single_tokens(tokenizer, markers))
+        return cls(tools, thinks, _single_tokens(tokenizer, markers), Infill.of(tokenizer))
 
 
 def _written_by(template: ChatTemplate | None) -> ToolFormat:

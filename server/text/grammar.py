@@ -6,6 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from llguidance.gbnf_to_lark import any_to_lark
+
 from server.messages import Constraint, ConstraintKind
 from server.text.reasoning import CLOSE, OPEN
 from server.text.tools import ToolFormat
@@ -17,6 +19,18 @@ Specials = Mapping[str, int]  # markers that are one token
 class ToolSchema:
     name: str
     parameters: Mapping[str, object]
+
+
+class GrammarError(ValueError):
+    """A grammar that cannot be read; the message is for the client."""
+
+
+def as_lark(source: str) -> str:
+    """Lark as it is; the EBNF of llama.cpp, which vLLM and SGLang take too, translated."""
+    try:
+        return any_to_lark(source)
+    except Exception as error:  # its parser raises whatever it stumbles over
+        raise GrammarError(f"neither Lark (no rule is called start) nor GBNF: {error}") from error
 
 
 def forced_calls(form: ToolFormat, tools: Sequence[ToolSchema], specials: Specials, *, several: bool) -> Constraint:

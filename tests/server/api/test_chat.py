@@ -7,6 +7,7 @@ import json
 import openai
 import pytest
 
+from server.messages import Thinking
 from server.null import ByteTokenizer, NullDefaults
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -107,7 +108,7 @@ def test_sampling_parameters_reach_the_worker(server):
     server.chat(
         temperature=0.25, top_p=0.5, top_k=7, min_p=0.1, frequency_penalty=0.5, presence_penalty=-0.5, repetition_penalty=1.5,
         logit_bias={"65": -100}, seed=-1, stop_token_ids=[3], ignore_eos=True, min_tokens=2, max_tokens=9, priority=-4,
-        cache_salt="s", typical_p=0.9, allowed_token_ids=[1, 2], bad_words=["x"],
+        cache_salt="s", typical_p=0.9, allowed_token_ids=[1, 2], bad_words=["x", "no"],
     )  # fmt: skip  # one line per handful
     submit = server.worker.submits[-1]
     params = submit.params
@@ -116,6 +117,7 @@ def test_sampling_parameters_reach_the_worker(server):
     assert params.logit_bias == ((65, -100.0),) and params.seed == 2**64 - 1
     assert params.stop_token_ids == (3,) and params.ignore_eos and (params.min_tokens, params.max_tokens) == (2, 9)
     assert params.allowed_token_ids == (1, 2) and params.banned_token_ids == (ord("x"),)
+    assert set(params.banned_sequences) == {tuple(b" x"), tuple(b"no"), tuple(b" no")}
     assert (submit.priority, submit.cache_salt) == (-4, "s")
 
 
@@ -186,7 +188,11 @@ def test_truncation_only_when_asked(server):
         ({"stop": ["x"] * 17}, "stop"),
         ({"stop_token_ids": [99999]}, "stop_token_ids"),
         ({"min_tokens": 5, "max_tokens": 4}, "min_tokens"),
-        ({"bad_words": ["several"]}, "bad_words"),
+        ({"bad_words": [" "]}, "bad_words"),
+        ({"request_id": "with space"}, "request_id"),
+        ({"echo": True}, "echo"),
+        ({"thinking_token_budget": 5}, "thinking_token_budget"),  # this model has no think tokens
+        ({"grammar": "root ::= ("}, "grammar"),
         ({"timeout": 1e9}, "timeout"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema"),
         ({"response_format": {"type": "yaml"}}, "response_format.type"),
@@ -205,7 +211,7 @@ def test_invalid_values_are_refused_by_name(server, body, param):
 
 
 @pytest.mark.parametrize(
-    "field", ["use_beam_search", "lora_path", "mirostat", "structural_tag", "suffix", "audio", "thinking_token_budget", "echo", "best_of"]
+    "field", ["use_beam_search", "lora_path", "mirostat", "structural_tag", "suffix", "audio", "stop_regex", "best_of"]
 )
 def test_known_fields_that_are_missing_here_are_refused(server, field):
     response = server.chat(**{field: "x"})
@@ -261,3 +267,40 @@ def test_continue_final_message(server):
     messages = [*MESSAGES, {"role": "assistant", "content": "Well"}]
     server.chat(messages=messages, continue_final_message=True)
     assert bytes(server.worker.submits[-1].prompt_ids).endswith(b"<|assistant|>Well")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_echo_begins_with_what_is_continued(server, stream):
+    messages = [*MESSAGES, {"role": "assistant", "content": "Well. "}]
+    body = {"messages": messages, "continue_final_message": True, "echo": True, "max_tokens": 5, "stream": stream}
+    response = server.chat(**body)
+    if stream:
+        events = [json.loads(line[6:]) for line in response.text.splitlines() if line.startswith("data: {")]
+        text = "".join(event["choices"][0]["delta"].get("content", "") for event in events)
+    else:
+        text = response.json()["choices"][0]["message"]["content"]
+    assert text == "Well. Hello"
+
+
+@pytest.mark.parametrize("name", ["request_id", "rid"])
+def test_an_answer_bears_the_name_of_its_request(server, name):
+    assert server.chat(**{name: "mine-1"}).json()["id"] == "chatcmpl-mine-1"
+    assert server.complete(**{name: "mine-1"}).json()["id"] == "cmpl-mine-1"
+    assert [submit.request_id for submit in server.worker.submits if "mine" in submit.request_id] == []  # two clients may choose the same
+
+
+def test_grammars_of_llama_cpp_are_translated(server):
+    server.chat(grammar='root ::= "yes" | "no"')
+    constraint = server.worker.submits[-1].params.constraint
+    assert 'start: "yes"' in constraint.source
+    lark = 'start: "yes" | "no"'
+    server.chat(structured_outputs={"grammar": lark})
+    assert server.worker.submits[-1].params.constraint.source == lark
+
+
+def test_a_thinking_budget_names_the_tokens_around_thoughts(serve):
+    server = serve(tokenizer=ByteTokenizer(specials=["<think>", "</think>"]))
+    server.chat(thinking_token_budget=7)
+    assert server.worker.submits[-1].params.thinking == Thinking(7, 258, 259, is_open=False)
+    server.chat(reasoning_budget=-1)
+    assert server.worker.submits[-1].params.thinking is None

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from server.messages import TokenLogprob
+from server.null import ByteTokenizer
 
 
 def events(text: str) -> list[dict]:
@@ -121,3 +122,18 @@ def test_invalid_values_are_refused_by_name(server, body, param):
 def test_embeddings_are_refused_by_a_generator(server):
     response = server.http().post("/v1/embeddings", json={"input": "x"})
     assert response.status_code == 400 and response.json()["error"]["code"] == "not_an_embedding_model"
+
+
+def test_a_gap_is_filled_by_models_that_know_how(serve):
+    server = serve(tokenizer=ByteTokenizer(specials=["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"]))
+    assert server.complete(prompt="ab", suffix="cd").status_code == 200
+    before, behind, middle = 258, 259, 260
+    assert server.worker.submits[-1].prompt_ids == (256, before, *b"ab", behind, *b"cd", middle)
+    assert server.complete(prompt="", suffix="cd").status_code == 200
+    assert server.complete(prompt="a", suffix="b", echo=True).json()["error"]["param"] == "echo"
+
+
+def test_others_say_that_they_do_not(server):
+    error = server.complete(prompt="ab", suffix="cd").json()["error"]
+    assert (error["code"], error["param"]) == ("unsupported_field", "suffix")
+    assert server.complete(prompt="ab", suffix="").status_code == 200

@@ -77,6 +77,22 @@ def test_a_demanded_call_is_enforced(serve, answering, choice):
     assert ('"add"' in constraint.source) == (choice == "required")
 
 
+def allowed(mode: str, *names: str) -> dict:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_of_all_tools_only_those_allowed_are_offered(server, mode):
+    server.chat(tools=TOOLS, tool_choice=allowed(mode, "now"))
+    submit = server.worker.submits[-1]
+    assert b'"now"' in bytes(submit.prompt_ids) and b'"add"' not in bytes(submit.prompt_ids)
+    if mode == "auto":
+        assert submit.params.constraint is None
+    else:
+        assert '"now"' in submit.params.constraint.source and '"add"' not in submit.params.constraint.source
+
+
 def test_without_demand_nothing_is_enforced_and_none_hides_the_tools(server):
     server.chat(tools=TOOLS, tool_choice="auto")
     assert server.worker.submits[-1].params.constraint is None and b"<tools>" in bytes(server.worker.submits[-1].prompt_ids)
@@ -101,6 +117,7 @@ def test_history_with_calls_reaches_the_template(server):
     [
         ({"type": "function", "function": {"name": "other"}}, TOOLS, "tool_choice"),
         ("required", [], "tool_choice"),
+        (allowed("auto", "other"), TOOLS, "tool_choice.allowed_tools"),
         ("sometimes", TOOLS, "tool_choice"),
         ("auto", [{"type": "function", "function": {"name": "sp ace"}}], "tools[0].function.name"),
         ("auto", [{"type": "web_search"}], "tools[0].type"),

@@ -1,0 +1,34 @@
+"""Filling in the middle: models that were trained for it have three tokens around what is there already."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from server.handle import Tokenizer
+
+MARKERS = (  # before the text, before the suffix, before what is to be written
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
+    ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),
+    ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Infill:
+    before: int
+    suffix: int
+    middle: int
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer) -> Infill | None:
+        for markers in MARKERS:
+            ids = [tokenizer.encode(marker, False) for marker in markers]
+            if all(len(one) == 1 for one in ids):
+                return cls(*(one[0] for one in ids))
+        return None
+
+    def prompt(self, text: Sequence[int], suffix: Sequence[int]) -> list[int]:
+        """For the model to write what stands between the two."""
+        return [self.before, *text, self.suffix, *suffix, self.middle]
