@@ -110,7 +110,8 @@ CASES |= OTHERS
 def test_every_operator_has_a_case():
     assert set(CASES) <= set(OPS)
     missing = set(LEGALIZE) - set(CASES)
-    assert all(compiler.ops.ragged.__name__ == LEGALIZE[name].__module__ for name in missing), missing
+    elsewhere = {compiler.ops.ragged.__name__, compiler.ops.sampling.__name__}  # they have tests of their own
+    assert all(LEGALIZE[name].__module__ in elsewhere for name in missing), missing
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -30,6 +30,6 @@ def test_what_the_tables_promise():
         relu gelu gelu_tanh broadcast_to reshape permute_dims expand_dims squeeze concat stack split slice flip pad tril triu take gather
         scatter scatter_inplace full arange shape_of shape_to_tensor sum mean prod max min any all argmax argmin cumsum sort argsort top_k
         softmax log_softmax layer_norm rms_norm matmul linear embedding rope_angles rope quantize dequantize attention paged_attention
-        kv_append unique nonzero uniform
+        kv_append unique nonzero uniform sample judge
     """
     assert set(wanted.split()) <= set(OPS)

@@ -1,0 +1,43 @@
+"""The programs beside a model's step: from its logits to tokens, and what is told of tokens that are known.
+
+    sample(logits[r, vocabulary], rows[n], ...) -> tokens[n], distances[n], totals[n], ranks[n], top_ids[n, .], top_distances[n, .]
+    judge(logits[r, vocabulary], rows[n], tokens[n], tops[n]) -> the same without tokens
+
+Their operands are those of `runtime.sampling`. Logits are read where the step left them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from compiler.ir.builder import Builder
+from compiler.ir.dims import DimLike, DimVar
+from compiler.ir.dtypes import DType
+from compiler.ir.graph import Var
+from compiler.ir.module import IRModule
+from compiler.ir.op import OpDef
+from compiler.ir.types import tensor
+from compiler.ops.sampling import JUDGE, JUDGE_OPERANDS, SAMPLE, SAMPLE_OPERANDS
+from runtime.sampling import Number, Setting
+
+SAMPLE_ENTRY, JUDGE_ENTRY = "sample", "judge"
+
+
+def build_sampler(vocab_size: int, max_rows: int, beside: IRModule | None = None) -> IRModule:
+    """The module `beside` with these functions."""
+    builder = Builder(beside)
+    r, n = DimVar("r", 0, max_rows), DimVar("n", 0, max_rows)
+    biased, seen, masked = DimVar("biased"), DimVar("seen"), DimVar("masked", 0, max_rows)
+    one: tuple[DimLike, ...] = (n,)
+    logits: tuple[DimLike, ...] = (r, vocab_size)
+    lists: list[tuple[DimLike, ...]] = [(n + 1,), (biased,), (biased,), (n + 1,), (seen,), (seen,)]
+    shapes = [logits, one, (n, len(Number)), (n, len(Setting)), *lists, (masked, -(-vocab_size // 32))]
+    _add(builder, SAMPLE_ENTRY, SAMPLE, SAMPLE_OPERANDS, shapes)
+    _add(builder, JUDGE_ENTRY, JUDGE, JUDGE_OPERANDS, [logits, one, one, one])
+    return builder.finish()
+
+
+def _add(builder: Builder, name: str, op: OpDef, operands: Mapping[str, DType], shapes: Sequence[tuple[DimLike, ...]]) -> None:
+    params = [Var(operand, tensor(shape, dtype)) for (operand, dtype), shape in zip(operands.items(), shapes, strict=True)]
+    with builder.function(name, params):
+        builder.returns(builder.call(op, *params))

@@ -1,0 +1,106 @@
+"""Sampling: which token each row of logits gives, and how probable it is. Operands and results are those of `runtime.sampling`, which
+is the meaning, too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from compiler.ir.dims import Dim
+from compiler.ir.dtypes import DType
+from compiler.ir.errors import AnnotationError
+from compiler.ir.loops import Buffer, PrimFunc
+from compiler.ir.parser import parse
+from compiler.ir.types import TensorType, TupleType, Type
+from compiler.ir.visit_loops import rename_buffers, rewrite_dims
+from compiler.ops.operands import agree, tensor_operand, unproved
+from compiler.ops.sampling_kernels import judge_text, sample_text
+from compiler.ops.tables import Nest, Operands, UnknownShape, define
+from runtime import sampling
+from runtime.sampling import NUM_TOP, Number, Setting
+
+F32, I32, I64 = DType.F32, DType.I32, DType.I64
+
+SAMPLE_OPERANDS = {
+    "logits": F32,
+    "rows": I32,
+    "numbers": F32,
+    "settings": I64,
+    "bias_starts": I32,
+    "bias_ids": I32,
+    "bias_values": F32,
+    "seen_starts": I32,
+    "seen_ids": I32,
+    "seen_counts": I32,
+    "masks": I32,
+}
+JUDGE_OPERANDS = {"logits": F32, "rows": I32, "tokens": I32, "tops": I32}
+
+
+def _types(args: tuple[Type, ...], operands: Mapping[str, DType]) -> dict[str, TensorType]:
+    """What is known of the operands, whose element types must be these."""
+    types: dict[str, TensorType] = {}
+    for i, (name, dtype) in enumerate(operands.items()):
+        types[name] = tensor_operand(args, i, name, ndim=2 if name in ("logits", "numbers", "settings", "masks") else 1)
+        if types[name].dtype not in (None, dtype):
+            raise AnnotationError(f"{name} holds {types[name].dtype}, wants {dtype}")
+    return types
+
+
+def _agree_rows(types: Mapping[str, TensorType], names: tuple[str, ...]) -> Dim | None:
+    """The number of rows, which these have in common."""
+    rows = types["rows"].shape
+    for name in names:
+        shape = types[name].shape
+        if rows is not None and shape is not None:
+            agree(rows[0] + 1 if name.endswith("starts") else rows[0], shape[0], f"dimension 0 of {name}")
+    return None if rows is None else rows[0]
+
+
+def _told(rows: Dim | None) -> tuple[TensorType, ...]:
+    """The fields of `runtime.sampling.Judged`."""
+
+    def told(dtype: DType, *more: int) -> TensorType:
+        return TensorType(None if rows is None else (rows, *map(Dim.of, more)), dtype, 1 + len(more))
+
+    return told(F32), told(I64), told(I32), told(I32, NUM_TOP), told(F32, NUM_TOP)
+
+
+def _sample_type(args: tuple[Type, ...], _: Mapping[str, Any]) -> Type:
+    types = _types(args, SAMPLE_OPERANDS)
+    rows = _agree_rows(types, ("numbers", "settings", "bias_starts", "seen_starts"))
+    for name, columns in (("numbers", len(Number)), ("settings", len(Setting))):
+        shape = types[name].shape
+        if shape is not None:
+            agree(Dim.of(columns), shape[1], f"dimension 1 of {name}")
+    tokens = TensorType(None if rows is None else (rows,), I32, 1)
+    return TupleType((tokens, *_told(rows)))
+
+
+def _judge_type(args: tuple[Type, ...], _: Mapping[str, Any]) -> Type:
+    return TupleType(_told(_agree_rows(_types(args, JUDGE_OPERANDS), ("tokens", "tops"))))
+
+
+def _nest(name: str, text: Callable[[int], str]) -> Callable[[Operands], Nest]:
+    def nest(operands: Operands) -> Nest:
+        vocab = operands.buffer(0).shape[1]
+        if not vocab.is_const:
+            raise UnknownShape(f"the vocabulary is {vocab}, and sampling needs a number; state it with match_cast")
+        return _placed(parse(text(vocab.const)).prim(name), operands)
+
+    return nest
+
+
+def _placed(prim: PrimFunc, operands: Operands) -> Nest:
+    """The function as a nest over the operands of a call."""
+    inputs = prim.buffers[: len(operands.places)]
+    given = [operands.buffer(i) for i in range(len(inputs))]
+    dims = {d.var: g for p, b in zip(inputs, given, strict=True) for d, g in zip(p.shape, b.shape, strict=True) if d.var is not None}
+    outputs = tuple(Buffer(b.name, tuple(d.substitute(dims) for d in b.shape), b.dtype) for b in prim.outputs)
+    body = rename_buffers(rewrite_dims(prim.body, dims), dict(zip(prim.buffers, (*given, *outputs), strict=True)))
+    wanted = {i: tuple(d.substitute(dims) for d in p.shape) for i, p in enumerate(inputs)}
+    return Nest(outputs, body, checks=unproved(operands, wanted), attrs={"schedule": "sampling"})
+
+
+SAMPLE = define("sample", ", ".join(SAMPLE_OPERANDS), _sample_type, sampling.sample, _nest("sample", sample_text))
+JUDGE = define("judge", ", ".join(JUDGE_OPERANDS), _judge_type, sampling.judge, _nest("judge", judge_text))

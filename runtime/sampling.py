@@ -1,0 +1,235 @@
+"""From rows of logits to tokens: what every sampling parameter means, in NumPy, one row at a time.
+
+The compiled sampler has this meaning to the last bit, whatever stands beside a row. The order of the steps is part of it:
+
+    bias -> repetition, frequency and presence penalties -> mask -> temperature -> top_k -> top_p -> min_p -> typical_p -> draw
+
+From the temperature on a row is *distances*: how far, in nats, each token lies below the best one. Of equal distances the lower token
+id is the nearer one. A token that was taken away is infinitely far. Each truncation looks at what the one before it left.
+
+Probabilities are *weights*, integers of 40 bits: their sums are exact, so neither blocks nor threads nor instruction sets change
+which token a random number falls on. `weigh` uses f32 products and sums without fusing, which every machine rounds alike.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.philox import random_bits
+
+Array = NDArray[Any]
+Row = NDArray[np.float32]
+
+NUM_TOP = 20  # alternatives that are told at most
+WEIGHT_BITS = 40  # of the best token's weight
+SHARE_BITS = 30  # of top_p and typical_p: integers in units of 2^-30
+SHARE_ONE = 1 << SHARE_BITS
+RANDOM_BITS = 53
+
+LOG2_E = 1.4426950216293335  # in f32
+POWER = (-0.6931437253952026, 0.2401801496744156, -0.055297356098890305, 0.00920579768717289, -0.0009449032950215042)  # 2^-f, behind 1
+MANTISSA_BITS = 24
+FURTHEST = 64.0  # powers of two, or nats: beyond it a weight is 0
+MEAN_BITS = 16  # behind the point, of the distances that a mean is made of
+
+NOT_A_NUMBER, NOTHING_LEFT = -1, -2  # instead of a token
+
+
+class Number(IntEnum):
+    """Columns of `SampleBatch.numbers`."""
+
+    SHARPNESS = 0  # 1 / temperature; 0: the best token is taken
+    REACH = 1  # -log(min_p): distances beyond it are cut off
+    REPETITION = 2
+    FREQUENCY = 3
+    PRESENCE = 4
+
+
+class Setting(IntEnum):
+    """Columns of `SampleBatch.settings`."""
+
+    SEED = 0  # as the bits of an i64
+    POSITION = 1
+    CHOICE = 2
+    TOP_K = 3  # 0: all
+    TOP_P = 4  # in units of 2^-SHARE_BITS
+    TYPICAL_P = 5
+    MASK = 6  # which row of `masks`; -1: none
+    TOP = 7  # how many alternatives are told beside the token; -1: nothing is told at all
+    PROCESSED = 8  # 1: tell the distances that were drawn from; 0: those of the logits as they came
+
+
+@dataclass(frozen=True, slots=True)
+class SampleBatch:
+    """`n` rows of one step's logits and what to do with them. Entries of row `i` in a list are those from `starts[i]` to before
+    `starts[i + 1]`."""
+
+    rows: NDArray[np.int32]  # [n] of the logits
+    numbers: NDArray[np.float32]  # [n, 5]
+    settings: NDArray[np.int64]  # [n, 9]
+    bias_starts: NDArray[np.int32]  # [n + 1]
+    bias_ids: NDArray[np.int32]
+    bias_values: NDArray[np.float32]
+    seen_starts: NDArray[np.int32]  # [n + 1]
+    seen_ids: NDArray[np.int32]  # distinct tokens of the sequence: what repetition penalises
+    seen_counts: NDArray[np.int32]  # how often each was drawn; 0: it stands in the prompt only
+    masks: NDArray[np.int32]  # [any, ceil(vocab / 32)] a bit per token, set where it may be drawn
+
+    @property
+    def arrays(self) -> tuple[Array, ...]:
+        """In the order in which `sample` takes them."""
+        lists = (self.bias_starts, self.bias_ids, self.bias_values, self.seen_starts, self.seen_ids, self.seen_counts)
+        return (self.rows, self.numbers, self.settings, *lists, self.masks)
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What is told of one token per row; where nothing was asked, a total of 0."""
+
+    distances: NDArray[np.float32]  # [n]
+    totals: NDArray[np.int64]  # [n] sum of the weights
+    ranks: NDArray[np.int32]  # [n] from 1
+    top_ids: NDArray[np.int32]  # [n, NUM_TOP] nearest first; -1 behind the last
+    top_distances: NDArray[np.float32]  # [n, NUM_TOP]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    tokens: NDArray[np.int32]  # [n] or NOT_A_NUMBER, NOTHING_LEFT
+    judged: Judged
+
+
+def sample(logits: Array, rows: Array, numbers: Array, settings: Array, *lists_and_masks: Array) -> tuple[Array, ...]:
+    """The fields of `Sampled`, those of `Judged` in its place."""
+    *lists, masks = lists_and_masks
+    tokens = np.zeros(len(rows), np.int32)
+    judged = _nothing(len(rows))
+    for i, row in enumerate(rows):
+        setting = settings[i].tolist()
+        bias, seen = (tuple(a[starts[i] : starts[i + 1]] for a in arrays) for starts, *arrays in (lists[:3], lists[3:]))
+        adjusted = _adjusted(logits[row], numbers[i], bias, seen)
+        if setting[Setting.MASK] >= 0:
+            adjusted = _masked(adjusted, masks[setting[Setting.MASK]])
+        tokens[i], distances = _draw(adjusted, numbers[i], setting)
+        if tokens[i] >= 0 and setting[Setting.TOP] >= 0:
+            told = distances if setting[Setting.PROCESSED] else _distances(logits[row], np.float32(1))
+            _judge(told, int(tokens[i]), setting[Setting.TOP], judged, i)
+    return (tokens, *judged)
+
+
+def judge(logits: Array, rows: Array, tokens: Array, tops: Array) -> tuple[Array, ...]:
+    """The fields of `Judged`: given tokens under the logits as they came, with so many alternatives."""
+    judged = _nothing(len(rows))
+    for i, row in enumerate(rows):
+        _judge(_distances(logits[row], np.float32(1)), int(tokens[i]), int(tops[i]), judged, i)
+    return judged
+
+
+# --- before the draw ---------------------------------------------------------------------------------------------------
+
+
+def _adjusted(logits: Row, number: Row, bias: tuple[Array, ...], seen: tuple[Array, ...]) -> Row:
+    adjusted = logits.copy()
+    for token_id, value in zip(*bias, strict=True):
+        adjusted[token_id] += value
+    ids, counts = seen
+    values, repetition = adjusted[ids], number[Number.REPETITION]
+    values = np.where(values > 0, values / repetition, values * repetition)
+    penalty = number[Number.FREQUENCY] * counts.astype(np.float32) + number[Number.PRESENCE]
+    adjusted[ids] = np.where(counts > 0, values - penalty, values)
+    return adjusted
+
+
+def _masked(logits: Row, mask: Array) -> Row:
+    bits = np.unpackbits(mask.view(np.uint8), count=len(logits), bitorder="little")
+    return np.where(bits == 1, logits, np.float32(-np.inf))
+
+
+def _distances(logits: Row, sharpness: np.float32) -> Row:
+    with np.errstate(over="ignore", invalid="ignore"):
+        return (np.fmax.reduce(logits, initial=np.float32(-np.inf)) - logits) * sharpness
+
+
+# --- the draw ----------------------------------------------------------------------------------------------------------
+
+
+def _draw(logits: Row, number: Row, setting: list[int]) -> tuple[int, Row]:
+    """The token, and the distances that it was drawn from."""
+    best = np.fmax.reduce(logits, initial=np.float32(-np.inf))
+    if np.isnan(logits).any() or best == np.inf:
+        return NOT_A_NUMBER, logits
+    if best == -np.inf:
+        return NOTHING_LEFT, logits
+    sharpness = number[Number.SHARPNESS]
+    if sharpness == 0:
+        return int(logits.argmax()), _distances(logits, np.float32(1))
+    distances = _distances(logits, sharpness)
+    if 0 < setting[Setting.TOP_K] < len(logits):
+        distances = _nearest(distances, distances, (distances < np.inf).astype(np.int64), setting[Setting.TOP_K])
+    if setting[Setting.TOP_P] < SHARE_ONE:
+        weights = weigh(distances)
+        distances = _nearest(distances, distances, weights, _share(weights, setting[Setting.TOP_P]))
+    distances = np.where(distances <= number[Number.REACH], distances, np.float32(np.inf))
+    if setting[Setting.TYPICAL_P] < SHARE_ONE:
+        weights = weigh(distances)
+        surprise = np.abs(distances - _mean(distances, weights))  # as far from the entropy as this distance is from the mean one
+        distances = _nearest(distances, surprise, weights, _share(weights, setting[Setting.TYPICAL_P]))
+    sums = np.cumsum(weigh(distances))
+    random = random_bits(setting[Setting.SEED], setting[Setting.POSITION], setting[Setting.CHOICE])
+    return int(np.searchsorted(sums, random * int(sums[-1]) >> RANDOM_BITS, side="right")), distances
+
+
+def weigh(distances: Array) -> Array:
+    """About 2^WEIGHT_BITS exp(-distance), never more; 0 where it would be less than 1."""
+    powers = distances * np.float32(LOG2_E)
+    powers = np.where(powers < FURTHEST, powers, np.float32(FURTHEST))
+    whole = np.floor(powers)
+    rest = powers - whole
+    fraction = np.float32(POWER[-1])
+    for coefficient in (*reversed(POWER[:-1]), 1.0):
+        fraction = fraction * rest + np.float32(coefficient)
+    mantissa = (fraction * np.float32(1 << MANTISSA_BITS)).astype(np.int64)
+    return (mantissa << (WEIGHT_BITS - MANTISSA_BITS)) >> np.minimum(whole, 63).astype(np.int64)
+
+
+def _nearest(distances: Row, key: Row, weights: Array, wanted: int) -> Row:
+    """Those with the smallest keys that together weigh `wanted`, and no more of them than that takes."""
+    order = np.argsort(key, kind="stable")
+    num_kept = int(np.searchsorted(np.cumsum(weights[order]), wanted, side="left")) + 1
+    nearest = distances.copy()
+    nearest[order[num_kept:]] = np.inf
+    return nearest
+
+
+def _share(weights: Array, share: int) -> int:
+    return max(1, int(weights.sum()) * share >> SHARE_BITS)
+
+
+def _mean(distances: Row, weights: Array) -> np.float32:
+    """The mean distance, by weight: the entropy less a constant."""
+    near = np.where(distances < FURTHEST, distances, np.float32(FURTHEST))
+    moments = (weights * (near * np.float32(1 << MEAN_BITS)).astype(np.int64)) >> MEAN_BITS
+    return moments.sum().astype(np.float32) / weights.sum().astype(np.float32)
+
+
+# --- what is told ------------------------------------------------------------------------------------------------------
+
+
+def _judge(distances: Row, token_id: int, num_top: int, judged: tuple[Array, ...], i: int) -> None:
+    told, totals, ranks, top_ids, top_distances = judged
+    own = distances[token_id]
+    told[i], totals[i] = own, weigh(distances).sum()
+    ranks[i] = 1 + np.count_nonzero(distances < own) + np.count_nonzero((distances[:token_id] == own) & (own < np.inf))
+    order = np.argsort(distances, kind="stable")[:num_top]
+    order = order[distances[order] < np.inf]
+    top_ids[i, : len(order)], top_distances[i, : len(order)] = order, distances[order]
+
+
+def _nothing(num_rows: int) -> tuple[Array, ...]:
+    shapes = (num_rows, np.float32), (num_rows, np.int64), (num_rows, np.int32)
+    return (*(np.zeros(n, t) for n, t in shapes), np.full((num_rows, NUM_TOP), -1, np.int32), np.zeros((num_rows, NUM_TOP), np.float32))
