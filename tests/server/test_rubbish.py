@@ -6,29 +6,27 @@ import pytest
 import schemathesis
 from hypothesis import HealthCheck, given, settings
 
-OPERATIONS = [
-    ("POST", "/v1/chat/completions"),
-    ("POST", "/v1/completions"),
-    ("POST", "/v1/embeddings"),
-    ("POST", "/tokenize"),
-    ("POST", "/detokenize"),
-    ("POST", "/admin/models"),
-    ("PUT", "/admin/aliases/{alias}"),
-    ("DELETE", "/admin/models/{name}"),
-    ("POST", "/v1/models/{model}/load"),
-    ("POST", "/models/load"),
-]
-EXPECTED = {501, 503}  # no planner, no cache; a model that is gone
+from server.app import create_app
+from server.null import ByteTokenizer, NullScript, NullWorker
+from server.registry import Registry
+from server.settings import ServerSettings
 
 
-@pytest.fixture(scope="module")
-def document(shared_server) -> dict:
-    return shared_server.http().get("/openapi.json").json()
+def _document() -> dict:
+    options = ServerSettings()
+    return create_app(
+        options, Registry(options, lambda _spec, _progress: NullWorker(NullScript()), lambda _source: ByteTokenizer())
+    ).openapi()
+
+
+DOCUMENT = _document()
+OPERATIONS = [(method.upper(), path) for path, methods in DOCUMENT["paths"].items() for method in methods]
+EXPECTED = {501, 503, 504}  # no planner, no cache; a model that is gone; a deadline that is as good as over
 
 
 @pytest.mark.parametrize(("method", "path"), OPERATIONS)
-def test_nothing_breaks_it(shared_server, document, method, path):
-    schema = schemathesis.openapi.from_dict(document)
+def test_nothing_breaks_it(shared_server, method, path):
+    schema = schemathesis.openapi.from_dict(DOCUMENT)
     operation = schema[path][method]
     client = shared_server.http()
 
@@ -42,6 +40,8 @@ def test_nothing_breaks_it(shared_server, document, method, path):
             error = response.json()["error"]
             assert error["message"] and error["code"] and error["type"]
 
-    relaxed = settings(max_examples=15, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
-    for mode in (schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGATIVE):
+    relaxed = settings(max_examples=10, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+    has_body = "requestBody" in DOCUMENT["paths"][path][method.lower()]  # nothing else can be wrong
+    modes = (schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGATIVE)
+    for mode in modes if has_body else modes[:1]:
         relaxed(given(operation.as_strategy(generation_mode=mode))(check))()
