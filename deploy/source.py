@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from compiler.frontend.config import ModelConfig, load_config
-from compiler.frontend.errors import ModelError
+from compiler.frontend.errors import ModelError, UnknownModel
 from compiler.frontend.gguf_model import GgufModel
+from compiler.frontend.unknown import remedy
 from compiler.frontend.weights import WeightSource, open_safetensors
 from compiler.ir.dtypes import DType
 from deploy.fetch import local_folder
@@ -36,11 +37,18 @@ def open_model(source: str) -> ModelFiles:
         if path.is_file():
             model = GgufModel(path)
             return ModelFiles(path, model.config, model, is_embedder=False)
-        config = load_config(path)
+        config = _config_of(path)
         is_embedder = not config.is_causal or (path / "modules.json").is_file()
         return ModelFiles(path, config, open_safetensors(path), is_embedder)
     except ModelError as error:
         raise LoadError("invalid_model", str(error)) from error
+
+
+def _config_of(folder: Path) -> ModelConfig:
+    try:
+        return load_config(folder)
+    except UnknownModel as error:
+        raise UnknownModel(f"{error}{remedy(folder)}") from None
 
 
 def load_tokenizer(source: str) -> Tokenizer:

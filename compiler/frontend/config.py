@@ -6,11 +6,10 @@ become a `ModelConfig`. Defaults are those of transformers, since files leave ou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
 
 from compiler.frontend.errors import ConfigError, ModelError, UnknownModel
 from compiler.frontend.fields import Fields, read_json
@@ -100,7 +99,7 @@ def parse_config(values: object) -> ModelConfig:
     model_type = fields.text("model_type")
     read = FAMILIES.get(model_type)
     if read is None:
-        raise UnknownModel(_unknown(model_type, fields.values))
+        raise UnknownModel(f"model_type {model_type!r} is not known; known are {', '.join(FAMILIES)}")
     config = read(fields)
     if config.is_causal:
         config = replace(config, embedding=EmbeddingConfig(Pooling.LAST, True))
@@ -309,41 +308,3 @@ FAMILIES: dict[str, Callable[[Fields], ModelConfig]] = {
     "xlm-roberta": _roberta,
     "mpnet": _mpnet,
 }
-
-
-# --- unknown models ---------------------------------------------------------------------------------------------------------
-
-# Fields that say nothing of the wiring.
-METADATA = """
-_name_or_path architectures attention_dropout auto_map bos_token_id cache_implementation chunk_size_feed_forward classifier_dropout
-dtype embd_pdrop eos_token_id gradient_checkpointing hidden_dropout hidden_dropout_prob id2label attention_probs_dropout_prob
-initializer_range label2id model_type pad_token_id pretraining_tp resid_pdrop torch_dtype transformers_version use_cache
-"""
-
-
-def _unknown(model_type: str, values: Mapping[str, Any]) -> str:
-    message = f"model_type {model_type!r} is not known; known are {', '.join(FAMILIES)}"
-    if not (twins := _twins(values)):
-        return message
-    names = " or ".join(map(repr, twins))
-    return f"{message}. Its fields are those of {names}: if it is wired alike, set model_type to that in config.json"
-
-
-def _twins(values: Mapping[str, Any]) -> list[str]:
-    """Known families that understand every field, those with the fewest fields that are not there. An architecture of
-    the same name as a known one's says it outright."""
-    architectures = values.get("architectures")
-    declared = [str(item).lower() for item in architectures] if isinstance(architectures, list) else []
-    for name in FAMILIES:
-        if f"{name.removesuffix('_text').replace('-', '')}forcausallm" in declared:
-            return [name]
-    lacking: dict[str, int] = {}
-    for name, read in FAMILIES.items():
-        fields = Fields(values, "config.json")
-        try:
-            read(fields)
-        except ConfigError:
-            continue
-        if values.keys() <= fields.asked.union(METADATA.split()):
-            lacking[name] = len(fields.asked - values.keys())
-    return [name for name, count in lacking.items() if count == min(lacking.values())]

@@ -27,7 +27,7 @@ class Fields:
 
     def __init__(self, values: object, where: str) -> None:
         if not isinstance(values, Mapping):
-            raise ConfigError(f"{where} is {str(values)[:80]!r}, expected an object")
+            raise ConfigError(f"{where} is {values!r:.80}, expected an object")
         self.values = cast(Mapping[str, Any], values)
         self.where = where
         self.asked: set[str] = set()
@@ -64,7 +64,7 @@ class Fields:
         return Fields(self.raw(name, {}), f"{name} of {self.where}")
 
     def error(self, name: str, expected: str) -> ConfigError:
-        return ConfigError(f"{name} of {self.where} is {str(self.values.get(name))[:80]!r}, expected {expected}")
+        return ConfigError(f"{name} of {self.where} is {self.values.get(name)!r:.80}, expected {expected}")
 
     def _get(self, name: str, default: Any, expected: str, fits: Any) -> Any:
         if name not in self:

@@ -174,26 +174,6 @@ def test_unknown_models_are_refused_with_what_is_known() -> None:
         parse_config({"model_type": "rwkv", "attention_hidden_size": 1})
 
 
-@pytest.mark.parametrize(
-    ("values", "twin"),
-    [
-        (small("smollm", rope_theta=1e4, attention_bias=False, torch_dtype="float16"), "llama"),
-        (small("ministral", sliding_window=128), "mistral' or 'phi3"),
-        (small("mine", sliding_window=9, attn_logit_softcapping=50.0, query_pre_attn_scalar=16), "gemma2"),
-        (small("other", architectures=["Qwen2ForCausalLM"], novel_field=1), "qwen2"),
-        (small("camembert", type_vocab_size=1, layer_norm_eps=1e-5, pad_token_id=1), "bert' or 'roberta' or 'xlm-roberta"),
-    ],
-)
-def test_the_remedy_names_a_family_of_the_same_wiring(values: dict[str, Any], twin: str) -> None:
-    with pytest.raises(UnknownModel, match=f"those of '{twin}': if it is wired alike"):
-        parse_config(values)
-
-
-def test_no_remedy_where_a_field_is_not_understood() -> None:
-    with pytest.raises(UnknownModel, match=r"mpnet$"):
-        parse_config(small("moe", num_experts=8))
-
-
 def test_a_directory_without_config(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"has no config\.json"):
         load_config(tmp_path)
