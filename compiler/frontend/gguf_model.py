@@ -78,8 +78,12 @@ ARCHITECTURES = {
     "gemma3": Architecture(
         "gemma3_text", {**GEMMA_FIELDS, "rope.freq_base_swa": "rope_local_base_freq"}, GEMMA_LAYER_NAMES, norm_offset=1.0
     ),
+    "phi3": Architecture(
+        "phi3", {"attention.sliding_window": "sliding_window"}, {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
+    ),
 }
-ROPE_FACTORS = "rope_freqs.weight"  # the stretching of Llama 3, as a divisor per pair
+# Tensors of the configuration: divisors per pair of a head's dimensions. Llama 3 has one list, Phi-3 one per range of contexts.
+ROPE_FACTORS, SHORT_FACTORS, LONG_FACTORS = "rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"
 MAX_ROPE_FACTOR_BYTES = 1 << 16
 # Gemma's largest scale attention by the size of an even share of the hidden state; no entry of the metadata says so.
 GEMMA_SCALED_BY_SHARE = {("gemma2", 46), ("gemma3", 62)}
@@ -123,7 +127,7 @@ class GgufModel:
 
     def _hub_name(self, own: str) -> str | None:
         """None for what the configuration has taken in. An unknown name stays what it is, for the accounting to find."""
-        if own == ROPE_FACTORS:
+        if own in (ROPE_FACTORS, SHORT_FACTORS, LONG_FACTORS):
             return None
         stem, _, kind = own.rpartition(".")
         if stem in NAMES:
@@ -153,6 +157,8 @@ class GgufModel:
             raise ModelError(f"{self.file.path.name} has {metadata['expert_count']} experts; mixtures of experts are not supported")
         fields = {**COMMON_FIELDS, **self._architecture.fields}
         config = {fields[key]: value for key, value in metadata.items() if key in fields}
+        if not config.get("sliding_window", 1):
+            del config["sliding_window"]  # 0 is written for "none"
         config["model_type"] = self._architecture.model_type
         if "vocab_size" not in config and (embeddings := tensors.get("token_embd.weight")) is not None and embeddings.shape:
             config["vocab_size"] = embeddings.shape[0]
@@ -160,12 +166,23 @@ class GgufModel:
         if self._name == "llama":
             config["attention_bias"] = "blk.0.attn_output.bias" in tensors
             config["mlp_bias"] = "blk.0.ffn_down.bias" in tensors
+        if self._name == "phi3":
+            self._add_rotated_share(config)
         if self._name.startswith("gemma"):
             self._add_gemma_scale(config)
         if "sliding_window_pattern" not in config and type(period := metadata.get("attention.sliding_window_pattern")) is int:
             config["sliding_window_pattern"] = period
         config["rope_scaling"] = self._rope_scaling()
         return config
+
+    def _add_rotated_share(self, config: dict[str, Any]) -> None:
+        rotated, hidden_size, num_heads = (
+            self._metadata.get("rope.dimension_count"),
+            config.get("hidden_size"),
+            config.get("num_attention_heads"),
+        )
+        if type(rotated) is int and type(hidden_size) is int and type(num_heads) is int and hidden_size > 0:
+            config["partial_rotary_factor"] = rotated * num_heads / hidden_size
 
     def _add_gemma_scale(self, config: dict[str, Any]) -> None:
         config["hidden_activation"] = "gelu_pytorch_tanh"
@@ -177,11 +194,17 @@ class GgufModel:
             config["query_pre_attn_scalar"] = config["head_dim"]
 
     def _rope_scaling(self) -> dict[str, Any] | None:
-        if (factors := self.file.tensors.get(ROPE_FACTORS)) is not None:
-            if factors.num_bytes > MAX_ROPE_FACTOR_BYTES:
-                raise DamagedFile(f"{ROPE_FACTORS} has {factors.num_bytes} bytes; at most {MAX_ROPE_FACTOR_BYTES} are read")
-            divisors = [float(divisor) for divisor in np.ravel(self.file.read(ROPE_FACTORS))]
+        if ROPE_FACTORS in self.file.tensors:
+            divisors = self._divisors(ROPE_FACTORS)
             return {"rope_type": "longrope", "short_factor": divisors, "long_factor": divisors, "attention_factor": 1.0}
+        if SHORT_FACTORS in self.file.tensors and LONG_FACTORS in self.file.tensors:
+            return {
+                "rope_type": "longrope",
+                "short_factor": self._divisors(SHORT_FACTORS),
+                "long_factor": self._divisors(LONG_FACTORS),
+                "attention_factor": self._metadata.get("rope.scaling.attn_factor"),
+                "original_max_position_embeddings": self._metadata.get("rope.scaling.original_context_length"),
+            }
         kind = self._metadata.get("rope.scaling.type", "none")
         if kind == "none":
             return None
@@ -189,6 +212,11 @@ class GgufModel:
         if kind == "yarn":
             scaling["original_max_position_embeddings"] = self._metadata.get("rope.scaling.original_context_length")
         return scaling
+
+    def _divisors(self, name: str) -> list[float]:
+        if (num_bytes := self.file.tensors[name].num_bytes) > MAX_ROPE_FACTOR_BYTES:
+            raise DamagedFile(f"{name} has {num_bytes} bytes; at most {MAX_ROPE_FACTOR_BYTES} are read")
+        return [float(divisor) for divisor in np.ravel(self.file.read(name))]
 
 
 def _split_pairs(tensor: Tensor, num_heads: int) -> Tensor:

@@ -202,6 +202,7 @@ OWN_NAMES = {
     "qwen3": ("qwen3",),
     "gemma2": ("gemma2",),
     "gemma3": ("gemma3",),
+    "phi3": ("phi3", "phi3-longrope"),
 }
 CASES = [(arch, case) for arch, cases in OWN_NAMES.items() for case in cases]
 
@@ -228,8 +229,17 @@ def convert(case: str, arch: str, path: Path) -> Path:
         writer.add_rope_freq_base(values["rope_theta"])
         if "head_dim" in values:
             writer.add_key_length(values["head_dim"])
-        if arch.startswith("gemma"):
-            writer.add_sliding_window(values["sliding_window"])
+        if arch.startswith("gemma") or arch == "phi3":
+            writer.add_sliding_window(values["sliding_window"] or 0)
+        if arch == "phi3":
+            head_dim = values["hidden_size"] // values["num_attention_heads"]
+            writer.add_rope_dimension_count(int(values.get("partial_rotary_factor", 1.0) * head_dim))
+        if case == "phi3-longrope":
+            scaling = load_config(MODELS / case).rope.scaling
+            writer.add_rope_scaling_orig_ctx_len(scaling.original_context)
+            writer.add_rope_scaling_attn_factors(scaling.attention_factor)
+            writer.add_tensor("rope_factors_short.weight", np.array(scaling.short_factors, np.float32))
+            writer.add_tensor("rope_factors_long.weight", np.array(scaling.long_factors, np.float32))
         if arch == "gemma2":
             writer.add_attn_logit_softcapping(values["attn_logit_softcapping"])
             writer.add_final_logit_softcapping(values["final_logit_softcapping"])
@@ -266,7 +276,12 @@ def test_a_converted_model_is_the_one_of_the_hub(tmp_path: Path, arch: str, case
         assert getattr(model.config, field) == getattr(expected, field), field
     assert model.config.norm_eps == pytest.approx(expected.norm_eps)
     assert model.config.vocab_size == expected.vocab_size
-    assert (model.config.rope, model.config.local_rope) == (expected.rope, expected.local_rope)
+    assert model.config.local_rope == expected.local_rope
+    found = model.config.rope
+    assert found is not None and expected.rope is not None
+    for context in (32, 256):
+        for mine, theirs in zip(found.frequencies(context), expected.rope.frequencies(context), strict=True):
+            np.testing.assert_allclose(mine, theirs, rtol=1e-6)
 
 
 def test_llama3_scaling_is_a_tensor(tmp_path: Path) -> None:
@@ -312,14 +327,15 @@ def test_foreign_architectures_and_names(tmp_path: Path) -> None:
 
 CONFIG_VALUES = st.sampled_from([0, 1, 3, 7, 1 << 31, -1]) | st.text(max_size=3) | st.booleans() | st.floats()
 CONFIG_KEYS = ["block_count", "embedding_length", "attention.head_count", "attention.key_length", "rope.freq_base", "rope.scaling.type"]
+CONFIG_KEYS += ["rope.dimension_count", "attention.sliding_window"]
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(changes=st.dictionaries(st.sampled_from(CONFIG_KEYS), CONFIG_VALUES, max_size=2))
-def test_any_configuration_reads_or_is_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
+@given(st.sampled_from(sorted(ARCHITECTURES)), st.dictionaries(st.sampled_from(CONFIG_KEYS), CONFIG_VALUES, max_size=4))
+def test_any_configuration_reads_or_is_refused(tmp_path: Path, arch: str, changes: dict[str, Any]) -> None:
     path = tmp_path / "m.gguf"
     path.unlink(missing_ok=True)
-    write(path, lambda writer: [writer.add_key_value(f"llama.{key}", value, gguf_type(value)) for key, value in changes.items()])
+    write(path, lambda writer: [writer.add_key_value(f"{arch}.{key}", value, gguf_type(value)) for key, value in changes.items()], arch)
     with suppress(ModelError):
         GgufModel(path)
 
