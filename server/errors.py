@@ -147,6 +147,13 @@ MODEL_EXISTS = ErrorKind(
 )
 MODEL_BUSY = ErrorKind("model_busy", 409, CONFLICT, "The model is loading or unloading.", "Wait for its operation, or cancel it.")
 MODEL_PINNED = ErrorKind("model_pinned", 409, CONFLICT, "The model is pinned.", "Unload with `force=true`.")
+PROBE_FAILED = ErrorKind(
+    "probe_failed",
+    409,
+    CONFLICT,
+    "The model that an alias was to be moved to did not answer as it should, and the alias was not moved.",
+    "Read the message; ask the model under its own name.",
+)
 OPERATION_ENDED = ErrorKind(
     "operation_ended", 409, CONFLICT, "The operation has ended and cannot be cancelled.", "Unload the model instead."
 )

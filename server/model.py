@@ -82,6 +82,8 @@ class Model:
     operation: Operation
     state: ModelState = ModelState.LOADING
     loaded: Loaded | None = None
+    claim: ModelSpec | None = None  # while it loads: what its worker was told to load, and in how much memory
+    planned_bytes: int = 0  # what it will take, if that was asked before it was there
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property
@@ -93,7 +95,7 @@ class Model:
 
     @property
     def total_bytes(self) -> int:
-        return sum(self.bytes_by_part.values())
+        return sum(self.bytes_by_part.values()) or self.planned_bytes
 
     @property
     def condition(self) -> str:

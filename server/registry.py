@@ -13,9 +13,8 @@ from collections.abc import Sequence
 import msgspec
 
 from server.admission import Admission
+from server.budget import Budget
 from server.errors import (
-    BY_CODE,
-    INSUFFICIENT_MEMORY,
     LOAD_FAILED,
     MISSING_FIELD,
     MODEL_BUSY,
@@ -24,7 +23,6 @@ from server.errors import (
     MODEL_NOT_READY,
     MODEL_PINNED,
     OPERATION_ENDED,
-    PREFLIGHT_UNAVAILABLE,
     SHUTTING_DOWN,
     ApiError,
 )
@@ -34,7 +32,6 @@ from server.metrics import ENGINE, Metrics
 from server.model import (
     SERVING,
     CompileCache,
-    Footprint,
     Loaded,
     LoadTokenizer,
     MakeWorker,
@@ -44,6 +41,7 @@ from server.model import (
     Unloaded,
 )
 from server.operations import Operation, Operations, OperationState
+from server.probe import PLAIN, Probe, require_answer
 from server.resident import resident_bytes
 from server.settings import ServerSettings
 from server.state import ModelSpec, SavedState, read_state, write_state
@@ -71,13 +69,12 @@ class Registry:
         self.closing = False
         self._make_worker = make_worker
         self._load_tokenizer = load_tokenizer
-        self._preflight = preflight
         self._initial = initial
         self._starting: list[Operation] = []
         self._models: dict[str, Model] = {}
         self._aliases: dict[str, str] = {}
         self._kept: dict[str, ModelSpec] = {}  # what the state file holds: loaded, or to be tried again at the next start
-        self._load_turn = asyncio.Lock()  # one load at a time, so that each sees the memory the last one left
+        self.budget = Budget(settings, preflight, self.models)
         self.metrics.watch(lambda: [model.reading for model in self._models.values()])
 
     # --- life of the whole ---------------------------------------------------------------------------------------------
@@ -176,20 +173,6 @@ class Registry:
             self._aliases.update((alias, model.spec.name) for alias in asked.aliases)
             self._keep()
 
-    async def dry_run(self, spec: ModelSpec) -> tuple[Footprint, int | None]:
-        """The memory a load would take and the memory that is free; raises if it would be refused."""
-        if self._preflight is None:
-            raise ApiError(PREFLIGHT_UNAVAILABLE, "this server was started without a memory planner", param="dry_run")
-        free_bytes = self.free_bytes
-        limited = msgspec.structs.replace(spec, memory_limit_bytes=free_bytes)
-        try:
-            footprint = await self._preflight(self._with_defaults(limited))
-        except LoadError as error:
-            raise self._as_api_error(error) from error
-        if free_bytes is not None and footprint.total_bytes > free_bytes:
-            raise self._insufficient(spec.name, footprint.total_bytes, free_bytes)
-        return footprint, free_bytes
-
     async def cancel(self, operation: Operation) -> None:
         if operation.task is None or operation.task.done():
             raise ApiError(OPERATION_ENDED, f"operation {operation.id!r} has {operation.state}")
@@ -201,8 +184,10 @@ class Registry:
         labels = (name, ENGINE)
         began = time.monotonic()
         try:
-            async with self._load_turn:
-                loaded = await self._start_worker(model.spec, operation.report)
+            spec = await self.budget.claim(model)
+            loaded = await self._start_worker(spec, operation.report)
+            if any(alias in self._aliases for alias in model.spec.aliases):
+                await self._prove(name, loaded)
         except asyncio.CancelledError:
             self._forget(model)
             error = ApiError(LOAD_FAILED, f"loading {name!r} was cancelled")
@@ -211,7 +196,12 @@ class Registry:
             raise
         except LoadError as error:
             self._forget(model)
-            operation.end(OperationState.FAILED, self._as_api_error(error))
+            operation.end(OperationState.FAILED, self.budget.as_api_error(error))
+            self.metrics.loads.labels(*labels, "failed").inc()
+            return
+        except ApiError as error:
+            self._forget(model)
+            operation.end(OperationState.FAILED, error)
             self.metrics.loads.labels(*labels, "failed").inc()
             return
         except Exception as error:
@@ -222,6 +212,7 @@ class Registry:
             return
         model.loaded = loaded
         model.state = ModelState.READY
+        model.claim = None
         for alias in model.spec.aliases:
             self._aliases[alias] = name  # an alias of another model moves over, now that there is something to move to
         self._keep()
@@ -229,8 +220,6 @@ class Registry:
         self._count_load(model, loaded.ready, time.monotonic() - began)
 
     async def _start_worker(self, spec: ModelSpec, report: ProgressCallback) -> Loaded:
-        free_bytes = self.free_bytes
-        spec = self._with_defaults(msgspec.structs.replace(spec, memory_limit_bytes=free_bytes))
         worker = self._make_worker(spec, report)
         try:
             ready = await worker.start()
@@ -246,11 +235,6 @@ class Registry:
             max_queued_tokens=self.settings.max_queued_tokens,
         )
         return Loaded(worker, ready, tokenizer, dialect, admission)
-
-    def _with_defaults(self, spec: ModelSpec) -> ModelSpec:
-        if spec.kv_cache_bytes is not None or self.settings.default_kv_cache_bytes is None:
-            return spec
-        return msgspec.structs.replace(spec, kv_cache_bytes=self.settings.default_kv_cache_bytes)
 
     # --- unloading and names -------------------------------------------------------------------------------------------
 
@@ -279,15 +263,29 @@ class Registry:
         self.metrics.unloads.labels(model.spec.name, ENGINE).inc()
         return Unloaded(model.spec.name, freed_bytes, before_bytes, resident_bytes())
 
-    def set_alias(self, alias: str, name: str) -> None:
-        """Point `alias` at a ready model; requests that already run stay where they are."""
+    async def set_alias(self, alias: str, name: str, probe: Probe) -> None:
+        """Point `alias` at a ready model that has just shown that it answers; requests that already run stay where they are."""
+        model, loaded = self._may_be_called(alias, name)
+        await require_answer(model.spec.name, loaded, probe)
+        model, _ = self._may_be_called(alias, name)  # much may have happened meanwhile
+        self._aliases[alias] = model.spec.name
+        self._keep()
+
+    def _may_be_called(self, alias: str, name: str) -> tuple[Model, Loaded]:
         if alias in self._models:
             raise ApiError(MODEL_EXISTS, f"alias {alias!r} is the name of a model", param="alias")
         model = self.find(name)
-        if model.state is not ModelState.READY:
+        if model.state is not ModelState.READY or model.loaded is None:
             raise ApiError(MODEL_NOT_READY, f"model {name!r} is {model.state}", param="model")
-        self._aliases[alias] = model.spec.name
-        self._keep()
+        return model, model.loaded
+
+    async def _prove(self, name: str, loaded: Loaded) -> None:
+        """Before it takes an alias from another model."""
+        try:
+            await require_answer(name, loaded, PLAIN)
+        except BaseException:
+            await loaded.worker.stop()
+            raise
 
     def remove_alias(self, alias: str) -> None:
         if self._aliases.pop(alias, None) is None:
@@ -309,43 +307,6 @@ class Registry:
 
     def aliases_of(self, name: str) -> tuple[str, ...]:
         return tuple(sorted(alias for alias, owner in self._aliases.items() if owner == name))
-
-    # --- memory --------------------------------------------------------------------------------------------------------
-
-    @property
-    def used_bytes(self) -> int:
-        return sum(model.total_bytes for model in self._models.values())
-
-    @property
-    def free_bytes(self) -> int | None:
-        limit = self.settings.memory_limit_bytes
-        return None if limit is None else max(0, limit - self.used_bytes)
-
-    def evictable(self) -> list[dict[str, object]]:
-        """What unloading would free, largest first; pinned models are not offered."""
-        models = [m for m in self._models.values() if m.state is ModelState.READY and not m.spec.pin]
-        models.sort(key=lambda model: -model.total_bytes)
-        return [{"model": model.spec.name, "bytes": model.total_bytes} for model in models]
-
-    def _insufficient(self, name: str, required_bytes: int, free_bytes: int) -> ApiError:
-        return ApiError(
-            INSUFFICIENT_MEMORY,
-            f"model {name!r} needs {required_bytes} bytes and {free_bytes} are free",
-            required_bytes=required_bytes,
-            free_bytes=free_bytes,
-            evictable=self.evictable(),
-        )
-
-    def _as_api_error(self, error: LoadError) -> ApiError:
-        if error.required_bytes:
-            return ApiError(
-                INSUFFICIENT_MEMORY,
-                error.message,
-                required_bytes=error.required_bytes,
-                free_bytes=error.free_bytes,
-                evictable=self.evictable(),
-            )
-        return ApiError(BY_CODE.get(error.code, LOAD_FAILED), error.message)
 
     # --- metrics -------------------------------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from server.api.sse import EventStream
 from server.errors import CACHE_UNAVAILABLE, OPERATION_NOT_FOUND, ApiError
 from server.model import Model
 from server.operations import Operation, OperationState
+from server.probe import PLAIN, Probe
 from server.registry import Registry
 from server.resident import resident_bytes
 from server.settings import ServerSettings
@@ -47,8 +48,18 @@ class LoadBody(Options):
     wait: bool = False
 
 
+class ProbeBody(Options):
+    """What a model is asked before an alias is pointed at it, greedily."""
+
+    prompt: str = Field(default=PLAIN.prompt, min_length=1, max_length=4096)
+    expect: str = Field(default="", max_length=4096)
+    max_tokens: int = Field(default=PLAIN.max_tokens, ge=1, le=1024)
+    timeout: float = Field(default=PLAIN.timeout_s, gt=0, le=600)
+
+
 class AliasBody(Options):
     model: Name
+    probe: ProbeBody = Field(default_factory=ProbeBody)
 
 
 def router(context: Context) -> APIRouter:
@@ -114,9 +125,11 @@ def router(context: Context) -> APIRouter:
 
     @routes.put("/aliases/{alias:path}")
     async def set_alias(alias: Annotated[str, Field(pattern=NAME)], body: AliasBody) -> Response:
-        """Point an alias at a model. New requests go there at once; running ones end where they began."""
+        """Point an alias at a model that answers a probe. New requests go there at once; running ones end where they began."""
         headers = ignored_header(check_unknown(body, strict=settings.strict))
-        registry.set_alias(alias, body.model)
+        asked = body.probe
+        probe = Probe(asked.prompt, asked.expect, asked.max_tokens, asked.timeout)
+        await registry.set_alias(alias, body.model, probe)
         return _json(registry.aliases(), headers=headers)
 
     @routes.delete("/aliases/{alias:path}")
@@ -131,11 +144,11 @@ def router(context: Context) -> APIRouter:
         return _json(
             {
                 "limit_bytes": settings.memory_limit_bytes,
-                "used_bytes": registry.used_bytes,
-                "free_bytes": registry.free_bytes,
+                "used_bytes": registry.budget.used_bytes,
+                "free_bytes": registry.budget.free_bytes,
                 "resident_bytes": resident_bytes(),
                 "models": {model.spec.name: model.bytes_by_part for model in registry.models()},
-                "evictable": registry.evictable(),
+                "evictable": registry.budget.evictable(),
             }
         )
 
@@ -187,7 +200,7 @@ async def waited(operation: Operation, registry: Registry) -> dict[str, object]:
 
 
 async def dry_run(spec: ModelSpec, registry: Registry) -> dict[str, object]:
-    footprint, free_bytes = await registry.dry_run(spec)
+    footprint, free_bytes = await registry.budget.dry_run(spec)
     return {
         "object": "dry_run",
         "model": spec.name,

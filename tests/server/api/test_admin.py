@@ -139,6 +139,30 @@ def test_a_dry_run_that_does_not_fit_is_refused_with_figures(serve, folder):
     assert client.post("/admin/models", json={"source": "c", "dry_run": True}).json()["required_bytes"] == GIB
 
 
+def test_loads_run_side_by_side_within_one_budget(serve, folder):
+    sizes = {"a": footprint(GIB), "b": footprint(GIB + (1 << 16)), "c": footprint(2 * GIB)}
+    slow = {name: NullScript(weights_bytes=GIB - (1 << 16), kv_cache_bytes=0, load_s=1.0) for name in "abc"}
+    server = serve(initial=(), footprints=sizes, scripts=slow, memory_limit_bytes=3 * GIB)
+    client = server.http()
+    first, second = (client.post("/admin/models", json={"source": name}).json() for name in "ab")
+    while "b" not in server.workers:
+        time.sleep(0.005)
+    assert client.get("/admin/models/a").json()["state"] == "loading", "the second waited for the first"
+    assert server.registry.find("a").claim.memory_limit_bytes == 3 * GIB
+    assert server.registry.find("b").claim.memory_limit_bytes == 2 * GIB  # what the first will take is taken
+    assert {wait_for(client, operation)["state"] for operation in (first, second)} == {"succeeded"}
+    assert client.get("/admin/memory").json()["used_bytes"] == 2 * GIB  # what they took, not what was planned
+
+
+def test_without_a_planner_a_load_waits_for_the_one_before(serve, folder, answering):
+    server = serve(initial=(), script=answering("", load_s=0.3), memory_limit_bytes=3 * GIB)
+    client = server.http()
+    operations = [client.post("/admin/models", json={"source": name}).json() for name in "ab"]
+    assert set(server.workers) <= {"a"}
+    ended = [wait_for(client, operation) for operation in operations]
+    assert ended[1]["ended_at"] - ended[0]["ended_at"] > 0.25
+
+
 def test_what_the_worker_says_about_memory_is_passed_on(serve, folder, answering):
     full = answering("", load_error=LoadError("insufficient_memory", "needs 5, has 3", 5, 3))
     response = serve(script=full, initial=()).http().post("/admin/models", json={"source": "a", "wait": True})
@@ -173,6 +197,36 @@ def test_a_pinned_model_stays(serve):
     server = serve(initial=[ModelSpec("null", "null", pin=True)])
     assert server.http().delete("/admin/models/null").json()["error"]["code"] == "model_pinned"
     assert server.http().delete("/admin/models/null", params={"force": True}).status_code == 200
+
+
+def test_an_alias_stays_when_the_new_model_fails_its_probe(serve, folder, answering):
+    mute = answering("x" * 99, interval_s=0.05)
+    server = serve(initial=(), scripts={"a": answering("from a"), "b": answering("from b"), "c": mute})
+    client = server.http()
+    for name in "abc":
+        client.post("/admin/models", json={"source": name, "wait": True})
+    assert client.put("/admin/aliases/chat", json={"model": "a", "probe": {"prompt": "hi", "expect": "from"}}).json() == {"chat": "a"}
+    for body, why in (
+        ({"model": "b", "probe": {"expect": "from a"}}, "expected 'from a'"),
+        ({"model": "c", "probe": {"max_tokens": 50, "timeout": 0.1}}, "did not end within 0.1 s"),
+    ):
+        refused = client.put("/admin/aliases/chat", json=body)
+        assert refused.status_code == 409 and refused.json()["error"]["code"] == "probe_failed", refused.text
+        assert why in refused.json()["error"]["message"]
+    assert server.chat(model="chat").json()["choices"][0]["message"]["content"] == "from a"
+    probed = server.workers["b"].submits[-1]
+    assert probed.params.temperature == 0 and bytes(probed.prompt_ids[1:]) == b"Hello"
+
+
+def test_a_load_that_would_take_an_alias_over_proves_itself_first(serve, folder, answering):
+    broken = answering("fine", fail_after=0)
+    server = serve(initial=(), scripts={"a": answering("from a"), "b": broken})
+    client = server.http()
+    client.post("/admin/models", json={"source": "a", "aliases": ["chat"], "wait": True})
+    response = client.post("/admin/models", json={"source": "b", "aliases": ["chat"], "wait": True})
+    assert response.json()["error"]["code"] == "probe_failed"
+    assert server.workers["b"].state == "stopped" and {m["id"] for m in client.get("/admin/models").json()["data"]} == {"a"}
+    assert server.chat(model="chat").json()["choices"][0]["message"]["content"] == "from a"
 
 
 def test_alias_moves_from_one_model_to_the_next(serve, folder, answering):

@@ -1,0 +1,106 @@
+"""The memory that all models share: what is taken, what is free, and who may load with how much of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection
+
+import msgspec
+
+from server.errors import BY_CODE, INSUFFICIENT_MEMORY, LOAD_FAILED, PREFLIGHT_UNAVAILABLE, ApiError
+from server.handle import LoadError
+from server.model import Footprint, Model, ModelState, Preflight
+from server.settings import ServerSettings
+from server.state import ModelSpec
+
+
+class Budget:
+    """Loads run side by side once it is known what each takes. A load that runs alone is not planned for; the next one to begin asks
+    the planner about it. Without a limit or a planner the next waits instead, to see what the one before it has left."""
+
+    def __init__(self, settings: ServerSettings, preflight: Preflight | None, models: Callable[[], Collection[Model]]) -> None:
+        self._settings = settings
+        self._preflight = preflight
+        self._models = models
+        self._turn = asyncio.Lock()  # one claim at a time
+
+    @property
+    def used_bytes(self) -> int:
+        return sum(model.total_bytes for model in self._models())
+
+    @property
+    def free_bytes(self) -> int | None:
+        limit = self._settings.memory_limit_bytes
+        return None if limit is None else max(0, limit - self.used_bytes)
+
+    def evictable(self) -> list[dict[str, object]]:
+        """What unloading would free, largest first; pinned models are not offered."""
+        models = [m for m in self._models() if m.state is ModelState.READY and not m.spec.pin]
+        models.sort(key=lambda model: -model.total_bytes)
+        return [{"model": model.spec.name, "bytes": model.total_bytes} for model in models]
+
+    async def claim(self, model: Model) -> ModelSpec:
+        """What to load, with the memory it may take; returns when that is certain."""
+        async with self._turn:
+            for other in self._models():
+                if other is not model and other.claim is not None:
+                    await self._settle(other)
+            model.claim = self._limited(model.spec)
+            return model.claim
+
+    async def dry_run(self, spec: ModelSpec) -> tuple[Footprint, int | None]:
+        """The memory a load would take and the memory that is free; raises if it would be refused."""
+        if self._preflight is None:
+            raise ApiError(PREFLIGHT_UNAVAILABLE, "this server was started without a memory planner", param="dry_run")
+        free_bytes = self.free_bytes
+        try:
+            footprint = await self._preflight(self._limited(spec))
+        except LoadError as error:
+            raise self.as_api_error(error) from error
+        if free_bytes is not None and footprint.total_bytes > free_bytes:
+            message = f"model {spec.name!r} needs {footprint.total_bytes} bytes and {free_bytes} are free"
+            raise self.as_api_error(LoadError("insufficient_memory", message, footprint.total_bytes, free_bytes))
+        return footprint, free_bytes
+
+    def as_api_error(self, error: LoadError) -> ApiError:
+        if not error.required_bytes:
+            return ApiError(BY_CODE.get(error.code, LOAD_FAILED), error.message)
+        return ApiError(
+            INSUFFICIENT_MEMORY,
+            error.message,
+            required_bytes=error.required_bytes,
+            free_bytes=error.free_bytes,
+            evictable=self.evictable(),
+        )
+
+    async def _settle(self, other: Model) -> None:
+        """Until it is known what a running load takes, or the load has ended."""
+        if other.planned_bytes or other.claim is None:
+            return
+        ended = asyncio.create_task(other.operation.wait())
+        planning = asyncio.create_task(self._plan(other.claim))
+        try:
+            await asyncio.wait((ended, planning), return_when=asyncio.FIRST_COMPLETED)
+            if not ended.done():
+                other.planned_bytes = planning.result()
+            if not other.planned_bytes:
+                await ended
+        finally:
+            for task in (ended, planning):
+                task.cancel()
+            await asyncio.gather(ended, planning, return_exceptions=True)
+
+    async def _plan(self, spec: ModelSpec) -> int:
+        """What a load will take; 0 if nobody can tell, or if it will fail."""
+        if self._preflight is None or self._settings.memory_limit_bytes is None:
+            return 0
+        try:
+            return (await self._preflight(spec)).total_bytes
+        except LoadError:
+            return 0
+
+    def _limited(self, spec: ModelSpec) -> ModelSpec:
+        spec = msgspec.structs.replace(spec, memory_limit_bytes=self.free_bytes)
+        if spec.kv_cache_bytes is None and self._settings.default_kv_cache_bytes is not None:
+            spec = msgspec.structs.replace(spec, kv_cache_bytes=self._settings.default_kv_cache_bytes)
+        return spec

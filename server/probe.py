@@ -1,0 +1,67 @@
+"""Whether a model answers, asked through everything that a request goes through in the front and the worker."""
+
+from __future__ import annotations
+
+import math
+import secrets
+import struct
+import time
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from server.errors import PROBE_FAILED, ApiError
+from server.handle import RequestError
+from server.messages import Embed, SamplingParams, Submit
+from server.model import Loaded
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    prompt: str = "Hello"
+    expect: str = ""  # must appear in the answer
+    max_tokens: int = 8
+    timeout_s: float = 30.0
+
+
+PLAIN = Probe()
+
+
+async def require_answer(name: str, loaded: Loaded, probe: Probe) -> None:
+    """Raises PROBE_FAILED."""
+    try:
+        if loaded.ready.generates:
+            await _require_text(name, loaded, probe)
+        else:
+            await _require_vector(name, loaded, probe)
+    except RequestError as error:
+        raise _failed(name, error.message) from error
+
+
+async def _require_text(name: str, loaded: Loaded, probe: Probe) -> None:
+    params = SamplingParams(max_tokens=probe.max_tokens, temperature=0.0)
+    prompt_ids = tuple(loaded.tokenizer.encode(probe.prompt, True))
+    submit = Submit(f"probe-{secrets.token_hex(8)}", prompt_ids, params, deadline=time.time() + probe.timeout_s)
+    answer: list[int] = []
+    ended = False
+    async with aclosing(loaded.worker.generate(submit)) as events:
+        async for event in events:
+            answer += event.token_ids
+            ended = ended or event.finish_reason in ("stop", "length")
+    text = loaded.tokenizer.decode(answer)
+    if not ended:
+        raise _failed(name, f"its answer did not end within {probe.timeout_s:g} s")
+    if probe.expect not in text:
+        raise _failed(name, f"its answer to {probe.prompt!r:.80} is {text!r:.200}; expected {probe.expect!r:.80} in it")
+
+
+async def _require_vector(name: str, loaded: Loaded, probe: Probe) -> None:
+    prompt_ids = tuple(loaded.tokenizer.encode(probe.prompt, True))
+    deadline = time.time() + probe.timeout_s
+    embedding = await loaded.worker.embed(Embed(f"probe-{secrets.token_hex(8)}", prompt_ids, deadline=deadline))
+    values = struct.unpack(f"<{len(embedding.vector) // 4}f", embedding.vector)
+    if not values or not all(map(math.isfinite, values)):
+        raise _failed(name, "its embedding is not finite")
+
+
+def _failed(name: str, why: str) -> ApiError:
+    return ApiError(PROBE_FAILED, f"model {name!r} failed its probe, and the alias stays where it was: {why}", param="model")
