@@ -54,6 +54,7 @@ class Target:
 _X86_V3: Final = frozenset(["avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe", "popcnt"])
 _AVX512: Final = _X86_V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 _AVX512_BF16: Final = _AVX512 | {"avx512vnni", "avx512bf16"}
+_AVX512_BF16_AMD: Final = _AVX512_BF16 | {"sse4a"}
 _AMX: Final = _AVX512_BF16 | {"amx-tile", "amx-bf16", "amx-int8"}
 _NEON: Final = frozenset(["fp-armv8", "neon"])
 _NEON_BF16: Final = _NEON | {"fullfp16", "dotprod", "i8mm", "bf16"}
@@ -64,6 +65,7 @@ NAMED: Final = {
         Target("x86-64-v3", "x86_64", _X86_V3, 256),
         Target("avx512", "x86_64", _AVX512, 512),
         Target("avx512-vnni-bf16", "x86_64", _AVX512_BF16, 512),
+        Target("avx512-bf16-amd", "x86_64", _AVX512_BF16_AMD, 512),
         Target("amx", "x86_64", _AMX, 512),
         Target("aarch64-neon", "aarch64", _NEON, 128),
         Target("aarch64-i8mm-bf16", "aarch64", _NEON_BF16, 128),

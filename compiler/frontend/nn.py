@@ -125,10 +125,10 @@ class Net:
         names = (names,) if isinstance(names, str) else names
         sizes = (sizes,) if isinstance(sizes, int) else sizes
         pairs = list(zip(names, sizes, strict=True))
-        w = self._held(self._stacked([self.weight(f"{n}.weight", s, in_size) for n, s in pairs]), format or self.format)
-        if not bias:
-            return self.call(LINEAR, x, w)
-        return self.call(LINEAR, x, w, self._stacked([self.vector(f"{n}.bias", s) for n, s in pairs]))
+        format = format or self.format
+        w = self._held(self._stacked([self.weight(f"{n}.weight", s, in_size) for n, s in pairs]), format)
+        operands = (x, w, self._stacked([self.vector(f"{n}.bias", s) for n, s in pairs])) if bias else (x, w)
+        return self.call(LINEAR, *operands, tolerates="bf16" if format.bits == 16 else None)
 
     def rms_norm(self, x: Atom, name: str, size: int, eps: float, *, offset: float = 0.0) -> Var:
         return self.call(RMS_NORM, x, self.vector(f"{name}.weight", size), eps=eps, weight_offset=offset)

@@ -1,5 +1,6 @@
 """Products of matrices. Terms are multiplied and summed in f32 whatever the floats are, and the sum is rounded once; integers are
-multiplied and summed in the result's type."""
+multiplied and summed in the result's type. A `linear` may say to what floats its x can be rounded first, where a machine multiplies those
+faster; what it computes by definition is the product of x itself."""
 
 from __future__ import annotations
 
@@ -44,7 +45,7 @@ def _linear_type(args: tuple[Type, ...], attrs: Mapping[str, Any]) -> Type:
     return TensorType((*x.shape[:-1], w.shape[0]), dtype)
 
 
-def _linear_numpy(x: Any, w: Any, bias: Any = None, *, out_dtype: str | None) -> Any:
+def _linear_numpy(x: Any, w: Any, bias: Any = None, *, out_dtype: str | None, tolerates: str | None) -> Any:
     dtype = x.dtype if out_dtype is None else DType(out_dtype).numpy
     y = x.astype(np.float32) @ w.astype(np.float32).T
     return (y if bias is None else y + bias.astype(np.float32)).astype(dtype)
@@ -69,7 +70,7 @@ def _linear_nest(operands: Operands) -> Nest:
     return Nest((out,), fill(out, value), checks=unproved(operands, wanted))
 
 
-LINEAR = define("linear", "x, weight, bias?", _linear_type, _linear_numpy, _linear_nest, {"out_dtype": None})
+LINEAR = define("linear", "x, weight, bias?", _linear_type, _linear_numpy, _linear_nest, {"out_dtype": None, "tolerates": None})
 
 
 # --- matmul ------------------------------------------------------------------------------------------------------------

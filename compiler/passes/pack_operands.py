@@ -1,7 +1,8 @@
 """Lay the right operand of every product out as its tiles read it.
 
 Before: a product reads `w[n, r]`, or `w[r, n]`, row by row. After: it reads `p[n // C, r, n % C]`, panels of C columns in which memory runs
-with `r`, and a function that packs stands before it in the graph. For weights that function is weight-only work and moves to load time,
+with `r`, and a function that packs stands before it in the graph. A product that runs by pairs of bf16 reads
+`p[n // C, r // 2, n % C, r % 2]` instead. For weights that function is weight-only work and moves to load time,
 where it also drops out of every step; for activations it is a first, parallel stage. Only the layout changes: the product stays the
 same mathematics, and its order of summation with it.
 """
@@ -24,14 +25,16 @@ from compiler.ops.nest import loops
 from compiler.passes.outline import Outliner
 from compiler.passes.rewrite import rewrite_module
 from compiler.schedule.matmul import Product, match_product, reduces_in
+from compiler.schedule.pairs import PAIR, PairTile, pairs_fit
 
 
 @dataclass(frozen=True, slots=True)
 class PackOperands:
     columns: int  # of one panel
+    pairs: PairTile | None = None  # what takes products of bf16
 
     def __call__(self, module: IRModule) -> IRModule:
-        plans = {name: _plan(prim) for name, prim in module.prim_functions.items()}
+        plans = {name: _plan(prim, self.pairs) for name, prim in module.prim_functions.items()}
         outliners: list[Outliner] = []
         known: dict[Hashable, tuple[str, list[CallTir]]] = {}  # layers repeat: the packed product and the packings, by call
 
@@ -81,12 +84,16 @@ class PackOperands:
     def shape(self, packed: _Packed, shape: tuple[Dim, ...]) -> tuple[Dim, ...]:
         n, r = shape[packed.column], shape[packed.depth]
         batch = tuple(d for i, d in enumerate(shape) if i not in (packed.column, packed.depth))
-        return (*batch, ceil_div(n, self.columns), r, Dim.of(self.columns))
+        if packed.group == 1:
+            return (*batch, ceil_div(n, self.columns), r, Dim.of(self.columns))
+        return (*batch, ceil_div(n, self.columns), r // packed.group, Dim.of(self.columns), Dim.of(packed.group))
 
     def indices(self, packed: _Packed, indices: tuple[Dim, ...]) -> tuple[Dim, ...]:
         n, r = indices[packed.column], indices[packed.depth]
         batch = tuple(d for i, d in enumerate(indices) if i not in (packed.column, packed.depth))
-        return (*batch, n // self.columns, r, n % self.columns)
+        if packed.group == 1:
+            return (*batch, n // self.columns, r, n % self.columns)
+        return (*batch, n // self.columns, r // packed.group, n % self.columns, r % packed.group)
 
     def _packing(self, outliner: Outliner, packed: _Packed, source: Atom, given: Type) -> CallTir:
         assert isinstance(given, TensorType) and given.shape is not None and given.dtype is not None
@@ -96,7 +103,7 @@ class PackOperands:
         exact = prove_divisible(extent, self.columns)
 
         def element(*ijk: Dim) -> Stmt:
-            *batch, panel, r, c = ijk
+            *batch, panel, r, c = ijk if packed.group == 1 else (*ijk[:-3], ijk[-3] * packed.group + ijk[-1], ijk[-2])
             n = panel * self.columns + c
             outer = iter(batch)
             at = tuple(n if i == packed.column else r if i == packed.depth else next(outer) for i in range(len(given.shape or ())))
@@ -111,31 +118,34 @@ class PackOperands:
 @dataclass(frozen=True, slots=True)
 class _Packed:
     """A buffer of which one dimension is indexed by the column axis alone, and one by an expression of the contracted axis alone: the axis
-    itself, or a part of it, where several elements share a number (packed bits, scales of groups)."""
+    itself, or a part of it, where several elements share a number (packed bits, scales of groups). `group` neighbours along it stay
+    together."""
 
     buffer: Buffer
     column: int
     depth: int
+    group: int
 
 
-def _plan(prim: PrimFunc) -> list[_Packed]:
+def _plan(prim: PrimFunc, pairs: PairTile | None) -> list[_Packed]:
     if prim.attrs.get("schedule") or prim.attrs.get("attention"):
         return []
     product = match_product(prim)
     if product is None:
         return []
+    group = PAIR if pairs is not None and pairs_fit(product, pairs) else 1
     found: dict[Buffer, _Packed | None] = {}
     for load in loads(prim.body):
         if load.buffer in prim.outputs:
             continue
-        packed = _read_as(product, load)
+        packed = _read_as(product, load, group)
         if load.buffer in found and found[load.buffer] != packed:
             packed = None
         found[load.buffer] = packed
     return [p for p in found.values() if p is not None]
 
 
-def _read_as(product: Product, load: Load) -> _Packed | None:
+def _read_as(product: Product, load: Load, group: int) -> _Packed | None:
     """How the buffer is read, when that is as the whole right operand of a sum."""
     variables: list[DimVar | None] = [d.var for d in load.indices]
     for reduce in reduces_in(product.nest.store.value):
@@ -145,5 +155,5 @@ def _read_as(product: Product, load: Load) -> _Packed | None:
         deep = [i for i, d in enumerate(load.indices) if d.vars() == (axis,)]
         others = [d for i, d in enumerate(load.indices) if i not in deep and variables[i] is not product.column_axis]
         if len(deep) == 1 and not any(axis in d.vars() or product.column_axis in d.vars() for d in others):
-            return _Packed(load.buffer, variables.index(product.column_axis), deep[0])
+            return _Packed(load.buffer, variables.index(product.column_axis), deep[0], group)
     return None

@@ -20,9 +20,10 @@ from compiler.passes.lift_workspace import lift_workspace
 from compiler.passes.pack_operands import PackOperands
 from compiler.passes.plan_memory import PlanMemory
 from compiler.passes.protect_operands import protect_operands
+from compiler.passes.round_operands import round_operands
 from compiler.passes.schedule_kernels import ScheduleKernels
 from compiler.passes.share_subexpressions import share_subexpressions
-from compiler.schedule.rules import integer_tile, tile_shape
+from compiler.schedule.rules import integer_tile, pair_tile, tile_shape
 from compiler.target import Target
 
 # The phases, and the pass with which each ends.
@@ -30,11 +31,12 @@ PHASES: Final = {"nests": "fuse", "kernels": "lift_workspace", "memory": "captur
 
 
 def pipeline(target: Target, instruments: tuple[Instrument, ...] = (), dispatch: tuple[Row, ...] = ()) -> Pipeline:
-    integer = integer_tile(target)
+    integer, pairs = integer_tile(target), pair_tile(target)
     return Pipeline(
         (
             *([DispatchLibrary(dispatch)] if dispatch else []),
             *([IntegerProducts(integer.columns)] if integer else []),
+            *([round_operands] if pairs else []),
             # from operators to loop nests
             legalize,
             FoldConstants(),
@@ -43,7 +45,7 @@ def pipeline(target: Target, instruments: tuple[Instrument, ...] = (), dispatch:
             annotate_patterns,
             fuse,
             # for the machine
-            PackOperands(tile_shape(target).columns),
+            PackOperands(tile_shape(target).columns, pairs),
             EliminateDeadCode(),
             lift_weights,
             ScheduleKernels(target),

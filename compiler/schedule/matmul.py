@@ -10,8 +10,7 @@ every batch, and on every instruction set with a fused multiply-add.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
@@ -31,36 +30,20 @@ from compiler.ir.loops import (
     dtype_of,
 )
 from compiler.ir.prove import prove_divisible
-from compiler.ir.visit_loops import free_dims, map_scalar, rewrite_dims
+from compiler.ir.visit_loops import free_dims, rewrite_dims, walk_scalar
 from compiler.schedule.nests import (
     PerfectNest,
     allocated,
-    below,
     in_bounds,
-    lanes,
     loop,
     perfect_nest,
     seq,
-    unroll,
     when,
     zero,
 )
 from compiler.schedule.panels import Panels
 from compiler.schedule.same import same_scalar
-
-
-@dataclass(frozen=True, slots=True)
-class TileShape:
-    """`rows` x (`vectors` * `lanes`) accumulators in registers; `rows` is a power of two."""
-
-    rows: int
-    vectors: int
-    lanes: int
-
-    @property
-    def columns(self) -> int:
-        return self.vectors * self.lanes
-
+from compiler.schedule.spot import Spot, TileShape
 
 UNROLLED = 4  # steps of the contracted axis written out: they share what they decode
 
@@ -90,6 +73,15 @@ class Product:
     def column_axis(self) -> DimVar:
         return self.nest.vars[-1]
 
+    def spot(self, shape: TileShape, point: dict[DimVar, Dim], panel: Dim, first: Dim) -> Spot:
+        return Spot(self.nest, self.row_axis, shape, point, panel, first)
+
+    def accumulated(self, scalar: Scalar, accs: list[Buffer], place: tuple[Dim, ...]) -> Scalar:
+        """In the place of a sum its accumulator."""
+        if not isinstance(scalar, Reduce):
+            return scalar
+        return Load(next(a for s, a in zip(self.sums, accs, strict=True) if same_scalar(scalar, s.reduce)), place)
+
 
 def match_product(prim: PrimFunc) -> Product | None:
     nest = perfect_nest(prim.body)
@@ -98,7 +90,7 @@ def match_product(prim: PrimFunc) -> Product | None:
     column = nest.vars[-1]
     if nest.store.indices[-1].var is not column:
         return None
-    sums = [_contraction(r, column) for r in _distinct(reduces_in(nest.store.value))]
+    sums = [_contraction(r, column) for r in distinct(reduces_in(nest.store.value))]
     if not sums or any(s is None for s in sums):
         return None
     found = tuple(s for s in sums if s is not None)
@@ -111,18 +103,12 @@ def match_product(prim: PrimFunc) -> Product | None:
 
 def reduces_in(scalar: Scalar) -> list[Reduce]:
     """The outermost reductions of an expression, each once."""
-    found: dict[Reduce, None] = {}
-
-    def note(s: Scalar) -> Scalar:
-        if isinstance(s, Reduce):
-            found[s] = None
-        return s
-
-    map_scalar(scalar, note)
-    return list(found)
+    found = dict.fromkeys(s for s in walk_scalar(scalar) if isinstance(s, Reduce))
+    inside = {s for r in found for s in walk_scalar(r.value)}
+    return [r for r in found if r not in inside]
 
 
-def _distinct(reduces: list[Reduce]) -> list[Reduce]:
+def distinct(reduces: list[Reduce]) -> list[Reduce]:
     """One of each: a sum that an expression mentions twice is computed once."""
     kept: list[Reduce] = []
     for reduce in reduces:
@@ -173,70 +159,40 @@ class _Schedule:
 
     def kernel(self, point: dict[DimVar, Dim], panel: Dim, first: Dim, rows: int) -> Stmt:
         tile, sums = self.tile, self.product.sums
+        spot = self.product.spot(replace(tile, rows=rows), point, panel, first)
         accs = [_local(f"acc{k}", rows, tile.vectors, tile.lanes) for k in range(len(sums))]
         columns = [_local(f"w{k}", tile.vectors, tile.lanes) for k in range(len(sums))]
-        num_columns = dict(self.product.nest.axes)[self.product.column_axis]
-        masked = not prove_divisible(num_columns, tile.columns)
-
-        def column(v: Dim, lane: Dim) -> Dim:
-            return panel * tile.columns + v * tile.lanes + lane
-
-        def at(m: Dim, v: Dim, lane: Dim, r: Dim | None = None) -> Callable[[Scalar], Scalar]:
-            mapping: dict[DimVar, Dim] = {**point, self.product.column_axis: column(v, lane)}
-            if self.product.row_axis is not None:
-                mapping[self.product.row_axis] = first + m
-            if r is not None:
-                mapping |= {s.axis[0]: r for s in sums}
-            return lambda scalar: rewrite_dims(scalar, mapping)
-
-        def vectors(body: Callable[[Dim, Dim], Stmt]) -> Stmt:
-            return unroll("v", tile.vectors, lambda v: lanes(tile.lanes, lambda lane: body(v, lane)))
-
-        def tiles(body: Callable[[Dim, Dim, Dim], Stmt]) -> Stmt:
-            return unroll("m", rows, lambda m: vectors(lambda v, lane: body(m, v, lane)))
 
         def clear(m: Dim, v: Dim, lane: Dim) -> Stmt:
             return seq(*(Store(acc, (m, v, lane), zero(DType.F32)) for acc in accs))
 
         def step(r: Dim) -> Stmt:
+            def at(m: Dim, v: Dim, lane: Dim, scalar: Scalar) -> Scalar:
+                return rewrite_dims(scalar, {**spot.at(m, v, lane), **{s.axis[0]: r for s in sums}})
+
             def fetch(v: Dim, lane: Dim) -> Stmt:
                 stores: list[Stmt] = []
                 for w, s in zip(columns, sums, strict=True):
-                    value = at(Dim.of(0), v, lane, r)(s.columns)
+                    value = at(Dim.of(0), v, lane, s.columns)
                     put = Store(w, (v, lane), value)
-                    stores.append(put if not masked or in_bounds(value) else when(below(column(v, lane), num_columns), put))
+                    stores.append(put if spot.whole or in_bounds(value) else when(spot.inside(v, lane), put))
                 return seq(*stores)
 
             def multiply(m: Dim, v: Dim, lane: Dim) -> Stmt:
                 updates: list[Stmt] = []
                 for acc, w, s in zip(accs, columns, sums, strict=True):
                     place = (m, v, lane)
-                    product = (at(m, v, lane, r)(s.rows), Load(w, (v, lane)), Load(acc, place))
+                    product = (at(m, v, lane, s.rows), Load(w, (v, lane)), Load(acc, place))
                     updates.append(Store(acc, place, Apply(Fn.FMA, product)))
                 return seq(*updates)
 
-            return allocated(columns, seq(vectors(fetch), tiles(multiply)))
-
-        def finish(m: Dim, v: Dim, lane: Dim) -> Stmt:
-            def result(scalar: Scalar) -> Scalar:
-                if not isinstance(scalar, Reduce):
-                    return scalar
-                acc = next(a for s, a in zip(sums, accs, strict=True) if same_scalar(scalar, s.reduce))
-                return Load(acc, (m, v, lane))
-
-            store = self.product.nest.store
-            value = map_scalar(store.value, result)
-            place = at(m, v, lane)
-            mapping = {**point, self.product.column_axis: column(v, lane)}
-            if self.product.row_axis is not None:
-                mapping[self.product.row_axis] = first + m
-            put = Store(store.buffer, tuple(d.substitute(mapping) for d in store.indices), place(value))
-            return when(below(column(v, lane), num_columns), put) if masked else put
+            return allocated(columns, seq(spot.vectors(fetch), spot.each(multiply)))
 
         extent = sums[0].axis[1]
         stride = next(n for n in (UNROLLED, 2, 1) if prove_divisible(extent, n))
         steps = loop("r", extent // stride, lambda r: seq(*(step(r * stride + u) for u in range(stride))))
-        return allocated(accs, seq(tiles(clear), steps, tiles(finish)))
+        finish = spot.each(lambda m, v, lane: spot.store(m, v, lane, lambda s: self.product.accumulated(s, accs, (m, v, lane))))
+        return allocated(accs, seq(spot.each(clear), steps, finish))
 
 
 def _local(name: str, *shape: int) -> Buffer:

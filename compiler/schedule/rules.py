@@ -11,11 +11,13 @@ from compiler.ir.loops import For, Let, LoopKind, PrimFunc, Stmt, Tile
 from compiler.ir.visit_loops import sequence, statements, walk_stmts
 from compiler.schedule.attention import schedule_attention
 from compiler.schedule.integer import schedule_integer
-from compiler.schedule.matmul import TileShape, schedule_matmul
+from compiler.schedule.matmul import schedule_matmul
 from compiler.schedule.nests import allocated, without_allocations
+from compiler.schedule.pairs import PairTile, schedule_pairs
 from compiler.schedule.ragged import schedule_ragged
 from compiler.schedule.rows import schedule_rows
 from compiler.schedule.spatial import schedule_spatial
+from compiler.schedule.spot import TileShape
 from compiler.target import Target
 
 WIDTH = 16
@@ -28,6 +30,13 @@ def tile_shape(target: Target) -> TileShape:
     return TileShape(rows=4, vectors=1, lanes=WIDTH)  # 8 of 16 with 256 bits, 16 of 32 with 128
 
 
+def pair_tile(target: Target) -> PairTile | None:
+    """Where bf16 are multiplied faster than f32 (docs/decisions/0008-where-bf16-is-multiplied.md)."""
+    if target.has("avx512bf16", "sse4a"):
+        return PairTile("dot_bf16", TileShape(rows=8, vectors=2, lanes=WIDTH), depth=2)
+    return None
+
+
 def integer_tile(target: Target) -> TileShape | None:
     """Where bytes are multiplied several at a time; the rows of all planes count."""
     if not DOT_PANEL.runs_on(target):
@@ -38,9 +47,9 @@ def integer_tile(target: Target) -> TileShape | None:
 def schedule(prim: PrimFunc, target: Target) -> PrimFunc:
     if "schedule" in prim.attrs or _scheduled(prim.body):
         return prim
-    found = schedule_ragged(prim) or schedule_attention(prim, WIDTH) or schedule_matmul(prim, tile_shape(target))
-    integer = integer_tile(target)
-    found = found or (schedule_integer(prim, integer) if integer else None)
+    pairs, integer = pair_tile(target), integer_tile(target)
+    found = schedule_ragged(prim) or schedule_attention(prim, WIDTH) or (schedule_pairs(prim, pairs) if pairs else None)
+    found = found or schedule_matmul(prim, tile_shape(target)) or (schedule_integer(prim, integer) if integer else None)
     return found or schedule_rows(prim, WIDTH) or _by_stage(prim)
 
 

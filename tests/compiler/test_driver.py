@@ -98,6 +98,7 @@ def test_dumping_writes_numbered_files(tmp_path: Path) -> None:
     with flags.scope(dump=tmp_path / "d"):
         compile_module(parse(PROGRAM))
     names = sorted(p.name for p in (tmp_path / "d").iterdir())
-    assert names[:2] == ["00-start.ir", "01-legalize.ir"]
+    assert names[0] == "00-start.ir"
+    assert any(n.endswith("-legalize.ir") for n in names)
     assert names[-3:] == ["99-program.ll", "99-program.loops", "99-program.s"]
     parse((tmp_path / "d" / "00-start.ir").read_text())

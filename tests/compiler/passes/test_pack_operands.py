@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 from compiler.passes.base import Pass
 from compiler.passes.pack_operands import PackOperands
+from compiler.schedule.pairs import PairTile
+from compiler.schedule.spot import TileShape
 
 
 def test_panels_of_columns(becomes: Callable[[Pass, str, str], None]) -> None:
@@ -39,3 +41,30 @@ def test_what_is_no_product_stays(stays: Callable[[Pass, str], None]) -> None:
         prim total(A: f32[n, 8], out B: f32[n]) { for i in n { B[i] = sum(r in 8) A[i, r] } }
         """,
     )
+
+
+def test_pairs_of_bf16(becomes: Callable[[Pass, str, str], None]) -> None:
+    """Neighbours along the contracted axis stay together where the machine multiplies them so."""
+    before = """
+        func main(x: bf16[n, 8], w: bf16[6, 8]) -> f32[n, 6] { y = call_tir @mm(x, w) -> f32[n, 6] return y }
+        prim mm(A: bf16[n, 8], B: bf16[6, 8], out C: f32[n, 6]) {
+          for i in n, j in 6 { C[i, j] = sum(r in 8) cast(f32, A[i, r]) * cast(f32, B[j, r]) }
+        }
+    """
+    expected = """
+        func main(x: bf16[n, 8], w: bf16[6, 8]) -> f32[n, 6] {
+          p = call_tir @pack(w) -> bf16[2, 4, 4, 2]
+          y = call_tir @mm_packed(x, p) -> f32[n, 6]
+          return y
+        }
+        prim mm(A: bf16[n, 8], B: bf16[6, 8], out C: f32[n, 6]) {
+          for i in n, j in 6 { C[i, j] = sum(r in 8) cast(f32, A[i, r]) * cast(f32, B[j, r]) }
+        }
+        prim pack(w: bf16[6, 8], out p: bf16[2, 4, 4, 2]) {
+          for i in 2, j in 4, k in 4, l in 2 { p[i, j, k, l] = guard(0 <= 4*i + k < 6 ? w[4*i + k, 2*j + l] : 0.0:bf16) }
+        }
+        prim mm_packed(A: bf16[n, 8], B: bf16[2, 4, 4, 2], out C: f32[n, 6]) {
+          for i in n, j in 6 { C[i, j] = sum(r in 8) cast(f32, A[i, r]) * cast(f32, B[j // 4, r // 2, j % 4, r % 2]) }
+        }
+    """
+    becomes(PackOperands(4, PairTile("dot_bf16", TileShape(rows=1, vectors=1, lanes=4), depth=2)), before, expected)
