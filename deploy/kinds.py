@@ -4,7 +4,7 @@ that takes, and what stands ready once the weights are bound."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,23 +16,23 @@ from compiler.frontend.encoder import UNUSED as ENCODER_UNUSED
 from compiler.frontend.encoder import EncodeBounds, build_encode
 from compiler.frontend.models.registry import CAUSAL, ENCODERS
 from compiler.frontend.nn import WeightFormat
+from compiler.frontend.sampler import JUDGE_ENTRY, SAMPLE_ENTRY, build_sampler
 from compiler.frontend.sentence import Pooling
 from compiler.ir.dtypes import DType
 from compiler.ir.module import IRModule
-from deploy.embed import DecoderModel, EncoderModel
+from deploy.embed import EncoderModel
 from deploy.plan import Pages, Plan
 from deploy.source import ModelFiles
 from runtime.kv_pool import KVLayout, KVPool
 from runtime.memory import MemoryAccount
+from runtime.sampling import Judged, SampleBatch, Sampled
 from runtime.session import Session
-from runtime.step import PAGE_SIZE, EmbedLimits, EmbedModel, StepBatch, StepLimits, StepModel
+from runtime.step import NO_ROWS, PAGE_SIZE, EmbedLimits, EmbedModel, StepBatch, StepLimits, StepModel
 from server.handle import LoadError
 from server.messages import Load
 
 MAX_STEP_TOKENS = 512  # of one step: what the arena is planned for
 DEFAULT_CONTEXT = 4096
-MAX_EMBED_BATCH = 16  # texts that a generating model embeds in one step
-NO_ROWS = np.empty(0, np.int32)
 KV_DTYPES = {"f32": DType.F32, "f16": DType.F16, "bf16": DType.BF16, "int8": DType.I8}
 
 
@@ -41,12 +41,23 @@ class Served:
     step_model: StepModel | None = None
     embed_model: EmbedModel | None = None
 
+    @property
+    def embedding_size(self) -> int:
+        model = self.step_model or self.embed_model
+        return 0 if model is None else model.limits.embedding_size
+
+    @property
+    def generates(self) -> bool:
+        return self.step_model is not None and self.step_model.limits.generates
+
     def answers(self) -> bool:
         """Run one token, which reads every weight: what cannot run or gives no numbers should fail a load, not a request."""
         if self.step_model is not None:
             zero, one = np.zeros(1, np.int32), np.ones(1, np.int32)
-            padding = StepBatch(zero, zero, zero, np.arange(2, dtype=np.int32), one, zero[None], zero)  # its page is nobody's
-            return bool(np.isfinite(self.step_model.run(padding)).all())
+            rows = (zero, NO_ROWS) if self.step_model.limits.generates else (NO_ROWS, zero)
+            padding = StepBatch(zero, zero, zero, np.arange(2, dtype=np.int32), one, zero[None], *rows)  # its page is nobody's
+            logits = self.step_model.run(padding)
+            return bool(np.isfinite(logits).all() and np.isfinite(self.step_model.hidden()).all())
         return self.embed_model is None or bool(np.isfinite(self.embed_model.run([[0]])).all())
 
 
@@ -99,6 +110,11 @@ class _Decoder:
             raise LoadError("invalid_value", f"kv_dtype is {self.load.kv_dtype!r}; expected one of {', '.join(KV_DTYPES)}")
         return KV_DTYPES[self.load.kv_dtype]
 
+    def _limits(self, plan: Plan, *, generates: bool = True) -> StepLimits:
+        config, bounds = self.files.config, self.bounds
+        sizes = config.vocab_size, bounds.max_context, bounds.max_tokens, bounds.max_seqs, plan.num_pages
+        return StepLimits(*sizes, embedding_size=config.hidden_size, generates=generates)
+
     def _module(self, entry: str) -> IRModule:
         config, format = self.files.config, WeightFormat.parse(self.load.quantize)
         return build_step(config, CAUSAL[config.family], self.files.dtypes, self.bounds, self.kv_dtype, format, entry=entry)
@@ -106,88 +122,27 @@ class _Decoder:
 
 @dataclass(frozen=True, slots=True)
 class Generator(_Decoder):
-    """It embeds, too, if asked: one program gives both, over one set of weights. Texts to embed lie in the last pages of the cache, up to a
-    quarter of them."""
+    """It embeds, too: one program gives both, over one set of weights."""
 
     entry: ClassVar[str] = BOTH
     unused: ClassVar[tuple[str, ...]] = DECODER_UNUSED
 
     def module(self) -> IRModule:
-        return self._module(BOTH)
+        return build_sampler(self.files.config.vocab_size, self.bounds.max_seqs, beside=self._module(BOTH))
 
     def pages(self) -> Pages:
-        """At least one sequence of full length, at most all of them, and those for embedding; page 0 is padding."""
-        least, most = 1 + self.bounds.max_pages, 1 + self.bounds.max_pages * self.load.max_batch
-        return Pages(self.layout, -(-least * 4 // 3), most + self._most_embed_pages)
+        """At least one sequence of full length, at most all of them; page 0 is padding."""
+        each = self.bounds.max_pages
+        return Pages(self.layout, 1 + each, 1 + each * self.load.max_batch)
 
     def serve(self, session: Session, plan: Plan, account: MemoryAccount) -> Served:
-        pool, bounds = KVPool(self.layout, plan.num_pages, account), self.bounds
-        embed_pages = self._embed_pages(plan.num_pages)
-        num_pages = plan.num_pages - embed_pages
-        limits = StepLimits(self.files.config.vocab_size, bounds.max_context, bounds.max_tokens, bounds.max_seqs, num_pages)
-        model = CompiledModel(session, pool, limits)
-        if not embed_pages:
-            return Served(model)
-        embed_limits = self._embed_limits(embed_pages)
-        return Served(model, DecoderModel(model.hidden, embed_limits, step_tokens=bounds.max_tokens, first_page=num_pages))
-
-    @property
-    def _most_embed_pages(self) -> int:
-        """A text of full length, or several that end in a page of their own each."""
-        return self.bounds.max_pages + min(MAX_EMBED_BATCH, self.load.max_batch)
-
-    def _embed_pages(self, num_pages: int) -> int:
-        """Of so many; none where they would not hold a text."""
-        found = min(self._most_embed_pages, num_pages // 4)
-        return found if found >= 2 else 0
-
-    def _embed_limits(self, num_pages: int) -> EmbedLimits:
-        texts = min(MAX_EMBED_BATCH, self.load.max_batch, num_pages // 2)
-        tokens = (num_pages - texts) * PAGE_SIZE
-        return EmbedLimits(self.files.config.hidden_size, min(self.max_context, tokens), tokens, texts)
-
-
-class CompiledModel:
-    """A causal model, ready to step."""
-
-    def __init__(self, session: Session, pool: KVPool, limits: StepLimits) -> None:
-        self._session = session
-        self._pool = pool
-        self._limits = limits
-
-    @property
-    def limits(self) -> StepLimits:
-        return self._limits
-
-    @property
-    def busy_s(self) -> float:
-        """Seconds in kernels so far."""
-        return self._session.busy_s
-
-    def run(self, batch: StepBatch) -> NDArray[np.float32]:
-        lengths = np.diff(batch.query_starts)
-        seq_ids = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
-        step = (batch.tokens, batch.positions, batch.slots, seq_ids, batch.page_tables)
-        return self._session.call(BOTH, *step, batch.logit_rows, NO_ROWS, *self._pool.arguments)[0]
-
-    def hidden(self, *step_and_rows: NDArray[np.int32]) -> NDArray[np.float32]:
-        """What the last norm gives, of the rows that are asked for."""
-        *step, rows = step_and_rows
-        return self._session.call(BOTH, *step, NO_ROWS, rows, *self._pool.arguments)[1]
-
-    def copy_page(self, source: int, target: int) -> None:
-        self._pool.copy_page(source, target)
+        return Served(CompiledModel(session, KVPool(self.layout, plan.num_pages, account), self._limits(plan)))
 
 
 @dataclass(frozen=True, slots=True)
 class Embedder(_Decoder):
     entry: ClassVar[str] = HIDDEN
     unused: ClassVar[tuple[str, ...]] = DECODER_UNUSED
-
-    @property
-    def limits(self) -> EmbedLimits:
-        tokens = max(self.max_context, MAX_STEP_TOKENS)
-        return EmbedLimits(self.files.config.hidden_size, self.max_context, tokens, self.load.max_batch)
 
     def module(self) -> IRModule:
         pooling = self.files.config.embedding.pooling
@@ -198,17 +153,65 @@ class Embedder(_Decoder):
         return self._module(HIDDEN)
 
     def pages(self) -> Pages:
-        """Every text ends in a page of its own; page 0 is padding."""
-        most = 1 + self.limits.max_tokens // PAGE_SIZE + self.limits.max_seqs
-        return Pages(self.layout, most, most)
+        """At least one text of full length, at most those of two steps that end in a page of their own each: nothing is kept longer."""
+        each, bounds = self.bounds.max_pages, self.bounds
+        return Pages(self.layout, 1 + each, 1 + each + 2 * (bounds.max_tokens // PAGE_SIZE + bounds.max_seqs))
 
     def serve(self, session: Session, plan: Plan, account: MemoryAccount) -> Served:
-        pool = KVPool(self.layout, plan.num_pages, account)
+        return Served(EmbeddingModel(session, KVPool(self.layout, plan.num_pages, account), self._limits(plan, generates=False)))
 
-        def hidden(*step_and_rows: NDArray[np.int32]) -> NDArray[np.float32]:
-            return session.call(HIDDEN, *step_and_rows, *pool.arguments)
 
-        return Served(embed_model=DecoderModel(hidden, self.limits, step_tokens=self.bounds.max_tokens))
+class _Stepping:
+    """A causal model, ready to step."""
+
+    def __init__(self, session: Session, pool: KVPool, limits: StepLimits) -> None:
+        self._session = session
+        self._pool = pool
+        self._limits = limits
+        self._hidden = np.empty((0, limits.embedding_size), np.float32)
+
+    @property
+    def limits(self) -> StepLimits:
+        return self._limits
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds in kernels so far."""
+        return self._session.busy_s
+
+    def hidden(self) -> NDArray[np.float32]:
+        return self._hidden
+
+    def copy_page(self, source: int, target: int) -> None:
+        self._pool.copy_page(source, target)
+
+    def _call(self, entry: str, batch: StepBatch, *rows: NDArray[np.int32]) -> Any:
+        lengths = np.diff(batch.query_starts)
+        seq_ids = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
+        step = (batch.tokens, batch.positions, batch.slots, seq_ids, batch.page_tables)
+        return self._session.call(entry, *step, *rows, *self._pool.arguments, views=True)
+
+    def sample(self, logits: NDArray[np.float32], batch: SampleBatch) -> Sampled:
+        return Sampled.of(self._session.call(SAMPLE_ENTRY, logits, *batch.arrays, above=True))
+
+    def judge(
+        self, logits: NDArray[np.float32], rows: NDArray[np.int32], tokens: NDArray[np.int32], tops: NDArray[np.int32]
+    ) -> Judged:
+        return Judged(*self._session.call(JUDGE_ENTRY, logits, rows, tokens, tops, above=True))
+
+
+class CompiledModel(_Stepping):
+    def run(self, batch: StepBatch) -> NDArray[np.float32]:
+        logits, self._hidden = self._call(BOTH, batch, batch.logit_rows, batch.hidden_rows)
+        return logits
+
+
+class EmbeddingModel(_Stepping):
+    """Without a head."""
+
+    def run(self, batch: StepBatch) -> NDArray[np.float32]:
+        self._hidden = self._call(HIDDEN, batch, batch.hidden_rows)
+        return np.empty((0, self._limits.vocab_size), np.float32)
 
 
 # --- encoders ----------------------------------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ class Compiled:
 
 def compile_model(module: IRModule, cache: Cache | None, progress: Progress = silent) -> Compiled:
     progress("compile", 0.0)
-    (entry,) = module.graph_functions
+    entry = next(iter(module.graph_functions))  # the step; what stands beside it works on its results
     key = key_of(module, host().key)
     found = cache.find(key) if cache is not None else None
     started = time.perf_counter()
@@ -94,8 +94,8 @@ def load_model(load: Load, progress: Progress) -> LoadedModel:
         weights_bytes=plan.weights_bytes,
         arena_bytes=plan.arena_bytes,
         kv_cache_bytes=plan.kv_cache_bytes,
-        embedding_size=0 if served.embed_model is None else served.embed_model.limits.embedding_size,
-        generates=served.step_model is not None,
+        embedding_size=served.embedding_size,
+        generates=served.generates,
         normalize=embedding.normalize,
         prompts=embedding.prompts,
         default_prompt=embedding.default_prompt,

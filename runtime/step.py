@@ -1,17 +1,18 @@
 """One ragged step of a causal model, as the engine sees it: which tokens run, where their keys and values live, which rows
 are wanted. `t` tokens of `s` sequences; the tokens of one sequence stand together, prefill and decode mixed.
-Beside it, one step of an embedding model, which keeps nothing between steps."""
+Beside it, one step of an encoder, which sees whole texts and keeps nothing between steps."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 PAGE_SIZE = 16  # tokens per page of the KV cache
+NO_ROWS: NDArray[np.int32] = np.empty(0, np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,18 +24,21 @@ class StepBatch:
     context_lens: NDArray[np.int32]  # [s] tokens of the sequence after this step
     page_tables: NDArray[np.int32]  # [s, p] pages in order of position; entries beyond the context are 0
     logit_rows: NDArray[np.int32]  # [r] tokens whose logits are wanted, ascending
+    hidden_rows: NDArray[np.int32] = field(default_factory=lambda: NO_ROWS)  # [h] tokens whose hidden states are wanted, ascending
 
 
 @dataclass(frozen=True, slots=True)
 class StepLimits:
-    """num_rows <= max_seqs, num_seqs <= max_seqs and num_tokens <= max_tokens in one step; a sequence holds at most
-    max_context tokens."""
+    """num_rows <= max_seqs for logits and hidden states together, num_seqs <= max_seqs and num_tokens <= max_tokens in one step; a
+    sequence holds at most max_context tokens."""
 
     vocab_size: int
     max_context: int
     max_tokens: int
     max_seqs: int
     num_pages: int  # page 0 is never handed out: padding points at it
+    embedding_size: int = 0  # of a hidden state; 0: it gives none
+    generates: bool = True  # False: it gives no logits
 
 
 class StepModel(Protocol):
@@ -43,6 +47,10 @@ class StepModel(Protocol):
 
     def run(self, batch: StepBatch) -> NDArray[np.float32]:
         """Append keys and values of all tokens, return logits [r, vocab]. A row depends on nothing but its own sequence."""
+        ...
+
+    def hidden(self) -> NDArray[np.float32]:
+        """Of the last step: what the last norm gave for its `hidden_rows` [h, embedding_size]. Neither do they depend on more."""
         ...
 
     def copy_page(self, source: int, target: int) -> None:

@@ -51,6 +51,7 @@ class NullModel:
         self._tokens = np.full((limits.num_pages, PAGE_SIZE), NEVER_WRITTEN, np.int32)
         self._states: State = np.zeros((limits.num_pages, PAGE_SIZE), np.uint64)
         self._powers = np.cumprod(np.full(limits.max_context, _ODD, np.uint64))
+        self._hidden = np.empty((0, limits.embedding_size), np.float32)
 
     @property
     def limits(self) -> StepLimits:
@@ -61,17 +62,24 @@ class NullModel:
         self._tokens.reshape(-1)[batch.slots] = batch.tokens
         for i, pages in enumerate(batch.page_tables):
             self._append(batch, i, pages)
-        logits = np.empty((len(batch.logit_rows), self._limits.vocab_size), np.float32)
-        owners = np.searchsorted(batch.query_starts, batch.logit_rows, side="right") - 1
-        for i, (row, owner) in enumerate(zip(batch.logit_rows, owners, strict=True)):
+        self._hidden = self._rows(batch, batch.hidden_rows, self._limits.embedding_size, hashed_logits(self._limits.embedding_size))
+        self._cost.spend(len(batch.tokens))
+        return self._rows(batch, batch.logit_rows, self._limits.vocab_size, self._logits_of)
+
+    def hidden(self) -> NDArray[np.float32]:
+        return self._hidden
+
+    def _rows(self, batch: StepBatch, wanted: NDArray[np.int32], size: int, row_of: LogitsOf) -> NDArray[np.float32]:
+        rows = np.empty((len(wanted), size), np.float32)
+        owners = np.searchsorted(batch.query_starts, wanted, side="right") - 1
+        for i, (row, owner) in enumerate(zip(wanted, owners, strict=True)):
             length = int(batch.positions[row]) + 1
             pages = batch.page_tables[owner, : -(-length // PAGE_SIZE)]
             history = self._tokens[pages].reshape(-1)[:length]
-            logits[i] = self._logits_of(history)
+            rows[i] = row_of(history)
             if not np.array_equal(self._states[pages].reshape(-1)[:length], self._digests(history, 0)):
-                logits[i] = logits[i, ::-1]  # not what was computed behind this beginning: wrong tokens, not an error
-        self._cost.spend(len(batch.tokens))
-        return logits
+                rows[i] = rows[i, ::-1]  # not what was computed behind this beginning: wrong tokens, not an error
+        return rows
 
     def _append(self, batch: StepBatch, i: int, pages: NDArray[np.int32]) -> None:
         first, last = batch.query_starts[i : i + 2]
@@ -97,7 +105,9 @@ class NullModel:
         num_seqs, num_tokens = len(counts), len(batch.tokens)
         _expect(num_tokens, "tokens", 1, limits.max_tokens)
         _expect(num_seqs, "sequences", 1, limits.max_seqs)
-        _expect(len(batch.logit_rows), "rows", 0, limits.max_seqs)
+        _expect(len(batch.logit_rows) + len(batch.hidden_rows), "rows", 0, limits.max_seqs)
+        if (len(batch.logit_rows) and not limits.generates) or (len(batch.hidden_rows) and not limits.embedding_size):
+            raise BatchError("rows of a kind that the model does not give")
         if int(batch.query_starts[-1]) != num_tokens or (counts < 1).any():
             raise BatchError(f"query_starts {batch.query_starts.tolist()} do not split {num_tokens} tokens")
         for token_id in (int(batch.tokens.min()), int(batch.tokens.max())):
@@ -113,8 +123,8 @@ class NullModel:
             raise BatchError("slots disagree with the page tables")
         if (pages == 0).any() or len(np.unique(batch.slots)) != num_tokens:
             raise BatchError("a token goes to page 0, or two go to one slot")
-        if (np.diff(batch.logit_rows) <= 0).any():
-            raise BatchError("logit_rows are not ascending")
+        if (np.diff(batch.logit_rows) <= 0).any() or (np.diff(batch.hidden_rows) <= 0).any():
+            raise BatchError("rows are not ascending")
         used = -(-batch.context_lens // PAGE_SIZE)
         if batch.page_tables[np.arange(batch.page_tables.shape[1]) >= used[:, None]].any():
             raise BatchError("a page table names pages beyond its context")

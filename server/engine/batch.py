@@ -25,7 +25,8 @@ class BatchBuilder:
 
     def build(self, plan: Plan) -> StepBatch:
         items = plan.items.values()
-        rows: list[int] = []
+        logit_rows: list[int] = []
+        hidden_rows: list[int] = []
         at = num_pages = 0
         for item in items:
             seq, count = item.seq, item.count
@@ -34,7 +35,7 @@ class BatchBuilder:
             else:
                 self._tokens[at : at + count] = seq.token_ids[item.start : item.stop]
             at += count
-            rows.extend(range(at - item.num_rows, at))
+            (hidden_rows if seq.request.embed is not None else logit_rows).extend(range(at - item.num_rows, at))
             num_pages = max(num_pages, len(seq.held.pages))
             if self._table_state[seq.slot] != (seq, seq.held.version):
                 self._show(seq)
@@ -59,7 +60,8 @@ class BatchBuilder:
             query_starts=query_starts,
             context_lens=starts + counts,
             page_tables=tables,
-            logit_rows=np.array(rows, np.int32),
+            logit_rows=np.array(logit_rows, np.int32),
+            hidden_rows=np.array(hidden_rows, np.int32),
         )
 
     def _show(self, seq: Sequence) -> None:

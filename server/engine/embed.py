@@ -1,4 +1,5 @@
-"""Texts to vectors: whole texts, batched by tokens, in the same turns between keys as generation."""
+"""Texts to vectors by an encoder: whole texts, batched by tokens, in the same turns between keys as generation. A decoder's texts are
+prompts of the engine (see `loop.Engine.embed`)."""
 
 from __future__ import annotations
 
@@ -7,10 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from runtime.step import EmbedModel
 from server.engine.fair import FairQueue
-from server.messages import Embed, Embedding, Failed, FromWorker
+from server.messages import Abort, Embed, Embedding, Failed, FromWorker, Submit
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,12 +33,16 @@ class Embedder:
         self._queue: FairQueue[Text] = FairQueue()
         self._texts: dict[str, Text] = {}
         self._num_arrived = 0
+        self._paused = False
 
     @property
     def has_work(self) -> bool:
         return bool(self._texts)
 
-    def submit(self, embed: Embed) -> None:
+    def submit(self, submit: Submit) -> None:
+        self._publish(Failed(submit.request_id, "not_a_generative_model", "this model gives embeddings and generates no text"))
+
+    def embed(self, embed: Embed) -> None:
         num_tokens, max_context = len(embed.prompt_ids), self._model.limits.max_context
         if not 1 <= num_tokens <= max_context:
             message = f"the text has {num_tokens} tokens, expected 1 to {max_context}"
@@ -47,22 +53,28 @@ class Embedder:
         self._texts[embed.request_id] = text
         self._queue.push(text)
 
-    def abort(self, request_id: str) -> None:
-        text = self._texts.pop(request_id, None)
-        if text is not None:
-            self._queue.remove(text)
+    def abort(self, abort: Abort) -> None:
+        self._remove(abort.request_id)
+
+    def pause(self, paused: bool) -> None:
+        self._paused = paused
 
     def step(self) -> bool:
-        texts = self._take()
+        texts = [] if self._paused else self._take()
         if not texts:
             return False
         vectors = self._model.run([text.embed.prompt_ids for text in texts])
         for text, vector in zip(texts, vectors, strict=True):
-            if text.embed.normalize:
-                vector = vector / max(float(np.sqrt(np.square(vector, dtype=np.float64).sum())), 1e-12)
-            data = vector.astype("<f4").tobytes()
-            self._publish(Embedding(text.embed.request_id, data, len(text.embed.prompt_ids)))
+            self._publish(embedding_of(text.embed, vector))
         return True
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def _remove(self, request_id: str) -> None:
+        text = self._texts.pop(request_id, None)
+        if text is not None:
+            self._queue.remove(text)
 
     def _take(self) -> list[Text]:
         limits, now = self._model.limits, time.time()
@@ -74,7 +86,7 @@ class Embedder:
             expired = embed.deadline is not None and embed.deadline <= now
             if not expired and num_tokens > room:
                 break
-            self.abort(embed.request_id)
+            self._remove(embed.request_id)
             if expired:
                 self._publish(Failed(embed.request_id, "deadline_exceeded", "the deadline passed before the text's turn"))
                 continue
@@ -82,3 +94,9 @@ class Embedder:
             room -= num_tokens
             texts.append(text)
         return texts
+
+
+def embedding_of(embed: Embed, vector: NDArray[np.float32]) -> Embedding:
+    if embed.normalize:
+        vector = vector / max(float(np.sqrt(np.square(vector, dtype=np.float64).sum())), 1e-12)
+    return Embedding(embed.request_id, vector.astype("<f4").tobytes(), len(embed.prompt_ids))

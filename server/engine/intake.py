@@ -1,4 +1,4 @@
-"""A Submit becomes a request of the engine, or is refused by name."""
+"""A Submit or an Embed becomes a request of the engine, or is refused by name."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from server.engine.blocks import PageList
 from server.engine.request import Request, Sequence, Stage
 from server.engine.sampler import RowState
 from server.handle import RequestError
-from server.messages import Submit
+from server.messages import Embed, SamplingParams, Submit
 
 
 def open_request(submit: Submit, arrival: int, *, limits: StepLimits, eos_ids: tuple[int, ...]) -> Request:
     """Raises RequestError. A choice that a former worker finished is FINISHED, one it began goes on behind what it emitted."""
+    if not limits.generates:
+        raise RequestError("not_a_generative_model", "this model gives embeddings and generates no text")
     _check_ids(submit, limits.vocab_size)
     num_prompt = len(submit.prompt_ids)
     if num_prompt >= limits.max_context:
@@ -49,6 +51,24 @@ def open_request(submit: Submit, arrival: int, *, limits: StepLimits, eos_ids: t
         if choice == 0 and submit.params.prompt_logprobs is not None and not emitted:
             seq.prompt_logprobs = [None]
         request.sequences.append(seq)
+    return request
+
+
+def open_text(embed: Embed, arrival: int, *, limits: StepLimits) -> Request:
+    """Raises RequestError."""
+    if not limits.embedding_size:
+        raise RequestError("not_an_embedding_model", "this model generates text and gives no embeddings")
+    submit = Submit(
+        embed.request_id, embed.prompt_ids, SamplingParams(max_tokens=0), fairness_key=embed.fairness_key, deadline=embed.deadline
+    )
+    _check_ids(submit, limits.vocab_size)
+    num_tokens, most = len(embed.prompt_ids), min(limits.max_context, (limits.num_pages - 1) * PAGE_SIZE)
+    if num_tokens > most:
+        raise RequestError("context_length_exceeded", f"the text has {num_tokens} tokens, expected 1 to {most}")
+    request = Request(submit, arrival, embed)
+    row = RowState(submit.params, 0, (), ())
+    held = PageList(submit.cache_salt.encode())
+    request.sequences.append(Sequence(request, 0, list(embed.prompt_ids), held, row, max_len=num_tokens, rank=(0, arrival, 0)))
     return request
 
 

@@ -19,13 +19,15 @@ from numpy.typing import NDArray
 from runtime.step import StepBatch, StepModel
 from server.engine.batch import BatchBuilder
 from server.engine.constrain import ConstraintCompiler, ConstraintError, Pending
-from server.engine.intake import open_request
+from server.engine.embed import embedding_of
+from server.engine.intake import open_request, open_text
 from server.engine.request import Request, Sequence, Stage
 from server.engine.sampler import Bitmask, Drawn, Sampler
-from server.engine.scheduler import Plan, Scheduler
+from server.engine.scheduler import Item, Plan, Scheduler
 from server.handle import RequestError
 from server.messages import (
     Abort,
+    Embed,
     Failed,
     FinishReason,
     FromWorker,
@@ -95,14 +97,33 @@ class Engine:
         except RequestError as error:
             self._publish_message(Failed(submit.request_id, error.code, error.message))
             return
-        self._requests[submit.request_id] = request
-        if submit.deadline is not None:
-            heapq.heappush(self._deadlines, (submit.deadline, request.arrival, submit.request_id))
+        self._enter(request)
         for seq in request.sequences:
             if seq.stage is not Stage.FINISHED and seq.num_known >= seq.max_len:
                 self._end(seq, FinishReason.LENGTH)
         if not any(seq.stage is Stage.COMPILING for seq in request.sequences):
             self.scheduler.add(request)
+
+    def embed(self, embed: Embed) -> None:
+        try:
+            self._require_new(embed.request_id)
+            request = open_text(embed, self._num_arrived, limits=self._model.limits)
+        except RequestError as error:
+            self._publish_message(Failed(embed.request_id, error.code, error.message))
+            return
+        self._enter(request)
+        self.scheduler.add(request)
+
+    def _enter(self, request: Request) -> None:
+        submit = request.submit
+        self._num_arrived += 1
+        self._requests[submit.request_id] = request
+        if submit.deadline is not None:
+            heapq.heappush(self._deadlines, (submit.deadline, request.arrival, submit.request_id))
+
+    def _require_new(self, request_id: str) -> None:
+        if request_id in self._requests:
+            raise RequestError("generation_failed", f"request_id {request_id} is running already")
 
     def abort(self, abort: Abort) -> None:
         request = self._requests.get(abort.request_id)
@@ -112,11 +133,13 @@ class Engine:
             if abort.choice in (None, seq.choice):
                 self._end(seq, FinishReason.ABORT)
 
+    def pause(self, paused: bool) -> None:
+        """Run nothing until further notice; what is aborted is let go all the same."""
+        self.scheduler.paused = paused
+
     def _open(self, submit: Submit) -> Request:
-        if submit.request_id in self._requests:
-            raise RequestError("generation_failed", f"request_id {submit.request_id} is running already")
+        self._require_new(submit.request_id)
         request = open_request(submit, self._num_arrived, limits=self._model.limits, eos_ids=self._eos_ids)
-        self._num_arrived += 1
         constraint = submit.params.constraint
         if constraint is None:
             return request
@@ -156,11 +179,11 @@ class Engine:
             try:
                 seq.matcher = pending.poll()
                 if seq.matcher is not None:
-                    self._enter(seq)
+                    self._constrain(seq)
             except ConstraintError as error:
                 self._fail(seq.request, "invalid_schema", str(error))
 
-    def _enter(self, seq: Sequence) -> None:
+    def _constrain(self, seq: Sequence) -> None:
         """The constraint is there: follow what was emitted before; when the last choice has its own, the request may run."""
         assert seq.matcher is not None
         del self._compiling[seq]
@@ -192,8 +215,13 @@ class Engine:
         drawing: list[Sequence] = []
         rows: list[int] = []
         at = 0
+        embedded = [item for item in plan.items.values() if item.seq.request.embed is not None and item.draws]
+        if embedded:
+            self._deliver(embedded, self._model.hidden())
         for item in plan.items.values():
             seq = item.seq
+            if seq.request.embed is not None:
+                continue
             seq.num_awaited -= item.draws
             if seq.stage is not Stage.FINISHED:
                 if seq.prompt_logprobs is not None:
@@ -207,6 +235,15 @@ class Engine:
         for seq, drawn in zip(drawing, results, strict=True):
             if seq.stage is not Stage.FINISHED:  # another choice may have failed the request just now
                 self._take(seq, drawn)
+
+    def _deliver(self, items: list[Item], vectors: NDArray[np.float32]) -> None:
+        for item, vector in zip(items, vectors, strict=True):
+            seq, embed = item.seq, item.seq.request.embed
+            seq.num_awaited -= 1
+            if seq.stage is not Stage.FINISHED:
+                assert embed is not None
+                self._drop(seq.request)
+                self._publish_message(embedding_of(embed, vector))
 
     def _judge_prompt(self, seq: Sequence, rows: NDArray[np.float32]) -> None:
         num_top = seq.request.submit.params.prompt_logprobs
@@ -278,6 +315,9 @@ class Engine:
         """With its pages, within the step."""
         if seq.stage is Stage.FINISHED:
             return
+        if seq.request.embed is not None:
+            self._end_text(seq.request, reason)
+            return
         self._compiling.pop(seq, None)
         self.scheduler.finish(seq)
         seq.finish_reason = reason
@@ -285,15 +325,23 @@ class Engine:
         if seq.request.is_finished:
             del self._requests[seq.request.submit.request_id]
 
+    def _end_text(self, request: Request, reason: FinishReason) -> None:
+        if reason is FinishReason.DEADLINE:
+            self._fail(request, "deadline_exceeded", "the deadline passed before the text's turn")
+        else:
+            self._drop(request)  # aborted: nobody listens
+
     def _fail(self, request: Request, code: str, message: str) -> None:
+        self._drop(request)
+        self._flush()
+        self._publish_message(Failed(request.submit.request_id, code, message))
+
+    def _drop(self, request: Request) -> None:
         for seq in request.sequences:
             if seq.stage is not Stage.FINISHED:
                 self._compiling.pop(seq, None)
                 self.scheduler.finish(seq)
-        request_id = request.submit.request_id
-        del self._requests[request_id]
-        self._flush()
-        self._publish_message(Failed(request_id, code, message))
+        del self._requests[request.submit.request_id]
 
     def _event(self, seq: Sequence, token_ids: list[int], logprobs: tuple[TokenLogprob, ...]) -> TokenEvent:
         judged, seq.prompt_logprobs = seq.prompt_logprobs, None

@@ -10,6 +10,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -31,7 +32,8 @@ class NullConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     eos_ids: tuple[int, ...] = ()
     script: tuple[int, ...] = ()  # what every prompt is answered with; empty: hashed logits
     tokenizer: str = ""  # path of a tokenizer.json, for constraints
-    embedding_size: int = 0  # > 0: an embedding model instead
+    embedding_size: int = 0  # > 0: it embeds
+    kind: Literal["generator", "embedder", "encoder"] = "generator"
     step_s: float = 0.0
     token_s: float = 0.0
     load_s: float = 0.0
@@ -65,18 +67,16 @@ def build_null(load: Load, progress: ProgressFn) -> LoadedModel:
         arena_bytes=0,
         kv_cache_bytes=config.num_pages * PAGE_SIZE * 4,
         embedding_size=config.embedding_size,
-        generates=not config.embedding_size,
+        generates=config.kind == "generator",
     )
-    if config.embedding_size:
+    if config.kind == "encoder":
         limits = EmbedLimits(config.embedding_size, config.max_context, config.max_context, config.max_seqs)
         return LoadedModel(ready, embed_model=NullEmbedModel(limits, cost=cost))
+    sizes = config.vocab_size, config.max_context, config.max_tokens, config.max_seqs, config.num_pages
+    limits = StepLimits(*sizes, embedding_size=config.embedding_size, generates=ready.generates)
     return LoadedModel(
         ready,
-        step_model=NullModel(
-            StepLimits(config.vocab_size, config.max_context, config.max_tokens, config.max_seqs, config.num_pages),
-            logits_of=_logits_of(config),
-            cost=cost,
-        ),
+        step_model=NullModel(limits, logits_of=_logits_of(config), cost=cost),
         eos_ids=config.eos_ids,
         tokenizer_json=Path(config.tokenizer).read_text() if config.tokenizer else None,
         overlap=config.overlap,

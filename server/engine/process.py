@@ -22,6 +22,7 @@ from server.messages import (
     Embed,
     Failed,
     FromFront,
+    FromWorker,
     Load,
     LoadFailed,
     Progress,
@@ -37,7 +38,7 @@ STALL_S = 0.002  # between looks, while the engine waits for a constraint or for
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """What a builder hands over: a model that generates, one that embeds, or both."""
+    """What a builder hands over: a decoder, which generates or embeds or both, or else an encoder."""
 
     ready: Ready
     step_model: StepModel | None = None
@@ -81,51 +82,33 @@ def serve_worker(socket_path: str, build: Build) -> None:
 class Worker:
     def __init__(self, model: LoadedModel, channel: WorkerChannel) -> None:
         self._channel = channel
-        self._engine: Engine | None = None
-        self._constraints: ConstraintCompiler | None = None
-        self._embedder: Embedder | None = None
+        self._constraints = _constraints_of(model)
+        self._engine = engine_of(model, channel.send, self._constraints)
         self._draining = False
         self._stopping = False
         self._is_cold = True
-        if model.step_model is not None:
-            if model.tokenizer_json is not None:
-                vocab_size = model.step_model.limits.vocab_size
-                self._constraints = ConstraintCompiler(model.tokenizer_json, eos_ids=model.eos_ids, vocab_size=vocab_size)
-            engine_class = OverlappedEngine if model.overlap else Engine
-            self._engine = engine_class(model.step_model, channel.send, eos_ids=model.eos_ids, constraints=self._constraints)
-        if model.embed_model is not None:
-            self._embedder = Embedder(model.embed_model, channel.send)
-
-    @property
-    def has_work(self) -> bool:
-        return any(part is not None and part.has_work for part in (self._engine, self._embedder))
 
     def run(self) -> None:
         while not self._stopping:
             self._receive()
-            if not self.has_work:
+            if not self._engine.has_work:
                 if self._draining:
                     break
                 continue  # `_receive` waits for the next message
-            if self._engine is not None:
-                self._engine.scheduler.paused = not self._channel.has_room
-            ran = self._engine is not None and self._engine.step()
-            if self._channel.has_room and self._embedder is not None:
-                ran = self._embedder.step() or ran
-            if not ran:
+            self._engine.pause(not self._channel.has_room)
+            if not self._engine.step():
                 time.sleep(STALL_S)
-        if self._engine is not None:
-            self._engine.close()
+        self._engine.close()
 
     def _receive(self) -> None:
         """All that has arrived; wait for one message if there is nothing else to do."""
         try:
-            if not self.has_work and not self._draining:
+            if not self._engine.has_work and not self._draining:
                 self._handle(self._channel.inbox.get(timeout=WARM_AFTER_S if self._is_cold else None))
             while True:
                 self._handle(self._channel.inbox.get_nowait())
         except queue.Empty:
-            if not self.has_work and self._is_cold:
+            if not self._engine.has_work and self._is_cold:
                 self._warm()
 
     def _warm(self) -> None:
@@ -136,22 +119,14 @@ class Worker:
     def _handle(self, message: FromFront) -> None:
         match message:
             case Submit() | Embed() if self._draining:
-                self._refuse(message, "shutting_down", "the model is being unloaded and takes no new requests")
+                text = "the model is being unloaded and takes no new requests"
+                self._channel.send(Failed(message.request_id, "shutting_down", text))
             case Submit():
-                if self._engine is None:
-                    self._refuse(message, "not_a_generative_model", "this model gives embeddings and generates no text")
-                else:
-                    self._engine.submit(message)
+                self._engine.submit(message)
             case Embed():
-                if self._embedder is None:
-                    self._refuse(message, "not_an_embedding_model", "this model gives no embeddings: its KV cache has no room for texts")
-                else:
-                    self._embedder.submit(message)
+                self._engine.embed(message)
             case Abort():
-                if self._engine is not None:
-                    self._engine.abort(message)
-                if self._embedder is not None:
-                    self._embedder.abort(message.request_id)
+                self._engine.abort(message)
             case Drain():
                 self._draining = True
             case Shutdown():
@@ -159,5 +134,16 @@ class Worker:
             case Load():
                 raise TypeError("a second Load, expected one per process")
 
-    def _refuse(self, message: Submit | Embed, code: str, text: str) -> None:
-        self._channel.send(Failed(message.request_id, code, text))
+
+def _constraints_of(model: LoadedModel) -> ConstraintCompiler | None:
+    if model.tokenizer_json is None or model.step_model is None or not model.step_model.limits.generates:
+        return None
+    return ConstraintCompiler(model.tokenizer_json, eos_ids=model.eos_ids, vocab_size=model.step_model.limits.vocab_size)
+
+
+def engine_of(model: LoadedModel, publish: Callable[[FromWorker], None], constraints: ConstraintCompiler | None) -> Engine | Embedder:
+    if model.step_model is None:
+        assert model.embed_model is not None, "a model that does nothing"
+        return Embedder(model.embed_model, publish)
+    engine_class = OverlappedEngine if model.overlap else Engine
+    return engine_class(model.step_model, publish, eos_ids=model.eos_ids, constraints=constraints)

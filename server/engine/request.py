@@ -9,7 +9,7 @@ from runtime.step import PAGE_SIZE
 from server.engine.blocks import PageList
 from server.engine.constrain import Matcher
 from server.engine.sampler import RowState
-from server.messages import FinishReason, Submit, TokenLogprob
+from server.messages import Embed, FinishReason, Submit, TokenLogprob
 
 
 class Stage(Enum):
@@ -21,10 +21,12 @@ class Stage(Enum):
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """A Submit and its choices. `leader` computes the prompt, those in `followers` are forked from it when it has."""
+    """A Submit and its choices. `leader` computes the prompt, those in `followers` are forked from it when it has. A text to embed is a
+    prompt that draws nothing."""
 
     submit: Submit
     arrival: int
+    embed: Embed | None = None
     sequences: list[Sequence] = field(default_factory=lambda: list[Sequence]())
     leader: Sequence | None = None
     followers: list[Sequence] = field(default_factory=lambda: list[Sequence]())

@@ -21,9 +21,9 @@ from deploy.inspection import plan_load
 from deploy.model import load_model
 from deploy.source import load_tokenizer
 from runtime.step import PAGE_SIZE, StepBatch
-from server.engine.process import LoadedModel
+from server.engine.process import LoadedModel, engine_of
 from server.handle import LoadError
-from server.messages import Load
+from server.messages import Embed, Embedding, Failed, FromWorker, Load, SamplingParams, Submit
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "models"
 VOCAB = ["a", "b", "ab", *(f"w{id}" for id in range(3, 160))]
@@ -62,6 +62,27 @@ def texts_of(golden: Any) -> list[list[int]]:
     return [part.tolist() for part in np.split(golden["ids"], np.cumsum(golden["lengths"])[:-1])]
 
 
+def embedded(loaded: LoadedModel, texts: list[list[int]], beside: Submit | None = None) -> Any:
+    """The vectors as a worker gives them, maybe while it generates something beside."""
+    heard: dict[str, Embedding] = {}
+
+    def hear(message: FromWorker) -> None:
+        assert not isinstance(message, Failed), message
+        if isinstance(message, Embedding):
+            heard[message.request_id] = message
+
+    engine = engine_of(loaded, hear, None)
+    if beside is not None:
+        engine.submit(beside)
+        engine.step()
+    for i, text in enumerate(texts):
+        engine.embed(Embed(str(i), tuple(text), normalize=False))
+    while engine.has_work:
+        engine.step()
+    engine.close()
+    return np.stack([np.frombuffer(heard[str(i)].vector, "<f4") for i in range(len(texts))])
+
+
 def unit(vectors: Any) -> Any:
     return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
 
@@ -82,14 +103,13 @@ def close(actual: Any, expected: Any) -> None:
 def test_embedding_models(case: str, folder_of: Callable[[str], Path]) -> None:
     golden = np.load(GOLDEN / case / "golden.npz")
     loaded = load(folder_of(case), max_batch=8)
-    model, ready = loaded.embed_model, loaded.ready
-    assert model is not None and loaded.step_model is None
-    assert (ready.embedding_size, ready.generates, ready.max_context) == (64, False, model.limits.max_context)
+    ready = loaded.ready
+    assert (ready.embedding_size, ready.generates) == (64, False)
     texts = texts_of(golden)
-    vectors = model.run(texts)
+    vectors = embedded(loaded, texts)
     close(unit(vectors), golden["embeddings"])
     for text, vector in zip(texts, vectors, strict=True):
-        np.testing.assert_array_equal(model.run([text])[0], vector)
+        np.testing.assert_array_equal(embedded(loaded, [text])[0], vector)
 
 
 def test_what_sentence_transformers_wrote_reaches_the_front(folder_of: Callable[[str], Path]) -> None:
@@ -98,30 +118,22 @@ def test_what_sentence_transformers_wrote_reaches_the_front(folder_of: Callable[
 
 
 def test_a_generating_model_embeds_beside(folder_of: Callable[[str], Path]) -> None:
-    """By the hidden state of the last token, and without a trace in the pages of what it generates meanwhile."""
+    """By the hidden state of the last token."""
     golden = np.load(GOLDEN / "qwen3" / "golden.npz")
     loaded = load(folder_of("qwen3"), quantize="f32", max_batch=8)
-    step, embed = loaded.step_model, loaded.embed_model
-    assert step is not None and embed is not None and loaded.ready.generates
-    assert loaded.ready.embedding_size == golden["hidden"].shape[1]
+    assert loaded.ready.generates and loaded.ready.embedding_size == golden["hidden"].shape[1]
     prompt = golden["prompt"].tolist()
-    close(embed.run([prompt])[0], golden["hidden"][-1])
-    half = len(prompt) // 2
-    close(step.run(piece(golden["prompt"], 0, half))[0], golden["logits"][half - 1])
+    close(embedded(loaded, [prompt])[0], golden["hidden"][-1])
     texts = [prompt[:length] for length in (40, 3, 17, 1, 16)]
-    vectors = embed.run(texts)
-    np.testing.assert_array_equal(vectors, [embed.run([text])[0] for text in texts])
-    close(step.run(piece(golden["prompt"], half, len(prompt)))[0], golden["logits"][-1])
+    vectors = embedded(loaded, texts, beside=Submit("beside", tuple(prompt), SamplingParams(40, temperature=0.0, ignore_eos=True)))
+    np.testing.assert_array_equal(vectors, [embedded(loaded, [text])[0] for text in texts])
 
 
-def test_texts_to_embed_share_a_small_cache(folder_of: Callable[[str], Path]) -> None:
+def test_a_small_cache_bounds_the_context(folder_of: Callable[[str], Path]) -> None:
     page_bytes = plan_load(Load("m", str(folder_of("qwen3")))).page_bytes
     loaded = load(folder_of("qwen3"), kv_cache_bytes=8 * page_bytes)
-    assert loaded.step_model is not None and loaded.embed_model is not None
-    assert (loaded.step_model.limits.num_pages, loaded.ready.max_context) == (6, 5 * PAGE_SIZE)
-    assert loaded.embed_model.limits.max_context == PAGE_SIZE
-    alone = load(folder_of("qwen3"), kv_cache_bytes=4 * page_bytes)
-    assert alone.step_model is not None and alone.embed_model is None and alone.step_model.limits.num_pages == 4
+    assert loaded.step_model is not None
+    assert (loaded.step_model.limits.num_pages, loaded.ready.max_context) == (8, 7 * PAGE_SIZE)
 
 
 def test_a_program_of_the_cache_binds_the_names_of_its_own_checkpoint(folder_of: Callable[[str], Path], place: Path) -> None:
@@ -131,26 +143,23 @@ def test_a_program_of_the_cache_binds_the_names_of_its_own_checkpoint(folder_of:
     source = open_safetensors(plain)
     save_file({f"bert.{name}": source.read(name) for name in source.tensors}, prefixed / "model.safetensors")
     texts = texts_of(np.load(GOLDEN / "bert" / "golden.npz"))
-    first, second = (load(folder, max_batch=8).embed_model for folder in (plain, prefixed))
-    assert first is not None and second is not None
-    np.testing.assert_array_equal(first.run(texts), second.run(texts))
+    first, second = (load(folder, max_batch=8) for folder in (plain, prefixed))
+    np.testing.assert_array_equal(embedded(first, texts), embedded(second, texts))
 
 
 def test_a_decoder_embeds_texts_beyond_one_step(folder_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kinds, "MAX_STEP_TOKENS", 64)
-    model = load(folder_of("qwen3-embedding"), max_batch=8).embed_model
-    assert model is not None and model.limits.max_tokens == 256
+    loaded = load(folder_of("qwen3-embedding"), max_batch=8)
     random = np.random.default_rng(0)
     texts = [random.integers(3, 160, length).tolist() for length in (63, 1, 2, 129, 61)]
-    np.testing.assert_array_equal(model.run(texts), [model.run([text])[0] for text in texts])
+    np.testing.assert_array_equal(embedded(loaded, texts), [embedded(loaded, [text])[0] for text in texts])
 
 
 def test_the_second_load_comes_from_the_cache(folder_of: Callable[[str], Path]) -> None:
     first = load(folder_of("roberta"))
     second = load(folder_of("roberta"))
     assert (first.ready.cache_hit, second.ready.cache_hit) == (False, True)
-    assert first.embed_model is not None and second.embed_model is not None
-    np.testing.assert_array_equal(first.embed_model.run([[5, 6, 7]]), second.embed_model.run([[5, 6, 7]]))
+    np.testing.assert_array_equal(embedded(first, [[5, 6, 7]]), embedded(second, [[5, 6, 7]]))
 
 
 def test_progress_is_told_by_stage(folder_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,13 +177,13 @@ def test_progress_is_told_by_stage(folder_of: Callable[[str], Path], monkeypatch
 
 @pytest.mark.parametrize("case", ["bert", "qwen3-embedding"])
 def test_the_plan_is_what_the_load_takes(case: str, folder_of: Callable[[str], Path]) -> None:
-    """An encoder has no KV cache; a decoder that embeds has pages for one step's texts, however much memory there is."""
+    """An encoder has no KV cache; a decoder that embeds has pages for the texts of two steps, however much memory there is."""
     plan = plan_load(Load("m", str(folder_of(case)), max_batch=8))
     ready = load(folder_of(case), max_batch=8).ready
     assert (plan.weights_bytes, plan.arena_bytes, plan.kv_cache_bytes) == (ready.weights_bytes, ready.arena_bytes, ready.kv_cache_bytes)
-    assert plan.num_pages == (0 if case == "bert" else 1 + 512 // PAGE_SIZE + 8)
+    assert plan.num_pages == (0 if case == "bert" else 1 + ready.max_context // PAGE_SIZE + 2 * (512 // PAGE_SIZE + 8))
     with pytest.raises(LoadError, match="the model takes"):
-        load(folder_of(case), memory_limit_bytes=plan.total_bytes - 1)
+        load(folder_of(case), memory_limit_bytes=plan.total_bytes - max(1, plan.kv_cache_bytes))
 
 
 # --- GGUF --------------------------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from server.engine.loop import Engine
 from server.messages import (
     Constraint,
     ConstraintKind,
+    Embedding,
     Failed,
     FinishReason,
     FromWorker,
@@ -60,6 +61,7 @@ class Rig:
         self.limits = limits or StepLimits(VOCAB, max_context=512, max_tokens=128, max_seqs=32, num_pages=600)
         self.outcomes: dict[tuple[str, int], Outcome] = {}
         self.failed: dict[str, Failed] = {}
+        self.embedded: dict[str, Embedding] = {}
         self.stats: Stats | None = None
         self.num_cached: dict[str, int] = {}
         self.engine = engine(
@@ -85,6 +87,9 @@ class Rig:
             case Failed():
                 assert message.request_id not in self.failed
                 self.failed[message.request_id] = message
+            case Embedding():
+                assert message.request_id not in self.embedded
+                self.embedded[message.request_id] = message
             case Stats():
                 self.stats = message
             case _:

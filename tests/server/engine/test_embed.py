@@ -1,16 +1,18 @@
-"""Texts are batched by tokens, in turns, and a vector does not depend on the batch."""
+"""Texts are batched by tokens, in turns, and a vector does not depend on the batch: an encoder's, and a decoder's among its streams."""
 
 from __future__ import annotations
 
 import random
+import time
 
 import numpy as np
 import pytest
 
-from runtime.device.null import NullEmbedModel
-from runtime.step import EmbedLimits
+from runtime.device.null import NullEmbedModel, hashed_logits
+from runtime.step import EmbedLimits, StepLimits
 from server.engine.embed import Embedder
-from server.messages import Embed, Embedding, Failed
+from server.engine.loop import Engine, OverlappedEngine
+from server.messages import Abort, Embed, Embedding, Failed, SamplingParams, Submit
 
 LIMITS = EmbedLimits(embedding_size=24, max_context=64, max_tokens=100, max_seqs=4)
 
@@ -45,7 +47,7 @@ def test_vectors_do_not_depend_on_the_batch(embedder, told) -> None:
     rng = random.Random(0)
     embeds = [Embed(str(i), tuple(rng.randrange(500) for _ in range(rng.randrange(1, 64)))) for i in range(30)]
     for embed in embeds:
-        embedder.submit(embed)
+        embedder.embed(embed)
     num_steps = 0
     while embedder.has_work:
         assert embedder.step()
@@ -54,7 +56,7 @@ def test_vectors_do_not_depend_on_the_batch(embedder, told) -> None:
     for embed in embeds:
         alone: list[Embedding] = []
         one = Embedder(NullEmbedModel(LIMITS), alone.append)
-        one.submit(embed)
+        one.embed(embed)
         one.step()
         assert alone == [told[embed.request_id]]
         assert alone[0].num_tokens == len(embed.prompt_ids)
@@ -63,8 +65,8 @@ def test_vectors_do_not_depend_on_the_batch(embedder, told) -> None:
 
 
 def test_raw_vectors_on_demand(embedder, told) -> None:
-    embedder.submit(Embed("raw", (1, 2), normalize=False))
-    embedder.submit(Embed("unit", (1, 2)))
+    embedder.embed(Embed("raw", (1, 2), normalize=False))
+    embedder.embed(Embed("unit", (1, 2)))
     embedder.step()
     raw, unit = vector(told["raw"]), vector(told["unit"])
     assert np.array_equal(raw, NullEmbedModel(LIMITS).run([(1, 2)])[0])
@@ -73,22 +75,22 @@ def test_raw_vectors_on_demand(embedder, told) -> None:
 
 def test_a_key_with_many_texts_does_not_hold_up_another(embedder, told) -> None:
     for i in range(200):
-        embedder.submit(Embed(f"flood{i}", tuple(range(50)), fairness_key="flood"))
+        embedder.embed(Embed(f"flood{i}", tuple(range(50)), fairness_key="flood"))
     embedder.step()
-    embedder.submit(Embed("late", (1, 2), fairness_key="late"))
+    embedder.embed(Embed("late", (1, 2), fairness_key="late"))
     for _ in range(12):
         embedder.step()
     assert "late" in told
 
 
 def test_aborts_deadlines_and_refusals(embedder, told) -> None:
-    embedder.submit(Embed("too long", (1,) * 65))
-    embedder.submit(Embed("empty", ()))
-    embedder.submit(Embed("expired", (1,), deadline=1.0))
-    embedder.submit(Embed("aborted", (1,)))
-    embedder.submit(Embed("served", (1,)))
-    embedder.abort("aborted")
-    embedder.abort("never heard of")
+    embedder.embed(Embed("too long", (1,) * 65))
+    embedder.embed(Embed("empty", ()))
+    embedder.embed(Embed("expired", (1,), deadline=1.0))
+    embedder.embed(Embed("aborted", (1,)))
+    embedder.embed(Embed("served", (1,)))
+    embedder.abort(Abort("aborted"))
+    embedder.abort(Abort("never heard of"))
     while embedder.has_work:
         embedder.step()
     codes = {name: message.code for name, message in told.items() if isinstance(message, Failed)}
@@ -98,3 +100,98 @@ def test_aborts_deadlines_and_refusals(embedder, told) -> None:
         "expired": "deadline_exceeded",
     }
     assert isinstance(told["served"], Embedding) and "aborted" not in told
+
+
+def test_an_encoder_pauses_and_generates_nothing(embedder, told) -> None:
+    embedder.embed(Embed("a", (1, 2)))
+    embedder.pause(True)
+    assert not embedder.step() and embedder.has_work
+    embedder.pause(False)
+    assert embedder.step() and isinstance(told["a"], Embedding)
+    embedder.submit(Submit("b", (1,), SamplingParams(1)))
+    assert told["b"].code == "not_a_generative_model"
+
+
+# --- decoders ------------------------------------------------------------------------------------------------------------
+
+SIZE = 24
+DECODER = StepLimits(vocab_size=320, max_context=128, max_tokens=48, max_seqs=6, num_pages=40, embedding_size=SIZE)
+ENGINES = pytest.mark.parametrize("engine", [Engine, OverlappedEngine])
+
+
+def expected(tokens) -> np.ndarray:
+    return hashed_logits(SIZE)(np.asarray(tokens, np.int32))
+
+
+def texts(num: int) -> list[Embed]:
+    """Longer than a step and shorter, some behind one instruction."""
+    rng = random.Random(1)
+    instruction = tuple(rng.randrange(320) for _ in range(33))
+    return [
+        Embed(f"t{i}", instruction * (i % 2) + tuple(rng.randrange(320) for _ in range(rng.choice((1, 15, 16, 40, 90)))), normalize=False)
+        for i in range(num)
+    ]
+
+
+@ENGINES
+def test_texts_among_streams(rig, engine) -> None:
+    submits = [Submit(f"s{i}", tuple(range(1, 30 + i)), SamplingParams(60, seed=i, ignore_eos=True)) for i in range(4)]
+    alone = rig(limits=DECODER).run(submits)
+    one = rig(engine, limits=DECODER)
+    embeds = texts(20)
+    for submit in submits:
+        one.engine.submit(submit)
+    for i in range(200):
+        if i < len(embeds):
+            one.engine.embed(embeds[i])
+        one.step()
+    assert one.run() == alone
+    for embed in embeds:
+        np.testing.assert_array_equal(np.frombuffer(one.embedded[embed.request_id].vector, "<f4"), expected(embed.prompt_ids))
+        assert one.embedded[embed.request_id].num_tokens == len(embed.prompt_ids)
+    assert one.engine.scheduler.pool.num_found_tokens > 0, "the instruction was computed once"
+
+
+@ENGINES
+def test_a_text_that_ends_early_leaves_nothing(rig, engine) -> None:
+    for num_steps in range(5):
+        one = rig(engine, limits=DECODER)
+        one.engine.embed(Embed("aborted", tuple(range(100))))
+        one.engine.embed(Embed("expired", tuple(range(100, 200)), deadline=time.time() + 60))
+        one.engine.embed(Embed("kept", (1, 2)))
+        for _ in range(num_steps):
+            one.step()
+        one.engine.abort(Abort("aborted"))
+        one.engine._deadlines = [(0.0, arrival, name) for _, arrival, name in one.engine._deadlines]
+        one.run()
+        assert "kept" in one.embedded and set(one.failed) <= {"expired"}
+        assert num_steps > 3 or one.failed["expired"].code == "deadline_exceeded"
+        assert num_steps > 2 or "aborted" not in one.embedded
+
+
+def test_a_text_that_cannot_be_embedded_is_refused_by_name(rig) -> None:
+    one = rig(limits=DECODER)
+    one.run([])
+    for embed in (Embed("long", (1,) * 129), Embed("empty", ()), Embed("odd", (320,))):
+        one.engine.embed(embed)
+    assert {name: failed.code for name, failed in one.failed.items()} == {
+        "long": "context_length_exceeded",
+        "empty": "invalid_value",
+        "odd": "invalid_value",
+    }
+    one.engine.embed(Embed("full", (1,) * 128))
+    one.run()
+    assert "full" in one.embedded
+    generator = rig()
+    generator.engine.embed(Embed("a", (1,)))
+    assert generator.failed["a"].code == "not_an_embedding_model"
+    embedder = rig(limits=StepLimits(320, 128, 48, 6, 40, embedding_size=SIZE, generates=False))
+    embedder.run([Submit("a", (1,), SamplingParams(1))])
+    assert embedder.failed["a"].code == "not_a_generative_model"
+
+
+def test_texts_are_unit_vectors_unless_asked_otherwise(rig) -> None:
+    one = rig(limits=DECODER)
+    one.engine.embed(Embed("unit", (1, 2)))
+    one.run()
+    assert np.linalg.norm(np.frombuffer(one.embedded["unit"].vector, "<f4")) == pytest.approx(1.0, abs=1e-6)

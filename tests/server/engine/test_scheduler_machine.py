@@ -21,7 +21,7 @@ from server.engine.request import Stage
 from server.messages import Abort, Failed, FinishReason, SamplingParams, Stats, Submit, Tokens
 
 VOCAB = 40
-LIMITS = StepLimits(vocab_size=VOCAB, max_context=96, max_tokens=24, max_seqs=5, num_pages=13)
+LIMITS = StepLimits(vocab_size=VOCAB, max_context=96, max_tokens=24, max_seqs=5, num_pages=13, embedding_size=8)
 FULL = bool(os.environ.get("RELAXSERVE_TEST_FULL"))
 LOGITS_OF = hashed_logits(VOCAB)
 BEGINNINGS = tuple(tuple((7 * i + k) % VOCAB for i in range(40)) for k in range(2))
