@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import math
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from compiler.driver import compile_module
+from compiler.ir.dtypes import DType
 from compiler.ir.parser import parse
-from deploy.bench.measure import best_s
+from compiler.schedule.rules import integer_tile, pair_tile
+from compiler.schedule.spot import TileShape
+from compiler.target import host
 from runtime.device.cpu import host_buffer
 from runtime.session import Session
 
@@ -56,26 +63,101 @@ prim peak(x: f32[16], n: dim, out y: f32[64]) attrs {schedule="none"} {
 """
 
 
+_TILE_PEAK = """
+func main(a: {left}[{rows}, 256], b: {right}[256, {columns}], steps: shape[n]) -> {sum}[64] {{
+  y: {sum}[64] = call_tir @peak(a, b, dim(n)) -> {sum}[64]
+  return y
+}}
+prim peak(a: {left}[{rows}, 256], b: {right}[256, {columns}], n: dim, out y: {sum}[64]) attrs {{schedule="none"}} {{
+  for parallel p in 64 {{
+    alloc local c: {sum}[{vectors}, 16] {{
+      for unroll s in {vectors} {{ for vector l in 16 {{ c[s, l] = {zero} }} }}
+      for i in n {{ tile "{tile}"(c[0, 0], a[0, 0], b[0, 0]) dims(256, 256) {{rows={rows}, columns={columns}{more}}} }}
+      for unroll s in {vectors} {{ for vector l in 16 {{ c[0, l] = c[0, l] + c[s, l] }} }}
+      y[p] = c[0, 0]
+    }}
+  }}
+}}
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     bytes_per_s: float
-    flops_f32: float  # multiply-adds in f32, two operations each
+    flops: float  # of the unit that multiplies; a multiply-add is two
 
     def seconds(self, num_bytes: float, operations: float) -> float:
-        return max(num_bytes / self.bytes_per_s, operations / self.flops_f32)
+        return max(num_bytes / self.bytes_per_s, operations / self.flops)
 
 
-def measure_limits(threads: int | None = None) -> Limits:
-    x = host_buffer(READ_BYTES).view(np.float32).reshape(-1, _BLOCK)
-    x[...] = 1.0
-    rates: list[float] = []
-    for streams in (1, 2, 4, 8):
-        span = _BLOCK // streams
-        session = Session(compile_module(parse(_READ.format(streams=streams, span=span, steps=span // 16))), device_threads=threads)
-        rates.append(READ_BYTES / best_s(lambda s=session: s.call("main", x), seconds=0.6))
-        session.close()
-    session = Session(compile_module(parse(_PEAK)), device_threads=threads)
-    steps, y = 20_000, np.full(16, 0.5, np.float32)
-    seconds = best_s(lambda: session.call("main", y, (steps,)), seconds=0.6)
-    session.close()
-    return Limits(max(rates), 64 * steps * 12 * 16 * 2 / seconds)
+class Gauge:
+    """Kernels that do nothing but read, or nothing but multiply: to be run beside what is measured, for on a shared machine both limits
+    change from one second to the next. `held` is how the weights are: it says which unit multiplies."""
+
+    def __init__(self, held: str, threads: int | None = None) -> None:
+        """Make it before anything is called: then there are cores left that its threads can be pinned to."""
+        self._data = host_buffer(READ_BYTES).view(np.float32).reshape(-1, _BLOCK)
+        self._data[...] = 1.0
+        spans = {streams: _BLOCK // streams for streams in (1, 2, 4)}
+        self._readers = [_session(_READ.format(streams=n, span=span, steps=span // 16), threads) for n, span in spans.items()]
+        text, self._steps, self._operations, self._args = _multiplying(held)
+        self._multiplier = _session(text, threads)
+        self._read_s = self._multiply_s = math.inf
+
+    def sample(self) -> None:
+        self._read_s = min(self._read_s, *(_seconds(lambda r=r: r.call("main", self._data)) for r in self._readers))
+        self._multiply_s = min(self._multiply_s, _seconds(lambda: self._multiplier.call("main", *self._args, (self._steps,))))
+
+    @property
+    def limits(self) -> Limits:
+        """The best of the samples so far."""
+        return Limits(READ_BYTES / self._read_s, self._operations / self._multiply_s)
+
+    def beside(self, run: Callable[[], object], *, seconds: float, most: int) -> tuple[float, Limits]:
+        """The shortest of several runs, and the limits of the same seconds."""
+        run()
+        self._read_s = self._multiply_s = best = math.inf
+        end = time.perf_counter() + seconds
+        for number in range(most):
+            best = min(best, _seconds(run))
+            self.sample()
+            if number >= 2 and time.perf_counter() > end:
+                break
+        return best, self.limits
+
+
+def _session(text: str, threads: int | None) -> Session:
+    return Session(compile_module(parse(text)), device_threads=threads, pinned=True)
+
+
+def _seconds(run: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    run()
+    return time.perf_counter() - started
+
+
+def _multiplying(held: str) -> tuple[str, int, float, tuple[Any, ...]]:
+    """The program, how many steps it is to make, the operations of those, its operands."""
+    pairs, integers = pair_tile(host()), integer_tile(host())
+    if held.startswith("bf16") and pairs is not None:
+        return _tiles(pairs.intrinsic, pairs.shape, DType.BF16, DType.BF16, DType.F32)
+    if held.startswith("int") and integers is not None:
+        return _tiles("dot_panel", integers, DType.I8, DType.U8, DType.I32, ", bits=8, ahead=0")
+    steps = 20_000
+    return _PEAK, steps, 64 * steps * 12 * 16 * 2, (np.full(16, 0.5, np.float32),)
+
+
+def _tiles(name: str, shape: TileShape, left: DType, right: DType, total: DType, more: str = "") -> tuple[str, int, float, tuple[Any, ...]]:
+    text = _TILE_PEAK.format(
+        tile=name,
+        rows=shape.rows,
+        columns=shape.columns,
+        vectors=shape.rows * shape.columns // 16,
+        left=left,
+        right=right,
+        sum=total,
+        zero="0.0" if total is DType.F32 else "0:i32",
+        more=more,
+    )
+    steps, size = 100, shape.rows * shape.columns * 256
+    return text, steps, 2.0 * 64 * steps * size, (np.ones((shape.rows, 256), left.numpy), np.ones((256, shape.columns), right.numpy))

@@ -22,8 +22,7 @@ from compiler.frontend.decoder import ENTRY, StepBounds, build_step
 from compiler.frontend.models.registry import CAUSAL
 from compiler.frontend.nn import WeightFormat
 from compiler.ir.dtypes import DType
-from deploy.bench.limits import Limits, measure_limits
-from deploy.bench.measure import best_s
+from deploy.bench.limits import Gauge
 from deploy.bench.synthetic import RandomWeights, dtypes_of, shapes_of, synthetic_config
 from runtime.kv_pool import KVLayout, KVPool
 from runtime.memory import MemoryAccount
@@ -52,7 +51,7 @@ class Model:
         bounds = StepBounds(max(PREFILLS), max(BATCHES), max(CONTEXTS) + PAGE_SIZE)
         module = build_step(config, CAUSAL[config.family], dtypes_of(config), bounds, DType.F32, WeightFormat.parse(quantize))
         self.executable = compile_module(module)
-        self.session = Session(self.executable, device_threads=threads)
+        self.session = Session(self.executable, device_threads=threads, pinned=True)
         self.weights = bind_weights(self.session, self.executable, ENTRY, RandomWeights(shapes_of(config)))
         layout = KVLayout(config.num_layers, config.num_kv_heads, config.head_dim, "f32")
         pages = 1 + max(BATCHES) * (max(CONTEXTS) // PAGE_SIZE + 1)
@@ -87,13 +86,13 @@ class Model:
         return self.session.call(ENTRY, *args, views=True)
 
 
-def measure(model: Model, limits: Limits) -> list[Row]:
+def measure(model: Model, gauge: Gauge) -> list[Row]:
     rows: list[Row] = []
     c = model.config
     head_flops = 4 * c.num_heads * c.head_dim * c.num_layers
     for length in PREFILLS:
         args = model.step(length, 1, length)
-        seconds = best_s(lambda a=args: model.run(a), seconds=2.0, most=5)
+        seconds, limits = gauge.beside(lambda a=args: model.run(a), seconds=2.0, most=5)
         operations = 2.0 * model.product_elements * length + head_flops * length * length / 2
         num_bytes = model.product_bytes + model.kv_bytes * length
         rows.append(Row(f"prefill {length}", length / seconds, num_bytes, operations, limits.seconds(num_bytes, operations) / seconds))
@@ -102,7 +101,7 @@ def measure(model: Model, limits: Limits) -> list[Row]:
             if batch * context // PAGE_SIZE >= model.pages:
                 continue
             args = model.step(batch, batch, context)
-            seconds = best_s(lambda a=args: model.run(a), seconds=1.5, most=20)
+            seconds, limits = gauge.beside(lambda a=args: model.run(a), seconds=1.5, most=20)
             operations = 2.0 * model.product_elements * batch + head_flops * batch * context
             num_bytes = model.product_bytes + model.kv_bytes * batch * context
             share = limits.seconds(num_bytes, operations) / seconds
@@ -118,16 +117,16 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--kernels", action="store_true", help="time per kernel of one decode step and one prefill")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(argv)
+    gauge = Gauge(options.quantize, options.threads)
     model = Model(synthetic_config(options.synthetic), options.quantize, options.threads)
-    limits = measure_limits(options.threads)
     if options.kernels:
         _kernels(model)
         return
-    rows = measure(model, limits)
+    rows, limits = measure(model, gauge), gauge.limits
     if options.json:
         print(json.dumps({"limits": asdict(limits), "rows": [asdict(r) for r in rows]}, indent=1))
         return
-    title = f"{options.synthetic} {options.quantize}: {limits.bytes_per_s / 1e9:.1f} GB/s, {limits.flops_f32 / 1e9:.0f} GFLOP/s f32"
+    title = f"{options.synthetic} {options.quantize}: {limits.bytes_per_s / 1e9:.1f} GB/s, {limits.flops / 1e9:.0f} GFLOP/s"
     table = Table("", "tokens/s", "MB read", "GFLOP", "share of the limit", title=title)
     for r in rows:
         table.add_row(r.name, f"{r.tokens_per_s:.1f}", f"{r.num_bytes / 1e6:.0f}", f"{r.operations / 1e9:.1f}", f"{r.share:.2f}")
