@@ -47,3 +47,13 @@ def test_elements_the_console_speaks_of_exist(server):
         text = server.http().get(page).text
         ids = set(re.findall(r'id="(\w+)"', text))
         assert set(re.findall(r'\$\("(\w+)"\)', text)) <= ids
+
+
+@pytest.mark.parametrize("path", ["/", "/docs"])
+def test_a_page_fits_a_phone_and_browsers_do_not_complain(server, path):
+    text = server.http().get(path).text
+    assert re.search(r"@media \(max-width: \d+px\)", text)
+    outside = re.sub(r"<form.*?</form>", "", text, flags=re.DOTALL)
+    assert 'type="password"' in text and 'type="password"' not in outside  # browsers want a form around it
+    for form in re.findall(r'<form[^>]*id="(\w+)"', text):
+        assert f'$("{form}").addEventListener("submit"' in text, "Enter would leave the page"
