@@ -102,7 +102,7 @@ def close(actual: Any, expected: Any) -> None:
 @pytest.mark.parametrize("case", ["bert", "mpnet", "qwen3-embedding"])
 def test_embedding_models(case: str, folder_of: Callable[[str], Path]) -> None:
     golden = np.load(GOLDEN / case / "golden.npz")
-    loaded = load(folder_of(case), max_batch=8)
+    loaded = load(folder_of(case), quantize="f32", max_batch=8)
     ready = loaded.ready
     assert (ready.embedding_size, ready.generates) == (64, False)
     texts = texts_of(golden)
@@ -127,6 +127,18 @@ def test_a_generating_model_embeds_beside(folder_of: Callable[[str], Path]) -> N
     texts = [prompt[:length] for length in (40, 3, 17, 1, 16)]
     vectors = embedded(loaded, texts, beside=Submit("beside", tuple(prompt), SamplingParams(40, temperature=0.0, ignore_eos=True)))
     np.testing.assert_array_equal(vectors, [embedded(loaded, [text])[0] for text in texts])
+
+
+@pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
+def test_the_decoder_in_a_model_with_images(prefix: str, folder_of: Callable[[str], Path], tmp_path: Path) -> None:
+    golden, source = np.load(GOLDEN / "gemma3" / "golden.npz"), open_safetensors(GOLDEN / "gemma3")
+    (folder := tmp_path / "model").mkdir()
+    shutil.copy(folder_of("gemma3") / "tokenizer.json", folder)
+    text = json.loads((GOLDEN / "gemma3" / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({"model_type": "gemma3", "text_config": text, "vision_config": {}}))
+    tensors = {prefix + name.removeprefix("model."): source.read(name) for name in source.tensors}
+    save_file({**tensors, "vision_tower.patch.weight": np.ones(3, np.float32)}, folder / "model.safetensors")
+    close(embedded(load(folder, quantize="f32", max_batch=8), [golden["prompt"].tolist()])[0], golden["hidden"][-1])
 
 
 def test_a_small_cache_bounds_the_context(folder_of: Callable[[str], Path]) -> None:
