@@ -10,8 +10,10 @@
 
 from __future__ import annotations
 
+import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -47,6 +49,19 @@ class Options:
         return tuple(f"dispatch {row.routine}" for row in self.dispatch)
 
 
+@contextmanager
+def _collector_paused() -> Generator[None]:
+    """Programs refer to nothing in circles: the collector would walk every layer again and again and find nothing."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+@_collector_paused()
 def compile_module(module: IRModule, options: Options | None = None) -> Executable:
     options = options or Options()
     started = time.perf_counter()

@@ -221,8 +221,7 @@ class Dim(_Operators):
 
     @property
     def var(self) -> DimVar | None:
-        atom = self.atom
-        return atom if isinstance(atom, DimVar) else None
+        return atom if isinstance(atom := self.atom, DimVar) else None
 
     @property
     def atom(self) -> Atom | None:
@@ -246,7 +245,7 @@ class Dim(_Operators):
             yield from monomial
 
     def vars(self) -> tuple[DimVar, ...]:
-        return tuple(dict.fromkeys(self._occurrences()))
+        return () if self.is_const else tuple(dict.fromkeys(self._occurrences()))
 
     def _occurrences(self) -> Iterator[DimVar]:
         for atom in self.atoms():

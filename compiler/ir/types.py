@@ -112,7 +112,7 @@ def dims_of(type_: Type) -> Iterator[Dim]:
 
 def vars_of(type_: Type) -> tuple[DimVar, ...]:
     """The variables that the annotation mentions, in order of first appearance."""
-    return tuple(dict.fromkeys(v for d in dims_of(type_) for v in d.vars()))
+    return tuple(dict.fromkeys(v for d in dims_of(type_) if not d.is_const for v in d.vars()))
 
 
 def binders_of(type_: Type) -> tuple[DimVar, ...]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
+from itertools import takewhile
 from math import prod
 
 from compiler.ir.builder import Builder
@@ -101,7 +102,8 @@ class _Done:
 
     def written_since(self, var: Var, producer: CallTir) -> bool:
         """Whether memory that the producer reads has been written since it stood."""
-        return any(place > self._places[var] and written in producer.args for place, written in self._writes)
+        since = takewhile(lambda write: write[0] > self._places[var], reversed(self._writes))
+        return any(written in producer.args for _, written in since)
 
     @property
     def bindings(self) -> tuple[Binding, ...]:

@@ -37,6 +37,7 @@ from compiler.passes.rewrite import count_uses
 from runtime.executable import PREPARATION
 
 PART_BYTES = 128 << 20
+_MOVABLE = (Call, CallTir, Copy, TupleGet, MakeTuple)
 
 
 def lift_weights(module: IRModule) -> IRModule:
@@ -139,7 +140,7 @@ def _with_definitions(chosen: list[Var], others: Sequence[Var], weights: Sequenc
 
 
 def _movable(value: Value, early: Container[Var], module: IRModule) -> bool:
-    if not isinstance(value, Call | CallTir | Copy | TupleGet | MakeTuple) or has_effect(value, module):
+    if not isinstance(value, _MOVABLE) or has_effect(value, module):
         return False
     atoms = operands(value)
     return any(isinstance(a, Var) for a in atoms) and all(_early(a, early) for a in atoms)

@@ -17,6 +17,7 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from compiler.ir.builder import Builder
 from compiler.ir.dims import Dim, DimVar, ceil_div
@@ -95,9 +96,10 @@ class PlanMemory:
 
 def _sized_at_entry(life: _Life, known: set[DimVar]) -> bool:
     """The arena is made large enough when the function is entered; a length that data decides later can only have a bound by then."""
-    return bounds(life.size)[1] is not None or known.issuperset(life.size.vars())
+    return known.issuperset(life.size.vars()) or bounds(life.size)[1] is not None
 
 
+@lru_cache(maxsize=1024)
 def tensor_bytes(type_: TensorType) -> Dim:
     """What a tensor takes in the arena, rounded up to the alignment."""
     assert type_.shape is not None and type_.dtype is not None
@@ -184,10 +186,10 @@ def _called(module: IRModule) -> set[str]:
 
 def place(lives: list[_Life]) -> tuple[dict[Var, Dim], Dim]:
     """An offset for each allocation, and the bytes of the whole."""
-    bounded = [(life, size) for life in lives if (size := bounds(life.size)[1]) is not None]
-    unbounded = [life for life in lives if bounds(life.size)[1] is None]
+    most = {size: bounds(size)[1] for size in {life.size for life in lives}}
+    bounded = [(life, size) for life in lives if (size := most[life.size]) is not None]
     offsets, total = _place_bounded(bounded)
-    return _place_slots(unbounded, offsets, Dim.of(total))
+    return _place_slots([life for life in lives if most[life.size] is None], offsets, Dim.of(total))
 
 
 def _place_bounded(lives: list[tuple[_Life, int]]) -> tuple[dict[Var, Dim], int]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 from compiler.ir.builder import Builder
 from compiler.ir.dims import Dim
-from compiler.ir.graph import Atom, Binding, BlockKind, Body, Constant, Copy, FuncRef, Function, If, ScalarValue, ShapeValue, Value, Var
+from compiler.ir.graph import Atom, Binding, BlockKind, Body, Copy, Function, If, Value, Var
 from compiler.ir.module import IRModule
 from compiler.ir.visit import map_operands, operands
 
@@ -62,7 +62,7 @@ class _Walker:
             value = new
         if isinstance(value, Copy):
             self._atoms[binding.var] = value.value
-        elif isinstance(value, Var | Constant | ShapeValue | ScalarValue | FuncRef):
+        elif isinstance(value, Atom):
             self._atoms[binding.var] = value
         elif value is binding.value:
             self._builder.keep(binding)
