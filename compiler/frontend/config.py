@@ -96,6 +96,9 @@ def parse_config(values: object) -> ModelConfig:
     if "quantization_config" in fields:
         method = fields.fields("quantization_config").text("quant_method", "an unnamed method")
         raise ConfigError(f"the weights are quantized already, by {method}; expected a float checkpoint, quantized at load, or GGUF")
+    if fields.text("model_type") == "gemma3":  # it reads images, too; the decoder within it is served
+        text = fields.fields("text_config")
+        fields = Fields({"model_type": "gemma3_text", **GEMMA3_SIZES, **text.values}, text.where)
     model_type = fields.text("model_type")
     read = FAMILIES.get(model_type)
     if read is None:
@@ -238,6 +241,10 @@ def _gemma3(fields: Fields) -> ModelConfig:
         attention_softcap=_softcap(fields, "attn_logit_softcapping", None),
         logit_softcap=_softcap(fields, "final_logit_softcapping", None),
     )
+
+
+# Of the decoder in a model with images, whose file leaves out what equals them.
+GEMMA3_SIZES = {"vocab_size": 262_208, "num_attention_heads": 8, "num_key_value_heads": 4}
 
 
 def _phi3(fields: Fields) -> ModelConfig:

@@ -26,7 +26,10 @@ from compiler.ops.elementwise import DIVIDE, GELU, GELU_TANH, MULTIPLY, RELU, SI
 from compiler.ops.embedding import EMBEDDING, ROPE, ROPE_ANGLES
 
 ENTRY, HIDDEN, BOTH = "step", "hidden", "both"
-UNUSED = ("*rotary_emb.inv_freq", "lm_head.weight")  # a table of what is computed, and a head of its own beside tied embeddings
+UNUSED = (
+    *("*rotary_emb.inv_freq", "lm_head.weight", "language_model.lm_head.weight"),  # computed, and beside tied embeddings
+    *("vision_tower.*", "multi_modal_projector.*", "model.vision_tower.*", "model.multi_modal_projector.*"),  # what reads images
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +78,7 @@ def build_step(
     entry: str = ENTRY,
 ) -> IRModule:
     net = Net(dtypes, format)
-    wiring = replace(wiring, prefix=prefix_of(dtypes, wiring.prefix))
+    wiring = replace(wiring, prefix=_prefix(dtypes, wiring.prefix))
     t, s = DimVar("t", 0, bounds.max_tokens), DimVar("s", 0, bounds.max_seqs)
     p, r, h = DimVar("p", 0, bounds.max_pages), DimVar("r", 0, bounds.max_seqs), DimVar("h", 0, bounds.max_seqs)
     pages = DimVar("pages", 1)
@@ -96,6 +99,11 @@ def build_step(
     with net.function(entry, batch.params, pure=False):
         net.builder.returns(step.result(entry))
     return net.builder.finish()
+
+
+def _prefix(dtypes: Mapping[str, DType], own: str) -> str:
+    """Within a model that reads images, too, the decoder has one more."""
+    return next(filter(None, (prefix_of(dtypes, prefix) for prefix in (f"language_model.{own}", f"{own}language_model.", own))), "")
 
 
 @dataclass(slots=True)
