@@ -8,7 +8,7 @@ from math import prod
 from typing import Any
 
 from deploy.machine import memory
-from runtime.executable import DTYPES, Executable, ParamSpec, TensorSpec
+from runtime.executable import DTYPES, PREPARATION, Executable, ParamSpec, TensorSpec, VMFunction
 from runtime.kv_pool import KVLayout
 from runtime.step import PAGE_SIZE
 from server.handle import LoadError
@@ -57,13 +57,13 @@ class Pages:
 def plan_of(executable: Executable, entry: str, pages: Pages | None, load: Load, *, cache_hit: bool = False) -> Plan:
     """Raises when it does not fit below the limit."""
     step = executable.meta.functions[entry]
-    assert isinstance(step.arena_bytes, int), "a step's arena is planned for its declared bounds"
+    arena_bytes = _arena_of(step) + max((_arena_of(f) for f in _above(executable, entry)), default=0)
     weights_bytes = weights_of(step.weights)
     limit = load.memory_limit_bytes if load.memory_limit_bytes is not None else max(0, memory().available_bytes - WORKER_BYTES)
-    room = limit - weights_bytes - step.arena_bytes
+    room = limit - weights_bytes - arena_bytes
     num_pages = 0 if pages is None else pages.share(load, room)
     page_bytes = 0 if pages is None else pages.layout.bytes_per_page
-    plan = Plan(weights_bytes, step.arena_bytes, num_pages * page_bytes, num_pages, page_bytes, cache_hit)
+    plan = Plan(weights_bytes, arena_bytes, num_pages * page_bytes, num_pages, page_bytes, cache_hit)
     if plan.total_bytes > limit:
         context = "" if pages is None else f", which leaves room for {max(0, room // page_bytes - 1) * PAGE_SIZE} tokens of context"
         raise LoadError(
@@ -75,6 +75,17 @@ def plan_of(executable: Executable, entry: str, pages: Pages | None, load: Load,
             limit,
         )
     return plan
+
+
+def _above(executable: Executable, entry: str) -> list[VMFunction]:
+    """What runs while the results of the step still lie in its arena."""
+    known = executable.meta.functions
+    return [function for name, function in known.items() if name != entry and PREPARATION not in name]
+
+
+def _arena_of(function: VMFunction) -> int:
+    assert isinstance(function.arena_bytes, int), "an arena is planned for the declared bounds"
+    return function.arena_bytes
 
 
 def weights_of(params: Iterable[ParamSpec]) -> int:

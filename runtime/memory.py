@@ -40,22 +40,25 @@ class MemoryAccount:
 class Arena:
     """One block that grows to the largest demand and stays. Calls within calls stack up in it: each takes the bytes above its
     caller's. A call that does not fit while others are running gets a block of its own; the next outermost call finds one block
-    that is large enough for all of them."""
+    that is large enough for all of them. A call `above` leaves alone what the last outermost one had."""
 
     def __init__(self, account: MemoryAccount) -> None:
         self._account = account
         self._block = host_buffer(0)
         self._tops: list[int] = [0]  # bytes in use below each running call
+        self._last = 0  # bytes of the last outermost call that was not above another
         self._demand = 0
 
     @property
     def num_bytes(self) -> int:
         return self._block.nbytes
 
-    def enter(self, num_bytes: int) -> NDArray[np.uint8]:
+    def enter(self, num_bytes: int, *, above: bool = False) -> NDArray[np.uint8]:
         """Memory of one call, until `leave`. Its content is whatever was there."""
-        bottom = align(self._tops[-1])
+        bottom = align(self._last if above else self._tops[-1])
         top = bottom + num_bytes
+        if len(self._tops) == 1 and not above:
+            self._last = top
         if len(self._tops) == 1 and max(top, self._demand) > self._block.nbytes:
             self._grow(max(top, self._demand))
         if top <= self._block.nbytes:

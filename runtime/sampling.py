@@ -103,6 +103,11 @@ class Sampled:
     tokens: NDArray[np.int32]  # [n] or NOT_A_NUMBER, NOTHING_LEFT
     judged: Judged
 
+    @staticmethod
+    def of(fields: tuple[Array, ...]) -> Sampled:
+        """From what `sample` returns."""
+        return Sampled(fields[0], Judged(*fields[1:]))
+
 
 def sample(logits: Array, rows: Array, numbers: Array, settings: Array, *lists_and_masks: Array) -> tuple[Array, ...]:
     """The fields of `Sampled`, those of `Judged` in its place."""
@@ -112,13 +117,18 @@ def sample(logits: Array, rows: Array, numbers: Array, settings: Array, *lists_a
     for i, row in enumerate(rows):
         setting = settings[i].tolist()
         bias, seen = (tuple(a[starts[i] : starts[i + 1]] for a in arrays) for starts, *arrays in (lists[:3], lists[3:]))
-        adjusted = _adjusted(logits[row], numbers[i], bias, seen)
+        adjusted = _adjusted(logits[row], numbers[i], bias, seen) if len(bias[0]) or len(seen[0]) else logits[row]
         if setting[Setting.MASK] >= 0:
             adjusted = _masked(adjusted, masks[setting[Setting.MASK]])
         tokens[i], distances = _draw(adjusted, numbers[i], setting)
         if tokens[i] >= 0 and setting[Setting.TOP] >= 0:
-            told = distances if setting[Setting.PROCESSED] else _distances(logits[row], np.float32(1))
-            _judge(told, int(tokens[i]), setting[Setting.TOP], judged, i)
+            _judge(
+                distances if setting[Setting.PROCESSED] else _distances(logits[row], np.float32(1)),
+                int(tokens[i]),
+                setting[Setting.TOP],
+                judged,
+                i,
+            )
     return (tokens, *judged)
 
 
@@ -160,14 +170,14 @@ def _distances(logits: Row, sharpness: np.float32) -> Row:
 
 def _draw(logits: Row, number: Row, setting: list[int]) -> tuple[int, Row]:
     """The token, and the distances that it was drawn from."""
-    best = np.fmax.reduce(logits, initial=np.float32(-np.inf))
-    if np.isnan(logits).any() or best == np.inf:
+    first = int(logits.argmax())
+    best, sharpness = logits[first], number[Number.SHARPNESS]
+    if not best < np.inf:  # a NaN is the first of all
         return NOT_A_NUMBER, logits
     if best == -np.inf:
         return NOTHING_LEFT, logits
-    sharpness = number[Number.SHARPNESS]
     if sharpness == 0:
-        return int(logits.argmax()), _distances(logits, np.float32(1))
+        return first, _distances(logits, np.float32(1)) if setting[Setting.PROCESSED] else logits
     distances = _distances(logits, sharpness)
     if 0 < setting[Setting.TOP_K] < len(logits):
         distances = _nearest(distances, distances, (distances < np.inf).astype(np.int64), setting[Setting.TOP_K])
@@ -186,7 +196,8 @@ def _draw(logits: Row, number: Row, setting: list[int]) -> tuple[int, Row]:
 
 def weigh(distances: Array) -> Array:
     """About 2^WEIGHT_BITS exp(-distance), never more; 0 where it would be less than 1."""
-    powers = distances * np.float32(LOG2_E)
+    with np.errstate(over="ignore"):
+        powers = distances * np.float32(LOG2_E)
     powers = np.where(powers < FURTHEST, powers, np.float32(FURTHEST))
     whole = np.floor(powers)
     rest = powers - whole

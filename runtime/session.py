@@ -51,14 +51,14 @@ class Session:
         with self._lock:
             self._machine.function(function).bind(weights)
 
-    def call(self, function: str, *args: Any, views: bool = False) -> Any:
+    def call(self, function: str, *args: Any, views: bool = False, above: bool = False) -> Any:
         """Arrays, integers, floats, shapes (tuples of integers) and tuples go in and come out. The result is the caller's to keep;
-        with `views`, arrays of it may lie in the arena: faster, and valid until the next call."""
+        with `views`, arrays of it may lie in the arena: faster, and valid until the next call that is not `above` it."""
         with self._lock:
             if self._pinned_thread != threading.get_ident():
                 self._team.pin_caller()
                 self._pinned_thread = threading.get_ident()
-            return self._machine.function(function).call(args, views=views)
+            return self._machine.function(function).call(args, views=views, above=above)
 
     def arena_bytes(self, function: str, dims: Mapping[str, int]) -> int:
         """Bytes of the arena that a call takes, by the values of its variables."""

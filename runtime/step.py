@@ -11,6 +11,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from runtime.sampling import Judged, SampleBatch, Sampled
+
 PAGE_SIZE = 16  # tokens per page of the KV cache
 NO_ROWS: NDArray[np.int32] = np.empty(0, np.int32)
 
@@ -46,7 +48,16 @@ class StepModel(Protocol):
     def limits(self) -> StepLimits: ...
 
     def run(self, batch: StepBatch) -> NDArray[np.float32]:
-        """Append keys and values of all tokens, return logits [r, vocab]. A row depends on nothing but its own sequence."""
+        """Append keys and values of all tokens, return logits [r, vocab], which are valid until the next step. A row depends on nothing
+        but its own sequence."""
+        ...
+
+    def sample(self, logits: NDArray[np.float32], batch: SampleBatch) -> Sampled:
+        """Tokens from the logits of the last step, with the meaning of `runtime.sampling`."""
+        ...
+
+    def judge(self, logits: NDArray[np.float32], rows: NDArray[np.int32], tokens: NDArray[np.int32], tops: NDArray[np.int32]) -> Judged:
+        """How probable these tokens were, by the logits of the last step: of each its row, and how many alternatives are told."""
         ...
 
     def hidden(self) -> NDArray[np.float32]:

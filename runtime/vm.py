@@ -126,8 +126,8 @@ class Function:
         finally:
             self._use(*previous)
 
-    def call(self, args: Sequence[Any], *, views: bool = False) -> Any:
-        """Results that lie in the arena are copied out of it, unless `views`."""
+    def call(self, args: Sequence[Any], *, views: bool = False, above: bool = False) -> Any:
+        """Results that lie in the arena are copied out of it, unless `views`. With `above`, what the last call left there stays."""
         if len(args) != self._num_inputs or self._missing:
             self._cannot_call(len(args))
         machine = self._machine
@@ -140,7 +140,7 @@ class Function:
         for i, name in self._written:
             if not args[i].flags.writeable:
                 raise ArgumentMismatch(f"{self.source.name}: parameter {name!r} is changed in place, but the array is read-only")
-        frame.arena = machine.arena.enter(frame.heap[self._arena_slot])
+        frame.arena = machine.arena.enter(frame.heap[self._arena_slot], above=above)
         machine.depth += 1
         try:
             result = self._run(frame)

@@ -16,6 +16,7 @@ from hashlib import blake2b
 import numpy as np
 from numpy.typing import NDArray
 
+from runtime.sampling import Judged, SampleBatch, Sampled, judge, sample
 from runtime.step import PAGE_SIZE, EmbedLimits, StepBatch, StepLimits
 
 History = NDArray[np.int32]  # the tokens of one sequence up to a row
@@ -92,6 +93,12 @@ class NullModel:
         mixed = (tokens.astype(np.uint64) + np.uint64(1)) * np.uint64(0xBF58476D1CE4E5B9)
         mixed ^= mixed >> np.uint64(29)
         return np.cumsum(mixed * self._powers[start : start + len(tokens)])
+
+    def sample(self, logits: NDArray[np.float32], batch: SampleBatch) -> Sampled:
+        return Sampled.of(sample(logits, *batch.arrays))
+
+    def judge(self, logits: NDArray[np.float32], rows: NDArray[np.int32], tokens: NDArray[np.int32], tops: NDArray[np.int32]) -> Judged:
+        return Judged(*judge(logits, rows, tokens, tops))
 
     def copy_page(self, source: int, target: int) -> None:
         if not 0 < target < self._limits.num_pages:

@@ -77,7 +77,7 @@ class Engine:
         self._eos_ids = eos_ids
         self._constraints = constraints
         self._batches = BatchBuilder(model.limits)
-        self._sampler = Sampler(model.limits.vocab_size)
+        self._sampler = Sampler(model)
         self._requests: dict[str, Request] = {}
         self._compiling: dict[Sequence, Pending] = {}
         self._deadlines: list[tuple[float, int, str]] = []  # ids only: it outlives the requests
@@ -225,13 +225,12 @@ class Engine:
             seq.num_awaited -= item.draws
             if seq.stage is not Stage.FINISHED:
                 if seq.prompt_logprobs is not None:
-                    self._judge_prompt(seq, logits[at : at + item.num_rows - item.draws])
+                    self._judge_prompt(seq, logits, at, item.num_rows - item.draws)
                 if item.draws:
                     drawing.append(seq)
                     rows.append(at + item.num_rows - 1)
             at += item.num_rows
-        wanted = logits if len(rows) == len(logits) else logits[rows]
-        results = self._sampler.sample(wanted, [seq.row for seq in drawing], [masks.get(seq) for seq in drawing])
+        results = self._sampler.sample(logits, [seq.row for seq in drawing], [masks.get(seq) for seq in drawing], rows)
         for seq, drawn in zip(drawing, results, strict=True):
             if seq.stage is not Stage.FINISHED:  # another choice may have failed the request just now
                 self._take(seq, drawn)
@@ -245,12 +244,13 @@ class Engine:
                 self._drop(seq.request)
                 self._publish_message(embedding_of(embed, vector))
 
-    def _judge_prompt(self, seq: Sequence, rows: NDArray[np.float32]) -> None:
+    def _judge_prompt(self, seq: Sequence, logits: NDArray[np.float32], first: int, num_rows: int) -> None:
+        """The rows from `first` on stand before the next tokens of the prompt."""
         num_top = seq.request.submit.params.prompt_logprobs
         assert seq.prompt_logprobs is not None and num_top is not None
-        for row in rows:
-            token_id = seq.token_ids[len(seq.prompt_logprobs)]
-            seq.prompt_logprobs.append(self._sampler.prompt_logprob(row, token_id, num_top))
+        if num_rows:
+            judged = len(seq.prompt_logprobs)
+            seq.prompt_logprobs += self._sampler.judge(logits, first, seq.token_ids[judged : judged + num_rows], num_top)
 
     # --- what becomes of a token -----------------------------------------------------------------------------------------
 

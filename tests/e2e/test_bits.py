@@ -14,7 +14,7 @@ import pytest
 from deploy import demo
 from deploy.model import load_model
 from runtime import flags
-from runtime.step import StepBatch, StepLimits, StepModel
+from runtime.step import StepLimits, StepModel
 from server.engine.constrain import ConstraintCompiler
 from server.engine.loop import OverlappedEngine
 from server.engine.process import LoadedModel
@@ -54,11 +54,8 @@ class Limited:
         self.limits = limits
         self._model = model
 
-    def run(self, batch: StepBatch):
-        return self._model.run(batch)
-
-    def copy_page(self, source: int, target: int) -> None:
-        self._model.copy_page(source, target)
+    def __getattr__(self, name: str):
+        return getattr(self._model, name)
 
 
 class Rig:

@@ -46,6 +46,20 @@ def test_calls_within_calls_do_not_overlap_and_the_next_outermost_finds_one_bloc
     assert arena.num_bytes == 128 + 1024 + 50
 
 
+def test_calls_above_leave_the_last_one_its_memory_also_when_the_arena_grows() -> None:
+    arena = Arena(MemoryAccount())
+    for size in (30, 30, 5000):
+        kept = arena.enter(100)
+        arena.leave()
+        kept[:] = 1
+        for _ in range(2):
+            block = arena.enter(size, above=True)
+            arena.leave()
+            block[:] = 2
+            assert set(kept.tolist()) == {1}
+    assert arena.num_bytes == 128 + 5000
+
+
 def test_the_arena_respects_the_limit_and_can_be_used_afterwards() -> None:
     arena = Arena(MemoryAccount(1000))
     with pytest.raises(OutOfMemory):

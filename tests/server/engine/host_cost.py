@@ -11,6 +11,7 @@ import time
 
 import numpy as np
 
+from runtime.sampling import Judged, SampleBatch, Sampled
 from runtime.step import StepBatch, StepLimits
 from server.engine.loop import Engine, OverlappedEngine
 from server.messages import SamplingParams, Submit
@@ -28,6 +29,11 @@ class SleepingModel:
         if self._device_s:
             time.sleep(self._device_s)
         return self._logits[: len(batch.logit_rows)]
+
+    def sample(self, logits: np.ndarray, batch: SampleBatch) -> Sampled:
+        """No time: this is the device's work."""
+        nothing = np.zeros(len(batch.rows), np.int32)
+        return Sampled(nothing, Judged(nothing, nothing, nothing, nothing, nothing))
 
     def copy_page(self, source: int, target: int) -> None:
         raise AssertionError("nothing is shared here")

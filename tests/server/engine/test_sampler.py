@@ -1,4 +1,4 @@
-"""The sampler against a straightforward reference, and its random numbers against published values."""
+"""The sampler, over the meaning in NumPy, against a straightforward reference."""
 
 from __future__ import annotations
 
@@ -10,12 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.engine.philox import philox4x32, uniform
+from runtime.device.null import NullModel
+from runtime.philox import random_bits
+from runtime.step import StepLimits
 from server.engine.sampler import RowState, Sampler
 from server.messages import SamplingParams, Thinking
 
 VOCAB = 200
 EOS = 3
+
+
+def sampler_of(vocab_size: int) -> Sampler:
+    return Sampler(NullModel(StepLimits(vocab_size, max_context=64, max_tokens=64, max_seqs=64, num_pages=8)))
 
 
 def row_of(params: SamplingParams, prompt=(1, 2, 2, 9), drawn=(), choice=0) -> RowState:
@@ -122,14 +128,14 @@ def test_against_the_reference(params, drawn, allowed, spread, logits_seed) -> N
     prompt = (1, 2, 2, 9)
     probs = reference(logits[0], params, prompt, drawn, allowed)
     mask = None if allowed is None else bits(allowed)
-    result = Sampler(VOCAB).sample(logits, [row_of(params, prompt, drawn)], [mask])[0]
+    result = sampler_of(VOCAB).sample(logits, [row_of(params, prompt, drawn)], [mask])[0]
     assert result.error is None
 
     ids = sorted(probs)
     cumulative = np.cumsum([probs[i] for i in ids])
-    u = uniform(params.seed, len(prompt) + len(drawn), 0)
+    u = random_bits(params.seed, len(prompt) + len(drawn), 0) * 2.0**-53
     at = ids.index(result.token_id)
-    assert (cumulative[at - 1] if at else 0.0) - 1e-9 <= u <= cumulative[at] + 1e-9 or params.temperature == 0
+    assert (cumulative[at - 1] if at else 0.0) - 1e-6 <= u <= cumulative[at] + 1e-6 or params.temperature == 0
 
     if params.logprobs is None:
         assert result.logprob is None
@@ -143,11 +149,11 @@ def test_against_the_reference(params, drawn, allowed, spread, logits_seed) -> N
         expected = dict(enumerate(wide - np.log(np.exp(wide).sum())))
     else:
         return
-    assert told.logprob == pytest.approx(expected[told.token_id], abs=1e-9)
+    assert told.logprob == pytest.approx(expected[told.token_id], abs=3e-6)
     by_rank = sorted(expected, key=lambda i: (-expected[i], i))
     assert by_rank[told.rank - 1] == told.token_id
     assert [i for i, _ in told.top] == by_rank[: params.logprobs]
-    assert [x for _, x in told.top] == pytest.approx([expected[i] for i in by_rank[: params.logprobs]], abs=1e-9)
+    assert [x for _, x in told.top] == pytest.approx([expected[i] for i in by_rank[: params.logprobs]], abs=3e-6)
 
 
 def test_a_row_does_not_see_its_neighbours() -> None:
@@ -158,18 +164,18 @@ def test_a_row_does_not_see_its_neighbours() -> None:
         for s, (t, p, y) in enumerate([(0.0, 1.0, 1.0), (1.0, 1.0, 1.0), (1.0, 0.8, 1.0), (0.7, 1.0, 0.9)] * 8)
     ]
     rows = [row_of(params) for params in kinds]
-    together = Sampler(VOCAB).sample(logits, rows)
-    alone = [Sampler(VOCAB).sample(logits[i : i + 1].copy(), [row])[0] for i, row in enumerate(rows)]
+    together = sampler_of(VOCAB).sample(logits, rows)
+    alone = [sampler_of(VOCAB).sample(logits[i : i + 1].copy(), [row])[0] for i, row in enumerate(rows)]
     assert together == alone
     order = rng.permutation(32)
-    shuffled = Sampler(VOCAB).sample(logits[order], [rows[i] for i in order])
+    shuffled = sampler_of(VOCAB).sample(logits[order], [rows[i] for i in order])
     assert shuffled == [together[i] for i in order]
 
 
 @pytest.mark.parametrize("vocab_size", [1, 127, 128, 129, 1000])
 def test_draws_follow_the_distribution(vocab_size: int) -> None:
     logits = np.random.default_rng(1).normal(0, 1, (1, vocab_size)).astype(np.float32)
-    sampler = Sampler(vocab_size)
+    sampler = sampler_of(vocab_size)
     num_draws = 4000
     counts = np.zeros(vocab_size)
     for seed in range(num_draws):
@@ -184,7 +190,7 @@ def test_draws_follow_the_distribution(vocab_size: int) -> None:
 def test_equal_logits_prefer_the_lower_id() -> None:
     logits = np.zeros((1, VOCAB), np.float32)
     logits[0, [50, 60, 70]] = 1.0
-    sampler = Sampler(VOCAB)
+    sampler = sampler_of(VOCAB)
     result = sampler.sample(logits, [row_of(SamplingParams(max_tokens=1, temperature=0, logprobs=2))])[0]
     assert result.token_id == 50
     assert [i for i, _ in result.logprob.top] == [50, 60]
@@ -197,7 +203,7 @@ def test_what_cannot_be_drawn_is_an_error_of_its_row() -> None:
     logits[1, 7] = np.nan
     impossible = SamplingParams(max_tokens=1, allowed_token_ids=(4,), banned_token_ids=(4,))
     rows = [row_of(impossible), row_of(SamplingParams(max_tokens=1, temperature=0)), row_of(SamplingParams(max_tokens=1))]
-    first, second, third = Sampler(VOCAB).sample(logits, rows)
+    first, second, third = sampler_of(VOCAB).sample(logits, rows)
     assert first.error is not None and "no token is left" in str(first.error)
     assert second.error is not None and "not a number" in str(second.error)
     assert third.error is None and 0 <= third.token_id < VOCAB
@@ -207,9 +213,9 @@ def test_a_sequence_is_banned_at_its_last_token_only() -> None:
     params = SamplingParams(max_tokens=9, temperature=0, banned_sequences=((5, 6), (5, 6, 7)))
     logits = np.zeros((1, VOCAB), np.float32)
     logits[0, [5, 6, 7]] = [1, 3, 2]
-    assert Sampler(VOCAB).sample(logits, [row_of(params, (5,), ())])[0].token_id == 6  # what the prompt ends with does not count
-    assert Sampler(VOCAB).sample(logits, [row_of(params, (1,), (6, 5))])[0].token_id == 7
-    assert Sampler(VOCAB).sample(logits, [row_of(params, (1,), (5, 8))])[0].token_id == 6
+    assert sampler_of(VOCAB).sample(logits, [row_of(params, (5,), ())])[0].token_id == 6  # what the prompt ends with does not count
+    assert sampler_of(VOCAB).sample(logits, [row_of(params, (1,), (6, 5))])[0].token_id == 7
+    assert sampler_of(VOCAB).sample(logits, [row_of(params, (1,), (5, 8))])[0].token_id == 6
 
 
 @pytest.mark.parametrize("is_open", [True, False])
@@ -220,27 +226,10 @@ def test_thoughts_are_closed_when_their_budget_is_spent(is_open) -> None:
     logits[0, 50] = 1.0
 
     def drawn_after(*drawn: int) -> int:
-        return Sampler(VOCAB).sample(logits, [row_of(params, (1,), drawn)])[0].token_id
+        return sampler_of(VOCAB).sample(logits, [row_of(params, (1,), drawn)])[0].token_id
 
     before = () if is_open else (opening,)
     assert drawn_after(*before, 50) == 50
     assert drawn_after(*before, 50, 50) == closing
     assert drawn_after(*before, 50, 50, closing, 50, 50) == 50
     assert drawn_after(50, 50, 50) == (closing if is_open else 50)
-
-
-def test_philox_known_answers() -> None:
-    """From the Random123 distribution of the paper's authors."""
-    ones = 0xFFFFFFFF
-    assert philox4x32((0, 0, 0, 0), (0, 0)) == (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)
-    assert philox4x32((ones, ones, ones, ones), (ones, ones)) == (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)
-    pi = (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344)
-    assert philox4x32(pi, (0xA4093822, 0x299F31D0)) == (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1)
-
-
-def test_uniform_depends_on_seed_position_and_choice() -> None:
-    values = {uniform(seed, position, choice) for seed in range(10) for position in range(10) for choice in range(10)}
-    assert len(values) == 1000
-    assert all(0 <= value < 1 for value in values)
-    assert 0.45 < sum(values) / 1000 < 0.55
-    assert uniform(2**63 + 5, 7, 1) != uniform(5, 7, 1)
