@@ -13,11 +13,19 @@ from server.messages import FromFront, FromWorker
 
 # Nothing that a request does inside the process sends these.
 FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+GUARD_S = 0.5  # between looks at a process that loads
 
 
 class Link:
-    def __init__(self, process: asyncio.subprocess.Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(
+        self,
+        process: asyncio.subprocess.Process,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        guard: asyncio.Task[None],
+    ) -> None:
         self.pid = process.pid
+        self._guard = guard
         self._is_blameless = True  # as long as nobody here killed it for its silence
         self._process = process
         self._reader = reader
@@ -40,10 +48,11 @@ class Link:
 
         socket_path.unlink(missing_ok=True)
         server = await asyncio.start_unix_server(accept, socket_path)
-        process = None
+        process = guard = None
         try:
             # In a session of its own: an interrupt typed at the front's terminal is the front's to handle.
             process = await asyncio.create_subprocess_exec(*command, str(socket_path), start_new_session=True)
+            guard = asyncio.create_task(_kill_when_stopped(process))
             ended = asyncio.create_task(process.wait())
             try:
                 await asyncio.wait((accepted, ended), return_when=asyncio.FIRST_COMPLETED)
@@ -51,8 +60,10 @@ class Link:
                 ended.cancel()
             if not accepted.done():
                 raise ConnectionError(f"the worker ended before it connected: {_describe(process.returncode)}")
-            return Link(process, *accepted.result())
+            return Link(process, *accepted.result(), guard)
         except BaseException:
+            if guard is not None:
+                guard.cancel()
             if process is not None and process.returncode is None:
                 process.kill()
                 await process.wait()
@@ -72,6 +83,10 @@ class Link:
         except (asyncio.IncompleteReadError, OSError):
             return None
 
+    def is_up(self) -> None:
+        """It has loaded: from now on it is judged by its silence."""
+        self._guard.cancel()
+
     def kill(self) -> None:
         self._is_blameless = _is_stopped(self.pid)
         if self._process.returncode is None:
@@ -84,6 +99,7 @@ class Link:
         except TimeoutError:
             self.kill()
             await self._process.wait()
+        self._guard.cancel()
         self._sending.cancel()
         self._writer.close()
         return _describe(self._process.returncode)
@@ -104,6 +120,14 @@ class Link:
                     await self._writer.drain()  # a worker that does not read stops this task and nothing else
         except OSError:
             return  # `receive` sees the end too
+
+
+async def _kill_when_stopped(process: asyncio.subprocess.Process) -> None:
+    """How long loading takes nobody knows, so its silence says nothing; but a stopped process would be waited for without end."""
+    while True:
+        await asyncio.sleep(GUARD_S)
+        if process.returncode is None and _is_stopped(process.pid):
+            process.kill()
 
 
 def _is_stopped(pid: int) -> bool:

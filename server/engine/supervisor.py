@@ -202,6 +202,7 @@ class Supervisor:
                     case Progress():
                         self._progress(message)
                     case Ready():
+                        link.is_up()
                         self._link = link
                         return message
                     case LoadFailed():

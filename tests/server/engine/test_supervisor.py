@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Coroutine
 from contextlib import aclosing, asynccontextmanager
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -147,7 +148,7 @@ def test_a_request_that_kills_its_worker_is_failed_alone() -> None:
     async def scenario() -> None:
         some = submits(6, max_tokens=120)
         expected = await undisturbed(some)
-        config = NullConfig(**{name: getattr(CONFIG, name) for name in CONFIG.__struct_fields__} | {"deadly_token": POISON})
+        config = msgspec.structs.replace(CONFIG, deadly_token=POISON)
         async with worker(config) as supervisor:
             streams = asyncio.gather(*(collect(supervisor, submit) for submit in some))
             await asyncio.sleep(0.05)
@@ -283,6 +284,47 @@ def test_a_load_can_be_cancelled() -> None:
         with pytest.raises(asyncio.CancelledError):
             await loading
         assert supervisor.state is WorkerState.STOPPED
+
+    run(scenario, timeout_s=20)
+
+
+@pytest.fixture
+def processes(monkeypatch) -> list[asyncio.subprocess.Process]:
+    """Of the workers, as they are started."""
+    started: list[asyncio.subprocess.Process] = []
+    original = asyncio.create_subprocess_exec
+
+    async def start(*command, **kwargs):
+        started.append(await original(*command, **kwargs))
+        return started[-1]
+
+    monkeypatch.setattr("server.engine.link.asyncio.create_subprocess_exec", start)
+    return started
+
+
+def test_a_worker_that_is_stopped_while_it_loads_is_replaced(processes) -> None:
+    async def scenario() -> None:
+        some = submits(3, max_tokens=20)
+        expected = await undisturbed(some)
+        async with worker(msgspec.structs.replace(CONFIG, load_s=0.3)) as supervisor:
+            os.kill(supervisor.pid, signal.SIGKILL)
+            streams = asyncio.gather(*(collect(supervisor, submit) for submit in some))
+            await until(lambda: len(processes) == 3)
+            os.kill(processes[-1].pid, signal.SIGSTOP)
+            assert await streams == expected
+            assert len(processes) == 4 and supervisor.restarts == 1
+
+    run(scenario)
+
+
+def test_a_first_load_that_is_stopped_fails(processes) -> None:
+    async def scenario() -> None:
+        supervisor = Supervisor(COMMAND, Load("null", null_source(NullConfig(load_s=60))))
+        loading = asyncio.create_task(supervisor.start())
+        await until(lambda: bool(processes))
+        os.kill(processes[0].pid, signal.SIGSTOP)
+        with pytest.raises(LoadError, match="killed by SIGKILL"):
+            await loading
 
     run(scenario, timeout_s=20)
 
