@@ -6,8 +6,9 @@ from pathlib import Path
 
 from server.handle import LoadError
 
-# What a served model needs; no pickles, no duplicates in other formats.
+# What a served model needs; no pickles, no duplicates in other formats or under other names.
 PATTERNS = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
+DUPLICATES = ["consolidated*", "original/*", "onnx/*", "openvino/*", "coreml/*"]
 
 
 def local_folder(source: str) -> Path:
@@ -22,6 +23,6 @@ def local_folder(source: str) -> Path:
             f"{source!r} is no path here, and to download it from the hub the extra is missing: pip install 'relaxserve[hub]'",
         ) from None
     try:
-        return Path(snapshot_download(source, allow_patterns=PATTERNS))
+        return Path(snapshot_download(source, allow_patterns=PATTERNS, ignore_patterns=DUPLICATES))
     except Exception as error:  # the hub's own tree of errors: network, rights, names
         raise LoadError("fetch_failed", f"{source!r} is no path here and the hub did not deliver it: {error}") from error
