@@ -9,21 +9,18 @@ planes are rows of the tile: they share what it reads of the panel.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.loops import Apply, Buffer, Cast, Fn, Load, PrimFunc, Reduce, ReduceFn, Scalar, Scope, Stmt, Store, Tile, dtype_of
-from compiler.ir.prove import prove_divisible
-from compiler.ir.visit_loops import loads, map_scalar, rewrite_dims, walk_scalar
+from compiler.ir.visit_loops import loads, map_scalar, rewrite_dims
 from compiler.ops.integer import FOUR, panel_element
-from compiler.schedule.matmul import TileShape
-from compiler.schedule.nests import PerfectNest, allocated, below, lanes, loop, perfect_nest, seq, unroll, when, zero
+from compiler.schedule.matmul import distinct, reduces_in
+from compiler.schedule.nests import PerfectNest, allocated, loop, perfect_nest, seq, zero
 from compiler.schedule.panels import Panels
 from compiler.schedule.same import same_scalar
-
-AHEAD = 1024  # bytes by which a panel is asked for before it is read
+from compiler.schedule.spot import Spot, TileShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +78,7 @@ def match_integer(prim: PrimFunc) -> IntegerProduct | None:
     nest = perfect_nest(prim.body)
     if nest is None or not nest.axes or nest.store.indices[-1].var is not nest.vars[-1]:
         return None
-    found = [_grouped(r, nest) for r in _outermost(nest.store.value)]
+    found = [_grouped(r, nest) for r in distinct(reduces_in(nest.store.value))]
     sums = tuple(s for s in found if s is not None)
     if not sums or len(sums) != len(found) or len({(s.num_groups, len(s.planes), s.planes[0].panels.shape[-1]) for s in sums}) > 1:
         return None
@@ -91,21 +88,11 @@ def match_integer(prim: PrimFunc) -> IntegerProduct | None:
     return IntegerProduct(nest, sums, rows[-1].var if rows else None)
 
 
-def _outermost(scalar: Scalar) -> list[Reduce]:
-    """The reductions of an expression that stand in no other, each computation once."""
-    inside = {r for s in walk_scalar(scalar) if isinstance(s, Reduce) for r in walk_scalar(s.value)}
-    kept: list[Reduce] = []
-    for s in walk_scalar(scalar):
-        if isinstance(s, Reduce) and s not in inside and not any(same_scalar(s, other) for other in kept):
-            kept.append(s)
-    return kept
-
-
 def _grouped(reduce: Reduce, nest: PerfectNest) -> GroupedSum | None:
     value = reduce.value
     if reduce.fn is not ReduceFn.SUM or len(reduce.axes) != 1 or not (isinstance(value, Apply) and value.fn is Fn.MUL):
         return None
-    found = [_plane(r, nest) for r in _outermost(value)]
+    found = [_plane(r, nest) for r in reduces_in(value)]
     planes = tuple(p for p in found if p is not None)
     if not planes or len(planes) != len(found):
         return None
@@ -150,36 +137,40 @@ class _Schedule:
 
     def body(self) -> Stmt:
         p = self.product
-        rows = 1 if p.row_axis is None else max(1, self.tile.rows // len(p.sums[0].planes))
-        return Panels(p.nest, p.row_axis, self.tile.columns, rows).walk(self.kernel)
+        return Panels(p.nest, p.row_axis, self.tile.columns, 1 if p.row_axis is None else self.tile.rows).walk(self.kernel)
 
     def kernel(self, point: dict[DimVar, Dim], panel: Dim, first: Dim, rows: int) -> Stmt:
-        return _Kernel(self.product, self.tile, point, panel, first, rows).body()
+        p = self.product
+        return _Kernel(p.sums, Spot(p.nest, p.row_axis, replace(self.tile, rows=rows), point, panel, first)).body()
 
 
 @dataclass(frozen=True, slots=True)
 class _Kernel:
-    """One panel and `rows` rows."""
+    """One panel and some rows: each sum is done for all of k before the next begins."""
 
-    product: IntegerProduct
-    tile: TileShape
-    point: dict[DimVar, Dim]
-    panel: Dim
-    first: Dim
-    rows: int
+    sums: tuple[GroupedSum, ...]
+    spot: Spot
 
     def body(self) -> Stmt:
-        accs = [_local(f"acc{i}", DType.F32, self.rows, self.tile) for i in range(len(self.product.sums))]
-        sums = [self.sum(s, acc) for s, acc in zip(self.product.sums, accs, strict=True)]
-        return allocated(accs, seq(*sums, self.each(self.rows, lambda m, v, lane: self.finish(accs, m, v, lane))))
+        accs = [self.local(f"acc{i}", DType.F32) for i in range(len(self.sums))]
+
+        def finish(m: Dim, v: Dim, lane: Dim) -> Stmt:
+            def result(scalar: Scalar) -> Scalar:
+                found = [a for s, a in zip(self.sums, accs, strict=True) if isinstance(scalar, Reduce) and same_scalar(scalar, s.reduce)]
+                return Load(found[0], (m, v, lane)) if found else scalar
+
+            return self.spot.store(m, v, lane, result)
+
+        done = [self.sum(s, acc) for s, acc in zip(self.sums, accs, strict=True)]
+        return allocated(accs, seq(*done, self.spot.each(finish)))
 
     def sum(self, grouped: GroupedSum, acc: Buffer) -> Stmt:
-        clear = self.each(self.rows, lambda m, v, lane: Store(acc, (m, v, lane), zero(DType.F32)))
+        clear = self.spot.each(lambda m, v, lane: Store(acc, (m, v, lane), zero(DType.F32)))
         return seq(clear, loop("g", grouped.num_groups, lambda g: self.group(grouped, acc, g)))
 
     def group(self, grouped: GroupedSum, acc: Buffer, g: Dim) -> Stmt:
         planes, axis = grouped.planes, grouped.reduce.axes[0][0]
-        exact = _local("exact", DType.I32, self.rows * len(planes), self.tile)
+        exact = self.local("exact", DType.I32, len(planes))
         begins: dict[Reduce, Scalar] = {}
 
         def dot(scalar: Scalar, m: Dim, v: Dim, lane: Dim) -> Scalar:
@@ -194,58 +185,28 @@ class _Kernel:
         def add(m: Dim, v: Dim, lane: Dim) -> Stmt:
             value = map_scalar(grouped.reduce.value, lambda s: dot(s, m, v, lane))
             assert isinstance(value, Apply) and value.fn is Fn.MUL, value
-            a, b = (rewrite_dims(arg, {**self.place(m, v, lane), axis: g}) for arg in value.args)
+            a, b = (rewrite_dims(arg, {**self.spot.at(m, v, lane), axis: g}) for arg in value.args)
             return Store(acc, (m, v, lane), Apply(Fn.FMA, (a, b, Load(acc, (m, v, lane)))))
 
-        added = self.each(self.rows, add)
-
         def begin(m: Dim, v: Dim, lane: Dim) -> Stmt:
-            stores = [
-                Store(exact, (m * len(planes) + i, v, lane), rewrite_dims(begins[p.reduce], {**self.place(m, v, lane), axis: g}))
-                for i, p in enumerate(planes)
-            ]
-            return seq(*stores)
+            values = [rewrite_dims(begins[p.reduce], {**self.spot.at(m, v, lane), axis: g}) for p in planes]
+            return seq(*(Store(exact, (m * len(planes) + i, v, lane), value) for i, value in enumerate(values)))
 
-        return allocated([exact], seq(self.each(self.rows, begin), self.dot_panel(grouped, exact, g), added))
+        added = self.spot.each(add)  # finds what the sums begin with
+        return allocated([exact], seq(self.spot.each(begin), self.dot_panel(grouped, exact, g), added))
 
     def dot_panel(self, grouped: GroupedSum, exact: Buffer, g: Dim) -> Stmt:
-        plane, axis = grouped.planes[0], grouped.reduce.axes[0][0]
-        start = plane.first.substitute({axis: g})
-        left = tuple(d.substitute(self.place(Dim.of(0), Dim.of(0), Dim.of(0))) for d in plane.q.indices[:-2])
+        plane, zero_dim = grouped.planes[0], Dim.of(0)
+        start = plane.first.substitute({grouped.reduce.axes[0][0]: g})
+        row = tuple(d.substitute(self.spot.at(zero_dim, zero_dim, zero_dim)) for d in plane.q.indices[:-2])
         operands = (
-            Load(exact, (Dim.of(0), Dim.of(0), Dim.of(0))),
-            Load(plane.q.buffer, (*left, Dim.of(0), start)),
-            Load(plane.panels, (self.panel, start // (FOUR * 8 // plane.bits), Dim.of(0))),
+            Load(exact, (zero_dim, zero_dim, zero_dim)),
+            Load(plane.q.buffer, (*row, zero_dim, start)),
+            Load(plane.panels, (self.spot.panel, start // (FOUR * 8 // plane.bits), zero_dim)),
         )
-        attrs = {
-            "rows": self.rows * len(grouped.planes),
-            "columns": self.tile.columns,
-            "bits": plane.bits,
-            "ahead": AHEAD if self.rows < 4 else 0,
-        }
+        attrs = {"rows": self.spot.shape.rows * len(grouped.planes), "columns": self.spot.shape.columns, "bits": plane.bits}
         return Tile("dot_panel", operands, (Dim.of(plane.group), plane.q.buffer.shape[-1]), attrs)
 
-    def finish(self, accs: list[Buffer], m: Dim, v: Dim, lane: Dim) -> Stmt:
-        def result(scalar: Scalar) -> Scalar:
-            found = [
-                a for s, a in zip(self.product.sums, accs, strict=True) if isinstance(scalar, Reduce) and same_scalar(scalar, s.reduce)
-            ]
-            return Load(found[0], (m, v, lane)) if found else scalar
-
-        store, place = self.product.nest.store, self.place(m, v, lane)
-        value = rewrite_dims(map_scalar(store.value, result), place)
-        put = Store(store.buffer, tuple(d.substitute(place) for d in store.indices), value)
-        num_columns = dict(self.product.nest.axes)[self.product.column_axis]
-        return put if prove_divisible(num_columns, self.tile.columns) else when(below(place[self.product.column_axis], num_columns), put)
-
-    def place(self, m: Dim, v: Dim, lane: Dim) -> dict[DimVar, Dim]:
-        at = {**self.point, self.product.column_axis: self.panel * self.tile.columns + v * self.tile.lanes + lane}
-        return at if self.product.row_axis is None else {**at, self.product.row_axis: self.first + m}
-
-    def each(self, rows: int, body: Callable[[Dim, Dim, Dim], Stmt]) -> Stmt:
-        tile = self.tile
-        return unroll("m", rows, lambda m: unroll("v", tile.vectors, lambda v: lanes(tile.lanes, lambda lane: body(m, v, lane))))
-
-
-def _local(name: str, dtype: DType, rows: int, tile: TileShape) -> Buffer:
-    return Buffer(name, (Dim.of(rows), Dim.of(tile.vectors), Dim.of(tile.lanes)), dtype, Scope.LOCAL)
+    def local(self, name: str, dtype: DType, planes: int = 1) -> Buffer:
+        shape = self.spot.shape
+        return Buffer(name, (Dim.of(shape.rows * planes), Dim.of(shape.vectors), Dim.of(shape.lanes)), dtype, Scope.LOCAL)

@@ -38,10 +38,10 @@ def pair_tile(target: Target) -> PairTile | None:
 
 
 def integer_tile(target: Target) -> TileShape | None:
-    """Where bytes are multiplied several at a time; the rows of all planes count."""
+    """Where bytes are multiplied several at a time. A row has an accumulator per plane, and one of f32 across groups."""
     if not DOT_PANEL.runs_on(target):
         return None
-    return TileShape(rows=8, vectors=2, lanes=WIDTH) if target.vector_bits >= 512 else TileShape(rows=4, vectors=1, lanes=WIDTH)
+    return TileShape(rows=4, vectors=2, lanes=WIDTH) if target.vector_bits >= 512 else TileShape(rows=2, vectors=1, lanes=WIDTH)
 
 
 def schedule(prim: PrimFunc, target: Target) -> PrimFunc:

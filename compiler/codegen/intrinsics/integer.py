@@ -5,7 +5,6 @@ operands  c[rows * columns]            local accumulators of i32, row-major
           b                            a panel of u8, as ops/integer.py lays it out
 dims      k, stride                    k is a multiple of what the bytes of one column hold: 4, or 8 of 4 bits
 attrs     rows, columns, bits          columns is a multiple of the lanes of a register (16, 8 or 4); bits of an element of b, 8 or 4
-          ahead                        bytes by which to ask for the panel before it is read; 0 does not ask
 
 c[i, j] += sum over k of a[i, k] * b[k, j], modulo 2^32
 """
@@ -26,6 +25,7 @@ from compiler.target import Target
 
 FOUR = 4
 UNROLLED = 4  # loads of each register of b between two tests for the end
+FEW = 4  # accumulators: so few wait for their own additions, so each half of the bytes gets its own
 
 
 def _step(target: Target) -> Step | None:
@@ -53,26 +53,32 @@ class _Panel:
         self.code, self.step = code, step
         self.c, self.a, self.b = operands.pointers
         self.k, self.stride = operands.dims
-        attrs = operands.attrs
-        self.rows, self.columns, self.bits, self.ahead = (int(attrs[name]) for name in ("rows", "columns", "bits", "ahead"))
+        self.rows, self.columns, self.bits = (int(operands.attrs[name]) for name in ("rows", "columns", "bits"))
         assert self.columns % step.lanes == 0, (self.columns, step.lanes)
         self.vector = vec("i32", step.lanes)
         self.vectors = range(self.columns // step.lanes)
         self.halves = 8 // self.bits
+        self.apart = self.halves == 2 and self.rows * len(self.vectors) <= FEW
 
     def run(self) -> None:
-        code = self.code
-        totals = {(i, j): code.alloca(self.vector) for i in range(self.rows) for j in self.vectors}
-        for place, total in totals.items():
-            code.do(f"store {self.vector} {self._load(self._accumulator(*place))}, ptr {total}")
+        code, step = self.code, self.step
+        places = [(i, j) for i in range(self.rows) for j in self.vectors]
+        totals = {(*place, part): code.alloca(self.vector) for place in places for part in range(2 if self.apart else 1)}
+        for (i, j, part), total in totals.items():
+            begin = "zeroinitializer" if part else self._load(self._accumulator(i, j))
+            code.do(f"store {self.vector} {begin}, ptr {total}")
         rows = [code.op(f"getelementptr i8, ptr {self.a}, i64 {code.op(f'mul nsw i64 {self.stride}, {i}')}") for i in range(self.rows)]
         deep, unrolled = self._steps()
         with code.loop("0", deep, runs=not deep.startswith("%")) as index:
             for u in range(unrolled):
                 at = code.op(f"add nuw nsw i64 {code.op(f'mul nuw nsw i64 {index}, {unrolled}')}, {u}")
                 self._deep(totals, rows, at)
-        for place, total in totals.items():
-            code.do(f"store {self.vector} {self._load(total)}, ptr {self._accumulator(*place)}, align 4")
+        for i, j in places:
+            value = self._load(totals[i, j, 0])
+            if self.apart:
+                upper = code.op(f"ashr {self.vector} {self._load(totals[i, j, 1])}, {splat('4', 'i32', step.lanes)}")
+                value = code.op(f"add {self.vector} {value}, {upper}")
+            code.do(f"store {self.vector} {value}, ptr {self._accumulator(i, j)}, align 4")
 
     def _steps(self) -> tuple[str, int]:
         """How often the loop runs, and how many loads it makes of a register each time."""
@@ -82,28 +88,26 @@ class _Panel:
         unrolled = next(u for u in (UNROLLED, 2, 1) if deep % u == 0)
         return str(deep // unrolled), unrolled
 
-    def _deep(self, totals: dict[tuple[int, int], str], rows: list[str], at: str) -> None:
+    def _deep(self, totals: dict[tuple[int, int, int], str], rows: list[str], at: str) -> None:
         code, step = self.code, self.step
         panel = code.op(f"getelementptr [{self.columns} x i32], ptr {self.b}, i64 {at}")
         loaded = [self._load(code.op(f"getelementptr i32, ptr {panel}, i64 {j * step.lanes}")) for j in self.vectors]
-        if self.ahead:
-            for start in range(0, self.columns * FOUR, 64):
-                place = code.op(f"getelementptr i8, ptr {panel}, i64 {start + self.ahead}")
-                code.do(f"call void @llvm.prefetch.p0(ptr {place}, i32 0, i32 3, i32 1)")
         for half in range(self.halves):
             right = [step.right(code, self._half(x, half)) for x in loaded]
             for i, row in enumerate(rows):
                 place = code.op(f"getelementptr [{self.halves} x i32], ptr {row}, i64 {at}, i64 {half}")
                 left = step.left(code, code.op(f"load i32, ptr {place}, align 1"))
                 for j in self.vectors:
-                    total = totals[i, j]
+                    total = totals[i, j, half if self.apart else 0]
                     code.do(f"store {self.vector} {step.add(code, self._load(total), left, right[j])}, ptr {total}, align 4")
 
     def _half(self, words: str, half: int) -> str:
-        """The lower or the upper four bits of each byte."""
+        """The lower or the upper four bits of each byte; the upper ones 16 times, where their sums stand apart."""
         if self.bits == 8:
             return words
         lanes = self.step.lanes
+        if half and self.apart:
+            return self.code.op(f"and {self.vector} {words}, {splat(str(0xF0F0F0F0 - 2**32), 'i32', lanes)}")
         if half:
             words = self.code.op(f"lshr {self.vector} {words}, {splat('4', 'i32', lanes)}")
         return self.code.op(f"and {self.vector} {words}, {splat(str(0x0F0F0F0F), 'i32', lanes)}")

@@ -98,3 +98,11 @@ def test_deduction(deduced):
         deduced(INTEGER_LINEAR, *row, *weight, size=80)
     with pytest.raises(AnnotationError, match="q holds u8, wants i8"):
         deduced(INTEGER_LINEAR, tensor((N, 1, 64), U8), *row[1:], *weight, size=40)
+
+
+def test_product_over_panels_of_another_width(run, meaning, rng):
+    """No tile takes it: it is slow, not wrong."""
+    w = rng.integers(-128, 128, (10, 16)).astype(np.int8)
+    rows = meaning(QUANTIZE_ROWS, rng.standard_normal((3, 16)).astype(np.float32), bits=16, group=0)
+    panels = meaning(PANEL_INTEGERS, w, bits=8, columns=4)
+    run(INTEGER_LINEAR, *rows, panels, np.ones((3, 1, 4), np.float32), size=10, compiled=True, shapes="n 2 16, n 1, n 2 1, 3 4 16, 3 1 4")

@@ -37,7 +37,7 @@ def tiled(bits: int, lanes: int) -> PrimFunc:
         return For(i, Dim.of(ROWS), inner, LoopKind.UNROLL)
 
     places = (Load(acc, (zero, zero)), Load(a, (zero, zero)), Load(b, (zero, zero)))
-    tile = Tile("dot_panel", places, (Dim.of(K), Dim.of(K)), {"rows": ROWS, "columns": COLUMNS, "bits": bits, "ahead": 0})
+    tile = Tile("dot_panel", places, (Dim.of(K), Dim.of(K)), {"rows": ROWS, "columns": COLUMNS, "bits": bits})
     body = Seq((each(acc, clear=True), tile, each(c, clear=False)))
     return PrimFunc((a, b, c), 1, For(DimVar("once", upper=0), Dim.of(1), Allocate(acc, body), LoopKind.PARALLEL))
 
