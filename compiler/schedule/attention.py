@@ -1,9 +1,12 @@
-"""Paged attention in one walk over the pages of a sequence.
+"""Paged attention: blocks of keys in order of position.
 
-A thread takes one token and one kv head, with all query heads that share it. It visits the pages in order of position; for each it
-computes PAGE scores at once (a lane per key), rescales what it has by the change of the maximum, and adds the page's values. Pages lie at
-fixed positions, and the walk depends on the token's own position alone: so a row has the same bits in any batch and for any chunking of
-the prompt.
+Row by row the meaning is this: positions are cut into blocks of BLOCK keys, and into splits of SPLIT blocks, at fixed places. Within a
+split, blocks are taken in order, each rescaling what is there by the change of the maximum; splits are then joined in order. That depends
+on the token's own position alone, so a row has the same bits in any batch, for any chunking of the prompt, with any number of threads.
+
+Tokens are cut into tiles. Where a whole tile belongs to one sequence its tokens share keys and values: an item is a tile and a kv head, and
+walks all splits. Other tokens are on their own. Of the first FEW an item is a token and a split: what it sums goes to workspace, and a
+second phase joins it, so that even one sequence keeps all threads busy. Of the rest an item is a token.
 """
 
 from __future__ import annotations
@@ -11,247 +14,240 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from compiler.ir.dims import Dim, DimVar, dim_max, dim_min
-from compiler.ir.dtypes import DType
-from compiler.ir.loops import (
-    Apply,
-    Buffer,
-    Cast,
-    Const,
-    DimScalar,
-    Fn,
-    Let,
-    Load,
-    PrimFunc,
-    Scalar,
-    ScalarParam,
-    Scope,
-    Stmt,
-    Store,
-)
-from compiler.schedule.nests import allocated, lanes, loop, parallel, seq, unroll
+from compiler.ir.dims import Dim, ceil_div, dim_max, dim_min
+from compiler.ir.loops import Apply, Buffer, Cast, Const, Fn, Load, PrimFunc, ReduceFn, Scalar, ScalarParam, Stmt, Store
+from compiler.schedule.attention_block import F32, PAGE, Rows, exp_of_difference, f32, integer, larger, local, mul
+from compiler.schedule.attention_form import PAGES, SPLIT, Form, Token
+from compiler.schedule.attention_walk import STRETCH, TileWalk, TokenWalk
+from compiler.schedule.matmul import TileShape
+from compiler.schedule.nests import allocated, below, halves, lanes, loop, parallel, product_of, seq, unravel, when
 
-PAGE = 16
-F32 = DType.F32
+FEW = 16  # tokens
 
 
-def schedule_attention(prim: PrimFunc, width: int) -> PrimFunc | None:
+def schedule_attention(prim: PrimFunc, tile: TileShape) -> PrimFunc | None:
     kept = prim.attrs.get("attention")
     if kept is None or "ragged" in prim.attrs:
         return None
     q, cache = prim.buffers[0], prim.buffers[1]
-    heads, kv_heads, size = q.shape[1], cache.shape[3], q.shape[2]
-    if not (heads.is_const and kv_heads.is_const and size.is_const):
+    if not (q.shape[1].is_const and cache.shape[3].is_const and q.shape[2].is_const):
         return None
-    scale, window, softcap = kept
     layer = next(p for p in prim.params if isinstance(p, ScalarParam))
-    body = _Attention(
-        prim.buffers, layer, scale, window, softcap, heads.const // kv_heads.const, size.const, _divisor(size.const, width)
-    ).body()
+    scale, window, softcap = kept
+    body = _Attention(Form(prim.buffers, layer, scale, window, softcap, tile)).body()
     return PrimFunc(prim.params, prim.num_outputs, body, {**prim.attrs, "schedule": "attention"})
 
 
-def _divisor(size: int, width: int) -> int:
-    while size % width:
-        width //= 2
-    return width
+@dataclass(frozen=True, slots=True)
+class _Sum:
+    """What was summed of a row: the largest score, the weights, the weighted values by part and lane."""
+
+    top: Scalar
+    total: Scalar
+    values: Callable[[Dim, Dim], Scalar]
+
+
+@dataclass(frozen=True, slots=True)
+class _Sums:
+    """Places for sums: of splits in workspace, of rows in the thread's own memory."""
+
+    top: Buffer
+    total: Buffer
+    values: Buffer  # two more dimensions: parts and lanes
+
+    @property
+    def buffers(self) -> tuple[Buffer, ...]:
+        return self.top, self.total, self.values
+
+    def at(self, place: tuple[Dim, ...]) -> _Sum:
+        return _Sum(Load(self.top, place), Load(self.total, place), lambda c, lane: Load(self.values, (*place, c, lane)))
+
+    def put(self, place: tuple[Dim, ...], found: _Sum) -> Stmt:
+        values = self.each_part(lambda c, lane: Store(self.values, (*place, c, lane), found.values(c, lane)))
+        return seq(Store(self.top, place, found.top), Store(self.total, place, found.total), values)
+
+    def add(self, place: tuple[Dim, ...], found: _Sum) -> Stmt:
+        """Join one more split."""
+        own, old, new, zero = self.at(place), local("old", 1), local("new", 1), (Dim.of(0),)
+
+        def joined(a: Scalar, b: Scalar) -> Scalar:
+            return Apply(Fn.FMA, (b, Load(new, zero), mul(a, Load(old, zero))))
+
+        return allocated(
+            (old, new),
+            seq(
+                Store(old, zero, own.top),
+                Store(self.top, place, larger(own.top, found.top)),
+                Store(old, zero, exp_of_difference(Load(old, zero), own.top)),
+                Store(new, zero, exp_of_difference(found.top, own.top)),
+                Store(self.total, place, joined(own.total, found.total)),
+                self.each_part(lambda c, lane: Store(self.values, (*place, c, lane), joined(own.values(c, lane), found.values(c, lane)))),
+            ),
+        )
+
+    def each_part(self, body: Callable[[Dim, Dim], Stmt]) -> Stmt:
+        parts, width = (d.const for d in self.values.shape[-2:])
+        return loop("c", parts, lambda c: lanes(width, lambda lane: body(c, lane)))
 
 
 @dataclass(frozen=True, slots=True)
 class _Attention:
-    buffers: tuple[Buffer, ...]  # q, cache, page tables, sequence ids, positions, scales of an 8-bit cache, sinks if any, out
-    layer: ScalarParam
-    scale: float
-    window: int
-    softcap: float
-    group: int  # query heads per kv head
-    size: int
-    width: int  # lanes of a value
-
-    @property
-    def scales(self) -> Buffer | None:
-        return self.buffers[5] if self.buffers[1].dtype is DType.I8 else None
+    form: Form
 
     def body(self) -> Stmt:
-        q, cache = self.buffers[0], self.buffers[1]
-        kv_heads = cache.shape[3]
-        return parallel("p", q.shape[0] * kv_heads, lambda p: self.token(p // kv_heads, p % kv_heads))
+        form, num_tokens = self.form, self.form.num_tokens
+        few, tiles = dim_min(FEW, num_tokens), ceil_div(num_tokens, form.tile_tokens)
+        num_splits = ceil_div(form.buffers[2].shape[1], PAGES * SPLIT)
+        heads, kv_heads = Dim.of(form.heads), Dim.of(form.kv_heads)
+        splits = self.sums(workspace, "split", few, heads, num_splits)
 
-    def token(self, t: Dim, kv_head: Dim) -> Stmt:
-        seq_ids, positions = self.buffers[3], self.buffers[4]
-        position, sequence, layer = DimVar("position"), DimVar("s"), DimVar("layer")
-        walk = self.walk(t, kv_head, Dim.of(position), Dim.of(sequence), Dim.of(layer))
-        walk = Let(layer, Cast(self.layer, DType.I64) if self.layer.dtype is not DType.I64 else self.layer, walk)
-        known = Let(sequence, Cast(Load(seq_ids, (t,)), DType.I64), walk)
-        return Let(position, Cast(Load(positions, (t,)), DType.I64), known)
+        def phase(body: Callable[..., Stmt], **axes: Dim) -> Stmt:
+            total = product_of(list(axes.values()))
+            return parallel("p", total, lambda p: unravel(p, list(axes.items()), lambda place: body(*place)))
 
-    def walk(self, t: Dim, kv_head: Dim, position: Dim, sequence: Dim, layer: Dim) -> Stmt:
-        group, parts = self.group, self.size // self.width
-        acc = _local("acc", group, parts, self.width)
-        top, total = _local("top", group), _local("total", group)
-        window = self.window
-        low = dim_max(0, position - (window - 1)) if window else Dim.of(0)
-        first = 5 if self.scales is None else 6
-        sinks = self.buffers[first] if len(self.buffers) > first + 1 else None
-        out = self.buffers[len(self.buffers) - 1]
+        def one_split(token: Dim, split: Dim) -> Stmt:
+            return self.alone(token, lambda: self.keep_split(token, split, splits))
 
-        def head(g: Dim) -> Dim:
-            return kv_head * group + g
+        def joined(token: Dim, head: Dim) -> Stmt:
+            return self.alone(token, lambda: self.join(token, head, splits))
 
-        def clear(g: Dim) -> Stmt:
-            # A sink takes part in the sum with no value of its own.
-            start = Const(float("-inf"), F32) if sinks is None else _f32(Load(sinks, (head(g),)))
-            zero = Const(0.0, F32)
-            return seq(
-                Store(top, (g,), start),
-                Store(total, (g,), zero if sinks is None else Const(1.0, F32)),
-                unroll("c", parts, lambda c: lanes(self.width, lambda lane: Store(acc, (g, c, lane), zero))),
-            )
+        def all_splits(i: Dim) -> Stmt:
+            return self.alone(i + FEW, lambda: self.whole_token(i + FEW))
 
-        def page(b: Dim) -> Stmt:
-            var = DimVar("page")
-            place = Cast(Load(self.buffers[2], (sequence, b + low // PAGE)), DType.I64)
-            return Let(
-                var, place, self.page(t, kv_head, head, layer, Dim.of(var), (b + low // PAGE) * PAGE, low, position, acc, top, total)
-            )
-
-        def finish(g: Dim) -> Stmt:
-            def part(c: Dim, lane: Dim) -> Stmt:
-                value = Apply(Fn.DIV, (Load(acc, (g, c, lane)), Load(total, (g,))))
-                result = value if out.dtype is F32 else Cast(value, out.dtype)
-                return Store(out, (t, head(g), c * self.width + lane), result)
-
-            return unroll("c", parts, lambda c: lanes(self.width, lambda lane: part(c, lane)))
-
-        body = seq(
-            unroll("g", group, clear),
-            loop("b", position // PAGE + 1 - low // PAGE, page),
-            unroll("g", group, finish),
+        return allocated(
+            splits.buffers,
+            seq(
+                phase(one_split, token=few, split=num_splits),
+                phase(joined, token=few, head=heads),
+                phase(all_splits, token=dim_max(0, num_tokens - FEW)),
+                phase(lambda tile, kv: when(form.together(tile), self.whole_tile(tile, kv)), tile=tiles, kv=kv_heads),
+            ),
         )
-        return allocated((acc, top, total), body)
 
-    def page(
-        self,
-        t: Dim,
-        kv_head: Dim,
-        head: Callable[[Dim], Dim],
-        layer: Dim,
-        page: Dim,
-        start: Dim,
-        low: Dim,
-        position: Dim,
-        acc: Buffer,
-        top: Buffer,
-        total: Buffer,
-    ) -> Stmt:
-        q, cache = self.buffers[:2]
-        group, parts, width = self.group, self.size // self.width, self.width
-        score, fold, change = _local("score", group, PAGE), _local("fold", PAGE), _local("change", group)
+    def alone(self, token: Dim, body: Callable[[], Stmt]) -> Stmt:
+        return when(Apply(Fn.NOT, (self.form.together(token // self.form.tile_tokens),)), body())
 
-        def heads(body: Callable[[Dim], Stmt]) -> Stmt:
-            return unroll("g", group, body)
+    # --- tokens --------------------------------------------------------------------------------------------------------
 
-        def each_key(body: Callable[[Dim], Stmt]) -> Stmt:
-            return lanes(PAGE, body)
+    def walked(self, number: Dim, split: Dim, rows: Rows, done: Callable[[Dim], Stmt]) -> Stmt:
+        """`done(head)` for every head of a token that sees some of the split."""
+        form = self.form
 
-        def dot(r: Dim) -> Stmt:
-            def one(g: Dim, lane: Dim) -> Stmt:
-                terms = (
-                    _f32(Load(q, (t, head(g), r))),
-                    _f32(Load(cache, (layer, Dim.of(0), page, kv_head, r * PAGE + lane))),
-                    Load(score, (g, lane)),
-                )
-                return Store(score, (g, lane), Apply(Fn.FMA, terms))
+        def walk(token: Token, layer: Dim) -> Stmt:
+            run = TokenWalk(form, form.kernel(rows, layer), token).run()
+            return when(below(token.begin, token.end), seq(run, loop("h", form.heads, done)))
 
-            return heads(lambda g: each_key(lambda lane: one(g, lane)))
+        return form.layer(lambda layer: form.token(number, split, lambda token: walk(token, layer)))
 
-        def scaled(g: Dim, lane: Dim) -> Stmt:
-            value: Scalar = _mul(Load(score, (g, lane)), Const(self.scale, F32))
-            if self.scales is not None:
-                value = _mul(value, _f32(Load(self.scales, (layer, Dim.of(0), page, kv_head, lane))))
-            if self.softcap:
-                cap = Const(self.softcap, F32)
-                value = _mul(Apply(Fn.TANH, (Apply(Fn.DIV, (value, cap)),)), cap)
-            seen = _le(start + lane, position)
-            if self.window:
-                seen = Apply(Fn.AND, (seen, _le(low, start + lane)))
-            return Store(score, (g, lane), Apply(Fn.SELECT, (seen, value, Const(float("-inf"), F32))))
+    def keep_split(self, token: Dim, split: Dim, splits: _Sums) -> Stmt:
+        rows = self.rows_of_token()
 
-        def weigh(g: Dim) -> Stmt:
-            """Fold the page's maximum into `top`, turn scores into weights, fold their sum into `total`."""
-            copied = each_key(lambda lane: Store(fold, (lane,), Load(score, (g, lane))))
-            new_top = Apply(Fn.MAX, (Load(top, (g,)), Load(fold, (Dim.of(0),))))
-            kept = Apply(Fn.EXP, (Apply(Fn.SUB, (Load(change, (g,)), Load(top, (g,)))),))
+        def keep(head: Dim) -> Stmt:
+            return self.summed(rows, head, lambda found: splits.put((token, head, split), found))
 
-            def exponential(lane: Dim) -> Stmt:
-                value = Apply(Fn.EXP, (Apply(Fn.SUB, (Load(score, (g, lane)), Load(top, (g,)))),))
-                return Store(score, (g, lane), value)
-
-            return seq(
-                copied,
-                *_halves(fold, Fn.MAX),
-                Store(change, (g,), Load(top, (g,))),
-                Store(top, (g,), new_top),
-                Store(change, (g,), kept),
-                each_key(exponential),
-                each_key(lambda lane: Store(fold, (lane,), Load(score, (g, lane)))),
-                *_halves(fold, Fn.ADD),
-                Store(total, (g,), Apply(Fn.FMA, (Load(total, (g,)), Load(change, (g,)), Load(fold, (Dim.of(0),))))),
-                unroll("c", parts, lambda c: lanes(width, lambda lane: rescale(g, c, lane))),
-            )
-
-        def rescale(g: Dim, c: Dim, lane: Dim) -> Stmt:
-            return Store(acc, (g, c, lane), _mul(Load(acc, (g, c, lane)), Load(change, (g,))))
-
-        def add_value(j: Dim) -> Stmt:
-            def one(g: Dim, c: Dim, lane: Dim) -> Stmt:
-                value = _f32(Load(cache, (layer, Dim.of(1), page, kv_head, j * self.size + c * width + lane)))
-                return Store(acc, (g, c, lane), Apply(Fn.FMA, (Load(score, (g, j)), value, Load(acc, (g, c, lane)))))
-
-            return heads(lambda g: unroll("c", parts, lambda c: lanes(width, lambda lane: one(g, c, lane))))
-
-        # Keys outside the window have no weight, but 0 * value is no 0 where memory holds a NaN: leave them out.
-        hidden = dim_max(0, low - start) if self.window else Dim.of(0)
-        zeroed = heads(lambda g: each_key(lambda lane: Store(score, (g, lane), Const(0.0, F32))))
-        scales = self.scales
-        decoded: list[Stmt] = []  # the scale of a value goes into its weight
-        if scales is not None:
-
-            def decode(g: Dim, lane: Dim) -> Stmt:
-                return Store(score, (g, lane), _mul(Load(score, (g, lane)), _f32(Load(scales, (layer, Dim.of(1), page, kv_head, lane)))))
-
-            decoded.append(heads(lambda g: each_key(lambda lane: decode(g, lane))))
-        body = seq(
-            zeroed,
-            loop("r", self.size, dot),
-            heads(lambda g: each_key(lambda lane: scaled(g, lane))),
-            heads(weigh),
-            *decoded,
-            loop("j", dim_min(PAGE, position + 1 - start) - hidden, lambda j: add_value(j + hidden)),
+        return allocated(
+            rows.buffers, seq(self.form.fetch(rows, Dim.of(0), token, Dim.of(0), self.form.heads), self.walked(token, split, rows, keep))
         )
-        return allocated((score, fold, change), body)
+
+    def whole_token(self, token: Dim) -> Stmt:
+        form, rows = self.form, self.rows_of_token()
+        joined = self.sums(local, "joined", form.heads)
+
+        def add(head: Dim) -> Stmt:
+            return self.summed(rows, head, lambda found: joined.add((head,), found))
+
+        return allocated(
+            (*rows.buffers, *joined.buffers),
+            seq(
+                form.fetch(rows, Dim.of(0), token, Dim.of(0), form.heads),
+                loop("h", form.heads, lambda h: joined.put((h,), self.nothing(h))),
+                form.position(token, lambda p: form.splits(p, p, lambda split: self.walked(token, split, rows, add))),
+                loop("h", form.heads, lambda h: self.result(token, h, joined.at((h,)))),
+            ),
+        )
+
+    def rows_of_token(self) -> Rows:
+        return Rows.of(self.form.heads, STRETCH * PAGES, self.form.size, self.form.width)
+
+    def join(self, token: Dim, head: Dim, splits: _Sums) -> Stmt:
+        """The splits of a row, from workspace."""
+        joined, row = self.sums(local, "joined", 1), (Dim.of(0),)
+
+        def add(split: Dim) -> Stmt:
+            return joined.add(row, splits.at((token, head, split)))
+
+        return allocated(
+            joined.buffers,
+            seq(
+                joined.put(row, self.nothing(head)),
+                self.form.position(token, lambda p: self.form.splits(p, p, add)),
+                self.result(token, head, joined.at(row)),
+            ),
+        )
+
+    # --- tiles ---------------------------------------------------------------------------------------------------------
+
+    def whole_tile(self, tile: Dim, kv_head: Dim) -> Stmt:
+        form, group, first = self.form, self.form.group, tile * self.form.tile_tokens
+        num_rows = form.tile_tokens * group
+        rows, joined = Rows.of(num_rows, PAGES, form.size, form.width), self.sums(local, "joined", num_rows)
+
+        def each(body: Callable[[Dim, Dim, Dim], Stmt]) -> Stmt:
+            """`body(token, row, head)`"""
+
+            def row(i: Dim, g: Dim) -> Stmt:
+                return body(first + i, i * group + g, kv_head * group + g)
+
+            return loop("i", form.tile_tokens, lambda i: loop("g", group, lambda g: row(i, g)))
+
+        def add(_: Token, row: Dim) -> Stmt:
+            return self.summed(rows, row, lambda found: joined.add((row,), found))
+
+        def walks(layer: Dim, least: Dim, most: Dim) -> Stmt:
+            kernel = form.kernel(rows, layer)
+            return form.splits(least, most, lambda split: TileWalk(form, kernel, kv_head, first, least, most, split).run(add))
+
+        least, most = (form.extreme_position(tile, fn) for fn in (ReduceFn.MIN, ReduceFn.MAX))
+        walk = form.layer(lambda layer: integer("least", least, lambda low: integer("most", most, lambda high: walks(layer, low, high))))
+        return allocated(
+            (*rows.buffers, *joined.buffers),
+            seq(
+                loop("i", form.tile_tokens, lambda i: form.fetch(rows, i * group, first + i, kv_head * group, group)),
+                each(lambda _, row, head: joined.put((row,), self.nothing(head))),
+                walk,
+                each(lambda token, row, head: self.result(token, head, joined.at((row,)))),
+            ),
+        )
+
+    # --- sums ----------------------------------------------------------------------------------------------------------
+
+    def sums(self, make: Callable[..., Buffer], name: str, *shape: Dim | int) -> _Sums:
+        part = self.form.parts, self.form.width
+        return _Sums(make(f"{name}_top", *shape), make(f"{name}_total", *shape), make(f"{name}_values", *shape, *part))
+
+    def summed(self, rows: Rows, row: Dim, body: Callable[[_Sum], Stmt]) -> Stmt:
+        """What a walk has summed of a row."""
+        fold = local("fold", PAGE)
+        copied = lanes(PAGE, lambda lane: Store(fold, (lane,), Load(rows.sums, (row, lane))))
+        found = _Sum(Load(rows.top, (row, Dim.of(0))), Load(fold, (Dim.of(0),)), lambda c, lane: Load(rows.values, (row, c, lane)))
+        return allocated((fold,), seq(copied, *halves(fold, Fn.ADD), body(found)))
+
+    def nothing(self, head: Dim) -> _Sum:
+        """Before the first split. A sink takes part in the sum with no value of its own."""
+        sinks, zero = self.form.sinks, Const(0.0, F32)
+        if sinks is None:
+            return _Sum(Const(float("-inf"), F32), zero, lambda c, lane: zero)
+        return _Sum(f32(Load(sinks, (head,))), Const(1.0, F32), lambda c, lane: zero)
+
+    def result(self, token: Dim, head: Dim, found: _Sum) -> Stmt:
+        out, width = self.form.buffers[-1], self.form.width
+
+        def put(c: Dim, lane: Dim) -> Stmt:
+            value = Apply(Fn.DIV, (found.values(c, lane), found.total))
+            return Store(out, (token, head, c * width + lane), value if out.dtype is F32 else Cast(value, out.dtype))
+
+        return loop("c", self.form.parts, lambda c: lanes(width, lambda lane: put(c, lane)))
 
 
-def _halves(fold: Buffer, fn: Fn) -> list[Stmt]:
-    steps: list[Stmt] = []
-    half = PAGE // 2
-    while half:
-        steps.append(lanes(half, lambda lane, h=half: Store(fold, (lane,), Apply(fn, (Load(fold, (lane,)), Load(fold, (lane + h,)))))))
-        half //= 2
-    return steps
-
-
-def _local(name: str, *shape: int) -> Buffer:
-    return Buffer(name, tuple(Dim.of(n) for n in shape), F32, Scope.LOCAL)
-
-
-def _f32(scalar: Load) -> Scalar:
-    return scalar if scalar.buffer.dtype is F32 else Cast(scalar, F32)
-
-
-def _mul(a: Scalar, b: Scalar) -> Scalar:
-    return Apply(Fn.MUL, (a, b))
-
-
-def _le(a: Dim, b: Dim) -> Scalar:
-    return Apply(Fn.LE, (DimScalar(a), DimScalar(b)))
+def workspace(name: str, *shape: Dim | int) -> Buffer:
+    return Buffer(name, tuple(Dim.of(n) for n in shape), F32)

@@ -47,9 +47,9 @@ def integer_tile(target: Target) -> TileShape | None:
 def schedule(prim: PrimFunc, target: Target) -> PrimFunc:
     if "schedule" in prim.attrs or _scheduled(prim.body):
         return prim
-    pairs, integer = pair_tile(target), integer_tile(target)
-    found = schedule_ragged(prim) or schedule_attention(prim, WIDTH) or (schedule_pairs(prim, pairs) if pairs else None)
-    found = found or schedule_matmul(prim, tile_shape(target)) or (schedule_integer(prim, integer) if integer else None)
+    tile, pairs, integer = tile_shape(target), pair_tile(target), integer_tile(target)
+    found = schedule_ragged(prim) or schedule_attention(prim, tile) or (schedule_pairs(prim, pairs) if pairs else None)
+    found = found or schedule_matmul(prim, tile) or (schedule_integer(prim, integer) if integer else None)
     return found or schedule_rows(prim, WIDTH) or _by_stage(prim)
 
 

@@ -1,0 +1,154 @@
+"""What the parts of a paged attention kernel agree on: its operands, and where blocks and splits begin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import lcm
+
+from compiler.ir.dims import Dim, DimVar, dim_max, dim_min
+from compiler.ir.dtypes import DType
+from compiler.ir.loops import Apply, Buffer, Cast, Const, Fn, Load, Reduce, ReduceFn, Scalar, ScalarParam, Stmt, Store
+from compiler.schedule.attention_block import F32, PAGE, Kernel, Rows, f32, integer, le, mul
+from compiler.schedule.matmul import TileShape
+from compiler.schedule.nests import lanes, loop
+
+PAGES = 2  # of a block
+BLOCK = PAGES * PAGE  # keys
+SPLIT = 8  # blocks
+ROWS = 32  # of a tile, about
+I64 = DType.I64
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """What it sees, and its part of a split, in blocks."""
+
+    number: Dim
+    sequence: Dim
+    low: Dim
+    high: Dim
+    begin: Dim
+    end: Dim
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    buffers: tuple[Buffer, ...]  # q, cache, page tables, sequence ids, positions, scales of an 8-bit cache, sinks if any, out
+    layer_param: ScalarParam
+    scale: float
+    window: int
+    softcap: float
+    tile: TileShape
+
+    @property
+    def num_tokens(self) -> Dim:
+        return self.buffers[0].shape[0]
+
+    @property
+    def heads(self) -> int:
+        return self.buffers[0].shape[1].const
+
+    @property
+    def kv_heads(self) -> int:
+        return self.buffers[1].shape[3].const
+
+    @property
+    def group(self) -> int:
+        """Query heads per kv head."""
+        return self.heads // self.kv_heads
+
+    @property
+    def size(self) -> int:
+        return self.buffers[0].shape[2].const
+
+    @property
+    def width(self) -> int:
+        """Lanes of a part of a value."""
+        width = self.tile.lanes
+        while self.size % width:
+            width //= 2
+        return width
+
+    @property
+    def parts(self) -> int:
+        return self.size // self.width
+
+    @property
+    def tile_tokens(self) -> int:
+        """Neighbours that share keys and values: their rows fill register tiles, and what is summed stays in the first-level cache."""
+        rows = lcm(self.group, self.tile.rows)
+        return rows * max(1, min(ROWS, 4096 // self.size) // rows) // self.group
+
+    @property
+    def sinks(self) -> Buffer | None:
+        first = 6 if self.buffers[1].dtype is DType.I8 else 5
+        return self.buffers[first] if len(self.buffers) > first + 1 else None
+
+    def kernel(self, rows: Rows, layer: Dim) -> Kernel:
+        cache = self.buffers[1]
+        scales = self.buffers[5] if cache.dtype is DType.I8 else None
+        return Kernel(rows, cache, scales, layer, self.size, self.width, self.softcap, self.tile)
+
+    # --- operands ------------------------------------------------------------------------------------------------------
+
+    def layer(self, body: Callable[[Dim], Stmt]) -> Stmt:
+        return integer("layer", self.layer_param, body)
+
+    def fetch(self, rows: Rows, row: Dim, token: Dim, head: Dim, count: int) -> Stmt:
+        """The queries of `count` heads of a token."""
+
+        def element(g: Dim, c: Dim, lane: Dim) -> Stmt:
+            at = c * self.width + lane
+            return Store(rows.queries, (row + g, at), mul(f32(Load(self.buffers[0], (token, head + g, at))), Const(self.scale, F32)))
+
+        return loop("g", count, lambda g: loop("c", self.parts, lambda c: lanes(self.width, lambda lane: element(g, c, lane))))
+
+    def page(self, sequence: Dim, index: Dim, body: Callable[[Dim], Stmt]) -> Stmt:
+        return integer("page", Load(self.buffers[2], (sequence, index)), body)
+
+    def sequence(self, token: Dim, body: Callable[[Dim], Stmt]) -> Stmt:
+        return integer("s", Load(self.buffers[3], (token,)), body)
+
+    def position(self, token: Dim, body: Callable[[Dim], Stmt]) -> Stmt:
+        return integer("position", Load(self.buffers[4], (token,)), body)
+
+    def low(self, position: Dim) -> Dim:
+        """The first position that is seen from there."""
+        return dim_max(0, position - (self.window - 1)) if self.window else Dim.of(0)
+
+    def token(self, number: Dim, split: Dim, body: Callable[[Token], Stmt]) -> Stmt:
+        def known(sequence: Dim, high: Dim) -> Stmt:
+            low = self.low(high)
+            begin, end = dim_max(low // BLOCK, split * SPLIT), dim_min(high // BLOCK + 1, split * SPLIT + SPLIT)
+
+            def within(begin: Dim, end: Dim) -> Stmt:
+                return body(Token(number, sequence, low, high, begin, end))
+
+            return integer("begin", begin, lambda begin: integer("end", end, lambda end: within(begin, end)))
+
+        return self.sequence(number, lambda sequence: self.position(number, lambda high: known(sequence, high)))
+
+    def splits(self, least: Dim, most: Dim, body: Callable[[Dim], Stmt]) -> Stmt:
+        """Those that are seen from positions `least` to `most`, in order."""
+        first, last = self.low(least) // (BLOCK * SPLIT), most // (BLOCK * SPLIT)
+        return loop("split", last + 1 - first, lambda split: body(first + split))
+
+    # --- tiles of tokens -----------------------------------------------------------------------------------------------
+
+    def together(self, tile: Dim) -> Scalar:
+        """Whether the tile is full and its tokens belong to one sequence."""
+        seq_ids, first, count = self.buffers[3], tile * self.tile_tokens, self.tokens_in(tile)
+        alike = self.over(tile, ReduceFn.ALL, lambda t: Apply(Fn.EQ, (Load(seq_ids, (t,)), Load(seq_ids, (first,)))))
+        return Apply(Fn.AND, (alike, le(Dim.of(self.tile_tokens), count)))
+
+    def extreme_position(self, tile: Dim, fn: ReduceFn) -> Scalar:
+        return self.over(tile, fn, lambda t: Cast(Load(self.buffers[4], (t,)), I64))
+
+    def tokens_in(self, tile: Dim) -> Dim:
+        return dim_min(self.tile_tokens, self.num_tokens - tile * self.tile_tokens)
+
+    def over(self, tile: Dim, fn: ReduceFn, value: Callable[[Dim], Scalar]) -> Scalar:
+        count = self.tokens_in(tile)
+        i = DimVar("i", 0, count - 1)
+        return Reduce(fn, ((i, count),), value(tile * self.tile_tokens + i))

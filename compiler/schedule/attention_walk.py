@@ -1,0 +1,184 @@
+"""The two ways to walk the blocks of a split: one token with all its heads, and a tile of tokens with the heads that share a kv head.
+
+A token alone is bound by memory: it reads whole pages, all heads of them, the keys of STRETCH blocks and then their values, so that its
+reads are two long streams where a sequence has neighbouring pages. A tile is bound by arithmetic: its rows share what a register holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from compiler.ir.dims import Dim, ceil_div, dim_max, dim_min
+from compiler.ir.loops import Stmt
+from compiler.schedule.attention_block import PAGE, Column, Kernel, Seen, in_tiles, integer
+from compiler.schedule.attention_form import BLOCK, PAGES, SPLIT, Form, Token
+from compiler.schedule.nests import below, loop, seq, when
+
+STRETCH = 4  # blocks
+
+
+@dataclass(frozen=True, slots=True)
+class TokenWalk:
+    """Row `h` belongs to query head `h`."""
+
+    form: Form
+    kernel: Kernel
+    token: Token
+
+    def run(self) -> Stmt:
+        token = self.token
+
+        def stretch(x: Dim) -> Stmt:
+            first = token.begin + x * STRETCH
+            return integer("count", dim_min(STRETCH, token.end - first), lambda count: self.stretch(first, count))
+
+        stretches = ceil_div(token.end - token.begin, STRETCH)
+        return seq(loop("m", self.form.heads, self.kernel.rows.clear), loop("x", stretches, stretch))
+
+    def stretch(self, first: Dim, count: Dim) -> Stmt:
+        return seq(loop("v", count * PAGES, lambda v: self.column(first, v, self.scores)), loop("b", count, lambda b: self.block(first, b)))
+
+    def column(self, first: Dim, v: Dim, body: Callable[[Column], Stmt]) -> Stmt:
+        """The page at place `v` behind block `first`."""
+        index, sequence = first * PAGES + v, self.token.sequence
+
+        def known(page: Dim, ahead: Dim) -> Stmt:
+            return body(Column(Dim.of(0), Dim.of(0), page, v, index * PAGE, ahead))
+
+        ahead = self.seen_page(index + 1)
+        return self.form.page(sequence, self.seen_page(index), lambda page: self.form.page(sequence, ahead, lambda a: known(page, a)))
+
+    def seen_page(self, index: Dim) -> Dim:
+        """Blocks may begin before the first and end behind the last page that the sequence has."""
+        last = dim_min(index, self.token.high // PAGE)
+        return dim_max(last, self.token.low // PAGE) if self.form.window else last
+
+    def scores(self, page: Column) -> Stmt:
+        """Of as many kv heads at a time as hide how long an addition takes."""
+        group, kv_heads, most = self.form.group, self.form.kv_heads, self.kernel.most
+        at_once = 1
+        while kv_heads % (2 * at_once) == 0 and 2 * at_once * group <= most // 2:
+            at_once *= 2
+
+        def heads(kv: Dim) -> Stmt:
+            def tile(row: Dim, n: int) -> Stmt:
+                columns = [self.of_head(page, kv * at_once + i, row) for i in range(at_once)]
+                return self.kernel.scores(columns, n, self.seen)
+
+            return in_tiles(group, most, tile)
+
+        return loop("kv", kv_heads // at_once, heads)
+
+    def block(self, first: Dim, b: Dim) -> Stmt:
+        form, kernel = self.form, self.kernel
+
+        def weights(columns: list[Column], kv: Dim) -> Stmt:
+            block = [self.of_head(c, kv, Dim.of(0)) for c in columns]
+            return loop("m", form.group, lambda m: kernel.weigh(block[0].row + m, block))
+
+        def values(column: Column) -> Stmt:
+            def tile(kv: Dim, row: Dim, n: int) -> Stmt:
+                return kernel.values([self.of_head(column, kv, row)], n, self.seen)
+
+            return loop("kv", form.kv_heads, lambda kv: in_tiles(form.group, kernel.tile.rows, lambda row, n: tile(kv, row, n)))
+
+        def known(columns: list[Column]) -> Stmt:
+            if len(columns) < PAGES:
+                return self.column(first, b * PAGES + len(columns), lambda column: known([*columns, column]))
+            return seq(loop("kv", form.kv_heads, lambda kv: weights(columns, kv)), *map(values, columns))
+
+        return known([])
+
+    @property
+    def seen(self) -> Seen:
+        return Seen(self.token.low, self.token.high, bool(self.form.window))
+
+    def of_head(self, page: Column, kv_head: Dim, row: Dim) -> Column:
+        return replace(page, row=kv_head * self.form.group + row, kv_head=kv_head)
+
+
+@dataclass(frozen=True, slots=True)
+class TileWalk:
+    """Row `i * group + g` belongs to token `i` of the tile and query head `g` of those that share the kv head."""
+
+    form: Form
+    kernel: Kernel
+    kv_head: Dim
+    first: Dim  # token
+    least: Dim  # of its positions
+    most: Dim
+    split: Dim
+
+    def run(self, done: Callable[[Token, Dim], Stmt]) -> Stmt:
+        """Then `done(token, row)` for the rows that see some of the split."""
+        form, group = self.form, self.form.group
+        begin = dim_min(dim_max(ceil_div(form.low(self.most), BLOCK), self.split * SPLIT), self.split * SPLIT + SPLIT)
+        end = dim_min((self.least + 1) // BLOCK, self.split * SPLIT + SPLIT)
+
+        def finished(token: Token, row: Dim) -> Stmt:
+            return when(below(token.begin, token.end), loop("g", group, lambda g: done(token, row + g)))
+
+        def parts(begin: Dim, end: Dim) -> Stmt:
+            """Blocks that some tokens see in part or not at all each token walks for itself."""
+            before = [self.tokens(lambda token, row: self.edge(token, row, token.begin, dim_min(token.end, begin)))] if form.window else []
+            behind = self.tokens(lambda token, row: self.edge(token, row, dim_max(token.begin, end), token.end))
+            common = form.sequence(self.first, lambda s: loop("b", end - begin, lambda b: self.common(s, begin + b)))
+            return seq(*before, common, behind, self.tokens(finished))
+
+        return seq(
+            loop("m", form.tile_tokens * group, self.kernel.rows.clear),
+            integer("begin", begin, lambda begin: integer("end", dim_max(begin, end), lambda end: parts(begin, end))),
+        )
+
+    def tokens(self, body: Callable[[Token, Dim], Stmt]) -> Stmt:
+        form = self.form
+        return loop("i", form.tile_tokens, lambda i: form.token(self.first + i, self.split, lambda token: body(token, i * form.group)))
+
+    def common(self, sequence: Dim, b: Dim) -> Stmt:
+        """A block that all tokens see whole."""
+        rows = self.form.tile_tokens * self.form.group
+        return self.columns(sequence, b, lambda index: index, lambda block: self.step(Dim.of(0), rows, block, None))
+
+    def edge(self, token: Token, row: Dim, begin: Dim, end: Dim) -> Stmt:
+        """Blocks that a token may see in part."""
+        form, seen = self.form, Seen(token.low, token.high, bool(self.form.window))
+
+        def page(index: Dim) -> Dim:
+            last = dim_min(index, token.high // PAGE)
+            return dim_max(last, token.low // PAGE) if form.window else last
+
+        def block(b: Dim) -> Stmt:
+            return self.columns(token.sequence, b, page, lambda block: self.step(row, form.group, block, seen))
+
+        return integer("begin", begin, lambda begin: loop("b", end - begin, lambda b: block(begin + b)))
+
+    def columns(self, sequence: Dim, b: Dim, place: Callable[[Dim], Dim], body: Callable[[list[Column]], Stmt]) -> Stmt:
+        def known(found: list[Column]) -> Stmt:
+            if len(found) == PAGES:
+                return body(found)
+            v = len(found)
+            index = b * PAGES + v
+
+            def column(page: Dim) -> Column:
+                return Column(Dim.of(0), self.kv_head, page, Dim.of(v), index * PAGE)
+
+            return self.form.page(sequence, place(index), lambda page: known([*found, column(page)]))
+
+        return known([])
+
+    def step(self, first: Dim, count: int, block: list[Column], seen: Seen | None) -> Stmt:
+        kernel, tile = self.kernel, self.kernel.tile
+
+        def at(row: Dim) -> list[Column]:
+            return [replace(column, row=first + row) for column in block]
+
+        def scores(row: Dim, n: int) -> Stmt:
+            groups = [at(row)[v : v + tile.vectors] for v in range(0, PAGES, tile.vectors)]
+            return seq(*(kernel.scores(columns, n, seen) for columns in groups))
+
+        def values(row: Dim, n: int) -> Stmt:
+            return kernel.values(at(row), n, seen)
+
+        weights = loop("m", count, lambda m: kernel.weigh(first + m, block))
+        return seq(in_tiles(count, tile.rows, scores), weights, in_tiles(count, tile.rows, values))

@@ -1,0 +1,123 @@
+"""Paged attention: near its meaning on every machine, and the same bits for a row whatever stands beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from compiler.interpret.graph import Interpreter
+from compiler.ir.parser import parse
+from compiler.target import NAMED, Target, host
+from runtime.executable import Executable
+from runtime.session import Session
+
+PAGES, KINDS = 96, {"f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16, "i8": np.int8}
+
+
+@dataclass(frozen=True)
+class Case:
+    heads: int
+    kv_heads: int
+    size: int
+    kind: str = "f32"
+    window: int = 0
+    softcap: float = 0.0
+    sinks: bool = False
+
+    @property
+    def program(self) -> str:
+        scales = f", scales: f32[2, 2, {PAGES}, {self.kv_heads}, 16]" if self.kind == "i8" else ""
+        sinks = f", sinks: f32[{self.heads}]" if self.sinks else ""
+        extra = (", scales" if scales else "") + (", sinks" if sinks else "")
+        q = f"f32[t, {self.heads}, {self.size}]"
+        cache = f"{self.kind}[2, 2, {PAGES}, {self.kv_heads}, {16 * self.size}]"
+        return f"""
+func main(q: {q}, cache: {cache}, tables: i32[s, p], ids: i32[t], at: i32[t]{scales}{sinks}) -> {q}
+    where t in 0..256, s in 0..8, p in 0..64 {{
+  dataflow {{
+    out = paged_attention(q, cache, tables, ids, at, 1{extra}, scale=0.2, window={self.window}, softcap={self.softcap})
+  }}
+  return out
+}}
+"""
+
+    def arguments(self, rng: np.random.Generator, rows: list[tuple[int, int]]) -> list[Any]:
+        """For rows (sequence, position). What no sequence owns is full of NaN."""
+        ids, at = np.array(rows, np.int32).reshape(-1, 2).T
+        tables = rng.permutation(PAGES)[: 3 * 30].astype(np.int32).reshape(3, 30)  # three sequences of up to 480 positions
+        cache = rng.standard_normal((2, 2, PAGES, self.kv_heads, 16 * self.size))
+        args: list[Any] = [rng.standard_normal((len(rows), self.heads, self.size), np.float32)]
+        if self.kind == "i8":
+            args.append((cache * 40).clip(-127, 127).astype(np.int8))
+        else:
+            cache[:, :, np.setdiff1d(np.arange(PAGES), tables)] = np.nan
+            args.append(cache.astype(KINDS[self.kind]))
+        args += [tables, ids.copy(), at.copy()]
+        if self.kind == "i8":
+            args.append((rng.random((2, 2, PAGES, self.kv_heads, 16)) * 0.03).astype(np.float32))
+        return args + [rng.standard_normal(self.heads).astype(np.float32)] * self.sinks
+
+
+# Decoding, a prompt across a split and a long one behind a prefix, prompts shorter than a tile, sequences in turn.
+ROWS = [(0, 299), (2, 0), *((1, p) for p in range(240, 290)), (0, 17), *((2, p) for p in range(33)), *((0, p) for p in range(470, 480))]
+
+CASES = [
+    Case(16, 4, 64),
+    Case(4, 4, 64, "i8", softcap=3.0),
+    Case(8, 1, 80, "bf16", sinks=True),
+    Case(6, 2, 96, "f16", window=40),
+    Case(5, 1, 128, "bf16", window=300, sinks=True),
+    Case(14, 2, 64, "i8", window=33, softcap=2.0),
+    Case(8, 4, 256, "f32"),
+    Case(40, 1, 32, "bf16"),
+    Case(3, 3, 5, "f32", window=1),
+]
+
+
+@pytest.fixture
+def run(compiled: Callable[[str, Target], Executable]) -> Callable[..., NDArray[np.float32]]:
+    def call(case: Case, args: list[Any], rows: slice = slice(None), target: Target | None = None, threads: int = 1) -> NDArray[np.float32]:
+        """Only these rows of the step."""
+        q, cache, tables, ids, at, *rest = args
+        session = Session(compiled(case.program, target or host()), device_threads=threads)
+        result = session.call("main", q[rows].copy(), cache, tables, ids[rows].copy(), at[rows].copy(), *rest)
+        session.close()
+        return result
+
+    return call
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_near_the_meaning_and_the_same_bits_everywhere(run: Callable[..., NDArray[np.float32]], case: Case) -> None:
+    args = case.arguments(np.random.default_rng(1), ROWS)
+    meaning = Interpreter(parse(case.program)).call("main", *(a.copy() for a in args))
+    whole = run(case, args)
+    np.testing.assert_allclose(whole, meaning, rtol=2e-5, atol=2e-5 * np.abs(meaning).max())
+    for threads in (2, 3):
+        np.testing.assert_array_equal(run(case, args, threads=threads), whole)
+    for target in (host(), *filter(lambda t: t.can_run_here, [NAMED["x86-64-v3"]])):
+        for step in (1, 15, 17, 33, len(ROWS)):
+            cuts = [*range(0, len(ROWS), step), len(ROWS)]
+            parts = [run(case, args, slice(a, b), target) for a, b in pairwise(cuts)]
+            np.testing.assert_array_equal(np.concatenate(parts), whole)
+
+
+def test_tokens_behind_a_row_may_hold_anything(run: Callable[..., NDArray[np.float32]]) -> None:
+    """NaN in keys and values behind the row's own position, which others of its tile see, does not reach it."""
+    case = Case(8, 2, 64)
+    rows = [(0, p) for p in range(64)]
+    args = case.arguments(np.random.default_rng(3), rows)
+    clean = run(case, args)
+    page = args[2][0, 2]  # positions 32 to 47
+    args[1][1, 0, page].reshape(2, 64, 16)[:, :, 7:] = np.nan
+    args[1][1, 1, page].reshape(2, 16, 64)[:, 7:] = np.nan
+    found = run(case, args)
+    np.testing.assert_array_equal(found[:39], clean[:39])
+    assert np.isnan(found[39:]).all()
