@@ -5,6 +5,7 @@ vm.shape_function(symbol)                 derive slots
 vm.make_shape(*dims)                      a shape; a register among the dims that holds a shape stands for its dims
 vm.make_scalar(word, dtype)               a number; a float's word is the bits of its f64
 vm.shape_of(array)
+vm.tensor_to_shape(array)                 the shape that its elements are
 vm.alloc_arena(offset, dtype, *dims)      an array at that offset of the arena
 vm.alloc(dtype, *dims)                    an array of its own
 vm.reshape(array, *dims)                  another view of the same memory
@@ -85,6 +86,12 @@ def _shape_of(loader: Loader, args: Args, dst: int | None) -> Step:
     (array,) = _exactly(loader, args, 1)
     read = loader.read(array)
     return _to(dst, lambda frame: read(frame).shape)
+
+
+def _tensor_to_shape(loader: Loader, args: Args, dst: int | None) -> Step:
+    (array,) = _exactly(loader, args, 1)
+    read = loader.read(array)
+    return _to(dst, lambda frame: tuple(map(int, read(frame))))
 
 
 def _alloc_arena(loader: Loader, args: Args, dst: int | None) -> Step:
@@ -194,6 +201,7 @@ BUILTINS: dict[str, Builtin] = {
     "make_shape": _make_shape,
     "make_scalar": _make_scalar,
     "shape_of": _shape_of,
+    "tensor_to_shape": _tensor_to_shape,
     "alloc_arena": _alloc_arena,
     "alloc": _alloc,
     "reshape": _reshape,

@@ -69,6 +69,7 @@ from runtime.executable import (
 )
 from runtime.library import routine
 
+BETWEEN_SHAPES = ("shape_of", "tensor_to_shape")  # operators that the machine knows
 # They read and write registers and slots, never what launches compute: no region has to end for them.
 WITHOUT_DATA = frozenset(
     f"vm.{name}" for name in ("alloc", "alloc_arena", "copy", "make_scalar", "make_shape", "reshape", "shape_of", "tuple", "tuple_get")
@@ -212,8 +213,8 @@ class _Function:
                 self.allocate(var, value)
             case Call(op=op, args=args) if op.name in VIEWS:
                 self.view(var, args[0])
-            case Call(op=op, args=args) if op.name == "shape_of":
-                self.emit(self._define(var), "vm.shape_of", self.arg(args[0]))
+            case Call(op=op, args=args) if op.name in BETWEEN_SHAPES:
+                self.emit(self._define(var), f"vm.{op.name}", self.arg(args[0]))
             case Var() | Constant() | ShapeValue() | ScalarValue() | FuncRef() | Copy():
                 self.name_again(var, value.value if isinstance(value, Copy) else value)
             case MakeTuple(fields=fields):

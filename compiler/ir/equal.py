@@ -107,7 +107,7 @@ class _Pairing:
                     self.compare("", a.var, b.var)
             case Function():
                 self._pair_bare([d for p in a.params for d in dims_of(p.type)], [d for p in b.params for d in dims_of(p.type)])
-                for name in ("params", "weights", "pure", "result_type"):
+                for name in ("params", "weights", "pure", "result_type", "arena"):
                     self.compare(f".{name}", getattr(a, name), getattr(b, name))
                 self.compare("", a.body, b.body)
             case PrimFunc():

@@ -1,7 +1,7 @@
 """Programs as text. `printer.print_module` writes what `parse` reads.
 
     Module     ::= (Func | Prim)*                                        line breaks are spaces; `#` begins a comment
-    Func       ::= ["impure"] "func" Name "(" Param,* ")" "->" Type [Where] "{" Body "}"
+    Func       ::= ["impure"] "func" Name "(" Param,* ")" "->" Type [Where] ["arena" Dim] "{" Body "}"
     Param      ::= ["weight"] Name ":" Type                              weights come last and are bound once
     Where      ::= "where" (Name "in" Range),+
     Range      ::= Int ".." [Dim] ["by" Int]                             both ends are included
@@ -59,55 +59,29 @@ loop or a let first mentions it. A number without a type is an i64, or with a po
 
 from __future__ import annotations
 
-import base64
-import binascii
-import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from compiler.ir.deduce import deduce
-from compiler.ir.dims import Dim, DimVar
-from compiler.ir.dtypes import DType
+from compiler.ir.dims import DimVar
 from compiler.ir.errors import AnnotationError
 from compiler.ir.graph import (
-    Alloc,
-    Atom,
     Binding,
     Block,
     BlockKind,
     Body,
-    Call,
-    CallFunc,
-    CallLibrary,
-    CallTir,
-    Constant,
-    Copy,
-    FuncRef,
     Function,
     If,
-    Launch,
-    MakeTuple,
-    MatchCast,
-    ScalarValue,
-    ShapeValue,
-    TupleGet,
     Value,
     Var,
 )
 from compiler.ir.lexer import Kind, Token
 from compiler.ir.loops import PrimFunc
 from compiler.ir.module import IRModule
-from compiler.ir.op import OPS, REQUIRED
-from compiler.ir.parser_loops import LoopParser
 from compiler.ir.parser_types import DimScope
+from compiler.ir.parser_values import Arrays, ValueParser
 from compiler.ir.syntax import stated_type
 from compiler.ir.types import FuncType, TupleType, Type
-
-Arrays = Mapping[str, NDArray[Any]]  # large constants by digest, where the text holds only that
 
 
 def parse(text: str, arrays: Arrays | None = None) -> IRModule:
@@ -126,12 +100,10 @@ class _Header:
     scope: DimScope
 
 
-class _Parser(LoopParser):
+class _Parser(ValueParser):
     def __init__(self, source: str, arrays: Arrays) -> None:
-        super().__init__(source)
-        self._arrays = arrays
+        super().__init__(source, arrays)
         self._signatures: dict[str, FuncType] = {}
-        self._values: dict[str, Var] = {}
         self._reading = ""  # the function whose body it is
 
     # --- modules -------------------------------------------------------------------------------------------------------
@@ -158,7 +130,7 @@ class _Parser(LoopParser):
         if not graph and (not pure or not self.accept("prim")):
             raise self.error(f"expected {'func or prim' if pure else 'func'}, found {self.peek()}")
         token = self.peek()
-        name = self._function_name()
+        name = self.function_name()
         if name in known:
             raise self.error(f"function {name} is defined twice", token)
         if not graph:
@@ -166,13 +138,6 @@ class _Parser(LoopParser):
         header = self._func_header(pure=pure)
         self._signatures[name] = FuncType(tuple(p.type for p in header.params), header.result, pure)
         return name, header
-
-    def _function_name(self) -> str:
-        if self.at_kind(Kind.STRING):
-            return self.string("a function")
-        if not self.at_kind(Kind.NAME):
-            raise self.error(f"expected the name of a function, found {self.peek()}")
-        return self.take().text
 
     def _func_header(self, *, pure: bool) -> _Header:
         self.scope, self._values = DimScope(), {}
@@ -200,11 +165,12 @@ class _Parser(LoopParser):
     def _function_body(self, header: _Header) -> Function:
         self.scope = header.scope
         self._values = {p.name: p for p in header.params}
-        self.skip_to("{")
+        self.skip_to("arena", "{")
+        arena = self.dim() if self.accept("arena") else None
         self.expect("{", "before the body")
         body = self._body()
         self.check_announced()
-        return Function(header.params, body, header.result, header.pure, header.num_inputs)
+        return Function(header.params, body, header.result, header.pure, header.num_inputs, arena)
 
     # --- bodies --------------------------------------------------------------------------------------------------------
 
@@ -225,7 +191,7 @@ class _Parser(LoopParser):
             if plain:
                 blocks.append(Block(tuple(plain)))
             self.take()
-            result = self._atom()
+            result = self.atom()
             self.expect("}", "after the result; 'return' ends a body")
             self._values, self.scope.defined = values, defined
             return Body(tuple(blocks), result)
@@ -237,15 +203,23 @@ class _Parser(LoopParser):
             bindings.append(self._binding())
         return Block(tuple(bindings), kind)
 
+    def _if(self) -> If:
+        cond = self.atom()
+        self.expect("{", "after the condition")
+        then = self._body()
+        self.expect("else", "after the first branch")
+        self.expect("{", "after else")
+        return If(cond, then, self._body())
+
     def _binding(self) -> Binding:
         if self.accept("launch"):
-            launch = self._launch()
+            launch = self.launch()
             return Binding(Var("_", TupleType(())), launch)
         name = self.name("a binding, a block or 'return'")
         announced: list[Token] = []
         type_ = self._annotation(announced) if self.accept(":") else None
         self.expect("=", f"after {name.text}")
-        value = self._value()
+        value = self._if() if self.accept("if") else self.value()
         for token in announced:
             if token.text not in self.scope.defined:
                 self.reject(token)
@@ -283,209 +257,3 @@ class _Parser(LoopParser):
         if name not in self._signatures:
             raise AnnotationError(f"unknown function {name}; known: {', '.join(self._signatures)}")
         return self._signatures[name]
-
-    # --- values --------------------------------------------------------------------------------------------------------
-
-    def _value(self) -> Value:
-        token = self.peek()
-        match token.text if token.kind is not Kind.STRING else "":
-            case "(":
-                self.take()
-                return MakeTuple(self._atoms())
-            case "@" if self.at("(", ahead=2):
-                callee = FuncRef(self._global())
-                return CallFunc(callee, self._arguments())
-            case "call":
-                self.take()
-                callee = self._variable_named(self.name("the variable to call"))
-                return CallFunc(callee, self._arguments())
-            case "call_tir" | "call_tir_inplace":
-                self.take()
-                return self._call_tir(inplace=token.text == "call_tir_inplace")
-            case "call_library":
-                self.take()
-                name = self.string("the name of a library routine")
-                args = self._arguments()
-                attrs = self._optional_attrs()
-                return CallLibrary(name, args, self._outputs(), attrs)
-            case "match_cast":
-                self.take()
-                value = self._atom()
-                self.expect("to", "after the value to cast")
-                return MatchCast(value, self.with_undefined(self.define, self.type))
-            case "if":
-                self.take()
-                return self._if()
-            case "alloc":
-                self.take()
-                type_ = self.type()
-                return Alloc(type_, self.dim() if self.accept("at") else None)
-            case _ if token.kind is Kind.NAME and self.at(".", ahead=1):
-                value = self._atom()
-                self.take()
-                return TupleGet(value, self.integer("the number of a field"))
-            case _ if token.kind is Kind.NAME and self.at("(", ahead=1) and token.text != "dim":
-                return self._operator()
-            case _:
-                return Copy(self._atom())
-
-    def _operator(self) -> Call:
-        token = self.take()
-        op = OPS.get(token.text)
-        if op is None:
-            raise self.unknown("operator", token, OPS)
-        self.take()
-        args: list[Atom] = []
-        attrs: dict[str, Any] = {}
-        self.items(")", lambda: self._operand_or_attribute(args, attrs))
-        for name in attrs:
-            if name not in op.attributes:
-                known = ", ".join(op.attributes) or "none"
-                raise self.error(f"{op.name} has no attribute {name}; it has: {known}", token)
-        missing = [name for name, default in op.attributes.items() if default is REQUIRED and name not in attrs]
-        if missing:
-            raise self.error(f"{op.name} needs the attribute {', '.join(missing)}", token)
-        return Call(op, tuple(args), {**op.attributes, **attrs})
-
-    def _operand_or_attribute(self, args: list[Atom], attrs: dict[str, Any]) -> None:
-        if self.at_kind(Kind.NAME, Kind.STRING) and self.at("=", ahead=1):
-            self.attribute(attrs)
-        elif attrs:
-            raise self.error("an operand follows an attribute; attributes come last")
-        else:
-            args.append(self._atom())
-
-    def _call_tir(self, *, inplace: bool) -> CallTir:
-        name = self._global()
-        args = self._arguments()
-        reused: tuple[int | None, ...] = ()
-        if inplace:
-            self.expect("[", "before the arguments whose storage is taken over")
-            reused = tuple(self.items("]", lambda: None if self.accept("_") else self.integer("an argument or '_'")))
-        return CallTir(name, args, self._outputs(), reused)
-
-    def _outputs(self) -> tuple[Type, ...]:
-        self.expect("->", "before the annotations of the outputs")
-        return tuple(self.items(")", self.type)) if self.accept("(") else (self.type(),)
-
-    def _launch(self) -> Launch:
-        library = self.accept("library")
-        name = self.string("the name of a library routine") if library else self._global()
-        args = self._arguments()
-        return Launch(name, args, library, self._optional_attrs())
-
-    def _if(self) -> If:
-        cond = self._atom()
-        self.expect("{", "after the condition")
-        then = self._body()
-        self.expect("else", "after the first branch")
-        self.expect("{", "after else")
-        return If(cond, then, self._body())
-
-    def _optional_attrs(self) -> dict[str, Any]:
-        return self.attributes("}") if self.accept("{") else {}
-
-    # --- atoms ---------------------------------------------------------------------------------------------------------
-
-    def _arguments(self) -> tuple[Atom, ...]:
-        self.expect("(", "before the arguments")
-        return self._atoms()
-
-    def _atoms(self) -> tuple[Atom, ...]:
-        return tuple(self.items(")", self._atom))
-
-    def _global(self) -> str:
-        self.expect("@", "before the name of a function")
-        return self._function_name()
-
-    def _atom(self) -> Atom:
-        if self.at_number():
-            return self._number()
-        if self.at("@"):
-            return FuncRef(self._global())
-        if self.at("true", "false"):
-            return ScalarValue(self.take().text == "true", DType.BOOL)
-        if self.at("dim"):
-            dim = self.bracketed_dim()
-            dtype = self.dtype() if self.accept(":") else DType.I64
-            return ScalarValue(dim, dtype)
-        if self.accept("shape"):
-            self.expect("[", "after shape")
-            return ShapeValue(self.dims("]"))
-        if self.accept("const"):
-            return self._constant()
-        token = self.name("a variable or a constant")
-        if token.text not in self._values and token.text in self.scope.defined:
-            return ScalarValue(self.scope.defined[token.text].dim, DType.I64)
-        return self._variable_named(token)
-
-    def _variable_named(self, token: Token) -> Var:
-        if token.text not in self._values:
-            raise self.unknown("variable", token, [*self._values, *self.scope.defined])
-        return self._values[token.text]
-
-    def _number(self) -> ScalarValue:
-        value, dtype = self.typed_number()
-        return ScalarValue(Dim.of(value) if isinstance(value, int) and dtype is DType.I64 else value, dtype)
-
-    # --- constants -----------------------------------------------------------------------------------------------------
-
-    def _constant(self) -> Constant:
-        dtype = self.dtype()
-        self.expect("[", "after the element type")
-        start = self.peek()
-        shape = tuple(self.items("]", lambda: self.integer("a dimension of the constant")))
-        if any(n < 0 for n in shape):
-            raise self.error(f"the shape {list(shape)} has a negative dimension", start)
-        if self.accept("digest"):
-            return self._by_digest(dtype, shape)
-        if self.accept("base64"):
-            return self._by_bytes(dtype, shape)
-        numbers: list[int | float | bool] = []
-        self._array(shape, dtype, numbers)
-        try:
-            return Constant(np.array(numbers, dtype.numpy).reshape(shape))
-        except OverflowError:
-            raise self.error(f"a number of the constant does not fit {dtype}", start) from None
-
-    def _array(self, shape: tuple[int, ...], dtype: DType, numbers: list[int | float | bool]) -> None:
-        with self.nested():
-            token = self.peek()
-            if shape:
-                self.expect("[", f"before {shape[0]} elements")
-                found = len(self.items("]", lambda: self._array(shape[1:], dtype, numbers)))
-                if found != shape[0]:
-                    raise self.error(f"expected {shape[0]} elements, found {found}", token)
-            elif dtype is DType.BOOL:
-                if not self.at("true", "false"):
-                    raise self.error(f"expected true or false, found {token}")
-                numbers.append(self.take().text == "true")
-            else:
-                number = self.number()
-                if dtype.is_int and isinstance(number, float):
-                    raise self.error(f"{number} is no {dtype}", token)
-                numbers.append(number)
-
-    def _by_bytes(self, dtype: DType, shape: tuple[int, ...]) -> Constant:
-        token = self.peek()
-        text = self.string("the bytes")
-        while self.at_kind(Kind.STRING):
-            text += self.string("the bytes")
-        try:
-            data = base64.b64decode(text, validate=True)
-        except (binascii.Error, ValueError) as error:
-            raise self.error(f"no base64: {error}", token) from None
-        expected = math.prod(shape) * dtype.num_bytes
-        if len(data) != expected:
-            raise self.error(f"{len(data)} bytes, expected {expected} for {dtype}{list(shape)}", token)
-        return Constant(np.frombuffer(data, dtype.numpy).reshape(shape))
-
-    def _by_digest(self, dtype: DType, shape: tuple[int, ...]) -> Constant:
-        token = self.peek()
-        digest = self.string("a digest")
-        array = self._arrays.get(digest)
-        if array is None:
-            raise self.error(f"the array {digest} is not in the text; pass the arrays it was printed with", token)
-        if array.shape != shape or array.dtype != dtype.numpy:
-            raise self.error(f"the array {digest} is {array.dtype}{list(array.shape)}, expected {dtype}{list(shape)}", token)
-        return Constant(array)

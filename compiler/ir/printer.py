@@ -144,7 +144,10 @@ class _Printer(LoopPrinter):
         self._depth = 1
         self._body(func.body)
         ranges = ranges_text(self._dims) if self._ranges else ""
-        return [*header(head, f"where {ranges}" if ranges else ""), *self._lines, "}"]
+        clauses = [f"where {ranges}"] if ranges else []
+        if func.arena is not None:
+            clauses.append(f"arena {self._dims.text(func.arena)}")
+        return [*header(head, " ".join(clauses)), *self._lines, "}"]
 
     def _func_param(self, param: Var, *, weight: bool) -> str:
         return f"{'weight ' if weight else ''}{self._values.of(param, param.name)}: {self._type(param.type)}"

@@ -85,6 +85,17 @@ def _shape_of_type(args: tuple[Type, ...], _: Attrs) -> Type:
 SHAPE_OF = define("shape_of", "x", _shape_of_type, lambda x: x.shape, None)
 
 
+def _to_shape_type(args: tuple[Type, ...], _: Attrs) -> Type:
+    """The numbers are data: a match_cast behind it gives them names."""
+    x = tensor_operand(args, 0, "x", ndim=1)
+    if x.dtype not in (None, DType.I64):
+        raise AnnotationError(f"x holds {x.dtype}, wants i64; cast first")
+    return ShapeType(None, x.shape[0].const if x.shape is not None and x.shape[0].is_const else None)
+
+
+TENSOR_TO_SHAPE = define("tensor_to_shape", "x", _to_shape_type, lambda x: tuple(map(int, x)), None)
+
+
 def _to_tensor_type(args: tuple[Type, ...], _: Attrs) -> Type:
     shape = shape_operand(args, 0, "shape")
     return TensorType(None if shape.ndim is None else (Dim.of(shape.ndim),), DType.I64, 1)

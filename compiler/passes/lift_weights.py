@@ -25,7 +25,6 @@ from compiler.ir.graph import (
     Function,
     MakeTuple,
     TupleGet,
-    Value,
     Var,
 )
 from compiler.ir.module import IRModule
@@ -56,7 +55,7 @@ def _lift(name: str, func: Function, module: IRModule) -> dict[str, Function]:
     for binding in func.body.bindings:
         if binding.var in fresh:
             continue
-        if _movable(binding.value, early, module) and defined.issuperset(used_vars(binding.value).dims):
+        if _movable(binding, early, module) and defined.issuperset(used_vars(binding.value).dims):
             early[binding.var] = None
             moved.append(binding)
     if not moved:
@@ -139,8 +138,10 @@ def _with_definitions(chosen: list[Var], others: Sequence[Var], weights: Sequenc
     return [w for w in weights if w in given]
 
 
-def _movable(value: Value, early: Container[Var], module: IRModule) -> bool:
-    if not isinstance(value, _MOVABLE) or has_effect(value, module):
+def _movable(binding: Binding, early: Container[Var], module: IRModule) -> bool:
+    """What is prepared is kept in a file of tensors; shapes and numbers are found again at every call."""
+    value = binding.value
+    if not isinstance(value, _MOVABLE) or not isinstance(binding.var.type, TensorType | TupleType) or has_effect(value, module):
         return False
     atoms = operands(value)
     return any(isinstance(a, Var) for a in atoms) and all(_early(a, early) for a in atoms)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import compiler.ops
+from compiler.ir.equal import assert_equal
 from compiler.ir.module import IRModule
 from compiler.ir.parser import parse
 from compiler.ir.printer import print_module
@@ -30,6 +31,7 @@ def test_figure_after_each_phase(path: Path, golden: Callable[[str, str], None])
     for phase, last in PHASES.items():
         result = whole.until(last)(module)
         verify(result)
+        assert_equal(result, parse(print_module(result)))
         if phase == "memory":  # kernels stay what they were
             result = IRModule(result.graph_functions)
         golden(f"paper/{path.stem}.{phase}.ir", print_module(result))

@@ -5,18 +5,22 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from compiler.driver import compile_module
 from compiler.interpret.graph import Interpreter
 from compiler.ir.builder import Builder
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
 from compiler.ir.graph import ScalarValue, ShapeValue, Var
+from compiler.ir.parser import parse
 from compiler.ir.types import ScalarType, ShapeType, TensorType, tensor
-from compiler.ops.create import ARANGE, FULL, PAD, SHAPE_OF, SHAPE_TO_TENSOR, TRIL, TRIU
+from compiler.ops.create import ARANGE, FULL, PAD, SHAPE_OF, SHAPE_TO_TENSOR, TENSOR_TO_SHAPE, TRIL, TRIU
 from compiler.ops.dynamic import NONZERO, UNIQUE
 from compiler.ops.elementwise import ADD
 from compiler.ops.random import UNIFORM, numpy_philox
 from compiler.passes.legalize import legalize
+from runtime.errors import ArgumentMismatch
+from runtime.session import Session
 
 F32, I64 = DType.F32, DType.I64
 N = DimVar("n")
@@ -41,6 +45,46 @@ def test_arange(run, deduced):
     assert deduced(ARANGE, stop=N * 2, step=2) == tensor((N,), I64)
     with pytest.raises(AnnotationError, match="attribute step is 0"):
         deduced(ARANGE, stop=4, step=0)
+
+
+def test_a_tensor_of_numbers_becomes_a_shape(meaning, deduced, compute):
+    assert meaning(TENSOR_TO_SHAPE, np.array([2, 0, 3])) == (2, 0, 3)
+    assert deduced(TENSOR_TO_SHAPE, tensor((3,), I64)) == ShapeType(None, 3)
+    assert deduced(TENSOR_TO_SHAPE, tensor((N,), I64)) == ShapeType(None)
+    with pytest.raises(AnnotationError, match="x holds i32, wants i64; cast first"):
+        deduced(TENSOR_TO_SHAPE, tensor((3,), DType.I32))
+    program = """
+    func main(x: f32[n], s: i64[2]) -> object {
+      wanted = tensor_to_shape(s)
+      known = match_cast wanted to shape[a, b]
+      y = reshape(x, shape[a, b])
+      z = exp(y)
+      return z
+    }
+    """
+    x = np.linspace(0, 1, 12, dtype=np.float32)
+    for shape in ((3, 4), (12, 1)):
+        assert compute(program, x, np.array(shape)).shape == shape
+    session = Session(compile_module(parse(program)))
+    with pytest.raises(ArgumentMismatch, match=r"expected a\*b = 10, got 12"):
+        session.call("main", x, np.array([2, 5]))
+    session.close()
+
+
+def test_a_computed_shape_sees_what_was_computed(compute):
+    """The kernel that fills the tensor runs before the shape is read from it."""
+    program = """
+    func main(x: f32[n], s: i64[1]) -> object {
+      dataflow {
+        twice = add(s, s)
+        wanted = tensor_to_shape(twice)
+        known = match_cast wanted to shape[m]
+        y = full(shape[m], 2.0, dtype="f32")
+      }
+      return y
+    }
+    """
+    assert compute(program, np.zeros(3, np.float32), np.array([4])).tolist() == [2.0] * 8
 
 
 def test_shapes_as_values(meaning, run, deduced):

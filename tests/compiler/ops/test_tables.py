@@ -5,7 +5,7 @@ from __future__ import annotations
 from compiler.ir.op import OPS
 from compiler.ops.tables import INTERPRET, LEGALIZE, VIEWS
 
-BY_THE_MACHINE = {"shape_of"}  # operators without a loop nest
+BY_THE_MACHINE = {"shape_of", "tensor_to_shape"}  # operators without a loop nest
 
 
 def known() -> set[str]:
@@ -28,7 +28,8 @@ def test_what_the_tables_promise():
         add subtract multiply divide floor_divide modulo power minimum maximum clip less less_equal greater greater_equal equal not_equal
         logical_and logical_or logical_xor logical_not where cast negative abs exp log sqrt rsqrt tanh erf sin cos floor round sigmoid silu
         relu gelu gelu_tanh broadcast_to reshape permute_dims expand_dims squeeze concat stack split slice flip pad tril triu take gather
-        scatter scatter_inplace full arange shape_of shape_to_tensor sum mean prod max min any all argmax argmin cumsum sort argsort top_k
+        scatter scatter_inplace full arange shape_of shape_to_tensor tensor_to_shape sum mean prod max min any all
+        argmax argmin cumsum sort argsort top_k
         softmax log_softmax layer_norm rms_norm matmul linear embedding rope_angles rope quantize dequantize attention paged_attention
         kv_append unique nonzero uniform sample judge
     """

@@ -43,6 +43,11 @@ def test_prepared_values_take_the_place_of_weights(becomes: Callable[[Pass, str,
     becomes(lift_weights, before, expected)
 
 
+def test_shapes_are_no_weights(stays: Callable[[Pass, str], None]) -> None:
+    """Prepared values are kept in a file of tensors."""
+    stays(lift_weights, "func step(x: f32[4], weight s: i64[2]) -> object { a = tensor_to_shape(s) return a }")
+
+
 def test_a_weight_that_alone_defines_a_dimension_stays(becomes: Callable[[Pass, str, str], None]) -> None:
     before = """
         func step(x: f32[4], weight u: f32[n]) -> f32[2*n] {
