@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from deploy.serve import serve
-from server.engine.loop import OverlappedEngine
+from server.engine.overlap import OverlappedEngine
 from server.engine.process import LoadedModel
 from server.messages import Failed, FromWorker, SamplingParams, Submit, Tokens
 from server.registry import Registry

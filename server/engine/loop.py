@@ -1,7 +1,7 @@
 """The engine: admit -> schedule -> run -> sample -> publish.
 
-`Engine.step` does these one after the other and is the meaning. `OverlappedEngine.step` does the same work, but publishes the last
-tokens, computes masks and schedules the next step while the device runs; a test holds the two to the same tokens.
+`Engine.step` does these one after the other. `overlap.OverlappedEngine` publishes the last tokens, computes masks and schedules the next
+step while the device runs.
 """
 
 from __future__ import annotations
@@ -9,9 +9,6 @@ from __future__ import annotations
 import heapq
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +18,7 @@ from server.engine.batch import BatchBuilder
 from server.engine.constrain import ConstraintCompiler, ConstraintError, Pending
 from server.engine.embed import embedding_of
 from server.engine.intake import open_request, open_text
+from server.engine.outbox import Outbox, Publish, Timing
 from server.engine.request import Request, Sequence, Stage
 from server.engine.sampler import Bitmask, Drawn, Sampler
 from server.engine.scheduler import Item, Plan, Scheduler
@@ -30,33 +28,11 @@ from server.messages import (
     Embed,
     Failed,
     FinishReason,
-    FromWorker,
     Stats,
     Submit,
     TokenEvent,
     TokenLogprob,
-    Tokens,
 )
-
-Publish = Callable[[FromWorker], None]
-STATS_INTERVAL_S = 0.1
-
-
-@dataclass(slots=True)
-class Timing:
-    """Of steps: from one launch to the next, and of that what the device took. Sums since the engine started."""
-
-    num_steps: int = 0
-    step_s: float = 0.0
-    kernel_s: float = 0.0
-    last_step_s: float = 0.0
-    last_kernel_s: float = 0.0
-
-    def add(self, step_s: float, kernel_s: float) -> None:
-        self.num_steps += 1
-        self.step_s += step_s
-        self.kernel_s += kernel_s
-        self.last_step_s, self.last_kernel_s = step_s, kernel_s
 
 
 class Engine:
@@ -68,12 +44,15 @@ class Engine:
         eos_ids: tuple[int, ...] = (),
         constraints: ConstraintCompiler | None = None,
         clock: Callable[[], float] = time.perf_counter,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
+        """`clock` measures steps, `wall_clock` deadlines."""
         self.scheduler = Scheduler(model.limits)
         self.timing = Timing()
         self._model = model
         self._clock = clock
-        self._publish_message = publish
+        self._wall_clock = wall_clock
+        self._outbox = Outbox(publish)
         self._eos_ids = eos_ids
         self._constraints = constraints
         self._batches = BatchBuilder(model.limits)
@@ -81,21 +60,19 @@ class Engine:
         self._requests: dict[str, Request] = {}
         self._compiling: dict[Sequence, Pending] = {}
         self._deadlines: list[tuple[float, int, str]] = []  # ids only: it outlives the requests
-        self._events: list[TokenEvent] = []
         self._num_arrived = 0
-        self._stats_due = 0.0
 
     # --- what arrives ----------------------------------------------------------------------------------------------------
 
     @property
     def has_work(self) -> bool:
-        return bool(self._requests or self._events)
+        return bool(self._requests) or self._outbox.has_news
 
     def submit(self, submit: Submit) -> None:
         try:
             request = self._open(submit)
         except RequestError as error:
-            self._publish_message(Failed(submit.request_id, error.code, error.message))
+            self._outbox.send(Failed(submit.request_id, error.code, error.message))
             return
         self._enter(request)
         for seq in request.sequences:
@@ -109,7 +86,7 @@ class Engine:
             self._require_new(embed.request_id)
             request = open_text(embed, self._num_arrived, limits=self._model.limits)
         except RequestError as error:
-            self._publish_message(Failed(embed.request_id, error.code, error.message))
+            self._outbox.send(Failed(embed.request_id, error.code, error.message))
             return
         self._enter(request)
         self.scheduler.add(request)
@@ -167,7 +144,7 @@ class Engine:
 
     def _admit(self) -> None:
         """Let compiled constraints in and expired requests out."""
-        now = time.time()
+        now = self._wall_clock()
         while self._deadlines and self._deadlines[0][0] <= now:
             _, arrival, request_id = heapq.heappop(self._deadlines)
             request = self._requests.get(request_id)
@@ -242,7 +219,7 @@ class Engine:
             if seq.stage is not Stage.FINISHED:
                 assert embed is not None
                 self._drop(seq.request)
-                self._publish_message(embedding_of(embed, vector))
+                self._outbox.send(embedding_of(embed, vector))
 
     def _judge_prompt(self, seq: Sequence, logits: NDArray[np.float32], first: int, num_rows: int) -> None:
         """The rows from `first` on stand before the next tokens of the prompt."""
@@ -303,7 +280,7 @@ class Engine:
         if reason is not None:
             self._end(seq, reason, token_ids, logprobs)
         elif token_ids:
-            self._events.append(self._event(seq, token_ids, logprobs))
+            self._outbox.add(self._event(seq, token_ids, logprobs))
 
     def _end(
         self,
@@ -321,7 +298,7 @@ class Engine:
         self._compiling.pop(seq, None)
         self.scheduler.finish(seq)
         seq.finish_reason = reason
-        self._events.append(self._event(seq, token_ids or [], logprobs))
+        self._outbox.add(self._event(seq, token_ids or [], logprobs))
         if seq.request.is_finished:
             del self._requests[seq.request.submit.request_id]
 
@@ -333,8 +310,7 @@ class Engine:
 
     def _fail(self, request: Request, code: str, message: str) -> None:
         self._drop(request)
-        self._flush()
-        self._publish_message(Failed(request.submit.request_id, code, message))
+        self._outbox.send(Failed(request.submit.request_id, code, message))
 
     def _drop(self, request: Request) -> None:
         for seq in request.sequences:
@@ -359,20 +335,10 @@ class Engine:
 
     # --- what leaves -----------------------------------------------------------------------------------------------------
 
-    def _flush(self) -> None:
-        if self._events:
-            self._publish_message(Tokens(tuple(self._events)))
-            self._events = []
-
     def _publish(self) -> None:
-        self._flush()
-        now = time.monotonic()
-        if self._requests and now >= self._stats_due:
-            self._publish_message(self.stats())
-            self._stats_due = now + STATS_INTERVAL_S
-        elif not self._requests and self._stats_due:
-            self._publish_message(self.stats())
-            self._stats_due = 0.0  # the last word: silence until a request comes
+        self._outbox.flush()
+        if self._outbox.wants_stats(is_busy=bool(self._requests)):
+            self._outbox.send(self.stats())
 
     def _record(self, plan: Plan, step_s: float, kernel_s: float) -> None:
         self.timing.add(step_s, kernel_s)
@@ -400,48 +366,3 @@ class Engine:
     def close(self) -> None:
         if self._constraints is not None:
             self._constraints.close()
-
-
-class OverlappedEngine(Engine):
-    """While this thread runs a step, a helper publishes the tokens of the last one and plans the next. The device's thread never
-    waits to be woken: it calls the model itself, and when it returns the helper is done long since."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._helper = ThreadPoolExecutor(1, thread_name_prefix="engine")
-        self._is_planned = False  # the scheduler's open plan is the next step's
-
-    def step(self) -> bool:
-        self._admit()
-        plan = self._next_plan()
-        if not plan.items:
-            self._publish()
-            return False
-        launched = self._clock()
-        batch = self._batches.build(plan)
-        preparing = self._helper.submit(self._prepare, plan)
-        logits, kernel_s = self._run(plan, batch)
-        self._sample(plan, logits, preparing.result())
-        self._record(plan, self._clock() - launched, kernel_s)
-        return True
-
-    def _next_plan(self) -> Plan:
-        """The one made while the last step ran, with what has arrived since."""
-        if self._is_planned:
-            self._is_planned = False
-            plan = self.scheduler.settle(self.scheduler.extend())
-            if plan.items:
-                return plan
-        return self.scheduler.settle(self.scheduler.schedule())
-
-    def _prepare(self, plan: Plan) -> dict[Sequence, Bitmask]:
-        self._publish()
-        self._admit()
-        masks = self._masks(plan)
-        self.scheduler.schedule()
-        self._is_planned = True
-        return masks
-
-    def close(self) -> None:
-        self._helper.shutdown()
-        super().close()

@@ -14,7 +14,8 @@ from runtime.step import EmbedModel, StepModel
 from server.engine.channel import WorkerChannel
 from server.engine.constrain import ConstraintCompiler
 from server.engine.embed import Embedder
-from server.engine.loop import Engine, OverlappedEngine
+from server.engine.loop import Engine
+from server.engine.overlap import OverlappedEngine
 from server.handle import LoadError
 from server.messages import (
     Abort,

@@ -16,7 +16,7 @@ from deploy.model import load_model
 from runtime import flags
 from runtime.step import StepLimits, StepModel
 from server.engine.constrain import ConstraintCompiler
-from server.engine.loop import OverlappedEngine
+from server.engine.overlap import OverlappedEngine
 from server.engine.process import LoadedModel
 from server.messages import Constraint, ConstraintKind, FromWorker, Load, SamplingParams, Submit, TokenLogprob, Tokens
 

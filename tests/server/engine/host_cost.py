@@ -13,7 +13,8 @@ import numpy as np
 
 from runtime.sampling import Judged, SampleBatch, Sampled
 from runtime.step import StepBatch, StepLimits
-from server.engine.loop import Engine, OverlappedEngine
+from server.engine.loop import Engine
+from server.engine.overlap import OverlappedEngine
 from server.messages import SamplingParams, Submit
 
 NUM_STEPS = 200

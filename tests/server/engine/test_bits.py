@@ -9,7 +9,8 @@ import msgspec
 import pytest
 
 from runtime.step import StepLimits
-from server.engine.loop import Engine, OverlappedEngine
+from server.engine.loop import Engine
+from server.engine.overlap import OverlappedEngine
 from server.messages import SamplingParams, Submit
 
 NUM_REQUESTS = int(os.environ.get("RELAXSERVE_TEST_REQUESTS", "200"))

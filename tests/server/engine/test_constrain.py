@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from server.engine.constrain import ConstraintCompiler, ConstraintError, ConstraintLimits
-from server.engine.loop import Engine, OverlappedEngine
+from server.engine.loop import Engine
+from server.engine.overlap import OverlappedEngine
 from server.messages import Constraint, ConstraintKind, FinishReason, SamplingParams, Submit
 
 EOS, VOCAB = 0, 320

@@ -11,7 +11,8 @@ import pytest
 from runtime.device.null import NullEmbedModel, hashed_logits
 from runtime.step import EmbedLimits, StepLimits
 from server.engine.embed import Embedder
-from server.engine.loop import Engine, OverlappedEngine
+from server.engine.loop import Engine
+from server.engine.overlap import OverlappedEngine
 from server.messages import Abort, Embed, Embedding, Failed, SamplingParams, Submit
 
 LIMITS = EmbedLimits(embedding_size=24, max_context=64, max_tokens=100, max_seqs=4)

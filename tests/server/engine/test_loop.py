@@ -9,7 +9,8 @@ import pytest
 
 from runtime.device.null import scripted_logits
 from runtime.step import StepLimits
-from server.engine.loop import Engine, OverlappedEngine
+from server.engine.loop import Engine
+from server.engine.overlap import OverlappedEngine
 from server.engine.request import Stage
 from server.messages import Abort, Constraint, ConstraintKind, FinishReason, SamplingParams, Submit
 
@@ -166,7 +167,7 @@ def test_whoever_ends_early_frees_its_pages_within_a_step(rig, constraints, monk
     if how == "abort":
         one.engine.abort(Abort("victim"))
     else:
-        monkeypatch.setattr("server.engine.loop.time.time", lambda: now + 61)
+        one.engine._wall_clock = lambda: now + 61
     one.step()
     held = sum(len(seq.held.pages) for seq in one.engine.scheduler.running)
     assert all(seq.request.submit.request_id != "victim" for seq in one.engine.scheduler.running)

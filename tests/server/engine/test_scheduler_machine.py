@@ -16,14 +16,17 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from runtime.device.null import NullModel, hashed_logits
 from runtime.step import StepLimits
-from server.engine.loop import Engine, OverlappedEngine
+from server.engine.loop import Engine
+from server.engine.overlap import OverlappedEngine
 from server.engine.request import Stage
-from server.messages import Abort, Failed, FinishReason, SamplingParams, Stats, Submit, Tokens
+from server.messages import Abort, Embed, Embedding, Failed, FinishReason, SamplingParams, Stats, Submit, Tokens
 
 VOCAB = 40
 LIMITS = StepLimits(vocab_size=VOCAB, max_context=96, max_tokens=24, max_seqs=5, num_pages=13, embedding_size=8)
 FULL = bool(os.environ.get("RELAXSERVE_TEST_FULL"))
 LOGITS_OF = hashed_logits(VOCAB)
+HIDDEN_OF = hashed_logits(LIMITS.embedding_size)
+PATIENCE = st.sampled_from((None, None, None, 1, 4, 12))  # seconds
 BEGINNINGS = tuple(tuple((7 * i + k) % VOCAB for i in range(40)) for k in range(2))
 
 
@@ -40,7 +43,11 @@ class Machine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.engine = self.engine_class(NullModel(LIMITS, logits_of=LOGITS_OF), self.hear)
+        self.now = 0.0
+        self.engine = self.engine_class(NullModel(LIMITS, logits_of=LOGITS_OF), self.hear, wall_clock=lambda: self.now)
+        self.embeds: dict[str, Embed] = {}
+        self.vectors: dict[str, np.ndarray] = {}
+        self.dropped: set[str] = set()  # texts that were aborted or came too late
         self.told: dict[tuple[str, int], list[int]] = {}
         self.ends: dict[tuple[str, int], FinishReason] = {}
         self.submits: dict[str, Submit] = {}
@@ -56,15 +63,21 @@ class Machine(RuleBasedStateMachine):
                     if event.finish_reason is not None:
                         self.ends[key] = event.finish_reason
                     assert event.num_cached <= self.longest_known(self.submits[event.request_id])
+            case Embedding():
+                assert message.request_id not in self.vectors and message.request_id not in self.dropped
+                self.vectors[message.request_id] = np.frombuffer(message.vector, "<f4")
             case Failed():
-                raise AssertionError(message)
+                assert message.code == "deadline_exceeded" and self.embeds[message.request_id].deadline <= self.now
+                self.dropped.add(message.request_id)
             case Stats():
                 assert message.num_pages_used <= message.num_pages
 
     def longest_known(self, submit: Submit) -> int:
         """A prefix hit is honest: another request of the same salt began like this prompt."""
-        others = [s for s in self.submits.values() if s.cache_salt == submit.cache_salt and s is not submit]
-        return max((common(self.texts[other.request_id], submit.prompt_ids) for other in others), default=0)
+        others = [self.texts[s.request_id] for s in self.submits.values() if s.cache_salt == submit.cache_salt and s is not submit]
+        if not submit.cache_salt:
+            others += [list(embed.prompt_ids) for embed in self.embeds.values()]
+        return max((common(other, submit.prompt_ids) for other in others), default=0)
 
     @rule(
         beginning=st.sampled_from(BEGINNINGS),
@@ -75,8 +88,9 @@ class Machine(RuleBasedStateMachine):
         priority=st.sampled_from((0, 0, 0, 1, -1)),
         key=st.sampled_from("abc"),
         salt=st.sampled_from(("", "", "x")),
+        patience=PATIENCE,
     )
-    def submit(self, beginning, num_shared, own, max_tokens, num_choices, priority, key, salt) -> None:
+    def submit(self, beginning, num_shared, own, max_tokens, num_choices, priority, key, salt, patience) -> None:
         request_id = str(len(self.submits))
         prompt = (*beginning[:num_shared], *own)
         submit = Submit(
@@ -87,10 +101,28 @@ class Machine(RuleBasedStateMachine):
             priority=priority,
             fairness_key=key,
             cache_salt=salt,
+            deadline=None if patience is None else self.now + patience,
         )
         self.submits[request_id] = submit
         self.texts[request_id] = [*prompt, *plainly_generated(prompt, max_tokens)]
         self.engine.submit(submit)
+
+    @rule(
+        beginning=st.sampled_from(BEGINNINGS),
+        num_shared=st.sampled_from((0, 16, 40)),
+        own=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=50),
+        key=st.sampled_from("abc"),
+        patience=PATIENCE,
+    )
+    def embed(self, beginning, num_shared, own, key, patience) -> None:
+        deadline = None if patience is None else self.now + patience
+        embed = Embed(f"text{len(self.embeds)}", (*beginning[:num_shared], *own), False, key, deadline)
+        self.embeds[embed.request_id] = embed
+        self.engine.embed(embed)
+
+    @rule(seconds=st.integers(1, 5))
+    def wait(self, seconds: int) -> None:
+        self.now += seconds
 
     @rule(num=st.integers(1, 6))
     def step(self, num: int) -> None:
@@ -99,7 +131,13 @@ class Machine(RuleBasedStateMachine):
             had_work = bool(self.engine.scheduler.running or len(self.engine.scheduler.queue))
             ran = self.engine.step()
             self.engine.check_integrity()
-            assert ran or paused or not had_work, "there was work, and nothing ran"
+            assert ran or paused or not had_work or not self.is_busy, "there was work, and nothing ran"
+            living = self.engine._requests.values()
+            assert all((deadline := request.submit.deadline) is None or deadline > self.now for request in living)
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self.engine.scheduler.running or len(self.engine.scheduler.queue))
 
     @precondition(lambda self: self.submits)
     @rule(data=st.data(), whole=st.booleans())
@@ -107,6 +145,14 @@ class Machine(RuleBasedStateMachine):
         submit = data.draw(st.sampled_from(list(self.submits.values())))
         choice = None if whole else data.draw(st.integers(0, submit.num_choices - 1))
         self.engine.abort(Abort(submit.request_id, choice))
+
+    @precondition(lambda self: self.embeds)
+    @rule(data=st.data())
+    def abort_text(self, data) -> None:
+        request_id = data.draw(st.sampled_from(list(self.embeds)))
+        self.engine.abort(Abort(request_id))
+        if request_id not in self.vectors:
+            self.dropped.add(request_id)
 
     @rule(paused=st.booleans())
     def pause(self, paused: bool) -> None:
@@ -123,6 +169,7 @@ class Machine(RuleBasedStateMachine):
         self.engine.scheduler.paused = False
         # The best-ranked sequence advances in each step, by a token at least; a preemption makes others start again.
         bound = 20 + sum((len(s.prompt_ids) + s.params.max_tokens) * s.num_choices for s in self.submits.values())
+        bound += sum(len(embed.prompt_ids) for embed in self.embeds.values())
         for _ in range(bound):
             if not self.engine.has_work:
                 break
@@ -136,7 +183,14 @@ class Machine(RuleBasedStateMachine):
                 key = submit.request_id, choice
                 told = self.told.get(key, [])
                 assert told == expected[: len(told)], key
-                assert self.ends[key] is FinishReason.ABORT or len(told) == len(expected), key
+                is_cut = self.ends[key] is FinishReason.ABORT or (
+                    self.ends[key] is FinishReason.DEADLINE and submit.deadline is not None and submit.deadline <= self.now
+                )
+                assert is_cut or len(told) == len(expected), key
+        for request_id, embed in self.embeds.items():
+            assert (request_id in self.vectors) != (request_id in self.dropped)
+            if request_id in self.vectors:
+                np.testing.assert_array_equal(self.vectors[request_id], HIDDEN_OF(np.array(embed.prompt_ids, np.int32)))
         self.engine.close()
 
 

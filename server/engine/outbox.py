@@ -1,0 +1,64 @@
+"""What leaves the engine: the tokens of a step together, and now and then how it fares."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from server.messages import FromWorker, TokenEvent, Tokens
+
+Publish = Callable[[FromWorker], None]
+STATS_INTERVAL_S = 0.1
+
+
+@dataclass(slots=True)
+class Timing:
+    """Of steps: from one launch to the next, and of that what the device took. Sums since the engine started."""
+
+    num_steps: int = 0
+    step_s: float = 0.0
+    kernel_s: float = 0.0
+    last_step_s: float = 0.0
+    last_kernel_s: float = 0.0
+
+    def add(self, step_s: float, kernel_s: float) -> None:
+        self.num_steps += 1
+        self.step_s += step_s
+        self.kernel_s += kernel_s
+        self.last_step_s, self.last_kernel_s = step_s, kernel_s
+
+
+class Outbox:
+    def __init__(self, publish: Publish) -> None:
+        self._publish = publish
+        self._events: list[TokenEvent] = []
+        self._stats_due = 0.0
+
+    @property
+    def has_news(self) -> bool:
+        return bool(self._events)
+
+    def add(self, event: TokenEvent) -> None:
+        self._events.append(event)
+
+    def flush(self) -> None:
+        if self._events:
+            events, self._events = self._events, []
+            self._publish(Tokens(tuple(events)))
+
+    def send(self, message: FromWorker) -> None:
+        """Behind what was added before."""
+        self.flush()
+        self._publish(message)
+
+    def wants_stats(self, *, is_busy: bool) -> bool:
+        """In intervals while there is work, and once when it ends: the last word, and silence until a request comes."""
+        now = time.monotonic()
+        if is_busy and now >= self._stats_due:
+            self._stats_due = now + STATS_INTERVAL_S
+            return True
+        if not is_busy and self._stats_due:
+            self._stats_due = 0.0
+            return True
+        return False

@@ -1,0 +1,56 @@
+"""The engine's step with the host's work beside the device's. `Engine.step` is the meaning; a test holds the two to the same tokens."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from server.engine.loop import Engine
+from server.engine.request import Sequence
+from server.engine.sampler import Bitmask
+from server.engine.scheduler import Plan
+
+
+class OverlappedEngine(Engine):
+    """While this thread runs a step, a helper publishes the tokens of the last one and plans the next. The device's thread never
+    waits to be woken: it calls the model itself, and when it returns the helper is done long since."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._helper = ThreadPoolExecutor(1, thread_name_prefix="engine")
+        self._is_planned = False  # the scheduler's open plan is the next step's
+
+    def step(self) -> bool:
+        self._admit()
+        plan = self._next_plan()
+        if not plan.items:
+            self._publish()
+            return False
+        launched = self._clock()
+        batch = self._batches.build(plan)
+        preparing = self._helper.submit(self._prepare, plan)
+        logits, kernel_s = self._run(plan, batch)
+        self._sample(plan, logits, preparing.result())
+        self._record(plan, self._clock() - launched, kernel_s)
+        return True
+
+    def _next_plan(self) -> Plan:
+        """The one made while the last step ran, with what has arrived since."""
+        if self._is_planned:
+            self._is_planned = False
+            plan = self.scheduler.settle(self.scheduler.extend())
+            if plan.items:
+                return plan
+        return self.scheduler.settle(self.scheduler.schedule())
+
+    def _prepare(self, plan: Plan) -> dict[Sequence, Bitmask]:
+        self._publish()
+        self._admit()
+        masks = self._masks(plan)
+        self.scheduler.schedule()
+        self._is_planned = True
+        return masks
+
+    def close(self) -> None:
+        self._helper.shutdown()
+        super().close()
