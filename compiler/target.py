@@ -12,6 +12,8 @@ from typing import Final
 
 import llvmlite.binding as llvm
 
+from runtime.device.cpu import matrix_tiles_allowed
+
 
 class TargetError(Exception):
     """A target that is not known, or a machine that nothing can be generated for."""
@@ -92,6 +94,8 @@ def host() -> Target:
     # An operating system may report only what goes beyond its base, which on aarch64 is NEON.
     found = frozenset(f for f, present in llvm.get_host_cpu_features().items() if present)
     found |= _NEON if arch == "aarch64" else frozenset[str]()
+    if not matrix_tiles_allowed():
+        found -= _AMX - _AVX512_BF16
     if missing := least.features - found:
         raise TargetError(
             f"this CPU lacks {', '.join(sorted(missing))}; expected at least {least.name}: {', '.join(sorted(least.features))}"

@@ -2,7 +2,7 @@
 
 Before: a product reads `w[n, r]`, or `w[r, n]`, row by row. After: it reads `p[n // C, r, n % C]`, panels of C columns in which memory runs
 with `r`, and a function that packs stands before it in the graph. A product that runs by pairs of bf16 reads
-`p[n // C, r // 2, n % C, r % 2]` instead. For weights that function is weight-only work and moves to load time,
+`p[n // C, r // 2, n % C * 2 + r % 2]` instead. For weights that function is weight-only work and moves to load time,
 where it also drops out of every step; for activations it is a first, parallel stage. Only the layout changes: the product stays the
 same mathematics, and its order of summation with it.
 """
@@ -84,16 +84,12 @@ class PackOperands:
     def shape(self, packed: _Packed, shape: tuple[Dim, ...]) -> tuple[Dim, ...]:
         n, r = shape[packed.column], shape[packed.depth]
         batch = tuple(d for i, d in enumerate(shape) if i not in (packed.column, packed.depth))
-        if packed.group == 1:
-            return (*batch, ceil_div(n, self.columns), r, Dim.of(self.columns))
-        return (*batch, ceil_div(n, self.columns), r // packed.group, Dim.of(self.columns), Dim.of(packed.group))
+        return (*batch, ceil_div(n, self.columns), r // packed.group, Dim.of(self.columns * packed.group))
 
     def indices(self, packed: _Packed, indices: tuple[Dim, ...]) -> tuple[Dim, ...]:
         n, r = indices[packed.column], indices[packed.depth]
         batch = tuple(d for i, d in enumerate(indices) if i not in (packed.column, packed.depth))
-        if packed.group == 1:
-            return (*batch, n // self.columns, r, n % self.columns)
-        return (*batch, n // self.columns, r // packed.group, n % self.columns, r % packed.group)
+        return (*batch, n // self.columns, r // packed.group, n % self.columns * packed.group + r % packed.group)
 
     def _packing(self, outliner: Outliner, packed: _Packed, source: Atom, given: Type) -> CallTir:
         assert isinstance(given, TensorType) and given.shape is not None and given.dtype is not None
@@ -103,8 +99,8 @@ class PackOperands:
         exact = prove_divisible(extent, self.columns)
 
         def element(*ijk: Dim) -> Stmt:
-            *batch, panel, r, c = ijk if packed.group == 1 else (*ijk[:-3], ijk[-3] * packed.group + ijk[-1], ijk[-2])
-            n = panel * self.columns + c
+            *batch, panel, deep, line = ijk
+            n, r = panel * self.columns + line // packed.group, deep * packed.group + line % packed.group
             outer = iter(batch)
             at = tuple(n if i == packed.column else r if i == packed.depth else next(outer) for i in range(len(given.shape or ())))
             load = Load(plain, at)

@@ -17,6 +17,8 @@ BLOCK_ROWS = 256  # rows that share one visit to a panel: their slab of the left
 
 # kernel(point, panel, first_row, rows): the values of the other axes, then the tile; `rows` is a power of two.
 Kernel = Callable[[dict[DimVar, Dim], Dim, Dim, int], Stmt]
+# several(point, panel, first_row, rows, count): so many tiles one below the other, BLOCK_ROWS rows at most.
+Several = Callable[[dict[DimVar, Dim], Dim, Dim, int, Dim], Stmt]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +30,10 @@ class Panels:
     columns: int
     rows: int
 
-    def walk(self, kernel: Kernel) -> Stmt:
+    def walk(self, kernel: Kernel, several: Several | None = None) -> Stmt:
+        def in_turn(point: dict[DimVar, Dim], panel: Dim, first: Dim, rows: int, count: Dim) -> Stmt:
+            return loop("io", count, lambda io: kernel(point, panel, first + io * rows, rows))
+
         row, extents = self.row_axis, dict(self.nest.axes)
         panels = ceil_div(extents[self.nest.vars[-1]], self.columns)
         outer = [(v, e) for v, e in self.nest.axes[:-1] if v is not row]
@@ -42,20 +47,20 @@ class Panels:
                 *at, panel, block = place
                 point = dict(zip((v for v, _ in outer), at, strict=True))
                 first, end = block * BLOCK_ROWS, dim_min(num_rows, block * BLOCK_ROWS + BLOCK_ROWS)
-                return named("end", end, num_rows, lambda end: self._block(kernel, point, panel, (first, end)))
+                return named("end", end, num_rows, lambda end: self._block(kernel, several or in_turn, (point, panel), (first, end)))
 
             return unravel(p, [(v.name, e) for v, e in outer] + [("panel", panels), ("block", blocks)], start)
 
         return parallel("p", product_of([e for _, e in outer]) * panels * blocks, item)
 
-    def _block(self, kernel: Kernel, point: dict[DimVar, Dim], panel: Dim, span: tuple[Dim, Dim]) -> Stmt:
+    def _block(self, kernel: Kernel, several: Several, place: tuple[dict[DimVar, Dim], Dim], span: tuple[Dim, Dim]) -> Stmt:
         (first, end), most = span, self.rows
-        full = loop("io", (end - first) // most, lambda io: kernel(point, panel, first + io * most, most))
+        full = several(*place, first, most, (end - first) // most)
         left = (end - first) % most
         tails: list[Stmt] = []
         size = most // 2
         while size:
             start = end - left + left // (2 * size) * (2 * size)
-            tails.append(when(below(0, left // size % 2), kernel(point, panel, start, size)))
+            tails.append(when(below(0, left // size % 2), kernel(*place, start, size)))
             size //= 2
         return seq(full, *tails)

@@ -32,6 +32,8 @@ def tile_shape(target: Target) -> TileShape:
 
 def pair_tile(target: Target) -> PairTile | None:
     """Where bf16 are multiplied faster than f32 (docs/decisions/0008-where-bf16-is-multiplied.md)."""
+    if target.has("amx-bf16"):
+        return PairTile("amx_bf16", TileShape(rows=32, vectors=2, lanes=WIDTH), depth=32, block=256, configure="amx_configure")
     if target.has("avx512bf16", "sse4a"):
         return PairTile("dot_bf16", TileShape(rows=8, vectors=2, lanes=WIDTH), depth=2)
     return None

@@ -99,7 +99,7 @@ class ObjectCode:
         self._symbols, undefined = elf.symbols(code)
         if missing := sorted(undefined - _FROM_THE_SYSTEM):
             raise UnresolvedSymbol(f"the object code refers to {', '.join(missing)}, which nothing defines")
-        _allow_matrix_tiles()
+        matrix_tiles_allowed()
         self._engine = jit_engine()
         self._engine.add_object_file(llvm.ObjectFileRef.from_data(code))
         self._engine.finalize_object()
@@ -118,8 +118,7 @@ def jit_engine(module: llvm.ModuleRef | None = None) -> Any:
     return llvm.create_mcjit_compiler(module or llvm.parse_assembly(""), target)
 
 
-def _allow_matrix_tiles() -> None:
-    """Linux gives a process the AMX tile registers only when asked (arch_prctl, ARCH_REQ_XCOMP_PERM, tile data). Without them it
-    refuses, which costs nothing."""
-    if sys.platform == "linux" and ARCH == "x86_64":
-        ctypes.CDLL(None).syscall(158, 0x1023, 18)
+def matrix_tiles_allowed() -> bool:
+    """Linux gives a process the AMX tile registers only when asked (arch_prctl, ARCH_REQ_XCOMP_PERM, tile data); a machine without them
+    refuses, and so may a container's policy."""
+    return sys.platform == "linux" and ARCH == "x86_64" and ctypes.CDLL(None).syscall(158, 0x1023, 18) == 0

@@ -12,6 +12,7 @@ INTRINSICS.add("dot_bf16", dot.DOT_BF16)
 INTRINSICS.add("dot_i8", dot.DOT_I8)
 INTRINSICS.add("amx_bf16", amx.AMX_BF16)
 INTRINSICS.add("amx_i8", amx.AMX_I8)
+INTRINSICS.add("amx_configure", amx.AMX_CONFIGURE)
 INTRINSICS.add("dot_panel", integer.DOT_PANEL)
 INTRINSICS.add("prefetch", prefetch.PREFETCH)
 

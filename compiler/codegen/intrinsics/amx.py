@@ -3,7 +3,8 @@
     rows     1 .. 32        columns    16 or 32        k    a multiple of 64 bytes of a's elements
 
 Up to 2 x 2 accumulator tiles (tmm0..3) stay in the unit for the whole of k; tmm4..5 hold rows of a, tmm6..7 columns of b. Rows fewer
-than 16 are configured as such, so nothing outside a is read. The process must have asked its kernel for permission to use the unit.
+than 16 are configured as such, so nothing outside a is read: `amx_configure` tells the unit the height of the tiles that follow, once for
+all of them. The process must have asked its kernel for permission to use the unit.
 """
 
 from __future__ import annotations
@@ -28,12 +29,11 @@ def _emit(code: Code, operands: Operands, kind: Kind, product: str) -> None:
     rows, columns = int(operands.attrs["rows"]), int(operands.attrs["columns"])
     if not (1 <= rows <= 2 * TILE_ROWS and columns in (TILE_ROWS, 2 * TILE_ROWS)):
         raise CompileError(f"AMX tile of {rows} x {columns}; expected 1 to 32 rows and 16 or 32 columns")
-    heights = [min(TILE_ROWS, rows - top) for top in range(0, rows, TILE_ROWS)]
+    heights = _heights(rows)
     sides = range(columns // TILE_ROWS)
     size = 4 // kind.group
     row_bytes = 4 * columns
 
-    _configure(code, heights)
     row_stride = code.op(f"mul nsw i64 {stride}, {size}")
     places = {
         (i, j): code.op(f"getelementptr i8, ptr {c}, i64 {i * TILE_ROWS * row_bytes + j * TILE_BYTES}")
@@ -49,6 +49,8 @@ def _emit(code: Code, operands: Operands, kind: Kind, product: str) -> None:
         for j in sides:
             place = code.op(f"getelementptr i8, ptr {right}, i64 {j * TILE_BYTES}")
             code.do(f"call void @llvm.x86.tileloadd64(i8 {6 + j}, ptr {place}, i64 {row_bytes})")
+        if len(heights) == 1:
+            _ask_for(code, right, TILE_ROWS * row_bytes)
         for i in range(len(heights)):
             place = code.op(f"getelementptr i8, ptr {left}, i64 {code.op(f'mul nsw i64 {row_stride}, {i * TILE_ROWS}')}")
             code.do(f"call void @llvm.x86.tileloadd64(i8 {4 + i}, ptr {place}, i64 {row_stride})")
@@ -58,8 +60,19 @@ def _emit(code: Code, operands: Operands, kind: Kind, product: str) -> None:
         code.do(f"call void @llvm.x86.tilestored64(i8 {2 * i + j}, ptr {place}, i64 {row_bytes})")
 
 
-def _configure(code: Code, heights: list[int]) -> None:
+def _heights(rows: int) -> list[int]:
+    return [min(TILE_ROWS, rows - top) for top in range(0, rows, TILE_ROWS)]
+
+
+def _ask_for(code: Code, step: str, size: int) -> None:
+    """What the next step reads: with so few rows it comes from memory."""
+    for line in range(size, 2 * size, TILE_BYTES):
+        code.do(f"call void @llvm.prefetch.p0(ptr {code.op(f'getelementptr i8, ptr {step}, i64 {line}')}, i32 0, i32 3, i32 1)")
+
+
+def _emit_configuration(code: Code, operands: Operands, target: Target) -> None:
     """Palette 1; bytes per row (u16) from byte 16 on, rows (u8) from byte 48 on."""
+    heights = _heights(int(operands.attrs["rows"]))
     config = bytearray(64)
     config[0] = 1
     tiles = {0: heights[0], 1: heights[0], 2: heights[-1], 3: heights[-1], 4: heights[0], 5: heights[-1], 6: TILE_ROWS, 7: TILE_ROWS}
@@ -68,6 +81,10 @@ def _configure(code: Code, heights: list[int]) -> None:
     place = code.alloca("<64 x i8>")
     code.do(f"store <64 x i8> {vector_literal('i8', config)}, ptr {place}, align 64")
     code.do(f"call void @llvm.x86.ldtilecfg(ptr {place})")
+
+
+def _mean_nothing(arrays: tuple[NDArray[Any], ...], dims: tuple[int, ...], attrs: Mapping[str, Any]) -> None:
+    return
 
 
 def _emit_bf16(code: Code, operands: Operands, target: Target) -> None:
@@ -100,3 +117,4 @@ def _runs_on_i8(target: Target) -> bool:
 
 AMX_BF16 = Intrinsic("f32 tile of bf16 products on the matrix unit", _mean_bf16, _runs_on_bf16, _emit_bf16)
 AMX_I8 = Intrinsic("i32 tile of i8 products on the matrix unit", mean_i8, _runs_on_i8, _emit_i8)
+AMX_CONFIGURE = Intrinsic("the height of the tiles that follow", _mean_nothing, lambda target: target.has("amx-tile"), _emit_configuration)

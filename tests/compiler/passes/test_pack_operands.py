@@ -53,18 +53,18 @@ def test_pairs_of_bf16(becomes: Callable[[Pass, str, str], None]) -> None:
     """
     expected = """
         func main(x: bf16[n, 8], w: bf16[6, 8]) -> f32[n, 6] {
-          p = call_tir @pack(w) -> bf16[2, 4, 4, 2]
+          p = call_tir @pack(w) -> bf16[2, 4, 8]
           y = call_tir @mm_packed(x, p) -> f32[n, 6]
           return y
         }
         prim mm(A: bf16[n, 8], B: bf16[6, 8], out C: f32[n, 6]) {
           for i in n, j in 6 { C[i, j] = sum(r in 8) cast(f32, A[i, r]) * cast(f32, B[j, r]) }
         }
-        prim pack(w: bf16[6, 8], out p: bf16[2, 4, 4, 2]) {
-          for i in 2, j in 4, k in 4, l in 2 { p[i, j, k, l] = guard(0 <= 4*i + k < 6 ? w[4*i + k, 2*j + l] : 0.0:bf16) }
+        prim pack(w: bf16[6, 8], out p: bf16[2, 4, 8]) {
+          for i in 2, j in 4, k in 8 { p[i, j, k] = guard(0 <= 4*i + k // 2 < 6 ? w[4*i + k // 2, 2*j + k % 2] : 0.0:bf16) }
         }
-        prim mm_packed(A: bf16[n, 8], B: bf16[2, 4, 4, 2], out C: f32[n, 6]) {
-          for i in n, j in 6 { C[i, j] = sum(r in 8) cast(f32, A[i, r]) * cast(f32, B[j // 4, r // 2, j % 4, r % 2]) }
+        prim mm_packed(A: bf16[n, 8], B: bf16[2, 4, 8], out C: f32[n, 6]) {
+          for i in n, j in 6 { C[i, j] = sum(r in 8) cast(f32, A[i, r]) * cast(f32, B[j // 4, r // 2, 2*(j % 4) + r % 2]) }
         }
     """
     becomes(PackOperands(4, PairTile("dot_bf16", TileShape(rows=1, vectors=1, lanes=4), depth=2)), before, expected)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from compiler.driver import Options, compile_module
 from compiler.interpret.graph import Interpreter
 from compiler.ir.dtypes import DType
 from compiler.ir.loops import PrimFunc
@@ -99,3 +100,32 @@ def test_what_is_scheduled_computes_the_same(target: str, program: str, args: tu
     expected = Interpreter(module).call("main", *args)
     scheduled = pipeline(get(target)).until("schedule_kernels")(module)
     np.testing.assert_allclose(Interpreter(scheduled).call("main", *args), expected, rtol=1e-4, atol=1e-4)
+
+
+# --- matrix units --------------------------------------------------------------------------------------------------------
+
+DEEP = """
+func main(x: bf16[m, 288], gate: bf16[n, 288], up: bf16[n, 288], residual: f32[m, n]) -> object {
+  dataflow {
+    g = linear(x, gate, out_dtype="f32") u = linear(x, up, out_dtype="f32") s = silu(g) y = multiply(s, u) r = add(y, residual)
+  }
+  return r
+}
+"""
+
+
+def test_blocks_of_rows_and_of_depth_compute_the_same() -> None:
+    """Two whole tiles, a rest of rows, a block and a rest of depth, a rest of columns; and each row has the bits that it has alone."""
+    args = bf16(67, 288), bf16(5, 288), bf16(5, 288), np.ones((67, 5), np.float32)
+    module = parse(DEEP)
+    scheduled = Interpreter(pipeline(get("amx")).until("schedule_kernels")(module))
+    whole = scheduled.call("main", *args)
+    np.testing.assert_allclose(whole, Interpreter(module).call("main", *args), rtol=1e-4, atol=1e-4)
+    np.testing.assert_array_equal(scheduled.call("main", args[0][:1], *args[1:3], args[3][:1]), whole[:1])
+
+
+def test_the_unit_is_told_the_height_once_for_all_tiles_of_it() -> None:
+    assembly = compile_module(parse(DEEP), Options(get("amx"), texts=True)).texts["program.s"]
+    heights = 6  # 32, 16, 8, 4, 2, 1
+    assert assembly.count("ldtilecfg") == heights
+    assert assembly.count("tdpbf16ps") > heights

@@ -13,7 +13,7 @@ from compiler.codegen.llvm import emit_kernel
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import CompileError
-from compiler.ir.loops import Buffer, Load, PrimFunc, Tile
+from compiler.ir.loops import Buffer, For, Load, LoopKind, PrimFunc, Seq, Tile
 from compiler.target import NAMED
 
 AMX = NAMED["amx"]
@@ -26,7 +26,9 @@ def tiled(name: str, rows: int, columns: int) -> PrimFunc:
     a, b = Buffer("a", (Dim.of(rows), stride.dim), dtype), Buffer("b", (k // group, Dim.of(columns * group)), dtype)
     c = Buffer("c", (Dim.of(rows), Dim.of(columns)), total)
     places = tuple(Load(x, (Dim.of(0), Dim.of(0))) for x in (c, a, b))
-    return PrimFunc((k, stride, a, b, c), 1, Tile(name, places, (k.dim, stride.dim), {"rows": rows, "columns": columns}))
+    configure = Tile("amx_configure", (), (), {"rows": rows})
+    body = Seq((configure, Tile(name, places, (k.dim, stride.dim), {"rows": rows, "columns": columns})))
+    return PrimFunc((k, stride, a, b, c), 1, For(DimVar("p", 0, 0), Dim.of(1), body, LoopKind.PARALLEL))
 
 
 @pytest.mark.parametrize("name", list(TYPES))
@@ -53,5 +55,5 @@ def test_bf16_meaning_is_near_the_product() -> None:
 def test_sizes_and_targets_without_the_unit_are_refused() -> None:
     with pytest.raises(CompileError, match="AMX tile of 33 x 16; expected 1 to 32 rows and 16 or 32 columns"):
         emit_kernel("k", tiled("amx_i8", 33, 16), AMX)
-    with pytest.raises(CompileError, match="tile amx_bf16 has no instructions on target avx512"):
+    with pytest.raises(CompileError, match="tile amx_configure has no instructions on target avx512"):
         emit_kernel("k", tiled("amx_bf16", 16, 16), NAMED["avx512"])
