@@ -32,10 +32,12 @@ SHARE_ONE = 1 << SHARE_BITS
 RANDOM_BITS = 53
 
 LOG2_E = 1.4426950216293335  # in f32
-POWER = (-0.6931437253952026, 0.2401801496744156, -0.055297356098890305, 0.00920579768717289, -0.0009449032950215042)  # 2^-f, behind 1
-MANTISSA_BITS = 24
+POWER = (-0.6931470036506653, 0.24022242426872253, -0.05550733581185341, 0.009671512991189957, -0.001326472731307149)  # 2^-r, behind 1
+MANTISSA_BITS = 22
 FURTHEST = 64.0  # powers of two, or nats: beyond it a weight is 0
 MEAN_BITS = 16  # behind the point, of the distances that a mean is made of
+ROUND = 2.0**23  # adding it to 0 <= x < 2^23 leaves the nearest integer in the low bits
+TWO = 2.0  # adding it to 0.7 < x < 1.5 leaves x in units of 2^-MANTISSA_BITS
 
 NOT_A_NUMBER, NOTHING_LEFT = -1, -2  # instead of a token
 
@@ -199,13 +201,18 @@ def weigh(distances: Array) -> Array:
     with np.errstate(over="ignore"):
         powers = distances * np.float32(LOG2_E)
     powers = np.where(powers < FURTHEST, powers, np.float32(FURTHEST))
-    whole = np.floor(powers)
-    rest = powers - whole
-    fraction = np.float32(POWER[-1])
+    rounded = powers + np.float32(ROUND)
+    rest = powers - (rounded - np.float32(ROUND))
+    fraction = np.full_like(rest, POWER[-1])
     for coefficient in (*reversed(POWER[:-1]), 1.0):
         fraction = fraction * rest + np.float32(coefficient)
-    mantissa = (fraction * np.float32(1 << MANTISSA_BITS)).astype(np.int64)
-    return (mantissa << (WEIGHT_BITS - MANTISSA_BITS)) >> np.minimum(whole, 63).astype(np.int64)
+    mantissa = _bits_beyond(fraction + np.float32(TWO), TWO).astype(np.int64)
+    return (mantissa << (WEIGHT_BITS - MANTISSA_BITS)) >> np.minimum(_bits_beyond(rounded, ROUND), 63)
+
+
+def _bits_beyond(numbers: Array, base: float) -> Array:
+    """How many f32 numbers lie between `base` and each of these."""
+    return numbers.view(np.int32) - np.float32(base).view(np.int32)
 
 
 def _nearest(distances: Row, key: Row, weights: Array, wanted: int) -> Row:
@@ -224,7 +231,7 @@ def _share(weights: Array, share: int) -> int:
 def _mean(distances: Row, weights: Array) -> np.float32:
     """The mean distance, by weight: the entropy less a constant."""
     near = np.where(distances < FURTHEST, distances, np.float32(FURTHEST))
-    moments = (weights * (near * np.float32(1 << MEAN_BITS)).astype(np.int64)) >> MEAN_BITS
+    moments = (weights * np.rint(near * np.float32(1 << MEAN_BITS)).astype(np.int64)) >> MEAN_BITS
     return moments.sum().astype(np.float32) / weights.sum().astype(np.float32)
 
 

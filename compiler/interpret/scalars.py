@@ -57,6 +57,7 @@ MEANING: dict[Fn, Callable[..., Array]] = {
     Fn.NOT: np.invert,
     Fn.SHL: np.left_shift,
     Fn.SHR: np.right_shift,
+    Fn.BITS: lambda x: x.view(np.int32),
     Fn.SELECT: np.where,
 }
 

@@ -78,6 +78,7 @@ class Fn(StrEnum):
     NOT = "not"
     SHL = "shl"
     SHR = "shr"  # arithmetic on signed, logical on unsigned
+    BITS = "bits"  # of an f32, as an i32
     SELECT = "select"  # cond, a, b; both sides are evaluated, so both must be safe
 
 
@@ -288,6 +289,8 @@ def dtype_of(scalar: Scalar) -> DType:
         case Apply(fn=fn, args=args):
             if fn in COMPARISONS:
                 return DType.BOOL
+            if fn is Fn.BITS:
+                return DType.I32
             return dtype_of(args[1] if fn is Fn.SELECT else args[0])
         case Reduce(fn=fn, value=value):
             if fn in (ReduceFn.ARGMAX, ReduceFn.ARGMIN):

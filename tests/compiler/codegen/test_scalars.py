@@ -37,12 +37,13 @@ INT_FNS = {
     *(Fn.ADD, Fn.SUB, Fn.MUL, Fn.FLOORDIV, Fn.MOD, Fn.MIN, Fn.MAX, Fn.NEG, Fn.ABS),
     *(Fn.AND, Fn.OR, Fn.XOR, Fn.NOT, Fn.SHL, Fn.SHR),
 }
-UNARY = {Fn.NEG, Fn.ABS, Fn.EXP, Fn.LOG, Fn.SQRT, Fn.RSQRT, Fn.TANH, Fn.ERF, Fn.SIN, Fn.COS, Fn.FLOOR, Fn.ROUND, Fn.NOT}
+UNARY = {Fn.NEG, Fn.ABS, Fn.EXP, Fn.LOG, Fn.SQRT, Fn.RSQRT, Fn.TANH, Fn.ERF, Fn.SIN, Fn.COS, Fn.FLOOR, Fn.ROUND, Fn.NOT, Fn.BITS}
 NUM = 512
 CASES = [
     *itertools.product(sorted(FLOAT_FNS | COMPARISONS), FLOATS),
     *itertools.product(sorted(INT_FNS | COMPARISONS), INTS),
     *itertools.product([Fn.AND, Fn.OR, Fn.XOR, Fn.NOT, Fn.MIN, Fn.MAX, *sorted(COMPARISONS)], [DType.BOOL]),
+    (Fn.BITS, DType.F32),
 ]
 
 
@@ -79,7 +80,7 @@ def test_function_has_its_numpy_meaning(run_native: Any, fn: Fn, dtype: DType) -
         inputs[1] = (inputs[1] % (dtype.num_bytes * 8 + 3)).astype(dtype.numpy)
     with np.errstate(all="ignore"):
         wanted = MEANING[fn](*inputs)
-    result = DType.BOOL if fn in COMPARISONS else dtype
+    result = DType.BOOL if fn in COMPARISONS else DType.I32 if fn is Fn.BITS else dtype
     found = np.zeros(NUM, result.numpy)
     run_native(elementwise(lambda *xs: Apply(fn, xs), [dtype] * len(inputs), result, 16), [*inputs, found])
     one_lane = np.zeros(NUM, result.numpy)

@@ -327,6 +327,7 @@ LOOP_BREACHES: dict[str, list[tuple[PrimFunc, str]]] = {
         (loop("B[0] = select(s, s, s)"), "select is decided by f32, expected bool"),
         (loop("B[0] = cast(f32, 1:i32 / 2:i32)"), "div of i32, expected a float"),
         (loop("B[0] = cast(f32, exp(1:i32))"), "exp of i32, expected a float"),
+        (loop("B[0] = cast(f32, bits(1:i32))"), "bits of i32, expected f32"),
         (loop("B[0] = s // s"), "floordiv of f32, expected an integer"),
         (loop("B[0] = s & s"), "and of f32, expected bool or an integer"),
         (loop("B[0] = cast(f32, true + false)"), "add of bool, expected a number"),
