@@ -36,6 +36,11 @@ class WeightFormat:
     bits: int
     group: int = 0
 
+    @property
+    def scale_dtype(self) -> str:
+        """Beside 4 bits the scales weigh, and their rounding does not: numbers are rounded to the scale as it is stored."""
+        return "bf16" if self.bits == 4 else "f32"
+
     @staticmethod
     def parse(text: str) -> WeightFormat:
         """`f32`, `bf16`, `int8`, `int8-128`, `int4` (groups of 32), `int4-64`, `int4-128`."""
@@ -149,7 +154,7 @@ class Net:
         in_size = w.type.shape[1].const
         if format.group and in_size % format.group:
             raise ConfigError(f"{w.name} has {in_size} inputs, no multiple of the group of {format.group}; choose int8, or a smaller group")
-        both = self.call(QUANTIZE, self.as_f32(w), bits=format.bits, group=format.group)
+        both = self.call(QUANTIZE, self.as_f32(w), bits=format.bits, group=format.group, dtype=format.scale_dtype)
         return self.call(DEQUANTIZE, self.field(both, 0), self.field(both, 1), bits=format.bits, group=format.group)
 
     def _stacked(self, parts: list[Var]) -> Var:

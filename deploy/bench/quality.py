@@ -128,7 +128,7 @@ class Texts:
                 page_tables=tables[:, : page + 1].copy(),
                 logit_rows=rows,
             )
-            found.append(model.run(batch))
+            found.append(model.run(batch).copy())  # the next step overwrites it
         return found
 
     def draw(self, model: CompiledModel) -> tuple[NDArray[np.int32], list[Floats]]:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from compiler.frontend.nn import WeightFormat
 from deploy.bench import quality
+from runtime.step import StepBatch
 
 
 @pytest.mark.parametrize(("scheme", "levels", "group"), [("int8", 127, 64), ("int8-32", 127, 32), ("int4", 7, 32), ("int4-64", 7, 64)])
@@ -33,6 +36,21 @@ def test_the_measures_are_means_over_all_tokens():
     assert agreement == 0.5
 
 
+def test_the_logits_of_every_position_are_kept():
+    """A model leaves them where the next step will write."""
+    place = np.zeros((2, 5), np.float32)
+
+    class Model:
+        limits = SimpleNamespace(num_pages=9, vocab_size=5)
+
+        def run(self, batch: StepBatch) -> Any:
+            place[...] = batch.positions[0]
+            return place
+
+    found = quality.Texts(2, 3, 0).logits(cast(Any, Model()), lambda position, _: np.zeros(2, np.int32))
+    assert [f[0, 0] for f in found] == [0, 1, 2]
+
+
 def test_our_schemes_are_no_worse_than_rounding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     monkeypatch.setenv("RELAXSERVE_CACHE", str(tmp_path))
     quality.main(["--schemes", "bf16,int8,int4", "--sequences", "4", "--length", "20", "--json"])
@@ -40,5 +58,5 @@ def test_our_schemes_are_no_worse_than_rounding(tmp_path: Path, monkeypatch: pyt
     assert rows["bf16"]["kl_divergence"] < 1e-3 < rows["int4"]["kl_divergence"] < 0.5
     assert rows["int8"]["kl_divergence"] < rows["int4"]["kl_divergence"] / 10
     for row in rows.values():
-        assert row["kl_divergence"] <= 1.2 * row["rounded_kl_divergence"] + 1e-4
+        assert row["kl_divergence"] <= 1.1 * row["rounded_kl_divergence"] + 2e-5
         assert row["top1_agreement"] >= row["rounded_top1_agreement"] - 0.05
