@@ -19,8 +19,8 @@ from compiler.ir.loops import Apply, Buffer, Cast, Const, Fn, Load, PrimFunc, Re
 from compiler.schedule.attention_block import F32, PAGE, Rows, exp_of_difference, f32, integer, larger, local, mul
 from compiler.schedule.attention_form import PAGES, SPLIT, Form, Token
 from compiler.schedule.attention_walk import STRETCH, TileWalk, TokenWalk
-from compiler.schedule.matmul import TileShape
 from compiler.schedule.nests import allocated, below, halves, lanes, loop, parallel, product_of, seq, unravel, when
+from compiler.schedule.spot import TileShape
 
 FEW = 16  # tokens
 

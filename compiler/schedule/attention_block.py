@@ -14,8 +14,8 @@ from functools import reduce
 from compiler.ir.dims import Dim, DimVar, dim_max, dim_min
 from compiler.ir.dtypes import DType
 from compiler.ir.loops import Apply, Buffer, Cast, Const, DimScalar, Fn, Let, Load, Scalar, Scope, Stmt, Store, Tile
-from compiler.schedule.matmul import TileShape
 from compiler.schedule.nests import allocated, lanes, loop, seq, unroll, when
+from compiler.schedule.spot import TileShape
 
 PAGE = 16
 UNROLLED = 4  # steps of a product written out

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from compiler.driver import compile_module
+from compiler.driver import Options, compile_module
 from compiler.ir.dtypes import DType
 from compiler.ir.parser import parse
 from compiler.schedule.rules import integer_tile, pair_tile
 from compiler.schedule.spot import TileShape
-from compiler.target import host
+from compiler.target import Target, host
 from runtime.device.cpu import host_buffer
 from runtime.session import Session
 
@@ -94,14 +94,14 @@ class Gauge:
     """Kernels that do nothing but read, or nothing but multiply: to be run beside what is measured, for on a shared machine both limits
     change from one second to the next. `held` is how the weights are: it says which unit multiplies."""
 
-    def __init__(self, held: str, threads: int | None = None) -> None:
+    def __init__(self, held: str, threads: int | None = None, target: Target | None = None) -> None:
         """Make it before anything is called: then there are cores left that its threads can be pinned to."""
         self._data = host_buffer(READ_BYTES).view(np.float32).reshape(-1, _BLOCK)
         self._data[...] = 1.0
         spans = {streams: _BLOCK // streams for streams in (1, 2, 4)}
-        self._readers = [_session(_READ.format(streams=n, span=span, steps=span // 16), threads) for n, span in spans.items()]
-        text, self._steps, self._operations, self._args = _multiplying(held)
-        self._multiplier = _session(text, threads)
+        self._readers = [_session(_READ.format(streams=n, span=span, steps=span // 16), threads, target) for n, span in spans.items()]
+        text, self._steps, self._operations, self._args = _multiplying(held, target or host())
+        self._multiplier = _session(text, threads, target)
         self._read_s = self._multiply_s = math.inf
 
     def sample(self) -> None:
@@ -126,8 +126,8 @@ class Gauge:
         return best, self.limits
 
 
-def _session(text: str, threads: int | None) -> Session:
-    return Session(compile_module(parse(text)), device_threads=threads, pinned=True)
+def _session(text: str, threads: int | None, target: Target | None) -> Session:
+    return Session(compile_module(parse(text), Options(target or host())), device_threads=threads, pinned=True)
 
 
 def _seconds(run: Callable[[], object]) -> float:
@@ -136,9 +136,9 @@ def _seconds(run: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
-def _multiplying(held: str) -> tuple[str, int, float, tuple[Any, ...]]:
+def _multiplying(held: str, target: Target) -> tuple[str, int, float, tuple[Any, ...]]:
     """The program, how many steps it is to make, the operations of those, its operands."""
-    pairs, integers = pair_tile(host()), integer_tile(host())
+    pairs, integers = pair_tile(target), integer_tile(target)
     if held.startswith("bf16") and pairs is not None:
         return _tiles(pairs.intrinsic, pairs.shape, DType.BF16, DType.BF16, DType.F32)
     if held.startswith("int") and integers is not None:

@@ -16,15 +16,16 @@ from rich.console import Console
 from rich.table import Table
 
 from compiler.bind import bind_weights
-from compiler.driver import compile_module
+from compiler.driver import Options, compile_module
 from compiler.frontend.config import ModelConfig
 from compiler.frontend.decoder import ENTRY, StepBounds, build_step
 from compiler.frontend.models.registry import CAUSAL
 from compiler.frontend.nn import WeightFormat
 from compiler.ir.dtypes import DType
+from compiler.target import NAMED, Target, get, host
 from deploy.bench.limits import Gauge
 from deploy.bench.synthetic import RandomWeights, dtypes_of, shapes_of, synthetic_config
-from runtime.kv_pool import KVLayout, KVPool
+from runtime.kv_pool import KV_DTYPES, KVLayout, KVPool
 from runtime.memory import MemoryAccount
 from runtime.session import Session
 from runtime.step import PAGE_SIZE
@@ -46,14 +47,17 @@ class Row:
 class Model:
     """A synthetic model, prepared."""
 
-    def __init__(self, config: ModelConfig, quantize: str, threads: int | None) -> None:
+    def __init__(
+        self, config: ModelConfig, quantize: str, threads: int | None, *, kv_dtype: DType = DType.F32, target: Target | None = None
+    ) -> None:
         self.config = config
         bounds = StepBounds(max(PREFILLS), max(BATCHES), max(CONTEXTS) + PAGE_SIZE)
-        module = build_step(config, CAUSAL[config.family], dtypes_of(config), bounds, DType.F32, WeightFormat.parse(quantize))
-        self.executable = compile_module(module)
+        self.module = build_step(config, CAUSAL[config.family], dtypes_of(config), bounds, kv_dtype, WeightFormat.parse(quantize))
+        self.options = Options(target or host())
+        self.executable = compile_module(self.module, self.options)
         self.session = Session(self.executable, device_threads=threads, pinned=True)
         self.weights = bind_weights(self.session, self.executable, ENTRY, RandomWeights(shapes_of(config)))
-        layout = KVLayout(config.num_layers, config.num_kv_heads, config.head_dim, "f32")
+        layout = KVLayout(config.num_layers, config.num_kv_heads, config.head_dim, str(kv_dtype))
         pages = 1 + max(BATCHES) * (max(CONTEXTS) // PAGE_SIZE + 1)
         self.kv_bytes = layout.bytes_per_page / PAGE_SIZE
         self.pages = min(pages, 1 + (4 << 30) // layout.bytes_per_page)
@@ -109,19 +113,26 @@ def measure(model: Model, gauge: Gauge) -> list[Row]:
     return rows
 
 
-def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--synthetic", default="0.5b")
-    parser.add_argument("--quantize", default="bf16")
+def model_options(description: str | None) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--synthetic", default="0.5b", help="shape of the model")
+    parser.add_argument("--quantize", default="bf16", help="how weights are held")
+    parser.add_argument("--kv-dtype", default="f32", choices=KV_DTYPES, help="type of the pages of keys and values")
+    parser.add_argument("--target", default="host", help=f"instructions to use: host, {', '.join(NAMED)}")
     parser.add_argument("--threads", type=int)
-    parser.add_argument("--kernels", action="store_true", help="time per kernel of one decode step and one prefill")
     parser.add_argument("--json", action="store_true")
-    options = parser.parse_args(argv)
-    gauge = Gauge(options.quantize, options.threads)
-    model = Model(synthetic_config(options.synthetic), options.quantize, options.threads)
-    if options.kernels:
-        _kernels(model)
-        return
+    return parser
+
+
+def model_of(options: argparse.Namespace) -> Model:
+    config = synthetic_config(options.synthetic)
+    return Model(config, options.quantize, options.threads, kv_dtype=DType(options.kv_dtype), target=get(options.target))
+
+
+def main(argv: list[str] | None = None) -> None:
+    options = model_options(__doc__).parse_args(argv)
+    gauge = Gauge(options.quantize, options.threads, get(options.target))
+    model = model_of(options)
     rows, limits = measure(model, gauge), gauge.limits
     if options.json:
         print(json.dumps({"limits": asdict(limits), "rows": [asdict(r) for r in rows]}, indent=1))
@@ -131,21 +142,6 @@ def main(argv: list[str] | None = None) -> None:
     for r in rows:
         table.add_row(r.name, f"{r.tokens_per_s:.1f}", f"{r.num_bytes / 1e6:.0f}", f"{r.operations / 1e9:.1f}", f"{r.share:.2f}")
     Console().print(table)
-
-
-def _kernels(model: Model) -> None:
-    for name, args in (
-        ("decode 1 x 128", model.step(1, 1, 128)),
-        ("decode 32 x 128", model.step(32, 32, 128)),
-        ("prefill 512", model.step(512, 1, 512)),
-    ):
-        model.run(args)
-        with model.session.profile() as profile:
-            model.run(args)
-        table = Table("kernel", "runs", "ms", title=name)
-        for kernel in sorted(profile.seconds, key=lambda k: -profile.seconds[k]):
-            table.add_row(kernel, str(profile.count[kernel]), f"{profile.seconds[kernel] * 1e3:.2f}")
-        Console().print(table)
 
 
 if __name__ == "__main__":

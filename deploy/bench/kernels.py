@@ -1,0 +1,209 @@
+"""`relaxserve bench kernels`: every kernel of a model's step beside the time that this machine's limits allow, the worst first: that which
+takes the most time above its limit.
+
+Limit time is the larger of bytes / bandwidth and operations / peak. Both are counted in the loop nests as they are before scheduling: bytes
+of all operands, once each; two operations per point of a sum. A buffer of which rows are picked counts as much as what they are picked for;
+attention reads the keys and values of each sequence once per step, and multiplies with those that a token sees. Operands that lie in a
+cache are faster than the limit says, so a share may be above one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from itertools import groupby
+from math import inf, prod
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from compiler.frontend.decoder import ENTRY
+from compiler.ir.deduce import type_of
+from compiler.ir.dims import Dim, DimVar
+from compiler.ir.graph import CallTir, ScalarValue
+from compiler.ir.loops import Buffer, For, Let, PrimFunc, Reduce, ReduceFn, Stmt
+from compiler.ir.types import TensorType, Type
+from compiler.ir.visit_loops import loads, scalars_of, substatements, walk_stmts
+from compiler.passes.pipeline import pipeline
+from compiler.schedule.matmul import distinct, reduces_in
+from compiler.target import get
+from deploy.bench.limits import Gauge
+from deploy.bench.model import Model, model_of, model_options
+
+STEPS = ((1, 1, 128), (1, 1, 4096), (32, 32, 128), (512, 1, 512))  # tokens, sequences, context
+RUNS = 5
+Dims = Mapping[DimVar, int]
+
+
+@dataclass(slots=True)
+class Work:
+    """Of all launches of a kernel in one step."""
+
+    num_bytes: float = 0.0
+    operations: float = 0.0
+    multiplies_weights: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    step: str
+    kernel: str
+    launches: int
+    seconds: float
+    num_bytes: float
+    operations: float
+    share: float  # of the limit
+
+    @property
+    def lost_s(self) -> float:
+        return self.seconds * (1 - self.share)
+
+
+def measure(model: Model, products: Gauge, others: Gauge) -> list[Row]:
+    """`products` knows the unit that multiplies weights, `others` that of f32."""
+    rows: list[Row] = []
+    for tokens, sequences, context in STEPS:
+        args = model.step(tokens, sequences, context)
+        work = work_of(model, args)
+        seconds, count = _profiled(model, args, (products, others))
+        name = f"decode {sequences} x {context}" if tokens == sequences else f"prefill {tokens}"
+        for kernel, took in seconds.items():
+            w = work.get(kernel, Work())
+            limits = (products if w.multiplies_weights else others).limits
+            share = limits.seconds(w.num_bytes, w.operations) / took
+            rows.append(Row(name, kernel, count[kernel], took, w.num_bytes, w.operations, share))
+    order = {row.step: number for number, row in enumerate(reversed(rows))}
+    return sorted(rows, key=lambda row: (-order[row.step], -row.lost_s))
+
+
+def _profiled(model: Model, args: Any, gauges: tuple[Gauge, ...]) -> tuple[dict[str, float], dict[str, int]]:
+    """The shortest time of each kernel in several runs, and how many launches it had (phases count)."""
+    model.run(args)
+    best: dict[str, float] = {}
+    count: dict[str, int] = {}
+    for _ in range(RUNS):
+        with model.session.profile() as profile:
+            model.run(args)
+        best = {kernel: min(seconds, best.get(kernel, inf)) for kernel, seconds in profile.seconds.items()}
+        count = profile.count
+        for gauge in gauges:
+            gauge.sample()
+    return best, count
+
+
+# --- counting ----------------------------------------------------------------------------------------------------------
+
+
+def work_of(model: Model, args: Any) -> dict[str, Work]:
+    module = pipeline(model.options.target).until("lift_weights")(model.module)
+    step = module.graph(ENTRY)
+    dims: dict[DimVar, int] = {}
+    for param, value in zip(step.params, args, strict=False):
+        if isinstance(value, np.ndarray) and isinstance(param.type, TensorType) and param.type.shape is not None:
+            dims |= {d.var: n for d, n in zip(param.type.shape, value.shape, strict=True) if d.var is not None}
+    weights = {p for p in step.params[len(args) :] if isinstance(p.type, TensorType) and p.type.ndim != 1}
+    found: dict[str, Work] = {}
+    for binding in step.body.bindings:
+        call = binding.value
+        if not isinstance(call, CallTir):
+            continue
+        prim, work = module.prim(call.func), found.setdefault(call.func, Work())
+        env = _bound(prim, call, dims)
+        if "attention" in prim.attrs:
+            num_bytes, operations = _attention(model, args)
+        else:
+            num_bytes, operations = sum(_bytes(prim, env)), _operations(prim.body, env)
+        work.num_bytes += num_bytes
+        work.operations += operations
+        work.multiplies_weights |= operations > 0 and any(a in weights for a in call.args)
+    return found
+
+
+def _attention(model: Model, args: Any) -> tuple[float, float]:
+    """Of one layer."""
+    config, positions, seq_ids = model.config, args[1], args[3]
+    longest = {int(s): int(positions[seq_ids == s].max()) + 1 for s in np.unique(seq_ids)}
+    pairs = int((positions + 1).sum())
+    return model.kv_bytes / config.num_layers * sum(longest.values()), 4.0 * config.num_heads * config.head_dim * pairs
+
+
+def _bound(prim: PrimFunc, call: CallTir, dims: Dims) -> dict[DimVar, int]:
+    """The variables of the nest at this call."""
+    env: dict[DimVar, int] = {}
+
+    def shaped(buffer: Buffer, type_: Type) -> None:
+        assert isinstance(type_, TensorType) and type_.shape is not None
+        env.update({b.var: d.evaluate(dims) for b, d in zip(buffer.shape, type_.shape, strict=True) if b.var is not None})
+
+    for param, arg in zip(prim.params, call.args, strict=False):
+        if isinstance(param, Buffer):
+            shaped(param, type_of(arg))
+        elif isinstance(param, DimVar) and isinstance(arg, ScalarValue) and isinstance(arg.value, Dim):
+            env[param] = arg.value.evaluate(dims)
+    for buffer, type_ in zip(prim.outputs, call.out, strict=True):
+        shaped(buffer, type_)
+    return env
+
+
+def _bytes(prim: PrimFunc, env: Dims) -> Iterator[float]:
+    sizes = {b: float(b.dtype.num_bytes * prod(d.evaluate(env) for d in b.shape)) for b in prim.buffers}
+    changed = {number for pair in prim.attrs.get("inplace", ()) for number in pair}
+    plain = [b for number, b in enumerate(prim.buffers) if number not in changed]
+    picked = _picked(prim)
+    most = max((sizes[b] for b in plain if b not in picked), default=0.0)
+    for buffer in plain:
+        yield min(sizes[buffer], most) if buffer in picked else sizes[buffer]
+    if changed:  # pages: as much as is written there
+        yield most
+
+
+def _picked(prim: PrimFunc) -> set[Buffer]:
+    """Buffers that are read where an integer from memory says."""
+    read = {stmt.var for stmt in walk_stmts(prim.body) if isinstance(stmt, Let) and any(loads(stmt.value))}
+    return {load.buffer for load in loads(prim.body) if any(v in read for index in load.indices for v in index.vars())}
+
+
+def _operations(stmt: Stmt, env: Dims) -> float:
+    """Of sums; where an extent depends on the loop around, that of its first iteration."""
+    if isinstance(stmt, For):
+        return stmt.extent.evaluate(env) * _operations(stmt.body, {**env, stmt.var: 0})
+    if isinstance(stmt, Let):
+        env = {**env, stmt.var: 0}
+    own = sum(_points(r, env) for r in distinct([r for scalar in scalars_of(stmt) for r in reduces_in(scalar)]))
+    return own + sum(_operations(inner, env) for inner in substatements(stmt))
+
+
+def _points(r: Reduce, env: Dims) -> float:
+    env = {**env, **{var: 0 for var, _ in r.axes}}
+    points = prod(extent.evaluate(env) for _, extent in r.axes)
+    return points * ((2.0 if r.fn is ReduceFn.SUM else 0.0) + sum(_points(inner, env) for inner in distinct(reduces_in(r.value))))
+
+
+# --- the command -------------------------------------------------------------------------------------------------------
+
+
+def main(argv: list[str] | None = None) -> None:
+    options = model_options(__doc__).parse_args(argv)
+    target = get(options.target)
+    products, others = (Gauge(held, options.threads, target) for held in (options.quantize, "f32"))
+    rows = measure(model_of(options), products, others)
+    limits = {"weights": asdict(products.limits), "others": asdict(others.limits)}
+    if options.json:
+        print(json.dumps({"limits": limits, "rows": [asdict(row) for row in rows]}, indent=1))
+        return
+    units = f"{products.limits.flops / 1e9:.0f} GFLOP/s by weights, {others.limits.flops / 1e9:.0f} else"
+    console = Console()
+    console.print(f"{options.synthetic} {options.quantize}: {others.limits.bytes_per_s / 1e9:.1f} GB/s, {units}")
+    for step, some in groupby(rows, key=lambda row: row.step):
+        table = Table("kernel", "launches", "ms", "MB", "GFLOP", "share of the limit", title=step)
+        for r in some:
+            figures = (f"{r.seconds * 1e3:.2f}", f"{r.num_bytes / 1e6:.2f}", f"{r.operations / 1e9:.2f}", f"{r.share:.2f}")
+            table.add_row(r.kernel, str(r.launches), *figures)
+        console.print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""The benchmark of kernels, on a model small enough to count by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from compiler.ir.dtypes import DType
+from compiler.target import get
+from deploy.bench import kernels, model, synthetic
+from deploy.bench.limits import Limits
+from deploy.bench.model import Model
+
+HIDDEN, LAYERS, HEADS, KV_HEADS, SIZE, FFN, VOCAB = 64, 2, 4, 2, 16, 96, 128
+
+
+class Known:
+    """A gauge that has measured."""
+
+    limits = Limits(1e9, 1e10)
+
+    def sample(self) -> None:
+        """Nothing changes."""
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[Model]:
+    monkeypatch.setitem(synthetic.SHAPES, "small", (HIDDEN, LAYERS, HEADS, KV_HEADS, SIZE, FFN, VOCAB))
+    monkeypatch.setattr(model, "CONTEXTS", (64,))
+    made = Model(synthetic.synthetic_config("small"), "bf16", 2, kv_dtype=DType.BF16, target=get("x86-64-v3"))
+    yield made
+    made.session.close()
+
+
+def test_the_work_of_a_step_is_what_its_shapes_say(small: Model):
+    work = kernels.work_of(small, small.step(24, 3, 48))
+    attention = next(w for name, w in work.items() if "attention" in name)
+    assert attention.num_bytes == LAYERS * 3 * 48 * 2 * KV_HEADS * SIZE * 2
+    assert attention.operations == LAYERS * 3 * sum(range(41, 49)) * 4 * HEADS * SIZE
+    products = [w for w in work.values() if w.multiplies_weights]
+    per_layer = HIDDEN * (2 * HEADS + 2 * KV_HEADS) * SIZE + 3 * HIDDEN * FFN
+    assert sum(w.operations for w in products) == 2 * (24 * LAYERS * per_layer + 3 * HIDDEN * VOCAB)
+    assert sum(w.num_bytes for w in products) >= 2 * (LAYERS * per_layer + HIDDEN * VOCAB)
+    assert work["embedding"].num_bytes < 24 * HIDDEN * 8, "rows are picked, the table is not read"
+
+
+def test_kernels_come_by_the_time_above_their_limit(small: Model, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(kernels, "STEPS", ((1, 1, 64), (32, 1, 32)))
+    gauge: Any = Known()
+    rows = kernels.measure(small, gauge, gauge)
+    assert list(dict.fromkeys(r.step for r in rows)) == ["decode 1 x 64", "prefill 32"]
+    for step in ("decode 1 x 64", "prefill 32"):
+        lost = [r.lost_s for r in rows if r.step == step]
+        assert lost == sorted(lost, reverse=True)
+        assert {"paged_attention", "embedding"} <= {r.kernel for r in rows if r.step == step}
+    assert all(r.seconds > 0 and r.share >= 0 for r in rows)
+    assert all(r.share == pytest.approx(Known.limits.seconds(r.num_bytes, r.operations) / r.seconds) for r in rows)
