@@ -146,9 +146,10 @@ class _Rows:
         return parallel("p", product_of([e for _, e in row]), lambda p: unravel(p, axes, self.row_of))
 
     def row_of(self, point: list[Dim]) -> Stmt:
-        """All stages of one row. While elements of the row are written, the next row is fetched: memory does not wait for arithmetic."""
-        if not point:
-            return self.staged(point, point)  # the only row there is
+        """All stages of one row. While elements of the row are written, the next row is fetched: memory does not wait for arithmetic.
+        It waits in the second cache, since the first holds this row."""
+        if not point or not any(self.row_buffers(stage.nest) for stage in self.program.stages if stage.inner is not None):
+            return self.staged(point, point)  # the only row there is, or nothing of the next one that is worth fetching
         extent = self.program.row[-1][1]
         return named("next", dim_min(point[-1] + 1, extent - 1), extent - 1, lambda after: self.staged(point, [*point[:-1], after]))
 
@@ -179,9 +180,10 @@ class _Rows:
         return body
 
     def row_buffers(self, nest: PerfectNest) -> list[Buffer]:
-        """What the elements are made of that lies in memory as they do: row by row."""
+        """What the elements are made of that lies in memory as they do: row by row. What they replace is in the cache already."""
         at = tuple(Dim.of(v) for v in nest.vars)
-        return list(dict.fromkeys(load.buffer for load in loads(nest.store.value) if load.indices == at))
+        read = dict.fromkeys(load.buffer for load in loads(nest.store.value) if load.indices == at)
+        return [buffer for buffer in read if buffer is not nest.store.buffer]
 
     def fold(self, reduce: Reduce, result: Buffer, point: dict[DimVar, Dim], kept: tuple[Buffer, list[Dim]] | None) -> Stmt:
         (axis, length), width = reduce.axes[0], self.width
@@ -217,7 +219,7 @@ class _Rows:
 
 
 def _fetch(buffers: list[Buffer], row: list[Dim], start: Dim) -> list[Stmt]:
-    return [Tile("prefetch", (Load(b, (*row, start)),)) for b in buffers]
+    return [Tile("prefetch", (Load(b, (*row, start)),), attrs={"far": True}) for b in buffers]
 
 
 def _replace(value: Scalar, results: dict[Reduce, Buffer]) -> Scalar:
