@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from difflib import get_close_matches
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -56,6 +57,7 @@ def create_app(settings: ServerSettings, registry: Registry) -> FastAPI:
         lifespan=lifespan,
         docs_url=None,
         redoc_url=None,
+        redirect_slashes=False,  # a redirected POST is more trouble than a plain answer
     )
     context = Context(settings, registry)
     for router in ROUTERS:
@@ -112,4 +114,11 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     kind = OF_STATUS.get(error.status_code, BAD_REQUEST)
     message = f"{request.method} {request.url.path}: {error.detail}"
+    if kind is NOT_FOUND_PATH and (near := _near(request)):
+        message += f"; is {near} meant?"
     return error_response(ApiError(kind, message, headers=dict(error.headers or {})))
+
+
+def _near(request: Request) -> str | None:
+    """The path that was probably meant: without /v1, or with it twice, or with a slash at the end."""
+    return next(iter(get_close_matches(request.url.path[:200], request.app.openapi()["paths"], n=1, cutoff=0.75)), None)

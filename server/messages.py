@@ -26,7 +26,6 @@ class FinishReason(StrEnum):
 
 
 class ConstraintKind(StrEnum):
-    JSON_OBJECT = "json_object"
     JSON_SCHEMA = "json_schema"
     REGEX = "regex"
     CHOICE = "choice"  # source: a JSON list of strings

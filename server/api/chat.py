@@ -75,7 +75,7 @@ async def plan_chat(body: ChatBody, model: Model, loaded: Loaded, who: Caller, s
     text = await render_prompt(body, loaded, use.tools)
     ids: Sequence[int] = await off_loop(len(text), lambda: loaded.tokenizer.encode(text, bool(body.add_special_tokens)))
     ids = truncate(ids, body.truncate_prompt_tokens, body.truncation_side)
-    max_tokens = max_tokens_of(body.max_completion_tokens or body.max_tokens, None, ids, loaded)
+    max_tokens = max_tokens_of(body.max_completion_tokens or body.max_tokens, None, ids, loaded, param="messages")
     thinking = text.rstrip("\n").endswith(OPEN)
     constraint = await _constraint(body, use, loaded, settings, thinking=thinking)
     params = sampling_params(

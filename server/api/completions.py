@@ -67,7 +67,7 @@ async def plan_completion(body: CompletionBody, model: Model, loaded: Loaded, wh
         params = sampling_params(
             body,
             loaded,
-            max_tokens=max_tokens_of(asked, DEFAULT_MAX_TOKENS, ids, loaded),
+            max_tokens=max_tokens_of(asked, DEFAULT_MAX_TOKENS, ids, loaded, param="prompt"),
             logprobs=0 if ranked and body.logprobs is None else body.logprobs,
             prompt_logprobs=body.logprobs if body.echo and body.logprobs is not None else body.prompt_logprobs,
             constraint=constraint,

@@ -16,12 +16,15 @@ def router(context: Context) -> APIRouter:
     routes = new_router("Operation")
     registry = context.registry
 
+    @routes.head("/health/live", include_in_schema=False)  # as some load balancers ask
     @routes.get("/health/live")
     @routes.get("/v2/health/live", include_in_schema=False)
     async def live() -> JSONResponse:
         """200 while the process answers at all."""
         return JSONResponse({"status": "ok"})
 
+    @routes.head("/health", include_in_schema=False)
+    @routes.head("/health/ready", include_in_schema=False)
     @routes.get("/health")
     @routes.get("/health/ready")
     @routes.get("/v2/health/ready", include_in_schema=False)

@@ -20,9 +20,10 @@ from server.model import Loaded, Model
 from server.settings import ServerSettings
 from server.text.answer import AnswerRules
 from server.text.detokenize import StopRules
-from server.text.grammar import GrammarError, Structure, as_lark, structured
+from server.text.grammar import GrammarError, Structure, as_lark, json_text, structured
 
 T = TypeVar("T")
+ANY_OBJECT = Constraint(ConstraintKind.JSON_SCHEMA, json_text({"type": "object"}))
 LONG_TEXT_CHARS = 4096  # from here on, tokenizing would hold up the streams of others
 
 
@@ -87,8 +88,9 @@ def stop_rules(body: GenerationBody, settings: ServerSettings) -> StopRules:
     return StopRules(strings, bool(body.include_stop_str_in_output), body.min_tokens or 0)
 
 
-def max_tokens_of(asked: int | None, default: int | None, prompt_ids: Sequence[int], loaded: Loaded) -> int:
-    """What was asked for, or `default`, or what is left; never more than fits, and never less than was asked."""
+def max_tokens_of(asked: int | None, default: int | None, prompt_ids: Sequence[int], loaded: Loaded, *, param: str) -> int:
+    """What was asked for, or `default`, or what is left; never more than fits, and never less than was asked. `param` is the field
+    that the prompt came in."""
     context = context_of(loaded)
     room = context - len(prompt_ids)
     if room < 1 or (asked is not None and asked > room):
@@ -97,7 +99,7 @@ def max_tokens_of(asked: int | None, default: int | None, prompt_ids: Sequence[i
             CONTEXT_LENGTH_EXCEEDED,
             f"the prompt has {len(prompt_ids)} tokens{wanted}; the context holds {context}; shorten the prompt, "
             "lower max_tokens, or set truncate_prompt_tokens",
-            param="max_tokens" if asked is not None and room >= 1 else "prompt",
+            param="max_tokens" if asked is not None and room >= 1 else param,
         )
     return asked if asked is not None else min(room, default or room)
 
@@ -221,7 +223,7 @@ def _constraints(body: GenerationBody) -> list[tuple[str, Constraint | None]]:
             ("structured_outputs.grammar", _plain(ConstraintKind.GRAMMAR, outputs.grammar)),
         ]
         if outputs.json_object:
-            found.append(("structured_outputs.json_object", Constraint(ConstraintKind.JSON_OBJECT, "")))
+            found.append(("structured_outputs.json_object", ANY_OBJECT))
     return found
 
 
@@ -231,7 +233,7 @@ def _response_format(body: GenerationBody) -> Constraint | None:
         case "json_object":
             schema = form.schema_ if form else None
             named = _schema(schema, "response_format.schema")
-            return named or Constraint(ConstraintKind.JSON_OBJECT, "")
+            return named or ANY_OBJECT
         case "json_schema":
             asked = form.json_schema if form else None
             schema = asked.schema_ if asked else (form.value if form else None)
@@ -272,7 +274,7 @@ def _schema(schema: JsonObject | bool | str | None, param: str) -> Constraint | 
             raise ApiError(INVALID_SCHEMA, f"{param} is not JSON: {error}", param=param) from error
     if not isinstance(schema, dict | bool):
         raise ApiError(INVALID_SCHEMA, f"{param} is {schema!r:.60}; expected an object", param=param)
-    return Constraint(ConstraintKind.JSON_SCHEMA, json.dumps(schema))
+    return Constraint(ConstraintKind.JSON_SCHEMA, json_text(schema) if isinstance(schema, dict) else json.dumps(schema))
 
 
 def _plain(kind: ConstraintKind, source: str | None) -> Constraint | None:

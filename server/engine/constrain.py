@@ -144,8 +144,6 @@ class Pending:
 def _grammar(constraint: Constraint) -> str:
     source = constraint.source
     match constraint.kind:
-        case ConstraintKind.JSON_OBJECT:
-            return LLMatcher.grammar_from_json_schema('{"type": "object"}')
         case ConstraintKind.JSON_SCHEMA:
             if not isinstance(_parsed(source), dict):
                 raise ConstraintError(f"the schema is {source[:80]}, expected a JSON object")

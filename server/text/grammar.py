@@ -33,6 +33,12 @@ def as_lark(source: str) -> str:
         raise GrammarError(f"neither Lark (no rule is called start) nor GBNF: {error}") from error
 
 
+def json_text(schema: Mapping[str, object]) -> str:
+    """The schema, with less white space allowed than JSON has: one space, or a line's end and its indentation. Small models are
+    prone to write nothing but line ends once they are made to write JSON."""
+    return json.dumps({"x-guidance": {"whitespace_pattern": r"[ ]|\n[ \t]{0,20}"}, **schema})
+
+
 def forced_calls(form: ToolFormat, tools: Sequence[ToolSchema], specials: Specials, *, several: bool) -> Constraint:
     """One call of one of `tools`, or any number from one on, as `form` writes them."""
     objects: list[dict[str, object]] = [
@@ -54,7 +60,7 @@ def forced_calls(form: ToolFormat, tools: Sequence[ToolSchema], specials: Specia
         rules = [f"start: {_marker(form.opening, specials)} object"]
     else:
         rules = ["call: object", 'between: ";" " "?', f"start: call{more}"]
-    return Constraint(ConstraintKind.GRAMMAR, "\n".join([*rules, f"object: %json {json.dumps(schema)}"]))
+    return Constraint(ConstraintKind.GRAMMAR, "\n".join([*rules, f"object: %json {json_text(schema)}"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +83,7 @@ def structured(structures: Sequence[Structure]) -> Constraint:
     for tag, one in zip(tags, structures, strict=True):
         begin = one.begin.removeprefix(one.trigger)
         around = [f"head{triggers.index(one.trigger)}", _literal(begin), f"{tag}_inside", _literal(one.end)]
-        rules += [f"{tag}: {' '.join(filter(None, around))}", f"{tag}_inside: %json {json.dumps(one.schema)}"]
+        rules += [f"{tag}: {' '.join(filter(None, around))}", f"{tag}_inside: %json {json_text(one.schema)}"]
     return Constraint(ConstraintKind.GRAMMAR, "\n".join(rules))
 
 
@@ -95,8 +101,6 @@ def behind_thoughts(constraint: Constraint, specials: Specials, *, open_already:
 def _as_lark(constraint: Constraint) -> str:
     source = constraint.source
     match constraint.kind:
-        case ConstraintKind.JSON_OBJECT:
-            return 'start: %json {"type": "object"}'
         case ConstraintKind.JSON_SCHEMA:
             return f"start: %json {source}"
         case ConstraintKind.REGEX:

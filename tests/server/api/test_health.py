@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import time
 
+import pytest
+
 from server.handle import LoadError
 from server.null import NullState
 from server.state import ModelSpec
@@ -41,3 +43,24 @@ def test_ready_without_models_and_after_a_failed_start(serve, answering):
 
 def test_version(server):
     assert server.http().get("/version").json()["name"] == "relaxserve"
+
+
+@pytest.mark.parametrize("path", ["/health", "/health/live", "/health/ready"])
+def test_load_balancers_may_ask_for_the_head_only(server, path):
+    response = server.http().head(path)
+    assert response.status_code == 200 and response.content == b""
+
+
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("/chat/completions", "/v1/chat/completions"),
+        ("/v1/v1/chat/completions", "/v1/chat/completions"),
+        ("/v1/chat/completions/", "/v1/chat/completions"),
+        ("/v1/embedding", "/v1/embeddings"),
+    ],
+)
+def test_a_wrong_address_is_told_the_right_one(server, path, meant):
+    response = server.http().post(path, json={})
+    assert response.status_code == 404 and f"is {meant} meant?" in response.json()["error"]["message"]
+    assert "meant" not in server.http().get("/nothing").json()["error"]["message"]

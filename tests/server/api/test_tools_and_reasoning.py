@@ -9,7 +9,7 @@ import pytest
 from server.messages import ConstraintKind
 from server.null import ByteTokenizer
 from server.state import ModelSpec
-from server.text.grammar import Structure, structured
+from server.text.grammar import Structure, json_text, structured
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 TOOLS = [
@@ -171,16 +171,16 @@ STRUCTURAL = {"type": "structural_tag", "structures": [{"begin": "<f>", "schema"
 @pytest.mark.parametrize(
     ("body", "kind", "source"),
     [
-        ({"response_format": {"type": "json_object"}}, ConstraintKind.JSON_OBJECT, ""),
-        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}}, "json_schema", json.dumps(SCHEMA)),
-        ({"response_format": {"type": "json_object", "schema": SCHEMA}}, "json_schema", json.dumps(SCHEMA)),
+        ({"response_format": {"type": "json_object"}}, "json_schema", json_text({"type": "object"})),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}}, "json_schema", json_text(SCHEMA)),
+        ({"response_format": {"type": "json_object", "schema": SCHEMA}}, "json_schema", json_text(SCHEMA)),
         ({"response_format": {"type": "regex", "value": "[0-9]+"}}, "regex", "[0-9]+"),
-        ({"guided_json": SCHEMA}, "json_schema", json.dumps(SCHEMA)),
-        ({"json_schema": json.dumps(SCHEMA)}, "json_schema", json.dumps(SCHEMA)),
+        ({"guided_json": SCHEMA}, "json_schema", json_text(SCHEMA)),
+        ({"json_schema": json.dumps(SCHEMA)}, "json_schema", json_text(SCHEMA)),
         ({"guided_regex": "a+"}, "regex", "a+"),
         ({"guided_choice": ["a", "b"]}, "choice", '["a", "b"]'),
         ({"structured_outputs": {"choice": ["a"]}}, "choice", '["a"]'),
-        ({"structured_outputs": {"json": SCHEMA}}, "json_schema", json.dumps(SCHEMA)),
+        ({"structured_outputs": {"json": SCHEMA}}, "json_schema", json_text(SCHEMA)),
         ({"grammar": 'start: "a"'}, "grammar", 'start: "a"'),
         ({"response_format": STRUCTURAL}, "grammar", structured([Structure("<f", "<f>", SCHEMA, "</f>")]).source),
     ],

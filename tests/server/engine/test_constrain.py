@@ -30,7 +30,7 @@ SCHEMA = Constraint(
 REGEX = Constraint(ConstraintKind.REGEX, "(the|of) [a-f]{3,9}!")
 CHOICE = Constraint(ConstraintKind.CHOICE, '["colour", "a (b)", "naïve"]')
 GRAMMAR = Constraint(ConstraintKind.GRAMMAR, 'start: "x" ("," "x")*')
-OBJECT = Constraint(ConstraintKind.JSON_OBJECT, "")
+OBJECT = Constraint(ConstraintKind.JSON_SCHEMA, '{"type": "object"}')
 
 
 def submit_of(constraint: Constraint, seed: int = 0, **params) -> Submit:

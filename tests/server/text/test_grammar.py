@@ -8,7 +8,7 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from server.messages import Constraint, ConstraintKind
-from server.text.grammar import Structure, ToolSchema, behind_thoughts, forced_calls, structured
+from server.text.grammar import Structure, ToolSchema, behind_thoughts, forced_calls, json_text, structured
 from server.text.parts import CallStart
 from server.text.tools import FORMATS, ToolParser
 
@@ -128,6 +128,21 @@ def test_structures_within_free_text(vocabulary, text, allowed):
     assert accepts(vocabulary, structured(structures), text) is allowed
 
 
+@pytest.mark.parametrize(
+    ("text", "allowed"),
+    [
+        ('{"a":1,"b":{}}', True),
+        ('{"a": 1, "b": {}}', True),
+        ('{\n  "a": 1,\n  "b": {\n    "c": [1, 2]\n  }\n}', True),
+        ('{\n\n"a": 1}', False),
+        ('{"a":  1}', False),
+    ],
+)
+def test_json_may_be_indented_and_no_more(vocabulary, text, allowed):
+    constraint = Constraint(ConstraintKind.GRAMMAR, "start: %json " + json_text({"type": "object"}))
+    assert accepts(vocabulary, constraint, text) is allowed
+
+
 def test_json_object_behind_thoughts(vocabulary):
-    free = behind_thoughts(Constraint(ConstraintKind.JSON_OBJECT, ""), {}, open_already=False)
+    free = behind_thoughts(Constraint(ConstraintKind.JSON_SCHEMA, json_text({"type": "object"})), {}, open_already=False)
     assert accepts(vocabulary, free, '<think>x</think>{"a": 1}') and not accepts(vocabulary, free, "[1]")
