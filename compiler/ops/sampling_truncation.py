@@ -1,8 +1,7 @@
 """Truncations of a row: which tokens stay.
 
-None of them sorts. It finds a distance that bounds the answer, lists the tokens up to there, and narrows the list down: a histogram of the
-weights between the smallest and the largest key says in which of its BUCKETS the answer lies, and what lies there is the next list, until
-all keys in it are equal. All sums are of integers, so the answer is exact.
+None of them sorts. A histogram of the weights says in which of its BUCKETS the last token that stays lies. The tokens there are listed, and
+the list is narrowed down by the same means, until all keys in it are equal. All sums are of integers, so the answer is exact.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ from compiler.ops.sampling_text import (
 )
 from runtime.sampling import FURTHEST, MEAN_BITS, SHARE_ONE, Number, Setting
 
-BUCKETS = 256
+BUCKETS = 512
 ROUNDS = 40  # of narrowing: each divides the range of f32 numbers by almost BUCKETS
-SPAN = 16.0  # nats behind the first bound that a histogram tells apart
+SPAN = 16.0  # nats that the first histogram tells apart
 
 
 class Truncations(RowText):
@@ -40,19 +39,14 @@ class Truncations(RowText):
         reach = self.number(Number.REACH)
         cut = f"""
           when 0 < {top_k} & {top_k} < {self.vocab} {{ {self.top_k(top_k)} }}
-          when {top_p} < {SHARE_ONE} {{
-            {self.summed()}
-            wanted[0] = {share_of("total[0]", top_p)}
-            {self.by_mass(self.own, 4.0, nearest_first=True)}
-          }}
+          when {top_p} < {SHARE_ONE} {{ {self.by_mass(self.own, top_p, nearest_first=True)} }}
           when {reach} < inf {{ {self.kept(lambda index: f"distance[g, {index}] <= {reach}")} }}
           when {typical_p} < {SHARE_ONE} {{
             {self.mean()}
-            wanted[0] = {share_of("total[0]", typical_p)}
-            {self.by_mass(lambda index: f"abs(distance[g, {index}] - mean[0])", 0.5, nearest_first=False)}
+            {self.by_mass(lambda index: f"abs(distance[g, {index}] - mean[0])", typical_p, nearest_first=False)}
           }}"""
         numbers = [f"{name}: i64[1]" for name in ("wanted", "count", "before", "run", "chosen", "last")]
-        reals = [f"{name}: f32[1]" for name in ("from", "upto", "base", "nearest", "furthest", "scale", "mean")]
+        reals = [f"{name}: f32[1]" for name in ("upto", "base", "nearest", "furthest", "scale", "mean")]
         return with_locals(cut, *numbers, *reals, f"histogram: i64[{BUCKETS}]")
 
     def top_k(self, top_k: str) -> str:
@@ -63,56 +57,48 @@ class Truncations(RowText):
             list[g, c] = cast(i32, dim(b))
             count[0] = dim(c) + select(low[g, b] < inf, 1, 0)
           }} }}
-          upto[0] = inf  from[0] = -1.0  wanted[0] = {top_k}
+          upto[0] = inf  wanted[0] = {top_k}
           when {top_k} <= count[0] {{
             {self.narrowed(lambda index: f"low[g, {index}]", None)}
             upto[0] = nearest[0]
           }}
-          {self.listed(self.own, "", "upto[0]")}
+          {self.listed(f"{self.own(HERE)} <= upto[0]", "upto[0]")}
           wanted[0] = {top_k}
           when {top_k} <= count[0] {{
             {self.narrowed(self.own, None)}
             {self.cut(self.own, None, nearest_first=True)}
           }}"""
 
-    def by_mass(self, key: Index, bound: float, *, nearest_first: bool) -> str:
-        """Keep the smallest keys that together weigh `wanted`. Most often those within a near bound do, and few blocks have any."""
-        each = weighed(self.own(HERE), lambda weight: f"lanes[l] = lanes[l] + select({key(HERE)} <= upto[0], {weight}, 0)", "l")
-        reach = "upto[0]" if nearest_first else ""
+    def by_mass(self, key: Index, share: str, *, nearest_first: bool) -> str:
+        """Keep the smallest keys that together weigh this share of all."""
+        edge = f"select(chosen[0] < {BUCKETS - 1}, (cast(f32, chosen[0]) + 1.0) / scale[0], inf)"
         return f"""
-          from[0] = -1.0  base[0] = 0.0  upto[0] = {bound}  scale[0] = {BUCKETS / bound}
-          {each_lane("lanes[l] = 0")}
-          {self.live(each_vector(each), reach)}
-          {folded("lanes", plus)}
-          when lanes[0] < wanted[0] {{
-            wanted[0] = wanted[0] - lanes[0]
-            from[0] = upto[0]  base[0] = upto[0]  upto[0] = inf  scale[0] = {BUCKETS / SPAN}
-          }}
-          {self.counted(key, reach)}
+          base[0] = 0.0  scale[0] = {BUCKETS / SPAN}
+          {self.counted(key)}
+          total[0] = 0
+          for q in {BUCKETS} {{ total[0] = total[0] + histogram[q] }}
+          wanted[0] = {share_of("total[0]", share)}
           {self.chosen()}
-          {self.listed(key, f" & {self.bucket(key(HERE))} == cast(i32, chosen[0])", reach)}
+          upto[0] = {edge}
+          {self.listed(f"{self.bucket(key(HERE))} == cast(i32, chosen[0])", "upto[0]" if nearest_first else "")}
           {self.narrowed(key, self.own)}
           {self.cut(key, self.own, nearest_first=nearest_first)}"""
-
-    def inside(self, key: Index) -> str:
-        return f"from[0] < {key(HERE)} & {key(HERE)} <= upto[0] & {self.own(HERE)} < inf"
 
     def bucket(self, key: str) -> str:
         return whole(less(f"{BUCKETS - 1}.0", f"({key} - base[0]) * scale[0]"))
 
-    def counted(self, key: Index, reach: str) -> str:
-        """The histogram of the weights above `from` and within `upto`. An addition to what was just written has to wait for it: each vector
-        of a block has buckets of its own, and weights outside add nothing to the bucket of their lane."""
-        bucket = f"select({self.inside(key)}, {self.bucket(key(HERE))}, cast(i32, dim({BUCKETS // LANES}*l)))"
-        each = weighed(self.own(HERE), lambda weight: f"weights[u, l] = select({self.inside(key)}, {weight}, 0)", "l")
+    def counted(self, key: Index) -> str:
+        """The histogram of the weights. An addition to what was just written has to wait for it: each vector of a block has buckets of
+        its own."""
+        each = weighed(self.own(HERE), lambda weight: f"weights[u, l] = {weight}", "l")
         parts = " + ".join(f"parts[{v}, {LANES}*e + l]" for v in range(VECTORS))
         add = f"let q within 0..{BUCKETS - 1} = buckets[u, e] {{ parts[u, q] = parts[u, q] + weights[u, e] }}"
         block = f"""
-          {each_vector(f"buckets[u, l] = {bucket}  {each}")}
+          {each_vector(f"buckets[u, l] = {self.bucket(key(HERE))}  {each}")}
           for e in {LANES} {{ for unroll u in {VECTORS} {{ {add} }} }}"""
         counted = f"""
           for e in {BUCKETS // LANES} {{ {each_vector(f"parts[u, {LANES}*e + l] = 0")} }}
-          {self.live(block, reach)}
+          {self.live(block)}
           for e in {BUCKETS // LANES} {{ {each_lane(f"histogram[{LANES}*e + l] = {parts}")} }}"""
         shape = f"{VECTORS}, {LANES}"
         return with_locals(counted, f"parts: i64[{VECTORS}, {BUCKETS}]", f"buckets: i32[{shape}]", f"weights: i64[{shape}]")
@@ -149,12 +135,13 @@ class Truncations(RowText):
           mean[0] = cast(f32, moments[0]) / cast(f32, lanes[0])"""
         return with_locals(means, f"moments: i64[{LANES}]")
 
-    def listed(self, key: Index, condition: str, reach: str) -> str:
-        """The tokens whose key lies above `from` and within `upto`, and that meet the condition, by id."""
+    def listed(self, condition: str, reach: str) -> str:
+        """The tokens that meet the condition, by id; none of them stands in a block whose low lies beyond `reach`."""
         entry = f"let c = count[0] {{ list[g, c] = cast(i32, dim({BLOCK}*b + e))  count[0] = dim(c) + 1 }}"
+        hits = f"select({condition} & {self.own(HERE)} < inf, 1, 0)"
         block = f"""
           {each_lane("lanes[l] = 0")}
-          {each_vector(f"hits[{FLAT}] = select({self.inside(key)}{condition}, 1, 0)  lanes[l] = lanes[l] + hits[{FLAT}]")}
+          {each_vector(f"hits[{FLAT}] = {hits}  lanes[l] = lanes[l] + hits[{FLAT}]")}
           {folded("lanes", plus)}
           when 0 < lanes[0] {{ for e in {BLOCK} {{ when 0 < hits[e] {{ {entry} }} }} }}"""
         return with_locals(f"count[0] = 0\n{self.live(block, reach)}", f"hits: i64[{BLOCK}]")
