@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import numpy as np
@@ -102,3 +103,17 @@ def test_dumping_writes_numbered_files(tmp_path: Path) -> None:
     assert any(n.endswith("-legalize.ir") for n in names)
     assert names[-3:] == ["99-program.ll", "99-program.loops", "99-program.s"]
     parse((tmp_path / "d" / "00-start.ir").read_text())
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_the_collector_is_afterwards_as_it_was(enabled: bool) -> None:
+    unknown = parse('func main(x: f32[n]) -> object { y = call_library "no.such"(x) -> f32[n] return y }')
+    (gc.enable if enabled else gc.disable)()
+    try:
+        compile_module(parse("func main(x: f32[n]) -> object { y = exp(x) return y }"))
+        assert gc.isenabled() is enabled
+        with pytest.raises(Exception, match=r"no\.such"):
+            compile_module(unknown)
+        assert gc.isenabled() is enabled
+    finally:
+        gc.enable()

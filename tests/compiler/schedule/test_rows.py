@@ -45,6 +45,13 @@ def test_a_row_has_the_same_bits_in_any_batch(agree: Callable[..., Any], name: s
         np.testing.assert_array_equal(agree(program(name), x[rows], w), whole[rows])
 
 
+@pytest.mark.parametrize("name", ["max", "min", "softmax", "sum"])
+def test_one_nan_is_seen_wherever_it_stands(agree: Callable[..., Any], name: str) -> None:
+    x = f32(70, 70)
+    x[np.arange(70), np.arange(70)] = np.nan
+    assert np.isnan(agree(program(name), x, f32(70))).all()
+
+
 @pytest.mark.parametrize("shape", [(70,), (2, 3, 70), (1, 1, 1, 5)])
 def test_ranks(agree: Callable[..., Any], shape: tuple[int, ...]) -> None:
     dims = ", ".join("abcd"[: len(shape)])
