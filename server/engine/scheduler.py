@@ -1,7 +1,8 @@
 """Which tokens run in the next step.
 
 Decoding sequences come first, in order of rank; what is left of the token budget goes to prompts, in chunks, by turns of the fair
-queue. When pages are short, the sequence of the worst rank gives way and is computed again later (mostly from the prefix cache).
+queue. When pages are short, the sequence of the worst rank gives way and is computed again later (mostly from the prefix cache); when
+slots are, one of a key that has more of them than its share.
 The best-ranked sequence always advances, and no sequence is admitted that could not finish alone, so the whole always advances.
 
 A plan may be made while the step before it still runs: tokens of that step are `awaited`. `settle` closes the plan once they are
@@ -10,6 +11,7 @@ known. Everything that happens to a sequence between the two, an abort say, is u
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -203,7 +205,7 @@ class Scheduler:
         if seq.num_awaited or seq in self._set_back:
             return False  # rows of it may still be computed: let them arrive first
         while not self._slots:
-            if not self._set_back_lower(seq):
+            if not self._set_back_lower(seq) and not self._set_back_greedy(seq):
                 return False
         self._find_beginning(seq)
         while self._num_pages_to_admit(seq) > self.pool.num_available:
@@ -246,6 +248,19 @@ class Scheduler:
         if not self.running or self.running[-1].rank[0] <= seq.rank[0]:
             return False
         self._preempt(self.running[-1])
+        return True
+
+    def _set_back_greedy(self, seq: Sequence) -> bool:
+        """Set back the worst-ranked sequence of the key with most slots, if the key of `seq` has fewer even with one more: who floods
+        must not keep all slots for as long as its answers are. The two keys then differ less than before, so this comes to an end."""
+        held = Counter(other.fairness_key for other in self.running)
+        greediest, most = max(held.items(), key=lambda pair: pair[1])
+        if most <= held[seq.fairness_key] + 1 or self._num_pages_to_admit(seq) > self.pool.num_available:
+            return False
+        victim = next(other for other in reversed(self.running) if other.fairness_key == greediest)
+        if victim.rank[0] < seq.rank[0]:
+            return False
+        self._preempt(victim)
         return True
 
     def _set_back_worst(self, seq: Sequence) -> bool:

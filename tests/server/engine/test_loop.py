@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -288,6 +289,27 @@ def test_a_key_that_floods_does_not_starve_another(rig) -> None:
     until(one, lambda: ("late", 0) in one.outcomes and one.outcomes["late", 0].end, 60)
     assert sum(outcome.end is not None for outcome in one.outcomes.values()) < 30
     one.run()
+
+
+@ENGINES
+def test_a_key_that_holds_all_slots_gives_some_up(rig, engine) -> None:
+    """Long answers of one key are not what another one waits for; both get as many slots, and the same tokens as ever."""
+    limits = StepLimits(VOCAB, 512, 64, 6, 200)
+    flood = [Submit(f"flood{i}", (1, 1 + i), params(max_tokens=300, ignore_eos=True), fairness_key="flood") for i in range(9)]
+    late = [Submit(f"late{i}", (3, 4 + i), params(max_tokens=300, ignore_eos=True), fairness_key="late") for i in range(4)]
+    alone = rig(limits=limits).run(flood) | rig(limits=limits).run(late)
+    one = rig(engine, limits=limits)
+    for submit in flood:
+        one.engine.submit(submit)
+    for _ in range(15):
+        one.step()
+    for submit in late:
+        one.engine.submit(submit)
+    for _ in range(12):
+        one.step()
+    held = Counter(seq.fairness_key for seq in one.engine.scheduler.running)
+    assert held == {"flood": 3, "late": 3} and one.engine.scheduler.num_preemptions == 3
+    assert one.run() == alone
 
 
 def test_a_long_prompt_does_not_hold_up_the_short_one_of_another_key(rig) -> None:
