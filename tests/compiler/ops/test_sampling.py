@@ -12,12 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from compiler.driver import compile_module
+from compiler.driver import Options, compile_module
 from compiler.frontend.sampler import JUDGE_ENTRY, SAMPLE_ENTRY, build_sampler
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
 from compiler.ir.types import TensorType, tensor
 from compiler.ops.sampling import JUDGE, JUDGE_OPERANDS, SAMPLE, SAMPLE_OPERANDS
+from compiler.target import NAMED, Target
 from runtime.sampling import NUM_TOP, SHARE_ONE, Number, SampleBatch, Setting, judge, sample
 from runtime.session import Session
 
@@ -160,6 +161,17 @@ def test_a_row_does_not_see_its_neighbours(sessions: list[Session], vocab: int) 
     for i in rows:
         own = replace(kinds[0], rows=rows[i : i + 1], numbers=numbers[i : i + 1], settings=chosen[i : i + 1])
         equal(sessions[0].call(SAMPLE_ENTRY, logits.copy(), *own.arrays), tuple(a[i : i + 1] for a in found))
+
+
+@pytest.mark.parametrize("target", [t for t in NAMED.values() if t.can_run_here], ids=lambda t: t.name)
+def test_every_instruction_set_draws_the_same(target: Target) -> None:
+    rng = np.random.default_rng(9)
+    session = Session(compile_module(build_sampler(333, MAX_ROWS), Options(target)))
+    logits = rng.normal(0, 3, (19, 333)).astype(np.float32)
+    for kind in KINDS.values():
+        given = batch(rng, 333, 19, **kind)
+        equal(session.call(SAMPLE_ENTRY, logits, *given.arrays), sample(logits, *given.arrays))
+    session.close()
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
