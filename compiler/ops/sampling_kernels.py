@@ -33,7 +33,7 @@ class _Kernels(Truncations):
         }}"""
 
     def judge(self) -> str:
-        judged = f"let token = tokens[i] {{ {self.judged_raw('cast(i64, tops[i])')} }}"
+        judged = f"let token = tokens[i] {{ {self.extreme(self.raw)} {self.judged_raw('cast(i64, tops[i])')} }}"
         return f"""prim judge(logits: f32[r, {self.vocab}], rows: i32[n], tokens: i32[n], tops: i32[n], {self.told}) {{
           {self.groups(self.nothing_told() + judged, listing=False)}
         }}"""
@@ -82,7 +82,10 @@ class _Kernels(Truncations):
           when 0 <= {self.setting(Setting.TOP)} {{
             let token = tokens[i] {{
               when {self.setting(Setting.PROCESSED)} == 1 {{ {self.judged(self.setting(Setting.TOP))} }}
-              else {{ {self.judged_raw(self.setting(Setting.TOP))} }}
+              else {{
+                when adjusted[0] {{ {self.extreme(self.raw)} }}
+                {self.judged_raw(self.setting(Setting.TOP))}
+              }}
             }}
           }}"""
         return f"""
@@ -145,8 +148,8 @@ class _Kernels(Truncations):
           for e in {NUM_TOP} {{ top_ids[i, e] = -1:i32  top_distances[i, e] = 0.0 }}"""
 
     def judged_raw(self, num_top: str) -> str:
-        """Of the logits as they came."""
-        return f"{self.extreme(self.raw)}\n{self.measured_from(self.raw, '1.0')}\n{self.judged(num_top)}"
+        """Of the logits as they came, the best of which is known."""
+        return f"{self.measured_from(self.raw, '1.0')}\n{self.judged(num_top)}"
 
     def judged(self, num_top: str) -> str:
         """About `token`. Alternatives are taken out of the row one by one, as nothing needs it any more."""

@@ -6,6 +6,8 @@ the list is narrowed down by the same means, until all keys in it are equal. All
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from compiler.ops.sampling_text import (
     BLOCK,
     FLAT,
@@ -31,6 +33,7 @@ from runtime.sampling import FURTHEST, MEAN_BITS, SHARE_ONE, Number, Setting
 BUCKETS = 512
 ROUNDS = 40  # of narrowing: each divides the range of f32 numbers by almost BUCKETS
 SPAN = 16.0  # nats that the first histogram tells apart
+SLACK = 0.01  # nats, more than the rounding of any distance that a bucket has
 
 
 class Truncations(RowText):
@@ -39,11 +42,11 @@ class Truncations(RowText):
         reach = self.number(Number.REACH)
         cut = f"""
           when 0 < {top_k} & {top_k} < {self.vocab} {{ {self.top_k(top_k)} }}
-          when {top_p} < {SHARE_ONE} {{ {self.by_mass(self.own, top_p, nearest_first=True)} }}
+          when {top_p} < {SHARE_ONE} {{ {self.by_mass(self.own, top_p, lambda limit: limit)} }}
           when {reach} < inf {{ {self.kept(lambda index: f"distance[g, {index}] <= {reach}")} }}
           when {typical_p} < {SHARE_ONE} {{
             {self.mean()}
-            {self.by_mass(lambda index: f"abs(distance[g, {index}] - mean[0])", typical_p, nearest_first=False)}
+            {self.by_mass(lambda index: f"abs(distance[g, {index}] - mean[0])", typical_p, lambda limit: f"mean[0] + {limit} + {SLACK}")}
           }}"""
         numbers = [f"{name}: i64[1]" for name in ("wanted", "count", "before", "run", "chosen", "last")]
         reals = [f"{name}: f32[1]" for name in ("upto", "base", "nearest", "furthest", "scale", "mean")]
@@ -66,11 +69,11 @@ class Truncations(RowText):
           wanted[0] = {top_k}
           when {top_k} <= count[0] {{
             {self.narrowed(self.own, None)}
-            {self.cut(self.own, None, nearest_first=True)}
+            {self.cut(self.own, None, "nearest[0]")}
           }}"""
 
-    def by_mass(self, key: Index, share: str, *, nearest_first: bool) -> str:
-        """Keep the smallest keys that together weigh this share of all."""
+    def by_mass(self, key: Index, share: str, reach: Callable[[str], str]) -> str:
+        """Keep the smallest keys that together weigh this share of all. `reach` is a distance beyond which every key is beyond a limit."""
         edge = f"select(chosen[0] < {BUCKETS - 1}, (cast(f32, chosen[0]) + 1.0) / scale[0], inf)"
         return f"""
           base[0] = 0.0  scale[0] = {BUCKETS / SPAN}
@@ -80,9 +83,9 @@ class Truncations(RowText):
           wanted[0] = {share_of("total[0]", share)}
           {self.chosen()}
           upto[0] = {edge}
-          {self.listed(f"{self.bucket(key(HERE))} == cast(i32, chosen[0])", "upto[0]" if nearest_first else "")}
+          {self.listed(f"{self.bucket(key(HERE))} == cast(i32, chosen[0])", reach("upto[0]"))}
           {self.narrowed(key, self.own)}
-          {self.cut(key, self.own, nearest_first=nearest_first)}"""
+          {self.cut(key, self.own, reach("nearest[0]"))}"""
 
     def bucket(self, key: str) -> str:
         return whole(less(f"{BUCKETS - 1}.0", f"({key} - base[0]) * scale[0]"))
@@ -172,7 +175,7 @@ class Truncations(RowText):
             }}
           }} }}"""
 
-    def cut(self, key: Index, distance: Index | None, *, nearest_first: bool) -> str:
+    def cut(self, key: Index, distance: Index | None, reach: str) -> str:
         """Nothing beyond `nearest`, and of those at it only the first that add what is wanted."""
 
         def within(index: str) -> str:
@@ -182,4 +185,4 @@ class Truncations(RowText):
         return f"""
           run[0] = 0
           let c = count[0] {{ for e in c {{ let id = list[g, e] {{ {added} }} }} }}
-          {self.kept(within, "nearest[0] < low[g, b]" if nearest_first else "false")}"""
+          {self.kept(within, f"{reach} < low[g, b]")}"""
