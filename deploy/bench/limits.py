@@ -100,7 +100,7 @@ class Gauge:
         self._data[...] = 1.0
         spans = {streams: _BLOCK // streams for streams in (1, 2, 4)}
         self._readers = [_session(_READ.format(streams=n, span=span, steps=span // 16), threads, target) for n, span in spans.items()]
-        text, self._steps, self._operations, self._args = _multiplying(held, target or host())
+        text, self._steps, self._operations, self._args = multiplying(held, target or host())
         self._multiplier = _session(text, threads, target)
         self._read_s = self._multiply_s = math.inf
 
@@ -136,7 +136,7 @@ def _seconds(run: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
-def _multiplying(held: str, target: Target) -> tuple[str, int, float, tuple[Any, ...]]:
+def multiplying(held: str, target: Target) -> tuple[str, int, float, tuple[Any, ...]]:
     """The program, how many steps it is to make, the operations of those, its operands."""
     pairs, integers = pair_tile(target), integer_tile(target)
     if held.startswith("bf16") and pairs is not None:

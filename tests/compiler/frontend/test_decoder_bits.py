@@ -13,7 +13,15 @@ from runtime.executable import Call
 
 # Grouped heads; soft caps with windows; two ropes and scaled embeddings; stacked projections with a rope of many factors; and weights that
 # products decode.
-CASES = [("llama", "f32"), ("gemma2", "f32"), ("gemma3", "f32"), ("phi3-longrope", "f32"), ("llama", "int8"), ("qwen3", "int4")]
+CASES = [
+    ("llama", "f32"),
+    ("gemma2", "f32"),
+    ("gemma3", "f32"),
+    ("phi3-longrope", "f32"),
+    ("llama", "bf16"),
+    ("llama", "int8"),
+    ("qwen3", "int4"),
+]
 
 
 def text_of(model: Any) -> np.ndarray:
