@@ -23,7 +23,7 @@ from compiler.passes.protect_operands import protect_operands
 from compiler.passes.round_operands import round_operands
 from compiler.passes.schedule_kernels import ScheduleKernels
 from compiler.passes.share_subexpressions import share_subexpressions
-from compiler.schedule.rules import integer_tile, pair_tile, tile_shape
+from compiler.schedule.rules import integer_tiles, pair_tile, tile_shape
 from compiler.target import Target
 
 # The phases, and the pass with which each ends.
@@ -31,11 +31,11 @@ PHASES: Final = {"nests": "fuse", "kernels": "lift_workspace", "memory": "captur
 
 
 def pipeline(target: Target, instruments: tuple[Instrument, ...] = (), dispatch: tuple[Row, ...] = ()) -> Pipeline:
-    integer, pairs = integer_tile(target), pair_tile(target)
+    integers, pairs = integer_tiles(target), pair_tile(target)
     return Pipeline(
         (
             *([DispatchLibrary(dispatch)] if dispatch else []),
-            *([IntegerProducts(integer.columns)] if integer else []),
+            *([IntegerProducts(integers[0].shape.columns)] if integers else []),
             *([round_operands] if pairs else []),
             # from operators to loop nests
             legalize,

@@ -9,6 +9,7 @@ planes are rows of the tile: they share what it reads of the panel.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from compiler.ir.dims import Dim, DimVar
@@ -74,6 +75,21 @@ class IntegerProduct:
         return self.sums[0].planes[0].panels.shape[-1].const // FOUR
 
 
+@dataclass(frozen=True, slots=True)
+class IntegerTile:
+    """An intrinsic for sums of groups that are multiples of `depth`, of weights of such `bits`."""
+
+    intrinsic: str
+    shape: TileShape
+    bits: tuple[int, ...]
+    depth: int = FOUR
+    configure: str | None = None  # the intrinsic that tells the unit the height of tiles
+
+    def fits(self, product: IntegerProduct) -> bool:
+        planes = [p for s in product.sums for p in s.planes]
+        return product.columns == self.shape.columns and all(p.bits in self.bits and p.group % self.depth == 0 for p in planes)
+
+
 def match_integer(prim: PrimFunc) -> IntegerProduct | None:
     nest = perfect_nest(prim.body)
     if nest is None or not nest.axes or nest.store.indices[-1].var is not nest.vars[-1]:
@@ -123,9 +139,11 @@ def _plane(reduce: Reduce, nest: PerfectNest) -> Plane | None:
     return None
 
 
-def schedule_integer(prim: PrimFunc, tile: TileShape) -> PrimFunc | None:
+def schedule_integer(prim: PrimFunc, tiles: Sequence[IntegerTile]) -> PrimFunc | None:
+    """By the first tile that fits."""
     product = match_integer(prim)
-    if product is None or product.columns != tile.columns:
+    tile = next((t for t in tiles if product is not None and t.fits(product)), None)
+    if product is None or tile is None:
         return None
     return PrimFunc(prim.params, prim.num_outputs, _Schedule(product, tile).body(), {**prim.attrs, "schedule": "integer"})
 
@@ -133,15 +151,15 @@ def schedule_integer(prim: PrimFunc, tile: TileShape) -> PrimFunc | None:
 @dataclass(frozen=True, slots=True)
 class _Schedule:
     product: IntegerProduct
-    tile: TileShape
+    tile: IntegerTile
 
     def body(self) -> Stmt:
-        p = self.product
-        return Panels(p.nest, p.row_axis, self.tile.columns, 1 if p.row_axis is None else self.tile.rows).walk(self.kernel)
+        p, shape = self.product, self.tile.shape
+        return Panels(p.nest, p.row_axis, shape.columns, 1 if p.row_axis is None else shape.rows).walk(self.kernel)
 
     def kernel(self, point: dict[DimVar, Dim], panel: Dim, first: Dim, rows: int) -> Stmt:
         p = self.product
-        return _Kernel(p.sums, Spot(p.nest, p.row_axis, replace(self.tile, rows=rows), point, panel, first)).body()
+        return _Kernel(p.sums, Spot(p.nest, p.row_axis, replace(self.tile.shape, rows=rows), point, panel, first), self.tile).body()
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +168,7 @@ class _Kernel:
 
     sums: tuple[GroupedSum, ...]
     spot: Spot
+    tile: IntegerTile
 
     def body(self) -> Stmt:
         accs = [self.local(f"acc{i}", DType.F32) for i in range(len(self.sums))]
@@ -162,7 +181,9 @@ class _Kernel:
             return self.spot.store(m, v, lane, result)
 
         done = [self.sum(s, acc) for s, acc in zip(self.sums, accs, strict=True)]
-        return allocated(accs, seq(*done, self.spot.each(finish)))
+        rows = self.spot.shape.rows * len(self.sums[0].planes)
+        told = [Tile(self.tile.configure, (), (), {"rows": rows})] if self.tile.configure else []
+        return allocated(accs, seq(*told, *done, self.spot.each(finish)))
 
     def sum(self, grouped: GroupedSum, acc: Buffer) -> Stmt:
         clear = self.spot.each(lambda m, v, lane: Store(acc, (m, v, lane), zero(DType.F32)))
@@ -193,9 +214,9 @@ class _Kernel:
             return seq(*(Store(exact, (m * len(planes) + i, v, lane), value) for i, value in enumerate(values)))
 
         added = self.spot.each(add)  # finds what the sums begin with
-        return allocated([exact], seq(self.spot.each(begin), self.dot_panel(grouped, exact, g), added))
+        return allocated([exact], seq(self.spot.each(begin), self.dot(grouped, exact, g), added))
 
-    def dot_panel(self, grouped: GroupedSum, exact: Buffer, g: Dim) -> Stmt:
+    def dot(self, grouped: GroupedSum, exact: Buffer, g: Dim) -> Stmt:
         plane, zero_dim = grouped.planes[0], Dim.of(0)
         start = plane.first.substitute({grouped.reduce.axes[0][0]: g})
         row = tuple(d.substitute(self.spot.at(zero_dim, zero_dim, zero_dim)) for d in plane.q.indices[:-2])
@@ -205,7 +226,7 @@ class _Kernel:
             Load(plane.panels, (self.spot.panel, start // (FOUR * 8 // plane.bits), zero_dim)),
         )
         attrs = {"rows": self.spot.shape.rows * len(grouped.planes), "columns": self.spot.shape.columns, "bits": plane.bits}
-        return Tile("dot_panel", operands, (Dim.of(plane.group), plane.q.buffer.shape[-1]), attrs)
+        return Tile(self.tile.intrinsic, operands, (Dim.of(plane.group), plane.q.buffer.shape[-1]), attrs)
 
     def local(self, name: str, dtype: DType, planes: int = 1) -> Buffer:
         shape = self.spot.shape

@@ -6,11 +6,14 @@ same on all instruction sets.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from compiler.codegen.intrinsics.amx import AMX_I8
 from compiler.codegen.intrinsics.integer import DOT_PANEL
 from compiler.ir.loops import For, Let, LoopKind, PrimFunc, Stmt, Tile
 from compiler.ir.visit_loops import sequence, statements, walk_stmts
 from compiler.schedule.attention import schedule_attention
-from compiler.schedule.integer import schedule_integer
+from compiler.schedule.integer import IntegerTile, schedule_integer
 from compiler.schedule.matmul import schedule_matmul
 from compiler.schedule.nests import allocated, without_allocations
 from compiler.schedule.pairs import PairTile, schedule_pairs
@@ -39,19 +42,23 @@ def pair_tile(target: Target) -> PairTile | None:
     return None
 
 
-def integer_tile(target: Target) -> TileShape | None:
-    """Where bytes are multiplied several at a time. A row has an accumulator per plane, and one of f32 across groups."""
+def integer_tiles(target: Target) -> tuple[IntegerTile, ...]:
+    """Where bytes are multiplied several at a time, the best first. A row has an accumulator per plane, and one of f32 across groups."""
     if not DOT_PANEL.runs_on(target):
-        return None
-    return TileShape(rows=4, vectors=2, lanes=WIDTH) if target.vector_bits >= 512 else TileShape(rows=2, vectors=1, lanes=WIDTH)
+        return ()
+    shape = TileShape(rows=4, vectors=2, lanes=WIDTH) if target.vector_bits >= 512 else TileShape(rows=2, vectors=1, lanes=WIDTH)
+    tiles = (IntegerTile("dot_panel", shape, bits=(8, 4)),)
+    if AMX_I8.runs_on(target):
+        return (IntegerTile("amx_i8", replace(shape, rows=16), bits=(8,), depth=64, configure="amx_configure"), *tiles)
+    return tiles
 
 
 def schedule(prim: PrimFunc, target: Target) -> PrimFunc:
     if "schedule" in prim.attrs or _scheduled(prim.body):
         return prim
-    tile, pairs, integer = tile_shape(target), pair_tile(target), integer_tile(target)
+    tile, pairs = tile_shape(target), pair_tile(target)
     found = schedule_ragged(prim) or schedule_attention(prim, tile) or (schedule_pairs(prim, pairs) if pairs else None)
-    found = found or schedule_matmul(prim, tile) or (schedule_integer(prim, integer) if integer else None)
+    found = found or schedule_matmul(prim, tile) or schedule_integer(prim, integer_tiles(target))
     return found or schedule_rows(prim, WIDTH) or _by_stage(prim)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from compiler.driver import Options, compile_module
 from compiler.ir.dtypes import DType
 from compiler.ir.parser import parse
-from compiler.schedule.rules import integer_tile, pair_tile
+from compiler.schedule.rules import integer_tiles, pair_tile
 from compiler.schedule.spot import TileShape
 from compiler.target import Target, host
 from runtime.device.cpu import host_buffer
@@ -138,11 +138,11 @@ def _seconds(run: Callable[[], object]) -> float:
 
 def multiplying(held: str, target: Target) -> tuple[str, int, float, tuple[Any, ...]]:
     """The program, how many steps it is to make, the operations of those, its operands."""
-    pairs, integers = pair_tile(target), integer_tile(target)
+    pairs, integers = pair_tile(target), integer_tiles(target)
     if held.startswith("bf16") and pairs is not None:
         return _tiles(pairs.intrinsic, pairs.shape, DType.BF16, DType.BF16, DType.F32)
-    if held.startswith("int") and integers is not None:
-        return _tiles("dot_panel", integers, DType.I8, DType.U8, DType.I32, ", bits=8, ahead=0")
+    if held.startswith("int") and integers:
+        return _tiles("dot_panel", integers[-1].shape, DType.I8, DType.U8, DType.I32, ", bits=8")
     steps = 20_000
     return _PEAK, steps, 64 * steps * 12 * 16 * 2, (np.full(16, 0.5, np.float32),)
 

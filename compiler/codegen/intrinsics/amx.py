@@ -92,7 +92,8 @@ def _emit_bf16(code: Code, operands: Operands, target: Target) -> None:
 
 
 def _emit_i8(code: Code, operands: Operands, target: Target) -> None:
-    _emit(code, operands, I8, "tdpbssd")
+    """Rows are signed, the panel is not (ops/integer.py)."""
+    _emit(code, operands, I8, "tdpbsud")
 
 
 def _mean_bf16(arrays: tuple[NDArray[Any], ...], dims: tuple[int, ...], attrs: Mapping[str, Any]) -> None:
@@ -116,5 +117,5 @@ def _runs_on_i8(target: Target) -> bool:
 
 
 AMX_BF16 = Intrinsic("f32 tile of bf16 products on the matrix unit", _mean_bf16, _runs_on_bf16, _emit_bf16)
-AMX_I8 = Intrinsic("i32 tile of i8 products on the matrix unit", mean_i8, _runs_on_i8, _emit_i8)
+AMX_I8 = Intrinsic("i32 tile of products of i8 and a panel of u8 on the matrix unit", mean_i8, _runs_on_i8, _emit_i8)
 AMX_CONFIGURE = Intrinsic("the height of the tiles that follow", _mean_nothing, lambda target: target.has("amx-tile"), _emit_configuration)

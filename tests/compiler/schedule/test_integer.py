@@ -13,12 +13,12 @@ from compiler.ir.loops import Tile
 from compiler.ir.parser import parse
 from compiler.ir.visit_loops import walk_stmts
 from compiler.passes.pipeline import pipeline
-from compiler.schedule.rules import integer_tile
+from compiler.schedule.rules import integer_tiles
 from compiler.target import NAMED, Target, get, host
 from runtime.executable import Executable
 from runtime.session import Session
 
-HERE = [t for t in (host(), *NAMED.values()) if t.can_run_here and integer_tile(t)]
+HERE = [t for t in (host(), *NAMED.values()) if t.can_run_here and integer_tiles(t)]
 FORMATS = [(8, 0), (8, 128), (4, 32), (4, 64), (4, 128), (4, 0)]
 K = 256
 
@@ -113,3 +113,15 @@ def test_machines_without_integer_units_keep_floats() -> None:
     program = plain(8, 0, 64)
     prims = pipeline(get("x86-64-v3")).until("schedule_kernels")(parse(program)).prim_functions.values()
     assert "matmul" in [p.attrs.get("schedule") for p in prims]
+
+
+@pytest.mark.parametrize(("bits", "group", "tile"), [(8, 0, "amx_i8"), (8, 128, "amx_i8"), (8, 32, "dot_panel"), (4, 32, "dot_panel")])
+def test_matrix_units_take_bytes_whose_groups_fill_them(bits: int, group: int, tile: str) -> None:
+    """This machine cannot run them: the scheduled kernel is interpreted, by the meaning of its tiles."""
+    program, x, w = plain(bits, group, 40), f32(19, K), f32(40, K)
+    scheduled = pipeline(get("amx")).until("schedule_kernels")(parse(program))
+    tiles = {s.intrinsic for p in scheduled.prim_functions.values() for s in walk_stmts(p.body) if isinstance(s, Tile)}
+    assert tile in tiles
+    meant = Interpreter(pipeline(get("amx")).until("legalize")(parse(program))).call("main", x, w)
+    found = Interpreter(scheduled).call("main", x, w)
+    np.testing.assert_allclose(found, meant, rtol=1e-5, atol=1e-5 * np.abs(meant).max())
