@@ -194,9 +194,7 @@ class _Stepping:
     def sample(self, logits: NDArray[np.float32], batch: SampleBatch) -> Sampled:
         return Sampled.of(self._session.call(SAMPLE_ENTRY, logits, *batch.arrays, above=True))
 
-    def judge(
-        self, logits: NDArray[np.float32], rows: NDArray[np.int32], tokens: NDArray[np.int32], tops: NDArray[np.int32]
-    ) -> Judged:
+    def judge(self, logits: NDArray[np.float32], rows: NDArray[np.int32], tokens: NDArray[np.int32], tops: NDArray[np.int32]) -> Judged:
         return Judged(*self._session.call(JUDGE_ENTRY, logits, rows, tokens, tops, above=True))
 
 
