@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -142,7 +142,9 @@ def multiplying(held: str, target: Target) -> tuple[str, int, float, tuple[Any, 
     if held.startswith("bf16") and pairs is not None:
         return _tiles(pairs.intrinsic, pairs.shape, DType.BF16, DType.BF16, DType.F32)
     if held.startswith("int") and integers:
-        return _tiles("dot_panel", integers[-1].shape, DType.I8, DType.U8, DType.I32, ", bits=8")
+        shape = integers[-1].shape
+        both_planes = replace(shape, rows=2 * shape.rows)
+        return _tiles("dot_panel", both_planes, DType.I8, DType.U8, DType.I32, ", bits=8")
     steps = 20_000
     return _PEAK, steps, 64 * steps * 12 * 16 * 2, (np.full(16, 0.5, np.float32),)
 
