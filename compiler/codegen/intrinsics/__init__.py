@@ -9,7 +9,6 @@ from compiler.ir.op import Registry
 
 INTRINSICS: Registry[Intrinsic] = Registry("tile intrinsic")
 INTRINSICS.add("dot_bf16", dot.DOT_BF16)
-INTRINSICS.add("dot_i8", dot.DOT_I8)
 INTRINSICS.add("amx_bf16", amx.AMX_BF16)
 INTRINSICS.add("amx_i8", amx.AMX_I8)
 INTRINSICS.add("amx_configure", amx.AMX_CONFIGURE)

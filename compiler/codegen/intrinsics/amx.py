@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compiler.codegen.intrinsics.dot import BF16, I8, Kind, matrices, mean_i8
+from compiler.codegen.intrinsics.dot import FOURS, PAIRS, matrices
 from compiler.codegen.intrinsics.registry import Intrinsic, Operands
 from compiler.codegen.ssa import Code, vector_literal
 from compiler.ir.errors import CompileError
@@ -24,14 +24,14 @@ from compiler.target import Target
 TILE_ROWS, TILE_BYTES = 16, 64
 
 
-def _emit(code: Code, operands: Operands, kind: Kind, product: str) -> None:
+def _emit(code: Code, operands: Operands, group: int, product: str) -> None:
     (c, a, b), (k, stride) = operands.pointers, operands.dims
     rows, columns = int(operands.attrs["rows"]), int(operands.attrs["columns"])
     if not (1 <= rows <= 2 * TILE_ROWS and columns in (TILE_ROWS, 2 * TILE_ROWS)):
         raise CompileError(f"AMX tile of {rows} x {columns}; expected 1 to 32 rows and 16 or 32 columns")
     heights = _heights(rows)
     sides = range(columns // TILE_ROWS)
-    size = 4 // kind.group
+    size = 4 // group
     row_bytes = 4 * columns
 
     row_stride = code.op(f"mul nsw i64 {stride}, {size}")
@@ -88,17 +88,17 @@ def _mean_nothing(arrays: tuple[NDArray[Any], ...], dims: tuple[int, ...], attrs
 
 
 def _emit_bf16(code: Code, operands: Operands, target: Target) -> None:
-    _emit(code, operands, BF16, "tdpbf16ps")
+    _emit(code, operands, PAIRS, "tdpbf16ps")
 
 
 def _emit_i8(code: Code, operands: Operands, target: Target) -> None:
     """Rows are signed, the panel is not (ops/integer.py)."""
-    _emit(code, operands, I8, "tdpbsud")
+    _emit(code, operands, FOURS, "tdpbsud")
 
 
 def _mean_bf16(arrays: tuple[NDArray[Any], ...], dims: tuple[int, ...], attrs: Mapping[str, Any]) -> None:
     """Within 32 of k the first and the second of each pair are summed apart, each step fused and rounded; then both are added to c."""
-    c, a, b = matrices(BF16, arrays, dims, attrs)
+    c, a, b = matrices(PAIRS, arrays, dims, attrs)
     a, b = a.astype(np.float64), b.astype(np.float64)
     for start in range(0, a.shape[1], TILE_ROWS):
         halves = np.zeros((2, *c.shape), np.float32)
@@ -106,6 +106,11 @@ def _mean_bf16(arrays: tuple[NDArray[Any], ...], dims: tuple[int, ...], attrs: M
             for half in range(2):
                 halves[half] = halves[half] + a[:, g, half, None] * b[None, g, :, half]
         c += halves[0] + halves[1]
+
+
+def _mean_i8(arrays: tuple[NDArray[Any], ...], dims: tuple[int, ...], attrs: Mapping[str, Any]) -> None:
+    c, a, b = matrices(FOURS, arrays, dims, attrs)
+    c += np.einsum("rgi,gci->rc", a.astype(np.int32), b.astype(np.int32))
 
 
 def _runs_on_bf16(target: Target) -> bool:
@@ -117,5 +122,5 @@ def _runs_on_i8(target: Target) -> bool:
 
 
 AMX_BF16 = Intrinsic("f32 tile of bf16 products on the matrix unit", _mean_bf16, _runs_on_bf16, _emit_bf16)
-AMX_I8 = Intrinsic("i32 tile of products of i8 and a panel of u8 on the matrix unit", mean_i8, _runs_on_i8, _emit_i8)
+AMX_I8 = Intrinsic("i32 tile of products of i8 and a panel of u8 on the matrix unit", _mean_i8, _runs_on_i8, _emit_i8)
 AMX_CONFIGURE = Intrinsic("the height of the tiles that follow", _mean_nothing, lambda target: target.has("amx-tile"), _emit_configuration)

@@ -1,8 +1,8 @@
-"""AVX-512: `vdpbf16ps` (BF16), `vpdpbusd` (VNNI), and for those without it `vpmaddwd` on 16 bits."""
+"""AVX-512: `vdpbf16ps` (BF16), `vpdpbusd` (VNNI)."""
 
 from __future__ import annotations
 
-from compiler.codegen.intrinsics.avx2 import fours_by_pairs, fours_by_vnni, signed_by_unsigned
+from compiler.codegen.intrinsics.avx2 import signed_by_unsigned
 from compiler.codegen.intrinsics.steps import Parts, Step
 from compiler.codegen.ssa import Code, broadcast
 
@@ -21,6 +21,4 @@ def _add_pairs(code: Code, total: str, left: Parts, right: Parts) -> str:
 
 
 BF16_PAIRS = Step(16, _left, _right, _add_pairs)
-I8_FOURS = fours_by_vnni(16, "llvm.x86.avx512.vpdpbusd.512")
-I8_FOURS_BY_PAIRS = fours_by_pairs(16, "llvm.x86.avx512.pmaddw.d.512")
 SIGNED_BY_UNSIGNED = signed_by_unsigned(16, "llvm.x86.avx512.vpdpbusd.512")

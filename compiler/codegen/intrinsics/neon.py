@@ -1,4 +1,4 @@
-"""AArch64: four products at a time, `sdot` of signed bytes, `usdot` of unsigned by signed."""
+"""AArch64: four products of unsigned by signed bytes at a time, `usdot`."""
 
 from __future__ import annotations
 
@@ -15,16 +15,8 @@ def _right(code: Code, x: str) -> Parts:
 
 
 def _add(code: Code, total: str, left: Parts, right: Parts) -> str:
-    args = f"<4 x i32> {total}, <16 x i8> {left[0]}, <16 x i8> {right[0]}"
-    return code.op(f"call <4 x i32> @llvm.aarch64.neon.sdot.v4i32.v16i8({args})")
-
-
-I8_FOURS = Step(4, _left, _right, _add)
-
-
-def _add_mixed(code: Code, total: str, left: Parts, right: Parts) -> str:
     args = f"<4 x i32> {total}, <16 x i8> {right[0]}, <16 x i8> {left[0]}"
     return code.op(f"call <4 x i32> @llvm.aarch64.neon.usdot.v4i32.v16i8({args})")
 
 
-SIGNED_BY_UNSIGNED = Step(4, _left, _right, _add_mixed)
+SIGNED_BY_UNSIGNED = Step(4, _left, _right, _add)

@@ -24,24 +24,3 @@ def bf16_pairs(lanes: int) -> Step:
         return total
 
     return Step(lanes, left, right, add)
-
-
-def i8_fours(lanes: int) -> Step:
-    words = vec("i32", lanes)
-
-    def left(code: Code, x: str) -> Parts:
-        return right(code, broadcast(code, x, "i32", lanes))
-
-    def right(code: Code, x: str) -> Parts:
-        parts: list[str] = []
-        for byte in range(4):
-            top = code.op(f"shl {words} {x}, {splat(str(24 - 8 * byte), 'i32', lanes)}")
-            parts.append(code.op(f"ashr {words} {top}, {splat('24', 'i32', lanes)}"))
-        return tuple(parts)
-
-    def add(code: Code, total: str, a: Parts, b: Parts) -> str:
-        for x, y in zip(a, b, strict=True):
-            total = code.op(f"add {words} {total}, {code.op(f'mul {words} {x}, {y}')}")
-        return total
-
-    return Step(lanes, left, right, add)

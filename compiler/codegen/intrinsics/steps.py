@@ -12,11 +12,9 @@ Parts = tuple[str, ...]  # operands made of one register
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """`left` spreads one 32-bit group to a register, `right` takes a register of groups; both prepare it once for all its uses.
-    `excess` collects per column what `add` adds too much."""
+    """`left` spreads one 32-bit group to a register, `right` takes a register of groups; both prepare it once for all its uses."""
 
     lanes: int
     left: Callable[[Code, str], Parts]
     right: Callable[[Code, str], Parts]
     add: Callable[[Code, str, Parts, Parts], str]
-    excess: Callable[[Code, str, Parts], str] | None = None
