@@ -20,15 +20,14 @@ from runtime.sections import ALIGNMENT
 
 # --- cores -------------------------------------------------------------------------------------------------------------
 
+# As the process was given them: a thread that was pinned later sees one alone.
+_AFFINITY = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+
 
 def available_cores(cgroups: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> tuple[int, ...]:
     """Numbers of the cores this process may run on: its affinity, cut to what the quota of its control group pays for."""
-    if hasattr(os, "sched_getaffinity"):
-        cores = sorted(os.sched_getaffinity(0))
-    else:
-        cores = list(range(os.cpu_count() or 1))
     quota = cpu_quota(cgroups, membership)
-    return tuple(cores if quota is None else cores[: max(1, int(quota))])
+    return tuple(_AFFINITY if quota is None else _AFFINITY[: max(1, int(quota))])
 
 
 def cpu_quota(cgroups: Path, membership: Path) -> float | None:

@@ -47,6 +47,7 @@ VECTOR_FMA = {
     "x86-64-v3": r"vfmadd\w+\s.*%ymm",
     "avx512": r"vfmadd\w+\s.*%zmm",
     "avx512-vnni-bf16": r"vfmadd\w+\s.*%zmm",
+    "avx512-bf16-amd": r"vfmadd\w+\s.*%zmm",
     "amx": r"vfmadd\w+\s.*%zmm",
     "aarch64-neon": r"fml[as]\s+v\d+\.4s",
     "aarch64-i8mm-bf16": r"fml[as]\s+v\d+\.4s",

@@ -64,7 +64,7 @@ def test_opt_prints_text_that_parses(program: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        (("--until", "nonsense"), "unknown pass 'nonsense'; known: legalize, "),
+        (("--until", "nonsense"), "unknown pass 'nonsense'; known: integer_products, round_operands, legalize, "),
         (("--target", "nonsense"), "unknown target 'nonsense'; known: host, "),
     ],
 )

@@ -3,6 +3,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import subprocess
+import sys
+import threading
 from pathlib import Path
 
 import llvmlite.binding as llvm
@@ -48,9 +51,26 @@ def test_a_small_quota_leaves_one_core(tmp_path: Path) -> None:
     assert len(available_cores(tmp_path, tmp_path / "membership")) == 1
 
 
-def test_without_control_groups_all_cores_count(tmp_path: Path) -> None:
-    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
-    assert available_cores(tmp_path, tmp_path / "none") == tuple(sorted(cores))
+def test_without_control_groups_all_cores_of_the_process_count() -> None:
+    given = "import os; print(sorted(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else list(range(os.cpu_count() or 1)))"
+    ours = "from pathlib import Path; from runtime.device.cpu import available_cores; print(list(available_cores(Path('-'), Path('-'))))"
+    said = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout for code in (given, ours)]
+    assert said[0] == said[1] != ""
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="no affinity here")
+def test_a_pinned_thread_still_sees_what_the_process_has() -> None:
+    cores = available_cores()
+    found: list[tuple[int, ...]] = []
+
+    def work() -> None:
+        os.sched_setaffinity(0, {cores[-1]})
+        found.append(available_cores())
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert found == [cores]
 
 
 # --- memory ------------------------------------------------------------------------------------------------------------
