@@ -17,7 +17,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from compiler.cache import signature
 from compiler.codegen.bytecode import lower
 from compiler.codegen.link import LinkedCode, link
 from compiler.codegen.llvm import emit_kernel
@@ -27,6 +26,7 @@ from compiler.passes.base import Count, Dump, Instrument, Show, ShowChanges, Tim
 from compiler.passes.dispatch_library import Row
 from compiler.passes.pipeline import PHASES, pipeline
 from compiler.report import say
+from compiler.signature import signature
 from compiler.target import Target, host
 from runtime import flags
 from runtime.executable import Executable, ExecutableMeta

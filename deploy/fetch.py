@@ -26,3 +26,14 @@ def local_folder(source: str) -> Path:
         return Path(snapshot_download(source, allow_patterns=PATTERNS, ignore_patterns=DUPLICATES))
     except Exception as error:  # the hub's own tree of errors: network, rights, names
         raise LoadError("fetch_failed", f"{source!r} is no path here and the hub did not deliver it: {error}") from error
+
+
+def gguf_or_folder(path: Path) -> Path:
+    """The GGUF file where that is all a folder has."""
+    if path.is_file() or (path / "config.json").exists():
+        return path
+    found = sorted(path.glob("*.gguf"))
+    if len(found) > 1:
+        names = ", ".join(file.name for file in found)
+        raise LoadError("invalid_model", f"{path} has several models: {names}; name one of the files")
+    return found[0] if found else path

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from deploy.source import load_tokenizer
+from deploy.vocabulary import load_tokenizer
 from server.engine.loop import Engine
 from server.engine.process import LoadedModel
 from server.handle import LoadError, RequestError

@@ -9,13 +9,15 @@ from functools import partial
 from pathlib import Path
 
 from compiler.bind import bind_weights
-from compiler.cache import Cache, key_of, signature
+from compiler.cache import Cache
 from compiler.frontend.errors import ModelError
 from compiler.ir.module import IRModule
+from compiler.signature import key_of, signature
 from compiler.target import host
 from deploy.kinds import Kind, Served, kind_of
 from deploy.plan import plan_of
-from deploy.source import load_tokenizer, open_model
+from deploy.source import open_model
+from deploy.vocabulary import load_tokenizer
 from runtime import flags
 from runtime.executable import Executable
 from runtime.memory import MemoryAccount

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from compiler.cache import Cache
-from deploy.source import load_tokenizer
+from deploy.vocabulary import load_tokenizer
 from runtime import flags
 from server.app import create_app
 from server.auth import Guard

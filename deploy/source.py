@@ -13,9 +13,8 @@ from compiler.frontend.gguf_model import GgufModel
 from compiler.frontend.unknown import remedy
 from compiler.frontend.weights import WeightSource, open_safetensors
 from compiler.ir.dtypes import DType
-from deploy.fetch import local_folder
+from deploy.fetch import gguf_or_folder, local_folder
 from server.handle import LoadError
-from server.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,24 +48,3 @@ def _config_of(folder: Path) -> ModelConfig:
         return load_config(folder)
     except UnknownModel as error:
         raise UnknownModel(f"{error}{remedy(folder)}") from None
-
-
-def load_tokenizer(source: str) -> Tokenizer:
-    path = gguf_or_folder(local_folder(source))
-    if not path.is_file():
-        return Tokenizer.from_dir(path)
-    try:
-        return Tokenizer(GgufModel(path).hub_files())
-    except ModelError as error:
-        raise LoadError("invalid_model", str(error)) from error
-
-
-def gguf_or_folder(path: Path) -> Path:
-    """The GGUF file where that is all a folder has."""
-    if path.is_file() or (path / "config.json").exists():
-        return path
-    found = sorted(path.glob("*.gguf"))
-    if len(found) > 1:
-        names = ", ".join(file.name for file in found)
-        raise LoadError("invalid_model", f"{path} has several models: {names}; name one of the files")
-    return found[0] if found else path

@@ -13,7 +13,7 @@ from statistics import median
 
 import numpy as np
 
-from compiler.cache import Cache, key_of
+from compiler.cache import Cache
 from compiler.driver import Options, compile_module
 from compiler.frontend.config import Activation, ModelConfig
 from compiler.frontend.decoder import StepBounds, build_step
@@ -31,6 +31,7 @@ from compiler.ops.elementwise import ADD, MULTIPLY, RELU
 from compiler.ops.matmul import MATMUL
 from compiler.ops.normalize import LAYER_NORM, RMS_NORM, SOFTMAX
 from compiler.passes.pipeline import pipeline
+from compiler.signature import key_of
 from deploy.bench.measure import Figure, best_s, report
 from deploy.bench.synthetic import dtypes_of
 from deploy.bench.tvm_plan import planned_bytes

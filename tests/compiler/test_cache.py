@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 import compiler.ops
-from compiler.cache import Cache, CacheError, Entry, Key, Range, key_of, signature
+from compiler.cache import Cache, CacheError, Entry, Key, Range
 from compiler.driver import compile_module
 from compiler.ir.parser import parse
+from compiler.signature import key_of, signature
 from runtime import flags
 from runtime.errors import DamagedFile
 from runtime.executable import Executable

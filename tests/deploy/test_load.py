@@ -19,7 +19,7 @@ from compiler.passes import lift_weights
 from deploy import kinds
 from deploy.inspection import plan_load
 from deploy.model import load_model
-from deploy.source import load_tokenizer
+from deploy.vocabulary import load_tokenizer
 from runtime.step import PAGE_SIZE, StepBatch
 from server.engine.process import LoadedModel, engine_of
 from server.handle import LoadError

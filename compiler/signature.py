@@ -1,0 +1,93 @@
+"""What an executable was made from: the key under which the cache holds it, and the symbolic shape signature of an entry point.
+
+The key is a digest over one struct: the program with the declared ranges of its variables left out, the target, the compiler's version
+and the options. Entries of one key differ in their ranges alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+
+import llvmlite
+import msgspec
+
+from compiler.cache import Key, Range
+from compiler.ir.dims import Dim, DimVar
+from compiler.ir.equal import structural_hash
+from compiler.ir.graph import Body, Function, If, MatchCast
+from compiler.ir.module import IRModule
+from compiler.ir.types import binders_of, substitute, vars_of
+from compiler.ir.visit import free_vars
+
+
+class KeyParts(msgspec.Struct, frozen=True):
+    """All that determines an executable, and nothing else."""
+
+    program: str
+    target: str
+    version: str
+    options: tuple[str, ...] = ()
+    params: tuple[tuple[str, ...], ...] = ()  # names, by which weights are bound: structure alone does not tell two families apart
+
+
+@lru_cache(maxsize=1)
+def compiler_version() -> str:
+    """A digest of the compiler's sources and the release of LLVM's binding: whatever changes one of them may change code."""
+    digest = hashlib.sha256(llvmlite.__version__.encode())
+    root = Path(__file__).parent
+    for path in sorted(root.rglob("*.py")):
+        digest.update(str(path.relative_to(root)).encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def key_of(module: IRModule, target: str, options: tuple[str, ...] = ()) -> Key:
+    functions = sorted(module.graph_functions.items())
+    params = tuple(tuple(p.name for p in func.params) for _, func in functions)
+    parts = KeyParts(structural_hash(module, ranges=False), target, compiler_version(), options, params)
+    digest = hashlib.sha256(msgspec.json.encode(parts)).hexdigest()[:32]
+    return Key(digest, {name: _ranges(all_vars(func)) for name, func in functions})
+
+
+def signature_vars(func: Function) -> tuple[DimVar, ...]:
+    """The variables of a function in the order in which its annotations mention them: their canonical names are their numbers."""
+    return tuple(dict.fromkeys(v for p in func.params for v in vars_of(p.type)))
+
+
+def all_vars(func: Function) -> tuple[DimVar, ...]:
+    """With those that match_casts define, whose ranges planning uses too."""
+    return tuple(dict.fromkeys([*signature_vars(func), *free_vars(func.body).dims, *cast_vars(func.body)]))
+
+
+def cast_vars(body: Body) -> Iterator[DimVar]:
+    for binding in body.bindings:
+        match binding.value:
+            case MatchCast(type=type_):
+                yield from binders_of(type_)
+            case If(then=then, orelse=orelse):
+                yield from cast_vars(then)
+                yield from cast_vars(orelse)
+            case _:
+                pass
+
+
+def signature(module: IRModule, name: str) -> str:
+    """The symbolic shape signature: parameter annotations with variables renamed by number, and their ranges."""
+    func = module.graph(name)
+    variables = signature_vars(func)
+    renamed = {v: Dim.of(DimVar(f"n{i}", v.lower, None, v.multiple_of)) for i, v in enumerate(variables)}
+    params = ", ".join(str(substitute(p.type, renamed)) for p in func.params)
+    ranges = ", ".join(f"{n} in {_text(r)}" for n, r in _ranges(variables).items())
+    return f"({params}) where {ranges}" if ranges else f"({params})"
+
+
+def _ranges(variables: tuple[DimVar, ...]) -> dict[str, Range]:
+    renamed = {v: Dim.of(DimVar(f"n{i}", v.lower, None, v.multiple_of)) for i, v in enumerate(variables)}
+    uppers = [str(v.upper.substitute(renamed)) if isinstance(v.upper, Dim) else v.upper for v in variables]
+    return {f"n{i}": Range(v.lower, u, v.multiple_of) for i, (v, u) in enumerate(zip(variables, uppers, strict=True))}
+
+
+def _text(r: Range) -> str:
+    return f"{r.lower}..{'' if r.upper is None else r.upper}{f' by {r.multiple_of}' if r.multiple_of != 1 else ''}"
