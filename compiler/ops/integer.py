@@ -25,6 +25,7 @@ from compiler.ir.types import TensorType, TupleType, Type
 from compiler.ops.broadcast import output, sized_buffer
 from compiler.ops.nest import apply, cast, const, fill, guard, index_value, load, loops, reduce, seq, store
 from compiler.ops.operands import agree, dtype_attr, int_attr, tensor_operand, unproved, wants_float
+from compiler.ops.quantize import bits_of, group_of, num_groups
 from compiler.ops.tables import Nest, Operands, define
 
 Attrs = Mapping[str, Any]
@@ -35,38 +36,19 @@ MIDDLE = {8: 128, 4: 8}  # what weights of so many bits are stored above
 LARGEST = {8: 127, 16: 127 * 256 + 127}  # of activations of so many bits: both planes stay within i8
 
 
-def _group(attrs: Attrs, length: Dim) -> Dim:
-    """The attribute, where 0 stands for the whole axis."""
-    group = int_attr(attrs, "group", 0)
-    if group and not prove_divisible(length, group):
-        raise AnnotationError(f"the last dimension is {length}, wants a multiple of the group, {group}")
-    return Dim.of(group) if group else length
-
-
-def _num_groups(attrs: Attrs, length: Dim) -> Dim:
-    return length // _group(attrs, length) if attrs["group"] else Dim.of(1)
-
-
-def _bits(attrs: Attrs, known: Mapping[int, int]) -> int:
-    bits = int_attr(attrs, "bits")
-    if bits not in known:
-        raise AnnotationError(f"attribute bits is {bits}, wants {' or '.join(map(str, known))}")
-    return bits
-
-
 # --- quantize_rows -----------------------------------------------------------------------------------------------------
 
 
 def _rows_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
     """(q [..., planes, k], scale [..., groups], total [..., planes, groups])"""
-    x, planes = wants_float(tensor_operand(args, 0, "x"), "x"), _bits(attrs, LARGEST) // 8
+    x, planes = wants_float(tensor_operand(args, 0, "x"), "x"), bits_of(attrs, LARGEST) // 8
     if x.ndim == 0:
         raise AnnotationError("x has rank 0, wants at least 1")
     if x.shape is None:
         rank = x.ndim
         return TupleType((TensorType(None, I8, rank and rank + 1), TensorType(None, F32, rank), TensorType(None, I32, rank and rank + 1)))
     *row, length = x.shape
-    groups = _num_groups(attrs, length)
+    groups = num_groups(attrs, length)
     return TupleType(
         (TensorType((*row, Dim.of(planes), length), I8), TensorType((*row, groups), F32), TensorType((*row, Dim.of(planes), groups), I32))
     )
@@ -77,7 +59,7 @@ def _rows_nest(operands: Operands) -> Nest:
     x, attrs, out = operands.buffer(0), operands.attrs, operands.out
     assert isinstance(out, TupleType)
     q, scale, total = (sized_buffer(t, name) for t, name in zip(out.fields, ("q", "scale", "total"), strict=True))
-    group, largest = _group(attrs, x.shape[-1]), LARGEST[attrs["bits"]]
+    group, largest = group_of(attrs, x.shape[-1]), LARGEST[attrs["bits"]]
     top, inverse = (Buffer(name, scale.shape, F32) for name in ("top", "inverse"))
 
     def widest(*at: Dim) -> Scalar:
@@ -156,7 +138,7 @@ def panel_element(panels: Buffer, bits: int, n: Dim, k: Dim) -> Scalar:
 
 
 def _panels_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
-    bits, columns = _bits(attrs, MIDDLE), int_attr(attrs, "columns", 1)
+    bits, columns = bits_of(attrs, MIDDLE), int_attr(attrs, "columns", 1)
     q = tensor_operand(args, 0, "q", ndim=2, layout="[out, in]")
     if q.dtype not in (None, I8 if bits == 8 else U8):
         raise AnnotationError(f"q holds {q.dtype}, wants {I8 if bits == 8 else U8} for {bits} bits")
@@ -238,7 +220,7 @@ PANEL_SCALES = define("panel_scales", "scale", _scales_type, _scales_numpy, _sca
 
 def _linear_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
     """[..., out]"""
-    bits, dtype, size = _bits(attrs, MIDDLE), dtype_attr(attrs), int_attr(attrs, "size", 1)
+    bits, dtype, size = bits_of(attrs, MIDDLE), dtype_attr(attrs), int_attr(attrs, "size", 1)
     q, scale, total = (tensor_operand(args, i, name) for i, name in enumerate(("q", "scale", "total")))
     panels = tensor_operand(args, 3, "panels", ndim=3, layout="[panels, in / 4, 4 * columns]")
     weight_scale = tensor_operand(args, 4, "weight_scale", ndim=3, layout="[panels, groups, columns]")

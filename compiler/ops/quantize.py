@@ -32,14 +32,14 @@ MIDDLE = 8  # what a symmetric 4-bit number counts from
 MOST = {8: 127, 4: 7}  # the largest symmetric number
 
 
-def _bits(attrs: Attrs) -> int:
+def bits_of(attrs: Attrs, known: Mapping[int, int]) -> int:
     bits = int_attr(attrs, "bits")
-    if bits not in MOST:
-        raise AnnotationError(f"attribute bits is {bits}, wants 8 or 4")
+    if bits not in known:
+        raise AnnotationError(f"attribute bits is {bits}, wants {' or '.join(map(str, known))}")
     return bits
 
 
-def _group(attrs: Attrs, length: Dim) -> Dim:
+def group_of(attrs: Attrs, length: Dim) -> Dim:
     """The attribute, where 0 stands for the whole axis."""
     group = int_attr(attrs, "group", 0)
     if group and not prove_divisible(length, group):
@@ -47,15 +47,15 @@ def _group(attrs: Attrs, length: Dim) -> Dim:
     return Dim.of(group) if group else length
 
 
-def _num_groups(attrs: Attrs, length: Dim) -> Dim:
-    return length // _group(attrs, length) if attrs["group"] else Dim.of(1)
+def num_groups(attrs: Attrs, length: Dim) -> Dim:
+    return length // group_of(attrs, length) if attrs["group"] else Dim.of(1)
 
 
 # --- dequantize --------------------------------------------------------------------------------------------------------
 
 
 def _dequantize_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
-    q, dtype, bits = tensor_operand(args, 0, "q"), dtype_attr(attrs), _bits(attrs)
+    q, dtype, bits = tensor_operand(args, 0, "q"), dtype_attr(attrs), bits_of(attrs, MOST)
     holds = I8 if bits == 8 else U8
     if q.dtype not in (None, holds):
         raise AnnotationError(f"q holds {q.dtype}, wants {holds} for {bits} bits")
@@ -66,7 +66,7 @@ def _dequantize_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
     if q.shape is None:
         return TensorType(None, dtype, q.ndim)
     shape = (*q.shape[:-1], q.shape[-1] * (8 // bits))
-    groups = (*shape[:-1], _num_groups(attrs, shape[-1]))
+    groups = (*shape[:-1], num_groups(attrs, shape[-1]))
     for i, name in enumerate(("scale", "zero")[: len(args) - 1], 1):
         given = tensor_operand(args, i, name, ndim=len(shape), layout="[..., groups]")
         for d, (w, g) in enumerate(zip(groups, given.shape or groups, strict=True)):
@@ -89,14 +89,14 @@ def _dequantize_nest(operands: Operands) -> Nest:
         return cast(half, F32)
 
     def value(*ijk: Dim) -> Scalar:
-        at = (*ijk[:-1], ijk[-1] // _group(attrs, length) if attrs["group"] else Dim.of(0))
+        at = (*ijk[:-1], ijk[-1] // group_of(attrs, length) if attrs["group"] else Dim.of(0))
         origin: Scalar | None = None if zero is None else cast(load(zero, *at), F32)
         if origin is None and attrs["bits"] == 4:
             origin = const(MIDDLE, F32)
         shifted = number(*ijk) if origin is None else apply(Fn.SUB, number(*ijk), origin)
         return cast(apply(Fn.MUL, shifted, cast(load(scale, *at), F32)), out.dtype)
 
-    groups = (*out.shape[:-1], _num_groups(attrs, length))
+    groups = (*out.shape[:-1], num_groups(attrs, length))
     return Nest((out,), fill(out, value), checks=unproved(operands, dict.fromkeys(range(1, len(operands.places)), groups)))
 
 
@@ -131,7 +131,7 @@ def _levels(bits: int) -> tuple[int, int]:
 
 def _quantize_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
     """(q, scale) where symmetric, else (q, scale, zero)."""
-    x, dtype, bits = wants_float(tensor_operand(args, 0, "x"), "x"), dtype_attr(attrs), _bits(attrs)
+    x, dtype, bits = wants_float(tensor_operand(args, 0, "x"), "x"), dtype_attr(attrs), bits_of(attrs, MOST)
     holds = I8 if bits == 8 else U8
     if not dtype.is_float:
         raise AnnotationError(f"attribute dtype is {dtype}, wants a float")
@@ -141,10 +141,10 @@ def _quantize_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
         kinds = [TensorType(None, d, x.ndim) for d in (holds, dtype, holds)]
     else:
         *row, length = x.shape
-        groups = (*row, _num_groups(attrs, length))
+        groups = (*row, num_groups(attrs, length))
         if bits == 4 and not prove_divisible(length, 2):
             raise AnnotationError(f"the last dimension is {length}, wants an even one for 4 bits")
-        if bits == 4 and not prove_divisible(_group(attrs, length), 2):
+        if bits == 4 and not prove_divisible(group_of(attrs, length), 2):
             raise AnnotationError(f"attribute group is {attrs['group']}, wants an even one for 4 bits")
         kinds = [TensorType((*row, length * bits // 8), holds), TensorType(groups, dtype), TensorType(groups, holds)]
     return TupleType(tuple(kinds[:2] if bool_attr(attrs, "symmetric") else kinds))
@@ -158,7 +158,7 @@ def _quantize_nest(operands: Operands) -> Nest:
     outputs = tuple(sized_buffer(t, name) for t, name in zip(out.fields, ("q", "scale", "zero"), strict=False))
     q, scale = outputs[:2]
     zero = None if attrs["symmetric"] else outputs[2]
-    group = _group(attrs, x.shape[-1])
+    group = group_of(attrs, x.shape[-1])
     low, high = (Buffer(name, scale.shape, F32) for name in ("low", "high"))
     smallest, largest = (const(n, F32) for n in _levels(bits))
 

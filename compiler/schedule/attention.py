@@ -16,10 +16,11 @@ from dataclasses import dataclass
 
 from compiler.ir.dims import Dim, ceil_div, dim_max, dim_min
 from compiler.ir.loops import Apply, Buffer, Cast, Const, Fn, Load, PrimFunc, ReduceFn, Scalar, ScalarParam, Stmt, Store
-from compiler.schedule.attention_block import F32, PAGE, Rows, exp_of_difference, f32, integer, larger, local, mul
+from compiler.schedule.attention_block import F32, PAGE, Rows, integer, larger
 from compiler.schedule.attention_form import PAGES, SPLIT, Form, Token
 from compiler.schedule.attention_walk import STRETCH, TileWalk, TokenWalk
 from compiler.schedule.nests import allocated, below, halves, lanes, loop, parallel, product_of, seq, unravel, when
+from compiler.schedule.pieces import exp_of_difference, f32, local, mul
 from compiler.schedule.spot import TileShape
 
 FEW = 16  # tokens

@@ -13,8 +13,9 @@ from functools import reduce
 
 from compiler.ir.dims import Dim, DimVar, dim_max, dim_min
 from compiler.ir.dtypes import DType
-from compiler.ir.loops import Apply, Buffer, Cast, Const, DimScalar, Fn, Let, Load, Scalar, Scope, Stmt, Store, Tile
+from compiler.ir.loops import Apply, Buffer, Cast, Const, DimScalar, Fn, Let, Load, Scalar, Stmt, Store, Tile
 from compiler.schedule.nests import allocated, lanes, loop, seq, unroll, when
+from compiler.schedule.pieces import exp_of_difference, f32, le, local, mul, plus
 from compiler.schedule.spot import TileShape
 
 PAGE = 16
@@ -294,31 +295,7 @@ def larger(a: Scalar, b: Scalar) -> Scalar:
     return Apply(Fn.SELECT, (Apply(Fn.LT, (a, b)), b, a))
 
 
-def plus(a: Scalar, b: Scalar) -> Scalar:
-    return Apply(Fn.ADD, (a, b))
-
-
-def local(name: str, *shape: int) -> Buffer:
-    return Buffer(name, tuple(Dim.of(n) for n in shape), F32, Scope.LOCAL)
-
-
 def integer(name: str, value: Scalar | Dim, body: Callable[[Dim], Stmt]) -> Stmt:
     """An integer, computed once."""
     var = DimVar(name)
     return Let(var, DimScalar(value) if isinstance(value, Dim) else Cast(value, DType.I64), body(Dim.of(var)))
-
-
-def f32(scalar: Load) -> Scalar:
-    return scalar if scalar.buffer.dtype is F32 else Cast(scalar, F32)
-
-
-def mul(a: Scalar, b: Scalar) -> Scalar:
-    return Apply(Fn.MUL, (a, b))
-
-
-def exp_of_difference(a: Scalar, b: Scalar) -> Scalar:
-    return Apply(Fn.EXP, (Apply(Fn.SUB, (a, b)),))
-
-
-def le(a: Dim, b: Dim) -> Scalar:
-    return Apply(Fn.LE, (DimScalar(a), DimScalar(b)))

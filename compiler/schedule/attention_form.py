@@ -9,8 +9,9 @@ from math import lcm
 from compiler.ir.dims import Dim, DimVar, dim_max, dim_min
 from compiler.ir.dtypes import DType
 from compiler.ir.loops import Apply, Buffer, Cast, Const, Fn, Load, Reduce, ReduceFn, Scalar, ScalarParam, Stmt, Store
-from compiler.schedule.attention_block import F32, PAGE, Kernel, Rows, f32, integer, le, mul
+from compiler.schedule.attention_block import F32, PAGE, Kernel, Rows, integer
 from compiler.schedule.nests import lanes, loop
+from compiler.schedule.pieces import f32, le, mul
 from compiler.schedule.spot import TileShape
 
 PAGES = 2  # of a block

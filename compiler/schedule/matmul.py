@@ -24,7 +24,6 @@ from compiler.ir.loops import (
     Reduce,
     ReduceFn,
     Scalar,
-    Scope,
     Stmt,
     Store,
     dtype_of,
@@ -42,6 +41,7 @@ from compiler.schedule.nests import (
     zero,
 )
 from compiler.schedule.panels import Panels
+from compiler.schedule.pieces import local
 from compiler.schedule.same import same_scalar
 from compiler.schedule.spot import Spot, TileShape
 
@@ -160,8 +160,8 @@ class _Schedule:
     def kernel(self, point: dict[DimVar, Dim], panel: Dim, first: Dim, rows: int) -> Stmt:
         tile, sums = self.tile, self.product.sums
         spot = self.product.spot(replace(tile, rows=rows), point, panel, first)
-        accs = [_local(f"acc{k}", rows, tile.vectors, tile.lanes) for k in range(len(sums))]
-        columns = [_local(f"w{k}", tile.vectors, tile.lanes) for k in range(len(sums))]
+        accs = [local(f"acc{k}", rows, tile.vectors, tile.lanes) for k in range(len(sums))]
+        columns = [local(f"w{k}", tile.vectors, tile.lanes) for k in range(len(sums))]
 
         def clear(m: Dim, v: Dim, lane: Dim) -> Stmt:
             return seq(*(Store(acc, (m, v, lane), zero(DType.F32)) for acc in accs))
@@ -193,7 +193,3 @@ class _Schedule:
         steps = loop("r", extent // stride, lambda r: seq(*(step(r * stride + u) for u in range(stride))))
         finish = spot.each(lambda m, v, lane: spot.store(m, v, lane, lambda s: self.product.accumulated(s, accs, (m, v, lane))))
         return allocated(accs, seq(spot.each(clear), steps, finish))
-
-
-def _local(name: str, *shape: int) -> Buffer:
-    return Buffer(name, tuple(Dim.of(n) for n in shape), DType.F32, Scope.LOCAL)

@@ -16,12 +16,13 @@ from dataclasses import dataclass, replace
 
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
-from compiler.ir.loops import Buffer, Cast, Load, PrimFunc, Scalar, Scope, Stmt, Store, Tile
+from compiler.ir.loops import Buffer, Cast, Load, PrimFunc, Scalar, Stmt, Store, Tile
 from compiler.ir.prove import prove_divisible
 from compiler.ir.visit_loops import rewrite_dims
 from compiler.schedule.matmul import Contraction, Product, match_product
 from compiler.schedule.nests import allocated, below, loop, product_of, seq, when, zero
 from compiler.schedule.panels import BLOCK_ROWS, Panels
+from compiler.schedule.pieces import local
 from compiler.schedule.spot import Spot, TileShape
 
 PAIR = 2
@@ -83,7 +84,7 @@ class _Whole:
     def kernel(self, point: dict[DimVar, Dim], panel: Dim, first: Dim, rows: int) -> Stmt:
         sums = self.product.sums
         spot = self.product.spot(replace(self.tile.shape, rows=rows), point, panel, first)
-        accs = [_local(f"acc{k}", rows, spot.shape) for k in range(len(sums))]
+        accs = [local(f"acc{k}", rows, spot.shape.vectors, spot.shape.lanes) for k in range(len(sums))]
         clear = spot.each(lambda m, v, lane: _clear(accs, m, v, lane))
         tiles = [
             _tile(self.product, self.tile, s, Load(acc, _CORNER), spot, (Dim.of(0), s.axis[1])) for s, acc in zip(sums, accs, strict=True)
@@ -108,7 +109,7 @@ class _Blocks:
         product, sums = self.product, self.product.sums
         most = rows if count.is_const else BLOCK_ROWS
         line = replace(self.tile.shape, rows=1)
-        accs = [_local(f"acc{k}", most, line) for k in range(len(sums))]
+        accs = [local(f"acc{k}", most, line.vectors, line.lanes) for k in range(len(sums))]
 
         def each_row(body: Callable[[Spot, Dim, Dim, Dim], Stmt]) -> Stmt:
             """The epilogue is long: written once, not once per row."""
@@ -145,10 +146,6 @@ class _Blocks:
 
 
 _CORNER = (Dim.of(0), Dim.of(0), Dim.of(0))
-
-
-def _local(name: str, rows: int, shape: TileShape) -> Buffer:
-    return Buffer(name, (Dim.of(rows), Dim.of(shape.vectors), Dim.of(shape.lanes)), DType.F32, Scope.LOCAL)
 
 
 def _clear(accs: list[Buffer], m: Dim, v: Dim, lane: Dim) -> Stmt:

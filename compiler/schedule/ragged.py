@@ -13,9 +13,10 @@ from dataclasses import dataclass
 
 from compiler.ir.dims import Dim, DimVar, ceil_div, dim_min
 from compiler.ir.dtypes import DType
-from compiler.ir.loops import Apply, Buffer, Cast, Const, DimScalar, Fn, Let, Load, PrimFunc, Scalar, Scope, Stmt, Store
+from compiler.ir.loops import Apply, Buffer, Cast, Const, Fn, Let, Load, PrimFunc, Scalar, Stmt, Store
 from compiler.ops.ragged import relative
 from compiler.schedule.nests import allocated, lanes, loop, named, parallel, seq, unroll, when
+from compiler.schedule.pieces import exp_of_difference, f32, le, local, mul
 
 LANES = 16
 KEYS = 8  # scores that are in the making at once: enough to hide how long one addition takes, few enough for the registers
@@ -54,11 +55,11 @@ class _Ragged:
     def tile(self, first: Dim, h: Dim) -> Stmt:
         """Behind the last token, lanes repeat it."""
         last = self.q.shape[0] - 1
-        queries = _local("queries", self.size, LANES)
+        queries = local("queries", self.size, LANES)
 
         def query(r: Dim, lane: Dim) -> Stmt:
-            value = _f32(Load(self.q, (dim_min(first + lane, last), h, r)))
-            return Store(queries, (r, lane), _mul(value, Const(self.scale, F32)))
+            value = f32(Load(self.q, (dim_min(first + lane, last), h, r)))
+            return Store(queries, (r, lane), mul(value, Const(self.scale, F32)))
 
         def text(number: Dim) -> Stmt:
             bounds = Load(self.starts, (number,)), Load(self.starts, (number + 1,))
@@ -77,12 +78,12 @@ class _Ragged:
         )
 
     def text(self, first: Dim, h: Dim, queries: Buffer, start: Dim, end: Dim) -> Stmt:
-        sums, top, total = _local("sums", self.size, LANES), _local("top", LANES), _local("total", LANES)
+        sums, top, total = local("sums", self.size, LANES), local("top", LANES), local("total", LANES)
 
         def put(e: Dim, lane: Dim) -> Stmt:
             value = Apply(Fn.DIV, (Load(sums, (e, lane)), Load(total, (lane,))))
             result = value if self.out.dtype is F32 else Cast(value, self.out.dtype)
-            own = Apply(Fn.AND, (_le(start, first + lane), _le(first + lane + 1, end)))
+            own = Apply(Fn.AND, (le(start, first + lane), le(first + lane + 1, end)))
             return when(own, Store(self.out, (first + lane, h, e), result))
 
         def keys(b: Dim) -> Stmt:
@@ -101,7 +102,7 @@ class _Ragged:
 
     def keys(self, first: Dim, h: Dim, queries: Buffer, start: Dim, end: Dim, sums: Buffer, top: Buffer, total: Buffer) -> Stmt:
         """Add KEYS keys to what was summed. Behind the end, the last key stands in with no weight."""
-        weights, old, change = _local("weights", KEYS, LANES), _local("old", LANES), _local("change", LANES)
+        weights, old, change = local("weights", KEYS, LANES), local("old", LANES), local("change", LANES)
 
         def each_key(body: Callable[[Dim, Dim], Stmt]) -> Stmt:
             return unroll("j", KEYS, lambda j: _each(lambda lane: body(j, lane)))
@@ -110,28 +111,28 @@ class _Ragged:
             return dim_min(start + j, end - 1)
 
         def dot(r: Dim, j: Dim, lane: Dim) -> Stmt:
-            terms = (Load(queries, (r, lane)), _f32(Load(self.k, (key(j), h, r))), Load(weights, (j, lane)))
+            terms = (Load(queries, (r, lane)), f32(Load(self.k, (key(j), h, r))), Load(weights, (j, lane)))
             return Store(weights, (j, lane), Apply(Fn.FMA, terms))
 
         def score(j: Dim, lane: Dim) -> Stmt:
             value: Scalar = Load(weights, (j, lane))
             if self.bias is not None:
-                value = Apply(Fn.ADD, (value, _f32(Load(self.bias, (h, relative(self.bias, start + j, first + lane))))))
-            return Store(weights, (j, lane), Apply(Fn.SELECT, (_le(start + j + 1, end), value, Const(float("-inf"), F32))))
+                value = Apply(Fn.ADD, (value, f32(Load(self.bias, (h, relative(self.bias, start + j, first + lane))))))
+            return Store(weights, (j, lane), Apply(Fn.SELECT, (le(start + j + 1, end), value, Const(float("-inf"), F32))))
 
         def raised(lane: Dim) -> Stmt:
             return Store(top, (lane,), _fold(Fn.MAX, Load(old, (lane,)), weights, lane))
 
         def weight(j: Dim, lane: Dim) -> Stmt:
-            return Store(weights, (j, lane), _exp_difference(Load(weights, (j, lane)), Load(top, (lane,))))
+            return Store(weights, (j, lane), exp_of_difference(Load(weights, (j, lane)), Load(top, (lane,))))
 
         def summed(lane: Dim) -> Stmt:
-            return Store(total, (lane,), _fold(Fn.ADD, _mul(Load(total, (lane,)), Load(change, (lane,))), weights, lane))
+            return Store(total, (lane,), _fold(Fn.ADD, mul(Load(total, (lane,)), Load(change, (lane,))), weights, lane))
 
         def mixed(e: Dim, lane: Dim) -> Stmt:
-            value: Scalar = _mul(Load(sums, (e, lane)), Load(change, (lane,)))
+            value: Scalar = mul(Load(sums, (e, lane)), Load(change, (lane,)))
             for j in (Dim.of(j) for j in range(KEYS)):
-                value = Apply(Fn.FMA, (Load(weights, (j, lane)), _f32(Load(self.v, (key(j), h, e))), value))
+                value = Apply(Fn.FMA, (Load(weights, (j, lane)), f32(Load(self.v, (key(j), h, e))), value))
             return Store(sums, (e, lane), value)
 
         return allocated(
@@ -142,7 +143,7 @@ class _Ragged:
                 each_key(score),
                 _each(lambda lane: Store(old, (lane,), Load(top, (lane,)))),
                 _each(raised),
-                _each(lambda lane: Store(change, (lane,), _exp_difference(Load(old, (lane,)), Load(top, (lane,))))),
+                _each(lambda lane: Store(change, (lane,), exp_of_difference(Load(old, (lane,)), Load(top, (lane,))))),
                 each_key(weight),
                 _each(summed),
                 loop("e", self.size, lambda e: _each(lambda lane: mixed(e, lane))),
@@ -159,27 +160,7 @@ def _let(name: str, value: Load, body: Callable[[Dim], Stmt]) -> Stmt:
     return Let(var, Cast(value, I64), body(Dim.of(var)))
 
 
-def _local(name: str, *shape: int) -> Buffer:
-    return Buffer(name, tuple(Dim.of(n) for n in shape), F32, Scope.LOCAL)
-
-
 def _fold(fn: Fn, value: Scalar, weights: Buffer, lane: Dim) -> Scalar:
     for j in range(KEYS):
         value = Apply(fn, (value, Load(weights, (Dim.of(j), lane))))
     return value
-
-
-def _f32(scalar: Load) -> Scalar:
-    return scalar if scalar.buffer.dtype is F32 else Cast(scalar, F32)
-
-
-def _mul(a: Scalar, b: Scalar) -> Scalar:
-    return Apply(Fn.MUL, (a, b))
-
-
-def _exp_difference(a: Scalar, b: Scalar) -> Scalar:
-    return Apply(Fn.EXP, (Apply(Fn.SUB, (a, b)),))
-
-
-def _le(a: Dim, b: Dim) -> Scalar:
-    return Apply(Fn.LE, (DimScalar(a), DimScalar(b)))
