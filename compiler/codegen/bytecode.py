@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from compiler.codegen.llvm import KernelCode
 from compiler.codegen.slots import Slots
+from compiler.codegen.uses import needed, written
 from compiler.ir.deduce import type_of
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.errors import CompileError
@@ -41,14 +42,12 @@ from compiler.ir.graph import (
     ScalarValue,
     ShapeValue,
     TupleGet,
-    Value,
     Var,
 )
 from compiler.ir.loops import Buffer, PrimFunc, ScalarParam
 from compiler.ir.module import IRModule
 from compiler.ir.subsume import unify
 from compiler.ir.types import ScalarType, TensorType, TupleType, vars_of
-from compiler.ir.visit import operands
 from compiler.ops.tables import VIEWS
 from runtime import executable as vm
 from runtime.executable import (
@@ -127,10 +126,10 @@ class _Function:
         self.scalars: dict[Var, DimVar] = {}  # the slot of a scalar parameter, as a variable
         self.num_registers = 0
         self.launches: list[vm.NativeLaunch] = []
-        self.needed = _needed(func.body)
+        self.needed = needed(func.body)
 
     def lower(self, signature: str) -> VMFunction:
-        written = _written(self.func.body, self.program.module)
+        changed = written(self.func.body, self.program.module)
         num_inputs = self.func.num_inputs
         params: list[ParamSpec] = []
         for i, param in enumerate(self.func.params):
@@ -140,7 +139,7 @@ class _Function:
                 self.scalars[param] = DimVar(param.name, lower=-(2**62))
                 type_ = ScalarType(type_.dtype, Dim.of(self.scalars[param]))
             weight = num_inputs is not None and i >= num_inputs
-            params.append(ParamSpec(param.name, self.slots.spec(type_, 0), weight, param in written))
+            params.append(ParamSpec(param.name, self.slots.spec(type_, 0), weight, param in changed))
         self.slots.bounds = [b for b in self.slots.bounds if b.lower != -(2**62)]
         missing = [v for p in self.func.params for v in vars_of(p.type) if v not in self.slots.points]
         if missing:
@@ -397,47 +396,3 @@ def _scalars(prim: PrimFunc) -> list[ScalarParam]:
 
 def _float_bits(value: float) -> int:
     return struct.unpack("<q", struct.pack("<d", value))[0]
-
-
-def _needed(body: Body) -> set[Var]:
-    """Variables that instructions read: all uses but those as operands of native launches, seen through views and names."""
-    needed: set[Var] = set()
-    names: list[tuple[Var, Value]] = []
-
-    def visit(body: Body) -> None:
-        for binding in body.bindings:
-            value = binding.value
-            if isinstance(value, Launch) and not value.library:
-                continue
-            if _is_name(value):
-                names.append((binding.var, value))
-                continue
-            needed.update(a for a in operands(value) if isinstance(a, Var))
-            if isinstance(value, If):
-                visit(value.then)
-                visit(value.orelse)
-        if isinstance(body.result, Var):
-            needed.add(body.result)
-
-    visit(body)
-    for var, value in reversed(names):
-        if var in needed or isinstance(value, TupleGet):
-            needed.update(a for a in operands(value) if isinstance(a, Var))
-    return needed
-
-
-def _is_name(value: Value) -> bool:
-    return isinstance(value, Copy | Var | MakeTuple | TupleGet) or (isinstance(value, Call) and value.op.name in VIEWS)
-
-
-def _written(body: Body, module: IRModule) -> set[Var]:
-    """Parameters that launches change in place."""
-    found: set[Var] = set()
-    for binding in body.bindings:
-        value = binding.value
-        if isinstance(value, Launch) and not value.library:
-            outs = len(value.args) - module.prim(value.func).num_outputs
-            found.update(a for a in value.args[outs:] if isinstance(a, Var))
-        if isinstance(value, If):
-            found |= _written(value.then, module) | _written(value.orelse, module)
-    return found

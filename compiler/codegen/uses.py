@@ -1,0 +1,52 @@
+"""What of a function's values needs a register, and which parameters it writes."""
+
+from __future__ import annotations
+
+from compiler.ir.graph import Body, Call, Copy, If, Launch, MakeTuple, TupleGet, Value, Var
+from compiler.ir.module import IRModule
+from compiler.ir.visit import operands
+from compiler.ops.tables import VIEWS
+
+
+def needed(body: Body) -> set[Var]:
+    """Variables that instructions read: all uses but those as operands of native launches, seen through views and names."""
+    found: set[Var] = set()
+    names: list[tuple[Var, Value]] = []
+
+    def visit(body: Body) -> None:
+        for binding in body.bindings:
+            value = binding.value
+            if isinstance(value, Launch) and not value.library:
+                continue
+            if _is_name(value):
+                names.append((binding.var, value))
+                continue
+            found.update(a for a in operands(value) if isinstance(a, Var))
+            if isinstance(value, If):
+                visit(value.then)
+                visit(value.orelse)
+        if isinstance(body.result, Var):
+            found.add(body.result)
+
+    visit(body)
+    for var, value in reversed(names):
+        if var in found or isinstance(value, TupleGet):
+            found.update(a for a in operands(value) if isinstance(a, Var))
+    return found
+
+
+def _is_name(value: Value) -> bool:
+    return isinstance(value, Copy | Var | MakeTuple | TupleGet) or (isinstance(value, Call) and value.op.name in VIEWS)
+
+
+def written(body: Body, module: IRModule) -> set[Var]:
+    """Parameters that launches change in place."""
+    found: set[Var] = set()
+    for binding in body.bindings:
+        value = binding.value
+        if isinstance(value, Launch) and not value.library:
+            outs = len(value.args) - module.prim(value.func).num_outputs
+            found.update(a for a in value.args[outs:] if isinstance(a, Var))
+        if isinstance(value, If):
+            found |= written(value.then, module) | written(value.orelse, module)
+    return found
