@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from compiler.ir.graph import Body, Call, Copy, If, Launch, MakeTuple, TupleGet, Value, Var
+from compiler.ir.graph import Body, Call, Copy, If, Launch, MakeTuple, MatchCast, TupleGet, Value, Var
 from compiler.ir.module import IRModule
 from compiler.ir.visit import operands
 from compiler.ops.tables import VIEWS
@@ -40,13 +40,15 @@ def _is_name(value: Value) -> bool:
 
 
 def written(body: Body, module: IRModule) -> set[Var]:
-    """Parameters that launches change in place."""
+    """Variables whose memory launches change in place, under all names that it has here."""
     found: set[Var] = set()
-    for binding in body.bindings:
+    for binding in reversed(body.bindings):
         value = binding.value
         if isinstance(value, Launch) and not value.library:
             outs = len(value.args) - module.prim(value.func).num_outputs
             found.update(a for a in value.args[outs:] if isinstance(a, Var))
-        if isinstance(value, If):
+        elif isinstance(value, If):
             found |= written(value.then, module) | written(value.orelse, module)
+        elif binding.var in found and (_is_name(value) or isinstance(value, MatchCast)):
+            found.update(a for a in operands(value) if isinstance(a, Var))
     return found

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 import compiler.ops
 from compiler.driver import compile_module
 from compiler.ir.parser import parse
+from runtime.errors import ArgumentMismatch
 from runtime.executable import Call, Executable
 from runtime.session import Session
 
@@ -58,3 +60,23 @@ def test_a_routine_of_the_host_ends_a_region() -> None:
     assert callees(executable).count("vm.run_region") == 2
     x = np.array([0.5, -1.0, 0.0], np.float32)
     np.testing.assert_allclose(Session(executable, device_threads=1).call("main", x), np.exp(np.sort(np.exp(x))), rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["reshape(x, shape[n * 2, 2])", "match_cast x to f32[n, 4]"])
+def test_an_argument_is_not_written_through_another_name_unless_it_may_be(name: str) -> None:
+    executable = compile_module(
+        parse(f"""
+        impure func main(x: f32[n, 4]) -> object where n in 1..8 {{
+          y = {name}
+          z = call_tir_inplace @bump(y) [0] -> f32[{"n * 2, 2" if "reshape" in name else "n, 4"}]
+          return z
+        }}
+        prim bump(A: f32[r, c], out B: f32[r, c]) attrs {{inplace=[[0, 1]]}} {{ for i in r {{ for j in c {{ B[i, j] = A[i, j] + 1.0 }} }} }}
+    """)
+    )
+    session = Session(executable, device_threads=1)
+    x = np.zeros((2, 4), np.float32)
+    assert session.call("main", x) is not None and np.array_equal(x, np.ones((2, 4)))
+    x.flags.writeable = False
+    with pytest.raises(ArgumentMismatch, match="'x' is changed in place, but the array is read-only"):
+        session.call("main", x)
