@@ -97,15 +97,20 @@ def _emit_i8(code: Code, operands: Operands, target: Target) -> None:
 
 
 def _mean_bf16(arrays: tuple[NDArray[Any], ...], dims: tuple[int, ...], attrs: Mapping[str, Any]) -> None:
-    """Within 32 of k the first and the second of each pair are summed apart, each step fused and rounded; then both are added to c."""
+    """Within 32 of k the first and the second of each pair are summed apart, each step fused and rounded; then both are added to c.
+    Denormals count as zero."""
     c, a, b = matrices(PAIRS, arrays, dims, attrs)
-    a, b = a.astype(np.float64), b.astype(np.float64)
+    a, b = _flushed(a.astype(np.float64)), _flushed(b.astype(np.float64))
     for start in range(0, a.shape[1], TILE_ROWS):
         halves = np.zeros((2, *c.shape), np.float32)
         for g in range(start, start + TILE_ROWS):
             for half in range(2):
-                halves[half] = halves[half] + a[:, g, half, None] * b[None, g, :, half]
-        c += halves[0] + halves[1]
+                halves[half] = _flushed(halves[half] + a[:, g, half, None] * b[None, g, :, half])
+        c[...] = _flushed(_flushed(c) + _flushed(halves[0] + halves[1]))
+
+
+def _flushed(x: NDArray[Any]) -> NDArray[Any]:
+    return np.where(np.abs(x) < np.finfo(np.float32).tiny, np.copysign(0, x), x)
 
 
 def _mean_i8(arrays: tuple[NDArray[Any], ...], dims: tuple[int, ...], attrs: Mapping[str, Any]) -> None:

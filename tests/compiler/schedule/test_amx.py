@@ -1,0 +1,81 @@
+"""Products on matrix units as machine code (tests/compiler/amx_unit.c): near the interpreter, and each row's bits whatever is around it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from compiler.interpret.graph import Interpreter
+from compiler.ir.dtypes import DType
+from compiler.ir.parser import parse
+from compiler.passes.pipeline import pipeline
+from compiler.target import Target
+from runtime.executable import Executable
+from runtime.session import Session
+
+ROWS = [1, 2, 8, 15, 16, 17, 32, 33, 64, 65, 257]
+K, N = 320, 70  # a block of depth and a rest, two panels and a rest
+
+PLAIN = f'func main(x: bf16[m, {K}], w: bf16[{N}, {K}]) -> object {{ y = linear(x, w, out_dtype="f32") return y }}'
+TOLERANT = f"""
+func main(x: f32[m, {K}], wq: bf16[{N}, {K}], wk: bf16[33, {K}], wv: bf16[{N}, {K}], residual: f32[m, {N}]) -> object {{
+  dataflow {{
+    q = linear(x, wq, tolerates="bf16") k = linear(x, wk, tolerates="bf16") v = linear(x, wv, tolerates="bf16")
+    a = silu(q) b = multiply(a, v) c = add(b, residual) r = (c, k)
+  }}
+  return r
+}}
+"""
+
+
+def quantised(bits: int, group: int) -> str:
+    form = f"bits={bits}, group={group}"
+    return f"""
+        func main(x: f32[m, {K}], g: f32[{N}, {K}], u: f32[{N}, {K}], residual: f32[m, {N}]) -> object {{
+          dataflow {{
+            g2 = quantize(g, {form}) gq = g2.0 gs = g2.1 gd = dequantize(gq, gs, {form})
+            u2 = quantize(u, {form}) uq = u2.0 us = u2.1 ud = dequantize(uq, us, {form})
+            a = linear(x, gd) b = linear(x, ud) s = silu(a) p = multiply(s, b) y = add(p, residual)
+          }}
+          return y
+        }}
+    """
+
+
+PROGRAMS = {"bf16": PLAIN, "gated": TOLERANT, "int8": quantised(8, 0), "int8-64": quantised(8, 64), "int4": quantised(4, 32)}
+OF_ROWS = {"bf16": (0,), "gated": (0, 4), "int8": (0, 3), "int8-64": (0, 3), "int4": (0, 3)}  # arguments that have one per row
+
+
+def arguments(program: str, rows: int) -> list[Any]:
+    rng = np.random.default_rng(0)
+    if program == "bf16":
+        return [rng.normal(size=s).astype(DType.BF16.numpy) for s in ((rows, K), (N, K))]
+    weights = [(N, K), (33, K), (N, K)] if program == "gated" else [(N, K), (N, K)]
+    x, *made = (rng.normal(size=s).astype(np.float32) for s in ((rows, K), *weights, (rows, N)))
+    return [x, *(w.astype(DType.BF16.numpy) if program == "gated" and len(w) != rows else w for w in made[:-1]), made[-1]]
+
+
+def flat(result: Any) -> np.ndarray:
+    return np.concatenate(result if isinstance(result, tuple) else (result,), axis=-1)
+
+
+@pytest.mark.parametrize("program", list(PROGRAMS))
+def test_rows_have_the_same_bits_in_any_batch(
+    amx: Target, matrix_unit: Any, compiled: Callable[[str, Target], Executable], program: str
+) -> None:
+    text, args, before = PROGRAMS[program], arguments(program, max(ROWS)), matrix_unit.counts
+    executable = compiled(text, amx)
+    sessions = [Session(executable, device_threads=n) for n in (1, 2, 3)]
+    whole = flat(sessions[0].call("main", *args))
+    meant = flat(Interpreter(pipeline(amx).until("legalize")(parse(text))).call("main", *args))
+    np.testing.assert_allclose(whole, meant, rtol=1e-4, atol=1e-5 * np.abs(meant).max())
+    for session in sessions:
+        for rows in ROWS:
+            some = [a[-rows:].copy() if i in OF_ROWS[program] else a for i, a in enumerate(args)]
+            np.testing.assert_array_equal(flat(session.call("main", *some)), whole[-rows:], err_msg=f"{rows} rows")
+        session.close()
+    multiplied = (matrix_unit.counts - before)[-1]
+    assert matrix_unit.library is None or (multiplied > 0) == (program != "int4")
