@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from compiler.bind import bind_weights
-from compiler.driver import compile_module
+from compiler.driver import Options, compile_module
 from compiler.frontend.config import ModelConfig, load_config
 from compiler.frontend.decoder import ENTRY, UNUSED, StepBounds, build_step
 from compiler.frontend.models.registry import CAUSAL
@@ -20,6 +20,7 @@ from compiler.frontend.nn import WeightFormat
 from compiler.frontend.weights import WeightSource, open_safetensors
 from compiler.ir.dtypes import DType
 from compiler.ops.attention import PAGE
+from compiler.target import Target, host
 from runtime.executable import Executable
 from runtime.session import Session
 
@@ -97,17 +98,18 @@ class Sequences:
 
 @pytest.fixture(scope="session")
 def causal() -> Callable[..., CausalModel]:
-    """`causal(case, format="f32", entry="step")`, compiled on first demand."""
-    known: dict[tuple[str, str, str], CausalModel] = {}
+    """`causal(case, format="f32", entry="step", target=host())`, compiled on first demand."""
+    known: dict[tuple[str, str, str, str], CausalModel] = {}
 
-    def compiled(case: str, format: str = "f32", entry: str = ENTRY) -> CausalModel:
-        if (case, format, entry) not in known:
+    def compiled(case: str, format: str = "f32", entry: str = ENTRY, target: Target | None = None) -> CausalModel:
+        target = target or host()
+        if (case, format, entry, target.name) not in known:
             folder = GOLDEN / case
             config, source = load_config(folder), open_safetensors(folder)
             wiring, held = CAUSAL[config.family], WeightFormat.parse(format)
             module = build_step(config, wiring, dtypes_of(source), BOUNDS, DType.F32, held, entry=entry)
             golden = dict(np.load(folder / "golden.npz"))
-            known[case, format, entry] = CausalModel(config, source, entry, compile_module(module), golden)
-        return known[case, format, entry]
+            known[case, format, entry, target.name] = CausalModel(config, source, entry, compile_module(module, Options(target)), golden)
+        return known[case, format, entry, target.name]
 
     return compiled

@@ -1,0 +1,35 @@
+"""Whole models on matrix units (tests/compiler/amx_unit.c): as far from f32 as elsewhere, and to the last bit the same in every batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from compiler.target import Target
+
+
+@pytest.mark.parametrize(("case", "format", "error"), [("llama", "bf16", 2e-2), ("llama", "int8", 6e-2)])
+def test_a_row_has_the_same_bits_however_it_is_computed(
+    causal: Callable[..., Any], amx: Target, matrix_unit: Any, case: str, format: str, error: float
+) -> None:
+    model, before = causal(case, format, target=amx), matrix_unit.counts
+    text = np.concatenate([model.golden["prompt"], model.golden["continuation"]])
+    whole = model.start().feed({"a": text})["a"]
+    wanted = model.golden["logits"]
+    assert np.linalg.norm(whole[: len(wanted)] - wanted) < error * np.linalg.norm(wanted)
+
+    one_by_one = model.start(seed=1, num_threads=2)
+    chunked = model.start(seed=2, num_threads=3)
+    for position in range(20):
+        np.testing.assert_array_equal(one_by_one.feed({"a": text[position : position + 1]})["a"][0], whole[position])
+    cuts = [0, 1, 8, 24, 29, 40, 73, len(text)]
+    chunks = [chunked.feed({"a": text[low:high]})["a"] for low, high in zip(cuts, cuts[1:], strict=False)]
+    np.testing.assert_array_equal(np.concatenate(chunks), whole)
+
+    batch = {f"s{n}": text[: 1 + 3 * n] for n in range(17)}
+    for rows in model.start(seed=3, num_threads=2).feed(batch).values():
+        np.testing.assert_array_equal(rows, whole[: len(rows)])
+    assert matrix_unit.library is None or (matrix_unit.counts - before)[-1] > 0
