@@ -5,7 +5,8 @@
 
 Each case is a directory as the hub has it, plus `golden.npz`:
   causal    prompt [p], logits [p, vocab], hidden [p, size] (after the last norm), continuation [64] (greedy),
-            inv_freq [rope_size / 2] and rope_scale (of full-attention layers; `local_inv_freq` of the others where they differ)
+            inv_freq [rope_size / 2] and rope_scale (of full-attention layers; `local_inv_freq` of the others where they differ),
+            logits_bf16 [p, vocab]: the same in f32, but of products whose two operands are rounded to bf16
   encoder   ids [t], lengths [n] (ragged sentences, one behind the other), hidden [t, size], embeddings [n, size]
 `minilm.npz` and `minilm.json` hold vectors and sentences of the real all-MiniLM-L6-v2.
 
@@ -318,6 +319,20 @@ def forward(model: torch.nn.Module, ids: list[int], full_length: int | None) -> 
     return result.logits[0, : len(ids)].numpy(), result.hidden_states[-1][0, : len(ids)].numpy()
 
 
+@torch.no_grad()
+def forward_rounded(model: torch.nn.Module, ids: list[int], full_length: int | None) -> np.ndarray:
+    """Logits of an engine that multiplies bf16 and adds in f32. It leaves the model like that."""
+
+    def round_rows(_layer: torch.nn.Module, inputs: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
+        return (inputs[0].bfloat16().float(),)
+
+    for layer in model.modules():
+        if isinstance(layer, torch.nn.Linear):
+            layer.weight.copy_(layer.weight.bfloat16())
+            layer.register_forward_pre_hook(round_rows)
+    return forward(model, ids, full_length)[0]
+
+
 def greedy(model: torch.nn.Module, prompt: list[int], full_length: int | None) -> list[int] | None:
     """The continuation, or None when it comes near a tie or repeats itself too much."""
     ids = list(prompt)
@@ -352,6 +367,8 @@ def make_causal(case: Causal, directory: Path) -> str:
     logits, hidden = forward(model, prompt, case.full_length)
     save_weights(model, directory, dtype=case.dtype, num_shards=case.num_shards)
     arrays = {"prompt": np.int32(prompt), "logits": logits, "hidden": hidden, "continuation": np.int32(continuation), **rope_tables(model)}
+    if case.dtype != torch.float16:  # f16 is multiplied as f32
+        arrays["logits_bf16"] = forward_rounded(model, prompt, case.full_length)
     np.savez_compressed(directory / "golden.npz", **arrays)
     return f"seed {seed}, {len(set(continuation))} distinct tokens, logits {logits.std():.2f}, hidden {hidden.std():.2f}"
 

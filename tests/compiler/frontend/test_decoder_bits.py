@@ -29,7 +29,7 @@ def text_of(model: Any) -> np.ndarray:
     return np.concatenate([model.golden["prompt"], model.golden["continuation"]])
 
 
-@pytest.fixture(params=CASES, ids="-".join)
+@pytest.fixture(params=[pytest.param(case, marks=pytest.mark.xdist_group(case[0])) for case in CASES], ids="-".join)
 def model(request: pytest.FixtureRequest, causal: Callable[..., Any]) -> Any:
     return causal(*request.param)
 

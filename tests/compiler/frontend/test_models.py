@@ -12,23 +12,29 @@ import pytest
 
 from compiler.frontend.config import FAMILIES
 from compiler.frontend.models.registry import CAUSAL, ENCODERS
+from compiler.schedule.rules import pair_tile
+from compiler.target import host
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "models"
-CASES = sorted(folder.name for folder in GOLDEN.iterdir() if "logits" in np.load(folder / "golden.npz").files)
-# Stored in more than the 16 bits that weights are held in by default.
-WIDE_CASES = ["llama"]
+NAMES = sorted(folder.name for folder in GOLDEN.iterdir() if "logits" in np.load(folder / "golden.npz").files)
+CASES = [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in NAMES]  # compiled once for all tests of a case
 
 
-def relative_error(actual: Any, expected: Any) -> float:
+def largest_error(actual: Any, expected: Any) -> float:
     assert actual.shape == expected.shape
     return float(np.abs(actual - expected).max() / np.abs(expected).max())
+
+
+def mean_error(actual: Any, expected: Any) -> float:
+    assert actual.shape == expected.shape
+    return float(np.linalg.norm(actual - expected) / np.linalg.norm(expected))
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_logits_of_a_prompt(case: str, causal: Callable[..., Any]) -> None:
     model = causal(case)
     logits = model.start().feed({"a": model.golden["prompt"]})["a"]
-    assert relative_error(logits, model.golden["logits"]) < 2e-4
+    assert largest_error(logits, model.golden["logits"]) < 2e-4
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -41,12 +47,17 @@ def test_greedy_continuation(case: str, causal: Callable[..., Any]) -> None:
     assert found == model.golden["continuation"].tolist()
 
 
-@pytest.mark.parametrize("case", WIDE_CASES)
-def test_logits_of_weights_rounded_to_bf16(case: str, causal: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("case", CASES)
+def test_logits_in_bf16(case: str, causal: Callable[..., Any]) -> None:
+    """What rounding moves is 2 % of f32 at most. It is a matter of the model: in one row of phi3-longrope it is 5 % of the largest logit,
+    in transformers as here. So the logits of all rows are held against transformers with the same roundings, where this machine has them;
+    the two differ (by 4e-3 at most) where sums in another order round a number to the other side."""
     model = causal(case, "bf16")
     logits = model.start().feed({"a": model.golden["prompt"]})["a"]
-    error = relative_error(logits, model.golden["logits"])
-    assert 1e-4 < error < 2e-2  # rounded indeed, and no more than that
+    assert mean_error(logits, model.golden["logits"]) < 2e-2
+    if "logits_bf16" in model.golden and pair_tile(host()) is not None:
+        assert largest_error(logits, model.golden["logits_bf16"]) < 2e-2
+        assert mean_error(logits, model.golden["logits"]) > 2e-3  # rounded indeed
 
 
 def test_every_family_has_a_case_and_a_wiring() -> None:
