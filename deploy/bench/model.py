@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
@@ -24,15 +26,38 @@ from compiler.frontend.nn import WeightFormat
 from compiler.ir.dtypes import DType
 from compiler.target import NAMED, Target, get, host
 from deploy.bench.limits import Gauge
-from deploy.bench.synthetic import RandomWeights, dtypes_of, shapes_of, synthetic_config
+from deploy.bench.peers.outline import PEERS, Run, Steps, Subject, at_work, check
+from deploy.bench.synthetic import HEAD_SIZES, RandomWeights, dtypes_of, shapes_of, synthetic_config
 from runtime.kv_pool import KV_DTYPES, KVLayout, KVPool
 from runtime.memory import MemoryAccount
 from runtime.session import Session
 from runtime.step import PAGE_SIZE
+from server.settings import SettingsError
 
 PREFILLS = (128, 512, 2048)
 BATCHES = (1, 4, 8, 16, 32)
 CONTEXTS = (128, 4096)
+MOST_DIFFERENCE = 0.5  # of a peer's logits: 4 bits rounded in two ways are 0.2 apart, other weights 1.4
+
+
+class Case(NamedTuple):
+    """A step: so many new tokens of so many sequences, each with so much context at the end."""
+
+    tokens: int
+    sequences: int
+    context: int
+
+    @property
+    def is_prefill(self) -> bool:
+        return self.sequences < self.tokens
+
+    def __str__(self) -> str:
+        return f"prefill {self.tokens}" if self.is_prefill else f"decode {self.sequences} x {self.context}"
+
+
+class Work(NamedTuple):
+    num_bytes: float  # read
+    operations: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +67,14 @@ class Row:
     num_bytes: float
     operations: float
     share: float  # of the limit
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """A peer: how far its logits are from ours, of their length, and its rows."""
+
+    difference: float
+    rows: list[Row]
 
 
 class Model:
@@ -89,33 +122,48 @@ class Model:
     def run(self, args: Any) -> Any:
         return self.session.call(ENTRY, *args, views=True)
 
+    def prepared(self, tokens: int, sequences: int, context: int) -> Run:
+        args = self.step(tokens, sequences, context)
+        return lambda: self.run(args)
 
-def measure(model: Model, gauge: Gauge) -> list[Row]:
+    @property
+    def works(self) -> dict[Case, Work]:
+        """Of all steps whose keys and values fit into the pages."""
+        decodes = [Case(batch, batch, context) for context in CONTEXTS for batch in BATCHES if batch * context // PAGE_SIZE < self.pages]
+        return {case: self.work(case) for case in (*(Case(length, 1, length) for length in PREFILLS), *decodes)}
+
+    def work(self, case: Case) -> Work:
+        c = self.config
+        pairs = case.context * case.context / 2 if case.is_prefill else case.sequences * case.context
+        num_bytes = self.product_bytes + self.kv_bytes * case.sequences * case.context
+        return Work(num_bytes, 2.0 * self.product_elements * case.tokens + 4 * c.num_heads * c.head_dim * c.num_layers * pairs)
+
+
+def measure(steps: Steps, works: Mapping[Case, Work], gauge: Gauge) -> list[Row]:
     rows: list[Row] = []
-    c = model.config
-    head_flops = 4 * c.num_heads * c.head_dim * c.num_layers
-    for length in PREFILLS:
-        args = model.step(length, 1, length)
-        seconds, limits = gauge.beside(lambda a=args: model.run(a), seconds=2.0, most=5)
-        operations = 2.0 * model.product_elements * length + head_flops * length * length / 2
-        num_bytes = model.product_bytes + model.kv_bytes * length
-        rows.append(Row(f"prefill {length}", length / seconds, num_bytes, operations, limits.seconds(num_bytes, operations) / seconds))
-    for context in CONTEXTS:
-        for batch in BATCHES:
-            if batch * context // PAGE_SIZE >= model.pages:
-                continue
-            args = model.step(batch, batch, context)
-            seconds, limits = gauge.beside(lambda a=args: model.run(a), seconds=1.5, most=20)
-            operations = 2.0 * model.product_elements * batch + head_flops * batch * context
-            num_bytes = model.product_bytes + model.kv_bytes * batch * context
-            share = limits.seconds(num_bytes, operations) / seconds
-            rows.append(Row(f"decode {batch} x {context}", batch / seconds, num_bytes, operations, share))
+    for case, work in works.items():
+        run = steps(*case)
+        seconds, limits = gauge.beside(run, seconds=2.0 if case.is_prefill else 1.5, most=5 if case.is_prefill else 20)
+        share = limits.seconds(work.num_bytes, work.operations) / seconds
+        rows.append(Row(str(case), case.tokens / seconds, work.num_bytes, work.operations, share))
     return rows
+
+
+def measure_peer(name: str, subject: Subject, works: Mapping[Case, Work], gauge: Gauge, logits: NDArray[Any]) -> Compared:
+    """Beside the limits of our own bytes and operations. `logits` are ours of the first case."""
+    first = next(iter(works))
+    with at_work(name, subject) as steps:
+        differs = float(np.linalg.norm(steps(*first)() - logits) / np.linalg.norm(logits))
+        if not differs < MOST_DIFFERENCE:
+            raise SettingsError(f"the logits of {name} differ from ours by {differs:.0%}: it does not run the same model")
+        return Compared(differs, measure(steps, works, gauge))
 
 
 def model_options(description: str | None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--synthetic", default="0.5b", help="shape of the model")
+    parser.add_argument("--head-size", type=int, choices=HEAD_SIZES, help="in the place of the shape's own")
+    parser.add_argument("--kv-heads", type=int, help="in the place of the shape's own: a divisor of its heads")
     parser.add_argument("--quantize", default="bf16", help="how weights are held")
     parser.add_argument("--kv-dtype", default="f32", choices=KV_DTYPES, help="type of the pages of keys and values")
     parser.add_argument("--target", default="host", help=f"instructions to use: host, {', '.join(NAMED)}")
@@ -124,24 +172,47 @@ def model_options(description: str | None) -> argparse.ArgumentParser:
     return parser
 
 
+def config_of(options: argparse.Namespace) -> ModelConfig:
+    return synthetic_config(options.synthetic, head_size=options.head_size, kv_heads=options.kv_heads)
+
+
 def model_of(options: argparse.Namespace) -> Model:
-    config = synthetic_config(options.synthetic)
-    return Model(config, options.quantize, options.threads, kv_dtype=DType(options.kv_dtype), target=get(options.target))
+    return Model(config_of(options), options.quantize, options.threads, kv_dtype=DType(options.kv_dtype), target=get(options.target))
 
 
 def main(argv: list[str] | None = None) -> None:
-    options = model_options(__doc__).parse_args(argv)
+    parser = model_options(__doc__)
+    parser.add_argument("--peer", action="append", default=[], choices=PEERS, help="another engine beside it, where installed; repeatable")
+    options = parser.parse_args(argv)
+    for name in options.peer:
+        check(name, options.quantize)
     gauge = Gauge(options.quantize, options.threads, get(options.target))
     model = model_of(options)
-    rows, limits = measure(model, gauge), gauge.limits
+    works = model.works
+    rows, limits = measure(model.prepared, works, gauge), gauge.limits
+    logits = np.array(model.prepared(*next(iter(works)))())
+    subject = Subject(model.config, RandomWeights(shapes_of(model.config)), options.quantize, model.session.num_threads)
+    model.session.close()
+    del model  # a peer's weights need the memory
+    peers = {name: measure_peer(name, subject, works, gauge, logits) for name in options.peer}
     if options.json:
-        print(json.dumps({"limits": asdict(limits), "rows": [asdict(r) for r in rows]}, indent=1))
+        compared = {name: asdict(peer) for name, peer in peers.items()}
+        print(json.dumps({"limits": asdict(limits), "rows": [asdict(r) for r in rows], "peers": compared}, indent=1))
         return
     title = f"{options.synthetic} {options.quantize}: {limits.bytes_per_s / 1e9:.1f} GB/s, {limits.flops / 1e9:.0f} GFLOP/s"
-    table = Table("", "tokens/s", "MB read", "GFLOP", "share of the limit", title=title)
-    for r in rows:
-        table.add_row(r.name, f"{r.tokens_per_s:.1f}", f"{r.num_bytes / 1e6:.0f}", f"{r.operations / 1e9:.1f}", f"{r.share:.2f}")
-    Console().print(table)
+    Console().print(table_of(title, rows, peers))
+
+
+def table_of(title: str, rows: list[Row], peers: Mapping[str, Compared]) -> Table:
+    """A peer's tokens per second, and in brackets its share of the limit as it was in the same seconds."""
+    apart = ", ".join(f"{name} differ by {peer.difference:.1%}" for name, peer in peers.items())
+    table = Table(
+        "", "tokens/s", "MB read", "GFLOP", "share of the limit", *peers, title=title, caption=f"Logits of {apart}" if apart else None
+    )
+    for number, r in enumerate(rows):
+        beside = [f"{(p := peer.rows[number]).tokens_per_s:.1f} ({p.share:.2f})" for peer in peers.values()]
+        table.add_row(r.name, f"{r.tokens_per_s:.1f}", f"{r.num_bytes / 1e6:.0f}", f"{r.operations / 1e9:.1f}", f"{r.share:.2f}", *beside)
+    return table
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from compiler.frontend.config import Activation, ModelConfig
 from compiler.frontend.rope import Rope
 from compiler.frontend.weights import TensorInfo
 from compiler.ir.dtypes import DType
+from server.settings import SettingsError
 
 # name: (hidden, layers, heads, kv heads, head size, ffn, vocabulary)
 SHAPES = {
@@ -23,12 +24,20 @@ SHAPES = {
     "1.5b": (1536, 28, 12, 2, 128, 8960, 151936),
     "8b-shape": (4096, 32, 32, 8, 128, 14336, 128256),
 }
+HEAD_SIZES = (64, 80, 96, 128, 256)
 
 
-def synthetic_config(name: str) -> ModelConfig:
+def synthetic_config(name: str, *, head_size: int | None = None, kv_heads: int | None = None) -> ModelConfig:
+    """`head_size` and `kv_heads` in the place of the shape's own; the number of heads stays."""
     if name not in SHAPES:
-        raise ValueError(f"--synthetic is {name!r}; expected one of {', '.join(SHAPES)}")
-    hidden, layers, heads, kv_heads, size, ffn, vocab = SHAPES[name]
+        raise SettingsError(f"--synthetic is {name!r}; expected one of {', '.join(SHAPES)}")
+    hidden, layers, heads, own_kv_heads, own_size, ffn, vocab = SHAPES[name]
+    if heads % (kv_heads := kv_heads or own_kv_heads):
+        raise SettingsError(f"--kv-heads is {kv_heads}; expected a divisor of the {heads} heads of {name}")
+    return llama_config(hidden, layers, heads, kv_heads, head_size or own_size, ffn, vocab)
+
+
+def llama_config(hidden: int, layers: int, heads: int, kv_heads: int, size: int, ffn: int, vocab: int) -> ModelConfig:
     return ModelConfig(
         "llama",
         vocab,

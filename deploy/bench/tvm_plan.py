@@ -9,33 +9,23 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from importlib import import_module
-from types import ModuleType
 from typing import Any
 
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.graph import Atom, Call, CallLibrary, CallTir, Copy, Function, MakeTuple, TupleGet, Value, Var
 from compiler.ir.types import TensorType, Type, binders_of
 from compiler.ops.tables import VIEWS
-from server.settings import SettingsError
+from deploy.bench.peers.outline import installed
 
 
 def planned_bytes(func: Function) -> int:
     """The memory that TVM takes for a call of `func` anywhere within the bounds of its variables; like ours, the result's included."""
-    tvm, relax = _installed("tvm"), _installed("tvm.relax")
+    tvm, relax = (installed(module, "tvm", "apache-tvm") for module in ("tvm", "tvm.relax"))
     passes = relax.transform
     lower = tvm.transform.Sequential([passes.RemovePurityChecking(), passes.CallTIRRewrite(), passes.StaticPlanBlockMemory()])
     planned = lower(_Translation(tvm, relax).module(func))["step"]
     values = [binding.value for block in planned.body.blocks for binding in block.bindings]
     return sum(_allocated(value) for value in values if isinstance(value, relax.Call))
-
-
-def _installed(name: str) -> ModuleType:
-    """By name: the package is an optional one, of which type checkers know nothing either way."""
-    try:
-        return import_module(name)
-    except ImportError as error:
-        raise SettingsError(f"peer 'tvm' cannot be imported ({error}); install it with: pip install apache-tvm") from error
 
 
 def _allocated(call: Any) -> int:

@@ -1,0 +1,162 @@
+"""A model of the Llama family as a GGUF file, for engines that read nothing else. No more is written than such a file needs that has no
+tokenizer: the numbers of tokens are the text."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compiler.frontend.config import ModelConfig
+from compiler.frontend.gguf import DEFAULT_ALIGNMENT, MAGIC, NUMBERS, STRING
+from compiler.frontend.gguf_dequant import FORMATS, Format
+from compiler.frontend.gguf_model import COMMON_LAYER_NAMES, NAMES
+from compiler.frontend.weights import WeightSource
+
+U32, F32 = 4, 6  # type codes of the metadata
+CODES = {format.name: code for code, format in FORMATS.items()}
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A tensor to be written, under the name that the file gives it."""
+
+    name: str
+    source: str
+    format: Format
+    shape: tuple[int, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        return int(np.prod(self.shape)) // self.format.block_values * self.format.block_bytes
+
+
+def write_gguf(path: Path, config: ModelConfig, weights: WeightSource, products: str) -> None:
+    """`products`: the format of what rows are multiplied with (BF16, Q8_0 or Q4_0). The head is held in at least 8 bits, as everywhere."""
+    entries = [_entry(name, info.shape, products) for name, info in weights.tensors.items()]
+    metadata = _metadata(config)
+    with path.open("wb") as file:
+        file.write(MAGIC + struct.pack("<IQQ", 3, len(entries), len(metadata)))
+        for key, (code, value) in metadata.items():
+            file.write(
+                _text(key) + struct.pack("<I", code) + (_text(value) if code == STRING else np.array(value, NUMBERS[code]).tobytes())
+            )
+        offset = 0
+        for e in entries:
+            file.write(_text(e.name) + struct.pack(f"<I{len(e.shape)}Q", len(e.shape), *e.shape[::-1]))
+            file.write(struct.pack("<IQ", CODES[e.format.name], offset))
+            offset += -(-e.num_bytes // DEFAULT_ALIGNMENT) * DEFAULT_ALIGNMENT
+        for e in entries:
+            _align(file)
+            tensor = weights.read(e.source)
+            if (num_heads := _heads(e.name, config)) is not None:
+                tensor = _pairs_beside_each_other(tensor, num_heads)
+            file.write(_encoded(tensor, e.format).data)
+        _align(file)
+
+
+def _metadata(c: ModelConfig) -> dict[str, tuple[int, Any]]:
+    assert c.family == "llama" and c.rope is not None, c
+    numbers = {
+        "block_count": c.num_layers,
+        "context_length": c.max_context,
+        "embedding_length": c.hidden_size,
+        "feed_forward_length": c.intermediate_size,
+        "attention.head_count": c.num_heads,
+        "attention.head_count_kv": c.num_kv_heads,
+        "attention.key_length": c.head_dim,
+        "attention.value_length": c.head_dim,
+        "rope.dimension_count": c.head_dim,
+        "vocab_size": c.vocab_size,
+    }
+    fractions = {"attention.layer_norm_rms_epsilon": c.norm_eps, "rope.freq_base": c.rope.theta}
+    return {
+        "general.architecture": (STRING, "llama"),
+        "tokenizer.ggml.model": (STRING, "no_vocab"),
+        **{f"llama.{key}": (U32, value) for key, value in numbers.items()},
+        **{f"llama.{key}": (F32, value) for key, value in fractions.items()},
+    }
+
+
+def _entry(source: str, shape: tuple[int, ...], products: str) -> _Entry:
+    stem, _, kind = source.rpartition(".")
+    name = f"{_own_stem(stem)}.{kind}"
+    if len(shape) == 1:
+        held = "F32"
+    elif name.startswith("token_embd"):
+        held = "BF16"
+    elif name.startswith("output") and products == "Q4_0":
+        held = "Q8_0"
+    else:
+        held = products
+    return _Entry(name, source, FORMATS[CODES[held]], shape)
+
+
+def _own_stem(stem: str) -> str:
+    for own, hub in NAMES.items():
+        if hub == stem:
+            return own
+    layer, _, rest = stem.removeprefix("model.layers.").partition(".")
+    return f"blk.{layer}.{next(own for own, hub in COMMON_LAYER_NAMES.items() if hub == rest)}"
+
+
+def _heads(name: str, config: ModelConfig) -> int | None:
+    """Of projections whose rows are turned in pairs."""
+    for part, num_heads in ((".attn_q.", config.num_heads), (".attn_k.", config.num_kv_heads)):
+        if part in name:
+            return num_heads
+    return None
+
+
+def _pairs_beside_each_other(tensor: Array, num_heads: int) -> Array:
+    """The hub has the first of all pairs, then the second; this family's files have pair after pair."""
+    return tensor.reshape(num_heads, 2, -1, tensor.shape[1]).swapaxes(1, 2).reshape(tensor.shape)
+
+
+# --- formats -----------------------------------------------------------------------------------------------------------
+
+
+def _encoded(tensor: Array, format: Format) -> Array:
+    if format.dtype is not None:
+        return np.ascontiguousarray(tensor.astype(format.dtype)).reshape(-1).view(np.uint8)
+    blocks = tensor.astype(np.float32).reshape(-1, format.block_values)
+    return {"Q8_0": _q8_0, "Q4_0": _q4_0}[format.name](blocks)
+
+
+def _q8_0(blocks: Array) -> Array:
+    scales = np.abs(blocks).max(axis=1, keepdims=True) / 127
+    numbers = blocks * _inverse(scales)
+    rounded = np.copysign((np.floor(2 * np.abs(numbers)) + 1) // 2, numbers)  # halves go away from zero
+    return _behind_scales(scales, rounded.astype(np.int8).view(np.uint8))
+
+
+def _q4_0(blocks: Array) -> Array:
+    """From -8 to 7: the number that is the largest in size becomes -8."""
+    scales = np.take_along_axis(blocks, np.abs(blocks).argmax(axis=1)[:, None], axis=1) / -8
+    quants = np.minimum(blocks * _inverse(scales) + 8.5, 15).astype(np.uint8)
+    return _behind_scales(scales, quants[:, :16] | quants[:, 16:] << 4)
+
+
+def _inverse(scales: Array) -> Array:
+    return np.divide(1, scales, out=np.zeros_like(scales), where=scales != 0)
+
+
+def _behind_scales(scales: Array, quants: Array) -> Array:
+    return np.concatenate((scales.astype("<f2").view(np.uint8), quants), axis=1)
+
+
+# --- bytes -------------------------------------------------------------------------------------------------------------
+
+
+def _text(value: str) -> bytes:
+    return struct.pack("<Q", len(value.encode())) + value.encode()
+
+
+def _align(file: BinaryIO) -> None:
+    file.write(bytes(-file.tell() % DEFAULT_ALIGNMENT))

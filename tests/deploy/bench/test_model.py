@@ -1,0 +1,119 @@
+"""The benchmark of a model beside other engines, of which one is made up here."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from deploy.bench import model, synthetic
+from deploy.bench.limits import Limits
+from deploy.bench.model import Case, Compared, Row, Work, measure_peer
+from deploy.bench.peers import outline
+from deploy.bench.peers.outline import Package, Subject
+from deploy.bench.synthetic import RandomWeights, shapes_of, synthetic_config
+from runtime.device.cpu import available_cores
+from server.settings import SettingsError
+
+VOCAB = 128
+
+
+class Known:
+    """A gauge to which every run takes a second."""
+
+    limits = Limits(1e6, 1e7)
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def beside(self, run: Callable[[], object], **_: object) -> tuple[float, Limits]:
+        run()
+        return 1.0, self.limits
+
+
+GAUGE: Any = Known()
+ONES = np.ones((2, VOCAB), np.float32)
+
+
+class Other:
+    """Logits of zeros."""
+
+    cores: ClassVar[set[int]] = set()
+    closed = False
+
+    def step(self, tokens: int, sequences: int, context: int) -> Callable[[], Any]:
+        assert tokens % sequences == 0 and context >= tokens // sequences
+        Other.cores = os.sched_getaffinity(0)
+        return lambda: np.zeros((sequences, VOCAB), np.float32)
+
+    def close(self) -> None:
+        Other.closed = True
+
+
+@pytest.fixture(autouse=True)
+def other(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("deploy.bench.peers.other")
+    module.__dict__["open_model"] = lambda subject: Other()
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setitem(outline.PEERS, "other", Package("other", "json", "other-engine", {"bf16": "halves"}))
+    monkeypatch.setitem(synthetic.SHAPES, "small", (64, 1, 4, 2, 16, 96, VOCAB))
+
+
+def test_a_peer_is_printed_in_the_same_table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(model, "Gauge", Known)
+    monkeypatch.setattr(model, "MOST_DIFFERENCE", 1.1)
+    for name, values in {"PREFILLS": (32,), "BATCHES": (1, 4), "CONTEXTS": (64,)}.items():
+        monkeypatch.setattr(model, name, values)
+    monkeypatch.setenv("COLUMNS", "120")
+    model.main(["--synthetic", "small", "--head-size", "80", "--kv-heads", "1", "--kv-dtype", "bf16", "--peer", "other"])
+    printed = capsys.readouterr().out
+    header, *rows = [line for line in printed.splitlines() if "tokens/s" in line or line.startswith("│")]
+    assert "other" in header and "other differ by 100.0%" in printed
+    assert [row.split("│")[1].strip() for row in rows] == ["prefill 32", "decode 1 x 64", "decode 4 x 64"]
+    for row, tokens in zip(rows, (32, 1, 4), strict=True):
+        _, _, own, *_, share, beside, _ = (cell.strip() for cell in row.split("│"))
+        assert own == f"{tokens:.1f}" and beside == f"{tokens:.1f} ({share})"
+
+
+@pytest.fixture
+def subject() -> Subject:
+    return Subject(synthetic_config("small"), RandomWeights({}), "bf16", 1)
+
+
+def test_a_peer_has_all_cores_and_is_closed(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model, "MOST_DIFFERENCE", 1.1)
+    everywhere = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, {available_cores()[0]})
+        found = measure_peer("other", subject, {Case(2, 2, 8): Work(1e6, 0.0)}, GAUGE, ONES)
+    finally:
+        os.sched_setaffinity(0, everywhere)
+    assert Other.cores == set(available_cores()) and Other.closed
+    assert found == Compared(1.0, [Row("decode 2 x 8", 2.0, 1e6, 0.0, 1.0)])
+
+
+def test_other_weights_are_noticed(subject: Subject) -> None:
+    with pytest.raises(SettingsError, match="differ from ours by 100%"):
+        measure_peer("other", subject, {Case(2, 2, 8): Work(1e6, 0.0)}, GAUGE, ONES)
+
+
+def test_a_peer_that_is_not_there_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    outline.check("other", "bf16")
+    with pytest.raises(SettingsError, match="'other' holds weights as bf16, not as int8"):
+        outline.check("other", "int8")
+    monkeypatch.setitem(sys.modules, "openvino", None)
+    with pytest.raises(SettingsError, match="install it with: pip install openvino"):
+        outline.check("openvino", "int4")
+
+
+def test_heads_are_chosen_and_refused() -> None:
+    config = synthetic_config("small", head_size=96, kv_heads=1)
+    assert shapes_of(config)["model.layers.0.self_attn.k_proj.weight"] == (96, 64)
+    assert shapes_of(config)["model.layers.0.self_attn.o_proj.weight"] == (64, 4 * 96)
+    with pytest.raises(SettingsError, match="--kv-heads is 3; expected a divisor of the 4 heads"):
+        synthetic_config("small", kv_heads=3)
