@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import llvmlite.binding as llvm
+import numpy as np
 import pytest
 from hypothesis import settings
+from numpy.typing import NDArray
+
+from compiler.target import Target, get, host
 
 ROOT = Path(__file__).parent.parent
 BIN = Path(sys.executable).parent
 GOLDEN = Path(__file__).parent / "golden"
+AMX_UNIT = Path(__file__).parent / "compiler" / "codegen" / "amx_unit.c"
 
 # `pytest --hypothesis-profile=full` explores; a plain run repeats the same examples, so that it fails for a reason in the tree.
 settings.register_profile("quick", derandomize=True, deadline=None, print_blob=True)
@@ -79,3 +87,43 @@ def demo_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DemoServer
         finally:
             server.terminate()
             server.communicate(timeout=60)
+
+
+# --- matrix units ---------------------------------------------------------------------------------------------------------
+
+
+class MatrixUnit:
+    """The unit of this machine, or amx_unit.c in its place. `counts`: configurations, loads, stores and products that were carried out."""
+
+    def __init__(self, library: Path | None) -> None:
+        self.library = library
+        self._loaded = None if library is None else ctypes.CDLL(str(library))
+        if self._loaded is not None:
+            assert self._loaded.amx_install() == 0
+
+    @property
+    def counts(self) -> NDArray[np.uint64]:
+        """Nothing counts on the unit itself."""
+        counted = (ctypes.c_uint64 * 4)() if self._loaded is None else (ctypes.c_uint64 * 4).in_dll(self._loaded, "amx_counts")
+        return np.array(counted)
+
+
+@pytest.fixture(scope="session")
+def matrix_unit(tmp_path_factory: pytest.TempPathFactory) -> MatrixUnit:
+    amx = get("amx")
+    if amx.can_run_here:
+        return MatrixUnit(None)
+    cc, vectors = shutil.which("cc"), {f for f in amx.features if not f.startswith("amx")}
+    if cc is None or not host().has(*vectors):
+        pytest.skip("no matrix unit here, nor what it is emulated with: a C compiler and AVX-512 with VNNI and BF16")
+    library = tmp_path_factory.mktemp("amx") / "amx_unit.so"
+    subprocess.run([cc, "-O2", "-shared", "-fPIC", "-mavx512f", "-o", library, AMX_UNIT], check=True)
+    return MatrixUnit(library)
+
+
+@pytest.fixture
+def amx(matrix_unit: MatrixUnit, monkeypatch: pytest.MonkeyPatch) -> Target:
+    """A target whose code runs here as on a machine with the unit."""
+    features = {**llvm.get_host_cpu_features(), "amx-tile": True, "amx-bf16": True, "amx-int8": True}
+    monkeypatch.setattr(llvm, "get_host_cpu_features", lambda: features)
+    return get("amx")

@@ -11,8 +11,11 @@ from typing import Any
 import numpy as np
 
 from compiler.driver import Options, compile_module
+from compiler.frontend.nn import WeightFormat
 from compiler.ir.dtypes import DType
 from compiler.ir.parser import parse
+from compiler.schedule.integer import IntegerTile
+from compiler.schedule.pairs import PairTile
 from compiler.schedule.rules import integer_tiles, pair_tile
 from compiler.schedule.spot import TileShape
 from compiler.target import Target, host
@@ -72,6 +75,7 @@ prim peak(a: {left}[{rows}, 256], b: {right}[256, {columns}], n: dim, out y: {su
   for parallel p in 64 {{
     alloc local c: {sum}[{vectors}, 16] {{
       for unroll s in {vectors} {{ for vector l in 16 {{ c[s, l] = {zero} }} }}
+      {configure}
       for i in n {{ tile "{tile}"(c[0, 0], a[0, 0], b[0, 0]) dims(256, 256) {{rows={rows}, columns={columns}{more}}} }}
       for unroll s in {vectors} {{ for vector l in 16 {{ c[0, l] = c[0, l] + c[s, l] }} }}
       y[p] = c[0, 0]
@@ -138,20 +142,23 @@ def _seconds(run: Callable[[], object]) -> float:
 
 def multiplying(held: str, target: Target) -> tuple[str, int, float, tuple[Any, ...]]:
     """The program, how many steps it is to make, the operations of those, its operands."""
-    pairs, integers = pair_tile(target), integer_tiles(target)
-    if held.startswith("bf16") and pairs is not None:
-        return _tiles(pairs.intrinsic, pairs.shape, DType.BF16, DType.BF16, DType.F32)
-    if held.startswith("int") and integers:
-        shape = integers[-1].shape
-        both_planes = replace(shape, rows=2 * shape.rows)
-        return _tiles("dot_panel", both_planes, DType.I8, DType.U8, DType.I32, ", bits=8")
+    format, pairs = WeightFormat.parse(held), pair_tile(target)
+    if format.bits == 16 and pairs is not None:
+        return _tiles(pairs, pairs.shape, DType.BF16, DType.BF16, DType.F32)
+    tile = next((t for t in integer_tiles(target) if format.bits in t.bits and format.group % t.depth == 0), None)
+    if tile is not None:
+        both_planes = replace(tile.shape, rows=2 * tile.shape.rows)
+        return _tiles(tile, both_planes, DType.I8, DType.U8, DType.I32, ", bits=8")
     steps = 20_000
     return _PEAK, steps, 64 * steps * 12 * 16 * 2, (np.full(16, 0.5, np.float32),)
 
 
-def _tiles(name: str, shape: TileShape, left: DType, right: DType, total: DType, more: str = "") -> tuple[str, int, float, tuple[Any, ...]]:
+def _tiles(
+    tile: PairTile | IntegerTile, shape: TileShape, left: DType, right: DType, total: DType, more: str = ""
+) -> tuple[str, int, float, tuple[Any, ...]]:
     text = _TILE_PEAK.format(
-        tile=name,
+        tile=tile.intrinsic,
+        configure=f'tile "{tile.configure}"() {{rows={shape.rows}}}' if tile.configure else "",
         rows=shape.rows,
         columns=shape.columns,
         vectors=shape.rows * shape.columns // 16,

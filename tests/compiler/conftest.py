@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
-import shutil
-import subprocess
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-import llvmlite.binding as llvm
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 import compiler.ops
 from compiler.driver import Options, compile_module
@@ -24,7 +18,6 @@ from compiler.ir.parser import parse
 from compiler.ir.types import ObjectType
 from compiler.ir.verify import verify
 from compiler.passes.base import Pass, Verify
-from compiler.target import Target, get, host
 from runtime.session import Session
 
 assert compiler.ops  # the tables of operators are filled
@@ -95,43 +88,3 @@ def _close(actual: Any, expected: Any, rtol: float) -> None:
     assert (actual.shape, actual.dtype) == (expected.shape, expected.dtype)
     a, e = actual.astype(np.float64), expected.astype(np.float64)
     np.testing.assert_allclose(a, e, rtol=rtol, atol=rtol * np.max(np.abs(e), initial=0.0, where=np.isfinite(e)))
-
-
-# --- matrix units --------------------------------------------------------------------------------------------------------
-
-
-class MatrixUnit:
-    """The unit of this machine, or amx_unit.c in its place. `counts`: configurations, loads, stores and products that were carried out."""
-
-    def __init__(self, library: Path | None) -> None:
-        self.library = library
-        self._loaded = None if library is None else ctypes.CDLL(str(library))
-        if self._loaded is not None:
-            assert self._loaded.amx_install() == 0
-
-    @property
-    def counts(self) -> NDArray[np.uint64]:
-        """Nothing counts on the unit itself."""
-        counted = (ctypes.c_uint64 * 4)() if self._loaded is None else (ctypes.c_uint64 * 4).in_dll(self._loaded, "amx_counts")
-        return np.array(counted)
-
-
-@pytest.fixture(scope="session")
-def matrix_unit(tmp_path_factory: pytest.TempPathFactory) -> MatrixUnit:
-    amx = get("amx")
-    if amx.can_run_here:
-        return MatrixUnit(None)
-    cc, vectors = shutil.which("cc"), {f for f in amx.features if not f.startswith("amx")}
-    if cc is None or not host().has(*vectors):
-        pytest.skip("no matrix unit here, nor what it is emulated with: a C compiler and AVX-512 with VNNI and BF16")
-    library = tmp_path_factory.mktemp("amx") / "amx_unit.so"
-    subprocess.run([cc, "-O2", "-shared", "-fPIC", "-mavx512f", "-o", library, Path(__file__).parent / "amx_unit.c"], check=True)
-    return MatrixUnit(library)
-
-
-@pytest.fixture
-def amx(matrix_unit: MatrixUnit, monkeypatch: pytest.MonkeyPatch) -> Target:
-    """A target whose code runs here as on a machine with the unit."""
-    features = {**llvm.get_host_cpu_features(), "amx-tile": True, "amx-bf16": True, "amx-int8": True}
-    monkeypatch.setattr(llvm, "get_host_cpu_features", lambda: features)
-    return get("amx")

@@ -1,4 +1,4 @@
-"""Whole models on matrix units (tests/compiler/amx_unit.c): as far from f32 as elsewhere, and to the last bit the same in every batch."""
+"""Whole models on matrix units (or on amx_unit.c): as far from f32 as elsewhere, and to the last bit the same in every batch."""
 
 from __future__ import annotations
 

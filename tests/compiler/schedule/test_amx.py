@@ -1,4 +1,4 @@
-"""Products on matrix units as machine code (tests/compiler/amx_unit.c): near the interpreter, and each row's bits whatever is around it."""
+"""Products on matrix units (or on amx_unit.c): near the interpreter, and each row's bits whatever is around it."""
 
 from __future__ import annotations
 

@@ -2,22 +2,39 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from compiler.driver import compile_module
+from compiler.driver import Options, compile_module
 from compiler.ir.parser import parse
-from compiler.target import host
+from compiler.target import Target, host
 from deploy.bench.limits import Limits, multiplying
 from runtime.session import Session
 
+FORMATS = ["f32", "bf16", "int8", "int4"]
 
-@pytest.mark.parametrize("held", ["f32", "bf16", "int8", "int4"])
-def test_what_only_multiplies_runs(held: str) -> None:
-    text, steps, operations, args = multiplying(held, host())
-    session = Session(compile_module(parse(text)), device_threads=1)
+
+def runs(held: str, target: Target) -> None:
+    text, steps, operations, args = multiplying(held, target)
+    session = Session(compile_module(parse(text), Options(target)), device_threads=1)
     assert session.call("main", *args, (1,)).shape == (64,)
     session.close()
     assert operations > steps > 1
+
+
+@pytest.mark.parametrize("held", FORMATS)
+def test_what_only_multiplies_runs(held: str) -> None:
+    runs(held, host())
+
+
+@pytest.mark.parametrize("held", FORMATS)
+def test_what_only_multiplies_runs_on_matrix_units(amx: Target, matrix_unit: Any, held: str) -> None:
+    """By the unit, where products of such weights are the unit's."""
+    before = matrix_unit.counts
+    runs(held, amx)
+    multiplied = (matrix_unit.counts - before)[-1]
+    assert matrix_unit.library is None or (multiplied > 0) == (held in ("bf16", "int8"))
 
 
 def test_the_slower_of_two_limits_holds() -> None:
