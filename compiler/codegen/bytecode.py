@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from compiler.codegen.llvm import KernelCode
 from compiler.codegen.slots import Slots
-from compiler.codegen.uses import needed, written
+from compiler.codegen.uses import changed, needed
 from compiler.ir.deduce import type_of
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.errors import CompileError
@@ -129,7 +129,7 @@ class _Function:
         self.needed = needed(func.body)
 
     def lower(self, signature: str) -> VMFunction:
-        changed = written(self.func.body, self.program.module)
+        written = changed(self.func.body, self.program.module)
         num_inputs = self.func.num_inputs
         params: list[ParamSpec] = []
         for i, param in enumerate(self.func.params):
@@ -139,7 +139,7 @@ class _Function:
                 self.scalars[param] = DimVar(param.name, lower=-(2**62))
                 type_ = ScalarType(type_.dtype, Dim.of(self.scalars[param]))
             weight = num_inputs is not None and i >= num_inputs
-            params.append(ParamSpec(param.name, self.slots.spec(type_, 0), weight, param in changed))
+            params.append(ParamSpec(param.name, self.slots.spec(type_, 0), weight, param in written))
         self.slots.bounds = [b for b in self.slots.bounds if b.lower != -(2**62)]
         missing = [v for p in self.func.params for v in vars_of(p.type) if v not in self.slots.points]
         if missing:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from compiler.ir.graph import Body, Call, Copy, If, Launch, MakeTuple, MatchCast, TupleGet, Value, Var
+from compiler.ir.graph import Atom, Body, Call, Copy, If, Launch, MakeTuple, TupleGet, Value, Var
 from compiler.ir.module import IRModule
 from compiler.ir.visit import operands
+from compiler.ops.memory import written
 from compiler.ops.tables import VIEWS
 
 
@@ -39,16 +40,12 @@ def _is_name(value: Value) -> bool:
     return isinstance(value, Copy | Var | MakeTuple | TupleGet) or (isinstance(value, Call) and value.op.name in VIEWS)
 
 
-def written(body: Body, module: IRModule) -> set[Var]:
-    """Variables whose memory launches change in place, under all names that it has here."""
-    found: set[Var] = set()
-    for binding in reversed(body.bindings):
-        value = binding.value
+def changed(body: Body, module: IRModule) -> set[Var]:
+    """The variables whose memory launches write."""
+
+    def writes(value: Value) -> tuple[Atom, ...]:
         if isinstance(value, Launch) and not value.library:
-            outs = len(value.args) - module.prim(value.func).num_outputs
-            found.update(a for a in value.args[outs:] if isinstance(a, Var))
-        elif isinstance(value, If):
-            found |= written(value.then, module) | written(value.orelse, module)
-        elif binding.var in found and (_is_name(value) or isinstance(value, MatchCast)):
-            found.update(a for a in operands(value) if isinstance(a, Var))
-    return found
+            return value.args[len(value.args) - module.prim(value.func).num_outputs :]
+        return ()
+
+    return written(body, writes)

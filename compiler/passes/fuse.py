@@ -16,6 +16,7 @@ from compiler.ir.graph import Atom, Binding, Block, BlockKind, Body, CallTir, Fu
 from compiler.ir.loops import Buffer, PrimFunc, ScalarParam
 from compiler.ir.module import IRModule
 from compiler.ir.visit import operands
+from compiler.ops.memory import Owners
 from compiler.passes.join import join
 from compiler.passes.outline import Outliner
 from compiler.passes.rewrite import count_uses
@@ -28,7 +29,7 @@ def fuse(module: IRModule) -> IRModule:
     outliner = Outliner(builder, module)
     changed: dict[str, Function] = {}
     for name, func in module.graph_functions.items():
-        body = _Fuser(module, outliner).body(func.body, dict(count_uses(func.body)))
+        body = _Fuser(module, outliner, Owners(func.body)).body(func.body, dict(count_uses(func.body)))
         if body is not func.body:
             changed[name] = Function(func.params, body, func.result_type, func.pure, func.num_inputs, func.arena)
     return builder.finish().update(changed) if changed else module
@@ -37,17 +38,17 @@ def fuse(module: IRModule) -> IRModule:
 class _Done:
     """The bindings of a block so far. Those that were taken into a later one leave a gap."""
 
-    def __init__(self) -> None:
+    def __init__(self, owners: Owners) -> None:
+        self._owners = owners
         self._bindings: list[Binding | None] = []
         self._places: dict[Var, int] = {}
-        self._writes: list[tuple[int, Var]] = []  # when memory was written in place, and whose
+        self._writes: list[tuple[int, frozenset[Var]]] = []  # when memory was written in place, and whose
 
     def add(self, binding: Binding) -> None:
         self._places[binding.var] = len(self._bindings)
         value = binding.value
-        if isinstance(value, CallTir):
-            written = [value.args[i] for i in value.inplace if i is not None]
-            self._writes += [(len(self._bindings), a) for a in written if isinstance(a, Var)]
+        if isinstance(value, CallTir) and (taken := self.taken(value)):
+            self._writes.append((len(self._bindings), taken))
         self._bindings.append(binding)
 
     def remove(self, var: Var) -> None:
@@ -63,10 +64,15 @@ class _Done:
         made = {a for a in call.args if isinstance(a, Var) and a in self._places}
         return sorted(made, key=self._places.__getitem__, reverse=True)
 
-    def written_since(self, var: Var, producer: CallTir) -> bool:
-        """Whether memory that the producer reads has been written since it stood."""
+    def taken(self, call: CallTir) -> frozenset[Var]:
+        """The memory that the call writes in place."""
+        return self._owners.of(*(call.args[i] for i in call.inplace if i is not None))
+
+    def may_move(self, var: Var, producer: CallTir, consumer: CallTir) -> bool:
+        """Whether nothing writes what the producer reads between the two, nor the consumer itself."""
         since = takewhile(lambda write: write[0] > self._places[var], reversed(self._writes))
-        return any(written in producer.args for _, written in since)
+        taken = self.taken(consumer).union(*(written for _, written in since))
+        return not taken & self._owners.of(*producer.args)
 
     @property
     def bindings(self) -> tuple[Binding, ...]:
@@ -74,8 +80,9 @@ class _Done:
 
 
 class _Fuser:
-    def __init__(self, module: IRModule, outliner: Outliner) -> None:
+    def __init__(self, module: IRModule, outliner: Outliner, owners: Owners) -> None:
         self._module = module
+        self._owners = owners
         self._outliner = outliner
         self._joined: dict[Hashable, tuple[CallTir, list[Atom]] | None] = {}  # layers repeat: what joining gave, by what was joined
 
@@ -84,7 +91,7 @@ class _Fuser:
         return body if all(a is b for a, b in zip(blocks, body.blocks, strict=True)) else Body(blocks, body.result)
 
     def _block(self, block: Block, uses: dict[Var, int]) -> Block:
-        done = _Done()
+        done = _Done(self._owners)
         for binding in block.bindings:
             value = binding.value
             if isinstance(value, If):
@@ -120,7 +127,7 @@ class _Fuser:
         places = [i for i, a in enumerate(consumer.args) if a is var]
         if not places or not isinstance(producer, CallTir) or uses[var] != len(places) or len(producer.out) != 1:
             return None
-        if done.written_since(var, producer) or len(producer.args) + len(consumer.args) > MOST_OPERANDS:
+        if not done.may_move(var, producer, consumer) or len(producer.args) + len(consumer.args) > MOST_OPERANDS:
             return None
         if any(i is not None for i in producer.inplace) or any(consumer.inplace[i] in places for i in range(len(consumer.inplace))):
             return None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from compiler.ops.tables import VIEWS
 from compiler.passes.annotate_patterns import annotate_patterns
 from compiler.passes.base import Instrument, Pipeline
 from compiler.passes.capture import capture
@@ -18,7 +17,7 @@ from compiler.passes.legalize import legalize
 from compiler.passes.lift_weights import lift_weights
 from compiler.passes.lift_workspace import lift_workspace
 from compiler.passes.pack_operands import PackOperands
-from compiler.passes.plan_memory import PlanMemory
+from compiler.passes.plan_memory import plan_memory
 from compiler.passes.protect_operands import protect_operands
 from compiler.passes.round_operands import round_operands
 from compiler.passes.schedule_kernels import ScheduleKernels
@@ -52,7 +51,7 @@ def pipeline(target: Target, instruments: tuple[Instrument, ...] = (), dispatch:
             lift_workspace,
             # memory
             explicit_memory,
-            PlanMemory(lambda call: call.op.name in VIEWS),
+            plan_memory,
             capture,
         ),
         instruments,

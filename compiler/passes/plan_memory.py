@@ -15,7 +15,6 @@ Sizes that nothing bounds before data decides them keep memory of their own.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -23,17 +22,12 @@ from compiler.ir.builder import Builder
 from compiler.ir.dims import Dim, DimVar, ceil_div
 from compiler.ir.graph import (
     Alloc,
+    Atom,
     Binding,
     Body,
-    Call,
-    CallFunc,
-    Copy,
     FuncRef,
     Function,
     If,
-    MakeTuple,
-    MatchCast,
-    TupleGet,
     Value,
     Var,
 )
@@ -41,12 +35,11 @@ from compiler.ir.module import IRModule
 from compiler.ir.prove import bounds, prove_le
 from compiler.ir.types import TensorType, binders_of
 from compiler.ir.visit import operands
+from compiler.ops.memory import Owners
 from compiler.passes.rewrite import rewrite_function
 from runtime.executable import PREPARATION
 
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector
-
-IsView = Callable[[Call], bool]
 
 
 @dataclass(slots=True, eq=False)
@@ -59,39 +52,36 @@ class _Life:
     last: int
 
 
-@dataclass(frozen=True, slots=True)
-class PlanMemory:
-    is_view: IsView  # whether an operator's result is its first operand's memory
+def plan_memory(module: IRModule) -> IRModule:
+    called = _called(module)
+    builder = Builder(module)
+    changed = False
+    for name, func in module.graph_functions.items():
+        if name not in called and func.arena is None:
+            changed |= _plan(builder, name, func)
+    return builder.finish() if changed else module
 
-    def __call__(self, module: IRModule) -> IRModule:
-        called = _called(module)
-        builder = Builder(module)
-        changed = False
-        for name, func in module.graph_functions.items():
-            if name not in called and func.arena is None:
-                changed |= self._plan(builder, name, func)
-        return builder.finish() if changed else module
 
-    def _plan(self, builder: Builder, name: str, func: Function) -> bool:
-        lives = _Lives(self.is_view)
-        lives.walk(func.body)
-        returned = lives.keep(func.body)
-        known = {v for p in func.params for v in binders_of(p.type)}
-        # What is prepared from weights outlives every call: it gets memory of its own.
-        planned = [life for life in lives.found if not (PREPARATION in name and life in returned) and _sized_at_entry(life, known)]
-        offsets, total = place(planned)
-        if not offsets:
-            return False
+def _plan(builder: Builder, name: str, func: Function) -> bool:
+    lives = _Lives(Owners(func.body))
+    lives.walk(func.body)
+    returned = lives.keep(func.body)
+    known = {v for p in func.params for v in binders_of(p.type)}
+    # What is prepared from weights outlives every call: it gets memory of its own.
+    planned = [life for life in lives.found.values() if not (PREPARATION in name and life in returned) and _sized_at_entry(life, known)]
+    offsets, total = place(planned)
+    if not offsets:
+        return False
 
-        def replace(_: Builder, binding: Binding, value: Value) -> Value | None:
-            match value:
-                case Alloc(type=type_, offset=None) if binding.var in offsets:
-                    return Alloc(type_, offsets[binding.var])
-                case _:
-                    return None
+    def replace(_: Builder, binding: Binding, value: Value) -> Value | None:
+        match value:
+            case Alloc(type=type_, offset=None) if binding.var in offsets:
+                return Alloc(type_, offsets[binding.var])
+            case _:
+                return None
 
-        rewrite_function(builder, name, func, replace, arena=total)
-        return True
+    rewrite_function(builder, name, func, replace, arena=total)
+    return True
 
 
 def _sized_at_entry(life: _Life, known: set[DimVar]) -> bool:
@@ -116,9 +106,8 @@ def tensor_bytes(type_: TensorType) -> Dim:
 class _Lives:
     """One walk over a body in program order, numbering the bindings; the two sides of an If come one after the other."""
 
-    is_view: IsView
-    found: list[_Life] = field(default_factory=list[_Life])
-    _memory: dict[Var, tuple[_Life, ...]] = field(default_factory=dict[Var, tuple[_Life, ...]])  # what a variable may point to
+    owners: Owners
+    found: dict[Var, _Life] = field(default_factory=dict[Var, _Life])
     _now: int = 0
 
     def walk(self, body: Body) -> None:
@@ -128,39 +117,29 @@ class _Lives:
         self._now += 1
         self._use(body.result)
 
-    def keep(self, body: Body) -> tuple[_Life, ...]:
+    def keep(self, body: Body) -> list[_Life]:
         """What is returned is read by the caller: it lives to the end."""
         self._now += 1
-        self._use(body.result)
-        return self._of(body.result)
+        return self._use(body.result)
 
     def _binding(self, binding: Binding) -> None:
         value = binding.value
-        for atom in operands(value):
-            self._use(atom)
+        self._use(*operands(value))
         match value:
             case Alloc(type=TensorType(shape=shape, dtype=dtype) as type_, offset=None) if shape is not None and dtype is not None:
-                life = _Life(binding.var, tensor_bytes(type_), self._now, self._now)
-                self.found.append(life)
-                self._memory[binding.var] = (life,)
+                self.found[binding.var] = _Life(binding.var, tensor_bytes(type_), self._now, self._now)
             case If(then=then, orelse=orelse):
                 self.walk(then)
                 self.walk(orelse)
-                self._memory[binding.var] = self._of(then.result) + self._of(orelse.result)
                 self._use(binding.var)
-            case Copy() | MatchCast() | MakeTuple() | TupleGet() | CallFunc():  # a callee may return what it was given
-                self._memory[binding.var] = tuple(life for a in operands(value) for life in self._of(a))
-            case Call() if self.is_view(value):
-                self._memory[binding.var] = self._of(value.args[0])
             case _:
                 return
 
-    def _of(self, atom: object) -> tuple[_Life, ...]:
-        return self._memory.get(atom, ()) if isinstance(atom, Var) else ()
-
-    def _use(self, atom: object) -> None:
-        for life in self._of(atom):
+    def _use(self, *atoms: Atom) -> list[_Life]:
+        lives = [self.found[owner] for owner in self.owners.of(*atoms) if owner in self.found]
+        for life in lives:
             life.last = self._now
+        return lives
 
 
 def _called(module: IRModule) -> set[str]:

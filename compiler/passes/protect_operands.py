@@ -7,17 +7,15 @@ is made first.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from compiler.ir.builder import Builder
 from compiler.ir.deduce import type_of
-from compiler.ir.graph import Atom, Binding, Body, Call, CallTir, Copy, Function, If, MakeTuple, MatchCast, TupleGet, Value, Var
+from compiler.ir.graph import Atom, Binding, Body, CallTir, Function, If, Value, Var
 from compiler.ir.loops import Buffer, Load
 from compiler.ir.module import IRModule
 from compiler.ir.types import TensorType
 from compiler.ir.visit import operands
+from compiler.ops.memory import Owners, written
 from compiler.ops.nest import fill
-from compiler.ops.tables import VIEWS
 from compiler.passes.outline import Outliner
 from compiler.passes.rewrite import rewrite_function
 
@@ -53,88 +51,48 @@ def _copy(outliner: Outliner, atom: Atom) -> CallTir:
 # --- whose memory, and who reads it later ------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class _Memory:
-    """One piece of memory under all its names."""
-
-    ours: bool
-    last_use: int = 0
-
-
 def _endangered(func: Function) -> dict[Var, list[int]]:
     """For each in-place call, by its variable: the operands that must be copied first."""
-    memories: dict[Var, set[int]] = {}
-    table: list[_Memory] = []
+    owners = Owners(func.body)
+    last_use: dict[Var, int] = {}
     calls: list[tuple[int, Var, CallTir]] = []
     clock = 0
 
-    def new(var: Var, ours: bool) -> None:
-        memories[var] = {len(table)}
-        table.append(_Memory(ours))
-
-    def of(atom: Atom) -> set[int]:
-        return memories.get(atom, set()) if isinstance(atom, Var) else set()
+    def use(*atoms: Atom) -> None:
+        last_use.update((owner, clock) for owner in owners.of(*atoms))
 
     def walk(body: Body) -> None:
         nonlocal clock
         for binding in body.bindings:
             clock += 1
             value = binding.value
-            for atom in operands(value):
-                for m in of(atom):
-                    table[m].last_use = clock
-            match value:
-                case If(then=then, orelse=orelse):
-                    walk(then)
-                    walk(orelse)
-                    memories[binding.var] = of(then.result) | of(orelse.result)
-                case CallTir(inplace=inplace) if any(i is not None for i in inplace):
-                    calls.append((clock, binding.var, value))
-                    new(binding.var, True)
-                case Copy() | MatchCast() | MakeTuple() | TupleGet() | Var():
-                    memories[binding.var] = {m for a in operands(value) for m in of(a)}
-                case Call(op=op, args=args) if op.name in VIEWS:
-                    memories[binding.var] = of(args[0])
-                case _:
-                    new(binding.var, True)
-        for m in of(body.result):
-            table[m].last_use = clock + 1
+            use(*operands(value))
+            if isinstance(value, If):
+                walk(value.then)
+                walk(value.orelse)
+            elif isinstance(value, CallTir) and _taken(value):
+                calls.append((clock, binding.var, value))
+        clock += 1
+        use(body.result)
 
-    for index, param in enumerate(func.params):
-        mutable = not func.pure and (func.num_inputs is None or index < func.num_inputs)
-        new(param, mutable)
     walk(func.body)
+    fixed = {p for i, p in enumerate(func.params) if func.pure or (func.num_inputs is not None and i >= func.num_inputs)}
     found: dict[Var, list[int]] = {}
     for time, var, call in calls:
         for index in call.inplace:
             if index is None:
                 continue
-            held = of(call.args[index])
-            if not held or any(not table[m].ours or table[m].last_use > time for m in held):
+            held = owners.of(call.args[index])
+            read = owners.of(*(a for i, a in enumerate(call.args) if i != index))
+            if not held or held & (fixed | read) or any(last_use[owner] > time for owner in held):
                 found.setdefault(var, []).append(index)
     return found
 
 
 def destroyed(body: Body) -> set[Var]:
     """The values whose memory in-place calls take, under all their names."""
-    found: set[Var] = set()
+    return written(body, _taken)
 
-    def walk(body: Body) -> None:
-        for binding in reversed(body.bindings):
-            match binding.value:
-                case CallTir(args=args, inplace=inplace):
-                    found.update(a for i in inplace if i is not None and isinstance(a := args[i], Var))
-                case If(then=then, orelse=orelse):
-                    if binding.var in found:
-                        found.update(a for a in (then.result, orelse.result) if isinstance(a, Var))
-                    walk(then)
-                    walk(orelse)
-                case Copy() | MatchCast() | MakeTuple() | TupleGet() | Var() as value if binding.var in found:
-                    found.update(a for a in operands(value) if isinstance(a, Var))
-                case Call(op=op, args=args) if binding.var in found and op.name in VIEWS:
-                    found.update(a for a in args[:1] if isinstance(a, Var))
-                case _:
-                    pass
 
-    walk(body)
-    return found
+def _taken(value: Value) -> list[Atom]:
+    return [value.args[i] for i in value.inplace if i is not None] if isinstance(value, CallTir) else []

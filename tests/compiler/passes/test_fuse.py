@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+
 from compiler.ir.graph import CallTir
 from compiler.ir.module import IRModule
 from compiler.ir.parser import parse
@@ -106,18 +108,38 @@ def test_costly_work_is_not_repeated_in_a_fold() -> None:
     assert calls(text) == ["exp", "matmul"]
 
 
-def test_a_producer_does_not_cross_a_write_to_what_it_reads() -> None:
-    module = parse("""
-        impure func main(x: f32[n]) -> object {
-          dataflow {
+@pytest.mark.parametrize("name", ["x", "reshape(x, shape[n])", "match_cast x to f32[n]"])
+def test_a_producer_does_not_cross_a_write_to_what_it_reads(name: str) -> None:
+    module = parse(f"""
+        impure func main(x: f32[n]) -> object {{
+          v = {name}
+          dataflow {{
             a = call_tir @e(x) -> f32[n]
-            z = call_tir_inplace @zero(x) [0] -> f32[n]
+            z = call_tir_inplace @zero(v) [0] -> f32[n]
             b = call_tir @e(a) -> f32[n]
             r = (b, z)
-          }
+          }}
           return r
-        }
-        prim e(A: f32[n], out B: f32[n]) { for i in n { B[i] = A[i] + 1.0 } }
-        prim zero(A: f32[n], out B: f32[n]) attrs {inplace=[[0, 1]]} { for i in n { B[i] = A[i] * 0.0 } }
+        }}
+        prim e(A: f32[n], out B: f32[n]) {{ for i in n {{ B[i] = A[i] + 1.0 }} }}
+        prim zero(A: f32[n], out B: f32[n]) attrs {{inplace=[[0, 1]]}} {{ for i in n {{ B[i] = A[i] * 0.0 }} }}
+    """)
+    assert fuse(module) is module
+
+
+@pytest.mark.parametrize("name", ["x", "reshape(x, shape[n])"])
+def test_a_producer_does_not_move_into_a_write_to_what_it_reads(name: str) -> None:
+    """Element 0 would be overwritten before the last one reads it."""
+    module = parse(f"""
+        impure func main(x: f32[n]) -> object {{
+          v = {name}
+          dataflow {{
+            a = call_tir @turned(v) -> f32[n]
+            z = call_tir_inplace @plus(x, a) [0] -> f32[n]
+          }}
+          return z
+        }}
+        prim turned(A: f32[n], out B: f32[n]) {{ for i in n {{ B[i] = A[n - 1 - i] }} }}
+        prim plus(A: f32[n], C: f32[n], out B: f32[n]) attrs {{inplace=[[0, 2]]}} {{ for i in n {{ B[i] = A[i] + C[i] }} }}
     """)
     assert fuse(module) is module

@@ -325,6 +325,26 @@ class _Generator:
         assert y is not None
         self.bounded(self.tir("accumulate", (x, y), x.type, inplace=(0,)), self.at_hand[x] + self.at_hand[y])
 
+    def overwrite(self) -> None:
+        """Memory that nobody reads any more is taken, by whatever name. Who read it before has read the old value."""
+        x = self.floats(ndim=2, f32=True)
+        if x is None:
+            return
+        shape = ShapeValue(x.type.shape)
+        names = [
+            x,
+            self.call("reshape", x, shape),
+            self.call("reshape", self.call("reshape", x, ShapeValue((shape.dims[0] * shape.dims[1],))), shape),
+        ]
+        before = self.call(self.choice(UNARY), self.choice(names))
+        turned = (
+            self.call("flip", self.choice(names), axes=[self.draw(st.integers(0, 1))]) if self.draw(st.booleans()) else self.choice(names)
+        )
+        bound = self.at_hand.pop(x)
+        self.exact.discard(x)
+        self.bounded(self.tir("accumulate", (self.choice(names), turned), x.type, inplace=(0,)), 2 * bound)
+        self.keep(self.call("negative", before), max(1.0, bound))
+
     def unique(self) -> None:
         """A length that only the data knows."""
         exact = [v for v in self.exact if v in self.at_hand and v.type.dtype is DType.F32 and v.type.ndim == 1]
@@ -388,7 +408,15 @@ MOVES = [
     *(_Generator.where, _Generator.cast, _Generator.from_integers, _Generator.normalise, _Generator.norm, _Generator.linear),
     *(_Generator.linear, _Generator.permute, _Generator.flatten, _Generator.regroup, _Generator.expand, _Generator.slice),
     *(_Generator.flip, _Generator.concat, _Generator.split, _Generator.fold, _Generator.nest, _Generator.nest, _Generator.pick_rows),
-    *(_Generator.unpack, _Generator.in_place, _Generator.unique, _Generator.match_cast, _Generator.tuples, _Generator.function),
+    *(
+        _Generator.unpack,
+        _Generator.in_place,
+        _Generator.overwrite,
+        _Generator.unique,
+        _Generator.match_cast,
+        _Generator.tuples,
+        _Generator.function,
+    ),
     *(_Generator.branch, _Generator.branch),
 ]
 

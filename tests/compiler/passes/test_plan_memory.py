@@ -13,14 +13,13 @@ from compiler.ir.graph import Var
 from compiler.ir.parser import parse
 from compiler.ir.types import ObjectType
 from compiler.passes.base import Pass
-from compiler.passes.plan_memory import PlanMemory, _Life, place
+from compiler.passes.plan_memory import _Life, place, plan_memory
 
-PLAN = PlanMemory(lambda call: call.op.name == "reshape")
 E1 = "prim e(A: f32[n], out B: f32[n]) { for i in n { B[i] = exp(A[i]) } }"
 
 
 def arena(text: str) -> str:
-    return str(PLAN(parse(text)).graph("main").arena)
+    return str(plan_memory(parse(text)).graph("main").arena)
 
 
 def test_memory_is_reused_behind_the_last_use(becomes: Callable[[Pass, str, str], None]) -> None:
@@ -39,7 +38,7 @@ def test_memory_is_reused_behind_the_last_use(becomes: Callable[[Pass, str, str]
     expected = before.replace("where n in 0..16", "where n in 0..16 arena 128")
     for name, offset in [("a", 0), ("b", 64), ("c", 0)]:
         expected = expected.replace(f"{name} = alloc f32[n]", f"{name} = alloc f32[n] at {offset}")
-    becomes(PLAN, before, expected)
+    becomes(plan_memory, before, expected)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +106,7 @@ def test_reuse_needs_a_proof_of_not_more_than_and_no_equality() -> None:
 
 
 def test_entry_points_share_one_arena_and_called_functions_have_memory_of_their_own() -> None:
-    module = PLAN(
+    module = plan_memory(
         parse(f"""
             func main(x: f32[8]) -> object {{ a = alloc f32[8] launch @e(x, a) b = @helper(a) return b }}
             func helper(x: f32[8]) -> f32[8] {{ a = alloc f32[8] launch @e(x, a) return a }}
@@ -123,7 +122,7 @@ def test_a_length_that_data_decides_is_not_part_of_the_arena() -> None:
         func main(x: f32[ndim=1]) -> object {{ y = match_cast x to f32[k] a = alloc f32[k] launch @e(y, a) return a }} {E1}
     """
     module = parse(text)
-    assert PLAN(module) is module
+    assert plan_memory(module) is module
 
 
 # --- places, for any lives -----------------------------------------------------------------------------------------------

@@ -22,14 +22,16 @@ FRESH = "prim e(A: f32[n], out B: f32[n]) { for i in n { B[i] = exp(A[i]) } }"
         "a = call_tir @e(x) -> f32[n] v = match_cast a to f32[m] b = call_tir_inplace @bump(a) [0] -> f32[n] r = (b, v) return r",
         """a = call_tir @e(x) -> f32[n] v: f32[n] = if c { return a } else { return x }
            b = call_tir_inplace @bump(a) [0] -> f32[n] r = (b, v) return r""",
+        "a = call_tir @e(x) -> f32[n] v = @same(a) b = call_tir_inplace @bump(a) [0] -> f32[n] r = (b, v) return r",
     ],
-    ids=["name", "view", "match_cast", "branch"],
+    ids=["name", "view", "match_cast", "branch", "function"],
 )
 def test_what_is_read_later_under_any_name_is_copied(becomes: Callable[[Pass, str, str], None], body: str) -> None:
-    before = f"func main(c: bool[], x: f32[n]) -> object {{ {body} }} {FRESH} {BUMP}"
+    others = f"{FRESH} {BUMP} func same(x: f32[n]) -> f32[n] {{ return x }}"
+    before = f"func main(c: bool[], x: f32[n]) -> object {{ {body} }} {others}"
     call = "b = call_tir_inplace @bump(a) [0] -> f32[n]"
     copied = "own = call_tir @copy(a) -> f32[n] b = call_tir_inplace @bump(own) [0] -> f32[n]"
-    becomes(protect_operands, before, f"func main(c: bool[], x: f32[n]) -> object {{ {body.replace(call, copied)} }} {FRESH} {BUMP} {COPY}")
+    becomes(protect_operands, before, f"func main(c: bool[], x: f32[n]) -> object {{ {body.replace(call, copied)} }} {others} {COPY}")
 
 
 def test_the_memory_of_a_caller_is_copied(becomes: Callable[[Pass, str, str], None]) -> None:
@@ -40,6 +42,20 @@ def test_the_memory_of_a_caller_is_copied(becomes: Callable[[Pass, str, str], No
         }} {BUMP} {COPY}
     """
     becomes(protect_operands, before, expected)
+
+
+def test_memory_that_the_same_call_reads_by_another_name_is_copied(becomes: Callable[[Pass, str, str], None]) -> None:
+    turn = "prim turn(A: f32[n], C: f32[n], out B: f32[n]) attrs {inplace=[[0, 2]]} { for i in n { B[i] = A[i] + C[n - 1 - i] } }"
+    before = f"""
+        func main(x: f32[n]) -> object {{
+          a = call_tir @e(x) -> f32[n] v = reshape(a, shape[n]) b = call_tir_inplace @turn(a, v) [0] -> f32[n] return b
+        }} {FRESH} {turn}
+    """
+    becomes(
+        protect_operands,
+        before,
+        before.replace("b = call", "own = call_tir @copy(a) -> f32[n] b = call").replace("(a, v)", "(own, v)") + COPY,
+    )
 
 
 @pytest.mark.parametrize(
