@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compiler.frontend.weights import Accounting, WeightSource
-from runtime.device.cpu import host_buffer
 from runtime.errors import DamagedFile
 from runtime.executable import DTYPES, Executable, ParamSpec, TensorSpec, VMFunction
 from runtime.sections import SectionFile, writing
@@ -63,19 +62,26 @@ def _prepared(
 ) -> Mapping[str, Array]:
     if kept_in is not None and kept_in.exists():
         try:
-            return _mapped(kept_in, computed)
+            return _placed(_mapped(kept_in, computed), session)
         except DamagedFile:
             kept_in.unlink(missing_ok=True)  # prepared again below
     names = iter([p.name for p in computed])
     made = ([*zip(islice(names, len(results)), results, strict=True)] for results in _results(session, preparations, source))
     made = _counted(made, sum(map(_num_bytes, computed)), progress)
     if kept_in is None:
-        return {name: _own(value) for group in made for name, value in group}
+        return {name: session.placement.copied(value) for group in made for name, value in group}
     with writing(kept_in, {p.name: _num_bytes(p) for p in computed}) as put:
         for group in made:
             for name, value in group:
                 put(name, value.reshape(-1).view(np.uint8).data)
-    return _mapped(kept_in, computed)
+    return _placed(_mapped(kept_in, computed), session)
+
+
+def _placed(mapped: Mapping[str, Array], session: Session) -> Mapping[str, Array]:
+    """Pages of a file lie where whoever read them first was; where there are several memory nodes, copies lie where they are used."""
+    if not session.placement.has_several_nodes:
+        return mapped
+    return {name: session.placement.copied(value) for name, value in mapped.items()}
 
 
 def _counted(made: Iterable[Group], num_bytes: int, progress: Progress) -> Generator[Group]:
@@ -117,10 +123,3 @@ def _spec(param: ParamSpec) -> tuple[tuple[int, ...], np.dtype[Any]]:
 def _num_bytes(param: ParamSpec) -> int:
     shape, dtype = _spec(param)
     return prod(shape) * dtype.itemsize
-
-
-def _own(array: Array) -> Array:
-    """A copy at a cache line's boundary, in huge pages where the system grants them."""
-    copy = host_buffer(array.nbytes).view(array.dtype).reshape(array.shape)
-    copy[...] = array
-    return copy

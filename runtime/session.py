@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from runtime import flags
 from runtime.builtins import BUILTINS
 from runtime.device.cpu import available_cores
+from runtime.device.numa import Placement
 from runtime.executable import Executable
 from runtime.memory import MemoryAccount
 from runtime.native.team import Team
@@ -32,7 +33,9 @@ class Session:
         of its own, the one that calls too: for a thread whose only work is calling."""
         cores = available_cores()
         self.memory = memory or MemoryAccount()
-        self._team = Team(device_threads or flags.current().threads or len(cores), cores=cores, pinned=pinned)
+        num_threads = device_threads or flags.current().threads or len(cores)
+        self.placement = Placement.of(cores[:num_threads]) if pinned and num_threads <= len(cores) else Placement()
+        self._team = Team(num_threads, cores=cores, pinned=pinned, nodes=self.placement.nodes)
         self._machine = Machine(executable, self._team, self.memory, BUILTINS)
         self._lock = threading.Lock()
         self._pinned_thread: int | None = None

@@ -11,13 +11,18 @@
 ; helper to arrive: `state` says which chunk of which record is next, whoever claims a chunk runs it, and whoever finishes the last
 ; chunk of a record opens the next one. A thread that comes late finds the work done and moves on; one that loses its core delays
 ; the chunk it holds. What a chunk computes does not depend on who runs it.
+;
+; On a machine of several memory nodes there is a %Team per node, one behind the other; the states of all of them count, and nothing
+; else but the first one's. Each node has a span of a record's chunks, as large as its share of the threads. A thread claims from its
+; own node's first, then from the others'. The first node's span is never empty, and its state opens a record last and says which one
+; is open.
 
 %Team = type {
-  i64, [7 x i64],                 ;  0  state: record << 32 | next chunk
-  i64, [7 x i64],                 ;  2  done: finished chunks of the open record
-  i32, i32, [7 x i64],            ;  4  epoch: odd while a list is open      5  stop
-  i32, i32, i32, i32, [6 x i64],  ;  7  active helpers   8  sleepers on state   9  sleepers on epoch   10  leader sleeps on active
-  %List, i64, i32                 ; 12  list   13  number of threads   14  spins before sleeping
+  i64, i64, i64, [5 x i64],       ;  0  state: record << 32 | next chunk of the node's span   1  threads on nodes before   2  and this one
+  i64, i64, [6 x i64],            ;  4  done: finished chunks of the open record   5  number of nodes
+  i32, i32, [7 x i64],            ;  7  epoch: odd while a list is open      8  stop
+  i32, i32, i32, i32, [6 x i64],  ; 10  active helpers  11  sleepers on state  12  sleepers on epoch   13  leader sleeps on active
+  %List, i64, i32                 ; 15  list   16  number of threads   17  spins before sleeping
 }
 
 %List = type { ptr, i64, ptr, ptr, i64, i64 }  ; words, num_records, bases, heap, most buffers, most dims of a record
@@ -141,25 +146,28 @@ exit:
 
 ; --- a team ------------------------------------------------------------------------------------------------------------
 
-; Run chunks until the list is done.
-define internal void @take_part(ptr %team, i1 %leads) {
+; Run chunks until the list is done. The leader is on the first node.
+define internal void @take_part(ptr %team, i1 %leads, i64 %node) {
 entry:
+  %nodes.p = getelementptr %Team, ptr %team, i64 0, i32 5
+  %nodes = load i64, ptr %nodes.p
+  %one.node = icmp eq i64 %nodes, 1
   %state.p = getelementptr %Team, ptr %team, i64 0, i32 0
   %record.word = getelementptr i32, ptr %state.p, i64 1  ; the upper half: little endian
-  %done.p = getelementptr %Team, ptr %team, i64 0, i32 2
-  %words.p = getelementptr %Team, ptr %team, i64 0, i32 12, i32 0
+  %done.p = getelementptr %Team, ptr %team, i64 0, i32 4
+  %words.p = getelementptr %Team, ptr %team, i64 0, i32 15, i32 0
   %words = load ptr, ptr %words.p
-  %num_records.p = getelementptr %Team, ptr %team, i64 0, i32 12, i32 1
+  %num_records.p = getelementptr %Team, ptr %team, i64 0, i32 15, i32 1
   %num_records = load i64, ptr %num_records.p
-  %bases.p = getelementptr %Team, ptr %team, i64 0, i32 12, i32 2
+  %bases.p = getelementptr %Team, ptr %team, i64 0, i32 15, i32 2
   %bases = load ptr, ptr %bases.p
-  %heap.p = getelementptr %Team, ptr %team, i64 0, i32 12, i32 3
+  %heap.p = getelementptr %Team, ptr %team, i64 0, i32 15, i32 3
   %heap = load ptr, ptr %heap.p
-  %max_buffers.p = getelementptr %Team, ptr %team, i64 0, i32 12, i32 4
+  %max_buffers.p = getelementptr %Team, ptr %team, i64 0, i32 15, i32 4
   %max_buffers = load i64, ptr %max_buffers.p
-  %max_dims.p = getelementptr %Team, ptr %team, i64 0, i32 12, i32 5
+  %max_dims.p = getelementptr %Team, ptr %team, i64 0, i32 15, i32 5
   %max_dims = load i64, ptr %max_dims.p
-  %threads.p = getelementptr %Team, ptr %team, i64 0, i32 13
+  %threads.p = getelementptr %Team, ptr %team, i64 0, i32 16
   %threads = load i64, ptr %threads.p
   %shares = mul i64 %threads, 8  ; chunks that a record is cut into, about: what a lost core can delay is one of them
   %buffers = alloca i64, i64 %max_buffers
@@ -177,6 +185,7 @@ look:
   %called = phi i1 [ false, %entry ], [ %called.now, %wait ], [ %called.now, %lost ], [ %called.now, %more ]
   %state = load atomic i64, ptr %state.p acquire, align 8
   %open = lshr i64 %state, 32
+  %claimed.first = and i64 %state, 4294967295
   %over = icmp eq i64 %open, %num_records
   br i1 %over, label %exit, label %compare
 
@@ -213,8 +222,8 @@ open.record:
   br i1 %call.now, label %call.helpers, label %ready
 
 call.helpers:  ; only now: a list of small records wakes nobody
-  %idle.p = getelementptr %Team, ptr %team, i64 0, i32 9
-  %epoch.p = getelementptr %Team, ptr %team, i64 0, i32 4
+  %idle.p = getelementptr %Team, ptr %team, i64 0, i32 12
+  %epoch.p = getelementptr %Team, ptr %team, i64 0, i32 7
   call void @wake_sleepers(ptr %idle.p, ptr %epoch.p)
   br label %ready
 
@@ -226,29 +235,64 @@ ready:
   %size.now = phi i64 [ %size, %compare ], [ %size.new, %open.record ], [ %size.new, %call.helpers ]
   %chunks.now = phi i64 [ %chunks, %compare ], [ %chunks.new, %open.record ], [ %chunks.new, %call.helpers ]
   %called.now = phi i1 [ %called, %compare ], [ %called, %open.record ], [ true, %call.helpers ]
-  %chunk = and i64 %state, 4294967295
-  %left = icmp ult i64 %chunk, %chunks.now
-  br i1 %left, label %claim, label %none.left
+  br label %node.look
+
+node.look:  ; a chunk of this node's, or else of the next one's
+  %tried = phi i64 [ 0, %ready ], [ %tried.next, %node.next ]
+  %k = phi i64 [ %node, %ready ], [ %k.wrapped, %node.next ]
+  %span.p = getelementptr %Team, ptr %team, i64 %k, i32 0
+  br i1 %one.node, label %span.known, label %span.part
+
+span.part:
+  %before.p = getelementptr %Team, ptr %team, i64 %k, i32 1
+  %through.p = getelementptr %Team, ptr %team, i64 %k, i32 2
+  %before = load i64, ptr %before.p
+  %through = load i64, ptr %through.p
+  %part.begin = call i64 @first_chunk(i64 %chunks.now, i64 %before, i64 %threads)
+  %part.end = call i64 @first_chunk(i64 %chunks.now, i64 %through, i64 %threads)
+  br label %span.known
+
+span.known:
+  %span.begin = phi i64 [ 0, %node.look ], [ %part.begin, %span.part ]
+  %span.end = phi i64 [ %chunks.now, %node.look ], [ %part.end, %span.part ]
+  %span = load atomic i64, ptr %span.p acquire, align 8
+  %span.record = lshr i64 %span, 32
+  %span.open = icmp eq i64 %span.record, %open  ; or it is ahead already: all of this record is done
+  %claimed.before = and i64 %span, 4294967295
+  %chunk = add i64 %span.begin, %claimed.before
+  %span.left = icmp ult i64 %chunk, %span.end
+  %left = and i1 %span.open, %span.left
+  br i1 %left, label %claim, label %node.next
+
+node.next:
+  %tried.next = add i64 %tried, 1
+  %k.next = add i64 %k, 1
+  %k.last = icmp eq i64 %k.next, %nodes
+  %k.wrapped = select i1 %k.last, i64 0, i64 %k.next
+  %tried.all = icmp eq i64 %tried.next, %nodes
+  br i1 %tried.all, label %none.left, label %node.look
 
 none.left:
   %empty = icmp eq i64 %chunks.now, 0
-  br i1 %empty, label %pass, label %wait
+  %unpassed = icmp eq i64 %claimed.first, 0
+  %pass.now = and i1 %empty, %unpassed
+  br i1 %pass.now, label %pass, label %wait
 
 pass:  ; nothing to run: any one thread opens the next record
-  %after.empty = add i64 %open, 1
-  %after.empty.state = shl i64 %after.empty, 32
-  %passed = cmpxchg ptr %state.p, i64 %state, i64 %after.empty.state seq_cst seq_cst
-  br label %opened
+  %passing.state = add i64 %state, 1
+  %passing = cmpxchg ptr %state.p, i64 %state, i64 %passing.state acq_rel acquire
+  %passes = extractvalue { i64, i1 } %passing, 1
+  br i1 %passes, label %advance, label %lost
 
 wait:
   %open.32 = trunc i64 %open to i32
-  %sleepers.p = getelementptr %Team, ptr %team, i64 0, i32 8
+  %sleepers.p = getelementptr %Team, ptr %team, i64 0, i32 11
   call void @wait_while(ptr %team, ptr %record.word, i32 %open.32, ptr %sleepers.p)
   br label %look
 
 claim:
-  %claimed.state = add i64 %state, 1
-  %claimed = cmpxchg ptr %state.p, i64 %state, i64 %claimed.state acq_rel acquire
+  %claimed.state = add i64 %span, 1
+  %claimed = cmpxchg ptr %span.p, i64 %span, i64 %claimed.state acq_rel acquire
   %won = extractvalue { i64, i1 } %claimed, 1
   br i1 %won, label %run, label %lost
 
@@ -266,15 +310,22 @@ run:
   %complete = icmp eq i64 %done, %chunks.now
   br i1 %complete, label %advance, label %more
 
-advance:  ; nobody else touches the state of a record whose chunks are all claimed
+advance:  ; nobody else touches the states of a record whose chunks are all claimed
   store atomic i64 0, ptr %done.p monotonic, align 8
   %following = add i64 %open, 1
   %following.state = shl i64 %following, 32
-  store atomic i64 %following.state, ptr %state.p seq_cst, align 8
-  br label %opened
+  br label %advance.node
+
+advance.node:  ; the first one last
+  %a = phi i64 [ %nodes, %advance ], [ %a.next, %advance.node ]
+  %a.next = sub i64 %a, 1
+  %advanced.p = getelementptr %Team, ptr %team, i64 %a.next, i32 0
+  store atomic i64 %following.state, ptr %advanced.p seq_cst, align 8
+  %advanced.all = icmp eq i64 %a.next, 0
+  br i1 %advanced.all, label %opened, label %advance.node
 
 opened:
-  %waiting.p = getelementptr %Team, ptr %team, i64 0, i32 8
+  %waiting.p = getelementptr %Team, ptr %team, i64 0, i32 11
   call void @wake_sleepers(ptr %waiting.p, ptr %record.word)
   br label %more
 
@@ -285,19 +336,39 @@ exit:
   ret void
 }
 
+; The first chunk of the span behind that of so many threads: rounded up, so that the first span has one if there is any.
+define internal i64 @first_chunk(i64 %chunks, i64 %threads.before, i64 %threads) alwaysinline {
+  %scaled = mul i64 %chunks, %threads.before
+  %more = add i64 %scaled, %threads
+  %rounding = sub i64 %more, 1
+  %first = udiv i64 %rounding, %threads
+  ret i64 %first
+}
+
 ; Let the helpers in, work with them, close the list, and see the last of them out.
 define void @lead(ptr %team, ptr %list) {
 entry:
-  %list.p = getelementptr %Team, ptr %team, i64 0, i32 12
+  %list.p = getelementptr %Team, ptr %team, i64 0, i32 15
   call void @llvm.memcpy.p0.p0.i64(ptr %list.p, ptr %list, i64 48, i1 false)
-  %state.p = getelementptr %Team, ptr %team, i64 0, i32 0
-  store atomic i64 0, ptr %state.p monotonic, align 8
-  %epoch.p = getelementptr %Team, ptr %team, i64 0, i32 4
+  %nodes.p = getelementptr %Team, ptr %team, i64 0, i32 5
+  %nodes = load i64, ptr %nodes.p
+  br label %reset
+
+reset:
+  %n = phi i64 [ 0, %entry ], [ %n.next, %reset ]
+  %reset.p = getelementptr %Team, ptr %team, i64 %n, i32 0
+  store atomic i64 0, ptr %reset.p monotonic, align 8
+  %n.next = add i64 %n, 1
+  %reset.more = icmp ult i64 %n.next, %nodes
+  br i1 %reset.more, label %reset, label %ready
+
+ready:
+  %epoch.p = getelementptr %Team, ptr %team, i64 0, i32 7
   %open = atomicrmw add ptr %epoch.p, i32 1 seq_cst
-  call void @take_part(ptr %team, i1 true)
+  call void @take_part(ptr %team, i1 true, i64 0)
   %close = atomicrmw add ptr %epoch.p, i32 1 seq_cst
-  %active.p = getelementptr %Team, ptr %team, i64 0, i32 7
-  %asleep.p = getelementptr %Team, ptr %team, i64 0, i32 10
+  %active.p = getelementptr %Team, ptr %team, i64 0, i32 10
+  %asleep.p = getelementptr %Team, ptr %team, i64 0, i32 13
   br label %look
 
 look:
@@ -315,13 +386,13 @@ exit:
 
 ; What a helper does until the team stops. It counts itself active before it looks whether a list is open, and the leader closes the
 ; list before it looks at the count: one of them sees the other.
-define void @help(ptr %team) {
+define void @help(ptr %team, i64 %node) {
 entry:
-  %epoch.p = getelementptr %Team, ptr %team, i64 0, i32 4
-  %stop.p = getelementptr %Team, ptr %team, i64 0, i32 5
-  %active.p = getelementptr %Team, ptr %team, i64 0, i32 7
-  %idle.p = getelementptr %Team, ptr %team, i64 0, i32 9
-  %leader.p = getelementptr %Team, ptr %team, i64 0, i32 10
+  %epoch.p = getelementptr %Team, ptr %team, i64 0, i32 7
+  %stop.p = getelementptr %Team, ptr %team, i64 0, i32 8
+  %active.p = getelementptr %Team, ptr %team, i64 0, i32 10
+  %idle.p = getelementptr %Team, ptr %team, i64 0, i32 12
+  %leader.p = getelementptr %Team, ptr %team, i64 0, i32 13
   br label %idle
 
 idle:
@@ -338,7 +409,7 @@ enter:
   br i1 %open, label %work, label %leave
 
 work:
-  call void @take_part(ptr %team, i1 false)
+  call void @take_part(ptr %team, i1 false, i64 %node)
   br label %leave
 
 leave:
@@ -351,9 +422,9 @@ exit:
 }
 
 define void @stop(ptr %team) {
-  %stop.p = getelementptr %Team, ptr %team, i64 0, i32 5
+  %stop.p = getelementptr %Team, ptr %team, i64 0, i32 8
   store atomic i32 1, ptr %stop.p seq_cst, align 4
-  %epoch.p = getelementptr %Team, ptr %team, i64 0, i32 4
+  %epoch.p = getelementptr %Team, ptr %team, i64 0, i32 7
   %closed = atomicrmw add ptr %epoch.p, i32 2 seq_cst  ; even: nothing to join
   call void @wake(ptr %epoch.p)
   ret void
@@ -365,7 +436,7 @@ define void @stop(ptr %team) {
 ; and who changes the word looks at the count afterwards.
 define internal void @wait_while(ptr %team, ptr %word, i32 %value, ptr %sleepers) {
 entry:
-  %spins.p = getelementptr %Team, ptr %team, i64 0, i32 14
+  %spins.p = getelementptr %Team, ptr %team, i64 0, i32 17
   %spins = load i32, ptr %spins.p
   br label %spin
 

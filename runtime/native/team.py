@@ -33,9 +33,9 @@ _PAUSE = {
     "aarch64": "call void @llvm.aarch64.hint(i32 1)\n  ret void\n}\ndeclare void @llvm.aarch64.hint(i32)",
 }
 
-# Layout of %Team in team.ll.
+# Layout of %Team in team.ll, of which there is one per memory node.
 _TEAM_BYTES = 320
-_ACTIVE, _THREADS, _SPINS = 192, 304, 312
+_BEFORE, _THROUGH, _NODES, _ACTIVE, _THREADS, _SPINS = 8, 16, 72, 192, 304, 312
 
 
 def native_module(arch: str, system: str) -> llvm.ModuleRef:
@@ -57,7 +57,7 @@ class _Native:
         self._engine.finalize_object()
         self.run_alone = self._function("run_alone", 1)
         self.lead = self._function("lead", 2)
-        self.help = self._function("help", 1)
+        self.help = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)(self._engine.get_function_address("help"))
         self.stop = self._function("stop", 1)
         self.spin = ctypes.CFUNCTYPE(None, ctypes.c_uint32)(self._engine.get_function_address("spin"))
 
@@ -120,26 +120,38 @@ class LaunchList:
 class Team:
     """`num_threads` counts the caller. A run of one thread uses neither atomics nor locks."""
 
-    def __init__(self, num_threads: int, *, cores: Sequence[int] = (), pinned: bool = False) -> None:
-        """`cores`: those the process may use. `pinned`: helper i stays on cores[i], and `pin_caller` puts the caller on cores[0]."""
+    def __init__(self, num_threads: int, *, cores: Sequence[int] = (), pinned: bool = False, nodes: Sequence[int] = ()) -> None:
+        """`cores`: those the process may use. `pinned`: helper i stays on cores[i], and `pin_caller` puts the caller on cores[0]. `nodes`:
+        the memory node of each thread, the caller's being 0, where there are several."""
         assert num_threads >= 1, num_threads
         self.num_threads = num_threads
         self.busy_s = 0.0  # in launch lists, since it was made
         self._cores = tuple(cores)
         self._pinned = pinned and len(self._cores) >= num_threads and hasattr(os, "sched_setaffinity")
+        self._nodes = tuple(nodes[:num_threads]) or (0,) * num_threads
         native = _native()
         self._run_alone = native.run_alone
         self._lead = native.lead
         self._lock = threading.Lock()
-        self._memory = host_buffer(_TEAM_BYTES)
+        self._memory = host_buffer(_TEAM_BYTES * (1 + max(self._nodes)))
         self._address = self._memory.ctypes.data
         threads: list[threading.Thread] = []
         if num_threads > 1:
-            self._memory[_THREADS : _THREADS + 8].view(np.int64)[0] = num_threads
-            self._memory[_SPINS : _SPINS + 4].view(np.int32)[0] = self._spins(native)
+            self._write_layout(self._spins(native))
             threads = [self._start_helper(native, number) for number in range(1, num_threads)]
         self.close = weakref.finalize(self, _close, native, self._memory, threads)  # also at exit of the interpreter
         _teams.add(self)
+
+    def _write_layout(self, spins: int) -> None:
+        def put(offset: int, value: int) -> None:
+            self._memory[offset : offset + 8].view(np.int64)[0] = value
+
+        put(_THREADS, self.num_threads)
+        put(_SPINS, spins)
+        put(_NODES, 1 + max(self._nodes))
+        for node in range(1 + max(self._nodes)):
+            put(_TEAM_BYTES * node + _BEFORE, sum(n < node for n in self._nodes))
+            put(_TEAM_BYTES * node + _THROUGH, sum(n <= node for n in self._nodes))
 
     def _spins(self, native: _Native) -> int:
         oversubscribed = bool(self._cores) and self.num_threads > len(self._cores)
@@ -148,7 +160,7 @@ class Team:
     def _start_helper(self, native: _Native, number: int) -> threading.Thread:
         core = self._cores[number] if self._pinned else None
         name = f"relaxserve-team-{number}"
-        thread = threading.Thread(target=_help, args=(native, self._memory, core), name=name, daemon=True)
+        thread = threading.Thread(target=_help, args=(native, self._memory, core, self._nodes[number]), name=name, daemon=True)
         thread.start()
         return thread
 
@@ -171,10 +183,10 @@ class Team:
         self._memory[_ACTIVE : _ACTIVE + 4] = 0
 
 
-def _help(native: _Native, memory: NDArray[np.uint8], core: int | None) -> None:
+def _help(native: _Native, memory: NDArray[np.uint8], core: int | None, node: int) -> None:
     if core is not None:
         os.sched_setaffinity(0, {core})
-    native.help(memory.ctypes.data)
+    native.help(memory.ctypes.data, node)
 
 
 def _close(native: _Native, memory: NDArray[np.uint8], threads: list[threading.Thread]) -> None:

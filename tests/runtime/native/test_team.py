@@ -20,9 +20,10 @@ def code(object_code: bytes) -> ObjectCode:
     return ObjectCode(object_code)
 
 
-@pytest.fixture(params=[1, 2, 3, 5])
+@pytest.fixture(params=[(0,), (0, 0), (0, 0, 0), (0, 0, 0, 0, 0), (0, 1), (0, 2, 1, 2, 2)], ids=str)
 def team(request: pytest.FixtureRequest):
-    team = Team(request.param, cores=available_cores())
+    """By the memory nodes of its threads."""
+    team = Team(len(request.param), cores=available_cores(), nodes=request.param)
     yield team
     team.close()
 
@@ -94,6 +95,43 @@ def test_helpers_take_part(code: ObjectCode, compile_object) -> None:
         time.sleep(0.002)  # let the helper fall asleep
         team.run(launches)
         assert count[0] == 2
+    team.close()
+
+
+def test_a_thread_claims_what_is_on_its_own_node_first(code: ObjectCode, compile_object) -> None:
+    """Chunks run two at a time, so each of two threads gets two of four; an address on the stack says which thread it was."""
+    text = """
+    define void @pairs(ptr %buffers, ptr %dims, i64 %begin, i64 %end) {
+    entry:
+      %here = alloca i64
+      %p = load ptr, ptr %buffers
+      %who = getelementptr i64, ptr %p, i64 %begin
+      %mine = getelementptr i64, ptr %who, i64 1
+      %address = ptrtoint ptr %here to i64
+      store i64 %address, ptr %mine
+      %old = atomicrmw add ptr %p, i64 1 seq_cst
+      %even = and i64 %old, -2
+      %both = add i64 %even, 2
+      br label %wait
+    wait:
+      %now = load atomic i64, ptr %p seq_cst, align 8
+      %alone = icmp slt i64 %now, %both
+      br i1 %alone, label %wait, label %exit
+    exit:
+      ret void
+    }
+    """
+    pairs = ObjectCode(compile_object(text))
+    found = np.zeros(5, np.int64)
+    heap = np.array([4, 0], np.int64)
+    launches = LaunchList([Record(pairs.address("pairs"), code.address("grid"), ((0, 1),), (0,))], 1)
+    launches.bases[0] = found.ctypes.data
+    launches.set_heap(heap.ctypes.data)
+    team = Team(2, nodes=(0, 1))
+    for _ in range(20):
+        found[:] = 0
+        team.run(launches)
+        assert found[1] == found[2] != found[3] == found[4]
     team.close()
 
 

@@ -1,0 +1,63 @@
+"""Memory nodes: which core is nearest to which memory, and copies that lie where they are read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.device.cpu import host_buffer
+
+SYSTEM = Path("/sys/devices/system/node")
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """The cores that threads are pinned to, and their memory nodes, numbered as they come."""
+
+    cores: tuple[int, ...] = ()
+    nodes: tuple[int, ...] = ()
+
+    @staticmethod
+    def of(cores: Sequence[int], system: Path = SYSTEM) -> Placement:
+        """All on one node where the system tells nothing of nodes."""
+        known = {core: path.name for path in sorted(system.glob("node[0-9]*")) for core in _cores((path / "cpulist").read_text())}
+        names = [known.get(core, "") for core in cores]
+        numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+        return Placement(tuple(cores), tuple(numbers[name] for name in names))
+
+    @property
+    def has_several_nodes(self) -> bool:
+        return any(self.nodes)
+
+    def copied(self, array: NDArray[Any]) -> NDArray[Any]:
+        """At a cache line's boundary, in huge pages where the system grants them. Each node has as large a part, in order, as its share of
+        the threads: a page lies on the node from which it is first written, and a team claims its work in the same parts."""
+        source = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        copy = host_buffer(source.nbytes)
+        if not self.has_several_nodes:
+            copy[...] = source
+            return copy.view(array.dtype).reshape(array.shape)
+        numbers = range(1 + max(self.nodes))
+        spans = [slice(*(source.nbytes * sum(n < at for n in self.nodes) // len(self.nodes) for at in (k, k + 1))) for k in numbers]
+        cores = [{core for core, n in zip(self.cores, self.nodes, strict=True) if n == k} for k in numbers]
+        with ThreadPoolExecutor(len(numbers)) as threads:
+            list(threads.map(_copy_from, cores, [copy[span] for span in spans], [source[span] for span in spans]))
+        return copy.view(array.dtype).reshape(array.shape)
+
+
+def _copy_from(cores: set[int], to: NDArray[np.uint8], source: NDArray[np.uint8]) -> None:
+    os.sched_setaffinity(0, cores)
+    to[...] = source
+
+
+def _cores(text: str) -> list[int]:
+    """ "0-3,8" as Linux writes it."""
+    ranges = [part.split("-") for part in text.strip().split(",") if part]
+    return [core for r in ranges for core in range(int(r[0]), int(r[-1]) + 1)]
