@@ -26,7 +26,8 @@ def shared_with(value: Value) -> tuple[Atom, ...]:
 class Owners:
     """The variables that have memory of their own, by each variable that may be another name of it."""
 
-    def __init__(self, body: Body) -> None:
+    def __init__(self, body: Body, shared: Callable[[Value], tuple[Atom, ...]] = shared_with) -> None:
+        self._shared = shared
         self._owners: dict[Var, frozenset[Var]] = {}
         self._walk(body)
 
@@ -39,7 +40,7 @@ class Owners:
             if isinstance(value, If):
                 self._walk(value.then)
                 self._walk(value.orelse)
-            if shared := shared_with(value):
+            if shared := self._shared(value):
                 self._owners[binding.var] = self.of(*shared)
 
 

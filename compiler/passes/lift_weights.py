@@ -31,7 +31,7 @@ from compiler.ir.module import IRModule
 from compiler.ir.types import TensorType, TupleType, Type, binders_of, vars_of
 from compiler.ir.visit import Uses, free_vars, fresh_function, operands, used_vars
 from compiler.passes.eliminate_dead_code import has_effect
-from compiler.passes.protect_operands import destroyed
+from compiler.passes.protect_operands import destroyed, taken_in
 from compiler.passes.rewrite import count_uses
 from runtime.executable import PREPARATION
 
@@ -50,7 +50,7 @@ def lift_weights(module: IRModule) -> IRModule:
 def _lift(name: str, func: Function, module: IRModule) -> dict[str, Function]:
     early: dict[Var, None] = dict.fromkeys(func.weights)  # in order: the order of the prepared values
     defined = {d for v in func.weights for d in binders_of(v.type)}
-    fresh = destroyed(func.body)  # by every call, so every call must make them
+    fresh = destroyed(func.body, taken_in(module))  # by every call, so every call must make them
     moved: list[Binding] = []
     for binding in func.body.bindings:
         if binding.var in fresh:

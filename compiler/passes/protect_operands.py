@@ -7,14 +7,17 @@ is made first.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from compiler.ir.builder import Builder
 from compiler.ir.deduce import type_of
-from compiler.ir.graph import Atom, Binding, Body, CallTir, Function, If, Value, Var
+from compiler.ir.errors import CompileError
+from compiler.ir.graph import Atom, Binding, Body, CallFunc, CallTir, FuncRef, Function, If, MakeTuple, TupleGet, Value, Var
 from compiler.ir.loops import Buffer, Load
 from compiler.ir.module import IRModule
-from compiler.ir.types import TensorType
+from compiler.ir.types import FuncType, ObjectType, TensorType, TupleType
 from compiler.ir.visit import operands
-from compiler.ops.memory import Owners, written
+from compiler.ops.memory import Owners, shared_with, written
 from compiler.ops.nest import fill
 from compiler.passes.outline import Outliner
 from compiler.passes.rewrite import rewrite_function
@@ -23,39 +26,96 @@ from compiler.passes.rewrite import rewrite_function
 def protect_operands(module: IRModule) -> IRModule:
     builder = Builder(module)
     outliner = Outliner(builder, module)
+    taken = taken_in(module)
     changed = False
     for name, func in module.graph_functions.items():
-        endangered = _endangered(func)
+        endangered = _endangered(func, taken)
         if not endangered:
             continue
 
         def replace(builder: Builder, binding: Binding, value: Value, endangered: dict[Var, list[int]] = endangered) -> Value | None:
-            if not isinstance(value, CallTir) or binding.var not in endangered:
+            if binding.var not in endangered or not isinstance(value, CallTir | CallFunc):
                 return None
             args = list(value.args)
             for index in endangered[binding.var]:
-                args[index] = builder.emit(_copy(outliner, args[index]), f"{binding.var.name}.own")
-            return CallTir(value.func, tuple(args), value.out, value.inplace)
+                args[index] = _own(builder, outliner, args[index], f"{binding.var.name}.own")
+            made = tuple(args)
+            return CallFunc(value.callee, made) if isinstance(value, CallFunc) else CallTir(value.func, made, value.out, value.inplace)
 
         changed |= rewrite_function(builder, name, func, replace)
     return builder.finish() if changed else module
 
 
-def _copy(outliner: Outliner, atom: Atom) -> CallTir:
-    type_ = type_of(atom)
-    assert isinstance(type_, TensorType) and type_.shape is not None and type_.dtype is not None
-    source, target = Buffer("a", type_.shape, type_.dtype), Buffer("out", type_.shape, type_.dtype)
-    return outliner.call("copy", [(source, atom)], (target,), fill(target, lambda *ijk: Load(source, ijk)))
+def _own(builder: Builder, outliner: Outliner, atom: Atom, name: str) -> Var:
+    """A copy of a tensor, or of all tensors of a tuple."""
+    match type_of(atom):
+        case TensorType(shape=shape, dtype=dtype) if shape is not None and dtype is not None:
+            source, target = Buffer("a", shape, dtype), Buffer("out", shape, dtype)
+            return builder.emit(outliner.call("copy", [(source, atom)], (target,), fill(target, lambda *ijk: Load(source, ijk))), name)
+        case TupleType(fields=fields):
+            parts = [builder.emit(TupleGet(atom, i)) for i in range(len(fields))]
+            return builder.emit(MakeTuple(tuple(_own(builder, outliner, part, name) for part in parts)), name)
+        case type_:
+            raise CompileError(
+                f"{atom} of {type_} is changed in place and read later, and its extents are unknown; state them with match_cast"
+            )
 
 
 # --- whose memory, and who reads it later ------------------------------------------------------------------------------
 
+Taken = Callable[[Value], tuple[int, ...]]  # the operands whose memory a value takes, by position
 
-def _endangered(func: Function) -> dict[Var, list[int]]:
-    """For each in-place call, by its variable: the operands that must be copied first."""
-    owners = Owners(func.body)
+
+def taken_in(module: IRModule) -> Taken:
+    """An in-place call takes those it names; a call of an impure function those that the function takes in turn."""
+    by_function: dict[str, tuple[int, ...]] = {}
+
+    def taken(value: Value) -> tuple[int, ...]:
+        match value:
+            case CallTir(inplace=inplace):
+                return tuple(i for i in inplace if i is not None)
+            case CallFunc(callee=FuncRef(name=name)):
+                return of_function(name)
+            case CallFunc(callee=callee, args=args):
+                type_ = type_of(callee)
+                pure = isinstance(type_, FuncType) and type_.pure
+                return () if pure else tuple(i for i, a in enumerate(args) if isinstance(type_of(a), TensorType | TupleType | ObjectType))
+            case _:
+                return ()
+
+    def of_function(name: str) -> tuple[int, ...]:
+        func = module.graph(name)
+        if func.pure:
+            return ()
+        if name not in by_function:
+            by_function[name] = tuple(range(len(func.params)))  # for as long as it is looked at: it may call itself
+            changed = destroyed(func.body, taken)
+            by_function[name] = tuple(i for i, p in enumerate(func.params) if p in changed)
+        return by_function[name]
+
+    return taken
+
+
+def destroyed(body: Body, taken: Taken) -> set[Var]:
+    """The values whose memory calls take, under all their names."""
+    return written(body, lambda value: [_operands(value)[i] for i in taken(value)])
+
+
+def _operands(value: Value) -> tuple[Atom, ...]:
+    return value.args if isinstance(value, CallTir | CallFunc) else ()
+
+
+def _endangered(func: Function, taken: Taken) -> dict[Var, list[int]]:
+    """For each call that takes memory, by its variable: the operands that must be copied first."""
+
+    def shared(value: Value) -> tuple[Atom, ...]:
+        """What was taken belongs to the result."""
+        gone = {_operands(value)[i] for i in taken(value)}
+        return tuple(a for a in shared_with(value) if a not in gone)
+
+    owners = Owners(func.body, shared)
     last_use: dict[Var, int] = {}
-    calls: list[tuple[int, Var, CallTir]] = []
+    calls: list[tuple[int, Binding]] = []
     clock = 0
 
     def use(*atoms: Atom) -> None:
@@ -70,29 +130,19 @@ def _endangered(func: Function) -> dict[Var, list[int]]:
             if isinstance(value, If):
                 walk(value.then)
                 walk(value.orelse)
-            elif isinstance(value, CallTir) and _taken(value):
-                calls.append((clock, binding.var, value))
+            elif taken(value):
+                calls.append((clock, binding))
         clock += 1
         use(body.result)
 
     walk(func.body)
     fixed = {p for i, p in enumerate(func.params) if func.pure or (func.num_inputs is not None and i >= func.num_inputs)}
     found: dict[Var, list[int]] = {}
-    for time, var, call in calls:
-        for index in call.inplace:
-            if index is None:
-                continue
-            held = owners.of(call.args[index])
-            read = owners.of(*(a for i, a in enumerate(call.args) if i != index))
+    for time, binding in calls:
+        args = _operands(binding.value)
+        for index in taken(binding.value):
+            held = owners.of(args[index])
+            read = owners.of(*(a for i, a in enumerate(args) if i != index))
             if not held or held & (fixed | read) or any(last_use[owner] > time for owner in held):
-                found.setdefault(var, []).append(index)
+                found.setdefault(binding.var, []).append(index)
     return found
-
-
-def destroyed(body: Body) -> set[Var]:
-    """The values whose memory in-place calls take, under all their names."""
-    return written(body, _taken)
-
-
-def _taken(value: Value) -> list[Atom]:
-    return [value.args[i] for i in value.inplace if i is not None] if isinstance(value, CallTir) else []

@@ -101,6 +101,7 @@ class _Generator:
     exact: set[Var] = field(default_factory=set[Var])  # parameters and integers: no rounding that could tip a comparison
     helpers: list[str] = field(default_factory=list[str])
     depth: int = 0
+    impure: bool = False  # functions that take what they are given may be called
 
     def choice(self, items: list[Any]) -> Any:
         return self.draw(st.sampled_from(items))
@@ -381,6 +382,13 @@ class _Generator:
             if made.type.shape is not None:
                 self.keep(made, LARGEST)
 
+    def give_away(self) -> None:
+        """To a function that writes there; whoever reads the value later has the old one."""
+        x = self.floats(ndim=2, f32=True, most=4.0)
+        if x is not None and self.impure and not self.depth:
+            made = self.builder.emit(CallFunc(FuncRef("taker"), (x,)))
+            self.keep(self.builder.match_cast(made, x.type), 1.5 * self.at_hand[x])
+
     def branch(self) -> None:
         cond = self.pick(lambda t: t.dtype is DType.BOOL and t.ndim == 0)
         x = self.floats(f32=True)
@@ -472,8 +480,10 @@ def programs(draw: Callable[[Any], Any]) -> Program:
         Var("w1", tensor([draw(st.sampled_from([1, 4, 33])), 4], f32)),
         Var("w2", tensor([q], f32)),
     ]
-    made = _Generator(draw, builder, dict(sizes), helpers=helpers)
-    with builder.function("main", [*params, *weights], num_inputs=len(params)):
+    made = _Generator(draw, builder, dict(sizes), helpers=helpers, impure=draw(st.booleans()))
+    if made.impure:
+        _taker(builder)
+    with builder.function("main", [*params, *weights], num_inputs=len(params), pure=not made.impure):
         for var in (*params, *weights):
             made.keep(var, 100.0 if var.name.startswith("i") else 2.0, exact=True)
         if draw(st.booleans()):
@@ -498,6 +508,13 @@ def _helper(draw: Callable[[Any], Any], builder: Builder, number: int) -> str:
         inner.moves(draw(st.integers(1, 4)))
         builder.returns(builder.call(OPS["tanh"], [v for v in inner.at_hand if v.type.dtype.is_float][-1]))
     return name
+
+
+def _taker(builder: Builder) -> None:
+    x = Var("x", tensor([DimVar("a"), DimVar("b")], DType.F32))
+    builder.add("accumulate", CUSTOM.prim("accumulate"))
+    with builder.function("taker", [x], pure=False):
+        builder.returns(builder.emit(CallTir("accumulate", (x, x), (x.type,), (0,))))
 
 
 def _array(type_: Type, sizes: dict[DimVar, int], random: np.random.Generator) -> Any:
@@ -593,8 +610,8 @@ def _run(executable: Executable, program: Program, num_threads: int) -> Any:
         names = [p.name for p in executable.meta.functions["main"].weights]
         known |= dict(zip(names[len(names) - len(values) :], values, strict=True))
         session.bind("main", {name: known[name] for name in names})
-        first = session.call("main", *program.inputs)
-        assert _bits(session.call("main", *program.inputs)) == _bits(first), "the second call differs from the first"
+        first, second = (session.call("main", *map(np.array, program.inputs)) for _ in range(2))
+        assert _bits(second) == _bits(first), "the second call differs from the first"
         return first
     finally:
         session.close()

@@ -44,6 +44,27 @@ def test_the_memory_of_a_caller_is_copied(becomes: Callable[[Pass, str, str], No
     becomes(protect_operands, before, expected)
 
 
+def test_what_a_function_takes_is_copied_for_those_who_read_it_later(becomes: Callable[[Pass, str, str], None]) -> None:
+    """`keeper` hands its argument to `taker`, which writes there; `reader` only reads."""
+    functions = f"""
+        impure func taker(x: f32[n]) -> f32[n] {{ b = call_tir_inplace @bump(x) [0] -> f32[n] return b }}
+        impure func keeper(x: f32[n], y: f32[n]) -> f32[n] {{ v = reshape(x, shape[n]) b = @taker(v) return b }}
+        impure func reader(x: f32[n]) -> f32[n] {{ b = call_tir @e(x) -> f32[n] return b }}
+        {FRESH} {BUMP}
+    """
+    before = """
+        impure func main(x: f32[n]) -> object {
+          a = call_tir @e(x) -> f32[n]
+          b = @reader(a)
+          c = @keeper(a, b)
+          r = (a, b, c)
+          return r
+        }
+    """
+    expected = before.replace("c = @keeper(a, b)", "own = call_tir @copy(a) -> f32[n] c = @keeper(own, b)")
+    becomes(protect_operands, before + functions, expected + functions + COPY)
+
+
 def test_memory_that_the_same_call_reads_by_another_name_is_copied(becomes: Callable[[Pass, str, str], None]) -> None:
     turn = "prim turn(A: f32[n], C: f32[n], out B: f32[n]) attrs {inplace=[[0, 2]]} { for i in n { B[i] = A[i] + C[n - 1 - i] } }"
     before = f"""
