@@ -19,6 +19,7 @@ UNSUPPORTED: Mapping[str, str] = {
     "audio": NO_MULTIMODAL,
     "mm_processor_kwargs": NO_MULTIMODAL,
     "prediction": "predicted outputs are not implemented",
+    "moderation": "nothing is moderated; ask a model for it before or behind",
     "web_search_options": "the server has no access to the web",
     "functions": "deprecated by the API; use tools",
     "function_call": "deprecated by the API; use tool_choice",

@@ -110,6 +110,7 @@ class GenerationBody(Options):
     store: Literal[False] | None = None
     service_tier: Literal["auto", "default"] | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_options: JsonObject | None = None
     prompt_cache_retention: str | None = None
     safety_identifier: str | None = None
 
@@ -163,7 +164,7 @@ class ChatBody(GenerationBody):
     tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedTools | None = None
     parallel_tool_calls: bool | None = None
     modalities: list[Literal["text"]] | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     include_reasoning: bool | None = None
     separate_reasoning: bool | None = None
     chat_template_kwargs: JsonObject | None = None

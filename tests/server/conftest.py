@@ -93,8 +93,9 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
 
 
 @pytest.fixture(scope="module")
-def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    running = _start(tmp_path_factory.mktemp("server"))
+def shared_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A module that wants another than the plain one says so as its parameter."""
+    running = _start(tmp_path_factory.mktemp("server"), **getattr(request, "param", {}))
     yield running
     running.stop()
 

@@ -6,6 +6,7 @@ import json
 
 import openai
 import pytest
+from pydantic import BaseModel
 
 from server.messages import Thinking
 from server.null import ByteTokenizer, NullDefaults
@@ -34,6 +35,17 @@ def test_stream_is_the_whole_answer(server):
     assert chunks[-1].choices == [] and chunks[-1].usage.completion_tokens == 27
     assert all(c.usage is None for c in chunks[:-1])
     assert len({c.id for c in chunks}) == 1
+
+
+def test_the_client_s_helpers(serve, answering):
+    class Animal(BaseModel):
+        legs: int
+
+    client = serve(script=answering('{"legs": 4}')).openai()
+    parsed = client.chat.completions.parse(model="null", messages=MESSAGES, response_format=Animal)
+    assert parsed.choices[0].message.parsed == Animal(legs=4)
+    with client.chat.completions.stream(model="null", messages=MESSAGES, response_format=Animal) as stream:
+        assert stream.get_final_completion().choices[0].message.parsed == Animal(legs=4)
 
 
 def test_several_choices(server):
