@@ -37,6 +37,14 @@ def test_what_only_multiplies_runs_on_matrix_units(amx: Target, matrix_unit: Any
     assert matrix_unit.library is None or (multiplied > 0) == (held in ("bf16", "int8"))
 
 
+@pytest.mark.parametrize("name", ["x86-64-v3", "avx512"])
+def test_the_plain_multiply_add_fills_registers_and_no_more(name: str) -> None:
+    """Sums that do not fit into registers go through memory: half the peak, on a machine with 16."""
+    text, _, _, (values,) = multiplying("f32", get(name))
+    assert values.nbytes * 8 == get(name).vector_bits
+    assert "alloc local a: f32[12," in text
+
+
 def test_the_slower_of_two_limits_holds() -> None:
     limits = Limits(bytes_per_s=10.0, flops=100.0)
     assert limits.seconds(50.0, 100.0) == 5.0
