@@ -42,7 +42,7 @@ def _repeated(
 ) -> Value | None:
     """Layers repeat: a call like an earlier one, but for the values it is about, takes the function that was made for that."""
     attrs = tuple((name, freeze(value)) for name, value in sorted(call.attrs.items()))
-    literals = tuple(a.value if isinstance(a, ScalarValue) and not isinstance(a.value, Dim) else None for a in call.args)
+    literals = tuple(freeze(a.value) if isinstance(a, ScalarValue) and not isinstance(a.value, Dim) else None for a in call.args)
     same = tuple(call.args.index(a) for a in call.args)
     types = tuple(a.dtype if isinstance(a, ScalarValue) else type_of(a, builder.signature) for a in call.args)
     key = (call.op.name, attrs, types, literals, same, var.type)

@@ -102,16 +102,19 @@ def _atom_key(atom: Atom) -> Hashable:
         case ShapeValue(dims=dims):
             return ("shape", dims)
         case ScalarValue(value=value, dtype=dtype):
-            return ("scalar", dtype, value)
+            return ("scalar", dtype, freeze(value))
         case FuncRef(name=name):
             return ("func", name)
 
 
 def freeze(value: Any) -> Hashable:
+    """A key that tells 1 from True and 0.0 from -0.0."""
     if isinstance(value, dict):
         return tuple((k, freeze(v)) for k, v in sorted(value.items()))
     if isinstance(value, list | tuple):
         return tuple(map(freeze, value))
     if isinstance(value, np.ndarray):
         return (str(value.dtype), value.shape, value.tobytes())
+    if isinstance(value, bool | int | float):
+        return repr(value)
     return value

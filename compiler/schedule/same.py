@@ -18,7 +18,7 @@ def _same(a: Scalar, b: Scalar, renamed: dict[DimVar, Dim]) -> bool:
 
     match a, b:
         case Const(), Const():
-            return a.value == b.value and a.dtype is b.dtype
+            return repr(a.value) == repr(b.value) and a.dtype is b.dtype  # -0.0 is not 0.0, a NaN is itself
         case DimScalar(), DimScalar():
             return dim(a.dim, b.dim)
         case ScalarParam(), ScalarParam():

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from compiler.ir.graph import CallTir
 from compiler.ir.parser import parse
 from compiler.ops.tables import UnknownShape
 from compiler.passes.base import Pass
@@ -34,6 +35,12 @@ def test_equal_operators_share_one_nest(becomes: Becomes) -> None:
         prim add_1(a: f32[n, 4], out out: f32[n, 4]) { for i in n, j in 4 { out[i, j] = a[i, j] + 1.0 } }
     """
     becomes(legalize, before, expected)
+
+
+def test_numbers_that_only_compare_equal_give_two_nests() -> None:
+    module = legalize(parse("func main(x: f32[n]) -> object { a = multiply(x, 0.0) b = multiply(x, -0.0) r = (a, b) return r }"))
+    first, second = (b.value.func for b in module.graph("main").body.bindings if isinstance(b.value, CallTir))
+    assert first != second
 
 
 def test_an_unproved_extent_is_checked_first(becomes: Becomes) -> None:

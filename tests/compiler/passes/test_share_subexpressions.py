@@ -61,3 +61,10 @@ def test_different_attributes_impure_and_in_place_calls_stay(stays: Callable[[Pa
         prim bump(A: f32[n, m], out B: f32[n, m]) attrs {inplace=[[0, 1]]} { for i in n, j in m { B[i, j] = A[i, j] + 1.0 } }
         """,
     )
+
+
+def test_numbers_that_only_compare_equal_are_not_the_same(stays: Callable[[Pass, str], None]) -> None:
+    stays(
+        share_subexpressions,
+        "func main(x: f32[n]) -> object { a = multiply(x, 0.0) b = multiply(x, -0.0) r = (a, b) return r }",
+    )
