@@ -1,7 +1,8 @@
 """The walk over the result of a product: panels of columns, blocks of rows, tiles of rows.
 
-Threads claim one panel and one block of rows at a time. The rows of a block are taken in tiles of `rows`, and the rest in tiles of the
-powers of two that make it up: so every row is in some tile, and which one may not matter to its bits. What a tile does is the schedule's.
+Threads claim one block of rows at a time, and one panel or, beside many rows, as many as a schedule wants together. The rows of a block are
+taken in tiles of `rows`, and the rest in tiles of the powers of two that make it up: so every row is in some tile, and which one may not
+matter to its bits. What a tile does is the schedule's.
 """
 
 from __future__ import annotations
@@ -14,11 +15,27 @@ from compiler.ir.loops import Stmt
 from compiler.schedule.nests import PerfectNest, below, loop, named, parallel, product_of, seq, unravel, when
 
 BLOCK_ROWS = 256  # rows that share one visit to a panel: their slab of the left operand stays in the second-level cache
+MANY_ROWS = 64  # from here on panels are taken together: with fewer rows there are few claims, and nothing is read twice
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The values of the other axes, and panels side by side."""
+
+    point: dict[DimVar, Dim]
+    panel: Dim  # the first
+    num_panels: Dim
+
+    def each(self, body: Callable[[Dim], Stmt]) -> Stmt:
+        if self.num_panels.is_const and self.num_panels.const == 1:
+            return body(self.panel)
+        return loop("beside", self.num_panels, lambda i: body(self.panel + i))
+
 
 # kernel(point, panel, first_row, rows): the values of the other axes, then the tile; `rows` is a power of two.
 Kernel = Callable[[dict[DimVar, Dim], Dim, Dim, int], Stmt]
-# several(point, panel, first_row, rows, count): so many tiles one below the other, BLOCK_ROWS rows at most.
-Several = Callable[[dict[DimVar, Dim], Dim, Dim, int, Dim], Stmt]
+# several(claim, first_row, rows, count): so many tiles one below the other, BLOCK_ROWS rows at most.
+Several = Callable[[Claim, Dim, int, Dim], Stmt]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,38 +46,52 @@ class Panels:
     row_axis: DimVar | None
     columns: int
     rows: int
+    together: int = 1  # panels of a claim, beside many rows
 
     def walk(self, kernel: Kernel, several: Several | None = None) -> Stmt:
-        def in_turn(point: dict[DimVar, Dim], panel: Dim, first: Dim, rows: int, count: Dim) -> Stmt:
-            return loop("io", count, lambda io: kernel(point, panel, first + io * rows, rows))
+        def in_turn(claim: Claim, first: Dim, rows: int, count: Dim) -> Stmt:
+            return claim.each(lambda panel: loop("io", count, lambda io: kernel(claim.point, panel, first + io * rows, rows)))
 
         row, extents = self.row_axis, dict(self.nest.axes)
         panels = ceil_div(extents[self.nest.vars[-1]], self.columns)
         outer = [(v, e) for v, e in self.nest.axes[:-1] if v is not row]
         num_rows = extents[row] if row is not None else Dim.of(1)
         blocks = ceil_div(num_rows, BLOCK_ROWS)
+        most = 1 + (self.together - 1) * dim_min(num_rows // MANY_ROWS, 1)
+        groups = ceil_div(panels, most)
 
         def item(p: Dim) -> Stmt:
-            """One panel and one block of rows; neighbours in `p` share the panel."""
+            """Some panels and one block of rows; neighbours in `p` share the panels."""
 
             def start(place: list[Dim]) -> Stmt:
-                *at, panel, block = place
+                *at, group, block = place
                 point = dict(zip((v for v, _ in outer), at, strict=True))
                 first, end = block * BLOCK_ROWS, dim_min(num_rows, block * BLOCK_ROWS + BLOCK_ROWS)
-                return named("end", end, num_rows, lambda end: self._block(kernel, several or in_turn, (point, panel), (first, end)))
 
-            return unravel(p, [(v.name, e) for v, e in outer] + [("panel", panels), ("block", blocks)], start)
+                def claimed(panel: Dim, num_panels: Dim) -> Stmt:
+                    claim = Claim(point, panel, num_panels)
+                    return named("end", end, num_rows, lambda end: self._block(kernel, several or in_turn, claim, (first, end)))
 
-        return parallel("p", product_of([e for _, e in outer]) * panels * blocks, item)
+                def side_by_side(panel: Dim) -> Stmt:
+                    return named("panels", dim_min(most, panels - panel), self.together, lambda n: claimed(panel, n))
 
-    def _block(self, kernel: Kernel, several: Several, place: tuple[dict[DimVar, Dim], Dim], span: tuple[Dim, Dim]) -> Stmt:
+                return named("panel", group * most, panels - 1, side_by_side)
+
+            return unravel(
+                p, [(v.name, e) for v, e in outer] + [("panel" if self.together == 1 else "group", groups), ("block", blocks)], start
+            )
+
+        return parallel("p", product_of([e for _, e in outer]) * groups * blocks, item)
+
+    def _block(self, kernel: Kernel, several: Several, claim: Claim, span: tuple[Dim, Dim]) -> Stmt:
         (first, end), most = span, self.rows
-        full = several(*place, first, most, (end - first) // most)
+        full = several(claim, first, most, (end - first) // most)
         left = (end - first) % most
         tails: list[Stmt] = []
         size = most // 2
         while size:
             start = end - left + left // (2 * size) * (2 * size)
-            tails.append(when(below(0, left // size % 2), kernel(*place, start, size)))
+            tail = claim.each(lambda panel, start=start, size=size: kernel(claim.point, panel, start, size))
+            tails.append(when(below(0, left // size % 2), tail))
             size //= 2
         return seq(full, *tails)

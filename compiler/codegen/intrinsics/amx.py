@@ -1,6 +1,8 @@
 """AMX: products of whole tiles, 16 rows by 64 bytes. Operands, layout and dimensions are those of dot.py.
 
     rows     1 .. 32        columns    16 or 32        k    a multiple of 64 bytes of a's elements
+    fresh    an attribute: c is written, not added to
+    further  a place that is read later, and after k and stride the number of a line there and of lines: each step asks for so many more
 
 Up to 2 x 2 accumulator tiles (tmm0..3) stay in the unit for the whole of k; tmm4..5 hold rows of a, tmm6..7 columns of b. Rows fewer
 than 16 are configured as such, so nothing outside a is read: `amx_configure` tells the unit the height of the tiles that follow, once for
@@ -25,7 +27,7 @@ TILE_ROWS, TILE_BYTES = 16, 64
 
 
 def _emit(code: Code, operands: Operands, group: int, product: str) -> None:
-    (c, a, b), (k, stride) = operands.pointers, operands.dims
+    (c, a, b, *later), (k, stride, *share) = operands.pointers, operands.dims
     rows, columns = int(operands.attrs["rows"]), int(operands.attrs["columns"])
     if not (1 <= rows <= 2 * TILE_ROWS and columns in (TILE_ROWS, 2 * TILE_ROWS)):
         raise CompileError(f"AMX tile of {rows} x {columns}; expected 1 to 32 rows and 16 or 32 columns")
@@ -41,7 +43,10 @@ def _emit(code: Code, operands: Operands, group: int, product: str) -> None:
         for j in sides
     }
     for (i, j), place in places.items():
-        code.do(f"call void @llvm.x86.tileloadd64(i8 {2 * i + j}, ptr {place}, i64 {row_bytes})")
+        fresh = operands.attrs.get("fresh")
+        code.do(
+            f"call void @llvm.x86.tile{'zero' if fresh else 'loadd64'}(i8 {2 * i + j}{'' if fresh else f', ptr {place}, i64 {row_bytes}'})"
+        )
     steps = code.op(f"sdiv i64 {k}, {TILE_BYTES // size}")
     with code.loop("0", steps) as step:
         left = code.op(f"getelementptr [{TILE_BYTES} x i8], ptr {a}, i64 {step}")
@@ -49,7 +54,9 @@ def _emit(code: Code, operands: Operands, group: int, product: str) -> None:
         for j in sides:
             place = code.op(f"getelementptr i8, ptr {right}, i64 {j * TILE_BYTES}")
             code.do(f"call void @llvm.x86.tileloadd64(i8 {6 + j}, ptr {place}, i64 {row_bytes})")
-        if len(heights) == 1:
+        if later:
+            _ask_later(code, later[0], step, *share)
+        elif len(heights) == 1:
             _ask_for(code, right, TILE_ROWS * row_bytes)
         for i in range(len(heights)):
             place = code.op(f"getelementptr i8, ptr {left}, i64 {code.op(f'mul nsw i64 {row_stride}, {i * TILE_ROWS}')}")
@@ -68,6 +75,14 @@ def _ask_for(code: Code, step: str, size: int) -> None:
     """What the next step reads: with so few rows it comes from memory."""
     for line in range(size, 2 * size, TILE_BYTES):
         code.do(f"call void @llvm.prefetch.p0(ptr {code.op(f'getelementptr i8, ptr {step}, i64 {line}')}, i32 0, i32 3, i32 1)")
+
+
+def _ask_later(code: Code, place: str, step: str, first: int | str, lines: int | str) -> None:
+    """Into the second cache: the first is for what these steps read."""
+    done = code.op(f"add nsw i64 {first}, {code.op(f'mul nsw i64 {step}, {lines}')}")
+    with code.loop("0", str(lines)) as line:
+        at = code.op(f"getelementptr [{TILE_BYTES} x i8], ptr {place}, i64 {code.op(f'add nsw i64 {done}, {line}')}")
+        code.do(f"call void @llvm.prefetch.p0(ptr {at}, i32 0, i32 2, i32 1)")
 
 
 def _emit_configuration(code: Code, operands: Operands, target: Target) -> None:
@@ -99,7 +114,9 @@ def _emit_i8(code: Code, operands: Operands, target: Target) -> None:
 def _mean_bf16(arrays: tuple[NDArray[Any], ...], dims: tuple[int, ...], attrs: Mapping[str, Any]) -> None:
     """Within 32 of k the first and the second of each pair are summed apart, each step fused and rounded; then both are added to c.
     Denormals count as zero."""
-    c, a, b = matrices(PAIRS, arrays, dims, attrs)
+    c, a, b = matrices(PAIRS, arrays[:3], dims[:2], attrs)
+    if attrs.get("fresh"):
+        c[...] = 0
     a, b = _flushed(a.astype(np.float64)), _flushed(b.astype(np.float64))
     for start in range(0, a.shape[1], TILE_ROWS):
         halves = np.zeros((2, *c.shape), np.float32)
