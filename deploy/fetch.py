@@ -19,7 +19,7 @@ def local_folder(source: str) -> Path:
         from huggingface_hub import snapshot_download
     except ImportError:
         raise LoadError(
-            "source_not_found",
+            "invalid_source",
             f"{source!r} is no path here, and to download it from the hub the extra is missing: pip install 'relaxserve[hub]'",
         ) from None
     try:
@@ -35,5 +35,5 @@ def gguf_or_folder(path: Path) -> Path:
     found = sorted(path.glob("*.gguf"))
     if len(found) > 1:
         names = ", ".join(file.name for file in found)
-        raise LoadError("invalid_model", f"{path} has several models: {names}; name one of the files")
+        raise LoadError("load_refused", f"{path} has several models: {names}; name one of the files")
     return found[0] if found else path

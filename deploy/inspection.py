@@ -94,7 +94,7 @@ def _compiled(load: Load, progress: Progress) -> tuple[ModelFiles, Kind, Compile
     try:
         return files, kind, compile_model(kind.module(), executable_cache(), progress)
     except ModelError as error:
-        raise LoadError("invalid_model", str(error)) from error
+        raise LoadError("load_refused", str(error)) from error
 
 
 # --- what would make it fit --------------------------------------------------------------------------------------------

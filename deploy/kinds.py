@@ -147,9 +147,7 @@ class Embedder(_Decoder):
     def module(self) -> IRModule:
         pooling = self.files.config.embedding.pooling
         if pooling is not Pooling.LAST:
-            raise LoadError(
-                "unsupported_model", f"{self.files.path} pools by {pooling}; of a decoder, the last token is what has seen the text"
-            )
+            raise LoadError("load_refused", f"{self.files.path} pools by {pooling}; of a decoder, the last token is what has seen the text")
         return self._module(HIDDEN)
 
     def pages(self) -> Pages:

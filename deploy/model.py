@@ -69,6 +69,7 @@ def load_model(load: Load, progress: Progress) -> LoadedModel:
     progress("fetch", 0.0)
     files = open_model(load.source)
     progress("verify", 0.0)
+    tokenizer = load_tokenizer(load.source)
     kind = kind_of(files, load)
     try:
         compiled = compile_model(kind.module(), executable_cache(), progress)
@@ -79,13 +80,12 @@ def load_model(load: Load, progress: Progress) -> LoadedModel:
         kept = weights_cache(compiled.key, files.weights.digest())
         bind_weights(session, compiled.executable, kind.entry, files.weights, kind.unused, kept, partial(progress, "pack"))
     except ModelError as error:
-        raise LoadError("invalid_model", str(error)) from error
+        raise LoadError("load_refused", str(error)) from error
     served = kind.serve(session, plan, account)
     progress("warm-up", 0.0)
     if not served.answers():
-        raise LoadError("invalid_model", f"what {load.source} computes is not finite; are its weights damaged? Download them again")
+        raise LoadError("load_refused", f"what {load.source} computes is not finite; are its weights damaged? Download them again")
     progress("warm-up", 1.0)
-    tokenizer = load_tokenizer(load.source)
     embedding = files.config.embedding
     ready = Ready(
         signature=compiled.key,

@@ -40,7 +40,7 @@ def open_model(source: str) -> ModelFiles:
         is_embedder = not config.is_causal or (path / "modules.json").is_file()
         return ModelFiles(path, config, open_safetensors(path), is_embedder)
     except ModelError as error:
-        raise LoadError("invalid_model", str(error)) from error
+        raise LoadError("load_refused", str(error)) from error
 
 
 def _config_of(folder: Path) -> ModelConfig:

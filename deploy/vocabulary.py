@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from deploy.fetch import gguf_or_folder, local_folder
 from server.handle import LoadError
-from server.text.tokenizer import Tokenizer
+from server.text.tokenizer import ModelFilesError, Tokenizer
 
 
 def load_tokenizer(source: str) -> Tokenizer:
     path = gguf_or_folder(local_folder(source))
-    if not path.is_file():
-        return Tokenizer.from_dir(path)
+    try:
+        return _of_file(path) if path.is_file() else Tokenizer.from_dir(path)
+    except ModelFilesError as error:
+        raise LoadError("load_refused", f"{path.name}: {error}") from error
+
+
+def _of_file(path: Path) -> Tokenizer:
     from compiler.frontend.errors import ModelError
     from compiler.frontend.gguf_model import GgufModel
 
     try:
         return Tokenizer(GgufModel(path).hub_files())
     except ModelError as error:
-        raise LoadError("invalid_model", str(error)) from error
+        raise LoadError("load_refused", str(error)) from error

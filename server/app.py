@@ -113,10 +113,15 @@ def _path(location: tuple[str | int, ...]) -> str:
 async def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     kind = OF_STATUS.get(error.status_code, BAD_REQUEST)
-    message = f"{request.method} {request.url.path}: {error.detail}"
-    if kind is NOT_FOUND_PATH and (near := _near(request)):
-        message += f"; is {near} meant?"
-    return error_response(ApiError(kind, message, headers=dict(error.headers or {})))
+    path, headers = request.url.path, dict(error.headers or {})
+    if kind is NOT_FOUND_PATH:
+        near = _near(request)
+        message = f"there is nothing at {path:.200}; {f'is {near} meant?' if near else 'see /docs'}"
+    elif kind is METHOD_NOT_ALLOWED:
+        message = f"{path:.200} does not take {request.method}; expected {headers.get('allow') or headers.get('Allow')}"
+    else:
+        message = f"{request.method} {path:.200}: {error.detail}"
+    return error_response(ApiError(kind, message, headers=headers))
 
 
 def _near(request: Request) -> str | None:

@@ -184,6 +184,13 @@ CACHE_UNAVAILABLE = ErrorKind(
     "This server keeps no cache of compiled models.",
     "Start it with a cache directory.",
 )
+FETCH_FAILED = ErrorKind(
+    "fetch_failed",
+    502,
+    SERVER,
+    "The hub did not deliver the model.",
+    "Read the message: the name, the rights, or the network.",
+)
 MODEL_NOT_READY = ErrorKind(
     "model_not_ready",
     503,

@@ -39,6 +39,10 @@ class Operation:
         self._stage_began = time.monotonic()
         self._changed = asyncio.Event()
 
+    @property
+    def outcome(self) -> str:
+        return f"was {self.state}" if self.state is OperationState.CANCELLED else str(self.state)
+
     def report(self, progress: Progress) -> None:
         if progress.stage != self.stage:
             self._close_stage()

@@ -158,7 +158,8 @@ class Registry:
         elif not _same_load(model.spec, spec):
             raise ApiError(
                 MODEL_EXISTS,
-                f"model {spec.name!r} is {model.state} from {model.spec.source!r} with other settings",
+                f"model {spec.name!r} is {model.state} from {model.spec.source!r} with other settings; unload it, or load under "
+                "another name",
                 param="name",
             )
         else:
@@ -175,7 +176,7 @@ class Registry:
 
     async def cancel(self, operation: Operation) -> None:
         if operation.task is None or operation.task.done():
-            raise ApiError(OPERATION_ENDED, f"operation {operation.id!r} has {operation.state}")
+            raise ApiError(OPERATION_ENDED, f"operation {operation.id!r} has ended: it {operation.outcome}")
         operation.task.cancel()
         await operation.wait()
 

@@ -31,11 +31,14 @@ Name = Annotated[str, Field(pattern=NAME)]
 Bytes = Annotated[int, Field(ge=1, lt=2**63)]
 
 
+WeightForm = Literal["f32", "bf16", "int8", "int8-32", "int8-64", "int8-128", "int4", "int4-32", "int4-64", "int4-128"]
+
+
 class LoadBody(Options):
     name: Name | None = None
     source: Annotated[str, Field(min_length=1, max_length=1024)]
-    quantize: str | None = None
-    dtype: str | None = None
+    quantize: WeightForm | None = None
+    dtype: WeightForm | None = None
     max_context: int | None = Field(default=None, ge=16, lt=2**31)
     max_batch: int | None = Field(default=None, ge=1, le=4096)
     kv_cache_bytes: Bytes | None = None

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
-from server.errors import TABLE, as_markdown
+from server.errors import BY_CODE, TABLE, as_markdown
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_the_page_is_the_table():
-    page = Path(__file__).parents[2] / "docs" / "errors.md"
+    page = ROOT / "docs" / "errors.md"
     assert page.read_text() == as_markdown(), "run: python -m server.errors > docs/errors.md"
 
 
@@ -17,3 +20,12 @@ def test_codes_are_unique():
 def test_clients_are_not_told_to_repeat_what_cannot_succeed():
     retried = {kind.status for kind in TABLE if kind.retry}
     assert retried <= {408, 429, 503}
+
+
+def test_what_ends_a_load_or_a_request_is_in_the_table():
+    """A code that is not would be told as a failure of ours."""
+    files = [file for part in ("server", "deploy") for file in (ROOT / part).rglob("*.py")]
+    calls = [node for file in files for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)]
+    raised = [call for call in calls if isinstance(call.func, ast.Name) and call.func.id in ("LoadError", "LoadFailed", "RequestError")]
+    codes = {call.args[0].value for call in raised if isinstance(call.args[0], ast.Constant)}
+    assert len(codes) > 5 and codes <= BY_CODE.keys()

@@ -155,7 +155,7 @@ def test_errors_of_the_framework_have_the_envelope(server):
     missing, method = client.get("/nowhere"), client.get("/v1/chat/completions")
     assert missing.status_code == 404 and missing.json()["error"]["code"] == "path_not_found"
     assert method.status_code == 405 and method.json()["error"]["code"] == "method_not_allowed"
-    assert method.headers["allow"] == "POST"
+    assert method.headers["allow"] == "POST" and "expected POST" in method.json()["error"]["message"]
     for response in (missing, method):
         assert response.headers["x-request-id"] and int(response.headers["openai-processing-ms"]) >= 0
 

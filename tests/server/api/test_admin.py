@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import threading
 import time
+from typing import get_args
 
 import msgspec
 import pytest
 
+from compiler.frontend.errors import ConfigError
+from compiler.frontend.nn import WeightFormat
+from server.api.admin import WeightForm
 from server.handle import LoadError
 from server.model import Footprint
 from server.null import NullScript
@@ -262,7 +266,8 @@ def test_hub_ids_are_taken_when_allowed(serve):
         ({"source": "a", "name": "sp ace"}, "name"),
         ({"source": "a", "kv_cache_bytes": -1}, "kv_cache_bytes"),
         ({"source": "a", "max_batch": 0}, "max_batch"),
-        ({"source": "a", "dtype": "f32", "quantize": "q4"}, "dtype"),
+        ({"source": "a", "dtype": "f32", "quantize": "int4"}, "dtype"),
+        ({"source": "a", "quantize": "q4"}, "quantize"),
         ({"source": "a", "tool_parser": "x"}, "tool_parser"),
         ({"source": "a", "aliases": ["a"]}, "aliases"),
         ({}, "source"),
@@ -271,6 +276,20 @@ def test_hub_ids_are_taken_when_allowed(serve):
 def test_fields_of_a_load(serve, folder, body, param):
     response = serve(initial=()).http().post("/admin/models", json=body)
     assert response.status_code in (400, 409) and response.json()["error"]["param"] == param
+
+
+def test_the_forms_of_weights_are_the_compiler_s():
+    for form in get_args(WeightForm):
+        WeightFormat.parse(form)
+    for kind in ("int8", "int4"):
+        assert {f"{kind}-{group}" for group in range(1, 257) if _parses(f"{kind}-{group}")} <= set(get_args(WeightForm))
+
+
+def _parses(form: str) -> bool:
+    try:
+        return bool(WeightFormat.parse(form))
+    except ConfigError:
+        return False
 
 
 def test_the_set_of_models_survives_a_restart(serve, folder):
