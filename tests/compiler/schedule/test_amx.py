@@ -79,3 +79,19 @@ def test_rows_have_the_same_bits_in_any_batch(
         session.close()
     multiplied = (matrix_unit.counts - before)[-1]
     assert matrix_unit.library is None or (multiplied > 0) == (program != "int4")
+
+
+DEEP = 'func main(x: bf16[m, 1024], w: bf16[512, 1024]) -> object { y = linear(x, w, out_dtype="f32") return y }'
+
+
+def test_operands_are_loaded_once_per_product(amx: Target, matrix_unit: Any, compiled: Callable[[str, Target], Executable]) -> None:
+    """Tiles of 2 x 2: two loads of rows and two of columns for four products, and the accumulators once per 256 of depth."""
+    if matrix_unit.library is None:
+        pytest.skip("the unit does not count")
+    session, before = Session(compiled(DEEP, amx), device_threads=1), matrix_unit.counts
+    session.call("main", *(np.ones(s, DType.BF16.numpy) for s in ((64, 1024), (512, 1024))))
+    session.close()
+    _, loads, stores, products = (int(n) for n in matrix_unit.counts - before)
+    assert products == 4 * 32 * 32  # tiles of 16 rows, 16 columns and 32 of depth
+    assert loads <= 1.1 * products
+    assert stores == products // 8

@@ -129,3 +129,27 @@ def test_the_unit_is_told_the_height_once_for_all_tiles_of_it() -> None:
     heights = 6  # 32, 16, 8, 4, 2, 1
     assert assembly.count("ldtilecfg") == heights
     assert assembly.count("tdpbf16ps") > heights
+
+
+WIDE = 'func main(x: bf16[m, 576], w: bf16[560, 576]) -> object { y = linear(x, w, out_dtype="f32") return y }'
+
+
+def test_each_part_of_a_panel_asks_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For as many lines as it has, which the tiles of a block of rows share: else each part would be waited for."""
+    parts: list[tuple[int, int]] = []  # where one lies, how many lines of 64 bytes it has
+    asked: list[tuple[int, set[int]]] = []
+
+    def record(arrays: tuple[Any, ...], dims: tuple[int, ...], attrs: Any) -> None:
+        part, later = (a.ctypes.data for a in arrays[2:])
+        depth, _, first, lines = dims
+        if parts[-1:] != [(part, depth)]:
+            parts.append((part, depth))
+            asked.append((later, set()))
+        asked[-1][1].update(range(first, first + lines * depth // 32))
+
+    monkeypatch.setattr("compiler.interpret.loops.TILES", {"amx_bf16": record, "amx_configure": lambda *_: None})
+    scheduled = pipeline(get("amx")).until("schedule_kernels")(parse(WIDE))
+    Interpreter(scheduled).call("main", bf16(96, 576), bf16(560, 576))
+    assert len(parts) == 18 * 3  # panels of 32 columns, parts of 256, 256 and 64; two panels together
+    assert [later for later, _ in asked[:-1]] == [part for part, _ in parts[1:]]
+    assert all(lines >= set(range(depth)) for (_, depth), (_, lines) in zip(parts, asked, strict=True))
