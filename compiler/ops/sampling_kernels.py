@@ -52,7 +52,7 @@ class _Kernels(Truncations):
             for turn in (n - g + {GROUPS - 1}) // {GROUPS} {{
               let i = dim(g + {GROUPS} * turn) {{
                 let source = rows[i] {{
-                  {with_locals(body, "best: f32[1]", "first: i64[1]", "bad: i64[1]", "total: i64[1]", *lanes)}
+                  {with_locals(body, "best: f32[1]", "first: i64[1]", "bad: i64[1]", "total: i64[1]", "stale: bool[1]", *lanes)}
                 }}
               }}
             }}

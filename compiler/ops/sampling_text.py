@@ -70,11 +70,6 @@ def more(a: str, b: str) -> str:
     return f"select({a} < {b}, {b}, {a})"
 
 
-def weighed_id(distance: Index | None, use: Callable[[str], str]) -> str:
-    """`use` of what the token `id` weighs: 1 where no distance is given."""
-    return use("1") if distance is None else weighed(distance("id"), use)
-
-
 def weighed(distance: str, use: Callable[[str], str], lane: str = "0") -> str:
     """`use` of the weight of a distance: `runtime.sampling.weigh`, step by step."""
     power, rounded = f"power[{lane}]", f"rounded[{lane}]"
@@ -204,24 +199,37 @@ class RowText:
           else {{ {self.measured_from(self.raw, sharpness)} }}"""
 
     def measured_from(self, at: Index, sharpness: str) -> str:
-        return self.each_block(lambda at: self.renewed(f"(best[0] - {at(HERE)}) * {sharpness}"), at)
+        return "stale[0] = true\n" + self.each_block(lambda at: self.renewed(f"(best[0] - {at(HERE)}) * {sharpness}"), at)
 
-    def renewed(self, value: str) -> str:
-        """Other distances in block `b`, and its low."""
-        each = f"{self.own(HERE)} = {value}  least[l] = {less('least[l]', self.own(HERE))}"
+    def renewed(self, value: str, beside: str = "") -> str:
+        """Other distances in block `b`, and its low; `beside` is done with each of them."""
+        each = f"{self.own(HERE)} = {value}  least[l] = {less('least[l]', self.own(HERE))}  {beside}"
         return f"{each_lane('least[l] = inf')}\n{each_vector(each)}\n{folded('least', less)}\nlow[g, b] = least[0]"
 
     def summed(self) -> str:
-        """The weight of each block, and of all."""
-        each = weighed(self.own(HERE), lambda weight: f"lanes[l] = lanes[l] + {weight}", "l")
+        """The weight of each block, and of all, where they are not known already."""
+        return f"when stale[0] {{ {self.sums(each_vector(self.weight))} }}"
+
+    def sums(self, body: str) -> str:
+        """`body` adds the weights of block `b` to `lanes`."""
         block = f"""
           {each_lane("lanes[l] = 0")}
-          {each_vector(each)}
+          {body}
           {folded("lanes", plus)}
           sum[g, b] = lanes[0]  total[0] = total[0] + lanes[0]"""
-        return f"total[0] = 0\nfor b in {self.blocks} {{ sum[g, b] = 0 }}\n{self.live(block)}"
+        return f"total[0] = 0  stale[0] = false\nfor b in {self.blocks} {{ sum[g, b] = 0 }}\n{self.live(block)}"
 
-    def kept(self, condition: Index, skipped: str = "false") -> str:
-        """Only what the condition keeps, of each index; a block that is `skipped` goes unread."""
-        kept = self.renewed(f"select({condition(HERE)}, {self.own(HERE)}, inf)")
-        return self.live(f"when {skipped} {{ low[g, b] = inf }} else {{ {kept} }}")
+    @property
+    def weight(self) -> str:
+        return weighed(self.own(HERE), lambda weight: f"lanes[l] = lanes[l] + {weight}", "l")
+
+    def kept(self, condition: Index) -> str:
+        """Only what the condition keeps, of each index."""
+        return f"stale[0] = true\n{self.live(self.renewed(self.own_if(condition)))}"
+
+    def kept_and_summed(self, condition: Index, skipped: str) -> str:
+        """The same, weighed while it is at hand; a block that is `skipped` goes unread."""
+        return self.sums(f"when {skipped} {{ low[g, b] = inf }} else {{ {self.renewed(self.own_if(condition), self.weight)} }}")
+
+    def own_if(self, condition: Index) -> str:
+        return f"select({condition(HERE)}, {self.own(HERE)}, inf)"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from compiler.codegen.intrinsics import amx, dot, integer, prefetch
+from compiler.codegen.intrinsics import amx, append, dot, integer, prefetch
 from compiler.codegen.intrinsics.registry import Intrinsic
 from compiler.interpret.tiles import TILES
 from compiler.ir.op import Registry
@@ -13,6 +13,7 @@ INTRINSICS.add("amx_bf16", amx.AMX_BF16)
 INTRINSICS.add("amx_i8", amx.AMX_I8)
 INTRINSICS.add("amx_configure", amx.AMX_CONFIGURE)
 INTRINSICS.add("dot_panel", integer.DOT_PANEL)
+INTRINSICS.add("append", append.APPEND)
 INTRINSICS.add("prefetch", prefetch.PREFETCH)
 
 for name in INTRINSICS:
