@@ -81,6 +81,16 @@ def test_rows_have_the_same_bits_in_any_batch(
     assert matrix_unit.library is None or (multiplied > 0) == (program != "int4")
 
 
+def test_a_number_of_rows_that_is_known_when_compiling(amx: Target, compiled: Callable[[str, Target], Executable]) -> None:
+    args = arguments("bf16", 70)
+    found: list[np.ndarray] = []
+    for text in (PLAIN.replace("[m,", "[70,"), PLAIN):
+        session = Session(compiled(text, amx), device_threads=1)
+        found.append(session.call("main", *args))
+        session.close()
+    np.testing.assert_array_equal(found[0], found[1])
+
+
 DEEP = 'func main(x: bf16[m, 1024], w: bf16[512, 1024]) -> object { y = linear(x, w, out_dtype="f32") return y }'
 
 
