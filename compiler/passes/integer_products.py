@@ -28,6 +28,7 @@ LONGEST: Final = 1 << 16  # a group whose sum i32 holds for certain
 @dataclass(frozen=True, slots=True)
 class IntegerProducts:
     columns: int  # of one panel
+    bits: tuple[int, ...] = (8, 4)  # of the weights that are multiplied so
 
     def __call__(self, module: IRModule) -> IRModule:
         values = {b.var: b.value for f in module.graph_functions.values() for b in f.body.bindings}
@@ -36,7 +37,7 @@ class IntegerProducts:
             if not isinstance(value, Call) or value.op.name != "linear":
                 return None
             weight = _quantised(value, values)
-            return None if weight is None else self._integer(builder, value, weight)
+            return None if weight is None or weight.bits not in self.bits else self._integer(builder, value, weight)
 
         return rewrite_module(module, replace)
 

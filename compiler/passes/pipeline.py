@@ -34,7 +34,7 @@ def pipeline(target: Target, instruments: tuple[Instrument, ...] = (), dispatch:
     return Pipeline(
         (
             *([DispatchLibrary(dispatch)] if dispatch else []),
-            *([IntegerProducts(integers[0].shape.columns)] if integers else []),
+            *([IntegerProducts(integers[-1].shape.columns, integers[-1].bits)] if integers else []),
             *([round_operands] if pairs else []),
             # from operators to loop nests
             legalize,

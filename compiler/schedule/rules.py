@@ -50,7 +50,7 @@ def integer_tiles(target: Target) -> tuple[IntegerTile, ...]:
     shape = TileShape(rows=4, vectors=2, lanes=WIDTH) if target.vector_bits >= 512 else TileShape(rows=2, vectors=1, lanes=WIDTH)
     tiles = (IntegerTile("dot_panel", shape, bits=bits),)
     if AMX_I8.runs_on(target):
-        return (IntegerTile("amx_i8", replace(shape, rows=16), bits=(8,), depth=64, configure="amx_configure"), *tiles)
+        return (IntegerTile("amx_i8", replace(shape, rows=16), bits=(8,), depth=64, block=512, configure="amx_configure"), *tiles)
     return tiles
 
 

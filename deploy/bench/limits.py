@@ -150,7 +150,7 @@ def multiplying(held: str, target: Target) -> tuple[str, int, float, tuple[Any, 
     tile = next((t for t in integer_tiles(target) if format.bits in t.bits and format.group % t.depth == 0), None)
     if tile is not None:
         both_planes = replace(tile.shape, rows=2 * tile.shape.rows)
-        return _tiles(tile, both_planes, DType.I8, DType.U8, DType.I32, ", bits=8")
+        return _tiles(tile, both_planes, DType.I8, DType.U8, DType.I32, f", bits={max(tile.bits)}")
     steps, lanes = 20_000, target.lanes(4)
     return _PEAK.format(sums=_SUMS, lanes=lanes), steps, 2.0 * 64 * steps * _SUMS * lanes, (np.full(lanes, 0.5, np.float32),)
 

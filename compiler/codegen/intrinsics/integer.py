@@ -28,22 +28,33 @@ UNROLLED = 4  # loads of each register of b between two tests for the end
 FEW = 4  # accumulators: so few wait for their own additions, so each half of the bytes gets its own
 
 
-def _step(target: Target) -> Step | None:
-    if target.has("avx512vnni") and target.vector_bits >= 512:
-        return avx512.SIGNED_BY_UNSIGNED
-    if target.has("avxvnni"):
-        return avx2.SIGNED_BY_UNSIGNED
-    if target.has("i8mm"):
-        return neon.SIGNED_BY_UNSIGNED
-    return None
+def _step(target: Target, bits: int) -> Step | None:
+    """What multiplies by numbers of so many bits."""
+    wide = target.vector_bits >= 512
+    if target.has("avx512vnni") and wide:
+        step = avx512.SIGNED_BY_UNSIGNED
+    elif target.has("avxvnni"):
+        step = avx2.SIGNED_BY_UNSIGNED
+    elif target.has("i8mm"):
+        step = neon.SIGNED_BY_UNSIGNED
+    elif target.has("avx2"):
+        step = avx512.SIGNED_BY_SMALL if wide else avx2.SIGNED_BY_SMALL
+    else:
+        return None
+    return step if bits <= step.bits else None
+
+
+def panel_bits(target: Target) -> tuple[int, ...]:
+    """Of the weights that the target multiplies several at a time."""
+    return tuple(bits for bits in (8, 4) if _step(target, bits) is not None)
 
 
 def _runs_on(target: Target) -> bool:
-    return _step(target) is not None
+    return bool(panel_bits(target))
 
 
 def _emit(code: Code, operands: Operands, target: Target) -> None:
-    step = _step(target)
+    step = _step(target, int(operands.attrs["bits"]))
     assert step is not None
     _Panel(code, operands, step).run()
 
@@ -58,7 +69,7 @@ class _Panel:
         self.vector = vec("i32", step.lanes)
         self.vectors = range(self.columns // step.lanes)
         self.halves = 8 // self.bits
-        self.apart = self.halves == 2 and self.rows * len(self.vectors) <= FEW
+        self.apart = self.halves == 2 and self.rows * len(self.vectors) <= FEW and step.bits == 8
 
     def run(self) -> None:
         code, step = self.code, self.step

@@ -18,3 +18,4 @@ class Step:
     left: Callable[[Code, str], Parts]
     right: Callable[[Code, str], Parts]
     add: Callable[[Code, str, Parts, Parts], str]
+    bits: int = 8  # of the bytes of `right`, where they are bytes: larger ones would not add up exactly

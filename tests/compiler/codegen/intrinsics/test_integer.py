@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler.codegen.intrinsics.integer import DOT_PANEL
+from compiler.codegen.intrinsics.integer import DOT_PANEL, panel_bits
 from compiler.codegen.link import link
 from compiler.codegen.llvm import emit_kernel
 from compiler.ir.dims import Dim, DimVar
@@ -53,11 +53,18 @@ def test_inner_loop_is_made_of_the_targets_instruction(target: Target, instructi
     assert "alloca" not in code.optimised()
 
 
-@pytest.mark.parametrize("bits", [8, 4])
-def test_tile_has_its_meaning(run_native: Any, bits: int) -> None:
-    target = TARGETS[0]
-    if not target.can_run_here:
-        pytest.skip("this machine has no VNNI")
+@pytest.mark.parametrize(("name", "instruction"), [("x86-64-v3", r"vpmaddubsw\s.*%ymm"), ("avx512", r"vpmaddubsw\s.*%zmm")])
+def test_where_bytes_saturate_four_bits_are_multiplied(name: str, instruction: str) -> None:
+    target = NAMED[name]
+    assert panel_bits(target) == (4,)
+    code = link([emit_kernel("k", tiled(4, target.lanes(4)), target)], target)
+    assert len(re.findall(instruction, code.assembly())) >= ROWS * COLUMNS // target.lanes(4)
+
+
+@pytest.mark.parametrize(
+    ("target", "bits"), [(t, bits) for t in (*NAMED.values(), AVX_VNNI) if t.can_run_here for bits in panel_bits(t)], ids=str
+)
+def test_tile_has_its_meaning(run_native: Any, target: Target, bits: int) -> None:
     rng = np.random.default_rng(bits)
     a, b = rng.integers(-128, 128, (ROWS, K)).astype(np.int8), rng.integers(0, 256, (K * bits // 32, 4 * COLUMNS)).astype(np.uint8)
     a[0], b[:, :8] = -128, 255
@@ -68,7 +75,7 @@ def test_tile_has_its_meaning(run_native: Any, bits: int) -> None:
     np.testing.assert_array_equal(c, wanted)
 
 
-@pytest.mark.parametrize("target", [t for t in NAMED.values() if not DOT_PANEL.runs_on(t)])
+@pytest.mark.parametrize("target", [t for t in NAMED.values() if 8 not in panel_bits(t)])
 def test_machines_without_such_instructions_are_not_asked(target: Target) -> None:
     text = "func main(x: f32[n, 64], q: i8[32, 64], s: f32[32, 1]) -> object { w = dequantize(q, s) y = linear(x, w) return y }"
     kernels = pipeline(target).until("schedule_kernels")(parse(text)).prim_functions.values()
