@@ -13,6 +13,7 @@ from contextlib import closing
 from typing import Any
 from urllib.parse import quote, urlsplit
 
+from deploy.settings import KEY_VARIABLE
 from server.settings import is_loopback
 
 
@@ -103,5 +104,7 @@ def _parsed(body: bytes) -> dict[str, Any]:
 def _fault(answer: Mapping[str, Any], status: int | None = None) -> ServerFault:
     error = answer.get("error", {})
     message = error.get("message") or f"the server answered with status {status}"
+    if error.get("code") in ("invalid_api_key", "admin_key_required"):
+        message += f"; give one by {KEY_VARIABLE} or --key"
     details = ", ".join(f"{name} {value}" for name, value in error.items() if name not in ("message", "type", "param", "code"))
     return ServerFault(f"{message} ({details})" if details else message, error.get("code") or "")

@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from server.handle import LoadError
 
-# What a served model needs; no pickles, no duplicates in other formats or under other names.
-PATTERNS = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
-DUPLICATES = ["consolidated*", "original/*", "onnx/*", "openvino/*", "coreml/*"]
+
+def unwatched(fraction: float) -> None:
+    """For those who do not show it."""
 
 
-def local_folder(source: str) -> Path:
+def local_folder(source: str, report: Callable[[float], None] = unwatched) -> Path:
+    """`report` is told the fraction of a download that has come."""
     path = Path(source).expanduser()
     if path.exists():
         return path
     try:
-        from huggingface_hub import snapshot_download
+        from deploy.hub import download
     except ImportError:
         raise LoadError(
             "invalid_source",
             f"{source!r} is no path here, and to download it from the hub the extra is missing: pip install 'relaxserve[hub]'",
         ) from None
     try:
-        return Path(snapshot_download(source, allow_patterns=PATTERNS, ignore_patterns=DUPLICATES))
+        return download(source, report)
     except Exception as error:  # the hub's own tree of errors: network, rights, names
         raise LoadError("fetch_failed", f"{source!r} is no path here and the hub did not deliver it: {error}") from error
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 
 import msgspec
@@ -89,7 +90,7 @@ def plan_load(load: Load) -> Plan:
 
 def _compiled(load: Load, progress: Progress) -> tuple[ModelFiles, Kind, Compiled]:
     progress("fetch", 0.0)
-    files = open_model(load.source)
+    files = open_model(load.source, partial(progress, "fetch"))
     kind = kind_of(files, load)
     try:
         return files, kind, compile_model(kind.module(), executable_cache(), progress)

@@ -67,7 +67,7 @@ def load_model(load: Load, progress: Progress) -> LoadedModel:
     """What a worker does first. Every failure is a LoadError that says what to do."""
     started = time.perf_counter()
     progress("fetch", 0.0)
-    files = open_model(load.source)
+    files = open_model(load.source, partial(progress, "fetch"))
     progress("verify", 0.0)
     tokenizer = load_tokenizer(load.source)
     kind = kind_of(files, load)

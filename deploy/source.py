@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from compiler.frontend.gguf_model import GgufModel
 from compiler.frontend.unknown import remedy
 from compiler.frontend.weights import WeightSource, open_safetensors
 from compiler.ir.dtypes import DType
-from deploy.fetch import gguf_or_folder, local_folder
+from deploy.fetch import gguf_or_folder, local_folder, unwatched
 from server.handle import LoadError
 
 
@@ -29,9 +30,9 @@ class ModelFiles:
         return {name: DType.from_numpy(np.dtype(info.dtype)) for name, info in self.weights.tensors.items()}
 
 
-def open_model(source: str) -> ModelFiles:
-    """Reads configuration and headers, no weights."""
-    path = gguf_or_folder(local_folder(source))
+def open_model(source: str, report: Callable[[float], None] = unwatched) -> ModelFiles:
+    """Reads configuration and headers, no weights. `report` is told how far a download has come."""
+    path = gguf_or_folder(local_folder(source, report))
     try:
         if path.is_file():
             model = GgufModel(path)

@@ -20,6 +20,7 @@ ANSWERS: dict[str, tuple[int, bytes]] = {
     "/broken": (200, b'data: {"ok": 1}\n\ndata: {"error": {"message": "the worker died", "code": "generation_failed"}}\n\n'),
     "/operation": (200, b'data: {"object": "operation", "error": {"message": "in the load"}}\n\n'),
     "/full": (507, b'{"error": {"message": "too large", "type": "server_error", "code": "insufficient_memory", "required_bytes": 5}}'),
+    "/closed": (403, b'{"error": {"message": "/closed needs an admin key", "code": "admin_key_required"}}'),
     "/odd": (502, b"<html>a proxy</html>"),
 }
 
@@ -73,6 +74,11 @@ def test_an_operation_that_failed_is_no_broken_stream(client: Client) -> None:
 def test_an_error_tells_its_figures(client: Client) -> None:
     with pytest.raises(ServerFault, match=r"too large \(required_bytes 5\)"):
         client.get("/full")
+
+
+def test_a_missing_key_says_where_to_put_it(client: Client) -> None:
+    with pytest.raises(ServerFault, match="needs an admin key; give one by RELAXSERVE_KEY or --key"):
+        client.get("/closed")
 
 
 def test_an_answer_of_somebody_else_has_a_status(client: Client) -> None:

@@ -2,53 +2,106 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from fnmatch import fnmatchcase
+import threading
+from collections.abc import Iterator
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
+from deploy import hub
 from deploy.fetch import local_folder
 from server.handle import LoadError
 
+COMMIT = "a" * 40
+FILES = {
+    "config.json": b"{}",
+    "1_Pooling/config.json": b"{}",
+    "model-00001-of-00002.safetensors": bytes(25_000_000),
+    "chat_template.jinja": b"x",
+    "pytorch_model.bin": b"x",
+    "consolidated.safetensors": b"x",
+    "original/params.json": b"{}",
+    "onnx/model.onnx": b"x",
+    "model.gguf": b"x",
+}
+SERVED = {"config.json", "1_Pooling/config.json", "model-00001-of-00002.safetensors", "chat_template.jinja"}
 
-def hub(monkeypatch: pytest.MonkeyPatch, download: Any) -> None:
-    module = ModuleType("huggingface_hub")
-    module.snapshot_download = download  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "huggingface_hub", module)
+
+class Hub(BaseHTTPRequestHandler):
+    """As much of the hub's API as a download asks for."""
+
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, format: str, *args: object) -> None: ...
+
+    def do_HEAD(self) -> None:
+        self._answer()
+
+    def do_GET(self) -> None:
+        self._answer()
+
+    def _answer(self) -> None:
+        path = self.path.partition("?")[0]
+        name = path.partition(f"/resolve/{COMMIT}/")[2]
+        if name in FILES:
+            body = FILES[name]
+        elif path.startswith("/api/models/org/name/tree/"):
+            body = json.dumps([{"type": "file", "path": name, "size": len(data), "oid": "0"} for name, data in FILES.items()]).encode()
+        elif path.startswith("/api/models/org/name"):
+            body = json.dumps({"id": "org/name", "sha": COMMIT, "siblings": [{"rfilename": name} for name in FILES]}).encode()
+        else:
+            body = b"{}"
+        self.send_response(200 if body != b"{}" or name else 404)
+        self.send_header("x-repo-commit", COMMIT)
+        self.send_header("etag", f'"{name or path}"')
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+
+@pytest.fixture
+def endpoint(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        monkeypatch.setattr(hub, "snapshot_download", partial(hub.snapshot_download, endpoint=url, cache_dir=tmp_path / "hub", token=False))
+        yield url
+        server.shutdown()
 
 
 def test_a_path_needs_no_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    monkeypatch.setitem(sys.modules, "deploy.hub", None)
     assert local_folder(str(tmp_path)) == tmp_path
     with pytest.raises(LoadError, match=r"'org/name' is no path here, .* pip install 'relaxserve\[hub\]'"):
         local_folder("org/name")
 
 
-def test_what_is_downloaded_is_what_is_served(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    asked: dict[str, list[str]] = {}
+def test_what_is_downloaded_is_what_is_served_and_is_watched(endpoint: str) -> None:
+    told: list[float] = []
+    folder = local_folder("org/name", told.append)
+    found = {str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()}
+    assert found == SERVED and (folder / "model-00001-of-00002.safetensors").stat().st_size == 25_000_000
+    assert len(told) >= 3 and told == sorted(set(told)) and told[-1] == 1.0  # a piece has 10 MiB
+    told.clear()
+    assert local_folder("org/name", told.append) == folder and not told, "nothing is missing"
 
-    def download(source: str, **patterns: list[str]) -> str:
-        asked.update(patterns)
-        return str(tmp_path / source)
 
-    hub(monkeypatch, download)
-    assert local_folder("org/name") == tmp_path / "org/name"
-
-    def wanted(file: str) -> bool:
-        allowed, ignored = (any(fnmatchcase(file, pattern) for pattern in asked[f"{kind}_patterns"]) for kind in ("allow", "ignore"))
-        return allowed and not ignored
-
-    assert all(map(wanted, ("config.json", "1_Pooling/config.json", "model-00001-of-00002.safetensors", "chat_template.jinja")))
-    assert not any(map(wanted, ("pytorch_model.bin", "consolidated.safetensors", "original/params.json", "onnx/model.onnx", "model.gguf")))
+def test_what_is_here_is_served_without_the_hub(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = local_folder("org/name")
+    monkeypatch.setattr(hub, "snapshot_download", partial(hub.snapshot_download, endpoint="http://127.0.0.1:1"))
+    assert local_folder("org/name") == folder
 
 
 def test_a_failed_download_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     def download(source: str, **_: Any) -> str:
         raise ConnectionError("no route to the hub")
 
-    hub(monkeypatch, download)
+    monkeypatch.setattr(hub, "snapshot_download", download)
     with pytest.raises(LoadError, match="did not deliver it: no route to the hub"):
         local_folder("org/name")
