@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Iterable
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterable
 from difflib import get_close_matches
 from enum import StrEnum
+from typing import NamedTuple
 
 from compiler.ir.errors import CompileError
 from compiler.ir.syntax import NAME, RESERVED
 
 MAX_NESTING = 100  # brackets, blocks and operators inside one another; keeps the recursive descent off the end of the stack
+MOST_AHEAD = 2  # tokens that a look ahead goes beyond the next one
 _MAX_INT = 2**64 - 1
 
 
@@ -40,8 +40,7 @@ class Kind(StrEnum):
     END = "end of text"
 
 
-@dataclass(frozen=True, slots=True)
-class Token:
+class Token(NamedTuple):
     kind: Kind
     text: str
     offset: int
@@ -63,7 +62,12 @@ _TOKEN = re.compile(
 )
 
 
+_BRACKETS = {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}
+_KINDS = {kind.value: kind for kind in Kind}
+
+
 def tokenize(source: str) -> list[Token]:
+    """Behind the last one stand ends of the text, as many as a look ahead reaches."""
     tokens: list[Token] = []
     at = 0
     while at < len(source):
@@ -71,15 +75,30 @@ def tokenize(source: str) -> list[Token]:
         if match is None:
             what = "a string that does not end on its line" if source[at] == '"' else f"unexpected character {source[at]!r}"
             raise ParseError(what, source, at)
-        if match.lastgroup != "space":
-            token = Token(Kind(str(match.lastgroup)), match.group(), at)
+        kind = _KINDS.get(str(match.lastgroup))
+        if kind is not None:
+            token = Token(kind, match.group(), at)
             # Checked here, so that no number of the text can be more than the machine (or Python's own parser) takes.
-            if token.kind is Kind.INT and (len(token.text) > 20 or int(token.text) > _MAX_INT):
+            if kind is Kind.INT and (len(token.text) > 20 or int(token.text) > _MAX_INT):
                 raise ParseError(f"{token.text[:24]} is more than 64 bits hold", source, at)
             tokens.append(token)
         at = match.end()
-    tokens.append(Token(Kind.END, "", len(source)))
-    return tokens
+    return [*tokens, *[Token(Kind.END, "", len(source))] * (1 + MOST_AHEAD)]
+
+
+class _Nesting:
+    """How many levels more the text may go down."""
+
+    def __init__(self, cursor: Cursor) -> None:
+        self.cursor = cursor
+
+    def __enter__(self) -> None:
+        if self.cursor.nesting_left == 0:
+            raise self.cursor.too_deep(self.cursor.peek())
+        self.cursor.nesting_left -= 1
+
+    def __exit__(self, *_: object) -> None:
+        self.cursor.nesting_left += 1
 
 
 class Cursor:
@@ -88,21 +107,22 @@ class Cursor:
         self.tokens = tokenize(source)
         self.at_token = 0
         self.nesting_left = MAX_NESTING
+        self.nested = _Nesting(self)
 
     def peek(self, ahead: int = 0) -> Token:
-        return self.tokens[min(self.at_token + ahead, len(self.tokens) - 1)]
+        return self.tokens[self.at_token + ahead]
 
     def take(self) -> Token:
-        token = self.peek()
-        self.at_token = min(self.at_token + 1, len(self.tokens) - 1)
+        token = self.tokens[self.at_token]
+        self.at_token += token.kind is not Kind.END
         return token
 
     def at(self, *texts: str, ahead: int = 0) -> bool:
-        token = self.peek(ahead)
-        return token.text in texts and token.kind in (Kind.NAME, Kind.MARK)
+        """A word or a mark: no other token has such a text, strings have their quotes."""
+        return self.tokens[self.at_token + ahead].text in texts
 
     def at_kind(self, *kinds: Kind, ahead: int = 0) -> bool:
-        return self.peek(ahead).kind in kinds
+        return self.tokens[self.at_token + ahead].kind in kinds
 
     def accept(self, text: str) -> bool:
         if self.at(text):
@@ -139,22 +159,16 @@ class Cursor:
         hint = f"near: {', '.join(near)}" if near else f"known: {', '.join(names[:20]) or 'none'}"
         return self.error(f"unknown {noun} {token.text}; {hint}", token)
 
-    @contextmanager
-    def nested(self) -> Generator[None]:
-        if self.nesting_left == 0:
-            raise self.too_deep(self.peek())
-        self.nesting_left -= 1
-        yield
-        self.nesting_left += 1
-
     def too_deep(self, at: Token) -> ParseError:
         return self.error(f"nested more than {MAX_NESTING} deep; give parts of it names of their own", at)
 
     def skip_to(self, *texts: str) -> None:
         """Forward to the first of these marks or words that stands outside all brackets."""
         depth = 0
-        while not self.at_kind(Kind.END):
-            if depth == 0 and self.at(*texts):
+        for at in range(self.at_token, len(self.tokens) - MOST_AHEAD):
+            text = self.tokens[at].text
+            if (depth == 0 and text in texts) or not text:
+                self.at_token = at
                 return
-            depth += self.at("(", "[", "{") - self.at(")", "]", "}")
-            self.take()
+            if text in _BRACKETS:
+                depth += _BRACKETS[text]

@@ -176,7 +176,7 @@ class _Parser(ValueParser):
 
     def _body(self) -> Body:
         """Up to and with the closing brace. What is defined inside is not visible outside."""
-        with self.nested():
+        with self.nested:
             values, defined = dict(self._values), dict(self.scope.defined)
             blocks: list[Block] = []
             plain: list[Binding] = []

@@ -110,7 +110,7 @@ class LoopParser(TypeParser):
 
     def block(self) -> Stmt:
         """`{ ... }`: one statement is itself, any other number a sequence."""
-        with self.nested():
+        with self.nested:
             self.expect("{")
             stmts: list[Stmt] = []
             while not self.accept("}"):
@@ -254,7 +254,7 @@ class LoopParser(TypeParser):
         return left
 
     def _operand(self) -> Scalar:
-        with self.nested():
+        with self.nested:
             token = self.peek()
             if self.at_number() or self.at("true", "false"):
                 return self._const()

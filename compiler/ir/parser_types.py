@@ -70,7 +70,7 @@ class TypeParser(Cursor):
         return left
 
     def _factor(self) -> Dim:
-        with self.nested():
+        with self.nested:
             token = self.peek()
             if self.accept("-"):
                 return -self._factor()
@@ -145,7 +145,7 @@ class TypeParser(Cursor):
     # --- annotations ---------------------------------------------------------------------------------------------------
 
     def type(self) -> Type:
-        with self.nested():
+        with self.nested:
             token = self.peek()
             if token.kind is not Kind.NAME:
                 raise self.error(f"expected an annotation such as f32[n, 4], found {token}")
@@ -268,7 +268,7 @@ class TypeParser(Cursor):
         return self.take().text
 
     def attribute_value(self) -> Any:
-        with self.nested():
+        with self.nested:
             token = self.peek()
             if token.kind is Kind.STRING:
                 return self.string("a value")

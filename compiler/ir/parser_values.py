@@ -208,7 +208,7 @@ class ValueParser(LoopParser):
             raise self.error(f"a number of the constant does not fit {dtype}", start) from None
 
     def _array(self, shape: tuple[int, ...], dtype: DType, numbers: list[int | float | bool]) -> None:
-        with self.nested():
+        with self.nested:
             token = self.peek()
             if shape:
                 self.expect("[", f"before {shape[0]} elements")

@@ -45,7 +45,7 @@ def each_lane(body: str) -> str:
 
 def each_vector(body: str) -> str:
     """For each lane of each vector of a block."""
-    return f"for unroll u in {VECTORS} {{ {each_lane(body)} }}"
+    return f"for u in {VECTORS} {{ {each_lane(body)} }}"
 
 
 def folded(buffer: str, combine: Callable[[str, str], str]) -> str:
