@@ -9,7 +9,7 @@ planes are rows of the tile: they share what it reads of the panel.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from compiler.ir.dims import Dim, DimVar
@@ -17,9 +17,11 @@ from compiler.ir.dtypes import DType
 from compiler.ir.loops import Apply, Buffer, Cast, Fn, Load, PrimFunc, Reduce, ReduceFn, Scalar, Scope, Stmt, Store, Tile, dtype_of
 from compiler.ir.visit_loops import loads, map_scalar, rewrite_dims
 from compiler.ops.integer import FOUR, panel_element
+from compiler.schedule.blocks import Blocks, Part
 from compiler.schedule.matmul import distinct, reduces_in
 from compiler.schedule.nests import PerfectNest, allocated, loop, perfect_nest, seq, zero
-from compiler.schedule.panels import Panels
+from compiler.schedule.panels import BLOCK_ROWS, Claim, Panels
+from compiler.schedule.pieces import local
 from compiler.schedule.same import same_scalar
 from compiler.schedule.spot import Spot, TileShape
 
@@ -83,6 +85,7 @@ class IntegerTile:
     shape: TileShape
     bits: tuple[int, ...]
     depth: int = FOUR
+    block: int | None = None  # of k, a multiple of `depth`: a matrix unit goes through groups in such parts (blocks.py)
     configure: str | None = None  # the intrinsic that tells the unit the height of tiles
 
     def fits(self, product: IntegerProduct) -> bool:
@@ -155,7 +158,13 @@ class _Schedule:
 
     def body(self) -> Stmt:
         p, shape = self.product, self.tile.shape
-        return Panels(p.nest, p.row_axis, shape.columns, 1 if p.row_axis is None else shape.rows).walk(self.kernel)
+        panels = Panels(p.nest, p.row_axis, shape.columns, 1 if p.row_axis is None else shape.rows)
+        if self.tile.block is None or any(s.num_groups != Dim.of(1) for s in p.sums):
+            return panels.walk(self.kernel)
+        accumulators = sum(len(s.planes) for s in p.sums)
+        columns, group = p.nest.axes[-1][1], Dim.of(p.sums[0].planes[0].group)
+        blocks = Blocks(group, self.tile.block, self.tile.depth, FOUR, columns, shape.columns, accumulators)
+        return replace(panels, together=blocks.together).walk(self.kernel, _Rows(p, self.tile, blocks).body)
 
     def kernel(self, point: dict[DimVar, Dim], panel: Dim, first: Dim, rows: int) -> Stmt:
         p = self.product
@@ -171,63 +180,132 @@ class _Kernel:
     tile: IntegerTile
 
     def body(self) -> Stmt:
-        accs = [self.local(f"acc{i}", DType.F32) for i in range(len(self.sums))]
+        shape = self.spot.shape
+        accs = [local(f"acc{i}", shape.rows, shape.vectors, shape.lanes) for i in range(len(self.sums))]
 
         def finish(m: Dim, v: Dim, lane: Dim) -> Stmt:
-            def result(scalar: Scalar) -> Scalar:
-                found = [a for s, a in zip(self.sums, accs, strict=True) if isinstance(scalar, Reduce) and same_scalar(scalar, s.reduce)]
-                return Load(found[0], (m, v, lane)) if found else scalar
-
-            return self.spot.store(m, v, lane, result)
+            return self.spot.store(m, v, lane, lambda s: s if (i := _number(self.sums, s)) is None else Load(accs[i], (m, v, lane)))
 
         done = [self.sum(s, acc) for s, acc in zip(self.sums, accs, strict=True)]
-        rows = self.spot.shape.rows * len(self.sums[0].planes)
-        told = [Tile(self.tile.configure, (), (), {"rows": rows})] if self.tile.configure else []
-        return allocated(accs, seq(*told, *done, self.spot.each(finish)))
+        return allocated(accs, seq(*_told(self.tile, self.sums[0], shape.rows), *done, self.spot.each(finish)))
 
     def sum(self, grouped: GroupedSum, acc: Buffer) -> Stmt:
         clear = self.spot.each(lambda m, v, lane: Store(acc, (m, v, lane), zero(DType.F32)))
         return seq(clear, loop("g", grouped.num_groups, lambda g: self.group(grouped, acc, g)))
 
     def group(self, grouped: GroupedSum, acc: Buffer, g: Dim) -> Stmt:
-        planes, axis = grouped.planes, grouped.reduce.axes[0][0]
-        exact = self.local("exact", DType.I32, len(planes))
-        begins: dict[Reduce, Scalar] = {}
+        planes, axis, shape = len(grouped.planes), grouped.reduce.axes[0][0], self.spot.shape
+        exact = Buffer("exact", (Dim.of(shape.rows * planes), Dim.of(shape.vectors), Dim.of(shape.lanes)), DType.I32, Scope.LOCAL)
 
-        def dot(scalar: Scalar, m: Dim, v: Dim, lane: Dim) -> Scalar:
-            """A sum with what is added to it: that is what its accumulator begins with."""
-            if isinstance(scalar, Apply) and scalar.fn is Fn.ADD and isinstance(scalar.args[0], Reduce):
-                number = next((i for i, p in enumerate(planes) if same_scalar(p.reduce, scalar.args[0])), None)
-                if number is not None:
-                    begins[planes[number].reduce] = scalar.args[1]
-                    return Load(exact, (m * len(planes) + number, v, lane))
-            return scalar
-
-        def add(m: Dim, v: Dim, lane: Dim) -> Stmt:
-            value = map_scalar(grouped.reduce.value, lambda s: dot(s, m, v, lane))
-            assert isinstance(value, Apply) and value.fn is Fn.MUL, value
-            a, b = (rewrite_dims(arg, {**self.spot.at(m, v, lane), axis: g}) for arg in value.args)
-            return Store(acc, (m, v, lane), Apply(Fn.FMA, (a, b, Load(acc, (m, v, lane)))))
+        def term(m: Dim, v: Dim, lane: Dim) -> _Term:
+            return _term(grouped, lambda i: Load(exact, (m * planes + i, v, lane)), {**self.spot.at(m, v, lane), axis: g})
 
         def begin(m: Dim, v: Dim, lane: Dim) -> Stmt:
-            values = [rewrite_dims(begins[p.reduce], {**self.spot.at(m, v, lane), axis: g}) for p in planes]
-            return seq(*(Store(exact, (m * len(planes) + i, v, lane), value) for i, value in enumerate(values)))
+            return seq(*(Store(place.buffer, place.indices, value) for place, value in term(m, v, lane).begins))
 
-        added = self.spot.each(add)  # finds what the sums begin with
-        return allocated([exact], seq(self.spot.each(begin), self.dot(grouped, exact, g), added))
+        def add(m: Dim, v: Dim, lane: Dim) -> Stmt:
+            return Store(acc, (m, v, lane), Apply(Fn.FMA, (*term(m, v, lane).factors, Load(acc, (m, v, lane)))))
 
-    def dot(self, grouped: GroupedSum, exact: Buffer, g: Dim) -> Stmt:
-        plane, zero_dim = grouped.planes[0], Dim.of(0)
-        start = plane.first.substitute({grouped.reduce.axes[0][0]: g})
-        row = tuple(d.substitute(self.spot.at(zero_dim, zero_dim, zero_dim)) for d in plane.q.indices[:-2])
-        operands = (
-            Load(exact, (zero_dim, zero_dim, zero_dim)),
-            Load(plane.q.buffer, (*row, zero_dim, start)),
-            Load(plane.panels, (self.spot.panel, start // (FOUR * 8 // plane.bits), zero_dim)),
-        )
-        attrs = {"rows": self.spot.shape.rows * len(grouped.planes), "columns": self.spot.shape.columns, "bits": plane.bits}
-        return Tile(self.tile.intrinsic, operands, (Dim.of(plane.group), plane.q.buffer.shape[-1]), attrs)
+        start = grouped.planes[0].first.substitute({axis: g})
+        dot = _dot(self.tile, grouped, self.spot, Load(exact, _CORNER[1:]), (start, Dim.of(grouped.planes[0].group)))
+        return allocated([exact], seq(self.spot.each(begin), dot, self.spot.each(add)))
 
-    def local(self, name: str, dtype: DType, planes: int = 1) -> Buffer:
-        shape = self.spot.shape
-        return Buffer(name, (Dim.of(shape.rows * planes), Dim.of(shape.vectors), Dim.of(shape.lanes)), dtype, Scope.LOCAL)
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """A block of rows where one group is all of k: its exact sums wait in memory while a matrix unit goes through parts of it."""
+
+    product: IntegerProduct
+    tile: IntegerTile
+    blocks: Blocks
+
+    def body(self, claim: Claim, first: Dim, rows: int, count: Dim) -> Stmt:
+        sums, shape = self.product.sums, self.tile.shape
+        planes = len(sums[0].planes)
+        size = (self.blocks.together, BLOCK_ROWS * planes, shape.vectors, shape.lanes)
+        exact = [Buffer(f"exact{i}", tuple(map(Dim.of, size)), DType.I32, Scope.LOCAL) for i in range(len(sums))]
+
+        def spot(panel: Dim, row: Dim, height: int) -> Spot:
+            return Spot(self.product.nest, self.product.row_axis, replace(shape, rows=height), claim.point, panel, row)
+
+        def each_row(body: Callable[[Spot, list[_Term], Dim, Dim], Stmt]) -> Stmt:
+            def at(m: Dim, panel: Dim) -> Stmt:
+                line = spot(panel, first + m, 1)
+
+                def one(v: Dim, lane: Dim) -> Stmt:
+                    def term(grouped: GroupedSum, sum_: Buffer) -> _Term:
+                        place = {**line.at(Dim.of(0), v, lane), grouped.reduce.axes[0][0]: Dim.of(0)}
+                        return _term(grouped, lambda i: Load(sum_, (panel - claim.panel, m * planes + i, v, lane)), place)
+
+                    return body(line, [term(s, e) for s, e in zip(sums, exact, strict=True)], v, lane)
+
+                return line.vectors(one)
+
+            return loop("m", count * rows, lambda m: claim.each(lambda panel: at(m, panel)))
+
+        def begin(_: Spot, terms: list[_Term], v: Dim, lane: Dim) -> Stmt:
+            return seq(*(Store(place.buffer, place.indices, value) for t in terms for place, value in t.begins))
+
+        def finish(line: Spot, terms: list[_Term], v: Dim, lane: Dim) -> Stmt:
+            def result(scalar: Scalar) -> Scalar:
+                number = _number(sums, scalar)
+                return scalar if number is None else Apply(Fn.FMA, (*terms[number].factors, zero(DType.F32)))
+
+            return line.store(Dim.of(0), v, lane, result)
+
+        def tiles(panel: Dim, io: Dim, part: Part) -> list[Tile]:
+            place, below = (panel - claim.panel, io * (rows * planes), *_CORNER[2:]), spot(panel, first + io * rows, rows)
+            return [_dot(self.tile, s, below, Load(e, place), (part.begin, part.depth)) for s, e in zip(sums, exact, strict=True)]
+
+        told = _told(self.tile, sums[0], rows)
+        return allocated(exact, seq(each_row(begin), *told, self.blocks.walk(claim, count, tiles), each_row(finish)))
+
+
+# --- pieces ------------------------------------------------------------------------------------------------------------
+
+_CORNER = (Dim.of(0), Dim.of(0), Dim.of(0), Dim.of(0))  # of exact sums by panel, row and plane, vector and lane
+
+
+@dataclass(frozen=True, slots=True)
+class _Term:
+    """What a group adds: a product of two factors over exact sums, and what each of those begins with."""
+
+    factors: tuple[Scalar, Scalar]
+    begins: tuple[tuple[Load, Scalar], ...]
+
+
+def _term(grouped: GroupedSum, exact: Callable[[int], Load], place: dict[DimVar, Dim]) -> _Term:
+    begins: dict[int, Scalar] = {}
+
+    def dot(scalar: Scalar) -> Scalar:
+        """A sum with what is added to it: that is what its accumulator begins with."""
+        if isinstance(scalar, Apply) and scalar.fn is Fn.ADD and isinstance(scalar.args[0], Reduce):
+            number = next((i for i, p in enumerate(grouped.planes) if same_scalar(p.reduce, scalar.args[0])), None)
+            if number is not None:
+                begins[number] = scalar.args[1]
+                return exact(number)
+        return scalar
+
+    value = map_scalar(grouped.reduce.value, dot)
+    assert isinstance(value, Apply) and value.fn is Fn.MUL, value
+    a, b = (rewrite_dims(arg, place) for arg in value.args)
+    return _Term((a, b), tuple((exact(i), rewrite_dims(begins[i], place)) for i in range(len(grouped.planes))))
+
+
+def _number(sums: tuple[GroupedSum, ...], scalar: Scalar) -> int | None:
+    """Of the sum that the scalar is."""
+    return next((i for i, s in enumerate(sums) if isinstance(scalar, Reduce) and same_scalar(scalar, s.reduce)), None)
+
+
+def _told(tile: IntegerTile, grouped: GroupedSum, rows: int) -> list[Tile]:
+    return [Tile(tile.configure, (), (), {"rows": rows * len(grouped.planes)})] if tile.configure else []
+
+
+def _dot(tile: IntegerTile, grouped: GroupedSum, spot: Spot, exact: Load, part: tuple[Dim, Dim]) -> Tile:
+    """Add a part (begin, depth) of k to exact sums."""
+    plane, (begin, depth) = grouped.planes[0], part
+    row = tuple(d.substitute(spot.at(*_CORNER[1:])) for d in plane.q.indices[:-2])
+    left = Load(plane.q.buffer, (*row, Dim.of(0), begin))
+    right = Load(plane.panels, (spot.panel, begin // (FOUR * 8 // plane.bits), Dim.of(0)))
+    attrs = {"rows": spot.shape.rows * len(grouped.planes), "columns": spot.shape.columns, "bits": plane.bits}
+    return Tile(tile.intrinsic, (exact, left, right), (depth, plane.q.buffer.shape[-1]), attrs)

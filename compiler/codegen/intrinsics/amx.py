@@ -131,7 +131,7 @@ def _flushed(x: NDArray[Any]) -> NDArray[Any]:
 
 
 def _mean_i8(arrays: tuple[NDArray[Any], ...], dims: tuple[int, ...], attrs: Mapping[str, Any]) -> None:
-    c, a, b = matrices(FOURS, arrays, dims, attrs)
+    c, a, b = matrices(FOURS, arrays[:3], dims[:2], attrs)
     c += np.einsum("rgi,gci->rc", a.astype(np.int32), b.astype(np.int32))
 
 
