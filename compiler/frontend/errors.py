@@ -10,6 +10,8 @@ ModelError                a ValueError: the files are at fault, not the program
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 
 class ModelError(ValueError):
     """The files of a model cannot be used."""
@@ -33,3 +35,14 @@ class UnsafeFile(ModelError):
 
 class WeightMismatch(ModelError):
     pass
+
+
+def listed(names: Iterable[str], limit: int = 20) -> str:
+    """As many of them as a message has room for."""
+    return ", ".join(_shortened(list(names), limit))
+
+
+def _shortened(names: list[str], limit: int) -> Iterator[str]:
+    yield from names[:limit]
+    if len(names) > limit:
+        yield f"and {len(names) - limit} more"

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from compiler.frontend.accounting import Accounting
 from compiler.frontend.config import FAMILIES, ModelConfig, parse_config
 from compiler.frontend.decoder import UNUSED as DECODER_UNUSED
 from compiler.frontend.decoder import StepBounds, build_step
@@ -16,7 +17,7 @@ from compiler.frontend.encoder import EncodeBounds, build_encode
 from compiler.frontend.errors import ConfigError, ModelError, WeightMismatch
 from compiler.frontend.fields import Fields, read_json
 from compiler.frontend.models.registry import CAUSAL, ENCODERS
-from compiler.frontend.weights import Accounting, WeightSource, open_safetensors
+from compiler.frontend.weights import WeightSource, open_safetensors
 from compiler.ir.dtypes import DType
 from compiler.ir.module import IRModule
 from compiler.ir.types import TensorType

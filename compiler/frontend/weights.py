@@ -12,9 +12,8 @@ import json
 import math
 import mmap
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,7 +21,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from compiler.frontend.errors import DamagedFile, ModelError, UnsafeFile, WeightMismatch
+from compiler.frontend.errors import DamagedFile, ModelError, UnsafeFile, listed
 
 MAX_HEADER_BYTES = 16 << 20  # names and shapes of about 100 000 tensors
 MAX_RANK = 8
@@ -203,7 +202,7 @@ def _open_sharded(directory: Path, index: Path) -> Safetensors:
         raise ModelError(f"shards named by {index.name} are missing: {', '.join(absent)}. Is the download complete?")
     source = Safetensors(directory / file for file in files)
     if absent := sorted(shards.keys() - source.tensors.keys()):
-        raise DamagedFile(f"{index.name} names tensors that no shard holds: {_listed(absent)}")
+        raise DamagedFile(f"{index.name} names tensors that no shard holds: {listed(absent)}")
     return source
 
 
@@ -276,44 +275,3 @@ def _naturals(value: object, where: str) -> tuple[int, ...]:
     if not isinstance(value, list) or not all(type(item) is int and 0 <= item < 1 << 63 for item in value):
         raise DamagedFile(f"{where} is {str(value)[:80]}, expected a list of non-negative integers")
     return tuple(value)
-
-
-# --- are these the tensors of that model? ----------------------------------------------------------------------------------
-
-
-class Accounting:
-    """Checks a model's needs against a source's tensors, and reports all that is wrong at once."""
-
-    def __init__(self, source: WeightSource) -> None:
-        self._tensors = source.tensors
-        self._taken: set[str] = set()
-        self._missing: list[str] = []
-        self._misshaped: list[str] = []
-
-    def take(self, name: str, shape: tuple[int, ...]) -> None:
-        """The model needs this tensor in this shape."""
-        self._taken.add(name)
-        if (info := self._tensors.get(name)) is None:
-            self._missing.append(f"{name} {list(shape)}")
-        elif info.shape != shape:
-            self._misshaped.append(f"{name} is {list(info.shape)}, expected {list(shape)}")
-
-    def ignore(self, *patterns: str) -> None:
-        """Tensors that files carry without need, by shell pattern: recomputed tables, heads for other tasks."""
-        self._taken.update(name for name in self._tensors if any(fnmatchcase(name, pattern) for pattern in patterns))
-
-    def check(self) -> None:
-        surplus = sorted(self._tensors.keys() - self._taken)
-        kinds = (("missing", self._missing), ("of another shape", self._misshaped), ("not part of the model", surplus))
-        if problems := [f"{len(names)} {kind}: {_listed(names)}" for kind, names in kinds if names]:
-            raise WeightMismatch("the weights do not fit the configuration. Tensors " + "; ".join(problems))
-
-
-def _listed(names: Iterable[str], limit: int = 20) -> str:
-    return ", ".join(_shortened(list(names), limit))
-
-
-def _shortened(names: list[str], limit: int) -> Iterator[str]:
-    yield from names[:limit]
-    if len(names) > limit:
-        yield f"and {len(names) - limit} more"

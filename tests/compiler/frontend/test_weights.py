@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
-from compiler.frontend.errors import DamagedFile, ModelError, UnsafeFile, WeightMismatch
-from compiler.frontend.weights import DTYPES, Accounting, open_safetensors
+from compiler.frontend.errors import DamagedFile, ModelError, UnsafeFile
+from compiler.frontend.weights import DTYPES, open_safetensors
 
 RNG = np.random.default_rng(0)
 TENSORS = {
@@ -190,33 +190,3 @@ def test_a_damaged_file_is_refused_or_reads_within_its_bounds(tmp_path: Path, da
     except DamagedFile:
         return
     assert sum(source.read(name).nbytes for name in source.tensors) <= len(content)
-
-
-def test_accounting_lists_all_that_is_wrong(tmp_path: Path) -> None:
-    save_file(TENSORS, tmp_path / "model.safetensors")
-    source = open_safetensors(tmp_path)
-
-    complete = Accounting(source)
-    for name, tensor in TENSORS.items():
-        complete.take(name, tensor.shape)
-    complete.check()
-
-    wrong = Accounting(source)
-    wrong.take("a.weight", (7, 5))
-    wrong.take("b.weight", (2,))
-    wrong.ignore("scalar", "*.bias")
-    with pytest.raises(WeightMismatch) as caught:
-        wrong.check()
-    message = str(caught.value)
-    assert "1 missing: b.weight [2]" in message
-    assert "1 of another shape: a.weight is [5, 7], expected [7, 5]" in message
-    assert "2 not part of the model: empty, ids" in message
-
-
-def test_accounting_shortens_long_lists(tmp_path: Path) -> None:
-    save_file(TENSORS, tmp_path / "model.safetensors")
-    accounting = Accounting(open_safetensors(tmp_path))
-    for layer in range(100):
-        accounting.take(f"layer.{layer}", (1,))
-    with pytest.raises(WeightMismatch, match=r"100 missing: .*layer\.19 \[1\], and 80 more"):
-        accounting.check()

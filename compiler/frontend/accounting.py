@@ -1,0 +1,36 @@
+"""Are these the tensors of that model?"""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+
+from compiler.frontend.errors import WeightMismatch, listed
+from compiler.frontend.weights import WeightSource
+
+
+class Accounting:
+    """Checks a model's needs against a source's tensors, and reports all that is wrong at once."""
+
+    def __init__(self, source: WeightSource) -> None:
+        self._tensors = source.tensors
+        self._taken: set[str] = set()
+        self._missing: list[str] = []
+        self._misshaped: list[str] = []
+
+    def take(self, name: str, shape: tuple[int, ...]) -> None:
+        """The model needs this tensor in this shape."""
+        self._taken.add(name)
+        if (info := self._tensors.get(name)) is None:
+            self._missing.append(f"{name} {list(shape)}")
+        elif info.shape != shape:
+            self._misshaped.append(f"{name} is {list(info.shape)}, expected {list(shape)}")
+
+    def ignore(self, *patterns: str) -> None:
+        """Tensors that files carry without need, by shell pattern: recomputed tables, heads for other tasks."""
+        self._taken.update(name for name in self._tensors if any(fnmatchcase(name, pattern) for pattern in patterns))
+
+    def check(self) -> None:
+        surplus = sorted(self._tensors.keys() - self._taken)
+        kinds = (("missing", self._missing), ("of another shape", self._misshaped), ("not part of the model", surplus))
+        if problems := [f"{len(names)} {kind}: {listed(names)}" for kind, names in kinds if names]:
+            raise WeightMismatch("the weights do not fit the configuration. Tensors " + "; ".join(problems))
