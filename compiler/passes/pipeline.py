@@ -22,6 +22,7 @@ from compiler.passes.protect_operands import protect_operands
 from compiler.passes.round_operands import round_operands
 from compiler.passes.schedule_kernels import ScheduleKernels
 from compiler.passes.share_subexpressions import share_subexpressions
+from compiler.passes.spread_rows import spread_rows
 from compiler.schedule.rules import integer_tiles, pair_tile, tile_shape
 from compiler.target import Target
 
@@ -45,6 +46,7 @@ def pipeline(target: Target, instruments: tuple[Instrument, ...] = (), dispatch:
             fuse,
             # for the machine
             PackOperands(tile_shape(target).columns, pairs),
+            *([spread_rows] if target.has("amx-tile") else []),
             EliminateDeadCode(),
             lift_weights,
             ScheduleKernels(target),

@@ -102,15 +102,17 @@ def test_a_number_of_rows_that_is_known_when_compiling(amx: Target, compiled: Ca
     np.testing.assert_array_equal(fixed, free)
 
 
-DEEP = 'func main(x: bf16[m, 1024], w: bf16[512, 1024]) -> object { y = linear(x, w, out_dtype="f32") return y }'
+DEEP = 'func main(x: f32[m, 1024], w: bf16[512, 1024]) -> object { y = linear(x, w, tolerates="bf16") return y }'
 
 
 def test_operands_are_loaded_once_per_product(amx: Target, matrix_unit: Any, compiled: Callable[[str, Target], Executable]) -> None:
     """Tiles of 2 x 2: two loads of rows and two of columns for four products, and the accumulators once per 256 of depth."""
     if matrix_unit.library is None:
         pytest.skip("the unit does not count")
+    x, w = (np.random.default_rng(0).normal(size=s).astype(DType.BF16.numpy) for s in ((64, 1024), (512, 1024)))
     before = matrix_unit.counts
-    in_threads(compiled(DEEP, amx), 1, [np.ones(s, DType.BF16.numpy) for s in ((64, 1024), (512, 1024))])
+    found = in_threads(compiled(DEEP, amx), 1, [x.astype(np.float32), w])
+    np.testing.assert_allclose(found, x.astype(np.float64) @ w.astype(np.float64).T, atol=1e-3)
     _, loads, stores, products = (int(n) for n in matrix_unit.counts - before)
     assert products == 4 * 32 * 32  # tiles of 16 rows, 16 columns and 32 of depth
     assert loads <= 1.1 * products
