@@ -141,8 +141,9 @@ def schedule_matmul(prim: PrimFunc, tile: TileShape) -> PrimFunc | None:
     if product is None:
         return None
     schedule = _Schedule(product, tile)
-    panels = Panels(product.nest, product.row_axis, tile.columns, schedule.rows)
-    return PrimFunc(prim.params, prim.num_outputs, panels.walk(schedule.kernel), {**prim.attrs, "schedule": "matmul"})
+    panels = Panels(product.nest, product.row_axis, tile.columns, schedule.rows, abreast=schedule.abreast)
+    body = panels.walk(schedule.kernel, across=schedule.across if schedule.abreast > 1 else None)
+    return PrimFunc(prim.params, prim.num_outputs, body, {**prim.attrs, "schedule": "matmul"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,9 +158,22 @@ class _Schedule:
             return 1
         return max(1, self.tile.rows // (1 << (len(self.product.sums) - 1).bit_length()))
 
+    @property
+    def abreast(self) -> int:
+        """Two panels of one sum, as if there were two sums: then additions wait for each other no longer than for memory, and scales beside
+        the sums still fit into 16 registers."""
+        return 2 if self.rows > 1 and len(self.product.sums) == 1 else 1
+
+    def across(self, point: dict[DimVar, Dim], panel: Dim, row: Dim) -> Stmt:
+        wide = replace(self.tile, rows=1, vectors=self.tile.vectors * self.abreast)
+        return self._tile(wide, point, panel // self.abreast, row)
+
     def kernel(self, point: dict[DimVar, Dim], panel: Dim, first: Dim, rows: int) -> Stmt:
-        tile, sums = self.tile, self.product.sums
-        spot = self.product.spot(replace(tile, rows=rows), point, panel, first)
+        return self._tile(replace(self.tile, rows=rows), point, panel, first)
+
+    def _tile(self, tile: TileShape, point: dict[DimVar, Dim], panel: Dim, first: Dim) -> Stmt:
+        sums, rows = self.product.sums, tile.rows
+        spot = self.product.spot(tile, point, panel, first)
         accs = [local(f"acc{k}", rows, tile.vectors, tile.lanes) for k in range(len(sums))]
         columns = [local(f"w{k}", tile.vectors, tile.lanes) for k in range(len(sums))]
 

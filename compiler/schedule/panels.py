@@ -1,8 +1,8 @@
 """The walk over the result of a product: panels of columns, blocks of rows, tiles of rows.
 
-Threads claim one block of rows at a time, and one panel or, beside many rows, as many as a schedule wants together. The rows of a block are
-taken in tiles of `rows`, and the rest in tiles of the powers of two that make it up: so every row is in some tile, and which one may not
-matter to its bits. What a tile does is the schedule's.
+Threads claim one block of rows at a time, and one panel or as many as a schedule wants together: beside many rows, or beside a single
+one. The rows of a block are taken in tiles of `rows`, and the rest in tiles of the powers of two that make it up: so every row is in some
+tile, and which one may not matter to its bits. What a tile does is the schedule's.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ class Claim:
 Kernel = Callable[[dict[DimVar, Dim], Dim, Dim, int], Stmt]
 # several(claim, first_row, rows, count): so many tiles one below the other, BLOCK_ROWS rows at most.
 Several = Callable[[Claim, Dim, int, Dim], Stmt]
+# across(point, panel, row): the tile of one row that is alone, over `abreast` panels.
+Across = Callable[[dict[DimVar, Dim], Dim, Dim], Stmt]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +49,9 @@ class Panels:
     columns: int
     rows: int
     together: int = 1  # panels of a claim, beside many rows
+    abreast: int = 1  # the same, beside one row: its sums wait for themselves, so it takes more of them. Not both
 
-    def walk(self, kernel: Kernel, several: Several | None = None) -> Stmt:
+    def walk(self, kernel: Kernel, several: Several | None = None, across: Across | None = None) -> Stmt:
         def in_turn(claim: Claim, first: Dim, rows: int, count: Dim) -> Stmt:
             return claim.each(lambda panel: loop("io", count, lambda io: kernel(claim.point, panel, first + io * rows, rows)))
 
@@ -57,7 +60,8 @@ class Panels:
         outer = [(v, e) for v, e in self.nest.axes[:-1] if v is not row]
         num_rows = extents[row] if row is not None else Dim.of(1)
         blocks = ceil_div(num_rows, BLOCK_ROWS)
-        most = 1 + (self.together - 1) * dim_min(num_rows // MANY_ROWS, 1)
+        alone = 1 - dim_min(num_rows - 1, 1)
+        most = 1 + (self.together - 1) * dim_min(num_rows // MANY_ROWS, 1) + (self.abreast - 1) * alone
         groups = ceil_div(panels, most)
 
         def item(p: Dim) -> Stmt:
@@ -70,20 +74,20 @@ class Panels:
 
                 def claimed(panel: Dim, num_panels: Dim) -> Stmt:
                     claim = Claim(point, panel, num_panels)
-                    return named("end", end, num_rows, lambda end: self._block(kernel, several or in_turn, claim, (first, end)))
+                    return named("end", end, num_rows, lambda end: self._block(kernel, several or in_turn, across, claim, (first, end)))
 
                 def side_by_side(panel: Dim) -> Stmt:
-                    return named("panels", dim_min(most, panels - panel), self.together, lambda n: claimed(panel, n))
+                    return named("panels", dim_min(most, panels - panel), max(self.together, self.abreast), lambda n: claimed(panel, n))
 
                 return named("panel", group * most, panels - 1, side_by_side)
 
             return unravel(
-                p, [(v.name, e) for v, e in outer] + [("panel" if self.together == 1 else "group", groups), ("block", blocks)], start
+                p, [(v.name, e) for v, e in outer] + [("panel" if most == Dim.of(1) else "group", groups), ("block", blocks)], start
             )
 
         return parallel("p", product_of([e for _, e in outer]) * groups * blocks, item)
 
-    def _block(self, kernel: Kernel, several: Several, claim: Claim, span: tuple[Dim, Dim]) -> Stmt:
+    def _block(self, kernel: Kernel, several: Several, across: Across | None, claim: Claim, span: tuple[Dim, Dim]) -> Stmt:
         (first, end), most = span, self.rows
         full = several(claim, first, most, (end - first) // most)
         left = (end - first) % most
@@ -92,6 +96,8 @@ class Panels:
         while size:
             start = end - left + left // (2 * size) * (2 * size)
             tail = claim.each(lambda panel, start=start, size=size: kernel(claim.point, panel, start, size))
+            if size == 1 and across is not None:
+                tail = when(below(self.abreast - 1, claim.num_panels), across(claim.point, claim.panel, start), tail)
             tails.append(when(below(0, left // size % 2), tail))
             size //= 2
         return seq(full, *tails)

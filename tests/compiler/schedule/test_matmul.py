@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler.ir.loops import LoopKind, PrimFunc
+from compiler.ir.dims import Dim
+from compiler.ir.loops import Allocate, LoopKind, PrimFunc
 from compiler.ir.parser import parse
 from compiler.ir.visit_loops import walk_stmts
 from compiler.schedule.matmul import match_product
@@ -86,6 +87,15 @@ def test_gate_and_up_are_one_kernel_over_one_visit_to_the_rows(kernels: Callable
     scheduled = [p for p in kernels(GATED).values() if p.attrs["schedule"] == "matmul"]
     assert len(scheduled) == 1
     assert [d.name for d in scheduled[0].outputs] and len(scheduled[0].outputs) == 1
+
+
+def test_a_single_row_takes_two_panels_at_once(kernels: Callable[..., dict[str, PrimFunc]]) -> None:
+    """One panel's sums are too few to hide the time of an addition; two sums over one panel are enough."""
+    for program, widths in ((PLAIN, {1, 2}), (GATED, {1})):
+        (kernel,) = [p for p in kernels(program).values() if p.attrs.get("schedule") == "matmul"]
+        rows_of_one = [s.buffer.shape for s in walk_stmts(kernel.body) if isinstance(s, Allocate) and s.buffer.shape[:-2] == (Dim.of(1),)]
+        vectors = [shape[1].const for shape in rows_of_one]
+        assert {v // min(vectors) for v in vectors} == widths
 
 
 def test_panels_are_shared_among_threads_and_columns_are_lanes(kernels: Callable[..., dict[str, PrimFunc]]) -> None:
