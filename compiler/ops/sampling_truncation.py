@@ -142,8 +142,7 @@ class Truncations(RowText):
           wanted[0] = wanted[0] - before[0]"""
 
     def mean(self) -> str:
-        """The total weight, and the mean distance by weight."""
-
+        """center: the mean distance, by weight."""
         near = less(f"{FURTHEST}", self.own(HERE))
         moment = f"cast(i64, {whole(f'{near} * {float(1 << MEAN_BITS)}')})"
         each = weighed(
@@ -156,7 +155,6 @@ class Truncations(RowText):
           {self.live(each_vector(each))}
           {folded("lanes", plus)}
           {folded("moments", plus)}
-          total[0] = lanes[0]
           center[0] = cast(f32, moments[0]) / cast(f32, lanes[0])"""
         return with_locals(means, f"moments: i64[{LANES}]")
 
