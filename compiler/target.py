@@ -12,7 +12,7 @@ from typing import Final
 
 import llvmlite.binding as llvm
 
-from runtime.device.cpu import matrix_tiles_allowed
+from runtime.device.host import features
 
 
 class TargetError(Exception):
@@ -92,10 +92,7 @@ def host() -> Target:
     if least is None:
         raise TargetError(f"this machine is a {arch}; code is generated for x86_64 and aarch64")
     # An operating system may report only what goes beyond its base, which on aarch64 is NEON.
-    found = frozenset(f for f, present in llvm.get_host_cpu_features().items() if present)
-    found |= _NEON if arch == "aarch64" else frozenset[str]()
-    if not matrix_tiles_allowed():
-        found -= _AMX - _AVX512_BF16
+    found = features() | (_NEON if arch == "aarch64" else frozenset[str]())
     if missing := least.features - found:
         raise TargetError(
             f"this CPU lacks {', '.join(sorted(missing))}; expected at least {least.name}: {', '.join(sorted(least.features))}"

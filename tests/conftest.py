@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import llvmlite.binding as llvm
 import numpy as np
 import pytest
 from hypothesis import settings
 from numpy.typing import NDArray
 
 from compiler.target import Target, get, host
+from runtime.device.host import features
 
 ROOT = Path(__file__).parent.parent
 BIN = Path(sys.executable).parent
@@ -124,6 +124,6 @@ def matrix_unit(tmp_path_factory: pytest.TempPathFactory) -> MatrixUnit:
 @pytest.fixture
 def amx(matrix_unit: MatrixUnit, monkeypatch: pytest.MonkeyPatch) -> Target:
     """A target whose code runs here as on a machine with the unit."""
-    features = {**llvm.get_host_cpu_features(), "amx-tile": True, "amx-bf16": True, "amx-int8": True}
-    monkeypatch.setattr(llvm, "get_host_cpu_features", lambda: features)
+    allowed = features() | {"amx-tile", "amx-bf16", "amx-int8"}
+    monkeypatch.setattr("runtime.device.host.features", lambda: allowed)
     return get("amx")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.device import elf
-from runtime.device.host import ARCH
 from runtime.errors import OutOfMemory, UnresolvedSymbol
 from runtime.sections import ALIGNMENT
 
@@ -98,7 +96,6 @@ class ObjectCode:
         self._symbols, undefined = elf.symbols(code)
         if missing := sorted(undefined - _FROM_THE_SYSTEM):
             raise UnresolvedSymbol(f"the object code refers to {', '.join(missing)}, which nothing defines")
-        matrix_tiles_allowed()
         self._engine = jit_engine()
         self._engine.add_object_file(llvm.ObjectFileRef.from_data(code))
         self._engine.finalize_object()
@@ -115,9 +112,3 @@ def jit_engine(module: llvm.ModuleRef | None = None) -> Any:
     llvm.initialize_native_asmprinter()
     target = llvm.Target.from_default_triple().create_target_machine(opt=3, jit=True)
     return llvm.create_mcjit_compiler(module or llvm.parse_assembly(""), target)
-
-
-def matrix_tiles_allowed() -> bool:
-    """Linux gives a process the AMX tile registers only when asked (arch_prctl, ARCH_REQ_XCOMP_PERM, tile data); a machine without them
-    refuses, and so may a container's policy."""
-    return sys.platform == "linux" and ARCH == "x86_64" and ctypes.CDLL(None).syscall(158, 0x1023, 18) == 0

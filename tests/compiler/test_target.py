@@ -7,19 +7,19 @@ import pytest
 
 from compiler import target
 from compiler.target import NAMED, TargetError, get, host
+from runtime.device.host import features
 
 
 def test_host_goes_by_features() -> None:
     here = host()
-    reported = {f for f, present in llvm.get_host_cpu_features().items() if present}
-    assert reported <= here.features
+    assert features() <= here.features
     assert get("host") is here
     assert here.can_run_here
 
 
 def test_a_lesser_cpu_is_refused_by_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(target.llvm, "get_process_triple", lambda: "x86_64-pc-linux-gnu")
-    monkeypatch.setattr(target.llvm, "get_host_cpu_features", lambda: {"avx2": True, "fma": False})
+    monkeypatch.setattr(target, "features", lambda: frozenset({"avx2"}))
     with pytest.raises(TargetError, match=r"lacks bmi, .*fma.*; expected at least x86-64-v3"):
         host.__wrapped__()
 
