@@ -19,6 +19,7 @@ MOST_TOGETHER = 2048  # tokens of a call
 
 def open_model(subject: Subject) -> LlamaCpp:
     lib = import_module("llama_cpp")
+    import_module("llama_cpp._logger").set_verbose(False)
     lib.llama_backend_init()
     with tempfile.TemporaryDirectory(prefix="relaxserve-bench-") as folder:
         path = Path(folder) / "model.gguf"
