@@ -62,7 +62,8 @@ def test_where_bytes_saturate_four_bits_are_multiplied(name: str, instruction: s
 
 
 @pytest.mark.parametrize(
-    ("target", "bits"), [(t, bits) for t in (*NAMED.values(), AVX_VNNI) if t.can_run_here for bits in panel_bits(t)], ids=str
+    ("target", "bits"),
+    [pytest.param(t, bits, id=f"{t.name}-{bits}") for t in (*NAMED.values(), AVX_VNNI) if t.can_run_here for bits in panel_bits(t)],
 )
 def test_tile_has_its_meaning(run_native: Any, target: Target, bits: int) -> None:
     rng = np.random.default_rng(bits)
