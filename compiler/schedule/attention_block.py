@@ -15,7 +15,7 @@ from compiler.ir.dims import Dim, DimVar, dim_max, dim_min
 from compiler.ir.dtypes import DType
 from compiler.ir.loops import Apply, Buffer, Cast, Const, DimScalar, Fn, Let, Load, Scalar, Stmt, Store, Tile
 from compiler.schedule.nests import allocated, lanes, loop, seq, unroll, when
-from compiler.schedule.pieces import exp_of_difference, f32, le, local, mul, plus
+from compiler.schedule.pieces import exp_of_difference, f32, larger, le, local, mul, plus, to_all_lanes
 from compiler.schedule.spot import TileShape
 
 PAGE = 16
@@ -279,20 +279,6 @@ def hidden_unless(seen: Seen, key: Dim, value: Scalar) -> Scalar:
     if seen.from_low:
         visible = Apply(Fn.AND, (visible, le(seen.low, key)))
     return Apply(Fn.SELECT, (visible, value, Const(float("-inf"), F32)))
-
-
-def to_all_lanes(found: Buffer) -> list[Stmt]:
-    """The largest of its elements, in each."""
-
-    def turned(lane: Dim, by: int) -> Stmt:
-        return Store(found, (lane,), larger(Load(found, (lane,)), Load(found, ((lane + by) % PAGE,))))
-
-    return [lanes(PAGE, lambda lane, by=by: turned(lane, by)) for by in (8, 4, 2, 1)]
-
-
-def larger(a: Scalar, b: Scalar) -> Scalar:
-    """One instruction; a NaN that it loses comes back with the weights."""
-    return Apply(Fn.SELECT, (Apply(Fn.LT, (a, b)), b, a))
 
 
 def integer(name: str, value: Scalar | Dim, body: Callable[[Dim], Stmt]) -> Stmt:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from compiler.ir.dims import Dim, DimLike, DimVar, dim_max
 from compiler.ir.dtypes import DType
 from compiler.ir.loops import Allocate, Apply, Buffer, Const, DimScalar, Fn, For, Let, Load, LoopKind, Scalar, Stmt, Store, When
-from compiler.ir.prove import prove_le, prove_lt
+from compiler.ir.prove import prove_divisible, prove_le, prove_lt
 from compiler.ir.visit_loops import loads, sequence, statements
 
 
@@ -125,6 +125,23 @@ def zero(dtype: DType) -> Const:
     return Const(0.0 if dtype.is_float else 0, dtype)
 
 
+def sweep(first: Dim, end: Dim, parts: int, width: int, element: Callable[[Dim, Dim, Dim], Stmt]) -> Stmt:
+    """`element(part, lane, index)` for every index of first .. end - 1, `parts` vectors at a time; the last ones are masked."""
+    step, count = parts * width, end - first
+    edge = first + count // step * step
+
+    def some(start: Dim) -> Stmt:
+        return unroll("u", parts, lambda u: lanes(width, lambda lane: element(u, lane, start + u * width + lane)))
+
+    def last(u: Dim) -> Stmt:
+        start = edge + u * width
+        masked = lanes(width, lambda lane: when(below(start + lane, end), element(u, lane, start + lane)))
+        return when(below(start, end), masked)
+
+    main = loop("c", count // step, lambda c: some(first + c * step))
+    return main if prove_divisible(count, step) else seq(main, unroll("u", parts, last))
+
+
 def halves(buffer: Buffer, fn: Fn) -> list[Stmt]:
     """Fold a local array into its first element by halves: its rows, if it has any, then the lanes of the first row. Extents are powers
     of two, so the order depends on nothing else."""
@@ -134,15 +151,15 @@ def halves(buffer: Buffer, fn: Fn) -> list[Stmt]:
         return Store(buffer, at, Apply(fn, (Load(buffer, at), Load(buffer, other))))
 
     steps: list[Stmt] = []
-    for half in _halvings(rows[0] if rows else 1):
+    for half in halvings(rows[0] if rows else 1):
         for row in map(Dim.of, range(half)):
             steps.append(lanes(width, lambda lane, row=row, half=half: into((row, lane), (row + half, lane))))
     first = tuple(Dim.of(0) for _ in rows)
-    for half in _halvings(width):
+    for half in halvings(width):
         steps.append(lanes(half, lambda lane, half=half: into((*first, lane), (*first, lane + half))))
     return steps
 
 
-def _halvings(count: int) -> Iterator[int]:
+def halvings(count: int) -> Iterator[int]:
     while count := count // 2:
         yield count

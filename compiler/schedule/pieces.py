@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from compiler.ir.dims import Dim
 from compiler.ir.dtypes import DType
-from compiler.ir.loops import Apply, Buffer, Cast, DimScalar, Fn, Load, Scalar, Scope
+from compiler.ir.loops import Apply, Buffer, Cast, DimScalar, Fn, Load, Scalar, Scope, Stmt, Store
+from compiler.schedule.nests import halvings, lanes
 
 F32 = DType.F32
 
@@ -31,3 +32,18 @@ def exp_of_difference(a: Scalar, b: Scalar) -> Scalar:
 
 def le(a: Dim, b: Dim) -> Scalar:
     return Apply(Fn.LE, (DimScalar(a), DimScalar(b)))
+
+
+def to_all_lanes(found: Buffer) -> list[Stmt]:
+    """The largest of its elements, in each."""
+    width = found.shape[0].const
+
+    def turned(lane: Dim, by: int) -> Stmt:
+        return Store(found, (lane,), larger(Load(found, (lane,)), Load(found, ((lane + by) % width,))))
+
+    return [lanes(width, lambda lane, by=by: turned(lane, by)) for by in halvings(width)]
+
+
+def larger(a: Scalar, b: Scalar) -> Scalar:
+    """One instruction; a NaN that it loses comes back with the exponentials."""
+    return Apply(Fn.SELECT, (Apply(Fn.LT, (a, b)), b, a))

@@ -4,24 +4,22 @@ Takes stages that share their leading axes, the *row*: each stage either folds a
 the row. A thread does all stages of a row while the row is in cache; numbers per row live in registers.
 
 A fold keeps PARTS vectors of partial results, or fewer that hold a whole short row, element `r` in lane `r mod (parts * width)`; at the end
-the parts are folded into one another and the lanes by halves. The order depends on the length of the row alone.
+the parts are folded into one another and the lanes by halves. The order depends on the length of the row alone. The two folds of a softmax
+go along the row together (compiler/schedule/softmax.py).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from compiler.ir.dims import Dim, DimVar, dim_min
-from compiler.ir.dtypes import DType
 from compiler.ir.loops import (
     Allocate,
     Apply,
     Buffer,
-    Fn,
     Load,
     PrimFunc,
     Reduce,
-    ReduceFn,
     Scalar,
     Scope,
     Stmt,
@@ -30,114 +28,37 @@ from compiler.ir.loops import (
     dtype_of,
     identity,
 )
-from compiler.ir.visit_loops import loads, map_scalar, replace_loads, rewrite_dims, statements, walk_scalar
-from compiler.schedule.matmul import reduces_in
+from compiler.ir.visit_loops import loads, map_scalar, replace_loads, rewrite_dims
 from compiler.schedule.nests import (
     PerfectNest,
-    below,
     halves,
     lanes,
-    loop,
     named,
     parallel,
-    perfect_nest,
     product_of,
     seq,
+    sweep,
     unravel,
     unroll,
-    when,
-    without_allocations,
 )
-from compiler.schedule.same import same_scalar
+from compiler.schedule.row_form import COMBINE, PARTS, RowProgram, RowStage, keeping, match_rows
+from compiler.schedule.softmax import Softmax, match_softmax
 from compiler.schedule.spatial import SpatialNest, store_at, vectors
-
-PARTS = 4  # independent chains, so that a fold waits for memory and not for its own additions
-
-_COSTLY = (Fn.EXP, Fn.LOG, Fn.TANH, Fn.ERF, Fn.SIN, Fn.COS, Fn.POW)
-_COMBINE = {ReduceFn.SUM: Fn.ADD, ReduceFn.PROD: Fn.MUL, ReduceFn.MAX: Fn.MAX, ReduceFn.MIN: Fn.MIN}
-
-
-@dataclass(frozen=True, slots=True)
-class RowStage:
-    nest: PerfectNest
-    folds: tuple[Reduce, ...]  # along the row
-    inner: tuple[DimVar, Dim] | None  # the axis along which elements are written; None: one number per row
-    keeps: Buffer | None = None  # where the folded values are left for the last stage, which needs them again
-
-
-@dataclass(frozen=True, slots=True)
-class RowProgram:
-    row: tuple[tuple[DimVar, Dim], ...]  # of the first stage; the others' are renamed to it
-    stages: tuple[RowStage, ...]
-    temporaries: tuple[Buffer, ...]  # one number per row each
-
-
-def match_rows(prim: PrimFunc) -> RowProgram | None:
-    """The longest common row such that every fold runs along the rest; None when there is no fold or no such row."""
-    temporaries, body = without_allocations(prim.body)
-    nests = [perfect_nest(s) for s in statements(body)]
-    if any(n is None for n in nests):
-        return None
-    found = [n for n in nests if n is not None]
-    folding = [n for n in found if reduces_in(n.store.value)]
-    if not folding:
-        return None
-    rank = len(folding[0].axes)
-    if any(len(n.axes) not in (rank, rank + 1) for n in found):
-        return None
-    if any(len(n.axes) != rank for n in folding if n.store.buffer in temporaries):
-        return None
-    row = folding[0].axes[:rank]
-    program: list[RowStage] = []
-    for nest in found:
-        if [e for _, e in nest.axes[:rank]] != [e for _, e in row]:
-            return None
-        folds = tuple(reduces_in(nest.store.value))
-        if any(f.fn not in _COMBINE or len(f.axes) != 1 for f in folds):
-            return None
-        inner = nest.axes[rank] if len(nest.axes) > rank else None
-        if folds and inner is not None:
-            return None
-        if nest.store.buffer in temporaries and [i.var for i in nest.store.indices] != list(nest.vars):
-            return None
-        program.append(RowStage(nest, folds, inner))
-    return RowProgram(row, tuple(program), temporaries)
 
 
 def schedule_rows(prim: PrimFunc, width: int) -> PrimFunc | None:
     program = match_rows(prim)
     if program is None:
         return None
-    return PrimFunc(prim.params, prim.num_outputs, _Rows(_kept(program), width).body(), {**prim.attrs, "schedule": "rows"})
-
-
-def _kept(program: RowProgram) -> RowProgram:
-    """Softmax sums the exponentials that it then divides: a fold leaves such values in the output, and the last stage takes them from
-    there instead of computing them again."""
-    *before, last = program.stages
-    out = last.nest.store.buffer
-    at = tuple(Dim.of(v) for v in last.nest.vars)
-    if last.inner is None or out.dtype is not DType.F32 or last.nest.store.indices != at:
-        return program
-    if any(load.buffer is out for stage in program.stages for load in loads(stage.nest.store.value)):
-        return program
-    for number, stage in enumerate(before):
-        if len(stage.folds) != 1 or not any(isinstance(s, Apply) and s.fn in _COSTLY for s in walk_scalar(stage.folds[0].value)):
-            continue
-        axis = stage.folds[0].axes[0][0]
-        names = {**dict(zip(stage.nest.vars, at, strict=False)), axis: at[-1]}
-        value = rewrite_dims(stage.folds[0].value, names)
-        taken = map_scalar(last.nest.store.value, lambda s, v=value: Load(out, at) if same_scalar(s, v) else s)
-        if taken is not last.nest.store.value:
-            nest = replace(last.nest, store=Store(out, at, taken))
-            done = (*before[:number], replace(stage, keeps=out), *before[number + 1 :], replace(last, nest=nest))
-            return replace(program, stages=done)
-    return program
+    program = keeping(program)
+    rows = _Rows(program, match_softmax(program), width)
+    return PrimFunc(prim.params, prim.num_outputs, rows.body(), {**prim.attrs, "schedule": "rows"})
 
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
     program: RowProgram
+    softmax: Softmax | None
     width: int
 
     def body(self) -> Stmt:
@@ -155,7 +76,10 @@ class _Rows:
 
     def staged(self, point: list[Dim], after: list[Dim]) -> Stmt:
         numbers = {t: Buffer(t.name, (Dim.of(1),), t.dtype, Scope.LOCAL) for t in self.program.temporaries}
-        body = seq(*(self.stage(stage, point, after, numbers) for stage in self.program.stages))
+        if self.softmax is not None:
+            body = self.softmax.row(point, self.width, numbers, self.stage(self.softmax.last, point, after, numbers))
+        else:
+            body = seq(*(self.stage(stage, point, after, numbers) for stage in self.program.stages))
         for temporary, number in numbers.items():
             body = replace_loads(body, temporary, lambda _, n=number: Load(n, (Dim.of(0),)))
         for number in reversed(list(numbers.values())):
@@ -188,7 +112,7 @@ class _Rows:
     def fold(self, reduce: Reduce, result: Buffer, point: dict[DimVar, Dim], kept: tuple[Buffer, list[Dim]] | None) -> Stmt:
         (axis, length), width = reduce.axes[0], self.width
         length = length.substitute(point)
-        dtype, combine = dtype_of(reduce), _COMBINE[reduce.fn]
+        dtype, combine = dtype_of(reduce), COMBINE[reduce.fn]
         num_parts = next(n for n in (1, 2, PARTS) if n == PARTS or (length.is_const and length.const <= n * width))
         partial = Buffer("partial", (Dim.of(num_parts), Dim.of(width)), dtype, Scope.LOCAL)
 
@@ -200,21 +124,8 @@ class _Rows:
             leave = Store(buffer, (*row, index), value)
             return seq(leave, Store(partial, (part, lane), Apply(combine, (Load(partial, (part, lane)), Load(buffer, (*row, index))))))
 
-        def parts(start: Dim) -> Stmt:
-            return unroll("u", num_parts, lambda u: lanes(width, lambda lane: add(u, lane, start + u * width + lane)))
-
-        step = num_parts * width
-        edge = length // step * step
-
-        def last(u: Dim) -> Stmt:
-            start = edge + u * width
-            masked = lanes(width, lambda lane: when(below(start + lane, length), add(u, lane, start + lane)))
-            return when(below(start, length), masked)
-
         clear = unroll("u", num_parts, lambda u: lanes(width, lambda lane: Store(partial, (u, lane), identity(reduce.fn, dtype))))
-        main = loop("c", length // step, lambda c: parts(c * step))
-        rest = [] if length.is_const and length.const % step == 0 else [unroll("u", num_parts, last)]
-        body = seq(clear, main, *rest, *halves(partial, combine))
+        body = seq(clear, sweep(Dim.of(0), length, num_parts, width, add), *halves(partial, combine))
         return Allocate(partial, seq(body, Store(result, (Dim.of(0),), Load(partial, (Dim.of(0), Dim.of(0))))))
 
 

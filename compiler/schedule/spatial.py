@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from compiler.ir.dims import Dim, DimVar, ceil_div, dim_min
 from compiler.ir.loops import For, Let, LoopKind, Scalar, Stmt, Store
+from compiler.ir.prove import prove_divisible
 from compiler.ir.visit_loops import free_dims, loads, rewrite_dims
 from compiler.schedule.nests import below, lanes, loop, parallel, product_of, seq, unravel, when
 
@@ -127,7 +128,7 @@ def vectors(
         return lanes(width, lane_body)
 
     full = loop("c", count // width, lambda c: seq(*beside(first + c * width), vector(first + c * width, masked=False)))
-    if count.is_const and count.const % width == 0:
+    if prove_divisible(count, width):
         return full
     edge = first + count // width * width
     return seq(full, when(below(edge, end), vector(edge, masked=True)))

@@ -13,7 +13,6 @@ from compiler.ir.visit_loops import walk_stmts
 
 OPERATORS = {
     "softmax": "softmax(x)",
-    "log_softmax": "log_softmax(x)",
     "rms_norm": "rms_norm(x, w, eps=1.0e-5)",
     "layer_norm": "layer_norm(x, w, w, eps=1.0e-5)",
     "sum": "sum(x, axes=[-1])",
