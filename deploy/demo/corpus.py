@@ -49,8 +49,8 @@ TURNS: tuple[Weighted, ...] = (
     (numbers.parity, 2),
     (numbers.counted, 5),
     (numbers.in_letters, 3.5),
-    (arithmetic.sum_of, 50),
-    (smalltalk.talk, 8),
+    (arithmetic.sum_of, 62),
+    (smalltalk.talk, 12),
     (refusals.outside, 5),
 )
 _ONLY_WITHOUT_TOOLS: tuple[Weighted, ...] = (
@@ -58,7 +58,7 @@ _ONLY_WITHOUT_TOOLS: tuple[Weighted, ...] = (
     (_WITHOUT_TOOLS, 2),
     (memory.name_not_told, 1),
     (memory.favourite_not_told, 0.6),
-    (json_answers.answered, 8),
+    (json_answers.answered, 12),
     (stories.story, 1.5),
 )
 _SYSTEMS = (
@@ -76,7 +76,7 @@ def conversations(seed: int) -> Iterator[Conversation]:
     """Training conversations without end."""
     rng = random.Random(seed)
     while True:
-        yield rng.choices((_plain, _with_tools, _remembering, _in_json, _storytelling), (50, 22, 12, 9, 5))[0](rng)
+        yield rng.choices((_plain, _with_tools, _remembering, _in_json, _storytelling), (50, 40, 12, 12, 5))[0](rng)
 
 
 def _plain(rng: random.Random) -> Conversation:

@@ -18,7 +18,7 @@ from deploy.demo.conversation import Message
 from deploy.demo.exam import Question, questions
 from deploy.demo.vocabulary import MODEL_DIR
 
-_SEED = 2024
+_SEED = 4711
 _CONCURRENT_REQUESTS = 8
 _REQUEST_LIMIT_S = 300
 

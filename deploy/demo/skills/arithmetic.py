@@ -29,12 +29,12 @@ _OWN = {
 
 
 def sum_of(rng: random.Random, *, top: int | None = None) -> Turn:
-    """`top`: the largest operand; left open, small sums are the more frequent."""
+    """`top`: the largest operand; left open, every other sum is a small one."""
     word = rng.choice(("plus", "plus", "minus", "minus", "minus", "times", "times"))
     if word == "times":
         a, b = rng.randint(0, 10), rng.randint(0, 10)
     else:
-        limit = top or (20 if rng.random() < 0.6 else 99)
+        limit = top or (20 if rng.random() < 0.45 else 99)
         a, b = rng.randint(0, limit), rng.randint(0, limit)
         if word == "minus" and (limit > 20 or rng.random() < 0.5):
             a, b = max(a, b), min(a, b)
