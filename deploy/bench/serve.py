@@ -174,7 +174,10 @@ def arrival_figures(others: Sequence[Stream], late: Stream, where: str) -> list[
         b - a for s in others for a, b in zip(s.times_s, s.times_s[1:], strict=False) if (quiet_s < a and b < late.began_s) or a > end_s
     ]
     median = statistics.median(calm)
-    note = f"median {median * 1e3:.0f} ms, worst {worst * 1e3:.0f} ms, first token of the prompt {late.ttft_s * 1e3:.0f} ms"
+    note = (
+        f"median {median * 1e3:.0f} ms, worst {worst * 1e3:.0f} ms (without the prompt {max(calm) * 1e3:.0f} ms), "
+        f"first token of the prompt {late.ttft_s * 1e3:.0f} ms"
+    )
     return [Figure(f"{where}arrival: worst gap of the others, of their median", worst / median, "", 2.5, note=note)]
 
 

@@ -17,9 +17,9 @@ from collections import deque
 from collections.abc import Iterable
 from math import inf, log2
 
-STRETCH = 1.8  # the promise is 2.5; the difference is for what the estimates do not see
-FURTHEST = 4.0
-WEIGHT = 2.0  # who waits has nothing yet
+STRETCH = 1.6  # the promise is 2.5; the difference is for what the estimates do not see
+FURTHEST = 8.0
+WEIGHT = 4.0  # who waits has nothing yet
 SMALLEST = 8  # tokens: prefill goes on, however dear it is
 WINDOW = 15  # steps that an estimate remembers
 STALE = 400  # steps after which the usual step is measured anew

@@ -9,7 +9,7 @@ from statistics import median
 import pytest
 
 from runtime.step import StepLimits
-from server.engine.pace import FURTHEST, SMALLEST, STALE, STRETCH, Pace
+from server.engine.pace import FURTHEST, SMALLEST, STALE, STRETCH, WEIGHT, Pace
 from server.messages import SamplingParams, Submit
 
 LIMITS = StepLimits(vocab_size=64, max_context=4096, max_tokens=512, max_seqs=64, num_pages=2000)
@@ -93,18 +93,18 @@ def linear(num: int) -> float:
 
 
 def test_the_budget_follows_the_costs() -> None:
-    pace = Pace(512)
-    assert pace.prefill_budget(0, 1) == 512, "nobody waits"
+    pace = Pace(1024)
+    assert pace.prefill_budget(0, 1) == 1024, "nobody waits"
     assert pace.prefill_budget(8, 1) == 0, "first a step that shows what decoding costs"
     pace.observe(8, 0, linear(8))
     sizes = [paced(pace, linear, 8, 1, 1) for _ in range(6)]
-    assert sizes == [16, 32, 64, 86, 86, 86], "twice as many each time, to what fits"
-    assert pace.prefill_budget(8, 9) == 2 * 86, "eight more that wait"
-    assert paced(pace, linear, 8, 9, 3) == pytest.approx(2 * linear(8) / 0.0001, abs=1)
+    assert sizes == [16, 32, 64, 64, 64, 64], "twice as many each time, to what fits"
+    assert pace.prefill_budget(8, 9) == 2 * 64, "eight more that wait"
+    assert paced(pace, linear, 8, 9, 3) == pytest.approx(WEIGHT * linear(8) / 0.0001, abs=1)
     assert paced(pace, linear, 8, 60, 3) == pytest.approx((FURTHEST - 1) * linear(8) / 0.0001, abs=1)
     pace.observe(8, 0, 5.0)
     pace.observe(8, 80, 5.0)
-    assert pace.prefill_budget(8, 1) == 86, "two steps that the machine disturbed"
+    assert pace.prefill_budget(8, 1) == 64, "two steps that the machine disturbed"
     for _ in range(30):
         pace.observe(8, 80, 0.010 + 80 * 0.01)
     assert pace.prefill_budget(8, 1) == SMALLEST
