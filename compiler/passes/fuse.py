@@ -72,7 +72,7 @@ class _Done:
         """Whether nothing writes what the producer reads between the two, nor the consumer itself."""
         since = takewhile(lambda write: write[0] > self._places[var], reversed(self._writes))
         taken = self.taken(consumer).union(*(written for _, written in since))
-        return not taken & self._owners.of(*producer.args)
+        return not taken or not taken & self._owners.of(*producer.args)
 
     @property
     def bindings(self) -> tuple[Binding, ...]:
