@@ -20,6 +20,8 @@ from server.engine.overlap import OverlappedEngine
 from server.engine.process import LoadedModel
 from server.messages import Constraint, ConstraintKind, FromWorker, Load, SamplingParams, Submit, TokenLogprob, Tokens
 
+pytestmark = pytest.mark.xdist_group("bits of the demo")  # both models are compiled and asked once
+
 NUM_REQUESTS = int(os.environ.get("RELAXSERVE_TEST_E2E_REQUESTS", "200"))
 
 SCHEMA = {

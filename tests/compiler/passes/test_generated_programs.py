@@ -582,7 +582,7 @@ class _Judge:
 
 
 @given(programs())
-@settings(max_examples=2 * EXAMPLES, report_multiple_bugs=False, suppress_health_check=list(HealthCheck))
+@settings(max_examples=EXAMPLES, report_multiple_bugs=False, suppress_health_check=list(HealthCheck))
 def test_every_pass_keeps_the_meaning(program: Program) -> None:
     note(str(program))
     verify(program.module)

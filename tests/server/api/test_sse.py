@@ -82,13 +82,12 @@ def test_a_client_that_leaves_ends_the_work(serve, answering, stream):
     server = serve(script=answering("x" * 4000, interval_s=0.01))
     client = server.http()
     body = {"messages": MESSAGES, "stream": stream}
-    request = client.build_request("POST", "/v1/chat/completions", json=body)
+    request = client.build_request("POST", "/v1/chat/completions", json=body, timeout=10.0 if stream else 0.5)
     if stream:
         response = client.send(request, stream=True)
         next(response.iter_lines())
         response.close()
     else:
-        client.timeout = 1.0
         with pytest.raises(Exception, match="timed out"):
             client.send(request)
         client.close()
