@@ -178,7 +178,8 @@ class _Frame:
                 return self.atom(atom)
             case Call(op=op, args=args, attrs=attrs):
                 with np.errstate(all="ignore"):
-                    return INTERPRET[op.name](*map(self.atom, args), **self.attributes({**op.attributes, **attrs}))
+                    result = INTERPRET[op.name](*map(self.atom, args), **self.attributes({**op.attributes, **attrs}))
+                return np.asarray(result) if isinstance(result, np.generic) else result  # NumPy makes numbers of tensors without axes
             case CallTir():
                 return self._call_tir(value)
             case CallLibrary(name=name, args=args, attrs=attrs):

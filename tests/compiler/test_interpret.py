@@ -331,3 +331,9 @@ def test_lives_that_overlap_spoil_the_result():
 def test_a_dimension_without_a_value_is_named():
     with pytest.raises(UnboundDimError, match="no value for k"):
         interpret("func main(x: f32[n, 2 * k]) -> f32[n, 2 * k] { return x }", np.zeros((1, 2), F32))
+
+
+def test_a_tensor_without_axes_stays_a_tensor():
+    """NumPy makes a number of it, which the next operator would not take for a tensor."""
+    result = interpret("func main(x: f32[n]) -> object { a = mean(x, axes=[0]) b = exp(a) return b }", np.zeros(3, F32))
+    assert isinstance(result, np.ndarray) and result.shape == () and result == 1
