@@ -111,12 +111,20 @@ def _emit_i8(code: Code, operands: Operands, target: Target) -> None:
     _emit(code, operands, FOURS, "tdpbsud")
 
 
+def _given(
+    group: int, arrays: tuple[NDArray[Any], ...], dims: tuple[int, ...], attrs: Mapping[str, Any]
+) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """What is read later means nothing."""
+    c, a, b = matrices(group, arrays[:3], dims[:2], attrs)
+    if attrs.get("fresh"):
+        c[...] = 0
+    return c, a, b
+
+
 def _mean_bf16(arrays: tuple[NDArray[Any], ...], dims: tuple[int, ...], attrs: Mapping[str, Any]) -> None:
     """Within 32 of k the first and the second of each pair are summed apart, each step fused and rounded; then both are added to c.
     Denormals count as zero."""
-    c, a, b = matrices(PAIRS, arrays[:3], dims[:2], attrs)
-    if attrs.get("fresh"):
-        c[...] = 0
+    c, a, b = _given(PAIRS, arrays, dims, attrs)
     a, b = _flushed(a.astype(np.float64)), _flushed(b.astype(np.float64))
     for start in range(0, a.shape[1], TILE_ROWS):
         halves = np.zeros((2, *c.shape), np.float32)
@@ -131,7 +139,7 @@ def _flushed(x: NDArray[Any]) -> NDArray[Any]:
 
 
 def _mean_i8(arrays: tuple[NDArray[Any], ...], dims: tuple[int, ...], attrs: Mapping[str, Any]) -> None:
-    c, a, b = matrices(FOURS, arrays[:3], dims[:2], attrs)
+    c, a, b = _given(FOURS, arrays, dims, attrs)
     c += np.einsum("rgi,gci->rc", a.astype(np.int32), b.astype(np.int32))
 
 

@@ -23,7 +23,7 @@ Array = NDArray[Any]
 SIZES = [(1, 32), (2, 16), (8, 32), (15, 16), (16, 16), (16, 32), (17, 16), (17, 32), (31, 32), (32, 16), (32, 32)]
 
 
-def tiled(name: str, group: int, types: tuple[DType, ...], rows: int, columns: int) -> PrimFunc:
+def tiled(name: str, group: int, types: tuple[DType, ...], rows: int, columns: int, **attrs: int) -> PrimFunc:
     """c += a @ b, once per work item: whoever runs one finds the unit as it left it, or as it never was."""
     k, stride = DimVar("k", lower=64, multiple_of=64), DimVar("stride", lower=1)
     total, left, right = types
@@ -31,20 +31,22 @@ def tiled(name: str, group: int, types: tuple[DType, ...], rows: int, columns: i
     c = Buffer("c", (Dim.of(2), Dim.of(rows), Dim.of(columns)), total)
     item = DimVar("item", 0, 1)
     places = (Load(c, (item.dim, Dim.of(0), Dim.of(0))), *(Load(x, (Dim.of(0), Dim.of(0))) for x in (a, b)))
-    product = Tile(name, places, (k.dim, stride.dim), {"rows": rows, "columns": columns})
+    product = Tile(name, places, (k.dim, stride.dim), {"rows": rows, "columns": columns, **attrs})
     body = Seq((Tile("amx_configure", (), (), {"rows": rows}), product))
     return PrimFunc((k, stride, a, b, c), 1, For(item, Dim.of(2), body, LoopKind.PARALLEL))
 
 
-def check(run_native: Any, target: Target, name: str, group: int, arrays: tuple[Array, Array, Array], dims: tuple[int, int]) -> Array:
+def check(
+    run_native: Any, target: Target, name: str, group: int, arrays: tuple[Array, Array, Array], dims: tuple[int, int], **attrs: int
+) -> Array:
     """The sum, equal to what is meant in each work item."""
     c, a, b = arrays
     rows, columns = c.shape
-    prim = tiled(name, group, tuple(DType.from_numpy(x.dtype) for x in arrays), rows, columns)
+    prim = tiled(name, group, tuple(DType.from_numpy(x.dtype) for x in arrays), rows, columns, **attrs)
     found, wanted = np.stack([c, c]), c.copy()
     k_var, stride_var = (p for p in prim.params if isinstance(p, DimVar))
     run_native(prim, [a, b, found], {k_var: dims[0], stride_var: dims[1]}, target=target)
-    INTRINSICS[name].meaning((wanted.reshape(-1), a.reshape(-1), b.reshape(-1)), dims, {"rows": rows, "columns": columns})
+    INTRINSICS[name].meaning((wanted.reshape(-1), a.reshape(-1), b.reshape(-1)), dims, {"rows": rows, "columns": columns, **attrs})
     for item in found:
         assert item.tobytes() == wanted.tobytes()
     return wanted
@@ -62,6 +64,14 @@ def test_bytes(run_native: Callable[..., None], amx: Target, rows: int, columns:
     rng, (k, stride) = np.random.default_rng(rows), (192, 211)
     a, b = rng.integers(-128, 128, (rows, stride)).astype(np.int8), rng.integers(0, 256, (k // 4, columns * 4)).astype(np.uint8)
     check(run_native, amx, "amx_i8", 4, (rng.integers(-9, 9, (rows, columns)).astype(np.int32), a, b), (k, stride))
+
+
+def test_a_fresh_sum_forgets_what_was_there(run_native: Callable[..., None], amx: Target) -> None:
+    rng = np.random.default_rng(0)
+    a, b = (rng.normal(size=s).astype(ml_dtypes.bfloat16) for s in ((16, 64), (32, 32)))
+    check(run_native, amx, "amx_bf16", 2, (np.full((16, 16), np.nan, np.float32), a, b), (64, 64), fresh=1)
+    a, b = rng.integers(-128, 128, (16, 64)).astype(np.int8), rng.integers(0, 256, (16, 64)).astype(np.uint8)
+    check(run_native, amx, "amx_i8", 4, (np.full((16, 16), 77, np.int32), a, b), (64, 64), fresh=1)
 
 
 def test_denormals_count_as_zero(run_native: Callable[..., None], amx: Target) -> None:
