@@ -83,6 +83,16 @@ def get(name: str) -> Target:
     return NAMED[name]
 
 
+def runnable(name: str) -> Target:
+    """The same, where this machine can run it."""
+    target, here = get(name), host()
+    if not target.can_run_here:
+        lacks = target.arch if target.arch != here.arch else ", ".join(sorted(target.features - here.features))
+        able = ", ".join(["host", *(t.name for t in NAMED.values() if t.can_run_here)])
+        raise TargetError(f"target {name!r} needs {lacks}, which this CPU lacks; it can run {able}")
+    return target
+
+
 @lru_cache(maxsize=1)
 def host() -> Target:
     """This machine."""

@@ -18,7 +18,7 @@ from compiler.frontend.errors import ModelError
 from compiler.frontend.weights import WeightSource
 from deploy.kinds import Kind, kind_of
 from deploy.machine import memory
-from deploy.model import Compiled, Progress, compile_model, executable_cache, silent
+from deploy.model import Compiled, Progress, compile_model, executable_cache, silent, target_of
 from deploy.plan import WORKER_BYTES, Plan, plan_of
 from deploy.source import ModelFiles, open_model
 from runtime.step import PAGE_SIZE
@@ -90,10 +90,11 @@ def plan_load(load: Load) -> Plan:
 
 def _compiled(load: Load, progress: Progress) -> tuple[ModelFiles, Kind, Compiled]:
     progress("fetch", 0.0)
+    target = target_of(load)
     files = open_model(load.source, partial(progress, "fetch"))
     kind = kind_of(files, load)
     try:
-        return files, kind, compile_model(kind.module(), executable_cache(), progress)
+        return files, kind, compile_model(kind.module(), executable_cache(), target, progress)
     except ModelError as error:
         raise LoadError("load_refused", str(error)) from error
 

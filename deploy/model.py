@@ -13,7 +13,7 @@ from compiler.cache import Cache
 from compiler.frontend.errors import ModelError
 from compiler.ir.module import IRModule
 from compiler.signature import key_of, signature
-from compiler.target import host
+from compiler.target import Target, TargetError, runnable
 from deploy.kinds import Kind, Served, kind_of
 from deploy.plan import plan_of
 from deploy.source import open_model
@@ -43,13 +43,20 @@ class Compiled:
     compile_s: float
 
 
-def compile_model(module: IRModule, cache: Cache | None, progress: Progress = silent) -> Compiled:
+def target_of(load: Load) -> Target:
+    try:
+        return runnable(load.target)
+    except TargetError as error:
+        raise LoadError("invalid_value", str(error)) from error
+
+
+def compile_model(module: IRModule, cache: Cache | None, target: Target, progress: Progress = silent) -> Compiled:
     progress("compile", 0.0)
     entry = next(iter(module.graph_functions))  # the step; what stands beside it works on its results
-    key = key_of(module, host().key)
+    key = key_of(module, target.key)
     found = cache.find(key) if cache is not None else None
     started = time.perf_counter()
-    executable = _compiled(module, progress) if found is None else found
+    executable = _compiled(module, target, progress) if found is None else found
     elapsed = 0.0 if found is not None else time.perf_counter() - started
     if found is None and cache is not None:
         cache.store(key, executable)
@@ -57,22 +64,23 @@ def compile_model(module: IRModule, cache: Cache | None, progress: Progress = si
     return Compiled(executable, signature(module, entry), key.digest, found is not None, elapsed)
 
 
-def _compiled(module: IRModule, progress: Progress) -> Executable:
+def _compiled(module: IRModule, target: Target, progress: Progress) -> Executable:
     from compiler.driver import Options, compile_module  # a start from the cache needs no compiler, and is quicker for not reading it
 
-    return compile_module(module, Options(progress=lambda fraction: progress("compile", fraction)))
+    return compile_module(module, Options(target, progress=lambda fraction: progress("compile", fraction)))
 
 
 def load_model(load: Load, progress: Progress) -> LoadedModel:
     """What a worker does first. Every failure is a LoadError that says what to do."""
     started = time.perf_counter()
     progress("fetch", 0.0)
+    target = target_of(load)
     files = open_model(load.source, partial(progress, "fetch"))
     progress("verify", 0.0)
     tokenizer = load_tokenizer(load.source)
     kind = kind_of(files, load)
     try:
-        compiled = compile_model(kind.module(), executable_cache(), progress)
+        compiled = compile_model(kind.module(), executable_cache(), target, progress)
         plan = plan_of(compiled.executable, kind.entry, kind.pages(), load)
         account = MemoryAccount()
         session = Session(compiled.executable, memory=account, pinned=False)

@@ -45,6 +45,7 @@ def load_of(spec: ModelSpec) -> Load:
         spec.kv_cache_bytes,
         spec.memory_limit_bytes,
         spec.kv_dtype,
+        spec.target,
     )
 
 

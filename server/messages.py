@@ -87,6 +87,7 @@ class Load(Message, frozen=True, tag=True):
     kv_cache_bytes: int | None = None
     memory_limit_bytes: int | None = None
     kv_dtype: str = "f32"  # of the pages: f32, f16, bf16, int8
+    target: str = "host"  # what code is generated for
 
 
 class Submit(Message, frozen=True, tag=True):

@@ -19,6 +19,7 @@ class ModelSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     kv_cache_bytes: int | None = None
     memory_limit_bytes: int | None = None  # set by the registry: what is free when the load begins
     kv_dtype: str = "f32"
+    target: str = "host"
     aliases: tuple[str, ...] = ()
     pin: bool = False
     tool_parser: str | None = None  # None: found out from the chat template

@@ -23,6 +23,7 @@ from compiler.bind import bind_weights
 from compiler.frontend.nn import WeightFormat
 from compiler.frontend.weights import TensorInfo, WeightSource
 from compiler.ir.dtypes import DType
+from compiler.target import host
 from deploy import demo
 from deploy.bench.checkpoint import PREFIX, model_folder
 from deploy.bench.synthetic import SHAPES
@@ -185,7 +186,7 @@ def measure(folder: Path, schemes: list[str], texts: Texts) -> list[Row]:
 def _with_model(files: ModelFiles, quantize: str, texts: Texts, use: Callable[[CompiledModel], T]) -> T:
     load = Load("quality", str(files.path), quantize, max_context=texts.length, max_batch=texts.num_seqs)
     kind = Generator(files, load)
-    executable = compile_model(kind.module(), executable_cache()).executable
+    executable = compile_model(kind.module(), executable_cache(), host()).executable
     plan = plan_of(executable, kind.entry, kind.pages(), load)
     account = MemoryAccount()
     session = Session(executable, memory=account)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from deploy.cli.output import answers, stages
-from deploy.cli.sources import KvDtype, MaxBatch, MaxContext, Quantize, Source, load_of
+from deploy.cli.sources import KvDtype, MaxBatch, MaxContext, Quantize, Source, Target, load_of
 
 
 def compile_(
@@ -12,6 +12,7 @@ def compile_(
     max_context: MaxContext = None,
     max_batch: MaxBatch = 64,
     kv_dtype: KvDtype = "f32",
+    target: Target = "host",
 ) -> None:
     """Compile a model for this machine and keep the result, so that it starts at once later.
 
@@ -23,7 +24,7 @@ def compile_(
     """
     from deploy.inspection import compile_only
 
-    load = load_of(model, quantize, max_context, max_batch, None, kv_dtype)
+    load = load_of(model, quantize, max_context, max_batch, None, kv_dtype, target)
     with stages(load.name) as report:
         compiled = compile_only(load, report)
     how = "was in the cache" if compiled.cache_hit else f"compiled in {compiled.compile_s:.1f} s"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from deploy.cli.output import answers, errors, stages
-from deploy.cli.sources import KvDtype, MaxContext, Quantize, Source, load_of
+from deploy.cli.sources import KvDtype, MaxContext, Quantize, Source, Target, load_of
 
 if TYPE_CHECKING:
     from deploy.generate import Answer
@@ -25,6 +25,7 @@ def generate(
     quantize: Quantize = "bf16",
     max_context: MaxContext = None,
     kv_dtype: KvDtype = "f32",
+    target: Target = "host",
     as_json: Annotated[bool, typer.Option("--json", help="Print the answer with its token ids and times as JSON.")] = False,
 ) -> None:
     """Answer one prompt in this process, as the text is made.
@@ -38,7 +39,7 @@ def generate(
     from deploy.generate import Prompt, generate_text
     from deploy.model import load_model
 
-    load = load_of(model, quantize, max_context, 1, None, kv_dtype)
+    load = load_of(model, quantize, max_context, 1, None, kv_dtype, target)
     began_s = time.perf_counter()
     with stages(load.name) as report:
         loaded = load_model(load, report)

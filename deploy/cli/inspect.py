@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from deploy.cli.output import answers, in_units, stages
-from deploy.cli.sources import KvCacheBytes, KvDtype, MaxBatch, MaxContext, Quantize, Source, load_of
+from deploy.cli.sources import KvCacheBytes, KvDtype, MaxBatch, MaxContext, Quantize, Source, Target, load_of
 
 if TYPE_CHECKING:
     from deploy.inspection import Inspection
@@ -26,6 +26,7 @@ def inspect(
     max_batch: MaxBatch = 64,
     kv_cache_bytes: KvCacheBytes = None,
     kv_dtype: KvDtype = "f32",
+    target: Target = "host",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show a model's family, size, memory plan and signature, and whether it fits here. Loads no weights.
@@ -38,7 +39,7 @@ def inspect(
     """
     from deploy.inspection import inspect_model, remedies
 
-    load = load_of(model, quantize, max_context, max_batch, kv_cache_bytes, kv_dtype)
+    load = load_of(model, quantize, max_context, max_batch, kv_cache_bytes, kv_dtype, target)
     with stages(load.name) as report:
         found = inspect_model(load, report)
         advice = [] if found.fits else list(remedies(load, found))

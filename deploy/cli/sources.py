@@ -16,10 +16,13 @@ Quantize = Annotated[str, typer.Option(help="Form of the weights: bf16, int8, in
 MaxContext = Annotated[int | None, typer.Option(min=16, help="Longest sequence, in tokens.")]
 MaxBatch = Annotated[int, typer.Option(min=1, help="Most sequences at once.")]
 KvDtype = Annotated[str, typer.Option(help="Form of keys and values: f32, f16, bf16, int8.")]
+Target = Annotated[str, typer.Option(help="Instructions to use: host, or a lesser target, as x86-64-v3.")]
 KvCacheBytes = Annotated[str | None, typer.Option(help="Memory for keys and values, as 2G.", metavar="BYTES")]
 
 
-def load_of(source: str, quantize: str, max_context: int | None, max_batch: int, kv_cache_bytes: str | None, kv_dtype: str = "f32") -> Load:
+def load_of(
+    source: str, quantize: str, max_context: int | None, max_batch: int, kv_cache_bytes: str | None, kv_dtype: str, target: str
+) -> Load:
     if source == demo.NAME and not Path(source).exists():
         source = f"{demo.MODEL}={demo.NAME}"
     try:
@@ -27,4 +30,4 @@ def load_of(source: str, quantize: str, max_context: int | None, max_batch: int,
     except ValueError:
         raise typer.BadParameter(f"{kv_cache_bytes!r} is no number of bytes; expected one as 1000000, 64M or 2G") from None
     spec = model_spec(source)
-    return Load(spec.name, spec.source, quantize, max_context, max_batch, size, kv_dtype=kv_dtype)
+    return Load(spec.name, spec.source, quantize, max_context, max_batch, size, kv_dtype=kv_dtype, target=target)

@@ -32,6 +32,7 @@ Bytes = Annotated[int, Field(ge=1, lt=2**63)]
 
 
 WeightForm = Literal["f32", "bf16", "int8", "int8-32", "int8-64", "int8-128", "int4", "int4-32", "int4-64", "int4-128"]
+TargetName = Literal["host", "x86-64-v3", "avx512", "avx512-vnni-bf16", "avx512-bf16-amd", "amx", "aarch64-neon", "aarch64-i8mm-bf16"]
 
 
 class LoadBody(Options):
@@ -43,6 +44,7 @@ class LoadBody(Options):
     max_batch: int | None = Field(default=None, ge=1, le=4096)
     kv_cache_bytes: Bytes | None = None
     kv_dtype: Literal["f32", "f16", "bf16", "int8"] = "f32"
+    target: TargetName = "host"
     aliases: list[Name] = Field(default_factory=list)
     pin: bool = False
     tool_parser: str | None = None
@@ -187,6 +189,7 @@ def spec_of(body: LoadBody, settings: ServerSettings) -> ModelSpec:
         max_batch=body.max_batch or 64,
         kv_cache_bytes=body.kv_cache_bytes,
         kv_dtype=body.kv_dtype,
+        target=body.target,
         aliases=tuple(body.aliases),
         pin=body.pin,
         tool_parser=body.tool_parser,
@@ -220,6 +223,7 @@ def describe_fully(model: Model, registry: Registry) -> dict[str, object]:
         "state": model.condition,
         "source": model.spec.source,
         "quantize": model.spec.quantize,
+        "target": model.spec.target,
         "pin": model.spec.pin,
         "bytes": model.bytes_by_part,
         "operation": model.operation.id,

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import llvmlite.binding as llvm
 import pytest
 
 from compiler import target
-from compiler.target import NAMED, TargetError, get, host
+from compiler.target import NAMED, TargetError, get, host, runnable
 from runtime.device.host import features
 
 
@@ -33,6 +34,16 @@ def test_another_architecture_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_unknown_name_lists_the_known() -> None:
     with pytest.raises(TargetError, match="unknown target 'avx3'; known: host, x86-64-v3"):
         get("avx3")
+
+
+def test_a_target_beyond_this_machine_is_refused_by_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(target, "host", lambda: replace(NAMED["avx512"], name="host"))
+    assert runnable("avx512") is NAMED["avx512"]
+    wanted = "'amx' needs amx-bf16, amx-int8, amx-tile, avx512bf16, avx512vnni, which this CPU lacks; it can run host, x86-64-v3, avx512$"
+    with pytest.raises(TargetError, match=wanted):
+        runnable("amx")
+    with pytest.raises(TargetError, match="needs aarch64, which this CPU lacks"):
+        runnable("aarch64-neon")
 
 
 def test_steps_of_one_architecture_grow() -> None:

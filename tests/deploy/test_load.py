@@ -14,12 +14,15 @@ import pytest
 import tokenizers
 from safetensors.numpy import save_file
 
+from compiler.cache import Cache
 from compiler.frontend.weights import open_safetensors
 from compiler.passes import lift_weights
+from compiler.target import NAMED, host
 from deploy import kinds
 from deploy.inspection import plan_load
 from deploy.model import load_model
 from deploy.vocabulary import load_tokenizer
+from runtime.executable import Executable
 from runtime.step import PAGE_SIZE, StepBatch
 from server.engine.process import LoadedModel, engine_of
 from server.handle import LoadError
@@ -172,6 +175,17 @@ def test_the_second_load_comes_from_the_cache(folder_of: Callable[[str], Path]) 
     second = load(folder_of("roberta"))
     assert (first.ready.cache_hit, second.ready.cache_hit) == (False, True)
     np.testing.assert_array_equal(embedded(first, [[5, 6, 7]]), embedded(second, [[5, 6, 7]]))
+
+
+def test_a_lesser_target_gets_code_of_its_own(folder_of: Callable[[str], Path], place: Path) -> None:
+    least = "x86-64-v3" if host().arch == "x86_64" else "aarch64-neon"
+    lesser = load(folder_of("roberta"), target=least)
+    (entry,) = Cache(place / "cache" / "executables").entries(lesser.ready.signature)
+    assert Executable.load(entry.path).meta.target == NAMED[least].key
+    assert load(folder_of("roberta")).ready.signature != lesser.ready.signature
+    with pytest.raises(LoadError, match="unknown target 'avx3'; known: host, ") as refused:
+        load(folder_of("roberta"), target="avx3")
+    assert refused.value.code == "invalid_value"
 
 
 def test_progress_is_told_by_stage(folder_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:

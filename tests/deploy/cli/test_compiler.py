@@ -13,6 +13,7 @@ from compiler.cache import Cache
 from compiler.driver import compile_module
 from compiler.ir.errors import CompileError
 from compiler.ir.parser import parse
+from compiler.target import host
 from deploy.cli import compiler as commands
 from deploy.cli.compiler import cache
 from deploy.model import compile_model
@@ -120,7 +121,7 @@ def test_run_refuses_what_is_no_dimension(program: Path) -> None:
 def test_cache_lists_exports_imports_and_prunes(tmp_path: Path) -> None:
     with flags.scope(cache=tmp_path / "here"):
         step = PROGRAM.replace("main(", "step(")
-        compile_model(parse(step), Cache(tmp_path / "here" / "executables"))
+        compile_model(parse(step), Cache(tmp_path / "here" / "executables"), host())
         assert "n0 1..64" in printed("cache", "ls")
         assert "wrote 1 entries" in printed("cache", "export", tmp_path / "all.tar")
     with flags.scope(cache=tmp_path / "there"):

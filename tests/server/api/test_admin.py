@@ -12,7 +12,8 @@ import pytest
 
 from compiler.frontend.errors import ConfigError
 from compiler.frontend.nn import WeightFormat
-from server.api.admin import WeightForm
+from compiler.target import NAMED
+from server.api.admin import TargetName, WeightForm
 from server.handle import LoadError
 from server.model import Footprint
 from server.null import NullScript
@@ -268,6 +269,7 @@ def test_hub_ids_are_taken_when_allowed(serve):
         ({"source": "a", "max_batch": 0}, "max_batch"),
         ({"source": "a", "dtype": "f32", "quantize": "int4"}, "dtype"),
         ({"source": "a", "quantize": "q4"}, "quantize"),
+        ({"source": "a", "target": "avx3"}, "target"),
         ({"source": "a", "tool_parser": "x"}, "tool_parser"),
         ({"source": "a", "aliases": ["a"]}, "aliases"),
         ({}, "source"),
@@ -283,6 +285,10 @@ def test_the_forms_of_weights_are_the_compiler_s():
         WeightFormat.parse(form)
     for kind in ("int8", "int4"):
         assert {f"{kind}-{group}" for group in range(1, 257) if _parses(f"{kind}-{group}")} <= set(get_args(WeightForm))
+
+
+def test_the_targets_are_the_compiler_s():
+    assert get_args(TargetName) == ("host", *NAMED)
 
 
 def _parses(form: str) -> bool:
