@@ -32,9 +32,20 @@ class ConstraintKind(StrEnum):
     GRAMMAR = "grammar"  # Lark syntax, as llguidance reads it
 
 
-class Constraint(msgspec.Struct, frozen=True):
+class Trigger(msgspec.Struct, frozen=True):
+    """The token behind which a constraint governs until it is met; what is outside is free. Within thoughts the token means nothing."""
+
+    token_id: int
+    open_id: int | None = None  # of thoughts
+    close_id: int | None = None
+    is_open: bool = False  # the prompt ends inside of thoughts
+
+
+class Constraint(msgspec.Struct, frozen=True, omit_defaults=True):
     kind: ConstraintKind
     source: str
+    trigger: Trigger | None = None  # None: it governs from the first token on
+    fallback: str = ""  # in place of a source that cannot be compiled
 
 
 class Thinking(msgspec.Struct, frozen=True):

@@ -28,13 +28,13 @@ from server.api.prepare import (
 from server.api.respond import respond, response_headers
 from server.api.routes import new_router
 from server.api.schema import ChatBody, Tool
-from server.api.tool_choice import ToolUse, tool_use
+from server.api.tool_choice import ToolUse, demanded_calls, offered_calls, tool_use
 from server.errors import NO_CHAT_TEMPLATE, TEMPLATE_FAILED, UNSUPPORTED_FIELD, ApiError
 from server.messages import Constraint, Thinking
 from server.model import Loaded, Model
 from server.settings import ServerSettings
 from server.text.answer import AnswerRules
-from server.text.grammar import ToolSchema, behind_thoughts, forced_calls
+from server.text.grammar import behind_thoughts
 from server.text.reasoning import CLOSE, OPEN
 from server.text.template import TemplateError
 
@@ -187,11 +187,10 @@ async def _constraint(body: ChatBody, use: ToolUse, loaded: Loaded, settings: Se
     if use.demanded:
         if constraint is not None:
             raise invalid("tool_choice", "tool_choice demands a call and the answer is to match a format; choose one")
-        schemas = [ToolSchema(tool.function.name, tool.function.parameters or {}) for tool in use.tools]
-        constraint = forced_calls(dialect.tools, schemas, dialect.specials, several=not use.single)
-        if len(constraint.source.encode()) > settings.max_schema_bytes:
-            raise invalid("tools", f"tools have more than {settings.max_schema_bytes} bytes of schema")
-    if constraint is not None and (thinking or dialect.thinks):
+        constraint = demanded_calls(use, dialect, settings.max_schema_bytes)
+    elif constraint is None:
+        return offered_calls(use, dialect, settings.max_schema_bytes, thinking=thinking)
+    if thinking or dialect.thinks:
         return behind_thoughts(constraint, dialect.specials, open_already=thinking)
     return constraint
 

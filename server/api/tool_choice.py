@@ -1,4 +1,5 @@
-"""Which tools a conversation offers, and whether a call is demanded. What may not be called is not shown to the model either."""
+"""Which tools a conversation offers, whether a call is demanded, and what holds calls to it. What may not be called is not shown to the
+model either."""
 
 from __future__ import annotations
 
@@ -7,6 +8,10 @@ from dataclasses import dataclass
 
 from server.api.prepare import invalid
 from server.api.schema import AllowedTools, ChatBody, NamedTool, Tool
+from server.messages import Constraint, ConstraintKind, Trigger
+from server.text.dialect import Dialect
+from server.text.grammar import ToolSchema, calls_behind_marker, forced_calls
+from server.text.reasoning import CLOSE, OPEN
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,3 +46,28 @@ def _named(tools: Sequence[Tool], names: Sequence[NamedTool], param: str) -> lis
     if unknown := wanted - {tool.function.name for tool in tools}:
         raise invalid(param, f"{param} names {min(unknown)!r:.80}, which is not among tools")
     return [tool for tool in tools if tool.function.name in wanted]
+
+
+def demanded_calls(use: ToolUse, dialect: Dialect, max_bytes: int) -> Constraint:
+    """Calls and nothing else, their arguments as the schemas say."""
+    schemas = [ToolSchema(tool.function.name, tool.function.parameters or {}) for tool in use.tools]
+    constraint = forced_calls(dialect.tools, schemas, dialect.specials, several=not use.single)
+    if len(constraint.source.encode()) > max_bytes:
+        raise invalid("tools", f"tools have more than {max_bytes} bytes of schema")
+    return constraint
+
+
+def offered_calls(use: ToolUse, dialect: Dialect, max_bytes: int, *, thinking: bool) -> Constraint | None:
+    """Holds calls, where the model makes any, to the tools that are offered, and to the schemas of those that are strict. Nothing is
+    refused for it: where a worker could not tell by tokens what a call is and what a thought, or where it would be too much, the model
+    is as free as it was."""
+    form, specials = dialect.tools, dialect.specials
+    thinks_in_text = (thinking or dialect.thinks) and not {OPEN, CLOSE} <= specials.keys()
+    if not use.tools or form.bare or form.opening not in specials or thinks_in_text:
+        return None
+    trigger = Trigger(specials[form.opening], specials.get(OPEN), specials.get(CLOSE), is_open=thinking)
+    strict = [ToolSchema(tool.function.name, tool.function.parameters or {} if tool.function.strict else {}) for tool in use.tools]
+    names = [ToolSchema(tool.name, {}) for tool in strict]
+    sources = dict.fromkeys(calls_behind_marker(form, tools, specials, several=not use.single) for tools in (strict, names))
+    fitting = [source for source in sources if len(source.encode()) <= max_bytes]
+    return Constraint(ConstraintKind.GRAMMAR, fitting[0], trigger, "".join(fitting[1:])) if fitting else None

@@ -3,6 +3,9 @@
 Compiling happens on threads of its own, bounded in source size, in grammar size and in time. A matcher is advanced over every
 token of its sequence. Where the grammar leaves one token only, the mask has one bit: taking such tokens without running the model
 (`forced`) therefore gives the very tokens that drawing one by one would have given, on any schedule.
+
+A constraint with a trigger is lazy: it governs what is behind that token until the grammar is met, and nothing else. It is an offer to
+the model, not a demand of the client, so it never fails a request: what cannot be compiled or followed is free.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from numpy.typing import NDArray
 
-from server.messages import Constraint, ConstraintKind
+from server.messages import Constraint, ConstraintKind, Trigger
 
 
 class ConstraintError(Exception):
@@ -68,6 +71,48 @@ class Matcher:
             raise ConstraintError(self._matcher.get_error())
 
 
+class LazyMatcher:
+    """Watches a sequence that is free but for what its trigger begins."""
+
+    is_complete = False  # more text may always follow
+
+    def __init__(self, grammar: LLMatcher | None, trigger: Trigger, vocab_size: int) -> None:
+        self._grammar = grammar  # before its first token; None: nothing is ever restricted
+        self._trigger = trigger
+        self._vocab_size = vocab_size
+        self._thinks = trigger.is_open
+        self._begun: Matcher | None = None
+
+    def mask(self) -> NDArray[np.int32] | None:
+        """None where every token may come next."""
+        try:
+            return None if self._begun is None else self._begun.mask()
+        except ConstraintError:
+            self._begun = None
+            return None
+
+    def advance(self, token_ids: Sequence[int]) -> None:
+        for token_id in token_ids:
+            if self._begun is not None:
+                self._begun = _behind(self._begun, token_id)
+            elif token_id in (self._trigger.open_id, self._trigger.close_id):
+                self._thinks = token_id == self._trigger.open_id
+            elif token_id == self._trigger.token_id and self._grammar is not None and not self._thinks:
+                self._begun = Matcher(self._grammar.deep_copy(), self._vocab_size)
+
+    def forced(self) -> list[int]:
+        return [] if self._begun is None else self._begun.forced()
+
+
+def _behind(begun: Matcher, token_id: int) -> Matcher | None:
+    """None once the grammar is met, or left: a former worker may have drawn the token without it."""
+    try:
+        begun.advance([token_id])
+    except ConstraintError:
+        return None
+    return None if begun.is_complete else begun
+
+
 class ConstraintCompiler:
     def __init__(
         self,
@@ -94,7 +139,7 @@ class ConstraintCompiler:
         self._cache.move_to_end(constraint)
         while len(self._cache) > self.limits.num_cached:
             self._cache.popitem(last=False)
-        return Pending(future, time.monotonic() + self.limits.compile_s, self.limits.compile_s, self._vocab_size)
+        return Pending(future, constraint.trigger, self.limits.compile_s, self._vocab_size)
 
     def warm(self) -> None:
         """Build the tokenizer now rather than with the first constraint: on a large vocabulary that takes a second, in which no
@@ -105,45 +150,60 @@ class ConstraintCompiler:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _build(self, constraint: Constraint) -> LLMatcher:
-        size = len(constraint.source.encode())
+        try:
+            return self._compiled(constraint.kind, constraint.source)
+        except ConstraintError:
+            if not constraint.fallback:
+                raise
+            return self._compiled(constraint.kind, constraint.fallback)
+
+    def _compiled(self, kind: ConstraintKind, source: str) -> LLMatcher:
+        size = len(source.encode())
         if size > self.limits.source_bytes:
-            raise ConstraintError(f"the {constraint.kind} has {size} bytes, expected at most {self.limits.source_bytes}: shorten it")
+            raise ConstraintError(f"the {kind} has {size} bytes, expected at most {self.limits.source_bytes}: shorten it")
         bounds = LLParserLimits(
             initial_lexer_fuel=self.limits.initial_fuel, max_grammar_size=self.limits.grammar_size, verbose_errors=False
         )
-        matcher = LLMatcher(self._shared_tokenizer(), _grammar(constraint), log_level=0, limits=bounds)
+        matcher = LLMatcher(self._shared_tokenizer(), _grammar(kind, source), log_level=0, limits=bounds)
         if matcher.is_error():
-            raise ConstraintError(f"the {constraint.kind} cannot be compiled: {matcher.get_error()}")
+            raise ConstraintError(f"the {kind} cannot be compiled: {matcher.get_error()}")
         return matcher
 
     def _shared_tokenizer(self) -> LLTokenizer:
         with self._tokenizer_lock:
             if self._tokenizer is None:
                 eos_token = self._eos_ids or None
-                self._tokenizer = LLTokenizer(self._tokenizer_json, n_vocab=self._vocab_size, eos_token=eos_token)
+                try:
+                    self._tokenizer = LLTokenizer(self._tokenizer_json, n_vocab=self._vocab_size, eos_token=eos_token)
+                except ValueError as error:
+                    raise ConstraintError(f"this model's tokenizer cannot be constrained: {error}") from error
             return self._tokenizer
 
 
 class Pending:
     """A constraint on its way. `poll` gives a matcher of one's own, None before it is there, or raises ConstraintError."""
 
-    def __init__(self, future: Future[LLMatcher], give_up: float, limit_s: float, vocab_size: int) -> None:
+    def __init__(self, future: Future[LLMatcher], trigger: Trigger | None, limit_s: float, vocab_size: int) -> None:
         self._future = future
-        self._give_up = give_up
+        self._trigger = trigger
         self._limit_s = limit_s
+        self._give_up = time.monotonic() + limit_s
         self._vocab_size = vocab_size
 
-    def poll(self) -> Matcher | None:
-        if self._future.done():
-            return Matcher(self._future.result().deep_copy(), self._vocab_size)
-        if time.monotonic() > self._give_up:
+    def poll(self) -> Matcher | LazyMatcher | None:
+        done = self._future.done()
+        if not done and time.monotonic() <= self._give_up:
+            return None
+        if self._trigger is not None:
+            grammar = self._future.result() if done and self._future.exception() is None else None
+            return LazyMatcher(grammar, self._trigger, self._vocab_size)
+        if not done:
             raise ConstraintError(f"compiling the constraint took more than {self._limit_s:g} s: simplify it")
-        return None
+        return Matcher(self._future.result().deep_copy(), self._vocab_size)
 
 
-def _grammar(constraint: Constraint) -> str:
-    source = constraint.source
-    match constraint.kind:
+def _grammar(kind: ConstraintKind, source: str) -> str:
+    match kind:
         case ConstraintKind.JSON_SCHEMA:
             if not isinstance(_parsed(source), dict):
                 raise ConstraintError(f"the schema is {source[:80]}, expected a JSON object")

@@ -118,7 +118,7 @@ class Engine:
         self._require_new(submit.request_id)
         request = open_request(submit, self._num_arrived, limits=self._model.limits, eos_ids=self._eos_ids)
         constraint = submit.params.constraint
-        if constraint is None:
+        if constraint is None or (constraint.trigger is not None and self._constraints is None):
             return request
         if self._constraints is None:
             raise RequestError("invalid_schema", "this model was loaded without a tokenizer, which constraints need")
@@ -176,9 +176,12 @@ class Engine:
         for seq, item in list(plan.items.items()):
             if item.draws and seq.matcher is not None and seq.stage is not Stage.FINISHED:
                 try:
-                    masks[seq] = seq.matcher.mask()
+                    mask = seq.matcher.mask()
                 except ConstraintError as error:
                     self._fail(seq.request, "generation_failed", f"the constraint cannot be followed: {error}")
+                    continue
+                if mask is not None:
+                    masks[seq] = mask
         return masks
 
     def _run(self, plan: Plan, batch: StepBatch) -> tuple[NDArray[np.float32], float]:

@@ -7,7 +7,7 @@ from enum import Enum
 
 from runtime.step import PAGE_SIZE
 from server.engine.blocks import PageList
-from server.engine.constrain import Matcher
+from server.engine.constrain import LazyMatcher, Matcher
 from server.engine.sampler import RowState
 from server.messages import Embed, FinishReason, Submit, TokenLogprob
 
@@ -55,7 +55,7 @@ class Sequence:
     max_len: int  # tokens at which it ends for length
     stage: Stage = Stage.WAITING
     slot: int = -1  # its row in the batch's tables while RUNNING
-    matcher: Matcher | None = None
+    matcher: Matcher | LazyMatcher | None = None
     num_reused: int = 0
     num_computed: int = 0
     num_awaited: int = 0

@@ -34,7 +34,7 @@ class Dialect:
             raise ValueError(f"tool parser {tool_parser!r} is unknown; known are: {', '.join(FORMATS)}")
         if thinks is None:
             thinks = all(len(tokenizer.encode(marker, False)) == 1 for marker in (reasoning.OPEN, reasoning.CLOSE))
-        markers = (*tools.markers, reasoning.OPEN, reasoning.CLOSE)
+        markers = (*tools.markers, tools.arguments_marker, reasoning.OPEN, reasoning.CLOSE)
         return cls(tools, thinks, _single_tokens(tokenizer, markers), Infill.of(tokenizer))
 
 

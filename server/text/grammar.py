@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ from server.text.reasoning import CLOSE, OPEN
 from server.text.tools import ToolFormat
 
 Specials = Mapping[str, int]  # markers that are one token
+WHITE_SPACE = r"[ ]|\n[ \t]{0,20}"  # between the parts of JSON
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,31 +38,54 @@ def as_lark(source: str) -> str:
 def json_text(schema: Mapping[str, object]) -> str:
     """The schema, with less white space allowed than JSON has: one space, or a line's end and its indentation. Small models are
     prone to write nothing but line ends once they are made to write JSON."""
-    return json.dumps({"x-guidance": {"whitespace_pattern": r"[ ]|\n[ \t]{0,20}"}, **schema})
+    return json.dumps({"x-guidance": {"whitespace_pattern": WHITE_SPACE}, **schema})
 
 
 def forced_calls(form: ToolFormat, tools: Sequence[ToolSchema], specials: Specials, *, several: bool) -> Constraint:
     """One call of one of `tools`, or any number from one on, as `form` writes them."""
-    objects: list[dict[str, object]] = [
-        {
-            "type": "object",
-            "properties": {"name": {"const": tool.name}, form.arguments_key: tool.parameters or {"type": "object"}},
-            "required": ["name", form.arguments_key],
-            "additionalProperties": False,
-        }
-        for tool in tools
-    ]
-    schema: dict[str, object] = objects[0] if len(objects) == 1 else {"anyOf": objects}
-    more = " (between call)*" if several else ""
+    one = "inside" if form.bare else f"{_marker(form.opening, specials)} inside"
+    again = f" (between {one})*" if several else ""
+    rules = [f"start: {one}{again}", f"between: {form.between}"]
+    return Constraint(ConstraintKind.GRAMMAR, "\n".join([*rules, *_inside(form, tools, specials, several=several)]))
+
+
+def calls_behind_marker(form: ToolFormat, tools: Sequence[ToolSchema], specials: Specials, *, several: bool) -> str:
+    """What a call of one of `tools` must go on with, once its opening marker is there."""
+    return "\n".join(["start: inside", *_inside(form, tools, specials, several=several)])
+
+
+def _inside(form: ToolFormat, tools: Sequence[ToolSchema], specials: Specials, *, several: bool) -> list[str]:
+    """The rules of what is between a call's markers. Tools of one schema share a rule: a parser's work grows with rules, not with names."""
+    names: dict[str, list[str]] = {}
+    for tool in tools:
+        names.setdefault(json_text({"type": "object", **tool.parameters}), []).append(re.escape(tool.name))
+    rules = [f"inside: {_around_calls(form, specials, several=several)}", f"call: {_alternatives('call', len(names))}"]
+    if form.arguments_marker:
+        rules.append(f"short: {_alternatives('short', len(names))}")
+    for index, (schema, same) in enumerate(names.items()):
+        name, arguments = f"({'|'.join(same)})", f"arguments_{index}"
+        head = _spaced("\\{", '"name"', ":", f'"{name}"', ",", f'"{form.arguments_key}"', ":", "")
+        rules += [f"call_{index}: /{head}/ {arguments} /{_spaced('', '}')}/", f"{arguments}: %json {schema}"]
+        if form.arguments_marker:
+            rules.append(f"short_{index}: /{name}/ {_marker(form.arguments_marker, specials)}? {arguments}")
+    return rules
+
+
+def _around_calls(form: ToolFormat, specials: Specials, *, several: bool) -> str:
     if form.closing:
-        opening, closing = _marker(form.opening, specials), _marker(form.closing, specials)
-        rules = [f'call: {opening} "\\n" object "\\n" {closing}', 'between: "\\n"', f"start: call{more}"]
-    elif form.short_form:
-        schema = {"type": "array", "items": schema, "minItems": 1, **({} if several else {"maxItems": 1})}
-        rules = [f"start: {_marker(form.opening, specials)} object"]
-    else:
-        rules = ["call: object", 'between: ";" " "?', f"start: call{more}"]
-    return Constraint(ConstraintKind.GRAMMAR, "\n".join([*rules, f"object: %json {json_text(schema)}"]))
+        return f'"\\n" call "\\n" {_marker(form.closing, specials)}'
+    if form.arguments_marker:
+        more = ' ("," " "? call)*' if several else ""
+        return f'" "? "[" call{more} "]" | short'
+    return "call"
+
+
+def _alternatives(rule: str, num: int) -> str:
+    return " | ".join(f"{rule}_{index}" for index in range(num))
+
+
+def _spaced(*parts: str) -> str:
+    return f"({WHITE_SPACE})?".join(parts)
 
 
 @dataclass(frozen=True, slots=True)

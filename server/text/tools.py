@@ -32,7 +32,8 @@ class ToolFormat:
     closing: str = ""  # marker behind it
     bare: bool = False  # an answer may begin with a call, without a marker
     arguments_key: str = "arguments"
-    short_form: bool = False  # the function's name may stand before the object, which then is the arguments
+    arguments_marker: str = ""  # if there is one: the function's name may stand before it, and the object behind it is the arguments
+    between: str = '";" " "?'  # calls, as a grammar says it
     id_length: int = 24
     sign: str = ""  # further text by which a template shows that it writes this format
 
@@ -45,9 +46,9 @@ class ToolFormat:
         return tuple(sign for sign in (self.opening, self.sign) if sign)
 
 
-HERMES = ToolFormat("hermes", "<tool_call>", "</tool_call>")
+HERMES = ToolFormat("hermes", "<tool_call>", "</tool_call>", between='"\\n"')
 LLAMA3 = ToolFormat("llama3", "<|python_tag|>", bare=True, arguments_key="parameters", sign='"parameters": {"x": 1}')
-MISTRAL = ToolFormat("mistral", "[TOOL_CALLS]", short_form=True, id_length=9)
+MISTRAL = ToolFormat("mistral", "[TOOL_CALLS]", arguments_marker="[ARGS]", between='" "?', id_length=9)
 GENERIC = ToolFormat("json", bare=True)
 FORMATS: Mapping[str, ToolFormat] = {
     "hermes": HERMES,
@@ -166,7 +167,7 @@ class ToolParser:
         if held[0] == "{":
             self._begin(_CallScanner())
             return True
-        if form.short_form and self._marked:
+        if form.arguments_marker and self._marked:
             name, brace, _ = held.partition("{")
             if not brace:
                 return False

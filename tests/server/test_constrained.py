@@ -31,13 +31,14 @@ TOOLS = [
 
 @pytest.fixture(scope="module")
 def model_folder(tmp_path_factory):
-    """A tokenizer whose tokens are the bytes, and a template."""
+    """A tokenizer whose tokens are the bytes and the markers of a call, and a template."""
     folder = tmp_path_factory.mktemp("model")
     alphabet = {letter: index for index, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     tokenizer = tokenizers.Tokenizer(models.BPE(vocab=alphabet, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(["</s>"])
+    tokenizer.add_tokens(["<tool_call>", "</tool_call>"])
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "</s>", "chat_template": TEMPLATE}))
     return folder
@@ -47,7 +48,7 @@ def model_folder(tmp_path_factory):
 def noise(serve, model_folder):
     """Starts a server whose model draws from hashed logits."""
     tokenizer = Tokenizer.from_dir(model_folder)
-    config = NullConfig(vocab_size=257, tokenizer=str(model_folder / "tokenizer.json"), eos_ids=tokenizer.eos_ids)
+    config = NullConfig(vocab_size=259, tokenizer=str(model_folder / "tokenizer.json"), eos_ids=tokenizer.eos_ids)
 
     def make_worker(spec: ModelSpec, progress) -> Supervisor:
         load = Load(spec.name, null_source(config), max_batch=spec.max_batch)
@@ -84,6 +85,31 @@ def test_a_required_call_is_made(noise, form):
     deltas = [delta for chunk in stream for delta in chunk.choices[0].delta.tool_calls or []]
     assert deltas[0].function.name == "measure"
     assert json.loads("".join(delta.function.arguments for delta in deltas)).keys() == {"a", "unit"}
+
+
+def test_calls_that_a_model_chooses_to_make_are_of_the_tools_offered(noise):
+    """Noise begins calls out of the blue; without strict it may say anything in them, so it is given reasons to be short."""
+    server = noise(tool_parser="hermes", reasoning=False)
+    strict = {"type": "function", "function": {**TOOLS[0]["function"], "strict": True}}
+    odd = {"type": "object", "properties": {"a": {"pattern": "(?!x)"}}}  # what no worker can compile
+    client = server.openai()
+    body = {"model": "null", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 400, "temperature": 1}
+    begin, end = 257, ord("}")
+    for seed in range(2):
+        asked = {**body, "seed": seed, "logit_bias": {str(begin): 7, str(end): 7}}
+        choice = client.chat.completions.create(**asked, tools=[strict, TOOLS[1]]).choices[0]
+        assert len(choice.message.tool_calls) > 1 and choice.message.content
+        *whole, _ = choice.message.tool_calls
+        for call in whole:
+            arguments = json.loads(call.function.arguments)
+            assert call.function.name == "now" or (call.function.name, arguments.keys()) == ("measure", {"a", "unit"})
+        stream = client.chat.completions.create(**asked, tools=[strict, TOOLS[1]], stream=True)
+        deltas = [delta for chunk in stream for delta in chunk.choices[0].delta.tool_calls or []]
+        assert [delta.function.name for delta in deltas if delta.id] == [call.function.name for call in choice.message.tool_calls]
+
+        broken = {"type": "function", "function": {"name": "odd", "strict": True, "parameters": odd}}
+        choice = client.chat.completions.create(**asked, tools=[broken]).choices[0]
+        assert {call.function.name for call in choice.message.tool_calls} == {"odd"}
 
 
 def test_formats_are_met_behind_thoughts_too(noise):

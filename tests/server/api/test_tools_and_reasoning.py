@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from server.messages import ConstraintKind
+from server.messages import ConstraintKind, Trigger
 from server.null import ByteTokenizer
 from server.state import ModelSpec
 from server.text.grammar import Structure, json_text, structured
@@ -73,8 +73,8 @@ def test_a_demanded_call_is_enforced(serve, answering, choice):
     server = serve(script=answering(CALL), initial=(ModelSpec("null", "null", tool_parser="hermes", reasoning=False),))
     server.chat(tools=TOOLS, tool_choice=choice)
     constraint = server.worker.submits[-1].params.constraint
-    assert constraint.kind is ConstraintKind.GRAMMAR and '"now"' in constraint.source
-    assert ('"add"' in constraint.source) == (choice == "required")
+    assert constraint.kind is ConstraintKind.GRAMMAR and '"(now)"' in constraint.source
+    assert ('"(add)"' in constraint.source) == (choice == "required")
 
 
 def allowed(mode: str, *names: str) -> dict:
@@ -90,7 +90,7 @@ def test_of_all_tools_only_those_allowed_are_offered(server, mode):
     if mode == "auto":
         assert submit.params.constraint is None
     else:
-        assert '"now"' in submit.params.constraint.source and '"add"' not in submit.params.constraint.source
+        assert '"(now)"' in submit.params.constraint.source and "add" not in submit.params.constraint.source
 
 
 def test_without_demand_nothing_is_enforced_and_none_hides_the_tools(server):
@@ -98,6 +98,61 @@ def test_without_demand_nothing_is_enforced_and_none_hides_the_tools(server):
     assert server.worker.submits[-1].params.constraint is None and b"<tools>" in bytes(server.worker.submits[-1].prompt_ids)
     server.chat(tools=TOOLS, tool_choice="none")
     assert b"<tools>" not in bytes(server.worker.submits[-1].prompt_ids)
+
+
+STRICT = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"], "additionalProperties": False}
+OFFERED = [*TOOLS, {"type": "function", "function": {"name": "sky", "strict": True, "parameters": STRICT}}]
+MARKERS = ["<tool_call>", "</tool_call>"]
+OPENS, THINKS, THOUGHT = 258, 260, 261
+INTEGER = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "integer"}}}
+
+
+def test_an_offered_call_is_held_to_the_offer_from_its_marker_on(serve):
+    server = serve(tokenizer=ByteTokenizer(specials=MARKERS), initial=[ModelSpec("null", "null", tool_parser="hermes", reasoning=False)])
+    server.chat(tools=OFFERED)
+    constraint = server.worker.submits[-1].params.constraint
+    assert constraint.trigger == Trigger(OPENS)
+    assert '"(add|now)"' in constraint.source and '"(sky)"' in constraint.source and '"(add|now|sky)"' in constraint.fallback
+    assert '"city"' in constraint.source and '"city"' not in constraint.fallback, "only who is strict is held to a schema"
+    assert '"a"' not in constraint.source
+
+    shown = server.http().post("/v1/chat/completions/render", json={"messages": MESSAGES, "tools": OFFERED}).json()
+    assert shown["parameters"]["constraint"]["trigger"]["token_id"] == OPENS
+
+    for free in ({}, {"tools": OFFERED, "tool_choice": "none"}):
+        server.chat(**free)
+        assert server.worker.submits[-1].params.constraint is None
+    for governed in ({"response_format": INTEGER}, {"tool_choice": "required"}):
+        server.chat(tools=OFFERED, **governed)
+        assert server.worker.submits[-1].params.constraint.trigger is None
+
+
+@pytest.mark.parametrize(("max_bytes", "held"), [(10_000, "city"), (700, "add"), (100, "")])
+def test_of_an_offer_beyond_the_limit_only_so_much_is_held_to(serve, max_bytes, held):
+    spec = ModelSpec("null", "null", tool_parser="hermes", reasoning=False)
+    server = serve(tokenizer=ByteTokenizer(specials=MARKERS), initial=[spec], max_schema_bytes=max_bytes)
+    assert server.chat(tools=OFFERED).status_code == 200
+    constraint = server.worker.submits[-1].params.constraint
+    assert held in constraint.source if held else constraint is None
+    assert held == "city" or constraint is None or not constraint.fallback
+
+
+@pytest.mark.parametrize(
+    ("form", "specials", "trigger"),
+    [
+        ("hermes", [*MARKERS, "<think>", "</think>"], Trigger(OPENS, THINKS, THOUGHT)),
+        ("hermes", MARKERS, None),  # thoughts that are text could not be told from the rest
+        ("hermes", ["<think>", "</think>"], None),
+        ("mistral", ["[TOOL_CALLS]", "[ARGS]", "<think>", "</think>"], Trigger(OPENS, THINKS, THOUGHT)),
+        ("llama3", ["<|python_tag|>", "<think>", "</think>"], None),  # a call may come without a marker
+        ("json", ["<think>", "</think>"], None),
+    ],
+)
+def test_calls_are_free_where_tokens_do_not_tell_them(serve, form, specials, trigger):
+    server = serve(tokenizer=ByteTokenizer(specials=specials), initial=[ModelSpec("null", "null", tool_parser=form, reasoning=True)])
+    server.chat(tools=TOOLS)
+    constraint = server.worker.submits[-1].params.constraint
+    assert (None if constraint is None else constraint.trigger) == trigger
 
 
 def test_text_that_looks_like_a_call_is_text_when_no_tools_are_offered(serve, answering):

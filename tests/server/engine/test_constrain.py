@@ -9,6 +9,7 @@ import time
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer, models
 
 from server.engine.constrain import ConstraintCompiler, ConstraintError, ConstraintLimits
 from server.engine.loop import Engine
@@ -180,3 +181,12 @@ def test_a_failed_compilation_is_tried_again(constraints) -> None:
     for _ in range(2):
         with pytest.raises(ConstraintError):
             wait_for(constraints.compile(bad))
+
+
+def test_a_tokenizer_that_cannot_be_read_fails_the_request_and_not_the_engine(rig) -> None:
+    words = Tokenizer(models.WordLevel({"a": 0, "?": 1}, unk_token="?"))
+    compiler = ConstraintCompiler(words.to_str(), eos_ids=[EOS], vocab_size=VOCAB)
+    one = rig(constraints=compiler)
+    one.run([submit_of(REGEX)])
+    assert "tokenizer" in one.failed["regex-0"].message
+    compiler.close()

@@ -8,7 +8,7 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from server.messages import Constraint, ConstraintKind
-from server.text.grammar import Structure, ToolSchema, behind_thoughts, forced_calls, json_text, structured
+from server.text.grammar import Structure, ToolSchema, behind_thoughts, calls_behind_marker, forced_calls, json_text, structured
 from server.text.parts import CallStart
 from server.text.tools import FORMATS, ToolParser
 
@@ -79,6 +79,57 @@ def test_several_calls(vocabulary, form, between):
 def test_markers_that_are_tokens(vocabulary):
     forced = forced_calls(FORMATS["mistral"], TOOLS, {"[TOOL_CALLS]": CALLS}, several=False)
     assert accepts(vocabulary, forced, CALLS, '[{"name": "now", "arguments": {}}]')
+
+
+@pytest.mark.parametrize(
+    ("form", "written", "allowed"),
+    [
+        ("hermes", '\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>', True),
+        ("hermes", '\n{\n  "name": "now",\n  "arguments": {}\n}\n</tool_call>', True),
+        ("hermes", '\n{"name": "added", "arguments": {"a": 1}}\n</tool_call>', False),
+        ("hermes", '\n{"name": "add", "arguments": {"a": 1}}', False),
+        ("hermes", '\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>\n', False),
+        ("mistral", '[{"name": "add", "arguments": {"a": 1}}, {"name": "now", "arguments": {}}]', True),
+        ("mistral", ' [{"name": "now", "arguments": {"b": [1]}}]', True),
+        ("mistral", '[{"name": "other", "arguments": {}}]', False),
+        ("mistral", 'add[ARGS]{"a": 1}', True),
+        ("mistral", 'now{"b": 1}', True),
+        ("mistral", "add{}", False),
+        ("mistral", "other[ARGS]{}", False),
+    ],
+)
+def test_calls_behind_their_marker(vocabulary, form, written, allowed):
+    source = calls_behind_marker(FORMATS[form], TOOLS, {}, several=True)
+    assert accepts(vocabulary, Constraint(ConstraintKind.GRAMMAR, source), written) is allowed
+    if allowed:
+        parser = ToolParser(FORMATS[form], frozenset({"add", "now"}))
+        parts = [*parser.push(FORMATS[form].opening + written), *parser.finish()]
+        assert {part.name for part in parts if isinstance(part, CallStart)} <= {"add", "now"} and not parser.finish()
+
+
+def test_a_marker_of_arguments_may_be_a_token(vocabulary):
+    source = calls_behind_marker(FORMATS["mistral"], TOOLS, {"[ARGS]": CALLS}, several=True)
+    assert accepts(vocabulary, Constraint(ConstraintKind.GRAMMAR, source), "now", CALLS, "{}")
+
+
+def test_names_are_taken_by_the_letter_and_many_of_them_cost_little(vocabulary):
+    tools = [ToolSchema("a.b", {}), *(ToolSchema(f"tool_of_some_server-{number}", {}) for number in range(1000))]
+    constraint = Constraint(ConstraintKind.GRAMMAR, calls_behind_marker(FORMATS["hermes"], tools, {}, several=True))
+    for name, allowed in [("a.b", True), ("axb", False), ("tool_of_some_server-999", True), ("tool_of_some_server-1000", False)]:
+        assert accepts(vocabulary, constraint, f'\n{{"name": "{name}", "arguments": {{}}}}\n</tool_call>') is allowed
+
+
+def test_a_schema_may_refer_to_its_own_parts(vocabulary):
+    """As those of nested pydantic models do: `#` is the tool's schema, whatever stands around it."""
+    parameters = {
+        "type": "object",
+        "properties": {"point": {"$ref": "#/$defs/Point"}},
+        "required": ["point"],
+        "$defs": {"Point": {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}},
+    }
+    forced = forced_calls(FORMATS["hermes"], [*TOOLS, ToolSchema("move", parameters)], {}, several=False)
+    assert accepts(vocabulary, forced, written("hermes", "move", '{"point": {"x": 1}}'))
+    assert not accepts(vocabulary, forced, written("hermes", "move", '{"point": {}}'))
 
 
 SCHEMA = Constraint(ConstraintKind.JSON_SCHEMA, json.dumps({"type": "integer"}))

@@ -1,0 +1,141 @@
+"""Constraints that govern only behind their trigger: free text stays free, what is begun is finished, and bits stay the same."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import msgspec
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+from runtime.device.null import hashed_logits
+from runtime.step import StepLimits
+from server.engine.constrain import LazyMatcher
+from server.engine.loop import Engine
+from server.engine.overlap import OverlappedEngine
+from server.messages import Constraint, ConstraintKind, FinishReason, SamplingParams, Submit, Trigger
+
+EOS, VOCAB = 0, 320
+TRIGGER, OPEN, CLOSE = 310, 311, 312  # beyond what the tokenizer knows: they have no text
+ARGUMENTS = json.dumps({"enum": ["green", "greek"]})
+CALL = Constraint(ConstraintKind.GRAMMAR, f'start: "name " colour ";"\ncolour: %json {ARGUMENTS}', Trigger(TRIGGER))
+IMPOSSIBLE = msgspec.structs.replace(CALL, source="start: nothing")
+
+
+def eager(history):
+    """Noise that triggers at every sixth token, and shuts a thought as often as it opens one."""
+    logits = hashed_logits(VOCAB)(history)
+    logits[TRIGGER] += 4
+    logits[[OPEN, CLOSE]] += 3
+    return logits
+
+
+def submit_of(constraint: Constraint | None, seed: int, **params) -> Submit:
+    return Submit(f"r{seed}", (5, 6, 7), SamplingParams(max_tokens=60, seed=seed, ignore_eos=True, constraint=constraint, **params))
+
+
+def calls(tokenizer: Tokenizer, token_ids: list[int]) -> list[str]:
+    """What stands behind each trigger, up to the next; the last may have been cut off."""
+    spans: list[list[int]] = []
+    for token_id in token_ids:
+        if token_id == TRIGGER:
+            spans.append([])
+        elif spans:
+            spans[-1].append(token_id)
+    return [tokenizer.decode(span) for span in spans]
+
+
+@pytest.mark.parametrize("engine", [Engine, OverlappedEngine])
+def test_what_a_trigger_begins_is_finished_and_the_rest_is_free(rig, tokenizer, constraints, engine) -> None:
+    outcomes = rig(engine, constraints=constraints, logits_of=eager).run([submit_of(CALL, seed) for seed in range(6)])
+    num_whole = 0
+    for outcome in outcomes.values():
+        *whole, last = calls(tokenizer, outcome.token_ids)
+        num_whole += len(whole)
+        assert all(re.match('name "gree[nk]";', text) for text in whole)
+        assert re.match('name "gree[nk]";', last) or 'name "green";'.startswith(last) or 'name "greek";'.startswith(last)
+        assert outcome.end == (FinishReason.LENGTH, None)
+    assert num_whole > 12, "a sequence is free again behind a call, even to begin another"
+    assert len({tuple(outcome.token_ids[:3]) for outcome in outcomes.values()}) == 6
+
+
+def test_free_text_is_drawn_as_without_a_constraint(rig, constraints) -> None:
+    silent = [submit_of(c, 1, banned_token_ids=(TRIGGER,)) for c in (CALL, None)]
+    with_it, without = (rig(constraints=constraints, logits_of=eager).run([submit])["r1", 0] for submit in silent)
+    assert with_it == without
+
+
+def test_the_trigger_means_nothing_in_thoughts(rig, tokenizer, constraints) -> None:
+    thinking = msgspec.structs.replace(CALL, trigger=Trigger(TRIGGER, OPEN, CLOSE, is_open=True))
+    outcomes = rig(constraints=constraints, logits_of=eager).run([submit_of(thinking, seed) for seed in range(8)])
+    inside, outside = [], []
+    for outcome in outcomes.values():
+        thinks, span = True, None
+        for token_id in outcome.token_ids:
+            if token_id == TRIGGER:
+                span = []
+                (inside if thinks else outside).append(span)
+            elif token_id in (OPEN, CLOSE):
+                thinks = token_id == OPEN
+            elif span is not None:
+                span.append(token_id)
+    texts = [tokenizer.decode(span) for span in outside]
+    assert sum(re.match('name "gree[nk]";', text) is not None for text in texts) > 5
+    assert all('name "gree'.startswith(text[:10]) for text in texts)
+    assert not any(tokenizer.decode(span).startswith("name") for span in inside) and len(inside) > 5
+
+
+def test_a_mask_is_computed_only_behind_the_trigger(constraints) -> None:
+    pending = constraints.compile(CALL)
+    while (matcher := pending.poll()) is None:
+        pass
+    assert isinstance(matcher, LazyMatcher)
+    matcher.advance([7, 8, 9])
+    assert matcher.mask() is None and matcher.forced() == []
+    matcher.advance([TRIGGER])
+    assert np.count_nonzero(matcher.mask()) and matcher.forced()
+    matcher.advance([300])  # as from a worker that knew nothing of the constraint
+    assert matcher.mask() is None
+
+
+@pytest.mark.parametrize("constraint", [IMPOSSIBLE, msgspec.structs.replace(IMPOSSIBLE, fallback=IMPOSSIBLE.source)])
+def test_what_cannot_be_compiled_is_free(rig, constraints, constraint) -> None:
+    one, blind, free = rig(constraints=constraints, logits_of=eager), rig(logits_of=eager), rig(logits_of=eager)
+    assert one.run([submit_of(constraint, 1)]) == blind.run([submit_of(constraint, 1)]) == free.run([submit_of(None, 1)])
+    assert not one.failed and not blind.failed
+
+
+def test_there_may_be_a_weaker_grammar(rig, tokenizer, constraints) -> None:
+    names = msgspec.structs.replace(IMPOSSIBLE, fallback='start: "name;"')
+    outcome = rig(constraints=constraints, logits_of=eager).run([submit_of(names, 1)])["r1", 0]
+    assert all(text.startswith("name;") for text in calls(tokenizer, outcome.token_ids)[:-1])
+
+
+def test_company_chunks_preemption_and_a_later_worker_change_nothing(rig, constraints) -> None:
+    thinking = msgspec.structs.replace(CALL, trigger=Trigger(TRIGGER, OPEN, CLOSE))
+    submits = [submit_of((CALL, thinking)[seed % 2], seed, logprobs=(None, 0)[seed // 4]) for seed in range(6)]
+    alone = {}
+    for submit in submits:
+        alone |= rig(constraints=constraints, logits_of=eager).run([submit])
+    small = StepLimits(VOCAB, max_context=512, max_tokens=16, max_seqs=12, num_pages=12)
+    pushing = [msgspec.structs.replace(submit, priority=-i // 3) for i, submit in enumerate(submits)]
+    for engine in (Engine, OverlappedEngine):
+        assert rig(engine, constraints=constraints, logits_of=eager).run(submits) == alone, "together"
+        tight = rig(engine, limits=small, constraints=constraints, logits_of=eager)
+        assert tight.run(pushing, per_step=1) == alone, "after preemptions"
+        assert tight.engine.scheduler.num_preemptions > 0
+    for cut in (7, 41):
+        told = {key: outcome.token_ids[:cut] for key, outcome in alone.items()}
+        resubmitted = [msgspec.structs.replace(submit, emitted=(tuple(told[submit.request_id, 0]),)) for submit in submits]
+        later = rig(OverlappedEngine, constraints=constraints, logits_of=eager).run(resubmitted)
+        assert all(told[key] + later[key].token_ids == outcome.token_ids for key, outcome in alone.items()), cut
+
+
+def test_what_is_forced_is_what_would_be_drawn(rig, constraints) -> None:
+    """Log-probabilities make the engine draw every token, and change nothing else."""
+    jumping, drawing = rig(constraints=constraints, logits_of=eager), rig(constraints=constraints, logits_of=eager)
+    fast, slow = jumping.run([submit_of(CALL, 3)])["r3", 0], drawing.run([submit_of(CALL, 3, logprobs=0)])["r3", 0]
+    assert fast.token_ids == slow.token_ids
+    assert jumping.engine.timing.num_steps < drawing.engine.timing.num_steps
