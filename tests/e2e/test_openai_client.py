@@ -85,6 +85,22 @@ def test_a_tool_call_in_a_stream_and_its_result(client):
     assert "21" in told or "sunny" in told
 
 
+def test_a_call_of_its_own_accord_names_the_tool_that_is_offered(client):
+    """The model knows such tools by other names, and would write those."""
+    asked = [{"role": "user", "content": "What is the weather in Paris?"}]
+    num_calls = 0
+    for seed, name in enumerate(["get_weather", "sky_report", "forecast_by_town", "weather_now"]):
+        tools = [{"type": "function", "function": {**WEATHER["function"], "name": name}}]
+        options: dict[str, Any] = {"tools": tools, "temperature": 1.0, "seed": seed}
+        calls = chat(client, asked, **options).choices[0].message.tool_calls or ()
+        deltas = [delta for chunk in chat(client, asked, **options, stream=True) for delta in chunk.choices[0].delta.tool_calls or ()]
+        assert [delta.function.name for delta in deltas if delta.id] == [call.function.name for call in calls]
+        assert {call.function.name for call in calls} <= {name}
+        num_calls += len(calls)
+        assert "Paris" in text_of(client, FRANCE, tools=tools), "where nothing is called nothing is in the way"
+    assert num_calls
+
+
 def test_a_schema_is_kept_at_any_temperature(client):
     schema = {
         "type": "object",
