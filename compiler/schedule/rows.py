@@ -90,7 +90,7 @@ class _Rows:
         nest = stage.nest
         mapping = dict(zip(nest.vars, point, strict=False))
         if stage.inner is not None:
-            spatial = SpatialNest((stage.inner,), (), nest.store)
+            spatial = SpatialNest(nest.axes, (), nest.store)
             rows = self.row_buffers(nest)
             return vectors(spatial, mapping, Dim.of(0), stage.inner[1], self.width, lambda start: _fetch(rows, after, start))
         results = {fold: Buffer("fold", (Dim.of(1),), dtype_of(fold), Scope.LOCAL) for fold in stage.folds}

@@ -172,12 +172,11 @@ class _Row:
 
     def last(self) -> Stmt:
         """From the end on, which is still in the first cache. What is behind the blocks is relative to the maximum of the row already."""
-        nest, inner = self.form.last.nest, self.form.last.inner
-        assert inner is not None
+        nest = self.form.last.nest
         mapping = dict(zip(nest.vars, self.point, strict=False))
 
         def elements(store: Store, first: Dim, end: Dim) -> Stmt:
-            return vectors(SpatialNest((inner,), (), store), mapping, first, end, self.width)
+            return vectors(SpatialNest(nest.axes, (), store), mapping, first, end, self.width)
 
         def relative(scalar: Scalar) -> Scalar:
             kept = isinstance(scalar, Load) and scalar.buffer is self.form.total.keeps

@@ -17,6 +17,7 @@ from compiler.ir.loops import For, Let, LoopKind, Scalar, Stmt, Store
 from compiler.ir.prove import prove_divisible
 from compiler.ir.visit_loops import free_dims, loads, rewrite_dims
 from compiler.schedule.nests import below, lanes, loop, parallel, product_of, seq, unravel, when
+from compiler.schedule.streaming import past_caches, stream
 
 CHUNK = 4096  # elements that one claim covers: enough to hide the claim, little enough to share the work
 
@@ -127,7 +128,13 @@ def vectors(
 
         return lanes(width, lane_body)
 
-    full = loop("c", count // width, lambda c: seq(*beside(first + c * width), vector(first + c * width, masked=False)))
+    def whole(put: Callable[[Dim], Stmt]) -> Stmt:
+        return loop("c", count // width, lambda c: seq(*beside(first + c * width), put(first + c * width)))
+
+    def streamed(start: Dim) -> Stmt:
+        return stream(nest.store, {**point, inner: start}, lambda lane: store_at(nest.store, {**point, inner: start + lane}).value)
+
+    full = past_caches(nest.axes, nest.store, width, lambda: whole(lambda start: vector(start, masked=False)), lambda: whole(streamed))
     if prove_divisible(count, width):
         return full
     edge = first + count // width * width
