@@ -76,8 +76,7 @@ class _Kernels(Truncations):
             when 0 <= {self.setting(Setting.TOP)} & {self.setting(Setting.PROCESSED)} == 1 {{ {self.measured("1.0")} }}
           }} else {{
             {self.measured(self.number(Number.SHARPNESS))}
-            {self.truncated()}
-            {self.drawn()}
+            {self.truncated(self.drawn())}
           }}
           when 0 <= {self.setting(Setting.TOP)} {{
             let token = tokens[i] {{
@@ -113,6 +112,7 @@ class _Kernels(Truncations):
             when run[0] <= random[0] {{ before[0] = run[0]  chosen[0] = dim(b) + 1 }}
           }}
           let b within 0..{self.blocks - 1} = chosen[0] {{
+            when pending[0] {{ {each_vector(f"{self.own(HERE)} = {self.own_if(self.within)}")} }}
             run[0] = before[0]  chosen[0] = 0
             for e in {BLOCK} {{
               {weighed(f"distance[g, {BLOCK}*b + e]", lambda weight: f"run[0] = run[0] + {weight}")}
@@ -120,7 +120,7 @@ class _Kernels(Truncations):
             }}
             tokens[i] = cast(i32, dim({BLOCK}*b) + chosen[0])
           }}"""
-        return with_locals(found, *(f"{name}: i64[1]" for name in ("run", "before", "chosen", "random")))
+        return with_locals(found, "random: i64[1]")
 
     def random(self) -> str:
         """Below the total, by a product of 53 random bits and the total, taken apart so that no part passes 2^63."""

@@ -201,9 +201,9 @@ class RowText:
     def measured_from(self, at: Index, sharpness: str) -> str:
         return "stale[0] = true\n" + self.each_block(lambda at: self.renewed(f"(best[0] - {at(HERE)}) * {sharpness}"), at)
 
-    def renewed(self, value: str, beside: str = "") -> str:
-        """Other distances in block `b`, and its low; `beside` is done with each of them."""
-        each = f"{self.own(HERE)} = {value}  least[l] = {less('least[l]', self.own(HERE))}  {beside}"
+    def renewed(self, value: str) -> str:
+        """Other distances in block `b`, and its low."""
+        each = f"{self.own(HERE)} = {value}  least[l] = {less('least[l]', self.own(HERE))}"
         return f"{each_lane('least[l] = inf')}\n{each_vector(each)}\n{folded('least', less)}\nlow[g, b] = least[0]"
 
     def summed(self) -> str:
@@ -223,13 +223,10 @@ class RowText:
     def weight(self) -> str:
         return weighed(self.own(HERE), lambda weight: f"lanes[l] = lanes[l] + {weight}", "l")
 
-    def kept(self, condition: Index) -> str:
-        """Only what the condition keeps, of each index."""
-        return f"stale[0] = true\n{self.live(self.renewed(self.own_if(condition)))}"
-
-    def kept_and_summed(self, condition: Index, skipped: str) -> str:
-        """The same, weighed while it is at hand; a block that is `skipped` goes unread."""
-        return self.sums(f"when {skipped} {{ low[g, b] = inf }} else {{ {self.renewed(self.own_if(condition), self.weight)} }}")
+    def kept(self, condition: Index, reach: str) -> str:
+        """Only what the condition keeps, of each index: nothing beyond `reach`."""
+        kept = self.renewed(self.own_if(condition))
+        return self.live(f"when {reach} < low[g, b] {{ low[g, b] = inf }} else {{ {kept} }}")
 
     def own_if(self, condition: Index) -> str:
         return f"select({condition(HERE)}, {self.own(HERE)}, inf)"

@@ -1,12 +1,11 @@
 """Truncations of a row: which tokens stay.
 
-None of them sorts. A histogram of the weights says in which of its BUCKETS the last token that stays lies. The tokens there are listed, and
-the list is narrowed down by the same means, until all keys in it are equal. All sums are of integers, so the answer is exact.
+None of them sorts. Where weights decide, a sample says between which keys the last token that stays should lie. Going over the row, what is
+nearer is added up and what lies between is listed; the list is narrowed down by histograms until all keys in it are equal. All sums
+are of integers, so the answer is exact, and they show whether the sample was right.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 from compiler.ops.sampling_text import (
     BLOCK,
@@ -30,41 +29,66 @@ from runtime.sampling import FURTHEST, MEAN_BITS, SHARE_ONE, Number, Setting
 
 BUCKETS = 512
 ROUNDS = 40  # of narrowing: each divides the range of f32 numbers by almost BUCKETS
-SPAN = 16.0  # nats that the first histogram tells apart
+SPAN = 16.0  # nats that the histogram of the sample tells apart
+SAMPLED = 256  # blocks of a row, at least, that make a sample
+HEAVY = 1 / 32  # of the blocks, at most, are in every sample, as one of their tokens is heavy
+STEP = 0.5  # nats, in which it is said how heavy
 SLACK = 0.01  # nats, more than the rounding of any distance that a bucket has
+MARGIN = 1 / 16  # of share * (1 - share): how wrong a sample may be, about three deviations
+WIDER = 2.0  # times: the range beside one that was not right
+ATTEMPTS = 4
 
 
 class Truncations(RowText):
-    def truncated(self) -> str:
+    @property
+    def stride(self) -> int:
+        """A power of two: the sample has one block of so many, beside the heavy ones."""
+        return 1 << max(0, (self.blocks // SAMPLED).bit_length() - 1)
+
+    def truncated(self, then: str) -> str:
         """top_k, top_p and typical_p are one text, gone through three times: what they keep is nearest to `center`, and comes to the
-        number of tokens or the weight that is wanted. Each lists the tokens among which the last one is that stays."""
+        number of tokens or the weight that is wanted. Each lists the tokens among which the last one is that stays. `then` draws: it
+        may find the row as it was, with the sums of what is `within`, where nobody else needs the row."""
         asked, reach = f"settings[i, {int(Setting.TOP_K)} + stage]", self.number(Number.REACH)
         everything = f"select(dim(stage) == 0, {self.vocab}, {SHARE_ONE})"
+        told = f"0 <= {self.setting(Setting.TOP)} & {self.setting(Setting.PROCESSED)} == 1"
+        cut_again = f"{reach} < inf | {self.setting(Setting.TYPICAL_P)} < {SHARE_ONE}"
         cut = f"""
-          center[0] = 0.0
+          center[0] = 0.0  pending[0] = false
           for stage in 3 {{
-            when dim(stage) == 2 & {reach} < inf {{ {self.kept(lambda index: f"distance[g, {index}] <= {reach}")} }}
+            when dim(stage) == 2 & {reach} < inf {{
+              stale[0] = true
+              {self.kept(lambda index: f"distance[g, {index}] <= {reach}", reach)}
+            }}
             when (0 < {asked} | 0 < dim(stage)) & {asked} < {everything} {{
               when dim(stage) == 2 {{ {self.mean()} }}
               when dim(stage) == 0 {{ {self.listed_by_number(asked)} }} else {{ {self.listed_by_weight(asked)} }}
               when 0 < dim(stage) | wanted[0] <= count[0] {{
-                {self.narrowed(self.off_center, self.weighed_id)}
+                {self.narrowed(self.own, self.nearer)}
                 {self.last()}
-                upto[0] = center[0] + nearest[0] + {SLACK}
-                {self.kept_and_summed(self.within, "upto[0] < low[g, b]")}
+                stale[0] = dim(stage) == 0
+                pending[0] = 0 < dim(stage)
+                when dim(stage) == 0 | {told} | dim(stage) == 1 & ({cut_again}) {{
+                  pending[0] = false
+                  upto[0] = center[0] + nearest[0] + {SLACK}
+                  {self.kept(self.within, "upto[0]")}
+                }}
               }}
             }}
-          }}"""
+          }}
+          {then}"""
         numbers = [f"{name}: i64[1]" for name in ("wanted", "count", "before", "run", "chosen", "last")]
         reals = [f"{name}: f32[1]" for name in ("upto", "base", "nearest", "furthest", "scale", "center")]
-        return with_locals(cut, *numbers, *reals, f"histogram: i64[{BUCKETS}]")
+        lanes = (f"near: f32[{LANES}]", f"weights: i64[{LANES}]")
+        return with_locals(cut, *numbers, *reals, *lanes, f"histogram: i64[{BUCKETS}]", "pending: bool[1]")
 
     def off_center(self, index: str) -> str:
         return f"abs({self.own(index)} - center[0])"
 
-    def weighed_id(self, use: Callable[[str], str]) -> str:
-        """`use` of what the token `id` adds to what is wanted."""
-        return weighed(self.own("id"), lambda weight: use(f"select(dim(stage) == 0, 1, {weight})"))
+    @property
+    def nearer(self) -> str:
+        """The token `id`, number `e` of those at hand, stays: its weight belongs to the sums."""
+        return f"let b = dim(id) // {BLOCK} {{ sum[g, b] = sum[g, b] + weights[e]  total[0] = total[0] + weights[e] }}"
 
     def within(self, index: str) -> str:
         """Nothing beyond `nearest`, and nothing at it behind the last."""
@@ -81,51 +105,108 @@ class Truncations(RowText):
           }} }}
           upto[0] = inf  wanted[0] = {number}
           when wanted[0] <= count[0] {{
-            {self.narrowed(lambda index: f"low[g, {index}]", lambda use: use("1"))}
+            {self.narrowed(lambda index: f"low[g, {index}]")}
             upto[0] = nearest[0]
           }}
           {self.listed(f"{self.own(HERE)} <= upto[0]")}
           wanted[0] = {number}"""
 
     def listed_by_weight(self, share: str) -> str:
-        """The bucket in which the smallest keys come to this share of all weights."""
-        edge = f"select(chosen[0] < {BUCKETS - 1}, (cast(f32, chosen[0]) + 1.0) / scale[0], inf)"
-        return f"""
+        """The tokens among which the smallest keys come to this share of all weights. Should that not be where the sample has it, it is before
+        or behind: there a wider range is gone through, and at last all that is left."""
+        found = f"""
+          {self.guessed(share)}
+          sought[0] = true
+          for attempt in {ATTEMPTS} {{ when sought[0] {{
+            {self.parted()}
+            wanted[0] = {share_of("all[0]", share)} - total[0]
+            sought[0] = wanted[0] <= 0 | between[0] < wanted[0]
+            width[0] = select(dim(attempt) < {ATTEMPTS - 2}, {WIDER} * (until[0] - since[0]), inf)
+            when wanted[0] <= 0 {{ until[0] = since[0]  since[0] = until[0] - width[0] }}
+            when between[0] < wanted[0] {{ since[0] = until[0]  until[0] = since[0] + width[0] }}
+          }} }}"""
+        return with_locals(found, "since: f32[1]", "until: f32[1]", "width: f32[1]", "between: i64[1]", "all: i64[1]", "sought: bool[1]")
+
+    def parted(self) -> str:
+        """The list: tokens with keys from `since` to before `until`, which weigh `between`; sums: of those before them, `total` together;
+        all: the weight of the row."""
+        key = self.off_center(HERE)
+        each = weighed(
+            self.own(HERE),
+            lambda weight: (
+                f"""
+              every[l] = every[l] + {weight}
+              lanes[l] = lanes[l] + select({key} < since[0], {weight}, 0)
+              inner[l] = inner[l] + select({key} < until[0], {weight}, 0)
+              hits[u, l] = select(since[0] <= {key} & {key} < until[0], 1:i32, 0:i32)"""
+            ),
+            "l",
+        )
+        listed = f'{each_lane(each)} tile "append"(list[g, 0], count[0], hits[u, 0]) dims({BLOCK}*b + {LANES}*u)'
+        parted = f"""
+          count[0] = 0
+          {each_lane("every[l] = 0  inner[l] = 0")}
+          {self.sums(f"for unroll u in {VECTORS} {{ {listed} }}")}
+          {folded("every", plus)}
+          {folded("inner", plus)}
+          all[0] = every[0]  between[0] = inner[0] - total[0]"""
+        return with_locals(parted, f"every: i64[{LANES}]", f"inner: i64[{LANES}]", f"hits: i32[{VECTORS}, {LANES}]")
+
+    def guessed(self, share: str) -> str:
+        """since, until: keys between which the smallest ones should come to this share of all weights."""
+        part = f"(cast(f32, {share}) * {1 / SHARE_ONE})"
+        guessed = f"""
           base[0] = 0.0  scale[0] = {BUCKETS / SPAN}
+          {self.sampled_blocks()}
           {self.counted()}
-          total[0] = 0
-          for q in {BUCKETS} {{ total[0] = total[0] + histogram[q] }}
-          wanted[0] = {share_of("total[0]", share)}
-          {self.chosen()}
-          upto[0] = center[0] + {edge} + {SLACK}
-          {self.listed(f"{self.bucket(self.off_center(HERE))} == cast(i32, chosen[0])")}"""
+          run[0] = 0
+          for q in {BUCKETS} {{ run[0] = run[0] + histogram[q] }}
+          goal[0] = cast(f32, run[0]) * {part}
+          margin[0] = goal[0] * (1.0 - {part}) * {MARGIN}
+          run[0] = 0  before[0] = 0  chosen[0] = 0
+          for q in {BUCKETS} {{
+            run[0] = run[0] + histogram[q]
+            when cast(f32, run[0]) < goal[0] - margin[0] {{ before[0] = dim(q) + 1 }}
+            when cast(f32, run[0]) < goal[0] + margin[0] {{ chosen[0] = dim(q) + 1 }}
+          }}
+          since[0] = (cast(f32, before[0]) - 0.5) / scale[0]
+          until[0] = select(chosen[0] < {BUCKETS - 1}, (cast(f32, chosen[0]) + 0.5) / scale[0], inf)"""
+        return with_locals(guessed, "goal: f32[1]", "margin: f32[1]", "heavy: f32[1]")
+
+    def sampled_blocks(self) -> str:
+        """The list: blocks with a token nearer than `heavy`, and some of the others."""
+        near = f"low[g, b] <= cast(f32, dim(l)) * {STEP}"
+        return f"""
+          {each_lane("lanes[l] = 0")}
+          for b in {self.blocks} {{ {each_lane(f"lanes[l] = lanes[l] + select({near}, 1, 0)")} }}
+          heavy[0] = -1.0
+          for l in {LANES} {{ when lanes[l] <= {int(self.blocks * HEAVY)} {{ heavy[0] = cast(f32, dim(l)) * {STEP} }} }}
+          count[0] = 0
+          for b in {self.blocks} {{ let c = count[0] {{
+            list[g, c] = cast(i32, dim(b))
+            count[0] = dim(c) + select(low[g, b] < inf & (low[g, b] <= heavy[0] | dim(b % {self.stride}) == 0), 1, 0)
+          }} }}"""
 
     def bucket(self, key: str) -> str:
         return whole(less(f"{BUCKETS - 1}.0", f"({key} - base[0]) * scale[0]"))
 
     def counted(self) -> str:
-        """The histogram of the weights. An addition to what was just written has to wait for it: each vector of a block has buckets of
-        its own, and the weights of a block are added while those of the next one are made."""
-        each = weighed(self.own(HERE), lambda weight: f"weights[b % 2, u, l] = {weight}", "l")
+        """The histogram of the weights of the blocks in the list, each of which stands for as many as it was taken from. An addition to
+        what was just written has to wait for it: each vector of a block has buckets of its own."""
+        each = weighed(self.own(HERE), lambda weight: f"heights[u, l] = {weight} << shift[0]", "l")
         parts = " + ".join(f"parts[{v}, {LANES}*e + l]" for v in range(VECTORS))
-
-        def added(slot: str) -> str:
-            add = f"let q within 0..{BUCKETS - 1} = buckets[{slot}, u, e] {{ parts[u, q] = parts[u, q] + weights[{slot}, u, e] }}"
-            return f"when held[{slot}] {{ for e in {LANES} {{ for unroll u in {VECTORS} {{ {add} }} }} }}"
-
+        add = f"let q within 0..{BUCKETS - 1} = buckets[u, e] {{ parts[u, q] = parts[u, q] + heights[u, e] }}"
         counted = f"""
           for e in {BUCKETS // LANES} {{ {each_vector(f"parts[u, {LANES}*e + l] = 0")} }}
-          held[0] = false  held[1] = false
-          for b in {self.blocks} {{
-            held[b % 2] = low[g, b] < inf
-            when held[b % 2] {{ {each_vector(f"buckets[b % 2, u, l] = {self.bucket(self.off_center(HERE))}  {each}")} }}
-            {added("(b + 1) % 2")}
-          }}
-          {added(str((self.blocks - 1) % 2))}
+          let c = count[0] {{ for s in c {{ let b within 0..{self.blocks - 1} = list[g, s] {{
+            shift[0] = select(low[g, b] <= heavy[0], 0, {self.stride.bit_length() - 1})
+            {each_vector(f"buckets[u, l] = {self.bucket(self.off_center(HERE))}  {each}")}
+            for e in {LANES} {{ for unroll u in {VECTORS} {{ {add} }} }}
+          }} }} }}
           for e in {BUCKETS // LANES} {{ {each_lane(f"histogram[{LANES}*e + l] = {parts}")} }}"""
-        shape = f"2, {VECTORS}, {LANES}"
+        shape = f"{VECTORS}, {LANES}"
         return with_locals(
-            counted, f"parts: i64[{VECTORS}, {BUCKETS}]", f"buckets: i32[{shape}]", f"weights: i64[{shape}]", "held: bool[2]"
+            counted, f"parts: i64[{VECTORS}, {BUCKETS}]", f"buckets: i32[{shape}]", f"heights: i64[{shape}]", "shift: i64[1]"
         )
 
     def emptied(self) -> str:
@@ -166,33 +247,54 @@ class Truncations(RowText):
             f"count[0] = 0\n{self.live(f'for unroll u in {VECTORS} {{ {found} }}', 'upto[0]')}", f"hits: i32[{VECTORS}, {LANES}]"
         )
 
-    def narrowed(self, key: Index, weighed_id: Callable[[Callable[[str], str]], str]) -> str:
+    def narrowed(self, own: Index, stays: str = "") -> str:
         """nearest: the key with which the list, by ascending keys, comes to weigh `wanted`; the list: those with this key; wanted: what
-        they have to add."""
-        bucket = self.bucket(key("id"))
-        counted = weighed_id(lambda weight: f"histogram[q] = histogram[q] + {weight}")
+        they have to add. `stays` is done with those before them."""
+        key, ahead = "abs(near[l] - center[0])", f"else {{ when buckets[e] < chosen[0] {{ {stays} }} }}" if stays else ""
+        sorted_in = f"buckets[l] = cast(i64, {self.bucket(key)})"
+        counted = f"let q within 0..{BUCKETS - 1} = buckets[e] {{ histogram[q] = histogram[q] + weights[e] }}"
+        kept = "let to = count[0] { list[g, to] = cast(i32, dim(id))  count[0] = dim(to) + 1 }"
         ends = f"""
-          nearest[0] = {less("nearest[0]", key("id"))}
-          furthest[0] = {more("furthest[0]", key("id"))}"""
-        return f"""
-          nearest[0] = inf  furthest[0] = -inf
-          let c = count[0] {{ for e in c {{ let id = list[g, e] {{ {ends} }} }} }}
+          {each_lane("least[l] = inf  most[l] = -inf")}
+          {self.each_listed(own, f"least[l] = {less('least[l]', key)}  most[l] = {more('most[l]', key)}")}
+          {folded("least", less)}
+          {folded("most", more)}
+          nearest[0] = least[0]  furthest[0] = most[0]"""
+        narrowed = f"""
+          {ends}
           for round in {ROUNDS} {{ when nearest[0] < furthest[0] {{
             base[0] = nearest[0]
             scale[0] = {less("1e38", f"{BUCKETS - 1}.0 / (furthest[0] - nearest[0])")}
             {self.emptied()}
+            {self.each_listed(own, f"{sorted_in}  {self.weighed_near}", counted)}
+            {self.chosen()}
             let c = count[0] {{
-              for e in c {{ let id = list[g, e] {{ let q within 0..{BUCKETS - 1} = {bucket} {{ {counted} }} }} }}
-              {self.chosen()}
-              count[0] = 0  nearest[0] = inf  furthest[0] = -inf
-              for e in c {{ let id = list[g, e] {{ when {bucket} == cast(i32, chosen[0]) {{
-                let to = count[0] {{ list[g, to] = cast(i32, dim(id))  count[0] = dim(to) + 1 }}
-                {ends}
-              }} }} }}
+              count[0] = 0
+              {self.each_of("c", own, f"{sorted_in}  {self.weighed_near}", f"when buckets[e] == chosen[0] {{ {kept} }} {ahead}")}
             }}
+            {ends}
           }} }}"""
+        return with_locals(narrowed, f"most: f32[{LANES}]", f"buckets: i64[{LANES}]")
 
     def last(self) -> str:
         """Of the tokens at `nearest`, the last that it takes to add what is wanted."""
-        added = self.weighed_id(lambda weight: f"when run[0] < wanted[0] {{ last[0] = dim(id) }}  run[0] = run[0] + {weight}")
-        return f"run[0] = 0  let c = count[0] {{ for e in c {{ let id = list[g, e] {{ {added} }} }} }}"
+        added = f"when run[0] < wanted[0] {{ last[0] = dim(id)  {self.nearer} }}  run[0] = run[0] + weights[e]"
+        return f"run[0] = 0\n{self.each_listed(self.own, self.weighed_near, added)}"
+
+    def each_listed(self, own: Index, prepared: str, body: str = "") -> str:
+        """`body` for each `id` of the list, as number `e` of LANES whose elements are in `near`, with which `prepared` is done at once."""
+        return f"let c = count[0] {{ {self.each_of('c', own, prepared, body)} }}"
+
+    def each_of(self, count: str, own: Index, prepared: str, body: str) -> str:
+        each = f"for e in min({LANES}, {count} - {LANES}*k) {{ let id = list[g, {LANES}*k + e] {{ {body} }} }}" if body else ""
+        return f"""
+          for k in ({count} + {LANES - 1}) // {LANES} {{
+            for e in {LANES} {{ let id = list[g, min({LANES}*k + e, {count} - 1)] {{ near[e] = {own("id")} }} }}
+            {each_lane(prepared)}
+            {each}
+          }}"""
+
+    @property
+    def weighed_near(self) -> str:
+        """What each of the tokens `near` adds to what is wanted."""
+        return weighed("near[l]", lambda weight: f"weights[l] = select(dim(stage) == 0, 1, {weight})", "l")
