@@ -164,10 +164,10 @@ class Scheduler:
         count = min(seq.num_to_compute, budget)
         num_rows = 1
         if seq.prompt_logprobs is not None:
-            # The row of token i judges token i + 1, and rows are as scarce as sequences.
+            # The row of token i judges token i + 1, and rows are as scarce as sequences. Who was set back has some judged already.
             num_judged = max(len(seq.prompt_logprobs) - 1 - seq.num_computed, 0)
             count = min(count, num_judged + self.limits.max_seqs - self._open.num_rows)
-            num_rows = count - num_judged
+            num_rows = max(count - num_judged, 0)
         if self._open.num_rows == self.limits.max_seqs or not self._place(seq, count, num_rows=num_rows):
             return 0
         self.queue.charge(seq.fairness_key, count)
@@ -190,6 +190,7 @@ class Scheduler:
         draws = start + count == seq.num_tokens
         plan = self._open
         wanted = num_rows if draws or seq.prompt_logprobs is not None else 0
+        assert draws <= wanted <= count, (seq, wanted)
         plan.items[seq] = Item(seq, start, count, wanted, draws, is_prefill)
         plan.copies += copies
         plan.num_tokens += count

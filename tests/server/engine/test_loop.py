@@ -227,6 +227,20 @@ def test_prompt_logprobs(rig, engine, max_seqs: int) -> None:
         assert [i for i, _ in judged.top] == np.argsort(-logprobs, kind="stable")[:2].tolist()
 
 
+@ENGINES
+def test_prompt_logprobs_of_who_was_set_back(rig, engine) -> None:
+    """What was judged before is computed again and gives no rows, in however many chunks."""
+    prompt = tuple(int(x) for x in np.random.default_rng(0).integers(1, VOCAB, 200))
+    asked = Submit("a", prompt, params(max_tokens=3, prompt_logprobs=1, ignore_eos=True))
+    whole = rig(engine).run([asked])["a", 0]
+    one = rig(engine, limits=StepLimits(VOCAB, 512, max_tokens=32, max_seqs=8, num_pages=17))
+    one.engine.submit(asked)
+    until(one, lambda: 130 < len(one.engine._requests["a"].sequences[0].prompt_logprobs))
+    one.engine.submit(Submit("first", tuple(range(1, 200)), params(max_tokens=20, ignore_eos=True), priority=-1))
+    assert one.run()["a", 0] == whole
+    assert one.engine.scheduler.num_preemptions == 1
+
+
 def test_what_a_prompt_reused_is_reported(rig) -> None:
     one = rig()
     prompt = tuple(range(1, 100))
@@ -268,7 +282,7 @@ def test_a_better_priority_takes_a_slot(rig) -> None:
     limits = StepLimits(VOCAB, 512, 64, 2, 100)
     one = rig(limits=limits)
     for i in range(2):
-        one.engine.submit(Submit(f"low{i}", (1, i), params(max_tokens=100, ignore_eos=True), priority=1))
+        one.engine.submit(Submit(f"low{i}", (1, i), params(max_tokens=100, ignore_eos=True), priority=-1))
     for _ in range(5):
         one.step()
     one.engine.submit(Submit("high", (3,), GREEDY, priority=0))

@@ -19,7 +19,7 @@ from runtime.step import StepLimits
 from server.engine.loop import Engine
 from server.engine.overlap import OverlappedEngine
 from server.engine.request import Stage
-from server.messages import Abort, Embed, Embedding, Failed, FinishReason, SamplingParams, Stats, Submit, Tokens
+from server.messages import Abort, Embed, Embedding, Failed, FinishReason, SamplingParams, Stats, Submit, TokenLogprob, Tokens
 
 VOCAB = 40
 LIMITS = StepLimits(vocab_size=VOCAB, max_context=96, max_tokens=24, max_seqs=5, num_pages=13, embedding_size=8)
@@ -38,20 +38,38 @@ def plainly_generated(prompt: tuple[int, ...], max_tokens: int) -> list[int]:
     return tokens[len(prompt) :]
 
 
+@cache
+def plainly_judged(prompt: tuple[int, ...]) -> list[tuple[int, float]]:
+    """Each token of the prompt but the first, and its log-probability."""
+    judged: list[tuple[int, float]] = []
+    for i, token_id in enumerate(prompt[1:], 1):
+        logits = LOGITS_OF(np.array(prompt[:i], np.int32)).astype(np.float64)
+        judged.append((token_id, float(logits[token_id] - np.log(np.exp(logits).sum()))))
+    return judged
+
+
 class Machine(RuleBasedStateMachine):
     engine_class: type[Engine] = Engine
 
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
-        self.engine = self.engine_class(NullModel(LIMITS, logits_of=LOGITS_OF), self.hear, wall_clock=lambda: self.now)
+        self.measured = 0.0  # what the clock of the steps shows
+        self.reading_s = 0.001  # what passes between two looks at it
+        model = NullModel(LIMITS, logits_of=LOGITS_OF)
+        self.engine = self.engine_class(model, self.hear, clock=self.clock, wall_clock=lambda: self.now)
         self.embeds: dict[str, Embed] = {}
         self.vectors: dict[str, np.ndarray] = {}
         self.dropped: set[str] = set()  # texts that were aborted or came too late
         self.told: dict[tuple[str, int], list[int]] = {}
+        self.judged: dict[str, tuple[TokenLogprob | None, ...]] = {}
         self.ends: dict[tuple[str, int], FinishReason] = {}
         self.submits: dict[str, Submit] = {}
         self.texts: dict[str, list[int]] = {}  # what a request's choices will hold at most
+
+    def clock(self) -> float:
+        self.measured += self.reading_s
+        return self.measured
 
     def hear(self, message) -> None:
         match message:
@@ -60,6 +78,9 @@ class Machine(RuleBasedStateMachine):
                     key = event.request_id, event.choice
                     assert key not in self.ends
                     self.told.setdefault(key, []).extend(event.token_ids)
+                    if event.prompt_logprobs:
+                        assert event.request_id not in self.judged
+                        self.judged[event.request_id] = event.prompt_logprobs
                     if event.finish_reason is not None:
                         self.ends[key] = event.finish_reason
                     assert event.num_cached <= self.longest_known(self.submits[event.request_id])
@@ -88,15 +109,16 @@ class Machine(RuleBasedStateMachine):
         priority=st.sampled_from((0, 0, 0, 1, -1)),
         key=st.sampled_from("abc"),
         salt=st.sampled_from(("", "", "x")),
+        prompt_logprobs=st.sampled_from((None, None, 0)),
         patience=PATIENCE,
     )
-    def submit(self, beginning, num_shared, own, max_tokens, num_choices, priority, key, salt, patience) -> None:
+    def submit(self, beginning, num_shared, own, max_tokens, num_choices, priority, key, salt, prompt_logprobs, patience) -> None:
         request_id = str(len(self.submits))
         prompt = (*beginning[:num_shared], *own)
         submit = Submit(
             request_id,
             prompt,
-            SamplingParams(max_tokens=max_tokens, temperature=0.0),
+            SamplingParams(max_tokens=max_tokens, temperature=0.0, prompt_logprobs=prompt_logprobs),
             num_choices=num_choices,
             priority=priority,
             fairness_key=key,
@@ -119,6 +141,11 @@ class Machine(RuleBasedStateMachine):
         embed = Embed(f"text{len(self.embeds)}", (*beginning[:num_shared], *own), False, key, deadline)
         self.embeds[embed.request_id] = embed
         self.engine.embed(embed)
+
+    @rule(seconds=st.sampled_from((0.0, 1e-6, 1e-3, 1.0)))
+    def steps_take(self, seconds: float) -> None:
+        """How much of a prompt rides along depends on it; what anybody is told does not."""
+        self.reading_s = seconds
 
     @rule(seconds=st.integers(1, 5))
     def wait(self, seconds: int) -> None:
@@ -187,11 +214,21 @@ class Machine(RuleBasedStateMachine):
                     self.ends[key] is FinishReason.DEADLINE and submit.deadline is not None and submit.deadline <= self.now
                 )
                 assert is_cut or len(told) == len(expected), key
+            if submit.params.prompt_logprobs is not None and any(self.told.get((submit.request_id, i)) for i in range(submit.num_choices)):
+                self.check_prompt(submit)
         for request_id, embed in self.embeds.items():
             assert (request_id in self.vectors) != (request_id in self.dropped)
             if request_id in self.vectors:
                 np.testing.assert_array_equal(self.vectors[request_id], HIDDEN_OF(np.array(embed.prompt_ids, np.int32)))
         self.engine.close()
+
+    def check_prompt(self, submit: Submit) -> None:
+        first, *others = self.judged[submit.request_id]
+        assert first is None
+        told = [(one.token_id, one.logprob) for one in others if one is not None]
+        expected = plainly_judged(submit.prompt_ids)
+        assert [token_id for token_id, _ in told] == [token_id for token_id, _ in expected]
+        np.testing.assert_allclose([logprob for _, logprob in told], [logprob for _, logprob in expected], atol=1e-4)
 
 
 def common(a, b) -> int:
