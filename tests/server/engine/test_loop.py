@@ -235,7 +235,7 @@ def test_prompt_logprobs_of_who_was_set_back(rig, engine) -> None:
     whole = rig(engine).run([asked])["a", 0]
     one = rig(engine, limits=StepLimits(VOCAB, 512, max_tokens=32, max_seqs=8, num_pages=17))
     one.engine.submit(asked)
-    until(one, lambda: 130 < len(one.engine._requests["a"].sequences[0].prompt_logprobs))
+    until(one, lambda: len(one.engine._requests["a"].sequences[0].prompt_logprobs) > 130)
     one.engine.submit(Submit("first", tuple(range(1, 200)), params(max_tokens=20, ignore_eos=True), priority=-1))
     assert one.run()["a", 0] == whole
     assert one.engine.scheduler.num_preemptions == 1
@@ -282,7 +282,7 @@ def test_a_better_priority_takes_a_slot(rig) -> None:
     limits = StepLimits(VOCAB, 512, 64, 2, 100)
     one = rig(limits=limits)
     for i in range(2):
-        one.engine.submit(Submit(f"low{i}", (1, i), params(max_tokens=100, ignore_eos=True), priority=-1))
+        one.engine.submit(Submit(f"low{i}", (1, i), params(max_tokens=100, ignore_eos=True), priority=1))
     for _ in range(5):
         one.step()
     one.engine.submit(Submit("high", (3,), GREEDY, priority=0))
