@@ -3,7 +3,7 @@ work space for GROUPS rows, taken in turn by those to sample."""
 
 from __future__ import annotations
 
-from compiler.ops.sampling_text import BLOCK, HERE, LANES, each_lane, each_vector, folded, less, plus, weighed, with_locals
+from compiler.ops.sampling_text import BLOCK, HERE, LANES, each_lane, each_vector, folded, less, plus, with_locals
 from compiler.ops.sampling_truncation import Truncations
 from runtime.philox import MULTIPLIERS, NUM_ROUNDS, WEYL
 from runtime.sampling import NOT_A_NUMBER, NOTHING_LEFT, NUM_TOP, Number, Setting
@@ -46,7 +46,8 @@ class _Kernels(Truncations):
         )
 
     def groups(self, body: str, *, listing: bool) -> str:
-        lanes = (f"{name}: {kind}[{LANES}]" for name, kind in (("lanes", "i64"), ("least", "f32"), ("power", "f32"), ("rounded", "f32")))
+        integers = (f"{name}: i64[{LANES}]" for name in ("lanes", "weight"))
+        lanes = (*integers, *(f"{name}: f32[{LANES}]" for name in ("least", "power", "rounded", "mantissa")))
         text = f"""
           for parallel g in min(n, {GROUPS}) {{
             for turn in (n - g + {GROUPS - 1}) // {GROUPS} {{
@@ -103,6 +104,11 @@ class _Kernels(Truncations):
 
     def drawn(self) -> str:
         """The first token up to which the weights add up to more than a random share of all of them."""
+        taken = f"""
+          for e in {LANES} {{
+            run[0] = run[0] + weight[e]
+            when run[0] <= random[0] {{ chosen[0] = dim({LANES}*u + e) + 1 }}
+          }}"""
         found = f"""
           {self.summed()}
           {self.random()}
@@ -114,10 +120,7 @@ class _Kernels(Truncations):
           let b within 0..{self.blocks - 1} = chosen[0] {{
             when pending[0] {{ {each_vector(f"{self.own(HERE)} = {self.own_if(self.within)}")} }}
             run[0] = before[0]  chosen[0] = 0
-            for e in {BLOCK} {{
-              {weighed(f"distance[g, {BLOCK}*b + e]", lambda weight: f"run[0] = run[0] + {weight}")}
-              when run[0] <= random[0] {{ chosen[0] = dim(e) + 1 }}
-            }}
+            {self.each_weight(taken)}
             tokens[i] = cast(i32, dim({BLOCK}*b) + chosen[0])
           }}"""
         return with_locals(found, "random: i64[1]")

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from runtime.sampling import (
-    FURTHEST,
     LOG2_E,
     MANTISSA_BITS,
     POWER,
@@ -28,6 +27,9 @@ VECTORS = 4
 BLOCK = VECTORS * LANES
 FLAT = f"{LANES}*u + l"  # a lane of a block
 HERE = f"{BLOCK}*b + {FLAT}"
+
+SCALE_BITS = 24  # of the tile that makes weights
+BEYOND = 48.0  # powers of two that are told apart: all weights from 41 on are 0
 
 Index = Callable[[str], str]  # the row's element at an index
 
@@ -70,20 +72,20 @@ def more(a: str, b: str) -> str:
     return f"select({a} < {b}, {b}, {a})"
 
 
-def weighed(distance: str, use: Callable[[str], str], lane: str = "0") -> str:
-    """`use` of the weight of a distance: `runtime.sampling.weigh`, step by step."""
-    power, rounded = f"power[{lane}]", f"rounded[{lane}]"
+def weighed(distance: str) -> str:
+    """weight: `runtime.sampling.weigh` of a distance, step by step, in each lane. The tile shifts 6 bits further up than that, and so down:
+    as much as is added to what rounds, which leaves an integer as even as it was."""
     fraction = f"{POWER[-1]:.20f}"
     for coefficient in (*reversed(POWER[:-1]), 1.0):
-        fraction = f"({fraction} * {power} + {coefficient:.20f})"
-    mantissa = f"cast(i64, {bits_beyond(f'{fraction} + {TWO}', TWO)})"
-    weight = f"(({mantissa} << {WEIGHT_BITS - MANTISSA_BITS}) >> cast(i64, {bits_beyond(rounded, ROUND)}))"
-    return f"""
-      {power} = {distance} * {LOG2_E:.20f}
-      {power} = {less(f"{FURTHEST}", power)}
-      {rounded} = {power} + {ROUND}
-      {power} = {power} - ({rounded} - {ROUND})
-      {use(weight)}"""
+        fraction = f"({fraction} * power[l] + {coefficient:.20f})"
+    base = ROUND + SCALE_BITS - (WEIGHT_BITS - MANTISSA_BITS)
+    steps = f"""
+      power[l] = {distance} * {LOG2_E:.20f}
+      power[l] = {less(f"{BEYOND}", "power[l]")}
+      rounded[l] = power[l] + {base}
+      power[l] = power[l] - (rounded[l] - {base})
+      mantissa[l] = {fraction} + {TWO}"""
+    return f'{each_lane(steps)}\ntile "shift"(weight[0], mantissa[0], rounded[0])'
 
 
 def bits_beyond(number: str, base: float) -> str:
@@ -208,7 +210,12 @@ class RowText:
 
     def summed(self) -> str:
         """The weight of each block, and of all, where they are not known already."""
-        return f"when stale[0] {{ {self.sums(each_vector(self.weight))} }}"
+        added = self.each_weight(each_lane("lanes[l] = lanes[l] + weight[l]"))
+        return f"when stale[0] {{ {self.sums(added)} }}"
+
+    def each_weight(self, body: str) -> str:
+        """`body` for each vector of block `b`, of which `weight` is known."""
+        return f"for u in {VECTORS} {{ {weighed(self.own(HERE))} {body} }}"
 
     def sums(self, body: str) -> str:
         """`body` adds the weights of block `b` to `lanes`."""
@@ -218,10 +225,6 @@ class RowText:
           {folded("lanes", plus)}
           sum[g, b] = lanes[0]  total[0] = total[0] + lanes[0]"""
         return f"total[0] = 0  stale[0] = false\nfor b in {self.blocks} {{ sum[g, b] = 0 }}\n{self.live(block)}"
-
-    @property
-    def weight(self) -> str:
-        return weighed(self.own(HERE), lambda weight: f"lanes[l] = lanes[l] + {weight}", "l")
 
     def kept(self, condition: Index, reach: str) -> str:
         """Only what the condition keeps, of each index: nothing beyond `reach`."""

@@ -31,10 +31,10 @@ BUCKETS = 512
 ROUNDS = 40  # of narrowing: each divides the range of f32 numbers by almost BUCKETS
 SPAN = 16.0  # nats that the histogram of the sample tells apart
 SAMPLED = 256  # blocks of a row, at least, that make a sample
-HEAVY = 1 / 32  # of the blocks, at most, are in every sample, as one of their tokens is heavy
+HEAVY = 1 / 12  # of the blocks, at most, are in every sample, as one of their tokens is heavy
 STEP = 0.5  # nats, in which it is said how heavy
 SLACK = 0.01  # nats, more than the rounding of any distance that a bucket has
-MARGIN = 1 / 16  # of share * (1 - share): how wrong a sample may be, about three deviations
+MARGIN = 1 / 12  # of share * (1 - share): how wrong a sample may be, about three deviations; twice that where heavy ones go first
 WIDER = 2.0  # times: the range beside one that was not right
 ATTEMPTS = 4
 
@@ -79,8 +79,7 @@ class Truncations(RowText):
           {then}"""
         numbers = [f"{name}: i64[1]" for name in ("wanted", "count", "before", "run", "chosen", "last")]
         reals = [f"{name}: f32[1]" for name in ("upto", "base", "nearest", "furthest", "scale", "center")]
-        lanes = (f"near: f32[{LANES}]", f"weights: i64[{LANES}]")
-        return with_locals(cut, *numbers, *reals, *lanes, f"histogram: i64[{BUCKETS}]", "pending: bool[1]")
+        return with_locals(cut, *numbers, *reals, f"near: f32[{LANES}]", f"histogram: i64[{BUCKETS}]", "pending: bool[1]")
 
     def off_center(self, index: str) -> str:
         return f"abs({self.own(index)} - center[0])"
@@ -88,7 +87,7 @@ class Truncations(RowText):
     @property
     def nearer(self) -> str:
         """The token `id`, number `e` of those at hand, stays: its weight belongs to the sums."""
-        return f"let b = dim(id) // {BLOCK} {{ sum[g, b] = sum[g, b] + weights[e]  total[0] = total[0] + weights[e] }}"
+        return f"let b = dim(id) // {BLOCK} {{ sum[g, b] = sum[g, b] + weight[e]  total[0] = total[0] + weight[e] }}"
 
     def within(self, index: str) -> str:
         """Nothing beyond `nearest`, and nothing at it behind the last."""
@@ -112,8 +111,8 @@ class Truncations(RowText):
           wanted[0] = {number}"""
 
     def listed_by_weight(self, share: str) -> str:
-        """The tokens among which the smallest keys come to this share of all weights. Should that not be where the sample has it, it is before
-        or behind: there a wider range is gone through, and at last all that is left."""
+        """The tokens among which the smallest keys come to this share of all weights. Should that not be where the sample has it, it is
+        before or behind: there a wider range is gone through, and at last all that is left."""
         found = f"""
           {self.guessed(share)}
           sought[0] = true
@@ -131,18 +130,12 @@ class Truncations(RowText):
         """The list: tokens with keys from `since` to before `until`, which weigh `between`; sums: of those before them, `total` together;
         all: the weight of the row."""
         key = self.off_center(HERE)
-        each = weighed(
-            self.own(HERE),
-            lambda weight: (
-                f"""
-              every[l] = every[l] + {weight}
-              lanes[l] = lanes[l] + select({key} < since[0], {weight}, 0)
-              inner[l] = inner[l] + select({key} < until[0], {weight}, 0)
-              hits[u, l] = select(since[0] <= {key} & {key} < until[0], 1:i32, 0:i32)"""
-            ),
-            "l",
-        )
-        listed = f'{each_lane(each)} tile "append"(list[g, 0], count[0], hits[u, 0]) dims({BLOCK}*b + {LANES}*u)'
+        added = each_lane(f"""
+          every[l] = every[l] + weight[l]
+          lanes[l] = lanes[l] + select({key} < since[0], weight[l], 0)
+          inner[l] = inner[l] + select({key} < until[0], weight[l], 0)
+          hits[u, l] = select(since[0] <= {key} & {key} < until[0], 1:i32, 0:i32)""")
+        listed = f'{weighed(self.own(HERE))} {added} tile "append"(list[g, 0], count[0], hits[u, 0]) dims({BLOCK}*b + {LANES}*u)'
         parted = f"""
           count[0] = 0
           {each_lane("every[l] = 0  inner[l] = 0")}
@@ -162,7 +155,7 @@ class Truncations(RowText):
           run[0] = 0
           for q in {BUCKETS} {{ run[0] = run[0] + histogram[q] }}
           goal[0] = cast(f32, run[0]) * {part}
-          margin[0] = goal[0] * (1.0 - {part}) * {MARGIN}
+          margin[0] = goal[0] * (1.0 - {part}) * {MARGIN} * cast(f32, dim(stage))
           run[0] = 0  before[0] = 0  chosen[0] = 0
           for q in {BUCKETS} {{
             run[0] = run[0] + histogram[q]
@@ -193,14 +186,14 @@ class Truncations(RowText):
     def counted(self) -> str:
         """The histogram of the weights of the blocks in the list, each of which stands for as many as it was taken from. An addition to
         what was just written has to wait for it: each vector of a block has buckets of its own."""
-        each = weighed(self.own(HERE), lambda weight: f"heights[u, l] = {weight} << shift[0]", "l")
+        sorted_in = each_lane(f"buckets[u, l] = {self.bucket(self.off_center(HERE))}  heights[u, l] = weight[l] << shift[0]")
         parts = " + ".join(f"parts[{v}, {LANES}*e + l]" for v in range(VECTORS))
         add = f"let q within 0..{BUCKETS - 1} = buckets[u, e] {{ parts[u, q] = parts[u, q] + heights[u, e] }}"
         counted = f"""
           for e in {BUCKETS // LANES} {{ {each_vector(f"parts[u, {LANES}*e + l] = 0")} }}
           let c = count[0] {{ for s in c {{ let b within 0..{self.blocks - 1} = list[g, s] {{
             shift[0] = select(low[g, b] <= heavy[0], 0, {self.stride.bit_length() - 1})
-            {each_vector(f"buckets[u, l] = {self.bucket(self.off_center(HERE))}  {each}")}
+            {self.each_weight(sorted_in)}
             for e in {LANES} {{ for unroll u in {VECTORS} {{ {add} }} }}
           }} }} }}
           for e in {BUCKETS // LANES} {{ {each_lane(f"histogram[{LANES}*e + l] = {parts}")} }}"""
@@ -226,14 +219,10 @@ class Truncations(RowText):
         """center: the mean distance, by weight."""
         near = less(f"{FURTHEST}", self.own(HERE))
         moment = f"cast(i64, {whole(f'{near} * {float(1 << MEAN_BITS)}')})"
-        each = weighed(
-            self.own(HERE),
-            lambda weight: f"lanes[l] = lanes[l] + {weight}  moments[l] = moments[l] + (({weight} * {moment}) >> {MEAN_BITS})",
-            "l",
-        )
+        each = each_lane(f"lanes[l] = lanes[l] + weight[l]  moments[l] = moments[l] + ((weight[l] * {moment}) >> {MEAN_BITS})")
         means = f"""
           {each_lane("lanes[l] = 0  moments[l] = 0")}
-          {self.live(each_vector(each))}
+          {self.live(self.each_weight(each))}
           {folded("lanes", plus)}
           {folded("moments", plus)}
           center[0] = cast(f32, moments[0]) / cast(f32, lanes[0])"""
@@ -251,12 +240,12 @@ class Truncations(RowText):
         """nearest: the key with which the list, by ascending keys, comes to weigh `wanted`; the list: those with this key; wanted: what
         they have to add. `stays` is done with those before them."""
         key, ahead = "abs(near[l] - center[0])", f"else {{ when buckets[e] < chosen[0] {{ {stays} }} }}" if stays else ""
-        sorted_in = f"buckets[l] = cast(i64, {self.bucket(key)})"
-        counted = f"let q within 0..{BUCKETS - 1} = buckets[e] {{ histogram[q] = histogram[q] + weights[e] }}"
+        sorted_in = each_lane(f"buckets[l] = cast(i64, {self.bucket(key)})")
+        counted = f"let q within 0..{BUCKETS - 1} = buckets[e] {{ histogram[q] = histogram[q] + weight[e] }}"
         kept = "let to = count[0] { list[g, to] = cast(i32, dim(id))  count[0] = dim(to) + 1 }"
         ends = f"""
           {each_lane("least[l] = inf  most[l] = -inf")}
-          {self.each_listed(own, f"least[l] = {less('least[l]', key)}  most[l] = {more('most[l]', key)}")}
+          {self.each_listed(own, each_lane(f"least[l] = {less('least[l]', key)}  most[l] = {more('most[l]', key)}"))}
           {folded("least", less)}
           {folded("most", more)}
           nearest[0] = least[0]  furthest[0] = most[0]"""
@@ -278,7 +267,7 @@ class Truncations(RowText):
 
     def last(self) -> str:
         """Of the tokens at `nearest`, the last that it takes to add what is wanted."""
-        added = f"when run[0] < wanted[0] {{ last[0] = dim(id)  {self.nearer} }}  run[0] = run[0] + weights[e]"
+        added = f"when run[0] < wanted[0] {{ last[0] = dim(id)  {self.nearer} }}  run[0] = run[0] + weight[e]"
         return f"run[0] = 0\n{self.each_listed(self.own, self.weighed_near, added)}"
 
     def each_listed(self, own: Index, prepared: str, body: str = "") -> str:
@@ -290,11 +279,11 @@ class Truncations(RowText):
         return f"""
           for k in ({count} + {LANES - 1}) // {LANES} {{
             for e in {LANES} {{ let id = list[g, min({LANES}*k + e, {count} - 1)] {{ near[e] = {own("id")} }} }}
-            {each_lane(prepared)}
+            {prepared}
             {each}
           }}"""
 
     @property
     def weighed_near(self) -> str:
         """What each of the tokens `near` adds to what is wanted."""
-        return weighed("near[l]", lambda weight: f"weights[l] = select(dim(stage) == 0, 1, {weight})", "l")
+        return weighed("near[l]") + each_lane("weight[l] = select(dim(stage) == 0, 1, weight[l])")

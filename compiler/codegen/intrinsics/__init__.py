@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from compiler.codegen.intrinsics import amx, append, dot, integer, prefetch, stream
+from compiler.codegen.intrinsics import amx, append, dot, integer, prefetch, shift, stream
 from compiler.codegen.intrinsics.registry import Intrinsic
 from compiler.interpret.tiles import TILES
 from compiler.ir.op import Registry
@@ -15,6 +15,7 @@ INTRINSICS.add("amx_configure", amx.AMX_CONFIGURE)
 INTRINSICS.add("dot_panel", integer.DOT_PANEL)
 INTRINSICS.add("append", append.APPEND)
 INTRINSICS.add("prefetch", prefetch.PREFETCH)
+INTRINSICS.add("shift", shift.SHIFT)
 INTRINSICS.add("stream", stream.STREAM)
 
 for name in INTRINSICS:
