@@ -69,7 +69,8 @@ class _Rows:
     def row_of(self, point: list[Dim]) -> Stmt:
         """All stages of one row. While elements of the row are written, the next row is fetched: memory does not wait for arithmetic.
         It waits in the second cache, since the first holds this row."""
-        if not point or not any(self.row_buffers(stage.nest) for stage in self.program.stages if stage.inner is not None):
+        ahead = any(self.row_buffers(stage.nest) for stage in self.program.stages if stage.inner is not None)
+        if not point or not ahead or self.softmax is not None:
             return self.staged(point, point)  # the only row there is, or nothing of the next one that is worth fetching
         extent = self.program.row[-1][1]
         return named("next", dim_min(point[-1] + 1, extent - 1), extent - 1, lambda after: self.staged(point, [*point[:-1], after]))
@@ -77,7 +78,7 @@ class _Rows:
     def staged(self, point: list[Dim], after: list[Dim]) -> Stmt:
         numbers = {t: Buffer(t.name, (Dim.of(1),), t.dtype, Scope.LOCAL) for t in self.program.temporaries}
         if self.softmax is not None:
-            body = self.softmax.row(point, self.width, numbers, self.stage(self.softmax.last, point, after, numbers))
+            body = self.softmax.row(point, self.width, numbers)
         else:
             body = seq(*(self.stage(stage, point, after, numbers) for stage in self.program.stages))
         for temporary, number in numbers.items():

@@ -1,9 +1,9 @@
 """Softmax, and whatever else sums exp(x - max x): both folds in one walk along the row, block after block.
 
 With the sum behind the maximum, a row waits first for memory alone and then for arithmetic alone. Here the exponentials of a block are
-taken while the next block comes from memory for its maximum. They are relative to the largest element so far; where that rises, the sum so
-far shrinks. Kept exponentials are set right by the last stage, by a factor for each block. At most MOST factors wait for that, so the
-blocks of a longer row are larger.
+taken while the next block comes from memory for its maximum, and so the next row is not fetched ahead. They are relative to the largest
+element so far; where that rises, the sum so far shrinks. Kept exponentials are set right by the last stage, by a factor for each block.
+At most MOST factors wait for that, so the blocks of a longer row are larger.
 
 A row of one block has the bits of the separate folds. Elements are compared with the lowest finite number too, which is then subtracted:
 a block of -inf alone adds 0, a row of nothing else ends as 0 / 0. A NaN that the maximum loses comes back with the sum.
@@ -39,11 +39,10 @@ class Softmax:
     total: RowStage  # of the sum of exp(x - max x)
     last: RowStage
 
-    def row(self, point: list[Dim], width: int, numbers: Mapping[Buffer, Buffer], last: Stmt) -> Stmt:
-        """`last` is the last stage for a row whose exponentials were not kept."""
+    def row(self, point: list[Dim], width: int, numbers: Mapping[Buffer, Buffer]) -> Stmt:
         buffers = local("most", width), local("top", width), local("change", width), local("sums", PARTS, width), local("tops", MOST)
         length = self.top_fold.axes[0][1].substitute(dict(zip(self.top.vars, point, strict=False)))
-        return in_blocks(length, lambda size, full: _Row(self, point, width, numbers, length, size, full, *buffers).body(last))
+        return in_blocks(length, lambda size, full: _Row(self, point, width, numbers, length, size, full, *buffers).body())
 
     @property
     def top_fold(self) -> Reduce:
@@ -98,14 +97,13 @@ class _Row:
     sums: Buffer  # [PARTS, width]
     tops: Buffer  # [MOST]: `top` as it was in each block
 
-    def body(self, last: Stmt) -> Stmt:
+    def body(self) -> Stmt:
         clear = lanes(self.width, lambda lane: seq(*(Store(b, (lane,), LOWEST) for b in (self.most, self.top))))
         cleared = unroll("u", PARTS, lambda u: lanes(self.width, lambda lane: Store(self.sums, (u, lane), Const(0.0, DType.F32))))
         begin = sweep(ZERO, dim_min(self.size, self.length), PARTS, self.width, lambda _, lane, index: self.compare(lane, index))
         blocks = loop("b", self.full, self.block)
-        done = self.last() if self.form.total.keeps else last
         local_buffers = (self.most, self.top, self.change, self.sums, self.tops)
-        return allocated(local_buffers, seq(clear, cleared, begin, blocks, self.behind(self.rest()), *self.results(), done))
+        return allocated(local_buffers, seq(clear, cleared, begin, blocks, self.behind(self.rest()), *self.results(), self.last()))
 
     @property
     def edge(self) -> Dim:
@@ -171,7 +169,8 @@ class _Row:
         return [Store(self.numbers[top], (ZERO,), Load(self.top, (ZERO,))), *halves(self.sums, Fn.ADD), known]
 
     def last(self) -> Stmt:
-        """From the end on, which is still in the first cache. What is behind the blocks is relative to the maximum of the row already."""
+        """From the end on, which is still in the first cache. What was kept behind the blocks is relative to the maximum of the row
+        already."""
         nest = self.form.last.nest
         mapping = dict(zip(nest.vars, self.point, strict=False))
 
@@ -183,6 +182,8 @@ class _Row:
             return mul(scalar, Load(self.change, (ZERO,))) if kept else scalar
 
         def block(b: Dim) -> Stmt:
+            if self.form.total.keeps is None:
+                return elements(nest.store, b * self.size, b * self.size + self.size)
             factor = exp_of_difference(Load(self.tops, (b,)), Load(self.top, (ZERO,)))
             known = lanes(self.width, lambda lane: Store(self.change, (lane,), factor))
             return seq(known, elements(corrected, b * self.size, b * self.size + self.size))
