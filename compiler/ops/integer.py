@@ -1,11 +1,12 @@
 """Products in integers: activations as integers of 8 or 16 bits, weights of 8 or 4 bits in panels, sums of a group exact, groups in order.
 
-    x[i, k] = scale[i, g] * v[i, k]     g = k // group; v in one plane of i8, or in two: v = 256 * q[0] + q[1]
+    x[i, k] = scale[i, g] * v[i, k]     g = k // group; v in one plane of i8 or i16, or in two of i8: v = 256 * q[0] + q[1]
     y[i, n] = sum(g) (scale[i, g] * weight_scale[n, g]) * (sum(k in g) v[i, k] * w[n, k])
 
 Machines multiply signed by unsigned bytes, so weights lie in memory as w + MIDDLE, and `total`, the sum of each group and plane of q, takes
 out again what that adds. Four neighbours along k stand together, for each of a panel's columns, as one instruction reads them; of 4-bit
-weights a byte holds the k-th and the fourth after it.
+weights a byte holds the k-th and the fourth after it. Beside rows of i16 the four stand in the order 0, 2, 1, 3: the lower bytes of their
+two halves are neighbours, and so are the upper ones.
 """
 
 from __future__ import annotations
@@ -30,10 +31,17 @@ from compiler.ops.tables import Nest, Operands, define
 
 Attrs = Mapping[str, Any]
 
-F32, I8, I32, U8 = DType.F32, DType.I8, DType.I32, DType.U8
+F32, I8, I16, I32, U8 = DType.F32, DType.I8, DType.I16, DType.I32, DType.U8
 FOUR = 4  # products that an instruction adds into one sum
 MIDDLE = {8: 128, 4: 8}  # what weights of so many bits are stored above
 LARGEST = {8: 127, 16: 127 * 256 + 127}  # of activations of so many bits: both planes stay within i8
+
+WORDS_ORDER = (0, 2, 1, 3)  # of four weights beside rows of i16; it is its own inverse
+
+
+def neighbour(k: Dim, words: bool) -> Dim:
+    """Where a weight stands among its four."""
+    return k % 2 * 2 + k // 2 % 2 if words else k % FOUR
 
 
 # --- quantize_rows -----------------------------------------------------------------------------------------------------
@@ -41,17 +49,31 @@ LARGEST = {8: 127, 16: 127 * 256 + 127}  # of activations of so many bits: both 
 
 def _rows_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
     """(q [..., planes, k], scale [..., groups], total [..., planes, groups])"""
-    x, planes = wants_float(tensor_operand(args, 0, "x"), "x"), bits_of(attrs, LARGEST) // 8
+    x, planes = wants_float(tensor_operand(args, 0, "x"), "x"), _num_planes(attrs)
+    holds = dtype_attr(attrs)
     if x.ndim == 0:
         raise AnnotationError("x has rank 0, wants at least 1")
     if x.shape is None:
         rank = x.ndim
-        return TupleType((TensorType(None, I8, rank and rank + 1), TensorType(None, F32, rank), TensorType(None, I32, rank and rank + 1)))
+        return TupleType(
+            (TensorType(None, holds, rank and rank + 1), TensorType(None, F32, rank), TensorType(None, I32, rank and rank + 1))
+        )
     *row, length = x.shape
     groups = num_groups(attrs, length)
     return TupleType(
-        (TensorType((*row, Dim.of(planes), length), I8), TensorType((*row, groups), F32), TensorType((*row, Dim.of(planes), groups), I32))
+        (
+            TensorType((*row, Dim.of(planes), length), holds),
+            TensorType((*row, groups), F32),
+            TensorType((*row, Dim.of(planes), groups), I32),
+        )
     )
+
+
+def _num_planes(attrs: Attrs) -> int:
+    bits, held = bits_of(attrs, LARGEST), dtype_attr(attrs)
+    if held not in (I8, I16) or bits < 8 * held.num_bytes:
+        raise AnnotationError(f"attribute dtype is {held}, wants i8{' or i16' if bits == 16 else ''} for {bits} bits")
+    return bits // (8 * held.num_bytes)
 
 
 def _rows_nest(operands: Operands) -> Nest:
@@ -79,7 +101,7 @@ def _rows_nest(operands: Operands) -> Nest:
         return cast(apply(Fn.ROUND, steps), I32)
 
     def plane(number: Scalar, index: int) -> Scalar:
-        if attrs["bits"] == 8:
+        if len(planes) == 1:
             return number
         upper = apply(Fn.SHR, apply(Fn.ADD, number, const(128, I32)), const(8, I32))
         return upper if index == 0 else apply(Fn.SUB, number, apply(Fn.SHL, upper, const(8, I32)))
@@ -87,7 +109,7 @@ def _rows_nest(operands: Operands) -> Nest:
     def numbers(index: int) -> Stmt:
         def put(*ijk: Dim) -> Stmt:
             *row, g, r = ijk
-            return store(q, (*row, Dim.of(index), g * group + r), cast(plane(number(*ijk), index), I8))
+            return store(q, (*row, Dim.of(index), g * group + r), cast(plane(number(*ijk), index), q.dtype))
 
         return loops((*scale.shape, group), put)
 
@@ -99,13 +121,13 @@ def _rows_nest(operands: Operands) -> Nest:
 
         return loops(scale.shape, put)
 
-    planes = range(attrs["bits"] // 8)
+    planes = range(_num_planes(attrs))
     scaled = fill(scale, lambda *at: apply(Fn.MUL, load(top, *at), const(float(np.float32(1 / largest)), F32)))
     stages = [fill(top, widest), scaled, fill(inverse, inverted), *map(numbers, planes), *map(totals, planes)]
     return Nest((q, scale, total), Allocate(top, Allocate(inverse, seq(*stages))))
 
 
-def _rows_numpy(x: Any, *, bits: int, group: int) -> Any:
+def _rows_numpy(x: Any, *, bits: int, group: int, dtype: str) -> Any:
     wide = x.astype(np.float32)
     groups = x.shape[-1] // group if group else 1
     grouped = wide.reshape(*x.shape[:-1], groups, x.shape[-1] // groups)
@@ -115,22 +137,23 @@ def _rows_numpy(x: Any, *, bits: int, group: int) -> Any:
         inverse = np.where(top == 0, np.float32(0), largest / np.where(top == 0, np.float32(1), top))
     v = np.rint(grouped * inverse[..., None]).astype(np.int32)
     upper = (v + 128) >> 8
-    planes = np.stack([v] if bits == 8 else [upper, v - (upper << 8)], -3)
-    q = planes.astype(np.int8).reshape(*x.shape[:-1], bits // 8, x.shape[-1])
+    held = DType(dtype)
+    planes = np.stack([v] if bits == 8 * held.num_bytes else [upper, v - (upper << 8)], -3)
+    q = planes.astype(held.numpy).reshape(*x.shape[:-1], planes.shape[-3], x.shape[-1])
     return q, (top * np.float32(1 / largest)).astype(np.float32), planes.sum(-1, dtype=np.int32)
 
 
-QUANTIZE_ROWS = define("quantize_rows", "x", _rows_type, _rows_numpy, _rows_nest, {"bits": 8, "group": 0})
+QUANTIZE_ROWS = define("quantize_rows", "x", _rows_type, _rows_numpy, _rows_nest, {"bits": 8, "group": 0, "dtype": "i8"})
 
 
 # --- panel_integers ----------------------------------------------------------------------------------------------------
 
 
-def panel_element(panels: Buffer, bits: int, n: Dim, k: Dim) -> Scalar:
+def panel_element(panels: Buffer, bits: int, n: Dim, k: Dim, words: bool) -> Scalar:
     """The weight of column `n` at `k`, as it is stored: from 0."""
     columns = panels.shape[-1].const // FOUR
     deep = k // (FOUR * 8 // bits)
-    byte = load(panels, n // columns, deep, n % columns * FOUR + k % FOUR)
+    byte = load(panels, n // columns, deep, n % columns * FOUR + neighbour(k, words))
     if bits == 8:
         return cast(byte, I32)
     shift = cast(index_value(k // FOUR % 2 * 4), I32)
@@ -139,6 +162,8 @@ def panel_element(panels: Buffer, bits: int, n: Dim, k: Dim) -> Scalar:
 
 def _panels_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
     bits, columns = bits_of(attrs, MIDDLE), int_attr(attrs, "columns", 1)
+    if dtype_attr(attrs, "rows") not in (I8, *([I16] if bits == 8 else [])):
+        raise AnnotationError(f"attribute rows is {attrs['rows']}, wants i8{' or i16' if bits == 8 else ''} beside {bits} bits")
     q = tensor_operand(args, 0, "q", ndim=2, layout="[out, in]")
     if q.dtype not in (None, I8 if bits == 8 else U8):
         raise AnnotationError(f"q holds {q.dtype}, wants {I8 if bits == 8 else U8} for {bits} bits")
@@ -153,6 +178,7 @@ def _panels_nest(operands: Operands) -> Nest:
     """Columns that are not there are 0."""
     out, q, attrs = output(operands), operands.buffer(0), operands.attrs
     middle, columns, num_columns = MIDDLE[attrs["bits"]], attrs["columns"], q.shape[0]
+    words = attrs["rows"] == I16
 
     def half(n: Dim, k: Dim) -> Scalar:
         pair = cast(load(q, n, k // 2), I32)
@@ -161,7 +187,7 @@ def _panels_nest(operands: Operands) -> Nest:
     def value(panel: Dim, deep: Dim, j: Dim) -> Scalar:
         n = panel * columns + j // FOUR
         if attrs["bits"] == 8:
-            found = apply(Fn.ADD, cast(load(q, n, deep * FOUR + j % FOUR), I32), const(middle, I32))
+            found = apply(Fn.ADD, cast(load(q, n, deep * FOUR + neighbour(j, words)), I32), const(middle, I32))
         else:
             k = deep * (2 * FOUR) + j % FOUR
             found = apply(Fn.OR, half(n, k), apply(Fn.SHL, half(n, k + FOUR), const(4, I32)))
@@ -172,7 +198,7 @@ def _panels_nest(operands: Operands) -> Nest:
     return Nest((out,), fill(out, value))
 
 
-def _panels_numpy(q: Any, *, bits: int, columns: int) -> Any:
+def _panels_numpy(q: Any, *, bits: int, columns: int, rows: str) -> Any:
     n, k = q.shape
     if bits == 8:
         stored = (q.astype(np.int32) + MIDDLE[8]).astype(np.uint8)
@@ -181,10 +207,11 @@ def _panels_numpy(q: Any, *, bits: int, columns: int) -> Any:
         stored = (numbers[:, :, 0] | numbers[:, :, 1] << 4).reshape(n, k)
     nothing = MIDDLE[8] if bits == 8 else MIDDLE[4] * 17
     padded = np.pad(stored, ((0, -n % columns), (0, 0)), constant_values=nothing)
-    return padded.reshape(-1, columns, k // FOUR, FOUR).transpose(0, 2, 1, 3).reshape(-1, k // FOUR, columns * FOUR)
+    fours = padded.reshape(-1, columns, k // FOUR, FOUR).transpose(0, 2, 1, 3)
+    return (fours[..., WORDS_ORDER] if rows == I16 else fours).reshape(-1, k // FOUR, columns * FOUR)
 
 
-PANEL_INTEGERS = define("panel_integers", "q", _panels_type, _panels_numpy, _panels_nest, {"bits": 8, "columns": REQUIRED})
+PANEL_INTEGERS = define("panel_integers", "q", _panels_type, _panels_numpy, _panels_nest, {"bits": 8, "columns": REQUIRED, "rows": "i8"})
 
 
 # --- panel_scales ------------------------------------------------------------------------------------------------------
@@ -224,9 +251,12 @@ def _linear_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
     q, scale, total = (tensor_operand(args, i, name) for i, name in enumerate(("q", "scale", "total")))
     panels = tensor_operand(args, 3, "panels", ndim=3, layout="[panels, in / 4, 4 * columns]")
     weight_scale = tensor_operand(args, 4, "weight_scale", ndim=3, layout="[panels, groups, columns]")
-    for operand, name, holds in ((q, "q", I8), (total, "total", I32), (panels, "panels", U8)):
+    for operand, name, holds in ((total, "total", I32), (panels, "panels", U8)):
         if operand.dtype not in (None, holds):
             raise AnnotationError(f"{name} holds {operand.dtype}, wants {holds}")
+    words = q.dtype is I16
+    if q.dtype not in (None, I8, I16) or (words and bits != 8):
+        raise AnnotationError(f"q holds {q.dtype}, wants i8{' or i16' if bits == 8 else ''}")
     wants_float(weight_scale, "weight_scale")
     if q.ndim is not None and q.ndim < 2:
         raise AnnotationError(f"q has rank {q.ndim}, wants at least 2: [..., planes, in]")
@@ -235,8 +265,8 @@ def _linear_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
     *row, planes, length = q.shape
     groups = scale.shape[-1]
     columns = panels.shape[2] // FOUR
-    if not planes.is_const or planes.const not in (1, 2):
-        raise AnnotationError(f"q has {planes} planes, wants 1 or 2")
+    if not planes.is_const or planes.const not in ((1,) if words else (1, 2)):
+        raise AnnotationError(f"q has {planes} planes, wants 1{'' if words else ' or 2'}")
     _same_shape((*row, groups), scale, "scale")
     _same_shape((*row, planes, groups), total, "total")
     _same_shape((ceil_div(Dim.of(size), columns), length * bits // (8 * FOUR), columns * FOUR), panels, "panels")
@@ -261,7 +291,7 @@ def _linear_nest(operands: Operands) -> Nest:
     def dot(row: list[Dim], n: Dim, g: Dim, plane: int) -> Scalar:
         def product(r: Dim) -> Scalar:
             k = g * group + r
-            return apply(Fn.MUL, cast(load(q, *row, plane, k), I32), panel_element(panels, bits, n, k))
+            return apply(Fn.MUL, cast(load(q, *row, plane, k), I32), panel_element(panels, bits, n, k, q.dtype is I16))
 
         above = apply(Fn.MUL, load(total, *row, plane, g), const(-MIDDLE[bits], I32))
         return cast(apply(Fn.ADD, reduce(ReduceFn.SUM, (group,), product), above), F32)
@@ -288,7 +318,7 @@ def _linear_numpy(
 ) -> Any:
     *row, planes, length = q.shape
     groups = scale.shape[-1]
-    w = _weights(panels, bits).astype(np.float64).reshape(-1, groups, length // groups)
+    w = _weights(panels, bits, q.dtype == np.int16).astype(np.float64).reshape(-1, groups, length // groups)
     num_rows = int(np.prod(row))
     v = q.astype(np.float64).reshape(num_rows, planes, groups, length // groups)
     # Sums of these integers are exact in f64; what was stored above comes off as the machine does it.
@@ -304,11 +334,12 @@ def _linear_numpy(
     return y.reshape(*row, size).astype(DType(dtype).numpy)
 
 
-def _weights(panels: Any, bits: int) -> Any:
+def _weights(panels: Any, bits: int, words: bool) -> Any:
     """[columns, k], as stored."""
     count, deep, wide = panels.shape
     halves = [panels] if bits == 8 else [panels & 15, panels >> 4]
     fours = np.stack([h.reshape(count, deep, wide // FOUR, FOUR) for h in halves], 2)  # [panels, deep, half, columns, four]
+    fours = fours[..., WORDS_ORDER] if words else fours
     return fours.transpose(0, 3, 1, 2, 4).reshape(count * wide // FOUR, -1)
 
 

@@ -4,31 +4,38 @@ Before: `linear(x, dequantize(q, scale))`. After, where the machine multiplies b
 weights of 8 and to 8 bits beside weights of 4, and `integer_linear` multiplies integers; q and its scales are laid out in panels, which
 for weights is work of load time. This is the one pass that changes what a program computes, within the errors that docs/decisions states;
 products over the same rows share what it quantises.
+
+Rows of 16 bits are two planes of bytes, or words where two bytes cannot be multiplied without loss. Sums of 512 words stay within 32 bits;
+a weight with one scale for more of them is taken in parts that share it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from compiler.ir.builder import Builder
 from compiler.ir.deduce import type_of
-from compiler.ir.graph import Atom, Binding, Call, TupleGet, Value, Var
+from compiler.ir.dims import Dim
+from compiler.ir.dtypes import DType
+from compiler.ir.graph import Atom, Binding, Call, ShapeValue, TupleGet, Value, Var
 from compiler.ir.module import IRModule
 from compiler.ir.prove import prove_divisible
 from compiler.ir.types import TensorType
 from compiler.ops.integer import FOUR, INTEGER_LINEAR, PANEL_INTEGERS, PANEL_SCALES, QUANTIZE_ROWS
+from compiler.ops.manipulate import BROADCAST_TO
 from compiler.passes.rewrite import rewrite_module
 
 ACTIVATION_BITS: Final = {8: 16, 4: 8}  # by bits of the weight
-LONGEST: Final = 1 << 16  # a group whose sum i32 holds for certain
+LONGEST: Final = {DType.I8: 1 << 16, DType.I16: 1 << 9}  # groups whose sums i32 holds for certain, by what rows hold
+SHORTEST_PART: Final = 64  # of a group: each costs a conversion and a multiply-add
 
 
 @dataclass(frozen=True, slots=True)
 class IntegerProducts:
     columns: int  # of one panel
-    bits: tuple[int, ...] = (8, 4)  # of the weights that are multiplied so
+    rows: Mapping[int, DType] = field(default_factory=lambda: {8: DType.I8, 4: DType.I8})  # what they hold, by bits of the weights
 
     def __call__(self, module: IRModule) -> IRModule:
         values = {b.var: b.value for f in module.graph_functions.values() for b in f.body.bindings}
@@ -37,15 +44,24 @@ class IntegerProducts:
             if not isinstance(value, Call) or value.op.name != "linear":
                 return None
             weight = _quantised(value, values)
-            return None if weight is None or weight.bits not in self.bits else self._integer(builder, value, weight)
+            if weight is None or weight.bits not in self.rows:
+                return None
+            held = self.rows[weight.bits]
+            group = _part(weight, LONGEST[held])
+            return None if group is None else self._integer(builder, value, weight, group, held)
 
         return rewrite_module(module, replace)
 
-    def _integer(self, builder: Builder, linear: Call, weight: _Weight) -> Value:
+    def _integer(self, builder: Builder, linear: Call, weight: _Weight, group: int, held: DType) -> Value:
         x, *rest = linear.args
-        rows = builder.call(QUANTIZE_ROWS, x, bits=ACTIVATION_BITS[weight.bits], group=weight.group)
-        panels = builder.call(PANEL_INTEGERS, weight.q, bits=weight.bits, columns=self.columns)
-        scales = builder.call(PANEL_SCALES, weight.scale, columns=self.columns)
+        words = held is DType.I16
+        bits, each = ACTIVATION_BITS[weight.bits], 0 if group == weight.length else group
+        rows = builder.call(QUANTIZE_ROWS, x, bits=bits, group=each, **({"dtype": "i16"} if words else {}))
+        panels = builder.call(PANEL_INTEGERS, weight.q, bits=weight.bits, columns=self.columns, **({"rows": "i16"} if words else {}))
+        scale = weight.scale
+        if group < weight.group:
+            scale = builder.call(BROADCAST_TO, scale, ShapeValue((Dim.of(weight.size), Dim.of(weight.length // group))))
+        scales = builder.call(PANEL_SCALES, scale, columns=self.columns)
         parts = [builder.emit(TupleGet(rows, i)) for i in range(3)]
         attrs = {"bits": weight.bits, "size": weight.size, "dtype": weight.out_dtype}
         return Call(INTEGER_LINEAR, (*parts, panels, scales, *rest[1:]), attrs)
@@ -57,8 +73,18 @@ class _Weight:
     scale: Atom
     bits: int
     group: int
+    length: int  # of the rows
     size: int  # columns of the product
     out_dtype: str
+
+
+def _part(weight: _Weight, longest: int) -> int | None:
+    """The group, or of a single one the longest part whose sum i32 holds; None where that is too short."""
+    if weight.group <= longest:
+        return weight.group
+    step = FOUR * 8 // weight.bits
+    parts = (p for p in range(longest, SHORTEST_PART - 1, -step) if weight.group % p == 0)
+    return next(parts, None) if weight.group == weight.length else None
 
 
 def _quantised(linear: Call, values: Mapping[Var, Value]) -> _Weight | None:
@@ -75,6 +101,6 @@ def _quantised(linear: Call, values: Mapping[Var, Value]) -> _Weight | None:
     size, length = (d.const for d in given.shape)
     attrs = {**made.op.attributes, **made.attrs}
     bits, group = attrs["bits"], attrs["group"]
-    if not prove_divisible(group or length, FOUR * 8 // bits) or (group or length) > LONGEST:
+    if not prove_divisible(group or length, FOUR * 8 // bits):
         return None
-    return _Weight(made.args[0], made.args[1], bits, group, size, str(linear.attrs.get("out_dtype") or x.dtype))
+    return _Weight(made.args[0], made.args[1], bits, group or length, length, size, str(linear.attrs.get("out_dtype") or x.dtype))

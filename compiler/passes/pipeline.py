@@ -35,7 +35,11 @@ def pipeline(target: Target, instruments: tuple[Instrument, ...] = (), dispatch:
     return Pipeline(
         (
             *([DispatchLibrary(dispatch)] if dispatch else []),
-            *([IntegerProducts(integers[-1].shape.columns, integers[-1].bits)] if integers else []),
+            *(
+                [IntegerProducts(integers[-1].shape.columns, {bits: tile.rows for tile in integers for bits in tile.bits})]
+                if integers
+                else []
+            ),
             *([round_operands] if pairs else []),
             # from operators to loop nests
             legalize,

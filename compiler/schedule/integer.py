@@ -36,6 +36,10 @@ class Plane:
     bits: int
 
     @property
+    def rows(self) -> DType:
+        return self.q.buffer.dtype
+
+    @property
     def group(self) -> int:
         return self.reduce.axes[0][1].const
 
@@ -84,13 +88,16 @@ class IntegerTile:
     intrinsic: str
     shape: TileShape
     bits: tuple[int, ...]
+    rows: DType = DType.I8  # what they hold
     depth: int = FOUR
     block: int | None = None  # of k, a multiple of `depth`: a matrix unit goes through groups in such parts (blocks.py)
     configure: str | None = None  # the intrinsic that tells the unit the height of tiles
 
     def fits(self, product: IntegerProduct) -> bool:
         planes = [p for s in product.sums for p in s.planes]
-        return product.columns == self.shape.columns and all(p.bits in self.bits and p.group % self.depth == 0 for p in planes)
+        return product.columns == self.shape.columns and all(
+            p.bits in self.bits and p.rows is self.rows and p.group % self.depth == 0 for p in planes
+        )
 
 
 def match_integer(prim: PrimFunc) -> IntegerProduct | None:
@@ -130,14 +137,14 @@ def _plane(reduce: Reduce, nest: PerfectNest) -> Plane | None:
     q, panels = value.args[0].value, {load.buffer for load in loads(value.args[1])}
     if (
         len(panels) != 1
-        or q.buffer.dtype is not DType.I8
+        or q.buffer.dtype not in (DType.I8, DType.I16)
         or len(q.indices) < 2
         or not set(q.indices[:-2]) <= {Dim.of(v) for v in nest.vars[:-1]}
     ):
         return None
     (panel,) = panels
     for bits in (8, 4):
-        if same_scalar(value.args[1], panel_element(panel, bits, Dim.of(nest.vars[-1]), q.indices[-1])):
+        if same_scalar(value.args[1], panel_element(panel, bits, Dim.of(nest.vars[-1]), q.indices[-1], q.buffer.dtype is DType.I16)):
             return Plane(reduce, q, panel, bits)
     return None
 
@@ -308,4 +315,5 @@ def _dot(tile: IntegerTile, grouped: GroupedSum, spot: Spot, exact: Load, part: 
     left = Load(plane.q.buffer, (*row, Dim.of(0), begin))
     right = Load(plane.panels, (spot.panel, begin // (FOUR * 8 // plane.bits), Dim.of(0)))
     attrs = {"rows": spot.shape.rows * len(grouped.planes), "columns": spot.shape.columns, "bits": plane.bits}
+    attrs |= {"words": 1} if plane.rows is DType.I16 else {}
     return Tile(tile.intrinsic, (exact, left, right), (depth, plane.q.buffer.shape[-1]), attrs)

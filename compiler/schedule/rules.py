@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from compiler.codegen.intrinsics.amx import AMX_I8
-from compiler.codegen.intrinsics.integer import panel_bits
+from compiler.codegen.intrinsics.integer import multiplies_words, panel_bits
+from compiler.ir.dtypes import DType
 from compiler.ir.loops import For, Let, LoopKind, PrimFunc, Stmt, Tile
 from compiler.ir.visit_loops import sequence, statements, walk_stmts
 from compiler.schedule.attention import schedule_attention
@@ -43,12 +44,14 @@ def pair_tile(target: Target) -> PairTile | None:
 
 
 def integer_tiles(target: Target) -> tuple[IntegerTile, ...]:
-    """Where bytes are multiplied several at a time, the best first. A row has an accumulator per plane, and one of f32 across groups."""
+    """Where integers are multiplied several at a time, the best first. A row has an accumulator per plane, and one of f32 across groups."""
     bits = panel_bits(target)
     if not bits:
         return ()
     shape = TileShape(rows=4, vectors=2, lanes=WIDTH) if target.vector_bits >= 512 else TileShape(rows=2, vectors=1, lanes=WIDTH)
     tiles = (IntegerTile("dot_panel", shape, bits=bits),)
+    if 8 not in bits and multiplies_words(target):
+        tiles = (IntegerTile("dot_panel", replace(shape, rows=2 * shape.rows), bits=(8,), rows=DType.I16), *tiles)
     if AMX_I8.runs_on(target):
         return (IntegerTile("amx_i8", replace(shape, rows=16), bits=(8,), depth=64, block=512, configure="amx_configure"), *tiles)
     return tiles

@@ -149,8 +149,9 @@ def multiplying(held: str, target: Target) -> tuple[str, int, float, tuple[Any, 
         return _tiles(pairs, pairs.shape, DType.BF16, DType.BF16, DType.F32)
     tile = next((t for t in integer_tiles(target) if format.bits in t.bits and format.group % t.depth == 0), None)
     if tile is not None:
-        both_planes = replace(tile.shape, rows=2 * tile.shape.rows)
-        return _tiles(tile, both_planes, DType.I8, DType.U8, DType.I32, f", bits={max(tile.bits)}")
+        words = tile.rows is DType.I16
+        shape = tile.shape if words else replace(tile.shape, rows=2 * tile.shape.rows)  # both planes
+        return _tiles(tile, shape, tile.rows, DType.U8, DType.I32, f", bits={max(tile.bits)}{', words=1' if words else ''}")
     steps, lanes = 20_000, target.lanes(4)
     return _PEAK.format(sums=_SUMS, lanes=lanes), steps, 2.0 * 64 * steps * _SUMS * lanes, (np.full(lanes, 0.5, np.float32),)
 

@@ -1,8 +1,8 @@
-"""AVX-512: `vdpbf16ps` (BF16), `vpdpbusd` (VNNI), `vpmaddubsw`."""
+"""AVX-512: `vdpbf16ps` (BF16), `vpdpbusd` (VNNI), `vpmaddubsw`, `vpmaddwd`."""
 
 from __future__ import annotations
 
-from compiler.codegen.intrinsics.avx2 import signed_by_small, signed_by_unsigned
+from compiler.codegen.intrinsics.avx2 import signed_by_small, signed_by_unsigned, words_by_unsigned
 from compiler.codegen.intrinsics.steps import Parts, Step
 from compiler.codegen.ssa import Code, broadcast
 
@@ -23,3 +23,4 @@ def _add_pairs(code: Code, total: str, left: Parts, right: Parts) -> str:
 BF16_PAIRS = Step(16, _left, _right, _add_pairs)
 SIGNED_BY_UNSIGNED = signed_by_unsigned(16, "llvm.x86.avx512.vpdpbusd.512")
 SIGNED_BY_SMALL = signed_by_small(16, "llvm.x86.avx512.pmaddubs.w.512", "llvm.x86.avx512.pmaddw.d.512")
+WORDS_BY_UNSIGNED = words_by_unsigned(16, "llvm.x86.avx512.pmaddw.d.512")

@@ -19,3 +19,14 @@ class Step:
     right: Callable[[Code, str], Parts]
     add: Callable[[Code, str, Parts, Parts], str]
     bits: int = 8  # of the bytes of `right`, where they are bytes: larger ones would not add up exactly
+    halves: Halves | None = None  # in the place of `add`, where many products are added
+
+
+@dataclass(frozen=True, slots=True)
+class Halves:
+    """Products added in 16 bits, of which at most `most` stay within them until they are widened."""
+
+    most: int
+    product: Callable[[Code, Parts, Parts], str]
+    join: Callable[[Code, str, str], str]
+    widen: Callable[[Code, str, str], str]  # added to a total

@@ -31,6 +31,15 @@ def test_quantised_rows_are_within_half_a_step(run, rng, bits, group, rows):
     np.testing.assert_array_equal(scale[1:2, :1] == 0, group == 32)
 
 
+def test_a_plane_of_words_is_two_of_bytes(run, meaning, rng):
+    x = rng.standard_normal((5, 64)).astype(np.float32)
+    words, scale, total = run(QUANTIZE_ROWS, x, bits=16, group=32, dtype="i16", shapes="n 64", compiled=True)
+    planes, same_scale, totals = meaning(QUANTIZE_ROWS, x, bits=16, group=32)
+    np.testing.assert_array_equal(words[:, 0], planes[:, 0].astype(np.int32) * 256 + planes[:, 1])
+    np.testing.assert_array_equal(scale, same_scale)
+    np.testing.assert_array_equal(total[:, 0], totals[:, 0] * 256 + totals[:, 1])
+
+
 def test_the_widest_numbers_of_two_planes_fit(run):
     x = np.array([[1.0, -1.0, 0.5, 0.0]], np.float32)
     q, _, _ = run(QUANTIZE_ROWS, x, bits=16, compiled=True)
@@ -42,6 +51,12 @@ def test_panels_of_bytes_hold_fours_of_each_column(run):
     panels = run(PANEL_INTEGERS, q, columns=2, shapes="3 8", compiled=True)
     np.testing.assert_array_equal(panels[0, 0] - 128, [0, 1, 2, 3, 8, 9, 10, 11])
     np.testing.assert_array_equal(panels[1, 1] - 128, [20, 21, 22, 23, 0, 0, 0, 0])
+
+
+def test_panels_beside_words_hold_two_twos(run):
+    q = np.arange(16, dtype=np.int8).reshape(2, 8)
+    panels = run(PANEL_INTEGERS, q, columns=2, rows="i16", shapes="2 8", compiled=True)
+    np.testing.assert_array_equal(panels[0] - 128, [[0, 2, 1, 3, 8, 10, 9, 11], [4, 6, 5, 7, 12, 14, 13, 15]])
 
 
 def test_panels_of_halves_hold_two_fours_of_each_column(run):
@@ -65,6 +80,19 @@ def test_product_is_that_of_what_the_numbers_stand_for(run, meaning, rng, bits, 
     exact = (numbers[:, 0] if planes == 1 else numbers[:, 0] * 256 + numbers[:, 1]) * np.repeat(rows[1], 64 // groups, -1)
     expected = exact @ meaning(DEQUANTIZE, q, scale, bits=bits, group=group, dtype="f32").astype(np.float64).T + bias
     np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("group", [0, 32])
+def test_product_by_words_is_that_by_two_planes(run, meaning, rng, group):
+    x, w = rng.standard_normal((5, 64)).astype(np.float32), rng.standard_normal((33, 64)).astype(np.float32)
+    q, scale = meaning(QUANTIZE, w, bits=8, group=group)
+    scales, results = meaning(PANEL_SCALES, scale, columns=32), {}
+    for held, planes in (("i16", 1), ("i8", 2)):
+        rows = meaning(QUANTIZE_ROWS, x, bits=16, group=group, dtype=held)
+        panels, groups = meaning(PANEL_INTEGERS, q, columns=32, rows=held), scale.shape[1]
+        shapes = f"n {planes} 64, n {groups}, n {planes} {groups}, 2 16 128, 2 {groups} 32"
+        results[held] = run(INTEGER_LINEAR, *rows, panels, scales, size=33, shapes=shapes, compiled=True)
+    np.testing.assert_array_equal(results["i16"], results["i8"])
 
 
 def test_leading_axes_and_small_floats(run, meaning, rng):
@@ -96,6 +124,10 @@ def test_deduction(deduced):
         deduced(PANEL_INTEGERS, tensor((2, 6), I8), columns=32)
     with pytest.raises(AnnotationError, match="dimension 0 of panels is 2, wants 3"):
         deduced(INTEGER_LINEAR, *row, *weight, size=80)
+    with pytest.raises(AnnotationError, match="attribute dtype is i16, wants i8 for 8 bits"):
+        deduced(QUANTIZE_ROWS, tensor((N, 64), F32), bits=8, dtype="i16")
+    with pytest.raises(AnnotationError, match="attribute rows is i16, wants i8 beside 4 bits"):
+        deduced(PANEL_INTEGERS, tensor((2, 8), U8), bits=4, columns=32, rows="i16")
     with pytest.raises(AnnotationError, match="q holds u8, wants i8"):
         deduced(INTEGER_LINEAR, tensor((N, 1, 64), U8), *row[1:], *weight, size=40)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from compiler.ir.dtypes import DType
 from compiler.ir.graph import Call
 from compiler.ir.parser import parse
 from compiler.passes.base import Pass
@@ -50,6 +51,40 @@ def test_weights_of_four_bits_take_rows_of_eight_in_their_groups() -> None:
     calls = {b.value.op.name: b.value.attrs for b in module.graph("main").body.bindings if isinstance(b.value, Call)}
     assert calls["quantize_rows"] == {"bits": 8, "group": 32}
     assert calls["integer_linear"] == {"bits": 4, "size": 6, "dtype": "bf16"}
+
+
+def test_words_take_one_plane_in_parts_that_share_a_scale(becomes: Callable[[Pass, str, str], None]) -> None:
+    before = """
+        func main(x: f32[n, 896], q: i8[6, 896], s: f32[6, 1]) -> f32[n, 6] {
+          w = dequantize(q, s, bits=8, group=0, dtype="f32")
+          y = linear(x, w)
+          return y
+        }
+    """
+    expected = """
+        func main(x: f32[n, 896], q: i8[6, 896], s: f32[6, 1]) -> f32[n, 6] {
+          w = dequantize(q, s, bits=8, group=0, dtype="f32")
+          rows = quantize_rows(x, bits=16, group=448, dtype="i16")
+          panels = panel_integers(q, bits=8, columns=4, rows="i16")
+          shared = broadcast_to(s, shape[6, 2])
+          scales = panel_scales(shared, columns=4)
+          v = rows.0
+          r = rows.1
+          t = rows.2
+          y = integer_linear(v, r, t, panels, scales, bits=8, size=6, dtype="f32")
+          return y
+        }
+    """
+    becomes(IntegerProducts(4, {8: DType.I16}), before, expected)
+
+
+def test_words_keep_groups_that_are_short_and_lengths_without_parts_stay(stays: Callable[[Pass, str], None]) -> None:
+    program = "func main(x: f32[n, {k}], q: i8[5, {k}], s: f32[5, {g}]) -> object "
+    program += "{{ w = dequantize(q, s, group={each}) y = linear(x, w) return y }}"
+    module = IntegerProducts(4, {8: DType.I16})(parse(program.format(k=256, g=2, each=128)))
+    calls = {b.value.op.name: b.value.attrs for b in module.graph("main").body.bindings if isinstance(b.value, Call)}
+    assert calls["quantize_rows"] == {"bits": 16, "group": 128, "dtype": "i16"} and "broadcast_to" not in calls
+    stays(IntegerProducts(4, {8: DType.I16}), program.format(k=4 * 1031, g=1, each=0))
 
 
 @pytest.mark.parametrize(

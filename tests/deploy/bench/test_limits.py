@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from compiler.driver import Options, compile_module
@@ -26,6 +27,13 @@ def runs(held: str, target: Target) -> None:
 @pytest.mark.parametrize("held", FORMATS)
 def test_what_only_multiplies_runs(held: str) -> None:
     runs(held, host())
+
+
+@pytest.mark.skipif(not get("x86-64-v3").can_run_here, reason="not an x86-64-v3")
+def test_words_by_bytes_run() -> None:
+    text, _, _, (rows, _) = multiplying("int8", get("x86-64-v3"))
+    assert rows.dtype == np.int16 and "words=1" in text
+    runs("int8", get("x86-64-v3"))
 
 
 @pytest.mark.parametrize("held", FORMATS)
