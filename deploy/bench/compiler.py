@@ -6,11 +6,7 @@ import argparse
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import closing
-from functools import partial
 from pathlib import Path
-from statistics import median
 
 import numpy as np
 
@@ -23,18 +19,17 @@ from compiler.frontend.rope import Rope
 from compiler.ir.builder import Builder
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
-from compiler.ir.graph import Alloc, ScalarValue, Var
+from compiler.ir.graph import Alloc, Var
 from compiler.ir.module import IRModule
 from compiler.ir.parser import parse
 from compiler.ir.types import TensorType, tensor
 from compiler.ir.visit import operands
-from compiler.ops.elementwise import ADD, MULTIPLY, RELU
 from compiler.ops.matmul import MATMUL
-from compiler.ops.normalize import LAYER_NORM, RMS_NORM, SOFTMAX
 from compiler.passes.pipeline import pipeline
 from compiler.signature import key_of
-from deploy.bench.measure import Figure, best_s, report
+from deploy.bench.measure import Figure, best_s, by_turns, report
 from deploy.bench.synthetic import dtypes_of
+from deploy.bench.traffic import bandwidth
 from deploy.bench.tvm_plan import planned_bytes
 from runtime.executable import Executable
 from runtime.session import Session
@@ -66,14 +61,8 @@ def main(argv: list[str]) -> None:
 
 
 def compile_time() -> list[Figure]:
-    seconds: dict[int, float] = {}
-    for num_layers in (28, 80):
-        runs: list[float] = []
-        for _ in range(2):
-            started = time.perf_counter()
-            compile_module(decoder(num_layers))
-            runs.append(time.perf_counter() - started)
-        seconds[num_layers] = min(runs)
+    times = by_turns({str(num): lambda num=num: compile_module(decoder(num)) for num in (28, 80)}, rounds=5)
+    pairs = sorted(many / few for few, many in zip(times["28"], times["80"], strict=True))
     with tempfile.TemporaryDirectory() as folder:
         cache = Cache(Path(folder))
         module = decoder(28)
@@ -81,8 +70,14 @@ def compile_time() -> list[Figure]:
         cache.store(key, compile_module(module))
         cached = best_s(lambda: Session(_found(cache, module), device_threads=1).close(), most=5)
     return [
-        Figure("28-layer step, cold", seconds[28], "s", 8.0),
-        Figure("80 layers over 28", seconds[80] / seconds[28], "x", 1.2),
+        Figure("28-layer step, cold", min(times["28"]), "s", 8.0),
+        Figure(
+            "80 layers over 28",
+            min(times["80"]) / min(times["28"]),
+            "x",
+            1.2,
+            note=f"best of 5 by turns; in pairs {pairs[0]:.2f} to {pairs[-1]:.2f}",
+        ),
         Figure("28-layer step, from the cache", cached, "s", 0.15, note="look-up, read, load"),
     ]
 
@@ -122,53 +117,6 @@ def step_cost() -> list[Figure]:
     figures.append(Figure("idle team, CPU per second", time.process_time() - before, "s", 0.005))
     session.close()
     return figures
-
-
-# --- memory bandwidth --------------------------------------------------------------------------------------------------
-
-
-def bandwidth() -> list[Figure]:
-    rows = (256 << 20) // 4 // 4096
-    shape = (rows, 4096)
-    x = np.random.default_rng(0).standard_normal(shape, np.float32)
-    w = np.ones(4096, np.float32)
-
-    cases: dict[str, Callable[[Builder, Var, Var], Var]] = {
-        "copy": lambda b, x, _: b.call(MULTIPLY, x, ScalarValue(1.0, "f32")),
-        "elementwise chain": lambda b, x, w: b.call(RELU, b.call(ADD, b.call(MULTIPLY, b.call(ADD, x, w), w), w)),
-        "softmax": lambda b, x, _: b.call(SOFTMAX, x),
-        "rms norm": lambda b, x, w: b.call(RMS_NORM, x, w, eps=1e-5),
-        "layer norm": lambda b, x, w: b.call(LAYER_NORM, x, w, w, eps=1e-5),
-    }
-    builder = Builder()
-    for name, emit in cases.items():
-        params = Var("a", tensor((DimVar("n", 0, rows), 4096), F32)), Var("b", tensor((4096,), F32))
-        with builder.function(name, params):
-            with builder.dataflow():
-                y = emit(builder, *params)
-            builder.returns(y)
-    with closing(Session(compile_module(builder.finish()))) as session:  # one arena: all write to the same memory
-        runs = {name: partial(session.call, name, x, w, views=True) for name in cases}
-        copy = runs.pop("copy")
-        return [_share_of_copy(name, copy, run, 2 * x.nbytes) for name, run in runs.items()]
-
-
-def _share_of_copy(name: str, copy: Callable[[], object], run: Callable[[], object], num_bytes: int) -> Figure:
-    copied, done = paired_s(copy, run)
-    share = median(c / d for c, d in zip(copied, done, strict=True))
-    return Figure(f"{name}, 256 MB", share, "of copy", 0.85, True, f"copy: {num_bytes / median(copied) / 1e9:.1f} GB/s")
-
-
-def paired_s(limit: Callable[[], object], run: Callable[[], object], *, pairs: int = 15) -> tuple[list[float], list[float]]:
-    """Times of both, run by turns: what a shared machine's memory gives changes from second to second, by half and more."""
-    times: tuple[list[float], list[float]] = ([], [])
-    for number in range(pairs + 1):
-        for call, found in zip((limit, run), times, strict=True):
-            started = time.perf_counter()
-            call()
-            if number:  # the first touches memory that is not there yet
-                found.append(time.perf_counter() - started)
-    return times
 
 
 # --- products ----------------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 
 from rich.console import Console
@@ -37,6 +37,18 @@ def best_s(run: Callable[[], object], *, seconds: float = 1.0, most: int = 50) -
         run()
         times.append(time.perf_counter() - started)
     return min(times)
+
+
+def by_turns(runs: Mapping[str, Callable[[], object]], *, rounds: int) -> dict[str, list[float]]:
+    """Times of each, one after the other in every round: what a shared machine gives changes from second to second, by half and more."""
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for number in range(rounds + 1):
+        for name, run in runs.items():
+            started = time.perf_counter()
+            run()
+            if number:  # the first touches memory that is not there yet
+                times[name].append(time.perf_counter() - started)
+    return times
 
 
 def report(figures: list[Figure], *, as_json: bool) -> None:

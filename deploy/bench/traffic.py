@@ -1,0 +1,83 @@
+"""How near kernels that read and write 256 MB come to copies of as many bytes, which compute nothing.
+
+There are two copies. The system's memcpy, on as many threads, owes nothing to our compiler. Our own is compiled as the kernels are, so it
+too writes past the caches what they would not hold; it is the faster one, and what a kernel lacks towards it is the kernel's own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from functools import partial
+from statistics import median
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compiler.driver import compile_module
+from compiler.ir.builder import Builder
+from compiler.ir.dims import DimVar
+from compiler.ir.dtypes import DType
+from compiler.ir.graph import ScalarValue, Var
+from compiler.ir.types import tensor
+from compiler.ops.elementwise import ADD, MULTIPLY, RELU
+from compiler.ops.normalize import LAYER_NORM, LOG_SOFTMAX, RMS_NORM, SOFTMAX
+from deploy.bench.measure import Figure, by_turns
+from runtime.device.cpu import available_cores, host_buffer
+from runtime.session import Session
+
+LENGTH = 4096
+ROWS = (256 << 20) // 4 // LENGTH
+ROUNDS = 15
+
+KERNELS: dict[str, Callable[[Builder, Var, Var], Var]] = {
+    "elementwise chain": lambda b, x, w: b.call(RELU, b.call(ADD, b.call(MULTIPLY, b.call(ADD, x, w), w), w)),
+    "softmax": lambda b, x, _: b.call(SOFTMAX, x),
+    "log-softmax": lambda b, x, _: b.call(LOG_SOFTMAX, x),
+    "rms norm": lambda b, x, w: b.call(RMS_NORM, x, w, eps=1e-5),
+    "layer norm": lambda b, x, w: b.call(LAYER_NORM, x, w, w, eps=1e-5),
+}
+
+
+def bandwidth() -> list[Figure]:
+    x, w = _aligned(ROWS, LENGTH), _aligned(LENGTH)
+    x[:] = np.random.default_rng(0).standard_normal(x.shape, np.float32)
+    w[:] = 1
+    builder = Builder()
+    for name, emit in {"copy": lambda b, x, _: b.call(MULTIPLY, x, ScalarValue(1.0, "f32")), **KERNELS}.items():
+        params = Var("a", tensor((DimVar("n", 0, ROWS), LENGTH), DType.F32)), Var("b", tensor((LENGTH,), DType.F32))
+        with builder.function(name, params):
+            with builder.dataflow():
+                y = emit(builder, *params)
+            builder.returns(y)
+    threads = len(available_cores())
+    figures: list[Figure] = []
+    with closing(Session(compile_module(builder.finish()), device_threads=threads)) as session, ThreadPoolExecutor(threads) as pool:
+        calls = {name: partial(session.call, name, x, w, views=True) for name in ("copy", *KERNELS)}
+        system = partial(memcpy, pool, calls["copy"](), x, threads)  # one arena: all write to the same memory
+        for name in KERNELS:
+            times = by_turns({"memcpy": system, "copy": calls["copy"], name: calls[name]}, rounds=ROUNDS)
+            figures += [_share(name, times, "memcpy", 2 * x.nbytes), _share(name, times, "copy", 2 * x.nbytes)]
+    return sorted(figures, key=lambda f: "memcpy" not in f.name)
+
+
+def _aligned(*shape: int) -> NDArray[np.float32]:
+    """As values of a model lie in memory."""
+    return host_buffer(4 * int(np.prod(shape))).view(np.float32).reshape(shape)
+
+
+def memcpy(pool: ThreadPoolExecutor, to: NDArray[Any], of: NDArray[Any], parts: int) -> None:
+    """A part for each thread: large enough that the C library, too, writes past the caches."""
+    size = of.nbytes // parts
+    list(pool.map(lambda part: ctypes.memmove(to.ctypes.data + part * size, of.ctypes.data + part * size, size), range(parts)))
+
+
+def _share(name: str, times: dict[str, list[float]], copy: str, num_bytes: int) -> Figure:
+    shares = sorted(limit / own for limit, own in zip(times[copy], times[name], strict=True))
+    quarter = len(shares) // 4
+    rates = [num_bytes / median(times[which]) / 1e9 for which in (name, copy)]
+    note = f"half of {len(shares)} rounds: {shares[quarter]:.2f} to {shares[-1 - quarter]:.2f}; {rates[0]:.1f} against {rates[1]:.1f} GB/s"
+    return Figure(f"{name}, 256 MB, of {'memcpy' if copy == 'memcpy' else 'our own copy'}", median(shares), "x", 0.85, True, note)
