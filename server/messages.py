@@ -39,6 +39,7 @@ class Trigger(msgspec.Struct, frozen=True):
     open_id: int | None = None  # of thoughts
     close_id: int | None = None
     is_open: bool = False  # the prompt ends inside of thoughts
+    offers: tuple[tuple[int, ...], ...] = ()  # what may begin behind it, none the beginning of another; empty: as the grammar says
 
 
 class Constraint(msgspec.Struct, frozen=True, omit_defaults=True):

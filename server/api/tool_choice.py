@@ -8,10 +8,13 @@ from dataclasses import dataclass
 
 from server.api.prepare import invalid
 from server.api.schema import AllowedTools, ChatBody, NamedTool, Tool
+from server.handle import Tokenizer
 from server.messages import Constraint, ConstraintKind, Trigger
+from server.model import Loaded
 from server.text.dialect import Dialect
-from server.text.grammar import ToolSchema, calls_behind_marker, forced_calls
+from server.text.grammar import ToolSchema, beginnings, calls_behind_marker, forced_calls
 from server.text.reasoning import CLOSE, OPEN
+from server.text.tools import ToolFormat
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,17 +60,25 @@ def demanded_calls(use: ToolUse, dialect: Dialect, max_bytes: int) -> Constraint
     return constraint
 
 
-def offered_calls(use: ToolUse, dialect: Dialect, max_bytes: int, *, thinking: bool) -> Constraint | None:
+def offered_calls(use: ToolUse, loaded: Loaded, max_bytes: int, *, thinking: bool) -> Constraint | None:
     """Holds calls, where the model makes any, to the tools that are offered, and to the schemas of those that are strict. Nothing is
     refused for it: where a worker could not tell by tokens what a call is and what a thought, or where it would be too much, the model
     is as free as it was."""
-    form, specials = dialect.tools, dialect.specials
-    thinks_in_text = (thinking or dialect.thinks) and not {OPEN, CLOSE} <= specials.keys()
+    form, specials = loaded.dialect.tools, loaded.dialect.specials
+    thinks_in_text = (thinking or loaded.dialect.thinks) and not {OPEN, CLOSE} <= specials.keys()
     if not use.tools or form.bare or form.opening not in specials or thinks_in_text:
         return None
-    trigger = Trigger(specials[form.opening], specials.get(OPEN), specials.get(CLOSE), is_open=thinking)
     strict = [ToolSchema(tool.function.name, tool.function.parameters or {} if tool.function.strict else {}) for tool in use.tools]
     names = [ToolSchema(tool.name, {}) for tool in strict]
     sources = dict.fromkeys(calls_behind_marker(form, tools, specials, several=not use.single) for tools in (strict, names))
     fitting = [source for source in sources if len(source.encode()) <= max_bytes]
+    offers = _offers(form, names, loaded.tokenizer, specials[form.opening])
+    trigger = Trigger(specials[form.opening], specials.get(OPEN), specials.get(CLOSE), is_open=thinking, offers=offers)
     return Constraint(ConstraintKind.GRAMMAR, fitting[0], trigger, "".join(fitting[1:])) if fitting else None
+
+
+def _offers(form: ToolFormat, tools: Sequence[ToolSchema], tokenizer: Tokenizer, opening_id: int) -> tuple[tuple[int, ...], ...]:
+    """Encoded behind the marker, as some tokenizers write the beginning of a text otherwise."""
+    texts = [form.opening + text for tool in tools for text in beginnings(form, tool.name)]
+    encoded = [tuple(tokenizer.encode(text, False)) for text in texts]
+    return tuple(dict.fromkeys(ids[1:] for ids in encoded if ids[0] == opening_id))

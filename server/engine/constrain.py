@@ -1,11 +1,6 @@
 """Constrained decoding: which tokens a schema, expression or grammar allows next, through llguidance.
 
-Compiling happens on threads of its own, bounded in source size, in grammar size and in time. A matcher is advanced over every
-token of its sequence. Where the grammar leaves one token only, the mask has one bit: taking such tokens without running the model
-(`forced`) therefore gives the very tokens that drawing one by one would have given, on any schedule.
-
-A constraint with a trigger is lazy: it governs what is behind that token until the grammar is met, and nothing else. It is an offer to
-the model, not a demand of the client, so it never fails a request: what cannot be compiled or followed is free.
+Compiling happens on threads of its own, bounded in source size, in grammar size and in time.
 """
 
 from __future__ import annotations
@@ -19,15 +14,11 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
-import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
-from numpy.typing import NDArray
 
+from server.engine.lazy import LazyMatcher
+from server.engine.matcher import ConstraintError, Matcher
 from server.messages import Constraint, ConstraintKind, Trigger
-
-
-class ConstraintError(Exception):
-    """A constraint that cannot be compiled; the message is for the client."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,79 +29,6 @@ class ConstraintLimits:
     initial_fuel: int = 5_000_000  # about 0.1 s of building lexers
     num_cached: int = 128
     num_threads: int = 2  # one constraint that takes long does not hold up the next
-
-
-class Matcher:
-    """How far one sequence has come in its constraint."""
-
-    def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
-        self._matcher = matcher
-        self._mask: NDArray[np.int32] = np.empty(-(-vocab_size // 32), np.int32)
-
-    @property
-    def is_complete(self) -> bool:
-        """Nothing may follow."""
-        return self._matcher.is_stopped() and not self._matcher.is_error()
-
-    def mask(self) -> NDArray[np.int32]:
-        """One bit per token, set where it may come next. Valid until the next call."""
-        self._matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
-        self._require_sound()
-        return self._mask
-
-    def advance(self, token_ids: Sequence[int]) -> None:
-        self._matcher.consume_tokens(list(token_ids))
-        self._require_sound()
-
-    def forced(self) -> list[int]:
-        """The tokens that must come next, where there is no choice."""
-        return self._matcher.compute_ff_tokens()
-
-    def _require_sound(self) -> None:
-        if self._matcher.is_error():
-            raise ConstraintError(self._matcher.get_error())
-
-
-class LazyMatcher:
-    """Watches a sequence that is free but for what its trigger begins."""
-
-    is_complete = False  # more text may always follow
-
-    def __init__(self, grammar: LLMatcher | None, trigger: Trigger, vocab_size: int) -> None:
-        self._grammar = grammar  # before its first token; None: nothing is ever restricted
-        self._trigger = trigger
-        self._vocab_size = vocab_size
-        self._thinks = trigger.is_open
-        self._begun: Matcher | None = None
-
-    def mask(self) -> NDArray[np.int32] | None:
-        """None where every token may come next."""
-        try:
-            return None if self._begun is None else self._begun.mask()
-        except ConstraintError:
-            self._begun = None
-            return None
-
-    def advance(self, token_ids: Sequence[int]) -> None:
-        for token_id in token_ids:
-            if self._begun is not None:
-                self._begun = _behind(self._begun, token_id)
-            elif token_id in (self._trigger.open_id, self._trigger.close_id):
-                self._thinks = token_id == self._trigger.open_id
-            elif token_id == self._trigger.token_id and self._grammar is not None and not self._thinks:
-                self._begun = Matcher(self._grammar.deep_copy(), self._vocab_size)
-
-    def forced(self) -> list[int]:
-        return [] if self._begun is None else self._begun.forced()
-
-
-def _behind(begun: Matcher, token_id: int) -> Matcher | None:
-    """None once the grammar is met, or left: a former worker may have drawn the token without it."""
-    try:
-        begun.advance([token_id])
-    except ConstraintError:
-        return None
-    return None if begun.is_complete else begun
 
 
 class ConstraintCompiler:

@@ -34,15 +34,12 @@ def open_request(submit: Submit, arrival: int, *, limits: StepLimits, eos_ids: t
     request = Request(submit, arrival)
     for choice in range(submit.num_choices):
         emitted = submit.emitted[choice] if submit.emitted else ()
-        row = RowState(submit.params, choice, eos_ids, submit.prompt_ids)
-        for token_id in emitted:
-            row.advance(token_id)
         seq = Sequence(
             request,
             choice,
             token_ids=[*submit.prompt_ids, *emitted],
             held=PageList(submit.cache_salt.encode()),
-            row=row,
+            row=row_behind(submit, choice, emitted, eos_ids),
             max_len=max_len,
             rank=(submit.priority, arrival, choice),
         )
@@ -52,6 +49,14 @@ def open_request(submit: Submit, arrival: int, *, limits: StepLimits, eos_ids: t
             seq.prompt_logprobs = [None]
         request.sequences.append(seq)
     return request
+
+
+def row_behind(submit: Submit, choice: int, emitted: Iterable[int], eos_ids: tuple[int, ...]) -> RowState:
+    """The sampler's memory of a choice that has emitted these tokens."""
+    row = RowState(submit.params, choice, eos_ids, submit.prompt_ids)
+    for token_id in emitted:
+        row.advance(token_id)
+    return row
 
 
 def open_text(embed: Embed, arrival: int, *, limits: StepLimits) -> Request:

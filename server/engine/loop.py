@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 
 from runtime.step import StepBatch, StepModel
 from server.engine.batch import BatchBuilder
-from server.engine.constrain import ConstraintCompiler, ConstraintError, Pending
+from server.engine.constrain import ConstraintCompiler, Pending
 from server.engine.embed import embedding_of
-from server.engine.intake import open_request, open_text
+from server.engine.intake import open_request, open_text, row_behind
+from server.engine.matcher import ConstraintError
 from server.engine.outbox import Outbox, Publish, Timing
 from server.engine.request import Request, Sequence, Stage
 from server.engine.sampler import Bitmask, Drawn, Sampler
@@ -210,6 +211,9 @@ class Engine:
                     drawing.append(seq)
                     rows.append(at + item.num_rows - 1)
             at += item.num_rows
+        for seq, place in zip(drawing, rows, strict=True):
+            if seq.choosing is not None and (candidates := seq.choosing.candidates()):
+                seq.choosing.weigh(self._sampler.weigh(logits, place, candidates))
         results = self._sampler.sample(logits, [seq.row for seq in drawing], [masks.get(seq) for seq in drawing], rows)
         for seq, drawn in zip(drawing, results, strict=True):
             if seq.stage is not Stage.FINISHED:  # another choice may have failed the request just now
@@ -238,12 +242,24 @@ class Engine:
         if drawn.error is not None:
             self._fail(seq.request, drawn.error.code, str(drawn.error))
             return
+        if seq.choosing is not None and seq.choosing.refuses(drawn.token_id):
+            self._take_back(seq, seq.choosing.take_back())
+            return
         reason = self._append(seq, drawn.token_id)
         joined = [] if seq.stop_token_id is not None else [drawn.token_id]
         if reason is None:
             forced, reason = self._follow(seq)
             joined += forced
         self._tell(seq, joined, reason, () if drawn.logprob is None else (drawn.logprob,))
+
+    def _take_back(self, seq: Sequence, num_tokens: int) -> None:
+        """Its last tokens lead nowhere, and nobody was told of them: go on from before them."""
+        self.scheduler.set_back(seq)
+        seq.token_ids = seq.token_ids[: seq.num_known - num_tokens]
+        seq.untold_ids = seq.untold_ids[: len(seq.untold_ids) - num_tokens]
+        seq.untold_logprobs = seq.untold_logprobs[: len(seq.untold_ids)]
+        seq.row = row_behind(seq.request.submit, seq.choice, seq.token_ids[seq.num_prompt :], self._eos_ids)
+        self._tell(seq, *self._follow(seq))
 
     def _append(self, seq: Sequence, token_id: int) -> FinishReason | None:
         if token_id in seq.row.ender_ids and not seq.row.holds_back_end:
@@ -280,6 +296,11 @@ class Engine:
         reason: FinishReason | None,
         logprobs: tuple[TokenLogprob, ...] = (),
     ) -> None:
+        token_ids, logprobs = [*seq.untold_ids, *token_ids], (*seq.untold_logprobs, *logprobs)
+        if reason is None and seq.choosing is not None:
+            seq.untold_ids, seq.untold_logprobs = token_ids, logprobs
+            return
+        seq.untold_ids, seq.untold_logprobs = [], ()
         if reason is not None:
             self._end(seq, reason, token_ids, logprobs)
         elif token_ids:

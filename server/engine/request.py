@@ -7,7 +7,8 @@ from enum import Enum
 
 from runtime.step import PAGE_SIZE
 from server.engine.blocks import PageList
-from server.engine.constrain import LazyMatcher, Matcher
+from server.engine.lazy import LazyMatcher
+from server.engine.matcher import Matcher
 from server.engine.sampler import RowState
 from server.messages import Embed, FinishReason, Submit, TokenLogprob
 
@@ -61,8 +62,15 @@ class Sequence:
     num_awaited: int = 0
     rank: tuple[int, int, int] = (0, 0, 0)
     prompt_logprobs: list[TokenLogprob | None] | None = None  # None: not asked for, or delivered
+    untold_ids: list[int] = field(default_factory=list[int])  # drawn while its matcher chooses
+    untold_logprobs: tuple[TokenLogprob, ...] = ()
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
+
+    @property
+    def choosing(self) -> LazyMatcher | None:
+        """Its matcher, while that decides what the last tokens are for; they may be taken back."""
+        return self.matcher if isinstance(self.matcher, LazyMatcher) and self.matcher.is_choosing else None
 
     @property
     def fairness_key(self) -> str:

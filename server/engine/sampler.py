@@ -166,6 +166,13 @@ class Sampler:
         judged = self._model.judge(logits, rows, np.array(token_ids, np.int32), tops)
         return [_logprob(token_id, judged, i) for i, token_id in enumerate(token_ids)]
 
+    def weigh(self, logits: Logits, place: int, token_ids: Sequence[int]) -> dict[int, float]:
+        """How probable each of these tokens is by one row of logits, before anything that a request asks for."""
+        most = self._model.limits.max_seqs
+        chunks = [np.array(token_ids[at : at + most], np.int32) for at in range(0, len(token_ids), most)]
+        judged = [(ids, self._model.judge(logits, np.full(len(ids), place, np.int32), ids, np.zeros(len(ids), np.int32))) for ids in chunks]
+        return {token_id: _logprob(token_id, found, i).logprob for ids, found in judged for i, token_id in enumerate(ids.tolist())}
+
     def _batch(self, rows: Sequence[RowState], constraints: Sequence[Bitmask | None], places: Sequence[int]) -> SampleBatch:
         settings: list[tuple[int, ...]] = []
         num_masks = 0

@@ -90,6 +90,15 @@ class Scheduler:
             request.leader = request.followers.pop(0)
             self.queue.push(request.leader)
 
+    def set_back(self, seq: Sequence) -> None:
+        """Take its slot and pages; it waits for its turn to compute its tokens again, as far as they are not found."""
+        self._unplan(seq)
+        self._vacate(seq)
+        seq.stage = Stage.WAITING
+        self._set_back.add(seq)
+        if seq not in self.queue:
+            self.queue.push(seq)
+
     def schedule(self) -> Plan:
         assert not self._open.items
         for seq in self._launched:
@@ -271,13 +280,8 @@ class Scheduler:
         return worst is not seq
 
     def _preempt(self, seq: Sequence) -> None:
-        self._unplan(seq)
-        self._vacate(seq)
-        seq.stage = Stage.WAITING
-        self._set_back.add(seq)
         self.num_preemptions += 1
-        if seq not in self.queue:
-            self.queue.push(seq)
+        self.set_back(seq)
 
     def _vacate(self, seq: Sequence) -> None:
         """Give back pages and slot. What is computed stays findable."""

@@ -54,6 +54,14 @@ def calls_behind_marker(form: ToolFormat, tools: Sequence[ToolSchema], specials:
     return "\n".join(["start: inside", *_inside(form, tools, specials, several=several)])
 
 
+def beginnings(form: ToolFormat, name: str) -> tuple[str, ...]:
+    """How a call of this tool may begin behind its marker, as models write it: up to where the arguments come."""
+    head = f'{{"name": "{name}", "{form.arguments_key}":'
+    if form.arguments_marker:
+        return f" [{head}", f"[{head}", name + form.arguments_marker
+    return (f"\n{head}",)
+
+
 def _inside(form: ToolFormat, tools: Sequence[ToolSchema], specials: Specials, *, several: bool) -> list[str]:
     """The rules of what is between a call's markers. Tools of one schema share a rule: a parser's work grows with rules, not with names."""
     names: dict[str, list[str]] = {}

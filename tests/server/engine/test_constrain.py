@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models
 
-from server.engine.constrain import ConstraintCompiler, ConstraintError, ConstraintLimits
+from server.engine.constrain import ConstraintCompiler, ConstraintLimits
 from server.engine.loop import Engine
+from server.engine.matcher import ConstraintError
 from server.engine.overlap import OverlappedEngine
 from server.messages import Constraint, ConstraintKind, FinishReason, SamplingParams, Submit
 

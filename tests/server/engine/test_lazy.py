@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from runtime.device.null import hashed_logits
 from runtime.step import StepLimits
-from server.engine.constrain import LazyMatcher
+from server.engine.lazy import Choice, LazyMatcher
 from server.engine.loop import Engine
 from server.engine.overlap import OverlappedEngine
 from server.messages import Constraint, ConstraintKind, FinishReason, SamplingParams, Submit, Trigger
@@ -25,10 +25,11 @@ IMPOSSIBLE = msgspec.structs.replace(CALL, source="start: nothing")
 
 
 def eager(history):
-    """Noise that triggers at every sixth token, and shuts a thought as often as it opens one."""
+    """Noise that triggers at every sixth token, shuts a thought as often as it opens one, and likes small letters."""
     logits = hashed_logits(VOCAB)(history)
-    logits[TRIGGER] += 4
-    logits[[OPEN, CLOSE]] += 3
+    logits[TRIGGER] += 5
+    logits[65:91] += 2
+    logits[[OPEN, CLOSE]] += 4
     return logits
 
 
@@ -57,7 +58,7 @@ def test_what_a_trigger_begins_is_finished_and_the_rest_is_free(rig, tokenizer, 
         assert all(re.match('name "gree[nk]";', text) for text in whole)
         assert re.match('name "gree[nk]";', last) or 'name "green";'.startswith(last) or 'name "greek";'.startswith(last)
         assert outcome.end == (FinishReason.LENGTH, None)
-    assert num_whole > 12, "a sequence is free again behind a call, even to begin another"
+    assert num_whole > 6, "a sequence is free again behind a call, even to begin another"
     assert len({tuple(outcome.token_ids[:3]) for outcome in outcomes.values()}) == 6
 
 
@@ -113,24 +114,77 @@ def test_there_may_be_a_weaker_grammar(rig, tokenizer, constraints) -> None:
     assert all(text.startswith("name;") for text in calls(tokenizer, outcome.token_ids)[:-1])
 
 
-def test_company_chunks_preemption_and_a_later_worker_change_nothing(rig, constraints) -> None:
-    thinking = msgspec.structs.replace(CALL, trigger=Trigger(TRIGGER, OPEN, CLOSE))
-    submits = [submit_of((CALL, thinking)[seed % 2], seed, logprobs=(None, 0)[seed // 4]) for seed in range(6)]
+@pytest.mark.parametrize("engine", [Engine, OverlappedEngine])
+def test_company_chunks_preemption_and_later_workers_change_nothing(rig, tokenizer, constraints, engine) -> None:
+    kinds = (CALL, msgspec.structs.replace(CALL, trigger=Trigger(TRIGGER, OPEN, CLOSE)), offering(tokenizer))
+    submits = [submit_of(kinds[seed % 3], seed, logprobs=(None, 1)[seed // 3]) for seed in range(6)]
     alone = {}
     for submit in submits:
         alone |= rig(constraints=constraints, logits_of=eager).run([submit])
+    assert rig(engine, constraints=constraints, logits_of=eager).run(submits) == alone, "together"
+
     small = StepLimits(VOCAB, max_context=512, max_tokens=16, max_seqs=12, num_pages=12)
+    tight = rig(engine, limits=small, constraints=constraints, logits_of=eager)
     pushing = [msgspec.structs.replace(submit, priority=-i // 3) for i, submit in enumerate(submits)]
-    for engine in (Engine, OverlappedEngine):
-        assert rig(engine, constraints=constraints, logits_of=eager).run(submits) == alone, "together"
-        tight = rig(engine, limits=small, constraints=constraints, logits_of=eager)
-        assert tight.run(pushing, per_step=1) == alone, "after preemptions"
-        assert tight.engine.scheduler.num_preemptions > 0
-    for cut in (7, 41):
-        told = {key: outcome.token_ids[:cut] for key, outcome in alone.items()}
-        resubmitted = [msgspec.structs.replace(submit, emitted=(tuple(told[submit.request_id, 0]),)) for submit in submits]
-        later = rig(OverlappedEngine, constraints=constraints, logits_of=eager).run(resubmitted)
-        assert all(told[key] + later[key].token_ids == outcome.token_ids for key, outcome in alone.items()), cut
+    assert tight.run(pushing, per_step=1) == alone, "after preemptions"
+    assert tight.engine.scheduler.num_preemptions > 0
+
+    told, going_on = rig(), submits
+    while going_on:
+        worker = rig(engine, constraints=constraints, logits_of=eager)
+        worker.outcomes = told.outcomes
+        for submit in going_on:
+            worker.engine.submit(submit)
+        for _ in range(17):
+            worker.step()
+        emitted = {name: tuple(outcome.token_ids) for (name, _), outcome in told.outcomes.items() if outcome.end is None}
+        going_on = [msgspec.structs.replace(s, emitted=(emitted[s.request_id],)) for s in submits if s.request_id in emitted]
+    assert told.outcomes == alone, "from worker to worker"
+
+
+NAMES = ("get time", "name", "get sky")
+
+
+def offering(tokenizer: Tokenizer) -> Constraint:
+    offers = tuple(tuple(tokenizer.encode(f"{name}!").ids) for name in NAMES)
+    return Constraint(ConstraintKind.GRAMMAR, f'start: /{"|".join(NAMES)}/ "!" /[a-c]/ ";"', Trigger(TRIGGER, offers=offers))
+
+
+def test_an_offer_is_chosen_as_a_whole(rig, tokenizer, constraints) -> None:
+    """The model would rather begin with `get`, to go on as no offer does."""
+    constraint = offering(tokenizer)
+    ids = {text: tokenizer.encode(text).ids[0] for text in ("g", "n")}
+
+    def wrong(history):
+        logits = np.full(VOCAB, -20, np.float32)
+        wishes = {TRIGGER: {ids["g"]: 3, tokenizer.encode("name").ids[0]: 1}}.get(history[-1], {TRIGGER: 5})
+        for token_id, wish in wishes.items():
+            logits[token_id] = wish
+        return logits
+
+    for logprobs in (None, 0):
+        submit = submit_of(constraint, 1, temperature=0, logprobs=logprobs)
+        outcome = rig(constraints=constraints, logits_of=wrong).run([submit])["r1", 0]
+        assert all(text.startswith("name!") for text in calls(tokenizer, outcome.token_ids)[:-1])
+        assert len(outcome.logprobs) == (0 if logprobs is None else len(outcome.token_ids))
+
+
+def test_the_choice_is_between_wholes() -> None:
+    choice = Choice([(1, 2, 3, 4), (1, 2, 3, 5), (6, 3)])
+    assert choice.forced() == [] and choice.candidates() == [1, 6]
+    choice.weigh({1: -0.1, 6: -2})
+    choice.say(1)
+    assert choice.candidates() == [2]
+    choice.weigh({2: -7})
+    assert choice.without_draft().forced() == [6, 3], "the draft left for something that is not offered"
+    choice.weigh({2: 6})
+    again = choice.without_draft()
+    assert again.forced() == [1, 2, 3], "two that were left at the same token are still to choose from"
+    for token_id in (1, 2, 3):
+        again.say(token_id)
+    assert again.candidates() == [4, 5] and not again.is_made
+    again.say(5)
+    assert again.is_made
 
 
 def test_what_is_forced_is_what_would_be_drawn(rig, constraints) -> None:

@@ -1,0 +1,48 @@
+"""How far one sequence has come in the grammar that governs it.
+
+A matcher is advanced over every token of its sequence. Where the grammar leaves one token only, the mask has one bit: taking such tokens
+without running the model (`forced`) therefore gives the very tokens that drawing one by one would have given, on any schedule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from llguidance import LLMatcher
+from numpy.typing import NDArray
+
+
+class ConstraintError(Exception):
+    """A constraint that cannot be compiled; the message is for the client."""
+
+
+class Matcher:
+    """How far one sequence has come in its constraint."""
+
+    def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
+        self._matcher = matcher
+        self._mask: NDArray[np.int32] = np.empty(-(-vocab_size // 32), np.int32)
+
+    @property
+    def is_complete(self) -> bool:
+        """Nothing may follow."""
+        return self._matcher.is_stopped() and not self._matcher.is_error()
+
+    def mask(self) -> NDArray[np.int32]:
+        """One bit per token, set where it may come next. Valid until the next call."""
+        self._matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
+        self._require_sound()
+        return self._mask
+
+    def advance(self, token_ids: Sequence[int]) -> None:
+        self._matcher.consume_tokens(list(token_ids))
+        self._require_sound()
+
+    def forced(self) -> list[int]:
+        """The tokens that must come next, where there is no choice."""
+        return self._matcher.compute_ff_tokens()
+
+    def _require_sound(self) -> None:
+        if self._matcher.is_error():
+            raise ConstraintError(self._matcher.get_error())
