@@ -194,7 +194,7 @@ class _Frame:
     def _store(self, buffer: Buffer, indices: tuple[Dim, ...], value: Array) -> None:
         array = self.buffers[buffer]
         value = np.asarray(value).astype(array.dtype)
-        places = [np.asarray(self.dim(d)) for d in indices]
+        places = [self.dim(d) for d in indices]
         if self.active is not None:
             *places, value, active = np.broadcast_arrays(*places, value, self.active)
             places, value = [p[active] for p in places], value[active]
@@ -210,7 +210,7 @@ class _Frame:
             array, at = self.buffers[place.buffer], [self.dim(d) for d in place.indices]
             if any(isinstance(i, np.ndarray) for i in at):
                 raise InterpretError(f"tile {tile.intrinsic!r} stands in a loop of lanes")
-            self._check(place.buffer, [np.asarray(i) for i in at])
+            self._check(place.buffer, at)
             arrays.append(array.reshape(-1)[np.ravel_multi_index(at, array.shape) if at else 0 :])
         TILES[tile.intrinsic](tuple(arrays), tuple(int(self.dim(d)) for d in tile.dims), tile.attrs)
 
@@ -237,7 +237,7 @@ class _Frame:
 
     def _load(self, buffer: Buffer, indices: tuple[Dim, ...]) -> Array:
         array = self.buffers[buffer]
-        places = [np.asarray(self.dim(d)) for d in indices]
+        places = [self.dim(d) for d in indices]
         self._check(buffer, places)
         if self.active is None:
             return np.asarray(array[tuple(places)])
@@ -245,15 +245,24 @@ class _Frame:
             return np.zeros((), array.dtype)  # no point counts, or the check had found it
         return np.asarray(array[tuple(np.clip(p, 0, n - 1) for p, n in zip(places, array.shape, strict=True))])
 
-    def _check(self, buffer: Buffer, places: Sequence[Array]) -> None:
-        """Inside the buffer, at every point that counts. Places that were picked by `active` already are flat, and all count."""
+    def _check(self, buffer: Buffer, places: Sequence[Any]) -> None:
+        """Inside the buffer, at every point that counts."""
         for axis, (place, extent) in enumerate(zip(places, self.buffers[buffer].shape, strict=True)):
-            outside = (place < 0) | (place >= extent)
-            if self.active is not None and (place.ndim == _RANK or not place.ndim):
-                outside = outside & self.active
-            if np.any(outside):
-                worst = np.broadcast_to(place, outside.shape)[outside].flat[0]
-                raise InterpretError(f"index {worst} of dimension {axis} of {buffer.name} is outside 0..{extent - 1}")
+            if isinstance(place, np.ndarray):
+                inside = not place.size or (place.min() >= 0 and place.max() < extent)
+            else:
+                inside = 0 <= place < extent
+            if not inside:
+                self._check_active(buffer, axis, np.asarray(place), extent)
+
+    def _check_active(self, buffer: Buffer, axis: int, place: Array, extent: int) -> None:
+        """Places that were picked by `active` already are flat, and all count."""
+        outside = (place < 0) | (place >= extent)
+        if self.active is not None and (place.ndim == _RANK or not place.ndim):
+            outside = outside & self.active
+        if np.any(outside):
+            worst = np.broadcast_to(place, outside.shape)[outside].flat[0]
+            raise InterpretError(f"index {worst} of dimension {axis} of {buffer.name} is outside 0..{extent - 1}")
 
     def _guard(self, conditions: tuple[tuple[Dim, Dim, Dim], ...], value: Scalar, otherwise: Scalar) -> Array:
         inside = np.asarray(True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from typing import NamedTuple
 
 from compiler.ir.dims import Dim, DimVar
@@ -59,31 +60,34 @@ class Site(NamedTuple):
     buffers: frozenset[Buffer]
 
 
-def sites(func: PrimFunc) -> Iterator[Site]:
-    yield from _stmt_sites(func.body, frozenset(func.dim_vars), frozenset(func.buffers))
+@lru_cache(maxsize=1)
+def sites(func: PrimFunc) -> tuple[Site, ...]:
+    """All of a function. Every rule asks for them, of the same function one after the other."""
+    found: list[Site] = []
+    _add_stmt(found, func.body, frozenset(func.dim_vars), frozenset(func.buffers))
+    return tuple(found)
 
 
-def _stmt_sites(stmt: Stmt, dims: frozenset[DimVar], buffers: frozenset[Buffer]) -> Iterator[Site]:
-    yield Site(stmt, stmt, dims, buffers)
+def _add_stmt(found: list[Site], stmt: Stmt, dims: frozenset[DimVar], buffers: frozenset[Buffer]) -> None:
+    found.append(Site(stmt, stmt, dims, buffers))
     for scalar in scalars_of(stmt):
-        yield from _scalar_sites(scalar, stmt, dims, buffers)
+        _add_scalar(found, scalar, stmt, dims, buffers)
     if isinstance(stmt, Tile):
-        for operand in stmt.operands:
-            yield Site(operand, stmt, dims, buffers)
+        found += (Site(operand, stmt, dims, buffers) for operand in stmt.operands)
     if isinstance(stmt, For | Let):
         dims |= {stmt.var}
     if isinstance(stmt, Allocate):
         buffers |= {stmt.buffer}
     for inner in substatements(stmt):
-        yield from _stmt_sites(inner, dims, buffers)
+        _add_stmt(found, inner, dims, buffers)
 
 
-def _scalar_sites(scalar: Scalar, stmt: Stmt, dims: frozenset[DimVar], buffers: frozenset[Buffer]) -> Iterator[Site]:
-    yield Site(scalar, stmt, dims, buffers)
+def _add_scalar(found: list[Site], scalar: Scalar, stmt: Stmt, dims: frozenset[DimVar], buffers: frozenset[Buffer]) -> None:
+    found.append(Site(scalar, stmt, dims, buffers))
     if isinstance(scalar, Reduce):
         dims |= {var for var, _ in scalar.axes}
     for inner in subscalars(scalar):
-        yield from _scalar_sites(inner, stmt, dims, buffers)
+        _add_scalar(found, inner, stmt, dims, buffers)
 
 
 def _scalars(func: PrimFunc) -> Iterator[tuple[Scalar, Stmt]]:
