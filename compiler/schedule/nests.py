@@ -125,13 +125,24 @@ def zero(dtype: DType) -> Const:
     return Const(0.0 if dtype.is_float else 0, dtype)
 
 
-def sweep(first: Dim, end: Dim, parts: int, width: int, element: Callable[[Dim, Dim, Dim], Stmt]) -> Stmt:
-    """`element(part, lane, index)` for every index of first .. end - 1, `parts` vectors at a time; the last ones are masked."""
+def sweep(
+    first: Dim,
+    end: Dim,
+    parts: int,
+    width: int,
+    element: Callable[[Dim, Dim, Dim], Stmt],
+    beside: Callable[[Dim], Sequence[Stmt]] = lambda _: (),
+) -> Stmt:
+    """`element(part, lane, index)` for every index of first .. end - 1, `parts` vectors at a time; the last ones are masked.
+    `beside(start)` is done with every full vector."""
     step, count = parts * width, end - first
     edge = first + count // step * step
 
     def some(start: Dim) -> Stmt:
-        return unroll("u", parts, lambda u: lanes(width, lambda lane: element(u, lane, start + u * width + lane)))
+        def vector(u: Dim) -> Stmt:
+            return seq(*beside(start + u * width), lanes(width, lambda lane: element(u, lane, start + u * width + lane)))
+
+        return unroll("u", parts, vector)
 
     def last(u: Dim) -> Stmt:
         start = edge + u * width

@@ -10,6 +10,7 @@ go along the row together (compiler/schedule/softmax.py).
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from compiler.ir.dims import Dim, DimVar, dim_min
@@ -30,7 +31,6 @@ from compiler.ir.loops import (
 )
 from compiler.ir.visit_loops import loads, map_scalar, replace_loads, rewrite_dims
 from compiler.schedule.nests import (
-    PerfectNest,
     halves,
     lanes,
     named,
@@ -67,15 +67,15 @@ class _Rows:
         return parallel("p", product_of([e for _, e in row]), lambda p: unravel(p, axes, self.row_of))
 
     def row_of(self, point: list[Dim]) -> Stmt:
-        """All stages of one row. While elements of the row are written, the next row is fetched: memory does not wait for arithmetic.
-        It waits in the second cache, since the first holds this row."""
-        ahead = any(self.row_buffers(stage.nest) for stage in self.program.stages if stage.inner is not None)
-        if not point or not ahead or self.softmax is not None:
-            return self.staged(point, point)  # the only row there is, or nothing of the next one that is worth fetching
+        """All stages of one row. Meanwhile the next row is fetched: memory does not wait for arithmetic. It waits in the second cache,
+        since the first holds this row. Every stage that reads it asks for all of it: a core drops requests while it has many."""
+        written = [stage for stage in self.program.stages if stage.inner is not None]
+        if self.softmax is not None or not point or not any(self.row_by_row(s.nest.store.value, s.nest.vars) for s in written):
+            return self.staged(point, None)  # it is in memory's way already, or there is nothing that is worth fetching
         extent = self.program.row[-1][1]
         return named("next", dim_min(point[-1] + 1, extent - 1), extent - 1, lambda after: self.staged(point, [*point[:-1], after]))
 
-    def staged(self, point: list[Dim], after: list[Dim]) -> Stmt:
+    def staged(self, point: list[Dim], after: list[Dim] | None) -> Stmt:
         numbers = {t: Buffer(t.name, (Dim.of(1),), t.dtype, Scope.LOCAL) for t in self.program.temporaries}
         if self.softmax is not None:
             body = self.softmax.row(point, self.width, numbers)
@@ -87,15 +87,20 @@ class _Rows:
             body = Allocate(number, body)
         return body
 
-    def stage(self, stage: RowStage, point: list[Dim], after: list[Dim], numbers: dict[Buffer, Buffer]) -> Stmt:
+    def stage(self, stage: RowStage, point: list[Dim], after: list[Dim] | None, numbers: dict[Buffer, Buffer]) -> Stmt:
         nest = stage.nest
         mapping = dict(zip(nest.vars, point, strict=False))
         if stage.inner is not None:
             spatial = SpatialNest(nest.axes, (), nest.store)
-            rows = self.row_buffers(nest)
-            return vectors(spatial, mapping, Dim.of(0), stage.inner[1], self.width, lambda start: _fetch(rows, after, start))
+            again = any(load.buffer is nest.store.buffer for other in self.program.stages for load in loads(other.nest.store.value))
+            fetch = self.fetch(nest.store.value, nest.vars, after)
+            return vectors(spatial, mapping, Dim.of(0), stage.inner[1], self.width, fetch, read_again=again)
         results = {fold: Buffer("fold", (Dim.of(1),), dtype_of(fold), Scope.LOCAL) for fold in stage.folds}
-        folds = [self.fold(fold, result, mapping, stage.keeps and (stage.keeps, point)) for fold, result in results.items()]
+        kept = stage.keeps and (stage.keeps, point)
+        folds = [
+            self.fold(fold, result, mapping, kept, self.fetch(fold.value, (*nest.vars, fold.axes[0][0]), after))
+            for fold, result in results.items()
+        ]
         value = _replace(nest.store.value, results)
         number = numbers.get(nest.store.buffer)
         store = Store(nest.store.buffer, nest.store.indices, value) if number is None else Store(number, (Dim.of(0),), value)
@@ -104,13 +109,24 @@ class _Rows:
             body = Allocate(result, body)
         return body
 
-    def row_buffers(self, nest: PerfectNest) -> list[Buffer]:
-        """What the elements are made of that lies in memory as they do: row by row. What they replace is in the cache already."""
-        at = tuple(Dim.of(v) for v in nest.vars)
-        read = dict.fromkeys(load.buffer for load in loads(nest.store.value) if load.indices == at)
-        return [buffer for buffer in read if buffer is not nest.store.buffer]
+    def fetch(self, value: Scalar, axes: Sequence[DimVar], after: list[Dim] | None) -> Callable[[Dim], list[Stmt]]:
+        """What the value is made of, of the next row, a vector from the given element on."""
+        buffers = self.row_by_row(value, axes) if after is not None else []
+        return lambda start: [Tile("prefetch", (Load(b, (*(after or ()), start)),), attrs={"far": True}) for b in buffers]
 
-    def fold(self, reduce: Reduce, result: Buffer, point: dict[DimVar, Dim], kept: tuple[Buffer, list[Dim]] | None) -> Stmt:
+    def row_by_row(self, value: Scalar, axes: Sequence[DimVar]) -> list[Buffer]:
+        """What lies in memory as it is gone through. What the kernel writes needs no reading."""
+        at, written = tuple(map(Dim.of, axes)), {stage.nest.store.buffer for stage in self.program.stages}
+        return [buffer for buffer in dict.fromkeys(s.buffer for s in loads(value) if s.indices == at) if buffer not in written]
+
+    def fold(
+        self,
+        reduce: Reduce,
+        result: Buffer,
+        point: dict[DimVar, Dim],
+        kept: tuple[Buffer, list[Dim]] | None,
+        fetch: Callable[[Dim], list[Stmt]],
+    ) -> Stmt:
         (axis, length), width = reduce.axes[0], self.width
         length = length.substitute(point)
         dtype, combine = dtype_of(reduce), COMBINE[reduce.fn]
@@ -126,12 +142,8 @@ class _Rows:
             return seq(leave, Store(partial, (part, lane), Apply(combine, (Load(partial, (part, lane)), Load(buffer, (*row, index))))))
 
         clear = unroll("u", num_parts, lambda u: lanes(width, lambda lane: Store(partial, (u, lane), identity(reduce.fn, dtype))))
-        body = seq(clear, sweep(Dim.of(0), length, num_parts, width, add), *halves(partial, combine))
+        body = seq(clear, sweep(Dim.of(0), length, num_parts, width, add, fetch), *halves(partial, combine))
         return Allocate(partial, seq(body, Store(result, (Dim.of(0),), Load(partial, (Dim.of(0), Dim.of(0))))))
-
-
-def _fetch(buffers: list[Buffer], row: list[Dim], start: Dim) -> list[Stmt]:
-    return [Tile("prefetch", (Load(b, (*row, start)),), attrs={"far": True}) for b in buffers]
 
 
 def _replace(value: Scalar, results: dict[Reduce, Buffer]) -> Scalar:

@@ -116,8 +116,10 @@ def vectors(
     end: Dim,
     width: int,
     beside: Callable[[Dim], Sequence[Stmt]] = lambda _: (),
+    *,
+    read_again: bool = False,
 ) -> Stmt:
-    """`beside(start)` is done with every full vector."""
+    """`beside(start)` is done with every full vector. What is read again at once stays in the caches, however much there is."""
     inner = nest.axes[-1][0]
     count = end - first
 
@@ -134,7 +136,10 @@ def vectors(
     def streamed(start: Dim) -> Stmt:
         return stream(nest.store, {**point, inner: start}, lambda lane: store_at(nest.store, {**point, inner: start + lane}).value)
 
-    full = past_caches(nest.axes, nest.store, width, lambda: whole(lambda start: vector(start, masked=False)), lambda: whole(streamed))
+    def plain() -> Stmt:
+        return whole(lambda start: vector(start, masked=False))
+
+    full = plain() if read_again else past_caches(nest.axes, nest.store, width, plain, lambda: whole(streamed))
     if prove_divisible(count, width):
         return full
     edge = first + count // width * width

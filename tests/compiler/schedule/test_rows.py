@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler.ir.loops import PrimFunc, Scope
+from compiler.ir.loops import PrimFunc, Scope, Tile
 from compiler.ir.visit_loops import walk_stmts
 
 OPERATORS = {
@@ -64,3 +64,13 @@ def test_numbers_of_a_row_stay_in_registers(kernels: Callable[..., dict[str, Pri
     assert kernel.attrs["schedule"] == "rows"
     buffers = [s.buffer for s in walk_stmts(kernel.body) if type(s).__name__ == "Allocate"]
     assert buffers and all(b.scope is Scope.LOCAL for b in buffers)
+
+
+def test_every_stage_that_reads_the_rows_fetches_the_next(kernels: Callable[..., dict[str, PrimFunc]]) -> None:
+    """A fold alone does not: its row is all that it reads, in order."""
+
+    def fetched(name: str) -> int:
+        kernel = kernels(program(name).replace("[n, k]", "[n, 64]").replace("[k]", "[64]").replace(" where k in 1..", ""))[name]
+        return sum(isinstance(s, Tile) and s.intrinsic == "prefetch" for s in walk_stmts(kernel.body))
+
+    assert [fetched(name) for name in ("layer_norm", "rms_norm", "sum")] == [2 + 2, 1 + 2, 0]
