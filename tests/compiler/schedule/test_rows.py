@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler.ir.loops import PrimFunc, Scope, Tile
+from compiler.ir.loops import Allocate, PrimFunc, Scope, Tile
 from compiler.ir.visit_loops import walk_stmts
 
 OPERATORS = {
@@ -62,7 +62,7 @@ def test_numbers_of_a_row_stay_in_registers(kernels: Callable[..., dict[str, Pri
     """No workspace in memory: one visit to a row does all of its stages."""
     kernel = kernels(program(name))[name]
     assert kernel.attrs["schedule"] == "rows"
-    buffers = [s.buffer for s in walk_stmts(kernel.body) if type(s).__name__ == "Allocate"]
+    buffers = [s.buffer for s in walk_stmts(kernel.body) if isinstance(s, Allocate)]
     assert buffers and all(b.scope is Scope.LOCAL for b in buffers)
 
 
