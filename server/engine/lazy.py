@@ -104,6 +104,12 @@ class LazyMatcher:
             return self._choice.forced()
         return [] if self._begun is None else self._begun.forced()
 
+    def let_go(self) -> bool:
+        """Leave what it governs now to the model; False if that is free already."""
+        governed = self._choice is not None or self._begun is not None
+        self._choice = self._begun = None
+        return governed
+
     # --- while it chooses: nobody is to be told what may be taken back ----------------------------------------------------
 
     @property

@@ -18,6 +18,7 @@ from server.engine.batch import BatchBuilder
 from server.engine.constrain import ConstraintCompiler, Pending
 from server.engine.embed import embedding_of
 from server.engine.intake import open_request, open_text, row_behind
+from server.engine.lazy import LazyMatcher
 from server.engine.matcher import ConstraintError
 from server.engine.outbox import Outbox, Publish, Timing
 from server.engine.request import Request, Sequence, Stage
@@ -239,6 +240,9 @@ class Engine:
     # --- what becomes of a token -----------------------------------------------------------------------------------------
 
     def _take(self, seq: Sequence, drawn: Drawn) -> None:
+        if drawn.error is not None and isinstance(seq.matcher, LazyMatcher) and seq.matcher.let_go():
+            self._take_back(seq, 0)  # what was banned left nothing to draw: an offer is not worth a failure
+            return
         if drawn.error is not None:
             self._fail(seq.request, drawn.error.code, str(drawn.error))
             return

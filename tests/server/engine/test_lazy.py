@@ -169,6 +169,17 @@ def test_an_offer_is_chosen_as_a_whole(rig, tokenizer, constraints) -> None:
         assert len(outcome.logprobs) == (0 if logprobs is None else len(outcome.token_ids))
 
 
+@pytest.mark.parametrize("engine", [Engine, OverlappedEngine])
+def test_an_offer_that_is_banned_fails_nothing(rig, tokenizer, constraints, engine) -> None:
+    constraint = offering(tokenizer)
+    everything = tuple({token_id for offer in constraint.trigger.offers for token_id in offer} | set(tokenizer.encode("green").ids))
+    submits = [submit_of(one, seed, banned_token_ids=everything) for seed, one in enumerate((constraint, CALL))]
+    one = rig(engine, constraints=constraints, logits_of=eager)
+    outcomes = one.run(submits)
+    assert not one.failed and all(outcome.end == (FinishReason.LENGTH, None) for outcome in outcomes.values())
+    assert any(outcome.token_ids.count(TRIGGER) > 1 for outcome in outcomes.values())
+
+
 def test_the_choice_is_between_wholes() -> None:
     choice = Choice([(1, 2, 3, 4), (1, 2, 3, 5), (6, 3)])
     assert choice.forced() == [] and choice.candidates() == [1, 6]
