@@ -128,7 +128,7 @@ def test_a_client_that_reads_nothing_is_cut_off(serve, answering):
     body = json.dumps({"prompt": "x", "stream": True, "max_tokens": 2_000_000, "return_token_ids": True}).encode()
     with connect(server) as sock:
         sock.sendall(f"{HEAD}content-length: {len(body)}\r\n\r\n".encode() + body)
-        end = time.monotonic() + 15
+        end = time.monotonic() + 60
         while not server.worker.aborted and time.monotonic() < end:
             time.sleep(0.01)
         assert server.worker.aborted, "the worker still writes for a client that does not read"
@@ -195,7 +195,7 @@ def test_tokens_waiting_for_prefill_are_limited_too(serve, answering):
     with pytest.raises(Exception, match="timed out"):
         client.post("/v1/completions", json={"prompt": "x" * 200})  # more than the limit, but alone
     # The first client's leaving is noticed, and gives its share back.
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while server.worker.running and time.monotonic() < end:
         time.sleep(0.005)
     assert server.registry.models()[0].loaded.admission.num_queued_tokens == 0

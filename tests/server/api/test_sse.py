@@ -12,7 +12,7 @@ import pytest
 MESSAGES = [{"role": "user", "content": "hi"}]
 
 
-def wait_until(condition, seconds: float = 10.0) -> None:
+def wait_until(condition, seconds: float = 60.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it did not happen"
@@ -43,10 +43,13 @@ def test_tokens_are_not_held_up(serve, answering):
 
 
 def test_heartbeats_while_the_prompt_is_read(serve, answering):
-    server = serve(script=answering("ok", prefill_s=2.5), heartbeat_s=0.1)
-    response = server.chat(stream=True)
-    before, _, after = response.text.partition("data: ")
-    assert before.count(": still working\n\n") >= 2 and ": still" not in after
+    """The prompt takes until two were seen, however slow this machine is; then there is a quick one."""
+    server = serve(script=answering("ok", prefill_s=300), heartbeat_s=0.1)
+    with server.http().stream("POST", "/v1/chat/completions", json={"messages": MESSAGES, "stream": True}) as response:
+        lines = response.iter_lines()
+        assert [next(lines) for _ in range(3)] == [": still working", "", ": still working"]
+    server.worker.script.prefill_s = 0.5
+    assert ": still" not in server.chat(stream=True).text.partition("data: ")[2]
     text = [c.choices[0].delta.content for c in server.openai().chat.completions.create(model="null", messages=MESSAGES, stream=True)]
     assert "".join(text) == "ok"  # the client does not mind them
 

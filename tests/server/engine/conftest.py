@@ -101,16 +101,18 @@ class Rig:
         return ran
 
     def run(self, submits: Iterable[Submit] = (), *, per_step: int = 1_000_000, max_steps: int = 20_000) -> dict[tuple[str, int], Outcome]:
-        arriving = deque(submits)
-        for _ in range(max_steps):
+        """To the end. While a constraint is being compiled there is nothing to step, however long that takes here."""
+        arriving, num_steps, end = deque(submits), 0, time.monotonic() + 120
+        while arriving or self.engine.has_work:
             for _ in range(min(per_step, len(arriving))):
                 self.engine.submit(arriving.popleft())
-            if not arriving and not self.engine.has_work:
-                assert self.engine.scheduler.pool.num_used == 0
-                return self.outcomes
-            if not self.step():
-                time.sleep(0.001)  # a constraint is being compiled: let it
-        raise AssertionError(f"not finished after {max_steps} steps")
+            if self.step():
+                num_steps += 1
+            else:
+                time.sleep(0.001)
+            assert num_steps <= max_steps and time.monotonic() < end, f"not finished after {num_steps} steps"
+        assert self.engine.scheduler.pool.num_used == 0
+        return self.outcomes
 
 
 @pytest.fixture(scope="session")
