@@ -12,14 +12,14 @@
 ; chunk of a record opens the next one. A thread that comes late finds the work done and moves on; one that loses its core delays
 ; the chunk it holds. What a chunk computes does not depend on who runs it.
 ;
-; On a machine of several memory nodes there is a %Team per node, one behind the other; the states of all of them count, and nothing
-; else but the first one's. Each node has a span of a record's chunks, as large as its share of the threads. A thread claims from its
-; own node's first, then from the others'. The first node's span is never empty, and its state opens a record last and says which one
-; is open.
+; Threads form groups (team.py). There is a %Team per group, one behind the other; the states of all of them count, and nothing else
+; but the first one's. Each group has a span of a record's chunks, as large as its share of the threads. A thread claims from its own
+; group's first, then from the others'. The first group's span is never empty, and its state opens a record last and says which one is
+; open.
 
 %Team = type {
-  i64, i64, i64, [5 x i64],       ;  0  state: record << 32 | next chunk of the node's span   1  threads on nodes before   2  and this one
-  i64, i64, [6 x i64],            ;  4  done: finished chunks of the open record   5  number of nodes
+  i64, i64, i64, [5 x i64],       ;  0  state: record << 32 | next chunk of the group's span   1  threads of groups before   2  and this one
+  i64, i64, [6 x i64],            ;  4  done: finished chunks of the open record   5  number of groups
   i32, i32, [7 x i64],            ;  7  epoch: odd while a list is open      8  stop
   i32, i32, i32, i32, [6 x i64],  ; 10  active helpers  11  sleepers on state  12  sleepers on epoch   13  leader sleeps on active
   %List, i64, i32                 ; 15  list   16  number of threads   17  spins before sleeping
@@ -146,12 +146,11 @@ exit:
 
 ; --- a team ------------------------------------------------------------------------------------------------------------
 
-; Run chunks until the list is done. The leader is on the first node.
-define internal void @take_part(ptr %team, i1 %leads, i64 %node) {
+; Run chunks until the list is done. The leader is of the first group.
+define internal void @take_part(ptr %team, i1 %leads, i64 %group) {
 entry:
-  %nodes.p = getelementptr %Team, ptr %team, i64 0, i32 5
-  %nodes = load i64, ptr %nodes.p
-  %one.node = icmp eq i64 %nodes, 1
+  %groups.p = getelementptr %Team, ptr %team, i64 0, i32 5
+  %groups = load i64, ptr %groups.p
   %state.p = getelementptr %Team, ptr %team, i64 0, i32 0
   %record.word = getelementptr i32, ptr %state.p, i64 1  ; the upper half: little endian
   %done.p = getelementptr %Team, ptr %team, i64 0, i32 4
@@ -235,26 +234,18 @@ ready:
   %size.now = phi i64 [ %size, %compare ], [ %size.new, %open.record ], [ %size.new, %call.helpers ]
   %chunks.now = phi i64 [ %chunks, %compare ], [ %chunks.new, %open.record ], [ %chunks.new, %call.helpers ]
   %called.now = phi i1 [ %called, %compare ], [ %called, %open.record ], [ true, %call.helpers ]
-  br label %node.look
+  br label %group.look
 
-node.look:  ; a chunk of this node's, or else of the next one's
-  %tried = phi i64 [ 0, %ready ], [ %tried.next, %node.next ]
-  %k = phi i64 [ %node, %ready ], [ %k.wrapped, %node.next ]
+group.look:  ; a chunk of this group's, or else of the next one's
+  %tried = phi i64 [ 0, %ready ], [ %tried.next, %group.next ]
+  %k = phi i64 [ %group, %ready ], [ %k.wrapped, %group.next ]
   %span.p = getelementptr %Team, ptr %team, i64 %k, i32 0
-  br i1 %one.node, label %span.known, label %span.part
-
-span.part:
   %before.p = getelementptr %Team, ptr %team, i64 %k, i32 1
   %through.p = getelementptr %Team, ptr %team, i64 %k, i32 2
   %before = load i64, ptr %before.p
   %through = load i64, ptr %through.p
-  %part.begin = call i64 @first_chunk(i64 %chunks.now, i64 %before, i64 %threads)
-  %part.end = call i64 @first_chunk(i64 %chunks.now, i64 %through, i64 %threads)
-  br label %span.known
-
-span.known:
-  %span.begin = phi i64 [ 0, %node.look ], [ %part.begin, %span.part ]
-  %span.end = phi i64 [ %chunks.now, %node.look ], [ %part.end, %span.part ]
+  %span.begin = call i64 @first_chunk(i64 %chunks.now, i64 %before, i64 %threads)
+  %span.end = call i64 @first_chunk(i64 %chunks.now, i64 %through, i64 %threads)
   %span = load atomic i64, ptr %span.p acquire, align 8
   %span.record = lshr i64 %span, 32
   %span.open = icmp eq i64 %span.record, %open  ; or it is ahead already: all of this record is done
@@ -262,15 +253,15 @@ span.known:
   %chunk = add i64 %span.begin, %claimed.before
   %span.left = icmp ult i64 %chunk, %span.end
   %left = and i1 %span.open, %span.left
-  br i1 %left, label %claim, label %node.next
+  br i1 %left, label %claim, label %group.next
 
-node.next:
+group.next:
   %tried.next = add i64 %tried, 1
   %k.next = add i64 %k, 1
-  %k.last = icmp eq i64 %k.next, %nodes
+  %k.last = icmp eq i64 %k.next, %groups
   %k.wrapped = select i1 %k.last, i64 0, i64 %k.next
-  %tried.all = icmp eq i64 %tried.next, %nodes
-  br i1 %tried.all, label %none.left, label %node.look
+  %tried.all = icmp eq i64 %tried.next, %groups
+  br i1 %tried.all, label %none.left, label %group.look
 
 none.left:
   %empty = icmp eq i64 %chunks.now, 0
@@ -314,15 +305,15 @@ advance:  ; nobody else touches the states of a record whose chunks are all clai
   store atomic i64 0, ptr %done.p monotonic, align 8
   %following = add i64 %open, 1
   %following.state = shl i64 %following, 32
-  br label %advance.node
+  br label %advance.group
 
-advance.node:  ; the first one last
-  %a = phi i64 [ %nodes, %advance ], [ %a.next, %advance.node ]
+advance.group:  ; the first one last
+  %a = phi i64 [ %groups, %advance ], [ %a.next, %advance.group ]
   %a.next = sub i64 %a, 1
   %advanced.p = getelementptr %Team, ptr %team, i64 %a.next, i32 0
   store atomic i64 %following.state, ptr %advanced.p seq_cst, align 8
   %advanced.all = icmp eq i64 %a.next, 0
-  br i1 %advanced.all, label %opened, label %advance.node
+  br i1 %advanced.all, label %opened, label %advance.group
 
 opened:
   %waiting.p = getelementptr %Team, ptr %team, i64 0, i32 11
@@ -350,8 +341,8 @@ define void @lead(ptr %team, ptr %list) {
 entry:
   %list.p = getelementptr %Team, ptr %team, i64 0, i32 15
   call void @llvm.memcpy.p0.p0.i64(ptr %list.p, ptr %list, i64 48, i1 false)
-  %nodes.p = getelementptr %Team, ptr %team, i64 0, i32 5
-  %nodes = load i64, ptr %nodes.p
+  %groups.p = getelementptr %Team, ptr %team, i64 0, i32 5
+  %groups = load i64, ptr %groups.p
   br label %reset
 
 reset:
@@ -359,7 +350,7 @@ reset:
   %reset.p = getelementptr %Team, ptr %team, i64 %n, i32 0
   store atomic i64 0, ptr %reset.p monotonic, align 8
   %n.next = add i64 %n, 1
-  %reset.more = icmp ult i64 %n.next, %nodes
+  %reset.more = icmp ult i64 %n.next, %groups
   br i1 %reset.more, label %reset, label %ready
 
 ready:
@@ -386,7 +377,7 @@ exit:
 
 ; What a helper does until the team stops. It counts itself active before it looks whether a list is open, and the leader closes the
 ; list before it looks at the count: one of them sees the other.
-define void @help(ptr %team, i64 %node) {
+define void @help(ptr %team, i64 %group) {
 entry:
   %epoch.p = getelementptr %Team, ptr %team, i64 0, i32 7
   %stop.p = getelementptr %Team, ptr %team, i64 0, i32 8
@@ -409,7 +400,7 @@ enter:
   br i1 %open, label %work, label %leave
 
 work:
-  call void @take_part(ptr %team, i1 false, i64 %node)
+  call void @take_part(ptr %team, i1 false, i64 %group)
   br label %leave
 
 leave:

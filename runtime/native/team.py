@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from runtime.device.cpu import host_buffer, jit_engine
 from runtime.device.host import ARCH
 
+MOST_GROUPS = 8  # who opens a record writes a word for each
 SPIN_S = 50e-6  # long enough to bridge the host's work between two steps, short enough to cost an idle machine nothing
 OVERSUBSCRIBED_SPIN_S = 1e-6  # a spinning thread may be what keeps the one it waits for from running
 
@@ -33,9 +34,9 @@ _PAUSE = {
     "aarch64": "call void @llvm.aarch64.hint(i32 1)\n  ret void\n}\ndeclare void @llvm.aarch64.hint(i32)",
 }
 
-# Layout of %Team in team.ll, of which there is one per memory node.
+# Layout of %Team in team.ll, of which there is one per group.
 _TEAM_BYTES = 320
-_BEFORE, _THROUGH, _NODES, _ACTIVE, _THREADS, _SPINS = 8, 16, 72, 192, 304, 312
+_BEFORE, _THROUGH, _GROUPS, _ACTIVE, _THREADS, _SPINS = 8, 16, 72, 192, 304, 312
 
 
 def native_module(arch: str, system: str) -> llvm.ModuleRef:
@@ -128,12 +129,12 @@ class Team:
         self.busy_s = 0.0  # in launch lists, since it was made
         self._cores = tuple(cores)
         self._pinned = pinned and len(self._cores) >= num_threads and hasattr(os, "sched_setaffinity")
-        self._nodes = tuple(nodes[:num_threads]) or (0,) * num_threads
+        self._groups = _groups(num_threads, nodes)
         native = _native()
         self._run_alone = native.run_alone
         self._lead = native.lead
         self._lock = threading.Lock()
-        self._memory = host_buffer(_TEAM_BYTES * (1 + max(self._nodes)))
+        self._memory = host_buffer(_TEAM_BYTES * (1 + max(self._groups)))
         self._address = self._memory.ctypes.data
         threads: list[threading.Thread] = []
         if num_threads > 1:
@@ -148,10 +149,10 @@ class Team:
 
         put(_THREADS, self.num_threads)
         put(_SPINS, spins)
-        put(_NODES, 1 + max(self._nodes))
-        for node in range(1 + max(self._nodes)):
-            put(_TEAM_BYTES * node + _BEFORE, sum(n < node for n in self._nodes))
-            put(_TEAM_BYTES * node + _THROUGH, sum(n <= node for n in self._nodes))
+        put(_GROUPS, 1 + max(self._groups))
+        for group in range(1 + max(self._groups)):
+            put(_TEAM_BYTES * group + _BEFORE, sum(g < group for g in self._groups))
+            put(_TEAM_BYTES * group + _THROUGH, sum(g <= group for g in self._groups))
 
     def _spins(self, native: _Native) -> int:
         oversubscribed = bool(self._cores) and self.num_threads > len(self._cores)
@@ -160,7 +161,7 @@ class Team:
     def _start_helper(self, native: _Native, number: int) -> threading.Thread:
         core = self._cores[number] if self._pinned else None
         name = f"relaxserve-team-{number}"
-        thread = threading.Thread(target=_help, args=(native, self._memory, core, self._nodes[number]), name=name, daemon=True)
+        thread = threading.Thread(target=_help, args=(native, self._memory, core, self._groups[number]), name=name, daemon=True)
         thread.start()
         return thread
 
@@ -183,10 +184,19 @@ class Team:
         self._memory[_ACTIVE : _ACTIVE + 4] = 0
 
 
-def _help(native: _Native, memory: NDArray[np.uint8], core: int | None, node: int) -> None:
+def _groups(num_threads: int, nodes: Sequence[int]) -> tuple[int, ...]:
+    """Which threads claim their chunks from one span: those of a memory node. On one node each thread has its own, while they are few: what
+    it reads in a row lies in a row, which is what prefetching is built for."""
+    if any(nodes):
+        return tuple(nodes[:num_threads])
+    count = min(num_threads, MOST_GROUPS)
+    return tuple(number * count // num_threads for number in range(num_threads))
+
+
+def _help(native: _Native, memory: NDArray[np.uint8], core: int | None, group: int) -> None:
     if core is not None:
         os.sched_setaffinity(0, {core})
-    native.help(memory.ctypes.data, node)
+    native.help(memory.ctypes.data, group)
 
 
 def _close(native: _Native, memory: NDArray[np.uint8], threads: list[threading.Thread]) -> None:

@@ -98,7 +98,8 @@ def test_helpers_take_part(code: ObjectCode, compile_object) -> None:
     team.close()
 
 
-def test_a_thread_claims_what_is_on_its_own_node_first(code: ObjectCode, compile_object) -> None:
+@pytest.mark.parametrize("nodes", [(), (0, 1)])
+def test_a_thread_claims_what_is_in_its_own_span_first(code: ObjectCode, compile_object, nodes: tuple[int, ...]) -> None:
     """Chunks run two at a time, so each of two threads gets two of four; an address on the stack says which thread it was."""
     text = """
     define void @pairs(ptr %buffers, ptr %dims, i64 %begin, i64 %end) {
@@ -127,7 +128,7 @@ def test_a_thread_claims_what_is_on_its_own_node_first(code: ObjectCode, compile
     launches = LaunchList([Record(pairs.address("pairs"), code.address("grid"), ((0, 1),), (0,))], 1)
     launches.bases[0] = found.ctypes.data
     launches.set_heap(heap.ctypes.data)
-    team = Team(2, nodes=(0, 1))
+    team = Team(2, nodes=nodes)
     for _ in range(20):
         found[:] = 0
         team.run(launches)
