@@ -50,6 +50,13 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
     return check
 
 
+@pytest.fixture(scope="session")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache for all tests that do not look at it, of this process and those beside: what one has compiled is there for the others."""
+    folder = tmp_path_factory.getbasetemp()
+    return (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "compiled"
+
+
 # --- the server with the demo model, one for all tests that need it ---------------------------------------------------------
 
 

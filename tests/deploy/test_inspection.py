@@ -40,9 +40,9 @@ def test_a_smaller_cache_is_the_mildest_remedy(found: Inspection) -> None:
     assert remedy.startswith("--kv-cache-bytes")
 
 
-def test_nothing_makes_it_fit_where_there_is_no_room(found: Inspection, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("RELAXSERVE_CACHE", str(tmp_path))
-    assert list(remedies(LOAD, replace(found, available_bytes=WORKER_BYTES))) == []
+def test_nothing_makes_it_fit_where_there_is_no_room(found: Inspection, monkeypatch: pytest.MonkeyPatch, compiled: Path) -> None:
+    monkeypatch.setenv("RELAXSERVE_CACHE", str(compiled))
+    assert list(remedies(LOAD, replace(found, quantize="int8", available_bytes=WORKER_BYTES))) == []
 
 
 @pytest.mark.parametrize(

@@ -33,12 +33,11 @@ VOCAB = ["a", "b", "ab", *(f"w{id}" for id in range(3, 160))]
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Where models lie and the cache is."""
-    folder = tmp_path_factory.mktemp("models")
+def place(tmp_path_factory: pytest.TempPathFactory, compiled: Path) -> Iterator[Path]:
+    """Where models lie."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RELAXSERVE_CACHE", str(folder / "cache"))
-        yield folder
+        patch.setenv("RELAXSERVE_CACHE", str(compiled))
+        yield tmp_path_factory.mktemp("models")
 
 
 @pytest.fixture(scope="module")
@@ -170,17 +169,18 @@ def test_a_decoder_embeds_texts_beyond_one_step(folder_of: Callable[[str], Path]
     np.testing.assert_array_equal(embedded(loaded, texts), [embedded(loaded, [text])[0] for text in texts])
 
 
-def test_the_second_load_comes_from_the_cache(folder_of: Callable[[str], Path]) -> None:
+def test_the_second_load_comes_from_the_cache(folder_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("RELAXSERVE_CACHE", str(tmp_path))
     first = load(folder_of("roberta"))
     second = load(folder_of("roberta"))
     assert (first.ready.cache_hit, second.ready.cache_hit) == (False, True)
     np.testing.assert_array_equal(embedded(first, [[5, 6, 7]]), embedded(second, [[5, 6, 7]]))
 
 
-def test_a_lesser_target_gets_code_of_its_own(folder_of: Callable[[str], Path], place: Path) -> None:
+def test_a_lesser_target_gets_code_of_its_own(folder_of: Callable[[str], Path], compiled: Path) -> None:
     least = "x86-64-v3" if host().arch == "x86_64" else "aarch64-neon"
     lesser = load(folder_of("roberta"), target=least)
-    (entry,) = Cache(place / "cache" / "executables").entries(lesser.ready.signature)
+    (entry,) = Cache(compiled / "executables").entries(lesser.ready.signature)
     assert Executable.load(entry.path).meta.target == NAMED[least].key
     assert load(folder_of("roberta")).ready.signature != lesser.ready.signature
     with pytest.raises(LoadError, match="unknown target 'avx3'; known: host, ") as refused:

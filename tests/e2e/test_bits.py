@@ -7,6 +7,7 @@ import os
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -93,12 +94,9 @@ class Rig:
 
 
 @pytest.fixture(scope="module")
-def load(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., LoadedModel]:
-    """Compiles once per quantization, in a cache of its own."""
-    cache = tmp_path_factory.mktemp("cache")
-
+def load(compiled: Path) -> Callable[..., LoadedModel]:
     def load(quantize: str, **switches: int) -> LoadedModel:
-        with flags.scope(cache=cache, **switches):
+        with flags.scope(cache=compiled, **switches):
             return load_model(
                 Load("demo", str(demo.MODEL), quantize, max_batch=32, kv_cache_bytes=64 << 20), lambda _stage, _fraction: None
             )

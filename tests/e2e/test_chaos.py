@@ -11,8 +11,8 @@ from deploy.bench.chaos import Answer, Blows, Outcome, figures, run
 
 
 @pytest.fixture
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("RELAXSERVE_CACHE", str(tmp_path))  # the workers' too
+def cache(compiled, monkeypatch):
+    monkeypatch.setenv("RELAXSERVE_CACHE", str(compiled))  # the workers' too
 
 
 def test_streams_outlive_their_workers(cache):

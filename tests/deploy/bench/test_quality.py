@@ -51,8 +51,8 @@ def test_the_logits_of_every_position_are_kept():
     assert [f[0, 0] for f in found] == [0, 1, 2]
 
 
-def test_our_schemes_are_no_worse_than_rounding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    monkeypatch.setenv("RELAXSERVE_CACHE", str(tmp_path))
+def test_our_schemes_are_no_worse_than_rounding(compiled: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.setenv("RELAXSERVE_CACHE", str(compiled))
     quality.main(["--schemes", "bf16,int8,int4", "--sequences", "4", "--length", "20", "--json"])
     rows = {row["scheme"]: row for row in json.loads(capsys.readouterr().out)}
     assert rows["bf16"]["kl_divergence"] < 1e-3 < rows["int4"]["kl_divergence"] < 0.5
