@@ -104,12 +104,12 @@ def step_cost() -> list[Figure]:
         for count in (1, 301):
             calls = "\n".join(f"    v{i + 1} = call_tir @touch(v{i}) -> f32[n]" for i in range(count))
             text = f"func main(v0: f32[n]) -> f32[n] where n in 0..64 {{\n  dataflow {{\n{calls}\n  }}\n  return v{count}\n}}\n{_KERNEL}"
-            session = Session(compile_module(parse(text)), device_threads=threads)
+            session = Session(compile_module(parse(text)), device_threads=threads, pinned=True)
             x = np.zeros(64, np.float32)
             times[count] = best_s(lambda s=session, x=x: s.call("main", x, views=True), most=500)
             session.close()
         figures.append(Figure(f"captured launch, {threads} thread(s)", (times[301] - times[1]) / 300 * 1e6, "us", goal))
-    session = Session(compile_module(parse(text)), device_threads=2)
+    session = Session(compile_module(parse(text)), device_threads=2, pinned=True)
     session.call("main", x)
     time.sleep(0.2)
     before = time.process_time()
@@ -130,7 +130,7 @@ def matmul() -> list[Figure]:
         with builder.dataflow():
             y = builder.call(MATMUL, a, b)
         builder.returns(y)
-    session = Session(compile_module(builder.finish()), device_threads=2)
+    session = Session(compile_module(builder.finish()), device_threads=2, pinned=True)
     rng = np.random.default_rng(0)
     x, w = (rng.standard_normal((n, n), np.float32) for _ in range(2))
     ours = best_s(lambda: session.call("main", x, w, views=True))
