@@ -33,7 +33,8 @@ class _Kernels(Truncations):
         }}"""
 
     def judge(self) -> str:
-        judged = f"let token = tokens[i] {{ {self.extreme(self.raw)} {self.judged_raw('cast(i64, tops[i])')} }}"
+        told = f"{self.measured_from(self.raw, '1.0')} {self.judged('cast(i64, tops[i])')}"
+        judged = f"let token = tokens[i] {{ {self.extreme(self.raw)} {told} }}"
         return f"""prim judge(logits: f32[r, {self.vocab}], rows: i32[n], tokens: i32[n], tops: i32[n], {self.told}) {{
           {self.groups(self.nothing_told() + judged, listing=False)}
         }}"""
@@ -71,22 +72,17 @@ class _Kernels(Truncations):
 
     def sampled(self) -> str:
         adjusting = f"0 <= {self.setting(Setting.MASK)} | bias_starts[i] < bias_starts[i + 1] | seen_starts[i] < seen_starts[i + 1]"
+        sharpness = self.number(Number.SHARPNESS)
         drawn = f"""
           tokens[i] = cast(i32, first[0])
-          when {self.number(Number.SHARPNESS)} == 0.0 {{
-            when 0 <= {self.setting(Setting.TOP)} & {self.setting(Setting.PROCESSED)} == 1 {{ {self.measured("1.0")} }}
-          }} else {{
-            {self.measured(self.number(Number.SHARPNESS))}
-            {self.truncated(self.drawn())}
-          }}
+          when {sharpness} != 0.0 | {self.tells_drawn} {{ {self.measured(f"select({sharpness} == 0.0, 1.0, {sharpness})")} }}
+          when {sharpness} != 0.0 {{ {self.truncated(self.drawn())} }}
           when 0 <= {self.setting(Setting.TOP)} {{
-            let token = tokens[i] {{
-              when {self.setting(Setting.PROCESSED)} == 1 {{ {self.judged(self.setting(Setting.TOP))} }}
-              else {{
-                when adjusted[0] {{ {self.extreme(self.raw)} }}
-                {self.judged_raw(self.setting(Setting.TOP))}
-              }}
+            when {self.setting(Setting.PROCESSED)} != 1 {{
+              when adjusted[0] {{ {self.extreme(self.raw)} }}
+              {self.measured_from(self.raw, "1.0")}
             }}
+            let token = tokens[i] {{ {self.judged(self.setting(Setting.TOP))} }}
           }}"""
         return f"""
           {self.nothing_told()}
@@ -149,10 +145,6 @@ class _Kernels(Truncations):
         return f"""
           distances[i] = 0.0  totals[i] = 0  ranks[i] = 0:i32
           for e in {NUM_TOP} {{ top_ids[i, e] = -1:i32  top_distances[i, e] = 0.0 }}"""
-
-    def judged_raw(self, num_top: str) -> str:
-        """Of the logits as they came, the best of which is known."""
-        return f"{self.measured_from(self.raw, '1.0')}\n{self.judged(num_top)}"
 
     def judged(self, num_top: str) -> str:
         """About `token`. Alternatives are taken out of the row one by one, as nothing needs it any more."""

@@ -119,6 +119,11 @@ class RowText:
     def setting(self, column: Setting) -> str:
         return f"settings[i, {int(column)}]"
 
+    @property
+    def tells_drawn(self) -> str:
+        """Whether what was drawn from will be told."""
+        return f"0 <= {self.setting(Setting.TOP)} & {self.setting(Setting.PROCESSED)} == 1"
+
     def raw(self, index: str) -> str:
         return f"logits[source, {index}]"
 

@@ -51,7 +51,6 @@ class Truncations(RowText):
         may find the row as it was, with the sums of what is `within`, where nobody else needs the row."""
         asked, reach = f"settings[i, {int(Setting.TOP_K)} + stage]", self.number(Number.REACH)
         everything = f"select(dim(stage) == 0, {self.vocab}, {SHARE_ONE})"
-        told = f"0 <= {self.setting(Setting.TOP)} & {self.setting(Setting.PROCESSED)} == 1"
         cut_again = f"{reach} < inf | {self.setting(Setting.TYPICAL_P)} < {SHARE_ONE}"
         cut = f"""
           center[0] = 0.0  pending[0] = false
@@ -68,7 +67,7 @@ class Truncations(RowText):
                 {self.last()}
                 stale[0] = dim(stage) == 0
                 pending[0] = 0 < dim(stage)
-                when dim(stage) == 0 | {told} | dim(stage) == 1 & ({cut_again}) {{
+                when dim(stage) == 0 | {self.tells_drawn} | dim(stage) == 1 & ({cut_again}) {{
                   pending[0] = false
                   upto[0] = center[0] + nearest[0] + {SLACK}
                   {self.kept(self.within, "upto[0]")}
