@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from compiler.frontend.accounting import Accounting
 from compiler.frontend.weights import WeightSource
+from runtime.device.cpu import ALIGNMENT, host_buffer
 from runtime.errors import DamagedFile
 from runtime.executable import DTYPES, Executable, ParamSpec, TensorSpec, VMFunction
 from runtime.sections import SectionFile, writing
@@ -69,13 +70,26 @@ def _prepared(
     names = iter([p.name for p in computed])
     made = ([*zip(islice(names, len(results)), results, strict=True)] for results in _results(session, preparations, source))
     made = _counted(made, sum(map(_num_bytes, computed)), progress)
-    if kept_in is None:
+    if kept_in is None and session.placement.has_several_nodes:
         return {name: session.placement.copied(value) for group in made for name, value in group}
+    if kept_in is None:
+        return _side_by_side(made, sum(-(-_num_bytes(p) // ALIGNMENT) * ALIGNMENT for p in computed))
     with writing(kept_in, {p.name: _num_bytes(p) for p in computed}) as put:
         for group in made:
             for name, value in group:
                 put(name, value.reshape(-1).view(np.uint8).data)
     return _placed(_mapped(kept_in, computed), session)
+
+
+def _side_by_side(made: Iterable[Group], num_bytes: int) -> Mapping[str, Array]:
+    """In one block, which is large enough for huge pages where a single array is not."""
+    block, begin, arrays = host_buffer(num_bytes), 0, dict[str, Array]()
+    for group in made:
+        for name, value in group:
+            arrays[name] = np.ndarray(value.shape, value.dtype, block.data, begin)
+            arrays[name][...] = value
+            begin += -(-value.nbytes // ALIGNMENT) * ALIGNMENT
+    return arrays
 
 
 def _placed(mapped: Mapping[str, Array], session: Session) -> Mapping[str, Array]:

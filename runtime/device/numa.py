@@ -41,9 +41,6 @@ class Placement:
         the threads: a page lies on the node from which it is first written, and a team claims its work in the same parts."""
         source = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         copy = host_buffer(source.nbytes)
-        if not self.has_several_nodes:
-            copy[...] = source
-            return copy.view(array.dtype).reshape(array.shape)
         numbers = range(1 + max(self.nodes))
         spans = [slice(*(source.nbytes * sum(n < at for n in self.nodes) // len(self.nodes) for at in (k, k + 1))) for k in numbers]
         cores = [{core for core, n in zip(self.cores, self.nodes, strict=True) if n == k} for k in numbers]

@@ -50,8 +50,3 @@ def test_a_copy_is_written_from_the_cores_whose_threads_read_it(system: Path, mo
     np.testing.assert_array_equal(copy, array[:, ::2])
     assert sorted(written, key=str) == [(2000, {0}), (6000, {4, 6, 7})]
     assert copy.ctypes.data % 64 == 0
-
-
-def test_a_copy_on_one_node_is_the_same() -> None:
-    array = np.arange(7, dtype=np.uint8)
-    np.testing.assert_array_equal(Placement().copied(array), array)
