@@ -63,7 +63,7 @@ class Truncations(RowText):
               when dim(stage) == 2 {{ {self.mean()} }}
               when dim(stage) == 0 {{ {self.listed_by_number(asked)} }} else {{ {self.listed_by_weight(asked)} }}
               when 0 < dim(stage) | wanted[0] <= count[0] {{
-                {self.narrowed(self.own, self.nearer)}
+                {self.narrowed(self.own, self.added)}
                 {self.last()}
                 stale[0] = dim(stage) == 0
                 pending[0] = 0 < dim(stage)
@@ -84,8 +84,8 @@ class Truncations(RowText):
         return f"abs({self.own(index)} - center[0])"
 
     @property
-    def nearer(self) -> str:
-        """The token `id`, number `e` of those at hand, stays: its weight belongs to the sums."""
+    def added(self) -> str:
+        """The token `id`, number `e` of those at hand, belongs to the sums by its weight."""
         return f"let b = dim(id) // {BLOCK} {{ sum[g, b] = sum[g, b] + weight[e]  total[0] = total[0] + weight[e] }}"
 
     def within(self, index: str) -> str:
@@ -235,12 +235,14 @@ class Truncations(RowText):
             f"count[0] = 0\n{self.live(f'for unroll u in {VECTORS} {{ {found} }}', 'upto[0]')}", f"hits: i32[{VECTORS}, {LANES}]"
         )
 
-    def narrowed(self, own: Index, stays: str = "") -> str:
+    def narrowed(self, own: Index, each: str = "") -> str:
         """nearest: the key with which the list, by ascending keys, comes to weigh `wanted`; the list: those with this key; wanted: what
-        they have to add. `stays` is done with those before them."""
-        key, ahead = "abs(near[l] - center[0])", f"else {{ when buckets[e] < chosen[0] {{ {stays} }} }}" if stays else ""
+        they have to add. `each` is done with all of a round; only those in buckets before the chosen one, which stay, have a weight then: a
+        branch in its place could not be foretold."""
+        key = "abs(near[l] - center[0])"
         sorted_in = each_lane(f"buckets[l] = cast(i64, {self.bucket(key)})")
         counted = f"let q within 0..{BUCKETS - 1} = buckets[e] {{ histogram[q] = histogram[q] + weight[e] }}"
+        staying = each_lane("weight[l] = select(buckets[l] < chosen[0], weight[l], 0)")
         kept = "let to = count[0] { list[g, to] = cast(i32, dim(id))  count[0] = dim(to) + 1 }"
         ends = f"""
           {each_lane("least[l] = inf  most[l] = -inf")}
@@ -258,7 +260,7 @@ class Truncations(RowText):
             {self.chosen()}
             let c = count[0] {{
               count[0] = 0
-              {self.each_of("c", own, f"{sorted_in}  {self.weighed_near}", f"when buckets[e] == chosen[0] {{ {kept} }} {ahead}")}
+              {self.each_of("c", own, f"{sorted_in}  {self.weighed_near}  {staying}", f"{each} when buckets[e] == chosen[0] {{ {kept} }}")}
             }}
             {ends}
           }} }}"""
@@ -266,7 +268,7 @@ class Truncations(RowText):
 
     def last(self) -> str:
         """Of the tokens at `nearest`, the last that it takes to add what is wanted."""
-        added = f"when run[0] < wanted[0] {{ last[0] = dim(id)  {self.nearer} }}  run[0] = run[0] + weight[e]"
+        added = f"when run[0] < wanted[0] {{ last[0] = dim(id)  {self.added} }}  run[0] = run[0] + weight[e]"
         return f"run[0] = 0\n{self.each_listed(self.own, self.weighed_near, added)}"
 
     def each_listed(self, own: Index, prepared: str, body: str = "") -> str:
