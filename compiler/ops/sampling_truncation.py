@@ -34,7 +34,7 @@ SAMPLED = 256  # blocks of a row, at least, that make a sample
 HEAVY = 1 / 12  # of the blocks, at most, are in every sample, as one of their tokens is heavy
 STEP = 0.5  # nats, in which it is said how heavy
 SLACK = 0.01  # nats, more than the rounding of any distance that a bucket has
-MARGIN = 1 / 12  # of share * (1 - share): how wrong a sample may be, about three deviations; twice that where heavy ones go first
+MARGIN = 1 / 24  # of share * (1 - share): how wrong a sample may be, times 2 for top_p, and 3 for typical_p, which drops heavy tokens
 WIDER = 2.0  # times: the range beside one that was not right
 ATTEMPTS = 4
 
@@ -154,7 +154,7 @@ class Truncations(RowText):
           run[0] = 0
           for q in {BUCKETS} {{ run[0] = run[0] + histogram[q] }}
           goal[0] = cast(f32, run[0]) * {part}
-          margin[0] = goal[0] * (1.0 - {part}) * {MARGIN} * cast(f32, dim(stage))
+          margin[0] = goal[0] * (1.0 - {part}) * {MARGIN} * cast(f32, dim(stage + 1))
           run[0] = 0  before[0] = 0  chosen[0] = 0
           for q in {BUCKETS} {{
             run[0] = run[0] + histogram[q]

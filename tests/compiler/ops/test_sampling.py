@@ -175,7 +175,7 @@ def test_every_instruction_set_draws_the_same(target: Target) -> None:
     session.close()
 
 
-@pytest.mark.parametrize(("margin", "wider"), [(1 / 12, 2.0), (0.0, 0.1)])
+@pytest.mark.parametrize(("margin", "wider"), [(1 / 24, 2.0), (0.0, 0.1)])
 def test_a_truncation_does_not_depend_on_the_sample_that_it_begins_with(
     monkeypatch: pytest.MonkeyPatch, margin: float, wider: float
 ) -> None:
