@@ -175,13 +175,13 @@ entry:
 
 look:
   ; what the thread knows: the open record, its successor, its iterations, chunk size and number of chunks
-  %at = phi i64 [ -1, %entry ], [ %at.now, %wait ], [ %at.now, %lost ], [ %at.now, %more ]
-  %record = phi ptr [ null, %entry ], [ %record.now, %wait ], [ %record.now, %lost ], [ %record.now, %more ]
-  %record.next = phi ptr [ %words, %entry ], [ %next.now, %wait ], [ %next.now, %lost ], [ %next.now, %more ]
-  %n = phi i64 [ 0, %entry ], [ %n.now, %wait ], [ %n.now, %lost ], [ %n.now, %more ]
-  %size = phi i64 [ 1, %entry ], [ %size.now, %wait ], [ %size.now, %lost ], [ %size.now, %more ]
-  %chunks = phi i64 [ 0, %entry ], [ %chunks.now, %wait ], [ %chunks.now, %lost ], [ %chunks.now, %more ]
-  %called = phi i1 [ false, %entry ], [ %called.now, %wait ], [ %called.now, %lost ], [ %called.now, %more ]
+  %at = phi i64 [ -1, %entry ], [ %at.now, %wait ], [ %at.now, %lost ], [ %at.now, %pass ], [ %at.now, %more ]
+  %record = phi ptr [ null, %entry ], [ %record.now, %wait ], [ %record.now, %lost ], [ %record.now, %pass ], [ %record.now, %more ]
+  %record.next = phi ptr [ %words, %entry ], [ %next.now, %wait ], [ %next.now, %lost ], [ %next.now, %pass ], [ %next.now, %more ]
+  %n = phi i64 [ 0, %entry ], [ %n.now, %wait ], [ %n.now, %lost ], [ %n.now, %pass ], [ %n.now, %more ]
+  %size = phi i64 [ 1, %entry ], [ %size.now, %wait ], [ %size.now, %lost ], [ %size.now, %pass ], [ %size.now, %more ]
+  %chunks = phi i64 [ 0, %entry ], [ %chunks.now, %wait ], [ %chunks.now, %lost ], [ %chunks.now, %pass ], [ %chunks.now, %more ]
+  %called = phi i1 [ false, %entry ], [ %called.now, %wait ], [ %called.now, %lost ], [ %called.now, %pass ], [ %called.now, %more ]
   %state = load atomic i64, ptr %state.p acquire, align 8
   %open = lshr i64 %state, 32
   %claimed.first = and i64 %state, 4294967295
@@ -236,9 +236,10 @@ ready:
   %called.now = phi i1 [ %called, %compare ], [ %called, %open.record ], [ true, %call.helpers ]
   br label %group.look
 
-group.look:  ; a chunk of this group's, or else of the next one's
-  %tried = phi i64 [ 0, %ready ], [ %tried.next, %group.next ]
-  %k = phi i64 [ %group, %ready ], [ %k.wrapped, %group.next ]
+group.look:  ; a chunk of this group's, or else of the next one's; the record stays open while we have not told of all that we ran
+  %tried = phi i64 [ 0, %ready ], [ %tried.next, %group.next ], [ 0, %run ], [ 0, %lost.untold ]
+  %k = phi i64 [ %group, %ready ], [ %k.wrapped, %group.next ], [ %group, %run ], [ %group, %lost.untold ]
+  %untold = phi i64 [ 0, %ready ], [ %untold, %group.next ], [ %untold.next, %run ], [ %untold, %lost.untold ]
   %span.p = getelementptr %Team, ptr %team, i64 %k, i32 0
   %before.p = getelementptr %Team, ptr %team, i64 %k, i32 1
   %through.p = getelementptr %Team, ptr %team, i64 %k, i32 2
@@ -264,6 +265,16 @@ group.next:
   br i1 %tried.all, label %none.left, label %group.look
 
 none.left:
+  %ran = icmp ne i64 %untold, 0
+  br i1 %ran, label %tell, label %none.ran
+
+tell:  ; once per record, not per chunk: between cores that share no cache each time takes as long as a fetch from memory
+  %done.before = atomicrmw add ptr %done.p, i64 %untold acq_rel
+  %done = add i64 %done.before, %untold
+  %complete = icmp eq i64 %done, %chunks.now
+  br i1 %complete, label %advance, label %wait
+
+none.ran:
   %empty = icmp eq i64 %chunks.now, 0
   %unpassed = icmp eq i64 %claimed.first, 0
   %pass.now = and i1 %empty, %unpassed
@@ -273,7 +284,7 @@ pass:  ; nothing to run: any one thread opens the next record
   %passing.state = add i64 %state, 1
   %passing = cmpxchg ptr %state.p, i64 %state, i64 %passing.state acq_rel acquire
   %passes = extractvalue { i64, i1 } %passing, 1
-  br i1 %passes, label %advance, label %lost
+  br i1 %passes, label %advance, label %look
 
 wait:
   %open.32 = trunc i64 %open to i32
@@ -288,7 +299,11 @@ claim:
   br i1 %won, label %run, label %lost
 
 lost:
-  br label %look
+  %lost.some = icmp ne i64 %untold, 0
+  br i1 %lost.some, label %lost.untold, label %look
+
+lost.untold:
+  br label %group.look
 
 run:
   %begin = mul i64 %chunk, %size.now
@@ -296,10 +311,8 @@ run:
   %end = call i64 @llvm.umin.i64(i64 %end.full, i64 %n.now)
   %body = load ptr, ptr %record.now
   call void %body(ptr %buffers, ptr %dims, i64 %begin, i64 %end)
-  %done.before = atomicrmw add ptr %done.p, i64 1 acq_rel
-  %done = add i64 %done.before, 1
-  %complete = icmp eq i64 %done, %chunks.now
-  br i1 %complete, label %advance, label %more
+  %untold.next = add i64 %untold, 1
+  br label %group.look
 
 advance:  ; nobody else touches the states of a record whose chunks are all claimed
   store atomic i64 0, ptr %done.p monotonic, align 8
