@@ -26,15 +26,21 @@ SAMPLE_ENTRY, JUDGE_ENTRY = "sample", "judge"
 def build_sampler(vocab_size: int, max_rows: int, beside: IRModule | None = None) -> IRModule:
     """The module `beside` with these functions."""
     builder = Builder(beside)
+    _add(builder, SAMPLE_ENTRY, SAMPLE, SAMPLE_OPERANDS, _sample_shapes(vocab_size, max_rows))
+    _add(builder, JUDGE_ENTRY, JUDGE, JUDGE_OPERANDS, _judge_shapes(vocab_size, max_rows))
+    return builder.finish()
+
+
+def _sample_shapes(vocab_size: int, max_rows: int) -> list[tuple[DimLike, ...]]:
     r, n = DimVar("r", 0, max_rows), DimVar("n", 0, max_rows)
     biased, seen, masked = DimVar("biased"), DimVar("seen"), DimVar("masked", 0, max_rows)
-    one: tuple[DimLike, ...] = (n,)
-    logits: tuple[DimLike, ...] = (r, vocab_size)
     lists: list[tuple[DimLike, ...]] = [(n + 1,), (biased,), (biased,), (n + 1,), (seen,), (seen,)]
-    shapes = [logits, one, (n, len(Number)), (n, len(Setting)), *lists, (masked, -(-vocab_size // 32))]
-    _add(builder, SAMPLE_ENTRY, SAMPLE, SAMPLE_OPERANDS, shapes)
-    _add(builder, JUDGE_ENTRY, JUDGE, JUDGE_OPERANDS, [logits, one, one, one])
-    return builder.finish()
+    return [(r, vocab_size), (n,), (n, len(Number)), (n, len(Setting)), *lists, (masked, -(-vocab_size // 32))]
+
+
+def _judge_shapes(vocab_size: int, max_rows: int) -> list[tuple[DimLike, ...]]:
+    r, n = DimVar("r", 0, max_rows), DimVar("n", 0, max_rows)
+    return [(r, vocab_size), (n,), (n,), (n,)]
 
 
 def _add(builder: Builder, name: str, op: OpDef, operands: Mapping[str, DType], shapes: Sequence[tuple[DimLike, ...]]) -> None:

@@ -17,6 +17,7 @@ from compiler.frontend.sampler import JUDGE_ENTRY, SAMPLE_ENTRY, build_sampler
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
 from compiler.ir.types import TensorType, tensor
+from compiler.ir.verify import verify
 from compiler.ops import sampling_truncation
 from compiler.ops.sampling import JUDGE, JUDGE_OPERANDS, SAMPLE, SAMPLE_OPERANDS
 from compiler.target import NAMED, Target
@@ -228,6 +229,10 @@ def test_the_nest_in_numpy(run: Callable[..., Any]) -> None:
     run(SAMPLE, logits, *given.arrays, shapes="r 70, n, n 5, n 9, s, b, b, t, c, c, m 3")
     tokens = np.array([3, 69], np.int32)
     run(JUDGE, logits, given.rows, tokens, tokens % 4, shapes="r 70, n, n, n")
+
+
+def test_the_programs_are_well_formed() -> None:
+    verify(build_sampler(70, MAX_ROWS))
 
 
 def test_annotations(deduced: Callable[..., Any]) -> None:
