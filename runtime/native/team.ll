@@ -269,6 +269,7 @@ none.left:
   br i1 %ran, label %tell, label %none.ran
 
 tell:  ; once per record, not per chunk: between cores that share no cache each time takes as long as a fetch from memory
+  ; a locked instruction on x86-64, which orders also what kernels wrote past the caches: a plain releasing store would not
   %done.before = atomicrmw add ptr %done.p, i64 %untold acq_rel
   %done = add i64 %done.before, %untold
   %complete = icmp eq i64 %done, %chunks.now
