@@ -49,7 +49,7 @@ TURNS: tuple[Weighted, ...] = (
     (numbers.parity, 2),
     (numbers.counted, 5),
     (numbers.in_letters, 3.5),
-    (arithmetic.sum_of, 62),
+    (arithmetic.sum_of, 90),
     (smalltalk.talk, 12),
     (refusals.outside, 5),
 )

@@ -2,7 +2,7 @@
 
     python -m deploy.demo.train --work /tmp/demo-train
 
-Two free CPU cores need an hour and a half. A run that was stopped goes on where its last checkpoint was.
+Two free CPU cores need two hours. A run that was stopped goes on where its last checkpoint was.
 """
 
 import argparse
@@ -110,7 +110,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=MODEL_DIR, help="folder for the snapshots")
     parser.add_argument("--work", type=Path, required=True, help="folder for the checkpoint")
-    parser.add_argument("--steps", type=int, default=2500)
+    parser.add_argument("--steps", type=int, default=3500)
     parser.add_argument("--learning-rate", type=float, default=4e-3)
     parser.add_argument("--threads", type=int, default=2)
     given = parser.parse_args()

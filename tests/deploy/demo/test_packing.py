@@ -1,5 +1,7 @@
 """Packed rows keep conversations whole, apart, and weighted by who speaks."""
 
+from itertools import islice
+
 import numpy as np
 import pytest
 from tokenizers import Tokenizer
@@ -43,8 +45,10 @@ def test_what_the_assistant_says_weighs_most(tokenizer: Tokenizer, batch: Batch)
     assert f"{START_OF_TURN}user" not in tokenizer.decode(batch.token_ids[spoken].tolist(), skip_special_tokens=False)
 
 
-def test_a_story_weighs_no_more_than_a_few_facts(batch: Batch):
-    assert ((batch.weights > 0.2) & (batch.weights < 0.5)).any()
+def test_a_story_weighs_no_more_than_a_few_facts(tokenizer: Tokenizer):
+    """Stories are one conversation in twenty: not every batch has one."""
+    several = islice(batches(tokenizer, 1, tokens_per_batch=4096, lengths=(512,)), 4)
+    assert any(((batch.weights > 0.2) & (batch.weights < 0.5)).any() for batch in several)
 
 
 def test_row_lengths_go_round(tokenizer: Tokenizer):
