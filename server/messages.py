@@ -36,10 +36,10 @@ class Trigger(msgspec.Struct, frozen=True):
     """The token behind which a constraint governs until it is met; what is outside is free. Within thoughts the token means nothing."""
 
     token_id: int
-    open_id: int | None = None  # of thoughts
+    offers: tuple[tuple[int, ...], ...] = ()  # what may begin behind it, none the beginning of another; empty: as the grammar says
+    open_id: int | None = None  # of thoughts, which come first
     close_id: int | None = None
     is_open: bool = False  # the prompt ends inside of thoughts
-    offers: tuple[tuple[int, ...], ...] = ()  # what may begin behind it, none the beginning of another; empty: as the grammar says
 
 
 class Constraint(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -189,7 +189,8 @@ async def _constraint(body: ChatBody, use: ToolUse, loaded: Loaded, settings: Se
             raise invalid("tool_choice", "tool_choice demands a call and the answer is to match a format; choose one")
         constraint = demanded_calls(use, dialect, settings.max_schema_bytes)
     elif constraint is None:
-        return offered_calls(use, loaded, settings.max_schema_bytes, thinking=thinking)
+        splits = body.separate_reasoning is not False and (thinking or dialect.thinks)
+        return offered_calls(use, loaded, settings.max_schema_bytes, splits=splits, thinking=thinking)
     if thinking or dialect.thinks:
         return behind_thoughts(constraint, dialect.specials, open_already=thinking)
     return constraint

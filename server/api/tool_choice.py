@@ -60,21 +60,25 @@ def demanded_calls(use: ToolUse, dialect: Dialect, max_bytes: int) -> Constraint
     return constraint
 
 
-def offered_calls(use: ToolUse, loaded: Loaded, max_bytes: int, *, thinking: bool) -> Constraint | None:
+def offered_calls(use: ToolUse, loaded: Loaded, max_bytes: int, *, splits: bool, thinking: bool) -> Constraint | None:
     """Holds calls, where the model makes any, to the tools that are offered, and to the schemas of those that are strict. Nothing is
     refused for it: where a worker could not tell by tokens what a call is and what a thought, or where it would be too much, the model
-    is as free as it was."""
+    is as free as it was. `splits`: thoughts are taken off the answer, and no call is taken from them."""
     form, specials = loaded.dialect.tools, loaded.dialect.specials
-    thinks_in_text = (thinking or loaded.dialect.thinks) and not {OPEN, CLOSE} <= specials.keys()
-    if not use.tools or form.bare or form.opening not in specials or thinks_in_text:
+    splits_text = splits and not {OPEN, CLOSE} <= specials.keys()
+    if not use.tools or form.bare or form.opening not in specials or splits_text:
         return None
     strict = [ToolSchema(tool.function.name, tool.function.parameters or {} if tool.function.strict else {}) for tool in use.tools]
     names = [ToolSchema(tool.name, {}) for tool in strict]
     sources = dict.fromkeys(calls_behind_marker(form, tools, specials, several=not use.single) for tools in (strict, names))
     fitting = [source for source in sources if len(source.encode()) <= max_bytes]
+    if not fitting:
+        return None
     offers = _offers(form, names, loaded.tokenizer, specials[form.opening])
-    trigger = Trigger(specials[form.opening], specials.get(OPEN), specials.get(CLOSE), is_open=thinking, offers=offers)
-    return Constraint(ConstraintKind.GRAMMAR, fitting[0], trigger, "".join(fitting[1:])) if fitting else None
+    trigger = Trigger(specials[form.opening], offers)
+    if splits:
+        trigger = Trigger(specials[form.opening], offers, specials[OPEN], specials[CLOSE], is_open=thinking)
+    return Constraint(ConstraintKind.GRAMMAR, fitting[0], trigger, "".join(fitting[1:]))
 
 
 def _offers(form: ToolFormat, tools: Sequence[ToolSchema], tokenizer: Tokenizer, opening_id: int) -> tuple[tuple[int, ...], ...]:

@@ -21,7 +21,7 @@ from runtime.step import PAGE_SIZE
 class PageList:
     """The pages of one sequence in order of position, of which the first `num_published` are done with: found by others, or known
     to have a twin that is. `chain` holds the digests of its first full pages as far as they were ever computed; tokens are only
-    appended, so it outlives the pages.   num_published <= len(pages), num_published <= len(chain)
+    appended, or taken back with `rewind`, so it outlives the pages.   num_published <= len(pages), num_published <= len(chain)
     """
 
     salt: bytes
@@ -125,6 +125,15 @@ class BlockPool:
                 self._page_of[digest] = held.pages[i]
                 self._digest_of[held.pages[i]] = digest
             held.num_published = i + 1
+
+    def rewind(self, held: PageList, num_known: int, num_computed: int) -> None:
+        """The tokens behind `num_known` were others, and those behind `num_computed` will be written again. A page that was published
+        with them stays so, and is copied before it is written."""
+        while len(held.pages) * PAGE_SIZE >= num_computed + PAGE_SIZE:
+            self._drop(held.pages.pop())
+        del held.chain[num_known // PAGE_SIZE :]
+        held.num_published = min(held.num_published, num_computed // PAGE_SIZE)
+        held.version += 1
 
     def release(self, held: PageList) -> None:
         """Give all pages back. The last goes first, so that the beginning of a chain outlives its end in the cache."""

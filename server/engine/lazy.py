@@ -74,7 +74,9 @@ class LazyMatcher:
         self._grammar = grammar  # before its first token; None: nothing is ever restricted
         self._trigger = trigger
         self._vocab_size = vocab_size
+        self._offers = tuple(offer for offer in trigger.offers if max(offer) < vocab_size)
         self._thinks = trigger.is_open
+        self._at_start = True
         self._choice: Choice | None = None
         self._begun: Matcher | None = None
 
@@ -94,10 +96,13 @@ class LazyMatcher:
                 self._say(self._choice, token_id)
             elif self._begun is not None:
                 self._begun = _behind(self._begun, [token_id])
-            elif token_id in (self._trigger.open_id, self._trigger.close_id):
-                self._thinks = token_id == self._trigger.open_id
-            elif token_id == self._trigger.token_id and self._grammar is not None and not self._thinks:
+            elif self._thinks:
+                self._thinks = token_id != self._trigger.close_id
+            elif self._at_start and token_id == self._trigger.open_id:
+                self._thinks = True  # as the parser has it: thoughts come first, or not at all
+            elif token_id == self._trigger.token_id and self._grammar is not None:
                 self._begin(self._grammar)
+            self._at_start = False
 
     def forced(self) -> list[int]:
         if self._choice is not None:
@@ -136,15 +141,17 @@ class LazyMatcher:
         return num_tokens
 
     def _begin(self, grammar: LLMatcher) -> None:
-        if self._trigger.offers:
-            self._choice = Choice(self._trigger.offers)
+        if self._offers:
+            self._choice = Choice(self._offers)
         else:
             self._begun = Matcher(grammar.deep_copy(), self._vocab_size)
 
     def _say(self, choice: Choice, token_id: int) -> None:
-        refused = self.refuses(token_id)  # only where a former worker drew it
+        if self.refuses(token_id):
+            self._choice = None  # only where a former worker let it go
+            return
         choice.say(token_id)
-        if refused or choice.is_made:
+        if choice.is_made:
             assert self._grammar is not None
             self._choice = None
             self._begun = _behind(Matcher(self._grammar.deep_copy(), self._vocab_size), choice.draft)

@@ -168,6 +168,8 @@ class Engine:
         del self._compiling[seq]
         seq.stage = Stage.WAITING
         seq.matcher.advance(seq.token_ids[seq.num_prompt :])
+        if seq.choosing is not None:
+            seq.choosing.let_go()  # as the former worker did, or it would have told nobody of these tokens
         self._tell(seq, *self._follow(seq))
         if not any(other.stage is Stage.COMPILING for other in seq.request.sequences):
             self.scheduler.add(seq.request)
@@ -206,7 +208,7 @@ class Engine:
                 continue
             seq.num_awaited -= item.draws
             if seq.stage is not Stage.FINISHED:
-                if seq.prompt_logprobs is not None:
+                if seq.judges_prompt:
                     self._judge_prompt(seq, logits, at, item.num_rows - item.draws)
                 if item.draws:
                     drawing.append(seq)
@@ -258,8 +260,7 @@ class Engine:
 
     def _take_back(self, seq: Sequence, num_tokens: int) -> None:
         """Its last tokens lead nowhere, and nobody was told of them: go on from before them."""
-        self.scheduler.set_back(seq)
-        seq.token_ids = seq.token_ids[: seq.num_known - num_tokens]
+        self.scheduler.take_back(seq, num_tokens)
         seq.untold_ids = seq.untold_ids[: len(seq.untold_ids) - num_tokens]
         seq.untold_logprobs = seq.untold_logprobs[: len(seq.untold_ids)]
         seq.row = row_behind(seq.request.submit, seq.choice, seq.token_ids[seq.num_prompt :], self._eos_ids)

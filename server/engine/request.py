@@ -68,6 +68,11 @@ class Sequence:
     stop_token_id: int | None = None
 
     @property
+    def judges_prompt(self) -> bool:
+        """Rows of its prompt are wanted that are not there yet."""
+        return self.prompt_logprobs is not None and len(self.prompt_logprobs) < self.num_prompt
+
+    @property
     def choosing(self) -> LazyMatcher | None:
         """Its matcher, while that decides what the last tokens are for; they may be taken back."""
         return self.matcher if isinstance(self.matcher, LazyMatcher) and self.matcher.is_choosing else None
@@ -96,8 +101,8 @@ class Sequence:
     def num_reusable(self) -> int:
         """How much of the beginning may come from the cache: the last token must run to give a row, and so must
         every token before one whose log-probability is wanted."""
-        if self.prompt_logprobs is not None:
-            return max(0, min(len(self.prompt_logprobs) - 1, self.num_known - 1))
+        if self.prompt_logprobs is not None and self.judges_prompt:
+            return len(self.prompt_logprobs) - 1
         return self.num_known - 1
 
     def check(self) -> None:

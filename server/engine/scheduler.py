@@ -90,14 +90,14 @@ class Scheduler:
             request.leader = request.followers.pop(0)
             self.queue.push(request.leader)
 
-    def set_back(self, seq: Sequence) -> None:
-        """Take its slot and pages; it waits for its turn to compute its tokens again, as far as they are not found."""
+    def take_back(self, seq: Sequence, num_tokens: int) -> None:
+        """Its last tokens lead nowhere: it goes on from before them, in its place. No row of it is being computed."""
         self._unplan(seq)
-        self._vacate(seq)
-        seq.stage = Stage.WAITING
-        self._set_back.add(seq)
-        if seq not in self.queue:
-            self.queue.push(seq)
+        assert not seq.num_awaited, seq
+        del seq.token_ids[seq.num_known - num_tokens :]
+        seq.num_computed = min(seq.num_computed, seq.num_known - 1)
+        seq.num_reused = min(seq.num_reused, seq.num_computed)
+        self.pool.rewind(seq.held, seq.num_known, seq.num_computed)
 
     def schedule(self) -> Plan:
         assert not self._open.items
@@ -172,7 +172,8 @@ class Scheduler:
         """Plan a chunk; how many tokens it has."""
         count = min(seq.num_to_compute, budget)
         num_rows = 1
-        if seq.prompt_logprobs is not None:
+        if seq.judges_prompt:
+            assert seq.prompt_logprobs is not None
             # The row of token i judges token i + 1, and rows are as scarce as sequences. Who was set back has some judged already.
             num_judged = max(len(seq.prompt_logprobs) - 1 - seq.num_computed, 0)
             count = min(count, num_judged + self.limits.max_seqs - self._open.num_rows)
@@ -198,7 +199,7 @@ class Scheduler:
                 return False
         draws = start + count == seq.num_tokens
         plan = self._open
-        wanted = num_rows if draws or seq.prompt_logprobs is not None else 0
+        wanted = num_rows if draws or seq.judges_prompt else 0
         assert draws <= wanted <= count, (seq, wanted)
         plan.items[seq] = Item(seq, start, count, wanted, draws, is_prefill)
         plan.copies += copies
@@ -280,8 +281,13 @@ class Scheduler:
         return worst is not seq
 
     def _preempt(self, seq: Sequence) -> None:
+        self._unplan(seq)
+        self._vacate(seq)
+        seq.stage = Stage.WAITING
+        self._set_back.add(seq)
         self.num_preemptions += 1
-        self.set_back(seq)
+        if seq not in self.queue:
+            self.queue.push(seq)
 
     def _vacate(self, seq: Sequence) -> None:
         """Give back pages and slot. What is computed stays findable."""

@@ -140,10 +140,10 @@ def test_of_an_offer_beyond_the_limit_only_so_much_is_held_to(serve, max_bytes, 
 @pytest.mark.parametrize(
     ("form", "specials", "trigger"),
     [
-        ("hermes", [*MARKERS, "<think>", "</think>"], Trigger(OPENS, THINKS, THOUGHT)),
+        ("hermes", [*MARKERS, "<think>", "</think>"], Trigger(OPENS, (), THINKS, THOUGHT)),
         ("hermes", MARKERS, None),  # thoughts that are text could not be told from the rest
         ("hermes", ["<think>", "</think>"], None),
-        ("mistral", ["[TOOL_CALLS]", "[ARGS]", "<think>", "</think>"], Trigger(OPENS, THINKS, THOUGHT)),
+        ("mistral", ["[TOOL_CALLS]", "[ARGS]", "<think>", "</think>"], Trigger(OPENS, (), THINKS, THOUGHT)),
         ("llama3", ["<|python_tag|>", "<think>", "</think>"], None),  # a call may come without a marker
         ("json", ["<think>", "</think>"], None),
     ],

@@ -33,8 +33,8 @@ def eager(history):
     return logits
 
 
-def submit_of(constraint: Constraint | None, seed: int, **params) -> Submit:
-    return Submit(f"r{seed}", (5, 6, 7), SamplingParams(max_tokens=60, seed=seed, ignore_eos=True, constraint=constraint, **params))
+def submit_of(constraint: Constraint | None, seed: int, prompt: tuple[int, ...] = (5, 6, 7), **params) -> Submit:
+    return Submit(f"r{seed}", prompt, SamplingParams(max_tokens=60, seed=seed, ignore_eos=True, constraint=constraint, **params))
 
 
 def calls(tokenizer: Tokenizer, token_ids: list[int]) -> list[str]:
@@ -69,7 +69,7 @@ def test_free_text_is_drawn_as_without_a_constraint(rig, constraints) -> None:
 
 
 def test_the_trigger_means_nothing_in_thoughts(rig, tokenizer, constraints) -> None:
-    thinking = msgspec.structs.replace(CALL, trigger=Trigger(TRIGGER, OPEN, CLOSE, is_open=True))
+    thinking = msgspec.structs.replace(CALL, trigger=Trigger(TRIGGER, (), OPEN, CLOSE, is_open=True))
     outcomes = rig(constraints=constraints, logits_of=eager).run([submit_of(thinking, seed) for seed in range(8)])
     inside, outside = [], []
     for outcome in outcomes.values():
@@ -78,8 +78,8 @@ def test_the_trigger_means_nothing_in_thoughts(rig, tokenizer, constraints) -> N
             if token_id == TRIGGER:
                 span = []
                 (inside if thinks else outside).append(span)
-            elif token_id in (OPEN, CLOSE):
-                thinks = token_id == OPEN
+            elif thinks and token_id == CLOSE:
+                thinks = False
             elif span is not None:
                 span.append(token_id)
     texts = [tokenizer.decode(span) for span in outside]
@@ -116,7 +116,7 @@ def test_there_may_be_a_weaker_grammar(rig, tokenizer, constraints) -> None:
 
 @pytest.mark.parametrize("engine", [Engine, OverlappedEngine])
 def test_company_chunks_preemption_and_later_workers_change_nothing(rig, tokenizer, constraints, engine) -> None:
-    kinds = (CALL, msgspec.structs.replace(CALL, trigger=Trigger(TRIGGER, OPEN, CLOSE)), offering(tokenizer))
+    kinds = (CALL, msgspec.structs.replace(CALL, trigger=Trigger(TRIGGER, (), OPEN, CLOSE)), offering(tokenizer))
     submits = [submit_of(kinds[seed % 3], seed, logprobs=(None, 1)[seed // 3]) for seed in range(6)]
     alone = {}
     for submit in submits:
@@ -178,6 +178,58 @@ def test_an_offer_that_is_banned_fails_nothing(rig, tokenizer, constraints, engi
     outcomes = one.run(submits)
     assert not one.failed and all(outcome.end == (FinishReason.LENGTH, None) for outcome in outcomes.values())
     assert any(outcome.token_ids.count(TRIGGER) > 1 for outcome in outcomes.values())
+
+
+@pytest.mark.parametrize("engine", [Engine, OverlappedEngine])
+def test_what_is_taken_back_is_nowhere(rig, tokenizer, constraints, engine) -> None:
+    """Wherever in a page it lies: not in what others find, nor in log-probabilities, and nobody's turn is lost by it."""
+    constraint = offering(tokenizer)
+    longest = max(constraint.trigger.offers, key=len)
+    assert len(longest) > 4
+    following = {TRIGGER: longest[0], **dict(zip(longest[:-2], longest[1:-1], strict=True))}
+
+    def drafting(history):
+        """As an offer begins, but for its last token."""
+        logits = eager(history)
+        logits[following.get(int(history[-1]), TRIGGER)] += 6
+        return logits
+
+    for length in range(1, 40):
+        prompt = tuple(range(20, 20 + length))
+        jumps, draws = submit_of(constraint, 1, prompt), submit_of(constraint, 2, prompt, prompt_logprobs=1)
+        draws = msgspec.structs.replace(draws, params=msgspec.structs.replace(draws.params, seed=1))
+        alone = rig(engine, constraints=constraints, logits_of=drafting).run([jumps])["r1", 0]
+        one = rig(engine, limits=StepLimits(VOCAB, 512, 64, 1, 60), constraints=constraints, logits_of=drafting)
+        outcomes = one.run([draws, jumps])
+        assert outcomes["r1", 0] == alone, length
+        assert outcomes["r2", 0].token_ids == alone.token_ids, length
+        assert len(outcomes["r2", 0].prompt_logprobs) == length
+        assert one.engine.scheduler.num_preemptions == 0
+
+
+@pytest.mark.parametrize("banned", ["", "g", "et"])
+def test_a_worker_that_dies_in_a_choice_leaves_nothing_to_remember(rig, tokenizer, constraints, banned) -> None:
+    """Even where bans had the former one let go of the choice, so that its draft was told."""
+    ids = tuple(tokenizer.encode(banned).ids) if banned else ()
+    submit = submit_of(offering(tokenizer), 4, banned_token_ids=ids)
+    whole = rig(constraints=constraints, logits_of=eager).run([submit])["r4", 0]
+    for num_steps in range(1, 60, 3):
+        former = rig(constraints=constraints, logits_of=eager)
+        former.engine.submit(submit)
+        for _ in range(num_steps):
+            former.step()
+        told = former.outcomes.get(("r4", 0))
+        emitted = tuple(told.token_ids) if told is not None else ()
+        later = rig(constraints=constraints, logits_of=eager).run([msgspec.structs.replace(submit, emitted=(emitted,))])["r4", 0]
+        assert [*emitted, *later.token_ids] == whole.token_ids, num_steps
+
+
+def test_offers_beyond_the_vocabulary_are_none(rig, constraints, tokenizer) -> None:
+    constraint = offering(tokenizer)
+    trigger = msgspec.structs.replace(constraint.trigger, offers=(*constraint.trigger.offers, (VOCAB + 80, 1)))
+    submits = [submit_of(msgspec.structs.replace(constraint, trigger=t), 1) for t in (constraint.trigger, trigger)]
+    one, other = (rig(constraints=constraints, logits_of=eager).run([submit]) for submit in submits)
+    assert one == other
 
 
 def test_the_choice_is_between_wholes() -> None:
