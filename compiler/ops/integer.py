@@ -35,7 +35,7 @@ F32, I8, I16, I32, U8 = DType.F32, DType.I8, DType.I16, DType.I32, DType.U8
 FOUR = 4  # products that an instruction adds into one sum
 MIDDLE = {8: 128, 4: 8}  # what weights of so many bits are stored above
 LARGEST = {8: 127, 16: 127 * 256 + 127}  # of activations of so many bits: both planes stay within i8
-
+NEGLIGIBLE = 1e-30  # a group with no greater number becomes zeros
 WORDS_ORDER = (0, 2, 1, 3)  # of four weights beside rows of i16; it is its own inverse
 
 
@@ -89,9 +89,9 @@ def _rows_nest(operands: Operands) -> Nest:
         return reduce(ReduceFn.MAX, (group,), lambda r: apply(Fn.ABS, cast(load(x, *row, g * group + r), F32)))
 
     def inverted(*at: Dim) -> Scalar:
-        """A group of zeros has scale 0."""
+        """A group of zeros stays one, and so does one whose inverse would be beyond f32."""
         found = load(top, *at)
-        none = apply(Fn.EQ, found, const(0.0, F32))
+        none = apply(Fn.LT, found, const(NEGLIGIBLE, F32))
         safe = apply(Fn.SELECT, none, const(1.0, F32), found)
         return apply(Fn.SELECT, none, const(0.0, F32), apply(Fn.DIV, const(float(largest), F32), safe))
 
@@ -134,7 +134,8 @@ def _rows_numpy(x: Any, *, bits: int, group: int, dtype: str) -> Any:
     top = np.abs(grouped).max(-1, initial=0)
     largest = np.float32(LARGEST[bits])
     with np.errstate(divide="ignore", over="ignore"):
-        inverse = np.where(top == 0, np.float32(0), largest / np.where(top == 0, np.float32(1), top))
+        none = top < np.float32(NEGLIGIBLE)
+        inverse = np.where(none, np.float32(0), largest / np.where(none, np.float32(1), top))
     v = np.rint(grouped * inverse[..., None]).astype(np.int32)
     upper = (v + 128) >> 8
     held = DType(dtype)

@@ -46,6 +46,12 @@ def test_the_widest_numbers_of_two_planes_fit(run):
     np.testing.assert_array_equal(q[0, 0].astype(int) * 256 + q[0, 1], [32639, -32639, 16320, 0])
 
 
+@pytest.mark.parametrize("size", [1e-36, 1e-40])
+def test_rows_too_small_to_be_told_from_nothing_are_nothing(run, size):
+    q, _, total = run(QUANTIZE_ROWS, np.full((2, 32), size, np.float32), bits=16, shapes="n 32", compiled=True)
+    assert not q.any() and not total.any()
+
+
 def test_panels_of_bytes_hold_fours_of_each_column(run):
     q = np.arange(24, dtype=np.int8).reshape(3, 8)
     panels = run(PANEL_INTEGERS, q, columns=2, shapes="3 8", compiled=True)

@@ -20,7 +20,7 @@ def code(object_code: bytes) -> ObjectCode:
     return ObjectCode(object_code)
 
 
-@pytest.fixture(params=[(0,), (0, 0), (0, 0, 0), (0, 0, 0, 0, 0), (0, 1), (0, 2, 1, 2, 2)], ids=str)
+@pytest.fixture(params=[(0,), (0, 0), (0, 0, 0), (0, 0, 0, 0, 0), (0, 1), (0, 2, 1, 2, 2), (0,) * 12], ids=str)
 def team(request: pytest.FixtureRequest):
     """By the memory nodes of its threads."""
     team = Team(len(request.param), cores=available_cores(), nodes=request.param)

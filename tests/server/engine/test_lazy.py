@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import pairwise
 
 import msgspec
 import numpy as np
@@ -186,7 +187,7 @@ def test_what_is_taken_back_is_nowhere(rig, tokenizer, constraints, engine) -> N
     constraint = offering(tokenizer)
     longest = max(constraint.trigger.offers, key=len)
     assert len(longest) > 4
-    following = {TRIGGER: longest[0], **dict(zip(longest[:-2], longest[1:-1], strict=True))}
+    following = {TRIGGER: longest[0], **dict(pairwise(longest[:-1]))}
 
     def drafting(history):
         """As an offer begins, but for its last token."""
