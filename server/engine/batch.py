@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.step import PAGE_SIZE, StepBatch, StepLimits
+from runtime.step import NO_ROWS, PAGE_SIZE, StepBatch, StepLimits
 from server.engine.request import Sequence
 from server.engine.scheduler import Plan
 
@@ -24,29 +24,33 @@ class BatchBuilder:
         self._ramp = np.arange(max(limits.max_tokens, limits.max_seqs) + 1, dtype=np.int32)
 
     def build(self, plan: Plan) -> StepBatch:
-        items = plan.items.values()
+        num_seqs = len(plan.items)
+        begins: list[int] = []
+        places: list[int] = []
+        ends: list[int] = [0]  # in the batch
         logit_rows: list[int] = []
         hidden_rows: list[int] = []
         at = num_pages = 0
-        for item in items:
+        for item in plan.items.values():
             seq, count = item.seq, item.count
             if count == 1:
                 self._tokens[at] = seq.token_ids[item.start]
             else:
                 self._tokens[at : at + count] = seq.token_ids[item.start : item.stop]
             at += count
+            begins.append(item.start)
+            places.append(seq.slot)
+            ends.append(at)
             (hidden_rows if seq.request.embed is not None else logit_rows).extend(range(at - item.num_rows, at))
             num_pages = max(num_pages, len(seq.held.pages))
             if self._table_state[seq.slot] != (seq, seq.held.version):
                 self._show(seq)
 
-        num_seqs = len(items)
-        counts = np.fromiter((item.count for item in items), np.int32, num_seqs)
-        starts = np.fromiter((item.start for item in items), np.int32, num_seqs)
-        query_starts = np.zeros(num_seqs + 1, np.int32)
-        np.cumsum(counts, out=query_starts[1:])
+        starts = np.array(begins, np.int32)
+        query_starts = np.array(ends, np.int32)
+        counts = query_starts[1:] - query_starts[:-1]
         tables = self._gathered[: num_seqs * num_pages].reshape(num_seqs, num_pages)
-        np.take(self._tables[:, :num_pages], [item.seq.slot for item in items], axis=0, out=tables)
+        np.take(self._tables[:, :num_pages], places, axis=0, out=tables)
         if at == num_seqs:  # only single tokens
             owners, positions = self._ramp[:num_seqs], starts
         else:
@@ -61,7 +65,7 @@ class BatchBuilder:
             context_lens=starts + counts,
             page_tables=tables,
             logit_rows=np.array(logit_rows, np.int32),
-            hidden_rows=np.array(hidden_rows, np.int32),
+            hidden_rows=np.array(hidden_rows, np.int32) if hidden_rows else NO_ROWS,
         )
 
     def _show(self, seq: Sequence) -> None:

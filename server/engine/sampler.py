@@ -217,6 +217,8 @@ def _logprob(token_id: int, judged: Judged, i: int) -> TokenLogprob:
 def _listed(ids: list[Ids], values: list[NDArray[Any]]) -> tuple[Ids, Ids, NDArray[Any]]:
     """Where the entries of each row begin, and all of them one behind the other."""
     starts = np.zeros(len(ids) + 1, np.int32)
+    if not any(map(len, ids)):
+        return starts, ids[0], values[0]
     np.cumsum([len(own) for own in ids], out=starts[1:])
     return starts, np.concatenate(ids), np.concatenate(values)
 
