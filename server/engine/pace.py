@@ -8,7 +8,7 @@ many streams as decode now, anew when it has long not been seen.
 What a prompt token costs rises with their number: up to some, tokens are free beside the weights that are read anyway. So the number
 at most doubles from one step to the next, which at most doubles the step, unless steps of prompts alone show what many cost. Estimates
 take the cautious side of the last few steps: one that the machine disturbed moves them little, and a machine that is often disturbed
-gets smaller chunks.
+gets smaller chunks. Only the very last step counts by itself, too: a machine that has just become slow is slow in the next step.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from collections import deque
 from collections.abc import Iterable
 from math import inf, log2
 
-STRETCH = 1.6  # the promise is 2.5; the difference is for what the estimates do not see
+STRETCH = 1.4  # the promise is 2.5; the difference is for what the estimates do not see
 FURTHEST = 8.0
 WEIGHT = 4.0  # who waits has nothing yet
-SMALLEST = 8  # tokens: prefill goes on, however dear it is
+SMALLEST = 4  # tokens: prefill goes on, however dear it is
 WINDOW = 15  # steps that an estimate remembers
 STALE = 400  # steps after which the usual step is measured anew
-FEWEST = 8  # prompt tokens for which a step says something about their cost
+FEWEST = 4  # prompt tokens for which a step says something about their cost
 
 
 class Pace:
@@ -58,7 +58,8 @@ class Pace:
     def _affordable(self, spare_s: float) -> float:
         """Prompt tokens for so much time."""
         proven = max(2.0 * max(self._chunks, default=0), _count(spare_s, self._alone) if self._alone else 0.0)
-        return min(proven, _count(spare_s, self._riding))
+        latest = list(self._riding)[-1:]
+        return min(proven, _count(spare_s, self._riding), _count(spare_s, latest))
 
     def _usual_of(self, num_decode: int) -> _Usual:
         """Two classes from one power of two to the next."""

@@ -67,7 +67,7 @@ def test_the_worst_gap_stays_within_the_promise(rig, cost: Cost, num_streams: in
     dear = cost(num_streams + SMALLEST) > STRETCH * cost(num_streams)
     assert max(clock.ticks) <= (4.0 if dear else 2.5) * usual
     alone_s = 2000 * (cost(512) - cost(0)) / 512
-    assert sum(clock.ticks) <= 3.2 * alone_s + 8 * usual, "and the prompt is not starved either"
+    assert sum(clock.ticks) <= 4.6 * alone_s + 8 * usual, "and the prompt is not starved either"
 
 
 @costs
@@ -98,13 +98,15 @@ def test_the_budget_follows_the_costs() -> None:
     assert pace.prefill_budget(8, 1) == 0, "first a step that shows what decoding costs"
     pace.observe(8, 0, linear(8))
     sizes = [paced(pace, linear, 8, 1, 1) for _ in range(6)]
-    assert sizes == [16, 32, 64, 64, 64, 64], "twice as many each time, to what fits"
-    assert pace.prefill_budget(8, 9) == 2 * 64, "eight more that wait"
+    assert sizes == [8, 16, 32, 43, 43, 43], "twice as many each time, to what fits"
+    assert pace.prefill_budget(8, 9) == 2 * 43, "eight more that wait"
     assert paced(pace, linear, 8, 9, 3) == pytest.approx(WEIGHT * linear(8) / 0.0001, abs=1)
     assert paced(pace, linear, 8, 60, 3) == pytest.approx((FURTHEST - 1) * linear(8) / 0.0001, abs=1)
     pace.observe(8, 0, 5.0)
     pace.observe(8, 80, 5.0)
-    assert pace.prefill_budget(8, 1) == 64, "two steps that the machine disturbed"
+    assert pace.prefill_budget(8, 1) == SMALLEST, "the machine was disturbed, and may be still"
+    pace.observe(8, SMALLEST, linear(8 + SMALLEST))
+    assert pace.prefill_budget(8, 1) == 43, "it is not, and the estimates hardly moved"
     for _ in range(30):
         pace.observe(8, 80, 0.010 + 80 * 0.01)
     assert pace.prefill_budget(8, 1) == SMALLEST
