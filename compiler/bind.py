@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from compiler.frontend.accounting import Accounting
 from compiler.frontend.weights import WeightSource
-from runtime.device.cpu import ALIGNMENT, host_buffer
+from runtime.device.cpu import host_buffer
 from runtime.errors import DamagedFile
 from runtime.executable import DTYPES, Executable, ParamSpec, TensorSpec, VMFunction
-from runtime.sections import SectionFile, writing
+from runtime.sections import SectionFile, align, writing
 from runtime.session import Session
 
 Array = NDArray[Any]
@@ -73,7 +73,7 @@ def _prepared(
     if kept_in is None and session.placement.has_several_nodes:
         return {name: session.placement.copied(value) for group in made for name, value in group}
     if kept_in is None:
-        return _side_by_side(made, sum(-(-_num_bytes(p) // ALIGNMENT) * ALIGNMENT for p in computed))
+        return _side_by_side(made, sum(align(_num_bytes(p)) for p in computed))
     with writing(kept_in, {p.name: _num_bytes(p) for p in computed}) as put:
         for group in made:
             for name, value in group:
@@ -88,7 +88,7 @@ def _side_by_side(made: Iterable[Group], num_bytes: int) -> Mapping[str, Array]:
         for name, value in group:
             arrays[name] = np.ndarray(value.shape, value.dtype, block.data, begin)
             arrays[name][...] = value
-            begin += -(-value.nbytes // ALIGNMENT) * ALIGNMENT
+            begin += align(value.nbytes)
     return arrays
 
 

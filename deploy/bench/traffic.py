@@ -2,7 +2,7 @@
 
 There are two copies. The system's memcpy, on as many cores, owes nothing to our compiler. Our own is compiled as the kernels are, so it
 too writes past the caches what they would not hold; it is the faster one, and what a kernel lacks towards it is the kernel's own. All
-threads are pinned: two that share a core for some seconds, as they do beside other work, halve whatever is measured.
+threads are pinned: two that share a core halve whatever is measured, and sessions at half the speed were seen while they were not.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _aligned(*shape: int) -> NDArray[np.float32]:
 
 
 def memcpy(pool: ThreadPoolExecutor, to: NDArray[Any], of: NDArray[Any], parts: int) -> None:
-    """A part for each thread: large enough that the C library, too, writes past the caches."""
+    """A part for each thread, in whatever way the C library copies so much."""
     size = of.nbytes // parts
     list(pool.map(lambda part: ctypes.memmove(to.ctypes.data + part * size, of.ctypes.data + part * size, size), range(parts)))
 
