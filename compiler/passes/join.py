@@ -31,7 +31,7 @@ from compiler.ir.visit_loops import (
     walk_stmts,
 )
 from compiler.passes.annotate_patterns import Pattern, Staged, pattern_of, staged
-from compiler.schedule.integer import match_integer
+from compiler.schedule.integer_form import match_integer
 from compiler.schedule.matmul import match_product
 from compiler.schedule.nests import PerfectNest, allocated, perfect_nest, without_allocations
 

@@ -20,7 +20,7 @@ from compiler.ir.types import TensorType, Type
 from compiler.ir.visit_loops import fresh_prim, loads, rename_buffers
 from compiler.passes.outline import Outliner
 from compiler.passes.rewrite import count_uses, rewrite_module
-from compiler.schedule.integer import match_integer
+from compiler.schedule.integer_form import match_integer
 from compiler.schedule.matmul import match_product
 
 LINE_BYTES, CLASHING_BYTES = 64, 1024
