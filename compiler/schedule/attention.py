@@ -5,8 +5,9 @@ split, blocks are taken in order, each rescaling what is there by the change of 
 on the token's own position alone, so a row has the same bits in any batch, for any chunking of the prompt, with any number of threads.
 
 Tokens are cut into tiles. Where a whole tile belongs to one sequence its tokens share keys and values: an item is a tile and a kv head, and
-walks all splits. Other tokens are on their own. Of the first FEW an item is a token and a split: what it sums goes to workspace, and a
-second phase joins it, so that even one sequence keeps all threads busy. Of the rest an item is a token.
+walks all splits. Other tokens are on their own. Where there are several splits, an item is a token and a split for the first FEW: what it
+sums goes to workspace, and a second phase joins it, so that even one sequence keeps all threads busy. Of the rest an item is a token. Where
+those are few items, each is cut into parts of the kv heads.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ from dataclasses import dataclass
 from compiler.ir.dims import Dim, ceil_div, dim_max, dim_min
 from compiler.ir.loops import Apply, Buffer, Cast, Const, Fn, Load, PrimFunc, ReduceFn, Scalar, ScalarParam, Stmt, Store
 from compiler.schedule.attention_block import F32, PAGE, Rows, integer, larger
-from compiler.schedule.attention_form import PAGES, SPLIT, Form, Token
+from compiler.schedule.attention_form import PAGES, SPLIT, Form, Heads, Token
 from compiler.schedule.attention_walk import STRETCH, TileWalk, TokenWalk
 from compiler.schedule.nests import allocated, below, halves, lanes, loop, parallel, product_of, seq, unravel, when
 from compiler.schedule.pieces import exp_of_difference, f32, local, mul
 from compiler.schedule.spot import TileShape
 
 FEW = 16  # tokens
+BUSY = 8  # items
 
 
 def schedule_attention(prim: PrimFunc, tile: TileShape) -> PrimFunc | None:
@@ -96,61 +98,65 @@ class _Attention:
     form: Form
 
     def body(self) -> Stmt:
+        """Phases that have nothing to do cost next to nothing: a step of single tokens with one split is one phase."""
         form, num_tokens = self.form, self.form.num_tokens
-        few, tiles = dim_min(FEW, num_tokens), ceil_div(num_tokens, form.tile_tokens)
         num_splits = ceil_div(form.buffers[2].shape[1], PAGES * SPLIT)
-        heads, kv_heads = Dim.of(form.heads), Dim.of(form.kv_heads)
-        splits = self.sums(workspace, "split", few, heads, num_splits)
+        few, several = dim_min(FEW, num_tokens), dim_min(1, dim_max(0, num_splits - 1))
+        heads, kv_heads, tiles = Dim.of(form.heads), Dim.of(form.kv_heads), num_tokens // form.tile_tokens
+        splits, shared = self.sums(workspace, "split", few, heads, num_splits), few * several
+        split_parts, token_parts = self.parts(few * num_splits), self.parts(num_tokens)
 
         def phase(body: Callable[..., Stmt], **axes: Dim) -> Stmt:
             total = product_of(list(axes.values()))
             return parallel("p", total, lambda p: unravel(p, list(axes.items()), lambda place: body(*place)))
 
-        def one_split(token: Dim, split: Dim) -> Stmt:
-            return self.alone(token, lambda: self.keep_split(token, split, splits))
+        def one_split(token: Dim, split: Dim, part: Dim) -> Stmt:
+            return self.alone(token, lambda: self.keep_split(token, split, form.some_heads(part, split_parts), splits))
 
         def joined(token: Dim, head: Dim) -> Stmt:
             return self.alone(token, lambda: self.join(token, head, splits))
 
-        def all_splits(i: Dim) -> Stmt:
-            return self.alone(i + FEW, lambda: self.whole_token(i + FEW))
+        def all_splits(i: Dim, part: Dim) -> Stmt:
+            return self.alone(i + shared, lambda: self.whole_token(i + shared, form.some_heads(part, token_parts)))
 
         return allocated(
             splits.buffers,
             seq(
-                phase(one_split, token=few, split=num_splits),
-                phase(joined, token=few, head=heads),
-                phase(all_splits, token=dim_max(0, num_tokens - FEW)),
+                phase(one_split, token=shared, split=num_splits, part=split_parts),
+                phase(joined, token=shared, head=heads),
+                phase(all_splits, token=num_tokens - shared, part=token_parts),
                 phase(lambda tile, kv: when(form.together(tile), self.whole_tile(tile, kv)), tile=tiles, kv=kv_heads),
             ),
         )
+
+    def parts(self, items: Dim) -> Dim:
+        """How many items the heads of a token are cut into: no more than keep several threads busy, as whole pages are read faster."""
+        return dim_min(self.form.kv_heads // self.form.abreast, ceil_div(BUSY, dim_max(1, items)))
 
     def alone(self, token: Dim, body: Callable[[], Stmt]) -> Stmt:
         return when(Apply(Fn.NOT, (self.form.together(token // self.form.tile_tokens),)), body())
 
     # --- tokens --------------------------------------------------------------------------------------------------------
 
-    def walked(self, number: Dim, split: Dim, rows: Rows, done: Callable[[Dim], Stmt]) -> Stmt:
-        """`done(head)` for every head of a token that sees some of the split."""
+    def walked(self, number: Dim, split: Dim, heads: Heads, rows: Rows, done: Callable[[Dim], Stmt]) -> Stmt:
+        """`done(head)` for each of the heads of a token that sees some of the split."""
         form = self.form
 
         def walk(token: Token, layer: Dim) -> Stmt:
-            run = TokenWalk(form, form.kernel(rows, layer), token).run()
-            return when(below(token.begin, token.end), seq(run, loop("h", form.heads, done)))
+            run = TokenWalk(form, form.kernel(rows, layer), token, heads).run()
+            return when(below(token.begin, token.end), seq(run, heads.each(done)))
 
         return form.layer(lambda layer: form.token(number, split, lambda token: walk(token, layer)))
 
-    def keep_split(self, token: Dim, split: Dim, splits: _Sums) -> Stmt:
+    def keep_split(self, token: Dim, split: Dim, heads: Heads, splits: _Sums) -> Stmt:
         rows = self.rows_of_token()
 
         def keep(head: Dim) -> Stmt:
             return self.summed(rows, head, lambda found: splits.put((token, head, split), found))
 
-        return allocated(
-            rows.buffers, seq(self.form.fetch(rows, Dim.of(0), token, Dim.of(0), self.form.heads), self.walked(token, split, rows, keep))
-        )
+        return allocated(rows.buffers, seq(self.fetched(token, heads, rows), self.walked(token, split, heads, rows, keep)))
 
-    def whole_token(self, token: Dim) -> Stmt:
+    def whole_token(self, token: Dim, heads: Heads) -> Stmt:
         form, rows = self.form, self.rows_of_token()
         joined = self.sums(local, "joined", form.heads)
 
@@ -160,12 +166,16 @@ class _Attention:
         return allocated(
             (*rows.buffers, *joined.buffers),
             seq(
-                form.fetch(rows, Dim.of(0), token, Dim.of(0), form.heads),
-                loop("h", form.heads, lambda h: joined.put((h,), self.nothing(h))),
-                form.position(token, lambda p: form.splits(p, p, lambda split: self.walked(token, split, rows, add))),
-                loop("h", form.heads, lambda h: self.result(token, h, joined.at((h,)))),
+                self.fetched(token, heads, rows),
+                heads.each(lambda h: joined.put((h,), self.nothing(h))),
+                form.position(token, lambda p: form.splits(p, p, lambda split: self.walked(token, split, heads, rows, add))),
+                heads.each(lambda h: self.result(token, h, joined.at((h,)))),
             ),
         )
+
+    def fetched(self, token: Dim, heads: Heads, rows: Rows) -> Stmt:
+        first = heads.first * self.form.group
+        return self.form.fetch(rows, first, token, first, heads.count * self.form.group)
 
     def rows_of_token(self) -> Rows:
         return Rows.of(self.form.heads, STRETCH * PAGES, self.form.size, self.form.width)

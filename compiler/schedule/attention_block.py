@@ -57,6 +57,14 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True)
+class Ahead:
+    """A page to ask for while another is read: of keys (0) or values (1)."""
+
+    which: Dim
+    page: Dim
+
+
+@dataclass(frozen=True, slots=True)
 class Column:
     """A page of one kv head, for rows from `row` on; its scores stand at `place` of theirs."""
 
@@ -65,7 +73,7 @@ class Column:
     page: Dim
     place: Dim
     start: Dim  # the position of its first key
-    ahead: Dim | None = None  # a page to ask for while this one is read
+    ahead: Ahead | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +131,7 @@ class Kernel:
         unrolled = next(u for u in (UNROLLED, 2, 1) if self.size % u == 0)
 
         def elements(r: Dim) -> Stmt:
-            asked = [s for c in columns for s in self.ask(c, 0, r * (unrolled * PAGE), unrolled * PAGE)]
+            asked = [s for c in columns for s in self.ask(c, r * (unrolled * PAGE), unrolled * PAGE)]
             return seq(*asked, *(element(r * unrolled + u) for u in range(unrolled)))
 
         def put(v: int, m: Dim, lane: Dim) -> Stmt:
@@ -229,7 +237,7 @@ class Kernel:
                 return Store(total, at, Apply(Fn.FMA, terms))
 
             fetched = [lanes(width, lambda lane, c=c: fetch(c, lane)) for c in range(parts)]
-            asked = self.ask(column, 1, j * self.size + first * width, parts * width)
+            asked = self.ask(column, j * self.size + first * width, parts * width)
             return seq(*asked, allocated((value,), seq(*fetched, each(add))))
 
         def page(column: Column) -> Stmt:
@@ -249,11 +257,11 @@ class Kernel:
         assert self.scales is not None
         return f32(Load(self.scales, (self.layer, Dim.of(which), column.page, column.kv_head, lane)))
 
-    def ask(self, column: Column, which: int, first: Dim, length: int) -> list[Stmt]:
+    def ask(self, column: Column, first: Dim, length: int) -> list[Stmt]:
         """For the cache lines that begin in a stretch of the page ahead."""
         if column.ahead is None:
             return []
-        at = (self.layer, Dim.of(which), column.ahead, column.kv_head)
+        at = (self.layer, column.ahead.which, column.ahead.page, column.kv_head)
         lines = range(0, length, CACHE_LINE // self.cache.dtype.num_bytes)
         return [Tile("prefetch", (Load(self.cache, (*at, first + line)),), attrs={"far": True}) for line in lines]
 

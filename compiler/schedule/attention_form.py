@@ -34,6 +34,21 @@ class Token:
 
 
 @dataclass(frozen=True, slots=True)
+class Heads:
+    """Neighbours among the kv heads, and the query heads that belong to them."""
+
+    first: Dim
+    count: Dim
+    group: int  # query heads per kv head
+
+    def each_kv(self, body: Callable[[Dim], Stmt], step: int = 1) -> Stmt:
+        return loop("kv", self.count // step, lambda kv: body(self.first + kv * step))
+
+    def each(self, body: Callable[[Dim], Stmt]) -> Stmt:
+        return loop("h", self.count * self.group, lambda h: body(self.first * self.group + h))
+
+
+@dataclass(frozen=True, slots=True)
 class Form:
     buffers: tuple[Buffer, ...]  # q, cache, page tables, sequence ids, positions, scales of an 8-bit cache, sinks if any, out
     layer_param: ScalarParam
@@ -82,6 +97,20 @@ class Form:
         return rows * max(1, min(ROWS, 4096 // self.size) // rows) // self.group
 
     @property
+    def abreast(self) -> int:
+        """Kv heads whose scores a token sums at a time, to hide how long an addition takes."""
+        abreast, most = 1, self.tile.rows * self.tile.vectors
+        while self.kv_heads % (2 * abreast) == 0 and 2 * abreast * self.group <= most // 2:
+            abreast *= 2
+        return abreast
+
+    def some_heads(self, part: Dim, parts: Dim) -> Heads:
+        """A part of them all."""
+        runs = self.kv_heads // self.abreast
+        first = part * runs // parts * self.abreast
+        return Heads(first, (part + 1) * runs // parts * self.abreast - first, self.group)
+
+    @property
     def sinks(self) -> Buffer | None:
         first = 6 if self.buffers[1].dtype is DType.I8 else 5
         return self.buffers[first] if len(self.buffers) > first + 1 else None
@@ -96,7 +125,7 @@ class Form:
     def layer(self, body: Callable[[Dim], Stmt]) -> Stmt:
         return integer("layer", self.layer_param, body)
 
-    def fetch(self, rows: Rows, row: Dim, token: Dim, head: Dim, count: int) -> Stmt:
+    def fetch(self, rows: Rows, row: Dim, token: Dim, head: Dim, count: Dim | int) -> Stmt:
         """The queries of `count` heads of a token."""
 
         def element(g: Dim, c: Dim, lane: Dim) -> Stmt:

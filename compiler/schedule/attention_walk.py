@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 from compiler.ir.dims import Dim, ceil_div, dim_max, dim_min
 from compiler.ir.loops import Stmt
-from compiler.schedule.attention_block import PAGE, Column, Kernel, Seen, in_tiles, integer
-from compiler.schedule.attention_form import BLOCK, PAGES, SPLIT, Form, Token
+from compiler.schedule.attention_block import PAGE, Ahead, Column, Kernel, Seen, in_tiles, integer
+from compiler.schedule.attention_form import BLOCK, PAGES, SPLIT, Form, Heads, Token
 from compiler.schedule.nests import below, loop, seq, when
 
 STRETCH = 4  # blocks
@@ -20,11 +20,12 @@ STRETCH = 4  # blocks
 
 @dataclass(frozen=True, slots=True)
 class TokenWalk:
-    """Row `h` belongs to query head `h`."""
+    """Some of a token's heads. Row `h` belongs to query head `h`."""
 
     form: Form
     kernel: Kernel
     token: Token
+    heads: Heads
 
     def run(self) -> Stmt:
         token = self.token
@@ -34,20 +35,35 @@ class TokenWalk:
             return integer("count", dim_min(STRETCH, token.end - first), lambda count: self.stretch(first, count))
 
         stretches = ceil_div(token.end - token.begin, STRETCH)
-        return seq(loop("m", self.form.heads, self.kernel.rows.clear), loop("x", stretches, stretch))
+        return seq(self.heads.each(self.kernel.rows.clear), loop("x", stretches, stretch))
 
     def stretch(self, first: Dim, count: Dim) -> Stmt:
-        return seq(loop("v", count * PAGES, lambda v: self.column(first, v, self.scores)), loop("b", count, lambda b: self.block(first, b)))
+        """Each page asks for the one that is read after it: behind the last keys that is the first of the values, and behind those the
+        first keys of the next stretch."""
 
-    def column(self, first: Dim, v: Dim, body: Callable[[Column], Stmt]) -> Stmt:
+        def keys(v: Dim, body: Callable[[Column], Stmt]) -> Stmt:
+            last = is_last(v)
+            return self.column(first, v, Ahead(last, first * PAGES + v + 1 - last * (count * PAGES)), body)
+
+        def values(v: Dim, body: Callable[[Column], Stmt]) -> Stmt:
+            return self.column(first, v, Ahead(1 - is_last(v), first * PAGES + v + 1), body)
+
+        def is_last(v: Dim) -> Dim:
+            return dim_max(0, v + 2 - count * PAGES)
+
+        return seq(loop("v", count * PAGES, lambda v: keys(v, self.scores)), loop("b", count, lambda b: self.block(b, values)))
+
+    def column(self, first: Dim, v: Dim, ahead: Ahead, body: Callable[[Column], Stmt]) -> Stmt:
         """The page at place `v` behind block `first`."""
         index, sequence = first * PAGES + v, self.token.sequence
 
-        def known(page: Dim, ahead: Dim) -> Stmt:
+        def known(page: Dim, ahead: Ahead) -> Stmt:
             return body(Column(Dim.of(0), Dim.of(0), page, v, index * PAGE, ahead))
 
-        ahead = self.seen_page(index + 1)
-        return self.form.page(sequence, self.seen_page(index), lambda page: self.form.page(sequence, ahead, lambda a: known(page, a)))
+        def asked(page: Dim) -> Stmt:
+            return self.form.page(sequence, self.seen_page(ahead.page), lambda a: known(page, replace(ahead, page=a)))
+
+        return self.form.page(sequence, self.seen_page(index), asked)
 
     def seen_page(self, index: Dim) -> Dim:
         """Blocks may begin before the first and end behind the last page that the sequence has."""
@@ -55,22 +71,18 @@ class TokenWalk:
         return dim_max(last, self.token.low // PAGE) if self.form.window else last
 
     def scores(self, page: Column) -> Stmt:
-        """Of as many kv heads at a time as hide how long an addition takes."""
-        group, kv_heads, most = self.form.group, self.form.kv_heads, self.kernel.most
-        at_once = 1
-        while kv_heads % (2 * at_once) == 0 and 2 * at_once * group <= most // 2:
-            at_once *= 2
+        abreast = self.form.abreast
 
         def heads(kv: Dim) -> Stmt:
             def tile(row: Dim, n: int) -> Stmt:
-                columns = [self.of_head(page, kv * at_once + i, row) for i in range(at_once)]
+                columns = [self.of_head(page, kv + i, row) for i in range(abreast)]
                 return self.kernel.scores(columns, n, self.seen)
 
-            return in_tiles(group, most, tile)
+            return in_tiles(self.form.group, self.kernel.most, tile)
 
-        return loop("kv", kv_heads // at_once, heads)
+        return self.heads.each_kv(heads, abreast)
 
-    def block(self, first: Dim, b: Dim) -> Stmt:
+    def block(self, b: Dim, column: Callable[[Dim, Callable[[Column], Stmt]], Stmt]) -> Stmt:
         form, kernel = self.form, self.kernel
 
         def weights(columns: list[Column], kv: Dim) -> Stmt:
@@ -81,12 +93,12 @@ class TokenWalk:
             def tile(kv: Dim, row: Dim, n: int) -> Stmt:
                 return kernel.values([self.of_head(column, kv, row)], n, self.seen)
 
-            return loop("kv", form.kv_heads, lambda kv: in_tiles(form.group, kernel.tile.rows, lambda row, n: tile(kv, row, n)))
+            return self.heads.each_kv(lambda kv: in_tiles(form.group, kernel.tile.rows, lambda row, n: tile(kv, row, n)))
 
         def known(columns: list[Column]) -> Stmt:
             if len(columns) < PAGES:
-                return self.column(first, b * PAGES + len(columns), lambda column: known([*columns, column]))
-            return seq(loop("kv", form.kv_heads, lambda kv: weights(columns, kv)), *map(values, columns))
+                return column(b * PAGES + len(columns), lambda found: known([*columns, found]))
+            return seq(self.heads.each_kv(lambda kv: weights(columns, kv)), *map(values, columns))
 
         return known([])
 

@@ -109,6 +109,20 @@ def test_near_the_meaning_and_the_same_bits_everywhere(run: Callable[..., NDArra
             np.testing.assert_array_equal(np.concatenate(parts), whole)
 
 
+@pytest.mark.parametrize("case", CASES[:3], ids=str)
+def test_bits_do_not_depend_on_how_long_other_sequences_are(run: Callable[..., NDArray[np.float32]], case: Case) -> None:
+    """Tables of one split: the heads of few tokens are shared among threads, and no sum goes to workspace."""
+    rows = [(s, p) for p in (0, 31, 200, 255) for s in range(3)]
+    args = case.arguments(np.random.default_rng(2), rows)
+    beside_long = run(case, args)
+    q, cache, tables, *rest = args
+    short = [q, cache, tables[:, :16].copy(), *rest]
+    for threads in (1, 3):
+        for step in (1, 3, len(rows)):
+            parts = [run(case, short, slice(a, a + step), threads=threads) for a in range(0, len(rows), step)]
+            np.testing.assert_array_equal(np.concatenate(parts), beside_long)
+
+
 def test_tokens_behind_a_row_may_hold_anything(run: Callable[..., NDArray[np.float32]]) -> None:
     """NaN in keys and values behind the row's own position, which others of its tile see, does not reach it."""
     case = Case(8, 2, 64)
