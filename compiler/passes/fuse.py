@@ -16,7 +16,7 @@ from compiler.ir.graph import Atom, Binding, Block, BlockKind, Body, CallTir, Fu
 from compiler.ir.loops import Buffer, PrimFunc, ScalarParam
 from compiler.ir.module import IRModule
 from compiler.ir.visit import operands
-from compiler.ops.memory import Owners
+from compiler.ops.memory import Owners, Place
 from compiler.passes.join import join
 from compiler.passes.outline import Outliner
 from compiler.passes.rewrite import count_uses
@@ -42,7 +42,7 @@ class _Done:
         self._owners = owners
         self._bindings: list[Binding | None] = []
         self._places: dict[Var, int] = {}
-        self._writes: list[tuple[int, frozenset[Var]]] = []  # when memory was written in place, and whose
+        self._writes: list[tuple[int, frozenset[Place]]] = []  # when memory was written in place, and whose
 
     def add(self, binding: Binding) -> None:
         self._places[binding.var] = len(self._bindings)
@@ -64,7 +64,7 @@ class _Done:
         made = {a for a in call.args if isinstance(a, Var) and a in self._places}
         return sorted(made, key=self._places.__getitem__, reverse=True)
 
-    def taken(self, call: CallTir) -> frozenset[Var]:
+    def taken(self, call: CallTir) -> frozenset[Place]:
         """The memory that the call writes in place."""
         return self._owners.of(*(call.args[i] for i in call.inplace if i is not None))
 

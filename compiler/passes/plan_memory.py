@@ -136,7 +136,7 @@ class _Lives:
                 return
 
     def _use(self, *atoms: Atom) -> list[_Life]:
-        lives = [self.found[owner] for owner in self.owners.of(*atoms) if owner in self.found]
+        lives = [self.found[place.var] for place in self.owners.of(*atoms) if place.var in self.found]
         for life in lives:
             life.last = self._now
         return lives

@@ -17,7 +17,7 @@ from compiler.ir.loops import Buffer, Load
 from compiler.ir.module import IRModule
 from compiler.ir.types import FuncType, ObjectType, TensorType, TupleType
 from compiler.ir.visit import operands
-from compiler.ops.memory import Owners, shared_with, written
+from compiler.ops.memory import Owners, Place, shared_with, written
 from compiler.ops.nest import fill
 from compiler.passes.outline import Outliner
 from compiler.passes.rewrite import rewrite_function
@@ -114,12 +114,12 @@ def _endangered(func: Function, taken: Taken) -> dict[Var, list[int]]:
         return tuple(a for a in shared_with(value) if a not in gone)
 
     owners = Owners(func.body, shared)
-    last_use: dict[Var, int] = {}
+    last_use: dict[Place, int] = {}
     calls: list[tuple[int, Binding]] = []
     clock = 0
 
     def use(*atoms: Atom) -> None:
-        last_use.update((owner, clock) for owner in owners.of(*atoms))
+        last_use.update((place, clock) for place in owners.of(*atoms))
 
     def walk(body: Body) -> None:
         nonlocal clock
@@ -136,13 +136,13 @@ def _endangered(func: Function, taken: Taken) -> dict[Var, list[int]]:
         use(body.result)
 
     walk(func.body)
-    fixed = {p for i, p in enumerate(func.params) if func.pure or (func.num_inputs is not None and i >= func.num_inputs)}
+    fixed = owners.of(*(p for i, p in enumerate(func.params) if func.pure or (func.num_inputs is not None and i >= func.num_inputs)))
     found: dict[Var, list[int]] = {}
     for time, binding in calls:
         args = _operands(binding.value)
         for index in taken(binding.value):
             held = owners.of(args[index])
             read = owners.of(*(a for i, a in enumerate(args) if i != index))
-            if not held or held & (fixed | read) or any(last_use[owner] > time for owner in held):
+            if not held or held & (fixed | read) or any(last_use[place] > time for place in held):
                 found.setdefault(binding.var, []).append(index)
     return found

@@ -42,6 +42,7 @@ class CausalModel:
     entry: str
     executable: Executable
     golden: dict[str, NDArray[Any]]
+    kv_dtype: DType = DType.F32
     sessions: dict[int, Session] = field(default_factory=dict[int, Session])
 
     def session(self, num_threads: int) -> Session:
@@ -53,10 +54,13 @@ class CausalModel:
 
     def start(self, *, num_threads: int = 1, seed: int = 0) -> Sequences:
         """No sequences yet, an empty cache. Which pages they get depends on the seed."""
-        shape = (self.config.num_layers, 2, NUM_PAGES, self.config.num_kv_heads, PAGE * self.config.head_dim)
+        shape = (self.config.num_layers, 2, NUM_PAGES, self.config.num_kv_heads)
         pages = np.random.default_rng(seed).permutation(np.arange(1, NUM_PAGES, dtype=np.int32))
         # What no sequence wrote must not matter, so it is not zero.
-        return Sequences(self.session(num_threads), self.entry, np.full(shape, np.nan, np.float32), pages)
+        nothing = 127 if self.kv_dtype is DType.I8 else np.nan
+        cache = np.full((*shape, PAGE * self.config.head_dim), nothing, self.kv_dtype.numpy)
+        scales = [np.full((*shape, PAGE), np.nan, np.float32)] if self.kv_dtype is DType.I8 else []
+        return Sequences(self.session(num_threads), self.entry, (cache, *scales), pages)
 
 
 @dataclass(slots=True)
@@ -65,7 +69,7 @@ class Sequences:
 
     session: Session
     entry: str
-    cache: NDArray[np.float32]
+    cache: tuple[NDArray[Any], ...]
     free: NDArray[np.int32]
     tables: dict[str, NDArray[np.int32]] = field(default_factory=dict[str, NDArray[np.int32]])
     lengths: dict[str, int] = field(default_factory=dict[str, int])
@@ -85,7 +89,7 @@ class Sequences:
         width = max(map(len, tables))
         table_rows = np.array([np.pad(t, (0, width - len(t))) for t in tables], np.int32)
         flat = [np.concatenate(parts).astype(np.int32) for parts in (tokens, positions, slots, seq_ids)]
-        rows = self.session.call(self.entry, *flat, table_rows, np.arange(len(flat[0]), dtype=np.int32), self.cache)
+        rows = self.session.call(self.entry, *flat, table_rows, np.arange(len(flat[0]), dtype=np.int32), *self.cache)
         ends = np.cumsum([len(piece) for piece in pieces.values()])
         return dict(zip(pieces, np.split(rows, ends[:-1]), strict=True))
 
@@ -98,18 +102,21 @@ class Sequences:
 
 @pytest.fixture(scope="session")
 def causal() -> Callable[..., CausalModel]:
-    """`causal(case, format="f32", entry="step", target=host())`, compiled on first demand."""
-    known: dict[tuple[str, str, str, str], CausalModel] = {}
+    """`causal(case, format="f32", entry="step", target=host(), kv_dtype=DType.F32)`, compiled on first demand."""
+    known: dict[tuple[str, str, str, str, DType], CausalModel] = {}
 
-    def compiled(case: str, format: str = "f32", entry: str = ENTRY, target: Target | None = None) -> CausalModel:
+    def compiled(
+        case: str, format: str = "f32", entry: str = ENTRY, target: Target | None = None, kv_dtype: DType = DType.F32
+    ) -> CausalModel:
         target = target or host()
-        if (case, format, entry, target.name) not in known:
+        key = case, format, entry, target.name, kv_dtype
+        if key not in known:
             folder = GOLDEN / case
             config, source = load_config(folder), open_safetensors(folder)
             wiring, held = CAUSAL[config.family], WeightFormat.parse(format)
-            module = build_step(config, wiring, dtypes_of(source), BOUNDS, DType.F32, held, entry=entry)
+            module = build_step(config, wiring, dtypes_of(source), BOUNDS, kv_dtype, held, entry=entry)
             golden = dict(np.load(folder / "golden.npz"))
-            known[case, format, entry, target.name] = CausalModel(config, source, entry, compile_module(module, Options(target)), golden)
-        return known[case, format, entry, target.name]
+            known[key] = CausalModel(config, source, entry, compile_module(module, Options(target)), golden, kv_dtype)
+        return known[key]
 
     return compiled

@@ -12,6 +12,7 @@ import pytest
 
 from compiler.frontend.config import FAMILIES
 from compiler.frontend.models.registry import CAUSAL, ENCODERS
+from compiler.ir.dtypes import DType
 from compiler.schedule.rules import pair_tile
 from compiler.target import host
 
@@ -58,6 +59,16 @@ def test_logits_in_bf16(case: str, causal: Callable[..., Any]) -> None:
     if "logits_bf16" in model.golden and pair_tile(host()) is not None:
         assert largest_error(logits, model.golden["logits_bf16"]) < 2e-2
         assert mean_error(logits, model.golden["logits"]) > 2e-3  # rounded indeed
+
+
+@pytest.mark.parametrize(("kv_dtype", "bound"), [(DType.F16, 2e-3), (DType.BF16, 1e-2), (DType.I8, 4e-2)])
+def test_logits_over_pages_of_every_form(kv_dtype: DType, bound: float, causal: Callable[..., Any]) -> None:
+    """In two steps. The arena has a size: what a call writes in place nobody copies."""
+    model = causal("llama", kv_dtype=kv_dtype)
+    assert isinstance(model.executable.meta.functions[model.entry].arena_bytes, int)
+    sequences, prompt = model.start(), model.golden["prompt"]
+    logits = np.concatenate([sequences.feed({"a": part})["a"] for part in (prompt[:5], prompt[5:])])
+    assert 0 < mean_error(logits, model.golden["logits"]) < bound
 
 
 def test_every_family_has_a_case_and_a_wiring() -> None:

@@ -89,3 +89,26 @@ def test_memory_that_the_same_call_reads_by_another_name_is_copied(becomes: Call
 )
 def test_what_is_ours_and_read_no_more_is_taken(stays: Callable[[Pass, str], None], text: str) -> None:
     stays(protect_operands, f"{text} {FRESH} {BUMP}")
+
+
+def test_fields_of_a_tuple_lie_apart(becomes: Callable[[Pass, str, str], None]) -> None:
+    """Both are written twice, in place: each by its own name, and no one copies them."""
+    both = """prim both(A: f32[n], C: f32[n], out B: f32[n], out D: f32[n]) attrs {inplace=[[0, 2], [1, 3]]} {
+      for i in n { B[i] = A[i] + 1.0 } for i in n { D[i] = C[i] + 1.0 }
+    }"""
+    before = f"""
+        impure func main(x: f32[n], y: f32[n]) -> object {{
+          a = call_tir_inplace @both(x, y) [0, 1] -> (f32[n], f32[n])
+          p = (a, a)
+          q = p.0
+          r = p.1
+          c = q.0
+          d = r.1
+          b = call_tir_inplace @both(c, d) [0, 1] -> (f32[n], f32[n])
+          return b
+        }} {both}
+    """
+    becomes(protect_operands, before, before)
+    shared = before.replace("@both(c, d)", "@both(c, c)")
+    copied = "e = call_tir @copy(c) -> f32[n] f = call_tir @copy(c) -> f32[n] b = call"
+    becomes(protect_operands, shared, shared.replace("b = call", copied).replace("@both(c, c)", "@both(e, f)") + COPY)
