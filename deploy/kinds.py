@@ -106,9 +106,12 @@ class _Decoder:
 
     @property
     def kv_dtype(self) -> DType:
-        if self.load.kv_dtype not in KV_DTYPES:
-            raise LoadError("invalid_value", f"kv_dtype is {self.load.kv_dtype!r}; expected one of {', '.join(KV_DTYPES)}")
-        return KV_DTYPES[self.load.kv_dtype]
+        asked = self.load.kv_dtype
+        if asked == "auto":
+            return DType.F32 if WeightFormat.parse(self.load.quantize).bits == 32 else DType.BF16
+        if asked not in KV_DTYPES:
+            raise LoadError("invalid_value", f"kv_dtype is {asked!r}; expected one of auto, {', '.join(KV_DTYPES)}")
+        return KV_DTYPES[asked]
 
     def _limits(self, plan: Plan, *, generates: bool = True) -> StepLimits:
         config, bounds = self.files.config, self.bounds

@@ -98,7 +98,7 @@ class Load(Message, frozen=True, tag=True):
     max_batch: int = 64
     kv_cache_bytes: int | None = None
     memory_limit_bytes: int | None = None
-    kv_dtype: str = "f32"  # of the pages: f32, f16, bf16, int8
+    kv_dtype: str = "auto"  # of the pages: f32, f16, bf16, int8; auto is bf16, beside weights of f32 it is f32
     target: str = "host"  # what code is generated for
 
 

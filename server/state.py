@@ -18,7 +18,7 @@ class ModelSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     max_batch: int = 64
     kv_cache_bytes: int | None = None
     memory_limit_bytes: int | None = None  # set by the registry: what is free when the load begins
-    kv_dtype: str = "f32"
+    kv_dtype: str = "auto"
     target: str = "host"
     aliases: tuple[str, ...] = ()
     pin: bool = False

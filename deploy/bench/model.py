@@ -81,7 +81,7 @@ class Model:
     """A synthetic model, prepared."""
 
     def __init__(
-        self, config: ModelConfig, quantize: str, threads: int | None, *, kv_dtype: DType = DType.F32, target: Target | None = None
+        self, config: ModelConfig, quantize: str, threads: int | None, *, kv_dtype: DType = DType.BF16, target: Target | None = None
     ) -> None:
         self.config = config
         bounds = StepBounds(max(PREFILLS), max(BATCHES), max(CONTEXTS) + PAGE_SIZE)
@@ -165,7 +165,7 @@ def model_options(description: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--head-size", type=int, choices=HEAD_SIZES, help="in the place of the shape's own")
     parser.add_argument("--kv-heads", type=int, help="in the place of the shape's own: a divisor of its heads")
     parser.add_argument("--quantize", default="bf16", help="how weights are held")
-    parser.add_argument("--kv-dtype", default="f32", choices=KV_DTYPES, help="type of the pages of keys and values")
+    parser.add_argument("--kv-dtype", default="bf16", choices=KV_DTYPES, help="type of the pages of keys and values")
     parser.add_argument("--target", default="host", help=f"instructions to use: host, {', '.join(NAMED)}")
     parser.add_argument("--threads", type=int)
     parser.add_argument("--json", action="store_true")

@@ -26,7 +26,7 @@ def load(
     max_context: Annotated[int | None, typer.Option(help="Longest sequence, in tokens.")] = None,
     max_batch: Annotated[int | None, typer.Option(help="Most sequences at once.")] = None,
     kv_cache_bytes: Annotated[str | None, typer.Option(help="Memory for keys and values, as 2G.")] = None,
-    kv_dtype: Annotated[str, typer.Option(help="Form of keys and values: f32, f16, bf16, int8.")] = "f32",
+    kv_dtype: Annotated[str, typer.Option(help="Form of keys and values: auto, f32, f16, bf16, int8.")] = "auto",
     target: Annotated[str, typer.Option(help="Instructions to use: host, or a lesser target, as x86-64-v3.")] = "host",
     alias: Annotated[list[str] | None, typer.Option(help="Further name; may be repeated.")] = None,
     pin: Annotated[bool, typer.Option(help="Refuse to unload without --force.")] = False,

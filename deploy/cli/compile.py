@@ -11,7 +11,7 @@ def compile_(
     quantize: Quantize = "bf16",
     max_context: MaxContext = None,
     max_batch: MaxBatch = 64,
-    kv_dtype: KvDtype = "f32",
+    kv_dtype: KvDtype = "auto",
     target: Target = "host",
 ) -> None:
     """Compile a model for this machine and keep the result, so that it starts at once later.

@@ -24,7 +24,7 @@ def generate(
     seed: Annotated[int, typer.Option(help="Same seed, same answer.")] = 0,
     quantize: Quantize = "bf16",
     max_context: MaxContext = None,
-    kv_dtype: KvDtype = "f32",
+    kv_dtype: KvDtype = "auto",
     target: Target = "host",
     as_json: Annotated[bool, typer.Option("--json", help="Print the answer with its token ids and times as JSON.")] = False,
 ) -> None:

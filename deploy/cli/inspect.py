@@ -25,7 +25,7 @@ def inspect(
     max_context: MaxContext = None,
     max_batch: MaxBatch = 64,
     kv_cache_bytes: KvCacheBytes = None,
-    kv_dtype: KvDtype = "f32",
+    kv_dtype: KvDtype = "auto",
     target: Target = "host",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:

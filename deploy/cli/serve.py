@@ -128,7 +128,7 @@ FORM: dict[str, Any] = {
         ("quantize", str, "Form of the weights: bf16, int8, int4."),
         ("max_context", int, "Longest sequence, in tokens."),
         ("max_batch", int, "Most sequences at once."),
-        ("kv_dtype", str, "Form of keys and values: f32, f16, bf16, int8."),
+        ("kv_dtype", str, "Form of keys and values: auto, f32, f16, bf16, int8."),
         ("target", str, "Instructions to use: host, or a lesser target, as x86-64-v3."),
     )
 }

@@ -43,7 +43,7 @@ class LoadBody(Options):
     max_context: int | None = Field(default=None, ge=16, lt=2**31)
     max_batch: int | None = Field(default=None, ge=1, le=4096)
     kv_cache_bytes: Bytes | None = None
-    kv_dtype: Literal["f32", "f16", "bf16", "int8"] = "f32"
+    kv_dtype: Literal["auto", "f32", "f16", "bf16", "int8"] = "auto"
     target: TargetName = "host"
     aliases: list[Name] = Field(default_factory=list)
     pin: bool = False

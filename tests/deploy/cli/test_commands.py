@@ -131,7 +131,7 @@ def test_bench_lists_and_runs(demo_server: Any) -> None:
         (["load", "x", "--kv-cache-bytes", "much"], 2, "expected one as 1000000"),
         (["unload", "nobody"], 1, "model 'nobody' is not loaded"),
         (["generate", "./no/such/model", "-p", "x"], 2, "does not exist"),
-        (["generate", "demo", "-p", "x", "--kv-dtype", "f64"], 1, "kv_dtype is 'f64'; expected one of f32, f16, bf16, int8"),
+        (["generate", "demo", "-p", "x", "--kv-dtype", "f64"], 1, "kv_dtype is 'f64'; expected one of auto, f32, f16, bf16, int8"),
         (["inspect", "demo", "--quantize", "int3"], 1, "quantize is 'int3'; expected"),
         (["compile", "demo", "--target", "avx3"], 1, "unknown target 'avx3'; known: host, x86-64-v3"),
         (["load", "demo", "--target", "avx3"], 1, "'x86-64-v3'"),
