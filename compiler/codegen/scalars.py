@@ -135,8 +135,10 @@ class Scalars:
         dtype = args[0].dtype
         if fn in COMPARISONS:
             return Value(self._compare(fn, dtype, lanes, *operands), DType.BOOL, lanes)
-        if fn is Fn.BITS:
-            return Value(self.code.op(f"bitcast {vec('float', lanes)} {operands[0]} to {vec('i32', lanes)}"), DType.I32, lanes)
+        if fn in (Fn.BITS, Fn.OF_BITS):
+            result = DType.I32 if fn is Fn.BITS else DType.F32
+            source, target = (vec(register(d), lanes) for d in (dtype, result))
+            return Value(self.code.op(f"bitcast {source} {operands[0]} to {target}"), result, lanes)
         if dtype.is_float:
             return self.rounded(self._float(fn, dtype, lanes, operands), dtype, lanes)
         if dtype is DType.BOOL:

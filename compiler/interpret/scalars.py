@@ -58,6 +58,7 @@ MEANING: dict[Fn, Callable[..., Array]] = {
     Fn.SHL: np.left_shift,
     Fn.SHR: np.right_shift,
     Fn.BITS: lambda x: x.view(np.int32),
+    Fn.OF_BITS: lambda x: x.view(np.float32),
     Fn.SELECT: np.where,
 }
 

@@ -79,6 +79,7 @@ class Fn(StrEnum):
     SHL = "shl"
     SHR = "shr"  # arithmetic on signed, logical on unsigned
     BITS = "bits"  # of an f32, as an i32
+    OF_BITS = "of_bits"  # the f32 whose bits an i32 holds
     SELECT = "select"  # cond, a, b; both sides are evaluated, so both must be safe
 
 
@@ -291,6 +292,8 @@ def dtype_of(scalar: Scalar) -> DType:
                 return DType.BOOL
             if fn is Fn.BITS:
                 return DType.I32
+            if fn is Fn.OF_BITS:
+                return DType.F32
             return dtype_of(args[1] if fn is Fn.SELECT else args[0])
         case Reduce(fn=fn, value=value):
             if fn in (ReduceFn.ARGMAX, ReduceFn.ARGMIN):

@@ -278,6 +278,8 @@ def _apply_misfit(apply: Apply) -> str:
     dtype = dtypes[0]
     if fn is Fn.BITS and dtype is not DType.F32:
         return f"{fn.value} of {dtype}, expected f32"
+    if fn is Fn.OF_BITS and dtype is not DType.I32:
+        return f"{fn.value} of {dtype}, expected i32"
     if fn in _FLOAT_FNS and not dtype.is_float:
         return f"{fn.value} of {dtype}, expected a float"
     if fn in _INT_FNS and not dtype.is_int:

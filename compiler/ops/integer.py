@@ -35,6 +35,7 @@ F32, I8, I16, I32, U8 = DType.F32, DType.I8, DType.I16, DType.I32, DType.U8
 FOUR = 4  # products that an instruction adds into one sum
 MIDDLE = {8: 128, 4: 8}  # what weights of so many bits are stored above
 LARGEST = {8: 127, 16: 127 * 256 + 127}  # of activations of so many bits: both planes stay within i8
+ROUNDING, ROUNDING_BITS = 1.5 * 2.0**23, 0x4B400000  # what is added to f32 loses its fraction, and has the integer in its lowest bits
 NEGLIGIBLE = 1e-30  # a group with no greater number becomes zeros
 WORDS_ORDER = (0, 2, 1, 3)  # of four weights beside rows of i16; it is its own inverse
 
@@ -85,8 +86,10 @@ def _rows_nest(operands: Operands) -> Nest:
     top, inverse = (Buffer(name, scale.shape, F32) for name in ("top", "inverse"))
 
     def widest(*at: Dim) -> Scalar:
+        """As integers, since a maximum of floats also has to look out for NaN. Here NaN is the largest."""
         *row, g = at
-        return reduce(ReduceFn.MAX, (group,), lambda r: apply(Fn.ABS, cast(load(x, *row, g * group + r), F32)))
+        bits = reduce(ReduceFn.MAX, (group,), lambda r: apply(Fn.BITS, apply(Fn.ABS, cast(load(x, *row, g * group + r), F32))))
+        return apply(Fn.OF_BITS, bits)
 
     def inverted(*at: Dim) -> Scalar:
         """A group of zeros stays one, and so does one whose inverse would be beyond f32."""
@@ -98,7 +101,8 @@ def _rows_nest(operands: Operands) -> Nest:
     def number(*ijk: Dim) -> Scalar:
         *row, g, r = ijk
         steps = apply(Fn.MUL, cast(load(x, *row, g * group + r), F32), load(inverse, *row, g))
-        return cast(apply(Fn.ROUND, steps), I32)
+        rounded = apply(Fn.BITS, apply(Fn.ADD, steps, const(ROUNDING, F32)))
+        return apply(Fn.SUB, rounded, const(ROUNDING_BITS, I32))
 
     def plane(number: Scalar, index: int) -> Scalar:
         if len(planes) == 1:

@@ -18,6 +18,7 @@ from compiler.ir.loops import (
     Apply,
     Buffer,
     Cast,
+    Const,
     Fn,
     For,
     Load,
@@ -25,6 +26,7 @@ from compiler.ir.loops import (
     PrimFunc,
     Scalar,
     Store,
+    dtype_of,
 )
 from compiler.ops.elementwise import numpy_cast
 
@@ -37,13 +39,30 @@ INT_FNS = {
     *(Fn.ADD, Fn.SUB, Fn.MUL, Fn.FLOORDIV, Fn.MOD, Fn.MIN, Fn.MAX, Fn.NEG, Fn.ABS),
     *(Fn.AND, Fn.OR, Fn.XOR, Fn.NOT, Fn.SHL, Fn.SHR),
 }
-UNARY = {Fn.NEG, Fn.ABS, Fn.EXP, Fn.LOG, Fn.SQRT, Fn.RSQRT, Fn.TANH, Fn.ERF, Fn.SIN, Fn.COS, Fn.FLOOR, Fn.ROUND, Fn.NOT, Fn.BITS}
+UNARY = {
+    Fn.NEG,
+    Fn.ABS,
+    Fn.EXP,
+    Fn.LOG,
+    Fn.SQRT,
+    Fn.RSQRT,
+    Fn.TANH,
+    Fn.ERF,
+    Fn.SIN,
+    Fn.COS,
+    Fn.FLOOR,
+    Fn.ROUND,
+    Fn.NOT,
+    Fn.BITS,
+    Fn.OF_BITS,
+}
 NUM = 512
 CASES = [
     *itertools.product(sorted(FLOAT_FNS | COMPARISONS), FLOATS),
     *itertools.product(sorted(INT_FNS | COMPARISONS), INTS),
     *itertools.product([Fn.AND, Fn.OR, Fn.XOR, Fn.NOT, Fn.MIN, Fn.MAX, *sorted(COMPARISONS)], [DType.BOOL]),
     (Fn.BITS, DType.F32),
+    (Fn.OF_BITS, DType.I32),
 ]
 
 
@@ -80,7 +99,7 @@ def test_function_has_its_numpy_meaning(run_native: Any, fn: Fn, dtype: DType) -
         inputs[1] = (inputs[1] % (dtype.num_bytes * 8 + 3)).astype(dtype.numpy)
     with np.errstate(all="ignore"):
         wanted = MEANING[fn](*inputs)
-    result = DType.BOOL if fn in COMPARISONS else DType.I32 if fn is Fn.BITS else dtype
+    result = dtype_of(Apply(fn, (Const(0, dtype),) * len(inputs)))
     found = np.zeros(NUM, result.numpy)
     run_native(elementwise(lambda *xs: Apply(fn, xs), [dtype] * len(inputs), result, 16), [*inputs, found])
     one_lane = np.zeros(NUM, result.numpy)
