@@ -17,6 +17,7 @@ from compiler.ops import (
     random,
     reduce,
     sampling,
+    widened,
 )
 
 __all__ = [
@@ -36,4 +37,5 @@ __all__ = [
     "random",
     "reduce",
     "sampling",
+    "widened",
 ]

@@ -272,16 +272,16 @@ def _linear_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
     columns = panels.shape[2] // FOUR
     if not planes.is_const or planes.const not in ((1,) if words else (1, 2)):
         raise AnnotationError(f"q has {planes} planes, wants 1{'' if words else ' or 2'}")
-    _same_shape((*row, groups), scale, "scale")
-    _same_shape((*row, planes, groups), total, "total")
-    _same_shape((ceil_div(Dim.of(size), columns), length * bits // (8 * FOUR), columns * FOUR), panels, "panels")
-    _same_shape((panels.shape[0], groups, columns), weight_scale, "weight_scale")
+    same_shape((*row, groups), scale, "scale")
+    same_shape((*row, planes, groups), total, "total")
+    same_shape((ceil_div(Dim.of(size), columns), length * bits // (8 * FOUR), columns * FOUR), panels, "panels")
+    same_shape((panels.shape[0], groups, columns), weight_scale, "weight_scale")
     if len(args) > 5:
-        _same_shape((Dim.of(size),), tensor_operand(args, 5, "bias", ndim=1), "bias")
+        same_shape((Dim.of(size),), tensor_operand(args, 5, "bias", ndim=1), "bias")
     return TensorType((*row, Dim.of(size)), dtype)
 
 
-def _same_shape(wanted: tuple[Dim, ...], given: TensorType, name: str) -> None:
+def same_shape(wanted: tuple[Dim, ...], given: TensorType, name: str) -> None:
     for d, (w, g) in enumerate(zip(wanted, given.shape or wanted, strict=True)):
         agree(w, g, f"dimension {d} of {name}")
 
@@ -323,7 +323,7 @@ def _linear_numpy(
 ) -> Any:
     *row, planes, length = q.shape
     groups = scale.shape[-1]
-    w = _weights(panels, bits, q.dtype == np.int16).astype(np.float64).reshape(-1, groups, length // groups)
+    w = stored_weights(panels, bits, q.dtype == np.int16).astype(np.float64).reshape(-1, groups, length // groups)
     num_rows = int(np.prod(row))
     v = q.astype(np.float64).reshape(num_rows, planes, groups, length // groups)
     # Sums of these integers are exact in f64; what was stored above comes off as the machine does it.
@@ -339,7 +339,7 @@ def _linear_numpy(
     return y.reshape(*row, size).astype(DType(dtype).numpy)
 
 
-def _weights(panels: Any, bits: int, words: bool) -> Any:
+def stored_weights(panels: Any, bits: int, words: bool) -> Any:
     """[columns, k], as stored."""
     count, deep, wide = panels.shape
     halves = [panels] if bits == 8 else [panels & 15, panels >> 4]

@@ -7,11 +7,14 @@ products over the same rows share what it quantises.
 
 Rows of 16 bits are two planes of bytes, or words where two bytes cannot be multiplied without loss. Sums of 512 words stay within 32 bits;
 a weight with one scale for more of them is taken in parts that share it.
+
+Where a matrix unit multiplies bytes, weights of 4 bits in groups become `widened_linear`: widened to 8 bits with one scale per channel,
+beside rows of 8 bits with one scale each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -25,6 +28,8 @@ from compiler.ir.prove import prove_divisible
 from compiler.ir.types import TensorType
 from compiler.ops.integer import FOUR, INTEGER_LINEAR, PANEL_INTEGERS, PANEL_SCALES, QUANTIZE_ROWS
 from compiler.ops.manipulate import BROADCAST_TO
+from compiler.ops.widened import BITS as WIDENED_BITS
+from compiler.ops.widened import PANEL_MULTIPLIERS, WIDENED_LINEAR
 from compiler.passes.rewrite import rewrite_module
 
 ACTIVATION_BITS: Final = {8: 16, 4: 8}  # by bits of the weight
@@ -36,6 +41,7 @@ SHORTEST_PART: Final = 64  # of a group: each costs a conversion and a multiply-
 class IntegerProducts:
     columns: int  # of one panel
     rows: Mapping[int, DType] = field(default_factory=lambda: {8: DType.I8, 4: DType.I8})  # what they hold, by bits of the weights
+    widens: Callable[[int, int], bool] | None = None  # whether weights of 4 bits are widened, of channels so long in groups so long
 
     def __call__(self, module: IRModule) -> IRModule:
         values = {b.var: b.value for f in module.graph_functions.values() for b in f.body.bindings}
@@ -46,6 +52,8 @@ class IntegerProducts:
             weight = _quantised(value, values)
             if weight is None or weight.bits not in self.rows:
                 return None
+            if self.widens and weight.bits == WIDENED_BITS and self.widens(weight.length, weight.group):
+                return self._widened(builder, value, weight)
             held = self.rows[weight.bits]
             group = _part(weight, LONGEST[held])
             return None if group is None else self._integer(builder, value, weight, group, held)
@@ -65,6 +73,16 @@ class IntegerProducts:
         parts = [builder.emit(TupleGet(rows, i)) for i in range(3)]
         attrs = {"bits": weight.bits, "size": weight.size, "dtype": weight.out_dtype}
         return Call(INTEGER_LINEAR, (*parts, panels, scales, *rest[1:]), attrs)
+
+    def _widened(self, builder: Builder, linear: Call, weight: _Weight) -> Value:
+        x, *rest = linear.args
+        rows = builder.call(QUANTIZE_ROWS, x, bits=8)
+        panels = builder.call(PANEL_INTEGERS, weight.q, bits=weight.bits, columns=self.columns)
+        made = builder.call(PANEL_MULTIPLIERS, weight.scale, columns=self.columns)
+        row, of_row, multipliers, of_channel = (builder.emit(TupleGet(pair, i)) for pair in (rows, made) for i in range(2))
+        return Call(
+            WIDENED_LINEAR, (row, of_row, panels, multipliers, of_channel, *rest[1:]), {"size": weight.size, "dtype": weight.out_dtype}
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from compiler.passes.round_operands import round_operands
 from compiler.passes.schedule_kernels import ScheduleKernels
 from compiler.passes.share_subexpressions import share_subexpressions
 from compiler.passes.spread_rows import spread_rows
-from compiler.schedule.rules import integer_tiles, pair_tile, tile_shape
+from compiler.schedule.rules import integer_tiles, pair_tile, tile_shape, widened_tile
 from compiler.target import Target
 
 # The phases, and the pass with which each ends.
@@ -31,12 +31,18 @@ PHASES: Final = {"nests": "fuse", "kernels": "lift_workspace", "memory": "captur
 
 
 def pipeline(target: Target, instruments: tuple[Instrument, ...] = (), dispatch: tuple[Row, ...] = ()) -> Pipeline:
-    integers, pairs = integer_tiles(target), pair_tile(target)
+    integers, pairs, widened = integer_tiles(target), pair_tile(target), widened_tile(target)
     return Pipeline(
         (
             *([DispatchLibrary(dispatch)] if dispatch else []),
             *(
-                [IntegerProducts(integers[-1].shape.columns, {bits: tile.rows for tile in integers for bits in tile.bits})]
+                [
+                    IntegerProducts(
+                        integers[-1].shape.columns,
+                        {bits: tile.rows for tile in integers for bits in tile.bits},
+                        widened.takes if widened else None,
+                    )
+                ]
                 if integers
                 else []
             ),

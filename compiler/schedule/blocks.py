@@ -36,15 +36,16 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Later:
-    """Where what is read later begins, and how many lines of it each step of a tile asks for."""
+    """Where what is read later begins."""
 
     panel: Dim
     begin: Dim
-    lines: Dim
 
 
 # tiles(panel, io, part): the products of tile `io` of the block of rows.
 Tiles = Callable[[Dim, Dim, Part], Sequence[Tile]]
+# through(panel, part, later): what a block of rows does with a part of a panel.
+Through = Callable[[Dim, Part, Later], Stmt]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +70,23 @@ class Blocks:
         return Part(Dim.of(0), self.extent, Dim.of(1))
 
     def walk(self, claim: Claim, count: Dim, tiles: Tiles) -> Stmt:
-        """`count` tiles of rows, through all parts of all panels."""
+        """`count` tiles of rows, through all parts of all panels. Each step of a tile asks for its share of what is read later."""
+        lines_of_step = self.step // self.packed * 4 * self.columns // LINE_BYTES
+        lines = ceil_div(lines_of_step, dim_max(count, 1))  # the quotient is computed even where there is no tile to divide among
+
+        def down(panel: Dim, part: Part, later: Later) -> Stmt:
+            def tile(io: Dim, share: Dim) -> Stmt:
+                return seq(*(self._asking(t, later, io * (part.depth // self.step) * share, share) for t in tiles(panel, io, part)))
+
+            return named("share", lines, lines_of_step, lambda share: loop("io", count, lambda io: tile(io, share)))
+
+        return self.parts(claim, down)
+
+    def parts(self, claim: Claim, through: Through) -> Stmt:
+        """All parts of all panels, in their order."""
 
         def part(some: Part) -> Stmt:
-            def down(panel: Dim, later: Later) -> Stmt:
-                return loop("io", count, lambda io: seq(*(self._asking(t, later, some, io) for t in tiles(panel, io, some))))
-
-            return claim.each(lambda panel: self._later(claim, panel, some, count, down))
+            return claim.each(lambda panel: self._later(claim, panel, some, lambda later: through(panel, some, later)))
 
         def beginning(number: Dim) -> Stmt:
             return part(Part(number * size, dim_min(self.extent, size), 1 - dim_min(last - number, 1)))
@@ -89,23 +100,20 @@ class Blocks:
             parts.append(when(below(0, left * dim_min(self.extent // size, 1)), part(rest)))
         return seq(*parts)
 
-    def _later(self, claim: Claim, panel: Dim, part: Part, count: Dim, body: Callable[[Dim, Later], Stmt]) -> Stmt:
+    def _later(self, claim: Claim, panel: Dim, part: Part, body: Callable[[Later], Stmt]) -> Stmt:
         """What is read after a part of a panel: of the next panel, or the next part of the first one, or of the panel behind the claim."""
         last_panel = ceil_div(self.num_columns, self.columns) - 1
-        lines_of_step = self.step // self.packed * 4 * self.columns // LINE_BYTES
-        lines = ceil_div(lines_of_step, dim_max(count, 1))  # the quotient is computed even where there is no tile to divide among
 
         def known(at_end: Dim) -> Stmt:
             first = claim.panel + part.is_last * claim.num_panels
             begin = part.begin + at_end * (1 - part.is_last) * part.depth - at_end * part.is_last * part.begin
             chosen = dim_min(at_end * first + (1 - at_end) * (panel + 1), last_panel)
-            return named("later", chosen, last_panel, lambda p: named("share", lines, lines, lambda n: body(panel, Later(p, begin, n))))
+            return named("later", chosen, last_panel, lambda p: body(Later(p, begin)))
 
         return named("at_end", 1 - dim_min(claim.panel + claim.num_panels - 1 - panel, 1), 1, known)
 
-    def _asking(self, tile: Tile, later: Later, part: Part, io: Dim) -> Tile:
-        """The tile with its share of what is read later."""
+    def _asking(self, tile: Tile, later: Later, first: Dim, lines: Dim) -> Tile:
+        """The tile asking for lines of what is read later, in each step for so many."""
         right = tile.operands[2]
         ahead = Load(right.buffer, (*right.indices[:-3], later.panel, later.begin // self.packed, Dim.of(0)))
-        first = io * (part.depth // self.step) * later.lines
-        return replace(tile, operands=(*tile.operands, ahead), dims=(*tile.dims, first, later.lines))
+        return replace(tile, operands=(*tile.operands, ahead), dims=(*tile.dims, first, lines))

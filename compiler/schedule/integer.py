@@ -38,7 +38,7 @@ class IntegerTile:
     def fits(self, product: IntegerProduct) -> bool:
         planes = [p for s in product.sums for p in s.planes]
         return product.columns == self.shape.columns and all(
-            p.bits in self.bits and p.rows is self.rows and p.group % self.depth == 0 for p in planes
+            p.bits in self.bits and p.rows is self.rows and p.group % self.depth == 0 and p.multipliers is None for p in planes
         )
 
 
@@ -84,7 +84,7 @@ class _Kernel:
         accs = [local(f"acc{i}", shape.rows, shape.vectors, shape.lanes) for i in range(len(self.sums))]
 
         def finish(m: Dim, v: Dim, lane: Dim) -> Stmt:
-            return self.spot.store(m, v, lane, lambda s: s if (i := _number(self.sums, s)) is None else Load(accs[i], (m, v, lane)))
+            return self.spot.store(m, v, lane, lambda s: s if (i := number_of(self.sums, s)) is None else Load(accs[i], (m, v, lane)))
 
         done = [self.sum(s, acc) for s, acc in zip(self.sums, accs, strict=True)]
         return allocated(accs, seq(*_told(self.tile, self.sums[0], shape.rows), *done, self.spot.each(finish)))
@@ -148,7 +148,7 @@ class _Rows:
 
         def finish(line: Spot, terms: list[_Term], v: Dim, lane: Dim) -> Stmt:
             def result(scalar: Scalar) -> Scalar:
-                number = _number(sums, scalar)
+                number = number_of(sums, scalar)
                 return scalar if number is None else Apply(Fn.FMA, (*terms[number].factors, zero(DType.F32)))
 
             return line.store(Dim.of(0), v, lane, result)
@@ -192,8 +192,8 @@ def _term(grouped: GroupedSum, exact: Callable[[int], Load], place: dict[DimVar,
     return _Term((a, b), tuple((exact(i), rewrite_dims(begins[i], place)) for i in range(len(grouped.planes))))
 
 
-def _number(sums: tuple[GroupedSum, ...], scalar: Scalar) -> int | None:
-    """Of the sum that the scalar is."""
+def number_of(sums: tuple[GroupedSum, ...], scalar: Scalar) -> int | None:
+    """Which sum the scalar is."""
     return next((i for i, s in enumerate(sums) if isinstance(scalar, Reduce) and same_scalar(scalar, s.reduce)), None)
 
 

@@ -1,5 +1,6 @@
 """What an integer product is: a nest whose value contains `sum(g) dots * factor` as ops/integer.py writes it, where a dot is the sum of one
-group of k, or two of them (planes of the rows); any epilogue around, and several such sums over the same rows (gate and up).
+group of k, or two of them (planes of the rows); any epilogue around, and several such sums over the same rows (gate and up). Weights may
+be widened, as ops/widened.py has them.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from compiler.ir.dtypes import DType
 from compiler.ir.loops import Apply, Buffer, Cast, Fn, Load, PrimFunc, Reduce, ReduceFn, dtype_of
 from compiler.ir.visit_loops import loads
 from compiler.ops.integer import FOUR, panel_element
+from compiler.ops.widened import BITS as WIDENED_BITS
+from compiler.ops.widened import widened_element
 from compiler.schedule.matmul import distinct, reduces_in
 from compiler.schedule.nests import PerfectNest, perfect_nest
 from compiler.schedule.same import same_scalar
@@ -24,6 +27,7 @@ class Plane:
     q: Load
     panels: Buffer
     bits: int
+    multipliers: Buffer | None = None  # by which weights of 4 bits are widened
 
     @property
     def rows(self) -> DType:
@@ -105,16 +109,22 @@ def _plane(reduce: Reduce, nest: PerfectNest) -> Plane | None:
         return None
     if not (isinstance(value, Apply) and value.fn is Fn.MUL and isinstance(value.args[0], Cast) and isinstance(value.args[0].value, Load)):
         return None
-    q, panels = value.args[0].value, {load.buffer for load in loads(value.args[1])}
+    q, buffers = value.args[0].value, {load.buffer for load in loads(value.args[1])}
+    panels, multipliers = ([b for b in buffers if b.dtype is dtype] for dtype in (DType.U8, DType.I8))
     if (
         len(panels) != 1
+        or len(buffers) > 2
         or q.buffer.dtype not in (DType.I8, DType.I16)
         or len(q.indices) < 2
         or not set(q.indices[:-2]) <= {Dim.of(v) for v in nest.vars[:-1]}
     ):
         return None
-    (panel,) = panels
+    (panel,), column, k = panels, Dim.of(nest.vars[-1]), q.indices[-1]
+    for widening in multipliers:
+        group = reduce.axes[0][1] // widening.shape[-2]
+        fits = group.is_const and same_scalar(value.args[1], widened_element(panel, widening, column, k, group.const))
+        return Plane(reduce, q, panel, WIDENED_BITS, widening) if fits else None
     for bits in (8, 4):
-        if same_scalar(value.args[1], panel_element(panel, bits, Dim.of(nest.vars[-1]), q.indices[-1], q.buffer.dtype is DType.I16)):
+        if same_scalar(value.args[1], panel_element(panel, bits, column, k, q.buffer.dtype is DType.I16)):
             return Plane(reduce, q, panel, bits)
     return None

@@ -36,6 +36,8 @@ class Claim:
 Kernel = Callable[[dict[DimVar, Dim], Dim, Dim, int], Stmt]
 # several(claim, first_row, rows, count): so many tiles one below the other, BLOCK_ROWS rows at most.
 Several = Callable[[Claim, Dim, int, Dim], Stmt]
+# block(claim, first_row, end_row): all of a block of rows, by no others than itself.
+Block = Callable[[Claim, Dim, Dim], Stmt]
 # across(point, panel, row): the tile of one row that is alone, over `abreast` panels.
 Across = Callable[[dict[DimVar, Dim], Dim, Dim], Stmt]
 
@@ -50,16 +52,20 @@ class Panels:
     rows: int
     together: int = 1  # panels of a claim, beside many rows
     abreast: int = 1  # the same, beside one row: its sums wait for themselves, so it takes more of them. Not both
+    block_rows: int = BLOCK_ROWS
 
     def walk(self, kernel: Kernel, several: Several | None = None, across: Across | None = None) -> Stmt:
         def in_turn(claim: Claim, first: Dim, rows: int, count: Dim) -> Stmt:
             return claim.each(lambda panel: loop("io", count, lambda io: kernel(claim.point, panel, first + io * rows, rows)))
 
+        return self.blocks(lambda claim, first, end: self._block(kernel, several or in_turn, across, claim, (first, end)))
+
+    def blocks(self, block: Block) -> Stmt:
         row, extents = self.row_axis, dict(self.nest.axes)
         panels = ceil_div(extents[self.nest.vars[-1]], self.columns)
         outer = [(v, e) for v, e in self.nest.axes[:-1] if v is not row]
         num_rows = extents[row] if row is not None else Dim.of(1)
-        blocks = ceil_div(num_rows, BLOCK_ROWS)
+        blocks = ceil_div(num_rows, self.block_rows)
         alone = 1 - dim_min(num_rows - 1, 1)
         most = 1 + (self.together - 1) * dim_min(num_rows // MANY_ROWS, 1) + (self.abreast - 1) * alone
         groups = ceil_div(panels, most)
@@ -68,13 +74,14 @@ class Panels:
             """Some panels and one block of rows; neighbours in `p` share the panels."""
 
             def start(place: list[Dim]) -> Stmt:
-                *at, group, block = place
+                *at, group, number = place
                 point = dict(zip((v for v, _ in outer), at, strict=True))
-                first, end = block * BLOCK_ROWS, dim_min(num_rows, block * BLOCK_ROWS + BLOCK_ROWS)
+                first = number * self.block_rows
+                end = dim_min(num_rows, first + self.block_rows)
 
                 def claimed(panel: Dim, num_panels: Dim) -> Stmt:
                     claim = Claim(point, panel, num_panels)
-                    return named("end", end, num_rows, lambda end: self._block(kernel, several or in_turn, across, claim, (first, end)))
+                    return named("end", end, num_rows, lambda end: block(claim, first, end))
 
                 def side_by_side(panel: Dim) -> Stmt:
                     return named("panels", dim_min(most, panels - panel), max(self.together, self.abreast), lambda n: claimed(panel, n))
@@ -90,14 +97,18 @@ class Panels:
     def _block(self, kernel: Kernel, several: Several, across: Across | None, claim: Claim, span: tuple[Dim, Dim]) -> Stmt:
         (first, end), most = span, self.rows
         full = several(claim, first, most, (end - first) // most)
-        left = (end - first) % most
-        tails: list[Stmt] = []
-        size = most // 2
-        while size:
-            start = end - left + left // (2 * size) * (2 * size)
-            tail = claim.each(lambda panel, start=start, size=size: kernel(claim.point, panel, start, size))
+
+        def rest(start: Dim, size: int) -> Stmt:
+            tail = claim.each(lambda panel: kernel(claim.point, panel, start, size))
             if size == 1 and across is not None:
-                tail = when(below(self.abreast - 1, claim.num_panels), across(claim.point, claim.panel, start), tail)
-            tails.append(when(below(0, left // size % 2), tail))
-            size //= 2
-        return seq(full, *tails)
+                return when(below(self.abreast - 1, claim.num_panels), across(claim.point, claim.panel, start), tail)
+            return tail
+
+        return seq(full, *self.rests(first, end, rest))
+
+    def rests(self, first: Dim, end: Dim, rest: Callable[[Dim, int], Stmt]) -> list[Stmt]:
+        """Of the rows that fill no tile: `rest(start, size)` for the powers of two that make them up."""
+        most = self.rows
+        left, sizes = (end - first) % most, [1 << bit for bit in reversed(range(most.bit_length() - 1))]
+        starts = {size: end - left + left // (2 * size) * (2 * size) for size in sizes}
+        return [when(below(0, left // size % 2), rest(start, size)) for size, start in starts.items()]

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from compiler.codegen.intrinsics.amx import AMX_I8
 from compiler.codegen.intrinsics.integer import multiplies_words, panel_bits
+from compiler.codegen.intrinsics.widen import STRETCH, WIDEN_PANEL
 from compiler.ir.dtypes import DType
 from compiler.ir.loops import For, Let, LoopKind, PrimFunc, Stmt, Tile
 from compiler.ir.visit_loops import sequence, statements, walk_stmts
@@ -22,6 +23,7 @@ from compiler.schedule.ragged import schedule_ragged
 from compiler.schedule.rows import schedule_rows
 from compiler.schedule.spatial import schedule_spatial
 from compiler.schedule.spot import TileShape
+from compiler.schedule.widened import WidenedTile, schedule_widened
 from compiler.target import Target
 
 WIDTH = 16
@@ -57,12 +59,21 @@ def integer_tiles(target: Target) -> tuple[IntegerTile, ...]:
     return tiles
 
 
+def widened_tile(target: Target) -> WidenedTile | None:
+    """Where a matrix unit takes weights of 4 bits."""
+    if not (AMX_I8.runs_on(target) and WIDEN_PANEL.runs_on(target)):
+        return None
+    shape = TileShape(rows=32, vectors=2, lanes=WIDTH)
+    return WidenedTile("widen_panel", "amx_i8_near", "amx_configure", shape, stretch=STRETCH, depth=64, block=512)
+
+
 def schedule(prim: PrimFunc, target: Target) -> PrimFunc:
     if "schedule" in prim.attrs or _scheduled(prim.body):
         return prim
-    tile, pairs = tile_shape(target), pair_tile(target)
+    tile, pairs, widened = tile_shape(target), pair_tile(target), widened_tile(target)
     found = schedule_ragged(prim) or schedule_attention(prim, tile) or (schedule_pairs(prim, pairs) if pairs else None)
-    found = found or schedule_matmul(prim, tile) or schedule_integer(prim, integer_tiles(target))
+    found = found or schedule_matmul(prim, tile) or (schedule_widened(prim, widened) if widened else None)
+    found = found or schedule_integer(prim, integer_tiles(target))
     return found or schedule_rows(prim, WIDTH) or _by_stage(prim)
 
 

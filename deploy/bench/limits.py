@@ -14,10 +14,12 @@ from compiler.driver import Options, compile_module
 from compiler.frontend.nn import WeightFormat
 from compiler.ir.dtypes import DType
 from compiler.ir.parser import parse
+from compiler.ops.widened import BITS as WIDENED_BITS
 from compiler.schedule.integer import IntegerTile
 from compiler.schedule.pairs import PairTile
-from compiler.schedule.rules import integer_tiles, pair_tile
+from compiler.schedule.rules import integer_tiles, pair_tile, widened_tile
 from compiler.schedule.spot import TileShape
+from compiler.schedule.widened import WidenedTile
 from compiler.target import Target, host
 from runtime.device.cpu import host_buffer
 from runtime.session import Session
@@ -147,6 +149,9 @@ def multiplying(held: str, target: Target) -> tuple[str, int, float, tuple[Any, 
     format, pairs = WeightFormat.parse(held), pair_tile(target)
     if format.bits == 16 and pairs is not None:
         return _tiles(pairs, pairs.shape, DType.BF16, DType.BF16, DType.F32)
+    widened = widened_tile(target)
+    if format.bits == WIDENED_BITS and widened is not None and format.group in widened.groups:
+        return _tiles(widened, widened.shape, DType.I8, DType.I8, DType.I32)
     tile = next((t for t in integer_tiles(target) if format.bits in t.bits and format.group % t.depth == 0), None)
     if tile is not None:
         words = tile.rows is DType.I16
@@ -157,7 +162,7 @@ def multiplying(held: str, target: Target) -> tuple[str, int, float, tuple[Any, 
 
 
 def _tiles(
-    tile: PairTile | IntegerTile, shape: TileShape, left: DType, right: DType, total: DType, more: str = ""
+    tile: PairTile | IntegerTile | WidenedTile, shape: TileShape, left: DType, right: DType, total: DType, more: str = ""
 ) -> tuple[str, int, float, tuple[Any, ...]]:
     text = _TILE_PEAK.format(
         tile=tile.intrinsic,

@@ -26,7 +26,8 @@ from compiler.target import Target
 TILE_ROWS, TILE_BYTES = 16, 64
 
 
-def _emit(code: Code, operands: Operands, group: int, product: str) -> None:
+def _emit(code: Code, operands: Operands, group: int, product: str, *, near: bool = False) -> None:
+    """`near`: b lies in the first cache."""
     (c, a, b, *later), (k, stride, *share) = operands.pointers, operands.dims
     rows, columns = int(operands.attrs["rows"]), int(operands.attrs["columns"])
     if not (1 <= rows <= 2 * TILE_ROWS and columns in (TILE_ROWS, 2 * TILE_ROWS)):
@@ -56,7 +57,7 @@ def _emit(code: Code, operands: Operands, group: int, product: str) -> None:
             code.do(f"call void @llvm.x86.tileloadd64(i8 {6 + j}, ptr {place}, i64 {row_bytes})")
         if later:
             _ask_later(code, later[0], step, *share)
-        elif len(heights) == 1:
+        elif len(heights) == 1 and not near:
             _ask_for(code, right, TILE_ROWS * row_bytes)
         for i in range(len(heights)):
             place = code.op(f"getelementptr i8, ptr {left}, i64 {code.op(f'mul nsw i64 {row_stride}, {i * TILE_ROWS}')}")
@@ -111,6 +112,11 @@ def _emit_i8(code: Code, operands: Operands, target: Target) -> None:
     _emit(code, operands, FOURS, "tdpbsud")
 
 
+def _emit_i8_near(code: Code, operands: Operands, target: Target) -> None:
+    """Both are signed: a panel that `widen_panel` has made."""
+    _emit(code, operands, FOURS, "tdpbssd", near=True)
+
+
 def _given(
     group: int, arrays: tuple[NDArray[Any], ...], dims: tuple[int, ...], attrs: Mapping[str, Any]
 ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
@@ -153,4 +159,5 @@ def _runs_on_i8(target: Target) -> bool:
 
 AMX_BF16 = Intrinsic("f32 tile of bf16 products on the matrix unit", _mean_bf16, _runs_on_bf16, _emit_bf16)
 AMX_I8 = Intrinsic("i32 tile of products of i8 and a panel of u8 on the matrix unit", _mean_i8, _runs_on_i8, _emit_i8)
+AMX_I8_NEAR = Intrinsic("i32 tile of products of i8 and a panel of i8 that was just made", _mean_i8, _runs_on_i8, _emit_i8_near)
 AMX_CONFIGURE = Intrinsic("the height of the tiles that follow", _mean_nothing, lambda target: target.has("amx-tile"), _emit_configuration)

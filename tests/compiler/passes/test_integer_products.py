@@ -53,6 +53,33 @@ def test_weights_of_four_bits_take_rows_of_eight_in_their_groups() -> None:
     assert calls["integer_linear"] == {"bits": 4, "size": 6, "dtype": "bf16"}
 
 
+def test_weights_that_are_widened_take_a_scale_per_row_and_channel(becomes: Callable[[Pass, str, str], None]) -> None:
+    before = """
+        func main(x: f32[n, 64], q: u8[6, 32], s: bf16[6, 2], b: f32[6]) -> f32[n, 6] {
+          w = dequantize(q, s, bits=4, group=32, dtype="f32")
+          y = linear(x, w, b)
+          return y
+        }
+    """
+    expected = """
+        func main(x: f32[n, 64], q: u8[6, 32], s: bf16[6, 2], b: f32[6]) -> f32[n, 6] {
+          w = dequantize(q, s, bits=4, group=32, dtype="f32")
+          rows = quantize_rows(x, bits=8)
+          panels = panel_integers(q, bits=4, columns=4)
+          made = panel_multipliers(s, columns=4)
+          v = rows.0
+          r = rows.1
+          m = made.0
+          c = made.1
+          y = widened_linear(v, r, panels, m, c, b, size=6, dtype="f32")
+          return y
+        }
+    """
+    becomes(IntegerProducts(4, widens=lambda length, group: (length, group) == (64, 32)), before, expected)
+    module = IntegerProducts(4, widens=lambda length, group: False)(parse(before))
+    assert any(isinstance(b.value, Call) and b.value.op.name == "integer_linear" for b in module.graph("main").body.bindings)
+
+
 def test_words_take_one_plane_in_parts_that_share_a_scale(becomes: Callable[[Pass, str, str], None]) -> None:
     before = """
         func main(x: f32[n, 896], q: i8[6, 896], s: f32[6, 1]) -> f32[n, 6] {

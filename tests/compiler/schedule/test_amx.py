@@ -51,8 +51,10 @@ PROGRAMS = {
     "int8": (quantised(8, 0, N), N),
     "int8-64": (quantised(8, 64, FEW), FEW),
     "int4": (quantised(4, 32, FEW), FEW),
+    "int4-64": (quantised(4, 64, 33), 33),
 }
-OF_ROWS = {"bf16": (0,), "gated": (0, 4), "int8": (0, 3), "int8-64": (0, 3), "int4": (0, 3)}  # arguments that have one per row
+OF_ROWS = {"bf16": (0,), "gated": (0, 4)}  # arguments that have one per row, where they are not as in the others
+MOST_ROWS = {"bf16": 257, "int4": 545}  # a block and a tile
 
 
 def arguments(program: str, rows: int) -> list[Any]:
@@ -73,11 +75,11 @@ def test_rows_have_the_same_bits_in_any_batch(
     amx: Target, matrix_unit: Any, compiled: Callable[[str, Target], Executable], program: str
 ) -> None:
     (text, _), before = PROGRAMS[program], matrix_unit.counts
-    args = arguments(program, 257 if program == "bf16" else ROWS[-1] + 1)
+    args = arguments(program, MOST_ROWS.get(program, ROWS[-1] + 1))
     executable = compiled(text, amx)
 
     def of_rows(rows: slice) -> list[Any]:
-        return [a[rows].copy() if i in OF_ROWS[program] else a for i, a in enumerate(args)]
+        return [a[rows].copy() if i in OF_ROWS.get(program, (0, 3)) else a for i, a in enumerate(args)]
 
     whole = flat(in_threads(executable, 1, args))
     meant = flat(Interpreter(pipeline(amx).until("legalize")(parse(text))).call("main", *of_rows(slice(3))))
@@ -85,8 +87,18 @@ def test_rows_have_the_same_bits_in_any_batch(
     for num_threads, rows in [*((1, rows) for rows in ROWS), (2, 33), (3, 65)]:
         some = flat(in_threads(executable, num_threads, of_rows(slice(-rows, None))))
         np.testing.assert_array_equal(some, whole[-rows:], err_msg=f"{rows} rows, {num_threads} threads")
-    multiplied = (matrix_unit.counts - before)[-1]
-    assert matrix_unit.library is None or (multiplied > 0) == (program != "int4")
+    assert matrix_unit.library is None or (matrix_unit.counts - before)[-1] > 0
+
+
+def test_channels_that_fill_no_tile_go_through_vectors(
+    amx: Target, matrix_unit: Any, compiled: Callable[[str, Target], Executable]
+) -> None:
+    before, args = matrix_unit.counts, arguments("int4", 9)
+    args = [a[:, : K - 32].copy() if i < 3 else a for i, a in enumerate(args)]
+    text = PROGRAMS["int4"][0].replace(f", {K}]", f", {K - 32}]")
+    meant = flat(Interpreter(pipeline(amx).until("legalize")(parse(text))).call("main", *args))
+    np.testing.assert_allclose(flat(in_threads(compiled(text, amx), 2, args)), meant, rtol=1e-4, atol=1e-5 * np.abs(meant).max())
+    assert not (matrix_unit.counts - before).any()
 
 
 def in_threads(executable: Executable, num_threads: int, args: list[Any]) -> Any:
@@ -100,6 +112,31 @@ def test_a_number_of_rows_that_is_known_when_compiling(amx: Target, compiled: Ca
     args = arguments("bf16", 70)
     fixed, free = (in_threads(compiled(text, amx), 1, args) for text in (PLAIN.replace("[m,", "[70,"), PLAIN))
     np.testing.assert_array_equal(fixed, free)
+
+
+WIDENED = """
+func main(x: f32[m, 1024], g: f32[64, 1024]) -> object {
+  dataflow { g2 = quantize(g, bits=4, group=32) gq = g2.0 gs = g2.1 gd = dequantize(gq, gs, bits=4, group=32) y = linear(x, gd) }
+  return y
+}
+"""
+
+
+def test_rests_of_rows_share_what_was_widened(amx: Target, matrix_unit: Any, compiled: Callable[[str, Target], Executable]) -> None:
+    """Tiles of 32 rows and of each power of two below, each height told once per part of a panel."""
+    if matrix_unit.library is None:
+        pytest.skip("the unit does not count")
+    x, w = (np.random.default_rng(0).normal(size=s).astype(np.float32) for s in ((64 + 31, 1024), (64, 1024)))
+    executable, before = compiled(WIDENED, amx), matrix_unit.counts
+    in_threads(executable, 1, [x, w])
+    configured, loads, _, products = (int(n) for n in matrix_unit.counts - before)
+    steps, parts = 2 * 16, 2 * 2  # of 64 of depth in each of two panels; of 512
+    assert products == steps * 2 * (2 * 2 + 5)
+    assert configured == parts * 6
+    assert loads == steps * (2 * 4 + 5 * 3) + 2 * (2 * 4 + 5 * 2)  # and of sums, where the second part begins
+    before = matrix_unit.counts
+    in_threads(executable, 1, [x[:1].copy(), w])
+    assert (matrix_unit.counts - before)[0] == parts
 
 
 DEEP = 'func main(x: f32[m, 1024], w: bf16[512, 1024]) -> object { y = linear(x, w, tolerates="bf16") return y }'

@@ -131,7 +131,7 @@ def test_machines_without_integer_units_keep_floats_beside_bytes() -> None:
     assert "matmul" in [p.attrs.get("schedule") for p in prims]
 
 
-@pytest.mark.parametrize(("bits", "group", "tile"), [(8, 0, "amx_i8"), (8, 128, "amx_i8"), (8, 32, "dot_panel"), (4, 32, "dot_panel")])
+@pytest.mark.parametrize(("bits", "group", "tile"), [(8, 0, "amx_i8"), (8, 128, "amx_i8"), (8, 32, "dot_panel"), (4, 32, "amx_i8_near")])
 def test_matrix_units_take_bytes_whose_groups_fill_them(bits: int, group: int, tile: str) -> None:
     """This machine cannot run them: the scheduled kernel is interpreted, by the meaning of its tiles."""
     program, x, w = plain(bits, group, 40), f32(19, K), f32(40, K)

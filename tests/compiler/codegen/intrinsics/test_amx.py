@@ -17,7 +17,11 @@ from compiler.ir.loops import Buffer, For, Load, LoopKind, PrimFunc, Seq, Tile
 from compiler.target import NAMED
 
 AMX = NAMED["amx"]
-TYPES = {"amx_bf16": (DType.BF16, DType.F32, 2, "tdpbf16ps"), "amx_i8": (DType.I8, DType.I32, 4, "tdpbsud")}
+TYPES = {
+    "amx_bf16": (DType.BF16, DType.F32, 2, "tdpbf16ps"),
+    "amx_i8": (DType.I8, DType.I32, 4, "tdpbsud"),
+    "amx_i8_near": (DType.I8, DType.I32, 4, "tdpbssd"),
+}
 
 
 def tiled(name: str, rows: int, columns: int) -> PrimFunc:

@@ -66,6 +66,13 @@ def test_bytes(run_native: Callable[..., None], amx: Target, rows: int, columns:
     check(run_native, amx, "amx_i8", 4, (rng.integers(-9, 9, (rows, columns)).astype(np.int32), a, b), (k, stride))
 
 
+@pytest.mark.parametrize(("rows", "columns"), [(1, 32), (17, 16), (32, 32)])
+def test_signed_bytes(run_native: Callable[..., None], amx: Target, rows: int, columns: int) -> None:
+    rng, (k, stride) = np.random.default_rng(rows), (192, 211)
+    a, b = (rng.integers(-128, 128, s).astype(np.int8) for s in ((rows, stride), (k // 4, columns * 4)))
+    check(run_native, amx, "amx_i8_near", 4, (rng.integers(-9, 9, (rows, columns)).astype(np.int32), a, b), (k, stride))
+
+
 def test_a_fresh_sum_forgets_what_was_there(run_native: Callable[..., None], amx: Target) -> None:
     rng = np.random.default_rng(0)
     a, b = (rng.normal(size=s).astype(ml_dtypes.bfloat16) for s in ((16, 64), (32, 32)))

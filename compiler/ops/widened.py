@@ -1,0 +1,176 @@
+"""Products of weights of 4 bits that are widened to 8, with one scale per channel: their sums run over the whole channel, exact.
+
+    m[n, g] = round(s[n, g] / largest * 127)         largest: of the channel's scales, by size
+    w[n, k] = (q[n, k] * m[n, g] + 4) >> 3           q in -8 .. 7, so w in -127 .. 127
+    S[n]    = largest * 8 / 127
+    y[i, n] = scale[i] * S[n] * sum(k) v[i, k] * w[n, k]
+
+Steps of S are a sixteenth of those in which a group of the largest scale was rounded to 4 bits. Panels are those of ops/integer.py for
+4 bits; multipliers and scales of channels lie beside them in panels of as many columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from compiler.ir.dims import Dim, ceil_div
+from compiler.ir.dtypes import DType
+from compiler.ir.errors import AnnotationError
+from compiler.ir.loops import Allocate, Buffer, Fn, ReduceFn, Scalar
+from compiler.ir.op import REQUIRED
+from compiler.ir.types import TensorType, TupleType, Type
+from compiler.ops.broadcast import output, sized_buffer
+from compiler.ops.integer import FOUR, MIDDLE, NEGLIGIBLE, panel_element, same_shape, stored_weights
+from compiler.ops.nest import apply, cast, const, fill, guard, load, reduce, seq
+from compiler.ops.operands import dtype_attr, int_attr, tensor_operand, unproved, wants_float
+from compiler.ops.tables import Nest, Operands, define
+
+Attrs = Mapping[str, Any]
+
+F32, I8, I32, U8 = DType.F32, DType.I8, DType.I32, DType.U8
+BITS = 4
+MOST = 127  # of a multiplier, and of a widened weight
+EIGHTHS = 3  # bits that are rounded off
+
+# --- panel_multipliers -------------------------------------------------------------------------------------------------
+
+
+def _multipliers_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
+    """(multipliers [panels, groups, columns], channel_scale [panels, 1, columns])"""
+    scale, columns = wants_float(tensor_operand(args, 0, "scale", ndim=2, layout="[out, groups]"), "scale"), int_attr(attrs, "columns", 1)
+    if scale.shape is None:
+        return TupleType((TensorType(None, I8, 3), TensorType(None, F32, 3)))
+    panels, width = ceil_div(scale.shape[0], columns), Dim.of(columns)
+    return TupleType((TensorType((panels, scale.shape[1], width), I8), TensorType((panels, Dim.of(1), width), F32)))
+
+
+def _multipliers_nest(operands: Operands) -> Nest:
+    """Columns that are not there have scale 0."""
+    scale, columns, out = operands.buffer(0), operands.attrs["columns"], operands.out
+    assert isinstance(out, TupleType)
+    multipliers, channel = (sized_buffer(t, name) for t, name in zip(out.fields, ("multipliers", "channel_scale"), strict=True))
+    top, inverse = (Buffer(name, channel.shape, F32) for name in ("top", "inverse"))
+
+    def given(panel: Dim, g: Dim, j: Dim) -> Scalar:
+        n = panel * columns + j
+        return guard(0, n, scale.shape[0], cast(load(scale, n, g), F32), const(0.0, F32))
+
+    def largest(panel: Dim, _: Dim, j: Dim) -> Scalar:
+        return reduce(ReduceFn.MAX, (scale.shape[1],), lambda g: apply(Fn.ABS, given(panel, g, j)))
+
+    def inverted(*at: Dim) -> Scalar:
+        none = apply(Fn.LT, load(top, *at), const(NEGLIGIBLE, F32))
+        safe = apply(Fn.SELECT, none, const(1.0, F32), load(top, *at))
+        return apply(Fn.SELECT, none, const(0.0, F32), apply(Fn.DIV, const(float(MOST), F32), safe))
+
+    def multiplier(panel: Dim, g: Dim, j: Dim) -> Scalar:
+        return cast(cast(apply(Fn.ROUND, apply(Fn.MUL, given(panel, g, j), load(inverse, panel, 0, j))), I32), I8)
+
+    scaled = fill(channel, lambda *at: apply(Fn.MUL, load(top, *at), const(float(np.float32(8 / MOST)), F32)))
+    stages = (fill(top, largest), scaled, fill(inverse, inverted), fill(multipliers, multiplier))
+    return Nest((multipliers, channel), Allocate(top, Allocate(inverse, seq(*stages))))
+
+
+def _multipliers_numpy(scale: Any, *, columns: int) -> Any:
+    n, groups = scale.shape
+    panels = np.pad(scale.astype(np.float32), ((0, -n % columns), (0, 0))).reshape(-1, columns, groups).transpose(0, 2, 1)
+    top = np.abs(panels).max(1, keepdims=True, initial=0)
+    none = top < np.float32(NEGLIGIBLE)
+    inverse = np.where(none, np.float32(0), np.float32(MOST) / np.where(none, np.float32(1), top))
+    return np.rint(panels * inverse).astype(np.int8), top * np.float32(8 / MOST)
+
+
+PANEL_MULTIPLIERS = define("panel_multipliers", "scale", _multipliers_type, _multipliers_numpy, _multipliers_nest, {"columns": REQUIRED})
+
+
+# --- widened_linear ----------------------------------------------------------------------------------------------------
+
+
+def widened_element(panels: Buffer, multipliers: Buffer, n: Dim, k: Dim, group: int) -> Scalar:
+    """The weight of column `n` at `k`."""
+    columns = multipliers.shape[-1].const
+    q = apply(Fn.SUB, panel_element(panels, BITS, n, k, False), const(MIDDLE[BITS], I32))
+    eighths = apply(Fn.MUL, q, cast(load(multipliers, n // columns, k // group, n % columns), I32))
+    return apply(Fn.SHR, apply(Fn.ADD, eighths, const(1 << EIGHTHS - 1, I32)), const(EIGHTHS, I32))
+
+
+def _linear_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
+    """[..., out]"""
+    dtype, size = dtype_attr(attrs), int_attr(attrs, "size", 1)
+    q, scale = tensor_operand(args, 0, "q"), wants_float(tensor_operand(args, 1, "scale"), "scale")
+    panels = tensor_operand(args, 2, "panels", ndim=3, layout="[panels, in / 8, 4 * columns]")
+    multipliers = tensor_operand(args, 3, "multipliers", ndim=3, layout="[panels, groups, columns]")
+    channel = wants_float(tensor_operand(args, 4, "channel_scale", ndim=3, layout="[panels, 1, columns]"), "channel_scale")
+    for operand, name, holds in ((q, "q", I8), (panels, "panels", U8), (multipliers, "multipliers", I8)):
+        if operand.dtype not in (None, holds):
+            raise AnnotationError(f"{name} holds {operand.dtype}, wants {holds}")
+    if q.ndim is not None and q.ndim < 2:
+        raise AnnotationError(f"q has rank {q.ndim}, wants at least 2: [..., 1, in]")
+    if q.shape is None or multipliers.shape is None:
+        return TensorType(None, dtype, None if q.ndim is None else q.ndim - 1)
+    for wanted, given, name in zip(
+        _wanted(q.shape, multipliers.shape, size), (q, scale, panels, multipliers, channel), _NAMES, strict=True
+    ):
+        same_shape(wanted, given, name)
+    if len(args) > 5:
+        same_shape((Dim.of(size),), tensor_operand(args, 5, "bias", ndim=1), "bias")
+    return TensorType((*q.shape[:-2], Dim.of(size)), dtype)
+
+
+_NAMES = ("q", "scale", "panels", "multipliers", "channel_scale")
+
+
+def _wanted(q: tuple[Dim, ...], multipliers: tuple[Dim, ...], size: int) -> tuple[tuple[Dim, ...], ...]:
+    (*row, _, length), (_, groups, columns), one = q, multipliers, Dim.of(1)
+    count = ceil_div(Dim.of(size), columns)
+    deep = length // (FOUR * 8 // BITS)
+    return (*row, one, length), (*row, one), (count, deep, columns * FOUR), (count, groups, columns), (count, one, columns)
+
+
+def _linear_nest(operands: Operands) -> Nest:
+    """One group is all of k, as sums of ops/integer.py have it."""
+    out, (q, scale, panels, multipliers, channel) = output(operands), (operands.buffer(i) for i in range(5))
+    bias = operands.buffer(5) if operands.has(5) else None
+    length, columns = q.shape[-1], multipliers.shape[-1].const
+    group = (length // multipliers.shape[1]).const
+
+    def product(row: list[Dim], n: Dim, k: Dim) -> Scalar:
+        return apply(Fn.MUL, cast(load(q, *row, 0, k), I32), widened_element(panels, multipliers, n, k, group))
+
+    def term(row: list[Dim], n: Dim, g: Dim) -> Scalar:
+        exact = cast(reduce(ReduceFn.SUM, (length,), lambda k: product(row, n, k)), F32)
+        return apply(Fn.MUL, exact, apply(Fn.MUL, load(scale, *row, g), load(channel, n // columns, g, n % columns)))
+
+    def value(*ijk: Dim) -> Scalar:
+        *row, n = ijk
+        result = reduce(ReduceFn.SUM, (1,), lambda g: term(row, n, g))
+        return cast(result if bias is None else apply(Fn.ADD, result, cast(load(bias, n), F32)), out.dtype)
+
+    size = out.shape[-1].const
+    wanted = dict(enumerate(_wanted(q.shape, multipliers.shape, size))) | ({} if bias is None else {5: (Dim.of(size),)})
+    return Nest((out,), fill(out, value), checks=unproved(operands, wanted))
+
+
+def _linear_numpy(q: Any, scale: Any, panels: Any, multipliers: Any, channel_scale: Any, bias: Any = None, *, size: int, dtype: str) -> Any:
+    *row, _, length = q.shape
+    groups = multipliers.shape[1]
+    stored = stored_weights(panels, BITS, False).astype(np.int32) - MIDDLE[BITS]
+    eighths = stored * np.repeat(multipliers.transpose(0, 2, 1).reshape(-1, groups).astype(np.int32), length // groups, -1)
+    w = (eighths + (1 << EIGHTHS - 1)) >> EIGHTHS
+    exact = (q.reshape(-1, length).astype(np.float64) @ w.astype(np.float64).T).astype(np.float32)  # whole numbers are exact in f64
+    y = (exact * (scale.reshape(-1, 1) * channel_scale.reshape(1, -1)))[:, :size]
+    y = y if bias is None else y + bias.astype(np.float32)
+    return y.reshape(*row, size).astype(DType(dtype).numpy)
+
+
+WIDENED_LINEAR = define(
+    "widened_linear",
+    "q, scale, panels, multipliers, channel_scale, bias?",
+    _linear_type,
+    _linear_numpy,
+    _linear_nest,
+    {"size": REQUIRED, "dtype": "f32"},
+)
