@@ -108,7 +108,12 @@ class Panels:
 
     def rests(self, first: Dim, end: Dim, rest: Callable[[Dim, int], Stmt]) -> list[Stmt]:
         """Of the rows that fill no tile: `rest(start, size)` for the powers of two that make them up."""
-        most = self.rows
-        left, sizes = (end - first) % most, [1 << bit for bit in reversed(range(most.bit_length() - 1))]
-        starts = {size: end - left + left // (2 * size) * (2 * size) for size in sizes}
-        return [when(below(0, left // size % 2), rest(start, size)) for size, start in starts.items()]
+        left = (end - first) % self.rows
+        return [
+            when(below(0, there), rest(end - left + left // (2 * size) * (2 * size), size)) for size, there in self.heights(first, end)[1:]
+        ]
+
+    def heights(self, first: Dim, end: Dim) -> list[tuple[int, Dim]]:
+        """Of tiles, and how many there are of each: one or none, but for the first."""
+        count, sizes = end - first, [1 << bit for bit in reversed(range(self.rows.bit_length() - 1))]
+        return [(self.rows, count // self.rows), *((size, count % self.rows // size % 2) for size in sizes)]

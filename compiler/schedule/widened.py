@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from compiler.ir.dims import Dim, DimVar
+from compiler.ir.dims import Dim, DimVar, dim_min
 from compiler.ir.dtypes import DType
 from compiler.ir.loops import Apply, Buffer, Fn, Load, PrimFunc, Reduce, Scalar, Scope, Stmt, Tile
 from compiler.ir.visit_loops import map_scalar, rewrite_dims
@@ -91,14 +91,22 @@ class _Schedule:
 
             most, count = panels.rows, (end - first) // panels.rows
             widened = [self.widened(s, w, panel, part, later) for s, w in zip(self.sums, wide, strict=True)]
-            several = seq(self.told(most), loop("io", count, lambda io: tiles(first + io * most, most)))
-            rests = panels.rests(first, end, lambda row, rows: seq(self.told(rows), tiles(row, rows)))
+            several = seq(again(most), loop("io", count, lambda io: tiles(first + io * most, most)))
+            rests = panels.rests(first, end, lambda row, rows: seq(again(rows), tiles(row, rows)))
             return seq(*widened, when(below(0, count), several), *rests)
+
+        def again(rows: int) -> Stmt:
+            """A height has to be told again where there are others between."""
+            return when(below(1, num_heights), self.told(rows))
+
+        heights = panels.heights(first, end)
+        num_heights = sum((dim_min(there, 1) for _, there in heights), Dim.of(0))
+        told = [when(below(0, there), self.told(rows)) for rows, there in heights]
 
         def finish(m: Dim) -> Stmt:
             return claim.each(lambda panel: self.finished(self.spot(claim, panel, first + m, 1), exact, (panel - claim.panel, m)))
 
-        return allocated([*exact, *wide], seq(blocks.parts(claim, through), loop("m", end - first, finish)))
+        return allocated([*exact, *wide], seq(*told, blocks.parts(claim, through), loop("m", end - first, finish)))
 
     def spot(self, claim: Claim, panel: Dim, row: Dim, rows: int) -> Spot:
         return Spot(self.product.nest, self.product.row_axis, replace(self.tile.shape, rows=rows), claim.point, panel, row)
