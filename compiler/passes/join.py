@@ -1,9 +1,11 @@
-"""Two calls of loop nests as one, in one of two ways:
+"""Two calls of loop nests as one, in one of three ways:
 
   inline     the producer computes each element from elements alone: its right-hand side takes the place of every load of it. This takes
              in custom nests too: the decoding of packed weights ends up inside the product that reads them.
   epilogue   the producer folds (a product, a norm), the consumer works on its elements one by one: the consumer's right-hand side is
              wrapped around the producer's last store.
+  row        the producer writes a row at a time (a norm), the consumer works on parts of the same rows, each with folds of its own (the
+             rounding of groups): stages of both follow one another, and the row stays where the thread has it.
 
 Joining is substitution on the mathematical form of nests.
 """
@@ -16,7 +18,7 @@ from math import prod
 from compiler.ir.deduce import type_of
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.graph import Atom, CallTir, ScalarValue, Var
-from compiler.ir.loops import Apply, Buffer, Fn, For, Load, PrimFunc, Reduce, Scalar, ScalarParam, Stmt, Store
+from compiler.ir.loops import Apply, Buffer, Fn, For, Load, PrimFunc, Reduce, Scalar, ScalarParam, Seq, Stmt, Store
 from compiler.ir.subsume import unify
 from compiler.ir.types import TensorType
 from compiler.ir.visit_loops import (
@@ -34,6 +36,7 @@ from compiler.passes.annotate_patterns import Pattern, Staged, pattern_of, stage
 from compiler.schedule.integer_form import match_integer
 from compiler.schedule.matmul import match_product
 from compiler.schedule.nests import PerfectNest, allocated, perfect_nest, without_allocations
+from compiler.schedule.row_form import match_rows
 
 MOST_SUMS = 2  # that share a tile: they share its registers too
 
@@ -61,7 +64,7 @@ def join(producer: CallTir, first: PrimFunc, consumer: CallTir, second: PrimFunc
         if not _inlinable(first, second, places):
             return None
     elif not _wraps(second, places, first):
-        return None
+        return _rows(producer, first, consumer, second, var) if _by_rows(first) and _by_rows(second) else None
     a, b = _written_out(producer, first), _written_out(consumer, second)
     target = next(place for place, atom in b.operands if atom is var)
     return _inlined(a, b, target) if not form.stages and not _folds(form) else _wrapped(a, b, target)
@@ -140,6 +143,10 @@ def _sums(prim: PrimFunc) -> list[str]:
     if product is not None:
         return [str(s.axis[1]) for s in product.sums]
     return [] if integer is None else [f"{s.num_groups} of {s.planes[0].group}" for s in integer.sums]
+
+
+def _by_rows(prim: PrimFunc) -> bool:
+    return isinstance(without_allocations(prim.body)[1], Seq) and match_rows(prim.body) is not None
 
 
 # --- how ---------------------------------------------------------------------------------------------------------------
@@ -240,6 +247,17 @@ def _wrapped(a: WrittenCall, b: WrittenCall, target: Buffer | ScalarParam) -> Wr
         last = For(var, extent, last)
     body = allocated(temporaries, sequence((*stages[:-1], last)))
     return WrittenCall(_name(a, b), tuple(operands), b.outputs, rename_buffers(body, renamed))
+
+
+def _rows(producer: CallTir, first: PrimFunc, consumer: CallTir, second: PrimFunc, var: Var) -> WrittenCall | None:
+    a, b = _written_out(producer, first), _written_out(consumer, second)
+    target = next(place for place, atom in b.operands if atom is var)
+    assert isinstance(target, Buffer)
+    renamed, operands = _merged(a, b, target)
+    (made,), (before, whole), (between, parts) = a.outputs, without_allocations(a.body), without_allocations(b.body)
+    body = allocated((*before, made, *between), sequence((*statements(whole), *statements(parts))))
+    body = rename_buffers(body, {**renamed, target: made})
+    return None if match_rows(body) is None else WrittenCall(_name(a, b), tuple(operands), b.outputs, body)
 
 
 def _name(a: WrittenCall, b: WrittenCall) -> str:

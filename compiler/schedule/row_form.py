@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
-from compiler.ir.loops import Apply, Buffer, Fn, Load, PrimFunc, Reduce, ReduceFn, Store
-from compiler.ir.visit_loops import loads, map_scalar, rewrite_dims, statements, walk_scalar
+from compiler.ir.loops import Apply, Buffer, Fn, Load, Reduce, ReduceFn, Scope, Stmt, Store
+from compiler.ir.visit_loops import loads, map_scalar, replace_loads, rewrite_dims, statements, walk_scalar
 from compiler.schedule.matmul import reduces_in
 from compiler.schedule.nests import PerfectNest, perfect_nest, without_allocations
 from compiler.schedule.same import same_scalar
 
 PARTS = 4  # independent chains, so that a fold waits for memory and not for its own additions
+LONGEST_LINE = 1 << 14  # elements in a thread's own memory
 
 _COSTLY = (Fn.EXP, Fn.LOG, Fn.TANH, Fn.ERF, Fn.SIN, Fn.COS, Fn.POW)
 COMBINE = {ReduceFn.SUM: Fn.ADD, ReduceFn.PROD: Fn.MUL, ReduceFn.MAX: Fn.MAX, ReduceFn.MIN: Fn.MIN}
@@ -31,26 +33,31 @@ class RowProgram:
     row: tuple[tuple[DimVar, Dim], ...]  # of the first stage; the others' are renamed to it
     stages: tuple[RowStage, ...]
     temporaries: tuple[Buffer, ...]  # one number per row each
+    line: Buffer | None = None  # what the stages leave of the row for its parts, in the thread's own memory
+    parts: RowProgram | None = None
 
 
-def match_rows(prim: PrimFunc) -> RowProgram | None:
+def match_rows(body: Stmt) -> RowProgram | None:
     """The longest common row such that every fold runs along the rest; None when there is no fold or no such row."""
-    temporaries, body = without_allocations(prim.body)
-    nests = [perfect_nest(s) for s in statements(body)]
-    if any(n is None for n in nests):
+    temporaries, body = without_allocations(body)
+    nests = [n for s in statements(body) if (n := perfect_nest(s)) is not None]
+    if len(nests) != len(statements(body)):
         return None
-    found = [n for n in nests if n is not None]
-    folding = [n for n in found if reduces_in(n.store.value)]
+    return _whole_rows(nests, temporaries) or _rows_in_parts(nests, temporaries)
+
+
+def _whole_rows(nests: Sequence[PerfectNest], temporaries: tuple[Buffer, ...]) -> RowProgram | None:
+    folding = [n for n in nests if reduces_in(n.store.value)]
     if not folding:
         return None
     rank = len(folding[0].axes)
-    if any(len(n.axes) not in (rank, rank + 1) for n in found):
+    if any(len(n.axes) not in (rank, rank + 1) for n in nests):
         return None
     if any(len(n.axes) != rank for n in folding if n.store.buffer in temporaries):
         return None
     row = folding[0].axes[:rank]
     program: list[RowStage] = []
-    for nest in found:
+    for nest in nests:
         if [e for _, e in nest.axes[:rank]] != [e for _, e in row]:
             return None
         folds = tuple(reduces_in(nest.store.value))
@@ -59,10 +66,40 @@ def match_rows(prim: PrimFunc) -> RowProgram | None:
         inner = nest.axes[rank] if len(nest.axes) > rank else None
         if folds and inner is not None:
             return None
-        if nest.store.buffer in temporaries and [i.var for i in nest.store.indices] != list(nest.vars):
+        if nest.store.buffer in temporaries and (inner is not None or [i.var for i in nest.store.indices] != list(nest.vars)):
             return None
         program.append(RowStage(nest, folds, inner))
     return RowProgram(row, tuple(program), temporaries)
+
+
+def _rows_in_parts(nests: Sequence[PerfectNest], temporaries: tuple[Buffer, ...]) -> RowProgram | None:
+    """Stages of a whole row, the last of which writes a line of values, then stages of its parts: a norm, and the rounding of groups."""
+    ends = [i for i, n in enumerate(nests) if n.store.buffer in temporaries and len(n.axes) > 1 and not reduces_in(n.store.value)]
+    for end in ends:
+        line = nests[end].store.buffer
+        rank, length = len(line.shape) - 1, line.shape[-1]
+        if not length.is_const or length.const > LONGEST_LINE:
+            continue
+        own = Buffer(line.name, (length,), line.dtype, Scope.LOCAL)
+        numbers = tuple(t for t in temporaries if t is not line)
+        found = [_with_own_line(n, line, own, rank) for n in nests]
+        kept = [n for n in found if n is not None]
+        made, used = {n.store.buffer for n in nests[: end + 1]}, {n.store.buffer for n in nests[end + 1 :]}
+        whole = _whole_rows(kept[: end + 1], tuple(t for t in numbers if t in made)) if len(kept) == len(nests) else None
+        parts = whole and _whole_rows(kept[end + 1 :], tuple(t for t in numbers if t in used))
+        if whole and parts and [e for _, e in parts.row[:-1]] == [e for _, e in whole.row] and len(whole.row) == rank:
+            return replace(whole, line=own, parts=parts)
+    return None
+
+
+def _with_own_line(nest: PerfectNest, line: Buffer, own: Buffer, rank: int) -> PerfectNest | None:
+    """The nest on a line of its own, where it keeps to its own row."""
+    places = [s.indices for s in (nest.store, *loads(nest.store)) if s.buffer is line]
+    if any(at[:rank] != tuple(map(Dim.of, nest.vars[:rank])) for at in places):
+        return None
+    store = replace_loads(nest.store, line, lambda at: Load(own, at[rank:]))
+    assert isinstance(store, Store)
+    return replace(nest, store=Store(own, store.indices[rank:], store.value) if store.buffer is line else store)
 
 
 def keeping(program: RowProgram) -> RowProgram:
@@ -71,7 +108,7 @@ def keeping(program: RowProgram) -> RowProgram:
     *before, last = program.stages
     out = last.nest.store.buffer
     at = tuple(Dim.of(v) for v in last.nest.vars)
-    if last.inner is None or out.dtype is not DType.F32 or last.nest.store.indices != at:
+    if program.parts is not None or last.inner is None or out.dtype is not DType.F32 or last.nest.store.indices != at:
         return program
     if any(load.buffer is out for stage in program.stages for load in loads(stage.nest.store.value)):
         return program

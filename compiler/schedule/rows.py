@@ -1,7 +1,8 @@
 """Reductions along rows, and what follows from them: sums, maxima, softmax, norms.
 
 Takes stages that share their leading axes, the *row*: each stage either folds along the row into a number per row, or writes elements of
-the row. A thread does all stages of a row while the row is in cache; numbers per row live in registers.
+the row. A thread does all stages of a row while the row is in cache; numbers per row live in registers. What the stages leave of a row may
+itself be taken in parts, each a row of its own: a norm, and then the rounding of groups of what it gives.
 
 A fold keeps PARTS vectors of partial results, or fewer that hold a whole short row, element `r` in lane `r mod (parts * width)`; at the end
 the parts are folded into one another and the lanes by halves. The order depends on the length of the row alone. The two folds of a softmax
@@ -31,8 +32,10 @@ from compiler.ir.loops import (
 )
 from compiler.ir.visit_loops import loads, map_scalar, replace_loads, rewrite_dims
 from compiler.schedule.nests import (
+    allocated,
     halves,
     lanes,
+    loop,
     named,
     parallel,
     product_of,
@@ -47,7 +50,7 @@ from compiler.schedule.spatial import SpatialNest, store_at, vectors
 
 
 def schedule_rows(prim: PrimFunc, width: int) -> PrimFunc | None:
-    program = match_rows(prim)
+    program = match_rows(prim.body)
     if program is None:
         return None
     program = keeping(program)
@@ -80,19 +83,26 @@ class _Rows:
         if self.softmax is not None:
             body = self.softmax.row(point, self.width, numbers)
         else:
-            body = seq(*(self.stage(stage, point, after, numbers) for stage in self.program.stages))
+            body = seq(*(self.stage(stage, point, after, numbers) for stage in self.program.stages), *self.parts(point))
         for temporary, number in numbers.items():
             body = replace_loads(body, temporary, lambda _, n=number: Load(n, (Dim.of(0),)))
-        for number in reversed(list(numbers.values())):
-            body = Allocate(number, body)
-        return body
+        line = self.program.line
+        return allocated([*([] if line is None else [line]), *numbers.values()], body)
+
+    def parts(self, point: list[Dim]) -> list[Stmt]:
+        parts = self.program.parts
+        if parts is None:
+            return []
+        rows = _Rows(parts, None, self.width)
+        return [loop("part", parts.row[-1][1], lambda part: rows.staged([*point, part], None))]
 
     def stage(self, stage: RowStage, point: list[Dim], after: list[Dim] | None, numbers: dict[Buffer, Buffer]) -> Stmt:
         nest = stage.nest
         mapping = dict(zip(nest.vars, point, strict=False))
         if stage.inner is not None:
             spatial = SpatialNest(nest.axes, (), nest.store)
-            again = any(load.buffer is nest.store.buffer for other in self.program.stages for load in loads(other.nest.store.value))
+            own = nest.store.buffer is self.program.line
+            again = own or any(load.buffer is nest.store.buffer for other in self.program.stages for load in loads(other.nest.store.value))
             fetch = self.fetch(nest.store.value, nest.vars, after)
             return vectors(spatial, mapping, Dim.of(0), stage.inner[1], self.width, fetch, read_again=again)
         results = {fold: Buffer("fold", (Dim.of(1),), dtype_of(fold), Scope.LOCAL) for fold in stage.folds}

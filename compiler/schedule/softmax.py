@@ -51,7 +51,7 @@ class Softmax:
 
 
 def match_softmax(program: RowProgram) -> Softmax | None:
-    if len(program.stages) != 3 or program.stages[-1].inner is None:
+    if len(program.stages) != 3 or program.stages[-1].inner is None or program.parts is not None:
         return None
     first, second, last = program.stages
     top, total = first.nest.store, second.nest.store

@@ -143,3 +143,18 @@ def test_a_producer_does_not_move_into_a_write_to_what_it_reads(name: str) -> No
         prim plus(A: f32[n], C: f32[n], out B: f32[n]) attrs {{inplace=[[0, 2]]}} {{ for i in n {{ B[i] = A[i] + C[i] }} }}
     """)
     assert fuse(module) is module
+
+
+ROUNDED = """
+    func main(x: f32[n, {k}], w: f32[{k}]) -> object {{
+      dataflow {{ y = rms_norm(x, w, eps=1.0e-5) rows = quantize_rows(y, bits=16, group={group}) z = {last} }}
+      return z
+    }}
+"""
+
+
+@pytest.mark.parametrize("group", [0, 32])
+def test_a_norm_is_rounded_where_it_is_made(group: int) -> None:
+    assert calls(ROUNDED.format(k=96, group=group, last="rows.0")) == ["rms_norm_quantize_rows"]
+    assert len(calls(ROUNDED.format(k=96, group=group, last="exp(y)"))) == 3  # somebody else reads it
+    assert len(calls(ROUNDED.format(k="k", group=0, last="rows.0"))) == 2  # a thread's own memory has no room for any row

@@ -74,3 +74,20 @@ def test_every_stage_that_reads_the_rows_fetches_the_next(kernels: Callable[...,
         return sum(isinstance(s, Tile) and s.intrinsic == "prefetch" for s in walk_stmts(kernel.body))
 
     assert [fetched(name) for name in ("layer_norm", "rms_norm", "sum")] == [2 + 2, 1 + 2, 0]
+
+
+@pytest.mark.parametrize("group", [0, 32])
+def test_a_norm_and_its_rounding_are_one_visit_to_a_row(
+    agree: Callable[..., Any], kernels: Callable[..., dict[str, PrimFunc]], group: int
+) -> None:
+    text = f"""
+        func main(x: f32[n, 96], w: f32[96]) -> object {{
+          dataflow {{ y = rms_norm(x, w, eps=1.0e-5) rows = quantize_rows(y, bits=8, group={group}) z = rows.0 }}
+          return z
+        }}
+    """
+    (kernel,) = kernels(text).values()
+    assert kernel.attrs["schedule"] == "rows"
+    assert all(s.buffer.scope is Scope.LOCAL for s in walk_stmts(kernel.body) if isinstance(s, Allocate))
+    x, w = f32(5, 96), f32(96)
+    np.testing.assert_array_equal(agree(text, x[2:3], w), agree(text, x, w)[2:3])
