@@ -16,9 +16,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from compiler.ir.dims import Dim, ceil_div, dim_max, dim_min
+from compiler.ir.dtypes import DType
 from compiler.ir.loops import Apply, Buffer, Cast, Const, Fn, Load, PrimFunc, ReduceFn, Scalar, ScalarParam, Stmt, Store
-from compiler.schedule.attention_block import F32, PAGE, Rows, integer, larger
-from compiler.schedule.attention_form import PAGES, SPLIT, Form, Heads, Token
+from compiler.schedule.attention_block import F32, PAGE, PAGES, Rows, integer, larger
+from compiler.schedule.attention_form import SPLIT, Form, Heads, Token
+from compiler.schedule.attention_matrix import CHUNK
+from compiler.schedule.attention_matrix_walk import MatrixTileWalk, MatrixTokenWalk
 from compiler.schedule.attention_walk import STRETCH, TileWalk, TokenWalk
 from compiler.schedule.nests import allocated, below, halves, lanes, loop, parallel, product_of, seq, unravel, when
 from compiler.schedule.pieces import exp_of_difference, f32, local, mul
@@ -28,7 +31,8 @@ FEW = 16  # tokens
 BUSY = 8  # items
 
 
-def schedule_attention(prim: PrimFunc, tile: TileShape) -> PrimFunc | None:
+def schedule_attention(prim: PrimFunc, tile: TileShape, *, unit: bool) -> PrimFunc | None:
+    """`unit`: whether there is one that multiplies matrices of bf16."""
     kept = prim.attrs.get("attention")
     if kept is None or "ragged" in prim.attrs:
         return None
@@ -37,7 +41,8 @@ def schedule_attention(prim: PrimFunc, tile: TileShape) -> PrimFunc | None:
         return None
     layer = next(p for p in prim.params if isinstance(p, ScalarParam))
     scale, window, softcap = kept
-    body = _Attention(Form(prim.buffers, layer, scale, window, softcap, tile)).body()
+    unit = unit and cache.dtype is DType.BF16 and q.shape[2].const % CHUNK == 0
+    body = _Attention(Form(prim.buffers, layer, scale, window, softcap, tile, unit)).body()
     return PrimFunc(prim.params, prim.num_outputs, body, {**prim.attrs, "schedule": "attention"})
 
 
@@ -143,7 +148,10 @@ class _Attention:
         form = self.form
 
         def walk(token: Token, layer: Dim) -> Stmt:
-            run = TokenWalk(form, form.kernel(rows, layer), token, heads).run()
+            if form.unit:
+                run = MatrixTokenWalk(form, form.matrix_kernel(rows, layer, form.group), token, heads).run()
+            else:
+                run = TokenWalk(form, form.kernel(rows, layer), token, heads).run()
             return when(below(token.begin, token.end), seq(run, heads.each(done)))
 
         return form.layer(lambda layer: form.token(number, split, lambda token: walk(token, layer)))
@@ -178,7 +186,7 @@ class _Attention:
         return self.form.fetch(rows, first, token, first, heads.count * self.form.group)
 
     def rows_of_token(self) -> Rows:
-        return Rows.of(self.form.heads, STRETCH * PAGES, self.form.size, self.form.width)
+        return self.form.rows(self.form.heads, STRETCH)
 
     def join(self, token: Dim, head: Dim, splits: _Sums) -> Stmt:
         """The splits of a row, from workspace."""
@@ -201,7 +209,7 @@ class _Attention:
     def whole_tile(self, tile: Dim, kv_head: Dim) -> Stmt:
         form, group, first = self.form, self.form.group, tile * self.form.tile_tokens
         num_rows = form.tile_tokens * group
-        rows, joined = Rows.of(num_rows, PAGES, form.size, form.width), self.sums(local, "joined", num_rows)
+        rows, joined = form.rows(num_rows, 1), self.sums(local, "joined", num_rows)
 
         def each(body: Callable[[Dim, Dim, Dim], Stmt]) -> Stmt:
             """`body(token, row, head)`"""
@@ -215,8 +223,12 @@ class _Attention:
             return self.summed(rows, row, lambda found: joined.add((row,), found))
 
         def walks(layer: Dim, least: Dim, most: Dim) -> Stmt:
-            kernel = form.kernel(rows, layer)
-            return form.splits(least, most, lambda split: TileWalk(form, kernel, kv_head, first, least, most, split).run(add))
+            def split(split: Dim) -> Stmt:
+                if form.unit:
+                    return MatrixTileWalk(form, form.matrix_kernel(rows, layer, num_rows), kv_head, first, least, most, split).run(add)
+                return TileWalk(form, form.kernel(rows, layer), kv_head, first, least, most, split).run(add)
+
+            return form.splits(least, most, split)
 
         least, most = (form.extreme_position(tile, fn) for fn in (ReduceFn.MIN, ReduceFn.MAX))
         walk = form.layer(lambda layer: integer("least", least, lambda low: integer("most", most, lambda high: walks(layer, low, high))))

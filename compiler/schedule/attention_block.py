@@ -19,6 +19,8 @@ from compiler.schedule.pieces import exp_of_difference, f32, larger, le, local, 
 from compiler.schedule.spot import TileShape
 
 PAGE = 16
+PAGES = 2  # of a block
+BLOCK = PAGES * PAGE  # keys
 UNROLLED = 4  # steps of a product written out
 CACHE_LINE = 64  # bytes
 F32 = DType.F32
@@ -147,10 +149,7 @@ class Kernel:
     def score(self, column: Column, value: Scalar, lane: Dim) -> Scalar:
         if self.scales is not None:
             value = mul(value, self.scale(column, 0, lane))
-        if self.softcap:
-            cap = Const(self.softcap, F32)
-            value = mul(Apply(Fn.TANH, (Apply(Fn.DIV, (value, cap)),)), cap)
-        return value
+        return capped(value, self.softcap)
 
     # --- weights -------------------------------------------------------------------------------------------------------
 
@@ -258,15 +257,26 @@ class Kernel:
         return f32(Load(self.scales, (self.layer, Dim.of(which), column.page, column.kv_head, lane)))
 
     def ask(self, column: Column, first: Dim, length: int) -> list[Stmt]:
-        """For the cache lines that begin in a stretch of the page ahead."""
-        if column.ahead is None:
-            return []
-        at = (self.layer, column.ahead.which, column.ahead.page, column.kv_head)
-        lines = range(0, length, CACHE_LINE // self.cache.dtype.num_bytes)
-        return [Tile("prefetch", (Load(self.cache, (*at, first + line)),), attrs={"far": True}) for line in lines]
+        return ask(self.cache, self.layer, column, first, length)
 
 
 # --- pieces ------------------------------------------------------------------------------------------------------------
+
+
+def ask(cache: Buffer, layer: Dim, column: Column, first: Dim, length: int) -> list[Stmt]:
+    """For the cache lines that begin in a stretch of the page ahead."""
+    if column.ahead is None:
+        return []
+    at = (layer, column.ahead.which, column.ahead.page, column.kv_head)
+    lines = range(0, length, CACHE_LINE // cache.dtype.num_bytes)
+    return [Tile("prefetch", (Load(cache, (*at, first + line)),), attrs={"far": True}) for line in lines]
+
+
+def capped(score: Scalar, softcap: float) -> Scalar:
+    if not softcap:
+        return score
+    cap = Const(softcap, F32)
+    return mul(Apply(Fn.TANH, (Apply(Fn.DIV, (score, cap)),)), cap)
 
 
 def in_tiles(count: int, most: int, body: Callable[[Dim, int], Stmt]) -> Stmt:

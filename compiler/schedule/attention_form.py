@@ -9,13 +9,12 @@ from math import lcm
 from compiler.ir.dims import Dim, DimVar, dim_max, dim_min
 from compiler.ir.dtypes import DType
 from compiler.ir.loops import Apply, Buffer, Cast, Const, Fn, Load, Reduce, ReduceFn, Scalar, ScalarParam, Stmt, Store
-from compiler.schedule.attention_block import F32, PAGE, Kernel, Rows, integer
+from compiler.schedule.attention_block import BLOCK, F32, PAGES, Kernel, Rows, integer
+from compiler.schedule.attention_matrix import HEIGHT, MatrixKernel, fetch_planes, rows_in_planes
 from compiler.schedule.nests import lanes, loop
 from compiler.schedule.pieces import f32, le, mul
 from compiler.schedule.spot import TileShape
 
-PAGES = 2  # of a block
-BLOCK = PAGES * PAGE  # keys
 SPLIT = 8  # blocks
 ROWS = 32  # of a tile, about
 I64 = DType.I64
@@ -56,6 +55,7 @@ class Form:
     window: int
     softcap: float
     tile: TileShape
+    unit: bool  # whether a matrix unit multiplies
 
     @property
     def num_tokens(self) -> Dim:
@@ -92,7 +92,10 @@ class Form:
 
     @property
     def tile_tokens(self) -> int:
-        """Neighbours that share keys and values: their rows fill register tiles, and what is summed stays in the first-level cache."""
+        """Neighbours that share keys and values: their rows fill register tiles, and what is summed stays in the first-level cache. On a
+        matrix unit they fill its tiles."""
+        if self.unit:
+            return max(1, HEIGHT // self.group)
         rows = lcm(self.group, self.tile.rows)
         return rows * max(1, min(ROWS, 4096 // self.size) // rows) // self.group
 
@@ -115,10 +118,18 @@ class Form:
         first = 6 if self.buffers[1].dtype is DType.I8 else 5
         return self.buffers[first] if len(self.buffers) > first + 1 else None
 
+    def rows(self, count: int, blocks: int) -> Rows:
+        if self.unit:
+            return rows_in_planes(count, blocks, self.size)
+        return Rows.of(count, blocks * PAGES, self.size, self.width)
+
     def kernel(self, rows: Rows, layer: Dim) -> Kernel:
         cache = self.buffers[1]
         scales = self.buffers[5] if cache.dtype is DType.I8 else None
         return Kernel(rows, cache, scales, layer, self.size, self.width, self.softcap, self.tile)
+
+    def matrix_kernel(self, rows: Rows, layer: Dim, count: int) -> MatrixKernel:
+        return MatrixKernel.of(rows, self.buffers[1], layer, self.size, self.softcap, count)
 
     # --- operands ------------------------------------------------------------------------------------------------------
 
@@ -128,10 +139,15 @@ class Form:
     def fetch(self, rows: Rows, row: Dim, token: Dim, head: Dim, count: Dim | int) -> Stmt:
         """The queries of `count` heads of a token."""
 
+        def value(g: Dim, at: Dim) -> Scalar:
+            return mul(f32(Load(self.buffers[0], (token, head + g, at))), Const(self.scale, F32))
+
         def element(g: Dim, c: Dim, lane: Dim) -> Stmt:
             at = c * self.width + lane
-            return Store(rows.queries, (row + g, at), mul(f32(Load(self.buffers[0], (token, head + g, at))), Const(self.scale, F32)))
+            return Store(rows.queries, (row + g, at), value(g, at))
 
+        if self.unit:
+            return loop("g", count, lambda g: fetch_planes(rows, row + g, self.size, lambda at: value(g, at)))
         return loop("g", count, lambda g: loop("c", self.parts, lambda c: lanes(self.width, lambda lane: element(g, c, lane))))
 
     def page(self, sequence: Dim, index: Dim, body: Callable[[Dim], Stmt]) -> Stmt:

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 from compiler.ir.dims import Dim, ceil_div, dim_max, dim_min
 from compiler.ir.loops import Stmt
-from compiler.schedule.attention_block import PAGE, Ahead, Column, Kernel, Seen, in_tiles, integer
-from compiler.schedule.attention_form import BLOCK, PAGES, SPLIT, Form, Heads, Token
+from compiler.schedule.attention_block import BLOCK, PAGE, PAGES, Ahead, Column, Kernel, Seen, in_tiles, integer
+from compiler.schedule.attention_form import SPLIT, Form, Heads, Token
 from compiler.schedule.nests import below, loop, seq, when
 
 STRETCH = 4  # blocks

@@ -13,7 +13,9 @@ import pytest
 from numpy.typing import NDArray
 
 from compiler.interpret.graph import Interpreter
+from compiler.ir.loops import PrimFunc
 from compiler.ir.parser import parse
+from compiler.ir.printer import canonical_text
 from compiler.target import NAMED, Target, host
 from runtime.executable import Executable
 from runtime.session import Session
@@ -135,3 +137,53 @@ def test_tokens_behind_a_row_may_hold_anything(run: Callable[..., NDArray[np.flo
     found = run(case, args)
     np.testing.assert_array_equal(found[:39], clean[:39])
     assert np.isnan(found[39:]).all()
+
+
+# --- matrix units ------------------------------------------------------------------------------------------------------
+
+# Two tiles of any group across a split, one that is not full, tokens alone.
+TILES = [*((1, p) for p in range(236, 300)), *((2, p) for p in range(10)), (0, 479), (2, 0), (0, 17)]
+ALONE = [0, 19, 20, 31, 40, 73, 74, 75]
+
+GROUPS = [
+    Case(2, 2, 64, "bf16"),
+    Case(8, 2, 80, "bf16", window=40, sinks=True),
+    Case(7, 1, 96, "bf16", softcap=2.0),
+    Case(16, 2, 128, "bf16", window=33),
+    Case(16, 1, 256, "bf16"),
+    Case(40, 1, 32, "bf16"),
+]
+
+
+@pytest.mark.parametrize("case", GROUPS, ids=str)
+def test_a_matrix_unit_is_as_near_and_as_stable(run: Callable[..., NDArray[np.float32]], amx: Target, matrix_unit: Any, case: Case) -> None:
+    args, before = case.arguments(np.random.default_rng(1), TILES), matrix_unit.counts
+    meaning = Interpreter(parse(case.program)).call("main", *(a.copy() for a in args))
+    whole = run(case, args, target=amx, threads=3)
+    np.testing.assert_allclose(whole, meaning, rtol=2e-5, atol=2e-5 * np.abs(meaning).max())
+    assert matrix_unit.library is None or (matrix_unit.counts - before)[-1] > 0
+    cuts = [0, 33, 66, len(TILES)]
+    np.testing.assert_array_equal(np.concatenate([run(case, args, slice(a, b), amx) for a, b in pairwise(cuts)]), whole)
+    for row in ALONE:
+        np.testing.assert_array_equal(run(case, args, slice(row, row + 1), amx)[0], whole[row])
+
+
+def test_on_a_matrix_unit_tokens_behind_a_row_may_hold_anything(run: Callable[..., NDArray[np.float32]], amx: Target) -> None:
+    """Numbers, too, that are none: keys alone, values alone, and infinite ones, which a weight of 0 would make a NaN of."""
+    case = Case(8, 2, 64, "bf16")
+    args = case.arguments(np.random.default_rng(3), [(0, p) for p in range(64)])
+    clean, page = run(case, args, target=amx), args[2][0, 2]  # positions 32 to 47
+    for keys, values in ((np.nan, 0.5), (0.5, np.nan), (0.5, np.inf)):
+        args[1][1, 0, page].reshape(2, 64, 16)[:, :, 7:] = keys
+        args[1][1, 1, page].reshape(2, 16, 64)[:, 7:] = values
+        found = run(case, args, target=amx)
+        np.testing.assert_array_equal(found[:39], clean[:39])
+        np.testing.assert_array_equal(run(case, args, slice(38, 39), target=amx)[0], clean[38])
+        assert not np.isfinite(found[39:]).any()
+
+
+@pytest.mark.parametrize("case", [Case(4, 2, 64, "i8"), Case(4, 2, 40, "bf16")], ids=str)
+def test_a_matrix_unit_takes_pages_of_bf16(kernels: Callable[..., dict[str, PrimFunc]], case: Case) -> None:
+    """And those of vectors that are whole sixteens; others have the schedule of other machines."""
+    (found,), (elsewhere,) = (kernels(case.program, target).values() for target in ("amx", "avx512"))
+    assert canonical_text("k", found) == canonical_text("k", elsewhere)
