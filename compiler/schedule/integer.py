@@ -2,6 +2,9 @@
 
 Takes what integer_form.py knows as an integer product. A tile sums a group exactly in i32, so its shape cannot change a bit; f32
 accumulators take the groups one after another. The rows of all planes are rows of the tile: they share what it reads of the panel.
+
+A single row waits for memory, and cores read one dense stream best. So the scales of several groups are read at once, before their panels:
+their factors wait in the first cache.
 """
 
 from __future__ import annotations
@@ -9,18 +12,24 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from compiler.ir.dims import Dim, DimVar
+from compiler.ir.dims import Dim, DimVar, ceil_div, dim_min
 from compiler.ir.dtypes import DType
 from compiler.ir.loops import Apply, Buffer, Fn, Load, PrimFunc, Reduce, Scalar, Scope, Stmt, Store, Tile
+from compiler.ir.prove import prove_divisible
 from compiler.ir.visit_loops import map_scalar, rewrite_dims
 from compiler.ops.integer import FOUR
 from compiler.schedule.blocks import Blocks, Part
 from compiler.schedule.integer_form import GroupedSum, IntegerProduct, match_integer
-from compiler.schedule.nests import allocated, loop, seq, zero
+from compiler.schedule.nests import allocated, loop, named, seq, zero
 from compiler.schedule.panels import BLOCK_ROWS, Claim, Panels
 from compiler.schedule.pieces import local
 from compiler.schedule.same import same_scalar
 from compiler.schedule.spot import Spot, TileShape
+
+AT_ONCE = 8  # groups of a single row: half a kilobyte of scales, beside four of weights of 4 bits
+
+# factor(m, v, lane): what the exact sum of a group is multiplied by.
+Factor = Callable[[Dim, Dim, Dim], Scalar]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +99,40 @@ class _Kernel:
         return allocated(accs, seq(*_told(self.tile, self.sums[0], shape.rows), *done, self.spot.each(finish)))
 
     def sum(self, grouped: GroupedSum, acc: Buffer) -> Stmt:
-        clear = self.spot.each(lambda m, v, lane: Store(acc, (m, v, lane), zero(DType.F32)))
-        return seq(clear, loop("g", grouped.num_groups, lambda g: self.group(grouped, acc, g)))
+        def group(g: Dim) -> Stmt:
+            return self.group(grouped, acc, g, self.factor(grouped, g))
 
-    def group(self, grouped: GroupedSum, acc: Buffer, g: Dim) -> Stmt:
+        several = self.spot.shape.rows == 1 and grouped.num_groups != Dim.of(1)
+        clear = self.spot.each(lambda m, v, lane: Store(acc, (m, v, lane), zero(DType.F32)))
+        return seq(clear, self.runs(grouped, acc) if several else loop("g", grouped.num_groups, group))
+
+    def runs(self, grouped: GroupedSum, acc: Buffer) -> Stmt:
+        """Of a single row: some factors, and then their groups."""
+        shape, num_groups = self.spot.shape, grouped.num_groups
+        factors = local("factors", AT_ONCE, shape.vectors, shape.lanes)
+
+        def run(first: Dim, count: Dim) -> Stmt:
+            def fill(i: Dim) -> Stmt:
+                factor = self.factor(grouped, first + i)
+                return self.spot.each(lambda m, v, lane: Store(factors, (i, v, lane), factor(m, v, lane)))
+
+            def group(i: Dim) -> Stmt:
+                return self.group(grouped, acc, first + i, lambda _, v, lane: Load(factors, (i, v, lane)))
+
+            return allocated([factors], seq(loop("i", count, fill), loop("i", count, group)))
+
+        def some(r: Dim) -> Stmt:
+            return named("count", dim_min(AT_ONCE, num_groups - r * AT_ONCE), AT_ONCE, lambda count: run(r * AT_ONCE, count))
+
+        if prove_divisible(num_groups, AT_ONCE):
+            return loop("run", num_groups // AT_ONCE, lambda r: run(r * AT_ONCE, Dim.of(AT_ONCE)))
+        return loop("run", ceil_div(num_groups, AT_ONCE), some)
+
+    def factor(self, grouped: GroupedSum, g: Dim) -> Factor:
+        axis = grouped.reduce.axes[0][0]
+        return lambda m, v, lane: rewrite_dims(grouped.factor, {**self.spot.at(m, v, lane), axis: g})
+
+    def group(self, grouped: GroupedSum, acc: Buffer, g: Dim, factor: Factor) -> Stmt:
         planes, axis, shape = len(grouped.planes), grouped.reduce.axes[0][0], self.spot.shape
         exact = Buffer("exact", (Dim.of(shape.rows * planes), Dim.of(shape.vectors), Dim.of(shape.lanes)), DType.I32, Scope.LOCAL)
 
@@ -104,7 +143,8 @@ class _Kernel:
             return seq(*(Store(place.buffer, place.indices, value) for place, value in term(m, v, lane).begins))
 
         def add(m: Dim, v: Dim, lane: Dim) -> Stmt:
-            return Store(acc, (m, v, lane), Apply(Fn.FMA, (*term(m, v, lane).factors, Load(acc, (m, v, lane)))))
+            value = Apply(Fn.FMA, (term(m, v, lane).exact, factor(m, v, lane), Load(acc, (m, v, lane))))
+            return Store(acc, (m, v, lane), value)
 
         start = grouped.planes[0].first.substitute({axis: g})
         dot = _dot(self.tile, grouped, self.spot, Load(exact, _CORNER[1:]), (start, Dim.of(grouped.planes[0].group)))
@@ -149,7 +189,7 @@ class _Rows:
         def finish(line: Spot, terms: list[_Term], v: Dim, lane: Dim) -> Stmt:
             def result(scalar: Scalar) -> Scalar:
                 number = number_of(sums, scalar)
-                return scalar if number is None else Apply(Fn.FMA, (*terms[number].factors, zero(DType.F32)))
+                return scalar if number is None else Apply(Fn.FMA, (terms[number].exact, terms[number].factor, zero(DType.F32)))
 
             return line.store(Dim.of(0), v, lane, result)
 
@@ -168,9 +208,10 @@ _CORNER = (Dim.of(0), Dim.of(0), Dim.of(0), Dim.of(0))  # of exact sums by panel
 
 @dataclass(frozen=True, slots=True)
 class _Term:
-    """What a group adds: a product of two factors over exact sums, and what each of those begins with."""
+    """What a group adds: exact sums times a factor; and what each of those begins with."""
 
-    factors: tuple[Scalar, Scalar]
+    exact: Scalar
+    factor: Scalar
     begins: tuple[tuple[Load, Scalar], ...]
 
 
@@ -186,10 +227,9 @@ def _term(grouped: GroupedSum, exact: Callable[[int], Load], place: dict[DimVar,
                 return exact(number)
         return scalar
 
-    value = map_scalar(grouped.reduce.value, dot)
-    assert isinstance(value, Apply) and value.fn is Fn.MUL, value
-    a, b = (rewrite_dims(arg, place) for arg in value.args)
-    return _Term((a, b), tuple((exact(i), rewrite_dims(begins[i], place)) for i in range(len(grouped.planes))))
+    value = rewrite_dims(map_scalar(grouped.dot, dot), place)
+    found = tuple((exact(i), rewrite_dims(begins[i], place)) for i in range(len(grouped.planes)))
+    return _Term(value, rewrite_dims(grouped.factor, place), found)
 
 
 def number_of(sums: tuple[GroupedSum, ...], scalar: Scalar) -> int | None:

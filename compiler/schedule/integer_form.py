@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
-from compiler.ir.loops import Apply, Buffer, Cast, Fn, Load, PrimFunc, Reduce, ReduceFn, dtype_of
+from compiler.ir.loops import Apply, Buffer, Cast, Fn, Load, PrimFunc, Reduce, ReduceFn, Scalar, dtype_of
 from compiler.ir.visit_loops import loads
 from compiler.ops.integer import FOUR, panel_element
 from compiler.ops.widened import BITS as WIDENED_BITS
@@ -48,6 +48,8 @@ class GroupedSum:
     """`sum(g) dot * factor`."""
 
     reduce: Reduce
+    dot: Scalar  # of all planes
+    factor: Scalar
     planes: tuple[Plane, ...]
 
     @property
@@ -100,7 +102,10 @@ def _grouped(reduce: Reduce, nest: PerfectNest) -> GroupedSum | None:
     first = planes[0]
     alike = all((p.q.buffer, p.panels, p.group, p.first) == (first.q.buffer, first.panels, first.group, first.first) for p in planes)
     in_order = [p.q.indices[-2] for p in planes] == [Dim.of(i) for i in range(len(planes))]
-    return GroupedSum(reduce, planes) if alike and in_order and first.q.buffer.shape[-2] == Dim.of(len(planes)) else None
+    if not alike or not in_order or first.q.buffer.shape[-2] != Dim.of(len(planes)):
+        return None
+    dot, factor = value.args
+    return None if reduces_in(factor) else GroupedSum(reduce, dot, factor, planes)
 
 
 def _plane(reduce: Reduce, nest: PerfectNest) -> Plane | None:
