@@ -105,10 +105,12 @@ def test_near_the_meaning_and_the_same_bits_everywhere(run: Callable[..., NDArra
     for threads in (2, 3):
         np.testing.assert_array_equal(run(case, args, threads=threads), whole)
     for target in (host(), *filter(lambda t: t.can_run_here, [NAMED["x86-64-v3"]])):
-        for step in (1, 15, 17, 33, len(ROWS)):
+        for step in (15, 17, 33, len(ROWS)):
             cuts = [*range(0, len(ROWS), step), len(ROWS)]
             parts = [run(case, args, slice(a, b), target) for a, b in pairwise(cuts)]
             np.testing.assert_array_equal(np.concatenate(parts), whole)
+        for row in range(0, len(ROWS), 4):
+            np.testing.assert_array_equal(run(case, args, slice(row, row + 1), target)[0], whole[row])
 
 
 @pytest.mark.parametrize("case", CASES[:3], ids=str)
