@@ -16,6 +16,7 @@ from compiler.interpret.graph import Interpreter
 from compiler.ir.loops import PrimFunc
 from compiler.ir.parser import parse
 from compiler.ir.printer import canonical_text
+from compiler.passes.pipeline import pipeline
 from compiler.target import NAMED, Target, host
 from runtime.executable import Executable
 from runtime.session import Session
@@ -182,6 +183,15 @@ def test_on_a_matrix_unit_tokens_behind_a_row_may_hold_anything(run: Callable[..
         np.testing.assert_array_equal(found[:39], clean[:39])
         np.testing.assert_array_equal(run(case, args, slice(38, 39), target=amx)[0], clean[38])
         assert not np.isfinite(found[39:]).any()
+
+
+def test_what_is_scheduled_for_a_matrix_unit_means_the_same() -> None:
+    """On machines that cannot stand in for one, too."""
+    case = Case(2, 1, 48, "bf16", window=30)
+    args = case.arguments(np.random.default_rng(0), [*((0, p) for p in range(20, 36)), (1, 33)])
+    scheduled = pipeline(NAMED["amx"]).until("schedule_kernels")(parse(case.program))
+    meaning, found = (Interpreter(module).call("main", *(a.copy() for a in args)) for module in (parse(case.program), scheduled))
+    np.testing.assert_allclose(found, meaning, rtol=2e-5, atol=2e-5 * np.abs(meaning).max())
 
 
 @pytest.mark.parametrize("case", [Case(4, 2, 64, "i8"), Case(4, 2, 40, "bf16")], ids=str)
