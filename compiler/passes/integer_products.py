@@ -52,13 +52,18 @@ class IntegerProducts:
             weight = _quantised(value, values)
             if weight is None or weight.bits not in self.rows:
                 return None
-            if self.widens and weight.bits == WIDENED_BITS and self.widens(weight.length, weight.group):
+            if self._is_widened(weight):
                 return self._widened(builder, value, weight)
             held = self.rows[weight.bits]
             group = _part(weight, LONGEST[held])
             return None if group is None else self._integer(builder, value, weight, group, held)
 
         return rewrite_module(module, replace)
+
+    def _is_widened(self, weight: _Weight) -> bool:
+        """Then the sum runs over the whole channel."""
+        fits = weight.bits == WIDENED_BITS and weight.length <= LONGEST[DType.I8]
+        return fits and self.widens is not None and self.widens(weight.length, weight.group)
 
     def _integer(self, builder: Builder, linear: Call, weight: _Weight, group: int, held: DType) -> Value:
         x, *rest = linear.args
