@@ -116,13 +116,16 @@ class _Attention:
             return parallel("p", total, lambda p: unravel(p, list(axes.items()), lambda place: body(*place)))
 
         def one_split(token: Dim, split: Dim, part: Dim) -> Stmt:
-            return self.alone(token, lambda: self.keep_split(token, split, form.some_heads(part, split_parts), splits))
+            return self.alone(token, lambda: form.some_heads(part, split_parts, lambda heads: self.keep_split(token, split, heads, splits)))
 
         def joined(token: Dim, head: Dim) -> Stmt:
             return self.alone(token, lambda: self.join(token, head, splits))
 
         def all_splits(i: Dim, part: Dim) -> Stmt:
-            return self.alone(i + shared, lambda: self.whole_token(i + shared, form.some_heads(part, token_parts)))
+            def whole(token: Dim) -> Stmt:
+                return self.alone(token, lambda: form.some_heads(part, token_parts, lambda heads: self.whole_token(token, heads)))
+
+            return integer("token", i + shared, whole)
 
         return allocated(
             splits.buffers,

@@ -107,11 +107,13 @@ class Form:
             abreast *= 2
         return abreast
 
-    def some_heads(self, part: Dim, parts: Dim) -> Heads:
+    def some_heads(self, part: Dim, parts: Dim, body: Callable[[Heads], Stmt]) -> Stmt:
         """A part of them all."""
         runs = self.kv_heads // self.abreast
-        first = part * runs // parts * self.abreast
-        return Heads(first, (part + 1) * runs // parts * self.abreast - first, self.group)
+        begin, end = (n * runs // parts * self.abreast for n in (part, part + 1))
+        return integer(
+            "kv_first", begin, lambda first: integer("kv_count", end - first, lambda count: body(Heads(first, count, self.group)))
+        )
 
     @property
     def sinks(self) -> Buffer | None:
