@@ -33,7 +33,7 @@ from compiler.ir.visit_loops import (
     walk_stmts,
 )
 from compiler.passes.annotate_patterns import Pattern, Staged, pattern_of, staged
-from compiler.schedule.integer_form import match_integer
+from compiler.schedule.integer_form import GroupedSum, match_integer
 from compiler.schedule.matmul import match_product
 from compiler.schedule.nests import PerfectNest, allocated, perfect_nest, without_allocations
 from compiler.schedule.row_form import match_rows
@@ -138,11 +138,17 @@ def _wraps(second: PrimFunc, places: list[int], first: PrimFunc) -> bool:
 
 
 def _sums(prim: PrimFunc) -> list[str]:
-    """The sums of a product, each as the extent it runs over."""
+    """The sums of a product, each as the extent it runs over and what it is over: one schedule takes them all."""
     product, integer = match_product(prim), match_integer(prim)
     if product is not None:
         return [str(s.axis[1]) for s in product.sums]
-    return [] if integer is None else [f"{s.num_groups} of {s.planes[0].group}" for s in integer.sums]
+    return [] if integer is None else [_kind(s) for s in integer.sums]
+
+
+def _kind(grouped: GroupedSum) -> str:
+    plane = grouped.planes[0]
+    widened = "" if plane.multipliers is None else ", widened"
+    return f"{grouped.num_groups} of {plane.group}: {len(grouped.planes)} of {plane.rows} by {plane.bits} bits{widened}"
 
 
 def _by_rows(prim: PrimFunc) -> bool:

@@ -93,9 +93,9 @@ class Form:
     @property
     def tile_tokens(self) -> int:
         """Neighbours that share keys and values: their rows fill register tiles, and what is summed stays in the first-level cache. On a
-        matrix unit they fill its tiles."""
+        matrix unit they fill its tiles. At least two: a token by itself is none of several, and is cut into splits."""
         if self.unit:
-            return max(1, HEIGHT // self.group)
+            return max(2, HEIGHT // self.group)
         rows = lcm(self.group, self.tile.rows)
         return rows * max(1, min(ROWS, 4096 // self.size) // rows) // self.group
 

@@ -158,3 +158,17 @@ def test_a_norm_is_rounded_where_it_is_made(group: int) -> None:
     assert calls(ROUNDED.format(k=96, group=group, last="rows.0")) == ["rms_norm_quantize_rows"]
     assert len(calls(ROUNDED.format(k=96, group=group, last="exp(y)"))) == 3  # somebody else reads it
     assert len(calls(ROUNDED.format(k="k", group=0, last="rows.0"))) == 2  # a thread's own memory has no room for any row
+
+
+@pytest.mark.parametrize(("bits", "count"), [(4, 1), (8, 2)])
+def test_sums_of_weights_of_one_form_join(bits: int, count: int) -> None:
+    """No schedule takes sums of weights of 4 bits and of 8 at once."""
+    text = f"""
+      func main(q: i8[n, 1, 64], s: f32[n, 1], t: i32[n, 1, 1], a: u8[1, 8, 128], b: u8[1, {2 * bits}, 128], f: f32[1, 1, 32]) -> object {{
+        dataflow {{
+          gate = integer_linear(q, s, t, a, f, bits=4, size=32) up = integer_linear(q, s, t, b, f, bits={bits}, size=32)
+          y = multiply(gate, up)
+        }}
+        return y
+      }}"""
+    assert len(calls(text)) == count
