@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from compiler.ir.builder import Builder
@@ -61,7 +62,9 @@ class Outliner:
         return self.names[digest]
 
 
+@lru_cache(maxsize=512)
 def _digest(prim: PrimFunc) -> str:
+    """Most functions go through one pass after the other unchanged."""
     return structural_hash(IRModule({"": prim}))
 
 
