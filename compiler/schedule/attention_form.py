@@ -9,7 +9,7 @@ from math import lcm
 from compiler.ir.dims import Dim, DimVar, dim_max, dim_min
 from compiler.ir.dtypes import DType
 from compiler.ir.loops import Apply, Buffer, Cast, Const, Fn, Load, Reduce, ReduceFn, Scalar, ScalarParam, Stmt, Store
-from compiler.schedule.attention_block import BLOCK, F32, PAGES, Kernel, Rows, integer
+from compiler.schedule.attention_block import BLOCK, F32, PAGE, PAGES, Kernel, Rows, Seen, integer
 from compiler.schedule.attention_matrix import HEIGHT, MatrixKernel, fetch_planes, rows_in_planes
 from compiler.schedule.nests import lanes, loop
 from compiler.schedule.pieces import f32, le, mul
@@ -164,6 +164,14 @@ class Form:
     def low(self, position: Dim) -> Dim:
         """The first position that is seen from there."""
         return dim_max(0, position - (self.window - 1)) if self.window else Dim.of(0)
+
+    def seen(self, token: Token) -> Seen:
+        return Seen(token.low, token.high, bool(self.window))
+
+    def seen_page(self, index: Dim, low: Dim, high: Dim) -> Dim:
+        """Blocks may begin before the first and end behind the last page that is seen."""
+        last = dim_min(index, high // PAGE)
+        return dim_max(last, low // PAGE) if self.window else last
 
     def token(self, number: Dim, split: Dim, body: Callable[[Token], Stmt]) -> Stmt:
         def known(sequence: Dim, high: Dim) -> Stmt:

@@ -17,7 +17,7 @@ from functools import reduce
 from compiler.codegen.intrinsics.amx import PLANES
 from compiler.ir.dims import Dim
 from compiler.ir.dtypes import DType
-from compiler.ir.loops import Apply, Buffer, Const, Fn, Load, Scalar, Scope, Stmt, Store, Tile
+from compiler.ir.loops import Apply, Buffer, Const, Fn, Load, Scalar, Stmt, Store, Tile
 from compiler.schedule.attention_block import BLOCK, F32, PAGE, PAGES, Column, Rows, Seen, ask, capped, hidden_unless
 from compiler.schedule.nests import allocated, halves, lanes, loop, seq, when
 from compiler.schedule.pieces import exp_of_difference, f32, larger, local, plus, to_all_lanes
@@ -30,7 +30,7 @@ BF16 = DType.BF16
 def rows_in_planes(count: int, blocks: int, size: int) -> Rows:
     """Queries are [rows, planes, depth]; scores of the blocks at hand are [blocks, rows, BLOCK]."""
     return Rows(
-        bf16("queries", count, PLANES * depth_of(size)),
+        local("queries", count, PLANES * depth_of(size), dtype=BF16),
         local("scores", blocks, count, BLOCK),
         local("top", count, PAGE),
         local("sums", count, PAGE),
@@ -72,8 +72,8 @@ class MatrixKernel:
     @staticmethod
     def of(rows: Rows, cache: Buffer, layer: Dim, size: int, softcap: float, count: int) -> MatrixKernel:
         depth, panels = depth_of(size), -(-size // BLOCK)
-        weights, keys = bf16("weights", count, PLANES * BLOCK), bf16("keys", depth // 2, 2 * BLOCK)
-        taken, products = bf16("taken", panels, BLOCK // 2, 2 * BLOCK), local("products", panels, count, BLOCK)
+        weights, keys = local("weights", count, PLANES * BLOCK, dtype=BF16), local("keys", depth // 2, 2 * BLOCK, dtype=BF16)
+        taken, products = local("taken", panels, BLOCK // 2, 2 * BLOCK, dtype=BF16), local("products", panels, count, BLOCK)
         return MatrixKernel(rows, cache, layer, size, softcap, count, weights, keys, taken, products, local("change", count))
 
     def around(self, body: Stmt) -> Stmt:
@@ -235,10 +235,6 @@ class MatrixKernel:
 def depth_of(size: int) -> int:
     """Of products with keys, in whole steps of the unit."""
     return -(-size // BLOCK) * BLOCK
-
-
-def bf16(name: str, *shape: int) -> Buffer:
-    return Buffer(name, tuple(Dim.of(n) for n in shape), BF16, Scope.LOCAL)
 
 
 def zeros(place: Load) -> Stmt:

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from compiler.ir.dims import Dim, ceil_div, dim_max, dim_min
+from compiler.ir.dims import Dim, dim_max, dim_min
 from compiler.ir.loops import Apply, DimScalar, Fn, Scalar, Stmt
 from compiler.schedule.attention_block import BLOCK, PAGE, PAGES, Ahead, Column, Seen, integer
 from compiler.schedule.attention_form import SPLIT, Form, Heads, Token
 from compiler.schedule.attention_matrix import MatrixKernel
-from compiler.schedule.attention_walk import STRETCH
+from compiler.schedule.attention_walk import in_stretches
 from compiler.schedule.nests import below, loop, seq, when
 from compiler.schedule.pieces import le
 
@@ -32,14 +32,7 @@ class MatrixTokenWalk:
     heads: Heads
 
     def run(self) -> Stmt:
-        token = self.token
-
-        def stretch(x: Dim) -> Stmt:
-            first = token.begin + x * STRETCH
-            return integer("count", dim_min(STRETCH, token.end - first), lambda count: self.stretch(first, count))
-
-        stretches = ceil_div(token.end - token.begin, STRETCH)
-        return seq(self.heads.each(self.kernel.rows.clear), self.kernel.around(loop("x", stretches, stretch)))
+        return seq(self.heads.each(self.kernel.rows.clear), self.kernel.around(in_stretches(self.token, self.stretch)))
 
     def stretch(self, first: Dim, count: Dim) -> Stmt:
         """Each page asks for the one at its place in the block that is read next: behind the last keys come values, and behind those the
@@ -77,17 +70,13 @@ class MatrixTokenWalk:
         def of(kv: Dim) -> Stmt:
             first = kv * group
             return seq(
-                loop("m", group, lambda m: weigh(kernel, m, first + m, place, block[0].start, self.seen)),
+                loop("m", group, lambda m: weigh(kernel, m, first + m, place, block[0].start, self.form.seen(token))),
                 kernel.take_values(of_head(block, kv), token.low, token.high),
                 kernel.multiply(),
                 loop("m", group, lambda m: kernel.add(m, first + m)),
             )
 
         return self.heads.each_kv(of)
-
-    @property
-    def seen(self) -> Seen:
-        return Seen(self.token.low, self.token.high, bool(self.form.window))
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +116,7 @@ class MatrixTileWalk:
         kernel = self.kernel
 
         def weights(token: Token, m: Dim) -> Stmt:
-            return weigh(kernel, m, m, Dim.of(0), block[0].start, Seen(token.low, token.high, bool(self.form.window)))
+            return weigh(kernel, m, m, Dim.of(0), block[0].start, self.form.seen(token))
 
         return seq(
             kernel.scores(block, Dim.of(0), Dim.of(0)),
@@ -193,18 +182,14 @@ def of_head(block: Block, kv_head: Dim) -> Block:
 
 
 def pages_of(form: Form, sequence: Dim, b: Dim, low: Dim, high: Dim, body: Callable[[Block], Stmt]) -> Stmt:
-    """Blocks may begin before the first and end behind the last page that the sequence has."""
-
     def known(found: Block) -> Stmt:
         if len(found) == PAGES:
             return body(found)
         index = b * PAGES + len(found)
-        place = dim_min(index, high // PAGE)
-        place = dim_max(place, low // PAGE) if form.window else place
 
         def column(page: Dim) -> Column:
             return Column(Dim.of(0), Dim.of(0), page, Dim.of(0), index * PAGE)
 
-        return form.page(sequence, place, lambda page: known([*found, column(page)]))
+        return form.page(sequence, form.seen_page(index, low, high), lambda page: known([*found, column(page)]))
 
     return known([])

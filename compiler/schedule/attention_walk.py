@@ -28,14 +28,7 @@ class TokenWalk:
     heads: Heads
 
     def run(self) -> Stmt:
-        token = self.token
-
-        def stretch(x: Dim) -> Stmt:
-            first = token.begin + x * STRETCH
-            return integer("count", dim_min(STRETCH, token.end - first), lambda count: self.stretch(first, count))
-
-        stretches = ceil_div(token.end - token.begin, STRETCH)
-        return seq(self.heads.each(self.kernel.rows.clear), loop("x", stretches, stretch))
+        return seq(self.heads.each(self.kernel.rows.clear), in_stretches(self.token, self.stretch))
 
     def stretch(self, first: Dim, count: Dim) -> Stmt:
         """Each page asks for the one that is read after it: behind the last keys that is the first of the values, and behind those the
@@ -66,9 +59,7 @@ class TokenWalk:
         return self.form.page(sequence, self.seen_page(index), asked)
 
     def seen_page(self, index: Dim) -> Dim:
-        """Blocks may begin before the first and end behind the last page that the sequence has."""
-        last = dim_min(index, self.token.high // PAGE)
-        return dim_max(last, self.token.low // PAGE) if self.form.window else last
+        return self.form.seen_page(index, self.token.low, self.token.high)
 
     def scores(self, page: Column) -> Stmt:
         abreast = self.form.abreast
@@ -104,7 +95,7 @@ class TokenWalk:
 
     @property
     def seen(self) -> Seen:
-        return Seen(self.token.low, self.token.high, bool(self.form.window))
+        return self.form.seen(self.token)
 
     def of_head(self, page: Column, kv_head: Dim, row: Dim) -> Column:
         return replace(page, row=kv_head * self.form.group + row, kv_head=kv_head)
@@ -154,11 +145,10 @@ class TileWalk:
 
     def edge(self, token: Token, row: Dim, begin: Dim, end: Dim) -> Stmt:
         """Blocks that a token may see in part."""
-        form, seen = self.form, Seen(token.low, token.high, bool(self.form.window))
+        form, seen = self.form, self.form.seen(token)
 
         def page(index: Dim) -> Dim:
-            last = dim_min(index, token.high // PAGE)
-            return dim_max(last, token.low // PAGE) if form.window else last
+            return form.seen_page(index, token.low, token.high)
 
         def block(b: Dim) -> Stmt:
             return self.columns(token.sequence, b, page, lambda block: self.step(row, form.group, block, seen))
@@ -194,3 +184,13 @@ class TileWalk:
 
         weights = loop("m", count, lambda m: kernel.weigh(first + m, block))
         return seq(in_tiles(count, tile.rows, scores), weights, in_tiles(count, tile.rows, values))
+
+
+def in_stretches(token: Token, body: Callable[[Dim, Dim], Stmt]) -> Stmt:
+    """`body(first, count)`: the blocks of a token's split, STRETCH at a time."""
+
+    def stretch(x: Dim) -> Stmt:
+        first = token.begin + x * STRETCH
+        return integer("count", dim_min(STRETCH, token.end - first), lambda count: body(first, count))
+
+    return loop("x", ceil_div(token.end - token.begin, STRETCH), stretch)

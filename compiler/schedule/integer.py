@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from compiler.ir.dims import Dim, DimVar, ceil_div, dim_min
 from compiler.ir.dtypes import DType
-from compiler.ir.loops import Apply, Buffer, Fn, Load, PrimFunc, Reduce, Scalar, Scope, Stmt, Store, Tile
+from compiler.ir.loops import Apply, Buffer, Fn, Load, PrimFunc, Reduce, Scalar, Stmt, Store, Tile
 from compiler.ir.prove import prove_divisible
 from compiler.ir.visit_loops import map_scalar, rewrite_dims
 from compiler.ops.integer import FOUR
@@ -134,7 +134,7 @@ class _Kernel:
 
     def group(self, grouped: GroupedSum, acc: Buffer, g: Dim, factor: Factor) -> Stmt:
         planes, axis, shape = len(grouped.planes), grouped.reduce.axes[0][0], self.spot.shape
-        exact = Buffer("exact", (Dim.of(shape.rows * planes), Dim.of(shape.vectors), Dim.of(shape.lanes)), DType.I32, Scope.LOCAL)
+        exact = local("exact", shape.rows * planes, shape.vectors, shape.lanes, dtype=DType.I32)
 
         def term(m: Dim, v: Dim, lane: Dim) -> _Term:
             return _term(grouped, lambda i: Load(exact, (m * planes + i, v, lane)), {**self.spot.at(m, v, lane), axis: g})
@@ -163,7 +163,7 @@ class _Rows:
         sums, shape = self.product.sums, self.tile.shape
         planes = len(sums[0].planes)
         size = (self.blocks.together, BLOCK_ROWS * planes, shape.vectors, shape.lanes)
-        exact = [Buffer(f"exact{i}", tuple(map(Dim.of, size)), DType.I32, Scope.LOCAL) for i in range(len(sums))]
+        exact = [local(f"exact{i}", *size, dtype=DType.I32) for i in range(len(sums))]
 
         def spot(panel: Dim, row: Dim, height: int) -> Spot:
             return Spot(self.product.nest, self.product.row_axis, replace(shape, rows=height), claim.point, panel, row)

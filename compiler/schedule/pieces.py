@@ -14,8 +14,8 @@ def plus(a: Scalar, b: Scalar) -> Scalar:
     return Apply(Fn.ADD, (a, b))
 
 
-def local(name: str, *shape: int) -> Buffer:
-    return Buffer(name, tuple(Dim.of(n) for n in shape), F32, Scope.LOCAL)
+def local(name: str, *shape: int, dtype: DType = F32) -> Buffer:
+    return Buffer(name, tuple(Dim.of(n) for n in shape), dtype, Scope.LOCAL)
 
 
 def f32(scalar: Load) -> Scalar:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from compiler.ir.dims import Dim, DimVar, dim_min
 from compiler.ir.dtypes import DType
-from compiler.ir.loops import Apply, Buffer, Fn, Load, PrimFunc, Reduce, Scalar, Scope, Stmt, Tile
+from compiler.ir.loops import Apply, Buffer, Fn, Load, PrimFunc, Reduce, Scalar, Stmt, Tile
 from compiler.ir.visit_loops import map_scalar, rewrite_dims
 from compiler.ops.integer import FOUR
 from compiler.schedule.blocks import Blocks, Later, Part
@@ -19,6 +19,7 @@ from compiler.schedule.integer import number_of
 from compiler.schedule.integer_form import GroupedSum, IntegerProduct, Plane, match_integer
 from compiler.schedule.nests import allocated, below, loop, seq, when, zero
 from compiler.schedule.panels import Claim, Panels
+from compiler.schedule.pieces import local
 from compiler.schedule.same import same_scalar
 from compiler.schedule.spot import Spot, TileShape
 
@@ -80,8 +81,8 @@ class _Schedule:
     def block(self, panels: Panels, blocks: Blocks, claim: Claim, span: tuple[Dim, Dim]) -> Stmt:
         (first, end), shape = span, self.tile.shape
         size = (blocks.together, BLOCK_ROWS if panels.row_axis is not None else 1, shape.vectors, shape.lanes)
-        exact = [_local(f"exact{i}", DType.I32, *size) for i in range(len(self.sums))]
-        wide = [_local(f"wide{i}", DType.I8, blocks.size * shape.columns) for i in range(len(self.sums))]
+        exact = [local(f"exact{i}", *size, dtype=DType.I32) for i in range(len(self.sums))]
+        wide = [local(f"wide{i}", blocks.size * shape.columns, dtype=DType.I8) for i in range(len(self.sums))]
 
         def through(panel: Dim, part: Part, later: Later) -> Stmt:
             def tiles(row: Dim, rows: int) -> Stmt:
@@ -156,12 +157,7 @@ def _group(plane: Plane, multipliers: Buffer) -> int:
 
 def _scaled(grouped: GroupedSum, exact: Load, place: dict[DimVar, Dim]) -> Scalar:
     """The one term of the sum of groups, added to nothing."""
-    dot = grouped.planes[0].reduce
-    term = map_scalar(grouped.reduce.value, lambda s: exact if isinstance(s, Reduce) and same_scalar(s, dot) else s)
-    assert isinstance(term, Apply) and term.fn is Fn.MUL, term
-    a, b = (rewrite_dims(arg, {**place, grouped.reduce.axes[0][0]: Dim.of(0)}) for arg in term.args)
+    summed = grouped.planes[0].reduce
+    dot = map_scalar(grouped.dot, lambda s: exact if isinstance(s, Reduce) and same_scalar(s, summed) else s)
+    a, b = (rewrite_dims(part, {**place, grouped.reduce.axes[0][0]: Dim.of(0)}) for part in (dot, grouped.factor))
     return Apply(Fn.FMA, (a, b, zero(DType.F32)))
-
-
-def _local(name: str, dtype: DType, *shape: int) -> Buffer:
-    return Buffer(name, tuple(map(Dim.of, shape)), dtype, Scope.LOCAL)
