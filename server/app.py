@@ -10,9 +10,11 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import BaseRoute, Match, Route
 
 from server.api import admin, aliases, chat, completions, embeddings, health, models, pages, tokenize
 from server.api.context import Context
+from server.api.description import describe_events
 from server.auth import Guard
 from server.errors import (
     BAD_REQUEST,
@@ -60,8 +62,11 @@ def create_app(settings: ServerSettings, registry: Registry) -> FastAPI:
         redirect_slashes=False,  # a redirected POST is more trouble than a plain answer
     )
     context = Context(settings, registry)
-    for router in ROUTERS:
-        app.include_router(router(context))
+    routers = [router(context) for router in ROUTERS]
+    for router in routers:
+        app.include_router(router)
+    app.state.routes = [route for router in routers for route in router.routes]
+    describe_events(app)
     app.add_exception_handler(ApiError, _on_api_error)
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(HTTPException, _on_http_error)
@@ -113,15 +118,24 @@ def _path(location: tuple[str | int, ...]) -> str:
 async def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     kind = OF_STATUS.get(error.status_code, BAD_REQUEST)
-    path, headers = request.url.path, dict(error.headers or {})
+    path = request.url.path
     if kind is NOT_FOUND_PATH:
         near = _near(request)
         message = f"there is nothing at {path:.200}; {f'is {near} meant?' if near else 'see /docs'}"
     elif kind is METHOD_NOT_ALLOWED:
-        message = f"{path:.200} does not take {request.method}; expected {headers.get('allow') or headers.get('Allow')}"
+        allowed = _allowed(request)
+        message = f"{path:.200} does not take {request.method}; expected {allowed}"
+        return error_response(ApiError(kind, message, headers={"allow": allowed}))
     else:
         message = f"{request.method} {path:.200}: {error.detail}"
-    return error_response(ApiError(kind, message, headers=headers))
+    return error_response(ApiError(kind, message, headers=dict(error.headers or {})))
+
+
+def _allowed(request: Request) -> str:
+    """The methods of all routes at this path; the error knows those of the first."""
+    routes: list[BaseRoute] = request.app.state.routes
+    found = [route for route in routes if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE]
+    return ", ".join(sorted({method for route in found for method in route.methods or ()}))
 
 
 def _near(request: Request) -> str | None:

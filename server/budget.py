@@ -6,12 +6,20 @@ import asyncio
 from collections.abc import Callable, Collection
 
 import msgspec
+from typing_extensions import TypedDict
 
 from server.errors import BY_CODE, INSUFFICIENT_MEMORY, LOAD_FAILED, PREFLIGHT_UNAVAILABLE, ApiError
 from server.handle import LoadError
 from server.model import Footprint, Model, ModelState, Preflight
 from server.settings import ServerSettings
 from server.state import ModelSpec
+
+
+class Evictable(TypedDict):
+    """What unloading would free."""
+
+    model: str
+    bytes: int
 
 
 class Budget:
@@ -33,8 +41,8 @@ class Budget:
         limit = self._settings.memory_limit_bytes
         return None if limit is None else max(0, limit - self.used_bytes)
 
-    def evictable(self) -> list[dict[str, object]]:
-        """What unloading would free, largest first; pinned models are not offered."""
+    def evictable(self) -> list[Evictable]:
+        """The largest first; pinned models are not offered."""
         models = [m for m in self._models() if m.state is ModelState.READY and not m.spec.pin]
         models.sort(key=lambda model: -model.total_bytes)
         return [{"model": model.spec.name, "bytes": model.total_bytes} for model in models]

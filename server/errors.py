@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import msgspec
+from typing_extensions import TypedDict
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +227,19 @@ TABLE: tuple[ErrorKind, ...] = tuple(kind for kind in list(globals().values()) i
 BY_CODE = {kind.code: kind for kind in TABLE}
 
 
+class ErrorDetail(TypedDict):
+    """What every error has; some have details of their own beside it."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class ErrorBody(TypedDict):
+    error: ErrorDetail
+
+
 class ApiError(Exception):
     """An error of the table, with what is particular to this request."""
 
@@ -246,14 +260,8 @@ class ApiError(Exception):
         self.details = details
 
     def body(self) -> bytes:
-        error: dict[str, object] = {
-            "message": self.message,
-            "type": self.kind.type,
-            "param": self.param,
-            "code": self.kind.code,
-            **self.details,
-        }
-        return msgspec.json.encode({"error": error})
+        error: ErrorDetail = {"message": self.message, "type": self.kind.type, "param": self.param, "code": self.kind.code}
+        return msgspec.json.encode({"error": {**error, **self.details}})
 
     def response_headers(self) -> dict[str, str]:
         # The official clients repeat 409 and every 5xx unless told not to, which triples a load that cannot succeed.

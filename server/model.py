@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
-import msgspec
-
 from server.admission import Admission
 from server.handle import ProgressCallback, Tokenizer, WorkerHandle
 from server.messages import Ready
@@ -46,7 +44,8 @@ class Footprint:
         return self.weights_bytes + self.arena_bytes + self.kv_cache_bytes
 
 
-class CachedModel(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class CachedModel:
     """A compiled model on disk."""
 
     signature: str

@@ -7,6 +7,9 @@ import secrets
 import time
 from collections.abc import AsyncGenerator
 from enum import StrEnum
+from typing import Literal
+
+from typing_extensions import TypedDict
 
 from server.errors import ApiError
 from server.messages import Progress
@@ -19,6 +22,20 @@ class OperationState(StrEnum):
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     CANCELLED = "cancelled"
+
+
+class OperationReport(TypedDict):
+    id: str
+    object: Literal["operation"]
+    kind: str
+    model: str
+    state: OperationState
+    stage: str
+    fraction: float
+    stages: dict[str, float]  # seconds spent in each
+    started_at: float
+    ended_at: float | None
+    error: dict[str, object] | None  # code, message, status, and details of its kind
 
 
 class Operation:
@@ -64,7 +81,7 @@ class Operation:
         while self.state is OperationState.RUNNING:
             await self._changed.wait()
 
-    async def watch(self) -> AsyncGenerator[dict[str, object], None]:
+    async def watch(self) -> AsyncGenerator[OperationReport, None]:
         """A description now and after each change; ends with the operation."""
         while True:
             changed = self._changed
@@ -73,15 +90,11 @@ class Operation:
                 return
             await changed.wait()
 
-    def describe(self) -> dict[str, object]:
-        error = None
+    def describe(self) -> OperationReport:
+        error: dict[str, object] | None = None
         if self.error is not None:
-            error = {
-                "code": self.error.kind.code,
-                "message": self.error.message,
-                "status": self.error.kind.status,
-                **self.error.details,
-            }
+            kind = self.error.kind
+            error = {"code": kind.code, "message": self.error.message, "status": kind.status, **self.error.details}
         return {
             "id": self.id,
             "object": "operation",

@@ -9,15 +9,25 @@ import msgspec
 from fastapi import APIRouter, Query, Response
 from pydantic import Field
 
+from server.api.admin_answers import (
+    CachedModels,
+    FinishedLoad,
+    Freed,
+    Memory,
+    ModelReport,
+    ModelReports,
+    OperationReports,
+    Plan,
+)
 from server.api.context import Context
 from server.api.fields import Options, check_unknown, ignored_header
 from server.api.models import describe
 from server.api.prepare import invalid
-from server.api.routes import ADMINISTRATION, new_router
+from server.api.routes import ADMINISTRATION, Responses, events, gives, new_router
 from server.api.sse import EventStream
 from server.errors import CACHE_UNAVAILABLE, OPERATION_NOT_FOUND, ApiError
-from server.model import Model
-from server.operations import Operation, OperationState
+from server.model import Model, Unloaded
+from server.operations import Operation, OperationReport, OperationState
 from server.probe import PLAIN, Probe
 from server.registry import Registry
 from server.resident import resident_bytes
@@ -67,11 +77,14 @@ class AliasBody(Options):
     probe: ProbeBody = Field(default_factory=ProbeBody)
 
 
+EVENTS: Responses = {200: {"content": events(OperationReport), "description": "A report now and after each change."}}
+
+
 def router(context: Context) -> APIRouter:
     routes = new_router(ADMINISTRATION, prefix="/admin")
     registry, settings = context.registry, context.settings
 
-    @routes.post("/models")
+    @routes.post("/models", responses={**gives(OperationReport | FinishedLoad | Plan), **gives(OperationReport, status=202)})
     async def load(body: LoadBody) -> Response:
         """Load a model: 202 with an operation, or 200 when waited for."""
         headers = ignored_header(check_unknown(body, strict=settings.strict))
@@ -85,50 +98,52 @@ def router(context: Context) -> APIRouter:
         running = operation.state is OperationState.RUNNING
         return _json(operation.describe(), 202 if running else 200, headers={**headers, **location})
 
-    @routes.get("/models")
+    @routes.get("/models", responses=gives(ModelReports))
     async def list_models() -> Response:
         """Every model with its state, memory and worker."""
-        return _json({"object": "list", "data": [describe_fully(model, registry) for model in registry.models()]})
+        listed: ModelReports = {"object": "list", "data": [describe_fully(model, registry) for model in registry.models()]}
+        return _json(listed)
 
-    @routes.get("/models/{name:path}")
+    @routes.get("/models/{name:path}", responses=gives(ModelReport))
     async def get_model(name: str) -> Response:
         """One model."""
         return _json(describe_fully(registry.find(name), registry))
 
-    @routes.delete("/models/{name:path}")
+    @routes.delete("/models/{name:path}", responses=gives(Unloaded))
     async def unload(name: str, drain_s: Annotated[float, Query(ge=0, le=86400)] = settings.drain_s, force: bool = False) -> Response:
         """Unload a model, after its running requests or after `drain_s`."""
-        return _json(msgspec.to_builtins(await registry.unload(name, drain_s=drain_s, force=force)))
+        return _json(await registry.unload(name, drain_s=drain_s, force=force))
 
-    @routes.get("/operations")
+    @routes.get("/operations", responses=gives(OperationReports))
     async def list_operations() -> Response:
         """Loads of the last hour."""
-        return _json({"object": "list", "data": [operation.describe() for operation in registry.operations.all()]})
+        listed: OperationReports = {"object": "list", "data": [operation.describe() for operation in registry.operations.all()]}
+        return _json(listed)
 
-    @routes.get("/operations/{operation_id}")
+    @routes.get("/operations/{operation_id}", responses=gives(OperationReport))
     async def get_operation(operation_id: str) -> Response:
         """How far a load is, or how it ended."""
         return _json(find_operation(operation_id, registry).describe())
 
-    @routes.get("/operations/{operation_id}/events")
+    @routes.get("/operations/{operation_id}/events", response_class=Response, responses=EVENTS)
     async def watch_operation(operation_id: str) -> Response:
         """The same as events, until it has ended."""
         operation = find_operation(operation_id, registry)
         return EventStream(_events(operation), {}, heartbeat_s=settings.heartbeat_s)
 
-    @routes.delete("/operations/{operation_id}")
+    @routes.delete("/operations/{operation_id}", responses=gives(OperationReport))
     async def cancel_operation(operation_id: str) -> Response:
         """Cancel a load; nothing is left of it."""
         operation = find_operation(operation_id, registry)
         await registry.cancel(operation)
         return _json(operation.describe())
 
-    @routes.get("/aliases")
+    @routes.get("/aliases", responses=gives(dict[str, str]))
     async def list_aliases() -> Response:
         """Which alias stands for which model."""
         return _json(registry.aliases())
 
-    @routes.put("/aliases/{alias:path}")
+    @routes.put("/aliases/{alias:path}", responses=gives(dict[str, str]))
     async def set_alias(alias: Annotated[str, Field(pattern=NAME)], body: AliasBody) -> Response:
         """Point an alias at a model that answers a probe. New requests go there at once; running ones end where they began."""
         headers = ignored_header(check_unknown(body, strict=settings.strict))
@@ -137,40 +152,41 @@ def router(context: Context) -> APIRouter:
         await registry.set_alias(alias, body.model, probe)
         return _json(registry.aliases(), headers=headers)
 
-    @routes.delete("/aliases/{alias:path}")
+    @routes.delete("/aliases/{alias:path}", responses=gives(dict[str, str]))
     async def remove_alias(alias: str) -> Response:
         """Remove an alias."""
         registry.remove_alias(alias)
         return _json(registry.aliases())
 
-    @routes.get("/memory")
+    @routes.get("/memory", responses=gives(Memory))
     async def memory() -> Response:
         """The budget: what each model holds, and what is free."""
-        return _json(
-            {
-                "limit_bytes": settings.memory_limit_bytes,
-                "used_bytes": registry.budget.used_bytes,
-                "free_bytes": registry.budget.free_bytes,
-                "resident_bytes": resident_bytes(),
-                "models": {model.spec.name: model.bytes_by_part for model in registry.models()},
-                "evictable": registry.budget.evictable(),
-            }
-        )
+        held: Memory = {
+            "limit_bytes": settings.memory_limit_bytes,
+            "used_bytes": registry.budget.used_bytes,
+            "free_bytes": registry.budget.free_bytes,
+            "resident_bytes": resident_bytes(),
+            "models": {model.spec.name: model.bytes_by_part for model in registry.models()},
+            "evictable": registry.budget.evictable(),
+        }
+        return _json(held)
 
-    @routes.get("/cache")
+    @routes.get("/cache", responses=gives(CachedModels))
     async def list_cache() -> Response:
         """The compiled models on disk."""
         if registry.cache is None:
             raise ApiError(CACHE_UNAVAILABLE, "this server was started without a cache of compiled models")
-        return _json({"object": "list", "data": [msgspec.to_builtins(entry) for entry in registry.cache.entries()]})
+        listed: CachedModels = {"object": "list", "data": registry.cache.entries()}
+        return _json(listed)
 
-    @routes.delete("/cache")
+    @routes.delete("/cache", responses=gives(Freed))
     async def clear_cache() -> Response:
         """Remove the compiled models that no loaded model uses."""
         if registry.cache is None:
             raise ApiError(CACHE_UNAVAILABLE, "this server was started without a cache of compiled models")
         used = frozenset(model.loaded.ready.signature for model in registry.models() if model.loaded is not None)
-        return _json({"freed_bytes": registry.cache.clear(keep=used)})
+        freed: Freed = {"freed_bytes": registry.cache.clear(keep=used)}
+        return _json(freed)
 
     return routes
 
@@ -197,7 +213,7 @@ def spec_of(body: LoadBody, settings: ServerSettings) -> ModelSpec:
     )
 
 
-async def waited(operation: Operation, registry: Registry) -> dict[str, object]:
+async def waited(operation: Operation, registry: Registry) -> FinishedLoad:
     """The model once it is there; a load that failed raises its error."""
     await operation.wait()
     if operation.error is not None:
@@ -205,7 +221,7 @@ async def waited(operation: Operation, registry: Registry) -> dict[str, object]:
     return {**operation.describe(), "result": describe_fully(registry.find(operation.model), registry)}
 
 
-async def dry_run(spec: ModelSpec, registry: Registry) -> dict[str, object]:
+async def dry_run(spec: ModelSpec, registry: Registry) -> Plan:
     footprint, free_bytes = await registry.budget.dry_run(spec)
     return {
         "object": "dry_run",
@@ -213,12 +229,16 @@ async def dry_run(spec: ModelSpec, registry: Registry) -> dict[str, object]:
         "required_bytes": footprint.total_bytes,
         "free_bytes": free_bytes,
         "fits": True,  # else it was refused with 507
-        **msgspec.to_builtins(footprint),
+        "weights_bytes": footprint.weights_bytes,
+        "arena_bytes": footprint.arena_bytes,
+        "kv_cache_bytes": footprint.kv_cache_bytes,
+        "page_bytes": footprint.page_bytes,
+        "cache_hit": footprint.cache_hit,
     }
 
 
-def describe_fully(model: Model, registry: Registry) -> dict[str, object]:
-    described: dict[str, object] = {
+def describe_fully(model: Model, registry: Registry) -> ModelReport:
+    described: ModelReport = {
         **describe(model, registry),
         "state": model.condition,
         "source": model.spec.source,
@@ -231,18 +251,16 @@ def describe_fully(model: Model, registry: Registry) -> dict[str, object]:
     if model.loaded is not None:
         ready, worker = model.loaded.ready, model.loaded.worker
         stats = worker.stats
-        described |= {
-            "pages": {"total": ready.num_pages, "used": stats.num_pages_used if stats else 0, "tokens": ready.page_size},
-            "cache_hit": ready.cache_hit,
-            "compile_s": ready.compile_s,
-            "load_s": ready.load_s,
-            "restarts": worker.restarts,
-            "resubmitted": worker.resubmitted,
-            "tool_parser": model.loaded.dialect.tools.name,
-            "reasoning": model.loaded.dialect.thinks,
-            "running": stats.num_running if stats else 0,
-            "waiting": stats.num_waiting if stats else 0,
-        }
+        described["pages"] = {"total": ready.num_pages, "used": stats.num_pages_used if stats else 0, "tokens": ready.page_size}
+        described["cache_hit"] = ready.cache_hit
+        described["compile_s"] = ready.compile_s
+        described["load_s"] = ready.load_s
+        described["restarts"] = worker.restarts
+        described["resubmitted"] = worker.resubmitted
+        described["tool_parser"] = model.loaded.dialect.tools.name
+        described["reasoning"] = model.loaded.dialect.thinks
+        described["running"] = stats.num_running if stats else 0
+        described["waiting"] = stats.num_waiting if stats else 0
     return described
 
 

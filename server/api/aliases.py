@@ -11,14 +11,17 @@ import msgspec
 from fastapi import APIRouter, Response
 
 from server.api.admin import LoadBody, Name, spec_of, waited
+from server.api.admin_answers import FinishedLoad, LlamaDone, LlamaModel, LlamaModels, TritonModel
 from server.api.context import Context
 from server.api.fields import Options
 from server.api.prepare import invalid
-from server.api.routes import ADMINISTRATION, new_router
-from server.model import ModelState
+from server.api.routes import ADMINISTRATION, gives, new_router
+from server.model import ModelState, Unloaded
 
 TRITON_STATES = {ModelState.LOADING: "LOADING", ModelState.READY: "READY", ModelState.DRAINING: "UNLOADING"}
 LLAMA_STATES = {ModelState.LOADING: "loading", ModelState.READY: "loaded", ModelState.DRAINING: "unloaded"}
+
+DONE: LlamaDone = {"success": True}
 
 
 class TritonBody(Options):
@@ -34,11 +37,11 @@ def router(context: Context) -> APIRouter:
     routes = new_router(ADMINISTRATION)
     registry, settings = context.registry, context.settings
 
-    async def load(name: str, source: str | None = None) -> dict[str, object]:
+    async def load(name: str, source: str | None = None) -> FinishedLoad:
         operation = registry.load(spec_of(LoadBody(name=name, source=source or name), settings))
         return await waited(operation, registry)
 
-    @routes.post("/v1/models/{model:path}/load")
+    @routes.post("/v1/models/{model:path}/load", responses=gives(FinishedLoad))
     @routes.post("/v2/repository/models/{model:path}/load", include_in_schema=False)
     async def triton_load(model: Name, body: TritonBody | None = None) -> Response:
         """Load a model and wait for it, as Triton's front end does."""
@@ -46,7 +49,7 @@ def router(context: Context) -> APIRouter:
             raise invalid(f"parameters.{parameter}", f"parameters has {parameter!r:.40}; none is understood, use /admin/models")
         return _json(await load(model, body.source if body else None))
 
-    @routes.post("/v1/models/{model:path}/unload")
+    @routes.post("/v1/models/{model:path}/unload", responses=gives(Unloaded))
     @routes.post("/v2/repository/models/{model:path}/unload", include_in_schema=False)
     async def triton_unload(model: str, body: TritonBody | None = None) -> Response:
         """Unload a model, as Triton's front end does."""
@@ -55,30 +58,34 @@ def router(context: Context) -> APIRouter:
                 raise invalid(f"parameters.{parameter}", f"parameters has {parameter!r:.40}; expected unload_dependents")
         return _json(await registry.unload(model, drain_s=settings.drain_s))
 
-    @routes.post("/v2/repository/index")
+    @routes.post("/v2/repository/index", responses=gives(list[TritonModel]))
     async def triton_index() -> Response:
         """Every model with its state, as Triton lists them."""
-        return _json(
-            [{"name": model.spec.name, "version": "1", "state": TRITON_STATES[model.state], "reason": ""} for model in registry.models()]
-        )
+        listed: list[TritonModel] = [
+            {"name": model.spec.name, "version": "1", "state": TRITON_STATES[model.state], "reason": ""} for model in registry.models()
+        ]
+        return _json(listed)
 
-    @routes.post("/models/load")
+    @routes.post("/models/load", responses=gives(LlamaDone))
     async def llama_load(body: LlamaBody) -> Response:
         """Begin to load a model, as llama.cpp's router does."""
         registry.load(spec_of(LoadBody(name=body.model, source=body.model), settings))
-        return _json({"success": True})
+        return _json(DONE)
 
-    @routes.post("/models/unload")
+    @routes.post("/models/unload", responses=gives(LlamaDone))
     async def llama_unload(body: LlamaBody) -> Response:
         """Unload a model, as llama.cpp's router does."""
         await registry.unload(body.model, drain_s=settings.drain_s)
-        return _json({"success": True})
+        return _json(DONE)
 
-    @routes.get("/models")
+    @routes.get("/models", responses=gives(LlamaModels))
     async def llama_models() -> Response:
         """Every model with its state, as llama.cpp lists them."""
-        data = [{"id": model.spec.name, "object": "model", "status": {"value": LLAMA_STATES[model.state]}} for model in registry.models()]
-        return _json({"object": "list", "data": data})
+        data: list[LlamaModel] = [
+            {"id": model.spec.name, "object": "model", "status": {"value": LLAMA_STATES[model.state]}} for model in registry.models()
+        ]
+        listed: LlamaModels = {"object": "list", "data": data}
+        return _json(listed)
 
     return routes
 

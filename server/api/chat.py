@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import msgspec
 from fastapi import APIRouter, Request, Response
 
+from server.api.answers import ChatChunk, ChatCompletion, Render
 from server.api.chat_answer import ChatAnswer
 from server.api.context import Caller, Context, caller
 from server.api.conversation import for_template
@@ -26,7 +27,7 @@ from server.api.prepare import (
     truncate,
 )
 from server.api.respond import respond, response_headers
-from server.api.routes import new_router
+from server.api.routes import gives, new_router
 from server.api.schema import ChatBody, Tool
 from server.api.tool_choice import ToolUse, demanded_calls, offered_calls, tool_use
 from server.errors import NO_CHAT_TEMPLATE, TEMPLATE_FAILED, UNSUPPORTED_FIELD, ApiError
@@ -44,7 +45,7 @@ encode = msgspec.json.encode
 def router(context: Context) -> APIRouter:
     routes = new_router("OpenAI")
 
-    @routes.post("/v1/chat/completions")
+    @routes.post("/v1/chat/completions", responses=gives(ChatCompletion, event=ChatChunk))
     async def chat_completions(request: Request, body: ChatBody) -> Response:
         """Answer a conversation."""
         ignored = check_unknown(body, strict=context.settings.strict)
@@ -56,7 +57,7 @@ def router(context: Context) -> APIRouter:
         headers = response_headers(loaded, ignored)
         return await respond(request, answer, headers, stream=bool(body.stream), settings=context.settings)
 
-    @routes.post("/v1/chat/completions/render")
+    @routes.post("/v1/chat/completions/render", responses=gives(Render))
     async def render(request: Request, body: ChatBody) -> Response:
         """Show the prompt and the effective parameters; nothing is generated."""
         ignored = check_unknown(body, strict=context.settings.strict)
@@ -138,7 +139,7 @@ async def render_prompt(body: ChatBody, loaded: Loaded, tools: Sequence[Tool]) -
         raise ApiError(TEMPLATE_FAILED, f"the chat template refused the messages: {error}", param="messages") from error
 
 
-def describe_plan(prompt: str, job: Job, model: Model, loaded: Loaded) -> dict[str, object]:
+def describe_plan(prompt: str, job: Job, model: Model, loaded: Loaded) -> Render:
     """What would be asked of the worker, and what it would cost."""
     submit, ready = job.submit, loaded.ready
     longest = len(submit.prompt_ids) + submit.params.max_tokens
@@ -153,7 +154,7 @@ def describe_plan(prompt: str, job: Job, model: Model, loaded: Loaded) -> dict[s
         "token_ids": submit.prompt_ids,
         "num_tokens": len(submit.prompt_ids),
         "max_model_len": context_of(loaded),
-        "parameters": submit.params,
+        "parameters": msgspec.to_builtins(submit.params),
         "n": submit.num_choices,
         "stop": job.stops.strings,
         "kv_cache": {

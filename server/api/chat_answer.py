@@ -8,6 +8,16 @@ from contextlib import aclosing
 
 import msgspec
 
+from server.api.answers import (
+    ChatChoice,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatDelta,
+    ChatMessage,
+    Envelope,
+    ToolCall,
+    ToolCallDelta,
+)
 from server.api.context import answer_id
 from server.api.conversation import text_of
 from server.api.generate import Generation, Step, TokenEntry, Usage
@@ -65,7 +75,7 @@ class ChatAnswer:
         self._prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
         self._echoed = text_of(body.messages[-1].content) if body.echo else ""
         self._shows_reasoning = body.include_reasoning is not False
-        self._envelope: dict[str, object] = {
+        self._envelope: Envelope = {
             "id": answer_id("chatcmpl", body.request_id),
             "object": "chat.completion",
             "created": int(time.time()),
@@ -87,7 +97,7 @@ class ChatAnswer:
                 choice.add(self._take(choice, step))
                 choice.entries += step.entries
                 choice.token_ids += step.token_ids
-        answer: dict[str, object] = {
+        answer: ChatCompletion = {
             **self._envelope,
             "choices": [self._describe(index, choice) for index, choice in enumerate(self._choices)],
             "usage": self.usage.describe(),
@@ -153,7 +163,7 @@ class ChatAnswer:
         )
 
     def _opening(self, step: Step) -> bytes:
-        opening: dict[str, object] = {
+        opening: ChatChunkChoice = {
             "index": step.choice,
             "delta": {"role": "assistant", "content": self._echoed},
             "logprobs": None,
@@ -171,7 +181,7 @@ class ChatAnswer:
         delta = self._delta(parts)
         if not delta and choice.finish is None:
             return None  # its log-probabilities go with the next text
-        chunk: dict[str, object] = {
+        chunk: ChatChunkChoice = {
             "index": step.choice,
             "delta": delta,
             "logprobs": self._writer.chat(choice.entries) if self._body.logprobs else None,
@@ -184,40 +194,34 @@ class ChatAnswer:
         choice.entries, choice.token_ids = [], []
         return encode(chunk)
 
-    def _delta(self, parts: Sequence[Part]) -> dict[str, object]:
-        delta: dict[str, object] = {}
+    def _delta(self, parts: Sequence[Part]) -> ChatDelta:
+        delta: ChatDelta = {}
         if content := "".join(part.text for part in parts if isinstance(part, Content)):
             delta["content"] = content
         reasoning = "".join(part.text for part in parts if isinstance(part, Reasoning))
         if reasoning and self._shows_reasoning:
             delta["reasoning_content"] = delta["reasoning"] = reasoning
-        calls: dict[int, dict[str, object]] = {}
-        pieces: dict[int, str] = {}
+        calls: dict[int, ToolCallDelta] = {}
         for part in parts:
             match part:
                 case CallStart(index, call_id, name):
-                    pieces[index] = ""
-                    calls[index] = {"index": index, "id": call_id, "type": "function", "function": {"name": name}}
+                    calls[index] = {"index": index, "id": call_id, "type": "function", "function": {"name": name, "arguments": ""}}
                 case CallArguments(index, text):
-                    pieces[index] = pieces.get(index, "") + text
-                    calls.setdefault(index, {"index": index, "function": {}})
+                    call = calls.setdefault(index, {"index": index, "function": {"arguments": ""}})
+                    call["function"]["arguments"] += text
                 case _:
                     pass
-        for index, call in calls.items():
-            function = call["function"]
-            assert isinstance(function, dict)
-            call["function"] = {**function, "arguments": pieces[index]}
         if calls:
             delta["tool_calls"] = list(calls.values())
         return delta
 
-    def _describe(self, index: int, choice: _ChatChoice) -> dict[str, object]:
-        calls = [
+    def _describe(self, index: int, choice: _ChatChoice) -> ChatChoice:
+        calls: list[ToolCall] = [
             {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": "".join(arguments)}}
             for call, arguments in zip(choice.tool_calls, choice.arguments, strict=True)
         ]
         content = self._echoed + "".join(choice.content)
-        message: dict[str, object] = {
+        message: ChatMessage = {
             "role": "assistant",
             "content": content if content or not calls else None,
             "refusal": None,
@@ -226,7 +230,7 @@ class ChatAnswer:
             message["tool_calls"] = calls
         if choice.reasoning and self._shows_reasoning:
             message["reasoning_content"] = message["reasoning"] = "".join(choice.reasoning)
-        described: dict[str, object] = {
+        described: ChatChoice = {
             "index": index,
             "message": message,
             "logprobs": self._writer.chat(choice.entries) if self._body.logprobs else None,

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
+from server.api.answers import Completion, CompletionChoice, CompletionLogprobs, Envelope
 from server.api.context import answer_id
 from server.api.generate import Generation, Job, Step, TokenEntry, Usage
-from server.api.logprobs import LogprobWriter
+from server.api.logprobs import LogprobWriter, joined
 from server.api.respond import fingerprint
 from server.api.schema import CompletionBody
 from server.handle import Tokenizer
@@ -65,7 +66,7 @@ class CompletionAnswer:
         self._prompt_logprobs: dict[int, tuple[TokenLogprob | None, ...]] = {}
         self._choices = [_Choice(index) for index in range(len(jobs) * self._per_prompt)]
         self._writer = LogprobWriter(loaded.tokenizer, as_ids=bool(body.return_tokens_as_token_ids))
-        self._envelope: dict[str, object] = {
+        self._envelope: Envelope = {
             "id": answer_id("cmpl", body.request_id),
             "object": "text_completion",
             "created": int(time.time()),
@@ -93,7 +94,7 @@ class CompletionAnswer:
                 choice.text.append(step.text)
                 choice.entries += step.entries
                 choice.token_ids += step.token_ids
-        answer = {
+        answer: Completion = {
             **self._envelope,
             "choices": [self._describe(index, choice) for index, choice in enumerate(self._best())],
             "usage": self.usage.describe(),
@@ -194,7 +195,7 @@ class CompletionAnswer:
 
     def _opening(self, step: Step) -> bytes:
         prompt_index = step.choice // self._per_prompt
-        opening: dict[str, object] = {
+        opening: CompletionChoice = {
             "index": step.choice,
             "text": self._prompts[prompt_index].text if self._prompts else "",
             "logprobs": self._echo(prompt_index),
@@ -208,7 +209,7 @@ class CompletionAnswer:
 
     def _chunk(self, choice: _Choice, step: Step) -> bytes:
         silent = self._body.max_tokens == 0
-        chunk: dict[str, object] = {
+        chunk: CompletionChoice = {
             "index": step.choice,
             "text": "" if silent else step.text,
             "logprobs": self._logprobs(step.choice, step.entries),
@@ -220,7 +221,7 @@ class CompletionAnswer:
             chunk["token_ids"] = () if silent else step.token_ids
         return encode(chunk)
 
-    def _describe(self, index: int, choice: _Choice) -> dict[str, object]:
+    def _describe(self, index: int, choice: _Choice) -> CompletionChoice:
         prompt_index = choice.index // self._per_prompt
         silent = self._body.max_tokens == 0
         text = "" if silent else "".join(choice.text)
@@ -228,8 +229,8 @@ class CompletionAnswer:
         if self._prompts:
             text = self._prompts[prompt_index].text + text
             if logprobs is not None and (echo := self._echo(prompt_index)) is not None:
-                logprobs = {name: echo[name] + values for name, values in logprobs.items()}
-        described: dict[str, object] = {
+                logprobs = joined(echo, logprobs)
+        described: CompletionChoice = {
             "index": index,
             "text": text,
             "logprobs": logprobs,
@@ -243,13 +244,13 @@ class CompletionAnswer:
             described["token_ids"] = [] if silent else choice.token_ids
         return described
 
-    def _logprobs(self, choice: int, entries: Sequence[TokenEntry]) -> dict[str, list[object]] | None:
+    def _logprobs(self, choice: int, entries: Sequence[TokenEntry]) -> CompletionLogprobs | None:
         if self._body.logprobs is None:
             return None
         shift = len(self._prompts[choice // self._per_prompt].text) if self._prompts else 0
         return self._writer.completion(() if self._body.max_tokens == 0 else entries, shift=shift)
 
-    def _echo(self, prompt_index: int) -> dict[str, list[object]] | None:
+    def _echo(self, prompt_index: int) -> CompletionLogprobs | None:
         read = self._prompt_logprobs.get(prompt_index)
         if self._body.logprobs is None or read is None or not self._prompts:
             return None

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from fastapi import APIRouter, Request, Response
 
+from server.api.answers import Completion, CompletionChunk
 from server.api.completion_answer import CompletionAnswer
 from server.api.context import Caller, Context, caller
 from server.api.fields import check_unknown
@@ -23,7 +24,7 @@ from server.api.prepare import (
     truncate,
 )
 from server.api.respond import respond, response_headers
-from server.api.routes import new_router
+from server.api.routes import gives, new_router
 from server.api.schema import CompletionBody
 from server.errors import UNSUPPORTED_FIELD, ApiError
 from server.handle import Tokenizer
@@ -36,7 +37,7 @@ DEFAULT_MAX_TOKENS = 16  # of the API
 def router(context: Context) -> APIRouter:
     routes = new_router("OpenAI")
 
-    @routes.post("/v1/completions")
+    @routes.post("/v1/completions", responses=gives(Completion, event=CompletionChunk))
     async def completions(request: Request, body: CompletionBody) -> Response:
         """Continue one or more prompts."""
         ignored = check_unknown(body, strict=context.settings.strict)

@@ -12,12 +12,13 @@ import numpy as np
 from fastapi import APIRouter, Request, Response
 from numpy.typing import NDArray
 
+from server.api.answers import Embeddings
 from server.api.completions import token_ids
 from server.api.context import Caller, Context, caller
 from server.api.fields import check_unknown
 from server.api.prepare import context_of, deadline_of, invalid, truncate
 from server.api.respond import response_headers, while_connected
-from server.api.routes import new_router
+from server.api.routes import gives, new_router
 from server.api.schema import EmbeddingBody
 from server.errors import (
     BY_CODE,
@@ -40,7 +41,7 @@ Vector = NDArray[np.float32]
 def router(context: Context) -> APIRouter:
     routes = new_router("OpenAI")
 
-    @routes.post("/v1/embeddings")
+    @routes.post("/v1/embeddings", responses=gives(Embeddings))
     async def embeddings(request: Request, body: EmbeddingBody) -> Response:
         """Turn one or more texts into vectors."""
         ignored = check_unknown(body, strict=context.settings.strict)
@@ -60,7 +61,7 @@ def router(context: Context) -> APIRouter:
         finally:
             lease.release()
         context.metrics.prompt_tokens.labels(*labels).inc(num_tokens)
-        answer = {
+        answer: Embeddings = {
             "object": "list",
             "data": [
                 {"object": "embedding", "index": index, "embedding": _written(vector, body.encoding_format)}

@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 
+from server.api.answers import UsageCounts
 from server.errors import BY_CODE, DEADLINE_EXCEEDED, GENERATION_FAILED, QUEUE_FULL, SHUTTING_DOWN, ApiError
 from server.handle import RequestError
 from server.messages import FinishReason, Submit, TokenEvent, TokenLogprob
@@ -54,7 +55,7 @@ class Usage:
     cached_tokens: int = 0
     reasoning_tokens: int = 0
 
-    def describe(self) -> dict[str, object]:
+    def describe(self) -> UsageCounts:
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,

@@ -5,11 +5,14 @@ from __future__ import annotations
 from importlib.metadata import PackageNotFoundError, version
 
 from fastapi import APIRouter, Response
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, PlainTextResponse
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
+from server.api.answers import Liveness, Readiness, Version
 from server.api.context import Context
-from server.api.routes import new_router
+from server.api.routes import gives, new_router
+
+READINESS = {**gives(Readiness), **gives(Readiness, status=503)}
 
 
 def router(context: Context) -> APIRouter:
@@ -17,29 +20,32 @@ def router(context: Context) -> APIRouter:
     registry = context.registry
 
     @routes.head("/health/live", include_in_schema=False)  # as some load balancers ask
-    @routes.get("/health/live")
+    @routes.get("/health/live", responses=gives(Liveness))
     @routes.get("/v2/health/live", include_in_schema=False)
     async def live() -> JSONResponse:
         """200 while the process answers at all."""
-        return JSONResponse({"status": "ok"})
+        alive: Liveness = {"status": "ok"}
+        return JSONResponse(alive)
 
     @routes.head("/health", include_in_schema=False)
     @routes.head("/health/ready", include_in_schema=False)
-    @routes.get("/health")
-    @routes.get("/health/ready")
+    @routes.get("/health", responses=READINESS)
+    @routes.get("/health/ready", responses=READINESS)
     @routes.get("/v2/health/ready", include_in_schema=False)
     async def ready() -> JSONResponse:
         """200 when requests should be sent here, 503 while loading, draining, or without a working model."""
         models = {model.spec.name: model.condition for model in registry.models()}
         status = "ok" if registry.ready else "shutting down" if registry.closing else "unavailable"
-        return JSONResponse({"status": status, "models": models}, 200 if registry.ready else 503)
+        readiness: Readiness = {"status": status, "models": models}
+        return JSONResponse(readiness, 200 if registry.ready else 503)
 
-    @routes.get("/version")
+    @routes.get("/version", responses=gives(Version))
     async def get_version() -> JSONResponse:
         """What runs here."""
-        return JSONResponse({"version": distribution_version(), "name": "relaxserve"})
+        running: Version = {"version": distribution_version(), "name": "relaxserve"}
+        return JSONResponse(running)
 
-    @routes.get("/metrics")
+    @routes.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         """Prometheus text."""
         return Response(context.metrics.exposition(), media_type=CONTENT_TYPE_PLAIN_0_0_4)

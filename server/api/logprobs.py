@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from server.api.answers import ChatLogprobs, ChatToken, CompletionLogprobs, PromptLogprobs, RankedChatToken, RankedToken
 from server.api.generate import TokenEntry
 from server.handle import Tokenizer
 from server.messages import TokenLogprob
@@ -16,10 +17,10 @@ class LogprobWriter:
         self._tokenizer = tokenizer
         self._as_ids = as_ids  # "token_id:17" instead of the text, which two tokens may share
 
-    def chat(self, entries: Sequence[TokenEntry]) -> dict[str, object]:
+    def chat(self, entries: Sequence[TokenEntry]) -> ChatLogprobs:
         return {"content": [self._chat_entry(entry.logprob) for entry in entries], "refusal": None}
 
-    def completion(self, entries: Sequence[TokenEntry], *, shift: int = 0) -> dict[str, list[object]]:
+    def completion(self, entries: Sequence[TokenEntry], *, shift: int = 0) -> CompletionLogprobs:
         """`shift`: where the answer begins in the text that the client gets."""
         return {
             "tokens": [self._text(entry.logprob.token_id) for entry in entries],
@@ -28,7 +29,7 @@ class LogprobWriter:
             "text_offset": [shift + entry.start for entry in entries],
         }
 
-    def echo(self, ids: Sequence[int], starts: Sequence[int], read: Sequence[TokenLogprob | None]) -> dict[str, list[object]]:
+    def echo(self, ids: Sequence[int], starts: Sequence[int], read: Sequence[TokenLogprob | None]) -> CompletionLogprobs:
         """A prompt in the shape of `completion`; the first token follows nothing, so it has no probability."""
         return {
             "tokens": [self._text(token_id) for token_id in ids],
@@ -37,14 +38,14 @@ class LogprobWriter:
             "text_offset": list(starts),
         }
 
-    def prompt(self, read: Sequence[TokenLogprob | None]) -> list[object]:
+    def prompt(self, read: Sequence[TokenLogprob | None]) -> PromptLogprobs:
         return [None if entry is None else self._ranked(entry) for entry in read]
 
-    def _chat_entry(self, entry: TokenLogprob) -> dict[str, object]:
+    def _chat_entry(self, entry: TokenLogprob) -> RankedChatToken:
         top = [self._chat_token(token_id, logprob) for token_id, logprob in entry.top]
         return {**self._chat_token(entry.token_id, entry.logprob), "top_logprobs": top}
 
-    def _chat_token(self, token_id: int, logprob: float) -> dict[str, object]:
+    def _chat_token(self, token_id: int, logprob: float) -> ChatToken:
         raw = self._bytes(token_id)
         return {"token": self._text(token_id, raw), "logprob": _finite(logprob), "bytes": list(raw)}
 
@@ -53,7 +54,7 @@ class LogprobWriter:
         top.setdefault(self._text(entry.token_id), _finite(entry.logprob))
         return top
 
-    def _ranked(self, entry: TokenLogprob) -> dict[str, object]:
+    def _ranked(self, entry: TokenLogprob) -> dict[str, RankedToken]:
         ranked = {token_id: (logprob, rank) for rank, (token_id, logprob) in enumerate(entry.top, 1)}
         ranked[entry.token_id] = (entry.logprob, entry.rank)
         return {
@@ -73,6 +74,15 @@ class LogprobWriter:
             return raw.decode()
         except UnicodeDecodeError:  # part of a character
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+
+
+def joined(first: CompletionLogprobs, then: CompletionLogprobs) -> CompletionLogprobs:
+    return {
+        "tokens": [*first["tokens"], *then["tokens"]],
+        "token_logprobs": [*first["token_logprobs"], *then["token_logprobs"]],
+        "top_logprobs": [*first["top_logprobs"], *then["top_logprobs"]],
+        "text_offset": [*first["text_offset"], *then["text_offset"]],
+    }
 
 
 def _finite(logprob: float) -> float:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import msgspec
 from fastapi import APIRouter, Response
 
+from server.api.answers import ModelEntry, ModelList
 from server.api.context import Context
 from server.api.prepare import context_of
-from server.api.routes import new_router
+from server.api.routes import gives, new_router
 from server.model import Model, ModelState
 from server.registry import Registry
 
@@ -16,13 +17,14 @@ def router(context: Context) -> APIRouter:
     routes = new_router("OpenAI")
     registry = context.registry
 
-    @routes.get("/v1/models")
+    @routes.get("/v1/models", responses=gives(ModelList))
     async def list_models() -> Response:
         """The loaded models."""
         ready = [model for model in registry.models() if model.state is ModelState.READY]
-        return _json({"object": "list", "data": [describe(model, registry) for model in ready]})
+        listed: ModelList = {"object": "list", "data": [describe(model, registry) for model in ready]}
+        return _json(listed)
 
-    @routes.get("/v1/models/{model:path}")
+    @routes.get("/v1/models/{model:path}", responses=gives(ModelEntry))
     async def get_model(model: str) -> Response:
         """One loaded model, by name or alias."""
         found, _ = registry.serve(model)
@@ -31,8 +33,8 @@ def router(context: Context) -> APIRouter:
     return routes
 
 
-def describe(model: Model, registry: Registry) -> dict[str, object]:
-    described: dict[str, object] = {
+def describe(model: Model, registry: Registry) -> ModelEntry:
+    described: ModelEntry = {
         "id": model.spec.name,
         "object": "model",
         "created": model.created,

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 import msgspec
 from fastapi import APIRouter, Response
 
+from server.api.answers import Text, TokenIds
 from server.api.chat import render_prompt
 from server.api.context import Context
 from server.api.fields import check_unknown, ignored_header
 from server.api.prepare import check_ids, context_of, invalid, off_loop
-from server.api.routes import new_router
+from server.api.routes import gives, new_router
 from server.api.schema import ChatBody, DetokenizeBody, TokenizeBody
 from server.model import Loaded
 
@@ -20,7 +21,7 @@ def router(context: Context) -> APIRouter:
     routes = new_router("Text")
     registry, strict = context.registry, context.settings.strict
 
-    @routes.post("/tokenize")
+    @routes.post("/tokenize", responses=gives(TokenIds))
     @routes.post("/v1/tokenize", include_in_schema=False)
     async def tokenize(body: TokenizeBody) -> Response:
         """The token ids of a text, or of a conversation."""
@@ -29,14 +30,14 @@ def router(context: Context) -> APIRouter:
         text, special = await _text(body, loaded)
         tokenizer = loaded.tokenizer
         ids: Sequence[int] = await off_loop(len(text), lambda: tokenizer.encode(text, special))
-        answer: dict[str, object] = {"tokens": ids, "count": len(ids), "max_model_len": context_of(loaded)}
+        answer: TokenIds = {"tokens": ids, "count": len(ids), "max_model_len": context_of(loaded)}
         if body.return_token_strs:
             answer["token_strs"] = [
                 tokenizer.token_bytes(i).decode(errors="replace") or tokenizer.decode([i], skip_special_tokens=False) for i in ids
             ]
         return Response(msgspec.json.encode(answer), headers=ignored_header(ignored), media_type="application/json")
 
-    @routes.post("/detokenize")
+    @routes.post("/detokenize", responses=gives(Text))
     @routes.post("/v1/detokenize", include_in_schema=False)
     async def detokenize(body: DetokenizeBody) -> Response:
         """The text of token ids, special tokens included unless told otherwise."""
@@ -45,8 +46,8 @@ def router(context: Context) -> APIRouter:
         if body.tokens:
             check_ids(body.tokens, loaded.tokenizer, "tokens")
         text = loaded.tokenizer.decode(body.tokens, skip_special_tokens=bool(body.skip_special_tokens))
-        answer = msgspec.json.encode({"prompt": text})
-        return Response(answer, headers=ignored_header(ignored), media_type="application/json")
+        answer: Text = {"prompt": text}
+        return Response(msgspec.json.encode(answer), headers=ignored_header(ignored), media_type="application/json")
 
     return routes
 

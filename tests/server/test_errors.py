@@ -29,3 +29,10 @@ def test_what_ends_a_load_or_a_request_is_in_the_table():
     raised = [call for call in calls if isinstance(call.func, ast.Name) and call.func.id in ("LoadError", "LoadFailed", "RequestError")]
     codes = {call.args[0].value for call in raised if isinstance(call.args[0], ast.Constant)}
     assert len(codes) > 5 and codes <= BY_CODE.keys()
+
+
+def test_a_wrong_method_is_told_all_right_ones(server):
+    for method, path, allowed in [("OPTIONS", "/admin/cache", "DELETE, GET"), ("PATCH", "/admin/models/null", "DELETE, GET")]:
+        answer = server.http().request(method, path)
+        assert answer.status_code == 405 and answer.headers["allow"] == allowed
+        assert answer.json()["error"]["message"] == f"{path} does not take {method}; expected {allowed}"

@@ -8,14 +8,17 @@ from collections.abc import AsyncGenerator
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import TypeAdapter
 
 from server.admission import Admission
+from server.api.answers import ChatChunk, ChatCompletion, Completion, CompletionChunk
 from server.api.chat import plan_chat
 from server.api.chat_answer import ChatAnswer
 from server.api.completion_answer import CompletionAnswer
 from server.api.completions import plan_completion
 from server.api.context import Caller
 from server.api.generate import Generation
+from server.api.respond import Answer
 from server.api.schema import ChatBody, CompletionBody
 from server.messages import Submit, TokenEvent
 from server.metrics import Metrics, RequestMetrics
@@ -26,6 +29,7 @@ from server.settings import ServerSettings
 from server.state import ModelSpec
 from server.text.dialect import Dialect
 
+SHAPES = {shape: TypeAdapter(shape) for shape in (ChatChunk, ChatCompletion, CompletionChunk, Completion)}
 SERIES = RequestMetrics(Metrics(), "null")
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "ß"}}\n</tool_call>'
 WORDS = ["<think>", "</think>", CALL, "<tool_call>", "STOP", "ST", "a", "b ", "ß", "€", "\n", "🙂", "{", '"']
@@ -71,6 +75,15 @@ def loaded(worker: NullWorker) -> tuple[Model, Loaded]:
     return Model(ModelSpec("null", "null"), Operation("load", "null"), loaded=made), made
 
 
+async def read(answer: Answer, shape: type, *, stream: bool):
+    """An answer, or its chunks, each of the shape that the API page shows."""
+    texts = [chunk async for chunk in answer.chunks()] if stream else [await answer.whole()]
+    read = [json.loads(text) for text in texts]
+    for one in read:
+        SHAPES[shape].validate_python(one, strict=True)
+    return read if stream else read[0]
+
+
 def chat(worker: NullWorker, fields: dict, *, stream: bool):
     model, made = loaded(worker)
     body = ChatBody.model_validate({"messages": [{"role": "user", "content": "hi"}], "stream": stream, **fields})
@@ -78,7 +91,7 @@ def chat(worker: NullWorker, fields: dict, *, stream: bool):
     async def run():
         plan = await plan_chat(body, model, made, Caller("id", ""), ServerSettings())
         answer = ChatAnswer(body, plan, Generation(made, plan.job, SERIES, 0.0), model, made)
-        result = [json.loads(chunk) async for chunk in answer.chunks()] if stream else json.loads(await answer.whole())
+        result = await read(answer, ChatChunk if stream else ChatCompletion, stream=stream)
         assert made.admission.num_sequences == 0 and made.admission.num_queued_tokens == 0
         return result
 
@@ -93,7 +106,7 @@ def completion(worker: NullWorker, fields: dict, *, stream: bool):
         jobs = await plan_completion(body, model, made, Caller("id", ""), ServerSettings())
         generations = [Generation(made, job, SERIES, 0.0) for job in jobs]
         answer = CompletionAnswer(body, jobs, generations, model, made)
-        return [json.loads(chunk) async for chunk in answer.chunks()] if stream else json.loads(await answer.whole())
+        return await read(answer, CompletionChunk if stream else Completion, stream=stream)
 
     return asyncio.run(run())
 

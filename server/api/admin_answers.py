@@ -1,0 +1,110 @@
+"""The shapes of the administration's answers, in its own words and in those of Triton and llama.cpp."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, NotRequired
+
+from typing_extensions import TypedDict
+
+from server.api.answers import ModelEntry
+from server.budget import Evictable
+from server.model import CachedModel
+from server.operations import OperationReport
+
+
+class Pages(TypedDict):
+    total: int
+    used: int
+    tokens: int  # of a page
+
+
+class ModelReport(ModelEntry):
+    state: str
+    source: str
+    quantize: str
+    target: str
+    pin: bool
+    bytes: Mapping[str, int]
+    operation: str
+    pages: NotRequired[Pages]
+    cache_hit: NotRequired[bool]
+    compile_s: NotRequired[float]
+    load_s: NotRequired[float]
+    restarts: NotRequired[int]
+    resubmitted: NotRequired[int]
+    tool_parser: NotRequired[str]
+    reasoning: NotRequired[bool]
+    running: NotRequired[int]
+    waiting: NotRequired[int]
+
+
+class ModelReports(TypedDict):
+    object: Literal["list"]
+    data: Sequence[ModelReport]
+
+
+class FinishedLoad(OperationReport):
+    result: ModelReport
+
+
+class Plan(TypedDict):
+    object: Literal["dry_run"]
+    model: str
+    required_bytes: int
+    free_bytes: int | None
+    fits: Literal[True]  # else it was refused with 507
+    weights_bytes: int
+    arena_bytes: int
+    kv_cache_bytes: int
+    page_bytes: int
+    cache_hit: bool
+
+
+class OperationReports(TypedDict):
+    object: Literal["list"]
+    data: Sequence[OperationReport]
+
+
+class Memory(TypedDict):
+    limit_bytes: int | None
+    used_bytes: int
+    free_bytes: int | None
+    resident_bytes: int
+    models: Mapping[str, Mapping[str, int]]
+    evictable: Sequence[Evictable]
+
+
+class CachedModels(TypedDict):
+    object: Literal["list"]
+    data: Sequence[CachedModel]
+
+
+class Freed(TypedDict):
+    freed_bytes: int
+
+
+class TritonModel(TypedDict):
+    name: str
+    version: str
+    state: str
+    reason: str
+
+
+class LlamaDone(TypedDict):
+    success: Literal[True]
+
+
+class LlamaStatus(TypedDict):
+    value: str
+
+
+class LlamaModel(TypedDict):
+    id: str
+    object: Literal["model"]
+    status: LlamaStatus
+
+
+class LlamaModels(TypedDict):
+    object: Literal["list"]
+    data: Sequence[LlamaModel]

@@ -1,0 +1,251 @@
+"""The shapes of answers: what writes one is checked against them, and the API page shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, NotRequired
+
+from typing_extensions import TypedDict
+
+# --- what answers have in common ---------------------------------------------------------------------------------------
+
+
+class PromptDetails(TypedDict):
+    cached_tokens: int
+
+
+class CompletionDetails(TypedDict):
+    reasoning_tokens: int
+
+
+class UsageCounts(TypedDict):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptDetails
+    completion_tokens_details: CompletionDetails
+
+
+class RankedToken(TypedDict):
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PromptLogprobs = Sequence[Mapping[str, RankedToken] | None]  # by token id; nothing is known of the first
+
+
+class Envelope(TypedDict):
+    id: str
+    object: str
+    created: int
+    model: str
+    system_fingerprint: str
+
+
+# --- chat --------------------------------------------------------------------------------------------------------------
+
+
+class ChatToken(TypedDict):
+    token: str
+    logprob: float
+    bytes: Sequence[int]
+
+
+class RankedChatToken(ChatToken):
+    top_logprobs: Sequence[ChatToken]
+
+
+class ChatLogprobs(TypedDict):
+    content: Sequence[RankedChatToken]
+    refusal: None
+
+
+class Called(TypedDict):
+    name: str
+    arguments: str
+
+
+class ToolCall(TypedDict):
+    id: str
+    type: Literal["function"]
+    function: Called
+
+
+class ChatMessage(TypedDict):
+    role: Literal["assistant"]
+    content: str | None
+    refusal: None
+    tool_calls: NotRequired[Sequence[ToolCall]]
+    reasoning_content: NotRequired[str]
+    reasoning: NotRequired[str]
+
+
+class ChatChoice(TypedDict):
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: str | None
+    stop_reason: str | int | None
+    token_ids: NotRequired[Sequence[int]]
+
+
+class ChatCompletion(Envelope):
+    choices: Sequence[ChatChoice]
+    usage: UsageCounts
+    prompt_logprobs: NotRequired[PromptLogprobs]
+    prompt_token_ids: NotRequired[Sequence[int]]
+
+
+class CalledDelta(TypedDict):
+    name: NotRequired[str]
+    arguments: str
+
+
+class ToolCallDelta(TypedDict):
+    index: int
+    id: NotRequired[str]
+    type: NotRequired[Literal["function"]]
+    function: CalledDelta
+
+
+class ChatDelta(TypedDict, total=False):
+    role: Literal["assistant"]
+    content: str
+    reasoning_content: str
+    reasoning: str
+    tool_calls: Sequence[ToolCallDelta]
+
+
+class ChatChunkChoice(TypedDict):
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None
+    finish_reason: str | None
+    stop_reason: NotRequired[str | int | None]
+    token_ids: NotRequired[Sequence[int]]
+    prompt_logprobs: NotRequired[PromptLogprobs]
+    prompt_token_ids: NotRequired[Sequence[int]]
+
+
+class ChatChunk(Envelope):
+    choices: Sequence[ChatChunkChoice]
+    usage: NotRequired[UsageCounts | None]
+
+
+class PagesNeeded(TypedDict):
+    pages: int
+    bytes: int
+    fits: bool
+
+
+class Render(TypedDict):
+    object: Literal["render"]
+    model: str
+    prompt: str
+    token_ids: Sequence[int]
+    num_tokens: int
+    max_model_len: int
+    parameters: Mapping[str, object]
+    n: int
+    stop: Sequence[str]
+    kv_cache: PagesNeeded
+
+
+# --- completions -------------------------------------------------------------------------------------------------------
+
+
+class CompletionLogprobs(TypedDict):
+    tokens: Sequence[str]
+    token_logprobs: Sequence[float | None]
+    top_logprobs: Sequence[Mapping[str, float] | None]
+    text_offset: Sequence[int]
+
+
+class CompletionChoice(TypedDict):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: str | None
+    stop_reason: NotRequired[str | int | None]
+    token_ids: NotRequired[Sequence[int]]
+    prompt_logprobs: NotRequired[PromptLogprobs]
+    prompt_token_ids: NotRequired[Sequence[int]]
+
+
+class Completion(Envelope):
+    choices: Sequence[CompletionChoice]
+    usage: UsageCounts
+
+
+class CompletionChunk(Envelope):
+    choices: Sequence[CompletionChoice]
+    usage: NotRequired[UsageCounts | None]
+
+
+# --- embeddings, models, text ------------------------------------------------------------------------------------------
+
+
+class Embedding(TypedDict):
+    object: Literal["embedding"]
+    index: int
+    embedding: Sequence[float] | str
+
+
+class EmbeddingUsage(TypedDict):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class Embeddings(TypedDict):
+    object: Literal["list"]
+    data: Sequence[Embedding]
+    model: str
+    usage: EmbeddingUsage
+
+
+class ModelEntry(TypedDict):
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    root: str
+    aliases: Sequence[str]
+    max_model_len: NotRequired[int]
+    signature: NotRequired[str]
+    generates: NotRequired[bool]
+    embedding_size: NotRequired[int | None]
+    prompts: NotRequired[Mapping[str, str]]
+
+
+class ModelList(TypedDict):
+    object: Literal["list"]
+    data: Sequence[ModelEntry]
+
+
+class TokenIds(TypedDict):
+    tokens: Sequence[int]
+    count: int
+    max_model_len: int
+    token_strs: NotRequired[Sequence[str]]
+
+
+class Text(TypedDict):
+    prompt: str
+
+
+# --- operation ---------------------------------------------------------------------------------------------------------
+
+
+class Liveness(TypedDict):
+    status: str
+
+
+class Readiness(TypedDict):
+    status: str
+    models: Mapping[str, str]
+
+
+class Version(TypedDict):
+    version: str
+    name: str
