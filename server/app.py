@@ -14,7 +14,7 @@ from starlette.routing import BaseRoute, Match, Route
 
 from server.api import admin, aliases, chat, completions, embeddings, health, models, pages, tokenize
 from server.api.context import Context
-from server.api.description import describe_events
+from server.api.description import describe_answers
 from server.auth import Guard
 from server.errors import (
     BAD_REQUEST,
@@ -66,7 +66,7 @@ def create_app(settings: ServerSettings, registry: Registry) -> FastAPI:
     for router in routers:
         app.include_router(router)
     app.state.routes = [route for router in routers for route in router.routes]
-    describe_events(app)
+    describe_answers(app)
     app.add_exception_handler(ApiError, _on_api_error)
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(HTTPException, _on_http_error)

@@ -77,6 +77,7 @@ class AliasBody(Options):
     probe: ProbeBody = Field(default_factory=ProbeBody)
 
 
+ALIASES = {"type": "object", "additionalProperties": {"type": "string"}}  # the model of each
 EVENTS: Responses = {200: {"content": events(OperationReport), "description": "A report now and after each change."}}
 
 
@@ -84,7 +85,7 @@ def router(context: Context) -> APIRouter:
     routes = new_router(ADMINISTRATION, prefix="/admin")
     registry, settings = context.registry, context.settings
 
-    @routes.post("/models", responses={**gives(OperationReport | FinishedLoad | Plan), **gives(OperationReport, status=202)})
+    @routes.post("/models", responses={**gives(OperationReport, FinishedLoad, Plan), **gives(OperationReport, status=202)})
     async def load(body: LoadBody) -> Response:
         """Load a model: 202 with an operation, or 200 when waited for."""
         headers = ignored_header(check_unknown(body, strict=settings.strict))
@@ -138,12 +139,12 @@ def router(context: Context) -> APIRouter:
         await registry.cancel(operation)
         return _json(operation.describe())
 
-    @routes.get("/aliases", responses=gives(dict[str, str]))
+    @routes.get("/aliases", responses=gives(ALIASES))
     async def list_aliases() -> Response:
         """Which alias stands for which model."""
         return _json(registry.aliases())
 
-    @routes.put("/aliases/{alias:path}", responses=gives(dict[str, str]))
+    @routes.put("/aliases/{alias:path}", responses=gives(ALIASES))
     async def set_alias(alias: Annotated[str, Field(pattern=NAME)], body: AliasBody) -> Response:
         """Point an alias at a model that answers a probe. New requests go there at once; running ones end where they began."""
         headers = ignored_header(check_unknown(body, strict=settings.strict))
@@ -152,7 +153,7 @@ def router(context: Context) -> APIRouter:
         await registry.set_alias(alias, body.model, probe)
         return _json(registry.aliases(), headers=headers)
 
-    @routes.delete("/aliases/{alias:path}", responses=gives(dict[str, str]))
+    @routes.delete("/aliases/{alias:path}", responses=gives(ALIASES))
     async def remove_alias(alias: str) -> Response:
         """Remove an alias."""
         registry.remove_alias(alias)

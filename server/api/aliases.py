@@ -15,7 +15,7 @@ from server.api.admin_answers import FinishedLoad, LlamaDone, LlamaModel, LlamaM
 from server.api.context import Context
 from server.api.fields import Options
 from server.api.prepare import invalid
-from server.api.routes import ADMINISTRATION, gives, new_router
+from server.api.routes import ADMINISTRATION, gives, new_router, schema_of
 from server.model import ModelState, Unloaded
 
 TRITON_STATES = {ModelState.LOADING: "LOADING", ModelState.READY: "READY", ModelState.DRAINING: "UNLOADING"}
@@ -58,7 +58,7 @@ def router(context: Context) -> APIRouter:
                 raise invalid(f"parameters.{parameter}", f"parameters has {parameter!r:.40}; expected unload_dependents")
         return _json(await registry.unload(model, drain_s=settings.drain_s))
 
-    @routes.post("/v2/repository/index", responses=gives(list[TritonModel]))
+    @routes.post("/v2/repository/index", responses=gives({"type": "array", "items": schema_of(TritonModel)}))
     async def triton_index() -> Response:
         """Every model with its state, as Triton lists them."""
         listed: list[TritonModel] = [

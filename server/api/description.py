@@ -1,25 +1,29 @@
-"""What /openapi.json says beyond what FastAPI gathers from the routes: the shapes of events in streams."""
+"""What /openapi.json says of answers. Routes name their shapes; the shapes themselves are described when somebody asks for the document."""
 
 from __future__ import annotations
 
 from fastapi import FastAPI
 from pydantic import TypeAdapter
 from pydantic.json_schema import JsonSchemaMode
+from typing_extensions import is_typeddict
 
-from server.api.answers import ChatChunk, CompletionChunk
-from server.operations import OperationReport
+from server import errors, operations
+from server.api import admin_answers, answers
+from server.api.routes import COMPONENTS
+from server.model import Unloaded
 
-EVENTS = (ChatChunk, CompletionChunk, OperationReport)
+MODULES = (answers, admin_answers, operations, errors)
+SHAPES: tuple[type, ...] = (Unloaded, *(shape for module in MODULES for shape in vars(module).values() if is_typeddict(shape)))
 
 
-def describe_events(app: FastAPI) -> None:
+def describe_answers(app: FastAPI) -> None:
     generated = app.openapi
 
     def described() -> dict[str, object]:
         if app.openapi_schema is None:
-            inputs: list[tuple[type, JsonSchemaMode, TypeAdapter]] = [(event, "serialization", TypeAdapter(event)) for event in EVENTS]
-            _, events = TypeAdapter.json_schemas(inputs, ref_template="#/components/schemas/{model}")
-            generated()["components"]["schemas"] |= events["$defs"]
+            inputs: list[tuple[type, JsonSchemaMode, TypeAdapter]] = [(shape, "serialization", TypeAdapter(shape)) for shape in SHAPES]
+            _, schemas = TypeAdapter.json_schemas(inputs, ref_template=COMPONENTS)
+            generated()["components"]["schemas"] |= schemas["$defs"]
         return generated()
 
     app.openapi = described

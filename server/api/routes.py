@@ -15,30 +15,37 @@ from server.auth import Access
 from server.errors import ADMIN_KEY_REQUIRED, ApiError, ErrorBody
 
 ADMINISTRATION = "Administration"
-Responses = dict[int | str, dict[str, Any]]
-
-
-ERRORS: Responses = {
-    "4XX": {"model": ErrorBody, "description": "The request is at fault."},
-    "5XX": {"model": ErrorBody, "description": "The server is, or has no room, or no time left."},
-}
+COMPONENTS = "#/components/schemas/{model}"
+Schema = dict[str, Any]
+Responses = dict[int | str, Schema]
 
 
 def new_router(tag: str, *, prefix: str = "") -> APIRouter:
+    error = gives(ErrorBody)[200]
+    errors: Responses = {
+        "4XX": {**error, "description": "The request is at fault."},
+        "5XX": {**error, "description": "The server is, or has no room, or no time left."},
+    }
     guards = [Depends(_only_for_admins)] if tag == ADMINISTRATION else []
-    return APIRouter(prefix=prefix, tags=[tag], route_class=_StrictJsonRoute, dependencies=guards, responses=ERRORS)
+    return APIRouter(prefix=prefix, tags=[tag], route_class=_StrictJsonRoute, dependencies=guards, responses=errors)
 
 
-def gives(shape: object, *, event: type | None = None, status: int = 200) -> Responses:
-    """What a route says of its answer, and of the events that a stream of it has instead."""
-    return {status: {"model": shape, "content": {} if event is None else events(event)}}
+def gives(*shapes: type | Schema, event: type | None = None, status: int = 200) -> Responses:
+    """What a route says of its answer, which has one of the shapes, and of the events that a stream of it has instead."""
+    one_of = [shape if isinstance(shape, dict) else schema_of(shape) for shape in shapes]
+    answer = {"application/json": {"schema": one_of[0] if len(one_of) == 1 else {"anyOf": one_of}}}
+    return {status: {"content": answer if event is None else {**answer, **events(event)}}}
 
 
-def events(event: type) -> dict[str, Any]:
-    """The content of a stream; `description.py` adds the shape."""
-    shape = {"$ref": f"#/components/schemas/{event.__name__}"}
-    json_or_end = [{"type": "string", "contentMediaType": "application/json", "contentSchema": shape}, {"const": "[DONE]"}]
+def events(event: type) -> Schema:
+    """The content of a stream."""
+    json_or_end = [{"type": "string", "contentMediaType": "application/json", "contentSchema": schema_of(event)}, {"const": "[DONE]"}]
     return {"text/event-stream": {"itemSchema": {"type": "object", "properties": {"data": {"anyOf": json_or_end}}, "required": ["data"]}}}
+
+
+def schema_of(shape: type) -> Schema:
+    """Only its name: to describe all shapes takes longer than to make the routes, so `description.py` does it when it is asked."""
+    return {"$ref": COMPONENTS.format(model=shape.__name__)}
 
 
 async def _only_for_admins(request: Request) -> None:
