@@ -14,6 +14,8 @@ from server.messages import Load
 
 LOAD = Load("demo", str(demo.MODEL), max_batch=4)
 
+pytestmark = pytest.mark.xdist_group("inspection")  # what all ask about is compiled once
+
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Inspection:

@@ -15,12 +15,15 @@ import tokenizers
 from safetensors.numpy import save_file
 
 from compiler.cache import Cache
+from compiler.frontend.decoder import BOTH
 from compiler.frontend.weights import open_safetensors
 from compiler.passes import lift_weights
 from compiler.target import NAMED, host
 from deploy import kinds
 from deploy.inspection import plan_load
+from deploy.kinds import kind_of
 from deploy.model import load_model
+from deploy.source import open_model
 from deploy.vocabulary import load_tokenizer
 from runtime.executable import Executable
 from runtime.step import PAGE_SIZE, StepBatch
@@ -131,16 +134,36 @@ def test_a_generating_model_embeds_beside(folder_of: Callable[[str], Path]) -> N
     np.testing.assert_array_equal(vectors, [embedded(loaded, [text])[0] for text in texts])
 
 
-@pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
-def test_the_decoder_in_a_model_with_images(prefix: str, folder_of: Callable[[str], Path], tmp_path: Path) -> None:
-    golden, source = np.load(GOLDEN / "gemma3" / "golden.npz"), open_safetensors(GOLDEN / "gemma3")
-    (folder := tmp_path / "model").mkdir()
-    shutil.copy(folder_of("gemma3") / "tokenizer.json", folder)
-    text = json.loads((GOLDEN / "gemma3" / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({"model_type": "gemma3", "text_config": text, "vision_config": {}}))
-    tensors = {prefix + name.removeprefix("model."): source.read(name) for name in source.tensors}
-    save_file({**tensors, "vision_tower.patch.weight": np.ones(3, np.float32)}, folder / "model.safetensors")
-    close(embedded(load(folder, quantize="f32", max_batch=8), [golden["prompt"].tolist()])[0], golden["hidden"][-1])
+@pytest.fixture
+def with_images(folder_of: Callable[[str], Path], tmp_path: Path) -> Callable[[str], Path]:
+    """`with_images(prefix)`: the golden Gemma 3 as the part of a model that sees, its names behind this prefix."""
+
+    def made(prefix: str) -> Path:
+        folder, source = tmp_path / prefix, open_safetensors(GOLDEN / "gemma3")
+        folder.mkdir()
+        shutil.copy(folder_of("gemma3") / "tokenizer.json", folder)
+        text = json.loads((GOLDEN / "gemma3" / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({"model_type": "gemma3", "text_config": text, "vision_config": {}}))
+        tensors = {prefix + name.removeprefix("model."): source.read(name) for name in source.tensors}
+        save_file({**tensors, "vision_tower.patch.weight": np.ones(3, np.float32)}, folder / "model.safetensors")
+        return folder
+
+    return made
+
+
+def test_the_decoder_in_a_model_with_images(with_images: Callable[[str], Path]) -> None:
+    golden = np.load(GOLDEN / "gemma3" / "golden.npz")
+    loaded = load(with_images("language_model.model."), quantize="f32", max_batch=8)
+    close(embedded(loaded, [golden["prompt"].tolist()])[0], golden["hidden"][-1])
+
+
+def test_both_places_of_a_decoder_in_a_model_with_images_are_known(with_images: Callable[[str], Path]) -> None:
+    """To the same weights in the same order, which is all that a name decides."""
+    places = [with_images(prefix) for prefix in ("language_model.model.", "model.language_model.")]
+    asked = [Load("m", str(place), "f32", max_batch=8) for place in places]
+    first, second = ([w.name for w in kind_of(open_model(one.source), one).module().graph(BOTH).weights] for one in asked)
+    assert len(first) == len(open_safetensors(GOLDEN / "gemma3").tensors)
+    assert second == [name.replace("language_model.model.", "model.language_model.") for name in first]
 
 
 def test_a_small_cache_bounds_the_context(folder_of: Callable[[str], Path]) -> None:
@@ -273,9 +296,8 @@ def test_a_decoder_that_pools_otherwise_is_refused(folder_of: Callable[[str], Pa
         load(folder)
 
 
-@pytest.mark.parametrize("name", ["model.norm.weight", "model.layers.1.mlp.down_proj.weight"])
-def test_a_weight_that_is_missing_is_named(name: str, folder_of: Callable[[str], Path], tmp_path: Path) -> None:
-    lacking = shutil.copytree(folder_of("qwen3"), tmp_path / "model")
+def test_a_weight_that_is_missing_is_named(folder_of: Callable[[str], Path], tmp_path: Path) -> None:
+    lacking, name = shutil.copytree(folder_of("qwen3"), tmp_path / "model"), "model.layers.1.mlp.down_proj.weight"
     source = open_safetensors(folder_of("qwen3"))
     save_file({other: source.read(other) for other in source.tensors if other != name}, lacking / "model.safetensors")
     with pytest.raises(LoadError, match=rf"Tensors 1 missing: {name} \["):

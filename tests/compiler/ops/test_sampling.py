@@ -28,7 +28,10 @@ MAX_ROWS = 40
 Arrays = tuple[NDArray[Any], ...]
 
 
-@pytest.fixture(scope="module", params=[1, 1024, 5001])
+VOCABULARIES = [pytest.param(n, marks=pytest.mark.xdist_group(f"sampling of {n}")) for n in (1, 1024, 5001)]  # compiled once each
+
+
+@pytest.fixture(scope="module", params=VOCABULARIES)
 def vocab(request: pytest.FixtureRequest) -> int:
     return request.param
 

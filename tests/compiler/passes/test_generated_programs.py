@@ -29,8 +29,6 @@ from compiler.ir.printer import print_module
 from compiler.ir.prove import prove_eq, prove_le
 from compiler.ir.types import TensorType, Type, tensor
 from compiler.ir.verify import verify
-from compiler.passes.pipeline import pipeline
-from compiler.target import host
 from runtime.executable import PREPARATION, Executable
 from runtime.session import Session
 
@@ -583,19 +581,11 @@ class _Judge:
 
 @given(programs())
 @settings(max_examples=EXAMPLES, report_multiple_bugs=False, suppress_health_check=list(HealthCheck))
-def test_every_pass_keeps_the_meaning(program: Program) -> None:
+def test_every_pass_keeps_the_meaning_and_what_is_compiled_computes_it(program: Program) -> None:
     note(str(program))
     verify(program.module)
     expected = interpret(program.module, program)
-    pipeline(host(), (_Judge(program, expected),))(program.module)
-
-
-@given(programs())
-@settings(max_examples=EXAMPLES, report_multiple_bugs=False, suppress_health_check=list(HealthCheck))
-def test_compiled_programs_compute_what_the_interpreter_does(program: Program) -> None:
-    note(str(program))
-    expected = interpret(program.module, program)
-    executable = compile_module(program.module, Options())
+    executable = compile_module(program.module, Options(instruments=(_Judge(program, expected),)))
     results = [_run(executable, program, num_threads) for num_threads in (1, 2, 3)]
     close(results[0], expected)
     for other in results[1:]:

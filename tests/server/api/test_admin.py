@@ -180,7 +180,7 @@ def test_dry_run_without_a_planner(serve, folder):
 
 
 def test_unload_drains(serve, answering):
-    server = serve(script=answering("x" * 200, interval_s=0.02))
+    server = serve(script=answering("x" * 60, interval_s=0.02))
     got = {}
     asking = threading.Thread(target=lambda: got.update(chat=server.chat()))
     asking.start()
@@ -194,7 +194,7 @@ def test_unload_drains(serve, answering):
     assert refused.status_code == 503 and refused.json()["error"]["code"] == "model_not_ready" and refused.headers["retry-after"]
     asking.join(20)
     unloading.join(20)
-    assert got["chat"].json()["choices"][0]["message"]["content"] == "x" * 200
+    assert got["chat"].json()["choices"][0]["message"]["content"] == "x" * 60
     assert got["gone"].status_code == 200
 
 
