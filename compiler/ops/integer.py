@@ -19,14 +19,14 @@ import numpy as np
 from compiler.ir.dims import Dim, ceil_div
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
-from compiler.ir.loops import Allocate, Buffer, Fn, ReduceFn, Scalar, Stmt
+from compiler.ir.loops import Buffer, Fn, ReduceFn, Scalar
 from compiler.ir.op import REQUIRED
 from compiler.ir.prove import prove_divisible
-from compiler.ir.types import TensorType, TupleType, Type
-from compiler.ops.broadcast import output, sized_buffer
-from compiler.ops.nest import apply, cast, const, fill, guard, index_value, load, loops, reduce, seq, store
+from compiler.ir.types import TensorType, Type
+from compiler.ops.broadcast import output
+from compiler.ops.nest import apply, cast, const, fill, guard, index_value, load, reduce
 from compiler.ops.operands import agree, dtype_attr, int_attr, tensor_operand, unproved, wants_float
-from compiler.ops.quantize import bits_of, group_of, num_groups
+from compiler.ops.quantize import bits_of
 from compiler.ops.tables import Nest, Operands, define
 
 Attrs = Mapping[str, Any]
@@ -34,121 +34,12 @@ Attrs = Mapping[str, Any]
 F32, I8, I16, I32, U8 = DType.F32, DType.I8, DType.I16, DType.I32, DType.U8
 FOUR = 4  # products that an instruction adds into one sum
 MIDDLE = {8: 128, 4: 8}  # what weights of so many bits are stored above
-LARGEST = {8: 127, 16: 127 * 256 + 127}  # of activations of so many bits: both planes stay within i8
-ROUNDING, ROUNDING_BITS = 1.5 * 2.0**23, 0x4B400000  # what is added to f32 loses its fraction, and has the integer in its lowest bits
-NEGLIGIBLE = 1e-30  # a group with no greater number becomes zeros
 WORDS_ORDER = (0, 2, 1, 3)  # of four weights beside rows of i16; it is its own inverse
 
 
 def neighbour(k: Dim, words: bool) -> Dim:
     """Where a weight stands among its four."""
     return k % 2 * 2 + k // 2 % 2 if words else k % FOUR
-
-
-# --- quantize_rows -----------------------------------------------------------------------------------------------------
-
-
-def _rows_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
-    """(q [..., planes, k], scale [..., groups], total [..., planes, groups])"""
-    x, planes = wants_float(tensor_operand(args, 0, "x"), "x"), _num_planes(attrs)
-    holds = dtype_attr(attrs)
-    if x.ndim == 0:
-        raise AnnotationError("x has rank 0, wants at least 1")
-    if x.shape is None:
-        rank = x.ndim
-        return TupleType(
-            (TensorType(None, holds, rank and rank + 1), TensorType(None, F32, rank), TensorType(None, I32, rank and rank + 1))
-        )
-    *row, length = x.shape
-    groups = num_groups(attrs, length)
-    return TupleType(
-        (
-            TensorType((*row, Dim.of(planes), length), holds),
-            TensorType((*row, groups), F32),
-            TensorType((*row, Dim.of(planes), groups), I32),
-        )
-    )
-
-
-def _num_planes(attrs: Attrs) -> int:
-    bits, held = bits_of(attrs, LARGEST), dtype_attr(attrs)
-    if held not in (I8, I16) or bits < 8 * held.num_bytes:
-        raise AnnotationError(f"attribute dtype is {held}, wants i8{' or i16' if bits == 16 else ''} for {bits} bits")
-    return bits // (8 * held.num_bytes)
-
-
-def _rows_nest(operands: Operands) -> Nest:
-    """Per group: the largest, the scale, the numbers of each plane, and their sums."""
-    x, attrs, out = operands.buffer(0), operands.attrs, operands.out
-    assert isinstance(out, TupleType)
-    q, scale, total = (sized_buffer(t, name) for t, name in zip(out.fields, ("q", "scale", "total"), strict=True))
-    group, largest = group_of(attrs, x.shape[-1]), LARGEST[attrs["bits"]]
-    top, inverse = (Buffer(name, scale.shape, F32) for name in ("top", "inverse"))
-
-    def widest(*at: Dim) -> Scalar:
-        """As integers, since a maximum of floats also has to look out for NaN. Here NaN is the largest."""
-        *row, g = at
-        bits = reduce(ReduceFn.MAX, (group,), lambda r: apply(Fn.BITS, apply(Fn.ABS, cast(load(x, *row, g * group + r), F32))))
-        return apply(Fn.OF_BITS, bits)
-
-    def inverted(*at: Dim) -> Scalar:
-        """A group of zeros stays one, and so does one whose inverse would be beyond f32."""
-        found = load(top, *at)
-        none = apply(Fn.LT, found, const(NEGLIGIBLE, F32))
-        safe = apply(Fn.SELECT, none, const(1.0, F32), found)
-        return apply(Fn.SELECT, none, const(0.0, F32), apply(Fn.DIV, const(float(largest), F32), safe))
-
-    def number(*ijk: Dim) -> Scalar:
-        *row, g, r = ijk
-        steps = apply(Fn.MUL, cast(load(x, *row, g * group + r), F32), load(inverse, *row, g))
-        rounded = apply(Fn.BITS, apply(Fn.ADD, steps, const(ROUNDING, F32)))
-        return apply(Fn.SUB, rounded, const(ROUNDING_BITS, I32))
-
-    def plane(number: Scalar, index: int) -> Scalar:
-        if len(planes) == 1:
-            return number
-        upper = apply(Fn.SHR, apply(Fn.ADD, number, const(128, I32)), const(8, I32))
-        return upper if index == 0 else apply(Fn.SUB, number, apply(Fn.SHL, upper, const(8, I32)))
-
-    def numbers(index: int) -> Stmt:
-        def put(*ijk: Dim) -> Stmt:
-            *row, g, r = ijk
-            return store(q, (*row, Dim.of(index), g * group + r), cast(plane(number(*ijk), index), q.dtype))
-
-        return loops((*scale.shape, group), put)
-
-    def totals(index: int) -> Stmt:
-        def put(*at: Dim) -> Stmt:
-            *row, g = at
-            sums = reduce(ReduceFn.SUM, (group,), lambda r: cast(load(q, *row, Dim.of(index), g * group + r), I32))
-            return store(total, (*row, Dim.of(index), g), sums)
-
-        return loops(scale.shape, put)
-
-    planes = range(_num_planes(attrs))
-    scaled = fill(scale, lambda *at: apply(Fn.MUL, load(top, *at), const(float(np.float32(1 / largest)), F32)))
-    stages = [fill(top, widest), scaled, fill(inverse, inverted), *map(numbers, planes), *map(totals, planes)]
-    return Nest((q, scale, total), Allocate(top, Allocate(inverse, seq(*stages))))
-
-
-def _rows_numpy(x: Any, *, bits: int, group: int, dtype: str) -> Any:
-    wide = x.astype(np.float32)
-    groups = x.shape[-1] // group if group else 1
-    grouped = wide.reshape(*x.shape[:-1], groups, x.shape[-1] // groups)
-    top = np.abs(grouped).max(-1, initial=0)
-    largest = np.float32(LARGEST[bits])
-    with np.errstate(divide="ignore", over="ignore"):
-        none = top < np.float32(NEGLIGIBLE)
-        inverse = np.where(none, np.float32(0), largest / np.where(none, np.float32(1), top))
-    v = np.rint(grouped * inverse[..., None]).astype(np.int32)
-    upper = (v + 128) >> 8
-    held = DType(dtype)
-    planes = np.stack([v] if bits == 8 * held.num_bytes else [upper, v - (upper << 8)], -3)
-    q = planes.astype(held.numpy).reshape(*x.shape[:-1], planes.shape[-3], x.shape[-1])
-    return q, (top * np.float32(1 / largest)).astype(np.float32), planes.sum(-1, dtype=np.int32)
-
-
-QUANTIZE_ROWS = define("quantize_rows", "x", _rows_type, _rows_numpy, _rows_nest, {"bits": 8, "group": 0, "dtype": "i8"})
 
 
 # --- panel_integers ----------------------------------------------------------------------------------------------------

@@ -3,10 +3,12 @@
     m[n, g] = round(s[n, g] / largest * 127)         largest: of the channel's scales, by size
     w[n, k] = (q[n, k] * m[n, g] + 4) >> 3           q in -8 .. 7, so w in -127 .. 127
     S[n]    = largest * 8 / 127
+    v[i, k] = 256 * planes[i, 0, k] + planes[i, 1, k]
     y[i, n] = scale[i] * S[n] * sum(k) v[i, k] * w[n, k]
 
 Steps of S are a sixteenth of those in which a group of the largest scale was rounded to 4 bits. Panels are those of ops/integer.py for
-4 bits; multipliers and scales of channels lie beside them in panels of as many columns.
+4 bits; multipliers and scales of channels lie beside them in panels of as many columns. Planes come from ops/integer_rows.py: the second
+one counts in rows that are `fine`, and is zero in the others.
 """
 
 from __future__ import annotations
@@ -23,14 +25,15 @@ from compiler.ir.loops import Allocate, Buffer, Fn, ReduceFn, Scalar
 from compiler.ir.op import REQUIRED
 from compiler.ir.types import TensorType, TupleType, Type
 from compiler.ops.broadcast import output, sized_buffer
-from compiler.ops.integer import FOUR, MIDDLE, NEGLIGIBLE, panel_element, same_shape, stored_weights
+from compiler.ops.integer import FOUR, MIDDLE, panel_element, same_shape, stored_weights
+from compiler.ops.integer_rows import NEGLIGIBLE
 from compiler.ops.nest import apply, cast, const, fill, guard, load, reduce, seq
 from compiler.ops.operands import dtype_attr, int_attr, tensor_operand, unproved, wants_float
 from compiler.ops.tables import Nest, Operands, define
 
 Attrs = Mapping[str, Any]
 
-F32, I8, I32, U8 = DType.F32, DType.I8, DType.I32, DType.U8
+F32, I8, I32, U8, BOOL = DType.F32, DType.I8, DType.I32, DType.U8, DType.BOOL
 BITS = 4
 MOST = 127  # of a multiplier, and of a widened weight
 EIGHTHS = 3  # bits that are rounded off
@@ -100,48 +103,53 @@ def widened_element(panels: Buffer, multipliers: Buffer, n: Dim, k: Dim, group: 
 def _linear_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
     """[..., out]"""
     dtype, size = dtype_attr(attrs), int_attr(attrs, "size", 1)
-    q, scale = tensor_operand(args, 0, "q"), wants_float(tensor_operand(args, 1, "scale"), "scale")
-    panels = tensor_operand(args, 2, "panels", ndim=3, layout="[panels, in / 8, 4 * columns]")
-    multipliers = tensor_operand(args, 3, "multipliers", ndim=3, layout="[panels, groups, columns]")
-    channel = wants_float(tensor_operand(args, 4, "channel_scale", ndim=3, layout="[panels, 1, columns]"), "channel_scale")
-    for operand, name, holds in ((q, "q", I8), (panels, "panels", U8), (multipliers, "multipliers", I8)):
-        if operand.dtype not in (None, holds):
+    planes, scale = tensor_operand(args, 0, "planes"), wants_float(tensor_operand(args, 1, "scale"), "scale")
+    fine = tensor_operand(args, 2, "fine")
+    panels = tensor_operand(args, 3, "panels", ndim=3, layout="[panels, in / 8, 4 * columns]")
+    multipliers = tensor_operand(args, 4, "multipliers", ndim=3, layout="[panels, groups, columns]")
+    channel = wants_float(tensor_operand(args, 5, "channel_scale", ndim=3, layout="[panels, 1, columns]"), "channel_scale")
+    given = (planes, scale, fine, panels, multipliers, channel)
+    for operand, name, holds in zip(given, _NAMES, (I8, None, BOOL, U8, I8, None), strict=True):
+        if holds is not None and operand.dtype not in (None, holds):
             raise AnnotationError(f"{name} holds {operand.dtype}, wants {holds}")
-    if q.ndim is not None and q.ndim < 2:
-        raise AnnotationError(f"q has rank {q.ndim}, wants at least 2: [..., 1, in]")
-    if q.shape is None or multipliers.shape is None:
-        return TensorType(None, dtype, None if q.ndim is None else q.ndim - 1)
-    for wanted, given, name in zip(
-        _wanted(q.shape, multipliers.shape, size), (q, scale, panels, multipliers, channel), _NAMES, strict=True
-    ):
-        same_shape(wanted, given, name)
-    if len(args) > 5:
-        same_shape((Dim.of(size),), tensor_operand(args, 5, "bias", ndim=1), "bias")
-    return TensorType((*q.shape[:-2], Dim.of(size)), dtype)
+    if planes.ndim is not None and planes.ndim < 2:
+        raise AnnotationError(f"planes has rank {planes.ndim}, wants at least 2: [..., 2, in]")
+    if planes.shape is None or multipliers.shape is None:
+        return TensorType(None, dtype, None if planes.ndim is None else planes.ndim - 1)
+    for wanted, operand, name in zip(_wanted(planes.shape, multipliers.shape, size), given, _NAMES, strict=True):
+        same_shape(wanted, operand, name)
+    if len(args) > 6:
+        same_shape((Dim.of(size),), tensor_operand(args, 6, "bias", ndim=1), "bias")
+    return TensorType((*planes.shape[:-2], Dim.of(size)), dtype)
 
 
-_NAMES = ("q", "scale", "panels", "multipliers", "channel_scale")
+_NAMES = ("planes", "scale", "fine", "panels", "multipliers", "channel_scale")
 
 
-def _wanted(q: tuple[Dim, ...], multipliers: tuple[Dim, ...], size: int) -> tuple[tuple[Dim, ...], ...]:
-    (*row, _, length), (_, groups, columns), one = q, multipliers, Dim.of(1)
+def _wanted(planes: tuple[Dim, ...], multipliers: tuple[Dim, ...], size: int) -> tuple[tuple[Dim, ...], ...]:
+    (*row, _, length), (_, groups, columns), one = planes, multipliers, Dim.of(1)
     count = ceil_div(Dim.of(size), columns)
     deep = length // (FOUR * 8 // BITS)
-    return (*row, one, length), (*row, one), (count, deep, columns * FOUR), (count, groups, columns), (count, one, columns)
+    number = (*row, one)
+    return (*row, Dim.of(2), length), number, number, (count, deep, columns * FOUR), (count, groups, columns), (count, one, columns)
 
 
 def _linear_nest(operands: Operands) -> Nest:
     """One group is all of k, as sums of ops/integer.py have it."""
-    out, (q, scale, panels, multipliers, channel) = output(operands), (operands.buffer(i) for i in range(5))
-    bias = operands.buffer(5) if operands.has(5) else None
-    length, columns = q.shape[-1], multipliers.shape[-1].const
+    out, (planes, scale, fine, panels, multipliers, channel) = output(operands), (operands.buffer(i) for i in range(6))
+    bias = operands.buffer(6) if operands.has(6) else None
+    length, columns = planes.shape[-1], multipliers.shape[-1].const
     group = (length // multipliers.shape[1]).const
 
-    def product(row: list[Dim], n: Dim, k: Dim) -> Scalar:
-        return apply(Fn.MUL, cast(load(q, *row, 0, k), I32), widened_element(panels, multipliers, n, k, group))
+    def summed(row: list[Dim], n: Dim, plane: int) -> Scalar:
+        def product(k: Dim) -> Scalar:
+            return apply(Fn.MUL, cast(load(planes, *row, plane, k), I32), widened_element(panels, multipliers, n, k, group))
+
+        return cast(reduce(ReduceFn.SUM, (length,), product), F32)
 
     def term(row: list[Dim], n: Dim, g: Dim) -> Scalar:
-        exact = cast(reduce(ReduceFn.SUM, (length,), lambda k: product(row, n, k)), F32)
+        second = apply(Fn.SELECT, load(fine, *row, g), summed(row, n, 1), const(0.0, F32))
+        exact = apply(Fn.FMA, summed(row, n, 0), const(256.0, F32), second)
         return apply(Fn.MUL, exact, apply(Fn.MUL, load(scale, *row, g), load(channel, n // columns, g, n % columns)))
 
     def value(*ijk: Dim) -> Scalar:
@@ -150,17 +158,21 @@ def _linear_nest(operands: Operands) -> Nest:
         return cast(result if bias is None else apply(Fn.ADD, result, cast(load(bias, n), F32)), out.dtype)
 
     size = out.shape[-1].const
-    wanted = dict(enumerate(_wanted(q.shape, multipliers.shape, size))) | ({} if bias is None else {5: (Dim.of(size),)})
+    wanted = dict(enumerate(_wanted(planes.shape, multipliers.shape, size))) | ({} if bias is None else {6: (Dim.of(size),)})
     return Nest((out,), fill(out, value), checks=unproved(operands, wanted))
 
 
-def _linear_numpy(q: Any, scale: Any, panels: Any, multipliers: Any, channel_scale: Any, bias: Any = None, *, size: int, dtype: str) -> Any:
-    *row, _, length = q.shape
+def _linear_numpy(
+    planes: Any, scale: Any, fine: Any, panels: Any, multipliers: Any, channel_scale: Any, bias: Any = None, *, size: int, dtype: str
+) -> Any:
+    *row, _, length = planes.shape
     groups = multipliers.shape[1]
     stored = stored_weights(panels, BITS, False).astype(np.int32) - MIDDLE[BITS]
     eighths = stored * np.repeat(multipliers.transpose(0, 2, 1).reshape(-1, groups).astype(np.int32), length // groups, -1)
     w = (eighths + (1 << EIGHTHS - 1)) >> EIGHTHS
-    exact = (q.reshape(-1, length).astype(np.float64) @ w.astype(np.float64).T).astype(np.float32)  # whole numbers are exact in f64
+    sums = planes.reshape(-1, 2, length).astype(np.float64).transpose(1, 0, 2) @ w.astype(np.float64).T  # whole numbers are exact in f64
+    first, second = sums.astype(np.float32).astype(np.float64)
+    exact = (first * 256 + np.where(fine.reshape(-1, 1), second, 0)).astype(np.float32)
     y = (exact * (scale.reshape(-1, 1) * channel_scale.reshape(1, -1)))[:, :size]
     y = y if bias is None else y + bias.astype(np.float32)
     return y.reshape(*row, size).astype(DType(dtype).numpy)
@@ -168,7 +180,7 @@ def _linear_numpy(q: Any, scale: Any, panels: Any, multipliers: Any, channel_sca
 
 WIDENED_LINEAR = define(
     "widened_linear",
-    "q, scale, panels, multipliers, channel_scale, bias?",
+    "planes, scale, fine, panels, multipliers, channel_scale, bias?",
     _linear_type,
     _linear_numpy,
     _linear_nest,

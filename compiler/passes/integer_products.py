@@ -9,7 +9,7 @@ Rows of 16 bits are two planes of bytes, or words where two bytes cannot be mult
 a weight with one scale for more of them is taken in parts that share it.
 
 Where a matrix unit multiplies bytes, weights of 4 bits in groups become `widened_linear`: widened to 8 bits with one scale per channel,
-beside rows of 8 bits with one scale each.
+beside rows with one scale each, which have 8 bits or, where those are too few, 16.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from compiler.ir.graph import Atom, Binding, Call, ShapeValue, TupleGet, Value, 
 from compiler.ir.module import IRModule
 from compiler.ir.prove import prove_divisible
 from compiler.ir.types import TensorType
-from compiler.ops.integer import FOUR, INTEGER_LINEAR, PANEL_INTEGERS, PANEL_SCALES, QUANTIZE_ROWS
+from compiler.ops.integer import FOUR, INTEGER_LINEAR, PANEL_INTEGERS, PANEL_SCALES
+from compiler.ops.integer_rows import QUANTIZE_ROWS, ROW_PLANES
 from compiler.ops.manipulate import BROADCAST_TO
 from compiler.ops.widened import BITS as WIDENED_BITS
 from compiler.ops.widened import PANEL_MULTIPLIERS, WIDENED_LINEAR
@@ -81,13 +82,11 @@ class IntegerProducts:
 
     def _widened(self, builder: Builder, linear: Call, weight: _Weight) -> Value:
         x, *rest = linear.args
-        rows = builder.call(QUANTIZE_ROWS, x, bits=8)
+        rows = builder.call(ROW_PLANES, x)
         panels = builder.call(PANEL_INTEGERS, weight.q, bits=weight.bits, columns=self.columns)
-        made = builder.call(PANEL_MULTIPLIERS, weight.scale, columns=self.columns)
-        row, of_row, multipliers, of_channel = (builder.emit(TupleGet(pair, i)) for pair in (rows, made) for i in range(2))
-        return Call(
-            WIDENED_LINEAR, (row, of_row, panels, multipliers, of_channel, *rest[1:]), {"size": weight.size, "dtype": weight.out_dtype}
-        )
+        scales = builder.call(PANEL_MULTIPLIERS, weight.scale, columns=self.columns)
+        parts, made = ([builder.emit(TupleGet(several, i)) for i in range(count)] for several, count in ((rows, 3), (scales, 2)))
+        return Call(WIDENED_LINEAR, (*parts, panels, *made, *rest[1:]), {"size": weight.size, "dtype": weight.out_dtype})
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,16 +1,17 @@
 """What an integer product is: a nest whose value contains `sum(g) dots * factor` as ops/integer.py writes it, where a dot is the sum of one
 group of k, or two of them (planes of the rows); any epilogue around, and several such sums over the same rows (gate and up). Weights may
-be widened, as ops/widened.py has them.
+be widened, as ops/widened.py has them, and the second plane may count in some rows only.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeGuard
 
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
-from compiler.ir.loops import Apply, Buffer, Cast, Fn, Load, PrimFunc, Reduce, ReduceFn, Scalar, dtype_of
-from compiler.ir.visit_loops import loads
+from compiler.ir.loops import Apply, Buffer, Cast, Const, Fn, Load, PrimFunc, Reduce, ReduceFn, Scalar, dtype_of
+from compiler.ir.visit_loops import loads, walk_scalar
 from compiler.ops.integer import FOUR, panel_element
 from compiler.ops.widened import BITS as WIDENED_BITS
 from compiler.ops.widened import widened_element
@@ -51,6 +52,7 @@ class GroupedSum:
     dot: Scalar  # of all planes
     factor: Scalar
     planes: tuple[Plane, ...]
+    fine: Load | None = None  # whether the second plane counts in a row; None: it does in all
 
     @property
     def num_groups(self) -> Dim:
@@ -105,7 +107,18 @@ def _grouped(reduce: Reduce, nest: PerfectNest) -> GroupedSum | None:
     if not alike or not in_order or first.q.buffer.shape[-2] != Dim.of(len(planes)):
         return None
     dot, factor = value.args
-    return None if reduces_in(factor) else GroupedSum(reduce, dot, factor, planes)
+    fine = next((s.args[0] for s in walk_scalar(dot) if is_second(s, planes)), None)
+    if reduces_in(factor) or not (fine is None or (isinstance(fine, Load) and fine.indices[:-1] == first.q.indices[:-2])):
+        return None
+    return GroupedSum(reduce, dot, factor, planes, fine)
+
+
+def is_second(scalar: Scalar, planes: tuple[Plane, ...]) -> TypeGuard[Apply]:
+    """The sum of the second plane, or nothing."""
+    if not (isinstance(scalar, Apply) and scalar.fn is Fn.SELECT and len(planes) == 2):
+        return False
+    _, some, none = scalar.args
+    return isinstance(some, Cast) and some.value is planes[1].reduce and isinstance(none, Const) and none.value == 0
 
 
 def _plane(reduce: Reduce, nest: PerfectNest) -> Plane | None:

@@ -12,13 +12,14 @@ go along the row together (compiler/schedule/softmax.py).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from compiler.ir.dims import Dim, DimVar, dim_min
 from compiler.ir.loops import (
     Allocate,
     Apply,
     Buffer,
+    Fn,
     Load,
     PrimFunc,
     Reduce,
@@ -30,7 +31,7 @@ from compiler.ir.loops import (
     dtype_of,
     identity,
 )
-from compiler.ir.visit_loops import loads, map_scalar, replace_loads, rewrite_dims
+from compiler.ir.visit_loops import free_dims, loads, map_scalar, replace_loads, rewrite_dims
 from compiler.schedule.nests import (
     allocated,
     halves,
@@ -43,6 +44,7 @@ from compiler.schedule.nests import (
     sweep,
     unravel,
     unroll,
+    when,
 )
 from compiler.schedule.row_form import COMBINE, PARTS, RowProgram, RowStage, keeping, match_rows
 from compiler.schedule.softmax import Softmax, match_softmax
@@ -100,11 +102,7 @@ class _Rows:
         nest = stage.nest
         mapping = dict(zip(nest.vars, point, strict=False))
         if stage.inner is not None:
-            spatial = SpatialNest(nest.axes, (), nest.store)
-            own = nest.store.buffer is self.program.line
-            again = own or any(load.buffer is nest.store.buffer for other in self.program.stages for load in loads(other.nest.store.value))
-            fetch = self.fetch(nest.store.value, nest.vars, after)
-            return vectors(spatial, mapping, Dim.of(0), stage.inner[1], self.width, fetch, read_again=again)
+            return self.written(nest.store, stage, point, after)
         results = {fold: Buffer("fold", (Dim.of(1),), dtype_of(fold), Scope.LOCAL) for fold in stage.folds}
         kept = stage.keeps and (stage.keeps, point)
         folds = [
@@ -118,6 +116,18 @@ class _Rows:
         for result in results.values():
             body = Allocate(result, body)
         return body
+
+    def written(self, store: Store, stage: RowStage, point: list[Dim], after: list[Dim] | None) -> Stmt:
+        """Elements of a row; a choice that is the same for all of them is made once."""
+        nest, value, mapping = stage.nest, store.value, dict(zip(stage.nest.vars, point, strict=False))
+        assert stage.inner is not None
+        if isinstance(value, Apply) and value.fn is Fn.SELECT and stage.inner[0] not in free_dims(value.args[0]):
+            cond, *sides = value.args
+            return when(rewrite_dims(cond, mapping), *(self.written(replace(store, value=side), stage, point, after) for side in sides))
+        own = store.buffer is self.program.line
+        again = own or any(load.buffer is store.buffer for other in self.program.stages for load in loads(other.nest.store.value))
+        fetch = self.fetch(value, nest.vars, after)
+        return vectors(SpatialNest(nest.axes, (), store), mapping, Dim.of(0), stage.inner[1], self.width, fetch, read_again=again)
 
     def fetch(self, value: Scalar, axes: Sequence[DimVar], after: list[Dim] | None) -> Callable[[Dim], list[Stmt]]:
         """What the value is made of, of the next row, a vector from the given element on."""

@@ -3,26 +3,31 @@
 A block of rows goes through the contracted axis in parts, as blocks.py has it. Each part of a panel is widened once into memory that stays
 in the first cache, and all rows of the block multiply it from there: tiles of `shape.rows`, then the powers of two that make up the rest.
 Sums of a channel are exact and wait in memory, so no height of a tile can change a bit.
+
+Tiles without a row that is fine leave the second plane out. Its sums are read in fine rows only, so it does not matter who is beside them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from compiler.ir.dims import Dim, DimVar, dim_min
 from compiler.ir.dtypes import DType
-from compiler.ir.loops import Apply, Buffer, Fn, Load, PrimFunc, Reduce, Scalar, Stmt, Tile
+from compiler.ir.loops import Apply, Buffer, Cast, Const, Fn, Load, PrimFunc, ReduceFn, Scalar, Stmt, Store, Tile
 from compiler.ir.visit_loops import map_scalar, rewrite_dims
 from compiler.ops.integer import FOUR
+from compiler.ops.nest import let, reduce
 from compiler.schedule.blocks import Blocks, Later, Part
 from compiler.schedule.integer import number_of
-from compiler.schedule.integer_form import GroupedSum, IntegerProduct, Plane, match_integer
+from compiler.schedule.integer_form import GroupedSum, IntegerProduct, Plane, is_second, match_integer
 from compiler.schedule.nests import allocated, below, loop, seq, when, zero
 from compiler.schedule.panels import Claim, Panels
 from compiler.schedule.pieces import local
-from compiler.schedule.same import same_scalar
 from compiler.schedule.spot import Spot, TileShape
 
+I32, PLANES = DType.I32, 2
+_CORNER = (Dim.of(0), Dim.of(0), Dim.of(0))  # row, vector and lane
 BLOCK_ROWS = 512  # widening a panel costs as much as its product with some sixty rows
 
 
@@ -49,115 +54,173 @@ class WidenedTile:
 
     def fits(self, product: IntegerProduct) -> bool:
         planes = [p for s in product.sums for p in s.planes]
-        return product.columns == self.shape.columns and all(
-            p.multipliers is not None and self.takes(p.group, _group(p, p.multipliers)) for p in planes
-        )
+        taken = all(p.multipliers is not None and self.takes(p.group, _group(p, p.multipliers)) for p in planes)
+        return taken and product.columns == self.shape.columns and all(s.fine is not None for s in product.sums)
 
 
 def schedule_widened(prim: PrimFunc, tile: WidenedTile) -> PrimFunc | None:
     product = match_integer(prim)
     if product is None or not tile.fits(product):
         return None
-    return PrimFunc(prim.params, prim.num_outputs, _Schedule(product, tile).body(), {**prim.attrs, "schedule": "widened"})
+    return PrimFunc(prim.params, prim.num_outputs, _body(product, tile), {**prim.attrs, "schedule": "widened"})
+
+
+def _body(product: IntegerProduct, tile: WidenedTile) -> Stmt:
+    shape, extent, columns = tile.shape, Dim.of(product.sums[0].planes[0].group), product.nest.axes[-1][1]
+    most, block_rows = (1, 1) if product.row_axis is None else (shape.rows, BLOCK_ROWS)
+    blocks = Blocks(extent, tile.block, tile.depth, 2 * FOUR, columns, shape.columns, len(product.sums))
+    panels = Panels(product.nest, product.row_axis, shape.columns, most, together=blocks.together, block_rows=BLOCK_ROWS)
+    size = (PLANES, blocks.together, block_rows, shape.vectors, shape.lanes)
+
+    def memory(grouped: GroupedSum, number: int) -> _Sum:
+        exact, num_planes = local(f"exact{number}", *size, dtype=I32), local(f"planes{number}", block_rows, dtype=I32)
+        return _Sum(grouped, exact, local(f"wide{number}", tile.block * shape.columns, dtype=DType.I8), num_planes)
+
+    sums = tuple(memory(s, i) for i, s in enumerate(product.sums))
+    return panels.blocks(lambda claim, first, end: _Block(product, tile, panels, blocks, sums, claim, first, end).body())
 
 
 @dataclass(frozen=True, slots=True)
-class _Schedule:
-    product: IntegerProduct
-    tile: WidenedTile
+class _Sum:
+    """A sum, and a thread's own memory for that of a block of rows."""
+
+    grouped: GroupedSum
+    exact: Buffer  # by plane, panel, row, vector and lane
+    wide: Buffer  # a part of a panel
+    num_planes: Buffer  # of a tile, at its first row
 
     @property
-    def sums(self) -> tuple[GroupedSum, ...]:
-        return self.product.sums
+    def multipliers(self) -> Buffer:
+        (found,) = {p.multipliers for p in self.grouped.planes if p.multipliers is not None}
+        return found
+
+    @property
+    def group(self) -> int:
+        return _group(self.grouped.planes[0], self.multipliers)
+
+    def fine(self, place: dict[DimVar, Dim]) -> Scalar:
+        assert self.grouped.fine is not None, self.grouped
+        return self.at(self.grouped.fine, place)
+
+    def at(self, scalar: Scalar, place: dict[DimVar, Dim]) -> Scalar:
+        """Its one group is all of k."""
+        return rewrite_dims(scalar, {**place, self.grouped.reduce.axes[0][0]: Dim.of(0)})
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """Rows first .. end - 1 beside the panels of a claim."""
+
+    product: IntegerProduct
+    tile: WidenedTile
+    panels: Panels
+    blocks: Blocks
+    sums: tuple[_Sum, ...]
+    claim: Claim
+    first: Dim
+    end: Dim
 
     def body(self) -> Stmt:
-        p, shape = self.product, self.tile.shape
-        extent, columns = Dim.of(p.sums[0].planes[0].group), p.nest.axes[-1][1]
-        blocks = Blocks(extent, self.tile.block, self.tile.depth, 2 * FOUR, columns, shape.columns, len(p.sums))
-        most = 1 if p.row_axis is None else shape.rows
-        panels = Panels(p.nest, p.row_axis, shape.columns, most, together=blocks.together, block_rows=BLOCK_ROWS)
-        return panels.blocks(lambda claim, first, end: self.block(panels, blocks, claim, (first, end)))
+        heights = self.panels.heights(self.first, self.end)
+        counted = self.each_tile(self.counted)
+        told = [when(below(0, there), self.told(rows)) for rows, there in heights]
+        finished = loop("m", self.end - self.first, lambda m: self.claim.each(lambda panel: self.finished(panel, m)))
+        buffers = [b for s in self.sums for b in (s.exact, s.wide, s.num_planes)]
+        return allocated(buffers, seq(counted, *told, self.blocks.parts(self.claim, self.through), finished))
 
-    def block(self, panels: Panels, blocks: Blocks, claim: Claim, span: tuple[Dim, Dim]) -> Stmt:
-        (first, end), shape = span, self.tile.shape
-        size = (blocks.together, BLOCK_ROWS if panels.row_axis is not None else 1, shape.vectors, shape.lanes)
-        exact = [local(f"exact{i}", *size, dtype=DType.I32) for i in range(len(self.sums))]
-        wide = [local(f"wide{i}", blocks.size * shape.columns, dtype=DType.I8) for i in range(len(self.sums))]
+    def each_tile(self, tile: Callable[[Dim, int], Stmt], before: Callable[[int], Stmt] = lambda _: seq()) -> Stmt:
+        """`tile(row, rows)`, and `before(rows)` for each height."""
+        first, most, count = self.first, self.panels.rows, (self.end - self.first) // self.panels.rows
+        several = seq(before(most), loop("io", count, lambda io: tile(first + io * most, most)))
+        rests = self.panels.rests(first, self.end, lambda row, rows: seq(before(rows), tile(row, rows)))
+        return seq(when(below(0, count), several), *rests)
 
-        def through(panel: Dim, part: Part, later: Later) -> Stmt:
-            def tiles(row: Dim, rows: int) -> Stmt:
-                place = (panel - claim.panel, row - first, *_CORNER[2:])
-                spot = self.spot(claim, panel, row, rows)
-                return seq(*(self.tiled(s, spot, Load(e, place), w, part) for s, e, w in zip(self.sums, exact, wide, strict=True)))
+    def counted(self, row: Dim, rows: int) -> Stmt:
+        """The planes of a tile: its second one where a row is fine."""
 
-            most, count = panels.rows, (end - first) // panels.rows
-            widened = [self.widened(s, w, panel, part, later) for s, w in zip(self.sums, wide, strict=True)]
-            several = seq(again(most), loop("io", count, lambda io: tiles(first + io * most, most)))
-            rests = panels.rests(first, end, lambda row, rows: seq(again(rows), tiles(row, rows)))
-            return seq(*widened, when(below(0, count), several), *rests)
+        def number(s: _Sum) -> Scalar:
+            spot = self.spot(self.claim.panel, row, rows)
+            some = reduce(ReduceFn.ANY, (rows,), lambda m: s.fine(spot.at(m, *_CORNER[:2])))
+            return Apply(Fn.ADD, (Cast(some, I32), Const(1, I32)))
+
+        return seq(*(Store(s.num_planes, (row - self.first,), number(s)) for s in self.sums))
+
+    def through(self, panel: Dim, part: Part, later: Later) -> Stmt:
+        several = sum((dim_min(there, 1) for _, there in self.panels.heights(self.first, self.end)), Dim.of(0))
 
         def again(rows: int) -> Stmt:
             """A height has to be told again where there are others between."""
-            return when(below(1, num_heights), self.told(rows))
+            return when(below(1, several), self.told(rows))
 
-        heights = panels.heights(first, end)
-        num_heights = sum((dim_min(there, 1) for _, there in heights), Dim.of(0))
-        told = [when(below(0, there), self.told(rows)) for rows, there in heights]
+        def tiles(row: Dim, rows: int) -> Stmt:
+            return seq(*(self.planes(s, self.spot(panel, row, rows), part) for s in self.sums))
 
-        def finish(m: Dim) -> Stmt:
-            return claim.each(lambda panel: self.finished(self.spot(claim, panel, first + m, 1), exact, (panel - claim.panel, m)))
+        return seq(*(self.widened(s, panel, part, later) for s in self.sums), self.each_tile(tiles, again))
 
-        return allocated([*exact, *wide], seq(*told, blocks.parts(claim, through), loop("m", end - first, finish)))
-
-    def spot(self, claim: Claim, panel: Dim, row: Dim, rows: int) -> Spot:
-        return Spot(self.product.nest, self.product.row_axis, replace(self.tile.shape, rows=rows), claim.point, panel, row)
+    def spot(self, panel: Dim, row: Dim, rows: int) -> Spot:
+        return Spot(self.product.nest, self.product.row_axis, replace(self.tile.shape, rows=rows), self.claim.point, panel, row)
 
     def told(self, rows: int) -> Tile:
         return Tile(self.tile.configure, (), (), {"rows": rows})
 
-    def widened(self, grouped: GroupedSum, wide: Buffer, panel: Dim, part: Part, later: Later) -> Tile:
-        plane = grouped.planes[0]
-        multipliers = plane.multipliers
-        assert multipliers is not None, plane
-        group = _group(plane, multipliers)
-
+    def widened(self, s: _Sum, panel: Dim, part: Part, later: Later) -> Tile:
         def places(panel: Dim, begin: Dim) -> tuple[Load, Load]:
-            return Load(plane.panels, (panel, begin // (2 * FOUR), Dim.of(0))), Load(multipliers, (panel, begin // group, Dim.of(0)))
+            packed = s.grouped.planes[0].panels
+            return Load(packed, (panel, begin // (2 * FOUR), Dim.of(0))), Load(s.multipliers, (panel, begin // s.group, Dim.of(0)))
 
-        operands = (Load(wide, (Dim.of(0),)), *places(panel, part.begin), *places(later.panel, later.begin))
-        return Tile(self.tile.widen, operands, (part.depth,), {"columns": self.tile.shape.columns, "group": group})
+        operands = (Load(s.wide, (Dim.of(0),)), *places(panel, part.begin), *places(later.panel, later.begin))
+        return Tile(self.tile.widen, operands, (part.depth,), {"columns": self.tile.shape.columns, "group": s.group})
 
-    def tiled(self, grouped: GroupedSum, spot: Spot, exact: Load, wide: Buffer, part: Part) -> Tile:
+    def planes(self, s: _Sum, spot: Spot, part: Part) -> Stmt:
         """The first part finds nothing in the exact sums."""
-        q = grouped.planes[0].q
-        row = tuple(d.substitute(spot.at(*_CORNER[1:])) for d in q.indices[:-2])
-        operands = (exact, Load(q.buffer, (*row, Dim.of(0), part.begin)), Load(wide, (Dim.of(0),)))
+        q, place = s.grouped.planes[0].q, (spot.panel - self.claim.panel, spot.first - self.first)
+        row = tuple(d.substitute(spot.at(*_CORNER)) for d in q.indices[:-2])
+        stride = q.buffer.shape[-2] * q.buffer.shape[-1]
         attrs = {"rows": spot.shape.rows, "columns": spot.shape.columns, **({"fresh": 1} if part.is_first else {})}
-        return Tile(self.tile.intrinsic, operands, (part.depth, q.buffer.shape[-1]), attrs)
 
-    def finished(self, line: Spot, exact: list[Buffer], at: tuple[Dim, Dim]) -> Stmt:
+        def tile(plane: Dim) -> Tile:
+            operands = (Load(s.exact, (plane, *place, *_CORNER[1:])), Load(q.buffer, (*row, plane, part.begin)), Load(s.wide, _CORNER[:1]))
+            return Tile(self.tile.intrinsic, operands, (part.depth, stride), attrs)
+
+        return let("planes", Load(s.num_planes, place[1:]), lambda n: loop("plane", n, tile), 1, PLANES)
+
+    def finished(self, panel: Dim, m: Dim) -> Stmt:
+        line, shape = self.spot(panel, self.first + m, 1), self.tile.shape
+        place, sums = (panel - self.claim.panel, m), tuple(s.grouped for s in self.sums)
+        seconds = [local(f"second{i}", shape.vectors, shape.lanes) for i in range(len(sums))]
+
+        def second(s: _Sum, added: Buffer) -> Stmt:
+            """What the second plane of the row adds: only then it is read."""
+            some = line.vectors(lambda *at: Store(added, at, Cast(Load(s.exact, (Dim.of(1), *place, *at)), DType.F32)))
+            return when(s.fine(line.at(*_CORNER)), some, line.vectors(lambda *at: Store(added, at, zero(DType.F32))))
+
         def one(v: Dim, lane: Dim) -> Stmt:
-            place = line.at(Dim.of(0), v, lane)
+            at = (v, lane)
 
             def result(scalar: Scalar) -> Scalar:
-                number = number_of(self.sums, scalar)
-                return scalar if number is None else _scaled(self.sums[number], Load(exact[number], (*at, v, lane)), place)
+                number = number_of(sums, scalar)
+                if number is None:
+                    return scalar
+                s, first = self.sums[number], Load(self.sums[number].exact, (Dim.of(0), *place, *at))
+                return _scaled(s, first, Load(seconds[number], at), line.at(Dim.of(0), *at))
 
-            return line.store(Dim.of(0), v, lane, result)
+            return line.store(Dim.of(0), *at, result)
 
-        return line.vectors(one)
-
-
-_CORNER = (Dim.of(0), Dim.of(0), Dim.of(0), Dim.of(0))  # of exact sums by panel, row, vector and lane
+        return allocated(seconds, seq(*map(second, self.sums, seconds), line.vectors(one)))
 
 
 def _group(plane: Plane, multipliers: Buffer) -> int:
     return plane.group // multipliers.shape[-2].const
 
 
-def _scaled(grouped: GroupedSum, exact: Load, place: dict[DimVar, Dim]) -> Scalar:
+def _scaled(s: _Sum, first: Load, second: Load, place: dict[DimVar, Dim]) -> Scalar:
     """The one term of the sum of groups, added to nothing."""
-    summed = grouped.planes[0].reduce
-    dot = map_scalar(grouped.dot, lambda s: exact if isinstance(s, Reduce) and same_scalar(s, summed) else s)
-    a, b = (rewrite_dims(part, {**place, grouped.reduce.axes[0][0]: Dim.of(0)}) for part in (dot, grouped.factor))
+    planes = s.grouped.planes
+
+    def known(scalar: Scalar) -> Scalar:
+        if is_second(scalar, planes):
+            return second
+        return first if scalar is planes[0].reduce else scalar
+
+    a, b = (s.at(part, place) for part in (map_scalar(s.grouped.dot, known), s.grouped.factor))
     return Apply(Fn.FMA, (a, b, zero(DType.F32)))

@@ -2,9 +2,9 @@
 takes the most time above its limit.
 
 Limit time is the larger of bytes / bandwidth and operations / peak. Both are counted in the loop nests as they are before scheduling: bytes
-of all operands, once each; two operations per point of a sum. A buffer of which rows are picked counts as much as what they are picked for;
-attention reads the keys and values of each sequence once per step, and multiplies with those that a token sees. Operands that lie in a
-cache are faster than the limit says, so a share may be above one.
+of all operands, once each; two operations per point of a sum, but for sums that only some rows take. A buffer of which rows are picked
+counts as much as what they are picked for; attention reads the keys and values of each sequence once per step, and multiplies with those
+that a token sees. Operands that lie in a cache are faster than the limit says, so a share may be above one.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from compiler.frontend.decoder import ENTRY
 from compiler.ir.deduce import type_of
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.graph import CallTir, ScalarValue
-from compiler.ir.loops import Buffer, For, Let, PrimFunc, Reduce, ReduceFn, Stmt
+from compiler.ir.loops import Apply, Buffer, Fn, For, Let, PrimFunc, Reduce, ReduceFn, Scalar, Stmt
 from compiler.ir.types import TensorType, Type
-from compiler.ir.visit_loops import loads, scalars_of, substatements, walk_stmts
+from compiler.ir.visit_loops import loads, map_scalar, scalars_of, substatements, walk_stmts
 from compiler.passes.pipeline import pipeline
 from compiler.schedule.matmul import distinct, reduces_in
 from compiler.target import get
@@ -172,8 +172,13 @@ def _operations(stmt: Stmt, env: Dims) -> float:
         return stmt.extent.evaluate(env) * _operations(stmt.body, {**env, stmt.var: 0})
     if isinstance(stmt, Let):
         env = {**env, stmt.var: 0}
-    own = sum(_points(r, env) for r in distinct([r for scalar in scalars_of(stmt) for r in reduces_in(scalar)]))
+    own = sum(_points(r, env) for r in distinct([r for scalar in scalars_of(stmt) for r in reduces_in(map_scalar(scalar, _certain))]))
     return own + sum(_operations(inner, env) for inner in substatements(stmt))
+
+
+def _certain(scalar: Scalar) -> Scalar:
+    """Of a choice what is there without a condition."""
+    return scalar.args[2] if isinstance(scalar, Apply) and scalar.fn is Fn.SELECT else scalar
 
 
 def _points(r: Reduce, env: Dims) -> float:

@@ -80,6 +80,7 @@ OTHERS: dict[str, tuple[tuple[Any, ...], str | None, dict[str, Any]]] = {
     "quantize": ((RNG.standard_normal((ROWS, 64)).astype(np.float32),), "n 64", {"bits": 4, "group": 32, "symmetric": False}),
     "dequantize": ((RNG.integers(0, 256, (ROWS, 32)).astype(np.uint8), POSITIVE[:, :2].copy()), "n 32, n 2", {"bits": 4, "group": 32}),
     "quantize_rows": ((RNG.standard_normal((ROWS, 64)).astype(np.float32),), "n 64", {"bits": 16, "group": 32}),
+    "row_planes": ((np.where(RNG.random((ROWS, 160)) < 0.003, 99, RNG.standard_normal((ROWS, 160))).astype(np.float32),), "n 160", {}),
     "panel_integers": ((RNG.integers(0, 256, (20, 32)).astype(np.uint8),), "20 32", {"bits": 4, "columns": 16}),
     "panel_scales": ((POSITIVE[:, :2].copy(),), "n 2", {"columns": 4}),
     "integer_linear": (
@@ -96,13 +97,14 @@ OTHERS: dict[str, tuple[tuple[Any, ...], str | None, dict[str, Any]]] = {
     "panel_multipliers": ((POSITIVE[:, :2].copy(),), "n 2", {"columns": 4}),
     "widened_linear": (
         (
-            RNG.integers(-128, 128, (ROWS, 1, 64)).astype(np.int8),
+            RNG.integers(-128, 128, (ROWS, 2, 64)).astype(np.int8),
             POSITIVE[:, :1].copy(),
+            RNG.random((ROWS, 1)) < 0.5,
             RNG.integers(0, 256, (2, 8, 128)).astype(np.uint8),
             RNG.integers(-127, 128, (2, 2, 32)).astype(np.int8),
             RNG.random((2, 1, 32)).astype(np.float32),
         ),
-        "n 1 64, n 1, 2 8 128, 2 2 32, 2 1 32",
+        "n 2 64, n 1, n 1, 2 8 128, 2 2 32, 2 1 32",
         {"size": 50},
     ),
     "attention": ((DENSE, DENSE[:, :2].copy(), DENSE[:, 2:].copy()), "b 4 t 8, b 2 s 8, b 2 s 8", {"scale": 0.3, "causal": True}),

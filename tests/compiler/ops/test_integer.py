@@ -1,4 +1,4 @@
-"""Products in integers: what quantising keeps, what panels hold, and what the product of both is."""
+"""Products in integers: what panels hold, and what the product of rows and panels is."""
 
 from __future__ import annotations
 
@@ -9,47 +9,13 @@ import pytest
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
-from compiler.ir.types import TensorType, TupleType, tensor
-from compiler.ops.integer import INTEGER_LINEAR, PANEL_INTEGERS, PANEL_SCALES, QUANTIZE_ROWS
+from compiler.ir.types import tensor
+from compiler.ops.integer import INTEGER_LINEAR, PANEL_INTEGERS, PANEL_SCALES
+from compiler.ops.integer_rows import QUANTIZE_ROWS
 from compiler.ops.quantize import DEQUANTIZE, QUANTIZE
 
 F32, I8, I32, U8 = DType.F32, DType.I8, DType.I32, DType.U8
 N = DimVar("n")
-
-
-@pytest.mark.parametrize("bits", [8, 16])
-@pytest.mark.parametrize("group", [0, 32])
-@pytest.mark.parametrize("rows", [0, 1, 5])
-def test_quantised_rows_are_within_half_a_step(run, rng, bits, group, rows):
-    x = rng.standard_normal((rows, 64)).astype(np.float32)
-    x[1:2, :32] = 0
-    q, scale, total = run(QUANTIZE_ROWS, x, bits=bits, group=group, shapes="n 64", compiled=True)
-    numbers = q[:, 0].astype(np.int32) if bits == 8 else q[:, 0].astype(np.int32) * 256 + q[:, 1]
-    steps = np.repeat(scale, group or 64, -1)
-    assert (np.abs(numbers * steps - x) <= steps * 0.5001).all()
-    np.testing.assert_array_equal(total, q.astype(np.int32).reshape(rows, bits // 8, 64 // (group or 64), group or 64).sum(-1))
-    np.testing.assert_array_equal(scale[1:2, :1] == 0, group == 32)
-
-
-def test_a_plane_of_words_is_two_of_bytes(run, meaning, rng):
-    x = rng.standard_normal((5, 64)).astype(np.float32)
-    words, scale, total = run(QUANTIZE_ROWS, x, bits=16, group=32, dtype="i16", shapes="n 64", compiled=True)
-    planes, same_scale, totals = meaning(QUANTIZE_ROWS, x, bits=16, group=32)
-    np.testing.assert_array_equal(words[:, 0], planes[:, 0].astype(np.int32) * 256 + planes[:, 1])
-    np.testing.assert_array_equal(scale, same_scale)
-    np.testing.assert_array_equal(total[:, 0], totals[:, 0] * 256 + totals[:, 1])
-
-
-def test_the_widest_numbers_of_two_planes_fit(run):
-    x = np.array([[1.0, -1.0, 0.5, 0.0]], np.float32)
-    q, _, _ = run(QUANTIZE_ROWS, x, bits=16, compiled=True)
-    np.testing.assert_array_equal(q[0, 0].astype(int) * 256 + q[0, 1], [32639, -32639, 16320, 0])
-
-
-@pytest.mark.parametrize("size", [1e-36, 1e-40])
-def test_rows_too_small_to_be_told_from_nothing_are_nothing(run, size):
-    q, _, total = run(QUANTIZE_ROWS, np.full((2, 32), size, np.float32), bits=16, shapes="n 32", compiled=True)
-    assert not q.any() and not total.any()
 
 
 def test_panels_of_bytes_hold_fours_of_each_column(run):
@@ -112,26 +78,14 @@ def test_leading_axes_and_small_floats(run, meaning, rng):
 
 
 def test_deduction(deduced):
-    assert deduced(QUANTIZE_ROWS, tensor((N, 64), F32), bits=16, group=32) == TupleType(
-        (tensor((N, 2, 64), I8), tensor((N, 2), F32), tensor((N, 2, 2), I32))
-    )
-    assert deduced(QUANTIZE_ROWS, TensorType(None, F32, 2)) == TupleType(
-        (TensorType(None, I8, 3), TensorType(None, F32, 2), TensorType(None, I32, 3))
-    )
     assert deduced(PANEL_INTEGERS, tensor((N, 64), I8), columns=32) == tensor(((Dim.of(N) + 31) // 32, 16, 128), U8)
     row = (tensor((N, 1, 64), I8), tensor((N, 2), F32), tensor((N, 1, 2), I32))
     weight = (tensor((2, 16, 128), U8), tensor((2, 2, 32), F32))
     assert deduced(INTEGER_LINEAR, *row, *weight, size=40) == tensor((N, 40), F32)
-    with pytest.raises(AnnotationError, match="attribute bits is 12, wants 8 or 16"):
-        deduced(QUANTIZE_ROWS, tensor((N, 64), F32), bits=12)
-    with pytest.raises(AnnotationError, match="last dimension is 6, wants a multiple of the group, 4"):
-        deduced(QUANTIZE_ROWS, tensor((N, 6), F32), group=4)
     with pytest.raises(AnnotationError, match="last dimension of q is 6, wants a multiple of 4"):
         deduced(PANEL_INTEGERS, tensor((2, 6), I8), columns=32)
     with pytest.raises(AnnotationError, match="dimension 0 of panels is 2, wants 3"):
         deduced(INTEGER_LINEAR, *row, *weight, size=80)
-    with pytest.raises(AnnotationError, match="attribute dtype is i16, wants i8 for 8 bits"):
-        deduced(QUANTIZE_ROWS, tensor((N, 64), F32), bits=8, dtype="i16")
     with pytest.raises(AnnotationError, match="attribute rows is i16, wants i8 beside 4 bits"):
         deduced(PANEL_INTEGERS, tensor((2, 8), U8), bits=4, columns=32, rows="i16")
     with pytest.raises(AnnotationError, match="q holds u8, wants i8"):

@@ -9,12 +9,13 @@ from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
 from compiler.ir.types import TensorType, TupleType, tensor
-from compiler.ops.integer import PANEL_INTEGERS, QUANTIZE_ROWS
+from compiler.ops.integer import PANEL_INTEGERS
+from compiler.ops.integer_rows import ROW_PLANES
 from compiler.ops.quantize import DEQUANTIZE, QUANTIZE
 from compiler.ops.widened import PANEL_MULTIPLIERS, WIDENED_LINEAR
 
-F32, I8, U8 = DType.F32, DType.I8, DType.U8
-N, K = DimVar("n"), 128
+F32, I8, U8, BOOL = DType.F32, DType.I8, DType.U8, DType.BOOL
+N, K = DimVar("n"), 256
 
 
 def test_multipliers_are_127ths_of_the_largest_scale_of_a_channel(run):
@@ -28,19 +29,39 @@ def test_multipliers_are_127ths_of_the_largest_scale_of_a_channel(run):
 @pytest.mark.parametrize("size", [33, 64])
 def test_product_is_within_a_step_per_weight_of_what_the_numbers_stand_for(run, meaning, rng, group, size):
     x, w = rng.standard_normal((5, K)).astype(np.float32), rng.standard_normal((size, K)).astype(np.float32)
-    w[0] = 0
+    w[0], x[1, 3], x[4, 8] = 0, 400, -90
     bias = rng.standard_normal(size).astype(np.float32)
     q, scale = meaning(QUANTIZE, w, bits=4, group=group)
-    rows, row_scale, _ = meaning(QUANTIZE_ROWS, x, bits=8, group=0)
+    planes, row_scale, fine = meaning(ROW_PLANES, x)
+    np.testing.assert_array_equal(fine[:, 0], [False, True, False, False, True])
     panels = meaning(PANEL_INTEGERS, q, bits=4, columns=32)
     multipliers, channel = meaning(PANEL_MULTIPLIERS, scale, columns=32)
-    shapes = f"n 1 {K}, n 1, 2 {K // 8} 128, 2 {K // group} 32, 2 1 32, {size}"
-    y = run(WIDENED_LINEAR, rows, row_scale, panels, multipliers, channel, bias, size=size, shapes=shapes, compiled=True)
+    shapes = f"n 2 {K}, n 1, n 1, 2 {K // 8} 128, 2 {K // group} 32, 2 1 32, {size}"
+    y = run(WIDENED_LINEAR, planes, row_scale, fine, panels, multipliers, channel, bias, size=size, shapes=shapes, compiled=True)
     steps = channel.reshape(-1)[:size]
     wide = meaning(DEQUANTIZE, q, scale, bits=4, group=group, dtype="f32").astype(np.float64)
-    given = rows[:, 0].astype(np.float64) * row_scale
+    given = (planes[:, 0] * 256.0 + planes[:, 1]) * row_scale
     assert (np.abs(y - bias - given @ wide.T) <= np.abs(given).sum(-1, keepdims=True) * steps * 1.01 + 1e-6).all()
     np.testing.assert_array_equal(y[:, 0], bias[0])
+
+
+@pytest.mark.parametrize("strength", [1, 5, 10, 30, 100, 1000])
+def test_rows_add_less_than_a_tenth_to_the_power_of_errors(meaning, rng, strength):
+    """To what weights of 4 bits in groups lose, whatever stands out of the rows; widening is the rest."""
+    length = 2048
+    x, w = rng.standard_normal((64, length)).astype(np.float32), rng.standard_normal((64, length)).astype(np.float32)
+    x[np.arange(64), rng.integers(0, length, 64)] *= rng.uniform(1, strength, 64)
+    q, scale = meaning(QUANTIZE, w, bits=4, group=32)
+    planes, row_scale, fine = meaning(ROW_PLANES, x)
+    multipliers, channel = meaning(PANEL_MULTIPLIERS, scale, columns=32)
+    y = meaning(
+        WIDENED_LINEAR, planes, row_scale, fine, meaning(PANEL_INTEGERS, q, bits=4, columns=32), multipliers, channel, size=64, dtype="f32"
+    )
+    right = x.astype(np.float64) @ w.T.astype(np.float64)
+    rounded = x.astype(np.float64) @ meaning(DEQUANTIZE, q, scale, bits=4, group=32, dtype="f32").T.astype(np.float64)
+    power = [np.square(found - right).sum(-1) / np.square(x).sum(-1) for found in (y, rounded)]
+    assert power[0].sum() < 1.1 * power[1].sum()
+    assert fine.any() == (strength > 1)
 
 
 def test_widened_weights_are_whole_numbers_of_steps(run, meaning, rng):
@@ -48,8 +69,10 @@ def test_widened_weights_are_whole_numbers_of_steps(run, meaning, rng):
     q = rng.integers(0, 256, (32, 32)).astype(np.uint8)
     scale = rng.standard_normal((32, 2)).astype(np.float32)
     multipliers, channel = meaning(PANEL_MULTIPLIERS, scale, columns=32)
-    panels, picks = meaning(PANEL_INTEGERS, q, bits=4, columns=32), np.eye(64, dtype=np.int8)[:, None]
-    y = run(WIDENED_LINEAR, picks, np.ones((64, 1), np.float32), panels, multipliers, channel, size=32, shapes="n 1 64, n 1", compiled=True)
+    panels, picks = meaning(PANEL_INTEGERS, q, bits=4, columns=32), np.zeros((64, 2, 64), np.int8)
+    picks[:, 1] = np.eye(64)
+    rows = picks, np.ones((64, 1), np.float32), np.ones((64, 1), np.bool_)
+    y = run(WIDENED_LINEAR, *rows, panels, multipliers, channel, size=32, shapes="n 2 64, n 1, n 1", compiled=True)
     numbers = np.stack([q & 15, q >> 4], -1).reshape(32, 64).astype(np.int32) - 8
     widened = (numbers * np.repeat(multipliers[0].T.astype(np.int32), 32, -1) + 4) >> 3
     np.testing.assert_array_equal(y.T, widened.astype(np.float32) * channel[0, 0][:, None])
@@ -62,13 +85,13 @@ def test_deduction(deduced):
     assert deduced(PANEL_MULTIPLIERS, TensorType(None, F32, 2), columns=32) == TupleType(
         (TensorType(None, I8, 3), TensorType(None, F32, 3))
     )
-    row = (tensor((N, 1, 64), I8), tensor((N, 1), F32))
+    row = (tensor((N, 2, 64), I8), tensor((N, 1), F32), tensor((N, 1), BOOL))
     weight = (tensor((2, 8, 128), U8), tensor((2, 2, 32), I8), tensor((2, 1, 32), F32))
     assert deduced(WIDENED_LINEAR, *row, *weight, size=40) == tensor((N, 40), F32)
     assert deduced(WIDENED_LINEAR, TensorType(None, I8, 3), *row[1:], *weight, size=40) == TensorType(None, F32, 2)
     with pytest.raises(AnnotationError, match="dimension 0 of panels is 2, wants 3"):
         deduced(WIDENED_LINEAR, *row, *weight, size=80)
-    with pytest.raises(AnnotationError, match="dimension 1 of q is 2, wants 1"):
-        deduced(WIDENED_LINEAR, tensor((N, 2, 64), I8), *row[1:], *weight, size=40)
+    with pytest.raises(AnnotationError, match="dimension 1 of planes is 1, wants 2"):
+        deduced(WIDENED_LINEAR, tensor((N, 1, 64), I8), *row[1:], *weight, size=40)
     with pytest.raises(AnnotationError, match="multipliers holds u8, wants i8"):
         deduced(WIDENED_LINEAR, *row, weight[0], tensor((2, 2, 32), U8), weight[2], size=40)

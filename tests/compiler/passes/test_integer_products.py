@@ -64,14 +64,15 @@ def test_weights_that_are_widened_take_a_scale_per_row_and_channel(becomes: Call
     expected = """
         func main(x: f32[n, 64], q: u8[6, 32], s: bf16[6, 2], b: f32[6]) -> f32[n, 6] {
           w = dequantize(q, s, bits=4, group=32, dtype="f32")
-          rows = quantize_rows(x, bits=8)
+          rows = row_planes(x)
           panels = panel_integers(q, bits=4, columns=4)
           made = panel_multipliers(s, columns=4)
           v = rows.0
           r = rows.1
+          f = rows.2
           m = made.0
           c = made.1
-          y = widened_linear(v, r, panels, m, c, b, size=6, dtype="f32")
+          y = widened_linear(v, r, f, panels, m, c, b, size=6, dtype="f32")
           return y
         }
     """

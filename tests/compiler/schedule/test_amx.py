@@ -63,6 +63,8 @@ def arguments(program: str, rows: int) -> list[Any]:
         return [rng.normal(size=s).astype(DType.BF16.numpy) for s in ((rows, K), (n, K))]
     weights = [(n, K), (33, K), (n, K)] if program == "gated" else [(n, K), (n, K)]
     x, *made, residual = (rng.normal(size=s).astype(np.float32) for s in ((rows, K), *weights, (rows, n)))
+    if program.startswith("int4"):
+        x[1::41, 5] = 400  # tiles with and without a row that is fine
     return [x, *(w.astype(DType.BF16.numpy) if program == "gated" else w for w in made), residual]
 
 
@@ -76,6 +78,7 @@ def test_rows_have_the_same_bits_in_any_batch(
 ) -> None:
     (text, _), before = PROGRAMS[program], matrix_unit.counts
     args = arguments(program, MOST_ROWS.get(program, ROWS[-1] + 1))
+    args[0][[-5, -9], 3], args[0][-7] = (np.inf, np.nan), 0
     executable = compiled(text, amx)
 
     def of_rows(rows: slice) -> list[Any]:
@@ -134,6 +137,10 @@ def test_rests_of_rows_share_what_was_widened(amx: Target, matrix_unit: Any, com
     assert products == steps * 2 * (2 * 2 + 5)
     assert configured == 6 * (parts + claims)
     assert loads == steps * (2 * 4 + 5 * 3) + 2 * (2 * 4 + 5 * 2)  # and of sums, where the second part begins
+    x[[40, 95 - 1], 7] = 400
+    before = matrix_unit.counts
+    in_threads(executable, 1, [x, w])
+    assert (matrix_unit.counts - before)[-1] == steps * 2 * (2 * 2 + 5) + steps * (2 * 2 + 2), "the second planes of two tiles"
     before = matrix_unit.counts
     in_threads(executable, 1, [x[:1].copy(), w])
     assert (matrix_unit.counts - before)[0] == claims
