@@ -346,6 +346,18 @@ def test_tree_reduction_stays_in_registers(run_native: Any) -> None:
     assert "alloca" not in code.optimised()
 
 
+def test_what_a_short_loop_goes_over_lies_in_registers(run_native: Any) -> None:
+    """Though the schedule did not unroll it."""
+    x, y, acc = buffer("x", [N, K]), buffer("y", [N]), buffer("acc", [4], scope=Scope.LOCAL)
+    i, r, p = DimVar("i", upper=N - 1), DimVar("r", upper=K - 1), [DimVar(name, upper=3) for name in "abc"]
+    clear = loop(p[0], 4, store(acc, [p[0]], Const(0.0, F32)))
+    inside = store(acc, [p[1]], add(load(acc, p[1]), load(x, i, r)))
+    steps = (clear, loop(r, K, loop(p[1], 4, inside)), store(y, [i], load(acc, 3)))
+    prim = PrimFunc((x, y), 1, loop(i, N, Allocate(acc, Seq(steps)), LoopKind.PARALLEL))
+    check(run_native, prim, [integers(7, 100)], [(7,)])
+    assert "alloca" not in link([emit_kernel("k", prim, host())], host()).optimised()
+
+
 def test_register_tile(run_native: Any) -> None:
     """An outer-product matmul whose accumulators never leave the registers."""
     rows, columns, width = 4, 32, 16
