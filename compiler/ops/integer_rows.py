@@ -151,7 +151,7 @@ QUANTIZE_ROWS = define("quantize_rows", "x", _rows_type, _rows_numpy, _rows_nest
 
 # --- row_planes --------------------------------------------------------------------------------------------------------
 
-FINE_FROM = 128  # the square of the largest number by the mean square
+FINE_FROM = 160  # the square of the largest number by the mean square: then rounding to 127ths has 8 % of the power of 4 bits in groups
 
 
 def _planes_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
