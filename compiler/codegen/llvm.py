@@ -126,6 +126,8 @@ class _Kernel:
         with code.loop("%begin", "%end") as counter:
             _unravel(expressions.indices, Index(counter, code.level), loops)
             statements.run(stmt)
+        for ending in code.endings:
+            code.do(ending)
         self.math |= code.math
         params = f"{self.params}{', ' if self.params else ''}i64 %begin, i64 %end"
         return f"define internal void @{symbol}.run({params}) #0 {{\nentry:\n{code.text()}\n  ret void\n}}"

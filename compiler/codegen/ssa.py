@@ -34,6 +34,7 @@ class Code:
         self.allocas: Lines = []
         self.scopes = [Scope([])]
         self.math: set[tuple[Fn, int]] = set()  # functions of vector_math that the text calls, with their lanes
+        self.endings: dict[str, None] = {}  # what is done before the function returns, each once
         self._count = 0
         self.lines += [self.allocas, self.scopes[0].lines]
 

@@ -91,7 +91,10 @@ def _ask_later(code: Code, place: str, step: str, first: int | str, lines: int |
 
 
 def _emit_configuration(code: Code, operands: Operands, target: Target) -> None:
-    """Palette 1; bytes per row (u16) from byte 16 on, rows (u8) from byte 48 on."""
+    """Palette 1; bytes per row (u16) from byte 16 on, rows (u8) from byte 48 on.
+
+    The unit is let go when the kernel has done its share: a thread that holds 8 KB of tiles has them saved whenever it loses its core.
+    """
     heights = _heights(int(operands.attrs["rows"]))
     config = bytearray(64)
     config[0] = 1
@@ -101,6 +104,7 @@ def _emit_configuration(code: Code, operands: Operands, target: Target) -> None:
     place = code.alloca("<64 x i8>")
     code.do(f"store <64 x i8> {vector_literal('i8', config)}, ptr {place}, align 64")
     code.do(f"call void @llvm.x86.ldtilecfg(ptr {place})")
+    code.endings["call void @llvm.x86.tilerelease()"] = None
 
 
 def _mean_nothing(arrays: tuple[NDArray[Any], ...], dims: tuple[int, ...], attrs: Mapping[str, Any]) -> None:

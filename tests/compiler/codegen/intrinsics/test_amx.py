@@ -45,6 +45,7 @@ def test_each_pair_of_tiles_is_multiplied_once_per_step(name: str, rows: int, co
     assert {tuple(map(int, m)) for m in multiplied} == {(6 + j, 4 + i, 2 * i + j) for i in range(heights) for j in range(sides)}
     assert len(re.findall(r"tilestored", assembly)) == products
     assert len(re.findall(r"ldtilecfg", assembly)) == 1
+    assert re.findall(r"\btile\w+", assembly)[-1] == "tilerelease"
 
 
 def test_bf16_meaning_is_near_the_product() -> None:
