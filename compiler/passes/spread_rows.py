@@ -87,7 +87,7 @@ def _rows(module: IRModule, function: Function) -> Iterator[tuple[Var, Output]]:
             output = var, 0
         else:
             continue
-        if _clashes(type_of(var)) and uses.all(var) == uses.as_rows(var) > 0:
+        if uses.all(var) == uses.as_rows(var) > 0 and _clashes(type_of(var)):
             yield var, output
 
 
@@ -95,7 +95,8 @@ def _clashes(given: Type) -> bool:
     if not isinstance(given, TensorType) or not given.shape or not given.shape[-1].is_const:
         return False
     size = {DType.BF16: 2, DType.I8: 1}.get(given.dtype) if given.dtype else None
-    return size is not None and given.shape[-1].const * size % CLASHING_BYTES == 0
+    planes = given.shape[-2].const if given.dtype is DType.I8 else 1  # of which a row of bytes consists
+    return size is not None and planes * given.shape[-1].const * size % CLASHING_BYTES == 0
 
 
 def _uses(module: IRModule, body: Body) -> _Uses:

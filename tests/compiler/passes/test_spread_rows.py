@@ -37,6 +37,7 @@ func main(x: f32[m, 1024], w: f32[40, 1024]) -> object {
   return y
 }
 """
+PLANES = QUANTISED.replace("1024", "512")
 UNLIKE = ROUNDED.replace("512", "448")
 
 
@@ -45,11 +46,13 @@ def widths(module: IRModule) -> list[int]:
     bindings = module.graph("main").body.bindings
     types = [t for b in bindings if isinstance(b.value, CallTir) for t in b.value.out]
     return [
-        t.shape[-1].const for t in types if isinstance(t, TensorType) and t.shape and t.shape[-1].const in (512 + 32, 448 + 32, 1024 + 64)
+        t.shape[-1].const
+        for t in types
+        if isinstance(t, TensorType) and t.shape and t.shape[-1].const in (512 + 32, 448 + 32, 512 + 64, 1024 + 64)
     ]
 
 
-@pytest.mark.parametrize(("program", "wide"), [(ROUNDED, [544]), (RETURNED, []), (QUANTISED, [1088]), (UNLIKE, [])])
+@pytest.mark.parametrize(("program", "wide"), [(ROUNDED, [544]), (RETURNED, []), (QUANTISED, [1088]), (PLANES, [576]), (UNLIKE, [])])
 def test_rows_that_only_products_read(program: str, wide: list[int]) -> None:
     module = parse(program)
     passes = pipeline(get("amx"))
