@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import re
 import shutil
@@ -33,6 +34,12 @@ settings.load_profile("quick")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write what is computed to the golden files instead of comparing")
+
+
+def pytest_collection_finish() -> None:
+    """Modules and tests stay to the end: the collector need not walk them again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture
