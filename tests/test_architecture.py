@@ -54,3 +54,9 @@ def test_tests_mirror_the_tree() -> None:
     """Except for those of whole paths, in e2e."""
     folders = {p.parent.relative_to(ROOT / "tests") for p in (ROOT / "tests").rglob("test_*.py")}
     assert {str(f) for f in folders if not (ROOT / f).is_dir()} <= {"e2e"}
+
+
+@pytest.mark.xdist_group("one process")
+def test_groups_of_tests_stay_in_one_process(request: pytest.FixtureRequest) -> None:
+    """A pytest that pytest-xdist does not know ignores the mark in silence, and what a group shares is made by every process."""
+    assert not getattr(request.config.option, "loadgroup", False) or request.node.nodeid.endswith("@one process")

@@ -26,6 +26,7 @@ ABLE = [t for t in NAMED.values() if t.can_run_here]
 HERE = [host(), *(t for t in ABLE if t != max(ABLE, key=lambda t: len(t.features)))]  # of those, the host is the most able itself
 
 
+@pytest.hookimpl(tryfirst=True)  # before groups are read
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The tests of a file stay in one process: most programs are asked for by several of them, and compiled once."""
     for item in items:
