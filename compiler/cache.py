@@ -14,6 +14,7 @@ import tarfile
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -89,7 +90,11 @@ class Cache:
                 say(1, f"cache: {fault}")
                 self.remove(entry)
                 continue
-            os.utime(entry.path)
+            except OSError as error:  # another process removed it, or keeps it for itself
+                say(1, f"cache: {error}")
+                continue
+            with suppress(OSError):  # of a folder that may only be read
+                os.utime(entry.path)
             say(1, f"cache: hit {entry.path.name}, {entry.num_bytes:,} bytes")
             return executable
         say(1, f"cache: no entry of {self.folder} covers {key.digest}")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -59,7 +60,8 @@ def compile_model(module: IRModule, cache: Cache | None, target: Target, progres
     executable = _compiled(module, target, progress) if found is None else found
     elapsed = 0.0 if found is not None else time.perf_counter() - started
     if found is None and cache is not None:
-        cache.store(key, executable)
+        with _kept_in(cache.folder):
+            cache.store(key, executable)
     progress("compile", 1.0)
     return Compiled(executable, signature(module, entry), key.digest, found is not None, elapsed)
 
@@ -86,7 +88,8 @@ def load_model(load: Load, progress: Progress) -> LoadedModel:
         session = Session(compiled.executable, memory=account, pinned=False)
         progress("pack", 0.0)
         kept = weights_cache(compiled.key, files.weights.digest())
-        bind_weights(session, compiled.executable, kind.entry, files.weights, kind.unused, kept, partial(progress, "pack"))
+        with nullcontext() if kept is None else _kept_in(kept.parent):
+            bind_weights(session, compiled.executable, kind.entry, files.weights, kind.unused, kept, partial(progress, "pack"))
     except ModelError as error:
         raise LoadError("load_refused", str(error)) from error
     served = kind.serve(session, plan, account)
@@ -120,6 +123,16 @@ def _max_context(kind: Kind, served: Served) -> int:
     if served.step_model is None:
         return kind.max_context
     return min(kind.max_context, (served.step_model.limits.num_pages - 1) * PAGE_SIZE)
+
+
+@contextmanager
+def _kept_in(folder: Path) -> Generator[None]:
+    """A disk that is full, or that may only be read, is for its owner to mend."""
+    try:
+        yield
+    except OSError as error:
+        remedy = "make room there, name another folder by RELAXSERVE_CACHE, or keep nothing by RELAXSERVE_NO_CACHE=1"
+        raise LoadError("load_failed", f"the cache {folder} cannot be used: {error.strerror or error}; {remedy}") from error
 
 
 def executable_cache() -> Cache | None:

@@ -25,7 +25,8 @@ from server.registry import Registry
 from server.settings import ServerSettings, SettingsError
 from server.state import ModelSpec, read_state
 
-WORKER = (sys.executable, "-m", "deploy.worker")
+MODULE = (sys.executable, "-P", "-m")  # what lies in the working directory, as a file http.py, is not ours to import
+WORKER = (*MODULE, "deploy.worker")
 
 # Told of the registry and the address once requests are taken; returns whether to go on.
 Greet = Callable[[Registry, str], Awaitable[bool]]
@@ -51,7 +52,7 @@ def load_of(spec: ModelSpec) -> Load:
 
 async def preflight(spec: ModelSpec) -> Footprint:
     """The plan of a load, made by a process of its own: compiling must not hold up the streams of other models."""
-    command = (sys.executable, "-m", "deploy.inspection", msgspec.json.encode(load_of(spec)).decode())
+    command = (*MODULE, "deploy.inspection", msgspec.json.encode(load_of(spec)).decode())
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     output, _ = await process.communicate()
     if process.returncode != 0:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -96,7 +96,19 @@ def gather(
         if variable in environment:
             values[setting.name] = parse(setting.name, environment[variable], variable)
     values |= {name: value for name, value in arguments.items() if value is not None}
-    return ServerSettings(**values), [model_spec(text) for text in models] or specs
+    specs = [model_spec(text) for text in models] or specs
+    _check_names(specs)
+    return ServerSettings(**values), specs
+
+
+def _check_names(specs: Iterable[ModelSpec]) -> None:
+    """Of two models with one name, the first would be silently left out."""
+    sources: dict[str, str] = {}
+    for spec in specs:
+        if spec.name in sources:
+            both = f"{sources[spec.name]!r} and {spec.source!r}"
+            raise SettingsError(f"models {both} are both called {spec.name!r}; call one otherwise, as PATH_OR_ID=NAME")
+        sources[spec.name] = spec.source
 
 
 # --- values ------------------------------------------------------------------------------------------------------------
@@ -161,10 +173,20 @@ def _nearest(name: str, known: Iterable[str]) -> str:
 MODEL_KEYS = tuple(name for name in ModelSpec.__struct_fields__ if name != "memory_limit_bytes")  # which the registry sets
 
 
+class _Loader(yaml.SafeLoader):
+    """Of a key that is there twice, YAML would take the last and say nothing."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        keys: list[str] = [key.value for key, _ in node.value]
+        if twice := next((key for key in keys if keys.count(key) > 1), None):
+            raise yaml.constructor.ConstructorError(problem=f"{twice} is there twice", problem_mark=node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
 def read_config(path: Path) -> tuple[dict[str, Any], list[ModelSpec]]:
     """A YAML document: settings by name, and `models`, a list whose entries have a `source` and any field of a load."""
     try:
-        document = yaml.safe_load(path.read_text())
+        document = yaml.load(path.read_text(), _Loader)
     except OSError as error:
         raise SettingsError(f"configuration {path}: {error.strerror}; name a file that can be read") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -220,7 +242,10 @@ def _spec(entry: object, where: str) -> ModelSpec:
     try:
         return msgspec.convert(values, ModelSpec)
     except msgspec.ValidationError as error:
-        raise SettingsError(f"{where}: {error}") from error
+        expectation, _, place = str(error).partition(" - at `$.")
+        key = re.split(r"\W", place)[0]
+        expected = expectation[:1].lower() + expectation[1:]
+        raise SettingsError(f"{key} of {where} is {values.get(key)!r:.80}; {expected}") from error
 
 
 def model_spec(text: str) -> ModelSpec:

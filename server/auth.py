@@ -39,8 +39,8 @@ def access_of(path: str, *, open_metrics: bool) -> Access:
 class KeyRing:
     """A set of keys, some of them perhaps in a file that is read again when it changes."""
 
-    def __init__(self, keys: Sequence[str], file: Path | None) -> None:
-        self._given = [_digest(_checked(key, "a key that was passed")) for key in keys]
+    def __init__(self, keys: Sequence[str], file: Path | None, setting: str) -> None:
+        self._given = [_digest(_checked(key, setting)) for key in keys]
         self._file = file
         self._stamp: tuple[int, int] | None = None
         self._read: list[bytes] = []
@@ -67,11 +67,14 @@ class KeyRing:
                 return
             lines = [line.strip() for line in self._file.read_text().splitlines()]
             keys = [line for line in lines if line and not line.startswith("#")]
-            self._read = [_digest(_checked(key, f"key file {self._file}")) for key in keys]
+            if not keys and self._stamp is None:
+                raise SettingsError("no key is in it; expected one per line")
+            self._read = [_digest(_checked(key, "a line")) for key in keys]
             self._stamp = stamp
         except (OSError, UnicodeDecodeError, SettingsError) as error:
             if self._stamp is None:
-                raise SettingsError(f"key file {self._file}: {error}") from error
+                reason = f"{error.strerror}; name a file that can be read" if isinstance(error, OSError) else str(error)
+                raise SettingsError(f"key file {self._file}: {reason}") from error
             if self._fault != str(error):
                 log.error("key file %s: %s; the keys read before stay valid", self._file, error)
                 self._fault = str(error)
@@ -88,8 +91,8 @@ class Passed:
 class Guard:
     def __init__(self, settings: ServerSettings) -> None:
         self._settings = settings
-        self._api = KeyRing(settings.api_keys, settings.api_key_file)
-        self._admin = KeyRing(settings.admin_keys, settings.admin_key_file)
+        self._api = KeyRing(settings.api_keys, settings.api_key_file, "api_keys")
+        self._admin = KeyRing(settings.admin_keys, settings.admin_key_file, "admin_keys")
         self._hosts = frozenset({"127.0.0.1", "localhost", "[::1]", settings.host, *settings.allowed_hosts})
 
     def check(self, path: str, headers: Mapping[str, str]) -> Passed:
@@ -119,7 +122,10 @@ class Guard:
     def _check_host(self, host: str) -> None:
         name = re.sub(r":\d+$", "", host.lower())
         if name not in self._hosts:
-            raise ApiError(HOST_NOT_ALLOWED, f"host is {host!r:.80}; without keys the server answers only to its own name")
+            raise ApiError(
+                HOST_NOT_ALLOWED,
+                f"host is {host!r:.80}; without keys the server answers only to its own name; set a key, or name the host by allowed_hosts",
+            )
 
 
 def _bearer(authorization: str) -> str:
@@ -129,7 +135,9 @@ def _bearer(authorization: str) -> str:
 
 def _checked(key: str, where: str) -> str:
     if len(key) < MIN_KEY_CHARS:
-        raise SettingsError(f"{where} has {len(key)} characters; expected at least {MIN_KEY_CHARS}")
+        raise SettingsError(f"{where} has a key of {len(key)} characters; expected at least {MIN_KEY_CHARS}")
+    if not (key.isascii() and key.isprintable()):
+        raise SettingsError(f"{where} has a key that a header cannot carry; expected printable ASCII")
     return key
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from types import FrameType
 from typing import Any
 
@@ -87,8 +88,9 @@ class GuardedProtocol(HttpToolsProtocol):
         message = f"the headers exceed {limit} bytes" if self._fault is HEADERS_TOO_LARGE else msg
         error = ApiError(self._fault, message)
         body = error.body()
-        head = f"HTTP/1.1 {self._fault.status} {self._fault.code}\r\ncontent-type: application/json\r\n"
-        self.transport.write(f"{head}content-length: {len(body)}\r\nconnection: close\r\n\r\n".encode() + body)
+        headers = {"content-type": "application/json", "content-length": len(body), "connection": "close", **error.response_headers()}
+        lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        self.transport.write(f"HTTP/1.1 {self._fault.status} {self._fault.code}\r\n{lines}\r\n".encode() + body)
         self.transport.close()
 
     def _wait_for_headers(self) -> None:
@@ -111,8 +113,8 @@ class Server(uvicorn.Server):
                 http=protocol,
                 ws="none",
                 lifespan="on",
-                timeout_keep_alive=round(settings.keep_alive_s),
-                timeout_graceful_shutdown=round(settings.drain_s),
+                timeout_keep_alive=math.ceil(settings.keep_alive_s),
+                timeout_graceful_shutdown=math.ceil(settings.drain_s),
                 server_header=False,
                 access_log=False,
                 **options,

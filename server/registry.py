@@ -84,7 +84,16 @@ class Registry:
         saved = read_state(self.settings.state_file).models if self.settings.state_file else ()
         self._kept = {spec.name: spec for spec in saved}
         for spec in ({**self._kept, **{spec.name: spec for spec in self._initial}}).values():
-            self._starting.append(self.load(spec))
+            self._starting.append(self._load_or_fail(spec))
+
+    def _load_or_fail(self, spec: ModelSpec) -> Operation:
+        """A name that clashes with another model's keeps nobody else from starting."""
+        try:
+            return self.load(spec)
+        except ApiError as error:
+            operation = self.operations.begin("load", spec.name)
+            operation.end(OperationState.FAILED, error)
+            return operation
 
     async def close(self) -> None:
         """Cancel loads and stop every worker. The state file keeps the models for the next start."""
@@ -142,8 +151,7 @@ class Registry:
         """Begin a load, or join the one that runs or has made the same model."""
         if self.closing:
             raise ApiError(SHUTTING_DOWN, "the server is shutting down")
-        if spec.name in self._aliases:
-            owner = self._aliases[spec.name]
+        if owner := self._aliases.get(spec.name) or self._will_be_called(spec.name):
             raise ApiError(MODEL_EXISTS, f"name {spec.name!r} is an alias of model {owner!r}", param="name")
         for alias in spec.aliases:
             if alias in self._models or alias == spec.name:
@@ -165,6 +173,10 @@ class Registry:
         else:
             self._add_names(model, spec)
         return model.operation
+
+    def _will_be_called(self, alias: str) -> str | None:
+        """The model whose load ends with this alias."""
+        return next((model.spec.name for model in self._models.values() if alias in model.spec.aliases and model.loaded is None), None)
 
     def _add_names(self, model: Model, asked: ModelSpec) -> None:
         """A repeated load may ask for further aliases, or for a pin; both come into force with the model, or at once."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ipaddress
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 
@@ -53,16 +54,8 @@ class ServerSettings:
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise SettingsError(f"port is {self.port}; expected 0 to 65535")
-        for name in (
-            "max_body_bytes",
-            "max_header_bytes",
-            "max_choices",
-            "max_schema_bytes",
-            "heartbeat_s",
-            "max_timeout_s",
-        ):
-            if getattr(self, name) <= 0:
-                raise SettingsError(f"{name} is {getattr(self, name)}; expected more than 0")
+        for name in (field.name for field in fields(self) if field.name.startswith("max_") or field.name.endswith(("_s", "_bytes"))):
+            _require_size(name, getattr(self, name))
         if not (self.has_api_keys or self.insecure or is_loopback(self.host)):
             raise SettingsError(
                 f"host is {self.host!r}, which other machines can reach, and no API key is set; "
@@ -76,6 +69,15 @@ class ServerSettings:
     @property
     def has_admin_keys(self) -> bool:
         return bool(self.admin_keys) or self.admin_key_file is not None
+
+
+MAY_BE_0 = ("max_stop_strings", "max_queued_requests", "max_queued_tokens", "drain_s")
+
+
+def _require_size(name: str, value: float | None) -> None:
+    """Of what is counted or lasts; None is left to others."""
+    if value is not None and not (0 < value < math.inf or (value == 0 and name in MAY_BE_0)):
+        raise SettingsError(f"{name} is {value}; expected {'0 or more' if name in MAY_BE_0 else 'more than 0'}, and no infinity")
 
 
 def is_loopback(host: str) -> bool:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
+
+LEAST_CONTEXT, MOST_SEQUENCES = 16, 4096  # of a model
 
 
 class ModelSpec(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -14,9 +18,9 @@ class ModelSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     name: str
     source: str
     quantize: str = "bf16"
-    max_context: int | None = None
-    max_batch: int = 64
-    kv_cache_bytes: int | None = None
+    max_context: Annotated[int, Meta(ge=LEAST_CONTEXT, lt=2**31)] | None = None
+    max_batch: Annotated[int, Meta(ge=1, le=MOST_SEQUENCES)] = 64
+    kv_cache_bytes: Annotated[int, Meta(ge=1)] | None = None
     memory_limit_bytes: int | None = None  # set by the registry: what is free when the load begins
     kv_dtype: str = "auto"
     target: str = "host"

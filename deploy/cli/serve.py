@@ -16,7 +16,7 @@ from deploy import demo
 from deploy.cli.output import Bars, errors
 from deploy.settings import DEFAULTS, MODELS, PREFIX, SETTINGS, TYPES, Setting, gather, num_bytes
 from server.settings import SettingsError
-from server.state import ModelSpec
+from server.state import LEAST_CONTEXT, MOST_SEQUENCES, ModelSpec
 
 if TYPE_CHECKING:
     from server.operations import Operation
@@ -121,16 +121,19 @@ def _annotation(setting: Setting) -> Any:
     return Annotated[types[kind] | None, typer.Option(flag, **about)]
 
 
+def _of_models(kind: type, meaning: str, *, least: int | None = None, most: int | None = None) -> Any:
+    return Annotated[
+        kind | None, typer.Option(help=f"{meaning} Of the models that --model names.", min=least, max=most, rich_help_panel=MODELS)
+    ]
+
+
 # How the models are loaded that --model names; the field of a load, and the option for it.
 FORM: dict[str, Any] = {
-    name: Annotated[kind | None, typer.Option(help=f"{meaning} Of the models that --model names.", rich_help_panel=MODELS)]
-    for name, kind, meaning in (
-        ("quantize", str, "Form of the weights: bf16, int8, int4."),
-        ("max_context", int, "Longest sequence, in tokens."),
-        ("max_batch", int, "Most sequences at once."),
-        ("kv_dtype", str, "Form of keys and values: auto, f32, f16, bf16, int8."),
-        ("target", str, "Instructions to use: host, or a lesser target, as x86-64-v3."),
-    )
+    "quantize": _of_models(str, "Form of the weights: bf16, int8, int4."),
+    "max_context": _of_models(int, "Longest sequence, in tokens.", least=LEAST_CONTEXT),
+    "max_batch": _of_models(int, "Most sequences at once.", least=1, most=MOST_SEQUENCES),
+    "kv_dtype": _of_models(str, "Form of keys and values: auto, f32, f16, bf16, int8."),
+    "target": _of_models(str, "Instructions to use: host, or a lesser target, as x86-64-v3."),
 }
 
 

@@ -10,11 +10,12 @@ import typer
 from deploy import demo
 from deploy.settings import model_spec, num_bytes
 from server.messages import Load
+from server.state import LEAST_CONTEXT, MOST_SEQUENCES
 
 Source = Annotated[str, typer.Argument(help="Folder, .gguf file or hub id; 'demo' is the built-in model.")]
 Quantize = Annotated[str, typer.Option(help="Form of the weights: bf16, int8, int4.")]
-MaxContext = Annotated[int | None, typer.Option(min=16, help="Longest sequence, in tokens.")]
-MaxBatch = Annotated[int, typer.Option(min=1, help="Most sequences at once.")]
+MaxContext = Annotated[int | None, typer.Option(min=LEAST_CONTEXT, help="Longest sequence, in tokens.")]
+MaxBatch = Annotated[int, typer.Option(min=1, max=MOST_SEQUENCES, help="Most sequences at once.")]
 KvDtype = Annotated[str, typer.Option(help="Form of keys and values: auto, f32, f16, bf16, int8.")]
 Target = Annotated[str, typer.Option(help="Instructions to use: host, or a lesser target, as x86-64-v3.")]
 KvCacheBytes = Annotated[str | None, typer.Option(help="Memory for keys and values, as 2G.", metavar="BYTES")]

@@ -33,7 +33,7 @@ from server.registry import Registry
 from server.resident import resident_bytes
 from server.settings import ServerSettings
 from server.sources import resolve
-from server.state import ModelSpec
+from server.state import LEAST_CONTEXT, MOST_SEQUENCES, ModelSpec
 from server.text.tools import FORMATS
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}$"
@@ -50,8 +50,8 @@ class LoadBody(Options):
     source: Annotated[str, Field(min_length=1, max_length=1024)]
     quantize: WeightForm | None = None
     dtype: WeightForm | None = None
-    max_context: int | None = Field(default=None, ge=16, lt=2**31)
-    max_batch: int | None = Field(default=None, ge=1, le=4096)
+    max_context: int | None = Field(default=None, ge=LEAST_CONTEXT, lt=2**31)
+    max_batch: int | None = Field(default=None, ge=1, le=MOST_SEQUENCES)
     kv_cache_bytes: Bytes | None = None
     kv_dtype: Literal["auto", "f32", "f16", "bf16", "int8"] = "auto"
     target: TargetName = "host"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import tarfile
 import time
@@ -129,6 +130,19 @@ def test_a_damaged_entry_is_removed_and_counts_as_absent(
         assert cache.find(key(text())) is None
     assert str(path) in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_may_only_be_read_serves(tmp_path: Path, executable: Executable, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = Cache(tmp_path)
+    cache.store(key(text()), executable)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(os, "utime", refuse)
+    assert cache.find(key(text())) is not None
+    monkeypatch.setattr(Executable, "load", refuse)  # as of an entry that another server has just removed
+    assert cache.find(key(text())) is None
 
 
 def test_hits_and_misses_are_told_at_level_one(tmp_path: Path, executable: Executable, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,7 +19,7 @@ from compiler.frontend.decoder import BOTH
 from compiler.frontend.weights import open_safetensors
 from compiler.passes import lift_weights
 from compiler.target import NAMED, host
-from deploy import kinds
+from deploy import kinds, model
 from deploy.inspection import plan_load
 from deploy.kinds import kind_of
 from deploy.model import load_model
@@ -198,6 +198,14 @@ def test_the_second_load_comes_from_the_cache(folder_of: Callable[[str], Path], 
     second = load(folder_of("roberta"))
     assert (first.ready.cache_hit, second.ready.cache_hit) == (False, True)
     np.testing.assert_array_equal(embedded(first, [[5, 6, 7]]), embedded(second, [[5, 6, 7]]))
+
+
+def test_a_cache_that_cannot_be_written_is_named(folder_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("RELAXSERVE_CACHE", str(tmp_path / "file"))
+    monkeypatch.setattr(model, "_compiled", lambda *_: None)
+    with pytest.raises(LoadError, match=r"the cache .*/file/executables cannot be used: Not a directory; make room there, name"):
+        load(folder_of("llama"))
 
 
 def test_a_lesser_target_gets_code_of_its_own(folder_of: Callable[[str], Path], compiled: Path) -> None:

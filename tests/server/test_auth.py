@@ -95,7 +95,7 @@ def test_without_keys_only_the_own_name_is_answered(serve):
 def test_key_file_is_read_again_when_it_changes(tmp_path):
     file = tmp_path / "keys"
     file.write_text(f"# keys\n\n{KEY}\n")
-    ring = KeyRing((), file)
+    ring = KeyRing((), file, "api_keys")
     assert ring.holds(KEY) and not ring.holds("") and not ring.holds("# keys")
     file.write_text("another-key\n")
     os.utime(file, ns=(1, 1))
@@ -105,14 +105,32 @@ def test_key_file_is_read_again_when_it_changes(tmp_path):
 def test_a_key_file_that_vanishes_keeps_its_keys(tmp_path):
     file = tmp_path / "keys"
     file.write_text(KEY)
-    ring = KeyRing((), file)
+    ring = KeyRing((), file, "api_keys")
     file.unlink()
     assert ring.holds(KEY)
 
 
-def test_short_keys_are_refused():
-    with pytest.raises(SettingsError, match="expected at least 8"):
-        KeyRing(("short",), None)
+@pytest.mark.parametrize(
+    ("key", "complaint"), [("short", "api_keys has a key of 5 characters; expected at least 8"), ("schlüssel", "ASCII")]
+)
+def test_keys_that_nobody_should_or_could_send_are_refused(key, complaint):
+    with pytest.raises(SettingsError, match=complaint):
+        KeyRing((key,), None, "api_keys")
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("# none\n", "no key is in it; expected one per line"),
+        ("short", "a line has a key of 5"),
+        (None, "No such file or directory; name a"),
+    ],
+)
+def test_a_key_file_without_good_keys_stops_the_start(text, complaint, tmp_path):
+    if text is not None:
+        (tmp_path / "keys").write_text(text)
+    with pytest.raises(SettingsError, match=f"keys: {complaint}"):
+        KeyRing((), tmp_path / "keys", "api_keys")
 
 
 def test_other_machines_need_a_key():

@@ -23,6 +23,7 @@ def talk(server, data: bytes) -> tuple[int, dict]:
         sock.sendall(data)
         answer = read_all(sock)
     head, _, body = answer.partition(b"\r\n\r\n")
+    assert b"\r\nx-should-retry: " in head or not body
     return int(head.split()[1]), json.loads(body)["error"] if body else {}
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import MISSING, fields
 from pathlib import Path
@@ -22,6 +23,11 @@ def test_the_page_lists_every_setting_with_its_default():
         ({"port": 70000}, "port is 70000"),
         ({"max_body_bytes": 0}, "max_body_bytes is 0"),
         ({"heartbeat_s": 0}, "heartbeat_s is 0"),
+        ({"max_inputs": 0}, "max_inputs is 0; expected more than 0"),
+        ({"max_queued_requests": -1}, "max_queued_requests is -1; expected 0 or more"),
+        ({"drain_s": math.nan}, "drain_s is nan"),
+        ({"keep_alive_s": math.inf}, "keep_alive_s is inf"),
+        ({"memory_limit_bytes": 0}, "memory_limit_bytes is 0"),
         ({"host": "0.0.0.0"}, "no API key"),
         ({"host": "example.org"}, "no API key"),
     ],
@@ -29,3 +35,7 @@ def test_the_page_lists_every_setting_with_its_default():
 def test_values_that_cannot_work(values, message):
     with pytest.raises(SettingsError, match=message):
         ServerSettings(**values)
+
+
+def test_nothing_may_wait_and_nothing_may_be_waited_for():
+    ServerSettings(max_queued_requests=0, max_queued_tokens=0, max_stop_strings=0, drain_s=0)

@@ -313,6 +313,25 @@ def test_the_set_of_models_survives_a_restart(serve, folder):
     assert second.chat(model="chat").status_code == 200
 
 
+def test_names_that_clash_at_the_start_cost_one_model_not_the_server(serve, folder):
+    state = folder / "models.json"
+    state.write_bytes(msgspec.json.encode(SavedState((ModelSpec("a", "x"), ModelSpec("b", "y", aliases=("a",))))))
+    server = serve(initial=[ModelSpec("c", "z")], state_file=state)
+    assert {model.spec.name for model in server.registry.models()} == {"a", "c"}
+    (failed,) = [o for o in server.http().get("/admin/operations").json()["data"] if o["state"] == "failed"]
+    assert failed["model"] == "b" and failed["error"]["code"] == "model_exists"
+    assert server.http().get("/health/ready").status_code == 200
+
+
+def test_a_name_that_a_running_load_will_take_as_its_alias_is_taken(serve, folder, answering):
+    server = serve(initial=(), scripts={"a": answering("from a", load_s=0.5)})
+    client = server.http()
+    operation = client.post("/admin/models", json={"source": "a", "aliases": ["b"]}).json()
+    refused = client.post("/admin/models", json={"source": "b"})
+    assert refused.status_code == 409 and "'b' is an alias of model 'a'" in refused.json()["error"]["message"]
+    assert wait_for(client, operation)["state"] == "succeeded"
+
+
 def test_a_model_that_cannot_come_back_is_not_forgotten(serve, folder, answering):
     state = folder / "models.json"
     state.write_bytes(msgspec.json.encode(SavedState((ModelSpec("lost", "x"), ModelSpec("fine", "y")))))
