@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler.ir.loops import Allocate, PrimFunc, Scope, Tile
-from compiler.ir.visit_loops import walk_stmts
+from compiler.ir.loops import Allocate, Apply, Load, PrimFunc, Scope, Store, Tile, When
+from compiler.ir.visit_loops import walk_scalars, walk_stmts
 
 OPERATORS = {
     "softmax": "softmax(x)",
@@ -91,3 +91,11 @@ def test_a_norm_and_its_rounding_are_one_visit_to_a_row(
     assert all(s.buffer.scope is Scope.LOCAL for s in walk_stmts(kernel.body) if isinstance(s, Allocate))
     x, w = f32(5, 96), f32(96)
     np.testing.assert_array_equal(agree(text, x[2:3], w), agree(text, x, w)[2:3])
+
+
+def test_a_choice_for_a_whole_row_is_made_once(kernels: Callable[..., dict[str, PrimFunc]]) -> None:
+    """The second plane is computed or cleared."""
+    (kernel,) = kernels("func main(x: f32[n, 96]) -> object { rows = row_planes(x) z = rows.0 return z }").values()
+    (choice,) = (s for s in walk_stmts(kernel.body) if isinstance(s, When) and isinstance(s.cond, Load))
+    assert choice.orelse is not None and any(isinstance(s, Store) for s in walk_stmts(choice.orelse))
+    assert not any(isinstance(s, Load | Apply) for s in walk_scalars(choice.orelse))
