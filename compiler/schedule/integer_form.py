@@ -102,7 +102,8 @@ def _grouped(reduce: Reduce, nest: PerfectNest) -> GroupedSum | None:
     if not planes or len(planes) != len(found):
         return None
     first = planes[0]
-    alike = all((p.q.buffer, p.panels, p.group, p.first) == (first.q.buffer, first.panels, first.group, first.first) for p in planes)
+    whose = (first.q.buffer, first.panels, first.multipliers, first.group, first.first)
+    alike = all((p.q.buffer, p.panels, p.multipliers, p.group, p.first) == whose for p in planes)
     in_order = [p.q.indices[-2] for p in planes] == [Dim.of(i) for i in range(len(planes))]
     if not alike or not in_order or first.q.buffer.shape[-2] != Dim.of(len(planes)):
         return None

@@ -26,7 +26,8 @@ from compiler.schedule.panels import Claim, Panels
 from compiler.schedule.pieces import local
 from compiler.schedule.spot import Spot, TileShape
 
-I32, PLANES = DType.I32, 2
+I32 = DType.I32
+PLANES = 2  # of the rows
 _CORNER = (Dim.of(0), Dim.of(0), Dim.of(0))  # row, vector and lane
 BLOCK_ROWS = 512  # widening a panel costs as much as its product with some sixty rows
 
