@@ -70,7 +70,7 @@ def plan_of(executable: Executable, entry: str, pages: Pages | None, load: Load,
             "insufficient_memory",
             f"the model takes {plan.total_bytes} bytes: {plan.weights_bytes} of weights, {plan.arena_bytes} of arena, "
             f"{plan.kv_cache_bytes} of KV cache; {limit} are free{context}. "
-            "Choose a smaller max_context, int8 or int4 weights, or unload another model",
+            "Choose a smaller kv_cache_bytes or max_context, int8 or int4 weights, or unload another model",
             plan.total_bytes,
             limit,
         )

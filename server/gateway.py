@@ -63,7 +63,7 @@ class Gateway:
                 if not status:  # the server stops, and this answer was not ready in time
                     error = ApiError(SHUTTING_DOWN, "the server stops, and the answer was not ready in time")
                     await error_response(error)(scope, receive, send_with_headers)
-                raise
+                # Raised again, it would be a traceback in the log of every stop.
             except Exception:
                 log.exception("request %s failed", request_id)
                 if status:

@@ -34,7 +34,7 @@ Server(create_app(settings, registry), settings, registry).run()
 
 
 @pytest.fixture
-def spawn():
+def spawn(tmp_path):
     processes = []
 
     def start(drain_s: float) -> tuple[subprocess.Popen, str]:
@@ -43,7 +43,8 @@ def spawn():
             port = probe.getsockname()[1]
         command = [sys.executable, "-c", PROGRAM, str(port), str(drain_s)]
         root = Path(__file__).parents[2]
-        process = subprocess.Popen(command, cwd=root, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        with (tmp_path / "log").open("w") as log:
+            process = subprocess.Popen(command, cwd=root, stdout=log, stderr=log)
         processes.append(process)
         url = f"http://127.0.0.1:{port}"
         end = time.monotonic() + 30
@@ -59,6 +60,7 @@ def spawn():
     for process in processes:
         process.kill()
         process.wait()
+    assert "Traceback" not in (tmp_path / "log").read_text()
 
 
 def stream_through_sigterm(process: subprocess.Popen, url: str) -> list[str]:
