@@ -94,7 +94,7 @@ def test_inspect_shows_the_inputs_of_the_program(demo_server: Any) -> None:
 
 
 def test_inspect_says_what_would_fit(demo_server: Any) -> None:
-    command = ["relaxserve", "inspect", "demo", "--kv-cache-bytes", "900T", "--max-batch", "200000", "--json"]
+    command = ["relaxserve", "inspect", "demo", "--kv-cache-bytes", "900T", "--max-batch", "4096", "--json"]
     found = json.loads(demo_server.run(*command))
     assert not found["fits"]
     (remedy,) = found["remedies"]
