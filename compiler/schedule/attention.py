@@ -18,21 +18,21 @@ from dataclasses import dataclass
 from compiler.ir.dims import Dim, ceil_div, dim_max, dim_min
 from compiler.ir.dtypes import DType
 from compiler.ir.loops import Apply, Buffer, Cast, Const, Fn, Load, PrimFunc, ReduceFn, Scalar, ScalarParam, Stmt, Store
-from compiler.schedule.attention_block import F32, PAGE, PAGES, Rows, integer, larger
 from compiler.schedule.attention_form import SPLIT, Form, Heads, Token
 from compiler.schedule.attention_matrix import CHUNK
 from compiler.schedule.attention_matrix_walk import MatrixTileWalk, MatrixTokenWalk
+from compiler.schedule.attention_rows import F32, PAGE, PAGES, Rows, integer
 from compiler.schedule.attention_walk import STRETCH, TileWalk, TokenWalk
 from compiler.schedule.nests import allocated, below, halves, lanes, loop, parallel, product_of, seq, unravel, when
-from compiler.schedule.pieces import exp_of_difference, f32, local, mul
+from compiler.schedule.pieces import exp_of_difference, f32, larger, local, mul
 from compiler.schedule.spot import TileShape
 
 FEW = 16  # tokens
 BUSY = 8  # items
 
 
-def schedule_attention(prim: PrimFunc, tile: TileShape, *, unit: bool) -> PrimFunc | None:
-    """`unit`: whether there is one that multiplies matrices of bf16."""
+def schedule_attention(prim: PrimFunc, tile: TileShape, *, unit: bool, pairs: bool) -> PrimFunc | None:
+    """`unit`: whether there is one that multiplies matrices of bf16. `pairs`: whether vectors do so, faster than f32."""
     kept = prim.attrs.get("attention")
     if kept is None or "ragged" in prim.attrs:
         return None
@@ -41,8 +41,8 @@ def schedule_attention(prim: PrimFunc, tile: TileShape, *, unit: bool) -> PrimFu
         return None
     layer = next(p for p in prim.params if isinstance(p, ScalarParam))
     scale, window, softcap = kept
-    unit = unit and cache.dtype is DType.BF16 and q.shape[2].const % CHUNK == 0
-    body = _Attention(Form(prim.buffers, layer, scale, window, softcap, tile, unit)).body()
+    fits = cache.dtype is DType.BF16 and q.shape[2].const % CHUNK == 0
+    body = _Attention(Form(prim.buffers, layer, scale, window, softcap, tile, unit and fits, pairs and fits)).body()
     return PrimFunc(prim.params, prim.num_outputs, body, {**prim.attrs, "schedule": "attention"})
 
 

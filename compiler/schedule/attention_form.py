@@ -9,15 +9,17 @@ from math import lcm
 from compiler.ir.dims import Dim, DimVar, dim_max, dim_min
 from compiler.ir.dtypes import DType
 from compiler.ir.loops import Apply, Buffer, Cast, Const, Fn, Load, Reduce, ReduceFn, Scalar, ScalarParam, Stmt, Store
-from compiler.schedule.attention_block import BLOCK, F32, PAGE, PAGES, Kernel, Rows, Seen, integer
-from compiler.schedule.attention_matrix import HEIGHT, MatrixKernel, fetch_planes, rows_in_planes
-from compiler.schedule.nests import lanes, loop
+from compiler.schedule.attention_block import Kernel
+from compiler.schedule.attention_matrix import HEIGHT, MatrixKernel, blank_queries, rows_of_unit
+from compiler.schedule.attention_products import Pairs, Singles
+from compiler.schedule.attention_rows import BLOCK, F32, PAGE, PAGES, Rows, Seen, integer
+from compiler.schedule.nests import lanes, loop, seq
 from compiler.schedule.pieces import f32, le, mul
 from compiler.schedule.spot import TileShape
 
 SPLIT = 8  # blocks
 ROWS = 32  # of a tile, about
-I64 = DType.I64
+BF16, I64 = DType.BF16, DType.I64
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,7 @@ class Form:
     softcap: float
     tile: TileShape
     unit: bool  # whether a matrix unit multiplies
+    pairs: bool  # whether pairs of bf16 are multiplied
 
     @property
     def num_tokens(self) -> Dim:
@@ -122,13 +125,14 @@ class Form:
 
     def rows(self, count: int, blocks: int) -> Rows:
         if self.unit:
-            return rows_in_planes(count, blocks, self.size)
-        return Rows.of(count, blocks * PAGES, self.size, self.width)
+            return rows_of_unit(count, blocks, self.size)
+        return Rows.of(count, blocks * PAGES, self.size, self.width, BF16 if self.pairs else F32)
 
     def kernel(self, rows: Rows, layer: Dim) -> Kernel:
         cache = self.buffers[1]
         scales = self.buffers[5] if cache.dtype is DType.I8 else None
-        return Kernel(rows, cache, scales, layer, self.size, self.width, self.softcap, self.tile)
+        products = (Pairs if self.pairs else Singles)(rows, cache, layer, self.size)
+        return Kernel(rows, cache, scales, layer, self.size, self.width, self.softcap, self.tile, products)
 
     def matrix_kernel(self, rows: Rows, layer: Dim, count: int) -> MatrixKernel:
         return MatrixKernel.of(rows, self.buffers[1], layer, self.size, self.softcap, count)
@@ -141,16 +145,16 @@ class Form:
     def fetch(self, rows: Rows, row: Dim, token: Dim, head: Dim, count: Dim | int) -> Stmt:
         """The queries of `count` heads of a token."""
 
-        def value(g: Dim, at: Dim) -> Scalar:
-            return mul(f32(Load(self.buffers[0], (token, head + g, at))), Const(self.scale, F32))
-
         def element(g: Dim, c: Dim, lane: Dim) -> Stmt:
-            at = c * self.width + lane
-            return Store(rows.queries, (row + g, at), value(g, at))
+            at, dtype = c * self.width + lane, rows.queries.dtype
+            value = mul(f32(Load(self.buffers[0], (token, head + g, at))), Const(self.scale, F32))
+            return Store(rows.queries, (row + g, at), value if dtype is F32 else Cast(value, dtype))
 
-        if self.unit:
-            return loop("g", count, lambda g: fetch_planes(rows, row + g, self.size, lambda at: value(g, at)))
-        return loop("g", count, lambda g: loop("c", self.parts, lambda c: lanes(self.width, lambda lane: element(g, c, lane))))
+        def query(g: Dim) -> Stmt:
+            given = loop("c", self.parts, lambda c: lanes(self.width, lambda lane: element(g, c, lane)))
+            return seq(given, *(blank_queries(rows, row + g, self.size) if self.unit else []))
+
+        return loop("g", count, query)
 
     def page(self, sequence: Dim, index: Dim, body: Callable[[Dim], Stmt]) -> Stmt:
         return integer("page", Load(self.buffers[2], (sequence, index)), body)

@@ -1,8 +1,7 @@
 """A block of keys and values for some rows of paged attention on a matrix unit.
 
-The unit multiplies bf16, which pages hold. Queries and weights go in as two planes, the sums of which are near the f32: so scores and
-values are as good as products of f32 would make them. Keys and values are interleaved in pairs as they are taken from their page, for all
-rows that share them; values that nobody sees become zero on the way, as 0 * NaN is no 0.
+The unit multiplies bf16, which pages hold: queries and weights are rounded to it. Keys and values are interleaved in pairs as they are
+taken from their page, for all rows that share them; values that nobody sees become zero on the way, as 0 * NaN is no 0.
 
 A row has the same bits whatever stands beside it: what a block gives is summed apart and joined to the row's own sums by the row alone.
 What it does not see has weight 0, and adds a zero: that changes at most the sign of a zero, which is lost where the unit adds to its +0.
@@ -14,11 +13,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 
-from compiler.codegen.intrinsics.amx import PLANES
 from compiler.ir.dims import Dim
 from compiler.ir.dtypes import DType
 from compiler.ir.loops import Apply, Buffer, Const, Fn, Load, Scalar, Stmt, Store, Tile
-from compiler.schedule.attention_block import BLOCK, F32, PAGE, PAGES, Column, Rows, Seen, ask, capped, hidden_unless
+from compiler.schedule.attention_rows import BLOCK, F32, PAGE, PAGES, Column, Rows, Seen, ask, capped, hidden_unless
 from compiler.schedule.nests import allocated, halves, lanes, loop, seq, when
 from compiler.schedule.pieces import exp_of_difference, f32, larger, local, plus, to_all_lanes
 
@@ -27,32 +25,21 @@ CHUNK = 2 * 8  # rows that are interleaved at a time
 BF16 = DType.BF16
 
 
-def rows_in_planes(count: int, blocks: int, size: int) -> Rows:
-    """Queries are [rows, planes, depth]; scores of the blocks at hand are [blocks, rows, BLOCK]."""
+def rows_of_unit(count: int, blocks: int, size: int) -> Rows:
+    """Queries are [rows, depth]; scores of the blocks at hand are [blocks, rows, BLOCK], weights those of one block."""
     return Rows(
-        local("queries", count, PLANES * depth_of(size), dtype=BF16),
+        local("queries", count, depth_of(size), dtype=BF16),
         local("scores", blocks, count, BLOCK),
+        local("weights", count, BLOCK, dtype=BF16),
         local("top", count, PAGE),
         local("sums", count, PAGE),
         local("values", count, size // PAGE, PAGE),
     )
 
 
-def fetch_planes(rows: Rows, row: Dim, size: int, value: Callable[[Dim], Scalar]) -> Stmt:
-    """A query, and zeros up to a whole number of steps."""
-    x, depth = local("x", PAGE), depth_of(size)
-
-    def places(c: Dim) -> list[Load]:
-        return [Load(rows.queries, (row, plane * depth + c * PAGE)) for plane in range(PLANES)]
-
-    def part(c: Dim) -> Stmt:
-        given = lanes(PAGE, lambda lane: Store(x, (lane,), value(c * PAGE + lane)))
-        return seq(given, Tile("amx_planes", (*places(c), Load(x, (Dim.of(0),)))))
-
-    def nothing(c: Dim) -> Stmt:
-        return seq(*(zeros(place) for place in places(c + size // PAGE)))
-
-    return allocated((x,), seq(loop("c", size // PAGE, part), *([loop("c", (depth - size) // PAGE, nothing)] if depth > size else [])))
+def blank_queries(rows: Rows, row: Dim, size: int) -> list[Stmt]:
+    """Zeros up to a whole number of steps."""
+    return [zeros(Load(rows.queries, (row, Dim.of(at)))) for at in range(size, depth_of(size), PAGE)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +50,6 @@ class MatrixKernel:
     size: int
     softcap: float
     count: int  # rows that share a kv head
-    weights: Buffer  # [rows, planes, BLOCK]
     keys: Buffer  # [depth / 2, BLOCK, 2]
     taken: Buffer  # [panels, BLOCK / 2, BLOCK, 2]: the values of a block
     products: Buffer  # [panels, rows, BLOCK]: of weights and values
@@ -72,14 +58,14 @@ class MatrixKernel:
     @staticmethod
     def of(rows: Rows, cache: Buffer, layer: Dim, size: int, softcap: float, count: int) -> MatrixKernel:
         depth, panels = depth_of(size), -(-size // BLOCK)
-        weights, keys = local("weights", count, PLANES * BLOCK, dtype=BF16), local("keys", depth // 2, 2 * BLOCK, dtype=BF16)
+        keys = local("keys", depth // 2, 2 * BLOCK, dtype=BF16)
         taken, products = local("taken", panels, BLOCK // 2, 2 * BLOCK, dtype=BF16), local("products", panels, count, BLOCK)
-        return MatrixKernel(rows, cache, layer, size, softcap, count, weights, keys, taken, products, local("change", count))
+        return MatrixKernel(rows, cache, layer, size, softcap, count, keys, taken, products, local("change", count))
 
     def around(self, body: Stmt) -> Stmt:
         """The body with the unit made ready for it."""
         configure = Tile("amx_configure", (), (), {"rows": self.height})
-        buffers = (self.weights, self.keys, self.taken, self.products, self.change)
+        buffers = (self.keys, self.taken, self.products, self.change)
         return allocated(buffers, seq(configure, *(self.blanks() if self.size % BLOCK else []), body))
 
     def blanks(self) -> list[Stmt]:
@@ -103,7 +89,7 @@ class MatrixKernel:
         depth = depth_of(self.size)
 
         def tile(m: Dim) -> Stmt:
-            places = Load(self.rows.weights, (place, row + m, Dim.of(0))), Load(self.rows.queries, (row + m, Dim.of(0)))
+            places = Load(self.rows.scores, (place, row + m, Dim.of(0))), Load(self.rows.queries, (row + m, Dim.of(0)))
             return self.product(*places, Load(self.keys, (Dim.of(0), Dim.of(0))), depth)
 
         return seq(*(self.take_keys(v, column) for v, column in enumerate(block)), self.tiles(tile))
@@ -114,7 +100,7 @@ class MatrixKernel:
         def some(r: Dim) -> Stmt:
             target, source = Load(self.keys, (r * (CHUNK // 2), Dim.of(2 * PAGE * v))), self.place(column, 0, r * (CHUNK * PAGE))
             pairs = Tile("amx_pairs", (target, source), (Dim.of(2 * BLOCK), Dim.of(PAGE)), {"columns": PAGE})
-            return seq(*self.ask(column, r * (CHUNK * PAGE), CHUNK * PAGE), pairs)
+            return seq(*self.ask(column, 0, r * (CHUNK * PAGE), CHUNK * PAGE), pairs)
 
         return loop("r", self.size // CHUNK, some)
 
@@ -126,7 +112,7 @@ class MatrixKernel:
         found, most, top = local("found", PAGES, PAGE), local("most", PAGE), Load(w.top, (row, Dim.of(0)))
 
         def score(v: int, lane: Dim) -> Scalar:
-            value = capped(Load(w.weights, (place, row, v * PAGE + lane)), self.softcap)
+            value = capped(Load(w.scores, (place, row, v * PAGE + lane)), self.softcap)
             return value if seen is None else hidden_unless(seen, start + v * PAGE + lane, value)
 
         def weight(v: int, lane: Dim) -> Load:
@@ -135,13 +121,12 @@ class MatrixKernel:
         def each(value: Callable[[int, Dim], Scalar]) -> list[Stmt]:
             return [lanes(PAGE, lambda lane, v=v: Store(found, (Dim.of(v), lane), value(v, lane))) for v in pages]
 
-        def planes(v: int) -> Stmt:
-            places = [Load(self.weights, (m, Dim.of(plane * BLOCK + v * PAGE))) for plane in range(PLANES)]
-            return Tile("amx_planes", (*places, weight(v, Dim.of(0))))
+        def rounded(v: int) -> Stmt:
+            return Tile("round_bf16", (Load(w.weights, (m, Dim.of(v * PAGE))), weight(v, Dim.of(0))))
 
         def total(lane: Dim) -> Stmt:
-            before = Load(w.sums, (row, lane)), Load(self.change, (m,))
-            return Store(w.sums, (row, lane), Apply(Fn.FMA, (*before, reduce(plus, [weight(v, lane) for v in pages]))))
+            weights = [f32(Load(w.weights, (m, v * PAGE + lane))) for v in pages]
+            return Store(w.sums, (row, lane), Apply(Fn.FMA, (Load(w.sums, (row, lane)), Load(self.change, (m,)), reduce(plus, weights))))
 
         raised = seq(
             Store(self.change, (m,), exp_of_difference(top, Load(most, (Dim.of(0),)))),
@@ -156,8 +141,8 @@ class MatrixKernel:
                 Store(self.change, (m,), Const(1.0, F32)),
                 when(Apply(Fn.LT, (top, Load(most, (Dim.of(0),)))), raised),
                 *each(lambda v, lane: exp_of_difference(weight(v, lane), Load(w.top, (row, lane)))),
+                *map(rounded, pages),
                 lanes(PAGE, total),
-                *map(planes, pages),
             ),
         )
 
@@ -169,7 +154,7 @@ class MatrixKernel:
         def panel(v: int, column: Column, p: Dim, columns: int) -> Stmt:
             target, source = Load(self.taken, (p, Dim.of(v * PAGE // 2), Dim.of(0))), self.place(column, 1, p * BLOCK)
             dims = (Dim.of(2 * BLOCK), Dim.of(self.size), low - column.start, high + 1 - column.start)
-            asked = self.ask(column, p * (BLOCK * PAGE), columns * PAGE)
+            asked = self.ask(column, 1, p * (BLOCK * PAGE), columns * PAGE)
             return seq(*asked, Tile("amx_pairs", (target, source), dims, {"columns": columns}))
 
         def page(v: int, column: Column) -> Stmt:
@@ -183,7 +168,7 @@ class MatrixKernel:
         """The weights of all rows by the values at hand."""
 
         def tile(m: Dim, p: Dim) -> Stmt:
-            places = Load(self.products, (p, m, Dim.of(0))), Load(self.weights, (m, Dim.of(0)))
+            places = Load(self.products, (p, m, Dim.of(0))), Load(self.rows.weights, (m, Dim.of(0)))
             return self.product(*places, Load(self.taken, (p, Dim.of(0), Dim.of(0))), BLOCK)
 
         return loop("p", self.products.shape[0], lambda p: self.tiles(lambda m: tile(m, p)))
@@ -221,12 +206,12 @@ class MatrixKernel:
     def tiles(self, tile: Callable[[Dim], Stmt]) -> Stmt:
         return loop("io", self.count // self.height, lambda io: tile(io * self.height))
 
-    def product(self, total: Load, planes: Load, pairs: Load, depth: int) -> Stmt:
+    def product(self, total: Load, rows: Load, pairs: Load, depth: int) -> Stmt:
         attrs = {"rows": self.height, "columns": BLOCK, "fresh": 1}
-        return Tile("amx_bf16_planes", (total, planes, pairs), (Dim.of(depth), Dim.of(PLANES * depth)), attrs)
+        return Tile("amx_bf16_near", (total, rows, pairs), (Dim.of(depth), Dim.of(depth)), attrs)
 
-    def ask(self, column: Column, first: Dim, length: int) -> list[Stmt]:
-        return ask(self.cache, self.layer, column, first, length)
+    def ask(self, column: Column, which: int, first: Dim, length: int) -> list[Stmt]:
+        return ask(self.cache, self.layer, column, which, first, length)
 
     def place(self, column: Column, which: int, index: Dim) -> Load:
         return Load(self.cache, (self.layer, Dim.of(which), column.page, column.kv_head, index))

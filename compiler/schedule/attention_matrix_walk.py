@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 
 from compiler.ir.dims import Dim, dim_max, dim_min
 from compiler.ir.loops import Apply, DimScalar, Fn, Scalar, Stmt
-from compiler.schedule.attention_block import BLOCK, PAGE, PAGES, Ahead, Column, Seen, integer
 from compiler.schedule.attention_form import SPLIT, Form, Heads, Token
 from compiler.schedule.attention_matrix import MatrixKernel
+from compiler.schedule.attention_rows import BLOCK, PAGE, PAGES, Ahead, Column, Seen, integer
 from compiler.schedule.attention_walk import in_stretches
 from compiler.schedule.nests import below, loop, seq, when
 from compiler.schedule.pieces import le

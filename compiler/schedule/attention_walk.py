@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 
 from compiler.ir.dims import Dim, ceil_div, dim_max, dim_min
 from compiler.ir.loops import Stmt
-from compiler.schedule.attention_block import BLOCK, PAGE, PAGES, Ahead, Column, Kernel, Seen, in_tiles, integer
+from compiler.schedule.attention_block import Kernel
 from compiler.schedule.attention_form import SPLIT, Form, Heads, Token
+from compiler.schedule.attention_rows import BLOCK, PAGE, PAGES, Again, Ahead, Column, Seen, in_tiles, integer
 from compiler.schedule.nests import below, loop, seq, when
 
 STRETCH = 4  # blocks
@@ -98,7 +99,17 @@ class TokenWalk:
         return self.form.seen(self.token)
 
     def of_head(self, page: Column, kv_head: Dim, row: Dim) -> Column:
-        return replace(page, row=kv_head * self.form.group + row, kv_head=kv_head)
+        return replace(page, row=kv_head * self.form.group + row, kv_head=kv_head, again=self.again(kv_head))
+
+    def again(self, kv_head: Dim) -> Again | None:
+        """Pairs are multiplied faster than pages come from memory, so more is asked for at a time than can be on its way, and the rest is
+        lost: asked for again, half of the heads before it is read."""
+        if not self.form.pairs:
+            return None
+        first, count = self.heads.first, self.heads.count
+        later = kv_head + count // 2
+        turned = dim_min(1, dim_max(0, later + 1 - (first + count)))
+        return Again(later - turned * count, turned)
 
 
 @dataclass(frozen=True, slots=True)

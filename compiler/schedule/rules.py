@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from compiler.codegen.intrinsics.amx import AMX_I8
-from compiler.codegen.intrinsics.amx_operands import AMX_PLANES
+from compiler.codegen.intrinsics.amx_operands import AMX_PAIRS
 from compiler.codegen.intrinsics.integer import multiplies_words, panel_bits
 from compiler.codegen.intrinsics.widen import STRETCH, WIDEN_PANEL
 from compiler.ir.dtypes import DType
@@ -74,7 +74,7 @@ def schedule(prim: PrimFunc, target: Target) -> PrimFunc:
     tile, pairs, widened = tile_shape(target), pair_tile(target), widened_tile(target)
     found = (
         schedule_ragged(prim)
-        or schedule_attention(prim, tile, unit=AMX_PLANES.runs_on(target))
+        or schedule_attention(prim, tile, unit=AMX_PAIRS.runs_on(target), pairs=pairs is not None and pairs.intrinsic == "dot_bf16")
         or (schedule_pairs(prim, pairs) if pairs else None)
     )
     found = found or schedule_matmul(prim, tile) or (schedule_widened(prim, widened) if widened else None)

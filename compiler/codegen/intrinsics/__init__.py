@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from compiler.codegen.intrinsics import amx, amx_operands, append, dot, integer, prefetch, shift, stream, widen
+from compiler.codegen.intrinsics import amx, amx_operands, append, dot, integer, prefetch, rounding, shift, stream, widen
 from compiler.codegen.intrinsics.registry import Intrinsic
 from compiler.interpret.tiles import TILES
 from compiler.ir.op import Registry
 
 INTRINSICS: Registry[Intrinsic] = Registry("tile intrinsic")
 INTRINSICS.add("dot_bf16", dot.DOT_BF16)
+INTRINSICS.add("dot_rows", dot.DOT_ROWS)
 INTRINSICS.add("amx_bf16", amx.AMX_BF16)
-INTRINSICS.add("amx_bf16_planes", amx.AMX_BF16_PLANES)
+INTRINSICS.add("amx_bf16_near", amx.AMX_BF16_NEAR)
 INTRINSICS.add("amx_i8", amx.AMX_I8)
 INTRINSICS.add("amx_i8_near", amx.AMX_I8_NEAR)
 INTRINSICS.add("amx_configure", amx.AMX_CONFIGURE)
 INTRINSICS.add("amx_pairs", amx_operands.AMX_PAIRS)
-INTRINSICS.add("amx_planes", amx_operands.AMX_PLANES)
 INTRINSICS.add("dot_panel", integer.DOT_PANEL)
 INTRINSICS.add("append", append.APPEND)
 INTRINSICS.add("prefetch", prefetch.PREFETCH)
+INTRINSICS.add("round_bf16", rounding.ROUND_BF16)
 INTRINSICS.add("shift", shift.SHIFT)
 INTRINSICS.add("stream", stream.STREAM)
 INTRINSICS.add("widen_panel", widen.WIDEN_PANEL)

@@ -12,8 +12,6 @@ all of them. The process must have asked its kernel for permission to use the un
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -26,11 +24,10 @@ from compiler.ir.errors import CompileError
 from compiler.target import Target
 
 TILE_ROWS, TILE_BYTES = 16, 64
-PLANES = 2  # the sum of which is as good as an f32
 
 
-def _emit(code: Code, operands: Operands, group: int, product: str, *, near: bool = False, planes: int = 1) -> None:
-    """`near`: b lies in the first cache. `planes`: a row of a is so many times k elements, which meet the same b, step by step."""
+def _emit(code: Code, operands: Operands, group: int, product: str, *, near: bool = False) -> None:
+    """`near`: b lies in the first cache."""
     (c, a, b, *later), (k, stride, *share) = operands.pointers, operands.dims
     rows, columns = int(operands.attrs["rows"]), int(operands.attrs["columns"])
     if not (1 <= rows <= 2 * TILE_ROWS and columns in (TILE_ROWS, 2 * TILE_ROWS)):
@@ -62,9 +59,9 @@ def _emit(code: Code, operands: Operands, group: int, product: str, *, near: boo
             _ask_later(code, later[0], step, *share)
         elif len(heights) == 1 and not near:
             _ask_for(code, right, TILE_ROWS * row_bytes)
-        for plane, i in ((p, i) for p in range(planes) for i in range(len(heights))):
-            plane_bytes, top = code.op(f"mul nsw i64 {k}, {plane * size}"), code.op(f"mul nsw i64 {row_stride}, {i * TILE_ROWS}")
-            place = code.op(f"getelementptr i8, ptr {left}, i64 {code.op(f'add nsw i64 {plane_bytes}, {top}')}")
+        for i in range(len(heights)):
+            top = code.op(f"mul nsw i64 {row_stride}, {i * TILE_ROWS}")
+            place = code.op(f"getelementptr i8, ptr {left}, i64 {top}")
             code.do(f"call void @llvm.x86.tileloadd64(i8 {4 + i}, ptr {place}, i64 {row_stride})")
             for j in sides:
                 code.do(f"call void @llvm.x86.{product}(i8 {2 * i + j}, i8 {4 + i}, i8 {6 + j})")
@@ -115,8 +112,8 @@ def _emit_bf16(code: Code, operands: Operands, target: Target) -> None:
     _emit(code, operands, PAIRS, "tdpbf16ps")
 
 
-def _emit_bf16_planes(code: Code, operands: Operands, target: Target) -> None:
-    _emit(code, operands, PAIRS, "tdpbf16ps", near=True, planes=PLANES)
+def _emit_bf16_near(code: Code, operands: Operands, target: Target) -> None:
+    _emit(code, operands, PAIRS, "tdpbf16ps", near=True)
 
 
 def _emit_i8(code: Code, operands: Operands, target: Target) -> None:
@@ -139,13 +136,12 @@ def _given(
     return c, a, b
 
 
-def _mean_bf16(arrays: tuple[NDArray[Any], ...], dims: tuple[int, ...], attrs: Mapping[str, Any], planes: int = 1) -> None:
+def _mean_bf16(arrays: tuple[NDArray[Any], ...], dims: tuple[int, ...], attrs: Mapping[str, Any]) -> None:
     """Within 32 of k the first and the second of each pair are summed apart, each step fused and rounded; then both are added to c.
     Denormals count as zero."""
-    operands = [_given(PAIRS, (arrays[0], arrays[1][p * dims[0] :], arrays[2]), dims, attrs) for p in range(planes)]
-    (c, _, b), rows = operands[0], [flushed(a.astype(np.float64)) for _, a, _ in operands]
-    b = flushed(b.astype(np.float64))
-    for start, a in product(range(0, len(b), TILE_ROWS), rows):
+    c, a, b = _given(PAIRS, arrays, dims, attrs)
+    a, b = flushed(a.astype(np.float64)), flushed(b.astype(np.float64))
+    for start in range(0, len(b), TILE_ROWS):
         halves = np.zeros((2, *c.shape), np.float32)
         for g in range(start, start + TILE_ROWS):
             for half in range(2):
@@ -171,12 +167,7 @@ def _runs_on_i8(target: Target) -> bool:
 
 
 AMX_BF16 = Intrinsic("f32 tile of bf16 products on the matrix unit", _mean_bf16, _runs_on_bf16, _emit_bf16)
-AMX_BF16_PLANES = Intrinsic(
-    "f32 tile of bf16 products, where rows are sums of planes and the panel was just made",
-    partial(_mean_bf16, planes=PLANES),
-    _runs_on_bf16,
-    _emit_bf16_planes,
-)
+AMX_BF16_NEAR = Intrinsic("f32 tile of bf16 products, where the panel was just made", _mean_bf16, _runs_on_bf16, _emit_bf16_near)
 AMX_I8 = Intrinsic("i32 tile of products of i8 and a panel of u8 on the matrix unit", _mean_i8, _runs_on_i8, _emit_i8)
 AMX_I8_NEAR = Intrinsic("i32 tile of products of i8 and a panel of i8 that was just made", _mean_i8, _runs_on_i8, _emit_i8_near)
 AMX_CONFIGURE = Intrinsic("the height of the tiles that follow", _mean_nothing, lambda target: target.has("amx-tile"), _emit_configuration)

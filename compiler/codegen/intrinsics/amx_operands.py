@@ -1,28 +1,21 @@
-"""What matrix units of bf16 want of operands that are not weights: rows interleaved in pairs, and numbers of f32 as two of bf16."""
+"""What matrix units of bf16 want of columns that are not weights: rows interleaved in pairs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
-from compiler.codegen.intrinsics.amx import flushed
 from compiler.codegen.intrinsics.registry import Intrinsic, Operands
 from compiler.codegen.ssa import Code, broadcast, vec, vector_literal
-from compiler.ir.dtypes import DType
 from compiler.target import Target
 
-PAIRS, LANES = 8, 16
-BF16 = DType.BF16.numpy
+PAIRS = 8
 
 
 def _runs_on(target: Target) -> bool:
     return target.has("amx-bf16", "avx512bf16")
-
-
-# --- pairs -------------------------------------------------------------------------------------------------------------
 
 
 def _mean_pairs(arrays: tuple[NDArray[Any], ...], dims: tuple[int, ...], attrs: Mapping[str, Any]) -> None:
@@ -81,40 +74,4 @@ AMX_PAIRS = Intrinsic(
     _mean_pairs,
     _runs_on,
     _emit_pairs,
-)
-
-
-# --- planes ------------------------------------------------------------------------------------------------------------
-
-
-def _mean_planes(arrays: tuple[NDArray[Any], ...], dims: tuple[int, ...], attrs: Mapping[str, Any]) -> None:
-    high, low, x = arrays
-    given = x[:LANES].copy()
-    high[:LANES] = flushed(given).astype(BF16)
-    low[:LANES] = flushed(given - high[:LANES].astype(np.float32)).astype(BF16)
-
-
-def _emit_planes(code: Code, operands: Operands, target: Target) -> None:
-    high, low, x = operands.pointers
-    numbers, words = vec("float", LANES), vec("i32", LANES)
-    given = code.op(f"load {numbers}, ptr {x}, align 4")
-    wide = code.op(f"zext {vec('i16', LANES)} {_rounded(code, given, high)} to {words}")
-    bits = code.op(f"shl {words} {wide}, splat (i32 16)")
-    rest = code.op(f"fsub {numbers} {given}, {code.op(f'bitcast {words} {bits} to {numbers}')}")
-    _rounded(code, rest, low)
-
-
-def _rounded(code: Code, given: str, place: str) -> str:
-    short, bits = vec("bfloat", LANES), vec("i16", LANES)
-    found = code.op(f"call {short} @llvm.x86.avx512bf16.cvtneps2bf16.512({vec('float', LANES)} {given})")
-    raw = code.op(f"bitcast {short} {found} to {bits}")
-    code.do(f"store {bits} {raw}, ptr {place}, align 2")
-    return raw
-
-
-AMX_PLANES = Intrinsic(
-    f"amx_planes(high, low, x): {LANES} f32 as sums of two bf16, to within 2^-17 of each; denormals count as zero",
-    _mean_planes,
-    _runs_on,
-    _emit_planes,
 )

@@ -16,7 +16,8 @@ def _right(code: Code, x: str) -> Parts:
 
 
 def _add_pairs(code: Code, total: str, left: Parts, right: Parts) -> str:
-    args = f"<16 x float> {total}, <32 x bfloat> {left[0]}, <32 x bfloat> {right[0]}"
+    """The left operand last: there the instruction broadcasts from memory by itself."""
+    args = f"<16 x float> {total}, <32 x bfloat> {right[0]}, <32 x bfloat> {left[0]}"
     return code.op(f"call <16 x float> @llvm.x86.avx512bf16.dpbf16ps.512({args})")
 
 

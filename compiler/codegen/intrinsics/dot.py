@@ -1,4 +1,4 @@
-"""The matrix tile whose products are summed in pairs: `dot_bf16`, into f32.
+"""Matrix tiles whose products are summed in pairs, into f32: `dot_bf16`, and `dot_rows` for a right matrix that is not packed.
 
     operands  c[rows * columns]            local accumulators, row-major
               a                            rows of the left matrix, `stride` elements apart
@@ -10,6 +10,9 @@
 
 The accumulators stay in registers for the whole of k, and every c[i, j] is summed in the order of k whatever `rows` and `columns`
 are. In a pair the second product comes first, each fused with its addition and rounded; an instruction may take denormals for zero.
+
+`dot_rows` does so for one pair: its operands are c, a, and the two rows of b where they lie, or the first alone where the second follows
+it; its one dimension is the stride of a. The pair is interleaved as it is loaded, for all rows of a.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from numpy.typing import NDArray
 from compiler.codegen.intrinsics import avx512, portable
 from compiler.codegen.intrinsics.registry import Intrinsic, Operands
 from compiler.codegen.intrinsics.steps import Step
-from compiler.codegen.ssa import Code, vec
+from compiler.codegen.ssa import Code, vec, vector_literal
 from compiler.target import Target
 
 Array = NDArray[Any]
@@ -82,6 +85,48 @@ class _Tile:
         self.code.do(f"store {self.vector} {update(self._load(total))}, ptr {total}, align 4")
 
 
+# --- rows --------------------------------------------------------------------------------------------------------------
+
+
+def _emit_rows(code: Code, operands: Operands, target: Target) -> None:
+    step, (c, a, *lines), (stride,) = _step(target), operands.pointers, operands.dims
+    rows, columns = int(operands.attrs["rows"]), int(operands.attrs["columns"])
+    vector = vec("float", step.lanes)
+    right = [step.right(code, x) for x in _interleaved(code, lines, columns, step.lanes)]
+    for i in range(rows):
+        place = code.op(f"getelementptr i16, ptr {a}, i64 {code.op(f'mul nsw i64 {stride}, {i}')}")
+        left = step.left(code, code.op(f"load i32, ptr {place}, align 2"))
+        for j, pairs in enumerate(right):
+            total = code.op(f"getelementptr i32, ptr {c}, i64 {i * columns + j * step.lanes}")
+            sums = step.add(code, code.op(f"load {vector}, ptr {total}, align 4"), left, pairs)
+            code.do(f"store {vector} {sums}, ptr {total}, align 4")
+
+
+def _interleaved(code: Code, rows: list[str], columns: int, lanes: int) -> list[str]:
+    """Registers of pairs. A load has as much of a row as a register can hold; rows that touch are loaded as one."""
+    if len(rows) == 1:
+        both = _some(code, rows[0], 0, PAIRS * columns)
+        return [_pairs(code, both, both, start, columns, lanes) for start in range(0, columns, lanes)]
+    found: list[str] = []
+    for first in range(0, columns, PAIRS * lanes):
+        length = min(PAIRS * lanes, columns - first)
+        upper, lower = (_some(code, row, first, length) for row in rows)
+        found += [_pairs(code, upper, lower, start, length, lanes) for start in range(0, length, lanes)]
+    return found
+
+
+def _some(code: Code, row: str, first: int, length: int) -> str:
+    return code.op(f"load {vec('i16', length)}, ptr {code.op(f'getelementptr i16, ptr {row}, i64 {first}')}, align 2")
+
+
+def _pairs(code: Code, upper: str, lower: str, start: int, length: int, lanes: int) -> str:
+    """Of neighbours `length` apart, from `start` on; both in one vector if `upper` is `lower`."""
+    kind = vec("i16", PAIRS * length if upper is lower else length)
+    order = vector_literal("i32", (half * length + start + lane for lane in range(lanes) for half in range(PAIRS)))
+    pairs = code.op(f"shufflevector {kind} {upper}, {kind} {lower}, {vec('i32', PAIRS * lanes)} {order}")
+    return code.op(f"bitcast {vec('i16', PAIRS * lanes)} {pairs} to {vec('i32', lanes)}")
+
+
 # --- meaning -----------------------------------------------------------------------------------------------------------
 
 
@@ -91,6 +136,12 @@ def matrices(g: int, arrays: tuple[Array, ...], dims: tuple[int, ...], attrs: Ma
     rows, columns = int(attrs["rows"]), int(attrs["columns"])
     left = np.stack([a[i * stride : i * stride + k] for i in range(rows)])
     return c[: rows * columns].reshape(rows, columns), left.reshape(rows, k // g, g), b[: k * columns].reshape(k // g, columns, g)
+
+
+def _mean_rows(arrays: tuple[Array, ...], dims: tuple[int, ...], attrs: Mapping[str, Any]) -> None:
+    (c, a, *rows), columns = arrays, int(attrs["columns"])
+    upper, lower = rows if len(rows) == PAIRS else (rows[0], rows[0][columns:])
+    _mean((c, a, np.stack([upper[:columns], lower[:columns]], -1).reshape(-1)), (PAIRS, *dims), attrs)
 
 
 def _mean(arrays: tuple[Array, ...], dims: tuple[int, ...], attrs: Mapping[str, Any]) -> None:
@@ -107,3 +158,4 @@ def _runs_on(target: Target) -> bool:
 
 
 DOT_BF16 = Intrinsic("f32 tile of bf16 products: see compiler/codegen/intrinsics/dot.py", _mean, _runs_on, _emit)
+DOT_ROWS = Intrinsic("the same for one pair of rows as they lie", _mean_rows, _runs_on, _emit_rows)

@@ -61,7 +61,7 @@ def test_logits_in_bf16(case: str, causal: Callable[..., Any]) -> None:
         assert mean_error(logits, model.golden["logits"]) > 2e-3  # rounded indeed
 
 
-@pytest.mark.parametrize(("kv_dtype", "bound"), [(DType.F16, 2e-3), (DType.BF16, 1e-2), (DType.I8, 4e-2)])
+@pytest.mark.parametrize(("kv_dtype", "bound"), [(DType.F16, 2e-3), (DType.BF16, 1.5e-2), (DType.I8, 4e-2)])
 def test_logits_over_pages_of_every_form(kv_dtype: DType, bound: float, causal: Callable[..., Any]) -> None:
     """In two steps. The arena has a size: what a call writes in place nobody copies."""
     model = causal("llama", kv_dtype=kv_dtype)

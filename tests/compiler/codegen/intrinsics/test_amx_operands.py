@@ -49,12 +49,3 @@ def test_rows_are_interleaved_in_pairs(
     assert (pairs[:, 2 * columns :] == 7).all()
     found = pairs[:, : 2 * columns].reshape(8, columns, 2).transpose(0, 2, 1).reshape(16, columns)
     np.testing.assert_array_equal(found, np.nan_to_num(rows[:, :columns].astype(np.float32)).astype(BF16))
-
-
-def test_numbers_are_sums_of_two_planes(run_native: Callable[..., None], amx: Target) -> None:
-    x = np.random.default_rng(0).normal(size=16).astype(np.float32)
-    x[:5] = 0.0, -0.0, 1e-39, 1.0, np.exp(np.float32(-80))
-    high, low = np.zeros(16, BF16), np.zeros(16, BF16)
-    run(run_native, amx, "amx_planes", [high, low, x], 2, ())
-    error = np.abs(high.astype(np.float64) + low.astype(np.float64) - x)
-    assert (error <= 2.0**-17 * np.abs(x) + np.finfo(np.float32).tiny).all()

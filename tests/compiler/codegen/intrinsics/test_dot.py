@@ -13,10 +13,12 @@ from numpy.typing import NDArray
 from compiler.codegen.intrinsics import INTRINSICS
 from compiler.codegen.link import link
 from compiler.codegen.llvm import emit_kernel
+from compiler.interpret.loops import run_prim
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import CompileError
 from compiler.ir.loops import Allocate, Buffer, Const, For, Load, LoopKind, PrimFunc, Scope, Seq, Stmt, Store, Tile
+from compiler.ir.parser import parse
 from compiler.target import NAMED, Target, host
 
 Array = NDArray[Any]
@@ -78,6 +80,36 @@ def test_a_row_has_the_same_bits_in_any_tile(run_native: Any) -> None:
     assert all(f.tobytes() == found[0].tobytes() for f in found)
 
 
+ROWS = """
+prim k(a: bf16[4, 10], b: bf16[2, 80], c: f32[4, 48], out total: f32[4, 48]) {
+  for parallel once in 1 {
+    alloc local acc: f32[4, 48] {
+      for i in 192 { acc[i // 48, i % 48] = c[i // 48, i % 48] }
+      tile "dot_rows"(acc[0, 0], a[0, 2], PLACES) dims(10) {rows=4, columns=48}
+      for i in 192 { total[i // 48, i % 48] = acc[i // 48, i % 48] }
+    }
+  }
+}
+"""
+
+
+@pytest.mark.parametrize("places", ["b[0, 0], b[1, 8]", "b[0, 5]"], ids=["apart", "touching"])
+@pytest.mark.parametrize("target", list(TARGETS))
+def test_a_pair_of_rows_as_they_lie(run_native: Any, target: str, places: str) -> None:
+    """As a packed panel of one pair, whose meaning is the tile's."""
+    prim = parse(ROWS.replace("PLACES", places)).prim("k")
+    rng, bf16 = np.random.default_rng(0), ml_dtypes.bfloat16
+    a, b, c = rng.normal(size=(4, 10)).astype(bf16), rng.normal(size=(2, 80)).astype(bf16), rng.normal(size=(4, 48)).astype(np.float32)
+    meant, found, wanted = np.zeros_like(c), np.zeros_like(c), c.copy()
+    run_prim(prim, [a, b, c, meant])
+    run_native(prim, [a, b, c, found], target=TARGETS[target])
+    pair = [b[0, :48], b[1, 8:56]] if "1" in places else [b.reshape(-1)[5:53], b.reshape(-1)[53:101]]
+    dims, attrs = (GROUP, 10), {"rows": 4, "columns": 48}
+    INTRINSICS[NAME].meaning((wanted.reshape(-1), a.reshape(-1)[2:], np.stack(pair, -1).reshape(-1)), dims, attrs)
+    assert meant.tobytes() == wanted.tobytes()
+    assert found.tobytes() == wanted.tobytes()
+
+
 INSTRUCTIONS = {
     "avx512-vnni-bf16": r"vdpbf16ps\s.*%zmm",
     "avx512": r"vfmadd\w+ps\s.*%zmm",
@@ -98,7 +130,7 @@ def test_inner_loop_is_made_of_the_targets_instruction(target: str) -> None:
 def test_unknown_tile_lists_the_known() -> None:
     x = Buffer("x", (Dim.of(4),), DType.F32)
     with pytest.raises(
-        KeyError, match=r"unknown tile intrinsic 'dot_f4'; known: amx_bf16, amx_bf16_planes, amx_configure, amx_i8, amx_i8_near, amx_pairs"
+        KeyError, match=r"unknown tile intrinsic 'dot_f4'; known: amx_bf16, amx_bf16_near, amx_configure, amx_i8, amx_i8_near, amx_pairs"
     ):
         emit_kernel("k", PrimFunc((x,), 1, Tile("dot_f4", ())), host())
 
