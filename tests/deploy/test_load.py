@@ -304,8 +304,9 @@ def test_a_decoder_that_pools_otherwise_is_refused(folder_of: Callable[[str], Pa
         load(folder)
 
 
-def test_a_weight_that_is_missing_is_named(folder_of: Callable[[str], Path], tmp_path: Path) -> None:
-    lacking, name = shutil.copytree(folder_of("qwen3"), tmp_path / "model"), "model.layers.1.mlp.down_proj.weight"
+@pytest.mark.parametrize("name", ["model.norm.weight", "model.layers.1.mlp.down_proj.weight"])
+def test_a_weight_that_is_missing_is_named(name: str, folder_of: Callable[[str], Path], tmp_path: Path) -> None:
+    lacking = shutil.copytree(folder_of("qwen3"), tmp_path / "model")
     source = open_safetensors(folder_of("qwen3"))
     save_file({other: source.read(other) for other in source.tensors if other != name}, lacking / "model.safetensors")
     with pytest.raises(LoadError, match=rf"Tensors 1 missing: {name} \["):

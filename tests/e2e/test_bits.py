@@ -23,7 +23,7 @@ from server.messages import Constraint, ConstraintKind, FromWorker, Load, Sampli
 
 pytestmark = pytest.mark.xdist_group("bits of the demo")  # both models are compiled and asked once
 
-NUM_REQUESTS = int(os.environ.get("RELAXSERVE_TEST_E2E_REQUESTS", "100"))
+NUM_REQUESTS = int(os.environ.get("RELAXSERVE_TEST_E2E_REQUESTS", "200"))
 
 SCHEMA = {
     "type": "object",

@@ -13,7 +13,7 @@ from server.engine.loop import Engine
 from server.engine.overlap import OverlappedEngine
 from server.messages import SamplingParams, Submit
 
-NUM_REQUESTS = int(os.environ.get("RELAXSERVE_TEST_REQUESTS", "100"))
+NUM_REQUESTS = int(os.environ.get("RELAXSERVE_TEST_REQUESTS", "200"))
 SMALL = StepLimits(vocab_size=320, max_context=512, max_tokens=64, max_seqs=12, num_pages=24)
 
 
