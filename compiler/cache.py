@@ -132,10 +132,13 @@ class Cache:
 
     def export(self, archive: Path, entries: Iterable[Entry]) -> None:
         """Write the entries to one file, which another machine of the same kind can import."""
-        with tarfile.open(archive, "w") as tar:
-            for entry in entries:
-                for path in (entry.path, entry.path.with_suffix(".json")):
-                    tar.add(path, path.name)
+        try:
+            with tarfile.open(archive, "w") as tar:
+                for entry in entries:
+                    for path in (entry.path, entry.path.with_suffix(".json")):
+                        tar.add(path, path.name)
+        except OSError as error:
+            raise CacheError(f"{archive} cannot be written: {error.strerror}; name a file in a folder with room") from None
 
     def load_archive(self, archive: Path) -> list[Entry]:
         """Take in what `export` wrote. Everything is verified before anything is taken."""

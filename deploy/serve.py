@@ -23,7 +23,7 @@ from server.messages import Load
 from server.model import CachedModel, Footprint
 from server.registry import Registry
 from server.settings import ServerSettings, SettingsError
-from server.state import ModelSpec, read_state
+from server.state import ModelSpec, read_state, require_writable
 
 MODULE = (sys.executable, "-P", "-m")  # what lies in the working directory, as a file http.py, is not ours to import
 WORKER = (*MODULE, "deploy.worker")
@@ -69,6 +69,7 @@ def serve(settings: ServerSettings, models: Sequence[ModelSpec], greet: Greet) -
     Guard(settings)  # reads the keys
     if settings.state_file is not None:
         read_state(settings.state_file)
+        require_writable(settings.state_file)
     listener = listen(settings.host, settings.port)
     cache = None if flags.current().no_cache else CompiledModels(Cache(flags.current().cache / "executables"))
     return asyncio.run(_serve(settings, models, cache, listener, greet))

@@ -114,9 +114,9 @@ class Guard:
             if access is Access.ADMIN and self._admin.exists:
                 raise ApiError(ADMIN_KEY_REQUIRED, f"{path} needs an admin key")
             if access is Access.ADMIN and self._api.exists:
-                raise ApiError(ADMIN_DISABLED, f"{path} needs an admin key, and the server was started without one")
+                raise ApiError(ADMIN_DISABLED, f"{path} needs an admin key, and the server was started without one; give it admin_keys")
             if access is Access.ADMIN and self._settings.insecure:
-                raise ApiError(ADMIN_DISABLED, f"{path} needs an admin key; an insecure server without one refuses it")
+                raise ApiError(ADMIN_DISABLED, f"{path} needs an admin key; an insecure server without one refuses it; give it admin_keys")
         return Passed(access, _digest(key).hex()[:16] if key else "")
 
     def _check_host(self, host: str) -> None:

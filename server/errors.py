@@ -118,7 +118,7 @@ ADMIN_DISABLED = ErrorKind(
     "admin_disabled",
     403,
     "permission_error",
-    "API keys are set and no admin key is, so nobody may administrate.",
+    "API keys are set, or the server is `insecure`, and no admin key is, so nobody may administrate.",
     "Start the server with an admin key.",
 )
 HOST_NOT_ALLOWED = ErrorKind(
@@ -183,7 +183,7 @@ CACHE_UNAVAILABLE = ErrorKind(
     501,
     SERVER,
     "This server keeps no cache of compiled models.",
-    "Start it with a cache directory.",
+    "Start it without `RELAXSERVE_NO_CACHE`.",
 )
 FETCH_FAILED = ErrorKind(
     "fetch_failed",

@@ -316,7 +316,10 @@ class Registry:
                 name = model.spec.name
                 self._kept[name] = msgspec.structs.replace(model.spec, aliases=self.aliases_of(name))
         if self.settings.state_file is not None:
-            write_state(self.settings.state_file, SavedState(tuple(self._kept.values())))
+            try:
+                write_state(self.settings.state_file, SavedState(tuple(self._kept.values())))
+            except OSError as error:  # a full disk must not keep models from coming and going
+                log.error("state file %s: %s; a restart will not know of this change", self.settings.state_file, error.strerror)
 
     def aliases_of(self, name: str) -> tuple[str, ...]:
         return tuple(sorted(alias for alias, owner in self._aliases.items() if owner == name))

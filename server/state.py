@@ -35,7 +35,7 @@ class SavedState(msgspec.Struct, frozen=True):
 
 
 class StateError(Exception):
-    """The state file exists and cannot be used."""
+    """The state file cannot be used."""
 
 
 def read_state(path: Path) -> SavedState:
@@ -45,11 +45,27 @@ def read_state(path: Path) -> SavedState:
         return SavedState()
     except msgspec.DecodeError as error:
         raise StateError(f"state file {path}: {error}; repair it, or remove it to start with no models") from error
+    except OSError as error:
+        raise StateError(f"state file {path}: {error.strerror}; name a file that can be read and written") from error
+
+
+def require_writable(path: Path) -> None:
+    """Better known at the start than when the first model is there."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _fresh(path).touch()
+        _fresh(path).unlink()
+    except OSError as error:
+        raise StateError(f"state file {path}: {error.strerror}; name a file in a folder that can be written") from error
+
+
+def _fresh(path: Path) -> Path:
+    return path.with_name(path.name + ".new")
 
 
 def write_state(path: Path, state: SavedState) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_name(path.name + ".new")
+    fresh = _fresh(path)
     with fresh.open("wb") as file:
         file.write(msgspec.json.format(msgspec.json.encode(state)))
         file.flush()

@@ -81,7 +81,11 @@ def _read(program: Path) -> IRModule:
     from compiler.ir.parser import parse
     from compiler.ir.verify import verify
 
-    module = parse(program.read_text())
+    try:
+        text = program.read_text()
+    except UnicodeDecodeError:
+        raise typer.BadParameter(f"{program.name} is no text; expected a program in text") from None
+    module = parse(text)
     verify(module)
     return module
 

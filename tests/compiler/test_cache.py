@@ -194,6 +194,11 @@ def test_an_archive_carries_entries_to_another_folder(tmp_path: Path, executable
     assert sorted(p.name for p in there.folder.iterdir()) == sorted(p.name for p in here.folder.iterdir())
 
 
+def test_an_archive_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CacheError, match="cannot be written: No such file or directory"):
+        Cache(tmp_path).export(tmp_path / "none" / "x.tar", [])
+
+
 @pytest.mark.parametrize("name", ["../evil.rsx", "/tmp/evil.rsx", "notes.txt", f"{'0' * 32}-{'0' * 8}.py"])
 def test_an_archive_that_holds_anything_else_is_refused(tmp_path: Path, name: str) -> None:
     archive = tmp_path / "bad.tar"

@@ -79,6 +79,12 @@ def test_opt_takes_one_choice_of_passes(program: Path) -> None:
     assert result.exit_code == 2 and "exclude each other" in result.output
 
 
+def test_what_is_no_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.ir").write_bytes(b"\xff\xfe")
+    said = call("opt", tmp_path / "x.ir")
+    assert said.exit_code == 2 and "is no text" in said.output
+
+
 # --- run -----------------------------------------------------------------------------------------------------------------
 
 

@@ -313,6 +313,16 @@ def test_the_set_of_models_survives_a_restart(serve, folder):
     assert second.chat(model="chat").status_code == 200
 
 
+def test_a_state_file_that_cannot_be_written_keeps_no_model_from_serving(serve, folder, caplog):
+    (folder / "state").mkdir()
+    server = serve(initial=(), state_file=folder / "state" / "models.json")
+    (folder / "state" / "models.json.new").mkdir()  # as a full disk would, later on
+    client = server.http()
+    assert client.post("/admin/models", json={"source": "a", "wait": True}).status_code == 200
+    assert client.delete("/admin/models/a").status_code == 200
+    assert "a restart will not know of this change" in caplog.text
+
+
 def test_names_that_clash_at_the_start_cost_one_model_not_the_server(serve, folder):
     state = folder / "models.json"
     state.write_bytes(msgspec.json.encode(SavedState((ModelSpec("a", "x"), ModelSpec("b", "y", aliases=("a",))))))
