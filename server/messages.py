@@ -4,7 +4,8 @@
     worker -> front    Progress  Ready  LoadFailed  Tokens  Embedding  Failed  Stats
 
 A message is MessagePack, prefixed by its length as four little-endian bytes, over a Unix socket. Times are seconds; deadlines are
-`time.time()` values, so that both processes read them alike. The front owns text: a worker never sees anything but token ids.
+`time.monotonic()` values, which all processes of a machine read alike, and which setting the clock does not move. The front owns text: a
+worker never sees anything but token ids.
 """
 
 from __future__ import annotations

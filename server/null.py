@@ -188,7 +188,7 @@ class NullWorker:
             return FinishReason.LENGTH
         if done:
             return FinishReason.STOP
-        if submit.deadline is not None and time.time() > submit.deadline:
+        if submit.deadline is not None and time.monotonic() > submit.deadline:
             return FinishReason.DEADLINE
         return None
 

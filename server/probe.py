@@ -40,7 +40,7 @@ async def require_answer(name: str, loaded: Loaded, probe: Probe) -> None:
 async def _require_text(name: str, loaded: Loaded, probe: Probe) -> None:
     params = SamplingParams(max_tokens=probe.max_tokens, temperature=0.0)
     prompt_ids = tuple(loaded.tokenizer.encode(probe.prompt, True))
-    submit = Submit(f"probe-{secrets.token_hex(8)}", prompt_ids, params, deadline=time.time() + probe.timeout_s)
+    submit = Submit(f"probe-{secrets.token_hex(8)}", prompt_ids, params, deadline=time.monotonic() + probe.timeout_s)
     answer: list[int] = []
     ended = False
     async with aclosing(loaded.worker.generate(submit)) as events:
@@ -56,7 +56,7 @@ async def _require_text(name: str, loaded: Loaded, probe: Probe) -> None:
 
 async def _require_vector(name: str, loaded: Loaded, probe: Probe) -> None:
     prompt_ids = tuple(loaded.tokenizer.encode(probe.prompt, True))
-    deadline = time.time() + probe.timeout_s
+    deadline = time.monotonic() + probe.timeout_s
     embedding = await loaded.worker.embed(Embed(f"probe-{secrets.token_hex(8)}", prompt_ids, deadline=deadline))
     values = struct.unpack(f"<{len(embedding.vector) // 4}f", embedding.vector)
     if not values or not all(map(math.isfinite, values)):

@@ -190,7 +190,7 @@ class Generation:
     async def _until(self, deadline: float, events: AsyncGenerator[TokenEvent, None]) -> AsyncGenerator[TokenEvent, None]:
         while True:
             try:
-                async with asyncio.timeout(deadline + DEADLINE_GRACE_S - time.time()):
+                async with asyncio.timeout(deadline + DEADLINE_GRACE_S - time.monotonic()):
                     event = await anext(events)
             except StopAsyncIteration:
                 return

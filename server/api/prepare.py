@@ -75,7 +75,7 @@ def deadline_of(timeout_s: float | None, settings: ServerSettings) -> float | No
         return None
     if timeout_s > settings.max_timeout_s:
         raise invalid("timeout", f"timeout is {timeout_s:g} s; expected at most {settings.max_timeout_s:g}")
-    return time.time() + timeout_s
+    return time.monotonic() + timeout_s
 
 
 def stop_rules(body: GenerationBody, settings: ServerSettings) -> StopRules:

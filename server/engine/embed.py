@@ -77,7 +77,7 @@ class Embedder:
             self._queue.remove(text)
 
     def _take(self) -> list[Text]:
-        limits, now = self._model.limits, time.time()
+        limits, now = self._model.limits, time.monotonic()
         texts: list[Text] = []
         room = limits.max_tokens
         while len(texts) < limits.max_seqs and (text := self._queue.head()) is not None:

@@ -46,14 +46,14 @@ class Engine:
         eos_ids: tuple[int, ...] = (),
         constraints: ConstraintCompiler | None = None,
         clock: Callable[[], float] = time.perf_counter,
-        wall_clock: Callable[[], float] = time.time,
+        deadline_clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`clock` measures steps, `wall_clock` deadlines."""
+        """`clock` measures steps, `deadline_clock` deadlines."""
         self.scheduler = Scheduler(model.limits)
         self.timing = Timing()
         self._model = model
         self._clock = clock
-        self._wall_clock = wall_clock
+        self._deadline_clock = deadline_clock
         self._outbox = Outbox(publish)
         self._eos_ids = eos_ids
         self._constraints = constraints
@@ -146,7 +146,7 @@ class Engine:
 
     def _admit(self) -> None:
         """Let compiled constraints in and expired requests out."""
-        now = self._wall_clock()
+        now = self._deadline_clock()
         while self._deadlines and self._deadlines[0][0] <= now:
             _, arrival, request_id = heapq.heappop(self._deadlines)
             request = self._requests.get(request_id)

@@ -210,3 +210,10 @@ def test_cors_only_for_named_origins(serve):
     assert fine.headers["access-control-allow-origin"] == "https://ok.example"
     other = client.options("/v1/completions", headers={"origin": "https://evil.example", **asked})
     assert "access-control-allow-origin" not in other.headers
+
+
+def test_a_deadline_does_not_move_with_the_clock(serve, answering, monkeypatch):
+    server = serve(script=answering("x" * 10, interval_s=0.01))
+    began = time.time()
+    monkeypatch.setattr(time, "time", lambda: began + 3600 * time.monotonic())
+    assert server.complete(timeout=20).status_code == 200

@@ -161,14 +161,14 @@ def test_whoever_ends_early_frees_its_pages_within_a_step(rig, constraints, monk
         one.step()
     if stage == "compiling":
         monkeypatch.setattr("server.engine.constrain.Pending.poll", lambda self: None)
-    now = time.time()
+    now = time.monotonic()
     victim = VICTIMS[stage]
     one.engine.submit(Submit(victim.request_id, victim.prompt_ids, victim.params, victim.num_choices, deadline=now + 60))
     until(one, stage_reached(one, stage))
     if how == "abort":
         one.engine.abort(Abort("victim"))
     else:
-        one.engine._wall_clock = lambda: now + 61
+        one.engine._deadline_clock = lambda: now + 61
     one.step()
     held = sum(len(seq.held.pages) for seq in one.engine.scheduler.running)
     assert all(seq.request.submit.request_id != "victim" for seq in one.engine.scheduler.running)

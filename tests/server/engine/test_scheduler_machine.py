@@ -57,7 +57,7 @@ class Machine(RuleBasedStateMachine):
         self.measured = 0.0  # what the clock of the steps shows
         self.reading_s = 0.001  # what passes between two looks at it
         model = NullModel(LIMITS, logits_of=LOGITS_OF)
-        self.engine = self.engine_class(model, self.hear, clock=self.clock, wall_clock=lambda: self.now)
+        self.engine = self.engine_class(model, self.hear, clock=self.clock, deadline_clock=lambda: self.now)
         self.embeds: dict[str, Embed] = {}
         self.vectors: dict[str, np.ndarray] = {}
         self.dropped: set[str] = set()  # texts that were aborted or came too late
