@@ -29,13 +29,19 @@ class Keys:
 
 
 @dataclass(frozen=True, slots=True)
-class Singles:
-    step: ClassVar[int] = 1
-
+class _Products:
     rows: Rows
     cache: Buffer
     layer: Dim
     size: int
+
+    def place(self, column: Column, which: int, index: Dim) -> Load:
+        return Load(self.cache, (self.layer, Dim.of(which), column.page, column.kv_head, index))
+
+
+@dataclass(frozen=True, slots=True)
+class Singles(_Products):
+    step: ClassVar[int] = 1
 
     def scores(self, columns: Sequence[Column], n: int, r: Dim, score: Buffer) -> Stmt:
         """What element `r` adds to the scores of each column."""
@@ -79,17 +85,12 @@ class Singles:
         return []
 
     def element(self, column: Column, which: int, index: Dim) -> Scalar:
-        return f32(Load(self.cache, (self.layer, Dim.of(which), column.page, column.kv_head, index)))
+        return f32(self.place(column, which, index))
 
 
 @dataclass(frozen=True, slots=True)
-class Pairs:
+class Pairs(_Products):
     step: ClassVar[int] = 2
-
-    rows: Rows
-    cache: Buffer
-    layer: Dim
-    size: int
 
     def scores(self, columns: Sequence[Column], n: int, r: Dim, score: Buffer) -> Stmt:
         def column(v: int, c: Column) -> Tile:
@@ -111,9 +112,6 @@ class Pairs:
         """Weights are rounded."""
         at = (row, column.place, Dim.of(0))
         return [Tile("round_bf16", (Load(self.rows.weights, at), Load(self.rows.scores, at)))]
-
-    def place(self, column: Column, which: int, index: Dim) -> Load:
-        return Load(self.cache, (self.layer, Dim.of(which), column.page, column.kv_head, index))
 
 
 def dot_rows(n: int, total: Load, factors: Load, *pair: Load, columns: int) -> Tile:
