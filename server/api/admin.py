@@ -23,6 +23,7 @@ from server.api.context import Context
 from server.api.fields import Options, check_unknown, ignored_header
 from server.api.models import describe
 from server.api.prepare import invalid
+from server.api.respond import json_answer
 from server.api.routes import ADMINISTRATION, Responses, events, gives, new_router
 from server.api.sse import EventStream
 from server.errors import CACHE_UNAVAILABLE, OPERATION_NOT_FOUND, ApiError
@@ -91,40 +92,40 @@ def router(context: Context) -> APIRouter:
         headers = ignored_header(check_unknown(body, strict=settings.strict))
         spec = spec_of(body, settings)
         if body.dry_run:
-            return _json(await dry_run(spec, registry), headers=headers)
+            return json_answer(await dry_run(spec, registry), headers=headers)
         operation = registry.load(spec)
         if body.wait:
-            return _json(await waited(operation, registry), headers=headers)
+            return json_answer(await waited(operation, registry), headers=headers)
         location = {"location": f"/admin/operations/{operation.id}"}
         running = operation.state is OperationState.RUNNING
-        return _json(operation.describe(), 202 if running else 200, headers={**headers, **location})
+        return json_answer(operation.describe(), 202 if running else 200, headers={**headers, **location})
 
     @routes.get("/models", responses=gives(ModelReports))
     async def list_models() -> Response:
         """Every model with its state, memory and worker."""
         listed: ModelReports = {"object": "list", "data": [describe_fully(model, registry) for model in registry.models()]}
-        return _json(listed)
+        return json_answer(listed)
 
     @routes.get("/models/{name:path}", responses=gives(ModelReport))
     async def get_model(name: str) -> Response:
         """One model."""
-        return _json(describe_fully(registry.find(name), registry))
+        return json_answer(describe_fully(registry.find(name), registry))
 
     @routes.delete("/models/{name:path}", responses=gives(Unloaded))
     async def unload(name: str, drain_s: Annotated[float, Query(ge=0, le=86400)] = settings.drain_s, force: bool = False) -> Response:
         """Unload a model, after its running requests or after `drain_s`."""
-        return _json(await registry.unload(name, drain_s=drain_s, force=force))
+        return json_answer(await registry.unload(name, drain_s=drain_s, force=force))
 
     @routes.get("/operations", responses=gives(OperationReports))
     async def list_operations() -> Response:
         """Loads of the last hour."""
         listed: OperationReports = {"object": "list", "data": [operation.describe() for operation in registry.operations.all()]}
-        return _json(listed)
+        return json_answer(listed)
 
     @routes.get("/operations/{operation_id}", responses=gives(OperationReport))
     async def get_operation(operation_id: str) -> Response:
         """How far a load is, or how it ended."""
-        return _json(find_operation(operation_id, registry).describe())
+        return json_answer(find_operation(operation_id, registry).describe())
 
     @routes.get("/operations/{operation_id}/events", response_class=Response, responses=EVENTS)
     async def watch_operation(operation_id: str) -> Response:
@@ -137,12 +138,12 @@ def router(context: Context) -> APIRouter:
         """Cancel a load; nothing is left of it."""
         operation = find_operation(operation_id, registry)
         await registry.cancel(operation)
-        return _json(operation.describe())
+        return json_answer(operation.describe())
 
     @routes.get("/aliases", responses=gives(ALIASES))
     async def list_aliases() -> Response:
         """Which alias stands for which model."""
-        return _json(registry.aliases())
+        return json_answer(registry.aliases())
 
     @routes.put("/aliases/{alias:path}", responses=gives(ALIASES))
     async def set_alias(alias: Annotated[str, Field(pattern=NAME)], body: AliasBody) -> Response:
@@ -151,13 +152,13 @@ def router(context: Context) -> APIRouter:
         asked = body.probe
         probe = Probe(asked.prompt, asked.expect, asked.max_tokens, asked.timeout)
         await registry.set_alias(alias, body.model, probe)
-        return _json(registry.aliases(), headers=headers)
+        return json_answer(registry.aliases(), headers=headers)
 
     @routes.delete("/aliases/{alias:path}", responses=gives(ALIASES))
     async def remove_alias(alias: str) -> Response:
         """Remove an alias."""
         registry.remove_alias(alias)
-        return _json(registry.aliases())
+        return json_answer(registry.aliases())
 
     @routes.get("/memory", responses=gives(Memory))
     async def memory() -> Response:
@@ -170,7 +171,7 @@ def router(context: Context) -> APIRouter:
             "models": {model.spec.name: model.bytes_by_part for model in registry.models()},
             "evictable": registry.budget.evictable(),
         }
-        return _json(held)
+        return json_answer(held)
 
     @routes.get("/cache", responses=gives(CachedModels))
     async def list_cache() -> Response:
@@ -178,7 +179,7 @@ def router(context: Context) -> APIRouter:
         if registry.cache is None:
             raise ApiError(CACHE_UNAVAILABLE, "this server was started without a cache of compiled models")
         listed: CachedModels = {"object": "list", "data": registry.cache.entries()}
-        return _json(listed)
+        return json_answer(listed)
 
     @routes.delete("/cache", responses=gives(Freed))
     async def clear_cache() -> Response:
@@ -187,7 +188,7 @@ def router(context: Context) -> APIRouter:
             raise ApiError(CACHE_UNAVAILABLE, "this server was started without a cache of compiled models")
         used = frozenset(model.loaded.ready.signature for model in registry.models() if model.loaded is not None)
         freed: Freed = {"freed_bytes": registry.cache.clear(keep=used)}
-        return _json(freed)
+        return json_answer(freed)
 
     return routes
 
@@ -275,7 +276,3 @@ def find_operation(operation_id: str, registry: Registry) -> Operation:
 async def _events(operation: Operation) -> AsyncGenerator[bytes, None]:
     async for description in operation.watch():
         yield msgspec.json.encode(description)
-
-
-def _json(value: object, status: int = 200, *, headers: dict[str, str] | None = None) -> Response:
-    return Response(msgspec.json.encode(value), status, headers, "application/json")

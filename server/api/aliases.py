@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 from fastapi import APIRouter, Response
 
 from server.api.admin import LoadBody, Name, spec_of, waited
@@ -15,6 +14,7 @@ from server.api.admin_answers import FinishedLoad, LlamaDone, LlamaModel, LlamaM
 from server.api.context import Context
 from server.api.fields import Options
 from server.api.prepare import invalid
+from server.api.respond import json_answer
 from server.api.routes import ADMINISTRATION, gives, new_router, schema_of
 from server.model import ModelState, Unloaded
 
@@ -47,7 +47,7 @@ def router(context: Context) -> APIRouter:
         """Load a model and wait for it, as Triton's front end does."""
         for parameter in (body.parameters if body else None) or {}:
             raise invalid(f"parameters.{parameter}", f"parameters has {parameter!r:.40}; none is understood, use /admin/models")
-        return _json(await load(model, body.source if body else None))
+        return json_answer(await load(model, body.source if body else None))
 
     @routes.post("/v1/models/{model:path}/unload", responses=gives(Unloaded))
     @routes.post("/v2/repository/models/{model:path}/unload", include_in_schema=False)
@@ -56,7 +56,7 @@ def router(context: Context) -> APIRouter:
         for parameter in (body.parameters if body else None) or {}:
             if parameter != "unload_dependents":  # no model has any
                 raise invalid(f"parameters.{parameter}", f"parameters has {parameter!r:.40}; expected unload_dependents")
-        return _json(await registry.unload(model, drain_s=settings.drain_s))
+        return json_answer(await registry.unload(model, drain_s=settings.drain_s))
 
     @routes.post("/v2/repository/index", responses=gives({"type": "array", "items": schema_of(TritonModel)}))
     async def triton_index() -> Response:
@@ -64,19 +64,19 @@ def router(context: Context) -> APIRouter:
         listed: list[TritonModel] = [
             {"name": model.spec.name, "version": "1", "state": TRITON_STATES[model.state], "reason": ""} for model in registry.models()
         ]
-        return _json(listed)
+        return json_answer(listed)
 
     @routes.post("/models/load", responses=gives(LlamaDone))
     async def llama_load(body: LlamaBody) -> Response:
         """Begin to load a model, as llama.cpp's router does."""
         registry.load(spec_of(LoadBody(name=body.model, source=body.model), settings))
-        return _json(DONE)
+        return json_answer(DONE)
 
     @routes.post("/models/unload", responses=gives(LlamaDone))
     async def llama_unload(body: LlamaBody) -> Response:
         """Unload a model, as llama.cpp's router does."""
         await registry.unload(body.model, drain_s=settings.drain_s)
-        return _json(DONE)
+        return json_answer(DONE)
 
     @routes.get("/models", responses=gives(LlamaModels))
     async def llama_models() -> Response:
@@ -85,10 +85,6 @@ def router(context: Context) -> APIRouter:
             {"id": model.spec.name, "object": "model", "status": {"value": LLAMA_STATES[model.state]}} for model in registry.models()
         ]
         listed: LlamaModels = {"object": "list", "data": data}
-        return _json(listed)
+        return json_answer(listed)
 
     return routes
-
-
-def _json(value: object) -> Response:
-    return Response(msgspec.json.encode(value), media_type="application/json")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import msgspec
 from fastapi import APIRouter, Response
 
 from server.api.answers import ModelEntry, ModelList
 from server.api.context import Context
 from server.api.prepare import context_of
+from server.api.respond import json_answer
 from server.api.routes import gives, new_router
 from server.model import Model, ModelState
 from server.registry import Registry
@@ -22,13 +22,13 @@ def router(context: Context) -> APIRouter:
         """The loaded models."""
         ready = [model for model in registry.models() if model.state is ModelState.READY]
         listed: ModelList = {"object": "list", "data": [describe(model, registry) for model in ready]}
-        return _json(listed)
+        return json_answer(listed)
 
     @routes.get("/v1/models/{model:path}", responses=gives(ModelEntry))
     async def get_model(model: str) -> Response:
         """One loaded model, by name or alias."""
         found, _ = registry.serve(model)
-        return _json(describe(found, registry))
+        return json_answer(describe(found, registry))
 
     return routes
 
@@ -50,7 +50,3 @@ def describe(model: Model, registry: Registry) -> ModelEntry:
         described["embedding_size"] = ready.embedding_size or None
         described["prompts"] = dict(ready.prompts)
     return described
-
-
-def _json(value: object) -> Response:
-    return Response(msgspec.json.encode(value), media_type="application/json")

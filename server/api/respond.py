@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Coroutine
 from typing import Protocol, TypeVar
 
+import msgspec
 from fastapi import Request, Response
 
 from server.api.fields import ignored_header
@@ -47,6 +48,10 @@ async def while_connected(request: Request, work: Coroutine[None, None, T]) -> T
 async def _gone(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
+
+
+def json_answer(value: object, status: int = 200, *, headers: dict[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(value), status, headers, "application/json")
 
 
 def response_headers(loaded: Loaded, ignored: list[str]) -> dict[str, str]:
