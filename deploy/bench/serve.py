@@ -54,12 +54,13 @@ class Texts:
 
 
 class Alone:
-    """The model without an engine: how long the steps of a load take at least."""
+    """The model without an engine: how long the steps of a load take at least, in all of its measurements."""
 
     def __init__(self, model: CompiledModel) -> None:
         self._model = model
+        self._best_s: dict[tuple[int, int, int], float] = {}
 
-    def seconds(self, num_clients: int) -> float:
+    def measure(self, num_clients: int) -> float:
         """For the prompts of all clients, in steps as large as possible, and then one token of each per step."""
         num_together = min(num_clients, self._model.limits.max_tokens // NUM_PROMPT)
         prefill_s = self._step_s(num_together, NUM_PROMPT, NUM_PROMPT)
@@ -67,8 +68,11 @@ class Alone:
         return prefill_s * num_clients / num_together + decode_s * (NUM_NEW - 1)
 
     def _step_s(self, num_seqs: int, num_each: int, context: int) -> float:
-        batch = self._batch(num_seqs, num_each, context)
-        return best_s(lambda: self._model.run(batch), seconds=1.0, most=20)
+        shape = num_seqs, num_each, context
+        batch = self._batch(*shape)
+        step_s = best_s(lambda: self._model.run(batch), seconds=1.0, most=20)
+        self._best_s[shape] = min(step_s, self._best_s.get(shape, step_s))
+        return self._best_s[shape]
 
     def _batch(self, num_seqs: int, num_each: int, context: int) -> StepBatch:
         num_pages = -(-context // PAGE_SIZE)
@@ -103,21 +107,25 @@ def measure(folder: Path, options: argparse.Namespace) -> list[Figure]:
 
 
 def engine_figures(loaded: LoadedModel, model: CompiledModel, clients: Sequence[int], temperature: float) -> list[Figure]:
-    texts = Texts(model.limits.vocab_size)
-    least_s = {n: Alone(model).seconds(n) for n in clients}
+    texts, alone = Texts(model.limits.vocab_size), Alone(model)
+    for n in clients:
+        alone.measure(n)
     driver = InProcess(loaded, temperature=temperature)
     driver.run(texts.several(0, 1, num_new=8))  # what only the first step costs
     figures: list[Figure] = []
+    walls_s: dict[int, float] = {}
     for n in clients:
         busy_s, began_s = -model.busy_s, time.perf_counter()
         streams = driver.run(texts.several(n, n))
-        wall_s, busy_s = time.perf_counter() - began_s, busy_s + model.busy_s
+        walls_s[n], busy_s = time.perf_counter() - began_s, busy_s + model.busy_s
         figures += stream_figures(f"{n} clients", streams)
-        figures.append(Figure(f"{n} clients: time outside kernels", 1 - busy_s / wall_s, "", HOST_SHARES.get(n)))
-        goal = 0.85 if n == 32 else None
-        figures.append(Figure(f"{n} clients: of the model alone", least_s[n] / wall_s, "", goal, True, f"{least_s[n]:.2f} s alone"))
+        figures.append(Figure(f"{n} clients: time outside kernels", 1 - busy_s / walls_s[n], "", HOST_SHARES.get(n)))
     figures += mixed_figures(driver, texts, model.limits, "")
     driver.close()
+    for n in clients:  # for a second time: a machine may be slow before and fast behind
+        least_s = alone.measure(n)
+        goal = 0.85 if n == 32 else None
+        figures.append(Figure(f"{n} clients: of the model alone", least_s / walls_s[n], "", goal, True, f"{least_s:.2f} s alone"))
     return figures
 
 

@@ -19,7 +19,7 @@ from math import inf, log2
 
 STRETCH = 1.4  # the promise is 2.5; the difference is for what the estimates do not see
 FURTHEST = 8.0
-WEIGHT = 4.0  # who waits has nothing yet
+WEIGHT = 8.0  # who waits has nothing yet
 SMALLEST = 4  # tokens: prefill goes on, however dear it is
 WINDOW = 15  # steps that an estimate remembers
 STALE = 400  # steps after which the usual step is measured anew
@@ -62,8 +62,8 @@ class Pace:
         return min(proven, _count(spare_s, self._riding), _count(spare_s, latest))
 
     def _usual_of(self, num_decode: int) -> _Usual:
-        """Two classes from one power of two to the next."""
-        return self._usual.setdefault(int(2 * log2(num_decode)), _Usual())
+        """Four classes from one power of two to the next."""
+        return self._usual.setdefault(int(4 * log2(num_decode)), _Usual())
 
 
 class _Usual:

@@ -77,7 +77,7 @@ def test_many_at_once_reach_most_of_what_the_model_alone_would(rig, cost: Cost) 
     one = rig(limits=LIMITS, cost=clock, clock=clock)
     one.run(submit(chr(33 + i), 128, 128) for i in range(32))
     alone_s = 8 * cost(512) + 127 * cost(32)
-    assert alone_s / clock.now >= 0.82
+    assert alone_s / clock.now >= 0.87
 
 
 def paced(pace: Pace, cost: Cost, num_decode: int, num_waiting: int, num_steps: int) -> int:
@@ -100,8 +100,8 @@ def test_the_budget_follows_the_costs() -> None:
     sizes = [paced(pace, linear, 8, 1, 1) for _ in range(6)]
     assert sizes == [8, 16, 32, 43, 43, 43], "twice as many each time, to what fits"
     assert pace.prefill_budget(8, 9) == 2 * 43, "eight more that wait"
-    assert paced(pace, linear, 8, 9, 3) == pytest.approx(WEIGHT * linear(8) / 0.0001, abs=1)
-    assert paced(pace, linear, 8, 60, 3) == pytest.approx((FURTHEST - 1) * linear(8) / 0.0001, abs=1)
+    assert paced(pace, linear, 8, 6, 5) == pytest.approx(WEIGHT * 5 / 8 * linear(8) / 0.0001, abs=1)
+    assert paced(pace, linear, 8, 60, 5) == pytest.approx((FURTHEST - 1) * linear(8) / 0.0001, abs=1)
     pace.observe(8, 0, 5.0)
     pace.observe(8, 80, 5.0)
     assert pace.prefill_budget(8, 1) == SMALLEST, "the machine was disturbed, and may be still"
@@ -123,7 +123,7 @@ def test_the_usual_step_is_measured_anew() -> None:
     pace = Pace(512)
     pace.observe(8, 0, linear(8))
     assert pace.prefill_budget(9, 1) > 0, "about as many"
-    assert pace.prefill_budget(32, 1) == 0, "other steps"
+    assert pace.prefill_budget(11, 1) == pace.prefill_budget(32, 1) == 0, "other steps"
     for _ in range(STALE):
         pace.observe(8, 16, linear(24))
     assert pace.prefill_budget(8, 1) > 0
