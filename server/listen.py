@@ -9,7 +9,8 @@ from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from starlette.types import Message, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from server.errors import BAD_REQUEST, HEADERS_TOO_LARGE, ApiError, ErrorKind
 from server.gathering import GatheringTransport, Outbox
@@ -22,7 +23,8 @@ class _TooLarge(Exception):
 
 
 class GuardedProtocol(HttpToolsProtocol):
-    """Closes connections that send no request, whose headers take too long or too much space, or that read nothing."""
+    """Closes connections that send no request, whose headers take too long or too much space, or that read nothing. Speaks to clients of
+    HTTP/1.0 as they can hear it."""
 
     limits: ServerSettings  # these are set on a subclass, for uvicorn makes the instances
     outbox: Outbox
@@ -34,6 +36,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._fault: ErrorKind = BAD_REQUEST
         self._header_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
+        self._answering: list[RequestResponseCycle] = []
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as narrow as uvicorn's
         super().connection_made(GatheringTransport(transport, self.outbox))
@@ -44,6 +47,9 @@ class GuardedProtocol(HttpToolsProtocol):
             if timer is not None:
                 timer.cancel()
         super().connection_lost(exc)
+        for cycle in self._answering:  # uvicorn tells only the last one of a pipeline
+            cycle.disconnected = True
+            cycle.message_event.set()
 
     def data_received(self, data: bytes) -> None:
         if self._in_headers:
@@ -68,6 +74,12 @@ class GuardedProtocol(HttpToolsProtocol):
             self._fault = HEADERS_TOO_LARGE
             raise _TooLarge  # the parser stops and reports it to data_received
         super().on_headers_complete()
+        if self.scope["http_version"] == "1.0":
+            assert self.parser is not None
+            self.cycle.keep_alive = self.parser.should_keep_alive()
+            self.cycle.waiting_for_100_continue = False
+            self.cycle.send = _without_chunks(self.cycle)  # type: ignore[method-assign]  # uvicorn makes the instances of this, too
+        self._answering = [cycle for cycle in (*self._answering, self.cycle) if not cycle.response_complete]
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
@@ -97,6 +109,28 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._header_timer is not None:
             self._header_timer.cancel()
         self._header_timer = self.loop.call_later(self.limits.header_timeout_s, self.transport.abort)
+
+
+def _without_chunks(cycle: RequestResponseCycle) -> Send:
+    """How an answer is sent to HTTP/1.0: as long as its headers say, or else as the connection lasts. That stays open only if the client
+    asks for it and is told so."""
+    send: Send = cycle.send  # type: ignore[assignment]  # uvicorn's types of messages are narrower
+    is_measured = True
+
+    async def send_plainly(message: Message) -> None:
+        nonlocal is_measured
+        if message["type"] == "http.response.start":
+            names = {name.lower() for name, _ in message["headers"]}
+            is_measured = b"content-length" in names
+            if not is_measured:
+                cycle.chunked_encoding = cycle.keep_alive = False
+            elif cycle.keep_alive and b"connection" not in names:
+                message = {**message, "headers": [*message["headers"], (b"connection", b"keep-alive")]}
+        elif not is_measured:
+            cycle.expected_content_length = len(message.get("body", b""))  # nothing else is written of it
+        await send(message)
+
+    return send_plainly
 
 
 class Server(uvicorn.Server):
