@@ -116,7 +116,7 @@ class Supervisor:
                 if news is not None and news.choice not in job.dropped:
                     yield news
         finally:
-            self._leave(submit.request_id, job, must_abort=not job.is_finished)
+            self._leave(submit.request_id, job)
 
     def abort(self, request_id: str, choice: int) -> None:
         """End one choice; its generator gives no further events of it."""
@@ -125,6 +125,8 @@ class Supervisor:
             job.drop(choice)
             if job.in_worker and self._link is not None:
                 self._link.send(Abort(request_id, choice))
+            if job.is_finished:
+                self._let_go(request_id, job)
 
     async def embed(self, embed: Embed) -> Embedding:
         job = Embedded(embed=embed)
@@ -132,7 +134,7 @@ class Supervisor:
         try:
             return await job.result
         finally:
-            self._leave(embed.request_id, job, must_abort=not job.result.done() or job.result.cancelled())
+            self._leave(embed.request_id, job)
 
     async def drain(self, timeout_s: float) -> None:
         """Finish what runs and take nothing new; what is not finished in time is failed. Ends STOPPED."""
@@ -165,10 +167,16 @@ class Supervisor:
         self._jobs[request_id] = job
         self._hand_over()
 
-    def _leave(self, request_id: str, job: Generation | Embedded, *, must_abort: bool) -> None:
-        self._jobs.pop(request_id, None)
-        if must_abort and job.in_worker and self._link is not None:
+    def _leave(self, request_id: str, job: Generation | Embedded) -> None:
+        if self._jobs.get(request_id) is not job:
+            return  # it had ended
+        if job.in_worker and self._link is not None:
             self._link.send(Abort(request_id))
+        self._let_go(request_id, job)
+
+    def _let_go(self, request_id: str, job: Generation | Embedded) -> None:
+        """It is no worker's any more, even if not all that came of it has been read: who reads slowly is not waiting for one."""
+        del self._jobs[request_id]
         if job.is_suspect:
             self._hand_over()
 
@@ -288,6 +296,8 @@ class Supervisor:
                     if isinstance(job, Generation):
                         was_suspect = job.is_suspect
                         job.record(event)
+                        if job.is_finished:
+                            self._let_go(event.request_id, job)
                         if was_suspect:
                             self._hand_over()
             case Embedding():
@@ -295,11 +305,12 @@ class Supervisor:
                 job = self._jobs.get(message.request_id)
                 if isinstance(job, Embedded):
                     job.record(message)
+                    self._let_go(message.request_id, job)
             case Failed():
-                job = self._jobs.pop(message.request_id, None)
+                job = self._jobs.get(message.request_id)
                 if job is not None:
-                    job.in_worker = False
                     job.fail(RequestError(message.code, message.message))
+                    self._let_go(message.request_id, job)
             case Stats():
                 self.stats = message
             case Progress() | Ready() | LoadFailed():

@@ -175,6 +175,35 @@ def test_closing_a_stream_aborts_in_the_worker() -> None:
     run(scenario)
 
 
+@pytest.mark.parametrize("meanwhile", ["silence", "kill", "drain"])
+def test_who_reads_slowly_is_not_waiting_for_the_worker(meanwhile) -> None:
+    """An answer that is complete and not yet read is no work: an idle worker may be silent, and no other one gets it to do."""
+
+    async def scenario() -> None:
+        submit = submits(1)[0]
+        expected = (await undisturbed([submit]))[0]
+        care = Care(stall_s=1.0, first_delay_s=0.05)
+        async with worker(care=care) as supervisor, aclosing(supervisor.generate(submit)) as events:
+            heard = [*(await anext(events)).token_ids]
+            await until(lambda: supervisor.stats is not None and supervisor.stats.num_steps > 0 and supervisor.stats.num_running == 0)
+            match meanwhile:
+                case "silence":
+                    await asyncio.sleep(1.5 * care.stall_s)
+                case "kill":
+                    os.kill(supervisor.pid, signal.SIGKILL)
+                    await until(lambda: supervisor.restarts == 1)
+                case _:
+                    pass
+            async with asyncio.timeout(30):
+                await supervisor.drain(60)  # ends as soon as the worker has nothing to do
+            assert supervisor.restarts == (meanwhile == "kill") and supervisor.resubmitted == 0
+            async for event in events:
+                heard += event.token_ids
+            assert [(heard, event.finish_reason)] == expected
+
+    run(scenario)
+
+
 def test_aborting_one_choice_leaves_the_others() -> None:
     async def scenario() -> None:
         params = SamplingParams(max_tokens=30, seed=1)
