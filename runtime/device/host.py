@@ -10,13 +10,38 @@ import llvmlite.binding as llvm
 
 from runtime.errors import IncompatibleExecutable
 
+# What Linux tells a process on AArch64: number of the word, bit, LLVM's name. LLVM itself finds only the first two.
+_ARM_WORDS = 16, 26  # AT_HWCAP, AT_HWCAP2
+_ARM_BITS = (
+    (0, 0, "fp-armv8"),
+    (0, 1, "neon"),
+    (0, 10, "fullfp16"),
+    (0, 20, "dotprod"),
+    (1, 13, "i8mm"),
+    (1, 14, "bf16"),
+)
+
 ARCH = {"AMD64": "x86_64", "arm64": "aarch64"}.get(platform.machine(), platform.machine())  # as LLVM names it
 
 
 def features() -> frozenset[str]:
     """What this process may use, as LLVM spells it."""
-    found = {name for name, present in llvm.get_host_cpu_features().items() if present}
+    found = {name for name, present in llvm.get_host_cpu_features().items() if present} | _told_by_linux()
     return frozenset(found if matrix_tiles_allowed() else {name for name in found if not name.startswith("amx-")})
+
+
+def _told_by_linux() -> set[str]:
+    if sys.platform != "linux" or ARCH != "aarch64":
+        return set()
+    words = [_auxiliary(number) for number in _ARM_WORDS]
+    return {name for word, bit, name in _ARM_BITS if words[word] >> bit & 1}
+
+
+def _auxiliary(number: int) -> int:
+    """A word that the system handed this process at its start."""
+    read = ctypes.CDLL(None).getauxval
+    read.argtypes, read.restype = [ctypes.c_ulong], ctypes.c_ulong
+    return int(read(number))
 
 
 def matrix_tiles_allowed() -> bool:

@@ -24,8 +24,23 @@ def test_another_machine_and_missing_features_are_named() -> None:
 def test_tiles_that_the_system_does_not_give_are_missing(monkeypatch: pytest.MonkeyPatch, allowed: bool) -> None:
     """The processor has them and says so; using them would end the process all the same."""
     monkeypatch.setattr(host_module.llvm, "get_host_cpu_features", lambda: {"avx2": True, "fma": False, "amx-tile": True})
+    monkeypatch.setattr(host_module, "_told_by_linux", set[str])
     monkeypatch.setattr(host_module, "matrix_tiles_allowed", lambda: allowed)
     assert host_module.features() == ({"avx2", "amx-tile"} if allowed else {"avx2"})
     if not allowed:
         with pytest.raises(IncompatibleExecutable, match="needs amx-tile, which this machine lacks"):
             check_target(f"{ARCH}:+avx2,+amx-tile")
+
+
+def test_what_linux_tells_of_an_arm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The words of a Neoverse V1, a Neoverse N1 and a Cortex-A72; LLVM finds none of the products of bytes in /proc/cpuinfo."""
+    machines = {
+        (0xFFFFFFFF, 0x1F201): {"fp-armv8", "neon", "fullfp16", "dotprod", "i8mm", "bf16"},
+        (0x10119FFF, 0x0): {"fp-armv8", "neon", "fullfp16", "dotprod"},
+        (0x8FF, 0x0): {"fp-armv8", "neon"},
+    }
+    monkeypatch.setattr(host_module, "ARCH", "aarch64")
+    monkeypatch.setattr(host_module.sys, "platform", "linux")
+    for words, expected in machines.items():
+        monkeypatch.setattr(host_module, "_auxiliary", lambda number, words=words: words[(16, 26).index(number)])
+        assert host_module._told_by_linux() == expected  # pyright: ignore[reportPrivateUsage]
