@@ -6,7 +6,9 @@ that would read every byte before the first token.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 from math import prod
 from pathlib import Path
@@ -62,11 +64,8 @@ def _prepared(
     kept_in: Path | None,
     progress: Progress,
 ) -> Mapping[str, Array]:
-    if kept_in is not None and kept_in.exists():
-        try:
-            return _placed(_mapped(kept_in, computed), session)
-        except DamagedFile:
-            kept_in.unlink(missing_ok=True)  # prepared again below
+    if kept_in is not None and (found := _found(kept_in, computed)) is not None:
+        return _placed(found, session)
     names = iter([p.name for p in computed])
     made = ([*zip(islice(names, len(results)), results, strict=True)] for results in _results(session, preparations, source))
     made = _counted(made, sum(map(_num_bytes, computed)), progress)
@@ -79,6 +78,20 @@ def _prepared(
             for name, value in group:
                 put(name, value.reshape(-1).view(np.uint8).data)
     return _placed(_mapped(kept_in, computed), session)
+
+
+def _found(path: Path, computed: Sequence[ParamSpec]) -> Mapping[str, Array] | None:
+    """What an earlier start left, if it is whole."""
+    try:
+        arrays = _mapped(path, computed)
+    except FileNotFoundError:
+        return None
+    except DamagedFile:
+        path.unlink(missing_ok=True)
+        return None
+    with suppress(OSError):  # of a folder that may only be read
+        os.utime(path)  # its age is the time since the last use
+    return arrays
 
 
 def _side_by_side(made: Iterable[Group], num_bytes: int) -> Mapping[str, Array]:

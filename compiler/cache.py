@@ -12,7 +12,6 @@ import os
 import re
 import tarfile
 import tempfile
-import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -117,19 +116,6 @@ class Cache:
                 continue  # half-written or foreign: never a hit
             yield Entry(path, path.stem.split("-")[0], ranges, status.st_size, status.st_mtime)
 
-    def prune(self, *, keep_bytes: int = 0, keep_s: float = 0.0) -> list[Entry]:
-        """Remove entries, longest unused first, until the rest fits; those used in the last `keep_s` seconds stay."""
-        entries = sorted(self.entries(), key=lambda e: e.used_s)
-        total, now = sum(e.num_bytes for e in entries), time.time()
-        removed: list[Entry] = []
-        for entry in entries:
-            if total <= keep_bytes or now - entry.used_s < keep_s:
-                break
-            self.remove(entry)
-            removed.append(entry)
-            total -= entry.num_bytes
-        return removed
-
     def export(self, archive: Path, entries: Iterable[Entry]) -> None:
         """Write the entries to one file, which another machine of the same kind can import."""
         try:
@@ -143,7 +129,7 @@ class Cache:
     def load_archive(self, archive: Path) -> list[Entry]:
         """Take in what `export` wrote. Everything is verified before anything is taken."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=self.folder) as scratch:
+        with tempfile.TemporaryDirectory(dir=self.folder, prefix=".import-") as scratch:
             arrived = Cache(Path(scratch))
             try:
                 with tarfile.open(archive, "r:") as tar:

@@ -15,11 +15,11 @@ from compiler.frontend.errors import ModelError
 from compiler.ir.module import IRModule
 from compiler.signature import key_of, signature
 from compiler.target import Target, TargetError, runnable
+from deploy.cache import kept
 from deploy.kinds import Kind, Served, kind_of
 from deploy.plan import plan_of
 from deploy.source import open_model
 from deploy.vocabulary import load_tokenizer
-from runtime import flags
 from runtime.executable import Executable
 from runtime.memory import MemoryAccount
 from runtime.session import Session
@@ -87,9 +87,10 @@ def load_model(load: Load, progress: Progress) -> LoadedModel:
         account = MemoryAccount()
         session = Session(compiled.executable, memory=account, pinned=False)
         progress("pack", 0.0)
-        kept = weights_cache(compiled.key, files.weights.digest())
-        with nullcontext() if kept is None else _kept_in(kept.parent):
-            bind_weights(session, compiled.executable, kind.entry, files.weights, kind.unused, kept, partial(progress, "pack"))
+        folder = kept()
+        packed = None if folder is None else folder.weights_of(compiled.key, files.weights.digest())
+        with nullcontext() if packed is None else _kept_in(packed.parent):
+            bind_weights(session, compiled.executable, kind.entry, files.weights, kind.unused, packed, partial(progress, "pack"))
     except ModelError as error:
         raise LoadError("load_refused", str(error)) from error
     served = kind.serve(session, plan, account)
@@ -136,11 +137,5 @@ def _kept_in(folder: Path) -> Generator[None]:
 
 
 def executable_cache() -> Cache | None:
-    switches = flags.current()
-    return None if switches.no_cache else Cache(switches.cache / "executables")
-
-
-def weights_cache(key: str, digest: str) -> Path | None:
-    """Where the prepared weights of one program and one checkpoint are kept."""
-    switches = flags.current()
-    return None if switches.no_cache else switches.cache / "weights" / f"{key}-{digest[:32]}.rsw"
+    folder = kept()
+    return None if folder is None else folder.executables

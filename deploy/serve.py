@@ -11,16 +11,15 @@ from typing import Any
 
 import msgspec
 
-from compiler.cache import Cache
+from deploy.cache import Kept, kept
 from deploy.vocabulary import load_tokenizer
-from runtime import flags
 from server.app import create_app
 from server.auth import Guard
 from server.engine.supervisor import Supervisor
 from server.handle import LoadError, ProgressCallback
 from server.listen import Server
 from server.messages import Load
-from server.model import CachedModel, Footprint
+from server.model import Footprint
 from server.registry import Registry
 from server.settings import ServerSettings, SettingsError
 from server.state import ModelSpec, read_state, require_writable
@@ -71,14 +70,13 @@ def serve(settings: ServerSettings, models: Sequence[ModelSpec], greet: Greet) -
         read_state(settings.state_file)
         require_writable(settings.state_file)
     listener = listen(settings.host, settings.port)
-    cache = None if flags.current().no_cache else CompiledModels(Cache(flags.current().cache / "executables"))
-    return asyncio.run(_serve(settings, models, cache, listener, greet))
+    return asyncio.run(_serve(settings, models, kept(), listener, greet))
 
 
 async def _serve(
     settings: ServerSettings,
     models: Sequence[ModelSpec],
-    cache: CompiledModels | None,
+    cache: Kept | None,
     listener: socket.socket,
     greet: Greet,
 ) -> bool:
@@ -115,19 +113,3 @@ def url_of(listener: socket.socket) -> str:
     host, port = str(listener.getsockname()[0]), int(listener.getsockname()[1])
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-class CompiledModels:
-    """The cache as the administration sees it: by signature."""
-
-    def __init__(self, cache: Cache) -> None:
-        self._cache = cache
-
-    def entries(self) -> list[CachedModel]:
-        return [CachedModel(entry.key, entry.num_bytes, entry.used_s) for entry in self._cache.entries()]
-
-    def clear(self, *, keep: frozenset[str]) -> int:
-        unused = [entry for entry in self._cache.entries() if entry.key not in keep]
-        for entry in unused:
-            self._cache.remove(entry)
-        return sum(entry.num_bytes for entry in unused)

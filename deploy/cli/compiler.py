@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,8 +11,8 @@ import typer
 from deploy.cli.output import answers, errors, in_units
 
 if TYPE_CHECKING:
-    from compiler.cache import Cache
     from compiler.ir.module import IRModule
+    from deploy.cache import Item, Kept
 
 Program = Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A program in text.", metavar="FILE.ir")]
 Archive = Annotated[Path, typer.Argument(help="One file that holds all entries.")]
@@ -105,7 +106,7 @@ cache = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="What wa
 
 @cache.command("ls")
 def ls() -> None:
-    """List the compiled programs, those used last first.
+    """List the compiled programs, those used last first, with the packed weights that they read.
 
     [bold]Examples[/bold]
 
@@ -115,37 +116,61 @@ def ls() -> None:
 
     from rich.table import Table
 
-    table = Table("key", "ranges", "size", "last used", box=None)
-    entries = sorted(_cache().entries(), key=lambda e: -e.used_s)
-    for entry in entries:
-        ranges = {f"{v} {r.lower}..{'' if r.upper is None else r.upper}" for of in entry.ranges.values() for v, r in of.items()}
-        used = datetime.fromtimestamp(entry.used_s).isoformat(" ", "seconds")
-        table.add_row(entry.key, ", ".join(sorted(ranges)), in_units(entry.num_bytes), used)
+    from deploy.cache import Part
+
+    table, folder = Table("key", "ranges", "size", "packed weights", "last used", box=None), _kept()
+    items = folder.items()
+    ranges = {entry.path: entry.ranges for entry in folder.executables.entries()}
+    for item in sorted((item for item in items if item.part is Part.PROGRAM), key=lambda item: -item.used_s):
+        packed = [other for other in items if other.part is Part.WEIGHTS and other.key == item.key]
+        allowed = {
+            f"{v} {r.lower}..{'' if r.upper is None else r.upper}" for of in ranges.get(item.paths[0], {}).values() for v, r in of.items()
+        }
+        used = datetime.fromtimestamp(item.used_s).isoformat(" ", "seconds")
+        table.add_row(item.key, ", ".join(sorted(allowed)), in_units(item.num_bytes), _amount(packed), used)
     answers.print(table)
-    errors.print(f"{len(entries)} entries, {in_units(sum(e.num_bytes for e in entries))} in {_cache().folder}", highlight=False)
+    for part in Part:
+        errors.print(f"{part}: {_amount([item for item in items if item.part is part])}", highlight=False)
+    errors.print(f"in {folder.folder}", highlight=False, soft_wrap=True)
 
 
 @cache.command("prune")
 def prune(
-    keep: Annotated[str, typer.Option(help="Bytes that may stay, as 500M; 0 removes all.", metavar="BYTES")] = "0",
-    keep_days: Annotated[float, typer.Option(min=0.0, help="Entries used since then stay.")] = 0.0,
+    keep: Annotated[str | None, typer.Option(help="Bytes that may stay, as 20G; 0 removes all.", metavar="BYTES")] = None,
+    keep_days: Annotated[float | None, typer.Option(help="What was used in that time stays.", metavar="DAYS")] = None,
+    dry_run: Annotated[bool, typer.Option(help="Only say what would go.")] = False,
 ) -> None:
-    """Remove compiled programs, the longest unused first.
+    """Remove what nothing can use: packed weights whose program is gone, and what loads left that were cut off. If told what may stay,
+    remove programs and weights beyond that as well, the longest unused first. Running servers keep what they have read.
 
     [bold]Examples[/bold]
 
-      relaxserve cache prune --keep 500M
+      relaxserve cache prune
+
+      relaxserve cache prune --keep 20G --dry-run
 
       relaxserve cache prune --keep-days 30
     """
+    from deploy.cache import Part
     from deploy.settings import num_bytes
 
     try:
-        keep_bytes = num_bytes(keep)
+        keep_bytes = 0 if keep is None else num_bytes(keep)
     except ValueError:
         raise typer.BadParameter(f"--keep {keep}: expected a number of bytes, as 1000000, 64M or 2G") from None
-    removed = _cache().prune(keep_bytes=keep_bytes, keep_s=keep_days * 86400)
-    answers.print(f"removed {len(removed)} entries, {in_units(sum(e.num_bytes for e in removed))}", highlight=False)
+    if keep_days is not None and not keep_days >= 0:
+        raise typer.BadParameter(f"--keep-days {keep_days}: expected a number of days, as 30")
+    asked, folder = keep is not None or keep_days is not None, _kept()
+    removed = folder.prune(keep_bytes=keep_bytes if asked else None, keep_s=(keep_days or 0.0) * 86400, dry_run=dry_run)
+    for part in Part:
+        gone = [item for item in removed if item.part is part]
+        answers.print(f"{part}: {'would remove' if dry_run else 'removed'} {_amount(gone)}", highlight=False)
+    if not asked and (rest := [item for item in folder.items() if item not in removed]):
+        errors.print(f"in use, or of use: {_amount(rest)}; --keep BYTES and --keep-days DAYS limit that", highlight=False)
+
+
+def _amount(items: Sequence[Item]) -> str:
+    return f"{len(items)}, {in_units(sum(item.num_bytes for item in items))}" if items else "none"
 
 
 @cache.command("export")
@@ -156,8 +181,9 @@ def export(archive: Archive) -> None:
 
       relaxserve cache export compiled.tar
     """
-    entries = list(_cache().entries())
-    _cache().export(archive, entries)
+    executables = _kept().executables
+    entries = list(executables.entries())
+    executables.export(archive, entries)
     answers.print(f"wrote {len(entries)} entries to {archive}", highlight=False)
 
 
@@ -169,12 +195,12 @@ def import_(archive: Annotated[Path, typer.Argument(exists=True, dir_okay=False,
 
       relaxserve cache import compiled.tar
     """
-    taken = _cache().load_archive(archive)
+    taken = _kept().executables.load_archive(archive)
     answers.print(f"took in {len(taken)} entries", highlight=False)
 
 
-def _cache() -> Cache:
-    from compiler.cache import Cache
+def _kept() -> Kept:
+    from deploy.cache import Kept
     from runtime import flags
 
-    return Cache(flags.current().cache / "executables")
+    return Kept(flags.current().cache)

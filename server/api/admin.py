@@ -183,7 +183,7 @@ def router(context: Context) -> APIRouter:
 
     @routes.delete("/cache", responses=gives(Freed))
     async def clear_cache() -> Response:
-        """Remove the compiled models that no loaded model uses."""
+        """Remove the compiled models that no loaded model uses, with their packed weights."""
         if registry.cache is None:
             raise ApiError(CACHE_UNAVAILABLE, "this server was started without a cache of compiled models")
         used = frozenset(model.loaded.ready.signature for model in registry.models() if model.loaded is not None)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import tarfile
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import compiler.ops
-from compiler.cache import Cache, CacheError, Entry, Key, Range
+from compiler.cache import Cache, CacheError, Key, Range
 from compiler.driver import compile_module
 from compiler.ir.parser import parse
 from compiler.signature import key_of, signature
@@ -166,21 +165,6 @@ def test_half_an_entry_is_none(tmp_path: Path, executable: Executable) -> None:
 
 
 # --- house-keeping -------------------------------------------------------------------------------------------------------
-
-
-def aged(cache: Cache, path: Path, age_s: float) -> Entry:
-    then = time.time() - age_s
-    os.utime(path, (then, then))
-    return next(e for e in cache.entries() if e.path == path)
-
-
-def test_pruning_takes_the_longest_unused_first(tmp_path: Path, executable: Executable) -> None:
-    cache = Cache(tmp_path)
-    old, middle, new = (aged(cache, cache.store(key(text(u)), executable), age) for u, age in (("1", 900), ("2", 600), ("3", 300)))
-    assert [e.path for e in cache.prune(keep_bytes=2 * old.num_bytes)] == [old.path]
-    assert [e.path for e in cache.prune(keep_s=450)] == [middle.path]
-    assert [e.path for e in cache.entries()] == [new.path]
-    assert sorted(p.suffix for p in tmp_path.iterdir()) == [".json", ".rsx"]
 
 
 def test_an_archive_carries_entries_to_another_folder(tmp_path: Path, executable: Executable) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ from compiler.frontend.weights import open_safetensors
 from compiler.passes import lift_weights
 from compiler.target import NAMED, host
 from deploy import kinds, model
+from deploy.cache import Kept, Part
 from deploy.inspection import plan_load
 from deploy.kinds import kind_of
 from deploy.model import load_model
@@ -198,6 +200,21 @@ def test_the_second_load_comes_from_the_cache(folder_of: Callable[[str], Path], 
     second = load(folder_of("roberta"))
     assert (first.ready.cache_hit, second.ready.cache_hit) == (False, True)
     np.testing.assert_array_equal(embedded(first, [[5, 6, 7]]), embedded(second, [[5, 6, 7]]))
+
+
+def test_packed_weights_are_as_old_as_their_last_use(
+    folder_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("RELAXSERVE_CACHE", str(tmp_path))
+    load(folder_of("llama"), quantize="int8")
+    (packed,) = (item for item in Kept(tmp_path).items() if item.part is Part.WEIGHTS)
+    os.utime(packed.paths[0], (0, 0))
+    inode = packed.paths[0].stat().st_ino
+    load(folder_of("llama"), quantize="int8")
+    assert packed.paths[0].stat().st_mtime >= packed.used_s and packed.paths[0].stat().st_ino == inode
+    packed.paths[0].unlink()  # as `cache prune` would
+    load(folder_of("llama"), quantize="int8")
+    assert packed.paths[0].exists()
 
 
 def test_a_cache_that_cannot_be_written_is_named(folder_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

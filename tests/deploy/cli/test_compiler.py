@@ -14,6 +14,7 @@ from compiler.driver import compile_module
 from compiler.ir.errors import CompileError
 from compiler.ir.parser import parse
 from compiler.target import host
+from deploy.cache import Kept
 from deploy.cli import compiler as commands
 from deploy.cli.compiler import cache
 from deploy.model import compile_model
@@ -132,9 +133,33 @@ def test_cache_lists_exports_imports_and_prunes(tmp_path: Path) -> None:
         assert "wrote 1 entries" in printed("cache", "export", tmp_path / "all.tar")
     with flags.scope(cache=tmp_path / "there"):
         assert "took in 1 entries" in printed("cache", "import", tmp_path / "all.tar")
-        assert "removed 0 entries" in printed("cache", "prune", "--keep", "1G")
-        assert "removed 1 entries" in printed("cache", "prune")
+        for harmless in (("--keep", "1G"), ("--keep-days", "1"), ("--keep", "0", "--dry-run"), ()):
+            printed("cache", "prune", *harmless)
+            assert "n0 1..64" in printed("cache", "ls"), harmless
+        assert "compiled programs: removed 1, " in printed("cache", "prune", "--keep", "0")
         assert "n0" not in printed("cache", "ls")
+
+
+def test_cache_prune_says_what_went_per_kind(tmp_path: Path) -> None:
+    orphan = Kept(tmp_path).weights_of("0" * 32, "1" * 32)
+    orphan.parent.mkdir()
+    orphan.write_bytes(bytes(2000))
+    with flags.scope(cache=tmp_path):
+        for words, verb in ((("--dry-run",), "would remove"), ((), "removed")):
+            said = printed("cache", "prune", *words).splitlines()
+            assert said == [
+                f"compiled programs: {verb} none",
+                f"packed weights: {verb} 1, 2.0 KB",
+                f"leftovers of loads that were cut off: {verb} none",
+            ]
+    assert not orphan.exists()
+
+
+@pytest.mark.parametrize("words", [("--keep", "much"), ("--keep", "-1"), ("--keep-days", "-1"), ("--keep-days", "nan")])
+def test_cache_prune_refuses_what_is_no_amount(tmp_path: Path, words: tuple[str, ...]) -> None:
+    with flags.scope(cache=tmp_path):
+        result = call("cache", "prune", *words)
+    assert result.exit_code == 2 and words[1] in result.output
 
 
 def test_every_command_shows_examples() -> None:

@@ -1,0 +1,141 @@
+"""What is kept between starts, in one folder: compiled programs, and the weights as these read them.
+
+    executables/KEY-RANGES.rsx, .json   a compiled program, and the ranges that its plan covers (compiler/cache.py)
+    weights/KEY-CHECKPOINT.rsw          packed weights: what any program of the key made of one checkpoint (compiler/bind.py)
+
+A file is written beside its place under another name, and moved there when it is whole; what a killed load left of that is a leftover.
+A file may be removed while servers have it mapped: they keep what they read, and the next start makes it again.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+
+from compiler.cache import Cache
+from runtime import flags
+from runtime.errors import RuntimeFault
+from server.model import CachedModel
+
+WEIGHTS_SUFFIX = ".rsw"
+ABANDONED_S = 3600.0  # a load that still runs writes more often
+_OURS = re.compile(r"\.import-.+|\.?[0-9a-f]{32}-[0-9a-f]+\.(rsx|json|rsw)(\..+)?")
+
+
+class CannotRemove(RuntimeFault):
+    """A file of the folder that is not ours to remove."""
+
+
+class Part(StrEnum):
+    PROGRAM = "compiled programs"
+    WEIGHTS = "packed weights"
+    LEFTOVER = "leftovers of loads that were cut off"
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """What goes or stays as a whole."""
+
+    part: Part
+    paths: tuple[Path, ...]
+    key: str
+    num_bytes: int
+    used_s: float  # time of the last use
+
+
+class Kept:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.executables = Cache(folder / "executables")
+        self._weights = folder / "weights"
+
+    def weights_of(self, key: str, digest: str) -> Path:
+        """Where the prepared weights of one program and one checkpoint are."""
+        return self._weights / f"{key}-{digest[:32]}{WEIGHTS_SUFFIX}"
+
+    def items(self) -> list[Item]:
+        """Programs count as used when their weights are: a start reads both."""
+        weights = list(self._packed())
+        programs = list(self._programs())
+        for number, program in enumerate(programs):
+            used = (w.used_s for w in weights if w.key == program.key)
+            programs[number] = replace(program, used_s=max((program.used_s, *used)))
+        of_items = {path for item in (*weights, *programs) for path in item.paths}
+        return [*programs, *weights, *self._leftovers(of_items)]
+
+    def prune(self, *, keep_bytes: int | None = None, keep_s: float = 0.0, dry_run: bool = False) -> list[Item]:
+        """Remove what nothing can use: weights without a program, and leftovers. With `keep_bytes`, the longest unused as well, until the
+        rest fits; those used in the last `keep_s` seconds stay."""
+        items = self.items()
+        keys = {item.key for item in items if item.part is Part.PROGRAM}
+        going = [item for item in items if item.part is Part.LEFTOVER or item.key not in keys]
+        if keep_bytes is not None:
+            staying = sorted((item for item in items if item not in going), key=lambda item: (item.used_s, item.part is Part.PROGRAM))
+            total, now = sum(item.num_bytes for item in staying), time.time()
+            for item in staying:
+                if total <= keep_bytes or now - item.used_s < keep_s:
+                    break
+                going.append(item)
+                total -= item.num_bytes
+        if not dry_run:
+            _remove(going)
+        return going
+
+    # --- as the administration sees it, by signature -----------------------------------------------------------------------
+
+    def entries(self) -> list[CachedModel]:
+        return [CachedModel(entry.key, entry.num_bytes, entry.used_s) for entry in self.executables.entries()]
+
+    def clear(self, *, keep: frozenset[str]) -> int:
+        unused = [item for item in self.items() if item.key not in keep]
+        _remove(unused)
+        return sum(item.num_bytes for item in unused)
+
+    # --- what lies where ---------------------------------------------------------------------------------------------------
+
+    def _programs(self) -> Iterator[Item]:
+        for entry in self.executables.entries():
+            yield Item(Part.PROGRAM, (entry.path, entry.path.with_suffix(".json")), entry.key, entry.num_bytes, entry.used_s)
+
+    def _packed(self) -> Iterator[Item]:
+        for path in sorted(self._weights.glob(f"*{WEIGHTS_SUFFIX}")):
+            if _OURS.fullmatch(path.name):
+                with suppress(FileNotFoundError):  # another process removed it
+                    status = path.stat()
+                    yield Item(Part.WEIGHTS, (path,), path.name.split("-")[0], status.st_size, status.st_mtime)
+
+    def _leftovers(self, of_items: set[Path]) -> Iterator[Item]:
+        now = time.time()
+        for path in (*self.executables.folder.glob("*"), *self._weights.glob("*")):
+            if path not in of_items and _OURS.fullmatch(path.name):
+                with suppress(FileNotFoundError):
+                    status = path.stat()
+                    if now - status.st_mtime > ABANDONED_S:
+                        yield Item(Part.LEFTOVER, (path,), "", _num_bytes(path), status.st_mtime)
+
+
+def kept() -> Kept | None:
+    """Where this process keeps things, if it does."""
+    switches = flags.current()
+    return None if switches.no_cache else Kept(switches.cache)
+
+
+def _num_bytes(path: Path) -> int:
+    return sum(file.stat().st_size for file in path.rglob("*")) if path.is_dir() else path.stat().st_size
+
+
+def _remove(items: Sequence[Item]) -> None:
+    for path in (path for item in items for path in item.paths):
+        try:
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+        except OSError as error:
+            raise CannotRemove(f"{path} cannot be removed: {error.strerror}; do it as the user that owns the folder") from error

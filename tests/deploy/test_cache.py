@@ -1,0 +1,166 @@
+"""The folder of what is kept between starts: what of it may go, and that nothing goes which a load still writes."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from compiler.cache import Cache, Key, Range
+from deploy.cache import ABANDONED_S, CannotRemove, Item, Kept, Part
+from runtime import sections
+from runtime.executable import Executable, ExecutableMeta
+
+KEYS = [digit * 32 for digit in "abc"]
+DIGEST = "1" * 32
+SIZE = 10_000  # of packed weights here; programs are smaller
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Kept:
+    return Kept(tmp_path)
+
+
+def program(kept: Kept, key: str, *, upper: int = 8, age_s: float = 0.0) -> Path:
+    executable = Executable(ExecutableMeta("none", {}, (), ()), b"", [], {})
+    return aged(kept.executables.store(Key(key, {"main": {"n0": Range(0, upper, 1)}}), executable), age_s)
+
+
+def weights(kept: Kept, key: str, digest: str = DIGEST, *, age_s: float = 0.0) -> Path:
+    path = kept.weights_of(key, digest)
+    sections.write(path, {"w": bytes(SIZE)})
+    return aged(path, age_s)
+
+
+def aged(path: Path, age_s: float) -> Path:
+    os.utime(path, (then := time.time() - age_s, then))
+    return path
+
+
+def names(items: list[Item]) -> list[str]:
+    return [item.paths[0].name for item in items]
+
+
+def files(kept: Kept) -> set[str]:
+    return {path.name for path in kept.folder.rglob("*") if path.is_file()}
+
+
+def test_weights_go_with_the_last_program_that_reads_them(kept: Kept) -> None:
+    narrow, wide = program(kept, KEYS[0]), program(kept, KEYS[0], upper=16)
+    packed, orphan = weights(kept, KEYS[0]), weights(kept, KEYS[1])
+    assert names(kept.prune()) == [orphan.name] and packed.exists() and not orphan.exists()
+    narrow.unlink()
+    assert packed.name not in names(kept.prune())
+    wide.unlink()
+    assert packed.name in names(kept.prune())
+
+
+def test_a_dry_run_says_the_same_and_does_nothing(kept: Kept) -> None:
+    program(kept, KEYS[0], age_s=100)
+    weights(kept, KEYS[0], age_s=100)
+    weights(kept, KEYS[1])
+    before = files(kept)
+    for options in ({}, {"keep_bytes": SIZE}, {"keep_bytes": 0}, {"keep_bytes": 0, "keep_s": 50.0}):
+        said = kept.prune(**options, dry_run=True)
+        assert said and files(kept) == before
+    assert kept.prune(keep_bytes=0, keep_s=50.0) == said
+
+
+def test_the_longest_unused_goes_first_of_either_kind(kept: Kept) -> None:
+    programs = [program(kept, key, age_s=1000) for key in KEYS]
+    packed = [weights(kept, key, age_s=age) for key, age in zip(KEYS, (900, 600, 300), strict=True)]
+    small = sum(path.stat().st_size for path in programs)
+    size = packed[0].stat().st_size
+    assert kept.prune(keep_bytes=3 * size + small) == []
+    assert names(kept.prune(keep_bytes=2 * size + small)) == [packed[0].name], "its program is as young, and small"
+    assert names(kept.prune(keep_bytes=0, keep_s=700)) == [programs[0].name]
+    assert names(kept.prune(keep_bytes=0, keep_s=450)) == [packed[1].name, programs[1].name]
+    assert names(kept.prune(keep_bytes=0)) == [packed[2].name, programs[2].name]
+    assert files(kept) == set()
+
+
+def test_of_many_checkpoints_of_a_program_the_unused_go(kept: Kept) -> None:
+    """As it is after a model was trained anew and replaced a few times."""
+    path = program(kept, KEYS[0], age_s=1)
+    packed = [weights(kept, KEYS[0], str(i) * 32, age_s=100 * (i + 1)) for i in range(4)]
+    assert set(names(kept.prune(keep_bytes=0, keep_s=150))) == {p.name for p in packed[1:]}
+    assert packed[0].exists() and path.exists()
+
+
+def test_what_a_load_is_writing_stays_and_what_it_left_long_ago_goes(kept: Kept) -> None:
+    program(kept, KEYS[0])
+    with sections.writing(kept.weights_of(KEYS[0], DIGEST), {"w": SIZE}) as put:
+        assert kept.prune() == []
+        (half,) = kept.weights_of(KEYS[0], DIGEST).parent.iterdir()
+        put("w", memoryview(bytes(SIZE)))
+    assert not half.exists() and kept.prune() == []
+    half.write_bytes(bytes(10))
+    without_ranges = kept.executables.folder / f"{KEYS[1]}-00000000.rsx"
+    without_ranges.write_bytes(bytes(10))
+    cut_import = kept.executables.folder / ".import-abc"
+    cut_import.mkdir()
+    (cut_import / "x").write_bytes(bytes(10))
+    assert kept.prune() == []
+    for path in (half, without_ranges, cut_import):
+        aged(path, 2 * ABANDONED_S)
+    gone = kept.prune()
+    assert {item.part for item in gone} == {Part.LEFTOVER} and sum(item.num_bytes for item in gone) == 30
+    assert not (half.exists() or without_ranges.exists() or cut_import.exists())
+    assert len(list(kept.executables.entries())) == 1
+
+
+def test_what_is_not_ours_stays(kept: Kept) -> None:
+    program(kept, KEYS[0])
+    weights(kept, KEYS[0])
+    for folder in (kept.executables.folder, kept.weights_of(KEYS[0], DIGEST).parent):
+        for name in ("notes.txt", ".hidden", "mine.rsw"):
+            (folder / name).touch()
+            aged(folder / name, 2 * ABANDONED_S)
+    kept.prune(keep_bytes=0)
+    assert files(kept) == {"notes.txt", ".hidden", "mine.rsw"}
+
+
+def test_what_is_mapped_is_read_on(kept: Kept) -> None:
+    program(kept, KEYS[0])
+    path = kept.weights_of(KEYS[0], DIGEST)
+    sections.write(path, {"w": np.arange(5000, dtype=np.int64).tobytes()})
+    mapped = np.frombuffer(sections.SectionFile(path).read("w", verify=False), np.int64)
+    kept.prune(keep_bytes=0)
+    assert not path.exists() and mapped.sum() == 5000 * 4999 // 2
+
+
+def test_the_administration_clears_weights_too(kept: Kept) -> None:
+    for key in KEYS:
+        program(kept, key)
+        weights(kept, key)
+    staying = {path.name for path in kept.folder.rglob(f"{KEYS[1]}*")}
+    assert kept.clear(keep=frozenset({KEYS[1]})) > 2 * SIZE
+    assert files(kept) == staying and len(staying) == 3
+
+
+def test_an_empty_folder_has_nothing(tmp_path: Path) -> None:
+    nowhere = Kept(tmp_path / "nowhere")
+    assert nowhere.items() == [] == nowhere.prune(keep_bytes=0) and not nowhere.folder.exists()
+
+
+def test_who_may_not_remove_is_told(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    program(kept, KEYS[0])
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    with pytest.raises(CannotRemove, match=r"rsx cannot be removed: Permission denied; do it as the user that owns the folder"):
+        kept.prune(keep_bytes=0)
+
+
+def test_an_import_that_is_cut_off_is_known(kept: Kept, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    seen: list[Path] = []
+    monkeypatch.setattr(Cache, "entries", lambda self, _="": seen.append(self.folder) or iter(()))
+    program(kept, KEYS[0])
+    kept.executables.export(tmp_path / "all.tar", [])
+    kept.executables.load_archive(tmp_path / "all.tar")
+    assert seen[0].parent == kept.executables.folder and seen[0].name.startswith(".import-")
