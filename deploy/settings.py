@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 import yaml
 
+from deploy import demo
 from runtime.flags import SWITCHES
 from server.settings import ServerSettings, SettingsError
 from server.state import ModelSpec
@@ -249,11 +250,13 @@ def _spec(entry: object, where: str) -> ModelSpec:
 
 
 def model_spec(text: str) -> ModelSpec:
-    """`PATH_OR_ID[=NAME]`. A path is made absolute, for the state file outlives this working directory."""
+    """`PATH_OR_ID[=NAME]`, or `demo`. A path is made absolute, for the state file outlives this working directory."""
     source, _, name = text.partition("=")
     if not source:
         raise SettingsError(f"model {text!r} has no source; expected PATH_OR_ID[=NAME]")
     path = Path(source).expanduser()
+    if source == demo.NAME and not path.exists():
+        return ModelSpec(name or demo.NAME, str(demo.MODEL))
     if source[0] in "/.~" and not path.exists():
         raise SettingsError(f"model {source!r} does not exist; expected a folder, a .gguf file, or a hub id as ORGANISATION/NAME")
     resolved = path.resolve()

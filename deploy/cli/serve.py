@@ -139,7 +139,7 @@ FORM: dict[str, Any] = {
 
 def _with_options(function: Callable[..., None]) -> Callable[..., None]:
     """The function under a signature that typer reads: a parameter per setting."""
-    model = Annotated[list[str] | None, typer.Option(help="PATH_OR_ID[=NAME]; may be repeated.", metavar="SOURCE")]
+    model = Annotated[list[str] | None, typer.Option(help="PATH_OR_ID[=NAME], or 'demo'; may be repeated.", metavar="SOURCE")]
     config = Annotated[Path | None, typer.Option(help=f"YAML file with settings and models. [{PREFIX}CONFIG]", metavar="FILE")]
     annotations = {"model": model, "config": config} | FORM | {s.name: _annotation(s) for s in SETTINGS if s.in_arguments}
     parameters = [

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from deploy import demo
 from deploy.settings import model_spec, num_bytes
 from server.messages import Load
 from server.state import LEAST_CONTEXT, MOST_SEQUENCES
@@ -24,8 +22,6 @@ KvCacheBytes = Annotated[str | None, typer.Option(help="Memory for keys and valu
 def load_of(
     source: str, quantize: str, max_context: int | None, max_batch: int, kv_cache_bytes: str | None, kv_dtype: str, target: str
 ) -> Load:
-    if source == demo.NAME and not Path(source).exists():
-        source = f"{demo.MODEL}={demo.NAME}"
     try:
         size = None if kv_cache_bytes is None else num_bytes(kv_cache_bytes)
     except ValueError:

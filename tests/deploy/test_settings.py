@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from deploy import demo
 from deploy.settings import SETTINGS, gather, model_spec, num_bytes, parse
 from server.settings import ServerSettings, SettingsError
 
@@ -69,6 +70,9 @@ def test_a_path_becomes_absolute_and_is_named_by_its_folder(tmp_path: Path, monk
     assert model_spec("qwen").source == str(tmp_path / "qwen")
     assert model_spec("./qwen/=q").name == "q"
     assert model_spec("qwen/").name == "qwen"
+    assert (model_spec("demo").name, model_spec("demo=d").name, model_spec("demo").source) == ("demo", "d", str(demo.MODEL))
+    (tmp_path / "demo").mkdir()
+    assert model_spec("demo").source == str(tmp_path / "demo"), "a folder of that name comes first"
     assert (model_spec("org/name").name, model_spec("org/name").source) == ("name", "org/name")
 
 
