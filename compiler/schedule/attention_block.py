@@ -93,7 +93,7 @@ class Kernel:
             return Store(w.sums, (row, lane), plus(Load(w.sums, (row, lane)), reduce(plus, found)))
 
         def decoded(column: Column, lane: Dim) -> Stmt:
-            return Store(w.weights, (row, column.place, lane), mul(score(column, lane), self.scale(column, 1, lane)))
+            return Store(w.scores, (row, column.place, lane), mul(score(column, lane), self.scale(column, 1, lane)))
 
         def each_page(body: Callable[[Column, Dim], Stmt]) -> list[Stmt]:
             return [lanes(PAGE, lambda lane, column=column: body(column, lane)) for column in block]

@@ -26,8 +26,8 @@ class Rows:
     """What is known about the rows at hand."""
 
     queries: Buffer  # [rows, size], scaled
-    scores: Buffer  # [rows, pages, PAGE]: of the pages at hand
-    weights: Buffer  # what becomes of them, in their place, or apart where bf16 are multiplied
+    scores: Buffer  # [rows, pages, PAGE]: of the pages at hand; weights take their place
+    rounded: Buffer | None  # weights, where they are rounded before they are multiplied
     top: Buffer  # [rows, PAGE]: the largest score so far, in every lane
     sums: Buffer  # [rows, PAGE]: of the weights so far, a lane per place in a page
     values: Buffer  # [rows, parts, width]: weighted, so far
@@ -35,19 +35,24 @@ class Rows:
     @staticmethod
     def of(count: int, pages: int, size: int, width: int, factors: DType) -> Rows:
         """`factors`: the type of what pages are multiplied by."""
-        scores = local("scores", count, pages, PAGE)
         return Rows(
             local("queries", count, size, dtype=factors),
-            scores,
-            scores if factors is F32 else local("weights", count, pages, PAGE, dtype=factors),
+            local("scores", count, pages, PAGE),
+            None if factors is F32 else local("weights", count, pages, PAGE, dtype=factors),
             local("top", count, PAGE),
             local("sums", count, PAGE),
             local("values", count, size // width, width),
         )
 
     @property
+    def weights(self) -> Buffer:
+        """What values are multiplied by."""
+        return self.scores if self.rounded is None else self.rounded
+
+    @property
     def buffers(self) -> tuple[Buffer, ...]:
-        return tuple(dict.fromkeys((self.queries, self.scores, self.weights, self.top, self.sums, self.values)))
+        rounded = () if self.rounded is None else (self.rounded,)
+        return self.queries, self.scores, *rounded, self.top, self.sums, self.values
 
     def clear(self, row: Dim) -> Stmt:
         def filled(buffer: Buffer, value: float, *at: Dim) -> Stmt:

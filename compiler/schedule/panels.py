@@ -43,6 +43,23 @@ Across = Callable[[dict[DimVar, Dim], Dim, Dim], Stmt]
 
 
 @dataclass(frozen=True, slots=True)
+class Height:
+    """The tiles of `rows` rows in a block of rows: one below the other from `first` on, or one at the most."""
+
+    rows: int
+    first: Dim
+    count: Dim
+    is_rest: bool
+
+    def each(self, tile: Callable[[Dim], Stmt]) -> Stmt:
+        """`tile(first row)`"""
+        return tile(self.first) if self.is_rest else loop("io", self.count, lambda io: tile(self.first + io * self.rows))
+
+    def when_any(self, body: Stmt) -> Stmt:
+        return when(below(0, self.count), body)
+
+
+@dataclass(frozen=True, slots=True)
 class Panels:
     """The innermost axis of `nest` in panels of `columns`; `row_axis`, if there is one, in tiles of at most `rows`, a power of two."""
 
@@ -95,25 +112,23 @@ class Panels:
         return parallel("p", product_of([e for _, e in outer]) * groups * blocks, item)
 
     def _block(self, kernel: Kernel, several: Several, across: Across | None, claim: Claim, span: tuple[Dim, Dim]) -> Stmt:
-        (first, end), most = span, self.rows
-        full = several(claim, first, most, (end - first) // most)
+        full, *rests = self.heights(*span)
 
-        def rest(start: Dim, size: int) -> Stmt:
-            tail = claim.each(lambda panel: kernel(claim.point, panel, start, size))
-            if size == 1 and across is not None:
-                return when(below(self.abreast - 1, claim.num_panels), across(claim.point, claim.panel, start), tail)
+        def rest(height: Height) -> Stmt:
+            tail = claim.each(lambda panel: kernel(claim.point, panel, height.first, height.rows))
+            if height.rows == 1 and across is not None:
+                return when(below(self.abreast - 1, claim.num_panels), across(claim.point, claim.panel, height.first), tail)
             return tail
 
-        return seq(full, *self.rests(first, end, rest))
+        return seq(several(claim, full.first, full.rows, full.count), *(height.when_any(rest(height)) for height in rests))
 
-    def rests(self, first: Dim, end: Dim, rest: Callable[[Dim, int], Stmt]) -> list[Stmt]:
-        """Of the rows that fill no tile: `rest(start, size)` for the powers of two that make them up."""
-        left = (end - first) % self.rows
-        return [
-            when(below(0, there), rest(end - left + left // (2 * size) * (2 * size), size)) for size, there in self.heights(first, end)[1:]
-        ]
+    def heights(self, first: Dim, end: Dim) -> list[Height]:
+        """Whole tiles, then the powers of two that make up the rows that fill none."""
+        count = end - first
+        left = count % self.rows
 
-    def heights(self, first: Dim, end: Dim) -> list[tuple[int, Dim]]:
-        """Of tiles, and how many there are of each: one or none, but for the first."""
-        count, sizes = end - first, [1 << bit for bit in reversed(range(self.rows.bit_length() - 1))]
-        return [(self.rows, count // self.rows), *((size, count % self.rows // size % 2) for size in sizes)]
+        def rest(rows: int) -> Height:
+            return Height(rows, end - left + left // (2 * rows) * (2 * rows), left // rows % 2, True)
+
+        sizes = [1 << bit for bit in reversed(range(self.rows.bit_length() - 1))]
+        return [Height(self.rows, first, count // self.rows, False), *map(rest, sizes)]

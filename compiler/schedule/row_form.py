@@ -74,26 +74,37 @@ def _whole_rows(nests: Sequence[PerfectNest], temporaries: tuple[Buffer, ...]) -
 
 def _rows_in_parts(nests: Sequence[PerfectNest], temporaries: tuple[Buffer, ...]) -> RowProgram | None:
     """Stages of a whole row, the last of which writes a line of values, then stages of its parts: a norm, and the rounding of groups."""
-    ends = [i for i, n in enumerate(nests) if n.store.buffer in temporaries and len(n.axes) > 1 and not reduces_in(n.store.value)]
-    for end in ends:
-        line = nests[end].store.buffer
-        rank, length = len(line.shape) - 1, line.shape[-1]
-        if not length.is_const or length.const > LONGEST_LINE:
-            continue
-        own = Buffer(line.name, (length,), line.dtype, Scope.LOCAL)
-        numbers = tuple(t for t in temporaries if t is not line)
-        found = [_with_own_line(n, line, own, rank) for n in nests]
-        kept = [n for n in found if n is not None]
-        made, used = {n.store.buffer for n in nests[: end + 1]}, {n.store.buffer for n in nests[end + 1 :]}
-        whole = _whole_rows(kept[: end + 1], tuple(t for t in numbers if t in made)) if len(kept) == len(nests) else None
-        parts = whole and _whole_rows(kept[end + 1 :], tuple(t for t in numbers if t in used))
-        if whole and parts and [e for _, e in parts.row[:-1]] == [e for _, e in whole.row] and len(whole.row) == rank:
-            return replace(whole, line=own, parts=parts)
+    for i, nest in enumerate(nests):
+        if nest.store.buffer in temporaries and len(nest.axes) > 1 and not reduces_in(nest.store.value):
+            program = _parted(nests[: i + 1], nests[i + 1 :], temporaries)
+            if program is not None:
+                return program
     return None
 
 
-def _with_own_line(nest: PerfectNest, line: Buffer, own: Buffer, rank: int) -> PerfectNest | None:
+def _parted(before: Sequence[PerfectNest], behind: Sequence[PerfectNest], temporaries: tuple[Buffer, ...]) -> RowProgram | None:
+    """The last stage of those `before` writes the line, in place of which each thread gets one of its own."""
+    line = before[-1].store.buffer
+    length = line.shape[-1]
+    if not length.is_const or length.const > LONGEST_LINE:
+        return None
+    own = Buffer(line.name, (length,), line.dtype, Scope.LOCAL)
+
+    def rows_of(nests: Sequence[PerfectNest]) -> RowProgram | None:
+        moved = [n for nest in nests if (n := _with_own_line(nest, line, own)) is not None]
+        written = {n.store.buffer for n in moved}
+        return _whole_rows(moved, tuple(t for t in temporaries if t in written)) if len(moved) == len(nests) else None
+
+    whole, parts = rows_of(before), rows_of(behind)
+    if whole is None or parts is None or len(whole.row) != len(line.shape) - 1:
+        return None
+    same_rows = [extent for _, extent in parts.row[:-1]] == [extent for _, extent in whole.row]
+    return replace(whole, line=own, parts=parts) if same_rows else None
+
+
+def _with_own_line(nest: PerfectNest, line: Buffer, own: Buffer) -> PerfectNest | None:
     """The nest on a line of its own, where it keeps to its own row."""
+    rank = len(line.shape) - 1
     places = [s.indices for s in (nest.store, *loads(nest.store)) if s.buffer is line]
     if any(at[:rank] != tuple(map(Dim.of, nest.vars[:rank])) for at in places):
         return None

@@ -9,7 +9,6 @@ Tiles without a row that is fine leave the second plane out. Its sums are read i
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from compiler.ir.dims import Dim, DimVar, dim_min
@@ -22,7 +21,7 @@ from compiler.schedule.blocks import Blocks, Later, Part
 from compiler.schedule.integer import number_of
 from compiler.schedule.integer_form import GroupedSum, IntegerProduct, Plane, is_second, match_integer
 from compiler.schedule.nests import allocated, below, loop, seq, when, zero
-from compiler.schedule.panels import Claim, Panels
+from compiler.schedule.panels import Claim, Height, Panels
 from compiler.schedule.pieces import local
 from compiler.schedule.spot import Spot, TileShape
 
@@ -123,18 +122,11 @@ class _Block:
 
     def body(self) -> Stmt:
         heights = self.panels.heights(self.first, self.end)
-        counted = self.each_tile(self.counted)
-        told = [when(below(0, there), self.told(rows)) for rows, there in heights]
+        counted = [h.when_any(h.each(lambda row, h=h: self.counted(row, h.rows))) for h in heights]
+        told = [h.when_any(self.told(h.rows)) for h in heights]
         finished = loop("m", self.end - self.first, lambda m: self.claim.each(lambda panel: self.finished(panel, m)))
         buffers = [b for s in self.sums for b in (s.exact, s.wide, s.num_planes)]
-        return allocated(buffers, seq(counted, *told, self.blocks.parts(self.claim, self.through), finished))
-
-    def each_tile(self, tile: Callable[[Dim, int], Stmt], before: Callable[[int], Stmt] = lambda _: seq()) -> Stmt:
-        """`tile(row, rows)`, and `before(rows)` for each height."""
-        first, most, count = self.first, self.panels.rows, (self.end - self.first) // self.panels.rows
-        several = seq(before(most), loop("io", count, lambda io: tile(first + io * most, most)))
-        rests = self.panels.rests(first, self.end, lambda row, rows: seq(before(rows), tile(row, rows)))
-        return seq(when(below(0, count), several), *rests)
+        return allocated(buffers, seq(*counted, *told, self.blocks.parts(self.claim, self.through), finished))
 
     def counted(self, row: Dim, rows: int) -> Stmt:
         """The planes of a tile: its second one where a row is fine."""
@@ -147,16 +139,14 @@ class _Block:
         return seq(*(Store(s.num_planes, (row - self.first,), number(s)) for s in self.sums))
 
     def through(self, panel: Dim, part: Part, later: Later) -> Stmt:
-        several = sum((dim_min(there, 1) for _, there in self.panels.heights(self.first, self.end)), Dim.of(0))
+        heights = self.panels.heights(self.first, self.end)
+        num_heights = sum((dim_min(h.count, 1) for h in heights), Dim.of(0))
 
-        def again(rows: int) -> Stmt:
-            """A height has to be told again where there are others between."""
-            return when(below(1, several), self.told(rows))
+        def tiles(h: Height) -> Stmt:
+            told_again = when(below(1, num_heights), self.told(h.rows))  # others came between
+            return seq(told_again, h.each(lambda row: seq(*(self.planes(s, self.spot(panel, row, h.rows), part) for s in self.sums))))
 
-        def tiles(row: Dim, rows: int) -> Stmt:
-            return seq(*(self.planes(s, self.spot(panel, row, rows), part) for s in self.sums))
-
-        return seq(*(self.widened(s, panel, part, later) for s in self.sums), self.each_tile(tiles, again))
+        return seq(*(self.widened(s, panel, part, later) for s in self.sums), *(h.when_any(tiles(h)) for h in heights))
 
     def spot(self, panel: Dim, row: Dim, rows: int) -> Spot:
         return Spot(self.product.nest, self.product.row_axis, replace(self.tile.shape, rows=rows), self.claim.point, panel, row)
