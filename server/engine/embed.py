@@ -1,5 +1,5 @@
 """Texts to vectors by an encoder: whole texts, batched by tokens, in the same turns between keys as generation. A decoder's texts are
-prompts of the engine (see `loop.Engine.embed`)."""
+prompts of the engine (see `requests.Requests.embed`)."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ class OverlappedEngine(Engine):
         self._is_planned = False  # the scheduler's open plan is the next step's
 
     def step(self) -> bool:
-        self._admit()
+        self._requests.admit()
         plan = self._next_plan()
         if not plan.items:
             self._publish()
@@ -45,7 +45,7 @@ class OverlappedEngine(Engine):
 
     def _prepare(self, plan: Plan) -> dict[Sequence, Bitmask]:
         self._publish()
-        self._admit()
+        self._requests.admit()
         masks = self._masks(plan)
         self.scheduler.schedule()
         self._is_planned = True

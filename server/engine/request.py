@@ -105,6 +105,34 @@ class Sequence:
             return len(self.prompt_logprobs) - 1
         return self.num_known - 1
 
+    def append(self, token_id: int) -> FinishReason | None:
+        """Why it ends with this token, if it does; a stop token is no part of it."""
+        if token_id in self.row.ender_ids and not self.row.holds_back_end:
+            self.stop_token_id = token_id
+            return FinishReason.STOP
+        self.token_ids.append(token_id)
+        self.row.advance(token_id)
+        if self.matcher is not None:
+            self.matcher.advance([token_id])
+            if self.matcher.is_complete:
+                return FinishReason.STOP
+        return FinishReason.LENGTH if self.num_known >= self.max_len else None
+
+    def follow(self) -> tuple[list[int], FinishReason | None]:
+        """Append what the grammar forces, without running the model. Only where drawing could give nothing else: with
+        log-probabilities wanted, other tokens banned or a stop token in the way, the model's step decides."""
+        joined: list[int] = []
+        if self.matcher is None or not self.row.is_plain or self.row.params.logprobs is not None or self.prompt_logprobs is not None:
+            return joined, None
+        for token_id in self.matcher.forced():
+            if token_id in self.row.ender_ids:
+                break
+            joined.append(token_id)
+            reason = self.append(token_id)
+            if reason is not None:
+                return joined, reason
+        return joined, None
+
     def check(self) -> None:
         assert 0 <= self.num_reused <= self.num_computed <= self.num_tokens, self
         assert self.num_prompt <= self.num_known <= self.max_len, self

@@ -100,6 +100,13 @@ class Rig:
         self.engine.check_integrity()
         return ran
 
+    def until(self, condition: Callable[[], object], max_steps: int = 500) -> None:
+        for _ in range(max_steps):
+            if condition():
+                return
+            self.step()
+        raise AssertionError(f"not reached in {max_steps} steps")
+
     def run(self, submits: Iterable[Submit] = (), *, per_step: int = 1_000_000, max_steps: int = 20_000) -> dict[tuple[str, int], Outcome]:
         """To the end. While a constraint is being compiled there is nothing to step, however long that takes here."""
         arriving, num_steps, end = deque(submits), 0, time.monotonic() + 120

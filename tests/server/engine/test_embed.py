@@ -163,7 +163,8 @@ def test_a_text_that_ends_early_leaves_nothing(rig, engine) -> None:
         for _ in range(num_steps):
             one.step()
         one.engine.abort(Abort("aborted"))
-        one.engine._deadlines = [(0.0, arrival, name) for _, arrival, name in one.engine._deadlines]
+        deadlines = one.engine._requests._deadlines
+        deadlines[:] = [(0.0, arrival, name) for _, arrival, name in deadlines]
         one.run()
         assert "kept" in one.embedded and set(one.failed) <= {"expired"}
         assert num_steps > 3 or one.failed["expired"].code == "deadline_exceeded"

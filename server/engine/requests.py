@@ -1,0 +1,244 @@
+"""The requests that the engine has: how they come, wait for their constraints, take in what is drawn, and end.
+
+Of the step that computes them nothing is known here. Whatever ends a request gives its pages back at once, and says the last word of it.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.step import StepLimits
+from server.engine.constrain import ConstraintCompiler, Pending
+from server.engine.embed import embedding_of
+from server.engine.intake import open_request, open_text, row_behind
+from server.engine.lazy import LazyMatcher
+from server.engine.matcher import ConstraintError
+from server.engine.outbox import Outbox
+from server.engine.request import Request, Sequence, Stage
+from server.engine.sampler import Drawn
+from server.engine.scheduler import Scheduler
+from server.handle import RequestError
+from server.messages import Abort, Embed, Failed, FinishReason, Submit, TokenEvent, TokenLogprob
+
+
+class Requests:
+    def __init__(
+        self,
+        limits: StepLimits,
+        scheduler: Scheduler,
+        outbox: Outbox,
+        *,
+        eos_ids: tuple[int, ...],
+        constraints: ConstraintCompiler | None,
+        clock: Callable[[], float],
+    ) -> None:
+        """`clock`: of deadlines."""
+        self.living: dict[str, Request] = {}
+        self._limits = limits
+        self._scheduler = scheduler
+        self._outbox = outbox
+        self._eos_ids = eos_ids
+        self._constraints = constraints
+        self._clock = clock
+        self._compiling: dict[Sequence, Pending] = {}
+        self._deadlines: list[tuple[float, int, str]] = []  # ids only: it outlives the requests
+        self._num_arrived = 0
+
+    @property
+    def sequences(self) -> Iterator[Sequence]:
+        return (seq for request in self.living.values() for seq in request.sequences)
+
+    # --- how they come ---------------------------------------------------------------------------------------------------
+
+    def submit(self, submit: Submit) -> None:
+        try:
+            request = self._open(submit)
+        except RequestError as error:
+            self._outbox.send(Failed(submit.request_id, error.code, error.message))
+            return
+        self._enter(request)
+        for seq in request.sequences:
+            if seq.stage is not Stage.FINISHED and seq.num_known >= seq.max_len:
+                self._end(seq, FinishReason.LENGTH)
+        if not any(seq.stage is Stage.COMPILING for seq in request.sequences):
+            self._scheduler.add(request)
+
+    def embed(self, embed: Embed) -> None:
+        try:
+            self._require_new(embed.request_id)
+            request = open_text(embed, self._num_arrived, limits=self._limits)
+        except RequestError as error:
+            self._outbox.send(Failed(embed.request_id, error.code, error.message))
+            return
+        self._enter(request)
+        self._scheduler.add(request)
+
+    def _open(self, submit: Submit) -> Request:
+        self._require_new(submit.request_id)
+        request = open_request(submit, self._num_arrived, limits=self._limits, eos_ids=self._eos_ids)
+        constraint = submit.params.constraint
+        if constraint is None or (constraint.trigger is not None and self._constraints is None):
+            return request
+        if self._constraints is None:
+            raise RequestError("invalid_schema", "this model was loaded without a tokenizer, which constraints need")
+        for seq in request.sequences:
+            if seq.stage is Stage.WAITING:
+                seq.stage = Stage.COMPILING
+                self._compiling[seq] = self._constraints.compile(constraint)
+        return request
+
+    def _require_new(self, request_id: str) -> None:
+        if request_id in self.living:
+            raise RequestError("generation_failed", f"request_id {request_id} is running already")
+
+    def _enter(self, request: Request) -> None:
+        submit = request.submit
+        self._num_arrived += 1
+        self.living[submit.request_id] = request
+        if submit.deadline is not None:
+            heapq.heappush(self._deadlines, (submit.deadline, request.arrival, submit.request_id))
+
+    def admit(self) -> None:
+        """Let compiled constraints in and expired requests out."""
+        now = self._clock()
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, arrival, request_id = heapq.heappop(self._deadlines)
+            request = self.living.get(request_id)
+            for seq in request.sequences if request is not None and request.arrival == arrival else ():
+                self._end(seq, FinishReason.DEADLINE)
+        for seq, pending in list(self._compiling.items()):
+            if seq not in self._compiling:
+                continue  # its request has just failed
+            try:
+                seq.matcher = pending.poll()
+                if seq.matcher is not None:
+                    self._constrain(seq)
+            except ConstraintError as error:
+                self.fail(seq.request, "invalid_schema", str(error))
+
+    def _constrain(self, seq: Sequence) -> None:
+        """The constraint is there: follow what was emitted before; when the last choice has its own, the request may run."""
+        assert seq.matcher is not None
+        del self._compiling[seq]
+        seq.stage = Stage.WAITING
+        seq.matcher.advance(seq.token_ids[seq.num_prompt :])
+        if seq.choosing is not None:
+            seq.choosing.let_go()  # as the former worker did, or it would have told nobody of these tokens
+        self._tell(seq, *seq.follow())
+        if not any(other.stage is Stage.COMPILING for other in seq.request.sequences):
+            self._scheduler.add(seq.request)
+
+    # --- what becomes of a token -----------------------------------------------------------------------------------------
+
+    def take(self, seq: Sequence, drawn: Drawn) -> None:
+        if drawn.error is not None and isinstance(seq.matcher, LazyMatcher) and seq.matcher.let_go():
+            self._take_back(seq, 0)  # what was banned left nothing to draw: an offer is not worth a failure
+            return
+        if drawn.error is not None:
+            self.fail(seq.request, drawn.error.code, str(drawn.error))
+            return
+        if seq.choosing is not None and seq.choosing.refuses(drawn.token_id):
+            self._take_back(seq, seq.choosing.take_back())
+            return
+        reason = seq.append(drawn.token_id)
+        joined = [] if seq.stop_token_id is not None else [drawn.token_id]
+        if reason is None:
+            forced, reason = seq.follow()
+            joined += forced
+        self._tell(seq, joined, reason, () if drawn.logprob is None else (drawn.logprob,))
+
+    def _take_back(self, seq: Sequence, num_tokens: int) -> None:
+        """Its last tokens lead nowhere, and nobody was told of them: go on from before them."""
+        self._scheduler.take_back(seq, num_tokens)
+        seq.untold_ids = seq.untold_ids[: len(seq.untold_ids) - num_tokens]
+        seq.untold_logprobs = seq.untold_logprobs[: len(seq.untold_ids)]
+        seq.row = row_behind(seq.request.submit, seq.choice, seq.token_ids[seq.num_prompt :], self._eos_ids)
+        self._tell(seq, *seq.follow())
+
+    def _tell(
+        self,
+        seq: Sequence,
+        token_ids: list[int],
+        reason: FinishReason | None,
+        logprobs: tuple[TokenLogprob, ...] = (),
+    ) -> None:
+        token_ids, logprobs = [*seq.untold_ids, *token_ids], (*seq.untold_logprobs, *logprobs)
+        if reason is None and seq.choosing is not None:
+            seq.untold_ids, seq.untold_logprobs = token_ids, logprobs
+            return
+        seq.untold_ids, seq.untold_logprobs = [], ()
+        if reason is not None:
+            self._end(seq, reason, token_ids, logprobs)
+        elif token_ids:
+            self._outbox.add(self._event(seq, token_ids, logprobs))
+
+    def _event(self, seq: Sequence, token_ids: list[int], logprobs: tuple[TokenLogprob, ...]) -> TokenEvent:
+        judged, seq.prompt_logprobs = seq.prompt_logprobs, None
+        request = seq.request
+        return TokenEvent(
+            request.submit.request_id,
+            seq.choice,
+            tuple(token_ids),
+            logprobs=logprobs,
+            finish_reason=seq.finish_reason,
+            stop_token_id=seq.stop_token_id,
+            num_cached=request.num_cached or 0,
+            prompt_logprobs=tuple(judged) if judged is not None and len(judged) == seq.num_prompt else (),
+        )
+
+    # --- how they end ----------------------------------------------------------------------------------------------------
+
+    def abort(self, abort: Abort) -> None:
+        request = self.living.get(abort.request_id)
+        if request is None:
+            return  # it has just ended
+        for seq in list(request.sequences):
+            if abort.choice in (None, seq.choice):
+                self._end(seq, FinishReason.ABORT)
+
+    def deliver(self, request: Request, vector: NDArray[np.float32]) -> None:
+        """What a text became."""
+        assert request.embed is not None, request
+        self._drop(request)
+        self._outbox.send(embedding_of(request.embed, vector))
+
+    def _end(
+        self,
+        seq: Sequence,
+        reason: FinishReason,
+        token_ids: list[int] | None = None,
+        logprobs: tuple[TokenLogprob, ...] = (),
+    ) -> None:
+        """With its pages, within the step."""
+        if seq.stage is Stage.FINISHED:
+            return
+        if seq.request.embed is not None:
+            self._end_text(seq.request, reason)
+            return
+        self._compiling.pop(seq, None)
+        self._scheduler.finish(seq)
+        seq.finish_reason = reason
+        self._outbox.add(self._event(seq, token_ids or [], logprobs))
+        if seq.request.is_finished:
+            del self.living[seq.request.submit.request_id]
+
+    def _end_text(self, request: Request, reason: FinishReason) -> None:
+        if reason is FinishReason.DEADLINE:
+            self.fail(request, "deadline_exceeded", "the deadline passed before the text's turn")
+        else:
+            self._drop(request)  # aborted: nobody listens
+
+    def fail(self, request: Request, code: str, message: str) -> None:
+        self._drop(request)
+        self._outbox.send(Failed(request.submit.request_id, code, message))
+
+    def _drop(self, request: Request) -> None:
+        for seq in request.sequences:
+            if seq.stage is not Stage.FINISHED:
+                self._compiling.pop(seq, None)
+                self._scheduler.finish(seq)
+        del self.living[request.submit.request_id]
