@@ -59,7 +59,8 @@ _AVX512_BF16: Final = _AVX512 | {"avx512vnni", "avx512bf16"}
 _AVX512_BF16_AMD: Final = _AVX512_BF16 | {"sse4a"}
 _AMX: Final = _AVX512_BF16 | {"amx-tile", "amx-bf16", "amx-int8"}
 _NEON: Final = frozenset(["fp-armv8", "neon"])
-_NEON_BF16: Final = _NEON | {"fullfp16", "dotprod", "i8mm", "bf16"}
+_NEON_DOT: Final = _NEON | {"fullfp16", "dotprod"}
+_NEON_BF16: Final = _NEON_DOT | {"i8mm", "bf16"}
 
 NAMED: Final = {
     t.name: t
@@ -70,6 +71,7 @@ NAMED: Final = {
         Target("avx512-bf16-amd", "x86_64", _AVX512_BF16_AMD, 512),
         Target("amx", "x86_64", _AMX, 512),
         Target("aarch64-neon", "aarch64", _NEON, 128),
+        Target("aarch64-dotprod", "aarch64", _NEON_DOT, 128),
         Target("aarch64-i8mm-bf16", "aarch64", _NEON_BF16, 128),
     )
 }

@@ -43,7 +43,9 @@ Bytes = Annotated[int, Field(ge=1, lt=2**63)]
 
 
 WeightForm = Literal["f32", "bf16", "int8", "int8-32", "int8-64", "int8-128", "int4", "int4-32", "int4-64", "int4-128"]
-TargetName = Literal["host", "x86-64-v3", "avx512", "avx512-vnni-bf16", "avx512-bf16-amd", "amx", "aarch64-neon", "aarch64-i8mm-bf16"]
+TargetName = Literal[
+    "host", "x86-64-v3", "avx512", "avx512-vnni-bf16", "avx512-bf16-amd", "amx", "aarch64-neon", "aarch64-dotprod", "aarch64-i8mm-bf16"
+]
 
 
 class LoadBody(Options):

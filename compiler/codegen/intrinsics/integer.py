@@ -43,6 +43,8 @@ def _step(target: Target, bits: int) -> Step | None:
         step = avx2.SIGNED_BY_UNSIGNED
     elif target.has("i8mm"):
         step = neon.SIGNED_BY_UNSIGNED
+    elif target.has("dotprod"):
+        step = neon.SIGNED_BY_SIGNED
     elif target.has("avx2"):
         step = avx512.SIGNED_BY_SMALL if wide else avx2.SIGNED_BY_SMALL
     else:
@@ -77,7 +79,8 @@ class _Panel:
         self.vectors = range(self.columns // step.lanes)
         self.halves = 8 // self.bits
         self.words = 2 if operands.attrs.get("words") else 1  # of 32 bits, that four neighbours of a row fill
-        self.apart = self.halves == 2 and self.rows * len(self.vectors) <= FEW and step.bits == 8
+        self.apart = self.halves == 2 and self.rows * len(self.vectors) <= FEW and step.bits == 8 and not step.signed
+        self.moved = step.signed and self.bits == 8  # the bytes of the panel are taken as so much less: what a row adds up to is missing
 
     def run(self) -> None:
         code, step = self.code, self.step
@@ -87,12 +90,15 @@ class _Panel:
             begin = "zeroinitializer" if part else self._load(self._accumulator(i, j))
             code.do(f"store {self.vector} {begin}, ptr {total}")
         element = "i16" if self.words == 2 else "i8"
+        added = [code.alloca(self.vector) for _ in range(self.rows if self.moved else 0)]
+        for place in added:
+            code.do(f"store {self.vector} zeroinitializer, ptr {place}")
         rows = [code.op(f"getelementptr {element}, ptr {self.a}, i64 {self._times(self.stride, i)}") for i in range(self.rows)]
         deep, unrolled = self._steps()
         with code.loop("0", deep, runs=not deep.startswith("%")) as index:
             gathered: dict[str, str] = {}
             for u in range(unrolled):
-                self._deep(totals, gathered, rows, code.op(f"add nuw nsw i64 {self._times(index, unrolled)}, {u}"))
+                self._deep(totals, gathered, added, rows, code.op(f"add nuw nsw i64 {self._times(index, unrolled)}, {u}"))
             for total, some in gathered.items():
                 assert step.halves is not None and unrolled * self.halves <= step.halves.most
                 code.do(f"store {self.vector} {step.halves.widen(code, self._load(total), some)}, ptr {total}, align 4")
@@ -101,6 +107,9 @@ class _Panel:
             if self.apart:
                 upper = code.op(f"ashr {self.vector} {self._load(totals[i, j, 1])}, {splat('4', 'i32', step.lanes)}")
                 value = code.op(f"add {self.vector} {value}, {upper}")
+            if added:
+                missing = code.op(f"shl {self.vector} {self._load(added[i])}, {splat('7', 'i32', step.lanes)}")
+                value = code.op(f"add {self.vector} {value}, {missing}")
             code.do(f"store {self.vector} {value}, ptr {self._accumulator(i, j)}, align 4")
 
     def _steps(self) -> tuple[str, int]:
@@ -111,8 +120,9 @@ class _Panel:
         unrolled = next(u for u in (UNROLLED, 2, 1) if deep % u == 0)
         return str(deep // unrolled), unrolled
 
-    def _deep(self, totals: dict[tuple[int, int, int], str], gathered: dict[str, str], rows: list[str], at: str) -> None:
-        """The products of one load of each register; `gathered` are those of a total that are not added to it yet."""
+    def _deep(self, totals: dict[tuple[int, int, int], str], gathered: dict[str, str], added: list[str], rows: list[str], at: str) -> None:
+        """The products of one load of each register; `gathered` are those of a total that are not added to it yet, `added` the rows'
+        own sums where these are wanted."""
         code, step = self.code, self.step
         panel = code.op(f"getelementptr [{self.columns} x i32], ptr {self.b}, i64 {at}")
         loaded = [self._load(code.op(f"getelementptr i32, ptr {panel}, i64 {j * step.lanes}")) for j in self.vectors]
@@ -122,6 +132,9 @@ class _Panel:
                 left = self._left(
                     code.op(f"getelementptr [{self.halves * self.words} x i32], ptr {row}, i64 {at}, i64 {half * self.words}")
                 )
+                if added:
+                    ones = step.right(code, splat(str(0x01010101), "i32", step.lanes))
+                    self._add(added[i], gathered, left, ones)
                 for j in self.vectors:
                     self._add(totals[i, j, half if self.apart else 0], gathered, left, right[j])
 
@@ -141,9 +154,9 @@ class _Panel:
 
     def _half(self, words: str, half: int) -> str:
         """The lower or the upper four bits of each byte; the upper ones 16 times, where their sums stand apart."""
-        if self.bits == 8:
-            return words
         lanes = self.step.lanes
+        if self.bits == 8:
+            return self.code.op(f"xor {self.vector} {words}, {splat(str(0x80808080 - 2**32), 'i32', lanes)}") if self.moved else words
         if half and self.apart:
             return self.code.op(f"and {self.vector} {words}, {splat(str(0xF0F0F0F0 - 2**32), 'i32', lanes)}")
         if half:

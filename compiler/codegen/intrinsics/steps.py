@@ -19,6 +19,7 @@ class Step:
     right: Callable[[Code, str], Parts]
     add: Callable[[Code, str, Parts, Parts], str]
     bits: int = 8  # of the bytes of `right`, where they are bytes: larger ones would not add up exactly
+    signed: bool = False  # the bytes of `right` are signed, as those of `left` are
     halves: Halves | None = None  # in the place of `add`, where many products are added
 
 

@@ -20,7 +20,7 @@ from compiler.target import NAMED, Target
 
 ROWS, COLUMNS, K = 4, 16, 64
 AVX_VNNI = Target("avx-vnni", "x86_64", NAMED["x86-64-v3"].features | {"avxvnni"}, 256)
-TARGETS = (NAMED["avx512-vnni-bf16"], AVX_VNNI, NAMED["aarch64-i8mm-bf16"])
+TARGETS = (NAMED["avx512-vnni-bf16"], AVX_VNNI, NAMED["aarch64-i8mm-bf16"], NAMED["aarch64-dotprod"])
 
 
 def tiled(bits: int, lanes: int, rows: DType = DType.I8) -> PrimFunc:
@@ -49,7 +49,12 @@ def attrs_of(bits: int, rows: DType) -> dict[str, int]:
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize(
     ("target", "instruction"),
-    [(TARGETS[0], r"vpdpbusd\s.*%zmm"), (TARGETS[1], r"\{vex\}\s+vpdpbusd\s.*%ymm"), (TARGETS[2], r"usdot\s+v\d+\.4s")],
+    [
+        (TARGETS[0], r"vpdpbusd\s.*%zmm"),
+        (TARGETS[1], r"\{vex\}\s+vpdpbusd\s.*%ymm"),
+        (TARGETS[2], r"usdot\s+v\d+\.4s"),
+        (TARGETS[3], r"sdot\s+v\d+\.4s"),
+    ],
 )
 def test_inner_loop_is_made_of_the_targets_instruction(target: Target, instruction: str, bits: int) -> None:
     code = link([emit_kernel("k", tiled(bits, target.lanes(4)), target)], target)
