@@ -38,7 +38,7 @@ from numpy.typing import NDArray
 from runtime import sections
 from runtime.errors import DamagedFile, IncompatibleExecutable
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 PREPARATION = ".weights."  # between the name of an entry point and 0, 1, ...: the functions that prepare weights for it, once
 
 DTYPES: dict[str, np.dtype[Any]] = {
@@ -130,6 +130,7 @@ class Kernel(Struct, frozen=True, tag=True):
     phases: tuple[Phase, ...]  # run one after another, a barrier between
     num_buffers: int
     num_dims: int
+    stack_bytes: int = 0  # at most, of local buffers; spilled registers come on top
 
 
 class Base(StrEnum):
@@ -234,6 +235,11 @@ class ExecutableMeta(Struct, frozen=True, tag=True):
     kernels: tuple[Kernel, ...]
     regions: tuple[Region, ...]
     info: dict[str, Any] = {}
+
+    @property
+    def stack_bytes(self) -> int:
+        """What a thread that runs these kernels needs of a stack for them."""
+        return max((kernel.stack_bytes for kernel in self.kernels), default=0)
 
     def preparations(self, entry: str) -> tuple[VMFunction, ...]:
         """What they return, in this order, are the last weights of the entry point."""

@@ -35,7 +35,8 @@ class Session:
         self.memory = memory or MemoryAccount()
         num_threads = device_threads or flags.current().threads or len(cores)
         self.placement = Placement.of(cores[:num_threads]) if pinned and num_threads <= len(cores) else Placement()
-        self._team = Team(num_threads, cores=cores, pinned=pinned, nodes=self.placement.nodes)
+        stack_bytes = executable.meta.stack_bytes
+        self._team = Team(num_threads, cores=cores, pinned=pinned, nodes=self.placement.nodes, stack_bytes=stack_bytes)
         self._machine = Machine(executable, self._team, self.memory, BUILTINS)
         self._lock = threading.Lock()
         self._pinned_thread: int | None = None

@@ -100,7 +100,7 @@ def lower(module: IRModule, kernels: Mapping[str, KernelCode], signatures: Mappi
     for name, code in kernels.items():
         program.kernels[name] = len(program.kernel_table)
         phases = tuple(Phase(p.body, p.grid) for p in code.phases)
-        program.kernel_table.append(Kernel(name, phases, code.num_buffers, code.num_dims))
+        program.kernel_table.append(Kernel(name, phases, code.num_buffers, code.num_dims, code.stack_bytes))
     for name, func in module.graph_functions.items():
         lowering = _Function(program, name, func)
         program.functions[name] = lowering.lower(signatures.get(name, ""))

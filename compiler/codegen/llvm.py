@@ -63,6 +63,7 @@ class KernelCode:
     math: frozenset[tuple[Fn, int]]  # functions of vector_math that the text calls, with their lanes
     num_buffers: int
     num_dims: int  # integer variables and scalar parameters
+    stack_bytes: int  # of all that is allocated, in the phase that has most
 
 
 def emit_kernel(name: str, prim: PrimFunc, target: Target) -> KernelCode:
@@ -78,6 +79,7 @@ def emit_kernel(name: str, prim: PrimFunc, target: Target) -> KernelCode:
         frozenset(kernel.math),
         len(prim.buffers),
         len(kernel.dims),
+        kernel.stack_bytes,
     )
 
 
@@ -98,6 +100,7 @@ class _Kernel:
             *(p for p in prim.params if isinstance(p, ScalarParam)),
         )
         self.math: set[tuple[Fn, int]] = set()
+        self.stack_bytes = 0
         shared = {number for pair in prim.attrs.get("inplace", ()) for number in pair}
         num_inputs = len(self.buffers) - prim.num_outputs
         pointers = [
@@ -129,6 +132,7 @@ class _Kernel:
         for ending in code.endings:
             code.do(ending)
         self.math |= code.math
+        self.stack_bytes = max(self.stack_bytes, code.stack_bytes)
         params = f"{self.params}{', ' if self.params else ''}i64 %begin, i64 %end"
         return f"define internal void @{symbol}.run({params}) #0 {{\nentry:\n{code.text()}\n  ret void\n}}"
 

@@ -7,14 +7,19 @@ LLVM to find it there. Text, because LLVM parses it faster than any object model
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from math import prod
 
 from compiler.ir.loops import Fn
 
 Lines = list["str | Lines"]
+
+ALIGNMENT = 64  # of what lies on the stack
+_WIDTHS = {"half": 2, "float": 4, "double": 8, "ptr": 8}  # in bytes; integers bear theirs in their names
 
 
 @dataclass(slots=True)
@@ -34,6 +39,7 @@ class Code:
         self.allocas: Lines = []
         self.scopes = [Scope([])]
         self.math: set[tuple[Fn, int]] = set()  # functions of vector_math that the text calls, with their lanes
+        self.stack_bytes = 0  # of the allocas, each with the room that its alignment may take
         self.endings: dict[str, None] = {}  # what is done before the function returns, each once
         self._count = 0
         self.lines += [self.allocas, self.scopes[0].lines]
@@ -67,7 +73,8 @@ class Code:
 
     def alloca(self, type_: str) -> str:
         name = self.fresh("m")
-        self.allocas.append(f"{name} = alloca {type_}, align 64")
+        self.allocas.append(f"{name} = alloca {type_}, align {ALIGNMENT}")
+        self.stack_bytes += -(-num_bytes(type_) // ALIGNMENT) * ALIGNMENT
         return name
 
     # --- control flow --------------------------------------------------------------------------------------------------
@@ -150,6 +157,12 @@ def _flatten(lines: Lines) -> Iterator[str]:
 
 def vec(element: str, lanes: int) -> str:
     return element if lanes == 1 else f"<{lanes} x {element}>"
+
+
+def num_bytes(type_: str) -> int:
+    """At most, of what the type takes in memory: `[200 x <16 x float>]`."""
+    *counts, element = re.sub(r"[\[\]<>]", "", type_).split(" x ")
+    return prod(map(int, counts)) * (_WIDTHS.get(element) or -(-int(element[1:]) // 8))
 
 
 def suffix(element: str, lanes: int) -> str:

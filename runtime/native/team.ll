@@ -7,10 +7,11 @@
 ;
 ; Literals are slots too (the heap ends with them), so resolving a record takes no branch.
 ;
-; One thread runs it with @run_alone. A team runs it with @lead on the calling thread and @help on the others. Nobody waits for a
-; helper to arrive: `state` says which chunk of which record is next, whoever claims a chunk runs it, and whoever finishes the last
-; chunk of a record opens the next one. A thread that comes late finds the work done and moves on; one that loses its core delays
-; the chunk it holds. What a chunk computes does not depend on who runs it.
+; One thread runs it with @run_alone. A team runs it with @lead on the calling thread and @help on the others. Each of them is given a
+; stack, for those of the system may be smaller than what kernels keep. Nobody waits for a helper to arrive: `state` says which chunk of
+; which record is next, whoever claims a chunk runs it, and whoever finishes the last chunk of a record opens the next one. A thread that
+; comes late finds the work done and moves on; one that loses its core delays the chunk it holds. What a chunk computes does not depend
+; on who runs it.
 ;
 ; Threads form groups (team.py). There is a %Team per group, one behind the other; the states of all of them count, and nothing else
 ; but the first one's. Each group has a span of a record's chunks, as large as its share of the threads. A thread claims from its own
@@ -30,6 +31,34 @@
 declare void @cpu_pause()
 declare void @sleep_while(ptr, i32)  ; until woken, if the word still has that value; may return early
 declare void @wake(ptr)              ; all who sleep on the word
+
+; --- a stack of one's own ----------------------------------------------------------------------------------------------
+
+; Call function(first, second) on the stack that ends at `top`, a multiple of 64. The frame pointer finds the way back, also for
+; debuggers and profilers.
+define internal void @on_stack(ptr %top, ptr %function, ptr %first, ptr %second) noinline nounwind "frame-pointer"="all" {
+  %before = call ptr @llvm.stacksave.p0()
+  call void @llvm.stackrestore.p0(ptr %top)
+  call void %function(ptr %first, ptr %second)
+  call void @llvm.stackrestore.p0(ptr %before)
+  ret void
+}
+
+; What Python calls.
+define void @run_alone(ptr %top, ptr %list) {
+  call void @on_stack(ptr %top, ptr @run_list, ptr %list, ptr null)
+  ret void
+}
+
+define void @lead(ptr %top, ptr %team, ptr %list) {
+  call void @on_stack(ptr %top, ptr @lead_list, ptr %team, ptr %list)
+  ret void
+}
+
+define void @help(ptr %top, ptr %team, ptr %group) {
+  call void @on_stack(ptr %top, ptr @help_lists, ptr %team, ptr %group)
+  ret void
+}
 
 ; --- resolving a record ------------------------------------------------------------------------------------------------
 
@@ -99,7 +128,7 @@ define internal ptr @skip(ptr %record) alwaysinline {
 
 ; --- one thread --------------------------------------------------------------------------------------------------------
 
-define void @run_alone(ptr %list) {
+define internal void @run_list(ptr %list, ptr %unused) {
 entry:
   %words.p = getelementptr %List, ptr %list, i64 0, i32 0
   %words = load ptr, ptr %words.p
@@ -351,7 +380,7 @@ define internal i64 @first_chunk(i64 %chunks, i64 %threads.before, i64 %threads)
 }
 
 ; Let the helpers in, work with them, close the list, and see the last of them out.
-define void @lead(ptr %team, ptr %list) {
+define internal void @lead_list(ptr %team, ptr %list) {
 entry:
   %list.p = getelementptr %Team, ptr %team, i64 0, i32 15
   call void @llvm.memcpy.p0.p0.i64(ptr %list.p, ptr %list, i64 48, i1 false)
@@ -391,8 +420,9 @@ exit:
 
 ; What a helper does until the team stops. It counts itself active before it looks whether a list is open, and the leader closes the
 ; list before it looks at the count: one of them sees the other.
-define void @help(ptr %team, i64 %group) {
+define internal void @help_lists(ptr %team, ptr %group.word) {
 entry:
+  %group = ptrtoint ptr %group.word to i64
   %epoch.p = getelementptr %Team, ptr %team, i64 0, i32 7
   %stop.p = getelementptr %Team, ptr %team, i64 0, i32 8
   %active.p = getelementptr %Team, ptr %team, i64 0, i32 10
@@ -498,6 +528,8 @@ exit:
   ret void
 }
 
+declare ptr @llvm.stacksave.p0()
+declare void @llvm.stackrestore.p0(ptr)
 declare i64 @llvm.smax.i64(i64, i64)
 declare i64 @llvm.umax.i64(i64, i64)
 declare i64 @llvm.umin.i64(i64, i64)

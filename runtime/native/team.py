@@ -1,5 +1,6 @@
 """A team of threads that executes launch lists in step. The loop itself is native (team.ll): Python threads enter it through ctypes,
-which lets go of the interpreter, and come back only to end.
+which lets go of the interpreter, and come back only to end. Each thread has a stack of the team's for it, as large as the kernels ask for:
+what the system gave the thread may be smaller, and differs by machine, by limit and by who made the thread.
 
 Forking: a child has no helpers; its teams go on with the calling thread alone. Do not fork while another thread runs a list.
 """
@@ -16,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from typing import Any
 
 import llvmlite.binding as llvm
 import numpy as np
@@ -23,10 +25,12 @@ from numpy.typing import NDArray
 
 from runtime.device.cpu import host_buffer, jit_engine
 from runtime.device.host import ARCH
+from runtime.sections import align
 
 MOST_GROUPS = 8  # who opens a record writes a word for each
 SPIN_S = 50e-6  # long enough to bridge the host's work between two steps, short enough to cost an idle machine nothing
 OVERSUBSCRIBED_SPIN_S = 1e-6  # a spinning thread may be what keeps the one it waits for from running
+STACK_SPARE = 256 << 10  # beside what kernels ask for: registers that they spill, signals, the loop that calls them; lazily taken
 
 _FUTEX = {"x86_64": 202, "aarch64": 98}
 _PAUSE = {
@@ -56,14 +60,14 @@ class _Native:
         llvm.initialize_native_target()
         self._engine = jit_engine(native_module(ARCH, sys.platform))
         self._engine.finalize_object()
-        self.run_alone = self._function("run_alone", 1)
-        self.lead = self._function("lead", 2)
-        self.help = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)(self._engine.get_function_address("help"))
-        self.stop = self._function("stop", 1)
-        self.spin = ctypes.CFUNCTYPE(None, ctypes.c_uint32)(self._engine.get_function_address("spin"))
+        self.run_alone = self._function("run_alone", ctypes.c_void_p, ctypes.c_void_p)
+        self.lead = self._function("lead", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+        self.help = self._function("help", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+        self.stop = self._function("stop", ctypes.c_void_p)
+        self.spin = self._function("spin", ctypes.c_uint32)
 
-    def _function(self, name: str, num_pointers: int) -> Callable[..., None]:
-        return ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * num_pointers)(self._engine.get_function_address(name))
+    def _function(self, name: str, *types: Any) -> Callable[..., None]:
+        return ctypes.CFUNCTYPE(None, *types)(self._engine.get_function_address(name))
 
     def spins_per_second(self) -> float:
         start = time.perf_counter()
@@ -119,11 +123,14 @@ class LaunchList:
 
 
 class Team:
-    """`num_threads` counts the caller. A run of one thread uses neither atomics nor locks."""
+    """`num_threads` counts the caller."""
 
-    def __init__(self, num_threads: int, *, cores: Sequence[int] = (), pinned: bool = False, nodes: Sequence[int] = ()) -> None:
+    def __init__(
+        self, num_threads: int, *, cores: Sequence[int] = (), pinned: bool = False, nodes: Sequence[int] = (), stack_bytes: int = 0
+    ) -> None:
         """`cores`: those the process may use. `pinned`: helper i stays on cores[i], and `pin_caller` puts the caller on cores[0]. `nodes`:
-        the memory node of each thread, the caller's being 0, where there are several."""
+        the memory node of each thread, the caller's being 0, where there are several. `stack_bytes`: the most that a kernel keeps on its
+        stack."""
         assert num_threads >= 1, num_threads
         self.num_threads = num_threads
         self.busy_s = 0.0  # in launch lists, since it was made
@@ -133,6 +140,9 @@ class Team:
         native = _native()
         self._run_alone = native.run_alone
         self._lead = native.lead
+        self._stack_bytes = align(stack_bytes + STACK_SPARE)
+        self._stack = host_buffer(self._stack_bytes)  # the caller's
+        self._top = _top(self._stack)
         self._lock = threading.Lock()
         self._memory = host_buffer(_TEAM_BYTES * (1 + max(self._groups)))
         self._address = self._memory.ctypes.data
@@ -161,7 +171,8 @@ class Team:
     def _start_helper(self, native: _Native, number: int) -> threading.Thread:
         core = self._cores[number] if self._pinned else None
         name = f"relaxserve-team-{number}"
-        thread = threading.Thread(target=_help, args=(native, self._memory, core, self._groups[number]), name=name, daemon=True)
+        args = native, self._memory, host_buffer(self._stack_bytes), core, self._groups[number]
+        thread = threading.Thread(target=_help, args=args, name=name, daemon=True)
         thread.start()
         return thread
 
@@ -172,11 +183,11 @@ class Team:
 
     def run(self, launches: LaunchList) -> None:
         began_s = time.perf_counter()
-        if self.num_threads == 1:
-            self._run_alone(launches.address)
-        else:
-            with self._lock:
-                self._lead(self._address, launches.address)
+        with self._lock:
+            if self.num_threads == 1:
+                self._run_alone(self._top, launches.address)
+            else:
+                self._lead(self._top, self._address, launches.address)
         self.busy_s += time.perf_counter() - began_s
 
     def forget_helpers(self) -> None:
@@ -193,10 +204,14 @@ def _groups(num_threads: int, nodes: Sequence[int]) -> tuple[int, ...]:
     return tuple(number * count // num_threads for number in range(num_threads))
 
 
-def _help(native: _Native, memory: NDArray[np.uint8], core: int | None, group: int) -> None:
+def _top(stack: NDArray[np.uint8]) -> int:
+    return stack.ctypes.data + stack.nbytes
+
+
+def _help(native: _Native, memory: NDArray[np.uint8], stack: NDArray[np.uint8], core: int | None, group: int) -> None:
     if core is not None:
         os.sched_setaffinity(0, {core})
-    native.help(memory.ctypes.data, group)
+    native.help(_top(stack), memory.ctypes.data, group)
 
 
 def _close(native: _Native, memory: NDArray[np.uint8], threads: list[threading.Thread]) -> None:

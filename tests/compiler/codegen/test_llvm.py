@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from compiler.codegen.link import link
 from compiler.codegen.llvm import emit_kernel
+from compiler.codegen.ssa import num_bytes
 from compiler.interpret.loops import run_prim
 from compiler.ir.dims import Dim, DimLike, DimVar, ceil_div, dim_max, dim_min
 from compiler.ir.dtypes import DType
@@ -344,6 +345,34 @@ def test_tree_reduction_stays_in_registers(run_native: Any) -> None:
     check(run_native, row_sum(16), [integers(7, 100)], [(7,)])
     code = link([emit_kernel("k", row_sum(16), host())], host())
     assert "alloca" not in code.optimised()
+
+
+def test_local_buffers_are_counted_as_stack() -> None:
+    """Each begins at a cache line; of the phases, that with most counts."""
+    y, one = buffer("y", [N]), Const(1.0, F32)
+    i = DimVar("i", upper=N - 1)
+
+    def phase(*extents: int) -> Stmt:
+        body: Stmt = store(y, [i], one)
+        for extent in extents:
+            body = Allocate(buffer("t", [extent, 3], DType.BF16, scope=Scope.LOCAL), body)
+        return loop(i, N, body, LoopKind.PARALLEL)
+
+    def stack_bytes(*phases: Stmt) -> int:
+        return emit_kernel("k", PrimFunc((y,), 1, Seq(phases)), host()).stack_bytes
+
+    assert stack_bytes(phase()) == 0
+    assert stack_bytes(phase(1)) == 64
+    assert stack_bytes(phase(100)) == 640
+    assert stack_bytes(phase(1), phase(100, 1), phase(11)) == 704
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("float", 4), ("i1", 1), ("i64", 8), ("ptr", 8), ("<16 x float>", 64), ("[200 x <8 x half>]", 3200), ("[3 x i16]", 6)],
+)
+def test_types_of_llvm_have_sizes(text: str, size: int) -> None:
+    assert num_bytes(text) == size
 
 
 def test_what_a_short_loop_goes_over_lies_in_registers(run_native: Any) -> None:

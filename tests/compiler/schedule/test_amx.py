@@ -14,6 +14,7 @@ from compiler.ir.parser import parse
 from compiler.passes.pipeline import pipeline
 from compiler.target import Target
 from runtime.executable import Executable
+from runtime.native.team import STACK_SPARE
 from runtime.session import Session
 
 ROWS = [1, 2, 8, 15, 16, 17, 32, 33, 64, 65]
@@ -144,6 +145,32 @@ def test_rests_of_rows_share_what_was_widened(amx: Target, matrix_unit: Any, com
     before = matrix_unit.counts
     in_threads(executable, 1, [x[:1].copy(), w])
     assert (matrix_unit.counts - before)[0] == claims
+
+
+GATED_WIDENED = """
+func main(x: f32[m, 256], g: f32[4096, 256], u: f32[4096, 256]) -> object {
+  dataflow {
+    g2 = quantize(g, bits=4, group=32) gq = g2.0 gs = g2.1 gd = dequantize(gq, gs, bits=4, group=32)
+    u2 = quantize(u, bits=4, group=32) uq = u2.0 us = u2.1 ud = dequantize(uq, us, bits=4, group=32)
+    a = linear(x, gd) b = linear(x, ud) s = silu(a) y = multiply(s, b)
+  }
+  return y
+}
+"""
+
+
+def test_kernels_say_what_they_keep_on_the_stack(amx: Target, matrix_unit: Any, compiled: Callable[[str, Target], Executable]) -> None:
+    """No thread of the system must have as much, and what they touch is hardly more than they say."""
+    executable = compiled(GATED_WIDENED, amx)
+    said = executable.meta.stack_bytes
+    assert said > 1 << 20
+    session = Session(executable, device_threads=1)
+    stack = session._team._stack
+    stack[:] = 0xA5
+    x, g, u = (np.random.default_rng(0).normal(size=s).astype(np.float32) for s in ((40, 256), (4096, 256), (4096, 256)))
+    session.call("main", x, g, u)
+    touched = len(stack) - int(np.argmax(stack != 0xA5))
+    assert said // 2 < touched < said + STACK_SPARE // 4
 
 
 DEEP = 'func main(x: f32[m, 1024], w: bf16[512, 1024]) -> object { y = linear(x, w, tolerates="bf16") return y }'

@@ -6,6 +6,7 @@ import sys
 import textwrap
 import threading
 import time
+from pathlib import Path
 
 import llvmlite.binding as llvm
 import numpy as np
@@ -205,6 +206,68 @@ def test_the_interpreter_exits_cleanly_with_a_team_running() -> None:
         print("done")
     """)
     assert (result.returncode, result.stdout, result.stderr) == (0, "done\n", "")
+
+
+DEEP = """
+define void @deep(ptr %buffers, ptr %dims, i64 %begin, i64 %end) {
+entry:
+  %local = alloca [4000000 x i8], align 64
+  br label %next
+next:  ; every page of it, from the one that lies deepest
+  %at = phi i64 [ 0, %entry ], [ %at.next, %next ]
+  %byte = getelementptr i8, ptr %local, i64 %at
+  store volatile i8 7, ptr %byte
+  %at.next = add i64 %at, 4000
+  %more = icmp slt i64 %at.next, 4000000
+  br i1 %more, label %next, label %exit
+exit:
+  %out = load ptr, ptr %buffers
+  %element = getelementptr i64, ptr %out, i64 %begin
+  store i64 7, ptr %element
+  ret void
+}
+define i64 @grid(ptr %dims) {
+  ret i64 8
+}
+"""
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+@pytest.mark.parametrize("limited", ["process", "thread"])
+def test_a_kernel_has_the_stack_that_it_asks_for(num_threads: int, limited: str, compile_object, tmp_path: Path) -> None:
+    """Whatever stack the system gave the threads: `ulimit -s 1024`, or a thread that was made with little."""
+    (tmp_path / "deep.o").write_bytes(compile_object(DEEP))
+    result = run_python(f"""
+        import resource, sys, threading
+        if "{limited}" == "process" and not sys.argv[1:]:
+            import os
+            resource.setrlimit(resource.RLIMIT_STACK, (1 << 20, 1 << 20))
+            os.execv(sys.executable, [*sys.orig_argv, "limited"])
+        import numpy as np
+        from pathlib import Path
+        from runtime.device.cpu import ObjectCode
+        from runtime.native.team import LaunchList, Record, Team
+        def work():
+            code = ObjectCode(Path({str(tmp_path / "deep.o")!r}).read_bytes())
+            out, heap = np.zeros(8, np.int64), np.zeros(1, np.int64)
+            records = [Record(code.address("deep"), code.address("grid"), ((0, 0),), ())] * 50
+            launches = LaunchList(records, 1)
+            launches.bases[0] = out.ctypes.data
+            launches.set_heap(heap.ctypes.data)
+            team = Team({num_threads}, stack_bytes=4_000_000)
+            for _ in range(20):
+                team.run(launches)
+            team.close()
+            print(out[0])
+        if "{limited}" == "thread":
+            threading.stack_size(512 << 10)
+            thread = threading.Thread(target=work)
+            thread.start()
+            thread.join()
+        else:
+            work()
+    """)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "7\n", "")
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
