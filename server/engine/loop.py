@@ -87,7 +87,7 @@ class Engine:
                 try:
                     mask = seq.matcher.mask()
                 except ConstraintError as error:
-                    self._requests.fail(seq.request, "generation_failed", f"the constraint cannot be followed: {error}")
+                    self._requests.give_up(seq, error)
                     continue
                 if mask is not None:
                     masks[seq] = mask

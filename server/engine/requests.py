@@ -118,7 +118,7 @@ class Requests:
                 if seq.matcher is not None:
                     self._constrain(seq)
             except ConstraintError as error:
-                self.fail(seq.request, "invalid_schema", str(error))
+                self._fail(seq.request, "invalid_schema", str(error))
 
     def _constrain(self, seq: Sequence) -> None:
         """The constraint is there: follow what was emitted before; when the last choice has its own, the request may run."""
@@ -135,11 +135,17 @@ class Requests:
     # --- what becomes of a token -----------------------------------------------------------------------------------------
 
     def take(self, seq: Sequence, drawn: Drawn) -> None:
+        try:
+            self._take(seq, drawn)
+        except ConstraintError as error:
+            self.give_up(seq, error)
+
+    def _take(self, seq: Sequence, drawn: Drawn) -> None:
         if drawn.error is not None and isinstance(seq.matcher, LazyMatcher) and seq.matcher.let_go():
             self._take_back(seq, 0)  # what was banned left nothing to draw: an offer is not worth a failure
             return
         if drawn.error is not None:
-            self.fail(seq.request, drawn.error.code, str(drawn.error))
+            self._fail(seq.request, drawn.error.code, str(drawn.error))
             return
         if seq.choosing is not None and seq.choosing.refuses(drawn.token_id):
             self._take_back(seq, seq.choosing.take_back())
@@ -228,11 +234,15 @@ class Requests:
 
     def _end_text(self, request: Request, reason: FinishReason) -> None:
         if reason is FinishReason.DEADLINE:
-            self.fail(request, "deadline_exceeded", "the deadline passed before the text's turn")
+            self._fail(request, "deadline_exceeded", "the deadline passed before the text's turn")
         else:
             self._drop(request)  # aborted: nobody listens
 
-    def fail(self, request: Request, code: str, message: str) -> None:
+    def give_up(self, seq: Sequence, error: ConstraintError) -> None:
+        """Its constraint leads no further."""
+        self._fail(seq.request, "generation_failed", f"the constraint cannot be followed: {error}")
+
+    def _fail(self, request: Request, code: str, message: str) -> None:
         self._drop(request)
         self._outbox.send(Failed(request.submit.request_id, code, message))
 

@@ -6,9 +6,11 @@ import json
 import re
 import threading
 import time
+from functools import partial
 
 import numpy as np
 import pytest
+from llguidance import LLParserLimits
 from tokenizers import Tokenizer, models
 
 from server.engine.constrain import ConstraintCompiler, ConstraintLimits
@@ -135,6 +137,19 @@ def test_a_bad_constraint_fails_its_request_alone(rig, constraints, constraint, 
     failed = one.failed[f"{constraint.kind}-0"]
     assert failed.code == "invalid_schema" and complaint in failed.message
     assert len(one.outcomes["plain", 0].token_ids) == 5
+
+
+@pytest.mark.parametrize("engine", [Engine, OverlappedEngine])
+def test_a_grammar_that_becomes_too_deep_fails_its_request_alone(rig, constraints, monkeypatch, engine) -> None:
+    """One that ends with itself grows with every token; that there is a limit shows only when a token is taken in."""
+    monkeypatch.setattr("server.engine.constrain.LLParserLimits", partial(LLParserLimits, max_items_in_row=30))
+    deep = Constraint(ConstraintKind.GRAMMAR, 'start: r\nr: "a" r | "a"')
+    one = rig(engine, constraints=constraints)
+    outcomes = one.run([submit_of(deep, 1, banned_token_ids=(EOS,)), submit_of(CHOICE, 2)])
+    assert set(one.failed) == {"grammar-1"}
+    failed = one.failed["grammar-1"]
+    assert failed.code == "generation_failed" and "max is 30" in failed.message
+    assert outcomes["choice-2", 0].end == (FinishReason.STOP, None)
 
 
 def test_a_grammar_is_bounded_in_size(tokenizer_json) -> None:
