@@ -128,6 +128,14 @@ class Cache:
 
     def load_archive(self, archive: Path) -> list[Entry]:
         """Take in what `export` wrote. Everything is verified before anything is taken."""
+        try:
+            return self._taken(archive)
+        except OSError as error:
+            raise CacheError(
+                f"{archive} cannot be taken into {self.folder}: {error.strerror or error}; mend that, or name another"
+            ) from error
+
+    def _taken(self, archive: Path) -> list[Entry]:
         self.folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=self.folder, prefix=".import-") as scratch:
             arrived = Cache(Path(scratch))

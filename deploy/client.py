@@ -1,6 +1,6 @@
 """A client of a running server, on the standard library: the administration, and one streamed conversation.
 
-ServerFault    the server cannot be reached, or its answer is an error
+ServerFault    the server cannot be reached, is none of ours, or its answer is an error
 """
 
 from __future__ import annotations
@@ -8,8 +8,9 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from http.client import HTTPException
 from typing import Any
 from urllib.parse import quote, urlsplit
 
@@ -25,13 +26,13 @@ class ServerFault(Exception):
 
 class Client:
     def __init__(self, url: str, key: str | None = None, timeout_s: float = 600.0) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https"):
-            raise ServerFault(f"the server's address is {url!r}; expected http://HOST:PORT")
+        host = _host(url)
+        if key and not (key.isascii() and key.isprintable()):
+            raise ServerFault(f"the key has characters that a header cannot carry; expected printable ASCII by {KEY_VARIABLE} or --key")
         self.url = url.rstrip("/")
         self._headers = {"authorization": f"Bearer {key}"} if key else {}
         # A proxy of the environment cannot reach this machine's own loopback.
-        proxies = urllib.request.ProxyHandler({} if is_loopback(parts.hostname or "") else None)
+        proxies = urllib.request.ProxyHandler({} if is_loopback(host) else None)
         self._opener = urllib.request.build_opener(proxies)
         self._timeout_s = timeout_s
 
@@ -46,7 +47,7 @@ class Client:
 
     def events(self, method: str, path: str, body: Mapping[str, object] | None = None) -> Iterator[Any]:
         """The JSON of a stream of events, one by one. An event with an error raises it."""
-        with closing(self._open(method, path, body)) as response:
+        with self._told(), closing(self._open(method, path, body)) as response:
             for line in response:
                 if not line.startswith(b"data:"):
                     continue  # a heartbeat, or the end of an event
@@ -70,18 +71,28 @@ class Client:
         return [model["id"] for model in self.get("/v1/models")["data"]]
 
     def _json(self, method: str, path: str, body: Mapping[str, object] | None = None) -> Any:
-        with closing(self._open(method, path, body)) as response:
-            return json.load(response)
+        with self._told(), closing(self._open(method, path, body)) as response:
+            answer = json.load(response)
+            if not isinstance(answer, dict):
+                raise ValueError(f"a JSON object was expected of {path}")
+            return answer
 
     def _open(self, method: str, path: str, body: Mapping[str, object] | None) -> Any:
         headers = {**self._headers, "content-type": "application/json"}
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, data, headers, method=method)
+        return self._opener.open(request, timeout=self._timeout_s)
+
+    @contextmanager
+    def _told(self) -> Generator[None]:
         try:
-            return self._opener.open(request, timeout=self._timeout_s)
+            yield
         except urllib.error.HTTPError as error:
             with error:
-                raise _fault(_parsed(error.read()), error.code) from None
+                raise _fault(_parsed(error.read()), f"{self.url} answered with status {error.code}, and not as relaxserve does") from None
+        except (HTTPException, ValueError) as error:
+            said = str(error).strip() or type(error).__name__
+            raise ServerFault(f"what answers at {self.url} is no relaxserve ({said:.80}); name the server by --url") from None
         except (urllib.error.URLError, OSError) as error:
             reason = getattr(error, "reason", error)
             raise ServerFault(
@@ -94,16 +105,28 @@ def segment(name: str) -> str:
     return quote(name, safe="")
 
 
-def _parsed(body: bytes) -> dict[str, Any]:
+def _host(url: str) -> str:
     try:
-        return json.loads(body)
+        parts = urlsplit(url)
+        if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
+            return parts.hostname
+    except ValueError:  # of a port
+        pass
+    raise ServerFault(f"the server's address is {url!r}; expected http://HOST:PORT")
+
+
+def _parsed(body: bytes) -> dict[str, Any]:
+    """Empty if it is no error in our envelope."""
+    try:
+        answer = json.loads(body)
     except ValueError:
         return {}
+    return answer if isinstance(answer, dict) and isinstance(answer.get("error"), dict) else {}
 
 
-def _fault(answer: Mapping[str, Any], status: int | None = None) -> ServerFault:
+def _fault(answer: Mapping[str, Any], otherwise: str = "the server failed") -> ServerFault:
     error = answer.get("error", {})
-    message = error.get("message") or f"the server answered with status {status}"
+    message = error.get("message") or otherwise
     if error.get("code") in ("invalid_api_key", "admin_key_required"):
         message += f"; give one by {KEY_VARIABLE} or --key"
     details = ", ".join(f"{name} {value}" for name, value in error.items() if name not in ("message", "type", "param", "code"))

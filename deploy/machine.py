@@ -6,6 +6,7 @@ import importlib.util
 import os
 import platform
 import shutil
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -88,8 +89,17 @@ def _huge_pages() -> str:
 
 def _cache_folder(path: Path) -> CacheFolder:
     there = next(p for p in (path, *path.absolute().parents) if p.exists())
-    used = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-    return CacheFolder(path, os.access(there, os.W_OK), used, shutil.disk_usage(there).free)
+    used = sum(map(_num_bytes, path.rglob("*")))
+    return CacheFolder(path, there.is_dir() and os.access(there, os.W_OK | os.X_OK), used, shutil.disk_usage(there).free)
+
+
+def _num_bytes(file: Path) -> int:
+    """None of what another process has removed meanwhile."""
+    try:
+        status = file.stat()
+    except OSError:
+        return 0
+    return status.st_size if stat.S_ISREG(status.st_mode) else 0
 
 
 def _gpus() -> tuple[str, ...]:

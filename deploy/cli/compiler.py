@@ -203,4 +203,7 @@ def _kept() -> Kept:
     from deploy.cache import Kept
     from runtime import flags
 
-    return Kept(flags.current().cache)
+    folder = flags.current().cache
+    if folder.exists() and not folder.is_dir():
+        raise typer.BadParameter(f"the cache {folder} is no folder; set RELAXSERVE_CACHE to one")
+    return Kept(folder)

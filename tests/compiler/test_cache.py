@@ -194,6 +194,14 @@ def test_an_archive_that_holds_anything_else_is_refused(tmp_path: Path, name: st
     assert not list(cache.folder.iterdir())
 
 
+def test_an_archive_that_cannot_be_taken_in_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(CacheError, match=r"all.tar cannot be taken into .*/file/executables: Not a directory"):
+        Cache(tmp_path / "file" / "executables").load_archive(tmp_path / "all.tar")
+    with pytest.raises(CacheError, match=r"all.tar cannot be taken into .*: No such file or directory"):
+        Cache(tmp_path / "cache").load_archive(tmp_path / "all.tar")
+
+
 def test_what_is_no_archive_is_refused(tmp_path: Path) -> None:
     archive = tmp_path / "bad.tar"
     archive.write_bytes(b"nothing of the kind")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -22,6 +23,11 @@ ANSWERS: dict[str, tuple[int, bytes]] = {
     "/full": (507, b'{"error": {"message": "too large", "type": "server_error", "code": "insufficient_memory", "required_bytes": 5}}'),
     "/closed": (403, b'{"error": {"message": "/closed needs an admin key", "code": "admin_key_required"}}'),
     "/odd": (502, b"<html>a proxy</html>"),
+    "/other": (404, b'{"error": "no such page"}'),
+    "/list": (404, b"[1]"),
+    "/page": (200, b"<html>a page</html>"),
+    "/numbers": (200, b"[1, 2]"),
+    "/lines": (200, b"data: <html>\n\n"),
 }
 
 
@@ -82,8 +88,46 @@ def test_a_missing_key_says_where_to_put_it(client: Client) -> None:
 
 
 def test_an_answer_of_somebody_else_has_a_status(client: Client) -> None:
-    with pytest.raises(ServerFault, match="status 502"):
-        client.get("/odd")
+    for path, status in (("/odd", 502), ("/other", 404), ("/list", 404)):
+        with pytest.raises(ServerFault, match=f"{client.url} answered with status {status}, and not as relaxserve does"):
+            client.get(path)
+
+
+def test_what_is_no_server_of_ours_is_told(client: Client) -> None:
+    for path in ("/page", "/numbers"):
+        with pytest.raises(ServerFault, match=rf"what answers at {client.url} is no relaxserve \(.*\); name the server by --url"):
+            client.get(path)
+    with pytest.raises(ServerFault, match="is no relaxserve"):
+        list(client.events("GET", "/lines"))
+
+
+@pytest.mark.parametrize("said", [b"garbage\r\n", b"", b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n{"])
+def test_what_speaks_no_http_is_told(said: bytes) -> None:
+    def answer() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(1000)
+            connection.sendall(said)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(ServerFault, match=r"name (the server|it) by --url"):
+            Client(f"http://127.0.0.1:{listener.getsockname()[1]}").get("/x")
+        thread.join()
+
+
+@pytest.mark.parametrize("url", ["", "somewhere", "ftp://x", "http://", "http://x:port", "http://x:70000", "http://[::1"])
+def test_what_is_no_address_is_refused(url: str) -> None:
+    with pytest.raises(ServerFault, match="expected http://HOST:PORT"):
+        Client(url)
+
+
+@pytest.mark.parametrize("key", ["a\nb", "schlüssel"])
+def test_a_key_that_cannot_be_sent_is_refused_unseen(key: str) -> None:
+    with pytest.raises(ServerFault, match="expected printable ASCII") as caught:
+        Client("http://127.0.0.1:9", key)
+    assert key not in str(caught.value)
 
 
 def test_the_key_travels(client: Client) -> None:

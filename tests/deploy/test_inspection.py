@@ -9,7 +9,7 @@ import pytest
 
 from deploy import demo
 from deploy.inspection import WORKER_BYTES, Inspection, inspect_model, part_of, remedies
-from deploy.machine import memory
+from deploy.machine import _cache_folder, memory
 from server.messages import Load
 
 LOAD = Load("demo", str(demo.MODEL), max_batch=4)
@@ -71,3 +71,11 @@ def test_the_control_group_bounds_the_memory(tmp_path: Path) -> None:
     assert memory(meminfo, tmp_path).limit_bytes is None
     (tmp_path / "memory.max").write_text("2048\n")
     assert memory(meminfo, tmp_path).available_bytes == 1024
+
+
+def test_a_cache_that_is_no_folder_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"12345")
+    assert _cache_folder(tmp_path).writable and _cache_folder(tmp_path).used_bytes == 5
+    assert _cache_folder(tmp_path / "none" / "yet").writable
+    assert not _cache_folder(tmp_path / "file").writable
+    assert not _cache_folder(tmp_path / "file" / "below").writable

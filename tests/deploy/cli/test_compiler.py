@@ -162,6 +162,14 @@ def test_cache_prune_refuses_what_is_no_amount(tmp_path: Path, words: tuple[str,
     assert result.exit_code == 2 and words[1] in result.output
 
 
+@pytest.mark.parametrize("words", [("ls",), ("prune", "--keep", "0"), ("export", "all.tar"), ("import", __file__)])
+def test_a_cache_that_is_no_folder_is_told(tmp_path: Path, words: tuple[str, ...]) -> None:
+    (tmp_path / "file").touch()
+    with flags.scope(cache=tmp_path / "file"):
+        result = CliRunner(env={"COLUMNS": "500"}).invoke(app, ["cache", *words])
+    assert result.exit_code == 2 and "file is no folder; set RELAXSERVE_CACHE to one" in result.output
+
+
 def test_every_command_shows_examples() -> None:
     for words in (("opt",), ("run",), ("cache", "ls"), ("cache", "prune"), ("cache", "export"), ("cache", "import")):
         assert f"relaxserve {' '.join(words)}" in printed(*words, "--help")
