@@ -121,14 +121,14 @@ class Requests:
                 self._fail(seq.request, "invalid_schema", str(error))
 
     def _constrain(self, seq: Sequence) -> None:
-        """The constraint is there: follow what was emitted before; when the last choice has its own, the request may run."""
+        """The constraint is there: take in what was emitted before; when the last choice has its own, the request may run. What is forced
+        now is drawn behind the prompt: so choices go on sharing that, and nothing is told before it is known what of it was found."""
         assert seq.matcher is not None
         del self._compiling[seq]
         seq.stage = Stage.WAITING
         seq.matcher.advance(seq.token_ids[seq.num_prompt :])
         if seq.choosing is not None:
             seq.choosing.let_go()  # as the former worker did, or it would have told nobody of these tokens
-        self._tell(seq, *seq.follow())
         if not any(other.stage is Stage.COMPILING for other in seq.request.sequences):
             self._scheduler.add(seq.request)
 

@@ -11,7 +11,7 @@ import pytest
 from runtime.step import StepLimits
 from server.engine.loop import Engine
 from server.engine.overlap import OverlappedEngine
-from server.messages import SamplingParams, Submit
+from server.messages import Constraint, ConstraintKind, SamplingParams, Submit
 
 VOCAB = 320
 ENGINES = pytest.mark.parametrize("engine", [Engine, OverlappedEngine])
@@ -70,6 +70,21 @@ def test_what_a_prompt_reused_is_reported(rig) -> None:
     assert one.num_cached == {"first": 0, "second": 96, "salted": 0}
     stats = one.engine.stats()
     assert (stats.prefix_queries, stats.prefix_hits) == (3 * 99, 96)
+
+
+@ENGINES
+def test_a_beginning_that_is_forced_comes_behind_the_prompt(rig, constraints, engine, monkeypatch) -> None:
+    """Which is computed once for all choices, or found, as without a constraint; and what was found is told with the first token."""
+    one = rig(engine, constraints=constraints)
+    prompt, lengths = tuple(range(1, 100)), []
+    run = one.engine._model.run
+    monkeypatch.setattr(one.engine._model, "run", lambda batch: lengths.append(len(batch.tokens)) or run(batch))
+    forced = params(constraint=Constraint(ConstraintKind.REGEX, "colour (green|greek) name"))
+    outcomes = one.run([Submit("first", prompt, forced, num_choices=3)])
+    joined = [len(outcomes["first", choice].token_ids) for choice in range(3)]
+    assert min(joined) > 2 and sum(lengths) <= len(prompt) + sum(joined)
+    one.run([Submit("second", prompt, forced)])
+    assert one.num_cached == {"first": 0, "second": 96}
 
 
 def test_stats_fall_silent_when_idle(rig) -> None:
