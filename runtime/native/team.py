@@ -8,6 +8,7 @@ Forking: a child has no helpers; its teams go on with the calling thread alone. 
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import sys
 import threading
@@ -25,11 +26,13 @@ from numpy.typing import NDArray
 
 from runtime.device.cpu import host_buffer, jit_engine
 from runtime.device.host import ARCH
+from runtime.errors import OutOfMemory
 from runtime.sections import align
 
 MOST_GROUPS = 8  # who opens a record writes a word for each
 SPIN_S = 50e-6  # long enough to bridge the host's work between two steps, short enough to cost an idle machine nothing
 OVERSUBSCRIBED_SPIN_S = 1e-6  # a spinning thread may be what keeps the one it waits for from running
+GUARD = 64 << 10  # below a stack, nobody may touch it: a page of any machine
 STACK_SPARE = 256 << 10  # beside what kernels ask for: registers that they spill, signals, the loop that calls them; lazily taken
 
 _FUTEX = {"x86_64": 202, "aarch64": 98}
@@ -141,7 +144,7 @@ class Team:
         self._run_alone = native.run_alone
         self._lead = native.lead
         self._stack_bytes = align(stack_bytes + STACK_SPARE)
-        self._stack = host_buffer(self._stack_bytes)  # the caller's
+        self._stack = _stack(self._stack_bytes)  # the caller's
         self._top = _top(self._stack)
         self._lock = threading.Lock()
         self._memory = host_buffer(_TEAM_BYTES * (1 + max(self._groups)))
@@ -171,7 +174,7 @@ class Team:
     def _start_helper(self, native: _Native, number: int) -> threading.Thread:
         core = self._cores[number] if self._pinned else None
         name = f"relaxserve-team-{number}"
-        args = native, self._memory, host_buffer(self._stack_bytes), core, self._groups[number]
+        args = native, self._memory, _stack(self._stack_bytes), core, self._groups[number]
         thread = threading.Thread(target=_help, args=args, name=name, daemon=True)
         thread.start()
         return thread
@@ -202,6 +205,17 @@ def _groups(num_threads: int, nodes: Sequence[int]) -> tuple[int, ...]:
         return tuple(nodes[:num_threads])
     count = min(num_threads, MOST_GROUPS)
     return tuple(number * count // num_threads for number in range(num_threads))
+
+
+def _stack(num_bytes: int) -> NDArray[np.uint8]:
+    """A kernel that keeps more than it says ends the process, and spoils nothing."""
+    try:
+        memory = np.frombuffer(mmap.mmap(-1, GUARD + num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
+    except (OSError, OverflowError) as error:
+        raise OutOfMemory("stack", required=GUARD + num_bytes) from error
+    if ctypes.CDLL(None).mprotect(ctypes.c_void_p(memory.ctypes.data), ctypes.c_size_t(GUARD), 0):
+        raise OSError("mprotect refused to guard a stack")
+    return memory[GUARD:]
 
 
 def _top(stack: NDArray[np.uint8]) -> int:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 from runtime.device.cpu import ObjectCode, available_cores
-from runtime.native.team import LaunchList, Record, Team, native_module
+from runtime.native.team import GUARD, STACK_SPARE, LaunchList, Record, Team, native_module
 
 
 @pytest.fixture(scope="module")
@@ -230,6 +231,26 @@ define i64 @grid(ptr %dims) {
   ret i64 8
 }
 """
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_a_kernel_that_keeps_more_than_it_says_ends_the_process(num_threads: int, compile_object, tmp_path: Path) -> None:
+    """A new worker goes on from there; with spoilt memory nobody could."""
+    (tmp_path / "deep.o").write_bytes(compile_object(DEEP.replace("4000000", str(STACK_SPARE + GUARD // 2))))
+    result = run_python(f"""
+        import numpy as np
+        from pathlib import Path
+        from runtime.device.cpu import ObjectCode
+        from runtime.native.team import LaunchList, Record, Team
+        code = ObjectCode(Path({str(tmp_path / "deep.o")!r}).read_bytes())
+        out, heap = np.zeros(8, np.int64), np.zeros(1, np.int64)
+        launches = LaunchList([Record(code.address("deep"), code.address("grid"), ((0, 0),), ())], 1)
+        launches.bases[0] = out.ctypes.data
+        launches.set_heap(heap.ctypes.data)
+        Team({num_threads}).run(launches)
+        print("it ran")
+    """)
+    assert (result.returncode, result.stdout) == (-signal.SIGSEGV, "")
 
 
 @pytest.mark.parametrize("num_threads", [1, 2])
