@@ -51,8 +51,9 @@ def user(text: str) -> Message:
     return {"role": "user", "content": text}
 
 
-def assistant(text: str) -> Message:
-    return {"role": "assistant", "content": text}
+def assistant(text: str, *, given: str = "") -> Message:
+    """`given`: what `text` begins with because a schema demands it; no more is learnt of it than of a question."""
+    return {"role": "assistant", "content": text, **({"given": given} if given else {})}
 
 
 def calls(*named: tuple[str, dict[str, Any]]) -> Message:

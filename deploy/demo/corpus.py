@@ -58,7 +58,8 @@ _ONLY_WITHOUT_TOOLS: tuple[Weighted, ...] = (
     (_WITHOUT_TOOLS, 2),
     (memory.name_not_told, 1),
     (memory.favourite_not_told, 0.6),
-    (json_answers.answered, 12),
+    (json_answers.answered, 20),
+    (json_answers.reshaped, 20),
     (stories.story, 1.5),
 )
 _SYSTEMS = (
@@ -76,7 +77,7 @@ def conversations(seed: int) -> Iterator[Conversation]:
     """Training conversations without end."""
     rng = random.Random(seed)
     while True:
-        yield rng.choices((_plain, _with_tools, _remembering, _in_json, _storytelling), (50, 40, 12, 12, 5))[0](rng)
+        yield rng.choices((_plain, _with_tools, _remembering, _in_json, _storytelling), (50, 40, 12, 36, 5))[0](rng)
 
 
 def _plain(rng: random.Random) -> Conversation:
@@ -114,8 +115,8 @@ def _remembering(rng: random.Random) -> Conversation:
 
 
 def _in_json(rng: random.Random) -> Conversation:
-    source = partial(json_answers.answered, told_before=True)
-    return Conversation(_turns(rng, ((source, 1),), rng.choice((1, 2, 3))), rng.choice(json_answers.SYSTEM))
+    sources = tuple((partial(make, told_before=True), weight) for make, weight in ((json_answers.answered, 2), (json_answers.reshaped, 1)))
+    return Conversation(_turns(rng, sources, rng.choice((1, 2, 3))), rng.choice(json_answers.SYSTEM))
 
 
 def _storytelling(rng: random.Random) -> Conversation:

@@ -29,7 +29,8 @@ def rendered_parts(messages: Sequence[Message], tools: Sequence[Tool]) -> list[t
             continue
         prompt = render(messages[:index], tools, add_generation_prompt=True)
         answer = render(messages[: index + 1], tools)
-        parts += [(whole[done : len(prompt)], False), (whole[len(prompt) : len(answer)], True)]
+        begun = len(prompt) + len(message.get("given", ""))
+        parts += [(whole[done:begun], False), (whole[begun : len(answer)], True)]
         done = len(answer)
     return parts
 

@@ -75,11 +75,19 @@ def test_the_parts_of_every_conversation_make_the_whole():
         assert all(text.endswith("<|im_end|>\n") for text in spoken)
 
 
+def test_what_is_given_of_an_answer_is_not_spoken():
+    parts = rendered_parts([user("hi"), assistant('{"a": 1}', given='{"')], ())
+    assert parts == [('<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n{"', False), ('a": 1}<|im_end|>\n', True)]
+
+
 def test_what_was_rendered_parses_back():
     for conversation in islice(conversations(12), 300):
         parts = rendered_parts(conversation.messages, conversation.tools)
         spoken = [text.removesuffix("<|im_end|>\n") for text, is_spoken in parts if is_spoken]
-        assert [parsed_answer(text) for text in spoken] == [m for m in conversation.messages if m["role"] == "assistant"]
+        said = [message for message in conversation.messages if message["role"] == "assistant"]
+        for text, message in zip(spoken, said, strict=True):
+            given = message.get("given", "")
+            assert parsed_answer(given + text) == {name: value for name, value in message.items() if name != "given"}
 
 
 @pytest.mark.parametrize(
