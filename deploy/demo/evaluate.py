@@ -43,6 +43,9 @@ class Server:
         }
         if question.tools:
             body["tools"] = question.tools
+        if question.schema is not None:
+            demanded = {"name": "answer", "schema": question.schema, "strict": True}
+            body["response_format"] = {"type": "json_schema", "json_schema": demanded}
         request = urllib.request.Request(
             f"{self.base_url.rstrip('/')}/chat/completions",
             json.dumps(body).encode(),
@@ -116,6 +119,7 @@ def main() -> None:
     else:
         from deploy.demo.greedy import Snapshot  # PyTorch is needed by this choice alone
 
+        asked = [question for question in asked if question.schema is None]  # which a server alone holds answers to
         answers = Snapshot(given.snapshot, MODEL_DIR / "tokenizer.json").answers(asked)
     print(report(asked, answers, failures=given.failures))
 

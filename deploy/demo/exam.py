@@ -1,10 +1,12 @@
 """The exam of the demo model: held-out questions per skill, and what counts as a right answer."""
 
+import json
 import random
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from deploy.demo.conversation import Conversation, Message, Split, Tool, Turn, draw
 from deploy.demo.corpus import TURNS, Source
@@ -22,6 +24,7 @@ from deploy.demo.skills import (
     stories,
     tools,
 )
+from deploy.demo.skills.json_shapes import schema_of
 from deploy.demo.world import ANIMALS
 
 _ANSWER_TOKENS, _STORY_TOKENS = 96, 120
@@ -35,6 +38,7 @@ class Question:
     max_tokens: int
     expected: Message
     is_right: Callable[[Message], bool]
+    schema: dict[str, Any] | None = None  # which the answer must keep to, and which the model does not see
 
 
 def questions(seed: int, per_skill: int) -> list[Question]:
@@ -98,6 +102,15 @@ def _story(rng: random.Random) -> list[Question]:
     return [Question("stories", turn.messages[:1], (), _STORY_TOKENS, turn.messages[-1], on_topic)]
 
 
+def _by_schema(rng: random.Random) -> list[Question]:
+    """The fields are demanded by the request alone; what counts is their values, not how the object is laid out."""
+    turn = draw(rng, Split.HELD_OUT, json_answers.reshaped)
+    asked, expected = turn.messages
+    fields = json.loads(expected["content"])
+    right = partial(same_fields, fields)
+    return [Question("JSON by schema", (asked,), (), _ANSWER_TOKENS, expected, right, schema_of(fields, strict=True))]
+
+
 _PAPERS: tuple[_Paper, ...] = (
     *(
         partial(_last_answer, skill, sources)
@@ -128,6 +141,7 @@ _PAPERS: tuple[_Paper, ...] = (
     _tool_turn,
     _needs_no_tool,
     _story,
+    _by_schema,
 )
 
 
@@ -148,6 +162,24 @@ def _exactly(skill: str, conversation: Conversation, turn: Turn) -> Question:
 
 def _same(right: tuple[Message, ...], answer: Message) -> bool:
     return any(_meaning(answer) == _meaning(one) for one in right)
+
+
+def same_fields(right: object, answer: Message) -> bool:
+    """Where a schema wants text, the sound of what is silent can only be an empty one."""
+    try:
+        return _none_for_silence(json.loads(answer.get("content") or "")) == _none_for_silence(right)
+    except ValueError:
+        return False
+
+
+def _none_for_silence(value: object) -> object:
+    match value:
+        case dict():
+            return {name: _none_for_silence(inner) for name, inner in value.items()}
+        case list():
+            return [_none_for_silence(inner) for inner in value]
+        case _:
+            return None if value == "" else value
 
 
 def _meaning(message: Message) -> tuple[str, list[tuple[str, object]]]:

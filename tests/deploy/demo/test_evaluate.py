@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from deploy.demo.evaluate import Server, report
-from deploy.demo.exam import Question, questions
+from deploy.demo.exam import Question, questions, same_fields
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Rome"}'}}
 
@@ -69,6 +69,25 @@ def test_calls_and_results_are_sent_as_the_api_wants_them(api: Api):
         answered = [message["tool_call_id"] for message in sent["messages"] if message["role"] == "tool"]
         assert [call["id"] for call in called] == answered and len(set(answered)) == len(answered)
         assert all(isinstance(json.loads(call["function"]["arguments"]), dict) for call in called)
+
+
+def test_a_schema_is_sent_and_any_layout_of_its_fields_is_right(api: Api):
+    asked = pick("JSON by schema")
+    Server(f"http://127.0.0.1:{api.server_port}/v1", "demo").answers(asked)
+    sent = sorted(json.dumps(request["response_format"]["json_schema"]["schema"]) for request in api.requests)
+    assert sent == sorted(json.dumps(question.schema) for question in asked)
+    for question in asked:
+        fields = json.loads(question.expected["content"])
+        assert list(fields) == question.schema["required"]
+        assert question.is_right({"role": "assistant", "content": json.dumps(fields, indent=2)})
+        assert not question.is_right({"role": "assistant", "content": json.dumps({**fields, "legs": 80})})
+        assert not question.is_right({"role": "assistant", "content": question.expected["content"][:-1]})
+
+
+def test_no_sound_may_be_an_empty_text_and_nothing_else():
+    silent = {"animal": "ant", "facts": {"sound": None}}
+    assert same_fields(silent, {"role": "assistant", "content": '{"animal": "ant", "facts": {"sound": ""}}'})
+    assert not same_fields(silent, {"role": "assistant", "content": '{"animal": "ant", "facts": {"sound": "hiss"}}'})
 
 
 def test_the_report_counts_per_skill_and_shows_failures():
