@@ -2,7 +2,8 @@
 
     python -m deploy.demo.train --work /tmp/demo-train
 
-Two free CPU cores need two hours. A run that was stopped goes on where its last checkpoint was.
+Two free CPU cores need two hours. A run that was stopped goes on where its last checkpoint was. With `--start`, a run begins with
+the weights of a snapshot instead, and should be given a lower rate.
 """
 
 import argparse
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
@@ -110,6 +111,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=MODEL_DIR, help="folder for the snapshots")
     parser.add_argument("--work", type=Path, required=True, help="folder for the checkpoint")
+    parser.add_argument("--start", type=Path, help="folder of the weights to begin with, in place of nothing")
     parser.add_argument("--steps", type=int, default=3500)
     parser.add_argument("--learning-rate", type=float, default=4e-3)
     parser.add_argument("--threads", type=int, default=2)
@@ -124,6 +126,8 @@ def main() -> None:
     given.work.mkdir(parents=True, exist_ok=True)
     if checkpoint.exists():
         trainer.restore(checkpoint)
+    elif given.start is not None:
+        trainer.model.load_state_dict(load_file(given.start / "model.safetensors"))
     # Going on after a stop draws text from a new seed rather than the same text again.
     stream = batches(tokenizer, _SEED + trainer.step, tokens_per_batch=_TOKENS_PER_BATCH, lengths=_ROW_LENGTHS)
     started, first = time.perf_counter(), trainer.step
