@@ -17,6 +17,7 @@ import argparse
 import asyncio
 import gc
 import json
+import re
 import selectors
 import socket
 import statistics
@@ -39,6 +40,7 @@ from server.state import ModelSpec
 
 BARE_HEAD = b"ff\r\n" + b"." * 200 + b'"content":"'  # as long as a chunk of `paced`
 BARE_TAIL = b'"},"logprobs":null,"finish_reason":null}]}\n\n\r\n'
+EVENT_END, EMITTED = b"\n\n", re.compile(rb'"content":"(\d+)')  # the text of a token is the time at which it was emitted
 NUM_IDLE = 1000
 SO_TIMESTAMPNS = 35  # Linux: every read tells when its bytes arrived
 BODY = {"model": "clock", "stream": True, "messages": [{"role": "user", "content": "What time is it?"}]}
@@ -174,7 +176,7 @@ async def _bare(num_streams: int, rate: float, num_tokens: int) -> Streams:
             for writer in writers:
                 writer.write(b"%b%d %b" % (BARE_HEAD, now, BARE_TAIL))
         for writer in writers:
-            writer.write(b"data: [DONE]")
+            writer.write(b"data: [DONE]\n\n")
 
     async with await asyncio.start_server(accept, "127.0.0.1", 0) as server:
         stepping = asyncio.create_task(step())
@@ -222,6 +224,7 @@ def client(port: int, num_streams: int, num_tokens: int) -> None:
     began_s = time.monotonic()
     added: list[int] = []
     read: list[int] = []
+    begun = dict.fromkeys(sockets, b"")  # an event that has not come to its end
     with selectors.DefaultSelector() as selector:
         for stream in sockets:
             stream.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
@@ -236,10 +239,11 @@ def client(port: int, num_streams: int, num_tokens: int) -> None:
                 read_us = time.time_ns() // 1000
                 assert data, "the server closed the connection"
                 arrived_us = _arrival_us(stamps)
-                emitted = [int(piece.split(b" ", 1)[0]) for piece in data.split(b'"content":"')[1:] if piece[:1] != b'"']
+                *whole, begun[stream] = (begun[stream] + data).split(EVENT_END)
+                emitted = [int(found[1]) for event in whole if (found := EMITTED.search(event))]
                 added += [arrived_us - emitted_us for emitted_us in emitted]
                 read += [read_us - emitted_us for emitted_us in emitted]
-                if b"data: [DONE]" in data:
+                if any(b"data: [DONE]" in event for event in whole):
                     selector.unregister(stream)
                     stream.close()
                     num_open -= 1

@@ -50,6 +50,7 @@ VECTOR_FMA = {
     "avx512-bf16-amd": r"vfmadd\w+\s.*%zmm",
     "amx": r"vfmadd\w+\s.*%zmm",
     "aarch64-neon": r"fml[as]\s+v\d+\.4s",
+    "aarch64-dotprod": r"fml[as]\s+v\d+\.4s",
     "aarch64-i8mm-bf16": r"fml[as]\s+v\d+\.4s",
 }
 

@@ -9,7 +9,9 @@ import sys
 
 def test_it_measures():
     command = [sys.executable, "-m", "deploy.bench.http", "--json", "--seconds", "0.5", "--rate", "400", "--streams", "8"]
-    result = json.loads(subprocess.run(command, check=True, capture_output=True, timeout=120).stdout)
+    ended = subprocess.run(command, check=False, capture_output=True, timeout=120, text=True)
+    assert ended.returncode == 0, ended.stderr
+    result = json.loads(ended.stdout)
     paced = result["paced"]
     assert paced["num_tokens"] == 8 * round(0.5 * 400 / 8) and paced["num_streams"] == 8
     assert paced["tokens_per_s"] <= 400 * 1.3, "it was not paced"
