@@ -74,13 +74,6 @@ INVALID_SCHEMA = ErrorKind(
     "A schema, regular expression or grammar cannot be compiled.",
     "Use the keywords that the message does not object to.",
 )
-CONSTRAINT_TOO_COMPLEX = ErrorKind(
-    "constraint_too_complex",
-    400,
-    INVALID,
-    "A schema, regular expression or grammar takes too much work to follow, which showed while the answer was made.",
-    "Write it so that a text can be read in one way only; repeat with `x*` or left recursion; split large schemas.",
-)
 NO_CHAT_TEMPLATE = ErrorKind("no_chat_template", 400, INVALID, "The model has no chat template.", "Use `/v1/completions`.")
 NOT_AN_EMBEDDER = ErrorKind(
     "not_an_embedding_model",

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from server.engine.lazy import LazyMatcher
-from server.engine.matcher import ConstraintError, ConstraintTooComplex, Grammar, Matcher
+from server.engine.matcher import ConstraintError, Matcher
 from server.messages import Constraint, ConstraintKind, Trigger
 
 
@@ -46,13 +46,13 @@ class ConstraintCompiler:
         self._eos_ids = list(eos_ids)
         self._tokenizer: LLTokenizer | None = None
         self._tokenizer_lock = threading.Lock()
-        self._cache: OrderedDict[Constraint, Future[Grammar]] = OrderedDict()
+        self._cache: OrderedDict[Constraint, Future[LLMatcher]] = OrderedDict()
         self._pool = ThreadPoolExecutor(self.limits.num_threads, thread_name_prefix="constraint")
 
     def compile(self, constraint: Constraint) -> Pending:
         """Begin to compile, or join who began before. To be called by one thread."""
         future = self._cache.get(constraint)
-        if future is None or (future.done() and (future.exception() is not None or future.result().is_spoiled)):
+        if future is None or (future.done() and future.exception() is not None):
             future = self._cache[constraint] = self._pool.submit(self._build, constraint)
         self._cache.move_to_end(constraint)
         while len(self._cache) > self.limits.num_cached:
@@ -67,7 +67,7 @@ class ConstraintCompiler:
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _build(self, constraint: Constraint) -> Grammar:
+    def _build(self, constraint: Constraint) -> LLMatcher:
         try:
             return self._compiled(constraint.kind, constraint.source)
         except ConstraintError:
@@ -75,7 +75,7 @@ class ConstraintCompiler:
                 raise
             return self._compiled(constraint.kind, constraint.fallback)
 
-    def _compiled(self, kind: ConstraintKind, source: str) -> Grammar:
+    def _compiled(self, kind: ConstraintKind, source: str) -> LLMatcher:
         size = len(source.encode())
         if size > self.limits.source_bytes:
             raise ConstraintError(f"the {kind} has {size} bytes, expected at most {self.limits.source_bytes}: shorten it")
@@ -85,7 +85,7 @@ class ConstraintCompiler:
         matcher = LLMatcher(self._shared_tokenizer(), _grammar(kind, source), log_level=0, limits=bounds)
         if matcher.is_error():
             raise ConstraintError(f"the {kind} cannot be compiled: {matcher.get_error()}")
-        return Grammar(matcher)
+        return matcher
 
     def _shared_tokenizer(self) -> LLTokenizer:
         with self._tokenizer_lock:
@@ -101,7 +101,7 @@ class ConstraintCompiler:
 class Pending:
     """A constraint on its way. `poll` gives a matcher of one's own, None before it is there, or raises ConstraintError."""
 
-    def __init__(self, future: Future[Grammar], trigger: Trigger | None, limit_s: float, vocab_size: int) -> None:
+    def __init__(self, future: Future[LLMatcher], trigger: Trigger | None, limit_s: float, vocab_size: int) -> None:
         self._future = future
         self._trigger = trigger
         self._limit_s = limit_s
@@ -110,18 +110,10 @@ class Pending:
 
     def poll(self) -> Matcher | LazyMatcher | None:
         if self._future.done():
-            failed = self._trigger is not None and self._future.exception() is not None
-            grammar = None if failed else self._future.result()
-            if grammar is not None and grammar.is_busy:
-                if not grammar.is_spoiled:
-                    return None
-                if self._trigger is None:
-                    raise ConstraintTooComplex.by_time()
-                grammar = None
-            if self._trigger is not None:
-                return LazyMatcher(grammar, self._trigger, self._vocab_size)
-            assert grammar is not None
-            return Matcher(grammar, self._vocab_size)
+            if self._trigger is None:
+                return Matcher(self._future.result().deep_copy(), self._vocab_size)
+            grammar = self._future.result() if self._future.exception() is None else None
+            return LazyMatcher(grammar, self._trigger, self._vocab_size)
         # What is only offered is waited for: whether it holds must not depend on how busy the machine is.
         if self._trigger is None and time.monotonic() > self._give_up:
             raise ConstraintError(f"compiling the constraint took more than {self._limit_s:g} s: simplify it")

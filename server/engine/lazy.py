@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from itertools import takewhile
 
 import numpy as np
+from llguidance import LLMatcher
 from numpy.typing import NDArray
 
-from server.engine.matcher import ConstraintError, Grammar, Matcher
+from server.engine.matcher import ConstraintError, Matcher
 from server.messages import Trigger
 
 Offer = tuple[int, ...]  # how what is offered begins
@@ -69,8 +70,8 @@ class LazyMatcher:
 
     is_complete = False  # more text may always follow
 
-    def __init__(self, grammar: Grammar | None, trigger: Trigger, vocab_size: int) -> None:
-        self.grammar = grammar  # before its first token; None: nothing is ever restricted
+    def __init__(self, grammar: LLMatcher | None, trigger: Trigger, vocab_size: int) -> None:
+        self._grammar = grammar  # before its first token; None: nothing is ever restricted
         self._trigger = trigger
         self._vocab_size = vocab_size
         self._offers = tuple(offer for offer in trigger.offers if max(offer) < vocab_size)
@@ -78,15 +79,6 @@ class LazyMatcher:
         self._at_start = True
         self._choice: Choice | None = None
         self._begun: Matcher | None = None
-
-    @property
-    def is_slow(self) -> bool:
-        return self._begun is not None and self._begun.is_slow
-
-    @property
-    def has_mask(self) -> bool:
-        """It takes no work."""
-        return self._begun is None or self._begun.has_mask
 
     def mask(self) -> NDArray[np.int32] | None:
         """None where every token may come next."""
@@ -108,8 +100,8 @@ class LazyMatcher:
                 self._thinks = token_id != self._trigger.close_id
             elif self._at_start and token_id == self._trigger.open_id:
                 self._thinks = True  # as the parser has it: thoughts come first, or not at all
-            elif token_id == self._trigger.token_id and self.grammar is not None:
-                self._begin(self.grammar)
+            elif token_id == self._trigger.token_id and self._grammar is not None:
+                self._begin(self._grammar)
             self._at_start = False
 
     def forced(self) -> list[int]:
@@ -122,11 +114,6 @@ class LazyMatcher:
         governed = self._choice is not None or self._begun is not None
         self._choice = self._begun = None
         return governed
-
-    def abandon(self) -> None:
-        """Nothing is ever restricted from now on."""
-        self.let_go()
-        self.grammar = None
 
     # --- while it chooses: nobody is to be told what may be taken back ----------------------------------------------------
 
@@ -153,11 +140,11 @@ class LazyMatcher:
         self._choice = self._choice.without_draft()
         return num_tokens
 
-    def _begin(self, grammar: Grammar) -> None:
+    def _begin(self, grammar: LLMatcher) -> None:
         if self._offers:
             self._choice = Choice(self._offers)
         else:
-            self._begun = Matcher(grammar, self._vocab_size)
+            self._begun = Matcher(grammar.deep_copy(), self._vocab_size)
 
     def _say(self, choice: Choice, token_id: int) -> None:
         if self.refuses(token_id):
@@ -165,9 +152,9 @@ class LazyMatcher:
             return
         choice.say(token_id)
         if choice.is_made:
-            assert self.grammar is not None
+            assert self._grammar is not None
             self._choice = None
-            self._begun = _behind(Matcher(self.grammar, self._vocab_size), choice.draft)
+            self._begun = _behind(Matcher(self._grammar.deep_copy(), self._vocab_size), choice.draft)
 
 
 def _shared(*offers: Offer) -> Offer:

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from runtime.step import StepBatch, StepModel
 from server.engine.batch import BatchBuilder
 from server.engine.constrain import ConstraintCompiler
-from server.engine.masks import Late, MaskMaker
 from server.engine.matcher import ConstraintError
 from server.engine.outbox import Outbox, Publish, Timing
 from server.engine.request import Sequence, Stage
@@ -48,7 +47,6 @@ class Engine:
         self._constraints = constraints
         self._batches = BatchBuilder(model.limits)
         self._sampler = Sampler(model)
-        self._mask_maker = MaskMaker()
 
     @property
     def has_work(self) -> bool:
@@ -83,23 +81,16 @@ class Engine:
 
     def _masks(self, plan: Plan) -> dict[Sequence, Bitmask]:
         """Of the rows that a constraint restricts. They depend on the tokens before the step, so the device may run meanwhile."""
-        matchers = {
-            seq: seq.matcher
-            for seq, item in plan.items.items()
-            if item.draws and seq.matcher is not None and seq.stage is not Stage.FINISHED
-        }
         masks: dict[Sequence, Bitmask] = {}
-        for seq, made in zip(matchers, self._mask_maker.make(list(matchers.values())), strict=True):
-            if seq.stage is Stage.FINISHED:
-                continue  # another choice has just failed the request
-            if isinstance(made, ConstraintError):
-                self._requests.give_up(seq, made)
-            elif isinstance(made, Exception):
-                raise made
-            elif isinstance(made, Late):
-                self._requests.set_aside(seq, made)
-            elif made is not None:
-                masks[seq] = made
+        for seq, item in list(plan.items.items()):
+            if item.draws and seq.matcher is not None and seq.stage is not Stage.FINISHED:
+                try:
+                    mask = seq.matcher.mask()
+                except ConstraintError as error:
+                    self._requests.give_up(seq, error)
+                    continue
+                if mask is not None:
+                    masks[seq] = mask
         return masks
 
     def _run(self, plan: Plan, batch: StepBatch) -> tuple[NDArray[np.float32], float]:
@@ -122,7 +113,7 @@ class Engine:
             if seq.stage is not Stage.FINISHED:
                 if seq.judges_prompt:
                     self._judge_prompt(seq, logits, at, item.num_rows - item.draws)
-                if item.draws and seq.stage is not Stage.ASIDE:
+                if item.draws:
                     drawing.append(seq)
                     rows.append(at + item.num_rows - 1)
             at += item.num_rows
@@ -181,6 +172,5 @@ class Engine:
         self.scheduler.check_integrity(self._requests.sequences)
 
     def close(self) -> None:
-        self._mask_maker.close()
         if self._constraints is not None:
             self._constraints.close()

@@ -16,7 +16,6 @@ from server.messages import Embed, FinishReason, Submit, TokenLogprob
 class Stage(Enum):
     COMPILING = "compiling"  # its constraint
     WAITING = "waiting"
-    ASIDE = "aside"  # its next mask takes long
     RUNNING = "running"  # it has a slot of the batch
     FINISHED = "finished"
 

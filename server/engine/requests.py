@@ -16,8 +16,7 @@ from server.engine.constrain import ConstraintCompiler, Pending
 from server.engine.embed import embedding_of
 from server.engine.intake import open_request, open_text, row_behind
 from server.engine.lazy import LazyMatcher
-from server.engine.masks import Late
-from server.engine.matcher import ConstraintError, ConstraintTooComplex
+from server.engine.matcher import ConstraintError
 from server.engine.outbox import Outbox
 from server.engine.request import Request, Sequence, Stage
 from server.engine.sampler import Drawn
@@ -46,7 +45,6 @@ class Requests:
         self._constraints = constraints
         self._clock = clock
         self._compiling: dict[Sequence, Pending] = {}
-        self._aside: dict[Sequence, Late] = {}
         self._deadlines: list[tuple[float, int, str]] = []  # ids only: it outlives the requests
         self._num_arrived = 0
 
@@ -105,20 +103,13 @@ class Requests:
             heapq.heappush(self._deadlines, (submit.deadline, request.arrival, submit.request_id))
 
     def admit(self) -> None:
-        """Let compiled constraints and late masks in, and expired requests out."""
+        """Let compiled constraints in and expired requests out."""
         now = self._clock()
         while self._deadlines and self._deadlines[0][0] <= now:
             _, arrival, request_id = heapq.heappop(self._deadlines)
             request = self.living.get(request_id)
             for seq in request.sequences if request is not None and request.arrival == arrival else ():
                 self._end(seq, FinishReason.DEADLINE)
-        for seq, late in list(self._aside.items()):
-            try:
-                if seq in self._aside and late.poll():
-                    del self._aside[seq]
-                    self._scheduler.resume(seq)
-            except ConstraintError as error:
-                self._do_without(seq, error)
         for seq, pending in list(self._compiling.items()):
             if seq not in self._compiling:
                 continue  # its request has just failed
@@ -126,8 +117,6 @@ class Requests:
                 seq.matcher = pending.poll()
                 if seq.matcher is not None:
                     self._constrain(seq)
-            except ConstraintTooComplex as error:
-                self.give_up(seq, error)
             except ConstraintError as error:
                 self._fail(seq.request, "invalid_schema", str(error))
 
@@ -237,7 +226,6 @@ class Requests:
             self._end_text(seq.request, reason)
             return
         self._compiling.pop(seq, None)
-        self._aside.pop(seq, None)
         self._scheduler.finish(seq)
         seq.finish_reason = reason
         self._outbox.add(self._event(seq, token_ids or [], logprobs))
@@ -250,26 +238,9 @@ class Requests:
         else:
             self._drop(request)  # aborted: nobody listens
 
-    def set_aside(self, seq: Sequence, late: Late) -> None:
-        """Its mask takes long: the others go on without it."""
-        self._scheduler.set_aside(seq)
-        self._aside[seq] = late
-
-    def _do_without(self, seq: Sequence, error: ConstraintError) -> None:
-        """Its mask does not come. An offer is not worth a failure."""
-        if isinstance(seq.matcher, LazyMatcher):
-            seq.matcher.abandon()
-            del self._aside[seq]
-            self._scheduler.resume(seq)
-        else:
-            self.give_up(seq, error)
-
     def give_up(self, seq: Sequence, error: ConstraintError) -> None:
         """Its constraint leads no further."""
-        if isinstance(error, ConstraintTooComplex):
-            self._fail(seq.request, "constraint_too_complex", f"the constraint is too complex: {error}")
-        else:
-            self._fail(seq.request, "generation_failed", f"the constraint cannot be followed: {error}")
+        self._fail(seq.request, "generation_failed", f"the constraint cannot be followed: {error}")
 
     def _fail(self, request: Request, code: str, message: str) -> None:
         self._drop(request)
@@ -279,6 +250,5 @@ class Requests:
         for seq in request.sequences:
             if seq.stage is not Stage.FINISHED:
                 self._compiling.pop(seq, None)
-                self._aside.pop(seq, None)
                 self._scheduler.finish(seq)
         del self.living[request.submit.request_id]

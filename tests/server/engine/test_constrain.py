@@ -7,6 +7,7 @@ import re
 import threading
 import time
 from functools import partial
+from itertools import count
 
 import numpy as np
 import pytest
@@ -148,8 +149,21 @@ def test_a_grammar_that_becomes_too_deep_fails_its_request_alone(rig, constraint
     outcomes = one.run([submit_of(deep, 1, banned_token_ids=(EOS,)), submit_of(CHOICE, 2)])
     assert set(one.failed) == {"grammar-1"}
     failed = one.failed["grammar-1"]
-    assert failed.code == "constraint_too_complex" and "max is 30" in failed.message
+    assert failed.code == "generation_failed" and "max is 30" in failed.message
     assert outcomes["choice-2", 0].end == (FinishReason.STOP, None)
+
+
+@pytest.mark.parametrize("engine", [Engine, OverlappedEngine])
+def test_a_grammar_that_takes_long_fails_its_request_alone(rig, constraints, monkeypatch, engine) -> None:
+    """Masks of 0.3 s on a clock of the test's; each may take 0.02, and all of them 1 s more."""
+    ticks = count()
+    monkeypatch.setattr("server.engine.matcher.time.thread_time", lambda: 0.3 * next(ticks))
+    heavy = Constraint(ConstraintKind.GRAMMAR, 'start: e\ne: e e | "a" | "b"')
+    one = rig(engine, constraints=constraints)
+    one.run([submit_of(heavy, 1, banned_token_ids=(EOS,)), Submit("plain", (1, 2), SamplingParams(max_tokens=20, ignore_eos=True))])
+    failed = one.failed["grammar-1"]
+    assert failed.code == "generation_failed" and "it is too heavy" in failed.message and "in one way only" in failed.message
+    assert len(one.outcomes["plain", 0].token_ids) == 20
 
 
 def test_a_grammar_is_bounded_in_size(tokenizer_json) -> None:
