@@ -19,7 +19,17 @@ EXCESS_S = 1.0  # beyond that, in all tokens of a sequence together
 
 
 class ConstraintError(Exception):
-    """A constraint that cannot be compiled; the message is for the client."""
+    """A constraint that cannot be compiled or followed; the message is for the client."""
+
+
+class ConstraintTooHeavy(ConstraintError):
+    """Following it takes more of the processor than one request may ask for."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            f"its tokens took {EXCESS_S:g} s more than the {1000 * SLOW_S:g} ms that each may; write it so that a text can be read in one"
+            ' way only, and repeat with `x*` or `xs: x | xs "," x`'
+        )
 
 
 class Matcher:
@@ -39,23 +49,21 @@ class Matcher:
         """One bit per token, set where it may come next. Valid until the next call."""
         began_s = time.thread_time()
         self._matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
-        self._require_sound()
-        self._excess_s += max(time.thread_time() - began_s - SLOW_S, 0.0)
-        if self._excess_s > EXCESS_S:
-            raise ConstraintError(
-                f"it is too heavy: its tokens took {EXCESS_S:g} s more than the {1000 * SLOW_S:g} ms that each may; write it so that a text"
-                ' can be read in one way only, and repeat with `x*` or `xs: x | xs "," x`'
-            )
+        self._require_sound(began_s)
         return self._mask
 
     def advance(self, token_ids: Sequence[int]) -> None:
+        began_s = time.thread_time()
         self._matcher.consume_tokens(list(token_ids))
-        self._require_sound()
+        self._require_sound(began_s, len(token_ids))
 
     def forced(self) -> list[int]:
         """The tokens that must come next, where there is no choice."""
         return self._matcher.compute_ff_tokens()
 
-    def _require_sound(self) -> None:
+    def _require_sound(self, began_s: float, num_tokens: int = 1) -> None:
         if self._matcher.is_error():
             raise ConstraintError(self._matcher.get_error())
+        self._excess_s += max(time.thread_time() - began_s - num_tokens * SLOW_S, 0.0)
+        if self._excess_s > EXCESS_S:
+            raise ConstraintTooHeavy

@@ -16,7 +16,7 @@ from server.engine.constrain import ConstraintCompiler, Pending
 from server.engine.embed import embedding_of
 from server.engine.intake import open_request, open_text, row_behind
 from server.engine.lazy import LazyMatcher
-from server.engine.matcher import ConstraintError
+from server.engine.matcher import ConstraintError, ConstraintTooHeavy
 from server.engine.outbox import Outbox
 from server.engine.request import Request, Sequence, Stage
 from server.engine.sampler import Drawn
@@ -240,7 +240,8 @@ class Requests:
 
     def give_up(self, seq: Sequence, error: ConstraintError) -> None:
         """Its constraint leads no further."""
-        self._fail(seq.request, "generation_failed", f"the constraint cannot be followed: {error}")
+        code = "invalid_schema" if isinstance(error, ConstraintTooHeavy) else "generation_failed"
+        self._fail(seq.request, code, f"the constraint cannot be followed: {error}")
 
     def _fail(self, request: Request, code: str, message: str) -> None:
         self._drop(request)
