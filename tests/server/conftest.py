@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -66,6 +67,21 @@ class Running:
 
     def complete(self, **body: Any) -> httpx.Response:
         return self.http().post("/v1/completions", json={"prompt": "hi", **body})
+
+    def connect(self) -> socket.socket:
+        """For what clients are too polite to send."""
+        return socket.create_connection(("127.0.0.1", self.port), timeout=20)
+
+    @staticmethod
+    def read_all(sock: socket.socket) -> bytes:
+        """Until the server closes the connection."""
+        answer = b""
+        try:
+            while data := sock.recv(1 << 16):
+                answer += data
+        except ConnectionResetError:
+            pass  # closed without having read everything; the answer came before that
+        return answer
 
     def stop(self) -> None:
         for client in self.clients:

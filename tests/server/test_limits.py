@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import time
 
 import pytest
@@ -13,28 +12,14 @@ from server.state import ModelSpec
 HEAD = "POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
 
 
-def connect(server) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", server.port), timeout=20)
-
-
 def talk(server, data: bytes) -> tuple[int, dict]:
     """Status and error of the answer; the server must close the connection after it."""
-    with connect(server) as sock:
+    with server.connect() as sock:
         sock.sendall(data)
-        answer = read_all(sock)
+        answer = server.read_all(sock)
     head, _, body = answer.partition(b"\r\n\r\n")
     assert b"\r\nx-should-retry: " in head or not body
     return int(head.split()[1]), json.loads(body)["error"] if body else {}
-
-
-def read_all(sock: socket.socket) -> bytes:
-    answer = b""
-    try:
-        while data := sock.recv(1 << 16):
-            answer += data
-    except ConnectionResetError:
-        pass  # closed without having read everything; the answer came before that
-    return answer
 
 
 @pytest.mark.parametrize(
@@ -108,18 +93,18 @@ def test_what_is_not_http(server, data):
 
 def test_headers_that_drip_are_cut_off(serve):
     server = serve(header_timeout_s=0.3)
-    with connect(server) as sock:
+    with server.connect() as sock:
         began = time.monotonic()
         sock.sendall(b"GET /v1/mod")
-        assert read_all(sock) == b""
+        assert server.read_all(sock) == b""
         assert time.monotonic() - began >= 0.25
     assert server.http().get("/v1/models").status_code == 200
 
 
 def test_a_connection_that_asks_nothing_is_cut_off(serve):
     server = serve(keep_alive_s=0.3)
-    with connect(server) as sock:
-        assert read_all(sock) == b""
+    with server.connect() as sock:
+        assert server.read_all(sock) == b""
 
 
 def test_a_client_that_reads_nothing_is_cut_off(serve, answering):
@@ -127,7 +112,7 @@ def test_a_client_that_reads_nothing_is_cut_off(serve, answering):
     script.answer = lambda _submit, _choice: [[120] * 500] * 4000  # about 10 MB, more than the sockets hold
     server = serve(script=script, write_timeout_s=0.3)
     body = json.dumps({"prompt": "x", "stream": True, "max_tokens": 2_000_000, "return_token_ids": True}).encode()
-    with connect(server) as sock:
+    with server.connect() as sock:
         sock.sendall(f"{HEAD}content-length: {len(body)}\r\n\r\n".encode() + body)
         end = time.monotonic() + 60
         while not server.worker.aborted and time.monotonic() < end:

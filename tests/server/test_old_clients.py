@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import time
 
 import pytest
@@ -17,20 +16,6 @@ def request(method: str, path: str, body: dict | None = None, *, version: str = 
     return f"{method} {path} HTTP/{version}\r\nhost: 127.0.0.1\r\n{headers}{measure}\r\n".encode() + content
 
 
-def connect(server) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", server.port), timeout=20)
-
-
-def read_all(sock: socket.socket) -> bytes:
-    answer = b""
-    try:
-        while data := sock.recv(1 << 16):
-            answer += data
-    except ConnectionResetError:
-        pass  # closed without having read everything; the answer came before that
-    return answer
-
-
 def parted(answer: bytes) -> tuple[int, dict[str, str], bytes]:
     head, _, body = answer.partition(b"\r\n\r\n")
     status, *lines = head.decode().split("\r\n")
@@ -41,9 +26,9 @@ def parted(answer: bytes) -> tuple[int, dict[str, str], bytes]:
 
 def talk(server, data: bytes) -> tuple[int, dict[str, str], bytes]:
     """The whole answer; the server must close the connection behind it."""
-    with connect(server) as sock:
+    with server.connect() as sock:
         sock.sendall(data)
-        return parted(read_all(sock))
+        return parted(server.read_all(sock))
 
 
 def test_a_stream_ends_with_the_connection(server):
@@ -76,7 +61,7 @@ def test_other_answers_are_measured_and_close(server, data, expected):
 
 def test_a_connection_is_kept_for_who_asks(server):
     asking = "connection: Keep-Alive\r\n"
-    with connect(server) as sock, sock.makefile("rb") as answers:
+    with server.connect() as sock, sock.makefile("rb") as answers:
         for _ in range(2):
             sock.sendall(request("POST", "/v1/chat/completions", CHAT, headers=asking))
             lines = iter(answers.readline, b"\r\n")
@@ -112,7 +97,7 @@ def test_what_follows_the_last_request_changes_nothing(serve, answering, behind,
 def test_who_leaves_in_the_middle_is_noticed(serve, answering, version, behind):
     server = serve(script=answering("x" * 100_000, interval_s=0.005, max_context=1 << 20))
     body = {**CHAT, "max_tokens": 100_000, "stream": True}
-    with connect(server) as sock:
+    with server.connect() as sock:
         sock.sendall(request("POST", "/v1/chat/completions", body, version=version) + behind)
         assert sock.recv(1 << 16)
     end = time.monotonic() + 10

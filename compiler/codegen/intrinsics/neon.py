@@ -16,7 +16,7 @@ def _right(code: Code, x: str) -> Parts:
     return (code.op(f"bitcast <4 x i32> {x} to <16 x i8>"),)
 
 
-def _add(instruction: str) -> Step:
+def _step(instruction: str) -> Step:
     def add(code: Code, total: str, left: Parts, right: Parts) -> str:
         args = f"<4 x i32> {total}, <16 x i8> {right[0]}, <16 x i8> {left[0]}"
         return code.op(f"call <4 x i32> @llvm.aarch64.neon.{instruction}.v4i32.v16i8({args})")
@@ -24,5 +24,5 @@ def _add(instruction: str) -> Step:
     return Step(LANES, _left, _right, add, signed=instruction == "sdot")
 
 
-SIGNED_BY_UNSIGNED = _add("usdot")
-SIGNED_BY_SIGNED = _add("sdot")
+SIGNED_BY_UNSIGNED = _step("usdot")
+SIGNED_BY_SIGNED = _step("sdot")
