@@ -4,7 +4,7 @@ Takes what integer_form.py knows as an integer product. A tile sums a group exac
 accumulators take the groups one after another. The rows of all planes are rows of the tile: they share what it reads of the panel.
 
 A single row waits for memory, and cores read one dense stream best. So the scales of several groups are read at once, before their panels:
-their factors wait in the first cache.
+their factors wait in the first cache. And of several sums (gate and up) some panels of one are gone through before those of the next.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from compiler.schedule.pieces import local
 from compiler.schedule.same import same_scalar
 from compiler.schedule.spot import Spot, TileShape
 
+ABREAST = 4  # panels of a sum, beside a single row
 AT_ONCE = 8  # groups of a single row: half a kilobyte of scales, beside four of weights of 4 bits
 
 # factor(m, v, lane): what the exact sum of a group is multiplied by.
@@ -69,15 +70,38 @@ class _Schedule:
         p, shape = self.product, self.tile.shape
         panels = Panels(p.nest, p.row_axis, shape.columns, 1 if p.row_axis is None else shape.rows)
         if self.tile.block is None or any(s.num_groups != Dim.of(1) for s in p.sums):
-            return panels.walk(self.kernel)
+            several = len(p.sums) > 1 and p.row_axis is not None
+            return replace(panels, abreast=ABREAST).walk(self.one, across=self.across) if several else panels.walk(self.one)
         accumulators = sum(len(s.planes) for s in p.sums)
         columns, group = p.nest.axes[-1][1], Dim.of(p.sums[0].planes[0].group)
         blocks = Blocks(group, self.tile.block, self.tile.depth, FOUR, columns, shape.columns, accumulators)
-        return replace(panels, together=blocks.together).walk(self.kernel, _Rows(p, self.tile, blocks).body)
+        return replace(panels, together=blocks.together).walk(self.one, _Rows(p, self.tile, blocks).body)
 
-    def kernel(self, point: dict[DimVar, Dim], panel: Dim, first: Dim, rows: int) -> Stmt:
+    def kernel(self, point: dict[DimVar, Dim], panel: Dim, first: Dim, rows: int) -> _Kernel:
         p = self.product
-        return _Kernel(p.sums, Spot(p.nest, p.row_axis, replace(self.tile.shape, rows=rows), point, panel, first), self.tile).body()
+        return _Kernel(p.sums, Spot(p.nest, p.row_axis, replace(self.tile.shape, rows=rows), point, panel, first), self.tile)
+
+    def one(self, point: dict[DimVar, Dim], panel: Dim, first: Dim, rows: int) -> Stmt:
+        return self.kernel(point, panel, first, rows).body()
+
+    def across(self, point: dict[DimVar, Dim], panel: Dim, row: Dim) -> Stmt:
+        """Some panels of a sum, then those of the next."""
+        sums, shape = self.product.sums, self.tile.shape
+        held = [local(f"held{number}", ABREAST, shape.vectors, shape.lanes) for number in range(len(sums))]
+        acc = local("acc", 1, shape.vectors, shape.lanes)
+
+        def each(body: Callable[[Dim, _Kernel], Stmt]) -> Stmt:
+            return loop("beside", ABREAST, lambda i: body(i, self.kernel(point, panel + i, row, 1)))
+
+        def summed(grouped: GroupedSum, hold: Buffer) -> Stmt:
+            def one(i: Dim, kernel: _Kernel) -> Stmt:
+                keep = kernel.spot.vectors(lambda v, lane: Store(hold, (i, v, lane), Load(acc, (Dim.of(0), v, lane))))
+                return allocated([acc], seq(kernel.sum(grouped, acc), keep))
+
+            return each(one)
+
+        finish = each(lambda i, kernel: kernel.finish(lambda number, _, v, lane: Load(held[number], (i, v, lane))))
+        return allocated(held, seq(*_told(self.tile, sums[0], 1), *map(summed, sums, held), finish))
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +115,15 @@ class _Kernel:
     def body(self) -> Stmt:
         shape = self.spot.shape
         accs = [local(f"acc{i}", shape.rows, shape.vectors, shape.lanes) for i in range(len(self.sums))]
-
-        def finish(m: Dim, v: Dim, lane: Dim) -> Stmt:
-            return self.spot.store(m, v, lane, lambda s: s if (i := number_of(self.sums, s)) is None else Load(accs[i], (m, v, lane)))
-
         done = [self.sum(s, acc) for s, acc in zip(self.sums, accs, strict=True)]
-        return allocated(accs, seq(*_told(self.tile, self.sums[0], shape.rows), *done, self.spot.each(finish)))
+        finish = self.finish(lambda number, *at: Load(accs[number], at))
+        return allocated(accs, seq(*_told(self.tile, self.sums[0], shape.rows), *done, finish))
+
+    def finish(self, summed: Callable[[int, Dim, Dim, Dim], Load]) -> Stmt:
+        def store(m: Dim, v: Dim, lane: Dim) -> Stmt:
+            return self.spot.store(m, v, lane, lambda s: s if (i := number_of(self.sums, s)) is None else summed(i, m, v, lane))
+
+        return self.spot.each(store)
 
     def sum(self, grouped: GroupedSum, acc: Buffer) -> Stmt:
         def group(g: Dim) -> Stmt:

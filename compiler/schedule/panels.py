@@ -68,7 +68,7 @@ class Panels:
     columns: int
     rows: int
     together: int = 1  # panels of a claim, beside many rows
-    abreast: int = 1  # the same, beside one row: its sums wait for themselves, so it takes more of them. Not both
+    abreast: int = 1  # the same, beside one row: its sums wait for themselves, or for memory. Not both
     block_rows: int = BLOCK_ROWS
 
     def walk(self, kernel: Kernel, several: Several | None = None, across: Across | None = None) -> Stmt:

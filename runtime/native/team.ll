@@ -203,12 +203,11 @@ entry:
   br label %look
 
 look:
-  ; what the thread knows: the open record, its successor, its iterations, chunk size and number of chunks
+  ; what the thread knows: the open record, its successor, its iterations and number of chunks
   %at = phi i64 [ -1, %entry ], [ %at.now, %wait ], [ %at.now, %lost ], [ %at.now, %pass ], [ %at.now, %more ]
   %record = phi ptr [ null, %entry ], [ %record.now, %wait ], [ %record.now, %lost ], [ %record.now, %pass ], [ %record.now, %more ]
   %record.next = phi ptr [ %words, %entry ], [ %next.now, %wait ], [ %next.now, %lost ], [ %next.now, %pass ], [ %next.now, %more ]
   %n = phi i64 [ 0, %entry ], [ %n.now, %wait ], [ %n.now, %lost ], [ %n.now, %pass ], [ %n.now, %more ]
-  %size = phi i64 [ 1, %entry ], [ %size.now, %wait ], [ %size.now, %lost ], [ %size.now, %pass ], [ %size.now, %more ]
   %chunks = phi i64 [ 0, %entry ], [ %chunks.now, %wait ], [ %chunks.now, %lost ], [ %chunks.now, %pass ], [ %chunks.now, %more ]
   %called = phi i1 [ false, %entry ], [ %called.now, %wait ], [ %called.now, %lost ], [ %called.now, %pass ], [ %called.now, %more ]
   %state = load atomic i64, ptr %state.p acquire, align 8
@@ -239,10 +238,8 @@ open.record:
   %n.counted = call i64 %grid(ptr %dims)
   %n.new = call i64 @llvm.smax.i64(i64 %n.counted, i64 0)
   %share = udiv i64 %n.new, %shares
-  %size.new = call i64 @llvm.umax.i64(i64 %share, i64 1)
-  %rounded = add i64 %n.new, %size.new
-  %rounded.down = sub i64 %rounded, 1
-  %chunks.new = udiv i64 %rounded.down, %size.new
+  %size = call i64 @llvm.umax.i64(i64 %share, i64 1)
+  %chunks.new = udiv i64 %n.new, %size
   %several = icmp ugt i64 %chunks.new, 1
   %uncalled = xor i1 %called, true
   %call.leads = and i1 %leads, %uncalled
@@ -260,7 +257,6 @@ ready:
   %record.now = phi ptr [ %record, %compare ], [ %w.record, %open.record ], [ %w.record, %call.helpers ]
   %next.now = phi ptr [ %record.next, %compare ], [ %resolved, %open.record ], [ %resolved, %call.helpers ]
   %n.now = phi i64 [ %n, %compare ], [ %n.new, %open.record ], [ %n.new, %call.helpers ]
-  %size.now = phi i64 [ %size, %compare ], [ %size.new, %open.record ], [ %size.new, %call.helpers ]
   %chunks.now = phi i64 [ %chunks, %compare ], [ %chunks.new, %open.record ], [ %chunks.new, %call.helpers ]
   %called.now = phi i1 [ %called, %compare ], [ %called, %open.record ], [ true, %call.helpers ]
   br label %group.look
@@ -336,9 +332,9 @@ lost.untold:
   br label %group.look
 
 run:
-  %begin = mul i64 %chunk, %size.now
-  %end.full = add i64 %begin, %size.now
-  %end = call i64 @llvm.umin.i64(i64 %end.full, i64 %n.now)
+  %begin = call i64 @split(i64 %n.now, i64 %chunk, i64 %chunks.now)
+  %chunk.next = add i64 %chunk, 1
+  %end = call i64 @split(i64 %n.now, i64 %chunk.next, i64 %chunks.now)
   %body = load ptr, ptr %record.now
   call void %body(ptr %buffers, ptr %dims, i64 %begin, i64 %end)
   %untold.next = add i64 %untold, 1
@@ -377,6 +373,13 @@ define internal i64 @first_chunk(i64 %chunks, i64 %threads.before, i64 %threads)
   %rounding = sub i64 %more, 1
   %first = udiv i64 %rounding, %threads
   ret i64 %first
+}
+
+; Where a chunk begins: no two of a record differ by more than one iteration, or threads with as many of them would wait for each other.
+define internal i64 @split(i64 %n, i64 %chunk, i64 %chunks) alwaysinline {
+  %scaled = mul i64 %n, %chunk
+  %begin = udiv i64 %scaled, %chunks
+  ret i64 %begin
 }
 
 ; Let the helpers in, work with them, close the list, and see the last of them out.
@@ -532,5 +535,4 @@ declare ptr @llvm.stacksave.p0()
 declare void @llvm.stackrestore.p0(ptr)
 declare i64 @llvm.smax.i64(i64, i64)
 declare i64 @llvm.umax.i64(i64, i64)
-declare i64 @llvm.umin.i64(i64, i64)
 declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)

@@ -65,6 +65,36 @@ def test_a_record_sees_all_of_the_one_before(team: Team, code: ObjectCode) -> No
         assert (arrays[steps % 2] == expected).all()
 
 
+@pytest.mark.parametrize("size", [1, 15, 28, 152, 4748, 1000003])
+def test_chunks_are_alike(code: ObjectCode, compile_object, size: int) -> None:
+    """At most one iteration apart, so that as many of them take as long."""
+    text = """
+    define void @ends(ptr %buffers, ptr %dims, i64 %begin, i64 %end) {
+      %p = load ptr, ptr %buffers
+      %number = atomicrmw add ptr %p, i64 2 seq_cst
+      %place = getelementptr i64, ptr %p, i64 %number
+      %first = getelementptr i64, ptr %place, i64 1
+      %second = getelementptr i64, ptr %place, i64 2
+      store i64 %begin, ptr %first
+      store i64 %end, ptr %second
+      ret void
+    }
+    """
+    found = np.zeros(1 + 2 * size, np.int64)
+    ends, heap = ObjectCode(compile_object(text)), np.array([size, 0], np.int64)
+    launches = LaunchList([Record(ends.address("ends"), code.address("grid"), ((0, 1),), (0,))], 1)
+    launches.bases[0] = found.ctypes.data
+    launches.set_heap(heap.ctypes.data)
+    team = Team(2)
+    team.run(launches)
+    team.close()
+    chunks = found[1 : 1 + found[0]].reshape(-1, 2)
+    chunks = chunks[chunks[:, 0].argsort()]
+    assert chunks[0, 0] == 0 and chunks[-1, 1] == size and (chunks[1:, 0] == chunks[:-1, 1]).all()
+    lengths = chunks[:, 1] - chunks[:, 0]
+    assert lengths.min() >= 1 and np.ptp(lengths) <= 1
+
+
 def test_an_empty_list(team: Team) -> None:
     team.run(LaunchList([], 0))
 
