@@ -140,7 +140,7 @@ class TypeParser(Cursor):
         return DimVar(name.text, lower, upper, multiple)
 
     def _at_dim(self) -> bool:
-        return self.at_kind(Kind.INT) or self.at("-", "(") or (self.at_kind(Kind.NAME) and not self.at("by", "attrs"))
+        return self.at_kind(Kind.INT) or self.at("-", "(") or (self.at_kind(Kind.NAME) and not self.at("by", "attrs", "arena"))
 
     # --- annotations ---------------------------------------------------------------------------------------------------
 

@@ -207,6 +207,15 @@ def test_ranges() -> None:
 # --- bindings ----------------------------------------------------------------------------------------------------------
 
 
+def test_a_range_without_an_end_stands_before_anything() -> None:
+    for source in (
+        "func f(x: f32[n]) -> object where n in 1.. arena 64*n { return x }",
+        "func f(x: fn[n in 1..](f32[n]) -> f32[n]) -> object { return x }",
+        "prim f(A: f32[n]) where n in 1.. attrs {a=1} { A[0] = 1.0 }",
+    ):
+        assert_equal(parse(print_module(parse(source))), parse(source))
+
+
 def test_unannotated_bindings_are_deduced_wherever_the_callee_stands() -> None:
     module = parse("""
         func main(x: f32[n, 4]) -> f32[n, 4] { y = @later(x) z = (y, x) w = z.0 return w }
