@@ -111,7 +111,7 @@ class _Pairing:
                     self.compare(f".{name}", getattr(a, name), getattr(b, name))
                 self.compare("", a.body, b.body)
             case PrimFunc():
-                self._pair_bare([d for p in a.buffers for d in p.shape], [d for p in b.buffers for d in p.shape])
+                self._pair_bare(_defining(a), _defining(b))
                 self._fields(a, b)
             case FuncType():
                 _Pairing()._fields(a, b)  # its variables are its own
@@ -220,6 +220,11 @@ def _bound(node: For | Let | Reduce | Allocate) -> set[_Variable]:
             return {var for var, _ in axes}
         case Allocate(buffer=buffer):
             return {buffer}
+
+
+def _defining(prim: PrimFunc) -> list[Dim]:
+    """What its parameters say of dimensions."""
+    return [d for p in prim.params if not isinstance(p, ScalarParam) for d in (p.shape if isinstance(p, Buffer) else (Dim.of(p),))]
 
 
 def _plain(node: Any) -> Any:

@@ -138,6 +138,14 @@ def test_variables_that_stand_alone_later_are_paired_first() -> None:
     assert structural_equal(a, c) is not None
 
 
+def test_dimensions_among_the_parameters_of_a_nest_are_paired_first() -> None:
+    """A range makes its variable before the shapes do, so their terms stand in another order."""
+    a, b = (parse(f"prim f(A: f32[n + m], n: dim, m: dim, out C: f32[]) {where} {{ C[] = A[n] }}") for where in ("", "where m in 0.."))
+    assert_equal(a, b)
+    c = parse("prim f(A: f32[n + m], m: dim, n: dim, out C: f32[]) { C[] = A[n] }")
+    assert structural_equal(a, c) is not None
+
+
 def _function(body: Body, *params: Var) -> Function:
     return Function(params, body, ObjectType())
 
