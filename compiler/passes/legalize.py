@@ -13,7 +13,7 @@ from compiler.ir.builder import Builder
 from compiler.ir.deduce import type_of
 from compiler.ir.dims import Dim
 from compiler.ir.dtypes import DType
-from compiler.ir.graph import Atom, Binding, Call, CallLibrary, CallTir, ScalarValue, Value, Var
+from compiler.ir.graph import Atom, Binding, Call, CallLibrary, CallTir, MakeTuple, ScalarValue, Value, Var
 from compiler.ir.loops import Buffer, Const, ScalarParam
 from compiler.ir.module import IRModule
 from compiler.ir.types import ScalarType, TensorType, TupleType, Type
@@ -79,7 +79,9 @@ def _legalize(builder: Builder, outliner: Outliner, var: Var, call: Call) -> Val
             numbers[i] = len(pairs)
             pairs.append((place, atom))
     inplace = tuple(None if i is None else numbers[i] for i in legal.inplace)
-    return outliner.call(name, pairs, legal.outputs, legal.body, inplace=inplace, attrs=dict(legal.attrs))
+    made = outliner.call(name, pairs, legal.outputs, legal.body, inplace=inplace, attrs=dict(legal.attrs))
+    alone = isinstance(var.type, TupleType) and len(legal.outputs) == 1  # a tuple all the same
+    return MakeTuple((builder.emit(made),)) if alone else made
 
 
 def _checked(builder: Builder, args: tuple[Atom, ...], nest: Nest) -> tuple[Atom, ...]:

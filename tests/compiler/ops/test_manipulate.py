@@ -210,6 +210,11 @@ def test_split(run):
     np.testing.assert_array_equal(rest, X[:, 1:])
 
 
+def test_a_split_into_one_part_is_a_tuple_all_the_same(run):
+    (whole,) = run(SPLIT, X, axis=0, sizes=(X.shape[0],), compiled=True)
+    np.testing.assert_array_equal(whole, X)
+
+
 def test_split_wants_the_whole(deduced):
     with pytest.raises(AnnotationError, match="sum of the sizes is 5, wants 4"):
         deduced(SPLIT, tensor((4,), F32), axis=0, sizes=(2, 3))
