@@ -154,7 +154,8 @@ def _pad_nest(operands: Operands) -> Nest:
 
 
 def _pad_numpy(x: Any, before: tuple[int, ...], after: tuple[int, ...], value: float) -> Any:
-    return np.pad(x, tuple(zip(before, after, strict=True)), constant_values=np.asarray(value).astype(x.dtype))
+    widths = tuple(zip(before, after, strict=True))
+    return np.pad(x, widths, constant_values=np.asarray(value).astype(x.dtype)) if widths else x.copy()
 
 
 PAD = define("pad", "x", _pad_type, _pad_numpy, _pad_nest, {"before": REQUIRED, "after": REQUIRED, "value": 0})

@@ -103,6 +103,7 @@ def test_pad(run, deduced):
             found = run(PAD, x, before=before, after=after, value=-1.0, shapes=shapes)
             np.testing.assert_array_equal(found, np.pad(x, tuple(zip(before, after, strict=True)), constant_values=-1))
     np.testing.assert_array_equal(run(PAD, x[:0], before=(1, 0), after=(1, 0)), np.zeros((2, 3)))
+    np.testing.assert_array_equal(run(PAD, np.array(x[0, 0]), before=(), after=()), x[0, 0])
     assert deduced(PAD, tensor((N, 3), F32), before=(0, 1), after=(N, 1)) == tensor((N * 2, 5), F32)
     with pytest.raises(AnnotationError, match="have 1 and 2 widths, wants 2 of each"):
         deduced(PAD, tensor((2, 3), F32), before=(1,), after=(0, 0))
