@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import math
+import signal
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -159,3 +163,15 @@ class Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._registry.closing = True
         super().handle_exit(sig, frame)
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None]:
+        """A closed terminal ends the server as SIGTERM does, unless it was started to outlive it (`nohup`)."""
+        with super().capture_signals():
+            hears = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
+            before = signal.signal(signal.SIGHUP, self.handle_exit) if hears else None
+            try:
+                yield
+            finally:
+                if hears:
+                    signal.signal(signal.SIGHUP, before)

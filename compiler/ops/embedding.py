@@ -17,6 +17,7 @@ from compiler.ir.loops import Buffer, Fn, Scalar, Seq, Stmt
 from compiler.ir.prove import prove_le, prove_lt
 from compiler.ir.types import TensorType, TupleType, Type
 from compiler.ops.broadcast import output
+from compiler.ops.index import something_to_read
 from compiler.ops.nest import apply, cast, clamped, const, fill, guard, let, load, loops, store
 from compiler.ops.operands import agree, bool_attr, float_attr, tensor_operand, unproved, wants_float, wants_int
 from compiler.ops.tables import Nest, Operands, define
@@ -42,11 +43,11 @@ def _embedding_nest(operands: Operands) -> Nest:
         id_ = clamped(load(ids, *at), table.shape[0])
         return let("id", id_, lambda r: loops((table.shape[1],), lambda j: store(out, (*at, j), load(table, r, j))), 0, table.shape[0] - 1)
 
-    return Nest((out,), loops(ids.shape, row))
+    return Nest((out,), loops(ids.shape, row), equal=something_to_read(table.shape[0], ids))
 
 
 def _embedding_numpy(table: Any, ids: Any) -> Any:
-    return table[np.clip(ids, 0, table.shape[0] - 1)]
+    return table[np.clip(ids.astype(np.int64), 0, table.shape[0] - 1)]
 
 
 EMBEDDING = define("embedding", "table, ids", _embedding_type, _embedding_numpy, _embedding_nest)

@@ -1,6 +1,7 @@
 """Elements picked and placed by indices that are data.
 
-Reading clamps an index into its axis, so that a bad one never reads foreign memory; writing skips it.
+Reading clamps an index into its axis, so that a bad one never reads foreign memory, and an axis without elements is refused; writing
+skips it.
 """
 
 from __future__ import annotations
@@ -10,15 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from compiler.ir.dims import Dim
+from compiler.ir.dims import Dim, dim_max, dim_min
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
 from compiler.ir.loops import Buffer, Fn, Stmt, When
 from compiler.ir.op import REQUIRED
+from compiler.ir.prove import prove_eq
 from compiler.ir.types import TensorType, Type
 from compiler.ops.broadcast import output
 from compiler.ops.nest import apply, cast, clamped, const, fill, index_value, let, load, loops, seq, store
-from compiler.ops.operands import agree, axis_attr, same_dtype, tensor_operand, unproved, wants_int
+from compiler.ops.operands import agree, axis_attr, num_elements, same_dtype, tensor_operand, unproved, wants_int
 from compiler.ops.tables import Nest, Operands, define
 
 Attrs = Mapping[str, Any]
@@ -27,6 +29,12 @@ Checks = tuple[tuple[int, Type], ...]
 
 def _replaced(ijk: tuple[Dim, ...], axis: int, index: Dim) -> tuple[Dim, ...]:
     return (*ijk[:axis], index, *ijk[axis + 1 :])
+
+
+def something_to_read(extent: Dim, indices: Buffer) -> tuple[tuple[Dim, Dim], ...]:
+    """An axis without elements has no place to clamp to; to read nothing, none is needed."""
+    wanted = dim_max(extent, dim_min(num_elements(indices.shape), 1))
+    return () if prove_eq(wanted, extent) else ((wanted, extent),)
 
 
 # --- take: whole slices ------------------------------------------------------------------------------------------------
@@ -56,7 +64,7 @@ def _take_nest(operands: Operands) -> Nest:
 
         return let("index", clamped(load(indices, *at), extent), inner, 0, extent - 1)
 
-    return Nest((out,), loops(out.shape[: axis + count], outer))
+    return Nest((out,), loops(out.shape[: axis + count], outer), equal=something_to_read(extent, indices))
 
 
 def _take_numpy(x: Any, indices: Any, axis: int) -> Any:
@@ -102,11 +110,12 @@ def _gather_nest(operands: Operands) -> Nest:
 
         return let("index", clamped(load(indices, *ijk), extent), picked, 0, extent - 1)
 
-    return Nest((out,), loops(out.shape, element), checks=unproved(operands, {1: _replaced(x.shape, axis, indices.shape[axis])}))
+    checks = unproved(operands, {1: _replaced(x.shape, axis, indices.shape[axis])})
+    return Nest((out,), loops(out.shape, element), checks=checks, equal=something_to_read(extent, indices))
 
 
 def _gather_numpy(x: Any, indices: Any, axis: int) -> Any:
-    return np.take_along_axis(x, np.clip(indices, 0, x.shape[axis] - 1), axis)
+    return np.take_along_axis(x, np.clip(indices.astype(np.int64), 0, x.shape[axis] - 1), axis)
 
 
 # out[..., i, ...] = x[..., indices[..., i, ...], ...]

@@ -56,12 +56,14 @@ class Operands:
 class Nest:
     """A loop-level body: the outputs it fills and the statement that fills them. It may use the symbolic variables of the graph
     function: outlining renames them and passes those that no shape defines. Output `i` reuses operand `inplace[i]`. `checks` are
-    annotations that operands must match at run time, because deduction could not prove that they do."""
+    annotations that operands must match at run time, because deduction could not prove that they do, and `equal` pairs of numbers, the
+    wanted one and the given one."""
 
     outputs: tuple[Buffer, ...]
     body: Stmt
     inplace: tuple[int | None, ...] = ()
     checks: tuple[tuple[int, Type], ...] = ()
+    equal: tuple[tuple[Dim, Dim], ...] = ()
     attrs: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 

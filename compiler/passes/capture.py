@@ -1,13 +1,30 @@
 """Find the straight lines: runs of bindings that need nothing from the host become captured blocks, each replayed by one native call.
 
 Before: launches, allocations in the arena and names, among other bindings. After: every maximal run of them with at least one launch is
-a block of its own kind. The order of bindings stays.
+a block of its own kind. The order of bindings stays, but for checks of nothing but dimensions: they do not end a run, they come before it.
 """
 
 from __future__ import annotations
 
-from compiler.ir.graph import Alloc, Binding, Block, BlockKind, Body, Call, Copy, Function, If, Launch, MakeTuple, Value, Var
+from compiler.ir.graph import (
+    Alloc,
+    Binding,
+    Block,
+    BlockKind,
+    Body,
+    Call,
+    Copy,
+    Function,
+    If,
+    Launch,
+    MakeTuple,
+    MatchCast,
+    ScalarValue,
+    Value,
+    Var,
+)
 from compiler.ir.module import IRModule
+from compiler.ir.types import binders_of
 from compiler.ops.tables import VIEWS
 
 
@@ -56,6 +73,8 @@ def _blocks(bindings: list[Binding]) -> list[Block]:
         if _static(binding.value):
             close(rest, BlockKind.PLAIN)
             run.append(binding)
+        elif run and _checks_dims(binding.value):  # which what ended the last run defined, or something before
+            blocks.append(Block((binding,), BlockKind.PLAIN))
         else:
             close_run()
             rest.append(binding)
@@ -77,6 +96,10 @@ def _static(value: Value) -> bool:
             return True
         case _:
             return False
+
+
+def _checks_dims(value: Value) -> bool:
+    return isinstance(value, MatchCast) and isinstance(value.value, ScalarValue) and not binders_of(value.type)
 
 
 def _same(a: tuple[Block, ...], b: tuple[Block, ...]) -> bool:

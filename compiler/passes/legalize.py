@@ -67,9 +67,9 @@ def _legalize(builder: Builder, outliner: Outliner, var: Var, call: Call) -> Val
         raise UnknownShape(f"{name} ({var.name}): {error}") from None
     if isinstance(legal, Library):
         return CallLibrary(legal.name, args, _fields(var.type), legal.attrs)
+    for wanted, given in legal.equal:
+        builder.match_cast(ScalarValue(given), ScalarType(DType.I64, wanted))
     if isinstance(legal, View):
-        for wanted, given in legal.equal:
-            builder.match_cast(ScalarValue(given), ScalarType(DType.I64, wanted))
         return call if legal.equal else None
     args = _checked(builder, args, legal)
     pairs: list[tuple[Buffer | ScalarParam, Atom]] = []
@@ -81,7 +81,9 @@ def _legalize(builder: Builder, outliner: Outliner, var: Var, call: Call) -> Val
     inplace = tuple(None if i is None else numbers[i] for i in legal.inplace)
     made = outliner.call(name, pairs, legal.outputs, legal.body, inplace=inplace, attrs=dict(legal.attrs))
     alone = isinstance(var.type, TupleType) and len(legal.outputs) == 1  # a tuple all the same
-    return MakeTuple((builder.emit(made),)) if alone else made
+    if alone:
+        return MakeTuple((builder.emit(made),))
+    return builder.emit(made) if legal.equal else made  # no other call may take it over without the check
 
 
 def _checked(builder: Builder, args: tuple[Atom, ...], nest: Nest) -> tuple[Atom, ...]:

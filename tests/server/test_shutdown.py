@@ -63,13 +63,13 @@ def spawn(tmp_path):
     assert "Traceback" not in (tmp_path / "log").read_text()
 
 
-def stream_through_sigterm(process: subprocess.Popen, url: str) -> list[str]:
+def stream_through(process: subprocess.Popen, url: str, sent: signal.Signals = signal.SIGTERM) -> list[str]:
     body = {"prompt": "x", "stream": True, "max_tokens": 40}
     lines = []
     with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=30) as response:
         for line in response.iter_lines():
             if not lines:
-                os.kill(process.pid, signal.SIGTERM)
+                os.kill(process.pid, sent)
             lines += [line[6:]] if line.startswith("data: ") else []
     return lines
 
@@ -86,16 +86,29 @@ def test_an_answer_that_is_not_ready_in_time_is_refused(spawn):
     assert process.wait(20) in (0, -signal.SIGTERM)
 
 
-def test_running_answers_are_finished(spawn):
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGHUP])
+def test_running_answers_are_finished(spawn, sent):
+    """Also when the terminal of the server is closed."""
     process, url = spawn(20)
-    lines = stream_through_sigterm(process, url)
+    lines = stream_through(process, url, sent)
     assert lines[-1] == "[DONE]" and json.loads(lines[-2])["choices"][0]["finish_reason"] == "length"
-    assert process.wait(20) in (0, -signal.SIGTERM)
+    assert process.wait(20) in (0, -sent)
+
+
+def test_a_server_that_outlives_its_terminal_goes_on(spawn):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup has it; the process inherits it
+    try:
+        process, url = spawn(20)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    lines = stream_through(process, url, signal.SIGHUP)
+    assert json.loads(lines[-2])["choices"][0]["finish_reason"] == "length"
+    assert httpx.get(f"{url}/health").status_code == 200
 
 
 def test_what_does_not_finish_in_time_ends_by_an_error(spawn):
     process, url = spawn(0.5)
-    lines = stream_through_sigterm(process, url)
+    lines = stream_through(process, url)
     assert lines[-1] == "[DONE]" and json.loads(lines[-2])["error"]["code"] == "shutting_down"
     assert len(lines) < 40
     assert process.wait(20) in (0, -signal.SIGTERM)

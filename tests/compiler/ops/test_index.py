@@ -7,16 +7,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from compiler.driver import compile_module
 from compiler.interpret.graph import Interpreter
 from compiler.ir.builder import Builder
 from compiler.ir.dims import DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
 from compiler.ir.graph import CallTir, Var
+from compiler.ir.parser import parse
 from compiler.ir.types import ObjectType, TensorType, tensor
+from compiler.ops.embedding import EMBEDDING
 from compiler.ops.index import GATHER, SCATTER, SCATTER_INPLACE, TAKE
 from compiler.ops.tables import INTERPRET
 from compiler.passes.legalize import legalize
+from runtime.errors import ArgumentMismatch
+from runtime.session import Session
 
 F32, I32, I64 = DType.F32, DType.I32, DType.I64
 N, M = DimVar("n"), DimVar("m")
@@ -34,6 +39,24 @@ def test_take(run):
 def test_reading_clamps(run):
     np.testing.assert_array_equal(run(TAKE, X, np.array([-1, 9], np.int32), axis=1), X[:, [0, 2]])
     np.testing.assert_array_equal(run(GATHER, X[0], np.array([[-1, 9, 1, 1]], np.int32)[:, :4].repeat(3, 0), axis=1), X[0][:, [0, 3, 1, 1]])
+
+
+@pytest.mark.parametrize("program", ["take(x, i, axis=0)", "embedding(x, i)", "gather(x, j, axis=0)"])
+def test_an_axis_without_elements_is_refused(program):
+    """Clamping finds no place there."""
+    text = f"func main(x: f32[n, 4], i: i32[k], j: i32[k, 4]) -> f32[k, 4] {{ y = {program} return y }}"
+    session, i, j = Session(compile_module(parse(text))), np.ones(2, np.int32), np.ones((2, 4), np.int32)
+    with pytest.raises(ArgumentMismatch, match=r"expected max\(n, .* = 1, got 0"):
+        session.call("main", X[0, :0], i, j)
+    assert session.call("main", X[0, :0], i[:0], j[:0]).shape == (0, 4)
+    session.close()
+
+
+def test_small_integers_are_indices_into_long_axes(run):
+    x, ids = np.arange(1000, dtype=np.float32), np.array([-128, 127, 3], np.int8)
+    for op in (TAKE, GATHER):
+        np.testing.assert_array_equal(run(op, x, ids, axis=0), [0, 127, 3])
+    np.testing.assert_array_equal(run(EMBEDDING, x[:, None], ids.view(np.uint8)), [[128], [127], [3]])
 
 
 @given(st.data())

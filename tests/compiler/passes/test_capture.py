@@ -40,6 +40,37 @@ def test_what_needs_the_host_ends_a_region(becomes: Callable[[Pass, str, str], N
     becomes(capture, before, expected)
 
 
+def test_a_check_of_dimensions_alone_comes_before_the_region_that_it_stands_in(becomes: Callable[[Pass, str, str], None]) -> None:
+    check, names = "ok = match_cast dim(n) to scalar[i64, max(n, 1)]", "k = match_cast dim(n) to scalar[i64, m]"
+    before = f"""
+        func main(x: f32[n]) -> object {{
+          a = alloc f32[n] at 0
+          launch @e(x, a)
+          {check}
+          launch @e(a, a)
+          {names}
+          launch @e(a, a)
+          return a
+        }}
+        {E1}
+    """
+    expected = f"""
+        func main(x: f32[n]) -> object {{
+          {check}
+          captured {{
+            a = alloc f32[n] at 0
+            launch @e(x, a)
+            launch @e(a, a)
+          }}
+          {names}
+          captured {{ launch @e(a, a) }}
+          return a
+        }}
+        {E1}
+    """
+    becomes(capture, before, expected)
+
+
 def test_inside_of_branches(becomes: Callable[[Pass, str, str], None]) -> None:
     before = f"""
         func main(c: bool[], x: f32[n]) -> object {{
