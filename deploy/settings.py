@@ -20,7 +20,7 @@ import yaml
 from deploy import demo
 from runtime.flags import SWITCHES
 from server.settings import ServerSettings, SettingsError
-from server.state import ModelSpec
+from server.state import NAME, NAMED, ModelSpec
 
 PREFIX = "RELAXSERVE_"
 CONFIG_VARIABLE = f"{PREFIX}CONFIG"
@@ -103,13 +103,16 @@ def gather(
 
 
 def _check_names(specs: Iterable[ModelSpec]) -> None:
-    """Of two models with one name, the first would be silently left out."""
+    """Of two models with one name, the first would be silently left out; of two with one alias, whichever is loaded last would have it."""
     sources: dict[str, str] = {}
     for spec in specs:
-        if spec.name in sources:
-            both = f"{sources[spec.name]!r} and {spec.source!r}"
-            raise SettingsError(f"models {both} are both called {spec.name!r}; call one otherwise, as PATH_OR_ID=NAME")
-        sources[spec.name] = spec.source
+        for name in dict.fromkeys((spec.name, *spec.aliases)):
+            if not re.fullmatch(NAME, name):
+                raise SettingsError(f"model {spec.source!r} is called {name!r}; expected {NAMED}, as PATH_OR_ID=NAME")
+            if name in sources:
+                both = f"{sources[name]!r} and {spec.source!r}"
+                raise SettingsError(f"models {both} are both called {name!r}; call one otherwise, as PATH_OR_ID=NAME")
+            sources[name] = spec.source
 
 
 # --- values ------------------------------------------------------------------------------------------------------------
@@ -219,7 +222,11 @@ def _list(value: object, where: str) -> list[Any]:
 def _from_yaml(name: str, value: object, where: str) -> Any:
     """Texts mean what they mean elsewhere; YAML's own numbers, flags and lists are read by their text."""
     if TYPES[name].startswith("tuple"):
-        return tuple(str(item) for item in _list(value, where))
+        if not isinstance(value, list):
+            raise SettingsError(f"{where} is a {type(value).__name__}; expected a list")  # what it is may be a key
+        if not all(isinstance(item, str) for item in value):
+            raise SettingsError(f"{where} has what YAML takes for no text, as a number; expected texts; put it between quotes")
+        return tuple(value)
     if not isinstance(value, str | int | float | bool):
         raise SettingsError(f"{where} is {value!r:.80}; expected a single value")
     return parse(name, str(value), where)

@@ -93,7 +93,7 @@ class Guard:
         self._settings = settings
         self._api = KeyRing(settings.api_keys, settings.api_key_file, "api_keys")
         self._admin = KeyRing(settings.admin_keys, settings.admin_key_file, "admin_keys")
-        self._hosts = frozenset({"127.0.0.1", "localhost", "[::1]", settings.host, *settings.allowed_hosts})
+        self._hosts = frozenset({"127.0.0.1", "localhost", "[::1]", settings.host, *map(str.lower, settings.allowed_hosts)})
 
     def check(self, path: str, headers: Mapping[str, str]) -> Passed:
         """Let the request pass or raise."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import math
+import re
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -56,6 +57,10 @@ class ServerSettings:
             raise SettingsError(f"port is {self.port}; expected 0 to 65535")
         for name in (field.name for field in fields(self) if field.name.startswith("max_") or field.name.endswith(("_s", "_bytes"))):
             _require_size(name, getattr(self, name))
+        for name, (form, expectation) in FORMS.items():
+            for value in getattr(self, name):
+                if not re.fullmatch(form, value, re.ASCII):
+                    raise SettingsError(f"{name} has {value!r}; expected {expectation}")
         if not (self.has_api_keys or self.insecure or is_loopback(self.host)):
             raise SettingsError(
                 f"host is {self.host!r}, which other machines can reach, and no API key is set; "
@@ -70,6 +75,15 @@ class ServerSettings:
     def has_admin_keys(self) -> bool:
         return bool(self.admin_keys) or self.admin_key_file is not None
 
+
+# What headers are compared with, letter by letter: of another form it would never be met.
+FORMS = {
+    "allowed_hosts": (r"[\w.-]+|\[[0-9A-Fa-f:.]+\]", "a name without scheme and port, or an IPv6 address in brackets"),
+    "cors_origins": (
+        r"\*|null|[a-z][a-z0-9+.-]*://[^\s/?#A-Z]+",
+        "an origin as browsers send it: https://HOST or http://HOST:PORT, or * for all",
+    ),
+}
 
 MAY_BE_0 = ("max_stop_strings", "max_queued_requests", "max_queued_tokens", "drain_s")
 

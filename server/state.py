@@ -10,6 +10,8 @@ import msgspec
 from msgspec import Meta
 
 LEAST_CONTEXT, MOST_SEQUENCES = 16, 4096  # of a model
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}$"  # of a model and of an alias
+NAMED = "letters, digits and ._:/- of which the first is a letter or digit, 128 at most"
 
 
 class ModelSpec(msgspec.Struct, frozen=True, omit_defaults=True):

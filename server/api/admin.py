@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncGenerator
 from typing import Annotated, Literal
 
@@ -34,10 +35,9 @@ from server.registry import Registry
 from server.resident import resident_bytes
 from server.settings import ServerSettings
 from server.sources import resolve
-from server.state import LEAST_CONTEXT, MOST_SEQUENCES, ModelSpec
+from server.state import LEAST_CONTEXT, MOST_SEQUENCES, NAME, NAMED, ModelSpec
 from server.text.tools import FORMATS
 
-NAME = r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}$"
 Name = Annotated[str, Field(pattern=NAME)]
 Bytes = Annotated[int, Field(ge=1, lt=2**63)]
 
@@ -201,8 +201,11 @@ def spec_of(body: LoadBody, settings: ServerSettings) -> ModelSpec:
     if body.tool_parser is not None and body.tool_parser not in FORMATS:
         raise invalid("tool_parser", f"tool_parser is {body.tool_parser!r:.40}; expected one of {', '.join(FORMATS)}")
     source = resolve(body.source, settings)
+    name = body.name or source.rstrip("/").rpartition("/")[2]
+    if not re.fullmatch(NAME, name):
+        raise invalid("name", f"the source is called {name!r:.140}; give it a name of {NAMED}")
     return ModelSpec(
-        name=body.name or source.rstrip("/").rpartition("/")[2],
+        name=name,
         source=source,
         quantize=body.quantize or body.dtype or "bf16",
         max_context=body.max_context,

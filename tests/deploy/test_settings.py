@@ -19,6 +19,7 @@ SAMPLES = {
     "bool": "true",
     "Path": "/tmp/x",
     "tuple[str, ...]": "one-long-key, two-long-key",
+    "cors_origins": "http://one, https://two",
 }
 
 
@@ -35,9 +36,9 @@ def test_every_setting_of_the_server_has_a_row() -> None:
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda s: s.name)
 def test_every_setting_can_be_given_by_the_environment(setting: Any) -> None:
     kind = next(str(f.type) for f in fields(ServerSettings) if f.name == setting.name).removesuffix(" | None")
-    variable = f"RELAXSERVE_{setting.name.upper()}"
-    settings, _ = gather({}, {variable: SAMPLES[kind]})
-    assert getattr(settings, setting.name) == parse(setting.name, SAMPLES[kind], variable)
+    variable, sample = f"RELAXSERVE_{setting.name.upper()}", SAMPLES.get(setting.name, SAMPLES[kind])
+    settings, _ = gather({}, {variable: sample})
+    assert getattr(settings, setting.name) == parse(setting.name, sample, variable)
 
 
 def test_arguments_come_before_the_environment_and_that_before_the_file(tmp_path: Path) -> None:
@@ -126,12 +127,32 @@ def test_a_wrong_variable_is_named(environment: dict[str, str], complaint: str) 
         ("models: [{source: o/n, pin: true, pin: false}]", "pin is there twice"),
         ("models: [{source: o/n, kv_cache_bytes: lots}]", "expected a number of bytes"),
         ("models: [/no/such/folder]", "does not exist"),
+        ("models: [{source: o/n, name: ''}]", "model 'o/n' is called ''; expected letters, digits"),
+        ("models: ['o/n=my model']", "is called 'my model'; expected letters, digits"),
+        ("models: [{source: o/n, aliases: [-x]}]", "is called '-x'"),
+        ("models: [o/n, {source: p/m, aliases: [n]}]", "models 'o/n' and 'p/m' are both called 'n'"),
+        ("models: [{source: o/n, aliases: [x]}, {source: p/m, aliases: [x]}]", "both called 'x'"),
+        ("allowed_hosts: [~]", "expected texts; put it between quotes"),
     ],
 )
 def test_a_wrong_file_is_refused_by_place(text: str, complaint: str, tmp_path: Path) -> None:
     with pytest.raises(SettingsError) as caught:
         gather({}, {}, config=write(tmp_path, text))
     assert complaint in str(caught.value)
+
+
+def test_no_key_is_told(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"api_keys in .* expected a list") as caught:
+        gather({}, {}, config=write(tmp_path, "api_keys: a-secret-of-mine"))
+    assert "a-secret-of-mine" not in str(caught.value)
+
+
+def test_a_key_of_digits_is_the_one_that_was_written(tmp_path: Path) -> None:
+    """YAML takes 012345670 for a number of base 8."""
+    assert gather({}, {}, config=write(tmp_path, "api_keys: ['012345670']"))[0].api_keys == ("012345670",)
+    with pytest.raises(SettingsError, match="expected texts") as caught:
+        gather({}, {}, config=write(tmp_path, "api_keys: [012345670]"))
+    assert "2739128" not in str(caught.value)
 
 
 def test_an_empty_file_says_nothing(tmp_path: Path) -> None:

@@ -87,8 +87,8 @@ def test_metrics_can_be_opened(serve):
 
 
 def test_without_keys_only_the_own_name_is_answered(serve):
-    server = serve(allowed_hosts=("my.box",))
-    for host, status in [("evil.example", 403), ("127.0.0.1:1", 200), ("localhost", 200), ("my.box:80", 200), ("", 403)]:
+    server = serve(allowed_hosts=("My.Box",))
+    for host, status in [("evil.example", 403), ("127.0.0.1:1", 200), ("localhost", 200), ("my.box:80", 200), ("MY.BOX", 200), ("", 403)]:
         assert server.http().get("/v1/models", headers={"host": host}).status_code == status, host
 
 

@@ -30,11 +30,25 @@ def test_the_page_lists_every_setting_with_its_default():
         ({"memory_limit_bytes": 0}, "memory_limit_bytes is 0"),
         ({"host": "0.0.0.0"}, "no API key"),
         ({"host": "example.org"}, "no API key"),
+        ({"allowed_hosts": ("http://my.box",)}, "allowed_hosts has 'http://my.box'; expected a name"),
+        ({"allowed_hosts": ("my.box", "my.box:8000")}, "allowed_hosts has 'my.box:8000'"),
+        ({"allowed_hosts": ("fd00::1",)}, "an IPv6 address in brackets"),
+        ({"allowed_hosts": ("*",)}, "allowed_hosts has"),
+        ({"cors_origins": ("my.box",)}, "cors_origins has 'my.box'; expected an origin as browsers send it"),
+        ({"cors_origins": ("https://my.box/",)}, "cors_origins has 'https://my.box/'"),
+        ({"cors_origins": ("https://My.Box",)}, "cors_origins has 'https://My.Box'"),
     ],
 )
 def test_values_that_cannot_work(values, message):
     with pytest.raises(SettingsError, match=message):
         ServerSettings(**values)
+
+
+def test_hosts_and_origins_that_can_be_met():
+    ServerSettings(
+        allowed_hosts=("my.box", "My-Box_2", "10.0.0.5", "[fd00::1]"),
+        cors_origins=("*", "null", "https://my.box", "http://10.0.0.5:3000", "http://[::1]:3000", "tauri://localhost"),
+    )
 
 
 def test_nothing_may_wait_and_nothing_may_be_waited_for():

@@ -255,6 +255,15 @@ def test_sources_outside_the_root_are_refused(serve, folder, source):
     assert response.status_code == 400 and response.json()["error"]["param"] == "source"
 
 
+def test_a_folder_whose_name_is_none_of_a_model_needs_another(serve, folder):
+    """No alias and no probe could name it."""
+    (folder / "models" / "my model").mkdir()
+    client = serve(initial=()).http()
+    response = client.post("/admin/models", json={"source": "my model"})
+    assert response.status_code == 400 and response.json()["error"]["param"] == "name"
+    assert client.post("/admin/models", json={"source": "my model", "name": "mine", "wait": True}).status_code == 200
+
+
 def test_hub_ids_are_taken_when_allowed(serve):
     server = serve(initial=(), allow_hub=True)
     assert server.http().post("/admin/models", json={"source": "org/model", "wait": True}).json()["result"]["source"] == "org/model"
