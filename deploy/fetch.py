@@ -17,6 +17,8 @@ def local_folder(source: str, report: Callable[[float], None] = unwatched) -> Pa
     path = Path(source).expanduser()
     if path.exists():
         return path
+    if source[:1] in ("/", ".", "~"):
+        raise LoadError("invalid_source", f"{source!r} does not exist; expected a folder or a .gguf file")
     try:
         from deploy.hub import download
     except ImportError:

@@ -9,10 +9,12 @@ import typer
 from rich.table import Table
 
 from deploy.cli.output import Bars, answers, in_units
+from deploy.cli.sources import KV_DTYPE, QUANTIZE, TARGET, KvCacheBytes
 from deploy.client import Client, ServerFault, segment
 from deploy.settings import KEY_VARIABLE, URL_VARIABLE, num_bytes
 
 DEFAULT_URL = "http://127.0.0.1:8000"
+STOPPED_S = 120.0  # within which a worker that is drained has ended
 
 Url = Annotated[str, typer.Option(help="Address of the server.", envvar=URL_VARIABLE)]
 Key = Annotated[str | None, typer.Option(help="Key; better given by the variable.", envvar=KEY_VARIABLE, show_envvar=True)]
@@ -22,12 +24,12 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 def load(
     source: Annotated[str, typer.Argument(help="Folder below the server's model root, or a hub id where the server allows them.")],
     name: Annotated[str | None, typer.Option(help="Name to serve under; by default the folder's.")] = None,
-    quantize: Annotated[str | None, typer.Option(help="Form of the weights: bf16, int8, int4.")] = None,
+    quantize: Annotated[str | None, typer.Option(help=QUANTIZE)] = None,
     max_context: Annotated[int | None, typer.Option(help="Longest sequence, in tokens.")] = None,
     max_batch: Annotated[int | None, typer.Option(help="Most sequences at once.")] = None,
-    kv_cache_bytes: Annotated[str | None, typer.Option(help="Memory for keys and values, as 2G.")] = None,
-    kv_dtype: Annotated[str, typer.Option(help="Form of keys and values: auto, f32, f16, bf16, int8.")] = "auto",
-    target: Annotated[str, typer.Option(help="Instructions to use: host, or a lesser target, as x86-64-v3.")] = "host",
+    kv_cache_bytes: KvCacheBytes = None,
+    kv_dtype: Annotated[str, typer.Option(help=KV_DTYPE)] = "auto",
+    target: Annotated[str, typer.Option(help=TARGET)] = "host",
     alias: Annotated[list[str] | None, typer.Option(help="Further name; may be repeated.")] = None,
     pin: Annotated[bool, typer.Option(help="Refuse to unload without --force.")] = False,
     dry_run: Annotated[bool, typer.Option(help="Only say what memory it would take.")] = False,
@@ -73,7 +75,7 @@ def load(
 
 def unload(
     name: Annotated[str, typer.Argument(help="Name or alias of the model.")],
-    drain_s: Annotated[float, typer.Option(help="How long running requests may go on.")] = 30.0,
+    drain_s: Annotated[float, typer.Option(min=0.0, help="How long running requests may go on.")] = 30.0,
     force: Annotated[bool, typer.Option(help="Unload a pinned model too.")] = False,
     url: Url = DEFAULT_URL,
     key: Key = None,
@@ -87,7 +89,7 @@ def unload(
       relaxserve unload qwen --drain-s 5 --force
     """
     query = f"?drain_s={drain_s}{'&force=true' if force else ''}"
-    freed = Client(url, key).delete(f"/admin/models/{segment(name)}{query}")
+    freed = Client(url, key, timeout_s=drain_s + STOPPED_S).delete(f"/admin/models/{segment(name)}{query}")
     answers.print(f"{freed['name']} is unloaded and gave back {in_units(freed['freed_bytes'])}", highlight=False)
 
 

@@ -20,7 +20,7 @@ from server.text.tokenizer import ModelFilesError
 
 USAGE, FAILURE, INTERRUPTED = 2, 1, 130
 
-MISUSE = (SettingsError, InvalidFlag)
+MISUSE = (SettingsError, StateError, InvalidFlag)
 EXPECTED = (
     ModelError,
     ModelFilesError,
@@ -29,7 +29,6 @@ EXPECTED = (
     CompileError,
     TargetError,
     TemplateError,
-    StateError,
     ServerFault,
     RuntimeFault,
 )

@@ -14,6 +14,7 @@ import typer
 
 from deploy import demo
 from deploy.cli.output import Bars, errors
+from deploy.cli.sources import KV_DTYPE, QUANTIZE, TARGET
 from deploy.settings import DEFAULTS, MODELS, PREFIX, SETTINGS, TYPES, Setting, gather, num_bytes
 from server.settings import SettingsError
 from server.state import LEAST_CONTEXT, MOST_SEQUENCES, ModelSpec
@@ -101,8 +102,9 @@ def _bytes(text: str) -> int:
         raise typer.BadParameter(f"{text!r} is no number of bytes; expected one as 1000000, 64M or 2G") from None
 
 
-def _shown(default: Any) -> str:
-    if isinstance(default, int) and default >= 1 << 10 and default % (1 << 10) == 0:
+def _shown(name: str, default: Any) -> str:
+    """As the option takes it: only sizes have units."""
+    if name.endswith("_bytes") and default % (1 << 10) == 0:
         return f"{default >> 20}M" if default % (1 << 20) == 0 else f"{default >> 10}K"
     return f"{default:g}" if isinstance(default, float) else str(default)
 
@@ -111,7 +113,7 @@ def _annotation(setting: Setting) -> Any:
     """None says that the option was not given: what then holds is for the environment, the file and the defaults to say."""
     kind = TYPES[setting.name].removesuffix(" | None")
     default = DEFAULTS[setting.name]
-    shown = f" [dim]({_shown(default)})[/dim]" if default not in (None, (), False) else ""
+    shown = f" [dim]({_shown(setting.name, default)})[/dim]" if default not in (None, (), False) else ""
     about: dict[str, Any] = {"help": setting.meaning + shown, "rich_help_panel": setting.group, "show_default": False}
     option = "--" + setting.name.replace("_", "-").removesuffix("s" if kind.startswith("tuple") else "")
     if setting.name.endswith("_bytes"):
@@ -129,11 +131,11 @@ def _of_models(kind: type, meaning: str, *, least: int | None = None, most: int 
 
 # How the models are loaded that --model names; the field of a load, and the option for it.
 FORM: dict[str, Any] = {
-    "quantize": _of_models(str, "Form of the weights: bf16, int8, int4."),
+    "quantize": _of_models(str, QUANTIZE),
     "max_context": _of_models(int, "Longest sequence, in tokens.", least=LEAST_CONTEXT),
     "max_batch": _of_models(int, "Most sequences at once.", least=1, most=MOST_SEQUENCES),
-    "kv_dtype": _of_models(str, "Form of keys and values: auto, f32, f16, bf16, int8."),
-    "target": _of_models(str, "Instructions to use: host, or a lesser target, as x86-64-v3."),
+    "kv_dtype": _of_models(str, KV_DTYPE),
+    "target": _of_models(str, TARGET),
 }
 
 

@@ -82,6 +82,14 @@ def test_a_path_needs_no_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
         local_folder("org/name")
 
 
+def test_a_path_that_is_gone_is_no_hub_id(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A state file remembers where a model was."""
+    monkeypatch.setattr(hub, "download", lambda *_: pytest.fail("the hub was asked"))
+    with pytest.raises(LoadError, match="gone' does not exist") as caught:
+        local_folder(str(tmp_path / "gone"))
+    assert caught.value.code == "invalid_source"
+
+
 def test_what_is_downloaded_is_what_is_served_and_is_watched(endpoint: str) -> None:
     told: list[float] = []
     folder = local_folder("org/name", told.append)

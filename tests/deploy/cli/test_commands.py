@@ -15,7 +15,10 @@ import typer
 from typer.testing import CliRunner
 
 from deploy import demo
+from deploy.cli import admin
 from deploy.cli.main import app
+from deploy.client import Client
+from deploy.settings import DEFAULTS, SETTINGS, parse
 
 pytestmark = pytest.mark.xdist_group("demo server")
 
@@ -32,6 +35,32 @@ def test_every_help_has_examples(command: str) -> None:
     said = CliRunner().invoke(app, [*command.split(), "--help"], prog_name="relaxserve")
     assert said.exit_code == 0
     assert command == "cache" or ("Examples" in said.output and f"relaxserve {command}" in said.output)
+
+
+def test_a_default_that_help_shows_can_be_given() -> None:
+    said = CliRunner().invoke(app, ["serve", "--help"], prog_name="relaxserve", env={"COLUMNS": "200"}).output
+    for setting in SETTINGS:
+        option = f"│ --{setting.name.replace('_', '-')} "
+        if DEFAULTS[setting.name] not in (None, (), False):
+            line = next(line for line in said.splitlines() if option in line)
+            shown = line.rpartition("(")[2].partition(")")[0]
+            assert parse(setting.name, shown, option) == DEFAULTS[setting.name], line
+
+
+def test_unload_waits_longer_than_the_server_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+
+    class Server(Client):
+        def __init__(self, url: str, key: str | None = None, timeout_s: float = 600.0) -> None:
+            waits.append(timeout_s)
+
+        def delete(self, path: str) -> Any:
+            return {"name": path, "freed_bytes": 0}
+
+    monkeypatch.setattr(admin, "Client", Server)
+    for drain_s in (0, 5000):
+        admin.unload("qwen", drain_s=drain_s)
+    assert waits[0] >= 60 and waits[1] > 5000 + 60
 
 
 def test_chat_streams_one_answer(demo_server: Any) -> None:
@@ -127,6 +156,7 @@ def test_bench_lists_and_runs(demo_server: Any) -> None:
         (["serve", "--config", "/no/such/file"], 2, "name a file that can be read"),
         (["ps", "--url", "http://127.0.0.1:9"], 1, "start one with `relaxserve serve`"),
         (["ps", "--url", "somewhere"], 1, "expected http://HOST:PORT"),
+        (["serve", "--state-file", "/proc/x"], 2, "name a file in a folder that can be written"),
         (["load", "../outside"], 1, "lies outside the model root"),
         (["load", "x", "--kv-cache-bytes", "much"], 2, "expected one as 1000000"),
         (["unload", "nobody"], 1, "model 'nobody' is not loaded"),
