@@ -71,8 +71,8 @@ INVALID_SCHEMA = ErrorKind(
     "invalid_schema",
     400,
     INVALID,
-    "A schema, regular expression or grammar cannot be compiled.",
-    "Use the keywords that the message does not object to.",
+    "A schema, regular expression or grammar cannot be compiled, or takes more work than a request may ask for.",
+    "Use the keywords that the message does not object to; write a grammar so that a text can be read in one way only.",
 )
 NO_CHAT_TEMPLATE = ErrorKind("no_chat_template", 400, INVALID, "The model has no chat template.", "Use `/v1/completions`.")
 NOT_AN_EMBEDDER = ErrorKind(

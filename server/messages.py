@@ -48,6 +48,7 @@ class Constraint(msgspec.Struct, frozen=True, omit_defaults=True):
     source: str
     trigger: Trigger | None = None  # None: it governs from the first token on
     fallback: str = ""  # in place of a source that cannot be compiled
+    by_client: bool = False  # a grammar with rules of a stranger: it is followed in a process of its own
 
 
 class Thinking(msgspec.Struct, frozen=True):

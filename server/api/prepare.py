@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+import msgspec
+
 from server.api.context import Caller
 from server.api.generate import Job
 from server.api.schema import GenerationBody, JsonObject, ResponseFormat
@@ -190,7 +192,7 @@ async def constraint_of(body: GenerationBody, settings: ServerSettings) -> Const
             size = len(constraint.source.encode())
             raise invalid(param, f"{param} has {size} bytes; expected at most {settings.max_schema_bytes}")
         if constraint.kind is ConstraintKind.GRAMMAR:
-            return Constraint(constraint.kind, await _lark(constraint.source, param))
+            return msgspec.structs.replace(constraint, source=await _lark(constraint.source, param))
         return constraint
     return None
 
@@ -278,7 +280,7 @@ def _schema(schema: JsonObject | bool | str | None, param: str) -> Constraint | 
 
 
 def _plain(kind: ConstraintKind, source: str | None) -> Constraint | None:
-    return None if source is None else Constraint(kind, source)
+    return None if source is None else Constraint(kind, source, by_client=kind is ConstraintKind.GRAMMAR)
 
 
 def _choice(choices: list[str] | None, param: str) -> Constraint | None:

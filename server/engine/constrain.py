@@ -1,6 +1,7 @@
 """Constrained decoding: which tokens a schema, expression or grammar allows next, through llguidance.
 
-Compiling happens on threads of its own, bounded in source size, in grammar size and in time.
+Compiling happens on threads of its own, bounded in source size, in grammar size and in time; of grammars that clients wrote, in processes
+of their own.
 """
 
 from __future__ import annotations
@@ -16,9 +17,14 @@ from dataclasses import dataclass
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
+from server.engine.confined import ConfinedGrammar, ConfinedMatcher, GrammarProcess
+from server.engine.grammars import Terms
 from server.engine.lazy import LazyMatcher
-from server.engine.matcher import ConstraintError, Matcher
+from server.engine.matcher import EXCESS_S, SLOW_S, ConstraintError, Matcher
 from server.messages import Constraint, ConstraintKind, Trigger
+
+Compiled = LLMatcher | ConfinedGrammar
+AnyMatcher = Matcher | LazyMatcher | ConfinedMatcher
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +35,7 @@ class ConstraintLimits:
     initial_fuel: int = 5_000_000  # about 0.1 s of building lexers
     num_cached: int = 128
     num_threads: int = 2  # one constraint that takes long does not hold up the next
+    memory_bytes: int = 256 << 20  # of a process of a client's grammar
 
 
 class ConstraintCompiler:
@@ -46,14 +53,29 @@ class ConstraintCompiler:
         self._eos_ids = list(eos_ids)
         self._tokenizer: LLTokenizer | None = None
         self._tokenizer_lock = threading.Lock()
-        self._cache: OrderedDict[Constraint, Future[LLMatcher]] = OrderedDict()
+        self._cache: OrderedDict[Constraint, Future[Compiled]] = OrderedDict()
         self._pool = ThreadPoolExecutor(self.limits.num_threads, thread_name_prefix="constraint")
+        self._grammars = GrammarProcess(
+            Terms(
+                tokenizer_json,
+                self._eos_ids,
+                vocab_size,
+                grammar_size=self.limits.grammar_size,
+                initial_fuel=self.limits.initial_fuel,
+                compile_s=self.limits.compile_s,
+                slow_s=SLOW_S,
+                excess_s=EXCESS_S,
+                memory_bytes=self.limits.memory_bytes,
+            )
+        )
+        self._waiting = ThreadPoolExecutor(self.limits.num_threads, thread_name_prefix="grammar")  # for processes
 
     def compile(self, constraint: Constraint) -> Pending:
         """Begin to compile, or join who began before. To be called by one thread."""
         future = self._cache.get(constraint)
-        if future is None or (future.done() and future.exception() is not None):
-            future = self._cache[constraint] = self._pool.submit(self._build, constraint)
+        if future is None or (future.done() and not _is_of_use(future)):
+            pool = self._waiting if constraint.by_client else self._pool
+            future = self._cache[constraint] = pool.submit(self._build, constraint)
         self._cache.move_to_end(constraint)
         while len(self._cache) > self.limits.num_cached:
             self._cache.popitem(last=False)
@@ -65,9 +87,14 @@ class ConstraintCompiler:
         self._pool.submit(self._shared_tokenizer)
 
     def close(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._pool, self._waiting):
+            pool.shutdown(wait=False, cancel_futures=True)
+        self._grammars.close()
 
-    def _build(self, constraint: Constraint) -> LLMatcher:
+    def _build(self, constraint: Constraint) -> Compiled:
+        if constraint.by_client:
+            self._require_short(constraint.kind, constraint.source)
+            return self._grammars.compile(constraint.source)
         try:
             return self._compiled(constraint.kind, constraint.source)
         except ConstraintError:
@@ -75,10 +102,13 @@ class ConstraintCompiler:
                 raise
             return self._compiled(constraint.kind, constraint.fallback)
 
-    def _compiled(self, kind: ConstraintKind, source: str) -> LLMatcher:
+    def _require_short(self, kind: ConstraintKind, source: str) -> None:
         size = len(source.encode())
         if size > self.limits.source_bytes:
             raise ConstraintError(f"the {kind} has {size} bytes, expected at most {self.limits.source_bytes}: shorten it")
+
+    def _compiled(self, kind: ConstraintKind, source: str) -> LLMatcher:
+        self._require_short(kind, source)
         bounds = LLParserLimits(
             initial_lexer_fuel=self.limits.initial_fuel, max_grammar_size=self.limits.grammar_size, verbose_errors=False
         )
@@ -101,23 +131,35 @@ class ConstraintCompiler:
 class Pending:
     """A constraint on its way. `poll` gives a matcher of one's own, None before it is there, or raises ConstraintError."""
 
-    def __init__(self, future: Future[LLMatcher], trigger: Trigger | None, limit_s: float, vocab_size: int) -> None:
+    def __init__(self, future: Future[Compiled], trigger: Trigger | None, limit_s: float, vocab_size: int) -> None:
         self._future = future
         self._trigger = trigger
         self._limit_s = limit_s
         self._give_up = time.monotonic() + limit_s
         self._vocab_size = vocab_size
 
-    def poll(self) -> Matcher | LazyMatcher | None:
+    def poll(self) -> AnyMatcher | None:
         if self._future.done():
+            if self._trigger is not None and self._future.exception() is not None:
+                return LazyMatcher(None, self._trigger, self._vocab_size)
+            compiled = self._future.result()
+            if isinstance(compiled, ConfinedGrammar):
+                return ConfinedMatcher(compiled)
             if self._trigger is None:
-                return Matcher(self._future.result().deep_copy(), self._vocab_size)
-            grammar = self._future.result() if self._future.exception() is None else None
-            return LazyMatcher(grammar, self._trigger, self._vocab_size)
+                return Matcher(compiled.deep_copy(), self._vocab_size)
+            return LazyMatcher(compiled, self._trigger, self._vocab_size)
         # What is only offered is waited for: whether it holds must not depend on how busy the machine is.
         if self._trigger is None and time.monotonic() > self._give_up:
             raise ConstraintError(f"compiling the constraint took more than {self._limit_s:g} s: simplify it")
         return None
+
+
+def _is_of_use(future: Future[Compiled]) -> bool:
+    """Compiled, and its process there if it has one."""
+    if future.exception() is not None:
+        return False
+    compiled = future.result()
+    return not isinstance(compiled, ConfinedGrammar) or compiled.is_alive
 
 
 def _grammar(kind: ConstraintKind, source: str) -> str:

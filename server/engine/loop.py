@@ -82,15 +82,22 @@ class Engine:
     def _masks(self, plan: Plan) -> dict[Sequence, Bitmask]:
         """Of the rows that a constraint restricts. They depend on the tokens before the step, so the device may run meanwhile."""
         masks: dict[Sequence, Bitmask] = {}
-        for seq, item in list(plan.items.items()):
-            if item.draws and seq.matcher is not None and seq.stage is not Stage.FINISHED:
-                try:
-                    mask = seq.matcher.mask()
-                except ConstraintError as error:
-                    self._requests.give_up(seq, error)
-                    continue
-                if mask is not None:
-                    masks[seq] = mask
+        seqs = [seq for seq, item in plan.items.items() if item.draws and seq.matcher is not None]
+        for seq in seqs:
+            if seq.confined is not None:
+                seq.confined.ask_mask()
+        for seq in sorted(seqs, key=lambda seq: seq.confined is not None):
+            if seq.matcher is None:
+                continue  # another choice has just failed the request
+            try:
+                mask = seq.matcher.mask()
+            except ConstraintError as error:
+                self._requests.give_up(seq, error)
+                continue
+            if mask is not None:
+                masks[seq] = mask
+            elif seq.is_held_up:
+                self._requests.set_aside(seq)
         return masks
 
     def _run(self, plan: Plan, batch: StepBatch) -> tuple[NDArray[np.float32], float]:
@@ -113,7 +120,7 @@ class Engine:
             if seq.stage is not Stage.FINISHED:
                 if seq.judges_prompt:
                     self._judge_prompt(seq, logits, at, item.num_rows - item.draws)
-                if item.draws:
+                if item.draws and seq.stage is not Stage.ASIDE:
                     drawing.append(seq)
                     rows.append(at + item.num_rows - 1)
             at += item.num_rows

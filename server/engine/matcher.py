@@ -16,6 +16,10 @@ from numpy.typing import NDArray
 # Every stream waits for a mask, and limits of llguidance's own count items, whatever one costs: what is bounded is the processor's time.
 SLOW_S = 0.02  # for a token; those of large schemas take a twentieth
 EXCESS_S = 1.0  # beyond that, in all tokens of a sequence together
+TOO_SLOW = (
+    f"its tokens took {EXCESS_S:g} s more than the {1000 * SLOW_S:g} ms that each may; write it so that a text can be read in one"
+    ' way only, and repeat with `x*` or `xs: x | xs "," x`'
+)
 
 
 class ConstraintError(Exception):
@@ -23,13 +27,11 @@ class ConstraintError(Exception):
 
 
 class ConstraintTooHeavy(ConstraintError):
-    """Following it takes more of the processor than one request may ask for."""
+    """Following it takes more of the processor, or of memory, than one request may ask for."""
 
-    def __init__(self) -> None:
-        super().__init__(
-            f"its tokens took {EXCESS_S:g} s more than the {1000 * SLOW_S:g} ms that each may; write it so that a text can be read in one"
-            ' way only, and repeat with `x*` or `xs: x | xs "," x`'
-        )
+
+class ConstraintLost(ConstraintError):
+    """What followed it is gone, for a reason that is not the client's."""
 
 
 class Matcher:
@@ -66,4 +68,4 @@ class Matcher:
             raise ConstraintError(self._matcher.get_error())
         self._excess_s += max(time.thread_time() - began_s - num_tokens * SLOW_S, 0.0)
         if self._excess_s > EXCESS_S:
-            raise ConstraintTooHeavy
+            raise ConstraintTooHeavy(TOO_SLOW)

@@ -7,8 +7,9 @@ from enum import Enum
 
 from runtime.step import PAGE_SIZE
 from server.engine.blocks import PageList
+from server.engine.confined import ConfinedMatcher
+from server.engine.constrain import AnyMatcher
 from server.engine.lazy import LazyMatcher
-from server.engine.matcher import Matcher
 from server.engine.sampler import RowState
 from server.messages import Embed, FinishReason, Submit, TokenLogprob
 
@@ -16,6 +17,7 @@ from server.messages import Embed, FinishReason, Submit, TokenLogprob
 class Stage(Enum):
     COMPILING = "compiling"  # its constraint
     WAITING = "waiting"
+    ASIDE = "aside"  # until its matcher answers
     RUNNING = "running"  # it has a slot of the batch
     FINISHED = "finished"
 
@@ -56,7 +58,7 @@ class Sequence:
     max_len: int  # tokens at which it ends for length
     stage: Stage = Stage.WAITING
     slot: int = -1  # its row in the batch's tables while RUNNING
-    matcher: Matcher | LazyMatcher | None = None
+    matcher: AnyMatcher | None = None
     num_reused: int = 0
     num_computed: int = 0
     num_awaited: int = 0
@@ -76,6 +78,16 @@ class Sequence:
     def choosing(self) -> LazyMatcher | None:
         """Its matcher, while that decides what the last tokens are for; they may be taken back."""
         return self.matcher if isinstance(self.matcher, LazyMatcher) and self.matcher.is_choosing else None
+
+    @property
+    def confined(self) -> ConfinedMatcher | None:
+        """Its matcher, if that asks another process."""
+        return self.matcher if isinstance(self.matcher, ConfinedMatcher) else None
+
+    @property
+    def is_held_up(self) -> bool:
+        """Its matcher was asked, and has not answered yet."""
+        return isinstance(self.matcher, ConfinedMatcher) and self.matcher.is_late
 
     @property
     def fairness_key(self) -> str:
@@ -114,8 +126,15 @@ class Sequence:
         self.row.advance(token_id)
         if self.matcher is not None:
             self.matcher.advance([token_id])
-            if self.matcher.is_complete:
-                return FinishReason.STOP
+        return self.ending
+
+    @property
+    def ending(self) -> FinishReason | None:
+        """Why it ends with the tokens it has, as far as that is known."""
+        if self.is_held_up:
+            return None
+        if self.matcher is not None and self.matcher.is_complete:
+            return FinishReason.STOP
         return FinishReason.LENGTH if self.num_known >= self.max_len else None
 
     def follow(self) -> tuple[list[int], FinishReason | None]:

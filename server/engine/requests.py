@@ -16,7 +16,7 @@ from server.engine.constrain import ConstraintCompiler, Pending
 from server.engine.embed import embedding_of
 from server.engine.intake import open_request, open_text, row_behind
 from server.engine.lazy import LazyMatcher
-from server.engine.matcher import ConstraintError, ConstraintTooHeavy
+from server.engine.matcher import ConstraintError, ConstraintLost, ConstraintTooHeavy
 from server.engine.outbox import Outbox
 from server.engine.request import Request, Sequence, Stage
 from server.engine.sampler import Drawn
@@ -45,6 +45,7 @@ class Requests:
         self._constraints = constraints
         self._clock = clock
         self._compiling: dict[Sequence, Pending] = {}
+        self._aside: set[Sequence] = set()
         self._deadlines: list[tuple[float, int, str]] = []  # ids only: it outlives the requests
         self._num_arrived = 0
 
@@ -103,7 +104,7 @@ class Requests:
             heapq.heappush(self._deadlines, (submit.deadline, request.arrival, submit.request_id))
 
     def admit(self) -> None:
-        """Let compiled constraints in and expired requests out."""
+        """Let compiled constraints and late answers in, and expired requests out."""
         now = self._clock()
         while self._deadlines and self._deadlines[0][0] <= now:
             _, arrival, request_id = heapq.heappop(self._deadlines)
@@ -114,19 +115,32 @@ class Requests:
             if seq not in self._compiling:
                 continue  # its request has just failed
             try:
-                seq.matcher = pending.poll()
-                if seq.matcher is not None:
-                    self._constrain(seq)
+                self._constrain(seq, pending)
             except ConstraintError as error:
-                self._fail(seq.request, "invalid_schema", str(error))
+                code = "generation_failed" if isinstance(error, ConstraintLost) else "invalid_schema"
+                self._fail(seq.request, code, str(error))
+        for seq in list(self._aside):
+            if seq in self._aside:
+                try:
+                    self._go_on(seq)
+                except ConstraintError as error:
+                    self.give_up(seq, error)
 
-    def _constrain(self, seq: Sequence) -> None:
-        """The constraint is there: take in what was emitted before; when the last choice has its own, the request may run. What is forced
-        now is drawn behind the prompt: so choices go on sharing that, and nothing is told before it is known what of it was found."""
-        assert seq.matcher is not None
+    def _constrain(self, seq: Sequence, pending: Pending) -> None:
+        """Once the constraint is there, take in what was emitted before; when the last choice has its own, the request may run. What is
+        forced now is drawn behind the prompt: so choices share that, and nothing is told before it is known what of it was found."""
+        if seq.matcher is None:
+            seq.matcher = pending.poll()
+            emitted = seq.token_ids[seq.num_prompt :]
+            if seq.matcher is not None and emitted:
+                seq.matcher.advance(emitted)
+        if seq.matcher is None or (seq.confined is not None and not seq.confined.poll()):
+            return
         del self._compiling[seq]
-        seq.stage = Stage.WAITING
-        seq.matcher.advance(seq.token_ids[seq.num_prompt :])
+        if seq.matcher.is_complete:
+            self._end(seq, FinishReason.STOP)  # which the former worker had not told
+        else:
+            seq.stage = Stage.WAITING
         if seq.choosing is not None:
             seq.choosing.let_go()  # as the former worker did, or it would have told nobody of these tokens
         if not any(other.stage is Stage.COMPILING for other in seq.request.sequences):
@@ -156,6 +170,28 @@ class Requests:
             forced, reason = seq.follow()
             joined += forced
         self._tell(seq, joined, reason, () if drawn.logprob is None else (drawn.logprob,))
+        if seq.is_held_up:
+            self.set_aside(seq)
+
+    def set_aside(self, seq: Sequence) -> None:
+        """Its matcher takes long: the others go on without it."""
+        self._scheduler.set_aside(seq)
+        self._aside.add(seq)
+
+    def _go_on(self, seq: Sequence) -> None:
+        """Once its matcher has answered."""
+        assert seq.confined is not None
+        if not seq.confined.poll():
+            return
+        forced: list[int] = []
+        if not seq.confined.has_mask:
+            reason = seq.ending
+            if reason is None:
+                forced, reason = seq.follow()
+            self._tell(seq, forced, reason)
+        if seq.stage is Stage.ASIDE and not seq.is_held_up:
+            self._aside.remove(seq)
+            self._scheduler.resume(seq)
 
     def _take_back(self, seq: Sequence, num_tokens: int) -> None:
         """Its last tokens lead nowhere, and nobody was told of them: go on from before them."""
@@ -225,8 +261,7 @@ class Requests:
         if seq.request.embed is not None:
             self._end_text(seq.request, reason)
             return
-        self._compiling.pop(seq, None)
-        self._scheduler.finish(seq)
+        self._finish(seq)
         seq.finish_reason = reason
         self._outbox.add(self._event(seq, token_ids or [], logprobs))
         if seq.request.is_finished:
@@ -250,6 +285,11 @@ class Requests:
     def _drop(self, request: Request) -> None:
         for seq in request.sequences:
             if seq.stage is not Stage.FINISHED:
-                self._compiling.pop(seq, None)
-                self._scheduler.finish(seq)
+                self._finish(seq)
         del self.living[request.submit.request_id]
+
+    def _finish(self, seq: Sequence) -> None:
+        self._compiling.pop(seq, None)
+        self._aside.discard(seq)
+        self._scheduler.finish(seq)
+        seq.matcher = None  # a process may hang on it

@@ -90,6 +90,19 @@ class Scheduler:
             request.leader = request.followers.pop(0)
             self.queue.push(request.leader)
 
+    def set_aside(self, seq: Sequence) -> None:
+        """Do without it until `resume`; a row of it that is being computed is not drawn from."""
+        self._unplan(seq)
+        if seq in self.queue:
+            self.queue.remove(seq)
+        self._vacate(seq)
+        seq.stage = Stage.ASIDE
+
+    def resume(self, seq: Sequence) -> None:
+        assert seq.stage is Stage.ASIDE, seq
+        seq.stage = Stage.WAITING
+        self.queue.push(seq)
+
     def take_back(self, seq: Sequence, num_tokens: int) -> None:
         """Its last tokens lead nowhere: it goes on from before them, in its place. No row of it is being computed."""
         self._unplan(seq)

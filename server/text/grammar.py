@@ -128,7 +128,7 @@ def behind_thoughts(constraint: Constraint, specials: Specials, *, open_already:
         thought = f"thought[suffix={json.dumps(CLOSE)}]: /(?s:.*)/"
     start = "thought gap" if open_already else f"({_marker(OPEN, specials)} thought gap)?"
     rules = [f"start: {start} answer", thought, "gap: /\\n*/", _named(_as_lark(constraint))]
-    return Constraint(ConstraintKind.GRAMMAR, "\n".join(rules))
+    return Constraint(ConstraintKind.GRAMMAR, "\n".join(rules), by_client=constraint.by_client)
 
 
 def _as_lark(constraint: Constraint) -> str:

@@ -31,10 +31,12 @@ TOOLS = [
 
 @pytest.fixture(scope="module")
 def model_folder(tmp_path_factory):
-    """A tokenizer whose tokens are the bytes and the markers of a call, and a template."""
+    """A tokenizer whose tokens are the bytes, runs of spaces and the markers of a call, and a template."""
     folder = tmp_path_factory.mktemp("model")
     alphabet = {letter: index for index, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    tokenizer = tokenizers.Tokenizer(models.BPE(vocab=alphabet, merges=[]))
+    runs = {"Ġ" * length: 254 + length for length in range(2, 33)}
+    merges = [(run[1:], "Ġ") for run in runs]
+    tokenizer = tokenizers.Tokenizer(models.BPE(vocab=alphabet | runs, merges=merges))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(["</s>"])
@@ -48,7 +50,7 @@ def model_folder(tmp_path_factory):
 def noise(serve, model_folder):
     """Starts a server whose model draws from hashed logits."""
     tokenizer = Tokenizer.from_dir(model_folder)
-    config = NullConfig(vocab_size=259, tokenizer=str(model_folder / "tokenizer.json"), eos_ids=tokenizer.eos_ids)
+    config = NullConfig(vocab_size=290, tokenizer=str(model_folder / "tokenizer.json"), eos_ids=tokenizer.eos_ids)
 
     def make_worker(spec: ModelSpec, progress) -> Supervisor:
         load = Load(spec.name, null_source(config), max_batch=spec.max_batch)
@@ -94,7 +96,7 @@ def test_calls_that_a_model_chooses_to_make_are_of_the_tools_offered(noise):
     odd = {"type": "object", "properties": {"a": {"pattern": "(?!x)"}}}  # what no worker can compile
     client = server.openai()
     body = {"model": "null", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 400, "temperature": 1}
-    begin, end = 257, ord("}")
+    begin, end = 288, ord("}")
     for seed in range(2):
         asked = {**body, "seed": seed, "logit_bias": {str(begin): 7, str(end): 7}}
         choice = client.chat.completions.create(**asked, tools=[strict, TOOLS[1]]).choices[0]
@@ -132,3 +134,15 @@ def test_what_cannot_be_compiled_is_refused(noise):
         for stream in (False, True):
             response = server.chat(**body, stream=stream)
             assert response.status_code == 400 and response.json()["error"]["code"] == "invalid_schema", response.text
+
+
+def test_a_grammar_that_is_heavy_is_refused_and_another_followed(noise):
+    """The client's grammars are followed in processes of their own."""
+    server = noise(reasoning=False)
+    rules = [f"e{i}: " + " | ".join(f"e{i} e{j}" for j in range(30)) + ' | " "' for i in range(30)]
+    for stream in (False, True):
+        response = server.chat(guided_grammar="\n".join(["start: e0", *rules]), stream=stream)
+        assert stream or response.status_code == 400  # a stream has said that it is still working
+        assert "invalid_schema" in response.text and "1 s more than" in response.text
+    answer = server.chat(guided_grammar='start: "so " ("a" | "b") "!"', seed=1)
+    assert answer.json()["choices"][0]["message"]["content"] in ("so a!", "so b!")

@@ -154,6 +154,12 @@ def test_behind_thoughts(vocabulary, constraint):
     assert not accepts(vocabulary, inside, "7")
 
 
+def test_a_clients_grammar_stays_one_behind_thoughts() -> None:
+    for by_client in (False, True):
+        constraint = Constraint(ConstraintKind.GRAMMAR, 'start: "7"', by_client=by_client)
+        assert behind_thoughts(constraint, {}, open_already=False).by_client is by_client
+
+
 def test_think_markers_that_are_tokens(vocabulary):
     specials = {"<think>": THINK, "</think>": UNTHINK}
     free = behind_thoughts(SCHEMA, specials, open_already=False)

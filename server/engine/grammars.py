@@ -1,0 +1,246 @@
+"""The process that holds the grammars clients write: `python -m server.engine.grammars`, started by a worker with the first of them.
+
+    worker ── this process ── a process per grammar ── a process per sequence
+
+A grammar is input of a stranger, and nothing but the kernel interrupts a mask that is being made: so each process below this one may
+use so much of the processor and of memory, and ends where it takes more. All are forks: they share the tokenizer's memory and have no
+threads. Each serves the socket that is its standard input, whose other end the worker has, and goes when that is closed.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import resource
+import select
+import signal
+import socket
+import struct
+import time
+import traceback
+from array import array
+from collections.abc import Callable
+from contextlib import suppress
+from enum import IntEnum
+from pathlib import Path
+from typing import NoReturn
+
+import msgspec
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+QUESTION = struct.Struct("<BxxxI")  # what is asked, the number of tokens to take in before
+ANSWER = struct.Struct("<BBxxfI")  # what it is, a detail of it, seconds of the processor, bytes that follow
+MOST_BYTES = 4096  # of what follows an answer, unless it is a mask
+
+
+class Ask(IntEnum):
+    STATE = 1
+    MASK = 2
+
+
+class Tell(IntEnum):
+    STATE = 1  # detail: whether the grammar is complete; the tokens that are forced follow
+    MASK = 2
+    ERROR = 3  # its text follows
+    TOO_SLOW = 4
+    TOO_LARGE = 5
+    ENDED = 6  # said by the parent of who should have answered; detail: the signal that ended it
+
+
+class Terms(msgspec.Struct, frozen=True):
+    """What all grammars share, and what each may use."""
+
+    tokenizer_json: str
+    eos_ids: list[int]
+    vocab_size: int
+    grammar_size: int
+    initial_fuel: int
+    compile_s: float
+    slow_s: float  # for a token
+    excess_s: float  # beyond that, in all tokens of a sequence
+    memory_bytes: int  # of a process, beyond what it shares
+
+
+def main() -> None:
+    control = socket.socket(fileno=0)
+    terms = msgspec.msgpack.decode(read_text(control), type=Terms)
+    try:
+        tokenizer = LLTokenizer(terms.tokenizer_json, n_vocab=terms.vocab_size, eos_token=terms.eos_ids or None)
+    except ValueError as error:
+        tokenizer = f"this model's tokenizer cannot be constrained: {error}"
+    _bound_memory(terms.memory_bytes)
+    gc.freeze()
+    gc.disable()
+    Parent(control, lambda sock: _serve_grammar(sock, tokenizer, terms)).run(outlasted=True)
+    os.killpg(0, signal.SIGKILL)  # the worker is gone: with all that may still be at work
+
+
+class Parent:
+    """Forks a child for every socket that comes over `control`, and sees to its end: one whose socket was closed is told to go, and
+    for one that ends before its time a last word is said."""
+
+    def __init__(self, control: socket.socket, serve: Callable[[socket.socket], None]) -> None:
+        self._control = control
+        self._serve = serve
+        self._children: dict[int, socket.socket] = {}
+        self._poll = select.poll()
+
+    def run(self, *, outlasted: bool) -> None:
+        """Until `control` is closed, and unless children may outlast it, until none is left."""
+        wakened, waker = os.pipe()
+        os.set_blocking(waker, False)
+        signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        self._poll.register(wakened, select.POLLIN)
+        self._poll.register(self._control, select.POLLIN)
+        is_open = True
+        while is_open or (self._children and not outlasted):
+            ready = {fd for fd, _ in self._poll.poll()}
+            # In this order: a number that is let go of may be taken again at once.
+            for fd in ready - {wakened, self._control.fileno()}:
+                self._dismiss(fd)
+            if self._control.fileno() in ready:
+                is_open = self._receive()
+            if wakened in ready:
+                os.read(wakened, 4096)
+                self._reap()
+
+    def _receive(self) -> bool:
+        """False when nothing will come any more."""
+        try:
+            _, fds, _, _ = socket.recv_fds(self._control, 1, 1)
+        except OSError:
+            fds = []
+        if not fds:
+            self._poll.unregister(self._control)
+            return False
+        sock = socket.socket(fileno=fds[0])
+        try:
+            pid = os.fork()
+        except OSError as error:
+            _answer(sock, Tell.ERROR, f"no process for it: {error}".encode())
+            sock.close()
+            return True
+        if pid == 0:
+            _become(sock, self._serve)
+        self._children[pid] = sock
+        self._poll.register(sock, 0)  # when its other end is closed, and nothing else
+        return True
+
+    def _dismiss(self, fd: int) -> None:
+        self._poll.unregister(fd)
+        for pid, sock in self._children.items():
+            if sock.fileno() == fd:
+                os.kill(pid, signal.SIGTERM)
+
+    def _reap(self) -> None:
+        with suppress(ChildProcessError):
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                pid, status = ended
+                sock = self._children.pop(pid)
+                with suppress(KeyError):
+                    self._poll.unregister(sock)
+                _answer(sock, Tell.ENDED, detail=os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0)
+                sock.close()
+
+
+def _become(sock: socket.socket, serve: Callable[[socket.socket], None]) -> NoReturn:
+    """A child's life: nothing is left of its parent's sockets."""
+    status = 1
+    try:
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGPROF):
+            signal.signal(number, signal.SIG_DFL)
+        os.dup2(sock.fileno(), 0)
+        os.closerange(3, 1 << 20)
+        own = socket.socket(fileno=0)
+        try:
+            serve(own)
+        except MemoryError:
+            _answer(own, Tell.TOO_LARGE)
+        status = 0
+    except BrokenPipeError:
+        pass  # the worker has hung up
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(status)
+
+
+def _serve_grammar(sock: socket.socket, tokenizer: LLTokenizer | str, terms: Terms) -> None:
+    source = read_text(sock).decode()
+    if isinstance(tokenizer, str):
+        _answer(sock, Tell.ERROR, tokenizer.encode())
+        return
+    bounds = LLParserLimits(initial_lexer_fuel=terms.initial_fuel, max_grammar_size=terms.grammar_size, verbose_errors=False)
+    signal.setitimer(signal.ITIMER_PROF, terms.compile_s)
+    matcher = LLMatcher(tokenizer, LLMatcher.grammar_from_lark(source), log_level=0, limits=bounds)
+    signal.setitimer(signal.ITIMER_PROF, 0)
+    if matcher.is_error():
+        _answer(sock, Tell.ERROR, f"the grammar cannot be compiled: {matcher.get_error()}".encode())
+        return
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # from now on it stays for as long as a sequence does
+    _answer(sock, Tell.STATE)
+    Parent(sock, lambda own: _serve_sequence(own, matcher, terms)).run(outlasted=False)
+
+
+def _serve_sequence(sock: socket.socket, matcher: LLMatcher, terms: Terms) -> None:
+    excess_s = 0.0
+    while question := _read(sock, QUESTION.size):
+        ask, num_tokens = QUESTION.unpack(question)
+        token_ids = array("i", _read(sock, 4 * num_tokens)).tolist()
+        regular_s = (num_tokens + (ask == Ask.MASK)) * terms.slow_s
+        # Its default is the end of the process, in native code too.
+        signal.setitimer(signal.ITIMER_PROF, max(terms.excess_s - excess_s, 0.0) + regular_s + terms.slow_s)
+        began_s = time.process_time()
+        if token_ids:
+            matcher.consume_tokens(token_ids)
+        if ask == Ask.MASK:
+            tell, detail, told = Tell.MASK, 0, matcher.compute_bitmask()
+        else:
+            forced = array("i", matcher.compute_ff_tokens()[: MOST_BYTES // 4])
+            tell, detail, told = Tell.STATE, matcher.is_stopped(), forced.tobytes()
+        took_s = time.process_time() - began_s
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        excess_s += max(took_s - regular_s, 0.0)
+        if matcher.is_error():
+            tell, detail, told = Tell.ERROR, 0, matcher.get_error().encode()
+        elif excess_s > terms.excess_s:
+            tell, detail, told = Tell.TOO_SLOW, 0, b""
+        _answer(sock, tell, told, detail=detail, took_s=took_s)
+
+
+def _answer(sock: socket.socket, tell: Tell, told: bytes = b"", *, detail: int = 0, took_s: float = 0.0) -> None:
+    if tell is not Tell.MASK:
+        told = told[:MOST_BYTES]
+    with suppress(BrokenPipeError):  # who hangs up is seen by the next look
+        sock.sendall(ANSWER.pack(tell, detail, took_s, len(told)) + told)
+
+
+def _bound_memory(memory_bytes: int) -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    limit = used + memory_bytes
+    resource.setrlimit(resource.RLIMIT_AS, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
+
+
+def write_text(sock: socket.socket, text: bytes) -> None:
+    sock.sendall(len(text).to_bytes(8, "little"))
+    sock.sendall(text)
+
+
+def read_text(sock: socket.socket) -> bytes:
+    return _read(sock, int.from_bytes(_read(sock, 8), "little"))
+
+
+def _read(sock: socket.socket, num_bytes: int) -> bytes:
+    """Fewer where the other end was closed."""
+    found = bytearray()
+    while len(found) < num_bytes and (more := sock.recv(num_bytes - len(found))):
+        found += more
+    return bytes(found)
+
+
+if __name__ == "__main__":
+    main()
