@@ -5,9 +5,11 @@ The module is freestanding: it defines all it calls. `no-builtins` keeps LLVM fr
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Final
 
 import llvmlite.binding as llvm
 
@@ -55,7 +57,29 @@ def _optimised(text: str, target: Target) -> llvm.ModuleRef:
     module.triple = target.triple
     module.data_layout = str(_machine(target).target_data)
     _passes().run(module, llvm.create_pass_builder(_machine(target), llvm.create_pipeline_tuning_options()))
-    return module
+    optimised = str(module)
+    mended = _MASKED_STORE.sub(_plain_if_single, optimised)
+    return module if mended == optimised else llvm.parse_assembly(mended)
+
+
+# LLVM 22 turns a store under a mask with one lane into one of a scalar, for x86 as wide as the number was before it was truncated: it
+# writes over what lies behind. Which masks are known, and have one lane, shows when loops are unrolled.
+_MASKED_STORE: Final = re.compile(
+    r"call void @llvm\.masked\.store\.v\d+\w+\.p0\((?P<kind><\d+ x (?P<element>\w+)>) %(?P<value>\S+), "
+    r"ptr align (?P<align>\d+) (?P<pointer>%\S+), <\d+ x i1> <(?P<mask>[^>]*)>\)"
+)
+
+
+def _plain_if_single(call: re.Match[str]) -> str:
+    active = [i for i, lane in enumerate(call["mask"].split(", ")) if lane == "i1 true"]
+    if len(active) != 1:
+        return call[0]
+    number, at = f"%single.{call.start()}", f"%place.{call.start()}"
+    return (
+        f"{number} = extractelement {call['kind']} %{call['value']}, i64 {active[0]}\n"
+        f"  {at} = getelementptr {call['element']}, ptr {call['pointer']}, i64 {active[0]}\n"
+        f"  store {call['element']} {number}, ptr {at}, align {call['align']}"
+    )
 
 
 def _passes() -> llvm.ModulePassManager:

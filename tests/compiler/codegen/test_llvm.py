@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,7 @@ from compiler.ir.loops import (
     Store,
     When,
 )
-from compiler.target import host
+from compiler.target import NAMED, Target, host
 
 Array = NDArray[Any]
 F32 = DType.F32
@@ -74,6 +75,9 @@ def mul(a: Scalar, b: Scalar) -> Scalar:
     return Apply(Fn.MUL, (a, b))
 
 
+ROOM = 64  # elements behind an output, which stay as they are
+
+
 def lanes_of(n: DimLike, width: int, body: Any, inner: LoopKind = LoopKind.VECTOR) -> For:
     """A loop over 0 .. n - 1 in vectors of `width`, the last one masked."""
     j, v = DimVar("j"), DimVar("v", upper=width - 1)
@@ -83,7 +87,8 @@ def lanes_of(n: DimLike, width: int, body: Any, inner: LoopKind = LoopKind.VECTO
 
 def check(run_native: Any, prim: PrimFunc, inputs: list[Array], shapes: list[tuple[int, ...]], *, ulps: int = 0, **given: Any) -> None:
     """Both give the same; the compiled one writes nothing else."""
-    outputs = [np.full(s, 77, b.dtype.numpy) for b, s in zip(prim.outputs, shapes, strict=True)]
+    rooms = [np.full(prod(s) + ROOM, 77, b.dtype.numpy) for b, s in zip(prim.outputs, shapes, strict=True)]
+    outputs = [room[: prod(s)].reshape(s) for room, s in zip(rooms, shapes, strict=True)]
     wanted = [o.copy() for o in outputs]
     scalars = given.get("scalars", {})
     dims = given.get("dims", {})
@@ -96,6 +101,8 @@ def check(run_native: Any, prim: PrimFunc, inputs: list[Array], shapes: list[tup
             np.testing.assert_array_max_ulp(found, expected, ulps)
         else:
             np.testing.assert_array_equal(found, expected)
+    for room in rooms:
+        np.testing.assert_array_equal(room[-ROOM:], np.full(ROOM, 77, room.dtype))
 
 
 def randn(*shape: int) -> Array:
@@ -181,6 +188,18 @@ def test_masked_memory_of_every_type(run_native: Any, dtype: DType) -> None:
     x, y = buffer("x", [N], dtype), buffer("y", [N], dtype)
     prim = PrimFunc((x, y), 1, lanes_of(N, 16, lambda j: store(y, [j], load(x, N - 1 - j))))
     check(run_native, prim, [(integers(37) > 0).astype(dtype.numpy)], [(37,)])
+
+
+@pytest.mark.parametrize("target", [t for t in NAMED.values() if t.can_run_here], ids=lambda t: t.name)
+@pytest.mark.parametrize("width", [4, 16])
+@pytest.mark.parametrize("n", [1, 17])
+def test_a_single_lane_is_stored_as_wide_as_its_element(run_native: Any, n: int, width: int, target: Target) -> None:
+    """Numbers become smaller just before they are stored; the last store of a row must leave what lies behind it."""
+    i = DimVar("i", upper=1)
+    for wide, narrow in [(F32, DType.BF16), (F32, DType.F16), (F32, DType.I8), (DType.I32, DType.U8), (DType.I64, DType.I16)]:
+        x, y = buffer("x", [2, n], wide), buffer("y", [2, n], narrow)
+        row = lanes_of(n, width, lambda j, x=x, y=y, narrow=narrow: store(y, [i, j], Cast(load(x, i, j), narrow)))
+        check(run_native, PrimFunc((x, y), 1, loop(i, 2, row)), [integers(2, n).astype(wide.numpy)], [(2, n)], target=target)
 
 
 def test_a_row_has_the_bits_of_any_other_position(run_native: Any) -> None:
