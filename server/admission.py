@@ -8,7 +8,7 @@ import time
 from server.errors import QUEUE_FULL, ApiError
 
 SMOOTHING = 0.2  # weight of the newest completion in the estimate of the pace
-FIRST_GUESS_S = 0.5  # between completions, until two were seen
+FIRST_GUESS_S = 0.5  # between completions, until one of a full model was seen
 
 
 class Admission:
@@ -22,7 +22,7 @@ class Admission:
         self.num_sequences = 0
         self.num_queued_tokens = 0
         self._pace_s = FIRST_GUESS_S  # between completions while the model is busy
-        self._last_end: float | None = None
+        self._full_since: float | None = None  # and without a completion
 
     def admit(self, num_sequences: int, num_tokens: int) -> Lease:
         """Take the request in, or say when a retry makes sense. Tokens never keep out the only request there is."""
@@ -43,14 +43,17 @@ class Admission:
             )
         self.num_sequences += num_sequences
         self.num_queued_tokens += num_tokens
+        if self._full_since is None and self.num_sequences >= self.max_running:
+            self._full_since = time.monotonic()
         return Lease(self, num_sequences, num_tokens)
 
     def headers(self) -> dict[str, str]:
-        waiting = max(0, self.num_sequences - self.max_running)
+        remaining = max(0, self.max_sequences - self.num_sequences)
+        waiting = max(0 if remaining else 1, self.num_sequences - self.max_running)
         reset = f"{waiting * self._pace_s:.3f}s"
         return {
             "x-ratelimit-limit-requests": str(self.max_sequences),
-            "x-ratelimit-remaining-requests": str(max(0, self.max_sequences - self.num_sequences)),
+            "x-ratelimit-remaining-requests": str(remaining),
             "x-ratelimit-reset-requests": reset,
             "x-ratelimit-limit-tokens": str(self.max_queued_tokens),
             "x-ratelimit-remaining-tokens": str(max(0, self.max_queued_tokens - self.num_queued_tokens)),
@@ -59,12 +62,12 @@ class Admission:
 
     def ended(self, num_sequences: int) -> None:
         now = time.monotonic()
-        if self._last_end is not None and self.num_sequences > self.max_running:
+        if self._full_since is not None:
             # Only a full model shows how fast it can go; an idle one shows how rarely it is asked.
-            pace_s = (now - self._last_end) / num_sequences
+            pace_s = (now - self._full_since) / num_sequences
             self._pace_s += SMOOTHING * (pace_s - self._pace_s)
-        self._last_end = now
         self.num_sequences -= num_sequences
+        self._full_since = now if self.num_sequences >= self.max_running else None
 
 
 class Lease:

@@ -50,3 +50,32 @@ def test_the_wait_follows_the_pace_of_a_full_model(clock):
     assert caught.value.headers["retry-after"] == "6"
     reset = caught.value.headers["x-ratelimit-reset-requests"]
     assert float(reset.removesuffix("s")) == pytest.approx(3 * 3, rel=0.05)
+
+
+def refused(admission: Admission) -> dict[str, str]:
+    with pytest.raises(ApiError) as caught:
+        admission.admit(1, 1)
+    return caught.value.headers
+
+
+def test_the_quiet_before_a_burst_says_nothing_of_the_pace(clock):
+    admission = Admission("m", max_running=1, max_queued=3, max_queued_tokens=10**9)
+    admission.admit(1, 1).release()
+    clock.now += 3600
+    leases = [admission.admit(1, 1) for _ in range(4)]
+    clock.now += 2
+    leases.pop(0).release()
+    admission.admit(1, 1)
+    assert float(refused(admission)["retry-after-ms"]) <= 2000
+
+
+def test_a_model_without_a_queue_has_a_pace_too(clock):
+    admission = Admission("m", max_running=2, max_queued=0, max_queued_tokens=10**9)
+    leases = [admission.admit(1, 1) for _ in range(2)]
+    for _ in range(60):
+        clock.now += 20
+        leases.pop(0).release()
+        leases.append(admission.admit(1, 1))
+    headers = refused(admission)
+    assert float(headers["retry-after-ms"]) == pytest.approx(20_000, rel=0.05)
+    assert float(headers["x-ratelimit-reset-requests"].removesuffix("s")) == pytest.approx(20, rel=0.05)
