@@ -67,8 +67,8 @@ class Client:
                 if text := choice["delta"].get("content"):
                     yield text
 
-    def models(self) -> list[str]:
-        return [model["id"] for model in self.get("/v1/models")["data"]]
+    def generative_models(self) -> list[str]:
+        return [model["id"] for model in self.get("/v1/models")["data"] if model.get("generates", True)]
 
     def _json(self, method: str, path: str, body: Mapping[str, object] | None = None) -> Any:
         with self._told(), closing(self._open(method, path, body)) as response:

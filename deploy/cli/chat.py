@@ -17,7 +17,7 @@ PROMPT = "> "
 
 def chat(
     question: Annotated[str | None, typer.Argument(help="Ask this and leave; without it, a conversation.")] = None,
-    model: Annotated[str | None, typer.Option(help="Name or alias; by default the first of the server.")] = None,
+    model: Annotated[str | None, typer.Option(help="Name or alias; by default the first of the server that generates.")] = None,
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest answer, in tokens.")] = None,
     temperature: Annotated[float | None, typer.Option(min=0.0, help="0 takes the most probable token.")] = None,
@@ -59,9 +59,9 @@ def chat(
 
 
 def first_model(client: Client) -> str:
-    models = client.models()
+    models = client.generative_models()
     if not models:
-        raise ServerFault(f"the server at {client.url} has no model; load one with `relaxserve load`")
+        raise ServerFault(f"the server at {client.url} has no model that generates; load one with `relaxserve load`")
     return models[0]
 
 

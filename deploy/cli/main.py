@@ -6,11 +6,13 @@ A command imports what it runs when it runs: `--help`, `ps` and `chat` should no
 from __future__ import annotations
 
 import sys
+from importlib.metadata import version
+from typing import Annotated
 
 import typer
 
 from deploy.cli import admin, bench, chat, compile, compiler, doctor, generate, inspect, serve
-from deploy.cli.output import errors
+from deploy.cli.output import answers, errors
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", context_settings={"help_option_names": ["-h", "--help"]})
 
@@ -28,11 +30,21 @@ app.command("generate", rich_help_panel=MODELS)(generate.generate)
 app.command("opt", rich_help_panel=COMPILER)(compiler.opt)
 app.command("run", rich_help_panel=COMPILER)(compiler.run)
 app.add_typer(compiler.cache, name="cache", rich_help_panel=COMPILER)
-app.command("bench", rich_help_panel=COMPILER, add_help_option=False, context_settings=bench.CONTEXT)(bench.bench)
+app.command("bench", rich_help_panel=COMPILER, add_help_option=False, context_settings=bench.CONTEXT, options_metavar="[NAME [OPTIONS]]")(
+    bench.bench
+)
+
+
+def _tell_version(asked: bool) -> None:
+    if asked:
+        answers.print(f"relaxserve {version('relaxserve')}", highlight=False)
+        raise typer.Exit
 
 
 @app.callback()
-def root() -> None:
+def root(
+    version: Annotated[bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Show the version and exit.")] = False,
+) -> None:
     """Serve language and embedding models, compiled on this machine, over an OpenAI-compatible API."""
 
 

@@ -12,7 +12,10 @@ import pytest
 from deploy.client import Client, ServerFault, segment
 
 ANSWERS: dict[str, tuple[int, bytes]] = {
-    "/v1/models": (200, b'{"data": [{"id": "a"}, {"id": "b"}]}'),
+    "/v1/models": (
+        200,
+        b'{"data": [{"id": "a", "generates": true}, {"id": "only embeds", "generates": false}, {"id": "b", "generates": true}]}',
+    ),
     "/v1/chat/completions": (
         200,
         b': a heartbeat\n\ndata: {"choices": [{"delta": {"role": "assistant"}}]}\n\ndata: {"choices": [{"delta": {"content": "hel"}}]}\n\n'
@@ -57,8 +60,8 @@ def client() -> Iterator[Client]:
         thread.join()
 
 
-def test_models(client: Client) -> None:
-    assert client.models() == ["a", "b"]
+def test_models_that_can_be_talked_to(client: Client) -> None:
+    assert client.generative_models() == ["a", "b"]
 
 
 def test_a_stream_ends_at_done_and_has_no_heartbeats(client: Client) -> None:
@@ -137,7 +140,7 @@ def test_the_key_travels(client: Client) -> None:
 
 def test_a_proxy_of_the_environment_is_not_asked_for_this_machine(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
-    assert Client(client.url).models() == ["a", "b"]
+    assert Client(client.url).generative_models() == ["a", "b"]
 
 
 def test_names_are_parts_of_paths() -> None:

@@ -210,10 +210,19 @@ def test_models_come_and_go(demo_server: Any, tmp_path: Path) -> None:
             assert "Paris" in demo_server.run("relaxserve", "chat", QUESTION, "--model", "tiny", RELAXSERVE_URL=url)
             assert "gave back" in demo_server.run("relaxserve", "unload", "tiny", RELAXSERVE_URL=url)
             said = demo_server.run("relaxserve", "chat", QUESTION, status=1, RELAXSERVE_URL=url)
-            assert "has no model; load one with `relaxserve load`" in said
+            assert "has no model that generates; load one with `relaxserve load`" in said
         finally:
             server.terminate()
             server.communicate(timeout=60)
+
+
+def test_the_version_can_be_asked_for() -> None:
+    said = CliRunner().invoke(app, ["--version"], prog_name="relaxserve")
+    assert said.exit_code == 0 and re.fullmatch(r"relaxserve \d+\.\d+\.\d+\n", said.output)
+
+
+def test_the_usage_of_bench_names_what_it_takes() -> None:
+    assert "relaxserve bench [NAME [OPTIONS]]" in CliRunner().invoke(app, ["bench"], prog_name="relaxserve").output
 
 
 def test_completion_is_offered(demo_server: Any) -> None:
