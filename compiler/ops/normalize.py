@@ -135,6 +135,11 @@ def _length(x: Buffer) -> Scalar:
     return cast(index_value(x.shape[-1]), F32)
 
 
+def _numpy_mean(x: Any) -> Any:
+    """Rows without elements have one, too."""
+    return x.sum(-1, keepdims=True) / np.float32(x.shape[-1])
+
+
 def _rms_nest(operands: Operands) -> Nest:
     """out = x / sqrt(mean(x^2) + eps) * (offset + weight)"""
     out, x, w = output(operands), operands.buffer(0), operands.buffer(1)
@@ -158,7 +163,7 @@ def _rms_nest(operands: Operands) -> Nest:
 
 def _rms_numpy(x: Any, w: Any, *, eps: float, weight_offset: float) -> Any:
     wide = x.astype(np.float32)
-    scale = 1 / np.sqrt(np.mean(wide * wide, -1, keepdims=True) + np.float32(eps))
+    scale = 1 / np.sqrt(_numpy_mean(wide * wide) + np.float32(eps))
     return (wide * scale * (w.astype(np.float32) + np.float32(weight_offset))).astype(x.dtype)
 
 
@@ -194,8 +199,8 @@ def _layer_nest(operands: Operands) -> Nest:
 
 def _layer_numpy(x: Any, w: Any, bias: Any = None, *, eps: float) -> Any:
     wide = x.astype(np.float32)
-    centred = wide - wide.mean(-1, keepdims=True)
-    scale = 1 / np.sqrt(np.mean(centred * centred, -1, keepdims=True) + np.float32(eps))
+    centred = wide - _numpy_mean(wide)
+    scale = 1 / np.sqrt(_numpy_mean(centred * centred) + np.float32(eps))
     weighted = centred * scale * w.astype(np.float32)
     return (weighted if bias is None else weighted + bias.astype(np.float32)).astype(x.dtype)
 

@@ -139,6 +139,11 @@ def test_norms(run, normal, dtype, shapes):
     np.testing.assert_allclose(found.astype(np.float64), expected + b64, rtol=tolerance, atol=2 * tolerance)
 
 
+def test_norms_of_rows_without_elements(run, normal):
+    for op in (RMS_NORM, LAYER_NORM):
+        assert run(op, normal(2, 0), normal(0), eps=1e-6, shapes="n k, k").shape == (2, 0)
+
+
 def test_norms_refuse(deduced):
     x = tensor((N, 8), F32)
     assert deduced(RMS_NORM, TensorType(None, F32, 2), tensor((8,), F32), eps=1e-6) == TensorType(None, F32, 2)
