@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from compiler.codegen.intrinsics.prefetch import LINE_BYTES
 from compiler.ir.dims import Dim, ceil_div, dim_max, dim_min
 from compiler.ir.loops import Load, Stmt, Tile
 from compiler.ir.prove import prove_divisible, prove_le
 from compiler.schedule.nests import below, loop, named, seq, when
 from compiler.schedule.panels import Claim
 
-LINE_BYTES = 64
 MOST_TOGETHER = 8  # panels of a claim: their accumulators are 256 KB beside 256 rows
 FEWEST_CLAIMS = 8  # of a block of rows, for threads to share
 

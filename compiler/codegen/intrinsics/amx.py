@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compiler.codegen.intrinsics.dot import FOURS, PAIRS, matrices
+from compiler.codegen.intrinsics.prefetch import ask
 from compiler.codegen.intrinsics.registry import Intrinsic, Operands
 from compiler.codegen.ssa import Code, vector_literal
 from compiler.ir.errors import CompileError
@@ -76,15 +77,15 @@ def _heights(rows: int) -> list[int]:
 def _ask_for(code: Code, step: str, size: int) -> None:
     """What the next step reads: with so few rows it comes from memory."""
     for line in range(size, 2 * size, TILE_BYTES):
-        code.do(f"call void @llvm.prefetch.p0(ptr {code.op(f'getelementptr i8, ptr {step}, i64 {line}')}, i32 0, i32 3, i32 1)")
+        ask(code, code.op(f"getelementptr i8, ptr {step}, i64 {line}"), far=False)
 
 
 def _ask_later(code: Code, place: str, step: str, first: int | str, lines: int | str) -> None:
-    """Into the second cache: the first is for what these steps read."""
+    """The first cache is for what these steps read."""
     done = code.op(f"add nsw i64 {first}, {code.op(f'mul nsw i64 {step}, {lines}')}")
     with code.loop("0", str(lines)) as line:
         at = code.op(f"getelementptr [{TILE_BYTES} x i8], ptr {place}, i64 {code.op(f'add nsw i64 {done}, {line}')}")
-        code.do(f"call void @llvm.prefetch.p0(ptr {at}, i32 0, i32 2, i32 1)")
+        ask(code, at, far=True)
 
 
 def _emit_configuration(code: Code, operands: Operands, target: Target) -> None:

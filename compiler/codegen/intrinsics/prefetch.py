@@ -11,16 +11,21 @@ from compiler.codegen.intrinsics.registry import Intrinsic, Operands
 from compiler.codegen.ssa import Code
 from compiler.target import Target
 
+LINE_BYTES = 64  # of a cache
+
 
 def _meaning(arrays: tuple[NDArray[Any], ...], dims: tuple[int, ...], attrs: Mapping[str, Any]) -> None:
     return
 
 
-def _emit(code: Code, operands: Operands, target: Target) -> None:
+def ask(code: Code, place: str, *, far: bool) -> None:
     """For reading (0), data (1); into all levels (3), or (2) all but the first, which has few places for lines that are on their way."""
-    level = 2 if operands.attrs.get("far") else 3
+    code.do(f"call void @llvm.prefetch.p0(ptr {place}, i32 0, i32 {2 if far else 3}, i32 1)")
+
+
+def _emit(code: Code, operands: Operands, target: Target) -> None:
     for pointer in operands.pointers:
-        code.do(f"call void @llvm.prefetch.p0(ptr {pointer}, i32 0, i32 {level}, i32 1)")
+        ask(code, pointer, far=bool(operands.attrs.get("far")))
 
 
 PREFETCH = Intrinsic("prefetch(place): the cache line of the place will be read soon", _meaning, lambda _: True, _emit)

@@ -19,13 +19,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from compiler.codegen.intrinsics.prefetch import LINE_BYTES, ask
 from compiler.codegen.intrinsics.registry import Intrinsic, Operands
 from compiler.codegen.ssa import Code, splat, vector_literal
 from compiler.ops.integer import FOUR, MIDDLE
 from compiler.ops.widened import EIGHTHS
 from compiler.target import Target
 
-LINE_BYTES, COLUMNS = 64, 16
+COLUMNS = 16
 STRETCH = 32  # of k, beside one load of multipliers
 _WORDS = "<32 x i16>"
 _SPREAD, NOTHING = "@llvm.x86.avx512.pshuf.b.512", 128  # bytes from the same 16; nothing where the number has its highest bit
@@ -43,22 +44,17 @@ def _emit(code: Code, operands: Operands, target: Target) -> None:
             for place, n in ((panel, size), (wide, 2 * size), (later, size))
         )
         row = code.op(f"mul nsw i64 {code.op(f'sdiv i64 {stretch}, {group // STRETCH}')}, {columns}")
-        _ask(code, code.op(f"getelementptr i8, ptr {later_multipliers}, i64 {row}"))
+        ask(code, code.op(f"getelementptr i8, ptr {later_multipliers}, i64 {row}"), far=True)
         for j in sides:
             factors = _factors(code, code.op(f"getelementptr i8, ptr {multipliers}, i64 {code.op(f'add nsw i64 {row}, {j * COLUMNS}')}"))
             for line in range(j, STRETCH // 8 * len(sides), len(sides)):
                 at = line * LINE_BYTES
                 words = code.op(f"load {_WORDS}, ptr {code.op(f'getelementptr i8, ptr {found}, i64 {at}')}, align 1")
-                _ask(code, code.op(f"getelementptr i8, ptr {asked}, i64 {at}"))
+                ask(code, code.op(f"getelementptr i8, ptr {asked}, i64 {at}"), far=True)
                 for half in range(2):
                     bytes_ = _bytes(code, (_top(code, words, half), _top(code, words, half + 2)), factors)
                     place = (line // len(sides) * 2 + half) * columns * FOUR + j * LINE_BYTES
                     code.do(f"store {_WORDS} {bytes_}, ptr {code.op(f'getelementptr i8, ptr {made}, i64 {place}')}, align 64")
-
-
-def _ask(code: Code, place: str) -> None:
-    """Into the second cache."""
-    code.do(f"call void @llvm.prefetch.p0(ptr {place}, i32 0, i32 2, i32 1)")
 
 
 def _factors(code: Code, place: str) -> tuple[str, str]:
