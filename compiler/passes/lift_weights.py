@@ -10,6 +10,7 @@ hold the checkpoint and all that was prepared from it at once.
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
+from itertools import chain, count
 from math import prod
 
 from compiler.ir.graph import (
@@ -29,7 +30,7 @@ from compiler.ir.graph import (
 )
 from compiler.ir.module import IRModule
 from compiler.ir.types import TensorType, TupleType, Type, binders_of, vars_of
-from compiler.ir.visit import Uses, free_vars, fresh_function, operands, used_vars
+from compiler.ir.visit import Uses, free_vars, fresh_function, map_atoms, operands, used_vars
 from compiler.passes.eliminate_dead_code import has_effect
 from compiler.passes.protect_operands import destroyed, taken_in
 from compiler.passes.rewrite import count_uses
@@ -70,9 +71,22 @@ def _lift(name: str, func: Function, module: IRModule) -> dict[str, Function]:
     assert func.num_inputs is not None
     inputs = func.params[: func.num_inputs]
     kept = _with_definitions([v for v in func.weights if v in used], (*inputs, *wanted), func.weights, free_vars(body))
-    step = Function((*inputs, *kept, *wanted), body, func.result_type, func.pure, func.num_inputs, func.arena)
+    own = _own_names(wanted, [p.name for p in func.params])
+    params = (*inputs, *kept, *(own[v] for v in wanted))
+    body = map_atoms(body, lambda atom: own.get(atom, atom) if isinstance(atom, Var) else atom)
+    step = Function(params, body, func.result_type, func.pure, func.num_inputs, func.arena)
     prepare = {f"{name}{PREPARATION}{i}": _preparation(parts[i], results[i], func.weights) for i in range(len(parts))}
     return {name: step, **prepare}
+
+
+def _own_names(wanted: Sequence[Var], given: Sequence[str]) -> dict[Var, Var]:
+    """Weights are bound by name, and passes give names that the program has, too."""
+    taken, own = set(given), dict[Var, Var]()
+    for var in wanted:
+        name = next(n for n in chain([var.name], (f"{var.name}_{i}" for i in count(1))) if n not in taken)
+        taken.add(name)
+        own[var] = var if name == var.name else Var(name, var.type)
+    return own
 
 
 def _parts(bindings: Sequence[Binding], used: Container[Var]) -> list[list[Binding]]:

@@ -6,6 +6,12 @@ from collections.abc import Callable
 
 import pytest
 
+from compiler.ir.builder import Builder
+from compiler.ir.dtypes import DType
+from compiler.ir.graph import CallTir, MakeTuple, Var
+from compiler.ir.parser import parse
+from compiler.ir.types import tensor
+from compiler.ir.verify import verify
 from compiler.passes.base import Pass
 from compiler.passes.lift_weights import PART_BYTES, lift_weights
 
@@ -71,6 +77,21 @@ def test_a_weight_that_alone_defines_a_dimension_stays(becomes: Callable[[Pass, 
         }
     """
     becomes(lift_weights, before, expected)
+
+
+def test_prepared_values_of_one_name_are_told_apart() -> None:
+    """They are bound by name. Passes number the values that they make from 0 again, as the program's own may be."""
+    builder = Builder(parse(TWICE + ADD))
+    four = tensor([4], DType.F32)
+    x, u = Var("x", four), Var("u", four)
+    with builder.function("step", [x, u], num_inputs=1):
+        a, b, c = (builder.emit(CallTir("twice", (w,), (four,)), "v0") for w in (u, u, u))
+        y = builder.emit(CallTir("plus", (a, b), (four,)), "u")
+        z = builder.emit(CallTir("plus", (x, y), (four,)))
+        builder.returns(builder.emit(MakeTuple((z, a, c))))
+    lifted = lift_weights(builder.finish())
+    verify(lifted)
+    assert [w.name for w in lifted.graph("step").weights] == ["v0", "u_1", "v0_1"]
 
 
 @pytest.mark.parametrize(
