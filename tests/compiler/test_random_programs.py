@@ -1,0 +1,260 @@
+"""Programs of every operator keep their meaning: after each pass, as machine code, from text, from a file, with any number of threads, and
+for one size after another. What does not fit a program is refused by name.
+
+tests/compiler/passes/test_generated_programs.py goes deep (branches, calls, memory written in place) where this goes wide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import settings
+
+from compiler.driver import Options, build, plan
+from compiler.interpret import graph
+from compiler.interpret.graph import Interpreter
+from compiler.ir.dtypes import DType
+from compiler.ir.equal import assert_equal
+from compiler.ir.module import IRModule
+from compiler.ir.op import OPS
+from compiler.ir.parser import parse
+from compiler.ir.printer import print_module
+from compiler.ir.verify import verify
+from compiler.ops.tables import INTERPRET
+from compiler.target import NAMED, Target, host
+from runtime.errors import RuntimeFault
+from runtime.executable import PREPARATION, Executable
+from runtime.session import Session
+from tests.compiler.random_programs import EXACT, RECIPES, Program, draw
+
+# --- how near is near enough ---------------------------------------------------------------------------------------------
+
+STEP = {DType.F32: 2.0**-21, DType.F16: 2.0**-10, DType.BF16: 2.0**-7}  # what an operator may be off by, of its result or its operands
+HELD = {8: 2.0**-14, 4: 2.0**-6}  # of the largest of a row, by the bits of the weights: rows become integers
+SMALLEST = 1e-37  # numbers below the normal ones may be 0
+RUNS = 4
+
+
+@dataclass(slots=True)
+class Noise:
+    """The meanings of operators, a little off. How far results wander under it says how much rounding may change them, whatever cancels
+    or grows on the way."""
+
+    numbers: np.random.Generator
+    weights: list[tuple[Any, int]] = field(default_factory=list[tuple[Any, int]])  # that machines multiply as integers, with their bits
+
+    def __getitem__(self, name: str) -> Callable[..., Any]:
+        meaning = INTERPRET[name]
+
+        def off(*args: Any, **attrs: Any) -> Any:
+            if name == "linear":
+                args = (self.rounded(args[0], self.held(args[1], attrs)), *args[1:])
+            result = self.jittered(meaning(*map(self.jittered, args), **attrs))
+            if name.startswith("gelu"):  # of negative numbers it is what little remains of them
+                result = (result + self.jittered(args[0]) - args[0]).astype(result.dtype)
+            if name == "dequantize":
+                self.weights.append((result, attrs["bits"]))
+            return result
+
+        return meaning if name in EXACT and name != "cast" else off  # a cast may fall to either side
+
+    def held(self, weight: Any, attrs: Any) -> float:
+        bits = [HELD[bits] for made, bits in self.weights if made is weight]
+        return max([*bits, 2.0**-8 if attrs["tolerates"] == "bf16" else 0.0])
+
+    def jittered(self, value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(map(self.jittered, value))
+        if not isinstance(value, np.ndarray) or not _is_float(value):
+            return value
+        step = STEP[DType.from_numpy(value.dtype)]
+        return np.asarray(value * (1 + step * self.numbers.uniform(-1, 1, value.shape))).astype(value.dtype)
+
+    def rounded(self, x: Any, part: float) -> Any:
+        top = np.abs(x.astype(np.float32)).max(-1, keepdims=True, initial=0)
+        return np.asarray(x + part * top * self.numbers.uniform(-1, 1, x.shape)).astype(x.dtype)
+
+
+def _is_float(value: Any) -> bool:
+    return value.dtype.kind in "fV"
+
+
+def tolerances(program: Program, call: int, expected: Any) -> list[Any]:
+    """By how much each element may differ. Infinite, where even what kind of number it is hangs on rounding."""
+    allowed: list[Any] = [np.zeros(e.shape) for e in expected]
+    for run in range(RUNS):
+        with pytest.MonkeyPatch.context() as patch, np.errstate(all="ignore"):
+            patch.setattr(graph, "INTERPRET", Noise(np.random.default_rng(run)))
+            noisy = interpret(program.module, program, call)
+            allowed = [np.asarray(np.maximum(most, _distance(n, e))) for most, n, e in zip(allowed, noisy, expected, strict=True)]
+    for most, e in zip(allowed, expected, strict=True):
+        if _is_float(e):
+            size = np.nan_to_num(np.abs(e.astype(np.float64)), posinf=0.0)
+            widest = np.max(most, initial=0, where=np.isfinite(most))
+            most[...] = 6 * most + widest + 2 * STEP[DType.from_numpy(e.dtype)] * size + SMALLEST
+    return allowed
+
+
+def _distance(a: Any, b: Any) -> Any:
+    if not _is_float(b):
+        return np.zeros(b.shape)  # places and numbers of exact operands have none
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    return np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0, np.nan_to_num(np.abs(a - b), nan=np.inf))
+
+
+def close(actual: Any, expected: Any, allowed: Any) -> None:
+    for i, (a, e, most) in enumerate(zip(actual, expected, allowed, strict=True)):
+        a = np.asarray(a)
+        assert (a.shape, a.dtype) == (e.shape, e.dtype), f"result {i} is {a.dtype}{a.shape}, means {e.dtype}{e.shape}"
+        if not _is_float(e):
+            np.testing.assert_array_equal(a, e, f"result {i}")
+            continue
+        with np.errstate(invalid="ignore"):
+            wrong = _distance(a, e) > most
+        assert not wrong.any(), f"result {i} at {np.argwhere(wrong)[0]}: {a[wrong][0]}, means {e[wrong][0]} +- {most[wrong][0]}"
+
+
+# --- running -------------------------------------------------------------------------------------------------------------
+
+
+def interpret(module: IRModule, program: Program, call: int) -> Any:
+    """Before and after the pass that moves work on weights into functions of their own."""
+    interpreter, values, weights = Interpreter(module), [], program.weights
+    while (name := f"main{PREPARATION}{len(values)}") in module.functions:
+        values.append(interpreter.call(name, *(weights[p.name] for p in module.graph(name).params)))
+    prepared = [v for group in values for v in group]
+    rest = [p.name for p in module.graph("main").weights]
+    rest = rest[: len(rest) - len(prepared)]
+    return interpreter.call("main", *program.inputs(call), *(weights[n] for n in rest), *prepared)
+
+
+def started(executable: Executable, program: Program, num_threads: int) -> Session:
+    session, weights = Session(executable, device_threads=num_threads), program.weights
+    prepared = [v for f in executable.meta.preparations("main") for v in session.call(f.name, *(weights[p.name] for p in f.params))]
+    names = [p.name for p in executable.meta.functions["main"].weights]
+    known = weights | dict(zip(names[len(names) - len(prepared) :], prepared, strict=True))
+    session.bind("main", {name: known[name] for name in names})
+    return session
+
+
+def bits(results: Any) -> list[bytes]:
+    return [np.asarray(r).tobytes() for r in results]
+
+
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """An instrument: after each pass the module is well formed and means what it meant."""
+
+    program: Program
+    expected: Any
+    allowed: Any
+    call: int
+
+    def after(self, name: str, before: IRModule, module: IRModule, seconds: float) -> None:
+        if module is before:
+            return
+        try:
+            verify(module)
+            with np.errstate(all="ignore"):
+                close(interpret(module, self.program, self.call), self.expected, self.allowed)
+        except Exception as error:
+            error.add_note(f"after pass {name}")
+            raise
+
+
+def reads_back(module: IRModule) -> None:
+    assert_equal(parse(print_module(module)), module)
+
+
+def check(program: Program, target: Target, folder: Path, judged: tuple[int, ...] = (0,)) -> None:
+    """`judged`: the calls whose meaning is computed after each pass."""
+    verify(program.module)
+    reads_back(program.module)
+    calls = range(len(program.calls))
+    with np.errstate(all="ignore"):
+        expected = [interpret(program.module, program, call) for call in calls]
+    allowed = [tolerances(program, call, expected[call]) for call in calls]
+    options = Options(target, tuple(Judge(program, expected[c], allowed[c], c) for c in judged))
+    planned = plan(program.module, options)
+    reads_back(planned)
+    executable = build(planned, options, {})
+    if not target.can_run_here:
+        return
+    executable.save(folder / "x.rsx")
+    found: list[list[list[bytes]]] = []
+    for num_threads, code in ((1, executable), (3, Executable.load(folder / "x.rsx"))):
+        session = started(code, program, num_threads)
+        rounds = []
+        for call in (*calls, *calls):
+            arguments = [a.copy() if isinstance(a, np.ndarray) else a for a in program.inputs(call)]
+            results = session.call("main", *arguments)
+            close(results, expected[call], allowed[call])
+            assert bits(arguments) == bits(program.inputs(call)), "an argument was written to"
+            rounds.append(bits(results))
+        assert rounds[: len(calls)] == rounds[len(calls) :], f"{num_threads} threads: the second time is not like the first"
+        found.append(rounds)
+        if num_threads == 1:
+            refused(session, program)
+        session.close()
+    assert found[1] == found[0], "the number of threads shows in the bits"
+
+
+def refused(session: Session, program: Program) -> None:
+    """Arguments that are not as declared have an error of their own, wherever the interpreter refuses them, too."""
+    for wrong in wrong_arguments(program):
+        try:
+            interpreted = Interpreter(program.module).call("main", *wrong, *program.weights.values())
+        except Exception:  # MismatchError at the door, and NumPy's own errors where checks are left to the operators
+            with pytest.raises(RuntimeFault):
+                session.call("main", *wrong)
+        else:
+            try:
+                session.call("main", *wrong)  # the sizes may happen to fit, too
+            except RuntimeFault:
+                assert interpreted is not None
+
+
+def wrong_arguments(program: Program) -> Iterator[list[Any]]:
+    given = list(program.inputs(1))
+    for i, argument in enumerate(given):
+        if isinstance(argument, np.ndarray):
+            longer = np.concatenate([argument, argument[:1]]) if argument.ndim and len(argument) else argument[None]
+            other = np.float32 if argument.dtype != np.float32 else np.int32
+            with np.errstate(all="ignore"):
+                values = [
+                    longer,
+                    argument[None],
+                    argument.astype(other),
+                    argument.tolist(),
+                    None,
+                    argument[..., :-1].copy() if argument.ndim else 3,
+                ]
+            for value in values:
+                yield [*given[:i], value, *given[i + 1 :]]
+    yield given[:-1]
+
+
+# --- the tests -----------------------------------------------------------------------------------------------------------
+
+
+def test_every_operator_is_drawn():
+    """Or is made by passes out of others, or has tests of its own that need operands which hang together."""
+    made = {"panel_integers", "panel_scales", "integer_linear", "quantize_rows", "row_planes", "panel_multipliers", "widened_linear"}
+    others = {"kv_append", "paged_attention", "ragged_attention", "ragged_mean", "scatter_inplace", "sample", "judge"}
+    assert {name for name in RECIPES if name in OPS} == set(OPS) - made - others
+
+
+@pytest.mark.parametrize("seed", range(settings().max_examples * 2 // 5))  # 40, or more with --hypothesis-profile=full
+def test_a_random_program_keeps_its_meaning(seed: int, tmp_path: Path):
+    program = draw(seed, recipes=3 + seed % 8, special=seed % 4 == 3)
+    targets = [host(), *NAMED.values()]
+    try:
+        check(program, targets[seed % len(targets)], tmp_path)
+    except Exception as error:
+        error.add_note(str(program))
+        raise
