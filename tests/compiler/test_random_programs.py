@@ -30,7 +30,10 @@ from compiler.target import NAMED, Target, host
 from runtime.errors import RuntimeFault
 from runtime.executable import PREPARATION, Executable
 from runtime.session import Session
+from tests.compiler import random_recipes
 from tests.compiler.random_programs import EXACT, RECIPES, Program, draw
+
+assert random_recipes  # the table of recipes is filled
 
 # --- how near is near enough ---------------------------------------------------------------------------------------------
 
