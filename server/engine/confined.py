@@ -104,7 +104,7 @@ class ConfinedGrammar:
     @property
     def is_alive(self) -> bool:
         """It says nothing more unless its process has ended."""
-        return not select.select([self._line.sock], [], [], 0)[0]
+        return not self._line.has_more
 
     def begin(self) -> socket.socket:
         """A process for a sequence of it."""
@@ -121,8 +121,10 @@ class ConfinedMatcher:
         self._line: Line | None = None
         self._asked: Ask | None = None  # and not answered
         self._give_way_s = 0.0
+        self._comes_mask = False  # unasked
         self._forced: list[int] | None = None  # None: not known
         self._unsent: list[int] = []
+        self._foreseen: list[int] = []
 
     @property
     def is_late(self) -> bool:
@@ -131,7 +133,11 @@ class ConfinedMatcher:
 
     def ask_mask(self) -> None:
         """Let it be made. Those of a step are made side by side."""
-        if not self.has_mask and self._asked is None:
+        if self.has_mask or self._asked is not None:
+            return
+        if self._comes_mask and not self._unsent:
+            self._expect(Ask.MASK)
+        else:
             self._ask(Ask.MASK)
 
     def mask(self) -> NDArray[np.int32] | None:
@@ -141,14 +147,16 @@ class ConfinedMatcher:
         return self._line.mask if self.has_mask and self._line is not None else None
 
     def advance(self, token_ids: Sequence[int]) -> None:
-        self.has_mask = False
-        self._unsent += token_ids
-        num_known, forced = len(token_ids), self._forced or []
-        if len(forced) > num_known and forced[:num_known] == list(token_ids):
-            self._forced = forced[num_known:]  # it goes on, and how is known
+        if self._foreseen == list(token_ids):
+            self._foreseen = []
         else:
-            self._ask(Ask.STATE)
-            self._wait()
+            self._take(token_ids)
+        self._wait()
+
+    def foresee(self, token_id: int) -> None:
+        """It will be advanced by this token, unless it ends. Those of a step are taken in side by side."""
+        self._take([token_id])
+        self._foreseen = [token_id]
 
     def forced(self) -> list[int]:
         """The tokens that must come next, where there is no choice; none as long as the answer is late."""
@@ -162,6 +170,15 @@ class ConfinedMatcher:
         self._wait(0.0)
         return self._asked is None
 
+    def _take(self, token_ids: Sequence[int]) -> None:
+        self.has_mask = False
+        self._unsent += token_ids
+        num_known, forced = len(token_ids), self._forced or []
+        if len(forced) > num_known and forced[:num_known] == list(token_ids):
+            self._forced = forced[num_known:]  # it goes on, and how is known
+        else:
+            self._ask(Ask.STATE)
+
     def _ask(self, ask: Ask) -> None:
         assert self._asked is None, "one question at a time"
         if self._line is None:
@@ -170,6 +187,10 @@ class ConfinedMatcher:
             self._forced = None
         self._line.send(QUESTION.pack(ask, len(self._unsent)) + array("i", self._unsent).tobytes())
         self._unsent = []
+        self._expect(ask)
+
+    def _expect(self, ask: Ask) -> None:
+        assert self._line is not None
         self._asked = ask
         # One that was slow is not waited for: it would hold up the others with each of its tokens.
         patience_s = PATIENCE_S if self._line.took_s <= self._grammar.terms.slow_s else 0.0
@@ -181,15 +202,18 @@ class ConfinedMatcher:
         assert self._line is not None
         if patience_s is None:
             patience_s = max(self._give_way_s - time.monotonic(), 0.0)
-        if not self._line.receive(patience_s):
-            return
-        if (error := self._line.error(self._grammar.terms)) is not None:
-            raise error
-        if self._asked is Ask.MASK:
-            self.has_mask = True
-        else:
-            self.is_complete, self._forced = bool(self._line.detail), self._line.token_ids
-        self._asked = None
+        while self._line.receive(patience_s):
+            if (error := self._line.error(self._grammar.terms)) is not None:
+                raise error
+            if self._line.tell is Tell.STATE:
+                self.is_complete, self._forced = bool(self._line.detail), self._line.token_ids
+                self._comes_mask = not self.is_complete and not self._forced
+            else:
+                self._comes_mask = False
+            if (self._line.tell is Tell.MASK) == (self._asked is Ask.MASK):
+                self.has_mask = self._asked is Ask.MASK
+                self._asked = None
+                return
 
 
 class Line:
@@ -203,6 +227,9 @@ class Line:
         self.sock = sock
         weakref.finalize(self, sock.close)
         self._buffer = bytearray(ANSWER.size + max(4 * num_words, MOST_BYTES))
+        self._view = memoryview(self._buffer)
+        self._poll = select.poll()
+        self._poll.register(sock, select.POLLIN)
         self._num_read = self._num_told = 0
         self.mask = np.frombuffer(self._buffer, np.int32, num_words, ANSWER.size)
 
@@ -214,27 +241,24 @@ class Line:
     def _told(self) -> bytes:
         return bytes(self._buffer[ANSWER.size : ANSWER.size + self._num_told])
 
+    @property
+    def has_more(self) -> bool:
+        return bool(self._poll.poll(0))
+
     def send(self, question: bytes) -> None:
-        self.sock.settimeout(None)
         with suppress(OSError):  # it has ended: that is what it answers
             self.sock.sendall(question)
 
     def receive(self, patience_s: float | None) -> bool:
         """False if the answer is not there yet. No answer is the last one."""
-        self.sock.settimeout(patience_s)
         try:
-            if self._fill(ANSWER.size):
-                tell, self.detail, self.took_s, self._num_told = ANSWER.unpack_from(self._buffer)
-                self.tell = _BY_SIGNAL.get(self.detail, Tell.ENDED) if tell == Tell.ENDED else Tell(tell)
-                if self._fill(ANSWER.size + self._num_told):
-                    self._num_read = 0
-                    return True
-        except (BlockingIOError, TimeoutError):
-            return False
+            return self._read()
+        except BlockingIOError:
+            ready = self._poll.poll(None if patience_s is None else 1000 * patience_s) if patience_s != 0.0 else []
+            return bool(ready) and self.receive(patience_s)
         except ConnectionError:
-            pass
-        self.tell, self.detail = Tell.ENDED, 0
-        return True
+            self.tell, self.detail = Tell.ENDED, 0
+            return True
 
     def error(self, terms: Terms) -> ConstraintError | None:
         match self.tell:
@@ -250,15 +274,20 @@ class Line:
                 how = f" by {signal.Signals(self.detail).name}" if self.detail else ""
                 return ConstraintLost(f"the process of this grammar was ended{how}")
 
-    def _fill(self, num_bytes: int) -> bool:
-        """False if it ends before."""
-        view = memoryview(self._buffer)
-        while self._num_read < num_bytes:
-            num_more = self.sock.recv_into(view[self._num_read : num_bytes])
-            if not num_more:
-                return False
-            self._num_read += num_more
+    def _read(self) -> bool:
+        self._fill(ANSWER.size)
+        tell, self.detail, self.took_s, self._num_told = ANSWER.unpack_from(self._buffer)
+        self.tell = _BY_SIGNAL.get(self.detail, Tell.ENDED) if tell == Tell.ENDED else Tell(tell)
+        self._fill(ANSWER.size + self._num_told)
+        self._num_read = 0
         return True
+
+    def _fill(self, num_bytes: int) -> None:
+        while self._num_read < num_bytes:
+            num_more = self.sock.recv_into(self._view[self._num_read : num_bytes], 0, socket.MSG_DONTWAIT)
+            if not num_more:
+                raise ConnectionResetError
+            self._num_read += num_more
 
 
 def _hand_over(control: socket.socket) -> socket.socket:

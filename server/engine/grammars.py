@@ -31,6 +31,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 QUESTION = struct.Struct("<BxxxI")  # what is asked, the number of tokens to take in before
 ANSWER = struct.Struct("<BBxxfI")  # what it is, a detail of it, seconds of the processor, bytes that follow
 MOST_BYTES = 4096  # of what follows an answer, unless it is a mask
+SLACK_S = 0.01  # a timer is no more exact than that, and none at 0
 
 
 class Ask(IntEnum):
@@ -159,7 +160,7 @@ def _become(sock: socket.socket, serve: Callable[[socket.socket], None]) -> NoRe
         except MemoryError:
             _answer(own, Tell.TOO_LARGE)
         status = 0
-    except BrokenPipeError:
+    except ConnectionError:
         pass  # the worker has hung up
     except BaseException:
         traceback.print_exc()
@@ -185,35 +186,77 @@ def _serve_grammar(sock: socket.socket, tokenizer: LLTokenizer | str, terms: Ter
 
 
 def _serve_sequence(sock: socket.socket, matcher: LLMatcher, terms: Terms) -> None:
-    excess_s = 0.0
-    while question := _read(sock, QUESTION.size):
-        ask, num_tokens = QUESTION.unpack(question)
-        token_ids = array("i", _read(sock, 4 * num_tokens)).tolist()
-        regular_s = (num_tokens + (ask == Ask.MASK)) * terms.slow_s
-        # Its default is the end of the process, in native code too.
-        signal.setitimer(signal.ITIMER_PROF, max(terms.excess_s - excess_s, 0.0) + regular_s + terms.slow_s)
-        began_s = time.process_time()
-        if token_ids:
-            matcher.consume_tokens(token_ids)
-        if ask == Ask.MASK:
-            tell, detail, told = Tell.MASK, 0, matcher.compute_bitmask()
-        else:
-            forced = array("i", matcher.compute_ff_tokens()[: MOST_BYTES // 4])
-            tell, detail, told = Tell.STATE, matcher.is_stopped(), forced.tobytes()
-        took_s = time.process_time() - began_s
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        excess_s += max(took_s - regular_s, 0.0)
-        if matcher.is_error():
-            tell, detail, told = Tell.ERROR, 0, matcher.get_error().encode()
-        elif excess_s > terms.excess_s:
-            tell, detail, told = Tell.TOO_SLOW, 0, b""
-        _answer(sock, tell, told, detail=detail, took_s=took_s)
+    """Behind a state comes the mask unasked, unless there is no choice: so it is made while the worker does other things."""
+    meter = _Meter(terms)
+    while question := _read_question(sock):
+        ask, token_ids = question
+        meter.start(len(token_ids) + 1)
+        matcher.consume_tokens(token_ids)
+        num_tokens = len(token_ids)
+        if ask == Ask.STATE:
+            is_complete, forced = matcher.is_stopped(), matcher.compute_ff_tokens()
+            meter.count(num_tokens)
+            told = array("i", forced[: MOST_BYTES // 4]).tobytes()
+            if not _tell(sock, Tell.STATE, told, matcher, meter, detail=is_complete) or is_complete or forced:
+                continue
+            num_tokens = 0
+        mask = matcher.compute_bitmask()
+        meter.count(num_tokens + 1)
+        _tell(sock, Tell.MASK, mask, matcher, meter)
+
+
+def _read_question(sock: socket.socket) -> tuple[int, list[int]] | None:
+    """What is asked, and the tokens to take in before; None where the other end was closed."""
+    found = sock.recv(4096)  # as a rule all of it
+    if not found:
+        return None
+    found += _read(sock, QUESTION.size - len(found))
+    ask, num_tokens = QUESTION.unpack_from(found)
+    found += _read(sock, QUESTION.size + 4 * num_tokens - len(found))
+    return ask, array("i", found[QUESTION.size :]).tolist()
+
+
+class _Meter:
+    """Of the processor's time that a sequence takes. Where it has no more, the process ends, in native code too: so a signal does that no
+    handler is set for."""
+
+    def __init__(self, terms: Terms) -> None:
+        self.took_s = 0.0  # what was counted last
+        self._terms = terms
+        self._left_s = terms.excess_s  # beyond what tokens regularly take
+        self._began_s = 0.0
+
+    @property
+    def is_spent(self) -> bool:
+        return self._left_s < 0.0
+
+    def start(self, num_tokens: int) -> None:
+        signal.setitimer(signal.ITIMER_PROF, max(self._left_s, 0.0) + num_tokens * self._terms.slow_s + SLACK_S)
+        self._began_s = time.process_time()
+
+    def count(self, num_tokens: int) -> None:
+        """What was done since then, for so many tokens."""
+        now_s = time.process_time()
+        self.took_s, self._began_s = now_s - self._began_s, now_s
+        self._left_s -= max(self.took_s - num_tokens * self._terms.slow_s, 0.0)
+
+
+def _tell(sock: socket.socket, tell: Tell, told: bytes, matcher: LLMatcher, meter: _Meter, *, detail: int = 0) -> bool:
+    """False where it is an error that is told instead."""
+    if matcher.is_error():
+        _answer(sock, Tell.ERROR, matcher.get_error().encode())
+    elif meter.is_spent:
+        _answer(sock, Tell.TOO_SLOW)
+    else:
+        _answer(sock, tell, told, detail=detail, took_s=meter.took_s)
+        return True
+    return False
 
 
 def _answer(sock: socket.socket, tell: Tell, told: bytes = b"", *, detail: int = 0, took_s: float = 0.0) -> None:
     if tell is not Tell.MASK:
         told = told[:MOST_BYTES]
-    with suppress(BrokenPipeError):  # who hangs up is seen by the next look
+    with suppress(ConnectionError):  # who hangs up is seen by the next look
         sock.sendall(ANSWER.pack(tell, detail, took_s, len(told)) + told)
 
 

@@ -129,6 +129,9 @@ class Engine:
                 seq.choosing.weigh(self._sampler.weigh(logits, place, candidates))
         results = self._sampler.sample(logits, [seq.row for seq in drawing], [masks.get(seq) for seq in drawing], rows)
         for seq, drawn in zip(drawing, results, strict=True):
+            if seq.confined is not None and drawn.error is None:
+                seq.confined.foresee(drawn.token_id)
+        for seq, drawn in zip(drawing, results, strict=True):
             if seq.stage is not Stage.FINISHED:  # another choice may have failed the request just now
                 self._requests.take(seq, drawn)
 

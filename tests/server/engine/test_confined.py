@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from server.engine.confined import ConfinedMatcher
+from server.engine.confined import ConfinedMatcher, Line
 from server.engine.constrain import ConstraintCompiler, ConstraintLimits
 from server.engine.loop import Engine
 from server.engine.matcher import ConstraintError, ConstraintLost
@@ -94,6 +94,10 @@ def mask_of(matcher: ConfinedMatcher):
     return answered(matcher).mask()
 
 
+def allowed_by(mask) -> list[int]:
+    return np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist()
+
+
 def submit_of(name: str, constraint: Constraint | None = None, max_tokens: int = 20, **params) -> Submit:
     return Submit(name, (5, 6, 7), SamplingParams(max_tokens=max_tokens, constraint=constraint, ignore_eos=True, **params))
 
@@ -145,8 +149,7 @@ def test_each_token_is_judged_as_in_the_worker(constraints, constraint) -> None:
             there.forced()
             assert answered(there).forced() == here.forced()
             assert np.array_equal(mask_of(there), here.mask())
-            allowed = np.flatnonzero(np.unpackbits(here.mask().view(np.uint8), bitorder="little"))
-            token_ids = here.forced() if rng.random() < 0.5 and here.forced() else [int(rng.choice(allowed))]
+            token_ids = here.forced() if rng.random() < 0.5 and here.forced() else [int(rng.choice(allowed_by(here.mask())))]
             if token_ids == [EOS]:
                 break
             for matcher in (here, there):
@@ -179,12 +182,13 @@ def test_late_answers_change_no_token(rig, constraints, random_submits, monkeypa
 
     drawn = [(submit, rng.randrange(len(GRAMMARS))) for submit in random_submits(50, 5)]
     expected = rig(constraints=constraints).run([with_grammar(submit, False, index) for submit, index in drawn])
-    monkeypatch.setattr("server.engine.confined.PATIENCE_S", 0.0)
+    receive = Line.receive
+    monkeypatch.setattr(Line, "receive", lambda self, patience_s: (patience_s is None or rng.random() < 0.5) and receive(self, None))
     one = rig(engine, constraints=constraints)
     set_aside, num_late = one.engine._requests.set_aside, []
     monkeypatch.setattr(one.engine._requests, "set_aside", lambda seq: (num_late.append(seq), set_aside(seq)))
     outcomes = one.run([with_grammar(submit, True, index) for submit, index in drawn])
-    assert not one.failed and len(num_late) > 100
+    assert not one.failed and len(num_late) > 50
     assert outcomes == expected
 
 
@@ -300,8 +304,10 @@ def test_a_process_that_dies_takes_its_sequence_alone(compiler, number) -> None:
     other, _ = begun(one, LIST)
     os.kill(own, number)
     wait_until(lambda: not is_running(own))
+    token_id = allowed_by(mask_of(matcher))[0]  # it was made ahead
     with pytest.raises(ConstraintLost, match=f"ended by {number.name}"):
-        mask_of(matcher)
+        matcher.advance([token_id])
+        answered(matcher)
     assert mask_of(other) is not None
 
 
@@ -311,6 +317,7 @@ def test_the_servers_loss_is_not_the_clients_error(rig, compiler) -> None:
     one.until(lambda: one.outcomes, max_steps=1_000_000)
     for pid in below(os.getpid()):
         os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not below(os.getpid()))
     one.run([submit_of("plain")])
     assert one.failed["a"].code == "generation_failed" and "was ended" in one.failed["a"].message
     assert one.run([submit_of("b", LIST)])["b", 0].end is not None, "it is started again"
@@ -323,7 +330,7 @@ def test_a_grammar_whose_process_died_is_compiled_again(compiler) -> None:
     matcher_of(one, LIST)
     (own,) = below(os.getpid()) - others
     os.kill(own, signal.SIGKILL)
-    wait_until(lambda: not is_running(own))
+    wait_until(lambda: not one._cache[LIST].result().is_alive)
     assert mask_of(matcher_of(one, LIST)) is not None
 
 
@@ -342,9 +349,10 @@ def test_a_sequence_that_is_let_go_leaves_no_process(compiler) -> None:
 
 @ENGINES
 def test_an_aborted_request_leaves_no_process(rig, compiler, engine) -> None:
-    limits = compiler()
-    one = rig(engine, constraints=limits)
-    one.run([submit_of("first", HEAVY, max_tokens=1, temperature=0.0, logit_bias=((EOS, 100.0),)), submit_of("light", LIST)])
+    constraints = compiler()
+    for constraint in (HEAVY, LIST):
+        matcher_of(constraints, constraint)
+    one = rig(engine, constraints=constraints)
     others = below(os.getpid())
     one.engine.submit(submit_of("a", HEAVY))
     one.engine.submit(submit_of("b", LIST, max_tokens=400))
@@ -415,8 +423,10 @@ def test_a_budget_is_no_matter_of_other_processes(compiler) -> None:
     """A clock of the wall would fail who has to wait for the processor."""
     one = compiler()
     matcher, own = begun(one, LIST)
+    token_id = allowed_by(mask_of(matcher))[0]
     os.kill(own, signal.SIGSTOP)
-    assert matcher.mask() is None and matcher.is_late
+    matcher.advance([token_id])
+    assert matcher.is_late
     time.sleep(1.2)
     os.kill(own, signal.SIGCONT)
-    assert mask_of(matcher) is not None
+    assert mask_of(answered(matcher)) is not None
