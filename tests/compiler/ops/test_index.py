@@ -52,6 +52,12 @@ def test_an_axis_without_elements_is_refused(program):
     session.close()
 
 
+def test_reading_nothing_needs_no_elements(run):
+    ids = np.ones(3, np.int32)
+    assert run(TAKE, X[:0, 0, :0], ids, axis=0, shapes="n m, k", compiled=True).shape == (3, 0)
+    assert run(TAKE, X[:0, :0, 0], ids, axis=1, shapes="n m, k", compiled=True).shape == (0, 3)
+
+
 def test_small_integers_are_indices_into_long_axes(run):
     x, ids = np.arange(1000, dtype=np.float32), np.array([-128, 127, 3], np.int8)
     for op in (TAKE, GATHER):
