@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+from compiler.codegen.intrinsics.prefetch import LINE_BYTES
 from compiler.ir.builder import Builder
 from compiler.ir.deduce import type_of
 from compiler.ir.dtypes import DType
@@ -23,7 +24,7 @@ from compiler.passes.rewrite import count_uses, rewrite_module
 from compiler.schedule.integer_form import match_integer
 from compiler.schedule.matmul import match_product
 
-LINE_BYTES, CLASHING_BYTES = 64, 1024
+CLASHING_BYTES = 1024
 Output = tuple[Var, int]  # of a call
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from compiler.codegen.intrinsics.prefetch import LINE_BYTES
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.loops import Apply, Buffer, Cast, Const, DimScalar, Fn, Let, Load, Scalar, Stmt, Store, Tile
@@ -17,7 +18,7 @@ from compiler.schedule.pieces import le, local, mul
 PAGE = 16
 PAGES = 2  # of a block
 BLOCK = PAGES * PAGE  # keys
-CACHE_LINE = 64  # bytes
+
 F32 = DType.F32
 
 
@@ -112,7 +113,7 @@ def ask(cache: Buffer, layer: Dim, column: Column, which: int, first: Dim, lengt
     if again is not None:
         turned = again.turned
         places.append((which + turned * (ahead.which - which), column.page + turned * (ahead.page - column.page), again.kv_head))
-    lines = range(0, length, CACHE_LINE // cache.dtype.num_bytes)
+    lines = range(0, length, LINE_BYTES // cache.dtype.num_bytes)
     return [Tile("prefetch", (Load(cache, (layer, *place, first + line)),), attrs={"far": True}) for place in places for line in lines]
 
 

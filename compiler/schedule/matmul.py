@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from compiler.codegen.intrinsics.prefetch import AHEAD, LINE_BYTES
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.loops import (
@@ -26,6 +27,7 @@ from compiler.ir.loops import (
     Scalar,
     Stmt,
     Store,
+    Tile,
     dtype_of,
 )
 from compiler.ir.prove import prove_divisible
@@ -204,6 +206,24 @@ class _Schedule:
 
         extent = sums[0].axis[1]
         stride = next(n for n in (UNROLLED, 2, 1) if prove_divisible(extent, n))
-        steps = loop("r", extent // stride, lambda r: seq(*(step(r * stride + u) for u in range(stride))))
+
+        def ask(first: Dim) -> list[Stmt]:
+            return [t for s in sums for t in _ask(s, spot, first, stride)] if rows > 1 else []  # one waits for memory, whoever asks
+
+        steps = loop("r", extent // stride, lambda r: seq(*ask(r * stride), *(step(r * stride + u) for u in range(stride))))
         finish = spot.each(lambda m, v, lane: spot.store(m, v, lane, lambda s: self.product.accumulated(s, accs, (m, v, lane))))
         return allocated(accs, seq(spot.each(clear), steps, finish))
+
+
+def _ask(s: Contraction, spot: Spot, first: Dim, stride: int) -> list[Tile]:
+    """For what is read of a packed panel as far ahead as machines do not look."""
+    load, columns = s.columns.value if isinstance(s.columns, Cast) else s.columns, spot.shape.columns
+    if not isinstance(load, Load) or load.buffer.shape[-1] != Dim.of(columns):
+        return []
+    size, zero_dim = load.buffer.dtype.num_bytes, Dim.of(0)
+    found: list[Tile] = []
+    for number in range(0, stride * columns, LINE_BYTES // size):
+        place = {**spot.at(zero_dim, zero_dim, zero_dim), s.axis[0]: first + number // columns}
+        *at, column = (d.substitute(place) for d in load.indices)
+        found.append(Tile("prefetch", (Load(load.buffer, (*at, column + number % columns)),), attrs={"far": True, "ahead": AHEAD}))
+    return found

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compiler.codegen.intrinsics import avx2, avx512, neon
-from compiler.codegen.intrinsics.prefetch import LINE_BYTES, ask
+from compiler.codegen.intrinsics.prefetch import AHEAD, LINE_BYTES, ask
 from compiler.codegen.intrinsics.registry import Intrinsic, Operands
 from compiler.codegen.intrinsics.steps import Parts, Step
 from compiler.codegen.ssa import Code, splat, vec
@@ -27,7 +27,6 @@ from compiler.ops.integer import FOUR, WORDS_ORDER
 from compiler.target import Target
 
 UNROLLED = 4  # loads of each register of b between two tests for the end
-AHEAD = 4096  # bytes of the panel: what the machine fetches by itself ends with a page, and several rows leave time for more
 FEW = 4  # accumulators: so few wait for their own additions, so each half of the bytes gets its own
 
 
@@ -128,7 +127,7 @@ class _Panel:
         code, step = self.code, self.step
         panel = code.op(f"getelementptr [{self.columns} x i32], ptr {self.b}, i64 {at}")
         loaded = [self._load(code.op(f"getelementptr i32, ptr {panel}, i64 {j * step.lanes}")) for j in self.vectors]
-        if self.rows > 1:
+        if self.rows > 1:  # one waits for memory, whoever asks
             for line in range(0, self.columns * FOUR, LINE_BYTES):
                 ask(code, code.op(f"getelementptr i8, ptr {panel}, i64 {AHEAD + line}"), far=True)
         for half in range(self.halves):

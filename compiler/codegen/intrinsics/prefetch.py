@@ -12,6 +12,7 @@ from compiler.codegen.ssa import Code
 from compiler.target import Target
 
 LINE_BYTES = 64  # of a cache
+AHEAD = 4096  # bytes of what is read in a row: what machines fetch by themselves ends with a page
 
 
 def _meaning(arrays: tuple[NDArray[Any], ...], dims: tuple[int, ...], attrs: Mapping[str, Any]) -> None:
@@ -24,8 +25,10 @@ def ask(code: Code, place: str, *, far: bool) -> None:
 
 
 def _emit(code: Code, operands: Operands, target: Target) -> None:
+    ahead = operands.attrs.get("ahead", 0)
     for pointer in operands.pointers:
-        ask(code, pointer, far=bool(operands.attrs.get("far")))
+        place = code.op(f"getelementptr i8, ptr {pointer}, i64 {ahead}") if ahead else pointer
+        ask(code, place, far=bool(operands.attrs.get("far")))
 
 
 PREFETCH = Intrinsic("prefetch(place): the cache line of the place will be read soon", _meaning, lambda _: True, _emit)
