@@ -32,6 +32,7 @@ class ConstraintLimits:
     source_bytes: int = 256 << 10
     compile_s: float = 10.0
     grammar_size: int = 200_000
+    row_items: int = 10_000  # ways to read a text so far: 1,000 optional fields have 4,000, which take 6 ms a token
     initial_fuel: int = 5_000_000  # about 0.1 s of building lexers
     num_cached: int = 128
     num_threads: int = 2  # one constraint that takes long does not hold up the next
@@ -110,7 +111,10 @@ class ConstraintCompiler:
     def _compiled(self, kind: ConstraintKind, source: str) -> LLMatcher:
         self._require_short(kind, source)
         bounds = LLParserLimits(
-            initial_lexer_fuel=self.limits.initial_fuel, max_grammar_size=self.limits.grammar_size, verbose_errors=False
+            initial_lexer_fuel=self.limits.initial_fuel,
+            max_grammar_size=self.limits.grammar_size,
+            max_items_in_row=self.limits.row_items,
+            verbose_errors=False,
         )
         matcher = LLMatcher(self._shared_tokenizer(), _grammar(kind, source), log_level=0, limits=bounds)
         if matcher.is_error():

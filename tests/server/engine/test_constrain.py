@@ -6,12 +6,10 @@ import json
 import re
 import threading
 import time
-from functools import partial
 from itertools import count
 
 import numpy as np
 import pytest
-from llguidance import LLParserLimits
 from tokenizers import Tokenizer, models
 
 from server.engine.constrain import ConstraintCompiler, ConstraintLimits
@@ -141,9 +139,9 @@ def test_a_bad_constraint_fails_its_request_alone(rig, constraints, constraint, 
 
 
 @pytest.mark.parametrize("engine", [Engine, OverlappedEngine])
-def test_a_grammar_that_becomes_too_deep_fails_its_request_alone(rig, constraints, monkeypatch, engine) -> None:
+def test_a_grammar_that_becomes_too_deep_fails_its_request_alone(rig, tokenizer_json, engine) -> None:
     """One that ends with itself grows with every token; that there is a limit shows only when a token is taken in."""
-    monkeypatch.setattr("server.engine.constrain.LLParserLimits", partial(LLParserLimits, max_items_in_row=30))
+    constraints = ConstraintCompiler(tokenizer_json, eos_ids=[EOS], vocab_size=VOCAB, limits=ConstraintLimits(row_items=30))
     deep = Constraint(ConstraintKind.GRAMMAR, 'start: r\nr: "a" r | "a"')
     one = rig(engine, constraints=constraints)
     outcomes = one.run([submit_of(deep, 1, banned_token_ids=(EOS,)), submit_of(CHOICE, 2)])
@@ -151,6 +149,14 @@ def test_a_grammar_that_becomes_too_deep_fails_its_request_alone(rig, constraint
     failed = one.failed["grammar-1"]
     assert failed.code == "generation_failed" and "max is 30" in failed.message
     assert outcomes["choice-2", 0].end == (FinishReason.STOP, None)
+    constraints.close()
+
+
+def test_a_schema_may_have_a_thousand_optional_fields(constraints) -> None:
+    fields = {f"field{number}": {"type": "integer"} for number in range(1000)}
+    matcher = wait_for(constraints.compile(Constraint(ConstraintKind.JSON_SCHEMA, json.dumps({"type": "object", "properties": fields}))))
+    for _ in range(5):
+        matcher.advance(matcher.forced()[:1] or [int(np.unpackbits(matcher.mask().view(np.uint8), bitorder="little").argmax())])
 
 
 @pytest.mark.parametrize("engine", [Engine, OverlappedEngine])
