@@ -121,6 +121,7 @@ class ConfinedMatcher:
         self._line: Line | None = None
         self._asked: Ask | None = None  # and not answered
         self._give_way_s = 0.0
+        self._is_slow = {Ask.STATE: False, Ask.MASK: False}  # the last time
         self._comes_mask = False  # unasked
         self._forced: list[int] | None = None  # None: not known
         self._unsent: list[int] = []
@@ -190,11 +191,9 @@ class ConfinedMatcher:
         self._expect(ask)
 
     def _expect(self, ask: Ask) -> None:
-        assert self._line is not None
         self._asked = ask
         # One that was slow is not waited for: it would hold up the others with each of its tokens.
-        patience_s = PATIENCE_S if self._line.took_s <= self._grammar.terms.slow_s else 0.0
-        self._give_way_s = time.monotonic() + patience_s
+        self._give_way_s = time.monotonic() + (0.0 if self._is_slow[ask] else PATIENCE_S)
 
     def _wait(self, patience_s: float | None = None) -> None:
         if self._asked is None:
@@ -205,10 +204,13 @@ class ConfinedMatcher:
         while self._line.receive(patience_s):
             if (error := self._line.error(self._grammar.terms)) is not None:
                 raise error
+            is_slow = self._line.took_s > self._grammar.terms.slow_s
             if self._line.tell is Tell.STATE:
+                self._is_slow[Ask.STATE] = is_slow
                 self.is_complete, self._forced = bool(self._line.detail), self._line.token_ids
                 self._comes_mask = not self.is_complete and not self._forced
             else:
+                self._is_slow[Ask.MASK] = is_slow
                 self._comes_mask = False
             if (self._line.tell is Tell.MASK) == (self._asked is Ask.MASK):
                 self.has_mask = self._asked is Ask.MASK

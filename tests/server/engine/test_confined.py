@@ -7,11 +7,13 @@ import os
 import random
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import numpy as np
@@ -20,6 +22,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from server.engine.confined import ConfinedMatcher, Line
 from server.engine.constrain import ConstraintCompiler, ConstraintLimits
+from server.engine.grammars import ANSWER, Tell
 from server.engine.loop import Engine
 from server.engine.matcher import ConstraintError, ConstraintLost
 from server.engine.overlap import OverlappedEngine
@@ -256,6 +259,22 @@ def test_a_heavy_mask_fails_its_requests_and_holds_up_nobody(rig, compiler, engi
     assert set(one.failed) == {"heavy", "heavy too"}
     for failed in one.failed.values():
         assert failed.code == "invalid_schema" and "1 s more than the 20 ms that each may" in failed.message
+
+
+def test_whose_masks_are_slow_is_not_waited_for(monkeypatch) -> None:
+    """However fast it takes in tokens between them."""
+    monkeypatch.setattr("server.engine.confined.PATIENCE_S", 1000.0)
+    near, far = socket.socketpair()
+    with far:
+        terms = SimpleNamespace(slow_s=0.02, vocab_size=0)
+        matcher = ConfinedMatcher(SimpleNamespace(begin=lambda: near, terms=terms))
+        for mask_s, is_next_waited_for in ((0.5, False), (0.01, True)):
+            far.sendall(ANSWER.pack(Tell.MASK, 0, mask_s, 0) + ANSWER.pack(Tell.STATE, 0, 0.0, 0))
+            assert mask_of(matcher) is not None
+            matcher.advance([5])
+            assert not matcher.is_late
+            matcher.ask_mask()
+            assert (matcher._give_way_s > time.monotonic()) is is_next_waited_for
 
 
 def test_many_slow_tokens_are_too_many(rig, compiler, monkeypatch) -> None:
