@@ -43,7 +43,7 @@ def _embedding_nest(operands: Operands) -> Nest:
         id_ = clamped(load(ids, *at), table.shape[0])
         return let("id", id_, lambda r: loops((table.shape[1],), lambda j: store(out, (*at, j), load(table, r, j))), 0, table.shape[0] - 1)
 
-    return Nest((out,), loops(ids.shape, row), equal=something_to_read(table.shape[0], out))
+    return Nest((out,), loops(ids.shape, row), equal=something_to_read(table.shape[0], ids.shape))
 
 
 def _embedding_numpy(table: Any, ids: Any) -> Any:

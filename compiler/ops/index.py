@@ -6,8 +6,7 @@ skips it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from math import prod
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,9 +31,9 @@ def _replaced(ijk: tuple[Dim, ...], axis: int, index: Dim) -> tuple[Dim, ...]:
     return (*ijk[:axis], index, *ijk[axis + 1 :])
 
 
-def something_to_read(extent: Dim, out: Buffer) -> tuple[tuple[Dim, Dim], ...]:
-    """An axis without elements has no place to clamp to; to read nothing, none is needed."""
-    wanted = dim_max(extent, dim_min(num_elements(out.shape), 1))
+def something_to_read(extent: Dim, indices: Sequence[Dim]) -> tuple[tuple[Dim, Dim], ...]:
+    """An axis without elements has no place to clamp an index to; where there are no indices, none is needed."""
+    wanted = dim_max(extent, dim_min(num_elements(indices), 1))
     return () if prove_eq(wanted, extent) else ((wanted, extent),)
 
 
@@ -65,13 +64,13 @@ def _take_nest(operands: Operands) -> Nest:
 
         return let("index", clamped(load(indices, *at), extent), inner, 0, extent - 1)
 
-    return Nest((out,), loops(out.shape[: axis + count], outer), equal=something_to_read(extent, out))
+    return Nest((out,), loops(out.shape[: axis + count], outer), equal=something_to_read(extent, indices.shape))
 
 
 def _take_numpy(x: Any, indices: Any, axis: int) -> Any:
-    axis %= x.ndim
-    shape = (*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
-    return np.take(x, indices, axis, mode="clip") if prod(shape) else np.zeros(shape, x.dtype)
+    if indices.size and not x.shape[axis]:
+        raise IndexError(f"axis {axis} has no elements, and {indices.size} indices read there")
+    return np.take(x, indices, axis, mode="clip")
 
 
 # x[..., indices, ...] along the axis.
@@ -114,7 +113,7 @@ def _gather_nest(operands: Operands) -> Nest:
         return let("index", clamped(load(indices, *ijk), extent), picked, 0, extent - 1)
 
     checks = unproved(operands, {1: _replaced(x.shape, axis, indices.shape[axis])})
-    return Nest((out,), loops(out.shape, element), checks=checks, equal=something_to_read(extent, out))
+    return Nest((out,), loops(out.shape, element), checks=checks, equal=something_to_read(extent, indices.shape))
 
 
 def _gather_numpy(x: Any, indices: Any, axis: int) -> Any:
