@@ -16,7 +16,7 @@ from server.engine.constrain import ConstraintCompiler, Pending
 from server.engine.embed import embedding_of
 from server.engine.intake import open_request, open_text, row_behind
 from server.engine.lazy import LazyMatcher
-from server.engine.matcher import ConstraintError, ConstraintLost, ConstraintTooHeavy
+from server.engine.matcher import ConstraintError, ConstraintLost
 from server.engine.outbox import Outbox
 from server.engine.request import Request, Sequence, Stage
 from server.engine.sampler import Drawn
@@ -117,8 +117,7 @@ class Requests:
             try:
                 self._constrain(seq, pending)
             except ConstraintError as error:
-                code = "generation_failed" if isinstance(error, ConstraintLost) else "invalid_schema"
-                self._fail(seq.request, code, str(error))
+                self._fail(seq.request, _whose(error), str(error))
         for seq in list(self._aside):
             if seq in self._aside:
                 try:
@@ -275,8 +274,7 @@ class Requests:
 
     def give_up(self, seq: Sequence, error: ConstraintError) -> None:
         """Its constraint leads no further."""
-        code = "invalid_schema" if isinstance(error, ConstraintTooHeavy) else "generation_failed"
-        self._fail(seq.request, code, f"the constraint cannot be followed: {error}")
+        self._fail(seq.request, _whose(error), f"the constraint cannot be followed: {error}")
 
     def _fail(self, request: Request, code: str, message: str) -> None:
         self._drop(request)
@@ -293,3 +291,8 @@ class Requests:
         self._aside.discard(seq)
         self._scheduler.finish(seq)
         seq.matcher = None  # a process may hang on it
+
+
+def _whose(error: ConstraintError) -> str:
+    """A constraint is the client's, and so are the limits that it meets."""
+    return "generation_failed" if isinstance(error, ConstraintLost) else "invalid_schema"

@@ -147,7 +147,7 @@ def test_a_grammar_that_becomes_too_deep_fails_its_request_alone(rig, tokenizer_
     outcomes = one.run([submit_of(deep, 1, banned_token_ids=(EOS,)), submit_of(CHOICE, 2)])
     assert set(one.failed) == {"grammar-1"}
     failed = one.failed["grammar-1"]
-    assert failed.code == "generation_failed" and "max is 30" in failed.message
+    assert failed.code == "invalid_schema" and "max is 30" in failed.message
     assert outcomes["choice-2", 0].end == (FinishReason.STOP, None)
     constraints.close()
 
