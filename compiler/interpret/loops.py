@@ -122,6 +122,8 @@ class _Frame:
 
     def _loop(self, loop: For) -> None:
         extent = self.dim(loop.extent)
+        if not np.any(np.asarray(extent) > 0):
+            return  # what does not depend on the variable would be computed all the same
         if loop.kind is LoopKind.VECTOR or _independent(loop):
             with self._axes(((loop.var, extent),)):
                 self.run(loop.body)

@@ -210,6 +210,13 @@ def test_ragged_extents():
         run(text, np.array([0, 2, 4]), np.ones((3, 3), F32), out)
 
 
+def test_a_loop_of_no_iterations_computes_nothing():
+    """Not even what is the same in each of them, and right in none."""
+    body = "for i in n, j in k { let p within 0..n - 1 = cast(i64, I[j]) { B[i, j] = A[p] } }"
+    empty, indices = np.zeros(0, np.float32), np.array([0, 1], np.int32)
+    run(f"prim f(A: f32[n], I: i32[k], out B: f32[n, k]) {{ {body} }}", empty, indices, empty.reshape(0, 2))
+
+
 def test_reductions_over_several_axes_are_row_major():
     out = np.zeros(2, np.int64)
     x = np.array([[[1, 2, 9], [9, 0, 1]], [[0, 1, 2], [3, 9, 9]]], F32)
