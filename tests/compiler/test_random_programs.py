@@ -252,7 +252,7 @@ def test_every_operator_is_drawn():
     assert {name for name in RECIPES if name in OPS} == set(OPS) - made - others
 
 
-@pytest.mark.parametrize("seed", range(settings().max_examples * 2 // 5))  # 40, or more with --hypothesis-profile=full
+@pytest.mark.parametrize("seed", range(settings().max_examples * 3 // 10))  # 30, or more with --hypothesis-profile=full
 def test_a_random_program_keeps_its_meaning(seed: int, tmp_path: Path):
     program = draw(seed, recipes=3 + seed % 8, special=seed % 4 == 3)
     targets = [host(), *NAMED.values()]
