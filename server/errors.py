@@ -155,6 +155,7 @@ PROBE_FAILED = ErrorKind(
     "The model that an alias was to be moved to did not answer as it should, and the alias was not moved.",
     "Read the message; ask the model under its own name.",
 )
+LOAD_CANCELLED = ErrorKind("load_cancelled", 409, CONFLICT, "Somebody cancelled the load.", "Load the model again, if it is wanted.")
 OPERATION_ENDED = ErrorKind(
     "operation_ended", 409, CONFLICT, "The operation has ended and cannot be cancelled.", "Unload the model instead."
 )

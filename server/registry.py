@@ -15,6 +15,7 @@ import msgspec
 from server.admission import Admission
 from server.budget import Budget
 from server.errors import (
+    LOAD_CANCELLED,
     LOAD_FAILED,
     MISSING_FIELD,
     MODEL_BUSY,
@@ -203,7 +204,7 @@ class Registry:
                 await self._prove(name, loaded)
         except asyncio.CancelledError:
             self._forget(model)
-            error = ApiError(LOAD_FAILED, f"loading {name!r} was cancelled")
+            error = ApiError(LOAD_CANCELLED, f"loading {name!r} was cancelled")
             operation.end(OperationState.CANCELLED, error)
             self.metrics.loads.labels(*labels, "cancelled").inc()
             raise

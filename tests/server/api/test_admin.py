@@ -101,7 +101,8 @@ def test_cancelling_a_load_leaves_nothing(serve, folder, answering):
     server = serve(script=answering("", load_s=30), initial=())
     client = server.http()
     operation = client.post("/admin/models", json={"source": "a"}).json()
-    assert client.delete(f"/admin/operations/{operation['id']}").json()["state"] == "cancelled"
+    cancelled = client.delete(f"/admin/operations/{operation['id']}").json()
+    assert cancelled["state"] == "cancelled" and cancelled["error"]["code"] == "load_cancelled"
     assert client.get("/admin/models").json()["data"] == [] and server.workers["a"].state == "stopped"
     again = client.delete(f"/admin/operations/{operation['id']}")
     assert again.status_code == 409 and again.json()["error"]["code"] == "operation_ended"
