@@ -45,7 +45,9 @@ ELEVEN = 11 * 32  # groups of 32: more than are begun at once, and a rest
 WIDE = 11 * 32 - 5  # panels: more than are gone through at once for a single row, and a rest
 
 GATED = f"""
-    func main(x: f32[m, {ELEVEN}], g: f32[{WIDE}, {ELEVEN}], u: f32[{WIDE}, {ELEVEN}], bias: f32[{WIDE}], residual: f32[m, {WIDE}]) -> object {{
+    func main(
+      x: f32[m, {ELEVEN}], g: f32[{WIDE}, {ELEVEN}], u: f32[{WIDE}, {ELEVEN}], bias: f32[{WIDE}], residual: f32[m, {WIDE}]
+    ) -> object {{
       dataflow {{
         g2 = quantize(g, bits=4, group=32) gq = g2.0 gs = g2.1 gd = dequantize(gq, gs, bits=4, group=32)
         u2 = quantize(u, bits=4, group=32) uq = u2.0 us = u2.1 ud = dequantize(uq, us, bits=4, group=32)
