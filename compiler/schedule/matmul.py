@@ -220,10 +220,7 @@ def _ask(s: Contraction, spot: Spot, first: Dim, stride: int) -> list[Tile]:
     load, columns = s.columns.value if isinstance(s.columns, Cast) else s.columns, spot.shape.columns
     if not isinstance(load, Load) or load.buffer.shape[-1] != Dim.of(columns):
         return []
-    size, zero_dim = load.buffer.dtype.num_bytes, Dim.of(0)
-    found: list[Tile] = []
-    for number in range(0, stride * columns, LINE_BYTES // size):
-        place = {**spot.at(zero_dim, zero_dim, zero_dim), s.axis[0]: first + number // columns}
-        *at, column = (d.substitute(place) for d in load.indices)
-        found.append(Tile("prefetch", (Load(load.buffer, (*at, column + number % columns)),), attrs={"far": True, "ahead": AHEAD}))
-    return found
+    corner = {**spot.at(Dim.of(0), Dim.of(0), Dim.of(0)), s.axis[0]: first}
+    place = Load(load.buffer, tuple(d.substitute(corner) for d in load.indices))
+    num_lines = stride * columns * load.buffer.dtype.num_bytes // LINE_BYTES
+    return [Tile("prefetch", (place,), attrs={"far": True, "ahead": AHEAD, "lines": max(num_lines, 1)})]

@@ -25,10 +25,12 @@ def ask(code: Code, place: str, *, far: bool) -> None:
 
 
 def _emit(code: Code, operands: Operands, target: Target) -> None:
-    ahead = operands.attrs.get("ahead", 0)
+    """`lines` from the place on, or rather from `ahead` bytes behind it."""
+    ahead, num_lines = operands.attrs.get("ahead", 0), operands.attrs.get("lines", 1)
     for pointer in operands.pointers:
-        place = code.op(f"getelementptr i8, ptr {pointer}, i64 {ahead}") if ahead else pointer
-        ask(code, place, far=bool(operands.attrs.get("far")))
+        for offset in range(ahead, ahead + num_lines * LINE_BYTES, LINE_BYTES):
+            place = code.op(f"getelementptr i8, ptr {pointer}, i64 {offset}") if offset else pointer
+            ask(code, place, far=bool(operands.attrs.get("far")))
 
 
 PREFETCH = Intrinsic("prefetch(place): the cache line of the place will be read soon", _meaning, lambda _: True, _emit)
