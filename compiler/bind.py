@@ -56,6 +56,15 @@ def bind_weights(
     return bound
 
 
+def bind_values(session: Session, executable: Executable, entry: str, weights: Mapping[str, Any]) -> None:
+    """The same of values of any type that are at hand, as a program of one's own has them."""
+    wanted = [p.name for p in executable.meta.functions[entry].weights]
+    made = [v for f in executable.meta.preparations(entry) for v in session.call(f.name, *(weights[p.name] for p in f.params))]
+    known = {**weights, **dict(zip(wanted[len(wanted) - len(made) :], made, strict=True))}
+    if wanted:
+        session.bind(entry, {name: known[name] for name in wanted})
+
+
 def _prepared(
     session: Session,
     preparations: Sequence[VMFunction],

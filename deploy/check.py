@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from compiler.bind import bind_values
 from compiler.driver import compile_module
 from compiler.interpret.graph import Interpreter
 from compiler.ir.dims import Dim, DimVar
@@ -17,7 +18,6 @@ from compiler.ir.errors import CompileError
 from compiler.ir.graph import Var
 from compiler.ir.module import IRModule
 from compiler.ir.types import ScalarType, ShapeType, TensorType, TupleType, Type, vars_of
-from runtime.executable import Executable
 from runtime.session import Session
 
 INTEGERS = 8  # random ones are below, so that they can serve as indices of small tables
@@ -45,7 +45,7 @@ def run_program(module: IRModule, entry: str, dims: Mapping[str, int], *, seed: 
     num_inputs = len(func.params) - len(func.weights)
     session = Session(executable)
     try:
-        _bind(session, executable, entry, {w.name: arguments[w] for w in func.weights})
+        bind_values(session, executable, entry, {w.name: arguments[w] for w in func.weights})
         result = session.call(entry, *(_own(arguments[p]) for p in func.params[:num_inputs]))
     finally:
         session.close()
@@ -57,15 +57,6 @@ def leaves(value: Any) -> list[NDArray[Any]]:
     if isinstance(value, tuple):
         return [leaf for item in value for leaf in leaves(item)]
     return [np.asarray(value)]
-
-
-def _bind(session: Session, executable: Executable, entry: str, weights: Mapping[str, Any]) -> None:
-    wanted = [p.name for p in executable.meta.functions[entry].weights]
-    known = dict(weights)
-    made = [v for f in executable.meta.preparations(entry) for v in session.call(f.name, *(weights[p.name] for p in f.params))]
-    known |= dict(zip(wanted[len(wanted) - len(made) :], made, strict=True))
-    if wanted:
-        session.bind(entry, {name: known[name] for name in wanted})
 
 
 def _values(params: tuple[Var, ...], dims: Mapping[str, int]) -> dict[DimVar, int]:

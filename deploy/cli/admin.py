@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from deploy.cli.output import Bars, answers, in_units
-from deploy.cli.sources import KV_DTYPE, QUANTIZE, TARGET, KvCacheBytes
+from deploy.cli.sources import KV_DTYPE, MAX_BATCH, MAX_CONTEXT, QUANTIZE, TARGET, KvCacheBytes
 from deploy.client import Client, ServerFault, segment
 from deploy.settings import KEY_VARIABLE, URL_VARIABLE, num_bytes
 
@@ -25,8 +25,8 @@ def load(
     source: Annotated[str, typer.Argument(help="Folder below the server's model root, or a hub id where the server allows them.")],
     name: Annotated[str | None, typer.Option(help="Name to serve under; by default the folder's.")] = None,
     quantize: Annotated[str | None, typer.Option(help=QUANTIZE)] = None,
-    max_context: Annotated[int | None, typer.Option(help="Longest sequence, in tokens.")] = None,
-    max_batch: Annotated[int | None, typer.Option(help="Most sequences at once.")] = None,
+    max_context: Annotated[int | None, typer.Option(help=MAX_CONTEXT)] = None,
+    max_batch: Annotated[int | None, typer.Option(help=MAX_BATCH)] = None,
     kv_cache_bytes: KvCacheBytes = None,
     kv_dtype: Annotated[str, typer.Option(help=KV_DTYPE)] = "auto",
     target: Annotated[str, typer.Option(help=TARGET)] = "host",

@@ -14,7 +14,7 @@ import typer
 
 from deploy import demo
 from deploy.cli.output import Bars, errors
-from deploy.cli.sources import KV_DTYPE, QUANTIZE, TARGET
+from deploy.cli.sources import KV_DTYPE, MAX_BATCH, MAX_CONTEXT, QUANTIZE, TARGET
 from deploy.settings import DEFAULTS, MODELS, PREFIX, SETTINGS, TYPES, Setting, gather, num_bytes
 from server.settings import SettingsError
 from server.state import LEAST_CONTEXT, MOST_SEQUENCES, ModelSpec
@@ -132,8 +132,8 @@ def _of_models(kind: type, meaning: str, *, least: int | None = None, most: int 
 # How the models are loaded that --model names; the field of a load, and the option for it.
 FORM: dict[str, Any] = {
     "quantize": _of_models(str, QUANTIZE),
-    "max_context": _of_models(int, "Longest sequence, in tokens.", least=LEAST_CONTEXT),
-    "max_batch": _of_models(int, "Most sequences at once.", least=1, most=MOST_SEQUENCES),
+    "max_context": _of_models(int, MAX_CONTEXT, least=LEAST_CONTEXT),
+    "max_batch": _of_models(int, MAX_BATCH, least=1, most=MOST_SEQUENCES),
     "kv_dtype": _of_models(str, KV_DTYPE),
     "target": _of_models(str, TARGET),
 }

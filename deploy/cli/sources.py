@@ -11,13 +11,15 @@ from server.messages import Load
 from server.state import LEAST_CONTEXT, MOST_SEQUENCES
 
 QUANTIZE = "Form of the weights: f32, bf16, int8, int4; with a scale per group of inputs as int8-128 or int4-64."
+MAX_CONTEXT = "Longest sequence, in tokens."
+MAX_BATCH = "Most sequences at once."
 KV_DTYPE = "Form of keys and values: auto, f32, f16, bf16, int8."
 TARGET = "Instructions to use: host, or a lesser target, as x86-64-v3."
 
 Source = Annotated[str, typer.Argument(help="Folder, .gguf file or hub id; 'demo' is the built-in model.")]
 Quantize = Annotated[str, typer.Option(help=QUANTIZE)]
-MaxContext = Annotated[int | None, typer.Option(min=LEAST_CONTEXT, help="Longest sequence, in tokens.")]
-MaxBatch = Annotated[int, typer.Option(min=1, max=MOST_SEQUENCES, help="Most sequences at once.")]
+MaxContext = Annotated[int | None, typer.Option(min=LEAST_CONTEXT, help=MAX_CONTEXT)]
+MaxBatch = Annotated[int, typer.Option(min=1, max=MOST_SEQUENCES, help=MAX_BATCH)]
 KvDtype = Annotated[str, typer.Option(help=KV_DTYPE)]
 Target = Annotated[str, typer.Option(help=TARGET)]
 KvCacheBytes = Annotated[str | None, typer.Option(help="Memory for keys and values, as 2G.", metavar="BYTES")]

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from server.engine.confined import ConfinedGrammar, ConfinedMatcher, GrammarProcess
-from server.engine.grammars import Terms
+from server.engine.grammars import Terms, open_matcher, open_tokenizer
 from server.engine.lazy import LazyMatcher
 from server.engine.matcher import EXCESS_S, SLOW_S, ConstraintError, Matcher
 from server.messages import Constraint, ConstraintKind, Trigger
@@ -116,19 +116,15 @@ class ConstraintCompiler:
             max_items_in_row=self.limits.row_items,
             verbose_errors=False,
         )
-        matcher = LLMatcher(self._shared_tokenizer(), _grammar(kind, source), log_level=0, limits=bounds)
-        if matcher.is_error():
-            raise ConstraintError(f"the {kind} cannot be compiled: {matcher.get_error()}")
-        return matcher
+        try:
+            return open_matcher(self._shared_tokenizer(), kind, _grammar(kind, source), bounds)
+        except ValueError as error:
+            raise ConstraintError(str(error)) from error
 
     def _shared_tokenizer(self) -> LLTokenizer:
         with self._tokenizer_lock:
             if self._tokenizer is None:
-                eos_token = self._eos_ids or None
-                try:
-                    self._tokenizer = LLTokenizer(self._tokenizer_json, n_vocab=self._vocab_size, eos_token=eos_token)
-                except ValueError as error:
-                    raise ConstraintError(f"this model's tokenizer cannot be constrained: {error}") from error
+                self._tokenizer = open_tokenizer(self._tokenizer_json, self._eos_ids, self._vocab_size)
             return self._tokenizer
 
 

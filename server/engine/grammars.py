@@ -66,14 +66,30 @@ def main() -> None:
     control = socket.socket(fileno=0)
     terms = msgspec.msgpack.decode(read_text(control), type=Terms)
     try:
-        tokenizer = LLTokenizer(terms.tokenizer_json, n_vocab=terms.vocab_size, eos_token=terms.eos_ids or None)
+        tokenizer = open_tokenizer(terms.tokenizer_json, terms.eos_ids, terms.vocab_size)
     except ValueError as error:
-        tokenizer = f"this model's tokenizer cannot be constrained: {error}"
+        tokenizer = str(error)
     _bound_memory(terms.memory_bytes)
     gc.freeze()
     gc.disable()
     Parent(control, lambda sock: _serve_grammar(sock, tokenizer, terms)).run(outlasted=True)
     os.killpg(0, signal.SIGKILL)  # the worker is gone: with all that may still be at work
+
+
+def open_tokenizer(tokenizer_json: str, eos_ids: list[int], vocab_size: int) -> LLTokenizer:
+    """Raises ValueError."""
+    try:
+        return LLTokenizer(tokenizer_json, n_vocab=vocab_size, eos_token=eos_ids or None)
+    except ValueError as error:
+        raise ValueError(f"this model's tokenizer cannot be constrained: {error}") from error
+
+
+def open_matcher(tokenizer: LLTokenizer, kind: str, grammar: str, bounds: LLParserLimits) -> LLMatcher:
+    """Raises ValueError."""
+    matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=bounds)
+    if matcher.is_error():
+        raise ValueError(f"the {kind} cannot be compiled: {matcher.get_error()}")
+    return matcher
 
 
 class Parent:
@@ -175,11 +191,13 @@ def _serve_grammar(sock: socket.socket, tokenizer: LLTokenizer | str, terms: Ter
         return
     bounds = LLParserLimits(initial_lexer_fuel=terms.initial_fuel, max_grammar_size=terms.grammar_size, verbose_errors=False)
     signal.setitimer(signal.ITIMER_PROF, terms.compile_s)
-    matcher = LLMatcher(tokenizer, LLMatcher.grammar_from_lark(source), log_level=0, limits=bounds)
-    signal.setitimer(signal.ITIMER_PROF, 0)
-    if matcher.is_error():
-        _answer(sock, Tell.ERROR, f"the grammar cannot be compiled: {matcher.get_error()}".encode())
+    try:
+        matcher = open_matcher(tokenizer, "grammar", LLMatcher.grammar_from_lark(source), bounds)
+    except ValueError as error:
+        _answer(sock, Tell.ERROR, str(error).encode())
         return
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # from now on it stays for as long as a sequence does
     _answer(sock, Tell.STATE)
     Parent(sock, lambda own: _serve_sequence(own, matcher, terms)).run(outlasted=False)

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
+from compiler.bind import bind_values
 from compiler.driver import Options, build, plan
 from compiler.interpret import graph
 from compiler.interpret.graph import Interpreter
@@ -28,9 +29,10 @@ from compiler.ir.verify import verify
 from compiler.ops.tables import INTERPRET
 from compiler.target import NAMED, Target, host
 from runtime.errors import RuntimeFault
-from runtime.executable import PREPARATION, Executable
+from runtime.executable import Executable
 from runtime.session import Session
 from tests.compiler import random_recipes
+from tests.compiler.meaning import Judge, interpret
 from tests.compiler.random_programs import EXACT, RECIPES, Program, draw
 
 assert random_recipes  # the table of recipes is filled
@@ -93,7 +95,7 @@ def tolerances(program: Program, call: int, expected: Any) -> list[Any]:
     for run in range(RUNS):
         with pytest.MonkeyPatch.context() as patch, np.errstate(all="ignore"):
             patch.setattr(graph, "INTERPRET", Noise(np.random.default_rng(run)))
-            noisy = interpret(program.module, program, call)
+            noisy = meaning(program.module, program, call)
             allowed = [np.asarray(np.maximum(most, _distance(n, e))) for most, n, e in zip(allowed, noisy, expected, strict=True)]
     for most, e in zip(allowed, expected, strict=True):
         if _is_float(e):
@@ -125,23 +127,13 @@ def close(actual: Any, expected: Any, allowed: Any) -> None:
 # --- running -------------------------------------------------------------------------------------------------------------
 
 
-def interpret(module: IRModule, program: Program, call: int) -> Any:
-    """Before and after the pass that moves work on weights into functions of their own."""
-    interpreter, values, weights = Interpreter(module), [], program.weights
-    while (name := f"main{PREPARATION}{len(values)}") in module.functions:
-        values.append(interpreter.call(name, *(weights[p.name] for p in module.graph(name).params)))
-    prepared = [v for group in values for v in group]
-    rest = [p.name for p in module.graph("main").weights]
-    rest = rest[: len(rest) - len(prepared)]
-    return interpreter.call("main", *program.inputs(call), *(weights[n] for n in rest), *prepared)
+def meaning(module: IRModule, program: Program, call: int) -> Any:
+    return interpret(module, program.inputs(call), program.weights)
 
 
 def started(executable: Executable, program: Program, num_threads: int) -> Session:
-    session, weights = Session(executable, device_threads=num_threads), program.weights
-    prepared = [v for f in executable.meta.preparations("main") for v in session.call(f.name, *(weights[p.name] for p in f.params))]
-    names = [p.name for p in executable.meta.functions["main"].weights]
-    known = weights | dict(zip(names[len(names) - len(prepared) :], prepared, strict=True))
-    session.bind("main", {name: known[name] for name in names})
+    session = Session(executable, device_threads=num_threads)
+    bind_values(session, executable, "main", program.weights)
     return session
 
 
@@ -149,25 +141,12 @@ def bits(results: Any) -> list[bytes]:
     return [np.asarray(r).tobytes() for r in results]
 
 
-@dataclass(frozen=True, slots=True)
-class Judge:
-    """An instrument: after each pass the module is well formed and means what it meant."""
+def judge(program: Program, call: int, expected: Any, allowed: Any) -> Judge:
+    def require(module: IRModule) -> None:
+        with np.errstate(all="ignore"):
+            close(meaning(module, program, call), expected, allowed)
 
-    program: Program
-    expected: Any
-    allowed: Any
-    call: int
-
-    def after(self, name: str, before: IRModule, module: IRModule, seconds: float) -> None:
-        if module is before:
-            return
-        try:
-            verify(module)
-            with np.errstate(all="ignore"):
-                close(interpret(module, self.program, self.call), self.expected, self.allowed)
-        except Exception as error:
-            error.add_note(f"after pass {name}")
-            raise
+    return Judge(require)
 
 
 def reads_back(module: IRModule) -> None:
@@ -180,9 +159,9 @@ def check(program: Program, target: Target, folder: Path, judged: tuple[int, ...
     reads_back(program.module)
     calls = range(len(program.calls))
     with np.errstate(all="ignore"):
-        expected = [interpret(program.module, program, call) for call in calls]
+        expected = [meaning(program.module, program, call) for call in calls]
     allowed = [tolerances(program, call, expected[call]) for call in calls]
-    options = Options(target, tuple(Judge(program, expected[c], allowed[c], c) for c in judged))
+    options = Options(target, tuple(judge(program, c, expected[c], allowed[c]) for c in judged))
     planned = plan(program.module, options)
     reads_back(planned)
     executable = build(planned, options, {})

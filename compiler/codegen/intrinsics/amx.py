@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compiler.codegen.intrinsics.dot import FOURS, PAIRS, matrices
-from compiler.codegen.intrinsics.prefetch import ask
+from compiler.codegen.intrinsics.prefetch import ask, ask_lines
 from compiler.codegen.intrinsics.registry import Intrinsic, Operands
 from compiler.codegen.ssa import Code, vector_literal
 from compiler.ir.errors import CompileError
@@ -59,7 +59,7 @@ def _emit(code: Code, operands: Operands, group: int, product: str, *, near: boo
         if later:
             _ask_later(code, later[0], step, *share)
         elif len(heights) == 1 and not near:
-            _ask_for(code, right, TILE_ROWS * row_bytes)
+            ask_lines(code, right, TILE_ROWS * row_bytes, TILE_ROWS * row_bytes, far=False)  # with so few rows it comes from memory
         for i in range(len(heights)):
             top = code.op(f"mul nsw i64 {row_stride}, {i * TILE_ROWS}")
             place = code.op(f"getelementptr i8, ptr {left}, i64 {top}")
@@ -72,12 +72,6 @@ def _emit(code: Code, operands: Operands, group: int, product: str, *, near: boo
 
 def _heights(rows: int) -> list[int]:
     return [min(TILE_ROWS, rows - top) for top in range(0, rows, TILE_ROWS)]
-
-
-def _ask_for(code: Code, step: str, size: int) -> None:
-    """What the next step reads: with so few rows it comes from memory."""
-    for line in range(size, 2 * size, TILE_BYTES):
-        ask(code, code.op(f"getelementptr i8, ptr {step}, i64 {line}"), far=False)
 
 
 def _ask_later(code: Code, place: str, step: str, first: int | str, lines: int | str) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compiler.codegen.intrinsics import avx2, avx512, neon
-from compiler.codegen.intrinsics.prefetch import AHEAD, LINE_BYTES, ask
+from compiler.codegen.intrinsics.prefetch import AHEAD, ask_lines
 from compiler.codegen.intrinsics.registry import Intrinsic, Operands
 from compiler.codegen.intrinsics.steps import Parts, Step
 from compiler.codegen.ssa import Code, splat, vec
@@ -128,8 +128,7 @@ class _Panel:
         panel = code.op(f"getelementptr [{self.columns} x i32], ptr {self.b}, i64 {at}")
         loaded = [self._load(code.op(f"getelementptr i32, ptr {panel}, i64 {j * step.lanes}")) for j in self.vectors]
         if self.rows > 1:  # one waits for memory, whoever asks
-            for line in range(0, self.columns * FOUR, LINE_BYTES):
-                ask(code, code.op(f"getelementptr i8, ptr {panel}, i64 {AHEAD + line}"), far=True)
+            ask_lines(code, panel, AHEAD, self.columns * FOUR, far=True)
         for half in range(self.halves):
             right = [step.right(code, self._half(x, half)) for x in loaded]
             for i, row in enumerate(rows):

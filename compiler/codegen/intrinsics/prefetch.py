@@ -24,13 +24,18 @@ def ask(code: Code, place: str, *, far: bool) -> None:
     code.do(f"call void @llvm.prefetch.p0(ptr {place}, i32 0, i32 {2 if far else 3}, i32 1)")
 
 
+def ask_lines(code: Code, place: str, ahead: int, num_bytes: int, *, far: bool) -> None:
+    """For the lines of so many bytes that begin so many behind the place."""
+    for offset in range(ahead, ahead + num_bytes, LINE_BYTES):
+        ask(code, code.op(f"getelementptr i8, ptr {place}, i64 {offset}") if offset else place, far=far)
+
+
 def _emit(code: Code, operands: Operands, target: Target) -> None:
-    """`lines` from the place on, or rather from `ahead` bytes behind it."""
-    ahead, num_lines = operands.attrs.get("ahead", 0), operands.attrs.get("lines", 1)
+    attrs = operands.attrs
     for pointer in operands.pointers:
-        for offset in range(ahead, ahead + num_lines * LINE_BYTES, LINE_BYTES):
-            place = code.op(f"getelementptr i8, ptr {pointer}, i64 {offset}") if offset else pointer
-            ask(code, place, far=bool(operands.attrs.get("far")))
+        ask_lines(code, pointer, attrs.get("ahead", 0), attrs.get("lines", 1) * LINE_BYTES, far=bool(attrs.get("far")))
 
 
-PREFETCH = Intrinsic("prefetch(place): the cache line of the place will be read soon", _meaning, lambda _: True, _emit)
+PREFETCH = Intrinsic(
+    "`lines` from the place on, or rather from `ahead` bytes behind it, will be read soon", _meaning, lambda _: True, _emit
+)

@@ -16,8 +16,8 @@ from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 
 import compiler.ops
+from compiler.bind import bind_values
 from compiler.driver import Options, compile_module
-from compiler.interpret.graph import Interpreter
 from compiler.ir.builder import Builder
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
@@ -29,8 +29,9 @@ from compiler.ir.printer import print_module
 from compiler.ir.prove import prove_eq, prove_le
 from compiler.ir.types import TensorType, Type, tensor
 from compiler.ir.verify import verify
-from runtime.executable import PREPARATION, Executable
+from runtime.executable import Executable
 from runtime.session import Session
+from tests.compiler.meaning import Judge, interpret
 
 assert compiler.ops
 
@@ -530,19 +531,8 @@ def _array(type_: Type, sizes: dict[DimVar, int], random: np.random.Generator) -
 # --- the properties ----------------------------------------------------------------------------------------------------
 
 
-def interpret(module: IRModule, program: Program) -> Any:
-    """Before and after the pass that moves work on weights into functions of their own."""
-    interpreter = Interpreter(module)
-    known = dict(program.weights)
-    values: list[Any] = []
-    number = 0
-    while (name := f"main{PREPARATION}{number}") in module.functions:
-        values += interpreter.call(name, *(known[p.name] for p in module.graph(name).params))
-        number += 1
-    func = module.graph("main")
-    known |= dict(zip([p.name for p in func.weights][len(func.weights) - len(values) :], values, strict=True))
-    inputs = tuple(np.array(a) for a in program.inputs)
-    return interpreter.call("main", *inputs, *(known[p.name] for p in func.weights))
+def meaning(module: IRModule, program: Program) -> Any:
+    return interpret(module, [np.array(a) for a in program.inputs], dict(program.weights))
 
 
 def close(actual: Any, expected: Any, place: str = "result") -> None:
@@ -561,31 +551,14 @@ def close(actual: Any, expected: Any, place: str = "result") -> None:
     np.testing.assert_allclose(a, e, rtol=tolerance, atol=tolerance * max(1.0, np.max(np.abs(e), initial=0.0)), err_msg=place)
 
 
-@dataclass(frozen=True, slots=True)
-class _Judge:
-    """An instrument: the module is well formed after the pass and means what it meant."""
-
-    program: Program
-    expected: Any
-
-    def after(self, name: str, before: IRModule, module: IRModule, seconds: float) -> None:
-        if module is before:
-            return
-        try:
-            verify(module)
-            close(interpret(module, self.program), self.expected)
-        except Exception:
-            note(f"after pass {name}:\n{print_module(module)}")
-            raise
-
-
 @given(programs())
 @settings(max_examples=EXAMPLES, report_multiple_bugs=False, suppress_health_check=list(HealthCheck))
 def test_every_pass_keeps_the_meaning_and_what_is_compiled_computes_it(program: Program) -> None:
     note(str(program))
     verify(program.module)
-    expected = interpret(program.module, program)
-    executable = compile_module(program.module, Options(instruments=(_Judge(program, expected),)))
+    expected = meaning(program.module, program)
+    judge = Judge(lambda module: close(meaning(module, program), expected))
+    executable = compile_module(program.module, Options(instruments=(judge,)))
     results = [_run(executable, program, num_threads) for num_threads in (1, 2, 3)]
     close(results[0], expected)
     for other in results[1:]:
@@ -595,11 +568,7 @@ def test_every_pass_keeps_the_meaning_and_what_is_compiled_computes_it(program: 
 def _run(executable: Executable, program: Program, num_threads: int) -> Any:
     session = Session(executable, device_threads=num_threads)
     try:
-        known = dict(program.weights)
-        values = [v for f in executable.meta.preparations("main") for v in session.call(f.name, *(known[p.name] for p in f.params))]
-        names = [p.name for p in executable.meta.functions["main"].weights]
-        known |= dict(zip(names[len(names) - len(values) :], values, strict=True))
-        session.bind("main", {name: known[name] for name in names})
+        bind_values(session, executable, "main", dict(program.weights))
         first, second = (session.call("main", *map(np.array, program.inputs)) for _ in range(2))
         assert _bits(second) == _bits(first), "the second call differs from the first"
         return first

@@ -30,11 +30,14 @@ def team(request: pytest.FixtureRequest):
     team.close()
 
 
-def make_list(code: ObjectCode, kernel: str, sizes: list[int], arrays: list[np.ndarray], pick) -> tuple[LaunchList, np.ndarray]:
-    """One record per size; record r works on the arrays numbered pick(r)."""
+def make_list(
+    code: ObjectCode, kernel: str, sizes: list[int], arrays: list[np.ndarray], pick, *, found_in: ObjectCode | None = None
+) -> tuple[LaunchList, np.ndarray]:
+    """One record per size; record r works on the arrays numbered pick(r). The kernel may be found elsewhere than the grid."""
     heap = np.array([*sizes, 0], np.int64)
     zero = len(sizes)
-    records = [Record(code.address(kernel), code.address("grid"), tuple((b, zero) for b in pick(r)), (r, r)) for r in range(len(sizes))]
+    body, grid = (found_in or code).address(kernel), code.address("grid")
+    records = [Record(body, grid, tuple((b, zero) for b in pick(r)), (r, r)) for r in range(len(sizes))]
     launches = LaunchList(records, len(arrays))
     for i, array in enumerate(arrays):
         launches.bases[i] = array.ctypes.data
@@ -81,10 +84,8 @@ def test_chunks_are_alike(code: ObjectCode, compile_object, size: int) -> None:
     }
     """
     found = np.zeros(1 + 2 * size, np.int64)
-    ends, heap = ObjectCode(compile_object(text)), np.array([size, 0], np.int64)
-    launches = LaunchList([Record(ends.address("ends"), code.address("grid"), ((0, 1),), (0,))], 1)
-    launches.bases[0] = found.ctypes.data
-    launches.set_heap(heap.ctypes.data)
+    ends = ObjectCode(compile_object(text))
+    launches, _heap = make_list(code, "ends", [size], [found], lambda r: (r,), found_in=ends)
     team = Team(2)
     team.run(launches)
     team.close()
@@ -117,10 +118,7 @@ def test_helpers_take_part(code: ObjectCode, compile_object) -> None:
     """
     meet = ObjectCode(compile_object(text))
     count = np.zeros(1, np.int64)
-    heap = np.array([2, 0], np.int64)
-    launches = LaunchList([Record(meet.address("meet"), code.address("grid"), ((0, 1),), (0,))], 1)
-    launches.bases[0] = count.ctypes.data
-    launches.set_heap(heap.ctypes.data)
+    launches, _heap = make_list(code, "meet", [2], [count], lambda r: (r,), found_in=meet)
     team = Team(2)
     for _ in range(20):
         count[:] = 0
@@ -156,10 +154,7 @@ def test_a_thread_claims_what_is_in_its_own_span_first(code: ObjectCode, compile
     """
     pairs = ObjectCode(compile_object(text))
     found = np.zeros(5, np.int64)
-    heap = np.array([4, 0], np.int64)
-    launches = LaunchList([Record(pairs.address("pairs"), code.address("grid"), ((0, 1),), (0,))], 1)
-    launches.bases[0] = found.ctypes.data
-    launches.set_heap(heap.ctypes.data)
+    launches, _heap = make_list(code, "pairs", [4], [found], lambda r: (r,), found_in=pairs)
     team = Team(2, nodes=nodes)
     for _ in range(20):
         found[:] = 0
