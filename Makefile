@@ -4,10 +4,10 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 ARGS   ?=
 
-.PHONY: help setup serve test lint types bench image clean
+.PHONY: help setup serve test test-slow lint types bench image clean
 
 help:               ## list the targets
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
 
 setup: $(VENV)/ready  ## create the virtual environment
 
@@ -38,8 +38,11 @@ types: setup        ## the strict type checker
 	$(BIN)/basedpyright
 
 # Tests that share a server stay together; -W error is in pyproject.toml.
-test: lint types $(VENV)/minilm ## everything: lint, types and all tests
+test: lint types $(VENV)/minilm ## lint, types and all tests but the slow ones
 	$(BIN)/pytest -n 2 --dist loadgroup -q $(ARGS)
+
+test-slow: $(VENV)/minilm ## the long campaigns, which `make test` leaves out
+	$(BIN)/pytest -n 2 --dist loadgroup -q -m slow $(ARGS)
 
 bench: setup        ## the figures of the README
 	$(BIN)/relaxserve bench $(ARGS)
