@@ -21,6 +21,7 @@ from compiler.frontend.weights import WeightSource, open_safetensors
 from compiler.ir.dtypes import DType
 from compiler.ops.attention import PAGE
 from compiler.target import Target, host
+from deploy.bench.synthetic import RandomWeights, llama_config, shapes_of
 from runtime.executable import Executable
 from runtime.session import Session
 
@@ -100,6 +101,16 @@ class Sequences:
         return self.tables[name]
 
 
+def _golden(folder: Path) -> tuple[ModelConfig, WeightSource, dict[str, NDArray[Any]]]:
+    return load_config(folder), open_safetensors(folder), dict(np.load(folder / "golden.npz"))
+
+
+def _wide() -> tuple[ModelConfig, WeightSource, dict[str, NDArray[Any]]]:
+    """Two layers whose products are wide enough for every way of going through them."""
+    config = llama_config(hidden=512, layers=2, heads=8, kv_heads=2, size=64, ffn=1408, vocab=1000)
+    return config, RandomWeights(shapes_of(config)), {}
+
+
 @pytest.fixture(scope="session")
 def causal() -> Callable[..., CausalModel]:
     """`causal(case, format="f32", entry="step", target=host(), kv_dtype=DType.F32)`, compiled on first demand."""
@@ -111,11 +122,9 @@ def causal() -> Callable[..., CausalModel]:
         target = target or host()
         key = case, format, entry, target.name, kv_dtype
         if key not in known:
-            folder = GOLDEN / case
-            config, source = load_config(folder), open_safetensors(folder)
+            config, source, golden = _wide() if case == "wide" else _golden(GOLDEN / case)
             wiring, held = CAUSAL[config.family], WeightFormat.parse(format)
             module = build_step(config, wiring, dtypes_of(source), BOUNDS, kv_dtype, held, entry=entry)
-            golden = dict(np.load(folder / "golden.npz"))
             known[key] = CausalModel(config, source, entry, compile_module(module, Options(target)), golden, kv_dtype)
         return known[key]
 

@@ -1,0 +1,88 @@
+"""The bytes of logits, per model, format and target, as recorded in tests/golden/digests.json.
+
+Every kernel has one meaning to the last bit, so a change of schedules, passes or code generation must leave these digests as they are.
+A change that is meant to alter results (a new order of summation, another rounding) refreshes them: pytest --update-golden.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from compiler.ir.dtypes import DType
+from compiler.target import Target, get
+
+DIGESTS = Path(__file__).parents[2] / "golden" / "digests.json"
+TARGETS = ("x86-64-v3", "avx512", "avx512-vnni-bf16")
+QUICK = (("wide", "bf16", DType.BF16), ("wide", "int8", DType.BF16), ("wide", "int4", DType.BF16), ("gemma2", "int8", DType.F32))
+# `wide` has products of several panels, of blocks of the contracted axis and of gated pairs; the others have what is special to a family.
+CASES = [
+    *(("wide", format, dtype) for format in ("f32", "bf16", "int8", "int4", "int8-128", "int4-128") for dtype in (DType.F32, DType.BF16)),
+    ("wide", "int8", DType.I8),
+    ("gemma2", "int8", DType.F32),
+    ("gemma3", "bf16", DType.BF16),
+    ("phi3-longrope", "f32", DType.F32),
+    ("qwen2-window-yarn", "int4", DType.I8),
+]
+
+
+def digest(model: Any) -> str:
+    """Of a mixed batch, of steps with one row, with few and with many sequences."""
+    random = np.random.default_rng(7)
+    vocab = model.config.vocab_size
+    sequences, found = model.start(num_threads=2), hashlib.sha256()
+
+    def feed(lengths: dict[str, int]) -> None:
+        rows = sequences.feed({name: random.integers(3, vocab, length) for name, length in lengths.items()})
+        for name in sorted(rows):
+            found.update(rows[name].tobytes())
+
+    feed({"a": 100, "b": 77, "c": 33, "d": 1})
+    feed({"a": 1})
+    feed({"a": 1, "b": 1, "c": 1})
+    feed({"d": 19, "b": 2, "e": 64, **{f"s{n}": 1 for n in range(9)}})
+    feed({"a": 1, **{f"s{n}": 1 for n in range(9)}})
+    return found.hexdigest()[:16]
+
+
+def check(name: str, value: str, update: bool) -> None:
+    known = json.loads(DIGESTS.read_text()) if DIGESTS.exists() else {}
+    if update:
+        known[name] = value
+        DIGESTS.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")
+    assert name in known, f"{name} has no digest; pytest --update-golden -n 0 records it"
+    assert known[name] == value, f"the bytes of {name} have changed"
+
+
+def _id(case: tuple[str, str, DType]) -> Any:
+    return pytest.param(*case, id=named(*case), marks=[] if case in QUICK else pytest.mark.slow)
+
+
+def named(case: str, format: str, dtype: DType) -> str:
+    return f"{case} {format} kv={dtype}"
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(("case", "format", "dtype"), [_id(c) for c in CASES])
+def test_logits_keep_their_bytes(
+    causal: Callable[..., Any], request: pytest.FixtureRequest, case: str, format: str, dtype: DType, target: str
+) -> None:
+    if not get(target).can_run_here:
+        pytest.skip(f"this CPU does not run {target}")
+    model = causal(case, format, target=get(target), kv_dtype=dtype)
+    check(f"{target} {named(case, format, dtype)}", digest(model), request.config.getoption("--update-golden"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("format", ["bf16", "int8", "int4"])
+def test_logits_of_matrix_units_keep_their_bytes(
+    causal: Callable[..., Any], request: pytest.FixtureRequest, amx: Target, format: str
+) -> None:
+    model = causal("wide", format, target=amx, kv_dtype=DType.BF16)
+    check(f"amx {named('wide', format, DType.BF16)}", digest(model), request.config.getoption("--update-golden"))
