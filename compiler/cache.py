@@ -1,29 +1,38 @@
 """Executables on disk, found by what they were made from.
 
 Entries of one key (signature.py) differ in their ranges alone. A look-up hits when the ranges of an entry cover those that are asked for:
-an executable that was planned for 4096 tokens serves 2048 as well. The smallest plan that covers is taken. Nothing here knows programs, so
-a server can look after the folder without a compiler.
+an executable that was planned for 4096 tokens serves 2048 as well. The smallest plan that covers is taken, and its checks are narrowed to
+the ranges that were asked for. Nothing here knows programs, so a server can look after the folder without a compiler.
+
+The ranges of an entry lie in a small JSON file beside it, the sidecar, so that a look-up need not open every executable. What the
+executable itself checks has the last word: an entry whose sidecar says otherwise is damaged.
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import re
 import tarfile
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from compiler.report import say
-from runtime.errors import RuntimeFault
-from runtime.executable import Executable
+from runtime.errors import DamagedFile, RuntimeFault
+from runtime.executable import Bound, Executable, Slot, VMFunction
+
+log = logging.getLogger(__name__)
 
 SUFFIX = ".rsx"
+MAX_SIDECAR_BYTES = 1 << 20
 _NAME = re.compile(r"[0-9a-f]{32}-[0-9a-f]{8}")
 
 
@@ -36,10 +45,11 @@ class Range(msgspec.Struct, frozen=True):
 
     lower: int
     upper: int | str | None
-    multiple_of: int
+    multiple_of: Annotated[int, Meta(ge=1)]
 
     def covers(self, other: Range) -> bool:
-        above = self.upper is None or self.upper == other.upper
+        """An expression is covered by itself alone: an executable checks no other than those it was compiled with."""
+        above = self.upper == other.upper or (self.upper is None and isinstance(other.upper, int))
         if isinstance(self.upper, int) and isinstance(other.upper, int):
             above = other.upper <= self.upper
         return self.lower <= other.lower and above and other.multiple_of % self.multiple_of == 0
@@ -84,10 +94,11 @@ class Cache:
         found = sorted((e for e in self.entries(key.digest) if e.covers(key)), key=lambda e: e.breadth)
         for entry in found:
             try:
-                executable = Executable.load(entry.path, verify_constants=False)
+                executable = load(entry)
             except RuntimeFault as fault:
-                say(1, f"cache: {fault}")
-                self.remove(entry)
+                log.warning("cache: %s", fault)
+                with suppress(OSError):  # of a folder that may only be read
+                    self.remove(entry)
                 continue
             except OSError as error:  # another process removed it, or keeps it for itself
                 say(1, f"cache: {error}")
@@ -95,7 +106,7 @@ class Cache:
             with suppress(OSError):  # of a folder that may only be read
                 os.utime(entry.path)
             say(1, f"cache: hit {entry.path.name}, {entry.num_bytes:,} bytes")
-            return executable
+            return narrowed(executable, key.ranges)
         say(1, f"cache: no entry of {self.folder} covers {key.digest}")
         return None
 
@@ -108,13 +119,24 @@ class Cache:
         return path
 
     def entries(self, digest: str = "") -> Iterator[Entry]:
-        for path in sorted(self.folder.glob(f"{digest}*{SUFFIX}")):
+        """Those whose sidecar can be read. Half-written and foreign files are never a hit."""
+        for path in self.paths(digest):
             try:
-                ranges = msgspec.json.decode(path.with_suffix(".json").read_bytes(), type=dict[str, dict[str, Range]])
+                ranges = _sidecar(path)
                 status = path.stat()
-            except (OSError, msgspec.MsgspecError):
-                continue  # half-written or foreign: never a hit
+            except (OSError, DamagedFile) as error:
+                say(1, f"cache: {error}")
+                continue
             yield Entry(path, path.stem.split("-")[0], ranges, status.st_size, status.st_mtime)
+
+    def paths(self, digest: str = "") -> list[Path]:
+        """All executables, also those without a sidecar."""
+        return [path for path in sorted(self.folder.glob(f"{digest}*{SUFFIX}")) if path.is_file()]
+
+    def verify(self, path: Path) -> None:
+        """Read one executable and its sidecar completely. Raises what is wrong with them: a RuntimeFault, or an OSError."""
+        status = path.stat()
+        load(Entry(path, path.stem.split("-")[0], _sidecar(path), status.st_size, status.st_mtime))
 
     def export(self, archive: Path, entries: Iterable[Entry]) -> None:
         """Write the entries to one file, which another machine of the same kind can import."""
@@ -154,7 +176,7 @@ class Cache:
                 raise CacheError(f"{archive} is no archive of a cache ({error}); write one with `cache export`") from None
             entries = list(arrived.entries())
             for entry in entries:
-                Executable.load(entry.path)
+                load(entry)
             for entry in entries:
                 os.replace(entry.path.with_suffix(".json"), self.folder / entry.path.with_suffix(".json").name)
                 os.replace(entry.path, self.folder / entry.path.name)
@@ -164,3 +186,62 @@ class Cache:
     def remove(self, entry: Entry) -> None:
         entry.path.unlink(missing_ok=True)
         entry.path.with_suffix(".json").unlink(missing_ok=True)
+
+
+# --- ranges, of the sidecar and of the executable ------------------------------------------------------------------------
+
+
+def load(entry: Entry) -> Executable:
+    """The executable of an entry, if it is whole and checks the ranges that the sidecar states."""
+    executable = Executable.load(entry.path)
+    for name, ranges in entry.ranges.items():
+        function = executable.meta.functions.get(name)
+        if function is None or len(function.variables) != len(ranges):
+            raise DamagedFile(entry.path, "sidecar", f"it has {len(ranges)} ranges of {name!r}, which the executable has not")
+        for (variable, stated), slot in zip(ranges.items(), function.variables, strict=True):
+            if slot is not None and not _states(stated, _bound(function, slot)):
+                raise DamagedFile(
+                    entry.path, "sidecar", f"it states {stated} for {variable} of {name!r}, the executable {_bound(function, slot)}"
+                )
+    return executable
+
+
+def narrowed(executable: Executable, ranges: dict[str, dict[str, Range]]) -> Executable:
+    """The same code, with checks of these ranges, which its own cover."""
+    functions = dict(executable.meta.functions)
+    for name, asked in ranges.items():
+        functions[name] = _narrowed(functions[name], list(asked.values()))
+    return replace(executable, meta=msgspec.structs.replace(executable.meta, functions=functions))
+
+
+def _narrowed(function: VMFunction, asked: list[Range]) -> VMFunction:
+    bounds = {bound.slot: bound for bound in function.bounds}
+    for slot, wanted in zip(function.variables, asked, strict=True):
+        if slot is not None and not _states(wanted, bound := _bound(function, slot)):
+            upper = bound.upper if isinstance(wanted.upper, str) else wanted.upper
+            bounds[slot] = Bound(bound.name, slot, wanted.lower, upper, wanted.multiple_of)
+    return msgspec.structs.replace(function, bounds=tuple(bounds.values()))
+
+
+def _bound(function: VMFunction, slot: int) -> Bound:
+    """What is checked of a variable; without a bound, every natural number passes."""
+    return next((bound for bound in function.bounds if bound.slot == slot), Bound(function.slots[slot], slot))
+
+
+def _states(range_: Range, bound: Bound) -> bool:
+    """Whether both are the same range. The text of an expression is not compared with the slot that holds its value."""
+    same_upper = isinstance(bound.upper, Slot) if isinstance(range_.upper, str) else bound.upper == range_.upper
+    return same_upper and (bound.lower, bound.multiple_of) == (range_.lower, range_.multiple_of)
+
+
+def _sidecar(path: Path) -> dict[str, dict[str, Range]]:
+    """The ranges beside an executable."""
+    file = path.with_suffix(".json")
+    if not file.is_file():
+        raise DamagedFile(file, "sidecar", "it is missing, or no file")
+    if (size := file.stat().st_size) > MAX_SIDECAR_BYTES:
+        raise DamagedFile(file, "sidecar", f"it has {size} bytes; at most {MAX_SIDECAR_BYTES} are read")
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=dict[str, dict[str, Range]])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise DamagedFile(file, "sidecar", str(error)) from error

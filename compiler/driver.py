@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from compiler.codegen.bytecode import lower
+from compiler.codegen.bytecode import Signature, lower
 from compiler.codegen.link import LinkedCode, link
 from compiler.codegen.llvm import emit_kernel
 from compiler.ir.module import IRModule
@@ -26,7 +26,7 @@ from compiler.passes.base import Count, Dump, Instrument, Show, ShowChanges, Tim
 from compiler.passes.dispatch_library import Row
 from compiler.passes.pipeline import PHASES, pipeline
 from compiler.report import say
-from compiler.signature import signature
+from compiler.signature import all_vars, signature
 from compiler.target import Target, host
 from runtime import flags
 from runtime.executable import Executable, ExecutableMeta
@@ -66,7 +66,7 @@ def compile_module(module: IRModule, options: Options | None = None) -> Executab
     options = options or Options()
     started = time.perf_counter()
     planned = plan(module, options)
-    signatures = {name: signature(module, name) for name in module.graph_functions}
+    signatures = {name: Signature(signature(module, name), all_vars(func)) for name, func in module.graph_functions.items()}
     executable = build(planned, options, signatures)
     if options.texts:
         executable.texts["program.ir"] = print_module(module)
@@ -87,7 +87,7 @@ def plan(module: IRModule, options: Options) -> IRModule:
     return planned
 
 
-def build(planned: IRModule, options: Options, signatures: dict[str, str]) -> Executable:
+def build(planned: IRModule, options: Options, signatures: dict[str, Signature]) -> Executable:
     """Code and instructions for a module that has passed all passes."""
     target = options.target
     started = time.perf_counter()

@@ -38,7 +38,7 @@ from numpy.typing import NDArray
 from runtime import sections
 from runtime.errors import DamagedFile, IncompatibleExecutable
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 PREPARATION = ".weights."  # between the name of an entry point and 0, 1, ...: the functions that prepare weights for it, once
 
 DTYPES: dict[str, np.dtype[Any]] = {
@@ -217,6 +217,7 @@ class VMFunction(Struct, frozen=True, tag=True):
     arena_bytes: DimRef = 0  # bytes of the shared arena that a call needs
     signature: str = ""
     num_prepared: int = 0  # of the weights, the last: what the preparations return
+    variables: tuple[int | None, ...] = ()  # slots of the declared variables, in the order of the signature; None: unused
 
     @property
     def inputs(self) -> tuple[ParamSpec, ...]:
@@ -288,9 +289,8 @@ class Executable:
         )
 
     @staticmethod
-    def load(path: Path, *, verify_constants: bool = True) -> Executable:
-        """Constants are read-only views of the mapped file. A start from a cache of our own may skip their digests, which would
-        read every byte of them; program and code are always verified."""
+    def load(path: Path) -> Executable:
+        """Every section is verified. Constants are read-only views of the mapped file."""
         file = sections.SectionFile(path)
         version = _decode(file, "version", _Version)
         if version.format_version != FORMAT_VERSION:
@@ -301,7 +301,7 @@ class Executable:
         return Executable(
             document.meta,
             bytes(file.read("object")),
-            [_constant(file, i, info, verify_constants) for i, info in enumerate(document.constants)],
+            [_constant(file, i, info) for i, info in enumerate(document.constants)],
             {name.removeprefix("text/"): _text(file, name) for name in file.names if name.startswith("text/")},
         )
 
@@ -334,9 +334,9 @@ def _text(file: sections.SectionFile, name: str) -> str:
         raise DamagedFile(file.path, name, str(error)) from error
 
 
-def _constant(file: sections.SectionFile, index: int, info: _ConstantInfo, verify: bool) -> NDArray[Any]:
+def _constant(file: sections.SectionFile, index: int, info: _ConstantInfo) -> NDArray[Any]:
     name = f"constant/{index}"
-    data = file.read(name, verify=verify)
+    data = file.read(name)
     dtype = DTYPES.get(info.dtype)
     if dtype is None or min(info.shape, default=0) < 0 or prod(info.shape) * dtype.itemsize != data.nbytes:
         raise DamagedFile(file.path, name, f"{data.nbytes} bytes are no {info.dtype} array of shape {info.shape}")

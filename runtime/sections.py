@@ -104,6 +104,8 @@ class SectionFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        if path.exists() and not path.is_file():  # to open a pipe would wait for whoever writes to it
+            raise DamagedFile(path, "header", "it is no regular file")
         with path.open("rb") as file:
             self._map = _map(file)
         self._sections = self._read_header()

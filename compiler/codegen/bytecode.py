@@ -95,7 +95,15 @@ class Program:
         return len(self.constants) - 1
 
 
-def lower(module: IRModule, kernels: Mapping[str, KernelCode], signatures: Mapping[str, str]) -> Program:
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """What stays known of a function as it was written."""
+
+    text: str = ""
+    variables: tuple[DimVar, ...] = ()
+
+
+def lower(module: IRModule, kernels: Mapping[str, KernelCode], signatures: Mapping[str, Signature]) -> Program:
     program = Program(module)
     for name, code in kernels.items():
         program.kernels[name] = len(program.kernel_table)
@@ -103,7 +111,7 @@ def lower(module: IRModule, kernels: Mapping[str, KernelCode], signatures: Mappi
         program.kernel_table.append(Kernel(name, phases, code.num_buffers, code.num_dims, code.stack_bytes))
     for name, func in module.graph_functions.items():
         lowering = _Function(program, name, func)
-        program.functions[name] = lowering.lower(signatures.get(name, ""))
+        program.functions[name] = lowering.lower(signatures.get(name, Signature()))
         program.shape_functions.append(lowering.slots.text())
     return program
 
@@ -128,7 +136,7 @@ class _Function:
         self.launches: list[vm.NativeLaunch] = []
         self.needed = needed(func.body)
 
-    def lower(self, signature: str) -> VMFunction:
+    def lower(self, signature: Signature) -> VMFunction:
         written = changed(self.func.body, self.program.module)
         num_inputs = self.func.num_inputs
         params: list[ParamSpec] = []
@@ -157,8 +165,9 @@ class _Function:
             tuple(self._with_symbols()),
             self.slots.symbol(0),
             arena,
-            signature,
+            signature.text,
             _num_prepared(self.program.module, self.name),
+            tuple(self.slots.numbers[Dim.of(v)] if v in self.slots.points else None for v in signature.variables),
         )
 
     def _with_symbols(self) -> list[vm.Instruction]:

@@ -5,18 +5,19 @@ from __future__ import annotations
 import errno
 import os
 import tarfile
+from functools import cache as cache_results
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import compiler.ops
-from compiler.cache import Cache, CacheError, Key, Range
+from compiler.cache import MAX_SIDECAR_BYTES, Cache, CacheError, Key, Range
 from compiler.driver import compile_module
 from compiler.ir.parser import parse
 from compiler.signature import key_of, signature
 from runtime import flags
-from runtime.errors import DamagedFile
+from runtime.errors import BoundExceeded, DamagedFile
 from runtime.executable import Executable
 from runtime.session import Session
 
@@ -29,9 +30,14 @@ def text(upper: str = "64", *, dim: str = "n", body: str = "y = exp(x)") -> str:
     return f"func main(x: f32[{dim}, 4]) -> object where {dim} in 1..{upper} {{ {body} return y }}"
 
 
+@cache_results
+def made(upper: str = "64", dim: str = "n") -> Executable:
+    return compile_module(parse(text(upper, dim=dim)))
+
+
 @pytest.fixture(scope="module")
 def executable() -> Executable:
-    return compile_module(parse(text()))
+    return made()
 
 
 def key(program: str, target: str = TARGET, options: tuple[str, ...] = ()) -> Key:
@@ -84,6 +90,7 @@ def test_signature() -> None:
         (Range(0, "n0 - 1", 1), Range(0, "n0 - 1", 1), True),
         (Range(0, "n0 - 1", 1), Range(0, 4, 1), False),
         (Range(0, 8, 1), Range(0, "n0 - 1", 1), False),
+        (Range(0, None, 1), Range(0, "n0 - 1", 1), False),
     ],
 )
 def test_covering(mine: Range, asked: Range, covered: bool) -> None:
@@ -93,10 +100,10 @@ def test_covering(mine: Range, asked: Range, covered: bool) -> None:
 # --- look-ups ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_wider_plan_serves_and_the_smallest_is_taken(tmp_path: Path, executable: Executable) -> None:
+def test_a_wider_plan_serves_and_the_smallest_is_taken(tmp_path: Path) -> None:
     cache = Cache(tmp_path)
     for upper in ("1024", "64", "4096"):
-        cache.store(key(text(upper)), executable)
+        cache.store(key(text(upper)), made(upper))
     used = {e.path: e.used_s for e in cache.entries()}
     for path in used:
         os.utime(path, (0, 0))
@@ -117,17 +124,82 @@ def test_what_is_found_runs(tmp_path: Path, executable: Executable) -> None:
     session.close()
 
 
-def test_a_damaged_entry_is_removed_and_counts_as_absent(
-    tmp_path: Path, executable: Executable, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_program_refuses_what_it_does_not_declare_although_a_wider_executable_runs_it(tmp_path: Path) -> None:
+    """Declared for n in 1..8, found for 1..64: 20 rows are refused, and so they are when a cast makes the variable."""
+    cache = Cache(tmp_path)
+    cache.store(key(text("64")), made("64"))
+    found = cache.find(key(text("8")))
+    assert found is not None
+    session = Session(found, device_threads=1)
+    np.testing.assert_allclose(session.call("main", np.zeros((8, 4), np.float32)), 1.0)
+    for rows in (20, 0):
+        with pytest.raises(BoundExceeded, match=rf"n = {rows} is outside its declared range 1 <= n <= 8"):
+            session.call("main", np.zeros((rows, 4), np.float32))
+    session.close()
+
+
+def test_variables_of_casts_and_multiples_are_narrowed_too(tmp_path: Path) -> None:
+    def program(least: int, most: str, multiple: int) -> str:
+        head = f"func main(x: f32[ndim=1], s: shape[n]) -> object where n in 0..100 by {multiple}, k in {least}..{most}"
+        return f"{head} {{ y = match_cast x to f32[k] z = exp(y) return z }}"
+
+    cache = Cache(tmp_path)
+    wide = program(0, "64", 1)
+    cache.store(key(wide), compile_module(parse(wide)))
+    found = cache.find(key(program(2, "8", 4)))
+    assert found is not None
+    session = Session(found, device_threads=1)
+    assert session.call("main", np.zeros(8, np.float32), (4,)).shape == (8,)
+    for size, n, complaint in ((20, 4, "k = 20 is outside"), (1, 4, "k = 1 is outside"), (8, 5, "n = 5 is not a multiple of 4")):
+        with pytest.raises(BoundExceeded, match=complaint):
+            session.call("main", np.zeros(size, np.float32), (n,))
+    session.close()
+
+
+def test_a_sidecar_that_states_other_ranges_than_the_executable_is_a_miss(tmp_path: Path) -> None:
+    """As after files of two entries were mixed up: the narrow executable must not serve what only the wide one can."""
+    cache = Cache(tmp_path)
+    narrow, wide = cache.store(key(text("8")), made("8")), cache.store(key(text("64")), made("64"))
+    wide.write_bytes(narrow.read_bytes())
+    assert cache.find(key(text("64"))) is None
+    assert not wide.exists() and not wide.with_suffix(".json").exists()
+    assert cache.find(key(text("8"))) is not None
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b"[]", b"null", b"\xff\xfe", b'{"main": 5}', b'{"main": {"n0": {"lower": 1}}}', b'{"\xff": {}}', b"[" * 100_000]
+    + [b'{"main": {"n0": {"lower": 1, "upper": 64, "multiple_of": 0}}}', b" " * (MAX_SIDECAR_BYTES + 1), b"{}", b'{"other": {}}'],
+    ids=lambda content: str(content[:40]),
+)
+def test_a_sidecar_that_does_not_parse_is_a_miss(content: bytes, tmp_path: Path, executable: Executable) -> None:
+    cache = Cache(tmp_path)
+    path = cache.store(key(text()), executable)
+    path.with_suffix(".json").write_bytes(content)
+    assert cache.find(key(text())) is None
+    cache.store(key(text()), executable)
+    assert cache.find(key(text())) is not None
+
+
+def test_a_named_pipe_in_the_cache_holds_nobody_up(tmp_path: Path, executable: Executable) -> None:
+    cache = Cache(tmp_path)
+    path = cache.store(key(text()), executable)
+    for pipe in (path, path.with_suffix(".json")):
+        pipe.unlink()
+        os.mkfifo(pipe)
+        assert cache.find(key(text())) is None
+        pipe.unlink()
+        cache.store(key(text()), executable)
+
+
+def test_a_damaged_entry_is_removed_and_counts_as_absent(tmp_path: Path, executable: Executable, caplog: pytest.LogCaptureFixture) -> None:
     cache = Cache(tmp_path)
     path = cache.store(key(text()), executable)
     content = bytearray(path.read_bytes())
     content[len(content) // 2 :] = bytes(len(content) - len(content) // 2)
     path.write_bytes(content)
-    with flags.scope(debug=1):
-        assert cache.find(key(text())) is None
-    assert str(path) in capsys.readouterr().err
+    assert cache.find(key(text())) is None
+    assert str(path) in caplog.text
     assert not list(tmp_path.iterdir())
 
 
@@ -167,10 +239,10 @@ def test_half_an_entry_is_none(tmp_path: Path, executable: Executable) -> None:
 # --- house-keeping -------------------------------------------------------------------------------------------------------
 
 
-def test_an_archive_carries_entries_to_another_folder(tmp_path: Path, executable: Executable) -> None:
+def test_an_archive_carries_entries_to_another_folder(tmp_path: Path) -> None:
     here, there = Cache(tmp_path / "here"), Cache(tmp_path / "there")
     for upper in ("16", "32"):
-        here.store(key(text(upper)), executable)
+        here.store(key(text(upper)), made(upper))
     archive = tmp_path / "all.tar"
     here.export(archive, here.entries())
     assert {e.path.name for e in there.load_archive(archive)} == {e.path.name for e in here.entries()}

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +36,13 @@ def test_sections_are_aligned_views_of_the_file(path: Path) -> None:
 def test_equal_content_gives_equal_bytes(path: Path, tmp_path: Path) -> None:
     sections.write(tmp_path / "again", CONTENT)
     assert (tmp_path / "again").read_bytes() == path.read_bytes()
+
+
+def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path) -> None:
+    """To open a named pipe would wait until somebody writes to it."""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(DamagedFile, match="no regular file"):
+        SectionFile(tmp_path / "pipe")
 
 
 def test_a_view_outlives_the_replacement_of_its_file(path: Path) -> None:
