@@ -11,7 +11,16 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import Path
 
-from server.errors import ADMIN_DISABLED, ADMIN_KEY_REQUIRED, HOST_NOT_ALLOWED, INVALID_API_KEY, NOT_FOUND_PATH, ApiError
+from server.errors import (
+    ADMIN_DISABLED,
+    ADMIN_KEY_REQUIRED,
+    HOST_NOT_ALLOWED,
+    INVALID_API_KEY,
+    NOT_FOUND_PATH,
+    NOT_JSON,
+    ORIGIN_NOT_ALLOWED,
+    ApiError,
+)
 from server.settings import ServerSettings, SettingsError
 
 log = logging.getLogger(__name__)
@@ -95,7 +104,7 @@ class Guard:
         self._admin = KeyRing(settings.admin_keys, settings.admin_key_file, "admin_keys")
         self._hosts = frozenset({"127.0.0.1", "localhost", "[::1]", settings.host, *map(str.lower, settings.allowed_hosts)})
 
-    def check(self, path: str, headers: Mapping[str, str]) -> Passed:
+    def check(self, method: str, path: str, headers: Mapping[str, str]) -> Passed:
         """Let the request pass or raise."""
         if not path.isprintable():
             # The router's patterns end in `$`, which lets a line feed pass; the paths compared here must be those compared there.
@@ -103,6 +112,8 @@ class Guard:
         access = access_of(path, open_metrics=self._settings.open_metrics)
         if not self._api.exists and not self._settings.insecure:
             self._check_host(headers.get("host", ""))
+        if not self._api.exists and access is not Access.OPEN:
+            self._check_origin(headers)
         key = _bearer(headers.get("authorization", "")) or headers.get("x-api-key", "")
         if access is Access.OPEN:
             return Passed(access)
@@ -117,6 +128,8 @@ class Guard:
                 raise ApiError(ADMIN_DISABLED, f"{path} needs an admin key, and the server was started without one; give it admin_keys")
             if access is Access.ADMIN and self._settings.insecure:
                 raise ApiError(ADMIN_DISABLED, f"{path} needs an admin key; an insecure server without one refuses it; give it admin_keys")
+        if access is Access.ADMIN and method in ("POST", "PUT", "PATCH"):
+            _check_json(headers)
         return Passed(access, _digest(key).hex()[:16] if key else "")
 
     def _check_host(self, host: str) -> None:
@@ -126,6 +139,37 @@ class Guard:
                 HOST_NOT_ALLOWED,
                 f"host is {host!r:.80}; without keys the server answers only to its own name; set a key, or name the host by allowed_hosts",
             )
+
+    def _check_origin(self, headers: Mapping[str, str]) -> None:
+        """A browser adds no key of its own accord, so with keys a foreign page can do nothing; without them it could do everything."""
+        origin, allowed = headers.get("origin"), self._settings.cors_origins
+        if origin is None:
+            is_foreign, named = headers.get("sec-fetch-site", "").lower() == "cross-site", "another site"
+        else:
+            is_foreign, named = not _is_own(origin, headers.get("host", "")), f"{origin!r:.80}"
+            if origin in allowed or "*" in allowed:
+                return
+        if is_foreign:
+            raise ApiError(
+                ORIGIN_NOT_ALLOWED,
+                f"a web page of {named} sent the request; without keys the server answers only its own pages; "
+                "set a key, or name the origin by cors_origins",
+            )
+
+
+def _is_own(origin: str, host: str) -> bool:
+    """Whether the page came from the server that it now asks. A browser leaves out the port that the scheme implies."""
+    scheme, _, authority = origin.lower().partition("://")
+    port = {"http": ":80", "https": ":443"}.get(scheme, "")
+    return bool(port) and authority.removesuffix(port) == host.lower().removesuffix(port)
+
+
+def _check_json(headers: Mapping[str, str]) -> None:
+    """A page may send other types to any server without asking it first. Without a body the type may be absent."""
+    declared = headers.get("content-type", "")
+    has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
+    if declared.partition(";")[0].strip().lower() != "application/json" and (declared or has_body):
+        raise ApiError(NOT_JSON, f"content-type is {declared!r:.80}; the administration expects application/json")
 
 
 def _bearer(authorization: str) -> str:

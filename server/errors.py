@@ -128,6 +128,13 @@ HOST_NOT_ALLOWED = ErrorKind(
     "Without keys the server answers only to its own name, so that no web page reaches it through a visitor's browser.",
     "Use http://127.0.0.1, set a key, or name the host in `allowed_hosts`.",
 )
+ORIGIN_NOT_ALLOWED = ErrorKind(
+    "origin_not_allowed",
+    403,
+    "permission_error",
+    "Without keys the server refuses requests that web pages of other origins send through a visitor's browser.",
+    "Set a key, or name the page's origin in `cors_origins`.",
+)
 NOT_FOUND_PATH = ErrorKind("path_not_found", 404, NOT_FOUND, "There is nothing at this path.", "See `/docs`.")
 MODEL_NOT_FOUND = ErrorKind("model_not_found", 404, NOT_FOUND, "No model of that name or alias is loaded.", "See `/v1/models`.")
 OPERATION_NOT_FOUND = ErrorKind(
@@ -136,6 +143,13 @@ OPERATION_NOT_FOUND = ErrorKind(
     NOT_FOUND,
     "No operation has this id.",
     "Operations are forgotten an hour after their end.",
+)
+NOT_JSON = ErrorKind(
+    "not_json",
+    415,
+    INVALID,
+    "A change asked of the administration is not called JSON.",
+    "Send `Content-Type: application/json`.",
 )
 METHOD_NOT_ALLOWED = ErrorKind("method_not_allowed", 405, INVALID, "The path exists and takes other methods.", "See the `Allow` header.")
 REQUEST_TIMEOUT = ErrorKind("request_timeout", 408, INVALID, "The body did not arrive in time.", "Send it faster.", retry=True)

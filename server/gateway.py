@@ -51,7 +51,7 @@ class Gateway:
 
         try:
             try:
-                passed = self._guard.check(scope["path"], headers)
+                passed = self._guard.check(scope["method"], scope["path"], headers)
                 scope["relaxserve.caller"] = Caller(request_id, passed.key_digest, passed.access, began_s)
                 body = await self._read_body(headers, receive)
                 await self._app(scope, _replay(body, receive), send_with_headers)

@@ -9,7 +9,7 @@ import pytest
 from fastapi.routing import APIRoute
 
 from server.app import create_app
-from server.auth import Access, KeyRing, access_of
+from server.auth import Access, KeyRing, _is_own, access_of
 from server.null import ByteTokenizer, NullScript, NullWorker
 from server.registry import Registry
 from server.settings import ServerSettings, SettingsError
@@ -177,3 +177,77 @@ def test_a_second_lock_holds_when_the_first_is_wrong(serve, monkeypatch):
     for path in ("/admin/models", "/admin/memory", "/models"):
         response = server.http().get(path, headers=bearer(KEY))
         assert response.status_code == 403 and response.json()["error"]["code"] == "admin_key_required"
+
+
+FOREIGN = "https://evil.example"
+
+
+@pytest.mark.parametrize(
+    "marks", [{"origin": FOREIGN}, {"origin": "null"}, {"origin": "http://127.0.0.1:1"}, {"sec-fetch-site": "cross-site"}]
+)
+@pytest.mark.parametrize("insecure", [False, True])
+def test_without_keys_a_foreign_page_reaches_no_endpoint(serve, routes, marks, insecure):
+    """Every endpoint but the open ones refuses what a page of another origin sends, with or without a body, and nothing is unloaded."""
+    server = serve(insecure=insecure)
+    client = server.http(headers={**marks, "content-type": "text/plain"})
+    for method, path in routes:
+        url = re.sub(r"{.*?}", "null", path)
+        for body in (b"", b'{"model": "null"}'):
+            response = client.request(method, url, content=body)
+            if access_of(url, open_metrics=False) is not Access.OPEN:
+                assert response.status_code == 403, url
+                assert method == "HEAD" or response.json()["error"]["code"] == "origin_not_allowed", url
+    assert server.complete().status_code == 200
+
+
+def test_without_keys_own_pages_and_named_origins_are_answered(serve):
+    server = serve(cors_origins=("https://ok.example",))
+    for origin in (server.url, "https://ok.example"):
+        response = server.http().post("/v1/completions", json={"prompt": "x"}, headers={"origin": origin, "sec-fetch-site": "same-origin"})
+        assert response.status_code == 200, response.text
+    assert serve(cors_origins=("*",)).http().get("/v1/models", headers={"origin": FOREIGN}).status_code == 200
+    assert server.http().get("/", headers={"sec-fetch-site": "cross-site"}).status_code == 200, "a link to the console"
+
+
+@pytest.mark.parametrize(
+    ("origin", "host", "is_own"),
+    [
+        ("http://localhost", "localhost:80", True),
+        ("http://LOCALHOST:8000", "localhost:8000", True),
+        ("https://my.box", "my.box:443", True),
+        ("http://[::1]:8000", "[::1]:8000", True),
+        ("http://localhost:8000", "localhost", False),
+        ("https://localhost:80", "localhost", False),
+        ("file://localhost", "localhost", False),
+        ("null", "null", False),
+        ("", "", False),
+    ],
+)
+def test_an_origin_is_our_own_by_name_and_port(origin, host, is_own):
+    assert _is_own(origin, host) == is_own
+
+
+def test_with_keys_any_page_that_has_one_is_answered(serve):
+    client = serve(api_keys=(KEY,)).http(headers={**bearer(KEY), "origin": FOREIGN, "sec-fetch-site": "cross-site"})
+    assert client.get("/v1/models").status_code == 200
+
+
+@pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", "application/jsonp", ""])
+def test_a_change_that_is_not_called_json_is_refused(serve, routes, content_type):
+    """Every POST and PUT of the administration refuses other content types, also without a body, before anything is done."""
+    server = serve(api_keys=(KEY,), admin_keys=(ADMIN,))
+    client = server.http(headers={**bearer(ADMIN), "content-type": content_type})
+    for method, path in routes:
+        url = re.sub(r"{.*?}", "null", path)
+        if method in ("POST", "PUT") and access_of(url, open_metrics=False) is Access.ADMIN:
+            for body in (b"", b'{"model": "null"}') if content_type else (b'{"model": "null"}',):
+                response = client.request(method, url, content=body)
+                assert response.status_code == 415 and response.json()["error"]["code"] == "not_json", url
+    assert server.http(headers=bearer(KEY)).get("/v1/models/null").status_code == 200
+
+
+def test_json_and_no_body_at_all_are_taken_from_an_administrator(serve):
+    server = serve()
+    json = server.http().post("/models/load", content=b'{"model": "none"}', headers={"content-type": "Application/JSON; charset=utf-8"})
+    assert json.json()["error"]["code"] != "not_json"
+    assert server.http().post("/v2/repository/index").status_code == 200
