@@ -6,7 +6,9 @@ import asyncio
 import os
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -22,7 +24,7 @@ from server.messages import Load
 from server.model import Footprint
 from server.registry import Registry
 from server.settings import ServerSettings, SettingsError
-from server.state import ModelSpec, read_state, require_writable
+from server.state import ModelSpec, exclusive, read_state, require_writable
 
 MODULE = (sys.executable, "-P", "-m")  # what lies in the working directory, as a file http.py, is not ours to import
 WORKER = (*MODULE, "deploy.worker")
@@ -66,11 +68,18 @@ async def preflight(spec: ModelSpec) -> Footprint:
 def serve(settings: ServerSettings, models: Sequence[ModelSpec], greet: Greet) -> bool:
     """Until told to stop; False if `greet` ended it. What can be refused is refused before anything starts."""
     Guard(settings)  # reads the keys
-    if settings.state_file is not None:
-        read_state(settings.state_file)
-        require_writable(settings.state_file)
-    listener = listen(settings.host, settings.port)
-    return asyncio.run(_serve(settings, models, kept(), listener, greet))
+    with nullcontext() if settings.state_file is None else own_state(settings.state_file):
+        listener = listen(settings.host, settings.port)
+        return asyncio.run(_serve(settings, models, kept(), listener, greet))
+
+
+@contextmanager
+def own_state(path: Path) -> Generator[None]:
+    """The state file is this server's alone, and can be read and written."""
+    read_state(path)
+    with exclusive(path):
+        require_writable(path)
+        yield
 
 
 async def _serve(

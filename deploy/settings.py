@@ -86,6 +86,8 @@ def gather(
     models: Iterable[str] = (),
 ) -> tuple[ServerSettings, list[ModelSpec]]:
     """Settings and models. An argument that is None was not given; models that arguments name replace those of the file."""
+    links = service_links(environment)
+    environment = {variable: text for variable, text in environment.items() if variable not in links}
     for variable in environment:
         if variable.startswith(PREFIX):
             _check_variable(variable)
@@ -100,6 +102,20 @@ def gather(
     specs = [model_spec(text) for text in models] or specs
     _check_names(specs)
     return ServerSettings(**values), specs
+
+
+_LINK = re.compile(rf"{PREFIX}(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)")
+_LINKED_PORT = re.compile(rf"{PREFIX}(\w+_)?PORT")
+
+
+def service_links(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Variables by which Kubernetes tells a pod where Services are. Those of a Service called `relaxserve`, or `relaxserve-` and more,
+    have our prefix and are no settings. RELAXSERVE_PORT is both: a link has a URL where the setting has a number."""
+    return tuple(
+        name
+        for name, text in environment.items()
+        if _LINK.fullmatch(name) or (_LINKED_PORT.fullmatch(name) and re.match(r"(tcp|udp|sctp)://", text))
+    )
 
 
 def _check_names(specs: Iterable[ModelSpec]) -> None:
@@ -263,7 +279,7 @@ def model_spec(text: str) -> ModelSpec:
         raise SettingsError(f"model {text!r} has no source; expected PATH_OR_ID[=NAME]")
     path = Path(source).expanduser()
     if source == demo.NAME and not path.exists():
-        return ModelSpec(name or demo.NAME, str(demo.MODEL))
+        return ModelSpec(name or demo.NAME, demo.NAME)
     if source[0] in "/.~" and not path.exists():
         raise SettingsError(f"model {source!r} does not exist; expected a folder, a .gguf file, or a hub id as ORGANISATION/NAME")
     resolved = path.resolve()

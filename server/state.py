@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -54,11 +57,37 @@ def read_state(path: Path) -> SavedState:
 def require_writable(path: Path) -> None:
     """Better known at the start than when the first model is there."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         _fresh(path).touch()
         _fresh(path).unlink()
     except OSError as error:
         raise StateError(f"state file {path}: {error.strerror}; name a file in a folder that can be written") from error
+
+
+@contextmanager
+def exclusive(path: Path) -> Generator[None]:
+    """Only one server may use a state file: each writes all that it knows, so two would erase each other's models. The lock is a file
+    beside it, for the state file itself is replaced by every write. The kernel frees the lock however the server ends."""
+    lock = path.with_name(path.name + ".lock")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = lock.open("a+b")
+    except OSError as error:
+        raise StateError(f"state file {path}: {lock}: {error.strerror}; name a file in a folder that can be written") from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            owner = file.read(20).decode(errors="replace").strip() or "unknown"
+            raise StateError(
+                f"state file {path} is used by another server (process {owner}); stop that one, or name another file"
+            ) from None
+        except OSError as error:
+            raise StateError(f"state file {path} cannot be locked: {error.strerror}; name a file on a local disk") from error
+        file.truncate(0)
+        file.write(f"{os.getpid()}\n".encode())
+        file.flush()
+        yield
 
 
 def _fresh(path: Path) -> Path:

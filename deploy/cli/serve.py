@@ -15,7 +15,7 @@ import typer
 from deploy import demo
 from deploy.cli.output import Bars, errors
 from deploy.cli.sources import KV_DTYPE, MAX_BATCH, MAX_CONTEXT, QUANTIZE, TARGET
-from deploy.settings import DEFAULTS, MODELS, PREFIX, SETTINGS, TYPES, Setting, gather, num_bytes
+from deploy.settings import DEFAULTS, MODELS, PREFIX, SETTINGS, TYPES, Setting, gather, num_bytes, service_links
 from server.settings import SettingsError
 from server.state import LEAST_CONTEXT, MOST_SEQUENCES, ModelSpec
 
@@ -43,8 +43,11 @@ Arguments come before the environment, and the environment before the file.
 def _serve(model: list[str] | None = None, config: Path | None = None, **arguments: Any) -> None:
     form = {name: value for name in FORM if (value := arguments.pop(name, None)) is not None}
     settings, specs = gather(arguments, os.environ, config=config, models=model or ())
+    if links := service_links(os.environ):
+        note = f"ignored: {', '.join(links)}; Kubernetes sets them for a Service (a pod with enableServiceLinks: false has none)"
+        errors.print(note, markup=False, highlight=False, soft_wrap=True)
     if not specs and (settings.state_file is None or not settings.state_file.exists()):
-        specs = [ModelSpec(demo.NAME, str(demo.MODEL))]
+        specs = [ModelSpec(demo.NAME, demo.NAME)]
     elif form and not model:
         options = ", ".join(f"--{name.replace('_', '-')}" for name in form)
         raise SettingsError(f"{options} without --model; the models of a file have these as fields of their own")

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from deploy import hub
+from deploy import demo, hub
 from deploy.fetch import local_folder
 from server.handle import LoadError
 
@@ -113,3 +113,15 @@ def test_a_failed_download_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub, "snapshot_download", download)
     with pytest.raises(LoadError, match="did not deliver it: no route to the hub"):
         local_folder("org/name")
+
+
+def test_the_built_in_model_is_found_wherever_it_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also by the path that state files of older versions hold, after an upgrade has moved it; never a folder that is only called demo."""
+    (tmp_path / "demo").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert local_folder("demo") == demo.MODEL
+    assert local_folder("/usr/lib/python3.11/site-packages/deploy/demo/model") == demo.MODEL
+    (other := tmp_path / "deploy" / "demo" / "model").mkdir(parents=True)
+    assert local_folder(str(other)) == other
+    with pytest.raises(LoadError, match="does not exist"):
+        local_folder("/usr/lib/demo/model")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from deploy.serve import WORKER, serve
+from deploy.serve import WORKER, own_state, serve
 from server.settings import ServerSettings
 from server.state import StateError
 
@@ -25,6 +27,30 @@ def test_a_state_file_that_cannot_be_used_stops_the_start(file: str, complaint: 
 
     with pytest.raises(StateError, match=complaint):
         serve(ServerSettings(port=0, state_file=tmp_path / file), [], greet)
+
+
+def test_two_servers_do_not_share_a_state_file(tmp_path: Path) -> None:
+    """Each would write the models that it knows over those of the other."""
+    state = tmp_path / "folder" / "state.json"
+    complaint = f"used by another server \\(process {os.getpid()}\\); stop that one, or name another"
+    with own_state(state), pytest.raises(StateError, match=complaint), own_state(state):
+        raise AssertionError("both have it")
+    with own_state(state):
+        pass  # free again
+
+
+def test_the_kernel_frees_the_state_file_of_a_killed_server(tmp_path: Path) -> None:
+    state = tmp_path / "state.json"
+    program = "import sys\nfrom pathlib import Path\nfrom deploy.serve import own_state\n"
+    program += "with own_state(Path(sys.argv[1])): print(flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", program, state], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        with pytest.raises(StateError, match=f"process {other.pid}"), own_state(state):
+            raise AssertionError("both have it")
+        other.kill()
+    with own_state(state):
+        assert not state.exists(), "nothing was written yet"
 
 
 def test_a_worker_imports_nothing_of_the_working_directory(tmp_path: Path) -> None:

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from deploy import demo
-from deploy.settings import SETTINGS, gather, model_spec, num_bytes, parse
+from deploy.settings import SETTINGS, gather, model_spec, num_bytes, parse, service_links
 from server.settings import ServerSettings, SettingsError
 
 SAMPLES = {
@@ -71,7 +70,7 @@ def test_a_path_becomes_absolute_and_is_named_by_its_folder(tmp_path: Path, monk
     assert model_spec("qwen").source == str(tmp_path / "qwen")
     assert model_spec("./qwen/=q").name == "q"
     assert model_spec("qwen/").name == "qwen"
-    assert (model_spec("demo").name, model_spec("demo=d").name, model_spec("demo").source) == ("demo", "d", str(demo.MODEL))
+    assert (model_spec("demo").name, model_spec("demo=d").name, model_spec("demo").source) == ("demo", "d", "demo")
     (tmp_path / "demo").mkdir()
     assert model_spec("demo").source == str(tmp_path / "demo"), "a folder of that name comes first"
     assert (model_spec("org/name").name, model_spec("org/name").source) == ("name", "org/name")
@@ -162,3 +161,27 @@ def test_an_empty_file_says_nothing(tmp_path: Path) -> None:
 def test_a_model_needs_a_source() -> None:
     with pytest.raises(SettingsError, match=r"expected PATH_OR_ID\[=NAME\]"):
         model_spec("=name")
+
+
+LINKS = {  # as the kubelet sets them in a pod beside Services called relaxserve and relaxserve-canary
+    "RELAXSERVE_SERVICE_HOST": "10.0.0.11",
+    "RELAXSERVE_SERVICE_PORT": "8000",
+    "RELAXSERVE_SERVICE_PORT_HTTP": "8000",
+    "RELAXSERVE_PORT": "tcp://10.0.0.11:8000",
+    "RELAXSERVE_PORT_8000_TCP": "tcp://10.0.0.11:8000",
+    "RELAXSERVE_PORT_8000_TCP_PROTO": "tcp",
+    "RELAXSERVE_PORT_8000_TCP_PORT": "8000",
+    "RELAXSERVE_PORT_8000_TCP_ADDR": "10.0.0.11",
+    "RELAXSERVE_CANARY_SERVICE_HOST": "10.0.0.12",
+    "RELAXSERVE_CANARY_PORT": "tcp://10.0.0.12:8000",
+    "RELAXSERVE_CANARY_PORT_8000_UDP_ADDR": "10.0.0.12",
+}
+
+
+def test_variables_that_kubernetes_injects_for_a_service_are_no_settings() -> None:
+    """A Service called `relaxserve` must not keep the server from starting, nor change where it listens."""
+    assert set(service_links(LINKS)) == LINKS.keys()
+    settings, _ = gather({}, {**LINKS, "RELAXSERVE_STRICT": "1"})
+    assert settings.port == ServerSettings().port and settings.strict
+    config = {"RELAXSERVE_PORT": "9000", "RELAXSERVE_CONFIG": ""}
+    assert service_links(config) == () and gather({}, config)[0].port == 9000

@@ -199,10 +199,14 @@ def test_models_come_and_go(demo_server: Any, tmp_path: Path) -> None:
     state = tmp_path / "state.json"
     state.write_text('{"models": []}')
     command = ["relaxserve", "serve", "--port", "0", "--model-root", str(demo.MODEL.parent), "--state-file", str(state)]
-    with subprocess.Popen(command, env=demo_server.environment, stderr=subprocess.PIPE, text=True) as server:
+    environment = {**demo_server.environment, "RELAXSERVE_PORT": "tcp://10.0.0.1:8000"}  # as in a pod beside a Service of that name
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as server:
         assert server.stderr is not None
+        assert "ignored: RELAXSERVE_PORT; Kubernetes" in server.stderr.readline()
         url = server.stderr.readline().split()[2].rstrip(":")
         try:
+            said = demo_server.run("relaxserve", "serve", "--port", "0", "--state-file", state, status=2)
+            assert f"is used by another server (process {server.pid})" in said
             assert "small is ready" in demo_server.run(
                 "relaxserve", "load", "model", "--name", "small", "--alias", "tiny", RELAXSERVE_URL=url
             )
