@@ -2,7 +2,7 @@
 
 Variables are paired as they are met: one on the left belongs to exactly one on the right, with the same declared range. Functions go
 by their names. Not told apart, since nothing depends on it: nested and flat sequences, adjacent plain blocks, attributes left at
-their defaults, a copy and the atom itself.
+their defaults, a copy and the atom itself, and what a check calls its boundary.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
-from compiler.ir.graph import Binding, Block, BlockKind, Body, Call, Constant, Copy, Function, Launch, ScalarValue, Var
+from compiler.ir.graph import Binding, Block, BlockKind, Body, Call, Constant, Copy, Function, Launch, MatchCast, ScalarValue, Var
 from compiler.ir.loops import Allocate, Buffer, Const, For, Let, PrimFunc, Reduce, ScalarParam, Seq
 from compiler.ir.module import IRModule
 from compiler.ir.op import OpDef
@@ -113,6 +113,9 @@ class _Pairing:
             case PrimFunc():
                 self._pair_bare(_defining(a), _defining(b))
                 self._fields(a, b)
+            case MatchCast():
+                self.compare(".value", a.value, b.value)
+                self.compare(".type", a.type, b.type)  # the boundary is part of messages alone
             case FuncType():
                 _Pairing()._fields(a, b)  # its variables are its own
             case Body():

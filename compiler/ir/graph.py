@@ -115,10 +115,12 @@ class TupleGet:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MatchCast:
-    """Check the value against the annotation at run time; variables standing alone in it that are new are defined here."""
+    """Check the value against the annotation at run time; variables standing alone in it that are new are defined here. `boundary`
+    names the place in the program that demands the check, for messages; none where the program itself asks for it."""
 
     value: Atom
     type: Type
+    boundary: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

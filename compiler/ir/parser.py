@@ -20,7 +20,7 @@
                  | "call_tir" "@" Name "(" Atom,* ")" "->" Out
                  | "call_tir_inplace" "@" Name "(" Atom,* ")" "[" (Int | "_"),* "]" "->" Out
                  | "call_library" String "(" Atom,* ")" ["{" Attr,* "}"] "->" Out
-                 | "match_cast" Atom "to" Type
+                 | "match_cast" Atom "to" Type ["at" String]             the boundary that demands it
                  | "(" Atom,* ")" | Name "." Int                         a tuple, a field of one
                  | "if" Atom "{" Body "}" "else" "{" Body "}"
                  | "alloc" Type ["at" Dim]

@@ -82,7 +82,11 @@ class ValueParser(LoopParser):
                 self.take()
                 value = self.atom()
                 self.expect("to", "after the value to cast")
-                return MatchCast(value, self.with_undefined(self.define, self.type))
+                type_ = self.with_undefined(self.define, self.type)
+                if self.at("at") and self.at_kind(Kind.STRING, ahead=1):
+                    self.take()
+                    return MatchCast(value, type_, self.string("the boundary"))
+                return MatchCast(value, type_)
             case "alloc":
                 self.take()
                 type_ = self.type()

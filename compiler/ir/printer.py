@@ -132,6 +132,7 @@ def canonical_text(name: str, func: Function | PrimFunc, *, ranges: bool = True)
 class _Printer(LoopPrinter):
     def __init__(self, arrays: Arrays | None, *, canonical: bool = False, ranges: bool = True) -> None:
         super().__init__(canonical=canonical)
+        self._canonical = canonical
         self._ranges = ranges
         self._arrays = arrays
 
@@ -219,8 +220,9 @@ class _Printer(LoopPrinter):
                 return f"({self._atoms(fields)})"
             case TupleGet(value=atom, index=index):
                 return f"{self._atom(atom)}.{index}"
-            case MatchCast(value=atom, type=type_):
-                return f"match_cast {self._atom(atom)} to {self._type(type_)}"
+            case MatchCast(value=atom, type=type_, boundary=boundary):
+                at = f" at {json.dumps(boundary)}" if boundary and not self._canonical else ""
+                return f"match_cast {self._atom(atom)} to {self._type(type_)}{at}"
             case If(cond=cond):
                 return f"if {self._atom(cond)}"
             case Alloc(type=type_, offset=offset):
