@@ -1,7 +1,6 @@
 """What instructions can call under "vm.". Each entry checks its operands when a program is loaded and returns the closure that runs.
 
 vm.match(value, label, spec, symbol)      check, fill the slots that the specification defines, derive others (symbol or None)
-vm.shape_function(symbol)                 derive slots
 vm.make_shape(*dims)                      a shape; a register among the dims that holds a shape stands for its dims
 vm.make_scalar(word, dtype)               a number; a float's word is the bits of its f64
 vm.shape_of(array)
@@ -53,7 +52,7 @@ def _match(loader: Loader, args: Args, dst: int | None) -> Step:
         raise loader.invalid(f"vm.match takes a register, got {value}")
     register = loader.register(value.index)
     item = Item(register, loader.literal(label, str), loader.literal(spec, _SPECS))
-    match = loader.match([item], loader.literal(symbol, (str, type(None))))
+    match = loader.match([item], loader.literal(symbol, (str, type(None))), item.label)
 
     def step(frame: Frame) -> None:
         match(frame.registers, frame.heap, frame.heap_address)
@@ -61,12 +60,6 @@ def _match(loader: Loader, args: Args, dst: int | None) -> Step:
             frame.registers[dst] = frame.registers[register]
 
     return step
-
-
-def _shape_function(loader: Loader, args: Args, dst: int | None) -> Step:
-    (symbol,) = _exactly(loader, args, 1)
-    derive = loader.derive(loader.literal(symbol, str))
-    return lambda frame: derive(frame.heap_address)
 
 
 def _make_shape(loader: Loader, args: Args, dst: int | None) -> Step:
@@ -197,7 +190,6 @@ def _invoke(loader: Loader, args: Args, dst: int | None) -> Step:
 
 BUILTINS: dict[str, Builtin] = {
     "match": _match,
-    "shape_function": _shape_function,
     "make_shape": _make_shape,
     "make_scalar": _make_scalar,
     "shape_of": _shape_of,

@@ -8,8 +8,9 @@
       object      machine code (or PTX) that defines every symbol named here
 
 Integers of a call live in its *shape heap* (int64), in numbered slots. Matching a value against a specification fills the slots
-that the specification defines; a shape function, `void (int64_t *heap)` of the object code, then computes the derived ones all at
-once; then the slots that the specification only mentions are compared. A float scalar's slot holds the bits of its f64.
+that the specification defines; a shape function, `int64_t (int64_t *heap)` of the object code, then computes the derived ones all at
+once; then the slots that the specification only mentions are compared. A float scalar's slot holds the bits of its f64. A shape function
+returns 0, or where a slot has no value: 1 + its number if 64 bits do not hold the value, -1 - its number if it divides by zero.
 
 A native phase is `void body(void **buffers, int64_t *dims, int64_t begin, int64_t end)`: iterations begin..end-1 of its outermost
 parallel loop; `int64_t grid(int64_t *dims)` tells how many there are. Iterations may run on any thread in any order. `dims` holds the

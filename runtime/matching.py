@@ -19,7 +19,7 @@ from runtime.executable import DTYPES, AnySpec, Bound, DimRef, ScalarSpec, Shape
 
 Heap = memoryview  # of int64
 Check = Callable[[Heap, Any], None]
-Derive = Callable[[int], None]
+Derive = Callable[[int], int]  # returns what a shape function does, see runtime/executable.py
 
 INT64 = range(-(2**63), 2**63)
 
@@ -34,9 +34,13 @@ class Item:
 
 
 class Match:
-    def __init__(self, function: str, slots: Sequence[str], bounds: Sequence[Bound], items: Sequence[Item], derive: Derive | None) -> None:
+    def __init__(
+        self, function: str, slots: Sequence[str], bounds: Sequence[Bound], items: Sequence[Item], derive: Derive | None, place: str = ""
+    ) -> None:
+        """`place`: where in the function this is; none at its entry."""
         self.defined = {slot for item in items for slot in _defined(item.spec)}
-        self._function = function
+        self._place = f"{function}: {place}" if place else function
+        self._slots = slots
         self._derive = derive
         compilers = [(_Compiler(f"{function}: {item.label}", slots), item) for item in items]
         self._binds = [(c.bind(item.spec, ""), item.register) for c, item in compilers]
@@ -59,17 +63,23 @@ class Match:
             value = heap[slot]
             if not lower <= value <= upper or value % multiple_of:
                 self._out_of_bounds(bound, value, upper)
-        if self._derive is not None:
-            self._derive(heap_address)
+        if self._derive is not None and (status := self._derive(heap_address)):
+            self._underivable(heap, status)
         for bound, slot in self._symbolic:
             if heap[bound.slot] > heap[slot]:
                 self._out_of_bounds(bound, heap[bound.slot], heap[slot])
 
+    def _underivable(self, heap: Heap, status: int) -> NoReturn:
+        size = self._slots[abs(status) - 1]
+        problem = "does not fit 64 bits" if status > 0 else "divides by zero"
+        given = ", ".join(f"{self._slots[slot]} = {heap[slot]}" for slot in sorted(self.defined))
+        raise BoundExceeded(f"{self._place}: {size} {problem} where {given}; declare the ranges that the program is for")
+
     def _out_of_bounds(self, bound: Bound, value: int, upper: int) -> NoReturn:
         if bound.lower <= value <= upper:
-            raise BoundExceeded(f"{self._function}: {bound.name} = {value} is not a multiple of {bound.multiple_of}, as declared")
+            raise BoundExceeded(f"{self._place}: {bound.name} = {value} is not a multiple of {bound.multiple_of}, as declared")
         most = "" if bound.upper is None else f" <= {upper}"
-        raise BoundExceeded(f"{self._function}: {bound.name} = {value} is outside its declared range {bound.lower} <= {bound.name}{most}")
+        raise BoundExceeded(f"{self._place}: {bound.name} = {value} is outside its declared range {bound.lower} <= {bound.name}{most}")
 
 
 def _plain_upper(bound: Bound) -> int:
@@ -282,4 +292,4 @@ def _kind(value: Any) -> str:
 
 
 def native_derive(address: int) -> Derive:
-    return ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)
+    return ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(address)

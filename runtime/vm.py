@@ -324,9 +324,9 @@ class Loader:
 
     # --- matches -----------------------------------------------------------------------------------------------------
 
-    def match(self, items: Sequence[Item], symbol: str | None) -> Match:
+    def match(self, items: Sequence[Item], symbol: str | None, place: str = "") -> Match:
         derive = self.derive(symbol) if symbol else None
-        match = Match(self.source.name, self.source.slots, self.source.bounds, items, derive)
+        match = Match(self.source.name, self.source.slots, self.source.bounds, items, derive, place)
         self._bounded |= match.defined
         return match
 

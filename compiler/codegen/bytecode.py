@@ -142,13 +142,8 @@ class _Function:
         params: list[ParamSpec] = []
         for i, param in enumerate(self.func.params):
             self._define(param)
-            type_ = param.type
-            if isinstance(type_, ScalarType) and type_.value is None:
-                self.scalars[param] = DimVar(param.name, lower=-(2**62))
-                type_ = ScalarType(type_.dtype, Dim.of(self.scalars[param]))
             weight = num_inputs is not None and i >= num_inputs
-            params.append(ParamSpec(param.name, self.slots.spec(type_, 0), weight, param in written))
-        self.slots.bounds = [b for b in self.slots.bounds if b.lower != -(2**62)]
+            params.append(ParamSpec(param.name, self._spec(param), weight, param in written))
         missing = [v for p in self.func.params for v in vars_of(p.type) if v not in self.slots.points]
         if missing:
             raise CompileError(f"function {self.name!r}: no parameter defines {', '.join(v.name for v in missing)}; pass a shape[...]")
@@ -169,6 +164,14 @@ class _Function:
             _num_prepared(self.program.module, self.name),
             tuple(self.slots.numbers[Dim.of(v)] if v in self.slots.points else None for v in signature.variables),
         )
+
+    def _spec(self, param: Var) -> vm.Spec:
+        match param.type:
+            case ScalarType(dtype=dtype, value=None):
+                word = self.scalars[param] = DimVar(param.name)
+                return vm.ScalarSpec(dtype and str(dtype), self.slots.word(word, 0))
+            case type_:
+                return self.slots.spec(type_, 0)
 
     def _with_symbols(self) -> list[vm.Instruction]:
         """Matches name their shape function once all slots are known."""
@@ -344,7 +347,7 @@ class _Function:
         if isinstance(value, Imm | ConstantRef):
             self.emit(register, "vm.copy", value)
             value = Reg(register)
-        self.emit(register, "vm.match", value, Imm(f"match_cast {var.name!r}"), Imm(spec), Imm(point))
+        self.emit(register, "vm.match", value, Imm(cast.boundary or f"match_cast {var.name!r}"), Imm(spec), Imm(point))
         if isinstance(cast.value, Var) and cast.value in self.places:
             self.places[var] = self.places[cast.value]
 

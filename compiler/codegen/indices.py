@@ -95,7 +95,12 @@ class Indices:
             if quotient:
                 return self.binary("ashr", numerator, Index(divisor.value.bit_length() - 1))
             return self.binary("and", numerator, Index(divisor.value - 1))
-        if _not_negative(atom.numerator) and _not_negative(atom.divisor):
+        unsigned = _not_negative(atom.numerator) and _not_negative(atom.divisor)
+        return self.division(numerator, divisor, quotient=quotient, unsigned=unsigned)
+
+    def division(self, numerator: Index, divisor: Index, *, quotient: bool, unsigned: bool) -> Index:
+        """The quotient or the remainder; `unsigned`: neither operand can be negative."""
+        if unsigned:
             return self.binary("udiv" if quotient else "urem", numerator, divisor)
         return self._floor_division(numerator, divisor, quotient=quotient)
 

@@ -30,25 +30,30 @@ class Slots:
         self.num_points += 1
         return self.num_points - 1
 
-    def define(self, var: DimVar, point: int) -> Slot:
-        """The variable gets its value here."""
+    def word(self, var: DimVar, point: int) -> Slot:
+        """The variable gets any 64 bits here."""
         self.points[var] = point
         slot = self.of(Dim.of(var))
         assert isinstance(slot, Slot)
-        upper = self.of(var.upper) if isinstance(var.upper, Dim) else var.upper
-        if var.lower != 0 or upper is not None or var.multiple_of != 1:
-            self.bounds.append(Bound(var.name, slot.index, var.lower, upper, var.multiple_of))
         return Slot(slot.index, defines=True)
+
+    def define(self, var: DimVar, point: int, *, extent: bool) -> Slot:
+        """The variable gets its value here. Nothing but an `extent` of a tensor is at least 0 by itself."""
+        slot = self.word(var, point)
+        upper = self.of(var.upper) if isinstance(var.upper, Dim) else var.upper
+        if not extent or var.lower > 0 or upper is not None or var.multiple_of != 1:
+            self.bounds.append(Bound(var.name, slot.index, var.lower, upper, var.multiple_of))
+        return slot
 
     def spec(self, type_: Type, point: int) -> Spec:
         """The specification to match a value against; variables that are new and stand alone are defined by it."""
         match type_:
             case TensorType(shape=shape, dtype=dtype, ndim=ndim):
-                return TensorSpec(None if shape is None else tuple(self._dim(d, point) for d in shape), dtype and str(dtype), ndim)
+                return TensorSpec(self._dims(shape, point, extents=True), dtype and str(dtype), ndim)
             case ShapeType(dims=dims, ndim=ndim):
-                return ShapeSpec(None if dims is None else tuple(self._dim(d, point) for d in dims), ndim)
+                return ShapeSpec(self._dims(dims, point, extents=False), ndim)
             case ScalarType(dtype=dtype, value=value):
-                return ScalarSpec(dtype and str(dtype), None if value is None else self._dim(value, point))
+                return ScalarSpec(dtype and str(dtype), None if value is None else self._dim(value, point, extent=False))
             case TupleType(fields=fields):
                 return TupleSpec(tuple(self.spec(f, point) for f in fields))
             case ObjectType():
@@ -56,9 +61,12 @@ class Slots:
             case _:
                 return AnySpec()
 
-    def _dim(self, dim: Dim, point: int) -> DimRef:
+    def _dims(self, dims: tuple[Dim, ...] | None, point: int, *, extents: bool) -> tuple[DimRef, ...] | None:
+        return None if dims is None else tuple(self._dim(d, point, extent=extents) for d in dims)
+
+    def _dim(self, dim: Dim, point: int, *, extent: bool) -> DimRef:
         if dim.var is not None and dim.var not in self.points:
-            return self.define(dim.var, point)
+            return self.define(dim.var, point, extent=extent)
         return self.of(dim)
 
     def symbol(self, point: int) -> str | None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from compiler.ir.builder import Builder
-from compiler.ir.dims import Dim, DimVar, ceil_div
+from compiler.ir.dims import Dim, DimVar, ceil_div, dim_max
 from compiler.ir.graph import (
     Alloc,
     Atom,
@@ -40,6 +40,7 @@ from compiler.passes.rewrite import rewrite_function
 from runtime.executable import PREPARATION
 
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector
+LARGEST = 1 << 47  # bytes: what a process can address
 
 
 @dataclass(slots=True, eq=False)
@@ -86,7 +87,7 @@ def _plan(builder: Builder, name: str, func: Function) -> bool:
 
 def _sized_at_entry(life: _Life, known: set[DimVar]) -> bool:
     """The arena is made large enough when the function is entered; a length that data decides later can only have a bound by then."""
-    return known.issuperset(life.size.vars()) or bounds(life.size)[1] is not None
+    return known.issuperset(life.size.vars()) or _most(life.size) is not None
 
 
 @lru_cache(maxsize=1024)
@@ -95,7 +96,8 @@ def tensor_bytes(type_: TensorType) -> Dim:
     assert type_.shape is not None and type_.dtype is not None
     count = Dim.of(1)
     for dim in type_.shape:
-        count = count * dim
+        # An extent that turns out negative is refused where the tensor is made, but the arena is sized before.
+        count = count * (dim if prove_le(0, dim) else dim_max(dim, 0))
     return ceil_div(count * type_.dtype.num_bytes, ALIGNMENT) * ALIGNMENT
 
 
@@ -165,10 +167,16 @@ def _called(module: IRModule) -> set[str]:
 
 def place(lives: list[_Life]) -> tuple[dict[Var, Dim], Dim]:
     """An offset for each allocation, and the bytes of the whole."""
-    most = {size: bounds(size)[1] for size in {life.size for life in lives}}
+    most = {size: _most(size) for size in {life.size for life in lives}}
     bounded = [(life, size) for life in lives if (size := most[life.size]) is not None]
     offsets, total = _place_bounded(bounded)
     return _place_slots([life for life in lives if most[life.size] is None], offsets, Dim.of(total))
+
+
+def _most(size: Dim) -> int | None:
+    """The upper bound, where memory of that size can be had."""
+    most = bounds(size)[1]
+    return most if most is not None and most <= LARGEST else None
 
 
 def _place_bounded(lives: list[tuple[_Life, int]]) -> tuple[dict[Var, Dim], int]:
