@@ -1,5 +1,5 @@
-"""The meaning of a program, in NumPy: every operator by its table, every loop nest by `interpret.loops`, annotations checked where the
-language says they are (parameters, match_cast). Slow, plain, and the judge of everything else.
+"""The meaning of a program, in NumPy: every operator by its table, every loop nest by `interpret.loops`. It checks the annotations of
+parameters, of every binding and of results, and match_casts. Slow, plain, and the judge of everything else.
 
 Values are arrays (tensors), tuples of ints (shapes), NumPy scalars or ints (scalars), tuples of values, and `Closure`s (functions).
 """
@@ -71,7 +71,9 @@ class Interpreter:
         check_bounds(frame.dims, name)
         if func.arena is not None:
             frame.arena = uninitialised((func.arena.evaluate(frame.dims),), DType.U8)
-        return frame.body(func.body)
+        result = frame.body(func.body)
+        match_value(func.result_type, result, frame.dims, f"{name}: return")
+        return result
 
 
 def match_value(type_: Type, value: Any, dims: dict[DimVar, int], place: str, *, last: bool = True) -> None:
@@ -139,7 +141,8 @@ class _Frame:
 
     def body(self, body: Body) -> Any:
         for binding in body.bindings:
-            self.values[binding.var] = self.value(binding.value)
+            value = self.values[binding.var] = self.value(binding.value)
+            match_value(binding.var.type, value, self.dims, f"annotation of {binding.var.name!r}")
         return self.atom(body.result)
 
     def atom(self, atom: Atom) -> Any:
@@ -192,11 +195,11 @@ class _Frame:
                 return tuple(map(self.atom, fields))
             case TupleGet(value=atom, index=index):
                 return self.atom(atom)[index]
-            case MatchCast(value=atom, type=type_):
-                result = self.atom(atom)
-                match_value(type_, result, self.dims, "match_cast", last=False)
-                match_value(type_, result, self.dims, "match_cast")
-                check_bounds(self.dims, "match_cast")
+            case MatchCast(value=atom, type=type_, boundary=boundary):
+                result, place = self.atom(atom), boundary or "match_cast"
+                match_value(type_, result, self.dims, place, last=False)
+                match_value(type_, result, self.dims, place)
+                check_bounds(self.dims, place)
                 return result
             case If(cond=cond, then=then, orelse=orelse):
                 return self.body(then if bool(self.atom(cond)) else orelse)
@@ -208,6 +211,8 @@ class _Frame:
     def _allocate(self, type_: Type, offset: Dim | None = None) -> Any:
         assert isinstance(type_, TensorType) and type_.shape is not None and type_.dtype is not None
         shape = [d.evaluate(self.dims) for d in type_.shape]
+        if min(shape, default=0) < 0:
+            raise MismatchError(f"{type_} would be made with the extents {shape}, expected none below 0")
         if offset is None:
             return uninitialised(shape, type_.dtype)
         begin, size = offset.evaluate(self.dims), prod(shape) * type_.dtype.num_bytes

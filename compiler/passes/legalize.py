@@ -18,6 +18,7 @@ from compiler.ir.loops import Buffer, Const, ScalarParam
 from compiler.ir.module import IRModule
 from compiler.ir.types import ScalarType, TensorType, TupleType, Type
 from compiler.ops.tables import LEGALIZE, Library, Nest, Operands, Place, UnknownShape, View
+from compiler.passes.check_facts import require_equal, require_type
 from compiler.passes.outline import Outliner
 from compiler.passes.rewrite import rewrite_module
 from compiler.passes.share_subexpressions import freeze
@@ -67,11 +68,12 @@ def _legalize(builder: Builder, outliner: Outliner, var: Var, call: Call) -> Val
         raise UnknownShape(f"{name} ({var.name}): {error}") from None
     if isinstance(legal, Library):
         return CallLibrary(legal.name, args, _fields(var.type), legal.attrs)
+    boundary = f"{name} {var.name!r}"
     for wanted, given in legal.equal:
-        builder.match_cast(ScalarValue(given), ScalarType(DType.I64, wanted))
+        require_equal(builder.emit, wanted, given, boundary)
     if isinstance(legal, View):
         return call if legal.equal else None
-    args = _checked(builder, args, legal)
+    args = _checked(builder, args, legal, boundary)
     pairs: list[tuple[Buffer | ScalarParam, Atom]] = []
     numbers: dict[int, int] = {}  # operand -> parameter
     for i, (place, atom) in enumerate(zip(places, args, strict=True)):
@@ -86,10 +88,10 @@ def _legalize(builder: Builder, outliner: Outliner, var: Var, call: Call) -> Val
     return builder.emit(made) if legal.equal else made  # no other call may take it over without the check
 
 
-def _checked(builder: Builder, args: tuple[Atom, ...], nest: Nest) -> tuple[Atom, ...]:
+def _checked(builder: Builder, args: tuple[Atom, ...], nest: Nest, boundary: str) -> tuple[Atom, ...]:
     checked = list(args)
     for index, type_ in nest.checks:
-        checked[index] = builder.match_cast(checked[index], type_)
+        checked[index] = require_type(builder.emit, checked[index], type_, f"{boundary}, operand {index}")
     return tuple(checked)
 
 

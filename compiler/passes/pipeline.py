@@ -7,6 +7,7 @@ from typing import Final
 from compiler.passes.annotate_patterns import annotate_patterns
 from compiler.passes.base import Instrument, Pipeline
 from compiler.passes.capture import capture
+from compiler.passes.check_facts import check_facts
 from compiler.passes.dispatch_library import DispatchLibrary, Row
 from compiler.passes.eliminate_dead_code import EliminateDeadCode
 from compiler.passes.explicit_memory import explicit_memory
@@ -34,6 +35,7 @@ def pipeline(target: Target, instruments: tuple[Instrument, ...] = (), dispatch:
     integers, pairs, widened = integer_tiles(target), pair_tile(target), widened_tile(target)
     return Pipeline(
         (
+            check_facts,  # from here on, annotations hold
             *([DispatchLibrary(dispatch)] if dispatch else []),
             *(
                 [

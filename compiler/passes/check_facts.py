@@ -1,0 +1,242 @@
+"""Every symbolic fact is proved when the program is compiled, or checked when it runs: exactly once, at a named boundary.
+
+    boundary     the fact                                                          its check
+    entry        arguments have the annotations of the parameters,                 the machine, in `runtime/matching.py`
+                 variables lie within their ranges
+    match_cast   what the program asks for                                         the machine, likewise
+    return       the result has the annotation of the signature, on which          a match_cast
+                 callers rely
+    call         what a function returns that is called as a value (the entry      a match_cast
+                 of the callee checks the arguments)
+    call_tir     operands and outputs have the extents that the loop nest          match_casts
+                 declares, its variables lie within their ranges
+    annotation   a value has the annotation that its binding states                a match_cast
+    operator     operands agree                                                    match_casts, from the operator's legalization
+    shape        no extent of a new tensor is negative                             a match_cast of the extent
+
+Before: annotations promise more than deduction proves. After: deduction proves each of them, and nothing behind this pass has to doubt an
+annotation. A fact that is proved leaves no trace. `legalize` states what operators demand through the same `require_` functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from compiler.ir.deduce import deduce, type_of
+from compiler.ir.dims import Dim, DimVar, dim_max
+from compiler.ir.dtypes import DType
+from compiler.ir.graph import (
+    Alloc,
+    Atom,
+    Binding,
+    Block,
+    Body,
+    Call,
+    CallFunc,
+    CallLibrary,
+    CallTir,
+    Function,
+    If,
+    Launch,
+    MatchCast,
+    ScalarValue,
+    Value,
+    Var,
+)
+from compiler.ir.loops import Buffer, PrimFunc, ScalarParam
+from compiler.ir.module import IRModule
+from compiler.ir.prove import prove_eq, prove_le
+from compiler.ir.subsume import Level, subsumes
+from compiler.ir.types import FuncType, ObjectType, ScalarType, TensorType, TupleType, Type, dims_of
+from compiler.ir.visit import map_bindings, operands
+
+Emit = Callable[[MatchCast], Var]
+
+# --- what a boundary demands ---------------------------------------------------------------------------------------------
+
+
+def require_type(emit: Emit, atom: Atom, wanted: Type, boundary: str) -> Atom:
+    """The atom, under an annotation that says at least `wanted`."""
+    proved = subsumes(wanted, type_of(atom)).level is Level.PASS
+    return atom if proved else emit(MatchCast(atom, wanted, boundary))
+
+
+def require_equal(emit: Emit, wanted: Dim, given: Dim, boundary: str) -> None:
+    if not prove_eq(wanted, given):
+        emit(MatchCast(ScalarValue(given), ScalarType(DType.I64, wanted), boundary))
+
+
+def require_extents(emit: Emit, type_: Type, known: Sequence[Dim], boundary: str) -> None:
+    """No extent of the tensors is negative. `known` are extents of tensors that exist."""
+    for dim in dict.fromkeys(_extents(type_)):
+        if dim not in known and not prove_le(0, dim):
+            require_equal(emit, dim_max(dim, 0), dim, boundary)
+
+
+def require_range(emit: Emit, var: DimVar, value: Dim, found: dict[DimVar, Dim], boundary: str, *, extent: bool) -> None:
+    """The value of a variable lies within its range. An `extent` of a tensor is not negative."""
+    upper = var.upper.substitute(found) if isinstance(var.upper, Dim) else var.upper
+    above = (extent and var.lower <= 0) or prove_le(var.lower, value)
+    below = upper is None or prove_le(value, upper)
+    if not (above and below and prove_eq(value % var.multiple_of, 0)):
+        declared = DimVar(var.name, var.lower, upper, var.multiple_of)
+        emit(MatchCast(ScalarValue(value), ScalarType(DType.I64, Dim.of(declared)), boundary))
+
+
+# --- the pass ------------------------------------------------------------------------------------------------------------
+
+
+def check_facts(module: IRModule) -> IRModule:
+    functions = {name: _checked(module, func) for name, func in module.graph_functions.items()}
+    changed = {name: func for name, func in functions.items() if func is not module.functions[name]}
+    return module.update(changed) if changed else module
+
+
+def _checked(module: IRModule, func: Function) -> Function:
+    def signature(name: str) -> FuncType:
+        return module.graph(name).type
+
+    func = map_bindings(func, lambda binding: _Checks(module).of(binding))
+    result = func.body.result
+    if subsumes(func.result_type, type_of(result, signature)).level is Level.PASS:
+        return func
+    checked = Var("result", func.result_type)
+    last = Block((Binding(checked, MatchCast(result, func.result_type, "return")),))
+    return replace(func, body=Body((*func.body.blocks, last), checked))
+
+
+@dataclass(slots=True)
+class _Checks:
+    """Of one binding."""
+
+    module: IRModule
+    before: list[Binding] = field(default_factory=list[Binding])
+
+    def of(self, binding: Binding) -> list[Binding]:
+        var, value = binding.var, binding.value
+        match value:
+            case CallTir(func=name, out=out):
+                value = self._call(value, self.module.prim(name), out)
+            case Launch(func=name, library=False):
+                value = self._call(value, self.module.prim(name), ())
+            case Alloc(type=type_):
+                require_extents(self._emit, type_, (), f"shape of {var.name!r}")
+            case Call() | CallLibrary():
+                require_extents(self._emit, var.type, _existing(value), f"shape of {var.name!r}")
+            case _:
+                pass
+        made = binding if value is binding.value else Binding(var, value)
+        return [*self.before, *self._annotated(made)]
+
+    def _emit(self, cast: MatchCast) -> Var:
+        var = Var("checked", cast.type)
+        self.before.append(Binding(var, cast))
+        return var
+
+    def _annotated(self, binding: Binding) -> list[Binding]:
+        """The binding, and where its annotation is not proved the check of that."""
+        var, value = binding.var, binding.value
+        if isinstance(value, If | Launch):  # the verifier demands the proof for an If; a launch has no value
+            return [binding]
+        deduced, boundary = deduce(value, lambda name: self.module.graph(name).type, set()), f"annotation of {var.name!r}"
+        if isinstance(value, CallTir):
+            boundary = f"call_tir @{value.func}, result {var.name!r}"
+        if isinstance(value, CallFunc) and isinstance(value.callee, Var):
+            # Nothing checks the annotation of a function when it is passed on as a value.
+            deduced, boundary = ObjectType(), f"result {var.name!r} of calling {value.callee.name!r}"
+        if subsumes(var.type, deduced).level is Level.PASS:
+            return [binding]
+        unchecked = Var(var.name, deduced)
+        return [Binding(unchecked, value), Binding(var, MatchCast(unchecked, var.type, boundary))]
+
+    # --- calls of loop nests -------------------------------------------------------------------------------------------
+
+    def _call(self, call: CallTir | Launch, prim: PrimFunc, out: tuple[Type, ...]) -> CallTir | Launch:
+        params = [*(p for p in prim.params if p not in prim.outputs), *prim.outputs] if out else list(prim.params)
+        args = list(call.args)
+        places = [f"{'call_tir' if isinstance(call, CallTir) else 'launch'} @{call.func}, {p.name}" for p in params]
+        types: list[Type] = [*map(type_of, args), *out]
+        found = self._integers(params, args, places)
+        extents = self._extents(params, types, found)
+        for i, param in enumerate(params[: len(args)]):
+            if isinstance(param, Buffer):
+                args[i] = require_type(self._emit, args[i], _wanted(param, found), places[i])
+        made = tuple(self._output(param, type_, found) for param, type_ in zip(params[len(args) :], out, strict=True))
+        for i, type_ in enumerate(made):
+            reused = call.inplace[i] if isinstance(call, CallTir) and call.inplace else None
+            if reused is None:
+                require_extents(self._emit, type_, _existing(call), places[len(args) + i])
+            else:
+                args[reused] = require_type(self._emit, args[reused], type_, places[reused])
+        for var in prim.dim_vars:
+            require_range(self._emit, var, found[var], found, f"call @{call.func}, {var.name}", extent=var in extents)
+        if isinstance(call, CallTir) and any(a is not b for a, b in zip(made, out, strict=True)):
+            call = replace(call, out=made)
+        same = all(a is b for a, b in zip(args, call.args, strict=True))
+        return call if same else replace(call, args=tuple(args))
+
+    def _output(self, param: Buffer | ScalarParam | DimVar, stated: Type, found: dict[DimVar, Dim]) -> Type:
+        """What is stated of an output, or what the nest makes where these are not proved to be the same: the annotation is then checked."""
+        assert isinstance(param, Buffer)
+        wanted = _wanted(param, found)
+        return stated if subsumes(wanted, stated).level is Level.PASS else wanted
+
+    def _integers(self, params: Sequence[Buffer | ScalarParam | DimVar], args: list[Atom], places: list[str]) -> dict[DimVar, Dim]:
+        """What the integer variables are; a number of which nothing is known gets a name."""
+        found: dict[DimVar, Dim] = {}
+        for i, param in enumerate(params[: len(args)]):
+            if not isinstance(param, DimVar):
+                continue
+            atom = args[i]
+            if not isinstance(atom, ScalarValue) or not isinstance(atom.value, Dim):
+                type_ = type_of(atom)
+                known = type_.value if isinstance(type_, ScalarType) else None
+                if known is None:
+                    known = Dim.of(_like(param))
+                    self._emit(MatchCast(atom, ScalarType(DType.I64, known), places[i]))
+                atom = args[i] = ScalarValue(known)
+            assert isinstance(atom.value, Dim)
+            found[param] = atom.value
+        return found
+
+    def _extents(self, params: Sequence[Buffer | ScalarParam | DimVar], types: Sequence[Type], found: dict[DimVar, Dim]) -> set[DimVar]:
+        """Bind the variables that shapes define: to extents that are known, else to new names, which the check of the operand defines."""
+        shaped: set[DimVar] = set()
+        for known in (True, False):
+            for param, type_ in zip(params, types, strict=True):
+                if not isinstance(param, Buffer):
+                    continue
+                shape = type_.shape if isinstance(type_, TensorType) else None
+                if (shape is not None) is not known:
+                    continue
+                for mine, theirs in zip(param.shape, shape or [None] * len(param.shape), strict=True):
+                    if (var := mine.var) is not None and var not in found:
+                        found[var] = Dim.of(_like(var)) if theirs is None else theirs
+                        shaped.add(var)
+        return shaped
+
+
+def _like(var: DimVar) -> DimVar:
+    """A new name for a value that has yet to be checked: it promises only what any extent or integer of a nest keeps."""
+    return DimVar(var.name, min(var.lower, 0))
+
+
+def _wanted(param: Buffer, found: dict[DimVar, Dim]) -> TensorType:
+    return TensorType(tuple(d.substitute(found) for d in param.shape), param.dtype)
+
+
+def _existing(value: Value) -> list[Dim]:
+    """Extents of the operands."""
+    return [d for atom in operands(value) for d in _extents(type_of(atom))]
+
+
+def _extents(type_: Type) -> Iterator[Dim]:
+    match type_:
+        case TensorType():
+            yield from dims_of(type_)
+        case TupleType(fields=fields):
+            for inner in fields:
+                yield from _extents(inner)
+        case _:
+            return
