@@ -1,4 +1,4 @@
-"""A checkpoint's tensors become the weights of a session: checked against what the program takes, prepared where it says so, bound.
+"""A checkpoint's tensors become the weights of a session: prepared where the program says so, bound.
 
 What was prepared is kept in a file, if one is named: the next start maps it and computes nothing. Its header is verified, its bulk is not:
 that would read every byte before the first token.
@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compiler.frontend.accounting import Accounting
 from compiler.frontend.weights import WeightSource
 from runtime.device.cpu import host_buffer
 from runtime.errors import DamagedFile
@@ -35,19 +34,13 @@ def bind_weights(
     executable: Executable,
     entry: str,
     source: WeightSource,
-    unused: Iterable[str] = (),
     kept_in: Path | None = None,
     progress: Progress = lambda _: None,
 ) -> dict[str, Array]:
-    """What is bound, by name. `unused` are patterns of tensors that checkpoints carry and the program does not need."""
+    """What is bound, by name. The source has what the program takes: `require_weights` of the frontend has seen to that."""
     step, preparations = executable.meta.functions[entry], executable.meta.preparations(entry)
     num_plain = len(step.weights) - step.num_prepared
     plain, computed = step.weights[:num_plain], step.weights[num_plain:]
-    accounting = Accounting(source)
-    for param in (*plain, *(p for prepare in preparations for p in prepare.params)):
-        accounting.take(param.name, _spec(param)[0])
-    accounting.ignore(*unused)
-    accounting.check()
     bound: dict[str, Array] = {p.name: np.ascontiguousarray(source.read(p.name)) for p in plain}
     if computed:
         bound |= _prepared(session, preparations, computed, source, kept_in, progress)

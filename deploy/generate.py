@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from deploy.vocabulary import load_tokenizer
+from deploy.servable import Progress, Servable, require_servable
 from server.engine.loop import Engine
 from server.engine.process import LoadedModel
 from server.handle import LoadError, RequestError
-from server.messages import Failed, FromWorker, SamplingParams, Submit, Tokens
+from server.messages import Failed, FromWorker, Load, SamplingParams, Submit, Tokens
 from server.text.detokenize import Detokenizer, StopRules
 from server.text.tokenizer import Tokenizer
 
@@ -34,11 +34,17 @@ class Answer:
     decode_s: float = 0.0  # from there on
 
 
-def generate_text(source: str, model: LoadedModel, prompt: Prompt, write: Callable[[str], None]) -> Answer:
+def require_generator(load: Load, progress: Progress) -> Servable:
+    """Of a model that gives embeddings, refuse to generate text before it is compiled."""
+    model = require_servable(load, progress)
+    if not model.kind.generates:
+        raise LoadError("not_a_generative_model", f"{load.source} gives embeddings and generates no text; name a model that does")
+    return model
+
+
+def generate_text(tokenizer: Tokenizer, model: LoadedModel, prompt: Prompt, write: Callable[[str], None]) -> Answer:
     """`write` gets the text as it comes."""
-    if model.step_model is None:
-        raise LoadError("not_a_generative_model", f"{source} gives embeddings and generates no text")
-    tokenizer = load_tokenizer(source)
+    assert model.step_model is not None and model.ready.generates, "required before it was loaded"
     ids = encode(tokenizer, prompt)
     answer = Answer(len(ids))
     detokenizer = Detokenizer(tokenizer, StopRules())

@@ -9,18 +9,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from math import prod
 
 import msgspec
 
-from compiler.frontend.errors import ModelError
 from compiler.frontend.weights import WeightSource
-from deploy.kinds import Kind, kind_of
 from deploy.machine import memory
-from deploy.model import Compiled, Progress, compile_model, executable_cache, silent, target_of
+from deploy.model import Compiled, compile_model, executable_cache, silent
 from deploy.plan import WORKER_BYTES, Plan, plan_of
-from deploy.source import ModelFiles, open_model
+from deploy.servable import Progress, Servable, require_servable
 from runtime.step import PAGE_SIZE
 from server.handle import LoadError
 from server.messages import Load
@@ -55,7 +52,8 @@ class Inspection:
 
 def inspect_model(load: Load, progress: Progress = silent) -> Inspection:
     """Compiles the model, or finds it in the cache, for its plan."""
-    files, kind, compiled = _compiled(load, progress)
+    model, compiled = _compiled(load, progress)
+    files, kind = model.files, model.kind
     tensors = files.weights.tensors
     unlimited = msgspec.structs.replace(load, memory_limit_bytes=1 << 62)  # what it takes, whether it fits or not
     return Inspection(
@@ -79,24 +77,18 @@ def inspect_model(load: Load, progress: Progress = silent) -> Inspection:
 
 def compile_only(load: Load, progress: Progress) -> Compiled:
     """The program alone, into the cache."""
-    return _compiled(load, progress)[2]
+    return _compiled(load, progress)[1]
 
 
 def plan_load(load: Load) -> Plan:
     """The memory of a load; a LoadError says why it cannot be."""
-    _, kind, compiled = _compiled(load, silent)
-    return plan_of(compiled.executable, kind.entry, kind.pages(), load, cache_hit=compiled.cache_hit)
+    model, compiled = _compiled(load, silent)
+    return plan_of(compiled.executable, model.kind.entry, model.kind.pages(), load, cache_hit=compiled.cache_hit)
 
 
-def _compiled(load: Load, progress: Progress) -> tuple[ModelFiles, Kind, Compiled]:
-    progress("fetch", 0.0)
-    target = target_of(load)
-    files = open_model(load.source, partial(progress, "fetch"))
-    kind = kind_of(files, load)
-    try:
-        return files, kind, compile_model(kind.module(), executable_cache(), target, progress)
-    except ModelError as error:
-        raise LoadError("load_refused", str(error)) from error
+def _compiled(load: Load, progress: Progress) -> tuple[Servable, Compiled]:
+    model = require_servable(load, progress)
+    return model, compile_model(model.module, executable_cache(), model.target, progress)
 
 
 # --- what would make it fit --------------------------------------------------------------------------------------------

@@ -64,6 +64,7 @@ class Served:
 class Kind(Protocol):
     entry: ClassVar[str]
     unused: ClassVar[tuple[str, ...]]
+    generates: ClassVar[bool]  # text
 
     @property
     def max_context(self) -> int: ...
@@ -129,6 +130,7 @@ class Generator(_Decoder):
 
     entry: ClassVar[str] = BOTH
     unused: ClassVar[tuple[str, ...]] = DECODER_UNUSED
+    generates: ClassVar[bool] = True
 
     def module(self) -> IRModule:
         return build_sampler(self.files.config.vocab_size, self.bounds.max_seqs, beside=self._module(BOTH))
@@ -146,6 +148,7 @@ class Generator(_Decoder):
 class Embedder(_Decoder):
     entry: ClassVar[str] = HIDDEN
     unused: ClassVar[tuple[str, ...]] = DECODER_UNUSED
+    generates: ClassVar[bool] = False
 
     def module(self) -> IRModule:
         pooling = self.files.config.embedding.pooling
@@ -220,6 +223,7 @@ class EmbeddingModel(_Stepping):
 class Encoder:
     entry: ClassVar[str] = ENCODE
     unused: ClassVar[tuple[str, ...]] = ENCODER_UNUSED
+    generates: ClassVar[bool] = False
     files: ModelFiles
     load: Load
 

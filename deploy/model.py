@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -14,12 +14,11 @@ from compiler.cache import Cache
 from compiler.frontend.errors import ModelError
 from compiler.ir.module import IRModule
 from compiler.signature import key_of, signature
-from compiler.target import Target, TargetError, runnable
+from compiler.target import Target
 from deploy.cache import kept
-from deploy.kinds import Kind, Served, kind_of
+from deploy.kinds import Kind, Served
 from deploy.plan import plan_of
-from deploy.source import open_model
-from deploy.vocabulary import load_tokenizer
+from deploy.servable import Progress, Servable, require_servable
 from runtime.executable import Executable
 from runtime.memory import MemoryAccount
 from runtime.session import Session
@@ -27,8 +26,6 @@ from runtime.step import PAGE_SIZE
 from server.engine.process import LoadedModel
 from server.handle import LoadError
 from server.messages import Load, Ready
-
-Progress = Callable[[str, float], None]  # told the stage of a load, and how much of it is done
 
 
 def silent(stage: str, fraction: float) -> None:
@@ -42,13 +39,6 @@ class Compiled:
     key: str
     cache_hit: bool
     compile_s: float
-
-
-def target_of(load: Load) -> Target:
-    try:
-        return runnable(load.target)
-    except TargetError as error:
-        raise LoadError("invalid_value", str(error)) from error
 
 
 def compile_model(module: IRModule, cache: Cache | None, target: Target, progress: Progress = silent) -> Compiled:
@@ -75,14 +65,14 @@ def _compiled(module: IRModule, target: Target, progress: Progress) -> Executabl
 def load_model(load: Load, progress: Progress) -> LoadedModel:
     """What a worker does first. Every failure is a LoadError that says what to do."""
     started = time.perf_counter()
-    progress("fetch", 0.0)
-    target = target_of(load)
-    files = open_model(load.source, partial(progress, "fetch"))
-    progress("verify", 0.0)
-    tokenizer = load_tokenizer(load.source)
-    kind = kind_of(files, load)
+    return load_servable(require_servable(load, progress), load, progress, started)
+
+
+def load_servable(model: Servable, load: Load, progress: Progress, started: float) -> LoadedModel:
+    """`started`: when the load began, by `time.perf_counter`."""
+    files, kind = model.files, model.kind
     try:
-        compiled = compile_model(kind.module(), executable_cache(), target, progress)
+        compiled = compile_model(model.module, executable_cache(), model.target, progress)
         plan = plan_of(compiled.executable, kind.entry, kind.pages(), load)
         account = MemoryAccount()
         session = Session(compiled.executable, memory=account, pinned=False)
@@ -90,7 +80,7 @@ def load_model(load: Load, progress: Progress) -> LoadedModel:
         folder = kept()
         packed = None if folder is None else folder.weights_of(compiled.key, files.weights.digest())
         with nullcontext() if packed is None else _kept_in(packed.parent):
-            bind_weights(session, compiled.executable, kind.entry, files.weights, kind.unused, packed, partial(progress, "pack"))
+            bind_weights(session, compiled.executable, kind.entry, files.weights, packed, partial(progress, "pack"))
     except ModelError as error:
         raise LoadError("load_refused", str(error)) from error
     served = kind.serve(session, plan, account)
@@ -116,7 +106,7 @@ def load_model(load: Load, progress: Progress) -> LoadedModel:
         compile_s=compiled.compile_s,
         load_s=time.perf_counter() - started,
     )
-    return LoadedModel(ready, served.step_model, served.embed_model, tokenizer.eos_ids, tokenizer.to_json())
+    return LoadedModel(ready, served.step_model, served.embed_model, model.tokenizer.eos_ids, model.tokenizer.to_json())
 
 
 def _max_context(kind: Kind, served: Served) -> int:

@@ -10,6 +10,7 @@ import numpy as np
 
 from compiler.frontend.config import ModelConfig, load_config
 from compiler.frontend.errors import ModelError, UnknownModel
+from compiler.frontend.fields import read_json
 from compiler.frontend.gguf_model import GgufModel
 from compiler.frontend.unknown import remedy
 from compiler.frontend.weights import WeightSource, open_safetensors
@@ -24,6 +25,7 @@ class ModelFiles:
     config: ModelConfig
     weights: WeightSource
     is_embedder: bool  # made for embeddings, whatever else it could do
+    architectures: tuple[str, ...] = ()  # as config.json names the model's class
 
     @property
     def dtypes(self) -> dict[str, DType]:
@@ -39,9 +41,14 @@ def open_model(source: str, report: Callable[[float], None] = unwatched) -> Mode
             return ModelFiles(path, model.config, model, is_embedder=False)
         config = _config_of(path)
         is_embedder = not config.is_causal or (path / "modules.json").is_file()
-        return ModelFiles(path, config, open_safetensors(path), is_embedder)
+        return ModelFiles(path, config, open_safetensors(path), is_embedder, _architectures_of(path))
     except ModelError as error:
         raise LoadError("load_refused", str(error)) from error
+
+
+def _architectures_of(folder: Path) -> tuple[str, ...]:
+    named = read_json(folder / "config.json").get("architectures")
+    return tuple(name for name in named if isinstance(name, str)) if isinstance(named, list) else ()
 
 
 def _config_of(folder: Path) -> ModelConfig:

@@ -160,6 +160,13 @@ MODEL_EXISTS = ErrorKind(
     "The name is taken by another model or alias.",
     "Unload it, or load under another name and move the alias.",
 )
+NAME_IS_ALIAS = ErrorKind(
+    "name_is_alias",
+    409,
+    CONFLICT,
+    "The name is an alias, and only a model's own name unloads it.",
+    "Unload the model that the message names, or remove the alias at `/admin/aliases`.",
+)
 MODEL_BUSY = ErrorKind("model_busy", 409, CONFLICT, "The model is loading or unloading.", "Wait for its operation, or cancel it.")
 MODEL_PINNED = ErrorKind("model_pinned", 409, CONFLICT, "The model is pinned.", "Unload with `force=true`.")
 PROBE_FAILED = ErrorKind(

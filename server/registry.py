@@ -23,6 +23,7 @@ from server.errors import (
     MODEL_NOT_FOUND,
     MODEL_NOT_READY,
     MODEL_PINNED,
+    NAME_IS_ALIAS,
     OPERATION_ENDED,
     SHUTTING_DOWN,
     ApiError,
@@ -107,10 +108,13 @@ class Registry:
 
     @property
     def ready(self) -> bool:
-        """Whether a load balancer should send requests here."""
-        starting = any(operation.state is OperationState.RUNNING for operation in self._starting)
-        conditions = [model.condition for model in self._models.values()]
-        return not (self.closing or starting) and (not conditions or any(c in SERVING for c in conditions))
+        """Whether a load balancer should send requests here. Without a model it should only if none was to be here from the start: an
+        administrator may then load one."""
+        if self.closing or any(operation.state is OperationState.RUNNING for operation in self._starting):
+            return False
+        if not self._models:
+            return all(operation.state is OperationState.SUCCEEDED for operation in self._starting)
+        return any(model.condition in SERVING for model in self._models.values())
 
     # --- looking up ----------------------------------------------------------------------------------------------------
 
@@ -257,7 +261,14 @@ class Registry:
         if name in self._kept and name not in self._models:
             del self._kept[name]  # its last load failed; now it is given up
             self._keep()
+            self._starting = [operation for operation in self._starting if operation.model != name]
             return Unloaded(name, 0, resident_bytes(), resident_bytes())
+        if (owner := self._aliases.get(name)) is not None:
+            raise ApiError(
+                NAME_IS_ALIAS,
+                f"{name!r} is an alias of model {owner!r}; unload {owner!r}, or remove the alias at /admin/aliases/{name}",
+                param="model",
+            )
         model = self.find(name)
         if model.state is not ModelState.READY or model.loaded is None:
             raise ApiError(MODEL_BUSY, f"model {model.spec.name!r} is {model.state}", param="model")

@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
 from compiler.frontend.errors import WeightMismatch, listed
 from compiler.frontend.weights import WeightSource
+from compiler.ir.module import IRModule
+from compiler.ir.types import TensorType
+
+
+def require_weights(module: IRModule, source: WeightSource, unused: Iterable[str]) -> None:
+    """Raises WeightMismatch unless the source has the weights of the program and nothing else. `unused` are patterns of tensors that
+    checkpoints carry and the program does not need."""
+    accounting = Accounting(source)
+    for func in module.graph_functions.values():
+        for weight in func.weights:
+            assert isinstance(weight.type, TensorType) and weight.type.shape is not None, weight
+            accounting.take(weight.name, tuple(dim.const for dim in weight.type.shape))
+    accounting.ignore(*unused)
+    accounting.check()
 
 
 class Accounting:

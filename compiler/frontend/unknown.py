@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from compiler.frontend.accounting import Accounting
+from compiler.frontend.accounting import require_weights
 from compiler.frontend.config import FAMILIES, ModelConfig, parse_config
 from compiler.frontend.decoder import UNUSED as DECODER_UNUSED
 from compiler.frontend.decoder import StepBounds, build_step
@@ -20,7 +20,6 @@ from compiler.frontend.models.registry import CAUSAL, ENCODERS
 from compiler.frontend.weights import WeightSource, open_safetensors
 from compiler.ir.dtypes import DType
 from compiler.ir.module import IRModule
-from compiler.ir.types import TensorType
 
 # Fields that say nothing of the wiring.
 METADATA = """
@@ -70,19 +69,10 @@ def _nearest(lacking: Mapping[str, int]) -> str:
 def _takes(values: Mapping[str, Any], source: WeightSource) -> bool:
     """Whether a model of this configuration needs just these tensors."""
     dtypes = {name: DType.from_numpy(np.dtype(info.dtype)) for name, info in source.tensors.items()}
-    accounting = Accounting(source)
     try:
         module, unused = _program(parse_config(values), dtypes)
-    except ConfigError:
-        return False
-    for func in module.graph_functions.values():
-        for weight in func.weights:
-            assert isinstance(weight.type, TensorType) and weight.type.shape is not None, weight
-            accounting.take(weight.name, tuple(dim.const for dim in weight.type.shape))
-    accounting.ignore(*unused)
-    try:
-        accounting.check()
-    except WeightMismatch:
+        require_weights(module, source, unused)
+    except (ConfigError, WeightMismatch):
         return False
     return True
 

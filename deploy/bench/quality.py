@@ -191,7 +191,7 @@ def _with_model(files: ModelFiles, quantize: str, texts: Texts, use: Callable[[C
     account = MemoryAccount()
     session = Session(executable, memory=account)
     try:
-        bind_weights(session, executable, kind.entry, files.weights, kind.unused)
+        bind_weights(session, executable, kind.entry, files.weights)
         model = kind.serve(session, plan, account).step_model
         assert isinstance(model, CompiledModel)
         return use(model)

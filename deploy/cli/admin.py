@@ -74,7 +74,7 @@ def load(
 
 
 def unload(
-    name: Annotated[str, typer.Argument(help="Name or alias of the model.")],
+    name: Annotated[str, typer.Argument(help="Name of the model; an alias is refused.")],
     drain_s: Annotated[float, typer.Option(min=0.0, help="How long running requests may go on.")] = 30.0,
     force: Annotated[bool, typer.Option(help="Unload a pinned model too.")] = False,
     url: Url = DEFAULT_URL,

@@ -22,9 +22,10 @@ from compiler.passes import lift_weights
 from compiler.target import NAMED, host
 from deploy import kinds, model
 from deploy.cache import Kept, Part
-from deploy.inspection import plan_load
+from deploy.generate import require_generator
+from deploy.inspection import compile_only, inspect_model, plan_load
 from deploy.kinds import kind_of
-from deploy.model import load_model
+from deploy.model import load_model, silent
 from deploy.source import open_model
 from deploy.vocabulary import load_tokenizer
 from runtime.executable import Executable
@@ -265,10 +266,15 @@ def test_the_plan_is_what_the_load_takes(case: str, folder_of: Callable[[str], P
 
 @pytest.fixture(scope="module")
 def gguf_file(place: Path) -> Path:
+    (folder := place / "gguf").mkdir()
+    write_gguf(folder / "m.gguf")
+    return folder / "m.gguf"
+
+
+def write_gguf(path: Path, *, merges: bool = True) -> None:
     """The golden Qwen2 as llama.cpp's converter would write it, in f32 and with a tokenizer inside."""
     values, source = json.loads((GOLDEN / "qwen2" / "config.json").read_text()), open_safetensors(GOLDEN / "qwen2")
-    (folder := place / "gguf").mkdir()
-    writer = gguf.GGUFWriter(folder / "m.gguf", "qwen2")
+    writer = gguf.GGUFWriter(path, "qwen2")
     writer.add_block_count(values["num_hidden_layers"])
     writer.add_context_length(values["max_position_embeddings"])
     writer.add_embedding_length(values["hidden_size"])
@@ -280,7 +286,8 @@ def gguf_file(place: Path) -> Path:
     writer.add_tokenizer_model("gpt2")
     writer.add_token_list(VOCAB)
     writer.add_token_types([1] * len(VOCAB))
-    writer.add_token_merges(["a b"])
+    if merges:
+        writer.add_token_merges(["a b"])
     writer.add_eos_token_id(2)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN2, values["num_hidden_layers"])
     for name in source.tensors:
@@ -291,7 +298,6 @@ def gguf_file(place: Path) -> Path:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return folder / "m.gguf"
 
 
 def test_a_gguf_file_generates(gguf_file: Path) -> None:
@@ -311,6 +317,67 @@ def test_a_folder_with_one_gguf_file_is_that_file(gguf_file: Path) -> None:
 
 
 # --- what is refused ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    def compile_module(*_: object) -> None:
+        raise AssertionError("it was compiled before it was refused")
+
+    monkeypatch.setattr(model, "_compiled", compile_module)
+    monkeypatch.setenv("RELAXSERVE_NO_CACHE", "1")
+
+
+def a_reranker(folder_of: Callable[[str], Path], folder: Path) -> str:
+    shutil.copytree(folder_of("bert"), folder)
+    source = open_safetensors(folder_of("bert"))
+    head = {"classifier.weight": np.zeros((1, 64), np.float32), "classifier.bias": np.zeros(1, np.float32)}
+    save_file({**{f"bert.{name}": source.read(name) for name in source.tensors}, **head}, folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "architectures": ["BertForSequenceClassification"]}))
+    return r"Tensors 2 not part of the model: classifier.bias, classifier.weight. The model is a BertForSequenceClassification: rerankers"
+
+
+def a_gguf_without_merges(folder_of: Callable[[str], Path], folder: Path) -> str:
+    folder.mkdir()
+    write_gguf(folder / "m.gguf", merges=False)
+    return r"tokenizer.ggml.merges is a NoneType, expected an array of texts"
+
+
+def lacks_a_tensor(folder_of: Callable[[str], Path], folder: Path) -> str:
+    shutil.copytree(folder_of("qwen3"), folder)
+    source = open_safetensors(folder_of("qwen3"))
+    save_file({name: source.read(name) for name in source.tensors if name != "model.norm.weight"}, folder / "model.safetensors")
+    return r"Tensors 1 missing: model.norm.weight \["
+
+
+def lacks_a_tokenizer(folder_of: Callable[[str], Path], folder: Path) -> str:
+    shutil.copytree(folder_of("qwen3"), folder)
+    (folder / "tokenizer.json").unlink()
+    return "tokenizer.json is missing"
+
+
+@pytest.mark.parametrize("make", [a_reranker, a_gguf_without_merges, lacks_a_tensor, lacks_a_tokenizer])
+def test_inspect_and_serve_refuse_the_same_before_anything_is_compiled(
+    make: Callable[[Callable[[str], Path], Path], str], folder_of: Callable[[str], Path], tmp_path: Path, no_compiler: None
+) -> None:
+    complaint = make(folder_of, folder := tmp_path / "model")
+    asked = Load("m", str(folder))
+    for use in (load_model, inspect_model, compile_only):
+        with pytest.raises(LoadError, match=complaint):
+            use(asked, silent)
+    with pytest.raises(LoadError, match=complaint):
+        plan_load(asked)
+
+
+@pytest.mark.parametrize("case", ["bert", "qwen3-embedding"])
+def test_generate_refuses_a_model_of_embeddings_before_it_is_compiled(
+    case: str, folder_of: Callable[[str], Path], no_compiler: None
+) -> None:
+    with pytest.raises(LoadError, match="gives embeddings and generates no text") as refused:
+        require_generator(Load("m", str(folder_of(case))), silent)
+    assert refused.value.code == "not_a_generative_model"
+    assert require_generator(Load("m", str(folder_of("qwen3"))), silent).kind.generates
 
 
 def test_a_decoder_that_pools_otherwise_is_refused(folder_of: Callable[[str], Path]) -> None:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from compiler.bind import bind_weights
 from compiler.driver import Options, compile_module
 from compiler.frontend.config import ModelConfig, load_config
-from compiler.frontend.decoder import ENTRY, UNUSED, StepBounds, build_step
+from compiler.frontend.decoder import ENTRY, StepBounds, build_step
 from compiler.frontend.models.registry import CAUSAL
 from compiler.frontend.nn import WeightFormat
 from compiler.frontend.weights import WeightSource, open_safetensors
@@ -49,7 +49,7 @@ class CausalModel:
     def session(self, num_threads: int) -> Session:
         if num_threads not in self.sessions:
             session = Session(self.executable, device_threads=num_threads)
-            bind_weights(session, self.executable, self.entry, self.source, UNUSED)
+            bind_weights(session, self.executable, self.entry, self.source)
             self.sessions[num_threads] = session
         return self.sessions[num_threads]
 

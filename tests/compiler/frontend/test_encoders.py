@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from compiler.bind import bind_weights
 from compiler.driver import compile_module
 from compiler.frontend.config import ModelConfig, load_config
-from compiler.frontend.encoder import ENTRY, UNUSED, EncodeBounds, build_encode, distance_buckets
+from compiler.frontend.encoder import ENTRY, EncodeBounds, build_encode, distance_buckets
 from compiler.frontend.models.registry import ENCODERS
 from compiler.frontend.weights import WeightSource, open_safetensors
 from compiler.ir.dtypes import DType
@@ -41,7 +41,7 @@ class Encoder:
     def encode(self, texts: Sequence[Text], *, num_threads: int = 1) -> Vectors:
         if num_threads not in self.sessions:
             session = self.sessions[num_threads] = Session(self.executable, device_threads=num_threads)
-            bind_weights(session, self.executable, ENTRY, self.source, UNUSED)
+            bind_weights(session, self.executable, ENTRY, self.source)
         lengths = [len(text) for text in texts]
         starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
         text_ids = np.repeat(np.arange(len(texts), dtype=np.int32), lengths)

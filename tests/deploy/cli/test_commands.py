@@ -212,7 +212,9 @@ def test_models_come_and_go(demo_server: Any, tmp_path: Path) -> None:
             )
             assert "tiny" in demo_server.run("relaxserve", "ps", RELAXSERVE_URL=url)
             assert "Paris" in demo_server.run("relaxserve", "chat", QUESTION, "--model", "tiny", RELAXSERVE_URL=url)
-            assert "gave back" in demo_server.run("relaxserve", "unload", "tiny", RELAXSERVE_URL=url)
+            refused = demo_server.run("relaxserve", "unload", "tiny", status=1, RELAXSERVE_URL=url)
+            assert "'tiny' is an alias of model 'small'; unload 'small'" in refused
+            assert "gave back" in demo_server.run("relaxserve", "unload", "small", RELAXSERVE_URL=url)
             said = demo_server.run("relaxserve", "chat", QUESTION, status=1, RELAXSERVE_URL=url)
             assert "has no model that generates; load one with `relaxserve load`" in said
         finally:

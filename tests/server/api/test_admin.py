@@ -205,6 +205,24 @@ def test_a_pinned_model_stays(serve):
     assert server.http().delete("/admin/models/null", params={"force": True}).status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("DELETE", "/admin/models/friend", None),
+        ("POST", "/v1/models/friend/unload", {}),
+        ("POST", "/v2/repository/models/friend/unload", {}),
+        ("POST", "/models/unload", {"model": "friend"}),
+    ],
+)
+def test_an_alias_unloads_nothing_and_names_its_model(serve, method, path, body):
+    server = serve(initial=[ModelSpec("null", "null", aliases=("friend",))])
+    refused = server.http().request(method, path, json=body)
+    error = refused.json()["error"]
+    assert refused.status_code == 409 and error["code"] == "name_is_alias"
+    assert "'friend' is an alias of model 'null'; unload 'null'" in error["message"]
+    assert server.chat(model="friend").status_code == 200
+
+
 def test_an_alias_stays_when_the_new_model_fails_its_probe(serve, folder, answering):
     mute = answering("x" * 99, interval_s=0.05)
     server = serve(initial=(), scripts={"a": answering("from a"), "b": answering("from b"), "c": mute})

@@ -2,11 +2,12 @@ from __future__ import annotations
 
 import time
 
+import msgspec
 import pytest
 
 from server.handle import LoadError
 from server.null import NullState
-from server.state import ModelSpec
+from server.state import ModelSpec, SavedState
 
 
 def test_live_while_loading_ready_after(serve, answering):
@@ -35,10 +36,31 @@ def test_not_ready_when_the_only_worker_is_given_up(serve):
     assert server.http().get("/health").status_code == 503
 
 
-def test_ready_without_models_and_after_a_failed_start(serve, answering):
-    assert serve(initial=()).http().get("/health").status_code == 200
+def test_not_ready_after_the_only_model_was_refused(serve, answering):
+    """A load balancer must not send requests to a server that is about to end, nor to one that waits to be mended."""
     broken = serve(script=answering("", load_error=LoadError("load_refused", "no")))
-    assert broken.http().get("/health").json()["models"] == {}
+    for path in ("/health", "/health/ready", "/v2/health/ready"):
+        answer = broken.http().get(path)
+        assert answer.status_code == 503 and answer.json() == {"status": "unavailable", "models": {}}
+    broken.scripts["mended"] = answering("")
+    broken.loop.call_soon_threadsafe(lambda: broken.registry.load(ModelSpec("mended", "mended")))
+    end = time.monotonic() + 60
+    while broken.http().get("/health").status_code != 200:
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def test_ready_without_models_where_none_was_asked_for(serve):
+    assert serve(initial=()).http().get("/health").status_code == 200
+
+
+def test_ready_once_a_model_that_was_refused_is_given_up(serve, answering, tmp_path):
+    state = tmp_path / "state.json"
+    state.write_bytes(msgspec.json.encode(SavedState((ModelSpec("null", "null"),))))
+    server = serve(script=answering("", load_error=LoadError("load_refused", "no")), initial=(), state_file=state)
+    assert server.http().get("/health").status_code == 503
+    assert server.http().delete("/admin/models/null").status_code == 200
+    assert server.http().get("/health").status_code == 200
 
 
 def test_version(server):

@@ -1,0 +1,63 @@
+"""Whether a source can be served, from its configuration, its tokenizer and the headers of its weights: the one check of `serve`,
+`inspect`, `compile` and `generate`. What it refuses is refused before anything is compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from compiler.frontend.accounting import require_weights
+from compiler.frontend.errors import ModelError, WeightMismatch
+from compiler.ir.module import IRModule
+from compiler.target import Target, TargetError, runnable
+from deploy.kinds import Kind, kind_of
+from deploy.source import ModelFiles, open_model
+from deploy.vocabulary import load_tokenizer
+from server.handle import LoadError
+from server.messages import Load
+from server.text.tokenizer import Tokenizer
+
+Progress = Callable[[str, float], None]  # told the stage of a load, and how much of it is done
+
+
+@dataclass(frozen=True, slots=True)
+class Servable:
+    files: ModelFiles
+    tokenizer: Tokenizer
+    kind: Kind
+    module: IRModule
+    target: Target
+
+
+def require_servable(load: Load, progress: Progress) -> Servable:
+    """Raises LoadError."""
+    progress("fetch", 0.0)
+    target = _target_of(load)
+    files = open_model(load.source, partial(progress, "fetch"))
+    progress("verify", 0.0)
+    tokenizer = load_tokenizer(load.source)
+    kind = kind_of(files, load)
+    try:
+        module = kind.module()
+        require_weights(module, files.weights, kind.unused)
+    except WeightMismatch as error:
+        raise LoadError("load_refused", f"{error}{_task(files)}") from error
+    except ModelError as error:
+        raise LoadError("load_refused", str(error)) from error
+    return Servable(files, tokenizer, kind, module, target)
+
+
+def _target_of(load: Load) -> Target:
+    try:
+        return runnable(load.target)
+    except TargetError as error:
+        raise LoadError("invalid_value", str(error)) from error
+
+
+def _task(files: ModelFiles) -> str:
+    """Weights that are left over are often the head of a task that nobody serves."""
+    classifiers = [name for name in files.architectures if "ForSequenceClassification" in name or "ForTokenClassification" in name]
+    if not classifiers:
+        return ""
+    return f". The model is a {classifiers[0]}: rerankers and classifiers are not served; take a model that generates text or embeds it"
