@@ -6,12 +6,13 @@ features is right. The named targets are steps of capability; the host is whatev
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final
 
 import llvmlite.binding as llvm
 
+from runtime import flags
 from runtime.device.host import features
 
 
@@ -41,8 +42,11 @@ class Target:
 
     @property
     def can_run_here(self) -> bool:
-        here = host()
-        return self.arch == here.arch and self.features <= here.features
+        return self.within(host())
+
+    def within(self, other: Target) -> bool:
+        """Whether the other machine runs code for this one."""
+        return self.arch == other.arch and self.features <= other.features
 
     def has(self, *features: str) -> bool:
         return self.features.issuperset(features)
@@ -87,17 +91,34 @@ def get(name: str) -> Target:
 
 def runnable(name: str) -> Target:
     """The same, where this machine can run it."""
-    target, here = get(name), host()
-    if not target.can_run_here:
+    return _within(get(name), host())
+
+
+def _within(target: Target, here: Target) -> Target:
+    if not target.within(here):
         lacks = target.arch if target.arch != here.arch else ", ".join(sorted(target.features - here.features))
-        able = ", ".join(["host", *(t.name for t in NAMED.values() if t.can_run_here)])
-        raise TargetError(f"target {name!r} needs {lacks}, which this CPU lacks; it can run {able}")
+        able = ", ".join(["host", *(t.name for t in NAMED.values() if t.within(here))])
+        raise TargetError(f"target {target.name!r} needs {lacks}, which this CPU lacks; it can run {able}")
     return target
 
 
-@lru_cache(maxsize=1)
 def host() -> Target:
-    """This machine."""
+    """This machine, or the lesser one that RELAXSERVE_TARGET names."""
+    lesser = flags.current().target
+    return machine() if lesser in (None, "host") else _reduced(lesser)
+
+
+@lru_cache
+def _reduced(name: str) -> Target:
+    try:
+        return replace(_within(get(name), machine()), name="host")
+    except TargetError as error:
+        raise TargetError(f"RELAXSERVE_TARGET: {error}") from None
+
+
+@lru_cache(maxsize=1)
+def machine() -> Target:
+    """This machine with all that its CPU can do."""
     arch = llvm.get_process_triple().split("-")[0]
     arch = {"arm64": "aarch64", "amd64": "x86_64"}.get(arch, arch)
     least = {"x86_64": NAMED["x86-64-v3"], "aarch64": NAMED["aarch64-neon"]}.get(arch)

@@ -21,6 +21,7 @@ class Flags:
     no_cache: bool = False
     cache: Path = field(default_factory=lambda: Path("~/.cache/relaxserve").expanduser())
     threads: int | None = None
+    target: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,12 @@ def _yes_or_no(text: str) -> bool:
     return {"0": False, "1": True}[text]
 
 
+def _name(text: str) -> str:
+    if not text:
+        raise ValueError(text)
+    return text
+
+
 def _path(text: str) -> Path:
     if not text:
         raise ValueError(text)
@@ -69,6 +76,7 @@ SWITCHES = (
     _Switch("RELAXSERVE_NO_CACHE", "no_cache", _yes_or_no, "0 or 1", "compile even what the cache holds, and keep nothing"),
     _Switch("RELAXSERVE_CACHE", "cache", _path, "a directory", "where compiled programs and packed weights are kept"),
     _Switch("RELAXSERVE_THREADS", "threads", _count, "a number of at least 1", "threads per model instead of all usable cores"),
+    _Switch("RELAXSERVE_TARGET", "target", _name, "a target of compiler/target.py", "treat this CPU as one with the features of the target only"),
 )
 
 

@@ -84,7 +84,7 @@ class DemoServer:
 @pytest.fixture(scope="session")
 def demo_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DemoServer]:
     """Tests that use it are in the xdist group "demo server", so that there is one."""
-    own = {name: value for name, value in os.environ.items() if not name.startswith("RELAXSERVE_")}
+    own = {name: value for name, value in os.environ.items() if not name.startswith("RELAXSERVE_") or name == "RELAXSERVE_TARGET"}
     environment = {**own, "PATH": f"{BIN}:{os.environ['PATH']}", "RELAXSERVE_CACHE": str(tmp_path_factory.mktemp("cache"))}
     command = [BIN / "relaxserve", "serve", "--port", "0"]
     with subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True) as server:

@@ -7,28 +7,50 @@ import llvmlite.binding as llvm
 import pytest
 
 from compiler import target
-from compiler.target import NAMED, TargetError, get, host, runnable
+from compiler.driver import compile_module
+from compiler.ir.parser import parse
+from compiler.target import NAMED, TargetError, get, host, machine, runnable
+from runtime import flags
 from runtime.device.host import features
 
 
 def test_host_goes_by_features() -> None:
-    here = host()
-    assert features() <= here.features
-    assert get("host") is here
-    assert here.can_run_here
+    with flags.scope(target=None):
+        here = host()
+        assert features() <= here.features
+        assert get("host") is here
+        assert here.can_run_here
+
+
+LEAST = {"x86_64": "x86-64-v3", "aarch64": "aarch64-neon"}
+
+
+def test_a_switch_takes_this_cpu_for_a_lesser_one() -> None:
+    least = NAMED[LEAST[machine().arch]]
+    with flags.scope(target=least.name):
+        assert host() == replace(least, name="host") and get("host") is host()
+        assert [t.name for t in NAMED.values() if t.can_run_here] == [least.name]
+        assert host().key in {f.meta.target for f in [compile_module(parse("func main(x: f32[4]) -> object { return x }"))]}
+
+
+@pytest.mark.parametrize(("name", "said"), [("vax", "RELAXSERVE_TARGET: unknown target 'vax'"), ("alien", "RELAXSERVE_TARGET: .* needs vax")])
+def test_a_switch_for_another_cpu_is_refused(name: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(target.NAMED, "alien", replace(machine(), name="alien", arch="vax"))
+    with flags.scope(target=name), pytest.raises(TargetError, match=said):
+        host()
 
 
 def test_a_lesser_cpu_is_refused_by_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(target.llvm, "get_process_triple", lambda: "x86_64-pc-linux-gnu")
     monkeypatch.setattr(target, "features", lambda: frozenset({"avx2"}))
     with pytest.raises(TargetError, match=r"lacks bmi, .*fma.*; expected at least x86-64-v3"):
-        host.__wrapped__()
+        machine.__wrapped__()
 
 
 def test_another_architecture_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(target.llvm, "get_process_triple", lambda: "s390x-ibm-linux-gnu")
     with pytest.raises(TargetError, match="s390x"):
-        host.__wrapped__()
+        machine.__wrapped__()
 
 
 def test_unknown_name_lists_the_known() -> None:
