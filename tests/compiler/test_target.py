@@ -30,10 +30,12 @@ def test_a_switch_takes_this_cpu_for_a_lesser_one() -> None:
     with flags.scope(target=least.name):
         assert host() == replace(least, name="host") and get("host") is host()
         assert [t.name for t in NAMED.values() if t.can_run_here] == [least.name]
-        assert host().key in {f.meta.target for f in [compile_module(parse("func main(x: f32[4]) -> object { return x }"))]}
+        assert compile_module(parse("func main(x: f32[4]) -> object { return x }")).meta.target == least.key
 
 
-@pytest.mark.parametrize(("name", "said"), [("vax", "RELAXSERVE_TARGET: unknown target 'vax'"), ("alien", "RELAXSERVE_TARGET: .* needs vax")])
+@pytest.mark.parametrize(
+    ("name", "said"), [("vax", "RELAXSERVE_TARGET: unknown target 'vax'"), ("alien", "RELAXSERVE_TARGET: .* needs vax")]
+)
 def test_a_switch_for_another_cpu_is_refused(name: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(target.NAMED, "alien", replace(machine(), name="alien", arch="vax"))
     with flags.scope(target=name), pytest.raises(TargetError, match=said):
