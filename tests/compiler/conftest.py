@@ -15,9 +15,11 @@ from compiler.interpret.graph import Interpreter
 from compiler.ir.equal import assert_equal
 from compiler.ir.module import IRModule
 from compiler.ir.parser import parse
+from compiler.ir.printer import print_module
 from compiler.ir.types import ObjectType
 from compiler.ir.verify import verify
 from compiler.passes.base import Pass, Verify
+from runtime.executable import Executable
 from runtime.session import Session
 
 assert compiler.ops  # the tables of operators are filled
@@ -53,15 +55,29 @@ def stays() -> Callable[[Pass, str], None]:
     return check
 
 
+@pytest.fixture(scope="session")
+def verified() -> Callable[[IRModule], Executable]:
+    """Compiles with the verifier between passes, a program of the same text once."""
+    known: dict[str, Executable] = {}
+
+    def call(module: IRModule) -> Executable:
+        text = print_module(module)
+        if text not in known:
+            known[text] = compile_module(module, Options(instruments=(Verify(),)))
+        return known[text]
+
+    return call
+
+
 @pytest.fixture
-def compute() -> Callable[..., Any]:
+def compute(verified: Callable[[IRModule], Executable]) -> Callable[..., Any]:
     """`compute(program, *arguments)`: what `main` returns, compiled, with 1, 2 and 3 threads bit for bit and as interpreted."""
 
     def call(program: str | IRModule, *args: Any, rtol: float = 1e-5) -> Any:
         module = parse(program) if isinstance(program, str) else program
         verify(module)
         expected = Interpreter(module).call("main", *map(_copied, args))
-        executable = compile_module(module, Options(instruments=(Verify(),)))
+        executable = verified(module)
         results: list[Any] = []
         for num_threads in (1, 2, 3):
             session = Session(executable, device_threads=num_threads)
