@@ -26,7 +26,7 @@ BIN = Path(sys.executable).parent
 GOLDEN = Path(__file__).parent / "golden"
 AMX_UNIT = Path(__file__).parent / "compiler" / "codegen" / "amx_unit.c"
 
-# `pytest --hypothesis-profile=full` explores; a plain run repeats the same examples, so that it fails for a reason in the tree.
+# A plain run repeats the same examples, so that it fails for a reason in the tree. `make test-slow` explores, with the profile `full`.
 settings.register_profile("quick", derandomize=True, deadline=None, print_blob=True)
 settings.register_profile("full", max_examples=1000, deadline=None, print_blob=True)
 settings.load_profile("quick")

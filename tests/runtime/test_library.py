@@ -3,7 +3,7 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.errors import UnknownName
@@ -18,7 +18,6 @@ def test_sort_keeps_the_order_of_equal_elements() -> None:
     assert routine("sort").compute(X, 0, False)[0].tolist() == [[2, 1, 0], [3, 2, 3]]
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(-3, 3), max_size=12), st.booleans())
 def test_argsort_against_python(values: list[int], descending: bool) -> None:
     expected = sorted(range(len(values)), key=lambda i: -values[i] if descending else values[i])

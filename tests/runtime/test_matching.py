@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.errors import ArgumentMismatch, BoundExceeded, InvalidProgram
@@ -115,7 +115,6 @@ def test_unknown_slots_and_types_are_refused_when_loaded() -> None:
         run({"x": TensorSpec(None, "f64")}, [f32(1)])
 
 
-@settings(deadline=None)
 @given(st.integers(-(2**63), 2**63 - 1), st.floats(allow_nan=False), st.booleans())
 def test_scalars_survive_as_words(integer: int, number: float, truth: bool) -> None:
     for dtype, value in (("i64", integer), ("f32", number), ("bf16", number), ("bool", truth)):

@@ -86,7 +86,7 @@ def read_all(path: Path) -> dict[str, bytes]:
 
 
 @given(st.integers(0, 10_000))
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_truncated_file_is_damaged(path: Path, tmp_path: Path, length: int) -> None:
     whole = path.read_bytes()
     short = tmp_path / "short"
@@ -96,7 +96,7 @@ def test_a_truncated_file_is_damaged(path: Path, tmp_path: Path, length: int) ->
 
 
 @given(st.integers(0, 10_000), st.integers(1, 255))
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_flipped_bit_goes_unnoticed(path: Path, tmp_path: Path, at: int, flip: int) -> None:
     content = bytearray(path.read_bytes())
     content[at % len(content)] ^= flip
@@ -107,7 +107,7 @@ def test_no_flipped_bit_goes_unnoticed(path: Path, tmp_path: Path, at: int, flip
 
 
 @given(st.binary(max_size=300), st.booleans())
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_bytes_give_a_typed_error(tmp_path: Path, data: bytes, magic: bool) -> None:
     path = tmp_path / "any"
     path.write_bytes(sections.MAGIC + data if magic else data)

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime import flags
@@ -224,7 +224,6 @@ def test_a_stored_executable_runs(executable: Executable, tmp_path: Path) -> Non
     assert np.array_equal(loaded.call("plus_three", vector(9)), vector(9) + 1 + 1 + 1)
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_a_program_that_was_tampered_with_is_refused_or_loads(executable: Executable, data: st.DataObject) -> None:
     """Every number in it is checked before anything native sees it."""

@@ -170,7 +170,7 @@ def test_hostile_files_are_refused(tmp_path: Path, content: bytes, error: type[E
         GgufFile(path)
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_damaged_file_is_refused_or_reads_within_its_bounds(tmp_path: Path, data: st.DataObject) -> None:
     original = tmp_path / "original.gguf"
@@ -330,7 +330,7 @@ CONFIG_KEYS = ["block_count", "embedding_length", "attention.head_count", "atten
 CONFIG_KEYS += ["rope.dimension_count", "attention.sliding_window"]
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sampled_from(sorted(ARCHITECTURES)), st.dictionaries(st.sampled_from(CONFIG_KEYS), CONFIG_VALUES, max_size=4))
 def test_any_configuration_reads_or_is_refused(tmp_path: Path, arch: str, changes: dict[str, Any]) -> None:
     path = tmp_path / "m.gguf"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from compiler.ir.dims import Dim, DimLike, DimVar, FloorDiv, Min, UnboundDimError, ceil_div, dim_max, dim_min
@@ -342,7 +342,6 @@ def defined(envs: list[Env], *whole: Tree) -> Iterator[tuple[Env, list[int]]]:
             continue
 
 
-@settings(max_examples=400, deadline=None)
 @given(st.data())
 def test_the_canonical_form_means_what_was_written(data: st.DataObject) -> None:
     names = data.draw(variables())
@@ -357,7 +356,6 @@ def test_the_canonical_form_means_what_was_written(data: st.DataObject) -> None:
         assert value % tree.dim.factor == 0 if tree.dim.factor else value == 0
 
 
-@settings(max_examples=400, deadline=None)
 @given(st.data())
 def test_what_is_proved_holds(data: st.DataObject) -> None:
     names = data.draw(variables())
@@ -375,7 +373,6 @@ def test_what_is_proved_holds(data: st.DataObject) -> None:
             assert not proved or claim(x, y), (a.dim, b.dim, env)
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_substituting_then_evaluating_is_evaluating(data: st.DataObject) -> None:
     names = data.draw(variables())
@@ -392,7 +389,6 @@ def test_substituting_then_evaluating_is_evaluating(data: st.DataObject) -> None
                 assert substituted.evaluate(env) == expected
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_solutions_are_right(data: st.DataObject) -> None:
     names = data.draw(variables())
@@ -404,7 +400,6 @@ def test_solutions_are_right(data: st.DataObject) -> None:
             assert solution.evaluate(env) == env[v]
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_index_arithmetic_of_reshape_cancels(data: st.DataObject) -> None:
     """Flattening indices stays inside the array, and splitting them again gives the indices back."""

@@ -7,7 +7,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from compiler.ir.dims import Dim, DimVar, dim_max, dim_min
@@ -488,19 +488,16 @@ def _never_crashes(source: str) -> None:
     assert_equal(module, parse(print_module(module)))
 
 
-@settings(deadline=None)
 @given(st.text(max_size=200))
 def test_any_characters(source: str) -> None:
     _never_crashes(source)
 
 
-@settings(deadline=None)
 @given(st.lists(st.sampled_from(_WORDS), max_size=60))
 def test_any_words(words: list[str]) -> None:
     _never_crashes(" ".join(words))
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_damaged_programs(data: st.DataObject) -> None:
     """Programs with words exchanged, lost and doubled."""
@@ -587,7 +584,6 @@ def _stmts(draw: st.DrawFn, variables: list[DimVar], depth: int = 3) -> Stmt:
     return When(draw(_scalars(variables, 2)), draw(inner), draw(st.one_of(st.none(), inner)))
 
 
-@settings(max_examples=100, deadline=None)
 @given(_stmts([_N, _M]))
 def test_any_loop_nest_round_trips(body: Stmt) -> None:
     module = IRModule({"p": PrimFunc((_S, _T, _B, _A), 1, body)})
@@ -613,7 +609,6 @@ _TYPES: st.SearchStrategy[Type] = st.recursive(
 )
 
 
-@settings(deadline=None)
 @given(st.lists(_TYPES, max_size=4))
 def test_any_annotation_round_trips(types: list[Type]) -> None:
     params = (Var("x", tensor([_N, _M], DType.F32)), *(Var("x", t) for t in types))

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -142,7 +142,6 @@ COLUMNS = st.fixed_dictionaries(
 )
 
 
-@settings(deadline=None, max_examples=150)
 @given(columns=COLUMNS, spread=st.sampled_from(list(SPREADS)), seed=st.integers(0, 2**32))
 def test_any_parameters_draw_what_the_meaning_draws(
     sessions: list[Session], vocab: int, columns: dict[str, Any], spread: str, seed: int

@@ -12,7 +12,7 @@ import llvmlite.binding as llvm
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.device import elf
@@ -160,7 +160,6 @@ def test_code_of_another_machine_is_refused(object_code: bytes) -> None:
         ObjectCode(other)
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_any_bytes_give_a_typed_error(data: bytes) -> None:
     for code in (data, b"\x7fELF\x02\x01" + data):
@@ -168,7 +167,6 @@ def test_any_bytes_give_a_typed_error(data: bytes) -> None:
             elf.symbols(code)
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_damaged_headers_do_no_harm(object_code: bytes, data: st.DataObject) -> None:
     damaged = bytearray(object_code)

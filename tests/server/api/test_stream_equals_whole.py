@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
@@ -130,7 +130,6 @@ def put_together(chunks: list[dict], num_choices: int) -> list[dict]:
     return made
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.lists(answers | raw, min_size=1, max_size=3), sizes, sizes, st.lists(st.integers(0, 9), max_size=60), stops, st.booleans())
 def test_chat(data, cuts_a, cuts_b, order, stop, with_tools):
     fields: dict = {"n": len(data), "stop": stop, "logprobs": True, "return_token_ids": True, "stream_options": None}
@@ -148,7 +147,6 @@ def test_chat(data, cuts_a, cuts_b, order, stop, with_tools):
         assert mine["ids"] == choice["token_ids"]
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.lists(answers | raw, min_size=1, max_size=3), sizes, sizes, st.lists(st.integers(0, 9), max_size=60), stops, st.booleans())
 def test_completion(data, cuts_a, cuts_b, order, stop, echo):
     fields = {"n": len(data), "stop": stop, "logprobs": 1, "echo": echo}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 
 import msgspec
@@ -13,13 +12,12 @@ from server.engine.loop import Engine
 from server.engine.overlap import OverlappedEngine
 from server.messages import SamplingParams, Submit
 
-NUM_REQUESTS = int(os.environ.get("RELAXSERVE_TEST_REQUESTS", "200"))
 SMALL = StepLimits(vocab_size=320, max_context=512, max_tokens=64, max_seqs=12, num_pages=24)
 
 
-@pytest.fixture
-def submits(random_submits) -> list[Submit]:
-    return random_submits(NUM_REQUESTS, 11)
+@pytest.fixture(params=[80, pytest.param(1000, marks=pytest.mark.slow)])
+def submits(request, random_submits) -> list[Submit]:
+    return random_submits(request.param, 11)
 
 
 @pytest.fixture
@@ -31,7 +29,7 @@ def alone(rig, submits, constraints):
         outcomes |= one.run([submit])
         assert not one.failed
     assert len(outcomes) == sum(submit.num_choices for submit in submits)
-    assert sum(len(outcome.token_ids) for outcome in outcomes.values()) > 5 * NUM_REQUESTS
+    assert sum(len(outcome.token_ids) for outcome in outcomes.values()) > 5 * len(submits)
     return outcomes
 
 
@@ -64,7 +62,7 @@ def test_company_order_chunks_cache_and_preemption(rig, submits, alone, constrai
         tight = rig(engine, limits=SMALL, constraints=constraints)
         pushing = [msgspec.structs.replace(submit, priority=-i // 7) for i, submit in enumerate(shuffled(submits, 3))]
         same(tight, pushing, alone, "after preemptions", per_step=1)
-        assert tight.engine.scheduler.num_preemptions > NUM_REQUESTS // 4
+        assert tight.engine.scheduler.num_preemptions > len(submits) // 4
 
 
 @pytest.mark.parametrize("engine", [Engine, OverlappedEngine])

@@ -7,7 +7,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.device.null import NullModel
@@ -115,7 +115,6 @@ params_strategy = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=400)
 @given(
     params=params_strategy,
     drawn=st.lists(st.integers(0, 20), max_size=8),

@@ -1,12 +1,11 @@
 """Model-based test of scheduler and pages: any order of arrivals, aborts, pauses and steps leaks no page, shares none wrongly,
 keeps the budgets (the null model refuses a batch that does not) and lets everything finish with the tokens of a plain loop.
 
-RELAXSERVE_TEST_FULL=1 runs more than 10,000 steps.
+The profile `full` of Hypothesis runs more than 10,000 steps.
 """
 
 from __future__ import annotations
 
-import os
 from functools import cache
 
 import numpy as np
@@ -23,7 +22,7 @@ from server.messages import Abort, Embed, Embedding, Failed, FinishReason, Sampl
 
 VOCAB = 40
 LIMITS = StepLimits(vocab_size=VOCAB, max_context=96, max_tokens=24, max_seqs=5, num_pages=13, embedding_size=8)
-FULL = bool(os.environ.get("RELAXSERVE_TEST_FULL"))
+FULL = settings.get_current_profile_name() == "full"
 LOGITS_OF = hashed_logits(VOCAB)
 HIDDEN_OF = hashed_logits(LIMITS.embedding_size)
 PATIENCE = st.sampled_from((None, None, None, 1, 4, 12))  # seconds

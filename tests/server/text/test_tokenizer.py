@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import tokenizers
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
@@ -58,7 +58,6 @@ def load(tokenizer: tokenizers.Tokenizer, **files: object) -> Tokenizer:
     return Tokenizer({"tokenizer.json": tokenizer.to_str().encode(), **contents})
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.text())
 def test_bytes_of_byte_level_tokens_are_the_text(text: str) -> None:
     tokenizer = BYTE_LEVEL
@@ -171,7 +170,6 @@ def test_damaged_files_are_named(name: str, content: bytes, message: str) -> Non
 SAVED = sentencepiece().to_str().encode()
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.integers(0, len(SAVED) - 1), st.binary(max_size=6), st.integers(0, 6))
 def test_a_changed_tokenizer_loads_or_is_refused(position: int, insert: bytes, removed: int) -> None:
     content = SAVED[:position] + insert + SAVED[position + removed :]
