@@ -3,8 +3,12 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 ARGS   ?=
+LEAST  := $(if $(filter x86_64 amd64,$(shell uname -m)),x86-64-v3,aarch64-neon)
+LESSER := tests/compiler/codegen tests/compiler/schedule/test_attention.py tests/compiler/schedule/test_matmul.py \
+          tests/compiler/schedule/test_rows.py tests/compiler/test_driver.py tests/compiler/test_target.py tests/compiler/ops/test_compiled.py \
+          tests/deploy/cli/test_compiler.py tests/runtime tests/e2e/test_openai_client.py
 
-.PHONY: help setup serve test test-slow lint types bench image clean
+.PHONY: help setup serve test pytest test-lesser test-slow lint types bench image clean
 
 help:               ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -37,12 +41,21 @@ lint: setup         ## format, lint and import contracts
 types: setup        ## the strict type checker
 	$(BIN)/basedpyright
 
+test: lint $(VENV)/minilm ## lint, types and all tests but the slow ones
+	@$(MAKE) --no-print-directory -j 2 types pytest
+	@$(MAKE) --no-print-directory test-lesser
+
 # Tests that share a server stay together; -W error is in pyproject.toml.
-test: lint types $(VENV)/minilm ## lint, types and all tests but the slow ones
+pytest: $(VENV)/minilm
 	$(BIN)/pytest -n 2 --dist loadgroup -q $(ARGS)
 
-test-slow: $(VENV)/minilm ## the long campaigns, which `make test` leaves out
-	$(BIN)/pytest -n 2 --dist loadgroup -q -m slow $(ARGS)
+# What a newer CPU never takes: code for its least ancestor, and what is said and tested about it.
+test-lesser: setup  ## tests of the compiler and the command line as on the least CPU that is supported
+	RELAXSERVE_TARGET=$(LEAST) $(BIN)/pytest -n 2 --dist loadgroup -q $(LESSER)
+
+# Hypothesis marks its properties: each is tried with a thousand new examples.
+test-slow: $(VENV)/minilm ## the long campaigns, which `make test` leaves out or keeps short
+	$(BIN)/pytest -n 2 --dist loadgroup -q -m "slow or hypothesis" --hypothesis-profile=full $(ARGS)
 
 bench: setup        ## the figures of the README
 	$(BIN)/relaxserve bench $(ARGS)
