@@ -3,11 +3,14 @@ downloaded, and a download that broke off is resumed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from deploy import demo
 from server.handle import LoadError
+
+READ = (".json", ".safetensors", ".gguf", ".jinja")  # the files of a folder that loading reads
 
 
 def unwatched(fraction: float) -> None:
@@ -16,10 +19,7 @@ def unwatched(fraction: float) -> None:
 
 def local_folder(source: str, report: Callable[[float], None] = unwatched) -> Path:
     """`report` is told the fraction of a download that has come."""
-    path = Path(source).expanduser()
-    if source == demo.NAME or is_former_demo(path):
-        return demo.MODEL
-    if path.exists():
+    if (path := _here(source)) is not None:
         return path
     if source[:1] in ("/", ".", "~"):
         raise LoadError("invalid_source", f"{source!r} does not exist; expected a folder or a .gguf file")
@@ -36,6 +36,13 @@ def local_folder(source: str, report: Callable[[float], None] = unwatched) -> Pa
         raise LoadError("fetch_failed", f"{source!r} is no path here and the hub did not deliver it: {error}") from error
 
 
+def _here(source: str) -> Path | None:
+    path = Path(source).expanduser()
+    if source == demo.NAME or is_former_demo(path):
+        return demo.MODEL
+    return path if path.exists() else None
+
+
 def is_former_demo(path: Path) -> bool:
     """State files of older versions name the built-in model by the folder it was installed in, which an upgrade may have moved."""
     return path.is_absolute() and path.parts[-3:] == demo.MODEL.parts[-3:] and not path.exists()
@@ -50,3 +57,38 @@ def gguf_or_folder(path: Path) -> Path:
         names = ", ".join(file.name for file in found)
         raise LoadError("load_refused", f"{path} has several models: {names}; name one of the files")
     return found[0] if found else path
+
+
+def identity_of(source: str) -> str:
+    """A digest of what tells one state of the files from the next: names, sizes, times and places on disk, or the hub's revision. Reads
+    no file. Empty where the source cannot be looked at."""
+    if (path := _here(source)) is None:
+        return "" if source[:1] in ("/", ".", "~") else _revision_of(source)
+    digest = hashlib.sha256()
+    try:
+        for file in [path] if path.is_file() else sorted(_files_of(path)):
+            status = file.stat()
+            state = (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_dev, status.st_ino)
+            digest.update(f"{file.name}\0{state}\0".encode(errors="surrogateescape"))
+    except OSError:  # replaced right now
+        return ""
+    return digest.hexdigest()
+
+
+def _files_of(folder: Path) -> Iterator[Path]:
+    """Of the folder and those in it: modules of an embedding model lie one below."""
+    for path in folder.iterdir():
+        if path.name.startswith("."):
+            continue
+        if path.is_dir():
+            yield from (file for file in path.iterdir() if file.suffix in READ and file.is_file())
+        elif path.suffix in READ:
+            yield path
+
+
+def _revision_of(source: str) -> str:
+    try:
+        from deploy.hub import revision
+    except ImportError:
+        return ""
+    return revision(source)

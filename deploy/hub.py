@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import snapshot_download
+from huggingface_hub import DryRunFileInfo, snapshot_download
 from huggingface_hub.utils import tqdm
 
 # What a served model needs; no pickles, no duplicates in other formats or under other names.
@@ -23,15 +23,22 @@ def download(source: str, report: Callable[[float], None]) -> Path:
     return Path(snapshot_download(source, allow_patterns=PATTERNS, ignore_patterns=DUPLICATES, tqdm_class=_bar(arrived.add)))
 
 
+def revision(source: str) -> str:
+    """The commit that a download would bring now; empty where the hub does not say."""
+    return next((file.commit_hash for file in _offered(source)), "")
+
+
 def _missing_bytes(source: str) -> int:
     """0 where the hub does not say; without a network, what is here already is served."""
+    return sum(file.file_size or 0 for file in _offered(source) if file.will_download)
+
+
+def _offered(source: str) -> list[DryRunFileInfo]:
+    """The files of a download; none where the hub does not say: the download itself then tells why."""
     try:
-        files = snapshot_download(
-            source, allow_patterns=PATTERNS, ignore_patterns=DUPLICATES, tqdm_class=_bar(lambda _: None), dry_run=True
-        )
-    except Exception:  # the download itself meets it again, and tells it
-        return 0
-    return sum(file.file_size or 0 for file in files if file.will_download)
+        return snapshot_download(source, allow_patterns=PATTERNS, ignore_patterns=DUPLICATES, tqdm_class=_bar(lambda _: None), dry_run=True)
+    except Exception:
+        return []
 
 
 class _Arrived:

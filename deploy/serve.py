@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from deploy.cache import Kept, kept
+from deploy.fetch import identity_of
 from deploy.vocabulary import load_tokenizer
 from server.app import create_app
 from server.auth import Guard
@@ -89,7 +90,7 @@ async def _serve(
     listener: socket.socket,
     greet: Greet,
 ) -> bool:
-    registry = Registry(settings, make_worker, load_tokenizer, preflight=preflight, cache=cache, initial=models)
+    registry = Registry(settings, make_worker, load_tokenizer, identify=identity_of, preflight=preflight, cache=cache, initial=models)
     server = Server(create_app(settings, registry), settings, registry, log_level="warning")
 
     async def welcome() -> bool:

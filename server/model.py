@@ -18,6 +18,7 @@ from server.text.dialect import Dialect
 
 MakeWorker = Callable[[ModelSpec, ProgressCallback], WorkerHandle]
 LoadTokenizer = Callable[[str], Tokenizer]
+Identify = Callable[[str], str]  # what a source holds right now, told by a text that changes with it; "" where nobody can tell
 
 
 SERVING = ("ready", "restarting")  # a worker that restarts keeps its requests
@@ -64,7 +65,7 @@ class CompileCache(Protocol):
 Preflight = Callable[[ModelSpec], Awaitable[Footprint]]  # raises LoadError
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True)
 class Loaded:
     """What exists once a model is ready."""
 
@@ -75,12 +76,13 @@ class Loaded:
     admission: Admission
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Model:
     spec: ModelSpec
     operation: Operation
     state: ModelState = ModelState.LOADING
     loaded: Loaded | None = None
+    identity: str = ""  # of the source, when its load began
     claim: ModelSpec | None = None  # while it loads: what its worker was told to load, and in how much memory
     planned_bytes: int = 0  # what it will take, if that was asked before it was there
     created: int = field(default_factory=lambda: int(time.time()))

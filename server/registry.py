@@ -1,6 +1,7 @@
 """The models of this server: which are loaded, under which names, and in what memory.
 
-A load is a transaction: it takes its name and memory first, and gives both back unless the worker gets ready.
+A load is a transaction: it takes its name and memory first, and gives both back unless the worker gets ready. A model whose source has
+changed is loaded again beside the one that serves, and takes its place once it has answered a probe.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from server.metrics import ENGINE, Metrics
 from server.model import (
     SERVING,
     CompileCache,
+    Identify,
     Loaded,
     LoadTokenizer,
     MakeWorker,
@@ -44,6 +46,7 @@ from server.model import (
 )
 from server.operations import Operation, Operations, OperationState
 from server.probe import PLAIN, Probe, require_answer
+from server.replacements import Replacements
 from server.resident import resident_bytes
 from server.settings import ServerSettings
 from server.state import ModelSpec, SavedState, read_state, write_state
@@ -59,6 +62,7 @@ class Registry:
         make_worker: MakeWorker,
         load_tokenizer: LoadTokenizer,
         *,
+        identify: Identify = lambda _source: "",
         preflight: Preflight | None = None,
         cache: CompileCache | None = None,
         initial: Sequence[ModelSpec] = (),
@@ -71,12 +75,14 @@ class Registry:
         self.closing = False
         self._make_worker = make_worker
         self._load_tokenizer = load_tokenizer
+        self._identify = identify
         self._initial = initial
         self._starting: list[Operation] = []
         self._models: dict[str, Model] = {}
+        self._replacements = Replacements()
         self._aliases: dict[str, str] = {}
         self._kept: dict[str, ModelSpec] = {}  # what the state file holds: loaded, or to be tried again at the next start
-        self.budget = Budget(settings, preflight, self.models)
+        self.budget = Budget(settings, preflight, lambda: [*self._models.values(), *self._replacements.models()])
         self.metrics.watch(lambda: [model.reading for model in self._models.values()])
 
     # --- life of the whole ---------------------------------------------------------------------------------------------
@@ -86,12 +92,12 @@ class Registry:
         saved = read_state(self.settings.state_file).models if self.settings.state_file else ()
         self._kept = {spec.name: spec for spec in saved}
         for spec in ({**self._kept, **{spec.name: spec for spec in self._initial}}).values():
-            self._starting.append(self._load_or_fail(spec))
+            self._starting.append(await self._load_or_fail(spec))
 
-    def _load_or_fail(self, spec: ModelSpec) -> Operation:
+    async def _load_or_fail(self, spec: ModelSpec) -> Operation:
         """A name that clashes with another model's keeps nobody else from starting."""
         try:
-            return self.load(spec)
+            return await self.load(spec)
         except ApiError as error:
             operation = self.operations.begin("load", spec.name)
             operation.end(OperationState.FAILED, error)
@@ -102,7 +108,7 @@ class Registry:
         self.closing = True
         await self.operations.cancel_all()
         stops = [model.loaded.worker.stop() for model in self._models.values() if model.loaded is not None]
-        await asyncio.gather(*stops, return_exceptions=True)
+        await asyncio.gather(*stops, self._replacements.close(), return_exceptions=True)
         self._models.clear()
         self._aliases.clear()
 
@@ -152,8 +158,11 @@ class Registry:
 
     # --- loading -------------------------------------------------------------------------------------------------------
 
-    def load(self, spec: ModelSpec) -> Operation:
-        """Begin a load, or join the one that runs or has made the same model."""
+    async def load(self, spec: ModelSpec) -> Operation:
+        """Begin a load, or join the one that runs. A model that is there already is compared with its source as it is now: if that has
+        changed, it is loaded again."""
+        known = self._models.get(spec.name)
+        is_outdated = known is not None and _same_load(known.spec, spec) and await self._is_outdated(known)
         if self.closing:
             raise ApiError(SHUTTING_DOWN, "the server is shutting down")
         if owner := self._aliases.get(spec.name) or self._will_be_called(spec.name):
@@ -175,9 +184,28 @@ class Registry:
                 "another name",
                 param="name",
             )
+        elif (replacement := self._replacements.coming(spec.name)) is not None:
+            model = replacement
+            model.spec = _with_names(model.spec, spec)
+        elif is_outdated and model is known:
+            return self._reload(model, spec)
         else:
             self._add_names(model, spec)
         return model.operation
+
+    async def _is_outdated(self, model: Model) -> bool:
+        """Whether the source is another than the one that was loaded. Where nobody can tell, it is taken for the same."""
+        if model.state is not ModelState.READY:
+            return False
+        identity = await asyncio.to_thread(self._identify, model.spec.source)
+        return bool(identity) and identity != model.identity
+
+    def _reload(self, model: Model, asked: ModelSpec) -> Operation:
+        name = model.spec.name
+        replacement = Model(_with_names(model.spec, asked), self.operations.begin("reload", name))
+        self._replacements.add(replacement)
+        replacement.operation.task = asyncio.create_task(self._load(replacement, replaces=model))
+        return replacement.operation
 
     def _will_be_called(self, alias: str) -> str | None:
         """The model whose load ends with this alias."""
@@ -185,8 +213,7 @@ class Registry:
 
     def _add_names(self, model: Model, asked: ModelSpec) -> None:
         """A repeated load may ask for further aliases, or for a pin; both come into force with the model, or at once."""
-        aliases = tuple(dict.fromkeys((*model.spec.aliases, *asked.aliases)))
-        model.spec = msgspec.structs.replace(model.spec, aliases=aliases, pin=model.spec.pin or asked.pin)
+        model.spec = _with_names(model.spec, asked)
         if model.state is ModelState.READY:
             self._aliases.update((alias, model.spec.name) for alias in asked.aliases)
             self._keep()
@@ -197,14 +224,15 @@ class Registry:
         operation.task.cancel()
         await operation.wait()
 
-    async def _load(self, model: Model) -> None:
+    async def _load(self, model: Model, replaces: Model | None = None) -> None:
         operation, name = model.operation, model.spec.name
         labels = (name, ENGINE)
         began = time.monotonic()
         try:
+            model.identity = await asyncio.to_thread(self._identify, model.spec.source)  # before the worker reads it: may be too old
             spec = await self.budget.claim(model)
             loaded = await self._start_worker(spec, operation.report)
-            if any(alias in self._aliases for alias in model.spec.aliases):
+            if replaces is not None or any(alias in self._aliases for alias in model.spec.aliases):
                 await self._prove(name, loaded)
         except asyncio.CancelledError:
             self._forget(model)
@@ -214,7 +242,7 @@ class Registry:
             raise
         except LoadError as error:
             self._forget(model)
-            operation.end(OperationState.FAILED, self.budget.as_api_error(error))
+            operation.end(OperationState.FAILED, self.budget.as_api_error(_beside(error, replaces)))
             self.metrics.loads.labels(*labels, "failed").inc()
             return
         except ApiError as error:
@@ -231,11 +259,19 @@ class Registry:
         model.loaded = loaded
         model.state = ModelState.READY
         model.claim = None
+        if replaces is not None:
+            self._switch(replaces, model)
         for alias in model.spec.aliases:
             self._aliases[alias] = name  # an alias of another model moves over, now that there is something to move to
         self._keep()
         operation.end(OperationState.SUCCEEDED)
         self._count_load(model, loaded.ready, time.monotonic() - began)
+
+    def _switch(self, old: Model, new: Model) -> None:
+        """From now on requests go to the new one; those that run end where they began."""
+        self._models[new.spec.name] = new
+        self._replacements.remove(new)
+        self._replacements.retire(old)
 
     async def _start_worker(self, spec: ModelSpec, report: ProgressCallback) -> Loaded:
         worker = self._make_worker(spec, report)
@@ -274,6 +310,8 @@ class Registry:
             raise ApiError(MODEL_BUSY, f"model {model.spec.name!r} is {model.state}", param="model")
         if model.spec.pin and not force:
             raise ApiError(MODEL_PINNED, f"model {model.spec.name!r} is pinned; add force=true", param="model")
+        if (replacement := self._replacements.coming(name)) is not None:
+            await self.cancel(replacement.operation)
         before_bytes, freed_bytes = resident_bytes(), model.total_bytes
         model.state = ModelState.DRAINING
         try:
@@ -318,6 +356,8 @@ class Registry:
         self._keep()
 
     def _forget(self, model: Model) -> None:
+        if self._replacements.remove(model):
+            return  # the names are those of the model that serves on
         del self._models[model.spec.name]
         self._aliases = {alias: name for alias, name in self._aliases.items() if name != model.spec.name}
 
@@ -352,3 +392,20 @@ def _same_load(ours: ModelSpec, asked: ModelSpec) -> bool:
     """Whether both would make the same model; who points at it does not matter."""
     plain = {"aliases": (), "pin": False, "memory_limit_bytes": None}
     return msgspec.structs.replace(ours, **plain) == msgspec.structs.replace(asked, **plain)
+
+
+def _with_names(ours: ModelSpec, asked: ModelSpec) -> ModelSpec:
+    """With the aliases and the pin of both."""
+    return msgspec.structs.replace(ours, aliases=tuple(dict.fromkeys((*ours.aliases, *asked.aliases))), pin=ours.pin or asked.pin)
+
+
+def _beside(error: LoadError, replaces: Model | None) -> LoadError:
+    """What else stands in the way of a model that loads beside the one it will replace."""
+    if replaces is None or not error.required_bytes:
+        return error
+    name, held = replaces.spec.name, replaces.total_bytes
+    message = (
+        f"{error.message}. The files of model {name!r} have changed, and until the new ones are loaded the old ones are served, "
+        f"which hold {held} bytes: unload {name!r}, then load it again"
+    )
+    return LoadError(error.code, message, error.required_bytes, error.free_bytes)

@@ -95,7 +95,7 @@ def router(context: Context) -> APIRouter:
         spec = spec_of(body, settings)
         if body.dry_run:
             return json_answer(await dry_run(spec, registry), headers=headers)
-        operation = registry.load(spec)
+        operation = await registry.load(spec)
         if body.wait:
             return json_answer(await waited(operation, registry), headers=headers)
         location = {"location": f"/admin/operations/{operation.id}"}

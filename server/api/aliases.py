@@ -38,7 +38,7 @@ def router(context: Context) -> APIRouter:
     registry, settings = context.registry, context.settings
 
     async def load(name: str, source: str | None = None) -> FinishedLoad:
-        operation = registry.load(spec_of(LoadBody(name=name, source=source or name), settings))
+        operation = await registry.load(spec_of(LoadBody(name=name, source=source or name), settings))
         return await waited(operation, registry)
 
     @routes.post("/v1/models/{model:path}/load", responses=gives(FinishedLoad))
@@ -69,7 +69,7 @@ def router(context: Context) -> APIRouter:
     @routes.post("/models/load", responses=gives(LlamaDone))
     async def llama_load(body: LlamaBody) -> Response:
         """Begin to load a model, as llama.cpp's router does."""
-        registry.load(spec_of(LoadBody(name=body.model, source=body.model), settings))
+        await registry.load(spec_of(LoadBody(name=body.model, source=body.model), settings))
         return json_answer(DONE)
 
     @routes.post("/models/unload", responses=gives(LlamaDone))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 from deploy import demo, hub
-from deploy.fetch import local_folder
+from deploy.fetch import identity_of, local_folder
 from server.handle import LoadError
 
 COMMIT = "a" * 40
@@ -125,3 +126,48 @@ def test_the_built_in_model_is_found_wherever_it_is_installed(tmp_path: Path, mo
     assert local_folder(str(other)) == other
     with pytest.raises(LoadError, match="does not exist"):
         local_folder("/usr/lib/demo/model")
+
+
+# --- one state of the files, and the next --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda folder: (folder / "model.safetensors").write_bytes(b"22"),
+        lambda folder: os.replace(folder / "new", folder / "model.safetensors"),
+        lambda folder: (folder / "1_Pooling" / "config.json").write_text("{ }"),
+        lambda folder: (folder / "chat_template.jinja").touch(),
+        lambda folder: (folder / "config.json").unlink(),
+    ],
+    ids=["written over", "replaced", "below", "new", "removed"],
+)
+def test_changed_files_have_another_identity(change: Callable[[Path], object], tmp_path: Path) -> None:
+    """Even if size and time of change are as before."""
+    (tmp_path / "1_Pooling").mkdir()
+    for name in ("model.safetensors", "new", "config.json", "1_Pooling/config.json"):
+        (tmp_path / name).write_text("{}")
+        os.utime(tmp_path / name, (0, 0))
+    before = identity_of(str(tmp_path))
+    (tmp_path / "README.md").touch()
+    (tmp_path / ".cache").mkdir()
+    assert before and identity_of(str(tmp_path)) == before
+    change(tmp_path)
+    if (tmp_path / "model.safetensors").exists():
+        os.utime(tmp_path / "model.safetensors", (0, 0))
+    assert identity_of(str(tmp_path)) != before
+
+
+def test_a_file_and_the_built_in_model_have_an_identity(tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").write_bytes(b"1")
+    before = identity_of(str(tmp_path / "m.gguf"))
+    (tmp_path / "m.gguf").write_bytes(b"22")
+    assert "" != identity_of(str(tmp_path / "m.gguf")) != before
+    assert identity_of("demo") == identity_of("demo") != ""
+    assert identity_of(str(tmp_path / "gone")) == ""
+
+
+def test_the_identity_of_a_hub_id_is_its_revision(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert identity_of("org/name") == COMMIT
+    monkeypatch.setattr(hub, "snapshot_download", partial(hub.snapshot_download, endpoint="http://127.0.0.1:1"))
+    assert identity_of("org/other") == "", "nobody can tell"

@@ -17,7 +17,7 @@ import pytest
 from server.app import create_app
 from server.handle import ProgressCallback
 from server.listen import Server
-from server.model import Footprint, MakeWorker
+from server.model import Footprint, Identify, MakeWorker
 from server.null import ByteTokenizer, NullScript, NullWorker
 from server.registry import Registry
 from server.settings import ServerSettings
@@ -133,9 +133,11 @@ def _start(
     initial: Sequence[ModelSpec] = (ModelSpec("null", "null"),),
     footprints: dict[str, Footprint] | None = None,
     make_worker: MakeWorker | None = None,
+    identify: Identify = lambda _source: "",
     **options: Any,
 ) -> Running:
-    """`script` is every worker's but those named in `scripts`; `footprints` are what a planner would say; `options` are settings."""
+    """`script` is every worker's but those named in `scripts`; `footprints` are what a planner would say, `identify` tells the states of a
+    source apart; `options` are settings."""
     (folder / "models").mkdir(exist_ok=True)
     settings = ServerSettings(**{"port": 0, "model_root": folder / "models", "drain_s": 5.0, **options})
     common, named = script or NullScript(), scripts or {}
@@ -155,6 +157,7 @@ def _start(
             settings,
             make_worker or make_null,
             lambda _source: tokenizer or ByteTokenizer(common.max_context),
+            identify=identify,
             preflight=None if footprints is None else preflight,
             initial=initial,
         )

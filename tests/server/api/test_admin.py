@@ -86,6 +86,88 @@ def test_a_repeated_load_joins_the_running_one(serve, folder, answering):
     assert other.status_code == 409 and other.json()["error"]["code"] == "model_exists"
 
 
+def said(server, **body) -> str:
+    return server.chat(**body).json()["choices"][0]["message"]["content"]
+
+
+def test_a_load_of_changed_files_replaces_the_model_and_loses_no_request(serve, folder, answering):
+    """A request that runs ends with the bytes of the worker it began in, which is then stopped; later ones get the new model."""
+    states = ["one"]
+    server = serve(initial=(), scripts={"a": answering("old " * 20, interval_s=0.02)}, identify=lambda _source: states[-1])
+    client = server.http()
+    first = client.post("/admin/models", json={"source": "a", "aliases": ["friend"], "wait": True}).json()
+    old = server.workers["a"]
+    assert client.post("/admin/models", json={"source": "a"}).json()["id"] == first["id"], "nothing has changed"
+    states.append("two")
+    server.scripts["a"] = answering("new", load_s=0.2)
+    begun = client.post("/admin/models", json={"source": "a", "aliases": ["mate"]})
+    assert begun.status_code == 202 and begun.json()["kind"] == "reload"
+    assert client.post("/admin/models", json={"source": "a"}).json()["id"] == begun.json()["id"], "a second one joins"
+    got = {}
+    asking = threading.Thread(target=lambda: got.update(answer=said(server, model="friend")))
+    asking.start()
+    while not old.running:
+        time.sleep(0.002)
+    assert client.get("/admin/models/a").json()["state"] == "ready"
+    assert wait_for(client, begun.json())["state"] == "succeeded"
+    for name in ("a", "friend", "mate"):
+        assert said(server, model=name) == "new"
+    asking.join(60)
+    assert got["answer"] == "old " * 20
+    while old.state != "stopped":
+        time.sleep(0.002)
+    assert server.workers["a"].submits[0].request_id.startswith("probe-"), "it served before it was asked"
+    while client.get("/admin/memory").json()["used_bytes"] != (2 << 20) + (1 << 16):
+        time.sleep(0.002)
+    assert client.post("/admin/models", json={"source": "a"}).json()["id"] == begun.json()["id"], "nothing has changed since"
+
+
+@pytest.mark.parametrize("fault", [{"load_error": LoadError("load_refused", "the header is cut off")}, {"fail_after": 0}])
+def test_the_old_model_stays_when_changed_files_cannot_be_served(serve, folder, answering, fault):
+    states = ["one"]
+    server = serve(initial=(), scripts={"a": answering("old")}, identify=lambda _source: states[-1])
+    client = server.http()
+    client.post("/admin/models", json={"source": "a", "aliases": ["friend"], "wait": True})
+    old = server.workers["a"]
+    states.append("two")
+    server.scripts["a"] = answering("new", **fault)
+    refused = client.post("/admin/models", json={"source": "a", "aliases": ["mate"], "wait": True})
+    assert refused.json()["error"]["code"] == ("load_refused" if "load_error" in fault else "probe_failed")
+    assert server.workers["a"] is not old and server.workers["a"].state == "stopped"
+    assert said(server, model="friend") == "old" and server.chat(model="mate").status_code == 404
+    assert client.get("/admin/memory").json()["used_bytes"] == (2 << 20) + (1 << 16)
+    server.scripts["a"] = answering("new")
+    assert client.post("/admin/models", json={"source": "a", "wait": True}).status_code == 200 and said(server, model="friend") == "new"
+
+
+def test_changed_files_without_memory_for_both_are_refused_with_figures(serve, folder, answering):
+    states = ["one"]
+    server = serve(initial=(), scripts={"a": answering("old")}, identify=lambda _source: states[-1], memory_limit_bytes=3 << 20)
+    client = server.http()
+    client.post("/admin/models", json={"source": "a", "wait": True})
+    states.append("two")
+    held = (2 << 20) + (1 << 16)
+    free = (3 << 20) - held
+    server.scripts["a"] = answering("new", load_error=LoadError("insufficient_memory", f"it takes {held}, {free} are free", held, free))
+    error = client.post("/admin/models", json={"source": "a", "wait": True}).json()["error"]
+    assert (error["code"], error["required_bytes"], error["free_bytes"]) == ("insufficient_memory", held, free)
+    assert f"which hold {held} bytes: unload 'a', then load it again" in error["message"]
+    assert server.registry.budget.free_bytes == free and said(server, model="a") == "old"
+
+
+def test_a_replacement_is_given_up_with_its_model(serve, folder, answering):
+    states = ["one"]
+    server = serve(initial=(), scripts={"a": answering("old")}, identify=lambda _source: states[-1])
+    client = server.http()
+    client.post("/admin/models", json={"source": "a", "wait": True})
+    states.append("two")
+    server.scripts["a"] = answering("new", load_s=30)
+    operation = client.post("/admin/models", json={"source": "a"}).json()
+    assert client.delete("/admin/models/a").status_code == 200
+    assert wait_for(client, operation)["state"] == "cancelled"
+    assert client.get("/admin/models").json()["data"] == [] and server.workers["a"].state == "stopped"
+
+
 def test_events_of_a_load(serve, folder, answering):
     server = serve(script=answering("", load_s=0.2), initial=())
     client = server.http()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import time
 
 import msgspec
@@ -22,7 +23,8 @@ def test_not_ready_while_the_first_models_load(serve, answering):
     server = serve(initial=())
     slow = answering("", load_s=30)
     server.scripts["slow"] = slow
-    server.loop.call_soon_threadsafe(lambda: server.registry._starting.append(server.registry.load(ModelSpec("slow", "slow"))))
+    begun = asyncio.run_coroutine_threadsafe(server.registry.load(ModelSpec("slow", "slow")), server.loop)
+    server.registry._starting.append(begun.result(60))
     end = time.monotonic() + 60
     while (answer := server.http().get("/health")).status_code == 200 and time.monotonic() < end:
         time.sleep(0.005)
@@ -43,7 +45,7 @@ def test_not_ready_after_the_only_model_was_refused(serve, answering):
         answer = broken.http().get(path)
         assert answer.status_code == 503 and answer.json() == {"status": "unavailable", "models": {}}
     broken.scripts["mended"] = answering("")
-    broken.loop.call_soon_threadsafe(lambda: broken.registry.load(ModelSpec("mended", "mended")))
+    asyncio.run_coroutine_threadsafe(broken.registry.load(ModelSpec("mended", "mended")), broken.loop)
     end = time.monotonic() + 60
     while broken.http().get("/health").status_code != 200:
         assert time.monotonic() < end
