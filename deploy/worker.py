@@ -1,4 +1,5 @@
-"""A model's worker process: `python -m deploy.worker SOCKET`. Compiles or loads the model it is told to, then serves it."""
+"""A model's worker process: `python -m deploy.worker FD`, where FD is its socket to the front. Compiles or loads the model it is told to,
+then serves it."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from server.engine.process import serve_worker
 
 def main() -> None:
     gc.freeze()  # modules stay; the collector need not look at them again
-    serve_worker(sys.argv[1], load_model)
+    serve_worker(int(sys.argv[1]), load_model)
 
 
 if __name__ == "__main__":

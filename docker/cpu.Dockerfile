@@ -21,7 +21,7 @@ RUN useradd --uid 10001 --user-group --no-create-home --shell /usr/sbin/nologin 
  && install -d -o relaxserve -g relaxserve /cache /models /state
 COPY --from=build /opt/relaxserve /opt/relaxserve
 USER relaxserve
-# Everything that is written lies in a volume, so the root file system can be read-only; sockets of workers are in /tmp.
+# Everything that is written lies in a volume, so the root file system can be read-only; /tmp is for libraries.
 VOLUME ["/cache", "/models", "/state"]
 ENV PATH=/opt/relaxserve/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \

@@ -5,10 +5,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import msgspec
 from typing_extensions import TypedDict
+
+from server.handle import RequestError
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,7 +290,14 @@ class ApiError(Exception):
 
     def response_headers(self) -> dict[str, str]:
         # The official clients repeat 409 and every 5xx unless told not to, which triples a load that cannot succeed.
-        return {"x-should-retry": "true" if self.kind.retry else "false", **self.headers}
+        wait = {"retry-after": "1"} if self.kind.status == 503 else {}
+        return {"x-should-retry": "true" if self.kind.retry else "false", **wait, **self.headers}
+
+
+def of_request(error: RequestError) -> ApiError:
+    """What the client is told of an error in the worker."""
+    headers = {} if error.retry_after_s is None else {"retry-after": str(max(1, math.ceil(error.retry_after_s)))}
+    return ApiError(BY_CODE.get(error.code, GENERATION_FAILED), error.message, headers=headers)
 
 
 def as_markdown() -> str:

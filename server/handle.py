@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
@@ -25,10 +27,26 @@ class LoadError(Exception):
 class RequestError(Exception):
     """One request ended in an error in the worker; the others go on."""
 
-    def __init__(self, code: str, message: str) -> None:
+    def __init__(self, code: str, message: str, retry_after_s: float | None = None) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
+        self.retry_after_s = retry_after_s
+
+
+@dataclass(slots=True)
+class Outage:
+    """A worker died and no other is ready yet. Times are of the monotonic clock."""
+
+    began_s: float
+    patience_s: float  # how long new requests wait for its end; later ones are refused until a worker is ready
+    num_tries: int = 0
+    error: str | None = None  # why the last try failed
+    next_try_s: float | None = None  # None: a try runs
+
+    @property
+    def is_long(self) -> bool:
+        return time.monotonic() - self.began_s > self.patience_s
 
 
 class WorkerHandle(Protocol):
@@ -37,6 +55,7 @@ class WorkerHandle(Protocol):
     stats: Stats | None
     restarts: int
     resubmitted: int
+    outage: Outage | None
 
     @property
     def state(self) -> StrEnum: ...

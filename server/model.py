@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from server.admission import Admission
-from server.handle import ProgressCallback, Tokenizer, WorkerHandle
+from server.handle import Outage, ProgressCallback, Tokenizer, WorkerHandle
 from server.messages import Ready
 from server.metrics import ModelReading
 from server.operations import Operation
@@ -104,6 +104,15 @@ class Model:
         if self.state is ModelState.READY and self.loaded is not None:
             return self.loaded.worker.state.value
         return self.state.value
+
+    @property
+    def outage(self) -> Outage | None:
+        return None if self.loaded is None else self.loaded.worker.outage
+
+    @property
+    def is_serving(self) -> bool:
+        """New requests are answered, if need be after a restart that is not to take long."""
+        return self.condition in SERVING and not (self.outage is not None and self.outage.is_long)
 
     @property
     def reading(self) -> ModelReading:

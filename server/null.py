@@ -10,13 +10,14 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from server.handle import LoadError, ProgressCallback, RequestError
+from server.handle import LoadError, Outage, ProgressCallback, RequestError
 from server.messages import Embed, Embedding, FinishReason, Progress, Ready, Stats, Submit, TokenEvent, TokenLogprob
 
 
 class NullState(StrEnum):
     STARTING = "starting"
     READY = "ready"
+    RESTARTING = "restarting"
     STOPPED = "stopped"
 
 
@@ -116,6 +117,7 @@ class NullWorker:
         self.stats: Stats | None = None
         self.restarts = 0
         self.resubmitted = 0
+        self.outage: Outage | None = None
         self.submits: list[Submit] = []
         self.aborted: list[tuple[str, int | None]] = []  # (request, choice); None: all that was left of it
         self.running: dict[str, set[int]] = {}

@@ -33,7 +33,6 @@ from server.handle import LoadError, ProgressCallback
 from server.messages import Ready
 from server.metrics import ENGINE, Metrics
 from server.model import (
-    SERVING,
     CompileCache,
     Identify,
     Loaded,
@@ -120,7 +119,7 @@ class Registry:
             return False
         if not self._models:
             return all(operation.state is OperationState.SUCCEEDED for operation in self._starting)
-        return any(model.condition in SERVING for model in self._models.values())
+        return any(model.is_serving for model in self._models.values())
 
     # --- looking up ----------------------------------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ from server.api.admin_answers import (
 )
 from server.api.context import Context
 from server.api.fields import Options, check_unknown, ignored_header
-from server.api.models import describe
+from server.api.models import describe, progress_of
 from server.api.prepare import invalid
 from server.api.respond import json_answer
 from server.api.routes import ADMINISTRATION, Responses, events, gives, new_router
@@ -263,6 +263,8 @@ def describe_fully(model: Model, registry: Registry) -> ModelReport:
         described["compile_s"] = ready.compile_s
         described["load_s"] = ready.load_s
         described["restarts"] = worker.restarts
+        if worker.outage is not None:
+            described["restarting"] = {**progress_of(worker.outage), "error": worker.outage.error}
         described["resubmitted"] = worker.resubmitted
         described["tool_parser"] = model.loaded.dialect.tools.name
         described["reasoning"] = model.loaded.dialect.thinks

@@ -7,7 +7,7 @@ from typing import Literal, NotRequired
 
 from typing_extensions import TypedDict
 
-from server.api.answers import ModelEntry
+from server.api.answers import ModelEntry, Restarting
 from server.budget import Evictable
 from server.model import CachedModel
 from server.operations import OperationReport
@@ -17,6 +17,10 @@ class Pages(TypedDict):
     total: int
     used: int
     tokens: int  # of a page
+
+
+class RestartReport(Restarting):
+    error: str | None  # why the last try failed
 
 
 class ModelReport(ModelEntry):
@@ -32,6 +36,7 @@ class ModelReport(ModelEntry):
     compile_s: NotRequired[float]
     load_s: NotRequired[float]
     restarts: NotRequired[int]
+    restarting: NotRequired[RestartReport]
     resubmitted: NotRequired[int]
     tool_parser: NotRequired[str]
     reasoning: NotRequired[bool]

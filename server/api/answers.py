@@ -241,9 +241,18 @@ class Liveness(TypedDict):
     status: str
 
 
+class Restarting(TypedDict):
+    """A model whose worker died and that has no new one yet."""
+
+    since_s: float
+    tries: int
+    next_try_s: float | None  # None: a try runs
+
+
 class Readiness(TypedDict):
     status: str
     models: Mapping[str, str]
+    restarting: NotRequired[Mapping[str, Restarting]]
 
 
 class Version(TypedDict):

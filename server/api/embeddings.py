@@ -21,13 +21,12 @@ from server.api.respond import response_headers, while_connected
 from server.api.routes import gives, new_router
 from server.api.schema import EmbeddingBody
 from server.errors import (
-    BY_CODE,
     CONTEXT_LENGTH_EXCEEDED,
     DEADLINE_EXCEEDED,
-    GENERATION_FAILED,
     NOT_AN_EMBEDDER,
     QUEUE_FULL,
     ApiError,
+    of_request,
 )
 from server.handle import RequestError
 from server.messages import Embed, Ready
@@ -134,7 +133,7 @@ async def embed_all(
         raise ApiError(DEADLINE_EXCEEDED, f"the vectors were not ready within {body.timeout} s") from None
     except* RequestError as errors:
         error = next(error for error in errors.exceptions if isinstance(error, RequestError))
-        raise ApiError(BY_CODE.get(error.code, GENERATION_FAILED), error.message) from error
+        raise of_request(error) from error
     return [task.result() for task in tasks]
 
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 
 from server.api.answers import UsageCounts
-from server.errors import BY_CODE, DEADLINE_EXCEEDED, GENERATION_FAILED, QUEUE_FULL, SHUTTING_DOWN, ApiError
+from server.errors import DEADLINE_EXCEEDED, GENERATION_FAILED, QUEUE_FULL, SHUTTING_DOWN, ApiError, of_request
 from server.handle import RequestError
 from server.messages import FinishReason, Submit, TokenEvent, TokenLogprob
 from server.metrics import RequestMetrics
@@ -148,7 +148,7 @@ class Generation:
             raise
         except RequestError as error:
             outcome = error.code
-            raise ApiError(BY_CODE.get(error.code, GENERATION_FAILED), error.message) from error
+            raise of_request(error) from error
         finally:
             await events.aclose()
             lease.release()

@@ -10,6 +10,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from server.api.answers import Liveness, Readiness, Version
 from server.api.context import Context
+from server.api.models import progress_of
 from server.api.routes import gives, new_router
 
 READINESS = {**gives(Readiness), **gives(Readiness, status=503)}
@@ -37,6 +38,8 @@ def router(context: Context) -> APIRouter:
         models = {model.spec.name: model.condition for model in registry.models()}
         status = "ok" if registry.ready else "shutting down" if registry.closing else "unavailable"
         readiness: Readiness = {"status": status, "models": models}
+        if restarting := {model.spec.name: progress_of(model.outage) for model in registry.models() if model.outage is not None}:
+            readiness["restarting"] = restarting  # without the cause, which may name paths: nobody has shown a key here
         return JSONResponse(readiness, 200 if registry.ready else 503)
 
     @routes.get("/version", responses=gives(Version))

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import time
+
 from fastapi import APIRouter, Response
 
-from server.api.answers import ModelEntry, ModelList
+from server.api.answers import ModelEntry, ModelList, Restarting
 from server.api.context import Context
 from server.api.prepare import context_of
 from server.api.respond import json_answer
 from server.api.routes import gives, new_router
+from server.handle import Outage
 from server.model import Model, ModelState
 from server.registry import Registry
 
@@ -50,3 +53,9 @@ def describe(model: Model, registry: Registry) -> ModelEntry:
         described["embedding_size"] = ready.embedding_size or None
         described["prompts"] = dict(ready.prompts)
     return described
+
+
+def progress_of(outage: Outage) -> Restarting:
+    now_s = time.monotonic()
+    next_try_s = None if outage.next_try_s is None else round(max(0.0, outage.next_try_s - now_s), 2)
+    return {"since_s": round(now_s - outage.began_s, 2), "tries": outage.num_tries, "next_try_s": next_try_s}

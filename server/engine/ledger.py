@@ -13,7 +13,7 @@ from server.handle import RequestError
 from server.messages import Embed, Embedding, Submit, TokenEvent
 
 CRASH = 1.0
-KILLED = 1 / 16  # a kill from outside says little about the requests, but one that recurs without end is not to be borne
+KILLED = 1 / 32  # a kill from outside says little about the requests, but one that recurs without end is not to be borne
 SUSPECT = 2.0
 PROVEN = 1.0
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import socket
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
-from server.engine.channel import LENGTH_BYTES, decode_from_worker, frame, payload_bytes
+import msgspec
+
+from server.engine.channel import LENGTH_BYTES, ChannelError, decode_from_worker, frame, payload_bytes
 from server.messages import FromFront, FromWorker
 
 # Nothing that a request does inside the process sends these.
@@ -22,10 +25,9 @@ class Link:
         process: asyncio.subprocess.Process,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
-        guard: asyncio.Task[None],
     ) -> None:
         self.pid = process.pid
-        self._guard = guard
+        self._guard = asyncio.create_task(_kill_when_stopped(process))
         self._is_blameless = True  # as long as nobody here killed it for its silence
         self._process = process
         self._reader = reader
@@ -36,51 +38,40 @@ class Link:
         self._sending = asyncio.create_task(self._send_all())
 
     @staticmethod
-    async def open(command: Sequence[str], socket_path: Path) -> Link:
-        """Start `command` with the path of a socket behind it, and wait until it has connected. OSError if it does not."""
-        accepted: asyncio.Future[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = asyncio.Future()
-
-        def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            if accepted.done():
-                writer.close()
-            else:
-                accepted.set_result((reader, writer))
-
-        socket_path.unlink(missing_ok=True)
-        server = await asyncio.start_unix_server(accept, socket_path)
-        process = guard = None
+    async def open(command: Sequence[str]) -> Link:
+        """Start `command` with the number of an open socket to this process as its last argument. A pair of sockets has no name in the
+        file system: nothing is left when this process is killed. Raises what keeps a process from starting: OSError, or RuntimeError and
+        MemoryError where no thread can be had that waits for its end."""
+        near, far = socket.socketpair()
+        process = None
         try:
-            # In a session of its own: an interrupt typed at the front's terminal is the front's to handle.
-            process = await asyncio.create_subprocess_exec(*command, str(socket_path), start_new_session=True)
-            guard = asyncio.create_task(_kill_when_stopped(process))
-            ended = asyncio.create_task(process.wait())
-            try:
-                await asyncio.wait((accepted, ended), return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                ended.cancel()
-            if not accepted.done():
-                raise ConnectionError(f"the worker ended before it connected: {_describe(process.returncode)}")
-            return Link(process, *accepted.result(), guard)
+            with far:
+                # In a session of its own: an interrupt typed at the front's terminal is the front's to handle.
+                process = await asyncio.create_subprocess_exec(
+                    *command, str(far.fileno()), pass_fds=(far.fileno(),), start_new_session=True
+                )
+            reader, writer = await asyncio.open_unix_connection(sock=near)
         except BaseException:
-            if guard is not None:
-                guard.cancel()
+            near.close()
             if process is not None and process.returncode is None:
                 process.kill()
                 await process.wait()
             raise
-        finally:
-            server.close()
+        return Link(process, reader, writer)
 
     def send(self, message: FromFront) -> None:
         self._outbox.append(message)
         self._wake.set()
 
     async def receive(self) -> FromWorker | None:
-        """None when the worker is gone; what it sent before is delivered first."""
+        """None when the worker is gone, or said what is no message; what it sent before is delivered first."""
         try:
             header = await self._reader.readexactly(LENGTH_BYTES)
             return decode_from_worker(await self._reader.readexactly(payload_bytes(header)))
         except (asyncio.IncompleteReadError, OSError):
+            return None
+        except (ChannelError, msgspec.MsgspecError):
+            self.kill()
             return None
 
     def is_up(self) -> None:

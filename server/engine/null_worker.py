@@ -1,4 +1,4 @@
-"""A worker whose model computes nothing: `python -m server.engine.null_worker SOCKET`. The real process, scheduler, pages and
+"""A worker whose model computes nothing: `python -m server.engine.null_worker FD`. The real process, scheduler, pages and
 recovery, for tests and for benchmarks of everything but kernels.
 
 `Load.source` is a JSON object with the fields of `NullConfig`; `null_source` writes one.
@@ -101,4 +101,4 @@ def _refuse_second(mark: Path) -> None:
 
 
 if __name__ == "__main__":
-    serve_worker(sys.argv[1], build_null)
+    serve_worker(int(sys.argv[1]), build_null)

@@ -52,10 +52,11 @@ class LoadedModel:
 Build = Callable[[Load, ProgressFn], LoadedModel]
 
 
-def serve_worker(socket_path: str, build: Build) -> None:
-    """Returns when told to stop or when drained; a front that is gone ends the process at once."""
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    connection.connect(socket_path)
+def serve_worker(socket_fd: int, build: Build) -> None:
+    """Serve the front behind an inherited socket. Returns when told to stop or when drained; a front that is gone ends the process at
+    once."""
+    connection = socket.socket(fileno=socket_fd)
+    connection.set_inheritable(False)  # a child that held it would hide the end of this process from the front
     channel = WorkerChannel(connection, on_lost=lambda: os._exit(0))
     load = channel.inbox.get()
     if not isinstance(load, Load):

@@ -1,26 +1,24 @@
 """The front's end of a worker: starts it, watches it, and when it dies starts another and hands it what was running.
 
-    STARTING -> READY <-> RESTARTING -> FAILED      READY | RESTARTING -> DRAINING -> STOPPED
+    STARTING -> READY <-> RESTARTING      READY | RESTARTING -> DRAINING -> STOPPED
 
-Fulfils `server.handle.WorkerHandle`.
+The first load may fail, and `start` says why. A model that was ready once is restarted until it is ready again: its files were good, so
+whatever is in the way may pass. Fulfils `server.handle.WorkerHandle`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import shutil
-import tempfile
 import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 from typing import assert_never
 
 from server.engine.ledger import CRASH, KILLED, Embedded, Generation, assign_blame, next_to_run
 from server.engine.link import Link
-from server.handle import LoadError, ProgressCallback, RequestError
+from server.handle import LoadError, Outage, ProgressCallback, RequestError
 from server.messages import (
     Abort,
     Drain,
@@ -48,7 +46,6 @@ class WorkerState(StrEnum):
     RESTARTING = "restarting"
     DRAINING = "draining"
     STOPPED = "stopped"
-    FAILED = "failed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +54,18 @@ class Care:
 
     stall_s: float = 20.0  # without a word from a worker that has work; longer than the longest step
     first_delay_s: float = 0.1  # before the second start in a row, doubling from there
-    longest_delay_s: float = 10.0
-    num_starts: int = 5  # failed in a row, then the model is given up
+    longest_delay_s: float = 5.0
+    killed_delay_s: float = 0.5  # the longest after a kill from outside, which says nothing about the next start
+    settled_s: float = 30.0  # a worker that lived so long began well, whatever it died of
+    load_silence_s: float = 600.0  # without progress of a load that has been done before
+    patience_s: float = 60.0  # how long new requests wait for a restart
     stop_s: float = 3.0  # for a worker told to stop
+
+
+class EndedWhileLoading(LoadError):
+    def __init__(self, message: str, *, from_outside: bool) -> None:
+        super().__init__("load_failed", message)
+        self.from_outside = from_outside
 
 
 class Supervisor:
@@ -74,7 +80,7 @@ class Supervisor:
         self.state = WorkerState.STARTING
         self.stats: Stats | None = None
         self.ready: Ready | None = None
-        self.failure: LoadError | None = None  # why it is FAILED
+        self.outage: Outage | None = None  # while no worker is ready that was
         self.restarts = 0
         self.resubmitted = 0
         self._command = command
@@ -83,14 +89,17 @@ class Supervisor:
         self._care = care or Care()
         self._jobs: dict[str, Generation | Embedded] = {}
         self._link: Link | None = None
+        self._loading: Link | None = None
+        self._ready_s = 0.0
         self._tasks: list[asyncio.Task[None]] = []
         self._silent_ticks = 0
-        self._num_fruitless = 0  # workers in a row that died without having produced anything
-        self._folder = Path(tempfile.mkdtemp(prefix="relaxserve-"))
+        self._num_fruitless = 0  # workers in a row that died early and without having produced anything
 
     @property
     def pid(self) -> int | None:
-        return self._link.pid if self._link is not None else None
+        """Of the worker that serves, or else of the one that loads."""
+        link = self._link or self._loading
+        return None if link is None else link.pid
 
     async def start(self) -> Ready:
         """Raises LoadError, after which nothing is left of the worker."""
@@ -98,7 +107,6 @@ class Supervisor:
             self.ready = await self._launch()
         except BaseException:
             self.state = WorkerState.STOPPED
-            shutil.rmtree(self._folder, ignore_errors=True)
             raise
         self.state = WorkerState.READY
         self._tasks = [asyncio.create_task(self._supervise()), asyncio.create_task(self._watch())]
@@ -141,7 +149,8 @@ class Supervisor:
         if self.state in (WorkerState.READY, WorkerState.RESTARTING):
             self.state = WorkerState.DRAINING
             self._hand_over()
-            await asyncio.wait(self._tasks[:1], timeout=timeout_s)
+            if self._link is not None or not self._is_over:
+                await asyncio.wait(self._tasks[:1], timeout=timeout_s)
         await self.stop()
 
     async def stop(self) -> None:
@@ -155,13 +164,16 @@ class Supervisor:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        shutil.rmtree(self._folder, ignore_errors=True)
 
     # --- requests --------------------------------------------------------------------------------------------------------
 
     def _enter(self, request_id: str, job: Generation | Embedded) -> None:
         if self.state not in (WorkerState.READY, WorkerState.RESTARTING):
             raise RequestError("model_not_ready", f"the model {self._load.name} is {self.state.value}")
+        if self.outage is not None and self.outage.is_long:
+            raise RequestError(
+                "model_not_ready", f"the model {self._load.name} is being restarted; see /admin/models", self._care.longest_delay_s
+            )
         if request_id in self._jobs:
             raise RequestError("internal_error", f"request_id {request_id} is running already")
         self._jobs[request_id] = job
@@ -196,29 +208,35 @@ class Supervisor:
 
     # --- the worker ------------------------------------------------------------------------------------------------------
 
-    async def _launch(self) -> Ready:
-        """Start a process and load the model in it. Raises LoadError."""
+    async def _launch(self, silence_s: float | None = None) -> Ready:
+        """Start a process and load the model in it. Raises LoadError, also if the load makes no progress for `silence_s`."""
         try:
-            link = await Link.open(self._command, self._folder / "worker.sock")
-        except OSError as error:
-            raise LoadError("load_failed", f"the worker could not be started: {error}") from error
+            link = self._loading = await Link.open(self._command)
+        except (OSError, RuntimeError, MemoryError) as error:
+            raise LoadError("load_failed", f"the worker could not be started: {error or type(error).__name__}") from error
         try:
             link.send(self._load)
             while True:
-                message = await link.receive()
+                async with asyncio.timeout(silence_s):
+                    message = await link.receive()
                 match message:
                     case Progress():
                         self._progress(message)
                     case Ready():
                         link.is_up()
                         self._link = link
+                        self._ready_s = time.monotonic()
                         return message
                     case LoadFailed():
                         raise LoadError(message.code, message.message, message.required_bytes, message.free_bytes)
                     case _:
                         how = await link.close(self._care.stop_s)
-                        raise LoadError("load_failed", f"the worker ended while loading: {how}; see its log")
+                        text = f"the worker ended while loading: {how}; see its log"
+                        raise EndedWhileLoading(text, from_outside=link.ended_from_outside)
+        except TimeoutError:
+            raise LoadError("load_failed", f"the worker's load made no progress for {silence_s:g} s") from None
         finally:
+            self._loading = None
             if self._link is not link:
                 link.kill()
                 await link.close(self._care.stop_s)
@@ -229,44 +247,57 @@ class Supervisor:
                 self._silent_ticks = 0
                 self._heed(message)
             link, self._link = self._link, None
+            if self.state is WorkerState.READY:
+                self.state = WorkerState.RESTARTING
+            self.outage = Outage(time.monotonic(), self._care.patience_s)
             how = await link.close(self._care.stop_s)
-            if self.state is WorkerState.STOPPED or (self.state is WorkerState.DRAINING and not self._jobs):
+            if self._is_over:
                 return
             log.warning("%s: worker %d died (%s) with %d requests", self._load.name, link.pid, how, len(self._jobs))
             self.resubmitted += sum(job.in_worker for job in self._jobs.values())
             guilty = assign_blame(self._jobs.values(), KILLED if link.ended_from_outside else CRASH)
             if guilty is not None:
                 self._quarantine(guilty, how)
-            if self.state is WorkerState.READY:
-                self.state = WorkerState.RESTARTING
-            if await self._restart():
-                self._hand_over()
+            await self._restart(self.outage, killed=link.ended_from_outside)
+            self._hand_over()
 
-    async def _restart(self) -> bool:
-        """Launch again, with growing patience; False when the model is given up."""
-        care = self._care
-        self._num_fruitless += 1
-        for num_failed in range(care.num_starts):
-            num_delays = self._num_fruitless - 1 + num_failed
-            if num_delays:
-                await asyncio.sleep(min(care.longest_delay_s, care.first_delay_s * 2.0 ** (num_delays - 1)))
+    async def _restart(self, outage: Outage, *, killed: bool) -> None:
+        """Launch until a worker is ready, with growing patience between the tries; `killed` says whether the last one was, from outside."""
+        self._num_fruitless = 1 if outage.began_s - self._ready_s > self._care.settled_s else self._num_fruitless + 1
+        while not self._is_over:
+            if (delay_s := self._delay_s(killed=killed)) > 0:
+                outage.next_try_s = time.monotonic() + delay_s
+                await asyncio.sleep(delay_s)
+            outage.next_try_s = None
+            outage.num_tries += 1
             try:
-                began = time.monotonic()
-                self.ready = await self._launch()
+                self.ready = await self._launch(self._care.load_silence_s)
             except LoadError as error:
-                self.failure = error
+                killed = isinstance(error, EndedWhileLoading) and error.from_outside
+                self._num_fruitless += 1
+                if outage.error != error.message:  # the log has each cause once, however long it lasts
+                    log.error("%s: restart failed at try %d: %s", self._load.name, outage.num_tries, error.message)
+                outage.error = error.message
                 continue
+            self.outage = None
             self.restarts += 1
-            self.failure = None
             if self.state is WorkerState.RESTARTING:
                 self.state = WorkerState.READY
-            log.warning("%s: a new worker was ready in %.1f s", self._load.name, time.monotonic() - began)
-            return True
-        assert self.failure is not None
-        self.state = WorkerState.FAILED
-        log.error("%s is given up after %d failed starts: %s", self._load.name, care.num_starts, self.failure)
-        self._fail_all(RequestError("generation_failed", f"the worker died and cannot be restarted: {self.failure}"))
-        return False
+            lasted_s = time.monotonic() - outage.began_s
+            log.warning("%s: a new worker was ready after %.1f s, at try %d", self._load.name, lasted_s, outage.num_tries)
+            return
+
+    def _delay_s(self, *, killed: bool) -> float:
+        num_doublings = min(self._num_fruitless - 2, 30)
+        if num_doublings < 0:
+            return 0.0
+        most_s = self._care.killed_delay_s if killed else self._care.longest_delay_s
+        return min(most_s, self._care.first_delay_s * 2.0**num_doublings)
+
+    @property
+    def _is_over(self) -> bool:
+        """Nobody needs another worker."""
+        return self.state is WorkerState.STOPPED or (self.state is WorkerState.DRAINING and not self._jobs)
 
     def _quarantine(self, guilty: Generation | Embedded, how: str) -> None:
         self._jobs = {request_id: job for request_id, job in self._jobs.items() if job is not guilty}

@@ -56,6 +56,6 @@ def test_the_kernel_frees_the_state_file_of_a_killed_server(tmp_path: Path) -> N
 def test_a_worker_imports_nothing_of_the_working_directory(tmp_path: Path) -> None:
     """An operator may well have a file of such a name where the server is started."""
     (tmp_path / "socket.py").write_text("raise SystemExit('not yours')")
-    ended = subprocess.run([*WORKER, str(tmp_path / "none")], cwd=tmp_path, capture_output=True, text=True, check=False)
+    ended = subprocess.run([*WORKER, "0"], cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     assert "not yours" not in ended.stderr
-    assert "FileNotFoundError" in ended.stderr  # it came as far as to the front's socket
+    assert "Socket operation on non-socket" in ended.stderr  # it came as far as to the front's socket

@@ -6,7 +6,7 @@ import time
 import msgspec
 import pytest
 
-from server.handle import LoadError
+from server.handle import LoadError, Outage
 from server.null import NullState
 from server.state import ModelSpec, SavedState
 
@@ -36,6 +36,29 @@ def test_not_ready_when_the_only_worker_is_given_up(serve):
     server = serve()
     server.worker.state = NullState.STOPPED
     assert server.http().get("/health").status_code == 503
+
+
+def test_a_restart_is_shown_and_a_long_one_takes_the_server_out_of_rotation(serve):
+    """What is tried and when next, to everybody; the cause, which may name paths, to those who administrate."""
+    server = serve()
+    server.worker.state = NullState.RESTARTING
+    server.worker.outage = Outage(time.monotonic(), patience_s=600.0, num_tries=3, error="no room", next_try_s=time.monotonic() + 900)
+    answer = server.http().get("/health/ready")
+    assert answer.status_code == 200 and answer.json()["models"] == {"null": "restarting"}
+    shown = answer.json()["restarting"]["null"]
+    assert shown["tries"] == 3 and shown["since_s"] >= 0 and 0 < shown["next_try_s"] <= 900 and "error" not in shown
+    assert server.http().get("/admin/models/null").json()["restarting"]["error"] == "no room"
+
+    server.worker.outage.patience_s = 0.0
+    server.worker.outage.next_try_s = None
+    answer = server.http().get("/health/ready")
+    assert answer.status_code == 503 and answer.json()["status"] == "unavailable"
+    assert answer.json()["restarting"]["null"]["next_try_s"] is None
+
+    server.worker.state, server.worker.outage = NullState.READY, None
+    answer = server.http().get("/health/ready")
+    assert answer.status_code == 200 and "restarting" not in answer.json()
+    assert "restarting" not in server.http().get("/admin/models/null").json()
 
 
 def test_not_ready_after_the_only_model_was_refused(serve, answering):

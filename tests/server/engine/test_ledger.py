@@ -54,7 +54,7 @@ def test_while_one_is_tried_the_others_wait() -> None:
 
 def test_kills_from_outside_say_little() -> None:
     (job,) = some = jobs(1)
-    for _ in range(31):
+    for _ in range(63):
         run(some)
         assert assign_blame(some, KILLED) is None
     run(some)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import logging
 import os
@@ -358,23 +359,155 @@ def test_a_first_load_that_is_stopped_fails(processes) -> None:
     run(scenario, timeout_s=20)
 
 
-def test_a_restart_that_fails_is_reported_once(tmp_path, caplog) -> None:
+def test_a_model_comes_back_once_the_cause_is_gone(tmp_path, caplog) -> None:
+    """However many starts have failed; requests that ran go on with the same tokens, and the log has the cause once."""
+    mark = tmp_path / "loaded"
+    config = msgspec.structs.replace(CONFIG, refused_from=str(mark))
+
     async def scenario() -> None:
-        config = NullConfig(step_s=0.01, refused_from=str(tmp_path / "loaded"))
-        async with worker(config, Care(num_starts=2, first_delay_s=0.01)) as supervisor:
-            streams = [asyncio.create_task(collect(supervisor, submit)) for submit in submits(2, max_tokens=300)]
-            await until(lambda: supervisor.stats is not None and supervisor.stats.num_running > 0)
+        some = submits(4, max_tokens=120)
+        expected = await undisturbed(some)
+        async with worker(config, Care(first_delay_s=0.001, longest_delay_s=0.01)) as supervisor:
+            heard: list[int] = []
+            streams = asyncio.gather(*(collect(supervisor, submit, heard) for submit in some[:3]))
+            await until(lambda: bool(heard))
             os.kill(supervisor.pid, signal.SIGKILL)
-            for stream in streams:
-                with pytest.raises(RequestError, match="cannot be restarted: the null model was told to load once"):
-                    await stream
-            assert supervisor.state is WorkerState.FAILED and supervisor.failure is not None
-            with pytest.raises(RequestError, match="is failed"):
-                await collect(supervisor, submits(1)[0])
+            await until(lambda: supervisor.outage is not None and supervisor.outage.num_tries > 8)
+            assert supervisor.state is WorkerState.RESTARTING
+            assert "told to load once" in supervisor.outage.error
+            late = asyncio.create_task(collect(supervisor, some[3]))
+            mark.unlink()
+            assert [*await streams, await late] == expected
+            assert supervisor.state is WorkerState.READY and supervisor.outage is None and supervisor.restarts == 1
 
     with caplog.at_level(logging.ERROR):
         run(scenario)
     assert [record.levelname for record in caplog.records] == ["ERROR"]
+
+
+def test_a_process_that_cannot_be_started_is_tried_again(monkeypatch) -> None:
+    """For want of descriptors, memory, processes or threads."""
+    faults = [
+        OSError(errno.EMFILE, "Too many open files"),
+        OSError(errno.ENOMEM, "Cannot allocate memory"),
+        BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"),
+        RuntimeError("can't start new thread"),
+        MemoryError(),
+    ]
+    original = asyncio.create_subprocess_exec
+
+    async def start(*command, **kwargs):
+        if faults:
+            raise faults.pop()
+        return await original(*command, **kwargs)
+
+    async def scenario() -> None:
+        some = submits(2)
+        expected = await undisturbed(some)
+        async with worker(care=Care(first_delay_s=0.001, longest_delay_s=0.01)) as supervisor:
+            streams = asyncio.gather(*(collect(supervisor, submit) for submit in some))
+            monkeypatch.setattr("server.engine.link.asyncio.create_subprocess_exec", start)
+            os.kill(supervisor.pid, signal.SIGKILL)
+            assert await streams == expected
+            assert faults == []
+
+    num_open = len(os.listdir("/proc/self/fd"))
+    run(scenario)
+    assert len(os.listdir("/proc/self/fd")) <= num_open, "a failed start keeps a descriptor"
+
+
+# Its second start does what argv[1] says; argv[2] is a file where starts are counted.
+ODD_WORKER = """
+import pathlib, socket, sys, time
+from server.engine.null_worker import build_null
+from server.engine.process import serve_worker
+what, starts, fd = sys.argv[1], pathlib.Path(sys.argv[2]), int(sys.argv[3])
+starts.write_text(starts.read_text() + "x")
+if starts.read_text() == "xx":
+    if what == "nonsense":
+        socket.socket(fileno=fd).sendall(bytes([255]) * 100)
+    time.sleep(1000)
+serve_worker(fd, build_null)
+"""
+
+
+@pytest.mark.parametrize("what", ["silence", "nonsense"])
+def test_a_restart_that_hangs_is_given_up_for_another(what, tmp_path) -> None:
+    """A start that makes no progress, or speaks what is no message, must not be waited for without end."""
+    (starts := tmp_path / "starts").touch()
+    command = (sys.executable, "-c", ODD_WORKER, what, str(starts))
+
+    async def scenario() -> None:
+        care = Care(first_delay_s=0.01, load_silence_s=3.0 if what == "silence" else 600.0)
+        supervisor = Supervisor(command, Load("null", null_source(CONFIG)), care=care)
+        await supervisor.start()
+        try:
+            os.kill(supervisor.pid, signal.SIGKILL)
+            await until(lambda: supervisor.restarts == 1)
+            assert starts.read_text().startswith("xxx")
+            assert await collect(supervisor, submits(1)[0]) == (await undisturbed(submits(1)))[0]
+        finally:
+            await supervisor.stop()
+
+    run(scenario)
+
+
+def test_after_a_long_outage_new_requests_are_told_when_to_come_back(tmp_path) -> None:
+    mark = tmp_path / "loaded"
+    config = msgspec.structs.replace(CONFIG, refused_from=str(mark))
+
+    async def scenario() -> None:
+        async with worker(config, Care(first_delay_s=0.01, longest_delay_s=0.05, patience_s=0.2)) as supervisor:
+            running = asyncio.create_task(collect(supervisor, submits(1, max_tokens=200)[0]))
+            await until(lambda: supervisor.stats is not None and supervisor.stats.num_running > 0)
+            os.kill(supervisor.pid, signal.SIGKILL)
+            await until(lambda: supervisor.outage is not None and supervisor.outage.is_long)
+            with pytest.raises(RequestError, match="is being restarted") as caught:
+                await collect(supervisor, submits(2)[1])
+            assert (caught.value.code, caught.value.retry_after_s) == ("model_not_ready", 0.05)
+            with pytest.raises(RequestError, match="is being restarted"):
+                await supervisor.embed(Embed("e", (1,)))
+            mark.unlink()
+            await running  # which was there before, and is kept
+            await collect(supervisor, submits(2)[1])
+
+    run(scenario)
+
+
+def test_a_worker_needs_nothing_in_the_file_system(monkeypatch, tmp_path) -> None:
+    """So a front that is killed leaves nothing behind, and cleaners of /tmp take nothing away that a restart needs."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+
+    async def scenario() -> None:
+        async with worker() as supervisor:
+            await collect(supervisor, submits(1, max_tokens=3)[0])
+            assert list(tmp_path.iterdir()) == []
+
+    run(scenario)
+
+
+def test_a_model_that_does_not_restart_can_be_unloaded(tmp_path) -> None:
+    config = msgspec.structs.replace(CONFIG, refused_from=str(tmp_path / "loaded"))
+
+    async def scenario() -> None:
+        async with worker(config, Care(first_delay_s=0.01)) as supervisor:
+            os.kill(supervisor.pid, signal.SIGKILL)
+            await until(lambda: supervisor.outage is not None and supervisor.outage.error is not None)
+            await supervisor.drain(600)
+            assert supervisor.state is WorkerState.STOPPED and supervisor.pid is None
+
+    run(scenario)
+
+
+def test_delays_are_capped_and_short_after_kills_from_outside() -> None:
+    async def scenario() -> None:
+        supervisor, delays = Supervisor(COMMAND, Load("null", "")), []
+        for supervisor._num_fruitless in (1, 2, 3, 4, 9, 100_000):
+            delays.append((supervisor._delay_s(killed=False), supervisor._delay_s(killed=True)))
+        assert delays == [(0.0, 0.0), (0.1, 0.1), (0.2, 0.2), (0.4, 0.4), (5.0, 0.5), (5.0, 0.5)]
+
+    run(scenario)
 
 
 @pytest.mark.parametrize("kind", ["encoder", "embedder", "generator"])
