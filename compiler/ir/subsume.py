@@ -10,12 +10,13 @@ Four levels, from best to worst:
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 
 from compiler.ir.dims import Dim, DimVar
-from compiler.ir.prove import prove_eq, prove_ne
-from compiler.ir.types import FuncType, ObjectType, ScalarType, ShapeType, TensorType, TupleType, Type
+from compiler.ir.prove import prove_eq, prove_le, prove_ne
+from compiler.ir.types import FuncType, ObjectType, ScalarType, ShapeType, TensorType, TupleType, Type, substitute
 
 
 class Level(IntEnum):
@@ -133,21 +134,32 @@ def _unify_dims(wanted: tuple[Dim, ...] | None, given: tuple[Dim, ...] | None, f
 
 
 def _functions(wanted: FuncType, given: FuncType) -> Verdict:
+    """The variables of a signature are its own: those of `given` take the values that arguments of `wanted` give them."""
     if wanted.pure and not given.pure:
         return Verdict(Level.DISJOINT, "an impure function where a pure one is wanted")
-    result = subsumes(wanted.result, given.result).at("result: ")
     if wanted.params is None:
-        return result
+        return subsumes(wanted.result, given.result).at("result: ")
     if given.params is None:
+        result = subsumes(wanted.result, given.result).at("result: ")
         return worst(result, Verdict(Level.COARSE, "the parameters are not known"))
     if len(wanted.params) != len(given.params):
         return Verdict(Level.DISJOINT, f"{len(wanted.params)} parameters against {len(given.params)}")
-    verdicts = [result]
+    found = unify(given.params, wanted.params)
+    verdicts = [subsumes(wanted.result, substitute(given.result, found)).at("result: "), *_ranges(found)]
     for i, (w, g) in enumerate(zip(wanted.params, given.params, strict=True)):
-        verdict = subsumes(g, w).at(f"parameter {i}: ")  # contravariant
+        verdict = subsumes(substitute(g, found), w).at(f"parameter {i}: ")  # contravariant
         # A coarse parameter is checked when the function is entered, so it is no worse than an unproved dimension.
         verdicts.append(Verdict(Level.SYMBOLIC, verdict.reason) if verdict.level is Level.COARSE else verdict)
     return worst(*verdicts)
+
+
+def _ranges(found: dict[DimVar, Dim]) -> Iterator[Verdict]:
+    """What variables stand for lies within their ranges: unproved, it is checked when the function is entered."""
+    for var, value in found.items():
+        upper = var.upper.substitute(found) if isinstance(var.upper, Dim) else var.upper
+        above, below = prove_le(var.lower, value), upper is None or prove_le(value, upper)
+        if not (above and below and prove_eq(value % var.multiple_of, 0)):
+            yield Verdict(Level.SYMBOLIC, f"{value} against the range of {var.name}")
 
 
 def _dtypes(wanted: str | None, given: str | None) -> Verdict:
