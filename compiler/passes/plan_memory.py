@@ -1,8 +1,8 @@
 """Give every allocation a place in one arena.
 
-Before: `Alloc`s without offsets. After: each has an offset in the arena of its function, and the function knows the arena's size; the
-entry points of a module share one arena, since only one of them runs at a time. Allocations of functions that others call keep memory
-of their own: their caller's arena is in use while they run.
+Before: `Alloc`s without offsets. After: each has an offset in the arena of its function, and the function knows the arena's size. The
+entry points of a module share one arena, since only one of them runs at a time; a function that others call takes the bytes above
+those of its caller. What such a function returns, and what is prepared from weights, outlives its arena and keeps memory of its own.
 
 Two allocations may overlap when their lives do not. A life begins at the allocation and ends with the last use of any alias: another
 name, a view, a match_cast, a tuple, the value of an If. What a function returns lives to the end.
@@ -58,18 +58,18 @@ def plan_memory(module: IRModule) -> IRModule:
     builder = Builder(module)
     changed = False
     for name, func in module.graph_functions.items():
-        if name not in called and func.arena is None:
-            changed |= _plan(builder, name, func)
+        if func.arena is None:
+            changed |= _plan(builder, name, func, outlived=name in called or PREPARATION in name)
     return builder.finish() if changed else module
 
 
-def _plan(builder: Builder, name: str, func: Function) -> bool:
+def _plan(builder: Builder, name: str, func: Function, *, outlived: bool) -> bool:
+    """`outlived`: by what it returns."""
     lives = _Lives(Owners(func.body))
     lives.walk(func.body)
     returned = lives.keep(func.body)
     known = {v for p in func.params for v in binders_of(p.type)}
-    # What is prepared from weights outlives every call: it gets memory of its own.
-    planned = [life for life in lives.found.values() if not (PREPARATION in name and life in returned) and _sized_at_entry(life, known)]
+    planned = [life for life in lives.found.values() if not (outlived and life in returned) and _sized_at_entry(life, known)]
     offsets, total = place(planned)
     if not offsets:
         return False

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compiler.ir.dims import Dim, DimVar
-from compiler.ir.graph import Var
+from compiler.ir.graph import Alloc, Var
 from compiler.ir.parser import parse
 from compiler.ir.types import ObjectType
 from compiler.passes.base import Pass
@@ -105,16 +105,18 @@ def test_reuse_needs_a_proof_of_not_more_than_and_no_equality() -> None:
     assert arena(other) == "64*((n + 7) // 8) + 64*((m + 15) // 16)"
 
 
-def test_entry_points_share_one_arena_and_called_functions_have_memory_of_their_own() -> None:
+def test_a_called_function_has_an_arena_but_its_result_has_memory_of_its_own() -> None:
     module = plan_memory(
-        parse(f"""
-            func main(x: f32[8]) -> object {{ a = alloc f32[8] launch @e(x, a) b = @helper(a) return b }}
-            func helper(x: f32[8]) -> f32[8] {{ a = alloc f32[8] launch @e(x, a) return a }}
-            {E1}
+        parse("""
+            func main(x: f32[8]) -> object { a = alloc f32[8] launch @e(x, a) b = @helper(a) return b }
+            func helper(x: f32[8]) -> f32[8] { a = alloc f32[8] launch @e(x, a) b = alloc f32[8] launch @e(a, b) return b }
+            prim e(A: f32[n], out B: f32[n]) { for i in n { B[i] = exp(A[i]) } }
         """)
     )
     assert str(module.graph("main").arena) == "64"
-    assert module.graph("helper").arena is None
+    assert str(module.graph("helper").arena) == "64"
+    temporary, result = (b.value for b in module.graph("helper").body.bindings if isinstance(b.value, Alloc))
+    assert str(temporary.offset) == "0" and result.offset is None
 
 
 def test_a_length_that_data_decides_is_not_part_of_the_arena() -> None:

@@ -1,0 +1,84 @@
+"""Functions that call functions: by name, as values, chosen at run time, calling themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from compiler.driver import compile_module
+from compiler.ir.parser import parse
+from runtime.session import Session
+
+Compute = Callable[..., Any]
+
+CHOICE = """
+func main(c: bool[], x: f32[k]) -> object {
+  f = if c { return @up } else { return @down }
+  y = call f(x)
+  z = add(x, y)
+  return z
+}
+func up(x: f32[n]) -> f32[n] { y = exp(x) return y }
+func down(x: f32[m]) -> f32[m] { y = negative(x) return y }
+"""
+
+
+@pytest.mark.parametrize("choice", [True, False])
+def test_an_if_chooses_among_functions_that_differ_in_the_names_of_variables(compute: Compute, choice: bool) -> None:
+    compute(CHOICE, np.array(choice), np.ones(3, np.float32))
+
+
+def test_temporaries_of_a_called_function_lie_above_the_arena_of_its_caller(compute: Compute) -> None:
+    """All of them at once: what the caller holds in its arena is read after the call."""
+    program = """
+    func main(x: f32[n, 16]) -> object {
+      a = softmax(x)
+      b = @inner(a, x)
+      c = @inner(b, a)
+      d = add(a, b)
+      e = add(c, d)
+      return e
+    }
+    func inner(x: f32[n, 16], y: f32[n, 16]) -> f32[n, 16] {
+      a = softmax(x)
+      b = @innermost(a)
+      c = softmax(b)
+      d = add(a, y)
+      e = add(c, d)
+      return e
+    }
+    func innermost(x: f32[n, 16]) -> f32[n, 16] { a = softmax(x) b = softmax(a) c = add(a, b) return c }
+    """
+    x = np.random.default_rng(0).normal(size=(5, 16)).astype(np.float32)
+    compute(program, x)
+    session = Session(compile_module(parse(program)), device_threads=1)
+    results = [session.call("main", x).tobytes() for _ in range(3)]  # the first call finds the arena too small for its callees
+    assert len(set(results)) == 1
+    assert session.arena_bytes("inner", {"n": 5}) > 0
+
+
+def test_a_function_that_calls_itself_keeps_its_temporaries_apart(compute: Compute) -> None:
+    program = """
+    func main(x: f32[n, 4]) -> object { y = @half(x) return y }
+    func half(x: f32[n, 4]) -> f32[ndim=2] {
+      t = shape_to_tensor(shape[n])
+      limit = full(shape[1], dim(2), dtype=i64)
+      more = less(limit, t)
+      c = any(more)
+      a = softmax(x)
+      r: f32[ndim=2] = if c {
+        h = slice(a, axis=0, begin=0, end=dim(n // 2))
+        d = @half(h)
+        e = match_cast d to f32[k, 4]
+        p = concat(e, a, axis=0)
+        return p
+      } else {
+        return a
+      }
+      return r
+    }
+    """
+    compute(program, np.random.default_rng(0).normal(size=(16, 4)).astype(np.float32))
