@@ -1,22 +1,22 @@
 """Broadcasting: NumPy's rule, for extents that may be symbolic.
 
-An extent stretches only if it is known to be 1 when the program is compiled. So where one of two is known not to be 1, the other must
-equal it, which is checked at run time where it is not proved; and of two that may both be 1 nothing can be said.
+An extent of 1 stretches, also where only the run tells that it is 1. So where one of two is known not to be 1, it is the result's, and
+the other must be 1 or equal it, which is checked at run time where it is not proved; of two that may both be 1, the result's extent is an
+expression that gives the right one for every pair that the check lets through.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from compiler.ir.dims import Dim
+from compiler.ir.dims import Dim, Max, dim_max, dim_min
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
 from compiler.ir.loops import Buffer, Const, Load, Scalar, ScalarParam
 from compiler.ir.prove import prove_eq, prove_ne
 from compiler.ir.types import ObjectType, ScalarType, TensorType, Type
 from compiler.ops.nest import cast, const
-from compiler.ops.operands import unproved
-from compiler.ops.tables import Operands, Place, UnknownShape
+from compiler.ops.tables import Fit, Operands, Place, UnknownShape
 
 ZERO, ONE = Dim.of(0), Dim.of(1)
 
@@ -26,8 +26,8 @@ Shape = tuple[Dim, ...]
 # --- annotations -------------------------------------------------------------------------------------------------------
 
 
-def broadcast_dims(a: Dim, b: Dim) -> Dim | None:
-    """The extent that both broadcast to; None when it depends on values."""
+def broadcast_dims(a: Dim, b: Dim) -> Dim:
+    """The extent that both broadcast to."""
     if prove_eq(a, b) or prove_eq(b, 1):
         return a
     if prove_eq(a, 1):
@@ -35,19 +35,32 @@ def broadcast_dims(a: Dim, b: Dim) -> Dim | None:
     wide = [d for d in (a, b) if prove_ne(d, 1)]
     if len(wide) == 2 and prove_ne(a, b):
         raise AnnotationError(f"extents {a} and {b} do not broadcast")
-    return min(wide, key=lambda d: not d.is_const, default=None)
+    return min(wide, key=lambda d: not d.is_const) if wide else _largest_but_zero(_stretched(a) | _stretched(b))
 
 
-def broadcast_shapes(a: Shape, b: Shape) -> Shape | None:
+def _largest_but_zero(dims: frozenset[Dim]) -> Dim:
+    """What extents of which all but one value are 1 broadcast to: the largest, or 0 where one of them is 0."""
+    return dim_max(*dims) * dim_min(*dims, 1)
+
+
+def _stretched(dim: Dim) -> frozenset[Dim]:
+    """The extents that a result broadcast to before, so that no chain of operators nests what it says of the same ones."""
+    for atom in dim.atoms():
+        if isinstance(atom, Max) and _largest_but_zero(found := frozenset(atom.operands)) == dim:
+            return found
+    return frozenset({dim})
+
+
+def broadcast_shapes(a: Shape, b: Shape) -> Shape:
     rank = max(len(a), len(b))
     padded = zip((ONE,) * (rank - len(a)) + a, (ONE,) * (rank - len(b)) + b, strict=True)
-    dims: list[Dim | None] = []
+    dims: list[Dim] = []
     for i, (x, y) in enumerate(padded):
         try:
             dims.append(broadcast_dims(x, y))
         except AnnotationError as error:
             raise AnnotationError(f"dimension {i}: {error}") from None
-    return tuple(d for d in dims if d is not None) if None not in dims else None
+    return tuple(dims)
 
 
 def broadcast_tensors(args: Sequence[Type], dtype: DType | None) -> TensorType:
@@ -69,7 +82,7 @@ def broadcast_tensors(args: Sequence[Type], dtype: DType | None) -> TensorType:
         return TensorType(None, dtype)
     shape: Shape | None = ()
     for t in tensors:
-        shape = broadcast_shapes(shape, t.shape) if shape is not None and t.shape is not None else None
+        shape = None if shape is None or t.shape is None else broadcast_shapes(shape, t.shape)
     return TensorType(shape, dtype, max(t.ndim or 0 for t in tensors))
 
 
@@ -87,24 +100,32 @@ def sized_buffer(type_: Type, name: str) -> Buffer:
     return Buffer(name, type_.shape, type_.dtype)
 
 
-def element(place: Place | None, ijk: Sequence[Dim], dtype: DType) -> Scalar:
-    """The operand's element that broadcasting puts at `ijk` of the result; a scalar takes the type of the tensors."""
+def element(place: Place | None, ijk: Sequence[Dim], dtype: DType, shape: Shape = ()) -> Scalar:
+    """The operand's element that broadcasting to `shape` puts at `ijk` of the result; a scalar takes the type of the tensors. Where no
+    shape is given, the operand's extents are those of the result, or 1."""
     if isinstance(place, Const):
         return const(place.value, dtype)
     if isinstance(place, ScalarParam):
         return cast(place, dtype)
     assert place is not None, "a shape has no elements"
-    inner = ijk[len(ijk) - len(place.shape) :]
-    return Load(place, tuple(ZERO if prove_eq(d, 1) else i for d, i in zip(place.shape, inner, strict=True)))
+    rank = len(place.shape)
+    inner, extents = ijk[len(ijk) - rank :], shape[len(shape) - rank :] or place.shape
+    return Load(place, tuple(_index(d, i, s) for d, i, s in zip(place.shape, inner, extents, strict=True)))
 
 
-def broadcast_checks(operands: Operands, shape: Shape) -> tuple[tuple[int, Type], ...]:
-    """What tensors must match because it is not proved that they broadcast to `shape`."""
-    tensors = {i: place for i, place in enumerate(operands.places) if isinstance(place, Buffer)}
-    return unproved(operands, {i: broadcast_from(shape, place.shape) for i, place in tensors.items()})
+def _index(extent: Dim, i: Dim, wanted: Dim) -> Dim:
+    if prove_eq(extent, 1):
+        return ZERO
+    return i if prove_eq(extent, wanted) else dim_min(i, extent - 1)  # 0 where the extent turns out to be 1
 
 
-def broadcast_from(shape: Shape, given: Shape) -> Shape:
-    """The extents that `given` must have to broadcast to `shape`."""
-    inner = shape[len(shape) - len(given) :]
-    return tuple(g if prove_eq(g, 1) else s for s, g in zip(inner, given, strict=True))
+def broadcast_fits(operands: Operands, shape: Shape) -> tuple[Fit, ...]:
+    """What must hold because it is not proved that the tensors broadcast to `shape`."""
+    tensors = [(i, place) for i, place in enumerate(operands.places) if isinstance(place, Buffer)]
+    return tuple(fit for i, place in tensors for fit in fits(i, place.shape, shape))
+
+
+def fits(operand: int, given: Shape, shape: Shape) -> Iterator[Fit]:
+    for axis, (g, s) in enumerate(zip(given, shape[len(shape) - len(given) :], strict=True)):
+        if not prove_eq(g, 1) and not prove_eq(g, s):
+            yield Fit(operand, axis, s, g)

@@ -21,7 +21,7 @@ from compiler.ir.loops import Allocate, Buffer, Fn, ReduceFn, Scalar
 from compiler.ir.op import REQUIRED
 from compiler.ir.prove import prove_ne
 from compiler.ir.types import TensorType, Type
-from compiler.ops.broadcast import Shape, broadcast_from, broadcast_shapes, element, output
+from compiler.ops.broadcast import Shape, broadcast_shapes, element, fits, output
 from compiler.ops.nest import apply, cast, const, fill, guard, load, reduce, seq
 from compiler.ops.operands import agree, bool_attr, float_attr, int_attr, tensor_operand, unproved, wants_float
 from compiler.ops.tables import Nest, Operands, define
@@ -60,7 +60,7 @@ def _type(args: tuple[Type, ...], attrs: Attrs) -> Type:
         mask, scores = tensor_operand(args, 3, "mask"), (batch, heads, queries, k.shape[2])
         if mask.dtype not in (None, DType.BOOL) and not mask.dtype.is_float:
             raise AnnotationError(f"mask holds {mask.dtype}, wants bool or floats")
-        if mask.shape is not None and len(broadcast_shapes(scores, mask.shape) or scores) > 4:
+        if mask.shape is not None and len(broadcast_shapes(scores, mask.shape)) > 4:
             raise AnnotationError(f"mask has rank {mask.ndim}, wants at most 4")
     return TensorType((batch, heads, queries, v.shape[3]), q.dtype)
 
@@ -90,7 +90,7 @@ def _nest(operands: Operands) -> Nest:
         value = capped(apply(Fn.MUL, reduce(ReduceFn.SUM, (size,), term), const(attrs["scale"], F32)), attrs["softcap"])
         hidden = const(-np.inf, F32)
         if mask is not None:
-            given = element(mask, (b, h, i, j), mask.dtype)
+            given = element(mask, (b, h, i, j), mask.dtype, scores.shape)
             value = apply(Fn.SELECT, given, value, hidden) if mask.dtype is DType.BOOL else apply(Fn.ADD, value, cast(given, F32))
         place = i + keys - queries
         first = place - attrs["window"] + 1 if attrs["window"] else Dim.of(0)
@@ -116,9 +116,8 @@ def _nest(operands: Operands) -> Nest:
     for buffer in (scores, weights, top, total):
         body = Allocate(buffer, body)
     wanted: dict[int, Shape] = {1: (batch, kv_heads, keys, size), 2: (batch, kv_heads, keys, v.shape[3])}
-    if mask is not None:
-        wanted[3] = broadcast_from(scores.shape, mask.shape)
-    return Nest((out,), body, checks=unproved(operands, wanted))
+    masked = () if mask is None else tuple(fits(3, mask.shape, scores.shape))
+    return Nest((out,), body, checks=unproved(operands, wanted), fits=masked)
 
 
 def _numpy(q: Any, k: Any, v: Any, mask: Any = None, *, scale: float, causal: bool, window: int, softcap: float) -> Any:

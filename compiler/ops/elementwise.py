@@ -15,7 +15,7 @@ from compiler.ir.errors import AnnotationError
 from compiler.ir.loops import Buffer, Const, Fn, Load, Scalar, dtype_of
 from compiler.ir.op import REQUIRED, Deduce, OpDef
 from compiler.ir.types import ObjectType, ScalarType, TensorType, Type
-from compiler.ops.broadcast import broadcast_checks, broadcast_tensors, element, output
+from compiler.ops.broadcast import broadcast_fits, broadcast_tensors, element, output
 from compiler.ops.nest import accumulator, apply, cast, const, fill
 from compiler.ops.operands import dtype_attr, same_dtype, tensor_operand
 from compiler.ops.tables import Nest, Operands, define
@@ -76,9 +76,9 @@ def _nest(formula: Callable[..., Scalar]) -> Callable[[Operands], Nest]:
         wide = accumulator(dtype)
 
         def value(*ijk: Dim) -> Scalar:
-            return cast(formula(*(_widened(element(p, ijk, dtype), wide) for p in operands.places)), out.dtype)
+            return cast(formula(*(_widened(element(p, ijk, dtype, out.shape), wide) for p in operands.places)), out.dtype)
 
-        return Nest((out,), fill(out, value), checks=broadcast_checks(operands, out.shape))
+        return Nest((out,), fill(out, value), fits=broadcast_fits(operands, out.shape))
 
     return legalize
 
@@ -233,9 +233,10 @@ def _where_nest(operands: Operands) -> Nest:
     cond, a, b = operands.places
 
     def value(*ijk: Dim) -> Scalar:
-        return apply(Fn.SELECT, element(cond, ijk, DType.BOOL), element(a, ijk, out.dtype), element(b, ijk, out.dtype))
+        types = (DType.BOOL, out.dtype, out.dtype)
+        return apply(Fn.SELECT, *(element(p, ijk, t, out.shape) for p, t in zip((cond, a, b), types, strict=True)))
 
-    return Nest((out,), fill(out, value), checks=broadcast_checks(operands, out.shape))
+    return Nest((out,), fill(out, value), fits=broadcast_fits(operands, out.shape))
 
 
 def _where_numpy(cond: Any, a: Any, b: Any) -> Any:

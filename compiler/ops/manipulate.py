@@ -16,7 +16,7 @@ from compiler.ir.loops import Buffer, Load
 from compiler.ir.op import REQUIRED
 from compiler.ir.prove import prove_eq, prove_lt, prove_ne
 from compiler.ir.types import ShapeType, TensorType, TupleType, Type
-from compiler.ops.broadcast import ONE, broadcast_checks, element, output, sized_buffer
+from compiler.ops.broadcast import ONE, broadcast_fits, element, output, sized_buffer
 from compiler.ops.nest import fill, load, pick, seq
 from compiler.ops.operands import (
     agree,
@@ -120,7 +120,7 @@ def _broadcast_type(args: tuple[Type, ...], _: Attrs) -> Type:
 
 def _broadcast_nest(operands: Operands) -> Nest:
     out, x = output(operands), operands.buffer(0)
-    return Nest((out,), fill(out, lambda *ijk: element(x, ijk, x.dtype)), checks=broadcast_checks(operands, out.shape))
+    return Nest((out,), fill(out, lambda *ijk: element(x, ijk, x.dtype, out.shape)), fits=broadcast_fits(operands, out.shape))
 
 
 BROADCAST_TO = define("broadcast_to", "x, shape", _broadcast_type, lambda x, shape: np.array(np.broadcast_to(x, shape)), _broadcast_nest)

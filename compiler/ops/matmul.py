@@ -14,7 +14,7 @@ from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
 from compiler.ir.loops import Fn, ReduceFn, Scalar
 from compiler.ir.types import TensorType, Type
-from compiler.ops.broadcast import Shape, broadcast_from, broadcast_shapes, element, output
+from compiler.ops.broadcast import Shape, broadcast_shapes, element, fits, output
 from compiler.ops.nest import apply, cast, fill, load, reduce
 from compiler.ops.operands import agree, bool_attr, dtype_attr, tensor_operand, unproved, wants_float
 from compiler.ops.tables import Nest, Operands, define
@@ -97,7 +97,7 @@ def _matmul_type(args: tuple[Type, ...], attrs: Mapping[str, Any]) -> Type:
     (m, k), (k2, n) = _matrix(a.shape, flipped[0]), _matrix(b.shape, flipped[1])
     agree(k, k2, "the contracted dimension of b")
     batch = broadcast_shapes(a.shape[:-2], b.shape[:-2])
-    return TensorType((*batch, m, n), dtype) if batch is not None else TensorType(None, dtype, max(len(a.shape), len(b.shape)))
+    return TensorType((*batch, m, n), dtype)
 
 
 def _matmul_numpy(a: Any, b: Any, *, transpose_a: bool, transpose_b: bool, out_dtype: str | None) -> Any:
@@ -113,6 +113,7 @@ def _matmul_nest(operands: Operands) -> Nest:
     flipped_a, flipped_b = operands.attrs["transpose_a"], operands.attrs["transpose_b"]
     wide = F32 if a.dtype.is_float else out.dtype
     _, length = _matrix(a.shape, flipped_a)
+    shape = out.shape[:-2]  # of the batch
 
     def value(*ijk: Dim) -> Scalar:
         *batch, m, n = ijk
@@ -120,14 +121,15 @@ def _matmul_nest(operands: Operands) -> Nest:
         def term(r: Dim) -> Scalar:
             left = (*batch, r, m) if flipped_a else (*batch, m, r)
             right = (*batch, n, r) if flipped_b else (*batch, r, n)
-            return apply(Fn.MUL, cast(element(a, left, a.dtype), wide), cast(element(b, right, b.dtype), wide))
+            x, y = element(a, left, a.dtype, (*shape, *a.shape[-2:])), element(b, right, b.dtype, (*shape, *b.shape[-2:]))
+            return apply(Fn.MUL, cast(x, wide), cast(y, wide))
 
         return cast(reduce(ReduceFn.SUM, (length,), term), out.dtype)
 
     n = out.shape[-1]
-    matrices = a.shape[-2:], ((n, length) if flipped_b else (length, n))
-    wanted = {i: broadcast_from(out.shape[:-2], x.shape[:-2]) + matrix for i, (x, matrix) in enumerate(zip((a, b), matrices, strict=True))}
-    return Nest((out,), fill(out, value), checks=unproved(operands, wanted))
+    wanted = {1: (*b.shape[:-2], *((n, length) if flipped_b else (length, n)))}
+    batches = (fit for i, x in enumerate((a, b)) for fit in fits(i, x.shape[:-2], shape))
+    return Nest((out,), fill(out, value), checks=unproved(operands, wanted), fits=tuple(batches))
 
 
 MATMUL = define(

@@ -53,17 +53,28 @@ class Operands:
 
 
 @dataclass(frozen=True, slots=True)
+class Fit:
+    """The extent `given` of an operand must be 1 or `wanted`, and deduction could not prove it."""
+
+    operand: int
+    axis: int
+    wanted: Dim
+    given: Dim
+
+
+@dataclass(frozen=True, slots=True)
 class Nest:
     """A loop-level body: the outputs it fills and the statement that fills them. It may use the symbolic variables of the graph
     function: outlining renames them and passes those that no shape defines. Output `i` reuses operand `inplace[i]`. `checks` are
-    annotations that operands must match at run time, because deduction could not prove that they do, and `equal` pairs of numbers, the
-    wanted one and the given one."""
+    annotations that operands must match at run time, because deduction could not prove that they do, `equal` pairs of numbers, the
+    wanted one and the given one, and `fits` says which extents must broadcast."""
 
     outputs: tuple[Buffer, ...]
     body: Stmt
     inplace: tuple[int | None, ...] = ()
     checks: tuple[tuple[int, Type], ...] = ()
     equal: tuple[tuple[Dim, Dim], ...] = ()
+    fits: tuple[Fit, ...] = ()
     attrs: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 

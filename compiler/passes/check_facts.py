@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from compiler.ir.deduce import deduce, type_of
-from compiler.ir.dims import Dim, DimVar, dim_max
+from compiler.ir.dims import Dim, DimVar, dim_max, dim_min
 from compiler.ir.dtypes import DType
 from compiler.ir.graph import (
     Alloc,
@@ -65,6 +65,12 @@ def require_type(emit: Emit, atom: Atom, wanted: Type, boundary: str) -> Atom:
 def require_equal(emit: Emit, wanted: Dim, given: Dim, boundary: str) -> None:
     if not prove_eq(wanted, given):
         emit(MatchCast(ScalarValue(given), ScalarType(DType.I64, wanted), boundary))
+
+
+def require_broadcast(emit: Emit, wanted: Dim, given: Dim, boundary: str) -> None:
+    """The extent `given` is 1 or `wanted`."""
+    differs = dim_min(1, dim_max(given - 1, 1 - given))  # 0 where it is 1, else 1
+    require_equal(emit, 1 + (wanted - 1) * differs, given, f"{boundary} (1 or {wanted})")
 
 
 def require_extents(emit: Emit, type_: Type, known: Sequence[Dim], boundary: str) -> None:

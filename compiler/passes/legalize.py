@@ -18,7 +18,7 @@ from compiler.ir.loops import Buffer, Const, ScalarParam
 from compiler.ir.module import IRModule
 from compiler.ir.types import ScalarType, TensorType, TupleType, Type
 from compiler.ops.tables import LEGALIZE, Library, Nest, Operands, Place, UnknownShape, View
-from compiler.passes.check_facts import require_equal, require_type
+from compiler.passes.check_facts import require_broadcast, require_equal, require_type
 from compiler.passes.outline import Outliner
 from compiler.passes.rewrite import rewrite_module
 from compiler.passes.share_subexpressions import freeze
@@ -73,6 +73,8 @@ def _legalize(builder: Builder, outliner: Outliner, var: Var, call: Call) -> Val
         require_equal(builder.emit, wanted, given, boundary)
     if isinstance(legal, View):
         return call if legal.equal else None
+    for fit in legal.fits:
+        require_broadcast(builder.emit, fit.wanted, fit.given, f"{boundary}, operand {fit.operand}, dimension {fit.axis}")
     args = _checked(builder, args, legal, boundary)
     pairs: list[tuple[Buffer | ScalarParam, Atom]] = []
     numbers: dict[int, int] = {}  # operand -> parameter
@@ -85,7 +87,7 @@ def _legalize(builder: Builder, outliner: Outliner, var: Var, call: Call) -> Val
     alone = isinstance(var.type, TupleType) and len(legal.outputs) == 1  # a tuple all the same
     if alone:
         return MakeTuple((builder.emit(made),))
-    return builder.emit(made) if legal.equal else made  # no other call may take it over without the check
+    return builder.emit(made) if legal.equal or legal.fits else made  # no other call may take it over without the check
 
 
 def _checked(builder: Builder, args: tuple[Atom, ...], nest: Nest, boundary: str) -> tuple[Atom, ...]:

@@ -149,7 +149,10 @@ def test_broadcasting_of_symbolic_extents():
     assert broadcast_shapes((n,), (Dim.of(4),)) == (Dim.of(4),)
     assert broadcast_shapes((n,), (two,)) == (two,)
     assert broadcast_shapes((Dim.of(4),), (two,)) == (Dim.of(4),)
-    assert broadcast_shapes((n,), (m,)) is None
+    (both,) = broadcast_shapes((n,), (m,))
+    assert broadcast_shapes((both,), (n,)) == broadcast_shapes((m,), (both,)) == (both,)
+    for a, b in ((0, 0), (0, 1), (1, 0), (1, 1), (1, 7), (7, 1), (7, 7)):
+        assert (both.evaluate({N: a, M: b}),) == np.broadcast_shapes((a,), (b,))
     with pytest.raises(AnnotationError):
         broadcast_shapes((two,), (two + 1,))
 
