@@ -27,6 +27,7 @@ from compiler.ir.loops import (
     identity,
 )
 from compiler.ir.prove import bounds
+from compiler.ir.visit_loops import walk_scalar
 
 TRUE, FALSE = Value("true", DType.BOOL), Value("false", DType.BOOL)
 
@@ -120,23 +121,22 @@ class Expressions:
 
     def varies(self, scalar: Scalar) -> bool:
         """Whether the value may differ between lanes."""
+        return any(self._differs(node) for node in walk_scalar(scalar))
+
+    def _differs(self, node: Scalar) -> bool:
+        """Whether it does so by the node itself, not by what that refers to."""
         memory = self.memory
-        match scalar:
-            case Const() | ScalarParam():
+        match node:
+            case Const() | ScalarParam() | Apply() | Cast():
                 return False
             case DimScalar(dim=dim):
                 return memory.varies(dim.atoms())
             case Load(buffer=buffer, indices=indices):
                 return memory.storage[buffer].lane is not None or any(memory.varies(i.atoms()) for i in indices)
-            case Apply(args=args):
-                return any(self.varies(a) for a in args)
-            case Cast(value=value):
-                return self.varies(value)
-            case Guard(conditions=conditions, value=value, otherwise=otherwise):
-                dims = (d for cond in conditions for d in cond)
-                return any(memory.varies(d.atoms()) for d in dims) or self.varies(value) or self.varies(otherwise)
-            case Reduce(axes=axes, value=value):
-                return any(memory.varies(extent.atoms()) for _, extent in axes) or self.varies(value)
+            case Guard(conditions=conditions):
+                return any(memory.varies(d.atoms()) for cond in conditions for d in cond)
+            case Reduce(axes=axes):
+                return any(memory.varies(extent.atoms()) for _, extent in axes)
 
     # --- reductions ----------------------------------------------------------------------------------------------------
 

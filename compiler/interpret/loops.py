@@ -45,6 +45,7 @@ from compiler.ir.loops import (
     dtype_of,
     identity,
 )
+from compiler.ir.visit_loops import loads
 from compiler.ops.elementwise import numpy_cast
 
 Array = NDArray[Any]
@@ -95,6 +96,7 @@ class _Frame:
         self.params: dict[ScalarParam, Array] = {}
         self.extents: list[int] = []  # of the axes in use
         self.active: Array | None = None  # the points that count; None: all
+        self.known: dict[Scalar, Array] = {}  # nodes of the expression at hand: others share them
 
     # --- statements ----------------------------------------------------------------------------------------------------
 
@@ -154,10 +156,17 @@ class _Frame:
 
     @contextmanager
     def _narrowed(self, cond: Array) -> Generator[None]:
-        outer = self.active
-        self.active = _both(outer, cond)
-        yield
+        outer, self.active = self.active, _both(self.active, cond)
+        with self._branch():
+            yield
         self.active = outer
+
+    @contextmanager
+    def _branch(self) -> Generator[None]:
+        """What is computed inside is not known after it."""
+        outer, self.known = self.known, dict(self.known)
+        yield
+        self.known = outer
 
     def _when(self, cond: Array, then: Stmt, orelse: Stmt | None) -> None:
         if cond.ndim == 0:
@@ -219,6 +228,17 @@ class _Frame:
     # --- scalars -------------------------------------------------------------------------------------------------------
 
     def eval(self, scalar: Scalar) -> Array:
+        """A statement's expression."""
+        self.known = {}
+        return self._eval(scalar)
+
+    def _eval(self, scalar: Scalar) -> Array:
+        value = self.known.get(scalar)
+        if value is None:
+            value = self.known[scalar] = self._compute(scalar)
+        return value
+
+    def _compute(self, scalar: Scalar) -> Array:
         match scalar:
             case Const(value=value, dtype=dtype):
                 return np.asarray(value).astype(dtype.numpy)
@@ -231,9 +251,9 @@ class _Frame:
             case Guard(conditions=conditions, value=value, otherwise=otherwise):
                 return self._guard(conditions, value, otherwise)
             case Apply(fn=fn, args=args):
-                return np.asarray(MEANING[fn](*(self.eval(a) for a in args)))
+                return np.asarray(MEANING[fn](*(self._eval(a) for a in args)))
             case Cast(value=value, dtype=dtype):
-                return numpy_cast(self.eval(value), dtype)
+                return numpy_cast(self._eval(value), dtype)
             case Reduce():
                 return self._reduce(scalar)
 
@@ -271,17 +291,17 @@ class _Frame:
         for low, dim, high in conditions:
             inside = inside & (self.dim(low) <= self.dim(dim)) & (self.dim(dim) < self.dim(high))
         if inside.ndim == 0:
-            return self.eval(value if inside else otherwise)
+            return self._eval(value if inside else otherwise)
         with self._narrowed(inside):
-            result = self.eval(value)
-        return np.where(inside, result, self.eval(otherwise))
+            result = self._eval(value)
+        return np.where(inside, result, self._eval(otherwise))
 
     def _reduce(self, reduce: Reduce) -> Array:
         first, count = len(self.extents), len(reduce.axes)
         dtype = dtype_of(reduce.value)
         neutral = np.asarray(identity(reduce.fn, dtype).value).astype(dtype.numpy)
-        with self._axes([(var, self.dim(extent)) for var, extent in reduce.axes]) as inside:
-            value = self.eval(reduce.value)
+        with self._axes([(var, self.dim(extent)) for var, extent in reduce.axes]) as inside, self._branch():
+            value = self._eval(reduce.value)
             if inside is not None:
                 value = np.where(inside, value, neutral)
             extents = self.extents[first:]
@@ -347,25 +367,9 @@ def _independent(loop: For) -> bool:
     read: set[Buffer] = set()
     while isinstance(stmt, For | Let):
         if isinstance(stmt, Let):
-            _reads(stmt.value, read)
+            read.update(load.buffer for load in loads(stmt.value))
         stmt = stmt.body
     if not isinstance(stmt, Store):
         return False
-    _reads(stmt.value, read)
+    read.update(load.buffer for load in loads(stmt.value))
     return stmt.buffer not in read
-
-
-def _reads(scalar: Scalar, found: set[Buffer]) -> None:
-    match scalar:
-        case Load(buffer=buffer):
-            found.add(buffer)
-        case Apply(args=args):
-            for arg in args:
-                _reads(arg, found)
-        case Guard(value=value, otherwise=otherwise):
-            _reads(value, found)
-            _reads(otherwise, found)
-        case Cast(value=value) | Reduce(value=value):
-            _reads(value, found)
-        case _:
-            return

@@ -2,7 +2,7 @@
 
 Variables are paired as they are met: one on the left belongs to exactly one on the right, with the same declared range. Functions go
 by their names. Not told apart, since nothing depends on it: nested and flat sequences, adjacent plain blocks, attributes left at
-their defaults, a copy and the atom itself, and what a check calls its boundary.
+their defaults, a copy and the atom itself, a scalar that is shared and its copies, and what a check calls its boundary.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.graph import Binding, Block, BlockKind, Body, Call, Constant, Copy, Function, Launch, MatchCast, ScalarValue, Var
-from compiler.ir.loops import Allocate, Buffer, Const, For, Let, PrimFunc, Reduce, ScalarParam, Seq
+from compiler.ir.loops import Allocate, Buffer, Const, For, Let, PrimFunc, Reduce, Scalar, ScalarParam, Seq
 from compiler.ir.module import IRModule
 from compiler.ir.op import OpDef
 from compiler.ir.printer import canonical_text, print_node
@@ -79,6 +79,7 @@ class _Pairing:
         self._partner: dict[_Variable, _Variable] = {}
         self._taken: set[_Variable] = set()  # of the right
         self._images: dict[Dim, Dim] = {}  # expressions of the left in variables of the right
+        self._same: set[tuple[Scalar, Scalar]] = set()  # that were compared in these variables: others share them
 
     def compare(self, place: str, a: Any, b: Any) -> None:
         try:
@@ -90,6 +91,10 @@ class _Pairing:
     def _compare(self, a: Any, b: Any) -> None:
         if type(a) is not type(b):
             raise _differ(a, b)
+        if isinstance(a, Scalar):
+            if (a, b) in self._same:
+                return
+            self._same.add((a, b))
         match a:
             case Dim():
                 self._dims(a, b)
@@ -173,13 +178,13 @@ class _Pairing:
         """What a binder binds is new, even if it was met before."""
         self._partner = {x: y for x, y in self._partner.items() if x not in a and y not in b}
         self._taken = set(self._partner.values())
-        self._images = {}
+        self._images, self._same = {}, set()
 
     @contextmanager
     def _scope(self) -> Generator[None]:
-        outer = dict(self._partner), set(self._taken)
+        outer = dict(self._partner), set(self._taken), self._same
         yield
-        self._partner, self._taken = outer
+        self._partner, self._taken, self._same = outer
         self._images = {}
 
     # --- dimensions ----------------------------------------------------------------------------------------------------

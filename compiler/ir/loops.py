@@ -6,9 +6,11 @@ A loop nest starts as mathematics:
       C[i, j] = max(sum(r in k) A[i, r] * B[r, j], 0)
     }
 
-A reduction is an expression, so fusing is substitution: a producer's right-hand side takes the place of a load. Indices are `Dim`s,
-and so are loop variables (`DimVar`); an integer read from memory becomes one through `Let`. Scheduling rewrites nests into loops of
-other kinds, explicit accumulators and intrinsic tiles.
+A reduction is an expression, so fusing is substitution: a producer's right-hand side takes the place of a load. An expression is a graph:
+a node that several others refer to is one value, computed once. Text names such values: `let t = exp(A[i, j]) in t * t`.
+
+Indices are `Dim`s, and so are loop variables (`DimVar`); an integer read from memory becomes one through `Let`. Scheduling rewrites nests
+into loops of other kinds, explicit accumulators and intrinsic tiles.
 """
 
 from __future__ import annotations

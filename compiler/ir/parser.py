@@ -51,6 +51,7 @@
                  | Fn "(" Scalar,* ")" | "cast" "(" DType "," Scalar ")"
                  | "guard" "(" (Dim "<=" Dim "<" Dim),+ "?" Scalar ":" Scalar ")"
                  | ReduceFn "(" Axis,+ ")" Scalar                        reaches as far to the right as it can
+                 | "let" (Name "=" Scalar),+ "in" Scalar                 so does this; each value is computed once
     Infix      ::= "|" | "^" | "&" | "<" "<=" "==" "!=" | "<<" ">>" | "+" "-" | "*" "/" "//" "%"      loosest first
 
 Names are words with inner dots; a function's may be any string in quotes. A dimension is defined where a parameter, a match_cast, a

@@ -47,7 +47,7 @@ class LoopParser(TypeParser):
     def __init__(self, source: str) -> None:
         super().__init__(source)
         self._buffers: dict[str, Buffer] = {}
-        self._scalars: dict[str, ScalarParam] = {}
+        self._scalars: dict[str, Scalar] = {}  # parameters, and values that an expression names
 
     # --- functions -----------------------------------------------------------------------------------------------------
 
@@ -89,7 +89,7 @@ class LoopParser(TypeParser):
         elif self.at("scalar"):
             self.take()
             self._check_new(name)
-            param = self._scalars[name.text] = ScalarParam(name.text, self.dtype())
+            self._scalars[name.text] = param = ScalarParam(name.text, self.dtype())
             return param
         elif outputs:
             raise self.error(f"buffer {name.text} follows an output; outputs are the last buffers", name)
@@ -235,7 +235,7 @@ class LoopParser(TypeParser):
         scalar = self.scalar()
         level = [scalar]
         for _ in range(self.nesting_left):
-            level = [inner for s in level for inner in subscalars(s)]
+            level = list(dict.fromkeys(inner for s in level for inner in subscalars(s)))
             if not level:
                 return scalar
         raise self.too_deep(start)
@@ -260,6 +260,8 @@ class LoopParser(TypeParser):
                 return self._const()
             if self.at(*_PREFIX):
                 return Apply(_PREFIX[self.take().text], (self.scalar(PREFIX_PRECEDENCE),))
+            if self.accept("let"):
+                return self._shared()
             if self.accept("("):
                 inner = self.scalar()
                 self.expect(")")
@@ -270,9 +272,24 @@ class LoopParser(TypeParser):
                 return self._function_of_scalars()
             if self.at("[", ahead=1):
                 return self._load(self.name("a buffer"))
-            return self._scalar_param(self.name("a scalar"))
+            return self._named_scalar(self.name("a scalar"))
 
-    def _scalar_param(self, token: Token) -> ScalarParam:
+    def _shared(self) -> Scalar:
+        """`let t = exp(A[i]), u = t * t in t + u`, as far to the right as it can reach. Each value is one node."""
+        names: list[str] = []
+        while not names or self.accept(","):
+            name = self.name("the name of a value")
+            self._check_new(name)
+            self.expect("=", f"after {name.text}")
+            self._scalars[name.text] = self.scalar()
+            names.append(name.text)
+        self.expect("in", "or ','")
+        scalar = self.scalar()
+        for text in names:
+            del self._scalars[text]
+        return scalar
+
+    def _named_scalar(self, token: Token) -> Scalar:
         if token.text in self._scalars:
             return self._scalars[token.text]
         if token.text in self.scope.defined:

@@ -98,7 +98,7 @@ def print_stmt(stmt: Stmt) -> str:
 
 
 def print_scalar(scalar: Scalar) -> str:
-    return _Printer({}).scalar(scalar)
+    return _Printer({}).expression(scalar)
 
 
 def print_node(node: object) -> str:

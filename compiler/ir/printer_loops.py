@@ -40,15 +40,18 @@ from compiler.ir.printer_types import (
     wrap,
 )
 from compiler.ir.syntax import ARITY, COMPARISON, INFIX, PREFIX, PREFIX_PRECEDENCE
+from compiler.ir.visit_loops import inside_out, subscalars
 
 _REDUCTION = 0  # looser than any operator: it reaches to the right end
 _ATOM = 9
+_NAMED_FROM = 16  # nodes: a shared value of fewer is written out where it is used
 
 
 class LoopPrinter:
     def __init__(self, *, canonical: bool = False) -> None:
         self._values = Names("b" if canonical else "")
         self._dims = DimNames("d" if canonical else "")
+        self._named: set[Scalar] = set()  # shared values whose names are in sight
         self._lines: list[str] = []
         self._depth = 0
 
@@ -97,16 +100,16 @@ class LoopPrinter:
                 for s in stmts:
                     self._stmt(s)
             case Store(buffer=buffer, indices=indices, value=value):
-                self._line(f"{self._place(buffer, indices)} = {self.scalar(value)}")
+                self._line(f"{self._place(buffer, indices)} = {self.expression(value)}")
             case For():
                 self._for(stmt)
             case Let(var=var, value=value, body=body):
-                value_text = self.scalar(value)
+                value_text = self.expression(value)
                 within = "" if is_plain(var) else f" within {range_text(var, self._dims)}"
                 with self._dims.scope():
                     self._block(f"let {self._dims.bind(var)}{within} = {value_text}", body)
             case When(cond=cond, then=then, orelse=orelse):
-                self._block(f"when {self.scalar(cond)}", then, "}" if orelse is None else "} else {")
+                self._block(f"when {self.expression(cond)}", then, "}" if orelse is None else "} else {")
                 if orelse is not None:
                     self._depth += 1
                     self._stmt(orelse)
@@ -118,7 +121,7 @@ class LoopPrinter:
                     name = self._values.give(buffer, buffer.name)
                     self._block(f"alloc {buffer.scope.value} {name}: {type_}", body)
             case Tile(intrinsic=intrinsic, operands=operands, dims=dims, attrs=attrs):
-                text = f"tile {json.dumps(intrinsic)}({', '.join(self.scalar(o) for o in operands)})"
+                text = f"tile {json.dumps(intrinsic)}({', '.join(self._place(o.buffer, o.indices) for o in operands)})"
                 text += f" dims({dims_text(dims, self._dims)})" if dims else ""
                 text += f" {{{attributes_text(attrs, self._dims)}}}" if attrs else ""
                 self._line(text)
@@ -142,8 +145,26 @@ class LoopPrinter:
 
     # --- scalars -------------------------------------------------------------------------------------------------------
 
-    def scalar(self, scalar: Scalar, loosest: int = _REDUCTION) -> str:
+    def expression(self, scalar: Scalar) -> str:
+        """A whole expression, behind the values that it shares."""
+        shared = _shared(scalar, self._named)
+        if not shared:
+            return self._part(scalar)
+        outer = set(self._named)
+        with self._values.scope():
+            named: list[str] = []
+            for value in shared:
+                text = self._part(value)
+                named.append(f"{self._values.give(value, 't')} = {text}")
+                self._named.add(value)
+            text = f"let {', '.join(named)} in {self._part(scalar)}"
+        self._named = outer
+        return text
+
+    def _part(self, scalar: Scalar, loosest: int = _REDUCTION) -> str:
         """In parentheses where the operator is looser than the place allows."""
+        if scalar in self._named:
+            return self._values.of(scalar, "t")
         text, precedence = self._scalar(scalar)
         return f"({text})" if precedence < loosest else text
 
@@ -159,13 +180,13 @@ class LoopPrinter:
                 return self._place(buffer, indices), _ATOM
             case Guard(conditions=conditions, value=value, otherwise=otherwise):
                 tests = ", ".join(" <= ".join(map(self._dims.text, c[:2])) + f" < {self._dims.text(c[2])}" for c in conditions)
-                return f"guard({tests} ? {self.scalar(value)} : {self.scalar(otherwise)})", _ATOM
+                return f"guard({tests} ? {self._part(value)} : {self._part(otherwise)})", _ATOM
             case Cast(value=value, dtype=dtype):
-                return f"cast({dtype}, {self.scalar(value)})", _ATOM
+                return f"cast({dtype}, {self._part(value)})", _ATOM
             case Reduce(fn=fn, axes=axes, value=value):
                 with self._dims.scope():
                     listed = ", ".join([self._axis(var, extent) for var, extent in axes])
-                    return f"{fn.value}({listed}) {self.scalar(value)}", _REDUCTION
+                    return f"{fn.value}({listed}) {self.expression(value)}", _REDUCTION
             case Apply():
                 return self._apply(scalar)
 
@@ -173,14 +194,14 @@ class LoopPrinter:
         fn, args = apply.fn, apply.args
         if len(args) == ARITY[fn] and fn in INFIX:
             symbol, precedence = INFIX[fn]
-            left = self.scalar(args[0], precedence + (precedence == COMPARISON))
-            return f"{left} {symbol} {self.scalar(args[1], precedence + 1)}", precedence
+            left = self._part(args[0], precedence + (precedence == COMPARISON))
+            return f"{left} {symbol} {self._part(args[1], precedence + 1)}", precedence
         if len(args) == ARITY[fn] and fn in PREFIX:
             # `-1.0` is a number, so the negation of a number stands as `-(1.0)`.
             number = isinstance(args[0], Const) and args[0].dtype is not DType.BOOL
-            operand = self.scalar(args[0], _ATOM + 1 if number else PREFIX_PRECEDENCE)
+            operand = self._part(args[0], _ATOM + 1 if number else PREFIX_PRECEDENCE)
             return f"{PREFIX[fn]}{operand}", PREFIX_PRECEDENCE
-        return f"{fn.value}({', '.join(self.scalar(a) for a in args)})", _ATOM
+        return f"{fn.value}({', '.join(self._part(a) for a in args)})", _ATOM
 
     def _place(self, buffer: Buffer, indices: tuple[Dim, ...]) -> str:
         return f"{self._values.of(buffer, buffer.name)}[{dims_text(indices, self._dims)}]"
@@ -191,3 +212,28 @@ def header(head: str, tail: str) -> list[str]:
     if not tail:
         return wrap(f"{head} {{", 0)
     return [*wrap(head, 0), *wrap(f"{tail} {{", 2)]
+
+
+def _shared(scalar: Scalar, named: set[Scalar]) -> list[Scalar]:
+    """The values that need a name, inside out: several nodes refer to each, and written out it is long. Inside a reduction names are given
+    where its value stands."""
+    uses: dict[Scalar, int] = {}
+    pending, inside = [scalar], {scalar}
+    while pending:
+        node = pending.pop()
+        for inner in () if isinstance(node, Reduce) or node in named else subscalars(node):
+            uses[inner] = uses.get(inner, 0) + 1
+            if inner not in inside:
+                inside.add(inner)
+                pending.append(inner)
+    if all(count == 1 for count in uses.values()):
+        return []
+    shared: list[Scalar] = []
+    sizes: dict[Scalar, int] = {}  # as it will be written
+    for node in inside_out(scalar):
+        size = 1 if node in named else 1 + sum(sizes[inner] for inner in subscalars(node))
+        if uses.get(node, 0) > 1 and size >= _NAMED_FROM:
+            shared.append(node)
+            size = 1
+        sizes[node] = size
+    return shared

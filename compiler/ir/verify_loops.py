@@ -71,7 +71,7 @@ def sites(func: PrimFunc) -> tuple[Site, ...]:
 def _add_stmt(found: list[Site], stmt: Stmt, dims: frozenset[DimVar], buffers: frozenset[Buffer]) -> None:
     found.append(Site(stmt, stmt, dims, buffers))
     for scalar in scalars_of(stmt):
-        _add_scalar(found, scalar, stmt, dims, buffers)
+        _add_scalar(found, scalar, stmt, dims, buffers, set())
     if isinstance(stmt, Tile):
         found += (Site(operand, stmt, dims, buffers) for operand in stmt.operands)
     if isinstance(stmt, For | Let):
@@ -82,12 +82,19 @@ def _add_stmt(found: list[Site], stmt: Stmt, dims: frozenset[DimVar], buffers: f
         _add_stmt(found, inner, dims, buffers)
 
 
-def _add_scalar(found: list[Site], scalar: Scalar, stmt: Stmt, dims: frozenset[DimVar], buffers: frozenset[Buffer]) -> None:
+def _add_scalar(
+    found: list[Site], scalar: Scalar, stmt: Stmt, dims: frozenset[DimVar], buffers: frozenset[Buffer], seen: set[Scalar]
+) -> None:
+    """A node that others share is a site once for each reduction around it."""
+    if scalar in seen:
+        return
+    seen.add(scalar)
     found.append(Site(scalar, stmt, dims, buffers))
     if isinstance(scalar, Reduce):
         dims |= {var for var, _ in scalar.axes}
+        seen = set()
     for inner in subscalars(scalar):
-        _add_scalar(found, inner, stmt, dims, buffers)
+        _add_scalar(found, inner, stmt, dims, buffers, seen)
 
 
 def _scalars(func: PrimFunc) -> Iterator[tuple[Scalar, Stmt]]:

@@ -1,11 +1,13 @@
 """Walking and rewriting the loop level.
 
-`walk_*` go outside in; `map_*` rebuild inside out and return the object they were given if nothing changed."""
+`walk_*` go outside in; `map_*` rebuild inside out and return the object they were given if nothing changed. Expressions share nodes, so
+every function here visits a node once, however many others refer to it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from operator import is_
 from typing import overload
 
 from compiler.ir.dims import Dim, DimLike, DimVar
@@ -79,10 +81,40 @@ def subscalars(scalar: Scalar) -> tuple[Scalar, ...]:
 
 
 def walk_scalar(scalar: Scalar) -> Iterator[Scalar]:
-    """The scalar and all inside it, outside in, in order."""
-    yield scalar
-    for inner in subscalars(scalar):
-        yield from walk_scalar(inner)
+    """The scalar and all inside it, outside in, in order, each node once."""
+    seen: set[Scalar] = set()
+    pending = [scalar]
+    while pending:
+        node = pending.pop()
+        if node not in seen:
+            seen.add(node)
+            yield node
+            pending.extend(reversed(subscalars(node)))
+
+
+def inside_out(scalar: Scalar) -> Iterator[Scalar]:
+    """The same nodes, each after those it refers to."""
+    done: set[Scalar] = set()
+    pending = [scalar]
+    while pending:
+        node = pending[-1]
+        missing = [inner for inner in subscalars(node) if inner not in done]
+        if missing:
+            pending.extend(reversed(missing))
+            continue
+        pending.pop()
+        if node not in done:
+            done.add(node)
+            yield node
+
+
+def scalar_depth(scalar: Scalar, of_load: Callable[[Load], int] = lambda _: 1) -> int:
+    """The number of nodes on the longest way inward. A load counts as `of_load` says."""
+    depths: dict[Scalar, int] = {}
+    for node in inside_out(scalar):
+        inner = max((depths[i] for i in subscalars(node)), default=0)
+        depths[node] = of_load(node) if isinstance(node, Load) else 1 + inner
+    return depths[scalar]
 
 
 def scalars_of(stmt: Stmt) -> tuple[Scalar, ...]:
@@ -95,7 +127,7 @@ def scalars_of(stmt: Stmt) -> tuple[Scalar, ...]:
 
 
 def walk_scalars(stmt: Stmt) -> Iterator[Scalar]:
-    """Every scalar in the statement and in those inside it."""
+    """Every scalar in the statement and in those inside it; within one expression, each node once."""
     for s in walk_stmts(stmt):
         for scalar in scalars_of(s):
             yield from walk_scalar(scalar)
@@ -120,7 +152,7 @@ def free_dims(node: Stmt | Scalar) -> tuple[DimVar, ...]:
     """The integer variables that a piece of the loop level takes from outside, in order of first use."""
     found: dict[DimVar, None] = {}
     if isinstance(node, Scalar):
-        _scalar_dims(node, frozenset(), found)
+        _scalar_dims(node, frozenset(), found, set())
     else:
         _stmt_dims(node, frozenset(), found)
     return tuple(found)
@@ -132,11 +164,11 @@ def _stmt_dims(stmt: Stmt, bound: frozenset[DimVar], found: dict[DimVar, None]) 
             _note((extent,), bound, found)
             _stmt_dims(body, bound | {var}, found)
         case Let(var=var, value=value, body=body):
-            _scalar_dims(value, bound, found)
+            _scalar_dims(value, bound, found, set())
             _stmt_dims(body, bound | {var}, found)
         case Store(indices=indices, value=value):
             _note(indices, bound, found)
-            _scalar_dims(value, bound, found)
+            _scalar_dims(value, bound, found, set())
         case Allocate(buffer=buffer, body=body):
             _note(buffer.shape, bound, found)
             _stmt_dims(body, bound, found)
@@ -146,12 +178,16 @@ def _stmt_dims(stmt: Stmt, bound: frozenset[DimVar], found: dict[DimVar, None]) 
             _note(dims, bound, found)
         case Seq() | When():
             for scalar in scalars_of(stmt):
-                _scalar_dims(scalar, bound, found)
+                _scalar_dims(scalar, bound, found, set())
             for inner in substatements(stmt):
                 _stmt_dims(inner, bound, found)
 
 
-def _scalar_dims(scalar: Scalar, bound: frozenset[DimVar], found: dict[DimVar, None]) -> None:
+def _scalar_dims(scalar: Scalar, bound: frozenset[DimVar], found: dict[DimVar, None], seen: set[Scalar]) -> None:
+    """`seen` has the nodes that were visited where the same variables are bound."""
+    if scalar in seen:
+        return
+    seen.add(scalar)
     match scalar:
         case DimScalar(dim=dim):
             _note((dim,), bound, found)
@@ -163,10 +199,11 @@ def _scalar_dims(scalar: Scalar, bound: frozenset[DimVar], found: dict[DimVar, N
             for var, extent in axes:
                 _note((extent,), bound, found)
                 bound |= {var}
+            seen = set()
         case _:
             pass
     for inner in subscalars(scalar):
-        _scalar_dims(inner, bound, found)
+        _scalar_dims(inner, bound, found, seen)
 
 
 def _note(dims: Sequence[Dim], bound: frozenset[DimVar], found: dict[DimVar, None]) -> None:
@@ -181,17 +218,21 @@ StmtFn = Callable[[Stmt], Stmt]
 
 
 def map_scalar(scalar: Scalar, fn: ScalarFn) -> Scalar:
-    """`fn` of every scalar, inside out: it sees a scalar whose parts are done."""
-    match scalar:
-        case Guard(value=value, otherwise=otherwise):
-            scalar = updated(scalar, value=map_scalar(value, fn), otherwise=map_scalar(otherwise, fn))
-        case Apply(args=args):
-            scalar = updated(scalar, args=map_tuple(args, lambda a: map_scalar(a, fn)))
-        case Cast(value=value) | Reduce(value=value):
-            scalar = updated(scalar, value=map_scalar(value, fn))
-        case Const() | DimScalar() | ScalarParam() | Load():
-            pass
-    return fn(scalar)
+    """`fn` of every scalar, inside out: it sees a scalar whose parts are done. What was shared still is."""
+    done: dict[Scalar, Scalar] = {}
+    for node in inside_out(scalar):
+        match node:
+            case Apply(fn=function, args=args):
+                parts = tuple([done[a] for a in args])
+                new = node if all(map(is_, parts, args)) else Apply(function, parts)
+            case Guard(value=value, otherwise=otherwise):
+                new = updated(node, value=done[value], otherwise=done[otherwise])
+            case Cast(value=value) | Reduce(value=value):
+                new = updated(node, value=done[value])
+            case Const() | DimScalar() | ScalarParam() | Load():
+                new = node
+        done[node] = fn(new)
+    return done[scalar]
 
 
 def map_stmt(stmt: Stmt, fn: StmtFn) -> Stmt:
@@ -248,7 +289,12 @@ def rename_buffers(node: Stmt, mapping: Mapping[Buffer, Buffer]) -> Stmt: ...
 def rename_buffers(node: Scalar, mapping: Mapping[Buffer, Buffer]) -> Scalar: ...
 def rename_buffers(node: Stmt | Scalar, mapping: Mapping[Buffer, Buffer]) -> Stmt | Scalar:
     """The node with other buffers, at the same indices; the operands of tiles too."""
-    return _Rewriter({}, mapping).node(node)
+    return _Rewriter({}, mapping).node(node) if mapping else node
+
+
+def substitute(stmt: Stmt, dims: Mapping[DimVar, DimLike], buffers: Mapping[Buffer, Buffer]) -> Stmt:
+    """The statement in other variables and with other buffers."""
+    return _Rewriter(dims, buffers).stmt(stmt)
 
 
 def fresh_prim(func: PrimFunc) -> PrimFunc:
@@ -262,6 +308,7 @@ class _Rewriter:
         self._buffers: dict[Buffer, Buffer] = dict(buffers)
         self._scalars: dict[ScalarParam, ScalarParam] = {}
         self._fresh = fresh  # declare everything anew
+        self._done: dict[Scalar, Scalar] = {}  # of the expression at hand, in the variables that are bound there
 
     def prim(self, func: PrimFunc) -> PrimFunc:
         for var in func.dim_vars:
@@ -321,24 +368,40 @@ class _Rewriter:
                 return updated(stmt, operands=map_tuple(operands, self._load), dims=self.dims(dims))
 
     def scalar(self, scalar: Scalar) -> Scalar:
+        """A statement's expression."""
+        self._done = {}
+        return self._scalar(scalar)
+
+    def _scalar(self, scalar: Scalar) -> Scalar:
+        done = self._done.get(scalar)
+        if done is None:
+            done = self._done[scalar] = self._rewritten(scalar)
+        return done
+
+    def _rewritten(self, scalar: Scalar) -> Scalar:
         match scalar:
+            case Load():
+                return self._load(scalar)
+            case Apply(fn=fn, args=args):
+                parts = tuple([self._scalar(a) for a in args])
+                return scalar if all(map(is_, parts, args)) else Apply(fn, parts)
             case Const():
                 return scalar
+            case Cast(value=value, dtype=dtype):
+                new = self._scalar(value)
+                return scalar if new is value else Cast(new, dtype)
             case ScalarParam():
                 return self._scalars.get(scalar, scalar)
             case DimScalar(dim=dim):
                 return updated(scalar, dim=self.dim(dim))
-            case Load():
-                return self._load(scalar)
             case Guard(conditions=conditions, value=value, otherwise=otherwise):
                 tests = map_tuple(conditions, self._condition)
-                return updated(scalar, conditions=tests, value=self.scalar(value), otherwise=self.scalar(otherwise))
-            case Apply(args=args):
-                return updated(scalar, args=map_tuple(args, self.scalar))
-            case Cast(value=value):
-                return updated(scalar, value=self.scalar(value))
+                return updated(scalar, conditions=tests, value=self._scalar(value), otherwise=self._scalar(otherwise))
             case Reduce(axes=axes, value=value):
-                return updated(scalar, axes=map_tuple(axes, self._axis), value=self.scalar(value))
+                outer, self._done = self._done, {}  # a variable bound here may have another meaning around it
+                new = updated(scalar, axes=map_tuple(axes, self._axis), value=self._scalar(value))
+                self._done = outer
+                return new
 
     def _load(self, load: Load) -> Load:
         return updated(load, buffer=self._buffer(load.buffer), indices=self.dims(load.indices))

@@ -12,7 +12,7 @@ from compiler.ir.errors import AnnotationError
 from compiler.ir.loops import Buffer, PrimFunc
 from compiler.ir.parser import parse
 from compiler.ir.types import TensorType, TupleType, Type
-from compiler.ir.visit_loops import rename_buffers, rewrite_dims
+from compiler.ir.visit_loops import substitute
 from compiler.ops.operands import agree, tensor_operand, unproved
 from compiler.ops.sampling_kernels import judge_text, sample_text
 from compiler.ops.tables import Nest, Operands, UnknownShape, define
@@ -97,7 +97,7 @@ def _placed(prim: PrimFunc, operands: Operands) -> Nest:
     given = [operands.buffer(i) for i in range(len(inputs))]
     dims = {d.var: g for p, b in zip(inputs, given, strict=True) for d, g in zip(p.shape, b.shape, strict=True) if d.var is not None}
     outputs = tuple(Buffer(b.name, tuple(d.substitute(dims) for d in b.shape), b.dtype) for b in prim.outputs)
-    body = rename_buffers(rewrite_dims(prim.body, dims), dict(zip(prim.buffers, (*given, *outputs), strict=True)))
+    body = substitute(prim.body, dims, dict(zip(prim.buffers, (*given, *outputs), strict=True)))
     wanted = {i: tuple(d.substitute(dims) for d in p.shape) for i, p in enumerate(inputs)}
     return Nest(outputs, body, checks=unproved(operands, wanted), attrs={"schedule": "sampling"})
 

@@ -11,7 +11,7 @@ from enum import StrEnum
 from compiler.ir.dims import Dim
 from compiler.ir.loops import Apply, Buffer, Fn, PrimFunc, Reduce, ReduceFn, Stmt, Store
 from compiler.ir.module import IRModule
-from compiler.ir.visit_loops import loads, statements, walk_scalar, walk_stmts
+from compiler.ir.visit_loops import loads, statements, subscalars, walk_scalar, walk_stmts
 from compiler.schedule.nests import PerfectNest, perfect_nest, without_allocations
 
 
@@ -75,7 +75,7 @@ def pattern_of(prim: PrimFunc) -> Pattern:
     reduces = [s for s in walk_scalar(nest.store.value) if isinstance(s, Reduce)]
     if reduces:
         sums = all(r.fn is ReduceFn.SUM and isinstance(r.value, Apply) and r.value.fn is Fn.MUL for r in reduces)
-        return Pattern.PRODUCT if sums and any(len(list(loads(r.value))) > 1 for r in reduces) else Pattern.REDUCTION
+        return Pattern.PRODUCT if sums and any(_factors_read(r) > 1 for r in reduces) else Pattern.REDUCTION
     indices = [load.indices for load in loads(nest.store.value)]
     at = tuple(Dim.of(v) for v in nest.vars)
     if all(i == at for i in indices):
@@ -83,6 +83,11 @@ def pattern_of(prim: PrimFunc) -> Pattern:
     if all(_projection(i, at) for i in indices):
         return Pattern.BROADCAST
     return Pattern.INJECTIVE
+
+
+def _factors_read(reduce: Reduce) -> int:
+    """How many reads of memory a fold multiplies: a square has two, also where both are one node."""
+    return sum(1 for factor in subscalars(reduce.value) for _ in loads(factor))
 
 
 def _projection(indices: tuple[Dim, ...], at: tuple[Dim, ...]) -> bool:

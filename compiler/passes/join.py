@@ -1,18 +1,21 @@
 """Two calls of loop nests as one, in one of three ways:
 
-  inline     the producer computes each element from elements alone: its right-hand side takes the place of every load of it. This takes
-             in custom nests too: the decoding of packed weights ends up inside the product that reads them.
+  inline     the producer computes each element from elements alone: its right-hand side takes the place of every load of it; loads of
+             one element share one node, which is computed once. This takes in custom nests too: the decoding of packed weights ends
+             up inside the product that reads them.
   epilogue   the producer folds (a product, a norm), the consumer works on its elements one by one: the consumer's right-hand side is
              wrapped around the producer's last store.
   row        the producer writes a row at a time (a norm), the consumer works on parts of the same rows, each with folds of its own (the
              rounding of groups): stages of both follow one another, and the row stays where the thread has it.
 
-Joining is substitution on the mathematical form of nests.
+Joining is substitution on the mathematical form of nests. What comes of it stays within MOST_NODES and MOST_DEPTH: a longer chain of
+operators becomes several nests.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 
 from compiler.ir.deduce import type_of
@@ -27,8 +30,11 @@ from compiler.ir.visit_loops import (
     map_scalars,
     rename_buffers,
     rewrite_dims,
+    scalar_depth,
+    scalars_of,
     sequence,
     statements,
+    substitute,
     walk_scalar,
     walk_stmts,
 )
@@ -39,6 +45,8 @@ from compiler.schedule.nests import PerfectNest, allocated, perfect_nest, withou
 from compiler.schedule.row_form import match_rows
 
 MOST_SUMS = 2  # that share a tile: they share its registers too
+MOST_NODES = 512  # of the expressions of a joined nest: joining walks all of them each time
+MOST_DEPTH = 40  # of its expressions: texts stay far within the parser's MAX_NESTING, and recursion stays shallow
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +67,8 @@ def join(producer: CallTir, first: PrimFunc, consumer: CallTir, second: PrimFunc
     if form is None or "schedule" in first.attrs or "schedule" in second.attrs or "attention" in second.attrs:
         return None
     places = [i for i, a in enumerate(consumer.args) if a is var]
+    if not _fits(first, second, places):
+        return None
     kind = pattern_of(first)
     if kind in (Pattern.ELEMENTWISE, Pattern.BROADCAST, Pattern.INJECTIVE):
         if not _inlinable(first, second, places):
@@ -71,6 +81,30 @@ def join(producer: CallTir, first: PrimFunc, consumer: CallTir, second: PrimFunc
 
 
 # --- when --------------------------------------------------------------------------------------------------------------
+
+
+def _fits(first: PrimFunc, second: PrimFunc, places: list[int]) -> bool:
+    """Whether what comes of joining stays within the limits, whichever way it is done."""
+    targets = {second.params[i] for i in places}
+    roots = _expressions(second)
+    read = {load.indices for root in roots for load in loads(root) if load.buffer in targets}
+    if _num_nodes(second) + len(read) * _num_nodes(first) > MOST_NODES:
+        return False
+    deepest = max(map(scalar_depth, _expressions(first)), default=1)
+
+    def depth(load: Load) -> int:
+        return deepest if load.buffer in targets else 1
+
+    return all(scalar_depth(root, depth) <= MOST_DEPTH for root in roots)
+
+
+def _expressions(prim: PrimFunc) -> list[Scalar]:
+    return [scalar for stmt in walk_stmts(prim.body) for scalar in scalars_of(stmt)]
+
+
+@lru_cache(maxsize=512)
+def _num_nodes(prim: PrimFunc) -> int:
+    return sum(1 for root in _expressions(prim) for _ in walk_scalar(root))
 
 
 def _folds(form: Staged) -> bool:
@@ -89,7 +123,7 @@ def _inlinable(first: PrimFunc, second: PrimFunc, places: list[int]) -> bool:
         return False
     inside = [r for s in _values(second) for r in walk_scalar(s) if isinstance(r, Reduce)]
     read_in_fold = any(load.buffer in target for r in inside for load in loads(r.value))
-    times = sum(load.buffer in target for s in _values(second) for load in loads(s))
+    times = sum(len({load.indices for load in loads(s) if load.buffer in target}) for s in _values(second))
     cheap = not any(_costly(s) for s in _values(first) for s in walk_scalar(s))
     return cheap or (times == 1 and not read_in_fold) or (times <= 2 and not inside)
 
@@ -191,7 +225,7 @@ def _written_out(call: CallTir, prim: PrimFunc) -> WrittenCall:
     buffers |= dict(zip(outputs, outs, strict=True))
     numbers = {param: i for i, (param, _) in enumerate(operands)}
     inplace = tuple(None if i is None else numbers[buffers[_buffer(params[i])]] for i in call.inplace)
-    return WrittenCall(call.func, tuple(operands), outs, rename_buffers(rewrite_dims(prim.body, mapping), buffers), inplace)
+    return WrittenCall(call.func, tuple(operands), outs, substitute(prim.body, mapping, buffers), inplace)
 
 
 def _buffer(param: Buffer | ScalarParam | DimVar) -> Buffer:
@@ -229,11 +263,14 @@ def _only_store(body: Stmt) -> PerfectNest:
 def _inlined(a: WrittenCall, b: WrittenCall, target: Buffer | ScalarParam) -> WrittenCall:
     renamed, operands = _merged(a, b, target)
     nest = _only_store(a.body)
+    elements: dict[tuple[Dim, ...], Scalar] = {}
 
     def value(scalar: Scalar) -> Scalar:
-        if isinstance(scalar, Load) and scalar.buffer is target:
-            return rewrite_dims(nest.store.value, dict(zip(nest.vars, scalar.indices, strict=True)))
-        return scalar
+        if not isinstance(scalar, Load) or scalar.buffer is not target:
+            return scalar
+        if scalar.indices not in elements:
+            elements[scalar.indices] = rewrite_dims(nest.store.value, dict(zip(nest.vars, scalar.indices, strict=True)))
+        return elements[scalar.indices]
 
     body = rename_buffers(map_scalars(b.body, value), renamed)
     numbers = {place: i for i, (place, _) in enumerate(operands)}

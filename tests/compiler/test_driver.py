@@ -65,6 +65,24 @@ def test_every_named_target_compiles(name: str) -> None:
     assert executable.meta.target == NAMED[name].key
 
 
+def test_a_long_chain_computes_what_its_operators_do() -> None:
+    """64 doublings, then 600 operators of which each reads the two before it: the bits of one operator after another."""
+    doublings = [f"d{i + 1} = add(d{i}, d{i})" for i in range(64)]
+    operators = ("subtract", "maximum", "minimum")
+    chain = [f"x{i + 2} = {operators[i % 3]}(x{i + 1}, {'x0' if i % 5 else 'd64'})" for i in range(600)]
+    text = f"dataflow {{ {' '.join(doublings)} x1 = multiply(d64, x0) {' '.join(chain)} r = (d64, x601) }}"
+    session = Session(compile_module(parse(f"func main(d0: f32[n], x0: f32[n]) -> object where n in 0..64 {{ {text} return r }}")))
+    d, first = np.random.default_rng(0).standard_normal((2, 33), np.float32)
+    doubled, last = session.call("main", d, first)
+    x = np.ldexp(d, 64)
+    np.testing.assert_array_equal(doubled, x)
+    meaning = (np.subtract, np.maximum, np.minimum)
+    x = x * first
+    for i in range(600):
+        x = meaning[i % 3](x, first if i % 5 else doubled)
+    np.testing.assert_array_equal(last, x)
+
+
 def test_depth_adds_no_kernels() -> None:
     def layers(count: int) -> str:
         body = "".join(f"a{i} = linear(s{i}, w) b{i} = gelu(a{i}) s{i + 1} = softmax(b{i})\n" for i in range(count))

@@ -281,6 +281,17 @@ def test_what_a_guard_shuts_out_may_lie_outside():
     np.testing.assert_array_equal(out, [7, 0, 1])
 
 
+def test_a_shared_value_is_safe_inside_a_guard_only():
+    """What is computed inside a guard says nothing about the points outside."""
+    text = "prim f(x: f32[n], out y: f32[n]) {{ for i in n {{ y[i] = let t = x[i - 1] in {} }} }}"
+    guarded = "guard(1 <= i < n ? t : 0.0) + guard(1 <= i < n ? t * 2.0 : 1.0)"
+    out = np.zeros(4, F32)
+    run(text.format(guarded), np.arange(4, dtype=F32), out)
+    np.testing.assert_array_equal(out, [1, 0, 3, 6])
+    with pytest.raises(InterpretError, match="index -1 of dimension 0 of x"):
+        run(text.format(f"{guarded} + t"), np.arange(4, dtype=F32), out)
+
+
 def test_arguments_must_fit_their_buffers():
     text = "prim f(x: f32[n], out y: f32[2 * n]) where n in 1..3 { for i in n { y[i] = x[i] } }"
     with pytest.raises(InterpretError, match=r"buffer y is float32\[5\], wants f32\[6\]"):

@@ -226,3 +226,14 @@ def test_many_bindings_are_no_depth() -> None:
     body = "\n".join(f"v{i} = equal.same({f'v{i - 1}' if i else 'x'})" for i in range(3000))
     text = f"func f(x: f32[n]) -> object {{ {body} return v2999 }}"
     assert_equal(parse(text), parse(text))
+
+
+def test_a_shared_value_is_equal_to_its_copies() -> None:
+    """Comparing does not take longer for each path that leads to a node: here there are 2**60."""
+    kernel = "prim f(A: f32[n], out B: f32[n]) {{ for i in n {{ B[i] = {} }} }}"
+    copies, shared = "exp(A[i]) + exp(A[i])", "let t = exp(A[i]) in t + t"
+    assert_equal(parse(kernel.format(copies)), parse(kernel.format(shared)))
+    doublings = ", ".join(["t0 = A[i]", *(f"t{k + 1} = t{k} + t{k}" for k in range(60))])
+    assert_equal(*(parse(kernel.format(f"let {doublings} in t60 + 1.0")) for _ in range(2)))
+    difference = structural_equal(*(parse(kernel.format(f"let {doublings} in t60 + {end}")) for end in ("1.0", "2.0")))
+    assert difference is not None and difference.right == "2.0"

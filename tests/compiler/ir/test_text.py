@@ -43,6 +43,7 @@ from compiler.ir.parser import parse
 from compiler.ir.printer import print_binding, print_module, print_node
 from compiler.ir.syntax import ARITY, RESERVED
 from compiler.ir.types import FuncType, ObjectType, ScalarType, ShapeType, TensorType, TupleType, Type, tensor
+from compiler.ir.visit_loops import walk_scalar
 
 
 def _operator(name: str, attributes: dict[str, Any]) -> OpDef:
@@ -261,6 +262,40 @@ def test_precedence() -> None:
 
 
 # --- names -------------------------------------------------------------------------------------------------------------
+
+
+SHARED = """\
+prim main(A: f32[n], t: scalar f32, out B: f32[n]) {
+  for i in n {
+    B[i] = let t_1 = fma(exp(A[i]), exp(A[i] * 2.0), exp(A[i] * 3.0)) + fma(A[i], A[i], 1.0),
+        t_2 = t_1 * t_1 + t_1 + (sum(r in n) let t_2 = fma(exp(A[r]), exp(A[r] * 2.0), exp(A[r] * 3.0)) +
+        fma(A[r], A[r], t_1) in t_2 * t_2) in t_2 / t_2 - t_1 * t
+  }
+}
+"""
+
+
+def test_values_that_an_expression_shares_have_names() -> None:
+    """A name stands for one node, which parsing makes once; what a reduction shares is named inside it."""
+    module = parse(SHARED)
+    body = module.prim("main").body
+    assert isinstance(body, For)
+    store = body.body
+    assert isinstance(store, Store)
+    match store.value:
+        case Apply(args=(Apply(args=(left, right)), Apply(args=(shared, _)))):
+            assert left is right
+            assert sum(node is shared for node in walk_scalar(store.value)) == 1
+        case _:
+            pytest.fail(print_node(store.value))
+    text = print_module(module)
+    assert text.strip() == SHARED.strip()
+    assert_equal(parse(text), module)
+
+
+def test_short_shared_values_are_written_out() -> None:
+    source = "prim main(A: f32[n], out B: f32[n]) { for i in n { B[i] = let t = exp(A[i]) in t * t } }"
+    assert "B[i] = exp(A[i]) * exp(A[i])" in print_module(parse(source))
 
 
 def test_clashing_names_are_told_apart() -> None:

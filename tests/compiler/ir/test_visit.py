@@ -6,7 +6,7 @@ from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.equal import assert_equal, structural_equal
 from compiler.ir.graph import Alloc, Binding, Call, CallTir, Copy, Function, If, MatchCast, ScalarValue, Var
-from compiler.ir.loops import Allocate, Buffer, Const, DimScalar, For, Let, PrimFunc, Reduce, ScalarParam, Seq, Stmt, Store, Tile
+from compiler.ir.loops import Allocate, Buffer, Const, DimScalar, For, Let, Load, PrimFunc, Reduce, ScalarParam, Seq, Stmt, Store, Tile
 from compiler.ir.module import IRModule
 from compiler.ir.op import OPS, OpDef
 from compiler.ir.parser import parse
@@ -17,6 +17,7 @@ from compiler.ir.visit_loops import (
     bound_dims,
     free_dims,
     fresh_prim,
+    inside_out,
     loads,
     map_scalar,
     map_scalars,
@@ -24,8 +25,10 @@ from compiler.ir.visit_loops import (
     rename_buffers,
     replace_loads,
     rewrite_dims,
+    scalar_depth,
     sequence,
     statements,
+    subscalars,
     substitute_scalar,
     walk_scalars,
     walk_stmts,
@@ -334,3 +337,22 @@ def test_scalars_and_tensors_of_no_interest_use_nothing() -> None:
     assert used_vars(ScalarValue(2.5, "f32")) == ((), ())
     x = Var("x", tensor([DimVar("n")], DType.F32))
     assert used_vars(x) == ((x,), ())
+
+
+def test_shared_values_are_visited_once_and_stay_shared() -> None:
+    """60 doublings have 2**60 paths and 61 nodes."""
+    doublings = ", ".join(["t0 = A[i]", *(f"t{k + 1} = t{k} + t{k}" for k in range(60))])
+    prim = parse(f"prim f(A: f32[n], out B: f32[n]) {{ for i in n {{ B[i] = let {doublings} in t60 }} }}").prim("f")
+    buffer = prim.params[0]
+    assert isinstance(buffer, Buffer)
+    for body in (
+        prim.body,
+        fresh_prim(prim).body,
+        rename_buffers(prim.body, {buffer: Buffer("C", buffer.shape, buffer.dtype)}),
+        map_scalars(prim.body, lambda s: Load(s.buffer, s.indices) if isinstance(s, Load) else s),
+    ):
+        assert len(list(walk_scalars(body))) == 61
+        assert free_dims(body)
+    (store,) = [s for s in walk_stmts(prim.body) if isinstance(s, Store)]
+    assert scalar_depth(store.value) == 61
+    assert next(subscalars(s) for s in inside_out(store.value)) == ()

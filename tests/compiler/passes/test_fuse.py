@@ -6,13 +6,18 @@ from collections.abc import Callable
 
 import pytest
 
+from compiler.ir.equal import assert_equal
 from compiler.ir.graph import CallTir
+from compiler.ir.loops import Store
 from compiler.ir.module import IRModule
 from compiler.ir.parser import parse
+from compiler.ir.printer import print_module
 from compiler.ir.verify import verify
+from compiler.ir.visit_loops import scalar_depth, walk_scalar, walk_scalars, walk_stmts
 from compiler.passes.base import Pass, Pipeline
 from compiler.passes.eliminate_dead_code import EliminateDeadCode
 from compiler.passes.fuse import fuse
+from compiler.passes.join import MOST_DEPTH, MOST_NODES
 from compiler.passes.legalize import legalize
 
 # What fusing leaves behind unused is not looked at here.
@@ -172,3 +177,42 @@ def test_sums_of_weights_of_one_form_join(bits: int, count: int) -> None:
         return y
       }}"""
     assert len(calls(text)) == count
+
+
+def test_what_a_consumer_reads_twice_is_computed_once_in_it(becomes: Callable[[Pass, str, str], None]) -> None:
+    before = """
+        func main(x: f32[n]) -> f32[n] {
+          dataflow { a = call_tir @e(x) -> f32[n] b = call_tir @f(a, a) -> f32[n] }
+          return b
+        }
+        prim e(A: f32[n], out B: f32[n]) { for i in n { B[i] = exp(A[i]) } }
+        prim f(A: f32[n], B: f32[n], out C: f32[n]) { for i in n { C[i] = A[i] + B[i] } }
+    """
+    expected = """
+        func main(x: f32[n]) -> f32[n] { dataflow { b = call_tir @e_f(x) -> f32[n] } return b }
+        prim e_f(A: f32[n], out B: f32[n]) { for i in n { B[i] = let t = exp(A[i]) in t + t } }
+    """
+    becomes(fused, before, expected)
+    body = fused(parse(before)).prim("e_f").body
+    assert [type(s).__name__ for s in walk_scalars(body)] == ["Apply", "Apply", "Load"]
+
+
+CHAINS = {"add({x}, {x})": 64, "exp({x})": 600, "subtract({x}, x0)": 600}
+
+
+@pytest.mark.parametrize("operator", CHAINS)
+def test_fusion_grows_with_the_number_of_operators(operator: str) -> None:
+    """Each of 64 doublings reads the one before twice, so that copying would write 2**64 additions. Nests are bounded in size and depth."""
+    count = CHAINS[operator]
+    lines = [f"x{i + 1} = {operator.format(x=f'x{i}')}" for i in range(count)]
+    module = parse(f"func main(x0: f32[n]) -> object {{ dataflow {{ {' '.join(lines)} }} return x{count} }}")
+    module = Pipeline((legalize, fuse, EliminateDeadCode()))(module)
+    verify(module)
+    names = [b.value.func for b in module.graph("main").body.bindings if isinstance(b.value, CallTir)]
+    assert len(names) < count / 16
+    for name in names:
+        roots = [s.value for s in walk_stmts(module.prim(name).body) if isinstance(s, Store)]
+        assert all(scalar_depth(root) <= MOST_DEPTH for root in roots)
+        assert sum(1 for root in roots for _ in walk_scalar(root)) <= MOST_NODES
+    assert len(print_module(module)) < 200 * count
+    assert_equal(parse(print_module(module)), module)
