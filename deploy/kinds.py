@@ -14,7 +14,6 @@ from compiler.frontend.decoder import UNUSED as DECODER_UNUSED
 from compiler.frontend.encoder import ENTRY as ENCODE
 from compiler.frontend.encoder import UNUSED as ENCODER_UNUSED
 from compiler.frontend.encoder import EncodeBounds, build_encode
-from compiler.frontend.models.registry import CAUSAL, ENCODERS
 from compiler.frontend.nn import WeightFormat
 from compiler.frontend.sampler import JUDGE_ENTRY, SAMPLE_ENTRY, build_sampler
 from compiler.frontend.sentence import Pooling
@@ -121,7 +120,7 @@ class _Decoder:
 
     def _module(self, entry: str) -> IRModule:
         config, format = self.files.config, WeightFormat.parse(self.load.quantize)
-        return build_step(config, CAUSAL[config.family], self.files.dtypes, self.bounds, self.kv_dtype, format, entry=entry)
+        return build_step(config, self.files.dtypes, self.bounds, self.kv_dtype, format, entry=entry)
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +238,7 @@ class Encoder:
 
     def module(self) -> IRModule:
         config = self.files.config
-        return build_encode(config, ENCODERS[config.family], self.files.dtypes, self.bounds, WeightFormat.parse(self.load.quantize))
+        return build_encode(config, self.files.dtypes, self.bounds, WeightFormat.parse(self.load.quantize))
 
     def pages(self) -> None:
         return None

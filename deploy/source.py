@@ -8,10 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
-from compiler.frontend.config import ModelConfig, load_config
+from compiler.frontend.config import ModelConfig
 from compiler.frontend.errors import ModelError, UnknownModel
 from compiler.frontend.fields import read_json
 from compiler.frontend.gguf_model import GgufModel
+from compiler.frontend.registry import load_config
 from compiler.frontend.unknown import remedy
 from compiler.frontend.weights import WeightSource, open_safetensors
 from compiler.ir.dtypes import DType

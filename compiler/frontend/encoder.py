@@ -1,9 +1,9 @@
-"""The encoder that families of embedding models are variations of, and its one entry point.
+"""The encoder of embedding models, composed of the layers of its family.
 
     encode(tokens[t], positions[t], text_ids[t], starts[n]) -> [n - 1, size]
 
-`t` tokens of `n - 1` texts, one behind the other without padding (`ops.ragged`); a vector per text, pooled as the model was trained, its
-length as it comes. What varies between families is data: the numbers in `ModelConfig`, the names in `EncoderWiring`.
+`t` tokens of `n - 1` texts, one behind the other without padding (`ops.ragged`); one vector per text, pooled as the model was trained and
+not normalised.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compiler.frontend.config import ModelConfig
-from compiler.frontend.decoder import ACTIVATIONS
+from compiler.frontend.encoder_layers import EncoderLayer, Texts
+from compiler.frontend.family import EncoderFamily
 from compiler.frontend.nn import DEFAULT_FORMAT, Net, WeightFormat, prefix_of
+from compiler.frontend.registry import encoder_family
 from compiler.frontend.sentence import Pooling
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
@@ -26,28 +28,12 @@ from compiler.ir.types import tensor
 from compiler.ops.elementwise import ADD
 from compiler.ops.embedding import EMBEDDING
 from compiler.ops.manipulate import PERMUTE_DIMS, SLICE
-from compiler.ops.ragged import RAGGED_ATTENTION, RAGGED_MEAN
+from compiler.ops.ragged import RAGGED_MEAN
 
 ENTRY = "encode"
 AS_STORED = WeightFormat(32)
 FURTHEST = 128  # beyond this distance, all positions of MPNet share a bucket
 UNUSED = ("*pooler.dense.*", "*.position_ids", "cls.*", "lm_head.*")  # heads for other tasks, and a table of what is counted
-
-
-@dataclass(frozen=True, slots=True)
-class EncoderWiring:
-    """Where a family's weights are in the checkpoint, the layers' behind `encoder.layer.N.`. Models that were saved with a head for some
-    task have the prefix before all of it."""
-
-    prefix: str
-    query: str = "attention.self.query"
-    key: str = "attention.self.key"
-    value: str = "attention.self.value"
-    out: str = "attention.output.dense"
-    attention_norm: str = "attention.output.LayerNorm"
-    up: str = "intermediate.dense"
-    down: str = "output.dense"
-    norm: str = "output.LayerNorm"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +44,6 @@ class EncodeBounds:
 
 def build_encode(
     config: ModelConfig,
-    wiring: EncoderWiring,
     dtypes: Mapping[str, DType],
     bounds: EncodeBounds,
     format: WeightFormat = DEFAULT_FORMAT,
@@ -67,36 +52,25 @@ def build_encode(
     net = Net(dtypes, AS_STORED if format.bits == 16 else format)
     t, n = DimVar("t", 0, bounds.max_tokens), DimVar("n", 1, bounds.max_texts + 1)
     i32 = DType.I32
-    batch = _Texts(
+    batch = Texts(
         tokens=Var("tokens", tensor((t,), i32)),
         positions=Var("positions", tensor((t,), i32)),
         text_ids=Var("text_ids", tensor((t,), i32)),
         starts=Var("starts", tensor((n,), i32)),
     )
     with net.function(ENTRY, batch.params):
-        net.builder.returns(_Encode(net, config, wiring, prefix_of(dtypes, wiring.prefix), batch, t, n).vectors())
+        family = encoder_family(config.family)
+        net.builder.returns(_Encode(net, config, family, prefix_of(dtypes, family.prefix), batch, t, n).vectors())
     return net.builder.finish()
-
-
-@dataclass(slots=True)
-class _Texts:
-    tokens: Var
-    positions: Var
-    text_ids: Var
-    starts: Var
-
-    @property
-    def params(self) -> tuple[Var, ...]:
-        return (self.tokens, self.positions, self.text_ids, self.starts)
 
 
 @dataclass(slots=True)
 class _Encode:
     net: Net
     config: ModelConfig
-    wiring: EncoderWiring
+    family: EncoderFamily
     prefix: str
-    texts: _Texts
+    texts: Texts
     t: DimVar
     n: DimVar
 
@@ -104,7 +78,8 @@ class _Encode:
         x = self.embedded()
         bias = self.relative_bias()
         for number in range(self.config.num_layers):
-            x = self.layer(x, f"{self.prefix}encoder.layer.{number}.", bias)
+            at = EncoderLayer(self.net, self.config, self.texts, self.t, bias, f"{self.prefix}encoder.layer.{number}.")
+            x = self.family.layer(at, x)
         return self.pooled(x)
 
     def embedded(self) -> Var:
@@ -119,25 +94,7 @@ class _Encode:
         if c.encoder.num_segments:
             segments = net.weight(f"{at}token_type_embeddings.weight", c.encoder.num_segments, c.hidden_size)
             x = net.add(x, net.as_f32(net.slice(segments, 0, 0, 1)))  # a text is one segment, the first
-        return self.norm(x, f"{at}LayerNorm")
-
-    def layer(self, x: Var, at: str, bias: tuple[Var, ...]) -> Var:
-        net, c, w = self.net, self.config, self.wiring
-        x = self.norm(net.add(x, self.attention(x, at, bias)), at + w.attention_norm)
-        wide = net.linear(x, at + w.up, c.hidden_size, c.intermediate_size, bias=True)
-        active = net.call(ACTIVATIONS[c.activation], wide)
-        fed = net.linear(active, at + w.down, c.intermediate_size, c.hidden_size, bias=True)
-        return self.norm(net.add(x, fed), at + w.norm)
-
-    def attention(self, x: Var, at: str, bias: tuple[Var, ...]) -> Var:
-        net, c, w, size = self.net, self.config, self.wiring, self.config.hidden_size
-
-        def heads(name: str) -> Var:
-            return net.reshape(net.linear(x, at + name, size, size, bias=True), self.t, c.num_heads, c.head_dim)
-
-        q, k, v = heads(w.query), heads(w.key), heads(w.value)
-        mixed = net.call(RAGGED_ATTENTION, q, k, v, self.texts.text_ids, self.texts.starts, *bias, scale=c.attention_scale)
-        return net.linear(net.reshape(mixed, self.t, size), at + w.out, size, size, bias=True)
+        return net.layer_norm(x, f"{at}LayerNorm", c.hidden_size, c.norm_eps)
 
     def relative_bias(self) -> tuple[Var, ...]:
         """MPNet's: a number per head and bucket of distances, the same in all layers."""
@@ -159,9 +116,6 @@ class _Encode:
             case Pooling.LAST:
                 ends = net.call(SLICE, starts, axis=0, begin=1, end=n)
                 return net.call(EMBEDDING, x, net.call(ADD, ends, ScalarValue(Dim.of(-1), "i32")))
-
-    def norm(self, x: Var, name: str) -> Var:
-        return self.net.layer_norm(x, name, self.config.hidden_size, self.config.norm_eps)
 
 
 def distance_buckets(num_buckets: int, furthest: int) -> NDArray[np.int32]:

@@ -10,28 +10,19 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from compiler.frontend.config import ModelConfig, parse_config
+from compiler.frontend.config import ModelConfig
 from compiler.frontend.errors import DamagedFile, ModelError, UnknownModel
 from compiler.frontend.gguf import GgufFile
 from compiler.frontend.gguf_tokenizer import tokenizer_files
+from compiler.frontend.registry import GGUF_FAMILIES, parse_config
 from compiler.frontend.weights import Tensor, TensorInfo
 
 FLOAT32 = np.dtype(np.float32)
-
-
-@dataclass(frozen=True, slots=True)
-class Architecture:
-    model_type: str
-    fields: Mapping[str, str]  # beyond COMMON_FIELDS: key of the metadata, behind the architecture's name -> field of config.json
-    layer_names: Mapping[str, str]  # beyond COMMON_LAYER_NAMES
-    pairs_interleaved: bool = False
-    norm_offset: float = 0.0
 
 
 COMMON_FIELDS = {
@@ -45,11 +36,6 @@ COMMON_FIELDS = {
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
     "rope.freq_base": "rope_theta",
     "vocab_size": "vocab_size",
-}
-GEMMA_FIELDS = {
-    "attention.sliding_window": "sliding_window",
-    "attn_logit_softcapping": "attn_logit_softcapping",
-    "final_logit_softcapping": "final_logit_softcapping",
 }
 NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 COMMON_LAYER_NAMES = {
@@ -65,28 +51,9 @@ COMMON_LAYER_NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-GEMMA_LAYER_NAMES = {
-    "post_attention_norm": "post_attention_layernorm",
-    "ffn_norm": "pre_feedforward_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-}
-ARCHITECTURES = {
-    "llama": Architecture("llama", {}, {}, pairs_interleaved=True),
-    "qwen2": Architecture("qwen2", {}, {}),
-    "qwen3": Architecture("qwen3", {}, {}),
-    "gemma2": Architecture("gemma2", GEMMA_FIELDS, GEMMA_LAYER_NAMES, norm_offset=1.0),
-    "gemma3": Architecture(
-        "gemma3_text", {**GEMMA_FIELDS, "rope.freq_base_swa": "rope_local_base_freq"}, GEMMA_LAYER_NAMES, norm_offset=1.0
-    ),
-    "phi3": Architecture(
-        "phi3", {"attention.sliding_window": "sliding_window"}, {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
-    ),
-}
 # Tensors of the configuration: divisors per pair of a head's dimensions. Llama 3 has one list, Phi-3 one per range of contexts.
 ROPE_FACTORS, SHORT_FACTORS, LONG_FACTORS = "rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"
 MAX_ROPE_FACTOR_BYTES = 1 << 16
-# Gemma's largest scale attention by the size of an even share of the hidden state; no entry of the metadata says so.
-GEMMA_SCALED_BY_SHARE = {("gemma2", 46), ("gemma3", 62)}
 
 
 class GgufModel:
@@ -95,11 +62,11 @@ class GgufModel:
     def __init__(self, path: str | Path) -> None:
         self.file = GgufFile(path)
         name = self.file.metadata.get("general.architecture")
-        if not isinstance(name, str) or name not in ARCHITECTURES:
-            raise UnknownModel(f"{self.file.path.name}: general.architecture is {name!r}; known are {', '.join(ARCHITECTURES)}")
-        self._architecture = ARCHITECTURES[name]
+        family = GGUF_FAMILIES.get(name) if isinstance(name, str) else None
+        if family is None or family.gguf is None:
+            raise UnknownModel(f"{self.file.path.name}: general.architecture is {name!r}; known are {', '.join(GGUF_FAMILIES)}")
+        self._family, self._gguf = family, family.gguf
         self._metadata = {key.removeprefix(f"{name}."): value for key, value in self.file.metadata.items() if key.startswith(f"{name}.")}
-        self._name = name
         self._sources = {hub: own for own in self.file.tensors if (hub := self._hub_name(own)) is not None}
         self.hub_config: dict[str, Any] = self._read_config()
         self.config: ModelConfig = parse_config(self.hub_config)
@@ -112,7 +79,7 @@ class GgufModel:
             num_heads = self.config.num_heads if ".attn_q." in own else self.config.num_kv_heads
             return _split_pairs(tensor, num_heads)
         if self._is_shifted_norm(own):
-            return tensor.astype(FLOAT32) - np.float32(self._architecture.norm_offset)
+            return tensor.astype(FLOAT32) - np.float32(self._gguf.norm_offset)
         return tensor
 
     def release(self, name: str) -> None:
@@ -132,17 +99,17 @@ class GgufModel:
         stem, _, kind = own.rpartition(".")
         if stem in NAMES:
             return f"{NAMES[stem]}.{kind}"
-        names = {**COMMON_LAYER_NAMES, **self._architecture.layer_names}
+        names = {**COMMON_LAYER_NAMES, **self._gguf.layer_names}
         match = re.fullmatch(r"blk\.(\d+)\.(\w+)", stem, re.ASCII)
         if match is None or match[2] not in names:
             return own
         return f"model.layers.{match[1]}.{names[match[2]]}.{kind}"
 
     def _is_reordered(self, own: str) -> bool:
-        return self._architecture.pairs_interleaved and re.search(r"\.attn_[qk]\.", own) is not None
+        return self._gguf.pairs_interleaved and re.search(r"\.attn_[qk]\.", own) is not None
 
     def _is_shifted_norm(self, own: str) -> bool:
-        return self._architecture.norm_offset != 0 and own.endswith("norm.weight")
+        return self._gguf.norm_offset != 0 and own.endswith("norm.weight")
 
     def _info(self, own: str) -> TensorInfo:
         tensor = self.file.tensors[own]
@@ -155,43 +122,19 @@ class GgufModel:
         metadata, tensors = self._metadata, self.file.tensors
         if metadata.get("expert_count", 0):
             raise ModelError(f"{self.file.path.name} has {metadata['expert_count']} experts; mixtures of experts are not supported")
-        fields = {**COMMON_FIELDS, **self._architecture.fields}
+        fields = {**COMMON_FIELDS, **self._gguf.fields}
         config = {fields[key]: value for key, value in metadata.items() if key in fields}
         if not config.get("sliding_window", 1):
             del config["sliding_window"]  # 0 is written for "none"
-        config["model_type"] = self._architecture.model_type
+        config["model_type"] = self._family.model_types[0]
         if "vocab_size" not in config and (embeddings := tensors.get("token_embd.weight")) is not None and embeddings.shape:
             config["vocab_size"] = embeddings.shape[0]
         config["tie_word_embeddings"] = "output.weight" not in tensors
-        if self._name == "llama":
-            config["attention_bias"] = "blk.0.attn_output.bias" in tensors
-            config["mlp_bias"] = "blk.0.ffn_down.bias" in tensors
-        if self._name == "phi3":
-            self._add_rotated_share(config)
-        if self._name.startswith("gemma"):
-            self._add_gemma_scale(config)
+        self._gguf.complete(config, metadata, tensors)
         if "sliding_window_pattern" not in config and type(period := metadata.get("attention.sliding_window_pattern")) is int:
             config["sliding_window_pattern"] = period
         config["rope_scaling"] = self._rope_scaling()
         return config
-
-    def _add_rotated_share(self, config: dict[str, Any]) -> None:
-        rotated, hidden_size, num_heads = (
-            self._metadata.get("rope.dimension_count"),
-            config.get("hidden_size"),
-            config.get("num_attention_heads"),
-        )
-        if type(rotated) is int and type(hidden_size) is int and type(num_heads) is int and hidden_size > 0:
-            config["partial_rotary_factor"] = rotated * num_heads / hidden_size
-
-    def _add_gemma_scale(self, config: dict[str, Any]) -> None:
-        config["hidden_activation"] = "gelu_pytorch_tanh"
-        scaled_by_share = (self._name, config.get("num_hidden_layers")) in GEMMA_SCALED_BY_SHARE
-        hidden_size, num_heads = config.get("hidden_size"), config.get("num_attention_heads")
-        if scaled_by_share and type(hidden_size) is int and type(num_heads) is int and num_heads:
-            config["query_pre_attn_scalar"] = hidden_size // num_heads
-        elif "head_dim" in config:
-            config["query_pre_attn_scalar"] = config["head_dim"]
 
     def _rope_scaling(self) -> dict[str, Any] | None:
         if ROPE_FACTORS in self.file.tensors:

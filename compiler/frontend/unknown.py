@@ -1,4 +1,4 @@
-"""A model of a type that nobody knows may be one of a known family under another name: by its fields, and by its tensors."""
+"""Advice for a model of an unknown type: it may be of a known family under another name."""
 
 from __future__ import annotations
 
@@ -9,61 +9,37 @@ from typing import Any
 import numpy as np
 
 from compiler.frontend.accounting import require_weights
-from compiler.frontend.config import FAMILIES, ModelConfig, parse_config
+from compiler.frontend.config import ModelConfig
 from compiler.frontend.decoder import UNUSED as DECODER_UNUSED
 from compiler.frontend.decoder import StepBounds, build_step
 from compiler.frontend.encoder import UNUSED as ENCODER_UNUSED
 from compiler.frontend.encoder import EncodeBounds, build_encode
 from compiler.frontend.errors import ConfigError, ModelError, WeightMismatch
-from compiler.frontend.fields import Fields, read_json
-from compiler.frontend.models.registry import CAUSAL, ENCODERS
+from compiler.frontend.fields import read_json
+from compiler.frontend.registry import FAMILIES, parse_config
 from compiler.frontend.weights import WeightSource, open_safetensors
 from compiler.ir.dtypes import DType
 from compiler.ir.module import IRModule
 
-# Fields that say nothing of the wiring.
-METADATA = """
-_name_or_path architectures attention_dropout auto_map bos_token_id cache_implementation chunk_size_feed_forward classifier_dropout
-dtype embd_pdrop eos_token_id gradient_checkpointing hidden_act hidden_dropout hidden_dropout_prob id2label attention_probs_dropout_prob
-initializer_range label2id model_type pad_token_id pretraining_tp resid_pdrop torch_dtype transformers_version use_cache
-"""
-
 
 def remedy(directory: Path) -> str:
-    """What to do about a directory whose model type is not known; empty where no family is like it."""
+    """What to do about a directory whose model type is not known. Only the name of a known architecture earns advice: models with equal
+    fields and tensors may still compute something else (helium interleaves its rotary pairs, llama does not)."""
     values = read_json(directory / "config.json")
-    alike = _alike(values)
+    architectures = values.get("architectures")
+    declared = {str(item).lower() for item in architectures} if isinstance(architectures, list) else set[str]()
+    twins = [name for name in FAMILIES if declared & {_flat(name) + suffix for suffix in ("forcausallm", "model", "formaskedlm")}]
     try:
         source = open_safetensors(directory)
     except ModelError:
-        twins = _nearest(alike)
-        return f". Its fields are those of {twins}: if it is wired alike, set model_type to that in config.json" if twins else ""
-    twins = _nearest({name: lacking for name, lacking in alike.items() if _takes({**values, "model_type": name}, source)})
-    return f". Its fields and its tensors are those of {twins}: set model_type to that in config.json" if twins else ""
+        return ""
+    twins = [name for name in twins if _takes({**values, "model_type": name}, source)]
+    return f". Its architecture and its tensors are those of {twins[0]!r}: set model_type to that in config.json" if twins else ""
 
 
-def _alike(values: Mapping[str, Any]) -> dict[str, int]:
-    """Known families that understand every field, and how many of theirs are not there. An architecture of the same name as a known one's
-    says it outright."""
-    architectures = values.get("architectures")
-    declared = [str(item).lower() for item in architectures] if isinstance(architectures, list) else []
-    for name in FAMILIES:
-        if f"{name.removesuffix('_text').replace('-', '')}forcausallm" in declared:
-            return {name: 0}
-    lacking: dict[str, int] = {}
-    for name, read in FAMILIES.items():
-        fields = Fields(values, "config.json")
-        try:
-            read(fields)
-        except ConfigError:
-            continue
-        if values.keys() <= fields.asked.union(METADATA.split()):
-            lacking[name] = len(fields.asked - values.keys())
-    return lacking
-
-
-def _nearest(lacking: Mapping[str, int]) -> str:
-    return " or ".join(repr(name) for name, count in lacking.items() if count == min(lacking.values()))
+def _flat(model_type: str) -> str:
+    """As names of architectures spell it."""
+    return model_type.removesuffix("_text").replace("-", "").replace("_", "")
 
 
 def _takes(values: Mapping[str, Any], source: WeightSource) -> bool:
@@ -79,5 +55,5 @@ def _takes(values: Mapping[str, Any], source: WeightSource) -> bool:
 
 def _program(config: ModelConfig, dtypes: Mapping[str, DType]) -> tuple[IRModule, tuple[str, ...]]:
     if config.is_causal:
-        return build_step(config, CAUSAL[config.family], dtypes, StepBounds(1, 1, 1), DType.F32), DECODER_UNUSED
-    return build_encode(config, ENCODERS[config.family], dtypes, EncodeBounds(1, 1)), ENCODER_UNUSED
+        return build_step(config, dtypes, StepBounds(1, 1, 1), DType.F32), DECODER_UNUSED
+    return build_encode(config, dtypes, EncodeBounds(1, 1)), ENCODER_UNUSED

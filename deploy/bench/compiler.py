@@ -14,7 +14,6 @@ from compiler.cache import Cache
 from compiler.driver import Options, compile_module
 from compiler.frontend.config import Activation, ModelConfig
 from compiler.frontend.decoder import StepBounds, build_step
-from compiler.frontend.models.registry import CAUSAL
 from compiler.frontend.rope import Rope
 from compiler.ir.builder import Builder
 from compiler.ir.dims import Dim, DimVar
@@ -43,7 +42,7 @@ def decoder(num_layers: int, bounds: StepBounds = BOUNDS) -> IRModule:
     config = ModelConfig(
         "llama", 32000, HIDDEN, 5632, num_layers, 16, 4, 64, Activation.SILU, 1e-5, 4096, 0.125, (None,) * num_layers, Rope(1e4, 64)
     )
-    return build_step(config, CAUSAL["llama"], dtypes_of(config), bounds, F32)
+    return build_step(config, dtypes_of(config), bounds, F32)
 
 
 def main(argv: list[str]) -> None:

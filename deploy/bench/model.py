@@ -21,7 +21,6 @@ from compiler.bind import bind_weights
 from compiler.driver import Options, compile_module
 from compiler.frontend.config import ModelConfig
 from compiler.frontend.decoder import ENTRY, StepBounds, build_step
-from compiler.frontend.models.registry import CAUSAL
 from compiler.frontend.nn import WeightFormat
 from compiler.ir.dtypes import DType
 from compiler.target import NAMED, Target, get, host
@@ -85,7 +84,7 @@ class Model:
     ) -> None:
         self.config = config
         bounds = StepBounds(max(PREFILLS), max(BATCHES), max(CONTEXTS) + PAGE_SIZE)
-        self.module = build_step(config, CAUSAL[config.family], dtypes_of(config), bounds, kv_dtype, WeightFormat.parse(quantize))
+        self.module = build_step(config, dtypes_of(config), bounds, kv_dtype, WeightFormat.parse(quantize))
         self.options = Options(target or host())
         self.executable = compile_module(self.module, self.options)
         self.session = Session(self.executable, device_threads=threads, pinned=True)

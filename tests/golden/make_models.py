@@ -153,6 +153,7 @@ CASES: dict[str, Causal | Encoder] = {
             "rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
         }
     ),
+    "olmo2": Causal({"model_type": "olmo2", **SIZES, "rope_theta": 500000.0, "rms_norm_eps": 1e-5}),
     "qwen3": Causal({"model_type": "qwen3", **SIZES, "head_dim": 24, "tie_word_embeddings": True, "rope_theta": 1000000.0}),
     "gemma2": Causal(
         {

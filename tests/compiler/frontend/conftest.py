@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from compiler.bind import bind_weights
 from compiler.driver import Options, compile_module
-from compiler.frontend.config import ModelConfig, load_config
+from compiler.frontend.config import ModelConfig
 from compiler.frontend.decoder import ENTRY, StepBounds, build_step
-from compiler.frontend.models.registry import CAUSAL
 from compiler.frontend.nn import WeightFormat
+from compiler.frontend.registry import load_config
 from compiler.frontend.weights import WeightSource, open_safetensors
 from compiler.ir.dtypes import DType
 from compiler.ops.attention import PAGE
@@ -123,8 +123,8 @@ def causal() -> Callable[..., CausalModel]:
         key = case, format, entry, target.name, kv_dtype
         if key not in known:
             config, source, golden = _wide() if case == "wide" else _golden(GOLDEN / case)
-            wiring, held = CAUSAL[config.family], WeightFormat.parse(format)
-            module = build_step(config, wiring, dtypes_of(source), BOUNDS, kv_dtype, held, entry=entry)
+            held = WeightFormat.parse(format)
+            module = build_step(config, dtypes_of(source), BOUNDS, kv_dtype, held, entry=entry)
             known[key] = CausalModel(config, source, entry, compile_module(module, Options(target)), golden, kv_dtype)
         return known[key]
 

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from compiler.bind import bind_weights
 from compiler.driver import compile_module
-from compiler.frontend.config import ModelConfig, load_config
+from compiler.frontend.config import ModelConfig
 from compiler.frontend.encoder import ENTRY, EncodeBounds, build_encode, distance_buckets
-from compiler.frontend.models.registry import ENCODERS
+from compiler.frontend.registry import load_config
 from compiler.frontend.weights import WeightSource, open_safetensors
 from compiler.ir.dtypes import DType
 from runtime.executable import Executable
@@ -60,7 +60,7 @@ def finished(vectors: Vectors, config: ModelConfig) -> Vectors:
 def load(folder: Path) -> Encoder:
     config, source = load_config(folder), open_safetensors(folder)
     dtypes = {name: DType.from_numpy(np.dtype(info.dtype)) for name, info in source.tensors.items()}
-    module = build_encode(config, ENCODERS[config.family], dtypes, EncodeBounds(2048, 32))
+    module = build_encode(config, dtypes, EncodeBounds(2048, 32))
     return Encoder(config, source, compile_module(module))
 
 

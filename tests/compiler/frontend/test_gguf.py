@@ -17,12 +17,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from compiler.frontend.config import load_config
 from compiler.frontend.errors import DamagedFile, ModelError, UnknownModel
 from compiler.frontend.gguf import GgufFile
 from compiler.frontend.gguf_dequant import FORMATS, dequantize
-from compiler.frontend.gguf_model import ARCHITECTURES, GgufModel
+from compiler.frontend.gguf_model import GgufModel
 from compiler.frontend.gguf_tokenizer import tokenizer_files
+from compiler.frontend.registry import GGUF_FAMILIES, load_config
 from compiler.frontend.rope import LongScaling
 from compiler.frontend.weights import open_safetensors
 from server.text.tokenizer import Tokenizer
@@ -202,6 +202,7 @@ OWN_NAMES = {
     "qwen3": ("qwen3",),
     "gemma2": ("gemma2",),
     "gemma3": ("gemma3",),
+    "olmo2": ("olmo2",),
     "phi3": ("phi3", "phi3-longrope"),
 }
 CASES = [(arch, case) for arch, cases in OWN_NAMES.items() for case in cases]
@@ -247,11 +248,12 @@ def convert(case: str, arch: str, path: Path) -> Path:
             writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
             writer.add_rope_scaling_factor(values["rope_scaling"]["factor"])
             writer.add_sliding_window_pattern(values["sliding_window_pattern"])
-        architecture = ARCHITECTURES[arch]
+        gguf_names = GGUF_FAMILIES[arch].gguf
+        assert gguf_names is not None
         names = gguf.get_tensor_name_map(gguf.constants.MODEL_ARCH[arch.upper()], values["num_hidden_layers"])
         for name in source.tensors:
             tensor = source.read(name).astype(np.float32)
-            if architecture.pairs_interleaved and ("q_proj" in name or "k_proj" in name):
+            if gguf_names.pairs_interleaved and ("q_proj" in name or "k_proj" in name):
                 heads = values["num_attention_heads" if "q_proj" in name else "num_key_value_heads"]
                 tensor = interleaved(tensor, heads)
             if arch.startswith("gemma") and name.endswith("norm.weight"):
@@ -317,7 +319,7 @@ def test_llama3_scaling_is_a_tensor(tmp_path: Path) -> None:
 
 
 def test_foreign_architectures_and_names(tmp_path: Path) -> None:
-    with pytest.raises(UnknownModel, match="'rwkv7'; known are llama, qwen2"):
+    with pytest.raises(UnknownModel, match="'rwkv7'; known are gemma2, gemma3, llama"):
         GgufModel(write(tmp_path / "m.gguf", fill, "rwkv7"))
     with pytest.raises(ModelError, match="8 experts"):
         GgufModel(write(tmp_path / "m.gguf", lambda writer: writer.add_expert_count(8)))
@@ -331,7 +333,7 @@ CONFIG_KEYS += ["rope.dimension_count", "attention.sliding_window"]
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.sampled_from(sorted(ARCHITECTURES)), st.dictionaries(st.sampled_from(CONFIG_KEYS), CONFIG_VALUES, max_size=4))
+@given(st.sampled_from(sorted(GGUF_FAMILIES)), st.dictionaries(st.sampled_from(CONFIG_KEYS), CONFIG_VALUES, max_size=4))
 def test_any_configuration_reads_or_is_refused(tmp_path: Path, arch: str, changes: dict[str, Any]) -> None:
     path = tmp_path / "m.gguf"
     path.unlink(missing_ok=True)

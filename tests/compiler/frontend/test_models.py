@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler.frontend.config import FAMILIES
-from compiler.frontend.models.registry import CAUSAL, ENCODERS
+from compiler.frontend.registry import FAMILIES
 from compiler.ir.dtypes import DType
 from compiler.schedule.rules import pair_tile
 from compiler.target import host
@@ -75,7 +74,6 @@ def test_logits_over_pages_of_every_form(kv_dtype: DType, bound: float, causal: 
     assert 0 < mean_error(logits, model.golden["logits"]) < bound
 
 
-def test_every_family_has_a_case_and_a_wiring() -> None:
+def test_every_model_type_has_a_case() -> None:
     types = {json.loads((folder / "config.json").read_text())["model_type"] for folder in GOLDEN.iterdir()}
-    assert types == FAMILIES.keys()
-    assert {*CAUSAL, *ENCODERS, "xlm-roberta"} == FAMILIES.keys()
+    assert types == FAMILIES.keys() - {"gemma3"}  # nests a gemma3_text: test_config.py

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from compiler.driver import compile_module
-from compiler.frontend.config import load_config
 from compiler.frontend.decoder import StepBounds, build_step
-from compiler.frontend.models.registry import CAUSAL
+from compiler.frontend.registry import load_config
 from compiler.frontend.weights import open_safetensors
 from compiler.interpret.graph import Interpreter, MismatchError
 from compiler.interpret.loops import InterpretError
@@ -143,7 +142,7 @@ def test_a_model_is_proved_completely() -> None:
     folder = GOLDEN / "llama"
     config, source = load_config(folder), open_safetensors(folder)
     dtypes = {name: DType.from_numpy(np.dtype(info.dtype)) for name, info in source.tensors.items()}
-    module = build_step(config, CAUSAL[config.family], dtypes, StepBounds(512, 64, 128), DType.BF16)
+    module = build_step(config, dtypes, StepBounds(512, 64, 128), DType.BF16)
     verify(module)
     assert check_facts(module) is module
 

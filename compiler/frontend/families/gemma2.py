@@ -1,0 +1,86 @@
+"""Gemma 2: a norm before and behind each branch; soft caps, alternating windows, scaled embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Mapping
+from dataclasses import replace
+from typing import Any
+
+from compiler.frontend.config import ModelConfig, read_decoder, read_softcap, read_windows, rotating_whole_heads
+from compiler.frontend.decoder_layers import Layer, attention, capped_logits, gated_mlp, norm, scaled_embed
+from compiler.frontend.family import DecoderFamily, Gguf
+from compiler.frontend.fields import Fields
+from compiler.ir.graph import Var
+
+GGUF_FIELDS = {
+    "attention.sliding_window": "sliding_window",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+}
+GGUF_LAYER_NAMES = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+
+
+def read(fields: Fields) -> ModelConfig:
+    return replace(
+        read_gemma(fields),
+        windows=read_windows(fields, fields.integer("sliding_window", 4096), lambda layer: layer % 2 == 0),
+        attention_softcap=read_softcap(fields, "attn_logit_softcapping", 50.0),
+        logit_softcap=read_softcap(fields, "final_logit_softcapping", 30.0),
+    )
+
+
+def read_gemma(fields: Fields) -> ModelConfig:
+    """What Gemma 2 and 3 have in common."""
+    act = "hidden_activation" if "hidden_activation" in fields else "hidden_act"
+    config = rotating_whole_heads(read_decoder(fields, default_head_dim=256, act=act))
+    bias = fields.flag("attention_bias", False)
+    return replace(
+        config,
+        attention_scale=fields.number("query_pre_attn_scalar", 256) ** -0.5,
+        tie_word_embeddings=fields.flag("tie_word_embeddings", True),
+        norm_offset=1.0,
+        qkv_bias=bias,
+        output_bias=bias,
+    )
+
+
+def layer(at: Layer, x: Var) -> Var:
+    return sandwiched(at, x, attention)
+
+
+def sandwiched(at: Layer, x: Var, attention: Callable[[Layer, Var], Var]) -> Var:
+    """Each branch between two norms."""
+    net = at.step.net
+    attended = attention(at, norm(at, x, "input_layernorm"))
+    x = net.add(x, norm(at, attended, "post_attention_layernorm"))
+    fed = gated_mlp(at, norm(at, x, "pre_feedforward_layernorm"))
+    return net.add(x, norm(at, fed, "post_feedforward_layernorm"))
+
+
+def completed_by(largest: int) -> Callable[[dict[str, Any], Mapping[str, Any], Container[str]], None]:
+    """The scale of attention, which no entry of the metadata states. The largest model, of so many layers, scales by an even share of the
+    hidden state, the others by the head."""
+
+    def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Container[str]) -> None:
+        config["hidden_activation"] = "gelu_pytorch_tanh"
+        hidden_size, num_heads = config.get("hidden_size"), config.get("num_attention_heads")
+        if config.get("num_hidden_layers") == largest and type(hidden_size) is int and type(num_heads) is int and num_heads:
+            config["query_pre_attn_scalar"] = hidden_size // num_heads
+        elif "head_dim" in config:
+            config["query_pre_attn_scalar"] = config["head_dim"]
+
+    return complete
+
+
+FAMILY = DecoderFamily(
+    ("gemma2",),
+    read,
+    layer,
+    embed=scaled_embed,
+    logits=capped_logits,
+    gguf=Gguf("gemma2", GGUF_FIELDS, GGUF_LAYER_NAMES, norm_offset=1.0, complete=completed_by(largest=46)),
+)

@@ -1,0 +1,58 @@
+"""Gemma 3: Gemma 2 without soft caps, with norms of single heads and a rope of its own in local layers. Of a model that reads images, the
+decoder within it is served."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from compiler.frontend.config import ModelConfig, read_softcap, read_windows
+from compiler.frontend.decoder_layers import Layer, capped_logits, head_norm_attention, scaled_embed
+from compiler.frontend.families.gemma2 import GGUF_FIELDS, GGUF_LAYER_NAMES, completed_by, read_gemma, sandwiched
+from compiler.frontend.family import DecoderFamily, Gguf
+from compiler.frontend.fields import Fields
+from compiler.frontend.rope import Rope, read_rope
+from compiler.ir.graph import Var
+
+MULTIMODAL = "gemma3"
+MULTIMODAL_SIZES = {"vocab_size": 262_208, "num_attention_heads": 8, "num_key_value_heads": 4}  # defaults of its text_config
+
+
+def read(fields: Fields) -> ModelConfig:
+    if fields.text("model_type") == MULTIMODAL:
+        text = fields.fields("text_config")
+        fields = Fields({"model_type": "gemma3_text", **MULTIMODAL_SIZES, **text.values}, text.where)
+    config = read_gemma(fields)
+    period = fields.integer("sliding_window_pattern", fields.integer("_sliding_window_pattern", 6))
+    if "rope_parameters" in fields:
+        local = read_rope(fields, config.head_dim, layer_type="sliding_attention")
+    else:
+        local = Rope(fields.number("rope_local_base_freq", 10_000.0), config.head_dim)
+    return replace(
+        config,
+        rope=read_rope(fields, config.head_dim, theta=1e6, layer_type="full_attention"),
+        local_rope=local,
+        max_context=fields.integer("max_position_embeddings", 131_072),  # its scaling is counted in already
+        windows=read_windows(fields, fields.integer("sliding_window", 4096), lambda layer: (layer + 1) % period != 0),
+        attention_softcap=read_softcap(fields, "attn_logit_softcapping", None),
+        logit_softcap=read_softcap(fields, "final_logit_softcapping", None),
+    )
+
+
+def layer(at: Layer, x: Var) -> Var:
+    return sandwiched(at, x, head_norm_attention)
+
+
+FAMILY = DecoderFamily(
+    ("gemma3_text", MULTIMODAL),
+    read,
+    layer,
+    embed=scaled_embed,
+    logits=capped_logits,
+    gguf=Gguf(
+        "gemma3",
+        {**GGUF_FIELDS, "rope.freq_base_swa": "rope_local_base_freq"},
+        GGUF_LAYER_NAMES,
+        norm_offset=1.0,
+        complete=completed_by(largest=62),
+    ),
+)

@@ -1,0 +1,23 @@
+"""MPNet: no segments, and a bias on attention by distance."""
+
+from __future__ import annotations
+
+from compiler.frontend.config import ModelConfig, read_encoder
+from compiler.frontend.encoder_layers import EncoderLayer, attend, mlp, norm, project
+from compiler.frontend.family import EncoderFamily
+from compiler.frontend.fields import Fields
+from compiler.ir.graph import Var
+
+
+def read(fields: Fields) -> ModelConfig:
+    buckets = fields.integer("relative_attention_num_buckets", 32, minimum=2)
+    return read_encoder(fields, position_offset=2, num_segments=0, relative_buckets=buckets)
+
+
+def layer(at: EncoderLayer, x: Var) -> Var:
+    q, k, v = (project(at, x, f"attention.attn.{part}") for part in "qkv")
+    x = norm(at, at.net.add(x, attend(at, q, k, v, "attention.attn.o")), "attention.LayerNorm")
+    return norm(at, at.net.add(x, mlp(at, x)), "output.LayerNorm")
+
+
+FAMILY = EncoderFamily(("mpnet",), read, layer, prefix="mpnet.")

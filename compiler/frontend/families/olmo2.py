@@ -1,0 +1,35 @@
+"""OLMo 2: norms behind the branches only, and one norm over all query heads, one over all key heads."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from compiler.frontend.config import ModelConfig, read_decoder, rotating_whole_heads
+from compiler.frontend.decoder_layers import Layer, attend, gated_mlp, norm, project_qkv, projection_norm, rotate
+from compiler.frontend.family import DecoderFamily, Gguf
+from compiler.frontend.fields import Fields
+from compiler.ir.graph import Var
+
+GGUF_LAYER_NAMES = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
+
+
+def read(fields: Fields) -> ModelConfig:
+    bias = fields.flag("attention_bias", False)
+    return replace(rotating_whole_heads(read_decoder(fields, eps=1e-5)), qkv_bias=bias, output_bias=bias)
+
+
+def layer(at: Layer, x: Var) -> Var:
+    net = at.step.net
+    x = net.add(x, norm(at, attention(at, x), "post_attention_layernorm"))
+    return net.add(x, norm(at, gated_mlp(at, x), "post_feedforward_layernorm"))
+
+
+def attention(at: Layer, h: Var) -> Var:
+    c = at.step.config
+    q, k, v = project_qkv(at, h)
+    q = projection_norm(at, q, "self_attn.q_norm", c.num_heads)
+    k = projection_norm(at, k, "self_attn.k_norm", c.num_kv_heads)
+    return attend(at, rotate(at, q), rotate(at, k), v)
+
+
+FAMILY = DecoderFamily(("olmo2",), read, layer, gguf=Gguf("olmo2", layer_names=GGUF_LAYER_NAMES))

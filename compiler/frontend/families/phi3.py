@@ -1,0 +1,44 @@
+"""Phi-3: Llama whose projections are stored stacked."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+from dataclasses import replace
+from typing import Any
+
+from compiler.frontend.config import ModelConfig, read_decoder, read_windows
+from compiler.frontend.decoder_layers import Layer, attention, gated_mlp, norm
+from compiler.frontend.family import DecoderFamily, Gguf
+from compiler.frontend.fields import Fields
+from compiler.ir.graph import Var
+
+
+def read(fields: Fields) -> ModelConfig:
+    windows = read_windows(fields, fields.integer("sliding_window", None), lambda _: True)
+    return replace(read_decoder(fields, eps=1e-5), windows=windows)
+
+
+def layer(at: Layer, x: Var) -> Var:
+    net = at.step.net
+    x = net.add(x, attention(at, norm(at, x, "input_layernorm"), ("self_attn.qkv_proj",)))
+    return net.add(x, gated_mlp(at, norm(at, x, "post_attention_layernorm"), ("mlp.gate_up_proj",)))
+
+
+def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Container[str]) -> None:
+    """GGUF counts the dimensions that rotate; config.json has their share."""
+    rotated, hidden_size, num_heads = metadata.get("rope.dimension_count"), config.get("hidden_size"), config.get("num_attention_heads")
+    if type(rotated) is int and type(hidden_size) is int and type(num_heads) is int and hidden_size > 0:
+        config["partial_rotary_factor"] = rotated * num_heads / hidden_size
+
+
+FAMILY = DecoderFamily(
+    ("phi3",),
+    read,
+    layer,
+    gguf=Gguf(
+        "phi3",
+        {"attention.sliding_window": "sliding_window"},
+        {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
+        complete=complete,
+    ),
+)

@@ -1,0 +1,24 @@
+"""Qwen2 and 2.5: Llama with biases on queries, keys and values."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from compiler.frontend.config import ModelConfig, read_decoder, read_windows, rotating_whole_heads
+from compiler.frontend.families import llama
+from compiler.frontend.family import DecoderFamily, Gguf
+from compiler.frontend.fields import Fields
+
+
+def read(fields: Fields) -> ModelConfig:
+    return replace(rotating_whole_heads(read_decoder(fields)), qkv_bias=True, windows=read_qwen_windows(fields))
+
+
+def read_qwen_windows(fields: Fields) -> tuple[int | None, ...]:
+    """Windows from layer `max_window_layers` on, if `use_sliding_window` says so."""
+    first = fields.integer("max_window_layers", 28, minimum=0)
+    window = fields.integer("sliding_window", 4096) if fields.flag("use_sliding_window", False) else None
+    return read_windows(fields, window, lambda layer: layer >= first)
+
+
+FAMILY = DecoderFamily(("qwen2",), read, llama.layer, gguf=Gguf("qwen2"))

@@ -1,0 +1,16 @@
+"""RoBERTa and XLM-RoBERTa: BERT with positions counted from the padding token's id, since rows up to there belong to padding."""
+
+from __future__ import annotations
+
+from compiler.frontend.config import ModelConfig, read_encoder
+from compiler.frontend.families import bert
+from compiler.frontend.family import EncoderFamily
+from compiler.frontend.fields import Fields
+
+
+def read(fields: Fields) -> ModelConfig:
+    offset = fields.integer("pad_token_id", 1, minimum=0) + 1
+    return read_encoder(fields, position_offset=offset, num_segments=fields.integer("type_vocab_size", 2))
+
+
+FAMILY = EncoderFamily(("roberta", "xlm-roberta"), read, bert.layer, prefix="roberta.")

@@ -1,0 +1,54 @@
+"""What makes up a family of models. Each family is one file in compiler/frontend/families, with a `FAMILY` of this kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from compiler.frontend.config import ModelConfig
+from compiler.frontend.decoder_layers import Layer, Step, embed, logits
+from compiler.frontend.encoder_layers import EncoderLayer
+from compiler.frontend.fields import Fields
+from compiler.ir.graph import Var
+
+Read = Callable[[Fields], ModelConfig]  # a config.json
+Complete = Callable[[dict[str, Any], Mapping[str, Any], Container[str]], None]
+
+
+def _complete_nothing(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Container[str]) -> None:
+    return
+
+
+@dataclass(frozen=True, slots=True)
+class Gguf:
+    """How GGUF files spell the family, beyond what all decoders share (gguf_model.py)."""
+
+    architecture: str  # as `general.architecture` names it
+    fields: Mapping[str, str] = field(default_factory=dict[str, str])  # key of the metadata -> field of config.json
+    layer_names: Mapping[str, str] = field(default_factory=dict[str, str])  # GGUF's name -> the hub's, both within a layer
+    pairs_interleaved: bool = False  # converters reordered the rows of query and key projections
+    norm_offset: float = 0.0  # converters added it to the weights of norms
+    # complete(config, metadata, tensor names): adds to the config what no single entry of the metadata says.
+    complete: Complete = _complete_nothing
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderFamily:
+    model_types: tuple[str, ...]  # as config.json names them
+    read: Read
+    layer: Callable[[Layer, Var], Var]  # one layer of the residual stream
+    embed: Callable[[Step], Var] = embed
+    logits: Callable[[Step, Var], Var] = logits
+    gguf: Gguf | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderFamily:
+    model_types: tuple[str, ...]
+    read: Read
+    layer: Callable[[EncoderLayer, Var], Var]
+    prefix: str  # of all names, in models that were saved with a head for some task
+
+
+Family = DecoderFamily | EncoderFamily

@@ -1,5 +1,0 @@
-"""Mistral: Llama with sliding windows."""
-
-from compiler.frontend.decoder import Wiring
-
-WIRING = Wiring()
