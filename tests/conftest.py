@@ -57,11 +57,14 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
     return check
 
 
-@pytest.fixture(scope="session")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache for all tests that do not look at it, of this process and those beside: what one has compiled is there for the others."""
-    folder = tmp_path_factory.getbasetemp()
-    return (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "compiled"
+@pytest.fixture(scope="session", autouse=True)
+def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The cache of this run, shared by its processes: what one has compiled is there for the others, and nothing was there before."""
+    own = tmp_path_factory.getbasetemp()
+    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "cache"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RELAXSERVE_CACHE", str(folder))
+        yield folder
 
 
 # --- the server with the demo model, one for all tests that need it ---------------------------------------------------------
@@ -82,10 +85,10 @@ class DemoServer:
 
 
 @pytest.fixture(scope="session")
-def demo_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DemoServer]:
+def demo_server(cache_folder: Path) -> Iterator[DemoServer]:
     """Tests that use it are in the xdist group "demo server", so that there is one."""
     own = {name: value for name, value in os.environ.items() if not name.startswith("RELAXSERVE_") or name == "RELAXSERVE_TARGET"}
-    environment = {**own, "PATH": f"{BIN}:{os.environ['PATH']}", "RELAXSERVE_CACHE": str(tmp_path_factory.mktemp("cache"))}
+    environment = {**own, "PATH": f"{BIN}:{os.environ['PATH']}", "RELAXSERVE_CACHE": str(cache_folder)}
     command = [BIN / "relaxserve", "serve", "--port", "0"]
     with subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True) as server:
         try:

@@ -6,7 +6,6 @@ import json
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -91,9 +90,9 @@ class Rig:
 
 
 @pytest.fixture(scope="module")
-def load(compiled: Path) -> Callable[..., LoadedModel]:
+def load() -> Callable[..., LoadedModel]:
     def load(quantize: str, **switches: int) -> LoadedModel:
-        with flags.scope(cache=compiled, **switches):
+        with flags.scope(**switches):
             return load_model(
                 Load("demo", str(demo.MODEL), quantize, max_batch=32, kv_cache_bytes=64 << 20), lambda _stage, _fraction: None
             )

@@ -4,18 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-import pytest
-
 from deploy import demo
 from deploy.bench.chaos import Answer, Blows, Outcome, figures, run
 
 
-@pytest.fixture
-def cache(compiled, monkeypatch):
-    monkeypatch.setenv("RELAXSERVE_CACHE", str(compiled))  # the workers' too
-
-
-def test_streams_outlive_their_workers(cache):
+def test_streams_outlive_their_workers():
     blows = Blows(num_kills=3, num_stops=1, within_s=0.8, stall_s=2.0)
     outcome = asyncio.run(run(demo.MODEL, "bf16", num_streams=16, num_new=400, blows=blows, seed=1))
     assert [figure for figure in figures(outcome, blows) if figure.reached is False] == []

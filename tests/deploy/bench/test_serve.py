@@ -11,8 +11,7 @@ from deploy.bench.drive import Stream
 from deploy.bench.serve import arrival_figures, main, stream_figures
 
 
-def test_figures_of_the_engine(capsys: pytest.CaptureFixture[str], compiled, monkeypatch):
-    monkeypatch.setenv("RELAXSERVE_CACHE", str(compiled))
+def test_figures_of_the_engine(capsys: pytest.CaptureFixture[str]):
     main(["--model", "demo", "--quantize", "bf16", "--clients", "1,3", "--json"])
     figures = {figure["name"]: figure for figure in json.loads(capsys.readouterr().out)}
     for n in (1, 3):
