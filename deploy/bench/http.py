@@ -218,6 +218,8 @@ def client(port: int, num_streams: int, num_tokens: int) -> None:
     head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
     request = f"{head}\r\n\r\n".encode() + body
     sockets = [socket.create_connection(("127.0.0.1", port)) for _ in range(num_streams)]
+    for stream in sockets:
+        stream.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
     gc.disable()  # its pauses would be read as the server's
     print("ready", flush=True)
     sys.stdin.readline()
@@ -227,7 +229,6 @@ def client(port: int, num_streams: int, num_tokens: int) -> None:
     begun = dict.fromkeys(sockets, b"")  # an event that has not come to its end
     with selectors.DefaultSelector() as selector:
         for stream in sockets:
-            stream.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
             stream.sendall(request)
             selector.register(stream, selectors.EVENT_READ)
         num_open = num_streams
@@ -238,7 +239,7 @@ def client(port: int, num_streams: int, num_tokens: int) -> None:
                 data, stamps, _, _ = stream.recvmsg(1 << 16, 256)
                 read_us = time.time_ns() // 1000
                 assert data, "the server closed the connection"
-                arrived_us = _arrival_us(stamps)
+                arrived_us = _arrival_us(stamps) or read_us
                 *whole, begun[stream] = (begun[stream] + data).split(EVENT_END)
                 emitted = [int(found[1]) for event in whole if (found := EMITTED.search(event))]
                 added += [arrived_us - emitted_us for emitted_us in emitted]
@@ -252,8 +253,10 @@ def client(port: int, num_streams: int, num_tokens: int) -> None:
     print(json.dumps({"wall_s": wall_s, "added_us": added, "read_us": read}), flush=True)
 
 
-def _arrival_us(stamps: Sequence[tuple[int, int, bytes]]) -> int:
-    """When the kernel had the last of the bytes that were read."""
+def _arrival_us(stamps: Sequence[tuple[int, int, bytes]]) -> int | None:
+    """When the kernel had the last of the bytes that were read. Linux begins to stamp some time after it was asked to."""
+    if not stamps:
+        return None
     ((_, _, stamp),) = stamps
     seconds, nanoseconds = struct.unpack("@qq", stamp)
     return seconds * 1_000_000 + nanoseconds // 1000

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import struct
 import subprocess
 import sys
+
+from deploy.bench.http import _arrival_us
 
 
 def test_it_measures():
@@ -19,3 +22,9 @@ def test_it_measures():
     assert paced["server_cpu_s"] > 0 and result["saturated"]["tokens_per_s"] > paced["tokens_per_s"]
     assert result["idle"]["connections"] == 1000 and result["idle"]["bytes"] < 100 << 20
     assert result["metrics"]["scrape_ms"] > 0
+
+
+def test_bytes_without_a_stamp_of_the_kernel_have_none() -> None:
+    """Linux stamps nothing for a moment after the first socket asked it to; the client then takes the time of the read."""
+    assert _arrival_us([]) is None
+    assert _arrival_us([(0, 0, struct.pack("@qq", 3, 5_000))]) == 3_000_005
