@@ -52,13 +52,13 @@ class Running:
 
     def openai(self, **options: Any) -> openai.OpenAI:
         transport = openai.DefaultHttpxClient(verify=False)  # reading certificates takes longer than most tests
-        defaults = {"api_key": "unused", "max_retries": 0, "timeout": 20, "http_client": transport}
+        defaults = {"api_key": "unused", "max_retries": 0, "timeout": 60, "http_client": transport}
         client = openai.OpenAI(base_url=f"{self.url}/v1", **{**defaults, **options})
         self.clients.append(client)
         return client
 
     def http(self, **options: Any) -> httpx.Client:
-        client = httpx.Client(base_url=self.url, timeout=20, verify=False, **options)
+        client = httpx.Client(base_url=self.url, timeout=60, verify=False, **options)
         self.clients.append(client)
         return client
 
@@ -70,7 +70,7 @@ class Running:
 
     def connect(self) -> socket.socket:
         """For what clients are too polite to send."""
-        return socket.create_connection(("127.0.0.1", self.port), timeout=20)
+        return socket.create_connection(("127.0.0.1", self.port), timeout=60)
 
     @staticmethod
     def read_all(sock: socket.socket) -> bytes:
@@ -87,7 +87,7 @@ class Running:
         for client in self.clients:
             client.close()
         self.server.should_exit = True
-        self.thread.join(20)
+        self.thread.join(60)
         assert not self.thread.is_alive()
 
 

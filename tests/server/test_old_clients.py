@@ -100,7 +100,7 @@ def test_who_leaves_in_the_middle_is_noticed(serve, answering, version, behind):
     with server.connect() as sock:
         sock.sendall(request("POST", "/v1/chat/completions", body, version=version) + behind)
         assert sock.recv(1 << 16)
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while not server.worker.aborted and time.monotonic() < end:
         time.sleep(0.01)
     assert server.worker.aborted, "the worker writes for a client that has gone"

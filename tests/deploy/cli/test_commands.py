@@ -76,7 +76,7 @@ def test_a_conversation_remembers(demo_server: Any) -> None:
         for line in ("My name is Tom.\n", "What is my name?\n", "\x04"):
             said += _until_prompt(ours)
             os.write(ours, line.encode())
-        assert process.wait(30) == 0
+        assert process.wait(120) == 0
     os.close(ours)
     assert "Ctrl-D leaves" in said
     assert re.search(r"What is my name\?\s+.*Tom", said)

@@ -275,8 +275,8 @@ def test_unload_drains(serve, answering):
         time.sleep(0.001)
     refused = server.chat()
     assert refused.status_code == 503 and refused.json()["error"]["code"] == "model_not_ready" and refused.headers["retry-after"]
-    asking.join(20)
-    unloading.join(20)
+    asking.join(60)
+    unloading.join(60)
     assert got["chat"].json()["choices"][0]["message"]["content"] == "x" * 60
     assert got["gone"].status_code == 200
 

@@ -77,7 +77,7 @@ def pair(lost):
     front = Front(near)
     yield front, channel, worker
     front.close()
-    thread.join(30)
+    thread.join(60)
     assert not thread.is_alive()
 
 
