@@ -34,13 +34,19 @@ class Ran:
         return max((_error(a, e) for a, e in zip(leaves(self.result), leaves(self.expected), strict=True)), default=0.0)
 
 
-def run_program(module: IRModule, entry: str, dims: Mapping[str, int], *, seed: int = 0, check: bool = False) -> Ran:
+def run_program(
+    module: IRModule, entry: str, dims: Mapping[str, int], *, seed: int = 0, check: bool = False, check_bounds: bool = False
+) -> Ran:
+    """`check_bounds`: the interpreter runs the program first, and with it every loop nest that is written out. It refuses an index outside
+    of its buffer, which compiled code would follow into foreign memory."""
     if entry not in module.graph_functions:
         raise CompileError(f"there is no function {entry!r}; known: {', '.join(module.graph_functions) or 'none'}")
     func = module.graph(entry)
     random = np.random.default_rng(seed)
     values = _values(func.params, dims)
     arguments = {p: _random(p, p.type, values, random) for p in func.params}
+    interpreted = check or check_bounds
+    expected = Interpreter(module).call(entry, *(_own(arguments[p]) for p in func.params)) if interpreted else None
     executable = compile_module(module)
     num_inputs = len(func.params) - len(func.weights)
     session = Session(executable)
@@ -49,7 +55,6 @@ def run_program(module: IRModule, entry: str, dims: Mapping[str, int], *, seed: 
         result = session.call(entry, *(_own(arguments[p]) for p in func.params[:num_inputs]))
     finally:
         session.close()
-    expected = Interpreter(module).call(entry, *(_own(arguments[p]) for p in func.params)) if check else None
     return Ran(result, expected)
 
 

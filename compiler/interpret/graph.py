@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compiler.interpret.loops import run_prim, uninitialised
+from compiler.interpret.loops import InterpretError, run_prim, uninitialised
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
+from compiler.ir.errors import CompileError
 from compiler.ir.graph import (
     Alloc,
     Atom,
@@ -45,7 +46,7 @@ from compiler.ops.tables import INTERPRET
 from runtime.library import routine
 
 
-class MismatchError(Exception):
+class MismatchError(CompileError):
     """A value does not have the annotation that was promised."""
 
 
@@ -230,7 +231,7 @@ class _Frame:
             else:
                 args[reused] = np.array(args[reused])  # the meaning is pure: the operand itself stays as it is
                 outs.append(args[reused])
-        self._run(call.func, args, outs)
+        self._run(call.func, [*args, *outs])
         return outs[0] if len(outs) == 1 else tuple(outs)
 
     def _launch(self, launch: Launch) -> Any:
@@ -240,15 +241,18 @@ class _Frame:
             for array, out in zip(args[num_inputs:], _compute(launch.func, args[:num_inputs], attrs), strict=True):
                 array[...] = out
             return ()
-        prim = self.interpreter.module.prim(launch.func)
-        run_prim(prim, args)
+        self._run(launch.func, args)
         return ()
 
-    def _run(self, name: str, args: Sequence[Any], outs: Sequence[Any]) -> None:
+    def _run(self, name: str, args: Sequence[Any]) -> None:
+        """A loop nest on its operands and outputs; every index is checked."""
         prim = self.interpreter.module.prim(name)
         first_output = prim.params.index(prim.outputs[0]) if prim.outputs else len(prim.params)
         assert all(isinstance(p, Buffer) for p in prim.params[first_output:]), "outputs come last"
-        run_prim(prim, [*args, *outs])
+        try:
+            run_prim(prim, args)
+        except InterpretError as error:
+            raise InterpretError(f"loop nest {name!r}: {error}") from None
 
 
 def _compute(name: str, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> tuple[Any, ...]:

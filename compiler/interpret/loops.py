@@ -21,6 +21,7 @@ from compiler.interpret.scalars import MEANING, fold
 from compiler.interpret.tiles import TILES
 from compiler.ir.dims import Atom, Dim, DimVar, FloorDiv, Max, Min, Mod
 from compiler.ir.dtypes import DType
+from compiler.ir.errors import CompileError
 from compiler.ir.loops import (
     Allocate,
     Apply,
@@ -52,7 +53,7 @@ Array = NDArray[Any]
 _RANK = 24  # deeper than any nest
 
 
-class InterpretError(Exception):
+class InterpretError(CompileError):
     """The program does something undefined, such as reading outside a buffer."""
 
 
@@ -86,7 +87,12 @@ def run_prim(prim: PrimFunc, args: Sequence[Array | int | float], dims: Mapping[
 
 def uninitialised(shape: Sequence[int], dtype: DType) -> Array:
     """Memory whose content nobody may rely on: NaN, or all bits set, so that a result which does is wrong for sure."""
-    return np.full(prod(shape) * dtype.num_bytes, 0xFF, np.uint8).view(dtype.numpy).reshape(shape)
+    try:
+        return np.full(prod(shape) * dtype.num_bytes, 0xFF, np.uint8).view(dtype.numpy).reshape(shape)
+    except (MemoryError, ValueError, OverflowError):
+        raise InterpretError(
+            f"a tensor {dtype}{list(shape)} cannot be made: its extents are negative, or memory does not hold it"
+        ) from None
 
 
 class _Frame:
@@ -284,7 +290,7 @@ class _Frame:
             outside = outside & self.active
         if np.any(outside):
             worst = np.broadcast_to(place, outside.shape)[outside].flat[0]
-            raise InterpretError(f"index {worst} of dimension {axis} of {buffer.name} is outside 0..{extent - 1}")
+            raise InterpretError(f"index {worst} of dimension {axis} of {buffer.name} is outside its extent {extent}")
 
     def _guard(self, conditions: tuple[tuple[Dim, Dim, Dim], ...], value: Scalar, otherwise: Scalar) -> Array:
         inside = np.asarray(True)
@@ -335,13 +341,19 @@ class _Frame:
                     raise InterpretError(f"variable {atom.name} has no value here")
                 return self.dims[atom]
             case FloorDiv(numerator=a, divisor=b):
-                return self.dim(a) // self.dim(b)
+                return self.dim(a) // self._divisor(b)
             case Mod(numerator=a, divisor=b):
-                return self.dim(a) % self.dim(b)
+                return self.dim(a) % self._divisor(b)
             case Min(operands=operands):
                 return _fold_dims(np.minimum, [self.dim(d) for d in operands])
             case Max(operands=operands):
                 return _fold_dims(np.maximum, [self.dim(d) for d in operands])
+
+    def _divisor(self, dim: Dim) -> Any:
+        value = self.dim(dim)
+        if not isinstance(value, np.ndarray) and value == 0:
+            raise InterpretError(f"a dimension is divided by {dim}, which is 0")
+        return value
 
 
 def _fold_dims(fn: Any, values: list[Any]) -> Any:

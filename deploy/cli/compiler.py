@@ -56,6 +56,9 @@ def run(
     entry: Annotated[str, typer.Argument(help="The function to call.")] = "main",
     dim: Annotated[list[str] | None, typer.Option(help="Value of a dimension.", metavar="NAME=N")] = None,
     check: Annotated[bool, typer.Option(help="Compare with the interpreter; an error above 1e-4 of the largest element fails.")] = False,
+    check_bounds: Annotated[
+        bool, typer.Option(help="Check every index in hand-written loop nests first, by the interpreter: slow.")
+    ] = False,
     seed: Annotated[int, typer.Option(help="Of the random inputs.")] = 0,
 ) -> None:
     """Compile a program and call it on random inputs.
@@ -65,10 +68,12 @@ def run(
       relaxserve run mlp.ir main --dim n=7 --check
 
       relaxserve run mlp.ir --dim n=1 --dim k=64 --seed 3
+
+      relaxserve run nests.ir --dim n=7 --check-bounds
     """
     from deploy.check import leaves, run_program
 
-    ran = run_program(_read(program), entry, dict(_dim(text) for text in dim or []), seed=seed, check=check)
+    ran = run_program(_read(program), entry, dict(_dim(text) for text in dim or []), seed=seed, check=check, check_bounds=check_bounds)
     for leaf in leaves(ran.result):
         answers.print(f"{leaf.dtype}{list(leaf.shape)}", highlight=False)
     if check:

@@ -263,7 +263,7 @@ def test_lanes_work_side_by_side():
 @pytest.mark.parametrize(
     "body, message",
     [
-        ("for i in n { y[i] = x[i + 1] }", "index 3 of dimension 0 of x is outside 0..2"),
+        ("for i in n { y[i] = x[i + 1] }", "index 3 of dimension 0 of x is outside its extent 3"),
         ("for i in n { y[i - 1] = x[i] }", "index -1 of dimension 0 of y is outside"),
         ("for i in n { y[i] = guard(0 <= i < 2 ? x[i] : x[i - 3]) }", "index -3 of dimension 0 of x"),
         ("for i in n { y[i] = guard(0 <= i < 3 ? x[i + 1] : 0.0) }", "index 3 of dimension 0 of x"),

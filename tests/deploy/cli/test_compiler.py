@@ -11,12 +11,14 @@ from typer.testing import CliRunner
 
 from compiler.cache import Cache
 from compiler.driver import compile_module
+from compiler.interpret.loops import InterpretError
 from compiler.ir.errors import CompileError
 from compiler.ir.parser import parse
 from compiler.target import host
 from deploy.cache import Kept
 from deploy.cli import compiler as commands
 from deploy.cli.compiler import cache
+from deploy.cli.failure import FAILURE, status_of
 from deploy.model import compile_model
 from runtime import flags
 
@@ -66,9 +68,12 @@ def test_opt_prints_text_that_parses(program: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        (("--until", "nonsense", "--target", "x86-64-v3"), "unknown pass 'nonsense'; known: integer_products, legalize, "),
-        (("--until", "nonsense", "--target", "amx"), "unknown pass 'nonsense'; known: integer_products, round_operands, legalize, "),
-        (("--until", "nonsense", "--target", "aarch64-neon"), "unknown pass 'nonsense'; known: legalize, "),
+        (("--until", "nonsense", "--target", "x86-64-v3"), "unknown pass 'nonsense'; known: check_facts, integer_products, legalize, "),
+        (
+            ("--until", "nonsense", "--target", "amx"),
+            "unknown pass 'nonsense'; known: check_facts, integer_products, round_operands, legalize, ",
+        ),
+        (("--until", "nonsense", "--target", "aarch64-neon"), "unknown pass 'nonsense'; known: check_facts, legalize, "),
         (("--target", "nonsense"), "unknown target 'nonsense'; known: host, "),
     ],
 )
@@ -123,6 +128,44 @@ def test_run_says_what_is_missing(program: Path, words: tuple[str, ...], named: 
 def test_run_refuses_what_is_no_dimension(program: Path) -> None:
     result = call("run", program, "main", "--dim", "n")
     assert result.exit_code == 2 and "expected NAME=N" in result.output
+
+
+NESTS = """
+func main(x: f32[n, 4], i: i32[m]) -> object {
+  z = call_tir @pick(x, i) -> f32[m, 4]
+  y = exp(z)
+  r = call_tir @shift(y) -> f32[m, 4]
+  return r
+}
+prim pick(A: f32[n, 4], I: i32[m], out B: f32[m, 4]) {
+  for i in m { let k = cast(i64, I[i]) { for j in 4 { B[i, j] = A[k, j] } } }
+}
+prim shift(A: f32[m, 4], out B: f32[m, 4]) {
+  for i in m, j in 4 { B[i, j] = when_inside }
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("shifted", "n", "said"),
+    [
+        ("A[i, j]", 8, None),
+        ("guard(0 <= j + 1 < 4 ? A[i, j + 1] : 0.0)", 8, None),  # what a guard keeps from being read is no fault
+        ("A[i, j + 1]", 8, "loop nest 'shift': index 4 of dimension 1 of A is outside its extent 4"),
+        ("A[i - 1, j]", 8, "loop nest 'shift': index -1 of dimension 0 of A is outside its extent 5"),
+        ("A[i, j]", 2, "of dimension 0 of A is outside its extent 2"),
+    ],
+)
+def test_run_checks_the_bounds_of_hand_written_loop_nests(tmp_path: Path, shifted: str, n: int, said: str | None) -> None:
+    """Before the compiled program reads or writes what is not its own."""
+    path = tmp_path / "nests.ir"
+    path.write_text(NESTS.replace("when_inside", shifted))
+    result = call("run", path, "--dim", f"n={n}", "--dim", "m=5", "--check-bounds")
+    if said is None:
+        assert result.exit_code == 0 and result.stdout == "float32[5, 4]\n", result.exception
+        return
+    assert isinstance(result.exception, InterpretError) and said in str(result.exception)
+    assert status_of(result.exception) == FAILURE
 
 
 # --- cache ---------------------------------------------------------------------------------------------------------------
