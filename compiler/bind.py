@@ -1,11 +1,13 @@
 """A checkpoint's tensors become the weights of a session: prepared where the program says so, bound.
 
-What was prepared is kept in a file, if one is named: the next start maps it and computes nothing. Its header is verified, its bulk is not:
-that would read every byte before the first token.
+What was prepared is kept in a file, if one is named: the next start maps it and computes nothing. Here only its header is verified: to
+verify the weights would read every byte before the first token. That is done while the model serves (deploy/verification.py), and before
+it does if the last process that used the file did not end in order (deploy/use.py).
 """
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -23,6 +25,8 @@ from runtime.errors import DamagedFile
 from runtime.executable import DTYPES, Executable, ParamSpec, TensorSpec, VMFunction
 from runtime.sections import SectionFile, align, writing
 from runtime.session import Session
+
+log = logging.getLogger(__name__)
 
 Array = NDArray[Any]
 Group = Sequence[tuple[str, Array]]  # what one function prepared
@@ -88,7 +92,8 @@ def _found(path: Path, computed: Sequence[ParamSpec]) -> Mapping[str, Array] | N
         arrays = _mapped(path, computed)
     except FileNotFoundError:
         return None
-    except DamagedFile:
+    except DamagedFile as fault:
+        log.warning("%s; it is removed and built again", fault)
         path.unlink(missing_ok=True)
         return None
     with suppress(OSError):  # of a folder that may only be read

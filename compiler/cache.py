@@ -96,7 +96,7 @@ class Cache:
             try:
                 executable = load(entry)
             except RuntimeFault as fault:
-                log.warning("cache: %s", fault)
+                log.warning("%s; it is removed, and the program compiled again", fault)
                 with suppress(OSError):  # of a folder that may only be read
                     self.remove(entry)
                 continue

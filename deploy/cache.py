@@ -3,6 +3,8 @@
     executables/KEY-RANGES.rsx, .json   a compiled program, and the ranges that its plan covers (compiler/cache.py)
     weights/KEY-CHECKPOINT.rsw          packed weights: what any program of the key made of one checkpoint (compiler/bind.py)
 
+    weights/KEY-CHECKPOINT.rsw.used-*   markers of processes that use them (deploy/use.py)
+
 A file is written beside its place under another name, and moved there when it is whole; what a killed load left of that is a leftover.
 A file may be removed while servers have it mapped: they keep what they read, and the next start makes it again.
 """
@@ -12,15 +14,17 @@ from __future__ import annotations
 import re
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
 from compiler.cache import Cache
+from deploy.use import markers_of
 from runtime import flags
 from runtime.errors import RuntimeFault
+from runtime.sections import SectionFile
 from server.model import CachedModel
 
 WEIGHTS_SUFFIX = ".rsw"
@@ -87,6 +91,21 @@ class Kept:
             _remove(going)
         return going
 
+    def verify(self) -> Iterator[tuple[Path, str]]:
+        """Read every file completely: its path, and what is wrong with it; nothing is, if the text is empty."""
+        for path in self.executables.paths():
+            yield path, _fault(lambda path=path: self.executables.verify(path))
+        for item in self._packed():
+            path = item.paths[0]
+            yield path, _fault(lambda path=path: SectionFile(path).verify())
+
+    def remove(self, path: Path) -> None:
+        """One file with what belongs to it."""
+        if path.suffix == WEIGHTS_SUFFIX:
+            _remove([Item(Part.WEIGHTS, (path,), "", 0, 0.0)])
+        else:
+            _remove([Item(Part.PROGRAM, (path, path.with_suffix(".json")), "", 0, 0.0)])
+
     # --- as the administration sees it, by signature -----------------------------------------------------------------------
 
     def entries(self) -> list[CachedModel]:
@@ -108,7 +127,7 @@ class Kept:
             if _OURS.fullmatch(path.name):
                 with suppress(FileNotFoundError):  # another process removed it
                     status = path.stat()
-                    yield Item(Part.WEIGHTS, (path,), path.name.split("-")[0], status.st_size, status.st_mtime)
+                    yield Item(Part.WEIGHTS, (path, *markers_of(path)), path.name.split("-")[0], status.st_size, status.st_mtime)
 
     def _leftovers(self, of_items: set[Path]) -> Iterator[Item]:
         now = time.time()
@@ -124,6 +143,14 @@ def kept() -> Kept | None:
     """Where this process keeps things, if it does."""
     switches = flags.current()
     return None if switches.no_cache else Kept(switches.cache)
+
+
+def _fault(verify: Callable[[], None]) -> str:
+    try:
+        verify()
+    except (RuntimeFault, OSError) as fault:
+        return str(fault)
+    return ""
 
 
 def _num_bytes(path: Path) -> int:

@@ -19,6 +19,8 @@ from deploy.cache import kept
 from deploy.kinds import Kind, Served
 from deploy.plan import plan_of
 from deploy.servable import Progress, Servable, require_servable
+from deploy.use import begin_use, remove_damaged
+from deploy.verification import damage_of
 from runtime.executable import Executable
 from runtime.memory import MemoryAccount
 from runtime.session import Session
@@ -78,7 +80,11 @@ def load_servable(model: Servable, load: Load, progress: Progress, started: floa
         session = Session(compiled.executable, memory=account, pinned=False)
         progress("pack", 0.0)
         folder = kept()
-        packed = None if folder is None else folder.weights_of(compiled.key, files.weights.digest())
+        packed = None
+        if folder is not None:
+            place = folder.weights_of(compiled.key, files.weights.digest())
+            with _kept_in(place.parent):
+                packed = begin_use(place, verify=load.verify, progress=partial(progress, "verify"))
         with nullcontext() if packed is None else _kept_in(packed.parent):
             bind_weights(session, compiled.executable, kind.entry, files.weights, packed, partial(progress, "pack"))
     except ModelError as error:
@@ -106,7 +112,17 @@ def load_servable(model: Servable, load: Load, progress: Progress, started: floa
         compile_s=compiled.compile_s,
         load_s=time.perf_counter() - started,
     )
-    return LoadedModel(ready, served.step_model, served.embed_model, model.tokenizer.eos_ids, model.tokenizer.to_json())
+    return LoadedModel(
+        ready, served.step_model, served.embed_model, model.tokenizer.eos_ids, model.tokenizer.to_json(), damage=partial(_damage, packed)
+    )
+
+
+def _damage(packed: Path | None) -> str:
+    """What is wrong with the packed weights, after reading them beside the running model; they are gone then."""
+    fault = "" if packed is None else damage_of([packed])
+    if packed is not None and fault:
+        remove_damaged(packed, fault)
+    return fault
 
 
 def _max_context(kind: Kind, served: Served) -> int:

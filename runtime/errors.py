@@ -25,7 +25,7 @@ class RuntimeFault(Exception):
 
 class DamagedFile(RuntimeFault):
     def __init__(self, path: Path, section: str, problem: str) -> None:
-        super().__init__(f"{path}: section {section!r} is damaged: {problem}; delete the file, it will be built again")
+        super().__init__(f"{path}: section {section!r} is damaged: {problem}")
         self.path, self.section, self.problem = path, section, problem
 
 

@@ -1,7 +1,7 @@
 """What the front process and a model's worker say to each other: one struct per arrow.
 
     front  -> worker   Load  Submit  Embed  Abort  Drain  Shutdown
-    worker -> front    Progress  Ready  LoadFailed  Tokens  Embedding  Failed  Stats
+    worker -> front    Progress  Ready  LoadFailed  Damaged  Tokens  Embedding  Failed  Stats
 
 A message is MessagePack, prefixed by its length as four little-endian bytes, over a Unix socket. Times are seconds; deadlines are
 `time.monotonic()` values, which all processes of a machine read alike, and which setting the clock does not move. The front owns text: a
@@ -102,6 +102,7 @@ class Load(Message, frozen=True, tag=True):
     memory_limit_bytes: int | None = None
     kv_dtype: str = "auto"  # of the pages: f32, f16, bf16, int8; auto is bf16, beside weights of f32 it is f32
     target: str = "host"  # what code is generated for
+    verify: bool = False  # what earlier loads kept, completely and before it is used: that of the last worker was damaged
 
 
 class Submit(Message, frozen=True, tag=True):
@@ -178,6 +179,12 @@ class LoadFailed(Message, frozen=True, tag=True):
     free_bytes: int = 0
 
 
+class Damaged(Message, frozen=True, tag=True):
+    """The worker serves from files that are damaged: it must be replaced."""
+
+    fault: str
+
+
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
     token_id: int
     logprob: float
@@ -234,4 +241,4 @@ class Stats(Message, frozen=True, tag=True):
 
 
 FromFront = Load | Submit | Embed | Abort | Drain | Shutdown
-FromWorker = Progress | Ready | LoadFailed | Tokens | Embedding | Failed | Stats
+FromWorker = Progress | Ready | LoadFailed | Damaged | Tokens | Embedding | Failed | Stats

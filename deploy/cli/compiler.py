@@ -174,6 +174,37 @@ def prune(
         errors.print(f"in use, or of use: {_amount(rest)}; --keep BYTES and --keep-days DAYS limit that", highlight=False)
 
 
+@cache.command("verify")
+def verify(
+    remove: Annotated[bool, typer.Option("--remove", help="Remove what is damaged; the next start builds it again.")] = False,
+) -> None:
+    """Read every compiled program and all packed weights, and compare them with their checksums. Fails if one is damaged.
+
+    [bold]Examples[/bold]
+
+      relaxserve cache verify
+
+      relaxserve cache verify --remove
+    """
+    num_damaged, folder = 0, _kept()
+    for path, fault in folder.verify():
+        answers.print(
+            f"{'damaged' if fault else 'sound'}  {path.relative_to(folder.folder)}  {fault}".rstrip(), highlight=False, soft_wrap=True
+        )
+        if fault:
+            num_damaged += 1
+            if remove:
+                folder.remove(path)
+    if num_damaged:
+        remedy = (
+            "removed; the next start builds them again"
+            if remove
+            else "`relaxserve cache verify --remove` removes them, and the next start builds them again"
+        )
+        errors.print(f"{num_damaged} damaged: {remedy}", style="red", highlight=False, soft_wrap=True)
+        raise typer.Exit(1)
+
+
 def _amount(items: Sequence[Item]) -> str:
     return f"{len(items)}, {in_units(sum(item.num_bytes for item in items))}" if items else "none"
 

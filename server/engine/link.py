@@ -78,8 +78,9 @@ class Link:
         """It has loaded: from now on it is judged by its silence."""
         self._guard.cancel()
 
-    def kill(self) -> None:
-        self._is_blameless = _is_stopped(self.pid)
+    def kill(self, *, is_blameless: bool = False) -> None:
+        """`is_blameless`: for a reason that has nothing to do with what the worker runs."""
+        self._is_blameless = is_blameless or _is_stopped(self.pid)
         if self._process.returncode is None:
             self._process.kill()  # SIGKILL, which a stopped process obeys too
 

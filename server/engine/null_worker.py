@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -40,6 +41,7 @@ class NullConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     overlap: bool = True
     deadly_token: int | None = None  # a step that draws behind it ends the process
     refused_from: str = ""  # path: the first load creates it, every later one is refused; "" never
+    damaged_when: str = ""  # path: as soon as that file exists, it is removed, and the worker says that what it serves from is damaged
     required_bytes: int = 0  # > 0: the load is refused for want of memory
 
 
@@ -80,6 +82,7 @@ def build_null(load: Load, progress: ProgressFn) -> LoadedModel:
         eos_ids=config.eos_ids,
         tokenizer_json=Path(config.tokenizer).read_text() if config.tokenizer else None,
         overlap=config.overlap,
+        damage=partial(_damage, Path(config.damaged_when)) if config.damaged_when else None,
     )
 
 
@@ -92,6 +95,13 @@ def _logits_of(config: NullConfig) -> LogitsOf:
         return inner(history)
 
     return logits_of
+
+
+def _damage(mark: Path) -> str:
+    while not mark.exists():
+        time.sleep(0.005)
+    mark.unlink()
+    return "the null model was told to be damaged"
 
 
 def _refuse_second(mark: Path) -> None:

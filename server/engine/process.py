@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import queue
 import socket
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from server.engine.overlap import OverlappedEngine
 from server.handle import LoadError
 from server.messages import (
     Abort,
+    Damaged,
     Drain,
     Embed,
     Failed,
@@ -47,6 +49,7 @@ class LoadedModel:
     eos_ids: tuple[int, ...] = ()
     tokenizer_json: str | None = None  # constraints are refused without it
     overlap: bool = True
+    damage: Callable[[], str] | None = None  # verifies the files that it serves from; blocks, and tells what is wrong with them
 
 
 Build = Callable[[Load, ProgressFn], LoadedModel]
@@ -73,12 +76,19 @@ def serve_worker(socket_fd: int, build: Build) -> None:
         channel.close()
         return
     channel.send(model.ready)
+    if model.damage is not None:
+        threading.Thread(target=_verify, args=(model.damage, channel), name="verify", daemon=True).start()
     try:
         Worker(model, channel).run()
     except BaseException:
         traceback.print_exc()
         os._exit(1)  # threads of the device or of a constraint may hang: the end must not wait for them
     channel.close()
+
+
+def _verify(damage: Callable[[], str], channel: WorkerChannel) -> None:
+    if fault := damage():
+        channel.send(Damaged(fault))
 
 
 class Worker:

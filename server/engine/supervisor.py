@@ -16,11 +16,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import assert_never
 
+import msgspec
+
 from server.engine.ledger import CRASH, KILLED, Embedded, Generation, assign_blame, next_to_run
 from server.engine.link import Link
 from server.handle import LoadError, Outage, ProgressCallback, RequestError
 from server.messages import (
     Abort,
+    Damaged,
     Drain,
     Embed,
     Embedding,
@@ -342,6 +345,11 @@ class Supervisor:
                 if job is not None:
                     job.fail(RequestError(message.code, message.message))
                     self._let_go(message.request_id, job)
+            case Damaged():
+                log.error("%s: %s; worker %s served from it and is replaced", self._load.name, message.fault, self.pid)
+                self._load = msgspec.structs.replace(self._load, verify=True)
+                if self._link is not None:
+                    self._link.kill(is_blameless=True)
             case Stats():
                 self.stats = message
             case Progress() | Ready() | LoadFailed():

@@ -12,7 +12,7 @@ import pytest
 from compiler.cache import Cache, Key, Range
 from deploy.cache import ABANDONED_S, CannotRemove, Item, Kept, Part
 from runtime import sections
-from runtime.executable import Executable, ExecutableMeta
+from runtime.executable import Bound, Executable, ExecutableMeta, VMFunction
 
 KEYS = [digit * 32 for digit in "abc"]
 DIGEST = "1" * 32
@@ -25,7 +25,8 @@ def kept(tmp_path: Path) -> Kept:
 
 
 def program(kept: Kept, key: str, *, upper: int = 8, age_s: float = 0.0) -> Path:
-    executable = Executable(ExecutableMeta("none", {}, (), ()), b"", [], {})
+    main = VMFunction("main", (), 0, ("n",), (Bound("n", 0, 0, upper),), (), variables=(0,))
+    executable = Executable(ExecutableMeta("none", {"main": main}, (), ()), b"", [], {})
     return aged(kept.executables.store(Key(key, {"main": {"n0": Range(0, upper, 1)}}), executable), age_s)
 
 
@@ -130,6 +131,37 @@ def test_what_is_mapped_is_read_on(kept: Kept) -> None:
     mapped = np.frombuffer(sections.SectionFile(path).read("w", verify=False), np.int64)
     kept.prune(keep_bytes=0)
     assert not path.exists() and mapped.sum() == 5000 * 4999 // 2
+
+
+def test_markers_go_with_their_weights_and_not_before(kept: Kept) -> None:
+    """A marker of a server that runs for days is old, and tells of an unclean stop that may yet come."""
+    program(kept, KEYS[0])
+    packed = weights(kept, KEYS[0])
+    (marker := packed.with_name(f"{packed.name}.used-abc")).touch()
+    aged(marker, 2 * ABANDONED_S)
+    assert kept.prune() == [] and marker.exists()
+    kept.prune(keep_bytes=0)
+    assert not marker.exists() and not packed.exists()
+
+
+def test_verifying_names_what_is_damaged_and_what_is_sound(kept: Kept) -> None:
+    programs = [program(kept, key) for key in KEYS]
+    packed = [weights(kept, key) for key in KEYS[:2]]
+    assert [(path, fault) for path, fault in kept.verify()] == [(path, "") for path in (*programs, *packed)]
+    programs[0].with_suffix(".json").write_text("{")
+    for path, section in ((programs[1], "program"), (packed[1], "w")):
+        content = bytearray(path.read_bytes())
+        content[sections.SectionFile(path)._sections[section].offset] ^= 1
+        path.write_bytes(content)
+    programs[2].with_suffix(".json").unlink()
+    faults = dict(kept.verify())
+    assert "section 'sidecar' is damaged" in faults[programs[0]] and "section 'sidecar' is damaged: it is missing" in faults[programs[2]]
+    assert "section 'program' is damaged" in faults[programs[1]] and "section 'w' is damaged: its checksum differs" in faults[packed[1]]
+    assert faults[packed[0]] == ""
+    for path, fault in faults.items():
+        if fault:
+            kept.remove(path)
+    assert files(kept) == {packed[0].name}
 
 
 def test_the_administration_clears_weights_too(kept: Kept) -> None:

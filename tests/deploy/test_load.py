@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 import pytest
 import tokenizers
@@ -27,15 +26,17 @@ from deploy.inspection import compile_only, inspect_model, plan_load
 from deploy.kinds import kind_of
 from deploy.model import load_model, silent
 from deploy.source import open_model
+from deploy.verification import damage_of
 from deploy.vocabulary import load_tokenizer
 from runtime.executable import Executable
+from runtime.sections import SectionFile
 from runtime.step import PAGE_SIZE, StepBatch
 from server.engine.process import LoadedModel, engine_of
 from server.handle import LoadError
 from server.messages import Embed, Embedding, Failed, FromWorker, Load, SamplingParams, Submit
+from tests.deploy.gguf_files import VOCAB, write_gguf
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "models"
-VOCAB = ["a", "b", "ab", *(f"w{id}" for id in range(3, 160))]
 
 
 @pytest.fixture(scope="module")
@@ -216,6 +217,32 @@ def test_packed_weights_are_as_old_as_their_last_use(
     assert packed.paths[0].exists()
 
 
+@pytest.mark.parametrize("found", ["at the start", "beside the model"])
+def test_packed_weights_with_a_flipped_bit_are_built_again(
+    found: str, folder_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """At the start, if the last process that used them was killed; else while the model runs, whose worker is then replaced."""
+    monkeypatch.setenv("RELAXSERVE_CACHE", str(tmp_path))
+    sound = embedded(load(folder_of("bert"), quantize="int8"), [[5, 6, 7]])
+    (packed,) = (item.paths[0] for item in Kept(tmp_path).items() if item.part is Part.WEIGHTS)
+    content = bytearray(packed.read_bytes())
+    largest = max(SectionFile(packed)._sections.values(), key=lambda section: section.size)
+    content[largest.offset + largest.size // 2] ^= 64
+    packed.unlink()  # what the first load has mapped stays as it was
+    packed.write_bytes(content)
+    if found == "at the start":
+        packed.with_name(f"{packed.name}.used-killed").touch()
+    again = load(folder_of("bert"), quantize="int8")
+    assert again.damage is not None
+    if found == "at the start":
+        assert again.damage() == ""
+    else:
+        assert "its checksum differs" in again.damage() and not packed.exists()
+        again = load(folder_of("bert"), quantize="int8", verify=True)
+    np.testing.assert_array_equal(embedded(again, [[5, 6, 7]]), sound)
+    assert damage_of([packed]) == ""
+
+
 def test_a_cache_that_cannot_be_written_is_named(folder_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("RELAXSERVE_CACHE", str(tmp_path / "file"))
@@ -268,35 +295,6 @@ def gguf_file(place: Path) -> Path:
     (folder := place / "gguf").mkdir()
     write_gguf(folder / "m.gguf")
     return folder / "m.gguf"
-
-
-def write_gguf(path: Path, *, merges: bool = True) -> None:
-    """The golden Qwen2 as llama.cpp's converter would write it, in f32 and with a tokenizer inside."""
-    values, source = json.loads((GOLDEN / "qwen2" / "config.json").read_text()), open_safetensors(GOLDEN / "qwen2")
-    writer = gguf.GGUFWriter(path, "qwen2")
-    writer.add_block_count(values["num_hidden_layers"])
-    writer.add_context_length(values["max_position_embeddings"])
-    writer.add_embedding_length(values["hidden_size"])
-    writer.add_feed_forward_length(values["intermediate_size"])
-    writer.add_head_count(values["num_attention_heads"])
-    writer.add_head_count_kv(values["num_key_value_heads"])
-    writer.add_layer_norm_rms_eps(values["rms_norm_eps"])
-    writer.add_rope_freq_base(values["rope_theta"])
-    writer.add_tokenizer_model("gpt2")
-    writer.add_token_list(VOCAB)
-    writer.add_token_types([1] * len(VOCAB))
-    if merges:
-        writer.add_token_merges(["a b"])
-    writer.add_eos_token_id(2)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN2, values["num_hidden_layers"])
-    for name in source.tensors:
-        own = names.get_name(name, try_suffixes=(".weight", ".bias"))
-        assert own is not None, name
-        writer.add_tensor(own, source.read(name).astype(np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
 
 
 def test_a_gguf_file_generates(gguf_file: Path) -> None:

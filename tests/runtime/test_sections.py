@@ -51,6 +51,24 @@ def test_a_view_outlives_the_replacement_of_its_file(path: Path) -> None:
     assert bytes(view) == b"first" and bytes(SectionFile(path).read("one")) == b"other"
 
 
+def test_every_flipped_bit_is_found(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also with blocks smaller than a section, and on one thread that pauses between them."""
+    monkeypatch.setattr(sections, "BLOCK_BYTES", 100)
+    file, sound = SectionFile(path), path.read_bytes()
+    paused: list[int] = []
+    file.verify()
+    file.verify_slowly(lambda: paused.append(1))
+    assert len(paused) > 9 * 256 // 100
+    for section in file._sections.values():
+        for bit in range(0, 8 * section.size, 37):
+            content = bytearray(sound)
+            content[section.offset + bit // 8] ^= 1 << bit % 8
+            path.write_bytes(content)
+            for verify in (SectionFile(path).verify, lambda: SectionFile(path).verify_slowly(lambda: None)):
+                with pytest.raises(DamagedFile, match=f"section {section.name!r} is damaged: its checksum differs"):
+                    verify()
+
+
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(fd: int) -> None:
         raise OSError("no space left")
@@ -68,7 +86,7 @@ def test_a_damaged_section_is_named_and_the_others_are_readable(path: Path, name
     content[content.index(CONTENT[name])] ^= 1
     path.write_bytes(content)
     file = SectionFile(path)
-    with pytest.raises(DamagedFile, match=f"section '{name}' is damaged: its digest differs") as error:
+    with pytest.raises(DamagedFile, match=f"section '{name}' is damaged: its checksum differs") as error:
         file.read(name)
     assert error.value.section == name
     assert [bytes(file.read(n)) for n in CONTENT if n != name] == [c for n, c in CONTENT.items() if n != name]

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,7 @@ from deploy.cli import admin
 from deploy.cli.main import app
 from deploy.client import Client
 from deploy.settings import DEFAULTS, SETTINGS, parse
+from runtime.sections import SectionFile
 
 pytestmark = pytest.mark.xdist_group("demo server")
 
@@ -132,6 +136,65 @@ def test_inspect_says_what_would_fit(demo_server: Any) -> None:
 
 def test_compile_finds_what_the_server_compiled(demo_server: Any) -> None:
     assert "was in the cache" in demo_server.run("relaxserve", "compile", "demo")
+
+
+def test_cache_verify_names_what_is_damaged_and_the_next_start_builds_it_again(demo_server: Any, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    shutil.copytree(demo_server.environment["RELAXSERVE_CACHE"], cache, ignore=shutil.ignore_patterns("*.used-*"))
+    said = demo_server.run("relaxserve", "cache", "verify", RELAXSERVE_CACHE=str(cache))
+    assert re.search(r"sound +executables/\w+-\w+\.rsx\n", said) and re.search(r"sound +weights/\w+-\w+\.rsw\n", said)
+    packed = flip_a_weight(cache)
+    command = ["relaxserve", "cache", "verify"]
+    said = demo_server.run(*command, status=1, RELAXSERVE_CACHE=str(cache))
+    assert "1 damaged: `relaxserve cache verify --remove` removes them" in said
+    demo_server.run(*command, "--remove", status=1, RELAXSERVE_CACHE=str(cache))
+    assert not packed.exists()
+    demo_server.run("relaxserve", "generate", "demo", "-p", QUESTION, RELAXSERVE_CACHE=str(cache))
+    assert "damaged" not in demo_server.run(*command, RELAXSERVE_CACHE=str(cache))
+
+
+def flip_a_weight(cache: Path) -> Path:
+    """One bit of the largest section, in a copy of the file: a server may have mapped the file itself."""
+    (packed,) = (cache / "weights").glob("*.rsw")
+    largest = max(SectionFile(packed)._sections.values(), key=lambda section: section.size)
+    content = bytearray(packed.read_bytes())
+    content[largest.offset + largest.size // 2] ^= 64
+    packed.unlink()
+    packed.write_bytes(content)
+    return packed
+
+
+@pytest.mark.parametrize("last", ["ended in order", "was killed"])
+def test_a_flipped_bit_in_packed_weights_is_found_and_mended(last: str, demo_server: Any, tmp_path: Path) -> None:
+    """Before the model is ready, if the last process that used them was killed; else beside the running model, whose worker is replaced."""
+    cache = tmp_path / "cache"
+    shutil.copytree(demo_server.environment["RELAXSERVE_CACHE"], cache, ignore=shutil.ignore_patterns("*.used-*"))
+    packed = flip_a_weight(cache)
+    if last == "was killed":
+        packed.with_name(f"{packed.name}.used-killed").touch()
+    with second_server(demo_server, cache) as (url, _):
+        num_restarts = 1 if last == "ended in order" else 0
+        while (model := json.loads(demo_server.run("relaxserve", "ps", "--json", RELAXSERVE_URL=url))[0])["restarts"] < num_restarts:
+            assert model["state"] in ("ready", "restarting")
+        expected = demo_server.run("relaxserve", "chat", QUESTION, "--temperature", "0")
+        assert demo_server.run("relaxserve", "chat", QUESTION, "--temperature", "0", RELAXSERVE_URL=url) == expected
+        assert model["restarts"] == num_restarts
+    demo_server.run("relaxserve", "cache", "verify", RELAXSERVE_CACHE=str(cache))
+    assert not list(packed.parent.glob("*.used-*")), "it ended in order"
+
+
+@contextmanager
+def second_server(demo_server: Any, cache: Path) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    environment = {**demo_server.environment, "RELAXSERVE_CACHE": str(cache)}
+    with subprocess.Popen(["relaxserve", "serve", "--port", "0"], env=environment, stderr=subprocess.PIPE, text=True) as server:
+        assert server.stderr is not None
+        try:
+            while (found := re.search(r"relaxserve at (http://[\w.:]+):", line := server.stderr.readline())) is None:
+                assert line, "the server ended"
+            yield found[1], server
+        finally:
+            server.terminate()
+            server.communicate(timeout=60)
 
 
 def test_doctor_says_what_is_there(demo_server: Any) -> None:

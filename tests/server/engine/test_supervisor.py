@@ -12,6 +12,7 @@ import signal
 import sys
 from collections.abc import Callable, Coroutine
 from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -129,6 +130,30 @@ def test_a_kill_before_any_token_and_while_idle() -> None:
             await asyncio.sleep(0)
             os.kill(supervisor.pid, signal.SIGKILL)
             assert await streams == expected
+
+    run(scenario)
+
+
+def test_a_worker_that_serves_from_damaged_files_is_replaced_and_no_request_is_lost(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """However often: the requests are not to blame. The next worker is told to verify what it finds."""
+
+    async def scenario() -> None:
+        some = submits(8)
+        expected = await undisturbed(some)
+        damaged = tmp_path / "damaged"
+        async with worker(msgspec.structs.replace(CONFIG, damaged_when=str(damaged))) as supervisor:
+            heard: list[int] = []
+            streams = asyncio.gather(*(collect(supervisor, submit, heard) for submit in some))
+            for number in range(3):
+                at = len(heard) + 40
+                await until(lambda at=at: len(heard) >= at)
+                damaged.touch()
+                await until(lambda number=number: supervisor.restarts > number)
+            assert await streams == expected
+            assert supervisor.restarts == 3 and supervisor._load.verify
+        assert "the null model was told to be damaged; worker" in caplog.text
 
     run(scenario)
 

@@ -1,0 +1,151 @@
+"""Kept files that a process uses: verified at the next start if it did not end in order, and beside the worker if it did."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from deploy import use
+from deploy.use import begin_use, left_behind, markers_of
+from deploy.verification import damage_of
+from runtime import sections
+from runtime.sections import SectionFile
+
+ROOT = Path(__file__).parents[2]
+HOLD = """
+import sys
+from pathlib import Path
+from deploy.use import begin_use
+begin_use(Path(sys.argv[1]))
+print("ready", flush=True)
+input()
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "weights" / "w.rsw"
+    sections.write(path, {"a": bytes(100), "b": bytes(range(256)) * 4000})
+    return path
+
+
+def flip(path: Path, at: int = -1) -> None:
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)
+
+
+@contextmanager
+def user(path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process that uses the file until it is told to end."""
+    command = [sys.executable, "-c", HOLD, str(path)]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        yield process
+        if process.poll() is None:
+            process.communicate("\n", timeout=60)
+
+
+def test_a_process_that_ends_in_order_leaves_no_marker(path: Path) -> None:
+    with user(path):
+        (marker,) = markers_of(path)
+        assert marker.name.startswith("w.rsw.used-") and left_behind(path) == []
+    assert markers_of(path) == []
+
+
+def test_a_process_that_was_killed_leaves_a_marker(path: Path) -> None:
+    with user(path) as process, user(path):
+        process.send_signal(signal.SIGKILL)
+        process.wait(60)
+        assert len(markers_of(path)) == 2 and len(left_behind(path)) == 1
+
+
+def test_a_damaged_file_is_removed_where_the_last_user_was_killed(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with user(path) as process:
+        process.kill()
+    flip(path)
+    assert begin_use(path) == path and not path.exists() and left_behind(path) == []
+    assert "section 'b' is damaged: its checksum differs" in caplog.text and "built again" in caplog.text
+
+
+def test_a_sound_file_stays_and_is_verified_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with user(path) as process:
+        process.kill()
+    verified: list[Path] = []
+    monkeypatch.setattr(SectionFile, "verify", lambda self, _: verified.append(self.path))
+    for _ in range(2):
+        assert begin_use(path) == path and path.exists()
+    assert verified == [path]
+
+
+def test_a_start_after_an_orderly_end_reads_no_weights(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with user(path):
+        pass
+    monkeypatch.setattr(SectionFile, "verify", lambda *_: pytest.fail("it was read"))
+    assert begin_use(path) == path
+
+
+def test_a_start_that_is_told_to_verifies(path: Path) -> None:
+    flip(path)
+    assert begin_use(path, verify=True) == path and not path.exists()
+
+
+def test_a_damaged_file_that_cannot_be_removed_is_not_used(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    flip(path)
+    monkeypatch.setattr(Path, "unlink", refuse)
+    assert begin_use(path, verify=True) is None
+    assert "cannot be removed (Permission denied): do that as the user that owns the folder" in caplog.text
+
+
+def test_a_folder_that_may_only_be_read_needs_no_marker(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(30, "Read-only file system")
+
+    monkeypatch.setattr(use.tempfile, "mkstemp", refuse)
+    assert begin_use(path) == path and markers_of(path) == []
+
+
+# --- beside a worker -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("section", ["a", "b"])
+def test_another_process_tells_what_is_damaged(section: str, path: Path) -> None:
+    assert damage_of([path]) == ""
+    flip(path, SectionFile(path)._sections[section].offset)
+    assert damage_of([path]) == f"{path}: section {section!r} is damaged: its checksum differs"
+    path.unlink()
+    assert damage_of([path]) == "", "what is gone is built again"
+
+
+def test_verification_runs_when_nothing_else_does() -> None:
+    script = "import os, deploy.verification as v; v.main([]); print(os.sched_getscheduler(0), os.getpriority(os.PRIO_PROCESS, 0))"
+    said = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert said == f"{os.SCHED_IDLE} 19\n"
+
+
+def test_verification_ends_with_its_worker(path: Path) -> None:
+    """Nobody would hear what it finds."""
+    sections.write(path, {"large": bytes(64 << 20)})
+    script = "import os, sys, subprocess; print(subprocess.Popen([sys.executable, '-m', 'deploy.verification', sys.argv[1]]).pid)"
+    orphan = int(subprocess.run([sys.executable, "-c", script, str(path)], cwd=ROOT, capture_output=True, text=True, check=True).stdout)
+    while _runs(orphan):
+        os.sched_yield()
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
