@@ -87,6 +87,8 @@ class MappedFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        if not path.is_file():  # to open a pipe would wait for whoever writes to it
+            raise DamagedFile(f"{path.name} is no regular file")
         with path.open("rb") as file:
             status = os.fstat(file.fileno())
             self.num_bytes = status.st_size
@@ -96,11 +98,12 @@ class MappedFile:
             self.memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
     def array(self, dtype: np.dtype[Any], shape: tuple[int, ...], start: int) -> Tensor:
-        """A view; the caller has checked that it lies within the file."""
+        """A view where the bytes are aligned; the caller has checked that they lie within the file."""
         count = math.prod(shape)
         if count == 0:
             return np.empty(shape, dtype)
-        return np.frombuffer(self.memory, dtype, count, start).reshape(shape)
+        view = np.frombuffer(self.memory, dtype, count, start).reshape(shape)
+        return view if view.flags.aligned else view.copy()  # a header of safetensors may have any length
 
     def release(self, start: int, num_bytes: int) -> None:
         """Only pages that lie wholly inside the range: its neighbours may be in use."""

@@ -61,6 +61,23 @@ def test_tensors_are_views_of_the_file(tmp_path: Path) -> None:
     assert not first.flags.writeable
 
 
+@pytest.mark.parametrize("length", range(48, 56))
+def test_a_header_of_any_length_gives_aligned_tensors(tmp_path: Path, length: int) -> None:
+    """The format pads headers only by habit; kernels read elements at multiples of their size."""
+    data = np.arange(6, dtype=np.float32)
+    header = json.dumps({"x": entry(0, 24, [2, 3])}).ljust(length + 20).encode()
+    read = open_safetensors(write(tmp_path / "m.safetensors", header, data.tobytes())).read("x")
+    assert read.flags.aligned and read.flags.c_contiguous
+    np.testing.assert_array_equal(read, data.reshape(2, 3))
+
+
+def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path) -> None:
+    """To open a named pipe would wait until somebody writes to it."""
+    os.mkfifo(tmp_path / "model.safetensors")
+    with pytest.raises(DamagedFile, match="no regular file"):
+        open_safetensors(tmp_path)
+
+
 def test_released_pages_come_back(tmp_path: Path) -> None:
     big = np.arange(1 << 20, dtype=np.float32)
     save_file({"big": big}, tmp_path / "model.safetensors")
