@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any
 
-from compiler.ir.dims import Dim, DimVar
-from compiler.ir.graph import Atom, Call, CallLibrary, CallTir, Copy, Function, MakeTuple, TupleGet, Value, Var
+from compiler.ir.dims import Atom as DimAtom
+from compiler.ir.dims import Dim, DimVar, FloorDiv, Max, Min, Mod
+from compiler.ir.graph import Atom, Call, CallLibrary, CallTir, Copy, Function, MakeTuple, MatchCast, ScalarValue, TupleGet, Value, Var
 from compiler.ir.types import TensorType, Type, binders_of
 from compiler.ops.tables import VIEWS
 from deploy.bench.peers.outline import installed
@@ -52,11 +54,15 @@ class _Translation:
     known: dict[Var, Any] = field(default_factory=dict[Var, Any])
 
     def module(self, func: Function) -> Any:
-        for var in (v for p in func.params for v in binders_of(p.type)):
+        own = dict.fromkeys(v for p in func.params for v in binders_of(p.type))
+        cast = {v: None for b in func.body.bindings if isinstance(b.value, MatchCast) for v in binders_of(b.value.type) if v not in own}
+        for var in (*own, *cast):
             # Bounds go by name in Relax, and names are not unique here.
             self.variables[var] = self.tvm.tirx.Var(f"{var.name}_{var.serial}", "int64")
         params = [self.relax.Var(p.name, self._type(p.type)) for p in func.params]
         self.known.update(zip(func.params, params, strict=True))
+        if cast:  # TVM takes bounds of the signature's variables only, so those that a cast defines become a parameter
+            params.append(self.relax.Var("cast", self.relax.ShapeType([self.variables[v] for v in cast])))
         uppers = {self.variables[v].name: v.upper for v in self.variables if isinstance(v.upper, int)}
         attrs = {"tir_var_upper_bound": uppers, "relax.memory_plan_dynamic_func_output": True}
         builder = self.relax.BlockBuilder()
@@ -74,6 +80,10 @@ class _Translation:
                 return self._call(builder, name, args, out, (None,) * len(out))
             case Call(op=op, args=args) if op.name in VIEWS:
                 return builder.emit(self.relax.op.reshape(self._atom(args[0]), self._shape(var.type)))
+            case MatchCast(value=Var() as atom, type=TensorType() as type_):
+                return builder.match_cast(self._atom(atom), self._type(type_))
+            case MatchCast(value=ScalarValue()):
+                return None  # a check of numbers has no value that takes memory
             case Copy(value=atom):
                 return self._atom(atom)
             case MakeTuple(fields=fields):
@@ -81,7 +91,7 @@ class _Translation:
             case TupleGet(value=atom, index=index):
                 return self._atom(atom)[index]
             case _:
-                raise ValueError(f"{var.name} is a {type(value).__name__}, expected calls of loop nests, views and tuples")
+                raise ValueError(f"{var.name} is a {type(value).__name__}, expected calls of loop nests, views, casts and tuples")
 
     def _call(self, builder: Any, name: str, args: tuple[Atom, ...], out: tuple[Type, ...], inplace: tuple[int | None, ...]) -> Any:
         """Operands that are no tensors take no memory that could be planned: only variables are passed on."""
@@ -111,4 +121,19 @@ class _Translation:
         return [self._dim(d) for d in type_.shape]
 
     def _dim(self, dim: Dim) -> Any:
-        return dim.evaluate(self.variables)  # numbers and Relax expressions add and multiply alike
+        """Numbers and Relax expressions add and multiply alike; they have functions of their own for the rest."""
+        return sum(c * math.prod(map(self._dim_atom, factors)) for c, factors in dim.terms)
+
+    def _dim_atom(self, atom: DimAtom) -> Any:
+        tirx = self.tvm.tirx
+        match atom:
+            case DimVar():
+                return self.variables[atom]
+            case FloorDiv(numerator=x, divisor=d):
+                return tirx.floordiv(self._dim(x), self._dim(d))
+            case Mod(numerator=x, divisor=d):
+                return tirx.floormod(self._dim(x), self._dim(d))
+            case Min(operands=operands):
+                return reduce(tirx.min, map(self._dim, operands))
+            case Max(operands=operands):
+                return reduce(tirx.max, map(self._dim, operands))

@@ -6,7 +6,10 @@ import sys
 
 import pytest
 
+from compiler.driver import Options
+from compiler.frontend.decoder import StepBounds
 from compiler.ir.parser import parse
+from compiler.passes.pipeline import pipeline
 from deploy.bench import compiler
 from deploy.bench.tvm_plan import planned_bytes
 from server.settings import SettingsError
@@ -41,6 +44,35 @@ def test_a_length_without_a_bound_is_no_plan():
     pytest.importorskip("tvm", reason="TVM is an optional peer")
     with pytest.raises(ValueError, match="upper bounds"):
         planned_bytes(parse(STEP.replace("n in 0..64", "n in 0..")).graph("step"))
+
+
+def test_sizes_of_every_form_are_planned():
+    """Quotients, remainders, minima and maxima of variables, and one that a cast defines."""
+    pytest.importorskip("tvm", reason="TVM is an optional peer")
+    text = """
+      func step(x: f32[n]) -> f32[min(n, 16)] where n in 0..64, m in 0..32 {
+        dataflow {
+          a = call_tir @pad(x) -> f32[max(n, 24)]
+          b = call_tir @halve(a) -> f32[n // 2 + n % 2]
+          rows: f32[m] = match_cast b to f32[m]
+          c = call_tir @copy(rows) -> f32[m]
+          y = call_tir @pick(a, c) -> f32[min(n, 16)]
+        }
+        return y
+      }
+    """
+    # Lives overlap at each step; the bound of a sum is the sum of bounds, so the half has 32 + 1 elements.
+    assert planned_bytes(parse(text).graph("step")) == 4 * (64 + 33 + 32 + 16)
+
+
+def test_the_step_of_a_decoder_is_planned():
+    pytest.importorskip("tvm", reason="TVM is an optional peer")
+    bounds = StepBounds(64, 64, 512)
+    module = pipeline(Options().target).until("lift_workspace")(compiler.decoder(2, bounds))
+    arena = pipeline(Options().target).only(("explicit_memory", "plan_memory"))(module).graph("step").arena
+    assert arena is not None and arena.is_const
+    theirs = planned_bytes(module.graph("step"))
+    assert arena.const <= theirs < 10 * arena.const
 
 
 def test_an_absent_peer_is_refused_with_the_remedy(monkeypatch):
