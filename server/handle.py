@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
 from server.messages import Embed, Embedding, Progress, Ready, Stats, Submit, TokenEvent
+from server.text.meter import Limits
 
 ProgressCallback = Callable[[Progress], None]
 
@@ -93,11 +94,13 @@ class GenerationDefaults(Protocol):
 class ChatTemplate(Protocol):
     def render(
         self,
-        messages: list[dict[str, object]],
-        tools: list[dict[str, object]] | None = None,
+        messages: Sequence[Mapping[str, object]],
+        tools: Sequence[Mapping[str, object]] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
-        **kwargs: object,
+        *,
+        variables: Mapping[str, object] | None = None,
+        limits: Limits = ...,
     ) -> str: ...
 
 

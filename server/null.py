@@ -6,12 +6,14 @@ import asyncio
 import json
 import struct
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from server.handle import LoadError, Outage, ProgressCallback, RequestError
 from server.messages import Embed, Embedding, FinishReason, Progress, Ready, Stats, Submit, TokenEvent, TokenLogprob
+from server.text.meter import Limits
+from server.text.template import LIMITS
 
 
 class NullState(StrEnum):
@@ -36,18 +38,20 @@ class NullTemplate:
 
     def render(
         self,
-        messages: list[dict[str, object]],
-        tools: list[dict[str, object]] | None = None,
+        messages: Sequence[Mapping[str, object]],
+        tools: Sequence[Mapping[str, object]] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
-        **kwargs: object,
+        *,
+        variables: Mapping[str, object] | None = None,
+        limits: Limits = LIMITS,
     ) -> str:
         lines = [f"<tools>{json.dumps(tools)}"] if tools else []
         for message in messages:
             calls = "".join(f"<tool_call>{json.dumps(call)}</tool_call>" for call in _list(message.get("tool_calls")))
             lines.append(f"<|{message['role']}|>{message.get('content') or ''}{calls}")
         if add_generation_prompt and not continue_final_message:
-            lines.append("<|assistant|>" + str(kwargs.get("opening", "")))
+            lines.append("<|assistant|>" + str((variables or {}).get("opening", "")))
         return "\n".join(lines)
 
 

@@ -6,17 +6,19 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from deploy.demo.conversation import Message, Tool
+from server.text.meter import Limits
 from server.text.template import ChatTemplate
 
 TEMPLATE = (Path(__file__).parent / "chat_template.jinja").read_text(encoding="utf-8").rstrip("\n")
 _PATIENCE_S = 600.0  # our own template ends; a training job of low priority may be kept waiting for long in the middle of it
 
-_template = ChatTemplate(TEMPLATE, {}, time_limit_s=_PATIENCE_S)
+_template = ChatTemplate(TEMPLATE, {})
+_LIMITS = Limits(time_s=_PATIENCE_S, memory_bytes=1 << 30)
 _CALL = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
 
 
 def render(messages: Sequence[Message], tools: Sequence[Tool] = (), *, add_generation_prompt: bool = False) -> str:
-    return _template.render(messages, tools, add_generation_prompt=add_generation_prompt)
+    return _template.render(messages, tools, add_generation_prompt=add_generation_prompt, limits=_LIMITS)
 
 
 def rendered_parts(messages: Sequence[Message], tools: Sequence[Tool]) -> list[tuple[str, bool]]:

@@ -37,7 +37,7 @@ from server.settings import ServerSettings
 from server.text.answer import AnswerRules
 from server.text.grammar import behind_thoughts
 from server.text.reasoning import CLOSE, OPEN
-from server.text.template import TemplateError
+from server.text.template import RESERVED, TemplateError
 
 encode = msgspec.json.encode
 
@@ -122,16 +122,16 @@ async def render_prompt(body: ChatBody, loaded: Loaded, tools: Sequence[Tool]) -
         extra.setdefault("enable_thinking", body.enable_thinking)
     if body.documents is not None:
         extra.setdefault("documents", body.documents)
-    for name in ("messages", "tools", "add_generation_prompt", "continue_final_message"):
-        if name in extra:
-            raise invalid(f"chat_template_kwargs.{name}", f"chat_template_kwargs has {name}, which is a field of its own")
+    for name in sorted(RESERVED & extra.keys()):
+        message = f"chat_template_kwargs has {name}, a name that chat templates use for something else; choose another"
+        raise invalid(f"chat_template_kwargs.{name}", message)
     continues = bool(body.continue_final_message)
     adds_prompt = not continues if body.add_generation_prompt is None else body.add_generation_prompt
     definitions = [tool.model_dump(exclude_none=True) for tool in tools] or None
     size = sum(len(str(message["content"])) for message in messages)
 
     def run() -> str:
-        return template.render(messages, definitions, add_generation_prompt=adds_prompt, continue_final_message=continues, **extra)
+        return template.render(messages, definitions, add_generation_prompt=adds_prompt, continue_final_message=continues, variables=extra)
 
     try:
         return await off_loop(size, run)

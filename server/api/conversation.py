@@ -58,7 +58,7 @@ def _call(call: Mapping[str, object], where: str) -> dict[str, object]:
     if isinstance(arguments, str):
         try:
             parsed = json.loads(arguments or "{}")
-        except ValueError:
+        except (ValueError, RecursionError):
             parsed = arguments  # a call that was cut off; the template gets it as it was
         arguments = parsed
     return {**call, "function": {**function, "arguments": arguments}}

@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from server.handle import ChatTemplate, Tokenizer
 from server.text import reasoning
 from server.text.infill import Infill
+from server.text.meter import Limits
 from server.text.tools import FORMATS, GENERIC, ToolFormat
+
+PROBE = Limits(time_s=0.25, memory_bytes=16 << 20)  # a thousand times what it takes as a rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +52,7 @@ def _written_by(template: ChatTemplate | None) -> ToolFormat:
     ]
     tool: dict[str, object] = {"type": "function", "function": {"name": "probe", "description": "", "parameters": {}}}
     try:
-        text = template.render(conversation, tools=[tool], add_generation_prompt=False)
+        text = template.render(conversation, tools=[tool], add_generation_prompt=False, limits=PROBE)
     except Exception:  # templates are programs, and one that refuses calls writes none
         return GENERIC
     return next((f for f in FORMATS.values() if any(sign in text for sign in f.signs)), GENERIC)

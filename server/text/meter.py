@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from typing import cast
+from dataclasses import dataclass
+from types import NoneType
+from typing import Any, cast
 
+from jinja2.filters import _GroupTuple as GroupTuple  # pyright: ignore[reportPrivateUsage]  # what groupby gives
 from jinja2.runtime import Context, Undefined
 
 MAX_ITEMS = 1_000_000  # of one list
 MAX_INT_BITS = 64
 
 STEPS_PER_LOOK = 16  # asking for the time of a thread costs as much as a few steps
+CHARS_PER_STEP = 1 << 12  # a scan of so many characters takes about as long as a step
+ITEM_BYTES = 80  # of a list: its place, and a short text
 
 METER = "the meter"  # not an identifier: a template has no way to name it
+
+SCALARS = frozenset((NoneType, bool, int, float))
+SEQUENCES = frozenset((list, tuple, range, GroupTuple, type({}.keys()), type({}.values()), type({}.items())))
 
 
 class TemplateLimit(Exception):
@@ -25,37 +32,51 @@ class TemplateRaise(Exception):
     """A template called raise_exception: it does not accept these messages."""
 
 
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one rendering may take."""
+
+    time_s: float  # of the processor
+    memory_bytes: int  # of all texts and lists that it makes
+
+    @property
+    def search_chars(self) -> int:
+        """Comparisons of characters by one search: half of the time in the worst case."""
+        return int(self.time_s * (1 << 29))
+
+
 class Meter:
     """What one rendering may still take. Its time is that of the processor, on the thread that renders: a busy machine
     makes no template too slow."""
 
-    def __init__(self, *, time_limit_s: float, memory_limit_bytes: int) -> None:
-        self._time_limit_s = time_limit_s
-        self._deadline = time.thread_time() + time_limit_s
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self._deadline = time.thread_time() + limits.time_s
         self._steps = 0
-        self._limit_bytes = memory_limit_bytes
-        self._left_bytes = memory_limit_bytes
+        self._left_bytes = limits.memory_bytes
 
-    def step(self) -> None:
-        self._steps += 1
-        if self._steps % STEPS_PER_LOOK == 0:
+    def step(self, num_chars: int = 0) -> None:
+        """Count an operation that scans `num_chars`."""
+        self._steps += 1 + num_chars // CHARS_PER_STEP
+        if self._steps >= STEPS_PER_LOOK:
+            self._steps = 0
             self._look()
 
     def _look(self) -> None:
         if time.thread_time() > self._deadline:
-            raise TemplateLimit(f"rendering takes longer than {self._time_limit_s} s")
+            raise TemplateLimit(f"rendering takes longer than {self.limits.time_s:g} s")
 
     def charge(self, num_bytes: int) -> None:
         self._left_bytes -= num_bytes
         if self._left_bytes < 0:
-            raise TemplateLimit(f"rendering handles more than {self._limit_bytes} bytes")
-        self.step()
+            raise TemplateLimit(f"rendering handles more than {self.limits.memory_bytes} bytes")
+        self.step(num_bytes)
 
     def charge_value(self, value: object) -> None:
         """Count a value that was just made; its parts were counted when they were."""
         if isinstance(value, int) and value.bit_length() > MAX_INT_BITS:
             raise TemplateLimit(f"an integer has {value.bit_length()} bits; at most {MAX_INT_BITS} are allowed")
-        self.charge(sys.getsizeof(value) if isinstance(value, str | bytes | list | tuple | dict) else 16)
+        self.charge(sys.getsizeof(value) if isinstance(value, str | list | tuple | dict) else 16)
 
     def measure(self, value: object) -> int:
         """How many characters `str(value)` has, about. A list may hold another one twice, and so on: writing it out can take
@@ -67,23 +88,24 @@ class Meter:
         while stack:
             item = stack.pop()
             steps += 1
-            if isinstance(item, str):
-                size += len(item) + 4
-            elif isinstance(item, Mapping):
-                stack += item.keys()
-                stack += item.values()
+            kind = type(item)
+            if kind is str:
+                size += len(cast(str, item)) + 4
+            elif kind is dict:
+                for key, part in cast(dict[object, object], item).items():
+                    stack += (key, part)
                 size += 2
-            elif isinstance(item, Sequence) or type(item).__name__ in ("dict_keys", "dict_values", "dict_items"):
-                stack += cast(Sequence[object], item)
+            elif kind in SEQUENCES:
+                stack += cast(Any, item)
                 size += 2
-            elif item is None or isinstance(item, int | float | Undefined):
+            elif kind in SCALARS or isinstance(item, Undefined):
                 size += 24
             else:
-                raise TemplateLimit(f"a {type(item).__name__} cannot be written or compared")
+                raise TemplateLimit(f"a {kind.__name__} cannot be written or compared")
             if steps % 1024 == 0:
                 self._look()
             if size > self._left_bytes or len(stack) > MAX_ITEMS:
-                raise TemplateLimit(f"a value unfolds to more than {self._limit_bytes} bytes or {MAX_ITEMS} items")
+                raise TemplateLimit(f"a value unfolds to more than {self.limits.memory_bytes} bytes or {MAX_ITEMS} items")
         return size
 
 

@@ -1,79 +1,136 @@
-"""A Jinja environment for templates that nobody vouches for: bounded in time and memory, on any thread.
+"""A Jinja environment for templates that nobody vouches for: away from Python, and bounded in time and memory, on any thread.
 
-A template arrives with a model from the network. Jinja's own sandbox keeps it away from Python; it does not keep it from running
-for ever or from asking for a terabyte. A signal or a watchdog cannot interrupt a string operation inside the interpreter, so
-the work is metered instead, and two rules make the meter see everything:
+A template arrives with a model from the network, and reads what clients send. Three rules hold it:
 
-1. Between two steps of the meter only a bounded amount of work happens. The syntax tree is rewritten so that each turn of a loop,
+1. Everything a template can reach is on a list: kinds of statements, globals, filters, tests, and per type of value the attributes
+   that may be read and the methods that may be called. Types are compared exactly, so an object of any other type has no
+   attribute, cannot be called and cannot be written. No `Markup` exists, nor anything else with methods written in Python.
+2. Between two steps of the meter only a bounded amount of work happens. The syntax tree is rewritten so that each turn of a loop,
    each macro, each comparison and each output takes a step; calls, filters and arithmetic pass through the environment.
-2. What can take or make much (text out of nested values, repetition, replacement, padding, joining) is measured before it
-   is done, and charged against one budget. What cannot be measured is not on the lists of allowed filters, tests and methods.
+   A signal or a watchdog could not interrupt a string operation inside the interpreter.
+3. What can take or make much (text out of nested values, repetition, replacement, padding, joining) is measured before it
+   is done, and charged against one budget. What cannot be measured is refused.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import datetime
-from types import BuiltinMethodType
+from types import FunctionType
 from typing import Any, NoReturn, cast
 
 import jinja2
 from jinja2 import nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
-from jinja2.runtime import BlockReference, Context, LoopContext, Macro, Undefined
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.runtime import Context, LoopContext, Macro, Undefined
+from jinja2.sandbox import SandboxedEnvironment
 from jinja2.utils import Cycler, Joiner, Namespace, pass_context
 from jinja2.visitor import NodeTransformer
 
-from server.text.meter import MAX_INT_BITS, TemplateLimit, TemplateRaise, meter_of
-from server.text.template_filters import (
-    CONTAINER_METHODS,
-    MAX_PADDING_DIGITS,
-    STR_METHODS,
-    call_text,
-    format_braces,
-    format_percent,
-    metered_filters,
-    metered_tests,
-)
+from server.text.meter import MAX_INT_BITS, SCALARS, GroupTuple, Meter, TemplateLimit, TemplateRaise, meter_of
+from server.text.metered_text import MAX_PADDING, STR_METHODS, call_text, format_percent
+from server.text.template_filters import metered_filters, metered_tests
 
 # Ordinary templates have a node per seven characters. Compiling one takes a tenth of a millisecond.
 MAX_SOURCE_CHARS = 1 << 16
 MAX_NODES = 20_000
 MAX_RANGE = 100_000
 
-# --- globals --------------------------------------------------------------------------------------------------------------
+# --- what there is ----------------------------------------------------------------------------------------------------------
+
+STATEMENTS = (
+    nodes.Template, nodes.Output, nodes.TemplateData, nodes.For, nodes.If, nodes.Macro, nodes.CallBlock, nodes.FilterBlock,
+    nodes.With, nodes.Assign, nodes.AssignBlock, nodes.ExprStmt, nodes.Break, nodes.Continue, nodes.Scope,
+)  # fmt: skip
+EXPRESSIONS = (
+    nodes.Name, nodes.NSRef, nodes.Const, nodes.Tuple, nodes.List, nodes.Dict, nodes.Pair, nodes.Keyword, nodes.CondExpr,
+    nodes.Filter, nodes.Test, nodes.Call, nodes.Getitem, nodes.Getattr, nodes.Slice, nodes.Concat, nodes.Compare, nodes.Operand,
+    nodes.Add, nodes.Sub, nodes.Mul, nodes.Div, nodes.FloorDiv, nodes.Mod, nodes.Pow, nodes.And, nodes.Or, nodes.Not, nodes.Neg,
+    nodes.Pos,
+)  # fmt: skip
+NODES = frozenset((*STATEMENTS, *EXPRESSIONS))
+KEYWORDS: dict[type, str] = {nodes.ScopedEvalContextModifier: "autoescape", nodes.FromImport: "from"}
+
+METHODS: dict[type, frozenset[str]] = {
+    str: STR_METHODS,
+    dict: frozenset(("copy", "get", "items", "keys", "values")),
+    list: frozenset(("copy", "count", "index")),
+    tuple: frozenset(("count", "index")),
+    LoopContext: frozenset(("changed", "cycle")),
+    Cycler: frozenset(("next", "reset")),
+}
+ATTRIBUTES: dict[type, frozenset[str]] = {
+    LoopContext: frozenset(
+        ("depth", "depth0", "first", "index", "index0", "last", "length", "nextitem", "previtem", "revindex", "revindex0")
+    ),
+    Cycler: frozenset(("current",)),
+    GroupTuple: frozenset(("grouper", "list")),
+}
+KEYS = SCALARS | {str}
+INDEXED = frozenset((str, list, tuple, range, GroupTuple))
+COMPARING = frozenset(("changed", "count", "get", "index"))  # methods that compare, or hash, what they are given
 
 
-def _range(*args: int) -> range:
+class Method:
+    """A method of a value, before it is called. Only `MeteredEnvironment.call` can call it."""
+
+    __slots__ = ("name", "owner")
+
+    def __init__(self, owner: Any, name: str) -> None:
+        self.owner = owner
+        self.name = name
+
+
+def _range(_context: Context, *args: int) -> range:
     numbers = range(*args)
     if len(numbers) > MAX_RANGE:
         raise TemplateLimit(f"range() of {len(numbers)} numbers; at most {MAX_RANGE} are allowed")
     return numbers
 
 
-def _dict(base: object = None, **items: Any) -> dict[str, Any]:
+def _dict(_context: Context, base: object = None, **items: Any) -> dict[str, Any]:
     base = {} if base is None else base
-    if not isinstance(base, Mapping):
-        raise TemplateLimit("dict() takes a mapping and named values only")
-    return {**cast(Mapping[str, Any], base), **items}
+    if not isinstance(base, dict):
+        raise TypeError(f"dict() is given a {type(base).__name__}; expected a mapping, and named values")
+    return {**cast(dict[str, Any], base), **items}
 
 
-def _namespace(base: object = None, **items: Any) -> Namespace:
-    return Namespace(_dict(base, **items))
+def _namespace(context: Context, base: object = None, **items: Any) -> Namespace:
+    return Namespace(_dict(context, base, **items))
 
 
-def _raise_exception(message: object) -> NoReturn:
+def _cycler(_context: Context, *items: Any) -> Cycler:
+    return Cycler(*items)
+
+
+def _joiner(_context: Context, sep: str = ", ") -> Joiner:
+    return Joiner(sep)
+
+
+def _raise_exception(context: Context, message: object) -> NoReturn:
+    meter_of(context).measure(message)
     raise TemplateRaise(str(message))
 
 
-def _strftime_now(format: str) -> str:
-    if len(format) > 256 or re.search(rf"\d{{{MAX_PADDING_DIGITS + 1}}}", format):
-        raise TemplateLimit("the format of strftime_now is longer than 256 characters or pads to more than 999")
+def _strftime_now(_context: Context, format: str) -> str:
+    if len(format) > 256 or re.search(rf"\d{{{len(str(MAX_PADDING)) + 1}}}", format):
+        raise TemplateLimit(f"the format of strftime_now is longer than 256 characters or pads to more than {MAX_PADDING}")
     return datetime.now().strftime(format)
 
+
+# Each gets the context first.
+GLOBALS: dict[str, Callable[..., Any]] = {
+    "range": _range,
+    "dict": _dict,
+    "namespace": _namespace,
+    "cycler": _cycler,
+    "joiner": _joiner,
+    "raise_exception": _raise_exception,
+    "strftime_now": _strftime_now,
+}
+FUNCTIONS = frozenset(GLOBALS.values())
 
 # --- the syntax tree ------------------------------------------------------------------------------------------------------
 
@@ -90,16 +147,14 @@ def _step(context: Context, num_chars: int) -> bool:
 @pass_context
 def _compared(context: Context, value: object) -> object:
     meter = meter_of(context)
-    if isinstance(value, list | tuple | dict):
-        meter.measure(value)
-    meter.step()
+    meter.step(meter.measure(value))
     return value
 
 
 @pass_context
 def _searched(context: Context, value: object) -> object:
     """Finding a key in a dict compares nothing inside of it, and tool schemas are searched by key all the time."""
-    return value if isinstance(value, dict) else _compared(context, value)
+    return value if type(value) is dict else _compared(context, value)
 
 
 @pass_context
@@ -110,8 +165,8 @@ def _made(context: Context, value: object) -> object:
 
 @pass_context
 def _key(context: Context, value: object) -> object:
-    if isinstance(value, tuple):
-        raise TemplateLimit("a tuple cannot be a key")
+    if type(value) not in KEYS:
+        raise TypeError(f"a {type(value).__name__} cannot be a key")
     return value
 
 
@@ -178,7 +233,6 @@ class _MeterTree(NodeTransformer):
         node = cast(nodes.Getitem, self.generic_visit(node))
         if isinstance(node.arg, nodes.Slice):
             return _filtered(node, MADE)
-        node.arg = _filtered(node.arg, KEY)
         return node
 
     def visit_Pair(self, node: nodes.Pair) -> nodes.Node:
@@ -200,10 +254,6 @@ class _Generation(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-# What a template may ask attributes of, beside text and containers.
-OPEN_TYPES = (BlockReference, Cycler, Joiner, LoopContext, Macro, Namespace, Undefined, range)
-
-
 @pass_context
 def _output(context: Context, value: object) -> str:
     meter = meter_of(context)
@@ -211,10 +261,10 @@ def _output(context: Context, value: object) -> str:
     return str(value)
 
 
-class MeteredEnvironment(ImmutableSandboxedEnvironment):
+class MeteredEnvironment(SandboxedEnvironment):
     """As model templates expect it: blocks trimmed, loop controls, `raise_exception`, `strftime_now`, plain `tojson`."""
 
-    intercepted_binops = frozenset(("+", "-", "*", "**", "%"))
+    intercepted_binops = frozenset(("+", "-", "*", "**", "%", "/", "//"))
 
     def __init__(self) -> None:
         super().__init__(
@@ -225,67 +275,112 @@ class MeteredEnvironment(ImmutableSandboxedEnvironment):
         )
         self.filters = metered_filters() | TREE_FILTERS
         self.tests = metered_tests()
-        self.globals = {
-            "range": _range,
-            "dict": _dict,
-            "namespace": _namespace,
-            "cycler": Cycler,
-            "joiner": Joiner,
-            "raise_exception": _raise_exception,
-            "strftime_now": _strftime_now,
-        }
+        self.globals = dict(GLOBALS)
 
     def template(self, source: str) -> jinja2.Template:
         if len(source) > MAX_SOURCE_CHARS:
             raise TemplateLimit(f"the template has {len(source)} characters; at most {MAX_SOURCE_CHARS} are allowed")
         tree = self.parse(source)
-        if (num_nodes := sum(1 for _ in tree.find_all(nodes.Node))) > MAX_NODES:
+        num_nodes = 0
+        for node in tree.find_all(nodes.Node):
+            num_nodes += 1
+            if type(node) not in NODES:
+                keyword = KEYWORDS.get(type(node), type(node).__name__.lower())
+                raise jinja2.TemplateSyntaxError(f"{keyword!r} is not allowed in a chat template", node.lineno)
+            if isinstance(node, nodes.Const) and isinstance(node.value, int) and node.value.bit_length() > MAX_INT_BITS:
+                raise TemplateLimit(f"line {node.lineno} holds an integer of more than {MAX_INT_BITS} bits")
+        if num_nodes > MAX_NODES:
             raise TemplateLimit(f"the template has {num_nodes} nodes; at most {MAX_NODES} are allowed")
-        for constant in tree.find_all(nodes.Const):
-            if isinstance(constant.value, int) and constant.value.bit_length() > MAX_INT_BITS:
-                raise TemplateLimit(f"line {constant.lineno} holds an integer of more than {MAX_INT_BITS} bits")
         return self.from_string(_MeterTree().visit(tree))
 
-    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        if isinstance(obj, str):
-            return attr in STR_METHODS
-        for container, methods in CONTAINER_METHODS.items():
-            if isinstance(obj, container):
-                return attr in methods
-        return isinstance(obj, OPEN_TYPES) and super().is_safe_attribute(obj, attr, value)
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """`obj.attribute`: a method comes before an item of that name, as in Jinja."""
+        if type(obj) is dict and attribute not in METHODS[dict]:
+            return self.getitem(obj, attribute)
+        return self.attribute(obj, attribute)
 
-    def wrap_str_format(self, value: Any) -> None:
-        """str.format is met in `call`, as all methods of str are."""
-        return
+    def attribute(self, obj: Any, name: str) -> Any:
+        """A method or an attribute that is on the lists, else an undefined value."""
+        kind = type(obj)
+        if name in METHODS.get(kind, ()):
+            return Method(obj, name)
+        if name in ATTRIBUTES.get(kind, ()):
+            return getattr(obj, name)
+        if kind is Namespace:
+            items: dict[str, Any] = object.__getattribute__(obj, "_Namespace__attrs")
+            return items[name] if name in items else self.undefined(obj=obj, name=name)
+        if isinstance(obj, Undefined):
+            return obj._fail_with_undefined_error()  # pyright: ignore[reportPrivateUsage]
+        return self.undefined(obj=obj, name=name)
 
-    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
-        meter = meter_of(__context)
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        """`obj[argument]`: an item comes before a method of that name, as in Jinja."""
+        kind = type(obj)
+        if type(argument) not in KEYS:
+            raise TypeError(f"a {type(argument).__name__} cannot be a key")
+        if kind is dict and argument in obj:
+            return obj[argument]
+        if kind in INDEXED and isinstance(argument, int):
+            return obj[argument] if -len(obj) <= argument < len(obj) else self.undefined(obj=obj, name=str(argument))
+        if isinstance(argument, str) or isinstance(obj, Undefined):
+            return self.attribute(obj, argument)
+        return self.undefined(obj=obj, name=argument)
+
+    def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
+        meter = meter_of(context)
         meter.step()
-        owner, name = getattr(__obj, "__self__", None), getattr(__obj, "__name__", "")
-        if isinstance(__obj, BuiltinMethodType) and isinstance(owner, str):
-            kwargs = {key: value for key, value in kwargs.items() if key not in ("_loop_vars", "_block_vars")}  # Jinja's own
-            if name == "format":
-                return format_braces(meter, owner, args, kwargs)
-            return call_text(meter, name, owner, *args, **kwargs)
-        if isinstance(owner, list | tuple | dict | LoopContext):  # these compare, or hash, what they are given
-            meter.measure(args)
-            if name in ("count", "index"):
-                meter.measure(owner)
-        result = super().call(__context, __obj, *args, **kwargs)
+        kwargs = {key: value for key, value in kwargs.items() if key not in ("_loop_vars", "_block_vars")}  # Jinja's own
+        kind = type(obj)
+        if kind is Method:
+            return _call_method(meter, obj.owner, obj.name, args, kwargs)
+        if kind is FunctionType and obj in FUNCTIONS:
+            result = obj(context, *args, **kwargs)
+        elif kind is Macro:
+            result = obj(context.eval_ctx, *args, **kwargs)
+        elif kind in (LoopContext, Joiner):
+            result = obj(*args, **kwargs)
+        elif isinstance(obj, Undefined):
+            return obj._fail_with_undefined_error()  # pyright: ignore[reportPrivateUsage]
+        else:
+            raise TypeError(f"a {kind.__name__} cannot be called")
         meter.charge_value(result)
         return result
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        """Numbers with numbers, sequences with their like, a sequence times a number, and text % values."""
         meter = meter_of(context)
-        if operator == "%" and isinstance(left, str):
+        meter.step()
+        kinds = (type(left), type(right))
+        if operator == "%" and kinds[0] is str:
             return format_percent(meter, left, right)
-        if operator == "*":
-            for value, times in ((left, right), (right, left)):
-                if isinstance(value, str | list | tuple) and isinstance(times, int):
-                    meter.charge(8 * len(value) * max(times, 0))
-        is_power = operator == "**" and isinstance(left, int) and isinstance(right, int)
-        if is_power and left.bit_length() * right > MAX_INT_BITS:
+        if operator == "*" and (length := _repeated(left, right) or _repeated(right, left)):
+            meter.charge(8 * length)
+        elif operator == "+" and kinds[0] is kinds[1] and kinds[0] in (str, list, tuple):
+            pass  # no larger than what there is
+        elif not all(kind in SCALARS or issubclass(kind, Undefined) for kind in kinds):
+            raise TypeError(f"unsupported operand types for {operator}: {kinds[0].__name__!r} and {kinds[1].__name__!r}")
+        elif operator == "**" and isinstance(left, int) and isinstance(right, int) and left.bit_length() * right > MAX_INT_BITS:
             raise TemplateLimit(f"{left} ** {right} has more than {MAX_INT_BITS} bits")
         result = super().call_binop(context, operator, left, right)
         meter.charge_value(result)
         return result
+
+
+def _repeated(value: Any, times: Any) -> int:
+    """The length of `value * times`, at least 1; 0 if that is no repetition."""
+    is_repetition = type(value) in (str, list, tuple) and isinstance(times, int)
+    return max(1, len(value) * times) if is_repetition else 0
+
+
+def _call_method(meter: Meter, owner: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if type(owner) is str:
+        return call_text(meter, name, owner, args, kwargs)
+    if name in COMPARING:
+        for arg in args:
+            meter.step(meter.measure(arg))
+        if name in ("count", "index"):
+            meter.step(meter.measure(owner))
+    result = getattr(owner, name)(*args, **kwargs)
+    if name == "copy":
+        meter.charge_value(result)
+    return result

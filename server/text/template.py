@@ -7,17 +7,23 @@ TemplateError              rendering failed; `line` says where; a ValueError
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jinja2
 
-from server.text.meter import METER, Meter, TemplateLimit, TemplateRaise
-from server.text.sandbox import MeteredEnvironment
+from server.text.meter import METER, Limits, Meter, TemplateLimit, TemplateRaise
+from server.text.sandbox import GLOBALS, MeteredEnvironment
 
-TIME_LIMIT_S = 2.0  # of the processor
+LIMITS = Limits(time_s=2.0, memory_bytes=256 << 20)
 MAX_MESSAGE_CHARS = 2000  # of an error: a template can raise any text
-MEMORY_LIMIT_BYTES = 256 << 20  # of all texts and lists that one rendering makes
+
+# Names that mean something else to a template than what a client could give under them.
+RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message", "self", *GLOBALS})
+
+MARKER, FILLER = "\ue000", "\ue001"  # for private use: hardly any text has them
 
 Message = Mapping[str, Any]
 
@@ -25,6 +31,7 @@ Message = Mapping[str, Any]
 class TemplateError(ValueError):
     def __init__(self, message: str, line: int | None = None) -> None:
         super().__init__(message if line is None else f"chat template, line {line}: {message}")
+        self.message = message
         self.line = line
 
 
@@ -39,22 +46,16 @@ class TemplateLimitError(TemplateError):
 class ChatTemplate:
     """Compiled once, rendered from any thread."""
 
-    def __init__(
-        self,
-        source: str,
-        special_tokens: Mapping[str, str],
-        *,
-        tool_source: str | None = None,
-        time_limit_s: float = TIME_LIMIT_S,
-        memory_limit_bytes: int = MEMORY_LIMIT_BYTES,
-    ) -> None:
+    def __init__(self, source: str, special_tokens: Mapping[str, str], *, tool_source: str | None = None) -> None:
         """`special_tokens` are variables of the template (bos_token, ...); `tool_source` is used instead when tools are given."""
         self.source = source
-        self._special_tokens = dict(special_tokens)
-        self._time_limit_s = time_limit_s
-        self._memory_limit_bytes = memory_limit_bytes
+        self.tool_source = tool_source
+        self.special_tokens = dict(special_tokens)
         self._plain = _compile(source)
         self._with_tools = self._plain if tool_source is None else _compile(tool_source)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuilt, (self.source, self.special_tokens, self.tool_source)
 
     def render(
         self,
@@ -62,52 +63,84 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
-        **kwargs: Any,
+        *,
+        variables: Mapping[str, Any] | None = None,
+        limits: Limits = LIMITS,
     ) -> str:
-        """With `continue_final_message` the prompt ends inside the last message, for the model to go on with it."""
-        if continue_final_message:
-            if add_generation_prompt:
-                raise TemplateError("continue_final_message and add_generation_prompt exclude each other")
-            return self._render_open(messages, tools, kwargs)
-        return self._render(messages, tools, add_generation_prompt, kwargs)
+        """`variables` are further ones of the template, under any name but a reserved one. With `continue_final_message` the
+        prompt ends inside the last message, for the model to go on with it."""
+        variables = variables or {}
+        if taken := RESERVED & variables.keys():
+            raise TemplateError(f"{min(taken)} is a name that chat templates use for something else; choose another")
+        if not continue_final_message:
+            return self._render(messages, tools, add_generation_prompt, variables, limits)
+        if add_generation_prompt:
+            raise TemplateError("continue_final_message and add_generation_prompt exclude each other")
+        return self._render_open(messages, tools, variables, limits)
 
     def _render(
         self,
         messages: Sequence[Message],
         tools: Sequence[Mapping[str, Any]] | None,
         add_generation_prompt: bool,
-        kwargs: Mapping[str, Any],
+        variables: Mapping[str, Any],
+        limits: Limits,
     ) -> str:
-        variables = {
-            **self._special_tokens,
-            **kwargs,
+        names = {
+            **self.special_tokens,
+            **variables,
             "messages": messages,
             "tools": tools or None,  # templates ask `tools is not none` as often as `if tools`
             "add_generation_prompt": add_generation_prompt,
-            METER: Meter(time_limit_s=self._time_limit_s, memory_limit_bytes=self._memory_limit_bytes),
+            METER: Meter(limits),
         }
         template = self._with_tools if tools else self._plain
         try:
-            return "".join(template.generate(variables))
+            text = "".join(template.generate(names))
         except Exception as error:  # a template can provoke any of them: TypeError, KeyError, RecursionError, ...
             raise _translate(error) from error
+        if (found := _lone_surrogate(text)) is not None:
+            raise TemplateError(f"the chat template writes {found[0]}, half of a surrogate pair, which is no character")
+        return text
 
-    def _render_open(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, kwargs: Mapping[str, Any]) -> str:
+    def _render_open(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None,
+        variables: Mapping[str, Any],
+        limits: Limits,
+    ) -> str:
         """Templates close a message behind its text, and some trim the text. A marker at its end shows where that is; the
         space after the marker shows whether trimming took place."""
         if not messages or not isinstance(content := messages[-1].get("content"), str):
             raise TemplateError("continue_final_message needs a last message whose content is text")
-        marker = "\ue000"
-        while any(marker in str(message) for message in messages):
-            marker += "\ue001"
+        try:
+            marker = _marker_beside([messages, tools, variables, self.special_tokens, self.source, self.tool_source])
+        except RecursionError as error:
+            raise TemplateError("the messages nest too deeply") from error
         marked = [*messages[:-1], {**messages[-1], "content": f"{content}{marker} "}]
-        text = self._render(marked, tools, False, kwargs)
+        text = self._render(marked, tools, False, variables, limits)
         if (end := text.rfind(marker)) < 0:
             raise TemplateError("the template does not write the last message; continue_final_message cannot be honoured")
         return text[:end] if text.startswith(f"{marker} ", end) else text[:end].rstrip()
 
 
+def _rebuilt(source: str, special_tokens: Mapping[str, str], tool_source: str | None) -> ChatTemplate:
+    return ChatTemplate(source, special_tokens, tool_source=tool_source)
+
+
+def _marker_beside(values: object) -> str:
+    """A text that occurs nowhere in `values`, whatever a client has put there."""
+    text = json.dumps(values, ensure_ascii=False)
+    longest = max(map(len, re.findall(f"{MARKER}({FILLER}*)", text)), default=-1)
+    return MARKER + FILLER * (longest + 1)
+
+
 def _compile(source: str) -> jinja2.Template:
+    if (found := _lone_surrogate(source)) is not None:
+        surrogate, position = found
+        message = f"the template holds {surrogate}, half of a surrogate pair, which is no character"
+        raise TemplateError(message, source.count("\n", 0, position) + 1)
     try:
         return MeteredEnvironment().template(source)
     except Exception as error:  # RecursionError and MemoryError of nesting too deep, beside syntax errors
@@ -116,7 +149,7 @@ def _compile(source: str) -> jinja2.Template:
 
 def _translate(error: Exception) -> TemplateError:
     if isinstance(error, jinja2.TemplateSyntaxError):
-        return TemplateError(error.message or "syntax error", error.lineno)
+        return TemplateError(_printable(error.message or "syntax error"), error.lineno)
     kind = TemplateError
     message = str(error)
     if isinstance(error, TemplateRaise):
@@ -125,9 +158,23 @@ def _translate(error: Exception) -> TemplateError:
         kind = TemplateLimitError
     elif not isinstance(error, jinja2.TemplateError):
         message = f"{type(error).__name__}: {message}"
+    return kind(_printable(message), _line(error))
+
+
+def _printable(message: str) -> str:
+    """What an answer can carry: not too long, and characters only."""
     if len(message) > MAX_MESSAGE_CHARS:
         message = message[:MAX_MESSAGE_CHARS] + " ..."
-    return kind(message, _line(error))
+    return message.encode(errors="backslashreplace").decode()
+
+
+def _lone_surrogate(text: str) -> tuple[str, int] | None:
+    """Its name and its position."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        return f"U+{ord(text[error.start]):X}", error.start
+    return None
 
 
 def _line(error: Exception) -> int | None:

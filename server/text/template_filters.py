@@ -1,141 +1,169 @@
-"""Filters, tests and methods of text that a template may use, each under the meter."""
+"""Filters and tests that a template may use, each under the meter.
+
+The table is closed: a filter of Jinja that is not listed does not exist here. None of them gives `Markup`, whose methods are
+Python code that the sandbox could not see; `e` and `escape` give plain text, and `safe` changes nothing.
+"""
 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import wraps
-from itertools import islice
-from typing import Any, cast
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import jinja2.filters
 import jinja2.tests
-from jinja2.runtime import Context
+import markupsafe
+from jinja2.runtime import Context, Undefined
 from jinja2.utils import pass_context
 
-from server.text.meter import MAX_ITEMS, Meter, TemplateLimit, meter_of
-
-MAX_PADDING_DIGITS = 3  # of a width in a format string
+from server.text.meter import Meter, TemplateLimit, meter_of
+from server.text.metered_text import call_text, format_percent, items_of
 
 # Jinja's own, without their exact signatures.
 FILTERS: Mapping[str, Callable[..., Any]] = jinja2.filters.FILTERS
 TESTS: Mapping[str, Callable[..., Any]] = jinja2.tests.TESTS
 
-# Work in proportion to the length of their input, whatever lies inside.
+MAX_ATTRIBUTE_PARTS = 16  # of "a.b.c", which is looked up for every item
+
 # fmt: off
-SHALLOW_FILTERS = (
-    "abs", "attr", "capitalize", "count", "d", "default", "first", "float", "int", "items", "last", "length", "lower",
-    "map", "reject", "rejectattr", "reverse", "safe", "select", "selectattr", "title", "upper", "wordcount",
-)
-# Look at, compare or write out what lies inside.
-DEEP_FILTERS = (
-    "dictsort", "e", "escape", "groupby", "max", "min", "sort", "string", "truncate", "unique",
-)
+SCALAR_FILTERS = ("abs", "count", "d", "default", "float", "int", "length")  # look at no more than one value
+ITEM_FILTERS = ("first", "items", "last", "map", "reject", "rejectattr", "reverse", "select", "selectattr")
+COMPARING_FILTERS = ("dictsort", "groupby", "max", "min", "sort", "unique")
 SHALLOW_TESTS = (
-    "boolean", "callable", "defined", "divisibleby", "even", "false", "float", "integer", "iterable", "lower",
-    "mapping", "none", "number", "odd", "sameas", "sequence", "string", "true", "undefined", "upper",
+    "boolean", "callable", "defined", "false", "float", "integer", "iterable",
+    "mapping", "none", "number", "sameas", "sequence", "string", "true", "undefined",
 )
-DEEP_TESTS = (
-    "!=", "<", "<=", "==", ">", ">=", "eq", "equalto", "ge", "greaterthan", "gt", "in", "le", "lessthan", "lt", "ne",
+DEEP_TESTS = (  # compare or write out what lies inside
+    "!=", "<", "<=", "==", ">", ">=", "eq", "equalto", "ge", "greaterthan", "gt", "in", "le", "lessthan", "lower", "lt", "ne", "upper",
 )
 # fmt: on
 
 
-def _materialised(value: object) -> object:
-    """Lazy results become lists, so that they can be measured and then used."""
-    if not isinstance(value, Iterator):
-        return value
-    items = list(islice(cast(Iterator[object], value), MAX_ITEMS + 1))
-    if len(items) > MAX_ITEMS:
-        raise TemplateLimit(f"a sequence has more than {MAX_ITEMS} items")
-    return items
-
-
-def _metered(function: Callable[..., Any], *, deep: bool) -> Callable[..., Any]:
-    """`function` under the meter. Jinja says by an attribute what a filter wants as its first argument; here it always gets
-    the context, and passes on what the original asks for."""
+def _jinja(function: Callable[..., Any], *, by_item: bool = False, deep: bool = False) -> Callable[..., Any]:
+    """Jinja's `function` under the meter. Jinja says by an attribute what a filter wants as its first argument; here it always
+    gets the context, and passes on what the original asks for."""
     wanted = getattr(getattr(function, "jinja_pass_arg", None), "name", None)
 
     @pass_context
-    @wraps(function)
-    def wrapper(context: Context, value: object, *args: Any, **kwargs: Any) -> Any:
+    def metered(context: Context, value: Any, /, *args: Any, **kwargs: Any) -> Any:
         meter = meter_of(context)
-        value = _materialised(value)
+        meter.step()
         if deep:
-            for part in (value, *args, *kwargs.values()):
-                meter.charge(meter.measure(part))
-        elif isinstance(value, str):
-            meter.charge(len(value))
+            meter.charge(sum(map(meter.measure, (value, *args, *kwargs.values()))))
+        if by_item:
+            _check_attributes((*args, *kwargs.values()))
+            if deep or not isinstance(value, dict | str | Undefined):
+                value = value if isinstance(value, dict) else items_of(meter, value)
         lead = {"context": (context,), "environment": (context.environment,), "eval_context": (context.eval_ctx,)}
         result = function(*lead.get(wanted or "", ()), value, *args, **kwargs)
-        meter.charge_value(result)
+        if by_item and hasattr(result, "__next__"):
+            return items_of(meter, result)  # a list: it can be measured, and then used
+        if by_item or isinstance(result, int):
+            meter.charge_value(result)
         return result
 
-    wrapper.jinja_pass_arg = pass_context(lambda: None).jinja_pass_arg  # type: ignore[attr-defined]  # wraps() copied the original's
-    return wrapper
+    return metered
+
+
+def _check_attributes(args: tuple[Any, ...]) -> None:
+    for arg in args:
+        if isinstance(arg, str) and arg.count(".") + arg.count(",") >= MAX_ATTRIBUTE_PARTS:
+            raise TemplateLimit(f"the attribute {arg!r:.40} has more than {MAX_ATTRIBUTE_PARTS} parts")
+
+
+# --- text ------------------------------------------------------------------------------------------------------------------
+
+
+def _text(meter: Meter, value: Any) -> str:
+    """As Jinja takes any value for text."""
+    if isinstance(value, str):
+        return value
+    meter.charge(10 * meter.measure(value))  # repr() writes up to 10 characters for one
+    return str(value)
+
+
+def _method(name: str) -> Callable[..., Any]:
+    """The method of that name as a filter."""
+
+    @pass_context
+    def metered(context: Context, value: Any, /, *args: Any) -> Any:
+        meter = meter_of(context)
+        return call_text(meter, name, _text(meter, value), tuple(arg for arg in args if arg is not None), {})
+
+    return metered
 
 
 @pass_context
-def _list(context: Context, value: Any) -> list[Any]:
-    if isinstance(value, str) and len(value) > MAX_ITEMS:
-        raise TemplateLimit(f"a text of {len(value)} characters becomes a list; at most {MAX_ITEMS} items are allowed")
-    items = list(cast(list[Any], _materialised(value)))
-    meter_of(context).charge_value(items)
-    return items
+def _string(context: Context, value: Any, /) -> str:
+    return _text(meter_of(context), value)
 
 
 @pass_context
-def _join(context: Context, value: Any, d: object = "", attribute: str | int | None = None) -> Any:
+def _escape(context: Context, value: Any, /) -> str:
     meter = meter_of(context)
-    items = _list(context, value)
-    meter.charge(meter.measure(items) + meter.measure(d) * len(items))
-    return FILTERS["join"](context.eval_ctx, items, d, attribute)
+    text = _text(meter, value)
+    meter.charge(5 * len(text))  # &#39;
+    return str(markupsafe.escape(text))
 
 
 @pass_context
-def _sum(context: Context, value: Any, attribute: str | int | None = None, start: object = 0) -> Any:
-    if not isinstance(start, int | float):
-        raise TemplateLimit("sum adds numbers only")
-    result = FILTERS["sum"](context.environment, _list(context, value), attribute, start)
-    meter_of(context).charge_value(result)
-    return result
+def _title(context: Context, value: Any, /) -> str:
+    meter = meter_of(context)
+    text = _text(meter, value)
+    meter.charge(50 * len(text))  # Jinja's filter makes a text of each word
+    return FILTERS["title"](text)
 
 
 @pass_context
-def _round(context: Context, value: float, precision: int = 0, method: Any = "common") -> float:
-    if abs(precision) > 100:
-        raise TemplateLimit(f"round to {precision} digits; at most 100 are allowed")
-    return FILTERS["round"](value, precision, method)
+def _trim(context: Context, value: Any, /, chars: str | None = None) -> str:
+    meter = meter_of(context)
+    return call_text(meter, "strip", _text(meter, value), () if chars is None else (chars,), {})
 
 
 @pass_context
-def _replace(context: Context, value: object, old: object, new: object, count: int | None = None) -> str:
-    return call_text(meter_of(context), "replace", _text(context, value), _text(context, old), _text(context, new), count)
+def _replace(context: Context, value: Any, /, old: Any, new: Any, count: int | None = None) -> str:
+    meter = meter_of(context)
+    args = (_text(meter, old), _text(meter, new), *(() if count is None else (count,)))
+    return call_text(meter, "replace", _text(meter, value), args, {})
 
 
 @pass_context
-def _trim(context: Context, value: object, chars: str | None = None) -> str:
-    return call_text(meter_of(context), "strip", _text(context, value), chars)
+def _truncate(context: Context, value: Any, /, *args: Any, **kwargs: Any) -> str:
+    meter = meter_of(context)
+    text = _text(meter, value)
+    meter.charge(2 * len(text))
+    return FILTERS["truncate"](context.environment, text, *args, **kwargs)
 
 
 @pass_context
-def _indent(context: Context, value: object, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
-    text = _text(context, value)
+def _indent(context: Context, value: Any, /, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
+    meter = meter_of(context)
+    text = _text(meter, value)
     one = len(width) if isinstance(width, str) else int(width)
-    meter_of(context).charge(len(text) + (text.count("\n") + 1) * max(one, 0))
+    meter.charge(4 * (len(text) + (text.count("\n") + 1) * max(one, 0)))
     return FILTERS["indent"](text, width, first, blank)
 
 
 @pass_context
-def _format(context: Context, value: object, *args: Any, **kwargs: Any) -> str:
-    return format_percent(meter_of(context), _text(context, value), kwargs or args)
+def _format(context: Context, value: Any, /, *args: Any, **kwargs: Any) -> str:
+    meter = meter_of(context)
+    return format_percent(meter, _text(meter, value), kwargs or args)
+
+
+@pass_context
+def _join(context: Context, value: Any, /, d: Any = "", attribute: str | int | None = None) -> str:
+    meter = meter_of(context)
+    if attribute is not None:
+        value = context.environment.call_filter("map", value, kwargs={"attribute": attribute}, context=context)
+    texts = [_text(meter, item) for item in items_of(meter, value)]
+    return call_text(meter, "join", _text(meter, d), (texts,), {})
 
 
 @pass_context
 def _tojson(
     context: Context,
-    value: object,
+    value: Any,
+    /,
     ensure_ascii: bool = False,
     indent: int | None = None,
     separators: tuple[str, str] | None = None,
@@ -143,10 +171,13 @@ def _tojson(
 ) -> str:
     """JSON as models were trained on it: Jinja's own filter escapes for HTML."""
     meter = meter_of(context)
-    value = _materialised(value)
     meter.charge(meter.measure(value))
     if indent is not None and not 0 <= indent <= 16:
         raise TemplateLimit(f"tojson indents by {indent}; 0 to 16 are allowed")
+    if separators is not None:
+        meter.measure(separators)
+        if sum(map(len, separators)) > 16:
+            raise TemplateLimit("tojson has separators of more than 16 characters")
     encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys, allow_nan=True)
     if indent is None:
         text = encoder.encode(value)
@@ -159,96 +190,60 @@ def _tojson(
     return "".join(parts)
 
 
-def metered_filters() -> dict[str, Callable[..., Any]]:
-    table = {name: _metered(FILTERS[name], deep=False) for name in SHALLOW_FILTERS}
-    table |= {name: _metered(FILTERS[name], deep=True) for name in DEEP_FILTERS}
-    table |= {"list": _list, "join": _join, "sum": _sum, "round": _round, "replace": _replace, "indent": _indent, "trim": _trim}
-    return table | {"format": _format, "tojson": _tojson}
+# --- values ----------------------------------------------------------------------------------------------------------------
 
 
-def metered_tests() -> dict[str, Callable[..., Any]]:
-    table = {name: _metered(TESTS[name], deep=False) for name in SHALLOW_TESTS}
-    return table | {name: _metered(TESTS[name], deep=True) for name in DEEP_TESTS}
+@pass_context
+def _attr(context: Context, value: Any, /, name: str) -> Any:
+    return context.environment.attribute(value, name)  # type: ignore[attr-defined]  # of ours
 
 
-# --- text ----------------------------------------------------------------------------------------------------------------
-
-# Methods of str that a template may call. Missing on purpose: padding (center, ljust, zfill, expandtabs), tables (translate),
-# and what leaves text (encode).
-# fmt: off
-STR_METHODS = frozenset((
-    "capitalize", "casefold", "count", "endswith", "find", "format", "index", "isalnum", "isalpha", "isascii",
-    "isdecimal", "isdigit", "islower", "isnumeric", "isspace", "istitle", "isupper", "join", "lower", "lstrip",
-    "partition", "removeprefix", "removesuffix", "replace", "rfind", "rindex", "rpartition", "rsplit", "rstrip",
-    "split", "splitlines", "startswith", "strip", "swapcase", "title", "upper",
-))
-# fmt: on
-# Methods of the containers; all of them read only.
-CONTAINER_METHODS = {
-    dict: frozenset(("copy", "get", "items", "keys", "values")),
-    list: frozenset(("copy", "count", "index")),
-    tuple: frozenset(("count", "index")),
-}
-LINE_ENDS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
-SEARCHES = frozenset(("count", "find", "index", "partition", "replace", "rfind", "rindex", "rpartition", "rsplit", "split"))
-STRIPS = frozenset(("strip", "lstrip", "rstrip"))
-MAX_SEARCH_WORK = 1 << 30  # character comparisons: about a second in the worst case
-
-
-def _text(context: Context, value: object) -> str:
+@pass_context
+def _list(context: Context, value: Any, /) -> list[Any]:
     meter = meter_of(context)
-    if not isinstance(value, str):
-        meter.charge(meter.measure(value))
-    return str(value)
+    items = items_of(meter, value)
+    meter.charge_value(items)
+    return list(items)
 
 
-def call_text(meter: Meter, method: str, text: str, *args: Any, **kwargs: Any) -> Any:
-    """A method of str, with what it can cost checked first."""
-    meter.charge(len(text))
-    first = args[0] if args else next(iter(kwargs.values()), None)
-    if isinstance(first, str):
-        # Searching backwards and stripping compare, at worst, every position with every character sought.
-        turns = len(text) - len(first) + 1 if method in SEARCHES else len(text) if method in STRIPS else 0
-        if turns > 0 and turns * len(first) > MAX_SEARCH_WORK:
-            raise TemplateLimit(f"str.{method} of {len(first)} characters in {len(text)} takes too long")
-    if method == "replace":
-        old, new = args[0], args[1]
-        args = tuple(arg for arg in args if arg is not None)
-        meter.charge(len(text) + text.count(old) * len(new))
-    elif method == "join":
-        args = (_materialised(first),)
-        items = cast(Sequence[object], args[0])
-        meter.charge(meter.measure(items) + len(text) * len(items))
-    elif method == "splitlines":
-        _check_items(sum(map(text.count, LINE_ENDS)))
-    elif method in ("split", "rsplit"):
-        parts = getattr(text, method)(first if isinstance(first, str) else None, MAX_ITEMS)
-        _check_items(len(parts))
-        if len(args) + len(kwargs) > (1 if isinstance(first, str) else 0):
-            parts = getattr(text, method)(*args, **kwargs)
-        meter.charge(80 * len(parts))
-        return parts
-    result = getattr(text, method)(*args, **kwargs)
+@pass_context
+def _sum(context: Context, value: Any, /, attribute: str | int | None = None, start: Any = 0) -> Any:
+    if not isinstance(start, int | float):
+        raise TemplateLimit("sum adds numbers only")
+    _check_attributes((attribute,))
+    meter = meter_of(context)
+    result = FILTERS["sum"](context.environment, items_of(meter, value), attribute, start)
     meter.charge_value(result)
     return result
 
 
-def _check_items(count: int) -> None:
-    if count > MAX_ITEMS:
-        raise TemplateLimit(f"a text falls into {count} parts; at most {MAX_ITEMS} are allowed")
+@pass_context
+def _round(context: Context, value: float, /, precision: int = 0, method: Any = "common") -> float:
+    value = _number(value)
+    if abs(precision) > 100:
+        raise TemplateLimit(f"round to {precision} digits; at most 100 are allowed")
+    return FILTERS["round"](value, precision, method)
 
 
-def format_percent(meter: Meter, text: str, args: Any) -> str:
-    if re.search(rf"%[^%a-zA-Z]*(\d{{{MAX_PADDING_DIGITS + 1}}}|\*)", text):
-        raise TemplateLimit("a format string pads to more than 999 characters or to a width from its arguments")
-    meter.charge(len(text) + text.count("%") * (10**MAX_PADDING_DIGITS + meter.measure(args)))
-    return text % args
+def metered_filters() -> dict[str, Callable[..., Any]]:
+    table = {name: _jinja(FILTERS[name]) for name in SCALAR_FILTERS}
+    table |= {name: _jinja(FILTERS[name], by_item=True) for name in ITEM_FILTERS}
+    table |= {name: _jinja(FILTERS[name], by_item=True, deep=True) for name in COMPARING_FILTERS}
+    table |= {name: _method(name) for name in ("capitalize", "lower", "upper")}
+    table |= {"e": _escape, "escape": _escape, "forceescape": _escape, "safe": _string, "string": _string, "title": _title}
+    table |= {"trim": _trim, "replace": _replace, "truncate": _truncate, "indent": _indent, "format": _format, "join": _join}
+    return table | {"tojson": _tojson, "attr": _attr, "list": _list, "sum": _sum, "round": _round}
 
 
-def format_braces(meter: Meter, text: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """str.format for plain fields: `{}`, `{0}`, `{name}` and a short format; no attributes, nested fields or conversions, which
-    would reach past the sandbox."""
-    if re.search(rf"\{{[^{{}}]*([.\[!]|\{{|\d{{{MAX_PADDING_DIGITS + 1}}})", text.replace("{{", "").replace("}}", "")):
-        raise TemplateLimit("str.format takes plain fields with a width of at most 999 only")
-    meter.charge(len(text) + text.count("{") * (10**MAX_PADDING_DIGITS + meter.measure(args) + meter.measure(kwargs)))
-    return text.format(*args, **kwargs)
+def _number(value: Any) -> Any:
+    """Of a text, `%` would make a format of any width, and `*` a text of any length."""
+    if isinstance(value, int | float | Undefined):
+        return value
+    raise TypeError(f"a {type(value).__name__} is given where a number is expected")
+
+
+def metered_tests() -> dict[str, Callable[..., Any]]:
+    table = {name: _jinja(TESTS[name]) for name in SHALLOW_TESTS}
+    table |= {name: _jinja(TESTS[name], deep=True) for name in DEEP_TESTS}
+    table |= {"even": lambda value: _number(value) % 2 == 0, "odd": lambda value: _number(value) % 2 == 1}
+    return table | {"divisibleby": lambda value, num: _number(value) % _number(num) == 0}

@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import tokenizers
 
-from server.text.template import ChatTemplate
+from server.text.template import ChatTemplate, TemplateError
 
 FILES = (
     "tokenizer.json",
@@ -214,7 +214,10 @@ def _chat_template(
     default, tool_use = named.get("default"), named.get("tool_use")
     if not isinstance(default, str):
         return None
-    return ChatTemplate(default, special_tokens, tool_source=tool_use if isinstance(tool_use, str) else None)
+    try:
+        return ChatTemplate(default, special_tokens, tool_source=tool_use if isinstance(tool_use, str) else None)
+    except TemplateError as error:
+        raise ModelFilesError(f"the chat template is broken: {error}; correct it, or remove it to serve the model without") from error
 
 
 # --- bytes of a piece ----------------------------------------------------------------------------------------------------

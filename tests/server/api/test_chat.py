@@ -212,6 +212,9 @@ def test_truncation_only_when_asked(server):
         ({"continue_final_message": True}, "continue_final_message"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
+        ({"chat_template_kwargs": {"self": 1}}, "chat_template_kwargs.self"),
+        ({"chat_template_kwargs": {"namespace": 1}}, "chat_template_kwargs.namespace"),
+        ({"chat_template_kwargs": {"raise_exception": None}}, "chat_template_kwargs.raise_exception"),
     ],
 )
 def test_invalid_values_are_refused_by_name(server, body, param):

@@ -43,7 +43,7 @@ class TellingTemplate(NullTemplate):
     """Shows all that it was given."""
 
     def render(self, *args: Any, **kwargs: Any) -> str:
-        told = {name: value for name, value in kwargs.items() if name not in ("add_generation_prompt", "continue_final_message")}
+        told = kwargs.get("variables")
         return (json.dumps(told, sort_keys=True) if told else "") + super().render(*args, **kwargs)
 
 

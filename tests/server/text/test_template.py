@@ -1,7 +1,6 @@
 """Chat templates: the same text as plain Jinja gives, and no way to run away."""
 
 import json
-import tracemalloc
 from contextlib import suppress
 
 import pytest
@@ -9,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from server.text.meter import Limits
 from server.text.template import ChatTemplate, TemplateError, TemplateLimitError, TemplateRejection
 
 MESSAGES = [
@@ -127,6 +127,42 @@ def test_continue_final_message_is_refused_where_it_cannot_be_honoured() -> None
         ChatTemplate("silence", {}).render(MESSAGES, add_generation_prompt=False, continue_final_message=True)
 
 
+@pytest.mark.parametrize("place", ["message", "earlier", "variable", "token", "template"])
+@pytest.mark.parametrize("marker", ["\ue000", "\ue000\ue001", "\ue001\ue000" + "\ue001" * 5000])
+def test_a_text_with_the_marker_of_continue_final_message_is_continued_all_the_same(place: str, marker: str) -> None:
+    """Whoever wrote the marker: the prompt ends behind the last message, and what the others wrote stays."""
+    at = {name: marker if name == place else "-" for name in ("message", "earlier", "variable", "token", "template")}
+    template = ChatTemplate(
+        at["template"] + "{% for m in messages %}{{ m.content }}</s>{% endfor %}{{ bos_token }}{{ x }}", {"bos_token": at["token"]}
+    )
+    messages = [{"content": f"a{at['earlier']}b"}, {"content": f"c{at['message']}d"}]
+    text = template.render(messages, add_generation_prompt=False, continue_final_message=True, variables={"x": at["variable"]})
+    assert text == f"{at['template']}a{at['earlier']}b</s>c{at['message']}d"
+
+
+@pytest.mark.parametrize("name", ["self", "messages", "tools", "add_generation_prompt", "range", "namespace", "strftime_now"])
+def test_variables_cannot_take_names_that_mean_something_else(name: str) -> None:
+    with pytest.raises(TemplateError, match=f"^{name} is a name that chat templates use"):
+        ChatTemplate("", {}).render(MESSAGES, variables={name: 1})
+
+
+def test_variables_may_have_names_of_parameters_and_of_parts_of_jinja() -> None:
+    names = ["source", "limits", "variables", "context", "environment", "loop", "caller", "the meter", "_loop_vars", "\ud800", ""]
+    template = ChatTemplate("{{ source }}{{ limits }}{{ context }}{% for m in [1] %}{{ loop.index }}{% endfor %}", {})
+    assert template.render([], variables=dict.fromkeys(names, "x")) == "xxx1"
+
+
+def test_a_lone_surrogate_is_an_error_of_the_template() -> None:
+    with pytest.raises(TemplateError, match=r"line 2: the template holds U\+D800") as caught:
+        ChatTemplate("a\nb\ud800", {})
+    assert caught.value.line == 2
+    with pytest.raises(TemplateError, match=r"writes U\+DFFF"):
+        ChatTemplate("{{ '\\udfff' }}", {}).render(MESSAGES)
+    with pytest.raises(TemplateRejection) as rejection:
+        ChatTemplate("{{ raise_exception('\\udfff') }}", {}).render(MESSAGES)
+    str(rejection.value).encode()
+
+
 def test_a_refusal_of_the_template_is_told_apart() -> None:
     template = ChatTemplate("a\n\n{{ raise_exception('roles must alternate') }}", {})
     with pytest.raises(TemplateRejection, match="line 3: roles must alternate") as caught:
@@ -145,10 +181,10 @@ def test_long_refusals_are_shortened() -> None:
     [
         ("a\n{% for %}", 2, "Expected an expression"),
         ("{{ 'x' | center(9) }}", 1, "No filter named 'center'"),
-        ("\n{{ messages.append(1) }}", 2, "unsafe"),
+        ("\n{{ messages.append(1) }}", 2, "no attribute 'append'"),
         ("\n\n{{ 1 / 0 }}", 3, "ZeroDivisionError"),
         ("{{ missing.a.b }}", 1, "'missing' is undefined"),
-        ("{% include 'other' %}", 1, "no loader"),
+        ("{% include 'other' %}", 1, "'include' is not allowed"),
     ],
 )
 def test_errors_name_line_and_cause(source: str, line: int, message: str) -> None:
@@ -163,72 +199,6 @@ def test_errors_name_line_and_cause(source: str, line: int, message: str) -> Non
 def test_python_is_out_of_reach(expression: str) -> None:
     with pytest.raises(TemplateError):
         ChatTemplate("{{ (" + expression + ")() }}", {}).render(MESSAGES)
-
-
-BIG = "{% set ns = namespace(s='x' * 1000, l=[0], t=(1,)) %}"
-HOSTILE = {
-    "nested loops": "{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}",
-    "filtered loop": "{% for a in range(100000) %}{% for b in range(100000) if false %}{% endfor %}{% endfor %}",
-    "exponential macro": "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
-    "recursive loop": "{% for a in [[1] * 1000] * 1000 recursive %}{{ loop([[1] * 1000] * 1000) if loop.depth < 9 }}{% endfor %}",
-    "repeated text": "{{ 'x' * 10 ** 12 }}",
-    "repeated list": "{{ ([0] * 10 ** 10) | length }}",
-    "power": "{{ 9 ** 9 ** 9 }}",
-    "growing integer": "{% set ns = namespace(n=3) %}{% for i in range(99) %}{% set ns.n = ns.n * ns.n %}{% endfor %}",
-    "doubling by concatenation": BIG + "{% for i in range(60) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}",
-    "doubling by addition": BIG + "{% for i in range(60) %}{% set ns.s = ns.s + ns.s %}{% endfor %}",
-    "doubling in a block": BIG + "{% for i in range(60) %}{% set s %}{{ ns.s }}{{ ns.s }}{% endset %}{% set ns.s = s %}{% endfor %}",
-    "doubling without a loop": "{% set s = 'x' * 1000 %}" + "{% set s = s ~ s %}" * 60,
-    "doubling by join": BIG + "{% for i in range(60) %}{% set ns.s = [ns.s, ns.s] | join %}{% endfor %}",
-    "doubling by method": BIG + "{% for i in range(60) %}{% set ns.s = ns.s.join(['', ns.s, '']) %}{% endfor %}",
-    "doubling by replace": BIG + "{% for i in range(9) %}{% set ns.s = ns.s.replace('x', 'x' * 1000) %}{% endfor %}",
-    "doubling by filter": BIG + "{% for i in range(9) %}{% set ns.s = ns.s | replace('x', 'x' * 1000) %}{% endfor %}",
-    "printing shared lists": BIG + "{% for i in range(60) %}{% set ns.l = [ns.l, ns.l] %}{% endfor %}{{ ns.l }}",
-    "writing shared lists": BIG + "{% for i in range(60) %}{% set ns.l = [ns.l, ns.l] %}{% endfor %}{{ ns.l | tojson }}",
-    "comparing shared lists": "{% set a = [[0]] %}{% set b = [[0]] %}"
-    + "{% set a = [a, a] %}{% set b = [b, b] %}" * 60
-    + "{{ a == b }}",
-    "testing shared lists": "{% set a = [[0]] %}{% set b = [[0]] %}"
-    + "{% set a = [a, a] %}{% set b = [b, b] %}" * 60
-    + "{{ [a] | select('eq', b) | list | length }}",
-    "finding shared lists": "{% set a = [[0]] %}{% set b = [[0]] %}"
-    + "{% set a = [a, a] %}{% set b = [b, b] %}" * 60
-    + "{{ [a].index(b) }}",
-    "hashing shared tuples": "{% set t = (1,) %}" + "{% set t = (t, t) %}" * 60 + "{{ {t: 1} | length }}",
-    "looking up shared tuples": "{% set t = (1,) %}" + "{% set t = (t, t) %}" * 60 + "{{ messages[0].get(t) }}",
-    "indexing by shared tuples": "{% set t = (1,) %}" + "{% set t = (t, t) %}" * 60 + "{{ messages[0][t] }}",
-    "changed": "{% set a = [[0]] %}{% set b = [[0]] %}"
-    + "{% set a = [a, a] %}{% set b = [b, b] %}" * 60
-    + "{% for x in [a, b] %}{{ loop.changed(x) }}{% endfor %}",
-    "summing lists": "{{ ([[0] * 1000] * 1000) | sum(start=[]) }}",
-    "wide percent": "{{ '%1000000000d' % 1 }}",
-    "wide percent from arguments": "{{ '%*d' % (1000000000, 1) }}",
-    "wide format filter": "{{ '%1000000000d' | format(1) }}",
-    "wide braces": "{{ '{:>1000000000}'.format(1) }}",
-    "wide indentation": "{{ 'a\nb' | indent(1000000000) }}",
-    "deep indentation": "{{ {'a': 1} | tojson(indent=1000000000) }}",
-    "round": "{{ 1 | round(-1000000000) }}",
-    "slow strip": "{{ (('a' * 200000) ~ 'b').strip('c' * 199999 ~ 'a') }}",
-    "slow search": "{{ ('a' * 200000).rfind('b' ~ 'a' * 100000) }}",
-    "splitting": "{{ ('a ' * 100000).split() | length }}",
-    "literal text in a loop": "{% set s %}{% for i in range(100000) %}" + "x" * 1000 + "{% endfor %}{% endset %}",
-    "slices": "{% set ns = namespace(l=[], s='x' * 100000) %}"
-    + "{% for i in range(100000) %}{% set ns.l = ns.l + [ns.s[i:]] %}{% endfor %}",
-    "time format": "{{ strftime_now('%1000000000d') }}",
-    "long integer": "{{ " + "9" * 4000 + " }}",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("source", HOSTILE.values(), ids=HOSTILE.keys())
-def test_no_template_runs_away(source: str) -> None:
-    memory = 8 << 20
-    tracemalloc.start()
-    try:
-        with pytest.raises(TemplateLimitError):
-            ChatTemplate(source, {}, time_limit_s=0.1, memory_limit_bytes=memory).render(MESSAGES)
-        assert tracemalloc.get_traced_memory()[1] < 8 * memory  # the parts of a text, their list, and the text
-    finally:
-        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("source", ["{# " + "x" * (1 << 16) + " #}", "{{a+a}}" * 9_000], ids=["characters", "nodes"])
@@ -261,4 +231,4 @@ WORDS = [*FRAGMENTS.split(" "), " ", "\n", "for x in ", "set s = ", "macro f(x)"
 @given(st.lists(st.sampled_from(WORDS), max_size=40).map("".join))
 def test_any_text_renders_or_is_refused(source: str) -> None:
     with suppress(TemplateError):
-        assert isinstance(ChatTemplate(source, {}, time_limit_s=0.3).render(MESSAGES), str)
+        assert isinstance(ChatTemplate(source, {}).render(MESSAGES, limits=Limits(0.3, 64 << 20)), str)

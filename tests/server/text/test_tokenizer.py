@@ -133,6 +133,22 @@ def test_only_tokenizer_json_is_indispensable() -> None:
         Tokenizer({})
 
 
+@pytest.mark.parametrize(
+    ("source", "complaint"),
+    [
+        ("a\n{% for %}", "line 2: Expected an expression"),
+        ("a\n\n\ud800", r"line 3: the template holds U\+D800"),
+        ("{% extends 'x' %}", "line 1: 'extends' is not allowed"),
+        ("{{ x | center(3) }}", "line 1: No filter named 'center'"),
+        ("{{ " + "(" * 5000 + " }}", "RecursionError|at most"),
+    ],
+)
+def test_a_broken_template_is_refused_when_the_model_is_loaded(source: str, complaint: str) -> None:
+    """By the error that stands for a damaged file, with the line, so that `serve` and `inspect` refuse the model."""
+    with pytest.raises(ModelFilesError, match="the chat template is broken: .*(" + complaint + ")"):
+        load(byte_level(), tokenizer_config={"chat_template": source})
+
+
 def test_from_a_directory_with_a_template_of_its_own(tmp_path: Path) -> None:
     byte_level().save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "tokenizer_config.json").write_text(
