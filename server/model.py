@@ -15,6 +15,7 @@ from server.metrics import ModelReading
 from server.operations import Operation
 from server.state import ModelSpec
 from server.text.dialect import Dialect
+from server.text.renderer import Renderer
 
 MakeWorker = Callable[[ModelSpec, ProgressCallback], WorkerHandle]
 LoadTokenizer = Callable[[str], Tokenizer]
@@ -74,6 +75,7 @@ class Loaded:
     tokenizer: Tokenizer
     dialect: Dialect
     admission: Admission
+    renderer: Renderer | None  # of its chat template, if it has one
 
 
 @dataclass(slots=True, eq=False)

@@ -50,6 +50,7 @@ from server.resident import resident_bytes
 from server.settings import ServerSettings
 from server.state import ModelSpec, SavedState, read_state, write_state
 from server.text.dialect import Dialect
+from server.text.renderer import Renderer
 
 log = logging.getLogger(__name__)
 
@@ -277,7 +278,7 @@ class Registry:
         try:
             ready = await worker.start()
             tokenizer = await asyncio.to_thread(self._load_tokenizer, spec.source)
-            dialect = Dialect.of(tokenizer, spec.tool_parser, spec.reasoning)
+            dialect = await asyncio.to_thread(Dialect.of, tokenizer, spec.tool_parser, spec.reasoning)
         except BaseException:
             await worker.stop()
             raise
@@ -287,7 +288,8 @@ class Registry:
             max_queued=self.settings.max_queued_requests,
             max_queued_tokens=self.settings.max_queued_tokens,
         )
-        return Loaded(worker, ready, tokenizer, dialect, admission)
+        renderer = None if tokenizer.chat_template is None else Renderer(tokenizer.chat_template)
+        return Loaded(worker, ready, tokenizer, dialect, admission, renderer)
 
     # --- unloading and names -------------------------------------------------------------------------------------------
 

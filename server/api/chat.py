@@ -110,8 +110,7 @@ async def plan_chat(body: ChatBody, model: Model, loaded: Loaded, who: Caller, s
 
 
 async def render_prompt(body: ChatBody, loaded: Loaded, tools: Sequence[Tool]) -> str:
-    template = loaded.tokenizer.chat_template
-    if template is None:
+    if loaded.renderer is None:
         raise ApiError(NO_CHAT_TEMPLATE, "the model has no chat template; use /v1/completions", param="messages")
     messages = for_template(body.messages)
     extra: dict[str, object] = dict(body.chat_template_kwargs or {})
@@ -128,13 +127,10 @@ async def render_prompt(body: ChatBody, loaded: Loaded, tools: Sequence[Tool]) -
     continues = bool(body.continue_final_message)
     adds_prompt = not continues if body.add_generation_prompt is None else body.add_generation_prompt
     definitions = [tool.model_dump(exclude_none=True) for tool in tools] or None
-    size = sum(len(str(message["content"])) for message in messages)
-
-    def run() -> str:
-        return template.render(messages, definitions, add_generation_prompt=adds_prompt, continue_final_message=continues, variables=extra)
-
     try:
-        return await off_loop(size, run)
+        return await loaded.renderer.render(
+            messages, definitions, add_generation_prompt=adds_prompt, continue_final_message=continues, variables=extra
+        )
     except TemplateError as error:
         raise ApiError(TEMPLATE_FAILED, f"the chat template refused the messages: {error}", param="messages") from error
 

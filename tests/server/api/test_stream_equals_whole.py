@@ -71,7 +71,7 @@ def cut(data: bytes, cuts: list[int]) -> list[list[int]]:
 def loaded(worker: NullWorker) -> tuple[Model, Loaded]:
     ready = asyncio.run(worker.start())
     admission = Admission("null", max_running=64, max_queued=64, max_queued_tokens=1 << 20)
-    made = Loaded(worker, ready, ByteTokenizer(), Dialect.of(ByteTokenizer(), "hermes", True), admission)
+    made = Loaded(worker, ready, ByteTokenizer(), Dialect.of(ByteTokenizer(), "hermes", True), admission, None)
     return Model(ModelSpec("null", "null"), Operation("load", "null"), loaded=made), made
 
 

@@ -1,0 +1,131 @@
+"""A chat template as the front uses it: what is short is rendered in place, and the rest in a process of its own.
+
+An ordinary conversation takes a fraction of a millisecond, less than it takes to ask another process. What has not ended after
+`IN_PLACE` would hold up the streams of others: a long conversation, or a template that a message sends round and round.
+Rendering has no effects, so it begins again in `server.text.rendering`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import weakref
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+
+from server.handle import ChatTemplate
+from server.text.meter import Limits
+from server.text.rendering import SLACK_FACTOR, SLACK_S, Outcome
+from server.text.template import LIMITS, TemplateError, TemplateLimitError
+
+COMMAND = (sys.executable, "-P", "-m", "server.text.rendering")
+IN_PLACE = Limits(time_s=0.005, memory_bytes=2 << 20)
+MAX_AT_ONCE = 8  # processes
+PATIENCE_S = 60.0  # for a process that may use 3 s of the processor; one that somebody stopped never answers
+CHUNK_BYTES = 1 << 20
+
+
+class Renderer:
+    """Renders on the event loop it is used from. Its process starts with the first long rendering and ends with this object."""
+
+    def __init__(self, template: ChatTemplate) -> None:
+        self._template = template
+        self._process: _Process | None = None
+        self._slots = asyncio.Semaphore(MAX_AT_ONCE)
+
+    async def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        *,
+        add_generation_prompt: bool,
+        continue_final_message: bool,
+        variables: Mapping[str, Any],
+    ) -> str:
+        """Raises TemplateError."""
+        args = (messages, tools, add_generation_prompt, continue_final_message)
+        with suppress(TemplateLimitError):
+            return self._template.render(*args, variables=variables, limits=IN_PLACE)
+        try:
+            work = pickle.dumps((args, {"variables": variables}))
+        except RecursionError as error:
+            raise TemplateError("the messages nest too deeply") from error
+        async with self._slots:
+            for _ in range(2):  # somebody may have ended the first process
+                if answer := await self._ask(work):
+                    return msgspec.msgpack.decode(answer, type=Outcome).result()
+        raise TemplateLimitError(
+            f"rendering was ended: it took more than {LIMITS.time_s + SLACK_S:g} s of the processor "
+            f"or {SLACK_FACTOR * LIMITS.memory_bytes >> 20} MiB"
+        )
+
+    async def _ask(self, work: bytes) -> bytes:
+        """The answer of a fork; empty if it ended without one."""
+        near, far = socket.socketpair()
+        try:
+            with far:
+                process = self._started()
+                process.hand_over(far.fileno())
+            reader, writer = await asyncio.open_unix_connection(sock=near, limit=CHUNK_BYTES)
+        except BaseException:
+            near.close()
+            raise
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                writer.write(work)
+                writer.write_eof()
+                return await reader.read()
+        except ConnectionError:
+            return b""
+        except TimeoutError:
+            process.end()
+            return b""
+        finally:
+            writer.transport.abort()
+
+    def _started(self) -> _Process:
+        if self._process is None or not self._process.is_alive:
+            self._process = _Process(self._template)
+        return self._process
+
+
+class _Process:
+    def __init__(self, template: ChatTemplate) -> None:
+        self._control, far = socket.socketpair()
+        recipe = os.memfd_create("template")
+        try:
+            with far, os.fdopen(recipe, "wb") as file:
+                # In a session of its own: an interrupt typed at the front's terminal is the front's to handle.
+                process = subprocess.Popen(COMMAND, stdin=far.fileno(), start_new_session=True)
+                pickle.dump(template, file)
+                file.flush()
+                file.seek(0)
+                self.hand_over(recipe)
+        except BaseException:
+            self._control.close()
+            raise
+        self._process = process
+        self.end = weakref.finalize(self, _end, process, self._control)
+
+    @property
+    def is_alive(self) -> bool:
+        return self.end.alive and self._process.poll() is None
+
+    def hand_over(self, fd: int) -> None:
+        with suppress(OSError):  # it has ended, and nobody will answer
+            socket.send_fds(self._control, [b"\0"], [fd])
+
+
+def _end(process: subprocess.Popen[bytes], control: socket.socket) -> None:
+    control.close()
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

@@ -1,0 +1,137 @@
+"""The process that renders what takes long: `python -m server.text.rendering`, started by `server.text.renderer`.
+
+    front ── this process ── a process per rendering
+
+This process compiles the template once. Each rendering is a fork, so that the kernel bounds its time and memory, and ends it inside
+of an operation too. A fork can open no file, no socket and no process; its environment has no secrets.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import gc
+import os
+import pickle
+import resource
+import signal
+import socket
+import traceback
+from collections.abc import Callable
+from datetime import datetime
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from server.text.meter import Limits
+from server.text.template import LIMITS, TemplateError, TemplateLimitError, TemplateRejection
+
+SLACK_S = 0.5  # beyond what the meter allows
+SLACK_FACTOR = 2  # the meter counts characters, which have 1 to 4 bytes
+
+KINDS = {kind.__name__: kind for kind in (TemplateError, TemplateRejection, TemplateLimitError)}
+
+Render = Callable[..., str]
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """The text, or an error: its kind, message and line."""
+
+    text: str | None = None
+    kind: str = TemplateError.__name__
+    message: str = ""
+    line: int | None = None
+
+    def result(self) -> str:
+        if self.text is None:
+            raise KINDS[self.kind](self.message, self.line)
+        return self.text
+
+
+def main() -> None:
+    control = socket.socket(fileno=0)
+    with os.fdopen(_received(control)[0], "rb") as recipe:
+        render: Render = pickle.load(recipe).render
+    # Read here what a fork cannot: the time zone, and what jinja2 imports with the first error.
+    datetime.now().strftime("%c")
+    import_module("jinja2.debug")
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the forks
+    gc.freeze()
+    while fds := _received(control):
+        try:
+            if os.fork() == 0:
+                _serve(fds[0], render)
+        except OSError as error:
+            _answer(fds[0], Outcome(kind=TemplateError.__name__, message=f"there is no process to render it: {error}"))
+        os.close(fds[0])
+
+
+def _received(control: socket.socket) -> list[int]:
+    """Empty when the front is gone."""
+    return socket.recv_fds(control, 1, 1)[1]
+
+
+def _serve(fd: int, render: Render) -> None:
+    """The life of a fork."""
+    try:
+        os.dup2(fd, 0)
+        os.closerange(3, 1 << 20)
+        _confine(LIMITS)
+        outcome = _rendered(0, render)
+        _answer(0, outcome)
+    except ConnectionError:
+        pass  # the front has hung up
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(0)
+
+
+def _rendered(fd: int, render: Render) -> Outcome:
+    try:
+        with os.fdopen(fd, "rb", closefd=False) as work:
+            args, options = pickle.load(work)
+        _end_with_peer(fd, is_on=True)
+        return Outcome(text=render(*args, **options))
+    except TemplateError as error:
+        return Outcome(kind=type(error).__name__, message=error.message, line=error.line)
+    except (MemoryError, RecursionError) as error:
+        limit = f"rendering took more than {SLACK_FACTOR * LIMITS.memory_bytes >> 20} MiB, or nests too deeply ({type(error).__name__})"
+        return Outcome(kind=TemplateLimitError.__name__, message=limit)
+    finally:
+        _end_with_peer(fd, is_on=False)
+
+
+def _confine(limits: Limits) -> None:
+    """By default SIGPROF ends a process, in native code too."""
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    bounds: dict[int, int] = {
+        resource.RLIMIT_AS: used + SLACK_FACTOR * limits.memory_bytes,
+        resource.RLIMIT_NOFILE: 0,
+        resource.RLIMIT_NPROC: 0,
+        resource.RLIMIT_FSIZE: 0,
+        resource.RLIMIT_CORE: 0,
+    }
+    for name, bound in bounds.items():
+        _, hard = resource.getrlimit(name)
+        bound = bound if hard == resource.RLIM_INFINITY else min(bound, hard)
+        resource.setrlimit(name, (bound, bound))
+    signal.setitimer(signal.ITIMER_PROF, limits.time_s + SLACK_S)
+
+
+def _end_with_peer(fd: int, *, is_on: bool) -> None:
+    """Let SIGIO end this process when the other end is closed: nobody wants the text any more."""
+    fcntl.fcntl(fd, fcntl.F_SETOWN, os.getpid())
+    flags = fcntl.fcntl(fd, fcntl.F_GETFL)
+    fcntl.fcntl(fd, fcntl.F_SETFL, flags | os.O_ASYNC if is_on else flags & ~os.O_ASYNC)
+
+
+def _answer(fd: int, outcome: Outcome) -> None:
+    answer: Any = memoryview(msgspec.msgpack.encode(outcome))
+    while answer:
+        answer = answer[os.write(fd, answer) :]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""What a client meets of a model's own chat template: refusals with their place, and never a stop of the server."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from server.null import ByteTokenizer
+from server.text.template import ChatTemplate
+
+SOURCE = """{% for m in messages %}{{ m.content }}{% if m.tool_calls %}{{ m.tool_calls | tojson }}{% endif %}{% endfor %}
+{%- if 'round' in messages[-1].content -%}
+{%- for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor -%}
+{%- endif -%}
+{%- if pattern %}{{ (pattern | safe).format(raise_exception) }}{% endif -%}"""
+
+
+class TemplateTokenizer(ByteTokenizer):
+    def __init__(self) -> None:
+        super().__init__()
+        self.chat_template = ChatTemplate(SOURCE, {})
+
+
+pytestmark = pytest.mark.parametrize("shared_server", [{"tokenizer": TemplateTokenizer()}], indirect=True)
+
+
+def render(server, **body):
+    return server.http().post("/v1/chat/completions/render", json=body)
+
+
+def test_a_client_s_format_reaches_nothing(server):
+    """`safe` texts were once objects whose format method the sandbox did not see."""
+    response = render(
+        server,
+        messages=[{"role": "user", "content": "hi"}],
+        chat_template_kwargs={"pattern": "{0.__globals__[sys].modules[os].environ}"},
+    )
+    error = response.json()["error"]
+    assert (response.status_code, error["code"]) == (400, "template_failed")
+    assert "line 5" in error["message"] and "expected a name or a number" in error["message"]
+
+
+def test_a_lone_surrogate_that_a_template_writes_is_refused(server):
+    """Arguments of a call come as JSON within JSON, so the body's own check does not see them."""
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": "\\ud800"}'}}
+    response = render(server, messages=[{"role": "assistant", "tool_calls": [call]}])
+    error = response.json()["error"]
+    assert (response.status_code, error["code"]) == (400, "template_failed") and "U+D800" in error["message"]
+
+
+def test_arguments_that_nest_too_deeply_do_not_fail_the_server(server):
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "[" * 100_000}}
+    assert render(server, messages=[{"role": "assistant", "tool_calls": [call]}]).status_code in (200, 400)
+
+
+def test_a_message_on_which_the_template_never_ends_holds_up_nobody(server):
+    """The front answers other requests while the template uses up its time; its client is told so with 400."""
+    answers = []
+    asking = threading.Thread(target=lambda: answers.append(server.chat(messages=[{"role": "user", "content": "round"}])))
+    asking.start()
+    client, num_answered, began_s = server.http(), 0, time.thread_time()
+    while asking.is_alive():
+        assert client.get("/health/live").status_code == 200
+        num_answered += 1
+    asking.join()
+    error = answers[0].json()["error"]
+    assert (answers[0].status_code, error["code"]) == (400, "template_failed") and "longer than 2 s" in error["message"]
+    assert num_answered > 10, f"in {time.thread_time() - began_s} s of this thread"

@@ -1,0 +1,186 @@
+"""What is long is rendered in a process of its own: the same text, and nobody waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import importlib
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from server.text.renderer import Renderer
+from server.text.template import ChatTemplate, TemplateError, TemplateLimitError, TemplateRejection
+
+MESSAGES = [{"role": "user", "content": "Grüße 世界 "}] * 2000
+SOURCE = "{{ bos_token }}{% for m in messages %}{% for i in range(20) %}{{ m.content | trim }}{% endfor %}{% endfor %}{{ extra }}"
+LOOP = "{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}"
+
+
+def rendered(renderer: Renderer, messages: list[dict[str, Any]] = MESSAGES, **variables: Any) -> Any:
+    return renderer.render(messages, None, add_generation_prompt=True, continue_final_message=False, variables=variables)
+
+
+def process_of(renderer: Renderer) -> int:
+    assert renderer._process is not None
+    return renderer._process._process.pid
+
+
+def process_of_after(renderer: Renderer) -> int:
+    asyncio.run(rendered(renderer, extra=""))
+    return process_of(renderer)
+
+
+def test_short_conversations_need_no_process() -> None:
+    renderer = Renderer(ChatTemplate(SOURCE, {"bos_token": "<s>"}))
+    assert asyncio.run(rendered(renderer, MESSAGES[:1], extra=1)).startswith("<s>Grüße")
+    assert renderer._process is None
+
+
+def test_long_conversations_give_the_same_text() -> None:
+    """Numbers of any size arrive as they are."""
+    template = ChatTemplate(SOURCE, {"bos_token": "<s>"})
+    renderer = Renderer(template)
+    variables = {"extra": [10**30, 1.5, None, True, {"a": "b"}]}
+    assert asyncio.run(rendered(renderer, **variables)) == template.render(MESSAGES, variables=variables)
+    assert renderer._process is not None
+
+
+@pytest.mark.parametrize(
+    ("source", "kind", "message", "line"),
+    [
+        (LOOP + "\n", TemplateLimitError, "longer than 2 s", 1),
+        ("\n{% set s = 'x' * 3000000 %}{{ raise_exception('no: ' ~ s[:3]) }}", TemplateRejection, "no: xxx", 2),
+        ("{% set s = 'x' * 3000000 %}\n{{ s.a.b }}", TemplateError, "has no attribute 'a'", 2),
+        ("{% set s = 'x' * 3000000 %}{{ '\\ud800' }}", TemplateError, "U+D800", None),
+    ],
+)
+def test_errors_are_those_of_a_rendering_in_place(source: str, kind: type, message: str, line: int | None) -> None:
+    with pytest.raises(TemplateError, match=message.replace("+", r"\+")) as caught:
+        asyncio.run(rendered(Renderer(ChatTemplate(source, {})), MESSAGES[:1]))
+    assert type(caught.value) is kind and caught.value.line == line
+
+
+def test_a_template_that_never_ends_holds_up_nobody() -> None:
+    """While it uses up its time, the event loop is free, and another rendering of the same template ends before it."""
+    renderer = Renderer(ChatTemplate("{% if messages | length > 1 %}" + LOOP + "{% else %}{{ 'x' * 3000000 }}{% endif %}", {}))
+    ended: list[str] = []
+
+    async def hostile() -> None:
+        with pytest.raises(TemplateLimitError):
+            await rendered(renderer, MESSAGES[:2])
+        ended.append("hostile")
+
+    async def long() -> None:
+        assert len(await rendered(renderer, MESSAGES[:1])) == 3000000
+        ended.append("long")
+
+    async def both() -> float:
+        await rendered(renderer, MESSAGES[:1])  # starts the process
+        task = asyncio.create_task(hostile())
+        began_s = time.thread_time()
+        await long()
+        await task
+        return time.thread_time() - began_s
+
+    assert asyncio.run(both()) < 0.5, "the front's own thread did the work"
+    assert ended == ["long", "hostile"]
+
+
+def test_an_ended_process_is_replaced_and_the_request_continued() -> None:
+    renderer = Renderer(ChatTemplate(SOURCE, {"bos_token": ""}))
+
+    async def killed() -> str:
+        await rendered(renderer, extra="")
+        task = asyncio.create_task(rendered(renderer, extra="again"))
+        await asyncio.sleep(0)
+        os.killpg(process_of(renderer), signal.SIGKILL)
+        return await task
+
+    first = process_of_after(renderer)
+    text = asyncio.run(killed())
+    assert text.endswith("again") and process_of(renderer) != first
+
+
+def test_a_stopped_process_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    renderer = Renderer(ChatTemplate(SOURCE, {"bos_token": ""}))
+    os.kill(stopped := process_of_after(renderer), signal.SIGSTOP)
+    monkeypatch.setattr("server.text.renderer.PATIENCE_S", 1.0)
+
+    async def asked() -> None:
+        """The first attempt runs out of patience; the second has all it needs."""
+        task = asyncio.create_task(rendered(renderer, extra="again"))
+        while renderer._process is not None and process_of(renderer) == stopped:
+            await asyncio.sleep(0.05)
+            monkeypatch.setattr("server.text.renderer.PATIENCE_S", 60.0)
+        assert (await task).endswith("again")
+
+    asyncio.run(asked())
+
+
+def test_who_hangs_up_ends_the_rendering_and_the_last_reference_ends_the_process() -> None:
+    async def hung_up(renderer: Renderer) -> None:
+        await rendered(renderer, MESSAGES[:1])
+        task = asyncio.create_task(rendered(renderer, MESSAGES[:2]))
+        while not children_of(process_of(renderer)):
+            await asyncio.sleep(0.01)
+        task.cancel()
+        while children_of(process_of(renderer)):
+            await asyncio.sleep(0.01)
+
+    renderer = Renderer(ChatTemplate("{% if messages | length > 1 %}" + LOOP + "{% else %}{{ 'x' * 3000000 }}{% endif %}", {}))
+    asyncio.run(hung_up(renderer))
+    pid = process_of(renderer)
+    del renderer
+    gc.collect()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def children_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().strip()
+
+
+INTRUDER = """
+import socket
+from server.text.template import TemplateLimitError
+
+class Intruder:
+    def render(self, messages, *args, limits=None, **options):
+        if limits is not None:
+            raise TemplateLimitError("too long to be rendered in place")
+        while messages[0]["content"] == "spin":
+            pass
+        attempts = {"file": lambda: open("/proc/self/environ"), "socket": socket.socket, "memory": lambda: bytearray(4 << 30)}
+        return ",".join(name for name, attempt in attempts.items() if succeeds(attempt)) or "nothing"
+
+def succeeds(attempt):
+    try:
+        attempt()
+    except (OSError, MemoryError):
+        return False
+    return True
+"""
+
+
+@pytest.fixture
+def intruder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Renderer:
+    """With a template that got out of its sandbox."""
+    (tmp_path / "intruder_of_test.py").write_text(INTRUDER)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    return Renderer(importlib.import_module("intruder_of_test").Intruder())
+
+
+def test_a_process_that_renders_can_open_nothing(intruder: Renderer) -> None:
+    """Neither a file nor a socket, and no more than its memory."""
+    assert asyncio.run(rendered(intruder, MESSAGES[:1])) == "nothing"
+
+
+def test_the_kernel_ends_what_the_meter_does_not_see(intruder: Renderer) -> None:
+    with pytest.raises(TemplateLimitError, match="rendering was ended"):
+        asyncio.run(rendered(intruder, [{"content": "spin"}]))
