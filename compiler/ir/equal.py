@@ -16,8 +16,9 @@ from typing import Any
 
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
+from compiler.ir.fields import Holds, items
 from compiler.ir.graph import Binding, Block, BlockKind, Body, Call, Constant, Copy, Function, Launch, MatchCast, ScalarValue, Var
-from compiler.ir.loops import Allocate, Buffer, Const, For, Let, PrimFunc, Reduce, Scalar, ScalarParam, Seq
+from compiler.ir.loops import Buffer, Const, PrimFunc, Scalar, ScalarParam, Seq
 from compiler.ir.module import IRModule
 from compiler.ir.op import OpDef
 from compiler.ir.printer import canonical_text, print_node
@@ -128,10 +129,6 @@ class _Pairing:
                     for x, y in zip_longest(_blocks(a), _blocks(b), fillvalue=Block(())):
                         self.compare("", x, y)
                     self.compare(".result", a.result, b.result)
-            case For() | Let() | Reduce() | Allocate():
-                with self._scope():
-                    self._release(_bound(a), _bound(b))
-                    self._fields(a, b)
             case tuple():
                 self._sequences(a, b)
             case Mapping():
@@ -144,7 +141,12 @@ class _Pairing:
                 if a is not b:
                     raise _Found(a.name, b.name)
             case _ if is_dataclass(a):
-                self._fields(a, b)
+                if defined := _defined(a):
+                    with self._scope():
+                        self._release(defined, _defined(b))
+                        self._fields(a, b)
+                else:
+                    self._fields(a, b)
             case _:
                 if repr(a) != repr(b):  # tells -0.0 from 0.0, and finds a NaN equal to itself
                     raise _differ(a, b)
@@ -220,14 +222,8 @@ _DECLARED: dict[type, tuple[str, ...]] = {
 }
 
 
-def _bound(node: For | Let | Reduce | Allocate) -> set[_Variable]:
-    match node:
-        case For(var=var) | Let(var=var):
-            return {var}
-        case Reduce(axes=axes):
-            return {var for var, _ in axes}
-        case Allocate(buffer=buffer):
-            return {buffer}
+def _defined(node: Any) -> set[_Variable]:
+    return {*items(node, Holds.NEW_VAR), *items(node, Holds.NEW_BUFFER), *(var for var, _ in items(node, Holds.NEW_AXES))}
 
 
 def _defining(prim: PrimFunc) -> list[Dim]:

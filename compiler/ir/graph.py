@@ -12,20 +12,20 @@ operator calls, legalizing turns them into `CallTir`, and planning turns those i
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
 from numpy.typing import NDArray
 
 from compiler.ir.dims import Dim
+from compiler.ir.fields import Holds, holds, node
 from compiler.ir.op import OpDef
 from compiler.ir.types import FuncType, Type
 
 # --- atoms: what an operand can be -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@node
 class Var:
     """One value, defined once: by a parameter or by a binding."""
 
@@ -33,17 +33,17 @@ class Var:
     type: Type
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@node
 class Constant:
     data: NDArray[Any]  # [] is a scalar tensor
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@node
 class ShapeValue:
     dims: tuple[Dim, ...]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@node
 class ScalarValue:
     """An integer known as an expression (i64), or a literal number of the given type."""
 
@@ -51,7 +51,7 @@ class ScalarValue:
     dtype: str = "i64"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@node
 class FuncRef:
     """A function of the module, as a value."""
 
@@ -64,95 +64,95 @@ Atom = Var | Constant | ShapeValue | ScalarValue | FuncRef
 # --- values: what a binding can compute --------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@node
 class Call:
     """An operator; operands positional, attributes by name."""
 
     op: OpDef
-    args: tuple[Atom, ...]
-    attrs: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    args: tuple[Atom, ...] = holds(Holds.ATOM)
+    attrs: Mapping[str, Any] = holds(Holds.ATTRS, default_factory=dict[str, Any])
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@node
 class CallTir:
     """A loop-level function in destination-passing style: outputs of type `out` are made and filled. Output `i` takes over the
     storage of argument `inplace[i]` where that is not None. Scalars among the arguments are ordinary arguments."""
 
     func: str
-    args: tuple[Atom, ...]
-    out: tuple[Type, ...]
+    args: tuple[Atom, ...] = holds(Holds.ATOM)
+    out: tuple[Type, ...] = holds(Holds.TYPE)
     inplace: tuple[int | None, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@node
 class CallLibrary:
     """An external function named in a registry, in destination-passing style. `writes` lists arguments it also changes."""
 
     name: str
-    args: tuple[Atom, ...]
-    out: tuple[Type, ...]
-    attrs: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    args: tuple[Atom, ...] = holds(Holds.ATOM)
+    out: tuple[Type, ...] = holds(Holds.TYPE)
+    attrs: Mapping[str, Any] = holds(Holds.ATTRS, default_factory=dict[str, Any])
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@node
 class CallFunc:
     """A graph-level function, by name or as a value; its result is deduced from its signature alone."""
 
-    callee: FuncRef | Var
-    args: tuple[Atom, ...]
+    callee: FuncRef | Var = holds(Holds.ATOM)
+    args: tuple[Atom, ...] = holds(Holds.ATOM)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@node
 class MakeTuple:
-    fields: tuple[Atom, ...]
+    fields: tuple[Atom, ...] = holds(Holds.ATOM)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@node
 class TupleGet:
-    value: Atom
+    value: Atom = holds(Holds.ATOM)
     index: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@node
 class MatchCast:
     """Check the value against the annotation at run time; variables standing alone in it that are new are defined here. `boundary`
     names the place in the program that demands the check, for messages; none where the program itself asks for it."""
 
-    value: Atom
-    type: Type
+    value: Atom = holds(Holds.ATOM)
+    type: Type = holds(Holds.TYPE)
     boundary: str = ""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@node
 class If:
-    cond: Atom  # a bool scalar, or a bool tensor of rank 0
-    then: Body
-    orelse: Body
+    cond: Atom = holds(Holds.ATOM)  # a bool scalar, or a bool tensor of rank 0
+    then: Body = holds(Holds.BODY)
+    orelse: Body = holds(Holds.BODY)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@node
 class Copy:
     """Another name for an atom."""
 
-    value: Atom
+    value: Atom = holds(Holds.ATOM)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@node
 class Alloc:
     """Memory for one tensor: at `offset` bytes of the shared arena, or, where `offset` is None, of its own."""
 
-    type: Type
-    offset: Dim | None = None
+    type: Type = holds(Holds.TYPE)
+    offset: Dim | None = holds(Holds.DIM, default=None)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@node
 class Launch:
     """Run a loop-level function, or with `library` an external one, on memory that exists. Has no value."""
 
     func: str
-    args: tuple[Atom, ...]
+    args: tuple[Atom, ...] = holds(Holds.ATOM)
     library: bool = False
-    attrs: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    attrs: Mapping[str, Any] = holds(Holds.ATTRS, default_factory=dict[str, Any])
 
 
 Value = Atom | Call | CallTir | CallLibrary | CallFunc | MakeTuple | TupleGet | MatchCast | If | Copy | Alloc | Launch
@@ -167,19 +167,19 @@ class BlockKind(StrEnum):
     CAPTURED = "captured"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@node
 class Binding:
     var: Var
     value: Value
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@node
 class Block:
     bindings: tuple[Binding, ...]
     kind: BlockKind = BlockKind.PLAIN
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@node
 class Body:
     blocks: tuple[Block, ...]
     result: Atom
@@ -189,7 +189,7 @@ class Body:
         return tuple(b for block in self.blocks for b in block.bindings)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@node
 class Function:
     """`num_inputs` parameters change from call to call; the rest are weights and caches, bound once (None: all change). `arena` is what
     planning found that a call needs, in bytes."""

@@ -16,12 +16,13 @@ into loops of other kinds, explicit accumulators and intrinsic tiles.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from typing import Any
 
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
+from compiler.ir.fields import Holds, holds, node
 
 # --- memory ------------------------------------------------------------------------------------------------------------
 
@@ -32,7 +33,7 @@ class Scope(StrEnum):
     SHARED = "shared"  # on-chip memory of a GPU block
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@node
 class Buffer:
     """A compact row-major array."""
 
@@ -98,20 +99,20 @@ class ReduceFn(StrEnum):
     ARGMIN = "argmin"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@node
 class Const:
     value: float | int | bool
     dtype: DType
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@node
 class DimScalar:
     """An index expression as a number (i64)."""
 
-    dim: Dim
+    dim: Dim = holds(Holds.DIM)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@node
 class ScalarParam:
     """A scalar argument of the function."""
 
@@ -119,44 +120,44 @@ class ScalarParam:
     dtype: DType
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@node
 class Load:
     """Reading outside the buffer is undefined; `Guard` makes it safe."""
 
-    buffer: Buffer
-    indices: tuple[Dim, ...]
+    buffer: Buffer = holds(Holds.BUFFER)
+    indices: tuple[Dim, ...] = holds(Holds.DIM)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@node
 class Guard:
     """`value` where all conditions `low <= dim < high` hold, else `otherwise`; `value` is not evaluated outside."""
 
-    conditions: tuple[tuple[Dim, Dim, Dim], ...]  # (low, dim, high)
-    value: Scalar
-    otherwise: Scalar
+    conditions: tuple[tuple[Dim, Dim, Dim], ...] = holds(Holds.DIM)  # (low, dim, high)
+    value: Scalar = holds(Holds.SCALAR)
+    otherwise: Scalar = holds(Holds.SCALAR)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@node
 class Apply:
     fn: Fn
-    args: tuple[Scalar, ...]
+    args: tuple[Scalar, ...] = holds(Holds.SCALAR)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@node
 class Cast:
     """To integers: toward zero, saturating. To bool: != 0. To smaller floats: nearest even."""
 
-    value: Scalar
+    value: Scalar = holds(Holds.SCALAR)
     dtype: DType
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@node
 class Reduce:
     """The fold of `value` over all points of `axes` (variable, extent), in row-major order; the identity when there are none."""
 
     fn: ReduceFn
-    axes: tuple[tuple[DimVar, Dim], ...]
-    value: Scalar
+    axes: tuple[tuple[DimVar, Dim], ...] = holds(Holds.NEW_AXES)
+    value: Scalar = holds(Holds.SCALAR, scoped=True)
 
 
 def identity(fn: ReduceFn, dtype: DType) -> Const:
@@ -188,67 +189,67 @@ class LoopKind(StrEnum):
     THREAD = "thread"  # a GPU's thread index
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@node
 class For:
     """`var` runs over 0 .. extent - 1. A serial loop may carry values through buffers; the other kinds may not."""
 
-    var: DimVar
-    extent: Dim
-    body: Stmt
+    var: DimVar = holds(Holds.NEW_VAR)
+    extent: Dim = holds(Holds.DIM)
+    body: Stmt = holds(Holds.STMT, scoped=True)
     kind: LoopKind = LoopKind.SERIAL
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@node
 class Let:
     """An integer becomes a variable that indices can use."""
 
-    var: DimVar
-    value: Scalar
-    body: Stmt
+    var: DimVar = holds(Holds.NEW_VAR)
+    value: Scalar = holds(Holds.SCALAR)
+    body: Stmt = holds(Holds.STMT, scoped=True)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@node
 class Store:
-    buffer: Buffer
-    indices: tuple[Dim, ...]
-    value: Scalar
+    buffer: Buffer = holds(Holds.BUFFER)
+    indices: tuple[Dim, ...] = holds(Holds.DIM)
+    value: Scalar = holds(Holds.SCALAR)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@node
 class Seq:
-    stmts: tuple[Stmt, ...]
+    stmts: tuple[Stmt, ...] = holds(Holds.STMT)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@node
 class When:
-    cond: Scalar
-    then: Stmt
-    orelse: Stmt | None = None
+    cond: Scalar = holds(Holds.SCALAR)
+    then: Stmt = holds(Holds.STMT)
+    orelse: Stmt | None = holds(Holds.STMT, default=None)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@node
 class Allocate:
     """A buffer that lives while `body` runs. Global scope: workspace, lifted to a parameter before planning."""
 
-    buffer: Buffer
-    body: Stmt
+    buffer: Buffer = holds(Holds.NEW_BUFFER)
+    body: Stmt = holds(Holds.STMT, scoped=True)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@node
 class Tile:
     """One intrinsic: a small body emitted for the machine, with a NumPy meaning of its own. `operands` are places in buffers: the
     element at which the tile starts."""
 
     intrinsic: str
-    operands: tuple[Load, ...]
-    dims: tuple[Dim, ...] = ()
+    operands: tuple[Load, ...] = holds(Holds.PLACE)
+    dims: tuple[Dim, ...] = holds(Holds.DIM, default=())
     attrs: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 Stmt = For | Let | Store | Seq | When | Allocate | Tile
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@node
 class PrimFunc:
     """Parameters in order: buffers, scalars and integer variables; the last `num_outputs` buffers are written. Variables that stand
     alone in a buffer's shape are defined by it, the others must be parameters."""

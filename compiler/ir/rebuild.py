@@ -2,20 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from operator import is_
 from typing import Any, TypeVar
+
+from compiler.ir.fields import Holds, all_names, parts
 
 T = TypeVar("T")
 
 
 def updated(node: T, **changes: Any) -> T:
     """The node with these fields; itself if it has them already."""
-    if all(getattr(node, name) is value for name, value in changes.items()):
+    return remade(node, {name: value for name, value in changes.items() if getattr(node, name) is not value})
+
+
+def remade(node: T, changes: Mapping[str, Any]) -> T:
+    """The node with these fields, which differ from its own."""
+    if not changes:
         return node
-    return replace(node, **changes)  # pyright: ignore[reportUnknownVariableType,reportArgumentType]  # nodes are dataclasses
+    make: Any = type(node)
+    return make(*[changes[name] if name in changes else getattr(node, name) for name in all_names(make)])
+
+
+def mapped(node: T, what: Holds, fn: Callable[[Any], Any]) -> T:
+    """The node with `fn` of every item of this kind."""
+    changes: dict[str, Any] = {}
+    for part in parts(type(node)):
+        if part.what is what:
+            held = getattr(node, part.name)
+            new = map_items(held, fn)
+            if new is not held:
+                changes[part.name] = new
+    return remade(node, changes)
+
+
+def map_items(held: Any, fn: Callable[[Any], Any]) -> Any:
+    """`fn` of one item, of each in a tuple, or of each in a tuple of tuples; nothing stays nothing."""
+    if not isinstance(held, tuple):
+        return held if held is None else fn(held)
+    some: tuple[Any, ...] = held
+    if some and isinstance(some[0], tuple):
+        return map_tuple(some, lambda inner: map_tuple(inner, fn))
+    return map_tuple(some, fn)
 
 
 def map_tuple(items: tuple[T, ...], fn: Callable[[T], T]) -> tuple[T, ...]:
-    mapped = tuple(fn(i) for i in items)
-    return mapped if any(m is not i for m, i in zip(mapped, items, strict=True)) else items
+    new = tuple([fn(i) for i in items])
+    return items if all(map(is_, new, items)) else new

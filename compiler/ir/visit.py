@@ -10,31 +10,9 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from compiler.ir.dims import Dim, DimVar
-from compiler.ir.graph import (
-    Alloc,
-    Atom,
-    Binding,
-    Block,
-    Body,
-    Call,
-    CallFunc,
-    CallLibrary,
-    CallTir,
-    Constant,
-    Copy,
-    FuncRef,
-    Function,
-    If,
-    Launch,
-    MakeTuple,
-    MatchCast,
-    ScalarValue,
-    ShapeValue,
-    TupleGet,
-    Value,
-    Var,
-)
-from compiler.ir.rebuild import map_tuple, updated
+from compiler.ir.fields import Holds, items, parts
+from compiler.ir.graph import Atom, Binding, Block, Body, Constant, FuncRef, Function, MatchCast, ScalarValue, ShapeValue, Value, Var
+from compiler.ir.rebuild import map_items, map_tuple, mapped, remade, updated
 from compiler.ir.types import Type, binders_of, substitute, vars_of
 
 # --- graph level: reading ----------------------------------------------------------------------------------------------
@@ -49,30 +27,12 @@ class Uses(NamedTuple):
 
 def operands(value: Value) -> tuple[Atom, ...]:
     """The atoms of the value itself; those inside the branches of an If are not among them."""
-    match value:
-        case Var() | Constant() | ShapeValue() | ScalarValue() | FuncRef():
-            return (value,)
-        case Call(args=args) | CallTir(args=args) | CallLibrary(args=args) | Launch(args=args):
-            return args
-        case CallFunc(callee=callee, args=args):
-            return (callee, *args)
-        case MakeTuple(fields=fields):
-            return fields
-        case TupleGet(value=atom) | MatchCast(value=atom) | Copy(value=atom) | If(cond=atom):
-            return (atom,)
-        case Alloc():
-            return ()
+    return (value,) if isinstance(value, Atom) else items(value, Holds.ATOM)
 
 
 def stated_types(value: Value) -> tuple[Type, ...]:
     """The annotations that stand in the value."""
-    match value:
-        case CallTir(out=out) | CallLibrary(out=out):
-            return out
-        case MatchCast(type=type_) | Alloc(type=type_):
-            return (type_,)
-        case _:
-            return ()
+    return items(value, Holds.TYPE)
 
 
 def used_vars(value: Value) -> Uses:
@@ -103,19 +63,15 @@ def atom_dims(atom: Atom) -> tuple[DimVar, ...]:
 
 def attr_dims(value: Value) -> Iterator[Dim]:
     """The dimensions among the attributes."""
-    match value:
-        case Call(attrs=attrs) | CallLibrary(attrs=attrs) | Launch(attrs=attrs):
-            pending: list[Any] = list(attrs.values())
-            while pending:
-                match pending.pop(0):
-                    case Dim() | DimVar() as dim:
-                        yield Dim.of(dim)
-                    case list() | tuple() as items:
-                        pending[:0] = items
-                    case _:
-                        pass
-        case _:
-            return
+    pending: list[Any] = [item for attrs in items(value, Holds.ATTRS) for item in attrs.values()]
+    while pending:
+        match pending.pop(0):
+            case Dim() | DimVar() as dim:
+                yield Dim.of(dim)
+            case list() | tuple() as several:
+                pending[:0] = several
+            case _:
+                pass
 
 
 class _Uses:
@@ -136,11 +92,10 @@ class _Uses:
         for type_ in stated_types(value):
             binders = binders_of(type_) if isinstance(value, MatchCast) else ()
             self._note(v for v in vars_of(type_) if v not in binders)
-        if isinstance(value, Alloc) and value.offset is not None:
-            self._note(value.offset.vars())
-        if isinstance(value, If):
-            self.body(value.then)
-            self.body(value.orelse)
+        for dim in () if isinstance(value, Atom) else items(value, Holds.DIM):
+            self._note(dim.vars())
+        for body in items(value, Holds.BODY):
+            self.body(body)
 
     def body(self, body: Body) -> None:
         for binding in body.bindings:
@@ -166,21 +121,9 @@ class _Uses:
 
 def map_operands(value: Value, fn: Callable[[Atom], Atom]) -> Value:
     """`fn` of every atom, those inside branches included. A callee must stay something that can be called."""
-    match value:
-        case Var() | Constant() | ShapeValue() | ScalarValue() | FuncRef():
-            return fn(value)
-        case Call(args=args) | CallTir(args=args) | CallLibrary(args=args) | Launch(args=args):
-            return updated(value, args=map_tuple(args, fn))
-        case CallFunc(callee=callee, args=args):
-            return updated(value, callee=fn(callee), args=map_tuple(args, fn))
-        case MakeTuple(fields=fields):
-            return updated(value, fields=map_tuple(fields, fn))
-        case TupleGet(value=atom) | MatchCast(value=atom) | Copy(value=atom):
-            return updated(value, value=fn(atom))
-        case If(cond=cond, then=then, orelse=orelse):
-            return updated(value, cond=fn(cond), then=map_atoms(then, fn), orelse=map_atoms(orelse, fn))
-        case Alloc():
-            return value
+    if isinstance(value, Atom):
+        return fn(value)
+    return mapped(mapped(value, Holds.ATOM, fn), Holds.BODY, lambda body: map_atoms(body, fn))
 
 
 def map_atoms(body: Body, fn: Callable[[Atom], Atom]) -> Body:
@@ -208,8 +151,7 @@ def _map_block(block: Block, fn: Callable[[Binding], Sequence[Binding]]) -> Bloc
     made: list[Binding] = []
     for binding in block.bindings:
         value = binding.value
-        if isinstance(value, If):
-            value = updated(value, then=_map_body(value.then, fn), orelse=_map_body(value.orelse, fn))
+        value = mapped(value, Holds.BODY, lambda body: _map_body(body, fn))
         made.extend(fn(updated(binding, value=value)))
     same = len(made) == len(block.bindings) and all(m is b for m, b in zip(made, block.bindings, strict=True))
     return block if same else Block(tuple(made), block.kind)
@@ -242,22 +184,10 @@ class _Fresh:
         return Binding(self._define(binding.var), value)
 
     def _value(self, value: Value) -> Value:
-        if isinstance(value, If):
-            return If(self._atom(value.cond), self._body(value.then), self._body(value.orelse))
-        value = map_operands(value, self._atom)
-        match value:
-            case CallTir(out=out):
-                return replace(value, out=tuple(map(self._type, out)))
-            case CallLibrary(out=out, attrs=attrs):
-                return replace(value, out=tuple(map(self._type, out)), attrs=self._attrs(attrs))
-            case Call(attrs=attrs) | Launch(attrs=attrs):
-                return replace(value, attrs=self._attrs(attrs))
-            case MatchCast(type=type_):
-                return replace(value, type=self._type(type_))
-            case Alloc(type=type_, offset=offset):
-                return replace(value, type=self._type(type_), offset=None if offset is None else self._dim(offset))
-            case _:
-                return value
+        if isinstance(value, Atom):
+            return self._atom(value)
+        rules = {Holds.ATOM: self._atom, Holds.BODY: self._body, Holds.TYPE: self._type, Holds.ATTRS: self._attrs, Holds.DIM: self._dim}
+        return remade(value, {p.name: map_items(getattr(value, p.name), rules[p.what]) for p in parts(type(value))})
 
     def _atom(self, atom: Atom) -> Atom:
         match atom:

@@ -7,32 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from operator import is_
-from typing import overload
+from typing import Any, TypeVar, overload
 
 from compiler.ir.dims import Dim, DimLike, DimVar
-from compiler.ir.loops import (
-    Allocate,
-    Apply,
-    Buffer,
-    Cast,
-    Const,
-    DimScalar,
-    For,
-    Guard,
-    Let,
-    Load,
-    PrimFunc,
-    Reduce,
-    Scalar,
-    ScalarParam,
-    Seq,
-    Stmt,
-    Store,
-    Tile,
-    When,
-)
-from compiler.ir.rebuild import map_tuple, updated
+from compiler.ir.fields import Holds, items, parts
+from compiler.ir.loops import Buffer, Load, PrimFunc, Reduce, Scalar, ScalarParam, Seq, Stmt
+from compiler.ir.rebuild import map_items, map_tuple, mapped, remade, updated
+
+N = TypeVar("N")
 
 # --- loop level: reading -----------------------------------------------------------------------------------------------
 
@@ -50,15 +32,7 @@ def sequence(stmts: Sequence[Stmt]) -> Stmt:
 
 
 def substatements(stmt: Stmt) -> tuple[Stmt, ...]:
-    match stmt:
-        case For(body=body) | Let(body=body) | Allocate(body=body):
-            return (body,)
-        case When(then=then, orelse=orelse):
-            return (then,) if orelse is None else (then, orelse)
-        case Seq(stmts=stmts):
-            return stmts
-        case Store() | Tile():
-            return ()
+    return items(stmt, Holds.STMT)
 
 
 def walk_stmts(stmt: Stmt) -> Iterator[Stmt]:
@@ -69,15 +43,7 @@ def walk_stmts(stmt: Stmt) -> Iterator[Stmt]:
 
 
 def subscalars(scalar: Scalar) -> tuple[Scalar, ...]:
-    match scalar:
-        case Const() | DimScalar() | ScalarParam() | Load():
-            return ()
-        case Guard(value=value, otherwise=otherwise):
-            return (value, otherwise)
-        case Apply(args=args):
-            return args
-        case Cast(value=value) | Reduce(value=value):
-            return (value,)
+    return items(scalar, Holds.SCALAR)
 
 
 def walk_scalar(scalar: Scalar) -> Iterator[Scalar]:
@@ -119,11 +85,7 @@ def scalar_depth(scalar: Scalar, of_load: Callable[[Load], int] = lambda _: 1) -
 
 def scalars_of(stmt: Stmt) -> tuple[Scalar, ...]:
     """The scalars that stand in the statement itself. The operands of a tile are places, not scalars."""
-    match stmt:
-        case Let(value=value) | Store(value=value) | When(cond=value):
-            return (value,)
-        case For() | Allocate() | Seq() | Tile():
-            return ()
+    return items(stmt, Holds.SCALAR)
 
 
 def walk_scalars(stmt: Stmt) -> Iterator[Scalar]:
@@ -138,77 +100,59 @@ def loads(node: Stmt | Scalar) -> Iterator[Load]:
     return (s for s in scalars if isinstance(s, Load))
 
 
+def defined_vars(node: Stmt | Scalar) -> tuple[DimVar, ...]:
+    """The integer variables that the node itself defines."""
+    return (*items(node, Holds.NEW_VAR), *(var for var, _ in items(node, Holds.NEW_AXES)))
+
+
 def bound_dims(stmt: Stmt) -> Iterator[DimVar]:
-    """The integer variables that loops, lets and reductions in the statement define; one is repeated if it is defined repeatedly."""
+    """The integer variables that are defined anywhere in the statement; one is repeated if it is defined repeatedly."""
     for s in walk_stmts(stmt):
-        if isinstance(s, For | Let):
-            yield s.var
+        yield from defined_vars(s)
     for scalar in walk_scalars(stmt):
-        if isinstance(scalar, Reduce):
-            yield from (var for var, _ in scalar.axes)
+        yield from defined_vars(scalar)
 
 
 def free_dims(node: Stmt | Scalar) -> tuple[DimVar, ...]:
     """The integer variables that a piece of the loop level takes from outside, in order of first use."""
     found: dict[DimVar, None] = {}
-    if isinstance(node, Scalar):
-        _scalar_dims(node, frozenset(), found, set())
-    else:
-        _stmt_dims(node, frozenset(), found)
+    _free_dims(node, frozenset(), found, set())
     return tuple(found)
 
 
-def _stmt_dims(stmt: Stmt, bound: frozenset[DimVar], found: dict[DimVar, None]) -> None:
-    match stmt:
-        case For(var=var, extent=extent, body=body):
-            _note((extent,), bound, found)
-            _stmt_dims(body, bound | {var}, found)
-        case Let(var=var, value=value, body=body):
-            _scalar_dims(value, bound, found, set())
-            _stmt_dims(body, bound | {var}, found)
-        case Store(indices=indices, value=value):
-            _note(indices, bound, found)
-            _scalar_dims(value, bound, found, set())
-        case Allocate(buffer=buffer, body=body):
-            _note(buffer.shape, bound, found)
-            _stmt_dims(body, bound, found)
-        case Tile(operands=operands, dims=dims):
-            for operand in operands:
-                _note(operand.indices, bound, found)
-            _note(dims, bound, found)
-        case Seq() | When():
-            for scalar in scalars_of(stmt):
-                _scalar_dims(scalar, bound, found, set())
-            for inner in substatements(stmt):
-                _stmt_dims(inner, bound, found)
+def _free_dims(node: Stmt | Scalar, bound: frozenset[DimVar], found: dict[DimVar, None], seen: set[Scalar]) -> None:
+    """`seen` has the scalars that were visited where the same variables are bound."""
 
+    def note(*dims: Dim) -> None:
+        found.update((v, None) for dim in dims for v in dim.vars() if v not in bound)
 
-def _scalar_dims(scalar: Scalar, bound: frozenset[DimVar], found: dict[DimVar, None], seen: set[Scalar]) -> None:
-    """`seen` has the nodes that were visited where the same variables are bound."""
-    if scalar in seen:
-        return
-    seen.add(scalar)
-    match scalar:
-        case DimScalar(dim=dim):
-            _note((dim,), bound, found)
-        case Load(indices=indices):
-            _note(indices, bound, found)
-        case Guard(conditions=conditions):
-            _note([d for c in conditions for d in c], bound, found)
-        case Reduce(axes=axes):
-            for var, extent in axes:
-                _note((extent,), bound, found)
-                bound |= {var}
-            seen = set()
-        case _:
-            pass
-    for inner in subscalars(scalar):
-        _scalar_dims(inner, bound, found, seen)
-
-
-def _note(dims: Sequence[Dim], bound: frozenset[DimVar], found: dict[DimVar, None]) -> None:
-    for dim in dims:
-        found.update((v, None) for v in dim.vars() if v not in bound)
+    if isinstance(node, Scalar):
+        if node in seen:
+            return
+        seen.add(node)
+    for part in parts(type(node)):
+        held = getattr(node, part.name)
+        match part.what:
+            case Holds.DIM:
+                note(*items(node, Holds.DIM))
+            case Holds.PLACE:
+                for place in held:
+                    note(*place.indices)
+            case Holds.NEW_BUFFER:
+                note(*held.shape)
+            case Holds.NEW_VAR:
+                bound, seen = bound | {held}, set()
+            case Holds.NEW_AXES:
+                for var, extent in held:
+                    note(extent)
+                    bound |= {var}
+                seen = set()
+            case Holds.SCALAR | Holds.STMT:
+                for inner in held if isinstance(held, tuple) else (held,):
+                    if inner is not None:
+                        _free_dims(inner, bound, found, seen)
+            case _:
+                pass
 
 
 # --- loop level: rewriting ---------------------------------------------------------------------------------------------
@@ -221,47 +165,18 @@ def map_scalar(scalar: Scalar, fn: ScalarFn) -> Scalar:
     """`fn` of every scalar, inside out: it sees a scalar whose parts are done. What was shared still is."""
     done: dict[Scalar, Scalar] = {}
     for node in inside_out(scalar):
-        match node:
-            case Apply(fn=function, args=args):
-                parts = tuple([done[a] for a in args])
-                new = node if all(map(is_, parts, args)) else Apply(function, parts)
-            case Guard(value=value, otherwise=otherwise):
-                new = updated(node, value=done[value], otherwise=done[otherwise])
-            case Cast(value=value) | Reduce(value=value):
-                new = updated(node, value=done[value])
-            case Const() | DimScalar() | ScalarParam() | Load():
-                new = node
-        done[node] = fn(new)
+        done[node] = fn(mapped(node, Holds.SCALAR, done.__getitem__))
     return done[scalar]
 
 
 def map_stmt(stmt: Stmt, fn: StmtFn) -> Stmt:
     """`fn` of every statement, inside out."""
-    match stmt:
-        case For(body=body) | Let(body=body) | Allocate(body=body):
-            stmt = updated(stmt, body=map_stmt(body, fn))
-        case When(then=then, orelse=orelse):
-            stmt = updated(stmt, then=map_stmt(then, fn), orelse=None if orelse is None else map_stmt(orelse, fn))
-        case Seq(stmts=stmts):
-            stmt = updated(stmt, stmts=map_tuple(stmts, lambda s: map_stmt(s, fn)))
-        case Store() | Tile():
-            pass
-    return fn(stmt)
+    return fn(mapped(stmt, Holds.STMT, lambda s: map_stmt(s, fn)))
 
 
 def map_scalars(stmt: Stmt, fn: ScalarFn) -> Stmt:
     """`fn` of every scalar in the statement, inside out."""
-
-    def rewrite(s: Stmt) -> Stmt:
-        match s:
-            case Let(value=value) | Store(value=value):
-                return updated(s, value=map_scalar(value, fn))
-            case When(cond=cond):
-                return updated(s, cond=map_scalar(cond, fn))
-            case For() | Allocate() | Seq() | Tile():
-                return s
-
-    return map_stmt(stmt, rewrite)
+    return map_stmt(stmt, lambda s: mapped(s, Holds.SCALAR, lambda scalar: map_scalar(scalar, fn)))
 
 
 def substitute_scalar(scalar: Scalar, mapping: Mapping[ScalarParam, Scalar]) -> Scalar:
@@ -308,7 +223,17 @@ class _Rewriter:
         self._buffers: dict[Buffer, Buffer] = dict(buffers)
         self._scalars: dict[ScalarParam, ScalarParam] = {}
         self._fresh = fresh  # declare everything anew
-        self._done: dict[Scalar, Scalar] = {}  # of the expression at hand, in the variables that are bound there
+        self._done: dict[Scalar, Scalar] = {}  # of the expression at hand, in the variables that are defined there
+        self._rules: dict[Holds, Callable[[Any], Any]] = {
+            Holds.DIM: self.dim,
+            Holds.BUFFER: self._buffer,
+            Holds.PLACE: self._load,
+            Holds.NEW_VAR: self.declare,
+            Holds.NEW_AXES: self._axis,
+            Holds.NEW_BUFFER: self.declare_buffer,
+            Holds.SCALAR: self._scalar,
+            Holds.STMT: self.stmt,
+        }
 
     def prim(self, func: PrimFunc) -> PrimFunc:
         for var in func.dim_vars:
@@ -347,30 +272,11 @@ class _Rewriter:
         return map_tuple(dims, self.dim)
 
     def node(self, node: Stmt | Scalar) -> Stmt | Scalar:
-        return self.scalar(node) if isinstance(node, Scalar) else self.stmt(node)
+        return self._scalar(node) if isinstance(node, Scalar) else self.stmt(node)
 
     def stmt(self, stmt: Stmt) -> Stmt:
-        match stmt:
-            case For(var=var, extent=extent, body=body):
-                return updated(stmt, extent=self.dim(extent), var=self.declare(var), body=self.stmt(body))
-            case Let(var=var, value=value, body=body):
-                return updated(stmt, value=self.scalar(value), var=self.declare(var), body=self.stmt(body))
-            case Store(buffer=buffer, indices=indices, value=value):
-                return updated(stmt, buffer=self._buffer(buffer), indices=self.dims(indices), value=self.scalar(value))
-            case Seq(stmts=stmts):
-                return updated(stmt, stmts=map_tuple(stmts, self.stmt))
-            case When(cond=cond, then=then, orelse=orelse):
-                other = None if orelse is None else self.stmt(orelse)
-                return updated(stmt, cond=self.scalar(cond), then=self.stmt(then), orelse=other)
-            case Allocate(buffer=buffer, body=body):
-                return updated(stmt, buffer=self.declare_buffer(buffer), body=self.stmt(body))
-            case Tile(operands=operands, dims=dims):
-                return updated(stmt, operands=map_tuple(operands, self._load), dims=self.dims(dims))
-
-    def scalar(self, scalar: Scalar) -> Scalar:
-        """A statement's expression."""
         self._done = {}
-        return self._scalar(scalar)
+        return self._parts(stmt)
 
     def _scalar(self, scalar: Scalar) -> Scalar:
         done = self._done.get(scalar)
@@ -379,39 +285,31 @@ class _Rewriter:
         return done
 
     def _rewritten(self, scalar: Scalar) -> Scalar:
-        match scalar:
-            case Load():
-                return self._load(scalar)
-            case Apply(fn=fn, args=args):
-                parts = tuple([self._scalar(a) for a in args])
-                return scalar if all(map(is_, parts, args)) else Apply(fn, parts)
-            case Const():
-                return scalar
-            case Cast(value=value, dtype=dtype):
-                new = self._scalar(value)
-                return scalar if new is value else Cast(new, dtype)
-            case ScalarParam():
-                return self._scalars.get(scalar, scalar)
-            case DimScalar(dim=dim):
-                return updated(scalar, dim=self.dim(dim))
-            case Guard(conditions=conditions, value=value, otherwise=otherwise):
-                tests = map_tuple(conditions, self._condition)
-                return updated(scalar, conditions=tests, value=self._scalar(value), otherwise=self._scalar(otherwise))
-            case Reduce(axes=axes, value=value):
-                outer, self._done = self._done, {}  # a variable bound here may have another meaning around it
-                new = updated(scalar, axes=map_tuple(axes, self._axis), value=self._scalar(value))
-                self._done = outer
-                return new
+        if isinstance(scalar, ScalarParam):
+            return self._scalars.get(scalar, scalar)
+        if not isinstance(scalar, Reduce):
+            return self._parts(scalar)
+        outer, self._done = self._done, {}  # a variable bound here may have another meaning around it
+        new = self._parts(scalar)
+        self._done = outer
+        return new
+
+    def _parts(self, node: N) -> N:
+        """The node with every field rewritten, what is scoped after what it sees."""
+        changes: dict[str, Any] = {}
+        for part in parts(type(node)):
+            held = getattr(node, part.name)
+            rule = self._rules[part.what]
+            new = map_tuple(held, rule) if part.what is Holds.NEW_AXES else map_items(held, rule)
+            if new is not held:
+                changes[part.name] = new
+        return remade(node, changes)
 
     def _load(self, load: Load) -> Load:
         return updated(load, buffer=self._buffer(load.buffer), indices=self.dims(load.indices))
 
     def _buffer(self, buffer: Buffer) -> Buffer:
         return self._buffers.get(buffer, buffer)
-
-    def _condition(self, condition: tuple[Dim, Dim, Dim]) -> tuple[Dim, Dim, Dim]:
-        low, index, high = mapped = tuple(map(self.dim, condition))
-        return condition if all(m is c for m, c in zip(mapped, condition, strict=True)) else (low, index, high)
 
     def _axis(self, axis: tuple[DimVar, Dim]) -> tuple[DimVar, Dim]:
         extent, var = self.dim(axis[1]), self.declare(axis[0])

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from compiler.ir.dims import Dim, DimVar
-from compiler.ir.loops import Apply, Cast, Const, DimScalar, Guard, Load, Reduce, Scalar, ScalarParam
+from compiler.ir.fields import Holds, all_names, items, parts
+from compiler.ir.loops import Const, Scalar, ScalarParam
 
 
 def same_scalar(a: Scalar, b: Scalar) -> bool:
@@ -11,45 +14,32 @@ def same_scalar(a: Scalar, b: Scalar) -> bool:
 
 
 def _same(a: Scalar, b: Scalar, renamed: dict[DimVar, Dim], known: set[tuple[Scalar, Scalar]]) -> bool:
-    """`renamed` gives the axes of `b` the names that they have in `a`; under these names the pairs in `known` were compared before, and
-    one that differs ends the comparison."""
+    """`renamed` gives the axes of `b` the names that they have in `a`. Pairs in `known` were compared before under these names; a pair that
+    differs ends the comparison."""
     if (a, b) in known:
         return True
     known.add((a, b))
+    if type(a) is not type(b) or isinstance(a, ScalarParam):
+        return a is b
+    if isinstance(a, Const) and isinstance(b, Const):
+        return repr(a.value) == repr(b.value) and a.dtype is b.dtype  # -0.0 is not 0.0, a NaN is itself
 
-    def same(x: Scalar, y: Scalar) -> bool:
-        return _same(x, y, renamed, known)
+    def dims(x: tuple[Dim, ...], y: tuple[Dim, ...]) -> bool:
+        return len(x) == len(y) and all(d == (e.substitute(renamed) if renamed else e) for d, e in zip(x, y, strict=True))
 
-    def dim(x: Dim, y: Dim) -> bool:
-        return x == (y.substitute(renamed) if renamed else y)
+    axes, others = items(a, Holds.NEW_AXES), items(b, Holds.NEW_AXES)
+    if not (_data(a) == _data(b) and items(a, Holds.BUFFER) == items(b, Holds.BUFFER) and dims(items(a, Holds.DIM), items(b, Holds.DIM))):
+        return False
+    if not dims(tuple(e for _, e in axes), tuple(e for _, e in others)):
+        return False
+    if axes:
+        renamed = {**renamed, **{w: Dim.of(v) for (v, _), (w, _) in zip(axes, others, strict=True)}}
+        known = set()
+    inner, theirs = items(a, Holds.SCALAR), items(b, Holds.SCALAR)
+    return len(inner) == len(theirs) and all(_same(x, y, renamed, known) for x, y in zip(inner, theirs, strict=True))
 
-    match a, b:
-        case Const(), Const():
-            return repr(a.value) == repr(b.value) and a.dtype is b.dtype  # -0.0 is not 0.0, a NaN is itself
-        case DimScalar(), DimScalar():
-            return dim(a.dim, b.dim)
-        case ScalarParam(), ScalarParam():
-            return a is b
-        case Load(), Load():
-            return a.buffer is b.buffer and all(dim(x, y) for x, y in zip(a.indices, b.indices, strict=True))
-        case Apply(), Apply():
-            return a.fn is b.fn and len(a.args) == len(b.args) and all(same(x, y) for x, y in zip(a.args, b.args, strict=True))
-        case Cast(), Cast():
-            return a.dtype is b.dtype and same(a.value, b.value)
-        case Guard(), Guard():
-            conditions = list(zip(a.conditions, b.conditions, strict=False))
-            return (
-                len(a.conditions) == len(b.conditions)
-                and all(dim(x, y) for p, q in conditions for x, y in zip(p, q, strict=True))
-                and same(a.value, b.value)
-                and same(a.otherwise, b.otherwise)
-            )
-        case Reduce(), Reduce():
-            if a.fn is not b.fn or len(a.axes) != len(b.axes):
-                return False
-            if not all(dim(x, y) for (_, x), (_, y) in zip(a.axes, b.axes, strict=True)):
-                return False
-            axes = {w: Dim.of(v) for (v, _), (w, _) in zip(a.axes, b.axes, strict=True)}
-            return _same(a.value, b.value, {**renamed, **axes}, set())
-        case _:
-            return False
+
+def _data(scalar: Scalar) -> list[Any]:
+    """The fields that are plain data: functions and element types."""
+    named = {p.name for p in parts(type(scalar))}
+    return [getattr(scalar, name) for name in all_names(type(scalar)) if name not in named]
