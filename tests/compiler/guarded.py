@@ -1,0 +1,165 @@
+"""Run programs that lie between guard pages: `python -m tests.compiler.guarded FIRST LAST`.
+
+Each argument, weight, constant, planned arena and allocation of its own lies against pages that nobody may touch, once with its end and
+once with its beginning. Whoever reads or writes foreign memory there ends the process by SIGSEGV. Each program says its number before it
+runs and what became of it afterwards. With `--trusting`, the checks that the compiler inserts are left out.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import json
+import mmap
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from random import Random
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import runtime.memory
+from compiler.bind import bind_values
+from compiler.driver import compile_module
+from compiler.interpret.graph import Interpreter
+from compiler.ir.errors import CompileError
+from compiler.ir.module import IRModule
+from compiler.passes import pipeline
+from runtime.builtins import BUILTINS
+from runtime.errors import RuntimeFault
+from runtime.executable import Arg, Executable
+from runtime.session import Session
+from runtime.vm import Frame, Loader, Step
+from tests.compiler import random_recipes
+from tests.compiler.false_facts import BOUNDARIES, falsified
+from tests.compiler.random_programs import Program, Unfit, draw
+
+assert random_recipes  # the table of recipes is filled
+
+GUARD = 16 << 20  # bytes on either side: more than any program here can be wrong by
+PAGE = mmap.PAGESIZE
+PROT_NONE = 0
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Walls:
+    """Makes memory against guard pages: with its end where `at_end`, else with its beginning."""
+
+    def __init__(self, at_end: bool) -> None:
+        self.at_end = at_end
+
+    def block(self, num_bytes: int) -> NDArray[np.uint8]:
+        """At a multiple of 64 bytes where its size is one."""
+        inside = max(PAGE, -(-num_bytes // PAGE) * PAGE)
+        mapping = mmap.mmap(-1, inside + 2 * GUARD, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        whole = np.frombuffer(mapping, np.uint8)
+        for begin in (0, GUARD + inside):
+            if _libc.mprotect(ctypes.c_void_p(whole.ctypes.data + begin), ctypes.c_size_t(GUARD), PROT_NONE):
+                raise OSError(ctypes.get_errno(), "mprotect")
+        start = GUARD + (inside - num_bytes if self.at_end else 0)
+        return whole[start : start + num_bytes]
+
+    def around(self, value: Any) -> Any:
+        if not isinstance(value, np.ndarray):
+            return value
+        block = self.block(value.nbytes)
+        block[:] = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+        return block.view(value.dtype).reshape(value.shape)
+
+    def build(self) -> None:
+        """All memory of the machine from now on."""
+        runtime.memory.host_buffer = self.block  # type: ignore[assignment]
+        allocate = ALLOCATE
+
+        def alloc(loader: Loader, args: tuple[Arg, ...], dst: int | None) -> Step:
+            step = allocate(loader, args, dst)
+
+            def guarded(frame: Frame) -> int | None:
+                target = step(frame)
+                if dst is not None:
+                    frame.registers[dst] = self.around(frame.registers[dst])
+                return target
+
+            return guarded
+
+        BUILTINS["alloc"] = alloc
+
+
+ALLOCATE = BUILTINS["alloc"]
+
+
+def outcome(executable: Executable, program: Program, inputs: tuple[Any, ...], walls: Walls) -> str:
+    """A session of its own: an arena of exactly the size that the call asks for."""
+    walls.build()
+    inside = Executable(executable.meta, executable.object_code, [walls.around(c) for c in executable.constants])
+    session = Session(inside, device_threads=1)
+    try:
+        bind_values(session, inside, "main", {name: walls.around(w) for name, w in program.weights.items()})
+        session.call("main", *map(walls.around, inputs))
+    except RuntimeFault:
+        return "refused"
+    finally:
+        session.close()
+    return "computed"
+
+
+def meaning(module: IRModule, program: Program, inputs: tuple[Any, ...]) -> str:
+    try:
+        with np.errstate(all="ignore"):
+            Interpreter(module).call("main", *(np.array(a) if isinstance(a, np.ndarray) else a for a in inputs), *program.weights.values())
+    except (CompileError, ValueError, IndexError):  # NumPy refuses what operators are given
+        return "refused"
+    return "computed"
+
+
+def run(seed: int) -> dict[str, Any]:
+    random = Random(seed)
+    boundary = BOUNDARIES[seed % len(BOUNDARIES)]
+    program = draw(seed, recipes=4)
+    compiled = next(_compiled(program, boundary, random), None)
+    if compiled is None:
+        return {"boundary": boundary, "calls": []}
+    module, executable = compiled
+    calls: list[tuple[str, str]] = []
+    for number in range(len(program.calls)):
+        inputs = program.inputs(number)
+        if boundary == "entry":
+            inputs = tuple(_cut(a, random) for a in inputs)
+        expected = meaning(module, program, inputs)
+        calls += [(expected, outcome(executable, program, inputs, Walls(at_end))) for at_end in (True, False)]
+    return {"boundary": boundary, "calls": calls}
+
+
+def _compiled(program: Program, boundary: str, random: Random) -> Iterator[tuple[IRModule, Executable]]:
+    """Lies that a proof exposes when the program is compiled are not what is asked for."""
+    for _ in range(12):
+        with suppress(Unfit, CompileError):
+            module = program.module if boundary == "entry" else falsified(program, boundary, random)
+            yield module, compile_module(module)
+
+
+def _cut(value: Any, random: Random) -> Any:
+    """An argument, or what has an element more or less along one axis."""
+    if not isinstance(value, np.ndarray) or not value.ndim or random.random() < 0.5:
+        return value
+    shape = list(value.shape)
+    axis = random.randrange(len(shape))
+    shape[axis] = max(0, shape[axis] + random.choice([-1, 1, 8]))
+    return np.resize(value, shape) if value.size else np.zeros(shape, value.dtype)
+
+
+def main(argv: list[str]) -> None:
+    faulthandler.enable()
+    first, last = int(argv[0]), int(argv[1])
+    if "--trusting" in argv:
+        pipeline.check_facts = lambda module: module  # type: ignore[assignment]
+    for seed in range(first, last):
+        print(f"program {seed}", flush=True)
+        print(json.dumps(run(seed)), flush=True)
+
+
+if __name__ == "__main__":
+    with suppress(BrokenPipeError):
+        main(sys.argv[1:])

@@ -1,0 +1,58 @@
+"""Programs that annotate falsely on purpose, at every boundary, between guard pages: what is false is refused, and nothing reads or writes
+foreign memory."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.compiler.false_facts import BOUNDARIES
+
+ROOT = Path(__file__).parents[2]
+
+
+def guarded(first: int, last: int, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tests.compiler.guarded", str(first), str(last), *words]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def results(ran: subprocess.CompletedProcess[str]) -> dict[int, dict[str, Any]]:
+    lines = ran.stdout.splitlines()
+    started = [int(line.removeprefix("program ")) for line in lines if line.startswith("program ")]
+    if ran.returncode == -signal.SIGSEGV:
+        pytest.fail(f"program {started[-1]} touched foreign memory; python -m tests.compiler.guarded {started[-1]} {started[-1] + 1}")
+    assert ran.returncode == 0, f"program {started[-1:]}: {ran.stderr[-3000:]}"
+    return dict(zip(started, (json.loads(line) for line in lines if line.startswith("{")), strict=True))
+
+
+def judge(found: dict[int, dict[str, Any]]) -> dict[str, int]:
+    """How often each boundary refused a call that the interpreter refused, too."""
+    refused = dict.fromkeys(BOUNDARIES, 0)
+    for seed, result in found.items():
+        for expected, happened in result.get("calls", ()):
+            assert happened == expected, f"program {seed}, {result['boundary']}: {happened}, the interpreter {expected}"
+            refused[result["boundary"]] += happened == "refused"
+    return refused
+
+
+def test_false_facts_are_refused_and_foreign_memory_stays_untouched() -> None:
+    refused = judge(results(guarded(0, 3 * len(BOUNDARIES))))
+    assert all(refused.values()), f"refused per boundary: {refused}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", range(1000, 1800, 80))
+def test_false_facts_at_length(start: int) -> None:
+    refused = judge(results(guarded(start, start + 80)))
+    assert all(refused.values()), f"refused per boundary: {refused}"
+
+
+def test_guard_pages_catch_a_compiler_that_trusts_annotations() -> None:
+    """Else the test above could not fail."""
+    assert guarded(0, 3 * len(BOUNDARIES), "--trusting").returncode == -signal.SIGSEGV
