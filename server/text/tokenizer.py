@@ -28,6 +28,7 @@ FILES = (
 )
 MAX_FILE_BYTES = 256 << 20  # the largest tokenizer.json in use has 33 MB
 MAX_SANE_CONTEXT = 1 << 30  # "no limit" is written as 1e30 in many tokenizer_config.json
+UNHEARD_OF = "\U0010fffd \U0010fffc"  # of no vocabulary
 SPECIAL_ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -140,7 +141,9 @@ def _load_tokenizer(files: Mapping[str, bytes]) -> tokenizers.Tokenizer:
             "transformers: AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)"
         )
     try:
-        return tokenizers.Tokenizer.from_str(files["tokenizer.json"].decode())
+        tokenizer = tokenizers.Tokenizer.from_str(files["tokenizer.json"].decode())
+        tokenizer.encode(UNHEARD_OF)  # some need a token for what they do not know, and have none
+        return tokenizer
     except Exception as error:  # the package raises bare Exception
         raise ModelFilesError(f"tokenizer.json is not understood: {error}") from error
     except BaseException as error:
@@ -157,9 +160,21 @@ def _special_tokens(*sources: Mapping[str, Any]) -> dict[str, str]:
         for role in SPECIAL_ROLES:
             value = source.get(role)
             text = value.get("content") if isinstance(value, dict) else value
-            if isinstance(text, str):
-                found.setdefault(role, text)
+            if not isinstance(text, str):
+                continue
+            if not _is_unicode(text):
+                raise ModelFilesError(f"{role} is {text!r:.80}, expected a text without lone surrogates")
+            found.setdefault(role, text)
     return found
+
+
+def _is_unicode(text: str) -> bool:
+    """JSON can write halves of surrogate pairs, which are no characters."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _ids(value: object, file: str) -> list[int]:

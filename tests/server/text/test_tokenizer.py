@@ -194,3 +194,17 @@ def test_a_changed_tokenizer_loads_or_is_refused(position: int, insert: bytes, r
     except ModelFilesError:
         return
     tokenizer.token_bytes(5)
+
+
+def test_a_tokenizer_that_cannot_read_every_text_is_refused() -> None:
+    """It needs a token for what it does not know and has none: else requests, not the load, would fail."""
+    lacking = tokenizers.Tokenizer(models.WordLevel({"a": 0}, unk_token="<unk>"))
+    with pytest.raises(ModelFilesError, match=r"Missing .* token from the vocabulary"):
+        Tokenizer({"tokenizer.json": lacking.to_str().encode()})
+
+
+@pytest.mark.parametrize("file", ["tokenizer_config.json", "special_tokens_map.json"])
+def test_a_special_token_with_a_lone_surrogate_is_refused(file: str) -> None:
+    files = {"tokenizer.json": byte_level().to_str().encode(), file: b'{"bos_token": {"content": "\\ud800"}}'}
+    with pytest.raises(ModelFilesError, match=r"bos_token is .*, expected a text without lone surrogates"):
+        Tokenizer(files)
