@@ -17,7 +17,7 @@ def unwatched(fraction: float) -> None:
     """For those who do not show it."""
 
 
-def local_folder(source: str, report: Callable[[float], None] = unwatched) -> Path:
+def local_folder(source: str, report: Callable[[float], None] = unwatched, hub_token: str | None = None) -> Path:
     """`report` is told the fraction of a download that has come."""
     if (path := _here(source)) is not None:
         return path
@@ -31,7 +31,7 @@ def local_folder(source: str, report: Callable[[float], None] = unwatched) -> Pa
             f"{source!r} is no path here, and to download it from the hub the extra is missing: pip install 'relaxserve[hub]'",
         ) from None
     try:
-        return download(source, report)
+        return download(source, report, hub_token)
     except Exception as error:  # the hub's own tree of errors: network, rights, names
         raise LoadError("fetch_failed", f"{source!r} is no path here and the hub did not deliver it: {error}") from error
 
@@ -59,11 +59,11 @@ def gguf_or_folder(path: Path) -> Path:
     return found[0] if found else path
 
 
-def identity_of(source: str) -> str:
+def identity_of(source: str, hub_token: str | None = None) -> str:
     """A digest of what tells one state of the files from the next: names, sizes, times and places on disk, or the hub's revision. Reads
     no file. Empty where the source cannot be looked at."""
     if (path := _here(source)) is None:
-        return "" if source[:1] in ("/", ".", "~") else _revision_of(source)
+        return "" if source[:1] in ("/", ".", "~") else _revision_of(source, hub_token)
     digest = hashlib.sha256()
     try:
         for file in [path] if path.is_file() else sorted(_files_of(path)):
@@ -86,9 +86,9 @@ def _files_of(folder: Path) -> Iterator[Path]:
             yield path
 
 
-def _revision_of(source: str) -> str:
+def _revision_of(source: str, hub_token: str | None) -> str:
     try:
         from deploy.hub import revision
     except ImportError:
         return ""
-    return revision(source)
+    return revision(source, hub_token)

@@ -17,26 +17,28 @@ DUPLICATES = ["consolidated*", "original/*", "onnx/*", "openvino/*", "coreml/*"]
 STORED = "huggingface_hub.snapshot_download"  # the one of its bars that counts bytes on disk
 
 
-def download(source: str, report: Callable[[float], None]) -> Path:
+def download(source: str, report: Callable[[float], None], token: str | None = None) -> Path:
     """The folder of a hub id, resumed where it broke off."""
-    arrived = _Arrived(_missing_bytes(source), report)
-    return Path(snapshot_download(source, allow_patterns=PATTERNS, ignore_patterns=DUPLICATES, tqdm_class=_bar(arrived.add)))
+    arrived = _Arrived(_missing_bytes(source, token), report)
+    return Path(snapshot_download(source, allow_patterns=PATTERNS, ignore_patterns=DUPLICATES, tqdm_class=_bar(arrived.add), token=token))
 
 
-def revision(source: str) -> str:
+def revision(source: str, token: str | None = None) -> str:
     """The commit that a download would bring now; empty where the hub does not say."""
-    return next((file.commit_hash for file in _offered(source)), "")
+    return next((file.commit_hash for file in _offered(source, token)), "")
 
 
-def _missing_bytes(source: str) -> int:
+def _missing_bytes(source: str, token: str | None) -> int:
     """0 where the hub does not say; without a network, what is here already is served."""
-    return sum(file.file_size or 0 for file in _offered(source) if file.will_download)
+    return sum(file.file_size or 0 for file in _offered(source, token) if file.will_download)
 
 
-def _offered(source: str) -> list[DryRunFileInfo]:
+def _offered(source: str, token: str | None) -> list[DryRunFileInfo]:
     """The files of a download; none where the hub does not say: the download itself then tells why."""
     try:
-        return snapshot_download(source, allow_patterns=PATTERNS, ignore_patterns=DUPLICATES, tqdm_class=_bar(lambda _: None), dry_run=True)
+        return snapshot_download(
+            source, allow_patterns=PATTERNS, ignore_patterns=DUPLICATES, tqdm_class=_bar(lambda _: None), dry_run=True, token=token
+        )
     except Exception:
         return []
 

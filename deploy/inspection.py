@@ -1,7 +1,7 @@
 """What a model is and what it will take, known before a byte of it is loaded: from its configuration, the headers of its files, and
 the compiled program's plan.
 
-python -m deploy.inspection LOAD        LOAD is the message as JSON; prints the plan, or {"code", "message", ...} of the refusal
+python -m deploy.inspection < LOAD      LOAD is the message as JSON; prints the plan, or {"code", "message", ...} of the refusal
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def _by_dtype(source: WeightSource) -> dict[str, int]:
 
 
 def main() -> None:
-    load = msgspec.json.decode(sys.argv[1], type=Load)
+    load = msgspec.json.decode(sys.stdin.buffer.read(), type=Load)
     try:
         print(msgspec.json.encode(plan_load(load)).decode())
     except LoadError as error:

@@ -34,9 +34,9 @@ def require_servable(load: Load, progress: Progress) -> Servable:
     """Raises LoadError."""
     progress("fetch", 0.0)
     target = _target_of(load)
-    files = open_model(load.source, partial(progress, "fetch"))
+    files = open_model(load.source, partial(progress, "fetch"), load.hub_token)
     progress("verify", 0.0)
-    tokenizer = load_tokenizer(load.source)
+    tokenizer = load_tokenizer(load.source, load.hub_token)
     kind = kind_of(files, load)
     try:
         module = kind.module()

@@ -8,6 +8,7 @@ import socket
 import sys
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +35,11 @@ WORKER = (*MODULE, "deploy.worker")
 Greet = Callable[[Registry, str], Awaitable[bool]]
 
 
-def make_worker(spec: ModelSpec, progress: ProgressCallback) -> Supervisor:
-    return Supervisor(WORKER, load_of(spec), progress=progress)
+def make_worker(spec: ModelSpec, progress: ProgressCallback, hub_token: str | None = None) -> Supervisor:
+    return Supervisor(WORKER, load_of(spec, hub_token), progress=progress)
 
 
-def load_of(spec: ModelSpec) -> Load:
+def load_of(spec: ModelSpec, hub_token: str | None = None) -> Load:
     return Load(
         spec.name,
         spec.source,
@@ -49,14 +50,15 @@ def load_of(spec: ModelSpec) -> Load:
         spec.memory_limit_bytes,
         spec.kv_dtype,
         spec.target,
+        hub_token,
     )
 
 
-async def preflight(spec: ModelSpec) -> Footprint:
+async def preflight(spec: ModelSpec, hub_token: str | None = None) -> Footprint:
     """The plan of a load, made by a process of its own: compiling must not hold up the streams of other models."""
-    command = (*MODULE, "deploy.inspection", msgspec.json.encode(load_of(spec)).decode())
-    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
-    output, _ = await process.communicate()
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(*MODULE, "deploy.inspection", stdin=pipe, stdout=pipe)
+    output, _ = await process.communicate(msgspec.json.encode(load_of(spec, hub_token)))
     if process.returncode != 0:
         raise LoadError("load_failed", f"the planner ended with status {process.returncode}")
     answer: dict[str, Any] = msgspec.json.decode(output)
@@ -66,12 +68,12 @@ async def preflight(spec: ModelSpec) -> Footprint:
     return Footprint(**{name: answer[name] for name in parts})
 
 
-def serve(settings: ServerSettings, models: Sequence[ModelSpec], greet: Greet) -> bool:
+def serve(settings: ServerSettings, models: Sequence[ModelSpec], greet: Greet, hub_token: str | None = None) -> bool:
     """Until told to stop; False if `greet` ended it. What can be refused is refused before anything starts."""
     Guard(settings)  # reads the keys
     with nullcontext() if settings.state_file is None else own_state(settings.state_file):
         listener = listen(settings.host, settings.port)
-        return asyncio.run(_serve(settings, models, kept(), listener, greet))
+        return asyncio.run(_serve(settings, models, kept(), listener, greet, hub_token))
 
 
 @contextmanager
@@ -89,8 +91,17 @@ async def _serve(
     cache: Kept | None,
     listener: socket.socket,
     greet: Greet,
+    hub_token: str | None,
 ) -> bool:
-    registry = Registry(settings, make_worker, load_tokenizer, identify=identity_of, preflight=preflight, cache=cache, initial=models)
+    registry = Registry(
+        settings,
+        partial(make_worker, hub_token=hub_token),
+        partial(load_tokenizer, hub_token=hub_token),
+        identify=partial(identity_of, hub_token=hub_token),
+        preflight=partial(preflight, hub_token=hub_token),
+        cache=cache,
+        initial=models,
+    )
     server = Server(create_app(settings, registry), settings, registry, log_level="warning")
 
     async def welcome() -> bool:

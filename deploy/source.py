@@ -33,9 +33,9 @@ class ModelFiles:
         return {name: DType.from_numpy(np.dtype(info.dtype)) for name, info in self.weights.tensors.items()}
 
 
-def open_model(source: str, report: Callable[[float], None] = unwatched) -> ModelFiles:
+def open_model(source: str, report: Callable[[float], None] = unwatched, hub_token: str | None = None) -> ModelFiles:
     """Reads configuration and headers, no weights. `report` is told how far a download has come."""
-    path = gguf_or_folder(local_folder(source, report))
+    path = gguf_or_folder(local_folder(source, report, hub_token))
     try:
         if path.is_file():
             model = GgufModel(path)

@@ -9,8 +9,8 @@ from server.handle import LoadError
 from server.text.tokenizer import ModelFilesError, Tokenizer
 
 
-def load_tokenizer(source: str) -> Tokenizer:
-    path = gguf_or_folder(local_folder(source))
+def load_tokenizer(source: str, hub_token: str | None = None) -> Tokenizer:
+    path = gguf_or_folder(local_folder(source, hub_token=hub_token))
     try:
         return _of_file(path) if path.is_file() else Tokenizer.from_dir(path)
     except ModelFilesError as error:

@@ -102,6 +102,7 @@ class Load(Message, frozen=True, tag=True):
     memory_limit_bytes: int | None = None
     kv_dtype: str = "auto"  # of the pages: f32, f16, bf16, int8; auto is bf16, beside weights of f32 it is f32
     target: str = "host"  # what code is generated for
+    hub_token: str | None = None  # to download with; None: what the machine has, a file or a variable
     verify: bool = False  # what earlier loads kept, completely and before it is used: that of the last worker was damaged
 
 

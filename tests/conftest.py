@@ -70,10 +70,14 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 # --- the server with the demo model, one for all tests that need it ---------------------------------------------------------
 
 
+SECRETS = {"HF_TOKEN": "secret-of-the-hub", "RELAXSERVE_KEY": "secret-of-a-client"}
+
+
 @dataclass(frozen=True)
 class DemoServer:
     url: str
     banner: str  # what `relaxserve serve` said when it was ready
+    pid: int
     environment: dict[str, str]  # in which `relaxserve` is found and talks to this server
 
     def run(self, *command: str | Path, status: int = 0, **variables: str) -> str:
@@ -90,7 +94,7 @@ def demo_server(cache_folder: Path) -> Iterator[DemoServer]:
     own = {name: value for name, value in os.environ.items() if not name.startswith("RELAXSERVE_") or name == "RELAXSERVE_TARGET"}
     environment = {**own, "PATH": f"{BIN}:{os.environ['PATH']}", "RELAXSERVE_CACHE": str(cache_folder)}
     command = [BIN / "relaxserve", "serve", "--port", "0"]
-    with subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True) as server:
+    with subprocess.Popen(command, cwd=ROOT, env={**environment, **SECRETS}, stderr=subprocess.PIPE, text=True) as server:
         try:
             assert server.stderr is not None
             banner = ""
@@ -100,7 +104,7 @@ def demo_server(cache_folder: Path) -> Iterator[DemoServer]:
                 banner += line
             found = re.search(r"relaxserve at (http://[\w.:]+):", banner)
             assert found is not None, banner
-            yield DemoServer(found[1], banner, {**environment, "RELAXSERVE_URL": found[1]})
+            yield DemoServer(found[1], banner, server.pid, {**environment, "RELAXSERVE_URL": found[1]})
         finally:
             server.terminate()
             server.communicate(timeout=60)

@@ -15,6 +15,7 @@ import typer
 from deploy import demo
 from deploy.cli.output import Bars, errors
 from deploy.cli.sources import KV_DTYPE, MAX_BATCH, MAX_CONTEXT, QUANTIZE, TARGET
+from deploy.secrets import hub_token, take_secrets
 from deploy.settings import DEFAULTS, MODELS, PREFIX, SETTINGS, TYPES, Setting, gather, num_bytes, service_links
 from server.settings import SettingsError
 from server.state import LEAST_CONTEXT, MOST_SEQUENCES, ModelSpec
@@ -43,6 +44,7 @@ Arguments come before the environment, and the environment before the file.
 def _serve(model: list[str] | None = None, config: Path | None = None, **arguments: Any) -> None:
     form = {name: value for name in FORM if (value := arguments.pop(name, None)) is not None}
     settings, specs = gather(arguments, os.environ, config=config, models=model or ())
+    token = hub_token(take_secrets(os.environ))
     if links := service_links(os.environ):
         note = f"ignored: {', '.join(links)}; Kubernetes sets them for a Service (a pod with enableServiceLinks: false has none)"
         errors.print(note, markup=False, highlight=False, soft_wrap=True)
@@ -54,7 +56,7 @@ def _serve(model: list[str] | None = None, config: Path | None = None, **argumen
     specs = [msgspec.structs.replace(spec, **form) for spec in specs]
     from deploy.serve import serve as run_server
 
-    if not run_server(settings, specs, greet):
+    if not run_server(settings, specs, greet, token):
         raise typer.Exit(1)
 
 

@@ -1,0 +1,32 @@
+"""Keys, tokens and passwords of the environment, which nothing that runs later can read there."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+from collections.abc import Mapping, MutableMapping
+
+# By their last word, whoever reads them: RELAXSERVE_ADMIN_KEYS, HF_TOKEN, AWS_SECRET_ACCESS_KEY.
+SECRET = re.compile(r"(^|_)(KEYS?|TOKENS?|SECRETS?|PASSWORDS?|CREDENTIALS?)$", re.IGNORECASE)
+HUB_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+
+
+def take_secrets(environment: MutableMapping[str, str] = os.environ) -> dict[str, str]:
+    """Take them out of `environment`, and out of /proc/PID/environ, which shows the memory a process was started with. Call it
+    before threads and child processes start."""
+    names = [name for name in environment if SECRET.search(name)]
+    for name in names:
+        _blank(name)
+    return {name: environment.pop(name) for name in names}
+
+
+def hub_token(secrets: Mapping[str, str]) -> str | None:
+    return next((secrets[name] for name in HUB_TOKENS if secrets.get(name)), None)
+
+
+def _blank(name: str) -> None:
+    getenv = ctypes.CDLL(None).getenv
+    getenv.restype = ctypes.c_void_p
+    if (value := getenv(os.fsencode(name))) is not None:
+        ctypes.memset(value, 0, len(ctypes.string_at(value)))

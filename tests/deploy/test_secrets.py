@@ -1,0 +1,73 @@
+"""Keys and tokens are where they are needed, and not in the environment."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deploy.secrets import hub_token, take_secrets
+from deploy.serve import load_of
+from deploy.source import open_model
+from deploy.vocabulary import load_tokenizer
+from server.handle import LoadError
+from server.state import ModelSpec
+
+PROGRAM = """
+import os, pathlib, subprocess, sys
+from deploy.secrets import take_secrets
+taken = take_secrets(os.environ)
+shown = pathlib.Path("/proc/self/environ").read_bytes() + subprocess.run(["env"], capture_output=True).stdout
+print(sorted(taken.items()), "of value" in str(dict(os.environ)), b"secret " in shown, b"of value" in shown)
+"""
+
+
+def test_secrets_leave_the_environment_and_what_the_kernel_shows_of_it() -> None:
+    """Whatever ends like a key, a token or a password goes; what only contains such a word stays."""
+    kept = {"HF_TOKEN_PATH": "of value", "KEYBOARD": "of value"}
+    secrets = {"RELAXSERVE_API_KEYS": "secret 1", "HF_TOKEN": "secret 2", "DB_PASSWORD": "secret 3", "my_secret": "secret 4"}
+    ended = subprocess.run([sys.executable, "-c", PROGRAM], env={**kept, **secrets}, capture_output=True, text=True, check=True)
+    assert ended.stdout.strip() == f"{sorted(secrets.items())} True False True"
+
+
+def test_the_hub_s_token_is_found_under_either_name() -> None:
+    assert hub_token({"HUGGING_FACE_HUB_TOKEN": "old", "HF_TOKEN": "new"}) == "new"
+    assert hub_token({"HUGGING_FACE_HUB_TOKEN": "old", "HF_TOKEN": ""}) == "old"
+    assert hub_token(take_secrets({})) is None
+
+
+def test_a_download_has_the_token_that_the_environment_has_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both the front, for the tokenizer, and a worker, by the message of its load."""
+    hub = pytest.importorskip("deploy.hub")
+    seen: list[str | None] = []
+
+    def refused(*_: Any, token: str | None, **__: Any) -> None:
+        seen.append(token)
+        raise OSError("no network in tests")
+
+    monkeypatch.setattr(hub, "snapshot_download", refused)
+    load = load_of(ModelSpec("m", "org/m"), "secret")
+    with pytest.raises(LoadError, match="no network"):
+        open_model(load.source, hub_token=load.hub_token)
+    with pytest.raises(LoadError, match="no network"):
+        load_tokenizer("org/m", "secret")
+    assert set(seen) == {"secret"}
+
+
+def descendants(pid: int) -> list[int]:
+    lists = Path(f"/proc/{pid}/task").glob("*/children")  # each thread has its own
+    children = [int(child) for file in lists for child in file.read_text().split()]
+    return [pid, *(below for child in children for below in descendants(child))]
+
+
+@pytest.mark.xdist_group("demo server")
+def test_no_process_of_a_server_shows_a_secret(demo_server: Any) -> None:
+    """Front and worker are started with a client's key and the hub's token in the front's environment."""
+    pids = descendants(demo_server.pid)
+    assert len(pids) >= 2, "front and worker"
+    for pid in pids:
+        assert b"secret-of" not in Path(f"/proc/{pid}/environ").read_bytes()
+        assert b"secret-of" not in Path(f"/proc/{pid}/cmdline").read_bytes()
