@@ -10,6 +10,7 @@ import pytest
 from deploy import demo
 from deploy.inspection import WORKER_BYTES, Inspection, inspect_model, part_of, remedies
 from deploy.machine import _cache_folder, memory
+from server.handle import LoadError
 from server.messages import Load
 
 LOAD = Load("demo", str(demo.MODEL), max_batch=4)
@@ -33,6 +34,16 @@ def test_pages_hold_what_all_sequences_may_take(found: Inspection) -> None:
     assert plan.num_pages == 1 + 4 * 1024 // 16
     assert plan.kv_cache_bytes == plan.num_pages * plan.page_bytes
     assert plan.total_bytes == plan.weights_bytes + plan.arena_bytes + plan.kv_cache_bytes
+
+
+def test_a_broken_chat_template_is_refused_before_compiling(tmp_path: Path) -> None:
+    """`inspect` and `serve` ask the same check, so neither says that such a model fits."""
+    for file in demo.MODEL.iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    (tmp_path / "chat_template.jinja").write_text("fine\n{% if %}")
+    with pytest.raises(LoadError, match="the chat template is broken: chat template, line 2") as refused:
+        inspect_model(Load("broken", str(tmp_path)))
+    assert refused.value.code == "load_refused"
 
 
 def test_a_smaller_cache_is_the_mildest_remedy(found: Inspection) -> None:
