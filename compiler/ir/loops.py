@@ -99,21 +99,94 @@ class ReduceFn(StrEnum):
     ARGMIN = "argmin"
 
 
+class Arithmetic:
+    """Scalars compute as they are written: an operator builds an `Apply`. A Python number takes the other operand's type; a
+    dimension is an i64. `==` stays identity; write.py has `equal` for values."""
+
+    __slots__ = ()
+
+    def __add__(self, other: Operand) -> Apply:
+        return _binary(Fn.ADD, self, other)
+
+    def __radd__(self, other: Operand) -> Apply:
+        return _binary(Fn.ADD, self, other, swapped=True)
+
+    def __sub__(self, other: Operand) -> Apply:
+        return _binary(Fn.SUB, self, other)
+
+    def __rsub__(self, other: Operand) -> Apply:
+        return _binary(Fn.SUB, self, other, swapped=True)
+
+    def __mul__(self, other: Operand) -> Apply:
+        return _binary(Fn.MUL, self, other)
+
+    def __rmul__(self, other: Operand) -> Apply:
+        return _binary(Fn.MUL, self, other, swapped=True)
+
+    def __truediv__(self, other: Operand) -> Apply:
+        return _binary(Fn.DIV, self, other)
+
+    def __rtruediv__(self, other: Operand) -> Apply:
+        return _binary(Fn.DIV, self, other, swapped=True)
+
+    def __floordiv__(self, other: Operand) -> Apply:
+        return _binary(Fn.FLOORDIV, self, other)
+
+    def __mod__(self, other: Operand) -> Apply:
+        return _binary(Fn.MOD, self, other)
+
+    def __lshift__(self, other: Operand) -> Apply:
+        return _binary(Fn.SHL, self, other)
+
+    def __rshift__(self, other: Operand) -> Apply:
+        return _binary(Fn.SHR, self, other)
+
+    def __and__(self, other: Operand) -> Apply:
+        return _binary(Fn.AND, self, other)
+
+    def __or__(self, other: Operand) -> Apply:
+        return _binary(Fn.OR, self, other)
+
+    def __xor__(self, other: Operand) -> Apply:
+        return _binary(Fn.XOR, self, other)
+
+    def __lt__(self, other: Operand) -> Apply:
+        return _binary(Fn.LT, self, other)
+
+    def __le__(self, other: Operand) -> Apply:
+        return _binary(Fn.LE, self, other)
+
+    def __gt__(self, other: Operand) -> Apply:
+        return _binary(Fn.LT, self, other, swapped=True)
+
+    def __ge__(self, other: Operand) -> Apply:
+        return _binary(Fn.LE, self, other, swapped=True)
+
+    def __neg__(self) -> Apply:
+        return Apply(Fn.NEG, (as_scalar(self),))
+
+    def __invert__(self) -> Apply:
+        return Apply(Fn.NOT, (as_scalar(self),))
+
+    def __abs__(self) -> Apply:
+        return Apply(Fn.ABS, (as_scalar(self),))
+
+
 @node
-class Const:
+class Const(Arithmetic):
     value: float | int | bool
     dtype: DType
 
 
 @node
-class DimScalar:
+class DimScalar(Arithmetic):
     """An index expression as a number (i64)."""
 
     dim: Dim = holds(Holds.DIM)
 
 
 @node
-class ScalarParam:
+class ScalarParam(Arithmetic):
     """A scalar argument of the function."""
 
     name: str
@@ -121,15 +194,21 @@ class ScalarParam:
 
 
 @node
-class Load:
+class Load(Arithmetic):
     """Reading outside the buffer is undefined; `Guard` makes it safe."""
 
     buffer: Buffer = holds(Holds.BUFFER)
     indices: tuple[Dim, ...] = holds(Holds.DIM)
 
+    def __iadd__(self, other: Operand) -> Apply:
+        """`place += a * b` is one multiply-add, rounded once, where the place holds floats."""
+        if isinstance(other, Apply) and other.fn is Fn.MUL and self.buffer.dtype.is_float:
+            return Apply(Fn.FMA, (*other.args, self))
+        return self + other
+
 
 @node
-class Guard:
+class Guard(Arithmetic):
     """`value` where all conditions `low <= dim < high` hold, else `otherwise`; `value` is not evaluated outside."""
 
     conditions: tuple[tuple[Dim, Dim, Dim], ...] = holds(Holds.DIM)  # (low, dim, high)
@@ -138,13 +217,13 @@ class Guard:
 
 
 @node
-class Apply:
+class Apply(Arithmetic):
     fn: Fn
     args: tuple[Scalar, ...] = holds(Holds.SCALAR)
 
 
 @node
-class Cast:
+class Cast(Arithmetic):
     """To integers: toward zero, saturating. To bool: != 0. To smaller floats: nearest even."""
 
     value: Scalar = holds(Holds.SCALAR)
@@ -152,7 +231,7 @@ class Cast:
 
 
 @node
-class Reduce:
+class Reduce(Arithmetic):
     """The fold of `value` over all points of `axes` (variable, extent), in row-major order; the identity when there are none."""
 
     fn: ReduceFn
@@ -175,6 +254,23 @@ def identity(fn: ReduceFn, dtype: DType) -> Const:
 
 
 Scalar = Const | DimScalar | ScalarParam | Load | Guard | Apply | Cast | Reduce
+Operand = Arithmetic | Dim | DimVar | float | int | bool
+
+
+def as_scalar(value: Operand, dtype: DType = DType.I64) -> Scalar:
+    """The operand as a scalar; a Python number is of type `dtype`."""
+    if isinstance(value, Scalar):
+        return value
+    if isinstance(value, Dim | DimVar):
+        return DimScalar(Dim.of(value))
+    assert isinstance(value, float | int | bool), value
+    return Const(float(value) if dtype.is_float else value, dtype)
+
+
+def _binary(fn: Fn, own: Arithmetic, other: Operand, *, swapped: bool = False) -> Apply:
+    left = as_scalar(own)
+    right = as_scalar(other, dtype_of(left))
+    return Apply(fn, (right, left) if swapped else (left, right))
 
 
 # --- statements --------------------------------------------------------------------------------------------------------

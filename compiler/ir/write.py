@@ -1,0 +1,352 @@
+"""The language in which kernels are written: loop nests look as they run.
+
+    k = Kernel()
+    x, w, out = k.array(x), k.array(w), k.array(out)
+    with k.parallel("i", rows) as i:
+        acc = k.local("acc", 16)
+        with k.vector(16) as lane:
+            acc[lane] = 0.0
+        with k.serial("r", depth) as r, k.vector(16) as lane:
+            acc[lane] += x[i, r] * w[r, lane]      # one fused multiply-add
+        with k.vector(16) as lane, k.when(lane < columns):
+            out[i, lane] = maximum(acc[lane], 0.0)
+    body = k.body()
+
+A `with` opens a block. `local`, `shared`, `workspace` and `let` hold until the end of the block in which they stand. Expressions are
+scalars of the loop level (loops.py), whose operators build them; the functions at the end of this file stand for the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from compiler.ir.dims import Dim, DimLike, DimVar
+from compiler.ir.dtypes import DType
+from compiler.ir.loops import (
+    Allocate,
+    Apply,
+    Buffer,
+    Cast,
+    Const,
+    DimScalar,
+    Fn,
+    For,
+    Guard,
+    Let,
+    Load,
+    LoopKind,
+    Operand,
+    Reduce,
+    ReduceFn,
+    Scalar,
+    Scope,
+    Seq,
+    Stmt,
+    Store,
+    Tile,
+    When,
+    as_scalar,
+    dtype_of,
+)
+
+# --- statements --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Block:
+    """The statements of a block so far, and what wraps those that follow."""
+
+    stmts: list[Stmt | Callable[[Stmt], Stmt]] = field(default_factory=list[Stmt | Callable[[Stmt], Stmt]])
+
+    def close(self) -> Stmt:
+        following: list[Stmt] = []
+        for item in reversed(self.stmts):
+            if callable(item):
+                following = [item(_sequence(following))]
+            else:
+                following.insert(0, item)
+        return _sequence(following)
+
+
+def _sequence(stmts: Sequence[Stmt]) -> Stmt:
+    flat = [inner for stmt in stmts for inner in (stmt.stmts if isinstance(stmt, Seq) else (stmt,))]
+    return flat[0] if len(flat) == 1 else Seq(tuple(flat))
+
+
+class Kernel:
+    """Writes the body of a loop-level function, or a part of one."""
+
+    def __init__(self) -> None:
+        self._blocks = [_Block()]
+
+    def body(self) -> Stmt:
+        """All that was written."""
+        (block,) = self._blocks
+        return block.close()
+
+    def add(self, stmt: Stmt) -> None:
+        """A statement that was made elsewhere."""
+        self._blocks[-1].stmts.append(stmt)
+
+    # --- loops -------------------------------------------------------------------------------------------------------
+
+    def serial(self, name: str, extent: DimLike) -> AbstractContextManager[Dim]:
+        return self._loop(name, extent, LoopKind.SERIAL)
+
+    def parallel(self, name: str, extent: DimLike) -> AbstractContextManager[Dim]:
+        """Iterations that threads claim, in any order."""
+        return self._loop(name, extent, LoopKind.PARALLEL)
+
+    def unroll(self, name: str, extent: int) -> AbstractContextManager[Dim]:
+        return self._loop(name, extent, LoopKind.UNROLL)
+
+    def vector(self, extent: int, name: str = "l") -> AbstractContextManager[Dim]:
+        """The lanes of a register group."""
+        return self._loop(name, extent, LoopKind.VECTOR)
+
+    def grid(self, name: str, extent: DimLike) -> AbstractContextManager[Dim]:
+        """The blocks of a GPU."""
+        return self._loop(name, extent, LoopKind.BLOCK)
+
+    def threads(self, name: str, extent: int) -> AbstractContextManager[Dim]:
+        """The threads of a GPU's block."""
+        return self._loop(name, extent, LoopKind.THREAD)
+
+    @contextmanager
+    def nest(self, extents: Sequence[DimLike], names: str = "ijklmnpquvwxyz") -> Generator[tuple[Dim, ...]]:
+        """Serial loops inside one another; yields their variables."""
+        with ExitStack() as stack:
+            yield tuple(stack.enter_context(self.serial(names[i], extent)) for i, extent in enumerate(extents))
+
+    @contextmanager
+    def _loop(self, name: str, extent: DimLike, kind: LoopKind) -> Generator[Dim]:
+        extent = Dim.of(extent)
+        var = DimVar(name, 0, extent - 1)
+        with self._open() as block:
+            yield Dim.of(var)
+        self.add(For(var, extent, block.close(), kind))
+
+    @contextmanager
+    def _open(self) -> Generator[_Block]:
+        block = _Block()
+        self._blocks.append(block)
+        yield block
+        self._blocks.pop()
+
+    # --- conditions --------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def when(self, cond: Operand) -> Generator[None]:
+        with self._open() as block:
+            yield
+        self.add(When(as_scalar(cond), block.close()))
+
+    @contextmanager
+    def orelse(self) -> Generator[None]:
+        """The other side of the `when` that was written last in this block."""
+        before = self._blocks[-1].stmts
+        assert before and isinstance(before[-1], When) and before[-1].orelse is None, "orelse must follow a when"
+        taken = before[-1]
+        with self._open() as block:
+            yield
+        before[-1] = When(taken.cond, taken.then, block.close())
+
+    # --- until the end of the block ------------------------------------------------------------------------------------
+
+    def let(self, name: str, value: Operand, upper: DimLike | None = None, *, lower: int = 0) -> Dim:
+        """An integer that is computed once and can be used as an index: lower <= value <= upper must hold. An expression that is a variable
+        or a number already stays itself."""
+        if isinstance(value, Dim | DimVar | int):
+            value = Dim.of(value)
+            if value.is_const or value.var is not None:
+                return value
+        var = DimVar(name, lower, None if upper is None else Dim.of(upper))
+        scalar = as_scalar(value)
+        self._blocks[-1].stmts.append(lambda rest: Let(var, scalar, rest))
+        return Dim.of(var)
+
+    def local(self, name: str, *shape: DimLike, dtype: DType = DType.F32) -> Array:
+        """Registers or stack of one thread."""
+        return self._allocate(name, shape, dtype, Scope.LOCAL)
+
+    def shared(self, name: str, *shape: DimLike, dtype: DType = DType.F32) -> Array:
+        """On-chip memory of a GPU's block."""
+        return self._allocate(name, shape, dtype, Scope.SHARED)
+
+    def workspace(self, name: str, *shape: DimLike, dtype: DType = DType.F32) -> Array:
+        """Memory that planning provides."""
+        return self._allocate(name, shape, dtype, Scope.GLOBAL)
+
+    def _allocate(self, name: str, shape: Sequence[DimLike], dtype: DType, scope: Scope) -> Array:
+        return self.allocate(Buffer(name, tuple(map(Dim.of, shape)), dtype, scope))
+
+    def allocate(self, buffer: Buffer) -> Array:
+        self._blocks[-1].stmts.append(lambda rest: Allocate(buffer, rest))
+        return self.array(buffer)
+
+    # --- memory ------------------------------------------------------------------------------------------------------
+
+    def array(self, buffer: Buffer) -> Array:
+        """A buffer that this kernel reads and writes by indexing."""
+        return Array(self, buffer)
+
+    def tile(self, intrinsic: str, *operands: Load, dims: Sequence[DimLike] = (), attrs: Mapping[str, Any] | None = None) -> None:
+        """An intrinsic of the machine. An operand is the element at which its part of a buffer begins."""
+        self.add(Tile(intrinsic, operands, tuple(map(Dim.of, dims)), dict(attrs or {})))
+
+
+@dataclass(frozen=True, slots=True)
+class Array:
+    """`a[i, j]` reads an element, `a[i, j] = value` writes one, `a[i, j] += b * c` is a fused multiply-add."""
+
+    kernel: Kernel
+    buffer: Buffer
+
+    def __getitem__(self, indices: DimLike | tuple[DimLike, ...]) -> Load:
+        return Load(self.buffer, _indices(indices))
+
+    def __setitem__(self, indices: DimLike | tuple[DimLike, ...], value: Operand) -> None:
+        self.kernel.add(Store(self.buffer, _indices(indices), as_scalar(value, self.buffer.dtype)))
+
+    @property
+    def shape(self) -> tuple[Dim, ...]:
+        return self.buffer.shape
+
+    @property
+    def dtype(self) -> DType:
+        return self.buffer.dtype
+
+
+def _indices(indices: DimLike | tuple[DimLike, ...]) -> tuple[Dim, ...]:
+    return tuple(map(Dim.of, indices)) if isinstance(indices, tuple) else (Dim.of(indices),)
+
+
+# --- expressions -------------------------------------------------------------------------------------------------------
+
+
+def const(value: float | int | bool, dtype: DType) -> Const:
+    return Const(value, dtype)
+
+
+def cast(value: Scalar, dtype: DType) -> Scalar:
+    """The value itself where it has the type already."""
+    return value if dtype_of(value) is dtype else Cast(value, dtype)
+
+
+def index(dim: DimLike) -> DimScalar:
+    """An index expression as a number (i64)."""
+    return DimScalar(Dim.of(dim))
+
+
+def less(a: DimLike, b: DimLike) -> Scalar:
+    """a < b, of two index expressions."""
+    return index(a) < index(b)
+
+
+def less_equal(a: DimLike, b: DimLike) -> Scalar:
+    return index(a) <= index(b)
+
+
+def equal(a: Scalar, b: Operand) -> Scalar:
+    return Apply(Fn.EQ, (a, as_scalar(b, dtype_of(a))))
+
+
+def not_equal(a: Scalar, b: Operand) -> Scalar:
+    return Apply(Fn.NE, (a, as_scalar(b, dtype_of(a))))
+
+
+def select(cond: Scalar, a: Scalar, b: Operand) -> Scalar:
+    """Both sides are evaluated, so both must be safe."""
+    return Apply(Fn.SELECT, (cond, a, as_scalar(b, dtype_of(a))))
+
+
+def fma(a: Scalar, b: Scalar, c: Scalar) -> Scalar:
+    """a * b + c, rounded once."""
+    return Apply(Fn.FMA, (a, b, c))
+
+
+def maximum(a: Scalar, b: Operand) -> Scalar:
+    return Apply(Fn.MAX, (a, as_scalar(b, dtype_of(a))))
+
+
+def minimum(a: Scalar, b: Operand) -> Scalar:
+    return Apply(Fn.MIN, (a, as_scalar(b, dtype_of(a))))
+
+
+def power(a: Scalar, b: Operand) -> Scalar:
+    return Apply(Fn.POW, (a, as_scalar(b, dtype_of(a))))
+
+
+def exp(x: Scalar) -> Scalar:
+    return Apply(Fn.EXP, (x,))
+
+
+def log(x: Scalar) -> Scalar:
+    return Apply(Fn.LOG, (x,))
+
+
+def sqrt(x: Scalar) -> Scalar:
+    return Apply(Fn.SQRT, (x,))
+
+
+def rsqrt(x: Scalar) -> Scalar:
+    return Apply(Fn.RSQRT, (x,))
+
+
+def tanh(x: Scalar) -> Scalar:
+    return Apply(Fn.TANH, (x,))
+
+
+def erf(x: Scalar) -> Scalar:
+    return Apply(Fn.ERF, (x,))
+
+
+def sin(x: Scalar) -> Scalar:
+    return Apply(Fn.SIN, (x,))
+
+
+def cos(x: Scalar) -> Scalar:
+    return Apply(Fn.COS, (x,))
+
+
+def floor(x: Scalar) -> Scalar:
+    return Apply(Fn.FLOOR, (x,))
+
+
+def round_half_even(x: Scalar) -> Scalar:
+    return Apply(Fn.ROUND, (x,))
+
+
+def bits_of(x: Scalar) -> Scalar:
+    """The bits of an f32 as an i32."""
+    return Apply(Fn.BITS, (x,))
+
+
+def of_bits(x: Scalar) -> Scalar:
+    """The f32 whose bits an i32 holds."""
+    return Apply(Fn.OF_BITS, (x,))
+
+
+def guard(low: DimLike, dim: DimLike, high: DimLike, value: Scalar, otherwise: Operand) -> Guard:
+    """`value` where low <= dim < high; it is not evaluated elsewhere. `otherwise` is evaluated everywhere, so it must be safe."""
+    return Guard(((Dim.of(low), Dim.of(dim), Dim.of(high)),), value, as_scalar(otherwise, dtype_of(value)))
+
+
+def fold(fn: ReduceFn, extents: Sequence[DimLike], value: Callable[..., Scalar]) -> Reduce:
+    """The fold of `value(r, ...)` over the extents."""
+    axes = [DimVar("r" if i == 0 else f"r{i}", 0, Dim.of(e) - 1) for i, e in enumerate(extents)]
+    return Reduce(fn, tuple((a, Dim.of(e)) for a, e in zip(axes, extents, strict=True)), value(*map(Dim.of, axes)))
+
+
+def total(extents: Sequence[DimLike], value: Callable[..., Scalar]) -> Reduce:
+    """The sum of `value(r, ...)` over the extents."""
+    return fold(ReduceFn.SUM, extents, value)
+
+
+def halvings(count: int) -> Iterator[int]:
+    """count / 2, count / 4, ... 1: the steps of a fold by halves."""
+    while count := count // 2:
+        yield count

@@ -1,0 +1,102 @@
+"""Kernels written in the language of write.py are the loop nests that they look like."""
+
+from __future__ import annotations
+
+import pytest
+
+from compiler.ir.dims import Dim, DimVar
+from compiler.ir.dtypes import DType
+from compiler.ir.equal import assert_equal
+from compiler.ir.loops import Buffer, PrimFunc, ReduceFn, Scalar, ScalarParam, Store
+from compiler.ir.module import IRModule
+from compiler.ir.parser import parse
+from compiler.ir.printer import print_scalar
+from compiler.ir.write import Kernel, cast, equal, exp, fold, guard, index, less, maximum, select, total
+
+F32 = DType.F32
+X, N = ScalarParam("x", F32), ScalarParam("n", DType.I32)
+
+
+def test_a_kernel_is_the_nest_it_looks_like() -> None:
+    n = DimVar("n")
+    source, dest = Buffer("x", (n * 1, n * 1), F32), Buffer("y", (n * 1,), F32)
+    k = Kernel()
+    x, y = k.array(source), k.array(dest)
+    with k.parallel("i", n) as i:
+        acc = k.local("acc", 4)
+        with k.vector(4) as lane:
+            acc[lane] = 0.0
+        with k.serial("r", n // 4) as r, k.vector(4) as lane:
+            acc[lane] += x[i, r * 4 + lane] * 2.0
+        first = k.let("first", i * 2, 2 * n)
+        with k.when(less(first, n)):
+            y[i] = acc[0] + acc[1] - exp(-acc[2])
+        with k.orelse():
+            y[i] = select(acc[3] < 1.0, acc[3], 1.0)
+    wanted = prim("""
+        prim f(x: f32[n, n], out y: f32[n]) {
+          for parallel i in n {
+            alloc local acc: f32[4] {
+              for vector l in 4 { acc[l] = 0.0 }
+              for r in n // 4 { for vector l in 4 { acc[l] = fma(x[i, r * 4 + l], 2.0, acc[l]) } }
+              let first within 0..2 * n = dim(i * 2) {
+                when dim(first) < dim(n) { y[i] = acc[0] + acc[1] - exp(-acc[2]) }
+                else { y[i] = select(acc[3] < 1.0, acc[3], 1.0) }
+              }
+            }
+          }
+        }""")
+    assert_equal(PrimFunc((source, dest), 1, k.body()), wanted)
+
+
+@pytest.mark.parametrize(
+    ("written", "text"),
+    [
+        (X + 1, "x + 1.0"),
+        (1 - X * X, "1.0 - x * x"),
+        (2 / X, "2.0 / x"),
+        (-X + abs(X), "-x + abs(x)"),
+        (N // 3 % 2, "n // 3:i32 % 2:i32"),
+        ((N << 2) | (N >> 1) ^ 1, "n << 2:i32 | n >> 1:i32 ^ 1:i32"),
+        ((X < 2) & (X >= 0.5), "x < 2.0 & 0.5 <= x"),
+        (~equal(N, 1), "~(n == 1:i32)"),
+        (maximum(cast(N, F32), 0) + index(Dim.of(3)) * 2, "max(cast(f32, n), 0.0) + dim(3) * 2"),
+    ],
+)
+def test_operators_build_scalars(written: Scalar, text: str) -> None:
+    assert print_scalar(written) == text
+
+
+def test_a_fold_is_an_expression() -> None:
+    n = DimVar("n")
+    source, dest = Buffer("x", (Dim.of(n),), F32), Buffer("y", (Dim.of(1),), F32)
+    k = Kernel()
+    x, y = k.array(source), k.array(dest)
+    top = fold(ReduceFn.MAX, (n,), lambda r: x[r])
+    y[0] = top + total((n,), lambda r: guard(1, r, n, exp(x[r]), 0))
+    wanted = "prim f(x: f32[n], out y: f32[1]) { y[0] = (max(r in n) x[r]) + (sum(r in n) guard(1 <= r < n ? exp(x[r]) : 0.0)) }"
+    assert_equal(PrimFunc((source, dest), 1, k.body()), prim(wanted))
+
+
+def test_integers_are_added_apart_from_their_product() -> None:
+    """Only floats are rounded, so only their products are fused."""
+    counts = Buffer("c", (Dim.of(1),), DType.I32)
+    k = Kernel()
+    c = k.array(counts)
+    c[0] += c[0] * 2
+    store = k.body()
+    assert isinstance(store, Store)
+    assert print_scalar(store.value) == "c[0] + c[0] * 2:i32"
+
+
+def test_else_needs_a_condition() -> None:
+    k = Kernel()
+    y = k.array(Buffer("y", (Dim.of(1),), F32))
+    y[0] = 1.0
+    with pytest.raises(AssertionError, match="orelse must follow a when"), k.orelse():
+        pass
+
+
+def prim(text: str) -> PrimFunc:
+    module: IRModule = parse(text)
+    return module.prim("f")
