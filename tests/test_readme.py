@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -45,6 +47,19 @@ def test_commands_of_make_exist(demo_server: Any) -> None:
 def test_continuous_integration_runs_what_the_readme_says() -> None:
     lines = (ROOT / ".ci" / "run").read_text().splitlines()
     assert lines[-1] == "exec make test"
+
+
+def test_a_part_of_the_tests_runs_as_on_the_least_cpu() -> None:
+    """And what is slow runs in its own target alone."""
+    test, slow = (planned_by_make(target) for target in ("test", "test-slow"))
+    assert re.search(r"^RELAXSERVE_TARGET=(x86-64-v3|aarch64-neon) .*/pytest ", test, re.MULTILINE)
+    assert "slow" not in test and '-m "slow or hypothesis"' in slow
+
+
+def planned_by_make(target: str) -> str:
+    """Whatever options the make around this run was given."""
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    return subprocess.run(["make", "-n", target, "ARGS="], cwd=ROOT, env=plain, capture_output=True, text=True, check=True).stdout
 
 
 def test_links_lead_somewhere() -> None:
