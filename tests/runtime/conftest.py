@@ -38,7 +38,7 @@ define i64 @grid(ptr %dims) {
   %n = load i64, ptr %dims
   ret i64 %n
 }
-define void @derive(ptr %heap) {
+define i64 @derive(ptr %heap) {
   %n = load i64, ptr %heap
   %bytes = mul i64 %n, 4
   %up = add i64 %bytes, 63
@@ -48,7 +48,7 @@ define void @derive(ptr %heap) {
   %two = mul i64 %aligned, 2
   %q = getelementptr i64, ptr %heap, i64 2
   store i64 %two, ptr %q
-  ret void
+  ret i64 0
 }
 """
 
