@@ -30,6 +30,7 @@ from runtime.executable import (
     DTYPES,
     AnySpec,
     Arg,
+    Imm,
     Reg,
     ScalarSpec,
     ShapeSpec,
@@ -93,11 +94,13 @@ def _alloc_arena(loader: Loader, args: Args, dst: int | None) -> Step:
     dtype = _dtype(loader, name)
     shape = _dims(loader, dims)
 
+    item_bytes = dtype.itemsize
+
     def read(frame: Frame) -> Any:
-        dims, at = shape(frame), read_offset(frame)
-        if at < 0 or at + prod(dims) * dtype.itemsize > frame.arena.nbytes:
-            raise loader.invalid(f"an array of shape {dims} at offset {at} lies outside the arena of {frame.arena.nbytes} bytes")
-        return np.ndarray(dims, dtype, frame.arena.data, at)
+        dims, at, arena = shape(frame), read_offset(frame), frame.arena
+        if at < 0 or at + prod(dims) * item_bytes > arena.nbytes:
+            raise loader.invalid(f"an array of shape {dims} at offset {at} lies outside the arena of {arena.nbytes} bytes")
+        return np.ndarray(dims, dtype, arena, at)
 
     return _to(dst, read)
 
@@ -234,9 +237,17 @@ def _dtype(loader: Loader, arg: Arg) -> np.dtype[Any]:
 
 def _dims(loader: Loader, args: Args | list[Arg]) -> Callable[[Frame], tuple[int, ...]]:
     """Integers, slots, and registers that hold an integer or a whole shape."""
+    refs = [a.value if isinstance(a, Imm) else a for a in args]
+    numbers = [ref for ref in refs if isinstance(ref, (int, Slot))]
+    if len(numbers) == len(refs):
+        places = [loader.slot(ref) for ref in numbers]
+
+        def dims_of(frame: Frame) -> tuple[int, ...]:
+            heap = frame.heap
+            return tuple([heap[place] for place in places])
+
+        return dims_of
     reads = [loader.read(a) for a in args]
-    if not any(isinstance(a, Reg) for a in args):
-        return lambda frame: tuple([read(frame) for read in reads])
 
     def shape(frame: Frame) -> tuple[int, ...]:
         dims: list[int] = []

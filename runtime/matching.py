@@ -61,7 +61,7 @@ class Match:
     def derive(self, heap: Heap, heap_address: int) -> None:
         for slot, lower, upper, multiple_of, bound in self._bounds:
             value = heap[slot]
-            if not lower <= value <= upper or value % multiple_of:
+            if not lower <= value <= upper or (multiple_of > 1 and value % multiple_of):
                 self._out_of_bounds(bound, value, upper)
         if self._derive is not None and (status := self._derive(heap_address)):
             self._underivable(heap, status)
@@ -137,7 +137,7 @@ class _Compiler:
         def bind(heap: Heap, value: Any) -> None:
             if not isinstance(value, np.ndarray):
                 self._fail(path, f"expected an array {expected}, got {_kind(value)}")
-            if dtype is not None and value.dtype != dtype:
+            if dtype is not None and value.dtype is not dtype and value.dtype != dtype:
                 self._fail(path, f"expected element type {dtype} ({expected}), got {value.dtype}")
             flags = value.flags
             if not (flags.c_contiguous and flags.aligned):
@@ -259,7 +259,7 @@ class _Compiler:
 
 def scalar_word(value: Any, dtype: np.dtype[Any] | None) -> int | None:
     """A number as a heap word: an integer itself, a float as the bits of its f64. None where it is not of the type."""
-    if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.ndim == 0):
+    if not isinstance(value, (int, float)) and (isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.ndim == 0)):
         value = value.item()
     is_float = isinstance(value, float) if dtype is None else dtype.kind in "fV"
     if is_float:

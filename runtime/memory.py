@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.device.cpu import host_buffer
+from runtime.device.cpu import address_of, host_buffer
 from runtime.errors import OutOfMemory
 from runtime.sections import align
 
@@ -44,38 +44,52 @@ class Arena:
 
     def __init__(self, account: MemoryAccount) -> None:
         self._account = account
-        self._block = host_buffer(0)
+        self._use(host_buffer(0))
         self._tops: list[int] = [0]  # bytes in use below each running call
         self._last = 0  # bytes of the last outermost call that was not above another
         self._demand = 0
 
     @property
     def num_bytes(self) -> int:
-        return self._block.nbytes
+        return self._num_bytes
 
-    def enter(self, num_bytes: int, *, above: bool = False) -> NDArray[np.uint8]:
-        """Memory of one call, until `leave`. Its content is whatever was there."""
-        bottom = align(self._last if above else self._tops[-1])
+    def enter(self, num_bytes: int, *, above: bool = False) -> tuple[NDArray[np.uint8], int]:
+        """Memory of one call, until `leave`, and its address. Its content is whatever was there."""
+        tops = self._tops
+        bottom = align(self._last if above else tops[-1])
         top = bottom + num_bytes
-        if len(self._tops) == 1 and not above:
-            self._last = top
-        if len(self._tops) == 1 and max(top, self._demand) > self._block.nbytes:
-            self._grow(max(top, self._demand))
-        if top <= self._block.nbytes:
-            block = self._block[bottom:top]
-        else:
-            self._account.check("arena", max(top, self._block.nbytes + num_bytes))
-            block = host_buffer(num_bytes)
-        self._tops.append(top)
-        self._demand = max(self._demand, top)
-        return block
+        if len(tops) == 1:
+            if not above:
+                self._last = top
+            if top > self._num_bytes or self._demand > self._num_bytes:
+                self._grow(max(top, self._demand))
+        memory = self._within(bottom, top) if top <= self._num_bytes else self._apart(top, num_bytes)
+        tops.append(top)
+        if top > self._demand:
+            self._demand = top
+        return memory
+
+    def _within(self, bottom: int, top: int) -> tuple[NDArray[np.uint8], int]:
+        if (bottom, top) != self._span:
+            self._span, self._view = (bottom, top), (self._block[bottom:top], self._address + bottom)
+        return self._view
+
+    def _apart(self, top: int, num_bytes: int) -> tuple[NDArray[np.uint8], int]:
+        """A block of its own, for a call that does not fit while others are running."""
+        self._account.check("arena", max(top, self._num_bytes + num_bytes))
+        block = host_buffer(num_bytes)
+        return block, address_of(block)
 
     def _grow(self, num_bytes: int) -> None:
         self._account.check("arena", num_bytes)
-        self._block = host_buffer(0)  # the old block goes before the new one comes
+        self._use(host_buffer(0))  # the old block goes before the new one comes
         self._account.resize("arena", 0)
-        self._block = host_buffer(num_bytes)
+        self._use(host_buffer(num_bytes))
         self._account.resize("arena", num_bytes)
+
+    def _use(self, block: NDArray[np.uint8]) -> None:
+        self._block, self._num_bytes, self._address = block, block.nbytes, address_of(block)
+        self._span, self._view = (0, 0), (block[:0], self._address)  # of the last call that lay in the block: calls repeat
 
     def leave(self) -> None:
         self._tops.pop()

@@ -33,7 +33,7 @@ def region_step(loader: Loader, region: Region) -> Step:
         for base, register in registers:
             words[base] = _address(loader, register, frame.registers[register])
         if arena is not None:
-            words[arena] = frame.arena.ctypes.data
+            words[arena] = frame.arena_address
         launches.set_heap(frame.heap_address)
         if machine.profile is None:
             machine.team.run(launches)

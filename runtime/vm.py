@@ -44,26 +44,22 @@ Builtin = Callable[["Loader", tuple[Arg, ...], int | None], Step]
 
 _RETURNED = -1
 _NO_ARENA = np.zeros(0, np.uint8)
+_NO_REGISTERS: list[Any] = []
 
 
 class Frame:
     """The state of one call; kept for the next one."""
 
-    __slots__ = ("arena", "heap", "heap_address", "registers", "result")
+    __slots__ = ("arena", "arena_address", "heap", "heap_address", "registers", "result")
 
-    def __init__(self, num_registers: int, num_slots: int, literals: Sequence[int]) -> None:
+    def __init__(self, num_slots: int, literals: Sequence[int]) -> None:
         heap = np.array([*[0] * num_slots, *literals, 0], np.int64)
-        self.registers: list[Any] = [None] * num_registers
+        self.registers: list[Any] = []
         self.heap = heap.data
         self.heap_address = heap.ctypes.data
         self.arena = _NO_ARENA
+        self.arena_address = 0
         self.result: Any = None
-
-    def forget(self) -> None:
-        """Keep nothing alive until the next call."""
-        self.registers[:] = [None] * len(self.registers)
-        self.arena = _NO_ARENA
-        self.result = None
 
 
 class Function:
@@ -77,9 +73,9 @@ class Function:
             raise InvalidProgram(f"{source.name}: weights must come after the other parameters")
         if not source.instructions or not isinstance(source.instructions[-1], (Ret, Goto)):
             raise InvalidProgram(f"{source.name}: the last instruction must return or go to another")
-        self._weights: list[Any] = [None] * len(source.weights)
-        self._missing = [p.name for p in source.weights]
         self.on_bind: list[Callable[[list[Any]], None]] = []  # launch lists that keep the addresses of weights
+        self._num_registers = max(source.num_registers, len(source.params))
+        self._use([None] * len(source.weights), [p.name for p in source.weights])
         self._frames: list[Frame] = []
 
         loader = Loader(machine, self, builtins)
@@ -88,6 +84,7 @@ class Function:
         self._written = [(i, p.name) for i, p in enumerate(source.inputs) if p.written]
         self._arena_slot = loader.slot(source.arena_bytes)
         self._steps = [loader.step(i) for i in source.instructions]
+        self._jumps = any(isinstance(i, (Goto, If, Ret)) for i in source.instructions[:-1])
         loader.finish()
         self._literals = loader.literals
 
@@ -109,6 +106,8 @@ class Function:
 
     def _use(self, weights: list[Any], missing: list[str]) -> None:
         self._weights, self._missing = weights, missing
+        unused = self._num_registers - self._num_inputs - len(weights)
+        self._registers = [*[None] * self._num_inputs, *weights, *[None] * unused]  # as a call finds them
         if not missing:
             for notify in self.on_bind:
                 notify(weights)
@@ -128,19 +127,17 @@ class Function:
 
     def call(self, args: Sequence[Any], *, views: bool = False, above: bool = False) -> Any:
         """Results that lie in the arena are copied out of it, unless `views`. With `above`, what the last call left there stays."""
-        if len(args) != self._num_inputs or self._missing:
-            self._cannot_call(len(args))
         machine = self._machine
-        if machine.depth >= MAX_DEPTH:
-            raise TooDeep(f"{self.source.name}: more than {MAX_DEPTH} calls within calls")
+        if len(args) != self._num_inputs or self._missing or machine.depth >= MAX_DEPTH:
+            self._cannot_call(len(args))
         frame = self._frames.pop() if self._frames else self._new_frame()
-        registers = frame.registers
-        registers[: len(self.source.params)] = [*args, *self._weights]
+        registers = frame.registers = self._registers.copy()
+        registers[: self._num_inputs] = args
         self._match(registers, frame.heap, frame.heap_address)
         for i, name in self._written:
             if not args[i].flags.writeable:
                 raise ArgumentMismatch(f"{self.source.name}: parameter {name!r} is changed in place, but the array is read-only")
-        frame.arena = machine.arena.enter(frame.heap[self._arena_slot], above=above)
+        frame.arena, frame.arena_address = machine.arena.enter(frame.heap[self._arena_slot], above=above)
         machine.depth += 1
         try:
             result = self._run(frame)
@@ -149,12 +146,16 @@ class Function:
         finally:
             machine.depth -= 1
             machine.arena.leave()
-        frame.forget()
+        frame.registers, frame.arena, frame.result = _NO_REGISTERS, _NO_ARENA, None  # keep nothing alive until the next call
         self._frames.append(frame)
         return result
 
     def _run(self, frame: Frame) -> Any:
         steps = self._steps
+        if not self._jumps:
+            for step in steps:
+                step(frame)
+            return frame.result
         pc = 0
         while pc != _RETURNED:
             target = steps[pc](frame)
@@ -175,14 +176,16 @@ class Function:
         return frame.heap[self._arena_slot]
 
     def _new_frame(self) -> Frame:
-        return Frame(max(self.source.num_registers, len(self.source.params)), len(self.source.slots), self._literals)
+        return Frame(len(self.source.slots), self._literals)
 
     def _cannot_call(self, num_args: int) -> NoReturn:
         name = self.source.name
         if num_args != self._num_inputs:
             names = ", ".join(p.name for p in self.source.inputs)
             raise ArgumentMismatch(f"{name}: expected {self._num_inputs} arguments ({names}), got {num_args}")
-        raise ArgumentMismatch(f"{name}: bind its weights before calling it: {', '.join(self._missing)}")
+        if self._missing:
+            raise ArgumentMismatch(f"{name}: bind its weights before calling it: {', '.join(self._missing)}")
+        raise TooDeep(f"{name}: more than {MAX_DEPTH} calls within calls")
 
 
 def _out_of(arena: NDArray[np.uint8], value: Any) -> Any:
@@ -212,9 +215,10 @@ class Machine:
             self.functions[name] = Function(self, source, builtins)
 
     def function(self, name: str) -> Function:
-        if name not in self.functions:
+        function = self.functions.get(name)
+        if function is None:
             raise UnknownName("function", name, self.functions)
-        return self.functions[name]
+        return function
 
     def symbol(self, name: str) -> int:
         if self.object is None:

@@ -51,7 +51,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--peer", choices=("tvm",), help="only what is compared with this peer, an optional package (tvm: apache-tvm)")
     args = parser.parse_args(argv)
     figures: list[Figure] = []
-    for part in (memory_over_tvm,) if args.peer else (compile_time, step_cost, bandwidth, matmul, memory):
+    for part in (memory_over_tvm,) if args.peer else (compile_time, fusion_growth, step_cost, empty_call, bandwidth, matmul, memory):
         figures += part()
     report(figures, as_json=args.json)
 
@@ -87,6 +87,18 @@ def _found(cache: Cache, module: IRModule) -> Executable:
     return found
 
 
+def fusion_growth() -> list[Figure]:
+    """What one more operator costs: chains of doublings, each of which reads the one before twice, and the longest chain of `exp`."""
+    figures: list[Figure] = []
+    for name, operator, counts in (("k", "add(x{i}, x{i})", (8, 16, 32, 64)), ("exp", "exp(x{i})", (600,))):
+        for count in counts:
+            lines = "\n".join(f"    x{i + 1} = {operator.format(i=i)}" for i in range(count))
+            text = f"func main(x0: f32[n]) -> f32[n] where n in 0..64 {{\n  dataflow {{\n{lines}\n  }}\n  return x{count}\n}}\n"
+            seconds = best_s(lambda text=text: compile_module(parse(text)), most=5)
+            figures.append(Figure(f"fusion_growth {name}={count}", seconds, "s", 1.0))
+    return figures
+
+
 # --- launching ---------------------------------------------------------------------------------------------------------
 
 _KERNEL = """
@@ -115,6 +127,32 @@ def step_cost() -> list[Figure]:
     time.sleep(1.0)
     figures.append(Figure("idle team, CPU per second", time.process_time() - before, "s", 0.005))
     session.close()
+    return figures
+
+
+_EMPTY = {
+    "empty_call_us": ("func main(x: f32[n]) -> f32[n] where n in 0..64 { return x }", 4.0, "an array comes and goes"),
+    "empty_launch_us": (
+        "func main(x: f32[n]) -> f32[n] where n in 0..64 { dataflow { y = negative(x) } return y }",
+        None,
+        "one launch over one element, its result copied",
+    ),
+}
+
+
+def empty_call() -> list[Figure]:
+    """A call from Python through the session: arguments are matched, memory is entered, and next to nothing is done."""
+    figures: list[Figure] = []
+    x = np.zeros(1, np.float32)
+    for name, (text, goal, note) in _EMPTY.items():
+        session = Session(compile_module(parse(text)), device_threads=1)
+
+        def calls(session: Session = session) -> None:
+            for _ in range(1000):
+                session.call("main", x)
+
+        figures.append(Figure(name, best_s(calls) * 1000, "us", goal, note=note))
+        session.close()
     return figures
 
 

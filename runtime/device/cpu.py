@@ -74,10 +74,13 @@ def _mapped(num_bytes: int) -> NDArray[np.uint8]:
     return np.frombuffer(mapping, np.uint8)
 
 
+_first_byte = ctypes.c_char.from_buffer
+
+
 def address_of(array: NDArray[Any]) -> int:
     """`array.ctypes.data` four times as fast where that works: for memory that is writable and not empty."""
     try:
-        return ctypes.addressof(ctypes.c_char.from_buffer(array.data))
+        return ctypes.addressof(_first_byte(array.data))
     except (TypeError, ValueError, BufferError):
         return array.ctypes.data
 

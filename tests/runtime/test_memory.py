@@ -27,8 +27,12 @@ def test_the_arena_grows_to_the_largest_demand_and_stays() -> None:
     account = MemoryAccount()
     arena = Arena(account)
     for size in (100, 5000, 200):
-        block = arena.enter(size)
-        assert block.nbytes == size and block.ctypes.data % 64 == 0
+        for _ in range(2):
+            block, address = arena.enter(size)
+            assert block.nbytes == size and block.ctypes.data == address and address % 64 == 0
+            arena.leave()
+        block, address = arena.enter(size // 2)
+        assert block.nbytes == size // 2 and block.ctypes.data == address
         arena.leave()
     assert arena.num_bytes == 5000 and account.parts == {"arena": 5000}
 
@@ -36,7 +40,7 @@ def test_the_arena_grows_to_the_largest_demand_and_stays() -> None:
 def test_calls_within_calls_do_not_overlap_and_the_next_outermost_finds_one_block() -> None:
     arena = Arena(MemoryAccount())
     for _ in range(2):
-        outer, inner, innermost = arena.enter(100), arena.enter(1000), arena.enter(50)
+        (outer, _), (inner, _), (innermost, _) = arena.enter(100), arena.enter(1000), arena.enter(50)
         for i, block in enumerate((outer, inner, innermost)):
             block[:] = i + 1
         assert [set(b.tolist()) for b in (outer, inner, innermost)] == [{1}, {2}, {3}]
@@ -49,13 +53,14 @@ def test_calls_within_calls_do_not_overlap_and_the_next_outermost_finds_one_bloc
 def test_calls_above_leave_the_last_one_its_memory_also_when_the_arena_grows() -> None:
     arena = Arena(MemoryAccount())
     for size in (30, 30, 5000):
-        kept = arena.enter(100)
+        kept, _ = arena.enter(100)
         arena.leave()
         kept[:] = 1
         for _ in range(2):
-            block = arena.enter(size, above=True)
+            block, address = arena.enter(size, above=True)
             arena.leave()
             block[:] = 2
+            assert block.ctypes.data == address
             assert set(kept.tolist()) == {1}
     assert arena.num_bytes == 128 + 5000
 

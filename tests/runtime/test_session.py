@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 import weakref
 from pathlib import Path
@@ -325,3 +326,32 @@ def test_an_outgrown_arena_is_given_back(executable: Executable) -> None:
     session.call("scaled", vector(10), 1.0)
     session.reserve(5000)
     assert old() is None
+
+
+def test_a_call_does_little_in_python() -> None:
+    """What a call costs is the functions that it enters: the session, the machine, a matcher for each argument, the arena."""
+    function = VMFunction("same", (X,), 1, ("n",), (Bound("n", 0, 0),), (Ret(Reg(0)),))
+    session = Session(Executable(ExecutableMeta(HOST, {"same": function}, (), ()), b"", []), device_threads=1)
+    x = np.zeros(3, np.float32)
+    assert session.call("same", x) is x
+    entered: list[str] = []
+
+    def note(frame: Any, event: str, arg: object) -> None:
+        if event == "call":
+            entered.append(frame.f_code.co_qualname)
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        session.call("same", x)
+    finally:
+        sys.setprofile(before)
+    assert len(entered) <= 16, entered
+
+
+def test_nothing_is_kept_alive_between_calls(session: Session) -> None:
+    x = np.zeros(3, np.float32)
+    gone = weakref.ref(x)
+    session.call("plus_three", x)
+    del x
+    assert gone() is None
