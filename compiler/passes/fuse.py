@@ -2,23 +2,29 @@
 
 A producer with one consumer moves into it, by `join`. The joined call stands where the consumer stood, so everything it reads, symbolic
 variables included, is defined there; nothing is moved over a write to memory that the producer reads.
+
+A call with several results that do not depend on each other (a split) makes each of them as a producer of its own would. When some have
+moved into their consumers, the call makes the others.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable
 from itertools import takewhile
 
 from compiler.ir.builder import Builder
 from compiler.ir.deduce import type_of
 from compiler.ir.dims import DimVar
-from compiler.ir.graph import Atom, Binding, Block, BlockKind, Body, CallTir, Function, If, ScalarValue, Value, Var
+from compiler.ir.graph import Atom, Binding, Block, BlockKind, Body, CallTir, Function, If, ScalarValue, TupleGet, Value, Var
 from compiler.ir.loops import Buffer, PrimFunc, ScalarParam
 from compiler.ir.module import IRModule
+from compiler.ir.types import TupleType
 from compiler.ir.visit import operands
 from compiler.ops.memory import Owners, Place
 from compiler.passes.join import join
 from compiler.passes.outline import Outliner
+from compiler.passes.results import with_results
 from compiler.passes.rewrite import count_uses
 
 MOST_OPERANDS = 24  # of a joined function
@@ -38,8 +44,10 @@ def fuse(module: IRModule) -> IRModule:
 class _Done:
     """The bindings of a block so far. Those that were taken into a later one leave a gap."""
 
-    def __init__(self, owners: Owners) -> None:
+    def __init__(self, owners: Owners, block: Block) -> None:
         self._owners = owners
+        gets = (b.value.value for b in block.bindings if isinstance(b.value, TupleGet))
+        self.num_fields = Counter(tuple_ for tuple_ in gets if isinstance(tuple_, Var))  # that the block takes of a tuple
         self._bindings: list[Binding | None] = []
         self._places: dict[Var, int] = {}
         self._writes: list[tuple[int, frozenset[Place]]] = []  # when memory was written in place, and whose
@@ -54,10 +62,26 @@ class _Done:
     def remove(self, var: Var) -> None:
         self._bindings[self._places.pop(var)] = None
 
+    def replace(self, var: Var, binding: Binding) -> None:
+        self._places[binding.var] = place = self._places.pop(var)
+        self._bindings[place] = binding
+
     def value(self, var: Var) -> Value:
         binding = self._bindings[self._places[var]]
         assert binding is not None
         return binding.value
+
+    def call_of(self, value: Value) -> tuple[Var, CallTir] | None:
+        """The call with several results, of which the value is one."""
+        if not isinstance(value, TupleGet) or not isinstance(value.value, Var) or value.value not in self._places:
+            return None
+        call = self.value(value.value)
+        return (value.value, call) if isinstance(call, CallTir) and len(call.out) > 1 else None
+
+    def fields(self, var: Var) -> dict[Var, int]:
+        """The fields that are taken of a tuple: their variables and numbers."""
+        found = (b for b in self._bindings if b is not None)
+        return {b.var: b.value.index for b in found if isinstance(b.value, TupleGet) and b.value.value is var}
 
     def latest_first(self, call: CallTir) -> list[Var]:
         """The operands that bindings here made."""
@@ -84,6 +108,7 @@ class _Fuser:
         self._module = module
         self._owners = owners
         self._outliner = outliner
+        self._parts: dict[tuple[CallTir, tuple[int, ...]], CallTir | None] = {}  # of calls with several results, by the results
         self._joined: dict[Hashable, tuple[CallTir, list[Atom]] | None] = {}  # layers repeat: what joining gave, by what was joined
 
     def body(self, body: Body, uses: dict[Var, int]) -> Body:
@@ -91,7 +116,8 @@ class _Fuser:
         return body if all(a is b for a, b in zip(blocks, body.blocks, strict=True)) else Body(blocks, body.result)
 
     def _block(self, block: Block, uses: dict[Var, int]) -> Block:
-        done = _Done(self._owners)
+        done = _Done(self._owners, block)
+        split: dict[Var, None] = {}  # calls of which a result moved into its consumer
         for binding in block.bindings:
             value = binding.value
             if isinstance(value, If):
@@ -99,35 +125,79 @@ class _Fuser:
                 if then is not value.then or orelse is not value.orelse:
                     binding = Binding(binding.var, If(value.cond, then, orelse))
             elif isinstance(value, CallTir) and block.kind is BlockKind.DATAFLOW:
-                binding = self._absorb(binding, value, done, uses)
+                binding = self._absorb(binding, value, done, uses, split)
             done.add(binding)
+        for var in split:
+            self._narrow(var, done, uses)
         kept = done.bindings
         same = len(kept) == len(block.bindings) and all(a is b for a, b in zip(kept, block.bindings, strict=True))
         return block if same else Block(kept, block.kind)
 
-    def _absorb(self, binding: Binding, consumer: CallTir, done: _Done, uses: dict[Var, int]) -> Binding:
+    def _absorb(self, binding: Binding, consumer: CallTir, done: _Done, uses: dict[Var, int], split: dict[Var, None]) -> Binding:
         """Take producers into the call, the latest first, until none fits. Those taken leave `done`."""
         while True:
             for var in done.latest_first(consumer):
                 joined = self._join(done, var, consumer, uses)
                 if joined is not None:
-                    for call, count in ((done.value(var), -1), (consumer, -1), (joined, 1)):
-                        for atom in operands(call):
-                            if isinstance(atom, Var):
-                                uses[atom] = uses.get(atom, 0) + count
+                    _count(uses, (done.value(var), -1), (consumer, -1), (joined, 1))
                     consumer = joined
+                    if found := done.call_of(done.value(var)):
+                        split[found[0]] = None
+                        done.num_fields[found[0]] -= 1
                     done.remove(var)
                     binding = Binding(binding.var, consumer)
                     break
             else:
                 return binding
 
+    def _narrow(self, var: Var, done: _Done, uses: dict[Var, int]) -> None:
+        """Make of a call the results that are still read."""
+        call, fields = done.value(var), done.fields(var)
+        assert isinstance(call, CallTir)
+        wanted = tuple(sorted(set(fields.values())))
+        if not wanted:
+            _count(uses, (call, -1))
+            done.remove(var)
+            return
+        narrowed = self._only(call, wanted) if len(fields) == len(wanted) else None
+        if narrowed is None:
+            return
+        _count(uses, (call, -1), (narrowed, 1))
+        if len(wanted) == 1:
+            (field,) = fields
+            done.remove(field)
+            done.replace(var, Binding(field, narrowed))
+            return
+        made = Var(var.name, TupleType(narrowed.out))
+        done.replace(var, Binding(made, narrowed))
+        for field, index in fields.items():
+            done.replace(field, Binding(field, TupleGet(made, wanted.index(index))))
+        uses[made] = uses.pop(var)
+
+    def _only(self, call: CallTir, results: tuple[int, ...]) -> CallTir | None:
+        if (call, results) not in self._parts:
+            made = with_results(call, self._module_prim(call.func), results)
+            self._parts[call, results] = made and self._outliner.call(made.name, made.operands, made.outputs, made.body)
+        return self._parts[call, results]
+
+    def _producer(self, value: Value, done: _Done, uses: dict[Var, int]) -> CallTir | None:
+        """A call that makes the value and nothing else."""
+        if found := done.call_of(value):
+            var, call = found
+            assert isinstance(value, TupleGet)
+            return self._only(call, (value.index,)) if uses[var] == done.num_fields[var] else None
+        return value if isinstance(value, CallTir) and len(value.out) == 1 else None
+
     def _join(self, done: _Done, var: Var, consumer: CallTir, uses: dict[Var, int]) -> CallTir | None:
-        producer = done.value(var)
         places = [i for i, a in enumerate(consumer.args) if a is var]
-        if not places or not isinstance(producer, CallTir) or uses[var] != len(places) or len(producer.out) != 1:
+        if not places or uses[var] != len(places):
             return None
-        if not done.may_move(var, producer, consumer) or len(producer.args) + len(consumer.args) > MOST_OPERANDS:
+        value = done.value(var)
+        producer = self._producer(value, done, uses)
+        if producer is None:
+            return None
+        found = done.call_of(value)
+        if not done.may_move(found[0] if found else var, producer, consumer) or len(producer.args) + len(consumer.args) > MOST_OPERANDS:
             return None
         if any(i is not None for i in producer.inplace) or any(consumer.inplace[i] in places for i in range(len(consumer.inplace))):
             return None
@@ -152,6 +222,13 @@ class _Fuser:
         func = self._outliner.builder.find(name)
         assert isinstance(func, PrimFunc), name
         return func
+
+
+def _count(uses: dict[Var, int], *changes: tuple[Value, int]) -> None:
+    for value, count in changes:
+        for atom in operands(value):
+            if isinstance(atom, Var):
+                uses[atom] = uses.get(atom, 0) + count
 
 
 def _key(producer: CallTir, first: PrimFunc, consumer: CallTir, second: PrimFunc, var: Var, atoms: list[Atom]) -> Hashable:

@@ -16,12 +16,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from math import prod
 
 from compiler.ir.deduce import type_of
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.graph import Atom, CallTir, ScalarValue, Var
 from compiler.ir.loops import Apply, Buffer, Fn, For, Load, PrimFunc, Reduce, Scalar, ScalarParam, Seq, Stmt, Store
+from compiler.ir.prove import prove_le
 from compiler.ir.subsume import unify
 from compiler.ir.types import TensorType
 from compiler.ir.visit_loops import (
@@ -41,7 +41,7 @@ from compiler.ir.visit_loops import (
 from compiler.passes.annotate_patterns import Pattern, Staged, pattern_of, staged
 from compiler.schedule.integer_form import GroupedSum, match_integer
 from compiler.schedule.matmul import match_product
-from compiler.schedule.nests import PerfectNest, allocated, perfect_nest, without_allocations
+from compiler.schedule.nests import PerfectNest, allocated, perfect_nest, product_of, without_allocations
 from compiler.schedule.row_form import match_rows
 
 MOST_SUMS = 2  # that share a tile: they share its registers too
@@ -75,7 +75,7 @@ def join(producer: CallTir, first: PrimFunc, consumer: CallTir, second: PrimFunc
             return None
     elif not _wraps(second, places, first):
         return _rows(producer, first, consumer, second, var) if _by_rows(first) and _by_rows(second) else None
-    a, b = _written_out(producer, first), _written_out(consumer, second)
+    a, b = written_out(producer, first), written_out(consumer, second)
     target = next(place for place, atom in b.operands if atom is var)
     return _inlined(a, b, target) if not form.stages and not _folds(form) else _wrapped(a, b, target)
 
@@ -129,16 +129,14 @@ def _inlinable(first: PrimFunc, second: PrimFunc, places: list[int]) -> bool:
 
 
 def _decodes(prim: PrimFunc) -> bool:
-    """Whether the operands are smaller than the result: then reading them instead saves memory. What is merely moved (stacked, permuted)
-    is better moved once, and for weights that is at load time."""
+    """Whether the operands are smaller than the result, whatever the sizes: then reading them instead saves memory. What is merely moved
+    (stacked, permuted) is better moved once, and for weights that is at load time."""
 
-    def num_bytes(buffers: tuple[Buffer, ...]) -> int | None:
-        sizes = [prod(d.const for d in b.shape) * b.dtype.num_bytes if all(d.is_const for d in b.shape) else None for b in buffers]
-        known = [s for s in sizes if s is not None]
-        return sum(known) if len(known) == len(sizes) else None
+    def num_bytes(buffers: tuple[Buffer, ...]) -> Dim:
+        return Dim.of(0) + sum(product_of(b.shape) * b.dtype.num_bytes for b in buffers)
 
     read, made = num_bytes(prim.buffers[: len(prim.buffers) - prim.num_outputs]), num_bytes(prim.outputs)
-    return read is not None and made is not None and read < made
+    return read != made and prove_le(read, made)
 
 
 def _costly(scalar: Scalar) -> bool:
@@ -192,7 +190,7 @@ def _by_rows(prim: PrimFunc) -> bool:
 # --- how ---------------------------------------------------------------------------------------------------------------
 
 
-def _written_out(call: CallTir, prim: PrimFunc) -> WrittenCall:
+def written_out(call: CallTir, prim: PrimFunc) -> WrittenCall:
     """The function's body over buffers of its own, in the graph's variables; operands that are the same value are one."""
     num_inputs = len(prim.params) - prim.num_outputs
     mapping: dict[DimVar, Dim] = {}
@@ -293,7 +291,7 @@ def _wrapped(a: WrittenCall, b: WrittenCall, target: Buffer | ScalarParam) -> Wr
 
 
 def _rows(producer: CallTir, first: PrimFunc, consumer: CallTir, second: PrimFunc, var: Var) -> WrittenCall | None:
-    a, b = _written_out(producer, first), _written_out(consumer, second)
+    a, b = written_out(producer, first), written_out(consumer, second)
     target = next(place for place, atom in b.operands if atom is var)
     assert isinstance(target, Buffer)
     renamed, operands = _merged(a, b, target)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 
+from compiler.driver import compile_module
 from compiler.ir.equal import assert_equal
-from compiler.ir.graph import CallTir
+from compiler.ir.graph import CallTir, TupleGet
 from compiler.ir.loops import Store
 from compiler.ir.module import IRModule
 from compiler.ir.parser import parse
@@ -19,6 +21,7 @@ from compiler.passes.eliminate_dead_code import EliminateDeadCode
 from compiler.passes.fuse import fuse
 from compiler.passes.join import MOST_DEPTH, MOST_NODES
 from compiler.passes.legalize import legalize
+from runtime.session import Session
 
 # What fusing leaves behind unused is not looked at here.
 fused: Pass = Pipeline((fuse, EliminateDeadCode()))
@@ -216,3 +219,107 @@ def test_fusion_grows_with_the_number_of_operators(operator: str) -> None:
         assert sum(1 for root in roots for _ in walk_scalar(root)) <= MOST_NODES
     assert len(print_module(module)) < 200 * count
     assert_equal(parse(print_module(module)), module)
+
+
+def test_a_split_that_feeds_gates_is_part_of_their_kernel(becomes: Callable[[Pass, str, str], None]) -> None:
+    before = """
+        func main(x: f32[n, 8]) -> f32[n, 4] {
+          dataflow { p = split(x, axis=1, sizes=[4, 4]) a = p.0 b = p.1 g = tanh(a) y = multiply(g, b) }
+          return y
+        }
+    """
+    expected = """
+        func main(x: f32[n, 8]) -> object { dataflow { y = call_tir @split_2_split_1_tanh_multiply(x) -> f32[n, 4] } return y }
+        prim split_2_split_1_tanh_multiply(A: f32[n, 8], out C: f32[n, 4]) {
+          for i in n, j in 4 { C[i, j] = tanh(A[i, j]) * A[i, j + 4] }
+        }
+    """
+
+    becomes(Pipeline((legalize, fused)), before, expected)
+
+
+def test_a_call_makes_the_results_that_did_not_move() -> None:
+    """Of three parts, two are read by several calls; the third moves into its consumer."""
+    module = Pipeline((legalize, fuse, EliminateDeadCode()))(
+        parse("""
+          func main(x: f32[n, 12]) -> object {
+            dataflow {
+              p = split(x, axis=1, sizes=[4, 4, 4]) a = p.0 b = p.1 c = p.2
+              e = exp(b) r = (a, e, c, c)
+            }
+            return r
+          }
+        """)
+    )
+    verify(module)
+    values = [b.value for b in module.graph("main").body.bindings]
+    made = [v for v in values if isinstance(v, CallTir)]
+    assert sorted(len(v.out) for v in made) == [1, 2]
+    assert [v.index for v in values if isinstance(v, TupleGet)] == [0, 1]
+    session = Session(compile_module(module))
+    x = np.arange(36, dtype=np.float32).reshape(3, 12)
+    a, _, c, again = session.call("main", x)
+    np.testing.assert_array_equal(np.stack([a, c, again]), np.stack([x[:, :4], x[:, 8:], x[:, 8:]]))
+
+
+@pytest.mark.parametrize(
+    ("before", "result"),
+    [
+        ("p = split(x, axis=0, sizes=[4, 4]) a = p.0 b = exp(a)", "(b, p)"),  # somebody reads the whole tuple
+        ("p = call_tir @running(x) -> (f32[8], f32[8]) a = p.0 c = p.1 b = exp(a)", "(b, c)"),  # the second result is made from the first
+    ],
+)
+def test_results_that_depend_on_others_stay_together(before: str, result: str) -> None:
+    module = parse(f"""
+      func main(x: f32[8]) -> object {{ dataflow {{ {before} r = {result} }} return r }}
+      prim running(A: f32[8], out B: f32[8], out C: f32[8]) {{
+        for i in 8 {{ B[i] = A[i] + 1.0 }}
+        for i in 8 {{ C[i] = B[i] * 2.0 }}
+      }}
+    """)
+    module = Pipeline((legalize, fuse, EliminateDeadCode()))(module)
+    calls = [b.value for b in module.graph("main").body.bindings if isinstance(b.value, CallTir)]
+    assert [len(c.out) for c in calls] == [2, 1]
+
+
+def test_a_result_does_not_cross_a_write_to_what_its_call_reads() -> None:
+    module = parse("""
+      impure func main(x: f32[8]) -> object {
+        dataflow {
+          p = call_tir @parts(x) -> (f32[4], f32[4])
+          z = call_tir_inplace @zero(x) [0] -> f32[8]
+          a = p.0
+          b = p.1
+          c = call_tir @sum(a, b) -> f32[4]
+          r = (c, z)
+        }
+        return r
+      }
+      prim parts(A: f32[8], out B: f32[4], out C: f32[4]) { for i in 4 { B[i] = A[i] } for i in 4 { C[i] = A[i + 4] } }
+      prim zero(A: f32[8], out B: f32[8]) attrs {inplace=[[0, 1]]} { for i in 8 { B[i] = A[i] * 0.0 } }
+      prim sum(A: f32[4], B: f32[4], out C: f32[4]) { for i in 4 { C[i] = A[i] + B[i] } }
+    """)
+    assert fuse(module) is module
+
+
+def test_a_decode_of_any_length_joins_its_product() -> None:
+    """As with lengths that are known: 4 bits are read instead of f32, which would have to be written first."""
+    text = """
+      func main(x: f32[n, k], w: u8[m, k // 2], s: f32[m, k // 32]) -> f32[n, m] where k in 32..128 by 32, n in 0..8, m in 0..32 {
+        dataflow { d = call_tir @decode(w, s) -> f32[m, k] y = call_tir @mm(x, d) -> f32[n, m] }
+        return y
+      }
+      prim decode(W: u8[m, k // 2], S: f32[m, k // 32], out D: f32[m, k]) where k in 32..128 by 32 {
+        for i in m, j in k { D[i, j] = cast(f32, (W[i, j // 2] >> cast(u8, dim(4*(j % 2)))) & 15:u8) * S[i, j // 32] }
+      }
+      prim mm(A: f32[n, k], B: f32[m, k], out C: f32[n, m]) { for i in n, j in m { C[i, j] = sum(r in k) A[i, r] * B[j, r] } }
+      prim copied(W: f32[m, k], out D: f32[m, k]) { for i in m, j in k { D[i, j] = W[i, j] } }
+    """
+    assert calls(text) == ["decode_mm"]
+    moved = text.replace("w: u8[m, k // 2]", "w: f32[m, k]").replace("@decode(w, s)", "@copied(w)")
+    assert calls(moved) == ["copied", "mm"]  # what is merely moved is better moved once
+    rng = np.random.default_rng(0)
+    x, w, s = rng.standard_normal((3, 96), np.float32), rng.integers(0, 256, (24, 48), np.uint8), rng.random((24, 3), np.float32)
+    weights = np.stack([w & 15, w >> 4], -1).reshape(24, 96) * np.repeat(s, 32, 1)
+    got = Session(compile_module(parse(text))).call("main", x, w, s)
+    np.testing.assert_allclose(got, x @ weights.T, rtol=1e-4, atol=1e-4)

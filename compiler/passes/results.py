@@ -1,0 +1,37 @@
+"""A call that makes some of the results of another: where stages do not depend on each other (a split), each result can be made alone."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from compiler.ir.graph import CallTir
+from compiler.ir.loops import PrimFunc, ScalarParam, Seq, Stmt, Store
+from compiler.ir.visit_loops import loads, sequence, statements, walk_scalars, walk_stmts
+from compiler.passes.join import WrittenCall, written_out
+from compiler.schedule.nests import perfect_nest
+
+
+def with_results(call: CallTir, prim: PrimFunc, results: tuple[int, ...]) -> WrittenCall | None:
+    """The call with the results of these numbers alone, or None where its stages depend on each other."""
+    if not _independent(prim):
+        return None
+    whole = written_out(call, prim)
+    outputs = tuple(whole.outputs[i] for i in results)
+    body = sequence([stage for stage in statements(whole.body) if _written(stage).buffer in outputs])
+    read = {load.buffer for load in loads(body)} | {s for s in walk_scalars(body) if isinstance(s, ScalarParam)}
+    return WrittenCall(call.func, tuple((place, atom) for place, atom in whole.operands if place in read), outputs, body)
+
+
+@lru_cache(maxsize=512)
+def _independent(prim: PrimFunc) -> bool:
+    """Whether each stage is a nest that writes one of the outputs and reads none."""
+    if not isinstance(prim.body, Seq) or prim.attrs.keys() & {"inplace", "schedule", "attention"}:
+        return False
+    stages, outputs = statements(prim.body), set(prim.outputs)
+    if any(perfect_nest(stage) is None or _written(stage).buffer not in outputs for stage in stages):
+        return False
+    return not any(load.buffer in outputs for load in loads(prim.body))
+
+
+def _written(stage: Stmt) -> Store:
+    return next(s for s in walk_stmts(stage) if isinstance(s, Store))
