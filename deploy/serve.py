@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
+import resource
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Generator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,6 +33,10 @@ from server.state import ModelSpec, exclusive, read_state, require_writable
 
 MODULE = (sys.executable, "-P", "-m")  # what lies in the working directory, as a file http.py, is not ours to import
 WORKER = (*MODULE, "deploy.worker")
+RESERVED_FILES = 96  # what a front has open by itself, connections accepted in a row, a few per model, restarts
+LEAST_CONNECTIONS = 16
+
+log = logging.getLogger(__name__)
 
 # Told of the registry and the address once requests are taken; returns whether to go on.
 Greet = Callable[[Registry, str], Awaitable[bool]]
@@ -71,9 +78,28 @@ async def preflight(spec: ModelSpec, hub_token: str | None = None) -> Footprint:
 def serve(settings: ServerSettings, models: Sequence[ModelSpec], greet: Greet, hub_token: str | None = None) -> bool:
     """Until told to stop; False if `greet` ended it. What can be refused is refused before anything starts."""
     Guard(settings)  # reads the keys
+    settings = with_descriptors(settings)
     with nullcontext() if settings.state_file is None else own_state(settings.state_file):
         listener = listen(settings.host, settings.port)
         return asyncio.run(_serve(settings, models, kept(), listener, greet, hub_token))
+
+
+def with_descriptors(settings: ServerSettings) -> ServerSettings:
+    """Raise the limit on open files, and hold no more connections than leaves descriptors for everything else: a worker that died could
+    not be started again without."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with suppress(ValueError, OSError):  # a hard limit above what the kernel allows
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            soft = hard
+    most = settings.max_connections if soft == resource.RLIM_INFINITY else max(LEAST_CONNECTIONS, soft - RESERVED_FILES)
+    if most >= settings.max_connections:
+        return settings
+    text = (
+        "max_connections is %d, and %d open files are allowed: at most %d connections are held; raise the limit (ulimit -n, LimitNOFILE=)"
+    )
+    log.warning(text, settings.max_connections, soft, most)
+    return replace(settings, max_connections=most)
 
 
 @contextmanager

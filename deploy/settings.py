@@ -58,6 +58,7 @@ SETTINGS = (
     Setting("strict", LIMITS, "Refuse unknown fields instead of reporting them."),
     Setting("max_body_bytes", LIMITS, "Largest request body."),
     Setting("max_header_bytes", LIMITS, "Largest request line and headers."),
+    Setting("max_connections", LIMITS, "Most connections at once."),
     Setting("max_choices", LIMITS, "Most prompts x n of one request."),
     Setting("max_inputs", LIMITS, "Most texts of one embedding request."),
     Setting("max_schema_bytes", LIMITS, "Largest JSON schema or grammar."),

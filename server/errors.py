@@ -225,6 +225,14 @@ MODEL_NOT_READY = ErrorKind(
     "Wait for `Retry-After`.",
     retry=True,
 )
+TOO_MANY_CONNECTIONS = ErrorKind(
+    "too_many_connections",
+    503,
+    OVERLOADED,
+    "All connections that the server may hold have a request that is being answered.",
+    "Wait for `Retry-After`; raise `max_connections`, or the limit on open files.",
+    retry=True,
+)
 SHUTTING_DOWN = ErrorKind(
     "shutting_down",
     503,

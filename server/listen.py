@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import signal
+import socket
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -16,14 +18,18 @@ from fastapi import FastAPI
 from starlette.types import Message, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from server.errors import BAD_REQUEST, HEADERS_TOO_LARGE, ApiError, ErrorKind
+from server.connections import Connections
+from server.errors import BAD_REQUEST, HEADERS_TOO_LARGE, TOO_MANY_CONNECTIONS, ApiError, ErrorKind
 from server.gathering import GatheringTransport, Outbox
 from server.registry import Registry
 from server.settings import ServerSettings
 
+ACCEPTED_AT_ONCE = 8  # connections, before the first of them is counted
+BACKLOG = 2048  # that wait to be accepted; they have no descriptor yet
 
-class _TooLarge(Exception):
-    pass
+
+class _Refused(Exception):
+    """The parser stops, and reports it to data_received."""
 
 
 class GuardedProtocol(HttpToolsProtocol):
@@ -32,6 +38,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     limits: ServerSettings  # these are set on a subclass, for uvicorn makes the instances
     outbox: Outbox
+    held: Connections
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -45,8 +52,13 @@ class GuardedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as narrow as uvicorn's
         super().connection_made(GatheringTransport(transport, self.outbox))
         self._header_timer = self.loop.call_later(self.limits.keep_alive_s, transport.abort)
+        self.held.opened(self)
+
+    def give_way(self) -> None:
+        self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.held.closed(self)
         for timer in (self._header_timer, self._write_timer):
             if timer is not None:
                 timer.cancel()
@@ -76,7 +88,11 @@ class GuardedProtocol(HttpToolsProtocol):
         num_bytes = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)  # with colon, space, line end
         if num_bytes > self.limits.max_header_bytes:
             self._fault = HEADERS_TOO_LARGE
-            raise _TooLarge  # the parser stops and reports it to data_received
+            raise _Refused
+        if not self.held.takes(self, self.url.partition(b"?")[0]):
+            self._fault = TOO_MANY_CONNECTIONS
+            raise _Refused
+        self.held.works(self)
         super().on_headers_complete()
         if self.scope["http_version"] == "1.0":
             assert self.parser is not None
@@ -89,6 +105,11 @@ class GuardedProtocol(HttpToolsProtocol):
         super().on_message_complete()
         self._in_headers = True  # what follows is the next request
 
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if all(cycle.response_complete for cycle in self._answering):
+            self.held.rests(self)
+
     def pause_writing(self) -> None:
         super().pause_writing()
         self._write_timer = self.loop.call_later(self.limits.write_timeout_s, self.transport.abort)
@@ -100,9 +121,11 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """uvicorn's answer to what is not HTTP, in the envelope of every other error."""
-        limit = self.limits.max_header_bytes
-        message = f"the headers exceed {limit} bytes" if self._fault is HEADERS_TOO_LARGE else msg
-        error = ApiError(self._fault, message)
+        messages = {
+            HEADERS_TOO_LARGE: f"the headers exceed {self.limits.max_header_bytes} bytes",
+            TOO_MANY_CONNECTIONS: f"all {self.held.most} connections that this server holds are busy",
+        }
+        error = ApiError(self._fault, messages.get(self._fault, msg))
         body = error.body()
         headers = {"content-type": "application/json", "content-length": len(body), "connection": "close", **error.response_headers()}
         lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
@@ -142,7 +165,8 @@ class Server(uvicorn.Server):
 
     def __init__(self, app: FastAPI, settings: ServerSettings, registry: Registry, **options: Any) -> None:
         """`options` go to uvicorn: certificates, log configuration."""
-        protocol = type("LimitedProtocol", (GuardedProtocol,), {"limits": settings, "outbox": Outbox()})
+        own = {"limits": settings, "outbox": Outbox(), "held": Connections(settings.max_connections)}
+        protocol = type("LimitedProtocol", (GuardedProtocol,), own)
         super().__init__(
             uvicorn.Config(
                 app,
@@ -150,6 +174,7 @@ class Server(uvicorn.Server):
                 port=settings.port,
                 http=protocol,
                 ws="none",
+                backlog=ACCEPTED_AT_ONCE,
                 lifespan="on",
                 timeout_keep_alive=math.ceil(settings.keep_alive_s),
                 timeout_graceful_shutdown=math.ceil(settings.drain_s),
@@ -159,6 +184,13 @@ class Server(uvicorn.Server):
             )
         )
         self._registry = registry
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """asyncio has one number for how many connections wait and for how many it accepts in a row."""
+        await super().startup(sockets)
+        for listener in (listener for server in self.servers for listener in server.sockets):
+            with socket.socket(fileno=os.dup(listener.fileno())) as same:
+                same.listen(BACKLOG)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._registry.closing = True

@@ -36,6 +36,7 @@ class ServerSettings:
     strict: bool = False  # refuse unknown fields instead of reporting them
     max_body_bytes: int = 8 << 20
     max_header_bytes: int = 32 << 10
+    max_connections: int = 4096
     max_choices: int = 128  # prompts x n of one request
     max_inputs: int = 2048  # texts of one embedding request
     max_schema_bytes: int = 64 << 10

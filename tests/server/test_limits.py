@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import ExitStack
 
 import pytest
 
+from server.null import NullScript
 from server.state import ModelSpec
 
 HEAD = "POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
@@ -202,3 +204,38 @@ def test_a_deadline_does_not_move_with_the_clock(serve, answering, monkeypatch):
     began = time.time()
     monkeypatch.setattr(time, "time", lambda: began + 3600 * time.monotonic())
     assert server.complete(timeout=60).status_code == 200
+
+
+def test_idle_connections_give_way_to_new_ones(serve):
+    """However many stay open without a request: probes and requests are answered, and what is busy is left alone."""
+    server = serve(max_connections=8, script=NullScript(answer=lambda _submit, _choice: [[120]] * 400, interval_s=0.005))
+    body = json.dumps({"prompt": "x", "stream": True, "max_tokens": 400}).encode()
+    with ExitStack() as stack:
+        busy = stack.enter_context(server.connect())
+        busy.sendall(f"{HEAD}connection: close\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body)
+        first = busy.recv(1 << 16)
+        assert first.startswith(b"HTTP/1.1 200")
+        idle = [stack.enter_context(server.connect()) for _ in range(40)]
+        assert server.http().get("/health/ready").status_code == 200
+        assert server.complete(max_tokens=1).status_code == 200
+        assert idle[0].recv(1) == b"", "the one that was idle longest is closed"
+        assert server.read_all(busy).endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+
+
+def test_when_all_connections_are_busy_probes_are_answered_and_requests_told_to_wait(serve):
+    server = serve(max_connections=3, script=NullScript(answer=lambda _submit, _choice: [[120]] * 4000, interval_s=0.005))
+    body = json.dumps({"prompt": "x", "stream": True, "max_tokens": 4000}).encode()
+    with ExitStack() as stack:
+        for _ in range(3):
+            sock = stack.enter_context(server.connect())
+            sock.sendall(f"{HEAD}content-length: {len(body)}\r\n\r\n".encode() + body)
+            assert sock.recv(1 << 16).startswith(b"HTTP/1.1 200")
+        refused = server.complete(max_tokens=1)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "too_many_connections")
+        assert refused.headers["retry-after"] and refused.headers["x-should-retry"] == "true"
+        for _ in range(20):
+            assert server.http().get("/health/live").status_code == 200
+    end = time.monotonic() + 60
+    while server.complete(max_tokens=1).status_code != 200:
+        assert time.monotonic() < end
+        time.sleep(0.01)

@@ -6,12 +6,15 @@ import json
 import os
 import re
 import shutil
+import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import pytest
 import typer
@@ -283,6 +286,25 @@ def test_models_come_and_go(demo_server: Any, tmp_path: Path) -> None:
         finally:
             server.terminate()
             server.communicate(timeout=60)
+
+
+def test_idle_connections_leave_descriptors_for_a_restart(demo_server: Any) -> None:
+    """As many as there may be open files, and more: the worker is replaced when it dies, and questions are answered."""
+    command = ["bash", "-c", "ulimit -n 128; exec relaxserve serve --port 0"]
+    with subprocess.Popen(command, env=demo_server.environment, stderr=subprocess.PIPE, text=True) as server, ExitStack() as stack:
+        stack.callback(server.terminate)
+        assert server.stderr is not None
+        assert "128 open files are allowed: at most 32 connections are held" in server.stderr.readline()
+        url = next(line for line in server.stderr if line.startswith("relaxserve at")).split()[2].rstrip(":")
+        host, port = url.removeprefix("http://").split(":")
+        for _ in range(200):
+            stack.enter_context(socket.create_connection((host, int(port)), timeout=20))
+        (worker,) = map(int, Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split())
+        os.kill(worker, signal.SIGKILL)
+        assert "Paris" in demo_server.run("relaxserve", "chat", QUESTION, RELAXSERVE_URL=url)
+        with urlopen(f"{url}/admin/models") as answer:
+            assert json.load(answer)["data"][0]["restarts"] == 1
+        assert len(list(Path(f"/proc/{server.pid}/fd").iterdir())) < 100
 
 
 def test_the_version_can_be_asked_for() -> None:

@@ -1,0 +1,59 @@
+"""How many connections the front holds, so that descriptors are left for restarts of workers, for files, and for probes.
+
+one too many comes -> the one that has been idle longest is closed
+all are busy       -> a few more are let in, for probes only: other requests are refused with 503
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+RESERVE = 8  # connections beyond the limit, for probes
+PROBES = frozenset({b"/health", b"/health/live", b"/health/ready", b"/v2/health/live", b"/v2/health/ready"})
+
+
+class Connection(Protocol):
+    def give_way(self) -> None:
+        """Close at once."""
+        ...
+
+
+class Connections:
+    """Those of one server."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self._open: set[Connection] = set()
+        self._idle: dict[Connection, None] = {}  # without a request, longest first
+        self._surplus: set[Connection] = set()
+
+    def opened(self, connection: Connection) -> None:
+        self._open.add(connection)
+        self._idle[connection] = None
+        if len(self._open) <= self.most:
+            return
+        longest_idle = next(iter(self._idle))
+        if longest_idle is connection and len(self._open) <= self.most + RESERVE:
+            self._surplus.add(connection)
+            return
+        self.closed(longest_idle)
+        longest_idle.give_way()
+
+    def closed(self, connection: Connection) -> None:
+        self._open.discard(connection)
+        self._idle.pop(connection, None)
+        self._surplus.discard(connection)
+
+    def works(self, connection: Connection) -> None:
+        """It has a request that is being answered."""
+        self._idle.pop(connection, None)
+
+    def rests(self, connection: Connection) -> None:
+        if connection in self._open:
+            self._idle[connection] = None
+
+    def takes(self, connection: Connection, path: bytes) -> bool:
+        """Whether a request for `path` may be answered."""
+        if len(self._open) <= self.most:
+            self._surplus.clear()
+        return connection not in self._surplus or path in PROBES
