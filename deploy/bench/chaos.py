@@ -3,6 +3,9 @@
 Every stream runs once undisturbed. Then all of them run again, in as many rounds as the blows last: each text must be the same, no client
 may see an error, and in the end no page of the KV cache is held. A blow falls up to `--within` seconds after the last worker was ready,
 so that some hit prompts and some hit decoding; a stopped worker has to be found by its silence.
+
+With `--storm` the blows are kills at random instants of so many seconds, whether the worker there serves or still loads. No request may be
+lost by that either, and the model must be ready soon after the last one.
 """
 
 from __future__ import annotations
@@ -37,6 +40,7 @@ from server.state import ModelSpec
 
 NAME = "chaos"
 PATIENCE_S = 120.0  # for a worker to come back
+READY_AFTER_S = 10.0  # at most, after the last kill of a storm
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,27 @@ class Blows:
         blows = [signal.SIGKILL] * self.num_kills + [signal.SIGSTOP] * self.num_stops
         rng.shuffle(blows)
         return blows
+
+
+@dataclass(frozen=True, slots=True)
+class Storm:
+    """Kills one after the other; every third falls on a worker that has just been started for the one before it."""
+
+    num_kills: int
+    lasts_s: float
+
+    def instants_s(self, rng: random.Random) -> list[float]:
+        instants = sorted(rng.uniform(0, self.lasts_s) for _ in range(self.num_kills))
+        return [instants[i - 1] if i % 3 == 2 else instant for i, instant in enumerate(instants)]
+
+
+@dataclass(slots=True)
+class Damage:
+    """What a storm did."""
+
+    num_loading: int = 0  # kills of workers that had not been ready yet
+    lasted_s: float = 0.0
+    ready_after_s: float = 0.0  # since the last kill
 
 
 @dataclass(slots=True)
@@ -67,6 +92,7 @@ class Outcome:
     num_restarts: int = 0
     num_resubmitted: int = 0
     num_pages_held: int = 0
+    damage: Damage | None = None  # of a storm
 
     @property
     def errors(self) -> list[str]:
@@ -105,15 +131,17 @@ def bodies(num_streams: int, num_new: int, vocab_size: int) -> list[dict[str, An
     ]
 
 
-async def run(folder: Path, quantize: str, *, num_streams: int, num_new: int, blows: Blows, seed: int) -> Outcome:
+async def run(folder: Path, quantize: str, *, num_streams: int, num_new: int, blows: Blows | Storm, seed: int) -> Outcome:
     rng = random.Random(seed)
-    async with _serving(ModelSpec(NAME, str(folder), quantize), Care(stall_s=blows.stall_s)) as (port, supervisor):
+    care = Care(stall_s=blows.stall_s) if isinstance(blows, Blows) else Care()
+    async with _serving(ModelSpec(NAME, str(folder), quantize), care) as (port, supervisor):
         requests = bodies(num_streams, num_new, load_tokenizer(str(folder)).vocab_size)
         outcome = Outcome(await _round(port, requests))
-        striking = asyncio.create_task(_strike(supervisor, blows, rng))
+        hits = _strike(supervisor, blows, rng) if isinstance(blows, Blows) else _storm(supervisor, blows, rng)
+        striking = asyncio.create_task(hits)
         while not striking.done():
             outcome.rounds.append(await _round(port, requests))
-        await striking
+        outcome.damage = await striking
         outcome.num_restarts, outcome.num_resubmitted = supervisor.restarts, supervisor.resubmitted
         outcome.num_pages_held = await _pages_held(supervisor)
         return outcome
@@ -169,7 +197,7 @@ async def _ask(port: int, body: dict[str, Any]) -> Answer:
     return answer
 
 
-async def _strike(supervisor: Supervisor, blows: Blows, rng: random.Random) -> None:
+async def _strike(supervisor: Supervisor, blows: Blows, rng: random.Random) -> Damage | None:
     for number, blow in enumerate(blows.signals(rng), 1):
         await asyncio.sleep(rng.uniform(0, blows.within_s))
         assert supervisor.pid is not None
@@ -177,6 +205,24 @@ async def _strike(supervisor: Supervisor, blows: Blows, rng: random.Random) -> N
         async with asyncio.timeout(PATIENCE_S):
             while supervisor.restarts < number:
                 await asyncio.sleep(0.005)
+
+
+async def _storm(supervisor: Supervisor, storm: Storm, rng: random.Random) -> Damage:
+    """Where no worker is there at its instant, a kill waits for the next one."""
+    damage, began_s, killed = Damage(), time.monotonic(), None
+    async with asyncio.timeout(storm.lasts_s + PATIENCE_S):
+        for instant_s in storm.instants_s(rng):
+            await asyncio.sleep(max(0.0, began_s + instant_s - time.monotonic()))
+            while (pid := supervisor.pid) is None or pid == killed:
+                await asyncio.sleep(0.002)
+            damage.num_loading += supervisor.outage is not None
+            os.kill(pid, signal.SIGKILL)
+            killed = pid
+        last_s = time.monotonic()
+        while supervisor.outage is not None or supervisor.pid == killed:
+            await asyncio.sleep(0.002)
+    damage.lasted_s, damage.ready_after_s = last_s - began_s, time.monotonic() - last_s
+    return damage
 
 
 async def _pages_held(supervisor: Supervisor) -> int:
@@ -187,13 +233,23 @@ async def _pages_held(supervisor: Supervisor) -> int:
     return supervisor.stats.num_pages_used
 
 
-def figures(outcome: Outcome, blows: Blows) -> list[Figure]:
+def figures(outcome: Outcome, blows: Blows | Storm) -> list[Figure]:
     num_streams = sum(map(len, outcome.rounds))
     num_chars = sum(len(answer.text) for answer in outcome.expected)
+    if isinstance(blows, Blows):
+        num_blows, note = blows.num_kills + blows.num_stops, f"{blows.num_kills} killed, {blows.num_stops} stopped"
+        found = [Figure("blows", num_blows, "", note=note), Figure("restarts", outcome.num_restarts, "", num_blows, at_least=True)]
+    else:
+        assert outcome.damage is not None
+        note = f"within {outcome.damage.lasted_s:.1f} s, {outcome.damage.num_loading} of workers that were loading"
+        found = [
+            Figure("kills", blows.num_kills, "", note=note),
+            Figure("ready after the last kill", outcome.damage.ready_after_s, "s", READY_AFTER_S),
+            Figure("restarts", outcome.num_restarts, ""),
+        ]
     return [
-        Figure("blows", blows.num_kills + blows.num_stops, "", note=f"{blows.num_kills} killed, {blows.num_stops} stopped"),
+        *found,
         Figure("streams", num_streams, "", note=f"{len(outcome.rounds)} rounds of {num_chars} characters"),
-        Figure("restarts", outcome.num_restarts, "", blows.num_kills + blows.num_stops, at_least=True),
         Figure("resubmitted requests", outcome.num_resubmitted, ""),
         Figure("clients that saw an error", len(outcome.errors), "", 0, note="; ".join(sorted(set(outcome.errors)))[:200]),
         Figure("streams with another text", outcome.num_different, "", 0),
@@ -213,12 +269,15 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--tokens", type=int, default=800, help="at most, of each stream")
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--stops", type=int, default=2)
+    parser.add_argument("--storm", type=float, default=0.0, help="seconds in which all the kills fall, also on workers that load")
     parser.add_argument("--within", type=float, default=1.0, help="seconds from a worker's start to the next blow, at most")
     parser.add_argument("--stall", type=float, default=3.0, help="seconds of silence after which a worker is replaced")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(argv)
-    blows = Blows(options.kills, options.stops, options.within, options.stall)
+    blows: Blows | Storm = Blows(options.kills, options.stops, options.within, options.stall)
+    if options.storm > 0:
+        blows = Storm(options.kills, options.storm)
     logging.getLogger("server").setLevel(logging.ERROR)  # every blow would be told
     with model_folder(options.model) as folder:
         outcome = asyncio.run(

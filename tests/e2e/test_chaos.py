@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from deploy import demo
-from deploy.bench.chaos import Answer, Blows, Outcome, figures, run
+from deploy.bench.chaos import Answer, Blows, Outcome, Storm, figures, run
 
 
 def test_streams_outlive_their_workers():
@@ -15,6 +17,24 @@ def test_streams_outlive_their_workers():
     assert outcome.num_resubmitted > 16
     texts = [answer.text for answer in outcome.expected]
     assert len(set(texts)) == 16 and sum(map(len, texts)) > 16 * 400
+
+
+def storm(num_kills, lasts_s):
+    blows = Storm(num_kills, lasts_s)
+    outcome = asyncio.run(run(demo.MODEL, "bf16", num_streams=16, num_new=400, blows=blows, seed=2))
+    assert outcome.damage is not None and outcome.damage.num_loading >= num_kills // 3
+    assert outcome.num_restarts >= 1 and len(outcome.rounds) >= 1
+    return [figure.name for figure in figures(outcome, blows) if figure.reached is False]
+
+
+def test_no_request_is_lost_in_a_storm_of_kills():
+    """Kills that follow one another, some during start, as the first seconds of the full campaign."""
+    assert set(storm(6, 3.0)) <= {"ready after the last kill"}, "that depends on what else the machine does"
+
+
+@pytest.mark.slow
+def test_sixty_kills_within_a_minute_lose_nothing_and_the_model_is_back_in_ten_seconds():
+    assert storm(60, 60.0) == []
 
 
 def test_a_difference_would_be_seen():
