@@ -25,6 +25,7 @@ from server.registry import Registry
 from server.settings import ServerSettings
 
 ACCEPTED_AT_ONCE = 8  # connections, before the first of them is counted
+HURRY_S = 3.0  # for the last words to clients after a second interrupt
 BACKLOG = 2048  # that wait to be accepted; they have no descriptor yet
 
 
@@ -161,7 +162,8 @@ def _without_chunks(cycle: RequestResponseCycle) -> Send:
 
 
 class Server(uvicorn.Server):
-    """Told to stop, it takes no more requests, finishes the running ones for `drain_s`, and then ends the rest by an error."""
+    """Told to stop, it takes no more requests, finishes the running ones for `drain_s`, and then, or at a second interrupt, ends the
+    rest by an error."""
 
     def __init__(self, app: FastAPI, settings: ServerSettings, registry: Registry, **options: Any) -> None:
         """`options` go to uvicorn: certificates, log configuration."""
@@ -184,17 +186,31 @@ class Server(uvicorn.Server):
             )
         )
         self._registry = registry
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._hurries = False
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """asyncio has one number for how many connections wait and for how many it accepts in a row."""
+        self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
         for listener in (listener for server in self.servers for listener in server.sockets):
             with socket.socket(fileno=os.dup(listener.fileno())) as same:
                 same.listen(BACKLOG)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """A second interrupt ends what runs now, by an error that its client hears; a third one waits for nothing."""
         self._registry.closing = True
-        super().handle_exit(sig, frame)
+        if self.should_exit and sig == signal.SIGINT and not self._hurries:
+            self._hurries = True
+            assert self._loop is not None, "signals are captured while the loop runs"
+            self._loop.call_soon_threadsafe(self._end_running)
+        else:
+            super().handle_exit(sig, frame)
+
+    def _end_running(self) -> None:
+        for task in self.server_state.tasks:
+            task.cancel()
+        asyncio.get_running_loop().call_later(HURRY_S, setattr, self, "force_exit", True)
 
     @contextmanager
     def capture_signals(self) -> Generator[None]:

@@ -17,6 +17,7 @@ import pytest
 
 PROGRAM = """
 import sys
+from contextlib import suppress
 from server.app import create_app
 from server.listen import Server
 from server.null import ByteTokenizer, NullScript, NullWorker
@@ -26,10 +27,11 @@ from server.state import ModelSpec
 
 port, drain_s = int(sys.argv[1]), float(sys.argv[2])
 settings = ServerSettings(port=port, drain_s=drain_s)
-script = NullScript(answer=lambda _submit, _choice: [[120]] * 40, interval_s=0.05)
+script = NullScript(answer=lambda _submit, _choice: [[120]] * int(sys.argv[3]), interval_s=0.05)
 initial = [ModelSpec("null", "x")]
 registry = Registry(settings, lambda _spec, progress: NullWorker(script, progress), lambda _: ByteTokenizer(), initial=initial)
-Server(create_app(settings, registry), settings, registry).run()
+with suppress(KeyboardInterrupt):
+    Server(create_app(settings, registry), settings, registry).run()
 """
 
 
@@ -37,11 +39,11 @@ Server(create_app(settings, registry), settings, registry).run()
 def spawn(tmp_path):
     processes = []
 
-    def start(drain_s: float) -> tuple[subprocess.Popen, str]:
+    def start(drain_s: float, num_tokens: int = 40) -> tuple[subprocess.Popen, str]:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        command = [sys.executable, "-c", PROGRAM, str(port), str(drain_s)]
+        command = [sys.executable, "-c", PROGRAM, str(port), str(drain_s), str(num_tokens)]
         root = Path(__file__).parents[2]
         with (tmp_path / "log").open("w") as log:
             process = subprocess.Popen(command, cwd=root, stdout=log, stderr=log)
@@ -112,3 +114,22 @@ def test_what_does_not_finish_in_time_ends_by_an_error(spawn):
     assert lines[-1] == "[DONE]" and json.loads(lines[-2])["error"]["code"] == "shutting_down"
     assert len(lines) < 40
     assert process.wait(120) in (0, -signal.SIGTERM)
+
+
+def test_a_second_interrupt_ends_streams_by_an_error(spawn):
+    """Ctrl-C twice: clients hear that the server stops, and it does not wait for `drain_s`."""
+    process, url = spawn(3600, num_tokens=4000)
+    with httpx.stream("POST", f"{url}/v1/completions", json={"prompt": "x", "stream": True, "max_tokens": 4000}, timeout=60) as response:
+        lines = (line[6:] for line in response.iter_lines() if line.startswith("data: "))
+        next(lines)
+        os.kill(process.pid, signal.SIGINT)
+        while True:  # two signals at once would be one
+            try:
+                httpx.get(f"{url}/health/live")
+            except httpx.TransportError:
+                break
+        os.kill(process.pid, signal.SIGINT)
+        heard = list(lines)
+    assert heard[-1] == "[DONE]" and json.loads(heard[-2])["error"]["code"] == "shutting_down"
+    assert len(heard) < 4000
+    process.wait(60)

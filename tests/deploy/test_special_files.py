@@ -1,0 +1,86 @@
+"""A FIFO, a device or a folder in the place of a file that is opened: told at once, or made anew; never waited for."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from compiler.frontend.errors import ModelError
+from deploy import demo
+from deploy.settings import read_config
+from deploy.source import open_model
+from deploy.vocabulary import load_tokenizer
+from server.auth import Guard
+from server.handle import LoadError
+from server.settings import ServerSettings, SettingsError
+from server.state import StateError, read_state
+
+
+@pytest.fixture(autouse=True)
+def no_waiting() -> Iterator[None]:
+    """A test that waits for a FIFO ends."""
+
+    def give_up(*_: object) -> None:
+        raise TimeoutError("it waits for a FIFO")
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.alarm(100)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def device(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def folder(path: Path) -> None:
+    path.mkdir()
+
+
+Make = Callable[[Path], None]
+KINDS = pytest.mark.parametrize("make", [fifo, device, folder])
+
+
+@KINDS
+def test_in_place_of_the_server_s_own_files(make: Make, tmp_path: Path) -> None:
+    make(path := tmp_path / "it")
+    with pytest.raises(StateError, match="state file"):
+        read_state(path)
+    with pytest.raises(SettingsError, match="configuration"):
+        read_config(path)
+    with pytest.raises(SettingsError, match="key file"):
+        Guard(ServerSettings(api_key_file=path))
+
+
+def test_a_configuration_may_come_from_what_the_shell_has_opened(tmp_path: Path) -> None:
+    """As for `--config <(envsubst < models.yaml)`."""
+    reading, writing = os.pipe()
+    os.write(writing, b"port: 7")
+    os.close(writing)
+    assert read_config(Path(f"/dev/fd/{reading}")) == ({"port": 7}, [])
+    os.close(reading)
+
+
+FILES = ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"]
+
+
+@KINDS
+@pytest.mark.parametrize("name", FILES)
+def test_in_place_of_a_model_s_files(make: Make, name: str, tmp_path: Path) -> None:
+    for file in demo.MODEL.iterdir():
+        if file.name != name and file.suffix in (".json", ".safetensors", ".jinja"):
+            shutil.copy(file, tmp_path)
+    make(tmp_path / name)
+    with pytest.raises((LoadError, ModelError)):
+        open_model(str(tmp_path))
+        load_tokenizer(str(tmp_path))

@@ -1,0 +1,30 @@
+"""Only regular files are opened."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from runtime.files import regular
+
+
+def test_a_file_and_a_link_to_one_may_be_opened(tmp_path: Path) -> None:
+    (file := tmp_path / "file").touch()
+    (link := tmp_path / "link").symlink_to(file)
+    assert regular(file) == file and regular(link) == link
+
+
+def test_what_else_there_is_is_named(tmp_path: Path) -> None:
+    os.mkfifo(fifo := tmp_path / "fifo")
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.bind(str(tmp_path / "socket"))
+    for path, expected in ((fifo, "it is a FIFO, expected"), (tmp_path / "socket", "a socket"), (Path("/dev/null"), "a device")):
+        with pytest.raises(OSError, match=expected):
+            regular(path)
+    with pytest.raises(IsADirectoryError):
+        regular(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        regular(tmp_path / "absent")
