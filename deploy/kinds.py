@@ -78,6 +78,10 @@ class Kind(Protocol):
 
 
 def kind_of(files: ModelFiles, load: Load) -> Kind:
+    limit = files.config.max_context
+    if load.max_context is not None and load.max_context > limit:
+        text = f"max_context is {load.max_context}; {files.path.name} has positions for {limit} tokens: give at most that, or leave it out"
+        raise LoadError("invalid_value", text)
     if not files.config.is_causal:
         return Encoder(files, load)
     return Embedder(files, load) if files.is_embedder else Generator(files, load)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from deploy import demo
@@ -89,3 +90,10 @@ def test_a_cache_that_is_no_folder_cannot_be_written(tmp_path: Path) -> None:
     assert _cache_folder(tmp_path / "none" / "yet").writable
     assert not _cache_folder(tmp_path / "file").writable
     assert not _cache_folder(tmp_path / "file" / "below").writable
+
+
+def test_a_context_beyond_the_model_s_is_refused_with_the_limit() -> None:
+    """It was lowered, and nobody was told."""
+    with pytest.raises(LoadError, match="max_context is 1025; model has positions for 1024 tokens") as caught:
+        inspect_model(msgspec.structs.replace(LOAD, max_context=1025))
+    assert caught.value.code == "invalid_value"
