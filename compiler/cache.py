@@ -115,7 +115,9 @@ class Cache:
         ranges = msgspec.json.encode(key.ranges)
         path = self.folder / f"{key.digest}-{hashlib.sha256(ranges).hexdigest()[:8]}{SUFFIX}"
         executable.save(path)
-        path.with_suffix(".json").write_bytes(ranges)
+        fresh = path.with_suffix(f".json.{os.getpid()}")
+        fresh.write_bytes(ranges)
+        fresh.replace(path.with_suffix(".json"))  # whatever is there: to write into a FIFO would wait for who reads it
         return path
 
     def entries(self, digest: str = "") -> Iterator[Entry]:

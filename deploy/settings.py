@@ -18,6 +18,7 @@ import msgspec
 import yaml
 
 from deploy import demo
+from runtime.files import regular
 from runtime.flags import SWITCHES
 from server.settings import ServerSettings, SettingsError
 from server.state import NAME, NAMED, ModelSpec
@@ -194,6 +195,9 @@ def _nearest(name: str, known: Iterable[str]) -> str:
 MODEL_KEYS = tuple(name for name in ModelSpec.__struct_fields__ if name != "memory_limit_bytes")  # which the registry sets
 
 
+_STREAM = re.compile(r"/dev/stdin|(/dev|/proc/self)/fd/\d+")  # which a shell has opened already, as for `--config <(...)`
+
+
 class _Loader(yaml.SafeLoader):
     """Of a key that is there twice, YAML would take the last and say nothing."""
 
@@ -207,7 +211,7 @@ class _Loader(yaml.SafeLoader):
 def read_config(path: Path) -> tuple[dict[str, Any], list[ModelSpec]]:
     """A YAML document: settings by name, and `models`, a list whose entries have a `source` and any field of a load."""
     try:
-        document = yaml.load(path.read_text(), _Loader)
+        document = yaml.load(path.read_text() if _STREAM.fullmatch(str(path)) else regular(path).read_text(), _Loader)
     except OSError as error:
         raise SettingsError(f"configuration {path}: {error.strerror}; name a file that can be read") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:

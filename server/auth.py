@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import Path
 
+from runtime.files import regular
 from server.errors import (
     ADMIN_DISABLED,
     ADMIN_KEY_REQUIRED,
@@ -74,7 +75,7 @@ class KeyRing:
             stamp = (status.st_mtime_ns, status.st_size)
             if stamp == self._stamp:
                 return
-            lines = [line.strip() for line in self._file.read_text().splitlines()]
+            lines = [line.strip() for line in regular(self._file).read_text().splitlines()]
             keys = [line for line in lines if line and not line.startswith("#")]
             if not keys and self._stamp is None:
                 raise SettingsError("no key is in it; expected one per line")

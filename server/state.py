@@ -12,6 +12,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from runtime.files import regular
+
 LEAST_CONTEXT, MOST_SEQUENCES = 16, 4096  # of a model
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}$"  # of a model and of an alias
 NAMED = "letters, digits and ._:/- of which the first is a letter or digit, 128 at most"
@@ -45,7 +47,7 @@ class StateError(Exception):
 
 def read_state(path: Path) -> SavedState:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=SavedState)
+        return msgspec.json.decode(regular(path).read_bytes(), type=SavedState)
     except FileNotFoundError:
         return SavedState()
     except msgspec.DecodeError as error:

@@ -8,16 +8,19 @@ from pathlib import Path
 from typing import Any, cast
 
 from compiler.frontend.errors import ConfigError
+from runtime.files import regular
 
 MAX_CONFIG_BYTES = 4 << 20
 REQUIRED: Any = object()
 
 
 def read_json(path: Path) -> Any:
-    if (size := path.stat().st_size) > MAX_CONFIG_BYTES:
-        raise ConfigError(f"{path.name} has {size} bytes; at most {MAX_CONFIG_BYTES} are read")
     try:
+        if (size := regular(path).stat().st_size) > MAX_CONFIG_BYTES:
+            raise ConfigError(f"{path.name} has {size} bytes; at most {MAX_CONFIG_BYTES} are read")
         return json.loads(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"{path.name} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path.name} is not JSON: {error}") from error
 

@@ -38,7 +38,7 @@ def load_embedding(directory: Path, default: Pooling) -> EmbeddingConfig:
     if sentence.flag("do_lower_case", False):
         raise sentence.error("do_lower_case", "false: a tokenizer that wants lower case does it itself")
     pooling, normalize = default, True
-    if (modules := directory / "modules.json").is_file():
+    if (modules := directory / "modules.json").exists():
         pooling, normalize = _read_modules(read_json(modules), directory, default)
     texts = prompts.raw("prompts", {})
     if not isinstance(texts, Mapping) or not all(isinstance(text, str) for text in texts.values()):
@@ -50,7 +50,7 @@ def load_embedding(directory: Path, default: Pooling) -> EmbeddingConfig:
 
 
 def _load(path: Path) -> Fields:
-    return Fields(read_json(path) if path.is_file() else {}, path.name)
+    return Fields(read_json(path) if path.exists() else {}, path.name)
 
 
 def _read_modules(modules: Any, directory: Path, default: Pooling) -> tuple[Pooling, bool]:

@@ -13,6 +13,7 @@ from typing import Any, Self
 
 import tokenizers
 
+from runtime.files import regular
 from server.text.template import ChatTemplate, TemplateError
 
 FILES = (
@@ -86,7 +87,7 @@ class Tokenizer:
 
     @classmethod
     def from_dir(cls, path: str | Path) -> Self:
-        return cls({name: _read(file) for name in FILES if (file := Path(path) / name).is_file()})
+        return cls({name: _read(file) for name in FILES if (file := Path(path) / name).exists()})
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
@@ -117,9 +118,12 @@ class Tokenizer:
 
 
 def _read(file: Path) -> bytes:
-    if (size := file.stat().st_size) > MAX_FILE_BYTES:
-        raise ModelFilesError(f"{file.name} has {size} bytes; at most {MAX_FILE_BYTES} are read")
-    return file.read_bytes()
+    try:
+        if (size := regular(file).stat().st_size) > MAX_FILE_BYTES:
+            raise ModelFilesError(f"{file.name} has {size} bytes; at most {MAX_FILE_BYTES} are read")
+        return file.read_bytes()
+    except OSError as error:
+        raise ModelFilesError(f"{file.name} cannot be read: {error.strerror}") from error
 
 
 def _load_object(files: Mapping[str, bytes], name: str) -> dict[str, Any]:

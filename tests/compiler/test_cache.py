@@ -192,6 +192,16 @@ def test_a_named_pipe_in_the_cache_holds_nobody_up(tmp_path: Path, executable: E
         cache.store(key(text()), executable)
 
 
+@pytest.mark.parametrize("suffix", [".rsx", ".json"])
+def test_a_named_pipe_in_an_entry_s_place_is_replaced(suffix: str, tmp_path: Path, executable: Executable) -> None:
+    """To write into it would wait for somebody who reads."""
+    path = (cache := Cache(tmp_path)).store(key(text()), executable)
+    path.with_suffix(suffix).unlink()
+    os.mkfifo(path.with_suffix(suffix))
+    cache.store(key(text()), executable)
+    assert cache.find(key(text())) is not None and sorted(file.suffix for file in tmp_path.iterdir()) == [".json", ".rsx"]
+
+
 def test_a_damaged_entry_is_removed_and_counts_as_absent(tmp_path: Path, executable: Executable, caplog: pytest.LogCaptureFixture) -> None:
     cache = Cache(tmp_path)
     path = cache.store(key(text()), executable)
