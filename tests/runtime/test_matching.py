@@ -17,8 +17,9 @@ def run(specs: dict[str, Spec], values: list[object], *bounds: Bound) -> list[in
     """Slots after a match, derived as 2*n."""
     heap = np.zeros(len(SLOTS), np.int64)
 
-    def derive(address: int) -> None:
+    def derive(address: int) -> int:
         heap[2] = 2 * heap[0]
+        return 0
 
     items = [Item(i, f"parameter {name!r}", spec) for i, (name, spec) in enumerate(specs.items())]
     Match("main", SLOTS, bounds, items, derive)(values, heap.data, heap.ctypes.data)
@@ -99,13 +100,22 @@ def test_bounds() -> None:
 
 
 def test_a_bound_holds_before_anything_is_derived_from_the_variable() -> None:
-    def derive(address: int) -> None:
+    def derive(address: int) -> int:
         pytest.fail("derived from a variable outside its range")
 
     match = Match("f", ("n",), (Bound("n", 0, 1),), [Item(0, "x", ShapeSpec((N,)))], derive)
     heap = np.zeros(1, np.int64)
     with pytest.raises(BoundExceeded):
         match([(0,)], heap.data, heap.ctypes.data)
+
+
+@pytest.mark.parametrize(("status", "problem"), [(3, "does not fit 64 bits"), (-3, "divides by zero")])
+def test_a_slot_without_a_value_is_refused_by_name(status: int, problem: str) -> None:
+    """What a shape function returns names the slot that it could not compute."""
+    heap = np.zeros(len(SLOTS), np.int64)
+    match = Match("f", SLOTS, (), [Item(0, "x", ShapeSpec((N, M)))], lambda _: status)
+    with pytest.raises(BoundExceeded, match=rf"f: 2\*n {problem} where n = 7, m = 8; declare the ranges"):
+        match([(7, 8)], heap.data, heap.ctypes.data)
 
 
 def test_unknown_slots_and_types_are_refused_when_loaded() -> None:
