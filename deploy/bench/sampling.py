@@ -19,7 +19,7 @@ from runtime.device.null import NullModel
 from runtime.sampling import SampleBatch, Sampled
 from runtime.session import Session
 from runtime.step import StepLimits
-from server.engine.sampler import RowState, Sampler
+from server.engine.sampler import Bans, RowState, Sampler
 from server.messages import SamplingParams
 
 VOCAB, ROWS = 152_000, 32
@@ -76,7 +76,7 @@ def peaked(rng: np.random.Generator) -> NDArray[np.float32]:
 def rows_of(params: SamplingParams, rng: np.random.Generator) -> list[RowState]:
     rows: list[RowState] = []
     for choice in range(ROWS):
-        row = RowState(params, choice, (2,), tuple(rng.integers(0, VOCAB, NUM_PROMPT).tolist()))
+        row = RowState(params, choice, (2,), tuple(rng.integers(0, VOCAB, NUM_PROMPT).tolist()), Bans(params))
         for token_id in rng.integers(0, VOCAB, NUM_DRAWN).tolist():
             row.advance(token_id)
         rows.append(row)

@@ -197,7 +197,7 @@ class Requests:
         self._scheduler.take_back(seq, num_tokens)
         seq.untold_ids = seq.untold_ids[: len(seq.untold_ids) - num_tokens]
         seq.untold_logprobs = seq.untold_logprobs[: len(seq.untold_ids)]
-        seq.row = row_behind(seq.request.submit, seq.choice, seq.token_ids[seq.num_prompt :], self._eos_ids)
+        seq.row = row_behind(seq.request.submit, seq.choice, seq.token_ids[seq.num_prompt :], self._eos_ids, seq.row.bans)
         self._tell(seq, *seq.follow())
 
     def _tell(

@@ -70,6 +70,25 @@ class Seen:
         return self._counts[: self._num]
 
 
+class Bans:
+    """The tokens that a request never allows, as a mask: made once for all its choices, as hundreds of thousands may be named."""
+
+    def __init__(self, params: SamplingParams) -> None:
+        allowed, banned = params.allowed_token_ids, params.banned_token_ids
+        self.exist = bool(allowed or banned)
+        num_words = (max((*allowed, *banned)) >> 5) + 1 if self.exist else 0
+        self._others = np.int32(0) if allowed else ALL  # of tokens beyond the mask
+        self._mask: Bitmask = np.full(num_words, self._others)
+        _set(self._mask, allowed)
+        _clear(self._mask, banned)
+
+    def restrict(self, mask: Bitmask) -> None:
+        if self.exist:
+            num_words = len(self._mask)
+            mask[:num_words] &= self._mask
+            mask[num_words:] &= self._others
+
+
 @dataclass(slots=True, eq=False)
 class RowState:
     """What the sampler remembers of one sequence; `advance` is called for every token that joins it, forced ones included."""
@@ -78,6 +97,7 @@ class RowState:
     choice: int
     eos_ids: tuple[int, ...]
     prompt_ids: Sequence[int]
+    bans: Bans
     num_drawn: int = 0
     ender_ids: frozenset[int] = field(init=False)  # they end the sequence, once min_tokens are drawn
     watch: Watch = field(init=False)
@@ -86,7 +106,6 @@ class RowState:
     bias_values: Logits = field(init=False)
     seen: Seen | None = field(init=False)  # None: nothing is penalised
     numbers: tuple[float, ...] = field(init=False)  # of runtime.sampling.Number
-    _bans: bool = field(init=False)
 
     def __post_init__(self) -> None:
         params = self.params
@@ -100,8 +119,7 @@ class RowState:
         sharpness = min(1 / params.temperature, SHARPEST) if params.temperature > 0 else 0.0
         reach = -math.log(params.min_p) if params.min_p > 0 else math.inf
         self.numbers = sharpness, reach, *penalties
-        self._bans = bool(params.allowed_token_ids or params.banned_token_ids)
-        self.is_plain = not (params.logit_bias or self._bans or self.watch.is_needed or self.seen is not None)
+        self.is_plain = not (params.logit_bias or self.bans.exist or self.watch.is_needed or self.seen is not None)
 
     @property
     def holds_back_end(self) -> bool:
@@ -128,14 +146,11 @@ class RowState:
 
     @property
     def is_restricted(self) -> bool:
-        return self._bans or self.watch.is_needed or (self.holds_back_end and bool(self.ender_ids))
+        return self.bans.exist or self.watch.is_needed or (self.holds_back_end and bool(self.ender_ids))
 
     def restrict(self, mask: Bitmask) -> None:
         """Take the bits of the tokens that must not be drawn next."""
-        params = self.params
-        if params.allowed_token_ids:
-            _keep(mask, params.allowed_token_ids)
-        _clear(mask, params.banned_token_ids)
+        self.bans.restrict(mask)
         _clear(mask, self.watch.banned())
         if self.holds_back_end:
             _clear(mask, self.ender_ids)

@@ -15,11 +15,15 @@ class Watch:
     is_needed: bool = field(init=False)
     _tail: tuple[int, ...] = ()  # of the tokens drawn, as many as a banned sequence looks back
     _num_back: int = field(init=False)
+    _endings: dict[int, list[tuple[int, ...]]] = field(init=False)  # banned sequences, by their last token but one
     _num_thoughts: int | None = field(init=False)  # tokens in the open think block; None outside of one
 
     def __post_init__(self) -> None:
         sequences, thinking = self.params.banned_sequences, self.params.thinking
         self.is_needed = bool(sequences) or thinking is not None
+        self._endings = {}
+        for sequence in sequences:
+            self._endings.setdefault(sequence[-2], []).append(sequence)
         self._num_back = max((len(sequence) - 1 for sequence in sequences), default=0)
         self._num_thoughts = 0 if thinking is not None and thinking.is_open else None
 
@@ -36,7 +40,8 @@ class Watch:
 
     def banned(self) -> list[int]:
         """Tokens that would complete a banned sequence."""
-        return [last for *before, last in self.params.banned_sequences if self._tail[-len(before) :] == tuple(before)]
+        tail = self._tail
+        return [sequence[-1] for sequence in self._endings.get(tail[-1], ()) if tail[1 - len(sequence) :] == sequence[:-1]] if tail else []
 
     def demanded(self) -> int | None:
         """The one token that may come next, or None for any."""

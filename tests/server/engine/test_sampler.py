@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from runtime.device.null import NullModel
 from runtime.philox import random_bits
 from runtime.step import StepLimits
-from server.engine.sampler import RowState, Sampler
+from server.engine.sampler import Bans, RowState, Sampler
 from server.messages import SamplingParams, Thinking
 
 VOCAB = 200
@@ -25,7 +25,7 @@ def sampler_of(vocab_size: int) -> Sampler:
 
 
 def row_of(params: SamplingParams, prompt=(1, 2, 2, 9), drawn=(), choice=0) -> RowState:
-    row = RowState(params, choice, (EOS,), prompt)
+    row = RowState(params, choice, (EOS,), prompt, Bans(params))
     for token_id in drawn:
         row.advance(token_id)
     return row
