@@ -100,8 +100,21 @@ async def _on_invalid(_request: Request, error: Exception) -> Response:
         return error_response(ApiError(INVALID_JSON, "the body is not a JSON object with content-type application/json"))
     if kind == "missing":
         return error_response(ApiError(MISSING_FIELD, f"{param} is absent and required", param=param))
-    value = f"{first.get('input')!r:.80}"
+    value = _shown(first.get("input"))
     return error_response(ApiError(INVALID_VALUE, f"{param} is {value}: {message}", param=param))
+
+
+def _shown(value: object) -> str:
+    """A beginning of it, without writing down all of it first."""
+    match value:
+        case str():
+            return f"{value[:80]!r:.80}"
+        case list():
+            return f"a list of {len(value)}" if value else "[]"
+        case dict():
+            return f"an object of {len(value)} fields" if value else "{}"
+        case _:
+            return f"{value!r:.80}"
 
 
 def _path(location: tuple[str | int, ...]) -> str:

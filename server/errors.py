@@ -184,6 +184,13 @@ OPERATION_ENDED = ErrorKind(
     "operation_ended", 409, CONFLICT, "The operation has ended and cannot be cancelled.", "Unload the model instead."
 )
 BODY_TOO_LARGE = ErrorKind("body_too_large", 413, INVALID, "The body is larger than `max_body_bytes`.", "Send less.")
+BODY_TOO_COMPLEX = ErrorKind(
+    "body_too_complex",
+    413,
+    INVALID,
+    "The body has more values than a request may have: 32768 objects, lists, names and texts, and 327680 numbers.",
+    "Split the request.",
+)
 HEADERS_TOO_LARGE = ErrorKind("headers_too_large", 431, INVALID, "The request line and headers exceed `max_header_bytes`.", "Send less.")
 QUEUE_FULL = ErrorKind("queue_full", 429, OVERLOADED, "The model's queue is full.", "Wait for `Retry-After`.", retry=True)
 CLIENT_CLOSED = ErrorKind("client_closed", 499, INVALID, "The client went away; seen in logs and metrics only.", "None.")

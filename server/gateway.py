@@ -17,6 +17,7 @@ from server.auth import Guard
 from server.errors import BODY_TOO_LARGE, CLIENT_CLOSED, INTERNAL, REQUEST_TIMEOUT, SHUTTING_DOWN, ApiError
 from server.metrics import Metrics
 from server.settings import ServerSettings
+from server.structure import PIECE_BYTES, Structure
 
 log = logging.getLogger(__name__)
 
@@ -52,8 +53,8 @@ class Gateway:
         try:
             try:
                 passed = self._guard.check(scope["method"], scope["path"], headers)
-                scope["relaxserve.caller"] = Caller(request_id, passed.key_digest, passed.access, began_s)
                 body = await self._read_body(headers, receive)
+                scope["relaxserve.caller"] = Caller(request_id, passed.key_digest, passed.access, began_s, len(body))
                 await self._app(scope, _replay(body, receive), send_with_headers)
             except ApiError as error:
                 if status:
@@ -76,20 +77,28 @@ class Gateway:
             self._metrics.http_s.labels(handler, scope["method"]).observe(time.monotonic() - began_s)
 
     async def _read_body(self, headers: Headers, receive: Receive) -> bytes:
-        """The whole body, for no endpoint can begin without it; bounded in size and in time."""
+        """The whole body, for no endpoint can begin without it; bounded in size, in structure and in time."""
         limit, declared = self._settings.max_body_bytes, headers.get("content-length", "")
         if declared.isdigit() and int(declared) > limit:
-            raise _too_large(limit)
-        body = bytearray()
+            raise ApiError(BODY_TOO_LARGE, f"the body is larger than {limit} bytes", headers={"connection": "close"})
+        body, structure = bytearray(), Structure()
         try:
             async with asyncio.timeout(self._settings.body_timeout_s):
                 while True:
                     message = await receive()
-                    body += message.get("body", b"")
-                    if len(body) > limit:
-                        raise _too_large(limit)
+                    arrived: bytes = message.get("body", b"")
+                    if len(body) + len(arrived) > limit:
+                        raise ApiError(BODY_TOO_LARGE, f"the body is larger than {limit} bytes")
+                    for at in range(0, len(arrived), PIECE_BYTES):
+                        if at:
+                            await asyncio.sleep(0)
+                        structure.feed(arrived[at : at + PIECE_BYTES])
+                    body += arrived
                     if not message.get("more_body", False):
                         return bytes(body)
+        except ApiError as error:
+            error.headers["connection"] = "close"  # the rest is still under way, and nobody will read it
+            raise
         except TimeoutError:
             waited_s = self._settings.body_timeout_s
             message = f"the body did not arrive within {waited_s:g} s"
@@ -98,12 +107,6 @@ class Gateway:
 
 def error_response(error: ApiError) -> Response:
     return Response(error.body(), error.kind.status, error.response_headers(), "application/json")
-
-
-def _too_large(limit: int) -> ApiError:
-    # The rest of the body is still under way, and nobody will read it.
-    headers = {"connection": "close"}
-    return ApiError(BODY_TOO_LARGE, f"the body is larger than {limit} bytes", headers=headers)
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

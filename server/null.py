@@ -71,6 +71,8 @@ class ByteTokenizer:
         self.bos_id: int | None = self.BOS
         self.eos_ids: tuple[int, ...] = (self.EOS,)
         self.special_ids = frozenset((self.BOS, self.EOS, *self.specials))
+        self.special_texts = {self.BOS: b"<s>", self.EOS: b"</s>", **{index: text.encode() for index, text in self.specials.items()}}
+        self.max_token_chars = max(map(len, self.special_texts.values()))
         self.chat_template = NullTemplate() if chat else None
         self.generation_defaults = NullDefaults()
 
@@ -81,9 +83,14 @@ class ByteTokenizer:
                 return [*ids, special_id]
         return ids + list(text.encode())
 
+    def encode_all(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
+        return [self.encode(text, add_special_tokens) for text in texts]
+
+    def count(self, text: str) -> int:
+        return len(text.encode())
+
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        names = {self.BOS: "<s>", self.EOS: "</s>", **self.specials}
-        parts = [bytes([i]) if i < 256 else b"" if skip_special_tokens else names[i].encode() for i in ids]
+        parts = [bytes([i]) if i < 256 else b"" if skip_special_tokens else self.special_texts[i] for i in ids]
         return b"".join(parts).decode(errors="replace")
 
     def token_bytes(self, token_id: int) -> bytes:

@@ -38,7 +38,7 @@ from server.sources import resolve
 from server.state import LEAST_CONTEXT, MOST_SEQUENCES, NAME, NAMED, ModelSpec
 from server.text.tools import FORMATS
 
-Name = Annotated[str, Field(pattern=NAME)]
+Name = Annotated[str, Field(pattern=NAME, max_length=128)]
 Bytes = Annotated[int, Field(ge=1, lt=2**63)]
 
 
@@ -58,9 +58,9 @@ class LoadBody(Options):
     kv_cache_bytes: Bytes | None = None
     kv_dtype: Literal["auto", "f32", "f16", "bf16", "int8"] = "auto"
     target: TargetName = "host"
-    aliases: list[Name] = Field(default_factory=list)
+    aliases: list[Name] = Field(default_factory=list, max_length=64, fail_fast=True)
     pin: bool = False
-    tool_parser: str | None = None
+    tool_parser: Annotated[str, Field(max_length=64)] | None = None
     reasoning: bool | None = None
     dry_run: bool = False
     wait: bool = False

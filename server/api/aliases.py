@@ -5,9 +5,10 @@ A model that is named without a source is the folder of that name below the mode
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Response
+from pydantic import Field
 
 from server.api.admin import LoadBody, Name, spec_of, waited
 from server.api.admin_answers import FinishedLoad, LlamaDone, LlamaModel, LlamaModels, TritonModel
@@ -25,8 +26,8 @@ DONE: LlamaDone = {"success": True}
 
 
 class TritonBody(Options):
-    source: str | None = None
-    parameters: dict[str, Any] | None = None
+    source: Annotated[str, Field(max_length=1024)] | None = None
+    parameters: Annotated[dict[str, Any], Field(max_length=64)] | None = None
 
 
 class LlamaBody(Options):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import msgspec
 from fastapi import APIRouter, Request, Response
@@ -13,6 +14,7 @@ from server.api.context import Caller, Context, caller
 from server.api.conversation import for_template
 from server.api.fields import check_unknown
 from server.api.generate import Generation, Job
+from server.api.limits import check_judged, check_sizes, num_chars
 from server.api.prepare import (
     ChatPlan,
     constraint_of,
@@ -24,11 +26,11 @@ from server.api.prepare import (
     require_generator,
     sampling_params,
     seed_of,
-    truncate,
 )
 from server.api.respond import respond, response_headers
 from server.api.routes import gives, new_router
 from server.api.schema import ChatBody, Tool
+from server.api.texts import check_chars, encode_prompts, most_chars, truncate
 from server.api.tool_choice import ToolUse, demanded_calls, offered_calls, tool_use
 from server.errors import NO_CHAT_TEMPLATE, TEMPLATE_FAILED, UNSUPPORTED_FIELD, ApiError
 from server.messages import Constraint, Thinking
@@ -62,23 +64,38 @@ def router(context: Context) -> APIRouter:
         """Show the prompt and the effective parameters; nothing is generated."""
         ignored = check_unknown(body, strict=context.settings.strict)
         model, loaded = context.registry.serve(body.model)
-        plan = await plan_chat(body, model, loaded, caller(request), context.settings)
-        shown = describe_plan(plan.prompt, plan.job, model, loaded)
-        return Response(encode(shown), headers=response_headers(loaded, ignored), media_type="application/json")
+        who = caller(request)
+        plan = await plan_chat(body, model, loaded, who, context.settings)
+        shown = await off_loop(who.num_body_bytes, lambda: encode(describe_plan(plan.prompt, plan.job, model, loaded)))
+        return Response(shown, headers=response_headers(loaded, ignored), media_type="application/json")
 
     return routes
 
 
 async def plan_chat(body: ChatBody, model: Model, loaded: Loaded, who: Caller, settings: ServerSettings) -> ChatPlan:
     require_generator(model, loaded)
+    text = await render_prompt(lambda: _offered(body, loaded, settings), loaded, who)
+    return await off_loop(max(who.num_body_bytes, len(text)), lambda: _planned(text, body, loaded, who, settings))
+
+
+def _offered(body: ChatBody, loaded: Loaded, settings: ServerSettings) -> Conversation:
     _check_fields(body, settings)
-    use = tool_use(body)
-    text = await render_prompt(body, loaded, use.tools)
-    ids: Sequence[int] = await off_loop(len(text), lambda: loaded.tokenizer.encode(text, bool(body.add_special_tokens)))
-    ids = truncate(ids, body.truncate_prompt_tokens, body.truncation_side)
+    check_sizes(body)
+    if body.truncate_prompt_tokens is None:
+        _check_conversation(body, loaded)
+    return conversation_of(body, tool_use(body).tools)
+
+
+def _planned(text: str, body: ChatBody, loaded: Loaded, who: Caller, settings: ServerSettings) -> ChatPlan:
+    use, context = tool_use(body), context_of(loaded)
+    keep, side = body.truncate_prompt_tokens, body.truncation_side
+    special = bool(body.add_special_tokens)
+    (whole,) = encode_prompts([text], loaded.tokenizer, "messages", special=special, context=context, keep=keep, side=side)
+    ids = truncate(whole, keep, side)
+    check_judged(len(ids), body.prompt_logprobs, "prompt_logprobs")
     max_tokens = max_tokens_of(body.max_completion_tokens or body.max_tokens, None, ids, loaded, param="messages")
     thinking = text.rstrip("\n").endswith(OPEN)
-    constraint = await _constraint(body, use, loaded, settings, thinking=thinking)
+    constraint = _constraint(body, use, loaded, settings, thinking=thinking)
     params = sampling_params(
         body,
         loaded,
@@ -109,9 +126,18 @@ async def plan_chat(body: ChatBody, model: Model, loaded: Loaded, who: Caller, s
     return ChatPlan(text, job, rules)
 
 
-async def render_prompt(body: ChatBody, loaded: Loaded, tools: Sequence[Tool]) -> str:
-    if loaded.renderer is None:
-        raise ApiError(NO_CHAT_TEMPLATE, "the model has no chat template; use /v1/completions", param="messages")
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """What a template is given."""
+
+    messages: list[dict[str, object]]
+    tools: list[dict[str, object]] | None
+    adds_prompt: bool
+    continues: bool
+    variables: dict[str, object]
+
+
+def conversation_of(body: ChatBody, tools: Sequence[Tool]) -> Conversation:
     messages = for_template(body.messages)
     extra: dict[str, object] = dict(body.chat_template_kwargs or {})
     if body.reasoning_effort is not None:
@@ -127,12 +153,30 @@ async def render_prompt(body: ChatBody, loaded: Loaded, tools: Sequence[Tool]) -
     continues = bool(body.continue_final_message)
     adds_prompt = not continues if body.add_generation_prompt is None else body.add_generation_prompt
     definitions = [tool.model_dump(exclude_none=True) for tool in tools] or None
+    return Conversation(messages, definitions, adds_prompt, continues, extra)
+
+
+async def render_prompt(make: Callable[[], Conversation], loaded: Loaded, who: Caller) -> str:
+    if loaded.renderer is None:
+        raise ApiError(NO_CHAT_TEMPLATE, "the model has no chat template; use /v1/completions", param="messages")
+    made = await off_loop(who.num_body_bytes, make)
     try:
         return await loaded.renderer.render(
-            messages, definitions, add_generation_prompt=adds_prompt, continue_final_message=continues, variables=extra
+            made.messages,
+            made.tools,
+            add_generation_prompt=made.adds_prompt,
+            continue_final_message=made.continues,
+            variables=made.variables,
         )
     except TemplateError as error:
         raise ApiError(TEMPLATE_FAILED, f"the chat template refused the messages: {error}", param="messages") from error
+
+
+def _check_conversation(body: ChatBody, loaded: Loaded) -> None:
+    """What a template is given, it writes; so more than the context can hold need not be rendered."""
+    context = context_of(loaded)
+    given = [[vars(message) for message in body.messages], body.tools if body.tool_choice != "none" else None]
+    check_chars(num_chars(given, most_chars(loaded.tokenizer, context)), loaded.tokenizer, "messages", context)
 
 
 def describe_plan(prompt: str, job: Job, model: Model, loaded: Loaded) -> Render:
@@ -178,9 +222,9 @@ def _check_fields(body: ChatBody, settings: ServerSettings) -> None:
         raise invalid("echo", "the last message is not the assistant's; there is nothing to echo")
 
 
-async def _constraint(body: ChatBody, use: ToolUse, loaded: Loaded, settings: ServerSettings, *, thinking: bool) -> Constraint | None:
+def _constraint(body: ChatBody, use: ToolUse, loaded: Loaded, settings: ServerSettings, *, thinking: bool) -> Constraint | None:
     dialect = loaded.dialect
-    constraint = await constraint_of(body, settings)
+    constraint = constraint_of(body, settings)
     if use.demanded:
         if constraint is not None:
             raise invalid("tool_choice", "tool_choice demands a call and the answer is to match a format; choose one")

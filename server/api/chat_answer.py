@@ -11,7 +11,6 @@ import msgspec
 from server.api.answers import (
     ChatChoice,
     ChatChunkChoice,
-    ChatCompletion,
     ChatDelta,
     ChatMessage,
     Envelope,
@@ -20,9 +19,9 @@ from server.api.answers import (
 )
 from server.api.context import answer_id
 from server.api.conversation import text_of
-from server.api.generate import Generation, Step, TokenEntry, Usage
+from server.api.generate import Generation, Step, Usage
 from server.api.logprobs import LogprobWriter
-from server.api.prepare import ChatPlan
+from server.api.prepare import ChatPlan, off_loop
 from server.api.respond import fingerprint
 from server.api.schema import ChatBody
 from server.messages import TokenLogprob
@@ -44,7 +43,7 @@ class _ChatChoice:
         self.reasoning: list[str] = []
         self.tool_calls: list[CallStart] = []
         self.arguments: list[list[str]] = []
-        self.entries: list[TokenEntry] = []
+        self.entries: list[bytes] = []  # as JSON
         self.token_ids: list[int] = []
         self.finish: str | None = None
         self.stop_reason: str | int | None = None
@@ -90,23 +89,28 @@ class ChatAnswer:
     def usage(self) -> Usage:
         return self._generation.usage
 
-    async def whole(self) -> bytes:
+    async def whole(self) -> list[bytes]:
+        size = len(self._prompt_ids)
         async with aclosing(self._generation.steps()) as steps:
             async for step in steps:
                 choice = self._choices[step.choice]
                 choice.add(self._take(choice, step))
-                choice.entries += step.entries
+                choice.entries += self._writer.chat_entries(step.entries)
                 choice.token_ids += step.token_ids
-        answer: ChatCompletion = {
-            **self._envelope,
-            "choices": [self._describe(index, choice) for index, choice in enumerate(self._choices)],
-            "usage": self.usage.describe(),
-        }
+                size += len(step.token_ids)
+        return await off_loop(size, self._pieces)
+
+    def _pieces(self) -> list[bytes]:
+        """The answer, choice by choice."""
+        pieces = [encode(self._envelope)[:-1] + b',"choices":[']
+        for index, choice in enumerate(self._choices):
+            pieces.append((b"," if index else b"") + encode(self._describe(index, choice)))
+        pieces.append(b'],"usage":' + encode(self.usage.describe()))
         if self._prompt_logprobs:
-            answer["prompt_logprobs"] = self._writer.prompt(self._prompt_logprobs)
+            pieces.append(b',"prompt_logprobs":' + encode(self._writer.prompt(self._prompt_logprobs)))
         if self._body.return_token_ids:
-            answer["prompt_token_ids"] = self._prompt_ids
-        return encode(answer)
+            pieces.append(b',"prompt_token_ids":' + encode(self._prompt_ids))
+        return [*pieces, b"}"]
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
         head = encode({**self._envelope, "object": "chat.completion.chunk"})[:-1] + b',"choices":['
@@ -120,7 +124,7 @@ class ChatAnswer:
                     tail = b'],"usage":' + encode(self.usage.describe()) + b"}"
                 if step.choice not in opened:
                     opened.add(step.choice)
-                    yield head + self._opening(step) + tail
+                    yield head + await off_loop(len(step.prompt_logprobs), lambda step=step: self._opening(step)) + tail
                 if self._is_plain(choice, step, parts):
                     for part in parts:  # at most one; the path of nearly every token
                         text = encode(part.text) if isinstance(part, Content) else b'""'
@@ -176,7 +180,7 @@ class ChatAnswer:
         return encode(opening)
 
     def _chunk(self, choice: _ChatChoice, step: Step, parts: Sequence[Part]) -> bytes | None:
-        choice.entries += step.entries
+        choice.entries += self._writer.chat_entries(step.entries)
         choice.token_ids += step.token_ids
         delta = self._delta(parts)
         if not delta and choice.finish is None:

@@ -10,10 +10,11 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from server.api.answers import Completion, CompletionChoice, CompletionLogprobs, Envelope
+from server.api.answers import CompletionChoice, CompletionLogprobs, Envelope
 from server.api.context import answer_id
 from server.api.generate import Generation, Job, Step, TokenEntry, Usage
-from server.api.logprobs import LogprobWriter, joined
+from server.api.logprobs import Columns, LogprobWriter
+from server.api.prepare import off_loop
 from server.api.respond import fingerprint
 from server.api.schema import CompletionBody
 from server.handle import Tokenizer
@@ -28,14 +29,16 @@ encode = msgspec.json.encode
 class _Choice:
     index: int
     text: list[str] = field(default_factory=list)
-    entries: list[TokenEntry] = field(default_factory=list)
+    logprobs: Columns = field(default_factory=Columns)
+    sum_logprobs: float = 0.0
+    num_judged: int = 0
     token_ids: list[int] = field(default_factory=list)
     finish: str | None = None
     stop_reason: str | int | None = None
 
     @property
     def mean_logprob(self) -> float:
-        return sum(entry.logprob.logprob for entry in self.entries) / max(1, len(self.entries))
+        return self.sum_logprobs / max(1, self.num_judged)
 
 
 @dataclass(slots=True)
@@ -64,6 +67,7 @@ class CompletionAnswer:
         self._prompts = [_Prompt.of(job.submit.prompt_ids, loaded.tokenizer) for job in jobs] if body.echo else []
         self._prompt_ids = [job.submit.prompt_ids for job in jobs]
         self._prompt_logprobs: dict[int, tuple[TokenLogprob | None, ...]] = {}
+        self._echoes: dict[int, Columns] = {}  # of each prompt, written once for all its choices
         self._choices = [_Choice(index) for index in range(len(jobs) * self._per_prompt)]
         self._writer = LogprobWriter(loaded.tokenizer, as_ids=bool(body.return_tokens_as_token_ids))
         self._envelope: Envelope = {
@@ -86,20 +90,27 @@ class CompletionAnswer:
             sum(usage.cached_tokens for usage in parts),
         )
 
-    async def whole(self) -> bytes:
+    async def whole(self) -> list[bytes]:
+        size = sum(map(len, self._prompt_ids))
         async with aclosing(self._steps()) as steps:
             async for step in steps:
                 choice = self._choices[step.choice]
                 self._take(choice, step)
                 choice.text.append(step.text)
-                choice.entries += step.entries
                 choice.token_ids += step.token_ids
-        answer: Completion = {
-            **self._envelope,
-            "choices": [self._describe(index, choice) for index, choice in enumerate(self._best())],
-            "usage": self.usage.describe(),
-        }
-        return encode(answer)
+                choice.sum_logprobs += sum(entry.logprob.logprob for entry in step.entries)
+                choice.num_judged += len(step.entries)
+                if (logprobs := self._logprobs(step.choice, step.entries)) is not None:
+                    choice.logprobs.add(logprobs)
+                size += len(step.token_ids)
+        return await off_loop(size, self._pieces)
+
+    def _pieces(self) -> list[bytes]:
+        """The answer, choice by choice."""
+        pieces = [encode(self._envelope)[:-1] + b',"choices":[']
+        for index, choice in enumerate(self._best()):
+            pieces.append((b"," if index else b"") + encode(self._describe(index, choice)))
+        return [*pieces, b'],"usage":' + encode(self.usage.describe()) + b"}"]
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
         head = encode(self._envelope)[:-1] + b',"choices":['
@@ -114,7 +125,7 @@ class CompletionAnswer:
                 if step.choice not in opened:
                     opened.add(step.choice)
                     if self._prompts or step.prompt_logprobs or self._body.return_token_ids:
-                        yield head + self._opening(step) + tail
+                        yield head + await off_loop(len(step.prompt_logprobs), lambda step=step: self._opening(step)) + tail
                 if step.text and choice.finish is None and not step.entries and not self._body.return_token_ids:
                     yield b'%b{"index":%d,"text":%b,"logprobs":null,"finish_reason":null}%b' % (
                         head,
@@ -198,7 +209,7 @@ class CompletionAnswer:
         opening: CompletionChoice = {
             "index": step.choice,
             "text": self._prompts[prompt_index].text if self._prompts else "",
-            "logprobs": self._echo(prompt_index),
+            "logprobs": None if (echo := self._echo(prompt_index)) is None else echo.whole(),
             "finish_reason": None,
         }
         if self._body.prompt_logprobs is not None:
@@ -225,15 +236,15 @@ class CompletionAnswer:
         prompt_index = choice.index // self._per_prompt
         silent = self._body.max_tokens == 0
         text = "" if silent else "".join(choice.text)
-        logprobs = self._logprobs(choice.index, choice.entries)
+        logprobs = choice.logprobs
         if self._prompts:
             text = self._prompts[prompt_index].text + text
-            if logprobs is not None and (echo := self._echo(prompt_index)) is not None:
-                logprobs = joined(echo, logprobs)
+            if (echo := self._echo(prompt_index)) is not None:
+                logprobs = logprobs.behind(echo)
         described: CompletionChoice = {
             "index": index,
             "text": text,
-            "logprobs": logprobs,
+            "logprobs": None if self._body.logprobs is None else logprobs.whole(),
             "finish_reason": choice.finish,
             "stop_reason": choice.stop_reason,
         }
@@ -250,9 +261,11 @@ class CompletionAnswer:
         shift = len(self._prompts[choice // self._per_prompt].text) if self._prompts else 0
         return self._writer.completion(() if self._body.max_tokens == 0 else entries, shift=shift)
 
-    def _echo(self, prompt_index: int) -> CompletionLogprobs | None:
+    def _echo(self, prompt_index: int) -> Columns | None:
         read = self._prompt_logprobs.get(prompt_index)
         if self._body.logprobs is None or read is None or not self._prompts:
             return None
-        prompt = self._prompts[prompt_index]
-        return self._writer.echo(prompt.ids, prompt.starts, read)
+        if prompt_index not in self._echoes:
+            prompt = self._prompts[prompt_index]
+            self._echoes[prompt_index] = self._writer.echo(prompt.ids, prompt.starts, read)
+        return self._echoes[prompt_index]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from typing import cast
 
 from fastapi import APIRouter, Request, Response
 
@@ -11,21 +12,24 @@ from server.api.completion_answer import CompletionAnswer
 from server.api.context import Caller, Context, caller
 from server.api.fields import check_unknown
 from server.api.generate import Generation, Job
+from server.api.limits import check_judged, check_sizes
 from server.api.prepare import (
     check_ids,
     constraint_of,
+    context_of,
     invalid,
+    job_like,
     job_of,
     max_tokens_of,
     off_loop,
     require_generator,
     sampling_params,
     seed_of,
-    truncate,
 )
 from server.api.respond import respond, response_headers
 from server.api.routes import gives, new_router
-from server.api.schema import CompletionBody
+from server.api.schema import CompletionBody, Prompts
+from server.api.texts import encode_prompts, truncate
 from server.errors import UNSUPPORTED_FIELD, ApiError
 from server.handle import Tokenizer
 from server.model import Loaded, Model
@@ -43,85 +47,88 @@ def router(context: Context) -> APIRouter:
         ignored = check_unknown(body, strict=context.settings.strict)
         model, loaded = context.registry.serve(body.model)
         who, series = caller(request), context.metrics_of(model.spec.name)
-        jobs = await plan_completion(body, model, loaded, who, context.settings)
-        generations = [Generation(loaded, job, series, who.arrived_s) for job in jobs]
-        answer = CompletionAnswer(body, jobs, generations, model, loaded)
+
+        def prepare() -> CompletionAnswer:
+            jobs = plan_completion(body, model, loaded, who, context.settings)
+            generations = [Generation(loaded, job, series, who.arrived_s) for job in jobs]
+            return CompletionAnswer(body, jobs, generations, model, loaded)
+
+        answer = await off_loop(who.num_body_bytes, prepare)
         headers = response_headers(loaded, ignored)
         return await respond(request, answer, headers, stream=bool(body.stream), settings=context.settings)
 
     return routes
 
 
-async def plan_completion(body: CompletionBody, model: Model, loaded: Loaded, who: Caller, settings: ServerSettings) -> list[Job]:
+def plan_completion(body: CompletionBody, model: Model, loaded: Loaded, who: Caller, settings: ServerSettings) -> list[Job]:
     """One job per prompt."""
     require_generator(model, loaded)
-    prompts = await _prompts(body, loaded)
+    check_sizes(body)
     num_choices = max(body.n or 1, body.best_of or 1)
-    _check_fields(body, len(prompts) * num_choices, settings)
-    constraint, seed = await constraint_of(body, settings), seed_of(body)
+    _check_fields(body, len(_one_by_one(body.prompt)) * num_choices, settings)
+    prompts = [truncate(ids, body.truncate_prompt_tokens, body.truncation_side) for ids in _prompts(body, loaded)]
     ranked = num_choices > (body.n or 1)
-    jobs: list[Job] = []
-    for ids in prompts:
-        ids = truncate(ids, body.truncate_prompt_tokens, body.truncation_side)
-        # A prompt that is only to be scored still takes one step; its token is not shown.
-        asked = 1 if body.max_tokens == 0 else body.max_tokens
-        params = sampling_params(
-            body,
-            loaded,
-            max_tokens=max_tokens_of(asked, DEFAULT_MAX_TOKENS, ids, loaded, param="prompt"),
-            logprobs=0 if ranked and body.logprobs is None else body.logprobs,
-            prompt_logprobs=body.logprobs if body.echo and body.logprobs is not None else body.prompt_logprobs,
-            constraint=constraint,
-            seed=seed,
-        )
-        jobs.append(job_of(body, loaded, who, ids, params, settings=settings, num_choices=num_choices, shown={}))
-    return jobs
+    prompt_logprobs = body.logprobs if body.echo and body.logprobs is not None else body.prompt_logprobs
+    check_judged(sum(map(len, prompts)), prompt_logprobs, "logprobs" if body.prompt_logprobs is None else "prompt_logprobs")
+    # A prompt that is only to be scored still takes one step; its token is not shown.
+    asked = 1 if body.max_tokens == 0 else body.max_tokens
+    lengths = [max_tokens_of(asked, DEFAULT_MAX_TOKENS, ids, loaded, param="prompt") for ids in prompts]
+    params = sampling_params(
+        body,
+        loaded,
+        max_tokens=min(lengths),
+        logprobs=0 if ranked and body.logprobs is None else body.logprobs,
+        prompt_logprobs=prompt_logprobs,
+        constraint=constraint_of(body, settings),
+        seed=seed_of(body),
+    )
+    job = job_of(body, loaded, who, prompts[0], params, settings=settings, num_choices=num_choices, shown={})
+    return [job_like(job, ids, max_tokens) for ids, max_tokens in zip(prompts, lengths, strict=True)]
 
 
-async def _prompts(body: CompletionBody, loaded: Loaded) -> Sequence[Sequence[int]]:
+def _prompts(body: CompletionBody, loaded: Loaded) -> Sequence[Sequence[int]]:
     special, tokenizer, infill = body.add_special_tokens is not False, loaded.tokenizer, loaded.dialect.infill
+    context, keep, side = context_of(loaded), body.truncate_prompt_tokens, body.truncation_side
     if not body.suffix:
-        return await token_ids(body.prompt, tokenizer, "prompt", special)
+        return token_ids(body.prompt, tokenizer, "prompt", special=special, context=context, keep=keep, side=side)
     if infill is None:
         message = "suffix is not supported: this model has no tokens for filling in the middle"
         raise ApiError(UNSUPPORTED_FIELD, message, param="suffix")
-    begin, suffix = tokenizer.encode("", special), await _encode(body.suffix, tokenizer, special=False)
-    prompts = [begin + infill.prompt(await _encode(one, tokenizer, special=False), suffix) for one in _one_by_one(body.prompt)]
-    for ids in prompts:
-        check_ids(ids, tokenizer, "prompt")
-    return prompts
+    begin = tokenizer.encode("", special)
+    (suffix,) = encode_prompts([body.suffix], tokenizer, "suffix", special=False, context=context)
+    parts = token_ids(body.prompt, tokenizer, "prompt", special=False, context=context, keep=keep, side=side, may_be_empty=True)
+    return [begin + infill.prompt(list(ids), suffix) for ids in parts]
 
 
-async def token_ids(
-    prompt: str | list[int] | list[str] | list[list[int]], tokenizer: Tokenizer, param: str, special: bool
+def token_ids(
+    prompt: Prompts,
+    tokenizer: Tokenizer,
+    param: str,
+    *,
+    special: bool,
+    context: int,
+    keep: int | None,
+    side: str | None,
+    may_be_empty: bool = False,
 ) -> list[Sequence[int]]:
-    """The prompts of a request, in any of the four forms the API knows."""
-    encoded: list[Sequence[int]] = []
-    for one in _one_by_one(prompt):
-        ids = await _encode(one, tokenizer, special=special)
-        check_ids(ids, tokenizer, param)
-        encoded.append(ids)
-    if not encoded:
+    """The prompts of a request, in any of the four forms the API knows. Those in tokens are taken as they are."""
+    parts = _one_by_one(prompt)
+    texts = [part for part in parts if isinstance(part, str)]
+    encoded = iter(encode_prompts(texts, tokenizer, param, special=special, context=context, keep=keep, side=side))
+    found: list[Sequence[int]] = [next(encoded) if isinstance(part, str) else part for part in parts]
+    for ids in found:
+        if ids or not may_be_empty:
+            check_ids(ids, tokenizer, param)
+    if not found:
         raise invalid(param, f"{param} is empty; expected at least one token")
-    return encoded
+    return found
 
 
-async def _encode(one: str | list[int], tokenizer: Tokenizer, *, special: bool) -> Sequence[int]:
-    return await off_loop(len(one), lambda: tokenizer.encode(one, special)) if isinstance(one, str) else one
-
-
-def _one_by_one(prompt: str | list[int] | list[str] | list[list[int]]) -> Iterator[str | list[int]]:
+def _one_by_one(prompt: Prompts) -> Sequence[str | list[int]]:
     if isinstance(prompt, str):
-        yield prompt
-        return
-    ids: list[int] = []
-    for one in prompt:
-        if isinstance(one, int):
-            ids.append(one)
-        else:
-            yield one
-    if ids:
-        yield ids
+        return [prompt]
+    is_one = bool(prompt) and isinstance(prompt[0], int)
+    return cast("Sequence[str | list[int]]", [prompt] if is_one else prompt)
 
 
 def _check_fields(body: CompletionBody, num_choices: int, settings: ServerSettings) -> None:

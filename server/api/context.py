@@ -22,6 +22,7 @@ class Caller:
     key_digest: str = ""  # of the API key, for fairness between keys; empty without one
     access: Access = Access.KEY  # what the path was taken for when the key was judged
     arrived_s: float = field(default_factory=time.monotonic)
+    num_body_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

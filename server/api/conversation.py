@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 
+from server.api.limits import read_json
 from server.api.prepare import invalid
 from server.api.schema import Message
-from server.errors import UNSUPPORTED_CONTENT, ApiError
+from server.errors import INVALID_JSON, UNSUPPORTED_CONTENT, ApiError
 
 TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 
@@ -57,8 +57,9 @@ def _call(call: Mapping[str, object], where: str) -> dict[str, object]:
     arguments = function.get("arguments", "{}")
     if isinstance(arguments, str):
         try:
-            parsed = json.loads(arguments or "{}")
-        except (ValueError, RecursionError):
-            parsed = arguments  # a call that was cut off; the template gets it as it was
-        arguments = parsed
+            arguments = read_json(arguments or "{}")
+        except ApiError as error:
+            if error.kind is not INVALID_JSON:
+                raise
+            # a call that was cut off; the template gets it as it was
     return {**call, "function": {**function, "arguments": arguments}}

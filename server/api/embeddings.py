@@ -12,14 +12,16 @@ import numpy as np
 from fastapi import APIRouter, Request, Response
 from numpy.typing import NDArray
 
+from server.api.answers import Embedding as EmbeddingEntry
 from server.api.answers import Embeddings
 from server.api.completions import token_ids
 from server.api.context import Caller, Context, caller
 from server.api.fields import check_unknown
-from server.api.prepare import context_of, deadline_of, invalid, truncate
-from server.api.respond import response_headers, while_connected
+from server.api.prepare import context_of, deadline_of, invalid, off_loop
+from server.api.respond import Pieces, response_headers, while_connected
 from server.api.routes import gives, new_router
-from server.api.schema import EmbeddingBody
+from server.api.schema import EmbeddingBody, Prompts
+from server.api.texts import truncate
 from server.errors import (
     CONTEXT_LENGTH_EXCEEDED,
     DEADLINE_EXCEEDED,
@@ -35,6 +37,7 @@ from server.model import Loaded, Model
 from server.settings import ServerSettings
 
 Vector = NDArray[np.float32]
+TURN = 32  # texts handed to the worker before others get a turn
 
 
 def router(context: Context) -> APIRouter:
@@ -45,7 +48,8 @@ def router(context: Context) -> APIRouter:
         """Turn one or more texts into vectors."""
         ignored = check_unknown(body, strict=context.settings.strict)
         model, loaded = context.registry.serve(body.model)
-        prompts = await plan_embedding(body, model, loaded, context.settings)
+        who = caller(request)
+        prompts = await off_loop(who.num_body_bytes, lambda: plan_embedding(body, model, loaded, context.settings))
         num_tokens = sum(map(len, prompts))
         labels = (model.spec.name, ENGINE)
         try:
@@ -55,36 +59,40 @@ def router(context: Context) -> APIRouter:
             raise
         headers = response_headers(loaded, ignored)
         try:
-            work = embed_all(prompts, body, loaded, caller(request), context.settings)
+            work = embed_all(prompts, body, loaded, who, context.settings)
             vectors = await while_connected(request, work)
         finally:
             lease.release()
         context.metrics.prompt_tokens.labels(*labels).inc(num_tokens)
         answer: Embeddings = {
             "object": "list",
-            "data": [
-                {"object": "embedding", "index": index, "embedding": _written(vector, body.encoding_format)}
-                for index, vector in enumerate(vectors)
-            ],
+            "data": [],
             "model": body.model or model.spec.name,
             "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
         }
-        return Response(msgspec.json.encode(answer), headers=headers, media_type="application/json")
+        return Pieces(await off_loop(sum(vector.nbytes for vector in vectors), lambda: _pieces(answer, vectors, body)), headers)
 
     return routes
 
 
-async def plan_embedding(body: EmbeddingBody, model: Model, loaded: Loaded, settings: ServerSettings) -> list[Sequence[int]]:
+def plan_embedding(body: EmbeddingBody, model: Model, loaded: Loaded, settings: ServerSettings) -> list[Sequence[int]]:
     size = loaded.ready.embedding_size
     if not size:
         raise ApiError(NOT_AN_EMBEDDER, f"model {model.spec.name!r} gives no embeddings", param="model")
     if body.dimensions is not None and body.dimensions > size:
         raise invalid("dimensions", f"dimensions is {body.dimensions}; expected at most the model's {size}")
-    prompts = await token_ids(_prompted(body, loaded.ready), loaded.tokenizer, "input", body.add_special_tokens is not False)
-    if len(prompts) > settings.max_inputs:
-        raise invalid("input", f"input has {len(prompts)} texts; expected at most {settings.max_inputs}")
-    prompts = [truncate(ids, body.truncate_prompt_tokens, body.truncation_side) for ids in prompts]
-    context = context_of(loaded)
+    given = _prompted(body, loaded.ready)
+    num_texts = len(given) if isinstance(given, list) and given and not isinstance(given[0], int) else 1
+    if num_texts > settings.max_inputs:
+        raise invalid("input", f"input has {num_texts} texts; expected at most {settings.max_inputs}")
+    context, keep, side, special = (
+        context_of(loaded),
+        body.truncate_prompt_tokens,
+        body.truncation_side,
+        body.add_special_tokens is not False,
+    )
+    whole = token_ids(given, loaded.tokenizer, "input", special=special, context=context, keep=keep, side=side)
+    prompts = [truncate(ids, keep, side) for ids in whole]
     for ids in prompts:
         if len(ids) > context:
             raise ApiError(
@@ -95,7 +103,7 @@ async def plan_embedding(body: EmbeddingBody, model: Model, loaded: Loaded, sett
     return prompts
 
 
-def _prompted(body: EmbeddingBody, ready: Ready) -> str | list[int] | list[str] | list[list[int]]:
+def _prompted(body: EmbeddingBody, ready: Ready) -> Prompts:
     """Texts behind the prompt of that name, by default the one that the model was trained with; an empty name is none. Tokens are as they
     are."""
     known, name = dict(ready.prompts), body.prompt_name
@@ -127,7 +135,11 @@ async def embed_all(
 
     try:
         async with asyncio.TaskGroup() as group, asyncio.timeout(body.timeout):
-            tasks = [group.create_task(embed(ids)) for ids in prompts]
+            tasks: list[asyncio.Task[Vector]] = []
+            for ids in prompts:
+                tasks.append(group.create_task(embed(ids)))
+                if len(tasks) % TURN == 0:
+                    await asyncio.sleep(0)
             await asyncio.wait(tasks)
     except* TimeoutError:
         raise ApiError(DEADLINE_EXCEEDED, f"the vectors were not ready within {body.timeout} s") from None
@@ -142,6 +154,16 @@ def _shortened(vector: Vector, dimensions: int, *, normalize: bool) -> Vector:
     head = vector[:dimensions]
     norm = float(np.linalg.norm(head)) if normalize else 1.0
     return head / np.float32(norm or 1.0)
+
+
+def _pieces(answer: Embeddings, vectors: Sequence[Vector], body: EmbeddingBody) -> list[bytes]:
+    """The answer as a text in parts, each of which is written quickly: all at once, a thousand vectors take a second."""
+    head, _, tail = msgspec.json.encode(answer).partition(b'"data":[')
+    pieces = [head + b'"data":[']
+    for index, vector in enumerate(vectors):
+        entry: EmbeddingEntry = {"object": "embedding", "index": index, "embedding": _written(vector, body.encoding_format)}
+        pieces.append((b"," if index else b"") + msgspec.json.encode(entry))
+    return [*pieces, tail]
 
 
 def _written(vector: Vector, encoding: str | None) -> str | list[float]:

@@ -15,6 +15,7 @@ from server.metrics import RequestMetrics
 from server.model import Loaded
 from server.text.detokenize import Detokenizer, StopRules
 
+TURN = 8  # events taken before others get a turn; an engine step may bring a hundred of a request
 DEADLINE_GRACE_S = 1.0  # the worker keeps deadlines; this is for a worker that does not come to it
 
 
@@ -125,7 +126,7 @@ class Generation:
             raise
         running = self._running
         events = worker.generate(submit)
-        outcome = "cancelled"
+        outcome, num_taken = "cancelled", 0
         try:
             async for event in events if submit.deadline is None else self._until(submit.deadline, events):
                 if event.choice not in running:
@@ -140,6 +141,9 @@ class Generation:
                 yield step
                 if not running:
                     break
+                num_taken += 1
+                if num_taken % TURN == 0:
+                    await asyncio.sleep(0)
             if running:
                 raise ApiError(GENERATION_FAILED, "the model's worker ended before the answer did")
             outcome = "finished"

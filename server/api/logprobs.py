@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import cast
+
+import msgspec
 
 from server.api.answers import ChatLogprobs, ChatToken, CompletionLogprobs, PromptLogprobs, RankedChatToken, RankedToken
 from server.api.generate import TokenEntry
@@ -12,13 +16,53 @@ from server.messages import TokenLogprob
 LEAST = -9999.0  # JSON has no minus infinity
 
 
+PIECE = 256  # tokens whose log-probabilities are written in one call
+encode = msgspec.json.encode
+
+
+@dataclass(slots=True)
+class Columns:
+    """The log-probabilities of a completion, written as they come: to write those of a long answer all at once would hold up the streams
+    of others. Each part is some entries of a column."""
+
+    tokens: list[bytes] = field(default_factory=list)
+    token_logprobs: list[bytes] = field(default_factory=list)
+    top_logprobs: list[bytes] = field(default_factory=list)
+    text_offset: list[bytes] = field(default_factory=list)
+
+    def add(self, shape: CompletionLogprobs) -> None:
+        if shape["tokens"]:
+            self.tokens.append(encode(shape["tokens"])[1:-1])
+            self.token_logprobs.append(encode(shape["token_logprobs"])[1:-1])
+            self.top_logprobs.append(encode(shape["top_logprobs"])[1:-1])
+            self.text_offset.append(encode(shape["text_offset"])[1:-1])
+
+    def behind(self, first: Columns) -> Columns:
+        return Columns(
+            first.tokens + self.tokens,
+            first.token_logprobs + self.token_logprobs,
+            first.top_logprobs + self.top_logprobs,
+            first.text_offset + self.text_offset,
+        )
+
+    def whole(self) -> CompletionLogprobs:
+        columns = ("tokens", self.tokens), ("token_logprobs", self.token_logprobs)
+        further = ("top_logprobs", self.top_logprobs), ("text_offset", self.text_offset)
+        written = {name: msgspec.Raw(b"[" + b",".join(parts) + b"]") for name, parts in (*columns, *further)}
+        return cast("CompletionLogprobs", written)
+
+
 class LogprobWriter:
     def __init__(self, tokenizer: Tokenizer, *, as_ids: bool) -> None:
         self._tokenizer = tokenizer
         self._as_ids = as_ids  # "token_id:17" instead of the text, which two tokens may share
 
-    def chat(self, entries: Sequence[TokenEntry]) -> ChatLogprobs:
-        return {"content": [self._chat_entry(entry.logprob) for entry in entries], "refusal": None}
+    def chat_entries(self, entries: Sequence[TokenEntry]) -> list[bytes]:
+        """Written as they come, like `Columns`."""
+        return [encode(self._chat_entry(entry.logprob)) for entry in entries]
+
+    def chat(self, written: Sequence[bytes]) -> ChatLogprobs:
+        return {"content": cast("Sequence[RankedChatToken]", msgspec.Raw(b"[" + b",".join(written) + b"]")), "refusal": None}
 
     def completion(self, entries: Sequence[TokenEntry], *, shift: int = 0) -> CompletionLogprobs:
         """`shift`: where the answer begins in the text that the client gets."""
@@ -29,17 +73,27 @@ class LogprobWriter:
             "text_offset": [shift + entry.start for entry in entries],
         }
 
-    def echo(self, ids: Sequence[int], starts: Sequence[int], read: Sequence[TokenLogprob | None]) -> CompletionLogprobs:
+    def echo(self, ids: Sequence[int], starts: Sequence[int], read: Sequence[TokenLogprob | None]) -> Columns:
         """A prompt in the shape of `completion`; the first token follows nothing, so it has no probability."""
-        return {
-            "tokens": [self._text(token_id) for token_id in ids],
-            "token_logprobs": [None if entry is None else _finite(entry.logprob) for entry in read],
-            "top_logprobs": [None if entry is None else self._top(entry) for entry in read],
-            "text_offset": list(starts),
-        }
+        columns = Columns()
+        for at in range(0, len(ids), PIECE):
+            part = read[at : at + PIECE]
+            columns.add(
+                {
+                    "tokens": [self._text(token_id) for token_id in ids[at : at + PIECE]],
+                    "token_logprobs": [None if entry is None else _finite(entry.logprob) for entry in part],
+                    "top_logprobs": [None if entry is None else self._top(entry) for entry in part],
+                    "text_offset": list(starts[at : at + PIECE]),
+                }
+            )
+        return columns
 
     def prompt(self, read: Sequence[TokenLogprob | None]) -> PromptLogprobs:
-        return [None if entry is None else self._ranked(entry) for entry in read]
+        parts = [
+            encode([None if entry is None else self._ranked(entry) for entry in read[at : at + PIECE]])[1:-1]
+            for at in range(0, len(read), PIECE)
+        ]
+        return cast("PromptLogprobs", msgspec.Raw(b"[" + b",".join(parts) + b"]"))
 
     def _chat_entry(self, entry: TokenLogprob) -> RankedChatToken:
         top = [self._chat_token(token_id, logprob) for token_id, logprob in entry.top]
@@ -74,15 +128,6 @@ class LogprobWriter:
             return raw.decode()
         except UnicodeDecodeError:  # part of a character
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
-
-
-def joined(first: CompletionLogprobs, then: CompletionLogprobs) -> CompletionLogprobs:
-    return {
-        "tokens": [*first["tokens"], *then["tokens"]],
-        "token_logprobs": [*first["token_logprobs"], *then["token_logprobs"]],
-        "top_logprobs": [*first["top_logprobs"], *then["top_logprobs"]],
-        "text_offset": [*first["text_offset"], *then["text_offset"]],
-    }
 
 
 def _finite(logprob: float) -> float:

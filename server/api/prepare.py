@@ -8,13 +8,15 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import msgspec
 
 from server.api.context import Caller
 from server.api.generate import Job
+from server.api.limits import num_chars, read_json
 from server.api.schema import GenerationBody, JsonObject, ResponseFormat
+from server.api.texts import encode_texts
 from server.errors import CONTEXT_LENGTH_EXCEEDED, INVALID_SCHEMA, INVALID_VALUE, NOT_A_GENERATOR, ApiError
 from server.handle import Tokenizer
 from server.messages import Constraint, ConstraintKind, SamplingParams, Submit, Thinking
@@ -26,7 +28,7 @@ from server.text.grammar import GrammarError, Structure, as_lark, json_text, str
 
 T = TypeVar("T")
 ANY_OBJECT = Constraint(ConstraintKind.JSON_SCHEMA, json_text({"type": "object"}))
-LONG_TEXT_CHARS = 4096  # from here on, tokenizing would hold up the streams of others
+LONG = 4096  # bytes of a body, or tokens of an answer: more of them would hold up the streams of others
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,15 +56,9 @@ def require_generator(model: Model, loaded: Loaded) -> None:
 
 
 async def off_loop(size: int, work: Callable[[], T]) -> T:
-    """Run `work`, on a thread if its input is large."""
-    return await asyncio.to_thread(work) if size > LONG_TEXT_CHARS else work()
-
-
-def truncate(ids: Sequence[int], limit: int | None, side: str | None) -> Sequence[int]:
-    """Only where the request asks for it."""
-    if limit is None or len(ids) <= limit:
-        return ids
-    return ids[:limit] if side == "right" else ids[-limit:]
+    """Run what a body asks for or an answer consists of, on a thread if there is much of it. That helps only as no call in `work` holds
+    Python's lock for long: see `limits.py`."""
+    return await asyncio.to_thread(work) if size > LONG else work()
 
 
 def check_ids(ids: Sequence[int], tokenizer: Tokenizer, param: str) -> None:
@@ -165,9 +161,8 @@ def job_of(
     num_choices: int,
     shown: Mapping[int, bytes],
 ) -> Job:
-    tokenizer = loaded.tokenizer
     if body.skip_special_tokens is False:
-        shown = {i: tokenizer.decode([i], skip_special_tokens=False).encode() for i in tokenizer.special_ids}
+        shown = loaded.tokenizer.special_texts
     submit = Submit(
         request_id=secrets.token_hex(12),  # never the client's: two clients may choose the same
         prompt_ids=tuple(prompt_ids),
@@ -181,9 +176,20 @@ def job_of(
     return Job(submit, stop_rules(body, settings), shown)
 
 
-async def constraint_of(body: GenerationBody, settings: ServerSettings) -> Constraint | None:
+def job_like(job: Job, prompt_ids: Sequence[int], max_tokens: int) -> Job:
+    """Another prompt of the same request."""
+    submit = msgspec.structs.replace(
+        job.submit,
+        request_id=secrets.token_hex(12),
+        prompt_ids=tuple(prompt_ids),
+        params=msgspec.structs.replace(job.submit.params, max_tokens=max_tokens),
+    )
+    return Job(submit, job.stops, job.shown)
+
+
+def constraint_of(body: GenerationBody, settings: ServerSettings) -> Constraint | None:
     """The one thing that the answer must match, however the request spells it."""
-    found = [(param, constraint) for param, constraint in _constraints(body) if constraint is not None]
+    found = [(param, constraint) for param, constraint in _constraints(body, settings.max_schema_bytes) if constraint is not None]
     if len(found) > 1:
         names = ", ".join(param for param, _ in found)
         raise invalid(found[1][0], f"{names} are given; expected at most one of them")
@@ -192,36 +198,36 @@ async def constraint_of(body: GenerationBody, settings: ServerSettings) -> Const
             size = len(constraint.source.encode())
             raise invalid(param, f"{param} has {size} bytes; expected at most {settings.max_schema_bytes}")
         if constraint.kind is ConstraintKind.GRAMMAR:
-            return msgspec.structs.replace(constraint, source=await _lark(constraint.source, param))
+            return msgspec.structs.replace(constraint, source=_lark(constraint.source, param))
         return constraint
     return None
 
 
-async def _lark(source: str, param: str) -> str:
+def _lark(source: str, param: str) -> str:
     try:
-        return await off_loop(len(source), lambda: as_lark(source))
+        return as_lark(source)
     except GrammarError as error:
         raise ApiError(INVALID_SCHEMA, f"{param} is {error}", param=param) from error
 
 
-def _constraints(body: GenerationBody) -> list[tuple[str, Constraint | None]]:
+def _constraints(body: GenerationBody, most: int) -> list[tuple[str, Constraint | None]]:
     outputs, form = body.structured_outputs, body.response_format
     found = [
-        ("guided_json", _schema(body.guided_json, "guided_json")),
-        ("json_schema", _schema(body.json_schema, "json_schema")),
+        ("guided_json", _schema(body.guided_json, "guided_json", most)),
+        ("json_schema", _schema(body.json_schema, "json_schema", most)),
         ("guided_regex", _plain(ConstraintKind.REGEX, body.guided_regex)),
         ("regex", _plain(ConstraintKind.REGEX, body.regex)),
-        ("guided_choice", _choice(body.guided_choice, "guided_choice")),
+        ("guided_choice", _choice(body.guided_choice, "guided_choice", most)),
         ("guided_grammar", _plain(ConstraintKind.GRAMMAR, body.guided_grammar)),
         ("grammar", _plain(ConstraintKind.GRAMMAR, body.grammar)),
     ]
     if form is not None:
-        found.append(("response_format", _response_format(body)))
+        found.append(("response_format", _response_format(body, most)))
     if outputs is not None:
         found += [
-            ("structured_outputs.json", _schema(outputs.json_, "structured_outputs.json")),
+            ("structured_outputs.json", _schema(outputs.json_, "structured_outputs.json", most)),
             ("structured_outputs.regex", _plain(ConstraintKind.REGEX, outputs.regex)),
-            ("structured_outputs.choice", _choice(outputs.choice, "structured_outputs.choice")),
+            ("structured_outputs.choice", _choice(outputs.choice, "structured_outputs.choice", most)),
             ("structured_outputs.grammar", _plain(ConstraintKind.GRAMMAR, outputs.grammar)),
         ]
         if outputs.json_object:
@@ -229,33 +235,34 @@ def _constraints(body: GenerationBody) -> list[tuple[str, Constraint | None]]:
     return found
 
 
-def _response_format(body: GenerationBody) -> Constraint | None:
+def _response_format(body: GenerationBody, most: int) -> Constraint | None:
     form = body.response_format
     match form.type if form else "text":
         case "json_object":
             schema = form.schema_ if form else None
-            named = _schema(schema, "response_format.schema")
+            named = _schema(schema, "response_format.schema", most)
             return named or ANY_OBJECT
         case "json_schema":
             asked = form.json_schema if form else None
             schema = asked.schema_ if asked else (form.value if form else None)
             if schema is None:
                 raise invalid("response_format.json_schema.schema", "response_format has type json_schema and no schema")
-            return _schema(schema, "response_format.json_schema.schema")
+            return _schema(schema, "response_format.json_schema.schema", most)
         case "regex":
             value = (form.regex_schema or form.value) if form else None
             if not isinstance(value, str):
                 raise invalid("response_format.value", "response_format has type regex and no expression as value")
             return _plain(ConstraintKind.REGEX, value)
         case "structural_tag":
-            return structured(_structures(form)) if form else None
+            return structured(_structures(form, most)) if form else None
         case _:
             return None
 
 
-def _structures(form: ResponseFormat) -> list[Structure]:
+def _structures(form: ResponseFormat, most: int) -> list[Structure]:
     if not form.structures or not form.triggers:
         raise invalid("response_format.structures", "response_format has type structural_tag and lacks structures or triggers")
+    _check_size(list(form.structures), "response_format.structures", most)
     found: list[Structure] = []
     for index, one in enumerate(form.structures):
         trigger = next((trigger for trigger in form.triggers if trigger and one.begin.startswith(trigger)), None)
@@ -266,14 +273,21 @@ def _structures(form: ResponseFormat) -> list[Structure]:
     return found
 
 
-def _schema(schema: JsonObject | bool | str | None, param: str) -> Constraint | None:
+def _check_size(value: object, param: str, most: int) -> None:
+    """Before it is read or written down; its JSON text has at least as many bytes."""
+    if num_chars(value, most) > most:
+        raise invalid(param, f"{param} has more than {most} bytes; expected at most {most}")
+
+
+def _schema(schema: JsonObject | bool | str | None, param: str, most: int) -> Constraint | None:
     if schema is None:
         return None
+    _check_size(schema, param, most)
     if isinstance(schema, str):
         try:
-            schema = json.loads(schema)
-        except ValueError as error:
-            raise ApiError(INVALID_SCHEMA, f"{param} is not JSON: {error}", param=param) from error
+            schema = cast("JsonObject | bool | str | None", read_json(schema))
+        except ApiError as error:
+            raise ApiError(INVALID_SCHEMA, f"{param} is not JSON: {error.message}", param=param) from error
     if not isinstance(schema, dict | bool):
         raise ApiError(INVALID_SCHEMA, f"{param} is {schema!r:.60}; expected an object", param=param)
     return Constraint(ConstraintKind.JSON_SCHEMA, json_text(schema) if isinstance(schema, dict) else json.dumps(schema))
@@ -283,9 +297,10 @@ def _plain(kind: ConstraintKind, source: str | None) -> Constraint | None:
     return None if source is None else Constraint(kind, source, by_client=kind is ConstraintKind.GRAMMAR)
 
 
-def _choice(choices: list[str] | None, param: str) -> Constraint | None:
+def _choice(choices: list[str] | None, param: str, most: int) -> Constraint | None:
     if choices is None:
         return None
+    _check_size(choices, param, most)
     if not choices or not all(choices):
         raise invalid(param, f"{param} is {choices!r:.60}; expected one or more strings that are not empty")
     return Constraint(ConstraintKind.CHOICE, json.dumps(choices))
@@ -301,12 +316,11 @@ def _logit_bias(bias: Mapping[str, float], tokenizer: Tokenizer) -> tuple[tuple[
 
 def _banned(words: Sequence[str], tokenizer: Tokenizer) -> list[tuple[int, ...]]:
     """A word that begins a text and one behind a space are different tokens; both are banned."""
-    banned: set[tuple[int, ...]] = set()
     for word in words:
         if not word.strip():
             raise invalid("bad_words", f"bad_words has {word!r:.40}; expected words that are not empty")
-        banned.update(tuple(tokenizer.encode(text, False)) for text in (word, f" {word}"))
-    return sorted(banned)
+    texts = [text for word in words for text in (word, f" {word}")]
+    return sorted({tuple(ids) for ids in encode_texts(texts, tokenizer, special=False)})
 
 
 def _first(asked: T | None, recommended: T | None, neutral: T) -> T:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 import msgspec
 from fastapi import Request, Response
+from starlette.types import Receive, Scope, Send
 
 from server.api.fields import ignored_header
 from server.api.sse import EventStream
@@ -15,11 +16,12 @@ from server.errors import CLIENT_CLOSED, ApiError
 from server.model import Loaded
 from server.settings import ServerSettings
 
+PIECE_BYTES = 256 << 10
 T = TypeVar("T")
 
 
 class Answer(Protocol):
-    async def whole(self) -> bytes: ...
+    async def whole(self) -> list[bytes]: ...
 
     def chunks(self) -> AsyncGenerator[bytes, None]: ...
 
@@ -27,7 +29,26 @@ class Answer(Protocol):
 async def respond(request: Request, answer: Answer, headers: dict[str, str], *, stream: bool, settings: ServerSettings) -> Response:
     if stream:
         return EventStream(answer.chunks(), headers, heartbeat_s=settings.heartbeat_s)
-    return Response(await while_connected(request, answer.whole()), headers=headers, media_type="application/json")
+    return Pieces(await while_connected(request, answer.whole()), headers)
+
+
+class Pieces(Response):
+    """A JSON text in pieces. Others get a turn between them, and a large answer is never copied as a whole."""
+
+    media_type = "application/json"
+
+    def __init__(self, pieces: Sequence[bytes], headers: Mapping[str, str]) -> None:
+        super().__init__(headers={**headers, "content-length": str(sum(map(len, pieces)))})
+        self._pieces = pieces
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        for piece in self._pieces:
+            for at in range(0, len(piece), PIECE_BYTES):
+                await send({"type": "http.response.body", "body": piece[at : at + PIECE_BYTES], "more_body": True})
+                if len(piece) > PIECE_BYTES:
+                    await asyncio.sleep(0)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 async def while_connected(request: Request, work: Coroutine[None, None, T]) -> T:

@@ -7,11 +7,22 @@ from typing import Annotated, Any, Literal
 from pydantic import AliasChoices, Field
 
 from server.api.fields import Options
+from server.structure import MAX_NUMBERS
 
-TokenIds = list[Annotated[int, Field(ge=0, lt=2**31)]]
+# Every text, list and object has a limit of its own, and a list ends its complaints with the first: a million of them take seconds.
+MAX_TEXT_CHARS = 8 << 20  # of what the context bounds, or the setting for schemas
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+TokenIds = Annotated[list[TokenId], Field(max_length=MAX_NUMBERS, fail_fast=True)]
+FewTokenIds = Annotated[list[TokenId], Field(max_length=1024, fail_fast=True)]
 Logit = Annotated[float, Field(ge=-100, le=100)]
 Alternatives = Annotated[int, Field(ge=0, le=20)]
-JsonObject = dict[str, Any]
+Text = Annotated[str, Field(max_length=MAX_TEXT_CHARS)]
+Label = Annotated[str, Field(max_length=1024)]
+Texts = Annotated[list[Text], Field(max_length=2048, fail_fast=True)]
+JsonObject = Annotated[dict[str, Any], Field(max_length=4096)]
+JsonObjects = Annotated[list[JsonObject], Field(max_length=4096, fail_fast=True)]
+Prompts = Text | TokenIds | Texts | Annotated[list[TokenIds], Field(max_length=2048, fail_fast=True)]
+Choices = Annotated[list[Text], Field(max_length=16384, fail_fast=True)]
 
 
 class StreamOptions(Options):
@@ -21,40 +32,40 @@ class StreamOptions(Options):
 
 
 class JsonSchemaFormat(Options):
-    name: str | None = None
-    description: str | None = None
+    name: Label | None = None
+    description: Text | None = None
     schema_: JsonObject | bool | None = Field(default=None, alias="schema")
     strict: bool | None = None
 
 
 class StructureTag(Options):
-    begin: str = Field(min_length=1)
+    begin: Label = Field(min_length=1)
     schema_: JsonObject = Field(alias="schema")
-    end: str
+    end: Label
 
 
 class ResponseFormat(Options):
     type: Literal["text", "json_object", "json_schema", "regex", "structural_tag"]
     json_schema: JsonSchemaFormat | None = None
-    schema_: JsonObject | bool | str | None = Field(default=None, alias="schema")  # json_object with a schema
-    value: JsonObject | str | None = None  # regex, or a schema
-    regex_schema: str | None = None
-    structures: list[StructureTag] | None = Field(default=None, min_length=1, max_length=128)
-    triggers: list[str] | None = Field(default=None, min_length=1, max_length=128)
+    schema_: JsonObject | bool | Text | None = Field(default=None, alias="schema")  # json_object with a schema
+    value: JsonObject | Text | None = None  # regex, or a schema
+    regex_schema: Text | None = None
+    structures: list[StructureTag] | None = Field(default=None, min_length=1, max_length=128, fail_fast=True)
+    triggers: list[Label] | None = Field(default=None, min_length=1, max_length=128, fail_fast=True)
 
 
 class StructuredOutputs(Options):
-    json_: JsonObject | bool | str | None = Field(default=None, alias="json")
+    json_: JsonObject | bool | Text | None = Field(default=None, alias="json")
     json_object: bool | None = None
-    regex: str | None = None
-    choice: list[str] | None = None
-    grammar: str | None = None
+    regex: Text | None = None
+    choice: Choices | None = None
+    grammar: Text | None = None
 
 
 class GenerationBody(Options):
     """What chat and completions have in common."""
 
-    model: str | None = None
+    model: Label | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: int | None = Field(default=None, ge=0, le=2**31 - 1)
@@ -69,17 +80,17 @@ class GenerationBody(Options):
     repetition_penalty: float | None = Field(
         default=None, gt=0, le=100, validation_alias=AliasChoices("repetition_penalty", "repeat_penalty")
     )
-    logit_bias: dict[str, Logit] | None = None
+    logit_bias: dict[Annotated[str, Field(max_length=32)], Logit] | None = Field(default=None, max_length=1024)
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**64)
-    stop: str | list[str] | None = None
-    stop_token_ids: TokenIds | None = None
+    stop: Text | Choices | None = None
+    stop_token_ids: FewTokenIds | None = None
     include_stop_str_in_output: bool | None = Field(
         default=None, validation_alias=AliasChoices("include_stop_str_in_output", "no_stop_trim")
     )
     ignore_eos: bool | None = None
     min_tokens: int | None = Field(default=None, ge=0, lt=2**31, validation_alias=AliasChoices("min_tokens", "min_new_tokens"))
     skip_special_tokens: bool | None = None
-    bad_words: list[str] | None = None
+    bad_words: list[Label] | None = Field(default=None, max_length=1024, fail_fast=True)
     allowed_token_ids: TokenIds | None = None
     prompt_logprobs: Alternatives | None = None
     logprobs_mode: Literal["raw_logprobs", "processed_logprobs"] | None = None
@@ -87,46 +98,46 @@ class GenerationBody(Options):
     return_tokens_as_token_ids: bool | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-    guided_json: JsonObject | bool | str | None = None
-    guided_regex: str | None = None
-    guided_choice: list[str] | None = None
-    guided_grammar: str | None = None
-    json_schema: JsonObject | bool | str | None = None
-    regex: str | None = None
-    grammar: str | None = Field(default=None, validation_alias=AliasChoices("grammar", "ebnf"))
+    guided_json: JsonObject | bool | Text | None = None
+    guided_regex: Text | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: Text | None = None
+    json_schema: JsonObject | bool | Text | None = None
+    regex: Text | None = None
+    grammar: Text | None = Field(default=None, validation_alias=AliasChoices("grammar", "ebnf"))
     truncate_prompt_tokens: int | None = Field(default=None, ge=1)
     truncation_side: Literal["left", "right"] | None = None
     add_special_tokens: bool | None = None
     priority: int | None = Field(default=None, ge=-(2**31), lt=2**31)
-    cache_salt: str | None = None
+    cache_salt: Label | None = None
     timeout: float | None = Field(default=None, gt=0)
     request_id: str | None = Field(
         default=None, max_length=128, pattern=r"^[\x21-\x7e]+$", validation_alias=AliasChoices("request_id", "rid")
     )
 
     # These name the caller or hint at a cache; no answer depends on them.
-    user: str | None = None
+    user: Label | None = None
     metadata: JsonObject | None = None
     store: Literal[False] | None = None
     service_tier: Literal["auto", "default"] | None = None
-    prompt_cache_key: str | None = None
+    prompt_cache_key: Label | None = None
     prompt_cache_options: JsonObject | None = None
-    prompt_cache_retention: str | None = None
-    safety_identifier: str | None = None
+    prompt_cache_retention: Label | None = None
+    safety_identifier: Label | None = None
 
 
 class Message(Options):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[JsonObject] | None = None
-    name: str | None = None
-    tool_calls: list[JsonObject] | None = None
-    tool_call_id: str | None = None
-    reasoning_content: str | None = None
+    content: Text | JsonObjects | None = None
+    name: Label | None = None
+    tool_calls: JsonObjects | None = None
+    tool_call_id: Label | None = None
+    reasoning_content: Text | None = None
 
 
 class FunctionDefinition(Options):
     name: str = Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.-]+$")
-    description: str | None = None
+    description: Text | None = None
     parameters: JsonObject | None = None
     strict: bool | None = None
 
@@ -136,8 +147,11 @@ class Tool(Options):
     function: FunctionDefinition
 
 
+Tools = Annotated[list[Tool], Field(max_length=128, fail_fast=True)]
+
+
 class FunctionName(Options):
-    name: str
+    name: Label
 
 
 class NamedTool(Options):
@@ -147,7 +161,7 @@ class NamedTool(Options):
 
 class ToolsAllowed(Options):
     mode: Literal["auto", "required"]
-    tools: list[NamedTool] = Field(min_length=1)
+    tools: list[NamedTool] = Field(min_length=1, max_length=128, fail_fast=True)
 
 
 class AllowedTools(Options):
@@ -156,21 +170,21 @@ class AllowedTools(Options):
 
 
 class ChatBody(GenerationBody):
-    messages: list[Message] = Field(min_length=1)
+    messages: list[Message] = Field(min_length=1, max_length=16384, fail_fast=True)
     max_completion_tokens: int | None = Field(default=None, ge=1, le=2**31 - 1)
     logprobs: bool | None = None
     top_logprobs: Alternatives | None = None
-    tools: list[Tool] | None = Field(default=None, max_length=128)
+    tools: Tools | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedTools | None = None
     parallel_tool_calls: bool | None = None
-    modalities: list[Literal["text"]] | None = None
+    modalities: list[Literal["text"]] | None = Field(default=None, max_length=16, fail_fast=True)
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     include_reasoning: bool | None = None
     separate_reasoning: bool | None = None
     chat_template_kwargs: JsonObject | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    documents: list[JsonObject] | None = None
+    documents: JsonObjects | None = None
     echo: bool | None = None
     enable_thinking: bool | None = None
     thinking_token_budget: int | None = Field(
@@ -179,32 +193,32 @@ class ChatBody(GenerationBody):
 
 
 class CompletionBody(GenerationBody):
-    prompt: str | TokenIds | list[str] | list[TokenIds]
+    prompt: Prompts
     logprobs: Alternatives | None = None
-    suffix: str | None = None
+    suffix: Text | None = None
     echo: bool | None = None
     best_of: int | None = Field(default=None, ge=1)
 
 
 class EmbeddingBody(Options):
-    model: str | None = None
-    input: str | TokenIds | list[str] | list[TokenIds]
+    model: Label | None = None
+    input: Prompts
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = Field(default=None, ge=1)
     normalize: bool | None = None
-    prompt_name: str | None = None
+    prompt_name: Label | None = None
     truncate_prompt_tokens: int | None = Field(default=None, ge=1)
     truncation_side: Literal["left", "right"] | None = None
     add_special_tokens: bool | None = None
     timeout: float | None = Field(default=None, gt=0)
-    user: str | None = None
+    user: Label | None = None
 
 
 class TokenizeBody(Options):
-    model: str | None = None
-    prompt: str | None = None
-    messages: list[Message] | None = Field(default=None, min_length=1)
-    tools: list[Tool] | None = None
+    model: Label | None = None
+    prompt: Text | None = None
+    messages: list[Message] | None = Field(default=None, min_length=1, max_length=16384, fail_fast=True)
+    tools: Tools | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -213,6 +227,6 @@ class TokenizeBody(Options):
 
 
 class DetokenizeBody(Options):
-    model: str | None = None
+    model: Label | None = None
     tokens: TokenIds
     skip_special_tokens: bool | None = None

@@ -70,6 +70,7 @@ class EventStream(Response):
         try:
             async for payload in payloads:
                 await self._send(send, frame(payload))
+                await asyncio.sleep(0)  # a step may bring a hundred events; others get a turn between them
         except ApiError as error:
             if not self._started:
                 raise

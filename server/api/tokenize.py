@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import msgspec
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 
 from server.api.answers import Text, TokenIds
-from server.api.chat import render_prompt
-from server.api.context import Context
+from server.api.chat import Conversation, conversation_of, render_prompt
+from server.api.context import Caller, Context, caller
 from server.api.fields import check_unknown, ignored_header
+from server.api.limits import check_sizes
 from server.api.prepare import check_ids, context_of, invalid, off_loop
+from server.api.respond import Pieces
 from server.api.routes import gives, new_router
 from server.api.schema import ChatBody, DetokenizeBody, TokenizeBody
+from server.api.texts import encode_prompts
 from server.model import Loaded
+
+MAX_TOKENS = 1 << 17  # of a text that is longer than the context; who counts tokens may want to know by how much
+PIECE = 4096
+encode = msgspec.json.encode
 
 
 def router(context: Context) -> APIRouter:
@@ -23,45 +28,65 @@ def router(context: Context) -> APIRouter:
 
     @routes.post("/tokenize", responses=gives(TokenIds))
     @routes.post("/v1/tokenize", include_in_schema=False)
-    async def tokenize(body: TokenizeBody) -> Response:
+    async def tokenize(request: Request, body: TokenizeBody) -> Response:
         """The token ids of a text, or of a conversation."""
         ignored = check_unknown(body, strict=strict)
         _, loaded = registry.serve(body.model)
-        text, special = await _text(body, loaded)
-        tokenizer = loaded.tokenizer
-        ids: Sequence[int] = await off_loop(len(text), lambda: tokenizer.encode(text, special))
-        answer: TokenIds = {"tokens": ids, "count": len(ids), "max_model_len": context_of(loaded)}
-        if body.return_token_strs:
-            answer["token_strs"] = [
-                tokenizer.token_bytes(i).decode(errors="replace") or tokenizer.decode([i], skip_special_tokens=False) for i in ids
-            ]
-        return Response(msgspec.json.encode(answer), headers=ignored_header(ignored), media_type="application/json")
+        text, special = await _text(body, loaded, caller(request))
+        pieces = await off_loop(len(text), lambda: _tokenized(text, body, loaded, special=special))
+        return Pieces(pieces, ignored_header(ignored))
 
     @routes.post("/detokenize", responses=gives(Text))
     @routes.post("/v1/detokenize", include_in_schema=False)
-    async def detokenize(body: DetokenizeBody) -> Response:
+    async def detokenize(request: Request, body: DetokenizeBody) -> Response:
         """The text of token ids, special tokens included unless told otherwise."""
         ignored = check_unknown(body, strict=strict)
         _, loaded = registry.serve(body.model)
-        if body.tokens:
-            check_ids(body.tokens, loaded.tokenizer, "tokens")
-        text = loaded.tokenizer.decode(body.tokens, skip_special_tokens=bool(body.skip_special_tokens))
-        answer: Text = {"prompt": text}
-        return Response(msgspec.json.encode(answer), headers=ignored_header(ignored), media_type="application/json")
+        answer = await off_loop(caller(request).num_body_bytes, lambda: _detokenized(body, loaded))
+        return Response(answer, headers=ignored_header(ignored), media_type="application/json")
 
     return routes
 
 
-async def _text(body: TokenizeBody, loaded: Loaded) -> tuple[str, bool]:
+def _tokenized(text: str, body: TokenizeBody, loaded: Loaded, *, special: bool) -> list[bytes]:
+    """The answer in pieces, each of which is written quickly."""
+    tokenizer, context = loaded.tokenizer, context_of(loaded)
+    (ids,) = encode_prompts([text], tokenizer, "prompt", special=special, context=max(context, MAX_TOKENS))
+    if not body.return_token_strs:
+        answer: TokenIds = {"tokens": ids, "count": len(ids), "max_model_len": context}
+        return [encode(answer)]
+    pieces = [encode({"tokens": ids, "count": len(ids), "max_model_len": context})[:-1] + b',"token_strs":[']
+    for at in range(0, len(ids), PIECE):
+        strings = [
+            tokenizer.token_bytes(i).decode(errors="replace") or tokenizer.decode([i], skip_special_tokens=False)
+            for i in ids[at : at + PIECE]
+        ]
+        pieces.append((b"," if at else b"") + encode(strings)[1:-1])
+    return [*pieces, b"]}"]
+
+
+def _detokenized(body: DetokenizeBody, loaded: Loaded) -> bytes:
+    if body.tokens:
+        check_ids(body.tokens, loaded.tokenizer, "tokens")
+    answer: Text = {"prompt": loaded.tokenizer.decode(body.tokens, skip_special_tokens=bool(body.skip_special_tokens))}
+    return encode(answer)
+
+
+async def _text(body: TokenizeBody, loaded: Loaded, who: Caller) -> tuple[str, bool]:
     """What to encode, and whether the model's special tokens are put around it."""
     if (body.prompt is None) == (body.messages is None):
         raise invalid("prompt", "expected either prompt or messages")
     if body.messages is None:
         return body.prompt or "", body.add_special_tokens is not False
-    chat = ChatBody(
-        messages=body.messages,
-        chat_template_kwargs=body.chat_template_kwargs,
-        add_generation_prompt=body.add_generation_prompt,
-        continue_final_message=body.continue_final_message,
-    )
-    return await render_prompt(chat, loaded, body.tools or []), bool(body.add_special_tokens)
+
+    def make() -> Conversation:
+        check_sizes(body)
+        chat = ChatBody(
+            messages=body.messages or [],
+            chat_template_kwargs=body.chat_template_kwargs,
+            add_generation_prompt=body.add_generation_prompt,
+            continue_final_message=body.continue_final_message,
+        )
+        return conversation_of(chat, body.tools or [])
+
+    return await render_prompt(make, loaded, who), bool(body.add_special_tokens)

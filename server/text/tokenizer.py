@@ -73,7 +73,9 @@ class Tokenizer:
         self.special_ids: frozenset[int] = frozenset(
             [id for id, token in added.items() if token.special] + [id for id in special if id is not None]
         )
-        self.vocab_size: int = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
+        self.vocab_size: int = max(vocabulary.values(), default=-1) + 1
+        self.max_token_chars: int = max(map(len, vocabulary), default=1)
         self.bos_id: int | None = self._role_id(special_tokens, "bos_token")
         eos = [self._role_id(special_tokens, "eos_token")]
         for name, source in (("generation_config.json", generation), ("config.json", model)):
@@ -83,6 +85,9 @@ class Tokenizer:
         self.generation_defaults: GenerationDefaults = _generation_defaults(generation)
         self.chat_template: ChatTemplate | None = _chat_template(files, tokenizer_config, special_tokens)
         self._added: dict[int, str] = {id: token.content for id, token in added.items()}
+        self.special_texts: Mapping[int, bytes] = {
+            id: self._tokenizer.decode([id], skip_special_tokens=False).encode() for id in self.special_ids
+        }
         self._piece_bytes: Callable[[str], bytes] = _piece_decoder(json.loads(self._tokenizer.to_str()))
 
     @classmethod
@@ -90,10 +95,18 @@ class Tokenizer:
         return cls({name: _read(file) for name in FILES if (file := Path(path) / name).exists()})
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        return self.encode_all([text], add_special_tokens)[0]
+
+    def encode_all(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
+        """Of the package's calls only those for batches release Python's lock."""
+        return [encoding.ids for encoding in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)]
+
+    def count(self, text: str) -> int:
+        """The number of tokens, special ones apart."""
+        return len(self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0])
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        return self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        return self._tokenizer.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)[0]
 
     def token_bytes(self, id: int) -> bytes:
         """The bytes this token adds to a text, before UTF-8 decoding. Empty for special tokens, and for ids that name no

@@ -39,8 +39,13 @@ def talk(server, data: bytes) -> tuple[int, dict]:
         (b'{"prompt": "x", "seed": 123456789012345678901234567890}', "invalid_value"),
         (b'{"prompt": "x", "max_tokens": 1.5}', "invalid_value"),
         (b'{"prompt": "x", "max_tokens": true}', "invalid_value"),
-        (b"[" * 100_000, "bad_request"),
-        (b'{"a":' * 100_000, "bad_request"),
+        ('{"prompt": "caf\u00e9"}'.encode("latin-1"), "invalid_json"),
+        ('{"caf\u00e9": 1}'.encode("latin-1"), "invalid_json"),
+        ('{"prompt": "x"}'.encode("utf-16"), "invalid_json"),
+        pytest.param(b"[" * 100_000, "invalid_json", id="deep lists"),
+        pytest.param(b'{"a":' * 100_000, "invalid_json", id="deep objects"),
+        pytest.param(b'{"metadata": {"a": ' + b"[" * 63 + b"]" * 63 + b"}, " + b'"prompt": "x"}', "invalid_json", id="a level too deep"),
+        pytest.param(b'{"prompt": "x", "seed": ' + b"1" * 10**6 + b"}", "invalid_json", id="digits"),
     ],
 )
 def test_malformed_bodies(server, body, code):

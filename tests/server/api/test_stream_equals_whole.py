@@ -23,11 +23,12 @@ from server.api.schema import ChatBody, CompletionBody
 from server.messages import Submit, TokenEvent
 from server.metrics import Metrics, RequestMetrics
 from server.model import Loaded, Model
-from server.null import ByteTokenizer, NullScript, NullWorker
+from server.null import ByteTokenizer, NullScript, NullTemplate, NullWorker
 from server.operations import Operation
 from server.settings import ServerSettings
 from server.state import ModelSpec
 from server.text.dialect import Dialect
+from server.text.renderer import Renderer
 
 SHAPES = {shape: TypeAdapter(shape) for shape in (ChatChunk, ChatCompletion, CompletionChunk, Completion)}
 SERIES = RequestMetrics(Metrics(), "null")
@@ -71,13 +72,13 @@ def cut(data: bytes, cuts: list[int]) -> list[list[int]]:
 def loaded(worker: NullWorker) -> tuple[Model, Loaded]:
     ready = asyncio.run(worker.start())
     admission = Admission("null", max_running=64, max_queued=64, max_queued_tokens=1 << 20)
-    made = Loaded(worker, ready, ByteTokenizer(), Dialect.of(ByteTokenizer(), "hermes", True), admission, None)
+    made = Loaded(worker, ready, ByteTokenizer(), Dialect.of(ByteTokenizer(), "hermes", True), admission, Renderer(NullTemplate()))
     return Model(ModelSpec("null", "null"), Operation("load", "null"), loaded=made), made
 
 
 async def read(answer: Answer, shape: type, *, stream: bool):
     """An answer, or its chunks, each of the shape that the API page shows."""
-    texts = [chunk async for chunk in answer.chunks()] if stream else [await answer.whole()]
+    texts = [chunk async for chunk in answer.chunks()] if stream else [b"".join(await answer.whole())]
     read = [json.loads(text) for text in texts]
     for one in read:
         SHAPES[shape].validate_python(one, strict=True)
@@ -103,7 +104,7 @@ def completion(worker: NullWorker, fields: dict, *, stream: bool):
     body = CompletionBody.model_validate({"prompt": "hi", "stream": stream, "max_tokens": 500, **fields})
 
     async def run():
-        jobs = await plan_completion(body, model, made, Caller("id", ""), ServerSettings())
+        jobs = plan_completion(body, model, made, Caller("id", ""), ServerSettings())
         generations = [Generation(made, job, SERIES, 0.0) for job in jobs]
         answer = CompletionAnswer(body, jobs, generations, model, made)
         return await read(answer, CompletionChunk if stream else Completion, stream=stream)

@@ -214,7 +214,9 @@ def test_reasoning_effort_reaches_the_template(server, monkeypatch):
     seen = {}
     template = type(server.registry.models()[0].loaded.tokenizer.chat_template)
     original = template.render
-    monkeypatch.setattr(template, "render", lambda self, *args, **kwargs: seen.update(kwargs) or original(self, *args, **kwargs))
+    monkeypatch.setattr(
+        template, "render", lambda self, *args, **kwargs: seen.update(kwargs["variables"]) or original(self, *args, **kwargs)
+    )
     server.chat(reasoning_effort="none")
     assert seen["reasoning_effort"] == "none" and seen["enable_thinking"] is False
 

@@ -1,0 +1,317 @@
+"""`relaxserve bench hostile`: no single request within the limits delays another stream or a probe by more than 50 ms.
+
+A server of its own serves the model. One process reads a stream and asks for `/health/live` all the time; another sends every field of
+every endpoint, taken from `/openapi.json`, in every shape at its limit, one request after the other. A figure is the longest pause between
+two tokens, or the longest wait for a probe, while a field's requests were under way. `nothing` is the same without any request, at times in
+between: so much of a pause is the machine's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import http.client
+import json
+import multiprocessing
+import tempfile
+import time
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from multiprocessing.synchronize import Event
+from pathlib import Path
+from typing import Any
+
+from deploy import demo
+from deploy.bench.checkpoint import model_folder
+from deploy.bench.drive import post_stream
+from deploy.bench.measure import Figure, report
+from deploy.bench.start import NAME, server
+from server.settings import ServerSettings
+from server.structure import MAX_DEPTH, MAX_NUMBERS, MAX_PARTS
+
+GOAL_MS = 50.0
+MOST_BYTES = ServerSettings().max_body_bytes
+NOTHING, OWN_LIMIT = "nothing", "its own limit"
+QUIET_S, EVERY = 0.5, 8  # how long nothing is sent, once every so many fields
+TIMEOUT_S = 120.0
+
+Address = tuple[str, int]
+Schema = Mapping[str, Any]
+
+# What each endpoint needs beside the field that is tried.
+NEEDED: dict[str, Any] = {
+    "messages": [{"role": "user", "content": "hi"}],
+    "prompt": "hi",
+    "input": "hi",
+    "tokens": [5],
+    "source": "no-such-model",
+    "max_tokens": 4,
+}
+# Fields that only together make an answer as large as it may be.
+TOGETHER: dict[str, list[dict[str, Any]]] = {
+    "/v1/chat/completions": [
+        {"n": 128, "logprobs": True, "top_logprobs": 20, "max_tokens": 64, "stream": stream, "return_token_ids": True}
+        for stream in (False, True)
+    ],
+    "/v1/completions": [
+        {"prompt": [5] * 1000, "n": 128, "echo": True, "logprobs": 20, "max_tokens": 8, "stream": stream} for stream in (False, True)
+    ]
+    + [{"prompt": ["a b c " * 100] * 128, "max_tokens": 8, "bad_words": [f"word {i}" for i in range(1000)]}],
+    "/v1/embeddings": [
+        {"input": ["a b c"] * 2048, "encoding_format": "float"},
+        {"input": ["a b c " * 600] * 2048, "truncate_prompt_tokens": 8},
+    ],
+    "/tokenize": [{"prompt": "a\n" * 60_000, "return_token_strs": True}, {"prompt": "a b" * 40_000}],
+}
+
+
+def shapes() -> Iterator[tuple[str, bytes]]:
+    """Values at a limit of the whole body, as JSON, whatever the field says."""
+    most = MOST_BYTES - 4096
+    yield "text", b'"' + b"a b " * (most // 4) + b'"'
+    yield "escapes", b'"' + b"\\n" * (most // 2) + b'"'
+    yield "numbers", b"[" + b",".join([b"1000"] * (MAX_NUMBERS - 100)) + b"]"
+    yield "texts", b"[" + b",".join([b'"a"'] * (MAX_PARTS - 100)) + b"]"
+    yield "objects", b"[" + b",".join([b"{}"] * (MAX_PARTS - 100)) + b"]"
+    yield "names", b"{" + b",".join(b'"%d":0' % i for i in range(MAX_PARTS - 100)) + b"}"
+    yield "depth", b"[" * (MAX_DEPTH - 2) + b"]" * (MAX_DEPTH - 2)
+
+
+def at_limit(schema: Schema, document: Schema, depth: int = 0) -> Any:
+    """A value that is as large as the field's schema allows, within the limits of the whole body."""
+    if "$ref" in schema:
+        return at_limit(_resolve(schema, document), document, depth)
+    options = [option for option in schema.get("anyOf", schema.get("oneOf", ())) if option.get("type") != "null"]
+    if options:
+        return at_limit(options[-1], document, depth)
+    if "const" in schema or "enum" in schema:
+        return schema.get("const", schema.get("enum", [None])[-1])
+    match schema.get("type"):
+        case "string":
+            num = min(schema.get("maxLength", 1 << 20), 1 << (20 if depth == 0 else 6))
+            return "a" * num
+        case "array":
+            num = min(schema.get("maxItems", 1 << 16), 1 << (15 if depth == 0 else 4))
+            return [at_limit(schema.get("items", {}), document, depth + 1)] * num
+        case "object":
+            properties = {name: at_limit(inner, document, depth + 1) for name, inner in schema.get("properties", {}).items() if depth < 3}
+            if properties:
+                return properties
+            inner = schema.get("additionalProperties", True)
+            value = at_limit(inner, document, depth + 1) if isinstance(inner, dict) else 0
+            return {str(i): value for i in range(min(schema.get("maxProperties", 1 << 14), 1 << (14 if depth == 0 else 3)))}
+        case "integer" | "number":
+            return int(schema.get("maximum", schema.get("exclusiveMaximum", 2) - 1))
+        case "boolean":
+            return True
+        case _:
+            return [0] * (1 << 14)
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One request."""
+
+    name: str  # endpoint and field
+    shape: str
+    method: str
+    path: str
+    others: bytes  # the fields beside it
+    value: bytes
+
+    @property
+    def body(self) -> bytes:
+        return self.others + self.value + b"}"
+
+
+def trials(document: Schema, only: str) -> Iterator[Trial]:
+    common = list(shapes())
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            content = operation.get("requestBody", {}).get("content", {}).get("application/json")
+            if content is None:
+                continue
+            schema = _resolve(content["schema"], document)
+            fields = schema.get("properties", {})
+            needed = {name: value for name, value in NEEDED.items() if name in fields}
+            url = path.replace("{", "").replace("}", "")
+            for name, described in [*fields.items(), ("unknown", {"type": "object"})]:
+                title = f"{method.upper()} {path} {name}"
+                if only not in title:
+                    continue
+                head = json.dumps({key: value for key, value in needed.items() if key != name})[:-1]
+                joint = ", " if len(head) > 1 else ""
+                for shape, value in [(OWN_LIMIT, json.dumps(at_limit(described, document)).encode()), *common]:
+                    yield Trial(title, shape, method.upper(), url, f'{head}{joint}"{name}": '.encode(), value)
+            if only in (title := f"{method.upper()} {path} together"):
+                for number, further in enumerate(TOGETHER.get(path, ()), 1):
+                    yield Trial(title, f"request {number}", method.upper(), url, json.dumps({**needed, **further})[:-1].encode(), b"")
+
+
+@dataclass(slots=True)
+class Watched:
+    """Pauses of the stream and waits of the probe, as (begin, end) on the monotonic clock."""
+
+    stream: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
+    probe: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
+
+    def worst_ms(self, begin_s: float, end_s: float) -> tuple[float, float]:
+        """Of what touches this span."""
+        stream, probe = (
+            max((end - begin for begin, end in spans if end > begin_s and begin < end_s), default=0.0)
+            for spans in (self.stream, self.probe)
+        )
+        return 1000 * stream, 1000 * probe
+
+
+def _watch(address: Address, pipe: Connection, stop: Event) -> None:
+    pipe.send(asyncio.run(_watching(address, stop)))
+
+
+async def _watching(address: Address, stop: Event) -> Watched:
+    watched = Watched()
+
+    async def read_streams() -> None:
+        while not stop.is_set():
+            body = {"model": NAME, "prompt": "Once", "max_tokens": 900, "temperature": 1.0, "ignore_eos": True}
+            last_s = 0.0
+            async for _event in post_stream(*address, body):
+                now_s = time.monotonic()
+                if last_s:
+                    watched.stream.append((last_s, now_s))
+                last_s = now_s
+                if stop.is_set():
+                    return
+
+    async def probe() -> None:
+        reader, writer = await asyncio.open_connection(*address)
+        while not stop.is_set():
+            began_s = time.monotonic()
+            writer.write(b"GET /health/live HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
+            head = await reader.readuntil(b"\r\n\r\n")
+            length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
+            await reader.readexactly(int(length.split(b":")[1]))
+            watched.probe.append((began_s, time.monotonic()))
+            await asyncio.sleep(0.005)
+        writer.close()
+
+    await asyncio.gather(read_streams(), probe())
+    return watched
+
+
+@contextmanager
+def watching(address: Address) -> Generator[list[Watched]]:
+    """What is seen meanwhile stands in the list afterwards."""
+    context = multiprocessing.get_context("spawn")  # a process of its own: making requests here must not delay watching them
+    receiving, sending = context.Pipe(duplex=False)
+    stop = context.Event()
+    process = context.Process(target=_watch, args=(address, sending, stop))
+    process.start()
+    seen: list[Watched] = []
+    try:
+        time.sleep(2.0)  # until the stream runs
+        yield seen
+    finally:
+        stop.set()
+        if receiving.poll(TIMEOUT_S):
+            seen.append(receiving.recv())
+        process.join()
+
+
+def send(address: Address, trial: Trial) -> int:
+    """The status; 0 if the server closed the connection before the body was through."""
+    connection = http.client.HTTPConnection(*address, timeout=TIMEOUT_S)
+    try:
+        connection.request(trial.method, trial.path, trial.body, {"content-type": "application/json"})
+        answer = connection.getresponse()
+        while answer.read(1 << 20):
+            pass
+        return answer.status
+    except (BrokenPipeError, ConnectionResetError):
+        return 0
+    finally:
+        connection.close()
+
+
+@dataclass(slots=True)
+class Tried:
+    spans: list[tuple[float, float, str]] = field(default_factory=list[tuple[float, float, str]])  # begin, end, shape
+    statuses: set[int] = field(default_factory=set[int])
+
+
+def measure(address: Address, document: Schema, only: str) -> tuple[dict[str, Tried], Watched]:
+    tried = {NOTHING: Tried()}
+
+    def be_quiet() -> None:
+        began_s = time.monotonic()
+        time.sleep(QUIET_S)
+        tried[NOTHING].spans.append((began_s, time.monotonic(), NOTHING))
+
+    with watching(address) as seen:
+        be_quiet()
+        for trial in trials(document, only):
+            if trial.name not in tried and len(tried) % EVERY == 0:
+                be_quiet()
+            found = tried.setdefault(trial.name, Tried())
+            began_s = time.monotonic()
+            found.statuses.add(send(address, trial))
+            found.spans.append((began_s, time.monotonic(), trial.shape))
+        be_quiet()
+    return tried, seen[0]
+
+
+def figures(tried: Mapping[str, Tried], watched: Watched) -> list[Figure]:
+    found: list[Figure] = []
+    worst = 0.0
+    for name, one in tried.items():
+        delays = [(watched.worst_ms(begin_s, end_s), shape) for begin_s, end_s, shape in one.spans]
+        (stream, probe), shape = max(delays, key=lambda delay: max(delay[0]))
+        delay = max(stream, probe)
+        if name == NOTHING:
+            found.append(Figure(name, delay, "ms", note=f"stream {stream:.1f}, probe {probe:.1f} ms"))
+            continue
+        statuses = ", ".join(map(str, sorted(one.statuses)))
+        note = f"stream {stream:.1f}, probe {probe:.1f} ms at {shape}; {len(one.spans)} requests, status {statuses}"
+        found.append(Figure(name, delay, "ms", GOAL_MS, note=note))
+        worst = max(worst, delay)
+    return [*found, Figure("worst", worst, "ms", GOAL_MS)]
+
+
+def fetch_document(address: Address) -> Schema:
+    connection = http.client.HTTPConnection(*address, timeout=TIMEOUT_S)
+    connection.request("GET", "/openapi.json")
+    document = json.loads(connection.getresponse().read())
+    connection.close()
+    return document
+
+
+def _resolve(schema: Schema, document: Schema) -> Schema:
+    while "$ref" in schema or (len(schema.get("anyOf", ())) == 2 and {"type": "null"} in schema["anyOf"]):
+        if "$ref" in schema:
+            schema = document["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
+        else:
+            schema = next(option for option in schema["anyOf"] if option != {"type": "null"})
+    return schema
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="relaxserve bench hostile", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", default=demo.NAME, help=f"{demo.NAME}, a path, or a synthetic model as in bench serve")
+    parser.add_argument("--quantize", default="bf16")
+    parser.add_argument("--only", default="", help="only fields whose `METHOD PATH FIELD` has this in it")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args(argv)
+    with (
+        model_folder(options.model) as folder,
+        tempfile.TemporaryDirectory(prefix="relaxserve-bench-") as cache,
+        server(folder, options.quantize, Path(cache)) as address,
+    ):
+        report(figures(*measure(address, fetch_document(address), options.only)), as_json=options.json)
+
+
+if __name__ == "__main__":
+    main()

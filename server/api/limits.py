@@ -1,0 +1,63 @@
+"""What a request may hold, beyond what its schema says of each field: checked before the work that it bounds.
+
+No call that keeps Python's lock may take longer than some ten milliseconds, for every stream waits for it. Such calls parse, validate, copy
+or write values, so what they are given is bounded in number (`server/structure.py`) and in length (here and in `schema.py`).
+"""
+
+from __future__ import annotations
+
+import msgspec
+from pydantic import BaseModel
+
+from server.errors import INVALID_JSON, INVALID_VALUE, ApiError
+from server.structure import Structure
+
+MAX_OBJECT_CHARS = 1 << 20  # of a field whose values are the client's own: tools, documents, metadata
+MAX_JUDGED = 1 << 17  # log-probabilities of a request's prompts
+PROMPTS = frozenset({"messages", "prompt", "input"})  # bounded by the model's context
+
+
+def check_sizes(body: BaseModel) -> None:
+    for name in type(body).model_fields:
+        if name not in PROMPTS and num_chars(getattr(body, name), MAX_OBJECT_CHARS) > MAX_OBJECT_CHARS:
+            raise ApiError(INVALID_VALUE, f"{name} has more than {MAX_OBJECT_CHARS} characters; expected at most that many", param=name)
+
+
+def check_judged(num_tokens: int, num_alternatives: int | None, param: str) -> None:
+    """Of all prompts together; each token comes with its alternatives."""
+    num = num_tokens * (1 + (num_alternatives or 0))
+    if num_alternatives is not None and num > MAX_JUDGED:
+        message = f"{param} asks for {num} log-probabilities of the prompt; expected at most {MAX_JUDGED}: ask for fewer, or split it"
+        raise ApiError(INVALID_VALUE, message, param=param)
+
+
+def num_chars(value: object, most: int) -> int:
+    """The characters of all names and texts in `value`, and one for any other value. Counting ends beyond `most`."""
+    pending, num = [value], 0
+    while pending and num <= most:
+        match pending.pop():
+            case str() as text:
+                num += len(text)
+            case dict() as fields:
+                num += len(fields)
+                pending += fields
+                pending += fields.values()
+            case list() as items:
+                num += 1
+                pending += items
+            case BaseModel() as model:
+                pending += model.__dict__.values()
+                pending.append(model.model_extra)
+            case _:
+                num += 1
+    return num
+
+
+def read_json(text: str) -> object:
+    """JSON that a client sent within a text."""
+    data = text.encode()
+    Structure().feed(data)
+    try:
+        return msgspec.json.decode(data)
+    except msgspec.MsgspecError as error:
+        raise ApiError(INVALID_JSON, str(error)) from error

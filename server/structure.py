@@ -1,0 +1,67 @@
+"""How much a JSON text holds, told without parsing it: its values are counted and its depth is measured while it arrives.
+
+To decode and validate a text takes one call each, which nothing can interrupt. How long such a call takes is decided by the number of
+values, far more than by their length: 8 MiB of one text decode in 5 ms, 8 MiB of empty objects in 250 ms.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from server.errors import BODY_TOO_COMPLEX, INVALID_JSON, ApiError
+
+MAX_NUMBERS = 5 << 16  # token ids, that is
+MAX_PARTS = 1 << 15  # objects, lists, names and texts, each of which takes as long as ten numbers
+MAX_DEPTH = 64  # lists and objects within each other; some later step walks down a schema by calling itself
+
+TEXT = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
+PIECE_BYTES = 64 << 10  # measured within 3 ms
+KINDS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
+NO_MARKS = bytes(set(range(256)) - set(b"[{]},"))
+
+
+@dataclass(slots=True)
+class Structure:
+    """Fed with a text piece by piece. What is no JSON is counted all the same; the decoder refuses it."""
+
+    num_commas: int = 0
+    num_parts: int = 0
+    depth: int = 0
+    _is_inside: bool = False  # of a text
+    _carried: bytes = b""  # the first half of an escape that the end of a piece divides
+
+    def feed(self, data: bytes | bytearray | memoryview) -> None:
+        """Raises ApiError as soon as it is too much."""
+        view = memoryview(data)
+        for at in range(0, len(view), PIECE_BYTES):
+            self._feed(bytes(view[at : at + PIECE_BYTES]))
+            self._check()
+
+    def _feed(self, piece: bytes) -> None:
+        piece = self._carried + piece
+        num_escapes = len(piece) - len(piece.rstrip(b"\\"))
+        piece, self._carried = (piece[:-1], b"\\") if num_escapes % 2 else (piece, b"")
+        began_inside = self._is_inside
+        # The last quote is an addition: it ends a text that goes on in the next piece, or else begins one that nothing ends.
+        outside, num_texts = TEXT.subn(b"", (b'"' if began_inside else b"") + piece + b'"')
+        self._is_inside = not outside.endswith(b'"')
+        marks = outside.translate(None, NO_MARKS)
+        self.num_commas += marks.count(b",")
+        self.num_parts += num_texts - began_inside + marks.count(b"[") + marks.count(b"{")
+        steps = np.frombuffer(marks.translate(KINDS, b","), np.int8)
+        if len(steps):
+            depths = np.cumsum(steps, dtype=np.int64) + self.depth
+            self.depth = int(depths[-1])
+            if depths.max() > MAX_DEPTH:
+                raise ApiError(INVALID_JSON, f"the JSON nests deeper than {MAX_DEPTH} levels")
+
+    def _check(self) -> None:
+        for num, limit, what in (
+            (self.num_parts, MAX_PARTS, "objects, lists, names and texts"),
+            (self.num_commas - self.num_parts, MAX_NUMBERS, "numbers"),
+        ):
+            if num > limit:
+                raise ApiError(BODY_TOO_COMPLEX, f"the JSON has more than {limit} {what}; split the request")
