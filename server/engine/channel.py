@@ -49,6 +49,7 @@ class WorkerChannel:
         self._outbox: queue.Queue[FromWorker | None] = queue.Queue()  # bounded by `has_room`, so that `send` never blocks
         self._socket = connection
         self._on_lost = on_lost
+        self._is_closing = False
         self._writer = threading.Thread(target=self._write, name="channel-write", daemon=True)
         threading.Thread(target=self._read, name="channel-read", daemon=True).start()
         self._writer.start()
@@ -66,6 +67,7 @@ class WorkerChannel:
         """After everything sent has left."""
         self._outbox.put(None)
         self._writer.join()
+        self._is_closing = True  # what the reader sees from now on is no loss: the process ends in order
         with suppress(OSError):  # the front may have left first
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
@@ -76,8 +78,10 @@ class WorkerChannel:
                 while len(header := stream.read(LENGTH_BYTES)) == LENGTH_BYTES:
                     self.inbox.put(decode_from_front(stream.read(payload_bytes(header))))
         except (OSError, ChannelError, msgspec.MsgspecError) as error:
-            print(f"the front is lost: {error!r}", file=sys.stderr)
-        self._on_lost()
+            if not self._is_closing:
+                print(f"the front is lost: {error!r}", file=sys.stderr)
+        if not self._is_closing:
+            self._on_lost()
 
     def _write(self) -> None:
         try:

@@ -1,0 +1,29 @@
+"""The worker's end of the socket: whose end it is that closes."""
+
+from __future__ import annotations
+
+import socket
+import threading
+
+from server.engine.channel import WorkerChannel
+
+
+def test_closing_the_channel_is_no_loss_of_the_front() -> None:
+    """Else the process would end at once, and leave behind what an orderly end removes."""
+    ours, its = socket.socketpair()
+    lost = threading.Event()
+    channel = WorkerChannel(its, on_lost=lost.set)
+    reader = next(thread for thread in threading.enumerate() if thread.name == "channel-read")
+    channel.close()
+    reader.join(60)
+    assert not reader.is_alive() and not lost.is_set()
+    ours.close()
+
+
+def test_a_front_that_is_gone_is_a_loss() -> None:
+    ours, its = socket.socketpair()
+    lost = threading.Event()
+    channel = WorkerChannel(its, on_lost=lost.set)
+    ours.close()
+    assert lost.wait(60)
+    channel.close()
