@@ -1,0 +1,28 @@
+"""The figures of `relaxserve bench compiler` whose programs are written there; how long they take is not judged here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from deploy.bench import compiler
+
+
+@pytest.fixture(autouse=True)
+def once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def measured(run: Callable[[], object], **_: object) -> float:
+        run()
+        return 1e-3
+
+    monkeypatch.setattr(compiler, "best_s", measured)
+
+
+def test_growth_is_reported_for_each_number_of_operators() -> None:
+    names = [f.name for f in compiler.fusion_growth()]
+    assert names == [*(f"fusion_growth k={k}" for k in (8, 16, 32, 64)), "fusion_growth exp=600"]
+
+
+def test_a_call_is_reported_in_microseconds() -> None:
+    """A thousand calls in a millisecond are one microsecond each."""
+    assert {f.name: (f.value, f.unit) for f in compiler.empty_call()} == {"empty_call_us": (1.0, "us"), "empty_launch_us": (1.0, "us")}
