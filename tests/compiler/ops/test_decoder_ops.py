@@ -8,11 +8,12 @@ import pytest
 
 from compiler.interpret.graph import Interpreter, MismatchError
 from compiler.ir.builder import Builder
-from compiler.ir.dims import DimVar
+from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
 from compiler.ir.graph import Var
 from compiler.ir.types import ObjectType, ScalarType, TensorType, TupleType, tensor
+from compiler.ops.broadcast import broadcast_shapes
 from compiler.ops.embedding import EMBEDDING, ROPE, ROPE_ANGLES
 from compiler.ops.matmul import LINEAR, MATMUL
 from compiler.ops.normalize import LAYER_NORM, LOG_SOFTMAX, RMS_NORM, SOFTMAX
@@ -74,7 +75,8 @@ def test_products_deduce_and_refuse(deduced):
     assert deduced(LINEAR, TensorType(None, F32, 3), w) == TensorType(None, F32, 3)
     assert deduced(LINEAR, ObjectType(), ObjectType()) == TensorType(None, None)
     assert deduced(MATMUL, tensor((N, 2, 3), F32), tensor((3, M), F32)) == tensor((N, 2, M), F32)
-    assert deduced(MATMUL, tensor((N, 2, 3), F32), tensor((M, 3, 2), F32)) == TensorType(None, F32, 3)
+    (batch,) = broadcast_shapes((Dim.of(N),), (Dim.of(M),))
+    assert deduced(MATMUL, tensor((N, 2, 3), F32), tensor((M, 3, 2), F32)) == tensor((batch, 2, 2), F32)
     assert deduced(MATMUL, TensorType(None, F32, 2), tensor((M, 3, 2), F32)) == TensorType(None, F32, 3)
     refused = [
         ("last dimension of x is 3, wants 4", LINEAR, (tensor((N, 3), F32), tensor((8, 4), F32))),
