@@ -30,7 +30,7 @@ class ConstraintKind(StrEnum):
     JSON_SCHEMA = "json_schema"
     REGEX = "regex"
     CHOICE = "choice"  # source: a JSON list of strings
-    GRAMMAR = "grammar"  # Lark syntax, as llguidance reads it
+    GRAMMAR = "grammar"  # in Lark, as llguidance reads it, or in GBNF
 
 
 class Trigger(msgspec.Struct, frozen=True):
@@ -48,7 +48,7 @@ class Constraint(msgspec.Struct, frozen=True, omit_defaults=True):
     source: str
     trigger: Trigger | None = None  # None: it governs from the first token on
     fallback: str = ""  # in place of a source that cannot be compiled
-    by_client: bool = False  # a grammar with rules of a stranger: it is followed in a process of its own
+    head: str = ""  # rules of Lark that come before the source; they call it `answer`
 
 
 class Thinking(msgspec.Struct, frozen=True):

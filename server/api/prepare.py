@@ -24,7 +24,7 @@ from server.model import Loaded, Model
 from server.settings import ServerSettings
 from server.text.answer import AnswerRules
 from server.text.detokenize import StopRules
-from server.text.grammar import GrammarError, Structure, as_lark, json_text, structured
+from server.text.grammar import Structure, json_text, structured
 
 T = TypeVar("T")
 ANY_OBJECT = Constraint(ConstraintKind.JSON_SCHEMA, json_text({"type": "object"}))
@@ -197,17 +197,8 @@ def constraint_of(body: GenerationBody, settings: ServerSettings) -> Constraint 
         if len(constraint.source.encode()) > settings.max_schema_bytes:
             size = len(constraint.source.encode())
             raise invalid(param, f"{param} has {size} bytes; expected at most {settings.max_schema_bytes}")
-        if constraint.kind is ConstraintKind.GRAMMAR:
-            return msgspec.structs.replace(constraint, source=_lark(constraint.source, param))
         return constraint
     return None
-
-
-def _lark(source: str, param: str) -> str:
-    try:
-        return as_lark(source)
-    except GrammarError as error:
-        raise ApiError(INVALID_SCHEMA, f"{param} is {error}", param=param) from error
 
 
 def _constraints(body: GenerationBody, most: int) -> list[tuple[str, Constraint | None]]:
@@ -294,7 +285,7 @@ def _schema(schema: JsonObject | bool | str | None, param: str, most: int) -> Co
 
 
 def _plain(kind: ConstraintKind, source: str | None) -> Constraint | None:
-    return None if source is None else Constraint(kind, source, by_client=kind is ConstraintKind.GRAMMAR)
+    return None if source is None else Constraint(kind, source)
 
 
 def _choice(choices: list[str] | None, param: str, most: int) -> Constraint | None:

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.step import StepBatch, StepModel
+from server.constraints.compiler import ConstraintCompiler
+from server.constraints.matcher import LATE, ConstraintError
 from server.engine.batch import BatchBuilder
-from server.engine.constrain import ConstraintCompiler
-from server.engine.matcher import ConstraintError
 from server.engine.outbox import Outbox, Publish, Timing
 from server.engine.request import Sequence, Stage
 from server.engine.requests import Requests
@@ -84,9 +84,9 @@ class Engine:
         masks: dict[Sequence, Bitmask] = {}
         seqs = [seq for seq, item in plan.items.items() if item.draws and seq.matcher is not None]
         for seq in seqs:
-            if seq.confined is not None:
-                seq.confined.ask_mask()
-        for seq in sorted(seqs, key=lambda seq: seq.confined is not None):
+            if seq.matcher is not None:
+                seq.matcher.prefetch_mask()
+        for seq in seqs:
             if seq.matcher is None:
                 continue  # another choice has just failed the request
             try:
@@ -94,10 +94,10 @@ class Engine:
             except ConstraintError as error:
                 self._requests.give_up(seq, error)
                 continue
-            if mask is not None:
-                masks[seq] = mask
-            elif seq.is_held_up:
+            if mask is LATE:
                 self._requests.set_aside(seq)
+            elif mask is not None:
+                masks[seq] = mask
         return masks
 
     def _run(self, plan: Plan, batch: StepBatch) -> tuple[NDArray[np.float32], float]:
@@ -129,8 +129,8 @@ class Engine:
                 seq.choosing.weigh(self._sampler.weigh(logits, place, candidates))
         results = self._sampler.sample(logits, [seq.row for seq in drawing], [masks.get(seq) for seq in drawing], rows)
         for seq, drawn in zip(drawing, results, strict=True):
-            if seq.confined is not None and drawn.error is None:
-                seq.confined.foresee(drawn.token_id)
+            if seq.matcher is not None and drawn.error is None:
+                seq.matcher.prefetch(drawn.token_id)
         for seq, drawn in zip(drawing, results, strict=True):
             if seq.stage is not Stage.FINISHED:  # another choice may have failed the request just now
                 self._requests.take(seq, drawn)

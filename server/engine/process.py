@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from runtime.step import EmbedModel, StepModel
+from server.constraints.compiler import ConstraintCompiler
 from server.engine.channel import WorkerChannel
-from server.engine.constrain import ConstraintCompiler
 from server.engine.embed import Embedder
 from server.engine.loop import Engine
 from server.engine.overlap import OverlappedEngine

@@ -6,10 +6,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from runtime.step import PAGE_SIZE
+from server.constraints.matcher import Matcher
 from server.engine.blocks import PageList
-from server.engine.confined import ConfinedMatcher
-from server.engine.constrain import AnyMatcher
-from server.engine.lazy import LazyMatcher
 from server.engine.sampler import RowState
 from server.messages import Embed, FinishReason, Submit, TokenLogprob
 
@@ -58,7 +56,7 @@ class Sequence:
     max_len: int  # tokens at which it ends for length
     stage: Stage = Stage.WAITING
     slot: int = -1  # its row in the batch's tables while RUNNING
-    matcher: AnyMatcher | None = None
+    matcher: Matcher | None = None
     num_reused: int = 0
     num_computed: int = 0
     num_awaited: int = 0
@@ -75,19 +73,14 @@ class Sequence:
         return self.prompt_logprobs is not None and len(self.prompt_logprobs) < self.num_prompt
 
     @property
-    def choosing(self) -> LazyMatcher | None:
+    def choosing(self) -> Matcher | None:
         """Its matcher, while that decides what the last tokens are for; they may be taken back."""
-        return self.matcher if isinstance(self.matcher, LazyMatcher) and self.matcher.is_choosing else None
+        return self.matcher if self.matcher is not None and self.matcher.is_choosing else None
 
     @property
-    def confined(self) -> ConfinedMatcher | None:
-        """Its matcher, if that asks another process."""
-        return self.matcher if isinstance(self.matcher, ConfinedMatcher) else None
-
-    @property
-    def is_held_up(self) -> bool:
+    def is_late(self) -> bool:
         """Its matcher was asked, and has not answered yet."""
-        return isinstance(self.matcher, ConfinedMatcher) and self.matcher.is_late
+        return self.matcher is not None and self.matcher.is_late
 
     @property
     def fairness_key(self) -> str:
@@ -131,7 +124,7 @@ class Sequence:
     @property
     def ending(self) -> FinishReason | None:
         """Why it ends with the tokens it has, as far as that is known."""
-        if self.is_held_up:
+        if self.is_late:
             return None
         if self.matcher is not None and self.matcher.is_complete:
             return FinishReason.STOP

@@ -12,11 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.step import StepLimits
-from server.engine.constrain import ConstraintCompiler, Pending
+from server.constraints.compiler import ConstraintCompiler
+from server.constraints.matcher import ConstraintError, ConstraintLost
 from server.engine.embed import embedding_of
 from server.engine.intake import open_request, open_text, row_behind
-from server.engine.lazy import LazyMatcher
-from server.engine.matcher import ConstraintError, ConstraintLost
 from server.engine.outbox import Outbox
 from server.engine.request import Request, Sequence, Stage
 from server.engine.sampler import Drawn
@@ -44,7 +43,7 @@ class Requests:
         self._eos_ids = eos_ids
         self._constraints = constraints
         self._clock = clock
-        self._compiling: dict[Sequence, Pending] = {}
+        self._compiling: dict[Sequence, None] = {}  # in the order of arrival
         self._aside: set[Sequence] = set()
         self._deadlines: list[tuple[float, int, str]] = []  # ids only: it outlives the requests
         self._num_arrived = 0
@@ -89,7 +88,8 @@ class Requests:
         for seq in request.sequences:
             if seq.stage is Stage.WAITING:
                 seq.stage = Stage.COMPILING
-                self._compiling[seq] = self._constraints.compile(constraint)
+                self._compiling[seq] = None
+                seq.matcher = self._constraints.open(constraint, seq.token_ids[seq.num_prompt :])
         return request
 
     def _require_new(self, request_id: str) -> None:
@@ -111,13 +111,12 @@ class Requests:
             request = self.living.get(request_id)
             for seq in request.sequences if request is not None and request.arrival == arrival else ():
                 self._end(seq, FinishReason.DEADLINE)
-        for seq, pending in list(self._compiling.items()):
-            if seq not in self._compiling:
-                continue  # its request has just failed
-            try:
-                self._constrain(seq, pending)
-            except ConstraintError as error:
-                self._fail(seq.request, _whose(error), str(error))
+        for seq in list(self._compiling):
+            if seq in self._compiling:  # or its request has just failed
+                try:
+                    self._constrain(seq)
+                except ConstraintError as error:
+                    self._fail(seq.request, _whose(error), str(error))
         for seq in list(self._aside):
             if seq in self._aside:
                 try:
@@ -125,15 +124,11 @@ class Requests:
                 except ConstraintError as error:
                     self.give_up(seq, error)
 
-    def _constrain(self, seq: Sequence, pending: Pending) -> None:
-        """Once the constraint is there, take in what was emitted before; when the last choice has its own, the request may run. What is
-        forced now is drawn behind the prompt: so choices share that, and nothing is told before it is known what of it was found."""
-        if seq.matcher is None:
-            seq.matcher = pending.poll()
-            emitted = seq.token_ids[seq.num_prompt :]
-            if seq.matcher is not None and emitted:
-                seq.matcher.advance(emitted)
-        if seq.matcher is None or (seq.confined is not None and not seq.confined.poll()):
+    def _constrain(self, seq: Sequence) -> None:
+        """The request may run when the constraint of its last choice is compiled. What is forced now is drawn behind the prompt: so
+        choices share the prompt, and nothing is told before it is known what of it was found in the cache."""
+        assert seq.matcher is not None
+        if not seq.matcher.poll():
             return
         del self._compiling[seq]
         if seq.matcher.is_complete:
@@ -152,9 +147,12 @@ class Requests:
             self._take(seq, drawn)
         except ConstraintError as error:
             self.give_up(seq, error)
+        else:
+            if seq.is_late:
+                self.set_aside(seq)
 
     def _take(self, seq: Sequence, drawn: Drawn) -> None:
-        if drawn.error is not None and isinstance(seq.matcher, LazyMatcher) and seq.matcher.let_go():
+        if drawn.error is not None and seq.matcher is not None and seq.matcher.let_go():
             self._take_back(seq, 0)  # what was banned left nothing to draw: an offer is not worth a failure
             return
         if drawn.error is not None:
@@ -169,8 +167,6 @@ class Requests:
             forced, reason = seq.follow()
             joined += forced
         self._tell(seq, joined, reason, () if drawn.logprob is None else (drawn.logprob,))
-        if seq.is_held_up:
-            self.set_aside(seq)
 
     def set_aside(self, seq: Sequence) -> None:
         """Its matcher takes long: the others go on without it."""
@@ -179,16 +175,16 @@ class Requests:
 
     def _go_on(self, seq: Sequence) -> None:
         """Once its matcher has answered."""
-        assert seq.confined is not None
-        if not seq.confined.poll():
+        assert seq.matcher is not None
+        if not seq.matcher.poll():
             return
         forced: list[int] = []
-        if not seq.confined.has_mask:
+        if not seq.matcher.has_mask:
             reason = seq.ending
             if reason is None:
                 forced, reason = seq.follow()
             self._tell(seq, forced, reason)
-        if seq.stage is Stage.ASIDE and not seq.is_held_up:
+        if seq.stage is Stage.ASIDE and not seq.is_late:
             self._aside.remove(seq)
             self._scheduler.resume(seq)
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from llguidance.gbnf_to_lark import any_to_lark
+import msgspec
 
 from server.messages import Constraint, ConstraintKind
 from server.text.reasoning import CLOSE, OPEN
@@ -21,18 +21,6 @@ WHITE_SPACE = r"[ ]|\n[ \t]{0,20}"  # between the parts of JSON
 class ToolSchema:
     name: str
     parameters: Mapping[str, object]
-
-
-class GrammarError(ValueError):
-    """A grammar that cannot be read; the message is for the client."""
-
-
-def as_lark(source: str) -> str:
-    """Lark as it is; the EBNF of llama.cpp, which vLLM and SGLang take too, translated."""
-    try:
-        return any_to_lark(source)
-    except Exception as error:  # its parser raises whatever it stumbles over
-        raise GrammarError(f"neither Lark (no rule is called start) nor GBNF: {error}") from error
 
 
 def json_text(schema: Mapping[str, object]) -> str:
@@ -127,27 +115,8 @@ def behind_thoughts(constraint: Constraint, specials: Specials, *, open_already:
     else:
         thought = f"thought[suffix={json.dumps(CLOSE)}]: /(?s:.*)/"
     start = "thought gap" if open_already else f"({_marker(OPEN, specials)} thought gap)?"
-    rules = [f"start: {start} answer", thought, "gap: /\\n*/", _named(_as_lark(constraint))]
-    return Constraint(ConstraintKind.GRAMMAR, "\n".join(rules), by_client=constraint.by_client)
-
-
-def _as_lark(constraint: Constraint) -> str:
-    source = constraint.source
-    match constraint.kind:
-        case ConstraintKind.JSON_SCHEMA:
-            return f"start: %json {source}"
-        case ConstraintKind.REGEX:
-            return "start: EXPRESSION\nEXPRESSION: /" + source.replace("/", "\\/") + "/"
-        case ConstraintKind.CHOICE:
-            return "start: " + " | ".join(json.dumps(choice) for choice in json.loads(source))
-        case ConstraintKind.GRAMMAR:
-            return source
-
-
-def _named(lark: str) -> str:
-    """The grammar with its head called `answer`."""
-    lines = lark.splitlines()
-    return "\n".join("answer:" + line.removeprefix("start:") if line.startswith("start:") else line for line in lines)
+    head = "\n".join([f"start: {start} answer", thought, "gap: /\\n*/"])
+    return msgspec.structs.replace(constraint, head=head)
 
 
 def _literal(text: str) -> str:

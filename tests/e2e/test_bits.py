@@ -14,7 +14,7 @@ from deploy import demo
 from deploy.model import load_model
 from runtime import flags
 from runtime.step import StepLimits, StepModel
-from server.engine.constrain import ConstraintCompiler
+from server.constraints.compiler import ConstraintCompiler
 from server.engine.overlap import OverlappedEngine
 from server.engine.process import LoadedModel
 from server.messages import Constraint, ConstraintKind, FromWorker, Load, SamplingParams, Submit, TokenLogprob, Tokens

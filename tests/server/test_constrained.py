@@ -136,13 +136,24 @@ def test_what_cannot_be_compiled_is_refused(noise):
             assert response.status_code == 400 and response.json()["error"]["code"] == "invalid_schema", response.text
 
 
+def test_an_expression_that_expands_is_refused_and_another_followed(noise):
+    """As it is, and as a pattern; the worker lives on."""
+    server = noise(reasoning=False)
+    for body in ({"guided_regex": "(e{1000}){4000}"}, {"guided_json": {"type": "string", "pattern": "^(e{1000}){4000}$"}}):
+        for stream in (False, True):
+            response = server.chat(**body, stream=stream)
+            assert stream or response.status_code == 400  # a stream has said that it is still working
+            assert "invalid_schema" in response.text and "128 MiB of memory" in response.text
+    answer = server.chat(guided_regex="[ab]{4}c", seed=1)
+    assert re.fullmatch("[ab]{4}c", answer.json()["choices"][0]["message"]["content"])
+    assert server.http().get("/health/ready").status_code == 200
+
+
 def test_a_grammar_that_is_heavy_is_refused_and_another_followed(noise):
-    """The client's grammars are followed in processes of their own."""
     server = noise(reasoning=False)
     rules = [f"e{i}: " + " | ".join(f"e{i} e{j}" for j in range(30)) + ' | " "' for i in range(30)]
-    for stream in (False, True):
-        response = server.chat(guided_grammar="\n".join(["start: e0", *rules]), stream=stream)
-        assert stream or response.status_code == 400  # a stream has said that it is still working
-        assert "invalid_schema" in response.text and "1 s more than" in response.text
+    response = server.chat(guided_grammar="\n".join(["start: e0", *rules]))
+    assert response.status_code == 400
+    assert "invalid_schema" in response.text and "more than 3 s of CPU time" in response.text
     answer = server.chat(guided_grammar='start: "so " ("a" | "b") "!"', seed=1)
     assert answer.json()["choices"][0]["message"]["content"] in ("so a!", "so b!")

@@ -204,7 +204,6 @@ def test_truncation_only_when_asked(server):
         ({"request_id": "with space"}, "request_id"),
         ({"echo": True}, "echo"),
         ({"thinking_token_budget": 5}, "thinking_token_budget"),  # this model has no think tokens
-        ({"grammar": "root ::= ("}, "grammar"),
         ({"timeout": 1e9}, "timeout"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema"),
         ({"response_format": {"type": "yaml"}}, "response_format.type"),
@@ -302,15 +301,6 @@ def test_an_answer_bears_the_name_of_its_request(server, name):
     assert server.chat(**{name: "mine-1"}).json()["id"] == "chatcmpl-mine-1"
     assert server.complete(**{name: "mine-1"}).json()["id"] == "cmpl-mine-1"
     assert [submit.request_id for submit in server.worker.submits if "mine" in submit.request_id] == []  # two clients may choose the same
-
-
-def test_grammars_of_llama_cpp_are_translated(server):
-    server.chat(grammar='root ::= "yes" | "no"')
-    constraint = server.worker.submits[-1].params.constraint
-    assert 'start: "yes"' in constraint.source
-    lark = 'start: "yes" | "no"'
-    server.chat(structured_outputs={"grammar": lark})
-    assert server.worker.submits[-1].params.constraint.source == lark
 
 
 def test_a_thinking_budget_names_the_tokens_around_thoughts(serve):

@@ -246,7 +246,6 @@ def test_formats_become_constraints(server, body, kind, source):
     assert server.chat(**body).status_code == 200
     constraint = server.worker.submits[-1].params.constraint
     assert (constraint.kind, constraint.source) == (kind, source)
-    assert constraint.by_client == ("grammar" in body), "where others' rules are followed in a process of their own"
 
 
 def test_text_is_no_constraint(server):

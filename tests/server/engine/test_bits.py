@@ -81,8 +81,7 @@ def test_a_later_worker_goes_on_exactly(rig, random_submits, constraints, engine
         worker.outcomes = told.outcomes
         for submit in open_submits:
             worker.engine.submit(submit)
-        for _ in range(rng.randrange(1, 12)):
-            worker.step()
+        worker.steps(rng.randrange(1, 12))
         open_submits = [next_submit(submit, told.outcomes) for submit in submits if not is_over(submit, told.outcomes)]
     assert num_workers > 4
     for key, outcome in whole.items():

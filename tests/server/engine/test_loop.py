@@ -75,6 +75,7 @@ def test_what_a_prompt_reused_is_reported(rig) -> None:
 @ENGINES
 def test_a_beginning_that_is_forced_comes_behind_the_prompt(rig, constraints, engine, monkeypatch) -> None:
     """Which is computed once for all choices, or found, as without a constraint; and what was found is told with the first token."""
+    monkeypatch.setattr("server.constraints.isolated.PATIENCE_S", 60.0)  # a late answer makes tokens be computed again
     one = rig(engine, constraints=constraints)
     prompt, lengths = tuple(range(1, 100)), []
     run = one.engine._model.run

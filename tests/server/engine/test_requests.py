@@ -150,7 +150,7 @@ def test_whoever_ends_early_frees_its_pages_within_a_step(rig, constraints, monk
         one.engine.submit(OTHER)
         one.step()
     if stage == "compiling":
-        monkeypatch.setattr("server.engine.constrain.Pending.poll", lambda self: None)
+        monkeypatch.setattr("server.constraints.isolated.IsolatedMatcher.poll", lambda self: False)
     now = time.monotonic()
     victim = VICTIMS[stage]
     one.engine.submit(Submit(victim.request_id, victim.prompt_ids, victim.params, victim.num_choices, deadline=now + 60))

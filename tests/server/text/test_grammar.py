@@ -7,6 +7,8 @@ import json
 import pytest
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
+from server.constraints.sources import grammar_of
+from server.constraints.wire import Source
 from server.messages import Constraint, ConstraintKind
 from server.text.grammar import Structure, ToolSchema, behind_thoughts, calls_behind_marker, forced_calls, json_text, structured
 from server.text.parts import CallStart
@@ -32,8 +34,7 @@ def vocabulary() -> LLTokenizer:
 
 def accepts(vocabulary: LLTokenizer, constraint: Constraint, *tokens: str | int) -> bool:
     ids = [i for token in tokens for i in ([token] if isinstance(token, int) else token.encode())]
-    assert constraint.kind is ConstraintKind.GRAMMAR
-    matcher = LLMatcher(vocabulary, LLMatcher.grammar_from_lark(constraint.source))
+    matcher = LLMatcher(vocabulary, grammar_of(Source(constraint.kind, constraint.source, constraint.head)))
     assert not matcher.is_error(), matcher.get_error()
     return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
 
@@ -152,12 +153,6 @@ def test_behind_thoughts(vocabulary, constraint):
     inside = behind_thoughts(constraint, {}, open_already=True)
     assert accepts(vocabulary, inside, "hm</think>\n7")
     assert not accepts(vocabulary, inside, "7")
-
-
-def test_a_clients_grammar_stays_one_behind_thoughts() -> None:
-    for by_client in (False, True):
-        constraint = Constraint(ConstraintKind.GRAMMAR, 'start: "7"', by_client=by_client)
-        assert behind_thoughts(constraint, {}, open_already=False).by_client is by_client
 
 
 def test_think_markers_that_are_tokens(vocabulary):

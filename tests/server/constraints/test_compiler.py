@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-import threading
-import time
-from itertools import count
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, models
 
-from server.engine.constrain import ConstraintCompiler, ConstraintLimits
+from server.constraints.compiler import ConstraintCompiler, ConstraintLimits
+from server.constraints.matcher import ConstraintError
 from server.engine.loop import Engine
-from server.engine.matcher import ConstraintError
 from server.engine.overlap import OverlappedEngine
 from server.messages import Constraint, ConstraintKind, FinishReason, SamplingParams, Submit
+from tests.server.constraints.processes import allowed_by, answered, forced_by, mask_of, matcher_of
 
 EOS, VOCAB = 0, 320
 SCHEMA = Constraint(
@@ -98,23 +95,17 @@ def test_forced_tokens_are_the_only_ones_allowed(constraints) -> None:
     num_forced = 0
     for constraint in (SCHEMA, REGEX, CHOICE):
         for _ in range(10):
-            looking, blind = (wait_for(constraints.compile(constraint)) for _ in range(2))
+            looking, blind = (matcher_of(constraints, constraint) for _ in range(2))
             while not looking.is_complete:
-                forced = looking.forced()
-                allowed = np.flatnonzero(np.unpackbits(looking.mask().view(np.uint8), bitorder="little"))
-                assert np.array_equal(looking.mask(), blind.mask()), "asking for forced tokens changed the mask"
-                assert not forced or list(allowed) == forced[:1]
+                forced, allowed = forced_by(looking), allowed_by(mask_of(looking))
+                assert np.array_equal(mask_of(looking), mask_of(blind)), "asking for forced tokens changed the mask"
+                assert not forced or allowed == forced[:1]
                 num_forced += len(forced)
                 token_id = int(rng.choice(allowed))
-                looking.advance([token_id])
-                blind.advance([token_id])
+                for matcher in (looking, blind):
+                    matcher.advance([token_id])
+                    answered(matcher)
     assert num_forced > 20
-
-
-def wait_for(pending):
-    while (matcher := pending.poll()) is None:
-        time.sleep(0.001)
-    return matcher
 
 
 @pytest.mark.parametrize(
@@ -154,55 +145,17 @@ def test_a_grammar_that_becomes_too_deep_fails_its_request_alone(rig, tokenizer_
 
 def test_a_schema_may_have_a_thousand_optional_fields(constraints) -> None:
     fields = {f"field{number}": {"type": "integer"} for number in range(1000)}
-    matcher = wait_for(constraints.compile(Constraint(ConstraintKind.JSON_SCHEMA, json.dumps({"type": "object", "properties": fields}))))
+    matcher = matcher_of(constraints, Constraint(ConstraintKind.JSON_SCHEMA, json.dumps({"type": "object", "properties": fields})))
     for _ in range(5):
-        matcher.advance(matcher.forced()[:1] or [int(np.unpackbits(matcher.mask().view(np.uint8), bitorder="little").argmax())])
-
-
-@pytest.mark.parametrize("engine", [Engine, OverlappedEngine])
-def test_a_grammar_that_takes_long_fails_its_request_alone(rig, constraints, monkeypatch, engine) -> None:
-    """Masks of 0.3 s on a clock of the test's; each may take 0.02, and all of them 1 s more."""
-    ticks = count()
-    monkeypatch.setattr("server.engine.matcher.time.thread_time", lambda: 0.3 * next(ticks))
-    heavy = Constraint(ConstraintKind.GRAMMAR, 'start: e\ne: e e | "a" | "b"')
-    one = rig(engine, constraints=constraints)
-    one.run([submit_of(heavy, 1, banned_token_ids=(EOS,)), Submit("plain", (1, 2), SamplingParams(max_tokens=20, ignore_eos=True))])
-    failed = one.failed["grammar-1"]
-    assert failed.code == "invalid_schema" and "1 s more than the 20 ms that each may" in failed.message
-    assert len(one.outcomes["plain", 0].token_ids) == 20
+        matcher.advance(forced_by(matcher)[:1] or allowed_by(mask_of(matcher))[:1])
+        answered(matcher)
 
 
 def test_a_grammar_is_bounded_in_size(tokenizer_json) -> None:
     limits = ConstraintLimits(grammar_size=5, initial_fuel=100)
     compiler = ConstraintCompiler(tokenizer_json, eos_ids=[EOS], vocab_size=VOCAB, limits=limits)
     with pytest.raises(ConstraintError, match="cannot be compiled"):
-        wait_for(compiler.compile(SCHEMA))
-    compiler.close()
-
-
-def test_a_constraint_that_compiles_too_long_is_given_up(tokenizer_json, rig, monkeypatch) -> None:
-    slow = ConstraintCompiler(tokenizer_json, eos_ids=[EOS], vocab_size=VOCAB, limits=ConstraintLimits(compile_s=0.05))
-    release = threading.Event()
-    monkeypatch.setattr(slow, "_build", lambda constraint: release.wait())
-    one = rig(constraints=slow)
-    one.run([submit_of(REGEX)], max_steps=10_000_000)
-    assert "took more than 0.05 s" in one.failed["regex-0"].message
-    release.set()
-    slow.close()
-
-
-def test_compiled_constraints_are_shared_and_bounded(tokenizer_json, monkeypatch) -> None:
-    compiler = ConstraintCompiler(tokenizer_json, eos_ids=[EOS], vocab_size=VOCAB, limits=ConstraintLimits(num_cached=2))
-    built = []
-    build = compiler._build
-    monkeypatch.setattr(compiler, "_build", lambda constraint: (built.append(constraint), build(constraint))[1])
-    first, second = (wait_for(compiler.compile(CHOICE)) for _ in range(2))
-    assert built == [CHOICE]
-    first.advance(first.forced() or [int(np.flatnonzero(np.unpackbits(first.mask().view(np.uint8), bitorder="little"))[0])])
-    assert not np.array_equal(first.mask(), second.mask()), "each sequence has a matcher of its own"
-    for constraint in (REGEX, GRAMMAR, CHOICE):
-        wait_for(compiler.compile(constraint))
-    assert built == [CHOICE, REGEX, GRAMMAR, CHOICE]
+        matcher_of(compiler, SCHEMA)
     compiler.close()
 
 
@@ -216,13 +169,18 @@ def test_a_failed_compilation_is_tried_again(constraints) -> None:
     bad = Constraint(ConstraintKind.REGEX, "(")
     for _ in range(2):
         with pytest.raises(ConstraintError):
-            wait_for(constraints.compile(bad))
+            matcher_of(constraints, bad)
 
 
-def test_a_tokenizer_that_cannot_be_read_fails_the_request_and_not_the_engine(rig) -> None:
-    words = Tokenizer(models.WordLevel({"a": 0, "?": 1}, unk_token="?"))
-    compiler = ConstraintCompiler(words.to_str(), eos_ids=[EOS], vocab_size=VOCAB)
-    one = rig(constraints=compiler)
-    one.run([submit_of(REGEX)])
-    assert "tokenizer" in one.failed["regex-0"].message
+def test_compiled_constraints_are_shared_and_bounded(tokenizer_json) -> None:
+    compiler = ConstraintCompiler(tokenizer_json, eos_ids=[EOS], vocab_size=VOCAB, limits=ConstraintLimits(num_cached=2))
+    first, second = (matcher_of(compiler, CHOICE) for _ in range(2))
+    assert first._grammar is second._grammar
+    first.advance(forced_by(first) or allowed_by(mask_of(first))[:1])
+    assert not np.array_equal(mask_of(first), mask_of(second)), "each sequence has a matcher of its own"
+    cached = []
+    for constraint in (REGEX, GRAMMAR, CHOICE):
+        matcher_of(compiler, constraint)
+        cached.append([source.kind for source in compiler._cached])
+    assert cached == [["choice", "regex"], ["regex", "grammar"], ["grammar", "choice"]]
     compiler.close()

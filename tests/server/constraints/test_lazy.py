@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 from itertools import pairwise
 
@@ -13,10 +14,13 @@ from tokenizers import Tokenizer
 
 from runtime.device.null import hashed_logits
 from runtime.step import StepLimits
-from server.engine.lazy import Choice, LazyMatcher
+from server.constraints.lazy import LazyMatcher
+from server.constraints.line import Line
+from server.constraints.offers import Choice
 from server.engine.loop import Engine
 from server.engine.overlap import OverlappedEngine
 from server.messages import Constraint, ConstraintKind, FinishReason, SamplingParams, Submit, Trigger
+from tests.server.constraints.processes import answered, forced_by, mask_of, matcher_of
 
 EOS, VOCAB = 0, 320
 TRIGGER, OPEN, CLOSE = 310, 311, 312  # beyond what the tokenizer knows: they have no text
@@ -90,16 +94,14 @@ def test_the_trigger_means_nothing_in_thoughts(rig, tokenizer, constraints) -> N
 
 
 def test_a_mask_is_computed_only_behind_the_trigger(constraints) -> None:
-    pending = constraints.compile(CALL)
-    while (matcher := pending.poll()) is None:
-        pass
+    matcher = matcher_of(constraints, CALL)
     assert isinstance(matcher, LazyMatcher)
     matcher.advance([7, 8, 9])
     assert matcher.mask() is None and matcher.forced() == []
     matcher.advance([TRIGGER])
-    assert np.count_nonzero(matcher.mask()) and matcher.forced()
+    assert np.count_nonzero(mask_of(matcher)) and forced_by(matcher)
     matcher.advance([300])  # as from a worker that knew nothing of the constraint
-    assert matcher.mask() is None
+    assert answered(matcher).mask() is None
 
 
 @pytest.mark.parametrize("constraint", [IMPOSSIBLE, msgspec.structs.replace(IMPOSSIBLE, fallback=IMPOSSIBLE.source)])
@@ -136,10 +138,13 @@ def test_company_chunks_preemption_and_later_workers_change_nothing(rig, tokeniz
         worker.outcomes = told.outcomes
         for submit in going_on:
             worker.engine.submit(submit)
-        for _ in range(17):
-            worker.step()
-        emitted = {name: tuple(outcome.token_ids) for (name, _), outcome in told.outcomes.items() if outcome.end is None}
-        going_on = [msgspec.structs.replace(s, emitted=(emitted[s.request_id],)) for s in submits if s.request_id in emitted]
+        worker.steps(17)
+        outcomes = {submit: told.outcomes.get((submit.request_id, 0)) for submit in submits}
+        going_on = [
+            msgspec.structs.replace(submit, emitted=(tuple(outcome.token_ids) if outcome else (),))
+            for submit, outcome in outcomes.items()
+            if outcome is None or outcome.end is None
+        ]
     assert told.outcomes == alone, "from worker to worker"
 
 
@@ -208,6 +213,23 @@ def test_what_is_taken_back_is_nowhere(rig, tokenizer, constraints, engine) -> N
         assert one.engine.scheduler.num_preemptions == 0
 
 
+@pytest.mark.parametrize("engine", [Engine, OverlappedEngine])
+def test_late_answers_change_no_token(rig, tokenizer, constraints, monkeypatch, engine) -> None:
+    rng, receive = random.Random(4), Line.receive
+    submits = [submit_of((CALL, offering(tokenizer))[seed % 2], seed) for seed in range(8)]
+    monkeypatch.setattr(Line, "receive", lambda self, patience_s: receive(self, 60.0 if patience_s else 0.0))
+    whole = rig(constraints=constraints, logits_of=eager).run(submits)
+    monkeypatch.setattr(Line, "receive", lambda self, patience_s: rng.random() < 0.5 and receive(self, 60.0 if patience_s else 0.0))
+    one = rig(engine, constraints=constraints, logits_of=eager)
+    assert one.run(submits) == whole and not one.failed
+    resumed = []
+    for submit in submits[::2]:  # a choice that is not made is told to nobody
+        told = tuple(whole[submit.request_id, 0].token_ids[:30])
+        rest = rig(engine, constraints=constraints, logits_of=eager).run([msgspec.structs.replace(submit, emitted=(told,))])
+        resumed.append([*told, *rest[submit.request_id, 0].token_ids])
+    assert resumed == [whole[submit.request_id, 0].token_ids for submit in submits[::2]]
+
+
 @pytest.mark.parametrize("banned", ["", "g", "et"])
 def test_a_worker_that_dies_in_a_choice_leaves_nothing_to_remember(rig, tokenizer, constraints, banned) -> None:
     """Even where bans had the former one let go of the choice, so that its draft was told."""
@@ -217,8 +239,7 @@ def test_a_worker_that_dies_in_a_choice_leaves_nothing_to_remember(rig, tokenize
     for num_steps in range(1, 60, 3):
         former = rig(constraints=constraints, logits_of=eager)
         former.engine.submit(submit)
-        for _ in range(num_steps):
-            former.step()
+        former.steps(num_steps)
         told = former.outcomes.get(("r4", 0))
         emitted = tuple(told.token_ids) if told is not None else ()
         later = rig(constraints=constraints, logits_of=eager).run([msgspec.structs.replace(submit, emitted=(emitted,))])["r4", 0]

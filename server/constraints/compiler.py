@@ -1,0 +1,91 @@
+"""The constraints of one model: which grammars are compiled, and a matcher for each sequence that asks for one."""
+
+from __future__ import annotations
+
+import weakref
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from server.constraints.grammar import Grammar
+from server.constraints.isolated import IsolatedMatcher
+from server.constraints.lazy import LazyMatcher
+from server.constraints.matcher import ConstraintError, Matcher
+from server.constraints.turns import Turns
+from server.constraints.wire import Source, Terms
+from server.constraints.zygote import Zygote
+from server.messages import Constraint
+
+
+@dataclass(frozen=True, slots=True)
+class ConstraintLimits:
+    source_bytes: int = 256 << 10
+    compile_s: float = 3.0  # CPU time, with the first mask; a schema of 1,000 fields takes 0.1
+    grammar_size: int = 200_000
+    row_items: int = 10_000  # ways to read a text so far: 1,000 optional fields have 4,000, which take 6 ms a token
+    initial_fuel: int = 5_000_000  # about 0.1 s of building lexers
+    slow_s: float = 0.02  # CPU time for a token; those of large schemas take a twentieth
+    excess_s: float = 1.0  # CPU time beyond that, in all tokens of a sequence together
+    memory_bytes: int = 128 << 20  # of one process, beyond what it shares
+    num_compiling: int = 2  # one constraint that takes long does not hold up the next
+    num_cached: int = 32  # a process with about 2 MB each
+    cached_bytes: int = 256 << 20  # of all that are cached
+
+
+class ConstraintCompiler:
+    """To be called by one thread at a time. Nothing here waits."""
+
+    def __init__(self, tokenizer_json: str, *, eos_ids: Sequence[int], vocab_size: int, limits: ConstraintLimits | None = None) -> None:
+        self.limits = limits or ConstraintLimits()
+        self._terms = Terms(
+            list(eos_ids),
+            vocab_size,
+            grammar_size=self.limits.grammar_size,
+            row_items=self.limits.row_items,
+            initial_fuel=self.limits.initial_fuel,
+            compile_s=self.limits.compile_s,
+            slow_s=self.limits.slow_s,
+            excess_s=self.limits.excess_s,
+            memory_bytes=self.limits.memory_bytes,
+        )
+        self._zygote = Zygote(self._terms, tokenizer_json)
+        self._turns = Turns(self.limits.num_compiling)
+        self._grammars: weakref.WeakValueDictionary[Source, Grammar] = weakref.WeakValueDictionary()  # all that are in use
+        self._cached: OrderedDict[Source, Grammar] = OrderedDict()  # those used last, which stay
+
+    def warm(self) -> None:
+        """Start the zygote now rather than with the first constraint: its tokenizer takes a second on a large vocabulary."""
+        self._zygote.start()
+
+    def open(self, constraint: Constraint, token_ids: Sequence[int] = ()) -> Matcher:
+        """For one sequence, behind these tokens. What is wrong with the constraint, `poll` raises."""
+        grammar = self._grammar(constraint, constraint.source)
+        if constraint.trigger is None:
+            return IsolatedMatcher(grammar, token_ids)
+        grammars = [grammar, self._grammar(constraint, constraint.fallback)] if constraint.fallback else [grammar]
+        return LazyMatcher(grammars, constraint.trigger, self._terms.vocab_size, token_ids)
+
+    def close(self) -> None:
+        self._zygote.close()
+
+    def _grammar(self, constraint: Constraint, text: str) -> Grammar:
+        source = Source(constraint.kind, text, constraint.head)
+        grammar = self._grammars.get(source)
+        if grammar is None or grammar.error is not None:
+            grammar = self._grammars[source] = Grammar(source, self._terms, self._zygote, self._turns, self._keep)
+            num_bytes, most = len(text.encode()) + len(constraint.head.encode()), self.limits.source_bytes
+            if num_bytes > most:
+                grammar.error = ConstraintError(f"the {constraint.kind} has {num_bytes} bytes, expected at most {most}: shorten it")
+        if grammar.is_compiled:
+            self._keep(grammar)
+        return grammar
+
+    def _keep(self, grammar: Grammar) -> None:
+        """One that is compiled. Before that it lasts as long as a request waits for it."""
+        self._cached[grammar.source] = grammar
+        self._cached.move_to_end(grammar.source)
+        while len(self._cached) > self.limits.num_cached or self._cached_bytes() > self.limits.cached_bytes:
+            self._cached.popitem(last=False)
+
+    def _cached_bytes(self) -> int:
+        return sum(grammar.memory_bytes for grammar in self._cached.values())

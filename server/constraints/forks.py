@@ -1,0 +1,124 @@
+"""A process that forks a child for each socket it receives, and sees to the child's end."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from typing import NoReturn
+
+from server.constraints.wire import Tell, write_answer
+
+PR_SET_PDEATHSIG = 1
+_prctl = ctypes.CDLL(None, use_errno=True).prctl
+
+Serve = Callable[[socket.socket], None]
+
+
+def die_with(parent_pid: int) -> None:
+    """The kernel kills this process when its parent ends, even where this one is stopped or at work."""
+    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent_pid:
+        os._exit(1)  # it has ended before
+
+
+class Forks:
+    """The sockets of new children come over `control`. A child is killed when the other end of its socket is closed; when a child
+    ends before that, its parent writes a last answer for it."""
+
+    def __init__(self, control: socket.socket, serve: Serve) -> None:
+        self._control = control
+        self._serve = serve
+        self._children: dict[int, socket.socket] = {}
+        self._poll = select.poll()
+
+    def run(self) -> None:
+        """Until `control` is closed. The children end with this process."""
+        wakened, waker = os.pipe()
+        os.set_blocking(waker, False)
+        signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        self._poll.register(wakened, select.POLLIN)
+        self._poll.register(self._control, select.POLLIN)
+        is_open = True
+        while is_open:
+            ready = {fd for fd, _ in self._poll.poll()}
+            # In this order: a number that is let go of may be taken again at once.
+            for fd in ready - {wakened, self._control.fileno()}:
+                self._kill(fd)
+            if self._control.fileno() in ready:
+                is_open = self._receive()
+            if wakened in ready:
+                os.read(wakened, 4096)
+                self._reap()
+
+    def _receive(self) -> bool:
+        """False when no socket will come any more."""
+        try:
+            _, fds, _, _ = socket.recv_fds(self._control, 1, 1)
+        except OSError:
+            return False
+        if not fds:
+            return False
+        sock = socket.socket(fileno=fds[0])
+        own_pid = os.getpid()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            print(f"no process for a constraint: {error}", file=sys.stderr)
+            sock.close()  # which says that the child is lost
+            return True
+        if pid == 0:
+            _become(sock, self._serve, own_pid)
+        self._children[pid] = sock
+        self._poll.register(sock, 0)  # its other end was closed, and nothing else
+        return True
+
+    def _kill(self, fd: int) -> None:
+        self._poll.unregister(fd)
+        for pid, sock in self._children.items():
+            if sock.fileno() == fd:
+                os.kill(pid, signal.SIGKILL)
+
+    def _reap(self) -> None:
+        with suppress(ChildProcessError):
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                pid, status = ended
+                sock = self._children.pop(pid)
+                with suppress(KeyError):
+                    self._poll.unregister(sock)
+                with suppress(OSError):
+                    sock.setblocking(False)  # the child may have left it full
+                    write_answer(sock, Tell.ENDED, number=os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0)
+                sock.close()
+
+
+def _become(sock: socket.socket, serve: Serve, parent_pid: int) -> NoReturn:
+    """A child's life. Nothing is left of its parent's sockets."""
+    status = 1
+    try:
+        die_with(parent_pid)
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGCHLD, signal.SIGPROF):
+            signal.signal(number, signal.SIG_DFL)
+        os.dup2(sock.fileno(), 0)
+        os.closerange(3, 1 << 20)
+        own = socket.socket(fileno=0)
+        write_answer(own, Tell.BORN, number=os.getpid())
+        try:
+            serve(own)
+        except MemoryError:
+            write_answer(own, Tell.TOO_LARGE)
+        status = 0
+    except ConnectionError:
+        pass  # the worker has hung up
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(status)

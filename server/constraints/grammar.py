@@ -1,0 +1,91 @@
+"""A compiled constraint, in a process of its own. Where that process is lost, it is compiled again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from server.constraints.line import Line
+from server.constraints.matcher import ConstraintError, ConstraintLost, ConstraintTooHeavy
+from server.constraints.retries import Retries
+from server.constraints.turns import Turns
+from server.constraints.wire import Source, Tell, Terms, framed
+from server.constraints.zygote import Zygote
+
+
+class Grammar:
+    """The process begins with the first `poll` that finds a turn free, and ends when nothing refers to the grammar any more."""
+
+    def __init__(self, source: Source, terms: Terms, zygote: Zygote, turns: Turns, on_compiled: Callable[[Grammar], None]) -> None:
+        self.source = source
+        self.terms = terms
+        self.memory_bytes = 0  # that the compiled grammar takes
+        self.error: ConstraintError | None = None
+        self._zygote = zygote
+        self._turns = turns
+        self._on_compiled = on_compiled
+        self._line: Line | None = None
+        self.is_compiled = False
+        self._retries = Retries()
+
+    def poll(self) -> bool:
+        """Whether it is compiled. Raises ConstraintError."""
+        if self.error is not None:
+            raise self.error.with_traceback(None)
+        try:
+            while not self.is_compiled and self._proceed():
+                pass
+        except ConstraintError as error:
+            self.error = error
+            self._line = None
+            self._turns.give_back(self)
+            raise
+        return self.is_compiled
+
+    def open_line(self) -> Line | None:
+        """To a new process for a sequence; None while the grammar is being compiled. Raises ConstraintError."""
+        if self.is_compiled and self._line is not None and self._line.has_ended:
+            self.compile_again()
+        return self._line.open_line(self.terms.vocab_size) if self.poll() and self._line is not None else None
+
+    def compile_again(self) -> None:
+        self._line = None
+        self.is_compiled = False
+
+    def _proceed(self) -> bool:
+        """One step towards being compiled; False if it must be waited for."""
+        line = self._line
+        if line is None:
+            if not self._retries.is_due or not self._turns.take(self):
+                return False
+            self._line = line = self._zygote.open_line()
+            line.send(framed(msgspec.msgpack.encode(self.source)))
+        if line.receive(0.0):
+            self._hear(line)
+            return True
+        if line.is_stalled:
+            if line.pid is None:
+                self._zygote.kill()  # it did not fork: so it is the one that is stopped
+            self._lose(ConstraintLost("its process was stopped; try again"))
+        return False
+
+    def _hear(self, line: Line) -> None:
+        if line.tell is Tell.COMPILED:
+            self.memory_bytes = line.number << 10
+            self.is_compiled = True
+            self._retries.answered()
+            self._turns.give_back(self)
+            self._on_compiled(self)
+            return
+        if line.tell is Tell.TOO_SLOW:
+            raise ConstraintTooHeavy(f"compiling the {self.source.kind} took more than {self.terms.compile_s:g} s of CPU time: simplify it")
+        error = line.error(self.terms)
+        assert error is not None, line.tell
+        if line.tell is not Tell.ENDED:
+            raise error
+        self._lose(error)
+
+    def _lose(self, error: ConstraintError) -> None:
+        self._line = None
+        self._retries.lost(error)

@@ -1,0 +1,159 @@
+"""A matcher that asks a process of its own, and waits for an answer no longer than a step can bear."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Literal
+
+from server.constraints.grammar import Grammar
+from server.constraints.line import Line
+from server.constraints.matcher import LATE, ConstraintError, ConstraintLost, Late, Mask, Matcher
+from server.constraints.retries import Retries
+from server.constraints.wire import Ask, Tell, question
+
+PATIENCE_S = 0.02  # from question to answer
+
+
+class IsolatedMatcher(Matcher):
+    """Its process begins with the first question and ends with the matcher. A process that is lost is replaced by one that takes in
+    all tokens again: what may come next depends on them alone."""
+
+    def __init__(self, grammar: Grammar, token_ids: Sequence[int] = ()) -> None:
+        self.refused: list[int] = []  # the last tokens given, from the first on that the grammar does not take
+        self._grammar = grammar
+        self._line: Line | None = None
+        self._retries = Retries()
+        self._token_ids = list(token_ids)
+        self._num_sent = 0  # of them, to the present process
+        self._asked: Ask | None = None  # and not answered
+        self._is_put = False  # to the present process
+        self._give_way_s = 0.0
+        self._is_slow = {Ask.STATE: False, Ask.MASK: False}  # the last time
+        self._comes_mask = False  # unasked
+        self._forced: list[int] | None = None  # None: not known
+        self._prefetched: list[int] = []
+        self._has_mask = False
+        if token_ids:
+            self._ask(Ask.STATE)
+
+    @property
+    def is_late(self) -> bool:
+        return self._asked is not None
+
+    @property
+    def has_mask(self) -> bool:
+        return self._has_mask
+
+    def poll(self) -> bool:
+        if self._asked is None:
+            return self._line is not None or self._grammar.poll()
+        self._wait(0.0)
+        return not self.is_late
+
+    def prefetch_mask(self) -> None:
+        if not self._has_mask and self._asked is None:
+            self._ask(Ask.MASK)
+
+    def prefetch(self, token_id: int) -> None:
+        self._take([token_id])
+        self._prefetched = [token_id]
+
+    def mask(self) -> Mask | Literal[Late.LATE]:
+        self.prefetch_mask()
+        self._wait()
+        return self._line.mask if self._has_mask and self._line is not None else LATE
+
+    def advance(self, token_ids: Sequence[int]) -> None:
+        if self._prefetched == list(token_ids):
+            self._prefetched = []
+        else:
+            self._take(token_ids)
+        self._wait()
+
+    def forced(self) -> list[int]:
+        if self._forced is None and self._asked is None:
+            self._ask(Ask.STATE)
+            self._wait()
+        return list(self._forced or [])
+
+    # --- questions -------------------------------------------------------------------------------------------------------
+
+    def _take(self, token_ids: Sequence[int]) -> None:
+        self._has_mask = False
+        self._token_ids += token_ids
+        num_known, forced = len(token_ids), self._forced or []
+        if len(forced) > num_known and forced[:num_known] == list(token_ids):
+            self._forced = forced[num_known:]  # it goes on, and how is known
+        else:
+            self._ask(Ask.STATE)
+
+    def _ask(self, ask: Ask) -> None:
+        assert self._asked is None, "one question at a time"
+        self._asked = ask
+        # A sequence whose last answer was slow is not waited for: it would hold up the others with each of its tokens.
+        self._give_way_s = time.monotonic() + (0.0 if self._is_slow[ask] else PATIENCE_S)
+        # The mask that follows a state is on its way already, unless there are tokens to take in before.
+        self._is_put = ask is Ask.MASK and self._comes_mask and self._num_sent == len(self._token_ids)
+        if ask is Ask.STATE:
+            self._forced = None
+        with suppress(ConstraintError):  # `_wait` raises it
+            self._put()
+
+    def _put(self) -> None:
+        """Hand the open question to the process, or to a new one."""
+        if self._line is None:
+            if not self._retries.is_due:
+                return
+            self._line = self._grammar.open_line()
+            self._num_sent, self._is_put, self._comes_mask = 0, False, False
+        if self._line is not None and not self._is_put:
+            assert self._asked is not None
+            self._line.send(question(self._asked, self._token_ids[self._num_sent :]))
+            self._num_sent = len(self._token_ids)
+            self._is_put = True
+
+    # --- answers ---------------------------------------------------------------------------------------------------------
+
+    def _wait(self, patience_s: float | None = None) -> None:
+        while self._asked is not None:
+            self._put()
+            line = self._line
+            if line is None:
+                return  # the grammar is being compiled, or a lost process not yet replaced
+            if not line.receive(max(self._give_way_s - time.monotonic(), 0.0) if patience_s is None else patience_s):
+                if line.is_stalled:
+                    if line.pid is None:
+                        self._grammar.compile_again()  # its process did not fork: so it is the one that is stopped
+                    self._lose(ConstraintLost("its process was stopped; try again"))
+                return
+            if line.tell is Tell.ENDED:
+                error = line.error(self._grammar.terms)
+                assert error is not None
+                self._lose(error)
+            else:
+                self._hear(line)
+
+    def _hear(self, line: Line) -> None:
+        if (error := line.error(self._grammar.terms)) is not None:
+            raise error
+        is_slow = line.took_s > self._grammar.terms.slow_s
+        answered = Ask.MASK if line.tell is Tell.MASK else Ask.STATE
+        self._is_slow[answered] = is_slow
+        if answered is Ask.STATE:
+            self.is_complete, self._forced = line.tell is Tell.COMPLETE, line.token_ids
+            self.refused = self._token_ids[len(self._token_ids) - line.number :] if line.number else []
+            self._comes_mask = not (self.is_complete or self._forced or self.refused)
+        else:
+            self._comes_mask = False
+        if answered is self._asked:
+            self._has_mask = answered is Ask.MASK
+            self._asked = None
+            self._retries.answered()
+        if self.refused:
+            raise ConstraintError("it does not allow the tokens that were drawn before")
+
+    def _lose(self, error: ConstraintError) -> None:
+        self._line = None
+        self._retries.lost(error)

@@ -1,0 +1,180 @@
+"""A constraint with a trigger is lazy: it governs what is behind that token until the grammar is met, and nothing else.
+
+It is an offer to the model, not a demand of the client, so it never fails a request: what cannot be compiled or followed is free.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import numpy as np
+
+from server.constraints.grammar import Grammar
+from server.constraints.isolated import IsolatedMatcher
+from server.constraints.matcher import ConstraintError, Late, Mask, Matcher
+from server.constraints.offers import Choice
+from server.messages import Trigger
+
+
+class LazyMatcher(Matcher):
+    """Watches a sequence that is free but for what its trigger begins: first a choice between the offers, then the grammar. It is
+    never complete: more text may always follow."""
+
+    def __init__(self, grammars: Sequence[Grammar], trigger: Trigger, vocab_size: int, token_ids: Sequence[int] = ()) -> None:
+        self._grammars = deque(grammars)  # the first that can be compiled governs; where none can, nothing does
+        self._is_compiled = False
+        self._trigger = trigger
+        self._vocab_size = vocab_size
+        self._offers = tuple(offer for offer in trigger.offers if max(offer) < vocab_size)
+        self._thinks = trigger.is_open
+        self._at_start = True
+        self._unread = deque(token_ids)  # what waits for the grammar
+        self._choice: Choice | None = None
+        self._begun: IsolatedMatcher | None = None  # between its trigger and the token that meets it
+
+    @property
+    def is_late(self) -> bool:
+        return bool(self._unread) or (self._begun is not None and self._begun.is_late)
+
+    @property
+    def has_mask(self) -> bool:
+        return self._begun is not None and self._begun.has_mask
+
+    def poll(self) -> bool:
+        while not self._is_compiled:
+            try:
+                if self._grammars and not self._grammars[0].poll():
+                    return False
+                self._is_compiled = True
+            except ConstraintError:
+                self._grammars.popleft()
+        if self._begun is not None:
+            self._follow(self._begun.poll)
+        self._read()
+        return not self.is_late
+
+    def prefetch_mask(self) -> None:
+        if self._begun is not None:
+            self._begun.prefetch_mask()
+
+    def prefetch(self, token_id: int) -> None:
+        if self._begun is not None:
+            self._begun.prefetch(token_id)
+
+    def mask(self) -> Mask | Literal[Late.LATE] | None:
+        if self._choice is not None and (forced := self._choice.forced()):
+            return _only(forced[0], self._vocab_size)
+        if self._begun is None:
+            return None
+        try:
+            return self._begun.mask()
+        except ConstraintError:
+            self._begun = None
+            return None
+
+    def advance(self, token_ids: Sequence[int]) -> None:
+        self._unread += token_ids
+        if self._is_compiled:
+            self._read()
+
+    def forced(self) -> list[int]:
+        if self._choice is not None:
+            return self._choice.forced()
+        if self._begun is None:
+            return []
+        try:
+            return self._begun.forced()
+        except ConstraintError:
+            self._begun = None
+            return []
+
+    def let_go(self) -> bool:
+        governed = self._choice is not None or self._begun is not None
+        self._choice = self._begun = None
+        return governed
+
+    # --- while it chooses ------------------------------------------------------------------------------------------------
+
+    @property
+    def is_choosing(self) -> bool:
+        return self._choice is not None
+
+    def candidates(self) -> list[int]:
+        return [] if self._choice is None or self._choice.forced() else self._choice.candidates()
+
+    def weigh(self, logprobs: dict[int, float]) -> None:
+        if self._choice is not None:
+            self._choice.weigh(logprobs)
+
+    def refuses(self, token_id: int) -> bool:
+        return self._choice is not None and token_id not in self._choice.candidates()
+
+    def take_back(self) -> int:
+        assert self._choice is not None
+        num_tokens = len(self._choice.draft)
+        self._choice = self._choice.without_draft()
+        return num_tokens
+
+    # --- what the tokens mean --------------------------------------------------------------------------------------------
+
+    def _read(self) -> None:
+        """All tokens, unless the grammar is late with some of them."""
+        while self._unread and not (self._begun is not None and self._begun.is_late):
+            if self._begun is not None:
+                begun, token_ids = self._begun, list(self._unread)
+                self._unread.clear()
+                self._follow(lambda begun=begun, token_ids=token_ids: begun.advance(token_ids))
+            else:
+                self._read_free(self._unread.popleft())
+
+    def _read_free(self, token_id: int) -> None:
+        if self._choice is not None:
+            self._say(self._choice, token_id)
+        elif self._thinks:
+            self._thinks = token_id != self._trigger.close_id
+        elif self._at_start and token_id == self._trigger.open_id:
+            self._thinks = True  # as the parser has it: thoughts come first, or not at all
+        elif token_id == self._trigger.token_id and self._grammars:
+            self._begin()
+        self._at_start = False
+
+    def _begin(self) -> None:
+        if self._offers:
+            self._choice = Choice(self._offers)
+        else:
+            self._begun = IsolatedMatcher(self._grammars[0])
+
+    def _say(self, choice: Choice, token_id: int) -> None:
+        if self.refuses(token_id):
+            self._choice = None  # only where a former worker let it go
+            return
+        choice.say(token_id)
+        if choice.is_made:
+            self._choice = None
+            begun = self._begun = IsolatedMatcher(self._grammars[0])
+            self._follow(lambda: begun.advance(choice.draft))
+
+    def _follow(self, step: Callable[[], object]) -> None:
+        """Let the grammar take a step. Where it is met, or left, what follows is free: a former worker may have drawn tokens without it."""
+        begun = self._begun
+        assert begun is not None
+        try:
+            step()
+        except ConstraintError:
+            # The token that leaves the grammar is none of the free text either.
+            self._free(begun.refused if begun.is_complete else begun.refused[1:])
+        else:
+            if begun.is_complete and not begun.is_late:
+                self._free([])
+
+    def _free(self, token_ids: Sequence[int]) -> None:
+        self._begun = None
+        self._unread.extendleft(reversed(token_ids))
+
+
+def _only(token_id: int, vocab_size: int) -> Mask:
+    bits = np.zeros(-(-vocab_size // 32) * 32, np.bool_)
+    bits[token_id] = True
+    return np.packbits(bits, bitorder="little").view(np.int32)

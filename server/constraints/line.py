@@ -1,0 +1,169 @@
+"""The worker's end of a socket to one constraint process. Nothing here waits longer than it is told to."""
+
+from __future__ import annotations
+
+import select
+import signal
+import socket
+import time
+import weakref
+from array import array
+from contextlib import suppress
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+
+from server.constraints.matcher import ConstraintError, ConstraintLost, ConstraintTooHeavy, Mask
+from server.constraints.wire import ANSWER, MAX_TEXT_BYTES, Tell, Terms, num_mask_words
+
+LOOK_S = 0.25  # between looks at a process that owes an answer
+MAX_IDLE_LOOKS = 8  # a process that was found idle so often is stopped or stuck
+BY_SIGNAL = {signal.SIGPROF: Tell.TOO_SLOW, signal.SIGABRT: Tell.TOO_LARGE}  # the limits, as the kernel and native code report them
+CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
+
+
+class Line:
+    """Closed with the last reference to it; the process then ends, too."""
+
+    def __init__(self, sock: socket.socket, parent: Line | None = None, vocab_size: int = 0) -> None:
+        self.tell = Tell.ENDED
+        self.number = 0
+        self.took_s = 0.0
+        self.pid: int | None = None  # not known before the process has begun
+        num_words = num_mask_words(vocab_size)
+        sock.setblocking(False)
+        self._sock = sock
+        self._parent = parent
+        weakref.finalize(self, sock.close)
+        self._stall = _Stall()
+        self._unsent = memoryview(b"")
+        self._buffer = bytearray(ANSWER.size + max(4 * num_words, MAX_TEXT_BYTES))
+        self._view = memoryview(self._buffer)
+        self._poll = select.poll()
+        self._poll.register(sock, select.POLLIN)
+        self._num_read = self._num_told = 0
+        self.mask: Mask = np.frombuffer(self._buffer, np.int32, num_words, ANSWER.size)
+
+    @property
+    def text(self) -> str:
+        return self._told.decode(errors="replace")
+
+    @property
+    def token_ids(self) -> list[int]:
+        return array("i", self._told).tolist()
+
+    @property
+    def has_ended(self) -> bool:
+        """Of a process that owes no answer."""
+        return bool(self._poll.poll(0))
+
+    @property
+    def is_stalled(self) -> bool:
+        """The process that owes an answer is stopped or stuck, or its parent is, before it has begun. Looks at it now and then."""
+        return self._stall.look(self.pid or (self._parent.pid if self._parent is not None else None))
+
+    def send(self, data: bytes) -> None:
+        """All of it, as `receive` is called."""
+        self._unsent = memoryview(bytes(self._unsent) + data)
+        self._stall.begin()
+        self._flush()
+
+    def open_line(self, vocab_size: int = 0) -> Self:
+        """To a new child of this process. Where the process cannot be reached, the new line has ended at once."""
+        near, far = socket.socketpair()
+        with far, suppress(OSError):
+            socket.send_fds(self._sock, [b"\0"], [far.fileno()], socket.MSG_DONTWAIT)
+        return type(self)(near, self, vocab_size)
+
+    def receive(self, patience_s: float) -> bool:
+        """False if no answer is there yet. `ENDED` is the last answer."""
+        end_s = time.monotonic() + patience_s
+        while True:
+            self._flush()
+            try:
+                self._read()
+            except BlockingIOError:
+                left_s = end_s - time.monotonic()
+                if left_s <= 0.0 or not self._poll.poll(1000 * left_s):
+                    return False
+            except OSError:
+                self.tell, self.number = Tell.ENDED, 0
+                return True
+            else:
+                if self.tell is not Tell.BORN:
+                    return True
+                self.pid = self.number
+
+    def error(self, terms: Terms) -> ConstraintError | None:
+        match self.tell:
+            case Tell.ERROR:
+                return ConstraintError(self.text)
+            case Tell.TOO_SLOW:
+                return ConstraintTooHeavy(
+                    f"its tokens took {terms.excess_s:g} s more than the {1000 * terms.slow_s:g} ms that each may; write it so that a "
+                    'text can be read in one way only, and repeat with `x*` or `xs: x | xs "," x`'
+                )
+            case Tell.TOO_LARGE:
+                return ConstraintTooHeavy(f"it took more than {terms.memory_bytes >> 20} MiB of memory; repeat or expand less in it")
+            case Tell.ENDED if self.number in CRASHES:
+                return ConstraintTooHeavy(f"it crashes the process that follows it ({signal.Signals(self.number).name}); simplify it")
+            case Tell.ENDED:
+                how = f" by {signal.Signals(self.number).name}" if self.number else ""
+                return ConstraintLost(f"its process was ended{how}; try again")
+            case _:
+                return None
+
+    @property
+    def _told(self) -> bytes:
+        return bytes(self._buffer[ANSWER.size : ANSWER.size + self._num_told])
+
+    def _flush(self) -> None:
+        with suppress(OSError):  # it takes no more now, or has ended: `receive` says which
+            while self._unsent:
+                self._unsent = self._unsent[self._sock.send(self._unsent) :]
+
+    def _read(self) -> None:
+        self._fill(ANSWER.size)
+        tell, self.number, self.took_s, self._num_told = ANSWER.unpack_from(self._buffer)
+        self._fill(ANSWER.size + self._num_told)
+        self._num_read = 0
+        self.tell = BY_SIGNAL.get(signal.Signals(self.number), Tell.ENDED) if tell == Tell.ENDED and self.number else Tell(tell)
+
+    def _fill(self, num_bytes: int) -> None:
+        while self._num_read < num_bytes:
+            num_more = self._sock.recv_into(self._view[self._num_read : num_bytes])
+            if not num_more:
+                raise ConnectionResetError
+            self._num_read += num_more
+
+
+class _Stall:
+    """Counts looks, not seconds: a machine that stands still as a whole says nothing about the process."""
+
+    def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        self._looked_s = time.monotonic()
+        self._num_idle = 0
+        self._seen: tuple[int, str] | None = None
+
+    def look(self, pid: int | None) -> bool:
+        now_s = time.monotonic()
+        if now_s - self._looked_s >= LOOK_S:
+            self._looked_s = now_s
+            seen = None if pid is None else _cpu_ticks_if_idle(pid)
+            is_idle = pid is not None and seen is not None and self._seen in (None, (pid, seen))
+            self._seen = (pid, seen) if pid is not None and seen is not None else None
+            self._num_idle = self._num_idle + 1 if is_idle else 0
+        return self._num_idle >= MAX_IDLE_LOOKS
+
+
+def _cpu_ticks_if_idle(pid: int) -> str | None:
+    """What it has used of the CPU, or None while it runs, waits for the CPU, or waits for a disk."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return "gone"  # and nobody could write its last answer
+    return None if fields[0] in "RD" else f"{fields[11]} {fields[12]}"

@@ -1,0 +1,156 @@
+"""The zygote of a model's constraints: `python -m server.constraints.process FD PARENT`, started by its worker.
+
+    worker ── zygote ── a process per grammar ── a process per sequence
+
+A constraint is input of a stranger, and nothing but the kernel interrupts native code that computes a mask. So a grammar is compiled, and
+each sequence of it is followed, in a process that may use so much CPU time and memory, and ends where it takes more. All are forks of the
+zygote: they share the tokenizer and the compiled grammar without a copy, and have one thread. Each serves the socket that is its
+standard input, whose other end the worker has.
+"""
+
+from __future__ import annotations
+
+import gc
+import resource
+import signal
+import socket
+import sys
+import time
+from array import array
+from pathlib import Path
+
+import msgspec
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from server.constraints.forks import Forks, die_with
+from server.constraints.sources import grammar_of
+from server.constraints.wire import MAX_TEXT_BYTES, Ask, Source, Tell, Terms, num_mask_words, read_framed, read_question, write_answer
+
+TIMER_SLACK_S = 0.01  # a timer is no more exact than that, and is off at 0
+
+
+def main(terms_fd: str, parent_pid: str) -> None:
+    die_with(int(parent_pid))
+    terms, tokenizer_json = msgspec.msgpack.decode(Path(f"/proc/self/fd/{terms_fd}").read_bytes(), type=tuple[Terms, str])
+    tokenizer = _tokenizer(tokenizer_json, terms)
+    del tokenizer_json
+    _bound_memory(terms.memory_bytes)
+    gc.freeze()
+    gc.disable()
+    Forks(socket.socket(fileno=0), lambda sock: _serve_grammar(sock, tokenizer, terms)).run()
+
+
+def _tokenizer(tokenizer_json: str, terms: Terms) -> LLTokenizer | str:
+    """A text where the tokenizer cannot be used."""
+    try:
+        return LLTokenizer(tokenizer_json, n_vocab=terms.vocab_size, eos_token=terms.eos_ids or None)
+    except ValueError as error:
+        return f"this model's tokenizer cannot be constrained: {error}"
+
+
+def _serve_grammar(sock: socket.socket, tokenizer: LLTokenizer | str, terms: Terms) -> None:
+    source = msgspec.msgpack.decode(read_framed(sock), type=Source)
+    signal.setitimer(signal.ITIMER_PROF, terms.compile_s)
+    try:
+        if isinstance(tokenizer, str):
+            raise ValueError(tokenizer)
+        matcher = _compiled(tokenizer, source, terms)
+    except ValueError as error:
+        write_answer(sock, Tell.ERROR, str(error).encode())
+        return
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+    write_answer(sock, Tell.COMPILED, number=_own_memory_kib())
+    Forks(sock, lambda own: _serve_sequence(own, matcher, terms)).run()
+
+
+def _compiled(tokenizer: LLTokenizer, source: Source, terms: Terms) -> LLMatcher:
+    """Raises ValueError."""
+    bounds = LLParserLimits(
+        initial_lexer_fuel=terms.initial_fuel,
+        max_grammar_size=terms.grammar_size,
+        max_items_in_row=terms.row_items,
+        verbose_errors=False,
+    )
+    matcher = LLMatcher(tokenizer, grammar_of(source), log_level=0, limits=bounds)
+    if not matcher.is_error():
+        matcher.compute_bitmask()  # expressions are expanded only now; all sequences begin with what that made
+    if matcher.is_error():
+        raise ValueError(f"the {source.kind} cannot be compiled: {matcher.get_error()}")
+    return matcher
+
+
+def _serve_sequence(sock: socket.socket, matcher: LLMatcher, terms: Terms) -> None:
+    """Behind a state that leaves a choice comes the mask unasked: it is computed while the worker does other things."""
+    meter, mask_bytes = _Meter(terms), 4 * num_mask_words(terms.vocab_size)
+    while found := read_question(sock):
+        ask, token_ids = found
+        meter.start(len(token_ids) + 1)
+        num_refused = len(token_ids) - matcher.try_consume_tokens(token_ids)
+        num_tokens = len(token_ids)
+        if ask == Ask.STATE:
+            is_complete, forced = matcher.is_stopped(), matcher.compute_ff_tokens()
+            meter.count(num_tokens)
+            tell = Tell.COMPLETE if is_complete else Tell.GOES_ON
+            told = array("i", forced[: MAX_TEXT_BYTES // 4]).tobytes()
+            if not _tell(sock, tell, told, matcher, meter, number=num_refused) or is_complete or forced or num_refused:
+                continue
+            num_tokens = 0
+        mask = matcher.compute_bitmask()[:mask_bytes]  # it may have a word more
+        meter.count(num_tokens + 1)
+        _tell(sock, Tell.MASK, mask, matcher, meter)
+
+
+class _Meter:
+    """Of the CPU time that a sequence takes. A process that has none left is ended by the kernel, in native code too: it has no handler
+    for the timer's signal."""
+
+    def __init__(self, terms: Terms) -> None:
+        self.took_s = 0.0  # what was counted last
+        self._terms = terms
+        self._left_s = terms.excess_s  # beyond what tokens regularly take
+        self._began_s = 0.0
+
+    @property
+    def is_spent(self) -> bool:
+        return self._left_s < 0.0
+
+    def start(self, num_tokens: int) -> None:
+        signal.setitimer(signal.ITIMER_PROF, max(self._left_s, 0.0) + num_tokens * self._terms.slow_s + TIMER_SLACK_S)
+        self._began_s = time.process_time()
+
+    def count(self, num_tokens: int) -> None:
+        """CPU time since the start or the last count, in which so many tokens were computed."""
+        now_s = time.process_time()
+        self.took_s, self._began_s = now_s - self._began_s, now_s
+        self._left_s -= max(self.took_s - num_tokens * self._terms.slow_s, 0.0)
+
+
+def _tell(sock: socket.socket, tell: Tell, told: bytes, matcher: LLMatcher, meter: _Meter, *, number: int = 0) -> bool:
+    """False where an error is told instead."""
+    if matcher.is_error():
+        write_answer(sock, Tell.ERROR, matcher.get_error().encode())
+    elif meter.is_spent:
+        write_answer(sock, Tell.TOO_SLOW)
+    else:
+        write_answer(sock, tell, told, number=number, took_s=meter.took_s)
+        return True
+    return False
+
+
+def _bound_memory(memory_bytes: int) -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    limit = used + memory_bytes
+    resource.setrlimit(resource.RLIMIT_AS, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
+
+
+def _own_memory_kib() -> int:
+    """What this process does not share with the zygote."""
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith("Private_"))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,81 @@
+"""From a client's constraint to the grammar that llguidance compiles. Reading a constraint may take long, so its process does it."""
+
+from __future__ import annotations
+
+import json
+import re
+
+from llguidance import LLMatcher
+from llguidance.gbnf_to_lark import any_to_lark
+
+from server.constraints.wire import Source
+from server.messages import ConstraintKind
+
+LITERAL_ENDS = {"/": "\\/", "\n": "\\n", "\\\n": "\\n"}
+
+
+def grammar_of(source: Source) -> str:
+    """Raises ValueError; the message is for the client."""
+    kind = ConstraintKind(source.kind)
+    if source.head:
+        return LLMatcher.grammar_from_lark(f"{source.head}\n{_named_answer(_lark_of(kind, source.source))}")
+    match kind:
+        case ConstraintKind.JSON_SCHEMA:
+            return LLMatcher.grammar_from_json_schema(_schema(source.source))
+        case ConstraintKind.REGEX:
+            return LLMatcher.grammar_from_regex(source.source)
+        case ConstraintKind.CHOICE:
+            return LLMatcher.grammar_from_regex("|".join(map(re.escape, _choices(source.source))))
+        case ConstraintKind.GRAMMAR:
+            return LLMatcher.grammar_from_lark(_lark(source.source))
+
+
+def _lark_of(kind: ConstraintKind, source: str) -> str:
+    match kind:
+        case ConstraintKind.JSON_SCHEMA:
+            return f"start: %json {_schema(source)}"
+        case ConstraintKind.REGEX:
+            return f"start: EXPRESSION\nEXPRESSION: /{_without_ends(source)}/"
+        case ConstraintKind.CHOICE:
+            return "start: " + " | ".join(json.dumps(choice) for choice in _choices(source))
+        case ConstraintKind.GRAMMAR:
+            return _lark(source)
+
+
+def _lark(source: str) -> str:
+    """Lark as it is; the EBNF of llama.cpp, which vLLM and SGLang take too, translated."""
+    try:
+        return any_to_lark(source)
+    except Exception as error:  # its parser raises whatever it stumbles over
+        raise ValueError(f"the grammar is neither Lark (no rule is called start) nor GBNF: {error}") from error
+
+
+def _named_answer(lark: str) -> str:
+    """The grammar with its head called `answer`."""
+    lines = lark.splitlines()
+    return "\n".join("answer:" + line.removeprefix("start:") if line.startswith("start:") else line for line in lines)
+
+
+def _without_ends(expression: str) -> str:
+    """With nothing in it that would end a literal of Lark: a slash or a line's end. What is escaped already stays so."""
+    return re.sub(r"\\?\n|\\.|/", lambda found: LITERAL_ENDS.get(found[0], found[0]), expression)
+
+
+def _schema(source: str) -> str:
+    if not isinstance(_parsed(source), dict):
+        raise ValueError(f"the schema is {source[:80]}, expected a JSON object")
+    return source
+
+
+def _choices(source: str) -> list[str]:
+    choices = _parsed(source)
+    if not isinstance(choices, list) or not choices or not all(isinstance(choice, str) and choice for choice in choices):
+        raise ValueError(f"the choices are {source[:80]}, expected a JSON list of non-empty strings")
+    return choices
+
+
+def _parsed(source: str) -> object:
+    try:
+        return json.loads(source)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{source[:80]} is not JSON: {error}") from error

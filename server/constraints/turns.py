@@ -1,0 +1,20 @@
+"""Which grammars are compiled at the same time: some few, those that waited longest."""
+
+from __future__ import annotations
+
+import weakref
+
+
+class Turns:
+    def __init__(self, num_at_once: int) -> None:
+        self._num_at_once = num_at_once
+        self._taken: weakref.WeakSet[object] = weakref.WeakSet()  # a grammar that nobody waits for any more gives its turn back
+
+    def take(self, who: object) -> bool:
+        if who not in self._taken and len(self._taken) >= self._num_at_once:
+            return False
+        self._taken.add(who)
+        return True
+
+    def give_back(self, who: object) -> None:
+        self._taken.discard(who)

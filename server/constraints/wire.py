@@ -1,0 +1,101 @@
+"""What a worker and the processes of its constraints write to each other, over a pair of sockets for each process.
+
+A question is a header and token ids. An answer is a header and a text, token ids or a mask.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from array import array
+from enum import IntEnum
+
+import msgspec
+
+QUESTION = struct.Struct("<BxxxI")  # Ask, number of token ids that follow
+ANSWER = struct.Struct("<BxxxIfI")  # Tell, its number, CPU seconds, bytes that follow
+MAX_TEXT_BYTES = 4096  # of what follows an answer that is not a mask
+
+
+class Ask(IntEnum):
+    STATE = 1
+    MASK = 2
+
+
+class Tell(IntEnum):
+    BORN = 1  # number: the pid of the process
+    COMPILED = 2  # number: KiB of memory that are the process's own
+    COMPLETE = 3  # number: how many of the tokens, at the end, were not taken in: the grammar refuses them
+    GOES_ON = 4  # number: as with COMPLETE; the forced tokens follow
+    MASK = 5
+    ERROR = 6  # the client's; its text follows
+    TOO_SLOW = 7
+    TOO_LARGE = 8
+    ENDED = 9  # written by the parent of the process that owed the answer; number: the signal that ended it, or 0
+
+
+class Terms(msgspec.Struct, frozen=True):
+    """What all grammars of a model share, and what each may use."""
+
+    eos_ids: list[int]
+    vocab_size: int
+    grammar_size: int
+    row_items: int
+    initial_fuel: int
+    compile_s: float
+    slow_s: float  # CPU time that each token may take
+    excess_s: float  # CPU time beyond that, in all tokens of a sequence together
+    memory_bytes: int  # of one process, beyond what it shares
+
+
+class Source(msgspec.Struct, frozen=True):
+    """A constraint as its process compiles it, see `server.messages.Constraint`."""
+
+    kind: str
+    source: str
+    head: str
+
+
+def num_mask_words(vocab_size: int) -> int:
+    return -(-vocab_size // 32)
+
+
+def question(ask: Ask, token_ids: list[int]) -> bytes:
+    return QUESTION.pack(ask, len(token_ids)) + array("i", token_ids).tobytes()
+
+
+def read_question(sock: socket.socket) -> tuple[int, list[int]] | None:
+    """None where the other end was closed."""
+    found = sock.recv(4096)  # as a rule all of it
+    if not found:
+        return None
+    found += _read(sock, QUESTION.size - len(found))
+    ask, num_tokens = QUESTION.unpack_from(found)
+    found += _read(sock, QUESTION.size + 4 * num_tokens - len(found))
+    return ask, array("i", found[QUESTION.size :]).tolist()
+
+
+def write_answer(sock: socket.socket, tell: Tell, told: bytes = b"", *, number: int = 0, took_s: float = 0.0) -> None:
+    """Raises ConnectionError where the other end was closed."""
+    if tell is not Tell.MASK:
+        told = told[:MAX_TEXT_BYTES]
+    sock.sendall(ANSWER.pack(tell, number, took_s, len(told)) + told)
+
+
+def framed(text: bytes) -> bytes:
+    return len(text).to_bytes(8, "little") + text
+
+
+def read_framed(sock: socket.socket) -> bytes:
+    return _read(sock, int.from_bytes(_read(sock, 8), "little"))
+
+
+def _read(sock: socket.socket, num_bytes: int) -> bytes:
+    """Raises ConnectionError where the other end was closed before that."""
+    found = bytearray()
+    while len(found) < num_bytes:
+        more = sock.recv(num_bytes - len(found))
+        if not more:
+            raise ConnectionResetError
+        found += more
+    return bytes(found)

@@ -1,0 +1,67 @@
+"""The worker's side of the zygote (`server.constraints.process`): started when it is first needed, and again when it ended."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+import msgspec
+
+from server.constraints.line import Line
+from server.constraints.matcher import ConstraintLost
+from server.constraints.wire import Terms
+
+COMMAND = (sys.executable, "-P", "-m", "server.constraints.process")
+
+
+class Zygote:
+    def __init__(self, terms: Terms, tokenizer_json: str) -> None:
+        self._terms_fd = os.memfd_create("constraint-terms")
+        with open(self._terms_fd, "wb", closefd=False) as file:
+            file.write(msgspec.msgpack.encode((terms, tokenizer_json)))
+        # Starting a process takes milliseconds, and the kernel ends the zygote with the thread that started it.
+        self._starter = ThreadPoolExecutor(1, thread_name_prefix="zygote")
+        self._process: subprocess.Popen[bytes] | None = None
+        self._line: Line | None = None
+        self._is_closed = False
+
+    def start(self) -> None:
+        if self._line is not None and self._line.has_ended:
+            self.kill()
+        if self._line is None and not self._is_closed:
+            near, far = socket.socketpair()
+            self._line = Line(near)
+            self._starter.submit(self._start, far, self._line)
+
+    def open_line(self) -> Line:
+        """To a new child."""
+        self.start()
+        if self._line is None:
+            raise ConstraintLost("the model is being unloaded")
+        return self._line.open_line()
+
+    def kill(self) -> None:
+        """With all that came of it; the next line starts another."""
+        process, self._process, self._line = self._process, None, None
+        if process is not None:
+            process.kill()
+            process.wait()
+
+    def close(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._starter.shutdown()
+        self.kill()
+        os.close(self._terms_fd)
+
+    def _start(self, far: socket.socket, line: Line) -> None:
+        arguments = str(self._terms_fd), str(os.getpid())
+        with far, suppress(OSError):  # where no process can be started, the line ends at once
+            # In a group of its own: a signal from the terminal is for the server.
+            self._process = subprocess.Popen((*COMMAND, *arguments), stdin=far.fileno(), pass_fds=[self._terms_fd], process_group=0)
+            line.pid = self._process.pid

@@ -1,0 +1,285 @@
+"""A constraint process that is killed or stopped is replaced, and the tokens stay the same; none outlives its worker."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+
+import pytest
+
+from server.constraints.compiler import ConstraintCompiler
+from server.constraints.grammar import Grammar
+from server.constraints.line import Line
+from server.constraints.matcher import ConstraintLost
+from server.engine.loop import Engine
+from server.engine.overlap import OverlappedEngine
+from server.messages import Abort, Constraint, ConstraintKind, SamplingParams, Submit, Trigger
+from tests.server.constraints.processes import (
+    allowed_by,
+    answered,
+    below,
+    is_running,
+    mask_of,
+    matcher_of,
+    processes_of,
+    wait_until,
+    zygote_of,
+)
+
+EOS = 0
+TRIGGER = 310
+ENGINES = pytest.mark.parametrize("engine", [Engine, OverlappedEngine])
+LIST = Constraint(ConstraintKind.REGEX, "([a-f]{1,4}, ?){50}!")
+OTHER = Constraint(ConstraintKind.GRAMMAR, 'start: item ("," item)*\nitem: /[a-z]{3}/ | "(" start ")"')
+OFFER = Constraint(ConstraintKind.GRAMMAR, OTHER.source, Trigger(TRIGGER))
+
+
+def submit_of(name: str, constraint: Constraint | None, **params) -> Submit:
+    bias = ((TRIGGER, 8.0),) if constraint is OFFER else ()
+    asked = SamplingParams(max_tokens=40, constraint=constraint, banned_token_ids=(EOS,), logit_bias=bias, **params)
+    return Submit(name, (5, 6, 7), asked)
+
+
+SUBMITS = [submit_of("list", LIST), submit_of("other", OTHER), submit_of("offer", OFFER, seed=4), submit_of("plain", None)]
+
+
+@pytest.fixture
+def quick_looks(monkeypatch) -> None:
+    monkeypatch.setattr("server.constraints.line.LOOK_S", 0.02)
+
+
+def levels_of(compiler: ConstraintCompiler) -> dict[str, list[int]]:
+    zygote = zygote_of(compiler)
+    parents = {pid: parent_of(pid) for pid in below(zygote)}
+    grammars = [pid for pid, parent in parents.items() if parent == zygote]
+    return {"zygote": [zygote], "grammar": grammars, "sequence": [pid for pid in parents if pid not in grammars]}
+
+
+def parent_of(pid: int) -> int:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return int(file.read().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
+def hit(pids: Iterable[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def step_until(rig, condition: Callable[[], bool]) -> None:
+    def reached() -> bool:
+        rig.step()
+        return condition()
+
+    wait_until(reached)
+
+
+# --- replaced ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("level", ["sequence", "grammar", "zygote"])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_process_that_is_lost_is_replaced_and_the_tokens_are_the_same(rig, compiler, quick_looks, level, number) -> None:
+    constraints = compiler()
+    expected = rig(constraints=constraints).run(SUBMITS)
+    one = rig(OverlappedEngine, constraints=constraints)
+    for submit in SUBMITS:
+        one.engine.submit(submit)
+    for num_tokens in (2, 9):
+        step_until(one, lambda n=num_tokens: len(one.outcomes) == 4 and min(len(o.token_ids) for o in one.outcomes.values()) >= n)
+        hit(levels_of(constraints)[level], number)
+    again = [Submit(f"{submit.request_id} again", submit.prompt_ids, submit.params) for submit in SUBMITS]
+    outcomes = one.run(again)
+    assert not one.failed
+    for submit in SUBMITS:
+        expected_one = expected[submit.request_id, 0]
+        for name in (submit.request_id, f"{submit.request_id} again"):
+            assert outcomes[name, 0].token_ids == expected_one.token_ids and outcomes[name, 0].end == expected_one.end
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_process_that_is_lost_as_it_compiles_is_replaced(compiler, quick_looks, number) -> None:
+    one = compiler()
+    zygote_of(one)
+    matcher = one.open(LIST)
+    matcher.poll()
+    wait_until(lambda: processes_of(one))
+    hit(processes_of(one), number)
+    assert mask_of(answered(matcher)) is not None
+
+
+def test_what_is_only_offered_is_held_to_after_a_loss(rig, compiler, tokenizer) -> None:
+    """An offer never fails a request, but a lost process is no reason to let it go."""
+    constraints = compiler()
+    one = rig(constraints=constraints)
+    one.engine.submit(SUBMITS[2])
+    step_until(one, lambda: bool(one.outcomes) and TRIGGER in one.outcomes["offer", 0].token_ids)
+    matcher = next(one.engine._requests.sequences).matcher
+    hit(processes_of(constraints), signal.SIGKILL)
+    before = matcher._begun
+    assert before is not None
+    wait_until(lambda: before._grammar._line.has_ended)
+    one.engine.step()
+    assert matcher._begun is before
+
+
+@ENGINES
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, "generation_failed"), (signal.SIGSEGV, "invalid_schema")])
+def test_who_is_lost_again_and_again_fails_alone(rig, compiler, monkeypatch, engine, number, code) -> None:
+    """By what kills it, it is the server's error; by a crash of its own, the client's."""
+    monkeypatch.setattr("server.constraints.retries.FIRST_PAUSE_S", 0.001)
+    constraints = compiler()
+    one = rig(engine, constraints=constraints)
+    one.run([submit_of("first", LIST)])
+    open_line = Grammar.open_line
+
+    def open_doomed(grammar: Grammar) -> Line | None:
+        line = open_line(grammar)
+        if line is not None:
+            wait_until(lambda: line.receive(0.0) or line.pid is not None)
+            hit([line.pid], number)
+        return line
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Grammar, "open_line", open_doomed)
+        one.run([submit_of("lost", LIST), submit_of("plain", None)])
+    assert one.failed["lost"].code == code and number.name in one.failed["lost"].message
+    assert len(one.outcomes["plain", 0].token_ids) == 40
+    assert one.run([submit_of("next", LIST)])["next", 0].token_ids == one.outcomes["first", 0].token_ids
+
+
+def test_a_zygote_that_cannot_be_started_fails_the_request(rig, compiler, monkeypatch) -> None:
+    monkeypatch.setattr("server.constraints.retries.FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr("server.constraints.zygote.COMMAND", ("/nonexistent",))
+    one = rig(constraints=compiler())
+    one.run([submit_of("a", LIST), submit_of("plain", None)])
+    assert one.failed["a"].code == "generation_failed"
+    monkeypatch.undo()
+    assert one.run([submit_of("b", LIST)])["b", 0].end is not None, "it is started once it can be"
+
+
+def test_a_grammar_that_was_lost_while_nobody_used_it_is_compiled_again(compiler) -> None:
+    one = compiler()
+    matcher_of(one, LIST)
+    (own,) = processes_of(one)
+    os.kill(own, signal.SIGKILL)
+    assert mask_of(matcher_of(one, LIST)) is not None
+
+
+def test_a_budget_is_no_matter_of_other_processes(compiler, monkeypatch) -> None:
+    """A clock of the wall would fail who has to wait for the processor."""
+    monkeypatch.setattr("server.constraints.line.LOOK_S", 1000.0)
+    one = compiler()
+    matcher = matcher_of(one, LIST)
+    token_id = allowed_by(mask_of(matcher))[0]
+    (own,) = levels_of(one)["sequence"]
+    os.kill(own, signal.SIGSTOP)
+    matcher.advance([token_id])
+    assert matcher.is_late
+    time.sleep(1.2)
+    os.kill(own, signal.SIGCONT)
+    assert mask_of(answered(matcher)) is not None
+    assert levels_of(one)["sequence"] == [own]
+
+
+# --- how they end --------------------------------------------------------------------------------------------------------
+
+
+def heavy() -> Constraint:
+    """Behind its first letter comes a mask that takes many seconds where tokens are long runs of spaces."""
+    names = [f"e{i}" for i in range(30)]
+    rules = [f'{name}: {" | ".join(f"{name} {other}" for other in names)} | " "' for name in names]
+    return Constraint(ConstraintKind.GRAMMAR, "\n".join(['start: "x" e0', *rules]))
+
+
+HEAVY = heavy()
+
+
+def busy_with(compiler: ConstraintCompiler, constraint: Constraint):
+    matcher = matcher_of(compiler, constraint)
+    matcher.advance(allowed_by(mask_of(matcher))[:1])
+    matcher.prefetch_mask()
+    return matcher
+
+
+@pytest.mark.parametrize("constraint", [LIST, HEAVY], ids=["idle", "busy"])
+def test_a_sequence_that_is_let_go_leaves_no_process(compiler, constraint) -> None:
+    one = compiler()
+    matcher = busy_with(one, constraint)
+    (own,) = levels_of(one)["sequence"]
+    del matcher
+    wait_until(lambda: not is_running(own))
+
+
+@ENGINES
+def test_an_aborted_request_leaves_no_process(rig, compiler, engine) -> None:
+    constraints = compiler()
+    one = rig(engine, constraints=constraints)
+    one.engine.submit(submit_of("a", HEAVY))
+    one.engine.submit(submit_of("b", OTHER))
+    step_until(one, lambda: bool(one.engine._requests._aside))
+    assert levels_of(constraints)["sequence"]
+    for name in "ab":
+        one.engine.abort(Abort(name))
+    wait_until(lambda: not levels_of(constraints)["sequence"])
+    one.run()
+
+
+def test_an_evicted_grammar_ends_when_its_sequences_have(compiler) -> None:
+    one = compiler(num_cached=1)
+    matcher = matcher_of(one, LIST)
+    mask_of(matcher)
+    (grammar,) = levels_of(one)["grammar"]
+    matcher_of(one, OTHER)
+    assert mask_of(matcher) is not None and is_running(grammar)
+    del matcher
+    wait_until(lambda: not is_running(grammar))
+
+
+def test_closing_ends_all_at_once(compiler) -> None:
+    one = compiler()
+    matcher = busy_with(one, HEAVY)
+    left = {zygote_of(one), *processes_of(one)}
+    one.close()
+    wait_until(lambda: not any(map(is_running, left)))
+    with pytest.raises(ConstraintLost):
+        wait_until(matcher.poll)
+
+
+WORKER = """
+import sys, time
+from server.constraints.compiler import ConstraintCompiler
+from server.messages import Constraint, ConstraintKind
+tokenizer, *sources = open(sys.argv[1]).read().split(chr(0))
+compiler = ConstraintCompiler(tokenizer, eos_ids=[0], vocab_size=320)
+matchers = [compiler.open(Constraint(ConstraintKind.GRAMMAR, source)) for source in sources]
+for matcher in matchers:
+    while not matcher.poll():
+        time.sleep(0.001)
+    matcher.mask()
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("number", [0, signal.SIGSTOP], ids=["running", "stopped"])
+def test_nobody_outlives_a_worker_that_is_killed(spaces, tmp_path, number) -> None:
+    path = tmp_path / "sources"
+    path.write_text("\0".join([spaces, OTHER.source, HEAVY.source]))
+    with subprocess.Popen([sys.executable, "-c", WORKER, path], stdout=subprocess.PIPE) as worker:
+        try:
+            assert worker.stdout is not None and worker.stdout.readline() == b"ready\n"
+            left = below(worker.pid)
+            assert len(left) == 5, "all of them: one for each grammar and sequence, and the zygote"
+            hit(left, number)
+        finally:
+            worker.kill()
+    wait_until(lambda: not any(map(is_running, left)))

@@ -1,0 +1,60 @@
+"""What a client writes becomes a grammar that means the same, alone and behind a head."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from llguidance import LLMatcher, LLTokenizer
+
+from server.constraints.sources import grammar_of
+from server.constraints.wire import Source
+
+HEAD = 'start: "so " answer'
+
+
+@pytest.fixture(scope="module")
+def vocabulary(tokenizer_json) -> LLTokenizer:
+    return LLTokenizer(tokenizer_json)
+
+
+@pytest.mark.parametrize("head", ["", HEAD])
+@pytest.mark.parametrize(
+    ("kind", "source", "good", "bad"),
+    [
+        ("grammar", 'start: "yes" | "no"', "yes", "start"),
+        ("grammar", 'root ::= "yes" | no\nno ::= "n" [op]', "no", "root"),
+        ("regex", "a/b\\/c", "a/b/c", "a/b"),
+        ("regex", "\\\\/b", "\\/b", "/b"),
+        ("regex", "a\nb", "a\nb", "ab"),
+        ("regex", "a\\\nb", "a\nb", "ab"),
+        ("regex", "\\\\\nb", "\\\nb", "\nb"),
+        ("choice", json.dumps(["a (b)", "naïve", "c/d\n"]), "c/d\n", "a b"),
+        ("json_schema", '{"type": "integer"}', "7", '"7"'),
+    ],
+)
+def test_it_means_what_the_client_wrote(vocabulary, kind, source, good, bad, head) -> None:
+    before = "so " if head else ""
+    for text, is_good in ((good, True), (bad, False)):
+        matcher = LLMatcher(vocabulary, grammar_of(Source(kind, source, head)))
+        assert not matcher.is_error(), matcher.get_error()
+        ids = vocabulary.tokenize_str(before + text)
+        assert (matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()) is is_good
+
+
+@pytest.mark.parametrize("head", ["", HEAD])
+@pytest.mark.parametrize(
+    ("kind", "source", "complaint"),
+    [
+        ("grammar", "root ::= (", "neither Lark"),
+        ("grammar", "root ::= " + "(" * 5000 + '"a"' + ")" * 5000, "neither Lark"),
+        ("json_schema", "[1", "is not JSON"),
+        ("json_schema", "[" * 100_000, "is not JSON"),
+        ("json_schema", "[1]", "expected a JSON object"),
+        ("choice", '"a"', "expected a JSON list"),
+        ("choice", "[]", "expected a JSON list"),
+    ],
+)
+def test_what_cannot_be_read_is_named(kind, source, complaint, head) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        grammar_of(Source(kind, source, head))
