@@ -256,7 +256,7 @@ def test_the_form_of_models_is_theirs_in_a_file(demo_server: Any, tmp_path: Path
 def test_a_server_whose_only_model_fails_ends(demo_server: Any, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "unheard_of"}')
     said = demo_server.run("relaxserve", "serve", "--port", "0", "--model", f"{tmp_path}=x", "--quantize", "int8", status=1)
-    assert "x: model_type 'unheard_of' is not known; known are llama" in said
+    assert "x: model_type 'unheard_of' is not known; known are bert" in said
     assert "relaxserve at" not in said
 
 
