@@ -17,17 +17,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from compiler.codegen.bytecode import Signature, lower
-from compiler.codegen.link import LinkedCode, link
-from compiler.codegen.llvm import emit_kernel
+from compiler.backends.base import LinkedCode
+from compiler.backends.registry import backend_of
 from compiler.ir.module import IRModule
 from compiler.ir.printer import print_module
+from compiler.machine.target import Target, host
 from compiler.passes.base import Count, Dump, Instrument, Show, ShowChanges, Timing, Verify
 from compiler.passes.dispatch_library import Row
-from compiler.passes.pipeline import PHASES, pipeline
+from compiler.program.bytecode import Signature, lower
 from compiler.report import say
 from compiler.signature import all_vars, signature
-from compiler.target import Target, host
 from runtime import flags
 from runtime.executable import Executable, ExecutableMeta
 
@@ -79,7 +78,9 @@ def compile_module(module: IRModule, options: Options | None = None) -> Executab
 
 def plan(module: IRModule, options: Options) -> IRModule:
     timing = Timing()
-    passes = pipeline(options.target, (*options.instruments, *_switched_on(), timing), options.dispatch)
+    passes = backend_of(options.target).pipeline(
+        options.target, (*options.instruments, *_switched_on(options.target), timing), options.dispatch
+    )
     done = Count(lambda count: options.progress(PLANNED * count / len(passes.passes)))
     planned = replace(passes, instruments=(*passes.instruments, done))(module)
     for name, seconds in timing.seconds.items():
@@ -89,13 +90,13 @@ def plan(module: IRModule, options: Options) -> IRModule:
 
 def build(planned: IRModule, options: Options, signatures: dict[str, Signature]) -> Executable:
     """Code and instructions for a module that has passed all passes."""
-    target = options.target
+    target, backend = options.target, backend_of(options.target)
     started = time.perf_counter()
-    kernels = {name: emit_kernel(name, prim, target) for name, prim in planned.prim_functions.items()}
+    kernels = {name: backend.emit(name, prim, target) for name, prim in planned.prim_functions.items()}
     program = lower(planned, kernels, signatures)
     emitted = time.perf_counter()
     options.progress(EMITTED)
-    code = link(kernels.values(), target, "\n\n".join(t for t in program.shape_functions if t))
+    code = backend.link(kernels.values(), target, "\n\n".join(t for t in program.shape_functions if t))
     say(2, f"{1000 * (emitted - started):9.1f} ms  emit\n{1000 * (time.perf_counter() - emitted):9.1f} ms  link")
     meta = ExecutableMeta(target.key, program.functions, tuple(program.kernel_table), tuple(program.regions))
     texts = _texts(planned, code) if options.texts else {}
@@ -108,7 +109,7 @@ def _texts(planned: IRModule, code: LinkedCode) -> dict[str, str]:
     return {"program.loops": print_module(planned), "program.ll": code.optimised(), "program.s": code.assembly()}
 
 
-def _switched_on() -> tuple[Instrument, ...]:
+def _switched_on(target: Target) -> tuple[Instrument, ...]:
     """The instruments that RELAXSERVE_DEBUG, _DUMP and _VERIFY stand for."""
     switches = flags.current()
     made: list[Instrument] = []
@@ -119,7 +120,7 @@ def _switched_on() -> tuple[Instrument, ...]:
     if switches.debug >= 5:
         made.append(ShowChanges(partial(say, 5)))
     elif switches.debug >= 3:
-        made.append(Show(partial(say, 3), frozenset(PHASES.values())))
+        made.append(Show(partial(say, 3), frozenset(backend_of(target).phases.values())))
     return tuple(made)
 
 

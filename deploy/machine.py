@@ -10,7 +10,7 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from compiler.target import Target, host
+from compiler.machine.target import Target, host
 from runtime import flags
 from runtime.device.cpu import available_cores
 

@@ -13,8 +13,8 @@ from compiler.bind import bind_weights
 from compiler.cache import Cache
 from compiler.frontend.errors import ModelError
 from compiler.ir.module import IRModule
+from compiler.machine.target import Target
 from compiler.signature import key_of, signature
-from compiler.target import Target
 from deploy.cache import kept
 from deploy.kinds import Kind, Served
 from deploy.plan import plan_of

@@ -10,7 +10,7 @@ from functools import partial
 from compiler.frontend.accounting import require_weights
 from compiler.frontend.errors import ModelError, WeightMismatch
 from compiler.ir.module import IRModule
-from compiler.target import Target, TargetError, runnable
+from compiler.machine.target import Target, TargetError, runnable
 from deploy.kinds import Kind, kind_of
 from deploy.source import ModelFiles, open_model
 from deploy.vocabulary import load_tokenizer

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs the package on an AArch64 machine that qemu emulates, processes it starts included:
 #
-#     docker/aarch64.sh -m pytest -q -n 0 tests/runtime tests/compiler/codegen
+#     docker/aarch64.sh -m pytest -q -n 0 tests/runtime tests/compiler/backends/cpu/codegen
 #     QEMU_CPU=neoverse-n1 docker/aarch64.sh -c 'from deploy.cli import main; main()' generate demo -p "What is the capital of Italy?"
 #
 # QEMU_CPU: max (the default), neoverse-n1 (dot products, no i8mm), cortex-a72 (neither). Some twenty times slower than a machine.

@@ -76,7 +76,7 @@ SWITCHES = (
     _Switch("RELAXSERVE_NO_CACHE", "no_cache", _yes_or_no, "0 or 1", "compile even what the cache holds, and keep nothing"),
     _Switch("RELAXSERVE_CACHE", "cache", _path, "a directory", "where compiled programs and packed weights are kept"),
     _Switch("RELAXSERVE_THREADS", "threads", _count, "a number of at least 1", "threads per model instead of all usable cores"),
-    _Switch("RELAXSERVE_TARGET", "target", _name, "a target of compiler/target.py", "use only the instructions of this target"),
+    _Switch("RELAXSERVE_TARGET", "target", _name, "a target of compiler/machine/target.py", "use only the instructions of this target"),
 )
 
 

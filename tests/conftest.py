@@ -18,7 +18,7 @@ import pytest
 from hypothesis import settings
 from numpy.typing import NDArray
 
-from compiler.target import Target, get, host
+from compiler.machine.target import Target, get, host
 from runtime.device.host import features
 
 ROOT = Path(__file__).parent.parent

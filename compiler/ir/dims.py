@@ -14,7 +14,7 @@ variable `j` with `upper = n - 1` still speaks of the old `n` after `n` alone wa
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import count
@@ -451,3 +451,10 @@ def _show_operand(d: Dim) -> str:
 
 def _names(variables: tuple[DimVar, ...] | list[DimVar]) -> str:
     return ", ".join(v.name for v in variables)
+
+
+def product_of(extents: Sequence[Dim]) -> Dim:
+    product = Dim.of(1)
+    for extent in extents:
+        product = product * extent
+    return product

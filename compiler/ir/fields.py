@@ -33,6 +33,8 @@ class Holds(Enum):
     TYPE = auto()
     ATTRS = auto()  # attributes, dimensions possibly among them
 
+    __hash__ = object.__hash__  # Enum hashes by name, in Python: slow on every walk
+
 
 def holds(what: Holds, *, scoped: bool = False, default: Any = MISSING, default_factory: Any = MISSING) -> Any:
     """A field of a node. It may be a single item, a tuple of items (of tuples, for dimensions), or None."""

@@ -8,11 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from compiler.forms.nest import PerfectNest, perfect_nest, without_allocations
 from compiler.ir.dims import Dim
 from compiler.ir.loops import Apply, Buffer, Fn, PrimFunc, Reduce, ReduceFn, Stmt, Store
 from compiler.ir.module import IRModule
 from compiler.ir.visit_loops import loads, statements, subscalars, walk_scalar, walk_stmts
-from compiler.schedule.nests import PerfectNest, perfect_nest, without_allocations
 
 
 class Pattern(StrEnum):

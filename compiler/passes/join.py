@@ -17,8 +17,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
+from compiler.forms.integer_product import GroupedSum, match_integer
+from compiler.forms.nest import PerfectNest, allocated, perfect_nest, without_allocations
+from compiler.forms.product import match_product
+from compiler.forms.rows import match_rows
 from compiler.ir.deduce import type_of
-from compiler.ir.dims import Dim, DimVar
+from compiler.ir.dims import Dim, DimVar, product_of
 from compiler.ir.graph import Atom, CallTir, ScalarValue, Var
 from compiler.ir.loops import Apply, Buffer, Fn, For, Load, PrimFunc, Reduce, Scalar, ScalarParam, Seq, Stmt, Store
 from compiler.ir.prove import prove_le
@@ -39,10 +43,6 @@ from compiler.ir.visit_loops import (
     walk_stmts,
 )
 from compiler.passes.annotate_patterns import Pattern, Staged, pattern_of, staged
-from compiler.schedule.integer_form import GroupedSum, match_integer
-from compiler.schedule.matmul import match_product
-from compiler.schedule.nests import PerfectNest, allocated, perfect_nest, product_of, without_allocations
-from compiler.schedule.row_form import match_rows
 
 MOST_SUMS = 2  # that share a tile: they share its registers too
 MOST_NODES = 512  # of the expressions of a joined nest: joining walks all of them each time

@@ -6,6 +6,7 @@ has them among its results, where memory planning gives them a place in the aren
 
 from __future__ import annotations
 
+from compiler.forms.nest import allocated, without_allocations
 from compiler.ir.builder import Builder
 from compiler.ir.deduce import type_of
 from compiler.ir.dims import Dim, DimVar
@@ -15,7 +16,6 @@ from compiler.ir.module import IRModule
 from compiler.ir.subsume import unify
 from compiler.ir.types import TensorType
 from compiler.passes.rewrite import rewrite_module
-from compiler.schedule.nests import allocated, without_allocations
 
 
 def lift_workspace(module: IRModule) -> IRModule:

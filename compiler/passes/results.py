@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from compiler.forms.nest import perfect_nest
 from compiler.ir.graph import CallTir
 from compiler.ir.loops import PrimFunc, ScalarParam, Seq, Stmt, Store
 from compiler.ir.visit_loops import loads, sequence, statements, walk_scalars, walk_stmts
 from compiler.passes.join import WrittenCall, written_out
-from compiler.schedule.nests import perfect_nest
 
 
 def with_results(call: CallTir, prim: PrimFunc, results: tuple[int, ...]) -> WrittenCall | None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from compiler.backends.cpu.pipeline import pipeline
 from compiler.cache import Cache
 from compiler.driver import Options, compile_module
 from compiler.frontend.config import Activation, ModelConfig
@@ -24,7 +25,6 @@ from compiler.ir.parser import parse
 from compiler.ir.types import TensorType, tensor
 from compiler.ir.visit import operands
 from compiler.ops.matmul import MATMUL
-from compiler.passes.pipeline import pipeline
 from compiler.signature import key_of
 from deploy.bench.measure import Figure, best_s, by_turns, report
 from deploy.bench.synthetic import dtypes_of

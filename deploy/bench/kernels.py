@@ -20,6 +20,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from compiler.backends.cpu.pipeline import pipeline
+from compiler.forms.product import distinct, reduces_in
 from compiler.frontend.decoder import ENTRY
 from compiler.ir.deduce import type_of
 from compiler.ir.dims import Dim, DimVar
@@ -27,9 +29,7 @@ from compiler.ir.graph import CallTir, ScalarValue
 from compiler.ir.loops import Apply, Buffer, Fn, For, Let, PrimFunc, Reduce, ReduceFn, Scalar, Stmt
 from compiler.ir.types import TensorType, Type
 from compiler.ir.visit_loops import loads, map_scalar, scalars_of, substatements, walk_stmts
-from compiler.passes.pipeline import pipeline
-from compiler.schedule.matmul import distinct, reduces_in
-from compiler.target import get
+from compiler.machine.target import get
 from deploy.bench.limits import Gauge
 from deploy.bench.model import Model, model_of, model_options
 

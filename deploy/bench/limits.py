@@ -10,17 +10,17 @@ from typing import Any
 
 import numpy as np
 
+from compiler.backends.cpu.schedule.integer import IntegerTile
+from compiler.backends.cpu.schedule.pairs import PairTile
+from compiler.backends.cpu.schedule.rules import integer_tiles, pair_tile, widened_tile
+from compiler.backends.cpu.schedule.spot import TileShape
+from compiler.backends.cpu.schedule.widened import WidenedTile
 from compiler.driver import Options, compile_module
 from compiler.frontend.nn import WeightFormat
 from compiler.ir.dtypes import DType
 from compiler.ir.parser import parse
+from compiler.machine.target import Target, host
 from compiler.ops.widened import BITS as WIDENED_BITS
-from compiler.schedule.integer import IntegerTile
-from compiler.schedule.pairs import PairTile
-from compiler.schedule.rules import integer_tiles, pair_tile, widened_tile
-from compiler.schedule.spot import TileShape
-from compiler.schedule.widened import WidenedTile
-from compiler.target import Target, host
 from runtime.device.cpu import host_buffer
 from runtime.session import Session
 

@@ -23,7 +23,7 @@ from compiler.frontend.config import ModelConfig
 from compiler.frontend.decoder import ENTRY, StepBounds, build_step
 from compiler.frontend.nn import WeightFormat
 from compiler.ir.dtypes import DType
-from compiler.target import NAMED, Target, get, host
+from compiler.machine.target import NAMED, Target, get, host
 from deploy.bench.limits import Gauge
 from deploy.bench.peers.outline import PEERS, Run, Steps, Subject, at_work, check
 from deploy.bench.synthetic import HEAD_SIZES, RandomWeights, dtypes_of, shapes_of, synthetic_config

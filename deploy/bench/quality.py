@@ -23,7 +23,7 @@ from compiler.bind import bind_weights
 from compiler.frontend.nn import WeightFormat
 from compiler.frontend.weights import TensorInfo, WeightSource
 from compiler.ir.dtypes import DType
-from compiler.target import host
+from compiler.machine.target import host
 from deploy import demo
 from deploy.bench.checkpoint import PREFIX, model_folder
 from deploy.bench.synthetic import SHAPES

@@ -36,10 +36,10 @@ def opt(
 
       RELAXSERVE_DEBUG=5 relaxserve opt mlp.ir --target avx512
     """
+    from compiler.backends.cpu.pipeline import pipeline
     from compiler.ir.printer import print_module
+    from compiler.machine.target import get
     from compiler.passes.base import Verify
-    from compiler.passes.pipeline import pipeline
-    from compiler.target import get
 
     if until is not None and passes is not None:
         raise typer.BadParameter("--until and --passes exclude each other")

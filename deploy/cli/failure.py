@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from compiler.frontend.errors import ModelError
 from compiler.ir.errors import CompileError
-from compiler.target import TargetError
+from compiler.machine.target import TargetError
 from deploy.client import ServerFault
 from runtime.errors import InvalidFlag, RuntimeFault
 from server.handle import LoadError, RequestError

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 import compiler.ops
+from compiler.backends.cpu.pipeline import PHASES, pipeline
 from compiler.ir.equal import assert_equal
 from compiler.ir.module import IRModule
 from compiler.ir.parser import parse
 from compiler.ir.printer import print_module
 from compiler.ir.types import vars_of
 from compiler.ir.verify import verify
-from compiler.passes.pipeline import PHASES, pipeline
-from compiler.target import get
+from compiler.machine.target import get
 from deploy.check import run_program
 
 assert compiler.ops

@@ -25,8 +25,8 @@ from compiler.ir.op import OPS
 from compiler.ir.parser import parse
 from compiler.ir.printer import print_module
 from compiler.ir.verify import verify
+from compiler.machine.target import NAMED, Target, host
 from compiler.ops.tables import INTERPRET
-from compiler.target import NAMED, Target, host
 from runtime.errors import RuntimeFault
 from runtime.executable import Executable
 from runtime.session import Session

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from compiler.backends.cpu.pipeline import pipeline
 from compiler.driver import compile_module
 from compiler.ir.dims import Dim
 from compiler.ir.errors import CompileError
@@ -16,10 +17,9 @@ from compiler.ir.module import IRModule
 from compiler.ir.parser import parse
 from compiler.ir.types import TensorType
 from compiler.ir.verify import verify
+from compiler.machine.target import host
 from compiler.passes.fuse import fuse
 from compiler.passes.legalize import legalize
-from compiler.passes.pipeline import pipeline
-from compiler.target import host
 from runtime.errors import ArgumentMismatch, BoundExceeded
 from runtime.session import Session
 

@@ -17,8 +17,8 @@ from safetensors.numpy import save_file
 from compiler.cache import Cache
 from compiler.frontend.decoder import BOTH
 from compiler.frontend.weights import open_safetensors
+from compiler.machine.target import NAMED, host
 from compiler.passes import lift_weights
-from compiler.target import NAMED, host
 from deploy import kinds, model
 from deploy.cache import Kept, Part
 from deploy.generate import require_generator

@@ -27,7 +27,7 @@ def test_values() -> None:
         ("RELAXSERVE_VERIFY", "yes", "0 or 1"),
         ("RELAXSERVE_THREADS", "0", "a number of at least 1"),
         ("RELAXSERVE_DUMP", "", "a directory"),
-        ("RELAXSERVE_TARGET", "", "a target of compiler/target.py"),
+        ("RELAXSERVE_TARGET", "", "a target of compiler/machine/target.py"),
     ],
 )
 def test_what_does_not_parse_is_refused_by_name(variable: str, value: str, expected: str) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from compiler.ir.dtypes import DType
-from compiler.target import Target
+from compiler.machine.target import Target
 
 
 @pytest.mark.parametrize(("case", "format", "error"), [("llama", "bf16", 2e-2), ("llama", "int8", 6e-2), ("qwen3", "int4", 0.4)])

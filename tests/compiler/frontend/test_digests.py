@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from compiler.ir.dtypes import DType
-from compiler.target import Target, get
+from compiler.machine.target import Target, get
 
 DIGESTS = Path(__file__).parents[2] / "golden" / "digests.json"
 TARGETS = ("x86-64-v3", "avx512", "avx512-vnni-bf16")

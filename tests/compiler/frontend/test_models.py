@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from compiler.backends.cpu.schedule.rules import pair_tile
 from compiler.frontend.registry import FAMILIES
 from compiler.ir.dtypes import DType
-from compiler.schedule.rules import pair_tile
-from compiler.target import host
+from compiler.machine.target import host
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "models"
 NAMES = sorted(folder.name for folder in GOLDEN.iterdir() if "logits" in np.load(folder / "golden.npz").files)

@@ -18,9 +18,9 @@ from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
 from compiler.ir.types import TensorType, tensor
 from compiler.ir.verify import verify
+from compiler.machine.target import NAMED, Target
 from compiler.ops import sampling_truncation
 from compiler.ops.sampling import JUDGE, JUDGE_OPERANDS, SAMPLE, SAMPLE_OPERANDS
-from compiler.target import NAMED, Target
 from runtime.sampling import NUM_TOP, SHARE_ONE, Number, SampleBatch, Setting, judge, sample
 from runtime.session import Session
 

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
+from compiler.backends.cpu.pipeline import pipeline
 from compiler.ir.errors import CompileError
 from compiler.ir.module import IRModule
 from compiler.ir.parser import parse
 from compiler.ir.verify import VerifyError
+from compiler.machine.target import get
 from compiler.passes.base import Dump, Pipeline, Timing, Verify, name_of
 from compiler.passes.fold_constants import FoldConstants
 from compiler.passes.legalize import legalize
-from compiler.passes.pipeline import pipeline
 from compiler.passes.share_subexpressions import share_subexpressions
-from compiler.target import get
 
 PROGRAM = "func main(x: f32[n]) -> object { a = exp(x) b = exp(x) c = add(a, b) return c }"
 

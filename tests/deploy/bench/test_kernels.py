@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from compiler.ir.dtypes import DType
-from compiler.target import get
+from compiler.machine.target import get
 from deploy.bench import kernels, model, synthetic
 from deploy.bench.limits import Limits
 from deploy.bench.model import Model

@@ -9,7 +9,7 @@ import pytest
 
 from compiler.driver import Options, compile_module
 from compiler.ir.parser import parse
-from compiler.target import Target, get, host
+from compiler.machine.target import Target, get, host
 from deploy.bench.limits import Limits, multiplying
 from runtime.session import Session
 

@@ -6,10 +6,10 @@ import sys
 
 import pytest
 
+from compiler.backends.cpu.pipeline import pipeline
 from compiler.driver import Options
 from compiler.frontend.decoder import StepBounds
 from compiler.ir.parser import parse
-from compiler.passes.pipeline import pipeline
 from deploy.bench import compiler
 from deploy.bench.tvm_plan import planned_bytes
 from server.settings import SettingsError

@@ -14,7 +14,7 @@ from compiler.driver import compile_module
 from compiler.interpret.loops import InterpretError
 from compiler.ir.errors import CompileError
 from compiler.ir.parser import parse
-from compiler.target import host
+from compiler.machine.target import host
 from deploy.cache import Kept
 from deploy.cli import compiler as commands
 from deploy.cli.compiler import cache

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from compiler.target import host
+from compiler.machine.target import host
 from runtime.device import host as host_module
 from runtime.device.host import ARCH, check_target
 from runtime.errors import IncompatibleExecutable

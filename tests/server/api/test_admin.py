@@ -12,7 +12,7 @@ import pytest
 
 from compiler.frontend.errors import ConfigError
 from compiler.frontend.nn import WeightFormat
-from compiler.target import NAMED
+from compiler.machine.target import NAMED
 from server.api.admin import TargetName, WeightForm
 from server.handle import LoadError
 from server.model import Footprint

@@ -1,0 +1,74 @@
+"""AVX2: `vpdpbusd` (AVX-VNNI), or `vpmaddubsw` for right operands that are small, or `vpmaddwd` for left operands of 16 bits."""
+
+from __future__ import annotations
+
+from compiler.backends.cpu.codegen.intrinsics.steps import Halves, Parts, Step
+from compiler.llvm.ssa import Code, broadcast, splat, vec
+
+
+def signed_by_unsigned(lanes: int, instruction: str) -> Step:
+    """As the instruction multiplies: the panel's bytes are its unsigned operand."""
+    words, bytes_ = vec("i32", lanes), vec("i8", 4 * lanes)
+
+    def left(code: Code, x: str) -> Parts:
+        return right(code, broadcast(code, x, "i32", lanes))
+
+    def right(code: Code, x: str) -> Parts:
+        return (code.op(f"bitcast {words} {x} to {bytes_}"),)
+
+    def add(code: Code, total: str, a: Parts, b: Parts) -> str:
+        return code.op(f"call {words} @{instruction}({words} {total}, {bytes_} {b[0]}, {bytes_} {a[0]})")
+
+    return Step(lanes, left, right, add)
+
+
+def signed_by_small(lanes: int, pairs: str, sums: str) -> Step:
+    """Two products are added in 16 bits, which would saturate if both were of eight bits; of numbers up to 15 so are 8 times two."""
+    words, halves, bytes_ = vec("i32", lanes), vec("i16", 2 * lanes), vec("i8", 4 * lanes)
+
+    def left(code: Code, x: str) -> Parts:
+        return right(code, broadcast(code, x, "i32", lanes))
+
+    def right(code: Code, x: str) -> Parts:
+        return (code.op(f"bitcast {words} {x} to {bytes_}"),)
+
+    def product(code: Code, a: Parts, b: Parts) -> str:
+        return code.op(f"call {halves} @{pairs}({bytes_} {b[0]}, {bytes_} {a[0]})")
+
+    def join(code: Code, x: str, y: str) -> str:
+        return code.op(f"add {halves} {x}, {y}")
+
+    def widen(code: Code, total: str, x: str) -> str:
+        two = code.op(f"call {words} @{sums}({halves} {x}, {halves} {splat('1', 'i16', 2 * lanes)})")
+        return code.op(f"add {words} {total}, {two}")
+
+    def add(code: Code, total: str, a: Parts, b: Parts) -> str:
+        return widen(code, total, product(code, a, b))
+
+    return Step(lanes, left, right, add, bits=4, halves=Halves(8, product, join, widen))
+
+
+def words_by_unsigned(lanes: int, sums: str) -> Step:
+    """Lower and upper bytes of each half of 32 bits by the halves of two words: their sums stay within 32 bits."""
+    words, halves = vec("i32", lanes), vec("i16", 2 * lanes)
+
+    def left(code: Code, x: str) -> Parts:
+        return (code.op(f"bitcast {words} {broadcast(code, x, 'i32', lanes)} to {halves}"),)
+
+    def right(code: Code, x: str) -> Parts:
+        both = code.op(f"bitcast {words} {x} to {halves}")
+        lower = code.op(f"and {halves} {both}, {splat('255', 'i16', 2 * lanes)}")
+        return lower, code.op(f"lshr {halves} {both}, {splat('8', 'i16', 2 * lanes)}")
+
+    def add(code: Code, total: str, a: Parts, b: Parts) -> str:
+        for x, y in zip(a, b, strict=True):
+            two = code.op(f"call {words} @{sums}({halves} {y}, {halves} {x})")
+            total = code.op(f"add {words} {total}, {two}")
+        return total
+
+    return Step(lanes, left, right, add)
+
+
+SIGNED_BY_UNSIGNED = signed_by_unsigned(8, "llvm.x86.avx512.vpdpbusd.256")
+SIGNED_BY_SMALL = signed_by_small(8, "llvm.x86.avx2.pmadd.ub.sw", "llvm.x86.avx2.pmadd.wd")
+WORDS_BY_UNSIGNED = words_by_unsigned(8, "llvm.x86.avx2.pmadd.wd")

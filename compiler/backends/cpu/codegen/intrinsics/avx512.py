@@ -1,0 +1,27 @@
+"""AVX-512: `vdpbf16ps` (BF16), `vpdpbusd` (VNNI), `vpmaddubsw`, `vpmaddwd`."""
+
+from __future__ import annotations
+
+from compiler.backends.cpu.codegen.intrinsics.avx2 import signed_by_small, signed_by_unsigned, words_by_unsigned
+from compiler.backends.cpu.codegen.intrinsics.steps import Parts, Step
+from compiler.llvm.ssa import Code, broadcast
+
+
+def _left(code: Code, x: str) -> Parts:
+    return _right(code, broadcast(code, x, "i32", 16))
+
+
+def _right(code: Code, x: str) -> Parts:
+    return (code.op(f"bitcast <16 x i32> {x} to <32 x bfloat>"),)
+
+
+def _add_pairs(code: Code, total: str, left: Parts, right: Parts) -> str:
+    """The left operand last: there the instruction broadcasts from memory by itself."""
+    args = f"<16 x float> {total}, <32 x bfloat> {right[0]}, <32 x bfloat> {left[0]}"
+    return code.op(f"call <16 x float> @llvm.x86.avx512bf16.dpbf16ps.512({args})")
+
+
+BF16_PAIRS = Step(16, _left, _right, _add_pairs)
+SIGNED_BY_UNSIGNED = signed_by_unsigned(16, "llvm.x86.avx512.vpdpbusd.512")
+SIGNED_BY_SMALL = signed_by_small(16, "llvm.x86.avx512.pmaddubs.w.512", "llvm.x86.avx512.pmaddw.d.512")
+WORDS_BY_UNSIGNED = words_by_unsigned(16, "llvm.x86.avx512.pmaddw.d.512")

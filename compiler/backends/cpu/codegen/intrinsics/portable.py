@@ -1,0 +1,26 @@
+"""Dot steps in plain arithmetic, for machines without an instruction for them."""
+
+from __future__ import annotations
+
+from compiler.backends.cpu.codegen.intrinsics.steps import Parts, Step
+from compiler.llvm.ssa import Code, broadcast, splat, suffix, vec
+
+
+def bf16_pairs(lanes: int) -> Step:
+    """Each half of a pair as f32, multiplied and added in the order of `vdpbf16ps`: the second first."""
+    words, floats = vec("i32", lanes), vec("float", lanes)
+
+    def left(code: Code, x: str) -> Parts:
+        return right(code, broadcast(code, x, "i32", lanes))
+
+    def right(code: Code, x: str) -> Parts:
+        second = code.op(f"and {words} {x}, {splat('-65536', 'i32', lanes)}")
+        first = code.op(f"shl {words} {x}, {splat('16', 'i32', lanes)}")
+        return tuple(code.op(f"bitcast {words} {half} to {floats}") for half in (second, first))
+
+    def add(code: Code, total: str, a: Parts, b: Parts) -> str:
+        for x, y in zip(a, b, strict=True):
+            total = code.op(f"call {floats} @llvm.fma.{suffix('float', lanes)}({floats} {x}, {floats} {y}, {floats} {total})")
+        return total
+
+    return Step(lanes, left, right, add)

@@ -1,0 +1,155 @@
+"""Lay the right operand of every product out as its tiles read it.
+
+Before: a product reads `w[n, r]`, or `w[r, n]`, row by row. After: it reads `p[n // C, r, n % C]`, panels of C columns in which memory runs
+with `r`, and a function that packs stands before it in the graph. A product that runs by pairs of bf16 reads
+`p[n // C, r // 2, n % C * 2 + r % 2]` instead. For weights that function is weight-only work and moves to load time,
+where it also drops out of every step; for activations it is a first, parallel stage. Only the layout changes: the product stays the
+same mathematics, and its order of summation with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+from compiler.backends.cpu.schedule.pairs import PAIR, PairTile, pairs_fit
+from compiler.forms.product import Product, match_product, reduces_in
+from compiler.ir.builder import Builder
+from compiler.ir.deduce import type_of
+from compiler.ir.dims import Dim, DimVar, ceil_div
+from compiler.ir.graph import Atom, Binding, CallTir, Value, Var
+from compiler.ir.loops import Buffer, Const, Guard, Load, PrimFunc, Scalar, Stmt, Store
+from compiler.ir.module import IRModule
+from compiler.ir.prove import prove_divisible
+from compiler.ir.types import TensorType, Type
+from compiler.ir.visit_loops import fresh_prim, loads, replace_loads
+from compiler.ops.nest import loops
+from compiler.passes.outline import Outliner
+from compiler.passes.rewrite import rewrite_module
+
+
+@dataclass(frozen=True, slots=True)
+class PackOperands:
+    columns: int  # of one panel
+    pairs: PairTile | None = None  # what takes products of bf16
+
+    def __call__(self, module: IRModule) -> IRModule:
+        plans = {name: _plan(prim, self.pairs) for name, prim in module.prim_functions.items()}
+        outliners: list[Outliner] = []
+        known: dict[Hashable, tuple[str, list[CallTir]]] = {}  # layers repeat: the packed product and the packings, by call
+
+        def replace(builder: Builder, binding: Binding, value: Value) -> Value | None:
+            if not isinstance(value, CallTir) or not plans.get(value.func):
+                return None
+            if not outliners:
+                outliners.append(Outliner(builder, module))
+            return self._pack(builder, outliners[0], module.prim(value.func), value, plans[value.func], known)
+
+        return rewrite_module(module, replace)
+
+    def _pack(
+        self,
+        builder: Builder,
+        outliner: Outliner,
+        prim: PrimFunc,
+        call: CallTir,
+        plan: list[_Packed],
+        known: dict[Hashable, tuple[str, list[CallTir]]],
+    ) -> CallTir | None:
+        numbers = [prim.params.index(packed.buffer) for packed in plan]
+        sources = [call.args[n] for n in numbers]
+        types = [type_of(s) for s in sources]
+        if not all(isinstance(s, Var) and isinstance(t, TensorType) and t.shape is not None for s, t in zip(sources, types, strict=True)):
+            return None
+        key = (call.func, tuple(types))
+        if key not in known:
+            packings = [self._packing(outliner, p, s, t) for p, s, t in zip(plan, sources, types, strict=True)]
+            known[key] = outliner.add(f"{call.func}_packed", self._packed(prim, plan)), packings
+        name, packings = known[key]
+        args = list(call.args)
+        for number, source, packing in zip(numbers, sources, packings, strict=True):
+            assert isinstance(source, Var)
+            packed = CallTir(packing.func, (source, *packing.args[1:]), packing.out)
+            args[number] = builder.emit(packed, f"{source.name}.packed")
+        return CallTir(name, tuple(args), call.out, call.inplace)
+
+    def _packed(self, prim: PrimFunc, plan: list[_Packed]) -> PrimFunc:
+        params, body = list(prim.params), prim.body
+        for packed in plan:
+            panel = Buffer(packed.buffer.name, self.shape(packed, packed.buffer.shape), packed.buffer.dtype)
+            params[params.index(packed.buffer)] = panel
+            body = replace_loads(body, packed.buffer, lambda indices, p=packed, b=panel: Load(b, self.indices(p, indices)))
+        return fresh_prim(PrimFunc(tuple(params), prim.num_outputs, body, prim.attrs))
+
+    def shape(self, packed: _Packed, shape: tuple[Dim, ...]) -> tuple[Dim, ...]:
+        n, r = shape[packed.column], shape[packed.depth]
+        batch = tuple(d for i, d in enumerate(shape) if i not in (packed.column, packed.depth))
+        return (*batch, ceil_div(n, self.columns), r // packed.group, Dim.of(self.columns * packed.group))
+
+    def indices(self, packed: _Packed, indices: tuple[Dim, ...]) -> tuple[Dim, ...]:
+        n, r = indices[packed.column], indices[packed.depth]
+        batch = tuple(d for i, d in enumerate(indices) if i not in (packed.column, packed.depth))
+        return (*batch, n // self.columns, r // packed.group, n % self.columns * packed.group + r % packed.group)
+
+    def _packing(self, outliner: Outliner, packed: _Packed, source: Atom, given: Type) -> CallTir:
+        assert isinstance(given, TensorType) and given.shape is not None and given.dtype is not None
+        plain = Buffer("w", given.shape, given.dtype)
+        panels = Buffer("p", self.shape(packed, given.shape), given.dtype)
+        extent = given.shape[packed.column]
+        exact = prove_divisible(extent, self.columns)
+
+        def element(*ijk: Dim) -> Stmt:
+            *batch, panel, deep, line = ijk
+            n, r = panel * self.columns + line // packed.group, deep * packed.group + line % packed.group
+            outer = iter(batch)
+            at = tuple(n if i == packed.column else r if i == packed.depth else next(outer) for i in range(len(given.shape or ())))
+            load = Load(plain, at)
+            padding = Const(0.0 if given.dtype and given.dtype.is_float else 0, plain.dtype)
+            value: Scalar = load if exact else Guard(((Dim.of(0), n, extent),), load, padding)
+            return Store(panels, ijk, value)
+
+        return outliner.call("pack", [(plain, source)], (panels,), loops(panels.shape, element))
+
+
+@dataclass(frozen=True, slots=True)
+class _Packed:
+    """A buffer of which one dimension is indexed by the column axis alone, and one by an expression of the contracted axis alone: the axis
+    itself, or a part of it, where several elements share a number (packed bits, scales of groups). `group` neighbours along it stay
+    together."""
+
+    buffer: Buffer
+    column: int
+    depth: int
+    group: int
+
+
+def _plan(prim: PrimFunc, pairs: PairTile | None) -> list[_Packed]:
+    if prim.attrs.get("schedule") or prim.attrs.get("attention"):
+        return []
+    product = match_product(prim)
+    if product is None:
+        return []
+    group = PAIR if pairs is not None and pairs_fit(product, pairs) else 1
+    found: dict[Buffer, _Packed | None] = {}
+    for load in loads(prim.body):
+        if load.buffer in prim.outputs:
+            continue
+        packed = _read_as(product, load, group)
+        if load.buffer in found and found[load.buffer] != packed:
+            packed = None
+        found[load.buffer] = packed
+    return [p for p in found.values() if p is not None]
+
+
+def _read_as(product: Product, load: Load, group: int) -> _Packed | None:
+    """How the buffer is read, when that is as the whole right operand of a sum."""
+    variables: list[DimVar | None] = [d.var for d in load.indices]
+    for reduce in reduces_in(product.nest.store.value):
+        axis = reduce.axes[0][0]
+        if not any(other is load for other in loads(reduce)) or variables.count(product.column_axis) != 1:
+            continue
+        deep = [i for i, d in enumerate(load.indices) if d.vars() == (axis,)]
+        others = [d for i, d in enumerate(load.indices) if i not in deep and variables[i] is not product.column_axis]
+        if len(deep) == 1 and not any(axis in d.vars() or product.column_axis in d.vars() for d in others):
+            return _Packed(load.buffer, variables.index(product.column_axis), deep[0], group)
+    return None

@@ -1,0 +1,124 @@
+"""Keep rows that matrix units read from falling upon each other in the caches.
+
+Before: rows of a product lie as many bytes apart as they are long, mostly a multiple of a large power of two, so that the rows of a tile
+share a few sets of the first cache, and those of a block a few of the second. After: where rows come from a kernel and go to products
+alone, they lie a line further apart than they are long. Nobody reads that line; what is computed stays the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from compiler.backends.cpu.codegen.intrinsics.prefetch import LINE_BYTES
+from compiler.forms.integer_product import match_integer
+from compiler.forms.product import match_product
+from compiler.ir.builder import Builder
+from compiler.ir.deduce import type_of
+from compiler.ir.dtypes import DType
+from compiler.ir.graph import Atom, Binding, Body, CallTir, Function, TupleGet, Value, Var
+from compiler.ir.loops import Buffer, PrimFunc
+from compiler.ir.module import IRModule
+from compiler.ir.types import TensorType, Type
+from compiler.ir.visit_loops import fresh_prim, loads, rename_buffers
+from compiler.passes.outline import Outliner
+from compiler.passes.rewrite import count_uses, rewrite_module
+
+CLASHING_BYTES = 1024
+Output = tuple[Var, int]  # of a call
+
+
+def spread_rows(module: IRModule) -> IRModule:
+    found = {v: output for f in module.graph_functions.values() for v, output in _rows(module, f)}
+    if not found:
+        return module
+    outputs, outliners, known = set(found.values()), list[Outliner](), dict[tuple[str, tuple[int, ...], tuple[int, ...]], str]()
+
+    def rewritten(builder: Builder, binding: Binding, value: Value) -> Value | None:
+        before = binding.value
+        if not isinstance(value, CallTir) or not isinstance(before, CallTir):
+            return None
+        args = tuple(i for i, a in enumerate(before.args) if a in found)
+        outs = tuple(i for i in range(len(value.out)) if (binding.var, i) in outputs)
+        if not args and not outs:
+            return None
+        if not outliners:
+            outliners.append(Outliner(builder, module))
+        key = (value.func, args, outs)
+        if key not in known:
+            known[key] = outliners[0].add(f"{value.func}_spread", _spread(module.prim(value.func), args, outs))
+        return replace(value, func=known[key], out=tuple(_wider(t) if i in outs else t for i, t in enumerate(value.out)))
+
+    return rewrite_module(module, rewritten)
+
+
+def _spread(prim: PrimFunc, args: tuple[int, ...], outs: tuple[int, ...]) -> PrimFunc:
+    buffers = [prim.params[i] for i in args] + [prim.outputs[i] for i in outs]
+    wider = {b: replace(b, shape=_wider(TensorType(b.shape, b.dtype)).shape or ()) for b in buffers if isinstance(b, Buffer)}
+    params = tuple(wider.get(p, p) if isinstance(p, Buffer) else p for p in prim.params)
+    return fresh_prim(PrimFunc(params, prim.num_outputs, rename_buffers(prim.body, wider), prim.attrs))
+
+
+def _wider(given: Type) -> TensorType:
+    assert isinstance(given, TensorType) and given.shape is not None and given.dtype is not None
+    return replace(given, shape=(*given.shape[:-1], given.shape[-1] + LINE_BYTES // given.dtype.num_bytes))
+
+
+# --- which rows --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Uses:
+    """Of one function: how often a variable is used at all, and how often as the rows of a product."""
+
+    all: Callable[[Var], int]
+    as_rows: Callable[[Var], int]
+
+
+def _rows(module: IRModule, function: Function) -> Iterator[tuple[Var, Output]]:
+    """Variables whose rows are to be spread, and which output of which call each is."""
+    bindings = function.body.bindings
+    calls = {b.var: b.value for b in bindings if isinstance(b.value, CallTir) and not any(i is not None for i in b.value.inplace)}
+    uses = _uses(module, function.body)
+    for binding in bindings:
+        var, value = binding.var, binding.value
+        if isinstance(value, TupleGet) and isinstance(value.value, Var) and value.value in calls:
+            output = value.value, value.index
+        elif var in calls and len(calls[var].out) == 1:
+            output = var, 0
+        else:
+            continue
+        if uses.all(var) == uses.as_rows(var) > 0 and _clashes(type_of(var)):
+            yield var, output
+
+
+def _clashes(given: Type) -> bool:
+    if not isinstance(given, TensorType) or not given.shape or not given.shape[-1].is_const:
+        return False
+    size = {DType.BF16: 2, DType.I8: 1}.get(given.dtype) if given.dtype else None
+    planes = given.shape[-2].const if given.dtype is DType.I8 else 1  # of which a row of bytes consists
+    return size is not None and planes * given.shape[-1].const * size % CLASHING_BYTES == 0
+
+
+def _uses(module: IRModule, body: Body) -> _Uses:
+    total, as_rows = count_uses(body), dict[Atom, int]()
+    read = {name: _read_as_rows(prim) for name, prim in module.prim_functions.items()}
+    for binding in body.bindings:
+        call = binding.value
+        if isinstance(call, CallTir):
+            prim = module.prim(call.func)
+            for param, atom in zip(prim.params, call.args, strict=False):
+                if param in read[call.func]:
+                    as_rows[atom] = as_rows.get(atom, 0) + 1
+    return _Uses(lambda v: total.get(v, 0), lambda v: as_rows.get(v, 0))
+
+
+def _read_as_rows(prim: PrimFunc) -> set[Buffer]:
+    """The left operands of a product."""
+    if prim.attrs.get("schedule") or prim.attrs.get("attention"):
+        return set()
+    if (product := match_product(prim)) is not None:
+        columns = {load.buffer for s in product.sums for load in loads(s.columns)}
+        return {load.buffer for s in product.sums for load in loads(s.rows)} - columns
+    integers = match_integer(prim)
+    return set() if integers is None else {p.q.buffer for s in integers.sums for p in s.planes}

@@ -1,0 +1,73 @@
+"""The passes of the CPU back end, in the order in which they run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from compiler.backends.cpu.passes.integer_products import IntegerProducts
+from compiler.backends.cpu.passes.pack_operands import PackOperands
+from compiler.backends.cpu.passes.round_operands import round_operands
+from compiler.backends.cpu.passes.schedule_kernels import ScheduleKernels
+from compiler.backends.cpu.passes.spread_rows import spread_rows
+from compiler.backends.cpu.schedule.rules import integer_tiles, pair_tile, tile_shape, widened_tile
+from compiler.machine.target import Target
+from compiler.passes.annotate_patterns import annotate_patterns
+from compiler.passes.base import Instrument, Pipeline
+from compiler.passes.capture import capture
+from compiler.passes.check_facts import check_facts
+from compiler.passes.dispatch_library import DispatchLibrary, Row
+from compiler.passes.eliminate_dead_code import EliminateDeadCode
+from compiler.passes.explicit_memory import explicit_memory
+from compiler.passes.fold_constants import FoldConstants
+from compiler.passes.fuse import fuse
+from compiler.passes.legalize import legalize
+from compiler.passes.lift_weights import lift_weights
+from compiler.passes.lift_workspace import lift_workspace
+from compiler.passes.plan_memory import plan_memory
+from compiler.passes.protect_operands import protect_operands
+from compiler.passes.share_subexpressions import share_subexpressions
+
+# The phases, and the pass with which each ends.
+PHASES: Final[Mapping[str, str]] = {"nests": "fuse", "kernels": "lift_workspace", "memory": "capture"}
+
+
+def pipeline(target: Target, instruments: tuple[Instrument, ...] = (), dispatch: tuple[Row, ...] = ()) -> Pipeline:
+    integers, pairs, widened = integer_tiles(target), pair_tile(target), widened_tile(target)
+    return Pipeline(
+        (
+            check_facts,  # from here on, annotations hold
+            *([DispatchLibrary(dispatch)] if dispatch else []),
+            *(
+                [
+                    IntegerProducts(
+                        integers[-1].shape.columns,
+                        {bits: tile.rows for tile in integers for bits in tile.bits},
+                        widened.takes if widened else None,
+                    )
+                ]
+                if integers
+                else []
+            ),
+            *([round_operands] if pairs else []),
+            # from operators to loop nests
+            legalize,
+            FoldConstants(),
+            share_subexpressions,
+            protect_operands,  # from here on, values that are written in place are neither constants nor shared
+            annotate_patterns,
+            fuse,
+            # for the machine
+            PackOperands(tile_shape(target).columns, pairs),
+            *([spread_rows] if target.has("amx-tile") else []),
+            EliminateDeadCode(),
+            lift_weights,
+            ScheduleKernels(target),
+            lift_workspace,
+            # memory
+            explicit_memory,
+            plan_memory,
+            capture,
+        ),
+        instruments,
+    )

@@ -1,0 +1,280 @@
+"""Products of quantised numbers: sums of a group on the machine's integer units, groups added in order in f32.
+
+Takes what integer_form.py knows as an integer product. A tile sums a group exactly in i32, so its shape cannot change a bit; f32
+accumulators take the groups one after another. The rows of all planes are rows of the tile: they share what it reads of the panel.
+
+A single row waits for memory, and cores read one dense stream best. So the scales of several groups are read at once, before their panels:
+their factors wait in the first cache. And of several sums (gate and up) some panels of one are gone through before those of the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from compiler.backends.cpu.schedule.blocks import Blocks, Part
+from compiler.backends.cpu.schedule.nests import loop, named, seq, zero
+from compiler.backends.cpu.schedule.panels import BLOCK_ROWS, Claim, Panels
+from compiler.backends.cpu.schedule.pieces import local
+from compiler.backends.cpu.schedule.spot import Spot, TileShape
+from compiler.forms.integer_product import GroupedSum, IntegerProduct, match_integer
+from compiler.forms.nest import allocated
+from compiler.forms.same import same_scalar
+from compiler.ir.dims import Dim, DimVar, ceil_div, dim_min
+from compiler.ir.dtypes import DType
+from compiler.ir.loops import Apply, Buffer, Fn, Load, PrimFunc, Reduce, Scalar, Stmt, Store, Tile
+from compiler.ir.prove import prove_divisible
+from compiler.ir.visit_loops import map_scalar, rewrite_dims
+from compiler.ops.integer import FOUR
+
+ABREAST = 4  # panels of a sum, beside a single row
+AT_ONCE = 8  # groups of a single row: half a kilobyte of scales, beside four of weights of 4 bits
+
+# factor(m, v, lane): what the exact sum of a group is multiplied by.
+Factor = Callable[[Dim, Dim, Dim], Scalar]
+
+
+@dataclass(frozen=True, slots=True)
+class IntegerTile:
+    """An intrinsic for sums of groups that are multiples of `depth`, of weights of such `bits`."""
+
+    intrinsic: str
+    shape: TileShape
+    bits: tuple[int, ...]
+    rows: DType = DType.I8  # what they hold
+    depth: int = FOUR
+    block: int | None = None  # of k, a multiple of `depth`: a matrix unit goes through groups in such parts (blocks.py)
+    configure: str | None = None  # the intrinsic that tells the unit the height of tiles
+
+    def fits(self, product: IntegerProduct) -> bool:
+        planes = [p for s in product.sums for p in s.planes]
+        return product.columns == self.shape.columns and all(
+            p.bits in self.bits and p.rows is self.rows and p.group % self.depth == 0 and p.multipliers is None for p in planes
+        )
+
+
+def schedule_integer(prim: PrimFunc, tiles: Sequence[IntegerTile]) -> PrimFunc | None:
+    """By the first tile that fits."""
+    product = match_integer(prim)
+    tile = next((t for t in tiles if product is not None and t.fits(product)), None)
+    if product is None or tile is None:
+        return None
+    return PrimFunc(prim.params, prim.num_outputs, _Schedule(product, tile).body(), {**prim.attrs, "schedule": "integer"})
+
+
+@dataclass(frozen=True, slots=True)
+class _Schedule:
+    product: IntegerProduct
+    tile: IntegerTile
+
+    def body(self) -> Stmt:
+        p, shape = self.product, self.tile.shape
+        panels = Panels(p.nest, p.row_axis, shape.columns, 1 if p.row_axis is None else shape.rows)
+        if self.tile.block is None or any(s.num_groups != Dim.of(1) for s in p.sums):
+            several = len(p.sums) > 1 and p.row_axis is not None
+            return replace(panels, abreast=ABREAST).walk(self.one, across=self.across) if several else panels.walk(self.one)
+        accumulators = sum(len(s.planes) for s in p.sums)
+        columns, group = p.nest.axes[-1][1], Dim.of(p.sums[0].planes[0].group)
+        blocks = Blocks(group, self.tile.block, self.tile.depth, FOUR, columns, shape.columns, accumulators)
+        return replace(panels, together=blocks.together).walk(self.one, _Rows(p, self.tile, blocks).body)
+
+    def kernel(self, point: dict[DimVar, Dim], panel: Dim, first: Dim, rows: int) -> _Kernel:
+        p = self.product
+        return _Kernel(p.sums, Spot(p.nest, p.row_axis, replace(self.tile.shape, rows=rows), point, panel, first), self.tile)
+
+    def one(self, point: dict[DimVar, Dim], panel: Dim, first: Dim, rows: int) -> Stmt:
+        return self.kernel(point, panel, first, rows).body()
+
+    def across(self, point: dict[DimVar, Dim], panel: Dim, row: Dim) -> Stmt:
+        """Some panels of a sum, then those of the next."""
+        sums, shape = self.product.sums, self.tile.shape
+        held = [local(f"held{number}", ABREAST, shape.vectors, shape.lanes) for number in range(len(sums))]
+        acc = local("acc", 1, shape.vectors, shape.lanes)
+
+        def each(body: Callable[[Dim, _Kernel], Stmt]) -> Stmt:
+            return loop("beside", ABREAST, lambda i: body(i, self.kernel(point, panel + i, row, 1)))
+
+        def summed(grouped: GroupedSum, hold: Buffer) -> Stmt:
+            def one(i: Dim, kernel: _Kernel) -> Stmt:
+                keep = kernel.spot.vectors(lambda v, lane: Store(hold, (i, v, lane), Load(acc, (Dim.of(0), v, lane))))
+                return allocated([acc], seq(kernel.sum(grouped, acc), keep))
+
+            return each(one)
+
+        finish = each(lambda i, kernel: kernel.finish(lambda number, _, v, lane: Load(held[number], (i, v, lane))))
+        return allocated(held, seq(*_told(self.tile, sums[0], 1), *map(summed, sums, held), finish))
+
+
+@dataclass(frozen=True, slots=True)
+class _Kernel:
+    """One panel and some rows: each sum is done for all of k before the next begins."""
+
+    sums: tuple[GroupedSum, ...]
+    spot: Spot
+    tile: IntegerTile
+
+    def body(self) -> Stmt:
+        shape = self.spot.shape
+        accs = [local(f"acc{i}", shape.rows, shape.vectors, shape.lanes) for i in range(len(self.sums))]
+        done = [self.sum(s, acc) for s, acc in zip(self.sums, accs, strict=True)]
+        finish = self.finish(lambda number, *at: Load(accs[number], at))
+        return allocated(accs, seq(*_told(self.tile, self.sums[0], shape.rows), *done, finish))
+
+    def finish(self, summed: Callable[[int, Dim, Dim, Dim], Load]) -> Stmt:
+        def store(m: Dim, v: Dim, lane: Dim) -> Stmt:
+            return self.spot.store(m, v, lane, lambda s: s if (i := number_of(self.sums, s)) is None else summed(i, m, v, lane))
+
+        return self.spot.each(store)
+
+    def sum(self, grouped: GroupedSum, acc: Buffer) -> Stmt:
+        def group(g: Dim) -> Stmt:
+            return self.group(grouped, acc, g, self.factor(grouped, g))
+
+        several = self.spot.shape.rows == 1 and grouped.num_groups != Dim.of(1)
+        clear = self.spot.each(lambda m, v, lane: Store(acc, (m, v, lane), zero(DType.F32)))
+        return seq(clear, self.runs(grouped, acc) if several else loop("g", grouped.num_groups, group))
+
+    def runs(self, grouped: GroupedSum, acc: Buffer) -> Stmt:
+        """Of a single row: some factors, and then their groups."""
+        shape, num_groups = self.spot.shape, grouped.num_groups
+        factors = local("factors", AT_ONCE, shape.vectors, shape.lanes)
+
+        def run(first: Dim, count: Dim) -> Stmt:
+            def fill(i: Dim) -> Stmt:
+                factor = self.factor(grouped, first + i)
+                return self.spot.each(lambda m, v, lane: Store(factors, (i, v, lane), factor(m, v, lane)))
+
+            def group(i: Dim) -> Stmt:
+                return self.group(grouped, acc, first + i, lambda _, v, lane: Load(factors, (i, v, lane)))
+
+            return allocated([factors], seq(loop("i", count, fill), loop("i", count, group)))
+
+        def some(r: Dim) -> Stmt:
+            return named("count", dim_min(AT_ONCE, num_groups - r * AT_ONCE), AT_ONCE, lambda count: run(r * AT_ONCE, count))
+
+        if prove_divisible(num_groups, AT_ONCE):
+            return loop("run", num_groups // AT_ONCE, lambda r: run(r * AT_ONCE, Dim.of(AT_ONCE)))
+        return loop("run", ceil_div(num_groups, AT_ONCE), some)
+
+    def factor(self, grouped: GroupedSum, g: Dim) -> Factor:
+        axis = grouped.reduce.axes[0][0]
+        return lambda m, v, lane: rewrite_dims(grouped.factor, {**self.spot.at(m, v, lane), axis: g})
+
+    def group(self, grouped: GroupedSum, acc: Buffer, g: Dim, factor: Factor) -> Stmt:
+        planes, axis, shape = len(grouped.planes), grouped.reduce.axes[0][0], self.spot.shape
+        exact = local("exact", shape.rows * planes, shape.vectors, shape.lanes, dtype=DType.I32)
+
+        def term(m: Dim, v: Dim, lane: Dim) -> _Term:
+            return _term(grouped, lambda i: Load(exact, (m * planes + i, v, lane)), {**self.spot.at(m, v, lane), axis: g})
+
+        def begin(m: Dim, v: Dim, lane: Dim) -> Stmt:
+            return seq(*(Store(place.buffer, place.indices, value) for place, value in term(m, v, lane).begins))
+
+        def add(m: Dim, v: Dim, lane: Dim) -> Stmt:
+            value = Apply(Fn.FMA, (term(m, v, lane).exact, factor(m, v, lane), Load(acc, (m, v, lane))))
+            return Store(acc, (m, v, lane), value)
+
+        start = grouped.planes[0].first.substitute({axis: g})
+        dot = _dot(self.tile, grouped, self.spot, Load(exact, _CORNER[1:]), (start, Dim.of(grouped.planes[0].group)))
+        return allocated([exact], seq(self.spot.each(begin), dot, self.spot.each(add)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """A block of rows where one group is all of k: its exact sums wait in memory while a matrix unit goes through parts of it."""
+
+    product: IntegerProduct
+    tile: IntegerTile
+    blocks: Blocks
+
+    def body(self, claim: Claim, first: Dim, rows: int, count: Dim) -> Stmt:
+        sums, shape = self.product.sums, self.tile.shape
+        planes = len(sums[0].planes)
+        size = (self.blocks.together, BLOCK_ROWS * planes, shape.vectors, shape.lanes)
+        exact = [local(f"exact{i}", *size, dtype=DType.I32) for i in range(len(sums))]
+
+        def spot(panel: Dim, row: Dim, height: int) -> Spot:
+            return Spot(self.product.nest, self.product.row_axis, replace(shape, rows=height), claim.point, panel, row)
+
+        def each_row(body: Callable[[Spot, list[_Term], Dim, Dim], Stmt]) -> Stmt:
+            def at(m: Dim, panel: Dim) -> Stmt:
+                line = spot(panel, first + m, 1)
+
+                def one(v: Dim, lane: Dim) -> Stmt:
+                    def term(grouped: GroupedSum, sum_: Buffer) -> _Term:
+                        place = {**line.at(Dim.of(0), v, lane), grouped.reduce.axes[0][0]: Dim.of(0)}
+                        return _term(grouped, lambda i: Load(sum_, (panel - claim.panel, m * planes + i, v, lane)), place)
+
+                    return body(line, [term(s, e) for s, e in zip(sums, exact, strict=True)], v, lane)
+
+                return line.vectors(one)
+
+            return loop("m", count * rows, lambda m: claim.each(lambda panel: at(m, panel)))
+
+        def begin(_: Spot, terms: list[_Term], v: Dim, lane: Dim) -> Stmt:
+            return seq(*(Store(place.buffer, place.indices, value) for t in terms for place, value in t.begins))
+
+        def finish(line: Spot, terms: list[_Term], v: Dim, lane: Dim) -> Stmt:
+            def result(scalar: Scalar) -> Scalar:
+                number = number_of(sums, scalar)
+                return scalar if number is None else Apply(Fn.FMA, (terms[number].exact, terms[number].factor, zero(DType.F32)))
+
+            return line.store(Dim.of(0), v, lane, result)
+
+        def tiles(panel: Dim, io: Dim, part: Part) -> list[Tile]:
+            place, below = (panel - claim.panel, io * (rows * planes), *_CORNER[2:]), spot(panel, first + io * rows, rows)
+            return [_dot(self.tile, s, below, Load(e, place), (part.begin, part.depth)) for s, e in zip(sums, exact, strict=True)]
+
+        told = _told(self.tile, sums[0], rows)
+        return allocated(exact, seq(each_row(begin), *told, self.blocks.walk(claim, count, tiles), each_row(finish)))
+
+
+# --- pieces ------------------------------------------------------------------------------------------------------------
+
+_CORNER = (Dim.of(0), Dim.of(0), Dim.of(0), Dim.of(0))  # of exact sums by panel, row and plane, vector and lane
+
+
+@dataclass(frozen=True, slots=True)
+class _Term:
+    """What a group adds: exact sums times a factor; and what each of those begins with."""
+
+    exact: Scalar
+    factor: Scalar
+    begins: tuple[tuple[Load, Scalar], ...]
+
+
+def _term(grouped: GroupedSum, exact: Callable[[int], Load], place: dict[DimVar, Dim]) -> _Term:
+    begins: dict[int, Scalar] = {}
+
+    def dot(scalar: Scalar) -> Scalar:
+        """A sum with what is added to it: that is what its accumulator begins with."""
+        if isinstance(scalar, Apply) and scalar.fn is Fn.ADD and isinstance(scalar.args[0], Reduce):
+            number = next((i for i, p in enumerate(grouped.planes) if same_scalar(p.reduce, scalar.args[0])), None)
+            if number is not None:
+                begins[number] = scalar.args[1]
+                return exact(number)
+        return scalar
+
+    value = rewrite_dims(map_scalar(grouped.dot, dot), place)
+    found = tuple((exact(i), rewrite_dims(begins[i], place)) for i in range(len(grouped.planes)))
+    return _Term(value, rewrite_dims(grouped.factor, place), found)
+
+
+def number_of(sums: tuple[GroupedSum, ...], scalar: Scalar) -> int | None:
+    """Which sum the scalar is."""
+    return next((i for i, s in enumerate(sums) if isinstance(scalar, Reduce) and same_scalar(scalar, s.reduce)), None)
+
+
+def _told(tile: IntegerTile, grouped: GroupedSum, rows: int) -> list[Tile]:
+    return [Tile(tile.configure, (), (), {"rows": rows * len(grouped.planes)})] if tile.configure else []
+
+
+def _dot(tile: IntegerTile, grouped: GroupedSum, spot: Spot, exact: Load, part: tuple[Dim, Dim]) -> Tile:
+    """Add a part (begin, depth) of k to exact sums."""
+    plane, (begin, depth) = grouped.planes[0], part
+    row = tuple(d.substitute(spot.at(*_CORNER[1:])) for d in plane.q.indices[:-2])
+    left = Load(plane.q.buffer, (*row, Dim.of(0), begin))
+    right = Load(plane.panels, (spot.panel, begin // (FOUR * 8 // plane.bits), Dim.of(0)))
+    attrs = {"rows": spot.shape.rows * len(grouped.planes), "columns": spot.shape.columns, "bits": plane.bits}
+    attrs |= {"words": 1} if plane.rows is DType.I16 else {}
+    return Tile(tile.intrinsic, (exact, left, right), (depth, plane.q.buffer.shape[-1]), attrs)

@@ -1,0 +1,161 @@
+"""Products of bf16 with bf16 by the tile that the machine has for them: the contracted axis goes by in pairs.
+
+Takes what matmul.py takes, where both factors of every sum are elements of bf16 as they lie in memory, and the columns are packed in panels
+of pairs, `p[n // C, r // 2, n % C * 2 + r % 2]`. The tile adds in one order whatever its height, so a row has the same bits in every
+batch. The work has one of two shapes:
+
+  whole    a tile sums the whole of `r`, for one of the sums after the other; its accumulators stay in registers for the epilogue
+  blocks   on matrix units, in parts of `r` (blocks.py); a rest of rows takes the whole of it
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from compiler.backends.cpu.schedule.blocks import Blocks, Part
+from compiler.backends.cpu.schedule.nests import loop, seq, zero
+from compiler.backends.cpu.schedule.panels import BLOCK_ROWS, Claim, Panels
+from compiler.backends.cpu.schedule.pieces import local
+from compiler.backends.cpu.schedule.spot import Spot, TileShape
+from compiler.forms.nest import allocated
+from compiler.forms.product import Contraction, Product, match_product
+from compiler.ir.dims import Dim, DimVar, product_of
+from compiler.ir.dtypes import DType
+from compiler.ir.loops import Cast, Load, PrimFunc, Scalar, Stmt, Store, Tile
+from compiler.ir.prove import prove_divisible
+from compiler.ir.visit_loops import rewrite_dims
+
+PAIR = 2
+
+
+@dataclass(frozen=True, slots=True)
+class PairTile:
+    intrinsic: str
+    shape: TileShape
+    depth: int  # of which the contracted extent must be a multiple
+    block: int | None = None  # of the contracted extent, a multiple of `depth`
+    configure: str | None = None  # the intrinsic that tells the unit the height of tiles
+
+
+def pairs_fit(product: Product, tile: PairTile) -> bool:
+    """Whether the tile can take the product, once its columns are packed."""
+    return prove_divisible(product.sums[0].axis[1], tile.depth) and all(_fits(product, s) for s in product.sums)
+
+
+def _fits(product: Product, s: Contraction) -> bool:
+    rows, columns, axis = _element(s.rows), _element(s.columns), s.axis[0]
+    if rows is None or columns is None or rows.indices[-1].var is not axis:
+        return False
+    before = rows.indices[:-1]
+    if any(axis in d.vars() for d in before):
+        return False
+    along = [d for d in before if product.row_axis in d.vars()]
+    return product.row_axis is None or [d.var for d in along] == [product.row_axis]
+
+
+def _element(scalar: Scalar) -> Load | None:
+    """A number of bf16 as it lies in memory."""
+    load = scalar.value if isinstance(scalar, Cast) else scalar
+    return load if isinstance(load, Load) and load.buffer.dtype is DType.BF16 else None
+
+
+def _packed(product: Product, s: Contraction, tile: PairTile) -> bool:
+    load, axis, width = _element(s.columns), Dim.of(s.axis[0]), tile.shape.columns
+    column = Dim.of(product.column_axis)
+    wanted = (column // width, axis // PAIR, column % width * PAIR + axis % PAIR)
+    return load is not None and load.indices[-3:] == wanted and load.buffer.shape[-1] == Dim.of(width * PAIR)
+
+
+def schedule_pairs(prim: PrimFunc, tile: PairTile) -> PrimFunc | None:
+    product = match_product(prim)
+    if product is None or not pairs_fit(product, tile) or not all(_packed(product, s, tile) for s in product.sums):
+        return None
+    rows = tile.shape.rows if product.row_axis is not None else 1
+    panels = Panels(product.nest, product.row_axis, tile.shape.columns, rows)
+    if tile.block is None:
+        body = panels.walk(_Whole(product, tile).kernel)
+    else:
+        columns, (_, extent) = product.nest.axes[-1][1], product.sums[0].axis
+        blocks = Blocks(extent, tile.block, tile.depth, PAIR, columns, tile.shape.columns, len(product.sums))
+        body = _Blocks(product, tile, blocks).walk(panels)
+    return PrimFunc(prim.params, prim.num_outputs, body, {**prim.attrs, "schedule": "pairs"})
+
+
+@dataclass(frozen=True, slots=True)
+class _Whole:
+    product: Product
+    tile: PairTile
+
+    def kernel(self, point: dict[DimVar, Dim], panel: Dim, first: Dim, rows: int) -> Stmt:
+        sums = self.product.sums
+        spot = Spot.of(self.product, replace(self.tile.shape, rows=rows), point, panel, first)
+        accs = [local(f"acc{k}", rows, spot.shape.vectors, spot.shape.lanes) for k in range(len(sums))]
+        clear = spot.each(lambda m, v, lane: seq(*(Store(acc, (m, v, lane), zero(DType.F32)) for acc in accs)))
+        whole = Part(Dim.of(0), sums[0].axis[1], Dim.of(1))
+        tiles = [_tile(self.product, self.tile, s, Load(acc, _CORNER[1:]), spot, whole) for s, acc in zip(sums, accs, strict=True)]
+        finish = spot.each(lambda m, v, lane: spot.store(m, v, lane, lambda s: self.product.accumulated(s, accs, (m, v, lane))))
+        return allocated(accs, seq(clear, *tiles, finish))
+
+
+@dataclass(frozen=True, slots=True)
+class _Blocks:
+    product: Product
+    tile: PairTile
+    blocks: Blocks
+
+    def walk(self, panels: Panels) -> Stmt:
+        def one(point: dict[DimVar, Dim], panel: Dim, first: Dim, rows: int) -> Stmt:
+            """A rest of rows: in one part, for each panel."""
+            return self.rows(Claim(point, panel, Dim.of(1)), first, rows, None)
+
+        return replace(panels, together=self.blocks.together).walk(one, self.rows)
+
+    def rows(self, claim: Claim, first: Dim, rows: int, count: Dim | None) -> Stmt:
+        product, sums = self.product, self.product.sums
+        most, together = (rows, 1) if count is None else (BLOCK_ROWS, self.blocks.together)
+        line = replace(self.tile.shape, rows=1)
+        accs = [local(f"acc{k}", together, most, line.vectors, line.lanes) for k in range(len(sums))]
+
+        def tiles(panel: Dim, io: Dim, part: Part) -> list[Tile]:
+            spot = Spot.of(product, replace(self.tile.shape, rows=rows), claim.point, panel, first + io * rows)
+            place = (panel - claim.panel, io * rows, *_CORNER[2:])
+            return [_tile(product, self.tile, s, Load(acc, place), spot, part) for s, acc in zip(sums, accs, strict=True)]
+
+        def finish(m: Dim, panel: Dim) -> Stmt:
+            """The epilogue is long: written once, not once per row."""
+            spot, zero_dim = Spot.of(product, line, claim.point, panel, first + m), Dim.of(0)
+
+            def result(v: Dim, lane: Dim) -> Stmt:
+                return spot.store(zero_dim, v, lane, lambda s: product.accumulated(s, accs, (panel - claim.panel, m, v, lane)))
+
+            return spot.vectors(result)
+
+        told = [Tile(self.tile.configure, (), (), {"rows": rows})] if self.tile.configure else []
+        whole = seq(*tiles(claim.panel, Dim.of(0), self.blocks.whole))
+        multiplied = whole if count is None else self.blocks.walk(claim, count, tiles)
+        done = loop("m", rows if count is None else count * rows, lambda m: claim.each(lambda panel: finish(m, panel)))
+        return allocated(accs, seq(*told, multiplied, done))
+
+
+_CORNER = (Dim.of(0), Dim.of(0), Dim.of(0), Dim.of(0))  # of accumulators by panel, row, vector and lane
+
+
+def _tile(product: Product, tile: PairTile, s: Contraction, acc: Load, spot: Spot, part: Part) -> Tile:
+    """Add a part of the contracted axis to the accumulators; where they wait in memory, the first part finds nothing in them."""
+    place = {**spot.at(*_CORNER[1:]), s.axis[0]: part.begin}
+    left, right = (rewrite_dims(_some(x), place) for x in (s.rows, s.columns))
+    assert isinstance(left, Load) and isinstance(right, Load)
+    attrs = {"rows": spot.shape.rows, "columns": tile.shape.columns, **({"fresh": 1} if tile.block and part.is_first else {})}
+    return Tile(tile.intrinsic, (acc, left, right), (part.depth, _stride(product, _some(s.rows))), attrs)
+
+
+def _stride(product: Product, rows: Load) -> Dim:
+    """Elements from one row to the next."""
+    place = next((i for i, d in enumerate(rows.indices) if d.var is product.row_axis), len(rows.indices) - 1)
+    return product_of(rows.buffer.shape[place + 1 :])
+
+
+def _some(scalar: Scalar) -> Load:
+    load = _element(scalar)
+    assert load is not None, scalar
+    return load

@@ -1,0 +1,218 @@
+"""Products of weights that are widened from 4 bits to 8 for a matrix unit (ops/widened.py).
+
+A block of rows goes through the contracted axis in parts, as blocks.py has it. Each part of a panel is widened once into memory that stays
+in the first cache, and all rows of the block multiply it from there: tiles of `shape.rows`, then the powers of two that make up the rest.
+Sums of a channel are exact and wait in memory, so no height of a tile can change a bit.
+
+Tiles without a row that is fine leave the second plane out. Its sums are read in fine rows only, so it does not matter who is beside them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from compiler.backends.cpu.schedule.blocks import Blocks, Later, Part
+from compiler.backends.cpu.schedule.integer import number_of
+from compiler.backends.cpu.schedule.nests import below, loop, seq, when, zero
+from compiler.backends.cpu.schedule.panels import Claim, Height, Panels
+from compiler.backends.cpu.schedule.pieces import local
+from compiler.backends.cpu.schedule.spot import Spot, TileShape
+from compiler.forms.integer_product import GroupedSum, IntegerProduct, Plane, is_second, match_integer
+from compiler.forms.nest import allocated
+from compiler.ir.dims import Dim, DimVar, dim_min
+from compiler.ir.dtypes import DType
+from compiler.ir.loops import Apply, Buffer, Cast, Const, Fn, Load, PrimFunc, ReduceFn, Scalar, Stmt, Store, Tile
+from compiler.ir.visit_loops import map_scalar, rewrite_dims
+from compiler.ops.integer import FOUR
+from compiler.ops.nest import let, reduce
+
+I32 = DType.I32
+PLANES = 2  # of the rows
+_CORNER = (Dim.of(0), Dim.of(0), Dim.of(0))  # row, vector and lane
+BLOCK_ROWS = 512  # widening a panel costs as much as its product with some sixty rows
+
+
+@dataclass(frozen=True, slots=True)
+class WidenedTile:
+    """Intrinsics that widen a panel, and that multiply what was widened."""
+
+    widen: str
+    intrinsic: str
+    configure: str  # tells the unit the height of tiles
+    shape: TileShape
+    stretch: int  # of k, that is widened at once
+    depth: int  # of k, that is multiplied at once
+    block: int  # of k, that is widened before it is multiplied
+
+    @property
+    def groups(self) -> tuple[int, ...]:
+        """Sizes of groups that lie whole in a part."""
+        return tuple(group for group in range(self.stretch, self.block + 1, self.stretch) if self.block % group == 0)
+
+    def takes(self, length: int, group: int) -> bool:
+        """A channel of one group is taken as it is."""
+        return length % self.depth == 0 and group < length and group in self.groups
+
+    def fits(self, product: IntegerProduct) -> bool:
+        planes = [p for s in product.sums for p in s.planes]
+        taken = all(p.multipliers is not None and self.takes(p.group, _group(p, p.multipliers)) for p in planes)
+        return taken and product.columns == self.shape.columns and all(s.fine is not None for s in product.sums)
+
+
+def schedule_widened(prim: PrimFunc, tile: WidenedTile) -> PrimFunc | None:
+    product = match_integer(prim)
+    if product is None or not tile.fits(product):
+        return None
+    return PrimFunc(prim.params, prim.num_outputs, _body(product, tile), {**prim.attrs, "schedule": "widened"})
+
+
+def _body(product: IntegerProduct, tile: WidenedTile) -> Stmt:
+    shape, extent, columns = tile.shape, Dim.of(product.sums[0].planes[0].group), product.nest.axes[-1][1]
+    most, block_rows = (1, 1) if product.row_axis is None else (shape.rows, BLOCK_ROWS)
+    blocks = Blocks(extent, tile.block, tile.depth, 2 * FOUR, columns, shape.columns, len(product.sums))
+    panels = Panels(product.nest, product.row_axis, shape.columns, most, together=blocks.together, block_rows=BLOCK_ROWS)
+    size = (PLANES, blocks.together, block_rows, shape.vectors, shape.lanes)
+
+    def memory(grouped: GroupedSum, number: int) -> _Sum:
+        exact, num_planes = local(f"exact{number}", *size, dtype=I32), local(f"planes{number}", block_rows, dtype=I32)
+        return _Sum(grouped, exact, local(f"wide{number}", tile.block * shape.columns, dtype=DType.I8), num_planes)
+
+    sums = tuple(memory(s, i) for i, s in enumerate(product.sums))
+    return panels.blocks(lambda claim, first, end: _Block(product, tile, panels, blocks, sums, claim, first, end).body())
+
+
+@dataclass(frozen=True, slots=True)
+class _Sum:
+    """A sum, and a thread's own memory for that of a block of rows."""
+
+    grouped: GroupedSum
+    exact: Buffer  # by plane, panel, row, vector and lane
+    wide: Buffer  # a part of a panel
+    num_planes: Buffer  # of a tile, at its first row
+
+    @property
+    def multipliers(self) -> Buffer:
+        (found,) = {p.multipliers for p in self.grouped.planes if p.multipliers is not None}
+        return found
+
+    @property
+    def group(self) -> int:
+        return _group(self.grouped.planes[0], self.multipliers)
+
+    def fine(self, place: dict[DimVar, Dim]) -> Scalar:
+        assert self.grouped.fine is not None, self.grouped
+        return self.at(self.grouped.fine, place)
+
+    def at(self, scalar: Scalar, place: dict[DimVar, Dim]) -> Scalar:
+        """Its one group is all of k."""
+        return rewrite_dims(scalar, {**place, self.grouped.reduce.axes[0][0]: Dim.of(0)})
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """Rows first .. end - 1 beside the panels of a claim."""
+
+    product: IntegerProduct
+    tile: WidenedTile
+    panels: Panels
+    blocks: Blocks
+    sums: tuple[_Sum, ...]
+    claim: Claim
+    first: Dim
+    end: Dim
+
+    def body(self) -> Stmt:
+        heights = self.panels.heights(self.first, self.end)
+        counted = [h.when_any(h.each(lambda row, h=h: self.counted(row, h.rows))) for h in heights]
+        told = [h.when_any(self.told(h.rows)) for h in heights]
+        finished = loop("m", self.end - self.first, lambda m: self.claim.each(lambda panel: self.finished(panel, m)))
+        buffers = [b for s in self.sums for b in (s.exact, s.wide, s.num_planes)]
+        return allocated(buffers, seq(*counted, *told, self.blocks.parts(self.claim, self.through), finished))
+
+    def counted(self, row: Dim, rows: int) -> Stmt:
+        """The planes of a tile: its second one where a row is fine."""
+
+        def number(s: _Sum) -> Scalar:
+            spot = self.spot(self.claim.panel, row, rows)
+            some = reduce(ReduceFn.ANY, (rows,), lambda m: s.fine(spot.at(m, *_CORNER[:2])))
+            return Apply(Fn.ADD, (Cast(some, I32), Const(1, I32)))
+
+        return seq(*(Store(s.num_planes, (row - self.first,), number(s)) for s in self.sums))
+
+    def through(self, panel: Dim, part: Part, later: Later) -> Stmt:
+        heights = self.panels.heights(self.first, self.end)
+        num_heights = sum((dim_min(h.count, 1) for h in heights), Dim.of(0))
+
+        def tiles(h: Height) -> Stmt:
+            told_again = when(below(1, num_heights), self.told(h.rows))  # others came between
+            return seq(told_again, h.each(lambda row: seq(*(self.planes(s, self.spot(panel, row, h.rows), part) for s in self.sums))))
+
+        return seq(*(self.widened(s, panel, part, later) for s in self.sums), *(h.when_any(tiles(h)) for h in heights))
+
+    def spot(self, panel: Dim, row: Dim, rows: int) -> Spot:
+        return Spot(self.product.nest, self.product.row_axis, replace(self.tile.shape, rows=rows), self.claim.point, panel, row)
+
+    def told(self, rows: int) -> Tile:
+        return Tile(self.tile.configure, (), (), {"rows": rows})
+
+    def widened(self, s: _Sum, panel: Dim, part: Part, later: Later) -> Tile:
+        def places(panel: Dim, begin: Dim) -> tuple[Load, Load]:
+            packed = s.grouped.planes[0].panels
+            return Load(packed, (panel, begin // (2 * FOUR), Dim.of(0))), Load(s.multipliers, (panel, begin // s.group, Dim.of(0)))
+
+        operands = (Load(s.wide, (Dim.of(0),)), *places(panel, part.begin), *places(later.panel, later.begin))
+        return Tile(self.tile.widen, operands, (part.depth,), {"columns": self.tile.shape.columns, "group": s.group})
+
+    def planes(self, s: _Sum, spot: Spot, part: Part) -> Stmt:
+        """The first part finds nothing in the exact sums."""
+        q, place = s.grouped.planes[0].q, (spot.panel - self.claim.panel, spot.first - self.first)
+        row = tuple(d.substitute(spot.at(*_CORNER)) for d in q.indices[:-2])
+        stride = q.buffer.shape[-2] * q.buffer.shape[-1]
+        attrs = {"rows": spot.shape.rows, "columns": spot.shape.columns, **({"fresh": 1} if part.is_first else {})}
+
+        def tile(plane: Dim) -> Tile:
+            operands = (Load(s.exact, (plane, *place, *_CORNER[1:])), Load(q.buffer, (*row, plane, part.begin)), Load(s.wide, _CORNER[:1]))
+            return Tile(self.tile.intrinsic, operands, (part.depth, stride), attrs)
+
+        return let("planes", Load(s.num_planes, place[1:]), lambda n: loop("plane", n, tile), 1, PLANES)
+
+    def finished(self, panel: Dim, m: Dim) -> Stmt:
+        line, shape = self.spot(panel, self.first + m, 1), self.tile.shape
+        place, sums = (panel - self.claim.panel, m), tuple(s.grouped for s in self.sums)
+        seconds = [local(f"second{i}", shape.vectors, shape.lanes) for i in range(len(sums))]
+
+        def second(s: _Sum, added: Buffer) -> Stmt:
+            """What the second plane of the row adds: only then it is read."""
+            some = line.vectors(lambda *at: Store(added, at, Cast(Load(s.exact, (Dim.of(1), *place, *at)), DType.F32)))
+            return when(s.fine(line.at(*_CORNER)), some, line.vectors(lambda *at: Store(added, at, zero(DType.F32))))
+
+        def one(v: Dim, lane: Dim) -> Stmt:
+            at = (v, lane)
+
+            def result(scalar: Scalar) -> Scalar:
+                number = number_of(sums, scalar)
+                if number is None:
+                    return scalar
+                s, first = self.sums[number], Load(self.sums[number].exact, (Dim.of(0), *place, *at))
+                return _scaled(s, first, Load(seconds[number], at), line.at(Dim.of(0), *at))
+
+            return line.store(Dim.of(0), *at, result)
+
+        return allocated(seconds, seq(*map(second, self.sums, seconds), line.vectors(one)))
+
+
+def _group(plane: Plane, multipliers: Buffer) -> int:
+    return plane.group // multipliers.shape[-2].const
+
+
+def _scaled(s: _Sum, first: Load, second: Load, place: dict[DimVar, Dim]) -> Scalar:
+    """The one term of the sum of groups, added to nothing."""
+    planes = s.grouped.planes
+
+    def known(scalar: Scalar) -> Scalar:
+        if is_second(scalar, planes):
+            return second
+        return first if scalar is planes[0].reduce else scalar
+
+    a, b = (s.at(part, place) for part in (map_scalar(s.grouped.dot, known), s.grouped.factor))
+    return Apply(Fn.FMA, (a, b, zero(DType.F32)))

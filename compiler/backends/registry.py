@@ -1,0 +1,15 @@
+"""The back end of a target, by its architecture."""
+
+from __future__ import annotations
+
+from compiler.backends.base import Backend
+from compiler.backends.cpu.backend import CpuBackend
+from compiler.machine.target import Target, TargetError
+
+BACKENDS: dict[str, Backend] = {"x86_64": CpuBackend(), "aarch64": CpuBackend()}
+
+
+def backend_of(target: Target) -> Backend:
+    if target.arch not in BACKENDS:
+        raise TargetError(f"no back end generates code for {target.arch}; known are {', '.join(BACKENDS)}")
+    return BACKENDS[target.arch]

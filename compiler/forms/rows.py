@@ -1,0 +1,137 @@
+"""What stages of a kernel must look like to be done row by row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from compiler.forms.nest import PerfectNest, perfect_nest, without_allocations
+from compiler.forms.product import reduces_in
+from compiler.forms.same import same_scalar
+from compiler.ir.dims import Dim, DimVar
+from compiler.ir.dtypes import DType
+from compiler.ir.loops import Apply, Buffer, Fn, Load, Reduce, ReduceFn, Scope, Stmt, Store
+from compiler.ir.visit_loops import loads, map_scalar, replace_loads, rewrite_dims, statements, walk_scalar
+
+PARTS = 4  # independent chains, so that a fold waits for memory and not for its own additions
+LONGEST_LINE = 1 << 14  # elements in a thread's own memory
+
+_COSTLY = (Fn.EXP, Fn.LOG, Fn.TANH, Fn.ERF, Fn.SIN, Fn.COS, Fn.POW)
+COMBINE = {ReduceFn.SUM: Fn.ADD, ReduceFn.PROD: Fn.MUL, ReduceFn.MAX: Fn.MAX, ReduceFn.MIN: Fn.MIN}
+
+
+@dataclass(frozen=True, slots=True)
+class RowStage:
+    nest: PerfectNest
+    folds: tuple[Reduce, ...]  # along the row
+    inner: tuple[DimVar, Dim] | None  # the axis along which elements are written; None: one number per row
+    keeps: Buffer | None = None  # where the folded values are left for the last stage, which needs them again
+
+
+@dataclass(frozen=True, slots=True)
+class RowProgram:
+    row: tuple[tuple[DimVar, Dim], ...]  # of the first stage; the others' are renamed to it
+    stages: tuple[RowStage, ...]
+    temporaries: tuple[Buffer, ...]  # one number per row each
+    line: Buffer | None = None  # what the stages leave of the row for its parts, in the thread's own memory
+    parts: RowProgram | None = None
+
+
+def match_rows(body: Stmt) -> RowProgram | None:
+    """The longest common row such that every fold runs along the rest; None when there is no fold or no such row."""
+    temporaries, body = without_allocations(body)
+    nests = [n for s in statements(body) if (n := perfect_nest(s)) is not None]
+    if len(nests) != len(statements(body)):
+        return None
+    return _whole_rows(nests, temporaries) or _rows_in_parts(nests, temporaries)
+
+
+def _whole_rows(nests: Sequence[PerfectNest], temporaries: tuple[Buffer, ...]) -> RowProgram | None:
+    folding = [n for n in nests if reduces_in(n.store.value)]
+    if not folding:
+        return None
+    rank = len(folding[0].axes)
+    if any(len(n.axes) not in (rank, rank + 1) for n in nests):
+        return None
+    if any(len(n.axes) != rank for n in folding if n.store.buffer in temporaries):
+        return None
+    row = folding[0].axes[:rank]
+    program: list[RowStage] = []
+    for nest in nests:
+        if [e for _, e in nest.axes[:rank]] != [e for _, e in row]:
+            return None
+        folds = tuple(reduces_in(nest.store.value))
+        if any(f.fn not in COMBINE or len(f.axes) != 1 for f in folds):
+            return None
+        inner = nest.axes[rank] if len(nest.axes) > rank else None
+        if folds and inner is not None:
+            return None
+        if nest.store.buffer in temporaries and (inner is not None or [i.var for i in nest.store.indices] != list(nest.vars)):
+            return None
+        program.append(RowStage(nest, folds, inner))
+    return RowProgram(row, tuple(program), temporaries)
+
+
+def _rows_in_parts(nests: Sequence[PerfectNest], temporaries: tuple[Buffer, ...]) -> RowProgram | None:
+    """Stages of a whole row, the last of which writes a line of values, then stages of its parts: a norm, and the rounding of groups."""
+    for i, nest in enumerate(nests):
+        if nest.store.buffer in temporaries and len(nest.axes) > 1 and not reduces_in(nest.store.value):
+            program = _parted(nests[: i + 1], nests[i + 1 :], temporaries)
+            if program is not None:
+                return program
+    return None
+
+
+def _parted(before: Sequence[PerfectNest], behind: Sequence[PerfectNest], temporaries: tuple[Buffer, ...]) -> RowProgram | None:
+    """The last stage of those `before` writes the line, in place of which each thread gets one of its own."""
+    line = before[-1].store.buffer
+    length = line.shape[-1]
+    if not length.is_const or length.const > LONGEST_LINE:
+        return None
+    own = Buffer(line.name, (length,), line.dtype, Scope.LOCAL)
+
+    def rows_of(nests: Sequence[PerfectNest]) -> RowProgram | None:
+        moved = [n for nest in nests if (n := _with_own_line(nest, line, own)) is not None]
+        written = {n.store.buffer for n in moved}
+        return _whole_rows(moved, tuple(t for t in temporaries if t in written)) if len(moved) == len(nests) else None
+
+    whole, parts = rows_of(before), rows_of(behind)
+    if whole is None or parts is None or len(whole.row) != len(line.shape) - 1:
+        return None
+    same_rows = [extent for _, extent in parts.row[:-1]] == [extent for _, extent in whole.row]
+    return replace(whole, line=own, parts=parts) if same_rows else None
+
+
+def _with_own_line(nest: PerfectNest, line: Buffer, own: Buffer) -> PerfectNest | None:
+    """The nest on a line of its own, where it keeps to its own row."""
+    rank = len(line.shape) - 1
+    places = [s.indices for s in (nest.store, *loads(nest.store)) if s.buffer is line]
+    if any(at[:rank] != tuple(map(Dim.of, nest.vars[:rank])) for at in places):
+        return None
+    store = replace_loads(nest.store, line, lambda at: Load(own, at[rank:]))
+    assert isinstance(store, Store)
+    return replace(nest, store=Store(own, store.indices[rank:], store.value) if store.buffer is line else store)
+
+
+def keeping(program: RowProgram) -> RowProgram:
+    """Softmax sums the exponentials that it then divides: a fold leaves such values in the output, and the last stage takes them from
+    there instead of computing them again."""
+    *before, last = program.stages
+    out = last.nest.store.buffer
+    at = tuple(Dim.of(v) for v in last.nest.vars)
+    if program.parts is not None or last.inner is None or out.dtype is not DType.F32 or last.nest.store.indices != at:
+        return program
+    if any(load.buffer is out for stage in program.stages for load in loads(stage.nest.store.value)):
+        return program
+    for number, stage in enumerate(before):
+        if len(stage.folds) != 1 or not any(isinstance(s, Apply) and s.fn in _COSTLY for s in walk_scalar(stage.folds[0].value)):
+            continue
+        axis = stage.folds[0].axes[0][0]
+        names = {**dict(zip(stage.nest.vars, at, strict=False)), axis: at[-1]}
+        value = rewrite_dims(stage.folds[0].value, names)
+        taken = map_scalar(last.nest.store.value, lambda s, v=value: Load(out, at) if same_scalar(s, v) else s)
+        if taken is not last.nest.store.value:
+            nest = replace(last.nest, store=Store(out, at, taken))
+            done = (*before[:number], replace(stage, keeps=out), *before[number + 1 :], replace(last, nest=nest))
+            return replace(program, stages=done)
+    return program

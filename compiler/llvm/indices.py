@@ -1,0 +1,134 @@
+"""Index arithmetic: the value of a `Dim` at a point of a loop nest.
+
+Every part is computed in the outermost scope in which its variables are known, so the innermost loop adds only what changes there.
+A variable is a number (of an unrolled loop), an operand, or one operand per lane (of a vector loop).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from compiler.ir.dims import Atom, Dim, DimVar, FloorDiv, Max, Min, Mod
+from compiler.ir.prove import bounds
+from compiler.llvm.ssa import Code, broadcast, suffix, vec
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """An i64: a number, or an operand known from scope `level` on; one per lane when `lanes` is above 1."""
+
+    value: int | str
+    level: int = 0
+    lanes: int = 1
+
+
+class Indices:
+    def __init__(self, code: Code) -> None:
+        self.code = code
+        self.env: dict[DimVar, Index] = {}
+
+    def value(self, dim: Dim) -> Index:
+        return self.total(self.term(c, m) for c, m in dim.terms)
+
+    def operand(self, dim: Dim) -> str:
+        """The value of a dimension that is the same in every lane."""
+        value = self.value(dim)
+        assert value.lanes == 1, f"{dim} differs between lanes"
+        return str(value.value)
+
+    def term(self, coefficient: int, monomial: tuple[Atom, ...]) -> Index:
+        product = Index(coefficient)
+        for atom in sorted((self.atom(a) for a in monomial), key=_outermost_first):
+            product = self.binary("mul nsw", product, atom)
+        return product
+
+    def total(self, parts: Iterable[Index]) -> Index:
+        """Outermost parts first, so that each partial sum stays as far out as it can."""
+        total = Index(0)
+        for part in sorted(parts, key=_outermost_first):
+            total = self.binary("add nsw", total, part)
+        return total
+
+    def atom(self, atom: Atom) -> Index:
+        match atom:
+            case DimVar():
+                return self.env[atom]
+            case FloorDiv() | Mod():
+                return self._division(atom)
+            case Min() | Max():
+                fn = "smin" if isinstance(atom, Min) else "smax"
+                first, *rest = (self.value(o) for o in atom.operands)
+                for value in rest:
+                    first = self.extreme(fn, first, value)
+                return first
+
+    def binary(self, op: str, a: Index, b: Index) -> Index:
+        """`op` is add, mul (commutative, with flags) or one of the divisions."""
+        if op == "add nsw":
+            if isinstance(a.value, int) and isinstance(b.value, int):
+                return Index(a.value + b.value)
+            if a.value == 0 or b.value == 0:
+                return b if a.value == 0 else a
+        if op == "mul nsw":
+            if isinstance(a.value, int) and isinstance(b.value, int):
+                return Index(a.value * b.value)
+            if a.value in (0, 1):
+                return b if a.value == 1 else a
+            if b.value in (0, 1):
+                return a if b.value == 1 else b
+        return self._instruction(f"{op} {{type}} {{a}}, {{b}}", a, b)
+
+    def extreme(self, fn: str, a: Index, b: Index) -> Index:
+        if isinstance(a.value, int) and isinstance(b.value, int):
+            return Index(min(a.value, b.value) if fn == "smin" else max(a.value, b.value))
+        name = suffix("i64", max(a.lanes, b.lanes))
+        return self._instruction(f"call {{type}} @llvm.{fn}.{name}({{type}} {{a}}, {{type}} {{b}})", a, b)
+
+    def _division(self, atom: FloorDiv | Mod) -> Index:
+        numerator, divisor = self.value(atom.numerator), self.value(atom.divisor)
+        quotient = isinstance(atom, FloorDiv)
+        if isinstance(numerator.value, int) and isinstance(divisor.value, int):
+            whole, rest = divmod(numerator.value, divisor.value)
+            return Index(whole if quotient else rest)
+        if isinstance(divisor.value, int) and divisor.value > 0 and divisor.value & (divisor.value - 1) == 0:
+            if quotient:
+                return self.binary("ashr", numerator, Index(divisor.value.bit_length() - 1))
+            return self.binary("and", numerator, Index(divisor.value - 1))
+        unsigned = _not_negative(atom.numerator) and _not_negative(atom.divisor)
+        return self.division(numerator, divisor, quotient=quotient, unsigned=unsigned)
+
+    def division(self, numerator: Index, divisor: Index, *, quotient: bool, unsigned: bool) -> Index:
+        """The quotient or the remainder; `unsigned`: neither operand can be negative."""
+        if unsigned:
+            return self.binary("udiv" if quotient else "urem", numerator, divisor)
+        return self._floor_division(numerator, divisor, quotient=quotient)
+
+    def _floor_division(self, x: Index, d: Index, *, quotient: bool) -> Index:
+        """Hardware divides toward zero: one less, or one divisor more, where a remainder has the other sign."""
+        rest = self.binary("srem", x, d)
+        # All ones where rest and divisor differ in sign and the rest is not zero.
+        differ = self.binary("ashr", self.binary("xor", rest, d), Index(63))
+        some = self.binary("ashr", self.binary("or", rest, self.binary("sub", Index(0), rest)), Index(63))
+        wrong = self.binary("and", differ, some)
+        if quotient:
+            return self.binary("add nsw", self.binary("sdiv", x, d), wrong)
+        return self.binary("add nsw", rest, self.binary("and", wrong, d))
+
+    def _instruction(self, template: str, a: Index, b: Index) -> Index:
+        level, lanes = max(a.level, b.level), max(a.lanes, b.lanes)
+        text = template.format(type=vec("i64", lanes), a=self.spread(a, lanes), b=self.spread(b, lanes))
+        return Index(self.code.hoist(level, text), level, lanes)
+
+    def spread(self, x: Index, lanes: int) -> str:
+        """The operand, repeated for every lane if it is not per lane already."""
+        return str(x.value) if x.lanes == lanes else broadcast(self.code, str(x.value), "i64", lanes, x.level)
+
+
+def _outermost_first(x: Index) -> tuple[int, int]:
+    return (x.lanes, x.level)
+
+
+def _not_negative(dim: Dim) -> bool:
+    low, _ = bounds(dim)
+    return low is not None and low >= 0

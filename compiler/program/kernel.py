@@ -1,0 +1,24 @@
+"""The code of one kernel, as a back end emits it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from compiler.ir.loops import Fn
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseSymbols:
+    body: str
+    grid: str
+
+
+@dataclass(frozen=True, slots=True)
+class KernelCode:
+    name: str
+    text: str
+    phases: tuple[PhaseSymbols, ...]
+    math: frozenset[tuple[Fn, int]]  # functions of vector_math that the text calls, with their lanes
+    num_buffers: int
+    num_dims: int  # integer variables and scalar parameters
+    stack_bytes: int  # of all that is allocated, in the phase that has most

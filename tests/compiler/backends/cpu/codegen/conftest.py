@@ -1,0 +1,81 @@
+"""Running one loop nest natively, in one thread, without the runtime."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import llvmlite.binding as llvm
+import pytest
+from numpy.typing import NDArray
+
+from compiler.backends.cpu.codegen.link import LinkedCode, link
+from compiler.backends.cpu.codegen.llvm import emit_kernel
+from compiler.ir.dims import DimVar
+from compiler.ir.loops import PrimFunc, ScalarParam
+from compiler.machine.target import Target, host
+from compiler.program.kernel import KernelCode
+
+Array = NDArray[Any]
+
+
+class Native:
+    """A loaded kernel."""
+
+    def __init__(self, prim: PrimFunc, target: Target) -> None:
+        self.prim = prim
+        self.kernel: KernelCode = emit_kernel("kernel", prim, target)
+        self.code: LinkedCode = link([self.kernel], target)
+        machine = llvm.Target.from_default_triple().create_target_machine()
+        self._engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
+        self._engine.add_object_file(llvm.ObjectFileRef.from_data(self.code.object))
+        self._engine.finalize_object()
+
+    def __call__(
+        self, arrays: Sequence[Array], dims: Mapping[DimVar, int] | None = None, scalars: Mapping[ScalarParam, float] | None = None
+    ) -> None:
+        known = dict(dims or {})
+        for buffer, array in zip(self.prim.buffers, arrays, strict=True):
+            for dim, extent in zip(buffer.shape, array.shape, strict=True):
+                if dim.var is not None:
+                    known.setdefault(dim.var, extent)
+        words = [known[v] for v in self.prim.dim_vars]
+        for param in self.prim.params:
+            if isinstance(param, ScalarParam):
+                value = (scalars or {})[param]
+                words.append(struct.unpack("<q", struct.pack("<d", value))[0] if param.dtype.is_float else int(value))
+        pointers = (ctypes.c_void_p * len(arrays))(*(a.ctypes.data for a in arrays))
+        packed = (ctypes.c_int64 * len(words))(*words)
+        for phase in self.kernel.phases:
+            grid = self._function(phase.grid, ctypes.c_int64, ctypes.c_void_p)(packed)
+            body = self._function(phase.body, None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
+            middle = grid // 2  # two claims, out of order, as threads would make them
+            body(pointers, packed, middle, grid)
+            body(pointers, packed, 0, middle)
+
+    def _function(self, symbol: str, result: Any, *args: Any) -> Callable[..., Any]:
+        address = self._engine.get_function_address(symbol)
+        assert address, symbol
+        return ctypes.CFUNCTYPE(result, *args)(address)
+
+
+RunNative = Callable[..., None]
+
+
+@pytest.fixture
+def run_native() -> RunNative:
+    def run(
+        prim: PrimFunc,
+        arrays: Sequence[Array],
+        dims: Mapping[DimVar, int] | None = None,
+        *,
+        scalars: Mapping[ScalarParam, float] | None = None,
+        target: Target | None = None,
+    ) -> None:
+        for array in arrays:
+            assert array.flags.c_contiguous
+        Native(prim, target or host())(arrays, dims, scalars)
+
+    return run

@@ -1,0 +1,70 @@
+"""The right operand of a product is laid out in panels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from compiler.backends.cpu.passes.pack_operands import PackOperands
+from compiler.backends.cpu.schedule.pairs import PairTile
+from compiler.backends.cpu.schedule.spot import TileShape
+from compiler.passes.base import Pass
+
+
+def test_panels_of_columns(becomes: Callable[[Pass, str, str], None]) -> None:
+    """Six columns in panels of four: the second is padded."""
+    before = """
+        func main(x: f32[n, 8], w: f32[6, 8]) -> f32[n, 6] { y = call_tir @mm(x, w) -> f32[n, 6] return y }
+        prim mm(A: f32[n, 8], B: f32[6, 8], out C: f32[n, 6]) { for i in n, j in 6 { C[i, j] = sum(r in 8) A[i, r] * B[j, r] } }
+    """
+    expected = """
+        func main(x: f32[n, 8], w: f32[6, 8]) -> f32[n, 6] {
+          p = call_tir @pack(w) -> f32[2, 8, 4]
+          y = call_tir @mm_packed(x, p) -> f32[n, 6]
+          return y
+        }
+        prim mm(A: f32[n, 8], B: f32[6, 8], out C: f32[n, 6]) { for i in n, j in 6 { C[i, j] = sum(r in 8) A[i, r] * B[j, r] } }
+        prim pack(w: f32[6, 8], out p: f32[2, 8, 4]) {
+          for i in 2, j in 8, k in 4 { p[i, j, k] = guard(0 <= 4*i + k < 6 ? w[4*i + k, j] : 0.0) }
+        }
+        prim mm_packed(A: f32[n, 8], B: f32[2, 8, 4], out C: f32[n, 6]) {
+          for i in n, j in 6 { C[i, j] = sum(r in 8) A[i, r] * B[j // 4, r, j % 4] }
+        }
+    """
+    becomes(PackOperands(4), before, expected)
+
+
+def test_what_is_no_product_stays(stays: Callable[[Pass, str], None]) -> None:
+    stays(
+        PackOperands(4),
+        """
+        func main(x: f32[n, 8]) -> f32[n] { y = call_tir @total(x) -> f32[n] return y }
+        prim total(A: f32[n, 8], out B: f32[n]) { for i in n { B[i] = sum(r in 8) A[i, r] } }
+        """,
+    )
+
+
+def test_pairs_of_bf16(becomes: Callable[[Pass, str, str], None]) -> None:
+    """Neighbours along the contracted axis stay together where the machine multiplies them so."""
+    before = """
+        func main(x: bf16[n, 8], w: bf16[6, 8]) -> f32[n, 6] { y = call_tir @mm(x, w) -> f32[n, 6] return y }
+        prim mm(A: bf16[n, 8], B: bf16[6, 8], out C: f32[n, 6]) {
+          for i in n, j in 6 { C[i, j] = sum(r in 8) cast(f32, A[i, r]) * cast(f32, B[j, r]) }
+        }
+    """
+    expected = """
+        func main(x: bf16[n, 8], w: bf16[6, 8]) -> f32[n, 6] {
+          p = call_tir @pack(w) -> bf16[2, 4, 8]
+          y = call_tir @mm_packed(x, p) -> f32[n, 6]
+          return y
+        }
+        prim mm(A: bf16[n, 8], B: bf16[6, 8], out C: f32[n, 6]) {
+          for i in n, j in 6 { C[i, j] = sum(r in 8) cast(f32, A[i, r]) * cast(f32, B[j, r]) }
+        }
+        prim pack(w: bf16[6, 8], out p: bf16[2, 4, 8]) {
+          for i in 2, j in 4, k in 8 { p[i, j, k] = guard(0 <= 4*i + k // 2 < 6 ? w[4*i + k // 2, 2*j + k % 2] : 0.0:bf16) }
+        }
+        prim mm_packed(A: bf16[n, 8], B: bf16[2, 4, 8], out C: f32[n, 6]) {
+          for i in n, j in 6 { C[i, j] = sum(r in 8) cast(f32, A[i, r]) * cast(f32, B[j // 4, r // 2, 2*(j % 4) + r % 2]) }
+        }
+    """
+    becomes(PackOperands(4, PairTile("dot_bf16", TileShape(rows=1, vectors=1, lanes=4), depth=2)), before, expected)

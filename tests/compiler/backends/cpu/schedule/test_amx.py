@@ -1,0 +1,190 @@
+"""Products on matrix units (or on amx_unit.c): near the interpreter, and each row's bits whatever is around it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from compiler.backends.cpu.pipeline import pipeline
+from compiler.interpret.graph import Interpreter
+from compiler.ir.dtypes import DType
+from compiler.ir.parser import parse
+from compiler.machine.target import Target
+from runtime.executable import Executable
+from runtime.native.team import STACK_SPARE
+from runtime.session import Session
+
+ROWS = [1, 2, 8, 15, 16, 17, 32, 33, 64, 65]
+K, N, SOME, FEW = 576, 530, 140, 70  # parts of depth and a rest, panels by twos and a rest, some at once for a single row, and one by one
+
+PLAIN = f'func main(x: bf16[m, {K}], w: bf16[{N}, {K}]) -> object {{ y = linear(x, w, out_dtype="f32") return y }}'
+TOLERANT = f"""
+func main(x: f32[m, {K}], wq: bf16[{N}, {K}], wk: bf16[33, {K}], wv: bf16[{N}, {K}], residual: f32[m, {N}]) -> object {{
+  dataflow {{
+    q = linear(x, wq, tolerates="bf16") k = linear(x, wk, tolerates="bf16") v = linear(x, wv, tolerates="bf16")
+    a = silu(q) b = multiply(a, v) c = add(b, residual) r = (c, k)
+  }}
+  return r
+}}
+"""
+
+
+def quantised(bits: int, group: int, n: int) -> str:
+    form = f"bits={bits}, group={group}"
+    return f"""
+        func main(x: f32[m, {K}], g: f32[{n}, {K}], u: f32[{n}, {K}], residual: f32[m, {n}]) -> object {{
+          dataflow {{
+            g2 = quantize(g, {form}) gq = g2.0 gs = g2.1 gd = dequantize(gq, gs, {form})
+            u2 = quantize(u, {form}) uq = u2.0 us = u2.1 ud = dequantize(uq, us, {form})
+            a = linear(x, gd) b = linear(x, ud) s = silu(a) p = multiply(s, b) y = add(p, residual)
+          }}
+          return y
+        }}
+    """
+
+
+PROGRAMS = {
+    "bf16": (PLAIN, N),
+    "gated": (TOLERANT, N),
+    "int8": (quantised(8, 0, N), N),
+    "int8-64": (quantised(8, 64, SOME), SOME),
+    "int4": (quantised(4, 32, FEW), FEW),
+    "int4-64": (quantised(4, 64, 33), 33),
+}
+OF_ROWS = {"bf16": (0,), "gated": (0, 4)}  # arguments that have one per row, where they are not as in the others
+MOST_ROWS = {"bf16": 257, "int4": 545}  # a block and a tile
+
+
+def arguments(program: str, rows: int) -> list[Any]:
+    rng, n = np.random.default_rng(0), PROGRAMS[program][1]
+    if program == "bf16":
+        return [rng.normal(size=s).astype(DType.BF16.numpy) for s in ((rows, K), (n, K))]
+    weights = [(n, K), (33, K), (n, K)] if program == "gated" else [(n, K), (n, K)]
+    x, *made, residual = (rng.normal(size=s).astype(np.float32) for s in ((rows, K), *weights, (rows, n)))
+    if program.startswith("int4"):
+        x[1::41, 5] = 400  # tiles with and without a row that is fine
+    return [x, *(w.astype(DType.BF16.numpy) if program == "gated" else w for w in made), residual]
+
+
+def flat(result: Any) -> np.ndarray:
+    return np.concatenate(result if isinstance(result, tuple) else (result,), axis=-1)
+
+
+@pytest.mark.parametrize("program", list(PROGRAMS))
+def test_rows_have_the_same_bits_in_any_batch(
+    amx: Target, matrix_unit: Any, compiled: Callable[[str, Target], Executable], program: str
+) -> None:
+    (text, _), before = PROGRAMS[program], matrix_unit.counts
+    args = arguments(program, MOST_ROWS.get(program, ROWS[-1] + 1))
+    args[0][[-5, -9], 3], args[0][-7] = (np.inf, np.nan), 0
+    executable = compiled(text, amx)
+
+    def of_rows(rows: slice) -> list[Any]:
+        return [a[rows].copy() if i in OF_ROWS.get(program, (0, 3)) else a for i, a in enumerate(args)]
+
+    whole = flat(in_threads(executable, 1, args))
+    meant = flat(Interpreter(pipeline(amx).until("legalize")(parse(text))).call("main", *of_rows(slice(3))))
+    np.testing.assert_allclose(whole[:3], meant, rtol=1e-4, atol=1e-5 * np.abs(meant).max())
+    for num_threads, rows in [*((1, rows) for rows in ROWS), (2, 33), (3, 65)]:
+        some = flat(in_threads(executable, num_threads, of_rows(slice(-rows, None))))
+        np.testing.assert_array_equal(some, whole[-rows:], err_msg=f"{rows} rows, {num_threads} threads")
+    assert matrix_unit.library is None or (matrix_unit.counts - before)[-1] > 0
+
+
+def test_channels_that_fill_no_tile_go_through_vectors(
+    amx: Target, matrix_unit: Any, compiled: Callable[[str, Target], Executable]
+) -> None:
+    before, args = matrix_unit.counts, arguments("int4", 9)
+    args = [a[:, : K - 32].copy() if i < 3 else a for i, a in enumerate(args)]
+    text = PROGRAMS["int4"][0].replace(f", {K}]", f", {K - 32}]")
+    meant = flat(Interpreter(pipeline(amx).until("legalize")(parse(text))).call("main", *args))
+    np.testing.assert_allclose(flat(in_threads(compiled(text, amx), 2, args)), meant, rtol=1e-4, atol=1e-5 * np.abs(meant).max())
+    assert not (matrix_unit.counts - before).any()
+
+
+def in_threads(executable: Executable, num_threads: int, args: list[Any]) -> Any:
+    session = Session(executable, device_threads=num_threads)
+    result = session.call("main", *args)
+    session.close()
+    return result
+
+
+def test_a_number_of_rows_that_is_known_when_compiling(amx: Target, compiled: Callable[[str, Target], Executable]) -> None:
+    args = arguments("bf16", 70)
+    fixed, free = (in_threads(compiled(text, amx), 1, args) for text in (PLAIN.replace("[m,", "[70,"), PLAIN))
+    np.testing.assert_array_equal(fixed, free)
+
+
+WIDENED = """
+func main(x: f32[m, 1024], g: f32[64, 1024]) -> object {
+  dataflow { g2 = quantize(g, bits=4, group=32) gq = g2.0 gs = g2.1 gd = dequantize(gq, gs, bits=4, group=32) y = linear(x, gd) }
+  return y
+}
+"""
+
+
+def test_rests_of_rows_share_what_was_widened(amx: Target, matrix_unit: Any, compiled: Callable[[str, Target], Executable]) -> None:
+    """Tiles of 32 rows and of each power of two below. Where there are several heights, each is told once per part of a panel."""
+    if matrix_unit.library is None:
+        pytest.skip("the unit does not count")
+    x, w = (np.random.default_rng(0).normal(size=s).astype(np.float32) for s in ((64 + 31, 1024), (64, 1024)))
+    executable, before = compiled(WIDENED, amx), matrix_unit.counts
+    in_threads(executable, 1, [x, w])
+    configured, loads, _, products = (int(n) for n in matrix_unit.counts - before)
+    steps, parts, claims = 2 * 16, 2 * 2, 2  # of 64 of depth in each of two panels; of 512
+    assert products == steps * 2 * (2 * 2 + 5)
+    assert configured == 6 * (parts + claims)
+    assert loads == steps * (2 * 4 + 5 * 3) + 2 * (2 * 4 + 5 * 2)  # and of sums, where the second part begins
+    x[[40, 95 - 1], 7] = 400
+    before = matrix_unit.counts
+    in_threads(executable, 1, [x, w])
+    assert (matrix_unit.counts - before)[-1] == steps * 2 * (2 * 2 + 5) + steps * (2 * 2 + 2), "the second planes of two tiles"
+    before = matrix_unit.counts
+    in_threads(executable, 1, [x[:1].copy(), w])
+    assert (matrix_unit.counts - before)[0] == claims
+
+
+GATED_WIDENED = """
+func main(x: f32[m, 256], g: f32[4096, 256], u: f32[4096, 256]) -> object {
+  dataflow {
+    g2 = quantize(g, bits=4, group=32) gq = g2.0 gs = g2.1 gd = dequantize(gq, gs, bits=4, group=32)
+    u2 = quantize(u, bits=4, group=32) uq = u2.0 us = u2.1 ud = dequantize(uq, us, bits=4, group=32)
+    a = linear(x, gd) b = linear(x, ud) s = silu(a) y = multiply(s, b)
+  }
+  return y
+}
+"""
+
+
+def test_kernels_say_what_they_keep_on_the_stack(amx: Target, matrix_unit: Any, compiled: Callable[[str, Target], Executable]) -> None:
+    """No thread of the system must have as much, and what they touch is hardly more than they say."""
+    executable = compiled(GATED_WIDENED, amx)
+    said = executable.meta.stack_bytes
+    assert said > 1 << 20
+    session = Session(executable, device_threads=1)
+    stack = session._team._stack
+    stack[:] = 0xA5
+    x, g, u = (np.random.default_rng(0).normal(size=s).astype(np.float32) for s in ((40, 256), (4096, 256), (4096, 256)))
+    session.call("main", x, g, u)
+    touched = len(stack) - int(np.argmax(stack != 0xA5))
+    assert said // 2 < touched < said + STACK_SPARE // 4
+
+
+DEEP = 'func main(x: f32[m, 1024], w: bf16[512, 1024]) -> object { y = linear(x, w, tolerates="bf16") return y }'
+
+
+def test_operands_are_loaded_once_per_product(amx: Target, matrix_unit: Any, compiled: Callable[[str, Target], Executable]) -> None:
+    """Tiles of 2 x 2: two loads of rows and two of columns for four products, and the accumulators once per 256 of depth."""
+    if matrix_unit.library is None:
+        pytest.skip("the unit does not count")
+    x, w = (np.random.default_rng(0).normal(size=s).astype(DType.BF16.numpy) for s in ((64, 1024), (512, 1024)))
+    before = matrix_unit.counts
+    found = in_threads(compiled(DEEP, amx), 1, [x.astype(np.float32), w])
+    np.testing.assert_allclose(found, x.astype(np.float64) @ w.astype(np.float64).T, atol=1e-3)
+    _, loads, stores, products = (int(n) for n in matrix_unit.counts - before)
+    assert products == 4 * 32 * 32  # tiles of 16 rows, 16 columns and 32 of depth
+    assert loads <= 1.1 * products
+    assert stores == products // 8

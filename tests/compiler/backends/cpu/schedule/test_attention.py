@@ -1,0 +1,226 @@
+"""Paged attention: near its meaning on every machine, and the same bits for a row whatever stands beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from compiler.backends.cpu.pipeline import pipeline
+from compiler.backends.cpu.schedule.rules import pair_tile
+from compiler.interpret.graph import Interpreter
+from compiler.ir.loops import PrimFunc
+from compiler.ir.parser import parse
+from compiler.ir.printer import canonical_text
+from compiler.machine.target import NAMED, Target, host
+from runtime.executable import Executable
+from runtime.session import Session
+
+PAGES, KINDS = 96, {"f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16, "i8": np.int8}
+
+
+@dataclass(frozen=True)
+class Case:
+    heads: int
+    kv_heads: int
+    size: int
+    kind: str = "f32"
+    window: int = 0
+    softcap: float = 0.0
+    sinks: bool = False
+
+    @property
+    def program(self) -> str:
+        scales = f", scales: f32[2, 2, {PAGES}, {self.kv_heads}, 16]" if self.kind == "i8" else ""
+        sinks = f", sinks: f32[{self.heads}]" if self.sinks else ""
+        extra = (", scales" if scales else "") + (", sinks" if sinks else "")
+        q = f"f32[t, {self.heads}, {self.size}]"
+        cache = f"{self.kind}[2, 2, {PAGES}, {self.kv_heads}, {16 * self.size}]"
+        return f"""
+func main(q: {q}, cache: {cache}, tables: i32[s, p], ids: i32[t], at: i32[t]{scales}{sinks}) -> {q}
+    where t in 0..256, s in 0..8, p in 0..64 {{
+  dataflow {{
+    out = paged_attention(q, cache, tables, ids, at, 1{extra}, scale=0.2, window={self.window}, softcap={self.softcap})
+  }}
+  return out
+}}
+"""
+
+    def arguments(self, rng: np.random.Generator, rows: list[tuple[int, int]]) -> list[Any]:
+        """For rows (sequence, position). What no sequence owns is full of NaN."""
+        ids, at = np.array(rows, np.int32).reshape(-1, 2).T
+        tables = rng.permutation(PAGES)[: 3 * 30].astype(np.int32).reshape(3, 30)  # three sequences of up to 480 positions
+        cache = rng.standard_normal((2, 2, PAGES, self.kv_heads, 16 * self.size))
+        args: list[Any] = [rng.standard_normal((len(rows), self.heads, self.size), np.float32)]
+        if self.kind == "i8":
+            args.append((cache * 40).clip(-127, 127).astype(np.int8))
+        else:
+            cache[:, :, np.setdiff1d(np.arange(PAGES), tables)] = np.nan
+            args.append(cache.astype(KINDS[self.kind]))
+        args += [tables, ids.copy(), at.copy()]
+        if self.kind == "i8":
+            args.append((rng.random((2, 2, PAGES, self.kv_heads, 16)) * 0.03).astype(np.float32))
+        return args + [rng.standard_normal(self.heads).astype(np.float32)] * self.sinks
+
+
+# Decoding, a prompt across a split and a long one behind a prefix, prompts shorter than a tile, sequences in turn.
+ROWS = [(0, 299), (2, 0), *((1, p) for p in range(240, 290)), (0, 17), *((2, p) for p in range(33)), *((0, p) for p in range(470, 480))]
+
+CASES = [
+    Case(16, 4, 64),
+    Case(4, 4, 64, "i8", softcap=3.0),
+    Case(8, 1, 80, "bf16", sinks=True),
+    Case(6, 2, 96, "f16", window=40),
+    Case(5, 1, 128, "bf16", window=300, sinks=True),
+    Case(14, 2, 64, "i8", window=33, softcap=2.0),
+    Case(8, 4, 256, "f32"),
+    Case(40, 1, 32, "bf16"),
+    Case(3, 3, 5, "f32", window=1),
+]
+
+
+@pytest.fixture
+def run(compiled: Callable[[str, Target], Executable]) -> Callable[..., NDArray[np.float32]]:
+    def call(case: Case, args: list[Any], rows: slice = slice(None), target: Target | None = None, threads: int = 1) -> NDArray[np.float32]:
+        """Only these rows of the step."""
+        q, cache, tables, ids, at, *rest = args
+        session = Session(compiled(case.program, target or host()), device_threads=threads)
+        result = session.call("main", q[rows].copy(), cache, tables, ids[rows].copy(), at[rows].copy(), *rest)
+        session.close()
+        return result
+
+    return call
+
+
+def check_near(found: NDArray[np.float32], meaning: NDArray[np.float32], *, rounded: bool) -> None:
+    """`rounded`: where queries and weights were rounded to bf16 before they were multiplied."""
+    error, scale = found - meaning, np.abs(meaning).max()
+    assert np.abs(error).max() <= (1e-2 if rounded else 4e-5) * scale
+    assert np.sqrt(np.mean(error**2)) <= (3e-3 if rounded else 4e-6) * np.sqrt(np.mean(meaning**2))
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_near_the_meaning_and_the_same_bits_everywhere(run: Callable[..., NDArray[np.float32]], case: Case) -> None:
+    args, rounds = case.arguments(np.random.default_rng(1), ROWS), case.kind == "bf16" and pair_tile(host()) is not None
+    meaning = Interpreter(parse(case.program)).call("main", *(a.copy() for a in args))
+    whole = run(case, args)
+    check_near(whole, meaning, rounded=rounds)
+    for threads in (2, 3):
+        np.testing.assert_array_equal(run(case, args, threads=threads), whole)
+    for target in (host(), *filter(lambda t: t.can_run_here, [NAMED["x86-64-v3"]])):
+        if rounds and target is not host():
+            whole = run(case, args, target=target)
+            check_near(whole, meaning, rounded=False)
+        for step in (15, 17, 33, len(ROWS)):
+            cuts = [*range(0, len(ROWS), step), len(ROWS)]
+            parts = [run(case, args, slice(a, b), target) for a, b in pairwise(cuts)]
+            np.testing.assert_array_equal(np.concatenate(parts), whole)
+        for row in range(0, len(ROWS), 4):
+            np.testing.assert_array_equal(run(case, args, slice(row, row + 1), target)[0], whole[row])
+
+
+@pytest.mark.parametrize("case", CASES[:3], ids=str)
+def test_bits_do_not_depend_on_how_long_other_sequences_are(run: Callable[..., NDArray[np.float32]], case: Case) -> None:
+    """Tables of one split: the heads of few tokens are shared among threads, and no sum goes to workspace."""
+    rows = [(s, p) for p in (0, 31, 200, 255) for s in range(3)]
+    args = case.arguments(np.random.default_rng(2), rows)
+    beside_long = run(case, args)
+    q, cache, tables, *rest = args
+    short = [q, cache, tables[:, :16].copy(), *rest]
+    for threads in (1, 3):
+        for step in (1, 3, len(rows)):
+            parts = [run(case, short, slice(a, a + step), threads=threads) for a in range(0, len(rows), step)]
+            np.testing.assert_array_equal(np.concatenate(parts), beside_long)
+
+
+@pytest.mark.parametrize("case", [Case(8, 2, 64), Case(8, 2, 64, "bf16", window=20)], ids=str)
+def test_tokens_that_a_row_does_not_see_may_hold_anything(run: Callable[..., NDArray[np.float32]], case: Case) -> None:
+    """NaN in keys and values behind the row's own position or before its window, which others of its tile see, does not reach it."""
+    positions = np.arange(64)
+    args = case.arguments(np.random.default_rng(3), [(0, p) for p in range(64)])
+    clean = run(case, args)
+    page = args[2][0, 2]  # positions 32 to 47, of which 39 to 41
+    args[1][1, 0, page].reshape(2, 64, 16)[:, :, 7:10] = np.nan
+    args[1][1, 1, page].reshape(2, 16, 64)[:, 7:10] = np.nan
+    found, sees = run(case, args), (positions >= 39) & (positions <= 41 + (case.window or 64) - 1)
+    np.testing.assert_array_equal(found[~sees], clean[~sees])
+    assert np.isnan(found[sees]).all() and len(found[~sees]) == (42 if case.window else 39)
+
+
+# --- pairs -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", [Case(4, 2, 64, "i8"), Case(4, 2, 64, "f16"), Case(4, 2, 40, "bf16")], ids=str)
+def test_pairs_are_of_bf16(kernels: Callable[..., dict[str, PrimFunc]], case: Case) -> None:
+    """And of vectors that are whole sixteens; others have the schedule of other machines, and have all of them where f32 are as fast."""
+    (found,), (elsewhere,) = (kernels(case.program, target).values() for target in ("avx512-bf16-amd", "avx512"))
+    assert canonical_text("k", found) == canonical_text("k", elsewhere)
+    fits = Case(4, 2, 64, "bf16")
+    texts = [canonical_text("k", *kernels(fits.program, t).values()) for t in ("avx512-bf16-amd", "avx512-vnni-bf16", "avx512")]
+    assert "dot_rows" in texts[0] and texts[1] == texts[2]
+
+
+# --- matrix units ------------------------------------------------------------------------------------------------------
+
+# Two tiles of any group across a split, one that is not full, tokens alone.
+TILES = [*((1, p) for p in range(236, 300)), *((2, p) for p in range(10)), (0, 479), (2, 0), (0, 17)]
+ALONE = [0, 19, 20, 31, 40, 73, 74, 75]
+
+GROUPS = [
+    Case(2, 2, 64, "bf16"),
+    Case(8, 2, 80, "bf16", window=40, sinks=True),
+    Case(7, 1, 96, "bf16", softcap=2.0),
+    Case(16, 2, 128, "bf16", window=33),
+    Case(16, 1, 256, "bf16"),
+    Case(40, 1, 32, "bf16"),
+]
+
+
+@pytest.mark.parametrize("case", GROUPS, ids=str)
+def test_a_matrix_unit_is_as_near_and_as_stable(run: Callable[..., NDArray[np.float32]], amx: Target, matrix_unit: Any, case: Case) -> None:
+    args, before = case.arguments(np.random.default_rng(1), TILES), matrix_unit.counts
+    meaning = Interpreter(parse(case.program)).call("main", *(a.copy() for a in args))
+    whole = run(case, args, target=amx, threads=3)
+    check_near(whole, meaning, rounded=True)
+    assert matrix_unit.library is None or (matrix_unit.counts - before)[-1] > 0
+    cuts = [0, 33, 66, len(TILES)]
+    np.testing.assert_array_equal(np.concatenate([run(case, args, slice(a, b), amx) for a, b in pairwise(cuts)]), whole)
+    for row in ALONE:
+        np.testing.assert_array_equal(run(case, args, slice(row, row + 1), amx)[0], whole[row])
+
+
+def test_on_a_matrix_unit_tokens_behind_a_row_may_hold_anything(run: Callable[..., NDArray[np.float32]], amx: Target) -> None:
+    """Numbers, too, that are none: keys alone, values alone, and infinite ones, which a weight of 0 would make a NaN of."""
+    case = Case(8, 2, 64, "bf16")
+    args = case.arguments(np.random.default_rng(3), [(0, p) for p in range(64)])
+    clean, page = run(case, args, target=amx), args[2][0, 2]  # positions 32 to 47
+    for keys, values in ((np.nan, 0.5), (0.5, np.nan), (0.5, np.inf)):
+        args[1][1, 0, page].reshape(2, 64, 16)[:, :, 7:] = keys
+        args[1][1, 1, page].reshape(2, 16, 64)[:, 7:] = values
+        found = run(case, args, target=amx)
+        np.testing.assert_array_equal(found[:39], clean[:39])
+        np.testing.assert_array_equal(run(case, args, slice(38, 39), target=amx)[0], clean[38])
+        assert not np.isfinite(found[39:]).any()
+
+
+@pytest.mark.parametrize("target", ["amx", "avx512-bf16-amd"])
+def test_what_is_scheduled_for_bf16_means_the_same(target: str) -> None:
+    """On machines that cannot stand in for one, too."""
+    case = Case(2, 1, 48, "bf16", window=30)
+    args = case.arguments(np.random.default_rng(0), [*((0, p) for p in range(20, 36)), (1, 33)])
+    scheduled = pipeline(NAMED[target]).until("schedule_kernels")(parse(case.program))
+    meaning, found = (Interpreter(module).call("main", *(a.copy() for a in args)) for module in (parse(case.program), scheduled))
+    check_near(found, meaning, rounded=True)
+
+
+@pytest.mark.parametrize("case", [Case(4, 2, 64, "i8"), Case(4, 2, 40, "bf16")], ids=str)
+def test_a_matrix_unit_takes_pages_of_bf16(kernels: Callable[..., dict[str, PrimFunc]], case: Case) -> None:
+    """And those of vectors that are whole sixteens; others have the schedule of other machines."""
+    (found,), (elsewhere,) = (kernels(case.program, target).values() for target in ("amx", "avx512"))
+    assert canonical_text("k", found) == canonical_text("k", elsewhere)

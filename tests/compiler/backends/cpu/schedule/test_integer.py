@@ -1,0 +1,150 @@
+"""Products of quantised numbers: near the interpreter, and a row's bits whatever is around it, on every machine that has integer tiles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from compiler.backends.cpu.pipeline import pipeline
+from compiler.backends.cpu.schedule.rules import integer_tiles
+from compiler.interpret.graph import Interpreter
+from compiler.ir.dtypes import DType
+from compiler.ir.loops import Tile
+from compiler.ir.parser import parse
+from compiler.ir.visit_loops import walk_stmts
+from compiler.machine.target import NAMED, Target, get, host
+from runtime.executable import Executable
+from runtime.session import Session
+
+UNITS = {"avx2", "avxvnni", "avx512vnni", "amx-int8", "dotprod", "i8mm"}  # that multiply integers: other features change nothing here
+HERE = list({(t.vector_bits, t.features & UNITS): t for t in (*NAMED.values(), host()) if t.can_run_here}.values())
+FORMATS = [(8, 0), (8, 128), (4, 32), (4, 64), (4, 128), (4, 0)]
+K = 256
+
+pytestmark = pytest.mark.skipif(not any(8 in tile.bits for tile in integer_tiles(host())), reason="this machine multiplies no bytes")
+
+
+def plain(bits: int, group: int, n: int, k: int = K) -> str:
+    form = f"bits={bits}, group={group}"
+    return f"""
+        func main(x: f32[m, {k}], w: f32[{n}, {k}]) -> object {{
+          dataflow {{
+            both = quantize(w, {form}) q = both.0 s = both.1
+            d = dequantize(q, s, {form})
+            y = linear(x, d)
+          }}
+          return y
+        }}
+    """
+
+
+ELEVEN = 11 * 32  # groups of 32: more than are begun at once, and a rest
+WIDE = 11 * 32 - 5  # panels: more than are gone through at once for a single row, and a rest
+
+GATED = f"""
+    func main(
+      x: f32[m, {ELEVEN}], g: f32[{WIDE}, {ELEVEN}], u: f32[{WIDE}, {ELEVEN}], bias: f32[{WIDE}], residual: f32[m, {WIDE}]
+    ) -> object {{
+      dataflow {{
+        g2 = quantize(g, bits=4, group=32) gq = g2.0 gs = g2.1 gd = dequantize(gq, gs, bits=4, group=32)
+        u2 = quantize(u, bits=4, group=32) uq = u2.0 us = u2.1 ud = dequantize(uq, us, bits=4, group=32)
+        a = linear(x, gd) b = linear(x, ud, bias)
+        s = silu(a) p = multiply(s, b) y = add(p, residual)
+      }}
+      return y
+    }}
+"""
+
+
+def multiplying(bits: int) -> list[Target]:
+    return [t for t in HERE if any(bits in tile.bits for tile in integer_tiles(t))]
+
+
+def rows_of(target: Target, bits: int) -> DType:
+    return next(tile.rows for tile in integer_tiles(target) if bits in tile.bits)
+
+
+def f32(*shape: int) -> Any:
+    return np.random.default_rng(sum(shape)).normal(size=shape).astype(np.float32)
+
+
+@pytest.fixture
+def computed(compiled: Callable[[str, Target], Executable]) -> Callable[..., Any]:
+    """`computed(program, *args)`: with 1, 2 and 3 threads the same bits on every machine here whose rows are held alike, near the meaning
+    of the integers; stacked, where there are two kinds of them."""
+
+    def call(program: str, *args: Any) -> Any:
+        bits, first = 8 if "bits=8" in program else 4, dict[DType, Any]()
+        for target in multiplying(bits):
+            rows = rows_of(target, bits)
+            for num_threads in (1, 2, 3):
+                session = Session(compiled(program, target), device_threads=num_threads)
+                result = session.call("main", *args)
+                session.close()
+                if rows not in first:
+                    first[rows] = result
+                    meant = Interpreter(pipeline(target).until("legalize")(parse(program))).call("main", *args)
+                    np.testing.assert_allclose(result, meant, rtol=1e-5, atol=1e-5 * np.abs(meant).max(initial=0))
+                np.testing.assert_array_equal(result, first[rows])
+        if len(first) == 2:
+            np.testing.assert_allclose(first[DType.I16], first[DType.I8], rtol=1e-3, atol=1e-4 * np.abs(first[DType.I8]).max(initial=0))
+        return np.stack(list(first.values()))
+
+    return call
+
+
+@pytest.mark.parametrize(("bits", "group"), FORMATS)
+def test_a_row_has_the_same_bits_in_any_batch(computed: Callable[..., Any], bits: int, group: int) -> None:
+    program, x, w = plain(bits, group, 100), f32(33, K), f32(100, K)
+    whole = computed(program, x, w)
+    for rows in (slice(0, 1), slice(3, 18), slice(5, 22)):
+        np.testing.assert_array_equal(computed(program, x[rows].copy(), w), whole[:, rows])
+    error = np.abs(whole - x @ w.T).max() / np.abs(whole).max()
+    assert error < (0.2 if bits == 4 else 0.02)
+
+
+@pytest.mark.parametrize(("bits", "group"), [(8, 0), (4, 32)])
+@pytest.mark.parametrize("n", [1, 31, 33, 32003])
+def test_columns_that_fill_no_panel(computed: Callable[..., Any], bits: int, group: int, n: int) -> None:
+    computed(plain(bits, group, n, 64), f32(9, 64), f32(n, 64))
+
+
+def test_long_sums_and_many_rows(computed: Callable[..., Any]) -> None:
+    computed(plain(8, 0, 32, 11264), f32(257, 11264), f32(32, 11264))
+
+
+@pytest.mark.parametrize("largest", [-2.0, 2.0])
+def test_extremes_do_not_saturate(computed: Callable[..., Any], largest: float) -> None:
+    x, w = np.full((2, 4096), 3.0, np.float32), np.full((32, 4096), largest, np.float32)
+    np.testing.assert_allclose(computed(plain(8, 0, 32, 4096), x, w), 3.0 * largest * 4096, rtol=1e-4)
+
+
+def test_gate_and_up_with_their_epilogue_are_one_kernel(computed: Callable[..., Any]) -> None:
+    x, weights, residual = f32(17, ELEVEN), (f32(WIDE, ELEVEN), f32(WIDE, ELEVEN) * 0.5, f32(WIDE)), f32(17, WIDE)
+    whole = computed(GATED, x, *weights, residual)
+    for rows in (slice(3, 4), slice(5, 12)):
+        np.testing.assert_array_equal(computed(GATED, x[rows].copy(), *weights, residual[rows].copy()), whole[:, rows])
+    prims = pipeline(multiplying(4)[0]).until("schedule_kernels")(parse(GATED)).prim_functions.values()
+    (kernel,) = [p for p in prims if p.attrs.get("schedule") == "integer"]
+    assert len({s.operands[2].buffer for s in walk_stmts(kernel.body) if isinstance(s, Tile)}) == 2
+
+
+def test_machines_without_integer_units_keep_floats_beside_bytes() -> None:
+    program = plain(8, 0, 64)
+    prims = pipeline(get("aarch64-neon")).until("schedule_kernels")(parse(program)).prim_functions.values()
+    assert "matmul" in [p.attrs.get("schedule") for p in prims]
+
+
+@pytest.mark.parametrize(("bits", "group", "tile"), [(8, 0, "amx_i8"), (8, 128, "amx_i8"), (8, 32, "dot_panel"), (4, 32, "amx_i8_near")])
+def test_matrix_units_take_bytes_whose_groups_fill_them(bits: int, group: int, tile: str) -> None:
+    """This machine cannot run them: the scheduled kernel is interpreted, by the meaning of its tiles."""
+    program, x, w = plain(bits, group, 40), f32(19, K), f32(40, K)
+    scheduled = pipeline(get("amx")).until("schedule_kernels")(parse(program))
+    tiles = {s.intrinsic for p in scheduled.prim_functions.values() for s in walk_stmts(p.body) if isinstance(s, Tile)}
+    assert tile in tiles
+    meant = Interpreter(pipeline(get("amx")).until("legalize")(parse(program))).call("main", x, w)
+    found = Interpreter(scheduled).call("main", x, w)
+    np.testing.assert_allclose(found, meant, rtol=1e-5, atol=1e-5 * np.abs(meant).max())

@@ -1,0 +1,155 @@
+"""Products of bf16 by tiles of pairs: every rest of a tile, every form, and a row's bits whatever is around it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from compiler.backends.cpu.pipeline import pipeline
+from compiler.driver import Options, compile_module
+from compiler.interpret.graph import Interpreter
+from compiler.ir.dtypes import DType
+from compiler.ir.loops import PrimFunc
+from compiler.ir.parser import parse
+from compiler.machine.target import NAMED, get
+
+PLAIN = 'func main(x: bf16[m, k], w: bf16[n, k]) -> object { y = linear(x, w, out_dtype="f32") return y }'
+FIXED = 'func main(x: bf16[m, 64], w: bf16[n, 64]) -> object { y = linear(x, w, out_dtype="f32") return y }'
+RANKS = "func main(x: bf16[b, m, 64], w: bf16[40, 64]) -> object { y = linear(x, w) return y }"
+BATCHED = "func main(x: bf16[b, m, 64], w: bf16[b, 64, n]) -> object { y = matmul(x, w) return y }"
+GATED = """
+func main(x: bf16[m, 64], gate: bf16[n, 64], up: bf16[n, 64], residual: f32[m, n]) -> object {
+  dataflow {
+    g = linear(x, gate, out_dtype="f32") u = linear(x, up, out_dtype="f32") s = silu(g) y = multiply(s, u) r = add(y, residual)
+  }
+  return r
+}
+"""
+TOLERANT = 'func main(x: f32[m, 64], w: bf16[40, 64]) -> object { y = linear(x, w, tolerates="bf16") return y }'
+
+
+def bf16(*shape: int) -> Any:
+    return np.random.default_rng(sum(shape)).normal(size=shape).astype(np.float32).astype(DType.BF16.numpy)
+
+
+@pytest.mark.parametrize("m", [0, 1, 2, 3, 7, 8, 15, 17, 33, 257])
+@pytest.mark.parametrize("n", [1, 32, 65])
+def test_sizes_around_the_tile(compute: Callable[..., Any], m: int, n: int) -> None:
+    compute(FIXED, bf16(m, 64), bf16(n, 64))
+
+
+@pytest.mark.parametrize("k", [1, 2, 31, 64])
+def test_depths_that_are_not_known_to_be_even(compute: Callable[..., Any], k: int) -> None:
+    compute(PLAIN, bf16(5, k), bf16(33, k))
+
+
+def test_rows_of_several_axes(compute: Callable[..., Any]) -> None:
+    compute(RANKS, bf16(3, 5, 64), bf16(40, 64), rtol=1e-2)
+    compute(BATCHED, bf16(3, 5, 64), bf16(3, 64, 33), rtol=1e-2)
+
+
+@pytest.mark.parametrize("m", [1, 4, 11])
+def test_two_products_over_the_same_rows(compute: Callable[..., Any], m: int) -> None:
+    residual = np.random.default_rng(0).normal(size=(m, 35)).astype(np.float32)
+    compute(GATED, bf16(m, 64), bf16(35, 64), bf16(35, 64), residual, rtol=1e-4)
+
+
+@pytest.mark.parametrize("n", [37, 32003])
+def test_a_row_has_the_same_bits_in_any_batch(compute: Callable[..., Any], n: int) -> None:
+    x, w = bf16(33, 64), bf16(n, 64)
+    whole = compute(FIXED, x, w)
+    for rows in (slice(0, 1), slice(3, 5), slice(2, 17), slice(15, 32)):
+        np.testing.assert_array_equal(compute(FIXED, x[rows], w), whole[rows])
+
+
+def test_rows_are_rounded_where_the_program_tolerates_it(compute: Callable[..., Any]) -> None:
+    """Not so much as the weights' own rounding changes, and not at all where nothing is gained."""
+    x, w = np.random.default_rng(0).normal(size=(5, 64)).astype(np.float32), bf16(40, 64)
+    compute(TOLERANT, x, w, rtol=4e-3)
+
+
+# --- structure -----------------------------------------------------------------------------------------------------------
+
+
+def paired(kernels: Callable[..., dict[str, PrimFunc]], program: str, target: str) -> list[PrimFunc]:
+    return [p for p in kernels(program, target).values() if p.attrs.get("schedule") == "pairs"]
+
+
+@pytest.mark.parametrize("program", [FIXED, RANKS, BATCHED, GATED, TOLERANT])
+def test_machines_that_gain_by_it_multiply_pairs(kernels: Callable[..., dict[str, PrimFunc]], program: str) -> None:
+    assert len(paired(kernels, program, "avx512-bf16-amd")) == 1
+    assert not paired(kernels, program, "avx512-vnni-bf16") and not paired(kernels, program, "x86-64-v3")
+
+
+def test_an_odd_depth_stays_with_single_products(kernels: Callable[..., dict[str, PrimFunc]]) -> None:
+    assert not paired(kernels, PLAIN, "avx512-bf16-amd")
+
+
+@pytest.mark.parametrize("target", sorted(t.name for t in NAMED.values()))
+@pytest.mark.parametrize(
+    ("program", "args"),
+    [(FIXED, (bf16(11, 64), bf16(35, 64))), (GATED, (bf16(11, 64), bf16(35, 64), bf16(35, 64), np.ones((11, 35), np.float32)))],
+    ids=["one sum", "two sums"],
+)
+def test_what_is_scheduled_computes_the_same(target: str, program: str, args: tuple[Any, ...]) -> None:
+    """By the meaning of its tiles, for machines too that this one cannot stand in for."""
+    module = parse(program)
+    expected = Interpreter(module).call("main", *args)
+    scheduled = pipeline(get(target)).until("schedule_kernels")(module)
+    np.testing.assert_allclose(Interpreter(scheduled).call("main", *args), expected, rtol=1e-4, atol=1e-4)
+
+
+# --- matrix units --------------------------------------------------------------------------------------------------------
+
+DEEP = """
+func main(x: bf16[m, 288], gate: bf16[n, 288], up: bf16[n, 288], residual: f32[m, n]) -> object {
+  dataflow {
+    g = linear(x, gate, out_dtype="f32") u = linear(x, up, out_dtype="f32") s = silu(g) y = multiply(s, u) r = add(y, residual)
+  }
+  return r
+}
+"""
+
+
+def test_blocks_of_rows_and_of_depth_compute_the_same() -> None:
+    """Two whole tiles, a rest of rows, a block and a rest of depth, a rest of columns; and each row has the bits that it has alone."""
+    args = bf16(67, 288), bf16(5, 288), bf16(5, 288), np.ones((67, 5), np.float32)
+    module = parse(DEEP)
+    scheduled = Interpreter(pipeline(get("amx")).until("schedule_kernels")(module))
+    whole = scheduled.call("main", *args)
+    np.testing.assert_allclose(whole, Interpreter(module).call("main", *args), rtol=1e-4, atol=1e-4)
+    np.testing.assert_array_equal(scheduled.call("main", args[0][:1], *args[1:3], args[3][:1]), whole[:1])
+
+
+def test_the_unit_is_told_the_height_once_for_all_tiles_of_it() -> None:
+    assembly = compile_module(parse(DEEP), Options(get("amx"), texts=True)).texts["program.s"]
+    heights = 6  # 32, 16, 8, 4, 2, 1
+    assert assembly.count("ldtilecfg") == heights
+    assert assembly.count("tdpbf16ps") > heights
+
+
+WIDE = 'func main(x: bf16[m, 576], w: bf16[560, 576]) -> object { y = linear(x, w, out_dtype="f32") return y }'
+
+
+def test_each_part_of_a_panel_asks_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For as many lines as it has, which the tiles of a block of rows share: else each part would be waited for."""
+    parts: list[tuple[int, int]] = []  # where one lies, how many lines of 64 bytes it has
+    asked: list[tuple[int, set[int]]] = []
+
+    def record(arrays: tuple[Any, ...], dims: tuple[int, ...], attrs: Any) -> None:
+        part, later = (a.ctypes.data for a in arrays[2:])
+        depth, _, first, lines = dims
+        if parts[-1:] != [(part, depth)]:
+            parts.append((part, depth))
+            asked.append((later, set()))
+        asked[-1][1].update(range(first, first + lines * depth // 32))
+
+    monkeypatch.setattr("compiler.interpret.loops.TILES", {"amx_bf16": record, "amx_configure": lambda *_: None})
+    scheduled = pipeline(get("amx")).until("schedule_kernels")(parse(WIDE))
+    Interpreter(scheduled).call("main", bf16(96, 576), bf16(560, 576))
+    assert len(parts) == 18 * 3  # panels of 32 columns, parts of 256, 256 and 64; two panels together
+    assert [later for later, _ in asked[:-1]] == [part for part, _ in parts[1:]]
+    assert all(lines >= set(range(depth)) for (_, depth), (_, lines) in zip(parts, asked, strict=True))

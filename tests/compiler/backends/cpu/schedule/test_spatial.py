@@ -1,0 +1,88 @@
+"""Independent iterations: where a claim ends, where a vector ends, and indices that are read from memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from compiler.backends.cpu.schedule.spatial import CHUNK, match_spatial
+from compiler.ir.loops import For, LoopKind, PrimFunc
+from compiler.ir.parser import parse
+from compiler.ir.visit_loops import walk_stmts
+
+
+def f32(*shape: int) -> Any:
+    return np.random.default_rng(sum(shape)).normal(size=shape).astype(np.float32)
+
+
+@pytest.mark.parametrize("length", [0, 1, 15, 16, 17, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 5])
+def test_lengths_around_vectors_and_claims(agree: Callable[..., Any], length: int) -> None:
+    agree("func main(x: f32[n]) -> object { y = exp(x) return y }", f32(length))
+
+
+@pytest.mark.parametrize("shape", [(3, 0), (1, 1), (300, 40), (2, CHUNK + 3)])
+def test_rows_of_any_shape(agree: Callable[..., Any], shape: tuple[int, int]) -> None:
+    agree("func main(x: f32[n, m], y: f32[m]) -> object { z = multiply(x, y) return z }", f32(*shape), f32(shape[1]))
+
+
+@pytest.mark.parametrize("n", [1, 5, 4096, 5000])
+def test_short_rows_share_a_claim(agree: Callable[..., Any], n: int) -> None:
+    agree("func main(x: f32[n, 3]) -> object { y = tanh(x) return y }", f32(n, 3))
+
+
+def test_permuted_sliced_and_flipped(agree: Callable[..., Any]) -> None:
+    program = """
+    func main(x: f32[a, b, c]) -> object where b in 4.. {
+      dataflow { y = permute_dims(x, axes=[2, 0, 1]) z = flip(y, axes=[0]) s = slice(z, axis=2, begin=1, stride=2) }
+      return s
+    }
+    """
+    agree(program, f32(5, 7, 19))
+
+
+GATHER = """
+func main(x: f32[n, m], i: i32[k]) -> object {{ y = call_tir @pick(x, i) -> f32[{out}] return y }}
+prim pick(A: f32[n, m], I: i32[k], out B: f32[{out}]) {{ for i in {outer}, j in {inner} {{ {body} }} }}
+"""
+
+
+@pytest.mark.parametrize("rows", [True, False], ids=["a row per index", "an index per lane"])
+def test_integers_read_from_memory(agree: Callable[..., Any], rows: bool) -> None:
+    if rows:
+        parts = {"out": "k, m", "outer": "k", "inner": "m", "body": "let p within 0..n - 1 = I[i] { B[i, j] = A[p, j] }"}
+    else:
+        parts = {"out": "n, k", "outer": "n", "inner": "k", "body": "let p within 0..m - 1 = I[j] { B[i, j] = A[i, p] }"}
+    indices = np.array([3, 0, 4, 4, 1] * 5, np.int32)
+    agree(GATHER.format(**parts), f32(5, 5), indices)
+
+
+def test_outer_axes_are_parallel_and_the_innermost_is_vectors(kernels: Callable[..., dict[str, PrimFunc]]) -> None:
+    kernel = kernels("func main(x: f32[n, m]) -> object { y = exp(x) return y }")["exp"]
+    assert kernel.attrs["schedule"] == "spatial"
+    loops = [s for s in walk_stmts(kernel.body) if isinstance(s, For)]
+    assert loops[0].kind is LoopKind.PARALLEL and loops[-1].kind is LoopKind.VECTOR
+
+
+@pytest.mark.parametrize(
+    ("body", "taken"),
+    [
+        ("for i in n { B[i] = A[i] }", True),
+        ("for i in n { B[i] = B[i] + A[i] }", False),  # an iteration reads what another wrote
+        ("for i in n { let p within 0..4 = 3 { for j in p { B[i] = A[j] } } }", False),  # extents differ between iterations
+    ],
+)
+def test_what_is_independent(body: str, taken: bool) -> None:
+    prim = parse(f"prim f(A: f32[n], out B: f32[n]) {{ {body} }}").prim("f")
+    assert (match_spatial(prim.body) is not None) is taken
+
+
+def test_a_nest_that_no_rule_takes_still_runs(agree: Callable[..., Any]) -> None:
+    """A recurrence, as written, on one thread."""
+    program = """
+    func main(x: f32[n]) -> object { y = call_tir @running(x) -> f32[n] return y }
+    prim running(A: f32[n], out B: f32[n]) { for i in n { B[i] = guard(1 <= i < n ? B[i - 1] : 0.0) * 0.5 + A[i] } }
+    """
+    agree(program, f32(50))
