@@ -42,6 +42,11 @@ class DType(StrEnum):
         return self in (DType.U8, DType.U32, DType.BOOL)
 
     @property
+    def accumulator(self) -> DType:
+        """The type in which sums of it are kept: floats smaller than f32 are summed in f32."""
+        return DType.F32 if self.is_float else self
+
+    @property
     def ends(self) -> tuple[float, float]:
         """The least value and the largest."""
         if self.is_float:

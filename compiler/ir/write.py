@@ -193,6 +193,9 @@ class Kernel:
         """A buffer that this kernel reads and writes by indexing."""
         return Array(self, buffer)
 
+    def arrays(self, *buffers: Buffer) -> tuple[Array, ...]:
+        return tuple(map(self.array, buffers))
+
     def tile(self, intrinsic: str, *operands: Load, dims: Sequence[DimLike] = (), attrs: Mapping[str, Any] | None = None) -> None:
         """An intrinsic of the machine. An operand is the element at which its part of a buffer begins."""
         self.add(Tile(intrinsic, operands, tuple(map(Dim.of, dims)), dict(attrs or {})))
@@ -344,6 +347,11 @@ def fold(fn: ReduceFn, extents: Sequence[DimLike], value: Callable[..., Scalar])
 def total(extents: Sequence[DimLike], value: Callable[..., Scalar]) -> Reduce:
     """The sum of `value(r, ...)` over the extents."""
     return fold(ReduceFn.SUM, extents, value)
+
+
+def largest(extents: Sequence[DimLike], value: Callable[..., Scalar]) -> Reduce:
+    """The largest `value(r, ...)` over the extents."""
+    return fold(ReduceFn.MAX, extents, value)
 
 
 def halvings(count: int) -> Iterator[int]:

@@ -15,7 +15,7 @@ from compiler.ir.errors import AnnotationError
 from compiler.ir.loops import Buffer, Const, Load, Scalar, ScalarParam
 from compiler.ir.prove import prove_eq, prove_ne
 from compiler.ir.types import ObjectType, ScalarType, TensorType, Type
-from compiler.ops.nest import cast, const
+from compiler.ir.write import cast, const
 from compiler.ops.tables import Fit, Operands, Place, UnknownShape
 
 ZERO, ONE = Dim.of(0), Dim.of(1)

@@ -1,4 +1,4 @@
-"""Tensors made of nothing but shapes and numbers, shapes as values, and triangles of matrices."""
+"""Tensors made from shapes and numbers, shapes as values, padding, and triangles of matrices."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import numpy as np
 from compiler.ir.dims import Dim, ceil_div, dim_max
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
-from compiler.ir.loops import Fn, Scalar
+from compiler.ir.loops import Scalar
 from compiler.ir.op import REQUIRED, OpDef
 from compiler.ir.prove import prove_lt
 from compiler.ir.types import ObjectType, ScalarType, ShapeType, TensorType, Type
+from compiler.ir.write import Kernel, cast, guard, index, less_equal, select
 from compiler.ops.broadcast import element, output
 from compiler.ops.manipulate import wanted_shape
-from compiler.ops.nest import apply, cast, const, fill, guard, index_value, load, seq, store
 from compiler.ops.operands import dim_attr, dims_attr, dtype_attr, float_attr, int_attr, shape_operand, tensor_operand
 from compiler.ops.tables import Nest, Operands, UnknownShape, define
 
@@ -34,8 +34,11 @@ def _full_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def _full_nest(operands: Operands) -> Nest:
-    out = output(operands)
-    return Nest((out,), fill(out, lambda *ijk: element(operands.places[1], ijk, out.dtype)))
+    k = Kernel()
+    out = k.array(output(operands))
+    with k.nest(out.shape) as at:
+        out[at] = element(operands.places[1], at, out.dtype)
+    return Nest((out.buffer,), k.body())
 
 
 FULL = define(
@@ -49,7 +52,7 @@ FULL = define(
 
 
 def _count(attrs: Attrs) -> Dim:
-    """How many steps lead from `start` to before `stop`."""
+    """The number of elements start, start + step, ... below `stop`."""
     return ceil_div(dim_max(dim_attr(attrs, "stop") - dim_attr(attrs, "start"), 0), int_attr(attrs, "step", 1))
 
 
@@ -61,9 +64,12 @@ def _arange_type(_: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def _arange_nest(operands: Operands) -> Nest:
-    out, attrs = output(operands), operands.attrs
+    k, attrs = Kernel(), operands.attrs
+    out = k.array(output(operands))
     start, step = dim_attr(attrs, "start"), int_attr(attrs, "step", 1)
-    return Nest((out,), fill(out, lambda i: cast(index_value(start + i * step), out.dtype)))
+    with k.nest(out.shape) as (i,):
+        out[i] = cast(index(start + i * step), out.dtype)
+    return Nest((out.buffer,), k.body())
 
 
 def _arange_numpy(*, start: int, stop: int, step: int, dtype: str) -> Any:
@@ -86,7 +92,7 @@ SHAPE_OF = define("shape_of", "x", _shape_of_type, lambda x: x.shape, None)
 
 
 def _to_shape_type(args: tuple[Type, ...], _: Attrs) -> Type:
-    """The numbers are data: a match_cast behind it gives them names."""
+    """The extents are data; a match_cast of the result gives them names."""
     x = tensor_operand(args, 0, "x", ndim=1)
     if x.dtype not in (None, DType.I64):
         raise AnnotationError(f"x holds {x.dtype}, wants i64; cast first")
@@ -102,12 +108,16 @@ def _to_tensor_type(args: tuple[Type, ...], _: Attrs) -> Type:
 
 
 def _to_tensor_nest(operands: Operands) -> Nest:
-    out, shape = output(operands), operands.types[0]
+    k, shape = Kernel(), operands.types[0]
     if not isinstance(shape, ShapeType) or shape.dims is None:
         raise UnknownShape(f"the shape is {shape}, and a loop nest needs its dimensions; state them with match_cast")
+    out = k.array(output(operands))
+    for i, dim in enumerate(shape.dims):
+        out[i] = dim
     if not shape.dims:
-        return Nest((out,), fill(out, lambda _: const(0, DType.I64)))
-    return Nest((out,), seq(*(store(out, (i,), index_value(d)) for i, d in enumerate(shape.dims))))
+        with k.nest(out.shape) as at:  # of no iterations: a kernel has a statement
+            out[at] = 0
+    return Nest((out.buffer,), k.body())
 
 
 SHAPE_TO_TENSOR = define("shape_to_tensor", "shape", _to_tensor_type, lambda shape: np.array(shape, np.int64), _to_tensor_nest)
@@ -138,19 +148,17 @@ def _pad_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def _pad_nest(operands: Operands) -> Nest:
-    out, x = output(operands), operands.buffer(0)
+    k = Kernel()
+    out, x = k.arrays(output(operands), operands.buffer(0))
     widths = _widths(operands.attrs, len(x.shape))
-    around = const(operands.attrs["value"], x.dtype)
-
-    def value(*ijk: Dim) -> Scalar:
-        inner = [i - before for i, (before, _) in zip(ijk, widths, strict=True)]
-        result: Scalar = load(x, *inner)
+    with k.nest(out.shape) as at:
+        inner = tuple(i - before for i, (before, _) in zip(at, widths, strict=True))
+        value: Scalar = x[inner]
         for i, extent, (before, after) in zip(inner, x.shape, widths, strict=True):
             if before.terms or after.terms:
-                result = guard(0, i, extent, result, around)
-        return result
-
-    return Nest((out,), fill(out, value))
+                value = guard(0, i, extent, value, operands.attrs["value"])
+        out[at] = value
+    return Nest((out.buffer,), k.body())
 
 
 def _pad_numpy(x: Any, before: tuple[int, ...], after: tuple[int, ...], value: float) -> Any:
@@ -170,18 +178,16 @@ def _triangle_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def _triangle(name: str, numpy: Any, *, lower: bool) -> OpDef:
-    """The elements on and below (above) the diagonal that is `k` above the main one; the others are 0."""
+    """Keeps the elements on and below (or above) the diagonal that lies `k` above the main one, and sets the others to 0."""
 
     def nest(operands: Operands) -> Nest:
-        out, x = output(operands), operands.buffer(0)
-        k = dim_attr(operands.attrs, "k")
-
-        def value(*ijk: Dim) -> Scalar:
-            row, column = index_value(ijk[-2] + k), index_value(ijk[-1])
-            kept = apply(Fn.LE, column, row) if lower else apply(Fn.LE, row, column)
-            return apply(Fn.SELECT, kept, load(x, *ijk), const(0, x.dtype))
-
-        return Nest((out,), fill(out, value))
+        kernel = Kernel()
+        out, x = kernel.arrays(output(operands), operands.buffer(0))
+        with kernel.nest(out.shape) as (*batch, i, j):
+            diagonal = i + dim_attr(operands.attrs, "k")
+            kept = less_equal(j, diagonal) if lower else less_equal(diagonal, j)
+            out[*batch, i, j] = select(kept, x[*batch, i, j], 0)
+        return Nest((out.buffer,), kernel.body())
 
     return define(name, "x", _triangle_type, lambda x, k: numpy(x, k), nest, {"k": 0})
 

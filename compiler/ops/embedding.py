@@ -1,6 +1,6 @@
-"""What turns ids and positions into vectors: embedding look-up and rotary position embedding.
+"""Embedding look-up, and rotary position embedding.
 
-Every scaling of the rotary embedding is data: it lies in `inv_freq`, one inverse frequency per pair of elements, and in `scale`.
+A model's scaling of the rotary embedding is data: it is part of `inv_freq`, one inverse frequency per pair of elements, and of `scale`.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import numpy as np
 from compiler.ir.dims import Dim, dim_min
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
-from compiler.ir.loops import Buffer, Fn, Scalar, Seq, Stmt
+from compiler.ir.loops import Buffer, Scalar
 from compiler.ir.prove import prove_le, prove_lt
 from compiler.ir.types import TensorType, TupleType, Type
+from compiler.ir.write import Kernel, cast, cos, guard, sin
 from compiler.ops.broadcast import output
-from compiler.ops.index import something_to_read
-from compiler.ops.nest import apply, cast, clamped, const, fill, guard, let, load, loops, store
+from compiler.ops.index import clamped_index, something_to_read
 from compiler.ops.operands import agree, bool_attr, float_attr, tensor_operand, unproved, wants_float, wants_int
 from compiler.ops.tables import Nest, Operands, define
 
@@ -36,14 +36,15 @@ def _embedding_type(args: tuple[Type, ...], _: Mapping[str, Any]) -> Type:
 
 
 def _embedding_nest(operands: Operands) -> Nest:
-    """Ids outside the vocabulary are clamped to its ends, so that a bad one can never read foreign memory."""
-    out, table, ids = output(operands), operands.buffer(0), operands.buffer(1)
-
-    def row(*at: Dim) -> Stmt:
-        id_ = clamped(load(ids, *at), table.shape[0])
-        return let("id", id_, lambda r: loops((table.shape[1],), lambda j: store(out, (*at, j), load(table, r, j))), 0, table.shape[0] - 1)
-
-    return Nest((out,), loops(ids.shape, row), equal=something_to_read(table.shape[0], ids.shape))
+    """Ids outside the vocabulary are clamped to its ends, so that a bad id cannot read memory outside the table."""
+    k = Kernel()
+    out, table, ids = k.arrays(output(operands), operands.buffer(0), operands.buffer(1))
+    num_rows, size = table.shape
+    with k.nest(ids.shape) as at:
+        row = clamped_index(k, "id", ids[at], num_rows)
+        with k.nest((size,)) as (j,):
+            out[*at, j] = table[row, j]
+    return Nest((out.buffer,), k.body(), equal=something_to_read(num_rows, ids.shape))
 
 
 def _embedding_numpy(table: Any, ids: Any) -> Any:
@@ -70,17 +71,15 @@ def _angles_type(args: tuple[Type, ...], attrs: Mapping[str, Any]) -> Type:
 
 
 def _angles_nest(operands: Operands) -> Nest:
-    positions, inv_freq = operands.buffer(0), operands.buffer(1)
-    scale = const(operands.attrs["scale"], F32)
+    k = Kernel()
+    positions, inv_freq = k.arrays(operands.buffer(0), operands.buffer(1))
     shape = (*positions.shape, inv_freq.shape[0])
-    cos, sin = Buffer("cos", shape, F32), Buffer("sin", shape, F32)
-
-    def value(fn: Fn, *ijk: Dim) -> Scalar:
-        angle = apply(Fn.MUL, cast(load(positions, *ijk[:-1]), F32), load(inv_freq, ijk[-1]))
-        return apply(Fn.MUL, apply(fn, angle), scale)
-
-    stages = (fill(cos, lambda *ijk: value(Fn.COS, *ijk)), fill(sin, lambda *ijk: value(Fn.SIN, *ijk)))
-    return Nest((cos, sin), Seq(stages))
+    outputs = Buffer("cos", shape, F32), Buffer("sin", shape, F32)
+    for out, function in zip(k.arrays(*outputs), (cos, sin), strict=True):
+        with k.nest(shape) as (*at, pair):
+            angle = cast(positions[*at], F32) * inv_freq[pair]
+            out[*at, pair] = function(angle) * operands.attrs["scale"]
+    return Nest(outputs, k.body())
 
 
 def _angles_numpy(positions: Any, inv_freq: Any, *, scale: float) -> Any:
@@ -108,29 +107,30 @@ def _rope_type(args: tuple[Type, ...], attrs: Mapping[str, Any]) -> Type:
 
 
 def _rope_nest(operands: Operands) -> Nest:
-    """The two elements of a pair turn by its angle: a * cos - b * sin and b * cos + a * sin. Pairs are `half` apart, or neighbours where
-    interleaved. Elements beyond the pairs stay."""
-    out, x, cos, sin = output(operands), operands.buffer(0), operands.buffer(1), operands.buffer(2)
-    half = cos.shape[1]
+    """Each pair (a, b) is rotated by its angle to (a * cos - b * sin, b * cos + a * sin). The elements of a pair are `half` apart, or
+    neighbours where interleaved. Elements beyond the pairs stay."""
+    k = Kernel()
+    out, x, cosines, sines = k.arrays(output(operands), *(operands.buffer(i) for i in range(3)))
+    half = cosines.shape[1]
+    with k.nest(out.shape) as (t, h, j):
+        own = cast(x[t, h, j], F32)
 
-    def turned(t: Dim, pair: Dim, own: Scalar, other: Scalar, fn: Fn) -> Scalar:
-        return apply(fn, apply(Fn.MUL, own, load(cos, t, pair)), apply(Fn.MUL, other, load(sin, t, pair)))
+        def first(pair: Dim, other: Dim) -> Scalar:
+            return own * cosines[t, pair] - cast(x[t, h, other], F32) * sines[t, pair]
 
-    def value(t: Dim, h: Dim, j: Dim) -> Scalar:
-        def wide(at: Dim) -> Scalar:
-            return cast(load(x, t, h, at), F32)
+        def second(pair: Dim, other: Dim) -> Scalar:
+            return own * cosines[t, pair] + cast(x[t, h, other], F32) * sines[t, pair]
 
-        own, zero = wide(j), const(0.0, F32)
         if operands.attrs["interleaved"]:
-            odd = guard(1, j % 2, 2, turned(t, j // 2, own, wide(j - 1), Fn.ADD), zero)
-            rotated = guard(0, j % 2, 1, turned(t, j // 2, own, wide(j + 1), Fn.SUB), odd)
-            return cast(guard(0, j, half * 2, rotated, own), out.dtype)
-        upper = guard(half, j, half * 2, turned(t, j - half, own, wide(j - half), Fn.ADD), own)
-        return cast(guard(0, j, half, turned(t, j, own, wide(j + half), Fn.SUB), upper), out.dtype)
-
+            odd = guard(1, j % 2, 2, second(j // 2, j - 1), 0.0)
+            rotated = guard(0, j, half * 2, guard(0, j % 2, 1, first(j // 2, j + 1), odd), own)
+        else:
+            upper = guard(half, j, half * 2, second(j - half, j - half), own)
+            rotated = guard(0, j, half, first(j, j + half), upper)
+        out[t, h, j] = cast(rotated, out.dtype)
     tokens, _, size = x.shape
     table = (tokens, half if prove_le(half * 2, size) else dim_min(half, size // 2))
-    return Nest((out,), fill(out, value), checks=unproved(operands, {1: table, 2: table}))
+    return Nest((out.buffer,), k.body(), checks=unproved(operands, {1: table, 2: table}))
 
 
 def _rope_numpy(x: Any, cos: Any, sin: Any, *, interleaved: bool) -> Any:

@@ -1,7 +1,7 @@
-"""Elements picked and placed by indices that are data.
+"""Operators that read and write elements at indices that are data.
 
-Reading clamps an index into its axis, so that a bad one never reads foreign memory, and an axis without elements is refused; writing
-skips it.
+A read clamps its index into the axis, so that a bad index cannot read memory outside the tensor; reading along an axis without elements
+is an error. A write at a bad index is skipped.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import numpy as np
 from compiler.ir.dims import Dim, dim_max, dim_min
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
-from compiler.ir.loops import Buffer, Fn, Stmt, When
+from compiler.ir.loops import Scalar
 from compiler.ir.op import REQUIRED
 from compiler.ir.prove import prove_eq
 from compiler.ir.types import TensorType, Type
+from compiler.ir.write import Array, Kernel, cast, maximum, minimum
 from compiler.ops.broadcast import output
-from compiler.ops.nest import apply, cast, clamped, const, fill, index_value, let, load, loops, seq, store
 from compiler.ops.operands import agree, axis_attr, num_elements, same_dtype, tensor_operand, unproved, wants_int
 from compiler.ops.tables import Nest, Operands, define
 
@@ -32,9 +32,14 @@ def _replaced(ijk: tuple[Dim, ...], axis: int, index: Dim) -> tuple[Dim, ...]:
 
 
 def something_to_read(extent: Dim, indices: Sequence[Dim]) -> tuple[tuple[Dim, Dim], ...]:
-    """An axis without elements has no place to clamp an index to; where there are no indices, none is needed."""
+    """The pairs that must be equal, so that no index reads along an axis without elements, where clamping cannot help."""
     wanted = dim_max(extent, dim_min(num_elements(indices), 1))
     return () if prove_eq(wanted, extent) else ((wanted, extent),)
+
+
+def clamped_index(k: Kernel, name: str, value: Scalar, extent: Dim) -> Dim:
+    """An index that is brought into 0 .. extent - 1."""
+    return k.let(name, maximum(minimum(cast(value, DType.I64), extent - 1), 0), extent - 1)
 
 
 # --- take: whole slices ------------------------------------------------------------------------------------------------
@@ -51,20 +56,16 @@ def _take_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def _take_nest(operands: Operands) -> Nest:
-    out, x, indices = output(operands), operands.buffer(0), operands.buffer(1)
+    k = Kernel()
+    out, x, indices = k.arrays(output(operands), operands.buffer(0), operands.buffer(1))
     axis, count = axis_attr(operands.attrs, len(x.shape)), len(indices.shape)
     extent = x.shape[axis]
-
-    def outer(*ijk: Dim) -> Stmt:
-        before, at = ijk[:axis], ijk[axis:]
-
-        def inner(index: Dim) -> Stmt:
-            rest = x.shape[axis + 1 :]
-            return loops(rest, lambda *after: store(out, (*ijk, *after), load(x, *before, index, *after)))
-
-        return let("index", clamped(load(indices, *at), extent), inner, 0, extent - 1)
-
-    return Nest((out,), loops(out.shape[: axis + count], outer), equal=something_to_read(extent, indices.shape))
+    with k.nest(out.shape[: axis + count]) as outer:
+        before, at = outer[:axis], outer[axis:]
+        index = clamped_index(k, "index", indices[at], extent)
+        with k.nest(x.shape[axis + 1 :]) as after:
+            out[*outer, *after] = x[*before, index, *after]
+    return Nest((out.buffer,), k.body(), equal=something_to_read(extent, indices.shape))
 
 
 def _take_numpy(x: Any, indices: Any, axis: int) -> Any:
@@ -102,18 +103,15 @@ def _gather_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def _gather_nest(operands: Operands) -> Nest:
-    out, x, indices = output(operands), operands.buffer(0), operands.buffer(1)
+    k = Kernel()
+    out, x, indices = k.arrays(output(operands), operands.buffer(0), operands.buffer(1))
     axis = axis_attr(operands.attrs, len(x.shape))
     extent = x.shape[axis]
-
-    def element(*ijk: Dim) -> Stmt:
-        def picked(index: Dim) -> Stmt:
-            return store(out, ijk, load(x, *_replaced(ijk, axis, index)))
-
-        return let("index", clamped(load(indices, *ijk), extent), picked, 0, extent - 1)
-
+    with k.nest(out.shape) as at:
+        index = clamped_index(k, "index", indices[at], extent)
+        out[at] = x[_replaced(at, axis, index)]
     checks = unproved(operands, {1: _replaced(x.shape, axis, indices.shape[axis])})
-    return Nest((out,), loops(out.shape, element), checks=checks, equal=something_to_read(extent, indices.shape))
+    return Nest((out.buffer,), k.body(), checks=checks, equal=something_to_read(extent, indices.shape))
 
 
 def _gather_numpy(x: Any, indices: Any, axis: int) -> Any:
@@ -139,34 +137,34 @@ def _scatter_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
     return x
 
 
-def _writes(operands: Operands, out: Buffer) -> tuple[Stmt, Checks]:
-    """Element by element in row-major order: of several for one place the last stays."""
-    x, indices, updates = (operands.buffer(i) for i in range(3))
+def _write_updates(k: Kernel, operands: Operands, out: Array) -> Checks:
+    """Elements are written in row-major order: the last of several updates at one index stays."""
+    x, indices, updates = k.arrays(*(operands.buffer(i) for i in range(3)))
     axis = axis_attr(operands.attrs, len(x.shape))
     extent = x.shape[axis]
-
-    def element(*ijk: Dim) -> Stmt:
-        given = cast(load(indices, *ijk), DType.I64)
-        inside = apply(Fn.AND, apply(Fn.LE, const(0, DType.I64), given), apply(Fn.LT, given, index_value(extent)))
-        write = let(
-            "index", clamped(given, extent), lambda index: store(out, _replaced(ijk, axis, index), load(updates, *ijk)), 0, extent - 1
-        )
-        return When(inside, write)
-
+    with k.nest(indices.shape) as at:
+        given = cast(indices[at], DType.I64)
+        with k.when((given >= 0) & (given < extent)):
+            index = clamped_index(k, "index", given, extent)
+            out[_replaced(at, axis, index)] = updates[at]
     wanted = _replaced(x.shape, axis, indices.shape[axis])
-    return loops(indices.shape, element), unproved(operands, {1: wanted, 2: wanted})
+    return unproved(operands, {1: wanted, 2: wanted})
 
 
 def _scatter_nest(operands: Operands) -> Nest:
-    out, x = output(operands), operands.buffer(0)
-    writes, checks = _writes(operands, out)
-    return Nest((out,), seq(fill(out, lambda *ijk: load(x, *ijk)), writes), checks=checks)
+    k = Kernel()
+    out, x = k.arrays(output(operands), operands.buffer(0))
+    with k.nest(out.shape) as at:
+        out[at] = x[at]
+    checks = _write_updates(k, operands, out)
+    return Nest((out.buffer,), k.body(), checks=checks)
 
 
 def _scatter_inplace_nest(operands: Operands) -> Nest:
-    out = output(operands)
-    writes, checks = _writes(operands, out)
-    return Nest((out,), writes, inplace=(0,), checks=checks)
+    k = Kernel()
+    out = k.array(output(operands))
+    checks = _write_updates(k, operands, out)
+    return Nest((out.buffer,), k.body(), inplace=(0,), checks=checks)
 
 
 def _scatter_numpy(x: Any, indices: Any, updates: Any, axis: int) -> Any:
@@ -181,7 +179,7 @@ def _scatter_numpy(x: Any, indices: Any, updates: Any, axis: int) -> Any:
 # x with x[..., indices[..., i, ...], ...] = updates[..., i, ...]
 SCATTER = define("scatter", "x, indices, updates", _scatter_type, _scatter_numpy, _scatter_nest, {"axis": REQUIRED})
 
-# The same in the memory of x, which nothing may use afterwards.
+# Scatter that overwrites x, which nothing may read afterwards.
 SCATTER_INPLACE = define(
     "scatter_inplace", "x, indices, updates", _scatter_type, _scatter_numpy, _scatter_inplace_nest, {"axis": REQUIRED}, pure=False
 )

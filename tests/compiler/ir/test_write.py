@@ -11,7 +11,7 @@ from compiler.ir.loops import Buffer, PrimFunc, ReduceFn, Scalar, ScalarParam, S
 from compiler.ir.module import IRModule
 from compiler.ir.parser import parse
 from compiler.ir.printer import print_scalar
-from compiler.ir.write import Kernel, cast, equal, exp, fold, guard, index, less, maximum, select, total
+from compiler.ir.write import Kernel, cast, equal, exp, fold, guard, index, largest, less, maximum, select, total
 
 F32 = DType.F32
 X, N = ScalarParam("x", F32), ScalarParam("n", DType.I32)
@@ -71,10 +71,12 @@ def test_a_fold_is_an_expression() -> None:
     n = DimVar("n")
     source, dest = Buffer("x", (Dim.of(n),), F32), Buffer("y", (Dim.of(1),), F32)
     k = Kernel()
-    x, y = k.array(source), k.array(dest)
-    top = fold(ReduceFn.MAX, (n,), lambda r: x[r])
-    y[0] = top + total((n,), lambda r: guard(1, r, n, exp(x[r]), 0))
-    wanted = "prim f(x: f32[n], out y: f32[1]) { y[0] = (max(r in n) x[r]) + (sum(r in n) guard(1 <= r < n ? exp(x[r]) : 0.0)) }"
+    x, y = k.arrays(source, dest)
+    top, bottom = largest((n,), lambda r: x[r]), fold(ReduceFn.MIN, (n,), lambda r: x[r])
+    y[0] = top - bottom + total((n,), lambda r: guard(1, r, n, exp(x[r]), 0))
+    wanted = """prim f(x: f32[n], out y: f32[1]) {
+      y[0] = (max(r in n) x[r]) - (min(r in n) x[r]) + (sum(r in n) guard(1 <= r < n ? exp(x[r]) : 0.0))
+    }"""
     assert_equal(PrimFunc((source, dest), 1, k.body()), prim(wanted))
 
 
@@ -87,6 +89,16 @@ def test_integers_are_added_apart_from_their_product() -> None:
     store = k.body()
     assert isinstance(store, Store)
     assert print_scalar(store.value) == "c[0] + c[0] * 2:i32"
+
+
+def test_a_sum_of_a_product_is_rounded_twice_unless_it_is_added_in_place() -> None:
+    source, dest = Buffer("x", (Dim.of(1),), F32), Buffer("y", (Dim.of(1),), F32)
+    k = Kernel()
+    x, y = k.arrays(source, dest)
+    y[0] = y[0] + x[0] * 2.0
+    y[0] += x[0] * 2.0
+    wanted = "prim f(x: f32[1], out y: f32[1]) { y[0] = y[0] + x[0] * 2.0 y[0] = fma(x[0], 2.0, y[0]) }"
+    assert_equal(PrimFunc((source, dest), 1, k.body()), prim(wanted))
 
 
 def test_else_needs_a_condition() -> None:
