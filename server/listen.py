@@ -33,6 +33,10 @@ class _Refused(Exception):
     """The parser stops, and reports it to data_received."""
 
 
+PROBE_S = 0.1  # between questions to a client that sends no more: a reset says that it reads no more either
+STILL_WORKING = b"HTTP/1.1 100 Continue\r\n\r\n"  # may come any number of times before an answer
+
+
 class GuardedProtocol(HttpToolsProtocol):
     """Closes connections that send no request, whose headers take too long or too much space, or that read nothing. Speaks to clients of
     HTTP/1.0 as they can hear it."""
@@ -48,6 +52,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._fault: ErrorKind = BAD_REQUEST
         self._header_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
+        self._probe_timer: asyncio.TimerHandle | None = None
         self._answering: list[RequestResponseCycle] = []
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as narrow as uvicorn's
@@ -60,13 +65,37 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.held.closed(self)
-        for timer in (self._header_timer, self._write_timer):
+        for timer in (self._header_timer, self._write_timer, self._probe_timer):
             if timer is not None:
                 timer.cancel()
         super().connection_lost(exc)
         for cycle in self._answering:  # uvicorn tells only the last one of a pipeline
             cycle.disconnected = True
             cycle.message_event.set()
+
+    def eof_received(self) -> bool:  # type: ignore[override]  # uvicorn closes
+        """Whether to keep the connection for answers. The client has closed its half, or all of it: the network does not tell which."""
+        waits = bool(self._unanswered) and not self.cycle.more_body and self.transport.get_extra_info("ssl_object") is None
+        if waits:
+            self.cycle.keep_alive = False
+            self._probe()
+        return waits
+
+    @property
+    def _unanswered(self) -> list[RequestResponseCycle]:
+        return [cycle for cycle in self._answering if not cycle.response_complete]
+
+    def _probe(self) -> None:
+        """A client that has closed all of it resets the connection when it is sent something, as streams are anyway."""
+        first = next(iter(self._unanswered), None)
+        if first is None or self.transport.is_closing():
+            return
+        if first.scope["http_version"] == "1.0":  # knows of no interim answers
+            self._probe_timer = self.loop.call_later(self.limits.header_timeout_s, self.transport.abort)
+            return
+        if not first.response_started:
+            self.transport.write(STILL_WORKING)
+        self._probe_timer = self.loop.call_later(PROBE_S, self._probe)
 
     def data_received(self, data: bytes) -> None:
         if self._in_headers:

@@ -1,0 +1,57 @@
+"""A client may close its half of a connection and still read the answer; one that closed all of it is given up."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+
+import pytest
+
+
+def request(method: str, path: str, body: dict | None = None, version: str = "1.1") -> bytes:
+    content = b"" if body is None else json.dumps(body).encode()
+    head = f"{method} {path} HTTP/{version}\r\nhost: 127.0.0.1\r\n"
+    return f"{head}content-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n".encode() + content
+
+
+def ask_and_close_half(server, data: bytes) -> bytes:
+    with server.connect() as sock:
+        sock.sendall(data)
+        sock.shutdown(socket.SHUT_WR)
+        return server.read_all(sock).replace(b"HTTP/1.1 100 Continue\r\n\r\n", b"")
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_half_closed_clients_are_answered(serve, answering, stream, version):
+    """Also when the answer takes longer than the first questions whether the client is there."""
+    server = serve(script=answering("Hello", interval_s=0.1))
+    body = {"prompt": "x", "max_tokens": 5, "stream": stream}
+    answer = ask_and_close_half(server, request("POST", "/v1/completions", body, version))
+    assert answer.split()[1] == b"200" and b"length" in answer, answer
+    assert (b"[DONE]" in answer) == stream
+    assert not server.worker.aborted
+
+
+def test_every_request_of_a_half_closed_pipeline_is_answered(server):
+    answer = ask_and_close_half(server, request("GET", "/health/live") * 3)
+    assert answer.count(b"HTTP/1.1 200 OK") == 3
+
+
+def test_half_a_request_is_not_awaited(server):
+    assert ask_and_close_half(server, request("GET", "/health/live")[:-2]) == b""
+    assert b"200" not in ask_and_close_half(server, request("POST", "/v1/completions", {"prompt": "x"})[:-1])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_closed_everything_is_given_up(serve, answering, stream):
+    server = serve(script=answering("x" * 4000, interval_s=0.05))
+    with server.connect() as sock:
+        sock.sendall(request("POST", "/v1/completions", {"prompt": "x", "max_tokens": 2000, "stream": stream}))
+        end = time.monotonic() + 60
+        while not server.worker.running and time.monotonic() < end:
+            time.sleep(0.005)
+    while not server.worker.aborted and time.monotonic() < end:
+        time.sleep(0.005)
+    assert server.worker.aborted, "the worker still writes for a client that is gone"
