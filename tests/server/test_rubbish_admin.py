@@ -1,0 +1,68 @@
+"""Whatever the OpenAPI document allows of the administration, asked of models, aliases and operations that exist and of others."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from server.auth import Access, access_of
+from server.model import Footprint
+from tests.server.test_rubbish import CONFORMANCE, DOCUMENT, EXPECTED, OPERATIONS
+
+ADMINISTRATION = [(method, path) for method, path in OPERATIONS if access_of(path, open_metrics=False) is Access.ADMIN]
+KNOWN = {"model": "null", "name": "null", "alias": "other", "source": "null"}  # what each server here has
+NO_CACHE = "/admin/cache"
+
+
+def test_every_way_to_administrate_is_described():
+    assert {path for _, path in ADMINISTRATION} >= {path for path in DOCUMENT["paths"] if path.startswith("/admin")}
+    assert len(ADMINISTRATION) > 15
+
+
+@pytest.mark.parametrize(("method", "path"), ADMINISTRATION)
+def test_nothing_breaks_the_administration(serve, tmp_path, method, path):
+    """Each operation is done at least once, answers as the document says, and leaves a server that can be administrated."""
+    (tmp_path / "models" / "null").mkdir(parents=True)
+    server = serve(initial=(), footprints=defaultdict(lambda: Footprint(1, 1, 1, 1)), drain_s=0.01)
+    operation = schemathesis.openapi.from_dict(DOCUMENT)[path][method]
+    client = server.http()
+    statuses = set()
+
+    def restore() -> str:
+        """Bring back what an earlier request has removed; the id of an operation."""
+        done = client.post("/admin/models", json={"source": "null", "wait": True})
+        assert done.status_code == 200, done.text
+        client.put("/admin/aliases/other", json={"model": "null"})
+        return done.json()["id"]
+
+    def ask(case) -> None:
+        arguments = case.as_transport_kwargs(base_url=server.url)
+        arguments["content"] = arguments.pop("data", None)  # as httpx calls it
+        arguments.pop("cookies", None)
+        response = client.request(**arguments)
+        statuses.add(response.status_code)
+        assert response.status_code < 500 or response.status_code in EXPECTED, response.text
+        case.validate_response(response, checks=CONFORMANCE)
+
+    def check(case, is_known) -> None:
+        known = {**KNOWN, "operation_id": restore()}
+        if is_known:
+            case.path_parameters = {name: known[name] for name in case.path_parameters or {}}
+            case.query = {}
+            if isinstance(case.body, dict):
+                case.body = {name: known[name] for name in case.body if name in known}
+        ask(case)
+
+    options = settings(max_examples=5, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+    allowed = operation.as_strategy(generation_mode=schemathesis.GenerationMode.POSITIVE)
+    options(given(allowed, st.booleans())(check))()
+    if "requestBody" in DOCUMENT["paths"][path][method.lower()]:
+        options(given(operation.as_strategy(generation_mode=schemathesis.GenerationMode.NEGATIVE))(ask))()
+    ended = method == "DELETE" and "operations" in path  # an operation that has ended cannot be cancelled
+    assert ended or path == NO_CACHE or any(status < 300 for status in statuses), statuses
+    restore()
+    assert server.complete().status_code == 200
