@@ -39,14 +39,19 @@ with suppress(KeyboardInterrupt):
 def spawn(tmp_path):
     processes = []
 
-    def start(drain_s: float, num_tokens: int = 40) -> tuple[subprocess.Popen, str]:
+    def start(drain_s: float, num_tokens: int = 40, *, on_hangup: signal.Handlers = signal.SIG_DFL) -> tuple[subprocess.Popen, str]:
+        """The process inherits `on_hangup`, whether or not the tests themselves were started by nohup."""
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         command = [sys.executable, "-c", PROGRAM, str(port), str(drain_s), str(num_tokens)]
         root = Path(__file__).parents[2]
-        with (tmp_path / "log").open("w") as log:
-            process = subprocess.Popen(command, cwd=root, stdout=log, stderr=log)
+        before = signal.signal(signal.SIGHUP, on_hangup)
+        try:
+            with (tmp_path / "log").open("w") as log:
+                process = subprocess.Popen(command, cwd=root, stdout=log, stderr=log)
+        finally:
+            signal.signal(signal.SIGHUP, before)
         processes.append(process)
         url = f"http://127.0.0.1:{port}"
         end = time.monotonic() + 120
@@ -98,11 +103,7 @@ def test_running_answers_are_finished(spawn, sent):
 
 
 def test_a_server_that_outlives_its_terminal_goes_on(spawn):
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup has it; the process inherits it
-    try:
-        process, url = spawn(600)
-    finally:
-        signal.signal(signal.SIGHUP, before)
+    process, url = spawn(600, on_hangup=signal.SIG_IGN)  # as nohup has it
     lines = stream_through(process, url, signal.SIGHUP)
     assert json.loads(lines[-2])["choices"][0]["finish_reason"] == "length"
     assert httpx.get(f"{url}/health").status_code == 200
