@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compiler.frontend.weights import WeightSource
-from runtime.device.cpu import host_buffer
+from runtime.device.cpu.memory import host_buffer
 from runtime.errors import DamagedFile
 from runtime.executable import DTYPES, Executable, ParamSpec, TensorSpec, VMFunction
 from runtime.sections import SectionFile, align, writing

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from compiler.machine.target import Target, host
 from runtime import flags
-from runtime.device.cpu import available_cores
+from runtime.device.cpu.cores import available_cores
 
 # What kernels are written for, strongest first; the first that is there decides how fast a machine is.
 NOTABLE = {

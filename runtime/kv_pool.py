@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.device.cpu import host_buffer
+from runtime.device.cpu.memory import host_buffer
 from runtime.executable import DTYPES
 from runtime.memory import MemoryAccount
 from runtime.step import PAGE_SIZE

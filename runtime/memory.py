@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.device.cpu import address_of, host_buffer
+from runtime.device.cpu.memory import address_of, host_buffer
 from runtime.errors import OutOfMemory
 from runtime.sections import align
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from runtime.device.cpu import address_of
+from runtime.device.cpu.memory import address_of
+from runtime.device.cpu.team import LaunchList, Record
 from runtime.executable import Base, NativeLaunch, Region
-from runtime.native.team import LaunchList, Record
 from runtime.vm import Frame, Loader, Step
 
 

@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 from runtime import flags
 from runtime.builtins import BUILTINS
-from runtime.device.cpu import available_cores
-from runtime.device.numa import Placement
+from runtime.device.cpu.cores import available_cores
+from runtime.device.cpu.numa import Placement
+from runtime.device.cpu.team import Team
 from runtime.executable import Executable
 from runtime.memory import MemoryAccount
-from runtime.native.team import Team
 from runtime.profile import Profile
 from runtime.vm import Machine
 

@@ -12,8 +12,9 @@ from typing import Any, NoReturn, assert_never
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.device.cpu import ObjectCode
-from runtime.device.host import check_target
+from runtime.device.cpu.code import ObjectCode
+from runtime.device.cpu.host import check_target
+from runtime.device.cpu.team import Team
 from runtime.errors import ArgumentMismatch, InvalidProgram, TooDeep, UnknownName
 from runtime.executable import (
     Arg,
@@ -33,7 +34,6 @@ from runtime.executable import (
 from runtime.library import routine
 from runtime.matching import INT64, Derive, Item, Match, mentions_slots, native_derive
 from runtime.memory import Arena, MemoryAccount, shares_memory
-from runtime.native.team import Team
 from runtime.profile import Profile
 
 MAX_DEPTH = 100  # of calls within calls

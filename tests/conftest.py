@@ -19,7 +19,7 @@ from hypothesis import settings
 from numpy.typing import NDArray
 
 from compiler.machine.target import Target, get, host
-from runtime.device.host import features
+from runtime.device.cpu.host import features
 
 ROOT = Path(__file__).parent.parent
 BIN = Path(sys.executable).parent
@@ -146,5 +146,5 @@ def matrix_unit(tmp_path_factory: pytest.TempPathFactory) -> MatrixUnit:
 def amx(matrix_unit: MatrixUnit, monkeypatch: pytest.MonkeyPatch) -> Target:
     """A target whose code runs here as on a machine with the unit."""
     allowed = features() | {"amx-tile", "amx-bf16", "amx-int8"}
-    monkeypatch.setattr("runtime.device.host.features", lambda: allowed)
+    monkeypatch.setattr("runtime.device.cpu.host.features", lambda: allowed)
     return get("amx")

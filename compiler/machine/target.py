@@ -13,7 +13,7 @@ from typing import Final
 import llvmlite.binding as llvm
 
 from runtime import flags
-from runtime.device.host import features
+from runtime.device.cpu.host import features
 
 
 class TargetError(Exception):

@@ -21,7 +21,7 @@ from compiler.ir.dtypes import DType
 from compiler.ir.parser import parse
 from compiler.machine.target import Target, host
 from compiler.ops.widened import BITS as WIDENED_BITS
-from runtime.device.cpu import host_buffer
+from runtime.device.cpu.memory import host_buffer
 from runtime.session import Session
 
 READ_BYTES = 512 << 20

@@ -28,7 +28,8 @@ from compiler.ir.types import tensor
 from compiler.ops.elementwise import ADD, MULTIPLY, RELU
 from compiler.ops.normalize import LAYER_NORM, LOG_SOFTMAX, RMS_NORM, SOFTMAX
 from deploy.bench.measure import Figure, by_turns
-from runtime.device.cpu import available_cores, host_buffer
+from runtime.device.cpu.cores import available_cores
+from runtime.device.cpu.memory import host_buffer
 from runtime.session import Session
 
 LENGTH = 4096

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from compiler.bind import _placed, _side_by_side
-from runtime.device.cpu import available_cores
-from runtime.device.numa import Placement
+from runtime.device.cpu.cores import available_cores
+from runtime.device.cpu.numa import Placement
 
 
 def test_what_is_mapped_is_copied_only_between_nodes() -> None:

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime import flags
-from runtime.device.host import ARCH
+from runtime.device.cpu.host import ARCH
 from runtime.errors import ArgumentMismatch, BoundExceeded, OutOfMemory, RuntimeFault, UnknownName
 from runtime.executable import (
     Base,

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime.device.host import ARCH
+from runtime.device.cpu.host import ARCH
 from runtime.errors import ArgumentMismatch, InvalidProgram, OutOfMemory, TooDeep, UnknownName
 from runtime.executable import (
     AnySpec,

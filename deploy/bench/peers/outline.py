@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from compiler.frontend.config import ModelConfig
 from compiler.frontend.weights import WeightSource
-from runtime.device.cpu import available_cores
+from runtime.device.cpu.cores import available_cores
 from server.settings import SettingsError
 
 Run = Callable[[], NDArray[Any]]

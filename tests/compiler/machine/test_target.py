@@ -11,7 +11,7 @@ from compiler.driver import compile_module
 from compiler.ir.parser import parse
 from compiler.machine.target import NAMED, TargetError, get, host, machine, runnable
 from runtime import flags
-from runtime.device.host import features
+from runtime.device.cpu.host import features
 
 
 def test_host_goes_by_features() -> None:

@@ -17,7 +17,7 @@ from deploy.bench.model import Case, Compared, Row, Work, measure_peer
 from deploy.bench.peers import outline
 from deploy.bench.peers.outline import Package, Subject
 from deploy.bench.synthetic import RandomWeights, shapes_of, synthetic_config
-from runtime.device.cpu import available_cores
+from runtime.device.cpu.cores import available_cores
 from server.settings import SettingsError
 
 VOCAB = 128

@@ -13,8 +13,8 @@ from compiler.interpret.graph import Interpreter
 from compiler.ir.dtypes import DType
 from compiler.ir.parser import parse
 from compiler.machine.target import Target
+from runtime.device.cpu.team import STACK_SPARE
 from runtime.executable import Executable
-from runtime.native.team import STACK_SPARE
 from runtime.session import Session
 
 ROWS = [1, 2, 8, 15, 16, 17, 32, 33, 64, 65]

@@ -7,7 +7,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from runtime.device.host import ARCH
+from runtime.device.cpu.host import ARCH
 from runtime.errors import DamagedCode
 
 _MACHINES = {"x86_64": 62, "aarch64": 183}

@@ -13,8 +13,9 @@ import llvmlite.binding as llvm
 import numpy as np
 import pytest
 
-from runtime.device.cpu import ObjectCode, available_cores
-from runtime.native.team import GUARD, STACK_SPARE, LaunchList, Record, Team, native_module
+from runtime.device.cpu.code import ObjectCode
+from runtime.device.cpu.cores import available_cores
+from runtime.device.cpu.team import GUARD, STACK_SPARE, LaunchList, Record, Team, native_module
 
 
 @pytest.fixture(scope="module")
@@ -227,7 +228,7 @@ def run_python(script: str) -> subprocess.CompletedProcess[str]:
 
 def test_the_interpreter_exits_cleanly_with_a_team_running() -> None:
     result = run_python("""
-        from runtime.native.team import Team
+        from runtime.device.cpu.team import Team
         kept = [Team(3), Team(2)]
         print("done")
     """)
@@ -265,8 +266,8 @@ def test_a_kernel_that_keeps_more_than_it_says_ends_the_process(num_threads: int
     result = run_python(f"""
         import numpy as np
         from pathlib import Path
-        from runtime.device.cpu import ObjectCode
-        from runtime.native.team import LaunchList, Record, Team
+        from runtime.device.cpu.code import ObjectCode
+        from runtime.device.cpu.team import LaunchList, Record, Team
         code = ObjectCode(Path({str(tmp_path / "deep.o")!r}).read_bytes())
         out, heap = np.zeros(8, np.int64), np.zeros(1, np.int64)
         launches = LaunchList([Record(code.address("deep"), code.address("grid"), ((0, 0),), ())], 1)
@@ -291,8 +292,8 @@ def test_a_kernel_has_the_stack_that_it_asks_for(num_threads: int, limited: str,
             os.execv(sys.executable, [*sys.orig_argv, "limited"])
         import numpy as np
         from pathlib import Path
-        from runtime.device.cpu import ObjectCode
-        from runtime.native.team import LaunchList, Record, Team
+        from runtime.device.cpu.code import ObjectCode
+        from runtime.device.cpu.team import LaunchList, Record, Team
         def work():
             code = ObjectCode(Path({str(tmp_path / "deep.o")!r}).read_bytes())
             out, heap = np.zeros(8, np.int64), np.zeros(1, np.int64)
@@ -322,7 +323,7 @@ def test_a_forked_child_goes_on_alone() -> None:
         import os, warnings
         warnings.simplefilter("ignore")
         import numpy as np
-        from runtime.native.team import LaunchList, Team
+        from runtime.device.cpu.team import LaunchList, Team
         team = Team(3)
         team.run(LaunchList([], 0))
         child = os.fork()

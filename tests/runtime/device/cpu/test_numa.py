@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from runtime.device import numa
-from runtime.device.numa import Placement
+from runtime.device.cpu import numa
+from runtime.device.cpu.numa import Placement
 
 
 @pytest.fixture

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from compiler.machine.target import host
-from runtime.device import host as host_module
-from runtime.device.host import ARCH, check_target
+from runtime.device.cpu import host as host_module
+from runtime.device.cpu.host import ARCH, check_target
 from runtime.errors import IncompatibleExecutable
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.device.cpu import host_buffer
+from runtime.device.cpu.memory import host_buffer
 
 SYSTEM = Path("/sys/devices/system/node")
 

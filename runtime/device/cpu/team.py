@@ -24,8 +24,9 @@ import llvmlite.binding as llvm
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.device.cpu import host_buffer, jit_engine
-from runtime.device.host import ARCH
+from runtime.device.cpu.code import jit_engine
+from runtime.device.cpu.host import ARCH
+from runtime.device.cpu.memory import host_buffer
 from runtime.errors import OutOfMemory
 from runtime.sections import align
 
@@ -84,7 +85,7 @@ def _native() -> _Native:
 
 
 def _text(name: str) -> str:
-    return (files("runtime.native") / name).read_text()
+    return (files("runtime.device.cpu") / name).read_text()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,45 @@
+"""Aligned host memory, and addresses."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.errors import OutOfMemory
+from runtime.sections import ALIGNMENT
+
+HUGE_PAGE = 2 << 20
+
+
+def host_buffer(num_bytes: int) -> NDArray[np.uint8]:
+    """Zeroed memory at a multiple of 64 bytes. Large blocks lie on huge pages where the system has them, and take no memory before
+    they are touched."""
+    alignment = HUGE_PAGE if num_bytes >= 2 * HUGE_PAGE else ALIGNMENT
+    try:
+        block = np.zeros(num_bytes + alignment, np.uint8) if alignment == ALIGNMENT else _mapped(num_bytes + alignment)
+    except (MemoryError, OSError, ValueError, OverflowError) as error:
+        raise OutOfMemory("host buffer", required=num_bytes) from error
+    start = -block.ctypes.data % alignment
+    return block[start : start + num_bytes]
+
+
+def _mapped(num_bytes: int) -> NDArray[np.uint8]:
+    mapping = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        mapping.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(mapping, np.uint8)
+
+
+_first_byte = ctypes.c_char.from_buffer
+
+
+def address_of(array: NDArray[Any]) -> int:
+    """`array.ctypes.data` four times as fast where that works: for memory that is writable and not empty."""
+    try:
+        return ctypes.addressof(_first_byte(array.data))
+    except (TypeError, ValueError, BufferError):
+        return array.ctypes.data

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import contextlib
+import ctypes
+
+import llvmlite.binding as llvm
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runtime.device.cpu import elf
+from runtime.device.cpu.code import ObjectCode
+from runtime.device.cpu.host import ARCH
+from runtime.errors import DamagedCode, RuntimeFault, UnresolvedSymbol
+
+
+def test_code_is_called_by_address(object_code: bytes) -> None:
+    code = ObjectCode(object_code)
+    grid = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(code.address("grid"))
+    dims = np.array([41], np.int64)
+    assert grid(dims.ctypes.data) == 41
+
+
+def test_an_unknown_symbol_is_named(object_code: bytes) -> None:
+    with pytest.raises(UnresolvedSymbol, match="'nothing'"):
+        ObjectCode(object_code).address("nothing")
+
+
+def test_what_code_needs_must_be_in_it(compile_object) -> None:
+    text = "declare float @expf(float)\ndefine float @f(float %x) {\n %y = call float @expf(float %x)\n ret float %y\n}"
+    with pytest.raises(UnresolvedSymbol, match="expf"):
+        ObjectCode(compile_object(text))
+
+
+def test_copies_of_memory_may_come_from_the_system(compile_object) -> None:
+    text = """
+    declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)
+    define void @fill(ptr %p, i64 %n) {
+      call void @llvm.memset.p0.i64(ptr %p, i8 7, i64 %n, i1 false)
+      ret void
+    }"""
+    code = ObjectCode(compile_object(text))
+    data = np.zeros(1000, np.uint8)
+    ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)(code.address("fill"))(data.ctypes.data, 1000)
+    assert (data == 7).all()
+
+
+@pytest.mark.skipif(ARCH != "x86_64", reason="other machines address relative to the code")
+def test_absolute_addresses_are_refused() -> None:
+    """The loader would end the process: the code lies above what 32 bits can address."""
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    machine = llvm.Target.from_default_triple().create_target_machine(reloc="static", codemodel="small")
+    text = """
+    @table = internal constant [2 x i64] [i64 3, i64 4]
+    define i64 @f(i64 %i) {
+      %p = getelementptr i64, ptr @table, i64 %i
+      %x = load i64, ptr %p
+      ret i64 %x
+    }"""
+    with pytest.raises(DamagedCode, match="position-independent"):
+        ObjectCode(machine.emit_object(llvm.parse_assembly(text)))
+
+
+def test_code_of_another_machine_is_refused(object_code: bytes) -> None:
+    other = object_code[:18] + b"\x02\x00" + object_code[20:]
+    with pytest.raises(DamagedCode, match="ELF machine 2"):
+        ObjectCode(other)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_give_a_typed_error(data: bytes) -> None:
+    for code in (data, b"\x7fELF\x02\x01" + data):
+        with pytest.raises(RuntimeFault):
+            elf.symbols(code)
+
+
+@given(st.data())
+def test_damaged_headers_do_no_harm(object_code: bytes, data: st.DataObject) -> None:
+    damaged = bytearray(object_code)
+    for _ in range(data.draw(st.integers(1, 4))):
+        damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
+    with contextlib.suppress(RuntimeFault):
+        elf.symbols(bytes(damaged))
