@@ -200,7 +200,7 @@ def test_what_is_taken_back_is_nowhere(rig, tokenizer, constraints, engine) -> N
         logits[following.get(int(history[-1]), TRIGGER)] += 6
         return logits
 
-    for length in range(1, 40):
+    for length in range(1, 40, 2):
         prompt = tuple(range(20, 20 + length))
         jumps, draws = submit_of(constraint, 1, prompt), submit_of(constraint, 2, prompt, prompt_logprobs=1)
         draws = msgspec.structs.replace(draws, params=msgspec.structs.replace(draws.params, seed=1))
