@@ -1,22 +1,42 @@
-"""Operators that compute each element of the result from the elements at the same place: arithmetic, comparison, logic, functions.
-Operands broadcast as in NumPy and have one element type; a scalar operand takes the tensors'."""
+"""Elementwise operators: arithmetic, comparison, logic, functions. Operands broadcast as in NumPy and have one element type; a scalar
+operand takes the tensors' type."""
 
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from compiler.ir.dims import Dim
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
-from compiler.ir.loops import Buffer, Const, Fn, Load, Scalar, dtype_of
+from compiler.ir.loops import Buffer, Const, Scalar
 from compiler.ir.op import REQUIRED, Deduce, OpDef
 from compiler.ir.types import ObjectType, ScalarType, TensorType, Type
+from compiler.ir.write import (
+    Kernel,
+    cast,
+    const,
+    cos,
+    equal,
+    erf,
+    exp,
+    floor,
+    log,
+    maximum,
+    minimum,
+    not_equal,
+    power,
+    round_half_even,
+    rsqrt,
+    select,
+    sin,
+    sqrt,
+    tanh,
+)
 from compiler.ops.broadcast import broadcast_fits, broadcast_tensors, element, output
-from compiler.ops.nest import accumulator, apply, cast, const, fill
 from compiler.ops.operands import dtype_attr, same_dtype, tensor_operand
 from compiler.ops.tables import Nest, Operands, define
 
@@ -68,17 +88,16 @@ def _takes(dtype: DType, scalar: ScalarType) -> bool:
 
 
 def _nest(formula: Callable[..., Scalar]) -> Callable[[Operands], Nest]:
-    """One loop nest; floats smaller than f32 are computed in f32 and rounded once per operator."""
+    """A loop nest that computes floats smaller than f32 in f32 and rounds them once per operator."""
 
     def legalize(operands: Operands) -> Nest:
-        out = output(operands)
+        k = Kernel()
+        out = k.array(output(operands))
         dtype = next(p.dtype for p in operands.places if isinstance(p, Buffer))
-        wide = accumulator(dtype)
-
-        def value(*ijk: Dim) -> Scalar:
-            return cast(formula(*(_widened(element(p, ijk, dtype, out.shape), wide) for p in operands.places)), out.dtype)
-
-        return Nest((out,), fill(out, value), fits=broadcast_fits(operands, out.shape))
+        with k.nest(out.shape) as at:
+            elements = [element(p, at, dtype, out.shape) for p in operands.places]
+            out[at] = cast(formula(*(_widened(e, dtype.accumulator) for e in elements)), out.dtype)
+        return Nest((out.buffer,), k.body(), fits=broadcast_fits(operands, out.shape))
 
     return legalize
 
@@ -95,7 +114,7 @@ def _numpy(formula: Callable[..., Any]) -> Callable[..., Any]:
 
     def interpret(*values: Any) -> Any:
         dtype = next(v.dtype for v in values if isinstance(v, np.ndarray))
-        wide = accumulator(DType.from_numpy(dtype)).numpy
+        wide = DType.from_numpy(dtype).accumulator.numpy
         result = np.asarray(formula(*(np.asarray(v).astype(dtype).astype(wide) for v in values)))
         return result if result.dtype == np.bool_ else result.astype(dtype)
 
@@ -105,30 +124,22 @@ def _numpy(formula: Callable[..., Any]) -> Callable[..., Any]:
 # --- formulas ----------------------------------------------------------------------------------------------------------
 
 
-def like(x: Scalar, value: float) -> Const:
-    """A constant of the other operand's type."""
-    return const(value, dtype_of(x))
-
-
 def sigmoid(x: Scalar) -> Scalar:
-    return apply(Fn.DIV, like(x, 1.0), apply(Fn.ADD, like(x, 1.0), apply(Fn.EXP, apply(Fn.NEG, x))))
+    return 1.0 / (1.0 + exp(-x))
 
 
 def silu(x: Scalar) -> Scalar:
-    return apply(Fn.DIV, x, apply(Fn.ADD, like(x, 1.0), apply(Fn.EXP, apply(Fn.NEG, x))))
+    return x / (1.0 + exp(-x))
 
 
 def gelu(x: Scalar) -> Scalar:
     """x * (1 + erf(x / sqrt 2)) / 2"""
-    inner = apply(Fn.ERF, apply(Fn.MUL, x, like(x, 0.5**0.5)))
-    return apply(Fn.MUL, apply(Fn.MUL, x, like(x, 0.5)), apply(Fn.ADD, like(x, 1.0), inner))
+    return x * 0.5 * (1.0 + erf(x * 0.5**0.5))
 
 
 def gelu_tanh(x: Scalar) -> Scalar:
     """x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))) / 2"""
-    cube = apply(Fn.MUL, apply(Fn.MUL, apply(Fn.MUL, x, x), x), like(x, 0.044715))
-    inner = apply(Fn.TANH, apply(Fn.MUL, apply(Fn.ADD, x, cube), like(x, (2.0 / np.pi) ** 0.5)))
-    return apply(Fn.MUL, apply(Fn.MUL, x, like(x, 0.5)), apply(Fn.ADD, like(x, 1.0), inner))
+    return x * 0.5 * (1.0 + tanh((x + x * x * x * 0.044715) * (2.0 / np.pi) ** 0.5))
 
 
 def numpy_erf(x: Any) -> Any:
@@ -151,60 +162,55 @@ def numpy_gelu_tanh(x: Any) -> Any:
 # --- the table ---------------------------------------------------------------------------------------------------------
 
 
-def _binary(name: str, fn: Fn, numpy: Callable[..., Any], kind: str = "numbers", result: DType | None = None) -> OpDef:
-    return define(name, "a, b", _deduce(kind, result), _numpy(numpy), _nest(lambda a, b: apply(fn, a, b)))
+def _binary(name: str, formula: Callable[..., Scalar], numpy: Callable[..., Any], kind: str = "numbers") -> OpDef:
+    return define(name, "a, b", _deduce(kind), _numpy(numpy), _nest(formula))
 
 
 def _unary(name: str, formula: Callable[[Scalar], Scalar], numpy: Callable[..., Any], kind: str = "floats") -> OpDef:
     return define(name, "x", _deduce(kind), _numpy(numpy), _nest(formula))
 
 
-def _comparison(name: str, fn: Fn, numpy: Callable[..., Any], kind: str = "numbers", *, swapped: bool = False) -> OpDef:
-    formula = (lambda a, b: apply(fn, b, a)) if swapped else (lambda a, b: apply(fn, a, b))
+def _comparison(name: str, formula: Callable[..., Scalar], numpy: Callable[..., Any], kind: str = "numbers") -> OpDef:
     return define(name, "a, b", _deduce(kind, DType.BOOL), _numpy(numpy), _nest(formula))
 
 
-def _by(fn: Fn) -> Callable[[Scalar], Scalar]:
-    return lambda x: apply(fn, x)
+ADD = _binary("add", operator.add, np.add)
+SUBTRACT = _binary("subtract", operator.sub, np.subtract)
+MULTIPLY = _binary("multiply", operator.mul, np.multiply)
+DIVIDE = _binary("divide", operator.truediv, np.divide, "floats")
+FLOOR_DIVIDE = _binary("floor_divide", operator.floordiv, np.floor_divide, "integers")
+MODULO = _binary("modulo", operator.mod, np.mod, "integers")
+POWER = _binary("power", power, np.power, "floats")
+MINIMUM = _binary("minimum", minimum, np.minimum)
+MAXIMUM = _binary("maximum", maximum, np.maximum)
 
+LESS = _comparison("less", operator.lt, np.less)
+LESS_EQUAL = _comparison("less_equal", operator.le, np.less_equal)
+GREATER = _comparison("greater", operator.gt, np.greater)
+GREATER_EQUAL = _comparison("greater_equal", operator.ge, np.greater_equal)
+EQUAL = _comparison("equal", equal, np.equal, "any elements")
+NOT_EQUAL = _comparison("not_equal", not_equal, np.not_equal, "any elements")
 
-ADD = _binary("add", Fn.ADD, np.add)
-SUBTRACT = _binary("subtract", Fn.SUB, np.subtract)
-MULTIPLY = _binary("multiply", Fn.MUL, np.multiply)
-DIVIDE = _binary("divide", Fn.DIV, np.divide, "floats")
-FLOOR_DIVIDE = _binary("floor_divide", Fn.FLOORDIV, np.floor_divide, "integers")
-MODULO = _binary("modulo", Fn.MOD, np.mod, "integers")
-POWER = _binary("power", Fn.POW, np.power, "floats")
-MINIMUM = _binary("minimum", Fn.MIN, np.minimum)
-MAXIMUM = _binary("maximum", Fn.MAX, np.maximum)
+LOGICAL_AND = _binary("logical_and", operator.and_, np.bitwise_and, "bools or integers")  # bitwise on integers
+LOGICAL_OR = _binary("logical_or", operator.or_, np.bitwise_or, "bools or integers")
+LOGICAL_XOR = _binary("logical_xor", operator.xor, np.bitwise_xor, "bools or integers")
+LOGICAL_NOT = _unary("logical_not", operator.invert, np.invert, "bools or integers")
 
-LESS = _comparison("less", Fn.LT, np.less)
-LESS_EQUAL = _comparison("less_equal", Fn.LE, np.less_equal)
-GREATER = _comparison("greater", Fn.LT, np.greater, swapped=True)
-GREATER_EQUAL = _comparison("greater_equal", Fn.LE, np.greater_equal, swapped=True)
-EQUAL = _comparison("equal", Fn.EQ, np.equal, "any elements")
-NOT_EQUAL = _comparison("not_equal", Fn.NE, np.not_equal, "any elements")
-
-LOGICAL_AND = _binary("logical_and", Fn.AND, np.bitwise_and, "bools or integers")  # bitwise on integers
-LOGICAL_OR = _binary("logical_or", Fn.OR, np.bitwise_or, "bools or integers")
-LOGICAL_XOR = _binary("logical_xor", Fn.XOR, np.bitwise_xor, "bools or integers")
-LOGICAL_NOT = _unary("logical_not", _by(Fn.NOT), np.invert, "bools or integers")
-
-NEGATIVE = _unary("negative", _by(Fn.NEG), np.negative, "numbers")
-ABS = _unary("abs", _by(Fn.ABS), np.abs, "numbers")
-EXP = _unary("exp", _by(Fn.EXP), np.exp)
-LOG = _unary("log", _by(Fn.LOG), np.log)
-SQRT = _unary("sqrt", _by(Fn.SQRT), np.sqrt)
-RSQRT = _unary("rsqrt", _by(Fn.RSQRT), lambda x: 1 / np.sqrt(x))
-TANH = _unary("tanh", _by(Fn.TANH), np.tanh)
-ERF = _unary("erf", _by(Fn.ERF), numpy_erf)
-SIN = _unary("sin", _by(Fn.SIN), np.sin)
-COS = _unary("cos", _by(Fn.COS), np.cos)
-FLOOR = _unary("floor", _by(Fn.FLOOR), np.floor)
-ROUND = _unary("round", _by(Fn.ROUND), np.rint)
+NEGATIVE = _unary("negative", operator.neg, np.negative, "numbers")
+ABS = _unary("abs", abs, np.abs, "numbers")
+EXP = _unary("exp", exp, np.exp)
+LOG = _unary("log", log, np.log)
+SQRT = _unary("sqrt", sqrt, np.sqrt)
+RSQRT = _unary("rsqrt", rsqrt, lambda x: 1 / np.sqrt(x))
+TANH = _unary("tanh", tanh, np.tanh)
+ERF = _unary("erf", erf, numpy_erf)
+SIN = _unary("sin", sin, np.sin)
+COS = _unary("cos", cos, np.cos)
+FLOOR = _unary("floor", floor, np.floor)
+ROUND = _unary("round", round_half_even, np.rint)
 SIGMOID = _unary("sigmoid", sigmoid, numpy_sigmoid)
 SILU = _unary("silu", silu, lambda x: x * numpy_sigmoid(x))
-RELU = _unary("relu", lambda x: apply(Fn.MAX, x, like(x, 0)), lambda x: np.maximum(x, 0), "numbers")
+RELU = _unary("relu", lambda x: maximum(x, 0), lambda x: np.maximum(x, 0), "numbers")
 GELU = _unary("gelu", gelu, numpy_gelu)
 GELU_TANH = _unary("gelu_tanh", gelu_tanh, numpy_gelu_tanh)
 CLIP = define(
@@ -212,7 +218,7 @@ CLIP = define(
     "x, low, high",
     _deduce("numbers"),
     _numpy(lambda x, low, high: np.minimum(np.maximum(x, low), high)),
-    _nest(lambda x, low, high: apply(Fn.MIN, apply(Fn.MAX, x, low), high)),
+    _nest(lambda x, low, high: minimum(maximum(x, low), high)),
 )
 
 
@@ -229,14 +235,13 @@ def _where_type(args: tuple[Type, ...], _: Mapping[str, Any]) -> Type:
 
 
 def _where_nest(operands: Operands) -> Nest:
-    out = output(operands)
+    k = Kernel()
+    out = k.array(output(operands))
     cond, a, b = operands.places
-
-    def value(*ijk: Dim) -> Scalar:
-        types = (DType.BOOL, out.dtype, out.dtype)
-        return apply(Fn.SELECT, *(element(p, ijk, t, out.shape) for p, t in zip((cond, a, b), types, strict=True)))
-
-    return Nest((out,), fill(out, value), fits=broadcast_fits(operands, out.shape))
+    with k.nest(out.shape) as at:
+        taken = element(cond, at, DType.BOOL, out.shape)
+        out[at] = select(taken, element(a, at, out.dtype, out.shape), element(b, at, out.dtype, out.shape))
+    return Nest((out.buffer,), k.body(), fits=broadcast_fits(operands, out.shape))
 
 
 def _where_numpy(cond: Any, a: Any, b: Any) -> Any:
@@ -265,8 +270,11 @@ def numpy_cast(value: Any, dtype: DType) -> Any:
 
 
 def _cast_nest(operands: Operands) -> Nest:
-    out, source = output(operands), operands.buffer(0)
-    return Nest((out,), fill(out, lambda *ijk: cast(Load(source, ijk), out.dtype)))
+    k = Kernel()
+    out, x = k.arrays(output(operands), operands.buffer(0))
+    with k.nest(out.shape) as at:
+        out[at] = cast(x[at], out.dtype)
+    return Nest((out.buffer,), k.body())
 
 
 CAST = define("cast", "x", _cast_type, lambda x, dtype: numpy_cast(x, DType(dtype)), _cast_nest, {"dtype": REQUIRED})

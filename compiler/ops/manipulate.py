@@ -1,6 +1,6 @@
-"""Operators that move elements without looking at them: views, permutations, joining and cutting.
+"""Operators that move elements and compute nothing: views, permutations, joining and cutting.
 
-Reshape, expand_dims and squeeze compute nothing and have no loop nest: their result is their operand's memory under another shape.
+Reshape, expand_dims and squeeze have no loop nest: the result is the operand's memory with another shape.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import numpy as np
 
 from compiler.ir.dims import Dim, ceil_div, dim_max, dim_min
 from compiler.ir.errors import AnnotationError
-from compiler.ir.loops import Buffer, Load
+from compiler.ir.loops import Scalar, dtype_of
 from compiler.ir.op import REQUIRED
 from compiler.ir.prove import prove_eq, prove_lt, prove_ne
 from compiler.ir.types import ShapeType, TensorType, TupleType, Type
+from compiler.ir.write import Kernel, const, guard
 from compiler.ops.broadcast import ONE, broadcast_fits, element, output, sized_buffer
-from compiler.ops.nest import fill, load, pick, seq
 from compiler.ops.operands import (
     agree,
     axes_attr,
@@ -41,7 +41,7 @@ def _of_shape(x: TensorType, shape: ShapeType) -> TensorType:
 
 
 def wanted_shape(args: Sequence[Type], index: int) -> ShapeType:
-    """A shape operand that says what a result shall be."""
+    """A shape operand that is the shape of the result."""
     shape = shape_operand(args, index, "shape")
     for i, d in enumerate(shape.dims or ()):
         if prove_lt(d, 0):
@@ -104,7 +104,7 @@ def _squeeze_view(operands: Operands) -> View:
 SQUEEZE = define("squeeze", "x", _squeeze_type, lambda x, axes: np.squeeze(x, axes), _squeeze_view, {"axes": REQUIRED}, view=True)
 
 
-# --- elements read at other places -------------------------------------------------------------------------------------
+# --- permutations --------------------------------------------------------------------------------------------------------
 
 
 def _broadcast_type(args: tuple[Type, ...], _: Attrs) -> Type:
@@ -119,8 +119,11 @@ def _broadcast_type(args: tuple[Type, ...], _: Attrs) -> Type:
 
 
 def _broadcast_nest(operands: Operands) -> Nest:
-    out, x = output(operands), operands.buffer(0)
-    return Nest((out,), fill(out, lambda *ijk: element(x, ijk, x.dtype, out.shape)), fits=broadcast_fits(operands, out.shape))
+    k = Kernel()
+    out, x = k.array(output(operands)), operands.buffer(0)
+    with k.nest(out.shape) as at:
+        out[at] = element(x, at, x.dtype, out.shape)
+    return Nest((out.buffer,), k.body(), fits=broadcast_fits(operands, out.shape))
 
 
 BROADCAST_TO = define("broadcast_to", "x, shape", _broadcast_type, lambda x, shape: np.array(np.broadcast_to(x, shape)), _broadcast_nest)
@@ -142,10 +145,12 @@ def _permute_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def _permute_nest(operands: Operands) -> Nest:
-    out, x = output(operands), operands.buffer(0)
+    k = Kernel()
+    out, x = k.arrays(output(operands), operands.buffer(0))
     axes = _permutation(operands.attrs, len(x.shape))
-    places = [axes.index(i) for i in range(len(axes))]  # of the operand's axes in the result
-    return Nest((out,), fill(out, lambda *ijk: Load(x, tuple(ijk[p] for p in places))))
+    with k.nest(out.shape) as at:
+        out[at] = x[tuple(at[axes.index(i)] for i in range(len(axes)))]
+    return Nest((out.buffer,), k.body())
 
 
 PERMUTE_DIMS = define(
@@ -161,9 +166,12 @@ def _flip_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def _flip_nest(operands: Operands) -> Nest:
-    out, x = output(operands), operands.buffer(0)
+    k = Kernel()
+    out, x = k.arrays(output(operands), operands.buffer(0))
     axes = axes_attr(operands.attrs, len(x.shape))
-    return Nest((out,), fill(out, lambda *ijk: load(x, *(x.shape[i] - 1 - d if i in axes else d for i, d in enumerate(ijk)))))
+    with k.nest(out.shape) as at:
+        out[at] = x[tuple(x.shape[i] - 1 - d if i in axes else d for i, d in enumerate(at))]
+    return Nest((out.buffer,), k.body())
 
 
 FLIP = define("flip", "x", _flip_type, lambda x, axes: np.ascontiguousarray(np.flip(x, axes)), _flip_nest, {"axes": REQUIRED})
@@ -173,7 +181,7 @@ FLIP = define("flip", "x", _flip_type, lambda x, axes: np.ascontiguousarray(np.f
 
 
 def _span(attrs: Attrs, extent: Dim) -> tuple[Dim, Dim]:
-    """Where a slice begins, and how long it is."""
+    """The begin and the length of a slice."""
     begin = dim_min(dim_max(dim_attr(attrs, "begin"), 0), extent)
     end = extent if attrs["end"] is None else dim_min(dim_attr(attrs, "end"), extent)
     return begin, ceil_div(dim_max(end - begin, 0), int_attr(attrs, "stride", 1))
@@ -192,11 +200,14 @@ def _slice_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def _slice_nest(operands: Operands) -> Nest:
-    out, x = output(operands), operands.buffer(0)
+    k = Kernel()
+    out, x = k.arrays(output(operands), operands.buffer(0))
     axis = axis_attr(operands.attrs, len(x.shape))
     begin, _ = _span(operands.attrs, x.shape[axis])
     stride = int_attr(operands.attrs, "stride", 1)
-    return Nest((out,), fill(out, lambda *ijk: load(x, *(begin + d * stride if i == axis else d for i, d in enumerate(ijk)))))
+    with k.nest(out.shape) as at:
+        out[at] = x[*at[:axis], begin + at[axis] * stride, *at[axis + 1 :]]
+    return Nest((out.buffer,), k.body())
 
 
 def _slice_numpy(x: Any, axis: int, begin: int, end: int | None, stride: int) -> Any:
@@ -204,7 +215,7 @@ def _slice_numpy(x: Any, axis: int, begin: int, end: int | None, stride: int) ->
     return np.ascontiguousarray(x[(*[slice(None)] * (axis % x.ndim), place)])
 
 
-# Along one axis, from `begin` up to `end` (None: the end); both are numbers or symbolic, and clamped into the axis.
+# Along one axis, from `begin` up to `end` (None: to the end of the axis). Both may be symbolic, and are clamped into the axis.
 SLICE = define("slice", "x", _slice_type, _slice_numpy, _slice_nest, {"axis": REQUIRED, "begin": 0, "end": None, "stride": 1})
 
 
@@ -221,20 +232,18 @@ def _split_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def _split_nest(operands: Operands) -> Nest:
-    x, out = operands.buffer(0), operands.out
+    k, out = Kernel(), operands.out
     assert isinstance(out, TupleType)
+    x = k.array(operands.buffer(0))
     axis = axis_attr(operands.attrs, len(x.shape))
     parts = tuple(sized_buffer(type_, f"part{n}") for n, type_ in enumerate(out.fields))
-    begin, stages = Dim.of(0), list[Any]()
-    for part in parts:
-
-        def value(*ijk: Dim, begin: Dim = begin) -> Load:
-            return load(x, *(begin + d if i == axis else d for i, d in enumerate(ijk)))
-
-        stages.append(fill(part, value))
+    begin = Dim.of(0)
+    for part in k.arrays(*parts):
+        with k.nest(part.shape) as at:
+            part[at] = x[*at[:axis], begin + at[axis], *at[axis + 1 :]]
         begin = begin + part.shape[axis]
     wanted = (*x.shape[:axis], begin, *x.shape[axis + 1 :])
-    return Nest(parts, seq(*stages), checks=unproved(operands, {0: wanted}))
+    return Nest(parts, k.body(), checks=unproved(operands, {0: wanted}))
 
 
 def _split_numpy(x: Any, axis: int, sizes: Sequence[int]) -> Any:
@@ -265,18 +274,25 @@ def _concat_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def _concat_nest(operands: Operands) -> Nest:
-    out = output(operands)
+    k = Kernel()
+    out, *xs = k.arrays(output(operands), *(operands.buffer(i) for i in range(len(operands.places))))
     axis = axis_attr(operands.attrs, len(out.shape))
-    xs = [operands.buffer(i) for i in range(len(operands.places))]
-
-    def value(*ijk: Dim) -> Any:
-        def part(x: Buffer) -> Any:
-            return x.shape[axis], lambda at: load(x, *(at if i == axis else d for i, d in enumerate(ijk)))
-
-        return pick(ijk[axis], [part(x) for x in xs], out.dtype)
-
+    with k.nest(out.shape) as at:
+        parts, begin = list[tuple[Dim, Scalar]](), Dim.of(0)
+        for x in xs:
+            parts.append((begin, x[*at[:axis], at[axis] - begin, *at[axis + 1 :]]))
+            begin = begin + x.shape[axis]
+        out[at] = _part_at(at[axis], parts, begin)
     wanted = {i: (*xs[0].shape[:axis], x.shape[axis], *xs[0].shape[axis + 1 :]) for i, x in enumerate(xs)}
-    return Nest((out,), fill(out, value), checks=unproved(operands, wanted))
+    return Nest((out.buffer,), k.body(), checks=unproved(operands, wanted))
+
+
+def _part_at(index: Dim, parts: Sequence[tuple[Dim, Scalar]], end: Dim) -> Scalar:
+    """Of parts that lie side by side, each with its begin and its element: the element of the part in which the index lies."""
+    value: Scalar = const(0, dtype_of(parts[0][1]))
+    for begin, part in reversed(parts):
+        value, end = guard(begin, index, end, part, value), begin
+    return value
 
 
 def _same_rank(xs: Sequence[TensorType]) -> int | None:
@@ -305,15 +321,13 @@ def _stack_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def _stack_nest(operands: Operands) -> Nest:
-    out = output(operands)
+    k = Kernel()
+    out, *xs = k.arrays(output(operands), *(operands.buffer(i) for i in range(len(operands.places))))
     axis = axis_attr(operands.attrs, len(out.shape))
-    xs = [operands.buffer(i) for i in range(len(operands.places))]
-
-    def value(*ijk: Dim) -> Any:
-        rest = ijk[:axis] + ijk[axis + 1 :]
-        return pick(ijk[axis], [(1, lambda _, x=x: load(x, *rest)) for x in xs], out.dtype)
-
-    return Nest((out,), fill(out, value), checks=unproved(operands, dict.fromkeys(range(len(xs)), xs[0].shape)))
+    with k.nest(out.shape) as at:
+        rest = at[:axis] + at[axis + 1 :]
+        out[at] = _part_at(at[axis], [(Dim.of(i), x[rest]) for i, x in enumerate(xs)], Dim.of(len(xs)))
+    return Nest((out.buffer,), k.body(), checks=unproved(operands, dict.fromkeys(range(len(xs)), xs[0].shape)))
 
 
 STACK = define("stack", "*xs", _stack_type, lambda *xs, axis: np.stack(xs, axis), _stack_nest, {"axis": 0})

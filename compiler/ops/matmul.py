@@ -1,6 +1,6 @@
-"""Products of matrices. Terms are multiplied and summed in f32 whatever the floats are, and the sum is rounded once; integers are
-multiplied and summed in the result's type. A `linear` may say to what floats its x can be rounded first, where a machine multiplies those
-faster; what it computes by definition is the product of x itself."""
+"""Products of matrices. Floats of every type are multiplied and summed in f32, and the sum is rounded once; integers are multiplied and
+summed in the result's type. The attribute `tolerates` of `linear` names a float type to which x may be rounded first, for machines that
+multiply it faster. By definition, `linear` is the product of x as it is."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import numpy as np
 from compiler.ir.dims import Dim
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
-from compiler.ir.loops import Fn, ReduceFn, Scalar
+from compiler.ir.loops import Scalar
 from compiler.ir.types import TensorType, Type
+from compiler.ir.write import Kernel, cast, total
 from compiler.ops.broadcast import Shape, broadcast_shapes, element, fits, output
-from compiler.ops.nest import apply, cast, fill, load, reduce
 from compiler.ops.operands import agree, bool_attr, dtype_attr, tensor_operand, unproved, wants_float
 from compiler.ops.tables import Nest, Operands, define
 
@@ -52,22 +52,16 @@ def _linear_numpy(x: Any, w: Any, bias: Any = None, *, out_dtype: str | None, to
 
 
 def _linear_nest(operands: Operands) -> Nest:
-    """out[..., n] = sum(r) x[..., r] * weight[n, r] + bias[n]"""
-    out, x, w = output(operands), operands.buffer(0), operands.buffer(1)
-    bias = operands.buffer(2) if operands.has(2) else None
-
-    def value(*ijk: Dim) -> Scalar:
-        *rows, n = ijk
-        terms = reduce(
-            ReduceFn.SUM,
-            (x.shape[-1],),
-            lambda r: apply(Fn.MUL, cast(load(x, *rows, r), F32), cast(load(w, n, r), F32)),
-        )
-        total = terms if bias is None else apply(Fn.ADD, terms, cast(load(bias, n), F32))
-        return cast(total, out.dtype)
-
+    k = Kernel()
+    out, x, w = k.arrays(output(operands), operands.buffer(0), operands.buffer(1))
+    bias = k.array(operands.buffer(2)) if operands.has(2) else None
+    with k.nest(out.shape) as (*rows, n):
+        y: Scalar = total((x.shape[-1],), lambda r: cast(x[*rows, r], F32) * cast(w[n, r], F32))
+        if bias is not None:
+            y = y + cast(bias[n], F32)
+        out[*rows, n] = cast(y, out.dtype)
     wanted = {1: (w.shape[0], x.shape[-1])} | ({} if bias is None else {2: (w.shape[0],)})
-    return Nest((out,), fill(out, value), checks=unproved(operands, wanted))
+    return Nest((out.buffer,), k.body(), checks=unproved(operands, wanted))
 
 
 LINEAR = define("linear", "x, weight, bias?", _linear_type, _linear_numpy, _linear_nest, {"out_dtype": None, "tolerates": None})
@@ -77,7 +71,7 @@ LINEAR = define("linear", "x, weight, bias?", _linear_type, _linear_numpy, _line
 
 
 def _matrix(shape: Shape, transposed: bool) -> Shape:
-    """The last two extents as the product sees them."""
+    """The rows and the columns of the matrix that is multiplied."""
     return (shape[-1], shape[-2]) if transposed else (shape[-2], shape[-1])
 
 
@@ -108,28 +102,26 @@ def _matmul_numpy(a: Any, b: Any, *, transpose_a: bool, transpose_b: bool, out_d
 
 
 def _matmul_nest(operands: Operands) -> Nest:
-    """out[..., m, n] = sum(r) a[..., m, r] * b[..., r, n]"""
-    out, a, b = output(operands), operands.buffer(0), operands.buffer(1)
+    k = Kernel()
+    out, a, b = k.array(output(operands)), operands.buffer(0), operands.buffer(1)
     flipped_a, flipped_b = operands.attrs["transpose_a"], operands.attrs["transpose_b"]
     wide = F32 if a.dtype.is_float else out.dtype
     _, length = _matrix(a.shape, flipped_a)
-    shape = out.shape[:-2]  # of the batch
+    batches, columns = out.shape[:-2], out.shape[-1]
+    with k.nest(out.shape) as (*batch, m, n):
 
-    def value(*ijk: Dim) -> Scalar:
-        *batch, m, n = ijk
+        def left(r: Dim) -> Scalar:
+            at = (*batch, r, m) if flipped_a else (*batch, m, r)
+            return cast(element(a, at, a.dtype, (*batches, *a.shape[-2:])), wide)
 
-        def term(r: Dim) -> Scalar:
-            left = (*batch, r, m) if flipped_a else (*batch, m, r)
-            right = (*batch, n, r) if flipped_b else (*batch, r, n)
-            x, y = element(a, left, a.dtype, (*shape, *a.shape[-2:])), element(b, right, b.dtype, (*shape, *b.shape[-2:]))
-            return apply(Fn.MUL, cast(x, wide), cast(y, wide))
+        def right(r: Dim) -> Scalar:
+            at = (*batch, n, r) if flipped_b else (*batch, r, n)
+            return cast(element(b, at, b.dtype, (*batches, *b.shape[-2:])), wide)
 
-        return cast(reduce(ReduceFn.SUM, (length,), term), out.dtype)
-
-    n = out.shape[-1]
-    wanted = {1: (*b.shape[:-2], *((n, length) if flipped_b else (length, n)))}
-    batches = (fit for i, x in enumerate((a, b)) for fit in fits(i, x.shape[:-2], shape))
-    return Nest((out,), fill(out, value), checks=unproved(operands, wanted), fits=tuple(batches))
+        out[*batch, m, n] = cast(total((length,), lambda r: left(r) * right(r)), out.dtype)
+    wanted = {1: (*b.shape[:-2], *((columns, length) if flipped_b else (length, columns)))}
+    stretched = (fit for i, x in enumerate((a, b)) for fit in fits(i, x.shape[:-2], batches))
+    return Nest((out.buffer,), k.body(), checks=unproved(operands, wanted), fits=tuple(stretched))
 
 
 MATMUL = define(

@@ -1,7 +1,7 @@
-"""Random numbers without a state: Philox 4x32-10 (Salmon et al., 2011) of a key and a counter.
+"""Stateless random numbers: Philox 4x32-10 (Salmon et al., 2011) of a key and a counter.
 
-Element `i` of a tensor (row-major) is word 0 of the block with counter (i, 0, 0, 0), and the key is the seed's two halves. So a number
-depends on its seed and its place alone, on every machine and with any number of threads.
+Element `i` of a tensor (row-major) is word 0 of the block with counter (i, 0, 0, 0); the two halves of the seed are the key. So a number
+depends on nothing but the seed and its index: it is the same on every machine and with any number of threads.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import numpy as np
 from compiler.ir.dims import Dim
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
-from compiler.ir.loops import Fn, Scalar
+from compiler.ir.loops import Scalar
 from compiler.ir.types import ObjectType, ScalarType, TensorType, Type
+from compiler.ir.write import Kernel, cast, const, index
 from compiler.ops.broadcast import element, output
 from compiler.ops.manipulate import wanted_shape
-from compiler.ops.nest import apply, cast, const, fill, index_value
 from compiler.ops.tables import Nest, Operands, define
 
 ROUNDS = 10
@@ -40,43 +40,36 @@ def _uniform_type(args: tuple[Type, ...], _: Mapping[str, Any]) -> Type:
 
 
 def _low(x: Scalar) -> Scalar:
-    return apply(Fn.AND, x, const(LOW, I64))
+    return x & LOW
 
 
 def _high(x: Scalar) -> Scalar:
-    return _low(apply(Fn.SHR, x, const(32, I64)))
+    return _low(x >> 32)
 
 
 def _philox(counter: Scalar, seed: Scalar) -> Scalar:
     """Word 0 of a block."""
     zero = const(0, I64)
-    words = [_low(counter), _high(counter), zero, zero]
+    words: list[Scalar] = [_low(counter), _high(counter), zero, zero]
     keys = [_low(seed), _high(seed)]
     for number in range(ROUNDS):
         if number:
-            keys = [_low(apply(Fn.ADD, k, const(step, I64))) for k, step in zip(keys, KEY_STEPS, strict=True)]
-        first, second = (apply(Fn.MUL, words[2 * i], const(m, I64)) for i, m in enumerate(MULTIPLIERS))
-        words = [
-            apply(Fn.XOR, apply(Fn.XOR, _high(second), words[1]), keys[0]),
-            _low(second),
-            apply(Fn.XOR, apply(Fn.XOR, _high(first), words[3]), keys[1]),
-            _low(first),
-        ]
+            keys = [_low(key + step) for key, step in zip(keys, KEY_STEPS, strict=True)]
+        first, second = words[0] * MULTIPLIERS[0], words[2] * MULTIPLIERS[1]
+        words = [_high(second) ^ words[1] ^ keys[0], _low(second), _high(first) ^ words[3] ^ keys[1], _low(first)]
     return words[0]
 
 
 def _uniform_nest(operands: Operands) -> Nest:
-    out, seed = output(operands), element(operands.places[1], (), I64)
-
-    def value(*ijk: Dim) -> Scalar:
-        place = Dim.of(0)
-        for index, extent in zip(ijk, out.shape, strict=True):
-            place = place * extent + index
-        word = _philox(index_value(place), seed)
-        top = apply(Fn.SHR, word, const(8, I64))  # 24 bits: every value is a float
-        return apply(Fn.MUL, cast(top, DType.F32), const(2.0**-24, DType.F32))
-
-    return Nest((out,), fill(out, value))
+    k = Kernel()
+    out, seed = k.array(output(operands)), element(operands.places[1], (), I64)
+    with k.nest(out.shape) as at:
+        counter = Dim.of(0)
+        for i, extent in zip(at, out.shape, strict=True):
+            counter = counter * extent + i
+        bits = _philox(index(counter), seed) >> 8  # 24 of them, which an f32 holds exactly
+        out[at] = cast(bits, DType.F32) * 2.0**-24
+    return Nest((out.buffer,), k.body())
 
 
 def numpy_philox(counters: Any, seed: int) -> Any:
