@@ -24,7 +24,7 @@ from runtime.device.cpu.host import features
 ROOT = Path(__file__).parent.parent
 BIN = Path(sys.executable).parent
 GOLDEN = Path(__file__).parent / "golden"
-AMX_UNIT = Path(__file__).parent / "compiler" / "codegen" / "amx_unit.c"
+AMX_UNIT = Path(__file__).parent / "compiler" / "backends" / "cpu" / "codegen" / "amx_unit.c"
 
 # A plain run repeats the same examples, so that it fails for a reason in the tree. `make test-slow` explores, with the profile `full`.
 settings.register_profile("quick", derandomize=True, deadline=None, print_blob=True)
