@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 ARGS   ?=
 LEAST  := $(if $(filter x86_64 amd64,$(shell uname -m)),x86-64-v3,aarch64-neon)
 LESSER := tests/compiler/backends/cpu/codegen tests/compiler/backends/cpu/schedule/test_attention.py tests/compiler/backends/cpu/schedule/test_matmul.py \
-          tests/compiler/backends/cpu/schedule/test_rows.py tests/compiler/test_driver.py tests/compiler/test_target.py tests/compiler/ops/test_compiled.py \
+          tests/compiler/backends/cpu/schedule/test_rows.py tests/compiler/test_driver.py tests/compiler/machine/test_target.py tests/compiler/ops/test_compiled.py \
           tests/deploy/cli/test_compiler.py tests/deploy/test_load.py::test_a_lesser_target_gets_code_of_its_own tests/runtime \
           tests/e2e/test_openai_client.py
 

@@ -54,6 +54,8 @@ def test_a_part_of_the_tests_runs_as_on_the_least_cpu() -> None:
     test, slow = (planned_by_make(target) for target in ("test", "test-slow"))
     assert re.search(r"^RELAXSERVE_TARGET=(x86-64-v3|aarch64-neon) .*/pytest ", test, re.MULTILINE)
     assert "slow" not in test and '-m "slow or hypothesis"' in slow
+    named = re.findall(r"(tests/[\w/.]+)", test)
+    assert named and [path for path in named if not (ROOT / path).exists()] == []
 
 
 def planned_by_make(target: str) -> str:
