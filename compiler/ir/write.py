@@ -23,7 +23,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from compiler.ir.dims import Dim, DimLike, DimVar
+from compiler.ir.dims import Dim, DimLike, DimVar, dim_max
 from compiler.ir.dtypes import DType
 from compiler.ir.loops import (
     Allocate,
@@ -122,6 +122,13 @@ class Kernel:
             yield tuple(stack.enter_context(self.serial(names[i], extent)) for i, extent in enumerate(extents))
 
     @contextmanager
+    def scope(self) -> Generator[None]:
+        """A block of its own: what is allocated or named inside ends with it."""
+        with self._open() as block:
+            yield
+        self.add(block.close())
+
+    @contextmanager
     def _loop(self, name: str, extent: DimLike, kind: LoopKind) -> Generator[Dim]:
         extent = Dim.of(extent)
         var = DimVar(name, 0, extent - 1)
@@ -167,6 +174,16 @@ class Kernel:
         scalar = as_scalar(value)
         self._blocks[-1].stmts.append(lambda rest: Let(var, scalar, rest))
         return Dim.of(var)
+
+    def unravel(self, number: Dim, axes: Mapping[str, Dim]) -> tuple[Dim, ...]:
+        """The point of a box that `number` stands for, in row-major order: the last axis runs fastest. `axes` gives each one's extent."""
+        point: list[Dim] = []
+        for name, extent in reversed(tuple(axes.items())):
+            extent = dim_max(extent, 1) if extent.is_const else extent  # the index of an empty box is never computed, but it must be valid
+            is_first = len(point) == len(axes) - 1
+            point.insert(0, self.let(name, number if is_first else number % extent, extent - 1))
+            number = number // extent
+        return tuple(point)
 
     def local(self, name: str, *shape: DimLike, dtype: DType = DType.F32) -> Array:
         """Registers or stack of one thread."""

@@ -101,6 +101,43 @@ def test_a_sum_of_a_product_is_rounded_twice_unless_it_is_added_in_place() -> No
     assert_equal(PrimFunc((source, dest), 1, k.body()), prim(wanted))
 
 
+def test_what_a_scope_allocates_ends_with_it() -> None:
+    dest = Buffer("y", (Dim.of(2),), F32)
+    k = Kernel()
+    y = k.array(dest)
+    for i in range(2):
+        with k.scope():
+            once = k.local("once", 1)
+            once[0] = 1.0
+            y[i] = once[0]
+    wanted = """prim f(out y: f32[2]) {
+      alloc local once: f32[1] { once[0] = 1.0 y[0] = once[0] }
+      alloc local once: f32[1] { once[0] = 1.0 y[1] = once[0] }
+    }"""
+    assert_equal(PrimFunc((dest,), 1, k.body()), prim(wanted))
+
+
+def test_a_number_stands_for_a_point_of_a_box() -> None:
+    """The last axis runs fastest."""
+    n, m = DimVar("n"), DimVar("m")
+    dest = Buffer("y", (n * 1, m * 1, Dim.of(4)), F32)
+    k = Kernel()
+    y = k.array(dest)
+    with k.parallel("p", n * m * 4) as p:
+        i, j, lane = k.unravel(p, {"i": Dim.of(n), "j": Dim.of(m), "lane": Dim.of(4)})
+        y[i, j, lane] = 1.0
+    wanted = """prim f(out y: f32[n, m, 4]) {
+      for parallel p in n * m * 4 {
+        let lane within 0..3 = dim(p % 4) {
+          let j within 0..m - 1 = dim(p // 4 % m) {
+            let i within 0..n - 1 = dim(p // 4 // m) { y[i, j, lane] = 1.0 }
+          }
+        }
+      }
+    }"""
+    assert_equal(PrimFunc((dest,), 1, k.body()), prim(wanted))
+
+
 def test_else_needs_a_condition() -> None:
     k = Kernel()
     y = k.array(Buffer("y", (Dim.of(1),), F32))

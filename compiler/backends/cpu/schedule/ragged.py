@@ -1,167 +1,121 @@
 """Attention within texts that stand one behind the other.
 
 A thread takes LANES neighbouring tokens of one head, a lane for each, and walks the keys of their text once, KEYS at a time: every number
-of a softmax is then one vector, and no lane looks at another. Where the tokens belong to several texts it walks each of these in turn,
-and keeps the rows of that text's own tokens. Steps are counted from the beginning of the text, so a row has the same bits wherever its
-text stands.
+of a softmax is then one vector, and no lane looks at another. Where the tokens belong to several texts, the thread walks each of these in
+turn, and keeps the rows of that text's own tokens. Steps are counted from the beginning of the text, so a row has the same bits wherever
+its text stands.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
-from compiler.backends.cpu.schedule.nests import lanes, loop, named, parallel, seq, unroll, when
-from compiler.backends.cpu.schedule.pieces import exp_of_difference, f32, le, local, mul
-from compiler.forms.nest import allocated
-from compiler.ir.dims import Dim, DimVar, ceil_div, dim_min
+from compiler.ir.dims import Dim, ceil_div, dim_min
 from compiler.ir.dtypes import DType
-from compiler.ir.loops import Apply, Buffer, Cast, Const, Fn, Let, Load, PrimFunc, Scalar, Stmt, Store
+from compiler.ir.loops import PrimFunc, Scalar
+from compiler.ir.write import Array, Kernel, cast, exp, fma, less_equal, maximum, select
 from compiler.ops.ragged import relative
 
 LANES = 16
-KEYS = 8  # scores that are in the making at once: enough to hide how long one addition takes, few enough for the registers
+KEYS = 8  # scores computed at once: enough to hide the latency of an addition, few enough for the registers
 F32, I64 = DType.F32, DType.I64
 
 
 def schedule_ragged(prim: PrimFunc) -> PrimFunc | None:
     if "ragged" not in prim.attrs or not prim.buffers[0].shape[2].is_const:
         return None
-    q, k, v, text_ids, starts, *bias, out = prim.buffers
+    kernel = Kernel()
+    q, k, v, text_ids, starts, *bias, out = kernel.arrays(*prim.buffers)
     (scale,) = prim.attrs["attention"]
-    body = _Ragged(q, k, v, text_ids, starts, bias[0] if bias else None, out, scale).body()
-    return PrimFunc(prim.params, prim.num_outputs, body, {**prim.attrs, "schedule": "ragged"})
+    _Ragged(q, k, v, text_ids, starts, bias[0] if bias else None, out, scale).write(kernel)
+    return PrimFunc(prim.params, prim.num_outputs, kernel.body(), {**prim.attrs, "schedule": "ragged"})
 
 
 @dataclass(frozen=True, slots=True)
 class _Ragged:
-    q: Buffer
-    k: Buffer
-    v: Buffer
-    text_ids: Buffer
-    starts: Buffer
-    bias: Buffer | None
-    out: Buffer
+    queries: Array
+    keys: Array
+    values: Array
+    text_ids: Array
+    starts: Array
+    bias: Array | None
+    out: Array
     scale: float
 
     @property
     def size(self) -> int:
-        return self.q.shape[2].const
+        return self.queries.shape[2].const
 
-    def body(self) -> Stmt:
-        tokens, heads, _ = self.q.shape
-        num_tiles = ceil_div(tokens, LANES)
-        return parallel("p", num_tiles * heads, lambda p: named("h", p % heads, heads - 1, lambda h: self.tile(p // heads * LANES, h)))
+    def write(self, k: Kernel) -> None:
+        tokens, heads, _ = self.queries.shape
+        with k.parallel("p", ceil_div(tokens, LANES) * heads) as p:
+            head = k.let("h", p % heads, heads - 1)
+            self.tile(k, p // heads * LANES, head)
 
-    def tile(self, first: Dim, h: Dim) -> Stmt:
-        """Behind the last token, lanes repeat it."""
-        last = self.q.shape[0] - 1
-        queries = local("queries", self.size, LANES)
+    def tile(self, k: Kernel, first: Dim, head: Dim) -> None:
+        """LANES tokens from `first` on. Behind the last token, lanes repeat it."""
+        last = self.queries.shape[0] - 1
+        queries = k.local("queries", self.size, LANES)
+        with k.serial("r", self.size) as r, k.vector(LANES) as lane:
+            queries[r, lane] = cast(self.queries[dim_min(first + lane, last), head, r], F32) * self.scale
+        low = k.let("low", cast(self.text_ids[first], I64))
+        high = k.let("high", cast(self.text_ids[dim_min(first + (LANES - 1), last)], I64))
+        with k.serial("x", high + 1 - low) as x:
+            start = k.let("start", cast(self.starts[low + x], I64))
+            end = k.let("end", cast(self.starts[low + x + 1], I64))
+            self.text(k, first, head, queries, start, end)
 
-        def query(r: Dim, lane: Dim) -> Stmt:
-            value = f32(Load(self.q, (dim_min(first + lane, last), h, r)))
-            return Store(queries, (r, lane), mul(value, Const(self.scale, F32)))
+    def text(self, k: Kernel, first: Dim, head: Dim, queries: Array, start: Dim, end: Dim) -> None:
+        """One text, `start` to `end`, for the tokens of the tile."""
+        sums, top, total = k.local("sums", self.size, LANES), k.local("top", LANES), k.local("total", LANES)
+        with k.serial("e", self.size) as e, k.vector(LANES) as lane:
+            sums[e, lane] = 0.0
+        with k.vector(LANES) as lane:
+            top[lane] = float("-inf")
+        with k.vector(LANES) as lane:
+            total[lane] = 0.0
+        with k.serial("b", ceil_div(end - start, KEYS)) as b:
+            self.block(k, first, head, queries, start + b * KEYS, end, sums, top, total)
+        with k.serial("e", self.size) as e, k.vector(LANES) as lane:
+            token = first + lane
+            with k.when(less_equal(start, token) & less_equal(token + 1, end)):
+                self.out[token, head, e] = cast(sums[e, lane] / total[lane], self.out.dtype)
 
-        def text(number: Dim) -> Stmt:
-            bounds = Load(self.starts, (number,)), Load(self.starts, (number + 1,))
-            return _let("start", bounds[0], lambda start: _let("end", bounds[1], lambda end: self.text(first, h, queries, start, end)))
-
-        def texts(low: Dim, high: Dim) -> Stmt:
-            return loop("x", high + 1 - low, lambda x: text(low + x))
-
-        ends = Load(self.text_ids, (first,)), Load(self.text_ids, (dim_min(first + (LANES - 1), last),))
-        return allocated(
-            (queries,),
-            seq(
-                loop("r", self.size, lambda r: _each(lambda lane: query(r, lane))),
-                _let("low", ends[0], lambda low: _let("high", ends[1], lambda high: texts(low, high))),
-            ),
-        )
-
-    def text(self, first: Dim, h: Dim, queries: Buffer, start: Dim, end: Dim) -> Stmt:
-        sums, top, total = local("sums", self.size, LANES), local("top", LANES), local("total", LANES)
-
-        def put(e: Dim, lane: Dim) -> Stmt:
-            value = Apply(Fn.DIV, (Load(sums, (e, lane)), Load(total, (lane,))))
-            result = value if self.out.dtype is F32 else Cast(value, self.out.dtype)
-            own = Apply(Fn.AND, (le(start, first + lane), le(first + lane + 1, end)))
-            return when(own, Store(self.out, (first + lane, h, e), result))
-
-        def keys(b: Dim) -> Stmt:
-            return self.keys(first, h, queries, start + b * KEYS, end, sums, top, total)
-
-        return allocated(
-            (sums, top, total),
-            seq(
-                loop("e", self.size, lambda e: _each(lambda lane: Store(sums, (e, lane), Const(0.0, F32)))),
-                _each(lambda lane: Store(top, (lane,), Const(float("-inf"), F32))),
-                _each(lambda lane: Store(total, (lane,), Const(0.0, F32))),
-                loop("b", ceil_div(end - start, KEYS), keys),
-                loop("e", self.size, lambda e: _each(lambda lane: put(e, lane))),
-            ),
-        )
-
-    def keys(self, first: Dim, h: Dim, queries: Buffer, start: Dim, end: Dim, sums: Buffer, top: Buffer, total: Buffer) -> Stmt:
+    def block(self, k: Kernel, first: Dim, head: Dim, queries: Array, start: Dim, end: Dim, sums: Array, top: Array, total: Array) -> None:
         """Add KEYS keys to what was summed. Behind the end, the last key stands in with no weight."""
-        weights, old, change = local("weights", KEYS, LANES), local("old", LANES), local("change", LANES)
+        weights, old, change = k.local("weights", KEYS, LANES), k.local("old", LANES), k.local("change", LANES)
 
-        def each_key(body: Callable[[Dim, Dim], Stmt]) -> Stmt:
-            return unroll("j", KEYS, lambda j: _each(lambda lane: body(j, lane)))
-
-        def key(j: Dim) -> Dim:
+        def key(j: Dim | int) -> Dim:
             return dim_min(start + j, end - 1)
 
-        def dot(r: Dim, j: Dim, lane: Dim) -> Stmt:
-            terms = (Load(queries, (r, lane)), f32(Load(self.k, (key(j), h, r))), Load(weights, (j, lane)))
-            return Store(weights, (j, lane), Apply(Fn.FMA, terms))
-
-        def score(j: Dim, lane: Dim) -> Stmt:
-            value: Scalar = Load(weights, (j, lane))
+        with k.unroll("j", KEYS) as j, k.vector(LANES) as lane:
+            weights[j, lane] = 0.0
+        with k.serial("r", self.size) as r, k.unroll("j", KEYS) as j, k.vector(LANES) as lane:
+            weights[j, lane] += queries[r, lane] * cast(self.keys[key(j), head, r], F32)
+        with k.unroll("j", KEYS) as j, k.vector(LANES) as lane:
+            score: Scalar = weights[j, lane]
             if self.bias is not None:
-                value = Apply(Fn.ADD, (value, f32(Load(self.bias, (h, relative(self.bias, start + j, first + lane))))))
-            return Store(weights, (j, lane), Apply(Fn.SELECT, (le(start + j + 1, end), value, Const(float("-inf"), F32))))
+                score = score + cast(self.bias[head, relative(self.bias.buffer, start + j, first + lane)], F32)
+            weights[j, lane] = select(less_equal(start + j + 1, end), score, float("-inf"))
 
-        def raised(lane: Dim) -> Stmt:
-            return Store(top, (lane,), _fold(Fn.MAX, Load(old, (lane,)), weights, lane))
-
-        def weight(j: Dim, lane: Dim) -> Stmt:
-            return Store(weights, (j, lane), exp_of_difference(Load(weights, (j, lane)), Load(top, (lane,))))
-
-        def summed(lane: Dim) -> Stmt:
-            return Store(total, (lane,), _fold(Fn.ADD, mul(Load(total, (lane,)), Load(change, (lane,))), weights, lane))
-
-        def mixed(e: Dim, lane: Dim) -> Stmt:
-            value: Scalar = mul(Load(sums, (e, lane)), Load(change, (lane,)))
-            for j in (Dim.of(j) for j in range(KEYS)):
-                value = Apply(Fn.FMA, (Load(weights, (j, lane)), f32(Load(self.v, (key(j), h, e))), value))
-            return Store(sums, (e, lane), value)
-
-        return allocated(
-            (weights, old, change),
-            seq(
-                each_key(lambda j, lane: Store(weights, (j, lane), Const(0.0, F32))),
-                loop("r", self.size, lambda r: each_key(lambda j, lane: dot(r, j, lane))),
-                each_key(score),
-                _each(lambda lane: Store(old, (lane,), Load(top, (lane,)))),
-                _each(raised),
-                _each(lambda lane: Store(change, (lane,), exp_of_difference(Load(old, (lane,)), Load(top, (lane,))))),
-                each_key(weight),
-                _each(summed),
-                loop("e", self.size, lambda e: _each(lambda lane: mixed(e, lane))),
-            ),
-        )
-
-
-def _each(body: Callable[[Dim], Stmt]) -> Stmt:
-    return lanes(LANES, body)
-
-
-def _let(name: str, value: Load, body: Callable[[Dim], Stmt]) -> Stmt:
-    var = DimVar(name)
-    return Let(var, Cast(value, I64), body(Dim.of(var)))
-
-
-def _fold(fn: Fn, value: Scalar, weights: Buffer, lane: Dim) -> Scalar:
-    for j in range(KEYS):
-        value = Apply(fn, (value, Load(weights, (Dim.of(j), lane))))
-    return value
+        with k.vector(LANES) as lane:
+            old[lane] = top[lane]
+        with k.vector(LANES) as lane:
+            largest: Scalar = old[lane]
+            for j in range(KEYS):
+                largest = maximum(largest, weights[j, lane])
+            top[lane] = largest
+        with k.vector(LANES) as lane:
+            change[lane] = exp(old[lane] - top[lane])
+        with k.unroll("j", KEYS) as j, k.vector(LANES) as lane:
+            weights[j, lane] = exp(weights[j, lane] - top[lane])
+        with k.vector(LANES) as lane:
+            value = total[lane] * change[lane]
+            for j in range(KEYS):
+                value = value + weights[j, lane]
+            total[lane] = value
+        with k.serial("e", self.size) as e, k.vector(LANES) as lane:
+            value = sums[e, lane] * change[lane]
+            for j in range(KEYS):
+                value = fma(weights[j, lane], cast(self.values[key(j), head, e], F32), value)
+            sums[e, lane] = value
