@@ -25,10 +25,10 @@ class Admission:
         self._full_since: float | None = None  # and without a completion
 
     def admit(self, num_sequences: int, num_tokens: int) -> Lease:
-        """Take the request in, or say when a retry makes sense. Tokens never keep out the only request there is."""
+        """Take the request in, or say when a retry makes sense. The only request there is is never kept out: no retry would help it."""
         too_many = self.num_sequences + num_sequences - self.max_sequences
         too_long = self.num_queued_tokens and self.num_queued_tokens + num_tokens > self.max_queued_tokens
-        if too_many > 0 or too_long:
+        if (self.num_sequences and too_many > 0) or too_long:
             wait_s = max(1, too_many) * self._pace_s
             raise ApiError(
                 QUEUE_FULL,
