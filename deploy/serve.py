@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import resource
@@ -78,6 +79,7 @@ async def preflight(spec: ModelSpec, hub_token: str | None = None) -> Footprint:
 def serve(settings: ServerSettings, models: Sequence[ModelSpec], greet: Greet, hub_token: str | None = None) -> bool:
     """Until told to stop; False if `greet` ended it. What can be refused is refused before anything starts."""
     Guard(settings)  # reads the keys
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # one request's texts take one core, not those of the streams
     settings = with_descriptors(settings)
     with nullcontext() if settings.state_file is None else own_state(settings.state_file):
         listener = listen(settings.host, settings.port)
@@ -111,6 +113,14 @@ def own_state(path: Path) -> Generator[None]:
         yield
 
 
+def collect_in_small_portions() -> None:
+    """Garbage is looked for while everything waits. So modules are left out, what is young is looked at often, and all of it rarely: what
+    the front keeps for long it frees by counting references."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 1_000)
+
+
 async def _serve(
     settings: ServerSettings,
     models: Sequence[ModelSpec],
@@ -128,6 +138,7 @@ async def _serve(
         cache=cache,
         initial=models,
     )
+    collect_in_small_portions()
     server = Server(create_app(settings, registry), settings, registry, log_level="warning")
 
     async def welcome() -> bool:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from difflib import get_close_matches
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import BaseRoute, Match, Route
@@ -15,6 +17,7 @@ from starlette.routing import BaseRoute, Match, Route
 from server.api import admin, aliases, chat, completions, embeddings, health, models, pages, tokenize
 from server.api.context import Context
 from server.api.description import describe_answers
+from server.api.respond import json_answer
 from server.auth import Guard
 from server.errors import (
     BAD_REQUEST,
@@ -58,6 +61,7 @@ def create_app(settings: ServerSettings, registry: Registry) -> FastAPI:
         version=health.distribution_version(),
         lifespan=lifespan,
         docs_url=None,
+        openapi_url=None,
         redoc_url=None,
         redirect_slashes=False,  # a redirected POST is more trouble than a plain answer
     )
@@ -67,6 +71,11 @@ def create_app(settings: ServerSettings, registry: Registry) -> FastAPI:
         app.include_router(router)
     app.state.routes = [route for router in routers for route in router.routes]
     describe_answers(app)
+
+    @app.get("/openapi.json", include_in_schema=False)
+    async def describe() -> Response:
+        return json_answer(await asyncio.to_thread(app.openapi))  # made when first asked for, which takes a while
+
     app.add_exception_handler(ApiError, _on_api_error)
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(HTTPException, _on_http_error)
@@ -153,4 +162,6 @@ def _allowed(request: Request) -> str:
 
 def _near(request: Request) -> str | None:
     """The path that was probably meant: without /v1, or with it twice, or with a slash at the end."""
-    return next(iter(get_close_matches(request.url.path[:200], request.app.openapi()["paths"], n=1, cutoff=0.75)), None)
+    routes: list[BaseRoute] = request.app.state.routes
+    paths = [route.path for route in routes if isinstance(route, APIRoute) and route.include_in_schema]
+    return next(iter(get_close_matches(request.url.path[:200], paths, n=1, cutoff=0.75)), None)

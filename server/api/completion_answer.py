@@ -13,7 +13,7 @@ import msgspec
 from server.api.answers import CompletionChoice, CompletionLogprobs, Envelope
 from server.api.context import answer_id
 from server.api.generate import Generation, Job, Step, TokenEntry, Usage
-from server.api.logprobs import Columns, LogprobWriter
+from server.api.logprobs import Columns, LogprobWriter, num_judged
 from server.api.prepare import off_loop
 from server.api.respond import fingerprint
 from server.api.schema import CompletionBody
@@ -91,7 +91,7 @@ class CompletionAnswer:
         )
 
     async def whole(self) -> list[bytes]:
-        size = sum(map(len, self._prompt_ids))
+        size = sum(map(len, self._prompt_ids)) * (self._per_prompt if self._body.echo else 1)
         async with aclosing(self._steps()) as steps:
             async for step in steps:
                 choice = self._choices[step.choice]
@@ -102,7 +102,7 @@ class CompletionAnswer:
                 choice.num_judged += len(step.entries)
                 if (logprobs := self._logprobs(step.choice, step.entries)) is not None:
                     choice.logprobs.add(logprobs)
-                size += len(step.token_ids)
+                size += len(step.token_ids) + num_judged(step.prompt_logprobs)
         return await off_loop(size, self._pieces)
 
     def _pieces(self) -> list[bytes]:
@@ -125,7 +125,7 @@ class CompletionAnswer:
                 if step.choice not in opened:
                     opened.add(step.choice)
                     if self._prompts or step.prompt_logprobs or self._body.return_token_ids:
-                        yield head + await off_loop(len(step.prompt_logprobs), lambda step=step: self._opening(step)) + tail
+                        yield head + await off_loop(num_judged(step.prompt_logprobs), lambda step=step: self._opening(step)) + tail
                 if step.text and choice.finish is None and not step.entries and not self._body.return_token_ids:
                     yield b'%b{"index":%d,"text":%b,"logprobs":null,"finish_reason":null}%b' % (
                         head,

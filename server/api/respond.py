@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Mapping
 from typing import Protocol, TypeVar
 
 import msgspec
@@ -37,13 +37,15 @@ class Pieces(Response):
 
     media_type = "application/json"
 
-    def __init__(self, pieces: Sequence[bytes], headers: Mapping[str, str]) -> None:
+    def __init__(self, pieces: list[bytes], headers: Mapping[str, str]) -> None:
         super().__init__(headers={**headers, "content-length": str(sum(map(len, pieces)))})
+        pieces.reverse()
         self._pieces = pieces
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        for piece in self._pieces:
+        while self._pieces:
+            piece = self._pieces.pop()  # to free a large answer all at once takes long, too
             for at in range(0, len(piece), PIECE_BYTES):
                 await send({"type": "http.response.body", "body": piece[at : at + PIECE_BYTES], "more_body": True})
                 if len(piece) > PIECE_BYTES:
