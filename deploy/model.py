@@ -84,7 +84,7 @@ def load_servable(model: Servable, load: Load, progress: Progress, started: floa
         if folder is not None:
             place = folder.weights_of(compiled.key, files.weights.digest())
             with _kept_in(place.parent):
-                packed = begin_use(place, verify=load.verify, progress=partial(progress, "verify"))
+                packed = begin_use(place, verify=load.verify, restart=load.restart, progress=partial(progress, "verify"))
         with nullcontext() if packed is None else _kept_in(packed.parent):
             bind_weights(session, compiled.executable, kind.entry, files.weights, packed, partial(progress, "pack"))
     except ModelError as error:

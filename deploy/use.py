@@ -59,11 +59,14 @@ def _is_locked(marker: Path) -> bool:
     return False
 
 
-def begin_use(path: Path, *, verify: bool = False, progress: Callable[[float], None] = lambda _: None) -> Path | None:
-    """Where to find or put the file, after it was verified if need be: None where it is damaged and cannot be removed."""
+def begin_use(
+    path: Path, *, verify: bool = False, restart: bool = False, progress: Callable[[float], None] = lambda _: None
+) -> Path | None:
+    """Where to find or put the file, after it was verified if need be: None where it is damaged and cannot be removed. A worker that the
+    server restarts does not wait for that: its predecessor only read the file, and a check runs beside it."""
     left = left_behind(path)
-    if path.exists() and (left or verify):
-        why = "the last process that used it did not end in order" if left else "it was damaged before"
+    if path.exists() and (verify or (left and not restart)):
+        why = "it was damaged before" if verify else "the last process that used it did not end in order"
         log.warning("%s is verified before it is used: %s", path, why)
         if not _is_sound(path, progress):
             return None

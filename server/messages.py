@@ -104,6 +104,7 @@ class Load(Message, frozen=True, tag=True):
     target: str = "host"  # what code is generated for
     hub_token: str | None = None  # to download with; None: what the machine has, a file or a variable
     verify: bool = False  # what earlier loads kept, completely and before it is used: that of the last worker was damaged
+    restart: bool = False  # this server has served the model: kept files are verified beside the worker, however the last one ended
 
 
 class Submit(Message, frozen=True, tag=True):

@@ -229,6 +229,7 @@ class Supervisor:
                         link.is_up()
                         self._link = link
                         self._ready_s = time.monotonic()
+                        self._load = msgspec.structs.replace(self._load, restart=True)
                         return message
                     case LoadFailed():
                         raise LoadError(message.code, message.message, message.required_bytes, message.free_bytes)

@@ -92,6 +92,16 @@ def test_a_start_after_an_orderly_end_reads_no_weights(path: Path, monkeypatch: 
     assert begin_use(path) == path
 
 
+def test_a_restart_by_the_server_reads_no_weights(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with user(path) as process:
+        process.kill()
+    with monkeypatch.context() as patched:
+        patched.setattr(SectionFile, "verify", lambda *_: pytest.fail("it was read"))
+        assert begin_use(path, restart=True) == path and left_behind(path) == []
+    flip(path)
+    assert begin_use(path, restart=True, verify=True) == path and not path.exists()  # unless the last worker was damaged
+
+
 def test_a_start_that_is_told_to_verifies(path: Path) -> None:
     flip(path)
     assert begin_use(path, verify=True) == path and not path.exists()
