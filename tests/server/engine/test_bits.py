@@ -15,7 +15,7 @@ from server.messages import SamplingParams, Submit
 SMALL = StepLimits(vocab_size=320, max_context=512, max_tokens=64, max_seqs=12, num_pages=24)
 
 
-@pytest.fixture(params=[80, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.fixture(params=[40, pytest.param(1000, marks=pytest.mark.slow)])
 def submits(request, random_submits) -> list[Submit]:
     return random_submits(request.param, 11)
 
