@@ -26,7 +26,7 @@ from runtime.kv_pool import KVLayout, KVPool
 from runtime.memory import MemoryAccount
 from runtime.sampling import Judged, SampleBatch, Sampled
 from runtime.session import Session
-from runtime.step import NO_ROWS, PAGE_SIZE, EmbedLimits, EmbedModel, StepBatch, StepLimits, StepModel
+from runtime.step import NO_ROWS, PAGE_SIZE, EmbedLimits, EmbedModel, Logits, StepBatch, StepLimits, StepModel
 from server.handle import LoadError
 from server.messages import Load
 
@@ -56,7 +56,7 @@ class Served:
             rows = (zero, NO_ROWS) if self.step_model.limits.generates else (NO_ROWS, zero)
             padding = StepBatch(zero, zero, zero, np.arange(2, dtype=np.int32), one, zero[None], *rows)  # its page is nobody's
             logits = self.step_model.run(padding)
-            return bool(np.isfinite(logits).all() and np.isfinite(self.step_model.hidden()).all())
+            return bool(np.isfinite(self.step_model.download(logits)).all() and np.isfinite(self.step_model.hidden()).all())
         return self.embed_model is None or bool(np.isfinite(self.embed_model.run([[0]])).all())
 
 
@@ -176,6 +176,7 @@ class _Stepping:
         self._pool = pool
         self._limits = limits
         self._hidden = np.empty((0, limits.embedding_size), np.float32)
+        self._no_logits = np.empty((0, limits.vocab_size), np.float32)
 
     @property
     def limits(self) -> StepLimits:
@@ -198,25 +199,28 @@ class _Stepping:
         step = (batch.tokens, batch.positions, batch.slots, seq_ids, batch.page_tables)
         return self._session.call(entry, *step, *rows, *self._pool.arguments, views=True)
 
-    def sample(self, logits: NDArray[np.float32], batch: SampleBatch) -> Sampled:
+    def sample(self, logits: Logits, batch: SampleBatch) -> Sampled:
         return Sampled.of(self._session.call(SAMPLE_ENTRY, logits, *batch.arrays, above=True))
 
-    def judge(self, logits: NDArray[np.float32], rows: NDArray[np.int32], tokens: NDArray[np.int32], tops: NDArray[np.int32]) -> Judged:
+    def judge(self, logits: Logits, rows: NDArray[np.int32], tokens: NDArray[np.int32], tops: NDArray[np.int32]) -> Judged:
         return Judged(*self._session.call(JUDGE_ENTRY, logits, rows, tokens, tops, above=True))
+
+    def download(self, logits: Logits) -> NDArray[np.float32]:
+        return np.array(logits, np.float32)
 
 
 class CompiledModel(_Stepping):
-    def run(self, batch: StepBatch) -> NDArray[np.float32]:
+    def run(self, batch: StepBatch) -> Logits:
         logits, self._hidden = self._call(BOTH, batch, batch.logit_rows, batch.hidden_rows)
-        return logits
+        return Logits(logits)
 
 
 class EmbeddingModel(_Stepping):
     """Without a head."""
 
-    def run(self, batch: StepBatch) -> NDArray[np.float32]:
+    def run(self, batch: StepBatch) -> Logits:
         self._hidden = self._call(HIDDEN, batch, batch.hidden_rows)
-        return np.empty((0, self._limits.vocab_size), np.float32)
+        return Logits(self._no_logits)
 
 
 # --- encoders ----------------------------------------------------------------------------------------------------------

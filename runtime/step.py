@@ -6,12 +6,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NewType, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from runtime.sampling import Judged, SampleBatch, Sampled
+
+# Rows of logits [r, vocab] where the device left them. Opaque: only the model that made them reads them. Valid until its next step.
+Logits = NewType("Logits", object)
 
 PAGE_SIZE = 16  # tokens per page of the KV cache
 NO_ROWS: NDArray[np.int32] = np.empty(0, np.int32)
@@ -47,17 +50,21 @@ class StepModel(Protocol):
     @property
     def limits(self) -> StepLimits: ...
 
-    def run(self, batch: StepBatch) -> NDArray[np.float32]:
-        """Append keys and values of all tokens, return logits [r, vocab], which are valid until the next step. A row depends on nothing
-        but its own sequence."""
+    def run(self, batch: StepBatch) -> Logits:
+        """Append keys and values of all tokens, compute logits [r, vocab] of the rows wanted. A row depends on nothing but its own
+        sequence."""
         ...
 
-    def sample(self, logits: NDArray[np.float32], batch: SampleBatch) -> Sampled:
+    def sample(self, logits: Logits, batch: SampleBatch) -> Sampled:
         """Tokens from the logits of the last step, with the meaning of `runtime.sampling`."""
         ...
 
-    def judge(self, logits: NDArray[np.float32], rows: NDArray[np.int32], tokens: NDArray[np.int32], tops: NDArray[np.int32]) -> Judged:
+    def judge(self, logits: Logits, rows: NDArray[np.int32], tokens: NDArray[np.int32], tops: NDArray[np.int32]) -> Judged:
         """How probable these tokens were, by the logits of the last step: of each its row, and how many alternatives are told."""
+        ...
+
+    def download(self, logits: Logits) -> NDArray[np.float32]:
+        """A copy on the host, [r, vocab], to check or to compare models by. An engine needs none: it draws by `sample`."""
         ...
 
     def hidden(self) -> NDArray[np.float32]:

@@ -129,7 +129,7 @@ class Texts:
                 page_tables=tables[:, : page + 1].copy(),
                 logit_rows=rows,
             )
-            found.append(model.run(batch).copy())  # the next step overwrites it
+            found.append(model.download(model.run(batch)))
         return found
 
     def draw(self, model: CompiledModel) -> tuple[NDArray[np.int32], list[Floats]]:

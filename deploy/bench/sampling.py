@@ -18,7 +18,7 @@ from deploy.bench.measure import Figure, best_s, report
 from runtime.device.null import NullModel
 from runtime.sampling import SampleBatch, Sampled
 from runtime.session import Session
-from runtime.step import StepLimits
+from runtime.step import Logits, StepLimits
 from server.engine.sampler import Bans, RowState, Sampler
 from server.messages import SamplingParams
 
@@ -59,7 +59,7 @@ class Drawing(NullModel):
         self.session = session
         self.batch: SampleBatch | None = None
 
-    def sample(self, logits: NDArray[np.float32], batch: SampleBatch) -> Sampled:
+    def sample(self, logits: Logits, batch: SampleBatch) -> Sampled:
         self.batch = batch
         return Sampled.of(self.session.call(SAMPLE_ENTRY, logits, *batch.arrays))
 
@@ -93,7 +93,7 @@ def measure(threads: int | None) -> list[Figure]:
         rows = rows_of(params, rng)
         for kind in (flat, peaked):
             logits = kind(rng)
-            whole_s = best_s(lambda logits=logits, rows=rows: sampler.sample(logits, rows))
+            whole_s = best_s(lambda logits=logits, rows=rows: sampler.sample(Logits(logits), rows))
             assert model.batch is not None
             arrays = model.batch.arrays
             kernel_s = best_s(lambda logits=logits, arrays=arrays: session.call(SAMPLE_ENTRY, logits, *arrays))

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.sampling import Judged, SampleBatch, Sampled, judge, sample
-from runtime.step import PAGE_SIZE, EmbedLimits, StepBatch, StepLimits
+from runtime.step import PAGE_SIZE, EmbedLimits, Logits, StepBatch, StepLimits
 
 History = NDArray[np.int32]  # the tokens of one sequence up to a row
 State = NDArray[np.uint64]  # per token: a digest of it and of all before it
@@ -44,6 +44,13 @@ class StepTime:
             time.sleep(cost_s)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class NullLogits:
+    """A handle that gives an engine nothing to read: no length, no rows, no numbers."""
+
+    rows: NDArray[np.float32]
+
+
 class NullModel:
     def __init__(self, limits: StepLimits, *, logits_of: LogitsOf | None = None, cost: StepTime | None = None) -> None:
         self._limits = limits
@@ -58,14 +65,14 @@ class NullModel:
     def limits(self) -> StepLimits:
         return self._limits
 
-    def run(self, batch: StepBatch) -> NDArray[np.float32]:
+    def run(self, batch: StepBatch) -> Logits:
         self._check(batch)
         self._tokens.reshape(-1)[batch.slots] = batch.tokens
         for i, pages in enumerate(batch.page_tables):
             self._append(batch, i, pages)
         self._hidden = self._rows(batch, batch.hidden_rows, self._limits.embedding_size, hashed_logits(self._limits.embedding_size))
         self._cost.spend(len(batch.tokens))
-        return self._rows(batch, batch.logit_rows, self._limits.vocab_size, self._logits_of)
+        return Logits(NullLogits(self._rows(batch, batch.logit_rows, self._limits.vocab_size, self._logits_of)))
 
     def hidden(self) -> NDArray[np.float32]:
         return self._hidden
@@ -94,11 +101,14 @@ class NullModel:
         mixed ^= mixed >> np.uint64(29)
         return np.cumsum(mixed * self._powers[start : start + len(tokens)])
 
-    def sample(self, logits: NDArray[np.float32], batch: SampleBatch) -> Sampled:
-        return Sampled.of(sample(logits, *batch.arrays))
+    def sample(self, logits: Logits, batch: SampleBatch) -> Sampled:
+        return Sampled.of(sample(_rows_of(logits), *batch.arrays))
 
-    def judge(self, logits: NDArray[np.float32], rows: NDArray[np.int32], tokens: NDArray[np.int32], tops: NDArray[np.int32]) -> Judged:
-        return Judged(*judge(logits, rows, tokens, tops))
+    def judge(self, logits: Logits, rows: NDArray[np.int32], tokens: NDArray[np.int32], tops: NDArray[np.int32]) -> Judged:
+        return Judged(*judge(_rows_of(logits), rows, tokens, tops))
+
+    def download(self, logits: Logits) -> NDArray[np.float32]:
+        return _rows_of(logits).copy()
 
     def copy_page(self, source: int, target: int) -> None:
         if not 0 < target < self._limits.num_pages:
@@ -135,6 +145,11 @@ class NullModel:
         used = -(-batch.context_lens // PAGE_SIZE)
         if batch.page_tables[np.arange(batch.page_tables.shape[1]) >= used[:, None]].any():
             raise BatchError("a page table names pages beyond its context")
+
+
+def _rows_of(logits: Logits) -> NDArray[np.float32]:
+    assert isinstance(logits, NullLogits), logits
+    return logits.rows
 
 
 class NullEmbedModel:

@@ -9,10 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-import numpy as np
-from numpy.typing import NDArray
-
-from runtime.step import StepBatch, StepModel
+from runtime.step import Logits, StepBatch, StepModel
 from server.constraints.compiler import ConstraintCompiler
 from server.constraints.matcher import LATE, ConstraintError
 from server.engine.batch import BatchBuilder
@@ -100,14 +97,14 @@ class Engine:
                 masks[seq] = mask
         return masks
 
-    def _run(self, plan: Plan, batch: StepBatch) -> tuple[NDArray[np.float32], float]:
+    def _run(self, plan: Plan, batch: StepBatch) -> tuple[Logits, float]:
         started = self._clock()
         for source, target in plan.copies:
             self._model.copy_page(source, target)
         logits = self._model.run(batch)
         return logits, self._clock() - started
 
-    def _sample(self, plan: Plan, logits: NDArray[np.float32], masks: dict[Sequence, Bitmask]) -> None:
+    def _sample(self, plan: Plan, logits: Logits, masks: dict[Sequence, Bitmask]) -> None:
         drawing: list[Sequence] = []
         rows: list[int] = []
         at = 0
@@ -143,7 +140,7 @@ class Engine:
             if seq.stage is not Stage.FINISHED:
                 self._requests.deliver(seq.request, vector)
 
-    def _judge_prompt(self, seq: Sequence, logits: NDArray[np.float32], first: int, num_rows: int) -> None:
+    def _judge_prompt(self, seq: Sequence, logits: Logits, first: int, num_rows: int) -> None:
         """The rows from `first` on stand before the next tokens of the prompt."""
         num_top = seq.request.submit.params.prompt_logprobs
         assert seq.prompt_logprobs is not None and num_top is not None

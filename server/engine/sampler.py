@@ -15,11 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.sampling import NOT_A_NUMBER, NUM_TOP, SHARE_ONE, WEIGHT_BITS, Judged, SampleBatch
-from runtime.step import StepModel
+from runtime.step import Logits, StepModel
 from server.engine.watch import Watch
 from server.messages import SamplingParams, TokenLogprob
 
-Logits = NDArray[np.float32]
 Bitmask = NDArray[np.int32]  # [ceil(vocab / 32)] bit set: allowed
 Ids = NDArray[np.int32]
 
@@ -103,7 +102,7 @@ class RowState:
     watch: Watch = field(init=False)
     is_plain: bool = field(init=False)  # logits reach the draw unchanged, once min_tokens is over
     bias_ids: Ids = field(init=False)
-    bias_values: Logits = field(init=False)
+    bias_values: NDArray[np.float32] = field(init=False)
     seen: Seen | None = field(init=False)  # None: nothing is penalised
     numbers: tuple[float, ...] = field(init=False)  # of runtime.sampling.Number
 
@@ -167,7 +166,7 @@ class Sampler:
     def sample(
         self, logits: Logits, rows: Sequence[RowState], masks: Sequence[Bitmask | None] | None = None, places: Sequence[int] | None = None
     ) -> list[Drawn]:
-        """One token per row, from the logits [r, vocab] at its place; without places, row by row. A mask says what a constraint allows."""
+        """One token per row, from the row of the logits at its place; without places, row by row. A mask says what a constraint allows."""
         if not rows:
             return []
         sampled = self._model.sample(logits, self._batch(rows, masks or [None] * len(rows), range(len(rows)) if places is None else places))

@@ -30,48 +30,62 @@ def batch(*sequences: tuple[list[int], int, list[int]]) -> StepBatch:
     )
 
 
+def run(model: NullModel, step: StepBatch) -> np.ndarray:
+    return model.download(model.run(step))
+
+
 TEXT = [(3 * i) % 50 for i in range(20)]
 
 
 def test_a_row_depends_on_its_history_and_on_nothing_else() -> None:
-    whole = NullModel(LIMITS).run(batch((TEXT, 0, [1, 2])))
+    whole = run(NullModel(LIMITS), batch((TEXT, 0, [1, 2])))
     chunked = NullModel(LIMITS)
     chunked.run(batch((TEXT[:7], 0, [5])))
-    together = chunked.run(batch((TEXT[7:], 7, [5, 3]), ([9, 9], 0, [4])))
+    together = run(chunked, batch((TEXT[7:], 7, [5, 3]), ([9, 9], 0, [4])))
     assert np.array_equal(whole[0], together[0])
-    other = NullModel(LIMITS).run(batch(([1, *TEXT[1:]], 0, [1, 2])))
+    other = run(NullModel(LIMITS), batch(([1, *TEXT[1:]], 0, [1, 2])))
     assert (whole != other).mean() > 0.9
 
 
 def test_wrong_pages_give_wrong_tokens() -> None:
     model = NullModel(LIMITS)
-    right = model.run(batch((TEXT, 0, [1, 2])))
+    right = run(model, batch((TEXT, 0, [1, 2])))
     follow = NullModel(LIMITS)
     follow.run(batch((TEXT[:16], 0, [1])))
-    assert np.array_equal(follow.run(batch((TEXT[16:], 16, [1, 2]))), right)
-    assert not np.array_equal(follow.run(batch((TEXT[16:], 16, [3, 2]))), right), "a page never written"
+    assert np.array_equal(run(follow, batch((TEXT[16:], 16, [1, 2]))), right)
+    assert not np.array_equal(run(follow, batch((TEXT[16:], 16, [3, 2]))), right), "a page never written"
 
 
 def test_a_page_with_the_same_tokens_behind_another_beginning_is_wrong() -> None:
     model = NullModel(LIMITS)
     page = TEXT[:16]
-    right = model.run(batch(([1] * 16, 0, [1])))
+    right = run(model, batch(([1] * 16, 0, [1])))
     model.run(batch((page, 16, [1, 2])))
-    right = model.run(batch(([5], 32, [1, 2, 3])))
+    right = run(model, batch(([5], 32, [1, 2, 3])))
     model.run(batch(([2] * 16, 0, [4])))
     model.run(batch((page, 16, [4, 5])))
-    assert not np.array_equal(model.run(batch(([5], 32, [1, 5, 3]))), right)
-    assert np.array_equal(model.run(batch(([5], 32, [1, 2, 3]))), right)
+    assert not np.array_equal(run(model, batch(([5], 32, [1, 5, 3]))), right)
+    assert np.array_equal(run(model, batch(([5], 32, [1, 2, 3]))), right)
 
 
 def test_a_copied_page_is_as_good_as_the_original() -> None:
     model = NullModel(LIMITS)
     model.run(batch((TEXT[:10], 0, [1])))
     model.copy_page(1, 2)
-    original = model.run(batch((TEXT[10:12], 10, [1])))
-    assert np.array_equal(model.run(batch((TEXT[10:12], 10, [2]))), original)
+    original = run(model, batch((TEXT[10:12], 10, [1])))
+    assert np.array_equal(run(model, batch((TEXT[10:12], 10, [2]))), original)
     with pytest.raises(BatchError, match="page 0"):
         model.copy_page(1, 0)
+
+
+def test_logits_are_a_handle_that_only_their_model_reads() -> None:
+    """Every test of the engine runs on it: an engine that took numbers from logits would fail all of them."""
+    model = NullModel(LIMITS)
+    logits = model.run(batch((TEXT, 0, [1, 2])))
+    assert not {"__array__", "__array_interface__", "__buffer__", "__getitem__", "__len__", "__iter__"} & set(dir(logits))
+    numbers = model.download(logits)
+    numbers[...] = 0
+    assert model.download(logits).any(), "a download is a copy"
 
 
 GOOD = batch((TEXT, 0, [1, 2]), ([4], 16, [3, 4]))

@@ -12,7 +12,7 @@ import time
 import numpy as np
 
 from runtime.sampling import Judged, SampleBatch, Sampled
-from runtime.step import StepBatch, StepLimits
+from runtime.step import Logits, StepBatch, StepLimits
 from server.engine.loop import Engine
 from server.engine.overlap import OverlappedEngine
 from server.messages import SamplingParams, Submit
@@ -26,12 +26,12 @@ class SleepingModel:
         self._device_s = device_s
         self._logits = np.random.default_rng(0).normal(0, 3, (limits.max_seqs, limits.vocab_size)).astype(np.float32)
 
-    def run(self, batch: StepBatch) -> np.ndarray:
+    def run(self, batch: StepBatch) -> Logits:
         if self._device_s:
             time.sleep(self._device_s)
-        return self._logits[: len(batch.logit_rows)]
+        return Logits(self._logits[: len(batch.logit_rows)])
 
-    def sample(self, logits: np.ndarray, batch: SampleBatch) -> Sampled:
+    def sample(self, logits: Logits, batch: SampleBatch) -> Sampled:
         """No time: this is the device's work."""
         nothing = np.zeros(len(batch.rows), np.int32)
         return Sampled(nothing, Judged(nothing, nothing, nothing, nothing, nothing))
