@@ -225,10 +225,10 @@ class Array:
     kernel: Kernel
     buffer: Buffer
 
-    def __getitem__(self, indices: DimLike | tuple[DimLike, ...]) -> Load:
+    def __getitem__(self, indices: DimLike | Sequence[DimLike]) -> Load:
         return Load(self.buffer, _indices(indices))
 
-    def __setitem__(self, indices: DimLike | tuple[DimLike, ...], value: Operand) -> None:
+    def __setitem__(self, indices: DimLike | Sequence[DimLike], value: Operand) -> None:
         self.kernel.add(Store(self.buffer, _indices(indices), as_scalar(value, self.buffer.dtype)))
 
     @property
@@ -240,8 +240,8 @@ class Array:
         return self.buffer.dtype
 
 
-def _indices(indices: DimLike | tuple[DimLike, ...]) -> tuple[Dim, ...]:
-    return tuple(map(Dim.of, indices)) if isinstance(indices, tuple) else (Dim.of(indices),)
+def _indices(indices: DimLike | Sequence[DimLike]) -> tuple[Dim, ...]:
+    return (Dim.of(indices),) if isinstance(indices, Dim | DimVar | int) else tuple(map(Dim.of, indices))
 
 
 # --- expressions -------------------------------------------------------------------------------------------------------

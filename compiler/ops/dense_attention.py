@@ -3,8 +3,8 @@
     q [batch, heads, queries, size]   k [batch, kv_heads, keys, size]   v [batch, kv_heads, keys, value_size]
     mask  broadcasts to [batch, heads, queries, keys]: bool (true is seen), or numbers that are added to the scores
 
-Query head `h` reads kv head `h // (heads / kv_heads)`. The last query stands at the last key: causally, query `i` sees the keys up to
-`i + keys - queries`, with a window only the last `window` of those. A query that sees nothing gets zeros.
+Query head `h` reads kv head `h // (heads / kv_heads)`. The last query is at the position of the last key: with `causal`, query `i` sees
+the keys up to `i + keys - queries`; with a window, only the last `window` of these. The result of a query that sees no key is 0.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import numpy as np
 from compiler.ir.dims import Dim
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
-from compiler.ir.loops import Allocate, Buffer, Fn, ReduceFn, Scalar
+from compiler.ir.loops import Scalar
 from compiler.ir.op import REQUIRED
 from compiler.ir.prove import prove_ne
 from compiler.ir.types import TensorType, Type
+from compiler.ir.write import Kernel, cast, const, equal, exp, guard, largest, maximum, select, tanh, total
 from compiler.ops.broadcast import Shape, broadcast_shapes, element, fits, output
-from compiler.ops.nest import apply, cast, const, fill, guard, load, reduce, seq
 from compiler.ops.operands import agree, bool_attr, float_attr, int_attr, tensor_operand, unproved, wants_float
 from compiler.ops.tables import Nest, Operands, define
 
@@ -69,55 +69,46 @@ def capped(score: Scalar, softcap: float) -> Scalar:
     """cap * tanh(score / cap)"""
     if not softcap:
         return score
-    cap = const(softcap, F32)
-    return apply(Fn.MUL, apply(Fn.TANH, apply(Fn.DIV, score, cap)), cap)
+    return tanh(score / softcap) * softcap
 
 
 def _nest(operands: Operands) -> Nest:
-    out, attrs = output(operands), operands.attrs
-    q, k, v = (operands.buffer(i) for i in range(3))
+    kernel, attrs = Kernel(), operands.attrs
+    out, q, k, v = kernel.arrays(output(operands), *(operands.buffer(i) for i in range(3)))
     mask = operands.buffer(3) if operands.has(3) else None
     batch, heads, queries, size = q.shape
     kv_heads, keys = k.shape[1], k.shape[2]
     group = heads // kv_heads
-    scores, weights = (Buffer(name, (batch, heads, queries, keys), F32) for name in ("scores", "weights"))
-    top, total = (Buffer(name, (batch, heads, queries), F32) for name in ("top", "total"))
+    sums, top = (kernel.workspace(name, batch, heads, queries) for name in ("total", "top"))
+    weights, scores = (kernel.workspace(name, batch, heads, queries, keys) for name in ("weights", "scores"))
 
     def score(b: Dim, h: Dim, i: Dim, j: Dim) -> Scalar:
-        def term(r: Dim) -> Scalar:
-            return apply(Fn.MUL, cast(load(q, b, h, i, r), F32), cast(load(k, b, h // group, j, r), F32))
-
-        value = capped(apply(Fn.MUL, reduce(ReduceFn.SUM, (size,), term), const(attrs["scale"], F32)), attrs["softcap"])
-        hidden = const(-np.inf, F32)
+        dot = total((size,), lambda r: cast(q[b, h, i, r], F32) * cast(k[b, h // group, j, r], F32))
+        value = capped(dot * attrs["scale"], attrs["softcap"])
         if mask is not None:
             given = element(mask, (b, h, i, j), mask.dtype, scores.shape)
-            value = apply(Fn.SELECT, given, value, hidden) if mask.dtype is DType.BOOL else apply(Fn.ADD, value, cast(given, F32))
-        place = i + keys - queries
-        first = place - attrs["window"] + 1 if attrs["window"] else Dim.of(0)
+            value = select(given, value, -np.inf) if mask.dtype is DType.BOOL else value + cast(given, F32)
         if attrs["causal"] or attrs["window"]:
-            value = guard(first, j, place + 1 if attrs["causal"] else keys, value, hidden)
+            position = i + keys - queries
+            first = position - attrs["window"] + 1 if attrs["window"] else 0
+            value = guard(first, j, position + 1 if attrs["causal"] else keys, value, -np.inf)
         return value
 
-    def highest(*row: Dim) -> Scalar:
-        return apply(Fn.MAX, reduce(ReduceFn.MAX, (keys,), lambda j: load(scores, *row, j)), const(LOWEST, F32))
-
-    def weight(*at: Dim) -> Scalar:
-        return apply(Fn.EXP, apply(Fn.SUB, load(scores, *at), load(top, *at[:-1])))
-
-    def whole(*row: Dim) -> Scalar:
-        found = reduce(ReduceFn.SUM, (keys,), lambda j: load(weights, *row, j))
-        return apply(Fn.SELECT, apply(Fn.EQ, found, const(0.0, F32)), const(1.0, F32), found)
-
-    def mixed(b: Dim, h: Dim, i: Dim, e: Dim) -> Scalar:
-        found = reduce(ReduceFn.SUM, (keys,), lambda j: apply(Fn.MUL, load(weights, b, h, i, j), cast(load(v, b, h // group, j, e), F32)))
-        return cast(apply(Fn.DIV, found, load(total, b, h, i)), out.dtype)
-
-    body = seq(fill(scores, score), fill(top, highest), fill(weights, weight), fill(total, whole), fill(out, mixed))
-    for buffer in (scores, weights, top, total):
-        body = Allocate(buffer, body)
+    with kernel.nest(scores.shape) as at:
+        scores[at] = score(*at)
+    with kernel.nest(top.shape) as row:
+        top[row] = maximum(largest((keys,), lambda j: scores[*row, j]), LOWEST)
+    with kernel.nest(weights.shape) as (*row, j):
+        weights[*row, j] = exp(scores[*row, j] - top[*row])
+    with kernel.nest(sums.shape) as row:
+        found = total((keys,), lambda j: weights[*row, j])
+        sums[row] = select(equal(found, 0.0), const(1.0, F32), found)
+    with kernel.nest(out.shape) as (b, h, i, e):
+        mixed = total((keys,), lambda j: weights[b, h, i, j] * cast(v[b, h // group, j, e], F32))
+        out[b, h, i, e] = cast(mixed / sums[b, h, i], out.dtype)
     wanted: dict[int, Shape] = {1: (batch, kv_heads, keys, size), 2: (batch, kv_heads, keys, v.shape[3])}
     masked = () if mask is None else tuple(fits(3, mask.shape, scores.shape))
-    return Nest((out,), body, checks=unproved(operands, wanted), fits=masked)
+    return Nest((out.buffer,), kernel.body(), checks=unproved(operands, wanted), fits=masked)
 
 
 def _numpy(q: Any, k: Any, v: Any, mask: Any = None, *, scale: float, causal: bool, window: int, softcap: float) -> Any:

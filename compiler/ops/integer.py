@@ -1,12 +1,13 @@
-"""Products in integers: activations as integers of 8 or 16 bits, weights of 8 or 4 bits in panels, sums of a group exact, groups in order.
+"""Integer products: activations of 8 or 16 bits, and weights of 8 or 4 bits in panels. The sum within a group is exact; the groups are
+added in order.
 
     x[i, k] = scale[i, g] * v[i, k]     g = k // group; v in one plane of i8 or i16, or in two of i8: v = 256 * q[0] + q[1]
     y[i, n] = sum(g) (scale[i, g] * weight_scale[n, g]) * (sum(k in g) v[i, k] * w[n, k])
 
-Machines multiply signed by unsigned bytes, so weights lie in memory as w + MIDDLE, and `total`, the sum of each group and plane of q, takes
-out again what that adds. Four neighbours along k stand together, for each of a panel's columns, as one instruction reads them; of 4-bit
-weights a byte holds the k-th and the fourth after it. Beside rows of i16 the four stand in the order 0, 2, 1, 3: the lower bytes of their
-two halves are neighbours, and so are the upper ones.
+Machines multiply signed bytes by unsigned bytes, so a weight is stored as w + MIDDLE; `total`, the sum of each group and plane of q, is
+used to subtract what this adds. A panel holds four neighbours along k together, for each of its columns, as one instruction reads them; a
+byte of 4-bit weights holds the weights at k and k + 4. For rows of i16 the four are in the order 0, 2, 1, 3: the lower bytes of their two
+halves are neighbours, and so are the upper ones.
 """
 
 from __future__ import annotations
@@ -19,26 +20,26 @@ import numpy as np
 from compiler.ir.dims import Dim, ceil_div
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
-from compiler.ir.loops import Buffer, Fn, ReduceFn, Scalar
+from compiler.ir.loops import Buffer, Load, Scalar
 from compiler.ir.op import REQUIRED
 from compiler.ir.prove import prove_divisible
 from compiler.ir.types import TensorType, Type
+from compiler.ir.write import Kernel, cast, const, fma, guard, index, total
 from compiler.ops.broadcast import output
-from compiler.ops.nest import apply, cast, const, fill, guard, index_value, load, reduce
 from compiler.ops.operands import agree, dtype_attr, int_attr, tensor_operand, unproved, wants_float
-from compiler.ops.quantize import bits_of
+from compiler.ops.quantize import bits_attr, half_byte
 from compiler.ops.tables import Nest, Operands, define
 
 Attrs = Mapping[str, Any]
 
 F32, I8, I16, I32, U8 = DType.F32, DType.I8, DType.I16, DType.I32, DType.U8
 FOUR = 4  # products that an instruction adds into one sum
-MIDDLE = {8: 128, 4: 8}  # what weights of so many bits are stored above
-WORDS_ORDER = (0, 2, 1, 3)  # of four weights beside rows of i16; it is its own inverse
+MIDDLE = {8: 128, 4: 8}  # is added to weights of so many bits before they are stored
+WORDS_ORDER = (0, 2, 1, 3)  # of four weights for rows of i16; it is its own inverse
 
 
 def neighbour(k: Dim, words: bool) -> Dim:
-    """Where a weight stands among its four."""
+    """The position of a weight among its four."""
     return k % 2 * 2 + k // 2 % 2 if words else k % FOUR
 
 
@@ -46,18 +47,15 @@ def neighbour(k: Dim, words: bool) -> Dim:
 
 
 def panel_element(panels: Buffer, bits: int, n: Dim, k: Dim, words: bool) -> Scalar:
-    """The weight of column `n` at `k`, as it is stored: from 0."""
+    """The weight of column `n` at `k` as it is stored, with MIDDLE added."""
     columns = panels.shape[-1].const // FOUR
     deep = k // (FOUR * 8 // bits)
-    byte = load(panels, n // columns, deep, n % columns * FOUR + neighbour(k, words))
-    if bits == 8:
-        return cast(byte, I32)
-    shift = cast(index_value(k // FOUR % 2 * 4), I32)
-    return apply(Fn.AND, apply(Fn.SHR, cast(byte, I32), shift), const(15, I32))
+    byte = cast(Load(panels, (n // columns, deep, n % columns * FOUR + neighbour(k, words))), I32)
+    return byte if bits == 8 else byte >> cast(index(k // FOUR % 2 * 4), I32) & 15
 
 
 def _panels_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
-    bits, columns = bits_of(attrs, MIDDLE), int_attr(attrs, "columns", 1)
+    bits, columns = bits_attr(attrs, MIDDLE), int_attr(attrs, "columns", 1)
     if dtype_attr(attrs, "rows") not in (I8, *([I16] if bits == 8 else [])):
         raise AnnotationError(f"attribute rows is {attrs['rows']}, wants i8{' or i16' if bits == 8 else ''} beside {bits} bits")
     q = tensor_operand(args, 0, "q", ndim=2, layout="[out, in]")
@@ -71,27 +69,23 @@ def _panels_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def _panels_nest(operands: Operands) -> Nest:
-    """Columns that are not there are 0."""
-    out, q, attrs = output(operands), operands.buffer(0), operands.attrs
+    """The columns beyond the last, which fill its panel, hold weights of 0."""
+    kernel, attrs = Kernel(), operands.attrs
+    out, q = kernel.arrays(output(operands), operands.buffer(0))
     middle, columns, num_columns = MIDDLE[attrs["bits"]], attrs["columns"], q.shape[0]
-    words = attrs["rows"] == I16
-
-    def half(n: Dim, k: Dim) -> Scalar:
-        pair = cast(load(q, n, k // 2), I32)
-        return apply(Fn.AND, apply(Fn.SHR, pair, cast(index_value(k % 2 * 4), I32)), const(15, I32))
-
-    def value(panel: Dim, deep: Dim, j: Dim) -> Scalar:
+    with kernel.nest(out.shape) as (panel, deep, j):
         n = panel * columns + j // FOUR
         if attrs["bits"] == 8:
-            found = apply(Fn.ADD, cast(load(q, n, deep * FOUR + neighbour(j, words)), I32), const(middle, I32))
+            padding = middle
+            stored: Scalar = cast(q[n, deep * FOUR + neighbour(j, attrs["rows"] == I16)], I32) + middle
         else:
+            padding = middle | middle << 4
             k = deep * (2 * FOUR) + j % FOUR
-            found = apply(Fn.OR, half(n, k), apply(Fn.SHL, half(n, k + FOUR), const(4, I32)))
-        nothing = middle if attrs["bits"] == 8 else middle * 17
-        inside = found if prove_divisible(num_columns, columns) else guard(0, n, num_columns, found, const(nothing, I32))
-        return cast(inside, U8)
-
-    return Nest((out,), fill(out, value))
+            stored = half_byte(q.buffer, (n,), k) | half_byte(q.buffer, (n,), k + FOUR) << 4
+        if not prove_divisible(num_columns, columns):
+            stored = guard(0, n, num_columns, stored, padding)
+        out[panel, deep, j] = cast(stored, U8)
+    return Nest((out.buffer,), kernel.body())
 
 
 def _panels_numpy(q: Any, *, bits: int, columns: int, rows: str) -> Any:
@@ -121,13 +115,12 @@ def _scales_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def _scales_nest(operands: Operands) -> Nest:
-    out, scale, columns = output(operands), operands.buffer(0), operands.attrs["columns"]
-
-    def value(panel: Dim, g: Dim, j: Dim) -> Scalar:
-        n = panel * columns + j
-        return guard(0, n, scale.shape[0], load(scale, n, g), const(0.0, scale.dtype))
-
-    return Nest((out,), fill(out, value))
+    k = Kernel()
+    out, scale = k.arrays(output(operands), operands.buffer(0))
+    with k.nest(out.shape) as (panel, g, j):
+        n = panel * operands.attrs["columns"] + j
+        out[panel, g, j] = guard(0, n, scale.shape[0], scale[n, g], 0.0)
+    return Nest((out.buffer,), k.body())
 
 
 def _scales_numpy(scale: Any, *, columns: int) -> Any:
@@ -143,7 +136,7 @@ PANEL_SCALES = define("panel_scales", "scale", _scales_type, _scales_numpy, _sca
 
 def _linear_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
     """[..., out]"""
-    bits, dtype, size = bits_of(attrs, MIDDLE), dtype_attr(attrs), int_attr(attrs, "size", 1)
+    bits, dtype, size = bits_attr(attrs, MIDDLE), dtype_attr(attrs), int_attr(attrs, "size", 1)
     q, scale, total = (tensor_operand(args, i, name) for i, name in enumerate(("q", "scale", "total")))
     panels = tensor_operand(args, 3, "panels", ndim=3, layout="[panels, in / 4, 4 * columns]")
     weight_scale = tensor_operand(args, 4, "weight_scale", ndim=3, layout="[panels, groups, columns]")
@@ -178,35 +171,32 @@ def same_shape(wanted: tuple[Dim, ...], given: TensorType, name: str) -> None:
 
 
 def _linear_nest(operands: Operands) -> Nest:
-    out, bits = output(operands), operands.attrs["bits"]
-    q, scale, total, panels, weight_scale = (operands.buffer(i) for i in range(5))
-    bias = operands.buffer(5) if operands.has(5) else None
+    kernel, bits = Kernel(), operands.attrs["bits"]
+    out, q, scale, sums, panels, weight_scale = kernel.arrays(output(operands), *(operands.buffer(i) for i in range(5)))
+    bias = kernel.array(operands.buffer(5)) if operands.has(5) else None
     length, groups, columns = q.shape[-1], scale.shape[-1], weight_scale.shape[-1].const
     group = length if groups == Dim.of(1) else length // groups
 
     def dot(row: list[Dim], n: Dim, g: Dim, plane: int) -> Scalar:
         def product(r: Dim) -> Scalar:
             k = g * group + r
-            return apply(Fn.MUL, cast(load(q, *row, plane, k), I32), panel_element(panels, bits, n, k, q.dtype is I16))
+            return cast(q[*row, plane, k], I32) * panel_element(panels.buffer, bits, n, k, q.dtype is I16)
 
-        above = apply(Fn.MUL, load(total, *row, plane, g), const(-MIDDLE[bits], I32))
-        return cast(apply(Fn.ADD, reduce(ReduceFn.SUM, (group,), product), above), F32)
+        return cast(total((group,), product) + sums[*row, plane, g] * -MIDDLE[bits], F32)
 
     def term(row: list[Dim], n: Dim, g: Dim) -> Scalar:
-        sums = [dot(row, n, g, plane) for plane in range(q.shape[-2].const)]
-        exact = sums[0] if len(sums) == 1 else apply(Fn.FMA, sums[0], const(256.0, F32), sums[1])
-        factor = apply(Fn.MUL, load(scale, *row, g), cast(load(weight_scale, n // columns, g, n % columns), F32))
-        return apply(Fn.MUL, exact, factor)
+        dots = [dot(row, n, g, plane) for plane in range(q.shape[-2].const)]
+        exact = dots[0] if len(dots) == 1 else fma(dots[0], const(256.0, F32), dots[1])
+        return exact * (scale[*row, g] * cast(weight_scale[n // columns, g, n % columns], F32))
 
-    def value(*ijk: Dim) -> Scalar:
-        *row, n = ijk
-        result = reduce(ReduceFn.SUM, (groups,), lambda g: term(row, n, g))
-        return cast(result if bias is None else apply(Fn.ADD, result, cast(load(bias, n), F32)), out.dtype)
-
-    row, planes, size = q.shape[:-2], q.shape[-2], out.shape[-1]
-    wanted = {1: (*row, groups), 2: (*row, planes, groups), 4: (panels.shape[0], groups, Dim.of(columns))}
+    with kernel.nest(out.shape) as (*row, n):
+        result: Scalar = total((groups,), lambda g: term(row, n, g))
+        out[*row, n] = cast(result if bias is None else result + cast(bias[n], F32), out.dtype)
+    rows, planes, size = q.shape[:-2], q.shape[-2], out.shape[-1]
+    wanted = {1: (*rows, groups), 2: (*rows, planes, groups), 4: (panels.shape[0], groups, Dim.of(columns))}
     wanted[3] = (ceil_div(size, columns), length * bits // (8 * FOUR), Dim.of(columns * FOUR))
-    return Nest((out,), fill(out, value), checks=unproved(operands, wanted | ({} if bias is None else {5: (size,)})))
+    checks = unproved(operands, wanted | ({} if bias is None else {5: (size,)}))
+    return Nest((out.buffer,), kernel.body(), checks=checks)
 
 
 def _linear_numpy(
@@ -217,7 +207,7 @@ def _linear_numpy(
     w = stored_weights(panels, bits, q.dtype == np.int16).astype(np.float64).reshape(-1, groups, length // groups)
     num_rows = int(np.prod(row))
     v = q.astype(np.float64).reshape(num_rows, planes, groups, length // groups)
-    # Sums of these integers are exact in f64; what was stored above comes off as the machine does it.
+    # Sums of these integers are exact in f64; MIDDLE is subtracted as the machine does it.
     sums = np.einsum("mpgk,ngk->pgmn", v, w, optimize=True).astype(np.int64)
     sums -= MIDDLE[bits] * total.reshape(num_rows, planes, groups).transpose(1, 2, 0)[..., None].astype(np.int64)
     wide = sums.astype(np.float32)
@@ -231,7 +221,7 @@ def _linear_numpy(
 
 
 def stored_weights(panels: Any, bits: int, words: bool) -> Any:
-    """[columns, k], as stored."""
+    """The weights [columns, k] as they are stored, with MIDDLE added."""
     count, deep, wide = panels.shape
     halves = [panels] if bits == 8 else [panels & 15, panels >> 4]
     fours = np.stack([h.reshape(count, deep, wide // FOUR, FOUR) for h in halves], 2)  # [panels, deep, half, columns, four]

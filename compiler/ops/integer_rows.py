@@ -2,68 +2,71 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from compiler.ir.dims import Dim, ceil_div
+from compiler.ir.dims import Dim, DimLike, ceil_div
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
-from compiler.ir.loops import Allocate, Buffer, Fn, ReduceFn, Scalar, Stmt
+from compiler.ir.loops import Scalar
 from compiler.ir.types import TensorType, TupleType, Type
+from compiler.ir.write import Array, Kernel, bits_of, cast, const, largest, minimum, of_bits, select, total
 from compiler.ops.broadcast import sized_buffer
-from compiler.ops.nest import apply, cast, const, fill, index_value, load, loops, reduce, seq, store
 from compiler.ops.operands import dtype_attr, tensor_operand, wants_float
-from compiler.ops.quantize import bits_of, group_of, num_groups
+from compiler.ops.quantize import bits_attr, group_of, num_groups
 from compiler.ops.tables import Nest, Operands, define
 
 Attrs = Mapping[str, Any]
 
 F32, I8, I16, I32, I64, BOOL = DType.F32, DType.I8, DType.I16, DType.I32, DType.I64, DType.BOOL
-LARGEST = {8: 127, 16: 127 * 256 + 127}  # of so many bits: both planes stay within i8
-ROUNDING, ROUNDING_BITS = 1.5 * 2.0**23, 0x4B400000  # what is added to f32 loses its fraction, and has the integer in its lowest bits
-NEGLIGIBLE = 1e-30  # a group with no greater number becomes zeros
+LARGEST = {8: 127, 16: 127 * 256 + 127}  # number of so many bits: both of its planes fit into i8
+ROUNDING, ROUNDING_BITS = 1.5 * 2.0**23, 0x4B400000  # x + ROUNDING has no fraction, and the integer next to x in its lowest bits
+NEGLIGIBLE = 1e-30  # a group whose largest number is smaller becomes zeros
 
 # --- shared ------------------------------------------------------------------------------------------------------------
 
 
-def widest(x: Buffer, row: Sequence[Dim], first: Dim, count: Dim) -> Scalar:
-    """As integers, since a maximum of floats also has to look out for NaN. Here NaN is the largest."""
-    bits = reduce(ReduceFn.MAX, (count,), lambda r: apply(Fn.BITS, apply(Fn.ABS, cast(load(x, *row, first + r), F32))))
-    return apply(Fn.OF_BITS, bits)
+def _magnitude(x: Array, row: Sequence[Dim], first: DimLike, count: Dim) -> Scalar:
+    """The largest |x| of a group. Bits of positive floats compare as integers, which is faster than to compare floats and look out for
+    NaN; NaN is the largest."""
+    return of_bits(largest((count,), lambda r: bits_of(abs(cast(x[*row, first + r], F32)))))
 
 
-def _inverse(top: Scalar, largest: int) -> Scalar:
-    """A group of zeros stays one, and so does one whose inverse would be beyond f32."""
-    none = apply(Fn.LT, top, const(NEGLIGIBLE, F32))
-    safe = apply(Fn.SELECT, none, const(1.0, F32), top)
-    return apply(Fn.SELECT, none, const(0.0, F32), apply(Fn.DIV, const(float(largest), F32), safe))
+def _inverse(top: Scalar, most: int) -> Scalar:
+    """The number of steps per unit, or 0 for a group of which NEGLIGIBLE makes zeros: its inverse could be beyond f32."""
+    none = top < NEGLIGIBLE
+    return select(none, const(0.0, F32), float(most) / select(none, const(1.0, F32), top))
 
 
-def integer(steps: Scalar) -> Scalar:
-    return apply(Fn.SUB, apply(Fn.BITS, apply(Fn.ADD, steps, const(ROUNDING, F32))), const(ROUNDING_BITS, I32))
+def _rounded(steps: Scalar) -> Scalar:
+    """The nearest integer, as an i32."""
+    return bits_of(steps + ROUNDING) - ROUNDING_BITS
 
 
-def plane(number: Scalar, index: int) -> Scalar:
-    upper = apply(Fn.SHR, apply(Fn.ADD, number, const(128, I32)), const(8, I32))
-    return upper if index == 0 else apply(Fn.SUB, number, apply(Fn.SHL, upper, const(8, I32)))
+def _plane(number: Scalar, plane: int) -> Scalar:
+    """Planes 0 and 1 of number = 256 * plane 0 + plane 1."""
+    upper = number + 128 >> 8
+    return upper if plane == 0 else number - (upper << 8)
 
 
-def _scales(top: Buffer, scale: Buffer, inverse: Buffer, largest: int, parts: int = 1) -> tuple[Stmt, Stmt]:
-    """Of steps that each have so many parts; the inverse is that of a step."""
-    scaled = fill(scale, lambda *at: apply(Fn.MUL, load(top, *at), const(float(np.float32(1 / largest)) / parts, F32)))
-    return scaled, fill(inverse, lambda *at: _inverse(load(top, *at), largest))
+def _write_scales(k: Kernel, top: Array, scale: Array, inverse: Array, most: int, parts: int = 1) -> None:
+    """The scale of numbers up to `most` steps, per part of a step, and the number of steps per unit."""
+    with k.nest(scale.shape) as at:
+        scale[at] = top[at] * (float(np.float32(1 / most)) / parts)
+    with k.nest(inverse.shape) as at:
+        inverse[at] = _inverse(top[at], most)
 
 
-def _steps(x: Any, largest: int) -> tuple[Any, Any]:
-    """The last axis in steps of its scale, not yet whole, and the scale."""
+def _steps(x: Any, most: int) -> tuple[Any, Any]:
+    """The elements in steps, not yet rounded, and the scale, per row of the last axis."""
     wide = x.astype(np.float32)
     top = np.abs(wide).max(-1, initial=0, keepdims=True)
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
         none = top < np.float32(NEGLIGIBLE)
-        inverse = np.where(none, np.float32(0), np.float32(largest) / np.where(none, np.float32(1), top))
-        return wide * inverse, top * np.float32(1 / largest)
+        inverse = np.where(none, np.float32(0), np.float32(most) / np.where(none, np.float32(1), top))
+        return wide * inverse, top * np.float32(1 / most)
 
 
 def _planes(numbers: Any) -> list[Any]:
@@ -97,44 +100,35 @@ def _rows_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def _num_planes(attrs: Attrs) -> int:
-    bits, held = bits_of(attrs, LARGEST), dtype_attr(attrs)
+    bits, held = bits_attr(attrs, LARGEST), dtype_attr(attrs)
     if held not in (I8, I16) or bits < 8 * held.num_bytes:
         raise AnnotationError(f"attribute dtype is {held}, wants i8{' or i16' if bits == 16 else ''} for {bits} bits")
     return bits // (8 * held.num_bytes)
 
 
 def _rows_nest(operands: Operands) -> Nest:
-    """Per group: the largest, the scale, the numbers of each plane, and their sums."""
-    x, attrs, out = operands.buffer(0), operands.attrs, operands.out
+    """Per group: the largest magnitude, the scale, the numbers of each plane, and their sums."""
+    k, attrs, out = Kernel(), operands.attrs, operands.out
     assert isinstance(out, TupleType)
-    q, scale, total = (sized_buffer(t, name) for t, name in zip(out.fields, ("q", "scale", "total"), strict=True))
-    group, largest = group_of(attrs, x.shape[-1]), LARGEST[attrs["bits"]]
-    top, inverse = (Buffer(name, scale.shape, F32) for name in ("top", "inverse"))
+    outputs = tuple(sized_buffer(t, name) for t, name in zip(out.fields, ("q", "scale", "total"), strict=True))
+    x, q, scale, sums = k.arrays(operands.buffer(0), *outputs)
+    group, num_planes = group_of(attrs, x.shape[-1]), _num_planes(attrs)
+    top, inverse = k.workspace("top", *scale.shape), k.workspace("inverse", *scale.shape)
+    with k.nest(top.shape) as (*row, g):
+        top[*row, g] = _magnitude(x, row, g * group, group)
+    _write_scales(k, top, scale, inverse, LARGEST[attrs["bits"]])
+    for plane in range(num_planes):
+        with k.nest((*scale.shape, group)) as (*row, g, r):
+            number = _rounded(cast(x[*row, g * group + r], F32) * inverse[*row, g])
+            q[*row, plane, g * group + r] = cast(number if num_planes == 1 else _plane(number, plane), q.dtype)
+    for plane in range(num_planes):
+        with k.nest(scale.shape) as (*row, g):
+            sums[*row, plane, g] = _group_sum(q, row, plane, g * group, group)
+    return Nest(outputs, k.body())
 
-    def number(*ijk: Dim) -> Scalar:
-        *row, g, r = ijk
-        return integer(apply(Fn.MUL, cast(load(x, *row, g * group + r), F32), load(inverse, *row, g)))
 
-    def numbers(index: int) -> Stmt:
-        def put(*ijk: Dim) -> Stmt:
-            *row, g, r = ijk
-            value = number(*ijk) if len(planes) == 1 else plane(number(*ijk), index)
-            return store(q, (*row, Dim.of(index), g * group + r), cast(value, q.dtype))
-
-        return loops((*scale.shape, group), put)
-
-    def totals(index: int) -> Stmt:
-        def put(*at: Dim) -> Stmt:
-            *row, g = at
-            sums = reduce(ReduceFn.SUM, (group,), lambda r: cast(load(q, *row, Dim.of(index), g * group + r), I32))
-            return store(total, (*row, Dim.of(index), g), sums)
-
-        return loops(scale.shape, put)
-
-    planes = range(_num_planes(attrs))
-    found = fill(top, lambda *at: widest(x, at[:-1], at[-1] * group, group))
-    stages = [found, *_scales(top, scale, inverse, largest), *map(numbers, planes), *map(totals, planes)]
-    return Nest((q, scale, total), Allocate(top, Allocate(inverse, seq(*stages))))
+def _group_sum(q: Array, row: Sequence[Dim], plane: int, first: Dim, count: Dim) -> Scalar:
+    return total((count,), lambda r: cast(q[*row, plane, first + r], I32))
 
 
 def _rows_numpy(x: Any, *, bits: int, group: int, dtype: str) -> Any:
@@ -151,7 +145,9 @@ QUANTIZE_ROWS = define("quantize_rows", "x", _rows_type, _rows_numpy, _rows_nest
 
 # --- row_planes --------------------------------------------------------------------------------------------------------
 
-FINE_FROM = 160  # the square of the largest number by the mean square: then rounding to 127ths has 8 % of the power of 4 bits in groups
+# A row is fine where the square of its largest number is more than so many times the mean square: rounding its numbers to 127ths of the
+# largest then has 8 % of the noise power of weights of 4 bits in groups.
+FINE_FROM = 160
 
 
 def _planes_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
@@ -167,45 +163,34 @@ def _planes_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def _planes_nest(operands: Operands) -> Nest:
-    """Per row: the largest, the scale, the numbers of the first plane, their power, whether there is too little of it, the second plane."""
-    x, out = operands.buffer(0), operands.out
+    """Per row: the largest magnitude, the scale, the numbers of the first plane, their power, whether the row is fine, the second plane."""
+    kernel, out = Kernel(), operands.out
     assert isinstance(out, TupleType)
-    planes, scale, fine = (sized_buffer(t, name) for t, name in zip(out.fields, ("planes", "scale", "fine"), strict=True))
-    length, largest = x.shape[-1], LARGEST[8]
-    top, inverse, power = (Buffer(name, scale.shape, held) for name, held in (("top", F32), ("inverse", F32), ("power", I32)))
+    outputs = tuple(sized_buffer(t, name) for t, name in zip(out.fields, ("planes", "scale", "fine"), strict=True))
+    x, planes, scale, fine = kernel.arrays(operands.buffer(0), *outputs)
+    length, most = x.shape[-1], LARGEST[8]
+    top, inverse = kernel.workspace("top", *scale.shape), kernel.workspace("inverse", *scale.shape)
+    power = kernel.workspace("power", *scale.shape, dtype=I32)
 
-    def steps(*at: Dim) -> Scalar:
-        *row, g, k = at
-        return apply(Fn.MUL, cast(load(x, *row, k), F32), load(inverse, *row, g))
+    def square(row: list[Dim], k: Dim) -> Scalar:
+        number = cast(planes[*row, 0, k], I32)
+        return number * number
 
-    def rest(*at: Dim) -> Scalar:
-        """What the first plane has rounded off, in its 256ths. A half of it is one too many for a byte."""
-        *row, _, k = at
-        left = apply(Fn.SUB, steps(*at), cast(load(planes, *row, 0, k), F32))
-        return cast(apply(Fn.MIN, integer(apply(Fn.MUL, left, const(256.0, F32))), const(127, I32)), I8)
-
-    def second(*at: Dim) -> Scalar:
-        return apply(Fn.SELECT, load(fine, *at[:-1]), rest(*at), const(0, I8))
-
-    def squares(*at: Dim) -> Scalar:
-        def square(r: Dim) -> Scalar:
-            number = cast(load(planes, *at[:-1], 0, r), I32)
-            return apply(Fn.MUL, number, number)
-
-        return reduce(ReduceFn.SUM, (length,), square)
-
-    def is_fine(*at: Dim) -> Scalar:
-        """A row of zeros is not."""
-        found, limit = cast(load(power, *at), I64), index_value(ceil_div(length * largest**2, Dim.of(FINE_FROM)))
-        return apply(Fn.AND, apply(Fn.LT, const(0, I64), found), apply(Fn.LT, found, limit))
-
-    def put(index: int, value: Callable[..., Scalar]) -> Stmt:
-        return loops((*scale.shape, length), lambda *at: store(planes, (*at[:-2], index, at[-1]), value(*at)))
-
-    found, scales = fill(top, lambda *at: widest(x, at[:-1], Dim.of(0), length)), _scales(top, scale, inverse, largest, 256)
-    first = put(0, lambda *at: cast(integer(steps(*at)), I8))
-    body = seq(found, *scales, first, fill(power, squares), fill(fine, is_fine), put(1, second))
-    return Nest((planes, scale, fine), Allocate(top, Allocate(inverse, Allocate(power, body))))
+    with kernel.nest(top.shape) as (*row, g):
+        top[*row, g] = _magnitude(x, row, 0, length)
+    _write_scales(kernel, top, scale, inverse, most, parts=256)
+    with kernel.nest((*scale.shape, length)) as (*row, g, k):
+        planes[*row, 0, k] = cast(_rounded(cast(x[*row, k], F32) * inverse[*row, g]), I8)
+    with kernel.nest(power.shape) as (*row, g):
+        power[*row, g] = total((length,), lambda r: square(row, r))
+    with kernel.nest(fine.shape) as at:
+        found = cast(power[at], I64)
+        fine[at] = (found > 0) & (found < ceil_div(length * most**2, Dim.of(FINE_FROM)))  # a row of zeros is not fine
+    with kernel.nest((*scale.shape, length)) as (*row, g, k):
+        rest = cast(x[*row, k], F32) * inverse[*row, g] - cast(planes[*row, 0, k], F32)  # what the first plane has rounded off
+        parts = minimum(_rounded(rest * 256.0), 127)  # of a step; half a step would be 128, which is no i8
+        planes[*row, 1, k] = select(fine[*row, g], cast(parts, I8), 0)
+    return Nest(outputs, kernel.body())
 
 
 def _planes_numpy(x: Any) -> Any:

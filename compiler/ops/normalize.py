@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,11 +10,11 @@ import numpy as np
 from compiler.ir.dims import Dim
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
-from compiler.ir.loops import Allocate, Buffer, Fn, ReduceFn, Scalar, Stmt
+from compiler.ir.loops import Scalar
 from compiler.ir.op import REQUIRED
 from compiler.ir.types import Type
+from compiler.ir.write import Array, Kernel, cast, exp, index, largest, log, rsqrt, total
 from compiler.ops.broadcast import output
-from compiler.ops.nest import apply, cast, const, fill, index_value, load, reduce, seq
 from compiler.ops.operands import agree, float_attr, tensor_operand, unproved, wants_float
 from compiler.ops.tables import Nest, Operands, define
 
@@ -39,51 +39,32 @@ def _norm(args: tuple[Type, ...], attrs: Mapping[str, Any]) -> Type:
     return _like_first(args, attrs)
 
 
-def _row(x: Buffer) -> tuple[Dim, ...]:
-    return x.shape[:-1]
-
-
-def _stat(name: str, x: Buffer) -> Buffer:
-    """One number per row."""
-    return Buffer(name, _row(x), F32)
-
-
-def _fold(fn: ReduceFn, x: Buffer, row: tuple[Dim, ...], term: Callable[[Scalar], Scalar]) -> Scalar:
-    return reduce(fn, (x.shape[-1],), lambda r: term(cast(load(x, *row, r), F32)))
+def _sum(x: Array, row: Sequence[Dim], term: Callable[[Scalar], Scalar] = lambda v: v) -> Scalar:
+    """The sum of `term` of the elements of a row."""
+    return total((x.shape[-1],), lambda r: term(cast(x[*row, r], F32)))
 
 
 def _weighted(operands: Operands) -> tuple[tuple[int, Type], ...]:
-    """Weights are as long as a row."""
+    """The operands behind x that are not proved to be as long as a row."""
     return unproved(operands, {i: operands.buffer(0).shape[-1:] for i in range(1, len(operands.places))})
-
-
-def _program(temporaries: list[Buffer], *stages: Stmt) -> Stmt:
-    body = seq(*stages)
-    for buffer in reversed(temporaries):
-        body = Allocate(buffer, body)
-    return body
 
 
 # --- softmax -----------------------------------------------------------------------------------------------------------
 
 
 def _softmax_nest(operands: Operands) -> Nest:
-    out, x = output(operands), operands.buffer(0)
-    top, scale = _stat("top", x), _stat("scale", x)
-
-    def shifted(value: Scalar, *row: Dim) -> Scalar:
-        return apply(Fn.EXP, apply(Fn.SUB, value, load(top, *row)))
-
-    def inverse(*row: Dim) -> Scalar:
-        """A division per row instead of one per element; the sum holds a 1, so neither can overflow."""
-        return apply(Fn.DIV, const(1.0, F32), _fold(ReduceFn.SUM, x, row, lambda v: shifted(v, *row)))
-
-    def value(*ijk: Dim) -> Scalar:
-        row = ijk[:-1]
-        return cast(apply(Fn.MUL, shifted(cast(load(x, *ijk), F32), *row), load(scale, *row)), out.dtype)
-
-    maximum = fill(top, lambda *row: _fold(ReduceFn.MAX, x, row, lambda v: v))
-    return Nest((out,), _program([top, scale], maximum, fill(scale, inverse), fill(out, value)))
+    """A division per row, in place of one per element, cannot overflow: the sum has the term exp(0) = 1."""
+    k = Kernel()
+    out, x = k.arrays(output(operands), operands.buffer(0))
+    *rows, length = x.shape
+    top, scale = k.workspace("top", *rows), k.workspace("scale", *rows)
+    with k.nest(rows) as row:
+        top[row] = largest((length,), lambda r: cast(x[*row, r], F32))
+    with k.nest(rows) as row:
+        scale[row] = 1.0 / _sum(x, row, lambda v: exp(v - top[row]))
+    with k.nest(out.shape) as (*row, j):
+        out[*row, j] = cast(exp(cast(x[*row, j], F32) - top[*row]) * scale[*row], out.dtype)
+    return Nest((out.buffer,), k.body())
 
 
 def _softmax_numpy(x: Any) -> Any:
@@ -93,29 +74,17 @@ def _softmax_numpy(x: Any) -> Any:
 
 
 def _log_softmax_nest(operands: Operands) -> Nest:
-    out, x = output(operands), operands.buffer(0)
-    top, total = _stat("top", x), _stat("total", x)
-    return Nest(
-        (out,),
-        _program(
-            [top, total],
-            fill(top, lambda *row: _fold(ReduceFn.MAX, x, row, lambda v: v)),
-            fill(
-                total,
-                lambda *row: apply(
-                    Fn.LOG,
-                    _fold(ReduceFn.SUM, x, row, lambda v: apply(Fn.EXP, apply(Fn.SUB, v, load(top, *row)))),
-                ),
-            ),
-            fill(
-                out,
-                lambda *ijk: cast(
-                    apply(Fn.SUB, apply(Fn.SUB, cast(load(x, *ijk), F32), load(top, *ijk[:-1])), load(total, *ijk[:-1])),
-                    out.dtype,
-                ),
-            ),
-        ),
-    )
+    k = Kernel()
+    out, x = k.arrays(output(operands), operands.buffer(0))
+    *rows, length = x.shape
+    top, log_sum = k.workspace("top", *rows), k.workspace("total", *rows)
+    with k.nest(rows) as row:
+        top[row] = largest((length,), lambda r: cast(x[*row, r], F32))
+    with k.nest(rows) as row:
+        log_sum[row] = log(_sum(x, row, lambda v: exp(v - top[row])))
+    with k.nest(out.shape) as (*row, j):
+        out[*row, j] = cast(cast(x[*row, j], F32) - top[*row] - log_sum[*row], out.dtype)
+    return Nest((out.buffer,), k.body())
 
 
 def _log_softmax_numpy(x: Any) -> Any:
@@ -131,34 +100,26 @@ LOG_SOFTMAX = define("log_softmax", "x", _like_first, _log_softmax_numpy, _log_s
 # --- norms -------------------------------------------------------------------------------------------------------------
 
 
-def _length(x: Buffer) -> Scalar:
-    return cast(index_value(x.shape[-1]), F32)
+def _mean(x: Array, row: Sequence[Dim], term: Callable[[Scalar], Scalar] = lambda v: v) -> Scalar:
+    return _sum(x, row, term) / cast(index(x.shape[-1]), F32)
 
 
 def _numpy_mean(x: Any) -> Any:
-    """Rows without elements have one, too."""
+    """Unlike np.mean, it does not warn about rows without elements."""
     return x.sum(-1, keepdims=True) / np.float32(x.shape[-1])
 
 
 def _rms_nest(operands: Operands) -> Nest:
-    """out = x / sqrt(mean(x^2) + eps) * (offset + weight)"""
-    out, x, w = output(operands), operands.buffer(0), operands.buffer(1)
-    eps, offset = const(operands.attrs["eps"], F32), operands.attrs["weight_offset"]
-    scale = _stat("scale", x)
-
-    def weight(j: Dim) -> Scalar:
-        value = cast(load(w, j), F32)
-        return apply(Fn.ADD, value, const(offset, F32)) if offset else value
-
-    def mean(*row: Dim) -> Scalar:
-        squares = _fold(ReduceFn.SUM, x, row, lambda v: apply(Fn.MUL, v, v))
-        return apply(Fn.RSQRT, apply(Fn.ADD, apply(Fn.DIV, squares, _length(x)), eps))
-
-    def value(*ijk: Dim) -> Scalar:
-        normed = apply(Fn.MUL, cast(load(x, *ijk), F32), load(scale, *ijk[:-1]))
-        return cast(apply(Fn.MUL, normed, weight(ijk[-1])), out.dtype)
-
-    return Nest((out,), _program([scale], fill(scale, mean), fill(out, value)), checks=_weighted(operands))
+    """out = x / sqrt(mean(x^2) + eps) * (weight + offset)"""
+    k, offset = Kernel(), operands.attrs["weight_offset"]
+    out, x, w = k.arrays(output(operands), operands.buffer(0), operands.buffer(1))
+    scale = k.workspace("scale", *x.shape[:-1])
+    with k.nest(scale.shape) as row:
+        scale[row] = rsqrt(_mean(x, row, lambda v: v * v) + operands.attrs["eps"])
+    with k.nest(out.shape) as (*row, j):
+        weight = cast(w[j], F32) + offset if offset else cast(w[j], F32)
+        out[*row, j] = cast(cast(x[*row, j], F32) * scale[*row] * weight, out.dtype)
+    return Nest((out.buffer,), k.body(), checks=_weighted(operands))
 
 
 def _rms_numpy(x: Any, w: Any, *, eps: float, weight_offset: float) -> Any:
@@ -172,29 +133,19 @@ RMS_NORM = define("rms_norm", "x, weight", _norm, _rms_numpy, _rms_nest, {"eps":
 
 def _layer_nest(operands: Operands) -> Nest:
     """out = (x - mean) / sqrt(variance + eps) * weight + bias"""
-    out, x, w = output(operands), operands.buffer(0), operands.buffer(1)
-    bias = operands.buffer(2) if operands.has(2) else None
-    eps = const(operands.attrs["eps"], F32)
-    mean, scale = _stat("mean", x), _stat("scale", x)
-
-    def centred(value: Scalar, *row: Dim) -> Scalar:
-        return apply(Fn.SUB, value, load(mean, *row))
-
-    def spread(*row: Dim) -> Scalar:
-        def square(v: Scalar) -> Scalar:
-            return apply(Fn.MUL, centred(v, *row), centred(v, *row))
-
-        variance = apply(Fn.DIV, _fold(ReduceFn.SUM, x, row, square), _length(x))
-        return apply(Fn.RSQRT, apply(Fn.ADD, variance, eps))
-
-    def value(*ijk: Dim) -> Scalar:
-        row, j = ijk[:-1], ijk[-1]
-        normed = apply(Fn.MUL, centred(cast(load(x, *ijk), F32), *row), load(scale, *row))
-        weighted = apply(Fn.MUL, normed, cast(load(w, j), F32))
-        return cast(weighted if bias is None else apply(Fn.ADD, weighted, cast(load(bias, j), F32)), out.dtype)
-
-    average = fill(mean, lambda *row: apply(Fn.DIV, _fold(ReduceFn.SUM, x, row, lambda v: v), _length(x)))
-    return Nest((out,), _program([mean, scale], average, fill(scale, spread), fill(out, value)), checks=_weighted(operands))
+    k = Kernel()
+    out, x, w = k.arrays(output(operands), operands.buffer(0), operands.buffer(1))
+    bias = k.array(operands.buffer(2)) if operands.has(2) else None
+    mean, scale = (k.workspace(name, *x.shape[:-1]) for name in ("mean", "scale"))
+    with k.nest(mean.shape) as row:
+        mean[row] = _mean(x, row)
+    with k.nest(scale.shape) as row:
+        variance = _mean(x, row, lambda v: (v - mean[row]) * (v - mean[row]))
+        scale[row] = rsqrt(variance + operands.attrs["eps"])
+    with k.nest(out.shape) as (*row, j):
+        weighted = (cast(x[*row, j], F32) - mean[*row]) * scale[*row] * cast(w[j], F32)
+        out[*row, j] = cast(weighted if bias is None else weighted + cast(bias[j], F32), out.dtype)
+    return Nest((out.buffer,), k.body(), checks=_weighted(operands))
 
 
 def _layer_numpy(x: Any, w: Any, bias: Any = None, *, eps: float) -> Any:

@@ -1,15 +1,15 @@
-"""Integers that stand for floats: x = (q - zero) * scale, with a scale per group of `group` neighbours along the last axis.
+"""Quantisation of floats to integers: x = (q - zero) * scale, with a scale per group of `group` neighbours along the last axis.
 
-    q       i8 [..., k], or u8 [..., k / 2] with two 4-bit numbers each: the lower half is the even one
-    scale   [..., k / group]         one group as long as the axis is a scale per channel
-    zero    like scale, in q's numbers; without it the numbers are symmetric around 0 (4 bits: around 8)
+    q       i8 [..., k], or u8 [..., k / 2] with two 4-bit numbers per byte: the even one is in the lower half
+    scale   [..., k / group]         a single group, as long as the axis, has one scale per channel
+    zero    of the shape of scale, in units of q; without it the numbers are symmetric around 0 (4 bits: around 8)
 
-Dequantising is an ordinary loop nest, which fusion puts into the product that reads it.
+Dequantising is an ordinary loop nest; fusion moves it into the product that reads its result.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,22 +17,22 @@ import numpy as np
 from compiler.ir.dims import Dim
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
-from compiler.ir.loops import Allocate, Buffer, Fn, ReduceFn, Scalar, Stmt
+from compiler.ir.loops import Buffer, Load, ReduceFn, Scalar
 from compiler.ir.prove import prove_divisible
 from compiler.ir.types import TensorType, TupleType, Type
+from compiler.ir.write import Kernel, cast, const, equal, fold, index, largest, maximum, minimum, round_half_even, select
 from compiler.ops.broadcast import output, sized_buffer
-from compiler.ops.nest import apply, cast, const, fill, index_value, load, loops, reduce, seq, store
 from compiler.ops.operands import agree, bool_attr, dtype_attr, int_attr, tensor_operand, unproved, wants_float
 from compiler.ops.tables import Nest, Operands, define
 
 Attrs = Mapping[str, Any]
 
 F32, I8, I32, U8 = DType.F32, DType.I8, DType.I32, DType.U8
-MIDDLE = 8  # what a symmetric 4-bit number counts from
+MIDDLE = 8  # the zero of symmetric 4-bit numbers
 MOST = {8: 127, 4: 7}  # the largest symmetric number
 
 
-def bits_of(attrs: Attrs, known: Mapping[int, int]) -> int:
+def bits_attr(attrs: Attrs, known: Mapping[int, int]) -> int:
     bits = int_attr(attrs, "bits")
     if bits not in known:
         raise AnnotationError(f"attribute bits is {bits}, wants {' or '.join(map(str, known))}")
@@ -40,7 +40,7 @@ def bits_of(attrs: Attrs, known: Mapping[int, int]) -> int:
 
 
 def group_of(attrs: Attrs, length: Dim) -> Dim:
-    """The attribute, where 0 stands for the whole axis."""
+    """The length of a group; the attribute's 0 means the whole axis."""
     group = int_attr(attrs, "group", 0)
     if group and not prove_divisible(length, group):
         raise AnnotationError(f"the last dimension is {length}, wants a multiple of the group, {group}")
@@ -55,7 +55,7 @@ def num_groups(attrs: Attrs, length: Dim) -> Dim:
 
 
 def _dequantize_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
-    q, dtype, bits = tensor_operand(args, 0, "q"), dtype_attr(attrs), bits_of(attrs, MOST)
+    q, dtype, bits = tensor_operand(args, 0, "q"), dtype_attr(attrs), bits_attr(attrs, MOST)
     holds = I8 if bits == 8 else U8
     if q.dtype not in (None, holds):
         raise AnnotationError(f"q holds {q.dtype}, wants {holds} for {bits} bits")
@@ -76,28 +76,26 @@ def _dequantize_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def _dequantize_nest(operands: Operands) -> Nest:
-    out, q, scale = output(operands), operands.buffer(0), operands.buffer(1)
-    zero = operands.buffer(2) if operands.has(2) else None
-    attrs, length = operands.attrs, out.shape[-1]
-
-    def number(*ijk: Dim) -> Scalar:
-        *row, k = ijk
-        if attrs["bits"] == 8:
-            return cast(load(q, *row, k), F32)
-        pair = cast(load(q, *row, k // 2), I32)
-        half = apply(Fn.AND, apply(Fn.SHR, pair, cast(index_value(k % 2 * 4), I32)), const(15, I32))
-        return cast(half, F32)
-
-    def value(*ijk: Dim) -> Scalar:
-        at = (*ijk[:-1], ijk[-1] // group_of(attrs, length) if attrs["group"] else Dim.of(0))
-        origin: Scalar | None = None if zero is None else cast(load(zero, *at), F32)
-        if origin is None and attrs["bits"] == 4:
-            origin = const(MIDDLE, F32)
-        shifted = number(*ijk) if origin is None else apply(Fn.SUB, number(*ijk), origin)
-        return cast(apply(Fn.MUL, shifted, cast(load(scale, *at), F32)), out.dtype)
-
+    kernel, attrs = Kernel(), operands.attrs
+    out, q, scale = kernel.arrays(output(operands), operands.buffer(0), operands.buffer(1))
+    zero = kernel.array(operands.buffer(2)) if operands.has(2) else None
+    length, bits = out.shape[-1], attrs["bits"]
+    with kernel.nest(out.shape) as (*row, k):
+        group = k // group_of(attrs, length) if attrs["group"] else 0
+        number = cast(q[*row, k] if bits == 8 else half_byte(q.buffer, row, k), F32)
+        if zero is not None:
+            number = number - cast(zero[*row, group], F32)
+        elif bits == 4:
+            number = number - MIDDLE
+        out[*row, k] = cast(number * cast(scale[*row, group], F32), out.dtype)
     groups = (*out.shape[:-1], num_groups(attrs, length))
-    return Nest((out,), fill(out, value), checks=unproved(operands, dict.fromkeys(range(1, len(operands.places)), groups)))
+    checks = unproved(operands, dict.fromkeys(range(1, len(operands.places)), groups))
+    return Nest((out.buffer,), kernel.body(), checks=checks)
+
+
+def half_byte(q: Buffer, row: Sequence[Dim], k: Dim) -> Scalar:
+    """The 4-bit number at `k` of a row, as an i32."""
+    return cast(Load(q, (*row, k // 2)), I32) >> cast(index(k % 2 * 4), I32) & 15
 
 
 def _spread(x: Any, length: int) -> Any:
@@ -125,13 +123,13 @@ DEQUANTIZE = define(
 
 
 def _levels(bits: int) -> tuple[int, int]:
-    """The smallest and the largest number that `bits` hold."""
+    """The least and the largest number of so many bits."""
     return (-128, 127) if bits == 8 else (0, 15)
 
 
 def _quantize_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
     """(q, scale) where symmetric, else (q, scale, zero)."""
-    x, dtype, bits = wants_float(tensor_operand(args, 0, "x"), "x"), dtype_attr(attrs), bits_of(attrs, MOST)
+    x, dtype, bits = wants_float(tensor_operand(args, 0, "x"), "x"), dtype_attr(attrs), bits_attr(attrs, MOST)
     holds = I8 if bits == 8 else U8
     if not dtype.is_float:
         raise AnnotationError(f"attribute dtype is {dtype}, wants a float")
@@ -151,63 +149,44 @@ def _quantize_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def _quantize_nest(operands: Operands) -> Nest:
-    """The range of each group, its scale as it will be stored, its zero, then the numbers."""
-    x, attrs, out = operands.buffer(0), operands.attrs, operands.out
+    """The range of each group, its scale as it will be stored, its zero, then its numbers."""
+    k, attrs, out = Kernel(), operands.attrs, operands.out
     assert isinstance(out, TupleType)
-    bits = attrs["bits"]
     outputs = tuple(sized_buffer(t, name) for t, name in zip(out.fields, ("q", "scale", "zero"), strict=False))
-    q, scale = outputs[:2]
-    zero = None if attrs["symmetric"] else outputs[2]
-    group = group_of(attrs, x.shape[-1])
-    low, high = (Buffer(name, scale.shape, F32) for name in ("low", "high"))
-    smallest, largest = (const(n, F32) for n in _levels(bits))
-
-    def extreme(fn: ReduceFn, bound: Fn) -> Any:
-        def value(*ijk: Dim) -> Scalar:
-            found = reduce(fn, (group,), lambda r: cast(load(x, *ijk[:-1], ijk[-1] * group + r), F32))
-            return apply(bound, found, const(0.0, F32))
-
-        return value
+    x, q, scale = k.arrays(operands.buffer(0), *outputs[:2])
+    zero = None if attrs["symmetric"] else k.array(outputs[2])
+    bits, group = attrs["bits"], group_of(attrs, x.shape[-1])
+    least, most = _levels(bits)
+    low, high = k.workspace("low", *scale.shape), k.workspace("high", *scale.shape)
 
     def safe_scale(*at: Dim) -> Scalar:
-        """A group of zeros has scale 0."""
-        value = cast(load(scale, *at), F32)
-        return apply(Fn.SELECT, apply(Fn.EQ, value, const(0.0, F32)), const(1.0, F32), value)
+        """A group of zeros has scale 0, by which nothing can be divided."""
+        value = cast(scale[at], F32)
+        return select(equal(value, 0.0), const(1.0, F32), value)
 
-    def scaled(*at: Dim) -> Scalar:
-        if zero is None:
-            widest = apply(Fn.MAX, load(high, *at), apply(Fn.NEG, load(low, *at)))
-            return cast(apply(Fn.DIV, widest, const(MOST[bits], F32)), scale.dtype)
-        return cast(apply(Fn.DIV, apply(Fn.SUB, load(high, *at), load(low, *at)), const(2**bits - 1, F32)), scale.dtype)
+    def clipped(value: Scalar) -> Scalar:
+        return cast(minimum(maximum(value, least), most), q.dtype)
 
-    def within(value: Scalar) -> Scalar:
-        return apply(Fn.MIN, apply(Fn.MAX, value, smallest), largest)
+    def number(row: list[Dim], g: Dim, r: Dim) -> Scalar:
+        steps = round_half_even(cast(x[*row, g * group + r], F32) / safe_scale(*row, g))
+        middle = (MIDDLE if bits == 4 else 0) if zero is None else cast(zero[*row, g], F32)
+        return clipped(steps + middle)
 
-    def origin(*at: Dim) -> Scalar:
-        steps = apply(Fn.ROUND, apply(Fn.DIV, load(low, *at), safe_scale(*at)))
-        return cast(within(apply(Fn.SUB, smallest, steps)), q.dtype)
-
-    def number(at: tuple[Dim, ...], r: Dim) -> Scalar:
-        steps = apply(Fn.ROUND, apply(Fn.DIV, cast(load(x, *at[:-1], at[-1] * group + r), F32), safe_scale(*at)))
-        middle = const(MIDDLE if bits == 4 else 0, F32) if zero is None else cast(load(zero, *at), F32)
-        return cast(within(apply(Fn.ADD, steps, middle)), q.dtype)
-
-    def put(*ijk: Dim) -> Stmt:
-        """Group by group, so that a row of the schedule is a group."""
-        *at, j = ijk
-        if bits == 8:
-            value = number(tuple(at), j)
-        else:
-            upper = apply(Fn.SHL, number(tuple(at), j * 2 + 1), const(4, U8))
-            value = apply(Fn.OR, number(tuple(at), j * 2), upper)
-        return store(q, (*at[:-1], at[-1] * per_group + j), value)
-
-    stages = [fill(low, extreme(ReduceFn.MIN, Fn.MIN)), fill(high, extreme(ReduceFn.MAX, Fn.MAX)), fill(scale, scaled)]
+    with k.nest(scale.shape) as (*row, g):
+        low[*row, g] = minimum(fold(ReduceFn.MIN, (group,), lambda r: cast(x[*row, g * group + r], F32)), 0.0)
+    with k.nest(scale.shape) as (*row, g):
+        high[*row, g] = maximum(largest((group,), lambda r: cast(x[*row, g * group + r], F32)), 0.0)
+    with k.nest(scale.shape) as at:
+        step = maximum(high[at], -low[at]) / MOST[bits] if zero is None else (high[at] - low[at]) / (2**bits - 1)
+        scale[at] = cast(step, scale.dtype)
     if zero is not None:
-        stages.append(fill(zero, origin))
-    per_group = group * bits // 8
-    stages.append(loops((*scale.shape, per_group), put))
-    return Nest(outputs, Allocate(low, Allocate(high, seq(*stages))))
+        with k.nest(zero.shape) as at:
+            zero[at] = clipped(least - round_half_even(low[at] / safe_scale(*at)))
+    bytes_per_group = group * bits // 8
+    with k.nest((*scale.shape, bytes_per_group)) as (*row, g, j):  # of a loop per group, the schedule makes rows
+        value = number(row, g, j) if bits == 8 else number(row, g, j * 2) | number(row, g, j * 2 + 1) << 4
+        q[*row, g * bytes_per_group + j] = value
+    return Nest(outputs, k.body())
 
 
 def _quantize_numpy(x: Any, *, bits: int, group: int, symmetric: bool, dtype: str) -> Any:

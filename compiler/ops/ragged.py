@@ -1,15 +1,15 @@
-"""Texts of many lengths, one behind the other without padding: attention within each of them, and the mean of each.
+"""Texts of different lengths, concatenated without padding: attention within each text, and the mean of each text.
 
     starts [texts + 1]    where each text begins; the last entry is the number of tokens
-    text_ids [tokens]     to which text a token belongs
+    text_ids [tokens]     the text of each token
 
-Every token sees all tokens of its text. `bias[h, m + d]`, where given, is added to the score of a key `d` places behind the query; beyond
-`m` places either way the outermost entries count.
+Every token sees all tokens of its text. `bias[h, m + d]`, where given, is added to the score of a key `d` positions behind the query; a
+distance above `m`, in either direction, counts as `m`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -18,12 +18,12 @@ import numpy as np
 from compiler.ir.dims import Dim, dim_max, dim_min
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
-from compiler.ir.loops import Allocate, Buffer, Fn, ReduceFn, Scalar, Stmt
+from compiler.ir.loops import Buffer, Scalar
 from compiler.ir.op import REQUIRED
 from compiler.ir.prove import prove_eq
 from compiler.ir.types import TensorType, Type
+from compiler.ir.write import Array, Kernel, cast, exp, index, largest, total
 from compiler.ops.broadcast import output
-from compiler.ops.nest import apply, cast, const, index_value, let, load, loops, reduce, seq, store
 from compiler.ops.operands import agree, float_attr, tensor_operand, unproved, wants_float, wants_int
 from compiler.ops.tables import Nest, Operands, define
 
@@ -31,13 +31,10 @@ F32 = DType.F32
 TOKENS = "[tokens, heads, size]"
 
 
-def within_text(starts: Buffer, text: Dim, num_tokens: Dim, body: Callable[[Dim, Dim], Stmt]) -> Stmt:
-    """`body(start, end)` of a text."""
-
-    def bound(name: str, index: Dim, then: Callable[[Dim], Stmt]) -> Stmt:
-        return let(name, cast(load(starts, index), DType.I64), then, 0, num_tokens)
-
-    return bound("start", text, lambda start: bound("end", text + 1, lambda end: body(start, end)))
+def _bounds(k: Kernel, starts: Array, text: Dim, num_tokens: Dim) -> tuple[Dim, Dim]:
+    """The first token of a text, and the one behind its last."""
+    start = k.let("start", cast(starts[text], DType.I64), num_tokens)
+    return start, k.let("end", cast(starts[text + 1], DType.I64), num_tokens)
 
 
 # --- attention ---------------------------------------------------------------------------------------------------------
@@ -64,55 +61,46 @@ def _attention_type(args: tuple[Type, ...], attrs: Mapping[str, Any]) -> Type:
 
 
 def relative(bias: Buffer, key: Dim, query: Dim) -> Dim:
-    """The entry for this distance."""
+    """The entry of `bias` for the distance from the query to the key."""
     furthest = bias.shape[1] // 2
     return dim_min(dim_max(key - query, -furthest), furthest) + furthest
 
 
 def _attention_nest(operands: Operands) -> Nest:
-    """The formula itself; the scheduler has a version that walks the keys once."""
-    out = output(operands)
-    q, k, v, text_ids, starts = (operands.buffer(i) for i in range(5))
-    bias = operands.buffer(5) if operands.has(5) else None
+    """The formula as it stands; the schedule of ragged attention reads the keys once."""
+    kernel = Kernel()
+    out, q, k, v, text_ids, starts = kernel.arrays(output(operands), *(operands.buffer(i) for i in range(5)))
+    bias = kernel.array(operands.buffer(5)) if operands.has(5) else None
     tokens, heads, size = q.shape
-    scores = Buffer("scores", (tokens, heads, tokens), F32)
-    top, total = Buffer("top", (tokens, heads), F32), Buffer("total", (tokens, heads), F32)
+    sums, top = kernel.workspace("total", tokens, heads), kernel.workspace("top", tokens, heads)
+    scores = kernel.workspace("scores", tokens, heads, tokens)
 
     def score(t: Dim, h: Dim, key: Dim) -> Scalar:
-        def term(r: Dim) -> Scalar:
-            return apply(Fn.MUL, cast(load(q, t, h, r), F32), cast(load(k, key, h, r), F32))
+        scaled = total((size,), lambda r: cast(q[t, h, r], F32) * cast(k[key, h, r], F32)) * operands.attrs["scale"]
+        return scaled if bias is None else scaled + cast(bias[h, relative(bias.buffer, key, t)], F32)
 
-        scaled = apply(Fn.MUL, reduce(ReduceFn.SUM, (size,), term), const(operands.attrs["scale"], F32))
-        return scaled if bias is None else apply(Fn.ADD, scaled, cast(load(bias, h, relative(bias, key, t)), F32))
+    def weight(t: Dim, h: Dim, key: Dim) -> Scalar:
+        return exp(scores[t, h, key] - top[t, h])
 
-    def token(t: Dim, start: Dim, end: Dim) -> Stmt:
+    with kernel.nest((tokens,)) as (t,):
+        text = kernel.let("text", cast(text_ids[t], DType.I64))
+        start, end = _bounds(kernel, starts, text, tokens)
         count = end - start
-
-        def weight(h: Dim, key: Dim) -> Scalar:
-            return apply(Fn.EXP, apply(Fn.SUB, load(scores, t, h, key), load(top, t, h)))
-
-        def mixed(h: Dim, e: Dim) -> Stmt:
-            value = reduce(ReduceFn.SUM, (count,), lambda i: apply(Fn.MUL, weight(h, start + i), cast(load(v, start + i, h, e), F32)))
-            return store(out, (t, h, e), cast(apply(Fn.DIV, value, load(total, t, h)), out.dtype))
-
-        return seq(
-            loops((heads, count), lambda h, i: store(scores, (t, h, start + i), score(t, h, start + i))),
-            loops((heads,), lambda h: store(top, (t, h), reduce(ReduceFn.MAX, (count,), lambda i: load(scores, t, h, start + i)))),
-            loops((heads,), lambda h: store(total, (t, h), reduce(ReduceFn.SUM, (count,), lambda i: weight(h, start + i)))),
-            loops((heads, size), mixed),
-        )
-
-    def each(t: Dim) -> Stmt:
-        text = cast(load(text_ids, t), DType.I64)
-        return let("text", text, lambda text: within_text(starts, text, tokens, lambda start, end: token(t, start, end)), 0)
-
-    body = loops((tokens,), each)
-    for buffer in (scores, top, total):
-        body = Allocate(buffer, body)
+        with kernel.nest((heads, count)) as (h, i):
+            scores[t, h, start + i] = score(t, h, start + i)
+        with kernel.nest((heads,)) as (h,):
+            top[t, h] = largest((count,), lambda i: scores[t, h, start + i])
+        with kernel.nest((heads,)) as (h,):
+            sums[t, h] = total((count,), lambda i: weight(t, h, start + i))
+        with kernel.nest((heads, size)) as (h, e):
+            mixed = total((count,), lambda i: weight(t, h, start + i) * cast(v[start + i, h, e], F32))
+            out[t, h, e] = cast(mixed / sums[t, h], out.dtype)
     wanted: dict[int, tuple[Dim, ...]] = {1: q.shape, 2: q.shape, 3: (tokens,)}
     if bias is not None:
         wanted[5] = (heads, bias.shape[1])
-    return Nest((out,), body, checks=unproved(operands, wanted), attrs={"attention": [operands.attrs["scale"]], "ragged": True})
+    return Nest(
+        (out.buffer,), kernel.body(), checks=unproved(operands, wanted), attrs={"attention": [operands.attrs["scale"]], "ragged": True}
+    )
 
 
 def _attention_numpy(q: Any, k: Any, v: Any, text_ids: Any, starts: Any, bias: Any = None, *, scale: float) -> Any:
@@ -151,17 +139,15 @@ def _mean_type(args: tuple[Type, ...], _: Mapping[str, Any]) -> Type:
 
 
 def _mean_nest(operands: Operands) -> Nest:
-    out, x, starts = output(operands), operands.buffer(0), operands.buffer(1)
+    k = Kernel()
+    out, x, starts = k.arrays(output(operands), operands.buffer(0), operands.buffer(1))
     tokens, size = x.shape
-
-    def text(s: Dim, start: Dim, end: Dim) -> Stmt:
-        def mean(j: Dim) -> Scalar:
-            total = reduce(ReduceFn.SUM, (end - start,), lambda i: cast(load(x, start + i, j), F32))
-            return cast(apply(Fn.DIV, total, cast(index_value(end - start), F32)), out.dtype)
-
-        return loops((size,), lambda j: store(out, (s, j), mean(j)))
-
-    return Nest((out,), loops((out.shape[0],), lambda s: within_text(starts, s, tokens, lambda start, end: text(s, start, end))))
+    with k.nest((out.shape[0],)) as (text,):
+        start, end = _bounds(k, starts, text, tokens)
+        with k.nest((size,)) as (j,):
+            mean = total((end - start,), lambda i: cast(x[start + i, j], F32)) / cast(index(end - start), F32)
+            out[text, j] = cast(mean, out.dtype)
+    return Nest((out.buffer,), k.body())
 
 
 def _mean_numpy(x: Any, starts: Any) -> Any:

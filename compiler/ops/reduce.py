@@ -1,6 +1,7 @@
 """Folds along axes, running sums, and order.
 
-Small floats are summed in f32 and rounded once. A fold over no elements is the fold's identity; an extreme's place needs at least one.
+Floats smaller than f32 are summed in f32, and the sum is rounded once. A fold of no elements is the fold's identity; the index of an
+extreme needs at least one element.
 """
 
 from __future__ import annotations
@@ -10,15 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from compiler.ir.dims import Dim, DimLike
+from compiler.ir.dims import Dim
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
-from compiler.ir.loops import Fn, ReduceFn, Scalar
+from compiler.ir.loops import Load, ReduceFn, Scalar
 from compiler.ir.op import REQUIRED, OpDef
 from compiler.ir.prove import prove_lt
 from compiler.ir.types import TensorType, TupleType, Type
+from compiler.ir.write import Kernel, cast, fold, guard, index
 from compiler.ops.broadcast import ONE, output
-from compiler.ops.nest import accumulator, apply, cast, fill, guard, index_value, load, reduce
 from compiler.ops.operands import axes_attr, axis_attr, bool_attr, dim_attr, num_elements, tensor_operand, wants_float
 from compiler.ops.tables import Library, Nest, Operands, define
 from runtime.library import routine
@@ -30,7 +31,7 @@ Attrs = Mapping[str, Any]
 
 
 def _axes(attrs: Attrs, ndim: int) -> tuple[int, ...]:
-    """None: all of them."""
+    """The axes of the attribute; None means all."""
     return tuple(range(ndim)) if attrs["axes"] is None else axes_attr(attrs, ndim)
 
 
@@ -66,34 +67,33 @@ def _bools(x: TensorType) -> None:
         raise AnnotationError(f"x holds {x.dtype}, wants bool; compare it first")
 
 
-def fold(operands: Operands, axes: tuple[int, ...], fn: ReduceFn, wide: DType) -> Callable[..., Scalar]:
-    """The fold of the first operand, as a function of a place in the result."""
+def _fold_at(at: tuple[Dim, ...], operands: Operands, axes: tuple[int, ...], fn: ReduceFn, wide: DType) -> Scalar:
+    """The element of the result at `at`: the first operand, folded along the axes."""
     x, keepdims = operands.buffer(0), operands.attrs["keepdims"]
-    extents: list[DimLike] = [x.shape[i] for i in axes]
 
-    def value(*ijk: Dim) -> Scalar:
-        def term(*rs: Dim) -> Scalar:
-            kept = iter(d for i, d in enumerate(ijk) if not (keepdims and i in axes))
-            folded = dict(zip(axes, rs, strict=True))
-            return cast(load(x, *(folded[i] if i in folded else next(kept) for i in range(len(x.shape)))), wide)
+    def term(*rs: Dim) -> Scalar:
+        kept = iter(i for axis, i in enumerate(at) if not (keepdims and axis in axes))
+        folded = dict(zip(axes, rs, strict=True))
+        return cast(Load(x, tuple(folded[axis] if axis in folded else next(kept) for axis in range(len(x.shape)))), wide)
 
-        return reduce(fn, extents, term) if axes else term()
-
-    return value
+    return fold(fn, [x.shape[axis] for axis in axes], term) if axes else term()
 
 
 def _fold(name: str, fn: ReduceFn, numpy: Callable[..., Any], wants: Callable[[TensorType], None]) -> OpDef:
     def nest(operands: Operands) -> Nest:
-        out, x = output(operands), operands.buffer(0)
-        value = fold(operands, tuple(sorted(_axes(operands.attrs, len(x.shape)))), fn, accumulator(x.dtype))
-        return Nest((out,), fill(out, lambda *ijk: cast(value(*ijk), out.dtype)))
+        k = Kernel()
+        out, x = k.arrays(output(operands), operands.buffer(0))
+        axes = tuple(sorted(_axes(operands.attrs, len(x.shape))))
+        with k.nest(out.shape) as at:
+            out[at] = cast(_fold_at(at, operands, axes, fn, x.dtype.accumulator), out.dtype)
+        return Nest((out.buffer,), k.body())
 
     return define(name, "x", _fold_type(wants), numpy, nest, {"axes": None, "keepdims": False})
 
 
 def _widely(numpy: Callable[..., Any]) -> Callable[..., Any]:
     def interpret(x: Any, axes: Any, keepdims: bool) -> Any:
-        wide = accumulator(DType.from_numpy(x.dtype)).numpy
+        wide = DType.from_numpy(x.dtype).accumulator.numpy
         return np.asarray(numpy(x.astype(wide), axis=axes, keepdims=keepdims)).astype(x.dtype)
 
     return interpret
@@ -117,11 +117,13 @@ ALL = _fold("all", ReduceFn.ALL, lambda x, axes, keepdims: np.asarray(np.all(x, 
 
 
 def _mean_nest(operands: Operands) -> Nest:
-    out, x = output(operands), operands.buffer(0)
-    axes = tuple(sorted(_axes(operands.attrs, len(x.shape))))
-    total = fold(operands, axes, ReduceFn.SUM, accumulator(x.dtype))
-    count = cast(index_value(num_elements([x.shape[i] for i in axes])), accumulator(x.dtype))
-    return Nest((out,), fill(out, lambda *ijk: cast(apply(Fn.DIV, total(*ijk), count), out.dtype)))
+    k = Kernel()
+    out, x = k.arrays(output(operands), operands.buffer(0))
+    axes, wide = tuple(sorted(_axes(operands.attrs, len(x.shape)))), x.dtype.accumulator
+    count = cast(index(num_elements([x.shape[i] for i in axes])), wide)
+    with k.nest(out.shape) as at:
+        out[at] = cast(_fold_at(at, operands, axes, ReduceFn.SUM, wide) / count, out.dtype)
+    return Nest((out.buffer,), k.body())
 
 
 def _mean_numpy(x: Any, axes: Any, keepdims: bool) -> Any:
@@ -132,7 +134,7 @@ def _mean_numpy(x: Any, axes: Any, keepdims: bool) -> Any:
 MEAN = define("mean", "x", _fold_type(_floats), _mean_numpy, _mean_nest, {"axes": None, "keepdims": False})
 
 
-# --- where an extreme stands -------------------------------------------------------------------------------------------
+# --- the index of an extreme -------------------------------------------------------------------------------------------
 
 
 def _place_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
@@ -148,11 +150,15 @@ def _place_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def _place(name: str, fn: ReduceFn, numpy: Callable[..., Any]) -> OpDef:
-    """The first of equal ones; a NaN counts as the extreme. Along an axis that turns out empty it is 0."""
+    """The index of an extreme: the first of equal ones, and a NaN counts as the extreme. Along an axis without elements it is 0."""
 
     def nest(operands: Operands) -> Nest:
-        out, x = output(operands), operands.buffer(0)
-        return Nest((out,), fill(out, fold(operands, (axis_attr(operands.attrs, len(x.shape)),), fn, x.dtype)))
+        k = Kernel()
+        out, x = k.arrays(output(operands), operands.buffer(0))
+        axes = (axis_attr(operands.attrs, len(x.shape)),)
+        with k.nest(out.shape) as at:
+            out[at] = _fold_at(at, operands, axes, fn, x.dtype)
+        return Nest((out.buffer,), k.body())
 
     def interpret(x: Any, axis: int, keepdims: bool) -> Any:
         if x.shape[axis]:
@@ -178,15 +184,14 @@ def _cumsum_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def _cumsum_nest(operands: Operands) -> Nest:
-    """Each element adds to the one before it, in order and in the element type."""
-    out, x = output(operands), operands.buffer(0)
+    """Each element is added to the sum before it, in order and in the element type."""
+    k = Kernel()
+    out, x = k.arrays(output(operands), operands.buffer(0))
     axis = axis_attr(operands.attrs, len(x.shape))
-
-    def value(*ijk: Dim) -> Scalar:
-        before = (*ijk[:axis], ijk[axis] - 1, *ijk[axis + 1 :])
-        return guard(1, ijk[axis], x.shape[axis], apply(Fn.ADD, load(out, *before), load(x, *ijk)), load(x, *ijk))
-
-    return Nest((out,), fill(out, value))
+    with k.nest(out.shape) as at:
+        before = out[*at[:axis], at[axis] - 1, *at[axis + 1 :]]
+        out[at] = guard(1, at[axis], x.shape[axis], before + x[at], x[at])
+    return Nest((out.buffer,), k.body())
 
 
 CUMSUM = define(

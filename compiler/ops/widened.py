@@ -1,4 +1,4 @@
-"""Products of weights of 4 bits that are widened to 8, with one scale per channel: their sums run over the whole channel, exact.
+"""Products of 4-bit weights that are widened to 8 bits, with one scale per channel: the sum over a whole channel is exact.
 
     m[n, g] = round(s[n, g] / largest * 127)         largest: of the channel's scales, by size
     w[n, k] = (q[n, k] * m[n, g] + 4) >> 3           q in -8 .. 7, so w in -127 .. 127
@@ -6,9 +6,9 @@
     v[i, k] = 256 * planes[i, 0, k] + planes[i, 1, k]
     y[i, n] = scale[i] * S[n] * sum(k) v[i, k] * w[n, k]
 
-Steps of S are a sixteenth of those in which a group of the largest scale was rounded to 4 bits. Panels are those of ops/integer.py for
-4 bits; multipliers and scales of channels lie beside them in panels of as many columns. Planes come from ops/integer_rows.py: the second
-one counts in rows that are `fine`, and is zero in the others.
+A step of S is a sixteenth of the step in which the group with the largest scale was rounded to 4 bits. Panels are those of
+ops/integer.py for 4 bits; multipliers and the scales of channels are in panels of as many columns. Planes come from ops/integer_rows.py:
+the second one counts in rows that are `fine`, and is zero in the others.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ import numpy as np
 from compiler.ir.dims import Dim, ceil_div
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
-from compiler.ir.loops import Allocate, Buffer, Fn, ReduceFn, Scalar
+from compiler.ir.loops import Buffer, Load, Scalar
 from compiler.ir.op import REQUIRED
 from compiler.ir.types import TensorType, TupleType, Type
+from compiler.ir.write import Kernel, cast, const, fma, guard, largest, round_half_even, select, total
 from compiler.ops.broadcast import output, sized_buffer
 from compiler.ops.integer import FOUR, MIDDLE, panel_element, same_shape, stored_weights
 from compiler.ops.integer_rows import NEGLIGIBLE
-from compiler.ops.nest import apply, cast, const, fill, guard, load, reduce, seq
 from compiler.ops.operands import dtype_attr, int_attr, tensor_operand, unproved, wants_float
 from compiler.ops.tables import Nest, Operands, define
 
@@ -35,8 +35,8 @@ Attrs = Mapping[str, Any]
 
 F32, I8, I32, U8, BOOL = DType.F32, DType.I8, DType.I32, DType.U8, DType.BOOL
 BITS = 4
-MOST = 127  # of a multiplier, and of a widened weight
-EIGHTHS = 3  # bits that are rounded off
+MOST = 127  # the largest multiplier, and the largest widened weight
+EIGHTHS = 3  # bits that are rounded off a product of a weight and its multiplier
 
 # --- panel_multipliers -------------------------------------------------------------------------------------------------
 
@@ -51,30 +51,28 @@ def _multipliers_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def _multipliers_nest(operands: Operands) -> Nest:
-    """Columns that are not there have scale 0."""
-    scale, columns, out = operands.buffer(0), operands.attrs["columns"], operands.out
+    """The columns beyond the last, which fill its panel, have scale 0."""
+    k, columns, out = Kernel(), operands.attrs["columns"], operands.out
     assert isinstance(out, TupleType)
-    multipliers, channel = (sized_buffer(t, name) for t, name in zip(out.fields, ("multipliers", "channel_scale"), strict=True))
-    top, inverse = (Buffer(name, channel.shape, F32) for name in ("top", "inverse"))
+    outputs = tuple(sized_buffer(t, name) for t, name in zip(out.fields, ("multipliers", "channel_scale"), strict=True))
+    scale, multipliers, channel = k.arrays(operands.buffer(0), *outputs)
+    num_columns, num_groups = scale.shape
+    top, inverse = k.workspace("top", *channel.shape), k.workspace("inverse", *channel.shape)
 
     def given(panel: Dim, g: Dim, j: Dim) -> Scalar:
         n = panel * columns + j
-        return guard(0, n, scale.shape[0], cast(load(scale, n, g), F32), const(0.0, F32))
+        return guard(0, n, num_columns, cast(scale[n, g], F32), 0.0)
 
-    def largest(panel: Dim, _: Dim, j: Dim) -> Scalar:
-        return reduce(ReduceFn.MAX, (scale.shape[1],), lambda g: apply(Fn.ABS, given(panel, g, j)))
-
-    def inverted(*at: Dim) -> Scalar:
-        none = apply(Fn.LT, load(top, *at), const(NEGLIGIBLE, F32))
-        safe = apply(Fn.SELECT, none, const(1.0, F32), load(top, *at))
-        return apply(Fn.SELECT, none, const(0.0, F32), apply(Fn.DIV, const(float(MOST), F32), safe))
-
-    def multiplier(panel: Dim, g: Dim, j: Dim) -> Scalar:
-        return cast(cast(apply(Fn.ROUND, apply(Fn.MUL, given(panel, g, j), load(inverse, panel, 0, j))), I32), I8)
-
-    scaled = fill(channel, lambda *at: apply(Fn.MUL, load(top, *at), const(float(np.float32(8 / MOST)), F32)))
-    stages = (fill(top, largest), scaled, fill(inverse, inverted), fill(multipliers, multiplier))
-    return Nest((multipliers, channel), Allocate(top, Allocate(inverse, seq(*stages))))
+    with k.nest(top.shape) as (panel, one, j):
+        top[panel, one, j] = largest((num_groups,), lambda g: abs(given(panel, g, j)))
+    with k.nest(channel.shape) as at:
+        channel[at] = top[at] * float(np.float32(8 / MOST))
+    with k.nest(inverse.shape) as at:
+        none = top[at] < NEGLIGIBLE
+        inverse[at] = select(none, const(0.0, F32), float(MOST) / select(none, const(1.0, F32), top[at]))
+    with k.nest(multipliers.shape) as (panel, g, j):
+        multipliers[panel, g, j] = cast(cast(round_half_even(given(panel, g, j) * inverse[panel, 0, j]), I32), I8)
+    return Nest(outputs, k.body())
 
 
 def _multipliers_numpy(scale: Any, *, columns: int) -> Any:
@@ -93,11 +91,11 @@ PANEL_MULTIPLIERS = define("panel_multipliers", "scale", _multipliers_type, _mul
 
 
 def widened_element(panels: Buffer, multipliers: Buffer, n: Dim, k: Dim, group: int) -> Scalar:
-    """The weight of column `n` at `k`."""
+    """The widened weight of column `n` at `k`."""
     columns = multipliers.shape[-1].const
-    q = apply(Fn.SUB, panel_element(panels, BITS, n, k, False), const(MIDDLE[BITS], I32))
-    eighths = apply(Fn.MUL, q, cast(load(multipliers, n // columns, k // group, n % columns), I32))
-    return apply(Fn.SHR, apply(Fn.ADD, eighths, const(1 << EIGHTHS - 1, I32)), const(EIGHTHS, I32))
+    q = panel_element(panels, BITS, n, k, False) - MIDDLE[BITS]
+    eighths = q * cast(Load(multipliers, (n // columns, k // group, n % columns)), I32)
+    return eighths + (1 << EIGHTHS - 1) >> EIGHTHS
 
 
 def _linear_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
@@ -135,31 +133,30 @@ def _wanted(planes: tuple[Dim, ...], multipliers: tuple[Dim, ...], size: int) ->
 
 
 def _linear_nest(operands: Operands) -> Nest:
-    """One group is all of k, as sums of ops/integer.py have it."""
-    out, (planes, scale, fine, panels, multipliers, channel) = output(operands), (operands.buffer(i) for i in range(6))
-    bias = operands.buffer(6) if operands.has(6) else None
+    """The sum over groups has the form of that of ops/integer.py, with one group as long as the channel."""
+    kernel = Kernel()
+    out, planes, scale, fine, panels, multipliers, channel = kernel.arrays(output(operands), *(operands.buffer(i) for i in range(6)))
+    bias = kernel.array(operands.buffer(6)) if operands.has(6) else None
     length, columns = planes.shape[-1], multipliers.shape[-1].const
     group = (length // multipliers.shape[1]).const
 
     def summed(row: list[Dim], n: Dim, plane: int) -> Scalar:
         def product(k: Dim) -> Scalar:
-            return apply(Fn.MUL, cast(load(planes, *row, plane, k), I32), widened_element(panels, multipliers, n, k, group))
+            return cast(planes[*row, plane, k], I32) * widened_element(panels.buffer, multipliers.buffer, n, k, group)
 
-        return cast(reduce(ReduceFn.SUM, (length,), product), F32)
+        return cast(total((length,), product), F32)
 
     def term(row: list[Dim], n: Dim, g: Dim) -> Scalar:
-        second = apply(Fn.SELECT, load(fine, *row, g), summed(row, n, 1), const(0.0, F32))
-        exact = apply(Fn.FMA, summed(row, n, 0), const(256.0, F32), second)
-        return apply(Fn.MUL, exact, apply(Fn.MUL, load(scale, *row, g), load(channel, n // columns, g, n % columns)))
+        second = select(fine[*row, g], summed(row, n, 1), 0.0)
+        exact = fma(summed(row, n, 0), const(256.0, F32), second)
+        return exact * (scale[*row, g] * channel[n // columns, g, n % columns])
 
-    def value(*ijk: Dim) -> Scalar:
-        *row, n = ijk
-        result = reduce(ReduceFn.SUM, (1,), lambda g: term(row, n, g))
-        return cast(result if bias is None else apply(Fn.ADD, result, cast(load(bias, n), F32)), out.dtype)
-
+    with kernel.nest(out.shape) as (*row, n):
+        result: Scalar = total((1,), lambda g: term(row, n, g))
+        out[*row, n] = cast(result if bias is None else result + cast(bias[n], F32), out.dtype)
     size = out.shape[-1].const
     wanted = dict(enumerate(_wanted(planes.shape, multipliers.shape, size))) | ({} if bias is None else {6: (Dim.of(size),)})
-    return Nest((out,), fill(out, value), checks=unproved(operands, wanted))
+    return Nest((out.buffer,), kernel.body(), checks=unproved(operands, wanted))
 
 
 def _linear_numpy(
