@@ -6,9 +6,9 @@ from itertools import pairwise
 import llvmlite.binding as llvm
 import pytest
 
-from compiler import target
 from compiler.driver import compile_module
 from compiler.ir.parser import parse
+from compiler.machine import target
 from compiler.machine.target import NAMED, TargetError, get, host, machine, runnable
 from runtime import flags
 from runtime.device.cpu.host import features
