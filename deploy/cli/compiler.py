@@ -71,7 +71,7 @@ def run(
 
       relaxserve run nests.ir --dim n=7 --check-bounds
     """
-    from deploy.check import leaves, run_program
+    from deploy.run_program import leaves, run_program
 
     ran = run_program(_read(program), entry, dict(_dim(text) for text in dim or []), seed=seed, check=check, check_bounds=check_bounds)
     for leaf in leaves(ran.result):

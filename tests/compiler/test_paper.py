@@ -16,7 +16,7 @@ from compiler.ir.printer import print_module
 from compiler.ir.types import vars_of
 from compiler.ir.verify import verify
 from compiler.machine.target import get
-from deploy.check import run_program
+from deploy.run_program import run_program
 
 assert compiler.ops
 
