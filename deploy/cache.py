@@ -14,8 +14,8 @@ from __future__ import annotations
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -25,6 +25,7 @@ from deploy.use import markers_of
 from runtime import flags
 from runtime.errors import RuntimeFault
 from runtime.sections import SectionFile
+from server.handle import LoadError
 from server.model import CachedModel
 
 WEIGHTS_SUFFIX = ".rsw"
@@ -166,3 +167,13 @@ def _remove(items: Sequence[Item]) -> None:
                 path.unlink(missing_ok=True)
         except OSError as error:
             raise CannotRemove(f"{path} cannot be removed: {error.strerror}; do it as the user that owns the folder") from error
+
+
+@contextmanager
+def kept_in(folder: Path) -> Generator[None]:
+    """A disk that is full, or that may only be read, is for its owner to mend."""
+    try:
+        yield
+    except OSError as error:
+        remedy = "make room there, name another folder by RELAXSERVE_CACHE, or keep nothing by RELAXSERVE_NO_CACHE=1"
+        raise LoadError("load_failed", f"the cache {folder} cannot be used: {error.strerror or error}; {remedy}") from error

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from deploy.servable import Progress, Servable, require_servable
+from deploy.loading.servable import Progress, Servable, require_servable
 from server.engine.loop import Engine
 from server.engine.process import LoadedModel
 from server.handle import LoadError, RequestError
@@ -37,7 +37,7 @@ class Answer:
 def require_generator(load: Load, progress: Progress) -> Servable:
     """Of a model that gives embeddings, refuse to generate text before it is compiled."""
     model = require_servable(load, progress)
-    if not model.kind.generates:
+    if not model.mode.generates:
         raise LoadError("not_a_generative_model", f"{load.source} gives embeddings and generates no text; name a model that does")
     return model
 

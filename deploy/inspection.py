@@ -14,10 +14,10 @@ from math import prod
 import msgspec
 
 from compiler.frontend.weights import WeightSource
+from deploy.loading.plan import WORKER_BYTES, Plan, plan_of
+from deploy.loading.program import Compiled, compile_model, executable_cache
+from deploy.loading.servable import Progress, Servable, require_servable, silent
 from deploy.machine import memory
-from deploy.model import Compiled, compile_model, executable_cache, silent
-from deploy.plan import WORKER_BYTES, Plan, plan_of
-from deploy.servable import Progress, Servable, require_servable
 from runtime.step import PAGE_SIZE
 from server.handle import LoadError
 from server.messages import Load
@@ -53,7 +53,7 @@ class Inspection:
 def inspect_model(load: Load, progress: Progress = silent) -> Inspection:
     """Compiles the model, or finds it in the cache, for its plan."""
     model, compiled = _compiled(load, progress)
-    files, kind = model.files, model.kind
+    files, mode = model.files, model.mode
     tensors = files.weights.tensors
     unlimited = msgspec.structs.replace(load, memory_limit_bytes=1 << 62)  # what it takes, whether it fits or not
     return Inspection(
@@ -64,9 +64,9 @@ def inspect_model(load: Load, progress: Progress = silent) -> Inspection:
         bytes_by_part=_by_part(files.weights),
         dtypes=_by_dtype(files.weights),
         quantize=load.quantize,
-        max_context=kind.max_context,
+        max_context=mode.max_context,
         max_batch=load.max_batch,
-        plan=plan_of(compiled.executable, kind.entry, kind.pages(), unlimited),
+        plan=plan_of(compiled.executable, mode.entry, mode.pages(), unlimited),
         signature=compiled.signature,
         key=compiled.key,
         cache_hit=compiled.cache_hit,
@@ -83,7 +83,7 @@ def compile_only(load: Load, progress: Progress) -> Compiled:
 def plan_load(load: Load) -> Plan:
     """The memory of a load; a LoadError says why it cannot be."""
     model, compiled = _compiled(load, silent)
-    return plan_of(compiled.executable, model.kind.entry, model.kind.pages(), load, cache_hit=compiled.cache_hit)
+    return plan_of(compiled.executable, model.mode.entry, model.mode.pages(), load, cache_hit=compiled.cache_hit)
 
 
 def _compiled(load: Load, progress: Progress) -> tuple[Servable, Compiled]:

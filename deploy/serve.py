@@ -19,8 +19,8 @@ from typing import Any
 import msgspec
 
 from deploy.cache import Kept, kept
-from deploy.fetch import identity_of
-from deploy.vocabulary import load_tokenizer
+from deploy.loading.locate import identity_of
+from deploy.loading.tokenizer import load_tokenizer
 from server.app import create_app
 from server.auth import Guard
 from server.engine.supervisor import Supervisor

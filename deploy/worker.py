@@ -6,7 +6,7 @@ from __future__ import annotations
 import gc
 import sys
 
-from deploy.model import load_model
+from deploy.loading.load import load_model
 from server.engine.process import serve_worker
 
 

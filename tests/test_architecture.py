@@ -32,6 +32,15 @@ def test_every_part_of_the_compiler_has_a_layer() -> None:
     assert parts - {p.removeprefix("compiler.") for p in placed} == set()
 
 
+def test_every_step_of_a_load_has_a_place_in_its_order() -> None:
+    """The list that newcomers read names the files in the order that import-linter holds."""
+    layers = next(c["layers"] for c in contracts() if c["name"] == "a load runs in one direction")
+    steps = [layer.removeprefix("deploy.loading.") for layer in reversed(layers)]
+    folder = ROOT / "deploy" / "loading"
+    assert set(steps) == {p.stem for p in folder.glob("*.py")} - {"__init__"}
+    assert re.findall(r"^(\w+) {2,}", (folder / "__init__.py").read_text(), re.MULTILINE) == steps
+
+
 @pytest.mark.parametrize("page", ["ARCHITECTURE.md", "README.md"])
 def test_pages_name_only_what_exists(page: str) -> None:
     named = PATHS.findall((ROOT / page).read_text())

@@ -7,7 +7,6 @@ are neighbours, and one was added to the norms of Gemma.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,7 +17,6 @@ import numpy as np
 from compiler.frontend.config import ModelConfig
 from compiler.frontend.errors import DamagedFile, ModelError, UnknownModel
 from compiler.frontend.gguf import GgufFile
-from compiler.frontend.gguf_tokenizer import tokenizer_files
 from compiler.frontend.registry import GGUF_FAMILIES, parse_config
 from compiler.frontend.weights import Tensor, TensorInfo
 
@@ -68,8 +66,7 @@ class GgufModel:
         self._family, self._gguf = family, family.gguf
         self._metadata = {key.removeprefix(f"{name}."): value for key, value in self.file.metadata.items() if key.startswith(f"{name}.")}
         self._sources = {hub: own for own in self.file.tensors if (hub := self._hub_name(own)) is not None}
-        self.hub_config: dict[str, Any] = self._read_config()
-        self.config: ModelConfig = parse_config(self.hub_config)
+        self.config: ModelConfig = parse_config(self._read_config())
         self.tensors: Mapping[str, TensorInfo] = {hub: self._info(own) for hub, own in self._sources.items()}
 
     def read(self, name: str) -> Tensor:
@@ -87,10 +84,6 @@ class GgufModel:
 
     def digest(self) -> str:
         return self.file.digest()
-
-    def hub_files(self) -> dict[str, bytes]:
-        """What a model directory would hold beside the weights, for whoever reads tokenizer and template."""
-        return {"config.json": json.dumps(self.hub_config).encode(), **tokenizer_files(self.file.metadata)}
 
     def _hub_name(self, own: str) -> str | None:
         """None for what the configuration has taken in. An unknown name stays what it is, for the accounting to find."""

@@ -39,7 +39,8 @@ ROLES = {
 
 
 def tokenizer_files(metadata: Mapping[str, Any]) -> dict[str, bytes]:
-    """Contents by name: tokenizer.json, tokenizer_config.json with special tokens and chat template, generation_config.json."""
+    """Contents by name: tokenizer.json, tokenizer_config.json with special tokens and chat template, generation_config.json, and of
+    config.json the length of the context."""
     vocabulary = _Vocabulary(metadata)
     try:
         tokenizer = _build(vocabulary)
@@ -53,7 +54,9 @@ def tokenizer_files(metadata: Mapping[str, Any]) -> dict[str, bytes]:
         config["chat_template"] = template
     ends = [vocabulary.token_id(key) for key in ("eos_token_id", "eot_token_id", "eom_token_id")]
     generation = {"eos_token_id": sorted({id for id in ends if id is not None})}
+    context = metadata.get(f"{metadata.get('general.architecture')}.context_length")
     return {
+        "config.json": json.dumps({"max_position_embeddings": context} if type(context) is int else {}).encode(),
         "tokenizer.json": tokenizer.to_str().encode(),
         "tokenizer_config.json": json.dumps(config).encode(),
         "generation_config.json": json.dumps(generation).encode(),

@@ -27,10 +27,12 @@ from compiler.machine.target import host
 from deploy import demo
 from deploy.bench.checkpoint import PREFIX, model_folder
 from deploy.bench.synthetic import SHAPES
-from deploy.kinds import CompiledModel, Generator
-from deploy.model import compile_model, executable_cache
-from deploy.plan import plan_of
-from deploy.source import ModelFiles, open_model
+from deploy.loading.files import ModelFiles, open_files
+from deploy.loading.locate import locate
+from deploy.loading.modes import Generator
+from deploy.loading.plan import plan_of
+from deploy.loading.program import compile_model, executable_cache
+from deploy.loading.serving import CompiledModel, serve
 from runtime.memory import MemoryAccount
 from runtime.session import Session
 from runtime.step import PAGE_SIZE, StepBatch
@@ -166,7 +168,7 @@ def _log_softmax(logits: Floats) -> NDArray[np.float64]:
 
 
 def measure(folder: Path, schemes: list[str], texts: Texts) -> list[Row]:
-    files = open_model(str(folder))
+    files = open_files(locate(str(folder)))
     if not files.config.is_causal:
         raise LoadError("not_a_generative_model", f"{folder} gives embeddings; quality is measured by the next token")
     floats = WeightFormat.parse("f32")
@@ -185,14 +187,14 @@ def measure(folder: Path, schemes: list[str], texts: Texts) -> list[Row]:
 
 def _with_model(files: ModelFiles, quantize: str, texts: Texts, use: Callable[[CompiledModel], T]) -> T:
     load = Load("quality", str(files.path), quantize, max_context=texts.length, max_batch=texts.num_seqs)
-    kind = Generator(files, load)
-    executable = compile_model(kind.module(), executable_cache(), host()).executable
-    plan = plan_of(executable, kind.entry, kind.pages(), load)
+    mode = Generator(files, load)
+    executable = compile_model(mode.module(), executable_cache(), host()).executable
+    plan = plan_of(executable, mode.entry, mode.pages(), load)
     account = MemoryAccount()
     session = Session(executable, memory=account)
     try:
-        bind_weights(session, executable, kind.entry, files.weights)
-        model = kind.serve(session, plan, account).step_model
+        bind_weights(session, executable, mode.entry, files.weights)
+        model = serve(mode, session, plan.num_pages, account).step_model
         assert isinstance(model, CompiledModel)
         return use(model)
     finally:

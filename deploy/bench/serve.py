@@ -24,8 +24,8 @@ from deploy.bench.checkpoint import PREFIX, model_folder
 from deploy.bench.drive import Driver, InProcess, OverHttp, Prompt, Stream, percentile, served
 from deploy.bench.measure import Figure, best_s, report
 from deploy.bench.synthetic import SHAPES
-from deploy.kinds import CompiledModel
-from deploy.model import load_model
+from deploy.loading.load import load_model
+from deploy.loading.serving import CompiledModel
 from runtime.step import PAGE_SIZE, StepBatch, StepLimits
 from server.engine.process import LoadedModel
 from server.messages import Load

@@ -37,7 +37,7 @@ def generate(
       relaxserve generate ~/models/Llama-3.2-1B -p "Once upon a time" --raw --temperature 0.8 --seed 7 --json
     """
     from deploy.generate import Prompt, generate_text, require_generator
-    from deploy.model import load_servable
+    from deploy.loading.load import load_servable
 
     load = load_of(model, quantize, max_context, 1, None, kv_dtype, target)
     began_s = time.perf_counter()

@@ -19,8 +19,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from deploy.model import load_model, silent
-from deploy.servable import require_servable
+from deploy.loading.load import load_model
+from deploy.loading.servable import require_servable, silent
 from runtime import flags
 from server.handle import LoadError
 from server.messages import Load

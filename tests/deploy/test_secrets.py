@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from deploy.loading.locate import locate
+from deploy.loading.tokenizer import load_tokenizer
 from deploy.secrets import hub_token, take_secrets
 from deploy.serve import load_of
-from deploy.source import open_model
-from deploy.vocabulary import load_tokenizer
 from server.handle import LoadError
 from server.state import ModelSpec
 
@@ -41,7 +41,7 @@ def test_the_hub_s_token_is_found_under_either_name() -> None:
 
 def test_a_download_has_the_token_that_the_environment_has_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both the front, for the tokenizer, and a worker, by the message of its load."""
-    hub = pytest.importorskip("deploy.hub")
+    hub = pytest.importorskip("deploy.loading.hub")
     seen: list[str | None] = []
 
     def refused(*_: Any, token: str | None, **__: Any) -> None:
@@ -51,7 +51,7 @@ def test_a_download_has_the_token_that_the_environment_has_no_more(monkeypatch: 
     monkeypatch.setattr(hub, "snapshot_download", refused)
     load = load_of(ModelSpec("m", "org/m"), "secret")
     with pytest.raises(LoadError, match="no network"):
-        open_model(load.source, hub_token=load.hub_token)
+        locate(load.source, hub_token=load.hub_token)
     with pytest.raises(LoadError, match="no network"):
         load_tokenizer("org/m", "secret")
     assert set(seen) == {"secret"}

@@ -12,9 +12,10 @@ import pytest
 
 from compiler.frontend.errors import ModelError
 from deploy import demo
+from deploy.loading.files import open_files
+from deploy.loading.locate import locate
+from deploy.loading.tokenizer import load_tokenizer
 from deploy.settings import read_config
-from deploy.source import open_model
-from deploy.vocabulary import load_tokenizer
 from server.auth import Guard
 from server.handle import LoadError
 from server.settings import ServerSettings, SettingsError
@@ -82,5 +83,5 @@ def test_in_place_of_a_model_s_files(make: Make, name: str, tmp_path: Path) -> N
             shutil.copy(file, tmp_path)
     make(tmp_path / name)
     with pytest.raises((LoadError, ModelError)):
-        open_model(str(tmp_path))
+        open_files(locate(str(tmp_path)))
         load_tokenizer(str(tmp_path))

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from deploy import demo
-from deploy.model import load_model
+from deploy.loading.load import load_model
 from runtime import flags
 from runtime.step import StepLimits, StepModel
 from server.constraints.compiler import ConstraintCompiler

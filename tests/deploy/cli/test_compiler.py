@@ -19,7 +19,7 @@ from deploy.cache import Kept
 from deploy.cli import compiler as commands
 from deploy.cli.compiler import cache
 from deploy.cli.failure import FAILURE, status_of
-from deploy.model import compile_model
+from deploy.loading.program import compile_model
 from runtime import flags
 
 PROGRAM = """
@@ -107,7 +107,7 @@ def test_run_compares_with_the_interpreter(program: Path, n: int) -> None:
 def test_run_fails_when_the_results_differ(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the compiler took one operator for another."""
     other = parse(PROGRAM.replace("softmax(y)", "log_softmax(y)"))
-    monkeypatch.setattr("deploy.check.compile_module", lambda _: compile_module(other))
+    monkeypatch.setattr("deploy.run_program.compile_module", lambda _: compile_module(other))
     result = call("run", program, "--dim", "n=3", "--dim", "k=4", "--check")
     assert result.exit_code == 1 and "largest error" in result.stdout
 

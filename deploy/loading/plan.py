@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+from deploy.loading.modes import Pages
 from deploy.machine import memory
 from runtime.executable import DTYPES, PREPARATION, Executable, ParamSpec, TensorSpec, VMFunction
-from runtime.kv_pool import KVLayout
 from runtime.step import PAGE_SIZE
 from server.handle import LoadError
 from server.messages import Load
@@ -34,26 +34,6 @@ class Plan:
         return self.weights_bytes + self.arena_bytes + self.kv_cache_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Pages:
-    """What a model wants of a KV cache: at least this many pages, at most that many."""
-
-    layout: KVLayout
-    least: int
-    most: int
-
-    def share(self, load: Load, room_bytes: int) -> int:
-        """What was asked for, or else as many as are of use, up to DEFAULT_KV_BYTES and the room there is."""
-        if load.kv_cache_bytes is None or self.least == self.most:
-            wanted = min(self.most, max(self.least, self.layout.pages_for(DEFAULT_KV_BYTES)))
-            return max(min(wanted, self.layout.pages_for(max(0, room_bytes))), self.least)
-        asked = self.layout.pages_for(load.kv_cache_bytes)
-        if asked < 2:
-            page_bytes = self.layout.bytes_per_page
-            raise LoadError("invalid_value", f"kv_cache_bytes is {load.kv_cache_bytes}; two pages of {page_bytes} are the least")
-        return asked
-
-
 def plan_of(executable: Executable, entry: str, pages: Pages | None, load: Load, *, cache_hit: bool = False) -> Plan:
     """Raises when it does not fit below the limit."""
     step = executable.meta.functions[entry]
@@ -61,7 +41,7 @@ def plan_of(executable: Executable, entry: str, pages: Pages | None, load: Load,
     weights_bytes = weights_of(step.weights)
     limit = load.memory_limit_bytes if load.memory_limit_bytes is not None else max(0, memory().available_bytes - WORKER_BYTES)
     room = limit - weights_bytes - arena_bytes
-    num_pages = 0 if pages is None else pages.share(load, room)
+    num_pages = 0 if pages is None else _num_pages(pages, load, room)
     page_bytes = 0 if pages is None else pages.layout.bytes_per_page
     plan = Plan(weights_bytes, arena_bytes, num_pages * page_bytes, num_pages, page_bytes, cache_hit)
     if plan.total_bytes > limit:
@@ -75,6 +55,19 @@ def plan_of(executable: Executable, entry: str, pages: Pages | None, load: Load,
             limit,
         )
     return plan
+
+
+def _num_pages(pages: Pages, load: Load, room_bytes: int) -> int:
+    """What was asked for, or else as many as are of use, up to DEFAULT_KV_BYTES and the room there is."""
+    layout = pages.layout
+    if load.kv_cache_bytes is None or pages.least == pages.most:
+        wanted = min(pages.most, max(pages.least, layout.pages_for(DEFAULT_KV_BYTES)))
+        return max(min(wanted, layout.pages_for(max(0, room_bytes))), pages.least)
+    asked = layout.pages_for(load.kv_cache_bytes)
+    if asked < 2:
+        text = f"kv_cache_bytes is {load.kv_cache_bytes}; two pages of {layout.bytes_per_page} are the least"
+        raise LoadError("invalid_value", text)
+    return asked
 
 
 def _above(executable: Executable, entry: str) -> list[VMFunction]:

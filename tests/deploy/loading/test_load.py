@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,15 +21,17 @@ from compiler.frontend.decoder import BOTH
 from compiler.frontend.weights import open_safetensors
 from compiler.machine.target import NAMED, host
 from compiler.passes import lift_weights
-from deploy import kinds, model
 from deploy.cache import Kept, Part
 from deploy.generate import require_generator
 from deploy.inspection import compile_only, inspect_model, plan_load
-from deploy.kinds import kind_of
-from deploy.model import load_model, silent
-from deploy.source import open_model
+from deploy.loading import modes, program
+from deploy.loading.files import open_files
+from deploy.loading.load import load_model
+from deploy.loading.locate import locate
+from deploy.loading.modes import mode_of
+from deploy.loading.servable import silent
+from deploy.loading.tokenizer import load_tokenizer
 from deploy.verification import damage_of
-from deploy.vocabulary import load_tokenizer
 from runtime.executable import Executable
 from runtime.sections import SectionFile
 from runtime.step import PAGE_SIZE, StepBatch
@@ -36,7 +40,7 @@ from server.handle import LoadError
 from server.messages import Embed, Embedding, Failed, FromWorker, Load, SamplingParams, Submit
 from tests.deploy.gguf_files import VOCAB, write_gguf
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "models"
+GOLDEN = Path(__file__).parents[2] / "golden" / "models"
 
 
 @pytest.fixture(scope="module")
@@ -163,7 +167,7 @@ def test_both_places_of_a_decoder_in_a_model_with_images_are_known(with_images: 
     """To the same weights in the same order, which is all that a name decides."""
     places = [with_images(prefix) for prefix in ("language_model.model.", "model.language_model.")]
     asked = [Load("m", str(place), "f32", max_batch=8) for place in places]
-    first, second = ([w.name for w in kind_of(open_model(one.source), one).module().graph(BOTH).weights] for one in asked)
+    first, second = ([w.name for w in mode_of(open_files(locate(one.source)), one).module().graph(BOTH).weights] for one in asked)
     assert len(first) == len(open_safetensors(GOLDEN / "gemma3").tensors)
     assert second == [name.replace("language_model.model.", "model.language_model.") for name in first]
 
@@ -187,7 +191,7 @@ def test_a_program_of_the_cache_binds_the_names_of_its_own_checkpoint(folder_of:
 
 
 def test_a_decoder_embeds_texts_beyond_one_step(folder_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kinds, "MAX_STEP_TOKENS", 64)
+    monkeypatch.setattr(modes, "MAX_STEP_TOKENS", 64)
     loaded = load(folder_of("qwen3-embedding"), max_batch=8)
     random = np.random.default_rng(0)
     texts = [random.integers(3, 160, length).tolist() for length in (63, 1, 2, 129, 61)]
@@ -246,7 +250,7 @@ def test_packed_weights_with_a_flipped_bit_are_built_again(
 def test_a_cache_that_cannot_be_written_is_named(folder_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("RELAXSERVE_CACHE", str(tmp_path / "file"))
-    monkeypatch.setattr(model, "_compiled", lambda *_: None)
+    monkeypatch.setattr(program, "_compiled", lambda *_: None)
     with pytest.raises(LoadError, match=r"the cache .*/file/executables cannot be used: Not a directory; make room there, name"):
         load(folder_of("llama"))
 
@@ -306,6 +310,31 @@ def test_a_gguf_file_generates(gguf_file: Path) -> None:
     close(model.download(model.run(piece(prompt, 0, len(prompt))))[0], golden["logits"][-1])
 
 
+SECOND_START = """
+import sys
+from pathlib import Path
+opened = []
+sys.addaudithook(lambda event, args: opened.append(args[0]) if event == "open" else None)
+from deploy.loading.load import load_model
+from deploy.loading.servable import silent
+from server.messages import Load
+ready = load_model(Load("m", sys.argv[1], quantize="f32"), silent).ready
+named = [name for name in opened if isinstance(name, str | Path)]
+print(ready.cache_hit, sum(Path(name).name == "m.gguf" for name in named))
+print(*sys.modules)
+"""
+
+
+def test_a_second_start_opens_a_gguf_file_once_and_imports_no_compiler(gguf_file: Path) -> None:
+    """Tokenizer, configuration and weights come from one opened file, and the program from the cache."""
+    load(gguf_file, quantize="f32")
+    command = [sys.executable, "-W", "error", "-c", SECOND_START, str(gguf_file)]
+    found, modules = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()
+    assert found == "True 1"
+    compiling = ("compiler.driver", "compiler.backends", "compiler.passes", "compiler.llvm")
+    assert [name for name in modules.split() if name.startswith(compiling)] == []
+
+
 def test_a_folder_with_one_gguf_file_is_that_file(gguf_file: Path) -> None:
     assert load_tokenizer(str(gguf_file.parent)).eos_ids == load_tokenizer(str(gguf_file)).eos_ids == (2,)
     shutil.copy(gguf_file, gguf_file.with_name("n.gguf"))
@@ -321,7 +350,7 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     def compile_module(*_: object) -> None:
         raise AssertionError("it was compiled before it was refused")
 
-    monkeypatch.setattr(model, "_compiled", compile_module)
+    monkeypatch.setattr(program, "_compiled", compile_module)
     monkeypatch.setenv("RELAXSERVE_NO_CACHE", "1")
 
 
@@ -374,7 +403,7 @@ def test_generate_refuses_a_model_of_embeddings_before_it_is_compiled(
     with pytest.raises(LoadError, match="gives embeddings and generates no text") as refused:
         require_generator(Load("m", str(folder_of(case))), silent)
     assert refused.value.code == "not_a_generative_model"
-    assert require_generator(Load("m", str(folder_of("qwen3"))), silent).kind.generates
+    assert require_generator(Load("m", str(folder_of("qwen3"))), silent).mode.generates
 
 
 def test_a_decoder_that_pools_otherwise_is_refused(folder_of: Callable[[str], Path]) -> None:

@@ -1,8 +1,8 @@
-"""What a source holds, whichever form it has: a folder as the hub has it, a GGUF file, or a folder with one."""
+"""Open a model's files, once, whichever form they have: a folder as the hub has it, or a GGUF file. Every later step of a load takes them
+from here."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,12 +11,12 @@ import numpy as np
 from compiler.frontend.config import ModelConfig
 from compiler.frontend.errors import ModelError, UnknownModel
 from compiler.frontend.fields import read_json
+from compiler.frontend.gguf import GgufFile
 from compiler.frontend.gguf_model import GgufModel
 from compiler.frontend.registry import load_config
 from compiler.frontend.unknown import remedy
 from compiler.frontend.weights import WeightSource, open_safetensors
 from compiler.ir.dtypes import DType
-from deploy.fetch import gguf_or_folder, local_folder, unwatched
 from server.handle import LoadError
 
 
@@ -27,19 +27,19 @@ class ModelFiles:
     weights: WeightSource
     is_embedder: bool  # made for embeddings, whatever else it could do
     architectures: tuple[str, ...] = ()  # as config.json names the model's class
+    gguf: GgufFile | None = None  # None: a folder
 
     @property
     def dtypes(self) -> dict[str, DType]:
         return {name: DType.from_numpy(np.dtype(info.dtype)) for name, info in self.weights.tensors.items()}
 
 
-def open_model(source: str, report: Callable[[float], None] = unwatched, hub_token: str | None = None) -> ModelFiles:
-    """Reads configuration and headers, no weights. `report` is told how far a download has come."""
-    path = gguf_or_folder(local_folder(source, report, hub_token))
+def open_files(path: Path) -> ModelFiles:
+    """Reads configuration and headers, no weights."""
     try:
         if path.is_file():
             model = GgufModel(path)
-            return ModelFiles(path, model.config, model, is_embedder=False)
+            return ModelFiles(path, model.config, model, is_embedder=False, gguf=model.file)
         config = _config_of(path)
         is_embedder = not config.is_causal or (path / "modules.json").is_file()
         return ModelFiles(path, config, open_safetensors(path), is_embedder, _architectures_of(path))

@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from deploy import demo, hub
-from deploy.fetch import identity_of, local_folder
+from deploy import demo
+from deploy.loading import hub
+from deploy.loading.locate import identity_of, locate
 from server.handle import LoadError
 
 COMMIT = "a" * 40
@@ -77,34 +78,34 @@ def endpoint(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
 
 
 def test_a_path_needs_no_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setitem(sys.modules, "deploy.hub", None)
-    assert local_folder(str(tmp_path)) == tmp_path
+    monkeypatch.setitem(sys.modules, "deploy.loading.hub", None)
+    assert locate(str(tmp_path)) == tmp_path
     with pytest.raises(LoadError, match=r"'org/name' is no path here, .* pip install 'relaxserve\[hub\]'"):
-        local_folder("org/name")
+        locate("org/name")
 
 
 def test_a_path_that_is_gone_is_no_hub_id(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A state file remembers where a model was."""
     monkeypatch.setattr(hub, "download", lambda *_: pytest.fail("the hub was asked"))
     with pytest.raises(LoadError, match="gone' does not exist") as caught:
-        local_folder(str(tmp_path / "gone"))
+        locate(str(tmp_path / "gone"))
     assert caught.value.code == "invalid_source"
 
 
 def test_what_is_downloaded_is_what_is_served_and_is_watched(endpoint: str) -> None:
     told: list[float] = []
-    folder = local_folder("org/name", told.append)
+    folder = locate("org/name", told.append)
     found = {str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()}
     assert found == SERVED and (folder / "model-00001-of-00002.safetensors").stat().st_size == 25_000_000
     assert len(told) >= 3 and told == sorted(set(told)) and told[-1] == 1.0  # a piece has 10 MiB
     told.clear()
-    assert local_folder("org/name", told.append) == folder and not told, "nothing is missing"
+    assert locate("org/name", told.append) == folder and not told, "nothing is missing"
 
 
 def test_what_is_here_is_served_without_the_hub(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = local_folder("org/name")
+    folder = locate("org/name")
     monkeypatch.setattr(hub, "snapshot_download", partial(hub.snapshot_download, endpoint="http://127.0.0.1:1"))
-    assert local_folder("org/name") == folder
+    assert locate("org/name") == folder
 
 
 def test_a_failed_download_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,19 +114,19 @@ def test_a_failed_download_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(hub, "snapshot_download", download)
     with pytest.raises(LoadError, match="did not deliver it: no route to the hub"):
-        local_folder("org/name")
+        locate("org/name")
 
 
 def test_the_built_in_model_is_found_wherever_it_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also by the path that state files of older versions hold, after an upgrade has moved it; never a folder that is only called demo."""
     (tmp_path / "demo").mkdir()
     monkeypatch.chdir(tmp_path)
-    assert local_folder("demo") == demo.MODEL
-    assert local_folder("/usr/lib/python3.11/site-packages/deploy/demo/model") == demo.MODEL
+    assert locate("demo") == demo.MODEL
+    assert locate("/usr/lib/python3.11/site-packages/deploy/demo/model") == demo.MODEL
     (other := tmp_path / "deploy" / "demo" / "model").mkdir(parents=True)
-    assert local_folder(str(other)) == other
+    assert locate(str(other)) == other
     with pytest.raises(LoadError, match="does not exist"):
-        local_folder("/usr/lib/demo/model")
+        locate("/usr/lib/demo/model")
 
 
 # --- one state of the files, and the next --------------------------------------------------------------------------------

@@ -11,9 +11,10 @@ from compiler.frontend.accounting import require_weights
 from compiler.frontend.errors import ModelError, WeightMismatch
 from compiler.ir.module import IRModule
 from compiler.machine.target import Target, TargetError, runnable
-from deploy.kinds import Kind, kind_of
-from deploy.source import ModelFiles, open_model
-from deploy.vocabulary import load_tokenizer
+from deploy.loading.files import ModelFiles, open_files
+from deploy.loading.locate import locate
+from deploy.loading.modes import Mode, mode_of
+from deploy.loading.tokenizer import tokenizer_of
 from server.handle import LoadError
 from server.messages import Load
 from server.text.tokenizer import Tokenizer
@@ -21,11 +22,15 @@ from server.text.tokenizer import Tokenizer
 Progress = Callable[[str, float], None]  # told the stage of a load, and how much of it is done
 
 
+def silent(stage: str, fraction: float) -> None:
+    """For those who do not watch."""
+
+
 @dataclass(frozen=True, slots=True)
 class Servable:
     files: ModelFiles
     tokenizer: Tokenizer
-    kind: Kind
+    mode: Mode
     module: IRModule
     target: Target
 
@@ -34,18 +39,18 @@ def require_servable(load: Load, progress: Progress) -> Servable:
     """Raises LoadError."""
     progress("fetch", 0.0)
     target = _target_of(load)
-    files = open_model(load.source, partial(progress, "fetch"), load.hub_token)
+    files = open_files(locate(load.source, partial(progress, "fetch"), load.hub_token))
     progress("verify", 0.0)
-    tokenizer = load_tokenizer(load.source, load.hub_token)
-    kind = kind_of(files, load)
+    tokenizer = tokenizer_of(files)
+    mode = mode_of(files, load)
     try:
-        module = kind.module()
-        require_weights(module, files.weights, kind.unused)
+        module = mode.module()
+        require_weights(module, files.weights, mode.unused)
     except WeightMismatch as error:
         raise LoadError("load_refused", f"{error}{_task(files)}") from error
     except ModelError as error:
         raise LoadError("load_refused", str(error)) from error
-    return Servable(files, tokenizer, kind, module, target)
+    return Servable(files, tokenizer, mode, module, target)
 
 
 def _target_of(load: Load) -> Target:

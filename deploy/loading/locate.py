@@ -1,5 +1,5 @@
-"""A model's source becomes a folder on this machine: `demo` is the built-in model, a path is taken as it is, a hub id is
-downloaded, and a download that broke off is resumed."""
+"""Find a model's source on this machine: `demo` is the built-in model, a path is taken as it is, a hub id is downloaded, and a download
+that broke off is resumed."""
 
 from __future__ import annotations
 
@@ -17,14 +17,17 @@ def unwatched(fraction: float) -> None:
     """For those who do not show it."""
 
 
-def local_folder(source: str, report: Callable[[float], None] = unwatched, hub_token: str | None = None) -> Path:
-    """`report` is told the fraction of a download that has come."""
-    if (path := _here(source)) is not None:
-        return path
+def locate(source: str, report: Callable[[float], None] = unwatched, hub_token: str | None = None) -> Path:
+    """The model's folder, or its GGUF file. `report` is told the fraction of a download that has come."""
+    path = _here(source)
+    return _folder_or_gguf(_downloaded(source, report, hub_token) if path is None else path)
+
+
+def _downloaded(source: str, report: Callable[[float], None], hub_token: str | None) -> Path:
     if source[:1] in ("/", ".", "~"):
         raise LoadError("invalid_source", f"{source!r} does not exist; expected a folder or a .gguf file")
     try:
-        from deploy.hub import download
+        from deploy.loading.hub import download
     except ImportError:
         raise LoadError(
             "invalid_source",
@@ -48,7 +51,7 @@ def is_former_demo(path: Path) -> bool:
     return path.is_absolute() and path.parts[-3:] == demo.MODEL.parts[-3:] and not path.exists()
 
 
-def gguf_or_folder(path: Path) -> Path:
+def _folder_or_gguf(path: Path) -> Path:
     """The GGUF file where that is all a folder has."""
     if path.is_file() or (path / "config.json").exists():
         return path
@@ -88,7 +91,7 @@ def _files_of(folder: Path) -> Iterator[Path]:
 
 def _revision_of(source: str, hub_token: str | None) -> str:
     try:
-        from deploy.hub import revision
+        from deploy.loading.hub import revision
     except ImportError:
         return ""
     return revision(source, hub_token)

@@ -1,0 +1,83 @@
+"""A source becomes a model that answers: what a worker does first. Every step is a file of this folder."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from pathlib import Path
+
+from compiler.frontend.errors import ModelError
+from deploy.loading.modes import Mode
+from deploy.loading.plan import plan_of
+from deploy.loading.program import compile_model, executable_cache
+from deploy.loading.servable import Progress, Servable, require_servable
+from deploy.loading.serving import Served, serve
+from deploy.loading.weights import bind
+from deploy.use import remove_damaged
+from deploy.verification import damage_of
+from runtime.memory import MemoryAccount
+from runtime.session import Session
+from runtime.step import PAGE_SIZE
+from server.engine.process import LoadedModel
+from server.handle import LoadError
+from server.messages import Load, Ready
+
+
+def load_model(load: Load, progress: Progress) -> LoadedModel:
+    """What a worker does first. Every failure is a LoadError that says what to do."""
+    started = time.perf_counter()
+    return load_servable(require_servable(load, progress), load, progress, started)
+
+
+def load_servable(model: Servable, load: Load, progress: Progress, started: float) -> LoadedModel:
+    """`started`: when the load began, by `time.perf_counter`."""
+    mode = model.mode
+    try:
+        compiled = compile_model(model.module, executable_cache(), model.target, progress)
+        plan = plan_of(compiled.executable, mode.entry, mode.pages(), load)
+        account = MemoryAccount()
+        session = Session(compiled.executable, memory=account, pinned=False)
+        packed = bind(session, model, compiled, load, progress)
+    except ModelError as error:
+        raise LoadError("load_refused", str(error)) from error
+    served = serve(mode, session, plan.num_pages, account)
+    progress("warm-up", 0.0)
+    if not served.answers():
+        raise LoadError("load_refused", f"what {load.source} computes is not finite; are its weights damaged? Download them again")
+    progress("warm-up", 1.0)
+    embedding = model.files.config.embedding
+    ready = Ready(
+        signature=compiled.key,
+        cache_hit=compiled.cache_hit,
+        max_context=_max_context(mode, served),
+        num_pages=plan.num_pages,
+        page_size=PAGE_SIZE,
+        weights_bytes=plan.weights_bytes,
+        arena_bytes=plan.arena_bytes,
+        kv_cache_bytes=plan.kv_cache_bytes,
+        embedding_size=served.embedding_size,
+        generates=served.generates,
+        normalize=embedding.normalize,
+        prompts=embedding.prompts,
+        default_prompt=embedding.default_prompt,
+        compile_s=compiled.compile_s,
+        load_s=time.perf_counter() - started,
+    )
+    return LoadedModel(
+        ready, served.step_model, served.embed_model, model.tokenizer.eos_ids, model.tokenizer.to_json(), damage=partial(_damage, packed)
+    )
+
+
+def _damage(packed: Path | None) -> str:
+    """What is wrong with the packed weights, after reading them beside the running model; they are gone then."""
+    fault = "" if packed is None else damage_of([packed])
+    if packed is not None and fault:
+        remove_damaged(packed, fault)
+    return fault
+
+
+def _max_context(mode: Mode, served: Served) -> int:
+    """Of one sequence, should the KV cache be smaller than that."""
+    if served.step_model is None:
+        return mode.max_context
+    return min(mode.max_context, (served.step_model.limits.num_pages - 1) * PAGE_SIZE)

@@ -1,0 +1,150 @@
+"""The modes in which opened files are served: a decoder that generates, a decoder that embeds, an encoder. Each says which program it runs,
+within which bounds, and what it wants of a KV cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from compiler.frontend.decoder import BOTH, HIDDEN, StepBounds, build_step
+from compiler.frontend.decoder import UNUSED as DECODER_UNUSED
+from compiler.frontend.encoder import ENTRY as ENCODE
+from compiler.frontend.encoder import UNUSED as ENCODER_UNUSED
+from compiler.frontend.encoder import EncodeBounds, build_encode
+from compiler.frontend.nn import WeightFormat
+from compiler.frontend.sampler import build_sampler
+from compiler.frontend.sentence import Pooling
+from compiler.ir.dtypes import DType
+from compiler.ir.module import IRModule
+from deploy.loading.files import ModelFiles
+from runtime.kv_pool import KVLayout
+from runtime.step import PAGE_SIZE
+from server.handle import LoadError
+from server.messages import Load
+
+MAX_STEP_TOKENS = 512  # of one step: what the arena is planned for
+DEFAULT_CONTEXT = 4096
+KV_DTYPES = {"f32": DType.F32, "f16": DType.F16, "bf16": DType.BF16, "int8": DType.I8}
+
+
+@dataclass(frozen=True, slots=True)
+class Pages:
+    """The pages of KV cache that a mode can use: at least this many, at most that many."""
+
+    layout: KVLayout
+    least: int
+    most: int
+
+
+# --- decoders ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Decoder:
+    files: ModelFiles
+    load: Load
+
+    @property
+    def max_context(self) -> int:
+        return min(self.files.config.max_context, self.load.max_context or DEFAULT_CONTEXT)
+
+    @property
+    def bounds(self) -> StepBounds:
+        return StepBounds(max(MAX_STEP_TOKENS, self.load.max_batch), self.load.max_batch, self.max_context)
+
+    @property
+    def layout(self) -> KVLayout:
+        config = self.files.config
+        return KVLayout(config.num_layers, config.num_kv_heads, config.head_dim, str(self.kv_dtype))
+
+    @property
+    def kv_dtype(self) -> DType:
+        asked = self.load.kv_dtype
+        if asked == "auto":
+            return DType.F32 if WeightFormat.parse(self.load.quantize).bits == 32 else DType.BF16
+        if asked not in KV_DTYPES:
+            raise LoadError("invalid_value", f"kv_dtype is {asked!r}; expected one of auto, {', '.join(KV_DTYPES)}")
+        return KV_DTYPES[asked]
+
+    def _module(self, entry: str) -> IRModule:
+        config, format = self.files.config, WeightFormat.parse(self.load.quantize)
+        return build_step(config, self.files.dtypes, self.bounds, self.kv_dtype, format, entry=entry)
+
+
+@dataclass(frozen=True, slots=True)
+class Generator(_Decoder):
+    """It embeds, too: one program gives both, over one set of weights."""
+
+    entry: ClassVar[str] = BOTH
+    unused: ClassVar[tuple[str, ...]] = DECODER_UNUSED
+    generates: ClassVar[bool] = True
+
+    def module(self) -> IRModule:
+        return build_sampler(self.files.config.vocab_size, self.bounds.max_seqs, beside=self._module(BOTH))
+
+    def pages(self) -> Pages:
+        """At least one sequence of full length, at most all of them; page 0 is padding."""
+        each = self.bounds.max_pages
+        return Pages(self.layout, 1 + each, 1 + each * self.load.max_batch)
+
+
+@dataclass(frozen=True, slots=True)
+class Embedder(_Decoder):
+    entry: ClassVar[str] = HIDDEN
+    unused: ClassVar[tuple[str, ...]] = DECODER_UNUSED
+    generates: ClassVar[bool] = False
+
+    def module(self) -> IRModule:
+        pooling = self.files.config.embedding.pooling
+        if pooling is not Pooling.LAST:
+            raise LoadError("load_refused", f"{self.files.path} pools by {pooling}; of a decoder, the last token is what has seen the text")
+        return self._module(HIDDEN)
+
+    def pages(self) -> Pages:
+        """At least one text of full length, at most those of two steps that end in a page of their own each: nothing is kept longer."""
+        each, bounds = self.bounds.max_pages, self.bounds
+        return Pages(self.layout, 1 + each, 1 + each + 2 * (bounds.max_tokens // PAGE_SIZE + bounds.max_seqs))
+
+
+# --- encoders ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Encoder:
+    entry: ClassVar[str] = ENCODE
+    unused: ClassVar[tuple[str, ...]] = ENCODER_UNUSED
+    generates: ClassVar[bool] = False
+    files: ModelFiles
+    load: Load
+
+    @property
+    def max_context(self) -> int:
+        """What the model was trained on, unless more is asked for; its table of positions ends somewhere."""
+        config = self.files.config
+        return min(config.max_context, self.load.max_context or config.embedding.max_tokens or DEFAULT_CONTEXT)
+
+    @property
+    def bounds(self) -> EncodeBounds:
+        return EncodeBounds(max(MAX_STEP_TOKENS, self.max_context), self.load.max_batch)
+
+    def module(self) -> IRModule:
+        config = self.files.config
+        return build_encode(config, self.files.dtypes, self.bounds, WeightFormat.parse(self.load.quantize))
+
+    def pages(self) -> None:
+        return None
+
+
+# --- the choice -----------------------------------------------------------------------------------------------------------
+
+Mode = Generator | Embedder | Encoder
+
+
+def mode_of(files: ModelFiles, load: Load) -> Mode:
+    limit = files.config.max_context
+    if load.max_context is not None and load.max_context > limit:
+        text = f"max_context is {load.max_context}; {files.path.name} has positions for {limit} tokens: give at most that, or leave it out"
+        raise LoadError("invalid_value", text)
+    if not files.config.is_causal:
+        return Encoder(files, load)
+    return Embedder(files, load) if files.is_embedder else Generator(files, load)

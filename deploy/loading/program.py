@@ -1,0 +1,49 @@
+"""Compile a program, or find it in the cache."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from compiler.cache import Cache
+from compiler.ir.module import IRModule
+from compiler.machine.target import Target
+from compiler.signature import key_of, signature
+from deploy.cache import kept, kept_in
+from deploy.loading.servable import Progress, silent
+from runtime.executable import Executable
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    executable: Executable
+    signature: str
+    key: str
+    cache_hit: bool
+    compile_s: float
+
+
+def compile_model(module: IRModule, cache: Cache | None, target: Target, progress: Progress = silent) -> Compiled:
+    progress("compile", 0.0)
+    entry = next(iter(module.graph_functions))  # the step; what stands beside it works on its results
+    key = key_of(module, target.key)
+    found = cache.find(key) if cache is not None else None
+    started = time.perf_counter()
+    executable = _compiled(module, target, progress) if found is None else found
+    elapsed = 0.0 if found is not None else time.perf_counter() - started
+    if found is None and cache is not None:
+        with kept_in(cache.folder):
+            cache.store(key, executable)
+    progress("compile", 1.0)
+    return Compiled(executable, signature(module, entry), key.digest, found is not None, elapsed)
+
+
+def _compiled(module: IRModule, target: Target, progress: Progress) -> Executable:
+    from compiler.driver import Options, compile_module  # a start from the cache needs no compiler, and is quicker for not reading it
+
+    return compile_module(module, Options(target, progress=lambda fraction: progress("compile", fraction)))
+
+
+def executable_cache() -> Cache | None:
+    folder = kept()
+    return None if folder is None else folder.executables

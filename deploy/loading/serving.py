@@ -1,0 +1,139 @@
+"""The bound program of a mode as a model that the engine runs: tokens in, logits or vectors out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, assert_never
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compiler.frontend.decoder import BOTH, HIDDEN
+from compiler.frontend.encoder import ENTRY as ENCODE
+from compiler.frontend.sampler import JUDGE_ENTRY, SAMPLE_ENTRY
+from deploy.loading.modes import Embedder, Encoder, Generator, Mode
+from runtime.kv_pool import KVPool
+from runtime.memory import MemoryAccount
+from runtime.sampling import Judged, SampleBatch, Sampled
+from runtime.session import Session
+from runtime.step import NO_ROWS, EmbedLimits, EmbedModel, Logits, StepBatch, StepLimits, StepModel
+
+Texts = Sequence[Sequence[int]]
+Vectors = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    step_model: StepModel | None = None
+    embed_model: EmbedModel | None = None
+
+    @property
+    def embedding_size(self) -> int:
+        model = self.step_model or self.embed_model
+        return 0 if model is None else model.limits.embedding_size
+
+    @property
+    def generates(self) -> bool:
+        return self.step_model is not None and self.step_model.limits.generates
+
+    def answers(self) -> bool:
+        """Run one token, which reads every weight: what cannot run or gives no numbers should fail a load, not a request."""
+        if self.step_model is not None:
+            zero, one = np.zeros(1, np.int32), np.ones(1, np.int32)
+            rows = (zero, NO_ROWS) if self.step_model.limits.generates else (NO_ROWS, zero)
+            padding = StepBatch(zero, zero, zero, np.arange(2, dtype=np.int32), one, zero[None], *rows)  # its page is nobody's
+            logits = self.step_model.run(padding)
+            return bool(np.isfinite(self.step_model.download(logits)).all() and np.isfinite(self.step_model.hidden()).all())
+        return self.embed_model is None or bool(np.isfinite(self.embed_model.run([[0]])).all())
+
+
+def serve(mode: Mode, session: Session, num_pages: int, account: MemoryAccount) -> Served:
+    match mode:
+        case Generator():
+            return Served(CompiledModel(session, KVPool(mode.layout, num_pages, account), _limits(mode, num_pages)))
+        case Embedder():
+            return Served(EmbeddingModel(session, KVPool(mode.layout, num_pages, account), _limits(mode, num_pages)))
+        case Encoder():
+            bounds = mode.bounds
+            limits = EmbedLimits(mode.files.config.hidden_size, mode.max_context, bounds.max_tokens, bounds.max_texts)
+            return Served(embed_model=EncoderModel(session, limits))
+        case _:
+            assert_never(mode)
+
+
+def _limits(mode: Generator | Embedder, num_pages: int) -> StepLimits:
+    config, bounds = mode.files.config, mode.bounds
+    sizes = config.vocab_size, bounds.max_context, bounds.max_tokens, bounds.max_seqs, num_pages
+    return StepLimits(*sizes, embedding_size=config.hidden_size, generates=mode.generates)
+
+
+class _Stepping:
+    """A causal model, ready to step."""
+
+    def __init__(self, session: Session, pool: KVPool, limits: StepLimits) -> None:
+        self._session = session
+        self._pool = pool
+        self._limits = limits
+        self._hidden = np.empty((0, limits.embedding_size), np.float32)
+        self._no_logits = np.empty((0, limits.vocab_size), np.float32)
+
+    @property
+    def limits(self) -> StepLimits:
+        return self._limits
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds in kernels so far."""
+        return self._session.busy_s
+
+    def hidden(self) -> NDArray[np.float32]:
+        return self._hidden
+
+    def copy_page(self, source: int, target: int) -> None:
+        self._pool.copy_page(source, target)
+
+    def _call(self, entry: str, batch: StepBatch, *rows: NDArray[np.int32]) -> Any:
+        lengths = np.diff(batch.query_starts)
+        seq_ids = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
+        step = (batch.tokens, batch.positions, batch.slots, seq_ids, batch.page_tables)
+        return self._session.call(entry, *step, *rows, *self._pool.arguments, views=True)
+
+    def sample(self, logits: Logits, batch: SampleBatch) -> Sampled:
+        return Sampled.of(self._session.call(SAMPLE_ENTRY, logits, *batch.arrays, above=True))
+
+    def judge(self, logits: Logits, rows: NDArray[np.int32], tokens: NDArray[np.int32], tops: NDArray[np.int32]) -> Judged:
+        return Judged(*self._session.call(JUDGE_ENTRY, logits, rows, tokens, tops, above=True))
+
+    def download(self, logits: Logits) -> NDArray[np.float32]:
+        return np.array(logits, np.float32)
+
+
+class CompiledModel(_Stepping):
+    def run(self, batch: StepBatch) -> Logits:
+        logits, self._hidden = self._call(BOTH, batch, batch.logit_rows, batch.hidden_rows)
+        return Logits(logits)
+
+
+class EmbeddingModel(_Stepping):
+    """Without a head."""
+
+    def run(self, batch: StepBatch) -> Logits:
+        self._hidden = self._call(HIDDEN, batch, batch.hidden_rows)
+        return Logits(self._no_logits)
+
+
+class EncoderModel:
+    """All texts in one step."""
+
+    def __init__(self, session: Session, limits: EmbedLimits) -> None:
+        self._session = session
+        self.limits = limits
+
+    def run(self, token_lists: Texts) -> Vectors:
+        lengths = [len(tokens) for tokens in token_lists]
+        starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+        text_ids = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
+        positions = np.arange(starts[-1], dtype=np.int32) - starts[text_ids]
+        tokens = np.fromiter((token for tokens in token_lists for token in tokens), np.int32, int(starts[-1]))
+        return self._session.call(ENCODE, tokens, positions, text_ids, starts)

@@ -1,0 +1,52 @@
+"""The tokenizer of a model's files. The front needs nothing else of them, so this imports no part of the compiler but the reader of GGUF
+files."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from compiler.frontend.errors import ModelError
+from deploy.loading.locate import locate
+from server.handle import LoadError
+from server.text.tokenizer import ModelFilesError, Tokenizer
+
+if TYPE_CHECKING:
+    from compiler.frontend.gguf import GgufFile
+    from deploy.loading.files import ModelFiles
+
+
+def tokenizer_of(files: ModelFiles) -> Tokenizer:
+    with _refusal(files.path):
+        return Tokenizer.from_dir(files.path) if files.gguf is None else _of_gguf(files.gguf)
+
+
+def load_tokenizer(source: str, hub_token: str | None = None) -> Tokenizer:
+    """For the front, which has no opened files."""
+    path = locate(source, hub_token=hub_token)
+    with _refusal(path):
+        return _of_gguf(_open_gguf(path)) if path.is_file() else Tokenizer.from_dir(path)
+
+
+def _open_gguf(path: Path) -> GgufFile:
+    from compiler.frontend.gguf import GgufFile
+
+    return GgufFile(path)
+
+
+def _of_gguf(file: GgufFile) -> Tokenizer:
+    from compiler.frontend.gguf_tokenizer import tokenizer_files
+
+    return Tokenizer(tokenizer_files(file.metadata))
+
+
+@contextmanager
+def _refusal(path: Path) -> Generator[None]:
+    try:
+        yield
+    except ModelFilesError as error:
+        raise LoadError("load_refused", f"{path.name}: {error}") from error
+    except ModelError as error:
+        raise LoadError("load_refused", str(error)) from error

@@ -1,0 +1,29 @@
+"""Bind the weights of a compiled program: prepare them, or map the file in which an earlier load kept them prepared."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+
+from compiler.bind import bind_weights
+from deploy.cache import kept, kept_in
+from deploy.loading.program import Compiled
+from deploy.loading.servable import Progress, Servable
+from deploy.use import begin_use
+from runtime.session import Session
+from server.messages import Load
+
+
+def bind(session: Session, model: Servable, compiled: Compiled, load: Load, progress: Progress) -> Path | None:
+    """The file in which the prepared weights are kept; None: nowhere."""
+    progress("pack", 0.0)
+    folder = kept()
+    packed = None
+    if folder is not None:
+        place = folder.weights_of(compiled.key, model.files.weights.digest())
+        with kept_in(place.parent):
+            packed = begin_use(place, verify=load.verify, restart=load.restart, progress=partial(progress, "verify"))
+    with nullcontext() if packed is None else kept_in(packed.parent):
+        bind_weights(session, compiled.executable, model.mode.entry, model.files.weights, packed, partial(progress, "pack"))
+    return packed

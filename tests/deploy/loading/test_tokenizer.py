@@ -1,0 +1,50 @@
+"""The tokenizer of a source, or what is wrong with it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from deploy import demo
+from deploy.loading.tokenizer import load_tokenizer
+from server.handle import LoadError
+from tests.deploy.gguf_files import write_gguf
+
+
+@pytest.mark.parametrize(("content", "complaint"), [(None, "tokenizer.json is missing"), ("{", "tokenizer.json is not understood")])
+def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path, content: str | None, complaint: str) -> None:
+    if content is not None:
+        (tmp_path / "tokenizer.json").write_text(content)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(LoadError, match=complaint) as refused:
+        load_tokenizer(str(tmp_path))
+    assert refused.value.code == "load_refused"
+
+
+FRONT = """
+import sys
+import deploy.serve
+before = set(sys.modules)
+opened = []
+sys.addaudithook(lambda event, args: opened.append(str(args[0])) if event == "open" else None)
+tokenizer = deploy.serve.load_tokenizer(sys.argv[1])
+print(tokenizer.vocab_size > 0, sum(name.endswith(".gguf") for name in opened))
+print(*(name for name in sys.modules if name.startswith("compiler.")))
+"""
+
+
+@pytest.mark.parametrize("form", ["folder", "gguf"])
+def test_the_front_reads_a_tokenizer_without_the_compiler(tmp_path: Path, form: str) -> None:
+    """Of the compiler it has the cache, which it lists, and what reads a GGUF file, which it opens once."""
+    source = demo.NAME if form == "folder" else str(tmp_path / "m.gguf")
+    if form == "gguf":
+        write_gguf(tmp_path / "m.gguf")
+    command = [sys.executable, "-W", "error", "-c", FRONT, source]
+    found, modules = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()
+    assert found == f"True {int(form == 'gguf')}"
+    least = {"compiler.cache", "compiler.report", "compiler.frontend", "compiler.frontend.errors"}
+    reader = {f"compiler.frontend.{name}" for name in ("gguf", "gguf_dequant", "gguf_tokenizer", "weights")}
+    assert set(modules.split()) == (least | reader if form == "gguf" else least)
