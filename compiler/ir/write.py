@@ -163,22 +163,24 @@ class Kernel:
 
     # --- until the end of the block ------------------------------------------------------------------------------------
 
-    def let(self, name: str, value: Operand, upper: DimLike | None = None, *, lower: int = 0) -> Dim:
+    def let(self, name: str, value: Operand, upper: DimLike | None = None, *, lower: int = 0, multiple_of: int = 1) -> Dim:
         """An integer that is computed once and can be used as an index: lower <= value <= upper must hold. An expression that is a variable
         or a number already stays itself."""
         if isinstance(value, Dim | DimVar | int):
             value = Dim.of(value)
             if value.is_const or value.var is not None:
                 return value
-        var = DimVar(name, lower, None if upper is None else Dim.of(upper))
+        var = DimVar(name, lower, None if upper is None else Dim.of(upper), multiple_of)
         scalar = as_scalar(value)
         self._blocks[-1].stmts.append(lambda rest: Let(var, scalar, rest))
         return Dim.of(var)
 
-    def unravel(self, number: Dim, axes: Mapping[str, Dim]) -> tuple[Dim, ...]:
-        """The point of a box that `number` stands for, in row-major order: the last axis runs fastest. `axes` gives each one's extent."""
+    def unravel(self, number: Dim, axes: Mapping[str, Dim] | Sequence[tuple[str, Dim]]) -> tuple[Dim, ...]:
+        """The point of a box that `number` stands for, in row-major order: the last axis runs fastest. `axes` gives each one's extent.
+        Axes of a sequence may share a name."""
+        pairs = tuple(axes.items()) if isinstance(axes, Mapping) else axes
         point: list[Dim] = []
-        for name, extent in reversed(tuple(axes.items())):
+        for name, extent in reversed(pairs):
             extent = dim_max(extent, 1) if extent.is_const else extent  # the index of an empty box is never computed, but it must be valid
             is_first = len(point) == len(axes) - 1
             point.insert(0, self.let(name, number if is_first else number % extent, extent - 1))

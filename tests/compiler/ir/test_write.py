@@ -138,6 +138,21 @@ def test_a_number_stands_for_a_point_of_a_box() -> None:
     assert_equal(PrimFunc((dest,), 1, k.body()), prim(wanted))
 
 
+def test_axes_of_one_name_are_unravelled_apart() -> None:
+    k = Kernel()
+    with k.serial("p", 12) as p:
+        i, j = k.unravel(p, [("i", Dim.of(3)), ("i", Dim.of(4))])
+    assert (i.var, j.var) != (None, None) and i.var is not j.var
+
+
+def test_an_integer_knows_its_range() -> None:
+    counts = Buffer("c", (Dim.of(1),), DType.I32)
+    k = Kernel()
+    found = k.let("p", k.array(counts)[0], 64, lower=8, multiple_of=4)
+    assert found.var is not None
+    assert (found.var.lower, found.var.upper, found.var.multiple_of) == (8, 64, 4)
+
+
 def test_else_needs_a_condition() -> None:
     k = Kernel()
     y = k.array(Buffer("y", (Dim.of(1),), F32))
