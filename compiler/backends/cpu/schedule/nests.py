@@ -1,16 +1,14 @@
-"""What schedule rules look at: a statement taken apart into loops and one store, and the pieces from which scheduled loops are built."""
+"""Loops and statements of the schedules that are not yet written in the language of compiler/ir/write.py."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from compiler.ir.dims import Dim, DimLike, DimVar, dim_max
 from compiler.ir.dtypes import DType
 from compiler.ir.loops import Apply, Buffer, Const, DimScalar, Fn, For, Let, Load, LoopKind, Scalar, Stmt, Store, When
-from compiler.ir.prove import prove_divisible
 from compiler.ir.visit_loops import sequence, statements
-
-# --- building ----------------------------------------------------------------------------------------------------------
+from compiler.ir.write import halvings
 
 
 def loop(name: str, extent: DimLike, body: Callable[[Dim], Stmt], kind: LoopKind = LoopKind.SERIAL) -> For:
@@ -71,34 +69,6 @@ def zero(dtype: DType) -> Const:
     return Const(0.0 if dtype.is_float else 0, dtype)
 
 
-def sweep(
-    first: Dim,
-    end: Dim,
-    parts: int,
-    width: int,
-    element: Callable[[Dim, Dim, Dim], Stmt],
-    beside: Callable[[Dim], Sequence[Stmt]] = lambda _: (),
-) -> Stmt:
-    """`element(part, lane, index)` for every index of first .. end - 1, `parts` vectors at a time; the last ones are masked.
-    `beside(start)` is done with every full vector."""
-    step, count = parts * width, end - first
-    edge = first + count // step * step
-
-    def some(start: Dim) -> Stmt:
-        def vector(u: Dim) -> Stmt:
-            return seq(*beside(start + u * width), lanes(width, lambda lane: element(u, lane, start + u * width + lane)))
-
-        return unroll("u", parts, vector)
-
-    def last(u: Dim) -> Stmt:
-        start = edge + u * width
-        masked = lanes(width, lambda lane: when(below(start + lane, end), element(u, lane, start + lane)))
-        return when(below(start, end), masked)
-
-    main = loop("c", count // step, lambda c: some(first + c * step))
-    return main if prove_divisible(count, step) else seq(main, unroll("u", parts, last))
-
-
 def halves(buffer: Buffer, fn: Fn) -> list[Stmt]:
     """Fold a local array into its first element by halves: its rows, if it has any, then the lanes of the first row. Extents are powers
     of two, so the order depends on nothing else."""
@@ -115,8 +85,3 @@ def halves(buffer: Buffer, fn: Fn) -> list[Stmt]:
     for half in halvings(width):
         steps.append(lanes(half, lambda lane, half=half: into((*first, lane), (*first, lane + half))))
     return steps
-
-
-def halvings(count: int) -> Iterator[int]:
-    while count := count // 2:
-        yield count

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from compiler.backends.cpu.schedule.nests import halvings, lanes
+from compiler.backends.cpu.schedule.nests import lanes
 from compiler.ir.dims import Dim
 from compiler.ir.dtypes import DType
 from compiler.ir.loops import Apply, Buffer, Cast, DimScalar, Fn, Load, Scalar, Scope, Stmt, Store
+from compiler.ir.write import halvings
 
 F32 = DType.F32
 

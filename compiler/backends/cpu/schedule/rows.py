@@ -1,42 +1,31 @@
 """Reductions along rows, and what follows from them: sums, maxima, softmax, norms.
 
 Takes stages that share their leading axes, the *row*: each stage either folds along the row into a number per row, or writes elements of
-the row. A thread does all stages of a row while the row is in cache; numbers per row live in registers. What the stages leave of a row may
-itself be taken in parts, each a row of its own: a norm, and then the rounding of groups of what it gives.
+the row. A thread does all stages of a row while the row is in cache; numbers per row live in registers. The stages may leave a row that is
+itself divided into parts, each a row of its own: a norm, and then the rounding of its result in groups.
 
-A fold keeps PARTS vectors of partial results, or fewer that hold a whole short row, element `r` in lane `r mod (parts * width)`; at the end
-the parts are folded into one another and the lanes by halves. The order depends on the length of the row alone. The two folds of a softmax
-go along the row together (compiler/backends/cpu/schedule/softmax.py).
+A fold keeps PARTS vectors of partial results, or fewer if these hold a whole short row, element `r` in lane `r mod (parts * width)`. At the
+end the parts are folded into one another and the lanes by halves. The order depends on the length of the row alone. The two folds of a
+softmax go along the row together (compiler/backends/cpu/schedule/softmax.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
-from compiler.backends.cpu.schedule.nests import halves, lanes, loop, named, parallel, seq, sweep, unravel, unroll, when
-from compiler.backends.cpu.schedule.softmax import Softmax, match_softmax
-from compiler.backends.cpu.schedule.spatial import SpatialNest, store_at, vectors
-from compiler.forms.nest import allocated
+from compiler.backends.cpu.schedule.folds import fold_halves
+from compiler.backends.cpu.schedule.prefetch import NO_PREFETCH, Prefetch
+from compiler.backends.cpu.schedule.softmax import is_softmax, write_softmax
+from compiler.backends.cpu.schedule.spatial import SpatialNest, write_element, write_vectors
+from compiler.forms.product import reduces_in
 from compiler.forms.rows import COMBINE, PARTS, RowProgram, RowStage, keeping, match_rows
 from compiler.ir.dims import Dim, DimVar, dim_min, product_of
-from compiler.ir.loops import (
-    Allocate,
-    Apply,
-    Buffer,
-    Fn,
-    Load,
-    PrimFunc,
-    Reduce,
-    Scalar,
-    Scope,
-    Stmt,
-    Store,
-    Tile,
-    dtype_of,
-    identity,
-)
-from compiler.ir.visit_loops import free_dims, loads, map_scalar, replace_loads, rewrite_dims
+from compiler.ir.loops import Apply, Buffer, Fn, Load, PrimFunc, Reduce, Scalar, Scope, Store, dtype_of, identity
+from compiler.ir.sweep import sweep
+from compiler.ir.visit_loops import free_dims, loads, map_scalar, rewrite_dims
+from compiler.ir.write import Array, Kernel
 
 
 def schedule_rows(prim: PrimFunc, width: int) -> PrimFunc | None:
@@ -44,115 +33,132 @@ def schedule_rows(prim: PrimFunc, width: int) -> PrimFunc | None:
     if program is None:
         return None
     program = keeping(program)
-    rows = _Rows(program, match_softmax(program), width)
-    return PrimFunc(prim.params, prim.num_outputs, rows.body(), {**prim.attrs, "schedule": "rows"})
+    softmax, program = is_softmax(program), in_registers(program)
+    k, axes = Kernel(), [(var.name, extent) for var, extent in program.row]
+    with k.parallel("p", product_of([extent for _, extent in axes])) as p:
+        point = list(k.unravel(p, axes))
+        rows = _Rows(program, width)
+        if softmax:
+            rows.declare(k)
+            write_softmax(k, program, point, width)
+        elif point and rows.worth_prefetching:
+            last = axes[-1][1] - 1
+            rows.write(k, point, [*point[:-1], k.let("next", dim_min(point[-1] + 1, last), last)])
+        else:
+            rows.write(k, point)
+    return PrimFunc(prim.params, prim.num_outputs, k.body(), {**prim.attrs, "schedule": "rows"})
+
+
+def in_registers(program: RowProgram, outer: Mapping[Buffer, Buffer] = MappingProxyType({})) -> RowProgram:
+    """The program with a number of its own per thread in place of one per row in memory. `outer`: such numbers of the whole row."""
+    own = {t: Buffer(t.name, (Dim.of(1),), t.dtype, Scope.LOCAL) for t in program.temporaries}
+    numbers = {**outer, **own}
+
+    def read(scalar: Scalar) -> Scalar:
+        number = numbers.get(scalar.buffer) if isinstance(scalar, Load) else None
+        return scalar if number is None else Load(number, (Dim.of(0),))
+
+    def moved(stage: RowStage) -> RowStage:
+        store = stage.nest.store
+        value, number = map_scalar(store.value, read), numbers.get(store.buffer)
+        store = Store(store.buffer, store.indices, value) if number is None else Store(number, (Dim.of(0),), value)
+        return replace(stage, nest=replace(stage.nest, store=store), folds=tuple(reduces_in(value)))
+
+    parts = None if program.parts is None else in_registers(program.parts, numbers)
+    return replace(program, stages=tuple(map(moved, program.stages)), temporaries=tuple(own.values()), parts=parts)
 
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
     program: RowProgram
-    softmax: Softmax | None
     width: int
 
-    def body(self) -> Stmt:
-        row = self.program.row
-        axes = [(v.name, e) for v, e in row]
-        return parallel("p", product_of([e for _, e in row]), lambda p: unravel(p, axes, self.row_of))
+    @property
+    def worth_prefetching(self) -> bool:
+        """Stages that write elements compute between their reads. Those that only fold read memory in order and do little else."""
+        return any(self.read_in_order(s.nest.store.value, s.nest.vars) for s in self.program.stages if s.inner is not None)
 
-    def row_of(self, point: list[Dim]) -> Stmt:
-        """All stages of one row. Meanwhile the next row is fetched: memory does not wait for arithmetic. It waits in the second cache,
-        since the first holds this row. Every stage that reads it asks for all of it: a core drops requests while it has many."""
-        written = [stage for stage in self.program.stages if stage.inner is not None]
-        if self.softmax is not None or not point or not any(self.row_by_row(s.nest.store.value, s.nest.vars) for s in written):
-            return self.staged(point, None)  # it is in memory's way already, or there is nothing that is worth fetching
-        extent = self.program.row[-1][1]
-        return named("next", dim_min(point[-1] + 1, extent - 1), extent - 1, lambda after: self.staged(point, [*point[:-1], after]))
+    def declare(self, k: Kernel) -> None:
+        if self.program.line is not None:
+            k.allocate(self.program.line)
+        for number in self.program.temporaries:
+            k.allocate(number)
 
-    def staged(self, point: list[Dim], after: list[Dim] | None) -> Stmt:
-        numbers = {t: Buffer(t.name, (Dim.of(1),), t.dtype, Scope.LOCAL) for t in self.program.temporaries}
-        if self.softmax is not None:
-            body = self.softmax.row(point, self.width, numbers)
-        else:
-            body = seq(*(self.stage(stage, point, after, numbers) for stage in self.program.stages), *self.parts(point))
-        for temporary, number in numbers.items():
-            body = replace_loads(body, temporary, lambda _, n=number: Load(n, (Dim.of(0),)))
-        line = self.program.line
-        return allocated([*([] if line is None else [line]), *numbers.values()], body)
+    def write(self, k: Kernel, point: list[Dim], next_row: list[Dim] | None = None) -> None:
+        """All stages of one row, then its parts. Every stage that reads rows in order prefetches all of the next: a core drops requests
+        while it has many."""
+        self.declare(k)
+        for stage in self.program.stages:
+            if stage.inner is None:
+                self.write_number(k, stage, point, next_row)
+            else:
+                self.write_elements(k, stage, stage.nest.store, point, next_row)
+        if self.program.parts is not None:
+            parts = _Rows(self.program.parts, self.width)
+            with k.serial("part", parts.program.row[-1][1]) as part:
+                parts.write(k, [*point, part])
 
-    def parts(self, point: list[Dim]) -> list[Stmt]:
-        parts = self.program.parts
-        if parts is None:
-            return []
-        rows = _Rows(parts, None, self.width)
-        return [loop("part", parts.row[-1][1], lambda part: rows.staged([*point, part], None))]
+    def write_number(self, k: Kernel, stage: RowStage, point: list[Dim], next_row: list[Dim] | None) -> None:
+        """The number that a row gets, from folds along it."""
+        store, mapping = stage.nest.store, dict(zip(stage.nest.vars, point, strict=False))
+        with k.scope():
+            results = {fold: k.local("fold", 1, dtype=dtype_of(fold)) for fold in reversed(stage.folds)}
+            for fold in stage.folds:
+                prefetch = self.prefetch(fold.value, (*stage.nest.vars, fold.axes[0][0]), next_row)
+                self.write_fold(k, stage, fold, results[fold], point, prefetch)
+            value = map_scalar(store.value, lambda s: results[s][0] if isinstance(s, Reduce) and s in results else s)
+            write_element(k, Store(store.buffer, store.indices, value), mapping)
 
-    def stage(self, stage: RowStage, point: list[Dim], after: list[Dim] | None, numbers: dict[Buffer, Buffer]) -> Stmt:
-        nest = stage.nest
-        mapping = dict(zip(nest.vars, point, strict=False))
-        if stage.inner is not None:
-            return self.written(nest.store, stage, point, after)
-        results = {fold: Buffer("fold", (Dim.of(1),), dtype_of(fold), Scope.LOCAL) for fold in stage.folds}
-        kept = stage.keeps and (stage.keeps, point)
-        folds = [
-            self.fold(fold, result, mapping, kept, self.fetch(fold.value, (*nest.vars, fold.axes[0][0]), after))
-            for fold, result in results.items()
-        ]
-        value = _replace(nest.store.value, results)
-        number = numbers.get(nest.store.buffer)
-        store = Store(nest.store.buffer, nest.store.indices, value) if number is None else Store(number, (Dim.of(0),), value)
-        body = seq(*folds, store_at(store, mapping))
-        for result in results.values():
-            body = Allocate(result, body)
-        return body
+    def write_fold(self, k: Kernel, stage: RowStage, fold: Reduce, result: Array, point: list[Dim], prefetch: Prefetch) -> None:
+        (axis, length), mapping = fold.axes[0], dict(zip(stage.nest.vars, point, strict=False))
+        length = length.substitute(mapping)
 
-    def written(self, store: Store, stage: RowStage, point: list[Dim], after: list[Dim] | None) -> Stmt:
-        """Elements of a row; a choice that is the same for all of them is made once."""
+        def combine(a: Scalar, b: Scalar) -> Scalar:
+            return Apply(COMBINE[fold.fn], (a, b))
+
+        dtype, width = dtype_of(fold), self.width
+        num_parts = next(n for n in (1, 2, PARTS) if n == PARTS or (length.is_const and length.const <= n * width))
+        with k.scope():
+            partial = k.local("partial", num_parts, width, dtype=dtype)
+            with k.unroll("u", num_parts) as u, k.vector(width) as lane:
+                partial[u, lane] = identity(fold.fn, dtype)
+            for vector in sweep(k, Dim.of(0), length, width, num_parts):
+                if vector.is_full:
+                    prefetch.vector(k, vector.start)
+                with vector.lanes() as (lane, index):
+                    value = rewrite_dims(fold.value, {**mapping, axis: index})
+                    if stage.keeps is not None:
+                        kept, place = k.array(stage.keeps), (*point, index)
+                        kept[place] = value
+                        value = kept[place]
+                    partial[vector.part, lane] = combine(partial[vector.part, lane], value)
+            fold_halves(k, partial, combine)
+            result[0] = partial[0, 0]
+
+    def write_elements(self, k: Kernel, stage: RowStage, store: Store, point: list[Dim], next_row: list[Dim] | None) -> None:
+        """Elements of a row. A choice that is the same for all of them is made once."""
         nest, value, mapping = stage.nest, store.value, dict(zip(stage.nest.vars, point, strict=False))
         assert stage.inner is not None
-        if isinstance(value, Apply) and value.fn is Fn.SELECT and stage.inner[0] not in free_dims(value.args[0]):
-            cond, *sides = value.args
-            return when(rewrite_dims(cond, mapping), *(self.written(replace(store, value=side), stage, point, after) for side in sides))
+        inner, length = stage.inner
+        if isinstance(value, Apply) and value.fn is Fn.SELECT and inner not in free_dims(value.args[0]):
+            cond, chosen, other = value.args
+            with k.when(rewrite_dims(cond, mapping)):
+                self.write_elements(k, stage, replace(store, value=chosen), point, next_row)
+            with k.orelse():
+                self.write_elements(k, stage, replace(store, value=other), point, next_row)
+            return
         own = store.buffer is self.program.line
-        again = own or any(load.buffer is store.buffer for other in self.program.stages for load in loads(other.nest.store.value))
-        fetch = self.fetch(value, nest.vars, after)
-        return vectors(SpatialNest(nest.axes, (), store), mapping, Dim.of(0), stage.inner[1], self.width, fetch, read_again=again)
+        read_again = own or any(load.buffer is store.buffer for s in self.program.stages for load in loads(s.nest.store.value))
+        row = SpatialNest(nest.axes, (), store)
+        write_vectors(k, row, mapping, Dim.of(0), length, self.width, self.prefetch(value, nest.vars, next_row), read_again=read_again)
 
-    def fetch(self, value: Scalar, axes: Sequence[DimVar], after: list[Dim] | None) -> Callable[[Dim], list[Stmt]]:
-        """What the value is made of, of the next row, a vector from the given element on."""
-        buffers = self.row_by_row(value, axes) if after is not None else []
-        return lambda start: [Tile("prefetch", (Load(b, (*(after or ()), start)),), attrs={"far": True}) for b in buffers]
+    # --- prefetching ---------------------------------------------------------------------------------------------------
 
-    def row_by_row(self, value: Scalar, axes: Sequence[DimVar]) -> list[Buffer]:
-        """What lies in memory as it is gone through. What the kernel writes needs no reading."""
-        at, written = tuple(map(Dim.of, axes)), {stage.nest.store.buffer for stage in self.program.stages}
-        return [buffer for buffer in dict.fromkeys(s.buffer for s in loads(value) if s.indices == at) if buffer not in written]
+    def prefetch(self, value: Scalar, axes: Sequence[DimVar], next_row: list[Dim] | None) -> Prefetch:
+        """The next row of what the value is computed from."""
+        return NO_PREFETCH if next_row is None else Prefetch(self.read_in_order(value, axes), tuple(next_row))
 
-    def fold(
-        self,
-        reduce: Reduce,
-        result: Buffer,
-        point: dict[DimVar, Dim],
-        kept: tuple[Buffer, list[Dim]] | None,
-        fetch: Callable[[Dim], list[Stmt]],
-    ) -> Stmt:
-        (axis, length), width = reduce.axes[0], self.width
-        length = length.substitute(point)
-        dtype, combine = dtype_of(reduce), COMBINE[reduce.fn]
-        num_parts = next(n for n in (1, 2, PARTS) if n == PARTS or (length.is_const and length.const <= n * width))
-        partial = Buffer("partial", (Dim.of(num_parts), Dim.of(width)), dtype, Scope.LOCAL)
-
-        def add(part: Dim, lane: Dim, index: Dim) -> Stmt:
-            value = rewrite_dims(reduce.value, {**point, axis: index})
-            if kept is None:
-                return Store(partial, (part, lane), Apply(combine, (Load(partial, (part, lane)), value)))
-            buffer, row = kept
-            leave = Store(buffer, (*row, index), value)
-            return seq(leave, Store(partial, (part, lane), Apply(combine, (Load(partial, (part, lane)), Load(buffer, (*row, index))))))
-
-        clear = unroll("u", num_parts, lambda u: lanes(width, lambda lane: Store(partial, (u, lane), identity(reduce.fn, dtype))))
-        body = seq(clear, sweep(Dim.of(0), length, num_parts, width, add, fetch), *halves(partial, combine))
-        return Allocate(partial, seq(body, Store(result, (Dim.of(0),), Load(partial, (Dim.of(0), Dim.of(0))))))
-
-
-def _replace(value: Scalar, results: dict[Reduce, Buffer]) -> Scalar:
-    return map_scalar(value, lambda s: Load(results[s], (Dim.of(0),)) if isinstance(s, Reduce) and s in results else s)
+    def read_in_order(self, value: Scalar, axes: Sequence[DimVar]) -> tuple[Buffer, ...]:
+        """The buffers that are read in the order of the axes, except those that the kernel itself writes."""
+        place, written = tuple(map(Dim.of, axes)), {stage.nest.store.buffer for stage in self.program.stages}
+        return tuple(dict.fromkeys(s.buffer for s in loads(value) if s.indices == place and s.buffer not in written))

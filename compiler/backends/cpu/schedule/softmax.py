@@ -1,9 +1,9 @@
-"""Softmax, and whatever else sums exp(x - max x): both folds in one walk along the row, block after block.
+"""Softmax, and whatever else sums exp(x - max x): both folds in one walk along the row, block by block.
 
-With the sum behind the maximum, a row waits first for memory alone and then for arithmetic alone. Here the exponentials of a block are
-taken while the next block comes from memory for its maximum, and so the next row is not fetched ahead. They are relative to the largest
-element so far; where that rises, the sum so far shrinks. Kept exponentials are set right by the last stage, by a factor for each block.
-At most MOST factors wait for that, so the blocks of a longer row are larger.
+If the sum came after the maximum, a row would first wait for memory alone and then for arithmetic alone. Instead, the exponentials of a
+block are computed while the next block comes from memory for its maximum. So the next row is not prefetched. The exponentials are relative
+to the largest element so far. When that rises, the sum so far is scaled down. Kept exponentials are corrected by the last stage, with one
+factor per block. At most MOST factors are stored, so the blocks of a longer row are larger.
 
 A row of one block has the bits of the separate folds. Elements are compared with the lowest finite number too, which is then subtracted:
 a block of -inf alone adds 0, a row of nothing else ends as 0 / 0. A NaN that the maximum loses comes back with the sum.
@@ -11,22 +11,23 @@ a block of -inf alone adds 0, a row of nothing else ends as 0 / 0. A NaN that th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import operator
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from compiler.backends.cpu.schedule.nests import below, halves, lanes, loop, named, seq, sweep, unroll, when
-from compiler.backends.cpu.schedule.pieces import exp_of_difference, larger, local, mul, plus, to_all_lanes
-from compiler.backends.cpu.schedule.spatial import SpatialNest, store_at, vectors
-from compiler.forms.nest import PerfectNest, allocated
+from compiler.backends.cpu.schedule.folds import fold_halves, larger, spread_largest
+from compiler.backends.cpu.schedule.spatial import SpatialNest, write_element, write_vectors
 from compiler.forms.rows import PARTS, RowProgram, RowStage
 from compiler.forms.same import same_scalar
 from compiler.ir.dims import Dim, DimVar, ceil_div, dim_max, dim_min
 from compiler.ir.dtypes import DType
-from compiler.ir.loops import Apply, Buffer, Const, DimScalar, Fn, Let, Load, Reduce, ReduceFn, Scalar, Stmt, Store, dtype_of
+from compiler.ir.loops import Apply, Const, Fn, Load, Reduce, ReduceFn, Scalar, Store, dtype_of
 from compiler.ir.prove import prove_divisible, prove_le
+from compiler.ir.sweep import sweep
 from compiler.ir.visit_loops import loads, map_scalar, rewrite_dims
+from compiler.ir.write import Array, Kernel, exp, less
 
 BLOCK = 512  # elements: from its maximum to its exponentials a block waits in the first cache
 MOST = 64  # blocks of a row
@@ -34,26 +35,10 @@ LOWEST = Const(float(np.finfo(np.float32).min), DType.F32)
 ZERO = Dim.of(0)
 
 
-@dataclass(frozen=True, slots=True)
-class Softmax:
-    top: PerfectNest  # max x
-    total: RowStage  # of the sum of exp(x - max x)
-    last: RowStage
-
-    def row(self, point: list[Dim], width: int, numbers: Mapping[Buffer, Buffer]) -> Stmt:
-        buffers = local("most", width), local("top", width), local("change", width), local("sums", PARTS, width), local("tops", MOST)
-        length = self.top_fold.axes[0][1].substitute(dict(zip(self.top.vars, point, strict=False)))
-        return in_blocks(length, lambda size, full: _Row(self, point, width, numbers, length, size, full, *buffers).body())
-
-    @property
-    def top_fold(self) -> Reduce:
-        assert isinstance(self.top.store.value, Reduce)
-        return self.top.store.value
-
-
-def match_softmax(program: RowProgram) -> Softmax | None:
+def is_softmax(program: RowProgram) -> bool:
+    """Three stages: max x, the sum of exp(x - max x), and elements made of both; in rows of more than a block."""
     if len(program.stages) != 3 or program.stages[-1].inner is None or program.parts is not None:
-        return None
+        return False
     first, second, last = program.stages
     top, total = first.nest.store, second.nest.store
     match top.value, second.folds:
@@ -63,131 +48,162 @@ def match_softmax(program: RowProgram) -> Softmax | None:
         ):
             names = {**dict(zip(second.nest.vars, map(Dim.of, first.nest.vars), strict=True)), other: Dim.of(axis)}
         case _:
-            return None
+            return False
     if (length.is_const and length.const <= BLOCK) or dtype_of(value) is not DType.F32:
-        return None
+        return False
     largest = by.buffer is top.buffer and by.indices == tuple(map(Dim.of, second.nest.vars))
     inside = {top.buffer, total.buffer} <= set(program.temporaries) and any(s.buffer is total.buffer for s in loads(last.nest.store))
-    return Softmax(first.nest, second, last) if largest and inside and same_scalar(value, rewrite_dims(shifted, names)) else None
+    return largest and inside and same_scalar(value, rewrite_dims(shifted, names))
 
 
-def in_blocks(length: Dim, body: Callable[[Dim, Dim], Stmt]) -> Stmt:
-    """`body(size, number of full blocks)`."""
+def write_softmax(k: Kernel, program: RowProgram, point: list[Dim], width: int) -> None:
+    """One row. The numbers of the program are in registers already."""
+    maximum, total, last = program.stages
+    fold = maximum.nest.store.value
+    assert isinstance(fold, Reduce)
+    length = fold.axes[0][1].substitute(dict(zip(maximum.nest.vars, point, strict=True)))
+    size, num_full = block_size(k, length)
+    row = _Row(
+        maximum,
+        total,
+        last,
+        point,
+        width,
+        length,
+        size,
+        num_full,
+        most=k.local("most", width),
+        top=k.local("top", width),
+        change=k.local("change", width),
+        sums=k.local("sums", PARTS, width),
+        tops=k.local("tops", MOST),
+    )
+    row.write_sums(k)
+    row.write_numbers(k)
+    row.write_elements(k)
 
-    def full(size: Dim) -> Stmt:
-        return named("full", length // size, length, lambda count: body(size, count))
 
-    if length.is_const or prove_le(length, BLOCK * MOST):
-        return full(Dim.of(BLOCK) * dim_max(1, ceil_div(length, BLOCK * MOST)))
-    stretch = DimVar("stretch", 1)
-    return Let(stretch, DimScalar(dim_max(1, ceil_div(length, BLOCK * MOST))), full(Dim.of(stretch) * BLOCK))
+def block_size(k: Kernel, length: Dim) -> tuple[Dim, Dim]:
+    """The elements of a block, and the number of full blocks."""
+    times = dim_max(1, ceil_div(length, BLOCK * MOST))
+    if not (length.is_const or prove_le(length, BLOCK * MOST)):
+        times = k.let("stretch", times, lower=1)
+    return times * BLOCK, k.let("full", length // (times * BLOCK), length)
 
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    form: Softmax
+    maximum: RowStage
+    total: RowStage
+    last: RowStage
     point: list[Dim]
     width: int
-    numbers: Mapping[Buffer, Buffer]
     length: Dim
     size: Dim  # of a block
-    full: Dim  # blocks
-    most: Buffer  # [width]: the largest elements seen
-    top: Buffer  # [width]: the largest element of all blocks up to this one, in every lane
-    change: Buffer  # [width]: of the sums, as the maximum rises; the factor of a block at the end
-    sums: Buffer  # [PARTS, width]
-    tops: Buffer  # [MOST]: `top` as it was in each block
-
-    def body(self) -> Stmt:
-        clear = lanes(self.width, lambda lane: seq(*(Store(b, (lane,), LOWEST) for b in (self.most, self.top))))
-        cleared = unroll("u", PARTS, lambda u: lanes(self.width, lambda lane: Store(self.sums, (u, lane), Const(0.0, DType.F32))))
-        begin = sweep(ZERO, dim_min(self.size, self.length), PARTS, self.width, lambda _, lane, index: self.compare(lane, index))
-        blocks = loop("b", self.full, self.block)
-        local_buffers = (self.most, self.top, self.change, self.sums, self.tops)
-        return allocated(local_buffers, seq(clear, cleared, begin, blocks, self.behind(self.rest()), *self.results(), self.last()))
+    num_full: Dim  # blocks
+    most: Array  # [width]: the largest elements seen
+    top: Array  # [width]: the largest element of all blocks up to this one, in every lane
+    change: Array  # [width]: of the sums, as the maximum rises; the factor of a block at the end
+    sums: Array  # [PARTS, width]
+    tops: Array  # [MOST]: `top` as it was in each block
 
     @property
     def edge(self) -> Dim:
-        return self.full * self.size
+        """The first element behind the full blocks."""
+        return self.num_full * self.size
 
-    def behind(self, rest: Stmt) -> Stmt:
-        """What is done with the last elements, fewer than a block."""
-        none = self.size.is_const and prove_divisible(self.length, self.size.const)
-        return seq() if none else when(below(self.edge, self.length), rest)
+    @property
+    def only_full_blocks(self) -> bool:
+        return self.size.is_const and prove_divisible(self.length, self.size.const)
 
     # --- folding -------------------------------------------------------------------------------------------------------
 
-    def block(self, b: Dim) -> Stmt:
-        """What comes ahead of the last block has been seen, but for what is behind the blocks."""
-        first = b * self.size
+    def write_sums(self, k: Kernel) -> None:
+        """`top` and `sums` of the row. The maximum is one block ahead of the sums."""
+        with k.vector(self.width) as lane:
+            self.most[lane] = LOWEST
+            self.top[lane] = LOWEST
+        with k.unroll("u", PARTS) as u, k.vector(self.width) as lane:
+            self.sums[u, lane] = 0.0
+        for vector in sweep(k, ZERO, dim_min(self.size, self.length), self.width, PARTS):
+            with vector.lanes() as (lane, index):
+                self.compare(lane, index)
+        with k.serial("b", self.num_full) as b:
+            first = b * self.size
+            self.use_maximum(k, first)
+            self.tops[b] = self.top[0]
+            ahead = k.let("ahead", dim_min(first + self.size, self.length - self.size), self.length)
+            for vector in sweep(k, first, first + self.size, self.width, PARTS):
+                with vector.lanes() as (lane, index):
+                    self.compare(lane, index - first + ahead)
+                    self.add(k, vector.part, lane, index)
+        if not self.only_full_blocks:
+            with k.when(less(self.edge, self.length)):
+                self.use_maximum(k, self.edge)
+                for vector in sweep(k, self.edge, self.length, self.width, PARTS):
+                    with vector.lanes() as (lane, index):
+                        self.add(k, vector.part, lane, index)
 
-        def walk(ahead: Dim) -> Stmt:
-            def both(u: Dim, lane: Dim, index: Dim) -> Stmt:
-                return seq(self.compare(lane, index - first + ahead), self.add(u, lane, index))
+    def use_maximum(self, k: Kernel, first: Dim) -> None:
+        """Exponentials from element `first` on are relative to the largest element so far; so are those that are summed already."""
+        spread_largest(k, self.most)
+        with k.when(less(0, first)):
+            with k.vector(self.width) as lane:
+                self.change[lane] = exp(self.top[lane] - self.most[lane])
+            with k.unroll("u", PARTS) as u, k.vector(self.width) as lane:
+                self.sums[u, lane] = self.sums[u, lane] * self.change[lane]
+        with k.vector(self.width) as lane:
+            self.top[lane] = self.most[lane]
 
-            return sweep(first, first + self.size, PARTS, self.width, both)
+    def compare(self, lane: Dim, index: Dim) -> None:
+        self.most[lane] = larger(self.most[lane], self.element(index))
 
-        ahead = named("ahead", dim_min(first + self.size, self.length - self.size), self.length, walk)
-        return seq(self.settle(first), Store(self.tops, (b,), Load(self.top, (ZERO,))), ahead)
-
-    def rest(self) -> Stmt:
-        return seq(self.settle(self.edge), sweep(self.edge, self.length, PARTS, self.width, self.add))
-
-    def settle(self, first: Dim) -> Stmt:
-        """Use the largest element so far from element `first` on."""
-
-        def rise(lane: Dim) -> Stmt:
-            return Store(self.change, (lane,), exp_of_difference(Load(self.top, (lane,)), Load(self.most, (lane,))))
-
-        def shrink(u: Dim, lane: Dim) -> Stmt:
-            return Store(self.sums, (u, lane), mul(Load(self.sums, (u, lane)), Load(self.change, (lane,))))
-
-        shrunk = seq(lanes(self.width, rise), unroll("u", PARTS, lambda u: lanes(self.width, lambda lane: shrink(u, lane))))
-        chosen = lanes(self.width, lambda lane: Store(self.top, (lane,), Load(self.most, (lane,))))
-        return seq(*to_all_lanes(self.most), when(below(0, first), shrunk), chosen)
-
-    def compare(self, lane: Dim, index: Dim) -> Stmt:
-        return Store(self.most, (lane,), larger(Load(self.most, (lane,)), self.element(index)))
-
-    def add(self, u: Dim, lane: Dim, index: Dim) -> Stmt:
-        value: Scalar = exp_of_difference(self.element(index), Load(self.top, (lane,)))
-        sums, kept = Load(self.sums, (u, lane)), self.form.total.keeps
-        if kept is None:
-            return Store(self.sums, (u, lane), plus(sums, value))
-        place = (*self.point, index)
-        return seq(Store(kept, place, value), Store(self.sums, (u, lane), plus(sums, Load(kept, place))))
+    def add(self, k: Kernel, part: Dim, lane: Dim, index: Dim) -> None:
+        value: Scalar = exp(self.element(index) - self.top[lane])
+        if self.total.keeps is not None:
+            kept, place = k.array(self.total.keeps), (*self.point, index)
+            kept[place] = value
+            value = kept[place]
+        self.sums[part, lane] += value
 
     def element(self, index: Dim) -> Scalar:
-        fold = self.form.top_fold
-        return rewrite_dims(fold.value, {**dict(zip(self.form.top.vars, self.point, strict=True)), fold.axes[0][0]: index})
+        fold = self.maximum.nest.store.value
+        assert isinstance(fold, Reduce)
+        return rewrite_dims(fold.value, {**self.at(self.maximum), fold.axes[0][0]: index})
+
+    def at(self, stage: RowStage) -> Mapping[DimVar, Dim]:
+        return dict(zip(stage.nest.vars, self.point, strict=False))
 
     # --- what follows --------------------------------------------------------------------------------------------------
 
-    def results(self) -> list[Stmt]:
-        top, total = self.form.top.store.buffer, self.form.total.nest
-        whole = map_scalar(total.store.value, lambda s: Load(self.sums, (ZERO, ZERO)) if isinstance(s, Reduce) else s)
-        known = store_at(Store(self.numbers[total.store.buffer], (ZERO,), whole), dict(zip(total.vars, self.point, strict=True)))
-        return [Store(self.numbers[top], (ZERO,), Load(self.top, (ZERO,))), *halves(self.sums, Fn.ADD), known]
+    def write_numbers(self, k: Kernel) -> None:
+        """The row's maximum, and what the program makes of its sum."""
+        k.array(self.maximum.nest.store.buffer)[0] = self.top[0]
+        fold_halves(k, self.sums, operator.add)
+        store = self.total.nest.store
+        value = map_scalar(store.value, lambda s: self.sums[0, 0] if isinstance(s, Reduce) else s)
+        write_element(k, Store(store.buffer, store.indices, value), self.at(self.total))
 
-    def last(self) -> Stmt:
+    def write_elements(self, k: Kernel) -> None:
         """From the end on, which is still in the first cache. What was kept behind the blocks is relative to the maximum of the row
         already."""
-        nest = self.form.last.nest
-        mapping = dict(zip(nest.vars, self.point, strict=False))
+        nest, kept = self.last.nest, self.total.keeps
 
-        def elements(store: Store, first: Dim, end: Dim) -> Stmt:
-            return vectors(SpatialNest(nest.axes, (), store), mapping, first, end, self.width)
+        def write(store: Store, first: Dim, end: Dim) -> None:
+            write_vectors(k, SpatialNest(nest.axes, (), store), self.at(self.last), first, end, self.width)
 
-        def relative(scalar: Scalar) -> Scalar:
-            kept = isinstance(scalar, Load) and scalar.buffer is self.form.total.keeps
-            return mul(scalar, Load(self.change, (ZERO,))) if kept else scalar
+        def corrected(scalar: Scalar) -> Scalar:
+            return scalar * self.change[0] if isinstance(scalar, Load) and scalar.buffer is kept else scalar
 
-        def block(b: Dim) -> Stmt:
-            if self.form.total.keeps is None:
-                return elements(nest.store, b * self.size, b * self.size + self.size)
-            factor = exp_of_difference(Load(self.tops, (b,)), Load(self.top, (ZERO,)))
-            known = lanes(self.width, lambda lane: Store(self.change, (lane,), factor))
-            return seq(known, elements(corrected, b * self.size, b * self.size + self.size))
-
-        corrected = Store(nest.store.buffer, nest.store.indices, map_scalar(nest.store.value, relative))
-        return seq(self.behind(elements(nest.store, self.edge, self.length)), loop("b", self.full, lambda b: block(self.full - 1 - b)))
+        if not self.only_full_blocks:
+            with k.when(less(self.edge, self.length)):
+                write(nest.store, self.edge, self.length)
+        with k.serial("b", self.num_full) as b:
+            b = self.num_full - 1 - b
+            first = b * self.size
+            if kept is None:
+                write(nest.store, first, first + self.size)
+            else:
+                with k.vector(self.width) as lane:
+                    self.change[lane] = exp(self.tops[b] - self.top[0])
+                write(Store(nest.store.buffer, nest.store.indices, map_scalar(nest.store.value, corrected)), first, first + self.size)

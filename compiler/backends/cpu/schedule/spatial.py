@@ -9,15 +9,17 @@ A vector at the edge computes with the same instructions as any other, so an ele
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
-from compiler.backends.cpu.schedule.nests import below, lanes, loop, parallel, seq, unravel, when
-from compiler.backends.cpu.schedule.streaming import past_caches, stream
+from compiler.backends.cpu.schedule.prefetch import NO_PREFETCH, Prefetch
+from compiler.backends.cpu.schedule.streaming import Axes, goes_past_caches, stream
 from compiler.ir.dims import Dim, DimVar, ceil_div, dim_min, product_of
 from compiler.ir.loops import For, Let, LoopKind, Scalar, Stmt, Store
-from compiler.ir.prove import prove_divisible
+from compiler.ir.sweep import full_vectors, masked_vectors
 from compiler.ir.visit_loops import free_dims, loads, rewrite_dims
+from compiler.ir.write import Kernel
 
 CHUNK = 4096  # elements that one claim covers: enough to hide the claim, little enough to share the work
 
@@ -26,7 +28,7 @@ CHUNK = 4096  # elements that one claim covers: enough to hide the claim, little
 class SpatialNest:
     """Loops with integers read between them, down to one store that no iteration reads."""
 
-    axes: tuple[tuple[DimVar, Dim], ...]
+    axes: Axes
     lets: tuple[tuple[DimVar, Scalar], ...]
     store: Store
 
@@ -56,99 +58,84 @@ def schedule_spatial(stmt: Stmt, width: int) -> Stmt | None:
     if nest is None:
         return None
     inner, length = nest.axes[-1]
-    vectorised = not any(inner in free_dims(value) for _, value in nest.lets)  # else the integer differs from lane to lane
+    integers_per_lane = any(inner in free_dims(value) for _, value in nest.lets)
+    k = Kernel()
+    with claimed_rows(k, nest.axes[:-1], length) as (point, first, end):
+        if integers_per_lane:
+            with k.serial("j", end - first) as j:
+                write_element(k, nest.store, read_integers(k, nest, {**point, inner: first + j}))
+        else:
+            write_vectors(k, nest, read_integers(k, nest, point), first, end, width)
+    return k.body()
 
-    def span(point: dict[DimVar, Dim], first: Dim, end: Dim) -> Stmt:
-        if not vectorised:
-            return loop("j", end - first, lambda j: element(nest, {**point, inner: first + j}))
-        return with_lets(nest, point, lambda known: vectors(nest, known, first, end, width))
 
-    return for_rows(nest.axes[:-1], length, span)
-
-
-def for_rows(outer: tuple[tuple[DimVar, Dim], ...], length: Dim, span: Callable[[dict[DimVar, Dim], Dim, Dim], Stmt]) -> Stmt:
-    """Share `length` elements at every point of the outer axes among threads; `span(point, first, end)` does a stretch of one row."""
+@contextmanager
+def claimed_rows(k: Kernel, outer: Axes, length: Dim) -> Generator[tuple[dict[DimVar, Dim], Dim, Dim]]:
+    """Share `length` elements at every point of the outer axes among threads. Yields a point, and the elements first .. end - 1 of its row
+    that a thread does."""
     num_rows = product_of([e for _, e in outer])
-    names = [(v.name, e) for v, e in outer]
-
-    def at(row: Dim, first: Dim, end: Dim) -> Stmt:
-        if not outer:
-            return span({}, first, end)
-        return unravel(row, names, lambda place: span(dict(zip((v for v, _ in outer), place, strict=True)), first, end))
-
-    if length.is_const and length.const <= CHUNK:
-        group = max(1, CHUNK // max(1, length.const))
-        if group == 1:
-            return parallel("p", num_rows, lambda row: at(row, Dim.of(0), length))
-
-        def rows(p: Dim) -> Stmt:
-            count = dim_min(num_rows - p * group, group)
-            return loop("g", count, lambda g: at(p * group + g, Dim.of(0), length))
-
-        return parallel("p", ceil_div(num_rows, group), rows)
-    chunks = ceil_div(length, CHUNK)
-
-    def chunk(p: Dim) -> Stmt:
-        first = p % chunks * CHUNK
-        return at(p // chunks, first, dim_min(length, first + CHUNK))
-
-    return parallel("p", num_rows * chunks, chunk)
+    if not length.is_const or length.const > CHUNK:
+        chunks = ceil_div(length, CHUNK)
+        with k.parallel("p", num_rows * chunks) as p:
+            first = p % chunks * CHUNK
+            yield _point(k, p // chunks, outer), first, dim_min(length, first + CHUNK)
+    elif (group := CHUNK // max(1, length.const)) == 1:
+        with k.parallel("p", num_rows) as row:
+            yield _point(k, row, outer), Dim.of(0), length
+    else:
+        with k.parallel("p", ceil_div(num_rows, group)) as p, k.serial("g", dim_min(num_rows - p * group, group)) as g:
+            yield _point(k, p * group + g, outer), Dim.of(0), length
 
 
-def with_lets(nest: SpatialNest, point: dict[DimVar, Dim], body: Callable[[dict[DimVar, Dim]], Stmt]) -> Stmt:
-    """Read the integers at this point, then run the body, which sees them under new names."""
+def _point(k: Kernel, row: Dim, outer: Axes) -> dict[DimVar, Dim]:
+    return dict(zip((v for v, _ in outer), k.unravel(row, [(v.name, e) for v, e in outer]), strict=True))
+
+
+def read_integers(k: Kernel, nest: SpatialNest, point: Mapping[DimVar, Dim]) -> dict[DimVar, Dim]:
+    """The point, and the integers that the nest reads there."""
     known = dict(point)
-    fresh: list[tuple[DimVar, Scalar]] = []
     for var, value in nest.lets:
-        new = DimVar(var.name, var.lower, var.upper, var.multiple_of)
-        fresh.append((new, rewrite_dims(value, known)))
-        known[var] = Dim.of(new)
-    stmt = body(known)
-    for var, value in reversed(fresh):
-        stmt = Let(var, value, stmt)
-    return stmt
+        known[var] = k.let(var.name, rewrite_dims(value, known), var.upper, lower=var.lower, multiple_of=var.multiple_of)
+    return known
 
 
-def vectors(
+def write_vectors(
+    k: Kernel,
     nest: SpatialNest,
-    point: dict[DimVar, Dim],
+    point: Mapping[DimVar, Dim],
     first: Dim,
     end: Dim,
     width: int,
-    beside: Callable[[Dim], Sequence[Stmt]] = lambda _: (),
+    prefetch: Prefetch = NO_PREFETCH,
     *,
     read_again: bool = False,
-) -> Stmt:
-    """`beside(start)` is done with every full vector. What is read again at once stays in the caches, however much there is."""
-    inner = nest.axes[-1][0]
-    count = end - first
+) -> None:
+    """The elements first .. end - 1 of a row. Full vectors prefetch the same elements of other rows. What is read again at once stays in
+    the caches, however large it is."""
+    inner, store = nest.axes[-1][0], nest.store
 
-    def vector(start: Dim, *, masked: bool) -> Stmt:
-        def lane_body(lane: Dim) -> Stmt:
-            put = store_at(nest.store, {**point, inner: start + lane})
-            return when(below(start + lane, end), put) if masked else put
+    def write_full(*, streamed: bool) -> None:
+        for vector in full_vectors(k, first, end, width):
+            prefetch.vector(k, vector.start)
+            if streamed:
+                stream(k, store, point, inner, vector.start)
+            else:
+                with vector.lanes() as (_, index):
+                    write_element(k, store, {**point, inner: index})
 
-        return lanes(width, lane_body)
-
-    def whole(put: Callable[[Dim], Stmt]) -> Stmt:
-        return loop("c", count // width, lambda c: seq(*beside(first + c * width), put(first + c * width)))
-
-    def streamed(start: Dim) -> Stmt:
-        return stream(nest.store, {**point, inner: start}, lambda lane: store_at(nest.store, {**point, inner: start + lane}).value)
-
-    def plain() -> Stmt:
-        return whole(lambda start: vector(start, masked=False))
-
-    full = plain() if read_again else past_caches(nest.axes, nest.store, width, plain, lambda: whole(streamed))
-    if prove_divisible(count, width):
-        return full
-    edge = first + count // width * width
-    return seq(full, when(below(edge, end), vector(edge, masked=True)))
-
-
-def element(nest: SpatialNest, point: dict[DimVar, Dim]) -> Stmt:
-    return with_lets(nest, point, lambda known: store_at(nest.store, known))
+    streamed = not read_again and goes_past_caches(nest.axes, store, width)
+    if isinstance(streamed, bool):
+        write_full(streamed=streamed)
+    else:
+        with k.when(streamed):
+            write_full(streamed=True)
+        with k.orelse():
+            write_full(streamed=False)
+    for vector in masked_vectors(k, first, end, width):
+        with vector.lanes() as (_, index):
+            write_element(k, store, {**point, inner: index})
 
 
-def store_at(store: Store, point: dict[DimVar, Dim]) -> Store:
-    return Store(store.buffer, tuple(d.substitute(point) for d in store.indices), rewrite_dims(store.value, point))
+def write_element(k: Kernel, store: Store, point: Mapping[DimVar, Dim]) -> None:
+    """Do the store at a point of its axes."""
+    k.array(store.buffer)[tuple(d.substitute(point) for d in store.indices)] = rewrite_dims(store.value, point)
