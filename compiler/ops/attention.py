@@ -1,21 +1,21 @@
 """Attention over a paged cache, and appending to it.
 
-The cache of a whole model is one tensor, `[layers, 2, pages, kv_heads, PAGE * size]`; 2 are keys and values. Inside a page
+The cache of a whole model is one tensor, `[layers, 2, pages, kv_heads, PAGE * size]`; the second axis has keys, then values. In a page
 
-    keys     lie as [size, PAGE]     tokens innermost: one vector holds an element of all keys of a page
-    values   lie as [PAGE, size]     elements innermost: one vector holds part of a value
+    keys     are [size, PAGE]     tokens innermost: one vector holds an element of all keys of a page
+    values   are [PAGE, size]     elements innermost: one vector holds part of a value
 
-Token `t` of sequence `seq_ids[t]` stands at `positions[t]` and sees positions up to its own; position `p` of a sequence lies in page
-`page_tables[seq, p // PAGE]` at `p % PAGE`. Query head `h` reads kv head `h // (heads / kv_heads)`. The layer is an operand, so that all
-layers share one kernel.
+Token `t` is at position `positions[t]` of sequence `seq_ids[t]`, and sees the positions up to its own. Position `p` of a sequence is in
+page `page_tables[seq, p // PAGE]` at offset `p % PAGE`. Query head `h` reads kv head `h // (heads / kv_heads)`. The layer is an operand,
+so that all layers share one kernel.
 
-An 8-bit cache has a scale per token and head beside it, `[layers, 2, pages, kv_heads, PAGE]`: what is stored is `round(x / scale)`, and
-the largest element of a token's head is stored as 127.
+An 8-bit cache has a scale per token and head, `[layers, 2, pages, kv_heads, PAGE]`: it stores `round(x / scale)`, where the largest
+magnitude of a token's head is stored as 127.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -23,14 +23,14 @@ import numpy as np
 from compiler.ir.dims import Dim, dim_max
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
-from compiler.ir.loops import Allocate, Buffer, Const, Fn, ReduceFn, Scalar, ScalarParam, Stmt
+from compiler.ir.loops import Buffer, Const, Scalar, ScalarParam
 from compiler.ir.op import REQUIRED
 from compiler.ir.types import ObjectType, ScalarType, TensorType, TupleType, Type
+from compiler.ir.write import Array, Kernel, cast, exp, largest, maximum, round_half_even, total
 from compiler.ops.broadcast import output
 from compiler.ops.dense_attention import agree_heads, capped, check_attributes
-from compiler.ops.nest import apply, cast, const, fill, let, load, loops, reduce, seq, store
 from compiler.ops.operands import agree, tensor_operand, unproved, wants_float, wants_int
-from compiler.ops.tables import Nest, Operands, define
+from compiler.ops.tables import Nest, Operands, Place, define
 
 PAGE = 16
 
@@ -38,7 +38,7 @@ F32 = DType.F32
 
 
 def key_index(size: Dim, offset: Dim, j: Dim) -> Dim:
-    """Where element `j` of the key at `offset` stands in its page."""
+    """The index within a page of element `j` of the key at `offset`."""
     return j * PAGE + offset
 
 
@@ -46,10 +46,10 @@ def value_index(size: Dim, offset: Dim, j: Dim) -> Dim:
     return offset * size + j
 
 
-def read_index(place: Buffer | ScalarParam | Const | None, name: str, upper: Dim, body: Callable[[Dim], Stmt]) -> Stmt:
-    """Use a scalar operand as an index."""
-    assert isinstance(place, ScalarParam | Const)
-    return let(name, cast(place, DType.I64), body, 0, upper)
+def _layer_index(k: Kernel, layer: Place | None, cache: Array) -> Dim:
+    """The operand `layer` as an index of the cache."""
+    assert isinstance(layer, ScalarParam | Const)
+    return k.let("layer", cast(layer, DType.I64), cache.shape[0] - 1)
 
 
 # --- appending ---------------------------------------------------------------------------------------------------------
@@ -60,7 +60,7 @@ TOKENS = "[tokens, heads, size]"
 
 
 def _cache(args: tuple[Type, ...], index: int, heads: Dim | None, size: Dim | None) -> TensorType:
-    """The annotation of the cache, whose pages hold vectors of this size."""
+    """The annotation of the cache; its pages hold vectors of this size."""
     cache = tensor_operand(args, index, "cache", ndim=5, layout=CACHE)
     if cache.shape is not None:
         agree(Dim.of(2), cache.shape[1], "dimension 1 of cache")
@@ -83,7 +83,7 @@ def _per_token(args: tuple[Type, ...], index: int, name: str, tokens: Dim | None
 
 
 def _scales(args: tuple[Type, ...], index: int, cache: TensorType) -> Type:
-    """The annotation of the scales that an 8-bit cache needs and no other may have."""
+    """The annotation of the scales: an 8-bit cache needs them, and no other cache may have them."""
     if len(args) <= index:
         if cache.dtype is DType.I8:
             raise AnnotationError("cache is i8, and its scales are missing")
@@ -111,54 +111,54 @@ def _append_type(args: tuple[Type, ...], _: Any) -> Type:
 
 def _append_nest(operands: Operands) -> Nest:
     """kv_append(cache, k[t, kv_heads, size], v, slots[t], layer, scales?): slot = page * PAGE + offset."""
-    cache, k, v, slots = (operands.buffer(i) for i in range(4))
-    new = Buffer("new_cache", cache.shape, cache.dtype)
+    kernel = Kernel()
+    held, k, v, slots = (operands.buffer(i) for i in range(4))
+    cache = kernel.array(Buffer("new_cache", held.shape, held.dtype))
     tokens, heads, size = k.shape
-    scales = operands.buffer(5) if operands.has(5) else None
-    new_scales = None if scales is None else Buffer("new_scales", scales.shape, scales.dtype)
+    wanted = {0: (held.shape[0], Dim.of(2), held.shape[2], heads, size * PAGE), 2: k.shape, 3: (tokens,)}
+    layer = _layer_index(kernel, operands.places[4], cache)
+    if not operands.has(5):
+        _write_cache(kernel, layer, cache, None, (k, v), slots)
+        return Nest((cache.buffer,), kernel.body(), inplace=(0,), checks=unproved(operands, wanted))
+    held_scales = operands.buffer(5)
+    scales = kernel.array(Buffer("new_scales", held_scales.shape, held_scales.dtype))
+    wanted[5] = (*held.shape[:4], Dim.of(PAGE))
+    _write_scales(kernel, layer, scales, (k, v), slots)
+    _write_cache(kernel, layer, cache, scales, (k, v), slots)
+    return Nest((cache.buffer, scales.buffer), kernel.body(), inplace=(0, 5), checks=unproved(operands, wanted))
 
-    def at_slots(body: Callable[[Dim, Dim, Dim], Stmt]) -> Stmt:
-        """For every token: its number, its page, its place there."""
-        return loops((tokens,), lambda t: let("slot", cast(load(slots, t), DType.I64), lambda s: body(t, s // PAGE, s % PAGE)))
 
-    def measure(scales: Buffer, layer: Dim, which: int, source: Buffer) -> Stmt:
-        def scale(t: Dim, h: Dim) -> Scalar:
-            largest = reduce(ReduceFn.MAX, (size,), lambda r: apply(Fn.ABS, cast(load(source, t, h, r), F32)))
-            return cast(apply(Fn.DIV, largest, const(127.0, F32)), scales.dtype)
+def _place(kernel: Kernel, slots: Buffer, t: Dim) -> tuple[Dim, Dim]:
+    """The page of a token, and its offset there."""
+    slot = kernel.let("slot", cast(kernel.array(slots)[t], DType.I64))
+    return slot // PAGE, slot % PAGE
 
-        def one(t: Dim, page: Dim, offset: Dim) -> Stmt:
-            return loops((heads,), lambda h: store(scales, (layer, Dim.of(which), page, h, offset), scale(t, h)))
 
-        return at_slots(one)
+def _write_scales(kernel: Kernel, layer: Dim, scales: Array, sources: tuple[Buffer, Buffer], slots: Buffer) -> None:
+    """The scales of the keys, then those of the values."""
+    for which, x in enumerate(kernel.arrays(*sources)):
+        tokens, heads, size = x.shape
+        with kernel.nest((tokens,)) as (t,):
+            page, offset = _place(kernel, slots, t)
+            with kernel.nest((heads,)) as (h,):
+                scales[layer, which, page, h, offset] = cast(_magnitude(x, t, h, size) / 127.0, scales.dtype)
 
-    def copy(layer: Dim, which: int, source: Buffer, index: Callable[[Dim, Dim, Dim], Dim]) -> Stmt:
-        def held(t: Dim, page: Dim, offset: Dim, h: Dim, j: Dim) -> Scalar:
-            value = load(source, t, h, j)
-            if new_scales is None:
-                return cast(value, cache.dtype)
-            scale = cast(load(new_scales, layer, which, page, h, offset), F32)
-            return cast(apply(Fn.ROUND, apply(Fn.DIV, cast(value, F32), scale)), cache.dtype)
 
-        def one(t: Dim, page: Dim, offset: Dim) -> Stmt:
-            def element(h: Dim, j: Dim) -> Stmt:
-                return store(new, (layer, Dim.of(which), page, h, index(size, offset, j)), held(t, page, offset, h, j))
+def _magnitude(x: Array, t: Dim, h: Dim, size: Dim) -> Scalar:
+    return largest((size,), lambda r: abs(cast(x[t, h, r], F32)))
 
-            return loops((heads, size), element)
 
-        return at_slots(one)
-
-    def both(layer: Dim) -> Stmt:
-        copies = (copy(layer, 0, k, key_index), copy(layer, 1, v, value_index))
-        if new_scales is None:
-            return seq(*copies)
-        return seq(measure(new_scales, layer, 0, k), measure(new_scales, layer, 1, v), *copies)
-
-    wanted = {0: (cache.shape[0], Dim.of(2), cache.shape[2], heads, size * PAGE), 2: k.shape, 3: (tokens,)}
-    body = read_index(operands.places[4], "layer", cache.shape[0] - 1, both)
-    if new_scales is None:
-        return Nest((new,), body, inplace=(0,), checks=unproved(operands, wanted))
-    wanted[5] = (*cache.shape[:4], Dim.of(PAGE))
-    return Nest((new, new_scales), body, inplace=(0, 5), checks=unproved(operands, wanted))
+def _write_cache(kernel: Kernel, layer: Dim, cache: Array, scales: Array | None, sources: tuple[Buffer, Buffer], slots: Buffer) -> None:
+    """The keys, then the values."""
+    for which, (x, index) in enumerate(zip(kernel.arrays(*sources), (key_index, value_index), strict=True)):
+        tokens, heads, size = x.shape
+        with kernel.nest((tokens,)) as (t,):
+            page, offset = _place(kernel, slots, t)
+            with kernel.nest((heads, size)) as (h, j):
+                value: Scalar = x[t, h, j]
+                if scales is not None:
+                    value = round_half_even(cast(value, F32) / cast(scales[layer, which, page, h, offset], F32))
+                cache[layer, which, page, h, index(size, offset, j)] = cast(value, cache.dtype)
 
 
 def _append_numpy(cache: Any, k: Any, v: Any, slots: Any, layer: Any, scales: Any = None) -> Any:
@@ -208,105 +208,71 @@ def _attention_type(args: tuple[Type, ...], attrs: Mapping[str, Any]) -> Type:
 
 
 def _attention_nest(operands: Operands) -> Nest:
-    """The formula itself: scores, their maximum, the sum of exponentials, the weighted values. The scheduler has a version that walks
-    the pages once; this one is what it must compute."""
-    out = output(operands)
-    q, cache, tables, seq_ids, positions = (operands.buffer(i) for i in range(5))
-    scales = operands.buffer(6) if cache.dtype is DType.I8 else None
+    """The formula as it stands: scores, their maximum, the sum of exponentials, the weighted values. The schedule of paged attention
+    computes the same and reads the pages once."""
+    kernel, attrs = Kernel(), operands.attrs
+    out, q, cache, tables, seq_ids, positions = kernel.arrays(output(operands), *(operands.buffer(i) for i in range(5)))
+    scales = kernel.array(operands.buffer(6)) if cache.dtype is DType.I8 else None
     place_of_sinks = 6 if scales is None else 7
-    sinks = operands.buffer(place_of_sinks) if operands.has(place_of_sinks) else None
-    attrs = operands.attrs
+    sinks = kernel.array(operands.buffer(place_of_sinks)) if operands.has(place_of_sinks) else None
     tokens, heads, size = q.shape
     group = heads // cache.shape[3]
-    most = tables.shape[1] * PAGE  # positions that a page table can hold
-    scores = Buffer("scores", (tokens, heads, most), F32)
-    top, total = Buffer("top", (tokens, heads), F32), Buffer("total", (tokens, heads), F32)
+    max_positions = tables.shape[1] * PAGE  # of a page table
+    sums = kernel.workspace("sums", tokens, heads, size)
+    weight_sum, top = kernel.workspace("total", tokens, heads), kernel.workspace("top", tokens, heads)
+    scores = kernel.workspace("scores", tokens, heads, max_positions)
 
-    def first(position: Dim) -> Dim:
-        window = attrs["window"]
-        return dim_max(0, position - (window - 1)) if window else Dim.of(0)
-
-    def held(layer: Dim, which: int, page: Dim, h: Dim, offset: Dim, index: Dim) -> Scalar:
+    def cached(layer: Dim, which: int, page: Dim, h: Dim, offset: Dim, index: Dim) -> Scalar:
         """An element of the cache, decoded."""
-        value = cast(load(cache, layer, which, page, h // group, index), F32)
-        if scales is None:
-            return value
-        return apply(Fn.MUL, value, cast(load(scales, layer, which, page, h // group, offset), F32))
+        value = cast(cache[layer, which, page, h // group, index], F32)
+        return value if scales is None else value * cast(scales[layer, which, page, h // group, offset], F32)
 
-    def score(layer: Dim, t: Dim, h: Dim, p: Dim, page: Dim) -> Scalar:
+    def score(layer: Dim, t: Dim, h: Dim, page: Dim, offset: Dim) -> Scalar:
         def term(r: Dim) -> Scalar:
-            key = held(layer, 0, page, h, p % PAGE, key_index(size, p % PAGE, r))
-            return apply(Fn.MUL, cast(load(q, t, h, r), F32), key)
+            return cast(q[t, h, r], F32) * cached(layer, 0, page, h, offset, key_index(size, offset, r))
 
-        dot = reduce(ReduceFn.SUM, (size,), term)
-        return capped(apply(Fn.MUL, dot, const(attrs["scale"], F32)), attrs["softcap"])
+        return capped(total((size,), term) * attrs["scale"], attrs["softcap"])
 
     def weight(t: Dim, h: Dim, p: Dim) -> Scalar:
-        return apply(Fn.EXP, apply(Fn.SUB, load(scores, t, h, p), load(top, t, h)))
+        return exp(scores[t, h, p] - top[t, h])
 
-    def per_token(layer: Dim, t: Dim) -> Stmt:
-        def body(position: Dim, s: Dim) -> Stmt:
-            low = first(position)
-            count = position + 1 - low
+    def attend(t: Dim, layer: Dim) -> None:
+        position = kernel.let("position", cast(positions[t], DType.I64))
+        s = kernel.let("s", cast(seq_ids[t], DType.I64))
+        low = dim_max(0, position - (attrs["window"] - 1)) if attrs["window"] else Dim.of(0)
+        count = position + 1 - low
+        with kernel.nest((heads, count)) as (h, i):
+            p = i + low
+            page = kernel.let("page", cast(tables[s, p // PAGE], DType.I64))
+            scores[t, h, p] = score(layer, t, h, page, p % PAGE)
+        with kernel.nest((heads,)) as (h,):
+            highest = largest((count,), lambda i: scores[t, h, i + low])
+            top[t, h] = highest if sinks is None else maximum(highest, cast(sinks[h], F32))
+        with kernel.nest((heads,)) as (h,):
+            weights = total((count,), lambda i: weight(t, h, i + low))
+            weight_sum[t, h] = weights if sinks is None else weights + exp(cast(sinks[h], F32) - top[t, h])
+        with kernel.nest((heads, size)) as (h, j):
+            sums[t, h, j] = 0.0
+        with kernel.nest((count,)) as (i,):
+            p = i + low
+            page = kernel.let("page", cast(tables[s, p // PAGE], DType.I64))
+            with kernel.nest((heads, size)) as (h, j):
+                value = cached(layer, 1, page, h, p % PAGE, value_index(size, p % PAGE, j))
+                sums[t, h, j] = sums[t, h, j] + weight(t, h, p) * value  # rounded twice
 
-            def page_of(p: Dim, then: Any) -> Stmt:
-                return let("page", cast(load(tables, s, p // PAGE), DType.I64), then)
-
-            fill_scores = loops(
-                (heads, count),
-                lambda h, i: page_of(i + low, lambda page: store(scores, (t, h, i + low), score(layer, t, h, i + low, page))),
-            )
-
-            def maximum(h: Dim) -> Stmt:
-                m = reduce(ReduceFn.MAX, (count,), lambda i: load(scores, t, h, i + low))
-                m = m if sinks is None else apply(Fn.MAX, m, cast(load(sinks, h), F32))
-                return store(top, (t, h), m)
-
-            def exponentials(h: Dim) -> Stmt:
-                total_weight: Scalar = reduce(ReduceFn.SUM, (count,), lambda i: weight(t, h, i + low))
-                if sinks is not None:
-                    own = apply(Fn.EXP, apply(Fn.SUB, cast(load(sinks, h), F32), load(top, t, h)))
-                    total_weight = apply(Fn.ADD, total_weight, own)
-                return store(total, (t, h), total_weight)
-
-            zeroed = loops((heads, size), lambda h, j: store(sums, (t, h, j), const(0.0, F32)))
-
-            def accumulate(i: Dim) -> Stmt:
-                def add(page: Dim) -> Stmt:
-                    def one(h: Dim, j: Dim) -> Stmt:
-                        offset = (i + low) % PAGE
-                        value = held(layer, 1, page, h, offset, value_index(size, offset, j))
-                        return store(sums, (t, h, j), apply(Fn.ADD, load(sums, t, h, j), apply(Fn.MUL, weight(t, h, i + low), value)))
-
-                    return loops((heads, size), one)
-
-                return page_of(i + low, add)
-
-            return seq(
-                fill_scores,
-                loops((heads,), maximum),
-                loops((heads,), exponentials),
-                zeroed,
-                loops((count,), accumulate),
-            )
-
-        position = cast(load(positions, t), DType.I64)
-        sequence = cast(load(seq_ids, t), DType.I64)
-        return let("position", position, lambda pos: let("s", sequence, lambda s: body(pos, s)))
-
-    sums = Buffer("sums", (tokens, heads, size), F32)
-    result = fill(out, lambda t, h, j: cast(apply(Fn.DIV, load(sums, t, h, j), load(total, t, h)), out.dtype))
-    walk = read_index(operands.places[5], "layer", cache.shape[0] - 1, lambda layer: loops((tokens,), lambda t: per_token(layer, t)))
-    body = seq(walk, result)
-    for buffer in (scores, top, total, sums):
-        body = Allocate(buffer, body)
+    with kernel.scope():
+        layer = _layer_index(kernel, operands.places[5], cache)
+        with kernel.nest((tokens,)) as (t,):
+            attend(t, layer)
+    with kernel.nest(out.shape) as (t, h, j):
+        out[t, h, j] = cast(sums[t, h, j] / weight_sum[t, h], out.dtype)
     wanted = {1: (*cache.shape[:1], Dim.of(2), *cache.shape[2:4], size * PAGE), 3: (tokens,), 4: (tokens,)}
     if scales is not None:
         wanted[6] = (*cache.shape[:1], Dim.of(2), *cache.shape[2:4], Dim.of(PAGE))
     if sinks is not None:
         wanted[place_of_sinks] = (heads,)
     kept = {"attention": [attrs["scale"], attrs["window"], attrs["softcap"]]}
-    return Nest((out,), body, checks=unproved(operands, wanted), attrs=kept)
+    return Nest((out.buffer,), kernel.body(), checks=unproved(operands, wanted), attrs=kept)
 
 
 def _attention_numpy(

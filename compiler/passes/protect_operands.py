@@ -13,12 +13,12 @@ from compiler.ir.builder import Builder
 from compiler.ir.deduce import type_of
 from compiler.ir.errors import CompileError
 from compiler.ir.graph import Atom, Binding, Body, CallFunc, CallTir, FuncRef, Function, If, MakeTuple, TupleGet, Value, Var
-from compiler.ir.loops import Buffer, Load
+from compiler.ir.loops import Buffer
 from compiler.ir.module import IRModule
 from compiler.ir.types import FuncType, ObjectType, TensorType, TupleType
 from compiler.ir.visit import operands
+from compiler.ir.write import Kernel
 from compiler.ops.memory import Owners, Place, shared_with, written
-from compiler.ops.nest import fill
 from compiler.passes.outline import Outliner
 from compiler.passes.rewrite import rewrite_function
 
@@ -51,7 +51,11 @@ def _own(builder: Builder, outliner: Outliner, atom: Atom, name: str) -> Var:
     match type_of(atom):
         case TensorType(shape=shape, dtype=dtype) if shape is not None and dtype is not None:
             source, target = Buffer("a", shape, dtype), Buffer("out", shape, dtype)
-            return builder.emit(outliner.call("copy", [(source, atom)], (target,), fill(target, lambda *ijk: Load(source, ijk))), name)
+            k = Kernel()
+            out, x = k.arrays(target, source)
+            with k.nest(shape) as at:
+                out[at] = x[at]
+            return builder.emit(outliner.call("copy", [(source, atom)], (target,), k.body()), name)
         case TupleType(fields=fields):
             parts = [builder.emit(TupleGet(atom, i)) for i in range(len(fields))]
             return builder.emit(MakeTuple(tuple(_own(builder, outliner, part, name) for part in parts)), name)

@@ -24,13 +24,13 @@ from compiler.ir.graph import (
     Value,
     Var,
 )
-from compiler.ir.loops import Buffer, Load, PrimFunc
+from compiler.ir.loops import Buffer, PrimFunc
 from compiler.ir.module import IRModule
 from compiler.ir.op import OPS
 from compiler.ir.prove import prove_eq, prove_ne
 from compiler.ir.types import FuncType, ShapeType, TensorType, TupleType, Type, binders_of
 from compiler.ir.visit import fresh_function, map_operands
-from compiler.ops.nest import cast, fill
+from compiler.ir.write import Kernel
 from tests.compiler.random_programs import Program, Unfit
 
 Lie = Callable[[Builder, Value, Var, TensorType, "tuple[DimVar, ...]"], Var]
@@ -157,5 +157,8 @@ def _copy(builder: Builder, x: Var, num_operands: int) -> str:
     assert isinstance(x.type, TensorType) and x.type.shape is not None and x.type.dtype is not None
     shape = tuple(Dim.of(DimVar(f"a{i}")) for i in range(len(x.type.shape)))
     *operands, out = (Buffer(name, shape, x.type.dtype) for name in "ABC"[: num_operands + 1])
-    body = fill(out, lambda *ijk: cast(Load(operands[-1], ijk), out.dtype))
-    return builder.add(builder.fresh_name("copy"), PrimFunc((*operands, out), 1, body))
+    k = Kernel()
+    copy, last = k.arrays(out, operands[-1])
+    with k.nest(shape) as at:
+        copy[at] = last[at]
+    return builder.add(builder.fresh_name("copy"), PrimFunc((*operands, out), 1, k.body()))

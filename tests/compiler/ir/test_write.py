@@ -153,6 +153,18 @@ def test_an_integer_knows_its_range() -> None:
     assert (found.var.lower, found.var.upper, found.var.multiple_of) == (8, 64, 4)
 
 
+def test_indices_may_be_a_list() -> None:
+    """A starred name in a with statement gives a list."""
+    source, dest = Buffer("x", (Dim.of(2), Dim.of(3)), F32), Buffer("y", (Dim.of(2),), F32)
+    k = Kernel()
+    x, y = k.arrays(source, dest)
+    with k.nest(source.shape) as (*row, j):
+        y[row] = x[*row, j]
+    assert_equal(
+        PrimFunc((source, dest), 1, k.body()), prim("prim f(x: f32[2, 3], out y: f32[2]) { for i in 2, j in 3 { y[i] = x[i, j] } }")
+    )
+
+
 def test_else_needs_a_condition() -> None:
     k = Kernel()
     y = k.array(Buffer("y", (Dim.of(1),), F32))

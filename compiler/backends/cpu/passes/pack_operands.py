@@ -18,12 +18,12 @@ from compiler.ir.builder import Builder
 from compiler.ir.deduce import type_of
 from compiler.ir.dims import Dim, DimVar, ceil_div
 from compiler.ir.graph import Atom, Binding, CallTir, Value, Var
-from compiler.ir.loops import Buffer, Const, Guard, Load, PrimFunc, Scalar, Stmt, Store
+from compiler.ir.loops import Buffer, Load, PrimFunc
 from compiler.ir.module import IRModule
 from compiler.ir.prove import prove_divisible
 from compiler.ir.types import TensorType, Type
 from compiler.ir.visit_loops import fresh_prim, loads, replace_loads
-from compiler.ops.nest import loops
+from compiler.ir.write import Kernel, guard
 from compiler.passes.outline import Outliner
 from compiler.passes.rewrite import rewrite_module
 
@@ -98,17 +98,14 @@ class PackOperands:
         extent = given.shape[packed.column]
         exact = prove_divisible(extent, self.columns)
 
-        def element(*ijk: Dim) -> Stmt:
-            *batch, panel, deep, line = ijk
+        kernel = Kernel()
+        with kernel.nest(panels.shape) as (*batch, panel, deep, line):
             n, r = panel * self.columns + line // packed.group, deep * packed.group + line % packed.group
             outer = iter(batch)
-            at = tuple(n if i == packed.column else r if i == packed.depth else next(outer) for i in range(len(given.shape or ())))
-            load = Load(plain, at)
-            padding = Const(0.0 if given.dtype and given.dtype.is_float else 0, plain.dtype)
-            value: Scalar = load if exact else Guard(((Dim.of(0), n, extent),), load, padding)
-            return Store(panels, ijk, value)
-
-        return outliner.call("pack", [(plain, source)], (panels,), loops(panels.shape, element))
+            at = tuple(n if i == packed.column else r if i == packed.depth else next(outer) for i in range(len(given.shape)))
+            element = Load(plain, at)
+            kernel.array(panels)[*batch, panel, deep, line] = element if exact else guard(0, n, extent, element, 0)
+        return outliner.call("pack", [(plain, source)], (panels,), kernel.body())
 
 
 @dataclass(frozen=True, slots=True)

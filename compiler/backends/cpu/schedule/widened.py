@@ -23,8 +23,8 @@ from compiler.ir.dims import Dim, DimVar, dim_min
 from compiler.ir.dtypes import DType
 from compiler.ir.loops import Apply, Buffer, Cast, Const, Fn, Load, PrimFunc, ReduceFn, Scalar, Stmt, Store, Tile
 from compiler.ir.visit_loops import map_scalar, rewrite_dims
+from compiler.ir.write import Kernel, fold
 from compiler.ops.integer import FOUR
-from compiler.ops.nest import let, reduce
 
 I32 = DType.I32
 PLANES = 2  # of the rows
@@ -134,7 +134,7 @@ class _Block:
 
         def number(s: _Sum) -> Scalar:
             spot = self.spot(self.claim.panel, row, rows)
-            some = reduce(ReduceFn.ANY, (rows,), lambda m: s.fine(spot.at(m, *_CORNER[:2])))
+            some = fold(ReduceFn.ANY, (rows,), lambda m: s.fine(spot.at(m, *_CORNER[:2])))
             return Apply(Fn.ADD, (Cast(some, I32), Const(1, I32)))
 
         return seq(*(Store(s.num_planes, (row - self.first,), number(s)) for s in self.sums))
@@ -174,7 +174,9 @@ class _Block:
             operands = (Load(s.exact, (plane, *place, *_CORNER[1:])), Load(q.buffer, (*row, plane, part.begin)), Load(s.wide, _CORNER[:1]))
             return Tile(self.tile.intrinsic, operands, (part.depth, stride), attrs)
 
-        return let("planes", Load(s.num_planes, place[1:]), lambda n: loop("plane", n, tile), 1, PLANES)
+        k = Kernel()
+        k.add(loop("plane", k.let("planes", Load(s.num_planes, place[1:]), PLANES, lower=1), tile))
+        return k.body()
 
     def finished(self, panel: Dim, m: Dim) -> Stmt:
         line, shape = self.spot(panel, self.first + m, 1), self.tile.shape
