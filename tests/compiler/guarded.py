@@ -21,12 +21,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 import runtime.memory
+from compiler.backends.cpu import pipeline
 from compiler.bind import bind_values
 from compiler.driver import compile_module
 from compiler.interpret.graph import Interpreter
 from compiler.ir.errors import CompileError
 from compiler.ir.module import IRModule
-from compiler.passes import pipeline
 from runtime.builtins import BUILTINS
 from runtime.errors import RuntimeFault
 from runtime.executable import Arg, Executable
