@@ -1,228 +1,213 @@
-"""A block of keys and values for some rows of paged attention on a matrix unit.
+"""A block of keys and values for some rows of paged attention, on a matrix unit.
 
 The unit multiplies bf16, which pages hold: queries and weights are rounded to it. Keys and values are interleaved in pairs as they are
-taken from their page, for all rows that share them; values that nobody sees become zero on the way, as 0 * NaN is no 0.
+loaded from their page, for all rows that share them; values that no row sees become zero on the way, as 0 * NaN is no 0.
 
-A row has the same bits whatever stands beside it: what a block gives is summed apart and joined to the row's own sums by the row alone.
-What it does not see has weight 0, and adds a zero: that changes at most the sign of a zero, which is lost where the unit adds to its +0.
+A row has the same bits whatever stands beside it: the products of a block are kept apart and joined to the row's own sums by the row alone.
+A key that the row does not see has weight 0 and adds a zero: that changes at most the sign of a zero, which is lost where the unit adds to
+its +0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import operator
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import reduce
 
-from compiler.backends.cpu.schedule.attention_rows import BLOCK, F32, PAGE, PAGES, Column, Rows, Seen, ask, capped, hidden_unless
-from compiler.backends.cpu.schedule.nests import halves, lanes, loop, seq, when
-from compiler.backends.cpu.schedule.pieces import exp_of_difference, f32, larger, local, plus, to_all_lanes
-from compiler.forms.nest import allocated
+from compiler.backends.cpu.schedule.attention_rows import (
+    BLOCK,
+    F32,
+    KEYS,
+    PAGE,
+    PAGES,
+    VALUES,
+    HeadPage,
+    Rows,
+    Seen,
+    capped,
+    hidden_unless,
+    prefetch,
+)
+from compiler.backends.cpu.schedule.folds import fold_halves, larger, spread_largest
 from compiler.ir.dims import Dim
 from compiler.ir.dtypes import DType
-from compiler.ir.loops import Apply, Buffer, Const, Fn, Load, Scalar, Stmt, Store, Tile
+from compiler.ir.loops import Load, Scalar
+from compiler.ir.write import Array, Kernel, cast, exp, fma, not_equal
 
 HEIGHT = 32  # rows of a product, at most
 CHUNK = 2 * 8  # rows that are interleaved at a time
 BF16 = DType.BF16
 
 
-def rows_of_unit(count: int, blocks: int, size: int) -> Rows:
+def allocate_rows(k: Kernel, count: int, blocks: int, size: int) -> Rows:
     """Queries are [rows, depth]; scores of the blocks at hand are [blocks, rows, BLOCK], weights those of one block."""
     return Rows(
-        local("queries", count, depth_of(size), dtype=BF16),
-        local("scores", blocks, count, BLOCK),
-        local("weights", count, BLOCK, dtype=BF16),
-        local("top", count, PAGE),
-        local("sums", count, PAGE),
-        local("values", count, size // PAGE, PAGE),
+        k.local("queries", count, depth_of(size), dtype=BF16),
+        k.local("scores", blocks, count, BLOCK),
+        k.local("weights", count, BLOCK, dtype=BF16),
+        k.local("top", count, PAGE),
+        k.local("sums", count, PAGE),
+        k.local("values", count, size // PAGE, PAGE),
     )
 
 
-def blank_queries(rows: Rows, row: Dim, size: int) -> list[Stmt]:
+def pad_queries(k: Kernel, rows: Rows, row: Dim, size: int) -> None:
     """Zeros up to a whole number of steps."""
-    return [zeros(Load(rows.queries, (row, Dim.of(at)))) for at in range(size, depth_of(size), PAGE)]
+    for at in range(size, depth_of(size), PAGE):
+        with k.vector(PAGE) as lane:
+            rows.queries[row, at + lane] = 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class MatrixKernel:
+class MatrixUnit:
     rows: Rows
-    cache: Buffer
+    cache: Array
     layer: Dim
     size: int
     softcap: float
     count: int  # rows that share a kv head
-    keys: Buffer  # [depth / 2, BLOCK, 2]
-    taken: Buffer  # [panels, BLOCK / 2, BLOCK, 2]: the values of a block
-    products: Buffer  # [panels, rows, BLOCK]: of weights and values
-    change: Buffer  # [rows]: what the maximum's change makes of what was summed before
+    keys: Array  # [depth / 2, BLOCK, 2]
+    loaded: Array  # [panels, BLOCK / 2, BLOCK, 2]: the values of a block
+    products: Array  # [panels, rows, BLOCK]: of weights and values
+    change: Array  # [rows]: the factor by which the change of the maximum rescales what was summed before
 
     @staticmethod
-    def of(rows: Rows, cache: Buffer, layer: Dim, size: int, softcap: float, count: int) -> MatrixKernel:
+    @contextmanager
+    def configured(k: Kernel, rows: Rows, cache: Array, layer: Dim, size: int, softcap: float, count: int) -> Generator[MatrixUnit]:
+        """The unit, ready for `count` rows until the end of this block."""
         depth, panels = depth_of(size), -(-size // BLOCK)
-        keys = local("keys", depth // 2, 2 * BLOCK, dtype=BF16)
-        taken, products = local("taken", panels, BLOCK // 2, 2 * BLOCK, dtype=BF16), local("products", panels, count, BLOCK)
-        return MatrixKernel(rows, cache, layer, size, softcap, count, keys, taken, products, local("change", count))
+        with k.scope():
+            keys = k.local("keys", depth // 2, 2 * BLOCK, dtype=BF16)
+            loaded = k.local("taken", panels, BLOCK // 2, 2 * BLOCK, dtype=BF16)
+            products = k.local("products", panels, count, BLOCK)
+            unit = MatrixUnit(rows, cache, layer, size, softcap, count, keys, loaded, products, k.local("change", count))
+            k.tile("amx_configure", attrs={"rows": unit.height})
+            if size % BLOCK:
+                unit.pad(k)
+            yield unit
 
-    def around(self, body: Stmt) -> Stmt:
-        """The body with the unit made ready for it."""
-        configure = Tile("amx_configure", (), (), {"rows": self.height})
-        buffers = (self.keys, self.taken, self.products, self.change)
-        return allocated(buffers, seq(configure, *(self.blanks() if self.size % BLOCK else []), body))
-
-    def blanks(self) -> list[Stmt]:
-        """Zeros where neither keys nor values come."""
-        pairs, depth, left = self.size // 2, depth_of(self.size), self.size % BLOCK
-        panel = self.taken.shape[0] - 1
-        keys = loop("r", depth // 2 - pairs, lambda r: loop("c", 2 * PAGES, lambda c: zeros(Load(self.keys, (pairs + r, c * PAGE)))))
-        parts = 2 * (BLOCK - left) // PAGE
-        values = loop("r", BLOCK // 2, lambda r: loop("c", parts, lambda c: zeros(Load(self.taken, (panel, r, 2 * left + c * PAGE)))))
-        return [keys, values]
+    def pad(self, k: Kernel) -> None:
+        """Zeros where neither keys nor values are loaded."""
+        pairs, left, last_panel = self.size // 2, self.size % BLOCK, self.loaded.shape[0] - 1
+        with k.serial("r", depth_of(self.size) // 2 - pairs) as r, k.serial("c", 2 * PAGES) as c, k.vector(PAGE) as lane:
+            self.keys[pairs + r, c * PAGE + lane] = 0.0
+        with k.serial("r", BLOCK // 2) as r, k.serial("c", 2 * (BLOCK - left) // PAGE) as c, k.vector(PAGE) as lane:
+            self.loaded[last_panel, r, 2 * left + c * PAGE + lane] = 0.0
 
     @property
     def height(self) -> int:
-        """Of the tiles of rows, all of them alike."""
+        """Rows of a tile: all tiles have as many."""
         return next(h for h in range(HEIGHT, 0, -1) if self.count % h == 0)
 
     # --- scores --------------------------------------------------------------------------------------------------------
 
-    def scores(self, block: Sequence[Column], row: Dim, place: Dim) -> Stmt:
-        """Of the rows from `row` on."""
-        depth = depth_of(self.size)
+    def scores(self, k: Kernel, block: Sequence[HeadPage], row: Dim, place: Dim) -> None:
+        """The scores of the rows from `row` on."""
+        for v, page in enumerate(block):
+            self.load_keys(k, v, page)
+        with self.row_tiles(k) as m:
+            self.multiply(k, self.rows.scores[place, row + m, 0], self.rows.queries[row + m, 0], self.keys[0, 0], depth_of(self.size))
 
-        def tile(m: Dim) -> Stmt:
-            places = Load(self.rows.scores, (place, row + m, Dim.of(0))), Load(self.rows.queries, (row + m, Dim.of(0)))
-            return self.product(*places, Load(self.keys, (Dim.of(0), Dim.of(0))), depth)
-
-        return seq(*(self.take_keys(v, column) for v, column in enumerate(block)), self.tiles(tile))
-
-    def take_keys(self, v: int, column: Column) -> Stmt:
+    def load_keys(self, k: Kernel, v: int, page: HeadPage) -> None:
         """A page holds elements of keys as rows."""
-
-        def some(r: Dim) -> Stmt:
-            target, source = Load(self.keys, (r * (CHUNK // 2), Dim.of(2 * PAGE * v))), self.place(column, 0, r * (CHUNK * PAGE))
-            pairs = Tile("amx_pairs", (target, source), (Dim.of(2 * BLOCK), Dim.of(PAGE)), {"columns": PAGE})
-            return seq(*self.ask(column, 0, r * (CHUNK * PAGE), CHUNK * PAGE), pairs)
-
-        return loop("r", self.size // CHUNK, some)
+        with k.serial("r", self.size // CHUNK) as r:
+            first = r * (CHUNK * PAGE)
+            self.prefetch(k, page, KEYS, first, CHUNK * PAGE)
+            target, source = self.keys[r * (CHUNK // 2), 2 * PAGE * v], self.element(page, KEYS, first)
+            k.tile("amx_pairs", target, source, dims=(2 * BLOCK, PAGE), attrs={"columns": PAGE})
 
     # --- weights -------------------------------------------------------------------------------------------------------
 
-    def weigh(self, m: Dim, row: Dim, place: Dim, start: Dim, seen: Seen | None) -> Stmt:
-        """Scores of a row become weights, `sums` takes them in, and what was summed before is to change with the maximum."""
-        w, pages = self.rows, range(PAGES)
-        found, most, top = local("found", PAGES, PAGE), local("most", PAGE), Load(w.top, (row, Dim.of(0)))
-
-        def score(v: int, lane: Dim) -> Scalar:
-            value = capped(Load(w.scores, (place, row, v * PAGE + lane)), self.softcap)
-            return value if seen is None else hidden_unless(seen, start + v * PAGE + lane, value)
-
-        def weight(v: int, lane: Dim) -> Load:
-            return Load(found, (Dim.of(v), lane))
-
-        def each(value: Callable[[int, Dim], Scalar]) -> list[Stmt]:
-            return [lanes(PAGE, lambda lane, v=v: Store(found, (Dim.of(v), lane), value(v, lane))) for v in pages]
-
-        def rounded(v: int) -> Stmt:
-            return Tile("round_bf16", (Load(w.weights, (m, Dim.of(v * PAGE))), weight(v, Dim.of(0))))
-
-        def total(lane: Dim) -> Stmt:
-            weights = [f32(Load(w.weights, (m, v * PAGE + lane))) for v in pages]
-            return Store(w.sums, (row, lane), Apply(Fn.FMA, (Load(w.sums, (row, lane)), Load(self.change, (m,)), reduce(plus, weights))))
-
-        raised = seq(
-            Store(self.change, (m,), exp_of_difference(top, Load(most, (Dim.of(0),)))),
-            lanes(PAGE, lambda lane: Store(w.top, (row, lane), Load(most, (lane,)))),
-        )
-        return allocated(
-            (found, most),
-            seq(
-                *each(score),
-                lanes(PAGE, lambda lane: Store(most, (lane,), reduce(larger, [weight(v, lane) for v in pages]))),
-                *to_all_lanes(most),
-                Store(self.change, (m,), Const(1.0, F32)),
-                when(Apply(Fn.LT, (top, Load(most, (Dim.of(0),)))), raised),
-                *each(lambda v, lane: exp_of_difference(weight(v, lane), Load(w.top, (row, lane)))),
-                *map(rounded, pages),
-                lanes(PAGE, total),
-            ),
-        )
+    def weigh(self, k: Kernel, m: Dim, row: Dim, place: Dim, start: Dim, seen: Seen | None) -> None:
+        """Turn the scores of a row into weights, add them to `sums`, and set `change` for what was summed before."""
+        rows, change = self.rows, self.change
+        found, most = k.local("found", PAGES, PAGE), k.local("most", PAGE)
+        for v in range(PAGES):
+            with k.vector(PAGE) as lane:
+                score = capped(rows.scores[place, row, v * PAGE + lane], self.softcap)
+                found[v, lane] = score if seen is None else hidden_unless(seen, start + v * PAGE + lane, score)
+        with k.vector(PAGE) as lane:
+            most[lane] = reduce(larger, [found[v, lane] for v in range(PAGES)])
+        spread_largest(k, most)
+        change[m] = 1.0
+        with k.when(rows.top[row, 0] < most[0]):
+            change[m] = exp(rows.top[row, 0] - most[0])
+            with k.vector(PAGE) as lane:
+                rows.top[row, lane] = most[lane]
+        for v in range(PAGES):
+            with k.vector(PAGE) as lane:
+                found[v, lane] = exp(found[v, lane] - rows.top[row, lane])
+        for v in range(PAGES):
+            k.tile("round_bf16", rows.weights[m, v * PAGE], found[v, 0])
+        with k.vector(PAGE) as lane:
+            weights = [cast(rows.weights[m, v * PAGE + lane], F32) for v in range(PAGES)]
+            rows.sums[row, lane] = fma(rows.sums[row, lane], change[m], reduce(operator.add, weights))
 
     # --- values --------------------------------------------------------------------------------------------------------
 
-    def take_values(self, block: Sequence[Column], low: Dim, high: Dim) -> Stmt:
-        """Of the keys from `low` to `high`; zeros of others."""
+    def load_values(self, k: Kernel, block: Sequence[HeadPage], low: Dim, high: Dim) -> None:
+        """The values of the keys from `low` to `high`; zeros for others."""
+        for v, page in enumerate(block):
+            for p, columns in self.panels(k):
+                self.prefetch(k, page, VALUES, p * (BLOCK * PAGE), columns * PAGE)
+                target, source = self.loaded[p, v * PAGE // 2, 0], self.element(page, VALUES, p * BLOCK)
+                dims = (2 * BLOCK, self.size, low - page.start, high + 1 - page.start)
+                k.tile("amx_pairs", target, source, dims=dims, attrs={"columns": columns})
 
-        def panel(v: int, column: Column, p: Dim, columns: int) -> Stmt:
-            target, source = Load(self.taken, (p, Dim.of(v * PAGE // 2), Dim.of(0))), self.place(column, 1, p * BLOCK)
-            dims = (Dim.of(2 * BLOCK), Dim.of(self.size), low - column.start, high + 1 - column.start)
-            asked = self.ask(column, 1, p * (BLOCK * PAGE), columns * PAGE)
-            return seq(*asked, Tile("amx_pairs", (target, source), dims, {"columns": columns}))
+    def panels(self, k: Kernel) -> Iterator[tuple[Dim, int]]:
+        """Panels of values and their columns. The caller writes the body of each."""
+        whole, left = divmod(self.size, BLOCK)
+        if whole:
+            with k.serial("p", whole) as p:
+                yield p, BLOCK
+        if left:
+            yield Dim.of(whole), left
 
-        def page(v: int, column: Column) -> Stmt:
-            whole, left = divmod(self.size, BLOCK)
-            rest = [panel(v, column, Dim.of(whole), left)] if left else []
-            return seq(*([loop("p", whole, lambda p: panel(v, column, p, BLOCK))] if whole else []), *rest)
+    def multiply_values(self, k: Kernel) -> None:
+        """Multiply the weights of all rows by the values that are loaded."""
+        with k.serial("p", self.products.shape[0]) as p, self.row_tiles(k) as m:
+            self.multiply(k, self.products[p, m, 0], self.rows.weights[m, 0], self.loaded[p, 0, 0], BLOCK)
 
-        return seq(*(page(v, column) for v, column in enumerate(block)))
+    def add(self, k: Kernel, m: Dim, row: Dim) -> None:
+        """Add the products of a row to its values."""
+        values = self.rows.values
+        with k.serial("c", self.size // PAGE) as c, k.vector(PAGE) as lane:
+            product = self.products[c // PAGES, m, c % PAGES * PAGE + lane]
+            values[row, c, lane] = fma(values[row, c, lane], self.change[m], product)
 
-    def multiply(self) -> Stmt:
-        """The weights of all rows by the values at hand."""
-
-        def tile(m: Dim, p: Dim) -> Stmt:
-            places = Load(self.products, (p, m, Dim.of(0))), Load(self.rows.weights, (m, Dim.of(0)))
-            return self.product(*places, Load(self.taken, (p, Dim.of(0), Dim.of(0))), BLOCK)
-
-        return loop("p", self.products.shape[0], lambda p: self.tiles(lambda m: tile(m, p)))
-
-    def add(self, m: Dim, row: Dim) -> Stmt:
-        def part(c: Dim, lane: Dim) -> Stmt:
-            at, found = (row, c, lane), Load(self.products, (c // PAGES, m, c % PAGES * PAGE + lane))
-            return Store(self.rows.values, at, Apply(Fn.FMA, (Load(self.rows.values, at), Load(self.change, (m,)), found)))
-
-        return loop("c", self.size // PAGE, lambda c: lanes(PAGE, lambda lane: part(c, lane)))
-
-    def spoiled(self, suspect: Scalar, body: Callable[[Scalar], Stmt]) -> Stmt:
-        """Whether a value at hand is no finite number, so that it would reach rows which do not see it; only looked for in a suspect."""
-        found, (panels, pairs, length) = local("found", PAGE), self.taken.shape
-
-        def look(p: Dim, r: Dim, c: Dim, lane: Dim) -> Stmt:
-            x = f32(Load(self.taken, (p, r, c * PAGE + lane)))
-            return Store(found, (lane,), plus(Load(found, (lane,)), Apply(Fn.SUB, (x, x))))
-
-        def line(p: Dim, r: Dim) -> Stmt:
-            return loop("c", length // PAGE, lambda c: lanes(PAGE, lambda lane: look(p, r, c, lane)))
-
-        return allocated(
-            (found,),
-            seq(
-                lanes(PAGE, lambda lane: Store(found, (lane,), Const(0.0, F32))),
-                when(suspect, loop("p", panels, lambda p: loop("r", pairs, lambda r: line(p, r)))),
-                *halves(found, Fn.ADD),
-                body(Apply(Fn.NE, (Load(found, (Dim.of(0),)), Const(0.0, F32)))),
-            ),
-        )
+    def not_finite(self, k: Kernel, suspect: Scalar) -> Scalar:
+        """Whether a loaded value is infinite or NaN, so that it would reach rows which do not see it. Values are examined only where
+        `suspect` holds: x - x is 0 for finite numbers alone."""
+        panels, pairs, length = self.loaded.shape
+        found = k.local("found", PAGE)
+        with k.vector(PAGE) as lane:
+            found[lane] = 0.0
+        with k.when(suspect), k.nest((panels, pairs, length // PAGE)) as (p, r, c), k.vector(PAGE) as lane:
+            x = cast(self.loaded[p, r, c * PAGE + lane], F32)
+            found[lane] += x - x
+        fold_halves(k, found, operator.add)
+        return not_equal(found[0], 0.0)
 
     # --- pieces --------------------------------------------------------------------------------------------------------
 
-    def tiles(self, tile: Callable[[Dim], Stmt]) -> Stmt:
-        return loop("io", self.count // self.height, lambda io: tile(io * self.height))
+    @contextmanager
+    def row_tiles(self, k: Kernel) -> Generator[Dim]:
+        with k.serial("io", self.count // self.height) as io:
+            yield io * self.height
 
-    def product(self, total: Load, rows: Load, pairs: Load, depth: int) -> Stmt:
+    def multiply(self, k: Kernel, total: Load, rows: Load, pairs: Load, depth: int) -> None:
         attrs = {"rows": self.height, "columns": BLOCK, "fresh": 1}
-        return Tile("amx_bf16_near", (total, rows, pairs), (Dim.of(depth), Dim.of(depth)), attrs)
+        k.tile("amx_bf16_near", total, rows, pairs, dims=(depth, depth), attrs=attrs)
 
-    def ask(self, column: Column, which: int, first: Dim, length: int) -> list[Stmt]:
-        return ask(self.cache, self.layer, column, which, first, length)
+    def prefetch(self, k: Kernel, page: HeadPage, half: int, first: Dim, length: int) -> None:
+        prefetch(k, self.cache, self.layer, page, half, first, length)
 
-    def place(self, column: Column, which: int, index: Dim) -> Load:
-        return Load(self.cache, (self.layer, Dim.of(which), column.page, column.kv_head, index))
+    def element(self, page: HeadPage, half: int, index: Dim) -> Load:
+        return self.cache[self.layer, half, page.page, page.kv_head, index]
 
 
 def depth_of(size: int) -> int:
-    """Of products with keys, in whole steps of the unit."""
+    """The depth of products with keys, in whole steps of the unit."""
     return -(-size // BLOCK) * BLOCK
-
-
-def zeros(place: Load) -> Stmt:
-    *outer, last = place.indices
-    return lanes(PAGE, lambda lane: Store(place.buffer, (*outer, last + lane), Const(0.0, BF16)))

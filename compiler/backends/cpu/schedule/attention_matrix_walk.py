@@ -1,195 +1,130 @@
 """The two ways to walk the blocks of a split (attention_walk.py), on a matrix unit.
 
 A token alone takes the keys of STRETCH blocks, all heads of them, and then their values. The rows of a tile take every block together that
-one of them sees. What a row does not see gets no weight, so only values that are no numbers could reach it: where there are such, the
-block's values are multiplied for each token apart.
+one of them sees. A key that a row does not see gets no weight, so only values that are infinite or NaN could reach the row: where there
+are such, the block's values are multiplied for each token apart.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from compiler.backends.cpu.schedule.attention_form import SPLIT, Form, Heads, Token
-from compiler.backends.cpu.schedule.attention_matrix import MatrixKernel
-from compiler.backends.cpu.schedule.attention_rows import BLOCK, PAGE, PAGES, Ahead, Column, Seen, integer
-from compiler.backends.cpu.schedule.attention_walk import in_stretches
-from compiler.backends.cpu.schedule.nests import below, loop, seq, when
-from compiler.backends.cpu.schedule.pieces import le
+from compiler.backends.cpu.schedule.attention_matrix import MatrixUnit
+from compiler.backends.cpu.schedule.attention_rows import BLOCK, PAGE, PAGES, HeadPage, NextPage, Seen
+from compiler.backends.cpu.schedule.attention_spec import SPLIT, AttentionSpec, Heads, Token, TokenTile
+from compiler.backends.cpu.schedule.attention_walk import stretches
 from compiler.ir.dims import Dim, dim_max, dim_min
-from compiler.ir.loops import Apply, DimScalar, Fn, Scalar, Stmt
+from compiler.ir.loops import Scalar
+from compiler.ir.write import Kernel, index, less, less_equal, select
 
-Block = list[Column]  # its pages
+Block = list[HeadPage]
 
 
 @dataclass(frozen=True, slots=True)
 class MatrixTokenWalk:
     """Some of a token's heads. Row `h` belongs to query head `h`."""
 
-    form: Form
-    kernel: MatrixKernel
+    spec: AttentionSpec
+    unit: MatrixUnit
     token: Token
     heads: Heads
 
-    def run(self) -> Stmt:
-        return seq(self.heads.each(self.kernel.rows.clear), self.kernel.around(in_stretches(self.token, self.stretch)))
-
-    def stretch(self, first: Dim, count: Dim) -> Stmt:
-        """Each page asks for the one at its place in the block that is read next: behind the last keys come values, and behind those the
+    def write(self, k: Kernel) -> None:
+        """Each page prefetches the one at its place in the block that is read next: behind the last keys come values, and behind those the
         keys of the next stretch."""
+        with stretches(k, self.token) as (first, count):
+            with k.serial("b", count) as b:
+                last = dim_max(0, b + 2 - count)
+                block = self.block(k, first + b, last, first + b + 1 - last * count)
+                with self.heads.each_kv(k) as kv:
+                    self.unit.scores(k, of_head(block, kv), kv * self.spec.group, b)
+            with k.serial("b", count) as b:
+                last = dim_max(0, b + 2 - count)
+                block = self.block(k, first + b, 1 - last, first + b + 1)
+                with self.heads.each_kv(k) as kv:
+                    self.values(k, block, kv, b)
 
-        def is_last(b: Dim) -> Dim:
-            return dim_max(0, b + 2 - count)
+    def block(self, k: Kernel, number: Dim, next_half: Dim, next_number: Dim) -> Block:
+        """The pages of a block, each with its page of the block that is read next."""
+        token = self.token
+        block, after = (pages_of(k, self.spec, token.sequence, b, token.low, token.high) for b in (number, next_number))
+        return [replace(page, next_page=NextPage(next_half, other.page)) for page, other in zip(block, after, strict=True)]
 
-        def keys(b: Dim) -> Stmt:
-            last = is_last(b)
-            return self.block(first + b, Ahead(last, first + b + 1 - last * count), lambda block: self.scores(block, b))
-
-        def values(b: Dim) -> Stmt:
-            return self.block(first + b, Ahead(1 - is_last(b), first + b + 1), lambda block: self.values(block, b))
-
-        return seq(loop("b", count, keys), loop("b", count, values))
-
-    def block(self, number: Dim, ahead: Ahead, body: Callable[[Block], Stmt]) -> Stmt:
-        sequence, (low, high) = self.token.sequence, (self.token.low, self.token.high)
-
-        def asked(block: Block, pages: Block) -> Block:
-            return [replace(c, ahead=replace(ahead, page=p.page)) for c, p in zip(block, pages, strict=True)]
-
-        def known(block: Block) -> Stmt:
-            return pages_of(self.form, sequence, ahead.page, low, high, lambda pages: body(asked(block, pages)))
-
-        return pages_of(self.form, sequence, number, low, high, known)
-
-    def scores(self, block: Block, place: Dim) -> Stmt:
-        return self.heads.each_kv(lambda kv: self.kernel.scores(of_head(block, kv), kv * self.form.group, place))
-
-    def values(self, block: Block, place: Dim) -> Stmt:
-        kernel, token, group = self.kernel, self.token, self.form.group
-
-        def of(kv: Dim) -> Stmt:
-            first = kv * group
-            return seq(
-                loop("m", group, lambda m: weigh(kernel, m, first + m, place, block[0].start, self.form.seen(token))),
-                kernel.take_values(of_head(block, kv), token.low, token.high),
-                kernel.multiply(),
-                loop("m", group, lambda m: kernel.add(m, first + m)),
-            )
-
-        return self.heads.each_kv(of)
+    def values(self, k: Kernel, block: Block, kv: Dim, place: Dim) -> None:
+        unit, group, first = self.unit, self.spec.group, kv * self.spec.group
+        with k.serial("m", group) as m:
+            weigh(k, unit, m, first + m, place, block[0].start, self.spec.seen(self.token))
+        unit.load_values(k, of_head(block, kv), self.token.low, self.token.high)
+        unit.multiply_values(k)
+        with k.serial("m", group) as m:
+            unit.add(k, m, first + m)
 
 
 @dataclass(frozen=True, slots=True)
 class MatrixTileWalk:
-    """Row `i * group + g` belongs to token `i` of the tile and query head `g` of those that share the kv head."""
+    spec: AttentionSpec
+    unit: MatrixUnit
+    tile: TokenTile
 
-    form: Form
-    kernel: MatrixKernel
-    kv_head: Dim
-    first: Dim  # token
-    least: Dim  # of its positions
-    most: Dim
-    split: Dim
+    def write(self, k: Kernel) -> None:
+        spec, tile = self.spec, self.tile
+        low = k.let("low", spec.low(tile.least))
+        begin = k.let("begin", dim_max(low // BLOCK, tile.split * SPLIT))
+        end = dim_min(tile.most // BLOCK + 1, tile.split * SPLIT + SPLIT)
+        sequence = spec.sequence(k, tile.first)
+        with k.serial("b", end - begin) as b:
+            block = of_head(pages_of(k, spec, sequence, begin + b, low, tile.most), tile.kv_head)
+            self.block(k, begin + b, low, block)
 
-    def run(self, done: Callable[[Token, Dim], Stmt]) -> Stmt:
-        """Then `done(token, row)` for the rows that see some of the split."""
-        form, split = self.form, self.split
-        low, end = form.low(self.least), dim_min(self.most // BLOCK + 1, split * SPLIT + SPLIT)
+    def block(self, k: Kernel, b: Dim, low: Dim, block: Block) -> None:
+        unit, tile = self.unit, self.tile
+        unit.scores(k, block, Dim.of(0), Dim.of(0))
+        unit.load_values(k, block, low, tile.most)  # while the unit multiplies
+        with tile.tokens(k) as (token, first), k.when(sees(token, b)), tile.rows(k, first) as row:
+            weigh(k, unit, row, row, Dim.of(0), block[0].start, self.spec.seen(token))
 
-        def walk(low: Dim, begin: Dim, sequence: Dim) -> Stmt:
-            def block(b: Dim) -> Stmt:
-                return pages_of(form, sequence, b, low, self.most, lambda block: self.block(b, low, of_head(block, self.kv_head)))
-
-            return loop("b", end - begin, lambda b: block(begin + b))
-
-        def walks(low: Dim) -> Stmt:
-            begin = dim_max(low // BLOCK, split * SPLIT)
-            return integer("begin", begin, lambda begin: form.sequence(self.first, lambda s: walk(low, begin, s)))
-
-        return seq(
-            loop("m", self.kernel.count, self.kernel.rows.clear),
-            self.kernel.around(integer("low", low, walks)),
-            self.tokens(lambda token, row: when(below(token.begin, token.end), self.rows(row, lambda m: done(token, m)))),
-        )
-
-    def block(self, b: Dim, low: Dim, block: Block) -> Stmt:
-        kernel = self.kernel
-
-        def weights(token: Token, m: Dim) -> Stmt:
-            return weigh(kernel, m, m, Dim.of(0), block[0].start, self.form.seen(token))
-
-        return seq(
-            kernel.scores(block, Dim.of(0), Dim.of(0)),
-            kernel.take_values(block, low, self.most),  # while the unit multiplies
-            self.tokens(lambda token, row: when(sees(token, b), self.rows(row, lambda m: weights(token, m)))),
-            self.turns(b, lambda turn, num_turns, num_tokens: self.values(b, block, turn, num_turns, num_tokens)),
-        )
-
-    def values(self, b: Dim, block: Block, turn: Dim, num_turns: Dim, num_tokens: Dim) -> Stmt:
-        kernel = self.kernel
-
-        def add(i: Dim) -> Stmt:
-            return self.token(turn + i, lambda token, row: when(sees(token, b), self.rows(row, lambda m: kernel.add(m, m))))
-
-        again = self.token(turn, lambda token, _: kernel.take_values(block, token.low, token.high))
-        return seq(when(below(1, num_turns), again), kernel.multiply(), loop("i", num_tokens, add))
-
-    def turns(self, b: Dim, body: Callable[[Dim, Dim, Dim], Stmt]) -> Stmt:
-        """One for all tokens, or one for each: `body(turn, turns, tokens of each)`."""
-        form, every = self.form, Dim.of(self.form.tile_tokens)
-
-        def known(apart: Scalar) -> Stmt:
-            def chosen(yes: Dim, no: Dim) -> Scalar:
-                return Apply(Fn.SELECT, (apart, DimScalar(yes), DimScalar(no)))
-
-            def counted(turns: Dim) -> Stmt:
-                return integer("tokens", chosen(Dim.of(1), every), lambda n: loop("turn", turns, lambda turn: body(turn, turns, n)))
-
-            return integer("turns", chosen(every, Dim.of(1)), counted)
-
-        in_part = Apply(Fn.OR, (below(self.least, b * BLOCK + (BLOCK - 1)), below(b * BLOCK, form.low(self.most))))
-        return self.kernel.spoiled(in_part, known)
-
-    # --- tokens and their rows -----------------------------------------------------------------------------------------
-
-    def tokens(self, body: Callable[[Token, Dim], Stmt]) -> Stmt:
-        return loop("i", self.form.tile_tokens, lambda i: self.token(i, body))
-
-    def token(self, i: Dim, body: Callable[[Token, Dim], Stmt]) -> Stmt:
-        return self.form.token(self.first + i, self.split, lambda token: body(token, i * self.form.group))
-
-    def rows(self, first: Dim, body: Callable[[Dim], Stmt]) -> Stmt:
-        return loop("g", self.form.group, lambda g: body(first + g))
+        seen_in_part = less(tile.least, b * BLOCK + (BLOCK - 1)) | less(b * BLOCK, self.spec.low(tile.most))
+        apart = unit.not_finite(k, seen_in_part)  # whether values are multiplied for each token, or once for all
+        every = self.spec.tile_tokens
+        num_turns = k.let("turns", select(apart, index(every), index(1)))
+        num_tokens = k.let("tokens", select(apart, index(1), index(every)))
+        with k.serial("turn", num_turns) as turn:
+            with k.when(less(1, num_turns)):
+                token = tile.token(k, turn)
+                unit.load_values(k, block, token.low, token.high)
+            unit.multiply_values(k)
+            with k.serial("i", num_tokens) as i:
+                token = tile.token(k, turn + i)
+                with k.when(sees(token, b)), tile.rows(k, (turn + i) * self.spec.group) as row:
+                    unit.add(k, row, row)
 
 
 # --- pieces ------------------------------------------------------------------------------------------------------------
 
 
-def weigh(kernel: MatrixKernel, m: Dim, row: Dim, place: Dim, start: Dim, seen: Seen) -> Stmt:
+def weigh(k: Kernel, unit: MatrixUnit, m: Dim, row: Dim, place: Dim, start: Dim, seen: Seen) -> None:
     """Nothing is compared where the whole block is seen."""
-    whole = le(start + (BLOCK - 1), seen.high)
+    whole = less_equal(start + (BLOCK - 1), seen.high)
     if seen.from_low:
-        whole = Apply(Fn.AND, (whole, le(seen.low, start)))
-    return when(whole, kernel.weigh(m, row, place, start, None), kernel.weigh(m, row, place, start, seen))
+        whole = whole & less_equal(seen.low, start)
+    with k.when(whole):
+        unit.weigh(k, m, row, place, start, None)
+    with k.orelse():
+        unit.weigh(k, m, row, place, start, seen)
 
 
 def sees(token: Token, b: Dim) -> Scalar:
-    return Apply(Fn.AND, (le(token.begin, b), below(b, token.end)))
+    return less_equal(token.begin, b) & less(b, token.end)
 
 
 def of_head(block: Block, kv_head: Dim) -> Block:
-    return [replace(column, kv_head=kv_head) for column in block]
+    return [replace(page, kv_head=kv_head) for page in block]
 
 
-def pages_of(form: Form, sequence: Dim, b: Dim, low: Dim, high: Dim, body: Callable[[Block], Stmt]) -> Stmt:
-    def known(found: Block) -> Stmt:
-        if len(found) == PAGES:
-            return body(found)
-        index = b * PAGES + len(found)
-
-        def column(page: Dim) -> Column:
-            return Column(Dim.of(0), Dim.of(0), page, Dim.of(0), index * PAGE)
-
-        return form.page(sequence, form.seen_page(index, low, high), lambda page: known([*found, column(page)]))
-
-    return known([])
+def pages_of(k: Kernel, spec: AttentionSpec, sequence: Dim, b: Dim, low: Dim, high: Dim) -> Block:
+    pages: Block = []
+    for v in range(PAGES):
+        number = b * PAGES + v
+        page = spec.page(k, sequence, spec.seen_page(number, low, high))
+        pages.append(HeadPage(Dim.of(0), Dim.of(0), page, Dim.of(0), number * PAGE))
+    return pages

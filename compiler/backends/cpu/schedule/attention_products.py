@@ -12,17 +12,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from compiler.backends.cpu.schedule.attention_rows import PAGE, Column, Rows
-from compiler.backends.cpu.schedule.nests import lanes, seq, unroll
-from compiler.backends.cpu.schedule.pieces import f32, local
-from compiler.forms.nest import allocated
+from compiler.backends.cpu.schedule.attention_rows import F32, KEYS, PAGE, VALUES, HeadPage, Rows
 from compiler.ir.dims import Dim, dim_max, dim_min, product_of
-from compiler.ir.loops import Apply, Buffer, Fn, Load, Scalar, Stmt, Store, Tile
+from compiler.ir.loops import Load
+from compiler.ir.write import Array, Kernel, cast
 
 
 @dataclass(frozen=True, slots=True)
-class Keys:
-    """Those of a step, from a multiple of it on, as far as they lie within a range that is seen."""
+class KeyStep:
+    """The keys of a step, from `at` on, a multiple of the step, as far as they lie within the range that is seen."""
 
     at: Dim
     begin: Dim
@@ -32,89 +30,66 @@ class Keys:
 @dataclass(frozen=True, slots=True)
 class _Products:
     rows: Rows
-    cache: Buffer
+    cache: Array
     layer: Dim
     size: int
 
-    def place(self, column: Column, which: int, index: Dim) -> Load:
-        return Load(self.cache, (self.layer, Dim.of(which), column.page, column.kv_head, index))
+    def element(self, page: HeadPage, half: int, index: Dim) -> Load:
+        return self.cache[self.layer, half, page.page, page.kv_head, index]
 
 
 @dataclass(frozen=True, slots=True)
 class Singles(_Products):
     step: ClassVar[int] = 1
 
-    def scores(self, columns: Sequence[Column], n: int, r: Dim, score: Buffer) -> Stmt:
-        """What element `r` adds to the scores of each column."""
-        keys = local("keys", len(columns), PAGE)
+    def scores(self, k: Kernel, pages: Sequence[HeadPage], n: int, r: Dim, score: Array) -> None:
+        """What element `r` adds to the scores of each page."""
+        with k.scope():
+            keys = k.local("keys", len(pages), PAGE)
+            for v, page in enumerate(pages):
+                with k.vector(PAGE) as lane:
+                    keys[v, lane] = cast(self.element(page, KEYS, r * PAGE + lane), F32)
+            for v, page in enumerate(pages):
+                with k.unroll("m", n) as m, k.vector(PAGE) as lane:
+                    score[v, m, lane] += self.rows.queries[page.row + m, r] * keys[v, lane]
 
-        def fetched(v: int, lane: Dim) -> Stmt:
-            return Store(keys, (Dim.of(v), lane), self.element(columns[v], 0, r * PAGE + lane))
-
-        def added(v: int, m: Dim, lane: Dim) -> Stmt:
-            at = (Dim.of(v), m, lane)
-            terms = (Load(self.rows.queries, (columns[v].row + m, r)), Load(keys, (at[0], lane)), Load(score, at))
-            return Store(score, at, Apply(Fn.FMA, terms))
-
-        def column(v: int) -> Stmt:
-            return unroll("m", n, lambda m: lanes(PAGE, lambda lane: added(v, m, lane)))
-
-        all_fetched = (lanes(PAGE, lambda lane, v=v: fetched(v, lane)) for v in range(len(columns)))
-        return allocated((keys,), seq(*all_fetched, *map(column, range(len(columns)))))
-
-    def values(self, column: Column, n: int, keys: Keys, first: Dim, total: Buffer) -> Stmt:
-        """What a key adds to the weighted values of a column: to the elements from `first` on that `total` has."""
+    def values(self, k: Kernel, page: HeadPage, n: int, keys: KeyStep, first: Dim, total: Array) -> None:
+        """What a key adds to the weighted values of a page: to the elements from `first` on that `total` has."""
         _, parts, width = (d.const for d in total.shape)
-        value = local("value", parts, width)
+        with k.scope():
+            value = k.local("value", parts, width)
+            for c in range(parts):
+                with k.vector(width) as lane:
+                    value[c, lane] = cast(self.element(page, VALUES, keys.at * self.size + first + c * width + lane), F32)
+            with k.unroll("m", n) as m:
+                for c in range(parts):
+                    with k.vector(width) as lane:
+                        total[m, c, lane] += self.rows.weights[page.row + m, page.place, keys.at] * value[c, lane]
 
-        def fetched(c: int, lane: Dim) -> Stmt:
-            return Store(value, (Dim.of(c), lane), self.element(column, 1, keys.at * self.size + first + c * width + lane))
-
-        def added(m: Dim, c: int, lane: Dim) -> Stmt:
-            at = (m, Dim.of(c), lane)
-            terms = (Load(self.rows.weights, (column.row + m, column.place, keys.at)), Load(value, at[1:]), Load(total, at))
-            return Store(total, at, Apply(Fn.FMA, terms))
-
-        def row(m: Dim) -> Stmt:
-            return seq(*(lanes(width, lambda lane, c=c: added(m, c, lane)) for c in range(parts)))
-
-        all_fetched = (lanes(width, lambda lane, c=c: fetched(c, lane)) for c in range(parts))
-        return allocated((value,), seq(*all_fetched, unroll("m", n, row)))
-
-    def weigh(self, row: Dim, column: Column) -> list[Stmt]:
+    def round_weights(self, k: Kernel, row: Dim, page: HeadPage) -> None:
         """Weights are multiplied as they are."""
-        return []
-
-    def element(self, column: Column, which: int, index: Dim) -> Scalar:
-        return f32(self.place(column, which, index))
 
 
 @dataclass(frozen=True, slots=True)
 class Pairs(_Products):
     step: ClassVar[int] = 2
 
-    def scores(self, columns: Sequence[Column], n: int, r: Dim, score: Buffer) -> Stmt:
-        def column(v: int, c: Column) -> Tile:
-            factors = Load(self.rows.queries, (c.row, r))
-            return dot_rows(n, Load(score, (Dim.of(v), Dim.of(0), Dim.of(0))), factors, self.place(c, 0, r * PAGE), columns=PAGE)
+    def scores(self, k: Kernel, pages: Sequence[HeadPage], n: int, r: Dim, score: Array) -> None:
+        for v, page in enumerate(pages):
+            _dot_rows(k, n, score[v, 0, 0], self.rows.queries[page.row, r], self.element(page, KEYS, r * PAGE), columns=PAGE)
 
-        return seq(*(column(v, c) for v, c in enumerate(columns)))
-
-    def values(self, column: Column, n: int, keys: Keys, first: Dim, total: Buffer) -> Stmt:
-        """A key that is not seen has no weight, but its values may be no numbers: it stands for its neighbour."""
+    def values(self, k: Kernel, page: HeadPage, n: int, keys: KeyStep, first: Dim, total: Array) -> None:
+        """A key that is not seen has no weight, but its values may be NaN: those of its neighbour take their place."""
         _, parts, width = (d.const for d in total.shape)
-        factors = Load(self.rows.weights, (column.row, column.place, keys.at))
-        pair = (
-            self.place(column, 1, key * self.size + first) for key in (dim_max(keys.at, keys.begin), dim_min(keys.at + 1, keys.end - 1))
-        )
-        return dot_rows(n, Load(total, (Dim.of(0), Dim.of(0), Dim.of(0))), factors, *pair, columns=parts * width)
+        weights = self.rows.weights[page.row, page.place, keys.at]
+        pair = dim_max(keys.at, keys.begin), dim_min(keys.at + 1, keys.end - 1)
+        values = (self.element(page, VALUES, key * self.size + first) for key in pair)
+        _dot_rows(k, n, total[0, 0, 0], weights, *values, columns=parts * width)
 
-    def weigh(self, row: Dim, column: Column) -> list[Stmt]:
-        """Weights are rounded."""
-        at = (row, column.place, Dim.of(0))
-        return [Tile("round_bf16", (Load(self.rows.weights, at), Load(self.rows.scores, at)))]
+    def round_weights(self, k: Kernel, row: Dim, page: HeadPage) -> None:
+        k.tile("round_bf16", self.rows.weights[row, page.place, 0], self.rows.scores[row, page.place, 0])
 
 
-def dot_rows(n: int, total: Load, factors: Load, *pair: Load, columns: int) -> Tile:
+def _dot_rows(k: Kernel, n: int, total: Load, factors: Load, *pair: Load, columns: int) -> None:
     stride = product_of(factors.buffer.shape[1:])
-    return Tile("dot_rows", (total, factors, *pair), (stride,), {"rows": n, "columns": columns})
+    k.tile("dot_rows", total, factors, *pair, dims=(stride,), attrs={"rows": n, "columns": columns})

@@ -1,86 +1,83 @@
-"""What paged attention is about: rows, pages of keys and values for them, and the positions that are seen; and pieces of loops over them.
+"""The terms of paged attention: rows, pages of keys and values for them, and the positions that are seen; and small pieces of its loops.
 
-A row is a query head of a token. What is known about rows lies in `Rows`, in the thread's own memory.
+A row is a query head of a token.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from compiler.backends.cpu.codegen.intrinsics.prefetch import LINE_BYTES
-from compiler.backends.cpu.schedule.nests import lanes, loop, seq
-from compiler.backends.cpu.schedule.pieces import le, local, mul
-from compiler.ir.dims import Dim, DimVar
+from compiler.ir.dims import Dim
 from compiler.ir.dtypes import DType
-from compiler.ir.loops import Apply, Buffer, Cast, Const, DimScalar, Fn, Let, Load, Scalar, Stmt, Store, Tile
+from compiler.ir.loops import Scalar
+from compiler.ir.write import Array, Kernel, less_equal, select, tanh
 
 PAGE = 16
-PAGES = 2  # of a block
+PAGES = 2  # per block
 BLOCK = PAGES * PAGE  # keys
+KEYS, VALUES = 0, 1  # the halves of the cache
 
 F32 = DType.F32
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """What is known about the rows at hand."""
+    """What is known about the rows at hand, in the thread's own memory."""
 
-    queries: Buffer  # [rows, size], scaled
-    scores: Buffer  # [rows, pages, PAGE]: of the pages at hand; weights take their place
-    rounded: Buffer | None  # weights, where they are rounded before they are multiplied
-    top: Buffer  # [rows, PAGE]: the largest score so far, in every lane
-    sums: Buffer  # [rows, PAGE]: of the weights so far, a lane per place in a page
-    values: Buffer  # [rows, parts, width]: weighted, so far
+    queries: Array  # [rows, size], scaled
+    scores: Array  # [rows, pages, PAGE]: of the pages at hand; weights take their place
+    rounded: Array | None  # weights, where they are rounded before they are multiplied
+    top: Array  # [rows, PAGE]: the largest score so far, in every lane
+    sums: Array  # [rows, PAGE]: the sums of the weights so far, a lane per place in a page
+    values: Array  # [rows, parts, width]: the weighted values so far
 
     @staticmethod
-    def of(count: int, pages: int, size: int, width: int, factors: DType) -> Rows:
+    def allocate(k: Kernel, count: int, pages: int, size: int, width: int, factors: DType) -> Rows:
         """`factors`: the type of what pages are multiplied by."""
         return Rows(
-            local("queries", count, size, dtype=factors),
-            local("scores", count, pages, PAGE),
-            None if factors is F32 else local("weights", count, pages, PAGE, dtype=factors),
-            local("top", count, PAGE),
-            local("sums", count, PAGE),
-            local("values", count, size // width, width),
+            k.local("queries", count, size, dtype=factors),
+            k.local("scores", count, pages, PAGE),
+            None if factors is F32 else k.local("weights", count, pages, PAGE, dtype=factors),
+            k.local("top", count, PAGE),
+            k.local("sums", count, PAGE),
+            k.local("values", count, size // width, width),
         )
 
     @property
-    def weights(self) -> Buffer:
+    def weights(self) -> Array:
         """What values are multiplied by."""
         return self.scores if self.rounded is None else self.rounded
 
-    @property
-    def buffers(self) -> tuple[Buffer, ...]:
-        rounded = () if self.rounded is None else (self.rounded,)
-        return self.queries, self.scores, *rounded, self.top, self.sums, self.values
-
-    def clear(self, row: Dim) -> Stmt:
-        def filled(buffer: Buffer, value: float, *at: Dim) -> Stmt:
-            return lanes(buffer.shape[-1].const, lambda lane: Store(buffer, (*at, lane), Const(value, F32)))
-
-        values = loop("c", self.values.shape[1], lambda c: filled(self.values, 0.0, row, c))
-        return seq(filled(self.top, float("-inf"), row), filled(self.sums, 0.0, row), values)
+    def clear(self, k: Kernel, row: Dim) -> None:
+        _, parts, width = self.values.shape
+        with k.vector(PAGE) as lane:
+            self.top[row, lane] = float("-inf")
+        with k.vector(PAGE) as lane:
+            self.sums[row, lane] = 0.0
+        with k.serial("c", parts) as c, k.vector(width.const) as lane:
+            self.values[row, c, lane] = 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class Ahead:
-    """A page to ask for while another is read: of keys (0) or values (1)."""
+class NextPage:
+    """The page to prefetch while another is read: `half` is KEYS or VALUES."""
 
-    which: Dim
+    half: Dim
     page: Dim
 
 
 @dataclass(frozen=True, slots=True)
-class Again:
-    """A kv head that is read soon: of the page that is read, or (`turned` 1, else 0) of the one ahead."""
+class NextHead:
+    """A kv head that is read soon: of the page that is being read, or (`wraps` 1, else 0) of the next one."""
 
     kv_head: Dim
-    turned: Dim
+    wraps: Dim
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class HeadPage:
     """A page of one kv head, for rows from `row` on; its scores stand at `place` of theirs."""
 
     row: Dim
@@ -88,8 +85,8 @@ class Column:
     page: Dim
     place: Dim
     start: Dim  # the position of its first key
-    ahead: Ahead | None = None
-    again: Again | None = None
+    next_page: NextPage | None = None
+    next_head: NextHead | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,47 +101,39 @@ class Seen:
 # --- pieces ------------------------------------------------------------------------------------------------------------
 
 
-def ask(cache: Buffer, layer: Dim, column: Column, which: int, first: Dim, length: int) -> list[Stmt]:
-    """For the cache lines that begin in a stretch of the page ahead, while keys (0) or values (1) are read."""
-    ahead, again = column.ahead, column.again
-    if ahead is None:
-        return []
-    places = [(ahead.which, ahead.page, column.kv_head)]
-    if again is not None:
-        turned = again.turned
-        places.append((which + turned * (ahead.which - which), column.page + turned * (ahead.page - column.page), again.kv_head))
-    lines = range(0, length, LINE_BYTES // cache.dtype.num_bytes)
-    return [Tile("prefetch", (Load(cache, (layer, *place, first + line)),), attrs={"far": True}) for place in places for line in lines]
+def prefetch(k: Kernel, cache: Array, layer: Dim, page: HeadPage, half: int, first: Dim, length: int) -> None:
+    """While elements `first` to `first + length` of keys or values are read, prefetch the same elements of what is read next."""
+    after, head = page.next_page, page.next_head
+    if after is None:
+        return
+    places = [(after.half, after.page, page.kv_head)]
+    if head is not None:
+        places.append((half + head.wraps * (after.half - half), page.page + head.wraps * (after.page - page.page), head.kv_head))
+    for place in places:
+        for offset in range(0, length, LINE_BYTES // cache.dtype.num_bytes):
+            k.tile("prefetch", cache[layer, *place, first + offset], attrs={"far": True})
 
 
 def capped(score: Scalar, softcap: float) -> Scalar:
-    if not softcap:
-        return score
-    cap = Const(softcap, F32)
-    return mul(Apply(Fn.TANH, (Apply(Fn.DIV, (score, cap)),)), cap)
+    return tanh(score / softcap) * softcap if softcap else score
 
 
-def in_tiles(count: int, most: int, body: Callable[[Dim, int], Stmt]) -> Stmt:
-    """`body(first row, rows)`, by `most` rows, then by powers of two."""
+def row_tiles(k: Kernel, count: int, most: int) -> Iterator[tuple[Dim, int]]:
+    """Register tiles of `count` rows (first row, rows): of `most` rows, then of powers of two. The caller writes the body of each."""
     whole = count // most
-    stmts: list[Stmt] = [loop("io", whole, lambda io: body(io * most, most))] if whole else []
+    if whole:
+        with k.serial("io", whole) as io:
+            yield io * most, most
     at, size = whole * most, most
     while at < count:
         while size > count - at:
             size //= 2
-        stmts.append(body(Dim.of(at), size))
+        yield Dim.of(at), size
         at += size
-    return seq(*stmts)
 
 
-def hidden_unless(seen: Seen, key: Dim, value: Scalar) -> Scalar:
-    visible = le(key, seen.high)
+def hidden_unless(seen: Seen, key: Dim, score: Scalar) -> Scalar:
+    visible = less_equal(key, seen.high)
     if seen.from_low:
-        visible = Apply(Fn.AND, (visible, le(seen.low, key)))
-    return Apply(Fn.SELECT, (visible, value, Const(float("-inf"), F32)))
-
-
-def integer(name: str, value: Scalar | Dim, body: Callable[[Dim], Stmt]) -> Stmt:
-    """An integer, computed once."""
-    var = DimVar(name)
-    return Let(var, DimScalar(value) if isinstance(value, Dim) else Cast(value, DType.I64), body(Dim.of(var)))
+        visible = visible & less_equal(seen.low, key)
+    return select(visible, score, float("-inf"))

@@ -6,15 +6,15 @@ reads are two long streams where a sequence has neighbouring pages. A tile is bo
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from compiler.backends.cpu.schedule.attention_block import Kernel
-from compiler.backends.cpu.schedule.attention_form import SPLIT, Form, Heads, Token
-from compiler.backends.cpu.schedule.attention_rows import BLOCK, PAGE, PAGES, Again, Ahead, Column, Seen, in_tiles, integer
-from compiler.backends.cpu.schedule.nests import below, loop, seq, when
+from compiler.backends.cpu.schedule.attention_rows import BLOCK, PAGE, PAGES, HeadPage, NextHead, NextPage, Seen, row_tiles
+from compiler.backends.cpu.schedule.attention_spec import SPLIT, AttentionSpec, Heads, Token, TokenTile
+from compiler.backends.cpu.schedule.attention_vector import VectorUnit
 from compiler.ir.dims import Dim, ceil_div, dim_max, dim_min
-from compiler.ir.loops import Stmt
+from compiler.ir.write import Kernel
 
 STRETCH = 4  # blocks
 
@@ -23,185 +23,128 @@ STRETCH = 4  # blocks
 class TokenWalk:
     """Some of a token's heads. Row `h` belongs to query head `h`."""
 
-    form: Form
-    kernel: Kernel
+    spec: AttentionSpec
+    unit: VectorUnit
     token: Token
     heads: Heads
 
-    def run(self) -> Stmt:
-        return seq(self.heads.each(self.kernel.rows.clear), in_stretches(self.token, self.stretch))
-
-    def stretch(self, first: Dim, count: Dim) -> Stmt:
-        """Each page asks for the one that is read after it: behind the last keys that is the first of the values, and behind those the
+    def write(self, k: Kernel) -> None:
+        """Each page prefetches the one that is read after it: behind the last keys that is the first of the values, and behind those the
         first keys of the next stretch."""
+        with stretches(k, self.token) as (first, count):
+            num_pages = count * PAGES
+            with k.serial("v", num_pages) as v:
+                last = dim_max(0, v + 2 - num_pages)
+                page = self.page(k, first, v, NextPage(last, first * PAGES + v + 1 - last * num_pages))
+                self.scores(k, page)
+            with k.serial("b", count) as b:
+                block: list[HeadPage] = []
+                for v in (b * PAGES + i for i in range(PAGES)):
+                    last = dim_max(0, v + 2 - num_pages)
+                    block.append(self.page(k, first, v, NextPage(1 - last, first * PAGES + v + 1)))
+                self.weigh(k, block)
+                for page in block:
+                    self.values(k, page)
 
-        def keys(v: Dim, body: Callable[[Column], Stmt]) -> Stmt:
-            last = is_last(v)
-            return self.column(first, v, Ahead(last, first * PAGES + v + 1 - last * (count * PAGES)), body)
-
-        def values(v: Dim, body: Callable[[Column], Stmt]) -> Stmt:
-            return self.column(first, v, Ahead(1 - is_last(v), first * PAGES + v + 1), body)
-
-        def is_last(v: Dim) -> Dim:
-            return dim_max(0, v + 2 - count * PAGES)
-
-        return seq(loop("v", count * PAGES, lambda v: keys(v, self.scores)), loop("b", count, lambda b: self.block(b, values)))
-
-    def column(self, first: Dim, v: Dim, ahead: Ahead, body: Callable[[Column], Stmt]) -> Stmt:
-        """The page at place `v` behind block `first`."""
+    def page(self, k: Kernel, first: Dim, v: Dim, after: NextPage) -> HeadPage:
+        """The page at place `v` behind block `first`; `after.page` is an index of the sequence's page table."""
         index, sequence = first * PAGES + v, self.token.sequence
-
-        def known(page: Dim, ahead: Ahead) -> Stmt:
-            return body(Column(Dim.of(0), Dim.of(0), page, v, index * PAGE, ahead))
-
-        def asked(page: Dim) -> Stmt:
-            return self.form.page(sequence, self.seen_page(ahead.page), lambda a: known(page, replace(ahead, page=a)))
-
-        return self.form.page(sequence, self.seen_page(index), asked)
+        page = self.spec.page(k, sequence, self.seen_page(index))
+        after = replace(after, page=self.spec.page(k, sequence, self.seen_page(after.page)))
+        return HeadPage(Dim.of(0), Dim.of(0), page, v, index * PAGE, after)
 
     def seen_page(self, index: Dim) -> Dim:
-        return self.form.seen_page(index, self.token.low, self.token.high)
+        return self.spec.seen_page(index, self.token.low, self.token.high)
 
-    def scores(self, page: Column) -> Stmt:
-        abreast = self.form.abreast
+    def scores(self, k: Kernel, page: HeadPage) -> None:
+        at_once = self.spec.kv_heads_at_once
+        with self.heads.each_kv(k, at_once) as kv:
+            for row, n in row_tiles(k, self.spec.group, self.unit.most):
+                self.unit.scores(k, [self.of_head(page, kv + i, row) for i in range(at_once)], n, self.seen)
 
-        def heads(kv: Dim) -> Stmt:
-            def tile(row: Dim, n: int) -> Stmt:
-                columns = [self.of_head(page, kv + i, row) for i in range(abreast)]
-                return self.kernel.scores(columns, n, self.seen)
+    def weigh(self, k: Kernel, block: list[HeadPage]) -> None:
+        with self.heads.each_kv(k) as kv, k.serial("m", self.spec.group) as m:
+            pages = [self.of_head(page, kv, Dim.of(0)) for page in block]
+            self.unit.weigh(k, pages[0].row + m, pages)
 
-            return in_tiles(self.form.group, self.kernel.most, tile)
-
-        return self.heads.each_kv(heads, abreast)
-
-    def block(self, b: Dim, column: Callable[[Dim, Callable[[Column], Stmt]], Stmt]) -> Stmt:
-        form, kernel = self.form, self.kernel
-
-        def weights(columns: list[Column], kv: Dim) -> Stmt:
-            block = [self.of_head(c, kv, Dim.of(0)) for c in columns]
-            return loop("m", form.group, lambda m: kernel.weigh(block[0].row + m, block))
-
-        def values(column: Column) -> Stmt:
-            def tile(kv: Dim, row: Dim, n: int) -> Stmt:
-                return kernel.values([self.of_head(column, kv, row)], n, self.seen)
-
-            return self.heads.each_kv(lambda kv: in_tiles(form.group, kernel.tile.rows, lambda row, n: tile(kv, row, n)))
-
-        def known(columns: list[Column]) -> Stmt:
-            if len(columns) < PAGES:
-                return column(b * PAGES + len(columns), lambda found: known([*columns, found]))
-            return seq(self.heads.each_kv(lambda kv: weights(columns, kv)), *map(values, columns))
-
-        return known([])
+    def values(self, k: Kernel, page: HeadPage) -> None:
+        with self.heads.each_kv(k) as kv:
+            for row, n in row_tiles(k, self.spec.group, self.unit.tile.rows):
+                self.unit.values(k, [self.of_head(page, kv, row)], n, self.seen)
 
     @property
     def seen(self) -> Seen:
-        return self.form.seen(self.token)
+        return self.spec.seen(self.token)
 
-    def of_head(self, page: Column, kv_head: Dim, row: Dim) -> Column:
-        return replace(page, row=kv_head * self.form.group + row, kv_head=kv_head, again=self.again(kv_head))
+    def of_head(self, page: HeadPage, kv_head: Dim, row: Dim) -> HeadPage:
+        return replace(page, row=kv_head * self.spec.group + row, kv_head=kv_head, next_head=self.next_head(kv_head))
 
-    def again(self, kv_head: Dim) -> Again | None:
-        """Pairs are multiplied faster than pages come from memory, so more is asked for at a time than can be on its way, and the rest is
-        lost: asked for again, half of the heads before it is read."""
-        if not self.form.pairs:
+    def next_head(self, kv_head: Dim) -> NextHead | None:
+        """Pairs are multiplied faster than pages come from memory, so more is prefetched at a time than can be on its way, and the rest is
+        dropped: it is prefetched again, half of the heads before it is read."""
+        if not self.spec.in_pairs:
             return None
         first, count = self.heads.first, self.heads.count
         later = kv_head + count // 2
-        turned = dim_min(1, dim_max(0, later + 1 - (first + count)))
-        return Again(later - turned * count, turned)
+        wraps = dim_min(1, dim_max(0, later + 1 - (first + count)))
+        return NextHead(later - wraps * count, wraps)
 
 
 @dataclass(frozen=True, slots=True)
 class TileWalk:
-    """Row `i * group + g` belongs to token `i` of the tile and query head `g` of those that share the kv head."""
+    spec: AttentionSpec
+    unit: VectorUnit
+    tile: TokenTile
 
-    form: Form
-    kernel: Kernel
-    kv_head: Dim
-    first: Dim  # token
-    least: Dim  # of its positions
-    most: Dim
-    split: Dim
+    def write(self, k: Kernel) -> None:
+        """Blocks that all tokens see whole are walked together. Blocks that some tokens see in part or not at all each token walks for
+        itself."""
+        spec, tile = self.spec, self.tile
+        first_block, end_block = tile.split * SPLIT, tile.split * SPLIT + SPLIT
+        begin = k.let("begin", dim_min(dim_max(ceil_div(spec.low(tile.most), BLOCK), first_block), end_block))
+        end = k.let("end", dim_max(begin, dim_min((tile.least + 1) // BLOCK, end_block)))
+        if spec.window:
+            with tile.tokens(k) as (token, row):
+                self.edge(k, token, row, token.begin, dim_min(token.end, begin))
+        with k.scope():
+            sequence = spec.sequence(k, tile.first)
+            with k.serial("b", end - begin) as b:
+                block = self.block(k, sequence, begin + b)
+                self.step(k, Dim.of(0), spec.tile_tokens * spec.group, block, None)
+        with tile.tokens(k) as (token, row):
+            self.edge(k, token, row, dim_max(token.begin, end), token.end)
 
-    def run(self, done: Callable[[Token, Dim], Stmt]) -> Stmt:
-        """Then `done(token, row)` for the rows that see some of the split."""
-        form, group = self.form, self.form.group
-        begin = dim_min(dim_max(ceil_div(form.low(self.most), BLOCK), self.split * SPLIT), self.split * SPLIT + SPLIT)
-        end = dim_min((self.least + 1) // BLOCK, self.split * SPLIT + SPLIT)
-
-        def finished(token: Token, row: Dim) -> Stmt:
-            return when(below(token.begin, token.end), loop("g", group, lambda g: done(token, row + g)))
-
-        def parts(begin: Dim, end: Dim) -> Stmt:
-            """Blocks that some tokens see in part or not at all each token walks for itself."""
-            before = [self.tokens(lambda token, row: self.edge(token, row, token.begin, dim_min(token.end, begin)))] if form.window else []
-            behind = self.tokens(lambda token, row: self.edge(token, row, dim_max(token.begin, end), token.end))
-            common = form.sequence(self.first, lambda s: loop("b", end - begin, lambda b: self.common(s, begin + b)))
-            return seq(*before, common, behind, self.tokens(finished))
-
-        return seq(
-            loop("m", form.tile_tokens * group, self.kernel.rows.clear),
-            integer("begin", begin, lambda begin: integer("end", dim_max(begin, end), lambda end: parts(begin, end))),
-        )
-
-    def tokens(self, body: Callable[[Token, Dim], Stmt]) -> Stmt:
-        form = self.form
-        return loop("i", form.tile_tokens, lambda i: form.token(self.first + i, self.split, lambda token: body(token, i * form.group)))
-
-    def common(self, sequence: Dim, b: Dim) -> Stmt:
-        """A block that all tokens see whole."""
-        rows = self.form.tile_tokens * self.form.group
-        return self.columns(sequence, b, lambda index: index, lambda block: self.step(Dim.of(0), rows, block, None))
-
-    def edge(self, token: Token, row: Dim, begin: Dim, end: Dim) -> Stmt:
+    def edge(self, k: Kernel, token: Token, row: Dim, begin: Dim, end: Dim) -> None:
         """Blocks that a token may see in part."""
-        form, seen = self.form, self.form.seen(token)
+        seen = self.spec.seen(token)
+        begin = k.let("begin", begin)
+        with k.serial("b", end - begin) as b:
+            self.step(k, row, self.spec.group, self.block(k, token.sequence, begin + b, seen), seen)
 
-        def page(index: Dim) -> Dim:
-            return form.seen_page(index, token.low, token.high)
-
-        def block(b: Dim) -> Stmt:
-            return self.columns(token.sequence, b, page, lambda block: self.step(row, form.group, block, seen))
-
-        return integer("begin", begin, lambda begin: loop("b", end - begin, lambda b: block(begin + b)))
-
-    def columns(self, sequence: Dim, b: Dim, place: Callable[[Dim], Dim], body: Callable[[list[Column]], Stmt]) -> Stmt:
-        def known(found: list[Column]) -> Stmt:
-            if len(found) == PAGES:
-                return body(found)
-            v = len(found)
+    def block(self, k: Kernel, sequence: Dim, b: Dim, seen: Seen | None = None) -> list[HeadPage]:
+        pages: list[HeadPage] = []
+        for v in range(PAGES):
             index = b * PAGES + v
+            page = self.spec.page(k, sequence, index if seen is None else self.spec.seen_page(index, seen.low, seen.high))
+            pages.append(HeadPage(Dim.of(0), self.tile.kv_head, page, Dim.of(v), index * PAGE))
+        return pages
 
-            def column(page: Dim) -> Column:
-                return Column(Dim.of(0), self.kv_head, page, Dim.of(v), index * PAGE)
-
-            return self.form.page(sequence, place(index), lambda page: known([*found, column(page)]))
-
-        return known([])
-
-    def step(self, first: Dim, count: int, block: list[Column], seen: Seen | None) -> Stmt:
-        kernel, tile = self.kernel, self.kernel.tile
-
-        def at(row: Dim) -> list[Column]:
-            return [replace(column, row=first + row) for column in block]
-
-        def scores(row: Dim, n: int) -> Stmt:
-            groups = [at(row)[v : v + tile.vectors] for v in range(0, PAGES, tile.vectors)]
-            return seq(*(kernel.scores(columns, n, seen) for columns in groups))
-
-        def values(row: Dim, n: int) -> Stmt:
-            return kernel.values(at(row), n, seen)
-
-        weights = loop("m", count, lambda m: kernel.weigh(first + m, block))
-        return seq(in_tiles(count, tile.rows, scores), weights, in_tiles(count, tile.rows, values))
+    def step(self, k: Kernel, first: Dim, count: int, block: list[HeadPage], seen: Seen | None) -> None:
+        """A block for `count` rows from `first` on."""
+        shape = self.unit.tile
+        for row, n in row_tiles(k, count, shape.rows):
+            pages = [replace(page, row=first + row) for page in block]
+            for v in range(0, PAGES, shape.vectors):
+                self.unit.scores(k, pages[v : v + shape.vectors], n, seen)
+        with k.serial("m", count) as m:
+            self.unit.weigh(k, first + m, block)
+        for row, n in row_tiles(k, count, shape.rows):
+            self.unit.values(k, [replace(page, row=first + row) for page in block], n, seen)
 
 
-def in_stretches(token: Token, body: Callable[[Dim, Dim], Stmt]) -> Stmt:
-    """`body(first, count)`: the blocks of a token's split, STRETCH at a time."""
-
-    def stretch(x: Dim) -> Stmt:
+@contextmanager
+def stretches(k: Kernel, token: Token) -> Generator[tuple[Dim, Dim]]:
+    """The blocks of a token's split, STRETCH at a time: the first one, and how many."""
+    with k.serial("x", ceil_div(token.end - token.begin, STRETCH)) as x:
         first = token.begin + x * STRETCH
-        return integer("count", dim_min(STRETCH, token.end - first), lambda count: body(first, count))
-
-    return loop("x", ceil_div(token.end - token.begin, STRETCH), stretch)
+        yield first, k.let("count", dim_min(STRETCH, token.end - first))

@@ -1,0 +1,238 @@
+"""The operands and parameters of a paged attention kernel, and where its blocks, splits and tiles of tokens begin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from math import lcm
+
+from compiler.backends.cpu.schedule.attention_matrix import HEIGHT, MatrixUnit, allocate_rows, pad_queries
+from compiler.backends.cpu.schedule.attention_products import Pairs, Singles
+from compiler.backends.cpu.schedule.attention_rows import BLOCK, F32, PAGE, PAGES, Rows, Seen
+from compiler.backends.cpu.schedule.attention_vector import VectorUnit
+from compiler.backends.cpu.schedule.spot import TileShape
+from compiler.ir.dims import Dim, dim_max, dim_min
+from compiler.ir.dtypes import DType
+from compiler.ir.loops import ReduceFn, Scalar, ScalarParam
+from compiler.ir.write import Array, Kernel, cast, equal, fold, less_equal
+
+SPLIT = 8  # blocks
+ROWS = 32  # of a tile, about
+BF16, I64 = DType.BF16, DType.I64
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """The positions that a token sees, and its part of a split, in blocks."""
+
+    number: Dim
+    sequence: Dim
+    low: Dim
+    high: Dim
+    begin: Dim
+    end: Dim
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """Neighbours among the kv heads, and the query heads that belong to them."""
+
+    first: Dim
+    count: Dim
+    group: int  # query heads per kv head
+
+    @contextmanager
+    def each_kv(self, k: Kernel, step: int = 1) -> Generator[Dim]:
+        with k.serial("kv", self.count // step) as kv:
+            yield self.first + kv * step
+
+    @contextmanager
+    def each(self, k: Kernel) -> Generator[Dim]:
+        """The query heads."""
+        with k.serial("h", self.count * self.group) as h:
+            yield self.first * self.group + h
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSpec:
+    queries: Array  # [tokens, heads, size]
+    cache: Array  # [layers, 2, pages, kv heads, PAGE * size]
+    tables: Array  # [sequences, pages]
+    sequences: Array  # [tokens]
+    positions: Array  # [tokens]
+    scales: Array | None  # of an 8-bit cache
+    sinks: Array | None  # [heads]
+    out: Array
+    layer_param: ScalarParam
+    scale: float
+    window: int
+    softcap: float
+    tile: TileShape
+    on_matrix_unit: bool
+    in_pairs: bool  # whether pairs of bf16 are multiplied
+
+    @property
+    def num_tokens(self) -> Dim:
+        return self.queries.shape[0]
+
+    @property
+    def heads(self) -> int:
+        return self.queries.shape[1].const
+
+    @property
+    def kv_heads(self) -> int:
+        return self.cache.shape[3].const
+
+    @property
+    def group(self) -> int:
+        """Query heads per kv head."""
+        return self.heads // self.kv_heads
+
+    @property
+    def size(self) -> int:
+        return self.queries.shape[2].const
+
+    @property
+    def width(self) -> int:
+        """Lanes of a part of a value."""
+        width = self.tile.lanes
+        while self.size % width:
+            width //= 2
+        return width
+
+    @property
+    def parts(self) -> int:
+        return self.size // self.width
+
+    @property
+    def tile_tokens(self) -> int:
+        """Neighbours that share keys and values: their rows fill register tiles, and their sums stay in the first-level cache. On a matrix
+        unit they fill its tiles. At least two: a tile of one token would walk all splits alone."""
+        if self.on_matrix_unit:
+            return max(2, HEIGHT // self.group)
+        rows = lcm(self.group, self.tile.rows)
+        return rows * max(1, min(ROWS, 4096 // self.size) // rows) // self.group
+
+    @property
+    def kv_heads_at_once(self) -> int:
+        """Kv heads whose scores a token sums at a time, to hide the latency of an addition."""
+        count, most = 1, self.tile.rows * self.tile.vectors
+        while self.kv_heads % (2 * count) == 0 and 2 * count * self.group <= most // 2:
+            count *= 2
+        return count
+
+    def part_of_heads(self, k: Kernel, part: Dim, parts: Dim) -> Heads:
+        runs = self.kv_heads // self.kv_heads_at_once
+        begin, end = (n * runs // parts * self.kv_heads_at_once for n in (part, part + 1))
+        first = k.let("kv_first", begin)
+        return Heads(first, k.let("kv_count", end - first), self.group)
+
+    # --- rows and what computes them -----------------------------------------------------------------------------------
+
+    def allocate_rows(self, k: Kernel, count: int, blocks: int) -> Rows:
+        if self.on_matrix_unit:
+            return allocate_rows(k, count, blocks, self.size)
+        return Rows.allocate(k, count, blocks * PAGES, self.size, self.width, BF16 if self.in_pairs else F32)
+
+    def vector_unit(self, rows: Rows, layer: Dim) -> VectorUnit:
+        products = (Pairs if self.in_pairs else Singles)(rows, self.cache, layer, self.size)
+        return VectorUnit(rows, self.cache, self.scales, layer, self.size, self.width, self.softcap, self.tile, products)
+
+    def matrix_unit(self, k: Kernel, rows: Rows, layer: Dim, count: int) -> AbstractContextManager[MatrixUnit]:
+        return MatrixUnit.configured(k, rows, self.cache, layer, self.size, self.softcap, count)
+
+    def load_queries(self, k: Kernel, rows: Rows, row: Dim, token: Dim, head: Dim, count: Dim | int) -> None:
+        """The scaled queries of `count` heads of a token."""
+        with k.serial("g", count) as g:
+            with k.serial("c", self.parts) as c, k.vector(self.width) as lane:
+                at = c * self.width + lane
+                query = cast(self.queries[token, head + g, at], F32) * self.scale
+                rows.queries[row + g, at] = cast(query, rows.queries.dtype)
+            if self.on_matrix_unit:
+                pad_queries(k, rows, row + g, self.size)
+
+    # --- operands ------------------------------------------------------------------------------------------------------
+
+    def layer(self, k: Kernel) -> Dim:
+        return k.let("layer", cast(self.layer_param, I64))
+
+    def page(self, k: Kernel, sequence: Dim, index: Dim) -> Dim:
+        return k.let("page", cast(self.tables[sequence, index], I64))
+
+    def sequence(self, k: Kernel, token: Dim) -> Dim:
+        return k.let("s", cast(self.sequences[token], I64))
+
+    def position(self, k: Kernel, token: Dim) -> Dim:
+        return k.let("position", cast(self.positions[token], I64))
+
+    def low(self, position: Dim) -> Dim:
+        """The first position that is seen from there."""
+        return dim_max(0, position - (self.window - 1)) if self.window else Dim.of(0)
+
+    def seen(self, token: Token) -> Seen:
+        return Seen(token.low, token.high, bool(self.window))
+
+    def seen_page(self, index: Dim, low: Dim, high: Dim) -> Dim:
+        """The page at `index` of the table, or the nearest that is seen: blocks may begin before the first and end behind the last one."""
+        last = dim_min(index, high // PAGE)
+        return dim_max(last, low // PAGE) if self.window else last
+
+    def token(self, k: Kernel, number: Dim, split: Dim) -> Token:
+        sequence, high = self.sequence(k, number), self.position(k, number)
+        low = self.low(high)
+        begin = k.let("begin", dim_max(low // BLOCK, split * SPLIT))
+        end = k.let("end", dim_min(high // BLOCK + 1, split * SPLIT + SPLIT))
+        return Token(number, sequence, low, high, begin, end)
+
+    @contextmanager
+    def splits(self, k: Kernel, least: Dim, most: Dim) -> Generator[Dim]:
+        """The splits that are seen from positions `least` to `most`, in order."""
+        first, last = self.low(least) // (BLOCK * SPLIT), most // (BLOCK * SPLIT)
+        with k.serial("split", last + 1 - first) as split:
+            yield first + split
+
+    # --- tiles of tokens -----------------------------------------------------------------------------------------------
+
+    def together(self, tile: Dim) -> Scalar:
+        """Whether the tile is full and its tokens belong to one sequence."""
+        first = self.sequences[tile * self.tile_tokens]
+        alike = self.fold_tokens(tile, ReduceFn.ALL, lambda token: equal(self.sequences[token], first))
+        return alike & less_equal(self.tile_tokens, self.tokens_in(tile))
+
+    def extreme_position(self, tile: Dim, fn: ReduceFn) -> Scalar:
+        return self.fold_tokens(tile, fn, lambda token: cast(self.positions[token], I64))
+
+    def tokens_in(self, tile: Dim) -> Dim:
+        return dim_min(self.tile_tokens, self.num_tokens - tile * self.tile_tokens)
+
+    def fold_tokens(self, tile: Dim, fn: ReduceFn, value: Callable[[Dim], Scalar]) -> Scalar:
+        return fold(fn, (self.tokens_in(tile),), lambda i: value(tile * self.tile_tokens + i))
+
+
+@dataclass(frozen=True, slots=True)
+class TokenTile:
+    """Neighbouring tokens of one sequence within a split, and the query heads that share a kv head. Row `i * group + g` belongs to token
+    `i` of the tile and query head `g`."""
+
+    spec: AttentionSpec
+    kv_head: Dim
+    first: Dim  # token
+    least: Dim  # position of a token
+    most: Dim
+    split: Dim
+
+    @contextmanager
+    def tokens(self, k: Kernel) -> Generator[tuple[Token, Dim]]:
+        """Each token and its first row."""
+        with k.serial("i", self.spec.tile_tokens) as i:
+            yield self.token(k, i), i * self.spec.group
+
+    def token(self, k: Kernel, i: Dim) -> Token:
+        return self.spec.token(k, self.first + i, self.split)
+
+    @contextmanager
+    def rows(self, k: Kernel, first: Dim) -> Generator[Dim]:
+        """The rows of the token whose first row this is."""
+        with k.serial("g", self.spec.group) as g:
+            yield first + g
