@@ -25,7 +25,7 @@ from compiler.frontend.nn import WeightFormat
 from compiler.ir.dtypes import DType
 from compiler.machine.target import NAMED, Target, get, host
 from deploy.bench.limits import Gauge
-from deploy.bench.peers.outline import PEERS, Run, Steps, Subject, at_work, check
+from deploy.bench.peer import PEERS, Run, Steps, Subject, at_work, check
 from deploy.bench.synthetic import HEAD_SIZES, RandomWeights, dtypes_of, shapes_of, synthetic_config
 from runtime.kv_pool import KV_DTYPES, KVLayout, KVPool
 from runtime.memory import MemoryAccount

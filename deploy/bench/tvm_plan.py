@@ -17,7 +17,7 @@ from compiler.ir.dims import Dim, DimVar, FloorDiv, Max, Min, Mod
 from compiler.ir.graph import Atom, Call, CallLibrary, CallTir, Copy, Function, MakeTuple, MatchCast, ScalarValue, TupleGet, Value, Var
 from compiler.ir.types import TensorType, Type, binders_of
 from compiler.ops.tables import VIEWS
-from deploy.bench.peers.outline import installed
+from deploy.bench.peer import installed
 
 
 def planned_bytes(func: Function) -> int:

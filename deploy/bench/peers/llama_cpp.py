@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from deploy.bench.peer import PEERS, Run, Subject
 from deploy.bench.peers.gguf_file import write_gguf
-from deploy.bench.peers.outline import PEERS, Run, Subject
 
 MOST_TOGETHER = 2048  # tokens of a call
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compiler.frontend.config import ModelConfig
-from deploy.bench.peers.outline import PEERS, Run, Subject
+from deploy.bench.peer import PEERS, Run, Subject
 
 GROUP = 32  # inputs that share a scale, of weights of 4 bits
 SWAPPED = np.array([0, 2, 1, 3])  # positions and heads

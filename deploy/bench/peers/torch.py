@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compiler.frontend.config import ModelConfig
-from deploy.bench.peers.outline import Run, Subject
+from deploy.bench.peer import Run, Subject
 
 
 def open_model(subject: Subject) -> TorchLlama:

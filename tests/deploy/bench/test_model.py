@@ -11,11 +11,10 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from deploy.bench import model, synthetic
+from deploy.bench import model, peer, synthetic
 from deploy.bench.limits import Limits
 from deploy.bench.model import Case, Compared, Row, Work, measure_peer
-from deploy.bench.peers import outline
-from deploy.bench.peers.outline import Package, Subject
+from deploy.bench.peer import Package, Subject
 from deploy.bench.synthetic import RandomWeights, shapes_of, synthetic_config
 from runtime.device.cpu.cores import available_cores
 from server.settings import SettingsError
@@ -60,7 +59,7 @@ def other(monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType("deploy.bench.peers.other")
     module.__dict__["open_model"] = lambda subject: Other()
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setitem(outline.PEERS, "other", Package("other", "json", "other-engine", {"bf16": "halves"}))
+    monkeypatch.setitem(peer.PEERS, "other", Package("other", "json", "other-engine", {"bf16": "halves"}))
     monkeypatch.setitem(synthetic.SHAPES, "small", (64, 1, 4, 2, 16, 96, VOCAB))
 
 
@@ -103,12 +102,18 @@ def test_other_weights_are_noticed(subject: Subject) -> None:
 
 
 def test_a_peer_that_is_not_there_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    outline.check("other", "bf16")
+    peer.check("other", "bf16")
     with pytest.raises(SettingsError, match="'other' holds weights as bf16, not as int8"):
-        outline.check("other", "int8")
+        peer.check("other", "int8")
     monkeypatch.setitem(sys.modules, "openvino", None)
     with pytest.raises(SettingsError, match="install it with: pip install openvino"):
-        outline.check("openvino", "int4")
+        peer.check("openvino", "int4")
+
+
+def test_an_installed_package_says_where_the_peers_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer, "FOLDER", "deploy.bench.absent")
+    with pytest.raises(SettingsError, match="'other' is measured from a source tree"):
+        peer.check("other", "bf16")
 
 
 def test_heads_are_chosen_and_refused() -> None:

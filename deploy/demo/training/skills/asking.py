@@ -1,0 +1,14 @@
+"""The common case of a turn: one question, one answer."""
+
+import random
+
+from deploy.demo.training.conversation import Turn, assistant, user
+from deploy.demo.training.phrases import expand, typed
+
+
+def asked(rng: random.Random, skill: str, kind: str, patterns: tuple[str, ...], answer: str, **values: str) -> Turn:
+    """One of `patterns` about `values`; the pair (pattern, values) is what may be held out."""
+    which = rng.randrange(len(patterns))
+    question = typed(rng, expand(rng, patterns[which], **values))
+    key = f"{skill}/{kind}/{which}/{'/'.join(values.values())}"
+    return Turn(skill, key, (user(question), assistant(answer)))
