@@ -9,12 +9,11 @@ from typing import Any
 from compiler.ir.dims import Dim
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
-from compiler.ir.loops import Buffer, PrimFunc
-from compiler.ir.parser import parse
+from compiler.ir.loops import Buffer, Stmt
 from compiler.ir.types import TensorType, TupleType, Type
-from compiler.ir.visit_loops import substitute
+from compiler.ops.broadcast import sized_buffer
 from compiler.ops.operands import agree, tensor_operand, unproved
-from compiler.ops.sampling_kernels import judge_text, sample_text
+from compiler.ops.sampling_kernels import judge_nest, sample_nest
 from compiler.ops.tables import Nest, Operands, UnknownShape, define
 from runtime import sampling
 from runtime.sampling import NUM_TOP, Number, Setting
@@ -81,26 +80,52 @@ def _judge_type(args: tuple[Type, ...], _: Mapping[str, Any]) -> Type:
     return TupleType(_told(_agree_rows(_types(args, JUDGE_OPERANDS), ("tokens", "tops"))))
 
 
-def _nest(name: str, text: Callable[[int], str]) -> Callable[[Operands], Nest]:
-    def nest(operands: Operands) -> Nest:
-        vocab = operands.buffer(0).shape[1]
-        if not vocab.is_const:
-            raise UnknownShape(f"the vocabulary is {vocab}, and sampling needs a number; state it with match_cast")
-        return _placed(parse(text(vocab.const)).prim(name), operands)
-
-    return nest
+TOLD = ("distances", "totals", "ranks", "top_ids", "top_distances")  # the fields of `runtime.sampling.Judged`
 
 
-def _placed(prim: PrimFunc, operands: Operands) -> Nest:
-    """The function as a nest over the operands of a call."""
-    inputs = prim.buffers[: len(operands.places)]
-    given = [operands.buffer(i) for i in range(len(inputs))]
-    dims = {d.var: g for p, b in zip(inputs, given, strict=True) for d, g in zip(p.shape, b.shape, strict=True) if d.var is not None}
-    outputs = tuple(Buffer(b.name, tuple(d.substitute(dims) for d in b.shape), b.dtype) for b in prim.outputs)
-    body = substitute(prim.body, dims, dict(zip(prim.buffers, (*given, *outputs), strict=True)))
-    wanted = {i: tuple(d.substitute(dims) for d in p.shape) for i, p in enumerate(inputs)}
-    return Nest(outputs, body, checks=unproved(operands, wanted), attrs={"schedule": "sampling"})
+def _sample_nest(operands: Operands) -> Nest:
+    given = _given(operands, SAMPLE_OPERANDS)
+    count, num_words = given["rows"].shape[0], -(-given["logits"].shape[1].const // 32)
+    wanted = {
+        "numbers": (count, Dim.of(len(Number))),
+        "settings": (count, Dim.of(len(Setting))),
+        "bias_starts": (count + 1,),
+        "bias_values": given["bias_ids"].shape,
+        "seen_starts": (count + 1,),
+        "seen_counts": given["seen_ids"].shape,
+        "masks": (given["masks"].shape[0], Dim.of(num_words)),
+    }
+    return _nest(operands, given, ("tokens", *TOLD), wanted, sample_nest)
 
 
-SAMPLE = define("sample", ", ".join(SAMPLE_OPERANDS), _sample_type, sampling.sample, _nest("sample", sample_text))
-JUDGE = define("judge", ", ".join(JUDGE_OPERANDS), _judge_type, sampling.judge, _nest("judge", judge_text))
+def _judge_nest(operands: Operands) -> Nest:
+    given = _given(operands, JUDGE_OPERANDS)
+    rows = given["rows"].shape
+    return _nest(operands, given, TOLD, {"tokens": rows, "tops": rows}, judge_nest)
+
+
+def _given(operands: Operands, names: Mapping[str, DType]) -> dict[str, Buffer]:
+    given = {name: operands.buffer(i) for i, name in enumerate(names)}
+    vocab = given["logits"].shape[1]
+    if not vocab.is_const:
+        raise UnknownShape(f"the vocabulary is {vocab}, and sampling needs a number; state it with match_cast")
+    return given
+
+
+def _nest(
+    operands: Operands,
+    given: Mapping[str, Buffer],
+    results: tuple[str, ...],
+    wanted: Mapping[str, tuple[Dim, ...]],
+    write: Callable[[Mapping[str, Buffer], Mapping[str, Buffer]], Stmt],
+) -> Nest:
+    out = operands.out
+    assert isinstance(out, TupleType)
+    outputs = {name: sized_buffer(type_, name) for name, type_ in zip(results, out.fields, strict=True)}
+    body = write(given, outputs)
+    checks = unproved(operands, {list(given).index(name): shape for name, shape in wanted.items()})
+    return Nest(tuple(outputs.values()), body, checks=checks, attrs={"schedule": "sampling"})
+
+
+SAMPLE = define("sample", ", ".join(SAMPLE_OPERANDS), _sample_type, sampling.sample, _sample_nest)
+JUDGE = define("judge", ", ".join(JUDGE_OPERANDS), _judge_type, sampling.judge, _judge_nest)

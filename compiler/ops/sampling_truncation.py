@@ -1,30 +1,19 @@
 """Truncations of a row: which tokens stay.
 
-None of them sorts. Where weights decide, a sample says between which keys the last token that stays should lie. Going over the row, what is
-nearer is added up and what lies between is listed; the list is narrowed down by histograms until all keys in it are equal. All sums
-are of integers, so the answer is exact, and they show whether the sample was right.
+None of them sorts. Where weights decide, a sample estimates between which keys the last token that stays should lie. One pass over the row
+adds up what is nearer and lists what lies between; histograms narrow the list down until all keys in it are equal. All sums are of
+integers, so the answer is exact, and they show whether the estimate was right.
 """
 
 from __future__ import annotations
 
-from compiler.ops.sampling_text import (
-    BLOCK,
-    HERE,
-    LANES,
-    VECTORS,
-    Index,
-    RowText,
-    each_lane,
-    each_vector,
-    folded,
-    less,
-    more,
-    plus,
-    share_of,
-    weighed,
-    whole,
-    with_locals,
-)
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+
+from compiler.ir.dims import Dim, DimLike, ceil_div, dim_min
+from compiler.ir.loops import Scalar
+from compiler.ir.write import Array, cast, const, equal, index, select
+from compiler.ops.sampling_row import BLOCK, BOOL, F32, I32, I64, INF, LANES, VECTORS, Read, Row, less, more, plus, share_of, whole
 from runtime.sampling import FURTHEST, MEAN_BITS, SHARE_ONE, Number, Setting
 
 BUCKETS = 512
@@ -39,252 +28,371 @@ WIDER = 2.0  # times: the range beside one that was not right
 ATTEMPTS = 4
 
 
-class Truncations(RowText):
+def number(value: int) -> Scalar:
+    return const(value, I64)
+
+
+class Truncations(Row):
+    stage: Dim
+
     @property
     def stride(self) -> int:
         """A power of two: the sample has one block of so many, beside the heavy ones."""
         return 1 << max(0, (self.blocks // SAMPLED).bit_length() - 1)
 
-    def truncated(self, then: str) -> str:
-        """top_k, top_p and typical_p are one text, gone through three times: what they keep is nearest to `center`, and comes to the
-        number of tokens or the weight that is wanted. Each lists the tokens among which the last one is that stays. `then` draws: it
-        may find the row as it was, with the sums of what is `within`, where nobody else needs the row."""
-        asked, reach = f"settings[i, {int(Setting.TOP_K)} + stage]", self.number(Number.REACH)
-        everything = f"select(dim(stage) == 0, {self.vocab}, {SHARE_ONE})"
-        cut_again = f"{reach} < inf | {self.setting(Setting.TYPICAL_P)} < {SHARE_ONE}"
-        cut = f"""
-          center[0] = 0.0  pending[0] = false
-          for stage in 3 {{
-            when dim(stage) == 2 & {reach} < inf {{
-              stale[0] = true
-              {self.kept(lambda index: f"distance[g, {index}] <= {reach}", reach)}
-            }}
-            when (0 < {asked} | 0 < dim(stage)) & {asked} < {everything} {{
-              when dim(stage) == 2 {{ {self.mean()} }}
-              when dim(stage) == 0 {{ {self.listed_by_number(asked)} }} else {{ {self.listed_by_weight(asked)} }}
-              when 0 < dim(stage) | wanted[0] <= count[0] {{
-                {self.narrowed(self.own, self.added)}
-                {self.last()}
-                stale[0] = dim(stage) == 0
-                pending[0] = 0 < dim(stage)
-                when dim(stage) == 0 | {self.tells_drawn} | dim(stage) == 1 & ({cut_again}) {{
-                  pending[0] = false
-                  upto[0] = center[0] + nearest[0] + {SLACK}
-                  {self.kept(self.within, "upto[0]")}
-                }}
-              }}
-            }}
-          }}
-          {then}"""
-        numbers = [f"{name}: i64[1]" for name in ("wanted", "count", "before", "run", "chosen", "last")]
-        reals = [f"{name}: f32[1]" for name in ("upto", "base", "nearest", "furthest", "scale", "center")]
-        return with_locals(cut, *numbers, *reals, f"near: f32[{LANES}]", f"histogram: i64[{BUCKETS}]", "pending: bool[1]")
+    def truncate(self, then: Callable[[], None]) -> None:
+        """top_k, top_p and typical_p are three iterations of one loop: each keeps the tokens nearest to `center`, up to the number of
+        tokens or the weight that is wanted. Each lists the tokens among which the last one is that stays. `then` draws: it may find the
+        row as it was, with the sums of what is `within`, where nothing else reads the row."""
+        k = self.k
 
-    def off_center(self, index: str) -> str:
-        return f"abs({self.own(index)} - center[0])"
+        def reach() -> Scalar:
+            return self.number(Number.REACH)
 
-    @property
-    def added(self) -> str:
-        """The token `id`, number `e` of those at hand, belongs to the sums by its weight."""
-        return f"let b = dim(id) // {BLOCK} {{ sum[g, b] = sum[g, b] + weight[e]  total[0] = total[0] + weight[e] }}"
+        with k.scope():
+            self.wanted, self.count, self.before, self.run, self.chosen, self.last = (
+                k.local(name, 1, dtype=I64) for name in ("wanted", "count", "before", "run", "chosen", "last")
+            )
+            self.upto, self.base, self.nearest, self.furthest, self.scale, self.center = (
+                k.local(name, 1) for name in ("upto", "base", "nearest", "furthest", "scale", "center")
+            )
+            self.near, self.histogram = k.local("near", LANES), k.local("histogram", BUCKETS, dtype=I64)
+            self.pending = k.local("pending", 1, dtype=BOOL)
+            self.center[0] = 0.0
+            self.pending[0] = False
+            with k.serial("stage", 3) as stage:
+                self.stage = stage
 
-    def within(self, index: str) -> str:
+                def asked() -> Scalar:
+                    return self.arrays["settings"][self.i, int(Setting.TOP_K) + stage]
+
+                def is_stage(n: int) -> Scalar:
+                    return equal(index(stage), n)
+
+                with k.when(is_stage(2) & (reach() < INF)):
+                    self.stale[0] = True
+                    self.keep(lambda at: self.own(at) <= reach(), reach)
+                everything = select(is_stage(0), number(self.vocab), SHARE_ONE)
+                with k.when(((asked() > 0) | (index(stage) > 0)) & (asked() < everything)):
+                    with k.when(is_stage(2)):
+                        self.find_mean()
+                    with k.when(is_stage(0)):
+                        self.list_by_number(asked)
+                    with k.orelse():
+                        self.list_by_weight(asked)
+                    with k.when((index(stage) > 0) | (self.wanted[0] <= self.count[0])):
+                        self.narrow(self.own, self.add_token)
+                        self.find_last()
+                        self.stale[0] = is_stage(0)
+                        self.pending[0] = index(stage) > 0
+                        cut_again = (reach() < INF) | (self.setting(Setting.TYPICAL_P) < SHARE_ONE)
+                        with k.when(is_stage(0) | self.tells_drawn | is_stage(1) & cut_again):
+                            self.pending[0] = False
+                            self.upto[0] = self.center[0] + self.nearest[0] + SLACK
+                            self.keep(self.within, lambda: self.upto[0])
+            then()
+
+    def off_center(self, at: DimLike) -> Scalar:
+        return abs(self.own(at) - self.center[0])
+
+    def add_token(self, id_: Dim, e: Dim) -> None:
+        """Token `id_`, number `e` of those at hand, belongs to the sums by its weight."""
+        with self.k.scope():
+            b = self.k.let("b", index(id_) // BLOCK)
+            self.sum[self.g, b] = self.sum[self.g, b] + self.weight[e]
+            self.total[0] = self.total[0] + self.weight[e]
+
+    def within(self, at: DimLike) -> Scalar:
         """Nothing beyond `nearest`, and nothing at it behind the last."""
-        key = self.off_center(index)
-        return f"({key} < nearest[0] | {key} == nearest[0] & dim({index}) <= last[0])"
+        key, nearest = self.off_center, self.nearest
+        return (key(at) < nearest[0]) | equal(key(at), nearest[0]) & (index(at) <= self.last[0])
 
-    def listed_by_number(self, number: str) -> str:
+    # --- lists ---------------------------------------------------------------------------------------------------------
+
+    def list_blocks(self, chosen: Callable[[Dim], Scalar]) -> None:
+        self.count[0] = 0
+        with self.k.serial("b", self.blocks) as b:
+            c = self.k.let("c", self.count[0])
+            self.list[self.g, c] = cast(index(b), I32)
+            self.count[0] = index(c) + select(chosen(b), number(1), 0)
+
+    def list_by_number(self, wanted: Callable[[], Scalar]) -> None:
         """As many blocks as there are tokens wanted have their low within some distance: none wanted lies beyond it."""
-        return f"""
-          count[0] = 0
-          for b in {self.blocks} {{ let c = count[0] {{
-            list[g, c] = cast(i32, dim(b))
-            count[0] = dim(c) + select(low[g, b] < inf, 1, 0)
-          }} }}
-          upto[0] = inf  wanted[0] = {number}
-          when wanted[0] <= count[0] {{
-            {self.narrowed(lambda index: f"low[g, {index}]")}
-            upto[0] = nearest[0]
-          }}
-          {self.listed(f"{self.own(HERE)} <= upto[0]")}
-          wanted[0] = {number}"""
+        self.list_blocks(lambda b: self.low[self.g, b] < INF)
+        self.upto[0] = INF
+        self.wanted[0] = wanted()
+        with self.k.when(self.wanted[0] <= self.count[0]):
+            self.narrow(lambda at: self.low[self.g, at], None)
+            self.upto[0] = self.nearest[0]
+        self.list_tokens(lambda at: self.own(at) <= self.upto[0])
+        self.wanted[0] = wanted()
 
-    def listed_by_weight(self, share: str) -> str:
+    def list_by_weight(self, share: Callable[[], Scalar]) -> None:
         """The tokens among which the smallest keys come to this share of all weights. Should that not be where the sample has it, it is
         before or behind: there a wider range is gone through, and at last all that is left."""
-        found = f"""
-          {self.guessed(share)}
-          sought[0] = true
-          for attempt in {ATTEMPTS} {{ when sought[0] {{
-            {self.parted()}
-            wanted[0] = {share_of("all[0]", share)} - total[0]
-            sought[0] = wanted[0] <= 0 | between[0] < wanted[0]
-            width[0] = select(dim(attempt) < {ATTEMPTS - 2}, {WIDER} * (until[0] - since[0]), inf)
-            when wanted[0] <= 0 {{ until[0] = since[0]  since[0] = until[0] - width[0] }}
-            when between[0] < wanted[0] {{ since[0] = until[0]  until[0] = since[0] + width[0] }}
-          }} }}"""
-        return with_locals(found, "since: f32[1]", "until: f32[1]", "width: f32[1]", "between: i64[1]", "all: i64[1]", "sought: bool[1]")
+        k, wanted = self.k, self.wanted
+        with k.scope():
+            self.since, self.until, width = (k.local(name, 1) for name in ("since", "until", "width"))
+            self.between, self.all = k.local("between", 1, dtype=I64), k.local("all", 1, dtype=I64)
+            sought = k.local("sought", 1, dtype=BOOL)
+            since, until, between = self.since, self.until, self.between
+            self.guess(share)
+            sought[0] = True
+            with k.serial("attempt", ATTEMPTS) as attempt, k.when(sought[0]):
+                self.part()
+                wanted[0] = share_of(self.all[0], share()) - self.total[0]
+                sought[0] = (wanted[0] <= 0) | (between[0] < wanted[0])
+                width[0] = select(index(attempt) < ATTEMPTS - 2, WIDER * (until[0] - since[0]), INF)
+                with k.when(wanted[0] <= 0):
+                    until[0] = since[0]
+                    since[0] = until[0] - width[0]
+                with k.when(between[0] < wanted[0]):
+                    since[0] = until[0]
+                    until[0] = since[0] + width[0]
 
-    def parted(self) -> str:
+    def part(self) -> None:
         """The list: tokens with keys from `since` to before `until`, which weigh `between`; sums: of those before them, `total` together;
         all: the weight of the row."""
-        key = self.off_center(HERE)
-        added = each_lane(f"""
-          every[l] = every[l] + weight[l]
-          lanes[l] = lanes[l] + select({key} < since[0], weight[l], 0)
-          inner[l] = inner[l] + select({key} < until[0], weight[l], 0)
-          hits[u, l] = select(since[0] <= {key} & {key} < until[0], 1:i32, 0:i32)""")
-        listed = f'{weighed(self.own(HERE))} {added} tile "append"(list[g, 0], count[0], hits[u, 0]) dims({BLOCK}*b + {LANES}*u)'
-        parted = f"""
-          count[0] = 0
-          {each_lane("every[l] = 0  inner[l] = 0")}
-          {self.sums(f"for unroll u in {VECTORS} {{ {listed} }}")}
-          {folded("every", plus)}
-          {folded("inner", plus)}
-          all[0] = every[0]  between[0] = inner[0] - total[0]"""
-        return with_locals(parted, f"every: i64[{LANES}]", f"inner: i64[{LANES}]", f"hits: i32[{VECTORS}, {LANES}]")
+        k, weight, key = self.k, self.weight, self.off_center
+        since, until = self.since, self.until
+        with k.scope():
+            every, inner = k.local("every", LANES, dtype=I64), k.local("inner", LANES, dtype=I64)
+            hits = k.local("hits", VECTORS, LANES, dtype=I32)
+            self.count[0] = 0
+            self.clear(every, inner)
+            with self.sums() as b, k.unroll("u", VECTORS) as u:
+                self.weigh(lambda lane: self.own(BLOCK * b + LANES * u + lane))
+                with k.vector(LANES) as lane:
+                    at = BLOCK * b + LANES * u + lane
+                    every[lane] = every[lane] + weight[lane]
+                    self.lanes[lane] = self.lanes[lane] + select(key(at) < since[0], weight[lane], 0)
+                    inner[lane] = inner[lane] + select(key(at) < until[0], weight[lane], 0)
+                    hits[u, lane] = select((since[0] <= key(at)) & (key(at) < until[0]), const(1, I32), 0)
+                self.append(hits, b, u)
+            self.fold_lanes(every, plus)
+            self.fold_lanes(inner, plus)
+            self.all[0] = every[0]
+            self.between[0] = inner[0] - self.total[0]
 
-    def guessed(self, share: str) -> str:
+    def append(self, hits: Array, b: Dim, u: Dim) -> None:
+        """The tokens of a vector that are hits go to the list."""
+        self.k.tile("append", self.list[self.g, 0], self.count[0], hits[u, 0], dims=(BLOCK * b + LANES * u,))
+
+    def list_tokens(self, condition: Read) -> None:
+        """The tokens that meet the condition, by id; none of them is in a block whose low lies beyond `upto`."""
+        k = self.k
+        with k.scope():
+            hits = k.local("hits", VECTORS, LANES, dtype=I32)
+            self.count[0] = 0
+            with self.live(lambda: self.upto[0]) as b, k.unroll("u", VECTORS) as u:
+                with k.vector(LANES) as lane:
+                    at = BLOCK * b + LANES * u + lane
+                    hits[u, lane] = select(condition(at) & (self.own(at) < INF), const(1, I32), 0)
+                self.append(hits, b, u)
+
+    @contextmanager
+    def each_of(self, count: Dim, read: Read) -> Generator[Dim]:
+        """Parts of a list of so many, with the elements of LANES of them in `near`."""
+        k = self.k
+        with k.serial("k", ceil_div(count, LANES)) as part:
+            with k.serial("e", LANES) as e:
+                id_ = k.let("id", self.list[self.g, dim_min(LANES * part + e, count - 1)])
+                self.near[e] = read(id_)
+            yield part
+
+    @contextmanager
+    def each_id(self, count: Dim, part: Dim) -> Generator[tuple[Dim, Dim]]:
+        """Each token of such a part, and its number there."""
+        with self.k.serial("e", dim_min(LANES, count - LANES * part)) as e:
+            yield self.k.let("id", self.list[self.g, LANES * part + e]), e
+
+    @contextmanager
+    def each_listed(self, read: Read) -> Generator[tuple[Dim, Dim]]:
+        """Parts of the list: its length, and the number of the part."""
+        with self.k.scope():
+            count = self.k.let("c", self.count[0])
+            with self.each_of(count, read) as part:
+                yield count, part
+
+    # --- the sample ----------------------------------------------------------------------------------------------------
+
+    def guess(self, share: Callable[[], Scalar]) -> None:
         """since, until: keys between which the smallest ones should come to this share of all weights."""
-        part = f"(cast(f32, {share}) * {1 / SHARE_ONE})"
-        guessed = f"""
-          base[0] = 0.0  scale[0] = {BUCKETS / SPAN}
-          {self.sampled_blocks()}
-          {self.counted()}
-          run[0] = 0
-          for q in {BUCKETS} {{ run[0] = run[0] + histogram[q] }}
-          goal[0] = cast(f32, run[0]) * {part}
-          margin[0] = goal[0] * (1.0 - {part}) * {MARGIN} * cast(f32, dim(stage + 1))
-          run[0] = 0  before[0] = 0  chosen[0] = 0
-          for q in {BUCKETS} {{
-            run[0] = run[0] + histogram[q]
-            when cast(f32, run[0]) < goal[0] - margin[0] {{ before[0] = dim(q) + 1 }}
-            when cast(f32, run[0]) < goal[0] + margin[0] {{ chosen[0] = dim(q) + 1 }}
-          }}
-          since[0] = (cast(f32, before[0]) - 0.5) / scale[0]
-          until[0] = select(chosen[0] < {BUCKETS - 1}, (cast(f32, chosen[0]) + 0.5) / scale[0], inf)"""
-        return with_locals(guessed, "goal: f32[1]", "margin: f32[1]", "heavy: f32[1]")
+        k, run, before, chosen, scale = self.k, self.run, self.before, self.chosen, self.scale
 
-    def sampled_blocks(self) -> str:
+        def part() -> Scalar:
+            return cast(share(), F32) * (1 / SHARE_ONE)
+
+        with k.scope():
+            goal, margin, self.heavy = k.local("goal", 1), k.local("margin", 1), k.local("heavy", 1)
+            self.base[0] = 0.0
+            scale[0] = BUCKETS / SPAN
+            self.sample_blocks()
+            self.count_sample()
+            run[0] = 0
+            with k.serial("q", BUCKETS) as q:
+                run[0] = run[0] + self.histogram[q]
+            goal[0] = cast(run[0], F32) * part()
+            margin[0] = goal[0] * (1.0 - part()) * MARGIN * cast(index(self.stage + 1), F32)
+            run[0] = 0
+            before[0] = 0
+            chosen[0] = 0
+            with k.serial("q", BUCKETS) as q:
+                run[0] = run[0] + self.histogram[q]
+                with k.when(cast(run[0], F32) < goal[0] - margin[0]):
+                    before[0] = index(q) + 1
+                with k.when(cast(run[0], F32) < goal[0] + margin[0]):
+                    chosen[0] = index(q) + 1
+            self.since[0] = (cast(before[0], F32) - 0.5) / scale[0]
+            self.until[0] = select(chosen[0] < BUCKETS - 1, (cast(chosen[0], F32) + 0.5) / scale[0], INF)
+
+    def sample_blocks(self) -> None:
         """The list: blocks with a token nearer than `heavy`, and some of the others."""
-        near = f"low[g, b] <= cast(f32, dim(l)) * {STEP}"
-        return f"""
-          {each_lane("lanes[l] = 0")}
-          for b in {self.blocks} {{ {each_lane(f"lanes[l] = lanes[l] + select({near}, 1, 0)")} }}
-          heavy[0] = -1.0
-          for l in {LANES} {{ when lanes[l] <= {int(self.blocks * HEAVY)} {{ heavy[0] = cast(f32, dim(l)) * {STEP} }} }}
-          count[0] = 0
-          for b in {self.blocks} {{ let c = count[0] {{
-            list[g, c] = cast(i32, dim(b))
-            count[0] = dim(c) + select(low[g, b] < inf & (low[g, b] <= heavy[0] | dim(b % {self.stride}) == 0), 1, 0)
-          }} }}"""
+        k, low, g, lanes, heavy = self.k, self.low, self.g, self.lanes, self.heavy
+        self.clear(lanes)
+        with k.serial("b", self.blocks) as b, k.vector(LANES) as lane:
+            lanes[lane] = lanes[lane] + select(low[g, b] <= cast(index(lane), F32) * STEP, number(1), 0)
+        heavy[0] = -1.0
+        with k.serial("l", LANES) as lane, k.when(lanes[lane] <= int(self.blocks * HEAVY)):
+            heavy[0] = cast(index(lane), F32) * STEP
+        self.list_blocks(lambda b: (low[g, b] < INF) & ((low[g, b] <= heavy[0]) | equal(index(b % self.stride), 0)))
 
-    def bucket(self, key: str) -> str:
-        return whole(less(f"{BUCKETS - 1}.0", f"({key} - base[0]) * scale[0]"))
+    def bucket(self, key: Scalar) -> Scalar:
+        scaled = (key - self.base[0]) * self.scale[0]
+        return whole(select(scaled < BUCKETS - 1, scaled, BUCKETS - 1))
 
-    def counted(self) -> str:
+    def count_sample(self) -> None:
         """The histogram of the weights of the blocks in the list, each of which stands for as many as it was taken from. An addition to
         what was just written has to wait for it: each vector of a block has buckets of its own."""
-        sorted_in = each_lane(f"buckets[u, l] = {self.bucket(self.off_center(HERE))}  heights[u, l] = weight[l] << shift[0]")
-        parts = " + ".join(f"parts[{v}, {LANES}*e + l]" for v in range(VECTORS))
-        add = f"let q within 0..{BUCKETS - 1} = buckets[u, e] {{ parts[u, q] = parts[u, q] + heights[u, e] }}"
-        counted = f"""
-          for e in {BUCKETS // LANES} {{ {each_vector(f"parts[u, {LANES}*e + l] = 0")} }}
-          let c = count[0] {{ for s in c {{ let b within 0..{self.blocks - 1} = list[g, s] {{
-            shift[0] = select(low[g, b] <= heavy[0], 0, {self.stride.bit_length() - 1})
-            {self.each_weight(sorted_in)}
-            for e in {LANES} {{ for unroll u in {VECTORS} {{ {add} }} }}
-          }} }} }}
-          for e in {BUCKETS // LANES} {{ {each_lane(f"histogram[{LANES}*e + l] = {parts}")} }}"""
-        shape = f"{VECTORS}, {LANES}"
-        return with_locals(
-            counted, f"parts: i64[{VECTORS}, {BUCKETS}]", f"buckets: i32[{shape}]", f"heights: i64[{shape}]", "shift: i64[1]"
-        )
+        k = self.k
+        with k.scope():
+            parts = k.local("parts", VECTORS, BUCKETS, dtype=I64)
+            buckets, heights = k.local("buckets", VECTORS, LANES, dtype=I32), k.local("heights", VECTORS, LANES, dtype=I64)
+            shift = k.local("shift", 1, dtype=I64)
+            with k.serial("e", BUCKETS // LANES) as e, k.serial("u", VECTORS) as u, k.vector(LANES) as lane:
+                parts[u, LANES * e + lane] = 0
+            with k.scope():
+                c = k.let("c", self.count[0])
+                with k.serial("s", c) as s:
+                    b = k.let("b", self.list[self.g, s], self.blocks - 1)
+                    heavy = self.low[self.g, b] <= self.heavy[0]
+                    shift[0] = select(heavy, number(0), self.stride.bit_length() - 1)
+                    with self.each_weight(b) as u, k.vector(LANES) as lane:
+                        buckets[u, lane] = self.bucket(self.off_center(BLOCK * b + LANES * u + lane))
+                        heights[u, lane] = self.weight[lane] << shift[0]
+                    with k.serial("e", LANES) as e, k.unroll("u", VECTORS) as u:
+                        q = k.let("q", buckets[u, e], BUCKETS - 1)
+                        parts[u, q] = parts[u, q] + heights[u, e]
+            with k.serial("e", BUCKETS // LANES) as e, k.vector(LANES) as lane:
+                at = LANES * e + lane
+                summed: Scalar = parts[0, at]
+                for v in range(1, VECTORS):
+                    summed = summed + parts[v, at]
+                self.histogram[at] = summed
 
-    def emptied(self) -> str:
-        return f"for e in {BUCKETS // LANES} {{ {each_lane(f'histogram[{LANES}*e + l] = 0')} }}"
+    # --- narrowing -----------------------------------------------------------------------------------------------------
 
-    def chosen(self) -> str:
+    def choose_bucket(self) -> None:
         """The bucket in which the weights come to `wanted`, which becomes what this bucket has to add."""
-        return f"""
-          run[0] = 0  before[0] = 0  chosen[0] = 0
-          for q in {BUCKETS} {{
-            run[0] = run[0] + histogram[q]
-            when run[0] < wanted[0] {{ before[0] = run[0]  chosen[0] = dim(q) + 1 }}
-          }}
-          wanted[0] = wanted[0] - before[0]"""
+        run, before, chosen, wanted = self.run, self.before, self.chosen, self.wanted
+        run[0] = 0
+        before[0] = 0
+        chosen[0] = 0
+        with self.k.serial("q", BUCKETS) as q:
+            run[0] = run[0] + self.histogram[q]
+            with self.k.when(run[0] < wanted[0]):
+                before[0] = run[0]
+                chosen[0] = index(q) + 1
+        wanted[0] = wanted[0] - before[0]
 
-    def mean(self) -> str:
+    def find_mean(self) -> None:
         """center: the mean distance, by weight."""
-        near = less(f"{FURTHEST}", self.own(HERE))
-        moment = f"cast(i64, {whole(f'{near} * {float(1 << MEAN_BITS)}')})"
-        each = each_lane(f"lanes[l] = lanes[l] + weight[l]  moments[l] = moments[l] + ((weight[l] * {moment}) >> {MEAN_BITS})")
-        means = f"""
-          {each_lane("lanes[l] = 0  moments[l] = 0")}
-          {self.live(self.each_weight(each))}
-          {folded("lanes", plus)}
-          {folded("moments", plus)}
-          center[0] = cast(f32, moments[0]) / cast(f32, lanes[0])"""
-        return with_locals(means, f"moments: i64[{LANES}]")
+        k, lanes, weight = self.k, self.lanes, self.weight
+        with k.scope():
+            moments = k.local("moments", LANES, dtype=I64)
+            self.clear(lanes, moments)
+            with self.live() as b, self.each_weight(b) as u, k.vector(LANES) as lane:
+                own = self.own(BLOCK * b + LANES * u + lane)
+                near = select(own < float(FURTHEST), own, float(FURTHEST))
+                moment = cast(whole(near * float(1 << MEAN_BITS)), I64)
+                lanes[lane] = lanes[lane] + weight[lane]
+                moments[lane] = moments[lane] + (weight[lane] * moment >> MEAN_BITS)
+            self.fold_lanes(lanes, plus)
+            self.fold_lanes(moments, plus)
+            self.center[0] = cast(moments[0], F32) / cast(lanes[0], F32)
 
-    def listed(self, condition: str) -> str:
-        """The tokens that meet the condition, by id; none of them stands in a block whose low lies beyond `upto`."""
-        hits = f"hits[u, l] = select({condition} & {self.own(HERE)} < inf, 1:i32, 0:i32)"
-        found = f'{each_lane(hits)} tile "append"(list[g, 0], count[0], hits[u, 0]) dims({BLOCK}*b + {LANES}*u)'
-        return with_locals(
-            f"count[0] = 0\n{self.live(f'for unroll u in {VECTORS} {{ {found} }}', 'upto[0]')}", f"hits: i32[{VECTORS}, {LANES}]"
-        )
-
-    def narrowed(self, own: Index, each: str = "") -> str:
+    def narrow(self, read: Read, each: Callable[[Dim, Dim], None] | None) -> None:
         """nearest: the key with which the list, by ascending keys, comes to weigh `wanted`; the list: those with this key; wanted: what
         they have to add. `each` is done with all of a round; only those in buckets before the chosen one, which stay, have a weight then: a
-        branch in its place could not be foretold."""
-        key = "abs(near[l] - center[0])"
-        sorted_in = each_lane(f"buckets[l] = cast(i64, {self.bucket(key)})")
-        counted = f"let q within 0..{BUCKETS - 1} = buckets[e] {{ histogram[q] = histogram[q] + weight[e] }}"
-        staying = each_lane("weight[l] = select(buckets[l] < chosen[0], weight[l], 0)")
-        kept = "let to = count[0] { list[g, to] = cast(i32, dim(id))  count[0] = dim(to) + 1 }"
-        ends = f"""
-          {each_lane("least[l] = inf  most[l] = -inf")}
-          {self.each_listed(own, each_lane(f"least[l] = {less('least[l]', key)}  most[l] = {more('most[l]', key)}"))}
-          {folded("least", less)}
-          {folded("most", more)}
-          nearest[0] = least[0]  furthest[0] = most[0]"""
-        narrowed = f"""
-          {ends}
-          for round in {ROUNDS} {{ when nearest[0] < furthest[0] {{
-            base[0] = nearest[0]
-            scale[0] = {less("1e38", f"{BUCKETS - 1}.0 / (furthest[0] - nearest[0])")}
-            {self.emptied()}
-            {self.each_listed(own, f"{sorted_in}  {self.weighed_near}", counted)}
-            {self.chosen()}
-            let c = count[0] {{
-              count[0] = 0
-              {self.each_of("c", own, f"{sorted_in}  {self.weighed_near}  {staying}", f"{each} when buckets[e] == chosen[0] {{ {kept} }}")}
-            }}
-            {ends}
-          }} }}"""
-        return with_locals(narrowed, f"most: f32[{LANES}]", f"buckets: i64[{LANES}]")
+        branch in its place could not be predicted."""
+        k, weight, nearest, furthest, least = self.k, self.weight, self.nearest, self.furthest, self.least
 
-    def last(self) -> str:
+        def key(lane: Dim) -> Scalar:
+            return abs(self.near[lane] - self.center[0])
+
+        with k.scope():
+            most, buckets = k.local("most", LANES), k.local("buckets", LANES, dtype=I64)
+
+            def sort_in() -> None:
+                with k.vector(LANES) as lane:
+                    buckets[lane] = cast(self.bucket(key(lane)), I64)
+
+            def find_ends() -> None:
+                with k.vector(LANES) as lane:
+                    least[lane] = INF
+                    most[lane] = -INF
+                with self.each_listed(read), k.vector(LANES) as lane:
+                    least[lane] = less(least[lane], key(lane))
+                    most[lane] = more(most[lane], key(lane))
+                self.fold_lanes(least, less)
+                self.fold_lanes(most, more)
+                nearest[0] = least[0]
+                furthest[0] = most[0]
+
+            find_ends()
+            with k.serial("round", ROUNDS), k.when(nearest[0] < furthest[0]):
+                self.base[0] = nearest[0]
+                scale = float(BUCKETS - 1) / (furthest[0] - nearest[0])
+                self.scale[0] = less(const(1e38, F32), scale)
+                with k.serial("e", BUCKETS // LANES) as e, k.vector(LANES) as lane:
+                    self.histogram[LANES * e + lane] = 0
+                with self.each_listed(read) as (count, part):
+                    sort_in()
+                    self.weigh_near()
+                    with self.each_id(count, part) as (_, e):
+                        q = k.let("q", buckets[e], BUCKETS - 1)
+                        self.histogram[q] = self.histogram[q] + weight[e]
+                self.choose_bucket()
+                with k.scope():
+                    count = k.let("c", self.count[0])
+                    self.count[0] = 0
+                    with self.each_of(count, read) as part:
+                        sort_in()
+                        self.weigh_near()
+                        with k.vector(LANES) as lane:
+                            weight[lane] = select(buckets[lane] < self.chosen[0], weight[lane], 0)
+                        with self.each_id(count, part) as (id_, e):
+                            if each is not None:
+                                each(id_, e)
+                            with k.when(equal(buckets[e], self.chosen[0])):
+                                to = k.let("to", self.count[0])
+                                self.list[self.g, to] = cast(index(id_), I32)
+                                self.count[0] = index(to) + 1
+                find_ends()
+
+    def find_last(self) -> None:
         """Of the tokens at `nearest`, the last that it takes to add what is wanted."""
-        added = f"when run[0] < wanted[0] {{ last[0] = dim(id)  {self.added} }}  run[0] = run[0] + weight[e]"
-        return f"run[0] = 0\n{self.each_listed(self.own, self.weighed_near, added)}"
+        self.run[0] = 0
+        with self.each_listed(self.own) as (count, part):
+            self.weigh_near()
+            with self.each_id(count, part) as (id_, e):
+                with self.k.when(self.run[0] < self.wanted[0]):
+                    self.last[0] = index(id_)
+                    self.add_token(id_, e)
+                self.run[0] = self.run[0] + self.weight[e]
 
-    def each_listed(self, own: Index, prepared: str, body: str = "") -> str:
-        """`body` for each `id` of the list, as number `e` of LANES whose elements are in `near`, with which `prepared` is done at once."""
-        return f"let c = count[0] {{ {self.each_of('c', own, prepared, body)} }}"
-
-    def each_of(self, count: str, own: Index, prepared: str, body: str) -> str:
-        each = f"for e in min({LANES}, {count} - {LANES}*k) {{ let id = list[g, {LANES}*k + e] {{ {body} }} }}" if body else ""
-        return f"""
-          for k in ({count} + {LANES - 1}) // {LANES} {{
-            for e in {LANES} {{ let id = list[g, min({LANES}*k + e, {count} - 1)] {{ near[e] = {own("id")} }} }}
-            {prepared}
-            {each}
-          }}"""
-
-    @property
-    def weighed_near(self) -> str:
+    def weigh_near(self) -> None:
         """What each of the tokens `near` adds to what is wanted."""
-        return weighed("near[l]") + each_lane("weight[l] = select(dim(stage) == 0, 1, weight[l])")
+        self.weigh(lambda lane: self.near[lane])
+        with self.k.vector(LANES) as lane:
+            self.weight[lane] = select(equal(index(self.stage), 0), number(1), self.weight[lane])

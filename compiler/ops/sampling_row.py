@@ -1,0 +1,291 @@
+"""What all stages of sampling do with a row of logits.
+
+`distance` holds the row in blocks of BLOCK tokens; the last block is filled up with infinite distances. `low` has the smallest distance of
+each block, so that blocks of distant tokens are skipped unread: a block with an infinite low has no token left, and its distances are not
+defined. `sum` has the weight of each block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+
+from compiler.ir.dims import Dim, DimLike, ceil_div, dim_min
+from compiler.ir.dtypes import DType
+from compiler.ir.loops import Buffer, Load, Scalar
+from compiler.ir.write import Array, Kernel, bits_of, cast, const, equal, guard, halvings, index, maximum, select
+from runtime.sampling import (
+    LOG2_E,
+    MANTISSA_BITS,
+    POWER,
+    ROUND,
+    SHARE_BITS,
+    SHARE_ONE,
+    TWO,
+    WEIGHT_BITS,
+    Number,
+    Setting,
+)
+
+GROUPS = 16  # rows that have work space at a time
+LANES = 16
+VECTORS = 4
+BLOCK = VECTORS * LANES
+
+SCALE_BITS = 24  # of the tile that makes weights
+BEYOND = 48.0  # powers of two that are told apart: all weights from 41 on are 0
+INF = float("inf")
+
+F32, I32, I64, BOOL = DType.F32, DType.I32, DType.I64, DType.BOOL
+
+Read = Callable[[DimLike], Scalar]  # the row's element at an index
+
+
+def less(a: Scalar, b: Scalar) -> Scalar:
+    return select(b < a, b, a)
+
+
+def more(a: Scalar, b: Scalar) -> Scalar:
+    return select(a < b, b, a)
+
+
+def plus(a: Scalar, b: Scalar) -> Scalar:
+    return a + b
+
+
+def whole(number: Scalar) -> Scalar:
+    """A number in 0 .. 2^23 as the nearest i32."""
+    return bits_of(number + float(ROUND)) - bits_of(const(float(ROUND), F32))
+
+
+def share_of(total: Scalar, share: Scalar) -> Scalar:
+    """At least 1, of products that fit 64 bits."""
+    return maximum(const(1, I64), (total >> SHARE_BITS) * share + ((total & (SHARE_ONE - 1)) * share >> SHARE_BITS))
+
+
+class Row:
+    """Row `g` of the work space, row `i` of the operands, and row `source` of the logits. One thread works on a row, in memory that stays
+    in its cache."""
+
+    g: Dim
+    i: Dim
+    source: Dim
+
+    def __init__(self, operands: Mapping[str, Buffer], outputs: Mapping[str, Buffer]) -> None:
+        self.k = k = Kernel()
+        self.arrays = {name: k.array(buffer) for name, buffer in (*operands.items(), *outputs.items())}
+        self.vocab = self.arrays["logits"].shape[1].const
+        self.blocks = -(-self.vocab // BLOCK)
+
+    @contextmanager
+    def each_row(self, *, listing: bool) -> Generator[None]:
+        """Work space for GROUPS rows, which the rows take in turn."""
+        k = self.k
+        self.distance = k.workspace("distance", GROUPS, self.blocks * BLOCK)
+        self.low = k.workspace("low", GROUPS, self.blocks)
+        self.sum = k.workspace("sum", GROUPS, self.blocks, dtype=I64)
+        if listing:
+            self.list = k.workspace("list", GROUPS, self.blocks * BLOCK, dtype=I32)
+        rows = self.arrays["rows"]
+        count = rows.shape[0]
+        with k.parallel("g", dim_min(count, GROUPS)) as self.g, k.serial("turn", ceil_div(count - self.g, GROUPS)) as turn:
+            self.i = k.let("i", index(self.g + GROUPS * turn))
+            self.source = k.let("source", rows[self.i])
+            self.best = k.local("best", 1)
+            self.first, self.bad, self.total = (k.local(name, 1, dtype=I64) for name in ("first", "bad", "total"))
+            self.stale = k.local("stale", 1, dtype=BOOL)
+            self.lanes, self.weight = (k.local(name, LANES, dtype=I64) for name in ("lanes", "weight"))
+            self.least, self.power, self.rounded, self.mantissa = (k.local(n, LANES) for n in ("least", "power", "rounded", "mantissa"))
+            yield
+
+    # --- elements ------------------------------------------------------------------------------------------------------
+
+    def number(self, column: Number) -> Load:
+        return self.arrays["numbers"][self.i, int(column)]
+
+    def setting(self, column: Setting) -> Load:
+        return self.arrays["settings"][self.i, int(column)]
+
+    @property
+    def tells_drawn(self) -> Scalar:
+        """Whether the distribution that was drawn from will be reported."""
+        return (self.setting(Setting.TOP) >= 0) & equal(self.setting(Setting.PROCESSED), 1)
+
+    def raw(self, at: DimLike) -> Scalar:
+        return self.arrays["logits"][self.source, at]
+
+    def own(self, at: DimLike) -> Scalar:
+        return self.distance[self.g, at]
+
+    # --- loops ---------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def each_vector(self, b: Dim) -> Generator[tuple[Dim, Dim, Dim]]:
+        """The lanes of the vectors of a block: vector, lane, and the token's index."""
+        with self.k.serial("u", VECTORS) as u, self.k.vector(LANES) as lane:
+            yield u, lane, BLOCK * b + LANES * u + lane
+
+    def each_block(self, read: Read, body: Callable[[Dim, Read], None]) -> None:
+        """`body` for each block of the row. The last block of the logits may end early."""
+        full = self.vocab // BLOCK if read == self.raw else self.blocks
+        if full:
+            with self.k.serial("b", full) as b:
+                body(b, read)
+        if full < self.blocks:
+            with self.k.scope():
+                body(self.k.let("b", const(full, I64)), lambda at: guard(0, at, self.vocab, read(at), -INF))
+
+    @contextmanager
+    def live(self, reach: Callable[[], Scalar] | None = None) -> Generator[Dim]:
+        """The blocks that hold a token, within this distance where one is given."""
+        with self.k.serial("b", self.blocks) as b:
+            some = self.low[self.g, b] < INF
+            with self.k.when(some if reach is None else (self.low[self.g, b] <= reach()) & some):
+                yield b
+
+    def clear(self, *arrays: Array) -> None:
+        with self.k.vector(LANES) as lane:
+            for array in arrays:
+                array[lane] = 0
+
+    def fold_lanes(self, array: Array, combine: Callable[[Scalar, Scalar], Scalar]) -> None:
+        """Lanes folded into lane 0, by halves."""
+        for half in halvings(LANES):
+            with self.k.vector(half) as lane:
+                array[lane] = combine(array[lane], array[lane + half])
+
+    # --- stages --------------------------------------------------------------------------------------------------------
+
+    def adjust(self) -> None:
+        """The row's own logits: biased, penalised, masked."""
+        k, i, arrays = self.k, self.i, self.arrays
+
+        def copy(b: Dim, read: Read) -> None:
+            with self.each_vector(b) as (_, _, at):
+                self.distance[self.g, at] = read(at)
+
+        self.each_block(self.raw, copy)
+        with k.scope():
+            starts, ids, values = (arrays[name] for name in ("bias_starts", "bias_ids", "bias_values"))
+            start = k.let("start", starts[i])
+            end = k.let("end", starts[i + 1])
+            with k.serial("e", end - start) as e:
+                id_ = k.let("id", ids[start + e])
+                self.distance[self.g, id_] = self.own(id_) + values[start + e]
+        with k.scope():
+            starts, ids, counts = (arrays[name] for name in ("seen_starts", "seen_ids", "seen_counts"))
+            start = k.let("start", starts[i])
+            end = k.let("end", starts[i + 1])
+            with k.serial("e", end - start) as e:
+                id_ = k.let("id", ids[start + e])
+                divided, multiplied = (self.own(id_) / self.number(Number.REPETITION), self.own(id_) * self.number(Number.REPETITION))
+                self.distance[self.g, id_] = select(self.own(id_) > 0.0, divided, multiplied)
+                with k.when(counts[start + e] > 0):
+                    penalty = self.number(Number.FREQUENCY) * cast(counts[start + e], F32) + self.number(Number.PRESENCE)
+                    self.distance[self.g, id_] = self.own(id_) - penalty
+        with k.when(self.setting(Setting.MASK) >= 0):
+            mask = k.let("mask", self.setting(Setting.MASK))
+            with k.serial("b", self.blocks) as b, self.each_vector(b) as (u, lane, at):
+                word = arrays["masks"][mask, dim_min(BLOCK // 32 * b + u // 2, -(-self.vocab // 32) - 1)]
+                bit = word >> cast(index(LANES * (u % 2) + lane), I32) & 1
+                self.distance[self.g, at] = select(equal(bit, 1), self.own(at), -INF)
+
+    def find_best(self, read: Read) -> None:
+        """best: the highest logit, first: its first index, bad: the number of lanes with a NaN."""
+        k = self.k
+        with k.scope():
+            top, place, nans = (k.local(n, VECTORS, LANES, dtype=d) for n, d in (("top", F32), ("place", I32), ("nans", I32)))
+            highs, places, bads = (k.local(n, BLOCK, dtype=d) for n, d in (("highs", F32), ("places", I64), ("bads", I32)))
+            with self.each_vector(Dim.of(0)) as (u, lane, _):
+                top[u, lane] = -INF
+                place[u, lane] = 0
+                nans[u, lane] = 0
+
+            def compare(b: Dim, read: Read) -> None:
+                with self.each_vector(b) as (u, lane, at):
+                    place[u, lane] = select(top[u, lane] < read(at), cast(index(b), I32), place[u, lane])
+                    nans[u, lane] = select(equal(read(at), read(at)), nans[u, lane], 1)
+                    top[u, lane] = select(top[u, lane] < read(at), read(at), top[u, lane])
+
+            self.each_block(read, compare)
+            with self.each_vector(Dim.of(0)) as (u, lane, at):
+                highs[at] = top[u, lane]
+                places[at] = cast(place[u, lane], I64) * BLOCK + index(at)
+                bads[at] = nans[u, lane]
+            best, first, bad = self.best, self.first, self.bad
+            best[0] = -INF
+            first[0] = 0
+            bad[0] = 0
+            with k.serial("e", BLOCK) as e:
+                bad[0] = bad[0] + cast(bads[e], I64)
+                with k.when((best[0] < highs[e]) | equal(best[0], highs[e]) & (places[e] < first[0])):
+                    best[0] = highs[e]
+                    first[0] = places[e]
+
+    def measure(self, read: Read, sharpness: Callable[[], Scalar]) -> None:
+        """Logits become distances."""
+        self.stale[0] = True
+        self.each_block(read, lambda b, read: self.renew(b, lambda at: (self.best[0] - read(at)) * sharpness()))
+
+    def renew(self, b: Dim, distance: Read) -> None:
+        """Other distances in a block, and its low."""
+        least = self.least
+        with self.k.vector(LANES) as lane:
+            least[lane] = INF
+        with self.each_vector(b) as (_, lane, at):
+            self.distance[self.g, at] = distance(at)
+            least[lane] = select(self.own(at) < least[lane], self.own(at), least[lane])
+        self.fold_lanes(least, less)
+        self.low[self.g, b] = least[0]
+
+    def keep(self, condition: Read, reach: Callable[[], Scalar]) -> None:
+        """Tokens that do not meet the condition become infinitely distant, and so does every token beyond `reach`."""
+        with self.live() as b:
+            with self.k.when(reach() < self.low[self.g, b]):
+                self.low[self.g, b] = INF
+            with self.k.orelse():
+                self.renew(b, lambda at: select(condition(at), self.own(at), INF))
+
+    # --- weights -------------------------------------------------------------------------------------------------------
+
+    def weigh(self, distance: Read) -> None:
+        """weight: `runtime.sampling.weigh` of a distance, step by step, in each lane. The tile shifts 6 bits further up, then down. What
+        is added for rounding is as much larger, so that ties are rounded the same way."""
+        power, rounded, mantissa = self.power, self.rounded, self.mantissa
+        base = float(ROUND + SCALE_BITS - (WEIGHT_BITS - MANTISSA_BITS))
+        with self.k.vector(LANES) as lane:
+            power[lane] = distance(lane) * LOG2_E
+            power[lane] = select(power[lane] < BEYOND, power[lane], BEYOND)
+            rounded[lane] = power[lane] + base
+            power[lane] = power[lane] - (rounded[lane] - base)
+            fraction: Scalar = const(POWER[-1], F32)
+            for coefficient in (*reversed(POWER[:-1]), 1.0):
+                fraction = fraction * power[lane] + coefficient
+            mantissa[lane] = fraction + float(TWO)
+        self.k.tile("shift", self.weight[0], mantissa[0], rounded[0])
+
+    @contextmanager
+    def each_weight(self, b: Dim) -> Generator[Dim]:
+        """The vectors of a block, with `weight` of each."""
+        with self.k.serial("u", VECTORS) as u:
+            self.weigh(lambda lane: self.own(BLOCK * b + LANES * u + lane))
+            yield u
+
+    @contextmanager
+    def sums(self) -> Generator[Dim]:
+        """The sum of each block and of all, from the weights of the block that are added to `lanes` within."""
+        self.total[0] = 0
+        self.stale[0] = False
+        with self.k.serial("b", self.blocks) as b:
+            self.sum[self.g, b] = 0
+        with self.live() as b:
+            self.clear(self.lanes)
+            yield b
+            self.fold_lanes(self.lanes, plus)
+            self.sum[self.g, b] = self.lanes[0]
+            self.total[0] = self.total[0] + self.lanes[0]
+
+    def sum_weights(self) -> None:
+        """The weight of each block, and of all, where they are not known already."""
+        with self.k.when(self.stale[0]), self.sums() as b, self.each_weight(b), self.k.vector(LANES) as lane:
+            self.lanes[lane] = self.lanes[lane] + self.weight[lane]
