@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compiler.frontend.weights import WeightSource
-from runtime.device.cpu.memory import host_buffer
+from runtime.device.base import Device
 from runtime.errors import DamagedFile
 from runtime.executable import DTYPES, Executable, ParamSpec, TensorSpec, VMFunction
 from runtime.sections import SectionFile, align, writing
@@ -78,7 +78,7 @@ def _prepared(
     if kept_in is None and session.placement.has_several_nodes:
         return {name: session.placement.copied(value) for group in made for name, value in group}
     if kept_in is None:
-        return _side_by_side(made, sum(align(_num_bytes(p)) for p in computed))
+        return _side_by_side(session.device, made, sum(align(_num_bytes(p)) for p in computed))
     with writing(kept_in, {p.name: _num_bytes(p) for p in computed}) as put:
         for group in made:
             for name, value in group:
@@ -101,13 +101,13 @@ def _found(path: Path, computed: Sequence[ParamSpec]) -> Mapping[str, Array] | N
     return arrays
 
 
-def _side_by_side(made: Iterable[Group], num_bytes: int) -> Mapping[str, Array]:
+def _side_by_side(device: Device, made: Iterable[Group], num_bytes: int) -> Mapping[str, Array]:
     """In one block, which is large enough for huge pages where a single array is not."""
-    block, begin, arrays = host_buffer(num_bytes), 0, dict[str, Array]()
+    block, begin, arrays = device.allocate(num_bytes), 0, dict[str, Any]()
     for group in made:
         for name, value in group:
-            arrays[name] = np.ndarray(value.shape, value.dtype, block.data, begin)
-            arrays[name][...] = value
+            arrays[name] = device.tensor(block, begin, value.shape, value.dtype)
+            device.copy(arrays[name], value)
             begin += align(value.nbytes)
     return arrays
 

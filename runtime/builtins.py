@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from runtime.errors import ArgumentMismatch, OutOfMemory
+from runtime.errors import ArgumentMismatch
 from runtime.executable import (
     DTYPES,
     AnySpec,
@@ -40,7 +40,7 @@ from runtime.executable import (
 )
 from runtime.matching import Item, word_scalar
 from runtime.regions import region_step
-from runtime.vm import Builtin, Frame, Loader, Read, Step
+from runtime.vm import Builtin, Frame, Loader, Read, Step, on_host
 
 Args = tuple[Arg, ...]
 
@@ -56,7 +56,7 @@ def _match(loader: Loader, args: Args, dst: int | None) -> Step:
     match = loader.match([item], loader.literal(symbol, (str, type(None))), item.label)
 
     def step(frame: Frame) -> None:
-        match(frame.registers, frame.heap, frame.heap_address)
+        match(frame.registers, frame.heap, frame.heap_handle)
         if dst is not None:
             frame.registers[dst] = frame.registers[register]
 
@@ -85,7 +85,8 @@ def _shape_of(loader: Loader, args: Args, dst: int | None) -> Step:
 def _tensor_to_shape(loader: Loader, args: Args, dst: int | None) -> Step:
     (array,) = _exactly(loader, args, 1)
     read = loader.read(array)
-    return _to(dst, lambda frame: tuple(map(int, read(frame))))
+    download = loader.machine.device.download
+    return _to(dst, lambda frame: tuple(map(int, download(read(frame)))))
 
 
 def _alloc_arena(loader: Loader, args: Args, dst: int | None) -> Step:
@@ -94,13 +95,13 @@ def _alloc_arena(loader: Loader, args: Args, dst: int | None) -> Step:
     dtype = _dtype(loader, name)
     shape = _dims(loader, dims)
 
-    item_bytes = dtype.itemsize
+    item_bytes, tensor = dtype.itemsize, loader.machine.device.tensor
 
     def read(frame: Frame) -> Any:
         dims, at, arena = shape(frame), read_offset(frame), frame.arena
-        if at < 0 or at + prod(dims) * item_bytes > arena.nbytes:
-            raise loader.invalid(f"an array of shape {dims} at offset {at} lies outside the arena of {arena.nbytes} bytes")
-        return np.ndarray(dims, dtype, arena, at)
+        if at < 0 or at + prod(dims) * item_bytes > arena.num_bytes:
+            raise loader.invalid(f"an array of shape {dims} at offset {at} lies outside the arena of {arena.num_bytes} bytes")
+        return tensor(arena, at, dims, dtype)
 
     return _to(dst, read)
 
@@ -109,18 +110,14 @@ def _alloc(loader: Loader, args: Args, dst: int | None) -> Step:
     name, *dims = args
     dtype = _dtype(loader, name)
     shape = _dims(loader, dims)
-    account = loader.machine.account
+    account, empty = loader.machine.account, loader.machine.device.empty
 
     def read(frame: Frame) -> Any:
         dims = shape(frame)
         if min(dims, default=0) < 0:
             raise loader.invalid(f"an array cannot have the shape {dims}")
-        num_bytes = prod(dims) * dtype.itemsize
-        account.check("result", num_bytes)
-        try:
-            return np.empty(dims, dtype)
-        except (MemoryError, ValueError) as error:
-            raise OutOfMemory("result", required=num_bytes) from error
+        account.check("result", prod(dims) * dtype.itemsize)
+        return empty(dims, dtype)
 
     return _to(dst, read)
 
@@ -163,7 +160,8 @@ def _run_region(loader: Loader, args: Args, dst: int | None) -> Step:
 def _read_bool(loader: Loader, args: Args, dst: int | None) -> Step:
     (value,) = _exactly(loader, args, 1)
     read = loader.read(value)
-    return _to(dst, lambda frame: bool(read(frame)))
+    device = loader.machine.device
+    return _to(dst, lambda frame: bool(on_host(device, read(frame))))
 
 
 def _copy(loader: Loader, args: Args, dst: int | None) -> Step:

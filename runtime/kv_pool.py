@@ -13,12 +13,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from runtime.device.cpu.memory import host_buffer
+from runtime.device.base import Device, Tensor
 from runtime.executable import DTYPES
 from runtime.memory import MemoryAccount
 from runtime.step import PAGE_SIZE
@@ -53,22 +49,24 @@ class KVLayout:
 
 
 class KVPool:
-    def __init__(self, layout: KVLayout, num_pages: int, account: MemoryAccount) -> None:
+    def __init__(self, layout: KVLayout, num_pages: int, account: MemoryAccount, device: Device) -> None:
         """Takes no memory before a page is written: the block is mapped, not filled."""
         self.layout = layout
         self.num_pages = num_pages
         account.resize("kv pool", num_pages * layout.bytes_per_page)
         shape = (layout.num_layers, 2, num_pages, layout.num_kv_heads, PAGE_SIZE, layout.head_dim)
         dtype = DTYPES[layout.dtype]
-        self.data: NDArray[Any] = host_buffer(prod(shape) * dtype.itemsize).view(dtype).reshape(shape)
-        self.scales: NDArray[np.float32] | None = None
+        self._device = device
+        self.data = device.tensor(device.allocate(prod(shape) * dtype.itemsize), 0, shape, dtype)
+        self.scales: Tensor | None = None
         if layout.has_scales:
-            self.scales = host_buffer(prod(shape[:-1]) * SCALE_BYTES).view(np.float32).reshape(shape[:-1])
+            self.scales = device.tensor(device.allocate(prod(shape[:-1]) * SCALE_BYTES), 0, shape[:-1], DTYPES["f32"])
 
     @property
-    def arguments(self) -> tuple[NDArray[Any], ...]:
+    def arguments(self) -> tuple[Tensor, ...]:
         """What a step takes: the pages, flat per head, and the scales if there are any."""
-        pages = self.data.reshape(*self.data.shape[:4], -1)
+        shape = self.data.shape
+        pages = self.data.reshape((*shape[:4], shape[4] * shape[5]))
         return (pages,) if self.scales is None else (pages, self.scales)
 
     def copy_page(self, source: int, target: int) -> None:
@@ -76,6 +74,5 @@ class KVPool:
         for page in (source, target):
             if not 0 <= page < self.num_pages:
                 raise IndexError(f"page {page}: the pool has pages 0 to {self.num_pages - 1}")
-        self.data[:, :, target] = self.data[:, :, source]
-        if self.scales is not None:
-            self.scales[:, :, target] = self.scales[:, :, source]
+        for tensor in (self.data,) if self.scales is None else (self.data, self.scales):
+            self._device.copy_index(tensor, 2, source, target)

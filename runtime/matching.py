@@ -6,7 +6,6 @@ function that derives further ones; comparison of the slots that are only mentio
 
 from __future__ import annotations
 
-import ctypes
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,12 +13,12 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from runtime.device.base import Derive, Device, HeapHandle
 from runtime.errors import ArgumentMismatch, BoundExceeded, InvalidProgram
 from runtime.executable import DTYPES, AnySpec, Bound, DimRef, ScalarSpec, ShapeSpec, Slot, Spec, TensorSpec, TupleSpec
 
 Heap = memoryview  # of int64
 Check = Callable[[Heap, Any], None]
-Derive = Callable[[int], int]  # returns what a shape function does, see runtime/executable.py
 
 INT64 = range(-(2**63), 2**63)
 
@@ -35,14 +34,21 @@ class Item:
 
 class Match:
     def __init__(
-        self, function: str, slots: Sequence[str], bounds: Sequence[Bound], items: Sequence[Item], derive: Derive | None, place: str = ""
+        self,
+        function: str,
+        slots: Sequence[str],
+        bounds: Sequence[Bound],
+        items: Sequence[Item],
+        derive: Derive | None,
+        device: Device,
+        place: str = "",
     ) -> None:
         """`place`: where in the function this is; none at its entry."""
         self.defined = {slot for item in items for slot in _defined(item.spec)}
         self._place = f"{function}: {place}" if place else function
         self._slots = slots
         self._derive = derive
-        compilers = [(_Compiler(f"{function}: {item.label}", slots), item) for item in items]
+        compilers = [(_Compiler(f"{function}: {item.label}", slots, device), item) for item in items]
         self._binds = [(c.bind(item.spec, ""), item.register) for c, item in compilers]
         compares = [(c.compare(item.spec, ""), item.register) for c, item in compilers]
         self._compares = [(check, register) for check, register in compares if check is not None]
@@ -51,19 +57,19 @@ class Match:
         self._bounds = [(b.slot, b.lower, _plain_upper(b), b.multiple_of, b) for b in own]
         self._symbolic = [(b, b.upper.index) for b in own if isinstance(b.upper, Slot)]
 
-    def __call__(self, registers: Sequence[Any], heap: Heap, heap_address: int) -> None:
+    def __call__(self, registers: Sequence[Any], heap: Heap, handle: HeapHandle) -> None:
         for bind, register in self._binds:
             bind(heap, registers[register])
-        self.derive(heap, heap_address)
+        self.derive(heap, handle)
         for compare, register in self._compares:
             compare(heap, registers[register])
 
-    def derive(self, heap: Heap, heap_address: int) -> None:
+    def derive(self, heap: Heap, handle: HeapHandle) -> None:
         for slot, lower, upper, multiple_of, bound in self._bounds:
             value = heap[slot]
             if not lower <= value <= upper or (multiple_of > 1 and value % multiple_of):
                 self._out_of_bounds(bound, value, upper)
-        if self._derive is not None and (status := self._derive(heap_address)):
+        if self._derive is not None and (status := self._derive(handle)):
             self._underivable(heap, status)
         for bound, slot in self._symbolic:
             if heap[bound.slot] > heap[slot]:
@@ -110,9 +116,10 @@ def _defined(spec: Spec) -> list[int]:
 class _Compiler:
     """Specifications become closures, so that a call pays for nothing but the comparisons."""
 
-    def __init__(self, where: str, slots: Sequence[str]) -> None:
+    def __init__(self, where: str, slots: Sequence[str], device: Device) -> None:
         self._where = where
         self._slots = slots
+        self._device = device
 
     # --- first pass: structure, and slots that are defined --------------------------------------------------------
 
@@ -133,14 +140,14 @@ class _Compiler:
         dtype = None if spec.dtype is None else _dtype(spec.dtype)
         bind_dims = self._bind_dims(spec.shape, spec.ndim, path)
         expected = self._text(spec)
+        tensor_type, is_compact = self._device.tensor_type, self._device.is_compact
 
         def bind(heap: Heap, value: Any) -> None:
-            if not isinstance(value, np.ndarray):
+            if not isinstance(value, tensor_type):
                 self._fail(path, f"expected an array {expected}, got {_kind(value)}")
             if dtype is not None and value.dtype is not dtype and value.dtype != dtype:
                 self._fail(path, f"expected element type {dtype} ({expected}), got {value.dtype}")
-            flags = value.flags
-            if not (flags.c_contiguous and flags.aligned):
+            if not is_compact(value):
                 self._fail(path, "expected a compact row-major array; pass numpy.ascontiguousarray of it")
             bind_dims(heap, value.shape)
 
@@ -259,7 +266,7 @@ class _Compiler:
 
 def scalar_word(value: Any, dtype: np.dtype[Any] | None) -> int | None:
     """A number as a heap word: an integer itself, a float as the bits of its f64. None where it is not of the type."""
-    if not isinstance(value, (int, float)) and (isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.ndim == 0)):
+    if not isinstance(value, (int, float)) and getattr(value, "ndim", None) == 0:  # NumPy's scalars
         value = value.item()
     is_float = isinstance(value, float) if dtype is None else dtype.kind in "fV"
     if is_float:
@@ -289,7 +296,3 @@ def _dtype(name: str) -> np.dtype[Any]:
 
 def _kind(value: Any) -> str:
     return f"a {type(value).__name__}"
-
-
-def native_derive(address: int) -> Derive:
-    return ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(address)

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
-
-from runtime.device.cpu.memory import address_of, host_buffer
+from runtime.device.base import Device, Memory
 from runtime.errors import OutOfMemory
 from runtime.sections import align
 
@@ -42,9 +37,10 @@ class Arena:
     caller's. A call that does not fit while others are running gets a block of its own; the next outermost call finds one block
     that is large enough for all of them. A call `above` leaves alone what the last outermost one had."""
 
-    def __init__(self, account: MemoryAccount) -> None:
+    def __init__(self, account: MemoryAccount, device: Device) -> None:
         self._account = account
-        self._use(host_buffer(0))
+        self._device = device
+        self._use(device.allocate(0))
         self._tops: list[int] = [0]  # bytes in use below each running call
         self._last = 0  # bytes of the last outermost call that was not above another
         self._demand = 0
@@ -53,12 +49,13 @@ class Arena:
     def num_bytes(self) -> int:
         return self._num_bytes
 
-    def enter(self, num_bytes: int, *, above: bool = False) -> tuple[NDArray[np.uint8], int]:
-        """Memory of one call, until `leave`, and its address. Its content is whatever was there."""
+    def enter(self, num_bytes: int, *, above: bool = False) -> Memory:
+        """Memory of one call, until `leave`. Its content is whatever was there."""
         tops = self._tops
-        bottom = align(self._last if above else tops[-1])
+        outermost = len(tops) == 1
+        bottom = 0 if outermost and not above else align(self._last if above else tops[-1])
         top = bottom + num_bytes
-        if len(tops) == 1:
+        if outermost:
             if not above:
                 self._last = top
             if top > self._num_bytes or self._demand > self._num_bytes:
@@ -69,27 +66,26 @@ class Arena:
             self._demand = top
         return memory
 
-    def _within(self, bottom: int, top: int) -> tuple[NDArray[np.uint8], int]:
+    def _within(self, bottom: int, top: int) -> Memory:
         if (bottom, top) != self._span:
-            self._span, self._view = (bottom, top), (self._block[bottom:top], self._address + bottom)
+            self._span, self._view = (bottom, top), self._device.part(self._block, bottom, top)
         return self._view
 
-    def _apart(self, top: int, num_bytes: int) -> tuple[NDArray[np.uint8], int]:
+    def _apart(self, top: int, num_bytes: int) -> Memory:
         """A block of its own, for a call that does not fit while others are running."""
         self._account.check("arena", max(top, self._num_bytes + num_bytes))
-        block = host_buffer(num_bytes)
-        return block, address_of(block)
+        return self._device.allocate(num_bytes)
 
     def _grow(self, num_bytes: int) -> None:
         self._account.check("arena", num_bytes)
-        self._use(host_buffer(0))  # the old block goes before the new one comes
+        self._use(self._device.allocate(0))  # the old block goes before the new one comes
         self._account.resize("arena", 0)
-        self._use(host_buffer(num_bytes))
+        self._use(self._device.allocate(num_bytes))
         self._account.resize("arena", num_bytes)
 
-    def _use(self, block: NDArray[np.uint8]) -> None:
-        self._block, self._num_bytes, self._address = block, block.nbytes, address_of(block)
-        self._span, self._view = (0, 0), (block[:0], self._address)  # of the last call that lay in the block: calls repeat
+    def _use(self, block: Memory) -> None:
+        self._block, self._num_bytes = block, block.num_bytes
+        self._span, self._view = (0, 0), self._device.part(block, 0, 0)  # of the last call that lay in the block: calls repeat
 
     def leave(self) -> None:
         self._tops.pop()
@@ -98,7 +94,3 @@ class Arena:
         """Grow now rather than at the first call that needs it."""
         self.enter(num_bytes)
         self.leave()
-
-
-def shares_memory(array: NDArray[Any], block: NDArray[np.uint8]) -> bool:
-    return block.nbytes > 0 and np.may_share_memory(array, block)

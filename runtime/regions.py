@@ -1,58 +1,33 @@
-"""Captured regions: launches without anything between them that needs the host, run by one native call."""
+"""Captured regions: launches without anything between them that needs the host, replayed by one call of the device."""
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
-import numpy as np
-
-from runtime.device.cpu.memory import address_of
-from runtime.device.cpu.team import LaunchList, Record
+from runtime.device.base import Bases, Launch
 from runtime.executable import Base, NativeLaunch, Region
 from runtime.vm import Frame, Loader, Step
 
 
 def region_step(loader: Loader, region: Region) -> Step:
-    """Addresses of constants and weights are entered once, those of the arena and of other registers at each run."""
-    bases = _Bases(loader)
-    records: list[Record] = []
-    names: list[str] = []
-    for launch in region.launches:
-        for record, name in _records(loader, bases, launch):
-            records.append(record)
-            names.append(name)
-    launches = LaunchList(records, bases.count)
-    bases.attach(launches)
+    """Constants and weights have their place once, the arena and other registers at each run."""
+    numbers = _Numbers(loader)
+    launches = [phase for launch in region.launches for phase in _phases(loader, numbers, launch)]
     machine = loader.machine
-    registers = bases.registers
-    words = launches.bases
-    arena = bases.arena
+    if not launches:
+        return lambda frame: None
+    captured = machine.device.region(machine.code_with(launches[0].body), launches, numbers.bases, loader.source.name)
+    numbers.place(captured)
+    run = captured.run
 
     def step(frame: Frame) -> None:
-        for base, register in registers:
-            words[base] = _address(loader, register, frame.registers[register])
-        if arena is not None:
-            words[arena] = frame.arena_address
-        launches.set_heap(frame.heap_address)
-        if machine.profile is None:
-            machine.team.run(launches)
-            return
-        for name, single in zip(names, launches.singles(), strict=True):
-            start = time.perf_counter()
-            machine.team.run(single)
-            machine.profile.add(name, time.perf_counter() - start)
+        profile = machine.profile
+        run(frame.heap_handle, frame.arena, frame.registers, None if profile is None else profile.add)
 
     return step
 
 
-def _address(loader: Loader, register: int, value: Any) -> int:
-    if not isinstance(value, np.ndarray):
-        raise loader.invalid(f"register {register} of a launch holds a {type(value).__name__}, not an array")
-    return address_of(value)
-
-
-def _records(loader: Loader, bases: _Bases, launch: NativeLaunch) -> list[tuple[Record, str]]:
+def _phases(loader: Loader, numbers: _Numbers, launch: NativeLaunch) -> list[Launch]:
     kernels = loader.machine.executable.meta.kernels
     if not 0 <= launch.kernel < len(kernels):
         raise loader.invalid(f"kernel {launch.kernel} does not exist, there are {len(kernels)}")
@@ -62,18 +37,19 @@ def _records(loader: Loader, bases: _Bases, launch: NativeLaunch) -> list[tuple[
             f"kernel {kernel.name} takes {kernel.num_buffers} buffers and {kernel.num_dims} integers, "
             f"the launch has {len(launch.operands)} and {len(launch.dims)}"
         )
-    buffers = tuple((bases.number(o.base, o.index), loader.slot(o.offset)) for o in launch.operands)
+    buffers = tuple((numbers.number(o.base, o.index), loader.slot(o.offset)) for o in launch.operands)
     dims = tuple(loader.slot(d) for d in launch.dims)
-    symbol = loader.machine.symbol
-    return [(Record(symbol(p.body), symbol(p.grid), buffers, dims), kernel.name) for p in kernel.phases]
+    return [Launch(kernel.name, p.body, p.grid, buffers, dims) for p in kernel.phases]
 
 
-class _Bases:
+class _Numbers:
     """Numbers the bases of a region in order of appearance."""
 
     def __init__(self, loader: Loader) -> None:
         self._loader = loader
         self._numbers: dict[tuple[Base, int], int] = {}
+        source = loader.source
+        self._weights = range(len(source.inputs), len(source.params))  # registers
 
     def number(self, base: Base, index: int) -> int:
         if base is Base.REGISTER:
@@ -83,34 +59,20 @@ class _Bases:
         return self._numbers.setdefault((base, 0 if base is Base.ARENA else index), len(self._numbers))
 
     @property
-    def count(self) -> int:
-        return len(self._numbers)
+    def bases(self) -> Bases:
+        varying = tuple((n, i) for (b, i), n in self._numbers.items() if b is Base.REGISTER and i not in self._weights)
+        return Bases(len(self._numbers), varying, self._numbers.get((Base.ARENA, 0)))
 
-    @property
-    def arena(self) -> int | None:
-        return self._numbers.get((Base.ARENA, 0))
-
-    @property
-    def registers(self) -> list[tuple[int, int]]:
-        """(base, register) of those whose address may differ at each run."""
-        weights = self._weights()
-        return [(n, i) for (b, i), n in self._numbers.items() if b is Base.REGISTER and i not in weights]
-
-    def _weights(self) -> range:
-        source = self._loader.source
-        return range(len(source.inputs), len(source.params))
-
-    def attach(self, launches: LaunchList) -> None:
+    def place(self, captured: Any) -> None:
         """Fill in what does not change."""
         for (base, index), number in self._numbers.items():
             if base is Base.CONSTANT:
-                launches.bases[number] = address_of(self._loader.constant(index))
-        weights = self._weights()
-        bound = [(n, i - weights.start) for (b, i), n in self._numbers.items() if b is Base.REGISTER and i in weights]
+                captured.place(number, self._loader.constant(index))
+        bound = [(n, i - self._weights.start) for (b, i), n in self._numbers.items() if b is Base.REGISTER and i in self._weights]
 
         def on_bind(values: list[Any]) -> None:
             for number, weight in bound:
-                launches.bases[number] = address_of(values[weight])
+                captured.place(number, values[weight])
 
         if bound:
             self._loader.function.on_bind.append(on_bind)

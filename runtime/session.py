@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 
 from runtime import flags
 from runtime.builtins import BUILTINS
-from runtime.device.cpu.cores import available_cores
-from runtime.device.cpu.numa import Placement
-from runtime.device.cpu.team import Team
+from runtime.device.base import Device
+from runtime.device.cpu.device import CpuDevice
 from runtime.executable import Executable
 from runtime.memory import MemoryAccount
 from runtime.profile import Profile
@@ -31,24 +30,22 @@ class Session:
     ) -> None:
         """`device_threads`: by default RELAXSERVE_THREADS, or as many as there are cores to use. `pinned`: each thread stays on a core
         of its own, the one that calls too: for a thread whose only work is calling."""
-        cores = available_cores()
         self.memory = memory or MemoryAccount()
-        num_threads = device_threads or flags.current().threads or len(cores)
-        self.placement = Placement.of(cores[:num_threads]) if pinned and num_threads <= len(cores) else Placement()
-        stack_bytes = executable.meta.stack_bytes
-        self._team = Team(num_threads, cores=cores, pinned=pinned, nodes=self.placement.nodes, stack_bytes=stack_bytes)
-        self._machine = Machine(executable, self._team, self.memory, BUILTINS)
+        cpu = CpuDevice(device_threads or flags.current().threads, pinned=pinned, stack_bytes=executable.meta.stack_bytes)
+        self.placement = cpu.placement
+        self.device: Device = cpu
+        self._machine = Machine(executable, self.device, self.memory, BUILTINS)
         self._lock = threading.Lock()
         self._pinned_thread: int | None = None
 
     @property
     def num_threads(self) -> int:
-        return self._team.num_threads
+        return self.device.num_threads
 
     @property
     def busy_s(self) -> float:
         """Seconds in kernels so far; the rest of a call is the host's."""
-        return self._team.busy_s
+        return self.device.busy_s
 
     def bind(self, function: str, weights: Mapping[str, NDArray[Any]]) -> None:
         """Set all weights of a function. The arrays are used where they are, and may be bound to several functions."""
@@ -60,7 +57,7 @@ class Session:
         with `views`, arrays of it may lie in the arena: faster, and valid until the next call that is not `above` it."""
         with self._lock:
             if self._pinned_thread != threading.get_ident():
-                self._team.pin_caller()
+                self.device.use_thread()
                 self._pinned_thread = threading.get_ident()
             return self._machine.function(function).call(args, views=views, above=above)
 
@@ -85,4 +82,4 @@ class Session:
 
     def close(self) -> None:
         """End the helper threads now rather than when nobody refers to the session any more."""
-        self._team.close()
+        self.device.close()

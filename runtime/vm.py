@@ -9,12 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, assert_never
 
-import numpy as np
-from numpy.typing import NDArray
-
-from runtime.device.cpu.code import ObjectCode
-from runtime.device.cpu.host import check_target
-from runtime.device.cpu.team import Team
+from runtime.device.base import Code, Derive, Device, HeapHandle, Memory, Tensor
 from runtime.errors import ArgumentMismatch, InvalidProgram, TooDeep, UnknownName
 from runtime.executable import (
     Arg,
@@ -32,8 +27,8 @@ from runtime.executable import (
     VMFunction,
 )
 from runtime.library import routine
-from runtime.matching import INT64, Derive, Item, Match, mentions_slots, native_derive
-from runtime.memory import Arena, MemoryAccount, shares_memory
+from runtime.matching import INT64, Item, Match, mentions_slots
+from runtime.memory import Arena, MemoryAccount
 from runtime.profile import Profile
 
 MAX_DEPTH = 100  # of calls within calls
@@ -43,22 +38,20 @@ Read = Callable[["Frame"], Any]
 Builtin = Callable[["Loader", tuple[Arg, ...], int | None], Step]
 
 _RETURNED = -1
-_NO_ARENA = np.zeros(0, np.uint8)
 _NO_REGISTERS: list[Any] = []
 
 
 class Frame:
     """The state of one call; kept for the next one."""
 
-    __slots__ = ("arena", "arena_address", "heap", "heap_address", "registers", "result")
+    __slots__ = ("arena", "heap", "heap_handle", "registers", "result")
+    heap: memoryview
+    heap_handle: HeapHandle
 
-    def __init__(self, num_slots: int, literals: Sequence[int]) -> None:
-        heap = np.array([*[0] * num_slots, *literals, 0], np.int64)
+    def __init__(self, device: Device, num_slots: int, literals: Sequence[int], no_arena: Memory) -> None:
         self.registers: list[Any] = []
-        self.heap = heap.data
-        self.heap_address = heap.ctypes.data
-        self.arena = _NO_ARENA
-        self.arena_address = 0
+        self.heap, self.heap_handle = device.heap([*[0] * num_slots, *literals, 0])
+        self.arena = no_arena
         self.result: Any = None
 
 
@@ -73,7 +66,7 @@ class Function:
             raise InvalidProgram(f"{source.name}: weights must come after the other parameters")
         if not source.instructions or not isinstance(source.instructions[-1], (Ret, Goto)):
             raise InvalidProgram(f"{source.name}: the last instruction must return or go to another")
-        self.on_bind: list[Callable[[list[Any]], None]] = []  # launch lists that keep the addresses of weights
+        self.on_bind: list[Callable[[list[Any]], None]] = []  # regions that keep the places of weights
         self._num_registers = max(source.num_registers, len(source.params))
         self._use([None] * len(source.weights), [p.name for p in source.weights])
         self._frames: list[Frame] = []
@@ -88,7 +81,7 @@ class Function:
         loader.finish()
         self._literals = loader.literals
 
-    def bind(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+    def bind(self, arrays: Mapping[str, Tensor]) -> None:
         """All weights at once; they are kept, not copied."""
         source = self.source
         names = [p.name for p in source.weights]
@@ -98,9 +91,10 @@ class Function:
             raise UnknownName(f"weight of {source.name}", unknown[0], names)
         values = [arrays[n] for n in names]
         items = [Item(i, f"weight {p.name!r}", p.spec) for i, p in enumerate(source.weights) if not mentions_slots(p.spec)]
-        Match(source.name, source.slots, (), items, None)(values, self._new_frame().heap, 0)
+        frame = self._new_frame()
+        Match(source.name, source.slots, (), items, None, self._machine.device)(values, frame.heap, frame.heap_handle)
         for param, value in zip(source.weights, values, strict=True):
-            if param.written and not value.flags.writeable:
+            if param.written and not self._machine.device.is_writable(value):
                 raise ArgumentMismatch(f"{source.name}: weight {param.name!r} is changed in place, but the array is read-only")
         self._use(values, [])
 
@@ -133,20 +127,20 @@ class Function:
         frame = self._frames.pop() if self._frames else self._new_frame()
         registers = frame.registers = self._registers.copy()
         registers[: self._num_inputs] = args
-        self._match(registers, frame.heap, frame.heap_address)
+        self._match(registers, frame.heap, frame.heap_handle)
         for i, name in self._written:
-            if not args[i].flags.writeable:
+            if not machine.device.is_writable(args[i]):
                 raise ArgumentMismatch(f"{self.source.name}: parameter {name!r} is changed in place, but the array is read-only")
-        frame.arena, frame.arena_address = machine.arena.enter(frame.heap[self._arena_slot], above=above)
+        frame.arena = machine.arena.enter(frame.heap[self._arena_slot], above=above)
         machine.depth += 1
         try:
             result = self._run(frame)
             if not views:
-                result = _out_of(frame.arena, result)
+                result = _out_of(machine.device, frame.arena, result)
         finally:
             machine.depth -= 1
             machine.arena.leave()
-        frame.registers, frame.arena, frame.result = _NO_REGISTERS, _NO_ARENA, None  # keep nothing alive until the next call
+        frame.registers, frame.arena, frame.result = _NO_REGISTERS, machine.no_arena, None  # keep nothing alive until the next call
         self._frames.append(frame)
         return result
 
@@ -172,11 +166,11 @@ class Function:
             frame.heap[names[name]] = value
         if missing := sorted(names.keys() - dims.keys()):
             raise ArgumentMismatch(f"{self.source.name}: no value for variable {', '.join(missing)}")
-        self._match.derive(frame.heap, frame.heap_address)
+        self._match.derive(frame.heap, frame.heap_handle)
         return frame.heap[self._arena_slot]
 
     def _new_frame(self) -> Frame:
-        return Frame(len(self.source.slots), self._literals)
+        return Frame(self._machine.device, len(self.source.slots), self._literals, self._machine.no_arena)
 
     def _cannot_call(self, num_args: int) -> NoReturn:
         name = self.source.name
@@ -188,28 +182,27 @@ class Function:
         raise TooDeep(f"{name}: more than {MAX_DEPTH} calls within calls")
 
 
-def _out_of(arena: NDArray[np.uint8], value: Any) -> Any:
-    if isinstance(value, np.ndarray):
-        return value.copy() if shares_memory(value, arena) else value
+def _out_of(device: Device, arena: Memory, value: Any) -> Any:
+    if isinstance(value, device.tensor_type):
+        return device.kept(value, arena)
     if isinstance(value, tuple):
-        return tuple(_out_of(arena, v) for v in value)
+        return tuple(_out_of(device, arena, v) for v in value)
     return value
 
 
 class Machine:
     """An executable, loaded. One thread at a time."""
 
-    def __init__(self, executable: Executable, team: Team, account: MemoryAccount, builtins: Mapping[str, Builtin]) -> None:
+    def __init__(self, executable: Executable, device: Device, account: MemoryAccount, builtins: Mapping[str, Builtin]) -> None:
         self.executable = executable
-        self.team = team
-        self.arena = Arena(account)
+        self.device = device
+        self.constants = [device.upload(constant) for constant in executable.constants]
+        self.arena = Arena(account, device)
+        self.no_arena = device.allocate(0)
         self.account = account
         self.depth = 0
         self.profile: Profile | None = None
-        self.object: ObjectCode | None = None
-        if executable.object_code:
-            check_target(executable.meta.target)
-            self.object = ObjectCode(executable.object_code)
+        self._code = device.load(executable.object_code, executable.meta.target) if executable.object_code else None
         self.functions: dict[str, Function] = {}
         for name, source in executable.meta.functions.items():
             self.functions[name] = Function(self, source, builtins)
@@ -220,10 +213,10 @@ class Machine:
             raise UnknownName("function", name, self.functions)
         return function
 
-    def symbol(self, name: str) -> int:
-        if self.object is None:
-            raise InvalidProgram(f"the program refers to {name!r}, but has no object code")
-        return self.object.address(name)
+    def code_with(self, symbol: str) -> Code:
+        if self._code is None:
+            raise InvalidProgram(f"the program refers to {symbol!r}, but has no object code")
+        return self._code
 
 
 class Loader:
@@ -277,7 +270,8 @@ class Loader:
             raise self.invalid(f"{known.signature} called with {len(args)} arguments")
         reads = [self.read(a) for a in args]
         num_given = len(known.inputs) + len(known.attributes)
-        return _call_library(known.compute, known.signature, reads[:num_given], None if known.fresh else reads[num_given:], dst)
+        outputs = None if known.fresh else reads[num_given:]
+        return _call_library(self.machine.device, known.compute, known.signature, reads[:num_given], outputs, dst)
 
     # --- operands ----------------------------------------------------------------------------------------------------
 
@@ -307,10 +301,10 @@ class Loader:
             raise self.invalid(f"register {index} does not exist, there are {self.source.num_registers}")
         return index
 
-    def constant(self, index: int) -> NDArray[Any]:
-        if not 0 <= index < len(self.machine.executable.constants):
-            raise self.invalid(f"constant {index} does not exist, there are {len(self.machine.executable.constants)}")
-        return self.machine.executable.constants[index]
+    def constant(self, index: int) -> Tensor:
+        if not 0 <= index < len(self.machine.constants):
+            raise self.invalid(f"constant {index} does not exist, there are {len(self.machine.constants)}")
+        return self.machine.constants[index]
 
     def slot(self, ref: DimRef) -> int:
         """Where in the heap it is found: literals lie behind the slots."""
@@ -330,12 +324,12 @@ class Loader:
 
     def match(self, items: Sequence[Item], symbol: str | None, place: str = "") -> Match:
         derive = self.derive(symbol) if symbol else None
-        match = Match(self.source.name, self.source.slots, self.source.bounds, items, derive, place)
+        match = Match(self.source.name, self.source.slots, self.source.bounds, items, derive, self.machine.device, place)
         self._bounded |= match.defined
         return match
 
     def derive(self, symbol: str) -> Derive:
-        return native_derive(self.machine.symbol(symbol))
+        return self.machine.code_with(symbol).derive(symbol)
 
     def finish(self) -> None:
         for bound in self.source.bounds:
@@ -368,15 +362,17 @@ def _call_function(functions: Mapping[str, Function], callee: str, args: Sequenc
 
 
 def _call_library(
-    compute: Callable[..., tuple[NDArray[Any], ...]],
+    device: Device,
+    compute: Callable[..., tuple[Any, ...]],
     signature: str,
     given: Sequence[Read],
     outputs: Sequence[Read] | None,
     dst: int | None,
 ) -> Step:
     def step(frame: Frame) -> None:
-        results = compute(*(read(frame) for read in given))
+        results = compute(*(on_host(device, read(frame)) for read in given))
         if outputs is None:
+            results = tuple(map(device.upload, results))
             if dst is not None:
                 frame.registers[dst] = results[0] if len(results) == 1 else results
             return
@@ -384,6 +380,10 @@ def _call_library(
             target = read(frame)
             if target.shape != result.shape:
                 raise ArgumentMismatch(f"{signature}: the output has shape {target.shape}, the result {result.shape}")
-            np.copyto(target, result, casting="same_kind")
+            device.copy(target, result)
 
     return step
+
+
+def on_host(device: Device, value: Any) -> Any:
+    return device.download(value) if isinstance(value, device.tensor_type) else value

@@ -65,6 +65,27 @@ def test_tests_mirror_the_tree() -> None:
     assert {str(f) for f in folders if not (ROOT / f).is_dir()} <= {"e2e", "hostile"}
 
 
+ADDRESSES = re.compile(r"\.ctypes\.data|__array_interface__|\baddress_of\b|\bimport ctypes\b|ctypes\.addressof")
+ABOVE_THE_DEVICE = ("vm", "session", "memory", "kv_pool", "matching", "builtins", "regions", "profile", "step")
+
+
+def test_only_a_device_knows_addresses() -> None:
+    modules = [
+        p for top in ("runtime", "compiler") for p in (ROOT / top).rglob("*.py") if not p.is_relative_to(ROOT / "runtime/device/cpu")
+    ]
+    assert [str(p.relative_to(ROOT)) for p in modules if ADDRESSES.search(p.read_text())] == []
+    assert ADDRESSES.search((ROOT / "runtime/device/cpu/memory.py").read_text()), "the pattern finds what it looks for"
+
+
+def test_above_the_device_tensors_are_opaque() -> None:
+    """Only the session names a device; what runs above it neither makes nor reads NumPy arrays."""
+    for name in ABOVE_THE_DEVICE:
+        text = (ROOT / "runtime" / f"{name}.py").read_text()
+        assert name == "session" or "runtime.device.cpu" not in text, name
+        if name not in ("session", "step"):
+            assert not re.search(r"NDArray|np\.(ndarray|array|empty|zeros|frombuffer|copyto|asarray)\b", text), name
+
+
 @pytest.mark.xdist_group("one process")
 def test_groups_of_tests_stay_in_one_process(request: pytest.FixtureRequest) -> None:
     """A pytest that pytest-xdist does not know ignores the mark in silence, and what a group shares is made by every process."""

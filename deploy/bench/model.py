@@ -27,6 +27,7 @@ from compiler.machine.target import NAMED, Target, get, host
 from deploy.bench.limits import Gauge
 from deploy.bench.peer import PEERS, Run, Steps, Subject, at_work, check
 from deploy.bench.synthetic import HEAD_SIZES, RandomWeights, dtypes_of, shapes_of, synthetic_config
+from runtime.device.base import Device
 from runtime.kv_pool import KV_DTYPES, KVLayout, KVPool
 from runtime.memory import MemoryAccount
 from runtime.session import Session
@@ -93,8 +94,8 @@ class Model:
         pages = 1 + max(BATCHES) * (max(CONTEXTS) // PAGE_SIZE + 1)
         self.kv_bytes = layout.bytes_per_page / PAGE_SIZE
         self.pages = min(pages, 1 + (4 << 30) // layout.bytes_per_page)
-        self.pool = KVPool(layout, self.pages, MemoryAccount())
-        fill(self.pool)
+        self.pool = KVPool(layout, self.pages, MemoryAccount(), self.session.device)
+        fill(self.pool, self.session.device)
 
     @property
     def product_bytes(self) -> int:
@@ -139,12 +140,12 @@ class Model:
         return Work(num_bytes, 2.0 * self.product_elements * case.tokens + 4 * c.num_heads * c.head_dim * c.num_layers * pairs)
 
 
-def fill(pool: KVPool) -> None:
+def fill(pool: KVPool, device: Device) -> None:
     """Memory that nobody has written is one page of zeros again and again: it is read from a cache."""
     rows = np.random.default_rng(0).standard_normal(pool.data.shape[3:], np.float32)
-    pool.data[...] = rows.astype(pool.data.dtype)
+    device.copy(pool.data, np.broadcast_to(rows.astype(pool.data.dtype), pool.data.shape))
     if pool.scales is not None:
-        pool.scales[...] = 1.0
+        device.copy(pool.scales, np.ones(pool.scales.shape, np.float32))
 
 
 def measure(steps: Steps, works: Mapping[Case, Work], gauge: Gauge) -> list[Row]:

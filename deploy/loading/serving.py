@@ -51,9 +51,9 @@ class Served:
 def serve(mode: Mode, session: Session, num_pages: int, account: MemoryAccount) -> Served:
     match mode:
         case Generator():
-            return Served(CompiledModel(session, KVPool(mode.layout, num_pages, account), _limits(mode, num_pages)))
+            return Served(CompiledModel(session, KVPool(mode.layout, num_pages, account, session.device), _limits(mode, num_pages)))
         case Embedder():
-            return Served(EmbeddingModel(session, KVPool(mode.layout, num_pages, account), _limits(mode, num_pages)))
+            return Served(EmbeddingModel(session, KVPool(mode.layout, num_pages, account, session.device), _limits(mode, num_pages)))
         case Encoder():
             bounds = mode.bounds
             limits = EmbedLimits(mode.files.config.hidden_size, mode.max_context, bounds.max_tokens, bounds.max_texts)

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-import runtime.memory
+import runtime.device.cpu.device
 from compiler.backends.cpu import pipeline
 from compiler.bind import bind_values
 from compiler.driver import compile_module
@@ -70,7 +70,7 @@ class Walls:
 
     def build(self) -> None:
         """All memory of the machine from now on."""
-        runtime.memory.host_buffer = self.block  # type: ignore[assignment]
+        runtime.device.cpu.device.host_buffer = self.block  # type: ignore[assignment]
         allocate = ALLOCATE
 
         def alloc(loader: Loader, args: tuple[Arg, ...], dst: int | None) -> Step:

@@ -9,6 +9,7 @@ import numpy as np
 
 from compiler.bind import _placed, _side_by_side
 from runtime.device.cpu.cores import available_cores
+from runtime.device.cpu.device import CpuDevice
 from runtime.device.cpu.numa import Placement
 
 
@@ -26,7 +27,7 @@ def test_what_is_mapped_is_copied_only_between_nodes() -> None:
 def test_what_is_kept_in_no_file_lies_in_one_block() -> None:
     """Each array at a cache line's boundary; what it was made from may be written again."""
     made = [[("a", np.arange(7, dtype=np.uint8)), ("b", np.full((2, 3), 0.5, np.float32))], [("c", np.zeros((0, 4), np.int32))]]
-    kept = _side_by_side(made, 128)
+    kept = _side_by_side(CpuDevice(1), made, 128)
     for name, value in (pair for group in made for pair in group):
         np.testing.assert_array_equal(kept[name], value)
         assert kept[name].dtype == value.dtype and not np.shares_memory(kept[name], value)

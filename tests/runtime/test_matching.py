@@ -5,10 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runtime.device.cpu.device import CpuDevice
 from runtime.errors import ArgumentMismatch, BoundExceeded, InvalidProgram
 from runtime.executable import DTYPES, AnySpec, Bound, ScalarSpec, ShapeSpec, Slot, Spec, TensorSpec, TupleSpec
 from runtime.matching import Item, Match, scalar_word, word_scalar
 
+DEVICE = CpuDevice(1)
 SLOTS = ("n", "m", "2*n")
 N, M, SAME_N, TWICE = Slot(0, defines=True), Slot(1, defines=True), Slot(0), Slot(2)
 
@@ -22,7 +24,7 @@ def run(specs: dict[str, Spec], values: list[object], *bounds: Bound) -> list[in
         return 0
 
     items = [Item(i, f"parameter {name!r}", spec) for i, (name, spec) in enumerate(specs.items())]
-    Match("main", SLOTS, bounds, items, derive)(values, heap.data, heap.ctypes.data)
+    Match("main", SLOTS, bounds, items, derive, DEVICE)(values, heap.data, heap.ctypes.data)
     return heap.tolist()
 
 
@@ -103,7 +105,7 @@ def test_a_bound_holds_before_anything_is_derived_from_the_variable() -> None:
     def derive(address: int) -> int:
         pytest.fail("derived from a variable outside its range")
 
-    match = Match("f", ("n",), (Bound("n", 0, 1),), [Item(0, "x", ShapeSpec((N,)))], derive)
+    match = Match("f", ("n",), (Bound("n", 0, 1),), [Item(0, "x", ShapeSpec((N,)))], derive, DEVICE)
     heap = np.zeros(1, np.int64)
     with pytest.raises(BoundExceeded):
         match([(0,)], heap.data, heap.ctypes.data)
@@ -113,7 +115,7 @@ def test_a_bound_holds_before_anything_is_derived_from_the_variable() -> None:
 def test_a_slot_without_a_value_is_refused_by_name(status: int, problem: str) -> None:
     """What a shape function returns names the slot that it could not compute."""
     heap = np.zeros(len(SLOTS), np.int64)
-    match = Match("f", SLOTS, (), [Item(0, "x", ShapeSpec((N, M)))], lambda _: status)
+    match = Match("f", SLOTS, (), [Item(0, "x", ShapeSpec((N, M)))], lambda _: status, DEVICE)
     with pytest.raises(BoundExceeded, match=rf"f: 2\*n {problem} where n = 7, m = 8; declare the ranges"):
         match([(7, 8)], heap.data, heap.ctypes.data)
 

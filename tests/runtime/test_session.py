@@ -322,7 +322,7 @@ def test_a_profile_counts_kernels_and_ends(session: Session) -> None:
 def test_an_outgrown_arena_is_given_back(executable: Executable) -> None:
     session = Session(executable, device_threads=1)
     session.call("plus_three", vector(10))
-    old = weakref.ref(session._machine.arena._block.base)
+    old = weakref.ref(session._machine.arena._block.data.base)
     session.call("scaled", vector(10), 1.0)
     session.reserve(5000)
     assert old() is None

@@ -102,7 +102,7 @@ class Record:
 
 
 class LaunchList:
-    """%List of team.ll. `bases` is filled in by the owner; heap and bases are read while a run lasts."""
+    """%List of team.ll. `bases` and `heap` are filled in by the owner; heap and bases are read while a run lasts."""
 
     def __init__(self, records: Sequence[Record], num_bases: int) -> None:
         self._words = np.array([word for record in records for word in record.words], np.int64)
@@ -112,11 +112,8 @@ class LaunchList:
         most_buffers = max((len(r.buffers) for r in records), default=0)
         most_dims = max((len(r.dims) for r in records), default=0)
         self._fields = np.array([self._words.ctypes.data, len(records), self._bases.ctypes.data, 0, most_buffers, most_dims], np.int64)
-        self._heap = self._fields.data[3:4]
+        self.heap = self._fields.data[3:4]  # the address of the heap
         self.address = self._fields.ctypes.data
-
-    def set_heap(self, address: int) -> None:
-        self._heap[0] = address
 
     def singles(self) -> Iterator[LaunchList]:
         """The records one by one, with the bases and the heap of the whole."""

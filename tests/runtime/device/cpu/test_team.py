@@ -42,7 +42,7 @@ def make_list(
     launches = LaunchList(records, len(arrays))
     for i, array in enumerate(arrays):
         launches.bases[i] = array.ctypes.data
-    launches.set_heap(heap.ctypes.data)
+    launches.heap[0] = heap.ctypes.data
     return launches, heap
 
 
@@ -272,7 +272,7 @@ def test_a_kernel_that_keeps_more_than_it_says_ends_the_process(num_threads: int
         out, heap = np.zeros(8, np.int64), np.zeros(1, np.int64)
         launches = LaunchList([Record(code.address("deep"), code.address("grid"), ((0, 0),), ())], 1)
         launches.bases[0] = out.ctypes.data
-        launches.set_heap(heap.ctypes.data)
+        launches.heap[0] = heap.ctypes.data
         Team({num_threads}).run(launches)
         print("it ran")
     """)
@@ -300,7 +300,7 @@ def test_a_kernel_has_the_stack_that_it_asks_for(num_threads: int, limited: str,
             records = [Record(code.address("deep"), code.address("grid"), ((0, 0),), ())] * 50
             launches = LaunchList(records, 1)
             launches.bases[0] = out.ctypes.data
-            launches.set_heap(heap.ctypes.data)
+            launches.heap[0] = heap.ctypes.data
             team = Team({num_threads}, stack_bytes=4_000_000)
             for _ in range(20):
                 team.run(launches)

@@ -165,7 +165,7 @@ def test_kernels_say_what_they_keep_on_the_stack(amx: Target, matrix_unit: Any, 
     said = executable.meta.stack_bytes
     assert said > 1 << 20
     session = Session(executable, device_threads=1)
-    stack = session._team._stack
+    stack = session.device._team._stack
     stack[:] = 0xA5
     x, g, u = (np.random.default_rng(0).normal(size=s).astype(np.float32) for s in ((40, 256), (4096, 256), (4096, 256)))
     session.call("main", x, g, u)

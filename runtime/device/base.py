@@ -1,0 +1,160 @@
+"""What a device is to the rest of the runtime: memory, code, regions that replay, and a clock. Everything is a handle: only the device
+that made one knows an address.
+
+The CPU (`runtime/device/cpu`) implements it with host memory: its tensors are NumPy arrays, so upload and download copy nothing. With
+CUDA a tensor is device memory with a shape, `upload` is one copy out of pinned memory, a heap is pinned words with a device's address,
+and a region is a graph whose nodes read the heap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NewType, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Words = memoryview  # of int64
+HeapHandle = NewType("HeapHandle", object)  # where kernels and shape functions find the words of a heap
+Derive = Callable[[HeapHandle], int]  # returns what a shape function does, see runtime/executable.py
+
+TimeTo = Callable[[str, float], None]
+
+
+class Tensor(Protocol):
+    """A compact row-major array in memory of the device."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> np.dtype[Any]: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    def reshape(self, shape: tuple[int, ...], /) -> Any: ...
+
+
+class Memory(Protocol):
+    """A block of bytes that begins at a multiple of 64."""
+
+    @property
+    def num_bytes(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One phase of a kernel. A buffer is the number of its base and the heap slot of its offset."""
+
+    kernel: str
+    body: str  # symbols of the code
+    grid: str
+    buffers: tuple[tuple[int, int], ...]
+    dims: tuple[int, ...]  # heap slots
+
+
+@dataclass(frozen=True, slots=True)
+class Bases:
+    """Where the buffers of a region come from, by the numbers of the bases."""
+
+    count: int
+    registers: tuple[tuple[int, int], ...]  # (base, register) of those looked up at each run
+    arena: int | None  # the base that is the arena of the call
+
+
+class Code(Protocol):
+    """A loaded object."""
+
+    def derive(self, symbol: str) -> Derive:
+        """A shape function of it."""
+        ...
+
+
+class Region(Protocol):
+    """Launches that run in order, as often as asked, with one call each time."""
+
+    def place(self, base: int, tensor: Tensor) -> None:
+        """From now on the base is this tensor: constants and weights, which stay."""
+        ...
+
+    def run(self, heap: HeapHandle, arena: Memory, registers: Sequence[Any], time_to: TimeTo | None = None) -> None:
+        """With `time_to`, launch by launch: it gets the kernel's name and the seconds of each."""
+        ...
+
+
+class Device(Protocol):
+    @property
+    def tensor_type(self) -> type:
+        """The class of its tensors."""
+        ...
+
+    @property
+    def num_threads(self) -> int: ...
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds in kernels so far."""
+        ...
+
+    # --- memory ---
+
+    def allocate(self, num_bytes: int) -> Memory:
+        """Zeroed. Raises OutOfMemory."""
+        ...
+
+    def part(self, memory: Memory, begin: int, end: int) -> Memory: ...
+
+    def tensor(self, memory: Memory, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Tensor:
+        """An array at that offset of the memory, which holds it."""
+        ...
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Tensor:
+        """An array of its own. Raises OutOfMemory."""
+        ...
+
+    def kept(self, tensor: Tensor, memory: Memory) -> Tensor:
+        """The tensor, or a copy of it if it lies in this memory, which is about to be used for something else."""
+        ...
+
+    def is_compact(self, tensor: Any) -> bool: ...
+
+    def is_writable(self, tensor: Any) -> bool: ...
+
+    # --- transfers ---
+
+    def upload(self, array: NDArray[Any]) -> Tensor: ...
+
+    def download(self, tensor: Tensor) -> NDArray[Any]:
+        """On the host, to be read before the tensor's memory changes."""
+        ...
+
+    def copy(self, target: Tensor, source: Tensor | NDArray[Any]) -> None:
+        """Of the same shape; elements convert as NumPy's "same_kind" allows."""
+        ...
+
+    def copy_index(self, tensor: Tensor, axis: int, source: int, target: int) -> None:
+        """All that lies at one index of the axis, to another index of it."""
+        ...
+
+    # --- code ---
+
+    def heap(self, words: Sequence[int]) -> tuple[Words, HeapHandle]:
+        """Integers of a call, which the host writes and kernels read. They live as long as the words do."""
+        ...
+
+    def load(self, object_code: bytes, target: str) -> Code:
+        """`target`: what the code needs, as in an executable. Raises IncompatibleExecutable or DamagedCode."""
+        ...
+
+    def region(self, code: Code, launches: Sequence[Launch], bases: Bases, function: str) -> Region:
+        """`function` is what messages call the place."""
+        ...
+
+    # --- threads ---
+
+    def use_thread(self) -> None:
+        """The calling thread is the one that runs regions from now on."""
+        ...
+
+    def close(self) -> None: ...

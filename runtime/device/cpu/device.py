@@ -1,0 +1,152 @@
+"""The CPU as a device. A tensor is a NumPy array, memory is a `HostMemory`, a heap is known by its address. Handles come back as `Any`:
+whoever holds one has it from this device."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.device.base import Bases, Derive, HeapHandle, Launch, TimeTo, Words
+from runtime.device.cpu.code import ObjectCode
+from runtime.device.cpu.cores import available_cores
+from runtime.device.cpu.host import check_target
+from runtime.device.cpu.memory import address_of, host_buffer
+from runtime.device.cpu.numa import Placement
+from runtime.device.cpu.team import LaunchList, Record, Team
+from runtime.errors import InvalidProgram, OutOfMemory
+
+Array = NDArray[Any]
+
+
+class HostMemory:
+    __slots__ = ("address", "data", "num_bytes")
+
+    def __init__(self, data: NDArray[np.uint8]) -> None:
+        self.data = data
+        self.num_bytes = data.nbytes
+        self.address = address_of(data)
+
+
+class CpuCode:
+    def __init__(self, object_code: bytes, target: str) -> None:
+        check_target(target)
+        self._object = ObjectCode(object_code)
+        self.address = self._object.address
+
+    def derive(self, symbol: str) -> Derive:
+        return ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(self.address(symbol))
+
+
+class CpuRegion:
+    """A launch list of the thread team. The bases of constants and weights are written once, the others at each run."""
+
+    def __init__(self, team: Team, code: CpuCode, launches: Sequence[Launch], bases: Bases, function: str) -> None:
+        records = [Record(code.address(x.body), code.address(x.grid), x.buffers, x.dims) for x in launches]
+        self._launches = LaunchList(records, bases.count)
+        self._words = self._launches.bases
+        self._kernels = [launch.kernel for launch in launches]
+        self._registers = bases.registers
+        self._arena = bases.arena
+        self._function = function
+        self._run = team.run
+
+    def place(self, base: int, tensor: Any) -> None:
+        self._words[base] = address_of(tensor)
+
+    def run(self, heap: Any, arena: Any, registers: Sequence[Any], time_to: TimeTo | None = None) -> None:
+        words = self._words
+        for base, register in self._registers:
+            tensor = registers[register]
+            if not isinstance(tensor, np.ndarray):
+                kind = type(tensor).__name__
+                raise InvalidProgram(f"{self._function}: register {register} of a launch holds a {kind}, not an array")
+            words[base] = address_of(tensor)
+        if self._arena is not None:
+            words[self._arena] = arena.address
+        self._launches.heap[0] = heap
+        if time_to is None:
+            self._run(self._launches)
+            return
+        for kernel, single in zip(self._kernels, self._launches.singles(), strict=True):
+            start = time.perf_counter()
+            self._run(single)
+            time_to(kernel, time.perf_counter() - start)
+
+
+class CpuDevice:
+    """The cores of this process, as a team of threads."""
+
+    tensor_type: type = np.ndarray
+
+    def __init__(self, num_threads: int | None = None, *, pinned: bool = False, stack_bytes: int = 0) -> None:
+        """`num_threads`: by default as many as there are cores to use. `pinned`: each thread stays on a core of its own."""
+        cores = available_cores()
+        self.num_threads = num_threads or len(cores)
+        self.placement = Placement.of(cores[: self.num_threads]) if pinned and self.num_threads <= len(cores) else Placement()
+        nodes = self.placement.nodes
+        self._team = Team(self.num_threads, cores=cores, pinned=pinned, nodes=nodes, stack_bytes=stack_bytes)
+        self.use_thread = self._team.pin_caller
+        self.close = self._team.close
+
+    @property
+    def busy_s(self) -> float:
+        return self._team.busy_s
+
+    # --- memory ------------------------------------------------------------------------------------------------------
+
+    def allocate(self, num_bytes: int) -> HostMemory:
+        return HostMemory(host_buffer(num_bytes))
+
+    def part(self, memory: Any, begin: int, end: int) -> HostMemory:
+        return HostMemory(memory.data[begin:end])
+
+    def tensor(self, memory: Any, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        return np.ndarray(shape, dtype, memory.data, offset)
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        try:
+            return np.empty(shape, dtype)
+        except (MemoryError, ValueError) as error:
+            raise OutOfMemory("result", required=int(np.prod(shape, dtype=object)) * dtype.itemsize) from error
+
+    def kept(self, tensor: Any, memory: Any) -> Array:
+        return tensor.copy() if memory.num_bytes and np.may_share_memory(tensor, memory.data) else tensor
+
+    def is_compact(self, tensor: Any) -> bool:
+        flags = tensor.flags
+        return flags.c_contiguous and flags.aligned
+
+    def is_writable(self, tensor: Any) -> bool:
+        return tensor.flags.writeable
+
+    # --- transfers: host memory is the device's ----------------------------------------------------------------------
+
+    def upload(self, array: Array) -> Array:
+        return array
+
+    def download(self, tensor: Any) -> Array:
+        return tensor
+
+    def copy(self, target: Any, source: Any) -> None:
+        np.copyto(target, source, casting="same_kind")
+
+    def copy_index(self, tensor: Any, axis: int, source: int, target: int) -> None:
+        before = (slice(None),) * axis
+        tensor[(*before, target)] = tensor[(*before, source)]
+
+    # --- code --------------------------------------------------------------------------------------------------------
+
+    def heap(self, words: Sequence[int]) -> tuple[Words, HeapHandle]:
+        heap = np.array(words, np.int64)
+        return heap.data, HeapHandle(address_of(heap))
+
+    def load(self, object_code: bytes, target: str) -> CpuCode:
+        return CpuCode(object_code, target)
+
+    def region(self, code: Any, launches: Sequence[Launch], bases: Bases, function: str) -> CpuRegion:
+        return CpuRegion(self._team, code, launches, bases, function)
