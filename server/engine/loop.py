@@ -59,8 +59,7 @@ class Engine:
         self._requests.abort(abort)
 
     def pause(self, paused: bool) -> None:
-        """Run nothing until further notice; what is aborted is let go all the same."""
-        self.scheduler.paused = paused
+        self.scheduler.pause(paused)
 
     # --- one step --------------------------------------------------------------------------------------------------------
 
@@ -105,15 +104,15 @@ class Engine:
         return logits, self._clock() - started
 
     def _sample(self, plan: Plan, logits: Logits, masks: dict[Sequence, Bitmask]) -> None:
+        self.scheduler.collect(plan)
+        self._deliver(plan)
         drawing: list[Sequence] = []
         rows: list[int] = []
         at = 0
-        self._deliver(plan)
         for item in plan.items.values():
             seq = item.seq
             if seq.request.embed is not None:
                 continue
-            seq.num_awaited -= item.draws
             if seq.stage is not Stage.FINISHED:
                 if seq.judges_prompt:
                     self._judge_prompt(seq, logits, at, item.num_rows - item.draws)
@@ -136,7 +135,6 @@ class Engine:
         """The vectors of texts that are computed to the end."""
         embedded = [seq for seq, item in plan.items.items() if seq.request.embed is not None and item.draws]
         for seq, vector in zip(embedded, self._model.hidden() if embedded else (), strict=True):
-            seq.num_awaited -= 1
             if seq.stage is not Stage.FINISHED:
                 self._requests.deliver(seq.request, vector)
 
@@ -146,7 +144,7 @@ class Engine:
         assert seq.prompt_logprobs is not None and num_top is not None
         if num_rows:
             judged = len(seq.prompt_logprobs)
-            seq.prompt_logprobs += self._sampler.judge(logits, first, seq.token_ids[judged : judged + num_rows], num_top)
+            self._requests.take_prompt(seq, self._sampler.judge(logits, first, seq.token_ids[judged : judged + num_rows], num_top))
 
     # --- what leaves -----------------------------------------------------------------------------------------------------
 
@@ -157,7 +155,7 @@ class Engine:
 
     def _record(self, plan: Plan, step_s: float, kernel_s: float) -> None:
         self.timing.add(step_s, kernel_s)
-        self.scheduler.pace.observe(plan.num_decode, plan.num_prefill, step_s)
+        self.scheduler.observe(plan, step_s)
 
     def stats(self) -> Stats:
         scheduler, pool, timing = self.scheduler, self.scheduler.pool, self.timing

@@ -13,8 +13,9 @@ from server.messages import Embed, FinishReason, Submit, TokenLogprob
 
 
 class Stage(Enum):
-    COMPILING = "compiling"  # its constraint
-    WAITING = "waiting"
+    """Changed by the scheduler alone."""
+
+    WAITING = "waiting"  # for its constraint to be compiled, or for a slot
     ASIDE = "aside"  # until its matcher answers
     RUNNING = "running"  # it has a slot of the batch
     FINISHED = "finished"
@@ -120,6 +121,12 @@ class Sequence:
         if self.matcher is not None:
             self.matcher.advance([token_id])
         return self.ending
+
+    def drop(self, num_tokens: int) -> None:
+        """Take the last tokens off. Nobody was told of them."""
+        del self.token_ids[self.num_known - num_tokens :]
+        self.untold_ids = self.untold_ids[: len(self.untold_ids) - num_tokens]
+        self.untold_logprobs = self.untold_logprobs[: len(self.untold_ids)]
 
     @property
     def ending(self) -> FinishReason | None:

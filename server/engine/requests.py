@@ -64,7 +64,7 @@ class Requests:
         for seq in request.sequences:
             if seq.stage is not Stage.FINISHED and seq.num_known >= seq.max_len:
                 self._end(seq, FinishReason.LENGTH)
-        if not any(seq.stage is Stage.COMPILING for seq in request.sequences):
+        if not any(seq in self._compiling for seq in request.sequences):
             self._scheduler.add(request)
 
     def embed(self, embed: Embed) -> None:
@@ -87,7 +87,6 @@ class Requests:
             raise RequestError("invalid_schema", "this model was loaded without a tokenizer, which constraints need")
         for seq in request.sequences:
             if seq.stage is Stage.WAITING:
-                seq.stage = Stage.COMPILING
                 self._compiling[seq] = None
                 seq.matcher = self._constraints.open(constraint, seq.token_ids[seq.num_prompt :])
         return request
@@ -133,11 +132,9 @@ class Requests:
         del self._compiling[seq]
         if seq.matcher.is_complete:
             self._end(seq, FinishReason.STOP)  # which the former worker had not told
-        else:
-            seq.stage = Stage.WAITING
         if seq.choosing is not None:
             seq.choosing.let_go()  # as the former worker did, or it would have told nobody of these tokens
-        if not any(other.stage is Stage.COMPILING for other in seq.request.sequences):
+        if not any(other in self._compiling for other in seq.request.sequences):
             self._scheduler.add(seq.request)
 
     # --- what becomes of a token -----------------------------------------------------------------------------------------
@@ -168,6 +165,11 @@ class Requests:
             joined += forced
         self._tell(seq, joined, reason, () if drawn.logprob is None else (drawn.logprob,))
 
+    def take_prompt(self, seq: Sequence, logprobs: list[TokenLogprob]) -> None:
+        """The log-probabilities of the next tokens of its prompt."""
+        assert seq.prompt_logprobs is not None, seq
+        seq.prompt_logprobs += logprobs
+
     def set_aside(self, seq: Sequence) -> None:
         """Its matcher takes long: the others go on without it."""
         self._scheduler.set_aside(seq)
@@ -190,9 +192,8 @@ class Requests:
 
     def _take_back(self, seq: Sequence, num_tokens: int) -> None:
         """Its last tokens lead nowhere, and nobody was told of them: go on from before them."""
-        self._scheduler.take_back(seq, num_tokens)
-        seq.untold_ids = seq.untold_ids[: len(seq.untold_ids) - num_tokens]
-        seq.untold_logprobs = seq.untold_logprobs[: len(seq.untold_ids)]
+        seq.drop(num_tokens)
+        self._scheduler.rewind(seq)
         seq.row = row_behind(seq.request.submit, seq.choice, seq.token_ids[seq.num_prompt :], self._eos_ids, seq.row.bans)
         self._tell(seq, *seq.follow())
 

@@ -61,11 +61,15 @@ class Scheduler:
         self.queue: FairQueue[Sequence] = FairQueue()  # waiting, or running with a prompt not yet computed
         self.running: list[Sequence] = []  # in order of rank
         self.num_preemptions = 0
-        self.paused = False  # plans stay empty; whatever ends is still let go
+        self.paused = False
         self._slots = list(range(limits.max_seqs - 1, -1, -1))
         self._open = Plan()  # planned and not settled
         self._launched: list[Sequence] = []  # of the last settled plan
         self._set_back: set[Sequence] = set()  # preempted while making the open plan
+
+    def pause(self, paused: bool) -> None:
+        """Plan nothing until further notice; what ends is let go all the same."""
+        self.paused = paused
 
     def add(self, request: Request) -> None:
         """Choices that begin alike wait until the first of them has computed the prompt, and are forked from it."""
@@ -103,11 +107,10 @@ class Scheduler:
         seq.stage = Stage.WAITING
         self.queue.push(seq)
 
-    def take_back(self, seq: Sequence, num_tokens: int) -> None:
-        """Its last tokens lead nowhere: it goes on from before them, in its place. No row of it is being computed."""
+    def rewind(self, seq: Sequence) -> None:
+        """Its last tokens were taken off: it goes on behind those that are left, in its place. No row of it is being computed."""
         self._unplan(seq)
         assert not seq.num_awaited, seq
-        del seq.token_ids[seq.num_known - num_tokens :]
         seq.num_computed = min(seq.num_computed, seq.num_known - 1)
         seq.num_reused = min(seq.num_reused, seq.num_computed)
         self.pool.rewind(seq.held, seq.num_known, seq.num_computed)
@@ -159,6 +162,14 @@ class Scheduler:
         self._open = Plan()
         self._launched = list(plan.items)
         return plan
+
+    def collect(self, plan: Plan) -> None:
+        """The device has computed the rows of this plan: their tokens are drawn now."""
+        for item in plan.items.values():
+            item.seq.num_awaited -= item.draws
+
+    def observe(self, plan: Plan, step_s: float) -> None:
+        self.pace.observe(plan.num_decode, plan.num_prefill, step_s)
 
     def check_integrity(self, holders: Iterable[Sequence]) -> None:
         alive = [seq for seq in holders if seq.stage is not Stage.FINISHED]

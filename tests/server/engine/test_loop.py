@@ -106,12 +106,12 @@ def test_paused_nothing_runs_and_all_goes_on_after(rig, engine) -> None:
     one.engine.submit(submit)
     for _ in range(3):
         one.step()
-    one.engine.scheduler.paused = True
+    one.engine.pause(True)
     one.step()
     told = len(one.outcomes["a", 0].token_ids)
     assert not any(one.step() for _ in range(5))
     assert len(one.outcomes["a", 0].token_ids) - told <= 1
-    one.engine.scheduler.paused = False
+    one.engine.pause(False)
     assert one.run() == whole
 
 

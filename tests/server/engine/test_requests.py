@@ -112,7 +112,7 @@ def stage_reached(one, stage: str):
             case "arrived":
                 return bool(sequences())
             case "compiling":
-                return any(seq.stage is Stage.COMPILING for seq in sequences())
+                return bool(one.engine._requests._compiling)
             case "waiting":
                 return any(seq.stage is Stage.WAITING for seq in sequences()) and len(one.engine.scheduler.running) == 2
             case "prefilling":

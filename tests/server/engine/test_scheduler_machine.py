@@ -182,7 +182,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(paused=st.booleans())
     def pause(self, paused: bool) -> None:
-        self.engine.scheduler.paused = paused
+        self.engine.pause(paused)
 
     @invariant()
     def whoever_ended_holds_nothing(self) -> None:
@@ -192,7 +192,7 @@ class Machine(RuleBasedStateMachine):
         assert len(scheduler.running) <= LIMITS.max_seqs
 
     def teardown(self) -> None:
-        self.engine.scheduler.paused = False
+        self.engine.pause(False)
         # The best-ranked sequence advances in each step, by a token at least; a preemption makes others start again.
         bound = 20 + sum((len(s.prompt_ids) + s.params.max_tokens) * s.num_choices for s in self.submits.values())
         bound += sum(len(embed.prompt_ids) for embed in self.embeds.values())
