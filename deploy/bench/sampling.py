@@ -19,7 +19,8 @@ from runtime.device.null import NullModel
 from runtime.sampling import SampleBatch, Sampled
 from runtime.session import Session
 from runtime.step import Logits, StepLimits
-from server.engine.sampler import Bans, RowState, Sampler
+from server.constraints.rules import Bans, Rules
+from server.engine.sampler import RowState, Sampler
 from server.messages import SamplingParams
 
 VOCAB, ROWS = 152_000, 32
@@ -76,7 +77,7 @@ def peaked(rng: np.random.Generator) -> NDArray[np.float32]:
 def rows_of(params: SamplingParams, rng: np.random.Generator) -> list[RowState]:
     rows: list[RowState] = []
     for choice in range(ROWS):
-        row = RowState(params, choice, (2,), tuple(rng.integers(0, VOCAB, NUM_PROMPT).tolist()), Bans(params))
+        row = RowState(params, choice, tuple(rng.integers(0, VOCAB, NUM_PROMPT).tolist()))
         for token_id in rng.integers(0, VOCAB, NUM_DRAWN).tolist():
             row.advance(token_id)
         rows.append(row)
@@ -91,9 +92,10 @@ def measure(threads: int | None) -> list[Figure]:
     for name, params in KINDS.items():
         rng = np.random.default_rng(0)
         rows = rows_of(params, rng)
+        masks = [Rules(Bans(params, frozenset(params.stop_token_ids), VOCAB)).mask()] * ROWS
         for kind in (flat, peaked):
             logits = kind(rng)
-            whole_s = best_s(lambda logits=logits, rows=rows: sampler.sample(Logits(logits), rows))
+            whole_s = best_s(lambda logits=logits, rows=rows, masks=masks: sampler.sample(Logits(logits), rows, masks))
             assert model.batch is not None
             arrays = model.batch.arrays
             kernel_s = best_s(lambda logits=logits, arrays=arrays: session.call(SAMPLE_ENTRY, logits, *arrays))

@@ -35,8 +35,13 @@ class IsolatedMatcher(Matcher):
         self._forced: list[int] | None = None  # None: not known
         self._prefetched: list[int] = []
         self._has_mask = False
+        self._is_complete = False
         if token_ids:
             self._ask(Ask.STATE)
+
+    @property
+    def is_complete(self) -> bool:
+        return self._is_complete
 
     @property
     def is_late(self) -> bool:
@@ -142,9 +147,9 @@ class IsolatedMatcher(Matcher):
         answered = Ask.MASK if line.tell is Tell.MASK else Ask.STATE
         self._is_slow[answered] = is_slow
         if answered is Ask.STATE:
-            self.is_complete, self._forced = line.tell is Tell.COMPLETE, line.token_ids
+            self._is_complete, self._forced = line.tell is Tell.COMPLETE, line.token_ids
             self.refused = self._token_ids[len(self._token_ids) - line.number :] if line.number else []
-            self._comes_mask = not (self.is_complete or self._forced or self.refused)
+            self._comes_mask = not (self._is_complete or self._forced or self.refused)
         else:
             self._comes_mask = False
         if answered is self._asked:

@@ -9,12 +9,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-import numpy as np
-
 from server.constraints.grammar import Grammar
 from server.constraints.isolated import IsolatedMatcher
 from server.constraints.matcher import ConstraintError, Late, Mask, Matcher
 from server.constraints.offers import Choice
+from server.constraints.rules import only
+from server.constraints.wire import num_mask_words
 from server.messages import Trigger
 
 
@@ -65,7 +65,7 @@ class LazyMatcher(Matcher):
 
     def mask(self) -> Mask | Literal[Late.LATE] | None:
         if self._choice is not None and (forced := self._choice.forced()):
-            return _only(forced[0], self._vocab_size)
+            return only(forced[0], num_mask_words(self._vocab_size))
         if self._begun is None:
             return None
         try:
@@ -172,9 +172,3 @@ class LazyMatcher(Matcher):
     def _free(self, token_ids: Sequence[int]) -> None:
         self._begun = None
         self._unread.extendleft(reversed(token_ids))
-
-
-def _only(token_id: int, vocab_size: int) -> Mask:
-    bits = np.zeros(-(-vocab_size // 32) * 32, np.bool_)
-    bits[token_id] = True
-    return np.packbits(bits, bitorder="little").view(np.int32)

@@ -1,4 +1,5 @@
-"""What the engine knows of a constraint: how far one sequence has come in it, and what may come next.
+"""What the engine knows of the constraints of one sequence: how far it has come in them, and what may come next. A matcher may follow
+a grammar in a process of its own (`isolated`, `lazy`), the rules of the request (`rules.Rules`), or both (`rules.RuledMatcher`).
 
 A matcher takes in every token of its sequence. Where one token alone may come next, the mask has one bit: appending such tokens without a
 step of the model (`forced`) therefore gives the tokens that drawing one by one would have given.
@@ -42,41 +43,44 @@ class ConstraintLost(ConstraintError):
 class Matcher(ABC):
     """`poll`, `mask`, `advance` and `forced` may raise ConstraintError."""
 
-    is_complete: bool = False  # nothing may follow
-
-    @property
-    @abstractmethod
-    def is_late(self) -> bool: ...
-
-    @property
-    @abstractmethod
-    def has_mask(self) -> bool:
-        """The next mask is known."""
-
-    @abstractmethod
-    def poll(self) -> bool:
-        """Whether it is compiled and not late."""
-
-    @abstractmethod
-    def prefetch_mask(self) -> None:
-        """Begin to compute the next mask, so that the masks of a step are computed side by side."""
-
-    @abstractmethod
-    def prefetch(self, token_id: int) -> None:
-        """Begin to take in this token. `advance` by the same token follows, or nothing does."""
-
     @abstractmethod
     def mask(self) -> Mask | Literal[Late.LATE] | None:
-        """None where every token may come next. Valid until the next call."""
+        """None where every token may come next. To be read only, and valid until the next call."""
 
     @abstractmethod
     def advance(self, token_ids: Sequence[int]) -> None: ...
 
-    @abstractmethod
+    @property
+    def is_complete(self) -> bool:
+        """Nothing may follow."""
+        return False
+
     def forced(self) -> list[int]:
         """The tokens that must come next, where there is no choice; none while it is late."""
+        return []
 
-    # --- a matcher may draft tokens that it takes back; most never do ---------------------------------------------------------
+    # --- a matcher that asks a process may be late -------------------------------------------------------------------------
+
+    @property
+    def is_late(self) -> bool:
+        return False
+
+    @property
+    def has_mask(self) -> bool:
+        """The next mask has been computed already."""
+        return False
+
+    def poll(self) -> bool:
+        """Whether it is compiled and not late."""
+        return True
+
+    def prefetch_mask(self) -> None:  # noqa: B027 - most matchers have nothing to begin
+        """Begin to compute the next mask, so that the masks of a step are computed side by side."""
+
+    def prefetch(self, token_id: int) -> None:  # noqa: B027 - likewise
+        """Begin to take in this token. `advance` by the same token follows, or nothing does."""
+
+    # --- a matcher may draft tokens that it takes back; most never do ------------------------------------------------------
 
     @property
     def is_choosing(self) -> bool:

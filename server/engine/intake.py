@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from runtime.step import PAGE_SIZE, StepLimits
 from server.engine.blocks import PageList
 from server.engine.request import Request, Sequence, Stage
-from server.engine.sampler import Bans, RowState
+from server.engine.sampler import RowState
 from server.handle import RequestError
 from server.messages import Embed, SamplingParams, Submit
 
@@ -31,8 +31,8 @@ def open_request(submit: Submit, arrival: int, *, limits: StepLimits, eos_ids: t
             f"prompt and answer have up to {max_len} tokens, the KV cache holds {capacity}: lower max_tokens or load the "
             "model with a larger kv_cache_bytes",
         )
-    request = Request(submit, arrival)
-    bans = Bans(submit.params)
+    params = submit.params
+    request = Request(submit, arrival, ender_ids=frozenset(params.stop_token_ids + (() if params.ignore_eos else eos_ids)))
     for choice in range(submit.num_choices):
         emitted = submit.emitted[choice] if submit.emitted else ()
         seq = Sequence(
@@ -40,21 +40,21 @@ def open_request(submit: Submit, arrival: int, *, limits: StepLimits, eos_ids: t
             choice,
             token_ids=[*submit.prompt_ids, *emitted],
             held=PageList(submit.cache_salt.encode()),
-            row=row_behind(submit, choice, emitted, eos_ids, bans),
+            row=row_behind(submit, choice, emitted),
             max_len=max_len,
             rank=(submit.priority, arrival, choice),
         )
         if choice in submit.finished:
             seq.stage = Stage.FINISHED
-        if choice == 0 and submit.params.prompt_logprobs is not None and not emitted:
+        if choice == 0 and params.prompt_logprobs is not None and not emitted:
             seq.prompt_logprobs = [None]
         request.sequences.append(seq)
     return request
 
 
-def row_behind(submit: Submit, choice: int, emitted: Iterable[int], eos_ids: tuple[int, ...], bans: Bans) -> RowState:
+def row_behind(submit: Submit, choice: int, emitted: Iterable[int]) -> RowState:
     """The sampler's memory of a choice that has emitted these tokens."""
-    row = RowState(submit.params, choice, eos_ids, submit.prompt_ids, bans)
+    row = RowState(submit.params, choice, submit.prompt_ids)
     for token_id in emitted:
         row.advance(token_id)
     return row
@@ -72,7 +72,7 @@ def open_text(embed: Embed, arrival: int, *, limits: StepLimits) -> Request:
     if num_tokens > most:
         raise RequestError("context_length_exceeded", f"the text has {num_tokens} tokens, expected 1 to {most}")
     request = Request(submit, arrival, embed)
-    row = RowState(submit.params, 0, (), (), Bans(submit.params))
+    row = RowState(submit.params, 0, ())
     held = PageList(submit.cache_salt.encode())
     request.sequences.append(Sequence(request, 0, list(embed.prompt_ids), held, row, max_len=num_tokens, rank=(0, arrival, 0)))
     return request

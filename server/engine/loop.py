@@ -11,12 +11,12 @@ from collections.abc import Callable
 
 from runtime.step import Logits, StepBatch, StepModel
 from server.constraints.compiler import ConstraintCompiler
-from server.constraints.matcher import LATE, ConstraintError
+from server.constraints.matcher import LATE, ConstraintError, Mask
 from server.engine.batch import BatchBuilder
 from server.engine.outbox import Outbox, Publish, Timing
 from server.engine.request import Sequence, Stage
 from server.engine.requests import Requests
-from server.engine.sampler import Bitmask, Sampler
+from server.engine.sampler import Sampler
 from server.engine.scheduler import Plan, Scheduler
 from server.messages import Abort, Embed, Stats, Submit
 
@@ -75,9 +75,9 @@ class Engine:
         self._publish()
         return bool(plan.items)
 
-    def _masks(self, plan: Plan) -> dict[Sequence, Bitmask]:
+    def _masks(self, plan: Plan) -> dict[Sequence, Mask]:
         """Of the rows that a constraint restricts. They depend on the tokens before the step, so the device may run meanwhile."""
-        masks: dict[Sequence, Bitmask] = {}
+        masks: dict[Sequence, Mask] = {}
         seqs = [seq for seq, item in plan.items.items() if item.draws and seq.matcher is not None]
         for seq in seqs:
             if seq.matcher is not None:
@@ -103,7 +103,7 @@ class Engine:
         logits = self._model.run(batch)
         return logits, self._clock() - started
 
-    def _sample(self, plan: Plan, logits: Logits, masks: dict[Sequence, Bitmask]) -> None:
+    def _sample(self, plan: Plan, logits: Logits, masks: dict[Sequence, Mask]) -> None:
         self.scheduler.collect(plan)
         self._deliver(plan)
         drawing: list[Sequence] = []

@@ -5,9 +5,9 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from server.constraints.matcher import Mask
 from server.engine.loop import Engine
 from server.engine.request import Sequence
-from server.engine.sampler import Bitmask
 from server.engine.scheduler import Plan
 
 
@@ -43,7 +43,7 @@ class OverlappedEngine(Engine):
                 return plan
         return self.scheduler.settle(self.scheduler.schedule())
 
-    def _prepare(self, plan: Plan) -> dict[Sequence, Bitmask]:
+    def _prepare(self, plan: Plan) -> dict[Sequence, Mask]:
         self._publish()
         self._requests.admit()
         masks = self._masks(plan)

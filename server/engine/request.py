@@ -32,6 +32,7 @@ class Request:
     sequences: list[Sequence] = field(default_factory=lambda: list[Sequence]())
     leader: Sequence | None = None
     followers: list[Sequence] = field(default_factory=lambda: list[Sequence]())
+    ender_ids: frozenset[int] = frozenset()  # they end a choice, once min_tokens are drawn
     num_cached: int | None = None  # what the first prefill of any choice found in the prefix cache
 
     @property
@@ -57,7 +58,7 @@ class Sequence:
     max_len: int  # tokens at which it ends for length
     stage: Stage = Stage.WAITING
     slot: int = -1  # its row in the batch's tables while RUNNING
-    matcher: Matcher | None = None
+    matcher: Matcher | None = None  # None: every token may come next, always
     num_reused: int = 0
     num_computed: int = 0
     num_awaited: int = 0
@@ -113,7 +114,7 @@ class Sequence:
 
     def append(self, token_id: int) -> FinishReason | None:
         """Why it ends with this token, if it does; a stop token is no part of it."""
-        if token_id in self.row.ender_ids and not self.row.holds_back_end:
+        if token_id in self.request.ender_ids and self.num_known - self.num_prompt >= self.request.submit.params.min_tokens:
             self.stop_token_id = token_id
             return FinishReason.STOP
         self.token_ids.append(token_id)
@@ -138,13 +139,13 @@ class Sequence:
         return FinishReason.LENGTH if self.num_known >= self.max_len else None
 
     def follow(self) -> tuple[list[int], FinishReason | None]:
-        """Append what the grammar forces, without running the model. Only where drawing could give nothing else: with
-        log-probabilities wanted, other tokens banned or a stop token in the way, the model's step decides."""
+        """Append what the matcher forces, without running the model. Only where drawing could give nothing else: with
+        log-probabilities wanted, logits changed or a stop token in the way, the model's step decides."""
         joined: list[int] = []
         if self.matcher is None or not self.row.is_plain or self.row.params.logprobs is not None or self.prompt_logprobs is not None:
             return joined, None
         for token_id in self.matcher.forced():
-            if token_id in self.row.ender_ids:
+            if token_id in self.request.ender_ids:
                 break
             joined.append(token_id)
             reason = self.append(token_id)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from runtime.step import StepLimits
 from server.constraints.compiler import ConstraintCompiler
 from server.constraints.matcher import ConstraintError, ConstraintLost
+from server.constraints.rules import Bans, matcher_of
 from server.engine.embed import embedding_of
 from server.engine.intake import open_request, open_text, row_behind
 from server.engine.outbox import Outbox
@@ -81,14 +82,17 @@ class Requests:
         self._require_new(submit.request_id)
         request = open_request(submit, self._num_arrived, limits=self._limits, eos_ids=self._eos_ids)
         constraint = submit.params.constraint
-        if constraint is None or (constraint.trigger is not None and self._constraints is None):
-            return request
-        if self._constraints is None:
+        if constraint is not None and constraint.trigger is None and self._constraints is None:
             raise RequestError("invalid_schema", "this model was loaded without a tokenizer, which constraints need")
+        bans = Bans(submit.params, request.ender_ids, self._limits.vocab_size)
         for seq in request.sequences:
             if seq.stage is Stage.WAITING:
-                self._compiling[seq] = None
-                seq.matcher = self._constraints.open(constraint, seq.token_ids[seq.num_prompt :])
+                emitted = seq.token_ids[seq.num_prompt :]
+                grammar = None
+                if constraint is not None and self._constraints is not None:
+                    self._compiling[seq] = None
+                    grammar = self._constraints.open(constraint, emitted)
+                seq.matcher = matcher_of(bans, grammar, emitted)
         return request
 
     def _require_new(self, request_id: str) -> None:
@@ -194,7 +198,7 @@ class Requests:
         """Its last tokens lead nowhere, and nobody was told of them: go on from before them."""
         seq.drop(num_tokens)
         self._scheduler.rewind(seq)
-        seq.row = row_behind(seq.request.submit, seq.choice, seq.token_ids[seq.num_prompt :], self._eos_ids, seq.row.bans)
+        seq.row = row_behind(seq.request.submit, seq.choice, seq.token_ids[seq.num_prompt :])
         self._tell(seq, *seq.follow())
 
     def _tell(

@@ -16,14 +16,12 @@ from numpy.typing import NDArray
 
 from runtime.sampling import NOT_A_NUMBER, NUM_TOP, SHARE_ONE, WEIGHT_BITS, Judged, SampleBatch
 from runtime.step import Logits, StepModel
-from server.engine.watch import Watch
+from server.constraints.matcher import Mask
 from server.messages import SamplingParams, TokenLogprob
 
-Bitmask = NDArray[np.int32]  # [ceil(vocab / 32)] bit set: allowed
 Ids = NDArray[np.int32]
 
 SHARPEST = 1e30  # of 1 / temperature
-ALL = np.int32(-1)  # 32 tokens, all allowed
 NONE = np.empty(0, np.int32)
 
 
@@ -69,38 +67,15 @@ class Seen:
         return self._counts[: self._num]
 
 
-class Bans:
-    """The tokens that a request never allows, as a mask: made once for all its choices, as hundreds of thousands may be named."""
-
-    def __init__(self, params: SamplingParams) -> None:
-        allowed, banned = params.allowed_token_ids, params.banned_token_ids
-        self.exist = bool(allowed or banned)
-        num_words = (max((*allowed, *banned)) >> 5) + 1 if self.exist else 0
-        self._others = np.int32(0) if allowed else ALL  # of tokens beyond the mask
-        self._mask: Bitmask = np.full(num_words, self._others)
-        _set(self._mask, allowed)
-        _clear(self._mask, banned)
-
-    def restrict(self, mask: Bitmask) -> None:
-        if self.exist:
-            num_words = len(self._mask)
-            mask[:num_words] &= self._mask
-            mask[num_words:] &= self._others
-
-
 @dataclass(slots=True, eq=False)
 class RowState:
     """What the sampler remembers of one sequence; `advance` is called for every token that joins it, forced ones included."""
 
     params: SamplingParams
     choice: int
-    eos_ids: tuple[int, ...]
     prompt_ids: Sequence[int]
-    bans: Bans
     num_drawn: int = 0
-    ender_ids: frozenset[int] = field(init=False)  # they end the sequence, once min_tokens are drawn
-    watch: Watch = field(init=False)
-    is_plain: bool = field(init=False)  # logits reach the draw unchanged, once min_tokens is over
+    is_plain: bool = field(init=False)  # logits reach the draw unchanged
     bias_ids: Ids = field(init=False)
     bias_values: NDArray[np.float32] = field(init=False)
     seen: Seen | None = field(init=False)  # None: nothing is penalised
@@ -108,8 +83,6 @@ class RowState:
 
     def __post_init__(self) -> None:
         params = self.params
-        self.ender_ids = frozenset(params.stop_token_ids + (() if params.ignore_eos else self.eos_ids))
-        self.watch = Watch(params)
         self.bias_ids = np.array([token_id for token_id, _ in params.logit_bias], np.int32)
         self.bias_values = np.array([bias for _, bias in params.logit_bias], np.float32)
         penalties = params.repetition_penalty, params.frequency_penalty, params.presence_penalty
@@ -118,11 +91,7 @@ class RowState:
         sharpness = min(1 / params.temperature, SHARPEST) if params.temperature > 0 else 0.0
         reach = -math.log(params.min_p) if params.min_p > 0 else math.inf
         self.numbers = sharpness, reach, *penalties
-        self.is_plain = not (params.logit_bias or self.bans.exist or self.watch.is_needed or self.seen is not None)
-
-    @property
-    def holds_back_end(self) -> bool:
-        return self.num_drawn < self.params.min_tokens
+        self.is_plain = not params.logit_bias and self.seen is None
 
     @property
     def position(self) -> int:
@@ -133,7 +102,6 @@ class RowState:
         self.num_drawn += 1
         if self.seen is not None:
             self.seen.add(token_id)
-        self.watch.advance(token_id)
 
     def settings(self, mask: int) -> tuple[int, ...]:
         """Of runtime.sampling.Setting; `mask` is the number of the row's mask, -1 for none."""
@@ -143,28 +111,15 @@ class RowState:
         top = -1 if params.logprobs is None else min(params.logprobs, NUM_TOP)
         return seed, self.position, self.choice, params.top_k, *shares, mask, top, int(params.processed_logprobs)
 
-    @property
-    def is_restricted(self) -> bool:
-        return self.bans.exist or self.watch.is_needed or (self.holds_back_end and bool(self.ender_ids))
-
-    def restrict(self, mask: Bitmask) -> None:
-        """Take the bits of the tokens that must not be drawn next."""
-        self.bans.restrict(mask)
-        _clear(mask, self.watch.banned())
-        if self.holds_back_end:
-            _clear(mask, self.ender_ids)
-        if (demanded := self.watch.demanded()) is not None:
-            _keep(mask, (demanded,))
-
 
 class Sampler:
     def __init__(self, model: StepModel) -> None:
         self._model = model
         limits = model.limits
-        self._masks: Bitmask = np.empty((limits.max_seqs, -(-limits.vocab_size // 32)), np.int32)
+        self._masks: Mask = np.empty((limits.max_seqs, -(-limits.vocab_size // 32)), np.int32)
 
     def sample(
-        self, logits: Logits, rows: Sequence[RowState], masks: Sequence[Bitmask | None] | None = None, places: Sequence[int] | None = None
+        self, logits: Logits, rows: Sequence[RowState], masks: Sequence[Mask | None] | None = None, places: Sequence[int] | None = None
     ) -> list[Drawn]:
         """One token per row, from the row of the logits at its place; without places, row by row. A mask says what a constraint allows."""
         if not rows:
@@ -187,17 +142,14 @@ class Sampler:
         judged = [(ids, self._model.judge(logits, np.full(len(ids), place, np.int32), ids, np.zeros(len(ids), np.int32))) for ids in chunks]
         return {token_id: _logprob(token_id, found, i).logprob for ids, found in judged for i, token_id in enumerate(ids.tolist())}
 
-    def _batch(self, rows: Sequence[RowState], constraints: Sequence[Bitmask | None], places: Sequence[int]) -> SampleBatch:
+    def _batch(self, rows: Sequence[RowState], masks: Sequence[Mask | None], places: Sequence[int]) -> SampleBatch:
         settings: list[tuple[int, ...]] = []
         num_masks = 0
-        for row, constraint in zip(rows, constraints, strict=True):
-            masked = constraint is not None or row.is_restricted
-            if masked:
-                mask = self._masks[num_masks]
-                mask[...] = ALL if constraint is None else constraint
-                row.restrict(mask)
-            settings.append(row.settings(num_masks if masked else -1))
-            num_masks += masked
+        for row, mask in zip(rows, masks, strict=True):
+            if mask is not None:
+                self._masks[num_masks] = mask
+            settings.append(row.settings(-1 if mask is None else num_masks))
+            num_masks += mask is not None
         seen = [row.seen for row in rows]
         return SampleBatch(
             np.array(places, np.int32),
@@ -235,21 +187,3 @@ def _listed(ids: list[Ids], values: list[NDArray[Any]]) -> tuple[Ids, Ids, NDArr
         return starts, ids[0], values[0]
     np.cumsum([len(own) for own in ids], out=starts[1:])
     return starts, np.concatenate(ids), np.concatenate(values)
-
-
-def _keep(mask: Bitmask, ids: Sequence[int]) -> None:
-    kept = np.zeros_like(mask)
-    _set(kept, ids)
-    mask &= kept
-
-
-def _clear(mask: Bitmask, ids: Sequence[int] | frozenset[int]) -> None:
-    if ids:
-        gone = np.zeros_like(mask)
-        _set(gone, list(ids))
-        mask &= ~gone
-
-
-def _set(mask: Bitmask, ids: Sequence[int]) -> None:
-    at = np.asarray(ids, np.int32)
-    np.bitwise_or.at(mask.view(np.uint32), at >> 5, np.uint32(1) << (at & 31).astype(np.uint32))

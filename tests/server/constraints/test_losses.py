@@ -122,7 +122,7 @@ def test_what_is_only_offered_is_held_to_after_a_loss(rig, compiler, tokenizer) 
     one = rig(constraints=constraints)
     one.engine.submit(SUBMITS[2])
     step_until(one, lambda: bool(one.outcomes) and TRIGGER in one.outcomes["offer", 0].token_ids)
-    matcher = next(one.engine._requests.sequences).matcher
+    matcher = next(one.engine._requests.sequences).matcher._grammar  # the rules stand before it
     hit(processes_of(constraints), signal.SIGKILL)
     before = matcher._begun
     assert before is not None

@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from runtime.device.null import NullLogits, NullModel
 from runtime.philox import random_bits
 from runtime.step import StepLimits
-from server.engine.sampler import Bans, RowState, Sampler
-from server.messages import SamplingParams, Thinking
+from server.constraints.matcher import Mask, Matcher
+from server.constraints.rules import Bans, matcher_of
+from server.engine.sampler import RowState, Sampler
+from server.messages import SamplingParams
 
 VOCAB = 200
 EOS = 3
@@ -32,7 +34,7 @@ def sampler_of(vocab_size: int) -> Sampler:
 
 
 def row_of(params: SamplingParams, prompt=(1, 2, 2, 9), drawn=(), choice=0) -> RowState:
-    row = RowState(params, choice, (EOS,), prompt, Bans(params))
+    row = RowState(params, choice, prompt)
     for token_id in drawn:
         row.advance(token_id)
     return row
@@ -42,6 +44,26 @@ def bits(allowed) -> np.ndarray:
     flags = np.zeros(-(-VOCAB // 32) * 32, np.uint8)
     flags[list(allowed)] = 1
     return np.packbits(flags, bitorder="little").view(np.int32)
+
+
+class Fixed(Matcher):
+    """A grammar that allows the same tokens at any time."""
+
+    def __init__(self, allowed) -> None:
+        self._mask = bits(allowed)
+
+    def mask(self) -> Mask:
+        return self._mask
+
+    def advance(self, token_ids) -> None:
+        pass
+
+
+def mask_of(params: SamplingParams, drawn=(), allowed=None) -> Mask | None:
+    """What the matcher of a sequence allows behind these tokens."""
+    enders = frozenset(params.stop_token_ids + (() if params.ignore_eos else (EOS,)))
+    matcher = matcher_of(Bans(params, enders, VOCAB), None if allowed is None else Fixed(allowed), drawn)
+    return None if matcher is None else matcher.mask()
 
 
 def reference(logits, params: SamplingParams, prompt, drawn, allowed=None) -> dict[int, float]:
@@ -133,8 +155,7 @@ def test_against_the_reference(params, drawn, allowed, spread, logits_seed) -> N
     logits = np.random.default_rng(logits_seed).normal(0, spread, (1, VOCAB)).astype(np.float32)
     prompt = (1, 2, 2, 9)
     probs = reference(logits[0], params, prompt, drawn, allowed)
-    mask = None if allowed is None else bits(allowed)
-    result = sampler_of(VOCAB).sample(logits, [row_of(params, prompt, drawn)], [mask])[0]
+    result = sampler_of(VOCAB).sample(logits, [row_of(params, prompt, drawn)], [mask_of(params, drawn, allowed)])[0]
     assert result.error is None
 
     ids = sorted(probs)
@@ -209,33 +230,7 @@ def test_what_cannot_be_drawn_is_an_error_of_its_row() -> None:
     logits[1, 7] = np.nan
     impossible = SamplingParams(max_tokens=1, allowed_token_ids=(4,), banned_token_ids=(4,))
     rows = [row_of(impossible), row_of(SamplingParams(max_tokens=1, temperature=0)), row_of(SamplingParams(max_tokens=1))]
-    first, second, third = sampler_of(VOCAB).sample(logits, rows)
+    first, second, third = sampler_of(VOCAB).sample(logits, rows, [mask_of(impossible), None, None])
     assert first.error is not None and "no token is left" in str(first.error)
     assert second.error is not None and "not a number" in str(second.error)
     assert third.error is None and 0 <= third.token_id < VOCAB
-
-
-def test_a_sequence_is_banned_at_its_last_token_only() -> None:
-    params = SamplingParams(max_tokens=9, temperature=0, banned_sequences=((5, 6), (5, 6, 7)))
-    logits = np.zeros((1, VOCAB), np.float32)
-    logits[0, [5, 6, 7]] = [1, 3, 2]
-    assert sampler_of(VOCAB).sample(logits, [row_of(params, (5,), ())])[0].token_id == 6  # what the prompt ends with does not count
-    assert sampler_of(VOCAB).sample(logits, [row_of(params, (1,), (6, 5))])[0].token_id == 7
-    assert sampler_of(VOCAB).sample(logits, [row_of(params, (1,), (5, 8))])[0].token_id == 6
-
-
-@pytest.mark.parametrize("is_open", [True, False])
-def test_thoughts_are_closed_when_their_budget_is_spent(is_open) -> None:
-    opening, closing = 3, 4
-    params = SamplingParams(max_tokens=9, temperature=0, thinking=Thinking(2, opening, closing, is_open))
-    logits = np.zeros((1, VOCAB), np.float32)
-    logits[0, 50] = 1.0
-
-    def drawn_after(*drawn: int) -> int:
-        return sampler_of(VOCAB).sample(logits, [row_of(params, (1,), drawn)])[0].token_id
-
-    before = () if is_open else (opening,)
-    assert drawn_after(*before, 50) == 50
-    assert drawn_after(*before, 50, 50) == closing
-    assert drawn_after(*before, 50, 50, closing, 50, 50) == 50
-    assert drawn_after(50, 50, 50) == (closing if is_open else 50)

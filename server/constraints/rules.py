@@ -1,0 +1,176 @@
+"""What the parameters of a request restrict by themselves: tokens that are allowed or banned, words of several tokens that are banned,
+thoughts that must end, and the least number of tokens. Nothing here is ever late."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+
+from server.constraints.matcher import LATE, Late, Mask, Matcher
+from server.constraints.wire import num_mask_words
+from server.messages import SamplingParams
+
+ALL = np.int32(-1)  # 32 tokens, all allowed
+
+
+class Bans:
+    """What a request restricts at every token. All its choices share it, since hundreds of thousands of tokens may be named."""
+
+    def __init__(self, params: SamplingParams, ender_ids: frozenset[int], vocab_size: int) -> None:
+        allowed, banned = params.allowed_token_ids, params.banned_token_ids
+        self.params = params
+        self.num_words = num_mask_words(vocab_size)
+        self.mask: Mask | None = None
+        if allowed or banned:
+            self.mask = np.full(self.num_words, 0 if allowed else ALL, np.int32)
+            _set(self.mask, allowed)
+            _clear(self.mask, banned)
+        self.ender_ids = sorted(ender_ids) if params.min_tokens else []  # banned until min_tokens are drawn
+        self.endings: dict[int, list[tuple[int, ...]]] = {}  # banned sequences, by their last token but one
+        for sequence in params.banned_sequences:
+            self.endings.setdefault(sequence[-2], []).append(sequence)
+        self.restrict_text = self.mask is not None or bool(self.endings) or params.thinking is not None
+        self.exist = self.restrict_text or bool(self.ender_ids)
+
+
+class Rules(Matcher):
+    """The restrictions of one sequence."""
+
+    def __init__(self, bans: Bans, token_ids: Sequence[int] = ()) -> None:
+        self._bans = bans
+        self._restart()
+        self.advance(token_ids)
+
+    @property
+    def restrict_text(self) -> bool:
+        """More is restricted than where the text ends."""
+        return self._bans.restrict_text
+
+    def mask(self) -> Mask | None:
+        thinking = self._bans.params.thinking
+        banned = self._completing()
+        if len(self._token_ids) < self._bans.params.min_tokens:
+            banned += self._bans.ender_ids
+        is_due = thinking is not None and self._thinks_from is not None and len(self._token_ids) - self._thinks_from >= thinking.budget
+        if not banned and not is_due:
+            return self._bans.mask
+        mask = np.full(self._bans.num_words, ALL, np.int32) if self._bans.mask is None else self._bans.mask.copy()
+        _clear(mask, banned)
+        if thinking is not None and is_due:
+            mask &= only(thinking.close_id, self._bans.num_words)
+        return mask
+
+    def advance(self, token_ids: Sequence[int]) -> None:
+        thinking = self._bans.params.thinking
+        for token_id in token_ids:
+            self._token_ids.append(token_id)
+            if thinking is not None and token_id in (thinking.open_id, thinking.close_id):
+                self._thinks_from = len(self._token_ids) if token_id == thinking.open_id else None
+
+    def drop(self, num_tokens: int) -> None:
+        """Forget the last tokens."""
+        token_ids = self._token_ids[: len(self._token_ids) - num_tokens]
+        self._restart()
+        self.advance(token_ids)
+
+    def _restart(self) -> None:
+        thinking = self._bans.params.thinking
+        self._token_ids: list[int] = []
+        self._thinks_from = 0 if thinking is not None and thinking.is_open else None  # its first token in the open think block
+
+    def _completing(self) -> list[int]:
+        """Tokens that would complete a banned sequence."""
+        drawn = self._token_ids
+        candidates = self._bans.endings.get(drawn[-1], ()) if drawn else ()
+        return [sequence[-1] for sequence in candidates if tuple(drawn[1 - len(sequence) :]) == sequence[:-1]]
+
+
+class RuledMatcher(Matcher):
+    """A grammar under rules: a token must be allowed by both."""
+
+    def __init__(self, rules: Rules, grammar: Matcher) -> None:
+        self._rules = rules
+        self._grammar = grammar
+
+    @property
+    def is_complete(self) -> bool:
+        return self._grammar.is_complete
+
+    @property
+    def is_late(self) -> bool:
+        return self._grammar.is_late
+
+    @property
+    def has_mask(self) -> bool:
+        return self._grammar.has_mask
+
+    def poll(self) -> bool:
+        return self._grammar.poll()
+
+    def prefetch_mask(self) -> None:
+        self._grammar.prefetch_mask()
+
+    def prefetch(self, token_id: int) -> None:
+        self._grammar.prefetch(token_id)
+
+    def mask(self) -> Mask | Literal[Late.LATE] | None:
+        mask = self._grammar.mask()
+        if mask is LATE:
+            return LATE
+        own = self._rules.mask()
+        return mask if own is None else own if mask is None else mask & own
+
+    def advance(self, token_ids: Sequence[int]) -> None:
+        self._rules.advance(token_ids)
+        self._grammar.advance(token_ids)
+
+    def forced(self) -> list[int]:
+        """Where rules restrict the text, the model's step decides: a forced token may be banned."""
+        return [] if self._rules.restrict_text else self._grammar.forced()
+
+    @property
+    def is_choosing(self) -> bool:
+        return self._grammar.is_choosing
+
+    def candidates(self) -> list[int]:
+        return self._grammar.candidates()
+
+    def weigh(self, logprobs: dict[int, float]) -> None:
+        self._grammar.weigh(logprobs)
+
+    def refuses(self, token_id: int) -> bool:
+        return self._grammar.refuses(token_id)
+
+    def take_back(self) -> int:
+        num_tokens = self._grammar.take_back()
+        self._rules.drop(num_tokens)
+        return num_tokens
+
+    def let_go(self) -> bool:
+        return self._grammar.let_go()
+
+
+def matcher_of(bans: Bans, grammar: Matcher | None, token_ids: Sequence[int] = ()) -> Matcher | None:
+    """For one sequence, behind these tokens. None where every token may come next, always."""
+    if not bans.exist:
+        return grammar
+    rules = Rules(bans, token_ids)
+    return rules if grammar is None else RuledMatcher(rules, grammar)
+
+
+def only(token_id: int, num_words: int) -> Mask:
+    mask = np.zeros(num_words, np.int32)
+    _set(mask, [token_id])
+    return mask
+
+
+def _set(mask: Mask, ids: Sequence[int]) -> None:
+    at = np.asarray(ids, np.int32)
+    np.bitwise_or.at(mask.view(np.uint32), at >> 5, np.uint32(1) << (at & 31).astype(np.uint32))
+
+
+def _clear(mask: Mask, ids: Sequence[int]) -> None:
+    at = np.asarray(ids, np.int32)
+    np.bitwise_and.at(mask.view(np.uint32), at >> 5, ~(np.uint32(1) << (at & 31).astype(np.uint32)))

@@ -1,0 +1,105 @@
+"""The restrictions that a request's own parameters make, alone and above a grammar."""
+
+from __future__ import annotations
+
+import pytest
+
+from server.constraints.matcher import LATE, Matcher
+from server.constraints.rules import Bans, RuledMatcher, Rules, matcher_of
+from server.messages import SamplingParams, Thinking
+from tests.server.constraints.processes import allowed_by
+
+VOCAB = 64
+ALL = set(range(VOCAB))
+OPEN, CLOSE = 3, 4
+
+
+def bans_of(ender_ids=(), **params) -> Bans:
+    return Bans(SamplingParams(max_tokens=9, **params), frozenset(ender_ids), VOCAB)
+
+
+def allowed_behind(bans: Bans, *drawn: int) -> set[int]:
+    mask = Rules(bans, drawn).mask()
+    return ALL if mask is None else set(allowed_by(mask))
+
+
+class Drafting(Matcher):
+    """A grammar that allows even tokens, wants 2 and 8 next, and drafted what it has seen."""
+
+    def __init__(self) -> None:
+        self.token_ids: list[int] = []
+        self.late = False
+
+    def mask(self):
+        return LATE if self.late else Rules(bans_of(allowed_token_ids=tuple(range(0, VOCAB, 2)))).mask()
+
+    def advance(self, token_ids) -> None:
+        self.token_ids += token_ids
+
+    def forced(self) -> list[int]:
+        return [2, 8]
+
+    def take_back(self) -> int:
+        num_tokens = len(self.token_ids)
+        self.token_ids = []
+        return num_tokens
+
+
+def test_a_request_without_rules_has_no_matcher() -> None:
+    assert matcher_of(bans_of(ender_ids=(5,)), None) is None
+    grammar = Drafting()
+    assert matcher_of(bans_of(), grammar) is grammar
+
+
+def test_tokens_are_allowed_and_banned() -> None:
+    assert allowed_behind(bans_of(banned_token_ids=(0, 63))) == ALL - {0, 63}
+    assert allowed_behind(bans_of(allowed_token_ids=(1, 40, 41), banned_token_ids=(40,))) == {1, 41}
+
+
+def test_a_sequence_is_banned_at_its_last_token_only() -> None:
+    bans = bans_of(banned_sequences=((5, 6), (5, 6, 7)))
+    assert allowed_behind(bans) == ALL
+    assert allowed_behind(bans, 6, 5) == ALL - {6}
+    assert allowed_behind(bans, 5, 6) == ALL - {7}
+    assert allowed_behind(bans, 5, 8) == ALL
+
+
+def test_the_end_is_banned_until_enough_is_drawn() -> None:
+    bans = bans_of(ender_ids=(0, 9), min_tokens=2)
+    assert allowed_behind(bans) == allowed_behind(bans, 7) == ALL - {0, 9}
+    assert allowed_behind(bans, 7, 7) == ALL
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+def test_thoughts_are_closed_when_their_budget_is_spent(is_open) -> None:
+    bans = bans_of(thinking=Thinking(2, OPEN, CLOSE, is_open))
+    before = () if is_open else (OPEN,)
+    assert allowed_behind(bans, *before, 50) == ALL
+    assert allowed_behind(bans, *before, 50, 50) == {CLOSE}
+    assert allowed_behind(bans, *before, 50, 50, CLOSE, 50, 50) == ALL
+    assert allowed_behind(bans, 50, 50, 50) == ({CLOSE} if is_open else ALL)
+
+
+def test_a_token_under_rules_must_be_allowed_by_both() -> None:
+    grammar = Drafting()
+    matcher = RuledMatcher(Rules(bans_of(banned_token_ids=(2, 3))), grammar)
+    assert set(allowed_by(matcher.mask())) == set(range(0, VOCAB, 2)) - {2}
+    grammar.late = True
+    assert matcher.mask() is LATE
+
+
+def test_forced_tokens_are_drawn_where_rules_restrict_the_text() -> None:
+    assert RuledMatcher(Rules(bans_of(banned_token_ids=(8,))), Drafting()).forced() == []
+    assert RuledMatcher(Rules(bans_of(ender_ids=(0,), min_tokens=9)), Drafting()).forced() == [2, 8]
+
+
+def test_a_draft_that_is_taken_back_leaves_no_trace_in_the_rules() -> None:
+    """The banned sequence, the count of tokens and the open thought are those from before the draft."""
+    thinking = Thinking(3, OPEN, CLOSE, is_open=False)
+    bans = bans_of(ender_ids=(0,), min_tokens=2, banned_sequences=((6, 7),), thinking=thinking)
+    rules = Rules(bans, (6,))
+    matcher = RuledMatcher(rules, Drafting())
+    matcher.advance([OPEN, 10, 10, 10])
+    assert set(allowed_by(rules.mask())) == {CLOSE}
+    assert matcher.take_back() == 4
+    assert set(allowed_by(rules.mask())) == ALL - {0, 7}
