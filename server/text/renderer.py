@@ -23,13 +23,14 @@ import msgspec
 
 from server.handle import ChatTemplate
 from server.text.meter import Limits
-from server.text.rendering import SLACK_FACTOR, SLACK_S, Outcome
+from server.text.rendering import SLACK_FACTOR, SLACK_S, TAKEN, Outcome
 from server.text.template import LIMITS, TemplateError, TemplateLimitError
 
 COMMAND = (sys.executable, "-P", "-m", "server.text.rendering")
 IN_PLACE = Limits(time_s=0.005, memory_bytes=2 << 20)
 MAX_AT_ONCE = 8  # processes
 PATIENCE_S = 20.0  # for a process that may use 2.5 s of CPU time; it is tried twice, within the minute that clients wait
+MOST_ASKED = 30  # times, until a process has taken a rendering
 CHUNK_BYTES = 1 << 20
 
 
@@ -58,22 +59,30 @@ class Renderer:
             work = pickle.dumps((args, {"variables": variables}))
         except RecursionError as error:
             raise TemplateError("the messages nest too deeply") from error
+        num_lost = 0
         async with self._slots:
-            for _ in range(2):  # somebody may have ended the first process
-                if answer := await self._ask(work):
-                    return msgspec.msgpack.decode(answer, type=Outcome).result()
+            for _ in range(MOST_ASKED):
+                answer = await self._ask(work)
+                if len(answer) > len(TAKEN):
+                    return msgspec.msgpack.decode(answer[len(TAKEN) :], type=Outcome).result()
+                num_lost += answer == TAKEN
+                if num_lost == 2:
+                    break
+                await asyncio.sleep(0.01)  # a process that is being killed may still take what it never answers
         raise TemplateLimitError(
             f"rendering was ended: it took more than {LIMITS.time_s + SLACK_S:g} s of the processor "
             f"or {SLACK_FACTOR * LIMITS.memory_bytes >> 20} MiB"
         )
 
     async def _ask(self, work: bytes) -> bytes:
-        """The answer of a fork; empty if it ended without one."""
+        """TAKEN and the answer of a fork; TAKEN alone if it ended without one; nothing if no fork took the work."""
         near, far = socket.socketpair()
         try:
             with far:
                 process = self._started()
-                process.hand_over(far.fileno())
+                while not process.hand_over(far.fileno()):  # it has ended, though the kernel may not say so yet
+                    process.end()
+                    process = self._started()
             reader, writer = await asyncio.open_unix_connection(sock=near, limit=CHUNK_BYTES)
         except BaseException:
             near.close()
@@ -87,7 +96,7 @@ class Renderer:
             return b""
         except TimeoutError:
             process.end()
-            return b""
+            return TAKEN
         finally:
             writer.transport.abort()
 
@@ -119,9 +128,13 @@ class _Process:
     def is_alive(self) -> bool:
         return self.end.alive and self._process.poll() is None
 
-    def hand_over(self, fd: int) -> None:
-        with suppress(OSError):  # it has ended, and nobody will answer
+    def hand_over(self, fd: int) -> bool:
+        """False where nobody is there to take it."""
+        try:
             socket.send_fds(self._control, [b"\0"], [fd])
+        except ConnectionError:
+            return False
+        return True
 
 
 def _end(process: subprocess.Popen[bytes], control: socket.socket) -> None:

@@ -27,6 +27,7 @@ import msgspec
 from server.text.meter import Limits
 from server.text.template import LIMITS, TemplateError, TemplateLimitError, TemplateRejection
 
+TAKEN = b"\1"  # the first byte of a fork: it has begun
 SLACK_S = 0.5  # beyond what the meter allows
 SLACK_FACTOR = 2  # the meter counts characters, which have 1 to 4 bytes
 
@@ -63,6 +64,7 @@ def main() -> None:
             if os.fork() == 0:
                 _serve(fds[0], render)
         except OSError as error:
+            os.write(fds[0], TAKEN)
             _answer(fds[0], Outcome(kind=TemplateError.__name__, message=f"there is no process to render it: {error}"))
         os.close(fds[0])
 
@@ -77,6 +79,7 @@ def _serve(fd: int, render: Render) -> None:
     try:
         os.dup2(fd, 0)
         os.closerange(3, 1 << 20)
+        os.write(0, TAKEN)
         _confine(LIMITS)
         outcome = _rendered(0, render)
         _answer(0, outcome)
