@@ -69,6 +69,8 @@ class Renderer:
                 if num_lost == 2:
                     break
                 await asyncio.sleep(0.01)  # a process that is being killed may still take what it never answers
+        if num_lost < 2:
+            raise TemplateError(f"there is no process to render the template: {MOST_ASKED} times none took it")
         raise TemplateLimitError(
             f"rendering was ended: it took more than {LIMITS.time_s + SLACK_S:g} s of the processor "
             f"or {SLACK_FACTOR * LIMITS.memory_bytes >> 20} MiB"
@@ -80,9 +82,10 @@ class Renderer:
         try:
             with far:
                 process = self._started()
-                while not process.hand_over(far.fileno()):  # it has ended, though the kernel may not say so yet
+                if not process.hand_over(far.fileno()):  # it has ended, though the kernel may not say so yet
                     process.end()
-                    process = self._started()
+                    near.close()
+                    return b""
             reader, writer = await asyncio.open_unix_connection(sock=near, limit=CHUNK_BYTES)
         except BaseException:
             near.close()
@@ -132,7 +135,7 @@ class _Process:
         """False where nobody is there to take it."""
         try:
             socket.send_fds(self._control, [b"\0"], [fd])
-        except ConnectionError:
+        except OSError:
             return False
         return True
 
