@@ -29,7 +29,7 @@ from server.text.template import LIMITS, TemplateError, TemplateLimitError
 COMMAND = (sys.executable, "-P", "-m", "server.text.rendering")
 IN_PLACE = Limits(time_s=0.005, memory_bytes=2 << 20)
 MAX_AT_ONCE = 8  # processes
-PATIENCE_S = 20.0  # for a process that may use 2.5 s of CPU time; it is tried twice, within the minute that clients wait
+PATIENCE_S = 20.0  # for a process that may use 4 s of CPU time; it is tried twice, within the minute that clients wait
 MOST_ASKED = 30  # times, until a process has taken a rendering
 CHUNK_BYTES = 1 << 20
 
