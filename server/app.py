@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import BaseRoute, Match, Route
 
-from server.api import admin, aliases, chat, completions, embeddings, health, models, pages, tokenize
+from server.api import endpoints, health
 from server.api.context import Context
 from server.api.description import describe_answers
 from server.api.respond import json_answer
@@ -33,17 +33,6 @@ from server.gateway import Gateway, error_response
 from server.registry import Registry
 from server.settings import ServerSettings
 
-ROUTERS = (
-    chat.router,
-    completions.router,
-    embeddings.router,
-    aliases.router,  # before models, whose names may have slashes
-    models.router,
-    tokenize.router,
-    health.router,
-    admin.router,
-    pages.router,
-)
 OF_STATUS: dict[int, ErrorKind] = {404: NOT_FOUND_PATH, 405: METHOD_NOT_ALLOWED}
 
 
@@ -66,7 +55,7 @@ def create_app(settings: ServerSettings, registry: Registry) -> FastAPI:
         redirect_slashes=False,  # a redirected POST is more trouble than a plain answer
     )
     context = Context(settings, registry)
-    routers = [router(context) for router in ROUTERS]
+    routers = endpoints.routers(context)
     for router in routers:
         app.include_router(router)
     app.state.routes = [route for router in routers for route in router.routes]

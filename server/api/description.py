@@ -8,12 +8,11 @@ from pydantic.json_schema import JsonSchemaMode
 from typing_extensions import is_typeddict
 
 from server import errors, operations
-from server.api import admin_answers, answers
+from server.api import endpoints
 from server.api.routes import COMPONENTS
 from server.model import Unloaded
 
-MODULES = (answers, admin_answers, operations, errors)
-SHAPES: tuple[type, ...] = (Unloaded, *(shape for module in MODULES for shape in vars(module).values() if is_typeddict(shape)))
+ELSEWHERE = (operations, errors)  # shapes of what is not made for answers alone
 
 
 def describe_answers(app: FastAPI) -> None:
@@ -21,7 +20,9 @@ def describe_answers(app: FastAPI) -> None:
 
     def described() -> dict[str, object]:
         if app.openapi_schema is None:
-            inputs: list[tuple[type, JsonSchemaMode, TypeAdapter]] = [(shape, "serialization", TypeAdapter(shape)) for shape in SHAPES]
+            further = [shape for module in ELSEWHERE for shape in vars(module).values() if is_typeddict(shape)]
+            shapes: list[type] = [Unloaded, *further, *endpoints.shapes()]
+            inputs: list[tuple[type, JsonSchemaMode, TypeAdapter]] = [(shape, "serialization", TypeAdapter(shape)) for shape in shapes]
             _, schemas = TypeAdapter.json_schemas(inputs, ref_template=COMPONENTS)
             generated()["components"]["schemas"] |= schemas["$defs"]
         return generated()
