@@ -25,7 +25,7 @@ from runtime.philox import random_bits
 Array = NDArray[Any]
 Row = NDArray[np.float32]
 
-NUM_TOP = 20  # alternatives that are told at most
+NUM_TOP = 20  # alternatives reported at most
 WEIGHT_BITS = 40  # of the best token's weight
 SHARE_BITS = 30  # of top_p and typical_p: integers in units of 2^-30
 SHARE_ONE = 1 << SHARE_BITS
@@ -62,8 +62,8 @@ class Setting(IntEnum):
     TOP_P = 4  # in units of 2^-SHARE_BITS
     TYPICAL_P = 5
     MASK = 6  # which row of `masks`; -1: none
-    TOP = 7  # how many alternatives are told beside the token; -1: nothing is told at all
-    PROCESSED = 8  # 1: tell the distances that were drawn from; 0: those of the logits as they came
+    TOP = 7  # how many alternatives are reported beside the token; -1: nothing is reported
+    PROCESSED = 8  # 1: report the distances that were drawn from; 0: those of the logits as they came
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +90,8 @@ class SampleBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
-    """What is told of one token per row; where nothing was asked, a total of 0."""
+class Logprobs:
+    """What the log-probability of one token per row follows from; a total of 0 where nothing was asked."""
 
     distances: NDArray[np.float32]  # [n]
     totals: NDArray[np.int64]  # [n] sum of the weights
@@ -103,19 +103,19 @@ class Judged:
 @dataclass(frozen=True, slots=True)
 class Sampled:
     tokens: NDArray[np.int32]  # [n] or NOT_A_NUMBER, NOTHING_LEFT
-    judged: Judged
+    logprobs: Logprobs
 
     @staticmethod
     def of(fields: tuple[Array, ...]) -> Sampled:
         """From what `sample` returns."""
-        return Sampled(fields[0], Judged(*fields[1:]))
+        return Sampled(fields[0], Logprobs(*fields[1:]))
 
 
 def sample(logits: Array, rows: Array, numbers: Array, settings: Array, *lists_and_masks: Array) -> tuple[Array, ...]:
-    """The fields of `Sampled`, those of `Judged` in its place."""
+    """The fields of `Sampled`, those of `Logprobs` in its place."""
     *lists, masks = lists_and_masks
     tokens = np.zeros(len(rows), np.int32)
-    judged = _nothing(len(rows))
+    logprobs = _nothing(len(rows))
     for i, row in enumerate(rows):
         setting = settings[i].tolist()
         bias, seen = (tuple(a[starts[i] : starts[i + 1]] for a in arrays) for starts, *arrays in (lists[:3], lists[3:]))
@@ -124,22 +124,22 @@ def sample(logits: Array, rows: Array, numbers: Array, settings: Array, *lists_a
             adjusted = _masked(adjusted, masks[setting[Setting.MASK]])
         tokens[i], distances = _draw(adjusted, numbers[i], setting)
         if tokens[i] >= 0 and setting[Setting.TOP] >= 0:
-            _judge(
+            _rank(
                 distances if setting[Setting.PROCESSED] else _distances(logits[row], np.float32(1)),
                 int(tokens[i]),
                 setting[Setting.TOP],
-                judged,
+                logprobs,
                 i,
             )
-    return (tokens, *judged)
+    return (tokens, *logprobs)
 
 
-def judge(logits: Array, rows: Array, tokens: Array, tops: Array) -> tuple[Array, ...]:
-    """The fields of `Judged`: given tokens under the logits as they came, with so many alternatives."""
-    judged = _nothing(len(rows))
+def token_logprobs(logits: Array, rows: Array, tokens: Array, tops: Array) -> tuple[Array, ...]:
+    """The fields of `Logprobs`: given tokens under the logits as they came, with so many alternatives."""
+    logprobs = _nothing(len(rows))
     for i, row in enumerate(rows):
-        _judge(_distances(logits[row], np.float32(1)), int(tokens[i]), int(tops[i]), judged, i)
-    return judged
+        _rank(_distances(logits[row], np.float32(1)), int(tokens[i]), int(tops[i]), logprobs, i)
+    return logprobs
 
 
 # --- before the draw ---------------------------------------------------------------------------------------------------
@@ -235,13 +235,13 @@ def _mean(distances: Row, weights: Array) -> np.float32:
     return moments.sum().astype(np.float32) / weights.sum().astype(np.float32)
 
 
-# --- what is told ------------------------------------------------------------------------------------------------------
+# --- log-probabilities ------------------------------------------------------------------------------------------------
 
 
-def _judge(distances: Row, token_id: int, num_top: int, judged: tuple[Array, ...], i: int) -> None:
-    told, totals, ranks, top_ids, top_distances = judged
+def _rank(distances: Row, token_id: int, num_top: int, logprobs: tuple[Array, ...], i: int) -> None:
+    own_distances, totals, ranks, top_ids, top_distances = logprobs
     own = distances[token_id]
-    told[i], totals[i] = own, weigh(distances).sum()
+    own_distances[i], totals[i] = own, weigh(distances).sum()
     ranks[i] = 1 + np.count_nonzero(distances < own) + np.count_nonzero((distances[:token_id] == own) & (own < np.inf))
     order = np.argsort(distances, kind="stable")[:num_top]
     order = order[distances[order] < np.inf]

@@ -11,7 +11,7 @@ from typing import NewType, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.sampling import Judged, SampleBatch, Sampled
+from runtime.sampling import Logprobs, SampleBatch, Sampled
 
 # Rows of logits [r, vocab] where the device left them. Opaque: only the model that made them reads them. Valid until its next step.
 Logits = NewType("Logits", object)
@@ -59,8 +59,8 @@ class StepModel(Protocol):
         """Tokens from the logits of the last step, with the meaning of `runtime.sampling`."""
         ...
 
-    def judge(self, logits: Logits, rows: NDArray[np.int32], tokens: NDArray[np.int32], tops: NDArray[np.int32]) -> Judged:
-        """How probable these tokens were, by the logits of the last step: of each its row, and how many alternatives are told."""
+    def logprobs(self, logits: Logits, rows: NDArray[np.int32], tokens: NDArray[np.int32], tops: NDArray[np.int32]) -> Logprobs:
+        """Log-probabilities of given tokens. Each belongs to a row of the logits; `tops` says how many alternatives are reported."""
         ...
 
     def download(self, logits: Logits) -> NDArray[np.float32]:

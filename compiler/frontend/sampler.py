@@ -1,7 +1,7 @@
-"""The programs beside a model's step: from its logits to tokens, and what is told of tokens that are known.
+"""The programs beside a model's step: from its logits to tokens, and the log-probabilities of given tokens.
 
     sample(logits[r, vocabulary], rows[n], ...) -> tokens[n], distances[n], totals[n], ranks[n], top_ids[n, .], top_distances[n, .]
-    judge(logits[r, vocabulary], rows[n], tokens[n], tops[n]) -> the same without tokens
+    logprobs(logits[r, vocabulary], rows[n], tokens[n], tops[n]) -> the same without tokens
 
 Their operands are those of `runtime.sampling`. Logits are read where the step left them.
 """
@@ -17,17 +17,17 @@ from compiler.ir.graph import Var
 from compiler.ir.module import IRModule
 from compiler.ir.op import OpDef
 from compiler.ir.types import tensor
-from compiler.ops.sampling import JUDGE, JUDGE_OPERANDS, SAMPLE, SAMPLE_OPERANDS
+from compiler.ops.sampling import LOGPROB_OPERANDS, SAMPLE, SAMPLE_OPERANDS, TOKEN_LOGPROBS
 from runtime.sampling import Number, Setting
 
-SAMPLE_ENTRY, JUDGE_ENTRY = "sample", "judge"
+SAMPLE_ENTRY, LOGPROBS_ENTRY = "sample", "logprobs"
 
 
 def build_sampler(vocab_size: int, max_rows: int, beside: IRModule | None = None) -> IRModule:
     """The module `beside` with these functions."""
     builder = Builder(beside)
     _add(builder, SAMPLE_ENTRY, SAMPLE, SAMPLE_OPERANDS, _sample_shapes(vocab_size, max_rows))
-    _add(builder, JUDGE_ENTRY, JUDGE, JUDGE_OPERANDS, _judge_shapes(vocab_size, max_rows))
+    _add(builder, LOGPROBS_ENTRY, TOKEN_LOGPROBS, LOGPROB_OPERANDS, _logprob_shapes(vocab_size, max_rows))
     return builder.finish()
 
 
@@ -38,7 +38,7 @@ def _sample_shapes(vocab_size: int, max_rows: int) -> list[tuple[DimLike, ...]]:
     return [(r, vocab_size), (n,), (n, len(Number)), (n, len(Setting)), *lists, (masked, -(-vocab_size // 32))]
 
 
-def _judge_shapes(vocab_size: int, max_rows: int) -> list[tuple[DimLike, ...]]:
+def _logprob_shapes(vocab_size: int, max_rows: int) -> list[tuple[DimLike, ...]]:
     r, n = DimVar("r", 0, max_rows), DimVar("n", 0, max_rows)
     return [(r, vocab_size), (n,), (n,), (n,)]
 

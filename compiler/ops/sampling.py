@@ -13,7 +13,7 @@ from compiler.ir.loops import Buffer, Stmt
 from compiler.ir.types import TensorType, TupleType, Type
 from compiler.ops.broadcast import sized_buffer
 from compiler.ops.operands import agree, tensor_operand, unproved
-from compiler.ops.sampling_kernels import judge_nest, sample_nest
+from compiler.ops.sampling_kernels import logprobs_nest, sample_nest
 from compiler.ops.tables import Nest, Operands, UnknownShape, define
 from runtime import sampling
 from runtime.sampling import NUM_TOP, Number, Setting
@@ -33,7 +33,7 @@ SAMPLE_OPERANDS = {
     "seen_counts": I32,
     "masks": I32,
 }
-JUDGE_OPERANDS = {"logits": F32, "rows": I32, "tokens": I32, "tops": I32}
+LOGPROB_OPERANDS = {"logits": F32, "rows": I32, "tokens": I32, "tops": I32}
 
 
 def _types(args: tuple[Type, ...], operands: Mapping[str, DType]) -> dict[str, TensorType]:
@@ -56,13 +56,13 @@ def _agree_rows(types: Mapping[str, TensorType], names: tuple[str, ...]) -> Dim 
     return None if rows is None else rows[0]
 
 
-def _told(rows: Dim | None) -> tuple[TensorType, ...]:
-    """The fields of `runtime.sampling.Judged`."""
+def _logprob_types(rows: Dim | None) -> tuple[TensorType, ...]:
+    """The fields of `runtime.sampling.Logprobs`."""
 
-    def told(dtype: DType, *more: int) -> TensorType:
+    def field(dtype: DType, *more: int) -> TensorType:
         return TensorType(None if rows is None else (rows, *map(Dim.of, more)), dtype, 1 + len(more))
 
-    return told(F32), told(I64), told(I32), told(I32, NUM_TOP), told(F32, NUM_TOP)
+    return field(F32), field(I64), field(I32), field(I32, NUM_TOP), field(F32, NUM_TOP)
 
 
 def _sample_type(args: tuple[Type, ...], _: Mapping[str, Any]) -> Type:
@@ -73,14 +73,14 @@ def _sample_type(args: tuple[Type, ...], _: Mapping[str, Any]) -> Type:
         if shape is not None:
             agree(Dim.of(columns), shape[1], f"dimension 1 of {name}")
     tokens = TensorType(None if rows is None else (rows,), I32, 1)
-    return TupleType((tokens, *_told(rows)))
+    return TupleType((tokens, *_logprob_types(rows)))
 
 
-def _judge_type(args: tuple[Type, ...], _: Mapping[str, Any]) -> Type:
-    return TupleType(_told(_agree_rows(_types(args, JUDGE_OPERANDS), ("tokens", "tops"))))
+def _logprobs_type(args: tuple[Type, ...], _: Mapping[str, Any]) -> Type:
+    return TupleType(_logprob_types(_agree_rows(_types(args, LOGPROB_OPERANDS), ("tokens", "tops"))))
 
 
-TOLD = ("distances", "totals", "ranks", "top_ids", "top_distances")  # the fields of `runtime.sampling.Judged`
+LOGPROB_FIELDS = ("distances", "totals", "ranks", "top_ids", "top_distances")  # the fields of `runtime.sampling.Logprobs`
 
 
 def _sample_nest(operands: Operands) -> Nest:
@@ -95,13 +95,13 @@ def _sample_nest(operands: Operands) -> Nest:
         "seen_counts": given["seen_ids"].shape,
         "masks": (given["masks"].shape[0], Dim.of(num_words)),
     }
-    return _nest(operands, given, ("tokens", *TOLD), wanted, sample_nest)
+    return _nest(operands, given, ("tokens", *LOGPROB_FIELDS), wanted, sample_nest)
 
 
-def _judge_nest(operands: Operands) -> Nest:
-    given = _given(operands, JUDGE_OPERANDS)
+def _logprobs_nest(operands: Operands) -> Nest:
+    given = _given(operands, LOGPROB_OPERANDS)
     rows = given["rows"].shape
-    return _nest(operands, given, TOLD, {"tokens": rows, "tops": rows}, judge_nest)
+    return _nest(operands, given, LOGPROB_FIELDS, {"tokens": rows, "tops": rows}, logprobs_nest)
 
 
 def _given(operands: Operands, names: Mapping[str, DType]) -> dict[str, Buffer]:
@@ -128,4 +128,4 @@ def _nest(
 
 
 SAMPLE = define("sample", ", ".join(SAMPLE_OPERANDS), _sample_type, sampling.sample, _sample_nest)
-JUDGE = define("judge", ", ".join(JUDGE_OPERANDS), _judge_type, sampling.judge, _judge_nest)
+TOKEN_LOGPROBS = define("token_logprobs", ", ".join(LOGPROB_OPERANDS), _logprobs_type, sampling.token_logprobs, _logprobs_nest)

@@ -23,10 +23,10 @@ def sample_nest(operands: Mapping[str, Buffer], outputs: Mapping[str, Buffer]) -
     return row.k.body()
 
 
-def judge_nest(operands: Mapping[str, Buffer], outputs: Mapping[str, Buffer]) -> Stmt:
+def logprobs_nest(operands: Mapping[str, Buffer], outputs: Mapping[str, Buffer]) -> Stmt:
     row = _Sampling(operands, outputs)
     with row.each_row(listing=False):
-        row.judge()
+        row.rank_given()
     return row.k.body()
 
 
@@ -51,7 +51,7 @@ class _Sampling(Truncations):
             with k.orelse():
                 self.draw_and_report()
 
-    def judge(self) -> None:
+    def rank_given(self) -> None:
         """The rank and the distance of given tokens."""
         self.report_nothing()
         token = self.k.let("token", self.arrays["tokens"][self.i])

@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 from compiler.frontend.decoder import BOTH, HIDDEN
 from compiler.frontend.encoder import ENTRY as ENCODE
-from compiler.frontend.sampler import JUDGE_ENTRY, SAMPLE_ENTRY
+from compiler.frontend.sampler import LOGPROBS_ENTRY, SAMPLE_ENTRY
 from deploy.loading.modes import Embedder, Encoder, Generator, Mode
 from runtime.kv_pool import KVPool
 from runtime.memory import MemoryAccount
-from runtime.sampling import Judged, SampleBatch, Sampled
+from runtime.sampling import Logprobs, SampleBatch, Sampled
 from runtime.session import Session
 from runtime.step import NO_ROWS, EmbedLimits, EmbedModel, Logits, StepBatch, StepLimits, StepModel
 
@@ -102,8 +102,8 @@ class _Stepping:
     def sample(self, logits: Logits, batch: SampleBatch) -> Sampled:
         return Sampled.of(self._session.call(SAMPLE_ENTRY, logits, *batch.arrays, above=True))
 
-    def judge(self, logits: Logits, rows: NDArray[np.int32], tokens: NDArray[np.int32], tops: NDArray[np.int32]) -> Judged:
-        return Judged(*self._session.call(JUDGE_ENTRY, logits, rows, tokens, tops, above=True))
+    def logprobs(self, logits: Logits, rows: NDArray[np.int32], tokens: NDArray[np.int32], tops: NDArray[np.int32]) -> Logprobs:
+        return Logprobs(*self._session.call(LOGPROBS_ENTRY, logits, rows, tokens, tops, above=True))
 
     def download(self, logits: Logits) -> NDArray[np.float32]:
         return np.array(logits, np.float32)

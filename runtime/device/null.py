@@ -16,7 +16,7 @@ from hashlib import blake2b
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.sampling import Judged, SampleBatch, Sampled, judge, sample
+from runtime.sampling import Logprobs, SampleBatch, Sampled, sample, token_logprobs
 from runtime.step import PAGE_SIZE, EmbedLimits, Logits, StepBatch, StepLimits
 
 History = NDArray[np.int32]  # the tokens of one sequence up to a row
@@ -104,8 +104,8 @@ class NullModel:
     def sample(self, logits: Logits, batch: SampleBatch) -> Sampled:
         return Sampled.of(sample(_rows_of(logits), *batch.arrays))
 
-    def judge(self, logits: Logits, rows: NDArray[np.int32], tokens: NDArray[np.int32], tops: NDArray[np.int32]) -> Judged:
-        return Judged(*judge(_rows_of(logits), rows, tokens, tops))
+    def logprobs(self, logits: Logits, rows: NDArray[np.int32], tokens: NDArray[np.int32], tops: NDArray[np.int32]) -> Logprobs:
+        return Logprobs(*token_logprobs(_rows_of(logits), rows, tokens, tops))
 
     def download(self, logits: Logits) -> NDArray[np.float32]:
         return _rows_of(logits).copy()

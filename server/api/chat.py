@@ -14,7 +14,7 @@ from server.api.context import Caller, Context, caller
 from server.api.conversation import for_template
 from server.api.fields import check_unknown
 from server.api.generate import Generation, Job
-from server.api.limits import check_judged, check_sizes, num_chars
+from server.api.limits import check_num_logprobs, check_sizes, num_chars
 from server.api.prepare import (
     ChatPlan,
     constraint_of,
@@ -92,7 +92,7 @@ def _planned(text: str, body: ChatBody, loaded: Loaded, who: Caller, settings: S
     special = bool(body.add_special_tokens)
     (whole,) = encode_prompts([text], loaded.tokenizer, "messages", special=special, context=context, keep=keep, side=side)
     ids = truncate(whole, keep, side)
-    check_judged(len(ids), body.prompt_logprobs, "prompt_logprobs")
+    check_num_logprobs(len(ids), body.prompt_logprobs, "prompt_logprobs")
     max_tokens = max_tokens_of(body.max_completion_tokens or body.max_tokens, None, ids, loaded, param="messages")
     thinking = text.rstrip("\n").endswith(OPEN)
     constraint = _constraint(body, use, loaded, settings, thinking=thinking)

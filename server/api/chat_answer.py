@@ -20,7 +20,7 @@ from server.api.answers import (
 from server.api.context import answer_id
 from server.api.conversation import text_of
 from server.api.generate import Generation, Step, Usage
-from server.api.logprobs import LogprobWriter, num_judged
+from server.api.logprobs import LogprobWriter, count_logprobs
 from server.api.prepare import ChatPlan, off_loop
 from server.api.respond import fingerprint
 from server.api.schema import ChatBody
@@ -97,7 +97,7 @@ class ChatAnswer:
                 choice.add(self._take(choice, step))
                 choice.entries += self._writer.chat_entries(step.entries)
                 choice.token_ids += step.token_ids
-                size += len(step.token_ids) + num_judged(step.prompt_logprobs)
+                size += len(step.token_ids) + count_logprobs(step.prompt_logprobs)
         return await off_loop(size, self._pieces)
 
     def _pieces(self) -> list[bytes]:
@@ -124,7 +124,7 @@ class ChatAnswer:
                     tail = b'],"usage":' + encode(self.usage.describe()) + b"}"
                 if step.choice not in opened:
                     opened.add(step.choice)
-                    yield head + await off_loop(num_judged(step.prompt_logprobs), lambda step=step: self._opening(step)) + tail
+                    yield head + await off_loop(count_logprobs(step.prompt_logprobs), lambda step=step: self._opening(step)) + tail
                 if self._is_plain(choice, step, parts):
                     for part in parts:  # at most one; the path of nearly every token
                         text = encode(part.text) if isinstance(part, Content) else b'""'

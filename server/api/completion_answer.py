@@ -13,7 +13,7 @@ import msgspec
 from server.api.answers import CompletionChoice, CompletionLogprobs, Envelope
 from server.api.context import answer_id
 from server.api.generate import Generation, Job, Step, TokenEntry, Usage
-from server.api.logprobs import Columns, LogprobWriter, num_judged
+from server.api.logprobs import Columns, LogprobWriter, count_logprobs
 from server.api.prepare import off_loop
 from server.api.respond import fingerprint
 from server.api.schema import CompletionBody
@@ -31,14 +31,14 @@ class _Choice:
     text: list[str] = field(default_factory=list)
     logprobs: Columns = field(default_factory=Columns)
     sum_logprobs: float = 0.0
-    num_judged: int = 0
+    num_logprobs: int = 0
     token_ids: list[int] = field(default_factory=list)
     finish: str | None = None
     stop_reason: str | int | None = None
 
     @property
     def mean_logprob(self) -> float:
-        return self.sum_logprobs / max(1, self.num_judged)
+        return self.sum_logprobs / max(1, self.num_logprobs)
 
 
 @dataclass(slots=True)
@@ -99,10 +99,10 @@ class CompletionAnswer:
                 choice.text.append(step.text)
                 choice.token_ids += step.token_ids
                 choice.sum_logprobs += sum(entry.logprob.logprob for entry in step.entries)
-                choice.num_judged += len(step.entries)
+                choice.num_logprobs += len(step.entries)
                 if (logprobs := self._logprobs(step.choice, step.entries)) is not None:
                     choice.logprobs.add(logprobs)
-                size += len(step.token_ids) + num_judged(step.prompt_logprobs)
+                size += len(step.token_ids) + count_logprobs(step.prompt_logprobs)
         return await off_loop(size, self._pieces)
 
     def _pieces(self) -> list[bytes]:
@@ -125,7 +125,7 @@ class CompletionAnswer:
                 if step.choice not in opened:
                     opened.add(step.choice)
                     if self._prompts or step.prompt_logprobs or self._body.return_token_ids:
-                        yield head + await off_loop(num_judged(step.prompt_logprobs), lambda step=step: self._opening(step)) + tail
+                        yield head + await off_loop(count_logprobs(step.prompt_logprobs), lambda step=step: self._opening(step)) + tail
                 if step.text and choice.finish is None and not step.entries and not self._body.return_token_ids:
                     yield b'%b{"index":%d,"text":%b,"logprobs":null,"finish_reason":null}%b' % (
                         head,

@@ -12,7 +12,7 @@ from server.api.completion_answer import CompletionAnswer
 from server.api.context import Caller, Context, caller
 from server.api.fields import check_unknown
 from server.api.generate import Generation, Job
-from server.api.limits import check_judged, check_sizes
+from server.api.limits import check_num_logprobs, check_sizes
 from server.api.prepare import (
     check_ids,
     constraint_of,
@@ -69,7 +69,7 @@ def plan_completion(body: CompletionBody, model: Model, loaded: Loaded, who: Cal
     prompts = [truncate(ids, body.truncate_prompt_tokens, body.truncation_side) for ids in _prompts(body, loaded)]
     ranked = num_choices > (body.n or 1)
     prompt_logprobs = body.logprobs if body.echo and body.logprobs is not None else body.prompt_logprobs
-    check_judged(sum(map(len, prompts)), prompt_logprobs, "logprobs" if body.prompt_logprobs is None else "prompt_logprobs")
+    check_num_logprobs(sum(map(len, prompts)), prompt_logprobs, "logprobs" if body.prompt_logprobs is None else "prompt_logprobs")
     # A prompt that is only to be scored still takes one step; its token is not shown.
     asked = 1 if body.max_tokens == 0 else body.max_tokens
     lengths = [max_tokens_of(asked, DEFAULT_MAX_TOKENS, ids, loaded, param="prompt") for ids in prompts]

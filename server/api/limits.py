@@ -13,7 +13,7 @@ from server.errors import INVALID_JSON, INVALID_VALUE, ApiError
 from server.structure import Structure
 
 MAX_OBJECT_CHARS = 1 << 20  # of a field whose values are the client's own: tools, documents, metadata
-MAX_JUDGED = 1 << 17  # log-probabilities of a request's prompts
+MAX_PROMPT_LOGPROBS = 1 << 17  # log-probabilities of a request's prompts
 PROMPTS = frozenset({"messages", "prompt", "input"})  # bounded by the model's context
 
 
@@ -23,11 +23,13 @@ def check_sizes(body: BaseModel) -> None:
             raise ApiError(INVALID_VALUE, f"{name} has more than {MAX_OBJECT_CHARS} characters; expected at most that many", param=name)
 
 
-def check_judged(num_tokens: int, num_alternatives: int | None, param: str) -> None:
+def check_num_logprobs(num_tokens: int, num_alternatives: int | None, param: str) -> None:
     """Of all prompts together; each token comes with its alternatives."""
     num = num_tokens * (1 + (num_alternatives or 0))
-    if num_alternatives is not None and num > MAX_JUDGED:
-        message = f"{param} asks for {num} log-probabilities of the prompt; expected at most {MAX_JUDGED}: ask for fewer, or split it"
+    if num_alternatives is not None and num > MAX_PROMPT_LOGPROBS:
+        message = (
+            f"{param} asks for {num} log-probabilities of the prompt; expected at most {MAX_PROMPT_LOGPROBS}: ask for fewer, or split it"
+        )
         raise ApiError(INVALID_VALUE, message, param=param)
 
 

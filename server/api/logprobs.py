@@ -130,7 +130,7 @@ class LogprobWriter:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
 
-def num_judged(read: Sequence[TokenLogprob | None]) -> int:
+def count_logprobs(read: Sequence[TokenLogprob | None]) -> int:
     """The log-probabilities that there are to write, alternatives included."""
     return sum(1 + len(entry.top) for entry in read if entry is not None)
 

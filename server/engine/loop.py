@@ -114,8 +114,8 @@ class Engine:
             if seq.request.embed is not None:
                 continue
             if seq.stage is not Stage.FINISHED:
-                if seq.judges_prompt:
-                    self._judge_prompt(seq, logits, at, item.num_rows - item.draws)
+                if seq.wants_prompt_logprobs:
+                    self._add_prompt_logprobs(seq, logits, at, item.num_rows - item.draws)
                 if item.draws and seq.stage is not Stage.ASIDE:
                     drawing.append(seq)
                     rows.append(at + item.num_rows - 1)
@@ -138,13 +138,15 @@ class Engine:
             if seq.stage is not Stage.FINISHED:
                 self._requests.deliver(seq.request, vector)
 
-    def _judge_prompt(self, seq: Sequence, logits: Logits, first: int, num_rows: int) -> None:
+    def _add_prompt_logprobs(self, seq: Sequence, logits: Logits, first: int, num_rows: int) -> None:
         """The rows from `first` on stand before the next tokens of the prompt."""
         num_top = seq.request.submit.params.prompt_logprobs
         assert seq.prompt_logprobs is not None and num_top is not None
         if num_rows:
-            judged = len(seq.prompt_logprobs)
-            self._requests.take_prompt(seq, self._sampler.judge(logits, first, seq.token_ids[judged : judged + num_rows], num_top))
+            num_done = len(seq.prompt_logprobs)
+            self._requests.take_prompt(
+                seq, self._sampler.prompt_logprobs(logits, first, seq.token_ids[num_done : num_done + num_rows], num_top)
+            )
 
     # --- what leaves -----------------------------------------------------------------------------------------------------
 

@@ -70,7 +70,7 @@ class Sequence:
     stop_token_id: int | None = None
 
     @property
-    def judges_prompt(self) -> bool:
+    def wants_prompt_logprobs(self) -> bool:
         """Rows of its prompt are wanted that are not there yet."""
         return self.prompt_logprobs is not None and len(self.prompt_logprobs) < self.num_prompt
 
@@ -108,7 +108,7 @@ class Sequence:
     def num_reusable(self) -> int:
         """How much of the beginning may come from the cache: the last token must run to give a row, and so must
         every token before one whose log-probability is wanted."""
-        if self.prompt_logprobs is not None and self.judges_prompt:
+        if self.prompt_logprobs is not None and self.wants_prompt_logprobs:
             return len(self.prompt_logprobs) - 1
         return self.num_known - 1
 

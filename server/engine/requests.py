@@ -128,16 +128,16 @@ class Requests:
                     self.give_up(seq, error)
 
     def _constrain(self, seq: Sequence) -> None:
-        """The request may run when the constraint of its last choice is compiled. What is forced now is drawn behind the prompt: so
-        choices share the prompt, and nothing is told before it is known what of it was found in the cache."""
+        """The request may run when the constraint of its last choice is compiled. Forced tokens are drawn behind the prompt, so that
+        choices share the prompt and the first event can say how much of it the cache had."""
         assert seq.matcher is not None
         if not seq.matcher.poll():
             return
         del self._compiling[seq]
         if seq.matcher.is_complete:
-            self._end(seq, FinishReason.STOP)  # which the former worker had not told
+            self._end(seq, FinishReason.STOP)  # which the former worker had not sent
         if seq.choosing is not None:
-            seq.choosing.let_go()  # as the former worker did, or it would have told nobody of these tokens
+            seq.choosing.let_go()  # as the former worker did: it would not have sent these tokens otherwise
         if not any(other in self._compiling for other in seq.request.sequences):
             self._scheduler.add(seq.request)
 
@@ -219,7 +219,7 @@ class Requests:
             self._outbox.add(self._event(seq, token_ids, logprobs))
 
     def _event(self, seq: Sequence, token_ids: list[int], logprobs: tuple[TokenLogprob, ...]) -> TokenEvent:
-        judged, seq.prompt_logprobs = seq.prompt_logprobs, None
+        prompt_logprobs, seq.prompt_logprobs = seq.prompt_logprobs, None
         request = seq.request
         return TokenEvent(
             request.submit.request_id,
@@ -229,7 +229,7 @@ class Requests:
             finish_reason=seq.finish_reason,
             stop_token_id=seq.stop_token_id,
             num_cached=request.num_cached or 0,
-            prompt_logprobs=tuple(judged) if judged is not None and len(judged) == seq.num_prompt else (),
+            prompt_logprobs=tuple(prompt_logprobs) if prompt_logprobs is not None and len(prompt_logprobs) == seq.num_prompt else (),
         )
 
     # --- how they end ----------------------------------------------------------------------------------------------------

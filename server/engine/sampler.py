@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.sampling import NOT_A_NUMBER, NUM_TOP, SHARE_ONE, WEIGHT_BITS, Judged, SampleBatch
+from runtime.sampling import NOT_A_NUMBER, NUM_TOP, SHARE_ONE, WEIGHT_BITS, Logprobs, SampleBatch
 from runtime.step import Logits, StepModel
 from server.constraints.matcher import Mask
 from server.messages import SamplingParams, TokenLogprob
@@ -126,21 +126,23 @@ class Sampler:
             return []
         sampled = self._model.sample(logits, self._batch(rows, masks or [None] * len(rows), range(len(rows)) if places is None else places))
         tokens = sampled.tokens.tolist()
-        return [self._drawn(row, token_id, sampled.judged, i) for i, (row, token_id) in enumerate(zip(rows, tokens, strict=True))]
+        return [self._drawn(row, token_id, sampled.logprobs, i) for i, (row, token_id) in enumerate(zip(rows, tokens, strict=True))]
 
-    def judge(self, logits: Logits, first: int, token_ids: Sequence[int], num_top: int) -> list[TokenLogprob]:
+    def prompt_logprobs(self, logits: Logits, first: int, token_ids: Sequence[int], num_top: int) -> list[TokenLogprob]:
         """The log-probabilities of tokens of the prompt, given the raw logits before each: those from row `first` on."""
         rows = np.arange(first, first + len(token_ids), dtype=np.int32)
         tops = np.full(len(token_ids), min(num_top, NUM_TOP), np.int32)
-        judged = self._model.judge(logits, rows, np.array(token_ids, np.int32), tops)
-        return [_logprob(token_id, judged, i) for i, token_id in enumerate(token_ids)]
+        found = self._model.logprobs(logits, rows, np.array(token_ids, np.int32), tops)
+        return [_logprob(token_id, found, i) for i, token_id in enumerate(token_ids)]
 
     def weigh(self, logits: Logits, place: int, token_ids: Sequence[int]) -> dict[int, float]:
         """How probable each of these tokens is by one row of logits, before anything that a request asks for."""
         most = self._model.limits.max_seqs
         chunks = [np.array(token_ids[at : at + most], np.int32) for at in range(0, len(token_ids), most)]
-        judged = [(ids, self._model.judge(logits, np.full(len(ids), place, np.int32), ids, np.zeros(len(ids), np.int32))) for ids in chunks]
-        return {token_id: _logprob(token_id, found, i).logprob for ids, found in judged for i, token_id in enumerate(ids.tolist())}
+        by_chunk = [
+            (ids, self._model.logprobs(logits, np.full(len(ids), place, np.int32), ids, np.zeros(len(ids), np.int32))) for ids in chunks
+        ]
+        return {token_id: _logprob(token_id, found, i).logprob for ids, found in by_chunk for i, token_id in enumerate(ids.tolist())}
 
     def _batch(self, rows: Sequence[RowState], masks: Sequence[Mask | None], places: Sequence[int]) -> SampleBatch:
         settings: list[tuple[int, ...]] = []
@@ -160,9 +162,9 @@ class Sampler:
             self._masks[:num_masks],
         )
 
-    def _drawn(self, row: RowState, token_id: int, judged: Judged, i: int) -> Drawn:
+    def _drawn(self, row: RowState, token_id: int, logprobs: Logprobs, i: int) -> Drawn:
         if token_id >= 0:
-            return Drawn(token_id, None if row.params.logprobs is None else _logprob(token_id, judged, i))
+            return Drawn(token_id, None if row.params.logprobs is None else _logprob(token_id, logprobs, i))
         why = (
             "the model computed a logit that is not a number"
             if token_id == NOT_A_NUMBER
@@ -171,13 +173,13 @@ class Sampler:
         return Drawn(-1, error=SamplingError("generation_failed", why))
 
 
-def _logprob(token_id: int, judged: Judged, i: int) -> TokenLogprob:
+def _logprob(token_id: int, logprobs: Logprobs, i: int) -> TokenLogprob:
     """A distance is measured from the best token, whose weight is 2^WEIGHT_BITS."""
-    total = int(judged.totals[i])
+    total = int(logprobs.totals[i])
     normaliser = math.log(total) - WEIGHT_BITS * math.log(2) if total else math.nan
-    told = zip(judged.top_ids[i].tolist(), judged.top_distances[i].tolist(), strict=True)
-    top = tuple((other, -distance - normaliser) for other, distance in told if other >= 0)
-    return TokenLogprob(token_id, -float(judged.distances[i]) - normaliser, int(judged.ranks[i]), top)
+    top_pairs = zip(logprobs.top_ids[i].tolist(), logprobs.top_distances[i].tolist(), strict=True)
+    top = tuple((other, -distance - normaliser) for other, distance in top_pairs if other >= 0)
+    return TokenLogprob(token_id, -float(logprobs.distances[i]) - normaliser, int(logprobs.ranks[i]), top)
 
 
 def _listed(ids: list[Ids], values: list[NDArray[Any]]) -> tuple[Ids, Ids, NDArray[Any]]:

@@ -187,7 +187,7 @@ class Scheduler:
         max_tokens = self.limits.max_tokens
         for seq in list(self.running):
             if seq.stage is not Stage.RUNNING or seq.num_tokens >= seq.max_len or seq in self.queue:
-                continue  # set back just now, or its last token is awaited, or a prompt
+                continue  # preempted just now, or its last token is awaited, or a prompt
             count = min(seq.num_to_compute, max_tokens - self._open.num_tokens)
             if count > 0 and self._place(seq, count, num_rows=1, is_prefill=False):
                 self.queue.charge(seq.fairness_key, count)
@@ -196,12 +196,13 @@ class Scheduler:
         """Plan a chunk; how many tokens it has."""
         count = min(seq.num_to_compute, budget)
         num_rows = 1
-        if seq.judges_prompt:
+        if seq.wants_prompt_logprobs:
             assert seq.prompt_logprobs is not None
-            # The row of token i judges token i + 1, and rows are as scarce as sequences. Who was set back has some judged already.
-            num_judged = max(len(seq.prompt_logprobs) - 1 - seq.num_computed, 0)
-            count = min(count, num_judged + self.limits.max_seqs - self._open.num_rows)
-            num_rows = max(count - num_judged, 0)
+            # The row of token i gives the log-probability of token i + 1, and a step has one row per sequence at most. A preempted
+            # sequence has some of its log-probabilities already.
+            num_done = max(len(seq.prompt_logprobs) - 1 - seq.num_computed, 0)
+            count = min(count, num_done + self.limits.max_seqs - self._open.num_rows)
+            num_rows = max(count - num_done, 0)
         if self._open.num_rows == self.limits.max_seqs or not self._place(seq, count, num_rows=num_rows):
             return 0
         self.queue.charge(seq.fairness_key, count)
@@ -223,7 +224,7 @@ class Scheduler:
                 return False
         draws = start + count == seq.num_tokens
         plan = self._open
-        wanted = num_rows if draws or seq.judges_prompt else 0
+        wanted = num_rows if draws or seq.wants_prompt_logprobs else 0
         assert draws <= wanted <= count, (seq, wanted)
         plan.items[seq] = Item(seq, start, count, wanted, draws, is_prefill)
         plan.copies += copies
@@ -259,7 +260,7 @@ class Scheduler:
         return True
 
     def _num_pages_to_admit(self, seq: Sequence) -> int:
-        """Room for its whole prompt, and for a page more of each that runs: else one of them would soon be set back."""
+        """Room for its whole prompt, and for a page more of each that runs: else one of them would soon be preempted."""
         return self.pool.num_needed(seq.held, seq.num_computed, seq.num_known) + len(self.running)
 
     def _find_beginning(self, seq: Sequence) -> None:
@@ -279,14 +280,14 @@ class Scheduler:
         return seq.stage is Stage.RUNNING and num_launched >= seq.num_prompt
 
     def _set_back_lower(self, seq: Sequence) -> bool:
-        """Set back the worst-ranked running sequence if its priority is lower than that of `seq`, which waits."""
+        """Preempt the worst-ranked running sequence if its priority is lower than that of `seq`, which waits."""
         if not self.running or self.running[-1].rank[0] <= seq.rank[0]:
             return False
         self._preempt(self.running[-1])
         return True
 
     def _set_back_greedy(self, seq: Sequence) -> bool:
-        """Set back the worst-ranked sequence of the key with most slots, if the key of `seq` has fewer even with one more: who floods
+        """Preempt the worst-ranked sequence of the key with most slots, if the key of `seq` has fewer even with one more: who floods
         must not keep all slots for as long as its answers are. The two keys then differ less than before, so this comes to an end."""
         held = Counter(other.fairness_key for other in self.running)
         greediest, most = max(held.items(), key=lambda pair: pair[1])
@@ -299,7 +300,7 @@ class Scheduler:
         return True
 
     def _set_back_worst(self, seq: Sequence) -> bool:
-        """Set back the worst-ranked running sequence in favour of `seq`, which runs; False if that is itself."""
+        """Preempt the worst-ranked running sequence in favour of `seq`, which runs; False if that is itself."""
         worst = self.running[-1]
         self._preempt(worst)
         return worst is not seq

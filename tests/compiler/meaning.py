@@ -25,7 +25,7 @@ def interpret(module: IRModule, inputs: Sequence[Any], weights: Mapping[str, Any
 
 
 @dataclass(frozen=True, slots=True)
-class Judge:
+class MeaningCheck:
     """An instrument: the module is well formed after the pass and means what it meant."""
 
     require_meaning: Callable[[IRModule], None]

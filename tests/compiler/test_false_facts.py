@@ -31,7 +31,7 @@ def results(ran: subprocess.CompletedProcess[str]) -> dict[int, dict[str, Any]]:
     return dict(zip(started, (json.loads(line) for line in lines if line.startswith("{")), strict=True))
 
 
-def judge(found: dict[int, dict[str, Any]]) -> dict[str, int]:
+def count_refusals(found: dict[int, dict[str, Any]]) -> dict[str, int]:
     """How often each boundary refused a call that the interpreter refused, too."""
     refused = dict.fromkeys(BOUNDARIES, 0)
     for seed, result in found.items():
@@ -42,14 +42,14 @@ def judge(found: dict[int, dict[str, Any]]) -> dict[str, int]:
 
 
 def test_false_facts_are_refused_and_foreign_memory_stays_untouched() -> None:
-    refused = judge(results(guarded(0, 3 * len(BOUNDARIES))))
+    refused = count_refusals(results(guarded(0, 3 * len(BOUNDARIES))))
     assert all(refused.values()), f"refused per boundary: {refused}"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("start", range(1000, 1800, 80))
 def test_false_facts_at_length(start: int) -> None:
-    refused = judge(results(guarded(start, start + 80)))
+    refused = count_refusals(results(guarded(start, start + 80)))
     assert all(refused.values()), f"refused per boundary: {refused}"
 
 

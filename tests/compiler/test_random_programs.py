@@ -31,7 +31,7 @@ from runtime.errors import RuntimeFault
 from runtime.executable import Executable
 from runtime.session import Session
 from tests.compiler import random_recipes
-from tests.compiler.meaning import Judge, interpret
+from tests.compiler.meaning import MeaningCheck, interpret
 from tests.compiler.random_programs import EXACT, RECIPES, Program, draw
 
 assert random_recipes  # the table of recipes is filled
@@ -140,27 +140,27 @@ def bits(results: Any) -> list[bytes]:
     return [np.asarray(r).tobytes() for r in results]
 
 
-def judge(program: Program, call: int, expected: Any, allowed: Any) -> Judge:
+def meaning_check(program: Program, call: int, expected: Any, allowed: Any) -> MeaningCheck:
     def require(module: IRModule) -> None:
         with np.errstate(all="ignore"):
             close(meaning(module, program, call), expected, allowed)
 
-    return Judge(require)
+    return MeaningCheck(require)
 
 
 def reads_back(module: IRModule) -> None:
     assert_equal(parse(print_module(module)), module)
 
 
-def check(program: Program, target: Target, folder: Path, judged: tuple[int, ...] = (0,)) -> None:
-    """`judged`: the calls whose meaning is computed after each pass."""
+def check(program: Program, target: Target, folder: Path, checked_calls: tuple[int, ...] = (0,)) -> None:
+    """`checked_calls`: the calls whose meaning is computed after each pass."""
     verify(program.module)
     reads_back(program.module)
     calls = range(len(program.calls))
     with np.errstate(all="ignore"):
         expected = [meaning(program.module, program, call) for call in calls]
     allowed = [tolerances(program, call, expected[call]) for call in calls]
-    options = Options(target, tuple(judge(program, c, expected[c], allowed[c]) for c in judged))
+    options = Options(target, tuple(meaning_check(program, c, expected[c], allowed[c]) for c in checked_calls))
     planned = plan(program.module, options)
     reads_back(planned)
     executable = build(planned, options, {})
@@ -226,7 +226,7 @@ def wrong_arguments(program: Program) -> Iterator[list[Any]]:
 def test_every_operator_is_drawn():
     """Or is made by passes out of others, or has tests of its own that need operands which hang together."""
     made = {"panel_integers", "panel_scales", "integer_linear", "quantize_rows", "row_planes", "panel_multipliers", "widened_linear"}
-    others = {"kv_append", "paged_attention", "ragged_attention", "ragged_mean", "scatter_inplace", "sample", "judge"}
+    others = {"kv_append", "paged_attention", "ragged_attention", "ragged_mean", "scatter_inplace", "sample", "token_logprobs"}
     ours = {name for name in OPS if "." not in name}  # other tests define some of their own
     assert {name for name in RECIPES if name in OPS} == ours - made - others
 

@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from compiler.driver import Options, compile_module
-from compiler.frontend.sampler import JUDGE_ENTRY, SAMPLE_ENTRY, build_sampler
+from compiler.frontend.sampler import LOGPROBS_ENTRY, SAMPLE_ENTRY, build_sampler
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
 from compiler.ir.types import TensorType, tensor
 from compiler.ir.verify import verify
 from compiler.machine.target import NAMED, Target
 from compiler.ops import sampling_truncation
-from compiler.ops.sampling import JUDGE, JUDGE_OPERANDS, SAMPLE, SAMPLE_OPERANDS
-from runtime.sampling import NUM_TOP, SHARE_ONE, Number, SampleBatch, Setting, judge, sample
+from compiler.ops.sampling import LOGPROB_OPERANDS, SAMPLE, SAMPLE_OPERANDS, TOKEN_LOGPROBS
+from runtime.sampling import NUM_TOP, SHARE_ONE, Number, SampleBatch, Setting, sample, token_logprobs
 from runtime.session import Session
 
 MAX_ROWS = 40
@@ -91,8 +91,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "all truncations": {"TOP_K": 40, "TOP_P": int(0.9 * SHARE_ONE), "REACH": 4.0, "TYPICAL_P": int(0.9 * SHARE_ONE)},
     "masked": {"masks": True, "TOP": 5, "PROCESSED": 1},
     "penalised": {"REPETITION": 1.3, "FREQUENCY": 0.5, "PRESENCE": 0.2, "seen": 20, "TOP": NUM_TOP},
-    "biased, masked, cut, told": {"biases": 5, "masks": True, "TOP_P": SHARE_ONE // 2, "TOP": NUM_TOP, "PROCESSED": 1},
-    "greedy, told": {"SHARPNESS": 0.0, "TOP": 3, "masks": True},
+    "biased, masked, cut, reported": {"biases": 5, "masks": True, "TOP_P": SHARE_ONE // 2, "TOP": NUM_TOP, "PROCESSED": 1},
+    "greedy, reported": {"SHARPNESS": 0.0, "TOP": 3, "masks": True},
 }
 SPREADS: dict[str, Callable[[np.random.Generator, tuple[int, int]], NDArray[Any]]] = {
     "equal": lambda rng, shape: np.zeros(shape),
@@ -213,14 +213,14 @@ def test_what_cannot_be_drawn(sessions: list[Session], vocab: int, bad: float) -
         assert sorted(found[0])[:2] == [-2, -1] and max(found[0]) >= 0
 
 
-def test_given_tokens_are_judged(sessions: list[Session], vocab: int) -> None:
+def test_logprobs_of_given_tokens(sessions: list[Session], vocab: int) -> None:
     rng = np.random.default_rng(7)
     logits = rng.normal(0, 3, (9, vocab)).astype(np.float32)
     arrays = (rng.permutation(9), rng.integers(0, vocab, 9), rng.integers(0, NUM_TOP + 1, 9))
     rows, tokens, tops = (a.astype(np.int32) for a in arrays)
-    expected = judge(logits, rows, tokens, tops)
+    expected = token_logprobs(logits, rows, tokens, tops)
     for session in sessions:
-        equal(session.call(JUDGE_ENTRY, logits, rows, tokens, tops), expected)
+        equal(session.call(LOGPROBS_ENTRY, logits, rows, tokens, tops), expected)
 
 
 def test_the_nest_in_numpy(run: Callable[..., Any]) -> None:
@@ -230,7 +230,7 @@ def test_the_nest_in_numpy(run: Callable[..., Any]) -> None:
     given = batch(rng, 70, 2, TOP_K=30, TOP_P=int(0.9 * SHARE_ONE), TYPICAL_P=int(0.9 * SHARE_ONE), TOP=2, seen=3, biases=2, masks=True)
     run(SAMPLE, logits, *given.arrays, shapes="r 70, n, n 5, n 9, s, b, b, t, c, c, m 3")
     tokens = np.array([3, 69], np.int32)
-    run(JUDGE, logits, given.rows, tokens, tokens % 4, shapes="r 70, n, n, n")
+    run(TOKEN_LOGPROBS, logits, given.rows, tokens, tokens % 4, shapes="r 70, n, n, n")
 
 
 def test_the_programs_are_well_formed() -> None:
@@ -243,7 +243,7 @@ def test_annotations(deduced: Callable[..., Any]) -> None:
         return [other.get(name, tensor(shapes.get(name, (4,)), dtype)) for name, dtype in operands.items()]
 
     assert str(deduced(SAMPLE, *types(SAMPLE_OPERANDS))).count("[4") == 6
-    assert str(deduced(JUDGE, *types(JUDGE_OPERANDS))).count("[4") == 5
+    assert str(deduced(TOKEN_LOGPROBS, *types(LOGPROB_OPERANDS))).count("[4") == 5
     for wrong, text in (({"rows": tensor((4,), DType.I64)}, "rows holds i64"), ({"bias_starts": tensor((4,), DType.I32)}, "bias_starts")):
         with pytest.raises(AnnotationError, match=text):
             deduced(SAMPLE, *types(SAMPLE_OPERANDS, **wrong))

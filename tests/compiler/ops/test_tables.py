@@ -31,6 +31,6 @@ def test_what_the_tables_promise():
         scatter scatter_inplace full arange shape_of shape_to_tensor tensor_to_shape sum mean prod max min any all
         argmax argmin cumsum sort argsort top_k
         softmax log_softmax layer_norm rms_norm matmul linear embedding rope_angles rope quantize dequantize attention paged_attention
-        kv_append unique nonzero uniform sample judge
+        kv_append unique nonzero uniform sample token_logprobs
     """
     assert set(wanted.split()) <= set(OPS)

@@ -31,7 +31,7 @@ from compiler.ir.types import TensorType, Type, tensor
 from compiler.ir.verify import verify
 from runtime.executable import Executable
 from runtime.session import Session
-from tests.compiler.meaning import Judge, interpret
+from tests.compiler.meaning import MeaningCheck, interpret
 
 assert compiler.ops
 
@@ -557,8 +557,8 @@ def test_every_pass_keeps_the_meaning_and_what_is_compiled_computes_it(program: 
     note(str(program))
     verify(program.module)
     expected = meaning(program.module, program)
-    judge = Judge(lambda module: close(meaning(module, program), expected))
-    executable = compile_module(program.module, Options(instruments=(judge,)))
+    check = MeaningCheck(lambda module: close(meaning(module, program), expected))
+    executable = compile_module(program.module, Options(instruments=(check,)))
     results = [_run(executable, program, num_threads) for num_threads in (1, 2, 3)]
     close(results[0], expected)
     for other in results[1:]:

@@ -11,7 +11,7 @@ import time
 
 import numpy as np
 
-from runtime.sampling import Judged, SampleBatch, Sampled
+from runtime.sampling import Logprobs, SampleBatch, Sampled
 from runtime.step import Logits, StepBatch, StepLimits
 from server.engine.loop import Engine
 from server.engine.overlap import OverlappedEngine
@@ -34,7 +34,7 @@ class SleepingModel:
     def sample(self, logits: Logits, batch: SampleBatch) -> Sampled:
         """No time: this is the device's work."""
         nothing = np.zeros(len(batch.rows), np.int32)
-        return Sampled(nothing, Judged(nothing, nothing, nothing, nothing, nothing))
+        return Sampled(nothing, Logprobs(nothing, nothing, nothing, nothing, nothing))
 
     def copy_page(self, source: int, target: int) -> None:
         raise AssertionError("nothing is shared here")

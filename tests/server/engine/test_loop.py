@@ -1,4 +1,4 @@
-"""The engine's step: what is told of it, and whose turn it is."""
+"""The engine's step: what it reports, and whose turn it is."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def params(**fields) -> SamplingParams:
     return SamplingParams(**{"max_tokens": 20, "temperature": 0.0, **fields})
 
 
-# --- what is told --------------------------------------------------------------------------------------------------------
+# --- log-probabilities --------------------------------------------------------------------------------------------------------
 
 
 @ENGINES
@@ -38,19 +38,19 @@ def test_prompt_logprobs(rig, engine, max_seqs: int) -> None:
     told = one.run([asked])["a", 0]
     assert told.prompt_logprobs[0] is None and len(told.prompt_logprobs) == len(prompt)
     model = one.engine._model
-    for position, judged in enumerate(told.prompt_logprobs):
-        if judged is None:
+    for position, entry in enumerate(told.prompt_logprobs):
+        if entry is None:
             continue
         logits = model._logits_of(np.array(prompt[:position], np.int32)).astype(np.float64)
         logprobs = logits - np.log(np.exp(logits - logits.max()).sum()) - logits.max()
-        assert judged.token_id == prompt[position]
-        assert judged.logprob == pytest.approx(logprobs[prompt[position]])
-        assert [i for i, _ in judged.top] == np.argsort(-logprobs, kind="stable")[:2].tolist()
+        assert entry.token_id == prompt[position]
+        assert entry.logprob == pytest.approx(logprobs[prompt[position]])
+        assert [i for i, _ in entry.top] == np.argsort(-logprobs, kind="stable")[:2].tolist()
 
 
 @ENGINES
-def test_prompt_logprobs_of_who_was_set_back(rig, engine) -> None:
-    """What was judged before is computed again and gives no rows, in however many chunks."""
+def test_prompt_logprobs_of_a_preempted_sequence(rig, engine) -> None:
+    """Log-probabilities that are known are not computed again, in however many chunks."""
     prompt = tuple(int(x) for x in np.random.default_rng(0).integers(1, VOCAB, 200))
     asked = Submit("a", prompt, params(max_tokens=3, prompt_logprobs=1, ignore_eos=True))
     whole = rig(engine).run([asked])["a", 0]

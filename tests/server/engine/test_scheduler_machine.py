@@ -38,13 +38,13 @@ def plainly_generated(prompt: tuple[int, ...], max_tokens: int) -> list[int]:
 
 
 @cache
-def plainly_judged(prompt: tuple[int, ...]) -> list[tuple[int, float]]:
+def plain_prompt_logprobs(prompt: tuple[int, ...]) -> list[tuple[int, float]]:
     """Each token of the prompt but the first, and its log-probability."""
-    judged: list[tuple[int, float]] = []
+    found: list[tuple[int, float]] = []
     for i, token_id in enumerate(prompt[1:], 1):
         logits = LOGITS_OF(np.array(prompt[:i], np.int32)).astype(np.float64)
-        judged.append((token_id, float(logits[token_id] - np.log(np.exp(logits).sum()))))
-    return judged
+        found.append((token_id, float(logits[token_id] - np.log(np.exp(logits).sum()))))
+    return found
 
 
 class Machine(RuleBasedStateMachine):
@@ -60,8 +60,8 @@ class Machine(RuleBasedStateMachine):
         self.embeds: dict[str, Embed] = {}
         self.vectors: dict[str, np.ndarray] = {}
         self.dropped: set[str] = set()  # texts that were aborted or came too late
-        self.told: dict[tuple[str, int], list[int]] = {}
-        self.judged: dict[str, tuple[TokenLogprob | None, ...]] = {}
+        self.received: dict[tuple[str, int], list[int]] = {}
+        self.logprobs: dict[str, tuple[TokenLogprob | None, ...]] = {}
         self.ends: dict[tuple[str, int], FinishReason] = {}
         self.submits: dict[str, Submit] = {}
         self.texts: dict[str, list[int]] = {}  # what a request's choices will hold at most
@@ -76,10 +76,10 @@ class Machine(RuleBasedStateMachine):
                 for event in message.events:
                     key = event.request_id, event.choice
                     assert key not in self.ends
-                    self.told.setdefault(key, []).extend(event.token_ids)
+                    self.received.setdefault(key, []).extend(event.token_ids)
                     if event.prompt_logprobs:
-                        assert event.request_id not in self.judged
-                        self.judged[event.request_id] = event.prompt_logprobs
+                        assert event.request_id not in self.logprobs
+                        self.logprobs[event.request_id] = event.prompt_logprobs
                     if event.finish_reason is not None:
                         self.ends[key] = event.finish_reason
                     assert event.num_cached <= self.longest_known(self.submits[event.request_id])
@@ -143,7 +143,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from((0.0, 1e-6, 1e-3, 1.0)))
     def steps_take(self, seconds: float) -> None:
-        """How much of a prompt rides along depends on it; what anybody is told does not."""
+        """How much of a prompt rides along depends on it; what a client receives does not."""
         self.reading_s = seconds
 
     @rule(seconds=st.integers(1, 5))
@@ -207,13 +207,13 @@ class Machine(RuleBasedStateMachine):
             expected = plainly_generated(submit.prompt_ids, min(submit.params.max_tokens, 96 - len(submit.prompt_ids)))
             for choice in range(submit.num_choices):
                 key = submit.request_id, choice
-                told = self.told.get(key, [])
-                assert told == expected[: len(told)], key
+                received = self.received.get(key, [])
+                assert received == expected[: len(received)], key
                 is_cut = self.ends[key] is FinishReason.ABORT or (
                     self.ends[key] is FinishReason.DEADLINE and submit.deadline is not None and submit.deadline <= self.now
                 )
-                assert is_cut or len(told) == len(expected), key
-            if submit.params.prompt_logprobs is not None and self.told.get((submit.request_id, 0)):  # with the first that choice says
+                assert is_cut or len(received) == len(expected), key
+            if submit.params.prompt_logprobs is not None and self.received.get((submit.request_id, 0)):  # with the first that choice says
                 self.check_prompt(submit)
         for request_id, embed in self.embeds.items():
             assert (request_id in self.vectors) != (request_id in self.dropped)
@@ -222,12 +222,12 @@ class Machine(RuleBasedStateMachine):
         self.engine.close()
 
     def check_prompt(self, submit: Submit) -> None:
-        first, *others = self.judged[submit.request_id]
+        first, *others = self.logprobs[submit.request_id]
         assert first is None
-        told = [(one.token_id, one.logprob) for one in others if one is not None]
-        expected = plainly_judged(submit.prompt_ids)
-        assert [token_id for token_id, _ in told] == [token_id for token_id, _ in expected]
-        np.testing.assert_allclose([logprob for _, logprob in told], [logprob for _, logprob in expected], atol=1e-4)
+        received = [(one.token_id, one.logprob) for one in others if one is not None]
+        expected = plain_prompt_logprobs(submit.prompt_ids)
+        assert [token_id for token_id, _ in received] == [token_id for token_id, _ in expected]
+        np.testing.assert_allclose([logprob for _, logprob in received], [logprob for _, logprob in expected], atol=1e-4)
 
 
 def common(a, b) -> int:
