@@ -64,8 +64,8 @@ class Sequence:
     num_awaited: int = 0
     rank: tuple[int, int, int] = (0, 0, 0)
     prompt_logprobs: list[TokenLogprob | None] | None = None  # None: not asked for, or delivered
-    untold_ids: list[int] = field(default_factory=list[int])  # drawn while its matcher chooses
-    untold_logprobs: tuple[TokenLogprob, ...] = ()
+    unsent_ids: list[int] = field(default_factory=list[int])  # drawn while its matcher chooses
+    unsent_logprobs: tuple[TokenLogprob, ...] = ()
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
 
@@ -126,8 +126,8 @@ class Sequence:
     def drop(self, num_tokens: int) -> None:
         """Take the last tokens off. Nobody was told of them."""
         del self.token_ids[self.num_known - num_tokens :]
-        self.untold_ids = self.untold_ids[: len(self.untold_ids) - num_tokens]
-        self.untold_logprobs = self.untold_logprobs[: len(self.untold_ids)]
+        self.unsent_ids = self.unsent_ids[: len(self.unsent_ids) - num_tokens]
+        self.unsent_logprobs = self.unsent_logprobs[: len(self.unsent_ids)]
 
     @property
     def ending(self) -> FinishReason | None:

@@ -208,11 +208,11 @@ class Requests:
         reason: FinishReason | None,
         logprobs: tuple[TokenLogprob, ...] = (),
     ) -> None:
-        token_ids, logprobs = [*seq.untold_ids, *token_ids], (*seq.untold_logprobs, *logprobs)
+        token_ids, logprobs = [*seq.unsent_ids, *token_ids], (*seq.unsent_logprobs, *logprobs)
         if reason is None and seq.choosing is not None:
-            seq.untold_ids, seq.untold_logprobs = token_ids, logprobs
+            seq.unsent_ids, seq.unsent_logprobs = token_ids, logprobs
             return
-        seq.untold_ids, seq.untold_logprobs = [], ()
+        seq.unsent_ids, seq.unsent_logprobs = [], ()
         if reason is not None:
             self._end(seq, reason, token_ids, logprobs)
         elif token_ids:

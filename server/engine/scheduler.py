@@ -65,7 +65,7 @@ class Scheduler:
         self._slots = list(range(limits.max_seqs - 1, -1, -1))
         self._open = Plan()  # planned and not settled
         self._launched: list[Sequence] = []  # of the last settled plan
-        self._set_back: set[Sequence] = set()  # preempted while making the open plan
+        self._preempted: set[Sequence] = set()  # preempted while making the open plan
 
     def pause(self, paused: bool) -> None:
         """Plan nothing until further notice; what ends is let go all the same."""
@@ -125,7 +125,7 @@ class Scheduler:
                         self.queue.push(follower)
                     seq.request.followers = []
         self._launched = []
-        self._set_back = set()
+        self._preempted = set()
         self._open = Plan()
         if not self.paused:
             self._plan_decodes()
@@ -220,7 +220,7 @@ class Scheduler:
         """Put `count` tokens into the plan, taking pages from worse-ranked sequences if need be."""
         start = seq.num_computed
         while (copies := self.pool.make_writable(seq.held, start, start + count)) is None:
-            if not self._set_back_worst(seq):
+            if not self._preempt_worst(seq):
                 return False
         draws = start + count == seq.num_tokens
         plan = self._open
@@ -238,14 +238,14 @@ class Scheduler:
     # --- admission and preemption ----------------------------------------------------------------------------------------
 
     def _admit(self, seq: Sequence) -> bool:
-        if seq.num_awaited or seq in self._set_back:
+        if seq.num_awaited or seq in self._preempted:
             return False  # rows of it may still be computed: let them arrive first
         while not self._slots:
-            if not self._set_back_lower(seq) and not self._set_back_greedy(seq):
+            if not self._preempt_lower_priority(seq) and not self._preempt_greediest(seq):
                 return False
         self._find_beginning(seq)
         while self._num_pages_to_admit(seq) > self.pool.num_available:
-            if not self._set_back_lower(seq):
+            if not self._preempt_lower_priority(seq):
                 self.pool.release(seq.held)
                 seq.num_reused = seq.num_computed = 0
                 return False
@@ -279,14 +279,14 @@ class Scheduler:
         num_launched = seq.num_computed if item is None else item.start
         return seq.stage is Stage.RUNNING and num_launched >= seq.num_prompt
 
-    def _set_back_lower(self, seq: Sequence) -> bool:
+    def _preempt_lower_priority(self, seq: Sequence) -> bool:
         """Preempt the worst-ranked running sequence if its priority is lower than that of `seq`, which waits."""
         if not self.running or self.running[-1].rank[0] <= seq.rank[0]:
             return False
         self._preempt(self.running[-1])
         return True
 
-    def _set_back_greedy(self, seq: Sequence) -> bool:
+    def _preempt_greediest(self, seq: Sequence) -> bool:
         """Preempt the worst-ranked sequence of the key with most slots, if the key of `seq` has fewer even with one more: who floods
         must not keep all slots for as long as its answers are. The two keys then differ less than before, so this comes to an end."""
         held = Counter(other.fairness_key for other in self.running)
@@ -299,7 +299,7 @@ class Scheduler:
         self._preempt(victim)
         return True
 
-    def _set_back_worst(self, seq: Sequence) -> bool:
+    def _preempt_worst(self, seq: Sequence) -> bool:
         """Preempt the worst-ranked running sequence in favour of `seq`, which runs; False if that is itself."""
         worst = self.running[-1]
         self._preempt(worst)
@@ -309,7 +309,7 @@ class Scheduler:
         self._unplan(seq)
         self._vacate(seq)
         seq.stage = Stage.WAITING
-        self._set_back.add(seq)
+        self._preempted.add(seq)
         self.num_preemptions += 1
         if seq not in self.queue:
             self.queue.push(seq)
