@@ -31,6 +31,7 @@ from server.model import Footprint
 from server.registry import Registry
 from server.settings import ServerSettings, SettingsError
 from server.state import ModelSpec, exclusive, read_state, require_writable
+from server.threads import switch_often
 
 MODULE = (sys.executable, "-P", "-m")  # what lies in the working directory, as a file http.py, is not ours to import
 WORKER = (*MODULE, "deploy.worker")
@@ -79,6 +80,7 @@ async def preflight(spec: ModelSpec, hub_token: str | None = None) -> Footprint:
 def serve(settings: ServerSettings, models: Sequence[ModelSpec], greet: Greet, hub_token: str | None = None) -> bool:
     """Until told to stop; False if `greet` ended it. What can be refused is refused before anything starts."""
     Guard(settings)  # reads the keys
+    switch_often()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # one request's texts take one core, not those of the streams
     settings = with_descriptors(settings)
     with nullcontext() if settings.state_file is None else own_state(settings.state_file):

@@ -8,9 +8,11 @@ import sys
 
 from deploy.loading.load import load_model
 from server.engine.process import serve_worker
+from server.threads import switch_often
 
 
 def main() -> None:
+    switch_often()
     gc.freeze()  # modules stay; the collector need not look at them again
     serve_worker(int(sys.argv[1]), load_model)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from itertools import chain
 
 from runtime.step import PAGE_SIZE, StepLimits
 from server.engine.blocks import PageList
@@ -83,17 +84,22 @@ def _check_ids(submit: Submit, vocab_size: int) -> None:
     params = submit.params
     if not submit.prompt_ids:
         raise RequestError("invalid_value", "the prompt has 0 tokens, expected at least 1")
-    named: dict[str, Iterable[int]] = {
+    named: dict[str, Collection[int]] = {
         "prompt": submit.prompt_ids,
-        "emitted": (token_id for emitted in submit.emitted for token_id in emitted),
-        "logit_bias": (token_id for token_id, _ in params.logit_bias),
+        "emitted": [*chain.from_iterable(submit.emitted)],
+        "logit_bias": [token_id for token_id, _ in params.logit_bias],
         "allowed_token_ids": params.allowed_token_ids,
         "banned_token_ids": params.banned_token_ids,
-        "banned_sequences": (token_id for sequence in params.banned_sequences for token_id in sequence),
+        "banned_sequences": [*chain.from_iterable(params.banned_sequences)],
         "thinking": () if params.thinking is None else (params.thinking.open_id, params.thinking.close_id),
         "stop_token_ids": params.stop_token_ids,
     }
     for name, ids in named.items():
-        for token_id in ids:
+        for token_id in _ends(ids):
             if not 0 <= token_id < vocab_size:
                 raise RequestError("invalid_value", f"{name}: token {token_id}, expected 0 to {vocab_size - 1}")
+
+
+def _ends(ids: Collection[int]) -> tuple[int, ...]:
+    """The least and the greatest: a loop over all of a long prompt would delay the step."""
+    return (min(ids), max(ids)) if ids else ()

@@ -36,6 +36,7 @@ from server.messages import (
 
 ProgressFn = Callable[[str, float], None]
 WARM_AFTER_S = 1.0  # idle: not right after a restart, when requests are about to be resubmitted
+RECEIVE_S = 0.005  # of messages between two steps: a burst of requests must not hold up running ones
 STALL_S = 0.002  # between looks, while the engine waits for a constraint or for the front to read
 
 
@@ -92,8 +93,9 @@ def _verify(damage: Callable[[], str], channel: WorkerChannel) -> None:
 
 
 class Worker:
-    def __init__(self, model: LoadedModel, channel: WorkerChannel) -> None:
+    def __init__(self, model: LoadedModel, channel: WorkerChannel, clock: Callable[[], float] = time.monotonic) -> None:
         self._channel = channel
+        self._clock = clock
         self._constraints = _constraints_of(model)
         self._engine = engine_of(model, channel.send, self._constraints)
         self._draining = False
@@ -113,11 +115,12 @@ class Worker:
         self._engine.close()
 
     def _receive(self) -> None:
-        """All that has arrived; wait for one message if there is nothing else to do."""
+        """Take messages for RECEIVE_S at most. Wait for one if there is nothing else to do."""
         try:
             if not self._engine.has_work and not self._draining:
                 self._handle(self._channel.inbox.get(timeout=WARM_AFTER_S if self._is_cold else None))
-            while True:
+            end_s = self._clock() + RECEIVE_S
+            while self._clock() < end_s:
                 self._handle(self._channel.inbox.get_nowait())
         except queue.Empty:
             if not self._engine.has_work and self._is_cold:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import queue
 import socket
 import threading
 import time
@@ -10,7 +12,7 @@ from collections.abc import Callable
 import pytest
 
 from runtime.device.null import NullModel
-from runtime.step import StepLimits
+from runtime.step import Logits, StepBatch, StepLimits
 from server.engine.channel import (
     LENGTH_BYTES,
     OUTBOX_MESSAGES,
@@ -20,7 +22,7 @@ from server.engine.channel import (
     frame,
     payload_bytes,
 )
-from server.engine.process import LoadedModel, Worker
+from server.engine.process import RECEIVE_S, LoadedModel, Worker
 from server.messages import (
     Abort,
     Drain,
@@ -115,6 +117,46 @@ def test_a_front_that_does_not_read_pauses_the_engine_and_is_still_heard(pair) -
     front.send(Shutdown())
 
 
+class LoggedChannel:
+    """A channel to nobody whose messages are there from the beginning."""
+
+    def __init__(self, *messages: FromFront) -> None:
+        self.has_room, self.order, self._messages = True, list[str](), list(messages)
+        self.inbox = self
+
+    def get(self, timeout: float | None = None) -> FromFront:
+        return self.get_nowait()
+
+    def get_nowait(self) -> FromFront:
+        if not self._messages:
+            raise queue.Empty
+        self.order.append("message")
+        return self._messages.pop(0)
+
+    def send(self, message: FromWorker) -> None:
+        pass
+
+
+class LoggedModel(NullModel):
+    def __init__(self, order: list[str]) -> None:
+        super().__init__(StepLimits(vocab_size=64, max_context=100, max_tokens=64, max_seqs=16, num_pages=800))
+        self.order = order
+
+    def run(self, batch: StepBatch) -> Logits:
+        self.order.append("step")
+        return super().run(batch)
+
+
+def test_a_burst_of_requests_does_not_hold_up_running_ones() -> None:
+    """Taking 128 requests at once delayed a stream by 100 ms. By this clock the time for messages ends after two."""
+    submits = [Submit(str(i), (1,), SamplingParams(max_tokens=50)) for i in range(8)]
+    channel, times = LoggedChannel(*submits, Drain()), itertools.count(step=RECEIVE_S * 0.6)
+    model = LoadedModel(READY, step_model=LoggedModel(channel.order), overlap=False)
+    Worker(model, channel, clock=lambda: next(times)).run()
+    runs = [len(list(run)) for kind, run in itertools.groupby(channel.order) if kind == "message"]
+    assert sum(runs) == 9 and max(runs) == 2
+
+
 def test_drain_refuses_finishes_and_ends(pair) -> None:
     front, _, _ = pair
     front.send(Submit("running", (1,), SamplingParams(max_tokens=200)))
@@ -131,10 +173,10 @@ def test_drain_refuses_finishes_and_ends(pair) -> None:
 
 
 def test_a_front_that_is_gone_is_noticed(pair, lost) -> None:
-    front, _, _ = pair
-    front.send(Shutdown())
+    front, channel, _ = pair
     front.socket.shutdown(socket.SHUT_RDWR)
     assert lost.wait(60)
+    channel.inbox.put(Shutdown())
 
 
 def test_nonsense_on_the_socket_loses_the_front(pair, lost, capfd) -> None:
