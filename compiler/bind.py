@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compiler.frontend.weights import WeightSource
-from runtime.device.base import Device
+from runtime.device.base import Device, Tensor
 from runtime.errors import DamagedFile
 from runtime.executable import DTYPES, Executable, ParamSpec, TensorSpec, VMFunction
 from runtime.sections import SectionFile, align, writing
@@ -29,7 +29,7 @@ from runtime.session import Session
 log = logging.getLogger(__name__)
 
 Array = NDArray[Any]
-Group = Sequence[tuple[str, Array]]  # what one function prepared
+Group = Sequence[tuple[str, Array | Tensor]]  # what one function prepared
 Progress = Callable[[float], None]  # told how much is done, from 0 to 1
 
 
@@ -40,12 +40,12 @@ def bind_weights(
     source: WeightSource,
     kept_in: Path | None = None,
     progress: Progress = lambda _: None,
-) -> dict[str, Array]:
+) -> dict[str, Array | Tensor]:
     """What is bound, by name. The source has what the program takes: `require_weights` of the frontend has seen to that."""
     step, preparations = executable.meta.functions[entry], executable.meta.preparations(entry)
     num_plain = len(step.weights) - step.num_prepared
     plain, computed = step.weights[:num_plain], step.weights[num_plain:]
-    bound: dict[str, Array] = {p.name: np.ascontiguousarray(source.read(p.name)) for p in plain}
+    bound: dict[str, Array | Tensor] = {p.name: np.ascontiguousarray(source.read(p.name)) for p in plain}
     if computed:
         bound |= _prepared(session, preparations, computed, source, kept_in, progress)
     session.bind(entry, bound)
@@ -69,21 +69,19 @@ def _prepared(
     source: WeightSource,
     kept_in: Path | None,
     progress: Progress,
-) -> Mapping[str, Array]:
+) -> Mapping[str, Array | Tensor]:
     if kept_in is not None and (found := _found(kept_in, computed)) is not None:
-        return _placed(found, session)
+        return _resident(session.device, found)
     names = iter([p.name for p in computed])
     made = ([*zip(islice(names, len(results)), results, strict=True)] for results in _results(session, preparations, source))
     made = _counted(made, sum(map(_num_bytes, computed)), progress)
-    if kept_in is None and session.placement.has_several_nodes:
-        return {name: session.placement.copied(value) for group in made for name, value in group}
     if kept_in is None:
         return _side_by_side(session.device, made, sum(align(_num_bytes(p)) for p in computed))
     with writing(kept_in, {p.name: _num_bytes(p) for p in computed}) as put:
         for group in made:
             for name, value in group:
-                put(name, value.reshape(-1).view(np.uint8).data)
-    return _placed(_mapped(kept_in, computed), session)
+                put(name, session.download(value).reshape(-1).view(np.uint8).data)
+    return _resident(session.device, _mapped(kept_in, computed))
 
 
 def _found(path: Path, computed: Sequence[ParamSpec]) -> Mapping[str, Array] | None:
@@ -101,22 +99,22 @@ def _found(path: Path, computed: Sequence[ParamSpec]) -> Mapping[str, Array] | N
     return arrays
 
 
-def _side_by_side(device: Device, made: Iterable[Group], num_bytes: int) -> Mapping[str, Array]:
+def _side_by_side(device: Device, made: Iterable[Group], num_bytes: int) -> Mapping[str, Tensor]:
     """In one block, which is large enough for huge pages where a single array is not."""
-    block, begin, arrays = device.allocate(num_bytes), 0, dict[str, Any]()
+    block, begin, arrays = device.allocate(num_bytes), 0, dict[str, Tensor]()
     for group in made:
         for name, value in group:
             arrays[name] = device.tensor(block, begin, value.shape, value.dtype)
-            device.copy(arrays[name], value)
+            device.copy_weight(arrays[name], value)
             begin += align(value.nbytes)
     return arrays
 
 
-def _placed(mapped: Mapping[str, Array], session: Session) -> Mapping[str, Array]:
-    """Pages of a file lie where whoever read them first was; where there are several memory nodes, copies lie where they are used."""
-    if not session.placement.has_several_nodes:
+def _resident(device: Device, mapped: Mapping[str, Array]) -> Mapping[str, Array | Tensor]:
+    """The arrays of a file, or copies of them where kernels read memory of the device faster."""
+    if device.limits.reads_host_arrays:
         return mapped
-    return {name: session.placement.copied(value) for name, value in mapped.items()}
+    return _side_by_side(device, [[*mapped.items()]], sum(align(value.nbytes) for value in mapped.values()))
 
 
 def _counted(made: Iterable[Group], num_bytes: int, progress: Progress) -> Generator[Group]:
@@ -128,7 +126,7 @@ def _counted(made: Iterable[Group], num_bytes: int, progress: Progress) -> Gener
         progress(done / num_bytes)
 
 
-def _results(session: Session, preparations: Sequence[VMFunction], source: WeightSource) -> Generator[tuple[Array, ...]]:
+def _results(session: Session, preparations: Sequence[VMFunction], source: WeightSource) -> Generator[tuple[Tensor, ...]]:
     """One group after another, so that memory holds only one, and of the files what that reads."""
     for prepare in preparations:
         yield session.call(prepare.name, *(np.ascontiguousarray(source.read(p.name)) for p in prepare.params), views=True)

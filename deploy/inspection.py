@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -17,7 +18,9 @@ from compiler.frontend.weights import WeightSource
 from deploy.loading.plan import WORKER_BYTES, Plan, plan_of
 from deploy.loading.program import Compiled, compile_model, executable_cache
 from deploy.loading.servable import Progress, Servable, require_servable, silent
-from deploy.machine import memory
+from runtime.device.base import Limits
+from runtime.device.registry import open_device
+from runtime.executable import Executable
 from runtime.step import PAGE_SIZE
 from server.handle import LoadError
 from server.messages import Load
@@ -55,6 +58,7 @@ def inspect_model(load: Load, progress: Progress = silent) -> Inspection:
     model, compiled = _compiled(load, progress)
     files, mode = model.files, model.mode
     tensors = files.weights.tensors
+    limits = _limits_of(compiled.executable)
     unlimited = msgspec.structs.replace(load, memory_limit_bytes=1 << 62)  # what it takes, whether it fits or not
     return Inspection(
         source=str(files.path),
@@ -66,12 +70,12 @@ def inspect_model(load: Load, progress: Progress = silent) -> Inspection:
         quantize=load.quantize,
         max_context=mode.max_context,
         max_batch=load.max_batch,
-        plan=plan_of(compiled.executable, mode.entry, mode.pages(), unlimited),
+        plan=plan_of(compiled.executable, mode.entry, mode.pages(), unlimited, limits),
         signature=compiled.signature,
         key=compiled.key,
         cache_hit=compiled.cache_hit,
         compile_s=compiled.compile_s,
-        available_bytes=memory().available_bytes,
+        available_bytes=limits.free_bytes,
     )
 
 
@@ -83,7 +87,13 @@ def compile_only(load: Load, progress: Progress) -> Compiled:
 def plan_load(load: Load) -> Plan:
     """The memory of a load; a LoadError says why it cannot be."""
     model, compiled = _compiled(load, silent)
-    return plan_of(compiled.executable, model.mode.entry, model.mode.pages(), load, cache_hit=compiled.cache_hit)
+    limits = _limits_of(compiled.executable)
+    return plan_of(compiled.executable, model.mode.entry, model.mode.pages(), load, limits, cache_hit=compiled.cache_hit)
+
+
+def _limits_of(executable: Executable) -> Limits:
+    with closing(open_device(executable.meta, num_threads=1)) as device:
+        return device.limits
 
 
 def _compiled(load: Load, progress: Progress) -> tuple[Servable, Compiled]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from compiler.machine.target import Target, host
 from runtime import flags
 from runtime.device.cpu.cores import available_cores
+from runtime.device.cpu.system_memory import SystemMemory, system_memory
 
 # What kernels are written for, strongest first; the first that is there decides how fast a machine is.
 NOTABLE = {
@@ -20,13 +21,6 @@ NOTABLE = {
     "aarch64": ("i8mm", "bf16", "dotprod", "fullfp16", "neon"),
 }
 EXTRAS = {"hub": ("huggingface_hub", "load models by hub id")}  # extra -> the package behind it, what it is for
-
-
-@dataclass(frozen=True, slots=True)
-class Memory:
-    total_bytes: int
-    available_bytes: int  # without swapping, and within the limit of the control group
-    limit_bytes: int | None  # of the control group
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +37,7 @@ class Machine:
     target: Target
     num_cores: int  # this process may use
     num_cores_present: int
-    memory: Memory
+    memory: SystemMemory
     huge_pages: str  # transparent ones: always, madvise, never, or unknown
     cache: CacheFolder
     gpus: tuple[str, ...]
@@ -60,21 +54,12 @@ def survey() -> Machine:
         target=host(),
         num_cores=len(available_cores()),
         num_cores_present=os.cpu_count() or 1,
-        memory=memory(),
+        memory=system_memory(),
         huge_pages=_huge_pages(),
         cache=_cache_folder(flags.current().cache),
         gpus=_gpus(),
         missing_extras=tuple(name for name, (module, _) in EXTRAS.items() if importlib.util.find_spec(module) is None),
     )
-
-
-def memory(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")) -> Memory:
-    fields = dict(line.split(":") for line in _text(meminfo).splitlines())
-    total, available = (int(fields.get(name, "0 kB").split()[0]) * 1024 for name in ("MemTotal", "MemAvailable"))
-    limit, used = _text(cgroup / "memory.max").strip(), _text(cgroup / "memory.current").strip()
-    if not limit.isdigit() or not used.isdigit():
-        return Memory(total, available, None)
-    return Memory(total, max(0, min(available, int(limit) - int(used))), int(limit))
 
 
 def _processor() -> str:

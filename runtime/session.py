@@ -1,4 +1,7 @@
-"""An executable at work: its weights, its arena, its threads. Any thread may call; calls take turns."""
+"""An executable at work: its weights, its arena, its device. Any thread may call; calls take turns.
+
+Here is the edge between host and device: arrays that come in are uploaded, tensors that go out are downloaded. All below see tensors.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,12 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
-from runtime import flags
 from runtime.builtins import BUILTINS
-from runtime.device.base import Device
-from runtime.device.cpu.device import CpuDevice
+from runtime.device.base import Device, Tensor
+from runtime.device.registry import open_device
 from runtime.executable import Executable
 from runtime.memory import MemoryAccount
 from runtime.profile import Profile
@@ -28,12 +31,10 @@ class Session:
         memory: MemoryAccount | None = None,
         pinned: bool = False,
     ) -> None:
-        """`device_threads`: by default RELAXSERVE_THREADS, or as many as there are cores to use. `pinned`: each thread stays on a core
-        of its own, the one that calls too: for a thread whose only work is calling."""
+        """`device_threads` and `pinned`: see `open_device`."""
         self.memory = memory or MemoryAccount()
-        cpu = CpuDevice(device_threads or flags.current().threads, pinned=pinned, stack_bytes=executable.meta.stack_bytes)
-        self.placement = cpu.placement
-        self.device: Device = cpu
+        self.device: Device = open_device(executable.meta, num_threads=device_threads, pinned=pinned)
+        self._tensor_type = self.device.tensor_type
         self._machine = Machine(executable, self.device, self.memory, BUILTINS)
         self._lock = threading.Lock()
         self._pinned_thread: int | None = None
@@ -47,19 +48,41 @@ class Session:
         """Seconds in kernels so far; the rest of a call is the host's."""
         return self.device.busy_s
 
-    def bind(self, function: str, weights: Mapping[str, NDArray[Any]]) -> None:
-        """Set all weights of a function. The arrays are used where they are, and may be bound to several functions."""
+    def bind(self, function: str, weights: Mapping[str, NDArray[Any] | Tensor]) -> None:
+        """Set all weights of a function. Tensors of the device are used where they are, and may be bound to several functions."""
         with self._lock:
-            self._machine.function(function).bind(weights)
+            self._machine.function(function).bind({name: self._uploaded(weight) for name, weight in weights.items()})
 
     def call(self, function: str, *args: Any, views: bool = False, above: bool = False) -> Any:
-        """Arrays, integers, floats, shapes (tuples of integers) and tuples go in and come out. The result is the caller's to keep;
-        with `views`, arrays of it may lie in the arena: faster, and valid until the next call that is not `above` it."""
+        """Arrays, tensors of the device, integers, floats, shapes (tuples of integers) and tuples go in. Arrays come out, the caller's to
+        keep. With `views`, tensors come out that may lie in the arena: valid until the next call that is not `above` this one. A
+        parameter that is changed in place changes the array that was given."""
         with self._lock:
             if self._pinned_thread != threading.get_ident():
                 self.device.use_thread()
                 self._pinned_thread = threading.get_ident()
-            return self._machine.function(function).call(args, views=views, above=above)
+            called, given = self._machine.function(function), list(args)
+            for i, arg in enumerate(args):
+                if not isinstance(arg, self._tensor_type):
+                    given[i] = self._uploaded(arg)
+            result = called.call(given, views=views, above=above)
+            for i in called.written:
+                if given[i] is not args[i]:
+                    np.copyto(args[i], self.device.download(given[i]))
+            return result if views or isinstance(result, np.ndarray) else self.download(result)
+
+    def download(self, value: Any) -> Any:
+        """A result of `views` on the host: an array, or a tuple of arrays. On a device of host memory they are views, too."""
+        if isinstance(value, np.ndarray):
+            return value
+        if isinstance(value, self._tensor_type):
+            return self.device.download(value)
+        return tuple(map(self.download, value)) if isinstance(value, tuple) else value
+
+    def _uploaded(self, value: Any) -> Any:
+        if isinstance(value, np.ndarray) and not isinstance(value, self._tensor_type):
+            return self.device.upload(value)
+        return tuple(map(self._uploaded, value)) if isinstance(value, tuple) else value
 
     def arena_bytes(self, function: str, dims: Mapping[str, int]) -> int:
         """Bytes of the arena that a call takes, by the values of its variables."""

@@ -74,7 +74,7 @@ class Function:
         loader = Loader(machine, self, builtins)
         varying = [i for i, p in enumerate(source.params) if not p.weight or mentions_slots(p.spec)]
         self._match = loader.match([Item(i, f"parameter {source.params[i].name!r}", source.params[i].spec) for i in varying], source.derive)
-        self._written = [(i, p.name) for i, p in enumerate(source.inputs) if p.written]
+        self.written = [i for i, p in enumerate(source.inputs) if p.written]  # inputs that are changed in place
         self._arena_slot = loader.slot(source.arena_bytes)
         self._steps = [loader.step(i) for i in source.instructions]
         self._jumps = any(isinstance(i, (Goto, If, Ret)) for i in source.instructions[:-1])
@@ -128,8 +128,9 @@ class Function:
         registers = frame.registers = self._registers.copy()
         registers[: self._num_inputs] = args
         self._match(registers, frame.heap, frame.heap_handle)
-        for i, name in self._written:
+        for i in self.written:
             if not machine.device.is_writable(args[i]):
+                name = self.source.params[i].name
                 raise ArgumentMismatch(f"{self.source.name}: parameter {name!r} is changed in place, but the array is read-only")
         frame.arena = machine.arena.enter(frame.heap[self._arena_slot], above=above)
         machine.depth += 1

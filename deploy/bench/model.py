@@ -100,7 +100,7 @@ class Model:
     @property
     def product_bytes(self) -> int:
         """Weights that every step reads whole."""
-        return sum(a.nbytes for n, a in self.weights.items() if a.ndim > 1 and "embed_tokens" not in n)
+        return sum(a.nbytes for n, a in self.weights.items() if len(a.shape) > 1 and "embed_tokens" not in n)
 
     @property
     def product_elements(self) -> int:
@@ -199,7 +199,7 @@ def main(argv: list[str] | None = None) -> None:
     model = model_of(options)
     works = model.works
     rows, limits = measure(model.prepared, works, gauge), gauge.limits
-    logits = np.array(model.prepared(*next(iter(works)))())
+    logits = np.array(model.session.download(model.prepared(*next(iter(works)))()))
     subject = Subject(model.config, RandomWeights(shapes_of(model.config)), options.quantize, model.session.num_threads)
     model.session.close()
     del model  # a peer's weights need the memory

@@ -189,10 +189,10 @@ def _with_model(files: ModelFiles, quantize: str, texts: Texts, use: Callable[[C
     load = Load("quality", str(files.path), quantize, max_context=texts.length, max_batch=texts.num_seqs)
     mode = Generator(files, load)
     executable = compile_model(mode.module(), executable_cache(), host()).executable
-    plan = plan_of(executable, mode.entry, mode.pages(), load)
     account = MemoryAccount()
     session = Session(executable, memory=account)
     try:
+        plan = plan_of(executable, mode.entry, mode.pages(), load, session.device.limits)
         bind_weights(session, executable, mode.entry, files.weights)
         model = serve(mode, session, plan.num_pages, account).step_model
         assert isinstance(model, CompiledModel)

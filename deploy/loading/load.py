@@ -34,9 +34,9 @@ def load_servable(model: Servable, load: Load, progress: Progress, started: floa
     mode = model.mode
     try:
         compiled = compile_model(model.module, executable_cache(), model.target, progress)
-        plan = plan_of(compiled.executable, mode.entry, mode.pages(), load)
         account = MemoryAccount()
-        session = Session(compiled.executable, memory=account, pinned=False)
+        session = Session(compiled.executable, memory=account)
+        plan = plan_of(compiled.executable, mode.entry, mode.pages(), load, session.device.limits)
         packed = bind(session, model, compiled, load, progress)
     except ModelError as error:
         raise LoadError("load_refused", str(error)) from error

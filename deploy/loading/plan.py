@@ -8,7 +8,7 @@ from math import prod
 from typing import Any
 
 from deploy.loading.modes import Pages
-from deploy.machine import memory
+from runtime.device.base import Limits
 from runtime.executable import DTYPES, PREPARATION, Executable, ParamSpec, TensorSpec, VMFunction
 from runtime.step import PAGE_SIZE
 from server.handle import LoadError
@@ -34,12 +34,12 @@ class Plan:
         return self.weights_bytes + self.arena_bytes + self.kv_cache_bytes
 
 
-def plan_of(executable: Executable, entry: str, pages: Pages | None, load: Load, *, cache_hit: bool = False) -> Plan:
-    """Raises when it does not fit below the limit."""
+def plan_of(executable: Executable, entry: str, pages: Pages | None, load: Load, device: Limits, *, cache_hit: bool = False) -> Plan:
+    """Raises when it does not fit below the limit of the load, or what is free of the device's memory beside a worker."""
     step = executable.meta.functions[entry]
     arena_bytes = _arena_of(step) + max((_arena_of(f) for f in _above(executable, entry)), default=0)
     weights_bytes = weights_of(step.weights)
-    limit = load.memory_limit_bytes if load.memory_limit_bytes is not None else max(0, memory().available_bytes - WORKER_BYTES)
+    limit = load.memory_limit_bytes if load.memory_limit_bytes is not None else max(0, device.free_bytes - WORKER_BYTES)
     room = limit - weights_bytes - arena_bytes
     num_pages = 0 if pages is None else _num_pages(pages, load, room)
     page_bytes = 0 if pages is None else pages.layout.bytes_per_page

@@ -75,7 +75,7 @@ class _Stepping:
         self._session = session
         self._pool = pool
         self._limits = limits
-        self._hidden = np.empty((0, limits.embedding_size), np.float32)
+        self._hidden: Any = np.empty((0, limits.embedding_size), np.float32)  # where the device left them
         self._no_logits = np.empty((0, limits.vocab_size), np.float32)
 
     @property
@@ -88,7 +88,7 @@ class _Stepping:
         return self._session.busy_s
 
     def hidden(self) -> NDArray[np.float32]:
-        return self._hidden
+        return self._session.download(self._hidden)
 
     def copy_page(self, source: int, target: int) -> None:
         self._pool.copy_page(source, target)
@@ -106,7 +106,7 @@ class _Stepping:
         return Logprobs(*self._session.call(LOGPROBS_ENTRY, logits, rows, tokens, tops, above=True))
 
     def download(self, logits: Logits) -> NDArray[np.float32]:
-        return np.array(logits, np.float32)
+        return np.array(self._session.download(logits), np.float32)
 
 
 class CompiledModel(_Stepping):

@@ -3,7 +3,7 @@ that made one knows an address.
 
 The CPU (`runtime/device/cpu`) implements it with host memory: its tensors are NumPy arrays, so upload and download copy nothing. With
 CUDA a tensor is device memory with a shape, `upload` is one copy out of pinned memory, a heap is pinned words with a device's address,
-and a region is a graph whose nodes read the heap.
+and a region is a graph whose nodes read the heap. `runtime/device/registry.py` finds the device of an executable.
 """
 
 from __future__ import annotations
@@ -41,6 +41,12 @@ class Memory(Protocol):
 
     @property
     def num_bytes(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    free_bytes: int  # that programs may still take of the device's memory
+    reads_host_arrays: bool  # kernels read arrays of the host as fast as memory of the device: weights in a mapped file can stay there
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +96,11 @@ class Device(Protocol):
         ...
 
     @property
+    def limits(self) -> Limits:
+        """As they are now."""
+        ...
+
+    @property
     def num_threads(self) -> int: ...
 
     @property
@@ -123,7 +134,9 @@ class Device(Protocol):
 
     # --- transfers ---
 
-    def upload(self, array: NDArray[Any]) -> Tensor: ...
+    def upload(self, array: NDArray[Any]) -> Tensor:
+        """Writable if the array is."""
+        ...
 
     def download(self, tensor: Tensor) -> NDArray[Any]:
         """On the host, to be read before the tensor's memory changes."""
@@ -131,6 +144,11 @@ class Device(Protocol):
 
     def copy(self, target: Tensor, source: Tensor | NDArray[Any]) -> None:
         """Of the same shape; elements convert as NumPy's "same_kind" allows."""
+        ...
+
+    def copy_weight(self, target: Tensor, source: Tensor | NDArray[Any]) -> None:
+        """Like `copy`, into memory that nobody has written. Where the device has several memory nodes, each part lies near those that
+        read it."""
         ...
 
     def copy_index(self, tensor: Tensor, axis: int, source: int, target: int) -> None:

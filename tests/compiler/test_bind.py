@@ -1,27 +1,21 @@
-"""Where weights lie: in a file, in one block, on several memory nodes."""
+"""Where weights lie: in a file, in one block, in memory of another device."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
-
 import numpy as np
 
-from compiler.bind import _placed, _side_by_side
-from runtime.device.cpu.cores import available_cores
+from compiler.bind import _resident, _side_by_side
 from runtime.device.cpu.device import CpuDevice
-from runtime.device.cpu.numa import Placement
+from tests.runtime.device.opaque import OpaqueDevice, OpaqueTensor
 
 
-def test_what_is_mapped_is_copied_only_between_nodes() -> None:
-    core = available_cores()[0]
-    mapped = {"w": np.arange(1000, dtype=np.float32)}
-    near: Any = SimpleNamespace(placement=Placement((core, core), (0, 0)))
-    apart: Any = SimpleNamespace(placement=Placement((core, core), (0, 1)))
-    assert _placed(mapped, near) is mapped
-    copies = _placed(mapped, apart)
-    np.testing.assert_array_equal(copies["w"], mapped["w"])
-    assert not np.shares_memory(copies["w"], mapped["w"])
+def test_what_is_mapped_is_copied_only_where_kernels_read_other_memory_faster() -> None:
+    mapped = {"w": np.arange(1000, dtype=np.float32), "b": np.zeros((0, 3), np.int8), "s": np.ones(5, np.float16)}
+    assert _resident(CpuDevice(1), mapped) is mapped
+    device = OpaqueDevice(1)
+    for name, copy in _resident(device, mapped).items():
+        assert isinstance(copy, OpaqueTensor)
+        np.testing.assert_array_equal(device.download(copy), mapped[name])
 
 
 def test_what_is_kept_in_no_file_lies_in_one_block() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from deploy import demo
 from deploy.inspection import WORKER_BYTES, Inspection, inspect_model, part_of, remedies
-from deploy.machine import _cache_folder, memory
+from deploy.machine import _cache_folder
 from server.handle import LoadError
 from server.messages import Load
 
@@ -71,17 +71,6 @@ def test_nothing_makes_it_fit_where_there_is_no_room(found: Inspection) -> None:
 )
 def test_parts(name: str, part: str) -> None:
     assert part_of(name) == part
-
-
-def test_the_control_group_bounds_the_memory(tmp_path: Path) -> None:
-    meminfo = tmp_path / "meminfo"
-    meminfo.write_text("MemTotal:       1000 kB\nMemFree: 1 kB\nMemAvailable:    800 kB\n")
-    assert memory(meminfo, tmp_path).available_bytes == 800 * 1024
-    (tmp_path / "memory.max").write_text("max\n")
-    (tmp_path / "memory.current").write_text("1024\n")
-    assert memory(meminfo, tmp_path).limit_bytes is None
-    (tmp_path / "memory.max").write_text("2048\n")
-    assert memory(meminfo, tmp_path).available_bytes == 1024
 
 
 def test_a_cache_that_is_no_folder_cannot_be_written(tmp_path: Path) -> None:

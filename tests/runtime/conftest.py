@@ -5,6 +5,8 @@ from __future__ import annotations
 import llvmlite.binding as llvm
 import pytest
 
+from runtime.device.cpu.host import ARCH
+
 # Per kernel: the buffers (address of element i in %p0, %p1, ...) and what happens to iteration %i. dims: %n, then %d1.
 KERNELS = {
     "add_one": (2, "float", "%x = load float, ptr %p0\n %y = fadd float %x, 1.0\n store float %y, ptr %p1"),
@@ -93,3 +95,9 @@ def compile_object():
 def object_code() -> bytes:
     """All kernels; `grid`, their first integer; `derive`: slot 1 = bytes of slot 0 f32, aligned, slot 2 = twice that."""
     return compile_ir(GRID + "".join(kernel_text(name, *rest) for name, rest in KERNELS.items()))
+
+
+@pytest.fixture(scope="session")
+def host_target() -> str:
+    """A target of this machine that needs no feature."""
+    return f"{ARCH}:"

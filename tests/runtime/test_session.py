@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from runtime import flags
 from runtime.device.cpu.host import ARCH
+from runtime.device.registry import DEVICES
 from runtime.errors import ArgumentMismatch, BoundExceeded, OutOfMemory, RuntimeFault, UnknownName
 from runtime.executable import (
     Base,
@@ -134,9 +135,12 @@ def executable(object_code: bytes) -> Executable:
     return Executable(program(), object_code, [CONSTANT])
 
 
-@pytest.fixture(params=[1, 2, 3])
-def session(request: pytest.FixtureRequest, executable: Executable):
-    session = Session(executable, device_threads=request.param)
+@pytest.fixture(params=[1, 2, 3, "opaque"])
+def session(request: pytest.FixtureRequest, executable: Executable, monkeypatch: pytest.MonkeyPatch):
+    """On the processor with so many threads, or on a device whose memory nobody else can read."""
+    if request.param == "opaque":
+        monkeypatch.setitem(DEVICES, ARCH, "tests.runtime.device.opaque")
+    session = Session(executable, device_threads=1 if request.param == "opaque" else request.param)
     yield session
     session.close()
 
@@ -177,7 +181,7 @@ def test_a_result_is_the_callers_to_keep(session: Session) -> None:
 def test_a_view_lasts_until_the_next_call(session: Session) -> None:
     first = session.call("plus_three", vector(50), views=True)
     session.call("plus_three", vector(50) + 7)
-    assert np.array_equal(first, vector(50) + 7 + 1 + 1 + 1)
+    assert np.array_equal(session.download(first), vector(50) + 7 + 1 + 1 + 1)
 
 
 def test_results_of_inner_calls_survive_each_other(session: Session) -> None:

@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.device.base import Bases, Derive, HeapHandle, Launch, TimeTo, Words
+from runtime.device.base import Bases, Derive, HeapHandle, Launch, Limits, TimeTo, Words
 from runtime.device.cpu.code import ObjectCode
 from runtime.device.cpu.cores import available_cores
 from runtime.device.cpu.host import check_target
 from runtime.device.cpu.memory import address_of, host_buffer
 from runtime.device.cpu.numa import Placement
+from runtime.device.cpu.system_memory import system_memory
 from runtime.device.cpu.team import LaunchList, Record, Team
 from runtime.errors import InvalidProgram, OutOfMemory
 
@@ -78,6 +79,10 @@ class CpuRegion:
             time_to(kernel, time.perf_counter() - start)
 
 
+def open_device(*, num_threads: int | None, pinned: bool, stack_bytes: int) -> CpuDevice:
+    return CpuDevice(num_threads, pinned=pinned, stack_bytes=stack_bytes)
+
+
 class CpuDevice:
     """The cores of this process, as a team of threads."""
 
@@ -87,11 +92,15 @@ class CpuDevice:
         """`num_threads`: by default as many as there are cores to use. `pinned`: each thread stays on a core of its own."""
         cores = available_cores()
         self.num_threads = num_threads or len(cores)
-        self.placement = Placement.of(cores[: self.num_threads]) if pinned and self.num_threads <= len(cores) else Placement()
-        nodes = self.placement.nodes
+        self._placement = Placement.of(cores[: self.num_threads]) if pinned and self.num_threads <= len(cores) else Placement()
+        nodes = self._placement.nodes
         self._team = Team(self.num_threads, cores=cores, pinned=pinned, nodes=nodes, stack_bytes=stack_bytes)
         self.use_thread = self._team.pin_caller
         self.close = self._team.close
+
+    @property
+    def limits(self) -> Limits:
+        return Limits(system_memory().available_bytes, reads_host_arrays=not self._placement.has_several_nodes)
 
     @property
     def busy_s(self) -> float:
@@ -134,6 +143,12 @@ class CpuDevice:
 
     def copy(self, target: Any, source: Any) -> None:
         np.copyto(target, source, casting="same_kind")
+
+    def copy_weight(self, target: Any, source: Any) -> None:
+        if self._placement.has_several_nodes:
+            self._placement.copy(target, source)
+        else:
+            self.copy(target, source)
 
     def copy_index(self, tensor: Any, axis: int, source: int, target: int) -> None:
         before = (slice(None),) * axis

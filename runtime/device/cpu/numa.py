@@ -12,8 +12,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.device.cpu.memory import host_buffer
-
 SYSTEM = Path("/sys/devices/system/node")
 
 
@@ -36,17 +34,15 @@ class Placement:
     def has_several_nodes(self) -> bool:
         return any(self.nodes)
 
-    def copied(self, array: NDArray[Any]) -> NDArray[Any]:
-        """At a cache line's boundary, in huge pages where the system grants them. Each node has as large a part, in order, as its share of
-        the threads: a page lies on the node from which it is first written, and a team claims its work in the same parts."""
-        source = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        copy = host_buffer(source.nbytes)
+    def copy(self, target: NDArray[Any], array: NDArray[Any]) -> None:
+        """Into memory that nobody has written, of the same shape and type. Each node has as large a part, in order, as its share of the
+        threads: a page lies on the node from which it is first written, and a team claims its work in the same parts."""
+        copy, source = (np.ascontiguousarray(a).reshape(-1).view(np.uint8) for a in (target, array))
         numbers = range(1 + max(self.nodes))
         spans = [slice(*(source.nbytes * sum(n < at for n in self.nodes) // len(self.nodes) for at in (k, k + 1))) for k in numbers]
         cores = [{core for core, n in zip(self.cores, self.nodes, strict=True) if n == k} for k in numbers]
         with ThreadPoolExecutor(len(numbers)) as threads:
             list(threads.map(_copy_from, cores, [copy[span] for span in spans], [source[span] for span in spans]))
-        return copy.view(array.dtype).reshape(array.shape)
 
 
 def _copy_from(cores: set[int], to: NDArray[np.uint8], source: NDArray[np.uint8]) -> None:

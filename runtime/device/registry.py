@@ -1,0 +1,23 @@
+"""Which device runs an executable: one row per architecture that code is generated for."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from runtime import flags
+from runtime.device.base import Device
+from runtime.errors import IncompatibleExecutable
+from runtime.executable import ExecutableMeta
+
+CPU = "runtime.device.cpu.device"
+DEVICES: dict[str, str] = {"x86_64": CPU, "aarch64": CPU}  # architecture -> the module whose `open_device` opens it
+
+
+def open_device(meta: ExecutableMeta, *, num_threads: int | None = None, pinned: bool = False) -> Device:
+    """The module is imported now, so a device that nobody opens needs none of its libraries. `num_threads`: of the host's; by default
+    RELAXSERVE_THREADS, or as many as there are cores to use. `pinned`: each thread stays on a core of its own, the caller's too."""
+    arch = meta.target.partition(":")[0]
+    if arch not in DEVICES:
+        raise IncompatibleExecutable(f"the executable is for {arch or 'no machine'}; this runtime has devices for {', '.join(DEVICES)}")
+    opener = import_module(DEVICES[arch]).open_device
+    return opener(num_threads=num_threads or flags.current().threads, pinned=pinned, stack_bytes=meta.stack_bytes)
