@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from compiler.forms.nest import PerfectNest, perfect_nest, without_allocations
+from compiler.idioms.nest import PerfectNest, perfect_nest, without_allocations
 from compiler.ir.dims import Dim
 from compiler.ir.loops import Apply, Buffer, Fn, PrimFunc, Reduce, ReduceFn, Stmt, Store
 from compiler.ir.module import IRModule

@@ -17,10 +17,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from compiler.forms.integer_product import GroupedSum, match_integer
-from compiler.forms.nest import PerfectNest, allocated, perfect_nest, without_allocations
-from compiler.forms.product import match_product
-from compiler.forms.rows import match_rows
+from compiler.idioms.integer_product import GroupedSum, match_integer
+from compiler.idioms.nest import PerfectNest, allocated, perfect_nest, without_allocations
+from compiler.idioms.product import match_product
+from compiler.idioms.rows import match_rows
 from compiler.ir.deduce import type_of
 from compiler.ir.dims import Dim, DimVar, product_of
 from compiler.ir.graph import Atom, CallTir, ScalarValue, Var

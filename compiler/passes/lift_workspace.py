@@ -6,7 +6,7 @@ has them among its results, where memory planning gives them a place in the aren
 
 from __future__ import annotations
 
-from compiler.forms.nest import allocated, without_allocations
+from compiler.idioms.nest import allocated, without_allocations
 from compiler.ir.builder import Builder
 from compiler.ir.deduce import type_of
 from compiler.ir.dims import Dim, DimVar

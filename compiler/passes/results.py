@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from compiler.forms.nest import perfect_nest
+from compiler.idioms.nest import perfect_nest
 from compiler.ir.graph import CallTir
 from compiler.ir.loops import PrimFunc, ScalarParam, Seq, Stmt, Store
 from compiler.ir.visit_loops import loads, sequence, statements, walk_scalars, walk_stmts

@@ -21,8 +21,8 @@ from rich.console import Console
 from rich.table import Table
 
 from compiler.backends.cpu.pipeline import pipeline
-from compiler.forms.product import distinct, reduces_in
 from compiler.frontend.decoder import ENTRY
+from compiler.idioms.product import distinct, reduces_in
 from compiler.ir.deduce import type_of
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.graph import CallTir, ScalarValue

@@ -13,7 +13,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 
 from compiler.backends.cpu.schedule.pairs import PAIR, PairTile, pairs_fit
-from compiler.forms.product import Product, match_product, reduces_in
+from compiler.idioms.product import Product, match_product, reduces_in
 from compiler.ir.builder import Builder
 from compiler.ir.deduce import type_of
 from compiler.ir.dims import Dim, DimVar, ceil_div

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from compiler.backends.cpu.codegen.intrinsics.prefetch import LINE_BYTES
-from compiler.forms.integer_product import match_integer
-from compiler.forms.product import match_product
+from compiler.idioms.integer_product import match_integer
+from compiler.idioms.product import match_product
 from compiler.ir.builder import Builder
 from compiler.ir.deduce import type_of
 from compiler.ir.dtypes import DType

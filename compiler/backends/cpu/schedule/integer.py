@@ -17,9 +17,9 @@ from compiler.backends.cpu.schedule.nests import loop, named, seq, zero
 from compiler.backends.cpu.schedule.panels import BLOCK_ROWS, Claim, Panels
 from compiler.backends.cpu.schedule.pieces import local
 from compiler.backends.cpu.schedule.spot import Spot, TileShape
-from compiler.forms.integer_product import GroupedSum, IntegerProduct, match_integer
-from compiler.forms.nest import allocated
-from compiler.forms.same import same_scalar
+from compiler.idioms.integer_product import GroupedSum, IntegerProduct, match_integer
+from compiler.idioms.nest import allocated
+from compiler.idioms.same import same_scalar
 from compiler.ir.dims import Dim, DimVar, ceil_div, dim_min
 from compiler.ir.dtypes import DType
 from compiler.ir.loops import Apply, Buffer, Fn, Load, PrimFunc, Reduce, Scalar, Stmt, Store, Tile

@@ -17,8 +17,8 @@ from compiler.backends.cpu.schedule.nests import loop, seq, when, zero
 from compiler.backends.cpu.schedule.panels import Panels
 from compiler.backends.cpu.schedule.pieces import local
 from compiler.backends.cpu.schedule.spot import Spot, TileShape
-from compiler.forms.nest import allocated, in_bounds
-from compiler.forms.product import Contraction, Product, match_product
+from compiler.idioms.nest import allocated, in_bounds
+from compiler.idioms.product import Contraction, Product, match_product
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.loops import (

@@ -17,8 +17,8 @@ from compiler.backends.cpu.schedule.nests import loop, seq, zero
 from compiler.backends.cpu.schedule.panels import BLOCK_ROWS, Claim, Panels
 from compiler.backends.cpu.schedule.pieces import local
 from compiler.backends.cpu.schedule.spot import Spot, TileShape
-from compiler.forms.nest import allocated
-from compiler.forms.product import Contraction, Product, match_product
+from compiler.idioms.nest import allocated
+from compiler.idioms.product import Contraction, Product, match_product
 from compiler.ir.dims import Dim, DimVar, product_of
 from compiler.ir.dtypes import DType
 from compiler.ir.loops import Cast, Load, PrimFunc, Scalar, Stmt, Store, Tile

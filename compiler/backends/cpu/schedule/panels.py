@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from compiler.backends.cpu.schedule.nests import below, loop, named, parallel, seq, unravel, when
-from compiler.forms.nest import PerfectNest
+from compiler.idioms.nest import PerfectNest
 from compiler.ir.dims import Dim, DimVar, ceil_div, dim_min, product_of
 from compiler.ir.loops import Stmt
 

@@ -19,8 +19,8 @@ from compiler.backends.cpu.schedule.folds import fold_halves
 from compiler.backends.cpu.schedule.prefetch import NO_PREFETCH, Prefetch
 from compiler.backends.cpu.schedule.softmax import is_softmax, write_softmax
 from compiler.backends.cpu.schedule.spatial import SpatialNest, write_element, write_vectors
-from compiler.forms.product import reduces_in
-from compiler.forms.rows import COMBINE, PARTS, RowProgram, RowStage, keeping, match_rows
+from compiler.idioms.product import reduces_in
+from compiler.idioms.rows import COMBINE, PARTS, RowProgram, RowStage, keeping, match_rows
 from compiler.ir.dims import Dim, DimVar, dim_min, product_of
 from compiler.ir.loops import Apply, Buffer, Fn, Load, PrimFunc, Reduce, Scalar, Scope, Store, dtype_of, identity
 from compiler.ir.sweep import sweep

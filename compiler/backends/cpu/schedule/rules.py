@@ -21,7 +21,7 @@ from compiler.backends.cpu.schedule.rows import schedule_rows
 from compiler.backends.cpu.schedule.spatial import schedule_spatial
 from compiler.backends.cpu.schedule.spot import TileShape
 from compiler.backends.cpu.schedule.widened import WidenedTile, schedule_widened
-from compiler.forms.nest import allocated, without_allocations
+from compiler.idioms.nest import allocated, without_allocations
 from compiler.ir.dtypes import DType
 from compiler.ir.loops import For, Let, LoopKind, PrimFunc, Stmt, Tile
 from compiler.ir.visit_loops import sequence, statements, walk_stmts

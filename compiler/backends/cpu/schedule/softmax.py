@@ -19,8 +19,8 @@ import numpy as np
 
 from compiler.backends.cpu.schedule.folds import fold_halves, larger, spread_largest
 from compiler.backends.cpu.schedule.spatial import SpatialNest, write_element, write_vectors
-from compiler.forms.rows import PARTS, RowProgram, RowStage
-from compiler.forms.same import same_scalar
+from compiler.idioms.rows import PARTS, RowProgram, RowStage
+from compiler.idioms.same import same_scalar
 from compiler.ir.dims import Dim, DimVar, ceil_div, dim_max, dim_min
 from compiler.ir.dtypes import DType
 from compiler.ir.loops import Apply, Const, Fn, Load, Reduce, ReduceFn, Scalar, Store, dtype_of

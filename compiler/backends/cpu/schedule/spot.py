@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from compiler.backends.cpu.schedule.nests import below, lanes, unroll, when
-from compiler.forms.nest import PerfectNest
-from compiler.forms.product import Product
+from compiler.idioms.nest import PerfectNest
+from compiler.idioms.product import Product
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.loops import Scalar, Stmt, Store
 from compiler.ir.prove import prove_divisible

@@ -17,8 +17,8 @@ from compiler.backends.cpu.schedule.nests import below, loop, seq, when, zero
 from compiler.backends.cpu.schedule.panels import Claim, Height, Panels
 from compiler.backends.cpu.schedule.pieces import local
 from compiler.backends.cpu.schedule.spot import Spot, TileShape
-from compiler.forms.integer_product import GroupedSum, IntegerProduct, Plane, is_second, match_integer
-from compiler.forms.nest import allocated
+from compiler.idioms.integer_product import GroupedSum, IntegerProduct, Plane, is_second, match_integer
+from compiler.idioms.nest import allocated
 from compiler.ir.dims import Dim, DimVar, dim_min
 from compiler.ir.dtypes import DType
 from compiler.ir.loops import Apply, Buffer, Cast, Const, Fn, Load, PrimFunc, ReduceFn, Scalar, Stmt, Store, Tile

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler.forms.product import match_product
+from compiler.idioms.product import match_product
 from compiler.ir.dims import Dim
 from compiler.ir.loops import Allocate, LoopKind, PrimFunc
 from compiler.ir.parser import parse

@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeGuard
 
-from compiler.forms.nest import PerfectNest, perfect_nest
-from compiler.forms.product import distinct, reduces_in
-from compiler.forms.same import same_scalar
+from compiler.idioms.nest import PerfectNest, perfect_nest
+from compiler.idioms.product import distinct, reduces_in
+from compiler.idioms.same import same_scalar
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.loops import Apply, Buffer, Cast, Const, Fn, Load, PrimFunc, Reduce, ReduceFn, Scalar, dtype_of

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from compiler.forms.nest import PerfectNest, perfect_nest, without_allocations
-from compiler.forms.product import reduces_in
-from compiler.forms.same import same_scalar
+from compiler.idioms.nest import PerfectNest, perfect_nest, without_allocations
+from compiler.idioms.product import reduces_in
+from compiler.idioms.same import same_scalar
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.loops import Apply, Buffer, Fn, Load, Reduce, ReduceFn, Scope, Stmt, Store

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from compiler.forms.nest import PerfectNest, perfect_nest
-from compiler.forms.same import same_scalar
+from compiler.idioms.nest import PerfectNest, perfect_nest
+from compiler.idioms.same import same_scalar
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.loops import Apply, Buffer, Cast, Fn, Load, PrimFunc, Reduce, ReduceFn, Scalar, dtype_of
