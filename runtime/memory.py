@@ -35,28 +35,29 @@ class MemoryAccount:
 class Arena:
     """One block that grows to the largest demand and stays. Calls within calls stack up in it: each takes the bytes above its
     caller's. A call that does not fit while others are running gets a block of its own; the next outermost call finds one block
-    that is large enough for all of them. A call `above` leaves alone what the last outermost one had."""
+    that is large enough for all of them. A call with `keep_last` lies above the last outermost
+    call and leaves its bytes alone."""
 
     def __init__(self, account: MemoryAccount, device: Device) -> None:
         self._account = account
         self._device = device
         self._use(device.allocate(0))
         self._tops: list[int] = [0]  # bytes in use below each running call
-        self._last = 0  # bytes of the last outermost call that was not above another
+        self._last = 0  # bytes of the last outermost call without `keep_last`
         self._demand = 0
 
     @property
     def num_bytes(self) -> int:
         return self._num_bytes
 
-    def enter(self, num_bytes: int, *, above: bool = False) -> Memory:
+    def enter(self, num_bytes: int, *, keep_last: bool = False) -> Memory:
         """Memory of one call, until `leave`. Its content is whatever was there."""
         tops = self._tops
         outermost = len(tops) == 1
-        bottom = 0 if outermost and not above else align(self._last if above else tops[-1])
+        bottom = 0 if outermost and not keep_last else align(self._last if keep_last else tops[-1])
         top = bottom + num_bytes
         if outermost:
-            if not above:
+            if not keep_last:
                 self._last = top
             if top > self._num_bytes or self._demand > self._num_bytes:
                 self._grow(max(top, self._demand))

@@ -53,7 +53,7 @@ class Session:
         with self._lock:
             self._machine.function(function).bind({name: self._uploaded(weight) for name, weight in weights.items()})
 
-    def call(self, function: str, *args: Any, views: bool = False, above: bool = False) -> Any:
+    def call(self, function: str, *args: Any, views: bool = False, keep_last: bool = False) -> Any:
         """Arrays, tensors of the device, integers, floats, shapes (tuples of integers) and tuples go in. Arrays come out, the caller's to
         keep. With `views`, tensors come out that may lie in the arena: valid until the next call that is not `above` this one. A
         parameter that is changed in place changes the array that was given."""
@@ -65,7 +65,7 @@ class Session:
             for i, arg in enumerate(args):
                 if not isinstance(arg, self._tensor_type):
                     given[i] = self._uploaded(arg)
-            result = called.call(given, views=views, above=above)
+            result = called.call(given, views=views, keep_last=keep_last)
             for i in called.written:
                 if given[i] is not args[i]:
                     np.copyto(args[i], self.device.download(given[i]))

@@ -119,8 +119,8 @@ class Function:
         finally:
             self._use(*previous)
 
-    def call(self, args: Sequence[Any], *, views: bool = False, above: bool = False) -> Any:
-        """Results that lie in the arena are copied out of it, unless `views`. With `above`, what the last call left there stays."""
+    def call(self, args: Sequence[Any], *, views: bool = False, keep_last: bool = False) -> Any:
+        """Results that lie in the arena are copied out of it, unless `views`. With `keep_last`, what the last call left there stays."""
         machine = self._machine
         if len(args) != self._num_inputs or self._missing or machine.depth >= MAX_DEPTH:
             self._cannot_call(len(args))
@@ -132,7 +132,7 @@ class Function:
             if not machine.device.is_writable(args[i]):
                 name = self.source.params[i].name
                 raise ArgumentMismatch(f"{self.source.name}: parameter {name!r} is changed in place, but the array is read-only")
-        frame.arena = machine.arena.enter(frame.heap[self._arena_slot], above=above)
+        frame.arena = machine.arena.enter(frame.heap[self._arena_slot], keep_last=keep_last)
         machine.depth += 1
         try:
             result = self._run(frame)

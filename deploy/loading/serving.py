@@ -100,10 +100,10 @@ class _Stepping:
         return self._session.call(entry, *step, *rows, *self._pool.arguments, views=True)
 
     def sample(self, logits: Logits, batch: SampleBatch) -> Sampled:
-        return Sampled.of(self._session.call(SAMPLE_ENTRY, logits, *batch.arrays, above=True))
+        return Sampled.of(self._session.call(SAMPLE_ENTRY, logits, *batch.arrays, keep_last=True))
 
     def logprobs(self, logits: Logits, rows: NDArray[np.int32], tokens: NDArray[np.int32], tops: NDArray[np.int32]) -> Logprobs:
-        return Logprobs(*self._session.call(LOGPROBS_ENTRY, logits, rows, tokens, tops, above=True))
+        return Logprobs(*self._session.call(LOGPROBS_ENTRY, logits, rows, tokens, tops, keep_last=True))
 
     def download(self, logits: Logits) -> NDArray[np.float32]:
         return np.array(self._session.download(logits), np.float32)

@@ -9,8 +9,8 @@ from runtime.memory import Arena, MemoryAccount
 DEVICE = CpuDevice(1)
 
 
-def entered(arena: Arena, num_bytes: int, *, above: bool = False) -> HostMemory:
-    memory = arena.enter(num_bytes, above=above)
+def entered(arena: Arena, num_bytes: int, *, keep_last: bool = False) -> HostMemory:
+    memory = arena.enter(num_bytes, keep_last=keep_last)
     assert isinstance(memory, HostMemory)
     return memory
 
@@ -65,7 +65,7 @@ def test_calls_above_leave_the_last_one_its_memory_also_when_the_arena_grows() -
         arena.leave()
         kept[:] = 1
         for _ in range(2):
-            block = entered(arena, size, above=True)
+            block = entered(arena, size, keep_last=True)
             arena.leave()
             block.data[:] = 2
             assert block.data.ctypes.data == block.address
