@@ -20,9 +20,9 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from server.connections import Connections
 from server.errors import BAD_REQUEST, HEADERS_TOO_LARGE, TOO_MANY_CONNECTIONS, ApiError, ErrorKind
-from server.gathering import GatheringTransport, Outbox
 from server.registry import Registry
 from server.settings import ServerSettings
+from server.write_coalescing import CoalescingTransport, Outbox
 
 ACCEPTED_AT_ONCE = 8  # connections, before the first of them is counted
 HURRY_S = 3.0  # for the last words to clients after a second interrupt
@@ -56,7 +56,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._answering: list[RequestResponseCycle] = []
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as narrow as uvicorn's
-        super().connection_made(GatheringTransport(transport, self.outbox))
+        super().connection_made(CoalescingTransport(transport, self.outbox))
         self._header_timer = self.loop.call_later(self.limits.keep_alive_s, transport.abort)
         self.held.opened(self)
 

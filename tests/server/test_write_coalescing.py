@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from server.gathering import MAX_HELD_BYTES, GatheringTransport, Outbox
+from server.write_coalescing import MAX_HELD_BYTES, CoalescingTransport, Outbox
 
 
 class Recorder(asyncio.Transport):
@@ -27,7 +27,7 @@ def _run(work: Any) -> list[tuple[str, bytes]]:
 
     async def run() -> None:
         outbox = Outbox()
-        await work(*(GatheringTransport(Recorder(log, name), outbox) for name in "ab"), log)
+        await work(*(CoalescingTransport(Recorder(log, name), outbox) for name in "ab"), log)
         await asyncio.sleep(0)
 
     asyncio.run(run())
@@ -35,7 +35,7 @@ def _run(work: Any) -> list[tuple[str, bytes]]:
 
 
 def test_writes_of_a_turn_leave_together_and_in_order():
-    async def work(a: GatheringTransport, b: GatheringTransport, log: list[tuple[str, bytes]]) -> None:
+    async def work(a: CoalescingTransport, b: CoalescingTransport, log: list[tuple[str, bytes]]) -> None:
         a.write(b"1")
         b.write(b"2")
         a.write(b"3")
@@ -48,7 +48,7 @@ def test_writes_of_a_turn_leave_together_and_in_order():
 
 
 def test_closing_sends_what_is_held_and_aborting_does_not():
-    async def work(a: GatheringTransport, b: GatheringTransport, log: list[tuple[str, bytes]]) -> None:
+    async def work(a: CoalescingTransport, b: CoalescingTransport, log: list[tuple[str, bytes]]) -> None:
         a.write(b"last words")
         a.close()
         b.write(b"unsaid")
@@ -58,7 +58,7 @@ def test_closing_sends_what_is_held_and_aborting_does_not():
 
 
 def test_much_is_not_held():
-    async def work(a: GatheringTransport, b: GatheringTransport, log: list[tuple[str, bytes]]) -> None:
+    async def work(a: CoalescingTransport, b: CoalescingTransport, log: list[tuple[str, bytes]]) -> None:
         a.write(b"." * MAX_HELD_BYTES)
         assert log == []
         a.write(b"!")

@@ -16,9 +16,9 @@ class Outbox:
     """The connections that have something to send, of one event loop."""
 
     def __init__(self) -> None:
-        self._waiting: list[GatheringTransport] = []
+        self._waiting: list[CoalescingTransport] = []
 
-    def add(self, transport: GatheringTransport) -> None:
+    def add(self, transport: CoalescingTransport) -> None:
         if not self._waiting:
             asyncio.get_running_loop().call_soon(self._flush)
         self._waiting.append(transport)
@@ -29,7 +29,7 @@ class Outbox:
             transport.flush()
 
 
-class GatheringTransport(asyncio.Transport):
+class CoalescingTransport(asyncio.Transport):
     """A transport whose writes wait for the end of the turn. Closing sends them first, aborting drops them."""
 
     def __init__(self, transport: asyncio.Transport, outbox: Outbox) -> None:
