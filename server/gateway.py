@@ -15,9 +15,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from server.api.context import Caller
 from server.auth import Guard
 from server.errors import BODY_TOO_LARGE, CLIENT_CLOSED, INTERNAL, REQUEST_TIMEOUT, SHUTTING_DOWN, ApiError
+from server.json_scan import PIECE_BYTES, JsonScan
 from server.metrics import Metrics
 from server.settings import ServerSettings
-from server.structure import PIECE_BYTES, Structure
 
 log = logging.getLogger(__name__)
 
@@ -77,11 +77,11 @@ class Gateway:
             self._metrics.http_s.labels(handler, scope["method"]).observe(time.monotonic() - began_s)
 
     async def _read_body(self, headers: Headers, receive: Receive) -> bytes:
-        """The whole body, for no endpoint can begin without it; bounded in size, in structure and in time."""
+        """The whole body, for no endpoint can begin without it; bounded in size, in the number of its values and in time."""
         limit, declared = self._settings.max_body_bytes, headers.get("content-length", "")
         if declared.isdigit() and int(declared) > limit:
             raise ApiError(BODY_TOO_LARGE, f"the body is larger than {limit} bytes", headers={"connection": "close"})
-        body, structure = bytearray(), Structure()
+        body, scan = bytearray(), JsonScan()
         try:
             async with asyncio.timeout(self._settings.body_timeout_s):
                 while True:
@@ -92,7 +92,7 @@ class Gateway:
                     for at in range(0, len(arrived), PIECE_BYTES):
                         if at:
                             await asyncio.sleep(0)
-                        structure.feed(arrived[at : at + PIECE_BYTES])
+                        scan.feed(arrived[at : at + PIECE_BYTES])
                     body += arrived
                     if not message.get("more_body", False):
                         return bytes(body)

@@ -1,7 +1,7 @@
 """What a request may hold, beyond what its schema says of each field: checked before the work that it bounds.
 
 No call that keeps Python's lock may take longer than some ten milliseconds, for every stream waits for it. Such calls parse, validate, copy
-or write values, so what they are given is bounded in number (`server/structure.py`) and in length (here and in `schema.py`).
+or write values, so what they are given is bounded in number (`server/json_scan.py`) and in length (here and in `schema.py`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import msgspec
 from pydantic import BaseModel
 
 from server.errors import INVALID_JSON, INVALID_VALUE, ApiError
-from server.structure import Structure
+from server.json_scan import JsonScan
 
 MAX_OBJECT_CHARS = 1 << 20  # of a field whose values are the client's own: tools, documents, metadata
 MAX_PROMPT_LOGPROBS = 1 << 17  # log-probabilities of a request's prompts
@@ -58,7 +58,7 @@ def num_chars(value: object, most: int) -> int:
 def read_json(text: str) -> object:
     """JSON that a client sent within a text."""
     data = text.encode()
-    Structure().feed(data)
+    JsonScan().feed(data)
     try:
         return msgspec.json.decode(data)
     except msgspec.MsgspecError as error:

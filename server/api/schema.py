@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AliasChoices, Field
 
 from server.api.fields import Options
-from server.structure import MAX_NUMBERS
+from server.json_scan import MAX_NUMBERS
 
 # Every text, list and object has a limit of its own, and a list ends its complaints with the first: a million of them take seconds.
 MAX_TEXT_CHARS = 8 << 20  # of what the context bounds, or the setting for schemas

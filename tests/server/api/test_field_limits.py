@@ -8,8 +8,8 @@ import pytest
 
 from server.api import texts
 from server.errors import ApiError
+from server.json_scan import MAX_NUMBERS, MAX_PARTS
 from server.null import ByteTokenizer
-from server.structure import MAX_NUMBERS, MAX_PARTS
 from server.text.tokenizer import Tokenizer
 
 LIMITS = {"string": ("maxLength", "enum", "const"), "array": ("maxItems",), "object": ("maxProperties", "properties")}

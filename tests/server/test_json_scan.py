@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.errors import BODY_TOO_COMPLEX, INVALID_JSON, ApiError
-from server.structure import MAX_DEPTH, MAX_NUMBERS, MAX_PARTS, PIECE_BYTES, Structure
+from server.json_scan import MAX_DEPTH, MAX_NUMBERS, MAX_PARTS, PIECE_BYTES, JsonScan
 
 TEXTS = st.text(st.sampled_from('a"\\[]{},:\né'), max_size=8)
 VALUES = st.recursive(
@@ -41,7 +41,7 @@ def commas_of(value) -> int:
 def test_any_cut_counts_the_same_as_the_parsed_value(value, cuts, is_ascii):
     """Objects, lists, names and texts are counted, and commas outside of texts, wherever pieces end."""
     data = json.dumps(value, ensure_ascii=is_ascii).encode()
-    found = Structure()
+    found = JsonScan()
     bounds = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
     for begin, end in pairwise(bounds):
         found.feed(data[begin:end])
@@ -61,17 +61,17 @@ def test_any_cut_counts_the_same_as_the_parsed_value(value, cuts, is_ascii):
 )
 def test_too_much_is_refused_before_it_is_parsed(data, kind):
     with pytest.raises(ApiError) as caught:
-        Structure().feed(data)
+        JsonScan().feed(data)
     assert caught.value.kind is kind
 
 
 def test_what_is_allowed_passes():
     for data in (b"[" + b"1," * (MAX_NUMBERS - 1) + b"1]", b"[" * MAX_DEPTH + b"]" * MAX_DEPTH, b'"' + b'[{\\"' * 10**6 + b'"'):
-        Structure().feed(data)
+        JsonScan().feed(data)
 
 
 def test_work_is_linear_in_a_text_of_escapes():
     """Each escaped quote could be taken for the beginning of a text; the count of matches shows that it is not."""
-    found = Structure()
+    found = JsonScan()
     found.feed(b'"' + b'\\"' * (4 * PIECE_BYTES))
     assert found.num_parts == 1

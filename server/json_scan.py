@@ -24,7 +24,7 @@ NO_MARKS = bytes(set(range(256)) - set(b"[{]},"))
 
 
 @dataclass(slots=True)
-class Structure:
+class JsonScan:
     """Fed with a text piece by piece. What is no JSON is counted all the same; the decoder refuses it."""
 
     num_commas: int = 0
