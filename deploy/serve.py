@@ -25,7 +25,7 @@ from server.app import create_app
 from server.auth import Guard
 from server.engine.supervisor import Supervisor
 from server.handle import LoadError, ProgressCallback
-from server.listen import Server
+from server.http_server import Server
 from server.messages import Load
 from server.model import Footprint
 from server.registry import Registry

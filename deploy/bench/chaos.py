@@ -33,7 +33,7 @@ from deploy.serve import WORKER, load_of, load_tokenizer
 from server.app import create_app
 from server.engine.supervisor import Care, Supervisor
 from server.handle import ProgressCallback
-from server.listen import Server
+from server.http_server import Server
 from server.registry import Registry
 from server.settings import ServerSettings
 from server.state import ModelSpec

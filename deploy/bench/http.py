@@ -31,7 +31,7 @@ from pathlib import Path
 
 from server.app import create_app
 from server.handle import ProgressCallback
-from server.listen import Server
+from server.http_server import Server
 from server.messages import FinishReason, Submit, TokenEvent
 from server.null import ByteTokenizer, NullScript, NullWorker
 from server.registry import Registry

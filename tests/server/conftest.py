@@ -16,7 +16,7 @@ import pytest
 
 from server.app import create_app
 from server.handle import ProgressCallback
-from server.listen import Server
+from server.http_server import Server
 from server.model import Footprint, Identify, MakeWorker
 from server.null import ByteTokenizer, NullScript, NullWorker
 from server.registry import Registry
