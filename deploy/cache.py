@@ -25,7 +25,7 @@ from deploy.use import markers_of
 from runtime import flags
 from runtime.errors import RuntimeFault
 from runtime.sections import SectionFile
-from server.handle import LoadError
+from server.interfaces import LoadError
 from server.model import CachedModel
 
 WEIGHTS_SUFFIX = ".rsw"

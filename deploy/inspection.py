@@ -22,7 +22,7 @@ from runtime.device.base import Limits
 from runtime.device.registry import open_device
 from runtime.executable import Executable
 from runtime.step import PAGE_SIZE
-from server.handle import LoadError
+from server.interfaces import LoadError
 from server.messages import Load
 
 

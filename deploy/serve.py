@@ -24,8 +24,8 @@ from deploy.loading.tokenizer import load_tokenizer
 from server.app import create_app
 from server.auth import Guard
 from server.engine.supervisor import Supervisor
-from server.handle import LoadError, ProgressCallback
 from server.http_server import Server
+from server.interfaces import LoadError, ProgressCallback
 from server.messages import Load
 from server.model import Footprint
 from server.registry import Registry

@@ -9,7 +9,7 @@ import msgspec
 from typing_extensions import TypedDict
 
 from server.errors import BY_CODE, INSUFFICIENT_MEMORY, LOAD_FAILED, PREFLIGHT_UNAVAILABLE, ApiError
-from server.handle import LoadError
+from server.interfaces import LoadError
 from server.model import Footprint, Model, ModelState, Preflight
 from server.settings import ServerSettings
 from server.state import ModelSpec

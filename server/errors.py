@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import msgspec
 from typing_extensions import TypedDict
 
-from server.handle import RequestError
+from server.interfaces import RequestError
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from server.admission import Admission
-from server.handle import Outage, ProgressCallback, Tokenizer, WorkerHandle
+from server.interfaces import Outage, ProgressCallback, Tokenizer, WorkerHandle
 from server.messages import Ready
 from server.metrics import ModelReading
 from server.operations import Operation

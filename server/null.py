@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from server.handle import LoadError, Outage, ProgressCallback, RequestError
+from server.interfaces import LoadError, Outage, ProgressCallback, RequestError
 from server.messages import Embed, Embedding, FinishReason, Progress, Ready, Stats, Submit, TokenEvent, TokenLogprob
 from server.text.meter import Limits
 from server.text.template import LIMITS
@@ -120,7 +120,7 @@ class NullScript:
 
 
 class NullWorker:
-    """Fulfils `server.handle.WorkerHandle`."""
+    """Fulfils `server.interfaces.WorkerHandle`."""
 
     def __init__(self, script: NullScript, progress: ProgressCallback = lambda _progress: None) -> None:
         self.script = script

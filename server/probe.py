@@ -10,7 +10,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from server.errors import PROBE_FAILED, ApiError
-from server.handle import RequestError
+from server.interfaces import RequestError
 from server.messages import Embed, SamplingParams, Submit
 from server.model import Loaded
 

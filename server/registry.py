@@ -29,7 +29,7 @@ from server.errors import (
     SHUTTING_DOWN,
     ApiError,
 )
-from server.handle import LoadError, ProgressCallback
+from server.interfaces import LoadError, ProgressCallback
 from server.messages import Ready
 from server.metrics import ENGINE, Metrics
 from server.model import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import weakref
 
-from server.handle import WorkerHandle
+from server.interfaces import WorkerHandle
 from server.model import Model, ModelState
 
 

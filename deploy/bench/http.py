@@ -30,8 +30,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from server.app import create_app
-from server.handle import ProgressCallback
 from server.http_server import Server
+from server.interfaces import ProgressCallback
 from server.messages import FinishReason, Submit, TokenEvent
 from server.null import ByteTokenizer, NullScript, NullWorker
 from server.registry import Registry

@@ -36,7 +36,7 @@ from deploy.loading.serving import CompiledModel, serve
 from runtime.memory import MemoryAccount
 from runtime.session import Session
 from runtime.step import PAGE_SIZE, StepBatch
-from server.handle import LoadError
+from server.interfaces import LoadError
 from server.messages import Load
 
 SCHEMES = ("bf16", "int8", "int8-128", "int4", "int4-64", "int4-128")

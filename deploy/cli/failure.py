@@ -12,7 +12,7 @@ from compiler.ir.errors import CompileError
 from compiler.machine.target import TargetError
 from deploy.client import ServerFault
 from runtime.errors import InvalidFlag, RuntimeFault
-from server.handle import LoadError, RequestError
+from server.interfaces import LoadError, RequestError
 from server.settings import SettingsError
 from server.state import StateError
 from server.text.template import TemplateError

@@ -17,7 +17,7 @@ from compiler.frontend.registry import load_config
 from compiler.frontend.unknown import remedy
 from compiler.frontend.weights import WeightSource, open_safetensors
 from compiler.ir.dtypes import DType
-from server.handle import LoadError
+from server.interfaces import LoadError
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from runtime.memory import MemoryAccount
 from runtime.session import Session
 from runtime.step import PAGE_SIZE
 from server.engine.process import LoadedModel
-from server.handle import LoadError
+from server.interfaces import LoadError
 from server.messages import Load, Ready
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from deploy import demo
-from server.handle import LoadError
+from server.interfaces import LoadError
 
 READ = (".json", ".safetensors", ".gguf", ".jinja")  # the files of a folder that loading reads
 

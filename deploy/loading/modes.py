@@ -19,7 +19,7 @@ from compiler.ir.module import IRModule
 from deploy.loading.files import ModelFiles
 from runtime.kv_pool import KVLayout
 from runtime.step import PAGE_SIZE
-from server.handle import LoadError
+from server.interfaces import LoadError
 from server.messages import Load
 
 MAX_STEP_TOKENS = 512  # of one step: what the arena is planned for

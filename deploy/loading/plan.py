@@ -11,7 +11,7 @@ from deploy.loading.modes import Pages
 from runtime.device.base import Limits
 from runtime.executable import DTYPES, PREPARATION, Executable, ParamSpec, TensorSpec, VMFunction
 from runtime.step import PAGE_SIZE
-from server.handle import LoadError
+from server.interfaces import LoadError
 from server.messages import Load
 
 WORKER_BYTES = 300 << 20  # interpreter, libraries, tokenizer, code

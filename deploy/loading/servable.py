@@ -15,7 +15,7 @@ from deploy.loading.files import ModelFiles, open_files
 from deploy.loading.locate import locate
 from deploy.loading.modes import Mode, mode_of
 from deploy.loading.tokenizer import tokenizer_of
-from server.handle import LoadError
+from server.interfaces import LoadError
 from server.messages import Load
 from server.text.tokenizer import Tokenizer
 

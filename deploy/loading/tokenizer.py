@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from compiler.frontend.errors import ModelError
 from deploy.loading.locate import locate
-from server.handle import LoadError
+from server.interfaces import LoadError
 from server.text.tokenizer import ModelFilesError, Tokenizer
 
 if TYPE_CHECKING:

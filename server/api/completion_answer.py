@@ -17,7 +17,7 @@ from server.api.logprobs import Columns, LogprobWriter, count_logprobs
 from server.api.prepare import off_loop
 from server.api.respond import fingerprint
 from server.api.schema import CompletionBody
-from server.handle import Tokenizer
+from server.interfaces import Tokenizer
 from server.messages import TokenLogprob
 from server.model import Loaded, Model
 from server.text.detokenize import Detokenizer, StopRules

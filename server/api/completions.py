@@ -31,7 +31,7 @@ from server.api.routes import gives, new_router
 from server.api.schema import CompletionBody, Prompts
 from server.api.texts import encode_prompts, truncate
 from server.errors import UNSUPPORTED_FIELD, ApiError
-from server.handle import Tokenizer
+from server.interfaces import Tokenizer
 from server.model import Loaded, Model
 from server.settings import ServerSettings
 

@@ -30,7 +30,7 @@ from server.errors import (
     ApiError,
     of_request,
 )
-from server.handle import RequestError
+from server.interfaces import RequestError
 from server.messages import Embed, Ready
 from server.metrics import ENGINE
 from server.model import Loaded, Model

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from server.api.answers import UsageCounts
 from server.errors import DEADLINE_EXCEEDED, GENERATION_FAILED, QUEUE_FULL, SHUTTING_DOWN, ApiError, of_request
-from server.handle import RequestError
+from server.interfaces import RequestError
 from server.messages import FinishReason, Submit, TokenEvent, TokenLogprob
 from server.metrics import RequestMetrics
 from server.model import Loaded

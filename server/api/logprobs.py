@@ -10,7 +10,7 @@ import msgspec
 
 from server.api.answers import ChatLogprobs, ChatToken, CompletionLogprobs, PromptLogprobs, RankedChatToken, RankedToken
 from server.api.generate import TokenEntry
-from server.handle import Tokenizer
+from server.interfaces import Tokenizer
 from server.messages import TokenLogprob
 
 LEAST = -9999.0  # JSON has no minus infinity

@@ -11,7 +11,7 @@ from server.api.context import Context
 from server.api.prepare import context_of
 from server.api.respond import json_answer
 from server.api.routes import gives, new_router
-from server.handle import Outage
+from server.interfaces import Outage
 from server.model import Model, ModelState
 from server.registry import Registry
 

@@ -18,7 +18,7 @@ from server.api.limits import num_chars, read_json
 from server.api.schema import GenerationBody, JsonObject, ResponseFormat
 from server.api.texts import encode_texts
 from server.errors import CONTEXT_LENGTH_EXCEEDED, INVALID_SCHEMA, INVALID_VALUE, NOT_A_GENERATOR, ApiError
-from server.handle import Tokenizer
+from server.interfaces import Tokenizer
 from server.messages import Constraint, ConstraintKind, SamplingParams, Submit, Thinking
 from server.model import Loaded, Model
 from server.settings import ServerSettings

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from server.errors import CONTEXT_LENGTH_EXCEEDED, ApiError
-from server.handle import Tokenizer
+from server.interfaces import Tokenizer
 
 PIECE_CHARS = 64 << 10  # encoded in one call
 DENSE = 4  # characters a token; a text with more of them than that in its context is counted piece by piece first

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from server.api.prepare import invalid
 from server.api.schema import AllowedTools, ChatBody, NamedTool, Tool
-from server.handle import Tokenizer
+from server.interfaces import Tokenizer
 from server.messages import Constraint, ConstraintKind, Trigger
 from server.model import Loaded
 from server.text.dialect import Dialect

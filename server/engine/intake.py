@@ -9,7 +9,7 @@ from runtime.step import PAGE_SIZE, StepLimits
 from server.engine.blocks import PageList
 from server.engine.request import Request, Sequence, Stage
 from server.engine.sampler import RowState
-from server.handle import RequestError
+from server.interfaces import RequestError
 from server.messages import Embed, SamplingParams, Submit
 
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import msgspec
 
-from server.handle import RequestError
+from server.interfaces import RequestError
 from server.messages import Embed, Embedding, Submit, TokenEvent
 
 CRASH = 1.0

@@ -17,7 +17,7 @@ from server.engine.channel import WorkerChannel
 from server.engine.embed import Embedder
 from server.engine.loop import Engine
 from server.engine.overlap import OverlappedEngine
-from server.handle import LoadError
+from server.interfaces import LoadError
 from server.messages import (
     Abort,
     Damaged,

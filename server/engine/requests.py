@@ -21,7 +21,7 @@ from server.engine.outbox import Outbox
 from server.engine.request import Request, Sequence, Stage
 from server.engine.sampler import Drawn
 from server.engine.scheduler import Scheduler
-from server.handle import RequestError
+from server.interfaces import RequestError
 from server.messages import Abort, Embed, Failed, FinishReason, Submit, TokenEvent, TokenLogprob
 
 

@@ -3,7 +3,7 @@
     STARTING -> READY <-> RESTARTING      READY | RESTARTING -> DRAINING -> STOPPED
 
 The first load may fail, and `start` says why. A model that was ready once is restarted until it is ready again: its files were good, so
-whatever is in the way may pass. Fulfils `server.handle.WorkerHandle`.
+whatever is in the way may pass. Fulfils `server.interfaces.WorkerHandle`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import msgspec
 
 from server.engine.ledger import CRASH, KILLED, Embedded, Generation, assign_blame, next_to_run
 from server.engine.link import Link
-from server.handle import LoadError, Outage, ProgressCallback, RequestError
+from server.interfaces import LoadError, Outage, ProgressCallback, RequestError
 from server.messages import (
     Abort,
     Damaged,

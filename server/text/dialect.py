@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from server.handle import ChatTemplate, Tokenizer
+from server.interfaces import ChatTemplate, Tokenizer
 from server.text import reasoning
 from server.text.infill import Infill
 from server.text.meter import Limits

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from server.handle import Tokenizer
+from server.interfaces import Tokenizer
 
 MARKERS = (  # before the text, before the suffix, before what is to be written
     ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),

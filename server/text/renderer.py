@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from server.handle import ChatTemplate
+from server.interfaces import ChatTemplate
 from server.text.meter import Limits
 from server.text.rendering import SLACK_FACTOR, SLACK_S, TAKEN, Outcome
 from server.text.template import LIMITS, TemplateError, TemplateLimitError

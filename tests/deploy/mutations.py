@@ -22,7 +22,7 @@ from typing import Any
 from deploy.loading.load import load_model
 from deploy.loading.servable import require_servable, silent
 from runtime import flags
-from server.handle import LoadError
+from server.interfaces import LoadError
 from server.messages import Load
 from server.text.template import TemplateError
 from server.text.tokenizer import Tokenizer

@@ -11,7 +11,7 @@ import pytest
 from deploy import demo
 from deploy.inspection import WORKER_BYTES, Inspection, inspect_model, part_of, remedies
 from deploy.machine import _cache_folder
-from server.handle import LoadError
+from server.interfaces import LoadError
 from server.messages import Load
 
 LOAD = Load("demo", str(demo.MODEL), max_batch=4)

@@ -13,7 +13,7 @@ from deploy.loading.locate import locate
 from deploy.loading.tokenizer import load_tokenizer
 from deploy.secrets import hub_token, take_secrets
 from deploy.serve import load_of
-from server.handle import LoadError
+from server.interfaces import LoadError
 from server.state import ModelSpec
 
 PROGRAM = """

@@ -17,7 +17,7 @@ from deploy.loading.locate import locate
 from deploy.loading.tokenizer import load_tokenizer
 from deploy.settings import read_config
 from server.auth import Guard
-from server.handle import LoadError
+from server.interfaces import LoadError
 from server.settings import ServerSettings, SettingsError
 from server.state import StateError, read_state
 

@@ -15,8 +15,8 @@ import openai
 import pytest
 
 from server.app import create_app
-from server.handle import ProgressCallback
 from server.http_server import Server
+from server.interfaces import ProgressCallback
 from server.model import Footprint, Identify, MakeWorker
 from server.null import ByteTokenizer, NullScript, NullWorker
 from server.registry import Registry

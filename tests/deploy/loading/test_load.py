@@ -36,7 +36,7 @@ from runtime.executable import Executable
 from runtime.sections import SectionFile
 from runtime.step import PAGE_SIZE, StepBatch
 from server.engine.process import LoadedModel, engine_of
-from server.handle import LoadError
+from server.interfaces import LoadError
 from server.messages import Embed, Embedding, Failed, FromWorker, Load, SamplingParams, Submit
 from tests.deploy.gguf_files import VOCAB, write_gguf
 

@@ -17,7 +17,7 @@ import pytest
 from deploy import demo
 from deploy.loading import hub
 from deploy.loading.locate import identity_of, locate
-from server.handle import LoadError
+from server.interfaces import LoadError
 
 COMMIT = "a" * 40
 FILES = {

@@ -10,7 +10,7 @@ import pytest
 
 from deploy import demo
 from deploy.loading.tokenizer import load_tokenizer
-from server.handle import LoadError
+from server.interfaces import LoadError
 from tests.deploy.gguf_files import write_gguf
 
 

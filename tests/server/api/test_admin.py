@@ -14,7 +14,7 @@ from compiler.frontend.errors import ConfigError
 from compiler.frontend.nn import WeightFormat
 from compiler.machine.target import NAMED
 from server.api.admin import TargetName, WeightForm
-from server.handle import LoadError
+from server.interfaces import LoadError
 from server.model import Footprint
 from server.null import NullScript
 from server.state import ModelSpec, SavedState

@@ -6,7 +6,7 @@ import time
 import msgspec
 import pytest
 
-from server.handle import LoadError, Outage
+from server.interfaces import LoadError, Outage
 from server.null import NullState
 from server.state import ModelSpec, SavedState
 

@@ -20,7 +20,7 @@ import pytest
 
 from server.engine.null_worker import NullConfig, null_source
 from server.engine.supervisor import Care, Supervisor, WorkerState
-from server.handle import LoadError, RequestError
+from server.interfaces import LoadError, RequestError
 from server.messages import Embed, FinishReason, Load, SamplingParams, Submit
 
 COMMAND = (sys.executable, "-m", "server.engine.null_worker")
