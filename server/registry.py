@@ -46,7 +46,7 @@ from server.model import (
 from server.operations import Operation, Operations, OperationState
 from server.probe import PLAIN, Probe, require_answer
 from server.replacements import Replacements
-from server.resident import resident_bytes
+from server.resident_memory import resident_bytes
 from server.settings import ServerSettings
 from server.state import ModelSpec, SavedState, read_state, write_state
 from server.text.dialect import Dialect

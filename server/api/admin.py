@@ -32,7 +32,7 @@ from server.model import Model, Unloaded
 from server.operations import Operation, OperationReport, OperationState
 from server.probe import PLAIN, Probe
 from server.registry import Registry
-from server.resident import resident_bytes
+from server.resident_memory import resident_bytes
 from server.settings import ServerSettings
 from server.sources import resolve
 from server.state import LEAST_CONTEXT, MOST_SEQUENCES, NAME, NAMED, ModelSpec
