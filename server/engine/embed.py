@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.step import EmbedModel
-from server.engine.fair import FairQueue
+from server.engine.fair_queue import FairQueue
 from server.messages import Abort, Embed, Embedding, Failed, FromWorker, Submit
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from runtime.step import StepLimits
 from server.engine.blocks import BlockPool
-from server.engine.fair import FairQueue
+from server.engine.fair_queue import FairQueue
 from server.engine.pace import Pace
 from server.engine.request import Request, Sequence, Stage
 
