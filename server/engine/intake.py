@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from itertools import chain
 
 from runtime.step import PAGE_SIZE, StepLimits
-from server.engine.blocks import PageList
+from server.engine.page_pool import PageList
 from server.engine.request import Request, Sequence, Stage
 from server.engine.sampler import RowState
 from server.interfaces import RequestError

@@ -7,7 +7,7 @@ from enum import Enum
 
 from runtime.step import PAGE_SIZE
 from server.constraints.matcher import Matcher
-from server.engine.blocks import PageList
+from server.engine.page_pool import PageList
 from server.engine.sampler import RowState
 from server.messages import Embed, FinishReason, Submit, TokenLogprob
 

@@ -16,9 +16,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from runtime.step import StepLimits
-from server.engine.blocks import BlockPool
 from server.engine.fair_queue import FairQueue
 from server.engine.pace import Pace
+from server.engine.page_pool import PagePool
 from server.engine.request import Request, Sequence, Stage
 
 
@@ -56,7 +56,7 @@ class Scheduler:
     def __init__(self, limits: StepLimits) -> None:
         assert limits.max_seqs <= limits.max_tokens, limits
         self.limits = limits
-        self.pool = BlockPool(limits.num_pages)
+        self.pool = PagePool(limits.num_pages)
         self.pace = Pace(limits.max_tokens)
         self.queue: FairQueue[Sequence] = FairQueue()  # waiting, or running with a prompt not yet computed
         self.running: list[Sequence] = []  # in order of rank

@@ -43,7 +43,7 @@ class IntegrityError(AssertionError):
     """The books of the page pool do not balance."""
 
 
-class BlockPool:
+class PagePool:
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages  # page 0 is padding and never handed out
         self._free = list(range(num_pages - 1, 0, -1))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from server.engine.blocks import BlockPool, IntegrityError, PageList
+from server.engine.page_pool import IntegrityError, PageList, PagePool
 
 TEXT = list(range(100))
 
 
-def filled(pool: BlockPool, num_tokens: int, salt: bytes = b"", text: list[int] = TEXT) -> PageList:
+def filled(pool: PagePool, num_tokens: int, salt: bytes = b"", text: list[int] = TEXT) -> PageList:
     held = PageList(salt)
     pool.reuse(held, text, num_tokens)
     assert pool.make_writable(held, len(held.pages) * 16, num_tokens) is not None
@@ -18,14 +18,14 @@ def filled(pool: BlockPool, num_tokens: int, salt: bytes = b"", text: list[int] 
 
 
 def test_page_zero_is_never_handed_out() -> None:
-    pool = BlockPool(5)
+    pool = PagePool(5)
     held = filled(pool, 64)
     assert sorted(held.pages) == [1, 2, 3, 4] and pool.num_available == 0
     assert pool.make_writable(PageList(b""), 0, 1) is None
 
 
 def test_full_pages_are_found_again_and_partial_ones_are_not() -> None:
-    pool = BlockPool(10)
+    pool = PagePool(10)
     first = filled(pool, 40)
     second = PageList(b"")
     assert pool.reuse(second, TEXT, 99) == 32
@@ -36,14 +36,14 @@ def test_full_pages_are_found_again_and_partial_ones_are_not() -> None:
 
 
 def test_salts_and_beginnings_separate() -> None:
-    pool = BlockPool(20)
+    pool = PagePool(20)
     filled(pool, 48)
     assert pool.reuse(PageList(b"other"), TEXT, 48) == 0
     assert pool.reuse(PageList(b""), [99, *TEXT[1:]], 48) == 0, "the first page differs, so none matches"
 
 
 def test_least_recently_used_goes_first_and_the_end_of_a_chain_before_its_beginning() -> None:
-    pool = BlockPool(7)
+    pool = PagePool(7)
     old, new = filled(pool, 48), filled(pool, 48, b"new")
     pool.release(old)
     pool.release(new)
@@ -56,7 +56,7 @@ def test_least_recently_used_goes_first_and_the_end_of_a_chain_before_its_beginn
 
 
 def test_a_shared_page_is_copied_before_it_is_written() -> None:
-    pool = BlockPool(10)
+    pool = PagePool(10)
     leader, follower = filled(pool, 20), PageList(b"")
     pool.fork(leader, follower, 20)
     assert follower.pages == leader.pages
@@ -67,7 +67,7 @@ def test_a_shared_page_is_copied_before_it_is_written() -> None:
 
 
 def test_a_published_page_is_copied_even_if_nobody_else_holds_it() -> None:
-    pool = BlockPool(10)
+    pool = PagePool(10)
     held = filled(pool, 32)
     source = held.pages[1]
     assert pool.make_writable(held, 31, 33) == [(source, held.pages[1])]
@@ -75,7 +75,7 @@ def test_a_published_page_is_copied_even_if_nobody_else_holds_it() -> None:
 
 
 def test_what_is_short_is_refused_without_a_trace() -> None:
-    pool = BlockPool(4)
+    pool = PagePool(4)
     leader, follower = filled(pool, 40), PageList(b"")
     pool.fork(leader, follower, 40)
     before = list(follower.pages)
@@ -85,7 +85,7 @@ def test_what_is_short_is_refused_without_a_trace() -> None:
 
 
 def test_the_books_notice() -> None:
-    pool = BlockPool(6)
+    pool = PagePool(6)
     held = filled(pool, 20)
     with pytest.raises(IntegrityError, match="holders"):
         pool.check_integrity([])
