@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from deploy.loading.servable import Progress, Servable, require_servable
 from server.engine.loop import Engine
-from server.engine.process import LoadedModel
+from server.engine.worker import LoadedModel
 from server.interfaces import LoadError, RequestError
 from server.messages import Failed, FromWorker, Load, SamplingParams, Submit, Tokens
 from server.text.detokenize import Detokenizer, StopRules

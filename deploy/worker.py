@@ -7,7 +7,7 @@ import gc
 import sys
 
 from deploy.loading.load import load_model
-from server.engine.process import serve_worker
+from server.engine.worker import serve_worker
 from server.threads import switch_often
 
 

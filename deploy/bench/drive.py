@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 from deploy.serve import serve
 from server.engine.overlap import OverlappedEngine
-from server.engine.process import LoadedModel
+from server.engine.worker import LoadedModel
 from server.messages import Failed, FromWorker, SamplingParams, Submit, Tokens
 from server.registry import Registry
 from server.settings import ServerSettings

@@ -27,7 +27,7 @@ from deploy.bench.synthetic import SHAPES
 from deploy.loading.load import load_model
 from deploy.loading.serving import CompiledModel
 from runtime.step import PAGE_SIZE, StepBatch, StepLimits
-from server.engine.process import LoadedModel
+from server.engine.worker import LoadedModel
 from server.messages import Load
 from server.state import ModelSpec
 

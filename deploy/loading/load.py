@@ -18,7 +18,7 @@ from deploy.verification import damage_of
 from runtime.memory import MemoryAccount
 from runtime.session import Session
 from runtime.step import PAGE_SIZE
-from server.engine.process import LoadedModel
+from server.engine.worker import LoadedModel
 from server.interfaces import LoadError
 from server.messages import Load, Ready
 

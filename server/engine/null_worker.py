@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from runtime.device.null import LogitsOf, NullEmbedModel, NullModel, StepTime, hashed_logits, scripted_logits
 from runtime.step import PAGE_SIZE, EmbedLimits, StepLimits
-from server.engine.process import LoadedModel, ProgressFn, serve_worker
+from server.engine.worker import LoadedModel, ProgressFn, serve_worker
 from server.interfaces import LoadError
 from server.messages import Load, Ready
 

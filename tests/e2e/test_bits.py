@@ -16,7 +16,7 @@ from runtime import flags
 from runtime.step import StepLimits, StepModel
 from server.constraints.compiler import ConstraintCompiler
 from server.engine.overlap import OverlappedEngine
-from server.engine.process import LoadedModel
+from server.engine.worker import LoadedModel
 from server.messages import Constraint, ConstraintKind, FromWorker, Load, SamplingParams, Submit, TokenLogprob, Tokens
 
 pytestmark = pytest.mark.xdist_group("bits of the demo")  # both models are compiled and asked once

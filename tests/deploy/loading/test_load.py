@@ -35,7 +35,7 @@ from deploy.verification import damage_of
 from runtime.executable import Executable
 from runtime.sections import SectionFile
 from runtime.step import PAGE_SIZE, StepBatch
-from server.engine.process import LoadedModel, engine_of
+from server.engine.worker import LoadedModel, engine_of
 from server.interfaces import LoadError
 from server.messages import Embed, Embedding, Failed, FromWorker, Load, SamplingParams, Submit
 from tests.deploy.gguf_files import VOCAB, write_gguf

@@ -445,7 +445,7 @@ def test_a_process_that_cannot_be_started_is_tried_again(monkeypatch) -> None:
 ODD_WORKER = """
 import pathlib, socket, sys, time
 from server.engine.null_worker import build_null
-from server.engine.process import serve_worker
+from server.engine.worker import serve_worker
 what, starts, fd = sys.argv[1], pathlib.Path(sys.argv[2]), int(sys.argv[3])
 starts.write_text(starts.read_text() + "x")
 if starts.read_text() == "xx":

@@ -22,7 +22,7 @@ from server.engine.channel import (
     frame,
     payload_bytes,
 )
-from server.engine.process import RECEIVE_S, LoadedModel, Worker
+from server.engine.worker import RECEIVE_S, LoadedModel, Worker
 from server.messages import (
     Abort,
     Drain,
