@@ -19,7 +19,7 @@ from typing import assert_never
 import msgspec
 
 from server.engine.ledger import CRASH, KILLED, Embedded, Generation, assign_blame, next_to_run
-from server.engine.link import Link
+from server.engine.worker_process import WorkerProcess
 from server.interfaces import LoadError, Outage, ProgressCallback, RequestError
 from server.messages import (
     Abort,
@@ -91,8 +91,8 @@ class Supervisor:
         self._progress = progress
         self._care = care or Care()
         self._jobs: dict[str, Generation | Embedded] = {}
-        self._link: Link | None = None
-        self._loading: Link | None = None
+        self._worker: WorkerProcess | None = None
+        self._loading: WorkerProcess | None = None
         self._ready_s = 0.0
         self._tasks: list[asyncio.Task[None]] = []
         self._silent_ticks = 0
@@ -101,8 +101,8 @@ class Supervisor:
     @property
     def pid(self) -> int | None:
         """Of the worker that serves, or else of the one that loads."""
-        link = self._link or self._loading
-        return None if link is None else link.pid
+        worker = self._worker or self._loading
+        return None if worker is None else worker.pid
 
     async def start(self) -> Ready:
         """Raises LoadError, after which nothing is left of the worker."""
@@ -134,8 +134,8 @@ class Supervisor:
         job = self._jobs.get(request_id)
         if isinstance(job, Generation) and choice not in job.finished:
             job.drop(choice)
-            if job.in_worker and self._link is not None:
-                self._link.send(Abort(request_id, choice))
+            if job.in_worker and self._worker is not None:
+                self._worker.send(Abort(request_id, choice))
             if job.is_finished:
                 self._let_go(request_id, job)
 
@@ -152,7 +152,7 @@ class Supervisor:
         if self.state in (WorkerState.READY, WorkerState.RESTARTING):
             self.state = WorkerState.DRAINING
             self._hand_over()
-            if self._link is not None or not self._is_over:
+            if self._worker is not None or not self._is_over:
                 await asyncio.wait(self._tasks[:1], timeout=timeout_s)
         await self.stop()
 
@@ -161,9 +161,9 @@ class Supervisor:
         if was is WorkerState.STOPPED:
             return
         self._fail_all(RequestError("shutting_down", f"the model {self._load.name} is being unloaded"))
-        if self._link is not None:
-            self._link.send(Shutdown())
-            await self._link.close(self._care.stop_s)
+        if self._worker is not None:
+            self._worker.send(Shutdown())
+            await self._worker.close(self._care.stop_s)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -185,8 +185,8 @@ class Supervisor:
     def _leave(self, request_id: str, job: Generation | Embedded) -> None:
         if self._jobs.get(request_id) is not job:
             return  # it had ended
-        if job.in_worker and self._link is not None:
-            self._link.send(Abort(request_id))
+        if job.in_worker and self._worker is not None:
+            self._worker.send(Abort(request_id))
         self._let_go(request_id, job)
 
     def _let_go(self, request_id: str, job: Generation | Embedded) -> None:
@@ -197,13 +197,13 @@ class Supervisor:
 
     def _hand_over(self) -> None:
         """Submit what may run now."""
-        if self._link is None:
+        if self._worker is None:
             return  # after the restart
         for job in next_to_run(self._jobs.values()):
             job.in_worker = True
-            self._link.send(job.message())
+            self._worker.send(job.message())
         if self.state is WorkerState.DRAINING and all(job.in_worker for job in self._jobs.values()):
-            self._link.send(Drain())
+            self._worker.send(Drain())
 
     def _fail_all(self, error: RequestError) -> None:
         for job in self._jobs.values():
@@ -214,55 +214,55 @@ class Supervisor:
     async def _launch(self, silence_s: float | None = None) -> Ready:
         """Start a process and load the model in it. Raises LoadError, also if the load makes no progress for `silence_s`."""
         try:
-            link = self._loading = await Link.open(self._command)
+            worker = self._loading = await WorkerProcess.open(self._command)
         except (OSError, RuntimeError, MemoryError) as error:
             raise LoadError("load_failed", f"the worker could not be started: {error or type(error).__name__}") from error
         try:
-            link.send(self._load)
+            worker.send(self._load)
             while True:
                 async with asyncio.timeout(silence_s):
-                    message = await link.receive()
+                    message = await worker.receive()
                 match message:
                     case Progress():
                         self._progress(message)
                     case Ready():
-                        link.is_up()
-                        self._link = link
+                        worker.is_up()
+                        self._worker = worker
                         self._ready_s = time.monotonic()
                         self._load = msgspec.structs.replace(self._load, restart=True)
                         return message
                     case LoadFailed():
                         raise LoadError(message.code, message.message, message.required_bytes, message.free_bytes)
                     case _:
-                        how = await link.close(self._care.stop_s)
+                        how = await worker.close(self._care.stop_s)
                         text = f"the worker ended while loading: {how}; see its log"
-                        raise EndedWhileLoading(text, from_outside=link.ended_from_outside)
+                        raise EndedWhileLoading(text, from_outside=worker.ended_from_outside)
         except TimeoutError:
             raise LoadError("load_failed", f"the worker's load made no progress for {silence_s:g} s") from None
         finally:
             self._loading = None
-            if self._link is not link:
-                link.kill()
-                await link.close(self._care.stop_s)
+            if self._worker is not worker:
+                worker.kill()
+                await worker.close(self._care.stop_s)
 
     async def _supervise(self) -> None:
-        while self._link is not None:
-            while (message := await self._link.receive()) is not None:
+        while self._worker is not None:
+            while (message := await self._worker.receive()) is not None:
                 self._silent_ticks = 0
                 self._heed(message)
-            link, self._link = self._link, None
+            worker, self._worker = self._worker, None
             if self.state is WorkerState.READY:
                 self.state = WorkerState.RESTARTING
             self.outage = Outage(time.monotonic(), self._care.patience_s)
-            how = await link.close(self._care.stop_s)
+            how = await worker.close(self._care.stop_s)
             if self._is_over:
                 return
-            log.warning("%s: worker %d died (%s) with %d requests", self._load.name, link.pid, how, len(self._jobs))
+            log.warning("%s: worker %d died (%s) with %d requests", self._load.name, worker.pid, how, len(self._jobs))
             self.resubmitted += sum(job.in_worker for job in self._jobs.values())
-            guilty = assign_blame(self._jobs.values(), KILLED if link.ended_from_outside else CRASH)
+            guilty = assign_blame(self._jobs.values(), KILLED if worker.ended_from_outside else CRASH)
             if guilty is not None:
                 self._quarantine(guilty, how)
-            await self._restart(self.outage, killed=link.ended_from_outside)
+            await self._restart(self.outage, killed=worker.ended_from_outside)
             self._hand_over()
 
     async def _restart(self, outage: Outage, *, killed: bool) -> None:
@@ -313,14 +313,14 @@ class Supervisor:
         num_looks = 8
         while True:
             await asyncio.sleep(self._care.stall_s / num_looks)
-            if self._link is None or not any(job.in_worker for job in self._jobs.values()):
+            if self._worker is None or not any(job.in_worker for job in self._jobs.values()):
                 self._silent_ticks = 0
                 continue
             self._silent_ticks += 1
             if self._silent_ticks > num_looks:
-                log.warning("%s: worker %d was silent for %g s", self._load.name, self._link.pid, self._care.stall_s)
+                log.warning("%s: worker %d was silent for %g s", self._load.name, self._worker.pid, self._care.stall_s)
                 self._silent_ticks = 0
-                self._link.kill()
+                self._worker.kill()
 
     def _heed(self, message: FromWorker) -> None:
         match message:
@@ -349,8 +349,8 @@ class Supervisor:
             case Damaged():
                 log.error("%s: %s; worker %s served from it and is replaced", self._load.name, message.fault, self.pid)
                 self._load = msgspec.structs.replace(self._load, verify=True)
-                if self._link is not None:
-                    self._link.kill(is_blameless=True)
+                if self._worker is not None:
+                    self._worker.kill(is_blameless=True)
             case Stats():
                 self.stats = message
             case Progress() | Ready() | LoadFailed():

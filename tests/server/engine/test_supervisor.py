@@ -353,7 +353,7 @@ def processes(monkeypatch) -> list[asyncio.subprocess.Process]:
         started.append(await original(*command, **kwargs))
         return started[-1]
 
-    monkeypatch.setattr("server.engine.link.asyncio.create_subprocess_exec", start)
+    monkeypatch.setattr("server.engine.worker_process.asyncio.create_subprocess_exec", start)
     return started
 
 
@@ -431,7 +431,7 @@ def test_a_process_that_cannot_be_started_is_tried_again(monkeypatch) -> None:
         expected = await undisturbed(some)
         async with worker(care=Care(first_delay_s=0.001, longest_delay_s=0.01)) as supervisor:
             streams = asyncio.gather(*(collect(supervisor, submit) for submit in some))
-            monkeypatch.setattr("server.engine.link.asyncio.create_subprocess_exec", start)
+            monkeypatch.setattr("server.engine.worker_process.asyncio.create_subprocess_exec", start)
             os.kill(supervisor.pid, signal.SIGKILL)
             assert await streams == expected
             assert faults == []

@@ -1,4 +1,4 @@
-"""One worker process and the socket to it, seen from the front. A new process is a new link."""
+"""One worker process and the socket to it, seen from the front. A restart makes a new one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 GUARD_S = 0.5  # between looks at a process that loads
 
 
-class Link:
+class WorkerProcess:
     def __init__(
         self,
         process: asyncio.subprocess.Process,
@@ -38,7 +38,7 @@ class Link:
         self._sending = asyncio.create_task(self._send_all())
 
     @staticmethod
-    async def open(command: Sequence[str]) -> Link:
+    async def open(command: Sequence[str]) -> WorkerProcess:
         """Start `command` with the number of an open socket to this process as its last argument. A pair of sockets has no name in the
         file system: nothing is left when this process is killed. Raises what keeps a process from starting: OSError, or RuntimeError and
         MemoryError where no thread can be had that waits for its end."""
@@ -57,7 +57,7 @@ class Link:
                 process.kill()
                 await process.wait()
             raise
-        return Link(process, reader, writer)
+        return WorkerProcess(process, reader, writer)
 
     def send(self, message: FromFront) -> None:
         self._outbox.append(message)
