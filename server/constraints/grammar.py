@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from server.constraints.line import Line
 from server.constraints.matcher import ConstraintError, ConstraintLost, ConstraintTooHeavy
+from server.constraints.process_socket import ProcessSocket
 from server.constraints.retries import Retries
 from server.constraints.turns import Turns
 from server.constraints.wire import Source, Tell, Terms, framed
@@ -25,7 +25,7 @@ class Grammar:
         self._zygote = zygote
         self._turns = turns
         self._on_compiled = on_compiled
-        self._line: Line | None = None
+        self._socket: ProcessSocket | None = None
         self.is_compiled = False
         self._retries = Retries()
 
@@ -38,54 +38,54 @@ class Grammar:
                 pass
         except ConstraintError as error:
             self.error = error
-            self._line = None
+            self._socket = None
             self._turns.give_back(self)
             raise
         return self.is_compiled
 
-    def open_line(self) -> Line | None:
+    def open_child(self) -> ProcessSocket | None:
         """To a new process for a sequence; None while the grammar is being compiled. Raises ConstraintError."""
-        if self.is_compiled and self._line is not None and self._line.has_ended:
+        if self.is_compiled and self._socket is not None and self._socket.has_ended:
             self.compile_again()
-        return self._line.open_line(self.terms.vocab_size) if self.poll() and self._line is not None else None
+        return self._socket.open_child(self.terms.vocab_size) if self.poll() and self._socket is not None else None
 
     def compile_again(self) -> None:
-        self._line = None
+        self._socket = None
         self.is_compiled = False
 
     def _proceed(self) -> bool:
         """One step towards being compiled; False if it must be waited for."""
-        line = self._line
-        if line is None:
+        socket = self._socket
+        if socket is None:
             if not self._retries.is_due or not self._turns.take(self):
                 return False
-            self._line = line = self._zygote.open_line()
-            line.send(framed(msgspec.msgpack.encode(self.source)))
-        if line.receive(0.0):
-            self._hear(line)
+            self._socket = socket = self._zygote.open_child()
+            socket.send(framed(msgspec.msgpack.encode(self.source)))
+        if socket.receive(0.0):
+            self._hear(socket)
             return True
-        if line.is_stalled:
-            if line.pid is None:
+        if socket.is_stalled:
+            if socket.pid is None:
                 self._zygote.kill()  # it did not fork: so it is the one that is stopped
             self._lose(ConstraintLost("its process was stopped; try again"))
         return False
 
-    def _hear(self, line: Line) -> None:
-        if line.tell is Tell.COMPILED:
-            self.memory_bytes = line.number << 10
+    def _hear(self, socket: ProcessSocket) -> None:
+        if socket.tell is Tell.COMPILED:
+            self.memory_bytes = socket.number << 10
             self.is_compiled = True
             self._retries.answered()
             self._turns.give_back(self)
             self._on_compiled(self)
             return
-        if line.tell is Tell.TOO_SLOW:
+        if socket.tell is Tell.TOO_SLOW:
             raise ConstraintTooHeavy(f"compiling the {self.source.kind} took more than {self.terms.compile_s:g} s of CPU time: simplify it")
-        error = line.error(self.terms)
-        assert error is not None, line.tell
-        if line.tell is not Tell.ENDED:
+        error = socket.error(self.terms)
+        assert error is not None, socket.tell
+        if socket.tell is not Tell.ENDED:
             raise error
         self._lose(error)
 
     def _lose(self, error: ConstraintError) -> None:
-        self._line = None
+        self._socket = None
         self._retries.lost(error)

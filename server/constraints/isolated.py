@@ -8,8 +8,8 @@ from contextlib import suppress
 from typing import Literal
 
 from server.constraints.grammar import Grammar
-from server.constraints.line import Line
 from server.constraints.matcher import LATE, ConstraintError, ConstraintLost, Late, Mask, Matcher
+from server.constraints.process_socket import ProcessSocket
 from server.constraints.retries import Retries
 from server.constraints.wire import Ask, Tell, question
 
@@ -23,7 +23,7 @@ class IsolatedMatcher(Matcher):
     def __init__(self, grammar: Grammar, token_ids: Sequence[int] = ()) -> None:
         self.refused: list[int] = []  # the last tokens given, from the first on that the grammar does not take
         self._grammar = grammar
-        self._line: Line | None = None
+        self._socket: ProcessSocket | None = None
         self._retries = Retries()
         self._token_ids = list(token_ids)
         self._num_sent = 0  # of them, to the present process
@@ -53,7 +53,7 @@ class IsolatedMatcher(Matcher):
 
     def poll(self) -> bool:
         if self._asked is None:
-            return self._line is not None or self._grammar.poll()
+            return self._socket is not None or self._grammar.poll()
         self._wait(0.0)
         return not self.is_late
 
@@ -68,7 +68,7 @@ class IsolatedMatcher(Matcher):
     def mask(self) -> Mask | Literal[Late.LATE]:
         self.prefetch_mask()
         self._wait()
-        return self._line.mask if self._has_mask and self._line is not None else LATE
+        return self._socket.mask if self._has_mask and self._socket is not None else LATE
 
     def advance(self, token_ids: Sequence[int]) -> None:
         if self._prefetched == list(token_ids):
@@ -108,14 +108,14 @@ class IsolatedMatcher(Matcher):
 
     def _put(self) -> None:
         """Hand the open question to the process, or to a new one."""
-        if self._line is None:
+        if self._socket is None:
             if not self._retries.is_due:
                 return
-            self._line = self._grammar.open_line()
+            self._socket = self._grammar.open_child()
             self._num_sent, self._is_put, self._comes_mask = 0, False, False
-        if self._line is not None and not self._is_put:
+        if self._socket is not None and not self._is_put:
             assert self._asked is not None
-            self._line.send(question(self._asked, self._token_ids[self._num_sent :]))
+            self._socket.send(question(self._asked, self._token_ids[self._num_sent :]))
             self._num_sent = len(self._token_ids)
             self._is_put = True
 
@@ -124,31 +124,31 @@ class IsolatedMatcher(Matcher):
     def _wait(self, patience_s: float | None = None) -> None:
         while self._asked is not None:
             self._put()
-            line = self._line
-            if line is None:
+            socket = self._socket
+            if socket is None:
                 return  # the grammar is being compiled, or a lost process not yet replaced
-            if not line.receive(max(self._give_way_s - time.monotonic(), 0.0) if patience_s is None else patience_s):
-                if line.is_stalled:
-                    if line.pid is None:
+            if not socket.receive(max(self._give_way_s - time.monotonic(), 0.0) if patience_s is None else patience_s):
+                if socket.is_stalled:
+                    if socket.pid is None:
                         self._grammar.compile_again()  # its process did not fork: so it is the one that is stopped
                     self._lose(ConstraintLost("its process was stopped; try again"))
                 return
-            if line.tell is Tell.ENDED:
-                error = line.error(self._grammar.terms)
+            if socket.tell is Tell.ENDED:
+                error = socket.error(self._grammar.terms)
                 assert error is not None
                 self._lose(error)
             else:
-                self._hear(line)
+                self._hear(socket)
 
-    def _hear(self, line: Line) -> None:
-        if (error := line.error(self._grammar.terms)) is not None:
+    def _hear(self, socket: ProcessSocket) -> None:
+        if (error := socket.error(self._grammar.terms)) is not None:
             raise error
-        is_slow = line.took_s > self._grammar.terms.slow_s
-        answered = Ask.MASK if line.tell is Tell.MASK else Ask.STATE
+        is_slow = socket.took_s > self._grammar.terms.slow_s
+        answered = Ask.MASK if socket.tell is Tell.MASK else Ask.STATE
         self._is_slow[answered] = is_slow
         if answered is Ask.STATE:
-            self._is_complete, self._forced = line.tell is Tell.COMPLETE, line.token_ids
-            self.refused = self._token_ids[len(self._token_ids) - line.number :] if line.number else []
+            self._is_complete, self._forced = socket.tell is Tell.COMPLETE, socket.token_ids
+            self.refused = self._token_ids[len(self._token_ids) - socket.number :] if socket.number else []
             self._comes_mask = not (self._is_complete or self._forced or self.refused)
         else:
             self._comes_mask = False
@@ -160,5 +160,5 @@ class IsolatedMatcher(Matcher):
             raise ConstraintError("it does not allow the tokens that were drawn before")
 
     def _lose(self, error: ConstraintError) -> None:
-        self._line = None
+        self._socket = None
         self._retries.lost(error)

@@ -11,8 +11,8 @@ from contextlib import suppress
 
 import msgspec
 
-from server.constraints.line import Line
 from server.constraints.matcher import ConstraintLost
+from server.constraints.process_socket import ProcessSocket
 from server.constraints.wire import Terms
 
 COMMAND = (sys.executable, "-P", "-m", "server.constraints.process")
@@ -26,27 +26,27 @@ class Zygote:
         # Starting a process takes milliseconds, and the kernel ends the zygote with the thread that started it.
         self._starter = ThreadPoolExecutor(1, thread_name_prefix="zygote")
         self._process: subprocess.Popen[bytes] | None = None
-        self._line: Line | None = None
+        self._socket: ProcessSocket | None = None
         self._is_closed = False
 
     def start(self) -> None:
-        if self._line is not None and self._line.has_ended:
+        if self._socket is not None and self._socket.has_ended:
             self.kill()
-        if self._line is None and not self._is_closed:
+        if self._socket is None and not self._is_closed:
             near, far = socket.socketpair()
-            self._line = Line(near)
-            self._starter.submit(self._start, far, self._line)
+            self._socket = ProcessSocket(near)
+            self._starter.submit(self._start, far, self._socket)
 
-    def open_line(self) -> Line:
+    def open_child(self) -> ProcessSocket:
         """To a new child."""
         self.start()
-        if self._line is None:
+        if self._socket is None:
             raise ConstraintLost("the model is being unloaded")
-        return self._line.open_line()
+        return self._socket.open_child()
 
     def kill(self) -> None:
-        """With all that came of it; the next line starts another."""
-        process, self._process, self._line = self._process, None, None
+        """With all that came of it; the next child starts another."""
+        process, self._process, self._socket = self._process, None, None
         if process is not None:
             process.kill()
             process.wait()
@@ -59,9 +59,9 @@ class Zygote:
         self.kill()
         os.close(self._terms_fd)
 
-    def _start(self, far: socket.socket, line: Line) -> None:
+    def _start(self, far: socket.socket, own: ProcessSocket) -> None:
         arguments = str(self._terms_fd), str(os.getpid())
-        with far, suppress(OSError):  # where no process can be started, the line ends at once
+        with far, suppress(OSError):  # where no process can be started, the socket has ended at once
             # In a group of its own: a signal from the terminal is for the server.
             self._process = subprocess.Popen((*COMMAND, *arguments), stdin=far.fileno(), pass_fds=[self._terms_fd], process_group=0)
-            line.pid = self._process.pid
+            own.pid = self._process.pid

@@ -40,7 +40,7 @@ def allowed_by(mask: Mask) -> list[int]:
 
 def zygote_of(compiler: ConstraintCompiler) -> int:
     compiler.warm()
-    line = compiler._zygote._line
+    line = compiler._zygote._socket
     assert line is not None
     wait_until(lambda: line.pid is not None)
     assert line.pid is not None

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, models
 
 from server.constraints.compiler import ConstraintCompiler
 from server.constraints.isolated import IsolatedMatcher
-from server.constraints.line import Line
+from server.constraints.process_socket import ProcessSocket
 from server.constraints.sources import grammar_of
 from server.constraints.turns import Turns
 from server.constraints.wire import Ask, Source, Tell, write_answer
@@ -105,16 +105,18 @@ def test_what_is_forced_is_asked_for_once(constraints, monkeypatch) -> None:
 @ENGINES
 def test_late_answers_change_no_token(rig, constraints, random_submits, monkeypatch, engine) -> None:
     rng = random.Random(8)
-    receive = Line.receive
+    receive = ProcessSocket.receive
 
     def constrained(submit: Submit) -> Submit:
         constraint = None if submit.params.constraint is None else rng.choice(CONSTRAINTS)
         return msgspec.structs.replace(submit, params=msgspec.structs.replace(submit.params, constraint=constraint))
 
     submits = [constrained(submit) for submit in random_submits(50, 5)]
-    monkeypatch.setattr(Line, "receive", lambda self, patience_s: receive(self, 60.0 if patience_s else 0.0))
+    monkeypatch.setattr(ProcessSocket, "receive", lambda self, patience_s: receive(self, 60.0 if patience_s else 0.0))
     expected = rig(constraints=constraints).run(submits)
-    monkeypatch.setattr(Line, "receive", lambda self, patience_s: rng.random() < 0.5 and receive(self, 60.0 if patience_s else 0.0))
+    monkeypatch.setattr(
+        ProcessSocket, "receive", lambda self, patience_s: rng.random() < 0.5 and receive(self, 60.0 if patience_s else 0.0)
+    )
     one = rig(engine, constraints=constraints)
     set_aside, num_late = one.engine._requests.set_aside, []
     monkeypatch.setattr(one.engine._requests, "set_aside", lambda seq: (num_late.append(seq), set_aside(seq)))
@@ -180,9 +182,9 @@ def test_slow_masks_are_not_waited_for(monkeypatch) -> None:
     monkeypatch.setattr("server.constraints.isolated.PATIENCE_S", 1000.0)
     near, far = socket.socketpair()
     with far:
-        line = Line(near)
+        line = ProcessSocket(near)
         terms = SimpleNamespace(slow_s=0.02, vocab_size=0)
-        matcher = IsolatedMatcher(SimpleNamespace(open_line=lambda: line, terms=terms))
+        matcher = IsolatedMatcher(SimpleNamespace(open_child=lambda: line, terms=terms))
         for mask_s, is_next_waited_for in ((0.5, False), (0.01, True)):
             write_answer(far, Tell.MASK, took_s=mask_s)
             write_answer(far, Tell.GOES_ON)

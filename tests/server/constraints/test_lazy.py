@@ -15,8 +15,8 @@ from tokenizers import Tokenizer
 from runtime.device.null import hashed_logits
 from runtime.step import StepLimits
 from server.constraints.lazy import LazyMatcher
-from server.constraints.line import Line
 from server.constraints.offers import Choice
+from server.constraints.process_socket import ProcessSocket
 from server.engine.loop import Engine
 from server.engine.overlap import OverlappedEngine
 from server.messages import Constraint, ConstraintKind, FinishReason, SamplingParams, Submit, Trigger
@@ -215,11 +215,13 @@ def test_what_is_taken_back_is_nowhere(rig, tokenizer, constraints, engine) -> N
 
 @pytest.mark.parametrize("engine", [Engine, OverlappedEngine])
 def test_late_answers_change_no_token(rig, tokenizer, constraints, monkeypatch, engine) -> None:
-    rng, receive = random.Random(4), Line.receive
+    rng, receive = random.Random(4), ProcessSocket.receive
     submits = [submit_of((CALL, offering(tokenizer))[seed % 2], seed) for seed in range(8)]
-    monkeypatch.setattr(Line, "receive", lambda self, patience_s: receive(self, 60.0 if patience_s else 0.0))
+    monkeypatch.setattr(ProcessSocket, "receive", lambda self, patience_s: receive(self, 60.0 if patience_s else 0.0))
     whole = rig(constraints=constraints, logits_of=eager).run(submits)
-    monkeypatch.setattr(Line, "receive", lambda self, patience_s: rng.random() < 0.5 and receive(self, 60.0 if patience_s else 0.0))
+    monkeypatch.setattr(
+        ProcessSocket, "receive", lambda self, patience_s: rng.random() < 0.5 and receive(self, 60.0 if patience_s else 0.0)
+    )
     one = rig(engine, constraints=constraints, logits_of=eager)
     assert one.run(submits) == whole and not one.failed
     resumed = []

@@ -14,8 +14,8 @@ import pytest
 
 from server.constraints.compiler import ConstraintCompiler
 from server.constraints.grammar import Grammar
-from server.constraints.line import Line
 from server.constraints.matcher import ConstraintLost
+from server.constraints.process_socket import ProcessSocket
 from server.engine.loop import Engine
 from server.engine.overlap import OverlappedEngine
 from server.messages import Abort, Constraint, ConstraintKind, SamplingParams, Submit, Trigger
@@ -50,7 +50,7 @@ SUBMITS = [submit_of("list", LIST), submit_of("other", OTHER), submit_of("offer"
 
 @pytest.fixture
 def quick_looks(monkeypatch) -> None:
-    monkeypatch.setattr("server.constraints.line.LOOK_S", 0.02)
+    monkeypatch.setattr("server.constraints.process_socket.LOOK_S", 0.02)
 
 
 def levels_of(compiler: ConstraintCompiler) -> dict[str, list[int]]:
@@ -126,7 +126,7 @@ def test_what_is_only_offered_is_held_to_after_a_loss(rig, compiler, tokenizer) 
     hit(processes_of(constraints), signal.SIGKILL)
     before = matcher._begun
     assert before is not None
-    wait_until(lambda: before._grammar._line.has_ended)
+    wait_until(lambda: before._grammar._socket.has_ended)
     one.engine.step()
     assert matcher._begun is before
 
@@ -139,17 +139,17 @@ def test_who_is_lost_again_and_again_fails_alone(rig, compiler, monkeypatch, eng
     constraints = compiler()
     one = rig(engine, constraints=constraints)
     one.run([submit_of("first", LIST)])
-    open_line = Grammar.open_line
+    open_child = Grammar.open_child
 
-    def open_doomed(grammar: Grammar) -> Line | None:
-        line = open_line(grammar)
+    def open_doomed(grammar: Grammar) -> ProcessSocket | None:
+        line = open_child(grammar)
         if line is not None:
             wait_until(lambda: line.receive(0.0) or line.pid is not None)
             hit([line.pid], number)
         return line
 
     with monkeypatch.context() as patch:
-        patch.setattr(Grammar, "open_line", open_doomed)
+        patch.setattr(Grammar, "open_child", open_doomed)
         one.run([submit_of("lost", LIST), submit_of("plain", None)])
     assert one.failed["lost"].code == code and number.name in one.failed["lost"].message
     assert len(one.outcomes["plain", 0].token_ids) == 40
@@ -176,7 +176,7 @@ def test_a_grammar_that_was_lost_while_nobody_used_it_is_compiled_again(compiler
 
 def test_a_budget_is_no_matter_of_other_processes(compiler, monkeypatch) -> None:
     """A clock of the wall would fail who has to wait for the processor."""
-    monkeypatch.setattr("server.constraints.line.LOOK_S", 1000.0)
+    monkeypatch.setattr("server.constraints.process_socket.LOOK_S", 1000.0)
     one = compiler()
     matcher = matcher_of(one, LIST)
     token_id = allowed_by(mask_of(matcher))[0]

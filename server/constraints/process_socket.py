@@ -23,10 +23,10 @@ BY_SIGNAL = {signal.SIGPROF: Tell.TOO_SLOW, signal.SIGABRT: Tell.TOO_LARGE}  # t
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 
 
-class Line:
+class ProcessSocket:
     """Closed with the last reference to it; the process then ends, too."""
 
-    def __init__(self, sock: socket.socket, parent: Line | None = None, vocab_size: int = 0) -> None:
+    def __init__(self, sock: socket.socket, parent: ProcessSocket | None = None, vocab_size: int = 0) -> None:
         self.tell = Tell.ENDED
         self.number = 0
         self.took_s = 0.0
@@ -69,7 +69,7 @@ class Line:
         self._stall.begin()
         self._flush()
 
-    def open_line(self, vocab_size: int = 0) -> Self:
+    def open_child(self, vocab_size: int = 0) -> Self:
         """To a new child of this process. Where the process cannot be reached, the new line has ended at once."""
         near, far = socket.socketpair()
         with far, suppress(OSError):
