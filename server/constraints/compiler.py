@@ -12,7 +12,7 @@ from server.constraints.isolated import IsolatedMatcher
 from server.constraints.lazy import LazyMatcher
 from server.constraints.matcher import ConstraintError, Matcher
 from server.constraints.turns import Turns
-from server.constraints.wire import Source, Terms
+from server.constraints.wire import GrammarSettings, Source
 from server.constraints.zygote import Zygote
 from server.messages import Constraint
 
@@ -37,7 +37,7 @@ class ConstraintCompiler:
 
     def __init__(self, tokenizer_json: str, *, eos_ids: Sequence[int], vocab_size: int, limits: ConstraintLimits | None = None) -> None:
         self.limits = limits or ConstraintLimits()
-        self._terms = Terms(
+        self._settings = GrammarSettings(
             list(eos_ids),
             vocab_size,
             grammar_size=self.limits.grammar_size,
@@ -48,7 +48,7 @@ class ConstraintCompiler:
             excess_s=self.limits.excess_s,
             memory_bytes=self.limits.memory_bytes,
         )
-        self._zygote = Zygote(self._terms, tokenizer_json)
+        self._zygote = Zygote(self._settings, tokenizer_json)
         self._turns = Turns(self.limits.num_compiling)
         self._grammars: weakref.WeakValueDictionary[Source, Grammar] = weakref.WeakValueDictionary()  # all that are in use
         self._cached: OrderedDict[Source, Grammar] = OrderedDict()  # those used last, which stay
@@ -63,7 +63,7 @@ class ConstraintCompiler:
         if constraint.trigger is None:
             return IsolatedMatcher(grammar, token_ids)
         grammars = [grammar, self._grammar(constraint, constraint.fallback)] if constraint.fallback else [grammar]
-        return LazyMatcher(grammars, constraint.trigger, self._terms.vocab_size, token_ids)
+        return LazyMatcher(grammars, constraint.trigger, self._settings.vocab_size, token_ids)
 
     def close(self) -> None:
         self._zygote.close()
@@ -72,7 +72,7 @@ class ConstraintCompiler:
         source = Source(constraint.kind, text, constraint.head)
         grammar = self._grammars.get(source)
         if grammar is None or grammar.error is not None:
-            grammar = self._grammars[source] = Grammar(source, self._terms, self._zygote, self._turns, self._keep)
+            grammar = self._grammars[source] = Grammar(source, self._settings, self._zygote, self._turns, self._keep)
             num_bytes, most = len(text.encode()) + len(constraint.head.encode()), self.limits.source_bytes
             if num_bytes > most:
                 grammar.error = ConstraintError(f"the {constraint.kind} has {num_bytes} bytes, expected at most {most}: shorten it")

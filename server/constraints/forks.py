@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import NoReturn
 
-from server.constraints.wire import Tell, write_answer
+from server.constraints.wire import Answer, write_answer
 
 PR_SET_PDEATHSIG = 1
 _prctl = ctypes.CDLL(None, use_errno=True).prctl
@@ -95,7 +95,7 @@ class Forks:
                     self._poll.unregister(sock)
                 with suppress(OSError):
                     sock.setblocking(False)  # the child may have left it full
-                    write_answer(sock, Tell.ENDED, number=os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0)
+                    write_answer(sock, Answer.ENDED, number=os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0)
                 sock.close()
 
 
@@ -110,11 +110,11 @@ def _become(sock: socket.socket, serve: Serve, parent_pid: int) -> NoReturn:
         os.dup2(sock.fileno(), 0)
         os.closerange(3, 1 << 20)
         own = socket.socket(fileno=0)
-        write_answer(own, Tell.BORN, number=os.getpid())
+        write_answer(own, Answer.BORN, number=os.getpid())
         try:
             serve(own)
         except MemoryError:
-            write_answer(own, Tell.TOO_LARGE)
+            write_answer(own, Answer.TOO_LARGE)
         status = 0
     except ConnectionError:
         pass  # the worker has hung up

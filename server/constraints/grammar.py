@@ -10,16 +10,18 @@ from server.constraints.matcher import ConstraintError, ConstraintLost, Constrai
 from server.constraints.process_socket import ProcessSocket
 from server.constraints.retries import Retries
 from server.constraints.turns import Turns
-from server.constraints.wire import Source, Tell, Terms, framed
+from server.constraints.wire import Answer, GrammarSettings, Source, framed
 from server.constraints.zygote import Zygote
 
 
 class Grammar:
     """The process begins with the first `poll` that finds a turn free, and ends when nothing refers to the grammar any more."""
 
-    def __init__(self, source: Source, terms: Terms, zygote: Zygote, turns: Turns, on_compiled: Callable[[Grammar], None]) -> None:
+    def __init__(
+        self, source: Source, settings: GrammarSettings, zygote: Zygote, turns: Turns, on_compiled: Callable[[Grammar], None]
+    ) -> None:
         self.source = source
-        self.terms = terms
+        self.settings = settings
         self.memory_bytes = 0  # that the compiled grammar takes
         self.error: ConstraintError | None = None
         self._zygote = zygote
@@ -47,7 +49,7 @@ class Grammar:
         """To a new process for a sequence; None while the grammar is being compiled. Raises ConstraintError."""
         if self.is_compiled and self._socket is not None and self._socket.has_ended:
             self.compile_again()
-        return self._socket.open_child(self.terms.vocab_size) if self.poll() and self._socket is not None else None
+        return self._socket.open_child(self.settings.vocab_size) if self.poll() and self._socket is not None else None
 
     def compile_again(self) -> None:
         self._socket = None
@@ -71,18 +73,20 @@ class Grammar:
         return False
 
     def _hear(self, socket: ProcessSocket) -> None:
-        if socket.tell is Tell.COMPILED:
+        if socket.answer is Answer.COMPILED:
             self.memory_bytes = socket.number << 10
             self.is_compiled = True
             self._retries.answered()
             self._turns.give_back(self)
             self._on_compiled(self)
             return
-        if socket.tell is Tell.TOO_SLOW:
-            raise ConstraintTooHeavy(f"compiling the {self.source.kind} took more than {self.terms.compile_s:g} s of CPU time: simplify it")
-        error = socket.error(self.terms)
-        assert error is not None, socket.tell
-        if socket.tell is not Tell.ENDED:
+        if socket.answer is Answer.TOO_SLOW:
+            raise ConstraintTooHeavy(
+                f"compiling the {self.source.kind} took more than {self.settings.compile_s:g} s of CPU time: simplify it"
+            )
+        error = socket.error(self.settings)
+        assert error is not None, socket.answer
+        if socket.answer is not Answer.ENDED:
             raise error
         self._lose(error)
 

@@ -11,7 +11,7 @@ from server.constraints.grammar import Grammar
 from server.constraints.matcher import LATE, ConstraintError, ConstraintLost, Late, Mask, Matcher
 from server.constraints.process_socket import ProcessSocket
 from server.constraints.retries import Retries
-from server.constraints.wire import Ask, Tell, question
+from server.constraints.wire import Answer, Question, question
 
 PATIENCE_S = 0.02  # from question to answer
 
@@ -27,17 +27,17 @@ class IsolatedMatcher(Matcher):
         self._retries = Retries()
         self._token_ids = list(token_ids)
         self._num_sent = 0  # of them, to the present process
-        self._asked: Ask | None = None  # and not answered
+        self._asked: Question | None = None  # and not answered
         self._is_put = False  # to the present process
         self._give_way_s = 0.0
-        self._is_slow = {Ask.STATE: False, Ask.MASK: False}  # the last time
+        self._is_slow = {Question.STATE: False, Question.MASK: False}  # the last time
         self._comes_mask = False  # unasked
         self._forced: list[int] | None = None  # None: not known
         self._prefetched: list[int] = []
         self._has_mask = False
         self._is_complete = False
         if token_ids:
-            self._ask(Ask.STATE)
+            self._ask(Question.STATE)
 
     @property
     def is_complete(self) -> bool:
@@ -59,7 +59,7 @@ class IsolatedMatcher(Matcher):
 
     def prefetch_mask(self) -> None:
         if not self._has_mask and self._asked is None:
-            self._ask(Ask.MASK)
+            self._ask(Question.MASK)
 
     def prefetch(self, token_id: int) -> None:
         self._take([token_id])
@@ -79,7 +79,7 @@ class IsolatedMatcher(Matcher):
 
     def forced(self) -> list[int]:
         if self._forced is None and self._asked is None:
-            self._ask(Ask.STATE)
+            self._ask(Question.STATE)
             self._wait()
         return list(self._forced or [])
 
@@ -92,16 +92,16 @@ class IsolatedMatcher(Matcher):
         if len(forced) > num_known and forced[:num_known] == list(token_ids):
             self._forced = forced[num_known:]  # it goes on, and how is known
         else:
-            self._ask(Ask.STATE)
+            self._ask(Question.STATE)
 
-    def _ask(self, ask: Ask) -> None:
+    def _ask(self, kind: Question) -> None:
         assert self._asked is None, "one question at a time"
-        self._asked = ask
+        self._asked = kind
         # A sequence whose last answer was slow is not waited for: it would hold up the others with each of its tokens.
         self._give_way_s = time.monotonic() + (0.0 if self._is_slow[ask] else PATIENCE_S)
         # The mask that follows a state is on its way already, unless there are tokens to take in before.
-        self._is_put = ask is Ask.MASK and self._comes_mask and self._num_sent == len(self._token_ids)
-        if ask is Ask.STATE:
+        self._is_put = kind is Question.MASK and self._comes_mask and self._num_sent == len(self._token_ids)
+        if kind is Question.STATE:
             self._forced = None
         with suppress(ConstraintError):  # `_wait` raises it
             self._put()
@@ -133,27 +133,27 @@ class IsolatedMatcher(Matcher):
                         self._grammar.compile_again()  # its process did not fork: so it is the one that is stopped
                     self._lose(ConstraintLost("its process was stopped; try again"))
                 return
-            if socket.tell is Tell.ENDED:
-                error = socket.error(self._grammar.terms)
+            if socket.answer is Answer.ENDED:
+                error = socket.error(self._grammar.settings)
                 assert error is not None
                 self._lose(error)
             else:
                 self._hear(socket)
 
     def _hear(self, socket: ProcessSocket) -> None:
-        if (error := socket.error(self._grammar.terms)) is not None:
+        if (error := socket.error(self._grammar.settings)) is not None:
             raise error
-        is_slow = socket.took_s > self._grammar.terms.slow_s
-        answered = Ask.MASK if socket.tell is Tell.MASK else Ask.STATE
+        is_slow = socket.took_s > self._grammar.settings.slow_s
+        answered = Question.MASK if socket.answer is Answer.MASK else Question.STATE
         self._is_slow[answered] = is_slow
-        if answered is Ask.STATE:
-            self._is_complete, self._forced = socket.tell is Tell.COMPLETE, socket.token_ids
+        if answered is Question.STATE:
+            self._is_complete, self._forced = socket.answer is Answer.COMPLETE, socket.token_ids
             self.refused = self._token_ids[len(self._token_ids) - socket.number :] if socket.number else []
             self._comes_mask = not (self._is_complete or self._forced or self.refused)
         else:
             self._comes_mask = False
         if answered is self._asked:
-            self._has_mask = answered is Ask.MASK
+            self._has_mask = answered is Question.MASK
             self._asked = None
             self._retries.answered()
         if self.refused:

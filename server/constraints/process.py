@@ -24,52 +24,62 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from server.constraints.forks import Forks, die_with
 from server.constraints.sources import grammar_of
-from server.constraints.wire import MAX_TEXT_BYTES, Ask, Source, Tell, Terms, num_mask_words, read_framed, read_question, write_answer
+from server.constraints.wire import (
+    MAX_TEXT_BYTES,
+    Answer,
+    GrammarSettings,
+    Question,
+    Source,
+    num_mask_words,
+    read_framed,
+    read_question,
+    write_answer,
+)
 
 TIMER_SLACK_S = 0.01  # a timer is no more exact than that, and is off at 0
 
 
-def main(terms_fd: str, parent_pid: str) -> None:
+def main(settings_fd: str, parent_pid: str) -> None:
     die_with(int(parent_pid))
-    terms, tokenizer_json = msgspec.msgpack.decode(Path(f"/proc/self/fd/{terms_fd}").read_bytes(), type=tuple[Terms, str])
-    tokenizer = _tokenizer(tokenizer_json, terms)
+    settings, tokenizer_json = msgspec.msgpack.decode(Path(f"/proc/self/fd/{settings_fd}").read_bytes(), type=tuple[GrammarSettings, str])
+    tokenizer = _tokenizer(tokenizer_json, settings)
     del tokenizer_json
-    _bound_memory(terms.memory_bytes)
+    _bound_memory(settings.memory_bytes)
     gc.freeze()
     gc.disable()
-    Forks(socket.socket(fileno=0), lambda sock: _serve_grammar(sock, tokenizer, terms)).run()
+    Forks(socket.socket(fileno=0), lambda sock: _serve_grammar(sock, tokenizer, settings)).run()
 
 
-def _tokenizer(tokenizer_json: str, terms: Terms) -> LLTokenizer | str:
+def _tokenizer(tokenizer_json: str, settings: GrammarSettings) -> LLTokenizer | str:
     """A text where the tokenizer cannot be used."""
     try:
-        return LLTokenizer(tokenizer_json, n_vocab=terms.vocab_size, eos_token=terms.eos_ids or None)
+        return LLTokenizer(tokenizer_json, n_vocab=settings.vocab_size, eos_token=settings.eos_ids or None)
     except ValueError as error:
         return f"this model's tokenizer cannot be constrained: {error}"
 
 
-def _serve_grammar(sock: socket.socket, tokenizer: LLTokenizer | str, terms: Terms) -> None:
+def _serve_grammar(sock: socket.socket, tokenizer: LLTokenizer | str, settings: GrammarSettings) -> None:
     source = msgspec.msgpack.decode(read_framed(sock), type=Source)
-    signal.setitimer(signal.ITIMER_PROF, terms.compile_s)
+    signal.setitimer(signal.ITIMER_PROF, settings.compile_s)
     try:
         if isinstance(tokenizer, str):
             raise ValueError(tokenizer)
-        matcher = _compiled(tokenizer, source, terms)
+        matcher = _compiled(tokenizer, source, settings)
     except ValueError as error:
-        write_answer(sock, Tell.ERROR, str(error).encode())
+        write_answer(sock, Answer.ERROR, str(error).encode())
         return
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
-    write_answer(sock, Tell.COMPILED, number=_own_memory_kib())
-    Forks(sock, lambda own: _serve_sequence(own, matcher, terms)).run()
+    write_answer(sock, Answer.COMPILED, number=_own_memory_kib())
+    Forks(sock, lambda own: _serve_sequence(own, matcher, settings)).run()
 
 
-def _compiled(tokenizer: LLTokenizer, source: Source, terms: Terms) -> LLMatcher:
+def _compiled(tokenizer: LLTokenizer, source: Source, settings: GrammarSettings) -> LLMatcher:
     """Raises ValueError."""
     bounds = LLParserLimits(
-        initial_lexer_fuel=terms.initial_fuel,
-        max_grammar_size=terms.grammar_size,
-        max_items_in_row=terms.row_items,
+        initial_lexer_fuel=settings.initial_fuel,
+        max_grammar_size=settings.grammar_size,
+        max_items_in_row=settings.row_items,
         verbose_errors=False,
     )
     matcher = LLMatcher(tokenizer, grammar_of(source), log_level=0, limits=bounds)
@@ -80,35 +90,35 @@ def _compiled(tokenizer: LLTokenizer, source: Source, terms: Terms) -> LLMatcher
     return matcher
 
 
-def _serve_sequence(sock: socket.socket, matcher: LLMatcher, terms: Terms) -> None:
+def _serve_sequence(sock: socket.socket, matcher: LLMatcher, settings: GrammarSettings) -> None:
     """Behind a state that leaves a choice comes the mask unasked: it is computed while the worker does other things."""
-    meter, mask_bytes = _Meter(terms), 4 * num_mask_words(terms.vocab_size)
+    meter, mask_bytes = _Meter(settings), 4 * num_mask_words(settings.vocab_size)
     while found := read_question(sock):
-        ask, token_ids = found
+        question, token_ids = found
         meter.start(len(token_ids) + 1)
         num_refused = len(token_ids) - matcher.try_consume_tokens(token_ids)
         num_tokens = len(token_ids)
-        if ask == Ask.STATE:
+        if question == Question.STATE:
             is_complete, forced = matcher.is_stopped(), matcher.compute_ff_tokens()
             meter.count(num_tokens)
-            tell = Tell.COMPLETE if is_complete else Tell.GOES_ON
-            told = array("i", forced[: MAX_TEXT_BYTES // 4]).tobytes()
-            if not _tell(sock, tell, told, matcher, meter, number=num_refused) or is_complete or forced or num_refused:
+            answer = Answer.COMPLETE if is_complete else Answer.GOES_ON
+            payload = array("i", forced[: MAX_TEXT_BYTES // 4]).tobytes()
+            if not _reply(sock, answer, payload, matcher, meter, number=num_refused) or is_complete or forced or num_refused:
                 continue
             num_tokens = 0
         mask = matcher.compute_bitmask()[:mask_bytes]  # it may have a word more
         meter.count(num_tokens + 1)
-        _tell(sock, Tell.MASK, mask, matcher, meter)
+        _reply(sock, Answer.MASK, mask, matcher, meter)
 
 
 class _Meter:
     """Of the CPU time that a sequence takes. A process that has none left is ended by the kernel, in native code too: it has no handler
     for the timer's signal."""
 
-    def __init__(self, terms: Terms) -> None:
+    def __init__(self, settings: GrammarSettings) -> None:
         self.took_s = 0.0  # what was counted last
-        self._terms = terms
-        self._left_s = terms.excess_s  # beyond what tokens regularly take
+        self._settings = settings
+        self._left_s = settings.excess_s  # beyond what tokens regularly take
         self._began_s = 0.0
 
     @property
@@ -116,24 +126,24 @@ class _Meter:
         return self._left_s < 0.0
 
     def start(self, num_tokens: int) -> None:
-        signal.setitimer(signal.ITIMER_PROF, max(self._left_s, 0.0) + num_tokens * self._terms.slow_s + TIMER_SLACK_S)
+        signal.setitimer(signal.ITIMER_PROF, max(self._left_s, 0.0) + num_tokens * self._settings.slow_s + TIMER_SLACK_S)
         self._began_s = time.process_time()
 
     def count(self, num_tokens: int) -> None:
         """CPU time since the start or the last count, in which so many tokens were computed."""
         now_s = time.process_time()
         self.took_s, self._began_s = now_s - self._began_s, now_s
-        self._left_s -= max(self.took_s - num_tokens * self._terms.slow_s, 0.0)
+        self._left_s -= max(self.took_s - num_tokens * self._settings.slow_s, 0.0)
 
 
-def _tell(sock: socket.socket, tell: Tell, told: bytes, matcher: LLMatcher, meter: _Meter, *, number: int = 0) -> bool:
-    """False where an error is told instead."""
+def _reply(sock: socket.socket, answer: Answer, payload: bytes, matcher: LLMatcher, meter: _Meter, *, number: int = 0) -> bool:
+    """False where it sends an error instead."""
     if matcher.is_error():
-        write_answer(sock, Tell.ERROR, matcher.get_error().encode())
+        write_answer(sock, Answer.ERROR, matcher.get_error().encode())
     elif meter.is_spent:
-        write_answer(sock, Tell.TOO_SLOW)
+        write_answer(sock, Answer.TOO_SLOW)
     else:
-        write_answer(sock, tell, told, number=number, took_s=meter.took_s)
+        write_answer(sock, answer, payload, number=number, took_s=meter.took_s)
         return True
     return False
 

@@ -1,4 +1,4 @@
-"""The worker's end of a socket to one constraint process. Nothing here waits longer than it is told to."""
+"""The worker's end of a socket to one constraint process. Nothing here waits longer than the caller allows."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from typing import Self
 import numpy as np
 
 from server.constraints.matcher import ConstraintError, ConstraintLost, ConstraintTooHeavy, Mask
-from server.constraints.wire import ANSWER, MAX_TEXT_BYTES, Tell, Terms, num_mask_words
+from server.constraints.wire import ANSWER, MAX_TEXT_BYTES, Answer, GrammarSettings, num_mask_words
 
 LOOK_S = 0.25  # between looks at a process that owes an answer
 MAX_IDLE_LOOKS = 8  # a process that was found idle so often is stopped or stuck
-BY_SIGNAL = {signal.SIGPROF: Tell.TOO_SLOW, signal.SIGABRT: Tell.TOO_LARGE}  # the limits, as the kernel and native code report them
+BY_SIGNAL = {signal.SIGPROF: Answer.TOO_SLOW, signal.SIGABRT: Answer.TOO_LARGE}  # the limits, as the kernel and native code report them
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 
 
@@ -27,7 +27,7 @@ class ProcessSocket:
     """Closed with the last reference to it; the process then ends, too."""
 
     def __init__(self, sock: socket.socket, parent: ProcessSocket | None = None, vocab_size: int = 0) -> None:
-        self.tell = Tell.ENDED
+        self.answer = Answer.ENDED
         self.number = 0
         self.took_s = 0.0
         self.pid: int | None = None  # not known before the process has begun
@@ -42,16 +42,16 @@ class ProcessSocket:
         self._view = memoryview(self._buffer)
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
-        self._num_read = self._num_told = 0
+        self._num_read = self._num_payload = 0
         self.mask: Mask = np.frombuffer(self._buffer, np.int32, num_words, ANSWER.size)
 
     @property
     def text(self) -> str:
-        return self._told.decode(errors="replace")
+        return self._payload.decode(errors="replace")
 
     @property
     def token_ids(self) -> list[int]:
-        return array("i", self._told).tolist()
+        return array("i", self._payload).tolist()
 
     @property
     def has_ended(self) -> bool:
@@ -88,35 +88,35 @@ class ProcessSocket:
                 if left_s <= 0.0 or not self._poll.poll(1000 * left_s):
                     return False
             except OSError:
-                self.tell, self.number = Tell.ENDED, 0
+                self.answer, self.number = Answer.ENDED, 0
                 return True
             else:
-                if self.tell is not Tell.BORN:
+                if self.answer is not Answer.BORN:
                     return True
                 self.pid = self.number
 
-    def error(self, terms: Terms) -> ConstraintError | None:
-        match self.tell:
-            case Tell.ERROR:
+    def error(self, settings: GrammarSettings) -> ConstraintError | None:
+        match self.answer:
+            case Answer.ERROR:
                 return ConstraintError(self.text)
-            case Tell.TOO_SLOW:
+            case Answer.TOO_SLOW:
                 return ConstraintTooHeavy(
-                    f"its tokens took {terms.excess_s:g} s more than the {1000 * terms.slow_s:g} ms that each may; write it so that a "
+                    f"its tokens took {settings.excess_s:g} s more than the {1000 * settings.slow_s:g} ms that each may; write it so that a "
                     'text can be read in one way only, and repeat with `x*` or `xs: x | xs "," x`'
                 )
-            case Tell.TOO_LARGE:
-                return ConstraintTooHeavy(f"it took more than {terms.memory_bytes >> 20} MiB of memory; repeat or expand less in it")
-            case Tell.ENDED if self.number in CRASHES:
+            case Answer.TOO_LARGE:
+                return ConstraintTooHeavy(f"it took more than {settings.memory_bytes >> 20} MiB of memory; repeat or expand less in it")
+            case Answer.ENDED if self.number in CRASHES:
                 return ConstraintTooHeavy(f"it crashes the process that follows it ({signal.Signals(self.number).name}); simplify it")
-            case Tell.ENDED:
+            case Answer.ENDED:
                 how = f" by {signal.Signals(self.number).name}" if self.number else ""
                 return ConstraintLost(f"its process was ended{how}; try again")
             case _:
                 return None
 
     @property
-    def _told(self) -> bytes:
-        return bytes(self._buffer[ANSWER.size : ANSWER.size + self._num_told])
+    def _payload(self) -> bytes:
+        return bytes(self._buffer[ANSWER.size : ANSWER.size + self._num_payload])
 
     def _flush(self) -> None:
         with suppress(OSError):  # it takes no more now, or has ended: `receive` says which
@@ -125,10 +125,10 @@ class ProcessSocket:
 
     def _read(self) -> None:
         self._fill(ANSWER.size)
-        tell, self.number, self.took_s, self._num_told = ANSWER.unpack_from(self._buffer)
-        self._fill(ANSWER.size + self._num_told)
+        answer, self.number, self.took_s, self._num_payload = ANSWER.unpack_from(self._buffer)
+        self._fill(ANSWER.size + self._num_payload)
         self._num_read = 0
-        self.tell = BY_SIGNAL.get(signal.Signals(self.number), Tell.ENDED) if tell == Tell.ENDED and self.number else Tell(tell)
+        self.answer = BY_SIGNAL.get(signal.Signals(self.number), Answer.ENDED) if answer == Answer.ENDED and self.number else Answer(answer)
 
     def _fill(self, num_bytes: int) -> None:
         while self._num_read < num_bytes:

@@ -12,17 +12,17 @@ from enum import IntEnum
 
 import msgspec
 
-QUESTION = struct.Struct("<BxxxI")  # Ask, number of token ids that follow
-ANSWER = struct.Struct("<BxxxIfI")  # Tell, its number, CPU seconds, bytes that follow
+QUESTION = struct.Struct("<BxxxI")  # Question, number of token ids that follow
+ANSWER = struct.Struct("<BxxxIfI")  # Answer, its number, CPU seconds, bytes that follow
 MAX_TEXT_BYTES = 4096  # of what follows an answer that is not a mask
 
 
-class Ask(IntEnum):
+class Question(IntEnum):
     STATE = 1
     MASK = 2
 
 
-class Tell(IntEnum):
+class Answer(IntEnum):
     BORN = 1  # number: the pid of the process
     COMPILED = 2  # number: KiB of memory that are the process's own
     COMPLETE = 3  # number: how many of the tokens, at the end, were not taken in: the grammar refuses them
@@ -34,7 +34,7 @@ class Tell(IntEnum):
     ENDED = 9  # written by the parent of the process that owed the answer; number: the signal that ended it, or 0
 
 
-class Terms(msgspec.Struct, frozen=True):
+class GrammarSettings(msgspec.Struct, frozen=True):
     """What all grammars of a model share, and what each may use."""
 
     eos_ids: list[int]
@@ -60,8 +60,8 @@ def num_mask_words(vocab_size: int) -> int:
     return -(-vocab_size // 32)
 
 
-def question(ask: Ask, token_ids: list[int]) -> bytes:
-    return QUESTION.pack(ask, len(token_ids)) + array("i", token_ids).tobytes()
+def question(kind: Question, token_ids: list[int]) -> bytes:
+    return QUESTION.pack(kind, len(token_ids)) + array("i", token_ids).tobytes()
 
 
 def read_question(sock: socket.socket) -> tuple[int, list[int]] | None:
@@ -70,16 +70,16 @@ def read_question(sock: socket.socket) -> tuple[int, list[int]] | None:
     if not found:
         return None
     found += _read(sock, QUESTION.size - len(found))
-    ask, num_tokens = QUESTION.unpack_from(found)
+    kind, num_tokens = QUESTION.unpack_from(found)
     found += _read(sock, QUESTION.size + 4 * num_tokens - len(found))
-    return ask, array("i", found[QUESTION.size :]).tolist()
+    return kind, array("i", found[QUESTION.size :]).tolist()
 
 
-def write_answer(sock: socket.socket, tell: Tell, told: bytes = b"", *, number: int = 0, took_s: float = 0.0) -> None:
+def write_answer(sock: socket.socket, answer: Answer, payload: bytes = b"", *, number: int = 0, took_s: float = 0.0) -> None:
     """Raises ConnectionError where the other end was closed."""
-    if tell is not Tell.MASK:
-        told = told[:MAX_TEXT_BYTES]
-    sock.sendall(ANSWER.pack(tell, number, took_s, len(told)) + told)
+    if answer is not Answer.MASK:
+        payload = payload[:MAX_TEXT_BYTES]
+    sock.sendall(ANSWER.pack(answer, number, took_s, len(payload)) + payload)
 
 
 def framed(text: bytes) -> bytes:

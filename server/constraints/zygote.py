@@ -13,16 +13,16 @@ import msgspec
 
 from server.constraints.matcher import ConstraintLost
 from server.constraints.process_socket import ProcessSocket
-from server.constraints.wire import Terms
+from server.constraints.wire import GrammarSettings
 
 COMMAND = (sys.executable, "-P", "-m", "server.constraints.process")
 
 
 class Zygote:
-    def __init__(self, terms: Terms, tokenizer_json: str) -> None:
-        self._terms_fd = os.memfd_create("constraint-terms")
-        with open(self._terms_fd, "wb", closefd=False) as file:
-            file.write(msgspec.msgpack.encode((terms, tokenizer_json)))
+    def __init__(self, settings: GrammarSettings, tokenizer_json: str) -> None:
+        self._settings_fd = os.memfd_create("constraint-settings")
+        with open(self._settings_fd, "wb", closefd=False) as file:
+            file.write(msgspec.msgpack.encode((settings, tokenizer_json)))
         # Starting a process takes milliseconds, and the kernel ends the zygote with the thread that started it.
         self._starter = ThreadPoolExecutor(1, thread_name_prefix="zygote")
         self._process: subprocess.Popen[bytes] | None = None
@@ -57,11 +57,11 @@ class Zygote:
         self._is_closed = True
         self._starter.shutdown()
         self.kill()
-        os.close(self._terms_fd)
+        os.close(self._settings_fd)
 
     def _start(self, far: socket.socket, own: ProcessSocket) -> None:
-        arguments = str(self._terms_fd), str(os.getpid())
+        arguments = str(self._settings_fd), str(os.getpid())
         with far, suppress(OSError):  # where no process can be started, the socket has ended at once
             # In a group of its own: a signal from the terminal is for the server.
-            self._process = subprocess.Popen((*COMMAND, *arguments), stdin=far.fileno(), pass_fds=[self._terms_fd], process_group=0)
+            self._process = subprocess.Popen((*COMMAND, *arguments), stdin=far.fileno(), pass_fds=[self._settings_fd], process_group=0)
             own.pid = self._process.pid

@@ -19,7 +19,7 @@ from server.constraints.isolated import IsolatedMatcher
 from server.constraints.process_socket import ProcessSocket
 from server.constraints.sources import grammar_of
 from server.constraints.turns import Turns
-from server.constraints.wire import Ask, Source, Tell, write_answer
+from server.constraints.wire import Answer, Question, Source, write_answer
 from server.engine.loop import Engine
 from server.engine.overlap import OverlappedEngine
 from server.messages import Constraint, ConstraintKind, FinishReason, SamplingParams, Submit
@@ -99,7 +99,7 @@ def test_what_is_forced_is_asked_for_once(constraints, monkeypatch) -> None:
     monkeypatch.setattr(IsolatedMatcher, "_ask", lambda self, what: (asked.append(what), ask(self, what)))
     for token_id in forced:
         matcher.advance([token_id])
-    assert len(forced) > 3 and asked == [Ask.STATE]
+    assert len(forced) > 3 and asked == [Question.STATE]
 
 
 @ENGINES
@@ -130,10 +130,10 @@ def test_who_is_resumed_goes_on_where_it_was(rig, constraints, engine) -> None:
     whole = rig(engine, constraints=constraints).run([submit_of("a", LITERAL, seed=2, logprobs=0)])["a", 0]
     assert whole.end == (FinishReason.STOP, None)
     for num_told in (1, 4, len(whole.token_ids)):
-        told = tuple(whole.token_ids[:num_told])
-        rest = msgspec.structs.replace(submit_of("a", LITERAL, seed=2), emitted=(told,))
+        sent = tuple(whole.token_ids[:num_told])
+        rest = msgspec.structs.replace(submit_of("a", LITERAL, seed=2), emitted=(sent,))
         outcome = rig(engine, constraints=constraints).run([rest])["a", 0]
-        assert [*told, *outcome.token_ids] == whole.token_ids and outcome.end == whole.end
+        assert [*sent, *outcome.token_ids] == whole.token_ids and outcome.end == whole.end
 
 
 def test_a_cached_grammar_is_compiled_once(compiler) -> None:
@@ -183,11 +183,11 @@ def test_slow_masks_are_not_waited_for(monkeypatch) -> None:
     near, far = socket.socketpair()
     with far:
         line = ProcessSocket(near)
-        terms = SimpleNamespace(slow_s=0.02, vocab_size=0)
-        matcher = IsolatedMatcher(SimpleNamespace(open_child=lambda: line, terms=terms))
+        settings = SimpleNamespace(slow_s=0.02, vocab_size=0)
+        matcher = IsolatedMatcher(SimpleNamespace(open_child=lambda: line, settings=settings))
         for mask_s, is_next_waited_for in ((0.5, False), (0.01, True)):
-            write_answer(far, Tell.MASK, took_s=mask_s)
-            write_answer(far, Tell.GOES_ON)
+            write_answer(far, Answer.MASK, took_s=mask_s)
+            write_answer(far, Answer.GOES_ON)
             mask_of(matcher)
             matcher.advance([5])
             assert not matcher.is_late

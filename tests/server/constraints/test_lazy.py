@@ -132,20 +132,20 @@ def test_company_chunks_preemption_and_later_workers_change_nothing(rig, tokeniz
     assert tight.run(pushing, per_step=1) == alone, "after preemptions"
     assert tight.engine.scheduler.num_preemptions > 0
 
-    told, going_on = rig(), submits
+    sent, going_on = rig(), submits
     while going_on:
         worker = rig(engine, constraints=constraints, logits_of=eager)
-        worker.outcomes = told.outcomes
+        worker.outcomes = sent.outcomes
         for submit in going_on:
             worker.engine.submit(submit)
         worker.steps(17)
-        outcomes = {submit: told.outcomes.get((submit.request_id, 0)) for submit in submits}
+        outcomes = {submit: sent.outcomes.get((submit.request_id, 0)) for submit in submits}
         going_on = [
             msgspec.structs.replace(submit, emitted=(tuple(outcome.token_ids) if outcome else (),))
             for submit, outcome in outcomes.items()
             if outcome is None or outcome.end is None
         ]
-    assert told.outcomes == alone, "from worker to worker"
+    assert sent.outcomes == alone, "from worker to worker"
 
 
 NAMES = ("get time", "name", "get sky")
@@ -226,15 +226,15 @@ def test_late_answers_change_no_token(rig, tokenizer, constraints, monkeypatch, 
     assert one.run(submits) == whole and not one.failed
     resumed = []
     for submit in submits[::2]:  # a choice that is not made is told to nobody
-        told = tuple(whole[submit.request_id, 0].token_ids[:30])
-        rest = rig(engine, constraints=constraints, logits_of=eager).run([msgspec.structs.replace(submit, emitted=(told,))])
-        resumed.append([*told, *rest[submit.request_id, 0].token_ids])
+        sent = tuple(whole[submit.request_id, 0].token_ids[:30])
+        rest = rig(engine, constraints=constraints, logits_of=eager).run([msgspec.structs.replace(submit, emitted=(sent,))])
+        resumed.append([*sent, *rest[submit.request_id, 0].token_ids])
     assert resumed == [whole[submit.request_id, 0].token_ids for submit in submits[::2]]
 
 
 @pytest.mark.parametrize("banned", ["", "g", "et"])
 def test_a_worker_that_dies_in_a_choice_leaves_nothing_to_remember(rig, tokenizer, constraints, banned) -> None:
-    """Even where bans had the former one let go of the choice, so that its draft was told."""
+    """Even where bans had the former one let go of the choice, so that its draft was sent."""
     ids = tuple(tokenizer.encode(banned).ids) if banned else ()
     submit = submit_of(offering(tokenizer), 4, banned_token_ids=ids)
     whole = rig(constraints=constraints, logits_of=eager).run([submit])["r4", 0]
@@ -242,8 +242,8 @@ def test_a_worker_that_dies_in_a_choice_leaves_nothing_to_remember(rig, tokenize
         former = rig(constraints=constraints, logits_of=eager)
         former.engine.submit(submit)
         former.steps(num_steps)
-        told = former.outcomes.get(("r4", 0))
-        emitted = tuple(told.token_ids) if told is not None else ()
+        sent = former.outcomes.get(("r4", 0))
+        emitted = tuple(sent.token_ids) if sent is not None else ()
         later = rig(constraints=constraints, logits_of=eager).run([msgspec.structs.replace(submit, emitted=(emitted,))])["r4", 0]
         assert [*emitted, *later.token_ids] == whole.token_ids, num_steps
 

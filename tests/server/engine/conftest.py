@@ -36,7 +36,7 @@ VOCAB = 320
 
 @dataclass
 class Outcome:
-    """Everything one choice was told."""
+    """Everything one choice was sent."""
 
     token_ids: list[int] = field(default_factory=list[int])
     logprobs: list[TokenLogprob] = field(default_factory=list[TokenLogprob])

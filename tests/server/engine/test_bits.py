@@ -71,21 +71,21 @@ def test_a_later_worker_goes_on_exactly(rig, random_submits, constraints, engine
     submits = random_submits(40, 5)
     whole = rig(constraints=constraints).run(submits)
     rng = random.Random(0)
-    told = rig(engine, constraints=constraints)
+    sent = rig(engine, constraints=constraints)
     open_submits = submits
     num_workers = 0
     while open_submits:
         num_workers += 1
         limits = StepLimits(320, 512, max_tokens=rng.choice((32, 128)), max_seqs=32, num_pages=600)
         worker = rig(engine, limits=limits, constraints=constraints)
-        worker.outcomes = told.outcomes
+        worker.outcomes = sent.outcomes
         for submit in open_submits:
             worker.engine.submit(submit)
         worker.steps(rng.randrange(1, 12))
-        open_submits = [next_submit(submit, told.outcomes) for submit in submits if not is_over(submit, told.outcomes)]
+        open_submits = [next_submit(submit, sent.outcomes) for submit in submits if not is_over(submit, sent.outcomes)]
     assert num_workers > 4
     for key, outcome in whole.items():
-        assert told.outcomes[key] == outcome, key
+        assert sent.outcomes[key] == outcome, key
 
 
 def is_over(submit: Submit, outcomes) -> bool:
@@ -93,11 +93,11 @@ def is_over(submit: Submit, outcomes) -> bool:
 
 
 def next_submit(submit: Submit, outcomes) -> Submit:
-    told = [outcomes.get((submit.request_id, choice)) for choice in range(submit.num_choices)]
+    sent = [outcomes.get((submit.request_id, choice)) for choice in range(submit.num_choices)]
     return msgspec.structs.replace(
         submit,
-        emitted=tuple(tuple(one.token_ids) if one else () for one in told),
-        finished=tuple(choice for choice, one in enumerate(told) if one and one.end),
+        emitted=tuple(tuple(one.token_ids) if one else () for one in sent),
+        finished=tuple(choice for choice, one in enumerate(sent) if one and one.end),
     )
 
 

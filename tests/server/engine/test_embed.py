@@ -31,20 +31,20 @@ class CountedModel(NullEmbedModel):
 
 
 @pytest.fixture
-def told() -> dict[str, Embedding | Failed]:
+def sent() -> dict[str, Embedding | Failed]:
     return {}
 
 
 @pytest.fixture
-def embedder(told) -> Embedder:
-    return Embedder(CountedModel(), lambda message: told.setdefault(message.request_id, message))
+def embedder(sent) -> Embedder:
+    return Embedder(CountedModel(), lambda message: sent.setdefault(message.request_id, message))
 
 
 def vector(message: Embedding) -> np.ndarray:
     return np.frombuffer(message.vector, "<f4")
 
 
-def test_vectors_do_not_depend_on_the_batch(embedder, told) -> None:
+def test_vectors_do_not_depend_on_the_batch(embedder, sent) -> None:
     rng = random.Random(0)
     embeds = [Embed(str(i), tuple(rng.randrange(500) for _ in range(rng.randrange(1, 64)))) for i in range(30)]
     for embed in embeds:
@@ -59,32 +59,32 @@ def test_vectors_do_not_depend_on_the_batch(embedder, told) -> None:
         one = Embedder(NullEmbedModel(LIMITS), alone.append)
         one.embed(embed)
         one.step()
-        assert alone == [told[embed.request_id]]
+        assert alone == [sent[embed.request_id]]
         assert alone[0].num_tokens == len(embed.prompt_ids)
         assert np.linalg.norm(vector(alone[0])) == pytest.approx(1.0, abs=1e-6)
     assert not embedder.step()
 
 
-def test_raw_vectors_on_demand(embedder, told) -> None:
+def test_raw_vectors_on_demand(embedder, sent) -> None:
     embedder.embed(Embed("raw", (1, 2), normalize=False))
     embedder.embed(Embed("unit", (1, 2)))
     embedder.step()
-    raw, unit = vector(told["raw"]), vector(told["unit"])
+    raw, unit = vector(sent["raw"]), vector(sent["unit"])
     assert np.array_equal(raw, NullEmbedModel(LIMITS).run([(1, 2)])[0])
     assert np.allclose(raw / np.linalg.norm(raw), unit)
 
 
-def test_a_key_with_many_texts_does_not_hold_up_another(embedder, told) -> None:
+def test_a_key_with_many_texts_does_not_hold_up_another(embedder, sent) -> None:
     for i in range(200):
         embedder.embed(Embed(f"flood{i}", tuple(range(50)), fairness_key="flood"))
     embedder.step()
     embedder.embed(Embed("late", (1, 2), fairness_key="late"))
     for _ in range(12):
         embedder.step()
-    assert "late" in told
+    assert "late" in sent
 
 
-def test_aborts_deadlines_and_refusals(embedder, told) -> None:
+def test_aborts_deadlines_and_refusals(embedder, sent) -> None:
     embedder.embed(Embed("too long", (1,) * 65))
     embedder.embed(Embed("empty", ()))
     embedder.embed(Embed("expired", (1,), deadline=1.0))
@@ -94,23 +94,23 @@ def test_aborts_deadlines_and_refusals(embedder, told) -> None:
     embedder.abort(Abort("never heard of"))
     while embedder.has_work:
         embedder.step()
-    codes = {name: message.code for name, message in told.items() if isinstance(message, Failed)}
+    codes = {name: message.code for name, message in sent.items() if isinstance(message, Failed)}
     assert codes == {
         "too long": "context_length_exceeded",
         "empty": "context_length_exceeded",
         "expired": "deadline_exceeded",
     }
-    assert isinstance(told["served"], Embedding) and "aborted" not in told
+    assert isinstance(sent["served"], Embedding) and "aborted" not in sent
 
 
-def test_an_encoder_pauses_and_generates_nothing(embedder, told) -> None:
+def test_an_encoder_pauses_and_generates_nothing(embedder, sent) -> None:
     embedder.embed(Embed("a", (1, 2)))
     embedder.pause(True)
     assert not embedder.step() and embedder.has_work
     embedder.pause(False)
-    assert embedder.step() and isinstance(told["a"], Embedding)
+    assert embedder.step() and isinstance(sent["a"], Embedding)
     embedder.submit(Submit("b", (1,), SamplingParams(1)))
-    assert told["b"].code == "not_a_generative_model"
+    assert sent["b"].code == "not_a_generative_model"
 
 
 # --- decoders ------------------------------------------------------------------------------------------------------------

@@ -35,10 +35,10 @@ def test_prompt_logprobs(rig, engine, max_seqs: int) -> None:
     filler = [Submit(f"warm{i}", prompt, GREEDY) for i in range(2)]
     one.run(filler)
     asked = Submit("a", prompt, params(max_tokens=3, prompt_logprobs=2, logprobs=1, ignore_eos=True))
-    told = one.run([asked])["a", 0]
-    assert told.prompt_logprobs[0] is None and len(told.prompt_logprobs) == len(prompt)
+    sent = one.run([asked])["a", 0]
+    assert sent.prompt_logprobs[0] is None and len(sent.prompt_logprobs) == len(prompt)
     model = one.engine._model
-    for position, entry in enumerate(told.prompt_logprobs):
+    for position, entry in enumerate(sent.prompt_logprobs):
         if entry is None:
             continue
         logits = model._logits_of(np.array(prompt[:position], np.int32)).astype(np.float64)
@@ -74,7 +74,7 @@ def test_what_a_prompt_reused_is_reported(rig) -> None:
 
 @ENGINES
 def test_a_beginning_that_is_forced_comes_behind_the_prompt(rig, constraints, engine, monkeypatch) -> None:
-    """Which is computed once for all choices, or found, as without a constraint; and what was found is told with the first token."""
+    """Which is computed once for all choices, or found, as without a constraint; and what was found is sent with the first token."""
     monkeypatch.setattr("server.constraints.isolated.PATIENCE_S", 60.0)  # a late answer makes tokens be computed again
     one = rig(engine, constraints=constraints)
     prompt, lengths = tuple(range(1, 100)), []
@@ -108,9 +108,9 @@ def test_paused_nothing_runs_and_all_goes_on_after(rig, engine) -> None:
         one.step()
     one.engine.pause(True)
     one.step()
-    told = len(one.outcomes["a", 0].token_ids)
+    sent = len(one.outcomes["a", 0].token_ids)
     assert not any(one.step() for _ in range(5))
-    assert len(one.outcomes["a", 0].token_ids) - told <= 1
+    assert len(one.outcomes["a", 0].token_ids) - sent <= 1
     one.engine.pause(False)
     assert one.run() == whole
 

@@ -167,8 +167,8 @@ def test_against_the_reference(params, drawn, allowed, spread, logits_seed) -> N
     if params.logprobs is None:
         assert result.logprob is None
         return
-    told = result.logprob
-    assert told is not None and told.token_id == result.token_id and len(told.top) <= params.logprobs
+    sent = result.logprob
+    assert sent is not None and sent.token_id == result.token_id and len(sent.top) <= params.logprobs
     if params.processed_logprobs and params.temperature > 0:
         expected = {i: math.log(p) for i, p in probs.items() if p > 0}
     elif not params.processed_logprobs:
@@ -176,11 +176,11 @@ def test_against_the_reference(params, drawn, allowed, spread, logits_seed) -> N
         expected = dict(enumerate(wide - np.log(np.exp(wide).sum())))
     else:
         return
-    assert told.logprob == pytest.approx(expected[told.token_id], abs=3e-6)
+    assert sent.logprob == pytest.approx(expected[sent.token_id], abs=3e-6)
     by_rank = sorted(expected, key=lambda i: (-expected[i], i))
-    assert by_rank[told.rank - 1] == told.token_id
-    assert [i for i, _ in told.top] == by_rank[: params.logprobs]
-    assert [x for _, x in told.top] == pytest.approx([expected[i] for i in by_rank[: params.logprobs]], abs=3e-6)
+    assert by_rank[sent.rank - 1] == sent.token_id
+    assert [i for i, _ in sent.top] == by_rank[: params.logprobs]
+    assert [x for _, x in sent.top] == pytest.approx([expected[i] for i in by_rank[: params.logprobs]], abs=3e-6)
 
 
 def test_a_row_does_not_see_its_neighbours() -> None:
