@@ -22,7 +22,7 @@ from pathlib import Path
 import msgspec
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from server.constraints.forks import Forks, die_with
+from server.constraints.fork_server import ForkServer, die_with
 from server.constraints.sources import grammar_of
 from server.constraints.wire import (
     MAX_TEXT_BYTES,
@@ -47,7 +47,7 @@ def main(settings_fd: str, parent_pid: str) -> None:
     _bound_memory(settings.memory_bytes)
     gc.freeze()
     gc.disable()
-    Forks(socket.socket(fileno=0), lambda sock: _serve_grammar(sock, tokenizer, settings)).run()
+    ForkServer(socket.socket(fileno=0), lambda sock: _serve_grammar(sock, tokenizer, settings)).run()
 
 
 def _tokenizer(tokenizer_json: str, settings: GrammarSettings) -> LLTokenizer | str:
@@ -71,7 +71,7 @@ def _serve_grammar(sock: socket.socket, tokenizer: LLTokenizer | str, settings: 
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
     write_answer(sock, Answer.COMPILED, number=_own_memory_kib())
-    Forks(sock, lambda own: _serve_sequence(own, matcher, settings)).run()
+    ForkServer(sock, lambda own: _serve_sequence(own, matcher, settings)).run()
 
 
 def _compiled(tokenizer: LLTokenizer, source: Source, settings: GrammarSettings) -> LLMatcher:

@@ -28,7 +28,7 @@ def die_with(parent_pid: int) -> None:
         os._exit(1)  # it has ended before
 
 
-class Forks:
+class ForkServer:
     """The sockets of new children come over `control`. A child is killed when the other end of its socket is closed; when a child
     ends before that, its parent writes a last answer for it."""
 
