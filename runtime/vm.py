@@ -221,7 +221,7 @@ class Machine:
 
 
 class Loader:
-    """Turns the instructions of one function into closures, and checks on the way that they refer to what exists."""
+    """CompileSlots the instructions of one function into closures, and checks on the way that they refer to what exists."""
 
     def __init__(self, machine: Machine, function: Function, builtins: Mapping[str, Builtin]) -> None:
         self.machine = machine

@@ -7,11 +7,11 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from server.constraints.compile_slots import CompileSlots
 from server.constraints.grammar import Grammar
 from server.constraints.isolated import IsolatedMatcher
 from server.constraints.lazy import LazyMatcher
 from server.constraints.matcher import ConstraintError, Matcher
-from server.constraints.turns import Turns
 from server.constraints.wire import GrammarSettings, Source
 from server.constraints.zygote import Zygote
 from server.messages import Constraint
@@ -49,7 +49,7 @@ class ConstraintCompiler:
             memory_bytes=self.limits.memory_bytes,
         )
         self._zygote = Zygote(self._settings, tokenizer_json)
-        self._turns = Turns(self.limits.num_compiling)
+        self._slots = CompileSlots(self.limits.num_compiling)
         self._grammars: weakref.WeakValueDictionary[Source, Grammar] = weakref.WeakValueDictionary()  # all that are in use
         self._cached: OrderedDict[Source, Grammar] = OrderedDict()  # those used last, which stay
 
@@ -72,7 +72,7 @@ class ConstraintCompiler:
         source = Source(constraint.kind, text, constraint.head)
         grammar = self._grammars.get(source)
         if grammar is None or grammar.error is not None:
-            grammar = self._grammars[source] = Grammar(source, self._settings, self._zygote, self._turns, self._keep)
+            grammar = self._grammars[source] = Grammar(source, self._settings, self._zygote, self._slots, self._keep)
             num_bytes, most = len(text.encode()) + len(constraint.head.encode()), self.limits.source_bytes
             if num_bytes > most:
                 grammar.error = ConstraintError(f"the {constraint.kind} has {num_bytes} bytes, expected at most {most}: shorten it")

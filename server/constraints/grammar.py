@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import msgspec
 
+from server.constraints.compile_slots import CompileSlots
 from server.constraints.matcher import ConstraintError, ConstraintLost, ConstraintTooHeavy
 from server.constraints.process_socket import ProcessSocket
 from server.constraints.retries import Retries
-from server.constraints.turns import Turns
 from server.constraints.wire import Answer, GrammarSettings, Source, framed
 from server.constraints.zygote import Zygote
 
@@ -18,14 +18,14 @@ class Grammar:
     """The process begins with the first `poll` that finds a turn free, and ends when nothing refers to the grammar any more."""
 
     def __init__(
-        self, source: Source, settings: GrammarSettings, zygote: Zygote, turns: Turns, on_compiled: Callable[[Grammar], None]
+        self, source: Source, settings: GrammarSettings, zygote: Zygote, slots: CompileSlots, on_compiled: Callable[[Grammar], None]
     ) -> None:
         self.source = source
         self.settings = settings
         self.memory_bytes = 0  # that the compiled grammar takes
         self.error: ConstraintError | None = None
         self._zygote = zygote
-        self._turns = turns
+        self._slots = slots
         self._on_compiled = on_compiled
         self._socket: ProcessSocket | None = None
         self.is_compiled = False
@@ -41,7 +41,7 @@ class Grammar:
         except ConstraintError as error:
             self.error = error
             self._socket = None
-            self._turns.give_back(self)
+            self._slots.give_back(self)
             raise
         return self.is_compiled
 
@@ -59,7 +59,7 @@ class Grammar:
         """One step towards being compiled; False if it must be waited for."""
         socket = self._socket
         if socket is None:
-            if not self._retries.is_due or not self._turns.take(self):
+            if not self._retries.is_due or not self._slots.take(self):
                 return False
             self._socket = socket = self._zygote.open_child()
             socket.send(framed(msgspec.msgpack.encode(self.source)))
@@ -77,7 +77,7 @@ class Grammar:
             self.memory_bytes = socket.number << 10
             self.is_compiled = True
             self._retries.answered()
-            self._turns.give_back(self)
+            self._slots.give_back(self)
             self._on_compiled(self)
             return
         if socket.answer is Answer.TOO_SLOW:

@@ -14,11 +14,11 @@ import pytest
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from tokenizers import Tokenizer, models
 
+from server.constraints.compile_slots import CompileSlots
 from server.constraints.compiler import ConstraintCompiler
 from server.constraints.isolated import IsolatedMatcher
 from server.constraints.process_socket import ProcessSocket
 from server.constraints.sources import grammar_of
-from server.constraints.turns import Turns
 from server.constraints.wire import Answer, Question, Source, write_answer
 from server.engine.loop import Engine
 from server.engine.overlap import OverlappedEngine
@@ -221,7 +221,7 @@ def test_memory_is_bounded(rig, compiler, engine) -> None:
 def test_who_compiles_gives_the_turn_back_or_is_forgotten() -> None:
     class Waiting: ...
 
-    turns = Turns(2)
+    turns = CompileSlots(2)
     first, second, third = Waiting(), Waiting(), Waiting()
     assert turns.take(first) and turns.take(second) and turns.take(first)
     assert not turns.take(third)

@@ -1,4 +1,4 @@
-"""Turns: priorities first, then tokens shared between keys."""
+"""CompileSlots: priorities first, then tokens shared between keys."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 
 
-class Turns:
+class CompileSlots:
     def __init__(self, num_at_once: int) -> None:
         self._num_at_once = num_at_once
         self._taken: weakref.WeakSet[object] = weakref.WeakSet()  # a grammar that nobody waits for any more gives its turn back
