@@ -12,14 +12,14 @@ from typing import Literal
 from server.constraints.grammar import Grammar
 from server.constraints.isolated import IsolatedMatcher
 from server.constraints.matcher import ConstraintError, Late, Mask, Matcher
-from server.constraints.offers import Choice
 from server.constraints.rules import only
+from server.constraints.tool_selection import ToolSelection
 from server.constraints.wire import num_mask_words
 from server.messages import Trigger
 
 
 class LazyMatcher(Matcher):
-    """Watches a sequence that is free but for what its trigger begins: first a choice between the offers, then the grammar. It is
+    """Watches a sequence that is free but for what its trigger begins: first a selection between the offers, then the grammar. It is
     never complete: more text may always follow."""
 
     def __init__(self, grammars: Sequence[Grammar], trigger: Trigger, vocab_size: int, token_ids: Sequence[int] = ()) -> None:
@@ -31,7 +31,7 @@ class LazyMatcher(Matcher):
         self._thinks = trigger.is_open
         self._at_start = True
         self._unread = deque(token_ids)  # what waits for the grammar
-        self._choice: Choice | None = None
+        self._selection: ToolSelection | None = None
         self._begun: IsolatedMatcher | None = None  # between its trigger and the token that meets it
 
     @property
@@ -64,7 +64,7 @@ class LazyMatcher(Matcher):
             self._begun.prefetch(token_id)
 
     def mask(self) -> Mask | Literal[Late.LATE] | None:
-        if self._choice is not None and (forced := self._choice.forced()):
+        if self._selection is not None and (forced := self._selection.forced()):
             return only(forced[0], num_mask_words(self._vocab_size))
         if self._begun is None:
             return None
@@ -80,8 +80,8 @@ class LazyMatcher(Matcher):
             self._read()
 
     def forced(self) -> list[int]:
-        if self._choice is not None:
-            return self._choice.forced()
+        if self._selection is not None:
+            return self._selection.forced()
         if self._begun is None:
             return []
         try:
@@ -91,30 +91,30 @@ class LazyMatcher(Matcher):
             return []
 
     def let_go(self) -> bool:
-        governed = self._choice is not None or self._begun is not None
-        self._choice = self._begun = None
+        governed = self._selection is not None or self._begun is not None
+        self._selection = self._begun = None
         return governed
 
     # --- while it chooses ------------------------------------------------------------------------------------------------
 
     @property
     def is_choosing(self) -> bool:
-        return self._choice is not None
+        return self._selection is not None
 
     def candidates(self) -> list[int]:
-        return [] if self._choice is None or self._choice.forced() else self._choice.candidates()
+        return [] if self._selection is None or self._selection.forced() else self._selection.candidates()
 
     def weigh(self, logprobs: dict[int, float]) -> None:
-        if self._choice is not None:
-            self._choice.weigh(logprobs)
+        if self._selection is not None:
+            self._selection.weigh(logprobs)
 
     def refuses(self, token_id: int) -> bool:
-        return self._choice is not None and token_id not in self._choice.candidates()
+        return self._selection is not None and token_id not in self._selection.candidates()
 
     def take_back(self) -> int:
-        assert self._choice is not None
-        num_tokens = len(self._choice.draft)
-        self._choice = self._choice.without_draft()
+        assert self._selection is not None
+        num_tokens = len(self._selection.draft)
+        self._selection = self._selection.without_draft()
         return num_tokens
 
     # --- what the tokens mean --------------------------------------------------------------------------------------------
@@ -130,8 +130,8 @@ class LazyMatcher(Matcher):
                 self._read_free(self._unread.popleft())
 
     def _read_free(self, token_id: int) -> None:
-        if self._choice is not None:
-            self._say(self._choice, token_id)
+        if self._selection is not None:
+            self._say(self._selection, token_id)
         elif self._thinks:
             self._thinks = token_id != self._trigger.close_id
         elif self._at_start and token_id == self._trigger.open_id:
@@ -142,19 +142,19 @@ class LazyMatcher(Matcher):
 
     def _begin(self) -> None:
         if self._offers:
-            self._choice = Choice(self._offers)
+            self._selection = ToolSelection(self._offers)
         else:
             self._begun = IsolatedMatcher(self._grammars[0])
 
-    def _say(self, choice: Choice, token_id: int) -> None:
+    def _say(self, selection: ToolSelection, token_id: int) -> None:
         if self.refuses(token_id):
-            self._choice = None  # only where a former worker let it go
+            self._selection = None  # only where a former worker let it go
             return
-        choice.say(token_id)
-        if choice.is_made:
-            self._choice = None
+        selection.say(token_id)
+        if selection.is_made:
+            self._selection = None
             begun = self._begun = IsolatedMatcher(self._grammars[0])
-            self._follow(lambda: begun.advance(choice.draft))
+            self._follow(lambda: begun.advance(selection.draft))
 
     def _follow(self, step: Callable[[], object]) -> None:
         """Let the grammar take a step. Where it is met, or left, what follows is free: a former worker may have drawn tokens without it."""

@@ -15,8 +15,8 @@ from tokenizers import Tokenizer
 from runtime.device.null import hashed_logits
 from runtime.step import StepLimits
 from server.constraints.lazy import LazyMatcher
-from server.constraints.offers import Choice
 from server.constraints.process_socket import ProcessSocket
+from server.constraints.tool_selection import Choice
 from server.engine.loop import Engine
 from server.engine.overlap import OverlappedEngine
 from server.messages import Constraint, ConstraintKind, FinishReason, SamplingParams, Submit, Trigger

@@ -8,7 +8,7 @@ from itertools import takewhile
 Offer = tuple[int, ...]  # the tokens that a call of one tool begins with
 
 
-class Choice:
+class ToolSelection:
     """Which of the offers a sequence means. It says freely what it would, as a draft; while an offer goes on with every token, that stands.
 
     A mask looks one token ahead: a model about to write `get_weather`, to which `weather` and `get_time` are offered, would be left with
@@ -44,11 +44,11 @@ class Choice:
     def say(self, token_id: int) -> None:
         self._draft = (*self._draft, token_id)
 
-    def without_draft(self) -> Choice:
+    def without_draft(self) -> ToolSelection:
         """Between the offers that begin with the best token at which one left the draft."""
         best = max(self._offers, key=self._scores.__getitem__)
         num_right = len(shared(best, self._draft)) + 1
-        return Choice([offer for offer in self._offers if offer[:num_right] == best[:num_right]])
+        return ToolSelection([offer for offer in self._offers if offer[:num_right] == best[:num_right]])
 
     def _open(self) -> list[Offer]:
         length = len(self._draft)
