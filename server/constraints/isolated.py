@@ -98,7 +98,7 @@ class IsolatedMatcher(Matcher):
         assert self._asked is None, "one question at a time"
         self._asked = kind
         # A sequence whose last answer was slow is not waited for: it would hold up the others with each of its tokens.
-        self._give_way_s = time.monotonic() + (0.0 if self._is_slow[ask] else PATIENCE_S)
+        self._give_way_s = time.monotonic() + (0.0 if self._is_slow[kind] else PATIENCE_S)
         # The mask that follows a state is on its way already, unless there are tokens to take in before.
         self._is_put = kind is Question.MASK and self._comes_mask and self._num_sent == len(self._token_ids)
         if kind is Question.STATE:

@@ -101,8 +101,8 @@ class ProcessSocket:
                 return ConstraintError(self.text)
             case Answer.TOO_SLOW:
                 return ConstraintTooHeavy(
-                    f"its tokens took {settings.excess_s:g} s more than the {1000 * settings.slow_s:g} ms that each may; write it so that a "
-                    'text can be read in one way only, and repeat with `x*` or `xs: x | xs "," x`'
+                    f"its tokens took {settings.excess_s:g} s more than the {1000 * settings.slow_s:g} ms that each may; write it so that "
+                    'a text can be read in one way only, and repeat with `x*` or `xs: x | xs "," x`'
                 )
             case Answer.TOO_LARGE:
                 return ConstraintTooHeavy(f"it took more than {settings.memory_bytes >> 20} MiB of memory; repeat or expand less in it")

@@ -16,7 +16,7 @@ from runtime.device.null import hashed_logits
 from runtime.step import StepLimits
 from server.constraints.lazy import LazyMatcher
 from server.constraints.process_socket import ProcessSocket
-from server.constraints.tool_selection import Choice
+from server.constraints.tool_selection import ToolSelection
 from server.engine.loop import Engine
 from server.engine.overlap import OverlappedEngine
 from server.messages import Constraint, ConstraintKind, FinishReason, SamplingParams, Submit, Trigger
@@ -257,7 +257,7 @@ def test_offers_beyond_the_vocabulary_are_none(rig, constraints, tokenizer) -> N
 
 
 def test_the_choice_is_between_wholes() -> None:
-    choice = Choice([(1, 2, 3, 4), (1, 2, 3, 5), (6, 3)])
+    choice = ToolSelection([(1, 2, 3, 4), (1, 2, 3, 5), (6, 3)])
     assert choice.forced() == [] and choice.candidates() == [1, 6]
     choice.weigh({1: -0.1, 6: -2})
     choice.say(1)
