@@ -55,7 +55,7 @@ class Session:
 
     def call(self, function: str, *args: Any, views: bool = False, keep_last: bool = False) -> Any:
         """Arrays, tensors of the device, integers, floats, shapes (tuples of integers) and tuples go in. Arrays come out, the caller's to
-        keep. With `views`, tensors come out that may lie in the arena: valid until the next call that is not `above` this one. A
+        keep. With `views`, tensors come out that may lie in the arena: valid until the next call without `keep_last`. A
         parameter that is changed in place changes the array that was given."""
         with self._lock:
             if self._pinned_thread != threading.get_ident():

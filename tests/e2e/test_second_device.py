@@ -19,7 +19,7 @@ import pytest
 from deploy import demo
 from deploy.loading.load import load_model
 from runtime.device.registry import DEVICES
-from server.engine.process import LoadedModel, engine_of
+from server.engine.worker import LoadedModel, engine_of
 from server.messages import Embed, Embedding, FromWorker, Load, SamplingParams, Submit, TokenEvent, Tokens
 from tests.conftest import BIN, ROOT, DemoServer
 from tests.runtime.device.opaque import OpaqueDevice, OpaqueTensor
