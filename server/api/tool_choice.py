@@ -68,8 +68,8 @@ def offered_calls(use: ToolUse, loaded: Loaded, max_bytes: int, *, splits: bool,
     splits_text = splits and not {OPEN, CLOSE} <= specials.keys()
     if not use.tools or form.bare or form.opening not in specials or splits_text:
         return None
-    strict = [ToolSchema(tool.function.name, tool.function.parameters or {} if tool.function.strict else {}) for tool in use.tools]
-    names = [ToolSchema(tool.name, {}) for tool in strict]
+    strict = [ToolSchema(tool.function.name, tool.function.parameters or {} if tool.function.strict else None) for tool in use.tools]
+    names = [ToolSchema(tool.name, None) for tool in strict]
     sources = dict.fromkeys(calls_behind_marker(form, tools, specials, several=not use.single) for tools in (strict, names))
     fitting = [source for source in sources if len(source.encode()) <= max_bytes]
     if not fitting:

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import msgspec
 
@@ -14,19 +15,43 @@ from server.text.reasoning import CLOSE, OPEN
 from server.text.tools import ToolFormat
 
 Specials = Mapping[str, int]  # markers that are one token
+COMPOSED = frozenset({"allOf", "anyOf", "oneOf", "not", "if", "$ref", "patternProperties", "unevaluatedProperties", "enum", "const"})
 WHITE_SPACE = r"[ ]|\n[ \t]{0,20}"  # between the parts of JSON
 
 
 @dataclass(frozen=True, slots=True)
 class ToolSchema:
     name: str
-    parameters: Mapping[str, object]
+    parameters: Mapping[str, object] | None  # None: any JSON object
 
 
 def json_text(schema: Mapping[str, object]) -> str:
     """The schema, with less white space allowed than JSON has: one space, or a line's end and its indentation. Small models are
     prone to write nothing but line ends once they are made to write JSON."""
     return json.dumps({"x-guidance": {"whitespace_pattern": WHITE_SPACE}, **schema})
+
+
+def closed(schema: Mapping[str, object]) -> dict[str, object]:
+    """The schema of arguments without properties that it does not name: an absent `additionalProperties` is false, in objects that name
+    properties within it, too. An object put together from several schemas stays as it is, for each would refuse the others' properties."""
+    given, required = schema.get("properties", {}), schema.get("required", [])
+    if COMPOSED & schema.keys() or not (isinstance(given, dict) and isinstance(required, list)):
+        return {**schema}
+    properties = cast("dict[str, object]", given)
+    made: dict[str, object] = {**schema, "properties": {name: _closed_within(inner) for name, inner in properties.items()}}
+    if set(map(str, required)) <= properties.keys():  # else nothing would fit
+        made.setdefault("additionalProperties", False)
+    return made
+
+
+def _closed_within(schema: object) -> object:
+    match schema:
+        case {"properties": dict()}:
+            return closed(cast("Mapping[str, object]", schema))
+        case {"items": dict() as items}:
+            return {**cast("Mapping[str, object]", schema), "items": _closed_within(items)}
+        case _:
+            return schema
 
 
 def forced_calls(form: ToolFormat, tools: Sequence[ToolSchema], specials: Specials, *, several: bool) -> Constraint:
@@ -54,7 +79,8 @@ def _inside(form: ToolFormat, tools: Sequence[ToolSchema], specials: Specials, *
     """The rules of what is between a call's markers. Tools of one schema share a rule: a parser's work grows with rules, not with names."""
     names: dict[str, list[str]] = {}
     for tool in tools:
-        names.setdefault(json_text({"type": "object", **tool.parameters}), []).append(re.escape(tool.name))
+        schema = {} if tool.parameters is None else closed(tool.parameters)
+        names.setdefault(json_text({"type": "object", **schema}), []).append(re.escape(tool.name))
     rules = [f"inside: {_around_calls(form, specials, several=several)}", f"call: {_alternatives('call', len(names))}"]
     if form.arguments_marker:
         rules.append(f"short: {_alternatives('short', len(names))}")

@@ -41,7 +41,7 @@ def accepts(vocabulary: LLTokenizer, constraint: Constraint, *tokens: str | int)
 
 TOOLS = [
     ToolSchema("add", {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}),
-    ToolSchema("now", {}),
+    ToolSchema("now", None),
 ]
 
 
@@ -118,6 +118,33 @@ def test_names_are_taken_by_the_letter_and_many_of_them_cost_little(vocabulary):
     constraint = Constraint(ConstraintKind.GRAMMAR, calls_behind_marker(FORMATS["hermes"], tools, {}, several=True))
     for name, allowed in [("a.b", True), ("axb", False), ("tool_of_some_server-999", True), ("tool_of_some_server-1000", False)]:
         assert accepts(vocabulary, constraint, f'\n{{"name": "{name}", "arguments": {{}}}}\n</tool_call>') is allowed
+
+
+INNER = {"type": "object", "properties": {"x": {"type": "integer"}}}
+FREE = {"type": "object"}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "arguments", "allowed"),
+    [
+        ({}, "{}", True),
+        ({}, '{"a": 1}', False),
+        ({"type": "object", "properties": {}}, '{"a": 1}', False),
+        ({"properties": {"p": INNER}}, '{"p": {"x": 1}}', True),
+        ({"properties": {"p": INNER}}, '{"p": {"x": 1, "y": 2}}', False),
+        ({"properties": {"p": {"type": "array", "items": INNER}}}, '{"p": [{"y": 2}]}', False),
+        ({"properties": {"p": FREE}}, '{"p": {"y": 2}}', True),
+        ({"properties": {}, "additionalProperties": True}, '{"a": 1}', True),
+        ({"properties": {}, "additionalProperties": {"type": "integer"}}, '{"a": 1}', True),
+        ({"anyOf": [INNER]}, '{"y": 2}', True),
+        ({"required": ["a"]}, '{"a": 1}', True),
+        (None, '{"a": 1}', True),
+    ],
+)
+def test_arguments_have_no_properties_that_the_schema_does_not_name(vocabulary, parameters, arguments, allowed):
+    """An absent `additionalProperties` is false in a call, so that empty `properties` give `{}`."""
+    forced = forced_calls(FORMATS["hermes"], [ToolSchema("f", parameters)], {}, several=False)
+    assert accepts(vocabulary, forced, written("hermes", "f", arguments)) is allowed
 
 
 def test_a_schema_may_refer_to_its_own_parts(vocabulary):
