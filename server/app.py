@@ -146,7 +146,8 @@ def _allowed(request: Request) -> str:
     """The methods of all routes at this path; the error knows those of the first."""
     routes: list[BaseRoute] = request.app.state.routes
     found = [route for route in routes if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE]
-    return ", ".join(sorted({method for route in found for method in route.methods or ()}))
+    methods = {method for route in found for method in route.methods or ()}
+    return ", ".join(sorted(methods | ({"HEAD"} if "GET" in methods else set())))
 
 
 def _near(request: Request) -> str | None:

@@ -154,6 +154,9 @@ NOT_JSON = ErrorKind(
     "A change asked of the administration is not called JSON.",
     "Send `Content-Type: application/json`.",
 )
+UNSUPPORTED_ENCODING = ErrorKind(
+    "unsupported_encoding", 415, INVALID, "The body is compressed in a way that is not understood.", "Compress it with gzip, or not at all."
+)
 METHOD_NOT_ALLOWED = ErrorKind("method_not_allowed", 405, INVALID, "The path exists and takes other methods.", "See the `Allow` header.")
 REQUEST_TIMEOUT = ErrorKind("request_timeout", 408, INVALID, "The body did not arrive in time.", "Send it faster.", retry=True)
 MODEL_EXISTS = ErrorKind(

@@ -7,6 +7,8 @@ import logging
 import re
 import secrets
 import time
+import zlib
+from collections.abc import Callable, Iterator
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
@@ -14,7 +16,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.api.context import Caller
 from server.auth import Guard
-from server.errors import BODY_TOO_LARGE, CLIENT_CLOSED, INTERNAL, REQUEST_TIMEOUT, SHUTTING_DOWN, ApiError
+from server.errors import (
+    BODY_TOO_LARGE,
+    CLIENT_CLOSED,
+    INTERNAL,
+    INVALID_JSON,
+    REQUEST_TIMEOUT,
+    SHUTTING_DOWN,
+    UNSUPPORTED_ENCODING,
+    ApiError,
+)
 from server.json_scan import PIECE_BYTES, JsonScan
 from server.metrics import Metrics
 from server.settings import ServerSettings
@@ -55,7 +66,10 @@ class Gateway:
                 passed = self._guard.check(scope["method"], scope["path"], headers)
                 body = await self._read_body(headers, receive)
                 scope["relaxserve.caller"] = Caller(request_id, passed.key_digest, passed.access, began_s, len(body))
-                await self._app(scope, _replay(body, receive), send_with_headers)
+                if scope["method"] == "HEAD":
+                    await self._app({**scope, "method": "GET"}, _without_client(body), _head_only(send_with_headers))
+                else:
+                    await self._app(scope, _replay(body, receive), send_with_headers)
             except ApiError as error:
                 if status:
                     raise  # too late for an answer; the stream has sent its own
@@ -81,19 +95,18 @@ class Gateway:
         limit, declared = self._settings.max_body_bytes, headers.get("content-length", "")
         if declared.isdigit() and int(declared) > limit:
             raise ApiError(BODY_TOO_LARGE, f"the body is larger than {limit} bytes", headers={"connection": "close"})
-        body, scan = bytearray(), JsonScan()
+        body, scan, decode = bytearray(), JsonScan(), _decoder(headers.get("content-encoding", ""))
         try:
             async with asyncio.timeout(self._settings.body_timeout_s):
                 while True:
                     message = await receive()
-                    arrived: bytes = message.get("body", b"")
-                    if len(body) + len(arrived) > limit:
-                        raise ApiError(BODY_TOO_LARGE, f"the body is larger than {limit} bytes")
-                    for at in range(0, len(arrived), PIECE_BYTES):
-                        if at:
+                    for num_taken, piece in enumerate(decode(message.get("body", b""))):
+                        if num_taken:
                             await asyncio.sleep(0)
-                        scan.feed(arrived[at : at + PIECE_BYTES])
-                    body += arrived
+                        if len(body) + len(piece) > limit:
+                            raise ApiError(BODY_TOO_LARGE, f"the body is larger than {limit} bytes")
+                        scan.feed(piece)
+                        body += piece
                     if not message.get("more_body", False):
                         return bytes(body)
         except ApiError as error:
@@ -103,6 +116,51 @@ class Gateway:
             waited_s = self._settings.body_timeout_s
             message = f"the body did not arrive within {waited_s:g} s"
             raise ApiError(REQUEST_TIMEOUT, message, headers={"connection": "close"}) from None
+
+
+def _decoder(encoding: str) -> Callable[[bytes], Iterator[bytes]]:
+    """What arrives in pieces of bounded size; a compressed body is held to the same limits as a plain one, piece by piece."""
+    encoding = encoding.strip().lower()
+    if encoding in ("", "identity"):
+        return lambda data: (data[at : at + PIECE_BYTES] for at in range(0, len(data), PIECE_BYTES))
+    if encoding not in ("gzip", "x-gzip", "deflate"):
+        raise ApiError(UNSUPPORTED_ENCODING, f"content-encoding is {encoding!r:.40}; expected gzip, deflate or none")
+    unpack = zlib.decompressobj(zlib.MAX_WBITS | 32)  # tells gzip and zlib by their beginning
+
+    def decode(data: bytes) -> Iterator[bytes]:
+        try:
+            while data and not unpack.eof:
+                yield unpack.decompress(data, PIECE_BYTES)
+                data = unpack.unconsumed_tail
+        except zlib.error as error:
+            raise ApiError(INVALID_JSON, f"the body is not {encoding}, which content-encoding calls it: {error}") from error
+
+    return decode
+
+
+def _head_only(send: Send) -> Send:
+    """A HEAD request is answered as the GET would be, up to the body."""
+    ended = False
+
+    async def send_head(message: Message) -> None:
+        nonlocal ended
+        if message["type"] == "http.response.start":
+            await send(message)
+        elif not ended:
+            ended = True
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    return send_head
+
+
+def _without_client(body: bytes) -> Receive:
+    """A client that leaves at once: an answer that would go on ends after its head."""
+    pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def received() -> Message:
+        return pending.pop() if pending else {"type": "http.disconnect"}
+
+    return received
 
 
 def error_response(error: ApiError) -> Response:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import zlib
 from collections.abc import AsyncGenerator, Coroutine, Mapping
 from typing import Protocol, TypeVar
 
 import msgspec
 from fastapi import Request, Response
+from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from server.api.fields import ignored_header
@@ -17,6 +20,9 @@ from server.model import Loaded
 from server.settings import ServerSettings
 
 PIECE_BYTES = 256 << 10
+LEAST_PACKED_BYTES = 64 << 10
+LONG_BYTES = 32 << 10  # compressed on a thread, where they take no time from others
+GZIP = re.compile(r"(?:^|,)\s*(?:gzip|\*)\s*(?:$|,|;(?!\s*q=0(?:\.0*)?\s*(?:$|,)))")
 T = TypeVar("T")
 
 
@@ -33,7 +39,8 @@ async def respond(request: Request, answer: Answer, headers: dict[str, str], *, 
 
 
 class Pieces(Response):
-    """A JSON text in pieces. Others get a turn between them, and a large answer is never copied as a whole."""
+    """A JSON text in pieces. Others get a turn between them, and a large answer is never copied as a whole. It is compressed where it is
+    large and the client takes that."""
 
     media_type = "application/json"
 
@@ -43,14 +50,24 @@ class Pieces(Response):
         self._pieces = pieces
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        accepted = Headers(scope=scope).get("accept-encoding", "")
+        pack = None
+        if int(self.headers["content-length"]) >= LEAST_PACKED_BYTES and GZIP.search(accepted):
+            pack = zlib.compressobj(level=1, wbits=zlib.MAX_WBITS | 16)  # 16: with the header of gzip
+            del self.headers["content-length"]
+            self.headers["content-encoding"] = "gzip"
+        self.headers["vary"] = "accept-encoding"
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         while self._pieces:
             piece = self._pieces.pop()  # to free a large answer all at once takes long, too
             for at in range(0, len(piece), PIECE_BYTES):
-                await send({"type": "http.response.body", "body": piece[at : at + PIECE_BYTES], "more_body": True})
+                part = piece[at : at + PIECE_BYTES]
+                if pack is not None:
+                    part = await asyncio.to_thread(pack.compress, part) if len(part) > LONG_BYTES else pack.compress(part)
+                await send({"type": "http.response.body", "body": part, "more_body": True})
                 if len(piece) > PIECE_BYTES:
                     await asyncio.sleep(0)
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        await send({"type": "http.response.body", "body": b"" if pack is None else pack.flush(), "more_body": False})
 
 
 async def while_connected(request: Request, work: Coroutine[None, None, T]) -> T:
