@@ -115,6 +115,7 @@ class NullScript:
     prompts: tuple[tuple[str, str], ...] = ()
     default_prompt: str | None = None
     generates: bool = True
+    stop_token_id: int | None = None  # that ends an answer
     weights_bytes: int = 1 << 20
     kv_cache_bytes: int = 1 << 20
 
@@ -188,6 +189,7 @@ class NullWorker:
                         ids,
                         logprobs=() if params.logprobs is None else tuple(_logprob(i, params.logprobs) for i in ids),
                         finish_reason=reason,
+                        stop_token_id=script.stop_token_id if reason is FinishReason.STOP else None,
                         prompt_logprobs=_prompt_logprobs(submit) if step == 0 and choice == 0 else (),
                     )
                 step += 1

@@ -137,19 +137,28 @@ def trials(document: Schema, only: str) -> Iterator[Trial]:
                 continue
             schema = _resolve(content["schema"], document)
             fields = schema.get("properties", {})
-            needed = {name: value for name, value in NEEDED.items() if name in fields}
+            known = {name: value for name, value in NEEDED.items() if name in fields}
             url = path.replace("{", "").replace("}", "")
             for name, described in [*fields.items(), ("unknown", {"type": "object"})]:
                 title = f"{method.upper()} {path} {name}"
                 if only not in title:
                     continue
+                needed = _without_alternatives(known, name)
                 head = json.dumps({key: value for key, value in needed.items() if key != name})[:-1]
                 joint = ", " if len(head) > 1 else ""
                 for shape, value in [(OWN_LIMIT, json.dumps(at_limit(described, document)).encode()), *common]:
                     yield Trial(title, shape, method.upper(), url, f'{head}{joint}"{name}": '.encode(), value)
+            needed = _without_alternatives(known, "")
             if only in (title := f"{method.upper()} {path} together"):
                 for number, further in enumerate(TOGETHER.get(path, ()), 1):
                     yield Trial(title, f"request {number}", method.upper(), url, json.dumps({**needed, **further})[:-1].encode(), b"")
+
+
+def _without_alternatives(needed: Mapping[str, Any], tried: str) -> dict[str, Any]:
+    """A request has one prompt: that which is tried, or else the first."""
+    given = [name for name in ("prompt", "input", "messages") if name in needed]
+    chosen = tried if tried in given else next(iter(given), "")
+    return {name: value for name, value in needed.items() if name == chosen or name not in given}
 
 
 @dataclass(slots=True)

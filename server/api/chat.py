@@ -30,7 +30,7 @@ from server.api.prepare import (
 from server.api.respond import respond, response_headers
 from server.api.routes import gives, new_router
 from server.api.schema import ChatBody, Tool
-from server.api.texts import check_chars, encode_prompts, most_chars, truncate
+from server.api.texts import check_chars, encode_prompts, kept_of, most_chars, truncate
 from server.api.tool_choice import ToolUse, demanded_calls, offered_calls, tool_use
 from server.errors import NO_CHAT_TEMPLATE, TEMPLATE_FAILED, UNSUPPORTED_FIELD, ApiError
 from server.messages import Constraint, Thinking
@@ -88,12 +88,13 @@ def _offered(body: ChatBody, loaded: Loaded, settings: ServerSettings) -> Conver
 
 def _planned(text: str, body: ChatBody, loaded: Loaded, who: Caller, settings: ServerSettings) -> ChatPlan:
     use, context = tool_use(body), context_of(loaded)
-    keep, side = body.truncate_prompt_tokens, body.truncation_side
+    asked, side = body.max_completion_tokens or body.max_tokens, body.truncation_side
+    keep = kept_of(body.truncate_prompt_tokens, context, asked)
     special = bool(body.add_special_tokens)
     (whole,) = encode_prompts([text], loaded.tokenizer, "messages", special=special, context=context, keep=keep, side=side)
     ids = truncate(whole, keep, side)
     check_num_logprobs(len(ids), body.prompt_logprobs, "prompt_logprobs")
-    max_tokens = max_tokens_of(body.max_completion_tokens or body.max_tokens, None, ids, loaded, param="messages")
+    max_tokens = max_tokens_of(asked, None, ids, loaded, param="messages")
     thinking = text.rstrip("\n").endswith(OPEN)
     constraint = _constraint(body, use, loaded, settings, thinking=thinking)
     params = sampling_params(
@@ -175,7 +176,7 @@ async def render_prompt(make: Callable[[], Conversation], loaded: Loaded, who: C
 def _check_conversation(body: ChatBody, loaded: Loaded) -> None:
     """What a template is given, it writes; so more than the context can hold need not be rendered."""
     context = context_of(loaded)
-    given = [[vars(message) for message in body.messages], body.tools if body.tool_choice != "none" else None]
+    given = [body.messages, body.tools if body.tool_choice != "none" else None]
     check_chars(num_chars(given, most_chars(loaded.tokenizer, context)), loaded.tokenizer, "messages", context)
 
 

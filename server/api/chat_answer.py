@@ -188,7 +188,7 @@ class ChatAnswer:
         chunk: ChatChunkChoice = {
             "index": step.choice,
             "delta": delta,
-            "logprobs": self._writer.chat(choice.entries) if self._body.logprobs else None,
+            "logprobs": self._writer.chat(choice.entries) if choice.entries else None,
             "finish_reason": choice.finish,
         }
         if choice.finish is not None:

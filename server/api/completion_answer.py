@@ -223,7 +223,7 @@ class CompletionAnswer:
         chunk: CompletionChoice = {
             "index": step.choice,
             "text": "" if silent else step.text,
-            "logprobs": self._logprobs(step.choice, step.entries),
+            "logprobs": self._logprobs(step.choice, step.entries) if step.entries else None,
             "finish_reason": choice.finish,
         }
         if choice.finish is not None:

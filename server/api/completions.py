@@ -29,7 +29,7 @@ from server.api.prepare import (
 from server.api.respond import respond, response_headers
 from server.api.routes import gives, new_router
 from server.api.schema import CompletionBody, Prompts
-from server.api.texts import encode_prompts, truncate
+from server.api.texts import encode_prompts, kept_of, truncate
 from server.errors import UNSUPPORTED_FIELD, ApiError
 from server.interfaces import Tokenizer
 from server.model import Loaded, Model
@@ -66,7 +66,8 @@ def plan_completion(body: CompletionBody, model: Model, loaded: Loaded, who: Cal
     check_sizes(body)
     num_choices = max(body.n or 1, body.best_of or 1)
     _check_fields(body, len(_one_by_one(body.prompt)) * num_choices, settings)
-    prompts = [truncate(ids, body.truncate_prompt_tokens, body.truncation_side) for ids in _prompts(body, loaded)]
+    keep = kept_of(body.truncate_prompt_tokens, context_of(loaded), body.max_tokens)
+    prompts = [truncate(ids, keep, body.truncation_side) for ids in _prompts(body, loaded, keep)]
     ranked = num_choices > (body.n or 1)
     prompt_logprobs = body.logprobs if body.echo and body.logprobs is not None else body.prompt_logprobs
     check_num_logprobs(sum(map(len, prompts)), prompt_logprobs, "logprobs" if body.prompt_logprobs is None else "prompt_logprobs")
@@ -86,9 +87,9 @@ def plan_completion(body: CompletionBody, model: Model, loaded: Loaded, who: Cal
     return [job_like(job, ids, max_tokens) for ids, max_tokens in zip(prompts, lengths, strict=True)]
 
 
-def _prompts(body: CompletionBody, loaded: Loaded) -> Sequence[Sequence[int]]:
+def _prompts(body: CompletionBody, loaded: Loaded, keep: int | None) -> Sequence[Sequence[int]]:
     special, tokenizer, infill = body.add_special_tokens is not False, loaded.tokenizer, loaded.dialect.infill
-    context, keep, side = context_of(loaded), body.truncate_prompt_tokens, body.truncation_side
+    context, side = context_of(loaded), body.truncation_side
     if not body.suffix:
         return token_ids(body.prompt, tokenizer, "prompt", special=special, context=context, keep=keep, side=side)
     if infill is None:

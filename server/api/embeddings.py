@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -14,19 +14,22 @@ from numpy.typing import NDArray
 
 from server.api.answers import Embedding as EmbeddingEntry
 from server.api.answers import Embeddings
+from server.api.chat import Conversation, conversation_of, render_prompt
 from server.api.completions import token_ids
 from server.api.context import Caller, Context, caller
 from server.api.fields import check_unknown
+from server.api.limits import check_sizes
 from server.api.prepare import context_of, deadline_of, invalid, off_loop
 from server.api.respond import Pieces, response_headers, while_connected
 from server.api.routes import gives, new_router
-from server.api.schema import EmbeddingBody, Prompts
-from server.api.texts import truncate
+from server.api.schema import ChatBody, EmbeddingBody, Prompts
+from server.api.texts import kept_of, too_long, truncate
 from server.errors import (
-    CONTEXT_LENGTH_EXCEEDED,
     DEADLINE_EXCEEDED,
+    MISSING_FIELD,
     NOT_AN_EMBEDDER,
     QUEUE_FULL,
+    UNSUPPORTED_FIELD,
     ApiError,
     of_request,
 )
@@ -37,6 +40,10 @@ from server.model import Loaded, Model
 from server.settings import ServerSettings
 
 Vector = NDArray[np.float32]
+KINDS = (  # of texts, as Cohere, Jina, Google and models call them
+    ("query", "search_query", "retrieval.query", "retrieval_query", "s2p_query"),
+    ("document", "passage", "search_document", "retrieval.passage", "retrieval_document", "corpus"),
+)
 TURN = 32  # texts handed to the worker before others get a turn
 
 
@@ -49,7 +56,9 @@ def router(context: Context) -> APIRouter:
         ignored = check_unknown(body, strict=context.settings.strict)
         model, loaded = context.registry.serve(body.model)
         who = caller(request)
-        prompts = await off_loop(who.num_body_bytes, lambda: plan_embedding(body, model, loaded, context.settings))
+        text = await _conversation(body, loaded, who)
+        size = max(who.num_body_bytes, len(text or ""))
+        prompts = await off_loop(size, lambda: plan_embedding(body, text, model, loaded, context.settings))
         num_tokens = sum(map(len, prompts))
         labels = (model.spec.name, ENGINE)
         try:
@@ -75,46 +84,78 @@ def router(context: Context) -> APIRouter:
     return routes
 
 
-def plan_embedding(body: EmbeddingBody, model: Model, loaded: Loaded, settings: ServerSettings) -> list[Sequence[int]]:
+async def _conversation(body: EmbeddingBody, loaded: Loaded, who: Caller) -> str | None:
+    """The text of a conversation, if one is to be embedded."""
+    if body.input is None and body.messages is None:
+        raise ApiError(MISSING_FIELD, "input is absent and required; or send messages", param="input")
+    if body.input is not None and body.messages is not None:
+        raise invalid("messages", "input and messages are given; expected one of them")
+    if body.messages is None:
+        return None
+    chat = ChatBody(
+        messages=body.messages,
+        chat_template_kwargs=body.chat_template_kwargs,
+        add_generation_prompt=bool(body.add_generation_prompt),
+    )
+
+    def make() -> Conversation:
+        check_sizes(chat)
+        return conversation_of(chat, [])
+
+    return await render_prompt(make, loaded, who)
+
+
+def plan_embedding(body: EmbeddingBody, text: str | None, model: Model, loaded: Loaded, settings: ServerSettings) -> list[Sequence[int]]:
     size = loaded.ready.embedding_size
     if not size:
         raise ApiError(NOT_AN_EMBEDDER, f"model {model.spec.name!r} gives no embeddings", param="model")
     if body.dimensions is not None and body.dimensions > size:
         raise invalid("dimensions", f"dimensions is {body.dimensions}; expected at most the model's {size}")
-    given = _prompted(body, loaded.ready)
+    given = _prompted(body, loaded.ready) if text is None else text
     num_texts = len(given) if isinstance(given, list) and given and not isinstance(given[0], int) else 1
     if num_texts > settings.max_inputs:
         raise invalid("input", f"input has {num_texts} texts; expected at most {settings.max_inputs}")
     context, keep, side, special = (
         context_of(loaded),
-        body.truncate_prompt_tokens,
+        kept_of(body.truncate_prompt_tokens, context_of(loaded), None),
         body.truncation_side,
-        body.add_special_tokens is not False,
+        body.add_special_tokens is not False if text is None else bool(body.add_special_tokens),
     )
-    whole = token_ids(given, loaded.tokenizer, "input", special=special, context=context, keep=keep, side=side)
+    param = "input" if text is None else "messages"
+    whole = token_ids(given, loaded.tokenizer, param, special=special, context=context, keep=keep, side=side)
     prompts = [truncate(ids, keep, side) for ids in whole]
     for ids in prompts:
         if len(ids) > context:
-            raise ApiError(
-                CONTEXT_LENGTH_EXCEEDED,
-                f"a text has {len(ids)} tokens; the context holds {context}; split it, or set truncate_prompt_tokens",
-                param="input",
-            )
+            raise too_long(context, f"a text has {len(ids)} tokens", param)
     return prompts
 
 
 def _prompted(body: EmbeddingBody, ready: Ready) -> Prompts:
     """Texts behind the prompt of that name, by default the one that the model was trained with; an empty name is none. Tokens are as they
     are."""
-    known, name = dict(ready.prompts), body.prompt_name
-    parts = [body.input] if isinstance(body.input, str) else body.input
+    known, given = dict(ready.prompts), "" if body.input is None else body.input
+    name = body.prompt_name if body.input_type is None else _prompt_of_type(body.input_type, known)
+    parts = [given] if isinstance(given, str) else given
     texts = [part for part in parts if isinstance(part, str)]
     if name and name not in known:
         raise invalid("prompt_name", f"prompt_name is {name!r}; expected {_names(known)}")
     if name and len(texts) < len(parts):
         raise invalid("prompt_name", f"prompt_name is {name!r} and input has token ids; a prompt goes before texts")
     prefix = known.get(name if name is not None else ready.default_prompt or "", "")
-    return [prefix + text for text in texts] if prefix and texts else body.input
+    return [prefix + text for text in texts] if prefix and texts else given
+
+
+def _prompt_of_type(input_type: str, known: Mapping[str, str]) -> str:
+    """The model's name for what a text is embedded as, whatever the client's API calls it."""
+    if not known:
+        raise ApiError(UNSUPPORTED_FIELD, f"input_type is {input_type!r:.40}; the model has no prompts", param="input_type")
+    kind = next((names for names in KINDS if input_type in names), (input_type,))
+    for name in (input_type, *kind):
+        if name in known:
+            return name
+    if kind is KINDS[1]:
+        return ""  # models that tell queries apart may embed documents as they are
+    raise invalid("input_type", f"input_type is {input_type!r:.40}; expected {_names(known)}")
 
 
 def _names(prompts: Iterable[str]) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import cast
 from urllib.parse import quote
 
 from pydantic import BaseModel
@@ -66,6 +67,44 @@ UNSUPPORTED: Mapping[str, str] = {
     "id_slot": "requests have no slots; the prefix cache finds what is shared",
     "n_keep": "the context is never shifted; use truncate_prompt_tokens",
     "input_ids": "use /v1/completions with token ids as prompt",
+    "prompt_embeds": NO_MULTIMODAL,
+    "repetition_detection": "use repetition_penalty, or stop",
+    "spaces_between_special_tokens": "special tokens are shown without spaces between them",
+    "vllm_xargs": "no extension reads it",
+    "ec_transfer_params": NO_DISTRIBUTED,
+    "return_token_offsets": "use logprobs of a completion, which have text_offset",
+    "return_prompt_text": "ask /v1/chat/completions/render for the prompt",
+    "stream_interval": "each step is an event",
+    "watermarking": "nothing is watermarked",
+    "n_probs": "use logprobs and top_logprobs",
+    "samplers": "the order of samplers is fixed",
+    "dynatemp_range": NO_SAMPLER,
+    "dynatemp_exponent": NO_SAMPLER,
+    "min_keep": NO_SAMPLER,
+    "repeat_last_n": "penalties count the whole text",
+    "dry_penalty_last_n": NO_SAMPLER,
+    "dry_sequence_breakers": NO_SAMPLER,
+    "adaptive_target": NO_SAMPLER,
+    "adaptive_decay": NO_SAMPLER,
+    "t_max_predict_ms": "use timeout",
+    "reasoning_format": "use separate_reasoning and include_reasoning",
+    "grammar_lazy": "offer tools; calls are held to their grammar from their marker on",
+    "grammar_triggers": "use response_format with type structural_tag",
+    "response_fields": "answers have all their fields",
+    "timings_per_token": "use stream_options.continuous_usage_stats",
+    "reasoning": "use reasoning_effort",
+    "thinking": "use enable_thinking and thinking_token_budget",
+    "options": "put its fields into the request itself",
+    "return_hidden_states": "use /v1/embeddings",
+    "input_type": "only embeddings have it",
+    "task": "only embeddings have it",
+    "instruction": "put it before each text, or use prompt_name",
+    "late_chunking": "texts are embedded one by one",
+    "use_activation": "embeddings are what the model's pooling gives",
+    "embd_normalize": "use normalize",
+    "padding": "texts are never padded",
+    "priority": "embeddings have none",
+    "cache_salt": "embeddings are not cached",
     "embed_dtype": "embeddings are float32",
     "endianness": "embeddings are little-endian",
 }
@@ -73,11 +112,11 @@ MAX_NAMES = 32
 NEUTRAL: tuple[object, ...] = (None, False, 0, "", [], {})
 
 
-def check_unknown(body: BaseModel, *, strict: bool) -> list[str]:
+def check_unknown(body: Options, *, strict: bool) -> list[str]:
     """Refuse what is known and missing here; return the names of what nobody knows."""
     ignored: list[str] = []
-    for name, value in _extras(body, ""):
-        reason = UNSUPPORTED.get(name.rpartition(".")[2])
+    for name, value in _unknown(body, ""):
+        reason = None if "[" in name else UNSUPPORTED.get(name.rpartition(".")[2])  # lists hold what has fields of its own
         if reason is not None:
             if value not in NEUTRAL:
                 raise ApiError(UNSUPPORTED_FIELD, f"{name} is not supported: {reason}", param=name)
@@ -96,16 +135,22 @@ def ignored_header(ignored: list[str]) -> dict[str, str]:
     return {"x-ignored-params": ", ".join(names)} if names else {}
 
 
-def _extras(body: BaseModel, path: str) -> list[tuple[str, object]]:
-    found: list[tuple[str, object]] = [(path + name, value) for name, value in (body.model_extra or {}).items()]
-    for name in type(body).model_fields:
-        value = getattr(body, name)
-        if isinstance(value, Options):
-            found += _extras(value, f"{path}{name}.")
-    return found
-
-
 class Options(BaseModel):
-    """An object within a request; its unknown fields are reported like those of the request."""
+    """An object of a request. Its unknown fields are reported, wherever in the request it is."""
 
     model_config = {"extra": "allow", "strict": True, "allow_inf_nan": False, "protected_namespaces": ()}
+
+    @property
+    def unknown(self) -> Mapping[str, object]:
+        return self.model_extra or {}
+
+
+def _unknown(body: Options, path: str) -> Iterator[tuple[str, object]]:
+    for name, value in body.unknown.items():
+        yield path + name, value
+    for name, value in body.__dict__.items():
+        if isinstance(value, Options):
+            yield from _unknown(value, f"{path}{name}.")
+        elif isinstance(value, list) and value and isinstance(value[0], Options):
+            for index, item in enumerate(cast("list[Options]", value)):
+                yield from _unknown(item, f"{path}{name}[{index}].")

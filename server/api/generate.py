@@ -87,6 +87,8 @@ class _Choice:
         elif event.finish_reason is not None:
             text += detokenizer.finish()
             finish, stop_reason = event.finish_reason.value, event.stop_token_id
+            if event.stop_token_id is not None:
+                token_ids += (event.stop_token_id,)  # the model drew it, so it is counted, though it has no text
         entries: tuple[TokenEntry, ...] = ()
         if event.logprobs:
             starts = detokenizer.token_starts[before:]

@@ -16,8 +16,8 @@ from server.api.context import Caller
 from server.api.generate import Job
 from server.api.limits import num_chars, read_json
 from server.api.schema import GenerationBody, JsonObject, ResponseFormat
-from server.api.texts import encode_texts
-from server.errors import CONTEXT_LENGTH_EXCEEDED, INVALID_SCHEMA, INVALID_VALUE, NOT_A_GENERATOR, ApiError
+from server.api.texts import encode_texts, too_long
+from server.errors import INVALID_SCHEMA, INVALID_VALUE, NOT_A_GENERATOR, ApiError
 from server.interfaces import Tokenizer
 from server.messages import Constraint, ConstraintKind, SamplingParams, Submit, Thinking
 from server.model import Loaded, Model
@@ -28,6 +28,7 @@ from server.text.grammar import Structure, json_text, structured
 
 T = TypeVar("T")
 ANY_OBJECT = Constraint(ConstraintKind.JSON_SCHEMA, json_text({"type": "object"}))
+LEAST_SHARE = 1e-9  # of top_p: the most probable token alone, as 0 asks for
 LONG = 4096  # bytes of a body, or tokens of an answer: more of them would hold up the streams of others
 
 
@@ -91,14 +92,14 @@ def max_tokens_of(asked: int | None, default: int | None, prompt_ids: Sequence[i
     that the prompt came in."""
     context = context_of(loaded)
     room = context - len(prompt_ids)
+    if asked == -1:
+        asked = default = None
     if room < 1 or (asked is not None and asked > room):
-        wanted = "" if asked is None else f" and max_tokens is {asked}"
-        raise ApiError(
-            CONTEXT_LENGTH_EXCEEDED,
-            f"the prompt has {len(prompt_ids)} tokens{wanted}; the context holds {context}; shorten the prompt, "
-            "lower max_tokens, or set truncate_prompt_tokens",
-            param="max_tokens" if asked is not None and room >= 1 else param,
-        )
+        num = len(prompt_ids)
+        found = f"the prompt has {num} tokens"
+        if asked is not None:
+            found = f"you requested {num + asked} tokens ({num} in the prompt, {asked} in the completion)"
+        raise too_long(context, found, "max_tokens" if asked is not None and room >= 1 else param)
     return asked if asked is not None else min(room, default or room)
 
 
@@ -123,8 +124,8 @@ def sampling_params(
     return SamplingParams(
         max_tokens=max_tokens,
         min_tokens=body.min_tokens or 0,
-        temperature=_first(body.temperature, defaults.temperature, 1.0),
-        top_p=_first(body.top_p, defaults.top_p, 1.0),
+        temperature=0.0 if body.do_sample is False else _first(body.temperature, defaults.temperature, 1.0),
+        top_p=max(LEAST_SHARE, _first(body.top_p, defaults.top_p, 1.0)),
         top_k=max(0, _first(body.top_k, defaults.top_k, 0)),  # -1 is off, too
         min_p=_first(body.min_p, defaults.min_p, 0.0),
         typical_p=_first(body.typical_p, defaults.typical_p, 1.0),

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import AliasChoices, Field
+from pydantic import AliasChoices, BeforeValidator, Field
 
 from server.api.fields import Options
 from server.json_scan import MAX_NUMBERS
+
+
+def _integer(value: object) -> object:
+    """20.0 is an integer in JSON."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Int = Annotated[int, BeforeValidator(_integer)]  # not for items of long lists, each of which would call it
 
 # Every text, list and object has a limit of its own, and a list ends its complaints with the first: a million of them take seconds.
 MAX_TEXT_CHARS = 8 << 20  # of what the context bounds, or the setting for schemas
@@ -15,11 +24,13 @@ TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 TokenIds = Annotated[list[TokenId], Field(max_length=MAX_NUMBERS, fail_fast=True)]
 FewTokenIds = Annotated[list[TokenId], Field(max_length=1024, fail_fast=True)]
 Logit = Annotated[float, Field(ge=-100, le=100)]
-Alternatives = Annotated[int, Field(ge=0, le=20)]
+Kept = Literal[-1] | Annotated[Int, Field(ge=1)]  # tokens of a prompt; -1: as many as fit
+Alternatives = Annotated[Int, Field(ge=0, le=20)]
 Text = Annotated[str, Field(max_length=MAX_TEXT_CHARS)]
 Label = Annotated[str, Field(max_length=1024)]
 Texts = Annotated[list[Text], Field(max_length=2048, fail_fast=True)]
 JsonObject = Annotated[dict[str, Any], Field(max_length=4096)]
+TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 JsonObjects = Annotated[list[JsonObject], Field(max_length=4096, fail_fast=True)]
 Prompts = Text | TokenIds | Texts | Annotated[list[TokenIds], Field(max_length=2048, fail_fast=True)]
 Choices = Annotated[list[Text], Field(max_length=16384, fail_fast=True)]
@@ -68,11 +79,17 @@ class GenerationBody(Options):
     model: Label | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    max_tokens: int | None = Field(default=None, ge=0, le=2**31 - 1)
-    n: int | None = Field(default=None, ge=1)
+    max_tokens: Int | None = Field(
+        default=None,
+        ge=-1,  # as many as fit
+        le=2**31 - 1,
+        validation_alias=AliasChoices("max_tokens", "max_new_tokens", "n_predict", "num_predict"),
+    )
+    n: Int | None = Field(default=None, ge=1, validation_alias=AliasChoices("n", "n_cmpl"))
     temperature: float | None = Field(default=None, ge=0, le=100)
-    top_p: float | None = Field(default=None, gt=0, le=1)
-    top_k: int | None = Field(default=None, ge=-1, lt=2**31)
+    do_sample: bool | None = None
+    top_p: float | None = Field(default=None, ge=0, le=1)
+    top_k: Int | None = Field(default=None, ge=-1, lt=2**31)
     min_p: float | None = Field(default=None, ge=0, le=1)
     typical_p: float | None = Field(default=None, gt=0, le=1)
     frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
@@ -81,14 +98,14 @@ class GenerationBody(Options):
         default=None, gt=0, le=100, validation_alias=AliasChoices("repetition_penalty", "repeat_penalty")
     )
     logit_bias: dict[Annotated[str, Field(max_length=32)], Logit] | None = Field(default=None, max_length=1024)
-    seed: int | None = Field(default=None, ge=-(2**63), lt=2**64)
+    seed: Int | None = Field(default=None, ge=-(2**63), lt=2**64)
     stop: Text | Choices | None = None
     stop_token_ids: FewTokenIds | None = None
     include_stop_str_in_output: bool | None = Field(
         default=None, validation_alias=AliasChoices("include_stop_str_in_output", "no_stop_trim")
     )
     ignore_eos: bool | None = None
-    min_tokens: int | None = Field(default=None, ge=0, lt=2**31, validation_alias=AliasChoices("min_tokens", "min_new_tokens"))
+    min_tokens: Int | None = Field(default=None, ge=0, lt=2**31, validation_alias=AliasChoices("min_tokens", "min_new_tokens"))
     skip_special_tokens: bool | None = None
     bad_words: list[Label] | None = Field(default=None, max_length=1024, fail_fast=True)
     allowed_token_ids: TokenIds | None = None
@@ -105,10 +122,10 @@ class GenerationBody(Options):
     json_schema: JsonObject | bool | Text | None = None
     regex: Text | None = None
     grammar: Text | None = Field(default=None, validation_alias=AliasChoices("grammar", "ebnf"))
-    truncate_prompt_tokens: int | None = Field(default=None, ge=1)
+    truncate_prompt_tokens: Kept | None = None
     truncation_side: Literal["left", "right"] | None = None
     add_special_tokens: bool | None = None
-    priority: int | None = Field(default=None, ge=-(2**31), lt=2**31)
+    priority: Int | None = Field(default=None, ge=-(2**31), lt=2**31)
     cache_salt: Label | None = None
     timeout: float | None = Field(default=None, gt=0)
     request_id: str | None = Field(
@@ -118,21 +135,50 @@ class GenerationBody(Options):
     # These name the caller or hint at a cache; no answer depends on them.
     user: Label | None = None
     metadata: JsonObject | None = None
-    store: Literal[False] | None = None
-    service_tier: Literal["auto", "default"] | None = None
+    store: bool | None = None
+    service_tier: Literal["auto", "default", "flex", "scale", "priority"] | None = None
     prompt_cache_key: Label | None = None
     prompt_cache_options: JsonObject | None = None
     prompt_cache_retention: Label | None = None
     safety_identifier: Label | None = None
 
 
+class ContentPart(Options):
+    type: Label
+    text: Text | None = None
+    refusal: Text | None = None
+
+    @property
+    def unknown(self) -> Mapping[str, object]:
+        """A part that is no text is refused by its type, so its fields need no complaint of their own."""
+        return super().unknown if self.type in TEXT_PARTS else {}
+
+
+ContentParts = Annotated[list[ContentPart], Field(max_length=4096, fail_fast=True)]
+
+
+class CalledFunction(Options):
+    name: Label
+    arguments: Text | JsonObject | None = None
+
+
+class MessageCall(Options):
+    id: Label | None = None
+    type: Literal["function"] | None = None
+    index: Int | None = None
+    function: CalledFunction
+
+
 class Message(Options):
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Text | JsonObjects | None = None
+    role: str = Field(max_length=64, pattern=r"^\w[\w.-]*$")  # what a role means is up to the template
+    content: Text | ContentParts | None = None
     name: Label | None = None
-    tool_calls: JsonObjects | None = None
+    tool_calls: Annotated[list[MessageCall], Field(max_length=4096, fail_fast=True)] | None = None
+    function_call: CalledFunction | None = None
     tool_call_id: Label | None = None
+    refusal: Text | None = None
     reasoning_content: Text | None = None
+    reasoning: Text | None = None  # the same under its other name; answers have both
 
 
 class FunctionDefinition(Options):
@@ -171,7 +217,7 @@ class AllowedTools(Options):
 
 class ChatBody(GenerationBody):
     messages: list[Message] = Field(min_length=1, max_length=16384, fail_fast=True)
-    max_completion_tokens: int | None = Field(default=None, ge=1, le=2**31 - 1)
+    max_completion_tokens: Int | None = Field(default=None, ge=1, le=2**31 - 1)
     logprobs: bool | None = None
     top_logprobs: Alternatives | None = None
     tools: Tools | None = None
@@ -186,9 +232,12 @@ class ChatBody(GenerationBody):
     continue_final_message: bool | None = None
     documents: JsonObjects | None = None
     echo: bool | None = None
-    enable_thinking: bool | None = None
-    thinking_token_budget: int | None = Field(
-        default=None, ge=-1, lt=2**31, validation_alias=AliasChoices("thinking_token_budget", "reasoning_budget")
+    enable_thinking: bool | None = Field(default=None, validation_alias=AliasChoices("enable_thinking", "think"))
+    thinking_token_budget: Int | None = Field(
+        default=None,
+        ge=-1,
+        lt=2**31,
+        validation_alias=AliasChoices("thinking_token_budget", "reasoning_budget", "reasoning_budget_tokens"),
     )
 
 
@@ -197,17 +246,21 @@ class CompletionBody(GenerationBody):
     logprobs: Alternatives | None = None
     suffix: Text | None = None
     echo: bool | None = None
-    best_of: int | None = Field(default=None, ge=1)
+    best_of: Int | None = Field(default=None, ge=1)
 
 
-class EmbeddingBody(Options):
+class EmbeddingBody(Options, json_schema_extra={"anyOf": [{"required": ["input"]}, {"required": ["messages"]}]}):
     model: Label | None = None
-    input: Prompts
+    input: Prompts | None = None
+    messages: list[Message] | None = Field(default=None, min_length=1, max_length=16384, fail_fast=True)
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: JsonObject | None = None
     encoding_format: Literal["float", "base64"] | None = None
-    dimensions: int | None = Field(default=None, ge=1)
+    dimensions: Int | None = Field(default=None, ge=1)
     normalize: bool | None = None
     prompt_name: Label | None = None
-    truncate_prompt_tokens: int | None = Field(default=None, ge=1)
+    input_type: Label | None = Field(default=None, validation_alias=AliasChoices("input_type", "task"))
+    truncate_prompt_tokens: Kept | None = None
     truncation_side: Literal["left", "right"] | None = None
     add_special_tokens: bool | None = None
     timeout: float | None = Field(default=None, gt=0)

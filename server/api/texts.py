@@ -32,11 +32,23 @@ def encode_prompts(
     return encode_texts([_needed(text, tokenizer, param, context, keep, side) for text in texts], tokenizer, special=special)
 
 
+def kept_of(asked: int | None, context: int, max_tokens: int | None) -> int | None:
+    """How many tokens of a prompt are kept; -1 asks for as many as leave room for the answer."""
+    return max(1, context - max(1, max_tokens or 1)) if asked == -1 else asked
+
+
 def truncate(ids: Sequence[int], keep: int | None, side: str | None) -> Sequence[int]:
     """Only where the request asks for it."""
     if keep is None or len(ids) <= keep:
         return ids
     return ids[:keep] if side == "right" else ids[-keep:]
+
+
+def too_long(context: int, found: str, param: str) -> ApiError:
+    """Its beginning is OpenAI's wording, by which clients tell this error from others and shorten the conversation."""
+    remedy = "shorten the prompt, lower max_tokens, or set truncate_prompt_tokens"
+    message = f"This model's maximum context length is {context} tokens. However, {found}; {remedy}."
+    return ApiError(CONTEXT_LENGTH_EXCEEDED, message, param=param)
 
 
 def most_chars(tokenizer: Tokenizer, context: int) -> int:
@@ -47,8 +59,7 @@ def most_chars(tokenizer: Tokenizer, context: int) -> int:
 def check_chars(num_chars: int, tokenizer: Tokenizer, param: str, context: int) -> None:
     most = most_chars(tokenizer, context)
     if num_chars > most:
-        message = f"{param} has {num_chars} characters or more; the context holds {context} tokens, which is {most} characters at most"
-        raise ApiError(CONTEXT_LENGTH_EXCEEDED, f"{message}; shorten the prompt, or set truncate_prompt_tokens", param=param)
+        raise too_long(context, f"{param} has {num_chars} characters or more, and so many tokens have {most} characters at most", param)
 
 
 def _needed(text: str, tokenizer: Tokenizer, param: str, context: int, keep: int | None, side: str | None) -> str:
@@ -61,11 +72,7 @@ def _needed(text: str, tokenizer: Tokenizer, param: str, context: int, keep: int
     if keep is not None:
         return text[:reach] if side == "right" else text[len(text) - reach :]
     if reach < len(text):
-        raise ApiError(
-            CONTEXT_LENGTH_EXCEEDED,
-            f"{param} has more than {limit} tokens, which is all the context holds; shorten the prompt, or set truncate_prompt_tokens",
-            param=param,
-        )
+        raise too_long(context, f"{param} has more than {limit} tokens", param)
     return text
 
 

@@ -87,4 +87,5 @@ def with_texts(body):
 
 def required_fields(body) -> list[str]:
     schema = body["content"]["application/json"]["schema"] if body else {}
-    return DOCUMENT["components"]["schemas"].get(schema.get("$ref", "").rpartition("/")[2], {}).get("required", [])
+    described = DOCUMENT["components"]["schemas"].get(schema.get("$ref", "").rpartition("/")[2], {})
+    return described.get("required") or described.get("anyOf", [{}])[0].get("required", [])

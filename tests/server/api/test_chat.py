@@ -169,7 +169,7 @@ def test_prompt_that_does_not_fit(server):
     response = server.chat(messages=[{"role": "user", "content": "x" * 5000}])
     error = response.json()["error"]
     assert response.status_code == 400 and error["code"] == "context_length_exceeded"
-    assert "4096" in error["message"]
+    assert error["message"].startswith("This model's maximum context length is 4096 tokens. However, ")
 
 
 def test_truncation_only_when_asked(server):
@@ -183,13 +183,16 @@ def test_truncation_only_when_asked(server):
     [
         ({"temperature": -1}, "temperature"),
         ({"temperature": "hot"}, "temperature"),
-        ({"top_p": 0}, "top_p"),
+        ({"top_p": -0.1}, "top_p"),
+        ({"max_tokens": -2}, "max_tokens"),
+        ({"max_tokens": 20.5}, "max_tokens"),
+        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
         ({"n": 0}, "n"),
         ({"n": 1000}, "n"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"messages": []}, "messages"),
         ({"messages": "hi"}, "messages"),
-        ({"messages": [{"role": "alien", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "<|user|>", "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"top_logprobs": 3}, "top_logprobs"),

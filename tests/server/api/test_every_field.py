@@ -144,6 +144,7 @@ GENERATION: dict[str, Probe] = {
     "max_tokens": Probe(5, lambda seen: seen.text == "Hello"),
     "n": Probe(2, lambda seen: len(seen.texts) == 2),
     "temperature": param("temperature", 0.25),
+    "do_sample": Probe(False, lambda seen: seen.submit.params.temperature == 0, {"temperature": 0.7}),
     "top_p": param("top_p", 0.5),
     "top_k": param("top_k", 7),
     "min_p": param("min_p", 0.1),
@@ -222,8 +223,8 @@ COMPLETIONS: dict[str, Probe] = {
 WITHOUT_EFFECT: dict[str, Any] = {
     "user": "me",
     "metadata": {"a": "b"},
-    "store": False,
-    "service_tier": "auto",
+    "store": True,
+    "service_tier": "flex",
     "prompt_cache_key": "k",
     "prompt_cache_options": {"mode": "implicit", "ttl": "30m"},
     "prompt_cache_retention": "24h",
@@ -239,6 +240,7 @@ REFUSED: dict[str, Any] = {
     "verbosity": "low",
     "web_search_options": {"search_context_size": "low"},
 }
+ABSENT = object()  # no value, not even the default of the tests
 TRANSPORT = {"self", "extra_headers", "extra_query", "extra_body", "timeout"}
 
 
@@ -275,7 +277,8 @@ class Endpoint:
 
     def see(self, client: Any, server: Any, options: dict[str, Any]) -> Seen:
         server.worker.submits.clear()
-        answer = self.call(client, {"model": "null", "seed": 5, **self.defaults, **options})
+        given = {"model": "null", "seed": 5, **self.defaults, **options}
+        answer = self.call(client, {name: value for name, value in given.items() if value is not ABSENT})
         if options.get("stream"):
             chunks = [checked(self.chunk, chunk) for chunk in answer]
             return Seen(server.worker.submits[-1], chunks=chunks)
@@ -344,7 +347,7 @@ def test_a_field_does_what_it_says(client, server, name, field):
     endpoint, probe = ENDPOINTS[name], ENDPOINTS[name].probes[field]
     server.script.answer = answers(probe.says)
     for spelling in spellings(endpoint.body, field):
-        options = {**probe.further, spelling: probe.value}
+        options = {field: ABSENT, **probe.further, spelling: probe.value}
         seen = endpoint.see(client, server, options)
         assert probe.effect(seen), spelling
         if probe.streams:
@@ -414,6 +417,19 @@ def length(answer: CreateEmbeddingResponse) -> float:
 EMBEDDINGS: dict[str, tuple[dict[str, Any], Callable[[Any], bool]]] = {
     "model": ({"model": "null"}, lambda answer: answer.model == "null"),
     "input": ({"input": ["a", "b"]}, lambda answer: [row.index for row in answer.data] == [0, 1]),
+    "messages": (
+        {"messages": HI, "input": None},
+        lambda answer: answer.usage.prompt_tokens == len("<|user|>hi"),
+    ),
+    "add_generation_prompt": (
+        {"messages": HI, "input": None, "add_generation_prompt": True},
+        lambda answer: answer.usage.prompt_tokens == len("<|user|>hi\n<|assistant|>"),
+    ),
+    "chat_template_kwargs": (
+        {"messages": HI, "input": None, "add_generation_prompt": True, "chat_template_kwargs": {"opening": "So"}},
+        lambda answer: answer.usage.prompt_tokens > len("<|user|>hi\n<|assistant|>"),
+    ),
+    "input_type": ({"input_type": "search_query"}, lambda answer: answer.usage.prompt_tokens == len("Find: hi") + 1),
     "encoding_format": ({"encoding_format": "float"}, lambda answer: isinstance(answer.data[0].embedding, list)),
     "dimensions": ({"dimensions": 3}, lambda answer: len(answer.data[0].embedding) == 3),
     "normalize": ({"normalize": True}, lambda answer: abs(length(answer) - 1) < 1e-5),

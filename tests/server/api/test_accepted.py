@@ -1,0 +1,297 @@
+"""What OpenAI and its peers accept is accepted, and what changes an answer is refused by name or honoured."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+
+import pytest
+
+from server.json_scan import MAX_PARTS
+from server.null import ByteTokenizer
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+END = ByteTokenizer.EOS
+JSON = {"content-type": "application/json"}
+
+
+def prompt_of(server) -> str:
+    return bytes(i for i in server.worker.submits[-1].prompt_ids if i < 256).decode()
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_unlimited_tokens_are_as_many_as_fit(server, path):
+    """`max_tokens` is -1 for clients of llama.cpp."""
+    server.http().post(path, json={"messages": MESSAGES, "max_tokens": -1} if "chat" in path else {"prompt": "hi", "max_tokens": -1})
+    submit = server.worker.submits[-1]
+    assert submit.params.max_tokens + len(submit.prompt_ids) == 4096
+
+
+def test_an_integer_may_be_written_as_a_fraction(server):
+    """JSON has one kind of number, and JavaScript writes 20.0 for 20 at times."""
+    assert server.chat(max_tokens=20.0, seed=1.0, top_k=5.0).status_code == 200
+    assert server.worker.submits[-1].params.max_tokens == 20 and server.worker.submits[-1].params.top_k == 5
+    assert server.chat(max_tokens=True).status_code == 400
+
+
+def test_a_top_p_of_zero_leaves_the_most_probable_token(server):
+    assert server.chat(top_p=0).status_code == 200
+    assert 0 < server.worker.submits[-1].params.top_p < 1e-6
+
+
+def test_the_former_way_of_calling_functions_is_understood_in_history(server):
+    history = [
+        *MESSAGES,
+        {"role": "assistant", "content": None, "function_call": {"name": "add", "arguments": '{"a": 1}'}},
+        {"role": "function", "name": "add", "content": "2"},
+    ]
+    assert server.chat(messages=history).status_code == 200
+    assert '"name": "add", "arguments": {"a": 1}' in prompt_of(server) and "<|tool|>2" in prompt_of(server)
+
+
+def test_an_assistant_may_have_said_nothing(server):
+    assert server.chat(messages=[*MESSAGES, {"role": "assistant", "content": None}, *MESSAGES]).status_code == 200
+
+
+def test_thoughts_are_taken_back_under_either_name(server):
+    for name in ("reasoning_content", "reasoning"):
+        response = server.chat(messages=[*MESSAGES, {"role": "assistant", "content": "a", name: "hm"}, *MESSAGES])
+        assert response.status_code == 200 and "x-ignored-params" not in response.headers
+
+
+def test_a_role_is_what_the_template_makes_of_it(server):
+    assert server.chat(messages=[{"role": "critic", "content": "x"}]).status_code == 200
+    assert "<|critic|>x" in prompt_of(server)
+
+
+# --- fields of peers ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("field", ["max_new_tokens", "n_predict", "num_predict"])
+def test_the_length_of_an_answer_under_the_names_of_peers(server, field):
+    assert server.chat(**{field: 5}).json()["choices"][0]["message"]["content"] == "Hello"
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        "prompt_embeds",
+        "repetition_detection",
+        "spaces_between_special_tokens",
+        "vllm_xargs",
+        "ec_transfer_params",
+        "return_token_offsets",
+        "return_prompt_text",
+        "stream_interval",
+        "watermarking",
+        "n_probs",
+        "samplers",
+        "dynatemp_range",
+        "min_keep",
+        "repeat_last_n",
+        "dry_penalty_last_n",
+        "dry_sequence_breakers",
+        "adaptive_target",
+        "t_max_predict_ms",
+        "reasoning_format",
+        "grammar_lazy",
+        "grammar_triggers",
+        "response_fields",
+        "timings_per_token",
+        "reasoning",
+        "thinking",
+        "options",
+        "return_hidden_states",
+        "input_type",
+    ],
+)
+def test_what_would_change_an_answer_is_refused_by_name(server, field):
+    error = server.chat(**{field: 5}).json()["error"]
+    assert (error["code"], error["param"]) == ("unsupported_field", field)
+
+
+@pytest.mark.parametrize("field", ["instruction", "late_chunking", "use_activation", "embd_normalize", "padding", "priority", "cache_salt"])
+def test_what_would_change_a_vector_is_refused_by_name(embedder, field):
+    error = embedder.http().post("/v1/embeddings", json={"input": "a", field: 5}).json()["error"]
+    assert (error["code"], error["param"]) == ("unsupported_field", field)
+
+
+# --- unknown fields, wherever they are ----------------------------------------------------------------------------------
+
+NESTED = {
+    "messages": [
+        {"role": "user", "content": [{"type": "text", "text": "hi", "zip": 1}], "zap": 1},
+        {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f", "zop": 1}, "zep": 1}]},
+    ],
+    "tools": [{"type": "function", "foo": 1, "function": {"name": "f", "bar": 1}}],
+}
+NAMES = [
+    "messages[0].zap",
+    "messages[0].content[0].zip",
+    "messages[1].tool_calls[0].zep",
+    "messages[1].tool_calls[0].function.zop",
+    "tools[0].foo",
+    "tools[0].function.bar",
+]
+
+
+def test_unknown_fields_within_lists_are_reported(server):
+    assert server.chat(**NESTED).headers["x-ignored-params"].split(", ") == NAMES
+
+
+def test_unknown_fields_within_lists_are_refused_when_strict(serve):
+    strict = serve(strict=True)
+    error = strict.chat(**NESTED).json()["error"]
+    assert (error["code"], error["param"]) == ("unknown_field", NAMES[0])
+    assert strict.chat(messages=MESSAGES, tools=[{"type": "function", "function": {"name": "f", "bar": 1}}]).status_code == 400
+    image = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]
+    assert strict.chat(messages=image).json()["error"]["code"] == "unsupported_content"
+
+
+# --- context ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "body",
+    [{"prompt": "x" * 5000}, {"prompt": "x" * 4000, "max_tokens": 200}, {"prompt": "x" * 600_000}, {"prompt": "hi", "max_tokens": 5000}],
+)
+def test_an_overflow_is_worded_as_clients_know_it(server, body):
+    error = server.http().post("/v1/completions", json=body).json()["error"]
+    assert error["code"] == "context_length_exceeded"
+    assert error["message"].startswith("This model's maximum context length is 4096 tokens. However, ")
+
+
+@pytest.mark.parametrize(("further", "kept"), [({}, 4095), ({"max_tokens": 96}, 4000)])
+def test_a_prompt_is_cut_to_what_leaves_room_for_the_answer(server, further, kept):
+    """`truncate_prompt_tokens` is -1."""
+    server.chat(messages=[{"role": "user", "content": "x" * 5000}], truncate_prompt_tokens=-1, **further)
+    assert len(server.worker.submits[-1].prompt_ids) == kept
+    server.complete(prompt="x" * 5000, truncate_prompt_tokens=-1, max_tokens=96)
+    assert len(server.worker.submits[-1].prompt_ids) == 4000
+
+
+# --- the end of an answer -----------------------------------------------------------------------------------------------
+
+
+def test_the_end_token_is_counted_and_told(serve, answering):
+    """As vLLM does: it was drawn, though it has no text."""
+    server = serve(script=answering("ok", stop_token_id=END))
+    answer = server.chat(return_token_ids=True).json()
+    assert answer["usage"]["completion_tokens"] == 3 and answer["choices"][0]["token_ids"] == [*b"ok", END]
+    assert answer["choices"][0]["message"]["content"] == "ok"
+    assert server.complete(return_token_ids=True).json()["choices"][0]["token_ids"] == [*b"ok", END]
+    assert server.chat(max_tokens=1).json()["usage"]["completion_tokens"] == 1
+
+
+@pytest.mark.parametrize("path", ["chat", "complete"])
+def test_a_chunk_without_tokens_has_no_log_probabilities(serve, answering, path):
+    """The chunk that ends an answer has `null`, no empty list."""
+    script = answering("ok")
+    script.answer = lambda _submit, _choice: [*([b] for b in b"ok"), []]
+    server = serve(script=script)
+    body = {"stream": True, "logprobs": True, "top_logprobs": 1} if path == "chat" else {"stream": True, "logprobs": 1}
+    lines = getattr(server, path)(**body).text.split("\n\n")
+    chunks = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+    last = next(chunk["choices"][0] for chunk in chunks if chunk["choices"][0]["finish_reason"])
+    assert last["logprobs"] is None and any(chunk["choices"][0]["logprobs"] for chunk in chunks)
+
+
+# --- embeddings ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def embedder(serve, answering):
+    return serve(script=answering("", embedding_size=64))
+
+
+@pytest.fixture
+def prompted(serve, answering):
+    prompts = (("query", "Find: "), ("passage", "P: "))
+    return serve(script=answering("", embedding_size=8, prompts=prompts, default_prompt="query"))
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "prefix"),
+    [
+        ("input_type", "search_query", "Find: "),
+        ("input_type", "document", "P: "),
+        ("task", "retrieval.passage", "P: "),
+        ("task", "retrieval.query", "Find: "),
+        ("input_type", "passage", "P: "),
+    ],
+)
+def test_the_kind_of_a_text_chooses_the_model_s_prompt(prompted, field, value, prefix):
+    answer = prompted.http().post("/v1/embeddings", json={"input": "abc", field: value}).json()
+    assert answer["usage"]["prompt_tokens"] == len(prefix + "abc") + 1
+
+
+def test_a_kind_that_the_model_does_not_tell_apart_is_refused(prompted, embedder):
+    assert (
+        prompted.http().post("/v1/embeddings", json={"input": "a", "input_type": "classification"}).json()["error"]["param"] == "input_type"
+    )
+    error = embedder.http().post("/v1/embeddings", json={"input": "a", "task": "query"}).json()["error"]
+    assert error["code"] == "unsupported_field" and "no prompts" in error["message"]
+
+
+def test_a_conversation_is_embedded_as_its_template_writes_it(embedder):
+    client = embedder.http()
+    conversation = client.post("/v1/embeddings", json={"messages": MESSAGES}).json()
+    text = client.post("/v1/embeddings", json={"input": "<|user|>hi", "add_special_tokens": False}).json()
+    assert conversation["data"] == text["data"]
+    assert client.post("/v1/embeddings", json={}).json()["error"]["param"] == "input"
+    assert client.post("/v1/embeddings", json={"input": "a", "messages": MESSAGES}).status_code == 400
+
+
+def test_embeddings_may_ask_to_be_cut_to_the_context(embedder):
+    body = {"input": "x" * 9000, "truncate_prompt_tokens": -1}
+    assert embedder.http().post("/v1/embeddings", json=body).json()["usage"]["prompt_tokens"] == 4095
+
+
+# --- compression, and HEAD ----------------------------------------------------------------------------------------------
+
+
+def test_large_answers_are_compressed_where_the_client_takes_it(embedder):
+    body = {"input": ["a", "b"] * 100}
+    packed = embedder.http(headers={"accept-encoding": "gzip"}).post("/v1/embeddings", json=body)
+    plain = embedder.http(headers={"accept-encoding": "identity"}).post("/v1/embeddings", json=body)
+    refused = embedder.http(headers={"accept-encoding": "gzip;q=0, br"}).post("/v1/embeddings", json=body)
+    assert packed.headers["content-encoding"] == "gzip" and not {"content-encoding"} & {*plain.headers, *refused.headers}
+    assert packed.json() == plain.json() == refused.json()
+
+
+def pack(value: object, wbits: int) -> bytes:
+    packer = zlib.compressobj(wbits=wbits)
+    return packer.compress(json.dumps(value).encode()) + packer.flush()
+
+
+@pytest.mark.parametrize(("encoding", "wbits"), [("gzip", 31), ("deflate", 15)])
+def test_compressed_bodies_are_understood(server, encoding, wbits):
+    body = pack({"messages": MESSAGES, "max_tokens": 5}, wbits)
+    response = server.http().post("/v1/chat/completions", content=body, headers={**JSON, "content-encoding": encoding})
+    assert response.json()["choices"][0]["message"]["content"] == "Hello"
+
+
+@pytest.mark.parametrize(
+    ("content", "encoding", "status"),
+    [
+        (gzip.compress(b'{"prompt": "' + b"x" * (64 << 20) + b'"}'), "gzip", 413),
+        (gzip.compress(json.dumps({"prompt": ["x"] * (MAX_PARTS + 1)}).encode()), "gzip", 413),
+        (b'{"prompt": "x"}', "gzip", 400),
+        (gzip.compress(b'{"prompt": "x"}')[:20], "gzip", 400),
+        (b"x", "br", 415),
+    ],
+    ids=["bomb", "parts", "plain", "cut", "unknown"],
+)
+def test_a_compressed_body_is_held_to_the_limits_of_a_plain_one(server, content, encoding, status):
+    response = server.http().post("/v1/completions", content=content, headers={**JSON, "content-encoding": encoding})
+    assert response.status_code == status and response.json()["error"]["code"]
+
+
+@pytest.mark.parametrize("path", ["/", "/v1/models", "/health", "/v1/models/null", "/metrics"])
+def test_head_is_get_without_the_body(server, path):
+    client = server.http()
+    head, got = client.head(path), client.get(path)
+    assert head.status_code == got.status_code == 200 and head.content == b""
+    assert head.headers["content-type"] == got.headers["content-type"]
+    assert client.head("/nowhere").status_code == 404 and client.head("/v1/completions").status_code == 405
