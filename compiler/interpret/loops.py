@@ -25,6 +25,7 @@ from compiler.ir.errors import CompileError
 from compiler.ir.loops import (
     Allocate,
     Apply,
+    Attention,
     Buffer,
     Cast,
     Const,
@@ -48,6 +49,7 @@ from compiler.ir.loops import (
 )
 from compiler.ir.visit_loops import loads
 from compiler.ops.elementwise import numpy_cast
+from compiler.ops.plain_attention import plain_attention
 
 Array = NDArray[Any]
 _RANK = 24  # deeper than any nest
@@ -127,6 +129,8 @@ class _Frame:
                 self.run(body)
             case Tile():
                 self._tile(stmt)
+            case Attention():
+                self.run(plain_attention(stmt))
 
     def _loop(self, loop: For) -> None:
         extent = self.dim(loop.extent)

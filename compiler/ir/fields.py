@@ -32,6 +32,7 @@ class Holds(Enum):
     BODY = auto()
     TYPE = auto()
     ATTRS = auto()  # attributes, dimensions possibly among them
+    NODE = auto()  # a node that is a part of this one: what it holds, this one holds too
 
     __hash__ = object.__hash__  # Enum hashes by name, in Python: slow on every walk
 
@@ -68,6 +69,8 @@ DEFINITIONS = frozenset((Holds.NEW_VAR, Holds.NEW_AXES, Holds.NEW_BUFFER))
 @cache
 def getter(node_type: type, what: Holds) -> Callable[[Any], tuple[Any, ...]]:
     """A function that gives the items of this kind in a node of this type."""
+    if any(p.what is Holds.NODE for p in parts(node_type)):
+        return lambda node: tuple(_items_of_parts(node, what))
     names = [p.name for p in parts(node_type) if p.what is what]
     stated = {f.name: str(f.type) for f in fields(node_type)}
     if not names:
@@ -84,6 +87,15 @@ def getter(node_type: type, what: Holds) -> Callable[[Any], tuple[Any, ...]]:
 
 def _nothing(node: Any) -> tuple[Any, ...]:
     return ()
+
+
+def _items_of_parts(node: Any, what: Holds) -> Iterator[Any]:
+    for part in parts(type(node)):
+        held = getattr(node, part.name)
+        if part.what is Holds.NODE:
+            yield from items(held, what)
+        elif part.what is what:
+            yield from _items(iter((held,)))
 
 
 def _items(values: Iterator[Any]) -> Iterator[Any]:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Container, Generator, Iterable
 from contextlib import contextmanager
+from dataclasses import MISSING, Field, fields
+from typing import Any
 
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
+from compiler.ir.fields import Holds, parts
 from compiler.ir.lexer import Kind, Token
 from compiler.ir.loops import (
     Allocate,
     Apply,
+    Attention,
     Buffer,
     Cast,
     Const,
@@ -21,7 +25,9 @@ from compiler.ir.loops import (
     Let,
     Load,
     LoopKind,
+    Paged,
     PrimFunc,
+    Ragged,
     Reduce,
     ReduceFn,
     Scalar,
@@ -40,6 +46,7 @@ from compiler.ir.visit_loops import subscalars
 _INFIX = {symbol: (fn, precedence) for fn, (symbol, precedence) in INFIX.items()}
 _PREFIX = {symbol: fn for fn, symbol in PREFIX.items()}
 _CALLED = {fn.value: fn for fn in Fn if fn not in INFIX and fn not in PREFIX}
+_KEYS: dict[str, type] = {"paged": Paged, "ragged": Ragged}
 _SCALARS = sorted([*_CALLED, *ReduceFn, "cast", "dim", "guard"])
 
 
@@ -137,10 +144,13 @@ class LoopParser(TypeParser):
             case "tile":
                 self.take()
                 return self._tile()
+            case "attention" if self.at("(", ahead=1):
+                attention: Attention = self._operation(Attention)
+                return attention
             case "":
                 raise self.error(f"expected a statement or '}}', found {token}")
             case _:
-                buffer = self._known_buffer(self.name("a statement (for, let, when, alloc, tile) or a buffer to store to"))
+                buffer = self._known_buffer(self.name("a statement (for, let, when, alloc, tile, attention) or a buffer to store to"))
                 indices = self._indices()
                 self.expect("=", "after the place to store to")
                 return Store(buffer, indices, self._whole_scalar())
@@ -226,6 +236,53 @@ class LoopParser(TypeParser):
             dims = self.dims(")")
         attrs = self.attributes("}") if self.accept("{") else {}
         return Tile(intrinsic, operands, dims, attrs)
+
+    # --- operations ----------------------------------------------------------------------------------------------------
+
+    def _operation(self, node_type: type) -> Any:
+        """`name(field=operand, ...) {parameter=value, ...}`: a node by its fields. Those left out have their defaults."""
+        name = self.take()
+        self.expect("(", f"after {name.text}")
+        held = {part.name: part.what for part in parts(node_type)}
+        given: dict[str, Any] = {}
+        self.items(")", lambda: self._operand_of(name.text, held, given))
+        if self.accept("{"):
+            parameters = {f.name: f for f in fields(node_type) if f.name not in held}
+            self.items("}", lambda: self._parameter_of(name.text, parameters, given))
+        for field in fields(node_type):
+            if field.name not in given and field.default is MISSING:
+                raise self.error(f"{name.text} has no {field.name}, which it needs", name)
+        return node_type(**given)
+
+    def _operand_of(self, operation: str, held: dict[str, Holds], given: dict[str, Any]) -> None:
+        field = self._field_of(f"operand of {operation}", held, given)
+        match held[field]:
+            case Holds.BUFFER:
+                given[field] = self._known_buffer(self.name(f"a buffer as {field}"))
+            case Holds.SCALAR:
+                given[field] = self._whole_scalar()
+            case _:
+                token = self.peek()
+                if token.text not in _KEYS:
+                    raise self.unknown(f"kind of {field}", token, _KEYS)
+                given[field] = self._operation(_KEYS[token.text])
+
+    def _parameter_of(self, operation: str, parameters: dict[str, Field[Any]], given: dict[str, Any]) -> None:
+        field = self._field_of(f"parameter of {operation}", parameters, given)
+        token = self.peek()
+        value = self.number()
+        if parameters[field].type == "int" and isinstance(value, float):
+            raise self.error(f"{field} is {token}, expected an integer", token)
+        given[field] = value if parameters[field].type == "int" else float(value)
+
+    def _field_of(self, noun: str, known: Iterable[str], given: Container[str]) -> str:
+        token = self.take()
+        if token.text not in known:
+            raise self.unknown(noun, token, known)
+        if token.text in given:
+            raise self.error(f"{token.text} is given twice", token)
+        self.expect("=", f"after {token.text}")
+        return token.text
 
     # --- scalars -------------------------------------------------------------------------------------------------------
 

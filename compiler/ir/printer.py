@@ -41,6 +41,7 @@ from compiler.ir.graph import (
 from compiler.ir.loops import (
     Allocate,
     Apply,
+    Attention,
     Cast,
     Const,
     DimScalar,
@@ -110,7 +111,7 @@ def print_node(node: object) -> str:
             return print_function("_", node, {})
         case Binding():
             return print_binding(node)
-        case For() | Let() | Store() | Seq() | When() | Allocate() | Tile():
+        case For() | Let() | Store() | Seq() | When() | Allocate() | Tile() | Attention():
             return print_stmt(node)
         case Const() | DimScalar() | Load() | Guard() | Apply() | Cast() | Reduce():
             return print_scalar(node)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
+from typing import Any
 
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
+from compiler.ir.fields import Holds, parts
 from compiler.ir.loops import (
     Allocate,
     Apply,
+    Attention,
     Buffer,
     Cast,
     Const,
@@ -18,7 +22,9 @@ from compiler.ir.loops import (
     Let,
     Load,
     LoopKind,
+    Paged,
     PrimFunc,
+    Ragged,
     Reduce,
     Scalar,
     ScalarParam,
@@ -125,6 +131,25 @@ class LoopPrinter:
                 text += f" dims({dims_text(dims, self._dims)})" if dims else ""
                 text += f" {{{attributes_text(attrs, self._dims)}}}" if attrs else ""
                 self._line(text)
+            case Attention():
+                self._line(self._operation("attention", stmt))
+
+    def _operation(self, name: str, node: Attention | Paged | Ragged) -> str:
+        """`name(field=operand, ...) {parameter=value, ...}`; fields at their defaults are left out."""
+        held = {part.name: part.what for part in parts(type(node))}
+        stated = {f.name: value for f in fields(node) if (value := getattr(node, f.name)) != f.default}
+        operands = ", ".join(f"{field}={self._field(held[field], value)}" for field, value in stated.items() if field in held)
+        parameters = {field: value for field, value in stated.items() if field not in held}
+        return f"{name}({operands})" + (f" {{{attributes_text(parameters, self._dims)}}}" if parameters else "")
+
+    def _field(self, what: Holds, value: Any) -> str:
+        match what:
+            case Holds.BUFFER:
+                return self._values.of(value, value.name)
+            case Holds.SCALAR:
+                return self.expression(value)
+            case _:
+                return self._operation(type(value).__name__.lower(), value)
 
     def _for(self, loop: For) -> None:
         """A nest of one kind shares a header."""

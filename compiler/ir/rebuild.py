@@ -28,9 +28,9 @@ def mapped(node: T, what: Holds, fn: Callable[[Any], Any]) -> T:
     """The node with `fn` of every item of this kind."""
     changes: dict[str, Any] = {}
     for part in parts(type(node)):
-        if part.what is what:
+        if part.what is what or part.what is Holds.NODE:
             held = getattr(node, part.name)
-            new = map_items(held, fn)
+            new = map_items(held, fn) if part.what is what else mapped(held, what, fn)
             if new is not held:
                 changes[part.name] = new
     return remade(node, changes)

@@ -8,10 +8,12 @@ from typing import NamedTuple
 
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
+from compiler.ir.fields import Holds, items
 from compiler.ir.loops import (
     COMPARISONS,
     Allocate,
     Apply,
+    Attention,
     Buffer,
     Cast,
     Const,
@@ -39,6 +41,7 @@ from compiler.ir.printer import print_scalar
 from compiler.ir.printer_types import canonical_number
 from compiler.ir.prove import prove_lt
 from compiler.ir.syntax import ARITY
+from compiler.ir.verify_attention import attention_operands_agree, attention_stands_alone
 from compiler.ir.verify_graph import Problem
 from compiler.ir.visit_loops import scalars_of, subscalars, substatements, walk_stmts
 
@@ -136,6 +139,8 @@ def outputs_are_written(func: PrimFunc) -> Iterator[Problem]:
             written.add(stmt.buffer)
         if isinstance(stmt, Tile):
             written.update(o.buffer for o in stmt.operands)
+        if isinstance(stmt, Attention):
+            written.add(stmt.out)
     for buffer in func.outputs if func.num_outputs else ():
         if buffer not in written:
             yield Problem(None, f"output {buffer.name} is never written")
@@ -177,7 +182,7 @@ def _mentioned(node: Stmt | Scalar) -> Iterator[tuple[tuple[Dim, ...], DimVar | 
             for var, extent in axes:
                 yield (extent,), var
                 yield _range(var), None
-        case Seq() | When() | Const() | ScalarParam() | Apply() | Cast():
+        case Seq() | When() | Attention() | Const() | ScalarParam() | Apply() | Cast():
             return
 
 
@@ -202,15 +207,12 @@ def variables_are_bound_once(func: PrimFunc) -> Iterator[Problem]:
 
 def buffers_are_in_scope(func: PrimFunc) -> Iterator[Problem]:
     for site in sites(func):
-        match site.node:
-            case Store(buffer=buffer) | Load(buffer=buffer):
-                if buffer not in site.buffers:
-                    yield Problem(site.stmt, f"buffer {buffer.name} is neither a parameter nor allocated around this place")
-            case Allocate(buffer=buffer):
-                if buffer in site.buffers:
-                    yield Problem(site.stmt, f"buffer {buffer.name} is allocated inside its own scope")
-            case _:
-                continue
+        for buffer in items(site.node, Holds.BUFFER):
+            if buffer not in site.buffers:
+                yield Problem(site.stmt, f"buffer {buffer.name} is neither a parameter nor allocated around this place")
+        for buffer in items(site.node, Holds.NEW_BUFFER):
+            if buffer in site.buffers:
+                yield Problem(site.stmt, f"buffer {buffer.name} is allocated inside its own scope")
 
 
 def scalars_are_parameters(func: PrimFunc) -> Iterator[Problem]:
@@ -344,6 +346,8 @@ LOOP_RULES: tuple[LoopRule, ...] = (
     operands_have_the_right_number,
     numbers_suit_their_type,
     element_types_agree,
+    attention_stands_alone,
+    attention_operands_agree,
     outputs_are_written,
     lanes_are_counted,
     loops_keep_their_range,

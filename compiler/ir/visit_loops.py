@@ -147,7 +147,7 @@ def _free_dims(node: Stmt | Scalar, bound: frozenset[DimVar], found: dict[DimVar
                     note(extent)
                     bound |= {var}
                 seen = set()
-            case Holds.SCALAR | Holds.STMT:
+            case Holds.SCALAR | Holds.STMT | Holds.NODE:
                 for inner in held if isinstance(held, tuple) else (held,):
                     if inner is not None:
                         _free_dims(inner, bound, found, seen)
@@ -233,6 +233,7 @@ class _Rewriter:
             Holds.NEW_BUFFER: self.declare_buffer,
             Holds.SCALAR: self._scalar,
             Holds.STMT: self.stmt,
+            Holds.NODE: self._parts,
         }
 
     def prim(self, func: PrimFunc) -> PrimFunc:

@@ -21,9 +21,10 @@ from compiler.ir.loops import Scalar
 from compiler.ir.op import REQUIRED
 from compiler.ir.prove import prove_ne
 from compiler.ir.types import TensorType, Type
-from compiler.ir.write import Kernel, cast, const, equal, exp, guard, largest, maximum, select, tanh, total
+from compiler.ir.write import Kernel, cast, const, equal, exp, guard, largest, maximum, select, total
 from compiler.ops.broadcast import Shape, broadcast_shapes, element, fits, output
 from compiler.ops.operands import agree, bool_attr, float_attr, int_attr, tensor_operand, unproved, wants_float
+from compiler.ops.plain_attention import capped
 from compiler.ops.tables import Nest, Operands, define
 
 Attrs = Mapping[str, Any]
@@ -63,13 +64,6 @@ def _type(args: tuple[Type, ...], attrs: Attrs) -> Type:
         if mask.shape is not None and len(broadcast_shapes(scores, mask.shape)) > 4:
             raise AnnotationError(f"mask has rank {mask.ndim}, wants at most 4")
     return TensorType((batch, heads, queries, v.shape[3]), q.dtype)
-
-
-def capped(score: Scalar, softcap: float) -> Scalar:
-    """cap * tanh(score / cap)"""
-    if not softcap:
-        return score
-    return tanh(score / softcap) * softcap
 
 
 def _nest(operands: Operands) -> Nest:

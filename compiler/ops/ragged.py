@@ -15,26 +15,21 @@ from typing import Any
 
 import numpy as np
 
-from compiler.ir.dims import Dim, dim_max, dim_min
+from compiler.ir.dims import Dim
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
-from compiler.ir.loops import Buffer, Scalar
+from compiler.ir.loops import Attention, Ragged
 from compiler.ir.op import REQUIRED
 from compiler.ir.prove import prove_eq
 from compiler.ir.types import TensorType, Type
-from compiler.ir.write import Array, Kernel, cast, exp, index, largest, total
+from compiler.ir.write import Kernel, cast, index, total
 from compiler.ops.broadcast import output
 from compiler.ops.operands import agree, float_attr, tensor_operand, unproved, wants_float, wants_int
+from compiler.ops.plain_attention import text_bounds
 from compiler.ops.tables import Nest, Operands, define
 
 F32 = DType.F32
 TOKENS = "[tokens, heads, size]"
-
-
-def _bounds(k: Kernel, starts: Array, text: Dim, num_tokens: Dim) -> tuple[Dim, Dim]:
-    """The first token of a text, and the one behind its last."""
-    start = k.let("start", cast(starts[text], DType.I64), num_tokens)
-    return start, k.let("end", cast(starts[text + 1], DType.I64), num_tokens)
 
 
 # --- attention ---------------------------------------------------------------------------------------------------------
@@ -60,47 +55,15 @@ def _attention_type(args: tuple[Type, ...], attrs: Mapping[str, Any]) -> Type:
     return q
 
 
-def relative(bias: Buffer, key: Dim, query: Dim) -> Dim:
-    """The entry of `bias` for the distance from the query to the key."""
-    furthest = bias.shape[1] // 2
-    return dim_min(dim_max(key - query, -furthest), furthest) + furthest
-
-
-def _attention_nest(operands: Operands) -> Nest:
-    """The formula as it stands; the schedule of ragged attention reads the keys once."""
-    kernel = Kernel()
-    out, q, k, v, text_ids, starts = kernel.arrays(output(operands), *(operands.buffer(i) for i in range(5)))
-    bias = kernel.array(operands.buffer(5)) if operands.has(5) else None
-    tokens, heads, size = q.shape
-    sums, top = kernel.workspace("total", tokens, heads), kernel.workspace("top", tokens, heads)
-    scores = kernel.workspace("scores", tokens, heads, tokens)
-
-    def score(t: Dim, h: Dim, key: Dim) -> Scalar:
-        scaled = total((size,), lambda r: cast(q[t, h, r], F32) * cast(k[key, h, r], F32)) * operands.attrs["scale"]
-        return scaled if bias is None else scaled + cast(bias[h, relative(bias.buffer, key, t)], F32)
-
-    def weight(t: Dim, h: Dim, key: Dim) -> Scalar:
-        return exp(scores[t, h, key] - top[t, h])
-
-    with kernel.nest((tokens,)) as (t,):
-        text = kernel.let("text", cast(text_ids[t], DType.I64))
-        start, end = _bounds(kernel, starts, text, tokens)
-        count = end - start
-        with kernel.nest((heads, count)) as (h, i):
-            scores[t, h, start + i] = score(t, h, start + i)
-        with kernel.nest((heads,)) as (h,):
-            top[t, h] = largest((count,), lambda i: scores[t, h, start + i])
-        with kernel.nest((heads,)) as (h,):
-            sums[t, h] = total((count,), lambda i: weight(t, h, start + i))
-        with kernel.nest((heads, size)) as (h, e):
-            mixed = total((count,), lambda i: weight(t, h, start + i) * cast(v[start + i, h, e], F32))
-            out[t, h, e] = cast(mixed / sums[t, h], out.dtype)
+def _attention_node(operands: Operands) -> Nest:
+    q, k, v, text_ids, starts = (operands.buffer(i) for i in range(5))
+    bias, out = operands.buffer(5) if operands.has(5) else None, output(operands)
+    node = Attention(q, Ragged(k, v, starts), text_ids, out, float_attr(operands.attrs, "scale"), bias=bias)
+    tokens, heads, _ = q.shape
     wanted: dict[int, tuple[Dim, ...]] = {1: q.shape, 2: q.shape, 3: (tokens,)}
     if bias is not None:
         wanted[5] = (heads, bias.shape[1])
-    return Nest(
-        (out.buffer,), kernel.body(), checks=unproved(operands, wanted), attrs={"attention": [operands.attrs["scale"]], "ragged": True}
-    )
+    return Nest((out,), node, checks=unproved(operands, wanted))
 
 
 def _attention_numpy(q: Any, k: Any, v: Any, text_ids: Any, starts: Any, bias: Any = None, *, scale: float) -> Any:
@@ -122,7 +85,7 @@ RAGGED_ATTENTION = define(
     "q, k, v, text_ids, starts, bias?",
     _attention_type,
     _attention_numpy,
-    _attention_nest,
+    _attention_node,
     {"scale": REQUIRED},
 )
 
@@ -143,7 +106,7 @@ def _mean_nest(operands: Operands) -> Nest:
     out, x, starts = k.arrays(output(operands), operands.buffer(0), operands.buffer(1))
     tokens, size = x.shape
     with k.nest((out.shape[0],)) as (text,):
-        start, end = _bounds(k, starts, text, tokens)
+        start, end = text_bounds(k, starts, text, tokens)
         with k.nest((size,)) as (j,):
             mean = total((end - start,), lambda i: cast(x[start + i, j], F32)) / cast(index(end - start), F32)
             out[text, j] = cast(mean, out.dtype)

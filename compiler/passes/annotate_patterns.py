@@ -46,7 +46,7 @@ class Staged:
 
 
 def staged(prim: PrimFunc) -> Staged | None:
-    if prim.num_outputs != 1 or "inplace" in prim.attrs or "attention" in prim.attrs:
+    if prim.num_outputs != 1 or "inplace" in prim.attrs:
         return None
     temporaries, body = without_allocations(prim.body)
     *before, last = statements(body)

@@ -24,7 +24,7 @@ from compiler.idioms.rows import match_rows
 from compiler.ir.deduce import type_of
 from compiler.ir.dims import Dim, DimVar, product_of
 from compiler.ir.graph import Atom, CallTir, ScalarValue, Var
-from compiler.ir.loops import Apply, Buffer, Fn, For, Load, PrimFunc, Reduce, Scalar, ScalarParam, Seq, Stmt, Store
+from compiler.ir.loops import Apply, Attention, Buffer, Fn, For, Load, PrimFunc, Reduce, Scalar, ScalarParam, Seq, Stmt, Store
 from compiler.ir.prove import prove_le
 from compiler.ir.subsume import unify
 from compiler.ir.types import TensorType
@@ -64,7 +64,7 @@ def join(producer: CallTir, first: PrimFunc, consumer: CallTir, second: PrimFunc
     """The consumer with the producer of `var` inside, or None where that cannot be or does not pay. `first` and `second` are what they
     call."""
     form = staged(first)
-    if form is None or "schedule" in first.attrs or "schedule" in second.attrs or "attention" in second.attrs:
+    if form is None or "schedule" in first.attrs or "schedule" in second.attrs or isinstance(second.body, Attention):
         return None
     places = [i for i, a in enumerate(consumer.args) if a is var]
     if not _fits(first, second, places):

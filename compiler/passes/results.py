@@ -25,7 +25,7 @@ def with_results(call: CallTir, prim: PrimFunc, results: tuple[int, ...]) -> Wri
 @lru_cache(maxsize=512)
 def _independent(prim: PrimFunc) -> bool:
     """Whether each stage is a nest that writes one of the outputs and reads none."""
-    if not isinstance(prim.body, Seq) or prim.attrs.keys() & {"inplace", "schedule", "attention"}:
+    if not isinstance(prim.body, Seq) or prim.attrs.keys() & {"inplace", "schedule"}:
         return False
     stages, outputs = statements(prim.body), set(prim.outputs)
     if any(perfect_nest(stage) is None or _written(stage).buffer not in outputs for stage in stages):

@@ -127,7 +127,21 @@ prim add(A: f32[n, m], B: i32[n], eps: scalar f32, k: dim, out C: f32[n, m], out
 """
 
 
-@pytest.mark.parametrize("source", [GRAPH, LOOPS, GRAPH + "\n" + LOOPS], ids=["graph", "loops", "both"])
+ATTENTION = """\
+prim paged(q: bf16[t, 4, 8], cache: i8[2, 2, p, 2, 128], tables: i32[s, m], ids: i32[t], at: i32[t], layer: scalar i64,
+    scales: f32[2, 2, p, 2, 16], sinks: f32[4], out o: bf16[t, 4, 8]) {
+  attention(queries=q, keys=paged(cache=cache, tables=tables, layer=layer, scales=scales), sequences=ids, out=o,
+      positions=at, sinks=sinks) {scale=0.25, softcap=30.0, window=4}
+}
+
+prim ragged(q: f32[t, 4, 8], k: f32[t, 4, 8], v: f32[t, 4, 8], ids: i32[t], starts: i32[n], bias: f32[4, 9],
+    out o: f32[t, 4, 8]) {
+  attention(queries=q, keys=ragged(keys=k, values=v, starts=starts), sequences=ids, out=o, bias=bias) {scale=1.0}
+}
+"""
+
+
+@pytest.mark.parametrize("source", [GRAPH, LOOPS, ATTENTION, GRAPH + "\n" + LOOPS], ids=["graph", "loops", "attention", "both"])
 def test_canonical_text_is_a_fixed_point(source: str) -> None:
     module = parse(source)
     assert print_module(module) == source
@@ -446,6 +460,14 @@ def _prim(body: str) -> str:
         (_prim("for i in n { B[i] = pow(s) }"), 2, 21, "pow takes 2 operands, has 1"),
         (_prim("for i in n { for i in 4 { } }"), 2, 18, "i is a variable here already"),
         (_prim("for paralel i in n { }"), 2, 5, "unknown kind of loop paralel; near: parallel"),
+        (_prim("attention(querys=A)"), 2, 11, "unknown operand of attention querys; near: queries"),
+        (_prim("attention(queries=C)"), 2, 19, "unknown buffer C; known: A, B"),
+        (_prim("attention(queries=A, queries=A)"), 2, 22, "queries is given twice"),
+        (_prim("attention(keys=pages(cache=A))"), 2, 16, "unknown kind of keys pages; near: paged"),
+        (_prim("attention(keys=paged(cache=A, tables=A))"), 2, 16, "paged has no layer, which it needs"),
+        (_prim("attention(queries=A, out=B) {scales=1.0}"), 2, 30, "unknown parameter of attention scales; near: scale"),
+        (_prim("attention(queries=A, out=B) {window=1.5}"), 2, 37, "window is '1.5', expected an integer"),
+        (_prim("attention(queries=A, out=B)"), 2, 1, "attention has no keys, which it needs"),
         (_prim("alloc loc A: f32[2] { }"), 2, 7, "unknown scope of memory loc; near: local"),
         (_prim("B[0] = s < s < s"), 2, 14, "comparisons do not chain"),
         (_prim("B[0] = 1.5:i32"), 2, 8, "1.5 is no i32"),

@@ -281,6 +281,26 @@ def in_loop(body: Stmt, var: DimVar = i) -> For:
     return For(var, n.dim, body)
 
 
+def attention(
+    *,
+    q: str = "f32[t, 4, 8]",
+    cache: str = "f32[2, 2, 9, 2, 128]",
+    ids: str = "i32[t]",
+    o: str = "f32[t, 4, 8]",
+    keys: str = "cache=cache, tables=tables, layer=1",
+    more: str = ", positions=at",
+    parameters: str = "scale=0.5",
+    before: str = "",
+) -> PrimFunc:
+    text = f"""
+prim p(q: {q}, cache: {cache}, tables: i32[s, m], ids: {ids}, at: i32[t], scales: f32[2, 2, 9, 2, 16], sinks: f32[5], out o: {o}) {{
+  {before}
+  attention(queries=q, keys=paged({keys}), sequences=ids, out=o{more}) {{{parameters}}}
+}}
+"""
+    return parse(text).prim("p")
+
+
 _STORE = Store(B, (ZERO,), ONE)
 
 LOOP_BREACHES: dict[str, list[tuple[PrimFunc, str]]] = {
@@ -334,6 +354,22 @@ LOOP_BREACHES: dict[str, list[tuple[PrimFunc, str]]] = {
         (loop("B[0] = guard(0 <= 0 < n ? s : 1:i32)"), "guard chooses between f32 and i32"),
         (loop("B[0] = cast(f32, any(r in n) A[r])"), "any folds f32, expected bool"),
         (loop("B[0] = cast(f32, sum(r in n) A[r] < s)"), "sum folds bool, expected a number"),
+    ],
+    "attention_stands_alone": [(attention(before="o[0, 0, 0] = 1.0"), "attention is one of several statements")],
+    "attention_operands_agree": [
+        (attention(q="f32[t, 4]"), "queries q has rank 2, expected 3: [tokens, heads, size]"),
+        (attention(o="f32[t, 4, 16]"), "out o has 16 size, expected 8, the size of queries"),
+        (attention(cache="f32[2, 3, 9, 2, 128]"), "cache cache has 3 2, expected 2"),
+        (attention(cache="f32[2, 2, 9, 3, 128]"), "queries q have 4 heads, expected a multiple of 3, the kv heads of cache"),
+        (attention(ids="f32[t]"), "sequences ids holds f32, expected integers"),
+        (attention(q="i32[t, 4, 8]"), "queries q holds i32, expected floats"),
+        (attention(cache="i8[2, 2, 9, 2, 128]"), "cache cache is i8 and has no scales"),
+        (attention(keys="cache=cache, tables=tables, layer=0.5"), "layer is f32, expected an integer"),
+        (attention(keys="cache=cache, tables=tables, layer=0, scales=scales"), "cache cache is f32 and has scales scales"),
+        (attention(more=""), "positions are missing, and pages do not tell how long a sequence is"),
+        (attention(more=", positions=at, sinks=sinks"), "sinks sinks has 5 heads, expected 4, the heads of queries"),
+        (attention(parameters="scale=0.5, window=-1"), "window is -1, expected a number of positions"),
+        (attention(parameters="scale=0.5, softcap=-2.0"), "softcap is -2.0, expected a cap above 0"),
     ],
     "outputs_are_written": [
         (prim(in_loop(Store(A, (i.dim,), ONE))), "output B is never written"),

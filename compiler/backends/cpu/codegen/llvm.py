@@ -29,6 +29,7 @@ from compiler.ir.dtypes import DType
 from compiler.ir.errors import CompileError
 from compiler.ir.loops import (
     Allocate,
+    Attention,
     Fn,
     For,
     Let,
@@ -201,6 +202,8 @@ class _Statements:
                 self._allocate(stmt)
             case Tile():
                 self._tile(stmt)
+            case Attention():
+                raise CompileError("attention has no loops yet; schedule it first (pass schedule_kernels)")
 
     def _loop(self, loop: For) -> None:
         match loop.kind:

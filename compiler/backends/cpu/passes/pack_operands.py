@@ -121,7 +121,7 @@ class _Packed:
 
 
 def _plan(prim: PrimFunc, pairs: PairTile | None) -> list[_Packed]:
-    if prim.attrs.get("schedule") or prim.attrs.get("attention"):
+    if prim.attrs.get("schedule"):
         return []
     product = match_product(prim)
     if product is None:

@@ -115,7 +115,7 @@ def _uses(module: IRModule, body: Body) -> _Uses:
 
 def _read_as_rows(prim: PrimFunc) -> set[Buffer]:
     """The left operands of a product."""
-    if prim.attrs.get("schedule") or prim.attrs.get("attention"):
+    if prim.attrs.get("schedule"):
         return set()
     if (product := match_product(prim)) is not None:
         columns = {load.buffer for s in product.sums for load in loads(s.columns)}

@@ -26,7 +26,7 @@ from compiler.backends.cpu.schedule.folds import fold_halves, larger
 from compiler.backends.cpu.schedule.spot import TileShape
 from compiler.ir.dims import Dim, ceil_div, dim_max, dim_min, product_of
 from compiler.ir.dtypes import DType
-from compiler.ir.loops import PrimFunc, ReduceFn, Scalar, ScalarParam
+from compiler.ir.loops import Attention, Buffer, Paged, PrimFunc, ReduceFn, Scalar
 from compiler.ir.write import Array, Kernel, cast, const, exp, fma, less
 
 FEW = 16  # tokens
@@ -35,24 +35,26 @@ BUSY = 8  # items
 
 def schedule_attention(prim: PrimFunc, tile: TileShape, *, unit: bool, pairs: bool) -> PrimFunc | None:
     """`unit`: whether there is one that multiplies matrices of bf16. `pairs`: whether vectors multiply pairs of bf16 faster than f32."""
-    parameters = prim.attrs.get("attention")
-    if parameters is None or "ragged" in prim.attrs:
-        return None
+    match prim.body:
+        case Attention(keys=Paged() as source, positions=Buffer() as positions_buffer, bias=None) as node:
+            pass
+        case _:
+            return None
     k = Kernel()
-    queries, cache, tables, sequences, positions, *optional, out = k.arrays(*prim.buffers)
+    queries, cache, tables, sequences, positions, out = k.arrays(
+        node.queries, source.cache, source.tables, node.sequences, positions_buffer, node.out
+    )
     if not (queries.shape[1].is_const and cache.shape[3].is_const and queries.shape[2].is_const):
         return None
-    scales = optional.pop(0) if cache.dtype is DType.I8 else None
-    sinks = optional.pop(0) if optional else None
-    scale, window, softcap = parameters
-    layer = next(p for p in prim.params if isinstance(p, ScalarParam))
+    scales = None if source.scales is None else k.array(source.scales)
+    sinks = None if node.sinks is None else k.array(node.sinks)
     fits = cache.dtype is DType.BF16 and queries.shape[2].const % CHUNK == 0
     spec = AttentionSpec(
         *(queries, cache, tables, sequences, positions, scales, sinks, out),
-        layer_param=layer,
-        scale=scale,
-        window=window,
-        softcap=softcap,
+        layer_param=source.layer,
+        scale=node.scale,
+        window=node.window,
+        softcap=node.softcap,
         tile=tile,
         on_matrix_unit=unit and fits,
         in_pairs=pairs and fits,

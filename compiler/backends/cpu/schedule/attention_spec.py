@@ -14,7 +14,7 @@ from compiler.backends.cpu.schedule.attention_vector import VectorUnit
 from compiler.backends.cpu.schedule.spot import TileShape
 from compiler.ir.dims import Dim, dim_max, dim_min
 from compiler.ir.dtypes import DType
-from compiler.ir.loops import ReduceFn, Scalar, ScalarParam
+from compiler.ir.loops import ReduceFn, Scalar
 from compiler.ir.write import Array, Kernel, cast, equal, fold, less_equal
 
 SPLIT = 8  # blocks
@@ -64,7 +64,7 @@ class AttentionSpec:
     scales: Array | None  # of an 8-bit cache
     sinks: Array | None  # [heads]
     out: Array
-    layer_param: ScalarParam
+    layer_param: Scalar
     scale: float
     window: int
     softcap: float

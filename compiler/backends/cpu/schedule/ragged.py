@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 from compiler.ir.dims import Dim, ceil_div, dim_min
 from compiler.ir.dtypes import DType
-from compiler.ir.loops import PrimFunc, Scalar
+from compiler.ir.loops import Attention, PrimFunc, Ragged, Scalar
+from compiler.ir.prove import prove_eq
 from compiler.ir.write import Array, Kernel, cast, exp, fma, less_equal, maximum, select
-from compiler.ops.ragged import relative
+from compiler.ops.plain_attention import relative
 
 LANES = 16
 KEYS = 8  # scores computed at once: enough to hide the latency of an addition, few enough for the registers
@@ -22,12 +23,19 @@ F32, I64 = DType.F32, DType.I64
 
 
 def schedule_ragged(prim: PrimFunc) -> PrimFunc | None:
-    if "ragged" not in prim.attrs or not prim.buffers[0].shape[2].is_const:
+    """Of tokens that see their whole text, each query head with a kv head of its own."""
+    match prim.body:
+        case Attention(keys=Ragged() as source, positions=None, softcap=0, sinks=None) as node:
+            pass
+        case _:
+            return None
+    heads, size = node.queries.shape[1:]
+    if not (size.is_const and prove_eq(heads, source.keys.shape[1])):
         return None
     kernel = Kernel()
-    q, k, v, text_ids, starts, *bias, out = kernel.arrays(*prim.buffers)
-    (scale,) = prim.attrs["attention"]
-    _Ragged(q, k, v, text_ids, starts, bias[0] if bias else None, out, scale).write(kernel)
+    q, k, v, text_ids, starts, out = kernel.arrays(node.queries, source.keys, source.values, node.sequences, source.starts, node.out)
+    bias = None if node.bias is None else kernel.array(node.bias)
+    _Ragged(q, k, v, text_ids, starts, bias, out, node.scale).write(kernel)
     return PrimFunc(prim.params, prim.num_outputs, kernel.body(), {**prim.attrs, "schedule": "ragged"})
 
 
@@ -95,7 +103,7 @@ class _Ragged:
         with k.unroll("j", KEYS) as j, k.vector(LANES) as lane:
             score: Scalar = weights[j, lane]
             if self.bias is not None:
-                score = score + cast(self.bias[head, relative(self.bias.buffer, start + j, first + lane)], F32)
+                score = score + cast(self.bias[head, relative(self.bias.buffer, start + j - (first + lane))], F32)
             weights[j, lane] = select(less_equal(start + j + 1, end), score, float("-inf"))
 
         with k.vector(LANES) as lane:

@@ -23,9 +23,10 @@ from compiler.backends.cpu.schedule.spot import TileShape
 from compiler.backends.cpu.schedule.widened import WidenedTile, schedule_widened
 from compiler.idioms.nest import allocated, without_allocations
 from compiler.ir.dtypes import DType
-from compiler.ir.loops import For, Let, LoopKind, PrimFunc, Stmt, Tile
+from compiler.ir.loops import Attention, For, Let, LoopKind, PrimFunc, Stmt, Tile
 from compiler.ir.visit_loops import sequence, statements, walk_stmts
 from compiler.machine.target import Target
+from compiler.ops.plain_attention import plain_attention
 
 WIDTH = 16
 
@@ -77,6 +78,8 @@ def schedule(prim: PrimFunc, target: Target) -> PrimFunc:
         or schedule_attention(prim, tile, unit=AMX_PAIRS.runs_on(target), pairs=pairs is not None and pairs.intrinsic == "dot_bf16")
         or (schedule_pairs(prim, pairs) if pairs else None)
     )
+    if found is None and isinstance(prim.body, Attention):
+        prim = replace(prim, body=plain_attention(prim.body))
     found = found or schedule_matmul(prim, tile) or (schedule_widened(prim, widened) if widened else None)
     found = found or schedule_integer(prim, integer_tiles(target))
     return found or schedule_rows(prim, WIDTH) or _by_stage(prim)

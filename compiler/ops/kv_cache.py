@@ -1,0 +1,182 @@
+"""The paged cache of keys and values: how it is laid out, and appending to it.
+
+The cache of a whole model is one tensor, `[layers, 2, pages, kv_heads, PAGE * size]`; the second axis has keys, then values. In a page
+
+    keys     are [size, PAGE]     tokens innermost: one vector holds an element of all keys of a page
+    values   are [PAGE, size]     elements innermost: one vector holds part of a value
+
+Position `p` of a sequence is in page `page_tables[sequence, p // PAGE]` at offset `p % PAGE`. The layer is an operand of whatever reads or
+writes the cache, so that all layers share one kernel.
+
+An 8-bit cache has a scale per token and head, `[layers, 2, pages, kv_heads, PAGE]`: it stores `round(x / scale)`, where the largest
+magnitude of a token's head is stored as 127.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from compiler.ir.dims import Dim
+from compiler.ir.dtypes import DType
+from compiler.ir.errors import AnnotationError
+from compiler.ir.loops import Buffer, Const, Scalar, ScalarParam
+from compiler.ir.types import ObjectType, ScalarType, TensorType, TupleType, Type
+from compiler.ir.write import Array, Kernel, cast, largest, round_half_even
+from compiler.ops.operands import agree, tensor_operand, unproved, wants_float, wants_int
+from compiler.ops.tables import Nest, Operands, Place, define
+
+PAGE = 16
+KEYS, VALUES = 0, 1  # the halves of the cache
+
+F32 = DType.F32
+
+
+def key_index(size: Dim, offset: Dim, j: Dim) -> Dim:
+    """The index within a page of element `j` of the key at `offset`."""
+    return j * PAGE + offset
+
+
+def value_index(size: Dim, offset: Dim, j: Dim) -> Dim:
+    return offset * size + j
+
+
+def bound_layer(k: Kernel, layer: Scalar, cache: Buffer) -> Dim:
+    """The operand `layer` as an index of the cache."""
+    return k.let("layer", cast(layer, DType.I64), cache.shape[0] - 1)
+
+
+def layer_operand(place: Place | None) -> ScalarParam | Const:
+    assert isinstance(place, ScalarParam | Const)
+    return place
+
+
+# --- appending ---------------------------------------------------------------------------------------------------------
+
+
+CACHE = "[layers, 2, pages, kv_heads, PAGE * size]"
+TOKENS = "[tokens, heads, size]"
+
+
+def cache_operand(args: tuple[Type, ...], index: int, heads: Dim | None, size: Dim | None) -> TensorType:
+    """The annotation of the cache; its pages hold vectors of this size."""
+    cache = tensor_operand(args, index, "cache", ndim=5, layout=CACHE)
+    if cache.shape is not None:
+        agree(Dim.of(2), cache.shape[1], "dimension 1 of cache")
+        if heads is not None:
+            agree(heads, cache.shape[3], "the number of kv heads of cache")
+        if size is not None:
+            agree(size * PAGE, cache.shape[4], "what a page of cache holds per head")
+    return cache
+
+
+def check_layer(type_: Type) -> None:
+    if not isinstance(type_, ScalarType | ObjectType) or (isinstance(type_, ScalarType) and type_.dtype and not type_.dtype.is_int):
+        raise AnnotationError(f"layer is {type_}, wants an integer")
+
+
+def check_per_token(args: tuple[Type, ...], index: int, name: str, tokens: Dim | None) -> None:
+    type_ = wants_int(tensor_operand(args, index, name, ndim=1, layout="[tokens]"), name)
+    if type_.shape is not None and tokens is not None:
+        agree(tokens, type_.shape[0], f"the length of {name}")
+
+
+def scales_operand(args: tuple[Type, ...], index: int, cache: TensorType) -> Type:
+    """The annotation of the scales: an 8-bit cache needs them, and no other cache may have them."""
+    if len(args) <= index:
+        if cache.dtype is DType.I8:
+            raise AnnotationError("cache is i8, and its scales are missing")
+        return ObjectType()
+    scales = wants_float(tensor_operand(args, index, "scales", ndim=5, layout="[layers, 2, pages, kv_heads, PAGE]"), "scales")
+    if cache.dtype not in (None, DType.I8):
+        raise AnnotationError(f"cache is {cache.dtype}, and only an i8 cache has scales")
+    if cache.shape is not None and scales.shape is not None:
+        for i, (wanted, given) in enumerate(zip((*cache.shape[:4], Dim.of(PAGE)), scales.shape, strict=True)):
+            agree(wanted, given, f"dimension {i} of scales")
+    return scales
+
+
+def _append_type(args: tuple[Type, ...], _: Any) -> Type:
+    k, v = (wants_float(tensor_operand(args, i, n, ndim=3, layout=TOKENS), n) for i, n in ((1, "k"), (2, "v")))
+    for i, (wanted, given) in enumerate(zip(k.shape or (), v.shape or k.shape or (), strict=True)):
+        agree(wanted, given, f"dimension {i} of v")
+    tokens, heads, size = k.shape or (None, None, None)
+    check_per_token(args, 3, "slots", tokens)
+    check_layer(args[4])
+    cache = cache_operand(args, 0, heads, size)
+    scales = scales_operand(args, 5, cache)
+    return cache if len(args) == 5 else TupleType((cache, scales))
+
+
+def _append_nest(operands: Operands) -> Nest:
+    """kv_append(cache, k[t, kv_heads, size], v, slots[t], layer, scales?): slot = page * PAGE + offset."""
+    kernel = Kernel()
+    held, k, v, slots = (operands.buffer(i) for i in range(4))
+    cache = kernel.array(Buffer("new_cache", held.shape, held.dtype))
+    tokens, heads, size = k.shape
+    wanted = {0: (held.shape[0], Dim.of(2), held.shape[2], heads, size * PAGE), 2: k.shape, 3: (tokens,)}
+    layer = bound_layer(kernel, layer_operand(operands.places[4]), cache.buffer)
+    if not operands.has(5):
+        _write_cache(kernel, layer, cache, None, (k, v), slots)
+        return Nest((cache.buffer,), kernel.body(), inplace=(0,), checks=unproved(operands, wanted))
+    held_scales = operands.buffer(5)
+    scales = kernel.array(Buffer("new_scales", held_scales.shape, held_scales.dtype))
+    wanted[5] = (*held.shape[:4], Dim.of(PAGE))
+    _write_scales(kernel, layer, scales, (k, v), slots)
+    _write_cache(kernel, layer, cache, scales, (k, v), slots)
+    return Nest((cache.buffer, scales.buffer), kernel.body(), inplace=(0, 5), checks=unproved(operands, wanted))
+
+
+def _place(kernel: Kernel, slots: Buffer, t: Dim) -> tuple[Dim, Dim]:
+    """The page of a token, and its offset there."""
+    slot = kernel.let("slot", cast(kernel.array(slots)[t], DType.I64))
+    return slot // PAGE, slot % PAGE
+
+
+def _write_scales(kernel: Kernel, layer: Dim, scales: Array, sources: tuple[Buffer, Buffer], slots: Buffer) -> None:
+    """The scales of the keys, then those of the values."""
+    for which, x in enumerate(kernel.arrays(*sources)):
+        tokens, heads, size = x.shape
+        with kernel.nest((tokens,)) as (t,):
+            page, offset = _place(kernel, slots, t)
+            with kernel.nest((heads,)) as (h,):
+                scales[layer, which, page, h, offset] = cast(_magnitude(x, t, h, size) / 127.0, scales.dtype)
+
+
+def _magnitude(x: Array, t: Dim, h: Dim, size: Dim) -> Scalar:
+    return largest((size,), lambda r: abs(cast(x[t, h, r], F32)))
+
+
+def _write_cache(kernel: Kernel, layer: Dim, cache: Array, scales: Array | None, sources: tuple[Buffer, Buffer], slots: Buffer) -> None:
+    """The keys, then the values."""
+    for which, (x, index) in enumerate(zip(kernel.arrays(*sources), (key_index, value_index), strict=True)):
+        tokens, heads, size = x.shape
+        with kernel.nest((tokens,)) as (t,):
+            page, offset = _place(kernel, slots, t)
+            with kernel.nest((heads, size)) as (h, j):
+                value: Scalar = x[t, h, j]
+                if scales is not None:
+                    value = round_half_even(cast(value, F32) / cast(scales[layer, which, page, h, offset], F32))
+                cache[layer, which, page, h, index(size, offset, j)] = cast(value, cache.dtype)
+
+
+def _append_numpy(cache: Any, k: Any, v: Any, slots: Any, layer: Any, scales: Any = None) -> Any:
+    cache = cache.copy()
+    size = k.shape[2]
+    if scales is not None:
+        scales = scales.copy()
+        for which, x in enumerate((k, v)):
+            scale = np.abs(x.astype(np.float32)).max(-1, initial=0.0) / np.float32(127)  # [tokens, heads]
+            scales[layer, which, slots // PAGE, :, slots % PAGE] = scale
+            with np.errstate(invalid="ignore"):
+                levels = np.nan_to_num(np.rint(x.astype(np.float32) / scale[..., None])).astype(np.int8)
+            k, v = (levels, v) if which == 0 else (k, levels)
+    for i, slot in enumerate(slots):
+        page, offset = int(slot) // PAGE, int(slot) % PAGE
+        cache[layer, 0, page].reshape(-1, size, PAGE)[:, :, offset] = k[i].astype(cache.dtype)
+        cache[layer, 1, page].reshape(-1, PAGE, size)[:, offset, :] = v[i].astype(cache.dtype)
+    return cache if scales is None else (cache, scales)
+
+
+KV_APPEND = define("kv_append", "cache, k, v, slots, layer, scales?", _append_type, _append_numpy, _append_nest)
