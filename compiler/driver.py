@@ -23,7 +23,6 @@ from compiler.ir.module import IRModule
 from compiler.ir.printer import print_module
 from compiler.machine.target import Target, host
 from compiler.passes.base import Count, Dump, Instrument, Show, ShowChanges, Timing, Verify
-from compiler.passes.dispatch_library import Row
 from compiler.program.bytecode import Signature, lower
 from compiler.report import say
 from compiler.signature import all_vars, signature
@@ -39,13 +38,7 @@ class Options:
     target: Target = field(default_factory=host)
     instruments: tuple[Instrument, ...] = ()  # besides those that the switches ask for
     texts: bool = False  # keep the text of each level in the executable
-    dispatch: tuple[Row, ...] = ()  # what goes to library routines
     progress: Progress = lambda _: None
-
-    @property
-    def key(self) -> tuple[str, ...]:
-        """Of the options, those that change what is computed and how: their part of the key of the cache."""
-        return tuple(f"dispatch {row.routine}" for row in self.dispatch)
 
 
 @contextmanager
@@ -78,9 +71,7 @@ def compile_module(module: IRModule, options: Options | None = None) -> Executab
 
 def plan(module: IRModule, options: Options) -> IRModule:
     timing = Timing()
-    passes = backend_of(options.target).pipeline(
-        options.target, (*options.instruments, *_switched_on(options.target), timing), options.dispatch
-    )
+    passes = backend_of(options.target).pipeline(options.target, (*options.instruments, *_switched_on(options.target), timing))
     done = Count(lambda count: options.progress(PLANNED * count / len(passes.passes)))
     planned = replace(passes, instruments=(*passes.instruments, done))(module)
     for name, seconds in timing.seconds.items():

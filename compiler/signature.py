@@ -1,7 +1,7 @@
 """What an executable was made from: the key under which the cache holds it, and the symbolic shape signature of an entry point.
 
-The key is a digest over one struct: the program with the declared ranges of its variables left out, the target, the compiler's version
-and the options. Entries of one key differ in their ranges alone.
+The key is a digest over one struct: the program with the declared ranges of its variables left out, the target and the compiler's
+version. Entries of one key differ in their ranges alone.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ class KeyParts(msgspec.Struct, frozen=True):
     program: str
     target: str
     version: str
-    options: tuple[str, ...] = ()
     params: tuple[tuple[str, ...], ...] = ()  # names, by which weights are bound: structure alone does not tell two families apart
 
 
@@ -43,10 +42,10 @@ def compiler_version() -> str:
     return digest.hexdigest()[:16]
 
 
-def key_of(module: IRModule, target: str, options: tuple[str, ...] = ()) -> Key:
+def key_of(module: IRModule, target: str) -> Key:
     functions = sorted(module.graph_functions.items())
     params = tuple(tuple(p.name for p in func.params) for _, func in functions)
-    parts = KeyParts(structural_hash(module, ranges=False), target, compiler_version(), options, params)
+    parts = KeyParts(structural_hash(module, ranges=False), target, compiler_version(), params)
     digest = hashlib.sha256(msgspec.json.encode(parts)).hexdigest()[:32]
     return Key(digest, {name: _ranges(all_vars(func)) for name, func in functions})
 

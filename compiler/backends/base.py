@@ -8,7 +8,6 @@ from typing import Protocol
 from compiler.ir.loops import PrimFunc
 from compiler.machine.target import Target
 from compiler.passes.base import Instrument, Pipeline
-from compiler.passes.dispatch_library import Row
 from compiler.program.kernel import KernelCode
 
 
@@ -33,7 +32,7 @@ class Backend(Protocol):
         """The phases of the pipeline by name, and the pass with which each ends."""
         ...
 
-    def pipeline(self, target: Target, instruments: tuple[Instrument, ...], dispatch: tuple[Row, ...]) -> Pipeline:
+    def pipeline(self, target: Target, instruments: tuple[Instrument, ...]) -> Pipeline:
         """The passes from operators to scheduled kernels in planned memory."""
         ...
 

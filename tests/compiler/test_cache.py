@@ -40,8 +40,8 @@ def executable() -> Executable:
     return made()
 
 
-def key(program: str, target: str = TARGET, options: tuple[str, ...] = ()) -> Key:
-    return key_of(parse(program), target, options)
+def key(program: str, target: str = TARGET) -> Key:
+    return key_of(parse(program), target)
 
 
 # --- keys ----------------------------------------------------------------------------------------------------------------
@@ -58,7 +58,7 @@ def test_parameters_are_bound_by_name_so_names_are_part_of_a_key() -> None:
 
 
 def test_all_that_changes_code_is_part_of_a_key() -> None:
-    others = [key(text(body="y = sin(x)")), key(text(), target="x86_64:+avx512f"), key(text(), options=("fast",))]
+    others = [key(text(body="y = sin(x)")), key(text(), target="x86_64:+avx512f")]
     assert len({k.digest for k in [key(text()), *others]}) == 4
 
 

@@ -10,15 +10,14 @@ from compiler.backends.cpu.pipeline import PHASES, pipeline
 from compiler.ir.loops import PrimFunc
 from compiler.machine.target import Target
 from compiler.passes.base import Instrument, Pipeline
-from compiler.passes.dispatch_library import Row
 from compiler.program.kernel import KernelCode
 
 
 class CpuBackend:
     phases = PHASES
 
-    def pipeline(self, target: Target, instruments: tuple[Instrument, ...], dispatch: tuple[Row, ...]) -> Pipeline:
-        return pipeline(target, instruments, dispatch)
+    def pipeline(self, target: Target, instruments: tuple[Instrument, ...]) -> Pipeline:
+        return pipeline(target, instruments)
 
     def emit(self, name: str, prim: PrimFunc, target: Target) -> KernelCode:
         return emit_kernel(name, prim, target)

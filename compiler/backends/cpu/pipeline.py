@@ -16,7 +16,6 @@ from compiler.passes.annotate_patterns import annotate_patterns
 from compiler.passes.base import Instrument, Pipeline
 from compiler.passes.capture import capture
 from compiler.passes.check_facts import check_facts
-from compiler.passes.dispatch_library import DispatchLibrary, Row
 from compiler.passes.eliminate_dead_code import EliminateDeadCode
 from compiler.passes.explicit_memory import explicit_memory
 from compiler.passes.fold_constants import FoldConstants
@@ -32,12 +31,11 @@ from compiler.passes.share_subexpressions import share_subexpressions
 PHASES: Final[Mapping[str, str]] = {"nests": "fuse", "kernels": "lift_workspace", "memory": "capture"}
 
 
-def pipeline(target: Target, instruments: tuple[Instrument, ...] = (), dispatch: tuple[Row, ...] = ()) -> Pipeline:
+def pipeline(target: Target, instruments: tuple[Instrument, ...] = ()) -> Pipeline:
     integers, pairs, widened = integer_tiles(target), pair_tile(target), widened_tile(target)
     return Pipeline(
         (
             check_facts,  # from here on, annotations hold
-            *([DispatchLibrary(dispatch)] if dispatch else []),
             *(
                 [
                     IntegerProducts(
