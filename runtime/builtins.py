@@ -13,7 +13,6 @@ vm.tuple_get(tuple, index)
 vm.run_region(number)                     see regions.py
 vm.read_bool(value)                       of a scalar or an array of rank 0
 vm.copy(value)                            the same value in another register
-vm.kill(*registers)                       their values are not needed any more
 vm.invoke(function, *args)                a function named by a value
 """
 
@@ -169,20 +168,6 @@ def _copy(loader: Loader, args: Args, dst: int | None) -> Step:
     return _to(dst, loader.read(value))
 
 
-def _kill(loader: Loader, args: Args, dst: int | None) -> Step:
-    killed: list[int] = []
-    for arg in args:
-        if not isinstance(arg, Reg):
-            raise loader.invalid(f"vm.kill takes registers, got {arg}")
-        killed.append(loader.register(arg.index))
-
-    def step(frame: Frame) -> None:
-        for register in killed:
-            frame.registers[register] = None
-
-    return step
-
-
 def _invoke(loader: Loader, args: Args, dst: int | None) -> Step:
     name, *rest = [loader.read(a) for a in args]
     machine = loader.machine
@@ -203,7 +188,6 @@ BUILTINS: dict[str, Builtin] = {
     "run_region": _run_region,
     "read_bool": _read_bool,
     "copy": _copy,
-    "kill": _kill,
     "invoke": _invoke,
 }
 

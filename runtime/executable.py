@@ -236,7 +236,6 @@ class ExecutableMeta(Struct, frozen=True, tag=True):
     functions: dict[str, VMFunction]
     kernels: tuple[Kernel, ...]
     regions: tuple[Region, ...]
-    info: dict[str, Any] = {}
 
     @property
     def stack_bytes(self) -> int:

@@ -68,7 +68,6 @@ class ByteTokenizer:
         self.max_context: int | None = max_context
         self.specials = {258 + index: text for index, text in enumerate(specials)}
         self.vocab_size = 258 + len(self.specials)
-        self.bos_id: int | None = self.BOS
         self.eos_ids: tuple[int, ...] = (self.EOS,)
         self.special_ids = frozenset((self.BOS, self.EOS, *self.specials))
         self.special_texts = {self.BOS: b"<s>", self.EOS: b"</s>", **{index: text.encode() for index, text in self.specials.items()}}

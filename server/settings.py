@@ -72,10 +72,6 @@ class ServerSettings:
     def has_api_keys(self) -> bool:
         return bool(self.api_keys) or self.api_key_file is not None
 
-    @property
-    def has_admin_keys(self) -> bool:
-        return bool(self.admin_keys) or self.admin_key_file is not None
-
 
 # What headers are compared with, letter by letter: of another form it would never be met.
 FORMS = {

@@ -182,7 +182,7 @@ def head_norm_attention(layer: Layer, h: Var) -> Var:
 # --- feed-forward ------------------------------------------------------------------------------------------------------
 
 
-def gated_mlp(layer: Layer, h: Var, names: tuple[str, ...] = GATE_UP, down: str = "mlp.down_proj") -> Var:
+def gated_mlp(layer: Layer, h: Var, names: tuple[str, ...] = GATE_UP) -> Var:
     """`down(activation(gate(h)) * up(h))`. One name stands for a stacked projection."""
     net, c = layer.step.net, layer.step.config
     ffn = c.intermediate_size
@@ -192,4 +192,4 @@ def gated_mlp(layer: Layer, h: Var, names: tuple[str, ...] = GATE_UP, down: str 
         both = net.linear(h, layer.name(names[0]), c.hidden_size, 2 * ffn, bias=c.mlp_bias)
         gate, up = net.slice(both, 1, 0, ffn), net.slice(both, 1, ffn, 2 * ffn)
     gated = net.call(MULTIPLY, net.call(ACTIVATIONS[c.activation], gate), up)
-    return net.linear(gated, layer.name(down), ffn, c.hidden_size, bias=c.mlp_bias)
+    return net.linear(gated, layer.name("mlp.down_proj"), ffn, c.hidden_size, bias=c.mlp_bias)

@@ -57,7 +57,7 @@ def attend(layer: EncoderLayer, q: Var, k: Var, v: Var, out: str) -> Var:
     return net.linear(net.reshape(mixed, layer.t, c.hidden_size), layer.name(out), c.hidden_size, c.hidden_size, bias=True)
 
 
-def mlp(layer: EncoderLayer, x: Var, up: str = "intermediate.dense", down: str = "output.dense") -> Var:
+def mlp(layer: EncoderLayer, x: Var) -> Var:
     net, c = layer.net, layer.config
-    wide = net.linear(x, layer.name(up), c.hidden_size, c.intermediate_size, bias=True)
-    return net.linear(net.call(ACTIVATIONS[c.activation], wide), layer.name(down), c.intermediate_size, c.hidden_size, bias=True)
+    wide = net.linear(x, layer.name("intermediate.dense"), c.hidden_size, c.intermediate_size, bias=True)
+    return net.linear(net.call(ACTIVATIONS[c.activation], wide), layer.name("output.dense"), c.intermediate_size, c.hidden_size, bias=True)

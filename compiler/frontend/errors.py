@@ -37,12 +37,15 @@ class WeightMismatch(ModelError):
     pass
 
 
-def listed(names: Iterable[str], limit: int = 20) -> str:
+MAX_LISTED = 20  # names that a message has room for
+
+
+def listed(names: Iterable[str]) -> str:
     """As many of them as a message has room for."""
-    return ", ".join(_shortened(list(names), limit))
+    return ", ".join(_shortened(list(names)))
 
 
-def _shortened(names: list[str], limit: int) -> Iterator[str]:
-    yield from names[:limit]
-    if len(names) > limit:
-        yield f"and {len(names) - limit} more"
+def _shortened(names: list[str]) -> Iterator[str]:
+    yield from names[:MAX_LISTED]
+    if len(names) > MAX_LISTED:
+        yield f"and {len(names) - MAX_LISTED} more"

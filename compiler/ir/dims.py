@@ -273,11 +273,6 @@ class Dim(_Operators):
             missing = [v for v in self.vars() if v not in env]
             raise UnboundDimError(f"cannot evaluate {self}: no value for {_names(missing)}") from None
 
-    def linear_in(self, v: DimVar) -> tuple[Dim, Dim] | None:
-        """(coefficient, rest) with self == coefficient * v + rest and v in neither; None if there are none."""
-        coefficient, rest = split(self, v)
-        return None if v in coefficient._occurrences() or v in rest._occurrences() else (coefficient, rest)
-
     def __eq__(self, other: object) -> bool:
         return self is other or (isinstance(other, Dim) and self._hash == other._hash and self.key == other.key)
 

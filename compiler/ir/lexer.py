@@ -109,8 +109,8 @@ class Cursor:
         self.nesting_left = MAX_NESTING
         self.nested = _Nesting(self)
 
-    def peek(self, ahead: int = 0) -> Token:
-        return self.tokens[self.at_token + ahead]
+    def peek(self) -> Token:
+        return self.tokens[self.at_token]
 
     def take(self) -> Token:
         token = self.tokens[self.at_token]

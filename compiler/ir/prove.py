@@ -57,15 +57,6 @@ def prove_divisible(a: DimLike, k: int) -> bool:
     return not (Dim.of(a) % k).terms
 
 
-def solve(expr: DimLike, value: DimLike, v: DimVar) -> Dim | None:
-    """The v for which expr == value, where that is an integer expression for certain."""
-    linear = (Dim.of(expr) - value).linear_in(v)
-    if linear is None or not linear[0].is_const or linear[0].const == 0:
-        return None
-    coefficient, rest = linear
-    return -rest // coefficient if prove_divisible(rest, coefficient.const) else None
-
-
 def _nonnegative(p: Dim) -> bool:
     low, high = _term_interval(p)
     return low >= 0 or (high >= 0 and _lower_bound(p, BUDGET) >= 0)

@@ -179,10 +179,6 @@ def map_scalars(stmt: Stmt, fn: ScalarFn) -> Stmt:
     return map_stmt(stmt, lambda s: mapped(s, Holds.SCALAR, lambda scalar: map_scalar(scalar, fn)))
 
 
-def substitute_scalar(scalar: Scalar, mapping: Mapping[ScalarParam, Scalar]) -> Scalar:
-    return map_scalar(scalar, lambda s: mapping.get(s, s) if isinstance(s, ScalarParam) else s)
-
-
 def replace_loads(stmt: Stmt, buffer: Buffer, fn: Callable[[tuple[Dim, ...]], Scalar]) -> Stmt:
     """Every load of the buffer becomes `fn` of its indices. Tiles keep theirs: they name places, not values."""
     return map_scalars(stmt, lambda s: fn(s.indices) if isinstance(s, Load) and s.buffer is buffer else s)

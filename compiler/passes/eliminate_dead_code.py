@@ -1,4 +1,4 @@
-"""Remove what nothing uses: bindings of pure values, and functions that no entry point reaches.
+"""Remove what nothing uses: bindings of pure values, and loop nests that no function calls.
 
 Kept are calls that may have an effect: impure operators and functions, launches, in-place calls on memory that outlives them, and
 `match_cast`s, which are checks and define variables.
@@ -6,7 +6,7 @@ Kept are calls that may have an effect: impure operators and functions, launches
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 from compiler.ir.graph import (
     Block,
@@ -23,24 +23,16 @@ from compiler.ir.graph import (
     Value,
     Var,
 )
-from compiler.ir.loops import PrimFunc
 from compiler.ir.module import IRModule
 from compiler.ir.visit import operands
 
 
-@dataclass(frozen=True, slots=True)
-class EliminateDeadCode:
-    entries: tuple[str, ...] = ()  # functions to keep; none named: every graph function
-
-    def __call__(self, module: IRModule) -> IRModule:
-        functions = {name: _clean(func, module) for name, func in module.graph_functions.items()}
-        kept = _reachable(functions, self.entries or tuple(functions))
-        result: dict[str, Function | PrimFunc] = {}
-        for name, func in module.functions.items():
-            if name in kept:
-                result[name] = functions.get(name, func)
-        same = len(result) == len(module.functions) and all(module.functions[n] is f for n, f in result.items())
-        return module if same else IRModule(result)
+def eliminate_dead_code(module: IRModule) -> IRModule:
+    functions = {name: _clean(func, module) for name, func in module.graph_functions.items()}
+    called = {name for func in functions.values() for name in _called(func.body)}
+    kept = {name: functions.get(name, func) for name, func in module.functions.items() if name in functions or name in called}
+    same = len(kept) == len(module.functions) and all(module.functions[n] is f for n, f in kept.items())
+    return module if same else IRModule(kept)
 
 
 def _clean(func: Function, module: IRModule) -> Function:
@@ -96,28 +88,14 @@ def has_effect(value: Value, module: IRModule) -> bool:
             return False
 
 
-def _reachable(functions: dict[str, Function], entries: tuple[str, ...]) -> set[str]:
-    found: set[str] = set()
-    todo = list(entries)
-    while todo:
-        name = todo.pop()
-        if name in found:
-            continue
-        found.add(name)
-        if name in functions:
-            todo += _referenced(functions[name].body)
-    return found
-
-
-def _referenced(body: Body) -> list[str]:
-    names: list[str] = []
+def _called(body: Body) -> Iterator[str]:
+    """The loop nests that a body calls."""
     for binding in body.bindings:
-        value = binding.value
-        if isinstance(value, CallTir | Launch):
-            names.append(value.func)
-        if isinstance(value, If):
-            names += _referenced(value.then) + _referenced(value.orelse)
-        names += [a.name for a in operands(value) if isinstance(a, FuncRef)]
-    if isinstance(body.result, FuncRef):
-        names.append(body.result.name)
-    return names
+        match binding.value:
+            case CallTir(func=name) | Launch(func=name):
+                yield name
+            case If(then=then, orelse=orelse):
+                yield from _called(then)
+                yield from _called(orelse)
+            case _:
+                pass

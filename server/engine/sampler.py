@@ -28,9 +28,7 @@ NONE = np.empty(0, np.int32)
 class SamplingError(Exception):
     """No token can be drawn from this row."""
 
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.code = code
+    code = "generation_failed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +168,7 @@ class Sampler:
             if token_id == NOT_A_NUMBER
             else "no token is left to draw: allowed and banned tokens, min_tokens and the constraint exclude each other"
         )
-        return Drawn(-1, error=SamplingError("generation_failed", why))
+        return Drawn(-1, error=SamplingError(why))
 
 
 def _logprob(token_id: int, logprobs: Logprobs, i: int) -> TokenLogprob:

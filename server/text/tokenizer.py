@@ -76,7 +76,6 @@ class Tokenizer:
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
         self.vocab_size: int = max(vocabulary.values(), default=-1) + 1
         self.max_token_chars: int = max(map(len, vocabulary), default=1)
-        self.bos_id: int | None = self._role_id(special_tokens, "bos_token")
         eos = [self._role_id(special_tokens, "eos_token")]
         for name, source in (("generation_config.json", generation), ("config.json", model)):
             eos += _ids(source.get("eos_token_id"), name)

@@ -16,7 +16,7 @@ from compiler.passes.annotate_patterns import annotate_patterns
 from compiler.passes.base import Instrument, Pipeline
 from compiler.passes.capture import capture
 from compiler.passes.check_facts import check_facts
-from compiler.passes.eliminate_dead_code import EliminateDeadCode
+from compiler.passes.eliminate_dead_code import eliminate_dead_code
 from compiler.passes.explicit_memory import explicit_memory
 from compiler.passes.fold_constants import FoldConstants
 from compiler.passes.fuse import fuse
@@ -58,7 +58,7 @@ def pipeline(target: Target, instruments: tuple[Instrument, ...] = ()) -> Pipeli
             # for the machine
             PackOperands(tile_shape(target).columns, pairs),
             *([spread_rows] if target.has("amx-tile") else []),
-            EliminateDeadCode(),
+            eliminate_dead_code,
             lift_weights,
             ScheduleKernels(target),
             lift_workspace,

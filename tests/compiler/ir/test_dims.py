@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compiler.ir.dims import Dim, DimLike, DimVar, FloorDiv, Min, UnboundDimError, ceil_div, dim_max, dim_min
-from compiler.ir.prove import bounds, prove_divisible, prove_eq, prove_le, prove_lt, prove_ne, solve
+from compiler.ir.prove import bounds, prove_divisible, prove_eq, prove_le, prove_lt, prove_ne
 
 n, m, k = DimVar("n"), DimVar("m"), DimVar("k")
 i, j, l = DimVar("i", upper=n - 1), DimVar("j", upper=m - 1), DimVar("l", upper=k - 1)  # noqa: E741  # the third loop
@@ -167,23 +167,6 @@ def test_substituting() -> None:
     assert ((n * m + k) // m).substitute({k: 0}) == n.dim
     assert dim_min(n, 128).substitute({n: 64}) == Dim.of(64)
     assert (n + m).substitute({n: m, m: n}) == n + m
-
-
-def test_linear_in() -> None:
-    assert (n * m + 3 * n + k // 2).linear_in(n) == (m + 3, k // 2)
-    assert (m + 1).linear_in(n) == (Dim.of(0), m + 1)
-    assert (n * n).linear_in(n) is None
-    assert (n + n // 2).linear_in(n) is None
-
-
-def test_solve() -> None:
-    assert solve(4 * n + 8, 4 * m, n) == m - 2
-    assert solve(m - n, 3, n) == m - 3
-    assert solve(16 * n, aligned, n) == aligned // 16
-    assert solve(3 * n, m, n) is None
-    assert solve(n * m, 4, n) is None
-    assert solve(n // 2, 4, n) is None
-    assert solve(m, 4, n) is None
 
 
 # --- proofs ------------------------------------------------------------------------------------------------------------
@@ -387,17 +370,6 @@ def test_substituting_then_evaluating_is_evaluating(data: st.DataObject) -> None
         if all(env[w] in _values(w, env) and moved[w] in _values(w, moved) for w in names):
             for _, (expected,) in defined([moved], tree):
                 assert substituted.evaluate(env) == expected
-
-
-@given(st.data())
-def test_solutions_are_right(data: st.DataObject) -> None:
-    names = data.draw(variables())
-    expr, value = data.draw(trees(names, 2)), data.draw(trees(names, 2))
-    v = data.draw(st.sampled_from(names))
-    solution = solve(expr.dim, value.dim, v)
-    for env, (x, y) in defined(assignments(names), expr, value):
-        if solution is not None and x == y:
-            assert solution.evaluate(env) == env[v]
 
 
 @given(st.data())

@@ -6,7 +6,7 @@ from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.equal import assert_equal, structural_equal
 from compiler.ir.graph import Alloc, Binding, Call, CallTir, Copy, Function, If, MatchCast, ScalarValue, Var
-from compiler.ir.loops import Allocate, Buffer, Const, DimScalar, For, Let, Load, PrimFunc, Reduce, ScalarParam, Seq, Stmt, Store, Tile
+from compiler.ir.loops import Allocate, Buffer, Const, DimScalar, For, Let, Load, PrimFunc, Reduce, ScalarParam, Seq, Store, Tile
 from compiler.ir.module import IRModule
 from compiler.ir.op import OPS, OpDef
 from compiler.ir.parser import parse
@@ -29,7 +29,6 @@ from compiler.ir.visit_loops import (
     sequence,
     statements,
     subscalars,
-    substitute_scalar,
     walk_scalars,
     walk_stmts,
 )
@@ -125,7 +124,6 @@ def test_unchanged_is_the_same_object() -> None:
     assert replace_loads(body, Buffer("A", (), DType.F32), lambda indices: Const(0, DType.F32)) is body
     for scalar in walk_scalars(body):
         assert map_scalar(scalar, lambda s: s) is scalar
-        assert substitute_scalar(scalar, {}) is scalar
 
 
 def test_what_is_untouched_stays_the_same_object() -> None:
@@ -149,22 +147,6 @@ def _unparsed(text: str, like: PrimFunc) -> IRModule:
     module = parse(text)
     assert len(module.prim("p").params) == len(like.params)
     return module
-
-
-def test_substitute_scalar() -> None:
-    func = _prim()
-    eps = next(p for p in func.params if isinstance(p, ScalarParam))
-    body = map_scalars(func.body, lambda s: Const(0.5, DType.F32) if s is eps else s)
-
-    def in_stores(stmt: Stmt) -> Stmt:
-        if not isinstance(stmt, Store):
-            return stmt
-        return Store(stmt.buffer, stmt.indices, substitute_scalar(stmt.value, {eps: Const(0.5, DType.F32)}))
-
-    again = map_stmt(func.body, in_stores)
-    text = LOOPS.replace(": eps)", ": 0.5)").replace("= eps", "= 0.5")
-    assert_equal(PrimFunc(func.params, 1, again), parse(text).prim("p"))
-    assert_equal(PrimFunc(func.params, 1, body), parse(text.replace("when eps", "when 0.5")).prim("p"))
 
 
 def test_rewrite_dims_declares_anew_what_depends_on_them() -> None:

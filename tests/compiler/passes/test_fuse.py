@@ -17,14 +17,14 @@ from compiler.ir.printer import print_module
 from compiler.ir.verify import verify
 from compiler.ir.visit_loops import scalar_depth, walk_scalar, walk_scalars, walk_stmts
 from compiler.passes.base import Pass, Pipeline
-from compiler.passes.eliminate_dead_code import EliminateDeadCode
+from compiler.passes.eliminate_dead_code import eliminate_dead_code
 from compiler.passes.fuse import fuse
 from compiler.passes.join import MOST_DEPTH, MOST_NODES
 from compiler.passes.legalize import legalize
 from runtime.session import Session
 
 # What fusing leaves behind unused is not looked at here.
-fused: Pass = Pipeline((fuse, EliminateDeadCode()))
+fused: Pass = Pipeline((fuse, eliminate_dead_code))
 
 
 def calls(text: str) -> list[str]:
@@ -209,7 +209,7 @@ def test_fusion_grows_with_the_number_of_operators(operator: str) -> None:
     count = CHAINS[operator]
     lines = [f"x{i + 1} = {operator.format(x=f'x{i}')}" for i in range(count)]
     module = parse(f"func main(x0: f32[n]) -> object {{ dataflow {{ {' '.join(lines)} }} return x{count} }}")
-    module = Pipeline((legalize, fuse, EliminateDeadCode()))(module)
+    module = Pipeline((legalize, fuse, eliminate_dead_code))(module)
     verify(module)
     names = [b.value.func for b in module.graph("main").body.bindings if isinstance(b.value, CallTir)]
     assert len(names) < count / 16
@@ -240,7 +240,7 @@ def test_a_split_that_feeds_gates_is_part_of_their_kernel(becomes: Callable[[Pas
 
 def test_a_call_makes_the_results_that_did_not_move() -> None:
     """Of three parts, two are read by several calls; the third moves into its consumer."""
-    module = Pipeline((legalize, fuse, EliminateDeadCode()))(
+    module = Pipeline((legalize, fuse, eliminate_dead_code))(
         parse("""
           func main(x: f32[n, 12]) -> object {
             dataflow {
@@ -277,7 +277,7 @@ def test_results_that_depend_on_others_stay_together(before: str, result: str) -
         for i in 8 {{ C[i] = B[i] * 2.0 }}
       }}
     """)
-    module = Pipeline((legalize, fuse, EliminateDeadCode()))(module)
+    module = Pipeline((legalize, fuse, eliminate_dead_code))(module)
     calls = [b.value for b in module.graph("main").body.bindings if isinstance(b.value, CallTir)]
     assert [len(c.out) for c in calls] == [2, 1]
 

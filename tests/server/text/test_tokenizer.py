@@ -115,7 +115,6 @@ def test_the_files_around_it() -> None:
         generation_config={"eos_token_id": [2, 1], "temperature": 0.6, "top_k": 20, "do_sample": True},
         config={"text_config": {"max_position_embeddings": 512, "eos_token_id": 7}},
     )
-    assert tokenizer.bos_id == 0
     assert tokenizer.eos_ids == (1, 2, 7)
     assert tokenizer.max_context == 512
     assert tokenizer.vocab_size == 302
@@ -127,7 +126,7 @@ def test_the_files_around_it() -> None:
 
 def test_only_tokenizer_json_is_indispensable() -> None:
     tokenizer = load(byte_level())
-    assert (tokenizer.bos_id, tokenizer.eos_ids, tokenizer.max_context, tokenizer.chat_template) == (None, (), None, None)
+    assert (tokenizer.eos_ids, tokenizer.max_context, tokenizer.chat_template) == ((), None, None)
     assert tokenizer.generation_defaults == GenerationDefaults()
     with pytest.raises(ModelFilesError, match=r"tokenizer\.json is missing.*save_pretrained"):
         Tokenizer({})
