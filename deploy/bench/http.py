@@ -29,11 +29,11 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from deploy.doubles.worker import ByteTokenizer, NullScript, NullWorker
 from server.app import create_app
 from server.http_server import Server
 from server.interfaces import ProgressCallback
 from server.messages import FinishReason, Submit, TokenEvent
-from server.null import ByteTokenizer, NullScript, NullWorker
 from server.registry import Registry
 from server.settings import ServerSettings
 from server.state import ModelSpec

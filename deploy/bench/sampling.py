@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from compiler.driver import compile_module
 from compiler.frontend.sampler import SAMPLE_ENTRY, build_sampler
 from deploy.bench.measure import Figure, best_s, report
-from runtime.device.null import NullModel
+from deploy.doubles.model import NullModel
 from runtime.sampling import SampleBatch, Sampled
 from runtime.session import Session
 from runtime.step import Logits, StepLimits

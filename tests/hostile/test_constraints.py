@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.device.null import NullModel
+from deploy.doubles.model import NullModel
 from runtime.step import StepLimits
 from server.constraints.compiler import ConstraintCompiler, ConstraintLimits
 from server.engine.overlap import OverlappedEngine

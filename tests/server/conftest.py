@@ -14,11 +14,11 @@ import httpx
 import openai
 import pytest
 
+from deploy.doubles.worker import ByteTokenizer, NullScript, NullWorker
 from server.app import create_app
 from server.http_server import Server
 from server.interfaces import ProgressCallback
 from server.model import Footprint, Identify, MakeWorker
-from server.null import ByteTokenizer, NullScript, NullWorker
 from server.registry import Registry
 from server.settings import ServerSettings
 from server.state import ModelSpec

@@ -8,9 +8,9 @@ import re
 import pytest
 from fastapi.routing import APIRoute
 
+from deploy.doubles.worker import ByteTokenizer, NullScript, NullWorker
 from server.app import create_app
 from server.auth import Access, KeyRing, _is_own, access_of
-from server.null import ByteTokenizer, NullScript, NullWorker
 from server.registry import Registry
 from server.settings import ServerSettings, SettingsError
 

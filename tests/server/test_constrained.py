@@ -10,7 +10,7 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from server.engine.null_worker import NullConfig, null_source
+from deploy.doubles.process import NullConfig, null_source
 from server.engine.supervisor import Supervisor
 from server.messages import Load
 from server.state import ModelSpec
@@ -54,7 +54,7 @@ def noise(serve, model_folder):
 
     def make_worker(spec: ModelSpec, progress) -> Supervisor:
         load = Load(spec.name, null_source(config), max_batch=spec.max_batch)
-        return Supervisor([sys.executable, "-m", "server.engine.null_worker"], load, progress=progress)
+        return Supervisor([sys.executable, "-m", "deploy.doubles.process"], load, progress=progress)
 
     def start(**fields):
         return serve(make_worker=make_worker, tokenizer=tokenizer, initial=[ModelSpec("null", "null", **fields)])

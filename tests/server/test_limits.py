@@ -8,7 +8,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from server.null import NullScript
+from deploy.doubles.worker import NullScript
 from server.state import ModelSpec
 
 HEAD = "POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"

@@ -9,8 +9,8 @@ import schemathesis
 from hypothesis import HealthCheck, given, settings
 from schemathesis.specs.openapi import checks
 
+from deploy.doubles.worker import ByteTokenizer, NullScript, NullWorker
 from server.app import create_app
-from server.null import ByteTokenizer, NullScript, NullWorker
 from server.registry import Registry
 from server.settings import ServerSettings
 

@@ -20,7 +20,7 @@ import sys
 from contextlib import suppress
 from server.app import create_app
 from server.http_server import Server
-from server.null import ByteTokenizer, NullScript, NullWorker
+from deploy.doubles.worker import ByteTokenizer, NullScript, NullWorker
 from server.registry import Registry
 from server.settings import ServerSettings
 from server.state import ModelSpec

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from server.engine.null_worker import NullConfig, null_source
+from deploy.doubles.process import NullConfig, null_source
 from server.engine.supervisor import Supervisor
 from server.messages import Load
 from server.state import ModelSpec
@@ -20,7 +20,7 @@ SOURCE = null_source(NullConfig(script=tuple(TEXT), step_s=0.005))
 
 def make_worker(spec: ModelSpec, progress) -> Supervisor:
     load = Load(spec.name, SOURCE, max_batch=spec.max_batch, memory_limit_bytes=spec.memory_limit_bytes)
-    return Supervisor([sys.executable, "-m", "server.engine.null_worker"], load, progress=progress)
+    return Supervisor([sys.executable, "-m", "deploy.doubles.process"], load, progress=progress)
 
 
 @pytest.fixture

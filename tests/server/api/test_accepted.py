@@ -8,8 +8,8 @@ import zlib
 
 import pytest
 
+from deploy.doubles.worker import ByteTokenizer
 from server.json_scan import MAX_PARTS
-from server.null import ByteTokenizer
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 END = ByteTokenizer.EOS

@@ -13,10 +13,10 @@ import pytest
 from compiler.frontend.errors import ConfigError
 from compiler.frontend.nn import WeightFormat
 from compiler.machine.target import NAMED
+from deploy.doubles.worker import NullScript
 from server.api.admin import TargetName, WeightForm
 from server.interfaces import LoadError
 from server.model import Footprint
-from server.null import NullScript
 from server.state import ModelSpec, SavedState
 
 GIB = 1 << 30

@@ -8,8 +8,8 @@ import openai
 import pytest
 from pydantic import BaseModel
 
+from deploy.doubles.worker import ByteTokenizer, NullDefaults
 from server.messages import Thinking
-from server.null import ByteTokenizer, NullDefaults
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 

@@ -24,10 +24,10 @@ from openai.types.chat.chat_completion_stream_options_param import ChatCompletio
 from openai.types.chat.completion_create_params import CompletionCreateParamsBase
 from pydantic import AliasChoices, BaseModel
 
+from deploy.doubles.worker import ByteTokenizer, NullScript, NullTemplate
 from server.api.fields import UNSUPPORTED
 from server.api.schema import ChatBody, CompletionBody, EmbeddingBody, StreamOptions
 from server.messages import Submit
-from server.null import ByteTokenizer, NullScript, NullTemplate
 from server.state import ModelSpec
 
 # --- a model in which every field can be seen -----------------------------------------------------------------------------

@@ -6,8 +6,8 @@ import time
 import msgspec
 import pytest
 
+from deploy.doubles.worker import NullState
 from server.interfaces import LoadError, Outage
-from server.null import NullState
 from server.state import ModelSpec, SavedState
 
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
+from deploy.doubles.worker import ByteTokenizer, NullScript, NullTemplate, NullWorker
 from server.admission import Admission
 from server.api.answers import ChatChunk, ChatCompletion, Completion, CompletionChunk
 from server.api.chat import plan_chat
@@ -23,7 +24,6 @@ from server.api.schema import ChatBody, CompletionBody
 from server.messages import Submit, TokenEvent
 from server.metrics import Metrics, RequestMetrics
 from server.model import Loaded, Model
-from server.null import ByteTokenizer, NullScript, NullTemplate, NullWorker
 from server.operations import Operation
 from server.settings import ServerSettings
 from server.state import ModelSpec

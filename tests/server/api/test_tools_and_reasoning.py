@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from deploy.doubles.worker import ByteTokenizer
 from server.messages import ConstraintKind, Trigger
-from server.null import ByteTokenizer
 from server.state import ModelSpec
 from server.text.grammar import Structure, json_text, structured
 

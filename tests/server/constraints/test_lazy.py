@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from runtime.device.null import hashed_logits
+from deploy.doubles.model import hashed_logits
 from runtime.step import StepLimits
 from server.constraints.lazy import LazyMatcher
 from server.constraints.process_socket import ProcessSocket

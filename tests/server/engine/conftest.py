@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from runtime.device.null import LogitsOf, NullModel, StepTime
+from deploy.doubles.model import LogitsOf, NullModel, StepTime
 from runtime.step import StepLimits
 from server.constraints.compiler import ConstraintCompiler
 from server.engine.loop import Engine

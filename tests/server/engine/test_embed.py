@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 
-from runtime.device.null import NullEmbedModel, hashed_logits
+from deploy.doubles.model import NullEmbedModel, hashed_logits
 from runtime.step import EmbedLimits, StepLimits
 from server.engine.embed import Embedder
 from server.engine.loop import Engine

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from runtime.device.null import scripted_logits
+from deploy.doubles.model import scripted_logits
 from runtime.step import StepLimits
 from server.engine.loop import Engine
 from server.engine.overlap import OverlappedEngine

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.device.null import NullLogits, NullModel
+from deploy.doubles.model import NullLogits, NullModel
 from runtime.philox import random_bits
 from runtime.step import StepLimits
 from server.constraints.matcher import Mask, Matcher

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from runtime.device.null import NullModel, hashed_logits
+from deploy.doubles.model import NullModel, hashed_logits
 from runtime.step import StepLimits
 from server.engine.loop import Engine
 from server.engine.overlap import OverlappedEngine

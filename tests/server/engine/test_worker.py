@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import pytest
 
-from runtime.device.null import NullModel
+from deploy.doubles.model import NullModel
 from runtime.step import Logits, StepBatch, StepLimits
 from server.engine.channel import (
     LENGTH_BYTES,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from server.null import ByteTokenizer
+from deploy.doubles.worker import ByteTokenizer
 from server.text.dialect import Dialect
 from server.text.template import ChatTemplate
 

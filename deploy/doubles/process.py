@@ -1,4 +1,4 @@
-"""A worker whose model computes nothing: `python -m server.engine.null_worker FD`. The real process, scheduler, pages and
+"""A worker whose model computes nothing: `python -m deploy.doubles.process FD`. The real process, scheduler, pages and
 recovery, for tests and for benchmarks of everything but kernels.
 
 `Load.source` is a JSON object with the fields of `NullConfig`; `null_source` writes one.
@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.device.null import LogitsOf, NullEmbedModel, NullModel, StepTime, hashed_logits, scripted_logits
+from deploy.doubles.model import LogitsOf, NullEmbedModel, NullModel, StepTime, hashed_logits, scripted_logits
 from runtime.step import PAGE_SIZE, EmbedLimits, StepLimits
 from server.engine.worker import LoadedModel, ProgressFn, serve_worker
 from server.interfaces import LoadError
