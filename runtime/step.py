@@ -56,7 +56,7 @@ class StepModel(Protocol):
         ...
 
     def sample(self, logits: Logits, batch: SampleBatch) -> Sampled:
-        """Tokens from the logits of the last step, with the meaning of `runtime.sampling`."""
+        """Tokens from the logits of the last step, as the batch asks: see `runtime.sampling`."""
         ...
 
     def logprobs(self, logits: Logits, rows: NDArray[np.int32], tokens: NDArray[np.int32], tops: NDArray[np.int32]) -> Logprobs:

@@ -19,11 +19,9 @@ from compiler.ir.types import ObjectType, ScalarType, TensorType, Type
 from compiler.ir.write import Kernel, cast, const, index
 from compiler.ops.broadcast import element, output
 from compiler.ops.manipulate import wanted_shape
+from compiler.ops.philox import MULTIPLIERS, NUM_ROUNDS, WEYL, philox4x32
 from compiler.ops.tables import Nest, Operands, define
 
-ROUNDS = 10
-MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
-KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 LOW = 0xFFFFFFFF
 
 I64 = DType.I64
@@ -52,9 +50,9 @@ def _philox(counter: Scalar, seed: Scalar) -> Scalar:
     zero = const(0, I64)
     words: list[Scalar] = [_low(counter), _high(counter), zero, zero]
     keys = [_low(seed), _high(seed)]
-    for number in range(ROUNDS):
+    for number in range(NUM_ROUNDS):
         if number:
-            keys = [_low(key + step) for key, step in zip(keys, KEY_STEPS, strict=True)]
+            keys = [_low(key + step) for key, step in zip(keys, WEYL, strict=True)]
         first, second = words[0] * MULTIPLIERS[0], words[2] * MULTIPLIERS[1]
         words = [_high(second) ^ words[1] ^ keys[0], _low(second), _high(first) ^ words[3] ^ keys[1], _low(first)]
     return words[0]
@@ -72,24 +70,10 @@ def _uniform_nest(operands: Operands) -> Nest:
     return Nest((out.buffer,), k.body())
 
 
-def numpy_philox(counters: Any, seed: int) -> Any:
-    words = [counters & np.uint64(LOW), counters >> np.uint64(32), np.zeros_like(counters), np.zeros_like(counters)]
-    keys = [seed & LOW, (seed >> 32) & LOW]
-    for _ in range(ROUNDS):
-        first, second = (words[2 * i] * np.uint64(m) for i, m in enumerate(MULTIPLIERS))
-        words = [
-            (second >> np.uint64(32)) ^ words[1] ^ np.uint64(keys[0]),
-            second & np.uint64(LOW),
-            (first >> np.uint64(32)) ^ words[3] ^ np.uint64(keys[1]),
-            first & np.uint64(LOW),
-        ]
-        keys = [(k + step) & LOW for k, step in zip(keys, KEY_STEPS, strict=True)]
-    return words[0].astype(np.uint32)
-
-
 def _uniform_numpy(shape: tuple[int, ...], seed: Any) -> Any:
-    words = numpy_philox(np.arange(int(np.prod(shape)), dtype=np.uint64), int(seed))
-    return ((words >> np.uint32(8)).astype(np.float32) * np.float32(2.0**-24)).reshape(shape)
+    counters = np.arange(int(np.prod(shape)), dtype=np.uint64)
+    words = philox4x32((counters & LOW, counters >> 32, 0, 0), (int(seed) & LOW, (int(seed) >> 32) & LOW))
+    return ((words[0] >> 8).astype(np.float32) * np.float32(2.0**-24)).reshape(shape)
 
 
 # f32 in [0, 1), 24 bits each.

@@ -1,5 +1,5 @@
-"""Sampling: which token each row of logits gives, and how probable it is. Operands and results are those of `runtime.sampling`, which
-is the meaning, too."""
+"""Sampling: which token each row of logits gives, and how probable it is. Operands and results are those of `runtime.sampling`;
+what they mean is in sampling_meaning.py."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from compiler.ir.types import TensorType, TupleType, Type
 from compiler.ops.broadcast import sized_buffer
 from compiler.ops.operands import agree, tensor_operand, unproved
 from compiler.ops.sampling_kernels import logprobs_nest, sample_nest
+from compiler.ops.sampling_meaning import sample, token_logprobs
 from compiler.ops.tables import Nest, Operands, UnknownShape, define
-from runtime import sampling
 from runtime.sampling import NUM_TOP, Number, Setting
 
 F32, I32, I64 = DType.F32, DType.I32, DType.I64
@@ -127,5 +127,5 @@ def _nest(
     return Nest(tuple(outputs.values()), body, checks=checks, attrs={"schedule": "sampling"})
 
 
-SAMPLE = define("sample", ", ".join(SAMPLE_OPERANDS), _sample_type, sampling.sample, _sample_nest)
-TOKEN_LOGPROBS = define("token_logprobs", ", ".join(LOGPROB_OPERANDS), _logprobs_type, sampling.token_logprobs, _logprobs_nest)
+SAMPLE = define("sample", ", ".join(SAMPLE_OPERANDS), _sample_type, sample, _sample_nest)
+TOKEN_LOGPROBS = define("token_logprobs", ", ".join(LOGPROB_OPERANDS), _logprobs_type, token_logprobs, _logprobs_nest)

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from compiler.ir.dims import Dim
 from compiler.ir.loops import Buffer, Load, Scalar, Stmt
 from compiler.ir.write import Array, cast, const, equal, index, not_equal, select
+from compiler.ops.philox import MULTIPLIERS, NUM_ROUNDS, WEYL
 from compiler.ops.sampling_row import BLOCK, BOOL, F32, I32, I64, INF, LANES, plus
 from compiler.ops.sampling_truncation import Truncations, number
-from runtime.philox import MULTIPLIERS, NUM_ROUNDS, WEYL
 from runtime.sampling import NOT_A_NUMBER, NOTHING_LEFT, NUM_TOP, Number, Setting
 
 WORD = 2**32 - 1

@@ -14,18 +14,8 @@ from compiler.ir.dims import Dim, DimLike, ceil_div, dim_min
 from compiler.ir.dtypes import DType
 from compiler.ir.loops import Buffer, Load, Scalar
 from compiler.ir.write import Array, Kernel, bits_of, cast, const, equal, guard, halvings, index, maximum, select
-from runtime.sampling import (
-    LOG2_E,
-    MANTISSA_BITS,
-    POWER,
-    ROUND,
-    SHARE_BITS,
-    SHARE_ONE,
-    TWO,
-    WEIGHT_BITS,
-    Number,
-    Setting,
-)
+from compiler.ops.sampling_meaning import LOG2_E, MANTISSA_BITS, POWER, ROUND, TWO
+from runtime.sampling import SHARE_BITS, SHARE_ONE, WEIGHT_BITS, Number, Setting
 
 GROUPS = 16  # rows that have work space at a time
 LANES = 16
@@ -249,7 +239,7 @@ class Row:
     # --- weights -------------------------------------------------------------------------------------------------------
 
     def weigh(self, distance: Read) -> None:
-        """weight: `runtime.sampling.weigh` of a distance, step by step, in each lane. The tile shifts 6 bits further up, then down. What
+        """weight: `sampling_meaning.weigh` of a distance, step by step, in each lane. The tile shifts 6 bits further up, then down. What
         is added for rounding is as much larger, so that ties are rounded the same way."""
         power, rounded, mantissa = self.power, self.rounded, self.mantissa
         base = float(ROUND + SCALE_BITS - (WEIGHT_BITS - MANTISSA_BITS))

@@ -13,8 +13,9 @@ from contextlib import contextmanager
 from compiler.ir.dims import Dim, DimLike, ceil_div, dim_min
 from compiler.ir.loops import Scalar
 from compiler.ir.write import Array, cast, const, equal, index, select
+from compiler.ops.sampling_meaning import FURTHEST, MEAN_BITS
 from compiler.ops.sampling_row import BLOCK, BOOL, F32, I32, I64, INF, LANES, VECTORS, Read, Row, less, more, plus, share_of, whole
-from runtime.sampling import FURTHEST, MEAN_BITS, SHARE_ONE, Number, Setting
+from runtime.sampling import SHARE_ONE, Number, Setting
 
 BUCKETS = 512
 ROUNDS = 40  # of narrowing: each divides the range of f32 numbers by almost BUCKETS

@@ -16,7 +16,8 @@ from hashlib import blake2b
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.sampling import Logprobs, SampleBatch, Sampled, sample, token_logprobs
+from compiler.ops.sampling_meaning import sample, token_logprobs
+from runtime.sampling import Logprobs, SampleBatch, Sampled
 from runtime.step import PAGE_SIZE, EmbedLimits, Logits, StepBatch, StepLimits
 
 History = NDArray[np.int32]  # the tokens of one sequence up to a row

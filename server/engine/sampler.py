@@ -1,7 +1,7 @@
 """What a request asks of its draws, written down as the arrays that a model samples by; and what came of it.
 
-The meaning of every parameter is `runtime.sampling`; the model computes it where its logits lie. Here is what a row of it is made of: the
-state of a sequence, which changes with every token that joins it.
+The batch is that of `runtime.sampling`; the model draws where its logits lie. A row of a batch comes from the state of a sequence, which
+changes with every token that joins it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Sampling as machine code: what `runtime.sampling` means, to the last bit, whatever the row's company and the number of threads."""
+"""Sampling as machine code: what `sampling_meaning` says, to the last bit, whatever the row's company and the number of threads."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from compiler.ir.verify import verify
 from compiler.machine.target import NAMED, Target
 from compiler.ops import sampling_truncation
 from compiler.ops.sampling import LOGPROB_OPERANDS, SAMPLE, SAMPLE_OPERANDS, TOKEN_LOGPROBS
-from runtime.sampling import NUM_TOP, SHARE_ONE, Number, SampleBatch, Setting, sample, token_logprobs
+from compiler.ops.sampling_meaning import sample, token_logprobs
+from runtime.sampling import NUM_TOP, SHARE_ONE, Number, SampleBatch, Setting
 from runtime.session import Session
 
 MAX_ROWS = 40

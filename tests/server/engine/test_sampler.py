@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from compiler.ops.philox import random_bits
 from deploy.doubles.model import NullLogits, NullModel
-from runtime.philox import random_bits
 from runtime.step import StepLimits
 from server.constraints.matcher import Mask, Matcher
 from server.constraints.rules import Bans, matcher_of

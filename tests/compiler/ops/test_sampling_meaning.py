@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from runtime.philox import philox4x32, random_bits
-from runtime.sampling import WEIGHT_BITS, weigh
+from compiler.ops.philox import philox4x32, random_bits
+from compiler.ops.sampling_meaning import weigh
+from runtime.sampling import WEIGHT_BITS
 
 
 def test_philox_known_answers() -> None:
@@ -15,6 +16,13 @@ def test_philox_known_answers() -> None:
     assert philox4x32((ones, ones, ones, ones), (ones, ones)) == (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)
     pi = (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344)
     assert philox4x32(pi, (0xA4093822, 0x299F31D0)) == (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1)
+
+
+def test_arrays_of_counters_give_the_words_of_each() -> None:
+    counters = np.array([0, 1, 2**32 - 1, 2**40 + 3], np.uint64)
+    words = philox4x32((counters & 0xFFFFFFFF, counters >> 32, 0, 0), (5, 6))
+    for i, counter in enumerate(counters.tolist()):
+        assert tuple(int(word[i]) for word in words) == philox4x32((counter & 0xFFFFFFFF, counter >> 32, 0, 0), (5, 6))
 
 
 def test_random_bits_depend_on_seed_position_and_choice() -> None:

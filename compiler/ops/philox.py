@@ -5,12 +5,15 @@ A draw is a function of (seed, position, choice) alone, so a resumed or reschedu
 
 from __future__ import annotations
 
+from typing import Any
+
 _MASK = 0xFFFFFFFF
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 WEYL = (0x9E3779B9, 0xBB67AE85)
 NUM_ROUNDS = 10
+RANDOM_BITS = 53
 
-Words = tuple[int, int, int, int]
+Words = tuple[Any, Any, Any, Any]  # integers below 2^32, or arrays of them as uint64
 
 
 def philox4x32(counter: Words, key: tuple[int, int]) -> Words:
@@ -24,6 +27,6 @@ def philox4x32(counter: Words, key: tuple[int, int]) -> Words:
 
 
 def random_bits(seed: int, position: int, choice: int) -> int:
-    """53 of them, as an integer."""
+    """RANDOM_BITS of them, as an integer."""
     words = philox4x32((position & _MASK, position >> 32, choice, 0), (seed & _MASK, (seed >> 32) & _MASK))
     return (words[0] << 21) ^ (words[1] >> 11)

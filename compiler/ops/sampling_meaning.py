@@ -1,0 +1,175 @@
+"""From rows of logits to tokens: what every sampling parameter means, in NumPy, one row at a time.
+
+The compiled sampler has this meaning to the last bit, whatever stands beside a row. The order of the steps is part of it:
+
+    bias -> repetition, frequency and presence penalties -> mask -> temperature -> top_k -> top_p -> min_p -> typical_p -> draw
+
+From the temperature on a row is *distances*: how far, in nats, each token lies below the best one. Of equal distances the lower token
+id is the nearer one. A token that was taken away is infinitely far. Each truncation looks at what the one before it left.
+
+Probabilities are *weights*, integers of 40 bits: their sums are exact, so neither blocks nor threads nor instruction sets change
+which token a random number falls on. `weigh` uses f32 products and sums without fusing, which every machine rounds alike.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compiler.ops.philox import RANDOM_BITS, random_bits
+from runtime.sampling import NOT_A_NUMBER, NOTHING_LEFT, NUM_TOP, SHARE_BITS, SHARE_ONE, WEIGHT_BITS, Number, Setting
+
+Array = NDArray[Any]
+Row = NDArray[np.float32]
+
+LOG2_E = 1.4426950216293335  # in f32
+POWER = (-0.6931470036506653, 0.24022242426872253, -0.05550733581185341, 0.009671512991189957, -0.001326472731307149)  # 2^-r, behind 1
+MANTISSA_BITS = 22
+FURTHEST = 64.0  # powers of two, or nats: beyond it a weight is 0
+MEAN_BITS = 16  # behind the point, of the distances that a mean is made of
+ROUND = 2.0**23  # adding it to 0 <= x < 2^23 leaves the nearest integer in the low bits
+TWO = 2.0  # adding it to 0.7 < x < 1.5 leaves x in units of 2^-MANTISSA_BITS
+
+
+def sample(logits: Array, rows: Array, numbers: Array, settings: Array, *lists_and_masks: Array) -> tuple[Array, ...]:
+    """The fields of `Sampled`, those of `Logprobs` in its place."""
+    *lists, masks = lists_and_masks
+    tokens = np.zeros(len(rows), np.int32)
+    logprobs = _nothing(len(rows))
+    for i, row in enumerate(rows):
+        setting = settings[i].tolist()
+        bias, seen = (tuple(a[starts[i] : starts[i + 1]] for a in arrays) for starts, *arrays in (lists[:3], lists[3:]))
+        adjusted = _adjusted(logits[row], numbers[i], bias, seen) if len(bias[0]) or len(seen[0]) else logits[row]
+        if setting[Setting.MASK] >= 0:
+            adjusted = _masked(adjusted, masks[setting[Setting.MASK]])
+        tokens[i], distances = _draw(adjusted, numbers[i], setting)
+        if tokens[i] >= 0 and setting[Setting.TOP] >= 0:
+            _rank(
+                distances if setting[Setting.PROCESSED] else _distances(logits[row], np.float32(1)),
+                int(tokens[i]),
+                setting[Setting.TOP],
+                logprobs,
+                i,
+            )
+    return (tokens, *logprobs)
+
+
+def token_logprobs(logits: Array, rows: Array, tokens: Array, tops: Array) -> tuple[Array, ...]:
+    """The fields of `Logprobs`: given tokens under the logits as they came, with so many alternatives."""
+    logprobs = _nothing(len(rows))
+    for i, row in enumerate(rows):
+        _rank(_distances(logits[row], np.float32(1)), int(tokens[i]), int(tops[i]), logprobs, i)
+    return logprobs
+
+
+# --- before the draw ---------------------------------------------------------------------------------------------------
+
+
+def _adjusted(logits: Row, number: Row, bias: tuple[Array, ...], seen: tuple[Array, ...]) -> Row:
+    adjusted = logits.copy()
+    for token_id, value in zip(*bias, strict=True):
+        adjusted[token_id] += value
+    ids, counts = seen
+    values, repetition = adjusted[ids], number[Number.REPETITION]
+    values = np.where(values > 0, values / repetition, values * repetition)
+    penalty = number[Number.FREQUENCY] * counts.astype(np.float32) + number[Number.PRESENCE]
+    adjusted[ids] = np.where(counts > 0, values - penalty, values)
+    return adjusted
+
+
+def _masked(logits: Row, mask: Array) -> Row:
+    bits = np.unpackbits(mask.view(np.uint8), count=len(logits), bitorder="little")
+    return np.where(bits == 1, logits, np.float32(-np.inf))
+
+
+def _distances(logits: Row, sharpness: np.float32) -> Row:
+    with np.errstate(over="ignore", invalid="ignore"):
+        return (np.fmax.reduce(logits, initial=np.float32(-np.inf)) - logits) * sharpness
+
+
+# --- the draw ----------------------------------------------------------------------------------------------------------
+
+
+def _draw(logits: Row, number: Row, setting: list[int]) -> tuple[int, Row]:
+    """The token, and the distances that it was drawn from."""
+    first = int(logits.argmax())
+    best, sharpness = logits[first], number[Number.SHARPNESS]
+    if not best < np.inf:  # a NaN is the first of all
+        return NOT_A_NUMBER, logits
+    if best == -np.inf:
+        return NOTHING_LEFT, logits
+    if sharpness == 0:
+        return first, _distances(logits, np.float32(1)) if setting[Setting.PROCESSED] else logits
+    distances = _distances(logits, sharpness)
+    if 0 < setting[Setting.TOP_K] < len(logits):
+        distances = _nearest(distances, distances, (distances < np.inf).astype(np.int64), setting[Setting.TOP_K])
+    if setting[Setting.TOP_P] < SHARE_ONE:
+        weights = weigh(distances)
+        distances = _nearest(distances, distances, weights, _share(weights, setting[Setting.TOP_P]))
+    distances = np.where(distances <= number[Number.REACH], distances, np.float32(np.inf))
+    if setting[Setting.TYPICAL_P] < SHARE_ONE:
+        weights = weigh(distances)
+        surprise = np.abs(distances - _mean(distances, weights))  # as far from the entropy as this distance is from the mean one
+        distances = _nearest(distances, surprise, weights, _share(weights, setting[Setting.TYPICAL_P]))
+    sums = np.cumsum(weigh(distances))
+    random = random_bits(setting[Setting.SEED], setting[Setting.POSITION], setting[Setting.CHOICE])
+    return int(np.searchsorted(sums, random * int(sums[-1]) >> RANDOM_BITS, side="right")), distances
+
+
+def weigh(distances: Array) -> Array:
+    """About 2^WEIGHT_BITS exp(-distance), never more; 0 where it would be less than 1."""
+    with np.errstate(over="ignore"):
+        powers = distances * np.float32(LOG2_E)
+    powers = np.where(powers < FURTHEST, powers, np.float32(FURTHEST))
+    rounded = powers + np.float32(ROUND)
+    rest = powers - (rounded - np.float32(ROUND))
+    fraction = np.full_like(rest, POWER[-1])
+    for coefficient in (*reversed(POWER[:-1]), 1.0):
+        fraction = fraction * rest + np.float32(coefficient)
+    mantissa = _bits_beyond(fraction + np.float32(TWO), TWO).astype(np.int64)
+    return (mantissa << (WEIGHT_BITS - MANTISSA_BITS)) >> np.minimum(_bits_beyond(rounded, ROUND), 63)
+
+
+def _bits_beyond(numbers: Array, base: float) -> Array:
+    """How many f32 numbers lie between `base` and each of these."""
+    return numbers.view(np.int32) - np.float32(base).view(np.int32)
+
+
+def _nearest(distances: Row, key: Row, weights: Array, wanted: int) -> Row:
+    """Those with the smallest keys that together weigh `wanted`, and no more of them than that takes."""
+    order = np.argsort(key, kind="stable")
+    num_kept = int(np.searchsorted(np.cumsum(weights[order]), wanted, side="left")) + 1
+    nearest = distances.copy()
+    nearest[order[num_kept:]] = np.inf
+    return nearest
+
+
+def _share(weights: Array, share: int) -> int:
+    return max(1, int(weights.sum()) * share >> SHARE_BITS)
+
+
+def _mean(distances: Row, weights: Array) -> np.float32:
+    """The mean distance, by weight: the entropy less a constant."""
+    near = np.where(distances < FURTHEST, distances, np.float32(FURTHEST))
+    moments = (weights * np.rint(near * np.float32(1 << MEAN_BITS)).astype(np.int64)) >> MEAN_BITS
+    return moments.sum().astype(np.float32) / weights.sum().astype(np.float32)
+
+
+# --- log-probabilities ------------------------------------------------------------------------------------------------
+
+
+def _rank(distances: Row, token_id: int, num_top: int, logprobs: tuple[Array, ...], i: int) -> None:
+    own_distances, totals, ranks, top_ids, top_distances = logprobs
+    own = distances[token_id]
+    own_distances[i], totals[i] = own, weigh(distances).sum()
+    ranks[i] = 1 + np.count_nonzero(distances < own) + np.count_nonzero((distances[:token_id] == own) & (own < np.inf))
+    order = np.argsort(distances, kind="stable")[:num_top]
+    order = order[distances[order] < np.inf]
+    top_ids[i, : len(order)], top_distances[i, : len(order)] = order, distances[order]
+
+
+def _nothing(num_rows: int) -> tuple[Array, ...]:
+    shapes = (num_rows, np.float32), (num_rows, np.int64), (num_rows, np.int32)
+    return (*(np.zeros(n, t) for n, t in shapes), np.full((num_rows, NUM_TOP), -1, np.int32), np.zeros((num_rows, NUM_TOP), np.float32))
