@@ -15,7 +15,8 @@ from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.loops import Apply, Buffer, Cast, Const, Fn, Load, PrimFunc, Reduce, ReduceFn, Scalar, dtype_of
 from compiler.ir.visit_loops import loads, walk_scalar
-from compiler.ops.integer import FOUR, panel_element
+from compiler.machine.panels import FOUR
+from compiler.ops.integer import panel_element
 from compiler.ops.widened import BITS as WIDENED_BITS
 from compiler.ops.widened import widened_element
 

@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compiler.interpret.scalars import MEANING, fold
-from compiler.interpret.tiles import TILES
 from compiler.ir.dims import Atom, Dim, DimVar, FloorDiv, Max, Min, Mod
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import CompileError
@@ -230,10 +229,10 @@ class _Frame:
         for place in tile.operands:
             array, at = self.buffers[place.buffer], [self.dim(d) for d in place.indices]
             if any(isinstance(i, np.ndarray) for i in at):
-                raise InterpretError(f"tile {tile.intrinsic!r} stands in a loop of lanes")
+                raise InterpretError(f"tile {tile.op.name!r} stands in a loop of lanes")
             self._check(place.buffer, at)
             arrays.append(array.reshape(-1)[np.ravel_multi_index(at, array.shape) if at else 0 :])
-        TILES[tile.intrinsic](tuple(arrays), tuple(int(self.dim(d)) for d in tile.dims), tile.attrs)
+        tile.op.meaning(arrays, [int(self.dim(d)) for d in tile.dims])
 
     # --- scalars -------------------------------------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ from typing import Any
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.fields import Holds, holds, node
+from compiler.ir.tiles import TileOp
 
 # --- memory ------------------------------------------------------------------------------------------------------------
 
@@ -333,13 +334,11 @@ class Allocate:
 
 @node
 class Tile:
-    """One intrinsic: a small body emitted for the machine, with a NumPy meaning of its own. `operands` are places in buffers: the
-    element at which the tile starts."""
+    """One use of an intrinsic. `operands` are places in buffers: the element at which the tile starts."""
 
-    intrinsic: str
-    operands: tuple[Load, ...] = holds(Holds.PLACE)
+    op: TileOp
+    operands: tuple[Load, ...] = holds(Holds.PLACE, default=())
     dims: tuple[Dim, ...] = holds(Holds.DIM, default=())
-    attrs: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 @node

@@ -41,6 +41,7 @@ from compiler.ir.loops import (
 )
 from compiler.ir.parser_types import DimScope, TypeParser
 from compiler.ir.syntax import ARITY, COMPARISON, INFIX, LOOSEST, PREFIX, PREFIX_PRECEDENCE
+from compiler.ir.tiles import TILE_OPS, from_fields
 from compiler.ir.visit_loops import subscalars
 
 _INFIX = {symbol: (fn, precedence) for fn, (symbol, precedence) in INFIX.items()}
@@ -226,7 +227,8 @@ class LoopParser(TypeParser):
         return Allocate(buffer, body)
 
     def _tile(self) -> Tile:
-        intrinsic = self.string("the name of an intrinsic")
+        token = self.peek()
+        name = self.string("the name of an intrinsic")
         self.expect("(", "before the operands of the tile")
         operands = tuple(self.items(")", lambda: self._load(self.name("a buffer"))))
         dims: tuple[Dim, ...] = ()
@@ -234,8 +236,12 @@ class LoopParser(TypeParser):
             self.take()
             self.take()
             dims = self.dims(")")
-        attrs = self.attributes("}") if self.accept("{") else {}
-        return Tile(intrinsic, operands, dims, attrs)
+        if name not in TILE_OPS:
+            raise self.unknown("tile intrinsic", token, TILE_OPS)
+        try:
+            return Tile(from_fields(name, self.attributes("}") if self.accept("{") else {}), operands, dims)
+        except ValueError as error:
+            raise self.error(str(error), token) from None
 
     # --- operations ----------------------------------------------------------------------------------------------------
 

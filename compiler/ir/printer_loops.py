@@ -46,6 +46,7 @@ from compiler.ir.printer_types import (
     wrap,
 )
 from compiler.ir.syntax import ARITY, COMPARISON, INFIX, PREFIX, PREFIX_PRECEDENCE
+from compiler.ir.tiles import stated_fields
 from compiler.ir.visit_loops import inside_out, subscalars
 
 _REDUCTION = 0  # looser than any operator: it reaches to the right end
@@ -126,10 +127,11 @@ class LoopPrinter:
                 with self._values.scope():
                     name = self._values.give(buffer, buffer.name)
                     self._block(f"alloc {buffer.scope.value} {name}: {type_}", body)
-            case Tile(intrinsic=intrinsic, operands=operands, dims=dims, attrs=attrs):
-                text = f"tile {json.dumps(intrinsic)}({', '.join(self._place(o.buffer, o.indices) for o in operands)})"
+            case Tile(op=op, operands=operands, dims=dims):
+                text = f"tile {json.dumps(op.name)}({', '.join(self._place(o.buffer, o.indices) for o in operands)})"
                 text += f" dims({dims_text(dims, self._dims)})" if dims else ""
-                text += f" {{{attributes_text(attrs, self._dims)}}}" if attrs else ""
+                fields = stated_fields(op)
+                text += f" {{{attributes_text(fields, self._dims)}}}" if fields else ""
                 self._line(text)
             case Attention():
                 self._line(self._operation("attention", stmt))

@@ -138,7 +138,7 @@ def outputs_are_written(func: PrimFunc) -> Iterator[Problem]:
         if isinstance(stmt, Store):
             written.add(stmt.buffer)
         if isinstance(stmt, Tile):
-            written.update(o.buffer for o in stmt.operands)
+            written.update(place.buffer for place, operand in zip(stmt.operands, stmt.op.operands, strict=False) if operand.written)
         if isinstance(stmt, Attention):
             written.add(stmt.out)
     for buffer in func.outputs if func.num_outputs else ():
@@ -300,6 +300,24 @@ def _apply_misfit(apply: Apply) -> str:
     return ""
 
 
+def tiles_have_their_operands(func: PrimFunc) -> Iterator[Problem]:
+    for stmt in walk_stmts(func.body):
+        if isinstance(stmt, Tile):
+            yield from (Problem(stmt, f"tile {stmt.op.name}: {text}") for text in _tile_misfits(stmt))
+
+
+def _tile_misfits(tile: Tile) -> Iterator[str]:
+    op, places, dims = tile.op, tile.operands, tile.dims
+    yield from op.problems()
+    if len(places) != len(op.operands):
+        yield f"{len(places)} operands, expected {len(op.operands)}: {', '.join(o.name for o in op.operands) or 'none'}"
+    if len(dims) != len(op.dims):
+        yield f"{len(dims)} dimensions, expected {len(op.dims)}: {', '.join(op.dims) or 'none'}"
+    for place, operand in zip(places, op.operands, strict=False):
+        if operand.dtype not in (None, place.buffer.dtype):
+            yield f"{operand.name} lies in {place.buffer.name}, which holds {place.buffer.dtype}, expected {operand.dtype}"
+
+
 # --- loops and memory --------------------------------------------------------------------------------------------------
 
 
@@ -348,6 +366,7 @@ LOOP_RULES: tuple[LoopRule, ...] = (
     element_types_agree,
     attention_stands_alone,
     attention_operands_agree,
+    tiles_have_their_operands,
     outputs_are_written,
     lanes_are_counted,
     loops_keep_their_range,

@@ -21,7 +21,6 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 from compiler.ir.dims import Dim, DimLike, DimVar, dim_max
 from compiler.ir.dtypes import DType
@@ -51,6 +50,7 @@ from compiler.ir.loops import (
     as_scalar,
     dtype_of,
 )
+from compiler.ir.tiles import TileOp
 
 # --- statements --------------------------------------------------------------------------------------------------------
 
@@ -215,9 +215,9 @@ class Kernel:
     def arrays(self, *buffers: Buffer) -> tuple[Array, ...]:
         return tuple(map(self.array, buffers))
 
-    def tile(self, intrinsic: str, *operands: Load, dims: Sequence[DimLike] = (), attrs: Mapping[str, Any] | None = None) -> None:
+    def tile(self, op: TileOp, *operands: Load, dims: Sequence[DimLike] = ()) -> None:
         """An intrinsic of the machine. An operand is the element at which its part of a buffer begins."""
-        self.add(Tile(intrinsic, operands, tuple(map(Dim.of, dims)), dict(attrs or {})))
+        self.add(Tile(op, operands, tuple(map(Dim.of, dims))))
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,8 @@ import llvmlite.binding as llvm
 from runtime import flags
 from runtime.device.cpu.host import features
 
+LINE_BYTES: Final = 64  # of a cache
+
 
 class TargetError(Exception):
     """A target that is not known, or a machine that nothing can be generated for."""

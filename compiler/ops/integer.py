@@ -4,10 +4,8 @@ added in order.
     x[i, k] = scale[i, g] * v[i, k]     g = k // group; v in one plane of i8 or i16, or in two of i8: v = 256 * q[0] + q[1]
     y[i, n] = sum(g) (scale[i, g] * weight_scale[n, g]) * (sum(k in g) v[i, k] * w[n, k])
 
-Machines multiply signed bytes by unsigned bytes, so a weight is stored as w + MIDDLE; `total`, the sum of each group and plane of q, is
-used to subtract what this adds. A panel holds four neighbours along k together, for each of its columns, as one instruction reads them; a
-byte of 4-bit weights holds the weights at k and k + 4. For rows of i16 the four are in the order 0, 2, 1, 3: the lower bytes of their two
-halves are neighbours, and so are the upper ones.
+Weights are stored with MIDDLE added, in panels (compiler/machine/panels.py); `total`, the sum of each group and plane of q, is used to
+subtract what this adds.
 """
 
 from __future__ import annotations
@@ -25,6 +23,7 @@ from compiler.ir.op import REQUIRED
 from compiler.ir.prove import prove_divisible
 from compiler.ir.types import TensorType, Type
 from compiler.ir.write import Kernel, cast, const, fma, guard, index, total
+from compiler.machine.panels import FOUR, MIDDLE, WORDS_ORDER
 from compiler.ops.broadcast import output
 from compiler.ops.operands import agree, dtype_attr, int_attr, tensor_operand, unproved, wants_float
 from compiler.ops.quantize import bits_attr, half_byte
@@ -33,9 +32,6 @@ from compiler.ops.tables import Nest, Operands, define
 Attrs = Mapping[str, Any]
 
 F32, I8, I16, I32, U8 = DType.F32, DType.I8, DType.I16, DType.I32, DType.U8
-FOUR = 4  # products that an instruction adds into one sum
-MIDDLE = {8: 128, 4: 8}  # is added to weights of so many bits before they are stored
-WORDS_ORDER = (0, 2, 1, 3)  # of four weights for rows of i16; it is its own inverse
 
 
 def neighbour(k: Dim, words: bool) -> Dim:

@@ -14,6 +14,7 @@ from compiler.ir.dims import Dim, DimLike, ceil_div, dim_min
 from compiler.ir.dtypes import DType
 from compiler.ir.loops import Buffer, Load, Scalar
 from compiler.ir.write import Array, Kernel, bits_of, cast, const, equal, guard, halvings, index, maximum, select
+from compiler.machine.tiles.shift import Shift
 from compiler.ops.sampling_meaning import LOG2_E, MANTISSA_BITS, POWER, ROUND, TWO
 from runtime.sampling import SHARE_BITS, SHARE_ONE, WEIGHT_BITS, Number, Setting
 
@@ -252,7 +253,7 @@ class Row:
             for coefficient in (*reversed(POWER[:-1]), 1.0):
                 fraction = fraction * power[lane] + coefficient
             mantissa[lane] = fraction + float(TWO)
-        self.k.tile("shift", self.weight[0], mantissa[0], rounded[0])
+        self.k.tile(Shift(), self.weight[0], mantissa[0], rounded[0])
 
     @contextmanager
     def each_weight(self, b: Dim) -> Generator[Dim]:

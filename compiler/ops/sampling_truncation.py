@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from compiler.ir.dims import Dim, DimLike, ceil_div, dim_min
 from compiler.ir.loops import Scalar
 from compiler.ir.write import Array, cast, const, equal, index, select
+from compiler.machine.tiles.append import Append
 from compiler.ops.sampling_meaning import FURTHEST, MEAN_BITS
 from compiler.ops.sampling_row import BLOCK, BOOL, F32, I32, I64, INF, LANES, VECTORS, Read, Row, less, more, plus, share_of, whole
 from runtime.sampling import SHARE_ONE, Number, Setting
@@ -177,7 +178,7 @@ class Truncations(Row):
 
     def append(self, hits: Array, b: Dim, u: Dim) -> None:
         """The tokens of a vector that are hits go to the list."""
-        self.k.tile("append", self.list[self.g, 0], self.count[0], hits[u, 0], dims=(BLOCK * b + LANES * u,))
+        self.k.tile(Append(), self.list[self.g, 0], self.count[0], hits[u, 0], dims=(BLOCK * b + LANES * u,))
 
     def list_tokens(self, condition: Read) -> None:
         """The tokens that meet the condition, by id; none of them is in a block whose low lies beyond `upto`."""

@@ -25,8 +25,9 @@ from compiler.ir.loops import Buffer, Load, Scalar
 from compiler.ir.op import REQUIRED
 from compiler.ir.types import TensorType, TupleType, Type
 from compiler.ir.write import Kernel, cast, const, fma, guard, largest, round_half_even, select, total
+from compiler.machine.panels import EIGHTHS, FOUR, MIDDLE
 from compiler.ops.broadcast import output, sized_buffer
-from compiler.ops.integer import FOUR, MIDDLE, panel_element, same_shape, stored_weights
+from compiler.ops.integer import panel_element, same_shape, stored_weights
 from compiler.ops.integer_rows import NEGLIGIBLE
 from compiler.ops.operands import dtype_attr, int_attr, tensor_operand, unproved, wants_float
 from compiler.ops.tables import Nest, Operands, define
@@ -36,7 +37,6 @@ Attrs = Mapping[str, Any]
 F32, I8, I32, U8, BOOL = DType.F32, DType.I8, DType.I32, DType.U8, DType.BOOL
 BITS = 4
 MOST = 127  # the largest multiplier, and the largest widened weight
-EIGHTHS = 3  # bits that are rounded off a product of a weight and its multiplier
 
 # --- panel_multipliers -------------------------------------------------------------------------------------------------
 

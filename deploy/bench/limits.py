@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from compiler.backends.cpu.schedule.integer import IntegerTile
-from compiler.backends.cpu.schedule.pairs import PairTile
-from compiler.backends.cpu.schedule.rules import integer_tiles, pair_tile, widened_tile
-from compiler.backends.cpu.schedule.spot import TileShape
-from compiler.backends.cpu.schedule.widened import WidenedTile
 from compiler.driver import Options, compile_module
 from compiler.frontend.nn import WeightFormat
 from compiler.ir.dtypes import DType
 from compiler.ir.parser import parse
+from compiler.ir.tiles import TileOp, stated_fields
+from compiler.machine.products import product_tiles
 from compiler.machine.target import Target, host
-from compiler.ops.widened import BITS as WIDENED_BITS
+from compiler.machine.tiles.product import MatrixUnitOp, ProductOp
 from runtime.device.cpu.memory import host_buffer
 from runtime.session import Session
 
@@ -80,7 +78,7 @@ prim peak(a: {left}[{rows}, 256], b: {right}[256, {columns}], n: dim, out y: {su
     alloc local c: {sum}[{vectors}, 16] {{
       for unroll s in {vectors} {{ for vector l in 16 {{ c[s, l] = {zero} }} }}
       {configure}
-      for i in n {{ tile "{tile}"(c[0, 0], a[0, 0], b[0, 0]) dims(256, 256) {{rows={rows}, columns={columns}{more}}} }}
+      for i in n {{ {product} }}
       for unroll s in {vectors} {{ for vector l in 16 {{ c[0, l] = c[0, l] + c[s, l] }} }}
       y[p] = c[0, 0]
     }}
@@ -146,35 +144,38 @@ def _seconds(run: Callable[[], object]) -> float:
 
 def multiplying(held: str, target: Target) -> tuple[str, int, float, tuple[Any, ...]]:
     """The program, how many steps it is to make, the operations of those, its operands."""
-    format, pairs = WeightFormat.parse(held), pair_tile(target)
-    if format.bits == 16 and pairs is not None:
-        return _tiles(pairs, pairs.shape, DType.BF16, DType.BF16, DType.F32)
-    widened = widened_tile(target)
-    if format.bits == WIDENED_BITS and widened is not None and format.group in widened.groups:
-        return _tiles(widened, widened.shape, DType.I8, DType.I8, DType.I32)
-    tile = next((t for t in integer_tiles(target) if format.bits in t.bits and format.group % t.depth == 0), None)
+    format, tiles = WeightFormat.parse(held), product_tiles(target)
+    if format.bits == 16 and tiles.pairs is not None:
+        return _tiles(tiles.pairs.op)
+    if tiles.widened is not None and tiles.widened.bits == format.bits and tiles.widened.widens(1 << 16, format.group):
+        return _tiles(tiles.widened.op)
+    tile = next((t for t in tiles.integers if t.bits == format.bits and format.group % t.depth == 0), None)
     if tile is not None:
-        words = tile.rows is DType.I16
-        shape = tile.shape if words else replace(tile.shape, rows=2 * tile.shape.rows)  # both planes
-        return _tiles(tile, shape, tile.rows, DType.U8, DType.I32, f", bits={max(tile.bits)}{', words=1' if words else ''}")
+        # The instruction's own rate is that for bytes, where it takes these: nothing is unpacked then.
+        fastest = next(t for t in tiles.integers if type(t.op) is type(tile.op))
+        planes = 2 if tile.rows is DType.I8 else 1
+        return _tiles(fastest.product(planes * fastest.op.rows))
     steps, lanes = 20_000, target.lanes(4)
     return _PEAK.format(sums=_SUMS, lanes=lanes), steps, 2.0 * 64 * steps * _SUMS * lanes, (np.full(lanes, 0.5, np.float32),)
 
 
-def _tiles(
-    tile: PairTile | IntegerTile | WidenedTile, shape: TileShape, left: DType, right: DType, total: DType, more: str = ""
-) -> tuple[str, int, float, tuple[Any, ...]]:
+def _tiles(op: ProductOp) -> tuple[str, int, float, tuple[Any, ...]]:
+    left, right, total = op.row_dtype, op.panel_dtype, op.accumulator
     text = _TILE_PEAK.format(
-        tile=tile.intrinsic,
-        configure=f'tile "{tile.configure}"() {{rows={shape.rows}}}' if tile.configure else "",
-        rows=shape.rows,
-        columns=shape.columns,
-        vectors=shape.rows * shape.columns // 16,
+        product=_text(op, "c[0, 0], a[0, 0], b[0, 0]", "dims(256, 256)"),
+        configure=_text(op.configuration) if isinstance(op, MatrixUnitOp) else "",
+        rows=op.rows,
+        columns=op.columns,
+        vectors=op.rows * op.columns // 16,
         left=left,
         right=right,
         sum=total,
         zero="0.0" if total is DType.F32 else "0:i32",
-        more=more,
     )
-    steps, size = 100, shape.rows * shape.columns * 256
-    return text, steps, 2.0 * 64 * steps * size, (np.ones((shape.rows, 256), left.numpy), np.ones((256, shape.columns), right.numpy))
+    steps, size = 100, op.rows * op.columns * 256
+    return text, steps, 2.0 * 64 * steps * size, (np.ones((op.rows, 256), left.numpy), np.ones((256, op.columns), right.numpy))
+
+
+def _text(op: TileOp, operands: str = "", dims: str = "") -> str:
+    fields = ", ".join(f"{name}={json.dumps(value)}" for name, value in stated_fields(op).items())
+    return f'tile "{op.name}"({operands}) {dims} {{{fields}}}'

@@ -21,8 +21,10 @@ from compiler.ir.verify import verify
 from compiler.passes.base import Pass, Verify
 from runtime.executable import Executable
 from runtime.session import Session
+from tests.compiler.native import run_native
 
 assert compiler.ops  # the tables of operators are filled
+assert run_native  # a fixture of all tests of kernels
 
 
 @pytest.fixture

@@ -7,13 +7,12 @@ import pytest
 
 from compiler.interpret.graph import Interpreter, MismatchError
 from compiler.interpret.loops import InterpretError, run_prim
-from compiler.interpret.tiles import TILES
 from compiler.ir.dims import Dim, UnboundDimError
 from compiler.ir.dtypes import DType
 from compiler.ir.graph import Function
 from compiler.ir.module import IRModule
-from compiler.ir.op import UnknownName
 from compiler.ir.parser import parse
+from compiler.ir.tiles import Operand, TileOp, tile_op
 from compiler.ops.elementwise import numpy_cast
 
 F32 = np.float32
@@ -302,16 +301,25 @@ def test_arguments_must_fit_their_buffers():
         run(text, np.zeros(4, F32), np.zeros(8, F32))
 
 
-def test_a_tile_means_what_its_intrinsic_says():
-    text = 'prim f(x: f32[4, 2], out y: f32[4, 2]) { for i in 2 { tile "test_copy"(y[i * 2, 0], x[i * 2, 1]) dims(3) {} } }'
-    out = np.zeros((4, 2), F32)
-    with pytest.raises(UnknownName, match="unknown meaning of tile intrinsic 'test_copy'"):
-        run(text, np.ones((4, 2), F32), out)
+@tile_op
+class Copy(TileOp):
+    name = "test_copy"
 
-    def copy(arrays, dims, attrs):
+    @property
+    def operands(self):
+        return Operand("to", None, written=True), Operand("source", None)
+
+    @property
+    def dims(self):
+        return ("count",)
+
+    def meaning(self, arrays, dims):
         arrays[0][: dims[0]] = arrays[1][: dims[0]]
 
-    TILES.add("test_copy", copy)
+
+def test_a_tile_means_what_its_descriptor_says():
+    text = 'prim f(x: f32[4, 2], out y: f32[4, 2]) { for i in 2 { tile "test_copy"(y[i * 2, 0], x[i * 2, 1]) dims(3) } }'
+    out = np.zeros((4, 2), F32)
     run(text, np.arange(8, dtype=F32).reshape(4, 2), out)
     np.testing.assert_array_equal(out.reshape(-1), [1, 2, 3, 0, 5, 6, 7, 0])
 

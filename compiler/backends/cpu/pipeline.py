@@ -10,7 +10,7 @@ from compiler.backends.cpu.passes.pack_operands import PackOperands
 from compiler.backends.cpu.passes.round_operands import round_operands
 from compiler.backends.cpu.passes.schedule_kernels import ScheduleKernels
 from compiler.backends.cpu.passes.spread_rows import spread_rows
-from compiler.backends.cpu.schedule.rules import integer_tiles, pair_tile, tile_shape, widened_tile
+from compiler.machine.products import product_tiles
 from compiler.machine.target import Target
 from compiler.passes.annotate_patterns import annotate_patterns
 from compiler.passes.base import Instrument, Pipeline
@@ -32,22 +32,12 @@ PHASES: Final[Mapping[str, str]] = {"nests": "fuse", "kernels": "lift_workspace"
 
 
 def pipeline(target: Target, instruments: tuple[Instrument, ...] = ()) -> Pipeline:
-    integers, pairs, widened = integer_tiles(target), pair_tile(target), widened_tile(target)
+    tiles = product_tiles(target)
     return Pipeline(
         (
             check_facts,  # from here on, annotations hold
-            *(
-                [
-                    IntegerProducts(
-                        integers[-1].shape.columns,
-                        {bits: tile.rows for tile in integers for bits in tile.bits},
-                        widened.takes if widened else None,
-                    )
-                ]
-                if integers
-                else []
-            ),
-            *([round_operands] if pairs else []),
+            *([IntegerProducts(tiles)] if tiles.integers else []),
+            *([round_operands] if tiles.pairs else []),
             # from operators to loop nests
             legalize,
             FoldConstants(),
@@ -56,8 +46,8 @@ def pipeline(target: Target, instruments: tuple[Instrument, ...] = ()) -> Pipeli
             annotate_patterns,
             fuse,
             # for the machine
-            PackOperands(tile_shape(target).columns, pairs),
-            *([spread_rows] if target.has("amx-tile") else []),
+            PackOperands(tiles.floats.columns, tiles.pairs),
+            *([spread_rows] if tiles.on_matrix_unit else []),
             eliminate_dead_code,
             lift_weights,
             ScheduleKernels(target),

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler.backends.cpu.schedule.rules import pair_tile
 from compiler.frontend.registry import FAMILIES
 from compiler.ir.dtypes import DType
+from compiler.machine.products import product_tiles
 from compiler.machine.target import host
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "models"
@@ -61,7 +61,7 @@ def test_logits_in_bf16(case: str, causal: Callable[..., Any]) -> None:
     model = causal(case, "bf16")
     logits = model.start().feed({"a": model.golden["prompt"]})["a"]
     assert mean_error(logits, model.golden["logits"]) < 2e-2
-    if "logits_bf16" in model.golden and pair_tile(host()) is not None:
+    if "logits_bf16" in model.golden and product_tiles(host()).pairs is not None:
         assert largest_error(logits, model.golden["logits_bf16"]) < 2e-2
         assert mean_error(logits, model.golden["logits"]) > 2e-3  # rounded indeed
 

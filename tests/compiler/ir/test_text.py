@@ -116,7 +116,7 @@ prim add(A: f32[n, m], B: i32[n], eps: scalar f32, k: dim, out C: f32[n, m], out
     C[i, 0] = 0.5
   }
   alloc local acc: f32[16, 2] {
-    tile "amx.dot"(A[0, 0], acc[0, 0]) dims(16, n) {signed=true}
+    tile "interleave_pairs"(A[0, 0], acc[0, 0]) dims(16, n, 0, 8) {columns=16, masked=true}
   }
   when D[] == (eps != 1.0) {
     D[] = any(r in n) B[r] == 0:i32

@@ -80,7 +80,7 @@ prim loops(A: f32[n, m], I: i32[n], eps: scalar f32, k: dim, out B: f32[n, m], o
       for unroll l in 16 { B[i, l] = acc[l] }
     }
     for j in m { let p within 0..n - 1 = I[i] { B[i, j] = sum(r in m, q in r + 1) A[p, q] * guard(0 <= k < n ? A[k, r] : 0.0) } }
-    when I[i] < 3:i32 & ~(eps <= 0.0) { B[i, 0] = select(eps < 1.0, 1.0, pow(eps, 2.0)) } else { tile "fill"(B[i, 0]) dims(16, m) }
+    when I[i] < 3:i32 & ~(eps <= 0.0) { B[i, 0] = select(eps < 1.0, 1.0, pow(eps, 2.0)) } else { tile "stream"(B[i, 0], A[i, 0]) }
   }
   F[] = any(i in n) I[i] == 0:i32
 }
@@ -335,7 +335,7 @@ LOOP_BREACHES: dict[str, list[tuple[PrimFunc, str]]] = {
     "ranks_agree": [
         (loop("B[0, 0] = 1.0"), "2 indices for B, which has rank 1"),
         (loop("B[0] = A[]"), "0 indices for A, which has rank 1"),
-        (loop('tile "t"(A[0, 0])'), "2 indices for A"),
+        (loop('tile "stream"(B[0], A[0, 0])'), "2 indices for A"),
     ],
     "operands_have_the_right_number": [(prim(Store(B, (ZERO,), Apply(Fn.ADD, (ONE,)))), "add takes 2 operands, has 1")],
     "numbers_suit_their_type": [(prim(Store(B, (ZERO,), Const(1.5, DType.I32))), "1.5 is no i32")],
@@ -371,7 +371,14 @@ LOOP_BREACHES: dict[str, list[tuple[PrimFunc, str]]] = {
         (attention(parameters="scale=0.5, window=-1"), "window is -1, expected a number of positions"),
         (attention(parameters="scale=0.5, softcap=-2.0"), "softcap is -2.0, expected a cap above 0"),
     ],
+    "tiles_have_their_operands": [
+        (loop('tile "stream"(B[0])'), "tile stream: 1 operands, expected 2: place, lanes"),
+        (loop('tile "stream"(B[0], I[0])'), "tile stream: lanes lies in I, which holds i32, expected f32"),
+        (loop('tile "stream"(B[0], A[0]) dims(n)'), "tile stream: 1 dimensions, expected 0: none"),
+        (loop('tile "amx_configure"() {rows=33}'), "tile amx_configure: rows are 33, expected 1 to 32"),
+    ],
     "outputs_are_written": [
+        (parse('prim p(A: f32[n], out B: f32[n]) { tile "stream"(A[0], B[0]) }').prim("p"), "output B is never written"),
         (prim(in_loop(Store(A, (i.dim,), ONE))), "output B is never written"),
         (prim(Seq(())), "output B is never written"),
     ],

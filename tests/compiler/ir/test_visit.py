@@ -43,7 +43,7 @@ prim p(A: f32[n, m], I: i32[n], eps: scalar f32, k: dim, out B: f32[n, m]) where
     }
   }
   alloc global t: f32[2*n] {
-    for i in n { t[2*i] = eps  tile "fill"(t[2*i], B[i, 0]) dims(n) }
+    for i in n { t[2*i] = eps  tile "dot_bf16_rows"(t[2*i], B[i, 0]) dims(n) {columns=4, rows=1} }
     when eps < 1.0 { B[0, 0] = -t[0] } else { B[0, 0] = eps }
   }
 }

@@ -20,8 +20,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 from compiler.backends.cpu.codegen.expressions import FALSE, TRUE, Expressions, runs
-from compiler.backends.cpu.codegen.intrinsics import INTRINSICS
-from compiler.backends.cpu.codegen.intrinsics.registry import Operands
 from compiler.backends.cpu.codegen.memory import Storage
 from compiler.backends.cpu.codegen.scalars import Value, memory, register
 from compiler.ir.dims import ONE, DimVar
@@ -47,6 +45,7 @@ from compiler.ir.prove import bounds
 from compiler.llvm.indices import Index, Indices
 from compiler.llvm.ssa import Code, vector_literal
 from compiler.machine.target import Target
+from compiler.machine.tiles.base import Intrinsic
 from compiler.program.kernel import KernelCode, PhaseSymbols
 
 
@@ -275,14 +274,16 @@ class _Statements:
         self.run(allocate.body)
 
     def _tile(self, tile: Tile) -> None:
+        op = tile.op
         if self.memory.lane is not None:
-            raise CompileError(f"tile {tile.intrinsic} stands inside vector loop {self.memory.lane.name}; a tile has lanes of its own")
-        intrinsic = INTRINSICS[tile.intrinsic]
-        if not intrinsic.runs_on(self.target):
-            raise CompileError(f"tile {tile.intrinsic} has no instructions on target {self.target.name}; schedule another one")
+            raise CompileError(f"tile {op.name} stands inside vector loop {self.memory.lane.name}; a tile has lanes of its own")
+        if not isinstance(op, Intrinsic) or not op.runs_on(self.target):
+            raise CompileError(f"tile {op.name} has no instructions on target {self.target.name}; schedule another one")
+        for problem in op.problems():
+            raise CompileError(f"tile {op.name}: {problem}")
         places = [self.memory.place(o.buffer, o.indices).pointer for o in tile.operands]
         dims = [self.indices.value(d).value for d in tile.dims]
-        intrinsic.emit(self.code, Operands(tuple(places), tuple(dims), tile.attrs), self.target)
+        op.emit(self.code, places, dims, self.target)
 
 
 def _constant(loop: For) -> int:

@@ -14,8 +14,8 @@ beside rows with one scale each, which have 8 bits or, where those are too few, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from compiler.ir.builder import Builder
@@ -26,10 +26,11 @@ from compiler.ir.graph import Atom, Binding, Call, ShapeValue, TupleGet, Value, 
 from compiler.ir.module import IRModule
 from compiler.ir.prove import prove_divisible
 from compiler.ir.types import TensorType
-from compiler.ops.integer import FOUR, INTEGER_LINEAR, PANEL_INTEGERS, PANEL_SCALES
+from compiler.machine.panels import FOUR
+from compiler.machine.products import ProductTiles
+from compiler.ops.integer import INTEGER_LINEAR, PANEL_INTEGERS, PANEL_SCALES
 from compiler.ops.integer_rows import QUANTIZE_ROWS, ROW_PLANES
 from compiler.ops.manipulate import BROADCAST_TO
-from compiler.ops.widened import BITS as WIDENED_BITS
 from compiler.ops.widened import PANEL_MULTIPLIERS, WIDENED_LINEAR
 from compiler.passes.rewrite import rewrite_module
 
@@ -40,9 +41,13 @@ SHORTEST_PART: Final = 64  # of a group: each costs a conversion and a multiply-
 
 @dataclass(frozen=True, slots=True)
 class IntegerProducts:
-    columns: int  # of one panel
-    rows: Mapping[int, DType] = field(default_factory=lambda: {8: DType.I8, 4: DType.I8})  # what they hold, by bits of the weights
-    widens: Callable[[int, int], bool] | None = None  # whether weights of 4 bits are widened, of channels so long in groups so long
+    tiles: ProductTiles
+
+    @property
+    def columns(self) -> int:
+        """Of a panel: all tiles read the same ones."""
+        (columns,) = {tile.op.columns for tile in self.tiles.integers}
+        return columns
 
     def __call__(self, module: IRModule) -> IRModule:
         values = {b.var: b.value for f in module.graph_functions.values() for b in f.body.bindings}
@@ -51,11 +56,13 @@ class IntegerProducts:
             if not isinstance(value, Call) or value.op.name != "linear":
                 return None
             weight = _quantised(value, values)
-            if weight is None or weight.bits not in self.rows:
+            if weight is None:
                 return None
             if self._is_widened(weight):
                 return self._widened(builder, value, weight)
-            held = self.rows[weight.bits]
+            held = next((tile.rows for tile in self.tiles.integers if tile.bits == weight.bits), None)
+            if held is None:
+                return None
             group = _part(weight, LONGEST[held])
             return None if group is None else self._integer(builder, value, weight, group, held)
 
@@ -63,8 +70,10 @@ class IntegerProducts:
 
     def _is_widened(self, weight: _Weight) -> bool:
         """Then the sum runs over the whole channel."""
-        fits = weight.bits == WIDENED_BITS and weight.length <= LONGEST[DType.I8]
-        return fits and self.widens is not None and self.widens(weight.length, weight.group)
+        tile = self.tiles.widened
+        if tile is None or weight.bits != tile.bits or weight.length > LONGEST[tile.rows]:
+            return False
+        return tile.widens(weight.length, weight.group)
 
     def _integer(self, builder: Builder, linear: Call, weight: _Weight, group: int, held: DType) -> Value:
         x, *rest = linear.args

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-from compiler.backends.cpu.schedule.pairs import PAIR, PairTile, pairs_fit
+from compiler.backends.cpu.schedule.pairs import pairs_fit
 from compiler.idioms.product import Product, match_product, reduces_in
 from compiler.ir.builder import Builder
 from compiler.ir.deduce import type_of
@@ -24,6 +24,7 @@ from compiler.ir.prove import prove_divisible
 from compiler.ir.types import TensorType, Type
 from compiler.ir.visit_loops import fresh_prim, loads, replace_loads
 from compiler.ir.write import Kernel, guard
+from compiler.machine.products import ProductTile
 from compiler.passes.outline import Outliner
 from compiler.passes.rewrite import rewrite_module
 
@@ -31,7 +32,7 @@ from compiler.passes.rewrite import rewrite_module
 @dataclass(frozen=True, slots=True)
 class PackOperands:
     columns: int  # of one panel
-    pairs: PairTile | None = None  # what takes products of bf16
+    pairs: ProductTile | None = None  # what takes products of bf16
 
     def __call__(self, module: IRModule) -> IRModule:
         plans = {name: _plan(prim, self.pairs) for name, prim in module.prim_functions.items()}
@@ -120,13 +121,13 @@ class _Packed:
     group: int
 
 
-def _plan(prim: PrimFunc, pairs: PairTile | None) -> list[_Packed]:
+def _plan(prim: PrimFunc, pairs: ProductTile | None) -> list[_Packed]:
     if prim.attrs.get("schedule"):
         return []
     product = match_product(prim)
     if product is None:
         return []
-    group = PAIR if pairs is not None and pairs_fit(product, pairs) else 1
+    group = pairs.packed if pairs is not None and pairs_fit(product, pairs) else 1
     found: dict[Buffer, _Packed | None] = {}
     for load in loads(prim.body):
         if load.buffer in prim.outputs:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from compiler.backends.cpu.codegen.intrinsics.prefetch import LINE_BYTES
 from compiler.idioms.integer_product import match_integer
 from compiler.idioms.product import match_product
 from compiler.ir.builder import Builder
@@ -21,6 +20,7 @@ from compiler.ir.loops import Buffer, PrimFunc
 from compiler.ir.module import IRModule
 from compiler.ir.types import TensorType, Type
 from compiler.ir.visit_loops import fresh_prim, loads, rename_buffers
+from compiler.machine.target import LINE_BYTES
 from compiler.passes.outline import Outliner
 from compiler.passes.rewrite import count_uses, rewrite_module
 

@@ -23,11 +23,11 @@ from compiler.backends.cpu.schedule.attention_rows import F32, PAGE, PAGES, Rows
 from compiler.backends.cpu.schedule.attention_spec import SPLIT, AttentionSpec, Heads, TokenTile
 from compiler.backends.cpu.schedule.attention_walk import STRETCH, TileWalk, TokenWalk
 from compiler.backends.cpu.schedule.folds import fold_halves, larger
-from compiler.backends.cpu.schedule.spot import TileShape
 from compiler.ir.dims import Dim, ceil_div, dim_max, dim_min, product_of
 from compiler.ir.dtypes import DType
 from compiler.ir.loops import Attention, Buffer, Paged, PrimFunc, ReduceFn, Scalar
 from compiler.ir.write import Array, Kernel, cast, const, exp, fma, less
+from compiler.machine.products import TileShape
 
 FEW = 16  # tokens
 BUSY = 8  # items

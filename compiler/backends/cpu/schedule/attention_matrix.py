@@ -35,6 +35,9 @@ from compiler.ir.dims import Dim
 from compiler.ir.dtypes import DType
 from compiler.ir.loops import Load, Scalar
 from compiler.ir.write import Array, Kernel, cast, exp, fma, not_equal
+from compiler.machine.tiles.amx import AmxBf16
+from compiler.machine.tiles.interleave import InterleavePairs
+from compiler.machine.tiles.round_bf16 import RoundBf16
 
 HEIGHT = 32  # rows of a product, at most
 CHUNK = 2 * 8  # rows that are interleaved at a time
@@ -83,7 +86,7 @@ class MatrixUnit:
             loaded = k.local("taken", panels, BLOCK // 2, 2 * BLOCK, dtype=BF16)
             products = k.local("products", panels, count, BLOCK)
             unit = MatrixUnit(rows, cache, layer, size, softcap, count, keys, loaded, products, k.local("change", count))
-            k.tile("amx_configure", attrs={"rows": unit.height})
+            k.tile(unit.product.configuration)
             if size % BLOCK:
                 unit.pad(k)
             yield unit
@@ -101,6 +104,10 @@ class MatrixUnit:
         """Rows of a tile: all tiles have as many."""
         return next(h for h in range(HEIGHT, 0, -1) if self.count % h == 0)
 
+    @property
+    def product(self) -> AmxBf16:
+        return AmxBf16(self.height, BLOCK, fresh=True, cached_panel=True)
+
     # --- scores --------------------------------------------------------------------------------------------------------
 
     def scores(self, k: Kernel, block: Sequence[HeadPage], row: Dim, place: Dim) -> None:
@@ -116,7 +123,7 @@ class MatrixUnit:
             first = r * (CHUNK * PAGE)
             self.prefetch(k, page, KEYS, first, CHUNK * PAGE)
             target, source = self.keys[r * (CHUNK // 2), 2 * PAGE * v], self.element(page, KEYS, first)
-            k.tile("amx_pairs", target, source, dims=(2 * BLOCK, PAGE), attrs={"columns": PAGE})
+            k.tile(InterleavePairs(PAGE), target, source, dims=(2 * BLOCK, PAGE))
 
     # --- weights -------------------------------------------------------------------------------------------------------
 
@@ -140,7 +147,7 @@ class MatrixUnit:
             with k.vector(PAGE) as lane:
                 found[v, lane] = exp(found[v, lane] - rows.top[row, lane])
         for v in range(PAGES):
-            k.tile("round_bf16", rows.weights[m, v * PAGE], found[v, 0])
+            k.tile(RoundBf16(), rows.weights[m, v * PAGE], found[v, 0])
         with k.vector(PAGE) as lane:
             weights = [cast(rows.weights[m, v * PAGE + lane], F32) for v in range(PAGES)]
             rows.sums[row, lane] = fma(rows.sums[row, lane], change[m], reduce(operator.add, weights))
@@ -154,7 +161,7 @@ class MatrixUnit:
                 self.prefetch(k, page, VALUES, p * (BLOCK * PAGE), columns * PAGE)
                 target, source = self.loaded[p, v * PAGE // 2, 0], self.element(page, VALUES, p * BLOCK)
                 dims = (2 * BLOCK, self.size, low - page.start, high + 1 - page.start)
-                k.tile("amx_pairs", target, source, dims=dims, attrs={"columns": columns})
+                k.tile(InterleavePairs(columns, masked=True), target, source, dims=dims)
 
     def panels(self, k: Kernel) -> Iterator[tuple[Dim, int]]:
         """Panels of values and their columns. The caller writes the body of each."""
@@ -198,8 +205,7 @@ class MatrixUnit:
             yield io * self.height
 
     def multiply(self, k: Kernel, total: Load, rows: Load, pairs: Load, depth: int) -> None:
-        attrs = {"rows": self.height, "columns": BLOCK, "fresh": 1}
-        k.tile("amx_bf16_near", total, rows, pairs, dims=(depth, depth), attrs=attrs)
+        k.tile(self.product, total, rows, pairs, dims=(depth, depth))
 
     def prefetch(self, k: Kernel, page: HeadPage, half: int, first: Dim, length: int) -> None:
         prefetch(k, self.cache, self.layer, page, half, first, length)

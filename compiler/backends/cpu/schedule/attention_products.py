@@ -1,7 +1,7 @@
 """How pages are multiplied: queries by keys, and weights by values, into a register tile of `n` rows.
 
   Singles    one element of the contracted axis at a time: all factors are f32, and a product and its addition are rounded once
-  Pairs      two at a time (`dot_rows`), where that is faster: all factors are bf16, queries and weights rounded to what pages hold
+  Pairs      two at a time (`dot_bf16_rows`), where that is faster: all factors are bf16, queries and weights rounded to what pages hold
 
 The rows of a page that make a pair are interleaved as they are loaded, for all rows of the tile.
 """
@@ -16,6 +16,8 @@ from compiler.backends.cpu.schedule.attention_rows import F32, KEYS, PAGE, VALUE
 from compiler.ir.dims import Dim, dim_max, dim_min, product_of
 from compiler.ir.loops import Load
 from compiler.ir.write import Array, Kernel, cast
+from compiler.machine.tiles.dot_bf16 import DotBf16Rows
+from compiler.machine.tiles.round_bf16 import RoundBf16
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +89,9 @@ class Pairs(_Products):
         _dot_rows(k, n, total[0, 0, 0], weights, *values, columns=parts * width)
 
     def round_weights(self, k: Kernel, row: Dim, page: HeadPage) -> None:
-        k.tile("round_bf16", self.rows.weights[row, page.place, 0], self.rows.scores[row, page.place, 0])
+        k.tile(RoundBf16(), self.rows.weights[row, page.place, 0], self.rows.scores[row, page.place, 0])
 
 
 def _dot_rows(k: Kernel, n: int, total: Load, factors: Load, *pair: Load, columns: int) -> None:
     stride = product_of(factors.buffer.shape[1:])
-    k.tile("dot_rows", total, factors, *pair, dims=(stride,), attrs={"rows": n, "columns": columns})
+    k.tile(DotBf16Rows(n, columns, touching=len(pair) == 1), total, factors, *pair, dims=(stride,))

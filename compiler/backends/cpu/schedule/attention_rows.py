@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from compiler.backends.cpu.codegen.intrinsics.prefetch import LINE_BYTES
 from compiler.ir.dims import Dim
 from compiler.ir.dtypes import DType
 from compiler.ir.loops import Scalar
 from compiler.ir.write import Array, Kernel, less_equal, select, tanh
+from compiler.machine.target import LINE_BYTES
+from compiler.machine.tiles.prefetch import Prefetch
 
 PAGE = 16
 PAGES = 2  # per block
@@ -111,7 +112,7 @@ def prefetch(k: Kernel, cache: Array, layer: Dim, page: HeadPage, half: int, fir
         places.append((half + head.wraps * (after.half - half), page.page + head.wraps * (after.page - page.page), head.kv_head))
     for place in places:
         for offset in range(0, length, LINE_BYTES // cache.dtype.num_bytes):
-            k.tile("prefetch", cache[layer, *place, first + offset], attrs={"far": True})
+            k.tile(Prefetch(far=True), cache[layer, *place, first + offset])
 
 
 def capped(score: Scalar, softcap: float) -> Scalar:

@@ -15,10 +15,10 @@ from functools import reduce
 from compiler.backends.cpu.schedule.attention_products import KeyStep, Pairs, Singles
 from compiler.backends.cpu.schedule.attention_rows import F32, KEYS, PAGE, VALUES, HeadPage, Rows, Seen, capped, hidden_unless, prefetch
 from compiler.backends.cpu.schedule.folds import larger, spread_largest
-from compiler.backends.cpu.schedule.spot import TileShape
 from compiler.ir.dims import Dim, ceil_div, dim_max, dim_min
 from compiler.ir.loops import Scalar
 from compiler.ir.write import Array, Kernel, cast, exp
+from compiler.machine.products import TileShape
 
 UNROLLED = 4  # steps of a product written out
 

@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from compiler.backends.cpu.codegen.intrinsics.prefetch import LINE_BYTES
 from compiler.backends.cpu.schedule.nests import below, loop, named, seq, when
 from compiler.backends.cpu.schedule.panels import Claim
 from compiler.ir.dims import Dim, ceil_div, dim_max, dim_min
 from compiler.ir.loops import Load, Stmt, Tile
 from compiler.ir.prove import prove_divisible, prove_le
+from compiler.machine.products import ProductTile
+from compiler.machine.target import LINE_BYTES
+from compiler.machine.tiles.product import MatrixUnitOp
 
 MOST_TOGETHER = 8  # panels of a claim: their accumulators are 256 KB beside 256 rows
 FEWEST_CLAIMS = 8  # of a block of rows, for threads to share
@@ -40,6 +42,12 @@ class Later:
 
     panel: Dim
     begin: Dim
+
+
+def configuring(tile: ProductTile, rows: int) -> list[Tile]:
+    """What readies a matrix unit for tiles of so many rows."""
+    op = tile.product(rows)
+    return [Tile(op.configuration)] if isinstance(op, MatrixUnitOp) else []
 
 
 # tiles(panel, io, part): the products of tile `io` of the block of rows.
@@ -116,4 +124,5 @@ class Blocks:
         """The tile asking for lines of what is read later, in each step for so many."""
         right = tile.operands[2]
         ahead = Load(right.buffer, (*right.indices[:-3], later.panel, later.begin // self.packed, Dim.of(0)))
-        return replace(tile, operands=(*tile.operands, ahead), dims=(*tile.dims, first, lines))
+        assert isinstance(tile.op, MatrixUnitOp), tile.op
+        return replace(tile, op=replace(tile.op, prefetching=True), operands=(*tile.operands, ahead), dims=(*tile.dims, first, lines))

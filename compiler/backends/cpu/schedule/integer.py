@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from compiler.backends.cpu.schedule.blocks import Blocks, Part
+from compiler.backends.cpu.schedule.blocks import Blocks, Part, configuring
 from compiler.backends.cpu.schedule.nests import loop, named, seq, zero
 from compiler.backends.cpu.schedule.panels import BLOCK_ROWS, Claim, Panels
 from compiler.backends.cpu.schedule.pieces import local
-from compiler.backends.cpu.schedule.spot import Spot, TileShape
+from compiler.backends.cpu.schedule.spot import Spot
 from compiler.idioms.integer_product import GroupedSum, IntegerProduct, match_integer
 from compiler.idioms.nest import allocated
 from compiler.idioms.same import same_scalar
@@ -25,7 +25,8 @@ from compiler.ir.dtypes import DType
 from compiler.ir.loops import Apply, Buffer, Fn, Load, PrimFunc, Reduce, Scalar, Stmt, Store, Tile
 from compiler.ir.prove import prove_divisible
 from compiler.ir.visit_loops import map_scalar, rewrite_dims
-from compiler.ops.integer import FOUR
+from compiler.machine.panels import FOUR
+from compiler.machine.products import ProductTile
 
 ABREAST = 4  # panels of a sum, beside a single row
 AT_ONCE = 8  # groups of a single row: half a kilobyte of scales, beside four of weights of 4 bits
@@ -34,29 +35,17 @@ AT_ONCE = 8  # groups of a single row: half a kilobyte of scales, beside four of
 Factor = Callable[[Dim, Dim, Dim], Scalar]
 
 
-@dataclass(frozen=True, slots=True)
-class IntegerTile:
-    """An intrinsic for sums of groups that are multiples of `depth`, of weights of such `bits`."""
-
-    intrinsic: str
-    shape: TileShape
-    bits: tuple[int, ...]
-    rows: DType = DType.I8  # what they hold
-    depth: int = FOUR
-    block: int | None = None  # of k, a multiple of `depth`: a matrix unit goes through groups in such parts (blocks.py)
-    configure: str | None = None  # the intrinsic that tells the unit the height of tiles
-
-    def fits(self, product: IntegerProduct) -> bool:
-        planes = [p for s in product.sums for p in s.planes]
-        return product.columns == self.shape.columns and all(
-            p.bits in self.bits and p.rows is self.rows and p.group % self.depth == 0 and p.multipliers is None for p in planes
-        )
+def _fits(product: IntegerProduct, tile: ProductTile) -> bool:
+    planes = [p for s in product.sums for p in s.planes]
+    return product.columns == tile.shape.columns and all(
+        p.bits == tile.bits and p.rows is tile.rows and p.group % tile.depth == 0 and p.multipliers is None for p in planes
+    )
 
 
-def schedule_integer(prim: PrimFunc, tiles: Sequence[IntegerTile]) -> PrimFunc | None:
+def schedule_integer(prim: PrimFunc, tiles: Sequence[ProductTile]) -> PrimFunc | None:
     """By the first tile that fits."""
     product = match_integer(prim)
-    tile = next((t for t in tiles if product is not None and t.fits(product)), None)
+    tile = next((t for t in tiles if product is not None and _fits(product, t)), None)
     if product is None or tile is None:
         return None
     return PrimFunc(prim.params, prim.num_outputs, _Schedule(product, tile).body(), {**prim.attrs, "schedule": "integer"})
@@ -65,7 +54,7 @@ def schedule_integer(prim: PrimFunc, tiles: Sequence[IntegerTile]) -> PrimFunc |
 @dataclass(frozen=True, slots=True)
 class _Schedule:
     product: IntegerProduct
-    tile: IntegerTile
+    tile: ProductTile
 
     def body(self) -> Stmt:
         p, shape = self.product, self.tile.shape
@@ -111,7 +100,7 @@ class _Kernel:
 
     sums: tuple[GroupedSum, ...]
     spot: Spot
-    tile: IntegerTile
+    tile: ProductTile
 
     def body(self) -> Stmt:
         shape = self.spot.shape
@@ -184,7 +173,7 @@ class _Rows:
     """A block of rows where one group is all of k: its exact sums wait in memory while a matrix unit goes through parts of it."""
 
     product: IntegerProduct
-    tile: IntegerTile
+    tile: ProductTile
     blocks: Blocks
 
     def body(self, claim: Claim, first: Dim, rows: int, count: Dim) -> Stmt:
@@ -265,16 +254,15 @@ def number_of(sums: tuple[GroupedSum, ...], scalar: Scalar) -> int | None:
     return next((i for i, s in enumerate(sums) if isinstance(scalar, Reduce) and same_scalar(scalar, s.reduce)), None)
 
 
-def _told(tile: IntegerTile, grouped: GroupedSum, rows: int) -> list[Tile]:
-    return [Tile(tile.configure, (), (), {"rows": rows * len(grouped.planes)})] if tile.configure else []
+def _told(tile: ProductTile, grouped: GroupedSum, rows: int) -> list[Tile]:
+    return configuring(tile, rows * len(grouped.planes))
 
 
-def _dot(tile: IntegerTile, grouped: GroupedSum, spot: Spot, exact: Load, part: tuple[Dim, Dim]) -> Tile:
+def _dot(tile: ProductTile, grouped: GroupedSum, spot: Spot, exact: Load, part: tuple[Dim, Dim]) -> Tile:
     """Add a part (begin, depth) of k to exact sums."""
     plane, (begin, depth) = grouped.planes[0], part
     row = tuple(d.substitute(spot.at(*_CORNER[1:])) for d in plane.q.indices[:-2])
     left = Load(plane.q.buffer, (*row, Dim.of(0), begin))
     right = Load(plane.panels, (spot.panel, begin // (FOUR * 8 // plane.bits), Dim.of(0)))
-    attrs = {"rows": spot.shape.rows * len(grouped.planes), "columns": spot.shape.columns, "bits": plane.bits}
-    attrs |= {"words": 1} if plane.rows is DType.I16 else {}
-    return Tile(tile.intrinsic, (exact, left, right), (depth, plane.q.buffer.shape[-1]), attrs)
+    op = tile.product(spot.shape.rows * len(grouped.planes))
+    return Tile(op, (exact, left, right), (depth, plane.q.buffer.shape[-1]))

@@ -12,11 +12,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from compiler.backends.cpu.codegen.intrinsics.prefetch import AHEAD, LINE_BYTES
 from compiler.backends.cpu.schedule.nests import loop, seq, when, zero
 from compiler.backends.cpu.schedule.panels import Panels
 from compiler.backends.cpu.schedule.pieces import local
-from compiler.backends.cpu.schedule.spot import Spot, TileShape
+from compiler.backends.cpu.schedule.spot import Spot
 from compiler.idioms.nest import allocated, in_bounds
 from compiler.idioms.product import Contraction, Product, match_product
 from compiler.ir.dims import Dim, DimVar
@@ -34,6 +33,9 @@ from compiler.ir.loops import (
 )
 from compiler.ir.prove import prove_divisible
 from compiler.ir.visit_loops import rewrite_dims
+from compiler.machine.products import TileShape
+from compiler.machine.target import LINE_BYTES
+from compiler.machine.tiles.prefetch import AHEAD, Prefetch
 
 UNROLLED = 4  # steps of the contracted axis written out: they share what they decode
 
@@ -123,4 +125,4 @@ def _ask(s: Contraction, spot: Spot, first: Dim, stride: int) -> list[Tile]:
     corner = {**spot.at(Dim.of(0), Dim.of(0), Dim.of(0)), s.axis[0]: first}
     place = Load(load.buffer, tuple(d.substitute(corner) for d in load.indices))
     num_lines = stride * columns * load.buffer.dtype.num_bytes // LINE_BYTES
-    return [Tile("prefetch", (place,), attrs={"far": True, "ahead": AHEAD, "lines": max(num_lines, 1)})]
+    return [Tile(Prefetch(far=True, ahead=AHEAD, lines=max(num_lines, 1)), (place,))]

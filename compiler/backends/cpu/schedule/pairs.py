@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from compiler.backends.cpu.schedule.blocks import Blocks, Part
+from compiler.backends.cpu.schedule.blocks import Blocks, Part, configuring
 from compiler.backends.cpu.schedule.nests import loop, seq, zero
 from compiler.backends.cpu.schedule.panels import BLOCK_ROWS, Claim, Panels
 from compiler.backends.cpu.schedule.pieces import local
-from compiler.backends.cpu.schedule.spot import Spot, TileShape
+from compiler.backends.cpu.schedule.spot import Spot
 from compiler.idioms.nest import allocated
 from compiler.idioms.product import Contraction, Product, match_product
 from compiler.ir.dims import Dim, DimVar, product_of
@@ -24,20 +24,11 @@ from compiler.ir.dtypes import DType
 from compiler.ir.loops import Cast, Load, PrimFunc, Scalar, Stmt, Store, Tile
 from compiler.ir.prove import prove_divisible
 from compiler.ir.visit_loops import rewrite_dims
-
-PAIR = 2
-
-
-@dataclass(frozen=True, slots=True)
-class PairTile:
-    intrinsic: str
-    shape: TileShape
-    depth: int  # of which the contracted extent must be a multiple
-    block: int | None = None  # of the contracted extent, a multiple of `depth`
-    configure: str | None = None  # the intrinsic that tells the unit the height of tiles
+from compiler.machine.products import ProductTile
+from compiler.machine.tiles.dot_bf16 import PAIR
 
 
-def pairs_fit(product: Product, tile: PairTile) -> bool:
+def pairs_fit(product: Product, tile: ProductTile) -> bool:
     """Whether the tile can take the product, once its columns are packed."""
     return prove_divisible(product.sums[0].axis[1], tile.depth) and all(_fits(product, s) for s in product.sums)
 
@@ -59,14 +50,14 @@ def _element(scalar: Scalar) -> Load | None:
     return load if isinstance(load, Load) and load.buffer.dtype is DType.BF16 else None
 
 
-def _packed(product: Product, s: Contraction, tile: PairTile) -> bool:
+def _packed(product: Product, s: Contraction, tile: ProductTile) -> bool:
     load, axis, width = _element(s.columns), Dim.of(s.axis[0]), tile.shape.columns
     column = Dim.of(product.column_axis)
     wanted = (column // width, axis // PAIR, column % width * PAIR + axis % PAIR)
     return load is not None and load.indices[-3:] == wanted and load.buffer.shape[-1] == Dim.of(width * PAIR)
 
 
-def schedule_pairs(prim: PrimFunc, tile: PairTile) -> PrimFunc | None:
+def schedule_pairs(prim: PrimFunc, tile: ProductTile) -> PrimFunc | None:
     product = match_product(prim)
     if product is None or not pairs_fit(product, tile) or not all(_packed(product, s, tile) for s in product.sums):
         return None
@@ -84,7 +75,7 @@ def schedule_pairs(prim: PrimFunc, tile: PairTile) -> PrimFunc | None:
 @dataclass(frozen=True, slots=True)
 class _Whole:
     product: Product
-    tile: PairTile
+    tile: ProductTile
 
     def kernel(self, point: dict[DimVar, Dim], panel: Dim, first: Dim, rows: int) -> Stmt:
         sums = self.product.sums
@@ -100,7 +91,7 @@ class _Whole:
 @dataclass(frozen=True, slots=True)
 class _Blocks:
     product: Product
-    tile: PairTile
+    tile: ProductTile
     blocks: Blocks
 
     def walk(self, panels: Panels) -> Stmt:
@@ -130,7 +121,7 @@ class _Blocks:
 
             return spot.vectors(result)
 
-        told = [Tile(self.tile.configure, (), (), {"rows": rows})] if self.tile.configure else []
+        told = configuring(self.tile, rows)
         whole = seq(*tiles(claim.panel, Dim.of(0), self.blocks.whole))
         multiplied = whole if count is None else self.blocks.walk(claim, count, tiles)
         done = loop("m", rows if count is None else count * rows, lambda m: claim.each(lambda panel: finish(m, panel)))
@@ -140,13 +131,13 @@ class _Blocks:
 _CORNER = (Dim.of(0), Dim.of(0), Dim.of(0), Dim.of(0))  # of accumulators by panel, row, vector and lane
 
 
-def _tile(product: Product, tile: PairTile, s: Contraction, acc: Load, spot: Spot, part: Part) -> Tile:
+def _tile(product: Product, tile: ProductTile, s: Contraction, acc: Load, spot: Spot, part: Part) -> Tile:
     """Add a part of the contracted axis to the accumulators; where they wait in memory, the first part finds nothing in them."""
     place = {**spot.at(*_CORNER[1:]), s.axis[0]: part.begin}
     left, right = (rewrite_dims(_some(x), place) for x in (s.rows, s.columns))
     assert isinstance(left, Load) and isinstance(right, Load)
-    attrs = {"rows": spot.shape.rows, "columns": tile.shape.columns, **({"fresh": 1} if tile.block and part.is_first else {})}
-    return Tile(tile.intrinsic, (acc, left, right), (part.depth, _stride(product, _some(s.rows))), attrs)
+    op = tile.product(spot.shape.rows, fresh=tile.block is not None and part.is_first)
+    return Tile(op, (acc, left, right), (part.depth, _stride(product, _some(s.rows))))
 
 
 def _stride(product: Product, rows: Load) -> Dim:

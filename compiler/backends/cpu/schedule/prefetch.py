@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from compiler.ir.dims import Dim
 from compiler.ir.loops import Buffer, Load
 from compiler.ir.write import Kernel
+from compiler.machine.tiles import prefetch as tiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +20,7 @@ class Prefetch:
     def vector(self, k: Kernel, start: Dim) -> None:
         """The elements of a vector, from element `start` on."""
         for buffer in self.buffers:
-            k.tile("prefetch", Load(buffer, (*self.row, start)), attrs={"far": True})
+            k.tile(tiles.Prefetch(far=True), Load(buffer, (*self.row, start)))
 
 
 NO_PREFETCH = Prefetch((), ())

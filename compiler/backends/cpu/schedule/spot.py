@@ -12,19 +12,7 @@ from compiler.ir.dims import Dim, DimVar
 from compiler.ir.loops import Scalar, Stmt, Store
 from compiler.ir.prove import prove_divisible
 from compiler.ir.visit_loops import map_scalar, rewrite_dims
-
-
-@dataclass(frozen=True, slots=True)
-class TileShape:
-    """`rows` x (`vectors` * `lanes`) accumulators; `rows` is a power of two."""
-
-    rows: int
-    vectors: int
-    lanes: int
-
-    @property
-    def columns(self) -> int:
-        return self.vectors * self.lanes
+from compiler.machine.products import TileShape
 
 
 @dataclass(frozen=True, slots=True)

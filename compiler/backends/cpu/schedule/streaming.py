@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from compiler.backends.cpu.codegen.intrinsics.stream import LANES
 from compiler.ir.dims import Dim, DimVar, product_of
 from compiler.ir.dtypes import DType
 from compiler.ir.loops import Load, Scalar, Scope, Store
 from compiler.ir.prove import prove_le, prove_lt
 from compiler.ir.visit_loops import loads, rewrite_dims
 from compiler.ir.write import Kernel, less_equal
+from compiler.machine.tiles.stream import LANES, Stream
 
 LARGE = 64 << 20  # bytes of a result: more than the caches that one process may count on
 
@@ -40,4 +40,4 @@ def stream(k: Kernel, store: Store, point: Mapping[DimVar, Dim], inner: DimVar, 
         with k.vector(LANES) as lane:
             row[lane] = rewrite_dims(store.value, {**point, inner: start + lane})
         first = tuple(index.substitute({**point, inner: start}) for index in store.indices)
-        k.tile("stream", Load(store.buffer, first), row[0])
+        k.tile(Stream(), Load(store.buffer, first), row[0])

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from compiler.backends.cpu.schedule.blocks import Blocks, Later, Part
+from compiler.backends.cpu.schedule.blocks import Blocks, Later, Part, configuring
 from compiler.backends.cpu.schedule.integer import number_of
 from compiler.backends.cpu.schedule.nests import below, loop, seq, when, zero
 from compiler.backends.cpu.schedule.panels import Claim, Height, Panels
 from compiler.backends.cpu.schedule.pieces import local
-from compiler.backends.cpu.schedule.spot import Spot, TileShape
+from compiler.backends.cpu.schedule.spot import Spot
 from compiler.idioms.integer_product import GroupedSum, IntegerProduct, Plane, is_second, match_integer
 from compiler.idioms.nest import allocated
 from compiler.ir.dims import Dim, DimVar, dim_min
@@ -24,7 +24,9 @@ from compiler.ir.dtypes import DType
 from compiler.ir.loops import Apply, Buffer, Cast, Const, Fn, Load, PrimFunc, ReduceFn, Scalar, Stmt, Store, Tile
 from compiler.ir.visit_loops import map_scalar, rewrite_dims
 from compiler.ir.write import Kernel, fold
-from compiler.ops.integer import FOUR
+from compiler.machine.panels import FOUR
+from compiler.machine.products import ProductTile
+from compiler.machine.tiles.widen_panel import WidenPanel
 
 I32 = DType.I32
 PLANES = 2  # of the rows
@@ -32,50 +34,32 @@ _CORNER = (Dim.of(0), Dim.of(0), Dim.of(0))  # row, vector and lane
 BLOCK_ROWS = 512  # widening a panel costs as much as its product with some sixty rows
 
 
-@dataclass(frozen=True, slots=True)
-class WidenedTile:
-    """Intrinsics that widen a panel, and that multiply what was widened."""
-
-    widen: str
-    intrinsic: str
-    configure: str  # tells the unit the height of tiles
-    shape: TileShape
-    stretch: int  # of k, that is widened at once
-    depth: int  # of k, that is multiplied at once
-    block: int  # of k, that is widened before it is multiplied
-
-    @property
-    def groups(self) -> tuple[int, ...]:
-        """Sizes of groups that lie whole in a part."""
-        return tuple(group for group in range(self.stretch, self.block + 1, self.stretch) if self.block % group == 0)
-
-    def takes(self, length: int, group: int) -> bool:
-        """A channel of one group is taken as it is."""
-        return length % self.depth == 0 and group < length and group in self.groups
-
-    def fits(self, product: IntegerProduct) -> bool:
-        planes = [p for s in product.sums for p in s.planes]
-        taken = all(p.multipliers is not None and self.takes(p.group, _group(p, p.multipliers)) for p in planes)
-        return taken and product.columns == self.shape.columns and all(s.fine is not None for s in product.sums)
+def _fits(product: IntegerProduct, tile: ProductTile) -> bool:
+    planes = [p for s in product.sums for p in s.planes]
+    taken = all(p.multipliers is not None and tile.widens(p.group, _group(p, p.multipliers)) for p in planes)
+    return taken and product.columns == tile.shape.columns and all(s.fine is not None for s in product.sums)
 
 
-def schedule_widened(prim: PrimFunc, tile: WidenedTile) -> PrimFunc | None:
+def schedule_widened(prim: PrimFunc, tile: ProductTile) -> PrimFunc | None:
     product = match_integer(prim)
-    if product is None or not tile.fits(product):
+    if product is None or not _fits(product, tile):
         return None
     return PrimFunc(prim.params, prim.num_outputs, _body(product, tile), {**prim.attrs, "schedule": "widened"})
 
 
-def _body(product: IntegerProduct, tile: WidenedTile) -> Stmt:
+def _body(product: IntegerProduct, tile: ProductTile) -> Stmt:
     shape, extent, columns = tile.shape, Dim.of(product.sums[0].planes[0].group), product.nest.axes[-1][1]
     most, block_rows = (1, 1) if product.row_axis is None else (shape.rows, BLOCK_ROWS)
+    assert tile.block is not None, tile
     blocks = Blocks(extent, tile.block, tile.depth, 2 * FOUR, columns, shape.columns, len(product.sums))
     panels = Panels(product.nest, product.row_axis, shape.columns, most, together=blocks.together, block_rows=BLOCK_ROWS)
     size = (PLANES, blocks.together, block_rows, shape.vectors, shape.lanes)
 
+    wide_size = tile.block * shape.columns
+
     def memory(grouped: GroupedSum, number: int) -> _Sum:
         exact, num_planes = local(f"exact{number}", *size, dtype=I32), local(f"planes{number}", block_rows, dtype=I32)
-        return _Sum(grouped, exact, local(f"wide{number}", tile.block * shape.columns, dtype=DType.I8), num_planes)
+        return _Sum(grouped, exact, local(f"wide{number}", wide_size, dtype=DType.I8), num_planes)
 
     sums = tuple(memory(s, i) for i, s in enumerate(product.sums))
     return panels.blocks(lambda claim, first, end: _Block(product, tile, panels, blocks, sums, claim, first, end).body())
@@ -113,7 +97,7 @@ class _Block:
     """Rows first .. end - 1 beside the panels of a claim."""
 
     product: IntegerProduct
-    tile: WidenedTile
+    tile: ProductTile
     panels: Panels
     blocks: Blocks
     sums: tuple[_Sum, ...]
@@ -152,8 +136,8 @@ class _Block:
     def spot(self, panel: Dim, row: Dim, rows: int) -> Spot:
         return Spot(self.product.nest, self.product.row_axis, replace(self.tile.shape, rows=rows), self.claim.point, panel, row)
 
-    def told(self, rows: int) -> Tile:
-        return Tile(self.tile.configure, (), (), {"rows": rows})
+    def told(self, rows: int) -> Stmt:
+        return seq(*configuring(self.tile, rows))
 
     def widened(self, s: _Sum, panel: Dim, part: Part, later: Later) -> Tile:
         def places(panel: Dim, begin: Dim) -> tuple[Load, Load]:
@@ -161,18 +145,18 @@ class _Block:
             return Load(packed, (panel, begin // (2 * FOUR), Dim.of(0))), Load(s.multipliers, (panel, begin // s.group, Dim.of(0)))
 
         operands = (Load(s.wide, (Dim.of(0),)), *places(panel, part.begin), *places(later.panel, later.begin))
-        return Tile(self.tile.widen, operands, (part.depth,), {"columns": self.tile.shape.columns, "group": s.group})
+        return Tile(WidenPanel(self.tile.shape.columns, s.group), operands, (part.depth,))
 
     def planes(self, s: _Sum, spot: Spot, part: Part) -> Stmt:
         """The first part finds nothing in the exact sums."""
         q, place = s.grouped.planes[0].q, (spot.panel - self.claim.panel, spot.first - self.first)
         row = tuple(d.substitute(spot.at(*_CORNER)) for d in q.indices[:-2])
         stride = q.buffer.shape[-2] * q.buffer.shape[-1]
-        attrs = {"rows": spot.shape.rows, "columns": spot.shape.columns, **({"fresh": 1} if part.is_first else {})}
+        op = self.tile.product(spot.shape.rows, fresh=part.is_first)
 
         def tile(plane: Dim) -> Tile:
             operands = (Load(s.exact, (plane, *place, *_CORNER[1:])), Load(q.buffer, (*row, plane, part.begin)), Load(s.wide, _CORNER[:1]))
-            return Tile(self.tile.intrinsic, operands, (part.depth, stride), attrs)
+            return Tile(op, operands, (part.depth, stride))
 
         k = Kernel()
         k.add(loop("plane", k.let("planes", Load(s.num_planes, place[1:]), PLANES, lower=1), tile))

@@ -7,10 +7,19 @@ from collections.abc import Callable
 import pytest
 
 from compiler.backends.cpu.passes.integer_products import IntegerProducts
-from compiler.ir.dtypes import DType
 from compiler.ir.graph import Call
 from compiler.ir.parser import parse
+from compiler.machine.products import ProductTile, ProductTiles, TileShape
+from compiler.machine.tiles.amx import AmxI8ByI8
+from compiler.machine.tiles.dot_panel import DotPanel, DotWords
+from compiler.machine.tiles.widen_panel import WidenPanel
 from compiler.passes.base import Pass
+
+_BYTES = tuple(ProductTile(DotPanel(rows=1, columns=4, bits=bits), bits, depth=4) for bits in (8, 4))
+_WIDENED = ProductTile(AmxI8ByI8(rows=1, columns=4), 4, depth=64, block=512, widen=WidenPanel(columns=4, group=32))
+BYTES = ProductTiles(TileShape(1, 1), _BYTES)
+WIDENED = ProductTiles(TileShape(1, 1), (_WIDENED, *_BYTES))
+WORDS = ProductTiles(TileShape(1, 1), (ProductTile(DotWords(rows=1, columns=4), bits=8, depth=4),))
 
 
 def test_rows_are_quantised_once_for_all_products(becomes: Callable[[Pass, str, str], None]) -> None:
@@ -35,11 +44,11 @@ def test_rows_are_quantised_once_for_all_products(becomes: Callable[[Pass, str, 
           return y
         }
     """
-    becomes(IntegerProducts(4), before, expected)
+    becomes(IntegerProducts(BYTES), before, expected)
 
 
 def test_weights_of_four_bits_take_rows_of_eight_in_their_groups() -> None:
-    module = IntegerProducts(4)(
+    module = IntegerProducts(BYTES)(
         parse("""
         func main(x: bf16[n, 64], q: u8[6, 32], s: bf16[6, 2]) -> bf16[n, 6] {
           w = dequantize(q, s, bits=4, group=32)
@@ -76,12 +85,12 @@ def test_weights_that_are_widened_take_a_scale_per_row_and_channel(becomes: Call
           return y
         }
     """
-    becomes(IntegerProducts(4, widens=lambda length, group: (length, group) == (64, 32)), before, expected)
+    becomes(IntegerProducts(WIDENED), before, expected)
     longer = (
         before.replace("64]", "65600]").replace("32]", "32800]").replace("6, 2]", "6, 2050]")
     )  # i32 might not hold the sum of a channel
-    for program, widens in ((before, False), (longer, True)):
-        module = IntegerProducts(4, widens=lambda length, group, widens=widens: widens)(parse(program))
+    for program, tiles in ((before, BYTES), (longer, WIDENED)):
+        module = IntegerProducts(tiles)(parse(program))
         assert any(isinstance(b.value, Call) and b.value.op.name == "integer_linear" for b in module.graph("main").body.bindings)
 
 
@@ -107,16 +116,16 @@ def test_words_take_one_plane_in_parts_that_share_a_scale(becomes: Callable[[Pas
           return y
         }
     """
-    becomes(IntegerProducts(4, {8: DType.I16}), before, expected)
+    becomes(IntegerProducts(WORDS), before, expected)
 
 
 def test_words_keep_groups_that_are_short_and_lengths_without_parts_stay(stays: Callable[[Pass, str], None]) -> None:
     program = "func main(x: f32[n, {k}], q: i8[5, {k}], s: f32[5, {g}]) -> object "
     program += "{{ w = dequantize(q, s, group={each}) y = linear(x, w) return y }}"
-    module = IntegerProducts(4, {8: DType.I16})(parse(program.format(k=256, g=2, each=128)))
+    module = IntegerProducts(WORDS)(parse(program.format(k=256, g=2, each=128)))
     calls = {b.value.op.name: b.value.attrs for b in module.graph("main").body.bindings if isinstance(b.value, Call)}
     assert calls["quantize_rows"] == {"bits": 16, "group": 128, "dtype": "i16"} and "broadcast_to" not in calls
-    stays(IntegerProducts(4, {8: DType.I16}), program.format(k=4 * 1031, g=1, each=0))
+    stays(IntegerProducts(WORDS), program.format(k=4 * 1031, g=1, each=0))
 
 
 @pytest.mark.parametrize(
@@ -130,4 +139,4 @@ def test_words_keep_groups_that_are_short_and_lengths_without_parts_stay(stays: 
 )
 def test_what_does_not_fit_stays(stays: Callable[[Pass, str], None], program: str) -> None:
     """Floats, a length that is no multiple of four, numbers with a zero of their own, extents that are not known."""
-    stays(IntegerProducts(4), program)
+    stays(IntegerProducts(BYTES), program)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from compiler.backends.cpu.passes.pack_operands import PackOperands
-from compiler.backends.cpu.schedule.pairs import PairTile
-from compiler.backends.cpu.schedule.spot import TileShape
+from compiler.machine.products import ProductTile
+from compiler.machine.tiles.dot_bf16 import DotBf16
 from compiler.passes.base import Pass
 
 
@@ -67,4 +67,4 @@ def test_pairs_of_bf16(becomes: Callable[[Pass, str, str], None]) -> None:
           for i in n, j in 6 { C[i, j] = sum(r in 8) cast(f32, A[i, r]) * cast(f32, B[j // 4, r // 2, 2*(j % 4) + r % 2]) }
         }
     """
-    becomes(PackOperands(4, PairTile("dot_bf16", TileShape(rows=1, vectors=1, lanes=4), depth=2)), before, expected)
+    becomes(PackOperands(4, ProductTile(DotBf16(rows=1, columns=4), bits=16, depth=2)), before, expected)

@@ -13,11 +13,11 @@ import pytest
 from numpy.typing import NDArray
 
 from compiler.backends.cpu.pipeline import pipeline
-from compiler.backends.cpu.schedule.rules import pair_tile
 from compiler.interpret.graph import Interpreter
 from compiler.ir.loops import PrimFunc
 from compiler.ir.parser import parse
 from compiler.ir.printer import canonical_text
+from compiler.machine.products import product_tiles
 from compiler.machine.target import NAMED, Target, host
 from runtime.executable import Executable
 from runtime.session import Session
@@ -107,7 +107,7 @@ def check_near(found: NDArray[np.float32], meaning: NDArray[np.float32], *, roun
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_near_the_meaning_and_the_same_bits_everywhere(run: Callable[..., NDArray[np.float32]], case: Case) -> None:
-    args, rounds = case.arguments(np.random.default_rng(1), ROWS), case.kind == "bf16" and pair_tile(host()) is not None
+    args, rounds = case.arguments(np.random.default_rng(1), ROWS), case.kind == "bf16" and product_tiles(host()).pairs is not None
     meaning = Interpreter(parse(case.program)).call("main", *(a.copy() for a in args))
     whole = run(case, args)
     check_near(whole, meaning, rounded=rounds)
@@ -163,7 +163,7 @@ def test_pairs_are_of_bf16(kernels: Callable[..., dict[str, PrimFunc]], case: Ca
     assert canonical_text("k", found) == canonical_text("k", elsewhere)
     fits = Case(4, 2, 64, "bf16")
     texts = [canonical_text("k", *kernels(fits.program, t).values()) for t in ("avx512-bf16-amd", "avx512-vnni-bf16", "avx512")]
-    assert "dot_rows" in texts[0] and texts[1] == texts[2]
+    assert "dot_bf16_rows" in texts[0] and texts[1] == texts[2]
 
 
 # --- matrix units ------------------------------------------------------------------------------------------------------

@@ -9,13 +9,15 @@ import numpy as np
 import pytest
 
 from compiler.backends.cpu.pipeline import pipeline
-from compiler.backends.cpu.schedule.rules import integer_tiles
 from compiler.interpret.graph import Interpreter
 from compiler.ir.dtypes import DType
 from compiler.ir.loops import Tile
 from compiler.ir.parser import parse
 from compiler.ir.visit_loops import walk_stmts
+from compiler.machine.products import product_tiles
 from compiler.machine.target import NAMED, Target, get, host
+from compiler.machine.tiles.amx import AmxI8ByI8, AmxI8ByU8
+from compiler.machine.tiles.dot_panel import DotPanel
 from runtime.executable import Executable
 from runtime.session import Session
 
@@ -24,7 +26,9 @@ HERE = list({(t.vector_bits, t.features & UNITS): t for t in (*NAMED.values(), h
 FORMATS = [(8, 0), (8, 128), (4, 32), (4, 64), (4, 128), (4, 0)]
 K = 256
 
-pytestmark = pytest.mark.skipif(not any(8 in tile.bits for tile in integer_tiles(host())), reason="this machine multiplies no bytes")
+pytestmark = pytest.mark.skipif(
+    not any(tile.bits == 8 for tile in product_tiles(host()).integers), reason="this machine multiplies no bytes"
+)
 
 
 def plain(bits: int, group: int, n: int, k: int = K) -> str:
@@ -60,11 +64,11 @@ GATED = f"""
 
 
 def multiplying(bits: int) -> list[Target]:
-    return [t for t in HERE if any(bits in tile.bits for tile in integer_tiles(t))]
+    return [t for t in HERE if any(tile.bits == bits for tile in product_tiles(t).integers)]
 
 
 def rows_of(target: Target, bits: int) -> DType:
-    return next(tile.rows for tile in integer_tiles(target) if bits in tile.bits)
+    return next(tile.rows for tile in product_tiles(target).integers if tile.bits == bits)
 
 
 def f32(*shape: int) -> Any:
@@ -138,12 +142,12 @@ def test_machines_without_integer_units_keep_floats_beside_bytes() -> None:
     assert "matmul" in [p.attrs.get("schedule") for p in prims]
 
 
-@pytest.mark.parametrize(("bits", "group", "tile"), [(8, 0, "amx_i8"), (8, 128, "amx_i8"), (8, 32, "dot_panel"), (4, 32, "amx_i8_near")])
+@pytest.mark.parametrize(("bits", "group", "tile"), [(8, 0, AmxI8ByU8), (8, 128, AmxI8ByU8), (8, 32, DotPanel), (4, 32, AmxI8ByI8)])
 def test_matrix_units_take_bytes_whose_groups_fill_them(bits: int, group: int, tile: str) -> None:
     """This machine cannot run them: the scheduled kernel is interpreted, by the meaning of its tiles."""
     program, x, w = plain(bits, group, 40), f32(19, K), f32(40, K)
     scheduled = pipeline(get("amx")).until("schedule_kernels")(parse(program))
-    tiles = {s.intrinsic for p in scheduled.prim_functions.values() for s in walk_stmts(p.body) if isinstance(s, Tile)}
+    tiles = {type(s.op) for p in scheduled.prim_functions.values() for s in walk_stmts(p.body) if isinstance(s, Tile)}
     assert tile in tiles
     meant = Interpreter(pipeline(get("amx")).until("legalize")(parse(program))).call("main", x, w)
     found = Interpreter(scheduled).call("main", x, w)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from compiler.ir.dtypes import DType
 from compiler.ir.loops import PrimFunc
 from compiler.ir.parser import parse
 from compiler.machine.target import NAMED, get
+from compiler.machine.tiles.amx import AmxBf16
 
 PLAIN = 'func main(x: bf16[m, k], w: bf16[n, k]) -> object { y = linear(x, w, out_dtype="f32") return y }'
 FIXED = 'func main(x: bf16[m, 64], w: bf16[n, 64]) -> object { y = linear(x, w, out_dtype="f32") return y }'
@@ -134,12 +135,12 @@ def test_the_unit_is_told_the_height_once_for_all_tiles_of_it() -> None:
 WIDE = 'func main(x: bf16[m, 576], w: bf16[560, 576]) -> object { y = linear(x, w, out_dtype="f32") return y }'
 
 
-def test_each_part_of_a_panel_asks_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_part_of_a_panel_prefetches_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     """For as many lines as it has, which the tiles of a block of rows share: else each part would be waited for."""
     parts: list[tuple[int, int]] = []  # where one lies, how many lines of 64 bytes it has
     asked: list[tuple[int, set[int]]] = []
 
-    def record(arrays: tuple[Any, ...], dims: tuple[int, ...], attrs: Any) -> None:
+    def record(op: AmxBf16, arrays: Sequence[Any], dims: Sequence[int]) -> None:
         part, later = (a.ctypes.data for a in arrays[2:])
         depth, _, first, lines = dims
         if parts[-1:] != [(part, depth)]:
@@ -147,7 +148,7 @@ def test_each_part_of_a_panel_asks_for_the_next(monkeypatch: pytest.MonkeyPatch)
             asked.append((later, set()))
         asked[-1][1].update(range(first, first + lines * depth // 32))
 
-    monkeypatch.setattr("compiler.interpret.loops.TILES", {"amx_bf16": record, "amx_configure": lambda *_: None})
+    monkeypatch.setattr(AmxBf16, "meaning", record)
     scheduled = pipeline(get("amx")).until("schedule_kernels")(parse(WIDE))
     Interpreter(scheduled).call("main", bf16(96, 576), bf16(560, 576))
     assert len(parts) == 18 * 3  # panels of 32 columns, parts of 256, 256 and 64; two panels together

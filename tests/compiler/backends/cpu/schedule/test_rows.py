@@ -10,6 +10,7 @@ import pytest
 
 from compiler.ir.loops import Allocate, Apply, Load, PrimFunc, Scope, Store, Tile, When
 from compiler.ir.visit_loops import walk_scalars, walk_stmts
+from compiler.machine.tiles.prefetch import Prefetch
 
 OPERATORS = {
     "softmax": "softmax(x)",
@@ -71,7 +72,7 @@ def test_every_stage_that_reads_the_rows_fetches_the_next(kernels: Callable[...,
 
     def fetched(name: str) -> int:
         kernel = kernels(program(name).replace("[n, k]", "[n, 64]").replace("[k]", "[64]").replace(" where k in 1..", ""))[name]
-        return sum(isinstance(s, Tile) and s.intrinsic == "prefetch" for s in walk_stmts(kernel.body))
+        return sum(isinstance(s, Tile) and isinstance(s.op, Prefetch) for s in walk_stmts(kernel.body))
 
     assert [fetched(name) for name in ("layer_norm", "rms_norm", "sum")] == [2 + 2, 1 + 2, 0]
 

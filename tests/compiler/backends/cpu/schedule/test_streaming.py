@@ -11,6 +11,7 @@ import pytest
 from compiler.backends.cpu.schedule import streaming
 from compiler.ir.loops import PrimFunc, Tile, When
 from compiler.ir.visit_loops import walk_stmts
+from compiler.machine.tiles.stream import Stream
 
 LARGEST = streaming.LARGE // 4  # elements of f32
 
@@ -22,7 +23,7 @@ def program(call: str, rows: str, length: str = "80", dtype: str = "f32") -> str
 def ways(kernels: dict[str, PrimFunc]) -> tuple[int, int]:
     """How many places write past the caches, and how many ask for the size."""
     stmts = [s for kernel in kernels.values() for s in walk_stmts(kernel.body)]
-    streams = [s for s in stmts if isinstance(s, Tile) and s.intrinsic == "stream"]
+    streams = [s for s in stmts if isinstance(s, Tile) and isinstance(s.op, Stream)]
     return len(streams), len([s for s in stmts if isinstance(s, When) and any(t in walk_stmts(s) for t in streams)])
 
 

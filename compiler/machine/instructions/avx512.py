@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from compiler.backends.cpu.codegen.intrinsics.avx2 import signed_by_small, signed_by_unsigned, words_by_unsigned
-from compiler.backends.cpu.codegen.intrinsics.steps import Parts, Step
 from compiler.llvm.ssa import Code, broadcast
+from compiler.machine.instructions.avx2 import signed_by_small, signed_by_unsigned, words_by_unsigned
+from compiler.machine.instructions.step import Parts, Step
 
 
 def _left(code: Code, x: str) -> Parts:
@@ -21,7 +21,7 @@ def _add_pairs(code: Code, total: str, left: Parts, right: Parts) -> str:
     return code.op(f"call <16 x float> @llvm.x86.avx512bf16.dpbf16ps.512({args})")
 
 
-BF16_PAIRS = Step(16, _left, _right, _add_pairs)
-SIGNED_BY_UNSIGNED = signed_by_unsigned(16, "llvm.x86.avx512.vpdpbusd.512")
+BF16_PAIRS = Step(16, _left, _right, _add_pairs, needs=frozenset(["avx512bf16"]))
+SIGNED_BY_UNSIGNED = signed_by_unsigned(16, "avx512vnni", "llvm.x86.avx512.vpdpbusd.512")
 SIGNED_BY_SMALL = signed_by_small(16, "llvm.x86.avx512.pmaddubs.w.512", "llvm.x86.avx512.pmaddw.d.512")
 WORDS_BY_UNSIGNED = words_by_unsigned(16, "llvm.x86.avx512.pmaddw.d.512")

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler.backends.cpu.codegen.intrinsics.integer import DOT_PANEL, multiplies_words, panel_bits
 from compiler.backends.cpu.codegen.link import link
 from compiler.backends.cpu.codegen.llvm import emit_kernel
 from compiler.backends.cpu.pipeline import pipeline
@@ -17,6 +16,8 @@ from compiler.ir.dtypes import DType
 from compiler.ir.loops import Allocate, Buffer, Const, For, Load, LoopKind, PrimFunc, Scope, Seq, Stmt, Store, Tile
 from compiler.ir.parser import parse
 from compiler.machine.target import NAMED, Target
+from compiler.machine.tiles.dot_panel import DotPanel, DotWords
+from compiler.machine.tiles.product import ProductOp
 
 ROWS, COLUMNS, K = 4, 16, 64
 AVX_VNNI = Target("avx-vnni", "x86_64", NAMED["x86-64-v3"].features | {"avxvnni"}, 256)
@@ -37,13 +38,21 @@ def tiled(bits: int, lanes: int, rows: DType = DType.I8) -> PrimFunc:
         return For(i, Dim.of(ROWS), inner, LoopKind.UNROLL)
 
     places = (Load(acc, (zero, zero)), Load(a, (zero, zero)), Load(b, (zero, zero)))
-    tile = Tile("dot_panel", places, (Dim.of(K), Dim.of(K)), attrs_of(bits, rows))
+    tile = Tile(op_of(bits, rows), places, (Dim.of(K), Dim.of(K)))
     body = Seq((each(acc, clear=True), tile, each(c, clear=False)))
     return PrimFunc((a, b, c), 1, For(DimVar("once", upper=0), Dim.of(1), Allocate(acc, body), LoopKind.PARALLEL))
 
 
-def attrs_of(bits: int, rows: DType) -> dict[str, int]:
-    return {"rows": ROWS, "columns": COLUMNS, "bits": bits} | ({"words": 1} if rows is DType.I16 else {})
+def op_of(bits: int, rows: DType = DType.I8) -> ProductOp:
+    return DotWords(ROWS, COLUMNS) if rows is DType.I16 else DotPanel(ROWS, COLUMNS, bits)
+
+
+def panel_bits(target: Target) -> list[int]:
+    return [bits for bits in (8, 4) if op_of(bits).runs_on(target)]
+
+
+def multiplies_words(target: Target) -> bool:
+    return op_of(8, DType.I16).runs_on(target)
 
 
 @pytest.mark.parametrize("bits", [8, 4])
@@ -65,7 +74,7 @@ def test_inner_loop_is_made_of_the_targets_instruction(target: Target, instructi
 @pytest.mark.parametrize(("name", "register"), [("x86-64-v3", "ymm"), ("avx512", "zmm")])
 def test_where_bytes_saturate_four_bits_and_words_are_multiplied(name: str, register: str) -> None:
     target = NAMED[name]
-    assert panel_bits(target) == (4,) and multiplies_words(target)
+    assert panel_bits(target) == [4] and multiplies_words(target)
     registers = ROWS * COLUMNS // target.lanes(4)
     small, words = (tiled(bits, target.lanes(4), rows) for bits, rows in ((4, DType.I8), (8, DType.I16)))
     code = link([emit_kernel("k", small, target)], target).assembly()
@@ -88,7 +97,7 @@ def test_tile_has_its_meaning(run_native: Any, target: Target, bits: int, rows: 
     a[0], b[:, :8] = least, 255
     c, wanted = np.zeros((ROWS, COLUMNS), np.int32), np.zeros((ROWS, COLUMNS), np.int32)
     run_native(tiled(bits, target.lanes(4), rows), [a, b, c], {}, target=target)
-    DOT_PANEL.meaning((wanted.reshape(-1), a.reshape(-1), b.reshape(-1)), (K, K), attrs_of(bits, rows))
+    op_of(bits, rows).meaning((wanted.reshape(-1), a.reshape(-1), b.reshape(-1)), (K, K))
     np.testing.assert_array_equal(c, wanted)
 
 

@@ -1,85 +1,119 @@
-"""Sums of products of integers, signed by unsigned bytes, exact: `dot_panel`.
-
-operands  c[rows * columns]            local accumulators of i32, row-major
-          a                            rows of i8, or of i16 beside 8 bits, `stride` apart
-          b                            a panel of u8, as ops/integer.py lays it out
-dims      k, stride                    k is a multiple of what the bytes of one column hold: 4, or 8 of 4 bits
-attrs     rows, columns, bits, words   columns is a multiple of the lanes of a register (16, 8 or 4); bits of an element of b, 8 or 4; words
-                                       is 1 where rows are of i16
-
-c[i, j] += sum over k of a[i, k] * b[k, j], modulo 2^32
-"""
+"""Sums of products of integers, signed by unsigned bytes, exact, in registers: `dot_panel`, and
+`dot_words` for rows of 16 bits."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from compiler.backends.cpu.codegen.intrinsics import avx2, avx512, neon
-from compiler.backends.cpu.codegen.intrinsics.prefetch import AHEAD, ask_lines
-from compiler.backends.cpu.codegen.intrinsics.registry import Intrinsic, Operands
-from compiler.backends.cpu.codegen.intrinsics.steps import Parts, Step
+from compiler.ir.dtypes import DType
+from compiler.ir.tiles import Array, tile_op
 from compiler.llvm.ssa import Code, splat, vec
+from compiler.machine.instructions import avx2, avx512, neon
+from compiler.machine.instructions.step import Parts, Step
+from compiler.machine.panels import FOUR, WORDS_ORDER
 from compiler.machine.target import Target
-from compiler.ops.integer import FOUR, WORDS_ORDER
+from compiler.machine.tiles.prefetch import AHEAD, prefetch_lines
+from compiler.machine.tiles.product import ProductOp
 
 UNROLLED = 4  # loads of each register of b between two tests for the end
 FEW = 4  # accumulators: so few wait for their own additions, so each half of the bytes gets its own
 
-
-def multiplies_words(target: Target) -> bool:
-    """Rows of i16 by bytes."""
-    return target.has("avx2")
-
-
-def _step(target: Target, bits: int) -> Step | None:
-    """What multiplies bytes by numbers of so many bits."""
-    wide = target.vector_bits >= 512
-    if target.has("avx512vnni") and wide:
-        step = avx512.SIGNED_BY_UNSIGNED
-    elif target.has("avxvnni"):
-        step = avx2.SIGNED_BY_UNSIGNED
-    elif target.has("i8mm"):
-        step = neon.SIGNED_BY_UNSIGNED
-    elif target.has("dotprod"):
-        step = neon.SIGNED_BY_SIGNED
-    elif target.has("avx2"):
-        step = avx512.SIGNED_BY_SMALL if wide else avx2.SIGNED_BY_SMALL
-    else:
-        return None
-    return step if bits <= step.bits else None
+# What multiplies rows of bytes, and rows of words. The first counts that the target has.
+_BYTES = (
+    avx512.SIGNED_BY_UNSIGNED,
+    avx2.SIGNED_BY_UNSIGNED,
+    neon.SIGNED_BY_UNSIGNED,
+    neon.SIGNED_BY_SIGNED,
+    avx512.SIGNED_BY_SMALL,
+    avx2.SIGNED_BY_SMALL,
+)
+_WORDS = (avx512.WORDS_BY_UNSIGNED, avx2.WORDS_BY_UNSIGNED)
 
 
-def panel_bits(target: Target) -> tuple[int, ...]:
-    """Of the weights that the target multiplies several at a time."""
-    return tuple(bits for bits in (8, 4) if _step(target, bits) is not None)
+@dataclass(frozen=True, slots=True)
+class _PanelOp(ProductOp):
+    """The panel is that of panels.py; sums are modulo 2^32. `columns` is a multiple of the lanes of a register (16, 8 or 4)."""
+
+    accumulator: ClassVar[DType] = DType.I32
+    panel_dtype: ClassVar[DType] = DType.U8
+
+    def step(self, target: Target) -> Step | None:
+        raise NotImplementedError
+
+    def runs_on(self, target: Target) -> bool:
+        return self.step(target) is not None
+
+    def _add(self, fours: Array, arrays: Sequence[Array], dims: Sequence[int]) -> None:
+        """`fours` are the weights of a panel [k / 4, columns, 4]."""
+        (c, a, _), (k, stride), (rows, columns) = arrays, dims, (self.rows, self.columns)
+        left = np.stack([a[i * stride : i * stride + k] for i in range(rows)]).astype(np.int32)
+        c[: rows * columns] += (left @ fours.swapaxes(1, 2).reshape(k, columns).astype(np.int32)).reshape(-1)
+
+    def _emit(self, bits: int, code: Code, pointers: Sequence[str], dims: Sequence[int | str], target: Target) -> None:
+        step = self.step(target)
+        assert step is not None, (target, self)
+        _Panel(self, bits, code, pointers, dims, step).run()
 
 
-def _runs_on(target: Target) -> bool:
-    return bool(panel_bits(target))
+@tile_op
+class DotPanel(_PanelOp):
+    """dot_panel(c, a, b) dims(k, stride): see product.py. k is a multiple of what the bytes of one column hold: 4, or 8 of 4 bits."""
+
+    name: ClassVar[str] = "dot_panel"
+    row_dtype: ClassVar[DType] = DType.I8
+    bits: int  # of an element of b, 8 or 4
+
+    def problems(self) -> Iterator[str]:
+        if self.bits not in (8, 4):
+            yield f"bits are {self.bits}, expected 8 or 4"
+
+    def step(self, target: Target) -> Step | None:
+        step = next((s for s in _BYTES if s.runs_on(target)), None)
+        return step if step is not None and self.bits <= step.bits else None
+
+    def meaning(self, arrays: Sequence[Array], dims: Sequence[int]) -> None:
+        stored = arrays[2][: dims[0] * self.columns * self.bits // 8].reshape(-1, 1, self.columns, FOUR)
+        halves = stored if self.bits == 8 else np.concatenate([stored & 15, stored >> 4], 1)
+        self._add(halves.reshape(-1, self.columns, FOUR), arrays, dims)
+
+    def emit(self, code: Code, pointers: Sequence[str], dims: Sequence[int | str], target: Target) -> None:
+        self._emit(self.bits, code, pointers, dims, target)
 
 
-def _emit(code: Code, operands: Operands, target: Target) -> None:
-    words = avx512.WORDS_BY_UNSIGNED if target.vector_bits >= 512 else avx2.WORDS_BY_UNSIGNED
-    step = words if operands.attrs.get("words") else _step(target, int(operands.attrs["bits"]))
-    assert step is not None, (target, operands.attrs)
-    _Panel(code, operands, step).run()
+@tile_op
+class DotWords(_PanelOp):
+    """dot_words(c, a, b) dims(k, stride): see product.py. Rows are of i16, beside weights of 8 bits in the order for them; k is a multiple
+    of 4."""
+
+    name: ClassVar[str] = "dot_words"
+    row_dtype: ClassVar[DType] = DType.I16
+
+    def step(self, target: Target) -> Step | None:
+        return next((s for s in _WORDS if s.runs_on(target)), None)
+
+    def meaning(self, arrays: Sequence[Array], dims: Sequence[int]) -> None:
+        stored = arrays[2][: dims[0] * self.columns].reshape(-1, self.columns, FOUR)
+        self._add(stored[..., WORDS_ORDER], arrays, dims)
+
+    def emit(self, code: Code, pointers: Sequence[str], dims: Sequence[int | str], target: Target) -> None:
+        self._emit(8, code, pointers, dims, target)
 
 
 class _Panel:
-    def __init__(self, code: Code, operands: Operands, step: Step) -> None:
+    def __init__(self, op: ProductOp, bits: int, code: Code, pointers: Sequence[str], dims: Sequence[int | str], step: Step) -> None:
         self.code, self.step = code, step
-        self.c, self.a, self.b = operands.pointers
-        self.k, self.stride = operands.dims
-        self.rows, self.columns, self.bits = (int(operands.attrs[name]) for name in ("rows", "columns", "bits"))
+        self.c, self.a, self.b = pointers
+        self.k, self.stride = dims
+        self.rows, self.columns, self.bits = op.rows, op.columns, bits
         assert self.columns % step.lanes == 0, (self.columns, step.lanes)
         self.vector = vec("i32", step.lanes)
         self.vectors = range(self.columns // step.lanes)
         self.halves = 8 // self.bits
-        self.words = 2 if operands.attrs.get("words") else 1  # of 32 bits, that four neighbours of a row fill
+        self.words = op.row_dtype.num_bytes  # of 32 bits, that four neighbours of a row fill
         self.apart = self.halves == 2 and self.rows * len(self.vectors) <= FEW and step.bits == 8 and not step.signed
         self.moved = step.signed and self.bits == 8  # the bytes of the panel are taken as so much less: what a row adds up to is missing
 
@@ -128,7 +162,7 @@ class _Panel:
         panel = code.op(f"getelementptr [{self.columns} x i32], ptr {self.b}, i64 {at}")
         loaded = [self._load(code.op(f"getelementptr i32, ptr {panel}, i64 {j * step.lanes}")) for j in self.vectors]
         if self.rows > 1:  # one waits for memory, whoever asks
-            ask_lines(code, panel, AHEAD, self.columns * FOUR, far=True)
+            prefetch_lines(code, panel, AHEAD, self.columns * FOUR, far=True)
         for half in range(self.halves):
             right = [step.right(code, self._half(x, half)) for x in loaded]
             for i, row in enumerate(rows):
@@ -174,15 +208,3 @@ class _Panel:
 
     def _load(self, pointer: str) -> str:
         return self.code.op(f"load {self.vector}, ptr {pointer}, align 4")
-
-
-def _meaning(arrays: tuple[NDArray[Any], ...], dims: tuple[int, ...], attrs: Mapping[str, Any]) -> None:
-    (c, a, b), (k, stride) = arrays, dims
-    rows, columns, halves = int(attrs["rows"]), int(attrs["columns"]), 8 // int(attrs["bits"])
-    left = np.stack([a[i * stride : i * stride + k] for i in range(rows)]).astype(np.int32)
-    stored = b[: k * columns // halves].reshape(-1, 1, columns, FOUR)
-    right = stored[..., WORDS_ORDER] if attrs.get("words") else stored if halves == 1 else np.concatenate([stored & 15, stored >> 4], 1)
-    c[: rows * columns] += (left @ right.swapaxes(2, 3).reshape(k, columns).astype(np.int32)).reshape(-1)
-
-
-DOT_PANEL = Intrinsic("i32 tile of products of i8 or i16 and a panel of u8 or 4 bits", _meaning, _runs_on, _emit)

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from compiler.backends.cpu.codegen.intrinsics import INTRINSICS
 from compiler.backends.cpu.codegen.link import link
 from compiler.backends.cpu.codegen.llvm import emit_kernel
 from compiler.interpret.loops import run_prim
@@ -20,18 +19,18 @@ from compiler.ir.errors import CompileError
 from compiler.ir.loops import Allocate, Buffer, Const, For, Load, LoopKind, PrimFunc, Scope, Seq, Stmt, Store, Tile
 from compiler.ir.parser import parse
 from compiler.machine.target import NAMED, Target, host
+from compiler.machine.tiles.dot_bf16 import PAIR, DotBf16
 
 Array = NDArray[Any]
 BF16, F32 = DType.BF16, DType.F32
 COLUMNS = 32
 TARGETS = {t.name: t for t in (host(), *NAMED.values()) if t.can_run_here}
-NAME, GROUP = "dot_bf16", 2
 
 
 def tiled(rows: int, lanes: int) -> PrimFunc:
     """c[i, j] = 1 + sum(a[i, k] * b[k, j]) with a's rows at a stride of their own, and c shifted by one panel of b."""
-    k, stride = DimVar("k", lower=GROUP, multiple_of=GROUP), DimVar("stride", lower=1)
-    a, b = Buffer("a", (Dim.of(rows), stride.dim), BF16), Buffer("b", (Dim.of(2), k // GROUP, Dim.of(COLUMNS * GROUP)), BF16)
+    k, stride = DimVar("k", lower=PAIR, multiple_of=PAIR), DimVar("stride", lower=1)
+    a, b = Buffer("a", (Dim.of(rows), stride.dim), BF16), Buffer("b", (Dim.of(2), k // PAIR, Dim.of(COLUMNS * PAIR)), BF16)
     c, acc = Buffer("c", (Dim.of(rows), Dim.of(COLUMNS)), F32), Buffer("acc", (Dim.of(rows), Dim.of(COLUMNS)), F32, Scope.LOCAL)
 
     def each(to: Buffer, value: Any) -> Stmt:
@@ -43,7 +42,7 @@ def tiled(rows: int, lanes: int) -> PrimFunc:
 
     zero = Dim.of(0)
     places = (Load(acc, (zero, zero)), Load(a, (zero, zero)), Load(b, (Dim.of(1), zero, zero)))
-    tile = Tile(NAME, places, (k.dim, stride.dim), {"rows": rows, "columns": COLUMNS})
+    tile = Tile(DotBf16(rows, COLUMNS), places, (k.dim, stride.dim))
     body = Seq((each(acc, lambda at: Const(1.0, F32)), tile, each(c, lambda at: Load(acc, at))))
     once = For(DimVar("once", upper=0), Dim.of(1), Allocate(acc, body), LoopKind.PARALLEL)
     return PrimFunc((k, stride, a, b, c), 1, once)
@@ -51,7 +50,7 @@ def tiled(rows: int, lanes: int) -> PrimFunc:
 
 def operands(rows: int, k: int, stride: int) -> tuple[Array, Array]:
     rng, bf16 = np.random.default_rng(k), ml_dtypes.bfloat16
-    return rng.normal(size=(rows, stride)).astype(bf16), rng.normal(size=(2, k // GROUP, COLUMNS * GROUP)).astype(bf16)
+    return rng.normal(size=(rows, stride)).astype(bf16), rng.normal(size=(2, k // PAIR, COLUMNS * PAIR)).astype(bf16)
 
 
 @pytest.mark.parametrize("target", list(TARGETS))
@@ -63,8 +62,7 @@ def test_tile_has_its_meaning(run_native: Any, target: str, rows: int, k: int, s
     k_var, stride_var = (p for p in prim.params if isinstance(p, DimVar))
     run_native(prim, [a, b, c], {k_var: k, stride_var: stride}, target=TARGETS[target])
     wanted = np.ones_like(c)
-    meaning = INTRINSICS[NAME].meaning
-    meaning((wanted.reshape(-1), a.reshape(-1), b[1].reshape(-1)), (k, stride), {"rows": rows, "columns": COLUMNS})
+    DotBf16(rows, COLUMNS).meaning((wanted.reshape(-1), a.reshape(-1), b[1].reshape(-1)), (k, stride))
     assert c.tobytes() == wanted.tobytes()
 
 
@@ -85,7 +83,7 @@ prim k(a: bf16[4, 10], b: bf16[2, 80], c: f32[4, 48], out total: f32[4, 48]) {
   for parallel once in 1 {
     alloc local acc: f32[4, 48] {
       for i in 192 { acc[i // 48, i % 48] = c[i // 48, i % 48] }
-      tile "dot_rows"(acc[0, 0], a[0, 2], PLACES) dims(10) {rows=4, columns=48}
+      tile "dot_bf16_rows"(acc[0, 0], a[0, 2], PLACES) dims(10) {rows=4, columns=48TOUCHING}
       for i in 192 { total[i // 48, i % 48] = acc[i // 48, i % 48] }
     }
   }
@@ -97,15 +95,15 @@ prim k(a: bf16[4, 10], b: bf16[2, 80], c: f32[4, 48], out total: f32[4, 48]) {
 @pytest.mark.parametrize("target", list(TARGETS))
 def test_a_pair_of_rows_as_they_lie(run_native: Any, target: str, places: str) -> None:
     """As a packed panel of one pair, whose meaning is the tile's."""
-    prim = parse(ROWS.replace("PLACES", places)).prim("k")
+    touching = ", touching=true" if "1" not in places else ""
+    prim = parse(ROWS.replace("PLACES", places).replace("TOUCHING", touching)).prim("k")
     rng, bf16 = np.random.default_rng(0), ml_dtypes.bfloat16
     a, b, c = rng.normal(size=(4, 10)).astype(bf16), rng.normal(size=(2, 80)).astype(bf16), rng.normal(size=(4, 48)).astype(np.float32)
     meant, found, wanted = np.zeros_like(c), np.zeros_like(c), c.copy()
     run_prim(prim, [a, b, c, meant])
     run_native(prim, [a, b, c, found], target=TARGETS[target])
     pair = [b[0, :48], b[1, 8:56]] if "1" in places else [b.reshape(-1)[5:53], b.reshape(-1)[53:101]]
-    dims, attrs = (GROUP, 10), {"rows": 4, "columns": 48}
-    INTRINSICS[NAME].meaning((wanted.reshape(-1), a.reshape(-1)[2:], np.stack(pair, -1).reshape(-1)), dims, attrs)
+    DotBf16(4, 48).meaning((wanted.reshape(-1), a.reshape(-1)[2:], np.stack(pair, -1).reshape(-1)), (PAIR, 10))
     assert meant.tobytes() == wanted.tobytes()
     assert found.tobytes() == wanted.tobytes()
 
@@ -127,16 +125,8 @@ def test_inner_loop_is_made_of_the_targets_instruction(target: str) -> None:
     assert "alloca" not in code.optimised()
 
 
-def test_unknown_tile_lists_the_known() -> None:
-    x = Buffer("x", (Dim.of(4),), DType.F32)
-    with pytest.raises(
-        KeyError, match=r"unknown tile intrinsic 'dot_f4'; known: amx_bf16, amx_bf16_near, amx_configure, amx_i8, amx_i8_near, amx_pairs"
-    ):
-        emit_kernel("k", PrimFunc((x,), 1, Tile("dot_f4", ())), host())
-
-
 def test_tile_in_a_vector_loop_is_refused() -> None:
     x = Buffer("x", (Dim.of(4),), DType.F32)
     v = DimVar("v", upper=3)
     with pytest.raises(CompileError, match="tile dot_bf16 stands inside vector loop v"):
-        emit_kernel("k", PrimFunc((x,), 1, For(v, Dim.of(4), Tile("dot_bf16", ()), LoopKind.VECTOR)), host())
+        emit_kernel("k", PrimFunc((x,), 1, For(v, Dim.of(4), Tile(DotBf16(4, 32)), LoopKind.VECTOR)), host())

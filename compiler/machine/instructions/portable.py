@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from compiler.backends.cpu.codegen.intrinsics.steps import Parts, Step
 from compiler.llvm.ssa import Code, broadcast, splat, suffix, vec
+from compiler.machine.instructions.step import Parts, Step
 
 
 def bf16_pairs(lanes: int) -> Step:

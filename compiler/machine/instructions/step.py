@@ -1,4 +1,4 @@
-"""What an instruction set contributes to a dot tile (dot.py): one group of products added to a register of accumulators."""
+"""What an instruction set contributes to the dot tiles: one group of products added to a register of accumulators."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from compiler.llvm.ssa import Code
+from compiler.machine.target import Target
 
 Parts = tuple[str, ...]  # operands made of one register
 
@@ -21,6 +22,10 @@ class Step:
     bits: int = 8  # of the bytes of `right`, where they are bytes: larger ones would not add up exactly
     signed: bool = False  # the bytes of `right` are signed, as those of `left` are
     halves: Halves | None = None  # in the place of `add`, where many products are added
+    needs: frozenset[str] = frozenset()  # features
+
+    def runs_on(self, target: Target) -> bool:
+        return self.needs <= target.features and 32 * self.lanes <= target.vector_bits
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,13 +8,13 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from compiler.backends.cpu.codegen.intrinsics import INTRINSICS
 from compiler.backends.cpu.codegen.link import link
 from compiler.backends.cpu.codegen.llvm import emit_kernel
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.loops import Allocate, Buffer, For, Load, LoopKind, PrimFunc, Scope, Seq, Store, Tile
 from compiler.machine.target import NAMED
+from compiler.machine.tiles.widen_panel import WidenPanel
 
 TARGET = NAMED["avx512"]
 
@@ -25,7 +25,7 @@ def widened(columns: int, group: int) -> PrimFunc:
     panel, multipliers = Buffer("panel", (k // 8, Dim.of(columns * 4)), DType.U8), Buffer("m", (k // group, Dim.of(columns)), DType.I8)
     out, wide = Buffer("out", (k // 4 * 4, Dim.of(columns)), DType.I8), Buffer("wide", (Dim.of(512 * columns),), DType.I8, Scope.LOCAL)
     places = [Load(b, (zero, zero)) for b in (panel, multipliers)]
-    tile = Tile("widen_panel", (Load(wide, (zero,)), *places, *places), (k.dim,), {"columns": columns, "group": group})
+    tile = Tile(WidenPanel(columns, group), (Load(wide, (zero,)), *places, *places), (k.dim,))
     i, j = DimVar("i", 0, k.dim - 1), DimVar("j", 0, columns - 1)
     copy = For(i, k.dim, For(j, Dim.of(columns), Store(out, (i.dim, j.dim), Load(wide, (i * columns + j,)))))
     body = Allocate(wide, Seq((tile, copy)))
@@ -44,7 +44,7 @@ def test_machine_code_is_what_is_meant(run_native: Callable[..., None], columns:
     (k_var,) = (p for p in prim.params if isinstance(p, DimVar))
     run_native(prim, [panel, multipliers, found], {k_var: k}, target=TARGET)
     flat = [a.reshape(-1) for a in (wanted, panel, multipliers)]
-    INTRINSICS["widen_panel"].meaning(tuple(flat), (k,), {"columns": columns, "group": group})
+    WidenPanel(columns, group).meaning(flat, (k,))
     np.testing.assert_array_equal(found, wanted)
 
 
@@ -54,7 +54,7 @@ def test_meaning_is_that_of_the_operator() -> None:
     panel[0, :4] = 0x9F  # 7 and 1
     out, multipliers = np.zeros((64, 16), np.int8), np.full((2, 16), 127, np.int8)
     multipliers[0, 0] = -100
-    INTRINSICS["widen_panel"].meaning((out.reshape(-1), panel.reshape(-1), multipliers.reshape(-1)), (64,), {"columns": 16, "group": 32})
+    WidenPanel(16, 32).meaning((out.reshape(-1), panel.reshape(-1), multipliers.reshape(-1)), (64,))
     fours = out.reshape(16, 16, 4)
     assert (fours[0, 0] == -87).all() and (fours[1, 0] == -12).all() and (fours[3, 0] == 100).all()
     assert not fours[0, 1:].any() and (fours[1, 1:] == -127).all() and (fours[15] == -127).all()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from compiler.backends.cpu.codegen.intrinsics.steps import Parts, Step
 from compiler.llvm.ssa import Code, broadcast
+from compiler.machine.instructions.step import Parts, Step
 
 LANES = 4
 
@@ -16,13 +16,13 @@ def _right(code: Code, x: str) -> Parts:
     return (code.op(f"bitcast <4 x i32> {x} to <16 x i8>"),)
 
 
-def _step(instruction: str) -> Step:
+def _step(instruction: str, feature: str) -> Step:
     def add(code: Code, total: str, left: Parts, right: Parts) -> str:
         args = f"<4 x i32> {total}, <16 x i8> {right[0]}, <16 x i8> {left[0]}"
         return code.op(f"call <4 x i32> @llvm.aarch64.neon.{instruction}.v4i32.v16i8({args})")
 
-    return Step(LANES, _left, _right, add, signed=instruction == "sdot")
+    return Step(LANES, _left, _right, add, signed=instruction == "sdot", needs=frozenset([feature]))
 
 
-SIGNED_BY_UNSIGNED = _step("usdot")
-SIGNED_BY_SIGNED = _step("sdot")
+SIGNED_BY_UNSIGNED = _step("usdot", "i8mm")
+SIGNED_BY_SIGNED = _step("sdot", "dotprod")

@@ -9,26 +9,27 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from compiler.backends.cpu.codegen.intrinsics import INTRINSICS
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.loops import Buffer, For, Load, LoopKind, PrimFunc, Tile
 from compiler.machine.target import Target
+from compiler.machine.tiles.base import Intrinsic
+from compiler.machine.tiles.interleave import InterleavePairs
 
 BF16 = DType.BF16.numpy
 Array = NDArray[Any]
 
 
 def run(
-    run_native: Callable[..., None], target: Target, name: str, arrays: list[Array], num_outputs: int, dims: tuple[int, ...], **attrs: int
+    run_native: Callable[..., None], target: Target, op: Intrinsic, arrays: list[Array], num_outputs: int, dims: tuple[int, ...]
 ) -> None:
     """The intrinsic at the first elements; outputs come first among its operands and last among a kernel's."""
     buffers = [Buffer(f"x{i}", (Dim.of(a.size),), DType.from_numpy(a.dtype)) for i, a in enumerate(arrays)]
-    tile = Tile(name, tuple(Load(b, (Dim.of(0),)) for b in buffers), tuple(map(Dim.of, dims)), attrs)
+    tile = Tile(op, tuple(Load(b, (Dim.of(0),)) for b in buffers), tuple(map(Dim.of, dims)))
     order = [*range(num_outputs, len(arrays)), *range(num_outputs)]
     prim = PrimFunc(tuple(buffers[i] for i in order), num_outputs, For(DimVar("p", 0, 0), Dim.of(1), tile, LoopKind.PARALLEL))
     meant = [a.copy() for a in arrays]
-    INTRINSICS[name].meaning(tuple(meant), dims, attrs)
+    op.meaning(meant, dims)
     run_native(prim, [arrays[i] for i in order], target=target)
     for found, wanted in zip(arrays, meant, strict=True):
         assert found.tobytes() == wanted.tobytes()
@@ -44,7 +45,7 @@ def test_rows_are_interleaved_in_pairs(
     rows = source.reshape(16, stride)
     rows[[r for r in range(16) if not low <= r < high]] = np.nan
     out = np.full(8 * 70, 7, BF16)
-    run(run_native, amx, "amx_pairs", [out, source], 1, (70, stride, *seen), columns=columns)
+    run(run_native, amx, InterleavePairs(columns, masked=bool(seen)), [out, source], 1, (70, stride, *seen))
     pairs = out.reshape(8, 70)
     assert (pairs[:, 2 * columns :] == 7).all()
     found = pairs[:, : 2 * columns].reshape(8, columns, 2).transpose(0, 2, 1).reshape(16, columns)

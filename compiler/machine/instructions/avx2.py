@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from compiler.backends.cpu.codegen.intrinsics.steps import Halves, Parts, Step
 from compiler.llvm.ssa import Code, broadcast, splat, vec
+from compiler.machine.instructions.step import Halves, Parts, Step
+
+_AVX2 = frozenset(["avx2"])
 
 
-def signed_by_unsigned(lanes: int, instruction: str) -> Step:
+def signed_by_unsigned(lanes: int, feature: str, instruction: str) -> Step:
     """As the instruction multiplies: the panel's bytes are its unsigned operand."""
     words, bytes_ = vec("i32", lanes), vec("i8", 4 * lanes)
 
@@ -19,7 +21,7 @@ def signed_by_unsigned(lanes: int, instruction: str) -> Step:
     def add(code: Code, total: str, a: Parts, b: Parts) -> str:
         return code.op(f"call {words} @{instruction}({words} {total}, {bytes_} {b[0]}, {bytes_} {a[0]})")
 
-    return Step(lanes, left, right, add)
+    return Step(lanes, left, right, add, needs=frozenset([feature]))
 
 
 def signed_by_small(lanes: int, pairs: str, sums: str) -> Step:
@@ -45,7 +47,7 @@ def signed_by_small(lanes: int, pairs: str, sums: str) -> Step:
     def add(code: Code, total: str, a: Parts, b: Parts) -> str:
         return widen(code, total, product(code, a, b))
 
-    return Step(lanes, left, right, add, bits=4, halves=Halves(8, product, join, widen))
+    return Step(lanes, left, right, add, bits=4, halves=Halves(8, product, join, widen), needs=_AVX2)
 
 
 def words_by_unsigned(lanes: int, sums: str) -> Step:
@@ -66,9 +68,9 @@ def words_by_unsigned(lanes: int, sums: str) -> Step:
             total = code.op(f"add {words} {total}, {two}")
         return total
 
-    return Step(lanes, left, right, add)
+    return Step(lanes, left, right, add, needs=_AVX2)
 
 
-SIGNED_BY_UNSIGNED = signed_by_unsigned(8, "llvm.x86.avx512.vpdpbusd.256")
+SIGNED_BY_UNSIGNED = signed_by_unsigned(8, "avxvnni", "llvm.x86.avx512.vpdpbusd.256")
 SIGNED_BY_SMALL = signed_by_small(8, "llvm.x86.avx2.pmadd.ub.sw", "llvm.x86.avx2.pmadd.wd")
 WORDS_BY_UNSIGNED = words_by_unsigned(8, "llvm.x86.avx2.pmadd.wd")

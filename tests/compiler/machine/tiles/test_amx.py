@@ -7,7 +7,6 @@ import re
 import numpy as np
 import pytest
 
-from compiler.backends.cpu.codegen.intrinsics import INTRINSICS
 from compiler.backends.cpu.codegen.link import link
 from compiler.backends.cpu.codegen.llvm import emit_kernel
 from compiler.ir.dims import Dim, DimVar
@@ -15,31 +14,29 @@ from compiler.ir.dtypes import DType
 from compiler.ir.errors import CompileError
 from compiler.ir.loops import Buffer, For, Load, LoopKind, PrimFunc, Seq, Tile
 from compiler.machine.target import NAMED
+from compiler.machine.tiles.amx import AmxBf16, AmxI8ByI8, AmxI8ByU8
+from compiler.machine.tiles.product import MatrixUnitOp
 
 AMX = NAMED["amx"]
-TYPES = {
-    "amx_bf16": (DType.BF16, DType.F32, 2, "tdpbf16ps"),
-    "amx_i8": (DType.I8, DType.I32, 4, "tdpbsud"),
-    "amx_i8_near": (DType.I8, DType.I32, 4, "tdpbssd"),
-}
+PRODUCTS = {AmxBf16: "tdpbf16ps", AmxI8ByU8: "tdpbsud", AmxI8ByI8: "tdpbssd"}
 
 
-def tiled(name: str, rows: int, columns: int) -> PrimFunc:
-    dtype, total, group, _ = TYPES[name]
+def tiled(kind: type[MatrixUnitOp], rows: int, columns: int) -> PrimFunc:
+    op, packed = kind(rows, columns), 4 // kind.row_dtype.num_bytes
     k, stride = DimVar("k", lower=64, multiple_of=64), DimVar("stride", lower=1)
-    a, b = Buffer("a", (Dim.of(rows), stride.dim), dtype), Buffer("b", (k // group, Dim.of(columns * group)), dtype)
-    c = Buffer("c", (Dim.of(rows), Dim.of(columns)), total)
+    a = Buffer("a", (Dim.of(rows), stride.dim), op.row_dtype)
+    b = Buffer("b", (k // packed, Dim.of(columns * packed)), op.panel_dtype)
+    c = Buffer("c", (Dim.of(rows), Dim.of(columns)), op.accumulator)
     places = tuple(Load(x, (Dim.of(0), Dim.of(0))) for x in (c, a, b))
-    configure = Tile("amx_configure", (), (), {"rows": rows})
-    body = Seq((configure, Tile(name, places, (k.dim, stride.dim), {"rows": rows, "columns": columns})))
+    body = Seq((Tile(op.configuration), Tile(op, places, (k.dim, stride.dim))))
     return PrimFunc((k, stride, a, b, c), 1, For(DimVar("p", 0, 0), Dim.of(1), body, LoopKind.PARALLEL))
 
 
-@pytest.mark.parametrize("name", list(TYPES))
+@pytest.mark.parametrize("kind", list(PRODUCTS))
 @pytest.mark.parametrize(("rows", "columns", "products"), [(32, 32, 4), (17, 32, 4), (16, 32, 2), (1, 32, 2), (32, 16, 2), (5, 16, 1)])
-def test_each_pair_of_tiles_is_multiplied_once_per_step(name: str, rows: int, columns: int, products: int) -> None:
-    assembly = link([emit_kernel("k", tiled(name, rows, columns), AMX)], AMX).assembly()
-    multiplied = re.findall(rf"{TYPES[name][3]}\s+%tmm(\d), %tmm(\d), %tmm(\d)", assembly)
+def test_each_pair_of_tiles_is_multiplied_once_per_step(kind: type[MatrixUnitOp], rows: int, columns: int, products: int) -> None:
+    assembly = link([emit_kernel("k", tiled(kind, rows, columns), AMX)], AMX).assembly()
+    multiplied = re.findall(rf"{PRODUCTS[kind]}\s+%tmm(\d), %tmm(\d), %tmm(\d)", assembly)
     heights, sides = -(-rows // 16), columns // 16
     assert len(multiplied) == products
     assert {tuple(map(int, m)) for m in multiplied} == {(6 + j, 4 + i, 2 * i + j) for i in range(heights) for j in range(sides)}
@@ -52,13 +49,15 @@ def test_bf16_meaning_is_near_the_product() -> None:
     rng = np.random.default_rng(0)
     a, b = (rng.normal(size=s).astype(DType.BF16.numpy) for s in ((3, 64), (32, 16, 2)))
     c = np.zeros((3, 16), np.float32)
-    INTRINSICS["amx_bf16"].meaning((c.reshape(-1), a.reshape(-1), b.reshape(-1)), (64, 64), {"rows": 3, "columns": 16})
+    AmxBf16(3, 16).meaning((c.reshape(-1), a.reshape(-1), b.reshape(-1)), (64, 64))
     right = b.astype(np.float64).transpose(0, 2, 1).reshape(64, 16)
     np.testing.assert_allclose(c, a.astype(np.float64) @ right, rtol=1e-5, atol=1e-5)
 
 
 def test_sizes_and_targets_without_the_unit_are_refused() -> None:
-    with pytest.raises(CompileError, match="AMX tile of 33 x 16; expected 1 to 32 rows and 16 or 32 columns"):
-        emit_kernel("k", tiled("amx_i8", 33, 16), AMX)
+    with pytest.raises(CompileError, match="tile amx_configure: rows are 33, expected 1 to 32"):
+        emit_kernel("k", tiled(AmxI8ByU8, 33, 16), AMX)
+    with pytest.raises(CompileError, match="tile amx_bf16: columns are 24, expected 16 or 32"):
+        emit_kernel("k", tiled(AmxBf16, 16, 24), AMX)
     with pytest.raises(CompileError, match="tile amx_configure has no instructions on target avx512"):
-        emit_kernel("k", tiled("amx_bf16", 16, 16), NAMED["avx512"])
+        emit_kernel("k", tiled(AmxBf16, 16, 16), NAMED["avx512"])

@@ -1,0 +1,143 @@
+"""Which tiles multiply matrices on a target: one table, the best first.
+
+A tile takes rows of one element type and weights of one format, and sums in one order whatever its height. Shapes are such that
+accumulators, columns and one factor fit the registers. Vectors have LANES lanes whatever registers hold; code generation splits or joins
+them. So the order of every fold is the same on all instruction sets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Final
+
+from compiler.ir.dtypes import DType
+from compiler.machine.target import Target
+from compiler.machine.tiles.amx import AmxBf16, AmxI8ByI8, AmxI8ByU8
+from compiler.machine.tiles.base import NONE, Features
+from compiler.machine.tiles.dot_bf16 import DotBf16
+from compiler.machine.tiles.dot_panel import DotPanel, DotWords
+from compiler.machine.tiles.product import MatrixUnitOp, ProductOp
+from compiler.machine.tiles.widen_panel import STRETCH, WidenPanel
+
+LANES: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class TileShape:
+    """`rows` x (`vectors` * `lanes`) accumulators; `rows` is a power of two."""
+
+    rows: int
+    vectors: int
+    lanes: int = LANES
+
+    @property
+    def columns(self) -> int:
+        return self.vectors * self.lanes
+
+
+@dataclass(frozen=True, slots=True)
+class ProductTile:
+    """How rows of `op.row_dtype` are multiplied by weights of one format."""
+
+    op: ProductOp  # with as many rows as a tile has at most
+    bits: int  # of a weight
+    depth: int  # of k, that is multiplied at once: k, or each group of it, is a multiple
+    block: int | None = None  # of k, a multiple of `depth`: a matrix unit goes through k in such parts
+    widen: WidenPanel | None = None  # makes the panel of `op` of one that holds fewer bits
+    needs: Features = NONE  # features beside those of the tiles, where these alone are too slow
+
+    @property
+    def shape(self) -> TileShape:
+        return TileShape(self.op.rows, self.op.columns // LANES)
+
+    @property
+    def rows(self) -> DType:
+        """What rows hold."""
+        return self.op.row_dtype
+
+    @property
+    def packed(self) -> int:
+        """Neighbours along k that stand together in a panel, in 32 bits."""
+        return 32 // self.bits
+
+    @property
+    def on_matrix_unit(self) -> bool:
+        return isinstance(self.op, MatrixUnitOp)
+
+    def product(self, rows: int, *, fresh: bool = False) -> ProductOp:
+        """The tile of so many rows. Only a matrix unit writes a `fresh` sum; in registers the accumulators begin with what they hold."""
+        return replace(self.op, rows=rows, fresh=fresh) if isinstance(self.op, MatrixUnitOp) else replace(self.op, rows=rows)
+
+    def widens(self, length: int, group: int) -> bool:
+        """Whether channels so long are widened, in groups so long: these lie whole in a part. A channel of one group is taken as it is."""
+        if self.widen is None or self.block is None:
+            return False
+        return length % self.depth == 0 and group < length and group % STRETCH == 0 and self.block % group == 0
+
+    def runs_on(self, target: Target) -> bool:
+        tiles = (self.op,) if self.widen is None else (self.op, self.widen)
+        return self.needs <= target.features and all(tile.runs_on(target) for tile in tiles)
+
+
+@dataclass(frozen=True, slots=True)
+class ProductTiles:
+    """Those of a target."""
+
+    floats: TileShape  # multiply-adds of vectors of f32
+    tiles: tuple[ProductTile, ...]
+
+    @property
+    def pairs(self) -> ProductTile | None:
+        """Where bf16 are multiplied faster than f32 (docs/decisions/0008-where-bf16-is-multiplied.md)."""
+        return next((t for t in self.tiles if t.rows is DType.BF16), None)
+
+    @property
+    def integers(self) -> tuple[ProductTile, ...]:
+        """For weights as they are stored. A row has an accumulator per plane, and one of f32 across groups."""
+        return tuple(t for t in self.tiles if t.rows.is_int and t.widen is None)
+
+    @property
+    def widened(self) -> ProductTile | None:
+        """Where a matrix unit takes weights of 4 bits."""
+        return next((t for t in self.tiles if t.widen is not None), None)
+
+    @property
+    def on_matrix_unit(self) -> bool:
+        return any(t.on_matrix_unit for t in self.tiles)
+
+
+# By the bits of registers from which on they are taken.
+_FLOATS: Final = (
+    (512, TileShape(rows=8, vectors=2)),  # 16 accumulators of 32 registers
+    (128, TileShape(rows=4, vectors=1)),  # 8 of 16 with 256 bits, 16 of 32 with 128
+)
+_TILES: Final = (
+    (512, ProductTile(AmxBf16(rows=32, columns=32), bits=16, depth=32, block=256)),
+    (512, ProductTile(DotBf16(rows=8, columns=32), bits=16, depth=2, needs=Features(["avx512bf16", "sse4a"]))),
+    (512, ProductTile(AmxI8ByI8(32, 32, cached_panel=True), bits=4, depth=64, block=512, widen=WidenPanel(columns=32, group=STRETCH))),
+    (512, ProductTile(AmxI8ByU8(rows=16, columns=32), bits=8, depth=64, block=512)),
+    (512, ProductTile(DotPanel(rows=4, columns=32, bits=8), bits=8, depth=4)),
+    (512, ProductTile(DotPanel(rows=4, columns=32, bits=4), bits=4, depth=4)),
+    (512, ProductTile(DotWords(rows=8, columns=32), bits=8, depth=4)),
+    (128, ProductTile(DotPanel(rows=2, columns=16, bits=8), bits=8, depth=4)),
+    (128, ProductTile(DotPanel(rows=2, columns=16, bits=4), bits=4, depth=4)),
+    (128, ProductTile(DotWords(rows=4, columns=16), bits=8, depth=4)),
+)
+
+
+@lru_cache
+def product_tiles(target: Target) -> ProductTiles:
+    floats = next(shape for least, shape in _FLOATS if target.vector_bits >= least)
+    return ProductTiles(floats, tuple(_best(target)))
+
+
+def _best(target: Target) -> Iterator[ProductTile]:
+    """The first for weights of so many bits, on the matrix unit and in registers."""
+    found: set[tuple[int, bool]] = set()
+    for least, tile in _TILES:
+        kind = tile.bits, tile.on_matrix_unit
+        if kind not in found and target.vector_bits >= least and tile.runs_on(target):
+            found.add(kind)
+            yield tile
