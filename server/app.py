@@ -68,7 +68,7 @@ def create_app(settings: ServerSettings, registry: Registry) -> FastAPI:
     app.add_exception_handler(ApiError, _on_api_error)
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(HTTPException, _on_http_error)
-    app.add_middleware(Gateway, settings=settings, guard=Guard(settings), metrics=registry.metrics)
+    app.add_middleware(Gateway, settings=settings, guard=Guard(settings), metrics=registry.metrics, error_shapes=endpoints.error_shapes())
     if settings.cors_origins:
         exposed = ["x-request-id", "x-ignored-params", "retry-after"]
         app.add_middleware(
@@ -81,25 +81,25 @@ def create_app(settings: ServerSettings, registry: Registry) -> FastAPI:
     return app
 
 
-async def _on_api_error(_request: Request, error: Exception) -> Response:
+async def _on_api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    return error_response(error)
+    return error_response(error, request.scope)
 
 
-async def _on_invalid(_request: Request, error: Exception) -> Response:
+async def _on_invalid(request: Request, error: Exception) -> Response:
     """The first complaint of the validation, under the name that the client used."""
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     kind, message = first["type"], first["msg"]
     if kind == "json_invalid":
-        return error_response(ApiError(INVALID_JSON, f"the body is not JSON: {first['ctx']['error']}"))
+        return error_response(ApiError(INVALID_JSON, f"the body is not JSON: {first['ctx']['error']}"), request.scope)
     param = _path(first["loc"])
     if not param:
-        return error_response(ApiError(INVALID_JSON, "the body is not a JSON object with content-type application/json"))
+        return error_response(ApiError(INVALID_JSON, "the body is not a JSON object with content-type application/json"), request.scope)
     if kind == "missing":
-        return error_response(ApiError(MISSING_FIELD, f"{param} is absent and required", param=param))
+        return error_response(ApiError(MISSING_FIELD, f"{param} is absent and required", param=param), request.scope)
     value = _shown(first.get("input"))
-    return error_response(ApiError(INVALID_VALUE, f"{param} is {value}: {message}", param=param))
+    return error_response(ApiError(INVALID_VALUE, f"{param} is {value}: {message}", param=param), request.scope)
 
 
 def _shown(value: object) -> str:
@@ -136,10 +136,10 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
     elif kind is METHOD_NOT_ALLOWED:
         allowed = _allowed(request)
         message = f"{path:.200} does not take {request.method}; expected {allowed}"
-        return error_response(ApiError(kind, message, headers={"allow": allowed}))
+        return error_response(ApiError(kind, message, headers={"allow": allowed}), request.scope)
     else:
         message = f"{request.method} {path:.200}: {error.detail}"
-    return error_response(ApiError(kind, message, headers=dict(error.headers or {})))
+    return error_response(ApiError(kind, message, headers=dict(error.headers or {})), request.scope)
 
 
 def _allowed(request: Request) -> str:

@@ -8,7 +8,7 @@ import re
 import secrets
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
@@ -25,6 +25,7 @@ from server.errors import (
     SHUTTING_DOWN,
     UNSUPPORTED_ENCODING,
     ApiError,
+    ErrorShape,
 )
 from server.json_scan import PIECE_BYTES, JsonScan
 from server.metrics import Metrics
@@ -36,11 +37,14 @@ REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")  # what may stand in a header and
 
 
 class Gateway:
-    def __init__(self, app: ASGIApp, settings: ServerSettings, guard: Guard, metrics: Metrics) -> None:
+    def __init__(
+        self, app: ASGIApp, settings: ServerSettings, guard: Guard, metrics: Metrics, error_shapes: Mapping[str, ErrorShape]
+    ) -> None:
         self._app = app
         self._settings = settings
         self._guard = guard
         self._metrics = metrics
+        self._error_shapes = error_shapes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -61,6 +65,9 @@ class Gateway:
                 added["x-content-type-options"] = "nosniff"
             await send(message)
 
+        root = next((root for root in self._error_shapes if scope["path"] == root or scope["path"].startswith(f"{root}/")), None)
+        if root is not None:
+            scope["relaxserve.error_shape"] = self._error_shapes[root]
         try:
             try:
                 passed = self._guard.check(scope["method"], scope["path"], headers)
@@ -73,18 +80,18 @@ class Gateway:
             except ApiError as error:
                 if status:
                     raise  # too late for an answer; the stream has sent its own
-                await error_response(error)(scope, receive, send_with_headers)
+                await error_response(error, scope)(scope, receive, send_with_headers)
             except asyncio.CancelledError:
                 if not status:  # the server stops, and this answer was not ready in time
                     error = ApiError(SHUTTING_DOWN, "the server stops, and the answer was not ready in time")
-                    await error_response(error)(scope, receive, send_with_headers)
+                    await error_response(error, scope)(scope, receive, send_with_headers)
                 # Raised again, it would be a traceback in the log of every stop.
             except Exception:
                 log.exception("request %s failed", request_id)
                 if status:
                     raise
                 error = ApiError(INTERNAL, f"the server failed on this request; its log has the cause under {request_id}")
-                await error_response(error)(scope, receive, send_with_headers)
+                await error_response(error, scope)(scope, receive, send_with_headers)
         finally:
             handler = getattr(scope.get("route"), "path", "none")  # the pattern, for the path could be anything
             self._metrics.http.labels(handler, scope["method"], f"{(status or CLIENT_CLOSED.status) // 100}xx").inc()
@@ -163,8 +170,9 @@ def _without_client(body: bytes) -> Receive:
     return received
 
 
-def error_response(error: ApiError) -> Response:
-    return Response(error.body(), error.kind.status, error.response_headers(), "application/json")
+def error_response(error: ApiError, scope: Scope) -> Response:
+    shape: ErrorShape = scope.get("relaxserve.error_shape", ApiError.body)
+    return Response(shape(error), error.kind.status, error.response_headers(), "application/json")
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

@@ -24,9 +24,9 @@ from server.api.logprobs import LogprobWriter, count_logprobs
 from server.api.prepare import ChatPlan, off_loop
 from server.api.respond import fingerprint
 from server.api.schema import ChatBody
+from server.api.step_parser import StepParser
 from server.messages import TokenLogprob
 from server.model import Loaded, Model
-from server.text.answer import AnswerParser, AnswerRules
 from server.text.parts import CallArguments, CallStart, Content, Part, Reasoning
 
 encode = msgspec.json.encode
@@ -35,10 +35,9 @@ encode = msgspec.json.encode
 class _ChatChoice:
     """The answer of one choice as it grows."""
 
-    __slots__ = ("arguments", "content", "entries", "finish", "parser", "reasoning", "stop_reason", "token_ids", "tool_calls")
+    __slots__ = ("arguments", "content", "entries", "finish", "reasoning", "stop_reason", "token_ids", "tool_calls")
 
-    def __init__(self, rules: AnswerRules) -> None:
-        self.parser = AnswerParser(rules)
+    def __init__(self) -> None:
         self.content: list[str] = []
         self.reasoning: list[str] = []
         self.tool_calls: list[CallStart] = []
@@ -69,7 +68,8 @@ class ChatAnswer:
         self._body = body
         self._generation = generation
         self._writer = LogprobWriter(loaded.tokenizer, as_ids=bool(body.return_tokens_as_token_ids))
-        self._choices = [_ChatChoice(plan.rules) for _ in range(plan.job.submit.num_choices)]
+        self._choices = [_ChatChoice() for _ in range(plan.job.submit.num_choices)]
+        self._parser = StepParser(generation, plan.rules, plan.job.submit.num_choices)
         self._prompt_ids = plan.job.submit.prompt_ids
         self._prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
         self._echoed = text_of(body.messages[-1].content) if body.echo else ""
@@ -140,20 +140,10 @@ class ChatAnswer:
             yield head + b'],"usage":' + encode(self.usage.describe()) + b"}"
 
     def _take(self, choice: _ChatChoice, step: Step) -> list[Part]:
-        """The parts that a step brings; ends the choice in the worker when nothing more can matter."""
-        parser = choice.parser
-        reasons = parser.reasons
-        parts = parser.push(step.text) if step.text else []
-        if reasons or parser.reasons:
-            self.usage.reasoning_tokens += len(step.token_ids)
-        finish = step.finish
-        if finish is None and parser.done:
-            self._generation.end(step.choice)
-            finish = "stop"
+        """The parts that a step brings."""
+        parts, finish = self._parser.parse(step)
         if finish is not None:
-            parts += parser.finish()
-            choice.finish = "tool_calls" if parser.num_calls and finish == "stop" else finish
-            choice.stop_reason = step.stop_reason
+            choice.finish, choice.stop_reason = finish, step.stop_reason
         if step.prompt_logprobs:
             self._prompt_logprobs = step.prompt_logprobs
         return parts

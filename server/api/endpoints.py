@@ -12,12 +12,18 @@ from typing_extensions import is_typeddict
 from server import api
 from server.api.context import Context
 from server.api.routes import ADMINISTRATION
+from server.errors import ErrorShape
 
 
 def routers(context: Context) -> list[APIRouter]:
     """Sorted by file; the administration comes last, and `/docs` shows them in this order."""
     made: list[APIRouter] = [module.router(context) for module in _modules() if hasattr(module, "router")]
     return sorted(made, key=lambda router: ADMINISTRATION in router.tags)
+
+
+def error_shapes() -> dict[str, ErrorShape]:
+    """By the beginning of a path; a file whose API tells errors otherwise than OpenAI's says so as its `ERROR_SHAPES`."""
+    return {path: shape for module in _modules() for path, shape in getattr(module, "ERROR_SHAPES", {}).items()}
 
 
 def shapes() -> list[type]:

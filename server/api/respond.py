@@ -14,7 +14,7 @@ from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from server.api.fields import ignored_header
-from server.api.sse import EventStream
+from server.api.sse import CHUNKS, EventStream, Framing
 from server.errors import CLIENT_CLOSED, ApiError
 from server.model import Loaded
 from server.settings import ServerSettings
@@ -32,9 +32,11 @@ class Answer(Protocol):
     def chunks(self) -> AsyncGenerator[bytes, None]: ...
 
 
-async def respond(request: Request, answer: Answer, headers: dict[str, str], *, stream: bool, settings: ServerSettings) -> Response:
+async def respond(
+    request: Request, answer: Answer, headers: dict[str, str], *, stream: bool, settings: ServerSettings, framing: Framing = CHUNKS
+) -> Response:
     if stream:
-        return EventStream(answer.chunks(), headers, heartbeat_s=settings.heartbeat_s)
+        return EventStream(answer.chunks(), headers, heartbeat_s=settings.heartbeat_s, framing=framing)
     return Pieces(await while_connected(request, answer.whole()), headers)
 
 

@@ -31,17 +31,18 @@ def new_router(tag: str, *, prefix: str = "") -> APIRouter:
     return APIRouter(prefix=prefix, tags=[tag], route_class=_StrictJsonRoute, dependencies=guards, responses=errors)
 
 
-def gives(*shapes: type | Schema, event: type | None = None, status: int = 200) -> Responses:
+def gives(*shapes: type | Schema, event: type | None = None, status: int = 200, done: bool = True) -> Responses:
     """What a route says of its answer, which has one of the shapes, and of the events that a stream of it has instead."""
     one_of = [shape if isinstance(shape, dict) else schema_of(shape) for shape in shapes]
     answer = {"application/json": {"schema": one_of[0] if len(one_of) == 1 else {"anyOf": one_of}}}
-    return {status: {"content": answer if event is None else {**answer, **events(event)}}}
+    return {status: {"content": answer if event is None else {**answer, **events(event, done=done)}}}
 
 
-def events(event: type) -> Schema:
-    """The content of a stream."""
-    json_or_end = [{"type": "string", "contentMediaType": "application/json", "contentSchema": schema_of(event)}, {"const": "[DONE]"}]
-    return {"text/event-stream": {"itemSchema": {"type": "object", "properties": {"data": {"anyOf": json_or_end}}, "required": ["data"]}}}
+def events(event: type, *, done: bool = True) -> Schema:
+    """The content of a stream. `done`: `[DONE]` ends it."""
+    data: Schema = {"type": "string", "contentMediaType": "application/json", "contentSchema": schema_of(event)}
+    data = {"anyOf": [data, {"const": "[DONE]"}]} if done else data
+    return {"text/event-stream": {"itemSchema": {"type": "object", "properties": {"data": data}, "required": ["data"]}}}
 
 
 def schema_of(shape: type) -> Schema:

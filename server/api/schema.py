@@ -25,12 +25,13 @@ TokenIds = Annotated[list[TokenId], Field(max_length=MAX_NUMBERS, fail_fast=True
 FewTokenIds = Annotated[list[TokenId], Field(max_length=1024, fail_fast=True)]
 Logit = Annotated[float, Field(ge=-100, le=100)]
 Kept = Literal[-1] | Annotated[Int, Field(ge=1)]  # tokens of a prompt; -1: as many as fit
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Alternatives = Annotated[Int, Field(ge=0, le=20)]
 Text = Annotated[str, Field(max_length=MAX_TEXT_CHARS)]
 Label = Annotated[str, Field(max_length=1024)]
 Texts = Annotated[list[Text], Field(max_length=2048, fail_fast=True)]
 JsonObject = Annotated[dict[str, Any], Field(max_length=4096)]
-TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
+TEXT_PARTS = ("text", "input_text", "output_text", "refusal", "summary_text", "reasoning_text")
 JsonObjects = Annotated[list[JsonObject], Field(max_length=4096, fail_fast=True)]
 Prompts = Text | TokenIds | Texts | Annotated[list[TokenIds], Field(max_length=2048, fail_fast=True)]
 Choices = Annotated[list[Text], Field(max_length=16384, fail_fast=True)]
@@ -73,19 +74,9 @@ class StructuredOutputs(Options):
     grammar: Text | None = None
 
 
-class GenerationBody(Options):
-    """What chat and completions have in common."""
+class SamplingBody(Options):
+    """What every API that generates may be told: how tokens are drawn, and for whom."""
 
-    model: Label | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    max_tokens: Int | None = Field(
-        default=None,
-        ge=-1,  # as many as fit
-        le=2**31 - 1,
-        validation_alias=AliasChoices("max_tokens", "max_new_tokens", "n_predict", "num_predict"),
-    )
-    n: Int | None = Field(default=None, ge=1, validation_alias=AliasChoices("n", "n_cmpl"))
     temperature: float | None = Field(default=None, ge=0, le=100)
     do_sample: bool | None = None
     top_p: float | None = Field(default=None, ge=0, le=1)
@@ -109,8 +100,37 @@ class GenerationBody(Options):
     skip_special_tokens: bool | None = None
     bad_words: list[Label] | None = Field(default=None, max_length=1024, fail_fast=True)
     allowed_token_ids: TokenIds | None = None
-    prompt_logprobs: Alternatives | None = None
     logprobs_mode: Literal["raw_logprobs", "processed_logprobs"] | None = None
+    truncate_prompt_tokens: Kept | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    priority: Int | None = Field(default=None, ge=-(2**31), lt=2**31)
+    cache_salt: Label | None = None
+    timeout: float | None = Field(default=None, gt=0)
+
+    # These name the caller or hint at a cache; no answer depends on them.
+    user: Label | None = None
+    metadata: JsonObject | None = None
+    service_tier: Literal["auto", "default", "flex", "scale", "priority"] | None = None
+    prompt_cache_key: Label | None = None
+    prompt_cache_options: JsonObject | None = None
+    prompt_cache_retention: Label | None = None
+    safety_identifier: Label | None = None
+
+
+class GenerationBody(SamplingBody):
+    """What chat and completions have in common."""
+
+    model: Label | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: Int | None = Field(
+        default=None,
+        ge=-1,  # as many as fit
+        le=2**31 - 1,
+        validation_alias=AliasChoices("max_tokens", "max_new_tokens", "n_predict", "num_predict"),
+    )
+    n: Int | None = Field(default=None, ge=1, validation_alias=AliasChoices("n", "n_cmpl"))
+    prompt_logprobs: Alternatives | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     response_format: ResponseFormat | None = None
@@ -122,25 +142,11 @@ class GenerationBody(Options):
     json_schema: JsonObject | bool | Text | None = None
     regex: Text | None = None
     grammar: Text | None = Field(default=None, validation_alias=AliasChoices("grammar", "ebnf"))
-    truncate_prompt_tokens: Kept | None = None
-    truncation_side: Literal["left", "right"] | None = None
     add_special_tokens: bool | None = None
-    priority: Int | None = Field(default=None, ge=-(2**31), lt=2**31)
-    cache_salt: Label | None = None
-    timeout: float | None = Field(default=None, gt=0)
     request_id: str | None = Field(
         default=None, max_length=128, pattern=r"^[\x21-\x7e]+$", validation_alias=AliasChoices("request_id", "rid")
     )
-
-    # These name the caller or hint at a cache; no answer depends on them.
-    user: Label | None = None
-    metadata: JsonObject | None = None
     store: bool | None = None
-    service_tier: Literal["auto", "default", "flex", "scale", "priority"] | None = None
-    prompt_cache_key: Label | None = None
-    prompt_cache_options: JsonObject | None = None
-    prompt_cache_retention: Label | None = None
-    safety_identifier: Label | None = None
 
 
 class ContentPart(Options):
@@ -181,8 +187,11 @@ class Message(Options):
     reasoning: Text | None = None  # the same under its other name; answers have both
 
 
+FunctionName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.-]+$")]
+
+
 class FunctionDefinition(Options):
-    name: str = Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.-]+$")
+    name: FunctionName
     description: Text | None = None
     parameters: JsonObject | None = None
     strict: bool | None = None
@@ -196,13 +205,13 @@ class Tool(Options):
 Tools = Annotated[list[Tool], Field(max_length=128, fail_fast=True)]
 
 
-class FunctionName(Options):
+class NamedFunction(Options):
     name: Label
 
 
 class NamedTool(Options):
     type: Literal["function"]
-    function: FunctionName
+    function: NamedFunction
 
 
 class ToolsAllowed(Options):
@@ -224,7 +233,7 @@ class ChatBody(GenerationBody):
     tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedTools | None = None
     parallel_tool_calls: bool | None = None
     modalities: list[Literal["text"]] | None = Field(default=None, max_length=16, fail_fast=True)
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    reasoning_effort: Effort | None = None
     include_reasoning: bool | None = None
     separate_reasoning: bool | None = None
     chat_template_kwargs: JsonObject | None = None

@@ -1,7 +1,9 @@
 """Server-sent events: the only place that writes `data:`.
 
+APIs differ in how events are framed, how an error is told and how a stream ends: see `Framing`.
+
 A stream has one task that writes and one that listens for the client. Whatever ends it ends the generator behind it, and a stream whose
-headers are out never just stops: it ends with `[DONE]`, after an error event if there was an error.
+headers are out never just stops: it ends as its API has it, after an error event if there was an error.
 """
 
 from __future__ import annotations
@@ -9,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
+from dataclasses import dataclass
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -18,14 +21,25 @@ from server.errors import INTERNAL, SHUTTING_DOWN, ApiError
 
 log = logging.getLogger(__name__)
 
-DONE = b"data: [DONE]\n\n"
 HEARTBEAT = b": still working\n\n"
 # How long the headers wait for the first event, so that an early failure still gets a status of its own.
 PATIENCE_S = 1.0
 
 
-def frame(payload: bytes) -> bytes:
-    return b"data: " + payload + b"\n\n"
+@dataclass(frozen=True, slots=True)
+class Framing:
+    error: Callable[[ApiError], bytes] = ApiError.body  # the payload that tells an error
+    named: bool = False  # an event has the name that its payload begins with: {"type":"NAME",
+    end: bytes = b"data: [DONE]\n\n"
+
+    def frame(self, payload: bytes) -> bytes:
+        if not self.named:
+            return b"data: " + payload + b"\n\n"
+        return b"event: " + payload[NAME_AT : payload.index(b'"', NAME_AT)] + b"\ndata: " + payload + b"\n\n"
+
+
+NAME_AT = len(b'{"type":"')
+CHUNKS = Framing()
 
 
 class EventStream(Response):
@@ -33,10 +47,13 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, payloads: AsyncGenerator[bytes, None], headers: Mapping[str, str], *, heartbeat_s: float) -> None:
+    def __init__(
+        self, payloads: AsyncGenerator[bytes, None], headers: Mapping[str, str], *, heartbeat_s: float, framing: Framing = CHUNKS
+    ) -> None:
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no", **headers})
         del self.headers["content-length"]
         self._payloads = payloads
+        self._framing = framing
         self._heartbeat_s = heartbeat_s
         self._request_id = ""
         self._started = False
@@ -60,7 +77,7 @@ class EventStream(Response):
             # The server stops, and this stream did not end in time. The writer goes first, so that nothing follows the end.
             await _end(writer)
             if self._started and not (self._ended or gone.done()):
-                await self._send(send, frame(ApiError(SHUTTING_DOWN, "the server stops").body()) + DONE, more_body=False)
+                await self._send(send, self._error(ApiError(SHUTTING_DOWN, "the server stops")) + self._framing.end, more_body=False)
             raise
         finally:
             await _end(writer, gone)
@@ -69,21 +86,24 @@ class EventStream(Response):
         payloads = self._payloads
         try:
             async for payload in payloads:
-                await self._send(send, frame(payload))
+                await self._send(send, self._framing.frame(payload))
                 await asyncio.sleep(0)  # a step may bring a hundred events; others get a turn between them
         except ApiError as error:
             if not self._started:
                 raise
-            await self._send(send, frame(error.body()))
+            await self._send(send, self._error(error))
         except Exception:
             if not self._started:
                 raise
             log.exception("the stream of request %s failed", self._request_id)
             error = ApiError(INTERNAL, f"the server failed on this request; its log has the cause under {self._request_id}")
-            await self._send(send, frame(error.body()))
+            await self._send(send, self._error(error))
         finally:
             await payloads.aclose()
-        await self._send(send, DONE, more_body=False)
+        await self._send(send, self._framing.end, more_body=False)
+
+    def _error(self, error: ApiError) -> bytes:
+        return self._framing.frame(self._framing.error(error))
 
     async def _send(self, send: Send, body: bytes, *, more_body: bool = True) -> None:
         if not self._started:
