@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
@@ -156,6 +157,21 @@ NOT_JSON = ErrorKind(
 )
 UNSUPPORTED_ENCODING = ErrorKind(
     "unsupported_encoding", 415, INVALID, "The body is compressed in a way that is not understood.", "Compress it with gzip, or not at all."
+)
+RESPONSE_NOT_FOUND = ErrorKind(
+    "response_not_found",
+    404,
+    NOT_FOUND,
+    "No response of this id is kept, or another key made it.",
+    "Responses are forgotten `response_store_s` after their last use, earlier where `response_store_bytes` is reached, and when the "
+    "server stops.",
+)
+PREVIOUS_RESPONSE_NOT_FOUND = ErrorKind(
+    "previous_response_not_found",
+    400,
+    INVALID,
+    "The response that `previous_response_id` names is not kept, or another key made it.",
+    "Send the whole conversation as `input`.",
 )
 METHOD_NOT_ALLOWED = ErrorKind("method_not_allowed", 405, INVALID, "The path exists and takes other methods.", "See the `Allow` header.")
 REQUEST_TIMEOUT = ErrorKind("request_timeout", 408, INVALID, "The body did not arrive in time.", "Send it faster.", retry=True)
@@ -310,6 +326,9 @@ class ApiError(Exception):
         # The official clients repeat 409 and every 5xx unless told not to, which triples a load that cannot succeed.
         wait = {"retry-after": "1"} if self.kind.status == 503 else {}
         return {"x-should-retry": "true" if self.kind.retry else "false", **wait, **self.headers}
+
+
+ErrorShape = Callable[[ApiError], bytes]  # the JSON in which an API tells errors
 
 
 def of_request(error: RequestError) -> ApiError:

@@ -44,6 +44,8 @@ class ServerSettings:
     max_stop_chars: int = 256
     max_queued_requests: int = 256  # per model, beyond those its batch holds
     max_queued_tokens: int = 1 << 20  # prompt tokens admitted and not yet prefilled, per model
+    response_store_bytes: int = 64 << 20  # of responses that are kept for later requests; 0: none
+    response_store_s: float = 86400.0  # after their last use
     max_timeout_s: float = 3600.0  # the longest deadline a request may ask for
 
     header_timeout_s: float = 10.0  # from the first byte of a request to the end of its headers
@@ -82,7 +84,7 @@ FORMS = {
     ),
 }
 
-MAY_BE_0 = ("max_stop_strings", "max_queued_requests", "max_queued_tokens", "drain_s")
+MAY_BE_0 = ("response_store_bytes", "max_stop_strings", "max_queued_requests", "max_queued_tokens", "drain_s")
 
 
 def _require_size(name: str, value: float | None) -> None:

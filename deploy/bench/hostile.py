@@ -50,6 +50,7 @@ NEEDED: dict[str, Any] = {
     "tokens": [5],
     "source": "no-such-model",
     "max_tokens": 4,
+    "max_output_tokens": 4,
 }
 # Fields that only together make an answer as large as it may be.
 TOGETHER: dict[str, list[dict[str, Any]]] = {

@@ -105,6 +105,11 @@ UNSUPPORTED: Mapping[str, str] = {
     "padding": "texts are never padded",
     "priority": "embeddings have none",
     "cache_salt": "embeddings are not cached",
+    "conversation": "use previous_response_id",
+    "context_management": "the context is never shifted; send less",
+    "prompt": "prompt templates are not kept; send the text itself",
+    "image": NO_MULTIMODAL,
+    "access_programs": "there are none",
     "embed_dtype": "embeddings are float32",
     "endianness": "embeddings are little-endian",
 }

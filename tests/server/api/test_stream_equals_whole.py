@@ -20,6 +20,10 @@ from server.api.completions import plan_completion
 from server.api.context import Caller
 from server.api.generate import Generation
 from server.api.respond import Answer
+from server.api.response_answer import ResponseAnswer
+from server.api.response_body import InputItem, ResponseBody
+from server.api.response_input import chat_of
+from server.api.response_shapes import ResponseEvent, ResponseObject
 from server.api.schema import ChatBody, CompletionBody
 from server.messages import Submit, TokenEvent
 from server.metrics import Metrics, RequestMetrics
@@ -30,7 +34,7 @@ from server.state import ModelSpec
 from server.text.dialect import Dialect
 from server.text.renderer import Renderer
 
-SHAPES = {shape: TypeAdapter(shape) for shape in (ChatChunk, ChatCompletion, CompletionChunk, Completion)}
+SHAPES = {shape: TypeAdapter(shape) for shape in (ChatChunk, ChatCompletion, CompletionChunk, Completion, ResponseEvent, ResponseObject)}
 SERIES = RequestMetrics(Metrics(), "null")
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "ß"}}\n</tool_call>'
 WORDS = ["<think>", "</think>", CALL, "<tool_call>", "STOP", "ST", "a", "b ", "ß", "€", "\n", "🙂", "{", '"']
@@ -129,6 +133,46 @@ def put_together(chunks: list[dict], num_choices: int) -> list[dict]:
             mine["ids"] += choice.get("token_ids", [])
             mine["finish"] += [choice["finish_reason"]] if choice["finish_reason"] else []
     return made
+
+
+def respond(worker: NullWorker, fields: dict, *, stream: bool):
+    model, made = loaded(worker)
+    body = ResponseBody.model_validate({"input": "hi", "stream": stream, **fields})
+    chat = chat_of(body, [InputItem(role="user", content="hi")], 0)
+
+    async def run():
+        plan = await plan_chat(chat, model, made, Caller("id", ""), ServerSettings())
+        answer = ResponseAnswer(body, plan, Generation(made, plan.job, SERIES, 0.0), model, made, keep=lambda *_: None)
+        return await read(answer, ResponseEvent if stream else ResponseObject, stream=stream)
+
+    return asyncio.run(run())
+
+
+def without_ids(output: list[dict]) -> list[dict]:
+    return [{name: value for name, value in item.items() if name not in ("id", "call_id")} for item in output]
+
+
+@given(answers | raw, sizes, sizes, stops, st.booleans(), st.integers(1, 40))
+def test_responses(data, cuts_a, cuts_b, stop, with_tools, max_tokens):
+    fields: dict = {"stop": stop, "top_logprobs": 1, "max_output_tokens": max_tokens}
+    if with_tools:
+        fields["tools"] = [{"type": "function", "name": "f"}]
+    whole = respond(Shuffled([data], cuts_a, []), fields, stream=False)
+    events = respond(Shuffled([data], cuts_b, []), fields, stream=True)
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    final = events[-1]["response"]
+    for response in (whole, final):
+        for item in response["output"]:
+            for part in item.get("content", []):
+                part.pop("logprobs", None)  # a step that has thoughts and text tells none, and where steps end is up to the cuts
+    assert without_ids(final["output"]) == without_ids(whole["output"]) and final["status"] == whole["status"]
+    grown = {}
+    for event in events:
+        if "delta" in event:
+            grown[event["output_index"]] = grown.get(event["output_index"], "") + event["delta"]
+    for index, item in enumerate(final["output"]):
+        written = item["arguments"] if item["type"] == "function_call" else item["content"][0]["text"]
+        assert grown.get(index, "") == written
 
 
 @given(st.lists(answers | raw, min_size=1, max_size=3), sizes, sizes, st.lists(st.integers(0, 9), max_size=60), stops, st.booleans())

@@ -1,0 +1,138 @@
+"""An answer as a row of blocks, as the APIs of OpenAI's responses and of Anthropic's messages have it: thoughts, text and calls, each of
+which begins, grows and ends before the next begins. What the events are called is up to those who write them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from server.api.generate import Generation, Step, Usage
+from server.api.prepare import ChatPlan, off_loop
+from server.api.step_parser import StepParser
+from server.text.parts import CallArguments, CallStart, Content, Reasoning
+
+
+class Kind(Enum):
+    THOUGHT = auto()
+    TEXT = auto()
+    CALL = auto()
+
+
+@dataclass(slots=True)
+class Block:
+    index: int
+    kind: Kind
+    id: str
+    call: CallStart | None = None
+    pieces: list[str] = field(default_factory=list[str])
+    logprobs: list[bytes] = field(default_factory=list[bytes])  # as JSON
+    cut_off: bool = False  # the answer ended for want of tokens before the block did
+
+    @property
+    def text(self) -> str:
+        """Of a call its arguments."""
+        return "".join(self.pieces)
+
+
+class BlockAnswer(ABC):
+    """One answer, as events or as a whole; both are made of the same blocks. Each event is the JSON text of an object whose first field is
+    its `type`."""
+
+    def __init__(self, plan: ChatPlan, generation: Generation) -> None:
+        self.blocks: list[Block] = []
+        self.finish: str | None = None
+        self.stop_reason: str | int | None = None
+        self._generation = generation
+        self._parser = StepParser(generation, plan.rules)
+        self._is_open = False  # whether the last block may still grow
+        self._begun = False
+
+    @property
+    def usage(self) -> Usage:
+        return self._generation.usage
+
+    async def whole(self) -> list[bytes]:
+        size = 0
+        async with aclosing(self._generation.steps()) as steps:
+            async for step in steps:
+                self._take(step)
+                size += len(step.token_ids)
+        return await off_loop(size, self.pieces)
+
+    async def chunks(self) -> AsyncGenerator[bytes, None]:
+        async with aclosing(self._generation.steps()) as steps:
+            async for step in steps:
+                if not self._begun:
+                    self._begun = True
+                    for event in self.begin():
+                        yield event
+                for event in self._take(step):
+                    yield event
+        for event in self.end():
+            yield event
+
+    def _take(self, step: Step) -> list[bytes]:
+        parts, finish = self._parser.parse(step)
+        events: list[bytes] = []
+        self.note_logprobs(step)
+        for part in parts:
+            match part:
+                case CallStart():
+                    events += self._open(Kind.CALL, part)
+                case CallArguments(text=text) | Content(text) | Reasoning(text):
+                    kind = KINDS.get(type(part), Kind.CALL)
+                    if not (self._is_open and self.blocks[-1].kind is kind):
+                        events += self._open(kind)
+                    self.blocks[-1].pieces.append(text)
+                    events.append(self.grown(self.blocks[-1], text))
+        if finish is not None:
+            self.finish, self.stop_reason = finish, step.stop_reason
+            events += self._close(cut_off=finish == "length")
+        return events
+
+    def _open(self, kind: Kind, call: CallStart | None = None) -> list[bytes]:
+        events = self._close()
+        self._is_open = True
+        block = Block(len(self.blocks), kind, self.new_id(kind), call)
+        self.blocks.append(block)
+        return [*events, *self.opened(block)]
+
+    def _close(self, *, cut_off: bool = False) -> Sequence[bytes]:
+        if not self._is_open:
+            return ()
+        self._is_open = False
+        block = self.blocks[-1]
+        block.cut_off = cut_off
+        return self.closed(block)
+
+    def note_logprobs(self, step: Step) -> None:
+        """Of a step, before its text. Few APIs tell them."""
+        del step
+
+    @abstractmethod
+    def new_id(self, kind: Kind) -> str: ...
+
+    @abstractmethod
+    def begin(self) -> Sequence[bytes]: ...
+
+    @abstractmethod
+    def opened(self, block: Block) -> Sequence[bytes]: ...
+
+    @abstractmethod
+    def grown(self, block: Block, text: str) -> bytes: ...
+
+    @abstractmethod
+    def closed(self, block: Block) -> Sequence[bytes]: ...
+
+    @abstractmethod
+    def end(self) -> Sequence[bytes]: ...
+
+    @abstractmethod
+    def pieces(self) -> list[bytes]:
+        """The whole answer, in pieces each of which is written quickly."""
+
+
+KINDS: dict[type, Kind] = {Content: Kind.TEXT, Reasoning: Kind.THOUGHT}

@@ -1,0 +1,97 @@
+"""Responses that are kept for later requests: bounded in bytes and in age, each seen only by the key that made it, gone with the server."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from server.errors import RESPONSE_NOT_FOUND, ApiError, ErrorKind
+
+Items = Sequence[tuple[str, bytes]]  # the id and the JSON of each
+
+
+@dataclass(slots=True, eq=False)
+class Stored:
+    id: str
+    owner: str  # the digest of the API key
+    body: bytes  # the response
+    context: Items  # the input, and all that came before it
+    output: Items = ()
+    task: asyncio.Task[None] | None = None  # that works on it in the background
+    used_s: float = field(default_factory=time.monotonic)
+
+    @property
+    def num_bytes(self) -> int:
+        """Items that responses share are counted in each of them, so what is held is less than the sum."""
+        return len(self.body) + sum(len(item) for items in (self.context, self.output) for _, item in items)
+
+    @property
+    def is_running(self) -> bool:
+        return self.task is not None
+
+
+class ResponseStore:
+    def __init__(self, max_bytes: int, max_age_s: float) -> None:
+        self._max_bytes = max_bytes
+        self._max_age_s = max_age_s
+        self._kept: OrderedDict[str, Stored] = OrderedDict()  # the least recently used first
+        self._running: dict[str, Stored] = {}  # as many as requests are admitted; not counted
+        self._items: dict[str, str] = {}  # of each item's id, the response that has it
+        self.num_bytes = 0
+
+    def put(self, stored: Stored) -> None:
+        """Keep it. Those least recently used make room; a response that is too large by itself is not kept."""
+        if stored.is_running:
+            self._running[stored.id] = stored
+            return
+        self._running.pop(stored.id, None)
+        if stored.num_bytes > self._max_bytes:
+            return
+        self._kept[stored.id] = stored
+        self.num_bytes += stored.num_bytes
+        self._items |= dict.fromkeys((item_id for items in (stored.context, stored.output) for item_id, _ in items), stored.id)
+        self._forget_old()
+
+    def get(self, response_id: str, owner: str, *, kind: ErrorKind = RESPONSE_NOT_FOUND, param: str | None = None) -> Stored:
+        self._forget_old()
+        found = self._kept.get(response_id) or self._running.get(response_id)
+        if found is None or found.owner != owner:
+            message = f"Response with id {response_id!r:.80} not found; responses are kept for {self._max_age_s:g} s after their last use"
+            raise ApiError(kind, message, param=param)
+        if response_id in self._kept:
+            found.used_s = time.monotonic()
+            self._kept.move_to_end(response_id)
+        return found
+
+    def item(self, item_id: str, owner: str) -> bytes | None:
+        """An input or output item of a response that is kept."""
+        stored = self._kept.get(self._items.get(item_id, ""))
+        if stored is None or stored.owner != owner:
+            return None
+        return next((item for items in (stored.context, stored.output) for known, item in items if known == item_id), None)
+
+    def delete(self, response_id: str, owner: str) -> None:
+        found = self.get(response_id, owner)
+        if found.task is not None:
+            found.task.cancel()
+            self._running.pop(response_id, None)
+        else:
+            self._remove(found)
+
+    def _forget_old(self) -> None:
+        oldest_s = time.monotonic() - self._max_age_s
+        while self._kept:
+            first = next(iter(self._kept.values()))
+            if first.used_s >= oldest_s and self.num_bytes <= self._max_bytes:
+                return
+            self._remove(first)
+
+    def _remove(self, stored: Stored) -> None:
+        del self._kept[stored.id]
+        self.num_bytes -= stored.num_bytes
+        for item_id in [known for items in (stored.context, stored.output) for known, _ in items]:
+            if self._items.get(item_id) == stored.id:
+                del self._items[item_id]
