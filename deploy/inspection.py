@@ -21,7 +21,7 @@ from deploy.loading.servable import Progress, Servable, require_servable, silent
 from runtime.device.base import Limits
 from runtime.device.registry import open_device
 from runtime.executable import Executable
-from runtime.step import PAGE_SIZE
+from runtime.kv_pool import PAGE_SIZE
 from server.interfaces import LoadError
 from server.messages import Load
 

@@ -17,8 +17,8 @@ from math import prod
 from runtime.device.base import Device, Tensor
 from runtime.executable import DTYPES
 from runtime.memory import MemoryAccount
-from runtime.step import PAGE_SIZE
 
+PAGE_SIZE = 16  # tokens
 KV_DTYPES = ("f32", "f16", "bf16", "i8")
 SCALE_BYTES = 4
 

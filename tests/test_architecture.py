@@ -90,6 +90,13 @@ def test_above_the_device_tensors_are_opaque() -> None:
         assert not re.search(r"NDArray|np\.(ndarray|array|empty|zeros|frombuffer|copyto|asarray)\b", text), name
 
 
+def test_the_page_size_is_defined_once() -> None:
+    """Kernels, the engine and the doubles import it: a copy would go unnoticed until it differs."""
+    defines = re.compile(r"^\s*PAGE(_SIZE|_TOKENS)?\b[^=\n]*= *\d|\bpage_size *= *\d", re.MULTILINE)
+    found = [p.relative_to(ROOT) for top in PRODUCT for p in (ROOT / top).rglob("*.py") if defines.search(p.read_text())]
+    assert [str(path) for path in found] == ["runtime/kv_pool.py"]
+
+
 @pytest.mark.xdist_group("one process")
 def test_groups_of_tests_stay_in_one_process(request: pytest.FixtureRequest) -> None:
     """A pytest that pytest-xdist does not know ignores the mark in silence, and what a group shares is made by every process."""

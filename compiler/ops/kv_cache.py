@@ -26,8 +26,8 @@ from compiler.ir.types import ObjectType, ScalarType, TensorType, TupleType, Typ
 from compiler.ir.write import Array, Kernel, cast, largest, round_half_even
 from compiler.ops.operands import agree, tensor_operand, unproved, wants_float, wants_int
 from compiler.ops.tables import Nest, Operands, Place, define
+from runtime.kv_pool import PAGE_SIZE as PAGE
 
-PAGE = 16
 KEYS, VALUES = 0, 1  # the halves of the cache
 
 F32 = DType.F32

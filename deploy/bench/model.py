@@ -28,10 +28,9 @@ from deploy.bench.limits import Gauge
 from deploy.bench.peer import PEERS, Run, Steps, Subject, at_work, check
 from deploy.bench.synthetic import HEAD_SIZES, RandomWeights, dtypes_of, shapes_of, synthetic_config
 from runtime.device.base import Device
-from runtime.kv_pool import KV_DTYPES, KVLayout, KVPool
+from runtime.kv_pool import KV_DTYPES, PAGE_SIZE, KVLayout, KVPool
 from runtime.memory import MemoryAccount
 from runtime.session import Session
-from runtime.step import PAGE_SIZE
 from server.settings import SettingsError
 
 PREFILLS = (128, 512, 2048)

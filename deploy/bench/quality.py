@@ -33,9 +33,10 @@ from deploy.loading.modes import Generator
 from deploy.loading.plan import plan_of
 from deploy.loading.program import compile_model, executable_cache
 from deploy.loading.serving import CompiledModel, serve
+from runtime.kv_pool import PAGE_SIZE
 from runtime.memory import MemoryAccount
 from runtime.session import Session
-from runtime.step import PAGE_SIZE, StepBatch
+from server.engine.step_model import StepBatch
 from server.interfaces import LoadError
 from server.messages import Load
 

@@ -18,9 +18,9 @@ from deploy.bench.measure import Figure, best_s, report
 from deploy.doubles.model import NullModel
 from runtime.sampling import SampleBatch, Sampled
 from runtime.session import Session
-from runtime.step import Logits, StepLimits
 from server.constraints.rules import Bans, Rules
 from server.engine.sampler import RowState, Sampler
+from server.engine.step_model import Logits, StepLimits
 from server.messages import SamplingParams
 
 VOCAB, ROWS = 152_000, 32

@@ -26,7 +26,8 @@ from deploy.bench.measure import Figure, best_s, report
 from deploy.bench.synthetic import SHAPES
 from deploy.loading.load import load_model
 from deploy.loading.serving import CompiledModel
-from runtime.step import PAGE_SIZE, StepBatch, StepLimits
+from runtime.kv_pool import PAGE_SIZE
+from server.engine.step_model import StepBatch, StepLimits
 from server.engine.worker import LoadedModel
 from server.messages import Load
 from server.state import ModelSpec

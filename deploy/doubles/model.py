@@ -3,7 +3,7 @@
 `NullModel` keeps what a real model keeps: one entry per slot of a paged pool, which depends on the token and on all before it. Each
 row of logits is computed from the entries that are read back through the page table. A wrong page, a wrong slot, a missing copy, a
 page shared behind another beginning or handed out too early therefore gives wrong tokens, as it would on a device. It also refuses a
-batch that breaks the contract of `runtime/step.py`.
+batch that breaks the contract of `server/engine/step_model.py`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compiler.ops.sampling_meaning import sample, token_logprobs
+from runtime.kv_pool import PAGE_SIZE
 from runtime.sampling import Logprobs, SampleBatch, Sampled
-from runtime.step import PAGE_SIZE, EmbedLimits, Logits, StepBatch, StepLimits
+from server.engine.step_model import EmbedLimits, Logits, StepBatch, StepLimits
 
 History = NDArray[np.int32]  # the tokens of one sequence up to a row
 State = NDArray[np.uint64]  # per token: a digest of it and of all before it

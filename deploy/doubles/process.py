@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deploy.doubles.model import LogitsOf, NullEmbedModel, NullModel, StepTime, hashed_logits, scripted_logits
-from runtime.step import PAGE_SIZE, EmbedLimits, StepLimits
+from runtime.kv_pool import PAGE_SIZE
+from server.engine.step_model import EmbedLimits, StepLimits
 from server.engine.worker import LoadedModel, ProgressFn, serve_worker
 from server.interfaces import LoadError
 from server.messages import Load, Ready

@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from runtime.kv_pool import PAGE_SIZE
 from server.interfaces import LoadError, Outage, ProgressCallback, RequestError
 from server.messages import Embed, Embedding, FinishReason, Progress, Ready, Stats, Submit, TokenEvent, TokenLogprob
 from server.text.meter import Limits
@@ -148,8 +149,8 @@ class NullWorker:
             signature="null",
             cache_hit=False,
             max_context=script.max_context,
-            num_pages=script.max_context // 16 + 1,
-            page_size=16,
+            num_pages=script.max_context // PAGE_SIZE + 1,
+            page_size=PAGE_SIZE,
             weights_bytes=script.weights_bytes,
             arena_bytes=1 << 16,
             kv_cache_bytes=script.kv_cache_bytes,

@@ -15,9 +15,9 @@ from deploy.loading.serving import Served, serve
 from deploy.loading.weights import bind
 from deploy.use import remove_damaged
 from deploy.verification import damage_of
+from runtime.kv_pool import PAGE_SIZE
 from runtime.memory import MemoryAccount
 from runtime.session import Session
-from runtime.step import PAGE_SIZE
 from server.engine.worker import LoadedModel
 from server.interfaces import LoadError
 from server.messages import Load, Ready

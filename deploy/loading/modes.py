@@ -17,8 +17,7 @@ from compiler.frontend.sentence import Pooling
 from compiler.ir.dtypes import DType
 from compiler.ir.module import IRModule
 from deploy.loading.files import ModelFiles
-from runtime.kv_pool import KVLayout
-from runtime.step import PAGE_SIZE
+from runtime.kv_pool import PAGE_SIZE, KVLayout
 from server.interfaces import LoadError
 from server.messages import Load
 

@@ -10,7 +10,7 @@ from typing import Any
 from deploy.loading.modes import Pages
 from runtime.device.base import Limits
 from runtime.executable import DTYPES, PREPARATION, Executable, ParamSpec, TensorSpec, VMFunction
-from runtime.step import PAGE_SIZE
+from runtime.kv_pool import PAGE_SIZE
 from server.interfaces import LoadError
 from server.messages import Load
 

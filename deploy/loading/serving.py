@@ -17,7 +17,7 @@ from runtime.kv_pool import KVPool
 from runtime.memory import MemoryAccount
 from runtime.sampling import Logprobs, SampleBatch, Sampled
 from runtime.session import Session
-from runtime.step import NO_ROWS, EmbedLimits, EmbedModel, Logits, StepBatch, StepLimits, StepModel
+from server.engine.step_model import NO_ROWS, EmbedLimits, EmbedModel, Logits, StepBatch, StepLimits, StepModel
 
 Texts = Sequence[Sequence[int]]
 Vectors = NDArray[np.float32]

@@ -9,9 +9,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.step import NO_ROWS, PAGE_SIZE, StepBatch, StepLimits
+from runtime.kv_pool import PAGE_SIZE
 from server.engine.request import Sequence
 from server.engine.scheduler import Plan
+from server.engine.step_model import NO_ROWS, StepBatch, StepLimits
 
 
 class BatchBuilder:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.step import EmbedModel
 from server.engine.fair_queue import FairQueue
+from server.engine.step_model import EmbedModel
 from server.messages import Abort, Embed, Embedding, Failed, FromWorker, Submit
 
 

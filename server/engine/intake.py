@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from itertools import chain
 
-from runtime.step import PAGE_SIZE, StepLimits
+from runtime.kv_pool import PAGE_SIZE
 from server.engine.page_pool import PageList
 from server.engine.request import Request, Sequence, Stage
 from server.engine.sampler import RowState
+from server.engine.step_model import StepLimits
 from server.interfaces import RequestError
 from server.messages import Embed, SamplingParams, Submit
 

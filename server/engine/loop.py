@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from runtime.step import Logits, StepBatch, StepModel
 from server.constraints.compiler import ConstraintCompiler
 from server.constraints.matcher import LATE, ConstraintError, Mask
 from server.engine.batch import BatchBuilder
@@ -18,6 +17,7 @@ from server.engine.request import Sequence, Stage
 from server.engine.requests import Requests
 from server.engine.sampler import Sampler
 from server.engine.scheduler import Plan, Scheduler
+from server.engine.step_model import Logits, StepBatch, StepModel
 from server.messages import Abort, Embed, Stats, Submit
 
 

@@ -14,7 +14,7 @@ from hashlib import blake2b
 
 import numpy as np
 
-from runtime.step import PAGE_SIZE
+from runtime.kv_pool import PAGE_SIZE
 
 
 @dataclass(slots=True)

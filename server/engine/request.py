@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
-from runtime.step import PAGE_SIZE
+from runtime.kv_pool import PAGE_SIZE
 from server.constraints.matcher import Matcher
 from server.engine.page_pool import PageList
 from server.engine.sampler import RowState

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.step import StepLimits
 from server.constraints.compiler import ConstraintCompiler
 from server.constraints.matcher import ConstraintError, ConstraintLost
 from server.constraints.rules import Bans, matcher_of
@@ -21,6 +20,7 @@ from server.engine.outbox import Outbox
 from server.engine.request import Request, Sequence, Stage
 from server.engine.sampler import Drawn
 from server.engine.scheduler import Scheduler
+from server.engine.step_model import StepLimits
 from server.interfaces import RequestError
 from server.messages import Abort, Embed, Failed, FinishReason, Submit, TokenEvent, TokenLogprob
 

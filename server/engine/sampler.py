@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.sampling import NOT_A_NUMBER, NUM_TOP, SHARE_ONE, WEIGHT_BITS, Logprobs, SampleBatch
-from runtime.step import Logits, StepModel
 from server.constraints.matcher import Mask
+from server.engine.step_model import Logits, StepModel
 from server.messages import SamplingParams, TokenLogprob
 
 Ids = NDArray[np.int32]

@@ -15,11 +15,11 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from runtime.step import StepLimits
 from server.engine.fair_queue import FairQueue
 from server.engine.pace import Pace
 from server.engine.page_pool import PagePool
 from server.engine.request import Request, Sequence, Stage
+from server.engine.step_model import StepLimits
 
 
 @dataclass(slots=True, eq=False)

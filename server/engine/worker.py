@@ -11,12 +11,12 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from runtime.step import EmbedModel, StepModel
 from server.constraints.compiler import ConstraintCompiler
 from server.engine.channel import WorkerChannel
 from server.engine.embed import Embedder
 from server.engine.loop import Engine
 from server.engine.overlap import OverlappedEngine
+from server.engine.step_model import EmbedModel, StepModel
 from server.interfaces import LoadError
 from server.messages import (
     Abort,

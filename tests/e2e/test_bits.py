@@ -13,9 +13,9 @@ import pytest
 from deploy import demo
 from deploy.loading.load import load_model
 from runtime import flags
-from runtime.step import StepLimits, StepModel
 from server.constraints.compiler import ConstraintCompiler
 from server.engine.overlap import OverlappedEngine
+from server.engine.step_model import StepLimits, StepModel
 from server.engine.worker import LoadedModel
 from server.messages import Constraint, ConstraintKind, FromWorker, Load, SamplingParams, Submit, TokenLogprob, Tokens
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from deploy.doubles.model import NullModel
-from runtime.step import StepLimits
 from server.constraints.compiler import ConstraintCompiler, ConstraintLimits
 from server.engine.overlap import OverlappedEngine
+from server.engine.step_model import StepLimits
 from server.messages import Abort, Constraint, ConstraintKind, Failed, FromWorker, SamplingParams, Submit, Tokens, Trigger
 from tests.hostile.constraints import CHOICES, EITHER, GRAMMARS, REFUSED, REGEXES, SCHEMAS
 

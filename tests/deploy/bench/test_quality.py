@@ -11,7 +11,7 @@ import pytest
 
 from compiler.frontend.nn import WeightFormat
 from deploy.bench import quality
-from runtime.step import StepBatch
+from server.engine.step_model import StepBatch
 
 
 @pytest.mark.parametrize(("scheme", "levels", "group"), [("int8", 127, 64), ("int8-32", 127, 32), ("int4", 7, 32), ("int4-64", 7, 64)])

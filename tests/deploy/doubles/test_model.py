@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from deploy.doubles.model import BatchError, NullEmbedModel, NullModel, scripted_logits
-from runtime.step import EmbedLimits, StepBatch, StepLimits
+from server.engine.step_model import EmbedLimits, StepBatch, StepLimits
 
 LIMITS = StepLimits(vocab_size=50, max_context=64, max_tokens=32, max_seqs=4, num_pages=9)
 

@@ -33,8 +33,9 @@ from deploy.loading.servable import silent
 from deploy.loading.tokenizer import load_tokenizer
 from deploy.verification import damage_of
 from runtime.executable import Executable
+from runtime.kv_pool import PAGE_SIZE
 from runtime.sections import SectionFile
-from runtime.step import PAGE_SIZE, StepBatch
+from server.engine.step_model import StepBatch
 from server.engine.worker import LoadedModel, engine_of
 from server.interfaces import LoadError
 from server.messages import Embed, Embedding, Failed, FromWorker, Load, SamplingParams, Submit

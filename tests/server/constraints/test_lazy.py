@@ -13,12 +13,12 @@ import pytest
 from tokenizers import Tokenizer
 
 from deploy.doubles.model import hashed_logits
-from runtime.step import StepLimits
 from server.constraints.lazy import LazyMatcher
 from server.constraints.process_socket import ProcessSocket
 from server.constraints.tool_selection import ToolSelection
 from server.engine.loop import Engine
 from server.engine.overlap import OverlappedEngine
+from server.engine.step_model import StepLimits
 from server.messages import Constraint, ConstraintKind, FinishReason, SamplingParams, Submit, Trigger
 from tests.server.constraints.processes import answered, forced_by, mask_of, matcher_of
 

@@ -13,9 +13,9 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from deploy.doubles.model import LogitsOf, NullModel, StepTime
-from runtime.step import StepLimits
 from server.constraints.compiler import ConstraintCompiler
 from server.engine.loop import Engine
+from server.engine.step_model import StepLimits
 from server.messages import (
     Constraint,
     ConstraintKind,

@@ -12,9 +12,9 @@ import time
 import numpy as np
 
 from runtime.sampling import Logprobs, SampleBatch, Sampled
-from runtime.step import Logits, StepBatch, StepLimits
 from server.engine.loop import Engine
 from server.engine.overlap import OverlappedEngine
+from server.engine.step_model import Logits, StepBatch, StepLimits
 from server.messages import SamplingParams, Submit
 
 NUM_STEPS = 200

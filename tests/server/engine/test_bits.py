@@ -7,9 +7,9 @@ import random
 import msgspec
 import pytest
 
-from runtime.step import StepLimits
 from server.engine.loop import Engine
 from server.engine.overlap import OverlappedEngine
+from server.engine.step_model import StepLimits
 from server.messages import SamplingParams, Submit
 
 SMALL = StepLimits(vocab_size=320, max_context=512, max_tokens=64, max_seqs=12, num_pages=24)

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from deploy.doubles.model import NullEmbedModel, hashed_logits
-from runtime.step import EmbedLimits, StepLimits
 from server.engine.embed import Embedder
 from server.engine.loop import Engine
 from server.engine.overlap import OverlappedEngine
+from server.engine.step_model import EmbedLimits, StepLimits
 from server.messages import Abort, Embed, Embedding, Failed, SamplingParams, Submit
 
 LIMITS = EmbedLimits(embedding_size=24, max_context=64, max_tokens=100, max_seqs=4)

@@ -8,9 +8,9 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from runtime.step import StepLimits
 from server.engine.loop import Engine
 from server.engine.overlap import OverlappedEngine
+from server.engine.step_model import StepLimits
 from server.messages import Constraint, ConstraintKind, SamplingParams, Submit
 
 VOCAB = 320

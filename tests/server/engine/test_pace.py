@@ -8,8 +8,8 @@ from statistics import median
 
 import pytest
 
-from runtime.step import StepLimits
 from server.engine.pace import FURTHEST, SMALLEST, STALE, STRETCH, WEIGHT, Pace
+from server.engine.step_model import StepLimits
 from server.messages import SamplingParams, Submit
 
 LIMITS = StepLimits(vocab_size=64, max_context=4096, max_tokens=512, max_seqs=64, num_pages=2000)

@@ -7,10 +7,10 @@ import time
 import pytest
 
 from deploy.doubles.model import scripted_logits
-from runtime.step import StepLimits
 from server.engine.loop import Engine
 from server.engine.overlap import OverlappedEngine
 from server.engine.request import Stage
+from server.engine.step_model import StepLimits
 from server.messages import Abort, Constraint, ConstraintKind, FinishReason, SamplingParams, Submit
 
 VOCAB, EOS = 320, 0

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from compiler.ops.philox import random_bits
 from deploy.doubles.model import NullLogits, NullModel
-from runtime.step import StepLimits
 from server.constraints.matcher import Mask, Matcher
 from server.constraints.rules import Bans, matcher_of
 from server.engine.sampler import RowState, Sampler
+from server.engine.step_model import StepLimits
 from server.messages import SamplingParams
 
 VOCAB = 200

@@ -12,7 +12,6 @@ from collections.abc import Callable
 import pytest
 
 from deploy.doubles.model import NullModel
-from runtime.step import Logits, StepBatch, StepLimits
 from server.engine.channel import (
     LENGTH_BYTES,
     OUTBOX_MESSAGES,
@@ -22,6 +21,7 @@ from server.engine.channel import (
     frame,
     payload_bytes,
 )
+from server.engine.step_model import Logits, StepBatch, StepLimits
 from server.engine.worker import RECEIVE_S, LoadedModel, Worker
 from server.messages import (
     Abort,

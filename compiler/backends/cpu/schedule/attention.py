@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from compiler.backends.cpu.schedule.attention_matrix import CHUNK
 from compiler.backends.cpu.schedule.attention_matrix_walk import MatrixTileWalk, MatrixTokenWalk
-from compiler.backends.cpu.schedule.attention_rows import F32, PAGE, PAGES, Rows
+from compiler.backends.cpu.schedule.attention_rows import F32, PAGES, Rows
 from compiler.backends.cpu.schedule.attention_spec import SPLIT, AttentionSpec, Heads, TokenTile
 from compiler.backends.cpu.schedule.attention_walk import STRETCH, TileWalk, TokenWalk
 from compiler.backends.cpu.schedule.folds import fold_halves, larger
@@ -28,6 +28,7 @@ from compiler.ir.dtypes import DType
 from compiler.ir.loops import Attention, Buffer, Paged, PrimFunc, ReduceFn, Scalar
 from compiler.ir.write import Array, Kernel, cast, const, exp, fma, less
 from compiler.machine.products import TileShape
+from compiler.ops.kv_cache import PAGE
 
 FEW = 16  # tokens
 BUSY = 8  # items

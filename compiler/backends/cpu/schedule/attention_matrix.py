@@ -16,20 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import reduce
 
-from compiler.backends.cpu.schedule.attention_rows import (
-    BLOCK,
-    F32,
-    KEYS,
-    PAGE,
-    PAGES,
-    VALUES,
-    HeadPage,
-    Rows,
-    Seen,
-    capped,
-    hidden_unless,
-    prefetch,
-)
+from compiler.backends.cpu.schedule.attention_rows import BLOCK, F32, PAGES, HeadPage, Rows, Seen, capped, hidden_unless, prefetch
 from compiler.backends.cpu.schedule.folds import fold_halves, larger, spread_largest
 from compiler.ir.dims import Dim
 from compiler.ir.dtypes import DType
@@ -38,6 +25,7 @@ from compiler.ir.write import Array, Kernel, cast, exp, fma, not_equal
 from compiler.machine.tiles.amx import AmxBf16
 from compiler.machine.tiles.interleave import InterleavePairs
 from compiler.machine.tiles.round_bf16 import RoundBf16
+from compiler.ops.kv_cache import KEYS, PAGE, VALUES
 
 HEIGHT = 32  # rows of a product, at most
 CHUNK = 2 * 8  # rows that are interleaved at a time

@@ -10,12 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from compiler.backends.cpu.schedule.attention_matrix import MatrixUnit
-from compiler.backends.cpu.schedule.attention_rows import BLOCK, PAGE, PAGES, HeadPage, NextPage, Seen
+from compiler.backends.cpu.schedule.attention_rows import BLOCK, PAGES, HeadPage, NextPage, Seen
 from compiler.backends.cpu.schedule.attention_spec import SPLIT, AttentionSpec, Heads, Token, TokenTile
 from compiler.backends.cpu.schedule.attention_walk import stretches
 from compiler.ir.dims import Dim, dim_max, dim_min
 from compiler.ir.loops import Scalar
 from compiler.ir.write import Kernel, index, less, less_equal, select
+from compiler.ops.kv_cache import PAGE
 
 Block = list[HeadPage]
 

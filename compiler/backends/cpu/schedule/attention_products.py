@@ -12,12 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from compiler.backends.cpu.schedule.attention_rows import F32, KEYS, PAGE, VALUES, HeadPage, Rows
+from compiler.backends.cpu.schedule.attention_rows import F32, HeadPage, Rows
 from compiler.ir.dims import Dim, dim_max, dim_min, product_of
 from compiler.ir.loops import Load
 from compiler.ir.write import Array, Kernel, cast
 from compiler.machine.tiles.dot_bf16 import DotBf16Rows
 from compiler.machine.tiles.round_bf16 import RoundBf16
+from compiler.ops.kv_cache import KEYS, PAGE, VALUES
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,11 +14,10 @@ from compiler.ir.loops import Scalar
 from compiler.ir.write import Array, Kernel, less_equal, select, tanh
 from compiler.machine.target import LINE_BYTES
 from compiler.machine.tiles.prefetch import Prefetch
+from compiler.ops.kv_cache import PAGE
 
-PAGE = 16
 PAGES = 2  # per block
 BLOCK = PAGES * PAGE  # keys
-KEYS, VALUES = 0, 1  # the halves of the cache
 
 F32 = DType.F32
 

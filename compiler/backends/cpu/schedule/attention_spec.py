@@ -9,13 +9,14 @@ from math import lcm
 
 from compiler.backends.cpu.schedule.attention_matrix import HEIGHT, MatrixUnit, allocate_rows, pad_queries
 from compiler.backends.cpu.schedule.attention_products import Pairs, Singles
-from compiler.backends.cpu.schedule.attention_rows import BLOCK, F32, PAGE, PAGES, Rows, Seen
+from compiler.backends.cpu.schedule.attention_rows import BLOCK, F32, PAGES, Rows, Seen
 from compiler.backends.cpu.schedule.attention_vector import VectorUnit
 from compiler.ir.dims import Dim, dim_max, dim_min
 from compiler.ir.dtypes import DType
 from compiler.ir.loops import ReduceFn, Scalar
 from compiler.ir.write import Array, Kernel, cast, equal, fold, less_equal
 from compiler.machine.products import TileShape
+from compiler.ops.kv_cache import PAGE
 
 SPLIT = 8  # blocks
 ROWS = 32  # of a tile, about

@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from functools import reduce
 
 from compiler.backends.cpu.schedule.attention_products import KeyStep, Pairs, Singles
-from compiler.backends.cpu.schedule.attention_rows import F32, KEYS, PAGE, VALUES, HeadPage, Rows, Seen, capped, hidden_unless, prefetch
+from compiler.backends.cpu.schedule.attention_rows import F32, HeadPage, Rows, Seen, capped, hidden_unless, prefetch
 from compiler.backends.cpu.schedule.folds import larger, spread_largest
 from compiler.ir.dims import Dim, ceil_div, dim_max, dim_min
 from compiler.ir.loops import Scalar
 from compiler.ir.write import Array, Kernel, cast, exp
 from compiler.machine.products import TileShape
+from compiler.ops.kv_cache import KEYS, PAGE, VALUES
 
 UNROLLED = 4  # steps of a product written out
 

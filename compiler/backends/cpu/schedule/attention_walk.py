@@ -10,11 +10,12 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from compiler.backends.cpu.schedule.attention_rows import BLOCK, PAGE, PAGES, HeadPage, NextHead, NextPage, Seen, row_tiles
+from compiler.backends.cpu.schedule.attention_rows import BLOCK, PAGES, HeadPage, NextHead, NextPage, Seen, row_tiles
 from compiler.backends.cpu.schedule.attention_spec import SPLIT, AttentionSpec, Heads, Token, TokenTile
 from compiler.backends.cpu.schedule.attention_vector import VectorUnit
 from compiler.ir.dims import Dim, ceil_div, dim_max, dim_min
 from compiler.ir.write import Kernel
+from compiler.ops.kv_cache import PAGE
 
 STRETCH = 4  # blocks
 

@@ -1,4 +1,4 @@
-"""One ragged step of a causal model, as the engine sees it: which tokens run, where their keys and values live, which rows
+"""What the engine needs of a model. One ragged step of a causal model: which tokens run, where their keys and values live, which rows
 are wanted. `t` tokens of `s` sequences; the tokens of one sequence stand together, prefill and decode mixed.
 Beside it, one step of an encoder, which sees whole texts and keeps nothing between steps."""
 
@@ -16,7 +16,6 @@ from runtime.sampling import Logprobs, SampleBatch, Sampled
 # Rows of logits [r, vocab] where the device left them. Opaque: only the model that made them reads them. Valid until its next step.
 Logits = NewType("Logits", object)
 
-PAGE_SIZE = 16  # tokens per page of the KV cache
 NO_ROWS: NDArray[np.int32] = np.empty(0, np.int32)
 
 
