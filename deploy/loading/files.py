@@ -11,8 +11,8 @@ import numpy as np
 from compiler.frontend.config import ModelConfig
 from compiler.frontend.errors import ModelError, UnknownModel
 from compiler.frontend.fields import read_json
-from compiler.frontend.gguf import GgufFile
-from compiler.frontend.gguf_model import GgufModel
+from compiler.frontend.gguf.file import GgufFile
+from compiler.frontend.gguf.model import GgufModel
 from compiler.frontend.registry import load_config
 from compiler.frontend.unknown import remedy
 from compiler.frontend.weights import WeightSource, open_safetensors

@@ -14,7 +14,7 @@ from server.interfaces import LoadError
 from server.text.tokenizer import ModelFilesError, Tokenizer
 
 if TYPE_CHECKING:
-    from compiler.frontend.gguf import GgufFile
+    from compiler.frontend.gguf.file import GgufFile
     from deploy.loading.files import ModelFiles
 
 
@@ -31,13 +31,13 @@ def load_tokenizer(source: str, hub_token: str | None = None) -> Tokenizer:
 
 
 def _open_gguf(path: Path) -> GgufFile:
-    from compiler.frontend.gguf import GgufFile
+    from compiler.frontend.gguf.file import GgufFile
 
     return GgufFile(path)
 
 
 def _of_gguf(file: GgufFile) -> Tokenizer:
-    from compiler.frontend.gguf_tokenizer import tokenizer_files
+    from compiler.frontend.gguf.tokenizer import tokenizer_files
 
     return Tokenizer(tokenizer_files(file.metadata))
 

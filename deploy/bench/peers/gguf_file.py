@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compiler.frontend.config import ModelConfig
-from compiler.frontend.gguf import DEFAULT_ALIGNMENT, MAGIC, NUMBERS, STRING
-from compiler.frontend.gguf_dequant import FORMATS, Format
-from compiler.frontend.gguf_model import COMMON_LAYER_NAMES, NAMES
+from compiler.frontend.gguf.dequantize import FORMATS, Format
+from compiler.frontend.gguf.file import DEFAULT_ALIGNMENT, MAGIC, NUMBERS, STRING
+from compiler.frontend.gguf.model import COMMON_LAYER_NAMES, NAMES
 from compiler.frontend.weights import WeightSource
 
 U32, F32 = 4, 6  # type codes of the metadata

@@ -8,7 +8,7 @@ import gguf
 import numpy as np
 import pytest
 
-from compiler.frontend.gguf_model import GgufModel
+from compiler.frontend.gguf.model import GgufModel
 from deploy.bench.peers.gguf_file import CODES, write_gguf
 from deploy.bench.synthetic import RandomWeights, llama_config, shapes_of
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from compiler.frontend.errors import DamagedFile, ModelError
-from compiler.frontend.gguf_dequant import FORMATS, Format, dequantize
+from compiler.frontend.gguf.dequantize import FORMATS, Format, dequantize
 from compiler.frontend.weights import MappedFile, Tensor
 
 MAGIC = b"GGUF"

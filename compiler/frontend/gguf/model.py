@@ -16,7 +16,7 @@ import numpy as np
 
 from compiler.frontend.config import ModelConfig
 from compiler.frontend.errors import DamagedFile, ModelError, UnknownModel
-from compiler.frontend.gguf import GgufFile
+from compiler.frontend.gguf.file import GgufFile
 from compiler.frontend.registry import GGUF_FAMILIES, parse_config
 from compiler.frontend.weights import Tensor, TensorInfo
 

@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from compiler.frontend.errors import DamagedFile, ModelError, UnknownModel
-from compiler.frontend.gguf import GgufFile
-from compiler.frontend.gguf_dequant import FORMATS, dequantize
-from compiler.frontend.gguf_model import GgufModel
-from compiler.frontend.gguf_tokenizer import tokenizer_files
+from compiler.frontend.gguf.dequantize import FORMATS, dequantize
+from compiler.frontend.gguf.file import GgufFile
+from compiler.frontend.gguf.model import GgufModel
+from compiler.frontend.gguf.tokenizer import tokenizer_files
 from compiler.frontend.registry import GGUF_FAMILIES, load_config
 from compiler.frontend.rope import LongScaling
 from compiler.frontend.weights import open_safetensors
