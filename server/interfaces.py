@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from server.messages import Embed, Embedding, Progress, Ready, Stats, Submit, TokenEvent
-from server.text.meter import Limits
+from server.text.templates.meter import Limits
 
 ProgressCallback = Callable[[Progress], None]
 

@@ -15,7 +15,7 @@ from server.metrics import ModelReading
 from server.operations import Operation
 from server.state import ModelSpec
 from server.text.dialect import Dialect
-from server.text.renderer import Renderer
+from server.text.templates.renderer import Renderer
 
 MakeWorker = Callable[[ModelSpec, ProgressCallback], WorkerHandle]
 LoadTokenizer = Callable[[str], Tokenizer]

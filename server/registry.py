@@ -50,7 +50,7 @@ from server.resident_memory import resident_bytes
 from server.settings import ServerSettings
 from server.state import ModelSpec, SavedState, read_state, write_state
 from server.text.dialect import Dialect
-from server.text.renderer import Renderer
+from server.text.templates.renderer import Renderer
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from runtime.errors import InvalidFlag, RuntimeFault
 from server.interfaces import LoadError, RequestError
 from server.settings import SettingsError
 from server.state import StateError
-from server.text.template import TemplateError
+from server.text.templates.template import TemplateError
 from server.text.tokenizer import ModelFilesError
 
 USAGE, FAILURE, INTERRUPTED = 2, 1, 130

@@ -13,8 +13,8 @@ from enum import StrEnum
 from runtime.kv_pool import PAGE_SIZE
 from server.interfaces import LoadError, Outage, ProgressCallback, RequestError
 from server.messages import Embed, Embedding, FinishReason, Progress, Ready, Stats, Submit, TokenEvent, TokenLogprob
-from server.text.meter import Limits
-from server.text.template import LIMITS
+from server.text.templates.meter import Limits
+from server.text.templates.template import LIMITS
 
 
 class NullState(StrEnum):

@@ -39,7 +39,7 @@ from server.settings import ServerSettings
 from server.text.answer import AnswerRules
 from server.text.grammar import behind_thoughts
 from server.text.reasoning import CLOSE, OPEN
-from server.text.template import RESERVED, TemplateError
+from server.text.templates.template import RESERVED, TemplateError
 
 encode = msgspec.json.encode
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from server.interfaces import ChatTemplate, Tokenizer
 from server.text import reasoning
 from server.text.infill import Infill
-from server.text.meter import Limits
+from server.text.templates.meter import Limits
 from server.text.tools import FORMATS, GENERIC, ToolFormat
 
 PROBE = Limits(time_s=0.25, memory_bytes=16 << 20)  # a thousand times what it takes as a rule

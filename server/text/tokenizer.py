@@ -14,7 +14,7 @@ from typing import Any, Self
 import tokenizers
 
 from runtime.files import regular
-from server.text.template import ChatTemplate, TemplateError
+from server.text.templates.template import ChatTemplate, TemplateError
 
 FILES = (
     "tokenizer.json",

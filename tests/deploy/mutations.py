@@ -24,7 +24,7 @@ from deploy.loading.servable import require_servable, silent
 from runtime import flags
 from server.interfaces import LoadError
 from server.messages import Load
-from server.text.template import TemplateError
+from server.text.templates.template import TemplateError
 from server.text.tokenizer import Tokenizer
 
 MEMORY_BYTES = 8 << 30  # of addresses; a length of a file that is believed unchecked runs into it

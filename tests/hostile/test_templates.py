@@ -5,8 +5,8 @@ import tracemalloc
 
 import pytest
 
-from server.text.meter import Limits
-from server.text.template import ChatTemplate, TemplateError
+from server.text.templates.meter import Limits
+from server.text.templates.template import ChatTemplate, TemplateError
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "  Grüße <b> & 'co' "}]
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from deploy.demo.training.conversation import Message, Tool
-from server.text.meter import Limits
-from server.text.template import ChatTemplate
+from server.text.templates.meter import Limits
+from server.text.templates.template import ChatTemplate
 
 TEMPLATE = (Path(__file__).parent / "chat_template.jinja").read_text(encoding="utf-8").rstrip("\n")
 _PATIENCE_S = 600.0  # our own template ends; a training job of low priority may be kept waiting for long in the middle of it

@@ -32,7 +32,7 @@ from server.operations import Operation
 from server.settings import ServerSettings
 from server.state import ModelSpec
 from server.text.dialect import Dialect
-from server.text.renderer import Renderer
+from server.text.templates.renderer import Renderer
 
 SHAPES = {shape: TypeAdapter(shape) for shape in (ChatChunk, ChatCompletion, CompletionChunk, Completion, ResponseEvent, ResponseObject)}
 SERIES = RequestMetrics(Metrics(), "null")

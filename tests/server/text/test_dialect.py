@@ -8,7 +8,7 @@ import pytest
 
 from deploy.doubles.worker import ByteTokenizer
 from server.text.dialect import Dialect
-from server.text.template import ChatTemplate
+from server.text.templates.template import ChatTemplate
 
 CALLS = "{% for message in messages %}{% for call in message.tool_calls or [] %}CALL{% endfor %}{% endfor %}"
 

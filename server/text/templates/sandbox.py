@@ -29,9 +29,9 @@ from jinja2.sandbox import SandboxedEnvironment
 from jinja2.utils import Cycler, Joiner, Namespace, pass_context
 from jinja2.visitor import NodeTransformer
 
-from server.text.meter import MAX_INT_BITS, SCALARS, GroupTuple, Meter, TemplateLimit, TemplateRaise, meter_of
-from server.text.metered_text import MAX_PADDING, STR_METHODS, call_text, format_percent
-from server.text.template_filters import metered_filters, metered_tests
+from server.text.templates.filters import metered_filters, metered_tests
+from server.text.templates.meter import MAX_INT_BITS, SCALARS, GroupTuple, Meter, TemplateLimit, TemplateRaise, meter_of
+from server.text.templates.metered_text import MAX_PADDING, STR_METHODS, call_text, format_percent
 
 # Ordinary templates have a node per seven characters. Compiling one takes a tenth of a millisecond.
 MAX_SOURCE_CHARS = 1 << 16

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from server.text.meter import Limits
-from server.text.template import ChatTemplate, TemplateError, TemplateLimitError, TemplateRejection
+from server.text.templates.meter import Limits
+from server.text.templates.template import ChatTemplate, TemplateError, TemplateLimitError, TemplateRejection
 
 MESSAGES = [
     {"role": "system", "content": "Be brief."},

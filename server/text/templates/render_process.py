@@ -1,4 +1,4 @@
-"""The process that renders what takes long: `python -m server.text.rendering`, started by `server.text.renderer`.
+"""The process that renders what takes long: `python -m server.text.templates.render_process`, started by `server.text.templates.renderer`.
 
     front ── this process ── a process per rendering
 
@@ -24,8 +24,8 @@ from typing import Any
 
 import msgspec
 
-from server.text.meter import Limits
-from server.text.template import LIMITS, TemplateError, TemplateLimitError, TemplateRejection
+from server.text.templates.meter import Limits
+from server.text.templates.template import LIMITS, TemplateError, TemplateLimitError, TemplateRejection
 
 TAKEN = b"\1"  # the first byte of a fork: it has begun
 SLACK_S = 2.0  # beyond what the meter allows: SIGPROF counts in ticks, which may be half as long again as the time of the thread

@@ -2,7 +2,7 @@
 
 An ordinary conversation takes a fraction of a millisecond, less than it takes to ask another process. What has not ended after
 `IN_PLACE` would hold up the streams of others: a long conversation, or a template that a message sends round and round.
-Rendering has no effects, so it begins again in `server.text.rendering`.
+Rendering has no effects, so it begins again in `server.text.templates.render_process`.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from typing import Any
 import msgspec
 
 from server.interfaces import ChatTemplate
-from server.text.meter import Limits
-from server.text.rendering import SLACK_FACTOR, SLACK_S, TAKEN, Outcome
-from server.text.template import LIMITS, TemplateError, TemplateLimitError
+from server.text.templates.meter import Limits
+from server.text.templates.render_process import SLACK_FACTOR, SLACK_S, TAKEN, Outcome
+from server.text.templates.template import LIMITS, TemplateError, TemplateLimitError
 
-COMMAND = (sys.executable, "-P", "-m", "server.text.rendering")
+COMMAND = (sys.executable, "-P", "-m", "server.text.templates.render_process")
 IN_PLACE = Limits(time_s=0.005, memory_bytes=2 << 20)
 MAX_AT_ONCE = 8  # processes
 PATIENCE_S = 20.0  # for a process that may use 4 s of CPU time; it is tried twice, within the minute that clients wait

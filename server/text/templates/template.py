@@ -14,8 +14,8 @@ from typing import Any
 
 import jinja2
 
-from server.text.meter import METER, Limits, Meter, TemplateLimit, TemplateRaise
-from server.text.sandbox import GLOBALS, MeteredEnvironment
+from server.text.templates.meter import METER, Limits, Meter, TemplateLimit, TemplateRaise
+from server.text.templates.sandbox import GLOBALS, MeteredEnvironment
 
 LIMITS = Limits(time_s=2.0, memory_bytes=256 << 20)
 MAX_MESSAGE_CHARS = 2000  # of an error: a template can raise any text

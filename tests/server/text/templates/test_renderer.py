@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from server.text.renderer import Renderer
-from server.text.template import ChatTemplate, TemplateError, TemplateLimitError, TemplateRejection
+from server.text.templates.renderer import Renderer
+from server.text.templates.template import ChatTemplate, TemplateError, TemplateLimitError, TemplateRejection
 
 MESSAGES = [{"role": "user", "content": "Grüße 世界 "}] * 2000
 SOURCE = "{{ bos_token }}{% for m in messages %}{% for i in range(20) %}{{ m.content | trim }}{% endfor %}{% endfor %}{{ extra }}"
@@ -109,14 +109,14 @@ def test_an_ended_process_is_replaced_and_the_request_continued() -> None:
 def test_a_stopped_process_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     renderer = Renderer(ChatTemplate(SOURCE, {"bos_token": ""}))
     os.kill(stopped := process_of_after(renderer), signal.SIGSTOP)
-    monkeypatch.setattr("server.text.renderer.PATIENCE_S", 1.0)
+    monkeypatch.setattr("server.text.templates.renderer.PATIENCE_S", 1.0)
 
     async def asked() -> None:
         """The first attempt runs out of patience; the second has all it needs."""
         task = asyncio.create_task(rendered(renderer, extra="again"))
         while renderer._process is not None and process_of(renderer) == stopped:
             await asyncio.sleep(0.05)
-            monkeypatch.setattr("server.text.renderer.PATIENCE_S", 60.0)
+            monkeypatch.setattr("server.text.templates.renderer.PATIENCE_S", 60.0)
         assert (await task).endswith("again")
 
     asyncio.run(asked())
@@ -147,7 +147,7 @@ def children_of(pid: int) -> str:
 
 INTRUDER = """
 import socket
-from server.text.template import TemplateLimitError
+from server.text.templates.template import TemplateLimitError
 
 class Intruder:
     def render(self, messages, *args, limits=None, **options):

@@ -16,8 +16,8 @@ import markupsafe
 from jinja2.runtime import Context, Undefined
 from jinja2.utils import pass_context
 
-from server.text.meter import Meter, TemplateLimit, meter_of
-from server.text.metered_text import call_text, format_percent, items_of
+from server.text.templates.meter import Meter, TemplateLimit, meter_of
+from server.text.templates.metered_text import call_text, format_percent, items_of
 
 # Jinja's own, without their exact signatures.
 FILTERS: Mapping[str, Callable[..., Any]] = jinja2.filters.FILTERS

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from string import Formatter
 from typing import Any, cast
 
-from server.text.meter import ITEM_BYTES, MAX_ITEMS, SCALARS, Meter, TemplateLimit
+from server.text.templates.meter import ITEM_BYTES, MAX_ITEMS, SCALARS, Meter, TemplateLimit
 
 # fmt: off
 STR_METHODS = frozenset((
