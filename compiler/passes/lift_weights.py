@@ -32,7 +32,7 @@ from compiler.ir.module import IRModule
 from compiler.ir.types import TensorType, TupleType, Type, binders_of, vars_of
 from compiler.ir.visit import Uses, free_vars, fresh_function, map_atoms, operands, used_vars
 from compiler.passes.eliminate_dead_code import has_effect
-from compiler.passes.protect_operands import destroyed, taken_in
+from compiler.passes.memory.protect_operands import destroyed, taken_in
 from compiler.passes.rewrite import count_uses
 from runtime.executable import PREPARATION
 

@@ -18,7 +18,7 @@ from compiler.ir.parser import parse
 from compiler.ir.types import TensorType
 from compiler.ir.verify import verify
 from compiler.machine.target import host
-from compiler.passes.fuse import fuse
+from compiler.passes.fusion.fuse import fuse
 from compiler.passes.legalize import legalize
 from runtime.errors import ArgumentMismatch, BoundExceeded
 from runtime.session import Session

@@ -12,19 +12,19 @@ from compiler.backends.cpu.passes.schedule_kernels import ScheduleKernels
 from compiler.backends.cpu.passes.spread_rows import spread_rows
 from compiler.machine.products import product_tiles
 from compiler.machine.target import Target
-from compiler.passes.annotate_patterns import annotate_patterns
 from compiler.passes.base import Instrument, Pipeline
 from compiler.passes.capture import capture
 from compiler.passes.check_facts import check_facts
 from compiler.passes.eliminate_dead_code import eliminate_dead_code
-from compiler.passes.explicit_memory import explicit_memory
 from compiler.passes.fold_constants import FoldConstants
-from compiler.passes.fuse import fuse
+from compiler.passes.fusion.annotate_patterns import annotate_patterns
+from compiler.passes.fusion.fuse import fuse
 from compiler.passes.legalize import legalize
 from compiler.passes.lift_weights import lift_weights
-from compiler.passes.lift_workspace import lift_workspace
-from compiler.passes.plan_memory import plan_memory
-from compiler.passes.protect_operands import protect_operands
+from compiler.passes.memory.explicit_memory import explicit_memory
+from compiler.passes.memory.lift_workspace import lift_workspace
+from compiler.passes.memory.plan_memory import plan_memory
+from compiler.passes.memory.protect_operands import protect_operands
 from compiler.passes.share_subexpressions import share_subexpressions
 
 # The phases, and the pass with which each ends.

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from compiler.passes.base import Pass
-from compiler.passes.protect_operands import protect_operands
+from compiler.passes.memory.protect_operands import protect_operands
 
 BUMP = "prim bump(A: f32[n], out B: f32[n]) attrs {inplace=[[0, 1]]} { for i in n { B[i] = A[i] + 1.0 } }"
 COPY = "prim copy(a: f32[n], out out: f32[n]) { for i in n { out[i] = a[i] } }"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from compiler.ir.parser import parse
-from compiler.passes.annotate_patterns import annotate_patterns
+from compiler.passes.fusion.annotate_patterns import annotate_patterns
 
 KINDS = {
     "elementwise": "for i in n, j in m { B[i, j] = exp(A[i, j]) + A[i, j] }",

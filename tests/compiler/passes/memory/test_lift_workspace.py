@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from compiler.passes.base import Pass
-from compiler.passes.lift_workspace import lift_workspace
+from compiler.passes.memory.lift_workspace import lift_workspace
 
 NEST = "for i in n { t[i] = A[i, 0] } for i in n, j in m { B[i, j] = A[i, j] - t[i] }"
 

@@ -22,9 +22,9 @@ from compiler.ir.module import IRModule
 from compiler.ir.types import TupleType
 from compiler.ir.visit import operands
 from compiler.ops.memory import Owners, Place
-from compiler.passes.join import join
+from compiler.passes.fusion.join import join
+from compiler.passes.fusion.results import with_results
 from compiler.passes.outline import Outliner
-from compiler.passes.results import with_results
 from compiler.passes.rewrite import count_uses
 
 MOST_OPERANDS = 24  # of a joined function

@@ -13,7 +13,7 @@ from compiler.ir.graph import Alloc, Var
 from compiler.ir.parser import parse
 from compiler.ir.types import ObjectType
 from compiler.passes.base import Pass
-from compiler.passes.plan_memory import _Life, place, plan_memory
+from compiler.passes.memory.plan_memory import _Life, place, plan_memory
 
 E1 = "prim e(A: f32[n], out B: f32[n]) { for i in n { B[i] = exp(A[i]) } }"
 

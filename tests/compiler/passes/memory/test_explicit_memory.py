@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from compiler.passes.base import Pass
-from compiler.passes.explicit_memory import explicit_memory
+from compiler.passes.memory.explicit_memory import explicit_memory
 
 PRIMS = """
     prim e(A: f32[n], out B: f32[n]) { for i in n { B[i] = exp(A[i]) } }

@@ -18,8 +18,8 @@ from compiler.ir.verify import verify
 from compiler.ir.visit_loops import scalar_depth, walk_scalar, walk_scalars, walk_stmts
 from compiler.passes.base import Pass, Pipeline
 from compiler.passes.eliminate_dead_code import eliminate_dead_code
-from compiler.passes.fuse import fuse
-from compiler.passes.join import MOST_DEPTH, MOST_NODES
+from compiler.passes.fusion.fuse import fuse
+from compiler.passes.fusion.join import MOST_DEPTH, MOST_NODES
 from compiler.passes.legalize import legalize
 from runtime.session import Session
 

@@ -8,7 +8,7 @@ from compiler.idioms.nest import perfect_nest
 from compiler.ir.graph import CallTir
 from compiler.ir.loops import PrimFunc, ScalarParam, Seq, Stmt, Store
 from compiler.ir.visit_loops import loads, sequence, statements, walk_scalars, walk_stmts
-from compiler.passes.join import WrittenCall, written_out
+from compiler.passes.fusion.join import WrittenCall, written_out
 
 
 def with_results(call: CallTir, prim: PrimFunc, results: tuple[int, ...]) -> WrittenCall | None:

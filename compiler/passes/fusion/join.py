@@ -42,7 +42,7 @@ from compiler.ir.visit_loops import (
     walk_scalar,
     walk_stmts,
 )
-from compiler.passes.annotate_patterns import Pattern, Staged, pattern_of, staged
+from compiler.passes.fusion.annotate_patterns import Pattern, Staged, pattern_of, staged
 
 MOST_SUMS = 2  # that share a tile: they share its registers too
 MOST_NODES = 512  # of the expressions of a joined nest: joining walks all of them each time
