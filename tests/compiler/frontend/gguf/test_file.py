@@ -27,7 +27,7 @@ from compiler.frontend.rope import LongScaling
 from compiler.frontend.weights import open_safetensors
 from server.text.tokenizer import Tokenizer
 
-MODELS = Path(__file__).parents[2] / "golden" / "models"
+MODELS = Path(__file__).parents[3] / "golden" / "models"
 RNG = np.random.default_rng(0)
 
 
