@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
@@ -10,6 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+import compiler.machine.tiles
+from compiler.ir.tiles import TILE_OPS
+from compiler.machine.target import NAMED
+
+assert compiler.machine.tiles  # all intrinsics are known
 
 ROOT = Path(__file__).parent.parent
 PRODUCT = ("deploy", "server", "compiler", "runtime")
@@ -95,6 +102,28 @@ def test_the_page_size_is_defined_once() -> None:
     defines = re.compile(r"^\s*PAGE(_SIZE|_TOKENS)?\b[^=\n]*= *\d|\bpage_size *= *\d", re.MULTILINE)
     found = [p.relative_to(ROOT) for top in PRODUCT for p in (ROOT / top).rglob("*.py") if defines.search(p.read_text())]
     assert [str(path) for path in found] == ["runtime/kv_pool.py"]
+
+
+def strings_of(path: Path) -> set[str]:
+    return {node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+
+
+def test_only_the_machines_folder_names_features() -> None:
+    """Other parts ask its tables for what a target has. A function of scalars is called fma, too, and an element type bf16."""
+    features = {f for target in NAMED.values() for f in target.features} - {"fma", "bf16"} | {"avxvnni"}
+    folder = ROOT / "compiler/machine"
+    assert features <= {text for path in folder.rglob("*.py") for text in strings_of(path)}, "features are strings there"
+    modules = [p for p in (ROOT / "compiler").rglob("*.py") if not p.is_relative_to(folder)]
+    assert {str(p.relative_to(ROOT)): names for p in modules if (names := strings_of(p) & features)} == {}
+
+
+def test_only_its_file_names_an_intrinsic() -> None:
+    """Others have its class. The names that are words of English are left out: buffers are called so, too."""
+    names = {name for name in TILE_OPS if "_" in name and TILE_OPS[name].__module__.startswith("compiler.")}
+    tiles = ROOT / "compiler/machine/tiles"
+    assert names <= {text for path in tiles.glob("*.py") for text in strings_of(path)}, "names are strings there"
+    modules = [p for top in ("compiler", "deploy") for p in (ROOT / top).rglob("*.py") if not p.is_relative_to(tiles)]
+    assert {str(p.relative_to(ROOT)): found for p in modules if (found := strings_of(p) & names)} == {}
 
 
 @pytest.mark.xdist_group("one process")

@@ -50,15 +50,12 @@ class Target:
         """Whether the other machine runs code for this one."""
         return self.arch == other.arch and self.features <= other.features
 
-    def has(self, *features: str) -> bool:
-        return self.features.issuperset(features)
-
     def lanes(self, num_bytes: int) -> int:
         """Elements of this size in a register."""
         return self.vector_bits // (8 * num_bytes)
 
 
-# What the listed ones imply (avx and sse of avx2, for example) LLVM adds itself.
+# What those of a row imply (avx and sse of avx2, for example) LLVM adds itself.
 _X86_V3: Final = frozenset(["avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe", "popcnt"])
 _AVX512: Final = _X86_V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 _AVX512_BF16: Final = _AVX512 | {"avx512vnni", "avx512bf16"}
@@ -68,6 +65,7 @@ _NEON: Final = frozenset(["fp-armv8", "neon"])
 _NEON_DOT: Final = _NEON | {"fullfp16", "dotprod"}
 _NEON_BF16: Final = _NEON_DOT | {"i8mm", "bf16"}
 
+# A row is a target. The first one of an architecture is the least that code is generated for.
 NAMED: Final = {
     t.name: t
     for t in (
@@ -123,13 +121,14 @@ def machine() -> Target:
     """This machine with all that its CPU can do."""
     arch = llvm.get_process_triple().split("-")[0]
     arch = {"arm64": "aarch64", "amd64": "x86_64"}.get(arch, arch)
-    least = {"x86_64": NAMED["x86-64-v3"], "aarch64": NAMED["aarch64-neon"]}.get(arch)
-    if least is None:
-        raise TargetError(f"this machine is a {arch}; code is generated for x86_64 and aarch64")
+    known = [t for t in NAMED.values() if t.arch == arch]
+    if not known:
+        raise TargetError(f"this machine is a {arch}; code is generated for {' and '.join({t.arch: None for t in NAMED.values()})}")
+    least = known[0]
     # An operating system may report only what goes beyond its base, which on aarch64 is NEON.
     found = features() | (_NEON if arch == "aarch64" else frozenset[str]())
     if missing := least.features - found:
         raise TargetError(
             f"this CPU lacks {', '.join(sorted(missing))}; expected at least {least.name}: {', '.join(sorted(least.features))}"
         )
-    return Target("host", arch, found, 512 if found >= _AVX512 else least.vector_bits)
+    return Target("host", arch, found, max(t.vector_bits for t in known if t.features <= found))

@@ -1,10 +1,13 @@
-"""AVX-512: `vdpbf16ps` (BF16), `vpdpbusd` (VNNI), `vpmaddubsw`, `vpmaddwd`."""
+"""AVX-512: `vdpbf16ps` (BF16), `vpdpbusd` (VNNI), `vpmaddubsw`, `vpmaddwd`, and the features of other instructions."""
 
 from __future__ import annotations
 
 from compiler.llvm.ssa import Code, broadcast
 from compiler.machine.instructions.avx2 import signed_by_small, signed_by_unsigned, words_by_unsigned
 from compiler.machine.instructions.step import Parts, Step
+
+SCALE_EXPONENT = frozenset(["avx512f", "avx512vl"])  # vscalefps
+PACK_LANES = frozenset(["avx512f"])  # vpcompressd
 
 
 def _left(code: Code, x: str) -> Parts:

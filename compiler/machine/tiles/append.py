@@ -10,11 +10,11 @@ import numpy as np
 from compiler.ir.dtypes import DType
 from compiler.ir.tiles import Array, Operand, tile_op
 from compiler.llvm.ssa import Code, broadcast, vec, vector_literal
+from compiler.machine.instructions.avx512 import PACK_LANES
 from compiler.machine.target import Target
-from compiler.machine.tiles.base import Features, Intrinsic
+from compiler.machine.tiles.base import Intrinsic
 
 LANES = 16
-PACKING = Features(["avx512f"])  # an instruction that packs lanes
 
 
 @tile_op
@@ -44,7 +44,7 @@ class Append(Intrinsic):
         lanes = code.op(f"load {numbers}, ptr {pointers[2]}, align 4")
         hit = code.op(f"icmp ne {numbers} {lanes}, zeroinitializer")
         bits = code.op(f"bitcast {mask} {hit} to i{LANES}")
-        if target.has(*PACKING):
+        if target.features >= PACK_LANES:
             _pack(code, pointers, dims[0], hit, bits)
         else:
             with code.when(code.op(f"icmp ne i{LANES} {bits}, 0")):

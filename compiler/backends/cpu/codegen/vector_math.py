@@ -21,6 +21,7 @@ import numpy as np
 
 from compiler.ir.loops import Fn
 from compiler.llvm.ssa import Code, float_literal, splat, suffix, vec
+from compiler.machine.instructions.avx512 import SCALE_EXPONENT
 from compiler.machine.target import Target
 
 # --- coefficients, lowest first; fit_polynomials.py derives them --------------------------------------------------------
@@ -260,7 +261,7 @@ def _exp(x: Lanes) -> Lanes:
 
 def _scaled(target: Target, lanes: int) -> Callable[[Lanes, Lanes], Lanes]:
     """value 2^n rounded once, for n + ROUND_F32."""
-    return _scaled_at_once if target.has("avx512f", "avx512vl") and lanes in (4, 8, 16) else _scaled_by_parts
+    return _scaled_at_once if target.features >= SCALE_EXPONENT and lanes in (4, 8, 16) else _scaled_by_parts
 
 
 def _scaled_at_once(value: Lanes, shifted: Lanes) -> Lanes:

@@ -1,0 +1,51 @@
+"""Which tiles a target gets: the best that it has, for each format and where it is multiplied."""
+
+from __future__ import annotations
+
+import pytest
+
+from compiler.ir.dtypes import DType
+from compiler.machine.products import TileShape, product_tiles
+from compiler.machine.target import NAMED, Target
+
+AVX_VNNI = Target("avx-vnni", "x86_64", NAMED["x86-64-v3"].features | {"avxvnni"}, 256)
+TARGETS = NAMED | {"avx-vnni": AVX_VNNI}
+
+# name of the tile, bits of weights, rows, columns
+TILES = {
+    "x86-64-v3": [("dot_panel", 4, 2, 16), ("dot_words", 8, 4, 16)],
+    "avx-vnni": [("dot_panel", 8, 2, 16), ("dot_panel", 4, 2, 16)],
+    "avx512": [("dot_panel", 4, 4, 32), ("dot_words", 8, 8, 32)],
+    "avx512-vnni-bf16": [("dot_panel", 8, 4, 32), ("dot_panel", 4, 4, 32)],
+    "avx512-bf16-amd": [("dot_bf16", 16, 8, 32), ("dot_panel", 8, 4, 32), ("dot_panel", 4, 4, 32)],
+    "amx": [("amx_bf16", 16, 32, 32), ("amx_i8_i8", 4, 32, 32), ("amx_i8_u8", 8, 16, 32), ("dot_panel", 8, 4, 32), ("dot_panel", 4, 4, 32)],
+    "aarch64-neon": [],
+    "aarch64-dotprod": [("dot_panel", 8, 2, 16), ("dot_panel", 4, 2, 16)],
+    "aarch64-i8mm-bf16": [("dot_panel", 8, 2, 16), ("dot_panel", 4, 2, 16)],
+}
+
+
+@pytest.mark.parametrize("name", list(TARGETS))
+def test_a_target_gets_the_best_that_it_has(name: str) -> None:
+    tiles = product_tiles(TARGETS[name])
+    assert [(t.op.name, t.bits, t.op.rows, t.op.columns) for t in tiles.tiles] == TILES[name]
+    assert tiles.floats == (TileShape(8, 2) if TARGETS[name].vector_bits == 512 else TileShape(4, 1))
+    assert tiles.on_matrix_unit == (name == "amx")
+
+
+@pytest.mark.parametrize("tile", [t for target in TARGETS.values() for t in product_tiles(target).tiles], ids=lambda t: t.op.name)
+def test_a_tile_is_whole(tile) -> None:
+    """Blocks are whole steps, a panel is of whole vectors, and what it says of its operands holds."""
+    shape = tile.shape
+    assert (shape.rows, shape.columns) == (tile.op.rows, tile.op.columns) and shape.rows & shape.rows - 1 == 0
+    assert list(tile.op.problems()) == [] and tile.op.dims[:2] == ("k", "stride")
+    assert (tile.block is not None) == tile.on_matrix_unit and (tile.block or 0) % tile.depth == 0
+    assert tile.op.accumulator is (DType.F32 if tile.rows is DType.BF16 else DType.I32)
+
+
+def test_channels_are_widened_whose_groups_lie_whole_in_a_block() -> None:
+    tile = product_tiles(NAMED["amx"]).widened
+    assert tile is not None
+    assert [tile.widens(4096, group) for group in (32, 64, 128, 512)] == [True] * 4
+    assert [tile.widens(*sizes) for sizes in ((4096, 96), (4096, 16), (4096, 1024), (4000, 32), (128, 128))] == [False] * 5
+    assert not any(t.widens(4096, 32) for t in product_tiles(NAMED["avx512"]).tiles)
