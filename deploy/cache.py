@@ -1,6 +1,7 @@
 """What is kept between starts, in one folder: compiled programs, and the weights as these read them.
 
     executables/KEY-RANGES.rsx, .json   a compiled program, and the ranges that its plan covers (compiler/cache.py)
+    executables/KEY-THREADS.costs       what its steps take with so many threads (deploy/loading/costs.py)
     weights/KEY-CHECKPOINT.rsw          packed weights: what any program of the key made of one checkpoint (compiler/bind.py)
 
     weights/KEY-CHECKPOINT.rsw.used-*   markers of processes that use them (deploy/use.py)
@@ -29,8 +30,9 @@ from server.interfaces import LoadError
 from server.model import CachedModel
 
 WEIGHTS_SUFFIX = ".rsw"
+COSTS_SUFFIX = ".costs"
 ABANDONED_S = 3600.0  # a load that still runs writes more often
-_OURS = re.compile(r"\.import-.+|\.?[0-9a-f]{32}-[0-9a-f]+\.(rsx|json|rsw)(\..+)?")
+_OURS = re.compile(r"\.import-.+|\.?[0-9a-f]{32}-[0-9a-f]+\.(rsx|json|rsw|costs)(\..+)?")
 
 
 class CannotRemove(RuntimeFault):
@@ -63,6 +65,10 @@ class Kept:
     def weights_of(self, key: str, digest: str) -> Path:
         """Where the prepared weights of one program and one checkpoint are."""
         return self._weights / f"{key}-{digest[:32]}{WEIGHTS_SUFFIX}"
+
+    def costs_of(self, key: str, num_threads: int) -> Path:
+        """Where it stands what steps of a program take."""
+        return self.executables.folder / f"{key}-{num_threads:x}{COSTS_SUFFIX}"
 
     def items(self) -> list[Item]:
         """Programs count as used when their weights are: a start reads both."""
@@ -121,7 +127,8 @@ class Kept:
 
     def _programs(self) -> Iterator[Item]:
         for entry in self.executables.entries():
-            yield Item(Part.PROGRAM, (entry.path, entry.path.with_suffix(".json")), entry.key, entry.num_bytes, entry.used_s)
+            costs = self.executables.folder.glob(f"{entry.key}-*{COSTS_SUFFIX}")
+            yield Item(Part.PROGRAM, (entry.path, entry.path.with_suffix(".json"), *costs), entry.key, entry.num_bytes, entry.used_s)
 
     def _packed(self) -> Iterator[Item]:
         for path in sorted(self._weights.glob(f"*{WEIGHTS_SUFFIX}")):

@@ -55,6 +55,7 @@ def load_of(spec: ModelSpec, hub_token: str | None = None) -> Load:
         spec.quantize,
         spec.max_context,
         spec.max_batch,
+        spec.max_gap_ms,
         spec.kv_cache_bytes,
         spec.memory_limit_bytes,
         spec.kv_dtype,

@@ -14,6 +14,8 @@ from enum import StrEnum
 
 import msgspec
 
+MAX_GAP_MS = 1000  # unless a load says otherwise
+
 
 class Message(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     """Base of every message; the tag is the class name."""
@@ -98,6 +100,7 @@ class Load(Message, frozen=True, tag=True):
     quantize: str = "bf16"
     max_context: int | None = None
     max_batch: int = 64
+    max_gap_ms: int = MAX_GAP_MS
     kv_cache_bytes: int | None = None
     memory_limit_bytes: int | None = None
     kv_dtype: str = "auto"  # of the pages: f32, f16, bf16, int8; auto is bf16, beside weights of f32 it is f32

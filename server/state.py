@@ -13,8 +13,9 @@ import msgspec
 from msgspec import Meta
 
 from runtime.files import regular
+from server.messages import MAX_GAP_MS
 
-LEAST_CONTEXT, MOST_SEQUENCES = 16, 4096  # of a model
+LEAST_CONTEXT, MOST_SEQUENCES, LONGEST_GAP_MS = 16, 4096, 3_600_000  # of a model
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}$"  # of a model and of an alias
 NAMED = "letters, digits and ._:/- of which the first is a letter or digit, 128 at most"
 
@@ -27,6 +28,7 @@ class ModelSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     quantize: str = "bf16"
     max_context: Annotated[int, Meta(ge=LEAST_CONTEXT, lt=2**31)] | None = None
     max_batch: Annotated[int, Meta(ge=1, le=MOST_SEQUENCES)] = 64
+    max_gap_ms: Annotated[int, Meta(ge=1, le=LONGEST_GAP_MS)] = MAX_GAP_MS
     kv_cache_bytes: Annotated[int, Meta(ge=1)] | None = None
     memory_limit_bytes: int | None = None  # set by the registry: what is free when the load begins
     kv_dtype: str = "auto"

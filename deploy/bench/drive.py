@@ -68,7 +68,7 @@ class InProcess:
 
     def __init__(self, loaded: LoadedModel, *, temperature: float) -> None:
         assert loaded.step_model is not None
-        self.engine = OverlappedEngine(loaded.step_model, self._hear, eos_ids=loaded.eos_ids)
+        self.engine = OverlappedEngine(loaded.step_model, self._hear, eos_ids=loaded.eos_ids, pace=loaded.pace)
         self._temperature = temperature
         self._streams: dict[str, Stream] = {}
         self._num_sent = 0

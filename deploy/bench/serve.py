@@ -24,10 +24,10 @@ from deploy.bench.checkpoint import PREFIX, model_folder
 from deploy.bench.drive import Driver, InProcess, OverHttp, Prompt, Stream, percentile, served
 from deploy.bench.measure import Figure, best_s, report
 from deploy.bench.synthetic import SHAPES
+from deploy.loading.costs import step_of
 from deploy.loading.load import load_model
 from deploy.loading.serving import CompiledModel
-from runtime.kv_pool import PAGE_SIZE
-from server.engine.step_model import StepBatch, StepLimits
+from server.engine.step_model import StepLimits
 from server.engine.worker import LoadedModel
 from server.messages import Load
 from server.state import ModelSpec
@@ -37,6 +37,7 @@ NUM_PROMPT = NUM_NEW = 128
 NUM_SHARED = 1000
 NUM_ARRIVING, NUM_DECODING = 2000, 16
 HOST_SHARES = {1: 0.05, 32: 0.08}  # goals, by clients
+JUDGED_CLIENTS = 32
 NAME = "bench"
 JUDGED = f"{PREFIX}0.5b", "int8"  # the model that the goals are for
 
@@ -62,43 +63,32 @@ class Alone:
         self._best_s: dict[tuple[int, int, int], float] = {}
 
     def measure(self, num_clients: int) -> float:
-        """For the prompts of all clients, in steps as large as possible, and then one token of each per step."""
+        """For the prompts of all clients and nothing else, and then one token of each per step."""
+        return self.prompts_s(num_clients) + self._step_s(num_clients, 1, NUM_PROMPT + NUM_NEW // 2) * (NUM_NEW - 1)
+
+    def prompts_s(self, num_clients: int) -> float:
+        """In steps as large as possible."""
         num_together = min(num_clients, self._model.limits.max_tokens // NUM_PROMPT)
-        prefill_s = self._step_s(num_together, NUM_PROMPT, NUM_PROMPT)
-        decode_s = self._step_s(num_clients, 1, NUM_PROMPT + NUM_NEW // 2)
-        return prefill_s * num_clients / num_together + decode_s * (NUM_NEW - 1)
+        return self._step_s(num_together, NUM_PROMPT, NUM_PROMPT) * num_clients / num_together
 
     def _step_s(self, num_seqs: int, num_each: int, context: int) -> float:
         shape = num_seqs, num_each, context
-        batch = self._batch(*shape)
+        batch = step_of(self._model.limits, num_seqs=num_seqs, num_each=num_each, context=context)
         step_s = best_s(lambda: self._model.run(batch), seconds=1.0, most=20)
         self._best_s[shape] = min(step_s, self._best_s.get(shape, step_s))
         return self._best_s[shape]
 
-    def _batch(self, num_seqs: int, num_each: int, context: int) -> StepBatch:
-        num_pages = -(-context // PAGE_SIZE)
-        tables = (1 + np.arange(num_seqs * num_pages) % (self._model.limits.num_pages - 1)).astype(np.int32).reshape(num_seqs, num_pages)
-        positions = np.tile(np.arange(context - num_each, context), num_seqs).astype(np.int32)
-        owners = np.repeat(np.arange(num_seqs), num_each)
-        starts = (np.arange(num_seqs + 1) * num_each).astype(np.int32)
-        return StepBatch(
-            tokens=np.arange(num_seqs * num_each, dtype=np.int32) % self._model.limits.vocab_size,
-            positions=positions,
-            slots=tables[owners, positions // PAGE_SIZE] * PAGE_SIZE + positions % PAGE_SIZE,
-            query_starts=starts,
-            context_lens=np.full(num_seqs, context, np.int32),
-            page_tables=tables,
-            logit_rows=starts[1:] - 1,
-        )
-
 
 def measure(folder: Path, options: argparse.Namespace) -> list[Figure]:
     clients: list[int] = options.clients
-    max_batch = max(*clients, NUM_DECODING + 1)
+    runs = [(f"{n} clients", n) for n in clients]
+    if options.burst is not None:
+        runs = [(f"{which} burst of {options.burst}", options.burst) for which in ("first", "second")]
+    max_batch = max(*(n for _, n in runs), NUM_DECODING + 1)
     loaded = load_model(Load(NAME, str(folder), options.quantize, max_batch=max_batch), lambda _stage, _fraction: None)
     model = loaded.step_model
     assert isinstance(model, CompiledModel)
-    figures = engine_figures(loaded, model, clients, options.temperature)
+    figures = engine_figures(loaded, model, runs, options.temperature, mixed=options.burst is None)
     if options.http:
         limits = model.limits
         del loaded, model  # the server loads its own
@@ -107,27 +97,40 @@ def measure(folder: Path, options: argparse.Namespace) -> list[Figure]:
     return figures
 
 
-def engine_figures(loaded: LoadedModel, model: CompiledModel, clients: Sequence[int], temperature: float) -> list[Figure]:
+def engine_figures(
+    loaded: LoadedModel, model: CompiledModel, runs: Sequence[tuple[str, int]], temperature: float, *, mixed: bool
+) -> list[Figure]:
+    """Of runs by name and number of clients."""
     texts, alone = Texts(model.limits.vocab_size), Alone(model)
-    for n in clients:
+    for _, n in runs:
         alone.measure(n)
     driver = InProcess(loaded, temperature=temperature)
-    driver.run(texts.several(0, 1, num_new=8))  # what only the first step costs
     figures: list[Figure] = []
-    walls_s: dict[int, float] = {}
-    for n in clients:
+    done: list[tuple[float, list[float]]] = []
+    for number, (name, n) in enumerate(runs):
         busy_s, began_s = -model.busy_s, time.perf_counter()
-        streams = driver.run(texts.several(n, n))
-        walls_s[n], busy_s = time.perf_counter() - began_s, busy_s + model.busy_s
-        figures += stream_figures(f"{n} clients", streams)
-        figures.append(Figure(f"{n} clients: time outside kernels", 1 - busy_s / walls_s[n], "", HOST_SHARES.get(n)))
-    figures += mixed_figures(driver, texts, model.limits, "")
+        streams = driver.run(texts.several(1000 * number + n, n))
+        wall_s, busy_s = time.perf_counter() - began_s, busy_s + model.busy_s
+        done.append((wall_s, [stream.ttft_s for stream in streams]))
+        figures += stream_figures(name, streams)
+        figures.append(Figure(f"{name}: time outside kernels", 1 - busy_s / wall_s, "", HOST_SHARES.get(n)))
+    if mixed:
+        figures += mixed_figures(driver, texts, model.limits, "")
     driver.close()
-    for n in clients:  # for a second time: a machine may be slow before and fast behind
-        least_s = alone.measure(n)
-        goal = 0.85 if n == 32 else None
-        figures.append(Figure(f"{n} clients: of the model alone", least_s / walls_s[n], "", goal, True, f"{least_s:.2f} s alone"))
+    for (name, n), (wall_s, first_s) in zip(runs, done, strict=True):  # for a second time: a machine may be slow before and fast behind
+        figures += ideal_figures(name, alone.measure(n), alone.prompts_s(n), wall_s, first_s, is_judged=n == JUDGED_CLIENTS)
     return figures
+
+
+def ideal_figures(name: str, least_s: float, prompts_s: float, wall_s: float, first_s: Sequence[float], *, is_judged: bool) -> list[Figure]:
+    """Beside the ideal: first all prompts, alone, and then all streams together."""
+    share, median, worst = (0.95, 0.55, 1.15) if is_judged else (None, None, None)
+    note = f"{prompts_s:.2f} s for all prompts alone"
+    return [
+        Figure(f"{name}: of the model alone", least_s / wall_s, "", share, True, f"{least_s:.2f} s alone"),
+        Figure(f"{name}: median first token, of all prompts", statistics.median(first_s) / prompts_s, "", median, note=note),
+        Figure(f"{name}: worst first token, of all prompts", max(first_s) / prompts_s, "", worst, note=note),
+    ]
 
 
 def http_figures(driver: OverHttp, limits: StepLimits, clients: Sequence[int], inside: list[Figure]) -> list[Figure]:
@@ -198,6 +201,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--model", default=JUDGED[0], help=f"{demo.NAME}, a path, {synthetic}")
     parser.add_argument("--quantize", default=JUDGED[1])
     parser.add_argument("--clients", type=_counts, default=list(CLIENTS), help="as 1,4,32")
+    parser.add_argument("--burst", type=int, help="only a burst of so many clients: the first after a start, and one more")
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--http", action="store_true", help="the same through a server as well")
     parser.add_argument("--json", action="store_true")

@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from deploy.cli.output import Bars, answers, in_units
-from deploy.cli.sources import KV_DTYPE, MAX_BATCH, MAX_CONTEXT, QUANTIZE, TARGET, KvCacheBytes
+from deploy.cli.sources import KV_DTYPE, MAX_BATCH, MAX_CONTEXT, MAX_GAP_MS, QUANTIZE, TARGET, KvCacheBytes
 from deploy.client import Client, ServerFault, segment
 from deploy.settings import KEY_VARIABLE, URL_VARIABLE, num_bytes
 
@@ -27,6 +27,7 @@ def load(
     quantize: Annotated[str | None, typer.Option(help=QUANTIZE)] = None,
     max_context: Annotated[int | None, typer.Option(help=MAX_CONTEXT)] = None,
     max_batch: Annotated[int | None, typer.Option(help=MAX_BATCH)] = None,
+    max_gap_ms: Annotated[int | None, typer.Option(help=MAX_GAP_MS)] = None,
     kv_cache_bytes: KvCacheBytes = None,
     kv_dtype: Annotated[str, typer.Option(help=KV_DTYPE)] = "auto",
     target: Annotated[str, typer.Option(help=TARGET)] = "host",
@@ -50,6 +51,7 @@ def load(
         "quantize": quantize,
         "max_context": max_context,
         "max_batch": max_batch,
+        "max_gap_ms": max_gap_ms,
         "kv_cache_bytes": _bytes(kv_cache_bytes),
         "kv_dtype": kv_dtype,
         "target": target,

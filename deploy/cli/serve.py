@@ -14,11 +14,11 @@ import typer
 
 from deploy import demo
 from deploy.cli.output import Bars, errors
-from deploy.cli.sources import KV_DTYPE, MAX_BATCH, MAX_CONTEXT, QUANTIZE, TARGET
+from deploy.cli.sources import KV_DTYPE, MAX_BATCH, MAX_CONTEXT, MAX_GAP_MS, QUANTIZE, TARGET
 from deploy.secrets import hub_token, take_secrets
 from deploy.settings import DEFAULTS, MODELS, PREFIX, SETTINGS, TYPES, Setting, gather, num_bytes, service_links
 from server.settings import SettingsError
-from server.state import LEAST_CONTEXT, MOST_SEQUENCES, ModelSpec
+from server.state import LEAST_CONTEXT, LONGEST_GAP_MS, MOST_SEQUENCES, ModelSpec
 
 if TYPE_CHECKING:
     from server.operations import Operation
@@ -139,6 +139,7 @@ FORM: dict[str, Any] = {
     "quantize": _of_models(str, QUANTIZE),
     "max_context": _of_models(int, MAX_CONTEXT, least=LEAST_CONTEXT),
     "max_batch": _of_models(int, MAX_BATCH, least=1, most=MOST_SEQUENCES),
+    "max_gap_ms": _of_models(int, MAX_GAP_MS, least=1, most=LONGEST_GAP_MS),
     "kv_dtype": _of_models(str, KV_DTYPE),
     "target": _of_models(str, TARGET),
 }

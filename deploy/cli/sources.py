@@ -13,6 +13,7 @@ from server.state import LEAST_CONTEXT, MOST_SEQUENCES
 QUANTIZE = "Form of the weights: f32, bf16, int8, int4; with a scale per group of inputs as int8-128 or int4-64."
 MAX_CONTEXT = "Longest sequence, in tokens."
 MAX_BATCH = "Most sequences at once."
+MAX_GAP_MS = "Longest pause of a stream while prompts of others are computed, in milliseconds."
 KV_DTYPE = "Form of keys and values: auto, f32, f16, bf16, int8."
 TARGET = "Instructions to use: host, or a lesser target, as x86-64-v3."
 
@@ -33,4 +34,4 @@ def load_of(
     except ValueError:
         raise typer.BadParameter(f"{kv_cache_bytes!r} is no number of bytes; expected one as 1000000, 64M or 2G") from None
     spec = model_spec(source)
-    return Load(spec.name, spec.source, quantize, max_context, max_batch, size, kv_dtype=kv_dtype, target=target)
+    return Load(spec.name, spec.source, quantize, max_context, max_batch, kv_cache_bytes=size, kv_dtype=kv_dtype, target=target)

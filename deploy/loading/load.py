@@ -7,6 +7,8 @@ from functools import partial
 from pathlib import Path
 
 from compiler.frontend.errors import ModelError
+from deploy.cache import kept
+from deploy.loading.costs import step_costs
 from deploy.loading.modes import Mode
 from deploy.loading.plan import plan_of
 from deploy.loading.program import compile_model, executable_cache
@@ -18,6 +20,8 @@ from deploy.verification import damage_of
 from runtime.kv_pool import PAGE_SIZE
 from runtime.memory import MemoryAccount
 from runtime.session import Session
+from server.engine.pace import Pace
+from server.engine.step_model import StepModel
 from server.engine.worker import LoadedModel
 from server.interfaces import LoadError
 from server.messages import Load, Ready
@@ -44,6 +48,8 @@ def load_servable(model: Servable, load: Load, progress: Progress, started: floa
     progress("warm-up", 0.0)
     if not served.answers():
         raise LoadError("load_refused", f"what {load.source} computes is not finite; are its weights damaged? Download them again")
+    progress("warm-up", 0.5)
+    pace = None if served.step_model is None else _pace(served.step_model, compiled.key, session, load)
     progress("warm-up", 1.0)
     embedding = model.files.config.embedding
     ready = Ready(
@@ -64,8 +70,20 @@ def load_servable(model: Servable, load: Load, progress: Progress, started: floa
         load_s=time.perf_counter() - started,
     )
     return LoadedModel(
-        ready, served.step_model, served.embed_model, model.tokenizer.eos_ids, model.tokenizer.to_json(), damage=partial(_damage, packed)
+        ready,
+        served.step_model,
+        served.embed_model,
+        model.tokenizer.eos_ids,
+        model.tokenizer.to_json(),
+        pace=pace,
+        damage=partial(_damage, packed),
     )
+
+
+def _pace(model: StepModel, key: str, session: Session, load: Load) -> Pace:
+    folder = kept()
+    costs = step_costs(model, None if folder is None else folder.costs_of(key, session.num_threads))
+    return Pace(model.limits.max_tokens, costs, load.max_gap_ms / 1000)
 
 
 def _damage(packed: Path | None) -> str:

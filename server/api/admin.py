@@ -28,6 +28,7 @@ from server.api.respond import json_answer
 from server.api.routes import ADMINISTRATION, Responses, events, gives, new_router
 from server.api.sse import EventStream
 from server.errors import CACHE_UNAVAILABLE, OPERATION_NOT_FOUND, ApiError
+from server.messages import MAX_GAP_MS
 from server.model import Model, Unloaded
 from server.operations import Operation, OperationReport, OperationState
 from server.probe import PLAIN, Probe
@@ -35,7 +36,7 @@ from server.registry import Registry
 from server.resident_memory import resident_bytes
 from server.settings import ServerSettings
 from server.sources import resolve
-from server.state import LEAST_CONTEXT, MOST_SEQUENCES, NAME, NAMED, ModelSpec
+from server.state import LEAST_CONTEXT, LONGEST_GAP_MS, MOST_SEQUENCES, NAME, NAMED, ModelSpec
 from server.text.tools import FORMATS
 
 Name = Annotated[str, Field(pattern=NAME, max_length=128)]
@@ -55,6 +56,7 @@ class LoadBody(Options):
     dtype: WeightForm | None = None
     max_context: int | None = Field(default=None, ge=LEAST_CONTEXT, lt=2**31)
     max_batch: int | None = Field(default=None, ge=1, le=MOST_SEQUENCES)
+    max_gap_ms: int | None = Field(default=None, ge=1, le=LONGEST_GAP_MS)
     kv_cache_bytes: Bytes | None = None
     kv_dtype: Literal["auto", "f32", "f16", "bf16", "int8"] = "auto"
     target: TargetName = "host"
@@ -210,6 +212,7 @@ def spec_of(body: LoadBody, settings: ServerSettings) -> ModelSpec:
         quantize=body.quantize or body.dtype or "bf16",
         max_context=body.max_context,
         max_batch=body.max_batch or 64,
+        max_gap_ms=body.max_gap_ms or MAX_GAP_MS,
         kv_cache_bytes=body.kv_cache_bytes,
         kv_dtype=body.kv_dtype,
         target=body.target,

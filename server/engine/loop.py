@@ -13,6 +13,7 @@ from server.constraints.compiler import ConstraintCompiler
 from server.constraints.matcher import LATE, ConstraintError, Mask
 from server.engine.batch import BatchBuilder
 from server.engine.outbox import Outbox, Publish, Timing
+from server.engine.pace import Pace
 from server.engine.request import Sequence, Stage
 from server.engine.requests import Requests
 from server.engine.sampler import Sampler
@@ -29,11 +30,12 @@ class Engine:
         *,
         eos_ids: tuple[int, ...] = (),
         constraints: ConstraintCompiler | None = None,
+        pace: Pace | None = None,
         clock: Callable[[], float] = time.perf_counter,
         deadline_clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`clock` measures steps, `deadline_clock` deadlines."""
-        self.scheduler = Scheduler(model.limits)
+        self.scheduler = Scheduler(model.limits, pace)
         self.timing = Timing()
         self._model = model
         self._clock = clock

@@ -1,95 +1,103 @@
-"""How many prompt tokens may ride along with the decoding streams, from what steps were measured to cost.
+"""How many prompt tokens a step takes beside the decoding streams.
 
-A step that also prefills is longer than one that only decodes, and every stream waits for it. For one prompt the longer step keeps
-within `STRETCH` times the usual one. Each further one that waits gets `WEIGHT` times the share of a stream, up to `FURTHEST`: the streams
-lose no more by it, only sooner, and the sooner all decode together, the more each step yields. The usual step is measured for about as
-many streams as decode now, anew when it has long not been seen.
-
-What a prompt token costs rises with their number: up to some, tokens are free beside the weights that are read anyway. So the number
-at most doubles from one step to the next, which at most doubles the step, unless steps of prompts alone show what many cost. Estimates
-take the cautious side of the last few steps: one that the machine disturbed moves them little, and a machine that is often disturbed
-gets smaller chunks. Only the very last step counts by itself, too: a machine that has just become slow is slow in the next step.
+All streams wait for the whole step. In total they wait for the prompts' work, in however many chunks it is done. Chunks below the
+efficient size cost more per token; larger ones only make the first of several prompts wait for the others. So a step takes the efficient
+chunk, or a smaller one if the step would else be longer than `max_gap_s`, which is the operator's bound. What a step costs is measured when
+the model is loaded; later steps correct it.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable
-from math import inf, log2
+from bisect import bisect_right
+from collections.abc import Mapping
+from math import log2
 
-STRETCH = 1.4  # the promise is 2.5; the difference is for what the estimates do not see
-FURTHEST = 8.0
-WEIGHT = 8.0  # who waits has nothing yet
-SMALLEST = 4  # tokens: prefill goes on, however dear it is
-WINDOW = 15  # steps that an estimate remembers
-STALE = 400  # steps after which the usual step is measured anew
-FEWEST = 4  # prompt tokens for which a step says something about their cost
+SMALLEST = 16  # prompt tokens, where even they take longer than the bound: prompts go on
+MOVES = 0.25  # of the difference between a step and its estimate: one disturbed step changes little
+FURTHEST = 4.0  # between a step and its estimate: what is beyond says nothing about the next step
+EFFICIENT = 1.03  # at most so much of the least cost per token
+RECENT = 64  # steps for which a size class keeps its correction
+
+
+class StepCosts:
+    """Seconds of a step by its number of tokens: as measured at load, times the correction of its size class."""
+
+    def __init__(self, measured: Mapping[int, float]) -> None:
+        self._measured = dict(sorted(measured.items()))
+        self._corrections: dict[int, tuple[float, int]] = {}  # by size class: the factor, and the step of its last observation
+        self._latest = 1.0
+        self._num_steps = 0
+
+    def __call__(self, num_tokens: int) -> float:
+        return self._as_measured(num_tokens) * self._correction(_size_class(num_tokens))
+
+    def observe(self, num_tokens: int, step_s: float) -> None:
+        self._num_steps += 1
+        if not self._measured:
+            self._measured[num_tokens] = step_s
+        size, expected_s = _size_class(num_tokens), self(num_tokens)
+        ratio = min(max(step_s / expected_s, 1 / FURTHEST), FURTHEST) if expected_s else 1.0
+        moves = MOVES if size in self._corrections else 1.0
+        self._latest = self._correction(size) * (1 + moves * (ratio - 1))
+        self._corrections[size] = self._latest, self._num_steps
+
+    def most_tokens(self, least: int, most: int, limit_s: float) -> int:
+        """The largest number from `least` to `most` whose step stays within the limit; `least` if none does."""
+        for size in range(_size_class(most), _size_class(least) - 1, -1):
+            low, high = max(least, _first_of(size)), min(most, _first_of(size + 1) - 1)
+            limit = limit_s / self._correction(size)
+            if low <= high and self._as_measured(low) <= limit:
+                return low + bisect_right(range(low, high + 1), limit, key=self._as_measured) - 1
+        return least
+
+    @property
+    def efficient(self) -> int:
+        """The smallest chunk whose tokens cost little more than those of the largest measured one."""
+        cheapest_s = min((seconds / size for size, seconds in self._measured.items()), default=0.0)
+        return next((size for size, seconds in self._measured.items() if seconds / size <= EFFICIENT * cheapest_s), 1 << 30)
+
+    def _as_measured(self, num_tokens: int) -> float:
+        """Linear between two sizes, in proportion beyond the largest; 0 while nothing is known."""
+        sizes, seconds = list(self._measured), list(self._measured.values())
+        at = bisect_right(sizes, num_tokens)
+        if at == 0:
+            return min(seconds, default=0.0)
+        if at == len(sizes):
+            return seconds[-1] * num_tokens / sizes[-1]
+        share = (num_tokens - sizes[at - 1]) / (sizes[at] - sizes[at - 1])
+        return seconds[at - 1] + share * (seconds[at] - seconds[at - 1])
+
+    def _correction(self, size: int) -> float:
+        """A class that was not seen of late is as fast or slow as what was: else a size once found too slow were never tried again."""
+        factor, seen_at = self._corrections.get(size, (1.0, -RECENT))
+        return factor if self._num_steps - seen_at < RECENT else self._latest
 
 
 class Pace:
-    def __init__(self, max_tokens: int) -> None:
+    def __init__(self, max_tokens: int, costs: Mapping[int, float], max_gap_s: float) -> None:
         self._max_tokens = max_tokens
-        self._num_steps = 0
-        self._usual: dict[int, _Usual] = {}  # by size class of the number of streams
-        self._riding: deque[float] = deque(maxlen=WINDOW)  # seconds per prompt token beside streams
-        self._chunks: deque[int] = deque(maxlen=WINDOW)  # how many these were
-        self._alone: deque[float] = deque(maxlen=WINDOW)  # seconds per prompt token in steps of nothing else
+        self._max_gap_s = max_gap_s
+        self._costs = StepCosts(costs)
+        self._chunk = self._costs.efficient
 
-    def observe(self, num_decode: int, num_prefill: int, step_s: float) -> None:
-        self._num_steps += 1
-        if num_prefill == 0:
-            self._usual_of(num_decode).observe(step_s, self._num_steps)
-        elif num_decode == 0 and num_prefill >= FEWEST:
-            self._alone.append(step_s / num_prefill)
-        elif num_prefill >= FEWEST:
-            self._riding.append(max(step_s - self._usual_of(num_decode).step_s, 0.0) / num_prefill)
-            self._chunks.append(num_prefill)
+    def observe(self, num_tokens: int, step_s: float) -> None:
+        self._costs.observe(num_tokens, step_s)
 
-    def prefill_budget(self, num_decode: int, num_waiting: int) -> int:
-        """`num_waiting`: prompts that are being computed, or could be if they were admitted."""
-        if num_decode == 0:
-            return self._max_tokens
-        usual = self._usual_of(num_decode)
-        if usual.is_stale(self._num_steps):
-            return 0  # one step without a prompt, to learn what the usual one costs
-        stretch = min(max(STRETCH, 1.0 + WEIGHT * (num_waiting - 1) / num_decode), FURTHEST)
-        return int(min(max(self._affordable((stretch - 1.0) * usual.step_s), SMALLEST), self._max_tokens))
-
-    def _affordable(self, spare_s: float) -> float:
-        """Prompt tokens for so much time."""
-        proven = max(2.0 * max(self._chunks, default=0), _count(spare_s, self._alone) if self._alone else 0.0)
-        latest = list(self._riding)[-1:]
-        return min(proven, _count(spare_s, self._riding), _count(spare_s, latest))
-
-    def _usual_of(self, num_decode: int) -> _Usual:
-        """Four classes from one power of two to the next."""
-        return self._usual.setdefault(int(4 * log2(num_decode)), _Usual())
+    def prefill_budget(self, num_decode: int) -> int:
+        """Prompt tokens of a step beside so many streams."""
+        most = self._max_tokens - num_decode
+        chunk = min(self._chunk, most)
+        if num_decode == 0 or chunk <= SMALLEST:
+            return chunk
+        return self._costs.most_tokens(num_decode + SMALLEST, num_decode + chunk, self._max_gap_s) - num_decode
 
 
-class _Usual:
-    """Steps that only decode."""
-
-    def __init__(self) -> None:
-        self.step_s = 0.0
-        self._steps: deque[float] = deque(maxlen=WINDOW)
-        self._seen_at = 0
-
-    def observe(self, step_s: float, num_steps: int) -> None:
-        if self.is_stale(num_steps):
-            self._steps.clear()
-        self._steps.append(step_s)
-        self.step_s = _quantile(self._steps, 0.25)
-        self._seen_at = num_steps
-
-    def is_stale(self, num_steps: int) -> bool:
-        return not self._steps or num_steps - self._seen_at > STALE
+def _size_class(num_tokens: int) -> int:
+    """Two from one power of two to the next."""
+    return int(2 * log2(num_tokens))
 
 
-def _count(spare_s: float, costs: Iterable[float]) -> float:
-    token_s = _quantile(costs, 0.75)
-    return spare_s / token_s if token_s > 0 else inf
-
-
-def _quantile(values: Iterable[float], share: float) -> float:
-    ranked = sorted(values)
-    return ranked[int(len(ranked) * share)] if ranked else 0.0
+def _first_of(size: int) -> int:
+    """The smallest number of tokens in a class."""
+    num_tokens = max(int(2 ** (size / 2)), 1)
+    return num_tokens if _size_class(num_tokens) == size else num_tokens + 1

@@ -20,6 +20,7 @@ from server.engine.pace import Pace
 from server.engine.page_pool import PagePool
 from server.engine.request import Request, Sequence, Stage
 from server.engine.step_model import StepLimits
+from server.messages import MAX_GAP_MS
 
 
 @dataclass(slots=True, eq=False)
@@ -53,11 +54,11 @@ class Plan:
 
 
 class Scheduler:
-    def __init__(self, limits: StepLimits) -> None:
+    def __init__(self, limits: StepLimits, pace: Pace | None = None) -> None:
         assert limits.max_seqs <= limits.max_tokens, limits
         self.limits = limits
         self.pool = PagePool(limits.num_pages)
-        self.pace = Pace(limits.max_tokens)
+        self.pace = pace or Pace(limits.max_tokens, {}, MAX_GAP_MS / 1000)
         self.queue: FairQueue[Sequence] = FairQueue()  # waiting, or running with a prompt not yet computed
         self.running: list[Sequence] = []  # in order of rank
         self.num_preemptions = 0
@@ -137,9 +138,7 @@ class Scheduler:
         plan, limits = self._open, self.limits
         if self.paused:
             return plan
-        num_waiting = min(len(self.queue), limits.max_seqs - plan.num_decode)
-        paced = self.pace.prefill_budget(plan.num_decode, num_waiting) - plan.num_prefill
-        budget = min(limits.max_tokens - plan.num_tokens, paced)
+        budget = min(limits.max_tokens - plan.num_tokens, self.pace.prefill_budget(plan.num_decode) - plan.num_prefill)
         while budget > 0 and (seq := self.queue.head()) is not None and seq not in plan.items:
             if seq.stage is Stage.WAITING and not self._admit(seq):
                 self._plan_admitted(budget)
@@ -169,7 +168,7 @@ class Scheduler:
             item.seq.num_awaited -= item.draws
 
     def observe(self, plan: Plan, step_s: float) -> None:
-        self.pace.observe(plan.num_decode, plan.num_prefill, step_s)
+        self.pace.observe(plan.num_tokens, step_s)
 
     def check_integrity(self, holders: Iterable[Sequence]) -> None:
         alive = [seq for seq in holders if seq.stage is not Stage.FINISHED]

@@ -16,6 +16,7 @@ from server.engine.channel import WorkerChannel
 from server.engine.embed import Embedder
 from server.engine.loop import Engine
 from server.engine.overlap import OverlappedEngine
+from server.engine.pace import Pace
 from server.engine.step_model import EmbedModel, StepModel
 from server.interfaces import LoadError
 from server.messages import (
@@ -50,6 +51,7 @@ class LoadedModel:
     eos_ids: tuple[int, ...] = ()
     tokenizer_json: str | None = None  # constraints are refused without it
     overlap: bool = True
+    pace: Pace | None = None  # what steps cost, and the longest gap; None: found out while serving
     damage: Callable[[], str] | None = None  # verifies the files that it serves from; blocks, and tells what is wrong with them
 
 
@@ -161,4 +163,4 @@ def engine_of(model: LoadedModel, publish: Callable[[FromWorker], None], constra
         assert model.embed_model is not None, "a model that does nothing"
         return Embedder(model.embed_model, publish)
     engine_class = OverlappedEngine if model.overlap else Engine
-    return engine_class(model.step_model, publish, eos_ids=model.eos_ids, constraints=constraints)
+    return engine_class(model.step_model, publish, eos_ids=model.eos_ids, constraints=constraints, pace=model.pace)

@@ -377,6 +377,7 @@ def test_hub_ids_are_taken_when_allowed(serve):
         ({"source": "a", "name": "sp ace"}, "name"),
         ({"source": "a", "kv_cache_bytes": -1}, "kv_cache_bytes"),
         ({"source": "a", "max_batch": 0}, "max_batch"),
+        ({"source": "a", "max_gap_ms": 0}, "max_gap_ms"),
         ({"source": "a", "dtype": "f32", "quantize": "int4"}, "dtype"),
         ({"source": "a", "quantize": "q4"}, "quantize"),
         ({"source": "a", "target": "avx3"}, "target"),
@@ -411,7 +412,7 @@ def _parses(form: str) -> bool:
 def test_the_set_of_models_survives_a_restart(serve, folder):
     state = folder / "state" / "models.json"
     first = serve(initial=(), state_file=state)
-    first.http().post("/admin/models", json={"source": "a", "max_batch": 7, "wait": True})
+    first.http().post("/admin/models", json={"source": "a", "max_batch": 7, "max_gap_ms": 300, "wait": True})
     first.http().post("/admin/models", json={"source": "b", "wait": True})
     first.http().put("/admin/aliases/chat", json={"model": "a"})
     first.http().delete("/admin/models/b")
@@ -419,7 +420,7 @@ def test_the_set_of_models_survives_a_restart(serve, folder):
     assert [spec.name for spec in msgspec.json.decode(state.read_bytes(), type=SavedState).models] == ["a"]
     second = serve(initial=(), state_file=state)
     (model,) = second.registry.models()
-    assert (model.spec.name, model.spec.max_batch) == ("a", 7)
+    assert (model.spec.name, model.spec.max_batch, model.spec.max_gap_ms) == ("a", 7, 300)
     assert second.chat(model="chat").status_code == 200
 
 

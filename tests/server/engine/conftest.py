@@ -15,6 +15,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from deploy.doubles.model import LogitsOf, NullModel, StepTime
 from server.constraints.compiler import ConstraintCompiler
 from server.engine.loop import Engine
+from server.engine.pace import Pace
 from server.engine.step_model import StepLimits
 from server.messages import (
     Constraint,
@@ -56,6 +57,7 @@ class Rig:
         cost: StepTime | None = None,
         constraints: ConstraintCompiler | None = None,
         eos_ids: tuple[int, ...] = (EOS,),
+        pace: Pace | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.limits = limits or StepLimits(VOCAB, max_context=512, max_tokens=128, max_seqs=32, num_pages=600)
@@ -69,6 +71,7 @@ class Rig:
             self.hear,
             eos_ids=eos_ids,
             constraints=constraints,
+            pace=pace,
             clock=clock,
         )
 
