@@ -27,6 +27,7 @@ from runtime import flags
 from runtime.errors import RuntimeFault
 from runtime.sections import SectionFile
 from server.interfaces import LoadError
+from server.messages import ErrorCode
 from server.model import CachedModel
 
 WEIGHTS_SUFFIX = ".rsw"
@@ -183,4 +184,4 @@ def kept_in(folder: Path) -> Generator[None]:
         yield
     except OSError as error:
         remedy = "make room there, name another folder by RELAXSERVE_CACHE, or keep nothing by RELAXSERVE_NO_CACHE=1"
-        raise LoadError("load_failed", f"the cache {folder} cannot be used: {error.strerror or error}; {remedy}") from error
+        raise LoadError(ErrorCode.LOAD_FAILED, f"the cache {folder} cannot be used: {error.strerror or error}; {remedy}") from error

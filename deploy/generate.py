@@ -10,7 +10,7 @@ from deploy.loading.servable import Progress, Servable, require_servable
 from server.engine.loop import Engine
 from server.engine.worker import LoadedModel
 from server.interfaces import LoadError, RequestError
-from server.messages import Failed, FromWorker, Load, SamplingParams, Submit, Tokens
+from server.messages import ErrorCode, Failed, FromWorker, Load, SamplingParams, Submit, Tokens
 from server.text.detokenize import Detokenizer, StopRules
 from server.text.tokenizer import Tokenizer
 
@@ -38,7 +38,7 @@ def require_generator(load: Load, progress: Progress) -> Servable:
     """Of a model that gives embeddings, refuse to generate text before it is compiled."""
     model = require_servable(load, progress)
     if not model.mode.generates:
-        raise LoadError("not_a_generative_model", f"{load.source} gives embeddings and generates no text; name a model that does")
+        raise LoadError(ErrorCode.NOT_A_GENERATIVE_MODEL, f"{load.source} gives embeddings and generates no text; name a model that does")
     return model
 
 

@@ -26,7 +26,7 @@ from server.auth import Guard
 from server.engine.supervisor import Supervisor
 from server.http_server import Server
 from server.interfaces import LoadError, ProgressCallback
-from server.messages import Load
+from server.messages import ErrorCode, Load
 from server.model import Footprint
 from server.registry import Registry
 from server.settings import ServerSettings, SettingsError
@@ -70,10 +70,10 @@ async def preflight(spec: ModelSpec, hub_token: str | None = None) -> Footprint:
     process = await asyncio.create_subprocess_exec(*MODULE, "deploy.inspection", stdin=pipe, stdout=pipe)
     output, _ = await process.communicate(msgspec.json.encode(load_of(spec, hub_token)))
     if process.returncode != 0:
-        raise LoadError("load_failed", f"the planner ended with status {process.returncode}")
+        raise LoadError(ErrorCode.LOAD_FAILED, f"the planner ended with status {process.returncode}")
     answer: dict[str, Any] = msgspec.json.decode(output)
     if "code" in answer:
-        raise LoadError(answer["code"], answer["message"], answer.get("required", 0), answer.get("free", 0))
+        raise LoadError(ErrorCode(answer["code"]), answer["message"], answer.get("required", 0), answer.get("free", 0))
     parts = ("weights_bytes", "arena_bytes", "kv_cache_bytes", "page_bytes", "cache_hit")
     return Footprint(**{name: answer[name] for name in parts})
 

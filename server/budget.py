@@ -8,8 +8,9 @@ from collections.abc import Callable, Collection
 import msgspec
 from typing_extensions import TypedDict
 
-from server.errors import BY_CODE, INSUFFICIENT_MEMORY, LOAD_FAILED, PREFLIGHT_UNAVAILABLE, ApiError
+from server.errors import BY_CODE, INSUFFICIENT_MEMORY, PREFLIGHT_UNAVAILABLE, ApiError
 from server.interfaces import LoadError
+from server.messages import ErrorCode
 from server.model import Footprint, Model, ModelState, Preflight
 from server.settings import ServerSettings
 from server.state import ModelSpec
@@ -67,12 +68,12 @@ class Budget:
             raise self.as_api_error(error) from error
         if free_bytes is not None and footprint.total_bytes > free_bytes:
             message = f"model {spec.name!r} needs {footprint.total_bytes} bytes and {free_bytes} are free"
-            raise self.as_api_error(LoadError("insufficient_memory", message, footprint.total_bytes, free_bytes))
+            raise self.as_api_error(LoadError(ErrorCode.INSUFFICIENT_MEMORY, message, footprint.total_bytes, free_bytes))
         return footprint, free_bytes
 
     def as_api_error(self, error: LoadError) -> ApiError:
         if not error.required_bytes:
-            return ApiError(BY_CODE.get(error.code, LOAD_FAILED), error.message)
+            return ApiError(BY_CODE[error.code], error.message)
         return ApiError(
             INSUFFICIENT_MEMORY,
             error.message,

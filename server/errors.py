@@ -13,6 +13,7 @@ import msgspec
 from typing_extensions import TypedDict
 
 from server.interfaces import RequestError
+from server.messages import ErrorCode
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ OVERLOADED = "rate_limit_error"
 INVALID_JSON = ErrorKind("invalid_json", 400, INVALID, "The body is not valid JSON.", "Send UTF-8 JSON without NaN or lone surrogates.")
 MISSING_FIELD = ErrorKind("missing_field", 400, INVALID, "A required field is absent.", "Send the field named by `param`.")
 INVALID_VALUE = ErrorKind(
-    "invalid_value",
+    ErrorCode.INVALID_VALUE,
     400,
     INVALID,
     "A field has a value of the wrong type or outside its range.",
@@ -58,7 +59,7 @@ UNSUPPORTED_CONTENT = ErrorKind(
     "unsupported_content", 400, INVALID, "A message part is an image, audio, video or a file.", "Send text parts only."
 )
 CONTEXT_LENGTH_EXCEEDED = ErrorKind(
-    "context_length_exceeded",
+    ErrorCode.CONTEXT_LENGTH_EXCEEDED,
     400,
     INVALID,
     "Prompt and answer do not fit the model's context.",
@@ -72,7 +73,7 @@ TEMPLATE_FAILED = ErrorKind(
     "Follow the order of roles that the message states.",
 )
 INVALID_SCHEMA = ErrorKind(
-    "invalid_schema",
+    ErrorCode.INVALID_SCHEMA,
     400,
     INVALID,
     "A schema, regular expression or grammar cannot be compiled, or takes more work than a request may ask for.",
@@ -80,28 +81,28 @@ INVALID_SCHEMA = ErrorKind(
 )
 NO_CHAT_TEMPLATE = ErrorKind("no_chat_template", 400, INVALID, "The model has no chat template.", "Use `/v1/completions`.")
 NOT_AN_EMBEDDER = ErrorKind(
-    "not_an_embedding_model",
+    ErrorCode.NOT_AN_EMBEDDING_MODEL,
     400,
     INVALID,
     "The model gives no embeddings: its KV cache has no room for texts to embed.",
     "Load it with a larger `kv_cache_bytes`, or ask another model.",
 )
 NOT_A_GENERATOR = ErrorKind(
-    "not_a_generative_model",
+    ErrorCode.NOT_A_GENERATIVE_MODEL,
     400,
     INVALID,
     "The model gives embeddings and generates no text.",
     "Ask a generative model.",
 )
 INVALID_SOURCE = ErrorKind(
-    "invalid_source",
+    ErrorCode.INVALID_SOURCE,
     400,
     INVALID,
     "The source lies outside the model root, does not exist, or is a hub id while the hub is not allowed.",
     "Name a folder below `--model-root`, or start with `--allow-hub`.",
 )
 LOAD_REFUSED = ErrorKind(
-    "load_refused",
+    ErrorCode.LOAD_REFUSED,
     400,
     INVALID,
     "The model's files cannot be served as they are.",
@@ -213,15 +214,15 @@ BODY_TOO_COMPLEX = ErrorKind(
 HEADERS_TOO_LARGE = ErrorKind("headers_too_large", 431, INVALID, "The request line and headers exceed `max_header_bytes`.", "Send less.")
 QUEUE_FULL = ErrorKind("queue_full", 429, OVERLOADED, "The model's queue is full.", "Wait for `Retry-After`.", retry=True)
 CLIENT_CLOSED = ErrorKind("client_closed", 499, INVALID, "The client went away; seen in logs and metrics only.", "None.")
-INTERNAL = ErrorKind("internal_error", 500, SERVER, "The server has a bug.", "Report it with the `x-request-id`.")
+INTERNAL = ErrorKind(ErrorCode.INTERNAL_ERROR, 500, SERVER, "The server has a bug.", "Report it with the `x-request-id`.")
 GENERATION_FAILED = ErrorKind(
-    "generation_failed",
+    ErrorCode.GENERATION_FAILED,
     500,
     SERVER,
     "The model's worker could not finish this request.",
     "Report it with the `x-request-id`.",
 )
-LOAD_FAILED = ErrorKind("load_failed", 500, SERVER, "Loading ended in an unforeseen error.", "Read the operation's error.")
+LOAD_FAILED = ErrorKind(ErrorCode.LOAD_FAILED, 500, SERVER, "Loading ended in an unforeseen error.", "Read the operation's error.")
 PREFLIGHT_UNAVAILABLE = ErrorKind(
     "preflight_unavailable",
     501,
@@ -237,14 +238,14 @@ CACHE_UNAVAILABLE = ErrorKind(
     "Start it without `RELAXSERVE_NO_CACHE`.",
 )
 FETCH_FAILED = ErrorKind(
-    "fetch_failed",
+    ErrorCode.FETCH_FAILED,
     502,
     SERVER,
     "The hub did not deliver the model.",
     "Read the message: the name, the rights, or the network.",
 )
 MODEL_NOT_READY = ErrorKind(
-    "model_not_ready",
+    ErrorCode.MODEL_NOT_READY,
     503,
     SERVER,
     "The model is loading, restarting or draining.",
@@ -260,7 +261,7 @@ TOO_MANY_CONNECTIONS = ErrorKind(
     retry=True,
 )
 SHUTTING_DOWN = ErrorKind(
-    "shutting_down",
+    ErrorCode.SHUTTING_DOWN,
     503,
     SERVER,
     "The server finishes its running requests and takes no more.",
@@ -268,14 +269,14 @@ SHUTTING_DOWN = ErrorKind(
     retry=True,
 )
 DEADLINE_EXCEEDED = ErrorKind(
-    "deadline_exceeded",
+    ErrorCode.DEADLINE_EXCEEDED,
     504,
     SERVER,
     "The request's `timeout` passed; `usage` tells what was generated.",
     "Allow more time, or ask for less.",
 )
 INSUFFICIENT_MEMORY = ErrorKind(
-    "insufficient_memory",
+    ErrorCode.INSUFFICIENT_MEMORY,
     507,
     SERVER,
     "The model does not fit into the memory that is left.",
@@ -334,7 +335,7 @@ ErrorShape = Callable[[ApiError], bytes]  # the JSON in which an API tells error
 def of_request(error: RequestError) -> ApiError:
     """What the client is told of an error in the worker."""
     headers = {} if error.retry_after_s is None else {"retry-after": str(max(1, math.ceil(error.retry_after_s)))}
-    return ApiError(BY_CODE.get(error.code, GENERATION_FAILED), error.message, headers=headers)
+    return ApiError(BY_CODE[error.code], error.message, headers=headers)
 
 
 def as_markdown() -> str:

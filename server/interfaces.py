@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from server.messages import Embed, Embedding, Progress, Ready, Stats, Submit, TokenEvent
+from server.messages import Embed, Embedding, ErrorCode, Progress, Ready, Stats, Submit, TokenEvent
 from server.text.templates.meter import Limits
 
 ProgressCallback = Callable[[Progress], None]
@@ -17,7 +17,7 @@ ProgressCallback = Callable[[Progress], None]
 class LoadError(Exception):
     """Loading ended without a model; the byte counts are set when memory was the reason."""
 
-    def __init__(self, code: str, message: str, required_bytes: int = 0, free_bytes: int = 0) -> None:
+    def __init__(self, code: ErrorCode, message: str, required_bytes: int = 0, free_bytes: int = 0) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
@@ -28,7 +28,7 @@ class LoadError(Exception):
 class RequestError(Exception):
     """One request ended in an error in the worker; the others go on."""
 
-    def __init__(self, code: str, message: str, retry_after_s: float | None = None) -> None:
+    def __init__(self, code: ErrorCode, message: str, retry_after_s: float | None = None) -> None:
         super().__init__(message)
         self.code = code
         self.message = message

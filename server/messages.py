@@ -28,6 +28,26 @@ class FinishReason(StrEnum):
     DEADLINE = "deadline"
 
 
+class ErrorCode(StrEnum):
+    """Why a load or a request ended: what processes tell each other of it. `server/errors.py` has what a client is told of each."""
+
+    INVALID_VALUE = "invalid_value"
+    CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
+    INVALID_SCHEMA = "invalid_schema"
+    NOT_AN_EMBEDDING_MODEL = "not_an_embedding_model"
+    NOT_A_GENERATIVE_MODEL = "not_a_generative_model"
+    INVALID_SOURCE = "invalid_source"
+    LOAD_REFUSED = "load_refused"
+    INTERNAL_ERROR = "internal_error"
+    GENERATION_FAILED = "generation_failed"
+    LOAD_FAILED = "load_failed"
+    FETCH_FAILED = "fetch_failed"
+    MODEL_NOT_READY = "model_not_ready"
+    SHUTTING_DOWN = "shutting_down"
+    DEADLINE_EXCEEDED = "deadline_exceeded"
+    INSUFFICIENT_MEMORY = "insufficient_memory"
+
+
 class ConstraintKind(StrEnum):
     JSON_SCHEMA = "json_schema"
     REGEX = "regex"
@@ -178,7 +198,7 @@ class Ready(Message, frozen=True, tag=True):
 class LoadFailed(Message, frozen=True, tag=True):
     """Loading ended without a model. `required_bytes` and `free_bytes` are set when memory was the reason."""
 
-    code: str
+    code: ErrorCode
     message: str
     required_bytes: int = 0
     free_bytes: int = 0
@@ -226,7 +246,7 @@ class Failed(Message, frozen=True, tag=True):
     """One request ended in an error; the others go on."""
 
     request_id: str
-    code: str
+    code: ErrorCode
     message: str
 
 

@@ -38,7 +38,7 @@ from runtime.memory import MemoryAccount
 from runtime.session import Session
 from server.engine.step_model import StepBatch
 from server.interfaces import LoadError
-from server.messages import Load
+from server.messages import ErrorCode, Load
 
 SCHEMES = ("bf16", "int8", "int8-128", "int4", "int4-64", "int4-128")
 EMBEDDINGS, HEAD = "embed_tokens.weight", "lm_head.weight"
@@ -171,7 +171,7 @@ def _log_softmax(logits: Floats) -> NDArray[np.float64]:
 def measure(folder: Path, schemes: list[str], texts: Texts) -> list[Row]:
     files = open_files(locate(str(folder)))
     if not files.config.is_causal:
-        raise LoadError("not_a_generative_model", f"{folder} gives embeddings; quality is measured by the next token")
+        raise LoadError(ErrorCode.NOT_A_GENERATIVE_MODEL, f"{folder} gives embeddings; quality is measured by the next token")
     floats = WeightFormat.parse("f32")
     tokens, expected = _with_model(rounded_files(files, floats), "f32", texts, texts.draw)
     rows: list[Row] = []

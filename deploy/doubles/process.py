@@ -22,7 +22,7 @@ from runtime.kv_pool import PAGE_SIZE
 from server.engine.step_model import EmbedLimits, StepLimits
 from server.engine.worker import LoadedModel, ProgressFn, serve_worker
 from server.interfaces import LoadError
-from server.messages import Load, Ready
+from server.messages import ErrorCode, Load, Ready
 
 
 class NullConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -56,7 +56,7 @@ def build_null(load: Load, progress: ProgressFn) -> LoadedModel:
     time.sleep(config.load_s)
     progress("compile", 1.0)
     if config.required_bytes:
-        raise LoadError("insufficient_memory", "the null model was told not to fit", config.required_bytes, 0)
+        raise LoadError(ErrorCode.INSUFFICIENT_MEMORY, "the null model was told not to fit", config.required_bytes, 0)
     if config.refused_from:
         _refuse_second(Path(config.refused_from))
     cost = StepTime(config.step_s, config.token_s)
@@ -107,7 +107,7 @@ def _damage(mark: Path) -> str:
 
 def _refuse_second(mark: Path) -> None:
     if mark.exists():
-        raise LoadError("load_failed", f"the null model was told to load once, and {mark} exists")
+        raise LoadError(ErrorCode.LOAD_FAILED, f"the null model was told to load once, and {mark} exists")
     mark.touch()
 
 

@@ -12,7 +12,7 @@ from enum import StrEnum
 
 from runtime.kv_pool import PAGE_SIZE
 from server.interfaces import LoadError, Outage, ProgressCallback, RequestError
-from server.messages import Embed, Embedding, FinishReason, Progress, Ready, Stats, Submit, TokenEvent, TokenLogprob
+from server.messages import Embed, Embedding, ErrorCode, FinishReason, Progress, Ready, Stats, Submit, TokenEvent, TokenLogprob
 from server.text.templates.meter import Limits
 from server.text.templates.template import LIMITS
 
@@ -179,7 +179,7 @@ class NullWorker:
                     ids = ids[: params.max_tokens - emitted[choice]]
                     emitted[choice] += len(ids)
                     if script.fail_after is not None and emitted[choice] > script.fail_after:
-                        raise RequestError("generation_failed", "the script ends in an error here")
+                        raise RequestError(ErrorCode.GENERATION_FAILED, "the script ends in an error here")
                     reason = self._reason(submit, emitted[choice], done=step + 1 >= len(answers[choice]))
                     if reason is not None:
                         running.discard(choice)

@@ -18,6 +18,7 @@ from compiler.frontend.unknown import remedy
 from compiler.frontend.weights import WeightSource, open_safetensors
 from compiler.ir.dtypes import DType
 from server.interfaces import LoadError
+from server.messages import ErrorCode
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ def open_files(path: Path) -> ModelFiles:
         is_embedder = not config.is_causal or (path / "modules.json").is_file()
         return ModelFiles(path, config, open_safetensors(path), is_embedder, _architectures_of(path))
     except ModelError as error:
-        raise LoadError("load_refused", str(error)) from error
+        raise LoadError(ErrorCode.LOAD_REFUSED, str(error)) from error
 
 
 def _architectures_of(folder: Path) -> tuple[str, ...]:

@@ -24,7 +24,7 @@ from server.engine.pace import Pace
 from server.engine.step_model import StepModel
 from server.engine.worker import LoadedModel
 from server.interfaces import LoadError
-from server.messages import Load, Ready
+from server.messages import ErrorCode, Load, Ready
 
 
 def load_model(load: Load, progress: Progress) -> LoadedModel:
@@ -43,11 +43,11 @@ def load_servable(model: Servable, load: Load, progress: Progress, started: floa
         plan = plan_of(compiled.executable, mode.entry, mode.pages(), load, session.device.limits)
         packed = bind(session, model, compiled, load, progress)
     except ModelError as error:
-        raise LoadError("load_refused", str(error)) from error
+        raise LoadError(ErrorCode.LOAD_REFUSED, str(error)) from error
     served = serve(mode, session, plan.num_pages, account)
     progress("warm-up", 0.0)
     if not served.answers():
-        raise LoadError("load_refused", f"what {load.source} computes is not finite; are its weights damaged? Download them again")
+        raise LoadError(ErrorCode.LOAD_REFUSED, f"what {load.source} computes is not finite; are its weights damaged? Download them again")
     progress("warm-up", 0.5)
     pace = None if served.step_model is None else _pace(served.step_model, compiled.key, session, load)
     progress("warm-up", 1.0)

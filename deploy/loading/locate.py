@@ -9,6 +9,7 @@ from pathlib import Path
 
 from deploy import demo
 from server.interfaces import LoadError
+from server.messages import ErrorCode
 
 READ = (".json", ".safetensors", ".gguf", ".jinja")  # the files of a folder that loading reads
 
@@ -25,18 +26,18 @@ def locate(source: str, report: Callable[[float], None] = unwatched, hub_token: 
 
 def _downloaded(source: str, report: Callable[[float], None], hub_token: str | None) -> Path:
     if source[:1] in ("/", ".", "~"):
-        raise LoadError("invalid_source", f"{source!r} does not exist; expected a folder or a .gguf file")
+        raise LoadError(ErrorCode.INVALID_SOURCE, f"{source!r} does not exist; expected a folder or a .gguf file")
     try:
         from deploy.loading.hub import download
     except ImportError:
         raise LoadError(
-            "invalid_source",
+            ErrorCode.INVALID_SOURCE,
             f"{source!r} is no path here, and to download it from the hub the extra is missing: pip install 'relaxserve[hub]'",
         ) from None
     try:
         return download(source, report, hub_token)
     except Exception as error:  # the hub's own tree of errors: network, rights, names
-        raise LoadError("fetch_failed", f"{source!r} is no path here and the hub did not deliver it: {error}") from error
+        raise LoadError(ErrorCode.FETCH_FAILED, f"{source!r} is no path here and the hub did not deliver it: {error}") from error
 
 
 def _here(source: str) -> Path | None:
@@ -58,7 +59,7 @@ def _folder_or_gguf(path: Path) -> Path:
     found = sorted(path.glob("*.gguf"))
     if len(found) > 1:
         names = ", ".join(file.name for file in found)
-        raise LoadError("load_refused", f"{path} has several models: {names}; name one of the files")
+        raise LoadError(ErrorCode.LOAD_REFUSED, f"{path} has several models: {names}; name one of the files")
     return found[0] if found else path
 
 

@@ -19,7 +19,7 @@ from compiler.ir.module import IRModule
 from deploy.loading.files import ModelFiles
 from runtime.kv_pool import PAGE_SIZE, KVLayout
 from server.interfaces import LoadError
-from server.messages import Load
+from server.messages import ErrorCode, Load
 
 MAX_STEP_TOKENS = 512  # of one step: what the arena is planned for
 DEFAULT_CONTEXT = 4096
@@ -62,7 +62,7 @@ class _Decoder:
         if asked == "auto":
             return DType.F32 if WeightFormat.parse(self.load.quantize).bits == 32 else DType.BF16
         if asked not in KV_DTYPES:
-            raise LoadError("invalid_value", f"kv_dtype is {asked!r}; expected one of auto, {', '.join(KV_DTYPES)}")
+            raise LoadError(ErrorCode.INVALID_VALUE, f"kv_dtype is {asked!r}; expected one of auto, {', '.join(KV_DTYPES)}")
         return KV_DTYPES[asked]
 
     def _module(self, entry: str) -> IRModule:
@@ -96,7 +96,9 @@ class Embedder(_Decoder):
     def module(self) -> IRModule:
         pooling = self.files.config.embedding.pooling
         if pooling is not Pooling.LAST:
-            raise LoadError("load_refused", f"{self.files.path} pools by {pooling}; of a decoder, the last token is what has seen the text")
+            raise LoadError(
+                ErrorCode.LOAD_REFUSED, f"{self.files.path} pools by {pooling}; of a decoder, the last token is what has seen the text"
+            )
         return self._module(HIDDEN)
 
     def pages(self) -> Pages:
@@ -143,7 +145,7 @@ def mode_of(files: ModelFiles, load: Load) -> Mode:
     limit = files.config.max_context
     if load.max_context is not None and load.max_context > limit:
         text = f"max_context is {load.max_context}; {files.path.name} has positions for {limit} tokens: give at most that, or leave it out"
-        raise LoadError("invalid_value", text)
+        raise LoadError(ErrorCode.INVALID_VALUE, text)
     if not files.config.is_causal:
         return Encoder(files, load)
     return Embedder(files, load) if files.is_embedder else Generator(files, load)

@@ -12,7 +12,7 @@ from runtime.device.base import Limits
 from runtime.executable import DTYPES, PREPARATION, Executable, ParamSpec, TensorSpec, VMFunction
 from runtime.kv_pool import PAGE_SIZE
 from server.interfaces import LoadError
-from server.messages import Load
+from server.messages import ErrorCode, Load
 
 WORKER_BYTES = 300 << 20  # interpreter, libraries, tokenizer, code
 DEFAULT_KV_BYTES = 1 << 30
@@ -47,7 +47,7 @@ def plan_of(executable: Executable, entry: str, pages: Pages | None, load: Load,
     if plan.total_bytes > limit:
         context = "" if pages is None else f", which leaves room for {max(0, room // page_bytes - 1) * PAGE_SIZE} tokens of context"
         raise LoadError(
-            "insufficient_memory",
+            ErrorCode.INSUFFICIENT_MEMORY,
             f"the model takes {plan.total_bytes} bytes: {plan.weights_bytes} of weights, {plan.arena_bytes} of arena, "
             f"{plan.kv_cache_bytes} of KV cache; {limit} are free{context}. "
             "Choose a smaller kv_cache_bytes or max_context, int8 or int4 weights, or unload another model",
@@ -66,7 +66,7 @@ def _num_pages(pages: Pages, load: Load, room_bytes: int) -> int:
     asked = layout.pages_for(load.kv_cache_bytes)
     if asked < 2:
         text = f"kv_cache_bytes is {load.kv_cache_bytes}; two pages of {layout.bytes_per_page} are the least"
-        raise LoadError("invalid_value", text)
+        raise LoadError(ErrorCode.INVALID_VALUE, text)
     return asked
 
 

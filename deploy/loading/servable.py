@@ -16,7 +16,7 @@ from deploy.loading.locate import locate
 from deploy.loading.modes import Mode, mode_of
 from deploy.loading.tokenizer import tokenizer_of
 from server.interfaces import LoadError
-from server.messages import Load
+from server.messages import ErrorCode, Load
 from server.text.tokenizer import Tokenizer
 
 Progress = Callable[[str, float], None]  # told the stage of a load, and how much of it is done
@@ -47,9 +47,9 @@ def require_servable(load: Load, progress: Progress) -> Servable:
         module = mode.module()
         require_weights(module, files.weights, mode.unused)
     except WeightMismatch as error:
-        raise LoadError("load_refused", f"{error}{_task(files)}") from error
+        raise LoadError(ErrorCode.LOAD_REFUSED, f"{error}{_task(files)}") from error
     except ModelError as error:
-        raise LoadError("load_refused", str(error)) from error
+        raise LoadError(ErrorCode.LOAD_REFUSED, str(error)) from error
     return Servable(files, tokenizer, mode, module, target)
 
 
@@ -57,7 +57,7 @@ def _target_of(load: Load) -> Target:
     try:
         return runnable(load.target)
     except TargetError as error:
-        raise LoadError("invalid_value", str(error)) from error
+        raise LoadError(ErrorCode.INVALID_VALUE, str(error)) from error
 
 
 def _task(files: ModelFiles) -> str:

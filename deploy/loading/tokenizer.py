@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from compiler.frontend.errors import ModelError
 from deploy.loading.locate import locate
 from server.interfaces import LoadError
+from server.messages import ErrorCode
 from server.text.tokenizer import ModelFilesError, Tokenizer
 
 if TYPE_CHECKING:
@@ -47,6 +48,6 @@ def _refusal(path: Path) -> Generator[None]:
     try:
         yield
     except ModelFilesError as error:
-        raise LoadError("load_refused", f"{path.name}: {error}") from error
+        raise LoadError(ErrorCode.LOAD_REFUSED, f"{path.name}: {error}") from error
     except ModelError as error:
-        raise LoadError("load_refused", str(error)) from error
+        raise LoadError(ErrorCode.LOAD_REFUSED, str(error)) from error

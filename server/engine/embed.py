@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from server.engine.fair_queue import FairQueue
 from server.engine.step_model import EmbedModel
-from server.messages import Abort, Embed, Embedding, Failed, FromWorker, Submit
+from server.messages import Abort, Embed, Embedding, ErrorCode, Failed, FromWorker, Submit
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,13 +40,13 @@ class Embedder:
         return bool(self._texts)
 
     def submit(self, submit: Submit) -> None:
-        self._publish(Failed(submit.request_id, "not_a_generative_model", "this model gives embeddings and generates no text"))
+        self._publish(Failed(submit.request_id, ErrorCode.NOT_A_GENERATIVE_MODEL, "this model gives embeddings and generates no text"))
 
     def embed(self, embed: Embed) -> None:
         num_tokens, max_context = len(embed.prompt_ids), self._model.limits.max_context
         if not 1 <= num_tokens <= max_context:
             message = f"the text has {num_tokens} tokens, expected 1 to {max_context}"
-            self._publish(Failed(embed.request_id, "context_length_exceeded", message))
+            self._publish(Failed(embed.request_id, ErrorCode.CONTEXT_LENGTH_EXCEEDED, message))
             return
         text = Text(embed, (0, self._num_arrived, 0))
         self._num_arrived += 1
@@ -88,7 +88,7 @@ class Embedder:
                 break
             self._remove(embed.request_id)
             if expired:
-                self._publish(Failed(embed.request_id, "deadline_exceeded", "the deadline passed before the text's turn"))
+                self._publish(Failed(embed.request_id, ErrorCode.DEADLINE_EXCEEDED, "the deadline passed before the text's turn"))
                 continue
             self._queue.charge(embed.fairness_key, num_tokens)
             room -= num_tokens

@@ -11,25 +11,25 @@ from server.engine.request import Request, Sequence, Stage
 from server.engine.sampler import RowState
 from server.engine.step_model import StepLimits
 from server.interfaces import RequestError
-from server.messages import Embed, SamplingParams, Submit
+from server.messages import Embed, ErrorCode, SamplingParams, Submit
 
 
 def open_request(submit: Submit, arrival: int, *, limits: StepLimits, eos_ids: tuple[int, ...]) -> Request:
     """Raises RequestError. A choice that a former worker finished is FINISHED, one it began goes on behind what it emitted."""
     if not limits.generates:
-        raise RequestError("not_a_generative_model", "this model gives embeddings and generates no text")
+        raise RequestError(ErrorCode.NOT_A_GENERATIVE_MODEL, "this model gives embeddings and generates no text")
     _check_ids(submit, limits.vocab_size)
     num_prompt = len(submit.prompt_ids)
     if num_prompt >= limits.max_context:
         raise RequestError(
-            "context_length_exceeded",
+            ErrorCode.CONTEXT_LENGTH_EXCEEDED,
             f"the prompt has {num_prompt} tokens, expected fewer than the context of {limits.max_context}",
         )
     max_len = min(num_prompt + submit.params.max_tokens, limits.max_context)
     capacity = (limits.num_pages - 1) * PAGE_SIZE
     if max_len > capacity:
         raise RequestError(
-            "context_length_exceeded",
+            ErrorCode.CONTEXT_LENGTH_EXCEEDED,
             f"prompt and answer have up to {max_len} tokens, the KV cache holds {capacity}: lower max_tokens or load the "
             "model with a larger kv_cache_bytes",
         )
@@ -65,14 +65,14 @@ def row_behind(submit: Submit, choice: int, emitted: Iterable[int]) -> RowState:
 def open_text(embed: Embed, arrival: int, *, limits: StepLimits) -> Request:
     """Raises RequestError."""
     if not limits.embedding_size:
-        raise RequestError("not_an_embedding_model", "this model generates text and gives no embeddings")
+        raise RequestError(ErrorCode.NOT_AN_EMBEDDING_MODEL, "this model generates text and gives no embeddings")
     submit = Submit(
         embed.request_id, embed.prompt_ids, SamplingParams(max_tokens=0), fairness_key=embed.fairness_key, deadline=embed.deadline
     )
     _check_ids(submit, limits.vocab_size)
     num_tokens, most = len(embed.prompt_ids), min(limits.max_context, (limits.num_pages - 1) * PAGE_SIZE)
     if num_tokens > most:
-        raise RequestError("context_length_exceeded", f"the text has {num_tokens} tokens, expected 1 to {most}")
+        raise RequestError(ErrorCode.CONTEXT_LENGTH_EXCEEDED, f"the text has {num_tokens} tokens, expected 1 to {most}")
     request = Request(submit, arrival, embed)
     row = RowState(submit.params, 0, ())
     held = PageList(submit.cache_salt.encode())
@@ -84,7 +84,7 @@ def _check_ids(submit: Submit, vocab_size: int) -> None:
     """A token outside the vocabulary must not reach the arrays: it would end the worker for everybody."""
     params = submit.params
     if not submit.prompt_ids:
-        raise RequestError("invalid_value", "the prompt has 0 tokens, expected at least 1")
+        raise RequestError(ErrorCode.INVALID_VALUE, "the prompt has 0 tokens, expected at least 1")
     named: dict[str, Collection[int]] = {
         "prompt": submit.prompt_ids,
         "emitted": [*chain.from_iterable(submit.emitted)],
@@ -98,7 +98,7 @@ def _check_ids(submit: Submit, vocab_size: int) -> None:
     for name, ids in named.items():
         for token_id in _ends(ids):
             if not 0 <= token_id < vocab_size:
-                raise RequestError("invalid_value", f"{name}: token {token_id}, expected 0 to {vocab_size - 1}")
+                raise RequestError(ErrorCode.INVALID_VALUE, f"{name}: token {token_id}, expected 0 to {vocab_size - 1}")
 
 
 def _ends(ids: Collection[int]) -> tuple[int, ...]:

@@ -22,7 +22,7 @@ from server.engine.sampler import Drawn
 from server.engine.scheduler import Scheduler
 from server.engine.step_model import StepLimits
 from server.interfaces import RequestError
-from server.messages import Abort, Embed, Failed, FinishReason, Submit, TokenEvent, TokenLogprob
+from server.messages import Abort, Embed, ErrorCode, Failed, FinishReason, Submit, TokenEvent, TokenLogprob
 
 
 class Requests:
@@ -83,7 +83,7 @@ class Requests:
         request = open_request(submit, self._num_arrived, limits=self._limits, eos_ids=self._eos_ids)
         constraint = submit.params.constraint
         if constraint is not None and constraint.trigger is None and self._constraints is None:
-            raise RequestError("invalid_schema", "this model was loaded without a tokenizer, which constraints need")
+            raise RequestError(ErrorCode.INVALID_SCHEMA, "this model was loaded without a tokenizer, which constraints need")
         bans = Bans(submit.params, request.ender_ids, self._limits.vocab_size)
         for seq in request.sequences:
             if seq.stage is Stage.WAITING:
@@ -97,7 +97,7 @@ class Requests:
 
     def _require_new(self, request_id: str) -> None:
         if request_id in self.living:
-            raise RequestError("generation_failed", f"request_id {request_id} is running already")
+            raise RequestError(ErrorCode.GENERATION_FAILED, f"request_id {request_id} is running already")
 
     def _enter(self, request: Request) -> None:
         submit = request.submit
@@ -269,7 +269,7 @@ class Requests:
 
     def _end_text(self, request: Request, reason: FinishReason) -> None:
         if reason is FinishReason.DEADLINE:
-            self._fail(request, "deadline_exceeded", "the deadline passed before the text's turn")
+            self._fail(request, ErrorCode.DEADLINE_EXCEEDED, "the deadline passed before the text's turn")
         else:
             self._drop(request)  # aborted: nobody listens
 
@@ -277,7 +277,7 @@ class Requests:
         """Its constraint leads no further."""
         self._fail(seq.request, _whose(error), f"the constraint cannot be followed: {error}")
 
-    def _fail(self, request: Request, code: str, message: str) -> None:
+    def _fail(self, request: Request, code: ErrorCode, message: str) -> None:
         self._drop(request)
         self._outbox.send(Failed(request.submit.request_id, code, message))
 
@@ -294,6 +294,6 @@ class Requests:
         seq.matcher = None  # a process may hang on it
 
 
-def _whose(error: ConstraintError) -> str:
+def _whose(error: ConstraintError) -> ErrorCode:
     """A constraint is the client's, and so are the limits that it meets."""
-    return "generation_failed" if isinstance(error, ConstraintLost) else "invalid_schema"
+    return ErrorCode.GENERATION_FAILED if isinstance(error, ConstraintLost) else ErrorCode.INVALID_SCHEMA

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from runtime.sampling import NOT_A_NUMBER, NUM_TOP, SHARE_ONE, WEIGHT_BITS, Logprobs, SampleBatch
 from server.constraints.matcher import Mask
 from server.engine.step_model import Logits, StepModel
-from server.messages import SamplingParams, TokenLogprob
+from server.messages import ErrorCode, SamplingParams, TokenLogprob
 
 Ids = NDArray[np.int32]
 
@@ -28,7 +28,7 @@ NONE = np.empty(0, np.int32)
 class SamplingError(Exception):
     """No token can be drawn from this row."""
 
-    code = "generation_failed"
+    code = ErrorCode.GENERATION_FAILED
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from server.messages import (
     Drain,
     Embed,
     Embedding,
+    ErrorCode,
     Failed,
     FromWorker,
     Load,
@@ -67,7 +68,7 @@ class Care:
 
 class EndedWhileLoading(LoadError):
     def __init__(self, message: str, *, from_outside: bool) -> None:
-        super().__init__("load_failed", message)
+        super().__init__(ErrorCode.LOAD_FAILED, message)
         self.from_outside = from_outside
 
 
@@ -160,7 +161,7 @@ class Supervisor:
         was, self.state = self.state, WorkerState.STOPPED
         if was is WorkerState.STOPPED:
             return
-        self._fail_all(RequestError("shutting_down", f"the model {self._load.name} is being unloaded"))
+        self._fail_all(RequestError(ErrorCode.SHUTTING_DOWN, f"the model {self._load.name} is being unloaded"))
         if self._worker is not None:
             self._worker.send(Shutdown())
             await self._worker.close(self._care.stop_s)
@@ -172,13 +173,13 @@ class Supervisor:
 
     def _enter(self, request_id: str, job: Generation | Embedded) -> None:
         if self.state not in (WorkerState.READY, WorkerState.RESTARTING):
-            raise RequestError("model_not_ready", f"the model {self._load.name} is {self.state.value}")
+            raise RequestError(ErrorCode.MODEL_NOT_READY, f"the model {self._load.name} is {self.state.value}")
         if self.outage is not None and self.outage.is_long:
             raise RequestError(
-                "model_not_ready", f"the model {self._load.name} is being restarted; see /admin/models", self._care.longest_delay_s
+                ErrorCode.MODEL_NOT_READY, f"the model {self._load.name} is being restarted; see /admin/models", self._care.longest_delay_s
             )
         if request_id in self._jobs:
-            raise RequestError("internal_error", f"request_id {request_id} is running already")
+            raise RequestError(ErrorCode.INTERNAL_ERROR, f"request_id {request_id} is running already")
         self._jobs[request_id] = job
         self._hand_over()
 
@@ -216,7 +217,7 @@ class Supervisor:
         try:
             worker = self._loading = await WorkerProcess.open(self._command)
         except (OSError, RuntimeError, MemoryError) as error:
-            raise LoadError("load_failed", f"the worker could not be started: {error or type(error).__name__}") from error
+            raise LoadError(ErrorCode.LOAD_FAILED, f"the worker could not be started: {error or type(error).__name__}") from error
         try:
             worker.send(self._load)
             while True:
@@ -238,7 +239,7 @@ class Supervisor:
                         text = f"the worker ended while loading: {how}; see its log"
                         raise EndedWhileLoading(text, from_outside=worker.ended_from_outside)
         except TimeoutError:
-            raise LoadError("load_failed", f"the worker's load made no progress for {silence_s:g} s") from None
+            raise LoadError(ErrorCode.LOAD_FAILED, f"the worker's load made no progress for {silence_s:g} s") from None
         finally:
             self._loading = None
             if self._worker is not worker:
@@ -305,7 +306,7 @@ class Supervisor:
 
     def _quarantine(self, guilty: Generation | Embedded, how: str) -> None:
         self._jobs = {request_id: job for request_id, job in self._jobs.items() if job is not guilty}
-        guilty.fail(RequestError("generation_failed", f"every worker that ran this request died of it, the last with {how}"))
+        guilty.fail(RequestError(ErrorCode.GENERATION_FAILED, f"every worker that ran this request died of it, the last with {how}"))
 
     async def _watch(self) -> None:
         """Kill a worker that has work and says nothing. Silence is counted in looks, not by the clock: if this process itself was

@@ -24,6 +24,7 @@ from server.messages import (
     Damaged,
     Drain,
     Embed,
+    ErrorCode,
     Failed,
     FromFront,
     FromWorker,
@@ -75,7 +76,7 @@ def serve_worker(socket_fd: int, build: Build) -> None:
         return
     except Exception as error:
         traceback.print_exc()
-        channel.send(LoadFailed("load_failed", f"{type(error).__name__}: {error}"))
+        channel.send(LoadFailed(ErrorCode.LOAD_FAILED, f"{type(error).__name__}: {error}"))
         channel.close()
         return
     channel.send(model.ready)
@@ -137,7 +138,7 @@ class Worker:
         match message:
             case Submit() | Embed() if self._draining:
                 text = "the model is being unloaded and takes no new requests"
-                self._channel.send(Failed(message.request_id, "shutting_down", text))
+                self._channel.send(Failed(message.request_id, ErrorCode.SHUTTING_DOWN, text))
             case Submit():
                 self._engine.submit(message)
             case Embed():

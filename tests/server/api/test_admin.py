@@ -16,6 +16,7 @@ from compiler.machine.target import NAMED
 from deploy.doubles.worker import NullScript
 from server.api.admin import TargetName, WeightForm
 from server.interfaces import LoadError
+from server.messages import ErrorCode
 from server.model import Footprint
 from server.state import ModelSpec, SavedState
 
@@ -122,7 +123,7 @@ def test_a_load_of_changed_files_replaces_the_model_and_loses_no_request(serve, 
     assert client.post("/admin/models", json={"source": "a"}).json()["id"] == begun.json()["id"], "nothing has changed since"
 
 
-@pytest.mark.parametrize("fault", [{"load_error": LoadError("load_refused", "the header is cut off")}, {"fail_after": 0}])
+@pytest.mark.parametrize("fault", [{"load_error": LoadError(ErrorCode.LOAD_REFUSED, "the header is cut off")}, {"fail_after": 0}])
 def test_the_old_model_stays_when_changed_files_cannot_be_served(serve, folder, answering, fault):
     states = ["one"]
     server = serve(initial=(), scripts={"a": answering("old")}, identify=lambda _source: states[-1])
@@ -148,7 +149,9 @@ def test_changed_files_without_memory_for_both_are_refused_with_figures(serve, f
     states.append("two")
     held = (2 << 20) + (1 << 16)
     free = (3 << 20) - held
-    server.scripts["a"] = answering("new", load_error=LoadError("insufficient_memory", f"it takes {held}, {free} are free", held, free))
+    server.scripts["a"] = answering(
+        "new", load_error=LoadError(ErrorCode.INSUFFICIENT_MEMORY, f"it takes {held}, {free} are free", held, free)
+    )
     error = client.post("/admin/models", json={"source": "a", "wait": True}).json()["error"]
     assert (error["code"], error["required_bytes"], error["free_bytes"]) == ("insufficient_memory", held, free)
     assert f"which hold {held} bytes: unload 'a', then load it again" in error["message"]
@@ -191,7 +194,7 @@ def test_cancelling_a_load_leaves_nothing(serve, folder, answering):
 
 
 def test_two_models_serve_while_a_third_fails_and_leaves_no_trace(serve, folder, answering):
-    broken = answering("", load_s=0.3, load_error=LoadError("load_refused", "model.safetensors: the header is cut off"))
+    broken = answering("", load_s=0.3, load_error=LoadError(ErrorCode.LOAD_REFUSED, "model.safetensors: the header is cut off"))
     server = serve(initial=(), scripts={"c": broken, "a": answering("from a"), "b": answering("from b")})
     client = server.http()
     for name in "ab":
@@ -252,7 +255,7 @@ def test_without_a_planner_a_load_waits_for_the_one_before(serve, folder, answer
 
 
 def test_what_the_worker_says_about_memory_is_passed_on(serve, folder, answering):
-    full = answering("", load_error=LoadError("insufficient_memory", "needs 5, has 3", 5, 3))
+    full = answering("", load_error=LoadError(ErrorCode.INSUFFICIENT_MEMORY, "needs 5, has 3", 5, 3))
     response = serve(script=full, initial=()).http().post("/admin/models", json={"source": "a", "wait": True})
     assert response.status_code == 507 and response.json()["error"]["required_bytes"] == 5
 
@@ -456,7 +459,7 @@ def test_a_name_that_a_running_load_will_take_as_its_alias_is_taken(serve, folde
 def test_a_model_that_cannot_come_back_is_not_forgotten(serve, folder, answering):
     state = folder / "models.json"
     state.write_bytes(msgspec.json.encode(SavedState((ModelSpec("lost", "x"), ModelSpec("fine", "y")))))
-    broken = answering("", load_error=LoadError("load_refused", "the disk is not mounted"))
+    broken = answering("", load_error=LoadError(ErrorCode.LOAD_REFUSED, "the disk is not mounted"))
     server = serve(initial=(), state_file=state, scripts={"lost": broken})
     assert [model.spec.name for model in server.registry.models()] == ["fine"]
     names = lambda: [spec.name for spec in msgspec.json.decode(state.read_bytes(), type=SavedState).models]  # noqa: E731  # asked twice

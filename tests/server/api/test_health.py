@@ -8,6 +8,7 @@ import pytest
 
 from deploy.doubles.worker import NullState
 from server.interfaces import LoadError, Outage
+from server.messages import ErrorCode
 from server.state import ModelSpec, SavedState
 
 
@@ -63,7 +64,7 @@ def test_a_restart_is_shown_and_a_long_one_takes_the_server_out_of_rotation(serv
 
 def test_not_ready_after_the_only_model_was_refused(serve, answering):
     """A load balancer must not send requests to a server that is about to end, nor to one that waits to be mended."""
-    broken = serve(script=answering("", load_error=LoadError("load_refused", "no")))
+    broken = serve(script=answering("", load_error=LoadError(ErrorCode.LOAD_REFUSED, "no")))
     for path in ("/health", "/health/ready", "/v2/health/ready"):
         answer = broken.http().get(path)
         assert answer.status_code == 503 and answer.json() == {"status": "unavailable", "models": {}}
@@ -82,7 +83,7 @@ def test_ready_without_models_where_none_was_asked_for(serve):
 def test_ready_once_a_model_that_was_refused_is_given_up(serve, answering, tmp_path):
     state = tmp_path / "state.json"
     state.write_bytes(msgspec.json.encode(SavedState((ModelSpec("null", "null"),))))
-    server = serve(script=answering("", load_error=LoadError("load_refused", "no")), initial=(), state_file=state)
+    server = serve(script=answering("", load_error=LoadError(ErrorCode.LOAD_REFUSED, "no")), initial=(), state_file=state)
     assert server.http().get("/health").status_code == 503
     assert server.http().delete("/admin/models/null").status_code == 200
     assert server.http().get("/health").status_code == 200
