@@ -110,6 +110,8 @@ UNSUPPORTED: Mapping[str, str] = {
     "prompt": "prompt templates are not kept; send the text itself",
     "image": NO_MULTIMODAL,
     "access_programs": "there are none",
+    "container": "nothing is run here",
+    "mcp_servers": "the server calls no tools; offer them as tools",
     "embed_dtype": "embeddings are float32",
     "endianness": "embeddings are little-endian",
 }

@@ -12,13 +12,17 @@ from pydantic import TypeAdapter
 
 from deploy.doubles.worker import ByteTokenizer, NullScript, NullTemplate, NullWorker
 from server.admission import Admission
+from server.api import anthropic_input
 from server.api.answers import ChatChunk, ChatCompletion, Completion, CompletionChunk
+from server.api.anthropic_answer import AnthropicAnswer, MessageAnswer, MessageEvent
+from server.api.anthropic_body import MessagesBody
 from server.api.chat import plan_chat
 from server.api.chat_answer import ChatAnswer
 from server.api.completion_answer import CompletionAnswer
 from server.api.completions import plan_completion
 from server.api.context import Caller
 from server.api.generate import Generation
+from server.api.prepare import ChatPlan, job_like
 from server.api.respond import Answer
 from server.api.response_answer import ResponseAnswer
 from server.api.response_body import InputItem, ResponseBody
@@ -34,7 +38,10 @@ from server.state import ModelSpec
 from server.text.dialect import Dialect
 from server.text.templates.renderer import Renderer
 
-SHAPES = {shape: TypeAdapter(shape) for shape in (ChatChunk, ChatCompletion, CompletionChunk, Completion, ResponseEvent, ResponseObject)}
+SHAPES = {
+    shape: TypeAdapter(shape)
+    for shape in (ChatChunk, ChatCompletion, CompletionChunk, Completion, ResponseEvent, ResponseObject, MessageEvent, AnthropicAnswer)
+}
 SERIES = RequestMetrics(Metrics(), "null")
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "ß"}}\n</tool_call>'
 WORDS = ["<think>", "</think>", CALL, "<tool_call>", "STOP", "ST", "a", "b ", "ß", "€", "\n", "🙂", "{", '"']
@@ -173,6 +180,52 @@ def test_responses(data, cuts_a, cuts_b, stop, with_tools, max_tokens):
     for index, item in enumerate(final["output"]):
         written = item["arguments"] if item["type"] == "function_call" else item["content"][0]["text"]
         assert grown.get(index, "") == written
+
+
+def message(worker: NullWorker, fields: dict, *, stream: bool):
+    model, made = loaded(worker)
+    body = MessagesBody.model_validate({"messages": [{"role": "user", "content": "hi"}], "stream": stream, **fields})
+
+    async def run():
+        plan = await plan_chat(anthropic_input.chat_of(body, made.dialect), model, made, Caller("id", ""), ServerSettings())
+        job = job_like(plan.job, plan.job.submit.prompt_ids, body.max_tokens)
+        plan = ChatPlan(plan.prompt, job, plan.rules)
+        answer = MessageAnswer(plan, Generation(made, job, SERIES, 0.0), "null", is_capped=False)
+        return await read(answer, MessageEvent if stream else AnthropicAnswer, stream=stream)
+
+    return asyncio.run(run())
+
+
+@given(answers | raw, sizes, sizes, stops, st.booleans(), st.integers(1, 40))
+def test_messages(data, cuts_a, cuts_b, stop, with_tools, max_tokens):
+    fields: dict = {"stop_sequences": stop, "max_tokens": max_tokens}
+    if with_tools:
+        fields["tools"] = [{"name": "f", "input_schema": {"type": "object"}}]
+    whole = message(Shuffled([data], cuts_a, []), fields, stream=False)
+    begin, *events, end, last = message(Shuffled([data], cuts_b, []), fields, stream=True)
+    assert (begin["type"], end["type"], last["type"]) == ("message_start", "message_delta", "message_stop")
+    blocks, is_open = [], False
+    for event in events:
+        assert event["index"] == len(blocks) - (event["type"] != "content_block_start")
+        match event["type"]:
+            case "content_block_start":
+                assert not is_open
+                is_open = True
+                blocks.append({**event["content_block"], "partial_json": ""})
+            case "content_block_stop":
+                is_open = False
+            case _:
+                assert is_open
+                for name in event["delta"].keys() - {"type"}:
+                    blocks[-1][name] += event["delta"][name]
+    assert not is_open and end["delta"]["stop_reason"] == whole["stop_reason"] and end["usage"] == whole["usage"]
+    for mine, theirs in zip(blocks, whole["content"], strict=True):
+        if theirs["type"] == "tool_use":
+            assert mine["name"] == theirs["name"]
+            assert whole["stop_reason"] == "max_tokens" or json.loads(mine["partial_json"]) == theirs["input"]
+        else:
+            kind = "text" if theirs["type"] == "text" else "thinking"
+            assert mine[kind] == theirs[kind]
 
 
 @given(st.lists(answers | raw, min_size=1, max_size=3), sizes, sizes, st.lists(st.integers(0, 9), max_size=60), stops, st.booleans())

@@ -1,0 +1,100 @@
+"""POST /v1/messages and its count of tokens, as Anthropic's clients know them."""
+
+from __future__ import annotations
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+from typing_extensions import TypedDict
+
+from server.api.anthropic_answer import AnthropicAnswer, MessageAnswer, MessageEvent
+from server.api.anthropic_body import MessagesBody, PromptBody
+from server.api.anthropic_input import chat_of
+from server.api.chat import conversation_of, plan_chat, render_prompt
+from server.api.context import Context, caller
+from server.api.fields import check_unknown
+from server.api.generate import Generation
+from server.api.limits import check_sizes
+from server.api.prepare import ChatPlan, context_of, job_like, off_loop, require_generator
+from server.api.respond import json_answer, respond, response_headers
+from server.api.routes import gives, new_router
+from server.api.schema import ChatBody
+from server.api.sse import Framing
+from server.api.texts import encode_prompts
+from server.api.tool_choice import tool_use
+from server.errors import CONTEXT_LENGTH_EXCEEDED, ApiError
+from server.text.dialect import Dialect
+
+MAX_COUNTED = 1 << 17  # tokens of a conversation that is longer than the context
+
+
+class TokenCount(TypedDict):
+    input_tokens: int
+
+
+def error_body(error: ApiError) -> bytes:
+    """Anthropic's envelope, with the code and the field of ours."""
+    fault = {"type": TYPES.get(error.kind.status, "api_error"), "message": error.message}
+    return msgspec.json.encode({"type": "error", "error": {**fault, "code": error.kind.code, "param": error.param, **error.details}})
+
+
+TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    413: "request_too_large",
+    415: "invalid_request_error",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+ERROR_SHAPES = {"/v1/messages": error_body}
+FRAMING = Framing(error_body, named=True, end=b"")
+
+
+def router(context: Context) -> APIRouter:
+    routes, settings = new_router("Anthropic"), context.settings
+
+    @routes.post("/v1/messages", responses=gives(AnthropicAnswer, event=MessageEvent, done=False))
+    async def messages(request: Request, body: MessagesBody) -> Response:
+        """Answer a conversation."""
+        ignored = check_unknown(body, strict=settings.strict)
+        model, loaded = context.registry.serve(body.model)
+        who = caller(request)
+        chat = await off_loop(who.num_body_bytes, lambda: _chat(body, loaded.dialect))
+        try:
+            plan = await plan_chat(chat, model, loaded, who, settings)
+        except ApiError as error:
+            if error.kind is not CONTEXT_LENGTH_EXCEEDED:
+                raise
+            message = f"prompt is too long: {error.message}"  # by these words clients know when to summarise
+            raise ApiError(CONTEXT_LENGTH_EXCEEDED, message, param=error.param) from error
+        room = plan.job.submit.params.max_tokens
+        job = job_like(plan.job, plan.job.submit.prompt_ids, min(room, body.max_tokens))
+        generation = Generation(loaded, job, context.metrics_of(model.spec.name), who.arrived_s)
+        plan = ChatPlan(plan.prompt, job, plan.rules)
+        answer = MessageAnswer(plan, generation, body.model or model.spec.name, is_capped=room < body.max_tokens)
+        headers = response_headers(loaded, ignored)
+        return await respond(request, answer, headers, stream=bool(body.stream), settings=settings, framing=FRAMING)
+
+    @routes.post("/v1/messages/count_tokens", responses=gives(TokenCount))
+    async def count_tokens(request: Request, body: PromptBody) -> Response:
+        """Count the tokens of a conversation; nothing is generated."""
+        ignored = check_unknown(body, strict=settings.strict)
+        model, loaded = context.registry.serve(body.model)
+        require_generator(model, loaded)
+        who = caller(request)
+        chat = await off_loop(who.num_body_bytes, lambda: _chat(body, loaded.dialect))
+        text = await render_prompt(lambda: conversation_of(chat, tool_use(chat).tools), loaded, who)
+        most = max(context_of(loaded), MAX_COUNTED)
+        encoded = await off_loop(len(text), lambda: encode_prompts([text], loaded.tokenizer, "messages", special=False, context=most))
+        counted: TokenCount = {"input_tokens": len(encoded[0])}
+        return json_answer(counted, headers=response_headers(loaded, ignored))
+
+    return routes
+
+
+def _chat(body: PromptBody, dialect: Dialect) -> ChatBody:
+    check_sizes(body)
+    return chat_of(body, dialect)

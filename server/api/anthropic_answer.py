@@ -1,0 +1,193 @@
+"""A message as it grows: Anthropic's events, or the whole."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NotRequired, cast
+
+import msgspec
+from typing_extensions import TypedDict
+
+from server.api.blocks import Block, BlockAnswer, Kind
+from server.api.generate import Generation
+from server.api.prepare import ChatPlan
+from server.text.parts import CallStart
+
+# --- shapes -----------------------------------------------------------------------------------------------------------
+
+
+class TextBlock(TypedDict):
+    type: Literal["text"]
+    text: str
+
+
+class ThinkingBlock(TypedDict):
+    type: Literal["thinking"]
+    thinking: str
+    signature: str
+
+
+class ToolUseBlock(TypedDict):
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: Mapping[str, Any]
+
+
+class MessageUsage(TypedDict):
+    """`input_tokens` are those that were not found in the prefix cache."""
+
+    input_tokens: int
+    cache_creation_input_tokens: int
+    cache_read_input_tokens: int
+    output_tokens: int
+
+
+class AnthropicAnswer(TypedDict):
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: Sequence[TextBlock | ThinkingBlock | ToolUseBlock]
+    stop_reason: str | None
+    stop_sequence: str | None
+    usage: MessageUsage
+
+
+class TextDelta(TypedDict):
+    type: Literal["text_delta"]
+    text: str
+
+
+class ThinkingDelta(TypedDict):
+    type: Literal["thinking_delta"]
+    thinking: str
+
+
+class SignatureDelta(TypedDict):
+    type: Literal["signature_delta"]
+    signature: str
+
+
+class InputDelta(TypedDict):
+    type: Literal["input_json_delta"]
+    partial_json: str
+
+
+class EndDelta(TypedDict):
+    stop_reason: str | None
+    stop_sequence: str | None
+
+
+class MessageEvent(TypedDict):
+    """`type` says which of the other fields there are."""
+
+    type: str
+    message: NotRequired[AnthropicAnswer]
+    index: NotRequired[int]
+    content_block: NotRequired[TextBlock | ThinkingBlock | ToolUseBlock]
+    delta: NotRequired[TextDelta | ThinkingDelta | SignatureDelta | InputDelta | EndDelta]
+    usage: NotRequired[MessageUsage]
+
+
+# --- the answer -------------------------------------------------------------------------------------------------------
+
+DELTAS = {
+    Kind.TEXT: b'{"type":"text_delta","text":',
+    Kind.THOUGHT: b'{"type":"thinking_delta","thinking":',
+    Kind.CALL: b'{"type":"input_json_delta","partial_json":',
+}
+STOP_REASONS = {"stop": "end_turn", "tool_calls": "tool_use", "length": "max_tokens"}
+encode = msgspec.json.encode
+
+
+class MessageAnswer(BlockAnswer):
+    """`is_capped`: the context ends before as many tokens as were asked for."""
+
+    def __init__(self, plan: ChatPlan, generation: Generation, model: str, *, is_capped: bool) -> None:
+        super().__init__(plan, generation)
+        self._id = self.new_id(Kind.TEXT)
+        self._model = model
+        self._is_capped = is_capped
+        self._head = b""  # of a delta of the open block
+
+    def new_id(self, kind: Kind) -> str:
+        return f"msg_{secrets.token_hex(12)}"
+
+    def begin(self) -> Sequence[bytes]:
+        return (encode({"type": "message_start", "message": self._describe()}),)
+
+    def opened(self, block: Block) -> Sequence[bytes]:
+        self._head = b'{"type":"content_block_delta","index":%d,"delta":%b' % (block.index, DELTAS[block.kind])
+        return (encode({"type": "content_block_start", "index": block.index, "content_block": _block(block, is_open=True)}),)
+
+    def grown(self, block: Block, text: str) -> bytes:
+        return self._head + encode(text) + b"}}"
+
+    def closed(self, block: Block) -> Sequence[bytes]:
+        stop = encode({"type": "content_block_stop", "index": block.index})
+        if block.kind is not Kind.THOUGHT:
+            return (stop,)
+        signature: SignatureDelta = {"type": "signature_delta", "signature": block.id}
+        return encode({"type": "content_block_delta", "index": block.index, "delta": signature}), stop
+
+    def end(self) -> Sequence[bytes]:
+        reason, sequence = self._ended
+        delta: EndDelta = {"stop_reason": reason, "stop_sequence": sequence}
+        return encode({"type": "message_delta", "delta": delta, "usage": self._usage()}), b'{"type":"message_stop"}'
+
+    def pieces(self) -> list[bytes]:
+        return [encode({**self._describe(), "content": [_block(block) for block in self.blocks]})]
+
+    @property
+    def _ended(self) -> tuple[str | None, str | None]:
+        """Why, and by which of the client's strings."""
+        if self.finish == "stop" and isinstance(self.stop_reason, str):
+            return "stop_sequence", self.stop_reason
+        if self.finish == "length" and self._is_capped:
+            return "model_context_window_exceeded", None
+        return STOP_REASONS.get(self.finish or ""), None
+
+    def _describe(self) -> AnthropicAnswer:
+        reason, sequence = self._ended
+        return {
+            "id": self._id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._model,
+            "content": [],
+            "stop_reason": reason,
+            "stop_sequence": sequence,
+            "usage": self._usage(),
+        }
+
+    def _usage(self) -> MessageUsage:
+        usage = self.usage
+        return {
+            "input_tokens": usage.prompt_tokens - usage.cached_tokens,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": usage.cached_tokens,
+            "output_tokens": usage.completion_tokens,
+        }
+
+
+def _block(block: Block, *, is_open: bool = False) -> TextBlock | ThinkingBlock | ToolUseBlock:
+    text = "" if is_open else block.text
+    match block.kind:
+        case Kind.TEXT:
+            return {"type": "text", "text": text}
+        case Kind.THOUGHT:
+            return {"type": "thinking", "thinking": text, "signature": "" if is_open else block.id}
+        case Kind.CALL:
+            call = cast("CallStart", block.call)
+            return {"type": "tool_use", "id": call.id, "name": call.name, "input": _arguments(text)}
+
+
+def _arguments(text: str) -> Mapping[str, Any]:
+    """Of a call that was cut off they are no JSON, and this API has no place for their beginning but in a stream."""
+    try:
+        read = msgspec.json.decode(text or "{}")
+    except msgspec.MsgspecError:
+        return {}
+    return cast("Mapping[str, Any]", read) if isinstance(read, dict) else {}

@@ -1,0 +1,124 @@
+"""The bodies of /v1/messages and of its count of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from server.api.fields import Options
+from server.api.schema import Choices, Effort, Int, JsonObject, Label, Text
+
+ToolName = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9_.-]+$")]
+BLOCK_TYPES = ("text", "thinking", "redacted_thinking", "tool_use", "tool_result")
+
+
+class ContentBlock(Options):
+    """Which of the fields belong to it, its type says."""
+
+    type: Label
+    text: Text | None = None
+    thinking: Text | None = None
+    signature: Text | None = None  # nothing is signed here
+    data: Text | None = None
+    id: Label | None = None
+    name: Label | None = None
+    input: JsonObject | None = None
+    tool_use_id: Label | None = None
+    content: Text | ContentBlocks | None = None
+    is_error: bool | None = None
+    citations: Any = None  # of an earlier answer
+    cache_control: JsonObject | None = None  # the prefix cache finds what is shared by itself
+    caller: JsonObject | None = None
+
+    @property
+    def unknown(self) -> Mapping[str, object]:
+        """A block that is not understood is refused by its type, so its fields need no complaint of their own."""
+        return super().unknown if self.type in BLOCK_TYPES else {}
+
+
+ContentBlocks = Annotated[list[ContentBlock], Field(max_length=4096, fail_fast=True)]
+
+
+class AnthropicMessage(Options):
+    role: Literal["user", "assistant", "system"]
+    content: Text | ContentBlocks
+
+
+class AnthropicTool(Options):
+    type: Literal["custom"] | None = None  # first, as a tool that Anthropic runs has no schema
+    name: ToolName
+    description: Text | None = None
+    input_schema: JsonObject
+    strict: bool | None = None
+    cache_control: JsonObject | None = None
+    eager_input_streaming: bool | None = None  # arguments are streamed as they come
+
+
+class AnthropicToolChoice(Options):
+    type: Literal["auto", "any", "tool", "none"]
+    name: Label | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class ThinkingConfig(Options):
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: Int | None = Field(default=None, ge=1, lt=2**31)
+    display: Literal["summarized"] | None = None  # as thoughts are told; they are told in full
+
+
+class JsonOutput(Options):
+    type: Literal["json_schema"]
+    schema_: JsonObject = Field(alias="schema")
+
+
+class OutputConfig(Options):
+    effort: Effort | None = None
+    format: JsonOutput | None = None
+
+
+class RequestMetadata(Options):
+    user_id: Label | None = None
+
+
+class ContextEdit(Options):
+    type: Literal["clear_thinking_20251015"]  # which thoughts of earlier turns are shown is up to the chat template
+    keep: Any = None
+
+
+class ContextManagement(Options):
+    edits: Annotated[list[ContextEdit], Field(max_length=64, fail_fast=True)] | None = None
+
+
+class PromptBody(Options):
+    """What makes up the prompt."""
+
+    model: Label | None = None
+    messages: list[AnthropicMessage] = Field(min_length=1, max_length=16384, fail_fast=True)
+    system: Text | ContentBlocks | None = None
+    tools: Annotated[list[AnthropicTool], Field(max_length=1024, fail_fast=True)] | None = None
+    tool_choice: AnthropicToolChoice | None = None
+    thinking: ThinkingConfig | None = None
+    output_config: OutputConfig | None = None
+    context_management: ContextManagement | None = None
+
+    # These hint at a cache, or name the caller or where to run; no answer depends on them.
+    cache_control: JsonObject | None = None
+    speed: Literal["standard", "fast"] | None = None
+    user_profile_id: Label | None = None
+    workspace_id: Label | None = None
+
+
+class MessagesBody(PromptBody):
+    max_tokens: Int = Field(ge=1, le=2**31 - 1)
+    stream: bool | None = None
+    temperature: float | None = Field(default=None, ge=0, le=100)
+    top_p: float | None = Field(default=None, ge=0, le=1)
+    top_k: Int | None = Field(default=None, ge=-1, lt=2**31)
+    seed: Int | None = Field(default=None, ge=-(2**63), lt=2**64)
+    stop_sequences: Choices | None = None
+    metadata: RequestMetadata | None = None
+    service_tier: Literal["auto", "standard_only"] | None = None
+    inference_geo: Label | None = None
+    diagnostics: JsonObject | None = None

@@ -1,0 +1,129 @@
+"""A request of Anthropic's API as the conversation that it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from server.api.anthropic_body import BLOCK_TYPES, AnthropicMessage, AnthropicTool, ContentBlock, MessagesBody, PromptBody
+from server.api.prepare import invalid
+from server.api.schema import (
+    CalledFunction,
+    ChatBody,
+    FunctionDefinition,
+    JsonSchemaFormat,
+    Message,
+    MessageCall,
+    NamedFunction,
+    NamedTool,
+    ResponseFormat,
+    Tool,
+)
+from server.errors import UNSUPPORTED_CONTENT, ApiError
+from server.text.dialect import Dialect
+from server.text.reasoning import CLOSE, OPEN
+
+
+def chat_of(body: PromptBody, dialect: Dialect) -> ChatBody:
+    """Every value of `body` has been checked. How many tokens are wanted is left to the caller, who knows how many fit."""
+    messages = [Message(role="system", content=_text(body.system, "system"))] if body.system is not None else []
+    for index, message in enumerate(body.messages):
+        messages += _messages(message, f"messages[{index}]")
+    choice, output = body.tool_choice, body.output_config
+    tells_marks = {OPEN, CLOSE} <= dialect.specials.keys()
+    budget = body.thinking.budget_tokens if body.thinking is not None and tells_marks else None
+    sampling: dict[str, Any] = {}
+    if isinstance(body, MessagesBody):
+        sampling = {name: getattr(body, name) for name in ("stream", "temperature", "top_p", "top_k", "seed")}
+        sampling["stop"] = body.stop_sequences
+    variables = {} if output is None or output.effort is None else {"reasoning_effort": output.effort}
+    return ChatBody.model_construct(
+        **sampling,
+        model=body.model,
+        messages=messages,
+        continue_final_message=messages[-1].role == "assistant" and not messages[-1].tool_calls,
+        tools=[_tool(tool) for tool in body.tools or ()] or None,
+        tool_choice=_tool_choice(body),
+        parallel_tool_calls=False if choice is not None and choice.disable_parallel_tool_use else None,
+        response_format=None if output is None or output.format is None else _format(output.format.schema_),
+        enable_thinking=body.thinking is not None and body.thinking.type != "disabled",
+        thinking_token_budget=budget,
+        chat_template_kwargs=variables,
+    )
+
+
+def _messages(message: AnthropicMessage, where: str) -> list[Message]:
+    """Results of tools are messages of their own; thoughts and calls belong to the assistant's."""
+    if isinstance(message.content, str):
+        return [Message(role=message.role, content=message.content)]
+    made: list[Message] = []
+    texts: list[str] = []
+    thoughts: list[str] = []
+    calls: list[MessageCall] = []
+    for index, block in enumerate(message.content):
+        at = f"{where}.content[{index}]"
+        match block.type:
+            case "text":
+                texts.append(_required(block.text, f"{at}.text"))
+            case "thinking":
+                thoughts.append(block.thinking or "")
+            case "redacted_thinking":
+                pass  # nobody here can read it
+            case "tool_use":
+                function = CalledFunction(name=_required(block.name, f"{at}.name"), arguments=block.input or {})
+                calls.append(MessageCall(id=_required(block.id, f"{at}.id"), type="function", function=function))
+            case "tool_result":
+                result = _text(block.content, f"{at}.content")
+                result = f"Error: {result}" if block.is_error else result
+                made.append(Message(role="tool", content=result, tool_call_id=_required(block.tool_use_id, f"{at}.tool_use_id")))
+            case _:
+                raise _not_understood(block, at)
+    if texts or thoughts or calls or not made:
+        said = Message(role=message.role, content="".join(texts), reasoning_content="".join(thoughts) or None)
+        said.tool_calls = calls or None
+        made.append(said)
+    return made
+
+
+def _text(content: str | Sequence[ContentBlock] | None, where: str) -> str:
+    """Of what is told in text alone: instructions, and results of tools."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    for index, block in enumerate(content):
+        if block.type != "text":
+            raise _not_understood(block, f"{where}[{index}]")
+    return "\n".join(_required(block.text, f"{where}[{index}].text") for index, block in enumerate(content))
+
+
+def _not_understood(block: ContentBlock, where: str) -> ApiError:
+    message = f"{where} has type {block.type!r:.40}; expected {', '.join(BLOCK_TYPES)} where they belong, as only text is understood"
+    return ApiError(UNSUPPORTED_CONTENT, message, param=f"{where}.type")
+
+
+def _required(value: str | None, param: str) -> str:
+    if value is None:
+        raise invalid(param, f"{param} is absent and required")
+    return value
+
+
+def _tool(tool: AnthropicTool) -> Tool:
+    function = FunctionDefinition.model_construct(
+        name=tool.name, description=tool.description, parameters=tool.input_schema, strict=tool.strict
+    )
+    return Tool.model_construct(type="function", function=function)
+
+
+def _tool_choice(body: PromptBody) -> object:
+    choice = body.tool_choice
+    match choice.type if choice is not None else None:
+        case "any":
+            return "required"
+        case "tool":
+            name = _required(choice.name if choice is not None else None, "tool_choice.name")
+            return NamedTool(type="function", function=NamedFunction(name=name))
+        case kind:
+            return kind
+
+
+def _format(schema: dict[str, object]) -> ResponseFormat:
+    return ResponseFormat.model_construct(type="json_schema", json_schema=JsonSchemaFormat.model_construct(schema_=schema))

@@ -1,0 +1,282 @@
+"""`/v1/messages` as Anthropic's official client sees it."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+from deploy.doubles.worker import ByteTokenizer
+from server.api.anthropic_body import MessagesBody
+from server.api.fields import UNSUPPORTED
+from server.messages import ConstraintKind, Thinking
+from server.state import ModelSpec
+
+anthropic = pytest.importorskip("anthropic")
+Message = anthropic.types.Message
+
+SAID = "Hello from the null device."
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+ADD = {"name": "add", "description": "Add.", "input_schema": {"type": "object", "properties": {"a": {"type": "integer"}}}}
+HERMES = (ModelSpec("null", "null", tool_parser="hermes", reasoning=True),)
+HI = [{"role": "user", "content": "hi"}]
+
+
+@pytest.fixture
+def connect():
+    """Clients of servers, closed at the end."""
+    made = []
+
+    def connect(server, **options):
+        made.append(anthropic.Anthropic(base_url=server.url, **{"api_key": "unused", "max_retries": 0, "timeout": 60, **options}))
+        return made[-1]
+
+    yield connect
+    for client in made:
+        client.close()
+
+
+def prompt_of(server) -> str:
+    return bytes(i for i in server.worker.submits[-1].prompt_ids if i < 256).decode()
+
+
+def ask(client, **fields) -> Message:
+    return client.messages.create(**{"model": "null", "max_tokens": 100, "messages": HI, **fields})
+
+
+def checked(message: Message) -> Message:
+    """Strictly of the client's type."""
+    return Message.model_validate_json(message.model_dump_json(exclude_unset=True), strict=True)
+
+
+def test_whole_answer(server, connect):
+    message = checked(ask(connect(server), system="Be brief."))
+    assert message.content[0].text == SAID and message.id.startswith("msg_") and message.model == "null"
+    assert (message.stop_reason, message.stop_sequence) == ("end_turn", None)
+    assert message.usage.output_tokens == len(SAID) and message.usage.input_tokens == len(prompt_of(server))
+    assert prompt_of(server) == "<|system|>Be brief.\n<|user|>hi\n<|assistant|>"
+
+
+@pytest.mark.parametrize("step", [1, 7, 1000])
+def test_the_stream_has_all_events_in_order(serve, answering, connect, step):
+    server = serve(script=answering(f"<think>hm</think>Sure.{CALL}", step=step), initial=HERMES)
+    client = connect(server)
+    events = list(ask(client, tools=[ADD], stream=True))
+    kinds = [(event.type, getattr(getattr(event, "delta", None), "type", None)) for event in events]
+    block = [("content_block_start", None), ("content_block_delta", "KIND"), ("content_block_stop", None)]
+    expected = [("message_start", None)]
+    for kind in ("thinking_delta", "text_delta", "input_json_delta"):
+        expected += [(name, kind if part == "KIND" else part) for name, part in block]
+    expected.insert(3, ("content_block_delta", "signature_delta"))
+    expected += [("message_delta", None), ("message_stop", None)]
+    assert [kind for at, kind in enumerate(kinds) if at == 0 or kind != kinds[at - 1]] == expected
+    with client.messages.stream(model="null", max_tokens=100, messages=HI, tools=[ADD]) as stream:
+        streamed = stream.get_final_message()
+    whole = checked(ask(client, tools=[ADD]))
+    for message in (streamed, whole):
+        thought, text, call = message.content
+        assert (thought.thinking, text.text, call.name, call.input) == ("hm", "Sure.", "add", {"a": 1})
+        assert message.stop_reason == "tool_use" and message.usage.output_tokens == whole.usage.output_tokens
+
+
+def test_stop_reasons(serve, answering, connect):
+    client = connect(serve(script=answering("one two three")))
+    assert ask(client, max_tokens=3).stop_reason == "max_tokens"
+    stopped = ask(client, stop_sequences=["two"])
+    assert (stopped.stop_reason, stopped.stop_sequence, stopped.content[0].text) == ("stop_sequence", "two", "one ")
+    *_, last, _ = ask(client, stop_sequences=["two"], stream=True)
+    assert (last.delta.stop_reason, last.delta.stop_sequence) == ("stop_sequence", "two")
+
+
+def test_more_tokens_than_fit_are_as_many_as_fit(serve, answering, connect):
+    """`max_tokens` is required here, so clients send a large one."""
+    server = serve(script=answering("x" * 9000, step=50))
+    message = ask(connect(server), max_tokens=64000)
+    submit = server.worker.submits[-1]
+    assert submit.params.max_tokens + len(submit.prompt_ids) == 4096
+    assert message.stop_reason == "model_context_window_exceeded"
+
+
+# --- the conversation ---------------------------------------------------------------------------------------------------
+
+
+def test_blocks_are_the_conversation(serve, connect):
+    server = serve(initial=HERMES)
+    cached = {"type": "ephemeral"}
+    messages = [
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b", "cache_control": cached}]},
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "hm", "signature": "x"},
+                {"type": "redacted_thinking", "data": "x"},
+                {"type": "text", "text": "Sure."},
+                {"type": "tool_use", "id": "t1", "name": "add", "input": {"a": 1}},
+                {"type": "tool_use", "id": "t2", "name": "add", "input": {}},
+            ],
+        },
+        {
+            "role": "user",
+            "content": [
+                {"type": "tool_result", "tool_use_id": "t1", "content": "2"},
+                {"type": "tool_result", "tool_use_id": "t2", "content": [{"type": "text", "text": "no a"}], "is_error": True},
+                {"type": "text", "text": "go on"},
+            ],
+        },
+    ]
+    system = [{"type": "text", "text": "Be", "cache_control": cached}, {"type": "text", "text": "kind."}]
+    raw = connect(server).messages.with_raw_response.create(model="null", max_tokens=5, messages=messages, system=system, tools=[ADD])
+    assert "x-ignored-params" not in raw.headers
+    lines = prompt_of(server).split("\n")
+    assert lines[0].startswith("<tools>") and '"name": "add"' in lines[0] and '"a": {"type": "integer"}' in lines[0]
+    assert lines[1:4] == ["<|system|>Be", "kind.", "<|user|>ab"]
+    assert lines[4].startswith("<|assistant|>Sure.<tool_call>") and '"arguments": {"a": 1}' in lines[4]
+    assert lines[5:] == ["<|tool|>2", "<|tool|>Error: no a", "<|user|>go on", "<|assistant|>"]
+
+
+def test_the_beginning_of_an_answer_is_continued(server, connect):
+    ask(connect(server), messages=[*HI, {"role": "assistant", "content": "Well,"}])
+    assert prompt_of(server) == "<|user|>hi\n<|assistant|>Well,"
+
+
+@pytest.mark.parametrize(
+    ("choice", "held"),
+    [({"type": "any"}, True), ({"type": "tool", "name": "add"}, True), ({"type": "auto"}, False), ({"type": "none"}, False)],
+)
+def test_tool_choice(serve, connect, choice, held):
+    server = serve(initial=(ModelSpec("null", "null", tool_parser="hermes", reasoning=False),))
+    ask(connect(server), tools=[ADD], tool_choice=choice)
+    constraint = server.worker.submits[-1].params.constraint
+    assert (constraint is not None and constraint.kind is ConstraintKind.GRAMMAR) is held
+    assert ("<tools>" in prompt_of(server)) is (choice["type"] != "none")
+
+
+def test_one_call_where_parallel_calls_are_off(serve, answering, connect):
+    client = connect(serve(script=answering(f"{CALL}\n{CALL}"), initial=HERMES))
+    assert len(ask(client, tools=[ADD]).content) == 2
+    assert len(ask(client, tools=[ADD], tool_choice={"type": "auto", "disable_parallel_tool_use": True}).content) == 1
+
+
+def test_thoughts_are_asked_for(serve, connect, monkeypatch):
+    """Without `thinking` there are none where the template can do without, and a budget is kept where thoughts have an end."""
+    tokenizer = ByteTokenizer(specials=["<think>", "</think>"])
+    server = serve(tokenizer=tokenizer, initial=(ModelSpec("null", "null", tool_parser="hermes", reasoning=True),))
+    seen = []
+    template = type(tokenizer.chat_template)
+    original = template.render
+    monkeypatch.setattr(
+        template, "render", lambda self, *args, **kwargs: seen.append(kwargs["variables"]) or original(self, *args, **kwargs)
+    )
+    client = connect(server)
+    ask(client, max_tokens=2000, thinking={"type": "enabled", "budget_tokens": 1024})
+    assert seen[-1]["enable_thinking"] is True
+    assert server.worker.submits[-1].params.thinking == Thinking(1024, 258, 259, False)
+    ask(client)
+    assert seen[-1]["enable_thinking"] is False and server.worker.submits[-1].params.thinking is None
+    ask(client, thinking={"type": "adaptive"}, output_config={"effort": "low"})
+    assert seen[-1]["enable_thinking"] is True and seen[-1]["reasoning_effort"] == "low"
+
+
+def test_an_answer_may_be_held_to_a_schema(server, connect):
+    schema = {"type": "object", "properties": {"zebra": {"type": "integer"}}}
+    ask(connect(server), output_config={"format": {"type": "json_schema", "schema": schema}})
+    assert '"zebra"' in server.worker.submits[-1].params.constraint.source
+
+
+def test_sampling_reaches_the_worker(server, connect):
+    ask(connect(server), extra_body={"temperature": 0.25, "top_p": 0.5, "top_k": 7, "seed": 5})
+    params = server.worker.submits[-1].params
+    assert (params.temperature, params.top_p, params.top_k, params.seed) == (0.25, 0.5, 7, 5)
+
+
+def test_tokens_are_counted(server, connect):
+    client = connect(server)
+    counted = client.messages.count_tokens(model="null", messages=HI, system="Be brief.", tools=[ADD])
+    ask(client, system="Be brief.", tools=[ADD])
+    assert counted.input_tokens == len(server.worker.submits[-1].prompt_ids)
+    long = [{"role": "user", "content": "x" * 9000}]
+    assert client.messages.count_tokens(model="null", messages=long).input_tokens > 9000, "more than fit can be counted"
+
+
+# --- errors -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"messages": HI}, "max_tokens"),
+        ({"max_tokens": 5}, "messages"),
+        ({"max_tokens": 0, "messages": HI}, "max_tokens"),
+        ({"max_tokens": 5, "messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages[0].content[0].type"),
+        ({"max_tokens": 5, "messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "messages[0].content[0].tool_use_id"),
+        ({"max_tokens": 5, "messages": HI, "tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
+        ({"max_tokens": 5, "messages": HI, "tools": [ADD], "tool_choice": {"type": "tool", "name": "other"}}, "tool_choice"),
+        ({"max_tokens": 5, "messages": HI, "mcp_servers": [{"name": "x"}]}, "mcp_servers"),
+        ({"max_tokens": 5, "messages": HI, "container": "x"}, "container"),
+    ],
+)
+def test_what_is_not_understood_is_refused_by_name(server, body, param):
+    response = server.http().post("/v1/messages", json=body)
+    answer = response.json()
+    assert response.status_code == 400 and answer["type"] == "error", response.text
+    assert (answer["error"]["type"], answer["error"]["param"]) == ("invalid_request_error", param)
+
+
+def test_errors_have_the_shape_of_this_api(serve, connect):
+    """Also those of the gateway, which no endpoint sees."""
+    server = serve(api_keys=["a-key-of-a-client"], max_body_bytes=2000)
+    with pytest.raises(anthropic.AuthenticationError) as caught:
+        ask(connect(server))
+    assert caught.value.body["error"]["type"] == "authentication_error"
+    client = connect(server, api_key="a-key-of-a-client")
+    assert ask(client).content[0].text == SAID
+    with pytest.raises(anthropic.NotFoundError) as missing:
+        ask(client, model="other")
+    assert missing.value.body["error"]["code"] == "model_not_found"
+    with pytest.raises(anthropic.APIStatusError) as large:
+        ask(client, messages=[{"role": "user", "content": "x" * 3000}])
+    assert large.value.body["error"]["type"] == "request_too_large"
+    assert "type" not in server.http().post("/v1/completions", json={}).json()
+
+
+def test_an_overflow_is_worded_as_clients_know_it(server, connect):
+    with pytest.raises(anthropic.BadRequestError) as caught:
+        ask(connect(server), messages=[{"role": "user", "content": "x" * 5000}])
+    assert caught.value.body["error"]["message"].startswith("prompt is too long: ")
+
+
+def test_a_failure_in_a_stream_is_an_event(serve, answering, connect):
+    client = connect(serve(script=answering("abcdef", fail_after=3)))
+    events = []
+    with pytest.raises(anthropic.APIStatusError) as caught:
+        events.extend(ask(client, stream=True))
+    assert caught.value.body["error"]["type"] == "api_error" and caught.value.body["error"]["code"] == "generation_failed"
+
+
+def test_a_call_that_is_cut_off_is_streamed_as_far_as_it_came(serve, answering, connect):
+    server = serve(script=answering(CALL), initial=HERMES)
+    events = list(ask(connect(server), tools=[ADD], max_tokens=len(CALL) - 17, stream=True))
+    pieces = [event.delta.partial_json for event in events if event.type == "content_block_delta"]
+    assert '{"a": 1}'.startswith("".join(pieces)) and pieces and events[-2].delta.stop_reason == "max_tokens"
+    whole = server.http().post("/v1/messages", json={"messages": HI, "tools": [ADD], "max_tokens": len(CALL) - 17}).json()
+    assert whole["stop_reason"] == "max_tokens" and whole["content"][0]["input"] == {}
+
+
+def test_unknown_fields_are_reported_wherever_they_are(serve):
+    message = {"role": "user", "content": [{"type": "text", "text": "hi", "zip": 1}], "zap": 1}
+    body = {"messages": [message], "max_tokens": 5, "zep": 1, "tools": [{**ADD, "zop": 1}]}
+    names = ["zep", "messages[0].zap", "messages[0].content[0].zip", "tools[0].zop"]
+    assert serve().http().post("/v1/messages", json=body).headers["x-ignored-params"].split(", ") == names
+    assert serve(strict=True).http().post("/v1/messages", json=body).json()["error"]["code"] == "unknown_field"
+
+
+def test_the_client_s_fields_are_known():
+    """Each is honoured, taken without effect, or refused by its name."""
+    fields = inspect.signature(anthropic.resources.Messages.create).parameters.keys() - {
+        "self",
+        "extra_headers",
+        "extra_query",
+        "extra_body",
+        "timeout",
+    }
+    assert fields <= MessagesBody.model_fields.keys() | UNSUPPORTED.keys(), fields - MessagesBody.model_fields.keys()
