@@ -12,7 +12,8 @@ from enum import Enum, auto
 from server.api.generate import Generation, Step, Usage
 from server.api.prepare import ChatPlan, off_loop
 from server.api.step_parser import StepParser
-from server.text.parts import CallArguments, CallStart, Content, Reasoning
+from server.errors import ApiError
+from server.text.parts import CallArguments, CallStart, Content, Part, Reasoning
 
 
 class Kind(Enum):
@@ -47,8 +48,7 @@ class BlockAnswer(ABC):
         self.stop_reason: str | int | None = None
         self._generation = generation
         self._parser = StepParser(generation, plan.rules)
-        self._is_open = False  # whether the last block may still grow
-        self._begun = False
+        self._growing: type[Part] | None = None  # by which parts the last block grows, until it is closed
 
     @property
     def usage(self) -> Usage:
@@ -63,29 +63,39 @@ class BlockAnswer(ABC):
         return await off_loop(size, self.pieces)
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
-        async with aclosing(self._generation.steps()) as steps:
-            async for step in steps:
-                if not self._begun:
-                    self._begun = True
-                    for event in self.begin():
+        begun = False
+        try:
+            async with aclosing(self._generation.steps()) as steps:
+                async for step in steps:
+                    if not begun:
+                        begun = True
+                        for event in self.begin():
+                            yield event
+                    for event in self._take(step):
                         yield event
-                for event in self._take(step):
-                    yield event
-        for event in self.end():
+            ending = self.end()
+        except ApiError as error:
+            if not begun:
+                raise  # it still gets a status of its own
+            ending = self.failed(error)
+        for event in ending:
             yield event
 
-    def _take(self, step: Step) -> list[bytes]:
+    def _take(self, step: Step) -> Sequence[bytes]:
         parts, finish = self._parser.parse(step)
+        if step.entries:
+            self.note_logprobs(step)
+        if finish is None and len(parts) == 1 and type(part := parts[0]) is self._growing and not isinstance(part, CallStart):
+            self.blocks[-1].pieces.append(part.text)  # the path of nearly every token
+            return (self.grown(self.blocks[-1], part.text),)
         events: list[bytes] = []
-        self.note_logprobs(step)
         for part in parts:
             match part:
                 case CallStart():
                     events += self._open(Kind.CALL, part)
                 case CallArguments(text=text) | Content(text) | Reasoning(text):
-                    kind = KINDS.get(type(part), Kind.CALL)
-                    if not (self._is_open and self.blocks[-1].kind is kind):
-                        events += self._open(kind)
+                    if type(part) is not self._growing:
+                        events += self._open(Kind.TEXT if isinstance(part, Content) else Kind.THOUGHT)
                     self.blocks[-1].pieces.append(text)
                     events.append(self.grown(self.blocks[-1], text))
         if finish is not None:
@@ -95,15 +105,15 @@ class BlockAnswer(ABC):
 
     def _open(self, kind: Kind, call: CallStart | None = None) -> list[bytes]:
         events = self._close()
-        self._is_open = True
+        self._growing = PARTS[kind]
         block = Block(len(self.blocks), kind, self.new_id(kind), call)
         self.blocks.append(block)
         return [*events, *self.opened(block)]
 
     def _close(self, *, cut_off: bool = False) -> Sequence[bytes]:
-        if not self._is_open:
+        if self._growing is None:
             return ()
-        self._is_open = False
+        self._growing = None
         block = self.blocks[-1]
         block.cut_off = cut_off
         return self.closed(block)
@@ -111,6 +121,10 @@ class BlockAnswer(ABC):
     def note_logprobs(self, step: Step) -> None:
         """Of a step, before its text. Few APIs tell them."""
         del step
+
+    def failed(self, error: ApiError) -> Sequence[bytes]:
+        """What ends a stream that has begun, or the error itself, which is told as the API tells errors."""
+        raise error
 
     @abstractmethod
     def new_id(self, kind: Kind) -> str: ...
@@ -135,4 +149,4 @@ class BlockAnswer(ABC):
         """The whole answer, in pieces each of which is written quickly."""
 
 
-KINDS: dict[type, Kind] = {Content: Kind.TEXT, Reasoning: Kind.THOUGHT}
+PARTS: dict[Kind, type[Part]] = {Kind.TEXT: Content, Kind.THOUGHT: Reasoning, Kind.CALL: CallArguments}

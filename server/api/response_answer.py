@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import msgspec
@@ -61,21 +60,14 @@ class ResponseAnswer(BlockAnswer):
 
     # --- as it grows --------------------------------------------------------------------------------------------------
 
-    async def chunks(self) -> AsyncGenerator[bytes, None]:
-        try:
-            async with aclosing(super().chunks()) as events:
-                async for event in events:
-                    yield event
-        except ApiError as error:
-            if not self._num_events:
-                raise  # it still gets a status of its own, or an event that is no part of a response
-            self.fail(error)
-            yield self._lifecycle("response.failed")
-
     async def whole(self) -> list[bytes]:
         pieces = await super().whole()
         self._keep(self, b"".join(pieces))
         return pieces
+
+    def failed(self, error: ApiError) -> Sequence[bytes]:
+        self.fail(error)
+        return (self._lifecycle("response.failed"),)
 
     def begin(self) -> Sequence[bytes]:
         self._status = "in_progress"
@@ -99,14 +91,14 @@ class ResponseAnswer(BlockAnswer):
         return added, self._part_event("response.content_part.added", block, _part(block, is_open=True))
 
     def grown(self, block: Block, text: str) -> bytes:
-        head = self._head
-        if block.kind is Kind.TEXT and self._logprobs:
-            block.logprobs += self._logprobs
-            head = head.replace(b'"logprobs":[]', b'"logprobs":[' + b",".join(self._logprobs) + b"]", 1)
-        self._logprobs = []  # those of thoughts and calls are not told
-        event = b'%b%d,"delta":%b}' % (head, self._num_events, encode(text))
-        self._num_events += 1
-        return event
+        head, number = self._head, self._num_events
+        self._num_events = number + 1
+        if self._logprobs:
+            if block.kind is Kind.TEXT:  # those of thoughts and calls are not told
+                block.logprobs += self._logprobs
+                head = head.replace(b'"logprobs":[]', b'"logprobs":[' + b",".join(self._logprobs) + b"]", 1)
+            self._logprobs = []
+        return b'%b%d,"delta":%b}' % (head, number, encode(text))
 
     def closed(self, block: Block) -> Sequence[bytes]:
         where: dict[str, object] = {"item_id": block.id, "output_index": block.index}
@@ -138,7 +130,7 @@ class ResponseAnswer(BlockAnswer):
         self.end_early("failed")
 
     def end_early(self, status: str) -> None:
-        if self._is_open:
+        if self._growing is not None:
             self.blocks[-1].cut_off = True
         self._status = status
         self._keep(self, self.snapshot())

@@ -35,7 +35,7 @@ encode = msgspec.json.encode
 
 
 def new_id(prefix: str) -> str:
-    return f"{prefix}_{secrets.token_hex(24)}"
+    return f"{prefix}_{secrets.token_hex(16)}"
 
 
 def items_of(body: ResponseBody, store: ResponseStore, owner: str) -> list[InputItem]:

@@ -35,7 +35,7 @@ class Framing:
     def frame(self, payload: bytes) -> bytes:
         if not self.named:
             return b"data: " + payload + b"\n\n"
-        return b"event: " + payload[NAME_AT : payload.index(b'"', NAME_AT)] + b"\ndata: " + payload + b"\n\n"
+        return b"event: %b\ndata: %b\n\n" % (payload[NAME_AT : payload.index(b'"', NAME_AT)], payload)
 
 
 NAME_AT = len(b'{"type":"')

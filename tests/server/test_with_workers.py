@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -14,6 +15,7 @@ from server.engine.supervisor import Supervisor
 from server.messages import Load
 from server.state import ModelSpec
 
+MESSAGES = [{"role": "user", "content": "hi"}]
 TEXT = b"All happy families are alike. "
 SOURCE = null_source(NullConfig(script=tuple(TEXT), step_s=0.005))
 
@@ -48,6 +50,29 @@ def test_streams_survive_the_death_of_their_worker(processes):
     assert supervisor.restarts == 1 and supervisor.resubmitted >= 1
     assert "relaxserve:worker_restarts_total" in server.http().get("/metrics").text
     assert server.http().get("/admin/models").json()["data"][0]["restarts"] == 1
+
+
+@pytest.mark.parametrize("api", ["responses", "messages"])
+def test_answers_of_every_api_survive_the_death_of_their_worker(processes, api):
+    """A stream that the worker's death interrupts goes on, and a response that is kept is whole."""
+    server = processes()
+    supervisor = server.registry.models()[0].loaded.worker
+    body = {"temperature": 0, "stream": True}
+    body |= {"input": "hi", "max_output_tokens": 200} if api == "responses" else {"messages": MESSAGES, "max_tokens": 200}
+    text, last = "", {}
+    with server.http().stream("POST", f"/v1/{api}", json=body) as response:
+        for line in response.iter_lines():
+            if not line.startswith("data: "):
+                continue
+            last = json.loads(line.removeprefix("data: "))
+            delta = last.get("delta", "")
+            text += delta if isinstance(delta, str) else delta.get("text", "")
+            if len(text) == 20 and supervisor.restarts == 0:
+                os.kill(supervisor.pid, signal.SIGKILL)
+    assert text == (TEXT * 10)[:200].decode() and supervisor.restarts == 1
+    if api == "responses":
+        kept = server.http().get(f"/v1/responses/{last['response']['id']}").json()
+        assert kept["output"][0]["content"][0]["text"] == text and kept["status"] == "incomplete"
 
 
 def test_a_stop_string_ends_one_choice_in_the_worker(processes):
