@@ -32,7 +32,7 @@ def test_what_only_multiplies_runs(held: str) -> None:
 @pytest.mark.skipif(not get("x86-64-v3").can_run_here, reason="not an x86-64-v3")
 def test_words_by_bytes_run() -> None:
     text, _, _, (rows, _) = multiplying("int8", get("x86-64-v3"))
-    assert rows.dtype == np.int16 and "words=1" in text
+    assert rows.dtype == np.int16 and '"dot_words"' in text
     runs("int8", get("x86-64-v3"))
 
 

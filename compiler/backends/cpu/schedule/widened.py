@@ -26,7 +26,6 @@ from compiler.ir.visit_loops import map_scalar, rewrite_dims
 from compiler.ir.write import Kernel, fold
 from compiler.machine.panels import FOUR
 from compiler.machine.products import ProductTile
-from compiler.machine.tiles.widen_panel import WidenPanel
 
 I32 = DType.I32
 PLANES = 2  # of the rows
@@ -145,7 +144,8 @@ class _Block:
             return Load(packed, (panel, begin // (2 * FOUR), Dim.of(0))), Load(s.multipliers, (panel, begin // s.group, Dim.of(0)))
 
         operands = (Load(s.wide, (Dim.of(0),)), *places(panel, part.begin), *places(later.panel, later.begin))
-        return Tile(WidenPanel(self.tile.shape.columns, s.group), operands, (part.depth,))
+        assert self.tile.widen is not None, self.tile
+        return Tile(replace(self.tile.widen, group=s.group), operands, (part.depth,))
 
     def planes(self, s: _Sum, spot: Spot, part: Part) -> Stmt:
         """The first part finds nothing in the exact sums."""
