@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from compiler.backends.cpu.schedule.attention import schedule_attention
+from compiler.backends.cpu.schedule.attention.paged import schedule_paged
+from compiler.backends.cpu.schedule.attention.ragged import schedule_ragged
 from compiler.backends.cpu.schedule.integer import schedule_integer
 from compiler.backends.cpu.schedule.matmul import schedule_matmul
 from compiler.backends.cpu.schedule.pairs import schedule_pairs
-from compiler.backends.cpu.schedule.ragged import schedule_ragged
 from compiler.backends.cpu.schedule.rows import schedule_rows
 from compiler.backends.cpu.schedule.spatial import schedule_spatial
 from compiler.backends.cpu.schedule.widened import schedule_widened
@@ -29,7 +29,7 @@ def schedule(prim: PrimFunc, target: Target) -> PrimFunc:
     on_unit, in_registers = InterleavePairs(LANES).runs_on(target), pairs is not None and not pairs.on_matrix_unit
     found = (
         schedule_ragged(prim)
-        or schedule_attention(prim, tiles.floats, unit=on_unit, pairs=in_registers)
+        or schedule_paged(prim, tiles.floats, unit=on_unit, pairs=in_registers)
         or (schedule_pairs(prim, pairs) if pairs else None)
     )
     if found is None and isinstance(prim.body, Attention):

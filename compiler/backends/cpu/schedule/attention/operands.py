@@ -7,13 +7,13 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from math import lcm
 
-from compiler.backends.cpu.schedule.attention_matrix import HEIGHT, MatrixUnit, allocate_rows, pad_queries
-from compiler.backends.cpu.schedule.attention_products import Pairs, Singles
-from compiler.backends.cpu.schedule.attention_rows import BLOCK, F32, PAGES, Rows, Seen
-from compiler.backends.cpu.schedule.attention_vector import VectorUnit
+from compiler.backends.cpu.schedule.attention.matrix import CHUNK, HEIGHT, MatrixUnit, allocate_rows, pad_queries
+from compiler.backends.cpu.schedule.attention.rows import BLOCK, F32, PAGES, Rows, VisibleRange
+from compiler.backends.cpu.schedule.attention.vector import VectorUnit
+from compiler.backends.cpu.schedule.attention.vector_products import F32Products, PairProducts
 from compiler.ir.dims import Dim, dim_max, dim_min
 from compiler.ir.dtypes import DType
-from compiler.ir.loops import ReduceFn, Scalar
+from compiler.ir.loops import Attention, Paged, ReduceFn, Scalar
 from compiler.ir.write import Array, Kernel, cast, equal, fold, less_equal
 from compiler.machine.products import TileShape
 from compiler.ops.kv_cache import PAGE
@@ -25,7 +25,7 @@ BF16, I64 = DType.BF16, DType.I64
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """The positions that a token sees, and its part of a split, in blocks."""
+    """The positions that a token attends to, `low` to `high`, and the blocks of a split that hold some of them, `begin` to `end`."""
 
     number: Dim
     sequence: Dim
@@ -56,22 +56,57 @@ class Heads:
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionSpec:
-    queries: Array  # [tokens, heads, size]
-    cache: Array  # [layers, 2, pages, kv heads, PAGE * size]
-    tables: Array  # [sequences, pages]
-    sequences: Array  # [tokens]
+class PagedOperands:
+    """What the node says, as arrays of the kernel, and what follows from it for the machine."""
+
+    kernel: Kernel
+    node: Attention
+    pages: Paged
     positions: Array  # [tokens]
-    scales: Array | None  # of an 8-bit cache
-    sinks: Array | None  # [heads]
-    out: Array
-    layer_param: Scalar
-    scale: float
-    window: int
-    softcap: float
     tile: TileShape
-    on_matrix_unit: bool
-    in_pairs: bool  # whether pairs of bf16 are multiplied
+    has_matrix_unit: bool
+    has_pairs: bool
+
+    @property
+    def queries(self) -> Array:
+        return self.kernel.array(self.node.queries)
+
+    @property
+    def sequences(self) -> Array:
+        return self.kernel.array(self.node.sequences)
+
+    @property
+    def cache(self) -> Array:
+        return self.kernel.array(self.pages.cache)
+
+    @property
+    def tables(self) -> Array:
+        return self.kernel.array(self.pages.tables)
+
+    @property
+    def scales(self) -> Array | None:
+        return None if self.pages.scales is None else self.kernel.array(self.pages.scales)
+
+    @property
+    def sinks(self) -> Array | None:
+        return None if self.node.sinks is None else self.kernel.array(self.node.sinks)
+
+    @property
+    def out(self) -> Array:
+        return self.kernel.array(self.node.out)
+
+    @property
+    def on_matrix_unit(self) -> bool:
+        return self.has_matrix_unit and self._fits_bf16
+
+    @property
+    def in_pairs(self) -> bool:
+        """Whether pairs of bf16 are multiplied."""
+        return self.has_pairs and self._fits_bf16
+
+    @property
+    def _fits_bf16(self) -> bool:
+        return self.cache.dtype is DType.BF16 and self.size % CHUNK == 0
 
     @property
     def num_tokens(self) -> Dim:
@@ -137,18 +172,18 @@ class AttentionSpec:
         return Rows.allocate(k, count, blocks * PAGES, self.size, self.width, BF16 if self.in_pairs else F32)
 
     def vector_unit(self, rows: Rows, layer: Dim) -> VectorUnit:
-        products = (Pairs if self.in_pairs else Singles)(rows, self.cache, layer, self.size)
-        return VectorUnit(rows, self.cache, self.scales, layer, self.size, self.width, self.softcap, self.tile, products)
+        products = (PairProducts if self.in_pairs else F32Products)(rows, self.cache, layer, self.size)
+        return VectorUnit(rows, self.cache, self.scales, layer, self.size, self.width, self.node.softcap, self.tile, products)
 
     def matrix_unit(self, k: Kernel, rows: Rows, layer: Dim, count: int) -> AbstractContextManager[MatrixUnit]:
-        return MatrixUnit.configured(k, rows, self.cache, layer, self.size, self.softcap, count)
+        return MatrixUnit.configured(k, rows, self.cache, layer, self.size, self.node.softcap, count)
 
     def load_queries(self, k: Kernel, rows: Rows, row: Dim, token: Dim, head: Dim, count: Dim | int) -> None:
         """The scaled queries of `count` heads of a token."""
         with k.serial("g", count) as g:
             with k.serial("c", self.parts) as c, k.vector(self.width) as lane:
                 at = c * self.width + lane
-                query = cast(self.queries[token, head + g, at], F32) * self.scale
+                query = cast(self.queries[token, head + g, at], F32) * self.node.scale
                 rows.queries[row + g, at] = cast(query, rows.queries.dtype)
             if self.on_matrix_unit:
                 pad_queries(k, rows, row + g, self.size)
@@ -156,7 +191,7 @@ class AttentionSpec:
     # --- operands ------------------------------------------------------------------------------------------------------
 
     def layer(self, k: Kernel) -> Dim:
-        return k.let("layer", cast(self.layer_param, I64))
+        return k.let("layer", cast(self.pages.layer, I64))
 
     def page(self, k: Kernel, sequence: Dim, index: Dim) -> Dim:
         return k.let("page", cast(self.tables[sequence, index], I64))
@@ -168,16 +203,16 @@ class AttentionSpec:
         return k.let("position", cast(self.positions[token], I64))
 
     def low(self, position: Dim) -> Dim:
-        """The first position that is seen from there."""
-        return dim_max(0, position - (self.window - 1)) if self.window else Dim.of(0)
+        """The first position to which a token at `position` attends."""
+        return dim_max(0, position - (self.node.window - 1)) if self.node.window else Dim.of(0)
 
-    def seen(self, token: Token) -> Seen:
-        return Seen(token.low, token.high, bool(self.window))
+    def visible(self, token: Token) -> VisibleRange:
+        return VisibleRange(token.low, token.high, bool(self.node.window))
 
-    def seen_page(self, index: Dim, low: Dim, high: Dim) -> Dim:
-        """The page at `index` of the table, or the nearest that is seen: blocks may begin before the first and end behind the last one."""
+    def visible_page(self, index: Dim, low: Dim, high: Dim) -> Dim:
+        """The page at `index` of the table, or the nearest with a visible key: blocks may reach over either end."""
         last = dim_min(index, high // PAGE)
-        return dim_max(last, low // PAGE) if self.window else last
+        return dim_max(last, low // PAGE) if self.node.window else last
 
     def token(self, k: Kernel, number: Dim, split: Dim) -> Token:
         sequence, high = self.sequence(k, number), self.position(k, number)
@@ -187,15 +222,15 @@ class AttentionSpec:
         return Token(number, sequence, low, high, begin, end)
 
     @contextmanager
-    def splits(self, k: Kernel, least: Dim, most: Dim) -> Generator[Dim]:
-        """The splits that are seen from positions `least` to `most`, in order."""
-        first, last = self.low(least) // (BLOCK * SPLIT), most // (BLOCK * SPLIT)
+    def splits(self, k: Kernel, first_position: Dim, last_position: Dim) -> Generator[Dim]:
+        """The splits with keys that are visible from these positions, in order."""
+        first, last = self.low(first_position) // (BLOCK * SPLIT), last_position // (BLOCK * SPLIT)
         with k.serial("split", last + 1 - first) as split:
             yield first + split
 
     # --- tiles of tokens -----------------------------------------------------------------------------------------------
 
-    def together(self, tile: Dim) -> Scalar:
+    def shares_sequence(self, tile: Dim) -> Scalar:
         """Whether the tile is full and its tokens belong to one sequence."""
         first = self.sequences[tile * self.tile_tokens]
         alike = self.fold_tokens(tile, ReduceFn.ALL, lambda token: equal(self.sequences[token], first))
@@ -216,24 +251,24 @@ class TokenTile:
     """Neighbouring tokens of one sequence within a split, and the query heads that share a kv head. Row `i * group + g` belongs to token
     `i` of the tile and query head `g`."""
 
-    spec: AttentionSpec
+    operands: PagedOperands
     kv_head: Dim
     first: Dim  # token
-    least: Dim  # position of a token
-    most: Dim
+    first_position: Dim  # the smallest of its tokens
+    last_position: Dim  # the largest
     split: Dim
 
     @contextmanager
     def tokens(self, k: Kernel) -> Generator[tuple[Token, Dim]]:
         """Each token and its first row."""
-        with k.serial("i", self.spec.tile_tokens) as i:
-            yield self.token(k, i), i * self.spec.group
+        with k.serial("i", self.operands.tile_tokens) as i:
+            yield self.token(k, i), i * self.operands.group
 
     def token(self, k: Kernel, i: Dim) -> Token:
-        return self.spec.token(k, self.first + i, self.split)
+        return self.operands.token(k, self.first + i, self.split)
 
     @contextmanager
     def rows(self, k: Kernel, first: Dim) -> Generator[Dim]:
         """The rows of the token whose first row this is."""
-        with k.serial("g", self.spec.group) as g:
+        with k.serial("g", self.operands.group) as g:
             yield first + g

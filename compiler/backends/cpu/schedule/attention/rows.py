@@ -1,4 +1,4 @@
-"""The terms of paged attention: rows, pages of keys and values for them, and the positions that are seen; and small pieces of its loops.
+"""What the walks of paged attention work on: rows and their state, the page that is read for them, and the keys that are visible.
 
 A row is a query head of a token.
 """
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from compiler.ir.dims import Dim
 from compiler.ir.dtypes import DType
 from compiler.ir.loops import Scalar
-from compiler.ir.write import Array, Kernel, less_equal, select, tanh
+from compiler.ir.write import Array, Kernel, less_equal, select
 from compiler.machine.target import LINE_BYTES
 from compiler.machine.tiles.prefetch import Prefetch
 from compiler.ops.kv_cache import PAGE
@@ -24,13 +24,13 @@ F32 = DType.F32
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """What is known about the rows at hand, in the thread's own memory."""
+    """The state of the online softmax of some rows, in the thread's own memory."""
 
     queries: Array  # [rows, size], scaled
-    scores: Array  # [rows, pages, PAGE]: of the pages at hand; weights take their place
-    rounded: Array | None  # weights, where they are rounded before they are multiplied
-    top: Array  # [rows, PAGE]: the largest score so far, in every lane
-    sums: Array  # [rows, PAGE]: the sums of the weights so far, a lane per place in a page
+    scores: Array  # [rows, pages, PAGE]: of the pages at hand; exponentials overwrite them
+    rounded: Array | None  # the exponentials, where they are rounded before they are multiplied
+    maximum: Array  # [rows, PAGE]: the largest score so far, in every lane
+    sums: Array  # [rows, PAGE]: the sums of the weights so far, a lane per offset in a page
     values: Array  # [rows, parts, width]: the weighted values so far
 
     @staticmethod
@@ -40,7 +40,7 @@ class Rows:
             k.local("queries", count, size, dtype=factors),
             k.local("scores", count, pages, PAGE),
             None if factors is F32 else k.local("weights", count, pages, PAGE, dtype=factors),
-            k.local("top", count, PAGE),
+            k.local("maximum", count, PAGE),
             k.local("sums", count, PAGE),
             k.local("values", count, size // width, width),
         )
@@ -53,7 +53,7 @@ class Rows:
     def clear(self, k: Kernel, row: Dim) -> None:
         _, parts, width = self.values.shape
         with k.vector(PAGE) as lane:
-            self.top[row, lane] = float("-inf")
+            self.maximum[row, lane] = float("-inf")
         with k.vector(PAGE) as lane:
             self.sums[row, lane] = 0.0
         with k.serial("c", parts) as c, k.vector(width.const) as lane:
@@ -78,24 +78,24 @@ class NextHead:
 
 @dataclass(frozen=True, slots=True)
 class HeadPage:
-    """A page of one kv head, for rows from `row` on; its scores stand at `place` of theirs."""
+    """A page of one kv head, for rows from `row` on; its scores are at `slot` of those of the rows."""
 
     row: Dim
     kv_head: Dim
     page: Dim
-    place: Dim
+    slot: Dim
     start: Dim  # the position of its first key
     next_page: NextPage | None = None
     next_head: NextHead | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """The positions that a token sees: low to high."""
+class VisibleRange:
+    """The positions that a token attends to: low to high."""
 
     low: Dim
     high: Dim
-    from_low: bool  # whether a page may begin before `low`
+    clipped_low: bool  # whether a page may begin before `low`: with a window
 
 
 # --- pieces ------------------------------------------------------------------------------------------------------------
@@ -106,16 +106,12 @@ def prefetch(k: Kernel, cache: Array, layer: Dim, page: HeadPage, half: int, fir
     after, head = page.next_page, page.next_head
     if after is None:
         return
-    places = [(after.half, after.page, page.kv_head)]
+    heads = [(after.half, after.page, page.kv_head)]
     if head is not None:
-        places.append((half + head.wraps * (after.half - half), page.page + head.wraps * (after.page - page.page), head.kv_head))
-    for place in places:
+        heads.append((half + head.wraps * (after.half - half), page.page + head.wraps * (after.page - page.page), head.kv_head))
+    for place in heads:
         for offset in range(0, length, LINE_BYTES // cache.dtype.num_bytes):
             k.tile(Prefetch(far=True), cache[layer, *place, first + offset])
-
-
-def capped(score: Scalar, softcap: float) -> Scalar:
-    return tanh(score / softcap) * softcap if softcap else score
 
 
 def row_tiles(k: Kernel, count: int, most: int) -> Iterator[tuple[Dim, int]]:
@@ -132,8 +128,9 @@ def row_tiles(k: Kernel, count: int, most: int) -> Iterator[tuple[Dim, int]]:
         at += size
 
 
-def hidden_unless(seen: Seen, key: Dim, score: Scalar) -> Scalar:
-    visible = less_equal(key, seen.high)
-    if seen.from_low:
-        visible = visible & less_equal(seen.low, key)
-    return select(visible, score, float("-inf"))
+def masked(visible: VisibleRange, key: Dim, score: Scalar) -> Scalar:
+    """The score of a visible key, and -inf for any other."""
+    inside = less_equal(key, visible.high)
+    if visible.clipped_low:
+        inside = inside & less_equal(visible.low, key)
+    return select(inside, score, float("-inf"))

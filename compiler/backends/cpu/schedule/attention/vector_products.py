@@ -1,7 +1,7 @@
 """How pages are multiplied: queries by keys, and weights by values, into a register tile of `n` rows.
 
-  Singles    one element of the contracted axis at a time: all factors are f32, and a product and its addition are rounded once
-  Pairs      two at a time (`dot_bf16_rows`), where that is faster: all factors are bf16, queries and weights rounded to what pages hold
+  F32Products     one element of the contracted axis at a time: all factors are f32, and a product and its addition are rounded once
+  PairProducts    two at a time (`dot_bf16_rows`), where that is faster: all factors are bf16, to which queries and weights are rounded
 
 The rows of a page that make a pair are interleaved as they are loaded, for all rows of the tile.
 """
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from compiler.backends.cpu.schedule.attention_rows import F32, HeadPage, Rows
+from compiler.backends.cpu.schedule.attention.rows import F32, HeadPage, Rows
 from compiler.ir.dims import Dim, dim_max, dim_min, product_of
 from compiler.ir.loops import Load
 from compiler.ir.write import Array, Kernel, cast
@@ -23,7 +23,7 @@ from compiler.ops.kv_cache import KEYS, PAGE, VALUES
 
 @dataclass(frozen=True, slots=True)
 class KeyStep:
-    """The keys of a step, from `at` on, a multiple of the step, as far as they lie within the range that is seen."""
+    """The keys of a step: from `at` on, which is a multiple of the step, those from `begin` to `end`, which are visible."""
 
     at: Dim
     begin: Dim
@@ -42,7 +42,7 @@ class _Products:
 
 
 @dataclass(frozen=True, slots=True)
-class Singles(_Products):
+class F32Products(_Products):
     step: ClassVar[int] = 1
 
     def scores(self, k: Kernel, pages: Sequence[HeadPage], n: int, r: Dim, score: Array) -> None:
@@ -67,14 +67,14 @@ class Singles(_Products):
             with k.unroll("m", n) as m:
                 for c in range(parts):
                     with k.vector(width) as lane:
-                        total[m, c, lane] += self.rows.weights[page.row + m, page.place, keys.at] * value[c, lane]
+                        total[m, c, lane] += self.rows.weights[page.row + m, page.slot, keys.at] * value[c, lane]
 
     def round_weights(self, k: Kernel, row: Dim, page: HeadPage) -> None:
         """Weights are multiplied as they are."""
 
 
 @dataclass(frozen=True, slots=True)
-class Pairs(_Products):
+class PairProducts(_Products):
     step: ClassVar[int] = 2
 
     def scores(self, k: Kernel, pages: Sequence[HeadPage], n: int, r: Dim, score: Array) -> None:
@@ -82,15 +82,15 @@ class Pairs(_Products):
             _dot_rows(k, n, score[v, 0, 0], self.rows.queries[page.row, r], self.element(page, KEYS, r * PAGE), columns=PAGE)
 
     def values(self, k: Kernel, page: HeadPage, n: int, keys: KeyStep, first: Dim, total: Array) -> None:
-        """A key that is not seen has no weight, but its values may be NaN: those of its neighbour take their place."""
+        """A key that is not visible has weight 0, but its values may be NaN: the values of its neighbour are read instead."""
         _, parts, width = (d.const for d in total.shape)
-        weights = self.rows.weights[page.row, page.place, keys.at]
+        weights = self.rows.weights[page.row, page.slot, keys.at]
         pair = dim_max(keys.at, keys.begin), dim_min(keys.at + 1, keys.end - 1)
         values = (self.element(page, VALUES, key * self.size + first) for key in pair)
         _dot_rows(k, n, total[0, 0, 0], weights, *values, columns=parts * width)
 
     def round_weights(self, k: Kernel, row: Dim, page: HeadPage) -> None:
-        k.tile(RoundBf16(), self.rows.weights[row, page.place, 0], self.rows.scores[row, page.place, 0])
+        k.tile(RoundBf16(), self.rows.weights[row, page.slot, 0], self.rows.scores[row, page.slot, 0])
 
 
 def _dot_rows(k: Kernel, n: int, total: Load, factors: Load, *pair: Load, columns: int) -> None:

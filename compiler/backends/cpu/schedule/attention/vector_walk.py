@@ -10,9 +10,9 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from compiler.backends.cpu.schedule.attention_rows import BLOCK, PAGES, HeadPage, NextHead, NextPage, Seen, row_tiles
-from compiler.backends.cpu.schedule.attention_spec import SPLIT, AttentionSpec, Heads, Token, TokenTile
-from compiler.backends.cpu.schedule.attention_vector import VectorUnit
+from compiler.backends.cpu.schedule.attention.operands import SPLIT, Heads, PagedOperands, Token, TokenTile
+from compiler.backends.cpu.schedule.attention.rows import BLOCK, PAGES, HeadPage, NextHead, NextPage, VisibleRange, row_tiles
+from compiler.backends.cpu.schedule.attention.vector import VectorUnit
 from compiler.ir.dims import Dim, ceil_div, dim_max, dim_min
 from compiler.ir.write import Kernel
 from compiler.ops.kv_cache import PAGE
@@ -24,7 +24,7 @@ STRETCH = 4  # blocks
 class TokenWalk:
     """Some of a token's heads. Row `h` belongs to query head `h`."""
 
-    spec: AttentionSpec
+    operands: PagedOperands
     unit: VectorUnit
     token: Token
     heads: Heads
@@ -43,47 +43,47 @@ class TokenWalk:
                 for v in (b * PAGES + i for i in range(PAGES)):
                     last = dim_max(0, v + 2 - num_pages)
                     block.append(self.page(k, first, v, NextPage(1 - last, first * PAGES + v + 1)))
-                self.weigh(k, block)
+                self.update_softmax(k, block)
                 for page in block:
                     self.values(k, page)
 
     def page(self, k: Kernel, first: Dim, v: Dim, after: NextPage) -> HeadPage:
-        """The page at place `v` behind block `first`; `after.page` is an index of the sequence's page table."""
+        """Page `v` behind block `first`; `after.page` is an index of the sequence's page table."""
         index, sequence = first * PAGES + v, self.token.sequence
-        page = self.spec.page(k, sequence, self.seen_page(index))
-        after = replace(after, page=self.spec.page(k, sequence, self.seen_page(after.page)))
+        page = self.operands.page(k, sequence, self.visible_page(index))
+        after = replace(after, page=self.operands.page(k, sequence, self.visible_page(after.page)))
         return HeadPage(Dim.of(0), Dim.of(0), page, v, index * PAGE, after)
 
-    def seen_page(self, index: Dim) -> Dim:
-        return self.spec.seen_page(index, self.token.low, self.token.high)
+    def visible_page(self, index: Dim) -> Dim:
+        return self.operands.visible_page(index, self.token.low, self.token.high)
 
     def scores(self, k: Kernel, page: HeadPage) -> None:
-        at_once = self.spec.kv_heads_at_once
+        at_once = self.operands.kv_heads_at_once
         with self.heads.each_kv(k, at_once) as kv:
-            for row, n in row_tiles(k, self.spec.group, self.unit.most):
-                self.unit.scores(k, [self.of_head(page, kv + i, row) for i in range(at_once)], n, self.seen)
+            for row, n in row_tiles(k, self.operands.group, self.unit.accumulators):
+                self.unit.scores(k, [self.of_head(page, kv + i, row) for i in range(at_once)], n, self.visible)
 
-    def weigh(self, k: Kernel, block: list[HeadPage]) -> None:
-        with self.heads.each_kv(k) as kv, k.serial("m", self.spec.group) as m:
+    def update_softmax(self, k: Kernel, block: list[HeadPage]) -> None:
+        with self.heads.each_kv(k) as kv, k.serial("m", self.operands.group) as m:
             pages = [self.of_head(page, kv, Dim.of(0)) for page in block]
-            self.unit.weigh(k, pages[0].row + m, pages)
+            self.unit.update_softmax(k, pages[0].row + m, pages)
 
     def values(self, k: Kernel, page: HeadPage) -> None:
         with self.heads.each_kv(k) as kv:
-            for row, n in row_tiles(k, self.spec.group, self.unit.tile.rows):
-                self.unit.values(k, [self.of_head(page, kv, row)], n, self.seen)
+            for row, n in row_tiles(k, self.operands.group, self.unit.tile.rows):
+                self.unit.values(k, [self.of_head(page, kv, row)], n, self.visible)
 
     @property
-    def seen(self) -> Seen:
-        return self.spec.seen(self.token)
+    def visible(self) -> VisibleRange:
+        return self.operands.visible(self.token)
 
     def of_head(self, page: HeadPage, kv_head: Dim, row: Dim) -> HeadPage:
-        return replace(page, row=kv_head * self.spec.group + row, kv_head=kv_head, next_head=self.next_head(kv_head))
+        return replace(page, row=kv_head * self.operands.group + row, kv_head=kv_head, next_head=self.next_head(kv_head))
 
     def next_head(self, kv_head: Dim) -> NextHead | None:
-        """Pairs are multiplied faster than pages come from memory, so more is prefetched at a time than can be on its way, and the rest is
-        dropped: it is prefetched again, half of the heads before it is read."""
-        if not self.spec.in_pairs:
+        """The second prefetch of a head. Pairs are multiplied faster than pages come from memory, so more is prefetched at a time than the
+        CPU keeps track of, and it drops the rest: every head is prefetched again, half of the heads before it is read."""
+        if not self.operands.in_pairs:
             return None
         first, count = self.heads.first, self.heads.count
         later = kv_head + count // 2
@@ -93,54 +93,55 @@ class TokenWalk:
 
 @dataclass(frozen=True, slots=True)
 class TileWalk:
-    spec: AttentionSpec
+    operands: PagedOperands
     unit: VectorUnit
     tile: TokenTile
 
     def write(self, k: Kernel) -> None:
-        """Blocks that all tokens see whole are walked together. Blocks that some tokens see in part or not at all each token walks for
-        itself."""
-        spec, tile = self.spec, self.tile
+        """Blocks that are visible to all tokens in full are walked by all rows at once. At the edges, each token walks its blocks alone."""
+        operands, tile = self.operands, self.tile
         first_block, end_block = tile.split * SPLIT, tile.split * SPLIT + SPLIT
-        begin = k.let("begin", dim_min(dim_max(ceil_div(spec.low(tile.most), BLOCK), first_block), end_block))
-        end = k.let("end", dim_max(begin, dim_min((tile.least + 1) // BLOCK, end_block)))
-        if spec.window:
+        begin = k.let("begin", dim_min(dim_max(ceil_div(operands.low(tile.last_position), BLOCK), first_block), end_block))
+        end = k.let("end", dim_max(begin, dim_min((tile.first_position + 1) // BLOCK, end_block)))
+        if operands.node.window:
             with tile.tokens(k) as (token, row):
                 self.edge(k, token, row, token.begin, dim_min(token.end, begin))
         with k.scope():
-            sequence = spec.sequence(k, tile.first)
+            sequence = operands.sequence(k, tile.first)
             with k.serial("b", end - begin) as b:
                 block = self.block(k, sequence, begin + b)
-                self.step(k, Dim.of(0), spec.tile_tokens * spec.group, block, None)
+                self.step(k, Dim.of(0), operands.tile_tokens * operands.group, block, None)
         with tile.tokens(k) as (token, row):
             self.edge(k, token, row, dim_max(token.begin, end), token.end)
 
     def edge(self, k: Kernel, token: Token, row: Dim, begin: Dim, end: Dim) -> None:
-        """Blocks that a token may see in part."""
-        seen = self.spec.seen(token)
+        """Blocks of which a token may see a part."""
+        visible = self.operands.visible(token)
         begin = k.let("begin", begin)
         with k.serial("b", end - begin) as b:
-            self.step(k, row, self.spec.group, self.block(k, token.sequence, begin + b, seen), seen)
+            self.step(k, row, self.operands.group, self.block(k, token.sequence, begin + b, visible), visible)
 
-    def block(self, k: Kernel, sequence: Dim, b: Dim, seen: Seen | None = None) -> list[HeadPage]:
+    def block(self, k: Kernel, sequence: Dim, b: Dim, visible: VisibleRange | None = None) -> list[HeadPage]:
         pages: list[HeadPage] = []
         for v in range(PAGES):
             index = b * PAGES + v
-            page = self.spec.page(k, sequence, index if seen is None else self.spec.seen_page(index, seen.low, seen.high))
+            page = self.operands.page(
+                k, sequence, index if visible is None else self.operands.visible_page(index, visible.low, visible.high)
+            )
             pages.append(HeadPage(Dim.of(0), self.tile.kv_head, page, Dim.of(v), index * PAGE))
         return pages
 
-    def step(self, k: Kernel, first: Dim, count: int, block: list[HeadPage], seen: Seen | None) -> None:
+    def step(self, k: Kernel, first: Dim, count: int, block: list[HeadPage], visible: VisibleRange | None) -> None:
         """A block for `count` rows from `first` on."""
         shape = self.unit.tile
         for row, n in row_tiles(k, count, shape.rows):
             pages = [replace(page, row=first + row) for page in block]
             for v in range(0, PAGES, shape.vectors):
-                self.unit.scores(k, pages[v : v + shape.vectors], n, seen)
+                self.unit.scores(k, pages[v : v + shape.vectors], n, visible)
         with k.serial("m", count) as m:
-            self.unit.weigh(k, first + m, block)
+            self.unit.update_softmax(k, first + m, block)
         for row, n in row_tiles(k, count, shape.rows):
-            self.unit.values(k, [replace(page, row=first + row) for page in block], n, seen)
+            self.unit.values(k, [replace(page, row=first + row) for page in block], n, visible)
 
 
 @contextmanager

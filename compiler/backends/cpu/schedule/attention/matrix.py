@@ -3,8 +3,8 @@
 The unit multiplies bf16, which pages hold: queries and weights are rounded to it. Keys and values are interleaved in pairs as they are
 loaded from their page, for all rows that share them; values that no row sees become zero on the way, as 0 * NaN is no 0.
 
-A row has the same bits whatever stands beside it: the products of a block are kept apart and joined to the row's own sums by the row alone.
-A key that the row does not see has weight 0 and adds a zero: that changes at most the sign of a zero, which is lost where the unit adds to
+A row has the same bits whatever stands beside it: the products of a block are stored apart, and each row adds its own to its sums. A key
+that is not visible to the row has weight 0 and adds a zero. That changes at most the sign of a zero, which is lost where the unit adds to
 its +0.
 """
 
@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import reduce
 
-from compiler.backends.cpu.schedule.attention_rows import BLOCK, F32, PAGES, HeadPage, Rows, Seen, capped, hidden_unless, prefetch
+from compiler.backends.cpu.schedule.attention.rows import BLOCK, F32, PAGES, HeadPage, Rows, VisibleRange, masked, prefetch
 from compiler.backends.cpu.schedule.folds import fold_halves, larger, spread_largest
 from compiler.ir.dims import Dim
 from compiler.ir.dtypes import DType
@@ -26,6 +26,7 @@ from compiler.machine.tiles.amx import AmxBf16
 from compiler.machine.tiles.interleave import InterleavePairs
 from compiler.machine.tiles.round_bf16 import RoundBf16
 from compiler.ops.kv_cache import KEYS, PAGE, VALUES
+from compiler.ops.plain_attention import capped
 
 HEIGHT = 32  # rows of a product, at most
 CHUNK = 2 * 8  # rows that are interleaved at a time
@@ -38,7 +39,7 @@ def allocate_rows(k: Kernel, count: int, blocks: int, size: int) -> Rows:
         k.local("queries", count, depth_of(size), dtype=BF16),
         k.local("scores", blocks, count, BLOCK),
         k.local("weights", count, BLOCK, dtype=BF16),
-        k.local("top", count, PAGE),
+        k.local("maximum", count, PAGE),
         k.local("sums", count, PAGE),
         k.local("values", count, size // PAGE, PAGE),
     )
@@ -62,7 +63,7 @@ class MatrixUnit:
     keys: Array  # [depth / 2, BLOCK, 2]
     loaded: Array  # [panels, BLOCK / 2, BLOCK, 2]: the values of a block
     products: Array  # [panels, rows, BLOCK]: of weights and values
-    change: Array  # [rows]: the factor by which the change of the maximum rescales what was summed before
+    rescale: Array  # [rows]: exp(old maximum - new maximum), the factor of what was summed before
 
     @staticmethod
     @contextmanager
@@ -73,7 +74,7 @@ class MatrixUnit:
             keys = k.local("keys", depth // 2, 2 * BLOCK, dtype=BF16)
             loaded = k.local("taken", panels, BLOCK // 2, 2 * BLOCK, dtype=BF16)
             products = k.local("products", panels, count, BLOCK)
-            unit = MatrixUnit(rows, cache, layer, size, softcap, count, keys, loaded, products, k.local("change", count))
+            unit = MatrixUnit(rows, cache, layer, size, softcap, count, keys, loaded, products, k.local("rescale", count))
             k.tile(unit.product.configuration)
             if size % BLOCK:
                 unit.pad(k)
@@ -98,12 +99,12 @@ class MatrixUnit:
 
     # --- scores --------------------------------------------------------------------------------------------------------
 
-    def scores(self, k: Kernel, block: Sequence[HeadPage], row: Dim, place: Dim) -> None:
+    def scores(self, k: Kernel, block: Sequence[HeadPage], row: Dim, slot: Dim) -> None:
         """The scores of the rows from `row` on."""
         for v, page in enumerate(block):
             self.load_keys(k, v, page)
         with self.row_tiles(k) as m:
-            self.multiply(k, self.rows.scores[place, row + m, 0], self.rows.queries[row + m, 0], self.keys[0, 0], depth_of(self.size))
+            self.multiply(k, self.rows.scores[slot, row + m, 0], self.rows.queries[row + m, 0], self.keys[0, 0], depth_of(self.size))
 
     def load_keys(self, k: Kernel, v: int, page: HeadPage) -> None:
         """A page holds elements of keys as rows."""
@@ -115,30 +116,30 @@ class MatrixUnit:
 
     # --- weights -------------------------------------------------------------------------------------------------------
 
-    def weigh(self, k: Kernel, m: Dim, row: Dim, place: Dim, start: Dim, seen: Seen | None) -> None:
-        """Turn the scores of a row into weights, add them to `sums`, and set `change` for what was summed before."""
-        rows, change = self.rows, self.change
-        found, most = k.local("found", PAGES, PAGE), k.local("most", PAGE)
+    def update_softmax(self, k: Kernel, m: Dim, row: Dim, slot: Dim, start: Dim, visible: VisibleRange | None) -> None:
+        """Turn the scores of a row into weights, add them to `sums`, and set `rescale`."""
+        rows, rescale = self.rows, self.rescale
+        found, highest = k.local("found", PAGES, PAGE), k.local("highest", PAGE)
         for v in range(PAGES):
             with k.vector(PAGE) as lane:
-                score = capped(rows.scores[place, row, v * PAGE + lane], self.softcap)
-                found[v, lane] = score if seen is None else hidden_unless(seen, start + v * PAGE + lane, score)
+                score = capped(rows.scores[slot, row, v * PAGE + lane], self.softcap)
+                found[v, lane] = score if visible is None else masked(visible, start + v * PAGE + lane, score)
         with k.vector(PAGE) as lane:
-            most[lane] = reduce(larger, [found[v, lane] for v in range(PAGES)])
-        spread_largest(k, most)
-        change[m] = 1.0
-        with k.when(rows.top[row, 0] < most[0]):
-            change[m] = exp(rows.top[row, 0] - most[0])
+            highest[lane] = reduce(larger, [found[v, lane] for v in range(PAGES)])
+        spread_largest(k, highest)
+        rescale[m] = 1.0
+        with k.when(rows.maximum[row, 0] < highest[0]):
+            rescale[m] = exp(rows.maximum[row, 0] - highest[0])
             with k.vector(PAGE) as lane:
-                rows.top[row, lane] = most[lane]
+                rows.maximum[row, lane] = highest[lane]
         for v in range(PAGES):
             with k.vector(PAGE) as lane:
-                found[v, lane] = exp(found[v, lane] - rows.top[row, lane])
+                found[v, lane] = exp(found[v, lane] - rows.maximum[row, lane])
         for v in range(PAGES):
             k.tile(RoundBf16(), rows.weights[m, v * PAGE], found[v, 0])
         with k.vector(PAGE) as lane:
             weights = [cast(rows.weights[m, v * PAGE + lane], F32) for v in range(PAGES)]
-            rows.sums[row, lane] = fma(rows.sums[row, lane], change[m], reduce(operator.add, weights))
+            rows.sums[row, lane] = fma(rows.sums[row, lane], rescale[m], reduce(operator.add, weights))
 
     # --- values --------------------------------------------------------------------------------------------------------
 
@@ -170,10 +171,10 @@ class MatrixUnit:
         values = self.rows.values
         with k.serial("c", self.size // PAGE) as c, k.vector(PAGE) as lane:
             product = self.products[c // PAGES, m, c % PAGES * PAGE + lane]
-            values[row, c, lane] = fma(values[row, c, lane], self.change[m], product)
+            values[row, c, lane] = fma(values[row, c, lane], self.rescale[m], product)
 
     def not_finite(self, k: Kernel, suspect: Scalar) -> Scalar:
-        """Whether a loaded value is infinite or NaN, so that it would reach rows which do not see it. Values are examined only where
+        """Whether a loaded value is infinite or NaN, so that it would reach rows to which it is not visible. Values are examined only where
         `suspect` holds: x - x is 0 for finite numbers alone."""
         panels, pairs, length = self.loaded.shape
         found = k.local("found", PAGE)

@@ -1,9 +1,11 @@
-"""Attention within texts that stand one behind the other.
+"""Attention within texts that stand one behind the other: every token attends to its whole text.
 
-A thread takes LANES neighbouring tokens of one head, a lane for each, and walks the keys of their text once, KEYS at a time: every number
-of a softmax is then one vector, and no lane looks at another. Where the tokens belong to several texts, the thread walks each of these in
-turn, and keeps the rows of that text's own tokens. Steps are counted from the beginning of the text, so a row has the same bits wherever
-its text stands.
+A work item is LANES neighbouring tokens of one head. Each token has a lane: maximum, sum and weights of the online softmax are vectors
+across tokens, and no lane reads another. The keys of a text are walked once, KEYS at a time. Where the tokens belong to several texts, each
+text is walked in turn, and the results of its own tokens are stored. Blocks are counted from the beginning of the text, so a row has the
+same bits wherever its text stands.
+
+Paged attention has its vectors across the keys of a page instead, as its rows attend to different numbers of keys.
 """
 
 from __future__ import annotations
@@ -13,9 +15,8 @@ from dataclasses import dataclass
 from compiler.ir.dims import Dim, ceil_div, dim_min
 from compiler.ir.dtypes import DType
 from compiler.ir.loops import Attention, PrimFunc, Ragged, Scalar
-from compiler.ir.prove import prove_eq
 from compiler.ir.write import Array, Kernel, cast, exp, fma, less_equal, maximum, select
-from compiler.ops.plain_attention import relative
+from compiler.ops.plain_attention import capped, relative
 
 LANES = 16
 KEYS = 8  # scores computed at once: enough to hide the latency of an addition, few enough for the registers
@@ -23,32 +24,43 @@ F32, I64 = DType.F32, DType.I64
 
 
 def schedule_ragged(prim: PrimFunc) -> PrimFunc | None:
-    """Of tokens that see their whole text, each query head with a kv head of its own."""
+    """Attention without a causal mask and without sinks."""
     match prim.body:
-        case Attention(keys=Ragged() as source, positions=None, softcap=0, sinks=None) as node:
+        case Attention(keys=Ragged() as texts, positions=None, sinks=None) as node:
             pass
         case _:
             return None
-    heads, size = node.queries.shape[1:]
-    if not (size.is_const and prove_eq(heads, source.keys.shape[1])):
+    if not node.queries.shape[2].is_const:
         return None
     kernel = Kernel()
-    q, k, v, text_ids, starts, out = kernel.arrays(node.queries, source.keys, source.values, node.sequences, source.starts, node.out)
+    queries, keys, values, sequences, starts, out = kernel.arrays(
+        node.queries, texts.keys, texts.values, node.sequences, texts.starts, node.out
+    )
     bias = None if node.bias is None else kernel.array(node.bias)
-    _Ragged(q, k, v, text_ids, starts, bias, out, node.scale).write(kernel)
+    _RaggedAttention(queries, keys, values, sequences, starts, out, bias, node.scale, node.softcap).write(kernel)
     return PrimFunc(prim.params, prim.num_outputs, kernel.body(), {**prim.attrs, "schedule": "ragged"})
 
 
 @dataclass(frozen=True, slots=True)
-class _Ragged:
-    queries: Array
-    keys: Array
+class _Softmax:
+    """The online softmax of a tile over the keys so far, a lane per token."""
+
+    maximum: Array  # [LANES]
+    total: Array  # [LANES]: of the weights
+    values: Array  # [size, LANES]: weighted
+
+
+@dataclass(frozen=True, slots=True)
+class _RaggedAttention:
+    queries: Array  # [tokens, heads, size]
+    keys: Array  # [tokens, kv_heads, size]
     values: Array
-    text_ids: Array
-    starts: Array
-    bias: Array | None
+    sequences: Array  # [tokens]: the text of each
+    starts: Array  # [texts + 1]
     out: Array
+    bias: Array | None  # [heads, 2 * m + 1]
     scale: float
+    softcap: float
 
     @property
     def size(self) -> int:
@@ -66,8 +78,8 @@ class _Ragged:
         queries = k.local("queries", self.size, LANES)
         with k.serial("r", self.size) as r, k.vector(LANES) as lane:
             queries[r, lane] = cast(self.queries[dim_min(first + lane, last), head, r], F32) * self.scale
-        low = k.let("low", cast(self.text_ids[first], I64))
-        high = k.let("high", cast(self.text_ids[dim_min(first + (LANES - 1), last)], I64))
+        low = k.let("low", cast(self.sequences[first], I64))
+        high = k.let("high", cast(self.sequences[dim_min(first + (LANES - 1), last)], I64))
         with k.serial("x", high + 1 - low) as x:
             start = k.let("start", cast(self.starts[low + x], I64))
             end = k.let("end", cast(self.starts[low + x + 1], I64))
@@ -75,23 +87,26 @@ class _Ragged:
 
     def text(self, k: Kernel, first: Dim, head: Dim, queries: Array, start: Dim, end: Dim) -> None:
         """One text, `start` to `end`, for the tokens of the tile."""
-        sums, top, total = k.local("sums", self.size, LANES), k.local("top", LANES), k.local("total", LANES)
+        values, maximum, total = k.local("values", self.size, LANES), k.local("maximum", LANES), k.local("total", LANES)
+        softmax = _Softmax(maximum, total, values)
         with k.serial("e", self.size) as e, k.vector(LANES) as lane:
-            sums[e, lane] = 0.0
+            values[e, lane] = 0.0
         with k.vector(LANES) as lane:
-            top[lane] = float("-inf")
+            maximum[lane] = float("-inf")
         with k.vector(LANES) as lane:
             total[lane] = 0.0
         with k.serial("b", ceil_div(end - start, KEYS)) as b:
-            self.block(k, first, head, queries, start + b * KEYS, end, sums, top, total)
+            self.block(k, first, head, queries, start + b * KEYS, end, softmax)
         with k.serial("e", self.size) as e, k.vector(LANES) as lane:
             token = first + lane
             with k.when(less_equal(start, token) & less_equal(token + 1, end)):
-                self.out[token, head, e] = cast(sums[e, lane] / total[lane], self.out.dtype)
+                self.out[token, head, e] = cast(values[e, lane] / total[lane], self.out.dtype)
 
-    def block(self, k: Kernel, first: Dim, head: Dim, queries: Array, start: Dim, end: Dim, sums: Array, top: Array, total: Array) -> None:
-        """Add KEYS keys to what was summed. Behind the end, the last key stands in with no weight."""
-        weights, old, change = k.local("weights", KEYS, LANES), k.local("old", LANES), k.local("change", LANES)
+    def block(self, k: Kernel, first: Dim, head: Dim, queries: Array, start: Dim, end: Dim, softmax: _Softmax) -> None:
+        """Add KEYS keys to the softmax. Behind the end, the last key is read again, with weight 0."""
+        weights, old, rescale = k.local("weights", KEYS, LANES), k.local("old", LANES), k.local("rescale", LANES)
+        highest, total, values = softmax.maximum, softmax.total, softmax.values
+        kv_head = head // (self.queries.shape[1] // self.keys.shape[1])
 
         def key(j: Dim | int) -> Dim:
             return dim_min(start + j, end - 1)
@@ -99,31 +114,31 @@ class _Ragged:
         with k.unroll("j", KEYS) as j, k.vector(LANES) as lane:
             weights[j, lane] = 0.0
         with k.serial("r", self.size) as r, k.unroll("j", KEYS) as j, k.vector(LANES) as lane:
-            weights[j, lane] += queries[r, lane] * cast(self.keys[key(j), head, r], F32)
+            weights[j, lane] += queries[r, lane] * cast(self.keys[key(j), kv_head, r], F32)
         with k.unroll("j", KEYS) as j, k.vector(LANES) as lane:
-            score: Scalar = weights[j, lane]
+            score = capped(weights[j, lane], self.softcap)
             if self.bias is not None:
                 score = score + cast(self.bias[head, relative(self.bias.buffer, start + j - (first + lane))], F32)
             weights[j, lane] = select(less_equal(start + j + 1, end), score, float("-inf"))
 
         with k.vector(LANES) as lane:
-            old[lane] = top[lane]
+            old[lane] = highest[lane]
         with k.vector(LANES) as lane:
             largest: Scalar = old[lane]
             for j in range(KEYS):
                 largest = maximum(largest, weights[j, lane])
-            top[lane] = largest
+            highest[lane] = largest
         with k.vector(LANES) as lane:
-            change[lane] = exp(old[lane] - top[lane])
+            rescale[lane] = exp(old[lane] - highest[lane])
         with k.unroll("j", KEYS) as j, k.vector(LANES) as lane:
-            weights[j, lane] = exp(weights[j, lane] - top[lane])
+            weights[j, lane] = exp(weights[j, lane] - highest[lane])
         with k.vector(LANES) as lane:
-            value = total[lane] * change[lane]
+            value = total[lane] * rescale[lane]
             for j in range(KEYS):
                 value = value + weights[j, lane]
             total[lane] = value
         with k.serial("e", self.size) as e, k.vector(LANES) as lane:
-            value = sums[e, lane] * change[lane]
+            value = values[e, lane] * rescale[lane]
             for j in range(KEYS):
-                value = fma(weights[j, lane], cast(self.values[key(j), head, e], F32), value)
-            sums[e, lane] = value
+                value = fma(weights[j, lane], cast(self.values[key(j), kv_head, e], F32), value)
+            values[e, lane] = value

@@ -1,7 +1,7 @@
 """A few pages of keys and values for some rows of paged attention, on vectors: scores, weights, weighted values.
 
 Scores and sums are made in register tiles of several rows, which share what they load of keys and values. Every score adds its products in
-the order of elements, and every sum in the order of keys (attention_products.py): so a row has the same bits whatever stands beside it in
+the order of elements, and every sum in the order of keys (vector_products.py): so a row has the same bits whatever stands beside it in
 the tile.
 """
 
@@ -12,14 +12,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 
-from compiler.backends.cpu.schedule.attention_products import KeyStep, Pairs, Singles
-from compiler.backends.cpu.schedule.attention_rows import F32, HeadPage, Rows, Seen, capped, hidden_unless, prefetch
+from compiler.backends.cpu.schedule.attention.rows import F32, HeadPage, Rows, VisibleRange, masked, prefetch
+from compiler.backends.cpu.schedule.attention.vector_products import F32Products, KeyStep, PairProducts
 from compiler.backends.cpu.schedule.folds import larger, spread_largest
 from compiler.ir.dims import Dim, ceil_div, dim_max, dim_min
 from compiler.ir.loops import Scalar
 from compiler.ir.write import Array, Kernel, cast, exp
 from compiler.machine.products import TileShape
 from compiler.ops.kv_cache import KEYS, PAGE, VALUES
+from compiler.ops.plain_attention import capped
 
 UNROLLED = 4  # steps of a product written out
 
@@ -34,21 +35,21 @@ class VectorUnit:
     width: int  # lanes of a part of a value
     softcap: float
     tile: TileShape
-    products: Singles | Pairs
+    products: F32Products | PairProducts
 
     @property
     def parts(self) -> int:
         return self.size // self.width
 
     @property
-    def most(self) -> int:
+    def accumulators(self) -> int:
         """Accumulators of a register tile."""
         return self.tile.rows * self.tile.vectors
 
     # --- scores --------------------------------------------------------------------------------------------------------
 
-    def scores(self, k: Kernel, pages: Sequence[HeadPage], n: int, seen: Seen | None) -> None:
-        """The scores of `n` rows of each page; they see all of it, or what `seen` says."""
+    def scores(self, k: Kernel, pages: Sequence[HeadPage], n: int, visible: VisibleRange | None) -> None:
+        """The scores of `n` rows of each page, all of whose keys are visible, or those that `visible` says."""
         step = self.products.step
         unrolled = step * next(u for u in (UNROLLED, 2, 1) if self.size % (u * step) == 0)
         with k.scope():
@@ -64,9 +65,9 @@ class VectorUnit:
             for v, page in enumerate(pages):
                 with k.unroll("m", n) as m, k.vector(PAGE) as lane:
                     value = self.finished(page, score[v, m, lane], lane)
-                    if seen is not None:
-                        value = hidden_unless(seen, page.start + lane, value)
-                    self.rows.scores[page.row + m, page.place, lane] = value
+                    if visible is not None:
+                        value = masked(visible, page.start + lane, value)
+                    self.rows.scores[page.row + m, page.slot, lane] = value
 
     def finished(self, page: HeadPage, score: Scalar, lane: Dim) -> Scalar:
         if self.scales is not None:
@@ -75,53 +76,53 @@ class VectorUnit:
 
     # --- weights -------------------------------------------------------------------------------------------------------
 
-    def weigh(self, k: Kernel, row: Dim, block: Sequence[HeadPage]) -> None:
+    def update_softmax(self, k: Kernel, row: Dim, block: Sequence[HeadPage]) -> None:
         """Turn scores into weights and add them to `sums`. The scale of an 8-bit value goes into its weight."""
-        rows, places = self.rows, [page.place for page in block]
+        rows, slots = self.rows, [page.slot for page in block]
         with k.scope():
-            most = k.local("most", PAGE)
+            highest = k.local("highest", PAGE)
             with k.vector(PAGE) as lane:
-                most[lane] = reduce(larger, [rows.scores[row, place, lane] for place in places])
-            spread_largest(k, most)
-            with k.when(rows.top[row, 0] < most[0]):
-                self.raise_top(k, row, most)
-            for place in places:
+                highest[lane] = reduce(larger, [rows.scores[row, slot, lane] for slot in slots])
+            spread_largest(k, highest)
+            with k.when(rows.maximum[row, 0] < highest[0]):
+                self.raise_maximum(k, row, highest)
+            for slot in slots:
                 with k.vector(PAGE) as lane:
-                    rows.scores[row, place, lane] = exp(rows.scores[row, place, lane] - rows.top[row, lane])
+                    rows.scores[row, slot, lane] = exp(rows.scores[row, slot, lane] - rows.maximum[row, lane])
             for page in block:
                 self.products.round_weights(k, row, page)
             with k.vector(PAGE) as lane:
-                rows.sums[row, lane] += reduce(operator.add, [cast(rows.weights[row, place, lane], F32) for place in places])
+                rows.sums[row, lane] += reduce(operator.add, [cast(rows.weights[row, slot, lane], F32) for slot in slots])
             if self.scales is not None:
                 for page in block:
                     with k.vector(PAGE) as lane:
-                        rows.scores[row, page.place, lane] = rows.scores[row, page.place, lane] * self.scale(page, VALUES, lane)
+                        rows.scores[row, page.slot, lane] = rows.scores[row, page.slot, lane] * self.scale(page, VALUES, lane)
 
-    def raise_top(self, k: Kernel, row: Dim, most: Array) -> None:
-        """Rescale all that was summed before by the change of the maximum."""
-        rows, change = self.rows, k.local("change", PAGE)
+    def raise_maximum(self, k: Kernel, row: Dim, highest: Array) -> None:
+        """Rescale what was summed before, from the old maximum to the new one."""
+        rows, rescale = self.rows, k.local("rescale", PAGE)
         with k.vector(PAGE) as lane:
-            change[lane] = exp(rows.top[row, lane] - most[lane])
+            rescale[lane] = exp(rows.maximum[row, lane] - highest[lane])
         with k.vector(PAGE) as lane:
-            rows.top[row, lane] = most[lane]
+            rows.maximum[row, lane] = highest[lane]
         with k.vector(PAGE) as lane:
-            rows.sums[row, lane] = rows.sums[row, lane] * change[lane]
+            rows.sums[row, lane] = rows.sums[row, lane] * rescale[lane]
         with k.serial("c", self.parts) as c, k.vector(self.width) as lane:
-            rows.values[row, c, lane] = rows.values[row, c, lane] * change[lane]
+            rows.values[row, c, lane] = rows.values[row, c, lane] * rescale[lane]
 
     # --- values --------------------------------------------------------------------------------------------------------
 
-    def values(self, k: Kernel, pages: Sequence[HeadPage], n: int, seen: Seen | None) -> None:
-        """Add the weighted values of pages that belong to the same `n` rows. Keys that are not seen have no weight, but 0 * value is no
-        0 where memory holds a NaN: they are left out."""
-        at_once = min(self.parts, max(1, self.most // n))
+    def values(self, k: Kernel, pages: Sequence[HeadPage], n: int, visible: VisibleRange | None) -> None:
+        """Add the weighted values of pages that belong to the same `n` rows. Keys that are not visible are left out: their weight is 0, but
+        0 * NaN is NaN, and memory may hold one."""
+        at_once = min(self.parts, max(1, self.accumulators // n))
         whole, left = divmod(self.parts, at_once)
         with k.serial("c", whole) as c:
-            self.values_of_parts(k, pages, n, c * at_once, at_once, seen)
+            self.values_of_parts(k, pages, n, c * at_once, at_once, visible)
         if left:
-            self.values_of_parts(k, pages, n, Dim.of(whole * at_once), left, seen)
+            self.values_of_parts(k, pages, n, Dim.of(whole * at_once), left, visible)
 
-    def values_of_parts(self, k: Kernel, pages: Sequence[HeadPage], n: int, first: Dim, parts: int, seen: Seen | None) -> None:
+    def values_of_parts(self, k: Kernel, pages: Sequence[HeadPage], n: int, first: Dim, parts: int, visible: VisibleRange | None) -> None:
         values, width, row = self.rows.values, self.width, pages[0].row
         with k.scope():
             total = k.local("total", n, parts, width)
@@ -130,7 +131,7 @@ class VectorUnit:
                     with k.vector(width) as lane:
                         total[m, c, lane] = values[row + m, first + c, lane]
             for page in pages:
-                for keys in self.key_steps(k, page, seen):
+                for keys in self.key_steps(k, page, visible):
                     for u in range(self.products.step):
                         self.prefetch(k, page, VALUES, (keys.at + u) * self.size + first * width, parts * width)
                     self.products.values(k, page, n, keys, first * width, total)
@@ -139,17 +140,17 @@ class VectorUnit:
                     with k.vector(width) as lane:
                         values[row + m, first + c, lane] = total[m, c, lane]
 
-    def key_steps(self, k: Kernel, page: HeadPage, seen: Seen | None) -> Iterator[KeyStep]:
-        """Loops over the keys of a page that are seen. The caller writes the body of each step."""
+    def key_steps(self, k: Kernel, page: HeadPage, visible: VisibleRange | None) -> Iterator[KeyStep]:
+        """Loops over the visible keys of a page. The caller writes the body of each step."""
         step = self.products.step
-        if seen is None:
+        if visible is None:
             unrolled = step * UNROLLED
             with k.serial("j", PAGE // unrolled) as j:
                 for u in range(0, unrolled, step):
                     yield KeyStep(j * unrolled + u, Dim.of(0), Dim.of(PAGE))
             return
-        begin = dim_min(PAGE, dim_max(0, seen.low - page.start)) if seen.from_low else Dim.of(0)
-        end = dim_max(0, dim_min(PAGE, seen.high + 1 - page.start))
+        begin = dim_min(PAGE, dim_max(0, visible.low - page.start)) if visible.clipped_low else Dim.of(0)
+        end = dim_max(0, dim_min(PAGE, visible.high + 1 - page.start))
         with k.serial("j", dim_max(0, ceil_div(end, step) - begin // step)) as j:
             yield KeyStep((begin // step + j) * step, begin, end)
 

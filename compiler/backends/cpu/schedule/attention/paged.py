@@ -1,0 +1,197 @@
+"""The kernel of paged attention: its phases, and the work items that threads claim in each.
+
+Tokens are cut into tiles. Where a whole tile belongs to one sequence, an item is the tile and a kv head, and walks all splits. Every other
+token is on its own. Where there are several splits, an item is a token and a split for the first FEW_TOKENS tokens: its softmax goes to
+workspace, and a second phase merges the splits. For the tokens behind these an item is a token. Where items are few, each is cut into parts
+of the kv heads.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+
+from compiler.backends.cpu.schedule.attention.matrix_walk import MatrixTileWalk, MatrixTokenWalk
+from compiler.backends.cpu.schedule.attention.operands import SPLIT, Heads, PagedOperands, TokenTile
+from compiler.backends.cpu.schedule.attention.partial_softmax import PartialSoftmax, PartialSoftmaxes
+from compiler.backends.cpu.schedule.attention.rows import F32, PAGES, Rows
+from compiler.backends.cpu.schedule.attention.vector_walk import STRETCH, TileWalk, TokenWalk
+from compiler.backends.cpu.schedule.folds import fold_halves
+from compiler.ir.dims import Dim, ceil_div, dim_max, dim_min, product_of
+from compiler.ir.loops import Attention, Buffer, Paged, PrimFunc, ReduceFn
+from compiler.ir.write import Array, Kernel, cast, const, less
+from compiler.machine.products import TileShape
+from compiler.ops.kv_cache import PAGE
+
+FEW_TOKENS = 16
+BUSY = 8  # work items that keep several threads busy
+
+
+def schedule_paged(prim: PrimFunc, tile: TileShape, *, unit: bool, pairs: bool) -> PrimFunc | None:
+    """`unit`: whether there is one that multiplies matrices of bf16. `pairs`: whether vectors multiply pairs of bf16 faster than f32."""
+    match prim.body:
+        case Attention(keys=Paged() as pages, positions=Buffer() as positions, bias=None) as node:
+            pass
+        case _:
+            return None
+    heads, size = node.queries.shape[1:]
+    if not (heads.is_const and size.is_const and pages.cache.shape[3].is_const):
+        return None
+    k = Kernel()
+    _PagedAttention(PagedOperands(k, node, pages, k.array(positions), tile, has_matrix_unit=unit, has_pairs=pairs)).write(k)
+    return PrimFunc(prim.params, prim.num_outputs, k.body(), {**prim.attrs, "schedule": "attention"})
+
+
+@dataclass(frozen=True, slots=True)
+class _PagedAttention:
+    operands: PagedOperands
+
+    def write(self, k: Kernel) -> None:
+        """Phases that have nothing to do cost next to nothing: a step of single tokens with one split is one phase."""
+        operands, num_tokens = self.operands, self.operands.num_tokens
+        num_splits = ceil_div(operands.tables.shape[1], PAGES * SPLIT)
+        few, several = dim_min(FEW_TOKENS, num_tokens), dim_min(1, dim_max(0, num_splits - 1))
+        heads, kv_heads, tiles = Dim.of(operands.heads), Dim.of(operands.kv_heads), num_tokens // operands.tile_tokens
+        split_tokens = few * several  # tokens whose splits are work items of their own
+        splits = self.softmaxes(k.workspace, "split", few, heads, num_splits)
+
+        parts = self.parts(few * num_splits)
+        with phase(k, token=split_tokens, split=num_splits, part=parts) as (token, split, part), self.when_apart(k, token):
+            self.store_split(k, token, split, operands.part_of_heads(k, part, parts), splits)
+        with phase(k, token=split_tokens, head=heads) as (token, head), self.when_apart(k, token):
+            self.merge_splits(k, token, head, splits)
+        parts = self.parts(num_tokens)
+        with phase(k, token=num_tokens - split_tokens, part=parts) as (i, part):
+            token = k.let("token", i + split_tokens)
+            with self.when_apart(k, token):
+                self.attend_token(k, token, operands.part_of_heads(k, part, parts))
+        with phase(k, tile=tiles, kv=kv_heads) as (tile, kv), k.when(operands.shares_sequence(tile)):
+            self.attend_tile(k, tile, kv)
+
+    def parts(self, items: Dim) -> Dim:
+        """How many items the heads of a token are cut into: no more than keep several threads busy, as whole pages are read faster."""
+        return dim_min(self.operands.kv_heads // self.operands.kv_heads_at_once, ceil_div(BUSY, dim_max(1, items)))
+
+    def when_apart(self, k: Kernel, token: Dim) -> AbstractContextManager[None]:
+        return k.when(~self.operands.shares_sequence(token // self.operands.tile_tokens))
+
+    # --- tokens --------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def walked_heads(self, k: Kernel, number: Dim, split: Dim, heads: Heads, rows: Rows) -> Generator[Dim]:
+        """Walk a split with the heads of a token. Yields each query head, where the token attends to some of the split."""
+        operands = self.operands
+        layer = operands.layer(k)
+        token = operands.token(k, number, split)
+        with k.when(less(token.begin, token.end)):
+            with heads.each(k) as head:
+                rows.clear(k, head)
+            if operands.on_matrix_unit:
+                with operands.matrix_unit(k, rows, layer, operands.group) as unit:
+                    MatrixTokenWalk(operands, unit, token, heads).write(k)
+            else:
+                TokenWalk(operands, operands.vector_unit(rows, layer), token, heads).write(k)
+            with heads.each(k) as head:
+                yield head
+
+    def store_split(self, k: Kernel, token: Dim, split: Dim, heads: Heads, splits: PartialSoftmaxes) -> None:
+        rows = self.rows_of_token(k)
+        self.load_queries(k, token, heads, rows)
+        with self.walked_heads(k, token, split, heads, rows) as head:
+            splits.store(k, (token, head, split), self.of_row(k, rows, head))
+
+    def attend_token(self, k: Kernel, token: Dim, heads: Heads) -> None:
+        operands, rows = self.operands, self.rows_of_token(k)
+        joined = self.softmaxes(k.local, "joined", operands.heads)
+        self.load_queries(k, token, heads, rows)
+        with heads.each(k) as head:
+            joined.store(k, (head,), self.initial(head))
+        with k.scope():
+            position = operands.position(k, token)
+            with operands.splits(k, position, position) as split, self.walked_heads(k, token, split, heads, rows) as head:
+                joined.merge(k, (head,), self.of_row(k, rows, head))
+        with heads.each(k) as head:
+            self.store_result(k, token, head, joined.at(head))
+
+    def load_queries(self, k: Kernel, token: Dim, heads: Heads, rows: Rows) -> None:
+        first = heads.first * self.operands.group
+        self.operands.load_queries(k, rows, first, token, first, heads.count * self.operands.group)
+
+    def rows_of_token(self, k: Kernel) -> Rows:
+        return self.operands.allocate_rows(k, self.operands.heads, STRETCH)
+
+    def merge_splits(self, k: Kernel, token: Dim, head: Dim, splits: PartialSoftmaxes) -> None:
+        """Merge the splits of a row, from workspace."""
+        joined, row = self.softmaxes(k.local, "joined", 1), Dim.of(0)
+        joined.store(k, (row,), self.initial(head))
+        with k.scope():
+            position = self.operands.position(k, token)
+            with self.operands.splits(k, position, position) as split:
+                joined.merge(k, (row,), splits.at(token, head, split))
+        self.store_result(k, token, head, joined.at(row))
+
+    # --- tiles ---------------------------------------------------------------------------------------------------------
+
+    def attend_tile(self, k: Kernel, tile: Dim, kv_head: Dim) -> None:
+        operands, group, first = self.operands, self.operands.group, tile * self.operands.tile_tokens
+        num_rows = operands.tile_tokens * group
+        rows, joined = operands.allocate_rows(k, num_rows, 1), self.softmaxes(k.local, "joined", num_rows)
+        with k.serial("i", operands.tile_tokens) as i:
+            operands.load_queries(k, rows, i * group, first + i, kv_head * group, group)
+        with k.serial("i", operands.tile_tokens) as i, k.serial("g", group) as g:
+            joined.store(k, (i * group + g,), self.initial(kv_head * group + g))
+        with k.scope():
+            layer = operands.layer(k)
+            first_position = k.let("first_position", operands.extreme_position(tile, ReduceFn.MIN))
+            last_position = k.let("last_position", operands.extreme_position(tile, ReduceFn.MAX))
+            with operands.splits(k, first_position, last_position) as split:
+                self.walk_tile(k, TokenTile(operands, kv_head, first, first_position, last_position, split), rows, layer, joined)
+        with k.serial("i", operands.tile_tokens) as i, k.serial("g", group) as g:
+            self.store_result(k, first + i, kv_head * group + g, joined.at(i * group + g))
+
+    def walk_tile(self, k: Kernel, tile: TokenTile, rows: Rows, layer: Dim, joined: PartialSoftmaxes) -> None:
+        """Walk a split, and merge it into the rows that attend to some of it."""
+        operands, num_rows = self.operands, self.operands.tile_tokens * self.operands.group
+        with k.serial("m", num_rows) as m:
+            rows.clear(k, m)
+        if operands.on_matrix_unit:
+            with operands.matrix_unit(k, rows, layer, num_rows) as unit:
+                MatrixTileWalk(operands, unit, tile).write(k)
+        else:
+            TileWalk(operands, operands.vector_unit(rows, layer), tile).write(k)
+        with tile.tokens(k) as (token, first), k.when(less(token.begin, token.end)), tile.rows(k, first) as row:
+            joined.merge(k, (row,), self.of_row(k, rows, row))
+
+    # --- the softmax of a row ------------------------------------------------------------------------------------------
+
+    def softmaxes(self, allocate: Callable[..., Array], name: str, *shape: Dim | int) -> PartialSoftmaxes:
+        return PartialSoftmaxes.allocate(allocate, name, *shape, parts=self.operands.parts, width=self.operands.width)
+
+    def of_row(self, k: Kernel, rows: Rows, row: Dim) -> PartialSoftmax:
+        """The softmax of a row after a walk."""
+        total = k.local("fold", PAGE)
+        with k.vector(PAGE) as lane:
+            total[lane] = rows.sums[row, lane]
+        fold_halves(k, total, operator.add)
+        return PartialSoftmax(rows.maximum[row, 0], total[0], lambda c, lane: rows.values[row, c, lane])
+
+    def initial(self, head: Dim) -> PartialSoftmax:
+        """The softmax before the first split: of no key, or of the sink, which is the score of a key without a value."""
+        sinks, zero = self.operands.sinks, const(0.0, F32)
+        if sinks is None:
+            return PartialSoftmax(const(float("-inf"), F32), zero, lambda c, lane: zero)
+        return PartialSoftmax(cast(sinks[head], F32), const(1.0, F32), lambda c, lane: zero)
+
+    def store_result(self, k: Kernel, token: Dim, head: Dim, softmax: PartialSoftmax) -> None:
+        out, width = self.operands.out, self.operands.width
+        with k.serial("c", self.operands.parts) as c, k.vector(width) as lane:
+            out[token, head, c * width + lane] = cast(softmax.values(c, lane) / softmax.total, out.dtype)
+
+
+@contextmanager
+def phase(k: Kernel, **axes: Dim) -> Generator[tuple[Dim, ...]]:
+    """Threads claim the points of a box; the phase ends when all are done."""
+    with k.parallel("p", product_of(list(axes.values()))) as p:
+        yield k.unravel(p, axes)
