@@ -22,9 +22,9 @@ from deploy.cache import Kept, kept
 from deploy.loading.locate import identity_of
 from deploy.loading.tokenizer import load_tokenizer
 from server.app import create_app
-from server.auth import Guard
 from server.engine.supervisor import Supervisor
-from server.http_server import Server
+from server.http.auth import Guard
+from server.http.server import Server
 from server.interfaces import LoadError, ProgressCallback
 from server.messages import ErrorCode, Load
 from server.model import Footprint

@@ -18,7 +18,6 @@ from server.api import endpoints, health
 from server.api.context import Context
 from server.api.description import describe_answers
 from server.api.respond import json_answer
-from server.auth import Guard
 from server.errors import (
     BAD_REQUEST,
     INVALID_JSON,
@@ -29,7 +28,8 @@ from server.errors import (
     ApiError,
     ErrorKind,
 )
-from server.gateway import Gateway, error_response
+from server.http.auth import Guard
+from server.http.gateway import Gateway, error_response
 from server.registry import Registry
 from server.settings import ServerSettings
 

@@ -32,7 +32,7 @@ from deploy.bench.measure import Figure, report
 from deploy.serve import WORKER, load_of, load_tokenizer
 from server.app import create_app
 from server.engine.supervisor import Care, Supervisor
-from server.http_server import Server
+from server.http.server import Server
 from server.interfaces import ProgressCallback
 from server.registry import Registry
 from server.settings import ServerSettings

@@ -29,7 +29,7 @@ from deploy.bench.checkpoint import model_folder
 from deploy.bench.drive import post_stream
 from deploy.bench.measure import Figure, report
 from deploy.bench.start import NAME, server
-from server.json_scan import MAX_DEPTH, MAX_NUMBERS, MAX_PARTS
+from server.http.json_scan import MAX_DEPTH, MAX_NUMBERS, MAX_PARTS
 from server.settings import ServerSettings
 
 GOAL_MS = 50.0

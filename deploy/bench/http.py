@@ -31,7 +31,7 @@ from pathlib import Path
 
 from deploy.doubles.worker import ByteTokenizer, NullScript, NullWorker
 from server.app import create_app
-from server.http_server import Server
+from server.http.server import Server
 from server.interfaces import ProgressCallback
 from server.messages import FinishReason, Submit, TokenEvent
 from server.registry import Registry

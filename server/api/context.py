@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from starlette.requests import Request
 
-from server.auth import Access
+from server.http.auth import Access
 from server.metrics import Metrics, RequestMetrics
 from server.registry import Registry
 from server.settings import ServerSettings

@@ -1,7 +1,7 @@
 """What a request may hold, beyond what its schema says of each field: checked before the work that it bounds.
 
 No call that keeps Python's lock may take longer than some ten milliseconds, for every stream waits for it. Such calls parse, validate, copy
-or write values, so what they are given is bounded in number (`server/json_scan.py`) and in length (here and in `schema.py`).
+or write values, so what they are given is bounded in number (`server/http/json_scan.py`) and in length (here and in `schema.py`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import msgspec
 from pydantic import BaseModel
 
 from server.errors import INVALID_JSON, INVALID_VALUE, ApiError
-from server.json_scan import JsonScan
+from server.http.json_scan import JsonScan
 
 MAX_OBJECT_CHARS = 1 << 20  # of a field whose values are the client's own: tools, documents, metadata
 MAX_PROMPT_LOGPROBS = 1 << 17  # log-probabilities of a request's prompts

@@ -12,8 +12,8 @@ from fastapi import APIRouter, Depends, Request, Response
 from fastapi.routing import APIRoute
 
 from server.api.context import caller
-from server.auth import Access
 from server.errors import ADMIN_KEY_REQUIRED, ApiError, ErrorBody
+from server.http.auth import Access
 
 ADMINISTRATION = "Administration"
 COMPONENTS = "#/components/schemas/{model}"

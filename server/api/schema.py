@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AliasChoices, BeforeValidator, Field
 
 from server.api.fields import Options
-from server.json_scan import MAX_NUMBERS
+from server.http.json_scan import MAX_NUMBERS
 
 
 def _integer(value: object) -> object:

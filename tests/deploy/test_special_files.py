@@ -16,7 +16,7 @@ from deploy.loading.files import open_files
 from deploy.loading.locate import locate
 from deploy.loading.tokenizer import load_tokenizer
 from deploy.settings import read_config
-from server.auth import Guard
+from server.http.auth import Guard
 from server.interfaces import LoadError
 from server.settings import ServerSettings, SettingsError
 from server.state import StateError, read_state

@@ -16,7 +16,7 @@ import pytest
 
 from deploy.doubles.worker import ByteTokenizer, NullScript, NullWorker
 from server.app import create_app
-from server.http_server import Server
+from server.http.server import Server
 from server.interfaces import ProgressCallback
 from server.model import Footprint, Identify, MakeWorker
 from server.registry import Registry

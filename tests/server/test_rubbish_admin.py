@@ -9,7 +9,7 @@ import schemathesis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from server.auth import Access, access_of
+from server.http.auth import Access, access_of
 from server.model import Footprint
 from tests.server.test_rubbish import CONFORMANCE, DOCUMENT, EXPECTED, OPERATIONS
 

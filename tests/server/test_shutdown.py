@@ -19,7 +19,7 @@ PROGRAM = """
 import sys
 from contextlib import suppress
 from server.app import create_app
-from server.http_server import Server
+from server.http.server import Server
 from deploy.doubles.worker import ByteTokenizer, NullScript, NullWorker
 from server.registry import Registry
 from server.settings import ServerSettings

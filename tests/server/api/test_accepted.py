@@ -9,7 +9,7 @@ import zlib
 import pytest
 
 from deploy.doubles.worker import ByteTokenizer
-from server.json_scan import MAX_PARTS
+from server.http.json_scan import MAX_PARTS
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 END = ByteTokenizer.EOS

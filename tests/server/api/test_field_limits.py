@@ -9,7 +9,7 @@ import pytest
 from deploy.doubles.worker import ByteTokenizer
 from server.api import texts
 from server.errors import ApiError
-from server.json_scan import MAX_NUMBERS, MAX_PARTS
+from server.http.json_scan import MAX_NUMBERS, MAX_PARTS
 from server.text.tokenizer import Tokenizer
 
 LIMITS = {"string": ("maxLength", "enum", "const"), "array": ("maxItems",), "object": ("maxProperties", "properties")}

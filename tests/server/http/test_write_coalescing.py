@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from server.write_coalescing import MAX_HELD_BYTES, CoalescingTransport, Outbox
+from server.http.write_coalescing import MAX_HELD_BYTES, CoalescingTransport, Outbox
 
 
 class Recorder(asyncio.Transport):

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.errors import BODY_TOO_COMPLEX, INVALID_JSON, ApiError
-from server.json_scan import MAX_DEPTH, MAX_NUMBERS, MAX_PARTS, PIECE_BYTES, JsonScan
+from server.http.json_scan import MAX_DEPTH, MAX_NUMBERS, MAX_PARTS, PIECE_BYTES, JsonScan
 
 TEXTS = st.text(st.sampled_from('a"\\[]{},:\né'), max_size=8)
 VALUES = st.recursive(

@@ -10,7 +10,7 @@ from fastapi.routing import APIRoute
 
 from deploy.doubles.worker import ByteTokenizer, NullScript, NullWorker
 from server.app import create_app
-from server.auth import Access, KeyRing, _is_own, access_of
+from server.http.auth import Access, KeyRing, _is_own, access_of
 from server.registry import Registry
 from server.settings import ServerSettings, SettingsError
 
@@ -172,7 +172,7 @@ def test_no_spelling_of_an_admin_path_slips_by(serve, method, path):
 
 
 def test_a_second_lock_holds_when_the_first_is_wrong(serve, monkeypatch):
-    monkeypatch.setattr("server.auth.ADMIN_PATHS", re.compile("nothing"))
+    monkeypatch.setattr("server.http.auth.ADMIN_PATHS", re.compile("nothing"))
     server = serve(api_keys=(KEY,), admin_keys=(ADMIN,))
     for path in ("/admin/models", "/admin/memory", "/models"):
         response = server.http().get(path, headers=bearer(KEY))

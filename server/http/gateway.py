@@ -15,7 +15,6 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.api.context import Caller
-from server.auth import Guard
 from server.errors import (
     BODY_TOO_LARGE,
     CLIENT_CLOSED,
@@ -27,7 +26,8 @@ from server.errors import (
     ApiError,
     ErrorShape,
 )
-from server.json_scan import PIECE_BYTES, JsonScan
+from server.http.auth import Guard
+from server.http.json_scan import PIECE_BYTES, JsonScan
 from server.metrics import Metrics
 from server.settings import ServerSettings
 

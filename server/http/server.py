@@ -18,11 +18,11 @@ from fastapi import FastAPI
 from starlette.types import Message, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from server.connections import Connections
 from server.errors import BAD_REQUEST, HEADERS_TOO_LARGE, TOO_MANY_CONNECTIONS, ApiError, ErrorKind
+from server.http.connections import Connections
+from server.http.write_coalescing import CoalescingTransport, Outbox
 from server.registry import Registry
 from server.settings import ServerSettings
-from server.write_coalescing import CoalescingTransport, Outbox
 
 ACCEPTED_AT_ONCE = 8  # connections, before the first of them is counted
 HURRY_S = 3.0  # for the last words to clients after a second interrupt
