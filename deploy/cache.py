@@ -28,7 +28,7 @@ from runtime.errors import RuntimeFault
 from runtime.sections import SectionFile
 from server.interfaces import LoadError
 from server.messages import ErrorCode
-from server.model import CachedModel
+from server.models.model import CachedModel
 
 WEIGHTS_SUFFIX = ".rsw"
 COSTS_SUFFIX = ".costs"

@@ -27,10 +27,10 @@ from server.http.auth import Guard
 from server.http.server import Server
 from server.interfaces import LoadError, ProgressCallback
 from server.messages import ErrorCode, Load
-from server.model import Footprint
-from server.registry import Registry
+from server.models.model import Footprint
+from server.models.registry import Registry
+from server.models.state import ModelSpec, exclusive, read_state, require_writable
 from server.settings import ServerSettings, SettingsError
-from server.state import ModelSpec, exclusive, read_state, require_writable
 from server.threads import switch_often
 
 MODULE = (sys.executable, "-P", "-m")  # what lies in the working directory, as a file http.py, is not ours to import

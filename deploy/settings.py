@@ -20,8 +20,8 @@ import yaml
 from deploy import demo
 from runtime.files import regular
 from runtime.flags import SWITCHES
+from server.models.state import NAME, NAMED, ModelSpec
 from server.settings import ServerSettings, SettingsError
-from server.state import NAME, NAMED, ModelSpec
 
 PREFIX = "RELAXSERVE_"
 CONFIG_VARIABLE = f"{PREFIX}CONFIG"

@@ -30,7 +30,7 @@ from server.errors import (
 )
 from server.http.auth import Guard
 from server.http.gateway import Gateway, error_response
-from server.registry import Registry
+from server.models.registry import Registry
 from server.settings import ServerSettings
 
 OF_STATUS: dict[int, ErrorKind] = {404: NOT_FOUND_PATH, 405: METHOD_NOT_ALLOWED}

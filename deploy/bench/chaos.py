@@ -34,9 +34,9 @@ from server.app import create_app
 from server.engine.supervisor import Care, Supervisor
 from server.http.server import Server
 from server.interfaces import ProgressCallback
-from server.registry import Registry
+from server.models.registry import Registry
+from server.models.state import ModelSpec
 from server.settings import ServerSettings
-from server.state import ModelSpec
 
 NAME = "chaos"
 PATIENCE_S = 120.0  # for a worker to come back

@@ -22,9 +22,9 @@ from deploy.serve import serve
 from server.engine.overlap import OverlappedEngine
 from server.engine.worker import LoadedModel
 from server.messages import Failed, FromWorker, SamplingParams, Submit, Tokens
-from server.registry import Registry
+from server.models.registry import Registry
+from server.models.state import ModelSpec
 from server.settings import ServerSettings
-from server.state import ModelSpec
 
 LATE_AFTER = 24  # tokens of each stream, when the late prompt arrives
 

@@ -34,9 +34,9 @@ from server.app import create_app
 from server.http.server import Server
 from server.interfaces import ProgressCallback
 from server.messages import FinishReason, Submit, TokenEvent
-from server.registry import Registry
+from server.models.registry import Registry
+from server.models.state import ModelSpec
 from server.settings import ServerSettings
-from server.state import ModelSpec
 
 BARE_HEAD = b"ff\r\n" + b"." * 200 + b'"content":"'  # as long as a chunk of `paced`
 BARE_TAIL = b'"},"logprobs":null,"finish_reason":null}]}\n\n\r\n'

@@ -30,7 +30,7 @@ from deploy.loading.serving import CompiledModel
 from server.engine.step_model import StepLimits
 from server.engine.worker import LoadedModel
 from server.messages import Load
-from server.state import ModelSpec
+from server.models.state import ModelSpec
 
 CLIENTS = (1, 4, 8, 16, 32, 64)
 NUM_PROMPT = NUM_NEW = 128

@@ -13,8 +13,8 @@ from compiler.machine.target import TargetError
 from deploy.client import ServerFault
 from runtime.errors import InvalidFlag, RuntimeFault
 from server.interfaces import LoadError, RequestError
+from server.models.state import StateError
 from server.settings import SettingsError
-from server.state import StateError
 from server.text.templates.template import TemplateError
 from server.text.tokenizer import ModelFilesError
 

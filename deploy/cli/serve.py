@@ -17,12 +17,12 @@ from deploy.cli.output import Bars, errors
 from deploy.cli.sources import KV_DTYPE, MAX_BATCH, MAX_CONTEXT, MAX_GAP_MS, QUANTIZE, TARGET
 from deploy.secrets import hub_token, take_secrets
 from deploy.settings import DEFAULTS, MODELS, PREFIX, SETTINGS, TYPES, Setting, gather, num_bytes, service_links
+from server.models.state import LEAST_CONTEXT, LONGEST_GAP_MS, MOST_SEQUENCES, ModelSpec
 from server.settings import SettingsError
-from server.state import LEAST_CONTEXT, LONGEST_GAP_MS, MOST_SEQUENCES, ModelSpec
 
 if TYPE_CHECKING:
-    from server.operations import Operation
-    from server.registry import Registry
+    from server.models.operations import Operation
+    from server.models.registry import Registry
 
 QUESTION = "What is the capital of France?"
 

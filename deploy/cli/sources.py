@@ -8,7 +8,7 @@ import typer
 
 from deploy.settings import model_spec, num_bytes
 from server.messages import Load
-from server.state import LEAST_CONTEXT, MOST_SEQUENCES
+from server.models.state import LEAST_CONTEXT, MOST_SEQUENCES
 
 QUANTIZE = "Form of the weights: f32, bf16, int8, int4; with a scale per group of inputs as int8-128 or int4-64."
 MAX_CONTEXT = "Longest sequence, in tokens."

@@ -29,14 +29,14 @@ from server.api.routes import ADMINISTRATION, Responses, events, gives, new_rout
 from server.api.sse import EventStream
 from server.errors import CACHE_UNAVAILABLE, OPERATION_NOT_FOUND, ApiError
 from server.messages import MAX_GAP_MS
-from server.model import Model, Unloaded
-from server.operations import Operation, OperationReport, OperationState
-from server.probe import PLAIN, Probe
-from server.registry import Registry
-from server.resident_memory import resident_bytes
+from server.models.model import Model, Unloaded
+from server.models.operations import Operation, OperationReport, OperationState
+from server.models.probe import PLAIN, Probe
+from server.models.registry import Registry
+from server.models.resident_memory import resident_bytes
+from server.models.sources import resolve
+from server.models.state import LEAST_CONTEXT, LONGEST_GAP_MS, MOST_SEQUENCES, NAME, NAMED, ModelSpec
 from server.settings import ServerSettings
-from server.sources import resolve
-from server.state import LEAST_CONTEXT, LONGEST_GAP_MS, MOST_SEQUENCES, NAME, NAMED, ModelSpec
 from server.text.tools import FORMATS
 
 Name = Annotated[str, Field(pattern=NAME, max_length=128)]

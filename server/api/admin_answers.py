@@ -8,9 +8,9 @@ from typing import Literal, NotRequired
 from typing_extensions import TypedDict
 
 from server.api.answers import ModelEntry, Restarting
-from server.budget import Evictable
-from server.model import CachedModel
-from server.operations import OperationReport
+from server.models.budget import Evictable
+from server.models.model import CachedModel
+from server.models.operations import OperationReport
 
 
 class Pages(TypedDict):

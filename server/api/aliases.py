@@ -17,7 +17,7 @@ from server.api.fields import Options
 from server.api.prepare import invalid
 from server.api.respond import json_answer
 from server.api.routes import ADMINISTRATION, gives, new_router, schema_of
-from server.model import ModelState, Unloaded
+from server.models.model import ModelState, Unloaded
 
 TRITON_STATES = {ModelState.LOADING: "LOADING", ModelState.READY: "READY", ModelState.DRAINING: "UNLOADING"}
 LLAMA_STATES = {ModelState.LOADING: "loading", ModelState.READY: "loaded", ModelState.DRAINING: "unloaded"}

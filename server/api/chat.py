@@ -34,7 +34,7 @@ from server.api.texts import check_chars, encode_prompts, kept_of, most_chars, t
 from server.api.tool_choice import ToolUse, demanded_calls, offered_calls, tool_use
 from server.errors import NO_CHAT_TEMPLATE, TEMPLATE_FAILED, UNSUPPORTED_FIELD, ApiError
 from server.messages import Constraint, Thinking
-from server.model import Loaded, Model
+from server.models.model import Loaded, Model
 from server.settings import ServerSettings
 from server.text.answer import AnswerRules
 from server.text.grammar import behind_thoughts

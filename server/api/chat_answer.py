@@ -26,7 +26,7 @@ from server.api.respond import fingerprint
 from server.api.schema import ChatBody
 from server.api.step_parser import StepParser
 from server.messages import TokenLogprob
-from server.model import Loaded, Model
+from server.models.model import Loaded, Model
 from server.text.parts import CallArguments, CallStart, Content, Part, Reasoning
 
 encode = msgspec.json.encode

@@ -19,7 +19,7 @@ from server.api.respond import fingerprint
 from server.api.schema import CompletionBody
 from server.interfaces import Tokenizer
 from server.messages import TokenLogprob
-from server.model import Loaded, Model
+from server.models.model import Loaded, Model
 from server.text.detokenize import Detokenizer, StopRules
 
 encode = msgspec.json.encode

@@ -32,7 +32,7 @@ from server.api.schema import CompletionBody, Prompts
 from server.api.texts import encode_prompts, kept_of, truncate
 from server.errors import UNSUPPORTED_FIELD, ApiError
 from server.interfaces import Tokenizer
-from server.model import Loaded, Model
+from server.models.model import Loaded, Model
 from server.settings import ServerSettings
 
 DEFAULT_MAX_TOKENS = 16  # of the API

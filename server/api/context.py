@@ -10,7 +10,7 @@ from starlette.requests import Request
 
 from server.http.auth import Access
 from server.metrics import Metrics, RequestMetrics
-from server.registry import Registry
+from server.models.registry import Registry
 from server.settings import ServerSettings
 
 

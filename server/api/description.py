@@ -7,10 +7,11 @@ from pydantic import TypeAdapter
 from pydantic.json_schema import JsonSchemaMode
 from typing_extensions import is_typeddict
 
-from server import errors, operations
+from server import errors
 from server.api import endpoints
 from server.api.routes import COMPONENTS
-from server.model import Unloaded
+from server.models import operations
+from server.models.model import Unloaded
 
 ELSEWHERE = (operations, errors)  # shapes of what is not made for answers alone
 

@@ -36,7 +36,7 @@ from server.errors import (
 from server.interfaces import RequestError
 from server.messages import Embed, Ready
 from server.metrics import ENGINE
-from server.model import Loaded, Model
+from server.models.model import Loaded, Model
 from server.settings import ServerSettings
 
 Vector = NDArray[np.float32]

@@ -12,7 +12,7 @@ from server.errors import DEADLINE_EXCEEDED, GENERATION_FAILED, QUEUE_FULL, SHUT
 from server.interfaces import RequestError
 from server.messages import FinishReason, Submit, TokenEvent, TokenLogprob
 from server.metrics import RequestMetrics
-from server.model import Loaded
+from server.models.model import Loaded
 from server.text.detokenize import Detokenizer, StopRules
 
 TURN = 8  # events taken before others get a turn; an engine step may bring a hundred of a request

@@ -12,8 +12,8 @@ from server.api.prepare import context_of
 from server.api.respond import json_answer
 from server.api.routes import gives, new_router
 from server.interfaces import Outage
-from server.model import Model, ModelState
-from server.registry import Registry
+from server.models.model import Model, ModelState
+from server.models.registry import Registry
 
 
 def router(context: Context) -> APIRouter:

@@ -20,7 +20,7 @@ from server.api.texts import encode_texts, too_long
 from server.errors import INVALID_SCHEMA, INVALID_VALUE, NOT_A_GENERATOR, ApiError
 from server.interfaces import Tokenizer
 from server.messages import Constraint, ConstraintKind, SamplingParams, Submit, Thinking
-from server.model import Loaded, Model
+from server.models.model import Loaded, Model
 from server.settings import ServerSettings
 from server.text.answer import AnswerRules
 from server.text.detokenize import StopRules

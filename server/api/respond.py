@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from server.api.fields import ignored_header
 from server.api.sse import CHUNKS, EventStream, Framing
 from server.errors import CLIENT_CLOSED, ApiError
-from server.model import Loaded
+from server.models.model import Loaded
 from server.settings import ServerSettings
 
 PIECE_BYTES = 256 << 10

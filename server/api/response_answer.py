@@ -26,7 +26,7 @@ from server.api.response_shapes import (
     ResponseUsage,
 )
 from server.errors import QUEUE_FULL, ApiError
-from server.model import Loaded, Model
+from server.models.model import Loaded, Model
 
 PREFIXES = {Kind.THOUGHT: "rs", Kind.TEXT: "msg", Kind.CALL: "fc"}
 DELTAS = {

@@ -15,7 +15,7 @@ from server.api.respond import Pieces
 from server.api.routes import gives, new_router
 from server.api.schema import ChatBody, DetokenizeBody, TokenizeBody
 from server.api.texts import encode_prompts
-from server.model import Loaded
+from server.models.model import Loaded
 
 MAX_TOKENS = 1 << 17  # of a text that is longer than the context; who counts tokens may want to know by how much
 PIECE = 4096

@@ -10,7 +10,7 @@ from server.api.prepare import invalid
 from server.api.schema import AllowedTools, ChatBody, NamedTool, Tool
 from server.interfaces import Tokenizer
 from server.messages import Constraint, ConstraintKind, Trigger
-from server.model import Loaded
+from server.models.model import Loaded
 from server.text.dialect import Dialect
 from server.text.grammar import ToolSchema, beginnings, calls_behind_marker, forced_calls
 from server.text.reasoning import CLOSE, OPEN

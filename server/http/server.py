@@ -21,7 +21,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from server.errors import BAD_REQUEST, HEADERS_TOO_LARGE, TOO_MANY_CONNECTIONS, ApiError, ErrorKind
 from server.http.connections import Connections
 from server.http.write_coalescing import CoalescingTransport, Outbox
-from server.registry import Registry
+from server.models.registry import Registry
 from server.settings import ServerSettings
 
 ACCEPTED_AT_ONCE = 8  # connections, before the first of them is counted

@@ -14,7 +14,7 @@ from deploy.loading.tokenizer import load_tokenizer
 from deploy.secrets import hub_token, take_secrets
 from deploy.serve import load_of
 from server.interfaces import LoadError
-from server.state import ModelSpec
+from server.models.state import ModelSpec
 
 PROGRAM = """
 import os, pathlib, subprocess, sys

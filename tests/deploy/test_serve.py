@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from deploy.serve import WORKER, own_state, serve
+from server.models.state import StateError
 from server.settings import ServerSettings
-from server.state import StateError
 
 
 @pytest.mark.parametrize(

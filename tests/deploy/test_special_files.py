@@ -18,8 +18,8 @@ from deploy.loading.tokenizer import load_tokenizer
 from deploy.settings import read_config
 from server.http.auth import Guard
 from server.interfaces import LoadError
+from server.models.state import StateError, read_state
 from server.settings import ServerSettings, SettingsError
-from server.state import StateError, read_state
 
 
 @pytest.fixture(autouse=True)

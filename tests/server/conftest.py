@@ -18,10 +18,10 @@ from deploy.doubles.worker import ByteTokenizer, NullScript, NullWorker
 from server.app import create_app
 from server.http.server import Server
 from server.interfaces import ProgressCallback
-from server.model import Footprint, Identify, MakeWorker
-from server.registry import Registry
+from server.models.model import Footprint, Identify, MakeWorker
+from server.models.registry import Registry
+from server.models.state import ModelSpec
 from server.settings import ServerSettings
-from server.state import ModelSpec
 
 
 @dataclass

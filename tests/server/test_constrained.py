@@ -13,7 +13,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from deploy.doubles.process import NullConfig, null_source
 from server.engine.supervisor import Supervisor
 from server.messages import Load
-from server.state import ModelSpec
+from server.models.state import ModelSpec
 from server.text.tokenizer import Tokenizer
 
 TEMPLATE = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}{{ '<|assistant|>' if add_generation_prompt }}"

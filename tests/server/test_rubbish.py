@@ -11,7 +11,7 @@ from schemathesis.specs.openapi import checks
 
 from deploy.doubles.worker import ByteTokenizer, NullScript, NullWorker
 from server.app import create_app
-from server.registry import Registry
+from server.models.registry import Registry
 from server.settings import ServerSettings
 
 

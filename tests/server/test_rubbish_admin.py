@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from server.http.auth import Access, access_of
-from server.model import Footprint
+from server.models.model import Footprint
 from tests.server.test_rubbish import CONFORMANCE, DOCUMENT, EXPECTED, OPERATIONS
 
 ADMINISTRATION = [(method, path) for method, path in OPERATIONS if access_of(path, open_metrics=False) is Access.ADMIN]

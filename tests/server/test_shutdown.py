@@ -21,9 +21,9 @@ from contextlib import suppress
 from server.app import create_app
 from server.http.server import Server
 from deploy.doubles.worker import ByteTokenizer, NullScript, NullWorker
-from server.registry import Registry
+from server.models.registry import Registry
 from server.settings import ServerSettings
-from server.state import ModelSpec
+from server.models.state import ModelSpec
 
 port, drain_s = int(sys.argv[1]), float(sys.argv[2])
 settings = ServerSettings(port=port, drain_s=drain_s)

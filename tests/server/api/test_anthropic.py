@@ -10,7 +10,7 @@ from deploy.doubles.worker import ByteTokenizer
 from server.api.anthropic_body import MessagesBody
 from server.api.fields import UNSUPPORTED
 from server.messages import ConstraintKind, Thinking
-from server.state import ModelSpec
+from server.models.state import ModelSpec
 
 anthropic = pytest.importorskip("anthropic")
 Message = anthropic.types.Message

@@ -28,7 +28,7 @@ from deploy.doubles.worker import ByteTokenizer, NullScript, NullTemplate
 from server.api.fields import UNSUPPORTED
 from server.api.schema import ChatBody, CompletionBody, EmbeddingBody, StreamOptions
 from server.messages import Submit
-from server.state import ModelSpec
+from server.models.state import ModelSpec
 
 # --- a model in which every field can be seen -----------------------------------------------------------------------------
 

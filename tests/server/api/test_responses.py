@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from server.api.fields import UNSUPPORTED
 from server.api.response_body import ResponseBody
 from server.messages import ConstraintKind
-from server.state import ModelSpec
+from server.models.state import ModelSpec
 
 SAID = "Hello from the null device."
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from deploy.doubles.worker import ByteTokenizer, NullScript, NullTemplate, NullWorker
-from server.admission import Admission
 from server.api import anthropic_input
 from server.api.answers import ChatChunk, ChatCompletion, Completion, CompletionChunk
 from server.api.anthropic_answer import AnthropicAnswer, MessageAnswer, MessageEvent
@@ -31,10 +30,11 @@ from server.api.response_shapes import ResponseEvent, ResponseObject
 from server.api.schema import ChatBody, CompletionBody
 from server.messages import Submit, TokenEvent
 from server.metrics import Metrics, RequestMetrics
-from server.model import Loaded, Model
-from server.operations import Operation
+from server.models.admission import Admission
+from server.models.model import Loaded, Model
+from server.models.operations import Operation
+from server.models.state import ModelSpec
 from server.settings import ServerSettings
-from server.state import ModelSpec
 from server.text.dialect import Dialect
 from server.text.templates.renderer import Renderer
 

@@ -8,7 +8,7 @@ import pytest
 
 from deploy.doubles.worker import ByteTokenizer
 from server.messages import ConstraintKind, Trigger
-from server.state import ModelSpec
+from server.models.state import ModelSpec
 from server.text.grammar import Structure, json_text, structured
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -212,7 +212,7 @@ def test_reasoning_can_be_left_out_or_left_in(serve, answering):
 
 def test_reasoning_effort_reaches_the_template(server, monkeypatch):
     seen = {}
-    template = type(server.registry.models()[0].loaded.tokenizer.chat_template)
+    template = type(server.models.registry.models()[0].loaded.tokenizer.chat_template)
     original = template.render
     monkeypatch.setattr(
         template, "render", lambda self, *args, **kwargs: seen.update(kwargs["variables"]) or original(self, *args, **kwargs)

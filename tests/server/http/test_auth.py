@@ -11,7 +11,7 @@ from fastapi.routing import APIRoute
 from deploy.doubles.worker import ByteTokenizer, NullScript, NullWorker
 from server.app import create_app
 from server.http.auth import Access, KeyRing, _is_own, access_of
-from server.registry import Registry
+from server.models.registry import Registry
 from server.settings import ServerSettings, SettingsError
 
 KEY, ADMIN = "key-0123456789", "admin-0123456789"

@@ -11,9 +11,9 @@ from typing_extensions import TypedDict
 from server.errors import BY_CODE, INSUFFICIENT_MEMORY, PREFLIGHT_UNAVAILABLE, ApiError
 from server.interfaces import LoadError
 from server.messages import ErrorCode
-from server.model import Footprint, Model, ModelState, Preflight
+from server.models.model import Footprint, Model, ModelState, Preflight
+from server.models.state import ModelSpec
 from server.settings import ServerSettings
-from server.state import ModelSpec
 
 
 class Evictable(TypedDict):

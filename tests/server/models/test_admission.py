@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from server.admission import Admission
 from server.errors import QUEUE_FULL, ApiError
+from server.models.admission import Admission
 
 
 @pytest.fixture
@@ -11,7 +11,7 @@ def clock(monkeypatch):
     class Clock:
         now = 0.0
 
-    monkeypatch.setattr("server.admission.time.monotonic", lambda: Clock.now)
+    monkeypatch.setattr("server.models.admission.time.monotonic", lambda: Clock.now)
     return Clock
 
 

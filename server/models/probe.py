@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from server.errors import PROBE_FAILED, ApiError
 from server.interfaces import RequestError
 from server.messages import Embed, SamplingParams, Submit
-from server.model import Loaded
+from server.models.model import Loaded
 
 
 @dataclass(frozen=True, slots=True)

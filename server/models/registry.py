@@ -13,8 +13,6 @@ from collections.abc import Sequence
 
 import msgspec
 
-from server.admission import Admission
-from server.budget import Budget
 from server.errors import (
     LOAD_CANCELLED,
     LOAD_FAILED,
@@ -32,7 +30,9 @@ from server.errors import (
 from server.interfaces import LoadError, ProgressCallback
 from server.messages import Ready
 from server.metrics import ENGINE, Metrics
-from server.model import (
+from server.models.admission import Admission
+from server.models.budget import Budget
+from server.models.model import (
     CompileCache,
     Identify,
     Loaded,
@@ -43,12 +43,12 @@ from server.model import (
     Preflight,
     Unloaded,
 )
-from server.operations import Operation, Operations, OperationState
-from server.probe import PLAIN, Probe, require_answer
-from server.replacements import Replacements
-from server.resident_memory import resident_bytes
+from server.models.operations import Operation, Operations, OperationState
+from server.models.probe import PLAIN, Probe, require_answer
+from server.models.replacements import Replacements
+from server.models.resident_memory import resident_bytes
+from server.models.state import ModelSpec, SavedState, read_state, write_state
 from server.settings import ServerSettings
-from server.state import ModelSpec, SavedState, read_state, write_state
 from server.text.dialect import Dialect
 from server.text.templates.renderer import Renderer
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
-from server.admission import Admission
 from server.interfaces import Outage, ProgressCallback, Tokenizer, WorkerHandle
 from server.messages import Ready
 from server.metrics import ModelReading
-from server.operations import Operation
-from server.state import ModelSpec
+from server.models.admission import Admission
+from server.models.operations import Operation
+from server.models.state import ModelSpec
 from server.text.dialect import Dialect
 from server.text.templates.renderer import Renderer
 

@@ -6,7 +6,7 @@ import asyncio
 import weakref
 
 from server.interfaces import WorkerHandle
-from server.model import Model, ModelState
+from server.models.model import Model, ModelState
 
 
 class Replacements:
