@@ -22,7 +22,6 @@ from deploy.cache import Kept, kept
 from deploy.loading.locate import identity_of
 from deploy.loading.tokenizer import load_tokenizer
 from server.app import create_app
-from server.engine.supervisor import Supervisor
 from server.http.auth import Guard
 from server.http.server import Server
 from server.interfaces import LoadError, ProgressCallback
@@ -32,6 +31,7 @@ from server.models.registry import Registry
 from server.models.state import ModelSpec, exclusive, read_state, require_writable
 from server.settings import ServerSettings, SettingsError
 from server.threads import switch_often
+from server.workers.supervisor import Supervisor
 
 MODULE = (sys.executable, "-P", "-m")  # what lies in the working directory, as a file http.py, is not ours to import
 WORKER = (*MODULE, "deploy.worker")

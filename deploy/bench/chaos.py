@@ -31,12 +31,12 @@ from deploy.bench.drive import post_stream
 from deploy.bench.measure import Figure, report
 from deploy.serve import WORKER, load_of, load_tokenizer
 from server.app import create_app
-from server.engine.supervisor import Care, Supervisor
 from server.http.server import Server
 from server.interfaces import ProgressCallback
 from server.models.registry import Registry
 from server.models.state import ModelSpec
 from server.settings import ServerSettings
+from server.workers.supervisor import Care, Supervisor
 
 NAME = "chaos"
 PATIENCE_S = 120.0  # for a worker to come back

@@ -29,8 +29,8 @@ from deploy.bench.measure import Figure, report
 from deploy.bench.synthetic import SHAPES
 from deploy.loading.plan import WORKER_BYTES
 from deploy.serve import WORKER
-from server.engine.supervisor import Supervisor
 from server.messages import Load, Ready, SamplingParams, Submit
+from server.workers.supervisor import Supervisor
 
 START_S = 1.5  # goal for a model of half a billion parameters
 START_MODEL = f"{PREFIX}0.5b"

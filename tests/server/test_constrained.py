@@ -11,10 +11,10 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from deploy.doubles.process import NullConfig, null_source
-from server.engine.supervisor import Supervisor
 from server.messages import Load
 from server.models.state import ModelSpec
 from server.text.tokenizer import Tokenizer
+from server.workers.supervisor import Supervisor
 
 TEMPLATE = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}{{ '<|assistant|>' if add_generation_prompt }}"
 ARGUMENTS = {

@@ -11,9 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from deploy.doubles.process import NullConfig, null_source
-from server.engine.supervisor import Supervisor
 from server.messages import Load
 from server.models.state import ModelSpec
+from server.workers.supervisor import Supervisor
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 TEXT = b"All happy families are alike. "

@@ -18,8 +18,6 @@ from typing import assert_never
 
 import msgspec
 
-from server.engine.ledger import CRASH, KILLED, Embedded, Generation, assign_blame, next_to_run
-from server.engine.worker_process import WorkerProcess
 from server.interfaces import LoadError, Outage, ProgressCallback, RequestError
 from server.messages import (
     Abort,
@@ -40,6 +38,8 @@ from server.messages import (
     TokenEvent,
     Tokens,
 )
+from server.workers.ledger import CRASH, KILLED, Embedded, Generation, assign_blame, next_to_run
+from server.workers.worker_process import WorkerProcess
 
 log = logging.getLogger(__name__)
 

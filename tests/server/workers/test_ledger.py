@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from server.engine.ledger import CRASH, KILLED, Generation, Job, assign_blame, next_to_run
 from server.messages import FinishReason, SamplingParams, Submit, TokenEvent
+from server.workers.ledger import CRASH, KILLED, Generation, Job, assign_blame, next_to_run
 
 
 def jobs(num: int) -> list[Job]:

@@ -19,9 +19,9 @@ import numpy as np
 import pytest
 
 from deploy.doubles.process import NullConfig, null_source
-from server.engine.supervisor import Care, Supervisor, WorkerState
 from server.interfaces import LoadError, RequestError
 from server.messages import Embed, FinishReason, Load, SamplingParams, Submit
+from server.workers.supervisor import Care, Supervisor, WorkerState
 
 COMMAND = (sys.executable, "-m", "deploy.doubles.process")
 CONFIG = NullConfig(vocab_size=300, max_context=400, max_tokens=128, max_seqs=16, num_pages=300, step_s=0.003)
@@ -353,7 +353,7 @@ def processes(monkeypatch) -> list[asyncio.subprocess.Process]:
         started.append(await original(*command, **kwargs))
         return started[-1]
 
-    monkeypatch.setattr("server.engine.worker_process.asyncio.create_subprocess_exec", start)
+    monkeypatch.setattr("server.workers.worker_process.asyncio.create_subprocess_exec", start)
     return started
 
 
@@ -431,7 +431,7 @@ def test_a_process_that_cannot_be_started_is_tried_again(monkeypatch) -> None:
         expected = await undisturbed(some)
         async with worker(care=Care(first_delay_s=0.001, longest_delay_s=0.01)) as supervisor:
             streams = asyncio.gather(*(collect(supervisor, submit) for submit in some))
-            monkeypatch.setattr("server.engine.worker_process.asyncio.create_subprocess_exec", start)
+            monkeypatch.setattr("server.workers.worker_process.asyncio.create_subprocess_exec", start)
             os.kill(supervisor.pid, signal.SIGKILL)
             assert await streams == expected
             assert faults == []
