@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TypeGuard
 
 from compiler.idioms.nest import PerfectNest, perfect_nest
-from compiler.idioms.product import distinct, reduces_in
+from compiler.idioms.product import outermost_folds
 from compiler.idioms.same import same_scalar
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
@@ -92,6 +92,19 @@ def match_integer(prim: PrimFunc) -> IntegerProduct | None:
     if any(list(p.q.indices[:-2]) != list(rows) for s in sums for p in s.planes):
         return None
     return IntegerProduct(nest, sums, rows[-1].var if rows else None)
+
+
+def reduces_in(scalar: Scalar) -> list[Reduce]:
+    return [f for f in outermost_folds(scalar) if isinstance(f, Reduce)]
+
+
+def distinct(reduces: list[Reduce]) -> list[Reduce]:
+    """One of each: a sum that an expression mentions twice is computed once."""
+    kept: list[Reduce] = []
+    for reduce in reduces:
+        if not any(same_scalar(reduce, other) for other in kept):
+            kept.append(reduce)
+    return kept
 
 
 def _grouped(reduce: Reduce, nest: PerfectNest) -> GroupedSum | None:

@@ -1,37 +1,35 @@
-"""A product of matrices, as schedules and fusion recognise it: a nest whose value contains sums
-`sum(r) rows(.., r) * columns(r, .., n)`, where `n` is the innermost axis.
-
-There may be one sum (linear, matmul) or several over the same rows (gate and up), any epilogue around and any decode inside `columns`.
-"""
+"""A product of matrices, as fusion and schedules see it: a nest whose value contains contractions over one extent, along whose columns the
+innermost axis runs. There may be one (linear, matmul) or several over the same rows (gate and up), any epilogue around and any decode
+inside their columns."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from compiler.idioms.nest import PerfectNest, perfect_nest
-from compiler.idioms.same import same_scalar
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
-from compiler.ir.loops import Apply, Buffer, Cast, Fn, Load, PrimFunc, Reduce, ReduceFn, Scalar, dtype_of
-from compiler.ir.visit_loops import free_dims, walk_scalar
-
-
-@dataclass(frozen=True, slots=True)
-class Contraction:
-    """One sum: `value = sum(r in extent) rows * columns`."""
-
-    reduce: Reduce
-    rows: Scalar
-    columns: Scalar
-
-    @property
-    def axis(self) -> tuple[DimVar, Dim]:
-        return self.reduce.axes[0]
+from compiler.ir.loops import (
+    Apply,
+    Buffer,
+    Cast,
+    Contraction,
+    Fn,
+    Fold,
+    Load,
+    PrimFunc,
+    Reduce,
+    ReduceFn,
+    Scalar,
+    Stmt,
+    dtype_of,
+)
+from compiler.ir.visit_loops import free_dims, map_scalars, walk_scalar
 
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """A nest in the form that this rule takes. `row_axis` is None when the columns depend on every other axis too."""
+    """`row_axis` is None when the columns depend on every other axis too."""
 
     nest: PerfectNest
     sums: tuple[Contraction, ...]
@@ -41,61 +39,67 @@ class Product:
     def column_axis(self) -> DimVar:
         return self.nest.vars[-1]
 
+    @property
+    def extent(self) -> Dim:
+        """Of the contracted axes."""
+        return self.sums[0].extent
+
     def accumulated(self, scalar: Scalar, accs: list[Buffer], place: tuple[Dim, ...]) -> Scalar:
         """In the place of a sum its accumulator."""
-        if not isinstance(scalar, Reduce):
-            return scalar
-        return Load(next(a for s, a in zip(self.sums, accs, strict=True) if same_scalar(scalar, s.reduce)), place)
+        return Load(accs[self.sums.index(scalar)], place) if isinstance(scalar, Contraction) else scalar
 
 
-def match_product(prim: PrimFunc) -> Product | None:
+def product_in(prim: PrimFunc) -> Product | None:
     nest = perfect_nest(prim.body)
-    if nest is None or not nest.axes:
+    if nest is None or not nest.axes or nest.store.indices[-1].var is not nest.vars[-1]:
         return None
-    column = nest.vars[-1]
-    if nest.store.indices[-1].var is not column:
+    folds = outermost_folds(nest.store.value)
+    sums = tuple(f for f in folds if isinstance(f, Contraction) and _is_tiled(f, nest.vars[-1]))
+    if not sums or len(sums) != len(folds) or any(s.extent != sums[0].extent for s in sums):
         return None
-    sums = [_contraction(r, column) for r in distinct(reduces_in(nest.store.value))]
-    if not sums or any(s is None for s in sums):
-        return None
-    found = tuple(s for s in sums if s is not None)
-    extent = found[0].axis[1]
-    if any(s.axis[1] != extent for s in found):
-        return None
-    free = [v for v in nest.vars[:-1] if all(v not in free_dims(s.columns) for s in found)]
-    return Product(nest, found, free[-1] if free else None)
+    free = [v for v in nest.vars[:-1] if all(v not in free_dims(s.columns) for s in sums)]
+    return Product(nest, sums, free[-1] if free else None)
 
 
-def reduces_in(scalar: Scalar) -> list[Reduce]:
-    """The outermost reductions of an expression, each once."""
-    found = dict.fromkeys(s for s in walk_scalar(scalar) if isinstance(s, Reduce))
-    inside = {s for r in found for s in walk_scalar(r.value)}
-    return [r for r in found if r not in inside]
+def _is_tiled(s: Contraction, column: DimVar) -> bool:
+    """Whether tiles can take it: a row is read once per panel, so its elements must be no more than loads."""
+    if dtype_of(s) is not DType.F32 or outermost_folds(s.columns):
+        return False
+    return column not in free_dims(s.rows) and column in free_dims(s.columns) and is_loaded(s.rows)
 
 
-def distinct(reduces: list[Reduce]) -> list[Reduce]:
-    """One of each: a sum that an expression mentions twice is computed once."""
-    kept: list[Reduce] = []
-    for reduce in reduces:
-        if not any(same_scalar(reduce, other) for other in kept):
-            kept.append(reduce)
-    return kept
+def is_loaded(scalar: Scalar) -> bool:
+    """An element as it lies in memory, cast at the most."""
+    while isinstance(scalar, Cast):
+        scalar = scalar.value
+    return isinstance(scalar, Load)
 
 
-def _contraction(reduce: Reduce, column: DimVar) -> Contraction | None:
-    value = reduce.value
-    if reduce.fn is not ReduceFn.SUM or len(reduce.axes) != 1 or dtype_of(value) is not DType.F32:
-        return None
-    if not (isinstance(value, Apply) and value.fn is Fn.MUL):
-        return None
-    for rows, columns in (value.args, value.args[::-1]):
-        if column not in free_dims(rows) and column in free_dims(columns) and _plain(rows) and not reduces_in(columns):
-            return Contraction(reduce, rows, columns)
-    return None
+def outermost_folds(scalar: Scalar) -> list[Reduce | Contraction]:
+    """The folds of an expression that stand in no other one, each once."""
+    found = dict.fromkeys(s for s in walk_scalar(scalar) if isinstance(s, Fold))
+    inside = {s for fold in found for s in walk_scalar(fold) if s is not fold}
+    return [fold for fold in found if fold not in inside]
 
 
-def _plain(rows: Scalar) -> bool:
-    """The left operand is read once per panel, so it must be no more than a load."""
-    while isinstance(rows, Cast):
-        rows = rows.value
-    return isinstance(rows, Load)
+def with_products(stmt: Stmt) -> Stmt:
+    """The nest with contractions for those sums of products that tiles can take: hand-written nests sum them plainly, and fusion may move a
+    product of elements into a sum."""
+    nest = perfect_nest(stmt)
+    if nest is None or not nest.axes or all(_contraction(s, nest.vars[-1]) is None for s in walk_scalar(nest.store.value)):
+        return stmt
+    return map_scalars(stmt, lambda s: _contraction(s, nest.vars[-1]) or s)
+
+
+def _contraction(scalar: Scalar, column: DimVar) -> Contraction | None:
+    match scalar:
+        case Reduce(fn=ReduceFn.SUM, axes=(_,) as axes, value=Apply(fn=Fn.MUL, args=(a, b))):
+            both = Contraction(axes, a, b), Contraction(axes, b, a)
+            return next((c for c in both if _is_tiled(c, column)), None)
+        case _:
+            return None
+
+
+def without_products(stmt: Stmt) -> Stmt:
+    """The statement with plain folds for contractions: no tile takes them."""
+    return map_scalars(stmt, lambda s: s.fold if isinstance(s, Contraction) else s)

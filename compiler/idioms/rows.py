@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from compiler.idioms.nest import PerfectNest, perfect_nest, without_allocations
-from compiler.idioms.product import reduces_in
+from compiler.idioms.product import outermost_folds, without_products
 from compiler.idioms.same import same_scalar
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
-from compiler.ir.loops import Apply, Buffer, Fn, Load, Reduce, ReduceFn, Scope, Stmt, Store
+from compiler.ir.loops import Apply, Buffer, Fn, Load, Reduce, ReduceFn, Scalar, Scope, Stmt, Store
 from compiler.ir.visit_loops import loads, map_scalar, replace_loads, rewrite_dims, statements, walk_scalar
 
 PARTS = 4  # independent chains, so that a fold waits for memory and not for its own additions
@@ -39,15 +39,19 @@ class RowProgram:
 
 def match_rows(body: Stmt) -> RowProgram | None:
     """The longest common row such that every fold runs along the rest; None when there is no fold or no such row."""
-    temporaries, body = without_allocations(body)
+    temporaries, body = without_allocations(without_products(body))
     nests = [n for s in statements(body) if (n := perfect_nest(s)) is not None]
     if len(nests) != len(statements(body)):
         return None
     return _whole_rows(nests, temporaries) or _rows_in_parts(nests, temporaries)
 
 
+def folds_in(scalar: Scalar) -> tuple[Reduce, ...]:
+    return tuple(f for f in outermost_folds(scalar) if isinstance(f, Reduce))
+
+
 def _whole_rows(nests: Sequence[PerfectNest], temporaries: tuple[Buffer, ...]) -> RowProgram | None:
-    folding = [n for n in nests if reduces_in(n.store.value)]
+    folding = [n for n in nests if folds_in(n.store.value)]
     if not folding:
         return None
     rank = len(folding[0].axes)
@@ -60,7 +64,7 @@ def _whole_rows(nests: Sequence[PerfectNest], temporaries: tuple[Buffer, ...]) -
     for nest in nests:
         if [e for _, e in nest.axes[:rank]] != [e for _, e in row]:
             return None
-        folds = tuple(reduces_in(nest.store.value))
+        folds = folds_in(nest.store.value)
         if any(f.fn not in COMBINE or len(f.axes) != 1 for f in folds):
             return None
         inner = nest.axes[rank] if len(nest.axes) > rank else None
@@ -75,7 +79,7 @@ def _whole_rows(nests: Sequence[PerfectNest], temporaries: tuple[Buffer, ...]) -
 def _rows_in_parts(nests: Sequence[PerfectNest], temporaries: tuple[Buffer, ...]) -> RowProgram | None:
     """Stages of a whole row, the last of which writes a line of values, then stages of its parts: a norm, and the rounding of groups."""
     for i, nest in enumerate(nests):
-        if nest.store.buffer in temporaries and len(nest.axes) > 1 and not reduces_in(nest.store.value):
+        if nest.store.buffer in temporaries and len(nest.axes) > 1 and not folds_in(nest.store.value):
             program = _parted(nests[: i + 1], nests[i + 1 :], temporaries)
             if program is not None:
                 return program

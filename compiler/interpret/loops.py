@@ -28,6 +28,7 @@ from compiler.ir.loops import (
     Buffer,
     Cast,
     Const,
+    Contraction,
     DimScalar,
     For,
     Guard,
@@ -265,6 +266,8 @@ class _Frame:
                 return numpy_cast(self._eval(value), dtype)
             case Reduce():
                 return self._reduce(scalar)
+            case Contraction():
+                return self._reduce(scalar.fold)
 
     def _load(self, buffer: Buffer, indices: tuple[Dim, ...]) -> Array:
         array = self.buffers[buffer]

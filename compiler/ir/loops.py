@@ -232,12 +232,36 @@ class Cast(Arithmetic):
 
 
 @node
-class Reduce(Arithmetic):
-    """The fold of `value` over all points of `axes` (variable, extent), in row-major order; the identity when there are none."""
+class Fold(Arithmetic):
+    """Scalars that run over all points of `axes` (variable, extent), in row-major order."""
+
+    axes: tuple[tuple[DimVar, Dim], ...] = holds(Holds.NEW_AXES)
+
+
+@node
+class Reduce(Fold):
+    """The fold of `value` over all points of the axes; the identity when there are none."""
 
     fn: ReduceFn
-    axes: tuple[tuple[DimVar, Dim], ...] = holds(Holds.NEW_AXES)
     value: Scalar = holds(Holds.SCALAR, scoped=True)
+
+
+@node
+class Contraction(Fold):
+    """An element of a product of matrices: the sum of `rows * columns` over one axis, in its order. `rows` reads the left matrix and
+    `columns` the right one, until a schedule takes the product."""
+
+    rows: Scalar = holds(Holds.SCALAR, scoped=True)
+    columns: Scalar = holds(Holds.SCALAR, scoped=True)
+
+    @property
+    def extent(self) -> Dim:
+        return self.axes[0][1]
+
+    @property
+    def fold(self) -> Reduce:
+        """The same sum as the fold that it means."""
+        return Reduce(self.axes, ReduceFn.SUM, Apply(Fn.MUL, (self.rows, self.columns)))
 
 
 def identity(fn: ReduceFn, dtype: DType) -> Const:
@@ -254,7 +278,7 @@ def identity(fn: ReduceFn, dtype: DType) -> Const:
     return Const(float(value) if dtype.is_float else value, dtype)
 
 
-Scalar = Const | DimScalar | ScalarParam | Load | Guard | Apply | Cast | Reduce
+Scalar = Const | DimScalar | ScalarParam | Load | Guard | Apply | Cast | Reduce | Contraction
 Operand = Arithmetic | Dim | DimVar | float | int | bool
 
 
@@ -442,3 +466,5 @@ def dtype_of(scalar: Scalar) -> DType:
             if fn in (ReduceFn.ARGMAX, ReduceFn.ARGMIN):
                 return DType.I64
             return dtype_of(value)
+        case Contraction(rows=rows):
+            return dtype_of(rows)

@@ -18,6 +18,7 @@ from compiler.ir.loops import (
     Buffer,
     Cast,
     Const,
+    Contraction,
     DimScalar,
     Fn,
     For,
@@ -48,7 +49,7 @@ _INFIX = {symbol: (fn, precedence) for fn, (symbol, precedence) in INFIX.items()
 _PREFIX = {symbol: fn for fn, symbol in PREFIX.items()}
 _CALLED = {fn.value: fn for fn in Fn if fn not in INFIX and fn not in PREFIX}
 _KEYS: dict[str, type] = {"paged": Paged, "ragged": Ragged}
-_SCALARS = sorted([*_CALLED, *ReduceFn, "cast", "dim", "guard"])
+_SCALARS = sorted([*_CALLED, *ReduceFn, "cast", "contract", "dim", "guard"])
 
 
 class LoopParser(TypeParser):
@@ -407,6 +408,8 @@ class LoopParser(TypeParser):
                 return Cast(value, dtype)
             case "guard":
                 return self._guard()
+            case "contract":
+                return self._contraction()
             case name if name in _CALLED:
                 self.expect("(")
                 args = tuple(self.items(")", self.scalar))
@@ -423,7 +426,17 @@ class LoopParser(TypeParser):
         with self._axes(")") as axes:
             self.expect(")")
             value = self.scalar()
-        return Reduce(fn, tuple(axes), value)
+        return Reduce(tuple(axes), fn, value)
+
+    def _contraction(self) -> Contraction:
+        """`contract(r in k) A[i, r] by B[r, j]`, as far to the right as it can reach."""
+        self.expect("(")
+        with self._axes(")") as axes:
+            self.expect(")")
+            rows = self.scalar()
+            self.expect("by", "between the two factors of contract")
+            columns = self.scalar()
+        return Contraction(tuple(axes), rows, columns)
 
     def _guard(self) -> Guard:
         """`guard(0 <= i - 1 < n ? A[i - 1] : 0.0)`"""

@@ -40,18 +40,12 @@ from compiler.ir.graph import (
 )
 from compiler.ir.loops import (
     Allocate,
-    Apply,
     Attention,
-    Cast,
-    Const,
-    DimScalar,
     For,
-    Guard,
     Let,
-    Load,
     PrimFunc,
-    Reduce,
     Scalar,
+    ScalarParam,
     Seq,
     Stmt,
     Store,
@@ -113,7 +107,7 @@ def print_node(node: object) -> str:
             return print_binding(node)
         case For() | Let() | Store() | Seq() | When() | Allocate() | Tile() | Attention():
             return print_stmt(node)
-        case Const() | DimScalar() | Load() | Guard() | Apply() | Cast() | Reduce():
+        case _ if isinstance(node, Scalar) and not isinstance(node, ScalarParam):  # whose name could be a variable's
             return print_scalar(node)
         case TensorType() | ShapeType() | ScalarType() | TupleType() | FuncType() | ObjectType():
             return type_text(node)

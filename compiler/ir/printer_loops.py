@@ -16,7 +16,9 @@ from compiler.ir.loops import (
     Buffer,
     Cast,
     Const,
+    Contraction,
     DimScalar,
+    Fold,
     For,
     Guard,
     Let,
@@ -51,7 +53,7 @@ from compiler.ir.visit_loops import inside_out, subscalars
 
 _REDUCTION = 0  # looser than any operator: it reaches to the right end
 _ATOM = 9
-_NAMED_FROM = 16  # nodes: a shared value of fewer is written out where it is used
+_NAMED_FROM = 16  # nodes: a shared value of fewer is written out where it is used, unless it is a fold
 
 
 class LoopPrinter:
@@ -214,6 +216,10 @@ class LoopPrinter:
                 with self._dims.scope():
                     listed = ", ".join([self._axis(var, extent) for var, extent in axes])
                     return f"{fn.value}({listed}) {self.expression(value)}", _REDUCTION
+            case Contraction(axes=axes, rows=rows, columns=columns):
+                with self._dims.scope():
+                    listed = ", ".join([self._axis(var, extent) for var, extent in axes])
+                    return f"contract({listed}) {self.expression(rows)} by {self.expression(columns)}", _REDUCTION
             case Apply():
                 return self._apply(scalar)
 
@@ -248,7 +254,7 @@ def _shared(scalar: Scalar, named: set[Scalar]) -> list[Scalar]:
     pending, inside = [scalar], {scalar}
     while pending:
         node = pending.pop()
-        for inner in () if isinstance(node, Reduce) or node in named else subscalars(node):
+        for inner in () if isinstance(node, Fold) or node in named else subscalars(node):
             uses[inner] = uses.get(inner, 0) + 1
             if inner not in inside:
                 inside.add(inner)
@@ -259,7 +265,7 @@ def _shared(scalar: Scalar, named: set[Scalar]) -> list[Scalar]:
     sizes: dict[Scalar, int] = {}  # as it will be written
     for node in inside_out(scalar):
         size = 1 if node in named else 1 + sum(sizes[inner] for inner in subscalars(node))
-        if uses.get(node, 0) > 1 and size >= _NAMED_FROM:
+        if uses.get(node, 0) > 1 and (size >= _NAMED_FROM or isinstance(node, Fold)):
             shared.append(node)
             size = 1
         sizes[node] = size

@@ -17,8 +17,10 @@ from compiler.ir.loops import (
     Buffer,
     Cast,
     Const,
+    Contraction,
     DimScalar,
     Fn,
+    Fold,
     For,
     Guard,
     Let,
@@ -93,7 +95,7 @@ def _add_scalar(
         return
     seen.add(scalar)
     found.append(Site(scalar, stmt, dims, buffers))
-    if isinstance(scalar, Reduce):
+    if isinstance(scalar, Fold):
         dims |= {var for var, _ in scalar.axes}
         seen = set()
     for inner in subscalars(scalar):
@@ -178,8 +180,8 @@ def _mentioned(node: Stmt | Scalar) -> Iterator[tuple[tuple[Dim, ...], DimVar | 
             yield (dim,), None
         case Guard(conditions=conditions):
             yield tuple(d for c in conditions for d in c), None
-        case Reduce(axes=axes):
-            for var, extent in axes:
+        case Fold():
+            for var, extent in node.axes:
                 yield (extent,), var
                 yield _range(var), None
         case Seq() | When() | Attention() | Const() | ScalarParam() | Apply() | Cast():
@@ -196,7 +198,7 @@ def variables_are_bound_once(func: PrimFunc) -> Iterator[Problem]:
         match site.node:
             case For(var=var) | Let(var=var):
                 bound = [var]
-            case Reduce(axes=axes):
+            case Fold(axes=axes):
                 bound = [var for var, _ in axes]
             case _:
                 continue
@@ -270,11 +272,22 @@ def element_types_agree(func: PrimFunc) -> Iterator[Problem]:
             case Reduce(fn=fn, value=value):
                 if (dtype_of(value) is DType.BOOL) != (fn in _BOOL_FOLDS):
                     text = f"{fn.value} folds {dtype_of(value)}, expected {'bool' if fn in _BOOL_FOLDS else 'a number'}"
+            case Contraction():
+                text = _contraction_misfit(site.node)
             case _:
                 pass
         if text:
             line = f" in {print_scalar(site.node)}" if isinstance(site.node, Scalar) else ""
             yield Problem(site.stmt, text + line)
+
+
+def _contraction_misfit(contraction: Contraction) -> str:
+    if len(contraction.axes) != 1:
+        return f"contract runs over {len(contraction.axes)} axes, expected 1"
+    rows, columns = dtype_of(contraction.rows), dtype_of(contraction.columns)
+    if rows is not columns:
+        return f"contract of {rows} by {columns}; cast them to one type"
+    return f"contract of {rows}, expected numbers" if rows is DType.BOOL else ""
 
 
 def _apply_misfit(apply: Apply) -> str:
@@ -333,7 +346,7 @@ def loops_keep_their_range(func: PrimFunc) -> Iterator[Problem]:
         match site.node:
             case For(var=var, extent=extent):
                 axes = ((var, extent),)
-            case Reduce(axes=axes):
+            case Fold(axes=axes):
                 pass
             case _:
                 continue

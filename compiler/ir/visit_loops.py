@@ -11,7 +11,7 @@ from typing import Any, TypeVar, overload
 
 from compiler.ir.dims import Dim, DimLike, DimVar
 from compiler.ir.fields import Holds, items, parts
-from compiler.ir.loops import Buffer, Load, PrimFunc, Reduce, Scalar, ScalarParam, Seq, Stmt
+from compiler.ir.loops import Buffer, Fold, Load, PrimFunc, Scalar, ScalarParam, Seq, Stmt
 from compiler.ir.rebuild import map_items, map_tuple, mapped, remade, updated
 
 N = TypeVar("N")
@@ -284,7 +284,7 @@ class _Rewriter:
     def _rewritten(self, scalar: Scalar) -> Scalar:
         if isinstance(scalar, ScalarParam):
             return self._scalars.get(scalar, scalar)
-        if not isinstance(scalar, Reduce):
+        if not isinstance(scalar, Fold):
             return self._parts(scalar)
         outer, self._done = self._done, {}  # a variable bound here may have another meaning around it
         new = self._parts(scalar)

@@ -30,6 +30,7 @@ from compiler.ir.loops import (
     Buffer,
     Cast,
     Const,
+    Contraction,
     DimScalar,
     Fn,
     For,
@@ -360,12 +361,18 @@ def guard(low: DimLike, dim: DimLike, high: DimLike, value: Scalar, otherwise: O
 def fold(fn: ReduceFn, extents: Sequence[DimLike], value: Callable[..., Scalar]) -> Reduce:
     """The fold of `value(r, ...)` over the extents."""
     axes = [DimVar("r" if i == 0 else f"r{i}", 0, Dim.of(e) - 1) for i, e in enumerate(extents)]
-    return Reduce(fn, tuple((a, Dim.of(e)) for a, e in zip(axes, extents, strict=True)), value(*map(Dim.of, axes)))
+    return Reduce(tuple((a, Dim.of(e)) for a, e in zip(axes, extents, strict=True)), fn, value(*map(Dim.of, axes)))
 
 
 def total(extents: Sequence[DimLike], value: Callable[..., Scalar]) -> Reduce:
     """The sum of `value(r, ...)` over the extents."""
     return fold(ReduceFn.SUM, extents, value)
+
+
+def contract(extent: DimLike, rows: Callable[[Dim], Scalar], columns: Callable[[Dim], Scalar]) -> Contraction:
+    """An element of a product of matrices: the sum of `rows(r) * columns(r)` over the extent."""
+    axis = DimVar("r", 0, Dim.of(extent) - 1)
+    return Contraction(((axis, Dim.of(extent)),), rows(axis.dim), columns(axis.dim))
 
 
 def largest(extents: Sequence[DimLike], value: Callable[..., Scalar]) -> Reduce:

@@ -21,7 +21,7 @@ from compiler.ir.loops import Scalar
 from compiler.ir.op import REQUIRED
 from compiler.ir.prove import prove_ne
 from compiler.ir.types import TensorType, Type
-from compiler.ir.write import Kernel, cast, const, equal, exp, guard, largest, maximum, select, total
+from compiler.ir.write import Kernel, cast, const, contract, equal, exp, guard, largest, maximum, select, total
 from compiler.ops.broadcast import Shape, broadcast_shapes, element, fits, output
 from compiler.ops.operands import agree, bool_attr, float_attr, int_attr, tensor_operand, unproved, wants_float
 from compiler.ops.plain_attention import capped
@@ -77,7 +77,7 @@ def _nest(operands: Operands) -> Nest:
     weights, scores = (kernel.workspace(name, batch, heads, queries, keys) for name in ("weights", "scores"))
 
     def score(b: Dim, h: Dim, i: Dim, j: Dim) -> Scalar:
-        dot = total((size,), lambda r: cast(q[b, h, i, r], F32) * cast(k[b, h // group, j, r], F32))
+        dot = contract(size, lambda r: cast(q[b, h, i, r], F32), lambda r: cast(k[b, h // group, j, r], F32))
         value = capped(dot * attrs["scale"], attrs["softcap"])
         if mask is not None:
             given = element(mask, (b, h, i, j), mask.dtype, scores.shape)
@@ -98,7 +98,7 @@ def _nest(operands: Operands) -> Nest:
         found = total((keys,), lambda j: weights[*row, j])
         sums[row] = select(equal(found, 0.0), const(1.0, F32), found)
     with kernel.nest(out.shape) as (b, h, i, e):
-        mixed = total((keys,), lambda j: weights[b, h, i, j] * cast(v[b, h // group, j, e], F32))
+        mixed = contract(keys, lambda j: weights[b, h, i, j], lambda j: cast(v[b, h // group, j, e], F32))
         out[b, h, i, e] = cast(mixed / sums[b, h, i], out.dtype)
     wanted: dict[int, Shape] = {1: (batch, kv_heads, keys, size), 2: (batch, kv_heads, keys, v.shape[3])}
     masked = () if mask is None else tuple(fits(3, mask.shape, scores.shape))

@@ -14,7 +14,7 @@ from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
 from compiler.ir.loops import Scalar
 from compiler.ir.types import TensorType, Type
-from compiler.ir.write import Kernel, cast, total
+from compiler.ir.write import Kernel, cast, contract
 from compiler.ops.broadcast import Shape, broadcast_shapes, element, fits, output
 from compiler.ops.operands import agree, bool_attr, dtype_attr, tensor_operand, unproved, wants_float
 from compiler.ops.tables import Nest, Operands, define
@@ -56,7 +56,7 @@ def _linear_nest(operands: Operands) -> Nest:
     out, x, w = k.arrays(output(operands), operands.buffer(0), operands.buffer(1))
     bias = k.array(operands.buffer(2)) if operands.has(2) else None
     with k.nest(out.shape) as (*rows, n):
-        y: Scalar = total((x.shape[-1],), lambda r: cast(x[*rows, r], F32) * cast(w[n, r], F32))
+        y: Scalar = contract(x.shape[-1], lambda r: cast(x[*rows, r], F32), lambda r: cast(w[n, r], F32))
         if bias is not None:
             y = y + cast(bias[n], F32)
         out[*rows, n] = cast(y, out.dtype)
@@ -118,7 +118,7 @@ def _matmul_nest(operands: Operands) -> Nest:
             at = (*batch, n, r) if flipped_b else (*batch, r, n)
             return cast(element(b, at, b.dtype, (*batches, *b.shape[-2:])), wide)
 
-        out[*batch, m, n] = cast(total((length,), lambda r: left(r) * right(r)), out.dtype)
+        out[*batch, m, n] = cast(contract(length, left, right), out.dtype)
     wanted = {1: (*b.shape[:-2], *((columns, length) if flipped_b else (length, columns)))}
     stretched = (fit for i, x in enumerate((a, b)) for fit in fits(i, x.shape[:-2], batches))
     return Nest((out.buffer,), k.body(), checks=unproved(operands, wanted), fits=tuple(stretched))

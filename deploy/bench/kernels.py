@@ -22,13 +22,13 @@ from rich.table import Table
 
 from compiler.backends.cpu.pipeline import pipeline
 from compiler.frontend.decoder import ENTRY
-from compiler.idioms.product import distinct, reduces_in
+from compiler.idioms.product import outermost_folds
 from compiler.ir.deduce import type_of
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.graph import CallTir, ScalarValue
-from compiler.ir.loops import Apply, Buffer, Fn, For, Let, PrimFunc, Reduce, ReduceFn, Scalar, Stmt
+from compiler.ir.loops import Apply, Buffer, Contraction, Fn, For, Let, PrimFunc, Reduce, ReduceFn, Scalar, Stmt
 from compiler.ir.types import TensorType, Type
-from compiler.ir.visit_loops import loads, map_scalar, scalars_of, substatements, walk_stmts
+from compiler.ir.visit_loops import loads, map_scalar, scalars_of, subscalars, substatements, walk_stmts
 from compiler.machine.target import get
 from deploy.bench.limits import Gauge
 from deploy.bench.model import Model, model_of, model_options
@@ -172,7 +172,7 @@ def _operations(stmt: Stmt, env: Dims) -> float:
         return stmt.extent.evaluate(env) * _operations(stmt.body, {**env, stmt.var: 0})
     if isinstance(stmt, Let):
         env = {**env, stmt.var: 0}
-    own = sum(_points(r, env) for r in distinct([r for scalar in scalars_of(stmt) for r in reduces_in(map_scalar(scalar, _certain))]))
+    own = sum(_points(fold, env) for scalar in scalars_of(stmt) for fold in outermost_folds(map_scalar(scalar, _certain)))
     return own + sum(_operations(inner, env) for inner in substatements(stmt))
 
 
@@ -181,10 +181,11 @@ def _certain(scalar: Scalar) -> Scalar:
     return scalar.args[2] if isinstance(scalar, Apply) and scalar.fn is Fn.SELECT else scalar
 
 
-def _points(r: Reduce, env: Dims) -> float:
-    env = {**env, **{var: 0 for var, _ in r.axes}}
-    points = prod(extent.evaluate(env) for _, extent in r.axes)
-    return points * ((2.0 if r.fn is ReduceFn.SUM else 0.0) + sum(_points(inner, env) for inner in distinct(reduces_in(r.value))))
+def _points(fold: Reduce | Contraction, env: Dims) -> float:
+    env = {**env, **{var: 0 for var, _ in fold.axes}}
+    points = prod(extent.evaluate(env) for _, extent in fold.axes)
+    own = 0.0 if isinstance(fold, Reduce) and fold.fn is not ReduceFn.SUM else 2.0
+    return points * (own + sum(_points(inner, env) for scalar in subscalars(fold) for inner in outermost_folds(scalar)))
 
 
 # --- the command -------------------------------------------------------------------------------------------------------

@@ -223,6 +223,13 @@ def test_reductions_over_several_axes_are_row_major():
     np.testing.assert_array_equal(out, [2, 4])
 
 
+def test_a_contraction_is_the_sum_of_the_products() -> None:
+    x, w, out = np.arange(6, dtype=F32).reshape(2, 3), np.arange(12, dtype=F32).reshape(4, 3), np.zeros((2, 4), F32)
+    text = "for i in n, j in 4 { y[i, j] = (contract(r in 3) x[i, r] by w[j, r]) + 1.0 }"
+    run(f"prim f(x: f32[n, 3], w: f32[4, 3], out y: f32[n, 4]) {{ {text} }}", x, w, out)
+    np.testing.assert_array_equal(out, x @ w.T + 1)
+
+
 def test_a_reduction_counts_points_that_its_value_does_not_mention():
     out = np.zeros(1, F32)
     run("prim f(out y: f32[1]) { for i in 1 { y[i] = sum(r in 5, q in 2) 1.0 } }", out)

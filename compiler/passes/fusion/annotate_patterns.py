@@ -1,18 +1,20 @@
 """Tell what kind of computation each loop nest is: the feedback from the loop level that fusion at the graph level goes by.
 
-After: every `PrimFunc` carries `pattern` among its attributes. Custom nests are analysed like generated ones.
+After: every `PrimFunc` carries `pattern` among its attributes. Custom nests are analysed like generated ones: their sums of products
+become contractions.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from compiler.idioms.nest import PerfectNest, perfect_nest, without_allocations
+from compiler.idioms.product import with_products
 from compiler.ir.dims import Dim
-from compiler.ir.loops import Apply, Buffer, Fn, PrimFunc, Reduce, ReduceFn, Stmt, Store
+from compiler.ir.loops import Buffer, Contraction, Fold, PrimFunc, Stmt, Store
 from compiler.ir.module import IRModule
-from compiler.ir.visit_loops import loads, statements, subscalars, walk_scalar, walk_stmts
+from compiler.ir.visit_loops import loads, statements, walk_scalar, walk_stmts
 
 
 class Pattern(StrEnum):
@@ -22,18 +24,19 @@ class Pattern(StrEnum):
     BROADCAST = "broadcast"  # ... and from elements at some of i, j
     INJECTIVE = "injective"  # from elements anywhere: permuted, sliced, gathered by affine indices
     REDUCTION = "reduction"  # a fold
-    PRODUCT = "product"  # a sum of products: elementwise work fits behind it
+    PRODUCT = "product"  # products of matrices: elementwise work fits behind it
     STAGED = "staged"  # several stages, the last of them elementwise over the output: as a product
     OPAQUE = "opaque"
 
 
 def annotate_patterns(module: IRModule) -> IRModule:
-    changed = {
-        name: PrimFunc(p.params, p.num_outputs, p.body, {**p.attrs, "pattern": str(pattern_of(p))})
-        for name, p in module.prim_functions.items()
-        if "pattern" not in p.attrs
-    }
+    changed = {name: _annotated(prim) for name, prim in module.prim_functions.items() if "pattern" not in prim.attrs}
     return module.update(changed) if changed else module
+
+
+def _annotated(prim: PrimFunc) -> PrimFunc:
+    prim = replace(prim, body=with_products(prim.body))
+    return replace(prim, attrs={**prim.attrs, "pattern": str(pattern_of(prim))})
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +75,9 @@ def pattern_of(prim: PrimFunc) -> Pattern:
     if form.stages:
         return Pattern.STAGED
     nest = form.last
-    reduces = [s for s in walk_scalar(nest.store.value) if isinstance(s, Reduce)]
-    if reduces:
-        sums = all(r.fn is ReduceFn.SUM and isinstance(r.value, Apply) and r.value.fn is Fn.MUL for r in reduces)
-        return Pattern.PRODUCT if sums and any(_factors_read(r) > 1 for r in reduces) else Pattern.REDUCTION
+    folds = [s for s in walk_scalar(nest.store.value) if isinstance(s, Fold)]
+    if folds:
+        return Pattern.PRODUCT if any(isinstance(s, Contraction) for s in folds) else Pattern.REDUCTION
     indices = [load.indices for load in loads(nest.store.value)]
     at = tuple(Dim.of(v) for v in nest.vars)
     if all(i == at for i in indices):
@@ -83,11 +85,6 @@ def pattern_of(prim: PrimFunc) -> Pattern:
     if all(_projection(i, at) for i in indices):
         return Pattern.BROADCAST
     return Pattern.INJECTIVE
-
-
-def _factors_read(reduce: Reduce) -> int:
-    """How many reads of memory a fold multiplies: a square has two, also where both are one node."""
-    return sum(1 for factor in subscalars(reduce.value) for _ in loads(factor))
 
 
 def _projection(indices: tuple[Dim, ...], at: tuple[Dim, ...]) -> bool:

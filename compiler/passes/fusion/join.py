@@ -19,12 +19,12 @@ from functools import lru_cache
 
 from compiler.idioms.integer_product import GroupedSum, match_integer
 from compiler.idioms.nest import PerfectNest, allocated, perfect_nest, without_allocations
-from compiler.idioms.product import match_product
+from compiler.idioms.product import product_in, with_products
 from compiler.idioms.rows import match_rows
 from compiler.ir.deduce import type_of
 from compiler.ir.dims import Dim, DimVar, product_of
 from compiler.ir.graph import Atom, CallTir, ScalarValue, Var
-from compiler.ir.loops import Apply, Attention, Buffer, Fn, For, Load, PrimFunc, Reduce, Scalar, ScalarParam, Seq, Stmt, Store
+from compiler.ir.loops import Apply, Attention, Buffer, Fn, Fold, For, Load, PrimFunc, Scalar, ScalarParam, Seq, Stmt, Store
 from compiler.ir.prove import prove_le
 from compiler.ir.subsume import unify
 from compiler.ir.types import TensorType
@@ -108,21 +108,21 @@ def _num_nodes(prim: PrimFunc) -> int:
 
 
 def _folds(form: Staged) -> bool:
-    return any(isinstance(s, Reduce) for s in walk_scalar(form.last.store.value))
+    return any(isinstance(s, Fold) for s in walk_scalar(form.last.store.value))
 
 
 def _inlinable(first: PrimFunc, second: PrimFunc, places: list[int]) -> bool:
     """Recomputing must not cost more than memory would: only plain loads go where an element is read again and again."""
     target = [second.params[i] for i in places]
-    product = match_product(second)
+    product = product_in(second)
     if product is not None:
         rows = {load.buffer for s in product.sums for load in loads(s.rows)}
         return not any(t in rows for t in target) and _decodes(first)
     integer = match_integer(second)
     if integer is not None and any(load.buffer in target for s in integer.sums for load in loads(s.reduce)):
         return False
-    inside = [r for s in _values(second) for r in walk_scalar(s) if isinstance(r, Reduce)]
-    read_in_fold = any(load.buffer in target for r in inside for load in loads(r.value))
+    inside = [r for s in _values(second) for r in walk_scalar(s) if isinstance(r, Fold)]
+    read_in_fold = any(load.buffer in target for r in inside for load in loads(r))
     times = sum(len({load.indices for load in loads(s) if load.buffer in target}) for s in _values(second))
     cheap = not any(_costly(s) for s in _values(first) for s in walk_scalar(s))
     return cheap or (times == 1 and not read_in_fold) or (times <= 2 and not inside)
@@ -155,14 +155,14 @@ def _wraps(second: PrimFunc, places: list[int], first: PrimFunc) -> bool:
     targets = {second.params[i] for i in places}
     at = tuple(Dim.of(v) for v in form.last.vars)
     value = form.last.store.value
-    inside = {load for r in walk_scalar(value) if isinstance(r, Reduce) for load in loads(r.value)}
+    inside = {load for r in walk_scalar(value) if isinstance(r, Fold) for load in loads(r)}
     read = [load for load in loads(value) if load.buffer in targets]
     if any(load in inside or load.indices != at for load in read):
         return False
     if any(list(b.shape) != list(form.last.store.buffer.shape) for b in (second.params[i] for i in places) if isinstance(b, Buffer)):
         return False
     # Two products share a tile when they run over the same rows and the same contracted extent; anything else keeps to itself.
-    has_fold = any(isinstance(s, Reduce) for s in walk_scalar(value))
+    has_fold = any(isinstance(s, Fold) for s in walk_scalar(value))
     if not has_fold:
         return True
     own, other = _sums(first), _sums(second)
@@ -171,9 +171,9 @@ def _wraps(second: PrimFunc, places: list[int], first: PrimFunc) -> bool:
 
 def _sums(prim: PrimFunc) -> list[str]:
     """The sums of a product, each as the extent it runs over and what it is over: one schedule takes them all."""
-    product, integer = match_product(prim), match_integer(prim)
+    product, integer = product_in(prim), match_integer(prim)
     if product is not None:
-        return [str(s.axis[1]) for s in product.sums]
+        return [str(s.extent) for s in product.sums]
     return [] if integer is None else [_kind(s) for s in integer.sums]
 
 
@@ -270,7 +270,7 @@ def _inlined(a: WrittenCall, b: WrittenCall, target: Buffer | ScalarParam) -> Wr
             elements[scalar.indices] = rewrite_dims(nest.store.value, dict(zip(nest.vars, scalar.indices, strict=True)))
         return elements[scalar.indices]
 
-    body = rename_buffers(map_scalars(b.body, value), renamed)
+    body = rename_buffers(with_products(map_scalars(b.body, value)), renamed)
     numbers = {place: i for i, (place, _) in enumerate(operands)}
     inplace = tuple(None if i is None else numbers[b.operands[i][0]] for i in b.inplace)
     return WrittenCall(_name(a, b), tuple(operands), b.outputs, body, inplace)

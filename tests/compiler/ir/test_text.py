@@ -20,6 +20,7 @@ from compiler.ir.loops import (
     Buffer,
     Cast,
     Const,
+    Contraction,
     DimScalar,
     Fn,
     For,
@@ -43,7 +44,13 @@ from compiler.ir.parser import parse
 from compiler.ir.printer import print_binding, print_module, print_node
 from compiler.ir.syntax import ARITY, RESERVED
 from compiler.ir.types import FuncType, ObjectType, ScalarType, ShapeType, TensorType, TupleType, Type, tensor
-from compiler.ir.visit_loops import walk_scalar
+from compiler.ir.visit_loops import walk_scalar, walk_scalars
+
+
+def test_a_fold_that_is_mentioned_twice_stays_one() -> None:
+    text = "prim f(A: f32[n, 4], B: f32[n]) { for i in n { B[i] = let t = sum(r in 4) A[i, r] in t * t } }"
+    body = parse(print_module(parse(text))).prim("f").body
+    assert sum(isinstance(s, Reduce) for s in walk_scalars(body)) == 1
 
 
 def _operator(name: str, attributes: dict[str, Any]) -> OpDef:
@@ -619,7 +626,10 @@ def _scalars(draw: st.DrawFn, variables: list[DimVar], depth: int = 4) -> Scalar
                 upper = draw(st.sampled_from([extent - 1, None]))
                 axes.append((DimVar(draw(st.sampled_from(["r", "i", "n"])), 0, upper), extent))
                 variables = [*variables, axes[-1][0]]
-            return Reduce(draw(st.sampled_from(ReduceFn)), tuple(axes), draw(_scalars(variables, depth - 1)))
+            inner = _scalars(variables, depth - 1)
+            if len(axes) == 1 and draw(st.booleans()):
+                return Contraction(tuple(axes), draw(inner), draw(inner))
+            return Reduce(tuple(axes), draw(st.sampled_from(ReduceFn)), draw(inner))
 
 
 @st.composite

@@ -354,6 +354,9 @@ LOOP_BREACHES: dict[str, list[tuple[PrimFunc, str]]] = {
         (loop("B[0] = guard(0 <= 0 < n ? s : 1:i32)"), "guard chooses between f32 and i32"),
         (loop("B[0] = cast(f32, any(r in n) A[r])"), "any folds f32, expected bool"),
         (loop("B[0] = cast(f32, sum(r in n) A[r] < s)"), "sum folds bool, expected a number"),
+        (loop("B[0] = contract(r in n) A[r] by 2"), "contract of f32 by i64; cast them to one type"),
+        (loop("B[0] = cast(f32, contract(r in n) true by false)"), "contract of bool, expected numbers"),
+        (loop("B[0] = contract(r in n, q in 2) A[r] by A[q]"), "contract runs over 2 axes, expected 1"),
     ],
     "attention_stands_alone": [(attention(before="o[0, 0, 0] = 1.0"), "attention is one of several statements")],
     "attention_operands_agree": [

@@ -13,8 +13,10 @@ from compiler.ir.loops import (
     Apply,
     Cast,
     Const,
+    Contraction,
     DimScalar,
     Fn,
+    Fold,
     Guard,
     Load,
     Reduce,
@@ -77,6 +79,8 @@ class Expressions:
                 return self._extreme_place(scalar)
             case Reduce():
                 return self._fold(scalar)
+            case Contraction():
+                return self._fold(scalar.fold)
 
     # --- conditions ----------------------------------------------------------------------------------------------------
 
@@ -135,8 +139,8 @@ class Expressions:
                 return memory.storage[buffer].lane is not None or any(memory.varies(i.atoms()) for i in indices)
             case Guard(conditions=conditions):
                 return any(memory.varies(d.atoms()) for cond in conditions for d in cond)
-            case Reduce(axes=axes):
-                return any(memory.varies(extent.atoms()) for _, extent in axes)
+            case Fold():
+                return any(memory.varies(extent.atoms()) for _, extent in node.axes)
 
     # --- reductions ----------------------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 
 from compiler.backends.cpu.schedule.pairs import pairs_fit
-from compiler.idioms.product import Product, match_product, reduces_in
+from compiler.idioms.product import Product, product_in
 from compiler.ir.builder import Builder
 from compiler.ir.deduce import type_of
 from compiler.ir.dims import Dim, DimVar, ceil_div
@@ -124,7 +124,7 @@ class _Packed:
 def _plan(prim: PrimFunc, pairs: ProductTile | None) -> list[_Packed]:
     if prim.attrs.get("schedule"):
         return []
-    product = match_product(prim)
+    product = product_in(prim)
     if product is None:
         return []
     group = pairs.packed if pairs is not None and pairs_fit(product, pairs) else 1
@@ -142,9 +142,9 @@ def _plan(prim: PrimFunc, pairs: ProductTile | None) -> list[_Packed]:
 def _read_as(product: Product, load: Load, group: int) -> _Packed | None:
     """How the buffer is read, when that is as the whole right operand of a sum."""
     variables: list[DimVar | None] = [d.var for d in load.indices]
-    for reduce in reduces_in(product.nest.store.value):
-        axis = reduce.axes[0][0]
-        if not any(other is load for other in loads(reduce)) or variables.count(product.column_axis) != 1:
+    for s in product.sums:
+        axis = s.axes[0][0]
+        if not any(other is load for other in loads(s.columns)) or variables.count(product.column_axis) != 1:
             continue
         deep = [i for i, d in enumerate(load.indices) if d.vars() == (axis,)]
         others = [d for i, d in enumerate(load.indices) if i not in deep and variables[i] is not product.column_axis]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from compiler.idioms.integer_product import match_integer
-from compiler.idioms.product import match_product
+from compiler.idioms.product import product_in
 from compiler.ir.builder import Builder
 from compiler.ir.deduce import type_of
 from compiler.ir.dtypes import DType
@@ -117,7 +117,7 @@ def _read_as_rows(prim: PrimFunc) -> set[Buffer]:
     """The left operands of a product."""
     if prim.attrs.get("schedule"):
         return set()
-    if (product := match_product(prim)) is not None:
+    if (product := product_in(prim)) is not None:
         columns = {load.buffer for s in product.sums for load in loads(s.columns)}
         return {load.buffer for s in product.sums for load in loads(s.rows)} - columns
     integers = match_integer(prim)

@@ -17,12 +17,13 @@ from compiler.backends.cpu.schedule.panels import Panels
 from compiler.backends.cpu.schedule.pieces import local
 from compiler.backends.cpu.schedule.spot import Spot
 from compiler.idioms.nest import allocated, in_bounds
-from compiler.idioms.product import Contraction, Product, match_product
+from compiler.idioms.product import Product, product_in
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.loops import (
     Apply,
     Cast,
+    Contraction,
     Fn,
     Load,
     PrimFunc,
@@ -41,7 +42,7 @@ UNROLLED = 4  # steps of the contracted axis written out: they share what they d
 
 
 def schedule_matmul(prim: PrimFunc, tile: TileShape) -> PrimFunc | None:
-    product = match_product(prim)
+    product = product_in(prim)
     if product is None:
         return None
     schedule = _Schedule(product, tile)
@@ -86,7 +87,7 @@ class _Schedule:
 
         def step(r: Dim) -> Stmt:
             def at(m: Dim, v: Dim, lane: Dim, scalar: Scalar) -> Scalar:
-                return rewrite_dims(scalar, {**spot.at(m, v, lane), **{s.axis[0]: r for s in sums}})
+                return rewrite_dims(scalar, {**spot.at(m, v, lane), **{s.axes[0][0]: r for s in sums}})
 
             def fetch(v: Dim, lane: Dim) -> Stmt:
                 stores: list[Stmt] = []
@@ -106,7 +107,7 @@ class _Schedule:
 
             return allocated(columns, seq(spot.vectors(fetch), spot.each(multiply)))
 
-        extent = sums[0].axis[1]
+        extent = sums[0].extent
         stride = next(n for n in (UNROLLED, 2, 1) if prove_divisible(extent, n))
 
         def ask(first: Dim) -> list[Stmt]:
@@ -122,7 +123,7 @@ def _ask(s: Contraction, spot: Spot, first: Dim, stride: int) -> list[Tile]:
     load, columns = s.columns.value if isinstance(s.columns, Cast) else s.columns, spot.shape.columns
     if not isinstance(load, Load) or load.buffer.shape[-1] != Dim.of(columns):
         return []
-    corner = {**spot.at(Dim.of(0), Dim.of(0), Dim.of(0)), s.axis[0]: first}
+    corner = {**spot.at(Dim.of(0), Dim.of(0), Dim.of(0)), s.axes[0][0]: first}
     place = Load(load.buffer, tuple(d.substitute(corner) for d in load.indices))
     num_lines = stride * columns * load.buffer.dtype.num_bytes // LINE_BYTES
     return [Tile(Prefetch(far=True, ahead=AHEAD, lines=max(num_lines, 1)), (place,))]

@@ -18,10 +18,10 @@ from compiler.backends.cpu.schedule.panels import BLOCK_ROWS, Claim, Panels
 from compiler.backends.cpu.schedule.pieces import local
 from compiler.backends.cpu.schedule.spot import Spot
 from compiler.idioms.nest import allocated
-from compiler.idioms.product import Contraction, Product, match_product
+from compiler.idioms.product import Product, product_in
 from compiler.ir.dims import Dim, DimVar, product_of
 from compiler.ir.dtypes import DType
-from compiler.ir.loops import Cast, Load, PrimFunc, Scalar, Stmt, Store, Tile
+from compiler.ir.loops import Cast, Contraction, Load, PrimFunc, Scalar, Stmt, Store, Tile
 from compiler.ir.prove import prove_divisible
 from compiler.ir.visit_loops import rewrite_dims
 from compiler.machine.products import ProductTile
@@ -30,11 +30,11 @@ from compiler.machine.tiles.dot_bf16 import PAIR
 
 def pairs_fit(product: Product, tile: ProductTile) -> bool:
     """Whether the tile can take the product, once its columns are packed."""
-    return prove_divisible(product.sums[0].axis[1], tile.depth) and all(_fits(product, s) for s in product.sums)
+    return prove_divisible(product.sums[0].extent, tile.depth) and all(_fits(product, s) for s in product.sums)
 
 
 def _fits(product: Product, s: Contraction) -> bool:
-    rows, columns, axis = _element(s.rows), _element(s.columns), s.axis[0]
+    rows, columns, axis = _element(s.rows), _element(s.columns), s.axes[0][0]
     if rows is None or columns is None or rows.indices[-1].var is not axis:
         return False
     before = rows.indices[:-1]
@@ -51,14 +51,14 @@ def _element(scalar: Scalar) -> Load | None:
 
 
 def _packed(product: Product, s: Contraction, tile: ProductTile) -> bool:
-    load, axis, width = _element(s.columns), Dim.of(s.axis[0]), tile.shape.columns
+    load, axis, width = _element(s.columns), Dim.of(s.axes[0][0]), tile.shape.columns
     column = Dim.of(product.column_axis)
     wanted = (column // width, axis // PAIR, column % width * PAIR + axis % PAIR)
     return load is not None and load.indices[-3:] == wanted and load.buffer.shape[-1] == Dim.of(width * PAIR)
 
 
 def schedule_pairs(prim: PrimFunc, tile: ProductTile) -> PrimFunc | None:
-    product = match_product(prim)
+    product = product_in(prim)
     if product is None or not pairs_fit(product, tile) or not all(_packed(product, s, tile) for s in product.sums):
         return None
     rows = tile.shape.rows if product.row_axis is not None else 1
@@ -66,7 +66,7 @@ def schedule_pairs(prim: PrimFunc, tile: ProductTile) -> PrimFunc | None:
     if tile.block is None:
         body = panels.walk(_Whole(product, tile).kernel)
     else:
-        columns, (_, extent) = product.nest.axes[-1][1], product.sums[0].axis
+        columns, extent = product.nest.axes[-1][1], product.extent
         blocks = Blocks(extent, tile.block, tile.depth, PAIR, columns, tile.shape.columns, len(product.sums))
         body = _Blocks(product, tile, blocks).walk(panels)
     return PrimFunc(prim.params, prim.num_outputs, body, {**prim.attrs, "schedule": "pairs"})
@@ -82,7 +82,7 @@ class _Whole:
         spot = Spot.of(self.product, replace(self.tile.shape, rows=rows), point, panel, first)
         accs = [local(f"acc{k}", rows, spot.shape.vectors, spot.shape.lanes) for k in range(len(sums))]
         clear = spot.each(lambda m, v, lane: seq(*(Store(acc, (m, v, lane), zero(DType.F32)) for acc in accs)))
-        whole = Part(Dim.of(0), sums[0].axis[1], Dim.of(1))
+        whole = Part(Dim.of(0), sums[0].extent, Dim.of(1))
         tiles = [_tile(self.product, self.tile, s, Load(acc, _CORNER[1:]), spot, whole) for s, acc in zip(sums, accs, strict=True)]
         finish = spot.each(lambda m, v, lane: spot.store(m, v, lane, lambda s: self.product.accumulated(s, accs, (m, v, lane))))
         return allocated(accs, seq(clear, *tiles, finish))
@@ -133,7 +133,7 @@ _CORNER = (Dim.of(0), Dim.of(0), Dim.of(0), Dim.of(0))  # of accumulators by pan
 
 def _tile(product: Product, tile: ProductTile, s: Contraction, acc: Load, spot: Spot, part: Part) -> Tile:
     """Add a part of the contracted axis to the accumulators; where they wait in memory, the first part finds nothing in them."""
-    place = {**spot.at(*_CORNER[1:]), s.axis[0]: part.begin}
+    place = {**spot.at(*_CORNER[1:]), s.axes[0][0]: part.begin}
     left, right = (rewrite_dims(_some(x), place) for x in (s.rows, s.columns))
     assert isinstance(left, Load) and isinstance(right, Load)
     op = tile.product(spot.shape.rows, fresh=tile.block is not None and part.is_first)

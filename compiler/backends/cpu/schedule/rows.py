@@ -19,8 +19,7 @@ from compiler.backends.cpu.schedule.folds import fold_halves
 from compiler.backends.cpu.schedule.prefetch import NO_PREFETCH, Prefetch
 from compiler.backends.cpu.schedule.softmax import is_softmax, write_softmax
 from compiler.backends.cpu.schedule.spatial import SpatialNest, write_element, write_vectors
-from compiler.idioms.product import reduces_in
-from compiler.idioms.rows import COMBINE, PARTS, RowProgram, RowStage, keeping, match_rows
+from compiler.idioms.rows import COMBINE, PARTS, RowProgram, RowStage, folds_in, keeping, match_rows
 from compiler.ir.dims import Dim, DimVar, dim_min, product_of
 from compiler.ir.loops import Apply, Buffer, Fn, Load, PrimFunc, Reduce, Scalar, Scope, Store, dtype_of, identity
 from compiler.ir.sweep import sweep
@@ -62,7 +61,7 @@ def in_registers(program: RowProgram, outer: Mapping[Buffer, Buffer] = MappingPr
         store = stage.nest.store
         value, number = map_scalar(store.value, read), numbers.get(store.buffer)
         store = Store(store.buffer, store.indices, value) if number is None else Store(number, (Dim.of(0),), value)
-        return replace(stage, nest=replace(stage.nest, store=store), folds=tuple(reduces_in(value)))
+        return replace(stage, nest=replace(stage.nest, store=store), folds=folds_in(value))
 
     parts = None if program.parts is None else in_registers(program.parts, numbers)
     return replace(program, stages=tuple(map(moved, program.stages)), temporaries=tuple(own.values()), parts=parts)

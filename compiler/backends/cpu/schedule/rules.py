@@ -13,6 +13,7 @@ from compiler.backends.cpu.schedule.rows import schedule_rows
 from compiler.backends.cpu.schedule.spatial import schedule_spatial
 from compiler.backends.cpu.schedule.widened import schedule_widened
 from compiler.idioms.nest import allocated, without_allocations
+from compiler.idioms.product import without_products
 from compiler.ir.loops import Attention, For, Let, LoopKind, PrimFunc, Stmt, Tile
 from compiler.ir.visit_loops import sequence, statements, walk_stmts
 from compiler.machine.products import LANES, product_tiles
@@ -53,6 +54,6 @@ def _stages(stmt: Stmt) -> list[Stmt]:
 
 def _by_stage(prim: PrimFunc) -> PrimFunc:
     """Each stage on its own: a phase of the kernel. A stage that no rule takes runs on one thread as it is written."""
-    temporaries, body = without_allocations(prim.body)
+    temporaries, body = without_allocations(without_products(prim.body))
     done = [schedule_spatial(s, LANES) or s for s in _stages(body)]
     return PrimFunc(prim.params, prim.num_outputs, allocated(temporaries, sequence(done)), {**prim.attrs, "schedule": "spatial"})

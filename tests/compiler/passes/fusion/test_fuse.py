@@ -59,7 +59,7 @@ def test_an_epilogue_wraps_the_store_of_a_product(becomes: Callable[[Pass, str, 
           dataflow { y = call_tir @mm(x, w) -> f32[n, 4] z = call_tir @bias(y, b) -> f32[n, 4] }
           return z
         }
-        prim mm(A: f32[n, 8], B: f32[8, 4], out C: f32[n, 4]) { for i in n, j in 4 { C[i, j] = sum(r in 8) A[i, r] * B[r, j] } }
+        prim mm(A: f32[n, 8], B: f32[8, 4], out C: f32[n, 4]) { for i in n, j in 4 { C[i, j] = contract(r in 8) A[i, r] by B[r, j] } }
         prim bias(A: f32[n, 4], V: f32[4], out B: f32[n, 4]) { for i in n, j in 4 { B[i, j] = A[i, j] + V[j] } }
     """
     expected = """
@@ -68,7 +68,7 @@ def test_an_epilogue_wraps_the_store_of_a_product(becomes: Callable[[Pass, str, 
           return z
         }
         prim mm_bias(V: f32[4], A: f32[n, 8], B: f32[8, 4], out C: f32[n, 4]) {
-          for i in n, j in 4 { C[i, j] = (sum(r in 8) A[i, r] * B[r, j]) + V[j] }
+          for i in n, j in 4 { C[i, j] = (contract(r in 8) A[i, r] by B[r, j]) + V[j] }
         }
     """
     becomes(fused, before, expected)
@@ -84,7 +84,7 @@ def test_a_custom_decode_ends_up_inside_the_product_that_reads_it(becomes: Calla
         prim decode(W: u8[4, 4], S: f32[4], out D: f32[4, 8]) {
           for i in 4, j in 8 { D[i, j] = cast(f32, (W[i, j // 2] >> cast(u8, dim(4*(j % 2)))) & 15:u8) * S[i] }
         }
-        prim mm(A: f32[n, 8], B: f32[4, 8], out C: f32[n, 4]) { for i in n, j in 4 { C[i, j] = sum(r in 8) A[i, r] * B[j, r] } }
+        prim mm(A: f32[n, 8], B: f32[4, 8], out C: f32[n, 4]) { for i in n, j in 4 { C[i, j] = contract(r in 8) A[i, r] by B[j, r] } }
     """
     expected = """
         func main(x: f32[n, 8], w: u8[4, 4], s: f32[4]) -> f32[n, 4] {
@@ -93,7 +93,7 @@ def test_a_custom_decode_ends_up_inside_the_product_that_reads_it(becomes: Calla
         }
         prim decode_mm(A: f32[n, 8], W: u8[4, 4], S: f32[4], out C: f32[n, 4]) {
           for i in n, j in 4 {
-            C[i, j] = sum(r in 8) A[i, r] * (cast(f32, (W[j, r // 2] >> cast(u8, dim(4*(r % 2)))) & 15:u8) * S[j])
+            C[i, j] = contract(r in 8) A[i, r] by cast(f32, (W[j, r // 2] >> cast(u8, dim(4*(r % 2)))) & 15:u8) * S[j]
           }
         }
     """
@@ -312,7 +312,7 @@ def test_a_decode_of_any_length_joins_its_product() -> None:
       prim decode(W: u8[m, k // 2], S: f32[m, k // 32], out D: f32[m, k]) where k in 32..128 by 32 {
         for i in m, j in k { D[i, j] = cast(f32, (W[i, j // 2] >> cast(u8, dim(4*(j % 2)))) & 15:u8) * S[i, j // 32] }
       }
-      prim mm(A: f32[n, k], B: f32[m, k], out C: f32[n, m]) { for i in n, j in m { C[i, j] = sum(r in k) A[i, r] * B[j, r] } }
+      prim mm(A: f32[n, k], B: f32[m, k], out C: f32[n, m]) { for i in n, j in m { C[i, j] = contract(r in k) A[i, r] by B[j, r] } }
       prim copied(W: f32[m, k], out D: f32[m, k]) { for i in m, j in k { D[i, j] = W[i, j] } }
     """
     assert calls(text) == ["decode_mm"]

@@ -22,6 +22,7 @@ from compiler.ir.loops import (
     Buffer,
     Cast,
     Const,
+    Contraction,
     DimScalar,
     Fn,
     For,
@@ -122,7 +123,7 @@ N, M, K = DimVar("n", lower=1), DimVar("m", lower=1), DimVar("k", lower=1)
 def matmul(kind: LoopKind) -> PrimFunc:
     a, b, c = buffer("a", [N, K]), buffer("b", [K, M]), buffer("c", [N, M])
     i, j, r = DimVar("i", upper=N - 1), DimVar("j", upper=M - 1), DimVar("r", upper=K - 1)
-    total = Reduce(ReduceFn.SUM, ((r, K.dim),), mul(load(a, i, r), load(b, r, j)))
+    total = Contraction(((r, K.dim),), load(a, i, r), load(b, r, j))
     return PrimFunc((a, b, c), 1, loop(i, N, loop(j, M, store(c, [i, j], total), kind), kind))
 
 
@@ -143,7 +144,7 @@ def test_phases_follow_the_top_level_sequence(run_native: Any) -> None:
     body = Seq(
         (
             loop(i, N, store(t, [i], mul(load(x, i), load(x, i))), LoopKind.PARALLEL),
-            store(y, [0], Reduce(ReduceFn.SUM, ((j, N.dim),), load(t, j))),
+            store(y, [0], Reduce(((j, N.dim),), ReduceFn.SUM, load(t, j))),
         )
     )
     prim = PrimFunc((x, t, y), 2, body)
@@ -299,7 +300,7 @@ def test_reductions_in_lanes(run_native: Any, fn: ReduceFn, dtype: DType, kind: 
     result = DType.I64 if fn in (ReduceFn.ARGMAX, ReduceFn.ARGMIN) else dtype
     x, y = buffer("x", [N, K, 3], dtype), buffer("y", [N], result)
     r, s = DimVar("r", upper=K - 1), DimVar("s", upper=2)
-    prim = PrimFunc((x, y), 1, lanes_of(N, 8, lambda i: store(y, [i], Reduce(fn, ((r, K.dim), (s, Dim.of(3))), load(x, i, r, s))), kind))
+    prim = PrimFunc((x, y), 1, lanes_of(N, 8, lambda i: store(y, [i], Reduce(((r, K.dim), (s, Dim.of(3))), fn, load(x, i, r, s))), kind))
     values = integers(21, 5, 3, high=3)
     values = (values > -1) if dtype is DType.BOOL else values
     values[3] = values[3, 0, 0]
@@ -317,7 +318,7 @@ def test_reductions_in_lanes(run_native: Any, fn: ReduceFn, dtype: DType, kind: 
 def test_reductions_meet_nan_and_infinities(run_native: Any, fn: ReduceFn) -> None:
     x, y = buffer("x", [N, K]), buffer("y", [N], DType.I64 if fn in (ReduceFn.ARGMAX, ReduceFn.ARGMIN) else F32)
     r = DimVar("r", upper=K - 1)
-    prim = PrimFunc((x, y), 1, lanes_of(N, 8, lambda i: store(y, [i], Reduce(fn, ((r, K.dim),), load(x, i, r)))))
+    prim = PrimFunc((x, y), 1, lanes_of(N, 8, lambda i: store(y, [i], Reduce(((r, K.dim),), fn, load(x, i, r)))))
     rows = list(itertools.product([np.nan, np.inf, -np.inf, 1.0], repeat=3))
     check(run_native, prim, [np.array(rows, np.float32)], [(len(rows),)])
 
@@ -327,7 +328,7 @@ def test_ragged_reduction(run_native: Any, kind: LoopKind) -> None:
     """Lanes whose folds have different lengths, as in causal attention."""
     x, y = buffer("x", [N, N]), buffer("y", [N])
     r = DimVar("r")
-    prim = PrimFunc((x, y), 1, lanes_of(N, 8, lambda i: store(y, [i], Reduce(ReduceFn.SUM, ((r, i + 1),), load(x, i, r))), kind))
+    prim = PrimFunc((x, y), 1, lanes_of(N, 8, lambda i: store(y, [i], Reduce(((r, i + 1),), ReduceFn.SUM, load(x, i, r))), kind))
     check(run_native, prim, [integers(19, 19)], [(19,)])
 
 
@@ -335,7 +336,7 @@ def test_empty_reduction_is_the_identity(run_native: Any) -> None:
     k = DimVar("k")
     x, y = buffer("x", [N, k]), buffer("y", [N])
     r = DimVar("r")
-    prim = PrimFunc((x, y), 1, lanes_of(N, 8, lambda i: store(y, [i], Reduce(ReduceFn.MAX, ((r, k.dim),), load(x, i, r)))))
+    prim = PrimFunc((x, y), 1, lanes_of(N, 8, lambda i: store(y, [i], Reduce(((r, k.dim),), ReduceFn.MAX, load(x, i, r)))))
     check(run_native, prim, [randn(5, 0)], [(5,)])
 
 

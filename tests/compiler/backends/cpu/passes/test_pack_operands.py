@@ -14,7 +14,7 @@ def test_panels_of_columns(becomes: Callable[[Pass, str, str], None]) -> None:
     """Six columns in panels of four: the second is padded."""
     before = """
         func main(x: f32[n, 8], w: f32[6, 8]) -> f32[n, 6] { y = call_tir @mm(x, w) -> f32[n, 6] return y }
-        prim mm(A: f32[n, 8], B: f32[6, 8], out C: f32[n, 6]) { for i in n, j in 6 { C[i, j] = sum(r in 8) A[i, r] * B[j, r] } }
+        prim mm(A: f32[n, 8], B: f32[6, 8], out C: f32[n, 6]) { for i in n, j in 6 { C[i, j] = contract(r in 8) A[i, r] by B[j, r] } }
     """
     expected = """
         func main(x: f32[n, 8], w: f32[6, 8]) -> f32[n, 6] {
@@ -22,12 +22,12 @@ def test_panels_of_columns(becomes: Callable[[Pass, str, str], None]) -> None:
           y = call_tir @mm_packed(x, p) -> f32[n, 6]
           return y
         }
-        prim mm(A: f32[n, 8], B: f32[6, 8], out C: f32[n, 6]) { for i in n, j in 6 { C[i, j] = sum(r in 8) A[i, r] * B[j, r] } }
+        prim mm(A: f32[n, 8], B: f32[6, 8], out C: f32[n, 6]) { for i in n, j in 6 { C[i, j] = contract(r in 8) A[i, r] by B[j, r] } }
         prim pack(w: f32[6, 8], out p: f32[2, 8, 4]) {
           for i in 2, j in 8, k in 4 { p[i, j, k] = guard(0 <= 4*i + k < 6 ? w[4*i + k, j] : 0.0) }
         }
         prim mm_packed(A: f32[n, 8], B: f32[2, 8, 4], out C: f32[n, 6]) {
-          for i in n, j in 6 { C[i, j] = sum(r in 8) A[i, r] * B[j // 4, r, j % 4] }
+          for i in n, j in 6 { C[i, j] = contract(r in 8) A[i, r] by B[j // 4, r, j % 4] }
         }
     """
     becomes(PackOperands(4), before, expected)
@@ -48,7 +48,7 @@ def test_pairs_of_bf16(becomes: Callable[[Pass, str, str], None]) -> None:
     before = """
         func main(x: bf16[n, 8], w: bf16[6, 8]) -> f32[n, 6] { y = call_tir @mm(x, w) -> f32[n, 6] return y }
         prim mm(A: bf16[n, 8], B: bf16[6, 8], out C: f32[n, 6]) {
-          for i in n, j in 6 { C[i, j] = sum(r in 8) cast(f32, A[i, r]) * cast(f32, B[j, r]) }
+          for i in n, j in 6 { C[i, j] = contract(r in 8) cast(f32, A[i, r]) by cast(f32, B[j, r]) }
         }
     """
     expected = """
@@ -58,13 +58,13 @@ def test_pairs_of_bf16(becomes: Callable[[Pass, str, str], None]) -> None:
           return y
         }
         prim mm(A: bf16[n, 8], B: bf16[6, 8], out C: f32[n, 6]) {
-          for i in n, j in 6 { C[i, j] = sum(r in 8) cast(f32, A[i, r]) * cast(f32, B[j, r]) }
+          for i in n, j in 6 { C[i, j] = contract(r in 8) cast(f32, A[i, r]) by cast(f32, B[j, r]) }
         }
         prim pack(w: bf16[6, 8], out p: bf16[2, 4, 8]) {
           for i in 2, j in 4, k in 8 { p[i, j, k] = guard(0 <= 4*i + k // 2 < 6 ? w[4*i + k // 2, 2*j + k % 2] : 0.0:bf16) }
         }
         prim mm_packed(A: bf16[n, 8], B: bf16[2, 4, 8], out C: f32[n, 6]) {
-          for i in n, j in 6 { C[i, j] = sum(r in 8) cast(f32, A[i, r]) * cast(f32, B[j // 4, r // 2, 2*(j % 4) + r % 2]) }
+          for i in n, j in 6 { C[i, j] = contract(r in 8) cast(f32, A[i, r]) by cast(f32, B[j // 4, r // 2, 2*(j % 4) + r % 2]) }
         }
     """
     becomes(PackOperands(4, ProductTile(DotBf16(rows=1, columns=4), bits=16, depth=2)), before, expected)

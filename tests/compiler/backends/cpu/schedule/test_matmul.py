@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler.idioms.product import match_product
+from compiler.idioms.product import product_in
 from compiler.ir.dims import Dim
 from compiler.ir.loops import Allocate, LoopKind, PrimFunc
 from compiler.ir.parser import parse
@@ -24,6 +24,7 @@ func main(x: f32[m, k], w: f32[n, k], bias: f32[n], residual: f32[m, n]) -> obje
   return r
 }
 """
+SUMMED = "func main(x: f32[m, k, 1], w: f32[k, n]) -> object { dataflow { p = multiply(x, w) y = sum(p, axes=[1]) } return y }"
 GATED = """
 func main(x: f32[m, k], gate: f32[n, k], up: f32[n, k]) -> object {
   dataflow { g = linear(x, gate) u = linear(x, up) s = silu(g) y = multiply(s, u) }
@@ -89,6 +90,10 @@ def test_gate_and_up_are_one_kernel_over_one_visit_to_the_rows(kernels: Callable
     assert [d.name for d in scheduled[0].outputs] and len(scheduled[0].outputs) == 1
 
 
+def test_a_product_of_elements_that_moves_into_a_sum_is_a_product_of_matrices(kernels: Callable[..., dict[str, PrimFunc]]) -> None:
+    assert "matmul" in {p.attrs["schedule"] for p in kernels(SUMMED).values()}
+
+
 def test_a_single_row_takes_two_panels_at_once(kernels: Callable[..., dict[str, PrimFunc]]) -> None:
     """One panel's sums are too few to hide the time of an addition; two sums over one panel are enough."""
     for program, widths in ((PLAIN, {1, 2}), (GATED, {1})):
@@ -107,14 +112,16 @@ def test_panels_are_shared_among_threads_and_columns_are_lanes(kernels: Callable
 @pytest.mark.parametrize(
     ("value", "taken"),
     [
-        ("sum(r in k) A[i, r] * B[j, r]", True),
-        ("sum(r in k) B[j, r] * A[i, r]", True),
-        ("max(sum(r in k) A[i, r] * B[j, r], 0.0)", True),
-        ("max(r in k) A[i, r] * B[j, r]", False),
-        ("sum(r in k) A[i, r] + B[j, r]", False),
-        ("sum(r in k) A[i, r] * A[i, r]", False),
+        ("contract(r in k) A[i, r] by B[j, r]", True),
+        ("contract(r in k) A[i, r] by B[j, r] * 2.0", True),
+        ("max(contract(r in k) A[i, r] by B[j, r], 0.0)", True),
+        ("contract(r in k) B[j, r] by A[i, r]", False),  # the innermost axis is not that of the columns
+        ("contract(r in k) A[i, r] * 2.0 by B[j, r]", False),  # each panel would compute the rows again
+        ("(contract(r in k) A[i, r] by B[j, r]) + (contract(r in 3) A[i, r] by B[j, r])", False),
+        ("(contract(r in k) A[i, r] by B[j, r]) + (max(r in k) A[i, r])", False),
+        ("sum(r in k) A[i, r] * B[j, r]", False),
     ],
 )
 def test_what_is_a_product(value: str, taken: bool) -> None:
     prim = parse(f"prim f(A: f32[m, k], B: f32[n, k], out C: f32[m, n]) {{ for i in m, j in n {{ C[i, j] = {value} }} }}").prim("f")
-    assert (match_product(prim) is not None) is taken
+    assert (product_in(prim) is not None) is taken
