@@ -93,7 +93,7 @@ class Engine:
                 self._requests.give_up(seq, error)
                 continue
             if mask is LATE:
-                self._requests.set_aside(seq)
+                self._requests.park(seq)
             elif mask is not None:
                 masks[seq] = mask
         return masks
@@ -118,7 +118,7 @@ class Engine:
             if seq.stage is not Stage.FINISHED:
                 if seq.wants_prompt_logprobs:
                     self._add_prompt_logprobs(seq, logits, at, item.num_rows - item.draws)
-                if item.draws and seq.stage is not Stage.ASIDE:
+                if item.draws and seq.stage is not Stage.PARKED:
                     drawing.append(seq)
                     rows.append(at + item.num_rows - 1)
             at += item.num_rows

@@ -16,7 +16,7 @@ class Stage(Enum):
     """Changed by the scheduler alone."""
 
     WAITING = "waiting"  # for its constraint to be compiled, or for a slot
-    ASIDE = "aside"  # until its matcher answers
+    PARKED = "parked"  # until its matcher answers
     RUNNING = "running"  # it has a slot of the batch
     FINISHED = "finished"
 

@@ -150,7 +150,7 @@ class Requests:
             self.give_up(seq, error)
         else:
             if seq.is_late:
-                self.set_aside(seq)
+                self.park(seq)
 
     def _take(self, seq: Sequence, drawn: Drawn) -> None:
         if drawn.error is not None and seq.matcher is not None and seq.matcher.let_go():
@@ -174,9 +174,9 @@ class Requests:
         assert seq.prompt_logprobs is not None, seq
         seq.prompt_logprobs += logprobs
 
-    def set_aside(self, seq: Sequence) -> None:
+    def park(self, seq: Sequence) -> None:
         """Its matcher takes long: the others go on without it."""
-        self._scheduler.set_aside(seq)
+        self._scheduler.park(seq)
         self._aside.add(seq)
 
     def _go_on(self, seq: Sequence) -> None:
@@ -190,7 +190,7 @@ class Requests:
             if reason is None:
                 forced, reason = seq.follow()
             self._tell(seq, forced, reason)
-        if seq.stage is Stage.ASIDE and not seq.is_late:
+        if seq.stage is Stage.PARKED and not seq.is_late:
             self._aside.remove(seq)
             self._scheduler.resume(seq)
 

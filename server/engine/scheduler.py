@@ -95,16 +95,16 @@ class Scheduler:
             request.leader = request.followers.pop(0)
             self.queue.push(request.leader)
 
-    def set_aside(self, seq: Sequence) -> None:
+    def park(self, seq: Sequence) -> None:
         """Do without it until `resume`; a row of it that is being computed is not drawn from."""
         self._unplan(seq)
         if seq in self.queue:
             self.queue.remove(seq)
         self._vacate(seq)
-        seq.stage = Stage.ASIDE
+        seq.stage = Stage.PARKED
 
     def resume(self, seq: Sequence) -> None:
-        assert seq.stage is Stage.ASIDE, seq
+        assert seq.stage is Stage.PARKED, seq
         seq.stage = Stage.WAITING
         self.queue.push(seq)
 

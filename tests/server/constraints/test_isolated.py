@@ -118,8 +118,8 @@ def test_late_answers_change_no_token(rig, constraints, random_submits, monkeypa
         ProcessSocket, "receive", lambda self, patience_s: rng.random() < 0.5 and receive(self, 60.0 if patience_s else 0.0)
     )
     one = rig(engine, constraints=constraints)
-    set_aside, num_late = one.engine._requests.set_aside, []
-    monkeypatch.setattr(one.engine._requests, "set_aside", lambda seq: (num_late.append(seq), set_aside(seq)))
+    park, num_late = one.engine._requests.park, []
+    monkeypatch.setattr(one.engine._requests, "park", lambda seq: (num_late.append(seq), park(seq)))
     outcomes = one.run(submits)
     assert not one.failed and len(num_late) > 50
     assert outcomes == expected
