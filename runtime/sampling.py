@@ -1,6 +1,6 @@
 """What the sampler of a step takes and gives. The engine writes a `SampleBatch`, the compiled sampler reads it.
 
-What each parameter means is in compiler/ops/sampling_meaning.py.
+What each parameter means is in compiler/ops/sampling/meaning.py.
 """
 
 from __future__ import annotations

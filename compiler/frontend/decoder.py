@@ -22,8 +22,8 @@ from compiler.ir.dtypes import DType
 from compiler.ir.graph import MakeTuple, Var
 from compiler.ir.module import IRModule
 from compiler.ir.types import tensor
+from compiler.ops.attention.kv_cache import PAGE
 from compiler.ops.embedding import EMBEDDING
-from compiler.ops.kv_cache import PAGE
 
 ENTRY, HIDDEN, BOTH = "step", "hidden", "both"
 PREFIX = "model."

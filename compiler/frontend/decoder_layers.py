@@ -9,10 +9,10 @@ from compiler.frontend.nn import Net
 from compiler.frontend.rope import Rope
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.graph import Atom, Constant, ScalarValue, Var
-from compiler.ops.attention import PAGED_ATTENTION
+from compiler.ops.attention.kv_cache import KV_APPEND
+from compiler.ops.attention.paged import PAGED_ATTENTION
 from compiler.ops.elementwise import DIVIDE, GELU, GELU_TANH, MULTIPLY, RELU, SILU, TANH
 from compiler.ops.embedding import ROPE, ROPE_ANGLES
-from compiler.ops.kv_cache import KV_APPEND
 
 ACTIVATIONS = {Activation.SILU: SILU, Activation.GELU: GELU, Activation.GELU_TANH: GELU_TANH, Activation.RELU: RELU}
 QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")

@@ -25,10 +25,10 @@ from compiler.ir.dtypes import DType
 from compiler.ir.graph import Atom, Constant, ScalarValue, Var
 from compiler.ir.module import IRModule
 from compiler.ir.types import tensor
+from compiler.ops.attention.ragged import RAGGED_MEAN
 from compiler.ops.elementwise import ADD
 from compiler.ops.embedding import EMBEDDING
 from compiler.ops.manipulate import PERMUTE_DIMS, SLICE
-from compiler.ops.ragged import RAGGED_MEAN
 
 ENTRY = "encode"
 AS_STORED = WeightFormat(32)

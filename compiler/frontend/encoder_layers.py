@@ -9,7 +9,7 @@ from compiler.frontend.decoder_layers import ACTIVATIONS
 from compiler.frontend.nn import Net
 from compiler.ir.dims import DimVar
 from compiler.ir.graph import Var
-from compiler.ops.ragged import RAGGED_ATTENTION
+from compiler.ops.attention.ragged import RAGGED_ATTENTION
 
 
 @dataclass(slots=True)

@@ -17,7 +17,7 @@ from compiler.ir.graph import Var
 from compiler.ir.module import IRModule
 from compiler.ir.op import OpDef
 from compiler.ir.types import tensor
-from compiler.ops.sampling import LOGPROB_OPERANDS, SAMPLE, SAMPLE_OPERANDS, TOKEN_LOGPROBS
+from compiler.ops.sampling.operators import LOGPROB_OPERANDS, SAMPLE, SAMPLE_OPERANDS, TOKEN_LOGPROBS
 from runtime.sampling import Number, Setting
 
 SAMPLE_ENTRY, LOGPROBS_ENTRY = "sample", "logprobs"

@@ -48,8 +48,8 @@ from compiler.ir.loops import (
     identity,
 )
 from compiler.ir.visit_loops import loads
+from compiler.ops.attention.plain import plain_attention
 from compiler.ops.elementwise import numpy_cast
-from compiler.ops.plain_attention import plain_attention
 
 Array = NDArray[Any]
 _RANK = 24  # deeper than any nest

@@ -367,7 +367,7 @@ class Tile:
 
 @node
 class Paged:
-    """Keys and values in the pages of a cache; the layout is that of ops/attention.py."""
+    """Keys and values in the pages of a cache; the layout is that of ops/attention/kv_cache.py."""
 
     cache: Buffer = holds(Holds.BUFFER)  # [layers, 2, pages, kv_heads, PAGE * size]
     tables: Buffer = holds(Holds.BUFFER)  # [sequences, pages]: the pages of a sequence, in order
@@ -395,7 +395,7 @@ class Attention:
     sequence. A sink is the score of a key that has no value. `bias[h, m + d]` belongs to a key `d` positions behind the query; a distance
     above `m`, in either direction, counts as `m`.
 
-    It is the whole body of its function until a schedule takes its place. Its meaning is ops/plain_attention.py.
+    It is the whole body of its function until a schedule takes its place. Its meaning is ops/attention/plain.py.
     """
 
     queries: Buffer = holds(Holds.BUFFER)  # [tokens, heads, size]

@@ -1,31 +1,27 @@
 """Every family of operators. Importing this fills the tables."""
 
 from compiler.ops import (
-    attention,
     create,
-    dense_attention,
     dynamic,
     elementwise,
     embedding,
     index,
     integer,
     integer_rows,
-    kv_cache,
     manipulate,
     matmul,
     normalize,
     quantize,
-    ragged,
     random,
     reduce,
-    sampling,
     widened,
 )
+from compiler.ops.attention import dense, kv_cache, paged, ragged
+from compiler.ops.sampling import operators
 
 __all__ = [
-    "attention",
     "create",
-    "dense_attention",
+    "dense",
     "dynamic",
     "elementwise",
     "embedding",
@@ -36,10 +32,11 @@ __all__ = [
     "manipulate",
     "matmul",
     "normalize",
+    "operators",
+    "paged",
     "quantize",
     "ragged",
     "random",
     "reduce",
-    "sampling",
     "widened",
 ]

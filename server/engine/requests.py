@@ -45,7 +45,7 @@ class Requests:
         self._constraints = constraints
         self._clock = clock
         self._compiling: dict[Sequence, None] = {}  # in the order of arrival
-        self._aside: set[Sequence] = set()
+        self._parked: set[Sequence] = set()
         self._deadlines: list[tuple[float, int, str]] = []  # ids only: it outlives the requests
         self._num_arrived = 0
 
@@ -120,8 +120,8 @@ class Requests:
                     self._constrain(seq)
                 except ConstraintError as error:
                     self._fail(seq.request, _whose(error), str(error))
-        for seq in list(self._aside):
-            if seq in self._aside:
+        for seq in list(self._parked):
+            if seq in self._parked:
                 try:
                     self._go_on(seq)
                 except ConstraintError as error:
@@ -177,7 +177,7 @@ class Requests:
     def park(self, seq: Sequence) -> None:
         """Its matcher takes long: the others go on without it."""
         self._scheduler.park(seq)
-        self._aside.add(seq)
+        self._parked.add(seq)
 
     def _go_on(self, seq: Sequence) -> None:
         """Once its matcher has answered."""
@@ -191,7 +191,7 @@ class Requests:
                 forced, reason = seq.follow()
             self._tell(seq, forced, reason)
         if seq.stage is Stage.PARKED and not seq.is_late:
-            self._aside.remove(seq)
+            self._parked.remove(seq)
             self._scheduler.resume(seq)
 
     def _take_back(self, seq: Sequence, num_tokens: int) -> None:
@@ -289,7 +289,7 @@ class Requests:
 
     def _finish(self, seq: Sequence) -> None:
         self._compiling.pop(seq, None)
-        self._aside.discard(seq)
+        self._parked.discard(seq)
         self._scheduler.finish(seq)
         seq.matcher = None  # a process may hang on it
 

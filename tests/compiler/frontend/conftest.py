@@ -20,7 +20,7 @@ from compiler.frontend.registry import load_config
 from compiler.frontend.weights import WeightSource, open_safetensors
 from compiler.ir.dtypes import DType
 from compiler.machine.target import Target, host
-from compiler.ops.kv_cache import PAGE
+from compiler.ops.attention.kv_cache import PAGE
 from deploy.bench.synthetic import RandomWeights, llama_config, shapes_of
 from runtime.executable import Executable
 from runtime.session import Session

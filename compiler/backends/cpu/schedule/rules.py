@@ -19,7 +19,7 @@ from compiler.ir.visit_loops import sequence, statements, walk_stmts
 from compiler.machine.products import LANES, product_tiles
 from compiler.machine.target import Target
 from compiler.machine.tiles.interleave import InterleavePairs
-from compiler.ops.plain_attention import plain_attention
+from compiler.ops.attention.plain import plain_attention
 
 
 def schedule(prim: PrimFunc, target: Target) -> PrimFunc:

@@ -25,8 +25,8 @@ from compiler.ir.write import Array, Kernel, cast, exp, fma, not_equal
 from compiler.machine.tiles.amx import AmxBf16
 from compiler.machine.tiles.interleave import InterleavePairs
 from compiler.machine.tiles.round_bf16 import RoundBf16
-from compiler.ops.kv_cache import KEYS, PAGE, VALUES
-from compiler.ops.plain_attention import capped
+from compiler.ops.attention.kv_cache import KEYS, PAGE, VALUES
+from compiler.ops.attention.plain import capped
 
 HEIGHT = 32  # rows of a product, at most
 CHUNK = 2 * 8  # rows that are interleaved at a time

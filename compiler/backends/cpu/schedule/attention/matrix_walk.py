@@ -16,7 +16,7 @@ from compiler.backends.cpu.schedule.attention.vector_walk import stretches
 from compiler.ir.dims import Dim, dim_max, dim_min
 from compiler.ir.loops import Scalar
 from compiler.ir.write import Kernel, index, less, less_equal, select
-from compiler.ops.kv_cache import PAGE
+from compiler.ops.attention.kv_cache import PAGE
 
 Block = list[HeadPage]
 

@@ -16,7 +16,7 @@ from compiler.ir.dtypes import DType
 from compiler.ir.loops import Attention, Paged, ReduceFn, Scalar
 from compiler.ir.write import Array, Kernel, cast, equal, fold, less_equal
 from compiler.machine.products import TileShape
-from compiler.ops.kv_cache import PAGE
+from compiler.ops.attention.kv_cache import PAGE
 
 SPLIT = 8  # blocks
 ROWS = 32  # of a tile, about

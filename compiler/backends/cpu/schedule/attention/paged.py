@@ -23,7 +23,7 @@ from compiler.ir.dims import Dim, ceil_div, dim_max, dim_min, product_of
 from compiler.ir.loops import Attention, Buffer, Paged, PrimFunc, ReduceFn
 from compiler.ir.write import Array, Kernel, cast, const, less
 from compiler.machine.products import TileShape
-from compiler.ops.kv_cache import PAGE
+from compiler.ops.attention.kv_cache import PAGE
 
 FEW_TOKENS = 16
 BUSY = 8  # work items that keep several threads busy

@@ -16,7 +16,7 @@ from compiler.ir.dims import Dim, ceil_div, dim_min
 from compiler.ir.dtypes import DType
 from compiler.ir.loops import Attention, PrimFunc, Ragged, Scalar
 from compiler.ir.write import Array, Kernel, cast, exp, fma, less_equal, maximum, select
-from compiler.ops.plain_attention import capped, relative
+from compiler.ops.attention.plain import capped, relative
 
 LANES = 16
 KEYS = 8  # scores computed at once: enough to hide the latency of an addition, few enough for the registers

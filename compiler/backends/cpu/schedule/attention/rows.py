@@ -14,7 +14,7 @@ from compiler.ir.loops import Scalar
 from compiler.ir.write import Array, Kernel, less_equal, select
 from compiler.machine.target import LINE_BYTES
 from compiler.machine.tiles.prefetch import Prefetch
-from compiler.ops.kv_cache import PAGE
+from compiler.ops.attention.kv_cache import PAGE
 
 PAGES = 2  # per block
 BLOCK = PAGES * PAGE  # keys

@@ -19,8 +19,8 @@ from compiler.ir.dims import Dim, ceil_div, dim_max, dim_min
 from compiler.ir.loops import Scalar
 from compiler.ir.write import Array, Kernel, cast, exp
 from compiler.machine.products import TileShape
-from compiler.ops.kv_cache import KEYS, PAGE, VALUES
-from compiler.ops.plain_attention import capped
+from compiler.ops.attention.kv_cache import KEYS, PAGE, VALUES
+from compiler.ops.attention.plain import capped
 
 UNROLLED = 4  # steps of a product written out
 

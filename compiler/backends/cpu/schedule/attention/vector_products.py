@@ -18,7 +18,7 @@ from compiler.ir.loops import Load
 from compiler.ir.write import Array, Kernel, cast
 from compiler.machine.tiles.dot_bf16 import DotBf16Rows
 from compiler.machine.tiles.round_bf16 import RoundBf16
-from compiler.ops.kv_cache import KEYS, PAGE, VALUES
+from compiler.ops.attention.kv_cache import KEYS, PAGE, VALUES
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from compiler.backends.cpu.schedule.attention.rows import BLOCK, PAGES, HeadPage
 from compiler.backends.cpu.schedule.attention.vector import VectorUnit
 from compiler.ir.dims import Dim, ceil_div, dim_max, dim_min
 from compiler.ir.write import Kernel
-from compiler.ops.kv_cache import PAGE
+from compiler.ops.attention.kv_cache import PAGE
 
 STRETCH = 4  # blocks
 

@@ -1,4 +1,4 @@
-"""Attention over the paged cache of ops/kv_cache.py.
+"""Attention over the paged cache of kv_cache.py.
 
 Token `t` is at position `positions[t]` of sequence `seq_ids[t]`, and sees the positions up to its own, or the last `window` of these. Query
 head `h` reads kv head `h // (heads / kv_heads)`.
@@ -16,9 +16,9 @@ from compiler.ir.dtypes import DType
 from compiler.ir.loops import Attention, Paged
 from compiler.ir.op import REQUIRED
 from compiler.ir.types import Type
+from compiler.ops.attention.dense import agree_heads, check_attributes
+from compiler.ops.attention.kv_cache import PAGE, TOKENS, cache_operand, check_layer, check_per_token, layer_operand, scales_operand
 from compiler.ops.broadcast import output
-from compiler.ops.dense_attention import agree_heads, check_attributes
-from compiler.ops.kv_cache import PAGE, TOKENS, cache_operand, check_layer, check_per_token, layer_operand, scales_operand
 from compiler.ops.operands import agree, float_attr, int_attr, tensor_operand, unproved, wants_float, wants_int
 from compiler.ops.tables import Nest, Operands, define
 

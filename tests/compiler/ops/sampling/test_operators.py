@@ -19,9 +19,9 @@ from compiler.ir.errors import AnnotationError
 from compiler.ir.types import TensorType, tensor
 from compiler.ir.verify import verify
 from compiler.machine.target import NAMED, Target
-from compiler.ops import sampling_truncation
-from compiler.ops.sampling import LOGPROB_OPERANDS, SAMPLE, SAMPLE_OPERANDS, TOKEN_LOGPROBS
-from compiler.ops.sampling_meaning import sample, token_logprobs
+from compiler.ops.sampling import truncation
+from compiler.ops.sampling.meaning import sample, token_logprobs
+from compiler.ops.sampling.operators import LOGPROB_OPERANDS, SAMPLE, SAMPLE_OPERANDS, TOKEN_LOGPROBS
 from runtime.sampling import NUM_TOP, SHARE_ONE, Number, SampleBatch, Setting
 from runtime.session import Session
 
@@ -184,9 +184,9 @@ def test_a_truncation_does_not_depend_on_the_sample_that_it_begins_with(
     monkeypatch: pytest.MonkeyPatch, margin: float, wider: float
 ) -> None:
     """Whether it is right, or trusted too much; with the weight where it does not look, too."""
-    monkeypatch.setattr(sampling_truncation, "SAMPLED", 16)
-    monkeypatch.setattr(sampling_truncation, "MARGIN", margin)
-    monkeypatch.setattr(sampling_truncation, "WIDER", wider)
+    monkeypatch.setattr(truncation, "SAMPLED", 16)
+    monkeypatch.setattr(truncation, "MARGIN", margin)
+    monkeypatch.setattr(truncation, "WIDER", wider)
     vocab, rng = 8_259, np.random.default_rng(10)
     one, halves = np.full(vocab, -np.inf), np.zeros(vocab)
     one[vocab - 1] = 3.0

@@ -22,9 +22,9 @@ from compiler.ir.op import REQUIRED
 from compiler.ir.prove import prove_ne
 from compiler.ir.types import TensorType, Type
 from compiler.ir.write import Kernel, cast, const, contract, equal, exp, guard, largest, maximum, select, total
+from compiler.ops.attention.plain import capped
 from compiler.ops.broadcast import Shape, broadcast_shapes, element, fits, output
 from compiler.ops.operands import agree, bool_attr, float_attr, int_attr, tensor_operand, unproved, wants_float
-from compiler.ops.plain_attention import capped
 from compiler.ops.tables import Nest, Operands, define
 
 Attrs = Mapping[str, Any]

@@ -10,9 +10,9 @@ from compiler.ir.dims import DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
 from compiler.ir.types import ScalarType, TensorType, tensor
-from compiler.ops.attention import PAGED_ATTENTION
-from compiler.ops.dense_attention import ATTENTION
-from compiler.ops.kv_cache import KV_APPEND, PAGE
+from compiler.ops.attention.dense import ATTENTION
+from compiler.ops.attention.kv_cache import KV_APPEND, PAGE
+from compiler.ops.attention.paged import PAGED_ATTENTION
 
 F32, I32, I64 = DType.F32, DType.I32, DType.I64
 T, S = DimVar("t"), DimVar("s")

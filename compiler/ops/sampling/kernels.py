@@ -8,8 +8,8 @@ from compiler.ir.dims import Dim
 from compiler.ir.loops import Buffer, Load, Scalar, Stmt
 from compiler.ir.write import Array, cast, const, equal, index, not_equal, select
 from compiler.ops.philox import MULTIPLIERS, NUM_ROUNDS, WEYL
-from compiler.ops.sampling_row import BLOCK, BOOL, F32, I32, I64, INF, LANES, plus
-from compiler.ops.sampling_truncation import Truncations, number
+from compiler.ops.sampling.row import BLOCK, BOOL, F32, I32, I64, INF, LANES, plus
+from compiler.ops.sampling.truncation import Truncations, number
 from runtime.sampling import NOT_A_NUMBER, NOTHING_LEFT, NUM_TOP, Number, Setting
 
 WORD = 2**32 - 1

@@ -15,7 +15,7 @@ from compiler.ir.dtypes import DType
 from compiler.ir.loops import Buffer, Load, Scalar
 from compiler.ir.write import Array, Kernel, bits_of, cast, const, equal, guard, halvings, index, maximum, select
 from compiler.machine.tiles.shift import Shift
-from compiler.ops.sampling_meaning import LOG2_E, MANTISSA_BITS, POWER, ROUND, TWO
+from compiler.ops.sampling.meaning import LOG2_E, MANTISSA_BITS, POWER, ROUND, TWO
 from runtime.sampling import SHARE_BITS, SHARE_ONE, WEIGHT_BITS, Number, Setting
 
 GROUPS = 16  # rows that have work space at a time

@@ -23,9 +23,9 @@ from compiler.ir.op import REQUIRED
 from compiler.ir.prove import prove_eq
 from compiler.ir.types import TensorType, Type
 from compiler.ir.write import Kernel, cast, index, total
+from compiler.ops.attention.plain import text_bounds
 from compiler.ops.broadcast import output
 from compiler.ops.operands import agree, float_attr, tensor_operand, unproved, wants_float, wants_int
-from compiler.ops.plain_attention import text_bounds
 from compiler.ops.tables import Nest, Operands, define
 
 F32 = DType.F32

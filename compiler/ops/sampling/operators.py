@@ -1,5 +1,5 @@
 """Sampling: which token each row of logits gives, and how probable it is. Operands and results are those of `runtime.sampling`;
-what they mean is in sampling_meaning.py."""
+what they mean is in meaning.py."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from compiler.ir.loops import Buffer, Stmt
 from compiler.ir.types import TensorType, TupleType, Type
 from compiler.ops.broadcast import sized_buffer
 from compiler.ops.operands import agree, tensor_operand, unproved
-from compiler.ops.sampling_kernels import logprobs_nest, sample_nest
-from compiler.ops.sampling_meaning import sample, token_logprobs
+from compiler.ops.sampling.kernels import logprobs_nest, sample_nest
+from compiler.ops.sampling.meaning import sample, token_logprobs
 from compiler.ops.tables import Nest, Operands, UnknownShape, define
 from runtime.sampling import NUM_TOP, Number, Setting
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from compiler.ops.philox import philox4x32, random_bits
-from compiler.ops.sampling_meaning import weigh
+from compiler.ops.sampling.meaning import weigh
 from runtime.sampling import WEIGHT_BITS
 
 

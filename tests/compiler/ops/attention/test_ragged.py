@@ -15,7 +15,7 @@ from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
 from compiler.ir.types import TensorType, Type, tensor
-from compiler.ops.ragged import RAGGED_ATTENTION, RAGGED_MEAN
+from compiler.ops.attention.ragged import RAGGED_ATTENTION, RAGGED_MEAN
 
 F32, I32 = DType.F32, DType.I32
 Run = Callable[..., Any]
