@@ -53,7 +53,7 @@ class GroupedSum:
     dot: Scalar  # of all planes
     factor: Scalar
     planes: tuple[Plane, ...]
-    fine: Load | None = None  # whether the second plane counts in a row; None: it does in all
+    two_planes: Load | None = None  # whether the second plane counts in a row; None: it does in all
 
     @property
     def num_groups(self) -> Dim:
@@ -122,10 +122,10 @@ def _grouped(reduce: Reduce, nest: PerfectNest) -> GroupedSum | None:
     if not alike or not in_order or first.q.buffer.shape[-2] != Dim.of(len(planes)):
         return None
     dot, factor = value.args
-    fine = next((s.args[0] for s in walk_scalar(dot) if is_second(s, planes)), None)
-    if reduces_in(factor) or not (fine is None or (isinstance(fine, Load) and fine.indices[:-1] == first.q.indices[:-2])):
+    two_planes = next((s.args[0] for s in walk_scalar(dot) if is_second(s, planes)), None)
+    if reduces_in(factor) or not (two_planes is None or (isinstance(two_planes, Load) and two_planes.indices[:-1] == first.q.indices[:-2])):
         return None
-    return GroupedSum(reduce, dot, factor, planes, fine)
+    return GroupedSum(reduce, dot, factor, planes, two_planes)
 
 
 def is_second(scalar: Scalar, planes: tuple[Plane, ...]) -> TypeGuard[Apply]:

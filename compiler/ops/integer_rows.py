@@ -145,13 +145,13 @@ QUANTIZE_ROWS = define("quantize_rows", "x", _rows_type, _rows_numpy, _rows_nest
 
 # --- row_planes --------------------------------------------------------------------------------------------------------
 
-# A row is fine where the square of its largest number is more than so many times the mean square: rounding its numbers to 127ths of the
-# largest then has 8 % of the noise power of weights of 4 bits in groups.
-FINE_FROM = 160
+# A row needs two planes, 16 bits, where the square of its largest number is more than so many times the mean square: rounding its numbers
+# to 127ths of the largest then has 8 % of the noise power of weights of 4 bits in groups.
+TWO_PLANES_FROM = 160
 
 
 def _planes_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
-    """(planes [..., 2, k], scale [..., 1], fine [..., 1])"""
+    """(planes [..., 2, k], scale [..., 1], two_planes [..., 1])"""
     x = wants_float(tensor_operand(args, 0, "x"), "x")
     if x.ndim == 0:
         raise AnnotationError("x has rank 0, wants at least 1")
@@ -163,11 +163,11 @@ def _planes_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def _planes_nest(operands: Operands) -> Nest:
-    """Per row: the largest magnitude, the scale, the numbers of the first plane, their power, whether the row is fine, the second plane."""
+    """Per row: the largest magnitude, the scale, the numbers of the first plane, their power, whether it needs two, the second one."""
     kernel, out = Kernel(), operands.out
     assert isinstance(out, TupleType)
-    outputs = tuple(sized_buffer(t, name) for t, name in zip(out.fields, ("planes", "scale", "fine"), strict=True))
-    x, planes, scale, fine = kernel.arrays(operands.buffer(0), *outputs)
+    outputs = tuple(sized_buffer(t, name) for t, name in zip(out.fields, ("planes", "scale", "two_planes"), strict=True))
+    x, planes, scale, two_planes = kernel.arrays(operands.buffer(0), *outputs)
     length, most = x.shape[-1], LARGEST[8]
     top, inverse = kernel.workspace("top", *scale.shape), kernel.workspace("inverse", *scale.shape)
     power = kernel.workspace("power", *scale.shape, dtype=I32)
@@ -183,13 +183,13 @@ def _planes_nest(operands: Operands) -> Nest:
         planes[*row, 0, k] = cast(_rounded(cast(x[*row, k], F32) * inverse[*row, g]), I8)
     with kernel.nest(power.shape) as (*row, g):
         power[*row, g] = total((length,), lambda r: square(row, r))
-    with kernel.nest(fine.shape) as at:
+    with kernel.nest(two_planes.shape) as at:
         found = cast(power[at], I64)
-        fine[at] = (found > 0) & (found < ceil_div(length * most**2, Dim.of(FINE_FROM)))  # a row of zeros is not fine
+        two_planes[at] = (found > 0) & (found < ceil_div(length * most**2, Dim.of(TWO_PLANES_FROM)))  # a row of zeros needs one
     with kernel.nest((*scale.shape, length)) as (*row, g, k):
         rest = cast(x[*row, k], F32) * inverse[*row, g] - cast(planes[*row, 0, k], F32)  # what the first plane has rounded off
         parts = minimum(_rounded(rest * 256.0), 127)  # of a step; half a step would be 128, which is no i8
-        planes[*row, 1, k] = select(fine[*row, g], cast(parts, I8), 0)
+        planes[*row, 1, k] = select(two_planes[*row, g], cast(parts, I8), 0)
     return Nest(outputs, kernel.body())
 
 
@@ -197,9 +197,9 @@ def _planes_numpy(x: Any) -> Any:
     steps, scale = _steps(x, LARGEST[8])
     first = np.rint(steps).astype(np.int32).astype(np.int8).astype(np.int32)
     power, limit = np.square(first).sum(-1, keepdims=True, dtype=np.int64), x.shape[-1] * LARGEST[8] ** 2
-    fine = (power > 0) & (power * FINE_FROM < limit)
+    two_planes = (power > 0) & (power * TWO_PLANES_FROM < limit)
     rest = np.minimum(np.rint((steps - first.astype(np.float32)) * 256).astype(np.int32), 127)
-    return np.stack([first, np.where(fine, rest, 0)], -2).astype(np.int8), scale / np.float32(256), fine
+    return np.stack([first, np.where(two_planes, rest, 0)], -2).astype(np.int8), scale / np.float32(256), two_planes
 
 
 ROW_PLANES = define("row_planes", "x", _planes_type, _planes_numpy, _planes_nest)

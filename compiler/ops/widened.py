@@ -8,7 +8,7 @@
 
 A step of S is a sixteenth of the step in which the group with the largest scale was rounded to 4 bits. Panels are those of
 ops/integer.py for 4 bits; multipliers and the scales of channels are in panels of as many columns. Planes come from ops/integer_rows.py:
-the second one counts in rows that are `fine`, and is zero in the others.
+the second one counts in rows that need two planes, and is zero in the others.
 """
 
 from __future__ import annotations
@@ -102,11 +102,11 @@ def _linear_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
     """[..., out]"""
     dtype, size = dtype_attr(attrs), int_attr(attrs, "size", 1)
     planes, scale = tensor_operand(args, 0, "planes"), wants_float(tensor_operand(args, 1, "scale"), "scale")
-    fine = tensor_operand(args, 2, "fine")
+    two_planes = tensor_operand(args, 2, "two_planes")
     panels = tensor_operand(args, 3, "panels", ndim=3, layout="[panels, in / 8, 4 * columns]")
     multipliers = tensor_operand(args, 4, "multipliers", ndim=3, layout="[panels, groups, columns]")
     channel = wants_float(tensor_operand(args, 5, "channel_scale", ndim=3, layout="[panels, 1, columns]"), "channel_scale")
-    given = (planes, scale, fine, panels, multipliers, channel)
+    given = (planes, scale, two_planes, panels, multipliers, channel)
     for operand, name, holds in zip(given, _NAMES, (I8, None, BOOL, U8, I8, None), strict=True):
         if holds is not None and operand.dtype not in (None, holds):
             raise AnnotationError(f"{name} holds {operand.dtype}, wants {holds}")
@@ -121,7 +121,7 @@ def _linear_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
     return TensorType((*planes.shape[:-2], Dim.of(size)), dtype)
 
 
-_NAMES = ("planes", "scale", "fine", "panels", "multipliers", "channel_scale")
+_NAMES = ("planes", "scale", "two_planes", "panels", "multipliers", "channel_scale")
 
 
 def _wanted(planes: tuple[Dim, ...], multipliers: tuple[Dim, ...], size: int) -> tuple[tuple[Dim, ...], ...]:
@@ -135,7 +135,7 @@ def _wanted(planes: tuple[Dim, ...], multipliers: tuple[Dim, ...], size: int) ->
 def _linear_nest(operands: Operands) -> Nest:
     """The sum over groups has the form of that of ops/integer.py, with one group as long as the channel."""
     kernel = Kernel()
-    out, planes, scale, fine, panels, multipliers, channel = kernel.arrays(output(operands), *(operands.buffer(i) for i in range(6)))
+    out, planes, scale, two_planes, panels, multipliers, channel = kernel.arrays(output(operands), *(operands.buffer(i) for i in range(6)))
     bias = kernel.array(operands.buffer(6)) if operands.has(6) else None
     length, columns = planes.shape[-1], multipliers.shape[-1].const
     group = (length // multipliers.shape[1]).const
@@ -147,7 +147,7 @@ def _linear_nest(operands: Operands) -> Nest:
         return cast(total((length,), product), F32)
 
     def term(row: list[Dim], n: Dim, g: Dim) -> Scalar:
-        second = select(fine[*row, g], summed(row, n, 1), 0.0)
+        second = select(two_planes[*row, g], summed(row, n, 1), 0.0)
         exact = fma(summed(row, n, 0), const(256.0, F32), second)
         return exact * (scale[*row, g] * channel[n // columns, g, n % columns])
 
@@ -160,7 +160,7 @@ def _linear_nest(operands: Operands) -> Nest:
 
 
 def _linear_numpy(
-    planes: Any, scale: Any, fine: Any, panels: Any, multipliers: Any, channel_scale: Any, bias: Any = None, *, size: int, dtype: str
+    planes: Any, scale: Any, two_planes: Any, panels: Any, multipliers: Any, channel_scale: Any, bias: Any = None, *, size: int, dtype: str
 ) -> Any:
     *row, _, length = planes.shape
     groups = multipliers.shape[1]
@@ -169,7 +169,7 @@ def _linear_numpy(
     w = (eighths + (1 << EIGHTHS - 1)) >> EIGHTHS
     sums = planes.reshape(-1, 2, length).astype(np.float64).transpose(1, 0, 2) @ w.astype(np.float64).T  # whole numbers are exact in f64
     first, second = sums.astype(np.float32).astype(np.float64)
-    exact = (first * 256 + np.where(fine.reshape(-1, 1), second, 0)).astype(np.float32)
+    exact = (first * 256 + np.where(two_planes.reshape(-1, 1), second, 0)).astype(np.float32)
     y = (exact * (scale.reshape(-1, 1) * channel_scale.reshape(1, -1)))[:, :size]
     y = y if bias is None else y + bias.astype(np.float32)
     return y.reshape(*row, size).astype(DType(dtype).numpy)
@@ -177,7 +177,7 @@ def _linear_numpy(
 
 WIDENED_LINEAR = define(
     "widened_linear",
-    "planes, scale, fine, panels, multipliers, channel_scale, bias?",
+    "planes, scale, two_planes, panels, multipliers, channel_scale, bias?",
     _linear_type,
     _linear_numpy,
     _linear_nest,

@@ -161,7 +161,7 @@ class _Panel:
         code, step = self.code, self.step
         panel = code.op(f"getelementptr [{self.columns} x i32], ptr {self.b}, i64 {at}")
         loaded = [self._load(code.op(f"getelementptr i32, ptr {panel}, i64 {j * step.lanes}")) for j in self.vectors]
-        if self.rows > 1:  # one waits for memory, whoever asks
+        if self.rows > 1:  # a single row waits for memory with or without
             prefetch_lines(code, panel, AHEAD, self.columns * FOUR, far=True)
         for half in range(self.halves):
             right = [step.right(code, self._half(x, half)) for x in loaded]

@@ -84,19 +84,19 @@ def outlying(rng, crest, length=1024):
 def test_a_row_is_fine_where_one_number_stands_far_above_the_others(run, rng):
     crests = [5, 11, 12, 12.5, 12.8, 20, 31]
     x = np.stack([outlying(rng, crest) for crest in crests])
-    planes, scale, fine = run(ROW_PLANES, x, shapes="n 1024", compiled=True)
-    np.testing.assert_array_equal(fine[:, 0], np.array(crests) ** 2 > 160)
-    np.testing.assert_array_equal(planes[:, 1].any(-1), fine[:, 0])
+    planes, scale, two_planes = run(ROW_PLANES, x, shapes="n 1024", compiled=True)
+    np.testing.assert_array_equal(two_planes[:, 0], np.array(crests) ** 2 > 160)
+    np.testing.assert_array_equal(planes[:, 1].any(-1), two_planes[:, 0])
     numbers = planes[:, 0].astype(np.int32) * 256 + planes[:, 1]
     np.testing.assert_array_equal(np.abs(numbers).max(-1), 127 * 256)
-    assert (np.abs(numbers * scale - x) <= scale * np.where(fine, 1.01, 128.01)).all()
+    assert (np.abs(numbers * scale - x) <= scale * np.where(two_planes, 1.01, 128.01)).all()
 
 
 def test_coarse_rows_are_those_of_eight_bits(run, meaning, rng):
     x = rng.standard_normal((5, 96)).astype(np.float32)
-    planes, scale, fine = run(ROW_PLANES, x, shapes="n 96", compiled=True)
+    planes, scale, two_planes = run(ROW_PLANES, x, shapes="n 96", compiled=True)
     q, same_scale, _ = meaning(QUANTIZE_ROWS, x, bits=8)
-    assert not fine.any() and not planes[:, 1].any()
+    assert not two_planes.any() and not planes[:, 1].any()
     np.testing.assert_array_equal(planes[:, :1], q)
     np.testing.assert_array_equal(scale * 256, same_scale)
 
@@ -104,8 +104,8 @@ def test_coarse_rows_are_those_of_eight_bits(run, meaning, rng):
 @pytest.mark.parametrize("size", [0, 1e-36, 1e-30, 1e35])
 def test_sizes_do_not_make_a_row_fine_or_coarse(run, rng, size):
     x = np.stack([outlying(rng, crest) for crest in (5, 20)]) * np.float32(size / 10)
-    planes, _, fine = run(ROW_PLANES, x, shapes="n 1024", compiled=True)
-    np.testing.assert_array_equal(fine[:, 0], [False, size > 1e-31])
+    planes, _, two_planes = run(ROW_PLANES, x, shapes="n 1024", compiled=True)
+    np.testing.assert_array_equal(two_planes[:, 0], [False, size > 1e-31])
     assert planes.any() == (size > 1e-31)
 
 
@@ -114,8 +114,8 @@ def test_what_is_no_number_stays_in_its_row(run, meaning, rng, number):
     x = np.stack([outlying(rng, crest) for crest in (20, 20, 5)])
     before = meaning(ROW_PLANES, x)
     x[1, 3] = number
-    _, _, fine = after = run(ROW_PLANES, x, shapes="n 1024")
-    np.testing.assert_array_equal(fine[:, 0], [True, False, False])
+    _, _, two_planes = after = run(ROW_PLANES, x, shapes="n 1024")
+    np.testing.assert_array_equal(two_planes[:, 0], [True, False, False])
     assert not np.isfinite(after[1][1])
     for a, b in zip(after, before, strict=True):
         np.testing.assert_array_equal(a[::2], b[::2])

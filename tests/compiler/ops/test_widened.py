@@ -32,12 +32,12 @@ def test_product_is_within_a_step_per_weight_of_what_the_numbers_stand_for(run, 
     w[0], x[1, 3], x[4, 8] = 0, 400, -90
     bias = rng.standard_normal(size).astype(np.float32)
     q, scale = meaning(QUANTIZE, w, bits=4, group=group)
-    planes, row_scale, fine = meaning(ROW_PLANES, x)
-    np.testing.assert_array_equal(fine[:, 0], [False, True, False, False, True])
+    planes, row_scale, two_planes = meaning(ROW_PLANES, x)
+    np.testing.assert_array_equal(two_planes[:, 0], [False, True, False, False, True])
     panels = meaning(PANEL_INTEGERS, q, bits=4, columns=32)
     multipliers, channel = meaning(PANEL_MULTIPLIERS, scale, columns=32)
     shapes = f"n 2 {K}, n 1, n 1, 2 {K // 8} 128, 2 {K // group} 32, 2 1 32, {size}"
-    y = run(WIDENED_LINEAR, planes, row_scale, fine, panels, multipliers, channel, bias, size=size, shapes=shapes, compiled=True)
+    y = run(WIDENED_LINEAR, planes, row_scale, two_planes, panels, multipliers, channel, bias, size=size, shapes=shapes, compiled=True)
     steps = channel.reshape(-1)[:size]
     wide = meaning(DEQUANTIZE, q, scale, bits=4, group=group, dtype="f32").astype(np.float64)
     given = (planes[:, 0] * 256.0 + planes[:, 1]) * row_scale
@@ -52,16 +52,24 @@ def test_rows_add_less_than_a_tenth_to_the_power_of_errors(meaning, rng, strengt
     x, w = rng.standard_normal((64, length)).astype(np.float32), rng.standard_normal((64, length)).astype(np.float32)
     x[np.arange(64), rng.integers(0, length, 64)] *= rng.uniform(1, strength, 64)
     q, scale = meaning(QUANTIZE, w, bits=4, group=32)
-    planes, row_scale, fine = meaning(ROW_PLANES, x)
+    planes, row_scale, two_planes = meaning(ROW_PLANES, x)
     multipliers, channel = meaning(PANEL_MULTIPLIERS, scale, columns=32)
     y = meaning(
-        WIDENED_LINEAR, planes, row_scale, fine, meaning(PANEL_INTEGERS, q, bits=4, columns=32), multipliers, channel, size=64, dtype="f32"
+        WIDENED_LINEAR,
+        planes,
+        row_scale,
+        two_planes,
+        meaning(PANEL_INTEGERS, q, bits=4, columns=32),
+        multipliers,
+        channel,
+        size=64,
+        dtype="f32",
     )
     right = x.astype(np.float64) @ w.T.astype(np.float64)
     rounded = x.astype(np.float64) @ meaning(DEQUANTIZE, q, scale, bits=4, group=32, dtype="f32").T.astype(np.float64)
     power = [np.square(found - right).sum(-1) / np.square(x).sum(-1) for found in (y, rounded)]
     assert power[0].sum() < 1.1 * power[1].sum()
-    assert fine.any() == (strength > 1)
+    assert two_planes.any() == (strength > 1)
 
 
 def test_widened_weights_are_whole_numbers_of_steps(run, meaning, rng):

@@ -2,7 +2,7 @@
 
 A unit takes in operands faster than the second cache gives them. So the tiles of a block of rows go through one part of the contracted axis
 together, for which a panel's part stays in the first cache; beside many rows several panels do so in turn, for which the part of the rows
-stays in the second. Accumulators wait in memory meanwhile. Each part asks for the one that is read next.
+stays in the second. Accumulators wait in memory meanwhile. Each part prefetches the one that is read next.
 """
 
 from __future__ import annotations
@@ -78,13 +78,13 @@ class Blocks:
         return Part(Dim.of(0), self.extent, Dim.of(1))
 
     def walk(self, claim: Claim, count: Dim, tiles: Tiles) -> Stmt:
-        """`count` tiles of rows, through all parts of all panels. Each step of a tile asks for its share of what is read later."""
+        """`count` tiles of rows, through all parts of all panels. Each step of a tile prefetches its share of what is read later."""
         lines_of_step = self.step // self.packed * 4 * self.columns // LINE_BYTES
         lines = ceil_div(lines_of_step, dim_max(count, 1))  # the quotient is computed even where there is no tile to divide among
 
         def down(panel: Dim, part: Part, later: Later) -> Stmt:
             def tile(io: Dim, share: Dim) -> Stmt:
-                return seq(*(self._asking(t, later, io * (part.depth // self.step) * share, share) for t in tiles(panel, io, part)))
+                return seq(*(self._prefetching(t, later, io * (part.depth // self.step) * share, share) for t in tiles(panel, io, part)))
 
             return named("share", lines, lines_of_step, lambda share: loop("io", count, lambda io: tile(io, share)))
 
@@ -120,8 +120,8 @@ class Blocks:
 
         return named("at_end", 1 - dim_min(claim.panel + claim.num_panels - 1 - panel, 1), 1, known)
 
-    def _asking(self, tile: Tile, later: Later, first: Dim, lines: Dim) -> Tile:
-        """The tile asking for lines of what is read later, in each step for so many."""
+    def _prefetching(self, tile: Tile, later: Later, first: Dim, lines: Dim) -> Tile:
+        """The tile, prefetching so many lines of what is read later in each step."""
         right = tile.operands[2]
         ahead = Load(right.buffer, (*right.indices[:-3], later.panel, later.begin // self.packed, Dim.of(0)))
         assert isinstance(tile.op, MatrixUnitOp), tile.op

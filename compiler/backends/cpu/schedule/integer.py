@@ -16,7 +16,7 @@ from compiler.backends.cpu.schedule.blocks import Blocks, Part, configuring
 from compiler.backends.cpu.schedule.nests import loop, named, seq, zero
 from compiler.backends.cpu.schedule.panels import BLOCK_ROWS, Claim, Panels
 from compiler.backends.cpu.schedule.pieces import local
-from compiler.backends.cpu.schedule.spot import Spot
+from compiler.backends.cpu.schedule.tile_origin import TileOrigin
 from compiler.idioms.integer_product import GroupedSum, IntegerProduct, match_integer
 from compiler.idioms.nest import allocated
 from compiler.idioms.same import same_scalar
@@ -69,7 +69,7 @@ class _Schedule:
 
     def kernel(self, point: dict[DimVar, Dim], panel: Dim, first: Dim, rows: int) -> _Kernel:
         p = self.product
-        return _Kernel(p.sums, Spot(p.nest, p.row_axis, replace(self.tile.shape, rows=rows), point, panel, first), self.tile)
+        return _Kernel(p.sums, TileOrigin(p.nest, p.row_axis, replace(self.tile.shape, rows=rows), point, panel, first), self.tile)
 
     def one(self, point: dict[DimVar, Dim], panel: Dim, first: Dim, rows: int) -> Stmt:
         return self.kernel(point, panel, first, rows).body()
@@ -85,13 +85,13 @@ class _Schedule:
 
         def summed(grouped: GroupedSum, hold: Buffer) -> Stmt:
             def one(i: Dim, kernel: _Kernel) -> Stmt:
-                keep = kernel.spot.vectors(lambda v, lane: Store(hold, (i, v, lane), Load(acc, (Dim.of(0), v, lane))))
+                keep = kernel.origin.vectors(lambda v, lane: Store(hold, (i, v, lane), Load(acc, (Dim.of(0), v, lane))))
                 return allocated([acc], seq(kernel.sum(grouped, acc), keep))
 
             return each(one)
 
         finish = each(lambda i, kernel: kernel.finish(lambda number, _, v, lane: Load(held[number], (i, v, lane))))
-        return allocated(held, seq(*_told(self.tile, sums[0], 1), *map(summed, sums, held), finish))
+        return allocated(held, seq(*_configuring(self.tile, sums[0], 1), *map(summed, sums, held), finish))
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,39 +99,39 @@ class _Kernel:
     """One panel and some rows: each sum is done for all of k before the next begins."""
 
     sums: tuple[GroupedSum, ...]
-    spot: Spot
+    origin: TileOrigin
     tile: ProductTile
 
     def body(self) -> Stmt:
-        shape = self.spot.shape
+        shape = self.origin.shape
         accs = [local(f"acc{i}", shape.rows, shape.vectors, shape.lanes) for i in range(len(self.sums))]
         done = [self.sum(s, acc) for s, acc in zip(self.sums, accs, strict=True)]
         finish = self.finish(lambda number, *at: Load(accs[number], at))
-        return allocated(accs, seq(*_told(self.tile, self.sums[0], shape.rows), *done, finish))
+        return allocated(accs, seq(*_configuring(self.tile, self.sums[0], shape.rows), *done, finish))
 
     def finish(self, summed: Callable[[int, Dim, Dim, Dim], Load]) -> Stmt:
         def store(m: Dim, v: Dim, lane: Dim) -> Stmt:
-            return self.spot.store(m, v, lane, lambda s: s if (i := number_of(self.sums, s)) is None else summed(i, m, v, lane))
+            return self.origin.store(m, v, lane, lambda s: s if (i := number_of(self.sums, s)) is None else summed(i, m, v, lane))
 
-        return self.spot.each(store)
+        return self.origin.each(store)
 
     def sum(self, grouped: GroupedSum, acc: Buffer) -> Stmt:
         def group(g: Dim) -> Stmt:
             return self.group(grouped, acc, g, self.factor(grouped, g))
 
-        several = self.spot.shape.rows == 1 and grouped.num_groups != Dim.of(1)
-        clear = self.spot.each(lambda m, v, lane: Store(acc, (m, v, lane), zero(DType.F32)))
+        several = self.origin.shape.rows == 1 and grouped.num_groups != Dim.of(1)
+        clear = self.origin.each(lambda m, v, lane: Store(acc, (m, v, lane), zero(DType.F32)))
         return seq(clear, self.runs(grouped, acc) if several else loop("g", grouped.num_groups, group))
 
     def runs(self, grouped: GroupedSum, acc: Buffer) -> Stmt:
         """Of a single row: some factors, and then their groups."""
-        shape, num_groups = self.spot.shape, grouped.num_groups
+        shape, num_groups = self.origin.shape, grouped.num_groups
         factors = local("factors", AT_ONCE, shape.vectors, shape.lanes)
 
         def run(first: Dim, count: Dim) -> Stmt:
             def fill(i: Dim) -> Stmt:
                 factor = self.factor(grouped, first + i)
-                return self.spot.each(lambda m, v, lane: Store(factors, (i, v, lane), factor(m, v, lane)))
+                return self.origin.each(lambda m, v, lane: Store(factors, (i, v, lane), factor(m, v, lane)))
 
             def group(i: Dim) -> Stmt:
                 return self.group(grouped, acc, first + i, lambda _, v, lane: Load(factors, (i, v, lane)))
@@ -147,14 +147,14 @@ class _Kernel:
 
     def factor(self, grouped: GroupedSum, g: Dim) -> Factor:
         axis = grouped.reduce.axes[0][0]
-        return lambda m, v, lane: rewrite_dims(grouped.factor, {**self.spot.at(m, v, lane), axis: g})
+        return lambda m, v, lane: rewrite_dims(grouped.factor, {**self.origin.at(m, v, lane), axis: g})
 
     def group(self, grouped: GroupedSum, acc: Buffer, g: Dim, factor: Factor) -> Stmt:
-        planes, axis, shape = len(grouped.planes), grouped.reduce.axes[0][0], self.spot.shape
+        planes, axis, shape = len(grouped.planes), grouped.reduce.axes[0][0], self.origin.shape
         exact = local("exact", shape.rows * planes, shape.vectors, shape.lanes, dtype=DType.I32)
 
         def term(m: Dim, v: Dim, lane: Dim) -> _Term:
-            return _term(grouped, lambda i: Load(exact, (m * planes + i, v, lane)), {**self.spot.at(m, v, lane), axis: g})
+            return _term(grouped, lambda i: Load(exact, (m * planes + i, v, lane)), {**self.origin.at(m, v, lane), axis: g})
 
         def begin(m: Dim, v: Dim, lane: Dim) -> Stmt:
             return seq(*(Store(place.buffer, place.indices, value) for place, value in term(m, v, lane).begins))
@@ -164,8 +164,8 @@ class _Kernel:
             return Store(acc, (m, v, lane), value)
 
         start = grouped.planes[0].first.substitute({axis: g})
-        dot = _dot(self.tile, grouped, self.spot, Load(exact, _CORNER[1:]), (start, Dim.of(grouped.planes[0].group)))
-        return allocated([exact], seq(self.spot.each(begin), dot, self.spot.each(add)))
+        dot = _dot(self.tile, grouped, self.origin, Load(exact, _CORNER[1:]), (start, Dim.of(grouped.planes[0].group)))
+        return allocated([exact], seq(self.origin.each(begin), dot, self.origin.each(add)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,12 +182,12 @@ class _Rows:
         size = (self.blocks.together, BLOCK_ROWS * planes, shape.vectors, shape.lanes)
         exact = [local(f"exact{i}", *size, dtype=DType.I32) for i in range(len(sums))]
 
-        def spot(panel: Dim, row: Dim, height: int) -> Spot:
-            return Spot(self.product.nest, self.product.row_axis, replace(shape, rows=height), claim.point, panel, row)
+        def origin(panel: Dim, row: Dim, height: int) -> TileOrigin:
+            return TileOrigin(self.product.nest, self.product.row_axis, replace(shape, rows=height), claim.point, panel, row)
 
-        def each_row(body: Callable[[Spot, list[_Term], Dim, Dim], Stmt]) -> Stmt:
+        def each_row(body: Callable[[TileOrigin, list[_Term], Dim, Dim], Stmt]) -> Stmt:
             def at(m: Dim, panel: Dim) -> Stmt:
-                line = spot(panel, first + m, 1)
+                line = origin(panel, first + m, 1)
 
                 def one(v: Dim, lane: Dim) -> Stmt:
                     def term(grouped: GroupedSum, sum_: Buffer) -> _Term:
@@ -200,10 +200,10 @@ class _Rows:
 
             return loop("m", count * rows, lambda m: claim.each(lambda panel: at(m, panel)))
 
-        def begin(_: Spot, terms: list[_Term], v: Dim, lane: Dim) -> Stmt:
+        def begin(_: TileOrigin, terms: list[_Term], v: Dim, lane: Dim) -> Stmt:
             return seq(*(Store(place.buffer, place.indices, value) for t in terms for place, value in t.begins))
 
-        def finish(line: Spot, terms: list[_Term], v: Dim, lane: Dim) -> Stmt:
+        def finish(line: TileOrigin, terms: list[_Term], v: Dim, lane: Dim) -> Stmt:
             def result(scalar: Scalar) -> Scalar:
                 number = number_of(sums, scalar)
                 return scalar if number is None else Apply(Fn.FMA, (terms[number].exact, terms[number].factor, zero(DType.F32)))
@@ -211,11 +211,11 @@ class _Rows:
             return line.store(Dim.of(0), v, lane, result)
 
         def tiles(panel: Dim, io: Dim, part: Part) -> list[Tile]:
-            place, below = (panel - claim.panel, io * (rows * planes), *_CORNER[2:]), spot(panel, first + io * rows, rows)
+            place, below = (panel - claim.panel, io * (rows * planes), *_CORNER[2:]), origin(panel, first + io * rows, rows)
             return [_dot(self.tile, s, below, Load(e, place), (part.begin, part.depth)) for s, e in zip(sums, exact, strict=True)]
 
-        told = _told(self.tile, sums[0], rows)
-        return allocated(exact, seq(each_row(begin), *told, self.blocks.walk(claim, count, tiles), each_row(finish)))
+        configured = _configuring(self.tile, sums[0], rows)
+        return allocated(exact, seq(each_row(begin), *configured, self.blocks.walk(claim, count, tiles), each_row(finish)))
 
 
 # --- pieces ------------------------------------------------------------------------------------------------------------
@@ -254,15 +254,15 @@ def number_of(sums: tuple[GroupedSum, ...], scalar: Scalar) -> int | None:
     return next((i for i, s in enumerate(sums) if isinstance(scalar, Reduce) and same_scalar(scalar, s.reduce)), None)
 
 
-def _told(tile: ProductTile, grouped: GroupedSum, rows: int) -> list[Tile]:
+def _configuring(tile: ProductTile, grouped: GroupedSum, rows: int) -> list[Tile]:
     return configuring(tile, rows * len(grouped.planes))
 
 
-def _dot(tile: ProductTile, grouped: GroupedSum, spot: Spot, exact: Load, part: tuple[Dim, Dim]) -> Tile:
+def _dot(tile: ProductTile, grouped: GroupedSum, origin: TileOrigin, exact: Load, part: tuple[Dim, Dim]) -> Tile:
     """Add a part (begin, depth) of k to exact sums."""
     plane, (begin, depth) = grouped.planes[0], part
-    row = tuple(d.substitute(spot.at(*_CORNER[1:])) for d in plane.q.indices[:-2])
+    row = tuple(d.substitute(origin.at(*_CORNER[1:])) for d in plane.q.indices[:-2])
     left = Load(plane.q.buffer, (*row, Dim.of(0), begin))
-    right = Load(plane.panels, (spot.panel, begin // (FOUR * 8 // plane.bits), Dim.of(0)))
-    op = tile.product(spot.shape.rows * len(grouped.planes))
+    right = Load(plane.panels, (origin.panel, begin // (FOUR * 8 // plane.bits), Dim.of(0)))
+    op = tile.product(origin.shape.rows * len(grouped.planes))
     return Tile(op, (exact, left, right), (depth, plane.q.buffer.shape[-1]))

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from compiler.backends.cpu.schedule.nests import loop, seq, when, zero
 from compiler.backends.cpu.schedule.panels import Panels
 from compiler.backends.cpu.schedule.pieces import local
-from compiler.backends.cpu.schedule.spot import Spot
+from compiler.backends.cpu.schedule.tile_origin import TileOrigin
 from compiler.idioms.nest import allocated, in_bounds
 from compiler.idioms.product import Product, product_in
 from compiler.ir.dims import Dim, DimVar
@@ -78,7 +78,7 @@ class _Schedule:
 
     def _tile(self, tile: TileShape, point: dict[DimVar, Dim], panel: Dim, first: Dim) -> Stmt:
         sums, rows = self.product.sums, tile.rows
-        spot = Spot.of(self.product, tile, point, panel, first)
+        origin = TileOrigin.of(self.product, tile, point, panel, first)
         accs = [local(f"acc{k}", rows, tile.vectors, tile.lanes) for k in range(len(sums))]
         columns = [local(f"w{k}", tile.vectors, tile.lanes) for k in range(len(sums))]
 
@@ -87,14 +87,14 @@ class _Schedule:
 
         def step(r: Dim) -> Stmt:
             def at(m: Dim, v: Dim, lane: Dim, scalar: Scalar) -> Scalar:
-                return rewrite_dims(scalar, {**spot.at(m, v, lane), **{s.axes[0][0]: r for s in sums}})
+                return rewrite_dims(scalar, {**origin.at(m, v, lane), **{s.axes[0][0]: r for s in sums}})
 
             def fetch(v: Dim, lane: Dim) -> Stmt:
                 stores: list[Stmt] = []
                 for w, s in zip(columns, sums, strict=True):
                     value = at(Dim.of(0), v, lane, s.columns)
                     put = Store(w, (v, lane), value)
-                    stores.append(put if spot.whole or in_bounds(value) else when(spot.inside(v, lane), put))
+                    stores.append(put if origin.whole or in_bounds(value) else when(origin.inside(v, lane), put))
                 return seq(*stores)
 
             def multiply(m: Dim, v: Dim, lane: Dim) -> Stmt:
@@ -105,25 +105,26 @@ class _Schedule:
                     updates.append(Store(acc, place, Apply(Fn.FMA, product)))
                 return seq(*updates)
 
-            return allocated(columns, seq(spot.vectors(fetch), spot.each(multiply)))
+            return allocated(columns, seq(origin.vectors(fetch), origin.each(multiply)))
 
         extent = sums[0].extent
         stride = next(n for n in (UNROLLED, 2, 1) if prove_divisible(extent, n))
 
-        def ask(first: Dim) -> list[Stmt]:
-            return [t for s in sums for t in _ask(s, spot, first, stride)] if rows > 1 else []  # one waits for memory, whoever asks
+        def prefetched(first: Dim) -> list[Stmt]:
+            """A single row waits for memory with or without."""
+            return [t for s in sums for t in _prefetch(s, origin, first, stride)] if rows > 1 else []
 
-        steps = loop("r", extent // stride, lambda r: seq(*ask(r * stride), *(step(r * stride + u) for u in range(stride))))
-        finish = spot.each(lambda m, v, lane: spot.store(m, v, lane, lambda s: self.product.accumulated(s, accs, (m, v, lane))))
-        return allocated(accs, seq(spot.each(clear), steps, finish))
+        steps = loop("r", extent // stride, lambda r: seq(*prefetched(r * stride), *(step(r * stride + u) for u in range(stride))))
+        finish = origin.each(lambda m, v, lane: origin.store(m, v, lane, lambda s: self.product.accumulated(s, accs, (m, v, lane))))
+        return allocated(accs, seq(origin.each(clear), steps, finish))
 
 
-def _ask(s: Contraction, spot: Spot, first: Dim, stride: int) -> list[Tile]:
-    """For what is read of a packed panel as far ahead as machines do not look."""
-    load, columns = s.columns.value if isinstance(s.columns, Cast) else s.columns, spot.shape.columns
+def _prefetch(s: Contraction, origin: TileOrigin, first: Dim, stride: int) -> list[Tile]:
+    """What is read of a packed panel, further ahead than machines prefetch by themselves."""
+    load, columns = s.columns.value if isinstance(s.columns, Cast) else s.columns, origin.shape.columns
     if not isinstance(load, Load) or load.buffer.shape[-1] != Dim.of(columns):
         return []
-    corner = {**spot.at(Dim.of(0), Dim.of(0), Dim.of(0)), s.axes[0][0]: first}
+    corner = {**origin.at(Dim.of(0), Dim.of(0), Dim.of(0)), s.axes[0][0]: first}
     place = Load(load.buffer, tuple(d.substitute(corner) for d in load.indices))
     num_lines = stride * columns * load.buffer.dtype.num_bytes // LINE_BYTES
     return [Tile(Prefetch(far=True, ahead=AHEAD, lines=max(num_lines, 1)), (place,))]

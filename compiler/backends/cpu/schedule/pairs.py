@@ -16,7 +16,7 @@ from compiler.backends.cpu.schedule.blocks import Blocks, Part, configuring
 from compiler.backends.cpu.schedule.nests import loop, seq, zero
 from compiler.backends.cpu.schedule.panels import BLOCK_ROWS, Claim, Panels
 from compiler.backends.cpu.schedule.pieces import local
-from compiler.backends.cpu.schedule.spot import Spot
+from compiler.backends.cpu.schedule.tile_origin import TileOrigin
 from compiler.idioms.nest import allocated
 from compiler.idioms.product import Product, product_in
 from compiler.ir.dims import Dim, DimVar, product_of
@@ -79,12 +79,12 @@ class _Whole:
 
     def kernel(self, point: dict[DimVar, Dim], panel: Dim, first: Dim, rows: int) -> Stmt:
         sums = self.product.sums
-        spot = Spot.of(self.product, replace(self.tile.shape, rows=rows), point, panel, first)
-        accs = [local(f"acc{k}", rows, spot.shape.vectors, spot.shape.lanes) for k in range(len(sums))]
-        clear = spot.each(lambda m, v, lane: seq(*(Store(acc, (m, v, lane), zero(DType.F32)) for acc in accs)))
+        origin = TileOrigin.of(self.product, replace(self.tile.shape, rows=rows), point, panel, first)
+        accs = [local(f"acc{k}", rows, origin.shape.vectors, origin.shape.lanes) for k in range(len(sums))]
+        clear = origin.each(lambda m, v, lane: seq(*(Store(acc, (m, v, lane), zero(DType.F32)) for acc in accs)))
         whole = Part(Dim.of(0), sums[0].extent, Dim.of(1))
-        tiles = [_tile(self.product, self.tile, s, Load(acc, _CORNER[1:]), spot, whole) for s, acc in zip(sums, accs, strict=True)]
-        finish = spot.each(lambda m, v, lane: spot.store(m, v, lane, lambda s: self.product.accumulated(s, accs, (m, v, lane))))
+        tiles = [_tile(self.product, self.tile, s, Load(acc, _CORNER[1:]), origin, whole) for s, acc in zip(sums, accs, strict=True)]
+        finish = origin.each(lambda m, v, lane: origin.store(m, v, lane, lambda s: self.product.accumulated(s, accs, (m, v, lane))))
         return allocated(accs, seq(clear, *tiles, finish))
 
 
@@ -108,35 +108,35 @@ class _Blocks:
         accs = [local(f"acc{k}", together, most, line.vectors, line.lanes) for k in range(len(sums))]
 
         def tiles(panel: Dim, io: Dim, part: Part) -> list[Tile]:
-            spot = Spot.of(product, replace(self.tile.shape, rows=rows), claim.point, panel, first + io * rows)
+            origin = TileOrigin.of(product, replace(self.tile.shape, rows=rows), claim.point, panel, first + io * rows)
             place = (panel - claim.panel, io * rows, *_CORNER[2:])
-            return [_tile(product, self.tile, s, Load(acc, place), spot, part) for s, acc in zip(sums, accs, strict=True)]
+            return [_tile(product, self.tile, s, Load(acc, place), origin, part) for s, acc in zip(sums, accs, strict=True)]
 
         def finish(m: Dim, panel: Dim) -> Stmt:
             """The epilogue is long: written once, not once per row."""
-            spot, zero_dim = Spot.of(product, line, claim.point, panel, first + m), Dim.of(0)
+            origin, zero_dim = TileOrigin.of(product, line, claim.point, panel, first + m), Dim.of(0)
 
             def result(v: Dim, lane: Dim) -> Stmt:
-                return spot.store(zero_dim, v, lane, lambda s: product.accumulated(s, accs, (panel - claim.panel, m, v, lane)))
+                return origin.store(zero_dim, v, lane, lambda s: product.accumulated(s, accs, (panel - claim.panel, m, v, lane)))
 
-            return spot.vectors(result)
+            return origin.vectors(result)
 
-        told = configuring(self.tile, rows)
+        configured = configuring(self.tile, rows)
         whole = seq(*tiles(claim.panel, Dim.of(0), self.blocks.whole))
         multiplied = whole if count is None else self.blocks.walk(claim, count, tiles)
         done = loop("m", rows if count is None else count * rows, lambda m: claim.each(lambda panel: finish(m, panel)))
-        return allocated(accs, seq(*told, multiplied, done))
+        return allocated(accs, seq(*configured, multiplied, done))
 
 
 _CORNER = (Dim.of(0), Dim.of(0), Dim.of(0), Dim.of(0))  # of accumulators by panel, row, vector and lane
 
 
-def _tile(product: Product, tile: ProductTile, s: Contraction, acc: Load, spot: Spot, part: Part) -> Tile:
+def _tile(product: Product, tile: ProductTile, s: Contraction, acc: Load, origin: TileOrigin, part: Part) -> Tile:
     """Add a part of the contracted axis to the accumulators; where they wait in memory, the first part finds nothing in them."""
-    place = {**spot.at(*_CORNER[1:]), s.axes[0][0]: part.begin}
+    place = {**origin.at(*_CORNER[1:]), s.axes[0][0]: part.begin}
     left, right = (rewrite_dims(_some(x), place) for x in (s.rows, s.columns))
     assert isinstance(left, Load) and isinstance(right, Load)
-    op = tile.product(spot.shape.rows, fresh=tile.block is not None and part.is_first)
+    op = tile.product(origin.shape.rows, fresh=part.is_first)
     return Tile(op, (acc, left, right), (part.depth, _stride(product, _some(s.rows))))
 
 

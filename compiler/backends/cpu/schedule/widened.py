@@ -4,7 +4,8 @@ A block of rows goes through the contracted axis in parts, as blocks.py has it. 
 in the first cache, and all rows of the block multiply it from there: tiles of `shape.rows`, then the powers of two that make up the rest.
 Sums of a channel are exact and wait in memory, so no height of a tile can change a bit.
 
-Tiles without a row that is fine leave the second plane out. Its sums are read in fine rows only, so it does not matter who is beside them.
+Tiles without a row that needs two planes leave the second one out. Its sums are read for rows that need it only, so the other rows of a
+tile do not matter.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from compiler.backends.cpu.schedule.integer import number_of
 from compiler.backends.cpu.schedule.nests import below, loop, seq, when, zero
 from compiler.backends.cpu.schedule.panels import Claim, Height, Panels
 from compiler.backends.cpu.schedule.pieces import local
-from compiler.backends.cpu.schedule.spot import Spot
+from compiler.backends.cpu.schedule.tile_origin import TileOrigin
 from compiler.idioms.integer_product import GroupedSum, IntegerProduct, Plane, is_second, match_integer
 from compiler.idioms.nest import allocated
 from compiler.ir.dims import Dim, DimVar, dim_min
@@ -36,7 +37,7 @@ BLOCK_ROWS = 512  # widening a panel costs as much as its product with some sixt
 def _fits(product: IntegerProduct, tile: ProductTile) -> bool:
     planes = [p for s in product.sums for p in s.planes]
     taken = all(p.multipliers is not None and tile.widens(p.group, _group(p, p.multipliers)) for p in planes)
-    return taken and product.columns == tile.shape.columns and all(s.fine is not None for s in product.sums)
+    return taken and product.columns == tile.shape.columns and all(s.two_planes is not None for s in product.sums)
 
 
 def schedule_widened(prim: PrimFunc, tile: ProductTile) -> PrimFunc | None:
@@ -82,9 +83,9 @@ class _Sum:
     def group(self) -> int:
         return _group(self.grouped.planes[0], self.multipliers)
 
-    def fine(self, place: dict[DimVar, Dim]) -> Scalar:
-        assert self.grouped.fine is not None, self.grouped
-        return self.at(self.grouped.fine, place)
+    def two_planes(self, place: dict[DimVar, Dim]) -> Scalar:
+        assert self.grouped.two_planes is not None, self.grouped
+        return self.at(self.grouped.two_planes, place)
 
     def at(self, scalar: Scalar, place: dict[DimVar, Dim]) -> Scalar:
         """Its one group is all of k."""
@@ -107,17 +108,17 @@ class _Block:
     def body(self) -> Stmt:
         heights = self.panels.heights(self.first, self.end)
         counted = [h.when_any(h.each(lambda row, h=h: self.counted(row, h.rows))) for h in heights]
-        told = [h.when_any(self.told(h.rows)) for h in heights]
+        configured = [h.when_any(self.configured(h.rows)) for h in heights]
         finished = loop("m", self.end - self.first, lambda m: self.claim.each(lambda panel: self.finished(panel, m)))
         buffers = [b for s in self.sums for b in (s.exact, s.wide, s.num_planes)]
-        return allocated(buffers, seq(*counted, *told, self.blocks.parts(self.claim, self.through), finished))
+        return allocated(buffers, seq(*counted, *configured, self.blocks.parts(self.claim, self.through), finished))
 
     def counted(self, row: Dim, rows: int) -> Stmt:
-        """The planes of a tile: its second one where a row is fine."""
+        """The number of planes of a tile: two where one of its rows needs them."""
 
         def number(s: _Sum) -> Scalar:
-            spot = self.spot(self.claim.panel, row, rows)
-            some = fold(ReduceFn.ANY, (rows,), lambda m: s.fine(spot.at(m, *_CORNER[:2])))
+            origin = self.origin(self.claim.panel, row, rows)
+            some = fold(ReduceFn.ANY, (rows,), lambda m: s.two_planes(origin.at(m, *_CORNER[:2])))
             return Apply(Fn.ADD, (Cast(some, I32), Const(1, I32)))
 
         return seq(*(Store(s.num_planes, (row - self.first,), number(s)) for s in self.sums))
@@ -127,15 +128,17 @@ class _Block:
         num_heights = sum((dim_min(h.count, 1) for h in heights), Dim.of(0))
 
         def tiles(h: Height) -> Stmt:
-            told_again = when(below(1, num_heights), self.told(h.rows))  # others came between
-            return seq(told_again, h.each(lambda row: seq(*(self.planes(s, self.spot(panel, row, h.rows), part) for s in self.sums))))
+            configured_again = when(below(1, num_heights), self.configured(h.rows))  # others came between
+            return seq(
+                configured_again, h.each(lambda row: seq(*(self.planes(s, self.origin(panel, row, h.rows), part) for s in self.sums)))
+            )
 
         return seq(*(self.widened(s, panel, part, later) for s in self.sums), *(h.when_any(tiles(h)) for h in heights))
 
-    def spot(self, panel: Dim, row: Dim, rows: int) -> Spot:
-        return Spot(self.product.nest, self.product.row_axis, replace(self.tile.shape, rows=rows), self.claim.point, panel, row)
+    def origin(self, panel: Dim, row: Dim, rows: int) -> TileOrigin:
+        return TileOrigin(self.product.nest, self.product.row_axis, replace(self.tile.shape, rows=rows), self.claim.point, panel, row)
 
-    def told(self, rows: int) -> Stmt:
+    def configured(self, rows: int) -> Stmt:
         return seq(*configuring(self.tile, rows))
 
     def widened(self, s: _Sum, panel: Dim, part: Part, later: Later) -> Tile:
@@ -147,12 +150,12 @@ class _Block:
         assert self.tile.widen is not None, self.tile
         return Tile(replace(self.tile.widen, group=s.group), operands, (part.depth,))
 
-    def planes(self, s: _Sum, spot: Spot, part: Part) -> Stmt:
+    def planes(self, s: _Sum, origin: TileOrigin, part: Part) -> Stmt:
         """The first part finds nothing in the exact sums."""
-        q, place = s.grouped.planes[0].q, (spot.panel - self.claim.panel, spot.first - self.first)
-        row = tuple(d.substitute(spot.at(*_CORNER)) for d in q.indices[:-2])
+        q, place = s.grouped.planes[0].q, (origin.panel - self.claim.panel, origin.first - self.first)
+        row = tuple(d.substitute(origin.at(*_CORNER)) for d in q.indices[:-2])
         stride = q.buffer.shape[-2] * q.buffer.shape[-1]
-        op = self.tile.product(spot.shape.rows, fresh=part.is_first)
+        op = self.tile.product(origin.shape.rows, fresh=part.is_first)
 
         def tile(plane: Dim) -> Tile:
             operands = (Load(s.exact, (plane, *place, *_CORNER[1:])), Load(q.buffer, (*row, plane, part.begin)), Load(s.wide, _CORNER[:1]))
@@ -163,14 +166,14 @@ class _Block:
         return k.body()
 
     def finished(self, panel: Dim, m: Dim) -> Stmt:
-        line, shape = self.spot(panel, self.first + m, 1), self.tile.shape
+        line, shape = self.origin(panel, self.first + m, 1), self.tile.shape
         place, sums = (panel - self.claim.panel, m), tuple(s.grouped for s in self.sums)
         seconds = [local(f"second{i}", shape.vectors, shape.lanes) for i in range(len(sums))]
 
         def second(s: _Sum, added: Buffer) -> Stmt:
             """What the second plane of the row adds: only then it is read."""
             some = line.vectors(lambda *at: Store(added, at, Cast(Load(s.exact, (Dim.of(1), *place, *at)), DType.F32)))
-            return when(s.fine(line.at(*_CORNER)), some, line.vectors(lambda *at: Store(added, at, zero(DType.F32))))
+            return when(s.two_planes(line.at(*_CORNER)), some, line.vectors(lambda *at: Store(added, at, zero(DType.F32))))
 
         def one(v: Dim, lane: Dim) -> Stmt:
             at = (v, lane)

@@ -65,7 +65,7 @@ def arguments(program: str, rows: int) -> list[Any]:
     weights = [(n, K), (33, K), (n, K)] if program == "gated" else [(n, K), (n, K)]
     x, *made, residual = (rng.normal(size=s).astype(np.float32) for s in ((rows, K), *weights, (rows, n)))
     if program.startswith("int4"):
-        x[1::41, 5] = 400  # tiles with and without a row that is fine
+        x[1::41, 5] = 400  # tiles with and without a row that needs two planes
     return [x, *(w.astype(DType.BF16.numpy) if program == "gated" else w for w in made), residual]
 
 

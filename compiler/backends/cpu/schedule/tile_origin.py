@@ -16,7 +16,7 @@ from compiler.machine.products import TileShape
 
 
 @dataclass(frozen=True, slots=True)
-class Spot:
+class TileOrigin:
     """`shape.rows` rows from `first` on and the columns of `panel`; the other axes are at `point`."""
 
     nest: PerfectNest
@@ -27,8 +27,8 @@ class Spot:
     first: Dim
 
     @staticmethod
-    def of(product: Product, shape: TileShape, point: dict[DimVar, Dim], panel: Dim, first: Dim) -> Spot:
-        return Spot(product.nest, product.row_axis, shape, point, panel, first)
+    def of(product: Product, shape: TileShape, point: dict[DimVar, Dim], panel: Dim, first: Dim) -> TileOrigin:
+        return TileOrigin(product.nest, product.row_axis, shape, point, panel, first)
 
     def column(self, v: Dim, lane: Dim) -> Dim:
         return self.panel * self.shape.columns + v * self.shape.lanes + lane
