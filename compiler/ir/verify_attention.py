@@ -8,7 +8,7 @@ from compiler.ir.dims import Dim
 from compiler.ir.dtypes import DType
 from compiler.ir.fields import Holds, parts
 from compiler.ir.loops import Attention, Buffer, Paged, PrimFunc, Ragged, dtype_of
-from compiler.ir.prove import prove_ne
+from compiler.ir.prove import prove_eq, prove_ne
 from compiler.ir.verify_graph import Problem
 from compiler.ir.visit_loops import walk_stmts
 
@@ -90,7 +90,7 @@ def _heads(node: Attention) -> Iterator[str]:
     axis = LAYOUTS["cache" if isinstance(node.keys, Paged) else "keys"].index("kv_heads")
     if len(node.queries.shape) == 3 and len(keys.shape) > axis:
         heads, kv_heads = node.queries.shape[1], keys.shape[axis]
-        if prove_ne(heads % kv_heads, 0):
+        if prove_eq(kv_heads, 0) or prove_ne(heads % kv_heads, 0):
             yield f"queries {node.queries.name} have {heads} heads, expected a multiple of {kv_heads}, the kv heads of {keys.name}"
 
 

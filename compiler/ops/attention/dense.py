@@ -19,7 +19,7 @@ from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
 from compiler.ir.loops import Scalar
 from compiler.ir.op import REQUIRED
-from compiler.ir.prove import prove_ne
+from compiler.ir.prove import prove_eq, prove_ne
 from compiler.ir.types import TensorType, Type
 from compiler.ir.write import Kernel, cast, const, contract, equal, exp, guard, largest, maximum, select, total
 from compiler.ops.attention.plain import capped
@@ -41,7 +41,7 @@ def check_attributes(attrs: Attrs) -> None:
 
 
 def agree_heads(heads: Dim, kv_heads: Dim) -> None:
-    if prove_ne(heads % kv_heads, 0):
+    if prove_eq(kv_heads, 0) or prove_ne(heads % kv_heads, 0):
         raise AnnotationError(f"{heads} query heads do not share {kv_heads} kv heads evenly")
 
 

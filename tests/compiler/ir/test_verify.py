@@ -364,6 +364,7 @@ LOOP_BREACHES: dict[str, list[tuple[PrimFunc, str]]] = {
         (attention(o="f32[t, 4, 16]"), "out o has 16 size, expected 8, the size of queries"),
         (attention(cache="f32[2, 3, 9, 2, 128]"), "cache cache has 3 2, expected 2"),
         (attention(cache="f32[2, 2, 9, 3, 128]"), "queries q have 4 heads, expected a multiple of 3, the kv heads of cache"),
+        (attention(cache="f32[2, 2, 9, 0, 128]"), "queries q have 4 heads, expected a multiple of 0, the kv heads of cache"),
         (attention(ids="f32[t]"), "sequences ids holds f32, expected integers"),
         (attention(q="i32[t, 4, 8]"), "queries q holds i32, expected floats"),
         (attention(cache="i8[2, 2, 9, 2, 128]"), "cache cache is i8 and has no scales"),
