@@ -20,7 +20,7 @@ from functools import partial
 from compiler.backends.base import LinkedCode
 from compiler.backends.registry import backend_of
 from compiler.ir.module import IRModule
-from compiler.ir.printer import print_module
+from compiler.ir.text.printer import print_module
 from compiler.machine.target import Target, host
 from compiler.passes.base import Count, Dump, Instrument, Show, ShowChanges, Timing, Verify
 from compiler.program.bytecode import Signature, lower

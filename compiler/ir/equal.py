@@ -21,9 +21,9 @@ from compiler.ir.graph import Binding, Block, BlockKind, Body, Call, Constant, C
 from compiler.ir.loops import Buffer, Const, PrimFunc, Scalar, ScalarParam, Seq
 from compiler.ir.module import IRModule
 from compiler.ir.op import OpDef
-from compiler.ir.printer import canonical_text, print_node
-from compiler.ir.printer_types import canonical_number
 from compiler.ir.prove import prove_eq
+from compiler.ir.text.printer import canonical_text, print_node
+from compiler.ir.text.printer_types import canonical_number
 from compiler.ir.types import FuncType, dims_of
 from compiler.ir.visit_loops import statements
 

@@ -10,7 +10,7 @@ from compiler.ir.errors import CompileError
 from compiler.ir.graph import Binding, Function
 from compiler.ir.loops import PrimFunc
 from compiler.ir.module import IRModule
-from compiler.ir.printer import print_node
+from compiler.ir.text.printer import print_node
 from compiler.ir.types import vars_of
 from compiler.ir.verify_graph import GRAPH_RULES, Problem, bound_sites
 from compiler.ir.verify_loops import LOOP_RULES

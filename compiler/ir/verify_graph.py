@@ -29,9 +29,9 @@ from compiler.ir.graph import (
 from compiler.ir.loops import Buffer, PrimFunc, ScalarParam, Stmt
 from compiler.ir.module import IRModule
 from compiler.ir.op import REQUIRED
-from compiler.ir.printer_types import type_text
 from compiler.ir.prove import prove_ne
 from compiler.ir.subsume import Level, subsumes
+from compiler.ir.text.printer_types import type_text
 from compiler.ir.types import FuncType, ObjectType, ScalarType, TensorType, Type, binders_of, vars_of
 from compiler.ir.visit import atom_dims, operands, used_vars
 

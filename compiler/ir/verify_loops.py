@@ -39,10 +39,10 @@ from compiler.ir.loops import (
     When,
     dtype_of,
 )
-from compiler.ir.printer import print_scalar
-from compiler.ir.printer_types import canonical_number
 from compiler.ir.prove import prove_lt
-from compiler.ir.syntax import ARITY
+from compiler.ir.text.printer import print_scalar
+from compiler.ir.text.printer_types import canonical_number
+from compiler.ir.text.syntax import ARITY
 from compiler.ir.verify_attention import attention_operands_agree, attention_stands_alone
 from compiler.ir.verify_graph import Problem
 from compiler.ir.visit_loops import scalars_of, subscalars, substatements, walk_stmts

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from compiler.ir.errors import CompileError
 from compiler.ir.module import IRModule
-from compiler.ir.printer import print_module
+from compiler.ir.text.printer import print_module
 from compiler.ir.verify import VerifyError, verify
 
 

@@ -21,7 +21,7 @@ from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.graph import Alloc, Var
 from compiler.ir.module import IRModule
-from compiler.ir.parser import parse
+from compiler.ir.text.parser import parse
 from compiler.ir.types import TensorType, tensor
 from compiler.ir.visit import operands
 from compiler.ops.matmul import MATMUL

@@ -14,7 +14,7 @@ import numpy as np
 from compiler.driver import Options, compile_module
 from compiler.frontend.nn import WeightFormat
 from compiler.ir.dtypes import DType
-from compiler.ir.parser import parse
+from compiler.ir.text.parser import parse
 from compiler.ir.tiles import TileOp, stated_fields
 from compiler.machine.products import product_tiles
 from compiler.machine.target import Target, host

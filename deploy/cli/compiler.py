@@ -37,7 +37,7 @@ def opt(
       RELAXSERVE_DEBUG=5 relaxserve opt mlp.ir --target avx512
     """
     from compiler.backends.cpu.pipeline import pipeline
-    from compiler.ir.printer import print_module
+    from compiler.ir.text.printer import print_module
     from compiler.machine.target import get
     from compiler.passes.base import Verify
 
@@ -84,7 +84,7 @@ def run(
 
 def _read(program: Path) -> IRModule:
     import compiler.ops  # noqa: F401  # pyright: ignore[reportUnusedImport]  # fills the tables of operators
-    from compiler.ir.parser import parse
+    from compiler.ir.text.parser import parse
     from compiler.ir.verify import verify
 
     try:

@@ -14,8 +14,8 @@ from compiler.driver import Options, compile_module
 from compiler.interpret.graph import Interpreter
 from compiler.ir.equal import assert_equal
 from compiler.ir.module import IRModule
-from compiler.ir.parser import parse
-from compiler.ir.printer import print_module
+from compiler.ir.text.parser import parse
+from compiler.ir.text.printer import print_module
 from compiler.ir.types import ObjectType
 from compiler.ir.verify import verify
 from compiler.passes.base import Pass, Verify

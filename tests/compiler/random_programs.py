@@ -44,8 +44,8 @@ from compiler.ir.graph import (
 )
 from compiler.ir.module import IRModule
 from compiler.ir.op import OPS
-from compiler.ir.printer import print_module
 from compiler.ir.prove import prove_eq
+from compiler.ir.text.printer import print_module
 from compiler.ir.types import ScalarType, ShapeType, TensorType, TupleType, Type, tensor
 
 assert compiler.ops

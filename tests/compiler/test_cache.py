@@ -14,7 +14,7 @@ import pytest
 import compiler.ops
 from compiler.cache import MAX_SIDECAR_BYTES, Cache, CacheError, Key, Range
 from compiler.driver import compile_module
-from compiler.ir.parser import parse
+from compiler.ir.text.parser import parse
 from compiler.signature import key_of, signature
 from runtime import flags
 from runtime.errors import BoundExceeded, DamagedFile

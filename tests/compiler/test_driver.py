@@ -10,7 +10,7 @@ import pytest
 
 import compiler.ops
 from compiler.driver import Options, compile_module
-from compiler.ir.parser import parse
+from compiler.ir.text.parser import parse
 from compiler.machine.target import NAMED
 from runtime import flags
 from runtime.executable import Executable

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from compiler.driver import compile_module
-from compiler.ir.parser import parse
+from compiler.ir.text.parser import parse
 from runtime.session import Session
 
 Compute = Callable[..., Any]

@@ -11,7 +11,7 @@ from compiler.ir.dims import Dim, UnboundDimError
 from compiler.ir.dtypes import DType
 from compiler.ir.graph import Function
 from compiler.ir.module import IRModule
-from compiler.ir.parser import parse
+from compiler.ir.text.parser import parse
 from compiler.ir.tiles import Operand, TileOp, tile_op
 from compiler.ops.elementwise import numpy_cast
 

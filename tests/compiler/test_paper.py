@@ -11,8 +11,8 @@ import compiler.ops
 from compiler.backends.cpu.pipeline import PHASES, pipeline
 from compiler.ir.equal import assert_equal
 from compiler.ir.module import IRModule
-from compiler.ir.parser import parse
-from compiler.ir.printer import print_module
+from compiler.ir.text.parser import parse
+from compiler.ir.text.printer import print_module
 from compiler.ir.types import vars_of
 from compiler.ir.verify import verify
 from compiler.machine.target import get

@@ -22,8 +22,8 @@ from compiler.ir.dtypes import DType
 from compiler.ir.equal import assert_equal
 from compiler.ir.module import IRModule
 from compiler.ir.op import OPS
-from compiler.ir.parser import parse
-from compiler.ir.printer import print_module
+from compiler.ir.text.parser import parse
+from compiler.ir.text.printer import print_module
 from compiler.ir.verify import verify
 from compiler.machine.target import NAMED, Target, host
 from compiler.ops.tables import INTERPRET

@@ -14,7 +14,7 @@ from compiler.ir.dims import Dim
 from compiler.ir.errors import CompileError
 from compiler.ir.graph import Alloc, Body, CallTir, If, MatchCast
 from compiler.ir.module import IRModule
-from compiler.ir.parser import parse
+from compiler.ir.text.parser import parse
 from compiler.ir.types import TensorType
 from compiler.ir.verify import verify
 from compiler.machine.target import host

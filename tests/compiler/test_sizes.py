@@ -9,7 +9,7 @@ import pytest
 
 from compiler.driver import compile_module
 from compiler.interpret.graph import Interpreter, MismatchError
-from compiler.ir.parser import parse
+from compiler.ir.text.parser import parse
 from compiler.ir.verify import verify
 from runtime.errors import ArgumentMismatch, BoundExceeded, OutOfMemory, RuntimeFault
 from runtime.memory import MemoryAccount

@@ -14,7 +14,7 @@ from compiler.ir.graph import Binding, Block, BlockKind, Body, Call, Constant, C
 from compiler.ir.loops import Buffer, Const, For, PrimFunc, Seq, Store
 from compiler.ir.module import IRModule
 from compiler.ir.op import OPS, OpDef
-from compiler.ir.parser import parse
+from compiler.ir.text.parser import parse
 from compiler.ir.types import ObjectType, tensor
 
 SAME = OPS.get("equal.same") or OPS.add("equal.same", OpDef("equal.same", {"axis": 0}, lambda args, attrs: args[0]))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from compiler.ir.parser import parse
 from compiler.ir.subsume import Level, subsumes
+from compiler.ir.text.parser import parse
 from compiler.ir.types import Type
 
 

@@ -10,8 +10,8 @@ from compiler.ir.dims import Dim, DimLike, DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.equal import assert_equal
 from compiler.ir.loops import Buffer, PrimFunc
-from compiler.ir.parser import parse
 from compiler.ir.sweep import sweep
+from compiler.ir.text.parser import parse
 from compiler.ir.write import Kernel
 
 F32 = DType.F32

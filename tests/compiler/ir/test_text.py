@@ -14,7 +14,6 @@ from compiler.ir.dims import Dim, DimVar, dim_max, dim_min
 from compiler.ir.dtypes import DType
 from compiler.ir.equal import assert_equal
 from compiler.ir.graph import Binding, Block, Body, Call, Constant, Copy, Function, ScalarValue, Var
-from compiler.ir.lexer import MAX_NESTING, ParseError
 from compiler.ir.loops import (
     Apply,
     Buffer,
@@ -40,9 +39,10 @@ from compiler.ir.loops import (
 )
 from compiler.ir.module import IRModule
 from compiler.ir.op import OPS, REQUIRED, OpDef
-from compiler.ir.parser import parse
-from compiler.ir.printer import print_binding, print_module, print_node
-from compiler.ir.syntax import ARITY, RESERVED
+from compiler.ir.text.lexer import MAX_NESTING, ParseError
+from compiler.ir.text.parser import parse
+from compiler.ir.text.printer import print_binding, print_module, print_node
+from compiler.ir.text.syntax import ARITY, RESERVED
 from compiler.ir.types import FuncType, ObjectType, ScalarType, ShapeType, TensorType, TupleType, Type, tensor
 from compiler.ir.visit_loops import walk_scalar, walk_scalars
 

@@ -28,7 +28,7 @@ from compiler.ir.graph import (
 from compiler.ir.loops import Allocate, Apply, Buffer, Const, Fn, For, Load, PrimFunc, ScalarParam, Scope, Seq, Stmt, Store
 from compiler.ir.module import IRModule
 from compiler.ir.op import OPS, REQUIRED, OpDef
-from compiler.ir.parser import parse
+from compiler.ir.text.parser import parse
 from compiler.ir.types import ObjectType, ScalarType, TensorType, TupleType, Type, tensor
 from compiler.ir.verify import VerifyError, dims_have_one_function, verify
 from compiler.ir.verify_graph import GRAPH_RULES

@@ -9,8 +9,8 @@ from compiler.ir.graph import Alloc, Binding, Call, CallTir, Copy, Function, If,
 from compiler.ir.loops import Allocate, Buffer, Const, DimScalar, For, Let, Load, PrimFunc, Reduce, ScalarParam, Seq, Store, Tile
 from compiler.ir.module import IRModule
 from compiler.ir.op import OPS, OpDef
-from compiler.ir.parser import parse
-from compiler.ir.printer import print_node
+from compiler.ir.text.parser import parse
+from compiler.ir.text.printer import print_node
 from compiler.ir.types import tensor, vars_of
 from compiler.ir.visit import atom_dims, free_vars, fresh_function, map_atoms, map_bindings, map_operands, operands, used_vars
 from compiler.ir.visit_loops import (

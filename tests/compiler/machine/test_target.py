@@ -7,7 +7,7 @@ import llvmlite.binding as llvm
 import pytest
 
 from compiler.driver import compile_module
-from compiler.ir.parser import parse
+from compiler.ir.text.parser import parse
 from compiler.machine import target
 from compiler.machine.target import NAMED, TargetError, get, host, machine, runnable
 from runtime import flags

@@ -18,8 +18,8 @@ from compiler.ir.equal import assert_equal
 from compiler.ir.graph import Atom, ScalarValue, ShapeValue, Var
 from compiler.ir.module import IRModule
 from compiler.ir.op import OpDef
-from compiler.ir.parser import parse
-from compiler.ir.printer import print_module
+from compiler.ir.text.parser import parse
+from compiler.ir.text.printer import print_module
 from compiler.ir.types import TensorType, TupleType, Type
 from compiler.ir.verify import verify
 from compiler.ops.tables import INTERPRET

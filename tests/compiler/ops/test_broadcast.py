@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from compiler.driver import compile_module
-from compiler.ir.parser import parse
-from compiler.ir.printer import print_module
+from compiler.ir.text.parser import parse
+from compiler.ir.text.printer import print_module
 from compiler.passes.legalize import legalize
 from runtime.errors import ArgumentMismatch
 from runtime.session import Session

@@ -12,7 +12,7 @@ from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
 from compiler.ir.graph import ScalarValue, ShapeValue, Var
-from compiler.ir.parser import parse
+from compiler.ir.text.parser import parse
 from compiler.ir.types import ScalarType, ShapeType, TensorType, tensor
 from compiler.ops.create import ARANGE, FULL, PAD, SHAPE_OF, SHAPE_TO_TENSOR, TENSOR_TO_SHAPE, TRIL, TRIU
 from compiler.ops.dynamic import NONZERO, UNIQUE

@@ -14,7 +14,7 @@ from compiler.ir.dims import DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
 from compiler.ir.graph import CallTir, Var
-from compiler.ir.parser import parse
+from compiler.ir.text.parser import parse
 from compiler.ir.types import ObjectType, TensorType, tensor
 from compiler.ops.embedding import EMBEDDING
 from compiler.ops.index import GATHER, SCATTER, SCATTER_INPLACE, TAKE

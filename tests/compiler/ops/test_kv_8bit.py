@@ -9,9 +9,9 @@ import pytest
 
 from compiler.driver import compile_module
 from compiler.interpret.graph import Interpreter
-from compiler.ir.lexer import ParseError
 from compiler.ir.module import IRModule
-from compiler.ir.parser import parse
+from compiler.ir.text.lexer import ParseError
+from compiler.ir.text.parser import parse
 from compiler.ir.verify import verify
 from runtime.session import Session
 

@@ -9,7 +9,7 @@ import pytest
 from compiler.backends.cpu.pipeline import pipeline
 from compiler.ir.errors import CompileError
 from compiler.ir.module import IRModule
-from compiler.ir.parser import parse
+from compiler.ir.text.parser import parse
 from compiler.ir.verify import VerifyError
 from compiler.machine.target import get
 from compiler.passes.base import Dump, Pipeline, Timing, Verify, name_of

@@ -16,8 +16,8 @@ from compiler.frontend.weights import open_safetensors
 from compiler.interpret.graph import Interpreter, MismatchError
 from compiler.interpret.loops import InterpretError
 from compiler.ir.dtypes import DType
-from compiler.ir.parser import parse
-from compiler.ir.printer import print_module
+from compiler.ir.text.parser import parse
+from compiler.ir.text.printer import print_module
 from compiler.ir.verify import verify
 from compiler.passes.base import Pass
 from compiler.passes.check_facts import check_facts

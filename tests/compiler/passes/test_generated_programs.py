@@ -24,9 +24,9 @@ from compiler.ir.dtypes import DType
 from compiler.ir.graph import Atom, Body, CallFunc, CallLibrary, CallTir, FuncRef, MakeTuple, ScalarValue, ShapeValue, TupleGet, Var
 from compiler.ir.module import IRModule
 from compiler.ir.op import OPS
-from compiler.ir.parser import parse
-from compiler.ir.printer import print_module
 from compiler.ir.prove import prove_eq, prove_le
+from compiler.ir.text.parser import parse
+from compiler.ir.text.printer import print_module
 from compiler.ir.types import TensorType, Type, tensor
 from compiler.ir.verify import verify
 from runtime.executable import Executable

@@ -9,7 +9,7 @@ import pytest
 from compiler.ir.builder import Builder
 from compiler.ir.dtypes import DType
 from compiler.ir.graph import CallTir, MakeTuple, Var
-from compiler.ir.parser import parse
+from compiler.ir.text.parser import parse
 from compiler.ir.types import tensor
 from compiler.ir.verify import verify
 from compiler.passes.base import Pass

@@ -7,7 +7,7 @@ import pytest
 
 import compiler.ops
 from compiler.driver import compile_module
-from compiler.ir.parser import parse
+from compiler.ir.text.parser import parse
 from runtime.errors import ArgumentMismatch
 from runtime.executable import Call, Executable
 from runtime.session import Session

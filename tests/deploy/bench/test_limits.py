@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from compiler.driver import Options, compile_module
-from compiler.ir.parser import parse
+from compiler.ir.text.parser import parse
 from compiler.machine.target import Target, get, host
 from deploy.bench.limits import Limits, multiplying
 from runtime.session import Session

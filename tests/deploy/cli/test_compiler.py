@@ -13,7 +13,7 @@ from compiler.cache import Cache
 from compiler.driver import compile_module
 from compiler.interpret.loops import InterpretError
 from compiler.ir.errors import CompileError
-from compiler.ir.parser import parse
+from compiler.ir.text.parser import parse
 from compiler.machine.target import host
 from deploy.cache import Kept
 from deploy.cli import compiler as commands

@@ -17,7 +17,7 @@ from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import CompileError
 from compiler.ir.loops import Allocate, Buffer, Const, For, Load, LoopKind, PrimFunc, Scope, Seq, Stmt, Store, Tile
-from compiler.ir.parser import parse
+from compiler.ir.text.parser import parse
 from compiler.machine.target import NAMED, Target, host
 from compiler.machine.tiles.dot_bf16 import PAIR, DotBf16
 

@@ -9,7 +9,7 @@ import pytest
 
 from compiler.interpret.loops import run_prim
 from compiler.ir.dtypes import DType
-from compiler.ir.parser import parse
+from compiler.ir.text.parser import parse
 from compiler.machine.target import NAMED
 
 TARGET = NAMED["avx512-vnni-bf16"]

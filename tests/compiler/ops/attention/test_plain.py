@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from compiler.interpret.graph import Interpreter
-from compiler.ir.parser import parse
+from compiler.ir.text.parser import parse
 
 Array = NDArray[Any]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from compiler.ir.equal import assert_equal
-from compiler.ir.parser import parse
+from compiler.ir.text.parser import parse
 from compiler.passes.fusion.annotate_patterns import annotate_patterns
 
 KINDS = {

@@ -12,8 +12,8 @@ from compiler.ir.equal import assert_equal
 from compiler.ir.graph import CallTir, TupleGet
 from compiler.ir.loops import Store
 from compiler.ir.module import IRModule
-from compiler.ir.parser import parse
-from compiler.ir.printer import print_module
+from compiler.ir.text.parser import parse
+from compiler.ir.text.printer import print_module
 from compiler.ir.verify import verify
 from compiler.ir.visit_loops import scalar_depth, walk_scalar, walk_scalars, walk_stmts
 from compiler.passes.base import Pass, Pipeline

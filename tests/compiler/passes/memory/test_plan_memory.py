@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.graph import Alloc, Var
-from compiler.ir.parser import parse
+from compiler.ir.text.parser import parse
 from compiler.ir.types import ObjectType
 from compiler.passes.base import Pass
 from compiler.passes.memory.plan_memory import _Life, place, plan_memory

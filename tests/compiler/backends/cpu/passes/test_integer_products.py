@@ -8,7 +8,7 @@ import pytest
 
 from compiler.backends.cpu.passes.integer_products import IntegerProducts
 from compiler.ir.graph import Call
-from compiler.ir.parser import parse
+from compiler.ir.text.parser import parse
 from compiler.machine.products import ProductTile, ProductTiles, TileShape
 from compiler.machine.tiles.amx import AmxI8ByI8
 from compiler.machine.tiles.dot_panel import DotPanel, DotWords

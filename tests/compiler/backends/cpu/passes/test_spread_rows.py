@@ -12,7 +12,7 @@ from compiler.interpret.graph import Interpreter
 from compiler.ir.deduce import type_of
 from compiler.ir.graph import CallTir
 from compiler.ir.module import IRModule
-from compiler.ir.parser import parse
+from compiler.ir.text.parser import parse
 from compiler.ir.types import TensorType
 from compiler.ir.verify import verify
 from compiler.machine.target import get

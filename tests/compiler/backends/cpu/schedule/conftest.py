@@ -14,7 +14,7 @@ from compiler.backends.cpu.pipeline import pipeline
 from compiler.driver import Options, compile_module
 from compiler.interpret.graph import Interpreter
 from compiler.ir.loops import PrimFunc
-from compiler.ir.parser import parse
+from compiler.ir.text.parser import parse
 from compiler.ir.verify import verify
 from compiler.machine.target import NAMED, Target, get, host
 from runtime.executable import Executable

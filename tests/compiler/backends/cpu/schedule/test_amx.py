@@ -11,7 +11,7 @@ import pytest
 from compiler.backends.cpu.pipeline import pipeline
 from compiler.interpret.graph import Interpreter
 from compiler.ir.dtypes import DType
-from compiler.ir.parser import parse
+from compiler.ir.text.parser import parse
 from compiler.machine.target import Target
 from runtime.device.cpu.team import STACK_SPARE
 from runtime.executable import Executable

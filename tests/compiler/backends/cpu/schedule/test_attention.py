@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from compiler.backends.cpu.pipeline import pipeline
 from compiler.interpret.graph import Interpreter
 from compiler.ir.loops import PrimFunc
-from compiler.ir.parser import parse
-from compiler.ir.printer import canonical_text
+from compiler.ir.text.parser import parse
+from compiler.ir.text.printer import canonical_text
 from compiler.machine.products import product_tiles
 from compiler.machine.target import NAMED, Target, host
 from runtime.executable import Executable

@@ -12,7 +12,7 @@ from compiler.backends.cpu.pipeline import pipeline
 from compiler.interpret.graph import Interpreter
 from compiler.ir.dtypes import DType
 from compiler.ir.loops import Tile
-from compiler.ir.parser import parse
+from compiler.ir.text.parser import parse
 from compiler.ir.visit_loops import walk_stmts
 from compiler.machine.products import product_tiles
 from compiler.machine.target import NAMED, Target, get, host

@@ -11,7 +11,7 @@ import pytest
 from compiler.idioms.product import product_in
 from compiler.ir.dims import Dim
 from compiler.ir.loops import Allocate, LoopKind, PrimFunc
-from compiler.ir.parser import parse
+from compiler.ir.text.parser import parse
 from compiler.ir.visit_loops import walk_stmts
 
 PLAIN = "func main(x: f32[m, k], w: f32[n, k]) -> object { y = linear(x, w) return y }"

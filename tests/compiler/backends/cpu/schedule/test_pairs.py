@@ -13,7 +13,7 @@ from compiler.driver import Options, compile_module
 from compiler.interpret.graph import Interpreter
 from compiler.ir.dtypes import DType
 from compiler.ir.loops import PrimFunc
-from compiler.ir.parser import parse
+from compiler.ir.text.parser import parse
 from compiler.machine.target import NAMED, get
 from compiler.machine.tiles.amx import AmxBf16
 

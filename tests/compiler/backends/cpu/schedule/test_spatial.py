@@ -10,7 +10,7 @@ import pytest
 
 from compiler.backends.cpu.schedule.spatial import CHUNK, match_spatial
 from compiler.ir.loops import For, LoopKind, PrimFunc
-from compiler.ir.parser import parse
+from compiler.ir.text.parser import parse
 from compiler.ir.visit_loops import walk_stmts
 
 

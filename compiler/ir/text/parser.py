@@ -76,12 +76,12 @@ from compiler.ir.graph import (
     Value,
     Var,
 )
-from compiler.ir.lexer import Kind, Token
 from compiler.ir.loops import PrimFunc
 from compiler.ir.module import IRModule
-from compiler.ir.parser_types import DimScope
-from compiler.ir.parser_values import Arrays, ValueParser
-from compiler.ir.syntax import stated_type
+from compiler.ir.text.lexer import Kind, Token
+from compiler.ir.text.parser_types import DimScope
+from compiler.ir.text.parser_values import Arrays, ValueParser
+from compiler.ir.text.syntax import stated_type
 from compiler.ir.types import FuncType, TupleType, Type
 
 

@@ -10,7 +10,6 @@ from typing import Any
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.fields import Holds, parts
-from compiler.ir.lexer import Kind, Token
 from compiler.ir.loops import (
     Allocate,
     Apply,
@@ -40,8 +39,9 @@ from compiler.ir.loops import (
     Tile,
     When,
 )
-from compiler.ir.parser_types import DimScope, TypeParser
-from compiler.ir.syntax import ARITY, COMPARISON, INFIX, LOOSEST, PREFIX, PREFIX_PRECEDENCE
+from compiler.ir.text.lexer import Kind, Token
+from compiler.ir.text.parser_types import DimScope, TypeParser
+from compiler.ir.text.syntax import ARITY, COMPARISON, INFIX, LOOSEST, PREFIX, PREFIX_PRECEDENCE
 from compiler.ir.tiles import TILE_OPS, from_fields
 from compiler.ir.visit_loops import subscalars
 

@@ -54,8 +54,8 @@ from compiler.ir.loops import (
 )
 from compiler.ir.module import IRModule
 from compiler.ir.op import REQUIRED
-from compiler.ir.printer_loops import LoopPrinter, header
-from compiler.ir.printer_types import (
+from compiler.ir.text.printer_loops import LoopPrinter, header
+from compiler.ir.text.printer_types import (
     attribute_text,
     attributes_text,
     dims_text,
@@ -64,7 +64,7 @@ from compiler.ir.printer_types import (
     ranges_text,
     type_text,
 )
-from compiler.ir.syntax import stated_type
+from compiler.ir.text.syntax import stated_type
 from compiler.ir.types import FuncType, ObjectType, ScalarType, ShapeType, TensorType, TupleType, Type
 
 Arrays = dict[str, NDArray[Any]]

@@ -8,8 +8,8 @@ from typing import Any
 
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
-from compiler.ir.names import DimNames
-from compiler.ir.syntax import LINE_WIDTH, is_word
+from compiler.ir.text.names import DimNames
+from compiler.ir.text.syntax import LINE_WIDTH, is_word
 from compiler.ir.types import FuncType, ObjectType, ScalarType, ShapeType, TensorType, TupleType, Type
 
 INDENT = "  "

@@ -32,9 +32,9 @@ from compiler.ir.graph import (
     Value,
     Var,
 )
-from compiler.ir.lexer import Kind, Token
 from compiler.ir.op import OPS, REQUIRED
-from compiler.ir.parser_loops import LoopParser
+from compiler.ir.text.lexer import Kind, Token
+from compiler.ir.text.parser_loops import LoopParser
 from compiler.ir.types import Type
 
 Arrays = Mapping[str, NDArray[Any]]  # large constants by digest, where the text holds only that

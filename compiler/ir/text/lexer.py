@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from compiler.ir.errors import CompileError
-from compiler.ir.syntax import NAME, RESERVED
+from compiler.ir.text.syntax import NAME, RESERVED
 
 MAX_NESTING = 100  # brackets, blocks and operators inside one another; keeps the recursive descent off the end of the stack
 MOST_AHEAD = 2  # tokens that a look ahead goes beyond the next one

@@ -7,7 +7,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 
 from compiler.ir.dims import Dim, DimVar
-from compiler.ir.syntax import is_name
+from compiler.ir.text.syntax import is_name
 
 
 class Names:

@@ -36,8 +36,8 @@ from compiler.ir.loops import (
     Tile,
     When,
 )
-from compiler.ir.names import DimNames, Names
-from compiler.ir.printer_types import (
+from compiler.ir.text.names import DimNames, Names
+from compiler.ir.text.printer_types import (
     attributes_text,
     dims_text,
     function_name,
@@ -47,7 +47,7 @@ from compiler.ir.printer_types import (
     ranges_text,
     wrap,
 )
-from compiler.ir.syntax import ARITY, COMPARISON, INFIX, PREFIX, PREFIX_PRECEDENCE
+from compiler.ir.text.syntax import ARITY, COMPARISON, INFIX, PREFIX, PREFIX_PRECEDENCE
 from compiler.ir.tiles import stated_fields
 from compiler.ir.visit_loops import inside_out, subscalars
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from compiler.ir.dims import Dim, DimVar, dim_max, dim_min
 from compiler.ir.dtypes import DType
-from compiler.ir.lexer import Cursor, Kind, Token
+from compiler.ir.text.lexer import Cursor, Kind, Token
 from compiler.ir.types import FuncType, ObjectType, ScalarType, ShapeType, TensorType, TupleType, Type
 
 T = TypeVar("T")
