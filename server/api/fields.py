@@ -158,6 +158,7 @@ def _unknown(body: Options, path: str) -> Iterator[tuple[str, object]]:
     for name, value in body.__dict__.items():
         if isinstance(value, Options):
             yield from _unknown(value, f"{path}{name}.")
-        elif isinstance(value, list) and value and isinstance(value[0], Options):
-            for index, item in enumerate(cast("list[Options]", value)):
-                yield from _unknown(item, f"{path}{name}[{index}].")
+        elif isinstance(value, list) and value and not isinstance(value[0], int):  # token ids are many, and have no fields
+            for index, item in enumerate(cast("list[object]", value)):
+                if isinstance(item, Options):
+                    yield from _unknown(item, f"{path}{name}[{index}].")

@@ -1,0 +1,193 @@
+"""Rerank and score: how near texts are to a query, in the shapes of Cohere, Jina and vLLM. A model that embeds judges by the cosine of the
+angle between its vectors."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+from typing import Annotated, Literal, NotRequired
+
+import numpy as np
+from fastapi import APIRouter, Request, Response
+from pydantic import AliasChoices, Field
+from typing_extensions import TypedDict
+
+from server.api.answers import EmbeddingUsage
+from server.api.context import Context, caller
+from server.api.fields import Options, check_unknown
+from server.api.limits import check_sizes
+from server.api.prepare import invalid, off_loop
+from server.api.respond import json_answer, response_headers
+from server.api.routes import gives, new_router
+from server.api.schema import EmbeddingBody, Int, Kept, Label, Text
+from server.api.vectors import Vector, embed_all, plan_embedding
+from server.errors import ApiError
+from server.models.model import Loaded, Model
+from server.settings import ServerSettings
+
+
+class Document(Options):
+    text: Text
+
+
+Documents = Annotated[list[Text | Document], Field(max_length=2048, fail_fast=True)]
+Texts = Annotated[list[Text], Field(max_length=2048, fail_fast=True)]
+
+
+class VectorOptions(Options):
+    """What all requests for scores have in common."""
+
+    model: Label | None = None
+    truncate_prompt_tokens: Kept | None = Field(
+        default=None, validation_alias=AliasChoices("truncate_prompt_tokens", "max_tokens_per_doc", "max_tokens_per_query")
+    )
+    truncation_side: Literal["left", "right"] | None = None
+    add_special_tokens: bool | None = None
+    timeout: float | None = Field(default=None, gt=0)
+    user: Label | None = None
+
+
+class RerankBody(VectorOptions):
+    query: Text
+    documents: Documents
+    top_n: Int | None = Field(default=None, ge=0)  # 0: all, as in vLLM
+    return_documents: bool | None = None
+
+
+class ScoreBody(VectorOptions):
+    text_1: Text | Texts = Field(validation_alias=AliasChoices("text_1", "queries", "data_1"))
+    text_2: Text | Texts = Field(validation_alias=AliasChoices("text_2", "documents", "data_2"))
+
+
+class RankedDocument(TypedDict):
+    text: str
+
+
+class RerankResult(TypedDict):
+    index: int
+    relevance_score: float
+    document: NotRequired[RankedDocument]
+
+
+class RerankUnits(TypedDict):
+    search_units: int
+
+
+class RerankMeta(TypedDict):
+    billed_units: RerankUnits
+
+
+class Reranked(TypedDict):
+    id: str
+    model: str
+    results: Sequence[RerankResult]
+    usage: EmbeddingUsage
+    meta: RerankMeta
+
+
+class Score(TypedDict):
+    object: Literal["score"]
+    index: int
+    score: float
+
+
+class Scores(TypedDict):
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: Sequence[Score]
+    usage: EmbeddingUsage
+
+
+def router(context: Context) -> APIRouter:
+    routes = new_router("Rerank")
+
+    @routes.post("/v1/rerank", responses=gives(Reranked))
+    @routes.post("/rerank", include_in_schema=False)
+    @routes.post("/v2/rerank", include_in_schema=False)
+    async def rerank(request: Request, body: RerankBody) -> Response:
+        """Order documents by how near they are to a query."""
+        ignored = check_unknown(body, strict=context.settings.strict)
+        model, loaded = context.registry.serve(body.model)
+        texts = [text if isinstance(text, str) else text.text for text in body.documents]
+        if not texts:
+            raise invalid("documents", "documents is empty; expected at least one text")
+        (query, *found), num_tokens = await _vectors(request, body, model, loaded, context, ([body.query], "query"), (texts, "documents"))
+        scores = np.stack(found) @ query
+        order = np.argsort(-scores, kind="stable")[: body.top_n or None]
+        results: list[RerankResult] = [{"index": int(index), "relevance_score": float(scores[index])} for index in order]
+        if body.return_documents is not False:
+            for result in results:
+                result["document"] = {"text": texts[result["index"]]}
+        answer: Reranked = {
+            "id": f"rerank-{secrets.token_hex(12)}",
+            "model": body.model or model.spec.name,
+            "results": results,
+            "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
+            "meta": {"billed_units": {"search_units": 1}},
+        }
+        return json_answer(answer, headers=response_headers(loaded, ignored))
+
+    @routes.post("/v1/score", responses=gives(Scores))
+    @routes.post("/score", include_in_schema=False)
+    async def score(request: Request, body: ScoreBody) -> Response:
+        """Tell how near texts are to each other: one to each of many, or pair by pair."""
+        ignored = check_unknown(body, strict=context.settings.strict)
+        model, loaded = context.registry.serve(body.model)
+        first, second = ([text] if isinstance(text, str) else text for text in (body.text_1, body.text_2))
+        if not first or not second or len(first) not in (1, len(second)):
+            raise invalid("text_1", f"text_1 has {len(first)} texts and text_2 has {len(second)}; expected one, or as many as text_2")
+        vectors, num_tokens = await _vectors(request, body, model, loaded, context, (first, "text_1"), (second, "text_2"))
+        left, right = np.stack(vectors[: len(first)]), np.stack(vectors[len(first) :])
+        answer: Scores = {
+            "id": f"score-{secrets.token_hex(12)}",
+            "object": "list",
+            "created": int(time.time()),
+            "model": body.model or model.spec.name,
+            "data": [{"object": "score", "index": index, "score": float(value)} for index, value in enumerate((left * right).sum(axis=1))],
+            "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
+        }
+        return json_answer(answer, headers=response_headers(loaded, ignored))
+
+    return routes
+
+
+async def _vectors(
+    request: Request,
+    body: VectorOptions,
+    model: Model,
+    loaded: Loaded,
+    context: Context,
+    queries: tuple[Sequence[str], str],
+    documents: tuple[Sequence[str], str],
+) -> tuple[list[Vector], int]:
+    """Of queries and documents, each behind the model's prompt for it, with the number of their tokens."""
+
+    def plan() -> list[Sequence[int]]:
+        check_sizes(body)
+        asked = _planned(queries, "query", body, model, loaded, context.settings)
+        return asked + _planned(documents, "document", body, model, loaded, context.settings)
+
+    prompts = await off_loop(caller(request).num_body_bytes, plan)
+    asked = EmbeddingBody.model_construct(normalize=True, timeout=body.timeout)
+    return await embed_all(request, prompts, asked, model, loaded, context), sum(map(len, prompts))
+
+
+def _planned(
+    texts: tuple[Sequence[str], str], kind: str, body: VectorOptions, model: Model, loaded: Loaded, settings: ServerSettings
+) -> list[Sequence[int]]:
+    given, param = texts
+    asked = EmbeddingBody.model_construct(
+        input=list(given),
+        input_type=kind if loaded.ready.prompts else None,
+        truncate_prompt_tokens=body.truncate_prompt_tokens,
+        truncation_side=body.truncation_side,
+        add_special_tokens=body.add_special_tokens,
+    )
+    try:
+        return plan_embedding(asked, None, model, loaded, settings)
+    except ApiError as error:
+        error.param = param if error.param == "input" else error.param
+        raise

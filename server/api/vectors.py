@@ -1,0 +1,141 @@
+"""Texts into vectors: which prompt goes before them, how they are cut, and the model's queue. Every API of vectors is written from this."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+from fastapi import Request
+from numpy.typing import NDArray
+
+from server.api.completions import token_ids
+from server.api.context import Caller, Context, caller
+from server.api.prepare import context_of, deadline_of, invalid
+from server.api.respond import while_connected
+from server.api.schema import EmbeddingBody, Prompts
+from server.api.texts import kept_of, too_long, truncate
+from server.errors import DEADLINE_EXCEEDED, NOT_AN_EMBEDDER, QUEUE_FULL, UNSUPPORTED_FIELD, ApiError, of_request
+from server.interfaces import RequestError
+from server.messages import Embed, Ready
+from server.metrics import ENGINE
+from server.models.model import Loaded, Model
+from server.settings import ServerSettings
+
+Vector = NDArray[np.float32]
+KINDS = (  # of texts, as Cohere, Jina, Google and models call them
+    ("query", "search_query", "retrieval.query", "retrieval_query", "s2p_query"),
+    ("document", "passage", "search_document", "retrieval.passage", "retrieval_document", "corpus"),
+)
+TURN = 32  # texts handed to the worker before others get a turn
+
+
+def plan_embedding(body: EmbeddingBody, text: str | None, model: Model, loaded: Loaded, settings: ServerSettings) -> list[Sequence[int]]:
+    size = loaded.ready.embedding_size
+    if not size:
+        raise ApiError(NOT_AN_EMBEDDER, f"model {model.spec.name!r} gives no embeddings", param="model")
+    if body.dimensions is not None and body.dimensions > size:
+        raise invalid("dimensions", f"dimensions is {body.dimensions}; expected at most the model's {size}")
+    given = _prompted(body, loaded.ready) if text is None else text
+    num_texts = len(given) if isinstance(given, list) and given and not isinstance(given[0], int) else 1
+    if num_texts > settings.max_inputs:
+        raise invalid("input", f"input has {num_texts} texts; expected at most {settings.max_inputs}")
+    context, keep, side, special = (
+        context_of(loaded),
+        kept_of(body.truncate_prompt_tokens, context_of(loaded), None),
+        body.truncation_side,
+        body.add_special_tokens is not False if text is None else bool(body.add_special_tokens),
+    )
+    param = "input" if text is None else "messages"
+    whole = token_ids(given, loaded.tokenizer, param, special=special, context=context, keep=keep, side=side)
+    prompts = [truncate(ids, keep, side) for ids in whole]
+    for ids in prompts:
+        if len(ids) > context:
+            raise too_long(context, f"a text has {len(ids)} tokens", param)
+    return prompts
+
+
+def _prompted(body: EmbeddingBody, ready: Ready) -> Prompts:
+    """Texts behind the prompt of that name, by default the one that the model was trained with; an empty name is none. Tokens are as they
+    are."""
+    known, given = dict(ready.prompts), "" if body.input is None else body.input
+    name = body.prompt_name if body.input_type is None else _prompt_of_type(body.input_type, known)
+    parts = [given] if isinstance(given, str) else given
+    texts = [part for part in parts if isinstance(part, str)]
+    if name and name not in known:
+        raise invalid("prompt_name", f"prompt_name is {name!r}; expected {_names(known)}")
+    if name and len(texts) < len(parts):
+        raise invalid("prompt_name", f"prompt_name is {name!r} and input has token ids; a prompt goes before texts")
+    prefix = known.get(name if name is not None else ready.default_prompt or "", "")
+    return [prefix + text for text in texts] if prefix and texts else given
+
+
+def _prompt_of_type(input_type: str, known: Mapping[str, str]) -> str:
+    """The model's name for what a text is embedded as, whatever the client's API calls it."""
+    if not known:
+        raise ApiError(UNSUPPORTED_FIELD, f"input_type is {input_type!r:.40}; the model has no prompts", param="input_type")
+    kind = next((names for names in KINDS if input_type in names), (input_type,))
+    for name in (input_type, *kind):
+        if name in known:
+            return name
+    if kind is KINDS[1]:
+        return ""  # models that tell queries apart may embed documents as they are
+    raise invalid("input_type", f"input_type is {input_type!r:.40}; expected {_names(known)}")
+
+
+def _names(prompts: Iterable[str]) -> str:
+    return f"one of {', '.join(sorted(prompts))}" if prompts else "none, as the model has no prompts"
+
+
+async def embed_all(
+    request: Request, prompts: Sequence[Sequence[int]], body: EmbeddingBody, model: Model, loaded: Loaded, context: Context
+) -> list[Vector]:
+    """The vectors of all prompts, which the model's queue takes or refuses together."""
+    num_tokens, labels = sum(map(len, prompts)), (model.spec.name, ENGINE)
+    try:
+        lease = loaded.admission.admit(len(prompts), num_tokens)
+    except ApiError:
+        context.metrics.rejected.labels(*labels, QUEUE_FULL.code).inc()
+        raise
+    try:
+        vectors = await while_connected(request, _embed_all(prompts, body, loaded, caller(request), context.settings))
+    finally:
+        lease.release()
+    context.metrics.prompt_tokens.labels(*labels).inc(num_tokens)
+    return vectors
+
+
+async def _embed_all(
+    prompts: Sequence[Sequence[int]], body: EmbeddingBody, loaded: Loaded, who: Caller, settings: ServerSettings
+) -> list[Vector]:
+    deadline = deadline_of(body.timeout, settings)
+    normalize = loaded.ready.normalize if body.normalize is None else body.normalize
+
+    async def embed(ids: Sequence[int]) -> Vector:
+        request_id = secrets.token_hex(12)
+        asked = Embed(request_id, tuple(ids), normalize, who.key_digest, deadline)
+        vector = np.frombuffer((await loaded.worker.embed(asked)).vector, dtype="<f4")
+        return vector if body.dimensions is None else _shortened(vector, body.dimensions, normalize=normalize)
+
+    try:
+        async with asyncio.TaskGroup() as group, asyncio.timeout(body.timeout):
+            tasks: list[asyncio.Task[Vector]] = []
+            for ids in prompts:
+                tasks.append(group.create_task(embed(ids)))
+                if len(tasks) % TURN == 0:
+                    await asyncio.sleep(0)
+            await asyncio.wait(tasks)
+    except* TimeoutError:
+        raise ApiError(DEADLINE_EXCEEDED, f"the vectors were not ready within {body.timeout} s") from None
+    except* RequestError as errors:
+        error = next(error for error in errors.exceptions if isinstance(error, RequestError))
+        raise of_request(error) from error
+    return [task.result() for task in tasks]
+
+
+def _shortened(vector: Vector, dimensions: int, *, normalize: bool) -> Vector:
+    """The first values, at length one again: what models trained for it mean by fewer dimensions."""
+    head = vector[:dimensions]
+    norm = float(np.linalg.norm(head)) if normalize else 1.0
+    return head / np.float32(norm or 1.0)
