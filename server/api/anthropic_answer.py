@@ -181,13 +181,4 @@ def _block(block: Block, *, is_open: bool = False) -> TextBlock | ThinkingBlock 
             return {"type": "thinking", "thinking": text, "signature": "" if is_open else block.id}
         case Kind.CALL:
             call = cast("CallStart", block.call)
-            return {"type": "tool_use", "id": call.id, "name": call.name, "input": _arguments(text)}
-
-
-def _arguments(text: str) -> Mapping[str, Any]:
-    """Of a call that was cut off they are no JSON, and this API has no place for their beginning but in a stream."""
-    try:
-        read = msgspec.json.decode(text or "{}")
-    except msgspec.MsgspecError:
-        return {}
-    return cast("Mapping[str, Any]", read) if isinstance(read, dict) else {}
+            return {"type": "tool_use", "id": call.id, "name": call.name, "input": {} if is_open else block.arguments}

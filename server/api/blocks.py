@@ -4,10 +4,13 @@ which begins, grows and ends before the next begins. What the events are called 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import Any, cast
+
+import msgspec
 
 from server.api.generate import Generation, Step, Usage
 from server.api.prepare import ChatPlan, off_loop
@@ -37,10 +40,18 @@ class Block:
         """Of a call its arguments."""
         return "".join(self.pieces)
 
+    @property
+    def arguments(self) -> Mapping[str, Any]:
+        """Those of a call that was cut off are no JSON, and an API that has arguments as objects has no place for their beginning."""
+        try:
+            read = msgspec.json.decode(self.text or "{}")
+        except msgspec.MsgspecError:
+            return {}
+        return cast("Mapping[str, Any]", read) if isinstance(read, dict) else {}
+
 
 class BlockAnswer(ABC):
-    """One answer, as events or as a whole; both are made of the same blocks. Each event is the JSON text of an object whose first field is
-    its `type`."""
+    """One answer, as events or as a whole; both are made of the same blocks. An event is a JSON text, or nothing."""
 
     def __init__(self, plan: ChatPlan, generation: Generation) -> None:
         self.blocks: list[Block] = []

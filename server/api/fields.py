@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import cast
 from urllib.parse import quote
 
@@ -112,6 +112,13 @@ UNSUPPORTED: Mapping[str, str] = {
     "access_programs": "there are none",
     "container": "nothing is run here",
     "mcp_servers": "the server calls no tools; offer them as tools",
+    "logprobs": "ask /v1/chat/completions for them",
+    "top_logprobs": "ask /v1/chat/completions for them",
+    "template": "templates come with the model; a request cannot bring its own",
+    "context": "send the whole conversation; its beginning is found in the prefix cache",
+    "tfs_z": NO_SAMPLER,
+    "penalize_newline": NO_SAMPLER,
+    "num_keep": "the context is never shifted",
     "embed_dtype": "embeddings are float32",
     "endianness": "embeddings are little-endian",
 }
@@ -122,7 +129,7 @@ NEUTRAL: tuple[object, ...] = (None, False, 0, "", [], {})
 def check_unknown(body: Options, *, strict: bool) -> list[str]:
     """Refuse what is known and missing here; return the names of what nobody knows."""
     ignored: list[str] = []
-    for name, value in _unknown(body, ""):
+    for name, value in _unknown(body, None, []):
         reason = None if "[" in name else UNSUPPORTED.get(name.rpartition(".")[2])  # lists hold what has fields of its own
         if reason is not None:
             if value not in NEUTRAL:
@@ -152,13 +159,27 @@ class Options(BaseModel):
         return self.model_extra or {}
 
 
-def _unknown(body: Options, path: str) -> Iterator[tuple[str, object]]:
-    for name, value in body.unknown.items():
-        yield path + name, value
+Place = tuple["Place", str, int] | None  # of an object: that which holds it, the field's name, and the index, or -1 where it is no list
+
+
+def _unknown(body: Options, place: Place, found: list[tuple[str, object]]) -> list[tuple[str, object]]:
+    """With where they are. A body may hold ten thousand objects, so a place is written down only where something is found."""
+    if unknown := body.unknown:
+        found += [(_written(place) + name, value) for name, value in unknown.items()]
     for name, value in body.__dict__.items():
+        if value is None:
+            continue  # as most are
         if isinstance(value, Options):
-            yield from _unknown(value, f"{path}{name}.")
+            _unknown(value, (place, name, -1), found)
         elif isinstance(value, list) and value and not isinstance(value[0], int):  # token ids are many, and have no fields
             for index, item in enumerate(cast("list[object]", value)):
                 if isinstance(item, Options):
-                    yield from _unknown(item, f"{path}{name}[{index}].")
+                    _unknown(item, (place, name, index), found)
+    return found
+
+
+def _written(place: Place) -> str:
+    if place is None:
+        return ""
+    outer, name, index = place
+    return _written(outer) + name + (f"[{index}]." if index >= 0 else ".")

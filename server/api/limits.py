@@ -14,7 +14,7 @@ from server.http.json_scan import JsonScan
 
 MAX_OBJECT_CHARS = 1 << 20  # of a field whose values are the client's own: tools, documents, metadata
 MAX_PROMPT_LOGPROBS = 1 << 17  # log-probabilities of a request's prompts
-PROMPTS = frozenset({"messages", "prompt", "input", "documents", "text_1", "text_2"})  # bounded by the model's context
+PROMPTS = frozenset({"messages", "prompt", "input"})  # bounded by the model's context
 
 
 def check_sizes(body: BaseModel) -> None:

@@ -16,7 +16,6 @@ from typing_extensions import TypedDict
 from server.api.answers import EmbeddingUsage
 from server.api.context import Context, caller
 from server.api.fields import Options, check_unknown
-from server.api.limits import check_sizes
 from server.api.prepare import invalid, off_loop
 from server.api.respond import json_answer, response_headers
 from server.api.routes import gives, new_router
@@ -166,7 +165,6 @@ async def _vectors(
     """Of queries and documents, each behind the model's prompt for it, with the number of their tokens."""
 
     def plan() -> list[Sequence[int]]:
-        check_sizes(body)
         asked = _planned(queries, "query", body, model, loaded, context.settings)
         return asked + _planned(documents, "document", body, model, loaded, context.settings)
 

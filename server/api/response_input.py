@@ -79,8 +79,8 @@ def as_items(kept: Items) -> list[InputItem]:
 
 def chat_of(body: ResponseBody, items: Sequence[InputItem], num_earlier: int) -> ChatBody:
     """`items` begin with those of earlier responses. Every value has been checked, those of `body` and those that were kept."""
-    if len(items) > MAX_ITEMS:
-        raise invalid("input", f"the conversation has {len(items)} items; expected at most {MAX_ITEMS}")
+    if len(items) > 2 * MAX_ITEMS:
+        raise invalid("input", f"the conversation has {len(items)} items; expected at most {2 * MAX_ITEMS}")
     messages = _messages(items, num_earlier)
     if body.instructions is not None:
         messages.insert(0, Message(role="system", content=body.instructions))

@@ -21,8 +21,8 @@ Schema = dict[str, Any]
 Responses = dict[int | str, Schema]
 
 
-def new_router(tag: str, *, prefix: str = "") -> APIRouter:
-    error = gives(ErrorBody)[200]
+def new_router(tag: str, *, prefix: str = "", error_shape: type = ErrorBody) -> APIRouter:
+    error = gives(error_shape)[200]
     errors: Responses = {
         "4XX": {**error, "description": "The request is at fault."},
         "5XX": {**error, "description": "The server is, or has no room, or no time left."},

@@ -21,7 +21,6 @@ from server.errors import INTERNAL, SHUTTING_DOWN, ApiError
 
 log = logging.getLogger(__name__)
 
-HEARTBEAT = b": still working\n\n"
 # How long the headers wait for the first event, so that an early failure still gets a status of its own.
 PATIENCE_S = 1.0
 
@@ -31,8 +30,19 @@ class Framing:
     error: Callable[[ApiError], bytes] = ApiError.body  # the payload that tells an error
     named: bool = False  # an event has the name that its payload begins with: {"type":"NAME",
     end: bytes = b"data: [DONE]\n\n"
+    lines: bool = False  # no events, but a line of JSON for each
+
+    @property
+    def media_type(self) -> str:
+        return "application/x-ndjson" if self.lines else "text/event-stream"
+
+    @property
+    def heartbeat(self) -> bytes:
+        return b"" if self.lines else b": still working\n\n"
 
     def frame(self, payload: bytes) -> bytes:
+        if self.lines:
+            return payload + b"\n"
         if not self.named:
             return b"data: " + payload + b"\n\n"
         return b"event: %b\ndata: %b\n\n" % (payload[NAME_AT : payload.index(b'"', NAME_AT)], payload)
@@ -45,12 +55,10 @@ CHUNKS = Framing()
 class EventStream(Response):
     """`payloads` are complete JSON texts, one per event."""
 
-    media_type = "text/event-stream"
-
     def __init__(
         self, payloads: AsyncGenerator[bytes, None], headers: Mapping[str, str], *, heartbeat_s: float, framing: Framing = CHUNKS
     ) -> None:
-        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no", **headers})
+        super().__init__(media_type=framing.media_type, headers={"cache-control": "no-cache", "x-accel-buffering": "no", **headers})
         del self.headers["content-length"]
         self._payloads = payloads
         self._framing = framing
@@ -69,7 +77,7 @@ class EventStream(Response):
             while not (writer.done() or gone.done()):
                 silent_s = time.monotonic() - self._sent_s
                 if silent_s >= self._heartbeat_s or not self._started:
-                    await self._send(send, HEARTBEAT)
+                    await self._send(send, self._framing.heartbeat)
                 await asyncio.wait((writer, gone), timeout=self._heartbeat_s, return_when=asyncio.FIRST_COMPLETED)
             if writer.done():
                 await writer

@@ -1,0 +1,148 @@
+"""An answer in Ollama's words: a line of JSON for each part of it, or one object."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from datetime import UTC, datetime
+from typing import Any, Literal, NotRequired, cast
+
+import msgspec
+from typing_extensions import TypedDict
+
+from server.api.blocks import Block, BlockAnswer, Kind
+from server.api.generate import Generation
+from server.api.prepare import ChatPlan
+from server.text.parts import CallStart
+
+encode = msgspec.json.encode
+
+
+class OllamaFunction(TypedDict):
+    index: int
+    name: str
+    arguments: Mapping[str, Any]
+
+
+class OllamaToolCall(TypedDict):
+    id: str
+    function: OllamaFunction
+
+
+class OllamaSaid(TypedDict):
+    role: Literal["assistant"]
+    content: str
+    thinking: NotRequired[str]
+    tool_calls: NotRequired[Sequence[OllamaToolCall]]
+
+
+class OllamaCounts(TypedDict, total=False):
+    """With the last line; durations are in nanoseconds."""
+
+    done_reason: str
+    total_duration: int
+    load_duration: int
+    prompt_eval_count: int
+    prompt_eval_duration: int
+    eval_count: int
+    eval_duration: int
+
+
+class OllamaChat(OllamaCounts):
+    model: str
+    created_at: str
+    message: OllamaSaid
+    done: bool
+
+
+class OllamaGenerated(OllamaCounts):
+    model: str
+    created_at: str
+    response: str
+    thinking: NotRequired[str]
+    done: bool
+
+
+class OllamaAnswer(BlockAnswer):
+    def __init__(self, plan: ChatPlan, generation: Generation, model: str, *, is_chat: bool) -> None:
+        super().__init__(plan, generation)
+        self._is_chat = is_chat
+        self._model = model
+        self._began_s = self._first_s = time.monotonic()
+        self._head = encode({"model": model, "created_at": now()})[:-1]
+
+    async def chunks(self) -> AsyncGenerator[bytes, None]:
+        """A call is told once it is whole, so its parts are no lines."""
+        async with aclosing(super().chunks()) as lines:
+            async for line in lines:
+                if line:
+                    yield line
+
+    def new_id(self, kind: Kind) -> str:
+        return ""
+
+    def begin(self) -> Sequence[bytes]:
+        self._first_s = time.monotonic()
+        return ()
+
+    def opened(self, block: Block) -> Sequence[bytes]:
+        return ()
+
+    def grown(self, block: Block, text: str) -> bytes:
+        match block.kind:
+            case Kind.TEXT:
+                return self._line(b'"message":{"role":"assistant","content":%b}' if self._is_chat else b'"response":%b', text)
+            case Kind.THOUGHT:
+                thought = b'"message":{"role":"assistant","content":"","thinking":%b}' if self._is_chat else b'"response":"","thinking":%b'
+                return self._line(thought, text)
+            case Kind.CALL:
+                return b""
+
+    def closed(self, block: Block) -> Sequence[bytes]:
+        if block.kind is not Kind.CALL or not self._is_chat:
+            return ()
+        said: OllamaSaid = {"role": "assistant", "content": "", "tool_calls": self._calls([block])}
+        return (b'%b,"message":%b,"done":false}' % (self._head, encode(said)),)
+
+    def end(self) -> Sequence[bytes]:
+        empty = b'"message":{"role":"assistant","content":""}' if self._is_chat else b'"response":""'
+        return (b'%b,%b,"done":true,%b' % (self._head, empty, encode(self._counts())[1:]),)
+
+    def pieces(self) -> list[bytes]:
+        texts = {kind: "".join(block.text for block in self.blocks if block.kind is kind) for kind in Kind}
+        calls = self._calls([block for block in self.blocks if block.kind is Kind.CALL])
+        thinking = {"thinking": texts[Kind.THOUGHT]} if texts[Kind.THOUGHT] else {}
+        if self._is_chat:
+            further = {"tool_calls": calls} if calls else {}
+            said: dict[str, object] = {"message": {"role": "assistant", "content": texts[Kind.TEXT], **thinking, **further}}
+        else:
+            said = {"response": texts[Kind.TEXT], **thinking}
+        return [self._head + b"," + encode({**said, "done": True, **self._counts()})[1:]]
+
+    def _line(self, form: bytes, text: str) -> bytes:
+        return b'%b,%b,"done":false}' % (self._head, form % encode(text))
+
+    def _calls(self, blocks: Sequence[Block]) -> list[OllamaToolCall]:
+        made: list[OllamaToolCall] = []
+        for block in blocks:
+            call = cast("CallStart", block.call)
+            function: OllamaFunction = {"index": call.index, "name": call.name, "arguments": block.arguments}
+            made.append({"id": call.id, "function": function})
+        return made
+
+    def _counts(self) -> OllamaCounts:
+        now_s = time.monotonic()
+        return {
+            "done_reason": "length" if self.finish == "length" else "stop",
+            "total_duration": round((now_s - self._began_s) * 1e9),
+            "load_duration": 0,
+            "prompt_eval_count": self.usage.prompt_tokens,
+            "prompt_eval_duration": round((self._first_s - self._began_s) * 1e9),
+            "eval_count": self.usage.completion_tokens,
+            "eval_duration": round((now_s - self._first_s) * 1e9),
+        }
+
+
+def now() -> str:
+    return datetime.now(UTC).isoformat().replace("+00:00", "Z")

@@ -1,0 +1,159 @@
+"""The bodies of Ollama's API, and the conversations and prompts that they are."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AliasChoices, Field
+
+from server.api.fields import Options
+from server.api.schema import (
+    CalledFunction,
+    ChatBody,
+    CompletionBody,
+    Effort,
+    Int,
+    JsonObject,
+    JsonSchemaFormat,
+    Label,
+    Message,
+    MessageCall,
+    ResponseFormat,
+    SamplingBody,
+    Text,
+    Tools,
+)
+from server.errors import UNSUPPORTED_CONTENT, ApiError
+
+Images = Annotated[list[Text], Field(max_length=64, fail_fast=True)]
+
+
+class OllamaOptions(SamplingBody):
+    num_predict: Int | None = Field(default=None, ge=-2, le=2**31 - 1)  # below 0: as many as fit
+
+    # How a model is run here is not up to a request; no answer depends on these.
+    num_ctx: Any = None
+    num_batch: Any = None
+    num_gpu: Any = None
+    main_gpu: Any = None
+    num_thread: Any = None
+    numa: Any = None
+    low_vram: Any = None
+    use_mmap: Any = None
+    use_mlock: Any = None
+
+
+class OllamaCall(Options):
+    id: Label | None = None
+    type: Literal["function"] | None = None
+    function: CalledFunction
+
+
+class OllamaMessage(Options):
+    role: Literal["system", "user", "assistant", "tool"]
+    content: Text = ""
+    thinking: Text | None = None
+    images: Images | None = None
+    tool_calls: Annotated[list[OllamaCall], Field(max_length=4096, fail_fast=True)] | None = None
+    tool_name: Label | None = None
+    tool_call_id: Label | None = None
+
+
+class OllamaBody(Options):
+    """What chat and generate have in common."""
+
+    model: Label
+    stream: bool | None = None  # None: yes
+    format: Literal["", "json"] | JsonObject | None = None
+    options: OllamaOptions | None = None
+    think: bool | Effort | None = None
+    keep_alive: Label | Int | float | None = None  # models stay until they are unloaded
+
+    @property
+    def streams(self) -> bool:
+        return self.stream is not False
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Of the conversation or the prompt, whichever it is."""
+        options = self.options or OllamaOptions()
+        form = None
+        if self.format == "json":
+            form = ResponseFormat(type="json_object")
+        elif isinstance(self.format, dict):
+            form = ResponseFormat.model_construct(type="json_schema", json_schema=JsonSchemaFormat.model_construct(schema_=self.format))
+        wanted = options.num_predict if options.num_predict is None or options.num_predict > 0 else -1
+        sampling = {name: getattr(options, name) for name in SamplingBody.model_fields}
+        return {**sampling, "model": self.model, "response_format": form, "max_tokens": wanted, "stream": self.streams}
+
+
+class OllamaChatBody(OllamaBody):
+    messages: Annotated[list[OllamaMessage], Field(max_length=16384, fail_fast=True)] | None = None
+    tools: Tools | None = None
+
+
+class OllamaGenerateBody(OllamaBody):
+    prompt: Text | None = None
+    suffix: Text | None = None
+    system: Text | None = None
+    images: Images | None = None
+    raw: bool | None = None
+
+
+class OllamaEmbedBody(Options):
+    model: Label
+    input: Text | Annotated[list[Text], Field(max_length=2048, fail_fast=True)]
+    truncate: bool | None = None  # None: yes
+    dimensions: Int | None = Field(default=None, ge=1)
+    options: OllamaOptions | None = None
+    keep_alive: Label | Int | float | None = None
+
+
+class OllamaEmbeddingsBody(Options):
+    model: Label
+    prompt: Text
+    options: OllamaOptions | None = None
+    keep_alive: Label | Int | float | None = None
+
+
+class OllamaShowBody(Options):
+    model: Label = Field(validation_alias=AliasChoices("model", "name"))
+    verbose: bool | None = None
+
+
+def chat_of(body: OllamaChatBody) -> ChatBody:
+    messages = [_message(message, f"messages[{index}]") for index, message in enumerate(body.messages or ())]
+    return _chat(body, messages, body.tools)
+
+
+def chat_of_prompt(body: OllamaGenerateBody) -> ChatBody:
+    """A prompt that goes through the chat template, as Ollama's do."""
+    _check_images(body.images, "images")
+    system = [Message(role="system", content=body.system)] if body.system else []
+    return _chat(body, [*system, Message(role="user", content=body.prompt or "")], None)
+
+
+def completion_of(body: OllamaGenerateBody) -> CompletionBody:
+    """A prompt that is taken as it is."""
+    _check_images(body.images, "images")
+    settings = body.settings
+    settings["max_tokens"] = -1 if settings["max_tokens"] is None else settings["max_tokens"]
+    return CompletionBody.model_construct(**settings, prompt=body.prompt or "", suffix=body.suffix)
+
+
+def _chat(body: OllamaBody, messages: list[Message], tools: Tools | None) -> ChatBody:
+    thinks, effort = (body.think, None) if isinstance(body.think, bool | None) else (None, body.think)
+    return ChatBody.model_construct(**body.settings, messages=messages, tools=tools, enable_thinking=thinks, reasoning_effort=effort)
+
+
+def _message(message: OllamaMessage, where: str) -> Message:
+    _check_images(message.images, f"{where}.images")
+    made = Message(role=message.role, content=message.content, reasoning_content=message.thinking, name=message.tool_name)
+    made.tool_call_id = message.tool_call_id
+    made.tool_calls = [MessageCall(id=call.id, type="function", function=call.function) for call in message.tool_calls or ()] or None
+    return made
+
+
+def _check_images(images: Images | None, param: str) -> None:
+    if images:
+        raise ApiError(UNSUPPORTED_CONTENT, f"{param} has {len(images)} images; only text is understood", param=param)
