@@ -191,7 +191,7 @@ def test_tokens_waiting_for_prefill_are_limited_too(serve, answering):
     end = time.monotonic() + 60
     while server.worker.running and time.monotonic() < end:
         time.sleep(0.005)
-    assert server.models.registry.models()[0].loaded.admission.num_queued_tokens == 0
+    assert server.registry.models()[0].loaded.admission.num_queued_tokens == 0
 
 
 def test_cors_only_for_named_origins(serve):

@@ -33,7 +33,7 @@ def processes(serve):
 def test_streams_survive_the_death_of_their_worker(processes):
     server = processes()
     client = server.openai()
-    supervisor = server.models.registry.models()[0].loaded.worker
+    supervisor = server.registry.models()[0].loaded.worker
     body = {"model": "null", "max_tokens": 200, "temperature": 0, "stream": True}
 
     def ask(index: int, *, kills: bool) -> str:
@@ -56,7 +56,7 @@ def test_streams_survive_the_death_of_their_worker(processes):
 def test_answers_of_every_api_survive_the_death_of_their_worker(processes, api):
     """A stream that the worker's death interrupts goes on, and a response that is kept is whole."""
     server = processes()
-    supervisor = server.models.registry.models()[0].loaded.worker
+    supervisor = server.registry.models()[0].loaded.worker
     body = {"temperature": 0, "stream": True}
     body |= {"input": "hi", "max_output_tokens": 200} if api == "responses" else {"messages": MESSAGES, "max_tokens": 200}
     text, last = "", {}

@@ -155,7 +155,7 @@ def test_changed_files_without_memory_for_both_are_refused_with_figures(serve, f
     error = client.post("/admin/models", json={"source": "a", "wait": True}).json()["error"]
     assert (error["code"], error["required_bytes"], error["free_bytes"]) == ("insufficient_memory", held, free)
     assert f"which hold {held} bytes: unload 'a', then load it again" in error["message"]
-    assert server.models.registry.budget.free_bytes == free and said(server, model="a") == "old"
+    assert server.registry.budget.free_bytes == free and said(server, model="a") == "old"
 
 
 def test_a_replacement_is_given_up_with_its_model(serve, folder, answering):
@@ -239,8 +239,8 @@ def test_loads_run_side_by_side_within_one_budget(serve, folder):
     while "b" not in server.workers:
         time.sleep(0.005)
     assert client.get("/admin/models/a").json()["state"] == "loading", "the second waited for the first"
-    assert server.models.registry.find("a").claim.memory_limit_bytes == 3 * GIB
-    assert server.models.registry.find("b").claim.memory_limit_bytes == 2 * GIB  # what the first will take is taken
+    assert server.registry.find("a").claim.memory_limit_bytes == 3 * GIB
+    assert server.registry.find("b").claim.memory_limit_bytes == 2 * GIB  # what the first will take is taken
     assert {wait_for(client, operation)["state"] for operation in (first, second)} == {"succeeded"}
     assert client.get("/admin/memory").json()["used_bytes"] == 2 * GIB  # what they took, not what was planned
 
@@ -274,7 +274,7 @@ def test_unload_drains(serve, answering):
         time.sleep(0.005)
     unloading = threading.Thread(target=lambda: got.update(gone=server.http().delete("/admin/models/null", params={"drain_s": 20})))
     unloading.start()
-    while server.models.registry.models()[0].state != "draining":
+    while server.registry.models()[0].state != "draining":
         time.sleep(0.001)
     refused = server.chat()
     assert refused.status_code == 503 and refused.json()["error"]["code"] == "model_not_ready" and refused.headers["retry-after"]
@@ -441,7 +441,7 @@ def test_names_that_clash_at_the_start_cost_one_model_not_the_server(serve, fold
     state = folder / "models.json"
     state.write_bytes(msgspec.json.encode(SavedState((ModelSpec("a", "x"), ModelSpec("b", "y", aliases=("a",))))))
     server = serve(initial=[ModelSpec("c", "z")], state_file=state)
-    assert {model.spec.name for model in server.models.registry.models()} == {"a", "c"}
+    assert {model.spec.name for model in server.registry.models()} == {"a", "c"}
     (failed,) = [o for o in server.http().get("/admin/operations").json()["data"] if o["state"] == "failed"]
     assert failed["model"] == "b" and failed["error"]["code"] == "model_exists"
     assert server.http().get("/health/ready").status_code == 200
@@ -461,7 +461,7 @@ def test_a_model_that_cannot_come_back_is_not_forgotten(serve, folder, answering
     state.write_bytes(msgspec.json.encode(SavedState((ModelSpec("lost", "x"), ModelSpec("fine", "y")))))
     broken = answering("", load_error=LoadError(ErrorCode.LOAD_REFUSED, "the disk is not mounted"))
     server = serve(initial=(), state_file=state, scripts={"lost": broken})
-    assert [model.spec.name for model in server.models.registry.models()] == ["fine"]
+    assert [model.spec.name for model in server.registry.models()] == ["fine"]
     names = lambda: [spec.name for spec in msgspec.json.decode(state.read_bytes(), type=SavedState).models]  # noqa: E731  # asked twice
     assert names() == ["lost", "fine"]
     assert server.http().delete("/admin/models/lost").status_code == 200

@@ -100,7 +100,7 @@ def test_a_deadline_holds(serve, answering):
     server = serve(script=answering("", embedding_size=8, generates=False, prefill_s=30))
     response = server.http().post("/v1/embeddings", json={"input": ["a", "b"], "timeout": 0.1})
     assert response.status_code == 504 and response.json()["error"]["code"] == "deadline_exceeded"
-    assert server.models.registry.models()[0].loaded.admission.num_sequences == 0
+    assert server.registry.models()[0].loaded.admission.num_sequences == 0
 
 
 def test_a_generator_is_not_asked_for_text(embedder):

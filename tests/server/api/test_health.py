@@ -24,8 +24,8 @@ def test_not_ready_while_the_first_models_load(serve, answering):
     server = serve(initial=())
     slow = answering("", load_s=30)
     server.scripts["slow"] = slow
-    begun = asyncio.run_coroutine_threadsafe(server.models.registry.load(ModelSpec("slow", "slow")), server.loop)
-    server.models.registry._starting.append(begun.result(60))
+    begun = asyncio.run_coroutine_threadsafe(server.registry.load(ModelSpec("slow", "slow")), server.loop)
+    server.registry._starting.append(begun.result(60))
     end = time.monotonic() + 60
     while (answer := server.http().get("/health")).status_code == 200 and time.monotonic() < end:
         time.sleep(0.005)

@@ -95,7 +95,7 @@ def test_a_client_that_leaves_ends_the_work(serve, answering, stream):
             client.send(request)
         client.close()
     wait_until(lambda: server.worker.aborted and not server.worker.running)
-    admission = server.models.registry.models()[0].loaded.admission
+    admission = server.registry.models()[0].loaded.admission
     assert (admission.num_sequences, admission.num_queued_tokens) == (0, 0)
     metrics = server.http().get("/metrics").text
     assert 'relaxserve:requests_cancelled_total{engine="0",model_name="null",stage="decode"} 1.0' in metrics

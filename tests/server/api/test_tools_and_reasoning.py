@@ -212,7 +212,7 @@ def test_reasoning_can_be_left_out_or_left_in(serve, answering):
 
 def test_reasoning_effort_reaches_the_template(server, monkeypatch):
     seen = {}
-    template = type(server.models.registry.models()[0].loaded.tokenizer.chat_template)
+    template = type(server.registry.models()[0].loaded.tokenizer.chat_template)
     original = template.render
     monkeypatch.setattr(
         template, "render", lambda self, *args, **kwargs: seen.update(kwargs["variables"]) or original(self, *args, **kwargs)
