@@ -11,7 +11,7 @@ from compiler.ir.dims import Dim, ceil_div, dim_max
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
 from compiler.ir.loops import Scalar
-from compiler.ir.op import REQUIRED, OpDef
+from compiler.ir.op import REQUIRED
 from compiler.ir.prove import prove_lt
 from compiler.ir.types import ObjectType, ScalarType, ShapeType, TensorType, Type
 from compiler.ir.write import Kernel, cast, guard, index, less_equal, select
@@ -169,7 +169,7 @@ def _pad_numpy(x: Any, before: tuple[int, ...], after: tuple[int, ...], value: f
 PAD = define("pad", "x", _pad_type, _pad_numpy, _pad_nest, {"before": REQUIRED, "after": REQUIRED, "value": 0})
 
 
-def _triangle_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
+def _tril_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
     x = tensor_operand(args, 0, "x")
     dim_attr(attrs, "k")
     if x.ndim is not None and x.ndim < 2:
@@ -177,20 +177,13 @@ def _triangle_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
     return x
 
 
-def _triangle(name: str, numpy: Any, *, lower: bool) -> OpDef:
-    """Keeps the elements on and below (or above) the diagonal that lies `k` above the main one, and sets the others to 0."""
-
-    def nest(operands: Operands) -> Nest:
-        kernel = Kernel()
-        out, x = kernel.arrays(output(operands), operands.buffer(0))
-        with kernel.nest(out.shape) as (*batch, i, j):
-            diagonal = i + dim_attr(operands.attrs, "k")
-            kept = less_equal(j, diagonal) if lower else less_equal(diagonal, j)
-            out[*batch, i, j] = select(kept, x[*batch, i, j], 0)
-        return Nest((out.buffer,), kernel.body())
-
-    return define(name, "x", _triangle_type, lambda x, k: numpy(x, k), nest, {"k": 0})
+def _tril_nest(operands: Operands) -> Nest:
+    """Keeps the elements on and below the diagonal that lies `k` above the main one, and sets the others to 0."""
+    kernel = Kernel()
+    out, x = kernel.arrays(output(operands), operands.buffer(0))
+    with kernel.nest(out.shape) as (*batch, i, j):
+        out[*batch, i, j] = select(less_equal(j, i + dim_attr(operands.attrs, "k")), x[*batch, i, j], 0)
+    return Nest((out.buffer,), kernel.body())
 
 
-TRIL = _triangle("tril", np.tril, lower=True)
-TRIU = _triangle("triu", np.triu, lower=False)
+TRIL = define("tril", "x", _tril_type, lambda x, k: np.tril(x, k), _tril_nest, {"k": 0})

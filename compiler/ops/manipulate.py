@@ -303,31 +303,3 @@ def _same_rank(xs: Sequence[TensorType]) -> int | None:
 
 
 CONCAT = define("concat", "*xs", _concat_type, lambda *xs, axis: np.concatenate(xs, axis), _concat_nest, {"axis": REQUIRED})
-
-
-def _stack_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
-    xs = [tensor_operand(args, i, f"operand {i}") for i in range(len(args))]
-    dtype, ndim = same_dtype(xs), _same_rank(xs)
-    if ndim is None:
-        return TensorType(None, dtype)
-    axis = axis_attr(attrs, ndim + 1)
-    shapes = [x.shape for x in xs if x.shape is not None]
-    for i, shape in enumerate(shapes):
-        for d in range(ndim):
-            agree(shapes[0][d], shape[d], f"dimension {d} of operand {i}")
-    if not shapes:
-        return TensorType(None, dtype, ndim + 1)
-    return TensorType((*shapes[0][:axis], Dim.of(len(xs)), *shapes[0][axis:]), dtype)
-
-
-def _stack_nest(operands: Operands) -> Nest:
-    k = Kernel()
-    out, *xs = k.arrays(output(operands), *(operands.buffer(i) for i in range(len(operands.places))))
-    axis = axis_attr(operands.attrs, len(out.shape))
-    with k.nest(out.shape) as at:
-        rest = at[:axis] + at[axis + 1 :]
-        out[at] = _part_at(at[axis], [(Dim.of(i), x[rest]) for i, x in enumerate(xs)], Dim.of(len(xs)))
-    return Nest((out.buffer,), k.body(), checks=unproved(operands, dict.fromkeys(range(len(xs)), xs[0].shape)))
-
-
-STACK = define("stack", "*xs", _stack_type, lambda *xs, axis: np.stack(xs, axis), _stack_nest, {"axis": 0})

@@ -191,7 +191,7 @@ def _split(draft: Draft, op: str) -> None:
     draft.call(op, x, axis=axis, sizes=draft.one_of([[part, whole - part], [whole], [whole // 2, whole - whole // 2], [0, 1, whole - 1]]))
 
 
-@recipe("concat stack", exact=True)
+@recipe("concat", exact=True)
 def _join(draft: Draft, op: str) -> None:
     x = draft.tensor(least=1)
     others = [a for a in draft.held if draft.type(a).dtype is draft.type(x).dtype and draft.type(a).ndim == draft.type(x).ndim]
@@ -232,7 +232,7 @@ def _pad(draft: Draft, op: str) -> None:
     draft.call(op, x, before=before, after=after, value=draft.one_of([0, 1]))
 
 
-@recipe("tril triu", exact=True)
+@recipe("tril", exact=True)
 def _triangle(draft: Draft, op: str) -> None:
     draft.call(op, draft.tensor(least=2), k=draft.one_of([0, 1, -1, 20, draft.place()]))
 

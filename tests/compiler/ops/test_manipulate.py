@@ -25,7 +25,6 @@ from compiler.ops.manipulate import (
     SLICE,
     SPLIT,
     SQUEEZE,
-    STACK,
 )
 from compiler.ops.tables import UnknownShape
 from compiler.passes.legalize import legalize
@@ -259,13 +258,6 @@ def test_unproved_extents_of_joined_tensors_are_checked():
     assert Interpreter(legal).call("main", np.zeros((2, 3), np.float32), np.ones((2, 3), np.float32)).shape == (4, 3)
     with pytest.raises(MismatchError, match="dimension 1 is 4, expected n = 3"):
         Interpreter(legal).call("main", np.zeros((2, 3), np.float32), np.ones((2, 4), np.float32))
-
-
-def test_stack(run, deduced):
-    a, b = ints(2, 3), ints(2, 3) + 9
-    for axis in (0, 1, 2, -1):
-        np.testing.assert_array_equal(run(STACK, a, b, axis=axis, shapes="n k, m k"), np.stack([a, b], axis))
-    assert deduced(STACK, TensorType(None, F32, 1), tensor((N,), F32)) == tensor((2, N), F32)
 
 
 def test_a_loop_nest_needs_extents():
