@@ -14,8 +14,11 @@ from compiler.ir.loops import (
     Buffer,
     Cast,
     Contraction,
+    Element,
     Fn,
     Fold,
+    Format,
+    GroupedContraction,
     Load,
     PrimFunc,
     Reduce,
@@ -25,6 +28,8 @@ from compiler.ir.loops import (
     dtype_of,
 )
 from compiler.ir.visit_loops import free_dims, map_scalars, walk_scalar
+
+AnyFold = Reduce | Contraction | GroupedContraction
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,16 +54,95 @@ class Product:
         return Load(accs[self.sums.index(scalar)], place) if isinstance(scalar, Contraction) else scalar
 
 
+@dataclass(frozen=True, slots=True)
+class GroupedSum:
+    """A sum of a product of integers: rows [..., planes, k] beside weights that are stored in a format."""
+
+    node: GroupedContraction
+    q: Load  # an element of the first plane
+    element: Element
+
+    @property
+    def axis(self) -> DimVar:
+        return self.node.axes[0][0]
+
+    @property
+    def num_groups(self) -> Dim:
+        return self.node.axes[0][1]
+
+    @property
+    def num_planes(self) -> int:
+        return len(self.node.dots)
+
+    @property
+    def group(self) -> int:
+        return self.node.dots[0].extent.const
+
+    @property
+    def first(self) -> Dim:
+        """k where the group begins."""
+        return self.q.indices[-1].substitute({self.node.dots[0].axes[0][0]: 0})
+
+    @property
+    def format(self) -> Format:
+        return self.element.format
+
+    @property
+    def panels(self) -> Buffer:
+        return self.element.buffers[0]
+
+
+@dataclass(frozen=True, slots=True)
+class IntegerProduct:
+    nest: PerfectNest
+    sums: tuple[GroupedSum, ...]
+    row_axis: DimVar | None
+
+    def number_of(self, scalar: Scalar) -> int | None:
+        """Which sum the scalar is."""
+        return next((i for i, s in enumerate(self.sums) if s.node is scalar), None)
+
+
 def product_in(prim: PrimFunc) -> Product | None:
-    nest = perfect_nest(prim.body)
-    if nest is None or not nest.axes or nest.store.indices[-1].var is not nest.vars[-1]:
+    found = _sums_in(prim)
+    if found is None:
         return None
-    folds = outermost_folds(nest.store.value)
+    nest, folds = found
     sums = tuple(f for f in folds if isinstance(f, Contraction) and _is_tiled(f, nest.vars[-1]))
     if not sums or len(sums) != len(folds) or any(s.extent != sums[0].extent for s in sums):
         return None
     free = [v for v in nest.vars[:-1] if all(v not in free_dims(s.columns) for s in sums)]
     return Product(nest, sums, free[-1] if free else None)
+
+
+def integer_product_in(prim: PrimFunc) -> IntegerProduct | None:
+    found = _sums_in(prim)
+    if found is None:
+        return None
+    nest, folds = found
+    sums = [s for f in folds if isinstance(f, GroupedContraction) and (s := _grouped(f)) is not None]
+    same = {(s.num_groups, s.num_planes, s.panels.shape[-1], s.q.indices[:-2]) for s in sums}
+    if not sums or len(sums) != len(folds) or len(same) > 1:
+        return None
+    rows = sums[0].q.indices[:-2]
+    return IntegerProduct(nest, tuple(sums), rows[-1].var if rows else None)
+
+
+def _sums_in(prim: PrimFunc) -> tuple[PerfectNest, list[AnyFold]] | None:
+    """A nest along whose innermost axis elements are written, and its folds."""
+    nest = perfect_nest(prim.body)
+    if nest is None or not nest.axes or nest.store.indices[-1].var is not nest.vars[-1]:
+        return None
+    return nest, outermost_folds(nest.store.value)
+
+
+def _grouped(node: GroupedContraction) -> GroupedSum | None:
+    """What operators write; a nest written by hand may read something else."""
+    match node.dots[0]:
+        case Contraction(axes=((_, group),), rows=Cast(value=Load() as q), columns=Element() as element) if group.is_const:
+            return GroupedSum(node, q, element) if element.buffers and len(q.indices) > 1 else None
+        case _:
+            return None
 
 
 def _is_tiled(s: Contraction, column: DimVar) -> bool:
@@ -75,7 +159,7 @@ def is_loaded(scalar: Scalar) -> bool:
     return isinstance(scalar, Load)
 
 
-def outermost_folds(scalar: Scalar) -> list[Reduce | Contraction]:
+def outermost_folds(scalar: Scalar) -> list[AnyFold]:
     """The folds of an expression that stand in no other one, each once."""
     found = dict.fromkeys(s for s in walk_scalar(scalar) if isinstance(s, Fold))
     inside = {s for fold in found for s in walk_scalar(fold) if s is not fold}
@@ -101,5 +185,15 @@ def _contraction(scalar: Scalar, column: DimVar) -> Contraction | None:
 
 
 def without_products(stmt: Stmt) -> Stmt:
-    """The statement with plain folds for contractions: no tile takes them."""
-    return map_scalars(stmt, lambda s: s.fold if isinstance(s, Contraction) else s)
+    """The statement with plain folds for contractions and decoded elements: no tile takes them."""
+
+    def plain(scalar: Scalar) -> Scalar:
+        match scalar:
+            case Contraction() | GroupedContraction():
+                return scalar.fold
+            case Element():
+                return scalar.decoded
+            case _:
+                return scalar
+
+    return map_scalars(stmt, plain)

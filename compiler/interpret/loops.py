@@ -30,7 +30,9 @@ from compiler.ir.loops import (
     Const,
     Contraction,
     DimScalar,
+    Element,
     For,
+    GroupedContraction,
     Guard,
     Let,
     Load,
@@ -266,8 +268,10 @@ class _Frame:
                 return numpy_cast(self._eval(value), dtype)
             case Reduce():
                 return self._reduce(scalar)
-            case Contraction():
+            case Contraction() | GroupedContraction():
                 return self._reduce(scalar.fold)
+            case Element():
+                return self._eval(scalar.decoded)
 
     def _load(self, buffer: Buffer, indices: tuple[Dim, ...]) -> Array:
         array = self.buffers[buffer]

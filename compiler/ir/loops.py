@@ -3,7 +3,7 @@
 A loop nest starts as mathematics:
 
     for i in n, j in m {
-      C[i, j] = max(sum(r in k) A[i, r] * B[r, j], 0)
+      C[i, j] = max(contract(r in k) A[i, r] by B[r, j], 0.0)
     }
 
 A reduction is an expression, so fusing is substitution: a producer's right-hand side takes the place of a load. An expression is a graph:
@@ -15,14 +15,16 @@ into loops of other kinds, explicit accumulators and intrinsic tiles.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import field
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.fields import Holds, holds, node
+from compiler.ir.op import Registry
 from compiler.ir.tiles import TileOp
 
 # --- memory ------------------------------------------------------------------------------------------------------------
@@ -208,6 +210,48 @@ class Load(Arithmetic):
         return self + other
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Format(ABC):
+    """How a matrix is stored: where an element lies, and how it is decoded. Formats are the rows of compiler/machine/formats.py."""
+
+    name: str
+    bits: int  # of an element
+    depth: int  # neighbours along k that stand together
+    rows: DType  # what the other factor of a product holds
+    dtype: DType  # of a decoded element
+
+    @abstractmethod
+    def places(self, buffers: tuple[Buffer, ...], n: Dim, k: Dim) -> tuple[Load, ...]:
+        """What the element of column `n` at `k` is stored in."""
+
+    @abstractmethod
+    def decode(self, stored: tuple[Scalar, ...], k: Dim) -> Scalar:
+        """The element at `k`, by what it is stored in."""
+
+    def element(self, buffers: tuple[Buffer, ...], n: Dim, k: Dim) -> Element:
+        return Element(self, k, self.places(buffers, n, k))
+
+
+FORMATS: Registry[Format] = Registry("format")
+
+
+@node
+class Element(Arithmetic):
+    """The element at `k` of a column of a matrix, by what it is `stored` in."""
+
+    format: Format
+    k: Dim = holds(Holds.DIM)
+    stored: tuple[Scalar, ...] = holds(Holds.SCALAR)
+
+    @property
+    def decoded(self) -> Scalar:
+        return self.format.decode(self.stored, self.k)
+
+    @property
+    def buffers(self) -> tuple[Buffer, ...]:
+        return tuple(s.buffer for s in self.stored if isinstance(s, Load))
+
+
 @node
 class Guard(Arithmetic):
     """`value` where all conditions `low <= dim < high` hold, else `otherwise`; `value` is not evaluated outside."""
@@ -264,6 +308,37 @@ class Contraction(Fold):
         return Reduce(self.axes, ReduceFn.SUM, Apply(Fn.MUL, (self.rows, self.columns)))
 
 
+@node
+class GroupedContraction(Fold):
+    """An element of a product of integers with a scale per group: the sum over groups, in their order, of `exact(sums) * factor` in f32.
+
+    There is a sum per plane of the rows, one or two: `begins[i] + dots[i]`, exact in i32. Of two planes the first counts 256 times; the
+    second counts where `two_planes` holds, or everywhere without it."""
+
+    dots: tuple[Contraction, ...] = holds(Holds.SCALAR, scoped=True)
+    begins: tuple[Scalar, ...] = holds(Holds.SCALAR, scoped=True)  # one per dot, or none
+    factor: Scalar = holds(Holds.SCALAR, scoped=True)
+    two_planes: Scalar | None = holds(Holds.SCALAR, scoped=True, default=None)
+
+    @property
+    def fold(self) -> Reduce:
+        """The same sum as the fold that it means."""
+        sums = [dot + begin for dot, begin in zip(self.dots, self.begins, strict=True)] if self.begins else self.dots
+        return Reduce(self.axes, ReduceFn.SUM, self.exact(sums) * self.factor)
+
+    def exact(self, sums: Sequence[Scalar]) -> Scalar:
+        """Of the sums of all planes."""
+        first, *second = (Cast(s, DType.F32) for s in sums)
+        if not second:
+            return first
+        return self.joined(
+            first, second[0] if self.two_planes is None else Apply(Fn.SELECT, (self.two_planes, second[0], Const(0.0, DType.F32)))
+        )
+
+    def joined(self, first: Scalar, second: Scalar) -> Scalar:
+        return Apply(Fn.FMA, (first, Const(256.0, DType.F32), second))
+
+
 def identity(fn: ReduceFn, dtype: DType) -> Const:
     """What changes nothing when it is folded in."""
     match fn:
@@ -278,7 +353,7 @@ def identity(fn: ReduceFn, dtype: DType) -> Const:
     return Const(float(value) if dtype.is_float else value, dtype)
 
 
-Scalar = Const | DimScalar | ScalarParam | Load | Guard | Apply | Cast | Reduce | Contraction
+Scalar = Const | DimScalar | ScalarParam | Load | Element | Guard | Apply | Cast | Reduce | Contraction | GroupedContraction
 Operand = Arithmetic | Dim | DimVar | float | int | bool
 
 
@@ -468,3 +543,7 @@ def dtype_of(scalar: Scalar) -> DType:
             return dtype_of(value)
         case Contraction(rows=rows):
             return dtype_of(rows)
+        case GroupedContraction():
+            return DType.F32
+        case Element(format=format):
+            return format.dtype

@@ -19,9 +19,11 @@ from compiler.ir.loops import (
     Const,
     Contraction,
     DimScalar,
+    Element,
     Fn,
     Fold,
     For,
+    GroupedContraction,
     Guard,
     Let,
     Load,
@@ -184,6 +186,8 @@ def _mentioned(node: Stmt | Scalar) -> Iterator[tuple[tuple[Dim, ...], DimVar | 
             for var, extent in node.axes:
                 yield (extent,), var
                 yield _range(var), None
+        case Element(k=k):
+            yield (k,), None
         case Seq() | When() | Attention() | Const() | ScalarParam() | Apply() | Cast():
             return
 
@@ -274,6 +278,8 @@ def element_types_agree(func: PrimFunc) -> Iterator[Problem]:
                     text = f"{fn.value} folds {dtype_of(value)}, expected {'bool' if fn in _BOOL_FOLDS else 'a number'}"
             case Contraction():
                 text = _contraction_misfit(site.node)
+            case GroupedContraction():
+                text = _grouped_misfit(site.node)
             case _:
                 pass
         if text:
@@ -288,6 +294,19 @@ def _contraction_misfit(contraction: Contraction) -> str:
     if rows is not columns:
         return f"contract of {rows} by {columns}; cast them to one type"
     return f"contract of {rows}, expected numbers" if rows is DType.BOOL else ""
+
+
+def _grouped_misfit(grouped: GroupedContraction) -> str:
+    dots, begins = grouped.dots, grouped.begins
+    if len(dots) not in (1, 2) or len(begins) not in (0, len(dots)) or (grouped.two_planes is not None and len(dots) == 1):
+        return f"contract_groups adds {len(dots)} sums that begin with {len(begins)} values, expected 1 or 2 and as many or none"
+    if any(dtype_of(s) is not DType.I32 for s in (*dots, *begins)):
+        return f"contract_groups sums {', '.join(dtype_of(s) for s in (*dots, *begins))}, expected i32"
+    if dtype_of(grouped.factor) is not DType.F32:
+        return f"contract_groups multiplies by {dtype_of(grouped.factor)}, expected f32"
+    if grouped.two_planes is not None and dtype_of(grouped.two_planes) is not DType.BOOL:
+        return f"contract_groups asks {dtype_of(grouped.two_planes)} for the second sum, expected bool"
+    return ""
 
 
 def _apply_misfit(apply: Apply) -> str:

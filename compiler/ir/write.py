@@ -34,6 +34,7 @@ from compiler.ir.loops import (
     DimScalar,
     Fn,
     For,
+    GroupedContraction,
     Guard,
     Let,
     Load,
@@ -373,6 +374,22 @@ def contract(extent: DimLike, rows: Callable[[Dim], Scalar], columns: Callable[[
     """An element of a product of matrices: the sum of `rows(r) * columns(r)` over the extent."""
     axis = DimVar("r", 0, Dim.of(extent) - 1)
     return Contraction(((axis, Dim.of(extent)),), rows(axis.dim), columns(axis.dim))
+
+
+def contract_groups(
+    num_groups: DimLike,
+    dots: Sequence[Callable[[Dim], Contraction]],
+    factor: Callable[[Dim], Scalar],
+    *,
+    begins: Sequence[Callable[[Dim], Scalar]] = (),
+    two_planes: Callable[[Dim], Scalar] | None = None,
+) -> GroupedContraction:
+    """The sum over groups of exact sums times a factor; see `GroupedContraction`."""
+    var = DimVar("r", 0, Dim.of(num_groups) - 1)
+    g, axes = var.dim, ((var, Dim.of(num_groups)),)
+    return GroupedContraction(
+        axes, tuple(dot(g) for dot in dots), tuple(begin(g) for begin in begins), factor(g), None if two_planes is None else two_planes(g)
+    )
 
 
 def largest(extents: Sequence[DimLike], value: Callable[..., Scalar]) -> Reduce:

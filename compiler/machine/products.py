@@ -13,6 +13,8 @@ from functools import lru_cache
 from typing import Final
 
 from compiler.ir.dtypes import DType
+from compiler.ir.loops import Format
+from compiler.machine.formats import PAIRS, PANEL4, PANEL8, PANEL8_WORDS, WIDENED4
 from compiler.machine.target import Target
 from compiler.machine.tiles.amx import AmxBf16, AmxI8ByI8, AmxI8ByU8
 from compiler.machine.tiles.base import NONE, Features
@@ -42,7 +44,7 @@ class ProductTile:
     """How rows of `op.row_dtype` are multiplied by weights of one format."""
 
     op: ProductOp  # with as many rows as a tile has at most
-    bits: int  # of a weight
+    format: Format  # of the weights
     depth: int  # of k, that is multiplied at once: k, or each group of it, is a multiple
     block: int | None = None  # of k, a multiple of `depth`: a matrix unit goes through k in such parts
     widen: WidenPanel | None = None  # makes the panel of `op` of one that holds fewer bits
@@ -56,11 +58,6 @@ class ProductTile:
     def rows(self) -> DType:
         """What rows hold."""
         return self.op.row_dtype
-
-    @property
-    def packed(self) -> int:
-        """Neighbours along k that stand together in a panel, in 32 bits."""
-        return 32 // self.bits
 
     @property
     def on_matrix_unit(self) -> bool:
@@ -114,16 +111,19 @@ _FLOATS: Final = (
     (128, TileShape(rows=4, vectors=1)),  # 8 of 16 with 256 bits, 16 of 32 with 128
 )
 _TILES: Final = (
-    (512, ProductTile(AmxBf16(rows=32, columns=32), bits=16, depth=32, block=256)),
-    (512, ProductTile(DotBf16(rows=8, columns=32), bits=16, depth=2, needs=Features(["avx512bf16", "sse4a"]))),
-    (512, ProductTile(AmxI8ByI8(32, 32, cached_panel=True), bits=4, depth=64, block=512, widen=WidenPanel(columns=32, group=STRETCH))),
-    (512, ProductTile(AmxI8ByU8(rows=16, columns=32), bits=8, depth=64, block=512)),
-    (512, ProductTile(DotPanel(rows=4, columns=32, bits=8), bits=8, depth=4)),
-    (512, ProductTile(DotPanel(rows=4, columns=32, bits=4), bits=4, depth=4)),
-    (512, ProductTile(DotWords(rows=8, columns=32), bits=8, depth=4)),
-    (128, ProductTile(DotPanel(rows=2, columns=16, bits=8), bits=8, depth=4)),
-    (128, ProductTile(DotPanel(rows=2, columns=16, bits=4), bits=4, depth=4)),
-    (128, ProductTile(DotWords(rows=4, columns=16), bits=8, depth=4)),
+    (512, ProductTile(AmxBf16(rows=32, columns=32), format=PAIRS, depth=32, block=256)),
+    (512, ProductTile(DotBf16(rows=8, columns=32), format=PAIRS, depth=2, needs=Features(["avx512bf16", "sse4a"]))),
+    (
+        512,
+        ProductTile(AmxI8ByI8(32, 32, cached_panel=True), WIDENED4, depth=64, block=512, widen=WidenPanel(columns=32, group=STRETCH)),
+    ),
+    (512, ProductTile(AmxI8ByU8(rows=16, columns=32), format=PANEL8, depth=64, block=512)),
+    (512, ProductTile(DotPanel(rows=4, columns=32, bits=8), format=PANEL8, depth=4)),
+    (512, ProductTile(DotPanel(rows=4, columns=32, bits=4), format=PANEL4, depth=4)),
+    (512, ProductTile(DotWords(rows=8, columns=32), format=PANEL8_WORDS, depth=4)),
+    (128, ProductTile(DotPanel(rows=2, columns=16, bits=8), format=PANEL8, depth=4)),
+    (128, ProductTile(DotPanel(rows=2, columns=16, bits=4), format=PANEL4, depth=4)),
+    (128, ProductTile(DotWords(rows=4, columns=16), format=PANEL8_WORDS, depth=4)),
 )
 
 
@@ -137,7 +137,7 @@ def _best(target: Target) -> Iterator[ProductTile]:
     """The first for weights of so many bits, on the matrix unit and in registers."""
     found: set[tuple[int, bool]] = set()
     for least, tile in _TILES:
-        kind = tile.bits, tile.on_matrix_unit
+        kind = tile.format.bits, tile.on_matrix_unit
         if kind not in found and target.vector_bits >= least and tile.runs_on(target):
             found.add(kind)
             yield tile

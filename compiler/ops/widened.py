@@ -14,6 +14,7 @@ the second one counts in rows that need two planes, and is zero in the others.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,13 +22,13 @@ import numpy as np
 from compiler.ir.dims import Dim, ceil_div
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
-from compiler.ir.loops import Buffer, Load, Scalar
+from compiler.ir.loops import Contraction, Scalar
 from compiler.ir.op import REQUIRED
 from compiler.ir.types import TensorType, TupleType, Type
-from compiler.ir.write import Kernel, cast, const, fma, guard, largest, round_half_even, select, total
-from compiler.machine.panels import EIGHTHS, FOUR, MIDDLE
+from compiler.ir.write import Kernel, cast, const, contract, contract_groups, guard, largest, round_half_even, select
+from compiler.machine.formats import EIGHTHS, FOUR, PANEL4, WIDENED4
 from compiler.ops.broadcast import output, sized_buffer
-from compiler.ops.integer import panel_element, same_shape, stored_weights
+from compiler.ops.integer import same_shape
 from compiler.ops.integer_rows import NEGLIGIBLE
 from compiler.ops.operands import dtype_attr, int_attr, tensor_operand, unproved, wants_float
 from compiler.ops.tables import Nest, Operands, define
@@ -35,7 +36,6 @@ from compiler.ops.tables import Nest, Operands, define
 Attrs = Mapping[str, Any]
 
 F32, I8, I32, U8, BOOL = DType.F32, DType.I8, DType.I32, DType.U8, DType.BOOL
-BITS = 4
 MOST = 127  # the largest multiplier, and the largest widened weight
 
 # --- panel_multipliers -------------------------------------------------------------------------------------------------
@@ -90,14 +90,6 @@ PANEL_MULTIPLIERS = define("panel_multipliers", "scale", _multipliers_type, _mul
 # --- widened_linear ----------------------------------------------------------------------------------------------------
 
 
-def widened_element(panels: Buffer, multipliers: Buffer, n: Dim, k: Dim, group: int) -> Scalar:
-    """The widened weight of column `n` at `k`."""
-    columns = multipliers.shape[-1].const
-    q = panel_element(panels, BITS, n, k, False) - MIDDLE[BITS]
-    eighths = q * cast(Load(multipliers, (n // columns, k // group, n % columns)), I32)
-    return eighths + (1 << EIGHTHS - 1) >> EIGHTHS
-
-
 def _linear_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
     """[..., out]"""
     dtype, size = dtype_attr(attrs), int_attr(attrs, "size", 1)
@@ -127,7 +119,7 @@ _NAMES = ("planes", "scale", "two_planes", "panels", "multipliers", "channel_sca
 def _wanted(planes: tuple[Dim, ...], multipliers: tuple[Dim, ...], size: int) -> tuple[tuple[Dim, ...], ...]:
     (*row, _, length), (_, groups, columns), one = planes, multipliers, Dim.of(1)
     count = ceil_div(Dim.of(size), columns)
-    deep = length // (FOUR * 8 // BITS)
+    deep = length // WIDENED4.depth
     number = (*row, one)
     return (*row, Dim.of(2), length), number, number, (count, deep, columns * FOUR), (count, groups, columns), (count, one, columns)
 
@@ -138,21 +130,19 @@ def _linear_nest(operands: Operands) -> Nest:
     out, planes, scale, two_planes, panels, multipliers, channel = kernel.arrays(output(operands), *(operands.buffer(i) for i in range(6)))
     bias = kernel.array(operands.buffer(6)) if operands.has(6) else None
     length, columns = planes.shape[-1], multipliers.shape[-1].const
-    group = (length // multipliers.shape[1]).const
-
-    def summed(row: list[Dim], n: Dim, plane: int) -> Scalar:
-        def product(k: Dim) -> Scalar:
-            return cast(planes[*row, plane, k], I32) * widened_element(panels.buffer, multipliers.buffer, n, k, group)
-
-        return cast(total((length,), product), F32)
-
-    def term(row: list[Dim], n: Dim, g: Dim) -> Scalar:
-        second = select(two_planes[*row, g], summed(row, n, 1), 0.0)
-        exact = fma(summed(row, n, 0), const(256.0, F32), second)
-        return exact * (scale[*row, g] * channel[n // columns, g, n % columns])
 
     with kernel.nest(out.shape) as (*row, n):
-        result: Scalar = total((1,), lambda g: term(row, n, g))
+
+        def dot(g: Dim, plane: int) -> Contraction:
+            stored = panels.buffer, multipliers.buffer
+            return contract(length, lambda k: cast(planes[*row, plane, k], I32), lambda k: WIDENED4.element(stored, n, k))
+
+        result: Scalar = contract_groups(
+            1,
+            [partial(dot, plane=plane) for plane in range(2)],
+            lambda g: scale[*row, g] * channel[n // columns, g, n % columns],
+            two_planes=lambda g: two_planes[*row, g],
+        )
         out[*row, n] = cast(result if bias is None else result + cast(bias[n], F32), out.dtype)
     size = out.shape[-1].const
     wanted = dict(enumerate(_wanted(planes.shape, multipliers.shape, size))) | ({} if bias is None else {6: (Dim.of(size),)})
@@ -164,7 +154,7 @@ def _linear_numpy(
 ) -> Any:
     *row, _, length = planes.shape
     groups = multipliers.shape[1]
-    stored = stored_weights(panels, BITS, False).astype(np.int32) - MIDDLE[BITS]
+    stored = PANEL4.stored(panels).astype(np.int32) - PANEL4.offset
     eighths = stored * np.repeat(multipliers.transpose(0, 2, 1).reshape(-1, groups).astype(np.int32), length // groups, -1)
     w = (eighths + (1 << EIGHTHS - 1)) >> EIGHTHS
     sums = planes.reshape(-1, 2, length).astype(np.float64).transpose(1, 0, 2) @ w.astype(np.float64).T  # whole numbers are exact in f64

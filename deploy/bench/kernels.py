@@ -22,11 +22,11 @@ from rich.table import Table
 
 from compiler.backends.cpu.pipeline import pipeline
 from compiler.frontend.decoder import ENTRY
-from compiler.idioms.product import outermost_folds
+from compiler.idioms.product import AnyFold, outermost_folds
 from compiler.ir.deduce import type_of
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.graph import CallTir, ScalarValue
-from compiler.ir.loops import Apply, Buffer, Contraction, Fn, For, Let, PrimFunc, Reduce, ReduceFn, Scalar, Stmt
+from compiler.ir.loops import Apply, Buffer, Fn, For, GroupedContraction, Let, PrimFunc, Reduce, ReduceFn, Scalar, Stmt
 from compiler.ir.types import TensorType, Type
 from compiler.ir.visit_loops import loads, map_scalar, scalars_of, subscalars, substatements, walk_stmts
 from compiler.machine.target import get
@@ -181,11 +181,12 @@ def _certain(scalar: Scalar) -> Scalar:
     return scalar.args[2] if isinstance(scalar, Apply) and scalar.fn is Fn.SELECT else scalar
 
 
-def _points(fold: Reduce | Contraction, env: Dims) -> float:
+def _points(fold: AnyFold, env: Dims) -> float:
     env = {**env, **{var: 0 for var, _ in fold.axes}}
     points = prod(extent.evaluate(env) for _, extent in fold.axes)
     own = 0.0 if isinstance(fold, Reduce) and fold.fn is not ReduceFn.SUM else 2.0
-    return points * (own + sum(_points(inner, env) for scalar in subscalars(fold) for inner in outermost_folds(scalar)))
+    certain = fold.dots[:1] if isinstance(fold, GroupedContraction) and fold.two_planes is not None else subscalars(fold)
+    return points * (own + sum(_points(inner, env) for scalar in certain for inner in outermost_folds(scalar)))
 
 
 # --- the command -------------------------------------------------------------------------------------------------------

@@ -147,9 +147,9 @@ def multiplying(held: str, target: Target) -> tuple[str, int, float, tuple[Any, 
     format, tiles = WeightFormat.parse(held), product_tiles(target)
     if format.bits == 16 and tiles.pairs is not None:
         return _tiles(tiles.pairs.op)
-    if tiles.widened is not None and tiles.widened.bits == format.bits and tiles.widened.widens(1 << 16, format.group):
+    if tiles.widened is not None and tiles.widened.format.bits == format.bits and tiles.widened.widens(1 << 16, format.group):
         return _tiles(tiles.widened.op)
-    tile = next((t for t in tiles.integers if t.bits == format.bits and format.group % t.depth == 0), None)
+    tile = next((t for t in tiles.integers if t.format.bits == format.bits and format.group % t.depth == 0), None)
     if tile is not None:
         # The instruction's own rate is that for bytes, where it takes these: nothing is unpacked then.
         fastest = next(t for t in tiles.integers if type(t.op) is type(tile.op))

@@ -230,6 +230,20 @@ def test_a_contraction_is_the_sum_of_the_products() -> None:
     np.testing.assert_array_equal(out, x @ w.T + 1)
 
 
+@pytest.mark.parametrize("is_fine", [False, True])
+def test_a_grouped_contraction_scales_the_exact_sums_of_its_groups(is_fine: bool) -> None:
+    """Two planes of rows, of which the first counts 256 times and the second in fine rows only."""
+    rng = np.random.default_rng(3)
+    q, w = rng.integers(-9, 9, (2, 6)).astype(np.int32), rng.integers(-9, 9, (4, 6)).astype(np.int32)
+    scale, fine, out = np.asarray([0.5, 2], F32), np.asarray([is_fine]), np.zeros(4, F32)
+    dots = ", ".join(f"contract(r in 3) q[{plane}, 3*g + r] by w[j, 3*g + r]" for plane in range(2))
+    value = f"contract_groups(g in 2) [{dots}] from [5:i32, 7:i32] when fine[0] by scale[g]"
+    params = "q: i32[2, 6], w: i32[4, 6], scale: f32[2], fine: bool[1], out y: f32[4]"
+    run(f"prim f({params}) {{ for j in 4 {{ y[j] = {value} }} }}", q, w, scale, fine, out)
+    sums = np.einsum("pgk,jgk->pgj", q.reshape(2, 2, 3), w.reshape(4, 2, 3)) + np.asarray([5, 7])[:, None, None]
+    np.testing.assert_array_equal(out, ((256 * sums[0] + is_fine * sums[1]) * scale[:, None]).sum(0))
+
+
 def test_a_reduction_counts_points_that_its_value_does_not_mention():
     out = np.zeros(1, F32)
     run("prim f(out y: f32[1]) { for i in 1 { y[i] = sum(r in 5, q in 2) 1.0 } }", out)

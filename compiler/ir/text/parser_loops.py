@@ -11,6 +11,7 @@ from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.fields import Holds, parts
 from compiler.ir.loops import (
+    FORMATS,
     Allocate,
     Apply,
     Attention,
@@ -19,8 +20,10 @@ from compiler.ir.loops import (
     Const,
     Contraction,
     DimScalar,
+    Element,
     Fn,
     For,
+    GroupedContraction,
     Guard,
     Let,
     Load,
@@ -49,7 +52,7 @@ _INFIX = {symbol: (fn, precedence) for fn, (symbol, precedence) in INFIX.items()
 _PREFIX = {symbol: fn for fn, symbol in PREFIX.items()}
 _CALLED = {fn.value: fn for fn in Fn if fn not in INFIX and fn not in PREFIX}
 _KEYS: dict[str, type] = {"paged": Paged, "ragged": Ragged}
-_SCALARS = sorted([*_CALLED, *ReduceFn, "cast", "contract", "dim", "guard"])
+_SCALARS = sorted([*_CALLED, *ReduceFn, "cast", "contract", "contract_groups", "dim", "guard", "stored"])
 
 
 class LoopParser(TypeParser):
@@ -410,6 +413,10 @@ class LoopParser(TypeParser):
                 return self._guard()
             case "contract":
                 return self._contraction()
+            case "contract_groups":
+                return self._grouped()
+            case "stored":
+                return self._element()
             case name if name in _CALLED:
                 self.expect("(")
                 args = tuple(self.items(")", self.scalar))
@@ -437,6 +444,41 @@ class LoopParser(TypeParser):
             self.expect("by", "between the two factors of contract")
             columns = self.scalar()
         return Contraction(tuple(axes), rows, columns)
+
+    def _grouped(self) -> GroupedContraction:
+        """`contract_groups(g in 4) [contract(r in 8) ... by ...] from [B[i, g]] when F[i] by S[i, g]`; `from` and `when` may be missing."""
+        self.expect("(")
+        with self._axes(")") as axes:
+            self.expect(")")
+            self.expect("[", "before the sums of contract_groups")
+            dots = tuple(self.items("]", self._dot))
+            begins: tuple[Scalar, ...] = ()
+            if self.accept("from"):
+                self.expect("[", "after from")
+                begins = tuple(self.items("]", self.scalar))
+            two_planes = self.scalar() if self.accept("when") else None
+            self.expect("by", "before the factor of contract_groups")
+            factor = self.scalar()
+        return GroupedContraction(tuple(axes), dots, begins, factor, two_planes)
+
+    def _dot(self) -> Contraction:
+        start = self.peek()
+        scalar = self.scalar()
+        if not isinstance(scalar, Contraction):
+            raise self.error("contract_groups sums something else than `contract`", start)
+        return scalar
+
+    def _element(self) -> Element:
+        """`stored(panel8, k, P[n // 32, k // 4, n % 32 * 4 + k % 4])`"""
+        self.expect("(")
+        name = self.name("the name of a format")
+        format = FORMATS.get(name.text)
+        if format is None:
+            raise self.unknown("format", name, FORMATS)
+        self.expect(",", f"after {name.text}")
+        k = self.dim()
+        self.expect(",", "after the index")
+        return Element(format, k, tuple(self.items(")", self.scalar)))
 
     def _guard(self) -> Guard:
         """`guard(0 <= i - 1 < n ? A[i - 1] : 0.0)`"""

@@ -18,8 +18,10 @@ from compiler.ir.loops import (
     Const,
     Contraction,
     DimScalar,
+    Element,
     Fold,
     For,
+    GroupedContraction,
     Guard,
     Let,
     Load,
@@ -220,8 +222,20 @@ class LoopPrinter:
                 with self._dims.scope():
                     listed = ", ".join([self._axis(var, extent) for var, extent in axes])
                     return f"contract({listed}) {self.expression(rows)} by {self.expression(columns)}", _REDUCTION
+            case GroupedContraction():
+                return self._grouped(scalar), _REDUCTION
+            case Element(format=format, k=k, stored=stored):
+                return f"stored({format.name}, {self._dims.text(k)}, {', '.join(map(self._part, stored))})", _ATOM
             case Apply():
                 return self._apply(scalar)
+
+    def _grouped(self, grouped: GroupedContraction) -> str:
+        with self._dims.scope():
+            text = f"contract_groups({', '.join([self._axis(var, extent) for var, extent in grouped.axes])}) "
+            text += f"[{', '.join(map(self.expression, grouped.dots))}]"
+            text += f" from [{', '.join(map(self.expression, grouped.begins))}]" if grouped.begins else ""
+            text += f" when {self.expression(grouped.two_planes)}" if grouped.two_planes is not None else ""
+            return f"{text} by {self.expression(grouped.factor)}"
 
     def _apply(self, apply: Apply) -> tuple[str, int]:
         fn, args = apply.fn, apply.args

@@ -12,9 +12,9 @@ import numpy as np
 from compiler.ir.dtypes import DType
 from compiler.ir.tiles import Array, tile_op
 from compiler.llvm.ssa import Code, splat, vec
+from compiler.machine.formats import FOUR, PANEL8_WORDS
 from compiler.machine.instructions import avx2, avx512, neon
 from compiler.machine.instructions.step import Parts, Step
-from compiler.machine.panels import FOUR, WORDS_ORDER
 from compiler.machine.target import Target
 from compiler.machine.tiles.prefetch import AHEAD, prefetch_lines
 from compiler.machine.tiles.product import ProductOp
@@ -36,7 +36,7 @@ _WORDS = (avx512.WORDS_BY_UNSIGNED, avx2.WORDS_BY_UNSIGNED)
 
 @dataclass(frozen=True, slots=True)
 class _PanelOp(ProductOp):
-    """The panel is that of panels.py; sums are modulo 2^32. `columns` is a multiple of the lanes of a register (16, 8 or 4)."""
+    """The panel is that of formats.py; sums are modulo 2^32. `columns` is a multiple of the lanes of a register (16, 8 or 4)."""
 
     accumulator: ClassVar[DType] = DType.I32
     panel_dtype: ClassVar[DType] = DType.U8
@@ -97,7 +97,7 @@ class DotWords(_PanelOp):
 
     def meaning(self, arrays: Sequence[Array], dims: Sequence[int]) -> None:
         stored = arrays[2][: dims[0] * self.columns].reshape(-1, self.columns, FOUR)
-        self._add(stored[..., WORDS_ORDER], arrays, dims)
+        self._add(stored[..., PANEL8_WORDS.order], arrays, dims)
 
     def emit(self, code: Code, pointers: Sequence[str], dims: Sequence[int | str], target: Target) -> None:
         self._emit(8, code, pointers, dims, target)

@@ -15,7 +15,7 @@ import numpy as np
 from compiler.ir.dtypes import DType
 from compiler.ir.tiles import Array, Operand, tile_op
 from compiler.llvm.ssa import Code, splat, vector_literal
-from compiler.machine.panels import EIGHTHS, FOUR, MIDDLE
+from compiler.machine.formats import EIGHTHS, FOUR, PANEL4
 from compiler.machine.target import LINE_BYTES, Target
 from compiler.machine.tiles.base import Features, Intrinsic
 from compiler.machine.tiles.prefetch import prefetch_line
@@ -59,7 +59,7 @@ class WidenPanel(Intrinsic):
     def meaning(self, arrays: Sequence[Array], dims: Sequence[int]) -> None:
         (wide, panel, multipliers, *_), (k,), columns = arrays, dims, self.columns
         stored = panel[: k * columns // 2].reshape(-1, 1, columns, FOUR)
-        q = np.concatenate([stored & 15, stored >> 4], 1).reshape(k // FOUR, columns, FOUR).astype(np.int32) - MIDDLE[4]
+        q = np.concatenate([stored & 15, stored >> 4], 1).reshape(k // FOUR, columns, FOUR).astype(np.int32) - PANEL4.offset
         m = multipliers[: k // self.group * columns].astype(np.int32).reshape(-1, columns).repeat(self.group // FOUR, 0)
         wide[: k * columns] = ((q * m[..., None] + (1 << EIGHTHS - 1)) >> EIGHTHS).reshape(-1)
 
@@ -105,7 +105,7 @@ def _top(code: Code, words: str, place: int) -> str:
     shift = 12 - 4 * place
     moved = code.op(f"shl {_WORDS} {words}, {_all(shift)}") if shift else words
     kept = code.op(f"and {_WORDS} {moved}, {_all(0xF000 - 2**16)}")
-    return code.op(f"xor {_WORDS} {kept}, {_all(MIDDLE[4] * 4096 - 2**16)}")
+    return code.op(f"xor {_WORDS} {kept}, {_all(PANEL4.offset * 4096 - 2**16)}")
 
 
 def _bytes(code: Code, tops: tuple[str, str], factors: tuple[str, str]) -> str:

@@ -12,7 +12,7 @@ from enum import StrEnum
 from compiler.idioms.nest import PerfectNest, perfect_nest, without_allocations
 from compiler.idioms.product import with_products
 from compiler.ir.dims import Dim
-from compiler.ir.loops import Buffer, Contraction, Fold, PrimFunc, Stmt, Store
+from compiler.ir.loops import Buffer, Contraction, Fold, GroupedContraction, PrimFunc, Stmt, Store
 from compiler.ir.module import IRModule
 from compiler.ir.visit_loops import loads, statements, walk_scalar, walk_stmts
 
@@ -77,7 +77,7 @@ def pattern_of(prim: PrimFunc) -> Pattern:
     nest = form.last
     folds = [s for s in walk_scalar(nest.store.value) if isinstance(s, Fold)]
     if folds:
-        return Pattern.PRODUCT if any(isinstance(s, Contraction) for s in folds) else Pattern.REDUCTION
+        return Pattern.PRODUCT if any(isinstance(s, Contraction | GroupedContraction) for s in folds) else Pattern.REDUCTION
     indices = [load.indices for load in loads(nest.store.value)]
     at = tuple(Dim.of(v) for v in nest.vars)
     if all(i == at for i in indices):

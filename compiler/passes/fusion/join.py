@@ -17,9 +17,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from compiler.idioms.integer_product import GroupedSum, match_integer
 from compiler.idioms.nest import PerfectNest, allocated, perfect_nest, without_allocations
-from compiler.idioms.product import product_in, with_products
+from compiler.idioms.product import GroupedSum, integer_product_in, product_in, with_products
 from compiler.idioms.rows import match_rows
 from compiler.ir.deduce import type_of
 from compiler.ir.dims import Dim, DimVar, product_of
@@ -118,8 +117,8 @@ def _inlinable(first: PrimFunc, second: PrimFunc, places: list[int]) -> bool:
     if product is not None:
         rows = {load.buffer for s in product.sums for load in loads(s.rows)}
         return not any(t in rows for t in target) and _decodes(first)
-    integer = match_integer(second)
-    if integer is not None and any(load.buffer in target for s in integer.sums for load in loads(s.reduce)):
+    integer = integer_product_in(second)
+    if integer is not None and any(load.buffer in target for s in integer.sums for load in loads(s.node)):
         return False
     inside = [r for s in _values(second) for r in walk_scalar(s) if isinstance(r, Fold)]
     read_in_fold = any(load.buffer in target for r in inside for load in loads(r))
@@ -171,16 +170,14 @@ def _wraps(second: PrimFunc, places: list[int], first: PrimFunc) -> bool:
 
 def _sums(prim: PrimFunc) -> list[str]:
     """The sums of a product, each as the extent it runs over and what it is over: one schedule takes them all."""
-    product, integer = product_in(prim), match_integer(prim)
+    product, integer = product_in(prim), integer_product_in(prim)
     if product is not None:
         return [str(s.extent) for s in product.sums]
     return [] if integer is None else [_kind(s) for s in integer.sums]
 
 
-def _kind(grouped: GroupedSum) -> str:
-    plane = grouped.planes[0]
-    widened = "" if plane.multipliers is None else ", widened"
-    return f"{grouped.num_groups} of {plane.group}: {len(grouped.planes)} of {plane.rows} by {plane.bits} bits{widened}"
+def _kind(s: GroupedSum) -> str:
+    return f"{s.num_groups} of {s.group}: {s.num_planes} of {s.q.buffer.dtype} by {s.format.name}"
 
 
 def _by_rows(prim: PrimFunc) -> bool:

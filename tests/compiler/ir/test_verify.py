@@ -354,6 +354,16 @@ LOOP_BREACHES: dict[str, list[tuple[PrimFunc, str]]] = {
         (loop("B[0] = guard(0 <= 0 < n ? s : 1:i32)"), "guard chooses between f32 and i32"),
         (loop("B[0] = cast(f32, any(r in n) A[r])"), "any folds f32, expected bool"),
         (loop("B[0] = cast(f32, sum(r in n) A[r] < s)"), "sum folds bool, expected a number"),
+        (loop("B[0] = contract_groups(g in 2) [contract(r in n) A[r] by A[r]] by 1.0"), "contract_groups sums f32, expected i32"),
+        (loop("B[0] = contract_groups(g in 2) [contract(r in n) 1:i32 by 2:i32] by 1"), "contract_groups multiplies by i64, expected f32"),
+        (
+            loop("B[0] = contract_groups(g in 2) [contract(r in n) 1:i32 by 2:i32] from [1:i32, 2:i32] by 1.0"),
+            "contract_groups adds 1 sums that begin with 2 values, expected 1 or 2 and as many or none",
+        ),
+        (
+            loop("B[0] = contract_groups(g in 2) [contract(r in n) 1:i32 by 2:i32, contract(r in n) 1:i32 by 2:i32] when 1 by 1.0"),
+            "contract_groups asks i64 for the second sum, expected bool",
+        ),
         (loop("B[0] = contract(r in n) A[r] by 2"), "contract of f32 by i64; cast them to one type"),
         (loop("B[0] = cast(f32, contract(r in n) true by false)"), "contract of bool, expected numbers"),
         (loop("B[0] = contract(r in n, q in 2) A[r] by A[q]"), "contract runs over 2 axes, expected 1"),

@@ -28,7 +28,7 @@ TILES = {
 @pytest.mark.parametrize("name", list(TARGETS))
 def test_a_target_gets_the_best_that_it_has(name: str) -> None:
     tiles = product_tiles(TARGETS[name])
-    assert [(t.op.name, t.bits, t.op.rows, t.op.columns) for t in tiles.tiles] == TILES[name]
+    assert [(t.op.name, t.format.bits, t.op.rows, t.op.columns) for t in tiles.tiles] == TILES[name]
     assert tiles.floats == (TileShape(8, 2) if TARGETS[name].vector_bits == 512 else TileShape(4, 1))
     assert tiles.on_matrix_unit == (name == "amx")
 

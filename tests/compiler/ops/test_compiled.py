@@ -79,7 +79,7 @@ OTHERS: dict[str, tuple[tuple[Any, ...], str | None, dict[str, Any]]] = {
     "dequantize": ((RNG.integers(0, 256, (ROWS, 32)).astype(np.uint8), POSITIVE[:, :2].copy()), "n 32, n 2", {"bits": 4, "group": 32}),
     "quantize_rows": ((RNG.standard_normal((ROWS, 64)).astype(np.float32),), "n 64", {"bits": 16, "group": 32}),
     "row_planes": ((np.where(RNG.random((ROWS, 160)) < 0.003, 99, RNG.standard_normal((ROWS, 160))).astype(np.float32),), "n 160", {}),
-    "panel_integers": ((RNG.integers(0, 256, (20, 32)).astype(np.uint8),), "20 32", {"bits": 4, "columns": 16}),
+    "panel_integers": ((RNG.integers(0, 256, (20, 32)).astype(np.uint8),), "20 32", {"format": "panel4", "columns": 16}),
     "panel_scales": ((POSITIVE[:, :2].copy(),), "n 2", {"columns": 4}),
     "integer_linear": (
         (

@@ -27,13 +27,13 @@ def test_panels_of_bytes_hold_fours_of_each_column(run):
 
 def test_panels_beside_words_hold_two_twos(run):
     q = np.arange(16, dtype=np.int8).reshape(2, 8)
-    panels = run(PANEL_INTEGERS, q, columns=2, rows="i16", shapes="2 8", compiled=True)
+    panels = run(PANEL_INTEGERS, q, columns=2, format="panel8_words", shapes="2 8", compiled=True)
     np.testing.assert_array_equal(panels[0] - 128, [[0, 2, 1, 3, 8, 10, 9, 11], [4, 6, 5, 7, 12, 14, 13, 15]])
 
 
 def test_panels_of_halves_hold_two_fours_of_each_column(run):
     q = np.array([[0x10, 0x32, 0x54, 0x76]], np.uint8)  # 0 .. 7
-    panels = run(PANEL_INTEGERS, q, bits=4, columns=2, compiled=True)
+    panels = run(PANEL_INTEGERS, q, format="panel4", columns=2, compiled=True)
     np.testing.assert_array_equal(panels, [[[0x40, 0x51, 0x62, 0x73, 0x88, 0x88, 0x88, 0x88]]])
 
 
@@ -44,10 +44,10 @@ def test_product_is_that_of_what_the_numbers_stand_for(run, meaning, rng, bits, 
     bias = rng.standard_normal(size).astype(np.float32)
     rows = meaning(QUANTIZE_ROWS, x, bits=8 * planes, group=group)
     q, scale = meaning(QUANTIZE, w, bits=bits, group=group)
-    panels, scales = meaning(PANEL_INTEGERS, q, bits=bits, columns=32), meaning(PANEL_SCALES, scale, columns=32)
+    panels, scales = meaning(PANEL_INTEGERS, q, format=f"panel{bits}", columns=32), meaning(PANEL_SCALES, scale, columns=32)
     groups = scale.shape[1]
     shapes = f"n {planes} 64, n {groups}, n {planes} {groups}, 2 {bits * 2} 128, 2 {groups} 32, {size}"
-    y = run(INTEGER_LINEAR, *rows, panels, scales, bias, bits=bits, size=size, shapes=shapes, compiled=True)
+    y = run(INTEGER_LINEAR, *rows, panels, scales, bias, format=f"panel{bits}", size=size, shapes=shapes, compiled=True)
     numbers = rows[0].astype(np.float64)
     exact = (numbers[:, 0] if planes == 1 else numbers[:, 0] * 256 + numbers[:, 1]) * np.repeat(rows[1], 64 // groups, -1)
     expected = exact @ meaning(DEQUANTIZE, q, scale, bits=bits, group=group, dtype="f32").astype(np.float64).T + bias
@@ -59,11 +59,11 @@ def test_product_by_words_is_that_by_two_planes(run, meaning, rng, group):
     x, w = rng.standard_normal((5, 64)).astype(np.float32), rng.standard_normal((33, 64)).astype(np.float32)
     q, scale = meaning(QUANTIZE, w, bits=8, group=group)
     scales, results = meaning(PANEL_SCALES, scale, columns=32), {}
-    for held, planes in (("i16", 1), ("i8", 2)):
+    for held, planes, format in (("i16", 1, "panel8_words"), ("i8", 2, "panel8")):
         rows = meaning(QUANTIZE_ROWS, x, bits=16, group=group, dtype=held)
-        panels, groups = meaning(PANEL_INTEGERS, q, columns=32, rows=held), scale.shape[1]
+        panels, groups = meaning(PANEL_INTEGERS, q, columns=32, format=format), scale.shape[1]
         shapes = f"n {planes} 64, n {groups}, n {planes} {groups}, 2 16 128, 2 {groups} 32"
-        results[held] = run(INTEGER_LINEAR, *rows, panels, scales, size=33, shapes=shapes, compiled=True)
+        results[held] = run(INTEGER_LINEAR, *rows, panels, scales, format=format, size=33, shapes=shapes, compiled=True)
     np.testing.assert_array_equal(results["i16"], results["i8"])
 
 
@@ -86,15 +86,18 @@ def test_deduction(deduced):
         deduced(PANEL_INTEGERS, tensor((2, 6), I8), columns=32)
     with pytest.raises(AnnotationError, match="dimension 0 of panels is 2, wants 3"):
         deduced(INTEGER_LINEAR, *row, *weight, size=80)
-    with pytest.raises(AnnotationError, match="attribute rows is i16, wants i8 beside 4 bits"):
-        deduced(PANEL_INTEGERS, tensor((2, 8), U8), bits=4, columns=32, rows="i16")
-    with pytest.raises(AnnotationError, match="q holds u8, wants i8"):
-        deduced(INTEGER_LINEAR, tensor((N, 1, 64), U8), *row[1:], *weight, size=40)
+    with pytest.raises(AnnotationError, match="attribute format is 'panel3', wants one of panel8, panel8_words, panel4"):
+        deduced(PANEL_INTEGERS, tensor((2, 8), U8), format="panel3", columns=32)
+    with pytest.raises(AnnotationError, match="q holds i8, wants u8 for panel4"):
+        deduced(PANEL_INTEGERS, tensor((2, 8), I8), format="panel4", columns=32)
+    for format, wanted in (("panel8", "i8"), ("panel8_words", "i16")):
+        with pytest.raises(AnnotationError, match=f"q holds u8, wants {wanted} beside {format}"):
+            deduced(INTEGER_LINEAR, tensor((N, 1, 64), U8), *row[1:], *weight, format=format, size=40)
 
 
 def test_product_over_panels_of_another_width(run, meaning, rng):
     """No tile takes it: it is slow, not wrong."""
     w = rng.integers(-128, 128, (10, 16)).astype(np.int8)
     rows = meaning(QUANTIZE_ROWS, rng.standard_normal((3, 16)).astype(np.float32), bits=16, group=0)
-    panels = meaning(PANEL_INTEGERS, w, bits=8, columns=4)
+    panels = meaning(PANEL_INTEGERS, w, format="panel8", columns=4)
     run(INTEGER_LINEAR, *rows, panels, np.ones((3, 1, 4), np.float32), size=10, compiled=True, shapes="n 2 16, n 1, n 2 1, 3 4 16, 3 1 4")

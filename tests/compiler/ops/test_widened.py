@@ -34,7 +34,7 @@ def test_product_is_within_a_step_per_weight_of_what_the_numbers_stand_for(run, 
     q, scale = meaning(QUANTIZE, w, bits=4, group=group)
     planes, row_scale, two_planes = meaning(ROW_PLANES, x)
     np.testing.assert_array_equal(two_planes[:, 0], [False, True, False, False, True])
-    panels = meaning(PANEL_INTEGERS, q, bits=4, columns=32)
+    panels = meaning(PANEL_INTEGERS, q, format="panel4", columns=32)
     multipliers, channel = meaning(PANEL_MULTIPLIERS, scale, columns=32)
     shapes = f"n 2 {K}, n 1, n 1, 2 {K // 8} 128, 2 {K // group} 32, 2 1 32, {size}"
     y = run(WIDENED_LINEAR, planes, row_scale, two_planes, panels, multipliers, channel, bias, size=size, shapes=shapes, compiled=True)
@@ -54,12 +54,13 @@ def test_rows_add_less_than_a_tenth_to_the_power_of_errors(meaning, rng, strengt
     q, scale = meaning(QUANTIZE, w, bits=4, group=32)
     planes, row_scale, two_planes = meaning(ROW_PLANES, x)
     multipliers, channel = meaning(PANEL_MULTIPLIERS, scale, columns=32)
+    panels = meaning(PANEL_INTEGERS, q, format="panel4", columns=32)
     y = meaning(
         WIDENED_LINEAR,
         planes,
         row_scale,
         two_planes,
-        meaning(PANEL_INTEGERS, q, bits=4, columns=32),
+        panels,
         multipliers,
         channel,
         size=64,
@@ -77,7 +78,7 @@ def test_widened_weights_are_whole_numbers_of_steps(run, meaning, rng):
     q = rng.integers(0, 256, (32, 32)).astype(np.uint8)
     scale = rng.standard_normal((32, 2)).astype(np.float32)
     multipliers, channel = meaning(PANEL_MULTIPLIERS, scale, columns=32)
-    panels, picks = meaning(PANEL_INTEGERS, q, bits=4, columns=32), np.zeros((64, 2, 64), np.int8)
+    panels, picks = meaning(PANEL_INTEGERS, q, format="panel4", columns=32), np.zeros((64, 2, 64), np.int8)
     picks[:, 1] = np.eye(64)
     rows = picks, np.ones((64, 1), np.float32), np.ones((64, 1), np.bool_)
     y = run(WIDENED_LINEAR, *rows, panels, multipliers, channel, size=32, shapes="n 2 64, n 1, n 1", compiled=True)

@@ -15,8 +15,10 @@ from compiler.ir.loops import (
     Const,
     Contraction,
     DimScalar,
+    Element,
     Fn,
     Fold,
+    GroupedContraction,
     Guard,
     Load,
     Reduce,
@@ -79,8 +81,10 @@ class Expressions:
                 return self._extreme_place(scalar)
             case Reduce():
                 return self._fold(scalar)
-            case Contraction():
+            case Contraction() | GroupedContraction():
                 return self._fold(scalar.fold)
+            case Element():
+                return self._eval(scalar.decoded)
 
     # --- conditions ----------------------------------------------------------------------------------------------------
 
@@ -133,7 +137,7 @@ class Expressions:
         match node:
             case Const() | ScalarParam() | Apply() | Cast():
                 return False
-            case DimScalar(dim=dim):
+            case DimScalar(dim=dim) | Element(k=dim):
                 return memory.varies(dim.atoms())
             case Load(buffer=buffer, indices=indices):
                 return memory.storage[buffer].lane is not None or any(memory.varies(i.atoms()) for i in indices)

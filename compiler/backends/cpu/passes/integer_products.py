@@ -23,10 +23,11 @@ from compiler.ir.deduce import type_of
 from compiler.ir.dims import Dim
 from compiler.ir.dtypes import DType
 from compiler.ir.graph import Atom, Binding, Call, ShapeValue, TupleGet, Value, Var
+from compiler.ir.loops import Format
 from compiler.ir.module import IRModule
 from compiler.ir.prove import prove_divisible
 from compiler.ir.types import TensorType
-from compiler.machine.panels import FOUR
+from compiler.machine.formats import FOUR, PANEL4
 from compiler.machine.products import ProductTiles
 from compiler.ops.integer import INTEGER_LINEAR, PANEL_INTEGERS, PANEL_SCALES
 from compiler.ops.integer_rows import QUANTIZE_ROWS, ROW_PLANES
@@ -60,39 +61,38 @@ class IntegerProducts:
                 return None
             if self._is_widened(weight):
                 return self._widened(builder, value, weight)
-            held = next((tile.rows for tile in self.tiles.integers if tile.bits == weight.bits), None)
-            if held is None:
+            format = next((tile.format for tile in self.tiles.integers if tile.format.bits == weight.bits), None)
+            if format is None:
                 return None
-            group = _part(weight, LONGEST[held])
-            return None if group is None else self._integer(builder, value, weight, group, held)
+            group = _part(weight, LONGEST[format.rows])
+            return None if group is None else self._integer(builder, value, weight, group, format)
 
         return rewrite_module(module, replace)
 
     def _is_widened(self, weight: _Weight) -> bool:
         """Then the sum runs over the whole channel."""
         tile = self.tiles.widened
-        if tile is None or weight.bits != tile.bits or weight.length > LONGEST[tile.rows]:
+        if tile is None or weight.bits != tile.format.bits or weight.length > LONGEST[tile.rows]:
             return False
         return tile.widens(weight.length, weight.group)
 
-    def _integer(self, builder: Builder, linear: Call, weight: _Weight, group: int, held: DType) -> Value:
+    def _integer(self, builder: Builder, linear: Call, weight: _Weight, group: int, format: Format) -> Value:
         x, *rest = linear.args
-        words = held is DType.I16
         bits, each = ACTIVATION_BITS[weight.bits], 0 if group == weight.length else group
-        rows = builder.call(QUANTIZE_ROWS, x, bits=bits, group=each, **({"dtype": "i16"} if words else {}))
-        panels = builder.call(PANEL_INTEGERS, weight.q, bits=weight.bits, columns=self.columns, **({"rows": "i16"} if words else {}))
+        rows = builder.call(QUANTIZE_ROWS, x, bits=bits, group=each, dtype=str(format.rows))
+        panels = builder.call(PANEL_INTEGERS, weight.q, format=format.name, columns=self.columns)
         scale = weight.scale
         if group < weight.group:
             scale = builder.call(BROADCAST_TO, scale, ShapeValue((Dim.of(weight.size), Dim.of(weight.length // group))))
         scales = builder.call(PANEL_SCALES, scale, columns=self.columns)
         parts = [builder.emit(TupleGet(rows, i)) for i in range(3)]
-        attrs = {"bits": weight.bits, "size": weight.size, "dtype": weight.out_dtype}
+        attrs = {"format": format.name, "size": weight.size, "dtype": weight.out_dtype}
         return Call(INTEGER_LINEAR, (*parts, panels, scales, *rest[1:]), attrs)
 
     def _widened(self, builder: Builder, linear: Call, weight: _Weight) -> Value:
         x, *rest = linear.args
         rows = builder.call(ROW_PLANES, x)
-        panels = builder.call(PANEL_INTEGERS, weight.q, bits=weight.bits, columns=self.columns)
+        panels = builder.call(PANEL_INTEGERS, weight.q, format=PANEL4.name, columns=self.columns)
         scales = builder.call(PANEL_MULTIPLIERS, weight.scale, columns=self.columns)
         parts, made = ([builder.emit(TupleGet(several, i)) for i in range(count)] for several, count in ((rows, 3), (scales, 2)))
         return Call(WIDENED_LINEAR, (*parts, panels, *made, *rest[1:]), {"size": weight.size, "dtype": weight.out_dtype})

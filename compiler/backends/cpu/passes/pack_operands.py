@@ -18,7 +18,7 @@ from compiler.ir.builder import Builder
 from compiler.ir.deduce import type_of
 from compiler.ir.dims import Dim, DimVar, ceil_div
 from compiler.ir.graph import Atom, Binding, CallTir, Value, Var
-from compiler.ir.loops import Buffer, Load, PrimFunc
+from compiler.ir.loops import Buffer, Element, Format, Load, PrimFunc, Scalar
 from compiler.ir.module import IRModule
 from compiler.ir.prove import prove_divisible
 from compiler.ir.types import TensorType, Type
@@ -79,8 +79,12 @@ class PackOperands:
         for packed in plan:
             panel = Buffer(packed.buffer.name, self.shape(packed, packed.buffer.shape), packed.buffer.dtype)
             params[params.index(packed.buffer)] = panel
-            body = replace_loads(body, packed.buffer, lambda indices, p=packed, b=panel: Load(b, self.indices(p, indices)))
+            body = replace_loads(body, packed.buffer, lambda indices, p=packed, b=panel: self._element(p, b, indices))
         return fresh_prim(PrimFunc(tuple(params), prim.num_outputs, body, prim.attrs))
+
+    def _element(self, packed: _Packed, panel: Buffer, indices: tuple[Dim, ...]) -> Scalar:
+        load = Load(panel, self.indices(packed, indices))
+        return load if packed.format is None else Element(packed.format, indices[packed.depth], (load,))
 
     def shape(self, packed: _Packed, shape: tuple[Dim, ...]) -> tuple[Dim, ...]:
         n, r = shape[packed.column], shape[packed.depth]
@@ -112,13 +116,18 @@ class PackOperands:
 @dataclass(frozen=True, slots=True)
 class _Packed:
     """A buffer of which one dimension is indexed by the column axis alone, and one by an expression of the contracted axis alone: the axis
-    itself, or a part of it, where several elements share a number (packed bits, scales of groups). `group` neighbours along it stay
-    together."""
+    itself, or a part of it, where several elements share a number (packed bits, scales of groups). Without a format elements stay as they
+    are, one for each column in turn."""
 
     buffer: Buffer
     column: int
     depth: int
-    group: int
+    format: Format | None
+
+    @property
+    def group(self) -> int:
+        """Neighbours along the contracted axis that stay together."""
+        return 1 if self.format is None else self.format.depth
 
 
 def _plan(prim: PrimFunc, pairs: ProductTile | None) -> list[_Packed]:
@@ -127,19 +136,19 @@ def _plan(prim: PrimFunc, pairs: ProductTile | None) -> list[_Packed]:
     product = product_in(prim)
     if product is None:
         return []
-    group = pairs.packed if pairs is not None and pairs_fit(product, pairs) else 1
+    format = pairs.format if pairs is not None and pairs_fit(product, pairs) else None
     found: dict[Buffer, _Packed | None] = {}
     for load in loads(prim.body):
         if load.buffer in prim.outputs:
             continue
-        packed = _read_as(product, load, group)
+        packed = _read_as(product, load, format)
         if load.buffer in found and found[load.buffer] != packed:
             packed = None
         found[load.buffer] = packed
     return [p for p in found.values() if p is not None]
 
 
-def _read_as(product: Product, load: Load, group: int) -> _Packed | None:
+def _read_as(product: Product, load: Load, format: Format | None) -> _Packed | None:
     """How the buffer is read, when that is as the whole right operand of a sum."""
     variables: list[DimVar | None] = [d.var for d in load.indices]
     for s in product.sums:
@@ -149,5 +158,5 @@ def _read_as(product: Product, load: Load, group: int) -> _Packed | None:
         deep = [i for i, d in enumerate(load.indices) if d.vars() == (axis,)]
         others = [d for i, d in enumerate(load.indices) if i not in deep and variables[i] is not product.column_axis]
         if len(deep) == 1 and not any(axis in d.vars() or product.column_axis in d.vars() for d in others):
-            return _Packed(load.buffer, variables.index(product.column_axis), deep[0], group)
+            return _Packed(load.buffer, variables.index(product.column_axis), deep[0], format)
     return None

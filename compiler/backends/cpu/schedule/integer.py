@@ -1,7 +1,8 @@
 """Products of quantised numbers: sums of a group on the machine's integer units, groups added in order in f32.
 
-Takes what integer_form.py knows as an integer product. A tile sums a group exactly in i32, so its shape cannot change a bit; f32
-accumulators take the groups one after another. The rows of all planes are rows of the tile: they share what it reads of the panel.
+Takes integer products of weights in a format that a tile of the machine reads. A tile sums a group exactly in i32, so its shape cannot
+change a bit; f32 accumulators take the groups one after another. The rows of all planes are rows of the tile: they share what it reads of
+the panel.
 
 A single row waits for memory, and cores read one dense stream best. So the scales of several groups are read at once, before their panels:
 their factors wait in the first cache. And of several sums (gate and up) some panels of one are gone through before those of the next.
@@ -17,15 +18,14 @@ from compiler.backends.cpu.schedule.nests import loop, named, seq, zero
 from compiler.backends.cpu.schedule.panels import BLOCK_ROWS, Claim, Panels
 from compiler.backends.cpu.schedule.pieces import local
 from compiler.backends.cpu.schedule.tile_origin import TileOrigin
-from compiler.idioms.integer_product import GroupedSum, IntegerProduct, match_integer
 from compiler.idioms.nest import allocated
-from compiler.idioms.same import same_scalar
+from compiler.idioms.product import GroupedSum, IntegerProduct, integer_product_in
 from compiler.ir.dims import Dim, DimVar, ceil_div, dim_min
 from compiler.ir.dtypes import DType
-from compiler.ir.loops import Apply, Buffer, Fn, Load, PrimFunc, Reduce, Scalar, Stmt, Store, Tile
+from compiler.ir.loops import Apply, Buffer, Fn, Load, PrimFunc, Scalar, Stmt, Store, Tile
 from compiler.ir.prove import prove_divisible
-from compiler.ir.visit_loops import map_scalar, rewrite_dims
-from compiler.machine.panels import FOUR
+from compiler.ir.visit_loops import rewrite_dims
+from compiler.machine.formats import FOUR
 from compiler.machine.products import ProductTile
 
 ABREAST = 4  # panels of a sum, beside a single row
@@ -36,15 +36,15 @@ Factor = Callable[[Dim, Dim, Dim], Scalar]
 
 
 def _fits(product: IntegerProduct, tile: ProductTile) -> bool:
-    planes = [p for s in product.sums for p in s.planes]
-    return product.columns == tile.shape.columns and all(
-        p.bits == tile.bits and p.rows is tile.rows and p.group % tile.depth == 0 and p.multipliers is None for p in planes
+    return all(
+        s.format is tile.format and s.panels.shape[-1] == Dim.of(tile.shape.columns * FOUR) and s.group % tile.depth == 0
+        for s in product.sums
     )
 
 
 def schedule_integer(prim: PrimFunc, tiles: Sequence[ProductTile]) -> PrimFunc | None:
     """By the first tile that fits."""
-    product = match_integer(prim)
+    product = integer_product_in(prim)
     tile = next((t for t in tiles if product is not None and _fits(product, t)), None)
     if product is None or tile is None:
         return None
@@ -62,14 +62,14 @@ class _Schedule:
         if self.tile.block is None or any(s.num_groups != Dim.of(1) for s in p.sums):
             several = len(p.sums) > 1 and p.row_axis is not None
             return replace(panels, abreast=ABREAST).walk(self.one, across=self.across) if several else panels.walk(self.one)
-        accumulators = sum(len(s.planes) for s in p.sums)
-        columns, group = p.nest.axes[-1][1], Dim.of(p.sums[0].planes[0].group)
+        accumulators = sum(s.num_planes for s in p.sums)
+        columns, group = p.nest.axes[-1][1], Dim.of(p.sums[0].group)
         blocks = Blocks(group, self.tile.block, self.tile.depth, FOUR, columns, shape.columns, accumulators)
         return replace(panels, together=blocks.together).walk(self.one, _Rows(p, self.tile, blocks).body)
 
     def kernel(self, point: dict[DimVar, Dim], panel: Dim, first: Dim, rows: int) -> _Kernel:
         p = self.product
-        return _Kernel(p.sums, TileOrigin(p.nest, p.row_axis, replace(self.tile.shape, rows=rows), point, panel, first), self.tile)
+        return _Kernel(p, TileOrigin(p.nest, p.row_axis, replace(self.tile.shape, rows=rows), point, panel, first), self.tile)
 
     def one(self, point: dict[DimVar, Dim], panel: Dim, first: Dim, rows: int) -> Stmt:
         return self.kernel(point, panel, first, rows).body()
@@ -98,20 +98,20 @@ class _Schedule:
 class _Kernel:
     """One panel and some rows: each sum is done for all of k before the next begins."""
 
-    sums: tuple[GroupedSum, ...]
+    product: IntegerProduct
     origin: TileOrigin
     tile: ProductTile
 
     def body(self) -> Stmt:
-        shape = self.origin.shape
-        accs = [local(f"acc{i}", shape.rows, shape.vectors, shape.lanes) for i in range(len(self.sums))]
-        done = [self.sum(s, acc) for s, acc in zip(self.sums, accs, strict=True)]
+        shape, sums = self.origin.shape, self.product.sums
+        accs = [local(f"acc{i}", shape.rows, shape.vectors, shape.lanes) for i in range(len(sums))]
+        done = [self.sum(s, acc) for s, acc in zip(sums, accs, strict=True)]
         finish = self.finish(lambda number, *at: Load(accs[number], at))
-        return allocated(accs, seq(*_configuring(self.tile, self.sums[0], shape.rows), *done, finish))
+        return allocated(accs, seq(*_configuring(self.tile, sums[0], shape.rows), *done, finish))
 
     def finish(self, summed: Callable[[int, Dim, Dim, Dim], Load]) -> Stmt:
         def store(m: Dim, v: Dim, lane: Dim) -> Stmt:
-            return self.origin.store(m, v, lane, lambda s: s if (i := number_of(self.sums, s)) is None else summed(i, m, v, lane))
+            return self.origin.store(m, v, lane, lambda s: s if (i := self.product.number_of(s)) is None else summed(i, m, v, lane))
 
         return self.origin.each(store)
 
@@ -146,11 +146,10 @@ class _Kernel:
         return loop("run", ceil_div(num_groups, AT_ONCE), some)
 
     def factor(self, grouped: GroupedSum, g: Dim) -> Factor:
-        axis = grouped.reduce.axes[0][0]
-        return lambda m, v, lane: rewrite_dims(grouped.factor, {**self.origin.at(m, v, lane), axis: g})
+        return lambda m, v, lane: rewrite_dims(grouped.node.factor, {**self.origin.at(m, v, lane), grouped.axis: g})
 
     def group(self, grouped: GroupedSum, acc: Buffer, g: Dim, factor: Factor) -> Stmt:
-        planes, axis, shape = len(grouped.planes), grouped.reduce.axes[0][0], self.origin.shape
+        planes, axis, shape = grouped.num_planes, grouped.axis, self.origin.shape
         exact = local("exact", shape.rows * planes, shape.vectors, shape.lanes, dtype=DType.I32)
 
         def term(m: Dim, v: Dim, lane: Dim) -> _Term:
@@ -163,8 +162,8 @@ class _Kernel:
             value = Apply(Fn.FMA, (term(m, v, lane).exact, factor(m, v, lane), Load(acc, (m, v, lane))))
             return Store(acc, (m, v, lane), value)
 
-        start = grouped.planes[0].first.substitute({axis: g})
-        dot = _dot(self.tile, grouped, self.origin, Load(exact, _CORNER[1:]), (start, Dim.of(grouped.planes[0].group)))
+        start = grouped.first.substitute({axis: g})
+        dot = _dot(self.tile, grouped, self.origin, Load(exact, _CORNER[1:]), (start, Dim.of(grouped.group)))
         return allocated([exact], seq(self.origin.each(begin), dot, self.origin.each(add)))
 
 
@@ -178,7 +177,7 @@ class _Rows:
 
     def body(self, claim: Claim, first: Dim, rows: int, count: Dim) -> Stmt:
         sums, shape = self.product.sums, self.tile.shape
-        planes = len(sums[0].planes)
+        planes = sums[0].num_planes
         size = (self.blocks.together, BLOCK_ROWS * planes, shape.vectors, shape.lanes)
         exact = [local(f"exact{i}", *size, dtype=DType.I32) for i in range(len(sums))]
 
@@ -191,7 +190,7 @@ class _Rows:
 
                 def one(v: Dim, lane: Dim) -> Stmt:
                     def term(grouped: GroupedSum, sum_: Buffer) -> _Term:
-                        place = {**line.at(Dim.of(0), v, lane), grouped.reduce.axes[0][0]: Dim.of(0)}
+                        place = {**line.at(Dim.of(0), v, lane), grouped.axis: Dim.of(0)}
                         return _term(grouped, lambda i: Load(sum_, (panel - claim.panel, m * planes + i, v, lane)), place)
 
                     return body(line, [term(s, e) for s, e in zip(sums, exact, strict=True)], v, lane)
@@ -205,7 +204,7 @@ class _Rows:
 
         def finish(line: TileOrigin, terms: list[_Term], v: Dim, lane: Dim) -> Stmt:
             def result(scalar: Scalar) -> Scalar:
-                number = number_of(sums, scalar)
+                number = self.product.number_of(scalar)
                 return scalar if number is None else Apply(Fn.FMA, (terms[number].exact, terms[number].factor, zero(DType.F32)))
 
             return line.store(Dim.of(0), v, lane, result)
@@ -233,36 +232,21 @@ class _Term:
 
 
 def _term(grouped: GroupedSum, exact: Callable[[int], Load], place: dict[DimVar, Dim]) -> _Term:
-    begins: dict[int, Scalar] = {}
-
-    def dot(scalar: Scalar) -> Scalar:
-        """A sum with what is added to it: that is what its accumulator begins with."""
-        if isinstance(scalar, Apply) and scalar.fn is Fn.ADD and isinstance(scalar.args[0], Reduce):
-            number = next((i for i, p in enumerate(grouped.planes) if same_scalar(p.reduce, scalar.args[0])), None)
-            if number is not None:
-                begins[number] = scalar.args[1]
-                return exact(number)
-        return scalar
-
-    value = rewrite_dims(map_scalar(grouped.dot, dot), place)
-    found = tuple((exact(i), rewrite_dims(begins[i], place)) for i in range(len(grouped.planes)))
-    return _Term(value, rewrite_dims(grouped.factor, place), found)
-
-
-def number_of(sums: tuple[GroupedSum, ...], scalar: Scalar) -> int | None:
-    """Which sum the scalar is."""
-    return next((i for i, s in enumerate(sums) if isinstance(scalar, Reduce) and same_scalar(scalar, s.reduce)), None)
+    node, sums = grouped.node, [exact(i) for i in range(grouped.num_planes)]
+    begins = node.begins or [zero(DType.I32)] * len(sums)
+    found = tuple((total, rewrite_dims(begin, place)) for total, begin in zip(sums, begins, strict=True))
+    return _Term(rewrite_dims(node.exact(sums), place), rewrite_dims(node.factor, place), found)
 
 
 def _configuring(tile: ProductTile, grouped: GroupedSum, rows: int) -> list[Tile]:
-    return configuring(tile, rows * len(grouped.planes))
+    return configuring(tile, rows * grouped.num_planes)
 
 
 def _dot(tile: ProductTile, grouped: GroupedSum, origin: TileOrigin, exact: Load, part: tuple[Dim, Dim]) -> Tile:
     """Add a part (begin, depth) of k to exact sums."""
-    plane, (begin, depth) = grouped.planes[0], part
-    row = tuple(d.substitute(origin.at(*_CORNER[1:])) for d in plane.q.indices[:-2])
-    left = Load(plane.q.buffer, (*row, Dim.of(0), begin))
-    right = Load(plane.panels, (origin.panel, begin // (FOUR * 8 // plane.bits), Dim.of(0)))
-    op = tile.product(origin.shape.rows * len(grouped.planes))
-    return Tile(op, (exact, left, right), (depth, plane.q.buffer.shape[-1]))
+    q, (begin, depth) = grouped.q, part
+    row = tuple(d.substitute(origin.at(*_CORNER[1:])) for d in q.indices[:-2])
+    left = Load(q.buffer, (*row, Dim.of(0), begin))
+    right = Load(grouped.panels, (origin.panel, begin // grouped.format.depth, Dim.of(0)))
+    op = tile.product(origin.shape.rows * grouped.num_planes)
+    return Tile(op, (exact, left, right), (depth, q.buffer.shape[-1]))

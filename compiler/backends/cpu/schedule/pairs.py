@@ -21,11 +21,10 @@ from compiler.idioms.nest import allocated
 from compiler.idioms.product import Product, product_in
 from compiler.ir.dims import Dim, DimVar, product_of
 from compiler.ir.dtypes import DType
-from compiler.ir.loops import Cast, Contraction, Load, PrimFunc, Scalar, Stmt, Store, Tile
+from compiler.ir.loops import Cast, Contraction, Element, Load, PrimFunc, Scalar, Stmt, Store, Tile
 from compiler.ir.prove import prove_divisible
 from compiler.ir.visit_loops import rewrite_dims
 from compiler.machine.products import ProductTile
-from compiler.machine.tiles.dot_bf16 import PAIR
 
 
 def pairs_fit(product: Product, tile: ProductTile) -> bool:
@@ -46,20 +45,21 @@ def _fits(product: Product, s: Contraction) -> bool:
 
 def _element(scalar: Scalar) -> Load | None:
     """A number of bf16 as it lies in memory."""
-    load = scalar.value if isinstance(scalar, Cast) else scalar
+    scalar = scalar.value if isinstance(scalar, Cast) else scalar
+    load = scalar.stored[0] if isinstance(scalar, Element) else scalar
     return load if isinstance(load, Load) and load.buffer.dtype is DType.BF16 else None
 
 
-def _packed(product: Product, s: Contraction, tile: ProductTile) -> bool:
-    load, axis, width = _element(s.columns), Dim.of(s.axes[0][0]), tile.shape.columns
-    column = Dim.of(product.column_axis)
-    wanted = (column // width, axis // PAIR, column % width * PAIR + axis % PAIR)
-    return load is not None and load.indices[-3:] == wanted and load.buffer.shape[-1] == Dim.of(width * PAIR)
+def _packed(s: Contraction, tile: ProductTile) -> bool:
+    element = s.columns.value if isinstance(s.columns, Cast) else s.columns
+    if not isinstance(element, Element) or element.format is not tile.format:
+        return False
+    return element.buffers[0].shape[-1] == Dim.of(tile.shape.columns * tile.format.depth)
 
 
 def schedule_pairs(prim: PrimFunc, tile: ProductTile) -> PrimFunc | None:
     product = product_in(prim)
-    if product is None or not pairs_fit(product, tile) or not all(_packed(product, s, tile) for s in product.sums):
+    if product is None or not pairs_fit(product, tile) or not all(_packed(s, tile) for s in product.sums):
         return None
     rows = tile.shape.rows if product.row_axis is not None else 1
     panels = Panels(product.nest, product.row_axis, tile.shape.columns, rows)
@@ -67,7 +67,7 @@ def schedule_pairs(prim: PrimFunc, tile: ProductTile) -> PrimFunc | None:
         body = panels.walk(_Whole(product, tile).kernel)
     else:
         columns, extent = product.nest.axes[-1][1], product.extent
-        blocks = Blocks(extent, tile.block, tile.depth, PAIR, columns, tile.shape.columns, len(product.sums))
+        blocks = Blocks(extent, tile.block, tile.depth, tile.format.depth, columns, tile.shape.columns, len(product.sums))
         body = _Blocks(product, tile, blocks).walk(panels)
     return PrimFunc(prim.params, prim.num_outputs, body, {**prim.attrs, "schedule": "pairs"})
 

@@ -13,19 +13,18 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from compiler.backends.cpu.schedule.blocks import Blocks, Later, Part, configuring
-from compiler.backends.cpu.schedule.integer import number_of
 from compiler.backends.cpu.schedule.nests import below, loop, seq, when, zero
 from compiler.backends.cpu.schedule.panels import Claim, Height, Panels
 from compiler.backends.cpu.schedule.pieces import local
 from compiler.backends.cpu.schedule.tile_origin import TileOrigin
-from compiler.idioms.integer_product import GroupedSum, IntegerProduct, Plane, is_second, match_integer
 from compiler.idioms.nest import allocated
+from compiler.idioms.product import GroupedSum, IntegerProduct, integer_product_in
 from compiler.ir.dims import Dim, DimVar, dim_min
 from compiler.ir.dtypes import DType
 from compiler.ir.loops import Apply, Buffer, Cast, Const, Fn, Load, PrimFunc, ReduceFn, Scalar, Stmt, Store, Tile
-from compiler.ir.visit_loops import map_scalar, rewrite_dims
+from compiler.ir.visit_loops import rewrite_dims
 from compiler.ir.write import Kernel, fold
-from compiler.machine.panels import FOUR
+from compiler.machine.formats import FOUR
 from compiler.machine.products import ProductTile
 
 I32 = DType.I32
@@ -35,23 +34,33 @@ BLOCK_ROWS = 512  # widening a panel costs as much as its product with some sixt
 
 
 def _fits(product: IntegerProduct, tile: ProductTile) -> bool:
-    planes = [p for s in product.sums for p in s.planes]
-    taken = all(p.multipliers is not None and tile.widens(p.group, _group(p, p.multipliers)) for p in planes)
-    return taken and product.columns == tile.shape.columns and all(s.two_planes is not None for s in product.sums)
+    return all(_takes(tile, s) for s in product.sums)
+
+
+def _takes(tile: ProductTile, s: GroupedSum) -> bool:
+    """One group as long as the channel, and a second plane that only some rows have."""
+    if s.format is not tile.format or s.panels.shape[-1] != Dim.of(tile.shape.columns * FOUR):
+        return False
+    return tile.widens(s.group, _group(s)) and s.num_groups == Dim.of(1) and s.node.two_planes is not None and not s.node.begins
+
+
+def _group(s: GroupedSum) -> int:
+    """Neighbours along k that share a multiplier."""
+    return s.group // s.element.buffers[1].shape[-2].const
 
 
 def schedule_widened(prim: PrimFunc, tile: ProductTile) -> PrimFunc | None:
-    product = match_integer(prim)
+    product = integer_product_in(prim)
     if product is None or not _fits(product, tile):
         return None
     return PrimFunc(prim.params, prim.num_outputs, _body(product, tile), {**prim.attrs, "schedule": "widened"})
 
 
 def _body(product: IntegerProduct, tile: ProductTile) -> Stmt:
-    shape, extent, columns = tile.shape, Dim.of(product.sums[0].planes[0].group), product.nest.axes[-1][1]
+    shape, extent, columns = tile.shape, Dim.of(product.sums[0].group), product.nest.axes[-1][1]
     most, block_rows = (1, 1) if product.row_axis is None else (shape.rows, BLOCK_ROWS)
     assert tile.block is not None, tile
-    blocks = Blocks(extent, tile.block, tile.depth, 2 * FOUR, columns, shape.columns, len(product.sums))
+    blocks = Blocks(extent, tile.block, tile.depth, tile.format.depth, columns, shape.columns, len(product.sums))
     panels = Panels(product.nest, product.row_axis, shape.columns, most, together=blocks.together, block_rows=BLOCK_ROWS)
     size = (PLANES, blocks.together, block_rows, shape.vectors, shape.lanes)
 
@@ -76,20 +85,19 @@ class _Sum:
 
     @property
     def multipliers(self) -> Buffer:
-        (found,) = {p.multipliers for p in self.grouped.planes if p.multipliers is not None}
-        return found
+        return self.grouped.element.buffers[1]
 
     @property
     def group(self) -> int:
-        return _group(self.grouped.planes[0], self.multipliers)
+        return _group(self.grouped)
 
     def two_planes(self, place: dict[DimVar, Dim]) -> Scalar:
-        assert self.grouped.two_planes is not None, self.grouped
-        return self.at(self.grouped.two_planes, place)
+        assert self.grouped.node.two_planes is not None, self.grouped
+        return self.at(self.grouped.node.two_planes, place)
 
     def at(self, scalar: Scalar, place: dict[DimVar, Dim]) -> Scalar:
         """Its one group is all of k."""
-        return rewrite_dims(scalar, {**place, self.grouped.reduce.axes[0][0]: Dim.of(0)})
+        return rewrite_dims(scalar, {**place, self.grouped.axis: Dim.of(0)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +151,9 @@ class _Block:
 
     def widened(self, s: _Sum, panel: Dim, part: Part, later: Later) -> Tile:
         def places(panel: Dim, begin: Dim) -> tuple[Load, Load]:
-            packed = s.grouped.planes[0].panels
-            return Load(packed, (panel, begin // (2 * FOUR), Dim.of(0))), Load(s.multipliers, (panel, begin // s.group, Dim.of(0)))
+            packed = s.grouped.panels
+            line, group = begin // s.grouped.format.depth, begin // s.group
+            return Load(packed, (panel, line, Dim.of(0))), Load(s.multipliers, (panel, group, Dim.of(0)))
 
         operands = (Load(s.wide, (Dim.of(0),)), *places(panel, part.begin), *places(later.panel, later.begin))
         assert self.tile.widen is not None, self.tile
@@ -152,7 +161,7 @@ class _Block:
 
     def planes(self, s: _Sum, origin: TileOrigin, part: Part) -> Stmt:
         """The first part finds nothing in the exact sums."""
-        q, place = s.grouped.planes[0].q, (origin.panel - self.claim.panel, origin.first - self.first)
+        q, place = s.grouped.q, (origin.panel - self.claim.panel, origin.first - self.first)
         row = tuple(d.substitute(origin.at(*_CORNER)) for d in q.indices[:-2])
         stride = q.buffer.shape[-2] * q.buffer.shape[-1]
         op = self.tile.product(origin.shape.rows, fresh=part.is_first)
@@ -167,8 +176,8 @@ class _Block:
 
     def finished(self, panel: Dim, m: Dim) -> Stmt:
         line, shape = self.origin(panel, self.first + m, 1), self.tile.shape
-        place, sums = (panel - self.claim.panel, m), tuple(s.grouped for s in self.sums)
-        seconds = [local(f"second{i}", shape.vectors, shape.lanes) for i in range(len(sums))]
+        place = (panel - self.claim.panel, m)
+        seconds = [local(f"second{i}", shape.vectors, shape.lanes) for i in range(len(self.sums))]
 
         def second(s: _Sum, added: Buffer) -> Stmt:
             """What the second plane of the row adds: only then it is read."""
@@ -179,7 +188,7 @@ class _Block:
             at = (v, lane)
 
             def result(scalar: Scalar) -> Scalar:
-                number = number_of(sums, scalar)
+                number = self.product.number_of(scalar)
                 if number is None:
                     return scalar
                 s, first = self.sums[number], Load(self.sums[number].exact, (Dim.of(0), *place, *at))
@@ -190,18 +199,8 @@ class _Block:
         return allocated(seconds, seq(*map(second, self.sums, seconds), line.vectors(one)))
 
 
-def _group(plane: Plane, multipliers: Buffer) -> int:
-    return plane.group // multipliers.shape[-2].const
-
-
 def _scaled(s: _Sum, first: Load, second: Load, place: dict[DimVar, Dim]) -> Scalar:
     """The one term of the sum of groups, added to nothing."""
-    planes = s.grouped.planes
-
-    def known(scalar: Scalar) -> Scalar:
-        if is_second(scalar, planes):
-            return second
-        return first if scalar is planes[0].reduce else scalar
-
-    a, b = (s.at(part, place) for part in (map_scalar(s.grouped.dot, known), s.grouped.factor))
-    return Apply(Fn.FMA, (a, b, zero(DType.F32)))
+    node = s.grouped.node
+    exact = node.joined(Cast(first, DType.F32), second)
+    return Apply(Fn.FMA, (exact, s.at(node.factor, place), zero(DType.F32)))

@@ -21,8 +21,10 @@ from compiler.ir.loops import (
     Const,
     Contraction,
     DimScalar,
+    Element,
     Fn,
     For,
+    GroupedContraction,
     Guard,
     Let,
     Load,
@@ -45,6 +47,7 @@ from compiler.ir.text.printer import print_binding, print_module, print_node
 from compiler.ir.text.syntax import ARITY, RESERVED
 from compiler.ir.types import FuncType, ObjectType, ScalarType, ShapeType, TensorType, TupleType, Type, tensor
 from compiler.ir.visit_loops import walk_scalar, walk_scalars
+from compiler.machine.formats import PANEL8, WIDENED4
 
 
 def test_a_fold_that_is_mentioned_twice_stays_one() -> None:
@@ -615,6 +618,8 @@ def _scalars(draw: st.DrawFn, variables: list[DimVar], depth: int = 4) -> Scalar
             fn = draw(st.sampled_from(Fn))
             return Apply(fn, tuple(draw(inner) for _ in range(ARITY[fn])))
         case 1:
+            if draw(st.booleans()):
+                return Element(draw(st.sampled_from([PANEL8, WIDENED4])), draw(dims), tuple(draw(st.lists(inner, min_size=1, max_size=2))))
             return Cast(draw(inner), draw(st.sampled_from(DType)))
         case 2:
             conditions = draw(st.lists(st.tuples(dims, dims, dims), min_size=1, max_size=2))
@@ -629,6 +634,12 @@ def _scalars(draw: st.DrawFn, variables: list[DimVar], depth: int = 4) -> Scalar
             inner = _scalars(variables, depth - 1)
             if len(axes) == 1 and draw(st.booleans()):
                 return Contraction(tuple(axes), draw(inner), draw(inner))
+            if draw(st.booleans()):
+                dots = tuple(
+                    Contraction(((DimVar("k", 0, 7), Dim.of(8)),), draw(inner), draw(inner)) for _ in range(draw(st.integers(1, 2)))
+                )
+                begins = tuple(draw(inner) for _ in range(draw(st.sampled_from([0, len(dots)]))))
+                return GroupedContraction(tuple(axes), dots, begins, draw(inner), draw(st.one_of(st.none(), inner)))
             return Reduce(tuple(axes), draw(st.sampled_from(ReduceFn)), draw(inner))
 
 

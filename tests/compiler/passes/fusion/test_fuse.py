@@ -174,7 +174,8 @@ def test_sums_of_weights_of_one_form_join(bits: int, count: int) -> None:
     text = f"""
       func main(q: i8[n, 1, 64], s: f32[n, 1], t: i32[n, 1, 1], a: u8[1, 8, 128], b: u8[1, {2 * bits}, 128], f: f32[1, 1, 32]) -> object {{
         dataflow {{
-          gate = integer_linear(q, s, t, a, f, bits=4, size=32) up = integer_linear(q, s, t, b, f, bits={bits}, size=32)
+          gate = integer_linear(q, s, t, a, f, format="panel4", size=32)
+          up = integer_linear(q, s, t, b, f, format="panel{bits}", size=32)
           y = multiply(gate, up)
         }}
         return y

@@ -9,17 +9,18 @@ import pytest
 from compiler.backends.cpu.passes.integer_products import IntegerProducts
 from compiler.ir.graph import Call
 from compiler.ir.text.parser import parse
+from compiler.machine.formats import PANEL4, PANEL8, PANEL8_WORDS, WIDENED4
 from compiler.machine.products import ProductTile, ProductTiles, TileShape
 from compiler.machine.tiles.amx import AmxI8ByI8
 from compiler.machine.tiles.dot_panel import DotPanel, DotWords
 from compiler.machine.tiles.widen_panel import WidenPanel
 from compiler.passes.base import Pass
 
-_BYTES = tuple(ProductTile(DotPanel(rows=1, columns=4, bits=bits), bits, depth=4) for bits in (8, 4))
-_WIDENED = ProductTile(AmxI8ByI8(rows=1, columns=4), 4, depth=64, block=512, widen=WidenPanel(columns=4, group=32))
+_BYTES = tuple(ProductTile(DotPanel(rows=1, columns=4, bits=f.bits), f, depth=4) for f in (PANEL8, PANEL4))
+_WIDENED = ProductTile(AmxI8ByI8(rows=1, columns=4), WIDENED4, depth=64, block=512, widen=WidenPanel(columns=4, group=32))
 BYTES = ProductTiles(TileShape(1, 1), _BYTES)
 WIDENED = ProductTiles(TileShape(1, 1), (_WIDENED, *_BYTES))
-WORDS = ProductTiles(TileShape(1, 1), (ProductTile(DotWords(rows=1, columns=4), bits=8, depth=4),))
+WORDS = ProductTiles(TileShape(1, 1), (ProductTile(DotWords(rows=1, columns=4), format=PANEL8_WORDS, depth=4),))
 
 
 def test_rows_are_quantised_once_for_all_products(becomes: Callable[[Pass, str, str], None]) -> None:
@@ -35,12 +36,12 @@ def test_rows_are_quantised_once_for_all_products(becomes: Callable[[Pass, str, 
         func main(x: f32[n, 64], q: i8[6, 64], s: f32[6, 1], b: f32[6]) -> f32[n, 6] {
           w = dequantize(q, s, bits=8, group=0, dtype="f32")
           rows = quantize_rows(x, bits=16, group=0)
-          panels = panel_integers(q, bits=8, columns=4)
+          panels = panel_integers(q, format="panel8", columns=4)
           scales = panel_scales(s, columns=4)
           v = rows.0
           r = rows.1
           t = rows.2
-          y = integer_linear(v, r, t, panels, scales, b, bits=8, size=6, dtype="f32")
+          y = integer_linear(v, r, t, panels, scales, b, format="panel8", size=6, dtype="f32")
           return y
         }
     """
@@ -58,8 +59,8 @@ def test_weights_of_four_bits_take_rows_of_eight_in_their_groups() -> None:
     """)
     )
     calls = {b.value.op.name: b.value.attrs for b in module.graph("main").body.bindings if isinstance(b.value, Call)}
-    assert calls["quantize_rows"] == {"bits": 8, "group": 32}
-    assert calls["integer_linear"] == {"bits": 4, "size": 6, "dtype": "bf16"}
+    assert calls["quantize_rows"] == {"bits": 8, "group": 32, "dtype": "i8"}
+    assert calls["integer_linear"] == {"format": "panel4", "size": 6, "dtype": "bf16"}
 
 
 def test_weights_that_are_widened_take_a_scale_per_row_and_channel(becomes: Callable[[Pass, str, str], None]) -> None:
@@ -74,7 +75,7 @@ def test_weights_that_are_widened_take_a_scale_per_row_and_channel(becomes: Call
         func main(x: f32[n, 64], q: u8[6, 32], s: bf16[6, 2], b: f32[6]) -> f32[n, 6] {
           w = dequantize(q, s, bits=4, group=32, dtype="f32")
           rows = row_planes(x)
-          panels = panel_integers(q, bits=4, columns=4)
+          panels = panel_integers(q, format="panel4", columns=4)
           made = panel_multipliers(s, columns=4)
           v = rows.0
           r = rows.1
@@ -106,13 +107,13 @@ def test_words_take_one_plane_in_parts_that_share_a_scale(becomes: Callable[[Pas
         func main(x: f32[n, 896], q: i8[6, 896], s: f32[6, 1]) -> f32[n, 6] {
           w = dequantize(q, s, bits=8, group=0, dtype="f32")
           rows = quantize_rows(x, bits=16, group=448, dtype="i16")
-          panels = panel_integers(q, bits=8, columns=4, rows="i16")
+          panels = panel_integers(q, format="panel8_words", columns=4)
           shared = broadcast_to(s, shape[6, 2])
           scales = panel_scales(shared, columns=4)
           v = rows.0
           r = rows.1
           t = rows.2
-          y = integer_linear(v, r, t, panels, scales, bits=8, size=6, dtype="f32")
+          y = integer_linear(v, r, t, panels, scales, format="panel8_words", size=6, dtype="f32")
           return y
         }
     """

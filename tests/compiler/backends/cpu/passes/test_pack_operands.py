@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from compiler.backends.cpu.passes.pack_operands import PackOperands
+from compiler.machine.formats import PAIRS
 from compiler.machine.products import ProductTile
 from compiler.machine.tiles.dot_bf16 import DotBf16
 from compiler.passes.base import Pass
@@ -64,7 +65,9 @@ def test_pairs_of_bf16(becomes: Callable[[Pass, str, str], None]) -> None:
           for i in 2, j in 4, k in 8 { p[i, j, k] = guard(0 <= 4*i + k // 2 < 6 ? w[4*i + k // 2, 2*j + k % 2] : 0.0:bf16) }
         }
         prim mm_packed(A: bf16[n, 8], B: bf16[2, 4, 8], out C: f32[n, 6]) {
-          for i in n, j in 6 { C[i, j] = contract(r in 8) cast(f32, A[i, r]) by cast(f32, B[j // 4, r // 2, 2*(j % 4) + r % 2]) }
+          for i in n, j in 6 {
+            C[i, j] = contract(r in 8) cast(f32, A[i, r]) by cast(f32, stored(pairs, r, B[j // 4, r // 2, 2*(j % 4) + r % 2]))
+          }
         }
     """
-    becomes(PackOperands(4, ProductTile(DotBf16(rows=1, columns=4), bits=16, depth=2)), before, expected)
+    becomes(PackOperands(4, ProductTile(DotBf16(rows=1, columns=4), PAIRS, depth=2)), before, expected)

@@ -27,7 +27,7 @@ FORMATS = [(8, 0), (8, 128), (4, 32), (4, 64), (4, 128), (4, 0)]
 K = 256
 
 pytestmark = pytest.mark.skipif(
-    not any(tile.bits == 8 for tile in product_tiles(host()).integers), reason="this machine multiplies no bytes"
+    not any(tile.format.bits == 8 for tile in product_tiles(host()).integers), reason="this machine multiplies no bytes"
 )
 
 
@@ -64,11 +64,11 @@ GATED = f"""
 
 
 def multiplying(bits: int) -> list[Target]:
-    return [t for t in HERE if any(tile.bits == bits for tile in product_tiles(t).integers)]
+    return [t for t in HERE if any(tile.format.bits == bits for tile in product_tiles(t).integers)]
 
 
 def rows_of(target: Target, bits: int) -> DType:
-    return next(tile.rows for tile in product_tiles(target).integers if tile.bits == bits)
+    return next(tile.rows for tile in product_tiles(target).integers if tile.format.bits == bits)
 
 
 def f32(*shape: int) -> Any:

@@ -1,0 +1,132 @@
+"""How weights are stored for the instructions that multiply them: one row per format.
+
+Machines multiply signed bytes by unsigned bytes, so an integer of a panel is stored with an `offset`. A panel holds four neighbours along k
+together, for each of its columns. A byte of fewer bits holds the weights at k, k + 4, ..., from the lowest bits on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+
+from compiler.ir.dims import Dim
+from compiler.ir.dtypes import DType
+from compiler.ir.loops import FORMATS, Buffer, Format, Load, Scalar
+from compiler.ir.write import cast, index
+
+I8, I16, I32, BF16 = DType.I8, DType.I16, DType.I32, DType.BF16
+FOUR = 4  # products of bytes that an instruction adds into one sum
+EIGHTHS = 3  # bits that are rounded off the product of a weight of 4 bits and the multiplier that widens it
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Panels(Format):
+    """Integers in panels [panels, k / depth, 4 * columns]; an element is what is stored, with its offset."""
+
+    order: tuple[int, ...] = (0, 1, 2, 3)  # of four neighbours in a line; it is its own inverse
+
+    @property
+    def offset(self) -> int:
+        return 1 << self.bits - 1
+
+    @property
+    def per_byte(self) -> int:
+        return 8 // self.bits
+
+    @property
+    def padding(self) -> int:
+        """The byte of columns beyond the last: weights of 0."""
+        return sum(self.offset << self.bits * i for i in range(self.per_byte))
+
+    def places(self, buffers: tuple[Buffer, ...], n: Dim, k: Dim) -> tuple[Load, ...]:
+        panels = buffers[0]
+        columns = panels.shape[-1].const // FOUR
+        return (Load(panels, (n // columns, k // self.depth, n % columns * FOUR + self.neighbour(k))),)
+
+    def decode(self, stored: tuple[Scalar, ...], k: Dim) -> Scalar:
+        byte = cast(stored[0], I32)
+        return byte if self.bits == 8 else byte >> cast(index(k // FOUR % self.per_byte * self.bits), I32) & (1 << self.bits) - 1
+
+    def neighbour(self, k: Dim) -> Dim:
+        """The position of a weight among its four."""
+        return k % FOUR if self.order == (0, 1, 2, 3) else k % 2 * 2 + k // 2 % 2
+
+    def byte(self, line: Dim, j: Dim, number: Callable[[Dim], Scalar]) -> Scalar:
+        """Byte `j` of a line, for a column whose weight at k is `number(k)`: without the offset where it has 8 bits, else with it."""
+        if self.bits == 8:
+            return number(line * FOUR + self.neighbour(j)) + self.offset
+        first, *others = (number(line * self.depth + j % FOUR + FOUR * i) for i in range(self.per_byte))
+        for i, other in enumerate(others, 1):
+            first = first | other << self.bits * i
+        return first
+
+    def packed(self, numbers: Any, columns: int) -> Any:
+        """The panels of numbers [n, k], in NumPy."""
+        n = len(numbers)
+        if self.bits == 8:
+            stored = (numbers.astype(np.int32) + self.offset).astype(np.uint8)
+        else:
+            parts = numbers.reshape(n, -1, self.per_byte, FOUR).astype(np.uint8)
+            stored = np.bitwise_or.reduce([parts[:, :, i] << self.bits * i for i in range(self.per_byte)]).reshape(n, -1)
+        padded = np.pad(stored, ((0, -n % columns), (0, 0)), constant_values=self.padding)
+        fours = padded.reshape(-1, columns, stored.shape[1] // FOUR, FOUR).transpose(0, 2, 1, 3)
+        return fours[..., self.order].reshape(-1, stored.shape[1] // FOUR, columns * FOUR)
+
+    def stored(self, panels: Any) -> Any:
+        """The weights [columns, k] of panels with their offset, in NumPy."""
+        count, lines, wide = panels.shape
+        parts = [panels >> self.bits * i & (1 << self.bits) - 1 for i in range(self.per_byte)]
+        fours = np.stack([part.reshape(count, lines, wide // FOUR, FOUR) for part in parts], 2)  # [panels, line, part, columns, four]
+        return fours[..., self.order].transpose(0, 3, 1, 2, 4).reshape(count * wide // FOUR, -1)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Widened(Format):
+    """Integers in panels beside multipliers [panels, groups, columns], by which they are widened to 8 bits."""
+
+    panels: Panels
+
+    def places(self, buffers: tuple[Buffer, ...], n: Dim, k: Dim) -> tuple[Load, ...]:
+        multipliers = buffers[1]
+        columns = multipliers.shape[-1].const
+        return (*self.panels.places(buffers, n, k), Load(multipliers, (n // columns, k // self.group(buffers), n % columns)))
+
+    def group(self, buffers: tuple[Buffer, ...]) -> int:
+        """Neighbours along k that share a multiplier."""
+        return (buffers[0].shape[-2] * self.depth // buffers[1].shape[-2]).const
+
+    def decode(self, stored: tuple[Scalar, ...], k: Dim) -> Scalar:
+        number = self.panels.decode(stored, k) - self.panels.offset
+        return number * cast(stored[1], I32) + (1 << EIGHTHS - 1) >> EIGHTHS
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Neighbours(Format):
+    """Elements as they are, in panels [panels, k / depth, depth * columns]."""
+
+    def places(self, buffers: tuple[Buffer, ...], n: Dim, k: Dim) -> tuple[Load, ...]:
+        columns = buffers[0].shape[-1].const // self.depth
+        return (Load(buffers[0], (n // columns, k // self.depth, n % columns * self.depth + k % self.depth)),)
+
+    def decode(self, stored: tuple[Scalar, ...], k: Dim) -> Scalar:
+        return stored[0]
+
+
+F = TypeVar("F", bound=Format)
+
+
+def _row(format: F) -> F:
+    FORMATS.add(format.name, format)
+    return format
+
+
+PANEL8 = _row(Panels("panel8", bits=8, depth=4, rows=I8, dtype=I32))
+# The lower bytes of two words of a row are neighbours, and so are the upper ones.
+PANEL8_WORDS = _row(Panels("panel8_words", bits=8, depth=4, rows=I16, dtype=I32, order=(0, 2, 1, 3)))
+PANEL4 = _row(Panels("panel4", bits=4, depth=8, rows=I8, dtype=I32))
+WIDENED4 = _row(Widened("widened4", bits=4, depth=8, rows=I8, dtype=I32, panels=PANEL4))
+PAIRS = _row(Neighbours("pairs", bits=16, depth=2, rows=BF16, dtype=BF16))
+PANELS: Mapping[str, Panels] = {name: found for name in FORMATS if isinstance(found := FORMATS[name], Panels)}

@@ -1,0 +1,69 @@
+"""Stored formats: what packs a matrix, what decodes an element, and their NumPy meanings agree."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from compiler.interpret.loops import run_prim
+from compiler.ir.dims import Dim
+from compiler.ir.dtypes import DType
+from compiler.ir.loops import FORMATS, Buffer, PrimFunc
+from compiler.ir.module import IRModule
+from compiler.ir.text.parser import parse
+from compiler.ir.text.printer import print_module
+from compiler.ir.write import Kernel
+from compiler.machine.formats import EIGHTHS, PANEL4, PANELS, WIDENED4, Panels
+
+COLUMNS, N, K = 4, 8, 32
+RNG = np.random.default_rng(11)
+
+
+def buffer(name: str, array: np.ndarray) -> Buffer:
+    return Buffer(name, tuple(map(Dim.of, array.shape)), DType.from_numpy(array.dtype))
+
+
+def numbers(format: Panels) -> np.ndarray:
+    """Weights as they are given: signed where they have 8 bits, with their offset where they have fewer."""
+    low = -format.offset if format.bits == 8 else 0
+    return RNG.integers(low, low + 2**format.bits, (N, K))
+
+
+@pytest.mark.parametrize("name", PANELS)
+def test_a_panel_holds_the_weights_that_are_packed(name: str) -> None:
+    format = PANELS[name]
+    given = numbers(format)
+    stored = given + format.offset if format.bits == 8 else given
+    np.testing.assert_array_equal(format.stored(format.packed(given, COLUMNS)), stored)
+
+
+@pytest.mark.parametrize("name", PANELS)
+def test_columns_that_fill_the_last_panel_hold_weights_of_zero(name: str) -> None:
+    format = PANELS[name]
+    stored = format.stored(format.packed(numbers(format)[: N - 1], COLUMNS))
+    assert (stored[N - 1] == format.offset).all()
+
+
+def elements(name: str, *arrays: np.ndarray) -> np.ndarray:
+    """Each element of a matrix, as it is decoded; through a text and back."""
+    format, k = FORMATS[name], Kernel()
+    stored, out = [buffer(f"b{i}", a) for i, a in enumerate(arrays)], np.zeros((N, K), np.int32)
+    y = k.array(buffer("y", out))
+    with k.nest(y.shape) as (n, r):
+        y[n, r] = format.element(tuple(stored), n, r)
+    prim = PrimFunc((*stored, y.buffer), 1, k.body())
+    run_prim(parse(print_module(IRModule({"f": prim}))).prim("f"), (*arrays, out))
+    return out
+
+
+@pytest.mark.parametrize("name", PANELS)
+def test_elements_of_panels(name: str) -> None:
+    panels = PANELS[name].packed(numbers(PANELS[name]), COLUMNS)
+    np.testing.assert_array_equal(elements(name, panels), PANELS[name].stored(panels))
+
+
+def test_elements_that_are_widened() -> None:
+    panels = PANEL4.packed(numbers(PANEL4), COLUMNS)
+    multipliers = RNG.integers(-127, 128, (N // COLUMNS, 2, COLUMNS)).astype(np.int8)
+    eighths = (PANEL4.stored(panels).astype(np.int32) - 8) * np.repeat(multipliers.transpose(0, 2, 1).reshape(N, 2), K // 2, -1)
+    np.testing.assert_array_equal(elements(WIDENED4.name, panels, multipliers), (eighths + 4) >> EIGHTHS)
