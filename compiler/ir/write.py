@@ -18,7 +18,7 @@ scalars of the loop level (loops.py), whose operators build them; the functions 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 
@@ -53,6 +53,7 @@ from compiler.ir.loops import (
     dtype_of,
 )
 from compiler.ir.tiles import TileOp
+from compiler.ir.visit_loops import sequence
 
 # --- statements --------------------------------------------------------------------------------------------------------
 
@@ -67,15 +68,14 @@ class _Block:
         following: list[Stmt] = []
         for item in reversed(self.stmts):
             if callable(item):
-                following = [item(_sequence(following))]
+                following = [item(_flattened(following))]
             else:
                 following.insert(0, item)
-        return _sequence(following)
+        return _flattened(following)
 
 
-def _sequence(stmts: Sequence[Stmt]) -> Stmt:
-    flat = [inner for stmt in stmts for inner in (stmt.stmts if isinstance(stmt, Seq) else (stmt,))]
-    return flat[0] if len(flat) == 1 else Seq(tuple(flat))
+def _flattened(stmts: Sequence[Stmt]) -> Stmt:
+    return sequence([inner for stmt in stmts for inner in (stmt.stmts if isinstance(stmt, Seq) else (stmt,))])
 
 
 class Kernel:
@@ -177,12 +177,11 @@ class Kernel:
         self._blocks[-1].stmts.append(lambda rest: Let(var, scalar, rest))
         return Dim.of(var)
 
-    def unravel(self, number: Dim, axes: Mapping[str, Dim] | Sequence[tuple[str, Dim]]) -> tuple[Dim, ...]:
+    def unravel(self, number: Dim, axes: Sequence[tuple[str, Dim]]) -> tuple[Dim, ...]:
         """The point of a box that `number` stands for, in row-major order: the last axis runs fastest. `axes` gives each one's extent.
-        Axes of a sequence may share a name."""
-        pairs = tuple(axes.items()) if isinstance(axes, Mapping) else axes
+        Axes may share a name."""
         point: list[Dim] = []
-        for name, extent in reversed(pairs):
+        for name, extent in reversed(axes):
             extent = dim_max(extent, 1) if extent.is_const else extent  # the index of an empty box is never computed, but it must be valid
             is_first = len(point) == len(axes) - 1
             point.insert(0, self.let(name, number if is_first else number % extent, extent - 1))

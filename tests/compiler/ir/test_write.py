@@ -124,7 +124,7 @@ def test_a_number_stands_for_a_point_of_a_box() -> None:
     k = Kernel()
     y = k.array(dest)
     with k.parallel("p", n * m * 4) as p:
-        i, j, lane = k.unravel(p, {"i": Dim.of(n), "j": Dim.of(m), "lane": Dim.of(4)})
+        i, j, lane = k.unravel(p, [("i", Dim.of(n)), ("j", Dim.of(m)), ("lane", Dim.of(4))])
         y[i, j, lane] = 1.0
     wanted = """prim f(out y: f32[n, m, 4]) {
       for parallel p in n * m * 4 {

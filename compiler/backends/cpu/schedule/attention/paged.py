@@ -194,4 +194,4 @@ class _PagedAttention:
 def phase(k: Kernel, **axes: Dim) -> Generator[tuple[Dim, ...]]:
     """Threads claim the points of a box; the phase ends when all are done."""
     with k.parallel("p", product_of(list(axes.values()))) as p:
-        yield k.unravel(p, axes)
+        yield k.unravel(p, tuple(axes.items()))
