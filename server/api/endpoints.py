@@ -1,9 +1,9 @@
-"""Finds the endpoints: every file of this folder that has a `router(context)`. Nothing else lists them."""
+"""Finds the endpoints: every file in here, or in a folder in here, that has a `router(context)`. Nothing else lists them."""
 
 from __future__ import annotations
 
 from importlib import import_module
-from pkgutil import iter_modules
+from pkgutil import walk_packages
 from types import ModuleType
 
 from fastapi import APIRouter
@@ -34,4 +34,4 @@ def shapes() -> list[type]:
 
 
 def _modules() -> list[ModuleType]:
-    return [import_module(f"{api.__name__}.{found.name}") for found in iter_modules(api.__path__)]
+    return [import_module(found.name) for found in walk_packages(api.__path__, f"{api.__name__}.")]

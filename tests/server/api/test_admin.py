@@ -14,7 +14,7 @@ from compiler.frontend.errors import ConfigError
 from compiler.frontend.nn import WeightFormat
 from compiler.machine.target import NAMED
 from deploy.doubles.worker import NullScript
-from server.api.admin import TargetName, WeightForm
+from server.api.admin.endpoint import TargetName, WeightForm
 from server.interfaces import LoadError
 from server.messages import ErrorCode
 from server.models.model import Footprint

@@ -13,7 +13,7 @@ from openai.types.responses import Response
 from pydantic import BaseModel
 
 from server.api.fields import UNSUPPORTED
-from server.api.response_body import ResponseBody
+from server.api.responses.body import ResponseBody
 from server.messages import ConstraintKind
 from server.models.state import ModelSpec
 

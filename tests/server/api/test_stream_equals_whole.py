@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from deploy.doubles.worker import ByteTokenizer, NullScript, NullTemplate, NullWorker
-from server.api import anthropic_input
 from server.api.answers import ChatChunk, ChatCompletion, Completion, CompletionChunk
-from server.api.anthropic_answer import AnthropicAnswer, MessageAnswer, MessageEvent
-from server.api.anthropic_body import MessagesBody
+from server.api.anthropic import input as anthropic_input
+from server.api.anthropic.answer import AnthropicAnswer, MessageAnswer, MessageEvent
+from server.api.anthropic.body import MessagesBody
 from server.api.chat import plan_chat
 from server.api.chat_answer import ChatAnswer
 from server.api.completion_answer import CompletionAnswer
@@ -23,10 +23,10 @@ from server.api.context import Caller
 from server.api.generate import Generation
 from server.api.prepare import ChatPlan, job_like
 from server.api.respond import Answer
-from server.api.response_answer import ResponseAnswer
-from server.api.response_body import InputItem, ResponseBody
-from server.api.response_input import chat_of
-from server.api.response_shapes import ResponseEvent, ResponseObject
+from server.api.responses.answer import ResponseAnswer
+from server.api.responses.body import InputItem, ResponseBody
+from server.api.responses.input import chat_of
+from server.api.responses.shapes import ResponseEvent, ResponseObject
 from server.api.schema import ChatBody, CompletionBody
 from server.messages import Submit, TokenEvent
 from server.metrics import Metrics, RequestMetrics

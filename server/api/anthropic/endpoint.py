@@ -6,9 +6,9 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 from typing_extensions import TypedDict
 
-from server.api.anthropic_answer import AnthropicAnswer, MessageAnswer, MessageEvent
-from server.api.anthropic_body import MessagesBody, PromptBody
-from server.api.anthropic_input import chat_of
+from server.api.anthropic.answer import AnthropicAnswer, MessageAnswer, MessageEvent
+from server.api.anthropic.body import MessagesBody, PromptBody
+from server.api.anthropic.input import chat_of
 from server.api.chat import conversation_of, plan_chat, render_prompt
 from server.api.context import Context, caller
 from server.api.fields import check_unknown

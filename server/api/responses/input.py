@@ -10,8 +10,8 @@ import msgspec
 
 from server.api.conversation import text_of
 from server.api.prepare import invalid
-from server.api.response_body import ITEM_TYPES, MAX_ITEMS, AllowedToolNames, InputItem, ResponseBody, ResponseTool, ToolName
-from server.api.response_store import Items, ResponseStore
+from server.api.responses.body import ITEM_TYPES, MAX_ITEMS, AllowedToolNames, InputItem, ResponseBody, ResponseTool, ToolName
+from server.api.responses.store import Items, ResponseStore
 from server.api.schema import (
     AllowedTools,
     CalledFunction,

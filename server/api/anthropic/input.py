@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from server.api.anthropic_body import BLOCK_TYPES, AnthropicMessage, AnthropicTool, ContentBlock, MessagesBody, PromptBody
+from server.api.anthropic.body import BLOCK_TYPES, AnthropicMessage, AnthropicTool, ContentBlock, MessagesBody, PromptBody
 from server.api.prepare import invalid
 from server.api.schema import (
     CalledFunction,

@@ -10,7 +10,7 @@ import msgspec
 from fastapi import APIRouter, Query, Response
 from pydantic import Field
 
-from server.api.admin_answers import (
+from server.api.admin.answers import (
     CachedModels,
     FinishedLoad,
     Freed,

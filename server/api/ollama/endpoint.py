@@ -19,8 +19,8 @@ from server.api.fields import Options, check_unknown
 from server.api.generate import Generation
 from server.api.health import distribution_version
 from server.api.limits import check_sizes
-from server.api.ollama_answer import OllamaAnswer, OllamaChat, OllamaGenerated, now
-from server.api.ollama_body import (
+from server.api.ollama.answer import OllamaAnswer, OllamaChat, OllamaGenerated, now
+from server.api.ollama.body import (
     OllamaChatBody,
     OllamaEmbedBody,
     OllamaEmbeddingsBody,

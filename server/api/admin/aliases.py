@@ -10,8 +10,8 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Response
 from pydantic import Field
 
-from server.api.admin import LoadBody, Name, spec_of, waited
-from server.api.admin_answers import FinishedLoad, LlamaDone, LlamaModel, LlamaModels, TritonModel
+from server.api.admin.answers import FinishedLoad, LlamaDone, LlamaModel, LlamaModels, TritonModel
+from server.api.admin.endpoint import LoadBody, Name, spec_of, waited
 from server.api.context import Context
 from server.api.fields import Options
 from server.api.prepare import invalid

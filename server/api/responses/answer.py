@@ -12,9 +12,9 @@ from server.api.blocks import Block, BlockAnswer, Kind
 from server.api.generate import Generation, Step
 from server.api.logprobs import LogprobWriter
 from server.api.prepare import ChatPlan
-from server.api.response_body import ResponseBody
-from server.api.response_input import LOGPROBS, new_id
-from server.api.response_shapes import (
+from server.api.responses.body import ResponseBody
+from server.api.responses.input import LOGPROBS, new_id
+from server.api.responses.shapes import (
     FunctionCallItem,
     MessageItem,
     OutputItem,

@@ -15,11 +15,11 @@ from server.api.generate import Generation
 from server.api.limits import check_sizes
 from server.api.prepare import invalid, off_loop
 from server.api.respond import Pieces, json_answer, respond, response_headers
-from server.api.response_answer import ResponseAnswer
-from server.api.response_body import ResponseBody
-from server.api.response_input import as_items, chat_of, items_of, kept_form
-from server.api.response_shapes import InputItemList, ResponseDeleted, ResponseEvent, ResponseObject
-from server.api.response_store import Items, ResponseStore, Stored
+from server.api.responses.answer import ResponseAnswer
+from server.api.responses.body import ResponseBody
+from server.api.responses.input import as_items, chat_of, items_of, kept_form
+from server.api.responses.shapes import InputItemList, ResponseDeleted, ResponseEvent, ResponseObject
+from server.api.responses.store import Items, ResponseStore, Stored
 from server.api.routes import gives, new_router
 from server.api.schema import ChatBody
 from server.api.sse import Framing
