@@ -5,6 +5,7 @@ inside their columns."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from compiler.idioms.nest import PerfectNest, perfect_nest
 from compiler.ir.dims import Dim, DimVar
@@ -120,7 +121,7 @@ def integer_product_in(prim: PrimFunc) -> IntegerProduct | None:
     if found is None:
         return None
     nest, folds = found
-    sums = [s for f in folds if isinstance(f, GroupedContraction) and (s := _grouped(f)) is not None]
+    sums = [s for f in folds if isinstance(f, GroupedContraction) and (s := _grouped(f, nest.vars[-1])) is not None]
     same = {(s.num_groups, s.num_planes, s.panels.shape[-1], s.q.indices[:-2]) for s in sums}
     if not sums or len(sums) != len(folds) or len(same) > 1:
         return None
@@ -136,11 +137,41 @@ def _sums_in(prim: PrimFunc) -> tuple[PerfectNest, list[AnyFold]] | None:
     return nest, outermost_folds(nest.store.value)
 
 
-def _grouped(node: GroupedContraction) -> GroupedSum | None:
-    """What operators write; a nest written by hand may read something else."""
-    match node.dots[0]:
-        case Contraction(axes=((_, group),), rows=Cast(value=Load() as q), columns=Element() as element) if group.is_const:
-            return GroupedSum(node, q, element) if element.buffers and len(q.indices) > 1 else None
+def _grouped(node: GroupedContraction, column: DimVar) -> GroupedSum | None:
+    """What operators write: planes of one row beside elements where their format has them. A nest written by hand may read something else,
+    which no tile would."""
+    found = [_dot(dot) for dot in node.dots]
+    dots = [dot for dot in found if dot is not None]
+    if len(dots) != len(found) or len({dot.alike for dot in dots}) > 1:
+        return None
+    q, element = dots[0].q, dots[0].element
+    if [dot.q.indices[-2] for dot in dots] != list(map(Dim.of, range(len(dots)))) or q.buffer.shape[-2] != Dim.of(len(dots)):
+        return None
+    places = element.format.places(element.buffers, Dim.of(column), element.k)
+    as_stored = [s.indices for s in element.stored if isinstance(s, Load)] == [place.indices for place in places]
+    return GroupedSum(node, q, element) if as_stored else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Dot:
+    axis: DimVar
+    extent: Dim
+    q: Load
+    element: Element
+
+    @property
+    def alike(self) -> tuple[Any, ...]:
+        """What is the same for all planes."""
+        begin = self.q.indices[-1].substitute({self.axis: 0})
+        return self.extent, self.q.buffer, self.q.indices[:-2], begin, self.element.format, self.element.buffers
+
+
+def _dot(dot: Contraction) -> _Dot | None:
+    match dot:
+        case Contraction(
+            axes=((axis, extent),), rows=Cast(value=Load(indices=(*_, _, _)) as q), columns=Element(stored=(_, *_)) as element
+        ):
+            return _Dot(axis, extent, q, element) if extent.is_const else None
         case _:
             return None
 

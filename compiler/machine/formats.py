@@ -58,7 +58,7 @@ class Panels(Format):
         """Byte `j` of a line, for a column whose weight at k is `number(k)`: without the offset where it has 8 bits, else with it."""
         if self.bits == 8:
             return number(line * FOUR + self.neighbour(j)) + self.offset
-        first, *others = (number(line * self.depth + j % FOUR + FOUR * i) for i in range(self.per_byte))
+        first, *others = (number(line * self.depth + self.neighbour(j) + FOUR * i) for i in range(self.per_byte))
         for i, other in enumerate(others, 1):
             first = first | other << self.bits * i
         return first

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from compiler.backends.cpu.pipeline import pipeline
+from compiler.idioms.product import integer_product_in
 from compiler.interpret.graph import Interpreter
 from compiler.ir.dtypes import DType
 from compiler.ir.loops import Tile
@@ -152,3 +153,20 @@ def test_matrix_units_take_bytes_whose_groups_fill_them(bits: int, group: int, t
     meant = Interpreter(pipeline(get("amx")).until("legalize")(parse(program))).call("main", x, w)
     found = Interpreter(scheduled).call("main", x, w)
     np.testing.assert_allclose(found, meant, rtol=1e-5, atol=1e-5 * np.abs(meant).max())
+
+
+DOT = "contract(r in 8) cast(i32, q[i, {plane}, 8*g + r]) by stored(panel8, 8*g + r, P[j // 4, (8*g + r) // 4, {place}])"
+PLACE = "4*(j % 4) + (8*g + r) % 4"
+
+
+@pytest.mark.parametrize(
+    ("planes", "place", "taken"),
+    [((0, 1), PLACE, True), ((1, 0), PLACE, False), ((0, 0), PLACE, False), ((0,), PLACE, False), ((0, 1), "j + 4*((8*g + r) % 4)", False)],
+)
+def test_tiles_take_planes_in_order_beside_elements_where_their_format_has_them(planes: tuple[int, ...], place: str, taken: bool) -> None:
+    """A nest that reads anything else is computed as it is written."""
+    dots = ", ".join(DOT.format(plane=plane, place=place) for plane in planes)
+    value = f"contract_groups(g in 2) [{dots}] by s[i, g]"
+    params = "q: i8[n, 2, 16], P: u8[1, 4, 16], s: f32[n, 2], out y: f32[n, 4]"
+    prim = parse(f"prim f({params}) {{ for i in n, j in 4 {{ y[i, j] = {value} }} }}").prim("f")
+    assert (integer_product_in(prim) is not None) is taken
