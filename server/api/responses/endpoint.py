@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Annotated, Literal
 
 import msgspec
@@ -23,7 +24,10 @@ from server.api.responses.store import Items, ResponseStore, Stored
 from server.api.routes import gives, new_router
 from server.api.schema import ChatBody
 from server.api.sse import Framing
-from server.errors import PREVIOUS_RESPONSE_NOT_FOUND, UNSUPPORTED_FIELD, ApiError
+from server.errors import INTERNAL, PREVIOUS_RESPONSE_NOT_FOUND, UNSUPPORTED_FIELD, ApiError
+from server.settings import ServerSettings
+
+log = logging.getLogger(__name__)
 
 PARAMS = {  # of the conversation that a request is made into, as this API calls them
     "messages": "input",
@@ -57,7 +61,7 @@ def router(context: Context) -> APIRouter:
         ignored = check_unknown(body, strict=settings.strict)
         model, loaded = context.registry.serve(body.model)
         who = caller(request)
-        _check_fields(body)
+        _check_fields(body, settings)
         owner = owner_of(who)
         chat, items = await _conversation(body, store, owner, who.num_body_bytes, settings.max_body_bytes)
         try:
@@ -131,7 +135,11 @@ def _begin(answer: ResponseAnswer, items: Items, owner: str, store: ResponseStor
         except ApiError as error:
             answer.fail(error)
         except asyncio.CancelledError:
-            answer.end_early("cancelled")
+            if store.has_running(answer.id):  # else it was deleted
+                answer.end_early("cancelled")
+        except Exception:
+            log.exception("background response %s failed", answer.id)
+            answer.fail(ApiError(INTERNAL, f"the server failed on this request; its log has the cause under {answer.id}"))
 
     written = answer.snapshot()
     store.put(Stored(answer.id, owner, written, items, task=asyncio.create_task(run())))
@@ -163,7 +171,9 @@ async def _conversation(
     return await off_loop(num_body_bytes + num_bytes, make)
 
 
-def _check_fields(body: ResponseBody) -> None:
+def _check_fields(body: ResponseBody, settings: ServerSettings) -> None:
+    if body.background and not settings.response_store_bytes:
+        raise invalid("background", "background is true, and this server keeps no responses; set response_store_bytes")
     if body.background and body.stream:
         raise ApiError(UNSUPPORTED_FIELD, "stream is not supported with background; ask for the response later", param="stream")
     if body.background and body.store is False:

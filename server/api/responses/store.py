@@ -66,6 +66,9 @@ class ResponseStore:
             self._kept.move_to_end(response_id)
         return found
 
+    def has_running(self, response_id: str) -> bool:
+        return response_id in self._running
+
     def item(self, item_id: str, owner: str) -> bytes | None:
         """An input or output item of a response that is kept."""
         stored = self._kept.get(self._items.get(item_id, ""))

@@ -13,6 +13,7 @@ from openai.types.responses import Response
 from pydantic import BaseModel
 
 from server.api.fields import UNSUPPORTED
+from server.api.responses.answer import ResponseAnswer
 from server.api.responses.body import ResponseBody
 from server.messages import ConstraintKind
 from server.models.state import ModelSpec
@@ -284,6 +285,37 @@ def test_a_response_in_the_background_is_cancelled(serve, answering):
     finished = client.responses.create(model="null", input="hi", max_output_tokens=1)
     with pytest.raises(openai.BadRequestError):
         client.responses.cancel(finished.id)
+
+
+def test_a_response_that_is_deleted_while_it_runs_stays_away(serve, answering):
+    server = serve(script=answering("a" * 1000, interval_s=0.05))
+    client = server.openai()
+    made = client.responses.create(model="null", input="hi", background=True)
+    client.responses.delete(made.id)
+    for _ in range(1000):
+        if server.worker.submits and not server.worker.running:
+            break
+        time.sleep(0.01)
+    for _ in range(3):
+        with pytest.raises(openai.NotFoundError):
+            client.responses.retrieve(made.id)
+
+
+def test_a_server_that_keeps_nothing_takes_no_background_response(serve):
+    response = serve(response_store_bytes=0).http().post("/v1/responses", json={"input": "hi", "background": True})
+    assert response.status_code == 400 and response.json()["error"]["param"] == "background"
+
+
+def test_an_unforeseen_failure_in_the_background_is_told(server, monkeypatch):
+    """It is not queued for ever."""
+
+    async def whole(_self):
+        raise ValueError("unforeseen")
+
+    monkeypatch.setattr(ResponseAnswer, "whole", whole)
+    client = server.openai()
+    made = client.responses.create(model="null", input="hi", background=True)
+    assert until(client, made.id, {"failed"}).error.code == "server_error"
 
 
 def test_a_failure_in_the_background_is_told(serve, answering):
