@@ -26,7 +26,7 @@ from compiler.idioms.product import AnyFold, outermost_folds
 from compiler.ir.deduce import type_of
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.graph import CallTir, ScalarValue
-from compiler.ir.loops import Apply, Buffer, Fn, For, GroupedContraction, Let, PrimFunc, Reduce, ReduceFn, Scalar, Stmt
+from compiler.ir.loops import Apply, Attention, Buffer, Fn, For, GroupedContraction, Let, PrimFunc, Reduce, ReduceFn, Scalar, Stmt
 from compiler.ir.types import TensorType, Type
 from compiler.ir.visit_loops import loads, map_scalar, scalars_of, subscalars, substatements, walk_stmts
 from compiler.machine.target import get
@@ -112,7 +112,7 @@ def work_of(model: Model, args: Any) -> dict[str, Work]:
             continue
         prim, work = module.prim(call.func), found.setdefault(call.func, Work())
         env = _bound(prim, call, dims)
-        if "attention" in prim.attrs:
+        if any(isinstance(stmt, Attention) for stmt in walk_stmts(prim.body)):
             num_bytes, operations = _attention(model, args)
         else:
             num_bytes, operations = sum(_bytes(prim, env)), _operations(prim.body, env)
