@@ -101,7 +101,9 @@ def at_limit(schema: Schema, document: Schema, depth: int = 0) -> Any:
             return "a" * num
         case "array":
             num = min(schema.get("maxItems", 1 << 16), 1 << (15 if depth == 0 else 4))
-            return [at_limit(schema.get("items", {}), document, depth + 1)] * num
+            item = at_limit(schema.get("items", {}), document, depth + 1)
+            fitting = (MOST_BYTES - 4096) // (len(json.dumps(item)) + 2) if depth == 0 else num  # a larger body is refused unread
+            return [item] * min(num, fitting)
         case "object":
             properties = {name: at_limit(inner, document, depth + 1) for name, inner in schema.get("properties", {}).items() if depth < 3}
             if properties:

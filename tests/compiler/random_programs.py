@@ -255,6 +255,17 @@ class Draft:
         self.hold(var, results, exact=exact and all(a in self.exact for a in args if isinstance(self.type(a), TensorType)))
         return var
 
+    def require_few_elements(self, helper: str, x: Var) -> None:
+        """The helper was drawn beside other sizes: with those of `x`, its values may be too large."""
+        func = self.builder.finish().graph_functions[helper]
+        for value in self.values[x]:
+            sizes: dict[DimVar, int] = {}
+            match_value(func.params[0].type, value, sizes, "call")
+            for shape in (s for b in func.body.bindings for s in shapes_of(b.var.type)):
+                known = all(v in sizes for d in shape for v in d.vars())
+                if known and prod(d.evaluate(sizes) for d in shape) > MOST_ELEMENTS:
+                    raise Unfit
+
     def name_sizes(self, var: Var, type_: Type) -> Var:
         """What only the data knew gets names."""
         results = self.values[var]

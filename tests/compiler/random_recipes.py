@@ -362,4 +362,6 @@ def _tuple(draft: Draft, _: str) -> None:
 @recipe("@call")
 def _call(draft: Draft, _: str) -> None:
     x = draft.tensor([F32], ndim=2)
-    draft.emit(CallFunc(FuncRef(draft.one_of(draft.helpers)), (x,)), [x])
+    helper = draft.one_of(draft.helpers)
+    draft.require_few_elements(helper, x)
+    draft.emit(CallFunc(FuncRef(helper), (x,)), [x])

@@ -71,7 +71,7 @@ def program() -> Executable:
     )
     kernel = Kernel("add", (Phase("add", "grid"),), 2, 1)
     launch = NativeLaunch(0, (Operand(Base.ARENA, 0, 64), Operand(Base.CONSTANT, 1, Slot(1))), (Slot(0),))
-    meta = ExecutableMeta("x86-64", {"main": function}, (kernel,), (Region((launch,)),), {"note": [1, "two"]})
+    meta = ExecutableMeta("x86-64", {"main": function}, (kernel,), (Region((launch,)),))
     constants = [np.arange(6, dtype=np.float32).reshape(2, 3).T, np.array(True), np.ones((3, 0), ml_dtypes.bfloat16)]
     return Executable(meta, b"object code", constants, {"main.ir": "f(x) → y", "a": ""})
 

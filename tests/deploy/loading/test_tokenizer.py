@@ -46,5 +46,5 @@ def test_the_front_reads_a_tokenizer_without_the_compiler(tmp_path: Path, form: 
     found, modules = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()
     assert found == f"True {int(form == 'gguf')}"
     least = {"compiler.cache", "compiler.report", "compiler.frontend", "compiler.frontend.errors"}
-    reader = {f"compiler.frontend.{name}" for name in ("gguf", "gguf_dequant", "gguf_tokenizer", "weights")}
+    reader = {f"compiler.frontend.{name}" for name in ("gguf", "gguf.dequantize", "gguf.file", "gguf.tokenizer", "weights")}
     assert set(modules.split()) == (least | reader if form == "gguf" else least)

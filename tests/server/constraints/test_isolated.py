@@ -164,13 +164,13 @@ def test_a_heavy_mask_fails_its_requests_and_holds_up_nobody(rig, compiler, engi
     one.run([submit_of("light", LIST)])  # the process is there
     for submit in (submit_of("heavy", HEAVY), submit_of("heavy too", HEAVY)):
         one.engine.submit(submit)
-    one.until(lambda: len(one.engine._requests._aside) == 2, max_steps=1_000_000)
-    waiting, one.engine._requests._aside = one.engine._requests._aside, set()  # for however long they take
+    one.until(lambda: len(one.engine._requests._parked) == 2, max_steps=1_000_000)
+    waiting, one.engine._requests._parked = one.engine._requests._parked, set()  # for however long they take
     for submit in (submit_of("plain"), submit_of("light too", LIST)):
         one.engine.submit(submit)
     one.until(lambda: all(name in one.outcomes and one.outcomes[name].end for name in (("plain", 0), ("light too", 0))), 1_000_000)
     assert not one.failed
-    one.engine._requests._aside = waiting
+    one.engine._requests._parked = waiting
     one.run()
     assert set(one.failed) == {"heavy", "heavy too"}
     for failed in one.failed.values():
