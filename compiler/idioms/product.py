@@ -5,7 +5,7 @@ inside their columns."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from compiler.idioms.nest import PerfectNest, perfect_nest
 from compiler.ir.dims import Dim, DimVar
@@ -31,28 +31,6 @@ from compiler.ir.loops import (
 from compiler.ir.visit_loops import free_dims, map_scalars, walk_scalar
 
 AnyFold = Reduce | Contraction | GroupedContraction
-
-
-@dataclass(frozen=True, slots=True)
-class Product:
-    """`row_axis` is None when the columns depend on every other axis too."""
-
-    nest: PerfectNest
-    sums: tuple[Contraction, ...]
-    row_axis: DimVar | None
-
-    @property
-    def column_axis(self) -> DimVar:
-        return self.nest.vars[-1]
-
-    @property
-    def extent(self) -> Dim:
-        """Of the contracted axes."""
-        return self.sums[0].extent
-
-    def accumulated(self, scalar: Scalar, accs: list[Buffer], place: tuple[Dim, ...]) -> Scalar:
-        """In the place of a sum its accumulator."""
-        return Load(accs[self.sums.index(scalar)], place) if isinstance(scalar, Contraction) else scalar
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,18 +71,41 @@ class GroupedSum:
         return self.element.buffers[0]
 
 
+S = TypeVar("S", Contraction, GroupedSum)
+
+
 @dataclass(frozen=True, slots=True)
-class IntegerProduct:
+class Product(Generic[S]):
+    """`row_axis` is None when the columns depend on every other axis too."""
+
     nest: PerfectNest
-    sums: tuple[GroupedSum, ...]
+    sums: tuple[S, ...]
     row_axis: DimVar | None
+
+    @property
+    def column_axis(self) -> DimVar:
+        return self.nest.vars[-1]
+
+    @property
+    def extent(self) -> Dim:
+        """Of the contracted axes, or of the groups."""
+        return _node(self.sums[0]).axes[0][1]
 
     def number_of(self, scalar: Scalar) -> int | None:
         """Which sum the scalar is."""
-        return next((i for i, s in enumerate(self.sums) if s.node is scalar), None)
+        return next((i for i, s in enumerate(self.sums) if _node(s) is scalar), None)
 
 
-def product_in(prim: PrimFunc) -> Product | None:
+def _node(s: Contraction | GroupedSum) -> Contraction | GroupedContraction:
+    return s.node if isinstance(s, GroupedSum) else s
+
+
+def products_in(prim: PrimFunc) -> tuple[Product[Contraction] | None, Product[GroupedSum] | None]:
+    """What the function computes: a product of plain sums, or one of sums of groups, or neither."""
+    return product_in(prim), grouped_product_in(prim)
+
+
+def product_in(prim: PrimFunc) -> Product[Contraction] | None:
     found = _sums_in(prim)
     if found is None:
         return None
@@ -116,7 +117,7 @@ def product_in(prim: PrimFunc) -> Product | None:
     return Product(nest, sums, free[-1] if free else None)
 
 
-def integer_product_in(prim: PrimFunc) -> IntegerProduct | None:
+def grouped_product_in(prim: PrimFunc) -> Product[GroupedSum] | None:
     found = _sums_in(prim)
     if found is None:
         return None
@@ -126,7 +127,7 @@ def integer_product_in(prim: PrimFunc) -> IntegerProduct | None:
     if not sums or len(sums) != len(folds) or len(same) > 1:
         return None
     rows = sums[0].q.indices[:-2]
-    return IntegerProduct(nest, tuple(sums), rows[-1].var if rows else None)
+    return Product(nest, tuple(sums), rows[-1].var if rows else None)
 
 
 def _sums_in(prim: PrimFunc) -> tuple[PerfectNest, list[AnyFold]] | None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from compiler.idioms.nest import PerfectNest, allocated, perfect_nest, without_allocations
-from compiler.idioms.product import GroupedSum, integer_product_in, product_in, with_products
+from compiler.idioms.product import GroupedSum, grouped_product_in, product_in, with_products
 from compiler.idioms.rows import match_rows
 from compiler.ir.deduce import type_of
 from compiler.ir.dims import Dim, DimVar, product_of
@@ -117,7 +117,7 @@ def _inlinable(first: PrimFunc, second: PrimFunc, places: list[int]) -> bool:
     if product is not None:
         rows = {load.buffer for s in product.sums for load in loads(s.rows)}
         return not any(t in rows for t in target) and _decodes(first)
-    integer = integer_product_in(second)
+    integer = grouped_product_in(second)
     if integer is not None and any(load.buffer in target for s in integer.sums for load in loads(s.node)):
         return False
     inside = [r for s in _values(second) for r in walk_scalar(s) if isinstance(r, Fold)]
@@ -170,7 +170,7 @@ def _wraps(second: PrimFunc, places: list[int], first: PrimFunc) -> bool:
 
 def _sums(prim: PrimFunc) -> list[str]:
     """The sums of a product, each as the extent it runs over and what it is over: one schedule takes them all."""
-    product, integer = product_in(prim), integer_product_in(prim)
+    product, integer = product_in(prim), grouped_product_in(prim)
     if product is not None:
         return [str(s.extent) for s in product.sums]
     return [] if integer is None else [_kind(s) for s in integer.sums]

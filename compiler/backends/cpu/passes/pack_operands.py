@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-from compiler.backends.cpu.schedule.pairs import pairs_fit
+from compiler.backends.cpu.schedule.product import pairs_fit
 from compiler.idioms.product import Product, product_in
 from compiler.ir.builder import Builder
 from compiler.ir.deduce import type_of

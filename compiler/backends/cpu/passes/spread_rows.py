@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from compiler.idioms.product import integer_product_in, product_in
+from compiler.idioms.product import grouped_product_in, product_in
 from compiler.ir.builder import Builder
 from compiler.ir.deduce import type_of
 from compiler.ir.dtypes import DType
@@ -119,5 +119,5 @@ def _read_as_rows(prim: PrimFunc) -> set[Buffer]:
     if (product := product_in(prim)) is not None:
         columns = {load.buffer for s in product.sums for load in loads(s.columns)}
         return {load.buffer for s in product.sums for load in loads(s.rows)} - columns
-    integers = integer_product_in(prim)
+    integers = grouped_product_in(prim)
     return set() if integers is None else {s.q.buffer for s in integers.sums}

@@ -1,4 +1,4 @@
-"""Loops and statements of the schedules that are not yet written in the language of compiler/ir/write.py."""
+"""Loops and statements as product schedules nest them: bodies are functions of the loop variables."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from collections.abc import Callable, Sequence
 
 from compiler.ir.dims import Dim, DimLike, DimVar, dim_max
 from compiler.ir.dtypes import DType
-from compiler.ir.loops import Apply, Buffer, Const, DimScalar, Fn, For, Let, Load, LoopKind, Scalar, Stmt, Store, When
+from compiler.ir.loops import Apply, Buffer, Const, DimScalar, Fn, For, Let, LoopKind, Scalar, Scope, Stmt, When
 from compiler.ir.visit_loops import sequence, statements
-from compiler.ir.write import halvings
 
 
 def loop(name: str, extent: DimLike, body: Callable[[Dim], Stmt], kind: LoopKind = LoopKind.SERIAL) -> For:
@@ -69,19 +68,6 @@ def zero(dtype: DType) -> Const:
     return Const(0.0 if dtype.is_float else 0, dtype)
 
 
-def halves(buffer: Buffer, fn: Fn) -> list[Stmt]:
-    """Fold a local array into its first element by halves: its rows, if it has any, then the lanes of the first row. Extents are powers
-    of two, so the order depends on nothing else."""
-    *rows, width = (extent.const for extent in buffer.shape)
-
-    def into(at: tuple[Dim, ...], other: tuple[Dim, ...]) -> Store:
-        return Store(buffer, at, Apply(fn, (Load(buffer, at), Load(buffer, other))))
-
-    steps: list[Stmt] = []
-    for half in halvings(rows[0] if rows else 1):
-        for row in map(Dim.of, range(half)):
-            steps.append(lanes(width, lambda lane, row=row, half=half: into((row, lane), (row + half, lane))))
-    first = tuple(Dim.of(0) for _ in rows)
-    for half in halvings(width):
-        steps.append(lanes(half, lambda lane, half=half: into((*first, lane), (*first, lane + half))))
-    return steps
+def local(name: str, *shape: int, dtype: DType = DType.F32) -> Buffer:
+    """A buffer in a thread's own memory."""
+    return Buffer(name, tuple(Dim.of(n) for n in shape), dtype, Scope.LOCAL)

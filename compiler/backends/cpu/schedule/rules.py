@@ -6,12 +6,9 @@ from dataclasses import replace
 
 from compiler.backends.cpu.schedule.attention.paged import schedule_paged
 from compiler.backends.cpu.schedule.attention.ragged import schedule_ragged
-from compiler.backends.cpu.schedule.integer import schedule_integer
-from compiler.backends.cpu.schedule.matmul import schedule_matmul
-from compiler.backends.cpu.schedule.pairs import schedule_pairs
+from compiler.backends.cpu.schedule.product import schedule_product
 from compiler.backends.cpu.schedule.rows import schedule_rows
 from compiler.backends.cpu.schedule.spatial import schedule_spatial
-from compiler.backends.cpu.schedule.widened import schedule_widened
 from compiler.idioms.nest import allocated, without_allocations
 from compiler.idioms.product import without_products
 from compiler.ir.loops import Attention, For, Let, LoopKind, PrimFunc, Stmt, Tile
@@ -26,17 +23,11 @@ def schedule(prim: PrimFunc, target: Target) -> PrimFunc:
     if "schedule" in prim.attrs or _scheduled(prim.body):
         return prim
     tiles = product_tiles(target)
-    pairs, widened = tiles.pairs, tiles.widened
-    on_unit, in_registers = InterleavePairs(LANES).runs_on(target), pairs is not None and not pairs.on_matrix_unit
-    found = (
-        schedule_ragged(prim)
-        or schedule_paged(prim, tiles.floats, unit=on_unit, pairs=in_registers)
-        or (schedule_pairs(prim, pairs) if pairs else None)
-    )
+    on_unit, in_registers = InterleavePairs(LANES).runs_on(target), tiles.pairs is not None and not tiles.pairs.on_matrix_unit
+    found = schedule_ragged(prim) or schedule_paged(prim, tiles.floats, unit=on_unit, pairs=in_registers)
     if found is None and isinstance(prim.body, Attention):
         prim = replace(prim, body=plain_attention(prim.body))
-    found = found or schedule_matmul(prim, tiles.floats) or (schedule_widened(prim, widened) if widened else None)
-    found = found or schedule_integer(prim, tiles.integers)
+    found = found or schedule_product(prim, tiles)
     return found or schedule_rows(prim, LANES) or _by_stage(prim)
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from compiler.backends.cpu.schedule.nests import below, lanes, unroll, when
 from compiler.idioms.nest import PerfectNest
-from compiler.idioms.product import Product
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.loops import Scalar, Stmt, Store
 from compiler.ir.prove import prove_divisible
@@ -25,10 +24,6 @@ class TileOrigin:
     point: dict[DimVar, Dim]
     panel: Dim
     first: Dim
-
-    @staticmethod
-    def of(product: Product, shape: TileShape, point: dict[DimVar, Dim], panel: Dim, first: Dim) -> TileOrigin:
-        return TileOrigin(product.nest, product.row_axis, shape, point, panel, first)
 
     def column(self, v: Dim, lane: Dim) -> Dim:
         return self.panel * self.shape.columns + v * self.shape.lanes + lane

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from compiler.backends.cpu.pipeline import pipeline
-from compiler.idioms.product import integer_product_in
+from compiler.idioms.product import grouped_product_in
 from compiler.interpret.graph import Interpreter
 from compiler.ir.dtypes import DType
 from compiler.ir.loops import Tile
@@ -169,4 +169,4 @@ def test_tiles_take_planes_in_order_beside_elements_where_their_format_has_them(
     value = f"contract_groups(g in 2) [{dots}] by s[i, g]"
     params = "q: i8[n, 2, 16], P: u8[1, 4, 16], s: f32[n, 2], out y: f32[n, 4]"
     prim = parse(f"prim f({params}) {{ for i in n, j in 4 {{ y[i, j] = {value} }} }}").prim("f")
-    assert (integer_product_in(prim) is not None) is taken
+    assert (grouped_product_in(prim) is not None) is taken
