@@ -28,7 +28,7 @@ from server.text.templates.meter import Limits
 from server.text.templates.template import LIMITS, TemplateError, TemplateLimitError, TemplateRejection
 
 TAKEN = b"\1"  # the first byte of a fork: it has begun
-SLACK_S = 2.0  # beyond what the meter allows: SIGPROF counts in ticks, which may be half as long again as the time of the thread
+SLACK_S = 2.0  # beyond what the meter allows, which ends a template first and says where
 SLACK_FACTOR = 2  # the meter counts characters, which have 1 to 4 bytes
 
 KINDS = {kind.__name__: kind for kind in (TemplateError, TemplateRejection, TemplateLimitError)}
@@ -94,7 +94,7 @@ def _serve(fd: int, render: Render) -> None:
 def _rendered(fd: int, render: Render) -> Outcome:
     try:
         with os.fdopen(fd, "rb", closefd=False) as work:
-            args, options = pickle.load(work)
+            args, options = pickle.loads(work.read())  # to its end: the end itself would be a SIGIO from here on
         _end_with_peer(fd, is_on=True)
         return Outcome(text=render(*args, **options))
     except TemplateError as error:

@@ -6,7 +6,9 @@ import asyncio
 import gc
 import importlib
 import os
+import pickle
 import signal
+import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -120,6 +122,20 @@ def test_a_stopped_process_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
         assert (await task).endswith("again")
 
     asyncio.run(asked())
+
+
+def test_the_end_of_the_work_may_come_after_the_work() -> None:
+    """To a rendering that had begun, this end was the front's hanging up: it died, and its client read that it took too long."""
+    renderer = Renderer(ChatTemplate(LOOP, {}))
+    near, far = socket.socketpair()
+    with near:
+        with far:
+            assert renderer._started().hand_over(far.fileno())
+        near.sendall(pickle.dumps(((MESSAGES, None, True, False), {"variables": {}})))
+        time.sleep(0.3)
+        near.shutdown(socket.SHUT_WR)
+        answer = b"".join(iter(lambda: near.recv(1 << 20), b""))
+    assert b"longer than 2 s" in answer
 
 
 def test_who_hangs_up_ends_the_rendering_and_the_last_reference_ends_the_process() -> None:
