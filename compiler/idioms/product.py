@@ -100,11 +100,6 @@ def _node(s: Contraction | GroupedSum) -> Contraction | GroupedContraction:
     return s.node if isinstance(s, GroupedSum) else s
 
 
-def products_in(prim: PrimFunc) -> tuple[Product[Contraction] | None, Product[GroupedSum] | None]:
-    """What the function computes: a product of plain sums, or one of sums of groups, or neither."""
-    return product_in(prim), grouped_product_in(prim)
-
-
 def product_in(prim: PrimFunc) -> Product[Contraction] | None:
     found = _sums_in(prim)
     if found is None:

@@ -25,7 +25,7 @@ from compiler.backends.cpu.schedule.nests import below, local, loop, named, seq,
 from compiler.backends.cpu.schedule.panels import BLOCK_ROWS, Claim, Height, Panels
 from compiler.backends.cpu.schedule.tile_origin import TileOrigin
 from compiler.idioms.nest import allocated, in_bounds
-from compiler.idioms.product import GroupedSum, Product, S, products_in
+from compiler.idioms.product import GroupedSum, Product, S, grouped_product_in, product_in
 from compiler.ir.dims import Dim, DimVar, ceil_div, dim_min, product_of
 from compiler.ir.dtypes import DType
 from compiler.ir.loops import (
@@ -73,12 +73,11 @@ def schedule_product(prim: PrimFunc, tiles: ProductTiles) -> PrimFunc | None:
 
 
 def _way(prim: PrimFunc, tiles: ProductTiles) -> _Way[Contraction] | _Way[GroupedSum] | None:
-    floats, grouped = products_in(prim)
-    if floats is not None:
+    if (floats := product_in(prim)) is not None:
         if tiles.pairs is not None and pairs_fit(floats, tiles.pairs) and all(_lies_in_pairs(s, tiles.pairs) for s in floats.sums):
             return _Pairs(floats, tiles.pairs.shape, tiles.pairs)
         return _Floats(floats, tiles.floats)
-    if grouped is not None:
+    if (grouped := grouped_product_in(prim)) is not None:
         if tiles.widened is not None and all(_widens(tiles.widened, s) for s in grouped.sums):
             return _Widened(grouped, tiles.widened.shape, tiles.widened)
         for tile in tiles.integers:
