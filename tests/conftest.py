@@ -43,6 +43,14 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture
+def without_collector() -> Iterator[None]:
+    """For what measures its own time: the collector may walk the compiled models of all tests before, for most of a second."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
     """`golden("paper/x.ir", text)`: the text is what the file below tests/golden holds."""
 

@@ -71,6 +71,7 @@ def submit_of(name: str, constraint: Constraint | None, max_tokens: int) -> Subm
     return Submit(name, (5, 6, 7), SamplingParams(max_tokens=max_tokens, constraint=constraint, ignore_eos=True))
 
 
+@pytest.mark.usefixtures("without_collector")
 @pytest.mark.parametrize(("kind", "source", "bound"), ROWS)
 def test_it_meets_its_bound_and_a_stream_beside_it_goes_on(request, worker, kind, source, bound) -> None:
     stream, hostile = f"stream {request.node.name}", f"hostile {request.node.name}"

@@ -129,6 +129,7 @@ ESCAPES = {
 }
 
 
+@pytest.mark.usefixtures("without_collector")
 @pytest.mark.parametrize("source", HOSTILE.values(), ids=HOSTILE.keys())
 def test_no_template_runs_away(source: str) -> None:
     """Each is refused within 0.1 s of the processor, give or take one operation, and holds little more than its 8 MiB."""

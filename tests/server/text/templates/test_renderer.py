@@ -67,6 +67,7 @@ def test_errors_are_those_of_a_rendering_in_place(source: str, kind: type, messa
     assert type(caught.value) is kind and caught.value.line == line
 
 
+@pytest.mark.usefixtures("without_collector")
 def test_a_template_that_never_ends_holds_up_nobody() -> None:
     """While it uses up its time, the event loop is free, and another rendering of the same template ends before it."""
     renderer = Renderer(ChatTemplate("{% if messages | length > 1 %}" + LOOP + "{% else %}{{ 'x' * 3000000 }}{% endif %}", {}))
