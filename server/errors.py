@@ -94,6 +94,13 @@ NOT_A_GENERATOR = ErrorKind(
     "The model gives embeddings and generates no text.",
     "Ask a generative model.",
 )
+NOT_A_CLASSIFIER = ErrorKind(
+    "not_a_classifier",
+    400,
+    INVALID,
+    "The model has no head that classifies texts or tokens.",
+    "Ask `/pooling` or `/v1/embeddings` for vectors, or let the model choose a class with `structured_outputs.choice`.",
+)
 INVALID_SOURCE = ErrorKind(
     ErrorCode.INVALID_SOURCE,
     400,

@@ -152,6 +152,7 @@ class Embed(Message, frozen=True, tag=True):
     normalize: bool = True
     fairness_key: str = ""
     deadline: float | None = None
+    per_token: bool = False  # a vector for each token instead of one for the text
 
 
 class Abort(Message, frozen=True, tag=True):
@@ -187,6 +188,7 @@ class Ready(Message, frozen=True, tag=True):
     arena_bytes: int
     kv_cache_bytes: int
     embedding_size: int = 0  # 0: not an embedding model
+    embeds_tokens: bool = False  # it gives the vector of each token, too
     generates: bool = True
     normalize: bool = True  # embeddings have length one unless a request says otherwise
     prompts: tuple[tuple[str, str], ...] = ()  # name, and text before what is embedded
@@ -238,7 +240,7 @@ class Tokens(Message, frozen=True, tag=True):
 
 class Embedding(Message, frozen=True, tag=True):
     request_id: str
-    vector: bytes  # little-endian f32
+    vector: bytes  # little-endian f32; with `per_token` all vectors, one behind the other
     num_tokens: int
 
 

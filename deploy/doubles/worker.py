@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import accumulate
 
 from runtime.kv_pool import PAGE_SIZE
 from server.interfaces import LoadError, Outage, ProgressCallback, RequestError
@@ -111,6 +112,7 @@ class NullScript:
     fail_after: int | None = None  # tokens, then a RequestError
     max_context: int = 4096
     embedding_size: int = 0
+    embeds_tokens: bool = True
     normalize: bool = True
     prompts: tuple[tuple[str, str], ...] = ()
     default_prompt: str | None = None
@@ -155,6 +157,7 @@ class NullWorker:
             arena_bytes=1 << 16,
             kv_cache_bytes=script.kv_cache_bytes,
             embedding_size=script.embedding_size,
+            embeds_tokens=script.embeds_tokens,
             generates=script.generates,
             normalize=script.normalize,
             prompts=script.prompts,
@@ -213,9 +216,10 @@ class NullWorker:
 
     async def embed(self, embed: Embed) -> Embedding:
         await asyncio.sleep(self.script.prefill_s)
-        values = [float(1 + (sum(embed.prompt_ids) * (i + 1)) % 7) for i in range(self.script.embedding_size)]
-        norm = sum(v * v for v in values) ** 0.5 if embed.normalize else 1.0
-        return Embedding(embed.request_id, struct.pack(f"<{len(values)}f", *(v / norm for v in values)), len(embed.prompt_ids))
+        ids = embed.prompt_ids
+        sums = accumulate(ids) if embed.per_token else [sum(ids)]  # the last token's vector is the text's
+        vectors = [_vector(total, self.script.embedding_size, normalize=embed.normalize) for total in sums]
+        return Embedding(embed.request_id, b"".join(vectors), len(ids))
 
     async def drain(self, timeout_s: float) -> None:
         async with asyncio.timeout(timeout_s):
@@ -224,6 +228,12 @@ class NullWorker:
 
     async def stop(self) -> None:
         self.state = NullState.STOPPED
+
+
+def _vector(total: int, size: int, *, normalize: bool) -> bytes:
+    values = [float(1 + (total * (i + 1)) % 7) for i in range(size)]
+    norm = sum(v * v for v in values) ** 0.5 if normalize else 1.0
+    return struct.pack(f"<{size}f", *(v / norm for v in values))
 
 
 def _logprob(token_id: int, num_top: int) -> TokenLogprob:

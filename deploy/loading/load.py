@@ -62,6 +62,7 @@ def load_servable(model: Servable, load: Load, progress: Progress, started: floa
         arena_bytes=plan.arena_bytes,
         kv_cache_bytes=plan.kv_cache_bytes,
         embedding_size=served.embedding_size,
+        embeds_tokens=served.embeds_tokens,
         generates=served.generates,
         normalize=embedding.normalize,
         prompts=embedding.prompts,

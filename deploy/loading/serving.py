@@ -34,6 +34,11 @@ class Served:
         return 0 if model is None else model.limits.embedding_size
 
     @property
+    def embeds_tokens(self) -> bool:
+        """An encoder's program pools by itself."""
+        return self.step_model is not None and self.embedding_size > 0
+
+    @property
     def generates(self) -> bool:
         return self.step_model is not None and self.step_model.limits.generates
 

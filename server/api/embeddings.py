@@ -35,7 +35,7 @@ def router(context: Context) -> APIRouter:
         ignored = check_unknown(body, strict=context.settings.strict)
         model, loaded = context.registry.serve(body.model)
         who = caller(request)
-        text = await _conversation(body, loaded, who)
+        text = await conversation_text(body, loaded, who)
         size = max(who.num_body_bytes, len(text or ""))
         prompts = await off_loop(size, lambda: plan_embedding(body, text, model, loaded, context.settings))
         num_tokens = sum(map(len, prompts))
@@ -52,7 +52,7 @@ def router(context: Context) -> APIRouter:
     return routes
 
 
-async def _conversation(body: EmbeddingBody, loaded: Loaded, who: Caller) -> str | None:
+async def conversation_text(body: EmbeddingBody, loaded: Loaded, who: Caller) -> str | None:
     """The text of a conversation, if one is to be embedded."""
     if body.input is None and body.messages is None:
         raise ApiError(MISSING_FIELD, "input is absent and required; or send messages", param="input")

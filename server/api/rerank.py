@@ -106,6 +106,8 @@ def router(context: Context) -> APIRouter:
     @routes.post("/v1/rerank", responses=gives(Reranked))
     @routes.post("/rerank", include_in_schema=False)
     @routes.post("/v2/rerank", include_in_schema=False)
+    @routes.post("/reranking", include_in_schema=False)
+    @routes.post("/v1/reranking", include_in_schema=False)
     async def rerank(request: Request, body: RerankBody) -> Response:
         """Order documents by how near they are to a query."""
         ignored = check_unknown(body, strict=context.settings.strict)

@@ -266,7 +266,7 @@ class EmbeddingBody(Options, json_schema_extra={"anyOf": [{"required": ["input"]
     chat_template_kwargs: JsonObject | None = None
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Int | None = Field(default=None, ge=1)
-    normalize: bool | None = None
+    normalize: bool | None = Field(default=None, validation_alias=AliasChoices("normalize", "use_activation"))
     prompt_name: Label | None = None
     input_type: Label | None = Field(default=None, validation_alias=AliasChoices("input_type", "task"))
     truncate_prompt_tokens: Kept | None = None

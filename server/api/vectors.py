@@ -89,9 +89,16 @@ def _names(prompts: Iterable[str]) -> str:
 
 
 async def embed_all(
-    request: Request, prompts: Sequence[Sequence[int]], body: EmbeddingBody, model: Model, loaded: Loaded, context: Context
+    request: Request,
+    prompts: Sequence[Sequence[int]],
+    body: EmbeddingBody,
+    model: Model,
+    loaded: Loaded,
+    context: Context,
+    *,
+    per_token: bool = False,
 ) -> list[Vector]:
-    """The vectors of all prompts, which the model's queue takes or refuses together."""
+    """The vectors of all prompts, which the model's queue takes or refuses together. `per_token`: [tokens, size] of each prompt."""
     num_tokens, labels = sum(map(len, prompts)), (model.spec.name, ENGINE)
     try:
         lease = loaded.admission.admit(len(prompts), num_tokens)
@@ -99,7 +106,8 @@ async def embed_all(
         context.metrics.rejected.labels(*labels, QUEUE_FULL.code).inc()
         raise
     try:
-        vectors = await while_connected(request, _embed_all(prompts, body, loaded, caller(request), context.settings))
+        work = _embed_all(prompts, body, loaded, caller(request), context.settings, per_token=per_token)
+        vectors = await while_connected(request, work)
     finally:
         lease.release()
     context.metrics.prompt_tokens.labels(*labels).inc(num_tokens)
@@ -107,15 +115,17 @@ async def embed_all(
 
 
 async def _embed_all(
-    prompts: Sequence[Sequence[int]], body: EmbeddingBody, loaded: Loaded, who: Caller, settings: ServerSettings
+    prompts: Sequence[Sequence[int]], body: EmbeddingBody, loaded: Loaded, who: Caller, settings: ServerSettings, *, per_token: bool
 ) -> list[Vector]:
     deadline = deadline_of(body.timeout, settings)
     normalize = loaded.ready.normalize if body.normalize is None else body.normalize
 
     async def embed(ids: Sequence[int]) -> Vector:
         request_id = secrets.token_hex(12)
-        asked = Embed(request_id, tuple(ids), normalize, who.key_digest, deadline)
+        asked = Embed(request_id, tuple(ids), normalize, who.key_digest, deadline, per_token)
         vector = np.frombuffer((await loaded.worker.embed(asked)).vector, dtype="<f4")
+        if per_token:
+            return vector.reshape(len(ids), -1)
         return vector if body.dimensions is None else _shortened(vector, body.dimensions, normalize=normalize)
 
     try:

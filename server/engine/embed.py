@@ -4,7 +4,7 @@ prompts of the engine (see `requests.Requests.embed`)."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,6 +43,10 @@ class Embedder:
         self._publish(Failed(submit.request_id, ErrorCode.NOT_A_GENERATIVE_MODEL, "this model gives embeddings and generates no text"))
 
     def embed(self, embed: Embed) -> None:
+        if embed.per_token:
+            message = "this model gives one vector for a text, none for its tokens"
+            self._publish(Failed(embed.request_id, ErrorCode.NOT_AN_EMBEDDING_MODEL, message))
+            return
         num_tokens, max_context = len(embed.prompt_ids), self._model.limits.max_context
         if not 1 <= num_tokens <= max_context:
             message = f"the text has {num_tokens} tokens, expected 1 to {max_context}"
@@ -65,7 +69,7 @@ class Embedder:
             return False
         vectors = self._model.run([text.embed.prompt_ids for text in texts])
         for text, vector in zip(texts, vectors, strict=True):
-            self._publish(embedding_of(text.embed, vector))
+            self._publish(embedding_of(text.embed, [vector]))
         return True
 
     def close(self) -> None:
@@ -96,7 +100,11 @@ class Embedder:
         return texts
 
 
-def embedding_of(embed: Embed, vector: NDArray[np.float32]) -> Embedding:
-    if embed.normalize:
-        vector = vector / max(float(np.sqrt(np.square(vector, dtype=np.float64).sum())), 1e-12)
-    return Embedding(embed.request_id, vector.astype("<f4").tobytes(), len(embed.prompt_ids))
+def embedding_of(embed: Embed, vectors: Iterable[NDArray[np.float32]]) -> Embedding:
+    """Of the text's vector, or of each token's."""
+    written = [(_unit(vector) if embed.normalize else vector).astype("<f4").tobytes() for vector in vectors]
+    return Embedding(embed.request_id, b"".join(written), len(embed.prompt_ids))
+
+
+def _unit(vector: NDArray[np.float32]) -> NDArray[np.float32]:
+    return vector / max(float(np.sqrt(np.square(vector, dtype=np.float64).sum())), 1e-12)

@@ -76,7 +76,9 @@ def open_text(embed: Embed, arrival: int, *, limits: StepLimits) -> Request:
     request = Request(submit, arrival, embed)
     row = RowState(submit.params, 0, ())
     held = PageList(submit.cache_salt.encode())
-    request.sequences.append(Sequence(request, 0, list(embed.prompt_ids), held, row, max_len=num_tokens, rank=(0, arrival, 0)))
+    seq = Sequence(request, 0, list(embed.prompt_ids), held, row, max_len=num_tokens, rank=(0, arrival, 0))
+    seq.prompt_vectors = [] if embed.per_token else None
+    request.sequences.append(seq)
     return request
 
 

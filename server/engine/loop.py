@@ -9,6 +9,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+import numpy as np
+
 from server.constraints.compiler import ConstraintCompiler
 from server.constraints.matcher import LATE, ConstraintError, Mask
 from server.engine.batch import BatchBuilder
@@ -134,11 +136,12 @@ class Engine:
                 self._requests.take(seq, drawn)
 
     def _deliver(self, plan: Plan) -> None:
-        """The vectors of texts that are computed to the end."""
-        embedded = [seq for seq, item in plan.items.items() if seq.request.embed is not None and item.draws]
-        for seq, vector in zip(embedded, self._model.hidden() if embedded else (), strict=True):
-            if seq.stage is not Stage.FINISHED:
-                self._requests.deliver(seq.request, vector)
+        """Take the vectors of texts in, and send those of texts that are computed to the end."""
+        items = [item for item in plan.items.values() if item.seq.request.embed is not None and item.num_rows]
+        ends = np.cumsum([item.num_rows for item in items])
+        for item, rows in zip(items, np.split(self._model.hidden(), ends[:-1]) if items else (), strict=True):
+            if item.seq.stage is not Stage.FINISHED:
+                self._requests.take_vectors(item.seq, rows, is_last=item.draws)
 
     def _add_prompt_logprobs(self, seq: Sequence, logits: Logits, first: int, num_rows: int) -> None:
         """The rows from `first` on stand before the next tokens of the prompt."""

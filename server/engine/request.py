@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+import numpy as np
+from numpy.typing import NDArray
+
 from runtime.kv_pool import PAGE_SIZE
 from server.constraints.matcher import Matcher
 from server.engine.page_pool import PageList
@@ -64,6 +67,7 @@ class Sequence:
     num_awaited: int = 0
     rank: tuple[int, int, int] = (0, 0, 0)
     prompt_logprobs: list[TokenLogprob | None] | None = None  # None: not asked for, or delivered
+    prompt_vectors: list[NDArray[np.float32]] | None = None  # of a text to embed token by token; None: not asked for
     unsent_ids: list[int] = field(default_factory=list[int])  # drawn while its matcher chooses
     unsent_logprobs: tuple[TokenLogprob, ...] = ()
     finish_reason: FinishReason | None = None
@@ -71,8 +75,16 @@ class Sequence:
 
     @property
     def wants_prompt_logprobs(self) -> bool:
-        """Rows of its prompt are wanted that are not there yet."""
+        """Log-probabilities of its prompt are wanted that are not there yet."""
         return self.prompt_logprobs is not None and len(self.prompt_logprobs) < self.num_prompt
+
+    @property
+    def num_rows_known(self) -> int | None:
+        """The row of each token of the prompt is wanted, and those of so many are there. None: only the last token's row is wanted. The row
+        of token i gives the log-probability of token i + 1, or the vector of token i."""
+        if self.prompt_logprobs is not None and self.wants_prompt_logprobs:
+            return len(self.prompt_logprobs) - 1
+        return None if self.prompt_vectors is None else len(self.prompt_vectors)
 
     @property
     def choosing(self) -> Matcher | None:
@@ -106,11 +118,8 @@ class Sequence:
 
     @property
     def num_reusable(self) -> int:
-        """How much of the beginning may come from the cache: the last token must run to give a row, and so must
-        every token before one whose log-probability is wanted."""
-        if self.prompt_logprobs is not None and self.wants_prompt_logprobs:
-            return len(self.prompt_logprobs) - 1
-        return self.num_known - 1
+        """How much of the beginning may come from the cache: every token whose row is wanted must run, and the last one always."""
+        return self.num_known - 1 if self.num_rows_known is None else self.num_rows_known
 
     def append(self, token_id: int) -> FinishReason | None:
         """Why it ends with this token, if it does; a stop token is no part of it."""

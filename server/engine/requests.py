@@ -242,11 +242,15 @@ class Requests:
             if abort.choice in (None, seq.choice):
                 self._end(seq, FinishReason.ABORT)
 
-    def deliver(self, request: Request, vector: NDArray[np.float32]) -> None:
-        """What a text became."""
+    def take_vectors(self, seq: Sequence, rows: NDArray[np.float32], *, is_last: bool) -> None:
+        """The vectors of the next tokens of a text, or of its last token; with the last, the text is done."""
+        request, known = seq.request, seq.prompt_vectors
         assert request.embed is not None, request
-        self._drop(request)
-        self._outbox.send(embedding_of(request.embed, vector))
+        if known is not None:
+            known += list(rows.copy())
+        if is_last:
+            self._drop(request)
+            self._outbox.send(embedding_of(request.embed, rows if known is None else known))
 
     def _end(
         self,

@@ -195,11 +195,9 @@ class Scheduler:
         """Plan a chunk; how many tokens it has."""
         count = min(seq.num_to_compute, budget)
         num_rows = 1
-        if seq.wants_prompt_logprobs:
-            assert seq.prompt_logprobs is not None
-            # The row of token i gives the log-probability of token i + 1, and a step has one row per sequence at most. A preempted
-            # sequence has some of its log-probabilities already.
-            num_done = max(len(seq.prompt_logprobs) - 1 - seq.num_computed, 0)
+        if (num_known := seq.num_rows_known) is not None:
+            # A step has as many rows as it may have sequences. A preempted sequence has some of its rows already.
+            num_done = max(num_known - seq.num_computed, 0)
             count = min(count, num_done + self.limits.max_seqs - self._open.num_rows)
             num_rows = max(count - num_done, 0)
         if self._open.num_rows == self.limits.max_seqs or not self._place(seq, count, num_rows=num_rows):
@@ -223,7 +221,7 @@ class Scheduler:
                 return False
         draws = start + count == seq.num_tokens
         plan = self._open
-        wanted = num_rows if draws or seq.wants_prompt_logprobs else 0
+        wanted = num_rows if draws or seq.num_rows_known is not None else 0
         assert draws <= wanted <= count, (seq, wanted)
         plan.items[seq] = Item(seq, start, count, wanted, draws, is_prefill)
         plan.copies += copies

@@ -19,7 +19,7 @@ def vectors(server, texts, **fields):
     return np.array([row["embedding"] for row in rows])
 
 
-@pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank"])
+@pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank", "/reranking", "/v1/reranking"])
 def test_documents_are_ordered_by_their_cosine(embedder, path):
     answer = embedder.http().post(path, json={"model": "null", "query": "a", "documents": DOCUMENTS}).json()
     cosines = vectors(embedder, TEXTS) @ vectors(embedder, ["a"])[0]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 import time
+from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -169,6 +171,42 @@ def test_a_text_that_ends_early_leaves_nothing(rig, engine) -> None:
         assert "kept" in one.embedded and set(one.failed) <= {"expired"}
         assert num_steps > 3 or one.failed["expired"].code == "deadline_exceeded"
         assert num_steps > 2 or "aborted" not in one.embedded
+
+
+@ENGINES
+@pytest.mark.parametrize("num_pages", [40, 12])
+def test_each_token_has_a_vector_whatever_runs_beside_it(rig, engine, num_pages) -> None:
+    """Also where texts are longer than a step has rows, share a beginning that is cached, and are preempted."""
+    limits = replace(DECODER, num_pages=num_pages)
+    submits = [Submit(f"s{i}", tuple(range(1, 30 + i)), SamplingParams(60, seed=i, ignore_eos=True)) for i in range(3)]
+    alone = rig(limits=limits).run(submits)
+    one = rig(engine, limits=limits)
+    embeds = [msgspec.structs.replace(embed, per_token=i % 3 != 2) for i, embed in enumerate(texts(12))]
+    for submit in submits:
+        one.engine.submit(submit)
+    for i in range(100):
+        if i < len(embeds):
+            one.engine.embed(embeds[i])
+        one.step()
+    assert one.run() == alone
+    for embed in embeds:
+        found = np.frombuffer(one.embedded[embed.request_id].vector, "<f4").reshape(-1, SIZE)
+        ends = range(1, len(embed.prompt_ids) + 1) if embed.per_token else [len(embed.prompt_ids)]
+        np.testing.assert_array_equal(found, [expected(embed.prompt_ids[:end]) for end in ends])
+    assert num_pages == 40 or one.engine.scheduler.num_preemptions > 0, "nothing was preempted"
+
+
+def test_the_vectors_of_tokens_have_length_one_each(rig) -> None:
+    one = rig(limits=DECODER)
+    one.engine.embed(Embed("a", (1, 2, 3), per_token=True))
+    one.run()
+    rows = np.frombuffer(one.embedded["a"].vector, "<f4").reshape(3, SIZE)
+    assert np.linalg.norm(rows, axis=1) == pytest.approx(1.0, abs=1e-6)
+
+
+def test_an_encoder_has_no_vectors_of_tokens(embedder, sent) -> None:
+    embedder.embed(Embed("a", (1, 2), per_token=True))
+    assert sent["a"].code == "not_an_embedding_model" and not embedder.has_work
 
 
 def test_a_text_that_cannot_be_embedded_is_refused_by_name(rig) -> None:

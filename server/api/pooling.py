@@ -1,0 +1,135 @@
+"""POST /pooling and /classify, in vLLM's shapes: the vector of a text, the vector of each of its tokens, or its classes."""
+
+from __future__ import annotations
+
+import base64
+import secrets
+import time
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+from typing_extensions import TypedDict
+
+from server.api.answers import EmbeddingUsage
+from server.api.context import Context, caller
+from server.api.embeddings import conversation_text
+from server.api.fields import check_unknown
+from server.api.prepare import invalid, off_loop
+from server.api.respond import Pieces, response_headers
+from server.api.routes import gives, new_router
+from server.api.schema import EmbeddingBody, Label
+from server.api.vectors import Vector, embed_all, plan_embedding
+from server.errors import NOT_A_CLASSIFIER, NOT_AN_EMBEDDER, ApiError
+from server.models.model import Loaded, Model
+
+MAX_VALUES = 1 << 21  # of the token vectors of one answer: 40 MB of JSON
+encode = msgspec.json.encode
+
+
+class PoolingBody(EmbeddingBody):
+    task: Literal["embed", "encode", "token_embed", "classify", "token_classify", "score"] | None = None
+    input_type: Label | None = None  # elsewhere `task` is another name of it
+
+
+class Pooled(TypedDict):
+    index: int
+    object: Literal["pooling"]
+    data: Sequence[float] | Sequence[Sequence[float]] | str
+
+
+class PooledTexts(TypedDict):
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: Sequence[Pooled]
+    usage: EmbeddingUsage
+
+
+def router(context: Context) -> APIRouter:
+    routes = new_router("Embeddings")
+    settings, registry = context.settings, context.registry
+
+    @routes.post("/pooling", responses=gives(PooledTexts))
+    async def pooling(request: Request, body: PoolingBody) -> Response:
+        """Turn texts into vectors: one for each text, or with `task` `token_embed` one for each token."""
+        ignored = check_unknown(body, strict=settings.strict)
+        model, loaded = registry.serve(body.model)
+        per_token = _check_task(body, model, loaded)
+        who = caller(request)
+        text = await conversation_text(body, loaded, who)
+        size = max(who.num_body_bytes, len(text or ""))
+        prompts = await off_loop(size, lambda: plan_embedding(body, text, model, loaded, settings))
+        num_tokens = sum(map(len, prompts))
+        if per_token:
+            _check_values(num_tokens, body, loaded)
+        vectors = await embed_all(request, prompts, body, model, loaded, context, per_token=per_token)
+        answer: PooledTexts = {
+            "id": f"pool-{secrets.token_hex(12)}",
+            "object": "list",
+            "created": int(time.time()),
+            "model": body.model or model.spec.name,
+            "data": [],
+            "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
+        }
+        as_base64 = body.encoding_format == "base64"
+        pieces = await off_loop(sum(vector.nbytes for vector in vectors), lambda: _pieces(answer, vectors, as_base64=as_base64))
+        return Pieces(pieces, response_headers(loaded, ignored))
+
+    @routes.post("/classify", include_in_schema=False)
+    @routes.post("/v1/classify", include_in_schema=False)
+    async def classify(body: PoolingBody) -> Response:
+        """Refused by name: checkpoints with a head that classifies are not served yet."""
+        check_unknown(body, strict=settings.strict)
+        model, _ = registry.serve(body.model)
+        raise _no_classes(model)
+
+    return routes
+
+
+def _check_task(body: PoolingBody, model: Model, loaded: Loaded) -> bool:
+    """Whether the vectors of tokens are wanted."""
+    match body.task:
+        case "classify" | "token_classify" | "score":
+            raise _no_classes(model)
+        case "token_embed":
+            if not loaded.ready.embeds_tokens:
+                message = f"model {model.spec.name!r} gives one vector for a text, none for its tokens; use task embed"
+                raise ApiError(NOT_AN_EMBEDDER, message, param="task")
+            return True
+        case _:
+            return False
+
+
+def _no_classes(model: Model) -> ApiError:
+    return ApiError(NOT_A_CLASSIFIER, f"model {model.spec.name!r} has no head that classifies", param="model")
+
+
+def _check_values(num_tokens: int, body: PoolingBody, loaded: Loaded) -> None:
+    if body.dimensions is not None:
+        raise invalid("dimensions", "dimensions shortens the vector of a text; with task token_embed vectors are whole")
+    num_values = num_tokens * loaded.ready.embedding_size
+    if num_values > MAX_VALUES:
+        message = (
+            f"{num_tokens} tokens have vectors of {num_values} values together; expected at most {MAX_VALUES}: send fewer or shorter texts"
+        )
+        raise invalid("input", message)
+
+
+def _pieces(answer: PooledTexts, vectors: Sequence[Vector], *, as_base64: bool) -> list[bytes]:
+    """The answer in parts, each of which is written quickly."""
+    head, _, tail = encode(answer).partition(b'"data":[')
+    pieces = [head + b'"data":[']
+    for index, vector in enumerate(vectors):
+        pieces.append(b'%b{"index":%d,"object":"pooling","data":' % (b"," if index else b"", index))
+        if as_base64:
+            pieces.append(encode(base64.b64encode(vector.tobytes()).decode()))
+        elif vector.ndim == 1:
+            pieces.append(encode(vector.tolist()))
+        else:
+            pieces += [(b"," if row else b"[") + encode(values.tolist()) for row, values in enumerate(vector)]
+            pieces.append(b"]")
+        pieces.append(b"}")
+    return [*pieces, tail]
