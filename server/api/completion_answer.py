@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -14,6 +13,7 @@ from server.api.answers import CompletionChoice, CompletionLogprobs, Envelope
 from server.api.context import answer_id
 from server.api.generate import Generation, Job, Step, TokenEntry, Usage
 from server.api.logprobs import Columns, LogprobWriter, count_logprobs
+from server.api.merge import merged
 from server.api.prepare import off_loop
 from server.api.respond import fingerprint
 from server.api.schema import CompletionBody
@@ -92,7 +92,7 @@ class CompletionAnswer:
 
     async def whole(self) -> list[bytes]:
         size = sum(map(len, self._prompt_ids)) * (self._per_prompt if self._body.echo else 1)
-        async with aclosing(self._steps()) as steps:
+        async with aclosing(merged(self._generations, self._per_prompt)) as steps:
             async for step in steps:
                 choice = self._choices[step.choice]
                 self._take(choice, step)
@@ -143,7 +143,7 @@ class CompletionAnswer:
         held: dict[int, list[Step]] = {}
         if self._prompts and self._body.logprobs is not None:
             held = {index: [] for index in range(len(self._prompts))}
-        async with aclosing(self._steps()) as steps:
+        async with aclosing(merged(self._generations, self._per_prompt)) as steps:
             async for step in steps:
                 prompt_index = step.choice // self._per_prompt
                 if step.prompt_logprobs:
@@ -154,40 +154,6 @@ class CompletionAnswer:
                     held[prompt_index].append(step)
                 else:
                     yield step
-
-    async def _steps(self) -> AsyncGenerator[Step, None]:
-        """The steps of all prompts, with choices numbered through."""
-        if len(self._generations) == 1:
-            async with aclosing(self._generations[0].steps()) as steps:
-                async for step in steps:
-                    yield step
-            return
-        arrived: asyncio.Queue[Step | BaseException | None] = asyncio.Queue(maxsize=64)
-
-        async def forward(generation: Generation, first_choice: int) -> None:
-            try:
-                async with aclosing(generation.steps()) as steps:
-                    async for step in steps:
-                        await arrived.put(replace(step, choice=first_choice + step.choice))
-                await arrived.put(None)
-            except Exception as error:
-                await arrived.put(error)
-
-        tasks = [asyncio.create_task(forward(generation, index * self._per_prompt)) for index, generation in enumerate(self._generations)]
-        try:
-            num_open = len(tasks)
-            while num_open:
-                match await arrived.get():
-                    case Step() as step:
-                        yield step
-                    case None:
-                        num_open -= 1
-                    case error:
-                        raise error
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
 
     def _take(self, choice: _Choice, step: Step) -> None:
         if step.prompt_logprobs:
