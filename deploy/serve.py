@@ -14,7 +14,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -33,6 +33,9 @@ from server.settings import ServerSettings, SettingsError
 from server.threads import switch_often
 from server.workers.supervisor import Supervisor
 
+if TYPE_CHECKING:
+    from deploy.traces import Tracer
+
 MODULE = (sys.executable, "-P", "-m")  # what lies in the working directory, as a file http.py, is not ours to import
 WORKER = (*MODULE, "deploy.worker")
 RESERVED_FILES = 96  # what a front has open by itself, connections accepted in a row, a few per model, restarts
@@ -44,8 +47,9 @@ log = logging.getLogger(__name__)
 Greet = Callable[[Registry, str], Awaitable[bool]]
 
 
-def make_worker(spec: ModelSpec, progress: ProgressCallback, hub_token: str | None = None) -> Supervisor:
-    return Supervisor(WORKER, load_of(spec, hub_token), progress=progress)
+def make_worker(spec: ModelSpec, progress: ProgressCallback, settings: ServerSettings, hub_token: str | None = None) -> Supervisor:
+    command = (*WORKER, "--log-level", settings.log_level, "--log-format", settings.log_format)
+    return Supervisor(command, load_of(spec, hub_token), progress=progress)
 
 
 def load_of(spec: ModelSpec, hub_token: str | None = None) -> Load:
@@ -84,9 +88,10 @@ def serve(settings: ServerSettings, models: Sequence[ModelSpec], greet: Greet, h
     switch_often()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # one request's texts take one core, not those of the streams
     settings = with_descriptors(settings)
+    tracer = tracer_of(settings)
     with nullcontext() if settings.state_file is None else own_state(settings.state_file):
         listener = listen(settings.host, settings.port)
-        return asyncio.run(_serve(settings, models, kept(), listener, greet, hub_token))
+        return asyncio.run(_serve(settings, models, kept(), listener, greet, hub_token, tracer))
 
 
 def with_descriptors(settings: ServerSettings) -> ServerSettings:
@@ -131,10 +136,11 @@ async def _serve(
     listener: socket.socket,
     greet: Greet,
     hub_token: str | None,
+    tracer: Tracer | None,
 ) -> bool:
     registry = Registry(
         settings,
-        partial(make_worker, hub_token=hub_token),
+        partial(make_worker, settings=settings, hub_token=hub_token),
         partial(load_tokenizer, hub_token=hub_token),
         identify=partial(identity_of, hub_token=hub_token),
         preflight=partial(preflight, hub_token=hub_token),
@@ -142,7 +148,7 @@ async def _serve(
         initial=models,
     )
     collect_in_small_portions()
-    server = Server(create_app(settings, registry), settings, registry, log_level="warning")
+    server = Server(create_app(settings, registry, () if tracer is None else (tracer,)), settings, registry)
 
     async def welcome() -> bool:
         while not server.started:
@@ -157,6 +163,15 @@ async def _serve(
         welcoming.cancel()  # stopped while loading
         return True
     return welcoming.result()
+
+
+def tracer_of(settings: ServerSettings) -> Tracer | None:
+    """OpenTelemetry is imported only where traces are asked for."""
+    if settings.otlp_traces_endpoint is None:
+        return None
+    from deploy.traces import Tracer
+
+    return Tracer(settings.otlp_traces_endpoint)
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -27,7 +27,7 @@ PREFIX = "RELAXSERVE_"
 CONFIG_VARIABLE = f"{PREFIX}CONFIG"
 URL_VARIABLE, KEY_VARIABLE = f"{PREFIX}URL", f"{PREFIX}KEY"  # of the commands that talk to a running server
 
-LISTEN, KEYS, MODELS, LIMITS, TIMES = "Listening", "Keys", "Models", "Limits", "Times"
+LISTEN, KEYS, MODELS, LIMITS, TIMES, LOGS = "Listening", "Keys", "Models", "Limits", "Times", "Logs and traces"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +76,9 @@ SETTINGS = (
     Setting("keep_alive_s", TIMES, "How long an idle connection stays open."),
     Setting("heartbeat_s", TIMES, "Between the signs of life on a silent stream."),
     Setting("drain_s", TIMES, "For running requests when the server is told to stop."),
+    Setting("log_level", LOGS, "What is worth a line: debug, info, warning or error."),
+    Setting("log_format", LOGS, "Form of the lines: text or json."),
+    Setting("otlp_traces_endpoint", LOGS, "Address that traces of requests are sent to, as OTLP over HTTP."),
 )
 
 TYPES: dict[str, str] = {field.name: str(field.type) for field in fields(ServerSettings)}

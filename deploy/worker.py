@@ -1,20 +1,27 @@
-"""A model's worker process: `python -m deploy.worker FD`, where FD is its socket to the front. Compiles or loads the model it is told to,
-then serves it."""
+"""A model's worker process: `python -m deploy.worker [--log-level LEVEL] [--log-format FORM] FD`, where FD is its socket to the front.
+Compiles or loads the model it is told to, then serves it."""
 
 from __future__ import annotations
 
+import argparse
 import gc
-import sys
 
 from deploy.loading.load import load_model
+from deploy.logs import configure
 from server.engine.worker import serve_worker
 from server.threads import switch_often
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(prog="deploy.worker")
+    parser.add_argument("--log-level", default="info")
+    parser.add_argument("--log-format", default="text")
+    parser.add_argument("fd", type=int)
+    given = parser.parse_args()
+    configure(given.log_level, given.log_format)
     switch_often()
     gc.freeze()  # modules stay; the collector need not look at them again
-    serve_worker(int(sys.argv[1]), load_model)
+    serve_worker(given.fd, load_model)
 
 
 if __name__ == "__main__":

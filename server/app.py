@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from difflib import get_close_matches
 
@@ -30,13 +30,14 @@ from server.errors import (
 )
 from server.http.auth import Guard
 from server.http.gateway import Gateway, error_response
+from server.http.record import Watcher
 from server.models.registry import Registry
 from server.settings import ServerSettings
 
 OF_STATUS: dict[int, ErrorKind] = {404: NOT_FOUND_PATH, 405: METHOD_NOT_ALLOWED}
 
 
-def create_app(settings: ServerSettings, registry: Registry) -> FastAPI:
+def create_app(settings: ServerSettings, registry: Registry, watchers: Sequence[Watcher] = ()) -> FastAPI:
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncGenerator[None, None]:
         await registry.open()
@@ -44,6 +45,7 @@ def create_app(settings: ServerSettings, registry: Registry) -> FastAPI:
             yield
         finally:
             await registry.close()
+            await asyncio.gather(*(asyncio.to_thread(watcher.close) for watcher in watchers))
 
     app = FastAPI(
         title="relaxserve",
@@ -68,7 +70,14 @@ def create_app(settings: ServerSettings, registry: Registry) -> FastAPI:
     app.add_exception_handler(ApiError, _on_api_error)
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(HTTPException, _on_http_error)
-    app.add_middleware(Gateway, settings=settings, guard=Guard(settings), metrics=registry.metrics, error_shapes=endpoints.error_shapes())
+    app.add_middleware(
+        Gateway,
+        settings=settings,
+        guard=Guard(settings),
+        metrics=registry.metrics,
+        error_shapes=endpoints.error_shapes(),
+        watchers=watchers,
+    )
     if settings.cors_origins:
         exposed = ["x-request-id", "x-ignored-params", "retry-after"]
         app.add_middleware(

@@ -15,6 +15,10 @@ class SettingsError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
+    log_level: str = "info"
+    log_format: str = "text"
+    otlp_traces_endpoint: str | None = None  # where traces of requests are sent; None: nowhere
+
     host: str = "127.0.0.1"
     port: int = 8000
     insecure: bool = False  # serve other machines without keys
@@ -60,6 +64,11 @@ class ServerSettings:
             raise SettingsError(f"port is {self.port}; expected 0 to 65535")
         for name in (field.name for field in fields(self) if field.name.startswith("max_") or field.name.endswith(("_s", "_bytes"))):
             _require_size(name, getattr(self, name))
+        for name, known in CHOICES.items():
+            if getattr(self, name) not in known:
+                raise SettingsError(f"{name} is {getattr(self, name)!r}; expected one of {', '.join(known)}")
+        if self.otlp_traces_endpoint is not None and not re.fullmatch(r"https?://[^\s/]+(/\S*)?", self.otlp_traces_endpoint):
+            raise SettingsError(f"otlp_traces_endpoint is {self.otlp_traces_endpoint!r}; expected http://HOST:4318/v1/traces")
         for name, (form, expectation) in FORMS.items():
             for value in getattr(self, name):
                 if not re.fullmatch(form, value, re.ASCII):
@@ -74,6 +83,8 @@ class ServerSettings:
     def has_api_keys(self) -> bool:
         return bool(self.api_keys) or self.api_key_file is not None
 
+
+CHOICES = {"log_level": ("debug", "info", "warning", "error"), "log_format": ("text", "json")}
 
 # What headers are compared with, letter by letter: of another form it would never be met.
 FORMS = {

@@ -158,7 +158,7 @@ async def _serving(spec: ModelSpec, care: Care) -> AsyncGenerator[tuple[int, Sup
 
     settings = ServerSettings(port=0, drain_s=1.0)
     registry = Registry(settings, make_worker, load_tokenizer, initial=[spec])
-    server = Server(create_app(settings, registry), settings, registry, log_config=None)
+    server = Server(create_app(settings, registry), settings, registry)
     serving = asyncio.create_task(server.serve())
     try:
         while not (server.started and registry.ready):

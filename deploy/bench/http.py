@@ -130,7 +130,7 @@ async def measure(rate: float, num_streams: int, seconds: float) -> dict[str, ob
             return workers[-1]
 
         registry = Registry(settings, make_worker, lambda _source: ClockTokenizer(), initial=[ModelSpec("clock", "clock")])
-        server = Server(create_app(settings, registry), settings, registry, log_config=None)
+        server = Server(create_app(settings, registry), settings, registry)
         serving = asyncio.create_task(server.serve())
         while not (server.started and registry.ready):
             await asyncio.sleep(0.01)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +24,8 @@ from server.settings import SettingsError
 if TYPE_CHECKING:
     from server.models.operations import Operation
     from server.models.registry import Registry
+
+log = logging.getLogger(__name__)
 
 QUESTION = "What is the capital of France?"
 
@@ -54,6 +57,9 @@ def _serve(model: list[str] | None = None, config: Path | None = None, **argumen
         options = ", ".join(f"--{name.replace('_', '-')}" for name in form)
         raise SettingsError(f"{options} without --model; the models of a file have these as fields of their own")
     specs = [msgspec.structs.replace(spec, **form) for spec in specs]
+    from deploy.logs import configure
+
+    configure(settings.log_level, settings.log_format)
     from deploy.serve import serve as run_server
 
     if not run_server(settings, specs, greet, token):
@@ -63,13 +69,16 @@ def _serve(model: list[str] | None = None, config: Path | None = None, **argumen
 async def greet(registry: Registry, url: str) -> bool:
     """Show the loads until they have ended, then what to do. Without a single model there is no reason to stay."""
     operations = registry.operations.all()
-    with Bars() as bars:
-        await asyncio.gather(*(_follow(operation, bars) for operation in operations))
-    for operation in operations:
-        if operation.error is not None:
-            errors.print(f"{operation.model}: {operation.error}", style="red", markup=False, highlight=False, soft_wrap=True)
+    if errors.is_terminal and registry.settings.log_format == "text":
+        with Bars() as bars:
+            await asyncio.gather(*(_follow(operation, bars) for operation in operations))
+    else:
+        await asyncio.gather(*(operation.wait() for operation in operations))  # the log tells when each begins and ends
     if operations and not registry.models():
         return False
+    if registry.settings.log_format == "json":
+        log.info("relaxserve at %s", url, extra={"fields": {"url": url}})
+        return True
     errors.print(f"relaxserve at {url}: console at {url}/, API at {url}/v1, API page at {url}/docs", highlight=False, soft_wrap=True)
     if call := example(registry, url):
         errors.print(f"try:\n{call}", markup=False, highlight=False, soft_wrap=True)

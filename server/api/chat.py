@@ -54,7 +54,7 @@ def router(context: Context) -> APIRouter:
         model, loaded = context.registry.serve(body.model)
         who = caller(request)
         plan = await plan_chat(body, model, loaded, who, context.settings)
-        generation = Generation(loaded, plan.job, context.metrics_of(model.spec.name), who.arrived_s)
+        generation = Generation(loaded, plan.job, context.metrics_of(model.spec.name), who)
         answer = ChatAnswer(body, plan, generation, model, loaded)
         headers = response_headers(loaded, ignored)
         return await respond(request, answer, headers, stream=bool(body.stream), settings=context.settings)

@@ -50,7 +50,7 @@ def router(context: Context) -> APIRouter:
 
         def prepare() -> CompletionAnswer:
             jobs = plan_completion(body, model, loaded, who, context.settings)
-            generations = [Generation(loaded, job, series, who.arrived_s) for job in jobs]
+            generations = [Generation(loaded, job, series, who) for job in jobs]
             return CompletionAnswer(body, jobs, generations, model, loaded)
 
         answer = await off_loop(who.num_body_bytes, prepare)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from starlette.requests import Request
 
 from server.http.auth import Access
+from server.http.record import RequestRecord
 from server.metrics import Metrics, RequestMetrics
 from server.models.registry import Registry
 from server.settings import ServerSettings
@@ -23,6 +24,7 @@ class Caller:
     access: Access = Access.KEY  # what the path was taken for when the key was judged
     arrived_s: float = field(default_factory=time.monotonic)
     num_body_bytes: int = 0
+    record: RequestRecord = field(default_factory=lambda: RequestRecord(""))
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 
 from server.api.answers import UsageCounts
+from server.api.context import Caller
 from server.errors import DEADLINE_EXCEEDED, GENERATION_FAILED, QUEUE_FULL, SHUTTING_DOWN, ApiError, of_request
 from server.interfaces import RequestError
 from server.messages import FinishReason, Submit, TokenEvent, TokenLogprob
@@ -107,12 +108,13 @@ class _Choice:
 class Generation:
     """Runs one job. `steps` may be iterated once; whatever ends it, the worker and the queue are told."""
 
-    def __init__(self, loaded: Loaded, job: Job, metrics: RequestMetrics, arrived_s: float) -> None:
+    def __init__(self, loaded: Loaded, job: Job, metrics: RequestMetrics, caller: Caller) -> None:
         self.usage = Usage(prompt_tokens=len(job.submit.prompt_ids))
         self._loaded = loaded
         self._job = job
         self._metrics = metrics
-        self._arrived_s = arrived_s
+        self._arrived_s = caller.arrived_s
+        self._record = caller.record
         self._submitted_s = time.monotonic()
         self._running = set(range(job.submit.num_choices))
         self._first_s: float | None = None
@@ -127,6 +129,7 @@ class Generation:
             self._metrics.metrics.rejected.labels(*self._metrics.labels, QUEUE_FULL.code).inc()
             raise
         running = self._running
+        self._record.submit(self._metrics.labels[0], self._submitted_s)
         events = worker.generate(submit)
         outcome, num_taken = "cancelled", 0
         try:
@@ -214,6 +217,7 @@ class Generation:
         self._metrics.generated.inc(usage.completion_tokens)
         metrics.prompt_tokens.labels(*labels).inc(usage.prompt_tokens)
         metrics.cached_tokens.labels(*labels).inc(usage.cached_tokens)
+        self._record.count(usage.prompt_tokens, usage.completion_tokens, self._first_s, now_s)
         if outcome == "cancelled":
             stage = "prefill" if self._first_s is None else "decode"
             metrics.cancelled.labels(*labels, stage).inc()

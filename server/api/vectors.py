@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -100,16 +101,19 @@ async def embed_all(
 ) -> list[Vector]:
     """The vectors of all prompts, which the model's queue takes or refuses together. `per_token`: [tokens, size] of each prompt."""
     num_tokens, labels = sum(map(len, prompts)), (model.spec.name, ENGINE)
+    record = caller(request).record
     try:
         lease = loaded.admission.admit(len(prompts), num_tokens)
     except ApiError:
         context.metrics.rejected.labels(*labels, QUEUE_FULL.code).inc()
         raise
+    record.submit(model.spec.name, time.monotonic())
     try:
         work = _embed_all(prompts, body, loaded, caller(request), context.settings, per_token=per_token)
         vectors = await while_connected(request, work)
     finally:
         lease.release()
+    record.count(num_tokens)
     context.metrics.prompt_tokens.labels(*labels).inc(num_tokens)
     return vectors
 

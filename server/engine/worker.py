@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import queue
 import socket
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -35,6 +35,8 @@ from server.messages import (
     Shutdown,
     Submit,
 )
+
+log = logging.getLogger(__name__)
 
 ProgressFn = Callable[[str, float], None]
 WARM_AFTER_S = 1.0  # idle: not right after a restart, when requests are about to be resubmitted
@@ -75,7 +77,7 @@ def serve_worker(socket_fd: int, build: Build) -> None:
         channel.close()
         return
     except Exception as error:
-        traceback.print_exc()
+        log.exception("loading %s failed", load.name)
         channel.send(LoadFailed(ErrorCode.LOAD_FAILED, f"{type(error).__name__}: {error}"))
         channel.close()
         return
@@ -85,7 +87,8 @@ def serve_worker(socket_fd: int, build: Build) -> None:
     try:
         Worker(model, channel).run()
     except BaseException:
-        traceback.print_exc()
+        log.critical("the worker of %s ends by an error", load.name, exc_info=True)
+        logging.shutdown()
         os._exit(1)  # threads of the device or of a constraint may hang: the end must not wait for them
     channel.close()
 

@@ -8,7 +8,7 @@ import re
 import secrets
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
@@ -26,25 +26,33 @@ from server.errors import (
     ApiError,
     ErrorShape,
 )
-from server.http.auth import Guard
+from server.http.auth import OPEN_PATHS, Guard
 from server.http.json_scan import PIECE_BYTES, JsonScan
+from server.http.record import REQUEST_ID, RequestRecord, Watcher, write_line
 from server.metrics import Metrics
 from server.settings import ServerSettings
 
 log = logging.getLogger(__name__)
 
-REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")  # what may stand in a header and in a log
+VALID_ID = re.compile(r"[\x21-\x7e]{1,128}")  # what may stand in a header and in a log
 
 
 class Gateway:
     def __init__(
-        self, app: ASGIApp, settings: ServerSettings, guard: Guard, metrics: Metrics, error_shapes: Mapping[str, ErrorShape]
+        self,
+        app: ASGIApp,
+        settings: ServerSettings,
+        guard: Guard,
+        metrics: Metrics,
+        error_shapes: Mapping[str, ErrorShape],
+        watchers: Sequence[Watcher] = (),
     ) -> None:
         self._app = app
         self._settings = settings
         self._guard = guard
         self._metrics = metrics
         self._error_shapes = error_shapes
+        self._watchers = watchers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -53,7 +61,10 @@ class Gateway:
         began_s, status = time.monotonic(), 0
         headers = Headers(scope=scope)
         asked = headers.get("x-request-id", "")
-        request_id = asked if REQUEST_ID.fullmatch(asked) else f"req-{secrets.token_hex(12)}"
+        request_id = asked if VALID_ID.fullmatch(asked) else f"req-{secrets.token_hex(12)}"
+        REQUEST_ID.set(request_id)  # for this request has a task of its own
+        record = RequestRecord(request_id, scope["method"], scope["path"], began_s, headers.get("traceparent", ""))
+        record.is_probe = record.path in OPEN_PATHS or record.path == "/metrics"
 
         async def send_with_headers(message: Message) -> None:
             nonlocal status
@@ -72,7 +83,8 @@ class Gateway:
             try:
                 passed = self._guard.check(scope["method"], scope["path"], headers)
                 body = await self._read_body(headers, receive)
-                scope["relaxserve.caller"] = Caller(request_id, passed.key_digest, passed.access, began_s, len(body))
+                record.received_s = time.monotonic()
+                scope["relaxserve.caller"] = Caller(request_id, passed.key_digest, passed.access, began_s, len(body), record)
                 if scope["method"] == "HEAD":
                     await self._app({**scope, "method": "GET"}, _without_client(body), _head_only(send_with_headers))
                 else:
@@ -93,9 +105,14 @@ class Gateway:
                 error = ApiError(INTERNAL, f"the server failed on this request; its log has the cause under {request_id}")
                 await error_response(error, scope)(scope, receive, send_with_headers)
         finally:
-            handler = getattr(scope.get("route"), "path", "none")  # the pattern, for the path could be anything
-            self._metrics.http.labels(handler, scope["method"], f"{(status or CLIENT_CLOSED.status) // 100}xx").inc()
-            self._metrics.http_s.labels(handler, scope["method"]).observe(time.monotonic() - began_s)
+            record.ended_s = time.monotonic()
+            record.status = status or CLIENT_CLOSED.status
+            record.handler = getattr(scope.get("route"), "path", "none")  # the pattern, for the path could be anything
+            self._metrics.http.labels(record.handler, record.method, f"{record.status // 100}xx").inc()
+            self._metrics.http_s.labels(record.handler, record.method).observe(record.ended_s - began_s)
+            write_line(record)
+            for watcher in self._watchers:
+                watcher(record)
 
     async def _read_body(self, headers: Headers, receive: Receive) -> bytes:
         """The whole body, for no endpoint can begin without it; bounded in size, in the number of its values and in time."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import os
 import signal
@@ -23,6 +24,8 @@ from server.http.connections import Connections
 from server.http.write_coalescing import CoalescingTransport, Outbox
 from server.models.registry import Registry
 from server.settings import ServerSettings
+
+log = logging.getLogger(__name__)
 
 ACCEPTED_AT_ONCE = 8  # connections, before the first of them is counted
 HURRY_S = 3.0  # for the last words to clients after a second interrupt
@@ -195,7 +198,7 @@ class Server(uvicorn.Server):
     rest by an error."""
 
     def __init__(self, app: FastAPI, settings: ServerSettings, registry: Registry, **options: Any) -> None:
-        """`options` go to uvicorn: certificates, log configuration."""
+        """`options` go to uvicorn, as certificates. Its lines go where all lines go."""
         own = {"limits": settings, "outbox": Outbox(), "held": Connections(settings.max_connections)}
         protocol = type("LimitedProtocol", (GuardedProtocol,), own)
         super().__init__(
@@ -211,6 +214,8 @@ class Server(uvicorn.Server):
                 timeout_graceful_shutdown=math.ceil(settings.drain_s),
                 server_header=False,
                 access_log=False,
+                log_config=None,
+                log_level="warning",
                 **options,
             )
         )
@@ -226,6 +231,18 @@ class Server(uvicorn.Server):
             with socket.socket(fileno=os.dup(listener.fileno())) as same:
                 same.listen(BACKLOG)
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Say what is waited for: at a terminal, nothing else shows that the interrupt was heard."""
+        if num_running := len(self.server_state.tasks):
+            drain_s = self.config.timeout_graceful_shutdown
+            log.info("stopping: requests still run (%d) and have %s s; a second interrupt ends them now", num_running, drain_s)
+        else:
+            log.info("stopping")
+        await super().shutdown(sockets)
+        log.info("stopped")
+        for handler in logging.getLogger().handlers:
+            handler.flush()  # the signal that began this is raised again, and ends the process at once
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A second interrupt ends what runs now, by an error that its client hears; a third one waits for nothing."""
         self._registry.closing = True
@@ -237,6 +254,7 @@ class Server(uvicorn.Server):
             super().handle_exit(sig, frame)
 
     def _end_running(self) -> None:
+        log.info("ending %d running requests", len(self.server_state.tasks))
         for task in self.server_state.tasks:
             task.cancel()
         asyncio.get_running_loop().call_later(HURRY_S, setattr, self, "force_exit", True)

@@ -101,6 +101,7 @@ class Registry:
         except ApiError as error:
             operation = self.operations.begin("load", spec.name)
             operation.end(OperationState.FAILED, error)
+            log.error("loading %s: %s", spec.name, error.message)
             return operation
 
     async def close(self) -> None:
@@ -228,6 +229,7 @@ class Registry:
         operation, name = model.operation, model.spec.name
         labels = (name, ENGINE)
         began = time.monotonic()
+        log.info("loading %s from %s", name, model.spec.source)
         try:
             model.identity = await asyncio.to_thread(self._identify, model.spec.source)  # before the worker reads it: may be too old
             spec = await self.budget.claim(model)
@@ -238,23 +240,18 @@ class Registry:
             self._forget(model)
             error = ApiError(LOAD_CANCELLED, f"loading {name!r} was cancelled")
             operation.end(OperationState.CANCELLED, error)
+            log.info("%s", error.message)
             self.metrics.loads.labels(*labels, "cancelled").inc()
             raise
         except LoadError as error:
-            self._forget(model)
-            operation.end(OperationState.FAILED, self.budget.as_api_error(_beside(error, replaces)))
-            self.metrics.loads.labels(*labels, "failed").inc()
+            self._fail(model, self.budget.as_api_error(_beside(error, replaces)))
             return
         except ApiError as error:
-            self._forget(model)
-            operation.end(OperationState.FAILED, error)
-            self.metrics.loads.labels(*labels, "failed").inc()
+            self._fail(model, error)
             return
         except Exception as error:
             log.exception("loading %s failed", name)
-            self._forget(model)
-            operation.end(OperationState.FAILED, ApiError(LOAD_FAILED, f"{type(error).__name__}: {error}"))
-            self.metrics.loads.labels(*labels, "failed").inc()
+            self._fail(model, ApiError(LOAD_FAILED, f"{type(error).__name__}: {error}"))
             return
         model.loaded = loaded
         model.state = ModelState.READY
@@ -265,7 +262,17 @@ class Registry:
             self._aliases[alias] = name  # an alias of another model moves over, now that there is something to move to
         self._keep()
         operation.end(OperationState.SUCCEEDED)
-        self._count_load(model, loaded.ready, time.monotonic() - began)
+        load_s = time.monotonic() - began
+        self._count_load(model, loaded.ready, load_s)
+        parts = ", ".join(f"{part.replace('_', ' ')} {num_bytes / (1 << 20):.1f} MiB" for part, num_bytes in model.bytes_by_part.items())
+        compiled = "from the cache" if loaded.ready.cache_hit else "compiled"
+        log.info("%s is ready after %.1f s, %s: %s, context %d tokens", name, load_s, compiled, parts, loaded.ready.max_context)
+
+    def _fail(self, model: Model, error: ApiError) -> None:
+        self._forget(model)
+        model.operation.end(OperationState.FAILED, error)
+        self.metrics.loads.labels(model.spec.name, ENGINE, "failed").inc()
+        log.error("loading %s: %s", model.spec.name, error.message)
 
     def _switch(self, old: Model, new: Model) -> None:
         """From now on requests go to the new one; those that run end where they began."""
@@ -315,6 +322,7 @@ class Registry:
             await self.cancel(replacement.operation)
         before_bytes, freed_bytes = resident_bytes(), model.total_bytes
         model.state = ModelState.DRAINING
+        log.info("unloading %s, with %g s for running requests", model.spec.name, drain_s)
         try:
             await model.loaded.worker.drain(drain_s)
         except TimeoutError:
@@ -325,6 +333,7 @@ class Registry:
             self._kept.pop(model.spec.name, None)
             self._keep()
         self.metrics.unloads.labels(model.spec.name, ENGINE).inc()
+        log.info("%s is unloaded and gave back %.1f MiB", model.spec.name, freed_bytes / (1 << 20))
         return Unloaded(model.spec.name, freed_bytes, before_bytes, resident_bytes())
 
     async def set_alias(self, alias: str, name: str, probe: Probe) -> None:

@@ -19,6 +19,9 @@ SAMPLES = {
     "Path": "/tmp/x",
     "tuple[str, ...]": "one-long-key, two-long-key",
     "cors_origins": "http://one, https://two",
+    "log_level": "warning",
+    "log_format": "json",
+    "otlp_traces_endpoint": "http://collector:4318/v1/traces",
 }
 
 

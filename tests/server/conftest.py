@@ -161,7 +161,7 @@ def _start(
             preflight=None if footprints is None else preflight,
             initial=initial,
         )
-        server = Server(create_app(settings, registry), settings, registry, log_config=None)
+        server = Server(create_app(settings, registry), settings, registry)
         serving = asyncio.create_task(server.serve())
         while not (serving.done() or (server.started and _settled(registry))):
             await asyncio.sleep(0.002)

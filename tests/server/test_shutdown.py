@@ -18,6 +18,7 @@ import pytest
 PROGRAM = """
 import sys
 from contextlib import suppress
+from deploy.logs import configure
 from server.app import create_app
 from server.http.server import Server
 from deploy.doubles.worker import ByteTokenizer, NullScript, NullWorker
@@ -27,6 +28,7 @@ from server.models.state import ModelSpec
 
 port, drain_s = int(sys.argv[1]), float(sys.argv[2])
 settings = ServerSettings(port=port, drain_s=drain_s)
+configure(settings.log_level, settings.log_format)
 script = NullScript(answer=lambda _submit, _choice: [[120]] * int(sys.argv[3]), interval_s=0.05)
 initial = [ModelSpec("null", "x")]
 registry = Registry(settings, lambda _spec, progress: NullWorker(script, progress), lambda _: ByteTokenizer(), initial=initial)
@@ -100,6 +102,17 @@ def test_running_answers_are_finished(spawn, sent):
     lines = stream_through(process, url, sent)
     assert lines[-1] == "[DONE]" and json.loads(lines[-2])["choices"][0]["finish_reason"] == "length"
     assert process.wait(120) in (0, -sent)
+
+
+def test_the_log_says_what_an_interrupt_waits_for(spawn, tmp_path):
+    process, url = spawn(600)
+    stream_through(process, url, signal.SIGINT)
+    process.wait(120)
+    said = [line.split(" ", 2)[2].strip() for line in (tmp_path / "log").read_text().splitlines()]
+    assert said[-3:-2] + said[-1:] == [
+        "stopping: requests still run (1) and have 600 s; a second interrupt ends them now",
+        "stopped",
+    ]
 
 
 def test_a_server_that_outlives_its_terminal_goes_on(spawn):

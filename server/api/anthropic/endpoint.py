@@ -72,7 +72,7 @@ def router(context: Context) -> APIRouter:
             raise ApiError(CONTEXT_LENGTH_EXCEEDED, message, param=error.param) from error
         room = plan.job.submit.params.max_tokens
         job = job_like(plan.job, plan.job.submit.prompt_ids, min(room, body.max_tokens))
-        generation = Generation(loaded, job, context.metrics_of(model.spec.name), who.arrived_s)
+        generation = Generation(loaded, job, context.metrics_of(model.spec.name), who)
         plan = ChatPlan(plan.prompt, job, plan.rules)
         answer = MessageAnswer(plan, generation, body.model or model.spec.name, is_capped=room < body.max_tokens)
         headers = response_headers(loaded, ignored)

@@ -135,7 +135,7 @@ def router(context: Context) -> APIRouter:
         request: Request, plan: ChatPlan, body: OllamaChatBody | OllamaGenerateBody, ignored: list[str], model: Model, loaded: Loaded
     ) -> Response:
         headers = response_headers(loaded, ignored)
-        generation = Generation(loaded, plan.job, context.metrics_of(model.spec.name), caller(request).arrived_s)
+        generation = Generation(loaded, plan.job, context.metrics_of(model.spec.name), caller(request))
         made = OllamaAnswer(plan, generation, body.model, is_chat=isinstance(body, OllamaChatBody))
         return await respond(request, made, headers, stream=body.streams, settings=settings, framing=FRAMING)
 

@@ -68,7 +68,7 @@ def router(context: Context) -> APIRouter:
             plan = await plan_chat(chat, model, loaded, who, settings)
         except ApiError as error:
             raise _in_words_of_this_api(error) from error
-        generation = Generation(loaded, plan.job, context.metrics_of(model.spec.name), who.arrived_s)
+        generation = Generation(loaded, plan.job, context.metrics_of(model.spec.name), who)
 
         def keep(answer: ResponseAnswer, written: bytes) -> None:
             if body.store is not False:

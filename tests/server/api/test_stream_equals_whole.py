@@ -102,7 +102,7 @@ def chat(worker: NullWorker, fields: dict, *, stream: bool):
 
     async def run():
         plan = await plan_chat(body, model, made, Caller("id", ""), ServerSettings())
-        answer = ChatAnswer(body, plan, Generation(made, plan.job, SERIES, 0.0), model, made)
+        answer = ChatAnswer(body, plan, Generation(made, plan.job, SERIES, Caller("id")), model, made)
         result = await read(answer, ChatChunk if stream else ChatCompletion, stream=stream)
         assert made.admission.num_sequences == 0 and made.admission.num_queued_tokens == 0
         return result
@@ -116,7 +116,7 @@ def completion(worker: NullWorker, fields: dict, *, stream: bool):
 
     async def run():
         jobs = plan_completion(body, model, made, Caller("id", ""), ServerSettings())
-        generations = [Generation(made, job, SERIES, 0.0) for job in jobs]
+        generations = [Generation(made, job, SERIES, Caller("id")) for job in jobs]
         answer = CompletionAnswer(body, jobs, generations, model, made)
         return await read(answer, CompletionChunk if stream else Completion, stream=stream)
 
@@ -149,7 +149,7 @@ def respond(worker: NullWorker, fields: dict, *, stream: bool):
 
     async def run():
         plan = await plan_chat(chat, model, made, Caller("id", ""), ServerSettings())
-        answer = ResponseAnswer(body, plan, Generation(made, plan.job, SERIES, 0.0), model, made, keep=lambda *_: None)
+        answer = ResponseAnswer(body, plan, Generation(made, plan.job, SERIES, Caller("id")), model, made, keep=lambda *_: None)
         return await read(answer, ResponseEvent if stream else ResponseObject, stream=stream)
 
     return asyncio.run(run())
@@ -190,7 +190,7 @@ def message(worker: NullWorker, fields: dict, *, stream: bool):
         plan = await plan_chat(anthropic_input.chat_of(body, made.dialect), model, made, Caller("id", ""), ServerSettings())
         job = job_like(plan.job, plan.job.submit.prompt_ids, body.max_tokens)
         plan = ChatPlan(plan.prompt, job, plan.rules)
-        answer = MessageAnswer(plan, Generation(made, job, SERIES, 0.0), "null", is_capped=False)
+        answer = MessageAnswer(plan, Generation(made, job, SERIES, Caller("id")), "null", is_capped=False)
         return await read(answer, MessageEvent if stream else AnthropicAnswer, stream=stream)
 
     return asyncio.run(run())

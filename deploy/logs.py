@@ -1,0 +1,108 @@
+"""The log of a process, on standard error: lines of text for people, or a JSON object per line for programs.
+
+2026-11-23T09:30:01.250Z info    req-5f3a POST /v1/chat/completions 200 35 ms, model demo, 12 + 8 tokens, the first after 21 ms
+{"time": "2026-11-23T09:30:01.250Z", "level": "info", "request_id": "req-5f3a", "message": "...", "status": 200, ...}
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import queue
+import sys
+import threading
+import time
+from typing import TextIO
+
+from server.http.record import REQUEST_ID
+
+OURS = ("server", "deploy", "compiler", "runtime")
+MOST_LINES = 10_000  # that wait for a slow reader of the log
+FLUSH_S = 1.0  # the longest that an ending process waits for it
+
+
+def configure(level: str, form: str) -> None:
+    """Libraries tell warnings, whatever the level."""
+    writer = Writer()
+    writer.setFormatter(JsonLines() if form == "json" else TextLines())
+    root = logging.getLogger()
+    root.handlers[:] = [writer]
+    root.setLevel(max(logging.WARNING, level_number(level)))
+    for name in OURS:
+        logging.getLogger(name).setLevel(level_number(level))
+    logging.captureWarnings(True)
+
+
+def level_number(level: str) -> int:
+    return logging.getLevelNamesMapping()[level.upper()]
+
+
+class TextLines(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        request_id = REQUEST_ID.get()
+        line = f"{_time(record)} {record.levelname.lower():7} {f'{request_id} ' if request_id else ''}{record.getMessage()}"
+        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
+class JsonLines(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        fields: dict[str, object] = {"time": _time(record), "level": record.levelname.lower(), "logger": record.name}
+        if request_id := REQUEST_ID.get():
+            fields["request_id"] = request_id
+        fields["message"] = record.getMessage()
+        fields |= getattr(record, "fields", {})
+        if record.exc_info:
+            fields["exception"] = self.formatException(record.exc_info)
+        return json.dumps(fields, ensure_ascii=False, default=str)
+
+
+class Writer(logging.Handler):
+    """Writes on a thread of its own: whoever reads the log slowly, or not at all, holds up no request. Lines beyond MOST_LINES are counted
+    instead."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        super().__init__()
+        self._stream = stream
+        self._lines: queue.SimpleQueue[str | threading.Event] = queue.SimpleQueue()
+        self._num_lost = 0
+        threading.Thread(target=self._write_all, name="log", daemon=True).start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            line = self.format(record)  # here: arguments may change, and the request is this task's
+        except Exception:
+            self.handleError(record)
+            return
+        if self._lines.qsize() < MOST_LINES:
+            self._lines.put(line)
+        else:
+            self._num_lost += 1
+
+    def flush(self) -> None:
+        """Until all lines are written, or for FLUSH_S."""
+        written = threading.Event()
+        self._lines.put(written)
+        written.wait(FLUSH_S)
+
+    def _write_all(self) -> None:
+        while True:
+            line = self._lines.get()
+            if isinstance(line, threading.Event):
+                line.set()
+                continue
+            lost, self._num_lost = self._num_lost, 0
+            self._write(line)
+            if lost:
+                self._write(f"{lost} lines of the log are lost: it was read too slowly")
+
+    def _write(self, line: str) -> None:
+        stream = self._stream or sys.stderr  # looked up for each line: a bar of progress may stand in for it
+        try:
+            stream.write(f"{line}\n")
+            stream.flush()
+        except (OSError, ValueError):
+            pass  # the log is closed, and there is nowhere to say so
+
+
+def _time(record: logging.LogRecord) -> str:
+    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(record.created))}.{int(record.msecs):03}Z"

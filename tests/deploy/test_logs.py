@@ -1,0 +1,137 @@
+"""The log of a server: forms, a reader that does not read, and the lines of a model's life."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.request import Request, urlopen
+
+import pytest
+
+from deploy.logs import MOST_LINES, JsonLines, TextLines, Writer
+from server.http.record import REQUEST_ID
+
+TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
+
+
+def record(message: str, *args: object, **extra: object) -> logging.LogRecord:
+    made = logging.LogRecord("server.x", logging.INFO, "x.py", 1, message, args, None)
+    made.__dict__.update(extra)
+    return made
+
+
+@pytest.fixture
+def of_a_request() -> Iterator[None]:
+    token = REQUEST_ID.set("req-1")
+    yield
+    REQUEST_ID.reset(token)
+
+
+def test_a_line_of_text_has_time_level_and_request(of_a_request: None) -> None:
+    assert re.fullmatch(rf"{TIME} info    req-1 loading demo", TextLines().format(record("loading %s", "demo")))
+
+
+def test_without_a_request_there_is_no_id() -> None:
+    assert re.fullmatch(rf"{TIME} info    stopped", TextLines().format(record("stopped")))
+    assert "request_id" not in json.loads(JsonLines().format(record("stopped")))
+
+
+def test_a_line_of_json_is_one_object_with_the_fields_of_the_record(of_a_request: None) -> None:
+    line = JsonLines().format(record("two\nlines", fields={"status": 200}))
+    assert "\n" not in line
+    found = json.loads(line)
+    assert re.fullmatch(TIME, found.pop("time"))
+    assert found == {"level": "info", "logger": "server.x", "request_id": "req-1", "message": "two\nlines", "status": 200}
+
+
+def test_an_exception_is_told_within_its_object() -> None:
+    try:
+        raise ValueError("the cause")
+    except ValueError:
+        made = record("failed")
+        made.exc_info = sys.exc_info()
+    assert "ValueError: the cause" in json.loads(JsonLines().format(made))["exception"]
+    assert "ValueError: the cause" in TextLines().format(made)
+
+
+class Blocked(io.StringIO):
+    """A reader that reads nothing until told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads = threading.Event()
+
+    def write(self, text: str) -> int:
+        self.reads.wait()
+        return super().write(text)
+
+
+def test_a_log_that_nobody_reads_blocks_nobody_and_counts_what_it_loses() -> None:
+    stream = Blocked()
+    writer = Writer(stream)
+    writer.setFormatter(logging.Formatter("%(message)s"))
+    for number in range(MOST_LINES + 100):
+        writer.emit(record(str(number)))  # returns, though nothing is read
+    stream.reads.set()
+    writer.flush()
+    lines = stream.getvalue().splitlines()
+    assert lines[0] == "0" and len(lines) <= MOST_LINES + 2
+    (lost,) = [line for line in lines if "lost" in line]
+    assert int(lost.split()[0]) in (99, 100)
+
+
+def test_a_closed_log_ends_nothing(tmp_path: Path) -> None:
+    stream = (tmp_path / "log").open("w")
+    stream.close()
+    writer = Writer(stream)
+    writer.setFormatter(logging.Formatter("%(message)s"))
+    for _ in range(3):
+        writer.emit(record("x"))
+    writer.flush()
+
+
+@pytest.mark.xdist_group("demo server")
+def test_a_model_s_life_has_lines_in_json(demo_server: Any) -> None:
+    """Load, ready, a request, a worker that is killed, unload and stop: every line an object."""
+    command = ["relaxserve", "serve", "--port", "0", "--log-format", "json"]
+    with subprocess.Popen(command, env=demo_server.environment, stderr=subprocess.PIPE, text=True) as server:
+        assert server.stderr is not None
+        lines: list[dict[str, Any]] = []
+
+        def read_until(part: str) -> dict[str, Any]:
+            while part not in lines[-1]["message"] if lines else True:
+                line = server.stderr.readline()  # type: ignore[union-attr]
+                assert line, f"the server ended: {lines}"
+                lines.append(json.loads(line))
+            return lines[-1]
+
+        try:
+            url = read_until("relaxserve at")["url"]
+            assert any("loading demo" in line["message"] for line in lines)
+            assert any(re.match(r"demo is ready after .* context \d+", line["message"]) for line in lines)
+            body = json.dumps({"messages": [{"role": "user", "content": "What is the capital of France?"}]}).encode()
+            headers = {"content-type": "application/json", "x-request-id": "my-own-id"}
+            urlopen(Request(f"{url}/v1/chat/completions", body, headers)).close()
+            answered = read_until("POST /v1/chat/completions")
+            assert answered["request_id"] == "my-own-id" and answered["model"] == "demo" and answered["status"] == 200
+            assert answered["prompt_tokens"] > 5 and answered["completion_tokens"] > 2 and answered["ms"] > 0
+            (worker,) = map(int, Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split())
+            os.kill(worker, signal.SIGKILL)
+            assert read_until("died")["level"] == "warning"
+            read_until("a new worker was ready")
+            urlopen(Request(f"{url}/admin/models/demo", method="DELETE")).close()
+            read_until("demo is unloaded and gave back")
+        finally:
+            server.terminate()
+            _, rest = server.communicate(timeout=60)
+        assert [json.loads(line)["message"] for line in rest.splitlines()][-2:] == ["stopping", "stopped"]
