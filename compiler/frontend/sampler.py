@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from compiler.ir.builder import Builder
 from compiler.ir.dims import DimLike, DimVar
 from compiler.ir.dtypes import DType
-from compiler.ir.graph import Var
+from compiler.ir.graph.builder import Builder
+from compiler.ir.graph.values import Var
 from compiler.ir.module import IRModule
 from compiler.ir.op import OpDef
 from compiler.ir.types import tensor

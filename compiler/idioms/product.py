@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 from compiler.idioms.nest import PerfectNest, perfect_nest
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
-from compiler.ir.loops import (
+from compiler.ir.loops.scalars import (
     Apply,
     Buffer,
     Cast,
@@ -28,7 +28,7 @@ from compiler.ir.loops import (
     Stmt,
     dtype_of,
 )
-from compiler.ir.visit_loops import free_dims, map_scalars, walk_scalar
+from compiler.ir.loops.visit import free_dims, map_scalars, walk_scalar
 
 AnyFold = Reduce | Contraction | GroupedContraction
 

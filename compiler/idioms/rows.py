@@ -10,8 +10,8 @@ from compiler.idioms.product import outermost_folds, without_products
 from compiler.idioms.same import same_scalar
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
-from compiler.ir.loops import Apply, Buffer, Fn, Load, Reduce, ReduceFn, Scalar, Scope, Stmt, Store
-from compiler.ir.visit_loops import loads, map_scalar, replace_loads, rewrite_dims, statements, walk_scalar
+from compiler.ir.loops.scalars import Apply, Buffer, Fn, Load, Reduce, ReduceFn, Scalar, Scope, Stmt, Store
+from compiler.ir.loops.visit import loads, map_scalar, replace_loads, rewrite_dims, statements, walk_scalar
 
 PARTS = 4  # independent chains, so that a fold waits for memory and not for its own additions
 LONGEST_LINE = 1 << 14  # elements in a thread's own memory

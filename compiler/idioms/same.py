@@ -6,7 +6,7 @@ from typing import Any
 
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.fields import Holds, all_names, items, parts
-from compiler.ir.loops import Const, Scalar, ScalarParam
+from compiler.ir.loops.scalars import Const, Scalar, ScalarParam
 
 
 def same_scalar(a: Scalar, b: Scalar) -> bool:

@@ -18,7 +18,7 @@ from compiler.interpret.loops import InterpretError, run_prim, uninitialised
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import CompileError
-from compiler.ir.graph import (
+from compiler.ir.graph.values import (
     Alloc,
     Atom,
     Body,
@@ -39,7 +39,7 @@ from compiler.ir.graph import (
     Value,
     Var,
 )
-from compiler.ir.loops import Buffer
+from compiler.ir.loops.scalars import Buffer
 from compiler.ir.module import IRModule
 from compiler.ir.types import FuncType, ObjectType, ScalarType, ShapeType, TensorType, TupleType, Type
 from compiler.ops.tables import INTERPRET

@@ -21,7 +21,7 @@ from compiler.interpret.scalars import MEANING, fold
 from compiler.ir.dims import Atom, Dim, DimVar, FloorDiv, Max, Min, Mod
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import CompileError
-from compiler.ir.loops import (
+from compiler.ir.loops.scalars import (
     Allocate,
     Apply,
     Attention,
@@ -49,7 +49,7 @@ from compiler.ir.loops import (
     dtype_of,
     identity,
 )
-from compiler.ir.visit_loops import loads
+from compiler.ir.loops.visit import loads
 from compiler.ops.attention.plain import plain_attention
 from compiler.ops.elementwise import numpy_cast
 

@@ -17,15 +17,15 @@ from typing import Any
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.fields import Holds, items
-from compiler.ir.graph import Binding, Block, BlockKind, Body, Call, Constant, Copy, Function, Launch, MatchCast, ScalarValue, Var
-from compiler.ir.loops import Buffer, Const, PrimFunc, Scalar, ScalarParam, Seq
+from compiler.ir.graph.values import Binding, Block, BlockKind, Body, Call, Constant, Copy, Function, Launch, MatchCast, ScalarValue, Var
+from compiler.ir.loops.scalars import Buffer, Const, PrimFunc, Scalar, ScalarParam, Seq
+from compiler.ir.loops.visit import statements
 from compiler.ir.module import IRModule
 from compiler.ir.op import OpDef
 from compiler.ir.prove import prove_eq
 from compiler.ir.text.printer import canonical_text, print_node
 from compiler.ir.text.printer_types import canonical_number
 from compiler.ir.types import FuncType, dims_of
-from compiler.ir.visit_loops import statements
 
 Node = IRModule | Function | PrimFunc
 

@@ -1,7 +1,7 @@
 """What the fields of IR nodes hold.
 
 A node says of each field whether it holds values, statements, dimensions, buffers or what the node defines; a field that says nothing holds
-plain data. Walking, rewriting and comparing follow from that (visit.py, visit_loops.py, equal.py), so a new node is declared once.
+plain data. Walking, rewriting and comparing follow from that (graph/visit.py, loops/visit.py, equal.py), so a new node is declared once.
 
 A *scoped* field sees what its node defines (the body of a loop sees the loop's variable); the other fields stand outside.
 """

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Final
 
 from compiler.ir.dtypes import DType
-from compiler.ir.loops import Format
+from compiler.ir.loops.scalars import Format
 from compiler.machine.formats import PAIRS, PANEL4, PANEL8, PANEL8_WORDS, WIDENED4
 from compiler.machine.target import Target
 from compiler.machine.tiles.amx import AmxBf16, AmxI8ByI8, AmxI8ByU8

@@ -12,10 +12,10 @@ from collections.abc import Iterator, Sequence
 from compiler.ir.dims import Dim, Max, dim_max, dim_min
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
-from compiler.ir.loops import Buffer, Const, Load, Scalar, ScalarParam
+from compiler.ir.loops.scalars import Buffer, Const, Load, Scalar, ScalarParam
+from compiler.ir.loops.write import cast, const
 from compiler.ir.prove import prove_eq, prove_ne
 from compiler.ir.types import ObjectType, ScalarType, TensorType, Type
-from compiler.ir.write import cast, const
 from compiler.ops.tables import Fit, Operands, Place, UnknownShape
 
 ZERO, ONE = Dim.of(0), Dim.of(1)

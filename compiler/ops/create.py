@@ -10,11 +10,11 @@ import numpy as np
 from compiler.ir.dims import Dim, ceil_div, dim_max
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
-from compiler.ir.loops import Scalar
+from compiler.ir.loops.scalars import Scalar
+from compiler.ir.loops.write import Kernel, cast, guard, index, less_equal, select
 from compiler.ir.op import REQUIRED
 from compiler.ir.prove import prove_lt
 from compiler.ir.types import ObjectType, ScalarType, ShapeType, TensorType, Type
-from compiler.ir.write import Kernel, cast, guard, index, less_equal, select
 from compiler.ops.broadcast import element, output
 from compiler.ops.manipulate import wanted_shape
 from compiler.ops.operands import dim_attr, dims_attr, dtype_attr, float_attr, int_attr, shape_operand, tensor_operand

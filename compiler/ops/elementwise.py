@@ -12,10 +12,8 @@ import numpy as np
 
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
-from compiler.ir.loops import Buffer, Const, Scalar
-from compiler.ir.op import REQUIRED, Deduce, OpDef
-from compiler.ir.types import ObjectType, ScalarType, TensorType, Type
-from compiler.ir.write import (
+from compiler.ir.loops.scalars import Buffer, Const, Scalar
+from compiler.ir.loops.write import (
     Kernel,
     cast,
     const,
@@ -36,6 +34,8 @@ from compiler.ir.write import (
     sqrt,
     tanh,
 )
+from compiler.ir.op import REQUIRED, Deduce, OpDef
+from compiler.ir.types import ObjectType, ScalarType, TensorType, Type
 from compiler.ops.broadcast import broadcast_fits, broadcast_tensors, element, output
 from compiler.ops.operands import dtype_attr, same_dtype, tensor_operand
 from compiler.ops.tables import Nest, Operands, define

@@ -13,10 +13,10 @@ import numpy as np
 from compiler.ir.dims import Dim, dim_min
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
-from compiler.ir.loops import Buffer, Scalar
+from compiler.ir.loops.scalars import Buffer, Scalar
+from compiler.ir.loops.write import Kernel, cast, cos, guard, sin
 from compiler.ir.prove import prove_le, prove_lt
 from compiler.ir.types import TensorType, TupleType, Type
-from compiler.ir.write import Kernel, cast, cos, guard, sin
 from compiler.ops.broadcast import output
 from compiler.ops.index import clamped_index, something_to_read
 from compiler.ops.operands import agree, bool_attr, float_attr, tensor_operand, unproved, wants_float, wants_int

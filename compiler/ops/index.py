@@ -14,11 +14,11 @@ import numpy as np
 from compiler.ir.dims import Dim, dim_max, dim_min
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
-from compiler.ir.loops import Scalar
+from compiler.ir.loops.scalars import Scalar
+from compiler.ir.loops.write import Array, Kernel, cast, maximum, minimum
 from compiler.ir.op import REQUIRED
 from compiler.ir.prove import prove_eq
 from compiler.ir.types import TensorType, Type
-from compiler.ir.write import Array, Kernel, cast, maximum, minimum
 from compiler.ops.broadcast import output
 from compiler.ops.operands import agree, axis_attr, num_elements, same_dtype, tensor_operand, unproved, wants_int
 from compiler.ops.tables import Nest, Operands, define

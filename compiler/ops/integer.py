@@ -19,11 +19,11 @@ import numpy as np
 from compiler.ir.dims import Dim, ceil_div
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
-from compiler.ir.loops import Contraction, Scalar
+from compiler.ir.loops.scalars import Contraction, Scalar
+from compiler.ir.loops.write import Kernel, cast, contract, contract_groups, guard
 from compiler.ir.op import REQUIRED
 from compiler.ir.prove import prove_divisible
 from compiler.ir.types import TensorType, Type
-from compiler.ir.write import Kernel, cast, contract, contract_groups, guard
 from compiler.machine.formats import FOUR, PANELS, Panels
 from compiler.ops.broadcast import output
 from compiler.ops.operands import agree, dtype_attr, int_attr, tensor_operand, unproved, wants_float

@@ -10,9 +10,9 @@ import numpy as np
 from compiler.ir.dims import Dim, DimLike, ceil_div
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
-from compiler.ir.loops import Scalar
+from compiler.ir.loops.scalars import Scalar
+from compiler.ir.loops.write import Array, Kernel, bits_of, cast, const, largest, minimum, of_bits, select, total
 from compiler.ir.types import TensorType, TupleType, Type
-from compiler.ir.write import Array, Kernel, bits_of, cast, const, largest, minimum, of_bits, select, total
 from compiler.ops.broadcast import sized_buffer
 from compiler.ops.operands import dtype_attr, tensor_operand, wants_float
 from compiler.ops.quantize import bits_attr, group_of, num_groups

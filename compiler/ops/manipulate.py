@@ -12,11 +12,11 @@ import numpy as np
 
 from compiler.ir.dims import Dim, ceil_div, dim_max, dim_min
 from compiler.ir.errors import AnnotationError
-from compiler.ir.loops import Scalar, dtype_of
+from compiler.ir.loops.scalars import Scalar, dtype_of
+from compiler.ir.loops.write import Kernel, const, guard
 from compiler.ir.op import REQUIRED
 from compiler.ir.prove import prove_eq, prove_lt, prove_ne
 from compiler.ir.types import ShapeType, TensorType, TupleType, Type
-from compiler.ir.write import Kernel, const, guard
 from compiler.ops.broadcast import ONE, broadcast_fits, element, output, sized_buffer
 from compiler.ops.operands import (
     agree,

@@ -12,9 +12,9 @@ import numpy as np
 from compiler.ir.dims import Dim
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
-from compiler.ir.loops import Scalar
+from compiler.ir.loops.scalars import Scalar
+from compiler.ir.loops.write import Kernel, cast, contract
 from compiler.ir.types import TensorType, Type
-from compiler.ir.write import Kernel, cast, contract
 from compiler.ops.broadcast import Shape, broadcast_shapes, element, fits, output
 from compiler.ops.operands import agree, bool_attr, dtype_attr, tensor_operand, unproved, wants_float
 from compiler.ops.tables import Nest, Operands, define

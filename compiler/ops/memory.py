@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable
 from functools import reduce
 from typing import NamedTuple, TypeAlias
 
-from compiler.ir.graph import Atom, Body, Call, CallFunc, Copy, If, MakeTuple, MatchCast, TupleGet, Value, Var
+from compiler.ir.graph.values import Atom, Body, Call, CallFunc, Copy, If, MakeTuple, MatchCast, TupleGet, Value, Var
+from compiler.ir.graph.visit import operands
 from compiler.ir.types import TupleType, Type
-from compiler.ir.visit import operands
 from compiler.ops.tables import VIEWS
 
 

@@ -10,10 +10,10 @@ import numpy as np
 from compiler.ir.dims import Dim
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
-from compiler.ir.loops import Scalar
+from compiler.ir.loops.scalars import Scalar
+from compiler.ir.loops.write import Array, Kernel, cast, exp, index, largest, log, rsqrt, total
 from compiler.ir.op import REQUIRED
 from compiler.ir.types import Type
-from compiler.ir.write import Array, Kernel, cast, exp, index, largest, log, rsqrt, total
 from compiler.ops.broadcast import output
 from compiler.ops.operands import agree, float_attr, tensor_operand, unproved, wants_float
 from compiler.ops.tables import Nest, Operands, define

@@ -17,10 +17,10 @@ import numpy as np
 from compiler.ir.dims import Dim
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
-from compiler.ir.loops import Buffer, Load, ReduceFn, Scalar
+from compiler.ir.loops.scalars import Buffer, Load, ReduceFn, Scalar
+from compiler.ir.loops.write import Kernel, cast, const, equal, fold, index, largest, maximum, minimum, round_half_even, select
 from compiler.ir.prove import prove_divisible
 from compiler.ir.types import TensorType, TupleType, Type
-from compiler.ir.write import Kernel, cast, const, equal, fold, index, largest, maximum, minimum, round_half_even, select
 from compiler.ops.broadcast import output, sized_buffer
 from compiler.ops.operands import agree, bool_attr, dtype_attr, int_attr, tensor_operand, unproved, wants_float
 from compiler.ops.tables import Nest, Operands, define

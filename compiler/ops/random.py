@@ -14,9 +14,9 @@ import numpy as np
 from compiler.ir.dims import Dim
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
-from compiler.ir.loops import Scalar
+from compiler.ir.loops.scalars import Scalar
+from compiler.ir.loops.write import Kernel, cast, const, index
 from compiler.ir.types import ObjectType, ScalarType, TensorType, Type
-from compiler.ir.write import Kernel, cast, const, index
 from compiler.ops.broadcast import element, output
 from compiler.ops.manipulate import wanted_shape
 from compiler.ops.philox import MULTIPLIERS, NUM_ROUNDS, WEYL, philox4x32

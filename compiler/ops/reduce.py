@@ -14,11 +14,11 @@ import numpy as np
 from compiler.ir.dims import Dim
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
-from compiler.ir.loops import Load, ReduceFn, Scalar
+from compiler.ir.loops.scalars import Load, ReduceFn, Scalar
+from compiler.ir.loops.write import Kernel, cast, fold, guard, index
 from compiler.ir.op import REQUIRED, OpDef
 from compiler.ir.prove import prove_lt
 from compiler.ir.types import TensorType, TupleType, Type
-from compiler.ir.write import Kernel, cast, fold, guard, index
 from compiler.ops.broadcast import ONE, output
 from compiler.ops.operands import axes_attr, axis_attr, bool_attr, dim_attr, num_elements, tensor_operand, wants_float
 from compiler.ops.tables import Library, Nest, Operands, define

@@ -22,10 +22,10 @@ import numpy as np
 from compiler.ir.dims import Dim, ceil_div
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
-from compiler.ir.loops import Contraction, Scalar
+from compiler.ir.loops.scalars import Contraction, Scalar
+from compiler.ir.loops.write import Kernel, cast, const, contract, contract_groups, guard, largest, round_half_even, select
 from compiler.ir.op import REQUIRED
 from compiler.ir.types import TensorType, TupleType, Type
-from compiler.ir.write import Kernel, cast, const, contract, contract_groups, guard, largest, round_half_even, select
 from compiler.machine.formats import EIGHTHS, FOUR, PANEL4, WIDENED4
 from compiler.ops.broadcast import output, sized_buffer
 from compiler.ops.integer import same_shape

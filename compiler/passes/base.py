@@ -16,7 +16,7 @@ from typing import Protocol
 from compiler.ir.errors import CompileError
 from compiler.ir.module import IRModule
 from compiler.ir.text.printer import print_module
-from compiler.ir.verify import VerifyError, verify
+from compiler.ir.verify.module import VerifyError, verify
 
 
 class Pass(Protocol):

@@ -6,7 +6,7 @@ a block of its own kind. The order of bindings stays, but for checks of nothing 
 
 from __future__ import annotations
 
-from compiler.ir.graph import (
+from compiler.ir.graph.values import (
     Alloc,
     Binding,
     Block,

@@ -23,10 +23,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from compiler.ir.deduce import deduce, type_of
 from compiler.ir.dims import Dim, DimVar, dim_max, dim_min
 from compiler.ir.dtypes import DType
-from compiler.ir.graph import (
+from compiler.ir.graph.deduce import deduce, type_of
+from compiler.ir.graph.values import (
     Alloc,
     Atom,
     Binding,
@@ -44,12 +44,12 @@ from compiler.ir.graph import (
     Value,
     Var,
 )
-from compiler.ir.loops import Buffer, PrimFunc, ScalarParam
+from compiler.ir.graph.visit import map_bindings, operands
+from compiler.ir.loops.scalars import Buffer, PrimFunc, ScalarParam
 from compiler.ir.module import IRModule
 from compiler.ir.prove import prove_eq, prove_le
 from compiler.ir.subsume import Level, subsumes
 from compiler.ir.types import FuncType, ObjectType, ScalarType, TensorType, TupleType, Type, dims_of
-from compiler.ir.visit import map_bindings, operands
 
 Emit = Callable[[MatchCast], Var]
 

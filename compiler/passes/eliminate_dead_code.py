@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from compiler.ir.graph import (
+from compiler.ir.graph.values import (
     Block,
     Body,
     Call,
@@ -23,8 +23,8 @@ from compiler.ir.graph import (
     Value,
     Var,
 )
+from compiler.ir.graph.visit import operands
 from compiler.ir.module import IRModule
-from compiler.ir.visit import operands
 
 
 def eliminate_dead_code(module: IRModule) -> IRModule:

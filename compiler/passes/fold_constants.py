@@ -11,12 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from compiler.interpret.graph import Interpreter
-from compiler.ir.builder import Builder
 from compiler.ir.dims import Dim
-from compiler.ir.graph import Binding, Block, Body, Call, CallTir, Constant, Function, ScalarValue, ShapeValue, Value, Var
+from compiler.ir.graph.builder import Builder
+from compiler.ir.graph.values import Binding, Block, Body, Call, CallTir, Constant, Function, ScalarValue, ShapeValue, Value, Var
+from compiler.ir.graph.visit import attr_dims
 from compiler.ir.module import IRModule
 from compiler.ir.types import TensorType, vars_of
-from compiler.ir.visit import attr_dims
 from compiler.passes.eliminate_dead_code import has_effect
 from compiler.passes.rewrite import rewrite_module
 

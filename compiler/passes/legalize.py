@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-from compiler.ir.builder import Builder
-from compiler.ir.deduce import type_of
 from compiler.ir.dims import Dim
 from compiler.ir.dtypes import DType
-from compiler.ir.graph import Atom, Binding, Call, CallLibrary, CallTir, MakeTuple, ScalarValue, Value, Var
-from compiler.ir.loops import Buffer, Const, ScalarParam
+from compiler.ir.graph.builder import Builder
+from compiler.ir.graph.deduce import type_of
+from compiler.ir.graph.values import Atom, Binding, Call, CallLibrary, CallTir, MakeTuple, ScalarValue, Value, Var
+from compiler.ir.loops.scalars import Buffer, Const, ScalarParam
 from compiler.ir.module import IRModule
 from compiler.ir.types import ScalarType, TensorType, TupleType, Type
 from compiler.ops.tables import LEGALIZE, Library, Nest, Operands, Place, UnknownShape, View

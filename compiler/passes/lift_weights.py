@@ -13,7 +13,7 @@ from collections.abc import Container, Sequence
 from itertools import chain, count
 from math import prod
 
-from compiler.ir.graph import (
+from compiler.ir.graph.values import (
     Atom,
     Binding,
     Block,
@@ -28,9 +28,9 @@ from compiler.ir.graph import (
     TupleGet,
     Var,
 )
+from compiler.ir.graph.visit import Uses, free_vars, fresh_function, map_atoms, operands, used_vars
 from compiler.ir.module import IRModule
 from compiler.ir.types import TensorType, TupleType, Type, binders_of, vars_of
-from compiler.ir.visit import Uses, free_vars, fresh_function, map_atoms, operands, used_vars
 from compiler.passes.eliminate_dead_code import has_effect
 from compiler.passes.memory.protect_operands import destroyed, taken_in
 from compiler.passes.rewrite import count_uses

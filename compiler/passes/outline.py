@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from compiler.ir.builder import Builder
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.equal import structural_hash
-from compiler.ir.graph import Atom, CallTir, ScalarValue
-from compiler.ir.loops import Buffer, PrimFunc, ScalarParam, Stmt
+from compiler.ir.graph.builder import Builder
+from compiler.ir.graph.values import Atom, CallTir, ScalarValue
+from compiler.ir.loops.scalars import Buffer, PrimFunc, ScalarParam, Stmt
+from compiler.ir.loops.visit import free_dims, fresh_prim
 from compiler.ir.module import IRModule
 from compiler.ir.types import TensorType, Type
-from compiler.ir.visit_loops import free_dims, fresh_prim
 
 
 @dataclass(slots=True)

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from compiler.ir.builder import Builder
 from compiler.ir.dims import Dim
-from compiler.ir.graph import Atom, Binding, BlockKind, Body, Copy, Function, If, Value, Var
+from compiler.ir.graph.builder import Builder
+from compiler.ir.graph.values import Atom, Binding, BlockKind, Body, Copy, Function, If, Value, Var
+from compiler.ir.graph.visit import map_operands, operands
 from compiler.ir.module import IRModule
-from compiler.ir.visit import map_operands, operands
 
 Replace = Callable[[Builder, Binding, Value], Value | None]  # None: keep the value as it is
 

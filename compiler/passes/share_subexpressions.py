@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from compiler.ir.graph import (
+from compiler.ir.graph.values import (
     Atom,
     Binding,
     Block,
@@ -27,8 +27,8 @@ from compiler.ir.graph import (
     Value,
     Var,
 )
+from compiler.ir.graph.visit import map_operands, operands
 from compiler.ir.module import IRModule
-from compiler.ir.visit import map_operands, operands
 
 
 def share_subexpressions(module: IRModule) -> IRModule:

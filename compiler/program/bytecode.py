@@ -14,10 +14,10 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from compiler.ir.deduce import type_of
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.errors import CompileError
-from compiler.ir.graph import (
+from compiler.ir.graph.deduce import type_of
+from compiler.ir.graph.values import (
     Alloc,
     Atom,
     Binding,
@@ -41,7 +41,7 @@ from compiler.ir.graph import (
     TupleGet,
     Var,
 )
-from compiler.ir.loops import Buffer, PrimFunc, ScalarParam
+from compiler.ir.loops.scalars import Buffer, PrimFunc, ScalarParam
 from compiler.ir.module import IRModule
 from compiler.ir.subsume import unify
 from compiler.ir.types import ScalarType, TensorType, TupleType, vars_of

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from compiler.ir.graph import Atom, Body, Call, Copy, If, Launch, MakeTuple, TupleGet, Value, Var
+from compiler.ir.graph.values import Atom, Body, Call, Copy, If, Launch, MakeTuple, TupleGet, Value, Var
+from compiler.ir.graph.visit import operands
 from compiler.ir.module import IRModule
-from compiler.ir.visit import operands
 from compiler.ops.memory import written
 from compiler.ops.tables import VIEWS
 

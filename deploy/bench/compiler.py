@@ -16,14 +16,14 @@ from compiler.driver import Options, compile_module
 from compiler.frontend.config import Activation, ModelConfig
 from compiler.frontend.decoder import StepBounds, build_step
 from compiler.frontend.rope import Rope
-from compiler.ir.builder import Builder
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
-from compiler.ir.graph import Alloc, Var
+from compiler.ir.graph.builder import Builder
+from compiler.ir.graph.values import Alloc, Var
+from compiler.ir.graph.visit import operands
 from compiler.ir.module import IRModule
 from compiler.ir.text.parser import parse
 from compiler.ir.types import TensorType, tensor
-from compiler.ir.visit import operands
 from compiler.ops.matmul import MATMUL
 from compiler.signature import key_of
 from deploy.bench.measure import Figure, best_s, by_turns, report

@@ -23,12 +23,12 @@ from rich.table import Table
 from compiler.backends.cpu.pipeline import pipeline
 from compiler.frontend.decoder import ENTRY
 from compiler.idioms.product import AnyFold, outermost_folds
-from compiler.ir.deduce import type_of
 from compiler.ir.dims import Dim, DimVar
-from compiler.ir.graph import CallTir, ScalarValue
-from compiler.ir.loops import Apply, Attention, Buffer, Fn, For, GroupedContraction, Let, PrimFunc, Reduce, ReduceFn, Scalar, Stmt
+from compiler.ir.graph.deduce import type_of
+from compiler.ir.graph.values import CallTir, ScalarValue
+from compiler.ir.loops.scalars import Apply, Attention, Buffer, Fn, For, GroupedContraction, Let, PrimFunc, Reduce, ReduceFn, Scalar, Stmt
+from compiler.ir.loops.visit import loads, map_scalar, scalars_of, subscalars, substatements, walk_stmts
 from compiler.ir.types import TensorType, Type
-from compiler.ir.visit_loops import loads, map_scalar, scalars_of, subscalars, substatements, walk_stmts
 from compiler.machine.target import get
 from deploy.bench.limits import Gauge
 from deploy.bench.model import Model, model_of, model_options

@@ -14,7 +14,20 @@ from typing import Any
 
 from compiler.ir.dims import Atom as DimAtom
 from compiler.ir.dims import Dim, DimVar, FloorDiv, Max, Min, Mod
-from compiler.ir.graph import Atom, Call, CallLibrary, CallTir, Copy, Function, MakeTuple, MatchCast, ScalarValue, TupleGet, Value, Var
+from compiler.ir.graph.values import (
+    Atom,
+    Call,
+    CallLibrary,
+    CallTir,
+    Copy,
+    Function,
+    MakeTuple,
+    MatchCast,
+    ScalarValue,
+    TupleGet,
+    Value,
+    Var,
+)
 from compiler.ir.types import TensorType, Type, binders_of
 from compiler.ops.tables import VIEWS
 from deploy.bench.peer import installed

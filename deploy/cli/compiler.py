@@ -85,7 +85,7 @@ def run(
 def _read(program: Path) -> IRModule:
     import compiler.ops  # noqa: F401  # pyright: ignore[reportUnusedImport]  # fills the tables of operators
     from compiler.ir.text.parser import parse
-    from compiler.ir.verify import verify
+    from compiler.ir.verify.module import verify
 
     try:
         text = program.read_text()

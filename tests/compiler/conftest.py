@@ -17,7 +17,7 @@ from compiler.ir.module import IRModule
 from compiler.ir.text.parser import parse
 from compiler.ir.text.printer import print_module
 from compiler.ir.types import ObjectType
-from compiler.ir.verify import verify
+from compiler.ir.verify.module import verify
 from compiler.passes.base import Pass, Verify
 from runtime.executable import Executable
 from runtime.session import Session

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 
-from compiler.ir.builder import Builder
 from compiler.ir.dims import Dim, DimVar
-from compiler.ir.graph import (
+from compiler.ir.graph.builder import Builder
+from compiler.ir.graph.values import (
     Atom,
     Binding,
     Body,
@@ -24,13 +24,13 @@ from compiler.ir.graph import (
     Value,
     Var,
 )
-from compiler.ir.loops import Buffer, PrimFunc
+from compiler.ir.graph.visit import fresh_function, map_operands
+from compiler.ir.loops.scalars import Buffer, PrimFunc
+from compiler.ir.loops.write import Kernel
 from compiler.ir.module import IRModule
 from compiler.ir.op import OPS
 from compiler.ir.prove import prove_eq, prove_ne
 from compiler.ir.types import FuncType, ShapeType, TensorType, TupleType, Type, binders_of
-from compiler.ir.visit import fresh_function, map_operands
-from compiler.ir.write import Kernel
 from tests.compiler.random_programs import Program, Unfit
 
 Lie = Callable[[Builder, Value, Var, TensorType, "tuple[DimVar, ...]"], Var]

@@ -10,7 +10,7 @@ from typing import Any
 from compiler.interpret.graph import Interpreter
 from compiler.ir.module import IRModule
 from compiler.ir.text.printer import print_module
-from compiler.ir.verify import verify
+from compiler.ir.verify.module import verify
 from runtime.executable import PREPARATION
 
 

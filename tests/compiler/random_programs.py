@@ -23,12 +23,12 @@ import numpy as np
 
 import compiler.ops
 from compiler.interpret.graph import Interpreter, MismatchError, match_value
-from compiler.ir.builder import Builder
-from compiler.ir.deduce import deduce, type_of
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
-from compiler.ir.graph import (
+from compiler.ir.graph.builder import Builder
+from compiler.ir.graph.deduce import deduce, type_of
+from compiler.ir.graph.values import (
     Atom,
     Binding,
     Block,

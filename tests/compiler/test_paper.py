@@ -14,7 +14,7 @@ from compiler.ir.module import IRModule
 from compiler.ir.text.parser import parse
 from compiler.ir.text.printer import print_module
 from compiler.ir.types import vars_of
-from compiler.ir.verify import verify
+from compiler.ir.verify.module import verify
 from compiler.machine.target import get
 from deploy.run_program import run_program
 

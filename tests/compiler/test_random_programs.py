@@ -24,7 +24,7 @@ from compiler.ir.module import IRModule
 from compiler.ir.op import OPS
 from compiler.ir.text.parser import parse
 from compiler.ir.text.printer import print_module
-from compiler.ir.verify import verify
+from compiler.ir.verify.module import verify
 from compiler.machine.target import NAMED, Target, host
 from compiler.ops.tables import INTERPRET
 from runtime.errors import RuntimeFault

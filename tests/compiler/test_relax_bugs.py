@@ -12,11 +12,11 @@ from compiler.backends.cpu.pipeline import pipeline
 from compiler.driver import compile_module
 from compiler.ir.dims import Dim
 from compiler.ir.errors import CompileError
-from compiler.ir.graph import Alloc, Body, CallTir, If, MatchCast
+from compiler.ir.graph.values import Alloc, Body, CallTir, If, MatchCast
 from compiler.ir.module import IRModule
 from compiler.ir.text.parser import parse
 from compiler.ir.types import TensorType
-from compiler.ir.verify import verify
+from compiler.ir.verify.module import verify
 from compiler.machine.target import host
 from compiler.passes.fusion.fuse import fuse
 from compiler.passes.legalize import legalize

@@ -10,7 +10,7 @@ import pytest
 from compiler.driver import compile_module
 from compiler.interpret.graph import Interpreter, MismatchError
 from compiler.ir.text.parser import parse
-from compiler.ir.verify import verify
+from compiler.ir.verify.module import verify
 from runtime.errors import ArgumentMismatch, BoundExceeded, OutOfMemory, RuntimeFault
 from runtime.memory import MemoryAccount
 from runtime.session import Session

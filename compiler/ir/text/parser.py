@@ -63,10 +63,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from compiler.ir.deduce import deduce
 from compiler.ir.dims import DimVar
 from compiler.ir.errors import AnnotationError
-from compiler.ir.graph import (
+from compiler.ir.graph.deduce import deduce
+from compiler.ir.graph.values import (
     Binding,
     Block,
     BlockKind,
@@ -76,7 +76,7 @@ from compiler.ir.graph import (
     Value,
     Var,
 )
-from compiler.ir.loops import PrimFunc
+from compiler.ir.loops.scalars import PrimFunc
 from compiler.ir.module import IRModule
 from compiler.ir.text.lexer import Kind, Token
 from compiler.ir.text.parser_types import DimScope

@@ -10,7 +10,7 @@ from typing import Any
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.fields import Holds, parts
-from compiler.ir.loops import (
+from compiler.ir.loops.scalars import (
     FORMATS,
     Allocate,
     Apply,
@@ -42,11 +42,11 @@ from compiler.ir.loops import (
     Tile,
     When,
 )
+from compiler.ir.loops.visit import subscalars
 from compiler.ir.text.lexer import Kind, Token
 from compiler.ir.text.parser_types import DimScope, TypeParser
 from compiler.ir.text.syntax import ARITY, COMPARISON, INFIX, LOOSEST, PREFIX, PREFIX_PRECEDENCE
 from compiler.ir.tiles import TILE_OPS, from_fields
-from compiler.ir.visit_loops import subscalars
 
 _INFIX = {symbol: (fn, precedence) for fn, (symbol, precedence) in INFIX.items()}
 _PREFIX = {symbol: fn for fn, symbol in PREFIX.items()}

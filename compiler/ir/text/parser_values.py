@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from compiler.ir.dims import Dim
 from compiler.ir.dtypes import DType
-from compiler.ir.graph import (
+from compiler.ir.graph.values import (
     Alloc,
     Atom,
     Call,

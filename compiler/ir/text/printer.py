@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from compiler.ir.dims import Dim
 from compiler.ir.dtypes import DType
-from compiler.ir.graph import (
+from compiler.ir.graph.values import (
     Alloc,
     Atom,
     Binding,
@@ -38,7 +38,7 @@ from compiler.ir.graph import (
     Value,
     Var,
 )
-from compiler.ir.loops import (
+from compiler.ir.loops.scalars import (
     Allocate,
     Attention,
     For,

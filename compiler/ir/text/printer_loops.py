@@ -9,7 +9,7 @@ from typing import Any
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.fields import Holds, parts
-from compiler.ir.loops import (
+from compiler.ir.loops.scalars import (
     Allocate,
     Apply,
     Attention,
@@ -38,6 +38,7 @@ from compiler.ir.loops import (
     Tile,
     When,
 )
+from compiler.ir.loops.visit import inside_out, subscalars
 from compiler.ir.text.names import DimNames, Names
 from compiler.ir.text.printer_types import (
     attributes_text,
@@ -51,7 +52,6 @@ from compiler.ir.text.printer_types import (
 )
 from compiler.ir.text.syntax import ARITY, COMPARISON, INFIX, PREFIX, PREFIX_PRECEDENCE
 from compiler.ir.tiles import stated_fields
-from compiler.ir.visit_loops import inside_out, subscalars
 
 _REDUCTION = 0  # looser than any operator: it reaches to the right end
 _ATOM = 9

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from compiler.ir.deduce import type_of
 from compiler.ir.dtypes import DType
-from compiler.ir.graph import (
+from compiler.ir.graph.deduce import type_of
+from compiler.ir.graph.values import (
     Alloc,
     CallLibrary,
     CallTir,
@@ -18,7 +18,7 @@ from compiler.ir.graph import (
     ShapeValue,
     Value,
 )
-from compiler.ir.loops import Fn
+from compiler.ir.loops.scalars import Fn
 from compiler.ir.types import TupleType, Type
 
 LINE_WIDTH = 120

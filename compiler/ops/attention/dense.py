@@ -17,11 +17,11 @@ import numpy as np
 from compiler.ir.dims import Dim
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
-from compiler.ir.loops import Scalar
+from compiler.ir.loops.scalars import Scalar
+from compiler.ir.loops.write import Kernel, cast, const, contract, equal, exp, guard, largest, maximum, select, total
 from compiler.ir.op import REQUIRED
 from compiler.ir.prove import prove_eq, prove_ne
 from compiler.ir.types import TensorType, Type
-from compiler.ir.write import Kernel, cast, const, contract, equal, exp, guard, largest, maximum, select, total
 from compiler.ops.attention.plain import capped
 from compiler.ops.broadcast import Shape, broadcast_shapes, element, fits, output
 from compiler.ops.operands import agree, bool_attr, float_attr, int_attr, tensor_operand, unproved, wants_float

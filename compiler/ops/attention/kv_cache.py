@@ -21,9 +21,9 @@ import numpy as np
 from compiler.ir.dims import Dim
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
-from compiler.ir.loops import Buffer, Const, Scalar, ScalarParam
+from compiler.ir.loops.scalars import Buffer, Const, Scalar, ScalarParam
+from compiler.ir.loops.write import Array, Kernel, cast, largest, round_half_even
 from compiler.ir.types import ObjectType, ScalarType, TensorType, TupleType, Type
-from compiler.ir.write import Array, Kernel, cast, largest, round_half_even
 from compiler.ops.operands import agree, tensor_operand, unproved, wants_float, wants_int
 from compiler.ops.tables import Nest, Operands, Place, define
 from runtime.kv_pool import PAGE_SIZE as PAGE

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from compiler.ir.dims import Dim, dim_max, dim_min
 from compiler.ir.dtypes import DType
-from compiler.ir.loops import Attention, Buffer, Paged, Ragged, Scalar, Stmt
-from compiler.ir.write import Array, Kernel, cast, exp, largest, maximum, tanh, total
+from compiler.ir.loops.scalars import Attention, Buffer, Paged, Ragged, Scalar, Stmt
+from compiler.ir.loops.write import Array, Kernel, cast, exp, largest, maximum, tanh, total
 from compiler.ops.attention.kv_cache import KEYS, PAGE, VALUES, bound_layer, key_index, value_index
 
 F32, I64 = DType.F32, DType.I64

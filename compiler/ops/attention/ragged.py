@@ -18,11 +18,11 @@ import numpy as np
 from compiler.ir.dims import Dim
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
-from compiler.ir.loops import Attention, Ragged
+from compiler.ir.loops.scalars import Attention, Ragged
+from compiler.ir.loops.write import Kernel, cast, index, total
 from compiler.ir.op import REQUIRED
 from compiler.ir.prove import prove_eq
 from compiler.ir.types import TensorType, Type
-from compiler.ir.write import Kernel, cast, index, total
 from compiler.ops.attention.plain import text_bounds
 from compiler.ops.broadcast import output
 from compiler.ops.operands import agree, float_attr, tensor_operand, unproved, wants_float, wants_int

@@ -12,9 +12,9 @@ from enum import StrEnum
 from compiler.idioms.nest import PerfectNest, perfect_nest, without_allocations
 from compiler.idioms.product import with_products
 from compiler.ir.dims import Dim
-from compiler.ir.loops import Buffer, Contraction, Fold, GroupedContraction, PrimFunc, Stmt, Store
+from compiler.ir.loops.scalars import Buffer, Contraction, Fold, GroupedContraction, PrimFunc, Stmt, Store
+from compiler.ir.loops.visit import loads, statements, walk_scalar, walk_stmts
 from compiler.ir.module import IRModule
-from compiler.ir.visit_loops import loads, statements, walk_scalar, walk_stmts
 
 
 class Pattern(StrEnum):

@@ -13,14 +13,14 @@ from collections import Counter
 from collections.abc import Hashable
 from itertools import takewhile
 
-from compiler.ir.builder import Builder
-from compiler.ir.deduce import type_of
 from compiler.ir.dims import DimVar
-from compiler.ir.graph import Atom, Binding, Block, BlockKind, Body, CallTir, Function, If, ScalarValue, TupleGet, Value, Var
-from compiler.ir.loops import Buffer, PrimFunc, ScalarParam
+from compiler.ir.graph.builder import Builder
+from compiler.ir.graph.deduce import type_of
+from compiler.ir.graph.values import Atom, Binding, Block, BlockKind, Body, CallTir, Function, If, ScalarValue, TupleGet, Value, Var
+from compiler.ir.graph.visit import operands
+from compiler.ir.loops.scalars import Buffer, PrimFunc, ScalarParam
 from compiler.ir.module import IRModule
 from compiler.ir.types import TupleType
-from compiler.ir.visit import operands
 from compiler.ops.memory import Owners, Place
 from compiler.passes.fusion.join import join
 from compiler.passes.fusion.results import with_results

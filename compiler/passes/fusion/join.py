@@ -20,14 +20,11 @@ from functools import lru_cache
 from compiler.idioms.nest import PerfectNest, allocated, perfect_nest, without_allocations
 from compiler.idioms.product import GroupedSum, grouped_product_in, product_in, with_products
 from compiler.idioms.rows import match_rows
-from compiler.ir.deduce import type_of
 from compiler.ir.dims import Dim, DimVar, product_of
-from compiler.ir.graph import Atom, CallTir, ScalarValue, Var
-from compiler.ir.loops import Apply, Attention, Buffer, Fn, Fold, For, Load, PrimFunc, Scalar, ScalarParam, Seq, Stmt, Store
-from compiler.ir.prove import prove_le
-from compiler.ir.subsume import unify
-from compiler.ir.types import TensorType
-from compiler.ir.visit_loops import (
+from compiler.ir.graph.deduce import type_of
+from compiler.ir.graph.values import Atom, CallTir, ScalarValue, Var
+from compiler.ir.loops.scalars import Apply, Attention, Buffer, Fn, Fold, For, Load, PrimFunc, Scalar, ScalarParam, Seq, Stmt, Store
+from compiler.ir.loops.visit import (
     loads,
     map_scalar,
     map_scalars,
@@ -41,6 +38,9 @@ from compiler.ir.visit_loops import (
     walk_scalar,
     walk_stmts,
 )
+from compiler.ir.prove import prove_le
+from compiler.ir.subsume import unify
+from compiler.ir.types import TensorType
 from compiler.passes.fusion.annotate_patterns import Pattern, Staged, pattern_of, staged
 
 MOST_SUMS = 2  # that share a tile: they share its registers too

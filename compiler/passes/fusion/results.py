@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import lru_cache
 
 from compiler.idioms.nest import perfect_nest
-from compiler.ir.graph import CallTir
-from compiler.ir.loops import PrimFunc, ScalarParam, Seq, Stmt, Store
-from compiler.ir.visit_loops import loads, sequence, statements, walk_scalars, walk_stmts
+from compiler.ir.graph.values import CallTir
+from compiler.ir.loops.scalars import PrimFunc, ScalarParam, Seq, Stmt, Store
+from compiler.ir.loops.visit import loads, sequence, statements, walk_scalars, walk_stmts
 from compiler.passes.fusion.join import WrittenCall, written_out
 
 

@@ -7,11 +7,11 @@ has them among its results, where memory planning gives them a place in the aren
 from __future__ import annotations
 
 from compiler.idioms.nest import allocated, without_allocations
-from compiler.ir.builder import Builder
-from compiler.ir.deduce import type_of
 from compiler.ir.dims import Dim, DimVar
-from compiler.ir.graph import Binding, CallTir, MakeTuple, ScalarValue, TupleGet, Value
-from compiler.ir.loops import Buffer, PrimFunc, Scope
+from compiler.ir.graph.builder import Builder
+from compiler.ir.graph.deduce import type_of
+from compiler.ir.graph.values import Binding, CallTir, MakeTuple, ScalarValue, TupleGet, Value
+from compiler.ir.loops.scalars import Buffer, PrimFunc, Scope
 from compiler.ir.module import IRModule
 from compiler.ir.subsume import unify
 from compiler.ir.types import TensorType

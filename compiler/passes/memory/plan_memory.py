@@ -18,9 +18,9 @@ from bisect import insort
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from compiler.ir.builder import Builder
 from compiler.ir.dims import Dim, DimVar, ceil_div, dim_max
-from compiler.ir.graph import (
+from compiler.ir.graph.builder import Builder
+from compiler.ir.graph.values import (
     Alloc,
     Atom,
     Binding,
@@ -31,10 +31,10 @@ from compiler.ir.graph import (
     Value,
     Var,
 )
+from compiler.ir.graph.visit import operands
 from compiler.ir.module import IRModule
 from compiler.ir.prove import bounds, prove_le
 from compiler.ir.types import TensorType, binders_of
-from compiler.ir.visit import operands
 from compiler.ops.memory import Owners
 from compiler.passes.rewrite import rewrite_function
 from runtime.executable import PREPARATION

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from compiler.ir.builder import Builder
-from compiler.ir.deduce import type_of
 from compiler.ir.errors import CompileError
-from compiler.ir.graph import Atom, Binding, Body, CallFunc, CallTir, FuncRef, Function, If, MakeTuple, TupleGet, Value, Var
-from compiler.ir.loops import Buffer
+from compiler.ir.graph.builder import Builder
+from compiler.ir.graph.deduce import type_of
+from compiler.ir.graph.values import Atom, Binding, Body, CallFunc, CallTir, FuncRef, Function, If, MakeTuple, TupleGet, Value, Var
+from compiler.ir.graph.visit import operands
+from compiler.ir.loops.scalars import Buffer
+from compiler.ir.loops.write import Kernel
 from compiler.ir.module import IRModule
 from compiler.ir.types import FuncType, ObjectType, TensorType, TupleType
-from compiler.ir.visit import operands
-from compiler.ir.write import Kernel
 from compiler.ops.memory import Owners, Place, shared_with, written
 from compiler.passes.outline import Outliner
 from compiler.passes.rewrite import rewrite_function

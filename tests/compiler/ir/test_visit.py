@@ -5,15 +5,10 @@ from __future__ import annotations
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.equal import assert_equal, structural_equal
-from compiler.ir.graph import Alloc, Binding, Call, CallTir, Copy, Function, If, MatchCast, ScalarValue, Var
-from compiler.ir.loops import Allocate, Buffer, Const, DimScalar, For, Let, Load, PrimFunc, Reduce, ScalarParam, Seq, Store, Tile
-from compiler.ir.module import IRModule
-from compiler.ir.op import OPS, OpDef
-from compiler.ir.text.parser import parse
-from compiler.ir.text.printer import print_node
-from compiler.ir.types import tensor, vars_of
-from compiler.ir.visit import atom_dims, free_vars, fresh_function, map_atoms, map_bindings, map_operands, operands, used_vars
-from compiler.ir.visit_loops import (
+from compiler.ir.graph.values import Alloc, Binding, Call, CallTir, Copy, Function, If, MatchCast, ScalarValue, Var
+from compiler.ir.graph.visit import atom_dims, free_vars, fresh_function, map_atoms, map_bindings, map_operands, operands, used_vars
+from compiler.ir.loops.scalars import Allocate, Buffer, Const, DimScalar, For, Let, Load, PrimFunc, Reduce, ScalarParam, Seq, Store, Tile
+from compiler.ir.loops.visit import (
     bound_dims,
     free_dims,
     fresh_prim,
@@ -32,6 +27,11 @@ from compiler.ir.visit_loops import (
     walk_scalars,
     walk_stmts,
 )
+from compiler.ir.module import IRModule
+from compiler.ir.op import OPS, OpDef
+from compiler.ir.text.parser import parse
+from compiler.ir.text.printer import print_node
+from compiler.ir.types import tensor, vars_of
 
 SAME = OPS.get("visit.same") or OPS.add("visit.same", OpDef("visit.same", {"axis": None}, lambda args, attrs: args[0]))
 

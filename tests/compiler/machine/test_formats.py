@@ -8,11 +8,11 @@ import pytest
 from compiler.interpret.loops import run_prim
 from compiler.ir.dims import Dim
 from compiler.ir.dtypes import DType
-from compiler.ir.loops import FORMATS, Buffer, PrimFunc
+from compiler.ir.loops.scalars import FORMATS, Buffer, PrimFunc
+from compiler.ir.loops.write import Kernel
 from compiler.ir.module import IRModule
 from compiler.ir.text.parser import parse
 from compiler.ir.text.printer import print_module
-from compiler.ir.write import Kernel
 from compiler.machine.formats import EIGHTHS, PANEL4, PANELS, WIDENED4, Panels
 
 COLUMNS, N, K = 4, 8, 32

@@ -10,18 +10,18 @@ import pytest
 
 from compiler.driver import compile_module
 from compiler.interpret.graph import Interpreter
-from compiler.ir.builder import Builder
-from compiler.ir.deduce import type_of
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.equal import assert_equal
-from compiler.ir.graph import Atom, ScalarValue, ShapeValue, Var
+from compiler.ir.graph.builder import Builder
+from compiler.ir.graph.deduce import type_of
+from compiler.ir.graph.values import Atom, ScalarValue, ShapeValue, Var
 from compiler.ir.module import IRModule
 from compiler.ir.op import OpDef
 from compiler.ir.text.parser import parse
 from compiler.ir.text.printer import print_module
 from compiler.ir.types import TensorType, TupleType, Type
-from compiler.ir.verify import verify
+from compiler.ir.verify.module import verify
 from compiler.ops.tables import INTERPRET
 from compiler.passes.legalize import legalize
 from runtime.session import Session

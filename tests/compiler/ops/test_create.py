@@ -7,11 +7,11 @@ import pytest
 
 from compiler.driver import compile_module
 from compiler.interpret.graph import Interpreter
-from compiler.ir.builder import Builder
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
-from compiler.ir.graph import ScalarValue, ShapeValue, Var
+from compiler.ir.graph.builder import Builder
+from compiler.ir.graph.values import ScalarValue, ShapeValue, Var
 from compiler.ir.text.parser import parse
 from compiler.ir.types import ScalarType, ShapeType, TensorType, tensor
 from compiler.ops.create import ARANGE, FULL, PAD, SHAPE_OF, SHAPE_TO_TENSOR, TENSOR_TO_SHAPE, TRIL

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from compiler.interpret.graph import Interpreter, MismatchError
-from compiler.ir.builder import Builder
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
-from compiler.ir.graph import Var
+from compiler.ir.graph.builder import Builder
+from compiler.ir.graph.values import Var
 from compiler.ir.types import ObjectType, ScalarType, TensorType, TupleType, tensor
 from compiler.ops.broadcast import broadcast_shapes
 from compiler.ops.embedding import EMBEDDING, ROPE, ROPE_ANGLES

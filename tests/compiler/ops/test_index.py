@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from compiler.driver import compile_module
 from compiler.interpret.graph import Interpreter
-from compiler.ir.builder import Builder
 from compiler.ir.dims import DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
-from compiler.ir.graph import CallTir, Var
+from compiler.ir.graph.builder import Builder
+from compiler.ir.graph.values import CallTir, Var
 from compiler.ir.text.parser import parse
 from compiler.ir.types import ObjectType, TensorType, tensor
 from compiler.ops.embedding import EMBEDDING

@@ -12,7 +12,7 @@ from compiler.interpret.graph import Interpreter
 from compiler.ir.module import IRModule
 from compiler.ir.text.lexer import ParseError
 from compiler.ir.text.parser import parse
-from compiler.ir.verify import verify
+from compiler.ir.verify.module import verify
 from runtime.session import Session
 
 LAYERS, HEADS, KV_HEADS, SIZE, PAGES = 2, 8, 2, 32, 20

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compiler.interpret.graph import Interpreter, MismatchError
-from compiler.ir.builder import Builder
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
-from compiler.ir.graph import Call, MatchCast, ShapeValue, Var
+from compiler.ir.graph.builder import Builder
+from compiler.ir.graph.values import Call, MatchCast, ShapeValue, Var
 from compiler.ir.types import ObjectType, ShapeType, TensorType, TupleType, tensor
 from compiler.ops.broadcast import broadcast_shapes
 from compiler.ops.manipulate import (

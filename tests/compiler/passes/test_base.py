@@ -10,7 +10,7 @@ from compiler.backends.cpu.pipeline import pipeline
 from compiler.ir.errors import CompileError
 from compiler.ir.module import IRModule
 from compiler.ir.text.parser import parse
-from compiler.ir.verify import VerifyError
+from compiler.ir.verify.module import VerifyError
 from compiler.machine.target import get
 from compiler.passes.base import Dump, Pipeline, Timing, Verify, name_of
 from compiler.passes.fold_constants import FoldConstants

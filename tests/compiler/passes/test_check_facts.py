@@ -18,7 +18,7 @@ from compiler.interpret.loops import InterpretError
 from compiler.ir.dtypes import DType
 from compiler.ir.text.parser import parse
 from compiler.ir.text.printer import print_module
-from compiler.ir.verify import verify
+from compiler.ir.verify.module import verify
 from compiler.passes.base import Pass
 from compiler.passes.check_facts import check_facts
 from runtime.errors import ArgumentMismatch

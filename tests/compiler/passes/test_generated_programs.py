@@ -18,17 +18,17 @@ from hypothesis import strategies as st
 import compiler.ops
 from compiler.bind import bind_values
 from compiler.driver import Options, compile_module
-from compiler.ir.builder import Builder
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
-from compiler.ir.graph import Atom, Body, CallFunc, CallLibrary, CallTir, FuncRef, MakeTuple, ScalarValue, ShapeValue, TupleGet, Var
+from compiler.ir.graph.builder import Builder
+from compiler.ir.graph.values import Atom, Body, CallFunc, CallLibrary, CallTir, FuncRef, MakeTuple, ScalarValue, ShapeValue, TupleGet, Var
 from compiler.ir.module import IRModule
 from compiler.ir.op import OPS
 from compiler.ir.prove import prove_eq, prove_le
 from compiler.ir.text.parser import parse
 from compiler.ir.text.printer import print_module
 from compiler.ir.types import TensorType, Type, tensor
-from compiler.ir.verify import verify
+from compiler.ir.verify.module import verify
 from runtime.executable import Executable
 from runtime.session import Session
 from tests.compiler.meaning import MeaningCheck, interpret

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from compiler.ir.graph import CallTir
+from compiler.ir.graph.values import CallTir
 from compiler.ir.text.parser import parse
 from compiler.ops.tables import UnknownShape
 from compiler.passes.base import Pass

@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import pytest
 
-from compiler.ir.builder import Builder
 from compiler.ir.dtypes import DType
-from compiler.ir.graph import CallTir, MakeTuple, Var
+from compiler.ir.graph.builder import Builder
+from compiler.ir.graph.values import CallTir, MakeTuple, Var
 from compiler.ir.text.parser import parse
 from compiler.ir.types import tensor
-from compiler.ir.verify import verify
+from compiler.ir.verify.module import verify
 from compiler.passes.base import Pass
 from compiler.passes.lift_weights import PART_BYTES, lift_weights
 

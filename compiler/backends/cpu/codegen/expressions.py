@@ -9,7 +9,7 @@ from compiler.backends.cpu.codegen.memory import MemoryAccess
 from compiler.backends.cpu.codegen.scalars import Scalars, Value, constant, register
 from compiler.ir.dims import ZERO, Dim, DimVar
 from compiler.ir.dtypes import DType
-from compiler.ir.loops import (
+from compiler.ir.loops.scalars import (
     Apply,
     Cast,
     Const,
@@ -28,8 +28,8 @@ from compiler.ir.loops import (
     dtype_of,
     identity,
 )
+from compiler.ir.loops.visit import walk_scalar
 from compiler.ir.prove import bounds
-from compiler.ir.visit_loops import walk_scalar
 from compiler.llvm.indices import Index, Indices
 from compiler.llvm.ssa import Code, splat, suffix, vec
 

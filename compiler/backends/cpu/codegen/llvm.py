@@ -25,7 +25,7 @@ from compiler.backends.cpu.codegen.scalars import Value, memory, register
 from compiler.ir.dims import ONE, DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import CompileError
-from compiler.ir.loops import (
+from compiler.ir.loops.scalars import (
     Allocate,
     Attention,
     Fn,

@@ -18,12 +18,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from compiler.ir.builder import Builder
-from compiler.ir.deduce import type_of
 from compiler.ir.dims import Dim
 from compiler.ir.dtypes import DType
-from compiler.ir.graph import Atom, Binding, Call, ShapeValue, TupleGet, Value, Var
-from compiler.ir.loops import Format
+from compiler.ir.graph.builder import Builder
+from compiler.ir.graph.deduce import type_of
+from compiler.ir.graph.values import Atom, Binding, Call, ShapeValue, TupleGet, Value, Var
+from compiler.ir.loops.scalars import Format
 from compiler.ir.module import IRModule
 from compiler.ir.prove import prove_divisible
 from compiler.ir.types import TensorType

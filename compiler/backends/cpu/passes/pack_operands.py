@@ -14,16 +14,16 @@ from dataclasses import dataclass
 
 from compiler.backends.cpu.schedule.product import pairs_fit
 from compiler.idioms.product import Product, product_in
-from compiler.ir.builder import Builder
-from compiler.ir.deduce import type_of
 from compiler.ir.dims import Dim, DimVar, ceil_div
-from compiler.ir.graph import Atom, Binding, CallTir, Value, Var
-from compiler.ir.loops import Buffer, Element, Format, Load, PrimFunc, Scalar
+from compiler.ir.graph.builder import Builder
+from compiler.ir.graph.deduce import type_of
+from compiler.ir.graph.values import Atom, Binding, CallTir, Value, Var
+from compiler.ir.loops.scalars import Buffer, Element, Format, Load, PrimFunc, Scalar
+from compiler.ir.loops.visit import fresh_prim, loads, replace_loads
+from compiler.ir.loops.write import Kernel, guard
 from compiler.ir.module import IRModule
 from compiler.ir.prove import prove_divisible
 from compiler.ir.types import TensorType, Type
-from compiler.ir.visit_loops import fresh_prim, loads, replace_loads
-from compiler.ir.write import Kernel, guard
 from compiler.machine.products import ProductTile
 from compiler.passes.outline import Outliner
 from compiler.passes.rewrite import rewrite_module

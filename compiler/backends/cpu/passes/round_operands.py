@@ -6,10 +6,10 @@ Before: `linear(x, w, tolerates="bf16")` over weights of bf16, on a machine that
 
 from __future__ import annotations
 
-from compiler.ir.builder import Builder
-from compiler.ir.deduce import type_of
 from compiler.ir.dtypes import DType
-from compiler.ir.graph import Binding, Call, Value
+from compiler.ir.graph.builder import Builder
+from compiler.ir.graph.deduce import type_of
+from compiler.ir.graph.values import Binding, Call, Value
 from compiler.ir.module import IRModule
 from compiler.ir.types import TensorType
 from compiler.ops.elementwise import CAST

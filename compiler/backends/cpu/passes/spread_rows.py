@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from compiler.idioms.product import grouped_product_in, product_in
-from compiler.ir.builder import Builder
-from compiler.ir.deduce import type_of
 from compiler.ir.dtypes import DType
-from compiler.ir.graph import Atom, Binding, Body, CallTir, Function, TupleGet, Value, Var
-from compiler.ir.loops import Buffer, PrimFunc
+from compiler.ir.graph.builder import Builder
+from compiler.ir.graph.deduce import type_of
+from compiler.ir.graph.values import Atom, Binding, Body, CallTir, Function, TupleGet, Value, Var
+from compiler.ir.loops.scalars import Buffer, PrimFunc
+from compiler.ir.loops.visit import fresh_prim, loads, rename_buffers
 from compiler.ir.module import IRModule
 from compiler.ir.types import TensorType, Type
-from compiler.ir.visit_loops import fresh_prim, loads, rename_buffers
 from compiler.machine.target import LINE_BYTES
 from compiler.passes.outline import Outliner
 from compiler.passes.rewrite import count_uses, rewrite_module

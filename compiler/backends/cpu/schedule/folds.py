@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from compiler.ir.loops import Scalar
-from compiler.ir.write import Array, Kernel, halvings, select
+from compiler.ir.loops.scalars import Scalar
+from compiler.ir.loops.write import Array, Kernel, halvings, select
 
 
 def fold_halves(k: Kernel, array: Array, combine: Callable[[Scalar, Scalar], Scalar]) -> None:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 from compiler.ir.dims import Dim, DimLike, DimVar, dim_max
 from compiler.ir.dtypes import DType
-from compiler.ir.loops import Apply, Buffer, Const, DimScalar, Fn, For, Let, LoopKind, Scalar, Scope, Stmt, When
-from compiler.ir.visit_loops import sequence, statements
+from compiler.ir.loops.scalars import Apply, Buffer, Const, DimScalar, Fn, For, Let, LoopKind, Scalar, Scope, Stmt, When
+from compiler.ir.loops.visit import sequence, statements
 
 
 def loop(name: str, extent: DimLike, body: Callable[[Dim], Stmt], kind: LoopKind = LoopKind.SERIAL) -> For:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from compiler.ir.dims import Dim
-from compiler.ir.loops import Buffer, Load
-from compiler.ir.write import Kernel
+from compiler.ir.loops.scalars import Buffer, Load
+from compiler.ir.loops.write import Kernel
 from compiler.machine.tiles import prefetch as tiles
 
 

@@ -28,7 +28,7 @@ from compiler.idioms.nest import allocated, in_bounds
 from compiler.idioms.product import GroupedSum, Product, S, grouped_product_in, product_in
 from compiler.ir.dims import Dim, DimVar, ceil_div, dim_min, product_of
 from compiler.ir.dtypes import DType
-from compiler.ir.loops import (
+from compiler.ir.loops.scalars import (
     Apply,
     Buffer,
     Cast,
@@ -44,9 +44,9 @@ from compiler.ir.loops import (
     Store,
     Tile,
 )
+from compiler.ir.loops.visit import rewrite_dims
+from compiler.ir.loops.write import Kernel, fold
 from compiler.ir.prove import prove_divisible
-from compiler.ir.visit_loops import rewrite_dims
-from compiler.ir.write import Kernel, fold
 from compiler.machine.formats import FOUR
 from compiler.machine.products import ProductTile, ProductTiles, TileShape
 from compiler.machine.target import LINE_BYTES

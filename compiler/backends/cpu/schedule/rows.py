@@ -21,10 +21,10 @@ from compiler.backends.cpu.schedule.softmax import is_softmax, write_softmax
 from compiler.backends.cpu.schedule.spatial import SpatialNest, write_element, write_vectors
 from compiler.idioms.rows import COMBINE, PARTS, RowProgram, RowStage, folds_in, keeping, match_rows
 from compiler.ir.dims import Dim, DimVar, dim_min, product_of
-from compiler.ir.loops import Apply, Buffer, Fn, Load, PrimFunc, Reduce, Scalar, Scope, Store, dtype_of, identity
-from compiler.ir.sweep import sweep
-from compiler.ir.visit_loops import free_dims, loads, map_scalar, rewrite_dims
-from compiler.ir.write import Array, Kernel
+from compiler.ir.loops.scalars import Apply, Buffer, Fn, Load, PrimFunc, Reduce, Scalar, Scope, Store, dtype_of, identity
+from compiler.ir.loops.sweep import sweep
+from compiler.ir.loops.visit import free_dims, loads, map_scalar, rewrite_dims
+from compiler.ir.loops.write import Array, Kernel
 
 
 def schedule_rows(prim: PrimFunc, width: int) -> PrimFunc | None:

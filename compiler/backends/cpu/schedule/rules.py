@@ -11,8 +11,8 @@ from compiler.backends.cpu.schedule.rows import schedule_rows
 from compiler.backends.cpu.schedule.spatial import schedule_spatial
 from compiler.idioms.nest import allocated, without_allocations
 from compiler.idioms.product import without_products
-from compiler.ir.loops import Attention, For, Let, LoopKind, PrimFunc, Stmt, Tile
-from compiler.ir.visit_loops import sequence, statements, walk_stmts
+from compiler.ir.loops.scalars import Attention, For, Let, LoopKind, PrimFunc, Stmt, Tile
+from compiler.ir.loops.visit import sequence, statements, walk_stmts
 from compiler.machine.products import LANES, product_tiles
 from compiler.machine.target import Target
 from compiler.machine.tiles.interleave import InterleavePairs

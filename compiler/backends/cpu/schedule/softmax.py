@@ -23,11 +23,11 @@ from compiler.idioms.rows import PARTS, RowProgram, RowStage
 from compiler.idioms.same import same_scalar
 from compiler.ir.dims import Dim, DimVar, ceil_div, dim_max, dim_min
 from compiler.ir.dtypes import DType
-from compiler.ir.loops import Apply, Const, Fn, Load, Reduce, ReduceFn, Scalar, Store, dtype_of
+from compiler.ir.loops.scalars import Apply, Const, Fn, Load, Reduce, ReduceFn, Scalar, Store, dtype_of
+from compiler.ir.loops.sweep import sweep
+from compiler.ir.loops.visit import loads, map_scalar, rewrite_dims
+from compiler.ir.loops.write import Array, Kernel, exp, less
 from compiler.ir.prove import prove_divisible, prove_le
-from compiler.ir.sweep import sweep
-from compiler.ir.visit_loops import loads, map_scalar, rewrite_dims
-from compiler.ir.write import Array, Kernel, exp, less
 
 BLOCK = 512  # elements: from its maximum to its exponentials a block waits in the first cache
 MOST = 64  # blocks of a row

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from compiler.backends.cpu.schedule.prefetch import NO_PREFETCH, Prefetch
 from compiler.backends.cpu.schedule.streaming import Axes, goes_past_caches, stream
 from compiler.ir.dims import Dim, DimVar, ceil_div, dim_min, product_of
-from compiler.ir.loops import For, Let, LoopKind, Scalar, Stmt, Store
-from compiler.ir.sweep import full_vectors, masked_vectors
-from compiler.ir.visit_loops import free_dims, loads, rewrite_dims
-from compiler.ir.write import Kernel
+from compiler.ir.loops.scalars import For, Let, LoopKind, Scalar, Stmt, Store
+from compiler.ir.loops.sweep import full_vectors, masked_vectors
+from compiler.ir.loops.visit import free_dims, loads, rewrite_dims
+from compiler.ir.loops.write import Kernel
 
 CHUNK = 4096  # elements that one claim covers: enough to hide the claim, little enough to share the work
 

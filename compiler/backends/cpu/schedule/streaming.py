@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 from compiler.ir.dims import Dim, DimVar, product_of
 from compiler.ir.dtypes import DType
-from compiler.ir.loops import Load, Scalar, Scope, Store
+from compiler.ir.loops.scalars import Load, Scalar, Scope, Store
+from compiler.ir.loops.visit import loads, rewrite_dims
+from compiler.ir.loops.write import Kernel, less_equal
 from compiler.ir.prove import prove_le, prove_lt
-from compiler.ir.visit_loops import loads, rewrite_dims
-from compiler.ir.write import Kernel, less_equal
 from compiler.machine.tiles.stream import LANES, Stream
 
 LARGE = 64 << 20  # bytes of a result: more than the caches that one process may count on

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from compiler.backends.cpu.schedule.nests import below, lanes, unroll, when
 from compiler.idioms.nest import PerfectNest
 from compiler.ir.dims import Dim, DimVar
-from compiler.ir.loops import Scalar, Stmt, Store
+from compiler.ir.loops.scalars import Scalar, Stmt, Store
+from compiler.ir.loops.visit import map_scalar, rewrite_dims
 from compiler.ir.prove import prove_divisible
-from compiler.ir.visit_loops import map_scalar, rewrite_dims
 from compiler.machine.products import TileShape
 
 

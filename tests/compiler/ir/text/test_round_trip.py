@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from compiler.ir.dims import Dim, DimVar, dim_max, dim_min
 from compiler.ir.dtypes import DType
 from compiler.ir.equal import assert_equal
-from compiler.ir.graph import Binding, Block, Body, Call, Constant, Copy, Function, ScalarValue, Var
-from compiler.ir.loops import (
+from compiler.ir.graph.values import Binding, Block, Body, Call, Constant, Copy, Function, ScalarValue, Var
+from compiler.ir.loops.scalars import (
     Apply,
     Buffer,
     Cast,
@@ -39,6 +39,7 @@ from compiler.ir.loops import (
     Store,
     When,
 )
+from compiler.ir.loops.visit import walk_scalar, walk_scalars
 from compiler.ir.module import IRModule
 from compiler.ir.op import OPS, REQUIRED, OpDef
 from compiler.ir.text.lexer import MAX_NESTING, ParseError
@@ -46,7 +47,6 @@ from compiler.ir.text.parser import parse
 from compiler.ir.text.printer import print_binding, print_module, print_node
 from compiler.ir.text.syntax import ARITY, RESERVED
 from compiler.ir.types import FuncType, ObjectType, ScalarType, ShapeType, TensorType, TupleType, Type, tensor
-from compiler.ir.visit_loops import walk_scalar, walk_scalars
 from compiler.machine.formats import PANEL8, WIDENED4
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
-from compiler.ir.loops import Buffer, For, Load, LoopKind, PrimFunc, Tile
+from compiler.ir.loops.scalars import Buffer, For, Load, LoopKind, PrimFunc, Tile
 from compiler.machine.target import Target
 from compiler.machine.tiles.base import Intrinsic
 from compiler.machine.tiles.interleave import InterleavePairs

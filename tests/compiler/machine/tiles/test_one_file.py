@@ -13,13 +13,13 @@ from compiler.backends.cpu.codegen.llvm import emit_kernel
 from compiler.interpret.loops import run_prim
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import CompileError
-from compiler.ir.loops import Tile
+from compiler.ir.loops.scalars import Tile
+from compiler.ir.loops.visit import walk_stmts
 from compiler.ir.text.lexer import ParseError
 from compiler.ir.text.parser import parse
 from compiler.ir.text.printer import print_module
 from compiler.ir.tiles import TILE_OPS, Array, Operand, TileOp, from_fields, stated_fields, tile_op
-from compiler.ir.verify import VerifyError, verify
-from compiler.ir.visit_loops import walk_stmts
+from compiler.ir.verify.module import VerifyError, verify
 from compiler.llvm.ssa import Code, vec
 from compiler.machine.target import NAMED, Target, host
 from compiler.machine.tiles.base import Features, Intrinsic

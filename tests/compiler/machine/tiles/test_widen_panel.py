@@ -12,7 +12,7 @@ from compiler.backends.cpu.codegen.link import link
 from compiler.backends.cpu.codegen.llvm import emit_kernel
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
-from compiler.ir.loops import Allocate, Buffer, For, Load, LoopKind, PrimFunc, Scope, Seq, Store, Tile
+from compiler.ir.loops.scalars import Allocate, Buffer, For, Load, LoopKind, PrimFunc, Scope, Seq, Store, Tile
 from compiler.machine.target import NAMED
 from compiler.machine.tiles.widen_panel import WidenPanel
 

@@ -17,7 +17,7 @@ from compiler.frontend.sampler import LOGPROBS_ENTRY, SAMPLE_ENTRY, build_sample
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
 from compiler.ir.types import TensorType, tensor
-from compiler.ir.verify import verify
+from compiler.ir.verify.module import verify
 from compiler.machine.target import NAMED, Target
 from compiler.ops.sampling import truncation
 from compiler.ops.sampling.meaning import sample, token_logprobs

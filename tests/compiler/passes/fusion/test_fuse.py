@@ -9,13 +9,13 @@ import pytest
 
 from compiler.driver import compile_module
 from compiler.ir.equal import assert_equal
-from compiler.ir.graph import CallTir, TupleGet
-from compiler.ir.loops import Store
+from compiler.ir.graph.values import CallTir, TupleGet
+from compiler.ir.loops.scalars import Store
+from compiler.ir.loops.visit import scalar_depth, walk_scalar, walk_scalars, walk_stmts
 from compiler.ir.module import IRModule
 from compiler.ir.text.parser import parse
 from compiler.ir.text.printer import print_module
-from compiler.ir.verify import verify
-from compiler.ir.visit_loops import scalar_depth, walk_scalar, walk_scalars, walk_stmts
+from compiler.ir.verify.module import verify
 from compiler.passes.base import Pass, Pipeline
 from compiler.passes.eliminate_dead_code import eliminate_dead_code
 from compiler.passes.fusion.fuse import fuse

@@ -20,8 +20,8 @@ from compiler.backends.cpu.schedule.attention.rows import BLOCK, F32, PAGES, Hea
 from compiler.backends.cpu.schedule.folds import fold_halves, larger, spread_largest
 from compiler.ir.dims import Dim
 from compiler.ir.dtypes import DType
-from compiler.ir.loops import Load, Scalar
-from compiler.ir.write import Array, Kernel, cast, exp, fma, not_equal
+from compiler.ir.loops.scalars import Load, Scalar
+from compiler.ir.loops.write import Array, Kernel, cast, exp, fma, not_equal
 from compiler.machine.tiles.amx import AmxBf16
 from compiler.machine.tiles.interleave import InterleavePairs
 from compiler.machine.tiles.round_bf16 import RoundBf16

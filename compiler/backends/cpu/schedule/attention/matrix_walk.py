@@ -14,8 +14,8 @@ from compiler.backends.cpu.schedule.attention.operands import SPLIT, Heads, Page
 from compiler.backends.cpu.schedule.attention.rows import BLOCK, PAGES, HeadPage, NextPage, VisibleRange
 from compiler.backends.cpu.schedule.attention.vector_walk import stretches
 from compiler.ir.dims import Dim, dim_max, dim_min
-from compiler.ir.loops import Scalar
-from compiler.ir.write import Kernel, index, less, less_equal, select
+from compiler.ir.loops.scalars import Scalar
+from compiler.ir.loops.write import Kernel, index, less, less_equal, select
 from compiler.ops.attention.kv_cache import PAGE
 
 Block = list[HeadPage]

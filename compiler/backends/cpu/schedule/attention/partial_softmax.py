@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from compiler.backends.cpu.schedule.folds import larger
 from compiler.ir.dims import Dim
-from compiler.ir.loops import Scalar
-from compiler.ir.write import Array, Kernel, exp, fma
+from compiler.ir.loops.scalars import Scalar
+from compiler.ir.loops.write import Array, Kernel, exp, fma
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from compiler.ir.dims import Dim, ceil_div, dim_min
 from compiler.ir.dtypes import DType
-from compiler.ir.loops import Attention, PrimFunc, Ragged, Scalar
-from compiler.ir.write import Array, Kernel, cast, exp, fma, less_equal, maximum, select
+from compiler.ir.loops.scalars import Attention, PrimFunc, Ragged, Scalar
+from compiler.ir.loops.write import Array, Kernel, cast, exp, fma, less_equal, maximum, select
 from compiler.ops.attention.plain import capped, relative
 
 LANES = 16

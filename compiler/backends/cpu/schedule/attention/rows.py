@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from compiler.ir.dims import Dim
 from compiler.ir.dtypes import DType
-from compiler.ir.loops import Scalar
-from compiler.ir.write import Array, Kernel, less_equal, select
+from compiler.ir.loops.scalars import Scalar
+from compiler.ir.loops.write import Array, Kernel, less_equal, select
 from compiler.machine.target import LINE_BYTES
 from compiler.machine.tiles.prefetch import Prefetch
 from compiler.ops.attention.kv_cache import PAGE

@@ -16,8 +16,8 @@ from compiler.backends.cpu.schedule.attention.rows import F32, HeadPage, Rows, V
 from compiler.backends.cpu.schedule.attention.vector_products import F32Products, KeyStep, PairProducts
 from compiler.backends.cpu.schedule.folds import larger, spread_largest
 from compiler.ir.dims import Dim, ceil_div, dim_max, dim_min
-from compiler.ir.loops import Scalar
-from compiler.ir.write import Array, Kernel, cast, exp
+from compiler.ir.loops.scalars import Scalar
+from compiler.ir.loops.write import Array, Kernel, cast, exp
 from compiler.machine.products import TileShape
 from compiler.ops.attention.kv_cache import KEYS, PAGE, VALUES
 from compiler.ops.attention.plain import capped

@@ -14,7 +14,7 @@ from compiler.backends.cpu.schedule.attention.operands import SPLIT, Heads, Page
 from compiler.backends.cpu.schedule.attention.rows import BLOCK, PAGES, HeadPage, NextHead, NextPage, VisibleRange, row_tiles
 from compiler.backends.cpu.schedule.attention.vector import VectorUnit
 from compiler.ir.dims import Dim, ceil_div, dim_max, dim_min
-from compiler.ir.write import Kernel
+from compiler.ir.loops.write import Kernel
 from compiler.ops.attention.kv_cache import PAGE
 
 STRETCH = 4  # blocks

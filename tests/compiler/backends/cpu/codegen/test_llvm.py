@@ -16,7 +16,7 @@ from compiler.interpret.loops import run_prim
 from compiler.ir.dims import Dim, DimLike, DimVar, ceil_div, dim_max, dim_min
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import CompileError
-from compiler.ir.loops import (
+from compiler.ir.loops.scalars import (
     Allocate,
     Apply,
     Buffer,

@@ -13,7 +13,7 @@ from compiler.interpret.scalars import MEANING
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import CompileError
-from compiler.ir.loops import (
+from compiler.ir.loops.scalars import (
     COMPARISONS,
     Apply,
     Buffer,

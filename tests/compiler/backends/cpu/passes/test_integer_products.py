@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from compiler.backends.cpu.passes.integer_products import IntegerProducts
-from compiler.ir.graph import Call
+from compiler.ir.graph.values import Call
 from compiler.ir.text.parser import parse
 from compiler.machine.formats import PANEL4, PANEL8, PANEL8_WORDS, WIDENED4
 from compiler.machine.products import ProductTile, ProductTiles, TileShape

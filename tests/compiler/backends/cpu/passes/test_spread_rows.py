@@ -9,12 +9,12 @@ import pytest
 
 from compiler.backends.cpu.pipeline import pipeline
 from compiler.interpret.graph import Interpreter
-from compiler.ir.deduce import type_of
-from compiler.ir.graph import CallTir
+from compiler.ir.graph.deduce import type_of
+from compiler.ir.graph.values import CallTir
 from compiler.ir.module import IRModule
 from compiler.ir.text.parser import parse
 from compiler.ir.types import TensorType
-from compiler.ir.verify import verify
+from compiler.ir.verify.module import verify
 from compiler.machine.target import get
 
 ROUNDED = """

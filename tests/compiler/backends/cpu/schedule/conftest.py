@@ -13,9 +13,9 @@ import compiler.ops
 from compiler.backends.cpu.pipeline import pipeline
 from compiler.driver import Options, compile_module
 from compiler.interpret.graph import Interpreter
-from compiler.ir.loops import PrimFunc
+from compiler.ir.loops.scalars import PrimFunc
 from compiler.ir.text.parser import parse
-from compiler.ir.verify import verify
+from compiler.ir.verify.module import verify
 from compiler.machine.target import NAMED, Target, get, host
 from runtime.executable import Executable
 from runtime.session import Session

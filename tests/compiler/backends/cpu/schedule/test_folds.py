@@ -11,8 +11,8 @@ from compiler.backends.cpu.schedule.folds import fold_halves, spread_largest
 from compiler.interpret.loops import run_prim
 from compiler.ir.dims import Dim
 from compiler.ir.dtypes import DType
-from compiler.ir.loops import Buffer, PrimFunc
-from compiler.ir.write import Kernel
+from compiler.ir.loops.scalars import Buffer, PrimFunc
+from compiler.ir.loops.write import Kernel
 
 F32 = DType.F32
 

@@ -12,9 +12,9 @@ from compiler.backends.cpu.pipeline import pipeline
 from compiler.idioms.product import grouped_product_in
 from compiler.interpret.graph import Interpreter
 from compiler.ir.dtypes import DType
-from compiler.ir.loops import Tile
+from compiler.ir.loops.scalars import Tile
+from compiler.ir.loops.visit import walk_stmts
 from compiler.ir.text.parser import parse
-from compiler.ir.visit_loops import walk_stmts
 from compiler.machine.products import product_tiles
 from compiler.machine.target import NAMED, Target, get, host
 from compiler.machine.tiles.amx import AmxI8ByI8, AmxI8ByU8

@@ -10,9 +10,9 @@ import pytest
 
 from compiler.idioms.product import product_in
 from compiler.ir.dims import Dim
-from compiler.ir.loops import Allocate, LoopKind, PrimFunc
+from compiler.ir.loops.scalars import Allocate, LoopKind, PrimFunc
+from compiler.ir.loops.visit import walk_stmts
 from compiler.ir.text.parser import parse
-from compiler.ir.visit_loops import walk_stmts
 
 PLAIN = "func main(x: f32[m, k], w: f32[n, k]) -> object { y = linear(x, w) return y }"
 FIXED = "func main(x: f32[m, 24], w: f32[40, 24]) -> object { y = linear(x, w) return y }"

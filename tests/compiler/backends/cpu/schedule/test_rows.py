@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler.ir.loops import Allocate, Apply, Load, PrimFunc, Scope, Store, Tile, When
-from compiler.ir.visit_loops import walk_scalars, walk_stmts
+from compiler.ir.loops.scalars import Allocate, Apply, Load, PrimFunc, Scope, Store, Tile, When
+from compiler.ir.loops.visit import walk_scalars, walk_stmts
 from compiler.machine.tiles.prefetch import Prefetch
 
 OPERATORS = {

@@ -9,8 +9,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from compiler.ir.loops import Allocate, PrimFunc
-from compiler.ir.visit_loops import walk_stmts
+from compiler.ir.loops.scalars import Allocate, PrimFunc
+from compiler.ir.loops.visit import walk_stmts
 
 NAMES = ("softmax", "log_softmax")
 

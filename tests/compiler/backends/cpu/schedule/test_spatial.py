@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from compiler.backends.cpu.schedule.spatial import CHUNK, match_spatial
-from compiler.ir.loops import For, LoopKind, PrimFunc
+from compiler.ir.loops.scalars import For, LoopKind, PrimFunc
+from compiler.ir.loops.visit import walk_stmts
 from compiler.ir.text.parser import parse
-from compiler.ir.visit_loops import walk_stmts
 
 
 def f32(*shape: int) -> Any:

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from compiler.backends.cpu.schedule import streaming
-from compiler.ir.loops import PrimFunc, Tile, When
-from compiler.ir.visit_loops import walk_stmts
+from compiler.ir.loops.scalars import PrimFunc, Tile, When
+from compiler.ir.loops.visit import walk_stmts
 from compiler.machine.tiles.stream import Stream
 
 LARGEST = streaming.LARGE // 4  # elements of f32

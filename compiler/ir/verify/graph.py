@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from compiler.ir.deduce import deduce, type_of
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
-from compiler.ir.graph import (
+from compiler.ir.graph.deduce import deduce, type_of
+from compiler.ir.graph.values import (
     Alloc,
     Atom,
     Binding,
@@ -26,14 +26,14 @@ from compiler.ir.graph import (
     ScalarValue,
     Var,
 )
-from compiler.ir.loops import Buffer, PrimFunc, ScalarParam, Stmt
+from compiler.ir.graph.visit import atom_dims, operands, used_vars
+from compiler.ir.loops.scalars import Buffer, PrimFunc, ScalarParam, Stmt
 from compiler.ir.module import IRModule
 from compiler.ir.op import REQUIRED
 from compiler.ir.prove import prove_ne
 from compiler.ir.subsume import Level, subsumes
 from compiler.ir.text.printer_types import type_text
 from compiler.ir.types import FuncType, ObjectType, ScalarType, TensorType, Type, binders_of, vars_of
-from compiler.ir.visit import atom_dims, operands, used_vars
 
 
 class Problem(NamedTuple):

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.fields import Holds, items
-from compiler.ir.loops import (
+from compiler.ir.loops.scalars import (
     COMPARISONS,
     Allocate,
     Apply,
@@ -41,13 +41,13 @@ from compiler.ir.loops import (
     When,
     dtype_of,
 )
+from compiler.ir.loops.visit import scalars_of, subscalars, substatements, walk_stmts
 from compiler.ir.prove import prove_lt
 from compiler.ir.text.printer import print_scalar
 from compiler.ir.text.printer_types import canonical_number
 from compiler.ir.text.syntax import ARITY
-from compiler.ir.verify_attention import attention_operands_agree, attention_stands_alone
-from compiler.ir.verify_graph import Problem
-from compiler.ir.visit_loops import scalars_of, subscalars, substatements, walk_stmts
+from compiler.ir.verify.attention import attention_operands_agree, attention_stands_alone
+from compiler.ir.verify.graph import Problem
 
 LoopRule = Callable[[PrimFunc], Iterator[Problem]]
 

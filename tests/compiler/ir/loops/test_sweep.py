@@ -9,10 +9,10 @@ from compiler.interpret.loops import run_prim
 from compiler.ir.dims import Dim, DimLike, DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.equal import assert_equal
-from compiler.ir.loops import Buffer, PrimFunc
-from compiler.ir.sweep import sweep
+from compiler.ir.loops.scalars import Buffer, PrimFunc
+from compiler.ir.loops.sweep import sweep
+from compiler.ir.loops.write import Kernel
 from compiler.ir.text.parser import parse
-from compiler.ir.write import Kernel
 
 F32 = DType.F32
 

@@ -6,7 +6,7 @@ import pytest
 
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
-from compiler.ir.graph import (
+from compiler.ir.graph.values import (
     Alloc,
     Binding,
     Block,
@@ -25,14 +25,14 @@ from compiler.ir.graph import (
     Value,
     Var,
 )
-from compiler.ir.loops import Allocate, Apply, Buffer, Const, Fn, For, Load, PrimFunc, ScalarParam, Scope, Seq, Stmt, Store
+from compiler.ir.loops.scalars import Allocate, Apply, Buffer, Const, Fn, For, Load, PrimFunc, ScalarParam, Scope, Seq, Stmt, Store
 from compiler.ir.module import IRModule
 from compiler.ir.op import OPS, REQUIRED, OpDef
 from compiler.ir.text.parser import parse
 from compiler.ir.types import ObjectType, ScalarType, TensorType, TupleType, Type, tensor
-from compiler.ir.verify import VerifyError, dims_have_one_function, verify
-from compiler.ir.verify_graph import GRAPH_RULES
-from compiler.ir.verify_loops import LOOP_RULES
+from compiler.ir.verify.graph import GRAPH_RULES
+from compiler.ir.verify.loops import LOOP_RULES
+from compiler.ir.verify.module import VerifyError, dims_have_one_function, verify
 
 SAME = OPS.get("verify.same") or OPS.add("verify.same", OpDef("verify.same", {"axis": REQUIRED}, lambda args, attrs: args[0]))
 PRINT = OPS.get("verify.print") or OPS.add("verify.print", OpDef("verify.print", {}, lambda args, attrs: args[0], pure=False))

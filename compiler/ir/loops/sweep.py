@@ -7,8 +7,8 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 from compiler.ir.dims import Dim
+from compiler.ir.loops.write import Kernel, less
 from compiler.ir.prove import prove_divisible
-from compiler.ir.write import Kernel, less
 
 
 @dataclass(frozen=True, slots=True)

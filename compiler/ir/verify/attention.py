@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from compiler.ir.dims import Dim
 from compiler.ir.dtypes import DType
 from compiler.ir.fields import Holds, parts
-from compiler.ir.loops import Attention, Buffer, Paged, PrimFunc, Ragged, dtype_of
+from compiler.ir.loops.scalars import Attention, Buffer, Paged, PrimFunc, Ragged, dtype_of
+from compiler.ir.loops.visit import walk_stmts
 from compiler.ir.prove import prove_eq, prove_ne
-from compiler.ir.verify_graph import Problem
-from compiler.ir.visit_loops import walk_stmts
+from compiler.ir.verify.graph import Problem
 
 # By field. Extents of one name are equal, and a number is that number.
 LAYOUTS: dict[str, tuple[str, ...]] = {

@@ -1,4 +1,4 @@
-"""Walking and rewriting the graph level; `visit_loops` does it for the loop level.
+"""Walking and rewriting the graph level; `loops/visit.py` does it for the loop level.
 
 `used_vars` and `free_vars` tell on what a thing depends, symbolic variables included. A `map_*` function that changes nothing returns
 the object it was given, so `is` tells whether anything happened."""
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.fields import Holds, items, parts
-from compiler.ir.graph import Atom, Binding, Block, Body, Constant, FuncRef, Function, MatchCast, ScalarValue, ShapeValue, Value, Var
+from compiler.ir.graph.values import Atom, Binding, Block, Body, Constant, FuncRef, Function, MatchCast, ScalarValue, ShapeValue, Value, Var
 from compiler.ir.rebuild import map_items, map_tuple, mapped, remade, updated
 from compiler.ir.types import Type, binders_of, substitute, vars_of
 

@@ -7,11 +7,11 @@ import pytest
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.equal import assert_equal
-from compiler.ir.loops import Buffer, PrimFunc, ReduceFn, Scalar, ScalarParam, Store
+from compiler.ir.loops.scalars import Buffer, PrimFunc, ReduceFn, Scalar, ScalarParam, Store
+from compiler.ir.loops.write import Kernel, cast, equal, exp, fold, guard, index, largest, less, maximum, select, total
 from compiler.ir.module import IRModule
 from compiler.ir.text.parser import parse
 from compiler.ir.text.printer import print_scalar
-from compiler.ir.write import Kernel, cast, equal, exp, fold, guard, index, largest, less, maximum, select, total
 
 F32 = DType.F32
 X, N = ScalarParam("x", F32), ScalarParam("n", DType.I32)

@@ -10,7 +10,7 @@ from typing import Any
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
-from compiler.ir.graph import (
+from compiler.ir.graph.values import (
     Alloc,
     Atom,
     Call,

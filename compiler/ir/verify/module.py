@@ -7,15 +7,15 @@ from collections.abc import Iterator
 
 from compiler.ir.dims import DimVar
 from compiler.ir.errors import CompileError
-from compiler.ir.graph import Binding, Function
-from compiler.ir.loops import PrimFunc
+from compiler.ir.graph.values import Binding, Function
+from compiler.ir.graph.visit import stated_types, used_vars
+from compiler.ir.loops.scalars import PrimFunc
+from compiler.ir.loops.visit import bound_dims, free_dims
 from compiler.ir.module import IRModule
 from compiler.ir.text.printer import print_node
 from compiler.ir.types import vars_of
-from compiler.ir.verify_graph import GRAPH_RULES, Problem, bound_sites
-from compiler.ir.verify_loops import LOOP_RULES
-from compiler.ir.visit import stated_types, used_vars
-from compiler.ir.visit_loops import bound_dims, free_dims
+from compiler.ir.verify.graph import GRAPH_RULES, Problem, bound_sites
+from compiler.ir.verify.loops import LOOP_RULES
 
 
 class VerifyError(CompileError):

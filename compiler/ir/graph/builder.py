@@ -15,11 +15,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from compiler.ir.deduce import deduce, type_of
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.errors import AnnotationError
-from compiler.ir.graph import Atom, Binding, Block, BlockKind, Body, Call, Function, If, MatchCast, Value, Var
-from compiler.ir.loops import PrimFunc
+from compiler.ir.graph.deduce import deduce, type_of
+from compiler.ir.graph.values import Atom, Binding, Block, BlockKind, Body, Call, Function, If, MatchCast, Value, Var
+from compiler.ir.loops.scalars import PrimFunc
 from compiler.ir.module import IRModule
 from compiler.ir.op import OpDef
 from compiler.ir.types import FuncType, Type, binders_of, erase, vars_of

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 
 from compiler.ir.dims import Dim, DimLike, DimVar, dim_max
 from compiler.ir.dtypes import DType
-from compiler.ir.loops import (
+from compiler.ir.loops.scalars import (
     Allocate,
     Apply,
     Buffer,
@@ -52,8 +52,8 @@ from compiler.ir.loops import (
     as_scalar,
     dtype_of,
 )
+from compiler.ir.loops.visit import sequence
 from compiler.ir.tiles import TileOp
-from compiler.ir.visit_loops import sequence
 
 # --- statements --------------------------------------------------------------------------------------------------------
 
