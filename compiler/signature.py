@@ -17,7 +17,8 @@ import msgspec
 from compiler.cache import Key, Range
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.equal import structural_hash
-from compiler.ir.graph.values import Body, Function, If, MatchCast
+from compiler.ir.graph.function import Body, Function, If
+from compiler.ir.graph.values import MatchCast
 from compiler.ir.graph.visit import free_vars
 from compiler.ir.module import IRModule
 from compiler.ir.types import binders_of, substitute, vars_of

@@ -15,7 +15,7 @@ from compiler.interpret.graph import Interpreter
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import CompileError
-from compiler.ir.graph.values import Var
+from compiler.ir.graph.atoms import Var
 from compiler.ir.module import IRModule
 from compiler.ir.types import ScalarType, ShapeType, TensorType, TupleType, Type, vars_of
 from runtime.session import Session

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Protocol
 
-from compiler.ir.loops.scalars import PrimFunc
+from compiler.ir.loops.prim_func import PrimFunc
 from compiler.machine.target import Target
 from compiler.passes.base import Instrument, Pipeline
 from compiler.program.kernel import KernelCode

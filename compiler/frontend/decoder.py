@@ -19,7 +19,8 @@ from compiler.frontend.nn import DEFAULT_FORMAT, Net, WeightFormat, prefix_of
 from compiler.frontend.registry import decoder_family
 from compiler.ir.dims import DimVar
 from compiler.ir.dtypes import DType
-from compiler.ir.graph.values import MakeTuple, Var
+from compiler.ir.graph.atoms import Var
+from compiler.ir.graph.values import MakeTuple
 from compiler.ir.module import IRModule
 from compiler.ir.types import tensor
 from compiler.ops.attention.kv_cache import PAGE

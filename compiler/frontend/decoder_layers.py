@@ -8,7 +8,7 @@ from compiler.frontend.config import Activation, ModelConfig
 from compiler.frontend.nn import Net
 from compiler.frontend.rope import Rope
 from compiler.ir.dims import Dim, DimVar
-from compiler.ir.graph.values import Atom, Constant, ScalarValue, Var
+from compiler.ir.graph.atoms import Atom, Constant, ScalarValue, Var
 from compiler.ops.attention.kv_cache import KV_APPEND
 from compiler.ops.attention.paged import PAGED_ATTENTION
 from compiler.ops.elementwise import DIVIDE, GELU, GELU_TANH, MULTIPLY, RELU, SILU, TANH

@@ -22,7 +22,7 @@ from compiler.frontend.registry import encoder_family
 from compiler.frontend.sentence import Pooling
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
-from compiler.ir.graph.values import Atom, Constant, ScalarValue, Var
+from compiler.ir.graph.atoms import Atom, Constant, ScalarValue, Var
 from compiler.ir.module import IRModule
 from compiler.ir.types import tensor
 from compiler.ops.attention.ragged import RAGGED_MEAN

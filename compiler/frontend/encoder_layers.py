@@ -8,7 +8,7 @@ from compiler.frontend.config import ModelConfig
 from compiler.frontend.decoder_layers import ACTIVATIONS
 from compiler.frontend.nn import Net
 from compiler.ir.dims import DimVar
-from compiler.ir.graph.values import Var
+from compiler.ir.graph.atoms import Var
 from compiler.ops.attention.ragged import RAGGED_ATTENTION
 
 

@@ -10,7 +10,7 @@ from compiler.frontend.config import ModelConfig
 from compiler.frontend.decoder_layers import Layer, Step, embed, logits
 from compiler.frontend.encoder_layers import EncoderLayer
 from compiler.frontend.fields import Fields
-from compiler.ir.graph.values import Var
+from compiler.ir.graph.atoms import Var
 
 Read = Callable[[Fields], ModelConfig]  # a config.json
 Complete = Callable[[dict[str, Any], Mapping[str, Any], Container[str]], None]

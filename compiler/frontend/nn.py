@@ -14,8 +14,9 @@ from typing import Any
 from compiler.frontend.errors import ConfigError
 from compiler.ir.dims import Dim, DimLike
 from compiler.ir.dtypes import DType
+from compiler.ir.graph.atoms import Atom, ScalarValue, ShapeValue, Var
 from compiler.ir.graph.builder import Builder
-from compiler.ir.graph.values import Atom, ScalarValue, ShapeValue, TupleGet, Var
+from compiler.ir.graph.values import TupleGet
 from compiler.ir.op import OpDef
 from compiler.ir.types import TensorType, tensor
 from compiler.ops.elementwise import ADD, CAST, MULTIPLY

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 
 from compiler.ir.dims import DimLike, DimVar
 from compiler.ir.dtypes import DType
+from compiler.ir.graph.atoms import Var
 from compiler.ir.graph.builder import Builder
-from compiler.ir.graph.values import Var
 from compiler.ir.module import IRModule
 from compiler.ir.op import OpDef
 from compiler.ir.types import tensor

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from compiler.ir.dims import Dim, DimVar
-from compiler.ir.loops.scalars import Allocate, Buffer, For, LoopKind, Scalar, Stmt, Store
+from compiler.ir.loops.buffers import Buffer
+from compiler.ir.loops.scalars import Scalar
+from compiler.ir.loops.statements import Allocate, For, LoopKind, Stmt, Store
 from compiler.ir.loops.visit import loads
 from compiler.ir.prove import prove_le, prove_lt
 

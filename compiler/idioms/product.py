@@ -10,24 +10,11 @@ from typing import Any, Generic, TypeVar
 from compiler.idioms.nest import PerfectNest, perfect_nest
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
-from compiler.ir.loops.scalars import (
-    Apply,
-    Buffer,
-    Cast,
-    Contraction,
-    Element,
-    Fn,
-    Fold,
-    Format,
-    GroupedContraction,
-    Load,
-    PrimFunc,
-    Reduce,
-    ReduceFn,
-    Scalar,
-    Stmt,
-    dtype_of,
-)
+from compiler.ir.loops.buffers import Buffer
+from compiler.ir.loops.functions import Fn, ReduceFn
+from compiler.ir.loops.prim_func import PrimFunc
+from compiler.ir.loops.scalars import Apply, Cast, Contraction, Element, Fold, Format, GroupedContraction, Load, Reduce, Scalar, dtype_of
+from compiler.ir.loops.statements import Stmt
 from compiler.ir.loops.visit import free_dims, map_scalars, walk_scalar
 
 AnyFold = Reduce | Contraction | GroupedContraction

@@ -10,7 +10,10 @@ from compiler.idioms.product import outermost_folds, without_products
 from compiler.idioms.same import same_scalar
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
-from compiler.ir.loops.scalars import Apply, Buffer, Fn, Load, Reduce, ReduceFn, Scalar, Scope, Stmt, Store
+from compiler.ir.loops.buffers import Buffer, Scope
+from compiler.ir.loops.functions import Fn, ReduceFn
+from compiler.ir.loops.scalars import Apply, Load, Reduce, Scalar
+from compiler.ir.loops.statements import Stmt, Store
 from compiler.ir.loops.visit import loads, map_scalar, replace_loads, rewrite_dims, statements, walk_scalar
 
 PARTS = 4  # independent chains, so that a fold waits for memory and not for its own additions

@@ -18,28 +18,10 @@ from compiler.interpret.loops import InterpretError, run_prim, uninitialised
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import CompileError
-from compiler.ir.graph.values import (
-    Alloc,
-    Atom,
-    Body,
-    Call,
-    CallFunc,
-    CallLibrary,
-    CallTir,
-    Constant,
-    Copy,
-    FuncRef,
-    If,
-    Launch,
-    MakeTuple,
-    MatchCast,
-    ScalarValue,
-    ShapeValue,
-    TupleGet,
-    Value,
-    Var,
-)
-from compiler.ir.loops.scalars import Buffer
+from compiler.ir.graph.atoms import Atom, Constant, FuncRef, ScalarValue, ShapeValue, Var
+from compiler.ir.graph.function import Body, If, Value
+from compiler.ir.graph.values import Alloc, Call, CallFunc, CallLibrary, CallTir, Copy, Launch, MakeTuple, MatchCast, TupleGet
+from compiler.ir.loops.buffers import Buffer
 from compiler.ir.module import IRModule
 from compiler.ir.types import FuncType, ObjectType, ScalarType, ShapeType, TensorType, TupleType, Type
 from compiler.ops.tables import INTERPRET

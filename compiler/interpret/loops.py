@@ -21,34 +21,12 @@ from compiler.interpret.scalars import MEANING, fold
 from compiler.ir.dims import Atom, Dim, DimVar, FloorDiv, Max, Min, Mod
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import CompileError
-from compiler.ir.loops.scalars import (
-    Allocate,
-    Apply,
-    Attention,
-    Buffer,
-    Cast,
-    Const,
-    Contraction,
-    DimScalar,
-    Element,
-    For,
-    GroupedContraction,
-    Guard,
-    Let,
-    Load,
-    LoopKind,
-    PrimFunc,
-    Reduce,
-    Scalar,
-    ScalarParam,
-    Seq,
-    Stmt,
-    Store,
-    Tile,
-    When,
-    dtype_of,
-    identity,
-)
+from compiler.ir.loops import scalars
+from compiler.ir.loops.attention import Attention
+from compiler.ir.loops.buffers import Buffer
+from compiler.ir.loops.prim_func import PrimFunc
+from compiler.ir.loops.scalars import Scalar, dtype_of, identity
+from compiler.ir.loops.statements import Allocate, For, Let, LoopKind, Seq, Stmt, Store, Tile, When
 from compiler.ir.loops.visit import loads
 from compiler.ops.attention.plain import plain_attention
 from compiler.ops.elementwise import numpy_cast
@@ -74,7 +52,7 @@ def run_prim(prim: PrimFunc, args: Sequence[Array | int | float], dims: Mapping[
                 for dim, extent in zip(param.shape, arg.shape, strict=True):
                     if (var := dim.var) is not None:
                         frame.dims.setdefault(var, extent)
-            case ScalarParam():
+            case scalars.ScalarParam():
                 frame.params[param] = np.asarray(arg, param.dtype.numpy)
             case DimVar():
                 assert not isinstance(arg, np.ndarray)
@@ -103,7 +81,7 @@ class _Frame:
     def __init__(self) -> None:
         self.dims: dict[DimVar, Any] = {}  # ints, or int64 arrays of rank _RANK
         self.buffers: dict[Buffer, Array] = {}
-        self.params: dict[ScalarParam, Array] = {}
+        self.params: dict[scalars.ScalarParam, Array] = {}
         self.extents: list[int] = []  # of the axes in use
         self.active: Array | None = None  # the points that count; None: all
         self.known: dict[Scalar, Array] = {}  # nodes of the expression at hand: others share them
@@ -252,25 +230,25 @@ class _Frame:
 
     def _compute(self, scalar: Scalar) -> Array:
         match scalar:
-            case Const(value=value, dtype=dtype):
+            case scalars.Const(value=value, dtype=dtype):
                 return np.asarray(value).astype(dtype.numpy)
-            case DimScalar(dim=dim):
+            case scalars.DimScalar(dim=dim):
                 return np.asarray(self.dim(dim), np.int64)
-            case ScalarParam():
+            case scalars.ScalarParam():
                 return self.params[scalar]
-            case Load(buffer=buffer, indices=indices):
+            case scalars.Load(buffer=buffer, indices=indices):
                 return self._load(buffer, indices)
-            case Guard(conditions=conditions, value=value, otherwise=otherwise):
+            case scalars.Guard(conditions=conditions, value=value, otherwise=otherwise):
                 return self._guard(conditions, value, otherwise)
-            case Apply(fn=fn, args=args):
+            case scalars.Apply(fn=fn, args=args):
                 return np.asarray(MEANING[fn](*(self._eval(a) for a in args)))
-            case Cast(value=value, dtype=dtype):
+            case scalars.Cast(value=value, dtype=dtype):
                 return numpy_cast(self._eval(value), dtype)
-            case Reduce():
+            case scalars.Reduce():
                 return self._reduce(scalar)
-            case Contraction() | GroupedContraction():
+            case scalars.Contraction() | scalars.GroupedContraction():
                 return self._reduce(scalar.fold)
-            case Element():
+            case scalars.Element():
                 return self._eval(scalar.decoded)
 
     def _load(self, buffer: Buffer, indices: tuple[Dim, ...]) -> Array:
@@ -312,7 +290,7 @@ class _Frame:
             result = self._eval(value)
         return np.where(inside, result, self._eval(otherwise))
 
-    def _reduce(self, reduce: Reduce) -> Array:
+    def _reduce(self, reduce: scalars.Reduce) -> Array:
         first, count = len(self.extents), len(reduce.axes)
         dtype = dtype_of(reduce.value)
         neutral = np.asarray(identity(reduce.fn, dtype).value).astype(dtype.numpy)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compiler.ir.loops.scalars import Fn, ReduceFn
+from compiler.ir.loops.functions import Fn, ReduceFn
 from compiler.ops.elementwise import numpy_erf
 
 Array = NDArray[Any]

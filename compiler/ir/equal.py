@@ -17,8 +17,13 @@ from typing import Any
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.fields import Holds, items
-from compiler.ir.graph.values import Binding, Block, BlockKind, Body, Call, Constant, Copy, Function, Launch, MatchCast, ScalarValue, Var
-from compiler.ir.loops.scalars import Buffer, Const, PrimFunc, Scalar, ScalarParam, Seq
+from compiler.ir.graph.atoms import Constant, ScalarValue, Var
+from compiler.ir.graph.function import Binding, Block, BlockKind, Body, Function
+from compiler.ir.graph.values import Call, Copy, Launch, MatchCast
+from compiler.ir.loops.buffers import Buffer
+from compiler.ir.loops.prim_func import PrimFunc
+from compiler.ir.loops.scalars import Const, Scalar, ScalarParam
+from compiler.ir.loops.statements import Seq
 from compiler.ir.loops.visit import statements
 from compiler.ir.module import IRModule
 from compiler.ir.op import OpDef

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from compiler.ir.graph.values import Function
-from compiler.ir.loops.scalars import PrimFunc
+from compiler.ir.graph.function import Function
+from compiler.ir.loops.prim_func import PrimFunc
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import prod
 
-from compiler.ir.loops.scalars import Fn
+from compiler.ir.loops.functions import Fn
 
 Lines = list["str | Lines"]
 

@@ -14,7 +14,8 @@ import numpy as np
 
 from compiler.ir.dims import Dim
 from compiler.ir.dtypes import DType
-from compiler.ir.loops.scalars import FORMATS, Buffer, Format, Load, Scalar
+from compiler.ir.loops.buffers import Buffer
+from compiler.ir.loops.scalars import FORMATS, Format, Load, Scalar
 from compiler.ir.loops.write import cast, index
 
 I8, I16, I32, BF16 = DType.I8, DType.I16, DType.I32, DType.BF16

@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 from compiler.ir.dims import Dim, Max, dim_max, dim_min
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
-from compiler.ir.loops.scalars import Buffer, Const, Load, Scalar, ScalarParam
+from compiler.ir.loops.buffers import Buffer
+from compiler.ir.loops.scalars import Const, Load, Scalar, ScalarParam
 from compiler.ir.loops.write import cast, const
 from compiler.ir.prove import prove_eq, prove_ne
 from compiler.ir.types import ObjectType, ScalarType, TensorType, Type

@@ -12,7 +12,8 @@ import numpy as np
 
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
-from compiler.ir.loops.scalars import Buffer, Const, Scalar
+from compiler.ir.loops.buffers import Buffer
+from compiler.ir.loops.scalars import Const, Scalar
 from compiler.ir.loops.write import (
     Kernel,
     cast,

@@ -13,7 +13,8 @@ import numpy as np
 from compiler.ir.dims import Dim, dim_min
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
-from compiler.ir.loops.scalars import Buffer, Scalar
+from compiler.ir.loops.buffers import Buffer
+from compiler.ir.loops.scalars import Scalar
 from compiler.ir.loops.write import Kernel, cast, cos, guard, sin
 from compiler.ir.prove import prove_le, prove_lt
 from compiler.ir.types import TensorType, TupleType, Type

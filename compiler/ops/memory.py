@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterable
 from functools import reduce
 from typing import NamedTuple, TypeAlias
 
-from compiler.ir.graph.values import Atom, Body, Call, CallFunc, Copy, If, MakeTuple, MatchCast, TupleGet, Value, Var
+from compiler.ir.graph.atoms import Atom, Var
+from compiler.ir.graph.function import Body, If, Value
+from compiler.ir.graph.values import Call, CallFunc, Copy, MakeTuple, MatchCast, TupleGet
 from compiler.ir.graph.visit import operands
 from compiler.ir.types import TupleType, Type
 from compiler.ops.tables import VIEWS

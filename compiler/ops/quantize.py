@@ -17,7 +17,9 @@ import numpy as np
 from compiler.ir.dims import Dim
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
-from compiler.ir.loops.scalars import Buffer, Load, ReduceFn, Scalar
+from compiler.ir.loops.buffers import Buffer
+from compiler.ir.loops.functions import ReduceFn
+from compiler.ir.loops.scalars import Load, Scalar
 from compiler.ir.loops.write import Kernel, cast, const, equal, fold, index, largest, maximum, minimum, round_half_even, select
 from compiler.ir.prove import prove_divisible
 from compiler.ir.types import TensorType, TupleType, Type

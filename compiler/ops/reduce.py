@@ -14,7 +14,8 @@ import numpy as np
 from compiler.ir.dims import Dim
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
-from compiler.ir.loops.scalars import Load, ReduceFn, Scalar
+from compiler.ir.loops.functions import ReduceFn
+from compiler.ir.loops.scalars import Load, Scalar
 from compiler.ir.loops.write import Kernel, cast, fold, guard, index
 from compiler.ir.op import REQUIRED, OpDef
 from compiler.ir.prove import prove_lt

@@ -15,8 +15,10 @@ from typing import Any
 
 from compiler.ir.dims import Dim
 from compiler.ir.errors import AnnotationError, CompileError
-from compiler.ir.graph.values import Atom
-from compiler.ir.loops.scalars import Buffer, Const, ScalarParam, Stmt
+from compiler.ir.graph.atoms import Atom
+from compiler.ir.loops.buffers import Buffer
+from compiler.ir.loops.scalars import Const, ScalarParam
+from compiler.ir.loops.statements import Stmt
 from compiler.ir.op import OPS, Deduce, OpDef, Registry
 from compiler.ir.types import Type
 

@@ -6,23 +6,9 @@ a block of its own kind. The order of bindings stays, but for checks of nothing 
 
 from __future__ import annotations
 
-from compiler.ir.graph.values import (
-    Alloc,
-    Binding,
-    Block,
-    BlockKind,
-    Body,
-    Call,
-    Copy,
-    Function,
-    If,
-    Launch,
-    MakeTuple,
-    MatchCast,
-    ScalarValue,
-    Value,
-    Var,
-)
+from compiler.ir.graph.atoms import ScalarValue, Var
+from compiler.ir.graph.function import Binding, Block, BlockKind, Body, Function, If, Value
+from compiler.ir.graph.values import Alloc, Call, Copy, Launch, MakeTuple, MatchCast
 from compiler.ir.module import IRModule
 from compiler.ir.types import binders_of
 from compiler.ops.tables import VIEWS

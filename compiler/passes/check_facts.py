@@ -25,27 +25,14 @@ from dataclasses import dataclass, field, replace
 
 from compiler.ir.dims import Dim, DimVar, dim_max, dim_min
 from compiler.ir.dtypes import DType
+from compiler.ir.graph.atoms import Atom, ScalarValue, Var
 from compiler.ir.graph.deduce import deduce, type_of
-from compiler.ir.graph.values import (
-    Alloc,
-    Atom,
-    Binding,
-    Block,
-    Body,
-    Call,
-    CallFunc,
-    CallLibrary,
-    CallTir,
-    Function,
-    If,
-    Launch,
-    MatchCast,
-    ScalarValue,
-    Value,
-    Var,
-)
+from compiler.ir.graph.function import Binding, Block, Body, Function, If, Value
+from compiler.ir.graph.values import Alloc, Call, CallFunc, CallLibrary, CallTir, Launch, MatchCast
 from compiler.ir.graph.visit import map_bindings, operands
-from compiler.ir.loops.scalars import Buffer, PrimFunc, ScalarParam
+from compiler.ir.loops.buffers import Buffer
+from compiler.ir.loops.prim_func import PrimFunc
+from compiler.ir.loops.scalars import ScalarParam
 from compiler.ir.module import IRModule
 from compiler.ir.prove import prove_eq, prove_le
 from compiler.ir.subsume import Level, subsumes

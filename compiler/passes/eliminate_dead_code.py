@@ -8,21 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from compiler.ir.graph.values import (
-    Block,
-    Body,
-    Call,
-    CallFunc,
-    CallLibrary,
-    CallTir,
-    FuncRef,
-    Function,
-    If,
-    Launch,
-    MatchCast,
-    Value,
-    Var,
-)
+from compiler.ir.graph.atoms import FuncRef, Var
+from compiler.ir.graph.function import Block, Body, Function, If, Value
+from compiler.ir.graph.values import Call, CallFunc, CallLibrary, CallTir, Launch, MatchCast
 from compiler.ir.graph.visit import operands
 from compiler.ir.module import IRModule
 

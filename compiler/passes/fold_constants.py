@@ -12,8 +12,10 @@ import numpy as np
 
 from compiler.interpret.graph import Interpreter
 from compiler.ir.dims import Dim
+from compiler.ir.graph.atoms import Constant, ScalarValue, ShapeValue, Var
 from compiler.ir.graph.builder import Builder
-from compiler.ir.graph.values import Binding, Block, Body, Call, CallTir, Constant, Function, ScalarValue, ShapeValue, Value, Var
+from compiler.ir.graph.function import Binding, Block, Body, Function, Value
+from compiler.ir.graph.values import Call, CallTir
 from compiler.ir.graph.visit import attr_dims
 from compiler.ir.module import IRModule
 from compiler.ir.types import TensorType, vars_of

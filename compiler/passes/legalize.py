@@ -11,10 +11,13 @@ from collections.abc import Hashable
 
 from compiler.ir.dims import Dim
 from compiler.ir.dtypes import DType
+from compiler.ir.graph.atoms import Atom, ScalarValue, Var
 from compiler.ir.graph.builder import Builder
 from compiler.ir.graph.deduce import type_of
-from compiler.ir.graph.values import Atom, Binding, Call, CallLibrary, CallTir, MakeTuple, ScalarValue, Value, Var
-from compiler.ir.loops.scalars import Buffer, Const, ScalarParam
+from compiler.ir.graph.function import Binding, Value
+from compiler.ir.graph.values import Call, CallLibrary, CallTir, MakeTuple
+from compiler.ir.loops.buffers import Buffer
+from compiler.ir.loops.scalars import Const, ScalarParam
 from compiler.ir.module import IRModule
 from compiler.ir.types import ScalarType, TensorType, TupleType, Type
 from compiler.ops.tables import LEGALIZE, Library, Nest, Operands, Place, UnknownShape, View

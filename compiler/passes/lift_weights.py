@@ -13,21 +13,9 @@ from collections.abc import Container, Sequence
 from itertools import chain, count
 from math import prod
 
-from compiler.ir.graph.values import (
-    Atom,
-    Binding,
-    Block,
-    BlockKind,
-    Body,
-    Call,
-    CallTir,
-    Constant,
-    Copy,
-    Function,
-    MakeTuple,
-    TupleGet,
-    Var,
-)
+from compiler.ir.graph.atoms import Atom, Constant, Var
+from compiler.ir.graph.function import Binding, Block, BlockKind, Body, Function
+from compiler.ir.graph.values import Call, CallTir, Copy, MakeTuple, TupleGet
 from compiler.ir.graph.visit import Uses, free_vars, fresh_function, map_atoms, operands, used_vars
 from compiler.ir.module import IRModule
 from compiler.ir.types import TensorType, TupleType, Type, binders_of, vars_of

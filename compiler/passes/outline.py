@@ -10,9 +10,13 @@ from typing import Any
 
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.equal import structural_hash
+from compiler.ir.graph.atoms import Atom, ScalarValue
 from compiler.ir.graph.builder import Builder
-from compiler.ir.graph.values import Atom, CallTir, ScalarValue
-from compiler.ir.loops.scalars import Buffer, PrimFunc, ScalarParam, Stmt
+from compiler.ir.graph.values import CallTir
+from compiler.ir.loops.buffers import Buffer
+from compiler.ir.loops.prim_func import PrimFunc
+from compiler.ir.loops.scalars import ScalarParam
+from compiler.ir.loops.statements import Stmt
 from compiler.ir.loops.visit import free_dims, fresh_prim
 from compiler.ir.module import IRModule
 from compiler.ir.types import TensorType, Type

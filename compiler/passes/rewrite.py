@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from compiler.ir.dims import Dim
+from compiler.ir.graph.atoms import Atom, Var
 from compiler.ir.graph.builder import Builder
-from compiler.ir.graph.values import Atom, Binding, BlockKind, Body, Copy, Function, If, Value, Var
+from compiler.ir.graph.function import Binding, BlockKind, Body, Function, If, Value
+from compiler.ir.graph.values import Copy
 from compiler.ir.graph.visit import map_operands, operands
 from compiler.ir.module import IRModule
 

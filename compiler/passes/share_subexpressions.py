@@ -8,25 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from compiler.ir.graph.values import (
-    Atom,
-    Binding,
-    Block,
-    Body,
-    Call,
-    CallTir,
-    Constant,
-    Copy,
-    FuncRef,
-    Function,
-    If,
-    MakeTuple,
-    ScalarValue,
-    ShapeValue,
-    TupleGet,
-    Value,
-    Var,
-)
+from compiler.ir.graph.atoms import Atom, Constant, FuncRef, ScalarValue, ShapeValue, Var
+from compiler.ir.graph.function import Binding, Block, Body, Function, If, Value
+from compiler.ir.graph.values import Call, CallTir, Copy, MakeTuple, TupleGet
 from compiler.ir.graph.visit import map_operands, operands
 from compiler.ir.module import IRModule
 

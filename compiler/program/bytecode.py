@@ -16,32 +16,13 @@ from numpy.typing import NDArray
 
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.errors import CompileError
+from compiler.ir.graph.atoms import Atom, Constant, FuncRef, ScalarValue, ShapeValue, Var
 from compiler.ir.graph.deduce import type_of
-from compiler.ir.graph.values import (
-    Alloc,
-    Atom,
-    Binding,
-    Block,
-    BlockKind,
-    Body,
-    Call,
-    CallFunc,
-    CallLibrary,
-    CallTir,
-    Constant,
-    Copy,
-    FuncRef,
-    Function,
-    If,
-    Launch,
-    MakeTuple,
-    MatchCast,
-    ScalarValue,
-    ShapeValue,
-    TupleGet,
-    Var,
-)
-from compiler.ir.loops.scalars import Buffer, PrimFunc, ScalarParam
+from compiler.ir.graph.function import Binding, Block, BlockKind, Body, Function, If
+from compiler.ir.graph.values import Alloc, Call, CallFunc, CallLibrary, CallTir, Copy, Launch, MakeTuple, MatchCast, TupleGet
+from compiler.ir.loops.buffers import Buffer
+from compiler.ir.loops.prim_func import PrimFunc
+from compiler.ir.loops.scalars import ScalarParam
 from compiler.ir.module import IRModule
 from compiler.ir.subsume import unify
 from compiler.ir.types import ScalarType, TensorType, TupleType, vars_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from compiler.ir.loops.scalars import Fn
+from compiler.ir.loops.functions import Fn
 
 
 @dataclass(frozen=True, slots=True)

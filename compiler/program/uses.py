@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from compiler.ir.graph.values import Atom, Body, Call, Copy, If, Launch, MakeTuple, TupleGet, Value, Var
+from compiler.ir.graph.atoms import Atom, Var
+from compiler.ir.graph.function import Body, If, Value
+from compiler.ir.graph.values import Call, Copy, Launch, MakeTuple, TupleGet
 from compiler.ir.graph.visit import operands
 from compiler.ir.module import IRModule
 from compiler.ops.memory import written

@@ -18,8 +18,9 @@ from compiler.frontend.decoder import StepBounds, build_step
 from compiler.frontend.rope import Rope
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
+from compiler.ir.graph.atoms import Var
 from compiler.ir.graph.builder import Builder
-from compiler.ir.graph.values import Alloc, Var
+from compiler.ir.graph.values import Alloc
 from compiler.ir.graph.visit import operands
 from compiler.ir.module import IRModule
 from compiler.ir.text.parser import parse

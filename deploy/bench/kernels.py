@@ -24,9 +24,15 @@ from compiler.backends.cpu.pipeline import pipeline
 from compiler.frontend.decoder import ENTRY
 from compiler.idioms.product import AnyFold, outermost_folds
 from compiler.ir.dims import Dim, DimVar
+from compiler.ir.graph.atoms import ScalarValue
 from compiler.ir.graph.deduce import type_of
-from compiler.ir.graph.values import CallTir, ScalarValue
-from compiler.ir.loops.scalars import Apply, Attention, Buffer, Fn, For, GroupedContraction, Let, PrimFunc, Reduce, ReduceFn, Scalar, Stmt
+from compiler.ir.graph.values import CallTir
+from compiler.ir.loops.attention import Attention
+from compiler.ir.loops.buffers import Buffer
+from compiler.ir.loops.functions import Fn, ReduceFn
+from compiler.ir.loops.prim_func import PrimFunc
+from compiler.ir.loops.scalars import Apply, GroupedContraction, Reduce, Scalar
+from compiler.ir.loops.statements import For, Let, Stmt
 from compiler.ir.loops.visit import loads, map_scalar, scalars_of, subscalars, substatements, walk_stmts
 from compiler.ir.types import TensorType, Type
 from compiler.machine.target import get

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from compiler.driver import compile_module
 from compiler.ir.dims import DimVar
 from compiler.ir.dtypes import DType
+from compiler.ir.graph.atoms import ScalarValue, Var
 from compiler.ir.graph.builder import Builder
-from compiler.ir.graph.values import ScalarValue, Var
 from compiler.ir.types import tensor
 from compiler.ops.elementwise import ADD, MULTIPLY, RELU
 from compiler.ops.normalize import LAYER_NORM, LOG_SOFTMAX, RMS_NORM, SOFTMAX

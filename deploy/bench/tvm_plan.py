@@ -14,20 +14,9 @@ from typing import Any
 
 from compiler.ir.dims import Atom as DimAtom
 from compiler.ir.dims import Dim, DimVar, FloorDiv, Max, Min, Mod
-from compiler.ir.graph.values import (
-    Atom,
-    Call,
-    CallLibrary,
-    CallTir,
-    Copy,
-    Function,
-    MakeTuple,
-    MatchCast,
-    ScalarValue,
-    TupleGet,
-    Value,
-    Var,
-)
+from compiler.ir.graph.atoms import Atom, ScalarValue, Var
+from compiler.ir.graph.function import Function, Value
+from compiler.ir.graph.values import Call, CallLibrary, CallTir, Copy, MakeTuple, MatchCast, TupleGet
 from compiler.ir.types import TensorType, Type, binders_of
 from compiler.ops.tables import VIEWS
 from deploy.bench.peer import installed

@@ -7,25 +7,13 @@ from dataclasses import replace
 from random import Random
 
 from compiler.ir.dims import Dim, DimVar
+from compiler.ir.graph.atoms import Atom, FuncRef, ScalarValue, ShapeValue, Var
 from compiler.ir.graph.builder import Builder
-from compiler.ir.graph.values import (
-    Atom,
-    Binding,
-    Body,
-    CallFunc,
-    CallTir,
-    FuncRef,
-    Function,
-    If,
-    MakeTuple,
-    MatchCast,
-    ScalarValue,
-    ShapeValue,
-    Value,
-    Var,
-)
+from compiler.ir.graph.function import Binding, Body, Function, If, Value
+from compiler.ir.graph.values import CallFunc, CallTir, MakeTuple, MatchCast
 from compiler.ir.graph.visit import fresh_function, map_operands
-from compiler.ir.loops.scalars import Buffer, PrimFunc
+from compiler.ir.loops.buffers import Buffer
+from compiler.ir.loops.prim_func import PrimFunc
 from compiler.ir.loops.write import Kernel
 from compiler.ir.module import IRModule
 from compiler.ir.op import OPS

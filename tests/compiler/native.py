@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from compiler.backends.cpu.codegen.link import LinkedCode, link
 from compiler.backends.cpu.codegen.llvm import emit_kernel
 from compiler.ir.dims import DimVar
-from compiler.ir.loops.scalars import PrimFunc, ScalarParam
+from compiler.ir.loops.prim_func import PrimFunc
+from compiler.ir.loops.scalars import ScalarParam
 from compiler.machine.target import Target, host
 from compiler.program.kernel import KernelCode
 

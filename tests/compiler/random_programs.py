@@ -26,22 +26,11 @@ from compiler.interpret.graph import Interpreter, MismatchError, match_value
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
+from compiler.ir.graph.atoms import Atom, Constant, ScalarValue, Var
 from compiler.ir.graph.builder import Builder
 from compiler.ir.graph.deduce import deduce, type_of
-from compiler.ir.graph.values import (
-    Atom,
-    Binding,
-    Block,
-    Body,
-    Call,
-    Constant,
-    Function,
-    MakeTuple,
-    ScalarValue,
-    TupleGet,
-    Value,
-    Var,
-)
+from compiler.ir.graph.function import Binding, Block, Body, Function, Value
+from compiler.ir.graph.values import Call, MakeTuple, TupleGet
 from compiler.ir.module import IRModule
 from compiler.ir.op import OPS
 from compiler.ir.prove import prove_eq

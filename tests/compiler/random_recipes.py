@@ -11,7 +11,8 @@ import numpy as np
 
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
-from compiler.ir.graph.values import CallFunc, FuncRef, MakeTuple, ShapeValue
+from compiler.ir.graph.atoms import FuncRef, ShapeValue
+from compiler.ir.graph.values import CallFunc, MakeTuple
 from compiler.ir.prove import prove_eq
 from compiler.ir.types import ShapeType, tensor
 from compiler.ops.operands import num_elements

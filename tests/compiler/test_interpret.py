@@ -9,7 +9,7 @@ from compiler.interpret.graph import Interpreter, MismatchError
 from compiler.interpret.loops import InterpretError, run_prim
 from compiler.ir.dims import Dim, UnboundDimError
 from compiler.ir.dtypes import DType
-from compiler.ir.graph.values import Function
+from compiler.ir.graph.function import Function
 from compiler.ir.module import IRModule
 from compiler.ir.text.parser import parse
 from compiler.ir.tiles import Operand, TileOp, tile_op

@@ -12,7 +12,8 @@ from compiler.backends.cpu.pipeline import pipeline
 from compiler.driver import compile_module
 from compiler.ir.dims import Dim
 from compiler.ir.errors import CompileError
-from compiler.ir.graph.values import Alloc, Body, CallTir, If, MatchCast
+from compiler.ir.graph.function import Body, If
+from compiler.ir.graph.values import Alloc, CallTir, MatchCast
 from compiler.ir.module import IRModule
 from compiler.ir.text.parser import parse
 from compiler.ir.types import TensorType

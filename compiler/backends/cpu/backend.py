@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from compiler.backends.cpu.codegen.link import LinkedCode, link
 from compiler.backends.cpu.codegen.llvm import emit_kernel
 from compiler.backends.cpu.pipeline import PHASES, pipeline
-from compiler.ir.loops.scalars import PrimFunc
+from compiler.ir.loops.prim_func import PrimFunc
 from compiler.machine.target import Target
 from compiler.passes.base import Instrument, Pipeline
 from compiler.program.kernel import KernelCode

@@ -6,7 +6,7 @@ from compiler.frontend.config import ModelConfig, read_encoder
 from compiler.frontend.encoder_layers import EncoderLayer, attend, mlp, norm, project
 from compiler.frontend.family import EncoderFamily
 from compiler.frontend.fields import Fields
-from compiler.ir.graph.values import Var
+from compiler.ir.graph.atoms import Var
 
 
 def read(fields: Fields) -> ModelConfig:

@@ -10,7 +10,7 @@ from compiler.frontend.config import ModelConfig, read_decoder, read_softcap, re
 from compiler.frontend.decoder_layers import Layer, attention, capped_logits, gated_mlp, norm, scaled_embed
 from compiler.frontend.family import DecoderFamily, Gguf
 from compiler.frontend.fields import Fields
-from compiler.ir.graph.values import Var
+from compiler.ir.graph.atoms import Var
 
 GGUF_FIELDS = {
     "attention.sliding_window": "sliding_window",

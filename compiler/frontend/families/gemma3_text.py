@@ -11,7 +11,7 @@ from compiler.frontend.families.gemma2 import GGUF_FIELDS, GGUF_LAYER_NAMES, com
 from compiler.frontend.family import DecoderFamily, Gguf
 from compiler.frontend.fields import Fields
 from compiler.frontend.rope import Rope, read_rope
-from compiler.ir.graph.values import Var
+from compiler.ir.graph.atoms import Var
 
 MULTIMODAL = "gemma3"
 MULTIMODAL_SIZES = {"vocab_size": 262_208, "num_attention_heads": 8, "num_key_value_heads": 4}  # defaults of its text_config

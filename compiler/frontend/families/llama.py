@@ -10,7 +10,7 @@ from compiler.frontend.config import ModelConfig, read_decoder, rotating_whole_h
 from compiler.frontend.decoder_layers import Layer, attention, gated_mlp, norm
 from compiler.frontend.family import DecoderFamily, Gguf
 from compiler.frontend.fields import Fields
-from compiler.ir.graph.values import Var
+from compiler.ir.graph.atoms import Var
 
 
 def read(fields: Fields) -> ModelConfig:

@@ -8,7 +8,7 @@ from compiler.frontend.config import ModelConfig, read_decoder, rotating_whole_h
 from compiler.frontend.decoder_layers import Layer, attend, gated_mlp, norm, project_qkv, projection_norm, rotate
 from compiler.frontend.family import DecoderFamily, Gguf
 from compiler.frontend.fields import Fields
-from compiler.ir.graph.values import Var
+from compiler.ir.graph.atoms import Var
 
 GGUF_LAYER_NAMES = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
 

@@ -9,7 +9,7 @@ from compiler.frontend.decoder_layers import Layer, gated_mlp, head_norm_attenti
 from compiler.frontend.families.qwen2 import read_qwen_windows
 from compiler.frontend.family import DecoderFamily, Gguf
 from compiler.frontend.fields import Fields
-from compiler.ir.graph.values import Var
+from compiler.ir.graph.atoms import Var
 
 
 def read(fields: Fields) -> ModelConfig:

@@ -17,9 +17,11 @@ from typing import Any
 
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.errors import AnnotationError
+from compiler.ir.graph.atoms import Atom, Var
 from compiler.ir.graph.deduce import deduce, type_of
-from compiler.ir.graph.values import Atom, Binding, Block, BlockKind, Body, Call, Function, If, MatchCast, Value, Var
-from compiler.ir.loops.scalars import PrimFunc
+from compiler.ir.graph.function import Binding, Block, BlockKind, Body, Function, If, Value
+from compiler.ir.graph.values import Call, MatchCast
+from compiler.ir.loops.prim_func import PrimFunc
 from compiler.ir.module import IRModule
 from compiler.ir.op import OpDef
 from compiler.ir.types import FuncType, Type, binders_of, erase, vars_of

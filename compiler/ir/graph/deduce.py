@@ -10,26 +10,9 @@ from typing import Any
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
-from compiler.ir.graph.values import (
-    Alloc,
-    Atom,
-    Call,
-    CallFunc,
-    CallLibrary,
-    CallTir,
-    Constant,
-    Copy,
-    FuncRef,
-    If,
-    Launch,
-    MakeTuple,
-    MatchCast,
-    ScalarValue,
-    ShapeValue,
-    TupleGet,
-    Value,
-    Var,
-)
+from compiler.ir.graph.atoms import Atom, Constant, FuncRef, ScalarValue, ShapeValue, Var
+from compiler.ir.graph.function import If, Value
+from compiler.ir.graph.values import Alloc, Call, CallFunc, CallLibrary, CallTir, Copy, Launch, MakeTuple, MatchCast, TupleGet
 from compiler.ir.op import REQUIRED, OpDef
 from compiler.ir.subsume import Level, join, subsumes, unify
 from compiler.ir.types import (

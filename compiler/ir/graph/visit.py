@@ -11,7 +11,9 @@ from typing import Any, NamedTuple
 
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.fields import Holds, items, parts
-from compiler.ir.graph.values import Atom, Binding, Block, Body, Constant, FuncRef, Function, MatchCast, ScalarValue, ShapeValue, Value, Var
+from compiler.ir.graph.atoms import Atom, Constant, FuncRef, ScalarValue, ShapeValue, Var
+from compiler.ir.graph.function import Binding, Block, Body, Function, Value
+from compiler.ir.graph.values import MatchCast
 from compiler.ir.rebuild import map_items, map_tuple, mapped, remade, updated
 from compiler.ir.types import Type, binders_of, substitute, vars_of
 

@@ -11,7 +11,10 @@ from typing import Any, TypeVar, overload
 
 from compiler.ir.dims import Dim, DimLike, DimVar
 from compiler.ir.fields import Holds, items, parts
-from compiler.ir.loops.scalars import Buffer, Fold, Load, PrimFunc, Scalar, ScalarParam, Seq, Stmt
+from compiler.ir.loops.buffers import Buffer
+from compiler.ir.loops.prim_func import PrimFunc
+from compiler.ir.loops.scalars import Fold, Load, Scalar, ScalarParam
+from compiler.ir.loops.statements import Seq, Stmt
 from compiler.ir.rebuild import map_items, map_tuple, mapped, remade, updated
 
 N = TypeVar("N")

@@ -13,7 +13,7 @@
     body = k.body()
 
 A `with` opens a block. `local`, `shared`, `workspace` and `let` hold until the end of the block in which they stand. Expressions are
-scalars of the loop level (loops.py), whose operators build them; the functions at the end of this file stand for the rest.
+scalars of the loop level (scalars.py), whose operators build them; the functions at the end of this file stand for the rest.
 """
 
 from __future__ import annotations
@@ -24,34 +24,24 @@ from dataclasses import dataclass, field
 
 from compiler.ir.dims import Dim, DimLike, DimVar, dim_max
 from compiler.ir.dtypes import DType
+from compiler.ir.loops.buffers import Buffer, Scope
+from compiler.ir.loops.functions import Fn, ReduceFn
 from compiler.ir.loops.scalars import (
-    Allocate,
     Apply,
-    Buffer,
     Cast,
     Const,
     Contraction,
     DimScalar,
-    Fn,
-    For,
     GroupedContraction,
     Guard,
-    Let,
     Load,
-    LoopKind,
     Operand,
     Reduce,
-    ReduceFn,
     Scalar,
-    Scope,
-    Seq,
-    Stmt,
-    Store,
-    Tile,
-    When,
     as_scalar,
     dtype_of,
 )
+from compiler.ir.loops.statements import Allocate, For, Let, LoopKind, Seq, Stmt, Store, Tile, When
 from compiler.ir.loops.visit import sequence
 from compiler.ir.tiles import TileOp
 

@@ -65,18 +65,10 @@ from dataclasses import dataclass
 
 from compiler.ir.dims import DimVar
 from compiler.ir.errors import AnnotationError
+from compiler.ir.graph.atoms import Var
 from compiler.ir.graph.deduce import deduce
-from compiler.ir.graph.values import (
-    Binding,
-    Block,
-    BlockKind,
-    Body,
-    Function,
-    If,
-    Value,
-    Var,
-)
-from compiler.ir.loops.scalars import PrimFunc
+from compiler.ir.graph.function import Binding, Block, BlockKind, Body, Function, If, Value
+from compiler.ir.loops.prim_func import PrimFunc
 from compiler.ir.module import IRModule
 from compiler.ir.text.lexer import Kind, Token
 from compiler.ir.text.parser_types import DimScope

@@ -10,38 +10,13 @@ from typing import Any
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.fields import Holds, parts
-from compiler.ir.loops.scalars import (
-    FORMATS,
-    Allocate,
-    Apply,
-    Attention,
-    Buffer,
-    Cast,
-    Const,
-    Contraction,
-    DimScalar,
-    Element,
-    Fn,
-    For,
-    GroupedContraction,
-    Guard,
-    Let,
-    Load,
-    LoopKind,
-    Paged,
-    PrimFunc,
-    Ragged,
-    Reduce,
-    ReduceFn,
-    Scalar,
-    ScalarParam,
-    Scope,
-    Seq,
-    Stmt,
-    Store,
-    Tile,
-    When,
-)
+from compiler.ir.loops import scalars
+from compiler.ir.loops.attention import Attention, Paged, Ragged
+from compiler.ir.loops.buffers import Buffer, Scope
+from compiler.ir.loops.functions import Fn, ReduceFn
+from compiler.ir.loops.prim_func import PrimFunc
+from compiler.ir.loops.scalars import Scalar
+from compiler.ir.loops.statements import Allocate, For, Let, LoopKind, Seq, Stmt, Store, Tile, When
 from compiler.ir.loops.visit import subscalars
 from compiler.ir.text.lexer import Kind, Token
 from compiler.ir.text.parser_types import DimScope, TypeParser
@@ -87,7 +62,7 @@ class LoopParser(TypeParser):
         self.expect("{", "after attrs")
         return self.attributes("}")
 
-    def _param(self, outputs: list[Token]) -> Buffer | ScalarParam | DimVar:
+    def _param(self, outputs: list[Token]) -> Buffer | scalars.ScalarParam | DimVar:
         out = self.at("out") and self.at_kind(Kind.NAME, ahead=1)
         if out:
             self.take()
@@ -101,7 +76,7 @@ class LoopParser(TypeParser):
         elif self.at("scalar"):
             self.take()
             self._check_new(name)
-            self._scalars[name.text] = param = ScalarParam(name.text, self.dtype())
+            self._scalars[name.text] = param = scalars.ScalarParam(name.text, self.dtype())
             return param
         elif outputs:
             raise self.error(f"buffer {name.text} follows an output; outputs are the last buffers", name)
@@ -315,7 +290,7 @@ class LoopParser(TypeParser):
             if precedence < loosest:
                 break
             self.take()
-            left = Apply(fn, (left, self.scalar(precedence + 1)))
+            left = scalars.Apply(fn, (left, self.scalar(precedence + 1)))
             if precedence == COMPARISON and self.at(*(s for s, (_, p) in _INFIX.items() if p == COMPARISON)):
                 raise self.error("comparisons do not chain; join two of them with '&'")
         return left
@@ -326,7 +301,7 @@ class LoopParser(TypeParser):
             if self.at_number() or self.at("true", "false"):
                 return self._const()
             if self.at(*_PREFIX):
-                return Apply(_PREFIX[self.take().text], (self.scalar(PREFIX_PRECEDENCE),))
+                return scalars.Apply(_PREFIX[self.take().text], (self.scalar(PREFIX_PRECEDENCE),))
             if self.accept("let"):
                 return self._shared()
             if self.accept("("):
@@ -363,8 +338,8 @@ class LoopParser(TypeParser):
             raise self.error(f"{token.text} is an index; as a number write dim({token.text})", token)
         raise self.unknown("scalar", token, self._scalars)
 
-    def _load(self, token: Token) -> Load:
-        return Load(self._known_buffer(token), self._indices())
+    def _load(self, token: Token) -> scalars.Load:
+        return scalars.Load(self._known_buffer(token), self._indices())
 
     def _known_buffer(self, token: Token) -> Buffer:
         if token.text not in self._buffers:
@@ -375,11 +350,11 @@ class LoopParser(TypeParser):
         self.expect("[", "before the indices")
         return self.dims("]")
 
-    def _const(self) -> Const:
+    def _const(self) -> scalars.Const:
         if self.at("true", "false"):
-            return Const(self.take().text == "true", DType.BOOL)
+            return scalars.Const(self.take().text == "true", DType.BOOL)
         value, dtype = self.typed_number()
-        return Const(value, dtype)
+        return scalars.Const(value, dtype)
 
     def typed_number(self) -> tuple[int | float, DType]:
         """`3` is an i64 and `3.0` an f32 unless the type is written: `3:i32`, `3.0:bf16`."""
@@ -401,14 +376,14 @@ class LoopParser(TypeParser):
         match token.text:
             case "dim":
                 self.at_token -= 1
-                return DimScalar(self.bracketed_dim())
+                return scalars.DimScalar(self.bracketed_dim())
             case "cast":
                 self.expect("(")
                 dtype = self.dtype()
                 self.expect(",", "after the element type")
                 value = self.scalar()
                 self.expect(")")
-                return Cast(value, dtype)
+                return scalars.Cast(value, dtype)
             case "guard":
                 return self._guard()
             case "contract":
@@ -423,19 +398,19 @@ class LoopParser(TypeParser):
                 fn = _CALLED[name]
                 if len(args) != ARITY[fn]:
                     raise self.error(f"{name} takes {ARITY[fn]} operands, has {len(args)}", token)
-                return Apply(fn, args)
+                return scalars.Apply(fn, args)
             case _:
                 raise self.unknown("function of scalars", token, _SCALARS)
 
-    def _reduce(self, fn: ReduceFn) -> Reduce:
+    def _reduce(self, fn: ReduceFn) -> scalars.Reduce:
         """`sum(r in k) ...` reaches as far to the right as it can."""
         self.expect("(")
         with self._axes(")") as axes:
             self.expect(")")
             value = self.scalar()
-        return Reduce(tuple(axes), fn, value)
+        return scalars.Reduce(tuple(axes), fn, value)
 
-    def _contraction(self) -> Contraction:
+    def _contraction(self) -> scalars.Contraction:
         """`contract(r in k) A[i, r] by B[r, j]`, as far to the right as it can reach."""
         self.expect("(")
         with self._axes(")") as axes:
@@ -443,9 +418,9 @@ class LoopParser(TypeParser):
             rows = self.scalar()
             self.expect("by", "between the two factors of contract")
             columns = self.scalar()
-        return Contraction(tuple(axes), rows, columns)
+        return scalars.Contraction(tuple(axes), rows, columns)
 
-    def _grouped(self) -> GroupedContraction:
+    def _grouped(self) -> scalars.GroupedContraction:
         """`contract_groups(g in 4) [contract(r in 8) ... by ...] from [B[i, g]] when F[i] by S[i, g]`; `from` and `when` may be missing."""
         self.expect("(")
         with self._axes(")") as axes:
@@ -459,28 +434,28 @@ class LoopParser(TypeParser):
             two_planes = self.scalar() if self.accept("when") else None
             self.expect("by", "before the factor of contract_groups")
             factor = self.scalar()
-        return GroupedContraction(tuple(axes), dots, begins, factor, two_planes)
+        return scalars.GroupedContraction(tuple(axes), dots, begins, factor, two_planes)
 
-    def _dot(self) -> Contraction:
+    def _dot(self) -> scalars.Contraction:
         start = self.peek()
         scalar = self.scalar()
-        if not isinstance(scalar, Contraction):
+        if not isinstance(scalar, scalars.Contraction):
             raise self.error("contract_groups sums something else than `contract`", start)
         return scalar
 
-    def _element(self) -> Element:
+    def _element(self) -> scalars.Element:
         """`stored(panel8, k, P[n // 32, k // 4, n % 32 * 4 + k % 4])`"""
         self.expect("(")
         name = self.name("the name of a format")
-        format = FORMATS.get(name.text)
+        format = scalars.FORMATS.get(name.text)
         if format is None:
-            raise self.unknown("format", name, FORMATS)
+            raise self.unknown("format", name, scalars.FORMATS)
         self.expect(",", f"after {name.text}")
         k = self.dim()
         self.expect(",", "after the index")
-        return Element(format, k, tuple(self.items(")", self.scalar)))
+        return scalars.Element(format, k, tuple(self.items(")", self.scalar)))
 
-    def _guard(self) -> Guard:
+    def _guard(self) -> scalars.Guard:
         """`guard(0 <= i - 1 < n ? A[i - 1] : 0.0)`"""
         self.expect("(")
         conditions = [self._condition()]
@@ -491,7 +466,7 @@ class LoopParser(TypeParser):
         self.expect(":", "between the two values of guard")
         otherwise = self.scalar()
         self.expect(")")
-        return Guard(tuple(conditions), value, otherwise)
+        return scalars.Guard(tuple(conditions), value, otherwise)
 
     def _condition(self) -> tuple[Dim, Dim, Dim]:
         low = self.dim()

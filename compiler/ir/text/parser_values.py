@@ -13,25 +13,9 @@ from numpy.typing import NDArray
 
 from compiler.ir.dims import Dim
 from compiler.ir.dtypes import DType
-from compiler.ir.graph.values import (
-    Alloc,
-    Atom,
-    Call,
-    CallFunc,
-    CallLibrary,
-    CallTir,
-    Constant,
-    Copy,
-    FuncRef,
-    Launch,
-    MakeTuple,
-    MatchCast,
-    ScalarValue,
-    ShapeValue,
-    TupleGet,
-    Value,
-    Var,
-)
+from compiler.ir.graph.atoms import Atom, Constant, FuncRef, ScalarValue, ShapeValue, Var
+from compiler.ir.graph.function import Value
+from compiler.ir.graph.values import Alloc, Call, CallFunc, CallLibrary, CallTir, Copy, Launch, MakeTuple, MatchCast, TupleGet
 from compiler.ir.op import OPS, REQUIRED
 from compiler.ir.text.lexer import Kind, Token
 from compiler.ir.text.parser_loops import LoopParser

@@ -14,44 +14,13 @@ from numpy.typing import NDArray
 
 from compiler.ir.dims import Dim
 from compiler.ir.dtypes import DType
-from compiler.ir.graph.values import (
-    Alloc,
-    Atom,
-    Binding,
-    BlockKind,
-    Body,
-    Call,
-    CallFunc,
-    CallLibrary,
-    CallTir,
-    Constant,
-    Copy,
-    FuncRef,
-    Function,
-    If,
-    Launch,
-    MakeTuple,
-    MatchCast,
-    ScalarValue,
-    ShapeValue,
-    TupleGet,
-    Value,
-    Var,
-)
-from compiler.ir.loops.scalars import (
-    Allocate,
-    Attention,
-    For,
-    Let,
-    PrimFunc,
-    Scalar,
-    ScalarParam,
-    Seq,
-    Stmt,
-    Store,
-    Tile,
-    When,
-)
+from compiler.ir.graph.atoms import Atom, Constant, FuncRef, ScalarValue, ShapeValue, Var
+from compiler.ir.graph.function import Binding, BlockKind, Body, Function, If, Value
+from compiler.ir.graph.values import Alloc, Call, CallFunc, CallLibrary, CallTir, Copy, Launch, MakeTuple, MatchCast, TupleGet
+from compiler.ir.loops.attention import Attention
+from compiler.ir.loops.prim_func import PrimFunc
+from compiler.ir.loops.scalars import Scalar, ScalarParam
+from compiler.ir.loops.statements import Allocate, For, Let, Seq, Stmt, Store, Tile, When
 from compiler.ir.module import IRModule
 from compiler.ir.op import REQUIRED
 from compiler.ir.text.printer_loops import LoopPrinter, header

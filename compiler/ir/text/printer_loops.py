@@ -9,35 +9,12 @@ from typing import Any
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.fields import Holds, parts
-from compiler.ir.loops.scalars import (
-    Allocate,
-    Apply,
-    Attention,
-    Buffer,
-    Cast,
-    Const,
-    Contraction,
-    DimScalar,
-    Element,
-    Fold,
-    For,
-    GroupedContraction,
-    Guard,
-    Let,
-    Load,
-    LoopKind,
-    Paged,
-    PrimFunc,
-    Ragged,
-    Reduce,
-    Scalar,
-    ScalarParam,
-    Seq,
-    Stmt,
-    Store,
-    Tile,
-    When,
-)
+from compiler.ir.loops import scalars
+from compiler.ir.loops.attention import Attention, Paged, Ragged
+from compiler.ir.loops.buffers import Buffer
+from compiler.ir.loops.prim_func import PrimFunc
+from compiler.ir.loops.scalars import Scalar
+from compiler.ir.loops.statements import Allocate, For, Let, LoopKind, Seq, Stmt, Store, Tile, When
 from compiler.ir.loops.visit import inside_out, subscalars
 from compiler.ir.text.names import DimNames, Names
 from compiler.ir.text.printer_types import (
@@ -76,11 +53,11 @@ class LoopPrinter:
             tail = f"{tail} attrs {{{attributes_text(func.attrs, self._dims)}}}".strip()
         return [*header(f"prim {function_name(name)}({params})", tail), *self._lines, "}"]
 
-    def _param(self, param: Buffer | ScalarParam | DimVar, *, out: bool) -> str:
+    def _param(self, param: Buffer | scalars.ScalarParam | DimVar, *, out: bool) -> str:
         match param:
             case Buffer(name=name):
                 return f"{'out ' if out else ''}{self._values.of(param, name)}: {self._buffer_type(param)}"
-            case ScalarParam(name=name, dtype=dtype):
+            case scalars.ScalarParam(name=name, dtype=dtype):
                 return f"{self._values.of(param, name)}: scalar {dtype}"
             case DimVar():
                 return f"{self._dims.variable(param)}: dim"
@@ -201,35 +178,35 @@ class LoopPrinter:
 
     def _scalar(self, scalar: Scalar) -> tuple[str, int]:
         match scalar:
-            case Const(value=value, dtype=dtype):
+            case scalars.Const(value=value, dtype=dtype):
                 return number_text(value, dtype), _ATOM
-            case DimScalar(dim=dim):
+            case scalars.DimScalar(dim=dim):
                 return f"dim({self._dims.text(dim)})", _ATOM
-            case ScalarParam(name=name):
+            case scalars.ScalarParam(name=name):
                 return self._values.of(scalar, name), _ATOM
-            case Load(buffer=buffer, indices=indices):
+            case scalars.Load(buffer=buffer, indices=indices):
                 return self._place(buffer, indices), _ATOM
-            case Guard(conditions=conditions, value=value, otherwise=otherwise):
+            case scalars.Guard(conditions=conditions, value=value, otherwise=otherwise):
                 tests = ", ".join(" <= ".join(map(self._dims.text, c[:2])) + f" < {self._dims.text(c[2])}" for c in conditions)
                 return f"guard({tests} ? {self._part(value)} : {self._part(otherwise)})", _ATOM
-            case Cast(value=value, dtype=dtype):
+            case scalars.Cast(value=value, dtype=dtype):
                 return f"cast({dtype}, {self._part(value)})", _ATOM
-            case Reduce(fn=fn, axes=axes, value=value):
+            case scalars.Reduce(fn=fn, axes=axes, value=value):
                 with self._dims.scope():
                     listed = ", ".join([self._axis(var, extent) for var, extent in axes])
                     return f"{fn.value}({listed}) {self.expression(value)}", _REDUCTION
-            case Contraction(axes=axes, rows=rows, columns=columns):
+            case scalars.Contraction(axes=axes, rows=rows, columns=columns):
                 with self._dims.scope():
                     listed = ", ".join([self._axis(var, extent) for var, extent in axes])
                     return f"contract({listed}) {self.expression(rows)} by {self.expression(columns)}", _REDUCTION
-            case GroupedContraction():
+            case scalars.GroupedContraction():
                 return self._grouped(scalar), _REDUCTION
-            case Element(format=format, k=k, stored=stored):
+            case scalars.Element(format=format, k=k, stored=stored):
                 return f"stored({format.name}, {self._dims.text(k)}, {', '.join(map(self._part, stored))})", _ATOM
-            case Apply():
+            case scalars.Apply():
                 return self._apply(scalar)
 
-    def _grouped(self, grouped: GroupedContraction) -> str:
+    def _grouped(self, grouped: scalars.GroupedContraction) -> str:
         with self._dims.scope():
             text = f"contract_groups({', '.join([self._axis(var, extent) for var, extent in grouped.axes])}) "
             text += f"[{', '.join(map(self.expression, grouped.dots))}]"
@@ -237,7 +214,7 @@ class LoopPrinter:
             text += f" when {self.expression(grouped.two_planes)}" if grouped.two_planes is not None else ""
             return f"{text} by {self.expression(grouped.factor)}"
 
-    def _apply(self, apply: Apply) -> tuple[str, int]:
+    def _apply(self, apply: scalars.Apply) -> tuple[str, int]:
         fn, args = apply.fn, apply.args
         if len(args) == ARITY[fn] and fn in INFIX:
             symbol, precedence = INFIX[fn]
@@ -245,7 +222,7 @@ class LoopPrinter:
             return f"{left} {symbol} {self._part(args[1], precedence + 1)}", precedence
         if len(args) == ARITY[fn] and fn in PREFIX:
             # `-1.0` is a number, so the negation of a number stands as `-(1.0)`.
-            number = isinstance(args[0], Const) and args[0].dtype is not DType.BOOL
+            number = isinstance(args[0], scalars.Const) and args[0].dtype is not DType.BOOL
             operand = self._part(args[0], _ATOM + 1 if number else PREFIX_PRECEDENCE)
             return f"{PREFIX[fn]}{operand}", PREFIX_PRECEDENCE
         return f"{fn.value}({', '.join(self._part(a) for a in args)})", _ATOM
@@ -268,7 +245,7 @@ def _shared(scalar: Scalar, named: set[Scalar]) -> list[Scalar]:
     pending, inside = [scalar], {scalar}
     while pending:
         node = pending.pop()
-        for inner in () if isinstance(node, Fold) or node in named else subscalars(node):
+        for inner in () if isinstance(node, scalars.Fold) or node in named else subscalars(node):
             uses[inner] = uses.get(inner, 0) + 1
             if inner not in inside:
                 inside.add(inner)
@@ -279,7 +256,7 @@ def _shared(scalar: Scalar, named: set[Scalar]) -> list[Scalar]:
     sizes: dict[Scalar, int] = {}  # as it will be written
     for node in inside_out(scalar):
         size = 1 if node in named else 1 + sum(sizes[inner] for inner in subscalars(node))
-        if uses.get(node, 0) > 1 and (size >= _NAMED_FROM or isinstance(node, Fold)):
+        if uses.get(node, 0) > 1 and (size >= _NAMED_FROM or isinstance(node, scalars.Fold)):
             shared.append(node)
             size = 1
         sizes[node] = size

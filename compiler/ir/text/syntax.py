@@ -5,20 +5,11 @@ from __future__ import annotations
 import re
 
 from compiler.ir.dtypes import DType
+from compiler.ir.graph.atoms import Constant, ScalarValue, ShapeValue
 from compiler.ir.graph.deduce import type_of
-from compiler.ir.graph.values import (
-    Alloc,
-    CallLibrary,
-    CallTir,
-    Constant,
-    Copy,
-    Launch,
-    MatchCast,
-    ScalarValue,
-    ShapeValue,
-    Value,
-)
-from compiler.ir.loops.scalars import Fn
+from compiler.ir.graph.function import Value
+from compiler.ir.graph.values import Alloc, CallLibrary, CallTir, Copy, Launch, MatchCast
+from compiler.ir.loops.functions import Fn
 from compiler.ir.types import TupleType, Type
 
 LINE_WIDTH = 120

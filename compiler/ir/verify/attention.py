@@ -7,7 +7,10 @@ from collections.abc import Iterator
 from compiler.ir.dims import Dim
 from compiler.ir.dtypes import DType
 from compiler.ir.fields import Holds, parts
-from compiler.ir.loops.scalars import Attention, Buffer, Paged, PrimFunc, Ragged, dtype_of
+from compiler.ir.loops.attention import Attention, Paged, Ragged
+from compiler.ir.loops.buffers import Buffer
+from compiler.ir.loops.prim_func import PrimFunc
+from compiler.ir.loops.scalars import dtype_of
 from compiler.ir.loops.visit import walk_stmts
 from compiler.ir.prove import prove_eq, prove_ne
 from compiler.ir.verify.graph import Problem

@@ -8,26 +8,15 @@ from typing import NamedTuple
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
+from compiler.ir.graph.atoms import Atom, FuncRef, ScalarValue, Var
 from compiler.ir.graph.deduce import deduce, type_of
-from compiler.ir.graph.values import (
-    Alloc,
-    Atom,
-    Binding,
-    BlockKind,
-    Body,
-    Call,
-    CallFunc,
-    CallTir,
-    FuncRef,
-    Function,
-    If,
-    Launch,
-    MatchCast,
-    ScalarValue,
-    Var,
-)
+from compiler.ir.graph.function import Binding, BlockKind, Body, Function, If
+from compiler.ir.graph.values import Alloc, Call, CallFunc, CallTir, Launch, MatchCast
 from compiler.ir.graph.visit import atom_dims, operands, used_vars
-from compiler.ir.loops.scalars import Buffer, PrimFunc, ScalarParam, Stmt
+from compiler.ir.loops.buffers import Buffer
+from compiler.ir.loops.prim_func import PrimFunc
+from compiler.ir.loops.scalars import ScalarParam
+from compiler.ir.loops.statements import Stmt
 from compiler.ir.module import IRModule
 from compiler.ir.op import REQUIRED
 from compiler.ir.prove import prove_ne

@@ -9,38 +9,13 @@ from typing import NamedTuple
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.fields import Holds, items
-from compiler.ir.loops.scalars import (
-    COMPARISONS,
-    Allocate,
-    Apply,
-    Attention,
-    Buffer,
-    Cast,
-    Const,
-    Contraction,
-    DimScalar,
-    Element,
-    Fn,
-    Fold,
-    For,
-    GroupedContraction,
-    Guard,
-    Let,
-    Load,
-    LoopKind,
-    PrimFunc,
-    Reduce,
-    ReduceFn,
-    Scalar,
-    ScalarParam,
-    Scope,
-    Seq,
-    Stmt,
-    Store,
-    Tile,
-    When,
-    dtype_of,
-)
+from compiler.ir.loops import scalars
+from compiler.ir.loops.attention import Attention
+from compiler.ir.loops.buffers import Buffer, Scope
+from compiler.ir.loops.functions import COMPARISONS, Fn, ReduceFn
+from compiler.ir.loops.prim_func import PrimFunc
+from compiler.ir.loops.scalars import Scalar, dtype_of
+from compiler.ir.loops.statements import Allocate, For, Let, LoopKind, Seq, Stmt, Store, Tile, When
 from compiler.ir.loops.visit import scalars_of, subscalars, substatements, walk_stmts
 from compiler.ir.prove import prove_lt
 from compiler.ir.text.printer import print_scalar
@@ -97,7 +72,7 @@ def _add_scalar(
         return
     seen.add(scalar)
     found.append(Site(scalar, stmt, dims, buffers))
-    if isinstance(scalar, Fold):
+    if isinstance(scalar, scalars.Fold):
         dims |= {var for var, _ in scalar.axes}
         seen = set()
     for inner in subscalars(scalar):
@@ -172,23 +147,23 @@ def _mentioned(node: Stmt | Scalar) -> Iterator[tuple[tuple[Dim, ...], DimVar | 
             yield _range(var), None
         case Let(var=var):
             yield _range(var), None
-        case Store(indices=indices) | Load(indices=indices):
+        case Store(indices=indices) | scalars.Load(indices=indices):
             yield indices, None
         case Allocate(buffer=buffer):
             yield buffer.shape, None
         case Tile(dims=dims):
             yield dims, None
-        case DimScalar(dim=dim):
+        case scalars.DimScalar(dim=dim):
             yield (dim,), None
-        case Guard(conditions=conditions):
+        case scalars.Guard(conditions=conditions):
             yield tuple(d for c in conditions for d in c), None
-        case Fold():
+        case scalars.Fold():
             for var, extent in node.axes:
                 yield (extent,), var
                 yield _range(var), None
-        case Element(k=k):
+        case scalars.Element(k=k):
             yield (k,), None
-        case Seq() | When() | Attention() | Const() | ScalarParam() | Apply() | Cast():
+        case Seq() | When() | Attention() | scalars.Const() | scalars.ScalarParam() | scalars.Apply() | scalars.Cast():
             return
 
 
@@ -202,7 +177,7 @@ def variables_are_bound_once(func: PrimFunc) -> Iterator[Problem]:
         match site.node:
             case For(var=var) | Let(var=var):
                 bound = [var]
-            case Fold(axes=axes):
+            case scalars.Fold(axes=axes):
                 bound = [var for var, _ in axes]
             case _:
                 continue
@@ -223,14 +198,14 @@ def buffers_are_in_scope(func: PrimFunc) -> Iterator[Problem]:
 
 def scalars_are_parameters(func: PrimFunc) -> Iterator[Problem]:
     for scalar, stmt in _scalars(func):
-        if isinstance(scalar, ScalarParam) and scalar not in func.params:
+        if isinstance(scalar, scalars.ScalarParam) and scalar not in func.params:
             yield Problem(stmt, f"scalar {scalar.name} is no parameter")
 
 
 def ranks_agree(func: PrimFunc) -> Iterator[Problem]:
     for site in sites(func):
         match site.node:
-            case Store(buffer=buffer, indices=indices) | Load(buffer=buffer, indices=indices):
+            case Store(buffer=buffer, indices=indices) | scalars.Load(buffer=buffer, indices=indices):
                 if len(indices) != len(buffer.shape):
                     yield Problem(site.stmt, f"{len(indices)} indices for {buffer.name}, which has rank {len(buffer.shape)}")
             case _:
@@ -242,13 +217,13 @@ def ranks_agree(func: PrimFunc) -> Iterator[Problem]:
 
 def operands_have_the_right_number(func: PrimFunc) -> Iterator[Problem]:
     for scalar, stmt in _scalars(func):
-        if isinstance(scalar, Apply) and len(scalar.args) != ARITY[scalar.fn]:
+        if isinstance(scalar, scalars.Apply) and len(scalar.args) != ARITY[scalar.fn]:
             yield Problem(stmt, f"{scalar.fn.value} takes {ARITY[scalar.fn]} operands, has {len(scalar.args)}")
 
 
 def numbers_suit_their_type(func: PrimFunc) -> Iterator[Problem]:
     for scalar, stmt in _scalars(func):
-        if isinstance(scalar, Const):
+        if isinstance(scalar, scalars.Const):
             number = canonical_number(scalar.value, scalar.dtype)
             if scalar.dtype.is_int and not isinstance(number, int):
                 yield Problem(stmt, f"{scalar.value} is no {scalar.dtype}")
@@ -268,17 +243,17 @@ def element_types_agree(func: PrimFunc) -> Iterator[Problem]:
             case When(cond=cond):
                 if dtype_of(cond) is not DType.BOOL:
                     text = f"the condition is {dtype_of(cond)}, expected bool"
-            case Apply():
+            case scalars.Apply():
                 text = _apply_misfit(site.node)
-            case Guard(value=value, otherwise=otherwise):
+            case scalars.Guard(value=value, otherwise=otherwise):
                 if dtype_of(value) != dtype_of(otherwise):
                     text = f"guard chooses between {dtype_of(value)} and {dtype_of(otherwise)}"
-            case Reduce(fn=fn, value=value):
+            case scalars.Reduce(fn=fn, value=value):
                 if (dtype_of(value) is DType.BOOL) != (fn in _BOOL_FOLDS):
                     text = f"{fn.value} folds {dtype_of(value)}, expected {'bool' if fn in _BOOL_FOLDS else 'a number'}"
-            case Contraction():
+            case scalars.Contraction():
                 text = _contraction_misfit(site.node)
-            case GroupedContraction():
+            case scalars.GroupedContraction():
                 text = _grouped_misfit(site.node)
             case _:
                 pass
@@ -287,7 +262,7 @@ def element_types_agree(func: PrimFunc) -> Iterator[Problem]:
             yield Problem(site.stmt, text + line)
 
 
-def _contraction_misfit(contraction: Contraction) -> str:
+def _contraction_misfit(contraction: scalars.Contraction) -> str:
     if len(contraction.axes) != 1:
         return f"contract runs over {len(contraction.axes)} axes, expected 1"
     rows, columns = dtype_of(contraction.rows), dtype_of(contraction.columns)
@@ -296,7 +271,7 @@ def _contraction_misfit(contraction: Contraction) -> str:
     return f"contract of {rows}, expected numbers" if rows is DType.BOOL else ""
 
 
-def _grouped_misfit(grouped: GroupedContraction) -> str:
+def _grouped_misfit(grouped: scalars.GroupedContraction) -> str:
     dots, begins = grouped.dots, grouped.begins
     if len(dots) not in (1, 2) or len(begins) not in (0, len(dots)) or (grouped.two_planes is not None and len(dots) == 1):
         return f"contract_groups adds {len(dots)} sums that begin with {len(begins)} values, expected 1 or 2 and as many or none"
@@ -309,7 +284,7 @@ def _grouped_misfit(grouped: GroupedContraction) -> str:
     return ""
 
 
-def _apply_misfit(apply: Apply) -> str:
+def _apply_misfit(apply: scalars.Apply) -> str:
     fn = apply.fn
     dtypes = [dtype_of(a) for a in apply.args]
     if fn is Fn.SELECT and (cond := dtypes.pop(0)) is not DType.BOOL:
@@ -365,7 +340,7 @@ def loops_keep_their_range(func: PrimFunc) -> Iterator[Problem]:
         match site.node:
             case For(var=var, extent=extent):
                 axes = ((var, extent),)
-            case Fold(axes=axes):
+            case scalars.Fold(axes=axes):
                 pass
             case _:
                 continue

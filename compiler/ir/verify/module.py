@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 from compiler.ir.dims import DimVar
 from compiler.ir.errors import CompileError
-from compiler.ir.graph.values import Binding, Function
+from compiler.ir.graph.function import Binding, Function
 from compiler.ir.graph.visit import stated_types, used_vars
-from compiler.ir.loops.scalars import PrimFunc
+from compiler.ir.loops.prim_func import PrimFunc
 from compiler.ir.loops.visit import bound_dims, free_dims
 from compiler.ir.module import IRModule
 from compiler.ir.text.printer import print_node

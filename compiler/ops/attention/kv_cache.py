@@ -21,7 +21,8 @@ import numpy as np
 from compiler.ir.dims import Dim
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
-from compiler.ir.loops.scalars import Buffer, Const, Scalar, ScalarParam
+from compiler.ir.loops.buffers import Buffer
+from compiler.ir.loops.scalars import Const, Scalar, ScalarParam
 from compiler.ir.loops.write import Array, Kernel, cast, largest, round_half_even
 from compiler.ir.types import ObjectType, ScalarType, TensorType, TupleType, Type
 from compiler.ops.operands import agree, tensor_operand, unproved, wants_float, wants_int

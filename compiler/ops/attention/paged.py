@@ -13,7 +13,7 @@ import numpy as np
 
 from compiler.ir.dims import Dim
 from compiler.ir.dtypes import DType
-from compiler.ir.loops.scalars import Attention, Paged
+from compiler.ir.loops.attention import Attention, Paged
 from compiler.ir.op import REQUIRED
 from compiler.ir.types import Type
 from compiler.ops.attention.dense import agree_heads, check_attributes

@@ -10,7 +10,10 @@ from dataclasses import dataclass
 
 from compiler.ir.dims import Dim, dim_max, dim_min
 from compiler.ir.dtypes import DType
-from compiler.ir.loops.scalars import Attention, Buffer, Paged, Ragged, Scalar, Stmt
+from compiler.ir.loops.attention import Attention, Paged, Ragged
+from compiler.ir.loops.buffers import Buffer
+from compiler.ir.loops.scalars import Scalar
+from compiler.ir.loops.statements import Stmt
 from compiler.ir.loops.write import Array, Kernel, cast, exp, largest, maximum, tanh, total
 from compiler.ops.attention.kv_cache import KEYS, PAGE, VALUES, bound_layer, key_index, value_index
 

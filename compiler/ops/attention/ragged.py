@@ -18,7 +18,7 @@ import numpy as np
 from compiler.ir.dims import Dim
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
-from compiler.ir.loops.scalars import Attention, Ragged
+from compiler.ir.loops.attention import Attention, Ragged
 from compiler.ir.loops.write import Kernel, cast, index, total
 from compiler.ir.op import REQUIRED
 from compiler.ir.prove import prove_eq

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from compiler.ir.dims import Dim
-from compiler.ir.loops.scalars import Buffer, Load, Scalar, Stmt
+from compiler.ir.loops.buffers import Buffer
+from compiler.ir.loops.scalars import Load, Scalar
+from compiler.ir.loops.statements import Stmt
 from compiler.ir.loops.write import Array, cast, const, equal, index, not_equal, select
 from compiler.ops.philox import MULTIPLIERS, NUM_ROUNDS, WEYL
 from compiler.ops.sampling.row import BLOCK, BOOL, F32, I32, I64, INF, LANES, plus

@@ -9,7 +9,8 @@ from typing import Any
 from compiler.ir.dims import Dim
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
-from compiler.ir.loops.scalars import Buffer, Stmt
+from compiler.ir.loops.buffers import Buffer
+from compiler.ir.loops.statements import Stmt
 from compiler.ir.types import TensorType, TupleType, Type
 from compiler.ops.broadcast import sized_buffer
 from compiler.ops.operands import agree, tensor_operand, unproved

@@ -12,7 +12,8 @@ from contextlib import contextmanager
 
 from compiler.ir.dims import Dim, DimLike, ceil_div, dim_min
 from compiler.ir.dtypes import DType
-from compiler.ir.loops.scalars import Buffer, Load, Scalar
+from compiler.ir.loops.buffers import Buffer
+from compiler.ir.loops.scalars import Load, Scalar
 from compiler.ir.loops.write import Array, Kernel, bits_of, cast, const, equal, guard, halvings, index, maximum, select
 from compiler.machine.tiles.shift import Shift
 from compiler.ops.sampling.meaning import LOG2_E, MANTISSA_BITS, POWER, ROUND, TWO

@@ -12,7 +12,10 @@ from enum import StrEnum
 from compiler.idioms.nest import PerfectNest, perfect_nest, without_allocations
 from compiler.idioms.product import with_products
 from compiler.ir.dims import Dim
-from compiler.ir.loops.scalars import Buffer, Contraction, Fold, GroupedContraction, PrimFunc, Stmt, Store
+from compiler.ir.loops.buffers import Buffer
+from compiler.ir.loops.prim_func import PrimFunc
+from compiler.ir.loops.scalars import Contraction, Fold, GroupedContraction
+from compiler.ir.loops.statements import Stmt, Store
 from compiler.ir.loops.visit import loads, statements, walk_scalar, walk_stmts
 from compiler.ir.module import IRModule
 

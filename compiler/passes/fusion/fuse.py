@@ -14,11 +14,15 @@ from collections.abc import Hashable
 from itertools import takewhile
 
 from compiler.ir.dims import DimVar
+from compiler.ir.graph.atoms import Atom, ScalarValue, Var
 from compiler.ir.graph.builder import Builder
 from compiler.ir.graph.deduce import type_of
-from compiler.ir.graph.values import Atom, Binding, Block, BlockKind, Body, CallTir, Function, If, ScalarValue, TupleGet, Value, Var
+from compiler.ir.graph.function import Binding, Block, BlockKind, Body, Function, If, Value
+from compiler.ir.graph.values import CallTir, TupleGet
 from compiler.ir.graph.visit import operands
-from compiler.ir.loops.scalars import Buffer, PrimFunc, ScalarParam
+from compiler.ir.loops.buffers import Buffer
+from compiler.ir.loops.prim_func import PrimFunc
+from compiler.ir.loops.scalars import ScalarParam
 from compiler.ir.module import IRModule
 from compiler.ir.types import TupleType
 from compiler.ops.memory import Owners, Place

@@ -21,9 +21,15 @@ from compiler.idioms.nest import PerfectNest, allocated, perfect_nest, without_a
 from compiler.idioms.product import GroupedSum, grouped_product_in, product_in, with_products
 from compiler.idioms.rows import match_rows
 from compiler.ir.dims import Dim, DimVar, product_of
+from compiler.ir.graph.atoms import Atom, ScalarValue, Var
 from compiler.ir.graph.deduce import type_of
-from compiler.ir.graph.values import Atom, CallTir, ScalarValue, Var
-from compiler.ir.loops.scalars import Apply, Attention, Buffer, Fn, Fold, For, Load, PrimFunc, Scalar, ScalarParam, Seq, Stmt, Store
+from compiler.ir.graph.values import CallTir
+from compiler.ir.loops.attention import Attention
+from compiler.ir.loops.buffers import Buffer
+from compiler.ir.loops.functions import Fn
+from compiler.ir.loops.prim_func import PrimFunc
+from compiler.ir.loops.scalars import Apply, Fold, Load, Scalar, ScalarParam
+from compiler.ir.loops.statements import For, Seq, Stmt, Store
 from compiler.ir.loops.visit import (
     loads,
     map_scalar,

@@ -6,7 +6,9 @@ from functools import lru_cache
 
 from compiler.idioms.nest import perfect_nest
 from compiler.ir.graph.values import CallTir
-from compiler.ir.loops.scalars import PrimFunc, ScalarParam, Seq, Stmt, Store
+from compiler.ir.loops.prim_func import PrimFunc
+from compiler.ir.loops.scalars import ScalarParam
+from compiler.ir.loops.statements import Seq, Stmt, Store
 from compiler.ir.loops.visit import loads, sequence, statements, walk_scalars, walk_stmts
 from compiler.passes.fusion.join import WrittenCall, written_out
 

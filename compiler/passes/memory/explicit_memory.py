@@ -6,8 +6,10 @@ unknown shape keeps its call, since only the routine can size it. In-place outpu
 
 from __future__ import annotations
 
+from compiler.ir.graph.atoms import Atom, Var
 from compiler.ir.graph.builder import Builder
-from compiler.ir.graph.values import Alloc, Atom, Binding, BlockKind, CallLibrary, CallTir, Copy, Launch, MakeTuple, TupleGet, Value, Var
+from compiler.ir.graph.function import Binding, BlockKind, Value
+from compiler.ir.graph.values import Alloc, CallLibrary, CallTir, Copy, Launch, MakeTuple, TupleGet
 from compiler.ir.module import IRModule
 from compiler.ir.types import TensorType, Type
 from compiler.passes.rewrite import rewrite_module

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from compiler.idioms.nest import allocated, without_allocations
 from compiler.ir.dims import Dim, DimVar
+from compiler.ir.graph.atoms import ScalarValue
 from compiler.ir.graph.builder import Builder
 from compiler.ir.graph.deduce import type_of
-from compiler.ir.graph.values import Binding, CallTir, MakeTuple, ScalarValue, TupleGet, Value
-from compiler.ir.loops.scalars import Buffer, PrimFunc, Scope
+from compiler.ir.graph.function import Binding, Value
+from compiler.ir.graph.values import CallTir, MakeTuple, TupleGet
+from compiler.ir.loops.buffers import Buffer, Scope
+from compiler.ir.loops.prim_func import PrimFunc
 from compiler.ir.module import IRModule
 from compiler.ir.subsume import unify
 from compiler.ir.types import TensorType

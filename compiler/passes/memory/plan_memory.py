@@ -19,18 +19,10 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from compiler.ir.dims import Dim, DimVar, ceil_div, dim_max
+from compiler.ir.graph.atoms import Atom, FuncRef, Var
 from compiler.ir.graph.builder import Builder
-from compiler.ir.graph.values import (
-    Alloc,
-    Atom,
-    Binding,
-    Body,
-    FuncRef,
-    Function,
-    If,
-    Value,
-    Var,
-)
+from compiler.ir.graph.function import Binding, Body, Function, If, Value
+from compiler.ir.graph.values import Alloc
 from compiler.ir.graph.visit import operands
 from compiler.ir.module import IRModule
 from compiler.ir.prove import bounds, prove_le

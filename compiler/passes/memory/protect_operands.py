@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from compiler.ir.errors import CompileError
+from compiler.ir.graph.atoms import Atom, FuncRef, Var
 from compiler.ir.graph.builder import Builder
 from compiler.ir.graph.deduce import type_of
-from compiler.ir.graph.values import Atom, Binding, Body, CallFunc, CallTir, FuncRef, Function, If, MakeTuple, TupleGet, Value, Var
+from compiler.ir.graph.function import Binding, Body, Function, If, Value
+from compiler.ir.graph.values import CallFunc, CallTir, MakeTuple, TupleGet
 from compiler.ir.graph.visit import operands
-from compiler.ir.loops.scalars import Buffer
+from compiler.ir.loops.buffers import Buffer
 from compiler.ir.loops.write import Kernel
 from compiler.ir.module import IRModule
 from compiler.ir.types import FuncType, ObjectType, TensorType, TupleType

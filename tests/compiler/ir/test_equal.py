@@ -10,8 +10,13 @@ import pytest
 from compiler.ir.dims import DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.equal import assert_equal, structural_equal, structural_hash
-from compiler.ir.graph.values import Binding, Block, BlockKind, Body, Call, Constant, Copy, Function, ScalarValue, Var
-from compiler.ir.loops.scalars import Buffer, Const, For, PrimFunc, Seq, Store
+from compiler.ir.graph.atoms import Constant, ScalarValue, Var
+from compiler.ir.graph.function import Binding, Block, BlockKind, Body, Function
+from compiler.ir.graph.values import Call, Copy
+from compiler.ir.loops.buffers import Buffer
+from compiler.ir.loops.prim_func import PrimFunc
+from compiler.ir.loops.scalars import Const
+from compiler.ir.loops.statements import For, Seq, Store
 from compiler.ir.module import IRModule
 from compiler.ir.op import OPS, OpDef
 from compiler.ir.text.parser import parse

@@ -5,9 +5,14 @@ from __future__ import annotations
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.equal import assert_equal, structural_equal
-from compiler.ir.graph.values import Alloc, Binding, Call, CallTir, Copy, Function, If, MatchCast, ScalarValue, Var
+from compiler.ir.graph.atoms import ScalarValue, Var
+from compiler.ir.graph.function import Binding, Function, If
+from compiler.ir.graph.values import Alloc, Call, CallTir, Copy, MatchCast
 from compiler.ir.graph.visit import atom_dims, free_vars, fresh_function, map_atoms, map_bindings, map_operands, operands, used_vars
-from compiler.ir.loops.scalars import Allocate, Buffer, Const, DimScalar, For, Let, Load, PrimFunc, Reduce, ScalarParam, Seq, Store, Tile
+from compiler.ir.loops.buffers import Buffer
+from compiler.ir.loops.prim_func import PrimFunc
+from compiler.ir.loops.scalars import Const, DimScalar, Load, Reduce, ScalarParam
+from compiler.ir.loops.statements import Allocate, For, Let, Seq, Store, Tile
 from compiler.ir.loops.visit import (
     bound_dims,
     free_dims,

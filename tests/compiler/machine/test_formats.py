@@ -8,7 +8,9 @@ import pytest
 from compiler.interpret.loops import run_prim
 from compiler.ir.dims import Dim
 from compiler.ir.dtypes import DType
-from compiler.ir.loops.scalars import FORMATS, Buffer, PrimFunc
+from compiler.ir.loops.buffers import Buffer
+from compiler.ir.loops.prim_func import PrimFunc
+from compiler.ir.loops.scalars import FORMATS
 from compiler.ir.loops.write import Kernel
 from compiler.ir.module import IRModule
 from compiler.ir.text.parser import parse

@@ -13,9 +13,9 @@ from compiler.interpret.graph import Interpreter
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.equal import assert_equal
+from compiler.ir.graph.atoms import Atom, ScalarValue, ShapeValue, Var
 from compiler.ir.graph.builder import Builder
 from compiler.ir.graph.deduce import type_of
-from compiler.ir.graph.values import Atom, ScalarValue, ShapeValue, Var
 from compiler.ir.module import IRModule
 from compiler.ir.op import OpDef
 from compiler.ir.text.parser import parse

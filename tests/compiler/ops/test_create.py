@@ -10,8 +10,8 @@ from compiler.interpret.graph import Interpreter
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
+from compiler.ir.graph.atoms import ScalarValue, ShapeValue, Var
 from compiler.ir.graph.builder import Builder
-from compiler.ir.graph.values import ScalarValue, ShapeValue, Var
 from compiler.ir.text.parser import parse
 from compiler.ir.types import ScalarType, ShapeType, TensorType, tensor
 from compiler.ops.create import ARANGE, FULL, PAD, SHAPE_OF, SHAPE_TO_TENSOR, TENSOR_TO_SHAPE, TRIL

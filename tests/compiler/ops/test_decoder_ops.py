@@ -10,8 +10,8 @@ from compiler.interpret.graph import Interpreter, MismatchError
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
+from compiler.ir.graph.atoms import Var
 from compiler.ir.graph.builder import Builder
-from compiler.ir.graph.values import Var
 from compiler.ir.types import ObjectType, ScalarType, TensorType, TupleType, tensor
 from compiler.ops.broadcast import broadcast_shapes
 from compiler.ops.embedding import EMBEDDING, ROPE, ROPE_ANGLES

@@ -14,8 +14,8 @@ from compiler.interpret.graph import Interpreter, MismatchError
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
+from compiler.ir.graph.atoms import ScalarValue, Var
 from compiler.ir.graph.builder import Builder
-from compiler.ir.graph.values import ScalarValue, Var
 from compiler.ir.types import ObjectType, ScalarType, ShapeType, TensorType, tensor
 from compiler.ops import elementwise as e
 from compiler.ops.broadcast import broadcast_shapes

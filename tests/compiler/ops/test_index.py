@@ -12,8 +12,9 @@ from compiler.interpret.graph import Interpreter
 from compiler.ir.dims import DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
+from compiler.ir.graph.atoms import Var
 from compiler.ir.graph.builder import Builder
-from compiler.ir.graph.values import CallTir, Var
+from compiler.ir.graph.values import CallTir
 from compiler.ir.text.parser import parse
 from compiler.ir.types import ObjectType, TensorType, tensor
 from compiler.ops.embedding import EMBEDDING

@@ -11,8 +11,9 @@ from compiler.interpret.graph import Interpreter, MismatchError
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
+from compiler.ir.graph.atoms import ShapeValue, Var
 from compiler.ir.graph.builder import Builder
-from compiler.ir.graph.values import Call, MatchCast, ShapeValue, Var
+from compiler.ir.graph.values import Call, MatchCast
 from compiler.ir.types import ObjectType, ShapeType, TensorType, TupleType, tensor
 from compiler.ops.broadcast import broadcast_shapes
 from compiler.ops.manipulate import (

@@ -20,8 +20,10 @@ from compiler.bind import bind_values
 from compiler.driver import Options, compile_module
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
+from compiler.ir.graph.atoms import Atom, FuncRef, ScalarValue, ShapeValue, Var
 from compiler.ir.graph.builder import Builder
-from compiler.ir.graph.values import Atom, Body, CallFunc, CallLibrary, CallTir, FuncRef, MakeTuple, ScalarValue, ShapeValue, TupleGet, Var
+from compiler.ir.graph.function import Body
+from compiler.ir.graph.values import CallFunc, CallLibrary, CallTir, MakeTuple, TupleGet
 from compiler.ir.module import IRModule
 from compiler.ir.op import OPS
 from compiler.ir.prove import prove_eq, prove_le

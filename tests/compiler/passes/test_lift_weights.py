@@ -7,8 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from compiler.ir.dtypes import DType
+from compiler.ir.graph.atoms import Var
 from compiler.ir.graph.builder import Builder
-from compiler.ir.graph.values import CallTir, MakeTuple, Var
+from compiler.ir.graph.values import CallTir, MakeTuple
 from compiler.ir.text.parser import parse
 from compiler.ir.types import tensor
 from compiler.ir.verify.module import verify

@@ -9,25 +9,9 @@ from compiler.backends.cpu.codegen.memory import MemoryAccess
 from compiler.backends.cpu.codegen.scalars import Scalars, Value, constant, register
 from compiler.ir.dims import ZERO, Dim, DimVar
 from compiler.ir.dtypes import DType
-from compiler.ir.loops.scalars import (
-    Apply,
-    Cast,
-    Const,
-    Contraction,
-    DimScalar,
-    Element,
-    Fn,
-    Fold,
-    GroupedContraction,
-    Guard,
-    Load,
-    Reduce,
-    ReduceFn,
-    Scalar,
-    ScalarParam,
-    dtype_of,
-    identity,
-)
+from compiler.ir.loops import scalars
+from compiler.ir.loops.functions import Fn, ReduceFn
+from compiler.ir.loops.scalars import Scalar, dtype_of, identity
 from compiler.ir.loops.visit import walk_scalar
 from compiler.ir.prove import bounds
 from compiler.llvm.indices import Index, Indices
@@ -37,7 +21,7 @@ TRUE, FALSE = Value("true", DType.BOOL), Value("false", DType.BOOL)
 
 
 class Expressions:
-    def __init__(self, code: Code, params: dict[ScalarParam, Value]) -> None:
+    def __init__(self, code: Code, params: dict[scalars.ScalarParam, Value]) -> None:
         self.code = code
         self.params = params
         self.indices = Indices(code)
@@ -58,32 +42,32 @@ class Expressions:
 
     def _compute(self, scalar: Scalar) -> Value:
         match scalar:
-            case Const(value=value, dtype=dtype):
+            case scalars.Const(value=value, dtype=dtype):
                 return Value(constant(value, dtype), dtype)
-            case DimScalar(dim=dim):
+            case scalars.DimScalar(dim=dim):
                 index = self.indices.value(dim)
                 return Value(str(index.value), DType.I64, index.lanes)
-            case ScalarParam():
+            case scalars.ScalarParam():
                 return self.params[scalar]
-            case Load(buffer=buffer, indices=indices):
+            case scalars.Load(buffer=buffer, indices=indices):
                 return self.memory.load(buffer, indices)
-            case Apply(fn=Fn.LT, args=(DimScalar(dim=low), DimScalar(dim=high))):
+            case scalars.Apply(fn=Fn.LT, args=(scalars.DimScalar(dim=low), scalars.DimScalar(dim=high))):
                 return self._below(low, high)
-            case Apply(fn=Fn.LE, args=(DimScalar(dim=low), DimScalar(dim=high))):
+            case scalars.Apply(fn=Fn.LE, args=(scalars.DimScalar(dim=low), scalars.DimScalar(dim=high))):
                 return self._below(low, high + 1)
-            case Apply(fn=fn, args=args):
+            case scalars.Apply(fn=fn, args=args):
                 return self.scalars.apply(fn, [self._eval(a) for a in args])
-            case Cast(value=value, dtype=dtype):
+            case scalars.Cast(value=value, dtype=dtype):
                 return self.scalars.cast(self._eval(value), dtype)
-            case Guard():
+            case scalars.Guard():
                 return self._guard(scalar)
-            case Reduce(fn=ReduceFn.ARGMAX | ReduceFn.ARGMIN):
+            case scalars.Reduce(fn=ReduceFn.ARGMAX | ReduceFn.ARGMIN):
                 return self._extreme_place(scalar)
-            case Reduce():
+            case scalars.Reduce():
                 return self._fold(scalar)
-            case Contraction() | GroupedContraction():
+            case scalars.Contraction() | scalars.GroupedContraction():
                 return self._fold(scalar.fold)
-            case Element():
+            case scalars.Element():
                 return self._eval(scalar.decoded)
 
     # --- conditions ----------------------------------------------------------------------------------------------------
@@ -92,7 +76,7 @@ class Expressions:
         below = self.memory.below(low, high)
         return below if isinstance(below, Value) else TRUE if below else FALSE
 
-    def _guard(self, guard: Guard) -> Value:
+    def _guard(self, guard: scalars.Guard) -> Value:
         inside = TRUE
         for low, dim, high in guard.conditions:
             for cond in (self._below(low, dim + 1), self._below(dim, high)):
@@ -135,20 +119,20 @@ class Expressions:
         """Whether it does so by the node itself, not by what that refers to."""
         memory = self.memory
         match node:
-            case Const() | ScalarParam() | Apply() | Cast():
+            case scalars.Const() | scalars.ScalarParam() | scalars.Apply() | scalars.Cast():
                 return False
-            case DimScalar(dim=dim) | Element(k=dim):
+            case scalars.DimScalar(dim=dim) | scalars.Element(k=dim):
                 return memory.varies(dim.atoms())
-            case Load(buffer=buffer, indices=indices):
+            case scalars.Load(buffer=buffer, indices=indices):
                 return memory.storage[buffer].lane is not None or any(memory.varies(i.atoms()) for i in indices)
-            case Guard(conditions=conditions):
+            case scalars.Guard(conditions=conditions):
                 return any(memory.varies(d.atoms()) for cond in conditions for d in cond)
-            case Fold():
+            case scalars.Fold():
                 return any(memory.varies(extent.atoms()) for _, extent in node.axes)
 
     # --- reductions ----------------------------------------------------------------------------------------------------
 
-    def _fold(self, reduce: Reduce) -> Value:
+    def _fold(self, reduce: scalars.Reduce) -> Value:
         dtype = dtype_of(reduce.value)
         lanes = self.memory.num_lanes if self.varies(reduce) else 1
         kind = vec(register(dtype), lanes)
@@ -166,7 +150,7 @@ class Expressions:
         self._loops(reduce.axes, step)
         return Value(self.code.op(f"load {kind}, ptr {total}"), dtype, lanes)
 
-    def _extreme_place(self, reduce: Reduce) -> Value:
+    def _extreme_place(self, reduce: scalars.Reduce) -> Value:
         """The first index at which the extreme stands; NaN is the extreme of both kinds."""
         dtype, apply = dtype_of(reduce.value), self.scalars.apply
         lanes = self.memory.num_lanes if self.varies(reduce) else 1

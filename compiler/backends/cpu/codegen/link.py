@@ -14,7 +14,7 @@ from typing import Final
 import llvmlite.binding as llvm
 
 from compiler.backends.cpu.codegen import vector_math
-from compiler.ir.loops.scalars import Fn
+from compiler.ir.loops.functions import Fn
 from compiler.machine.target import Target
 from compiler.program.kernel import KernelCode
 

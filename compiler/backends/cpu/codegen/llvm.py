@@ -25,22 +25,12 @@ from compiler.backends.cpu.codegen.scalars import Value, memory, register
 from compiler.ir.dims import ONE, DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import CompileError
-from compiler.ir.loops.scalars import (
-    Allocate,
-    Attention,
-    Fn,
-    For,
-    Let,
-    LoopKind,
-    PrimFunc,
-    ScalarParam,
-    Scope,
-    Seq,
-    Stmt,
-    Store,
-    Tile,
-    When,
-)
+from compiler.ir.loops.attention import Attention
+from compiler.ir.loops.buffers import Scope
+from compiler.ir.loops.functions import Fn
+from compiler.ir.loops.prim_func import PrimFunc
+from compiler.ir.loops.scalars import ScalarParam
+from compiler.ir.loops.statements import Allocate, For, Let, LoopKind, Seq, Stmt, Store, Tile, When
 from compiler.ir.prove import bounds
 from compiler.llvm.indices import Index, Indices
 from compiler.llvm.ssa import Code, vector_literal

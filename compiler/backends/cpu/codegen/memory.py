@@ -10,7 +10,7 @@ from compiler.backends.cpu.codegen.scalars import Scalars, Value, memory
 from compiler.ir.dims import ZERO, Atom, Dim, DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import CompileError
-from compiler.ir.loops.scalars import Buffer
+from compiler.ir.loops.buffers import Buffer
 from compiler.ir.prove import bounds
 from compiler.llvm.indices import Index, Indices
 from compiler.llvm.ssa import Code, broadcast, splat, suffix, vec, vector_literal

@@ -16,7 +16,7 @@ import numpy as np
 from compiler.backends.cpu.codegen import vector_math
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import CompileError
-from compiler.ir.loops.scalars import COMPARISONS, Fn
+from compiler.ir.loops.functions import COMPARISONS, Fn
 from compiler.llvm.ssa import Code, broadcast, float_literal, splat, suffix, vec
 
 

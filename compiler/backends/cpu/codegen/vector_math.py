@@ -19,7 +19,7 @@ from typing import Final
 
 import numpy as np
 
-from compiler.ir.loops.scalars import Fn
+from compiler.ir.loops.functions import Fn
 from compiler.llvm.ssa import Code, float_literal, splat, suffix, vec
 from compiler.machine.instructions.avx512 import SCALE_EXPONENT
 from compiler.machine.target import Target

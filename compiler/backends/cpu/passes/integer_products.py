@@ -20,9 +20,11 @@ from typing import Final
 
 from compiler.ir.dims import Dim
 from compiler.ir.dtypes import DType
+from compiler.ir.graph.atoms import Atom, ShapeValue, Var
 from compiler.ir.graph.builder import Builder
 from compiler.ir.graph.deduce import type_of
-from compiler.ir.graph.values import Atom, Binding, Call, ShapeValue, TupleGet, Value, Var
+from compiler.ir.graph.function import Binding, Value
+from compiler.ir.graph.values import Call, TupleGet
 from compiler.ir.loops.scalars import Format
 from compiler.ir.module import IRModule
 from compiler.ir.prove import prove_divisible

@@ -15,10 +15,14 @@ from dataclasses import dataclass
 from compiler.backends.cpu.schedule.product import pairs_fit
 from compiler.idioms.product import Product, product_in
 from compiler.ir.dims import Dim, DimVar, ceil_div
+from compiler.ir.graph.atoms import Atom, Var
 from compiler.ir.graph.builder import Builder
 from compiler.ir.graph.deduce import type_of
-from compiler.ir.graph.values import Atom, Binding, CallTir, Value, Var
-from compiler.ir.loops.scalars import Buffer, Element, Format, Load, PrimFunc, Scalar
+from compiler.ir.graph.function import Binding, Value
+from compiler.ir.graph.values import CallTir
+from compiler.ir.loops.buffers import Buffer
+from compiler.ir.loops.prim_func import PrimFunc
+from compiler.ir.loops.scalars import Element, Format, Load, Scalar
 from compiler.ir.loops.visit import fresh_prim, loads, replace_loads
 from compiler.ir.loops.write import Kernel, guard
 from compiler.ir.module import IRModule

@@ -9,7 +9,8 @@ from __future__ import annotations
 from compiler.ir.dtypes import DType
 from compiler.ir.graph.builder import Builder
 from compiler.ir.graph.deduce import type_of
-from compiler.ir.graph.values import Binding, Call, Value
+from compiler.ir.graph.function import Binding, Value
+from compiler.ir.graph.values import Call
 from compiler.ir.module import IRModule
 from compiler.ir.types import TensorType
 from compiler.ops.elementwise import CAST

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from compiler.backends.cpu.schedule.rules import schedule
-from compiler.ir.loops.scalars import PrimFunc
+from compiler.ir.loops.prim_func import PrimFunc
 from compiler.ir.module import IRModule
 from compiler.machine.target import Target
 

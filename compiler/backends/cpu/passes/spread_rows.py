@@ -12,10 +12,13 @@ from dataclasses import dataclass, replace
 
 from compiler.idioms.product import grouped_product_in, product_in
 from compiler.ir.dtypes import DType
+from compiler.ir.graph.atoms import Atom, Var
 from compiler.ir.graph.builder import Builder
 from compiler.ir.graph.deduce import type_of
-from compiler.ir.graph.values import Atom, Binding, Body, CallTir, Function, TupleGet, Value, Var
-from compiler.ir.loops.scalars import Buffer, PrimFunc
+from compiler.ir.graph.function import Binding, Body, Function, Value
+from compiler.ir.graph.values import CallTir, TupleGet
+from compiler.ir.loops.buffers import Buffer
+from compiler.ir.loops.prim_func import PrimFunc
 from compiler.ir.loops.visit import fresh_prim, loads, rename_buffers
 from compiler.ir.module import IRModule
 from compiler.ir.types import TensorType, Type

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from compiler.backends.cpu.schedule.nests import below, loop, named, seq, when
 from compiler.backends.cpu.schedule.panels import Claim
 from compiler.ir.dims import Dim, ceil_div, dim_max, dim_min
-from compiler.ir.loops.scalars import Load, Stmt, Tile
+from compiler.ir.loops.scalars import Load
+from compiler.ir.loops.statements import Stmt, Tile
 from compiler.ir.prove import prove_divisible, prove_le
 from compiler.machine.products import ProductTile
 from compiler.machine.target import LINE_BYTES

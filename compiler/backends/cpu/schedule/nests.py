@@ -6,7 +6,10 @@ from collections.abc import Callable, Sequence
 
 from compiler.ir.dims import Dim, DimLike, DimVar, dim_max
 from compiler.ir.dtypes import DType
-from compiler.ir.loops.scalars import Apply, Buffer, Const, DimScalar, Fn, For, Let, LoopKind, Scalar, Scope, Stmt, When
+from compiler.ir.loops.buffers import Buffer, Scope
+from compiler.ir.loops.functions import Fn
+from compiler.ir.loops.scalars import Apply, Const, DimScalar, Scalar
+from compiler.ir.loops.statements import For, Let, LoopKind, Stmt, When
 from compiler.ir.loops.visit import sequence, statements
 
 

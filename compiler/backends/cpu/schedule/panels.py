@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from compiler.backends.cpu.schedule.nests import below, loop, named, parallel, seq, unravel, when
 from compiler.idioms.nest import PerfectNest
 from compiler.ir.dims import Dim, DimVar, ceil_div, dim_min, product_of
-from compiler.ir.loops.scalars import Stmt
+from compiler.ir.loops.statements import Stmt
 
 BLOCK_ROWS = 256  # rows that share one visit to a panel: their slab of the left operand stays in the second-level cache
 MANY_ROWS = 64  # from here on panels are taken together: with fewer rows there are few claims, and nothing is read twice

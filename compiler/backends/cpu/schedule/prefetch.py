@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from compiler.ir.dims import Dim
-from compiler.ir.loops.scalars import Buffer, Load
+from compiler.ir.loops.buffers import Buffer
+from compiler.ir.loops.scalars import Load
 from compiler.ir.loops.write import Kernel
 from compiler.machine.tiles import prefetch as tiles
 

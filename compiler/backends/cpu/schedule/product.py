@@ -28,22 +28,11 @@ from compiler.idioms.nest import allocated, in_bounds
 from compiler.idioms.product import GroupedSum, Product, S, grouped_product_in, product_in
 from compiler.ir.dims import Dim, DimVar, ceil_div, dim_min, product_of
 from compiler.ir.dtypes import DType
-from compiler.ir.loops.scalars import (
-    Apply,
-    Buffer,
-    Cast,
-    Const,
-    Contraction,
-    Element,
-    Fn,
-    Load,
-    PrimFunc,
-    ReduceFn,
-    Scalar,
-    Stmt,
-    Store,
-    Tile,
-)
+from compiler.ir.loops.buffers import Buffer
+from compiler.ir.loops.functions import Fn, ReduceFn
+from compiler.ir.loops.prim_func import PrimFunc
+from compiler.ir.loops.scalars import Apply, Cast, Const, Contraction, Element, Load, Scalar
+from compiler.ir.loops.statements import Stmt, Store, Tile
 from compiler.ir.loops.visit import rewrite_dims
 from compiler.ir.loops.write import Kernel, fold
 from compiler.ir.prove import prove_divisible

@@ -21,7 +21,11 @@ from compiler.backends.cpu.schedule.softmax import is_softmax, write_softmax
 from compiler.backends.cpu.schedule.spatial import SpatialNest, write_element, write_vectors
 from compiler.idioms.rows import COMBINE, PARTS, RowProgram, RowStage, folds_in, keeping, match_rows
 from compiler.ir.dims import Dim, DimVar, dim_min, product_of
-from compiler.ir.loops.scalars import Apply, Buffer, Fn, Load, PrimFunc, Reduce, Scalar, Scope, Store, dtype_of, identity
+from compiler.ir.loops.buffers import Buffer, Scope
+from compiler.ir.loops.functions import Fn
+from compiler.ir.loops.prim_func import PrimFunc
+from compiler.ir.loops.scalars import Apply, Load, Reduce, Scalar, dtype_of, identity
+from compiler.ir.loops.statements import Store
 from compiler.ir.loops.sweep import sweep
 from compiler.ir.loops.visit import free_dims, loads, map_scalar, rewrite_dims
 from compiler.ir.loops.write import Array, Kernel

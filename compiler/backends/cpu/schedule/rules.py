@@ -11,7 +11,9 @@ from compiler.backends.cpu.schedule.rows import schedule_rows
 from compiler.backends.cpu.schedule.spatial import schedule_spatial
 from compiler.idioms.nest import allocated, without_allocations
 from compiler.idioms.product import without_products
-from compiler.ir.loops.scalars import Attention, For, Let, LoopKind, PrimFunc, Stmt, Tile
+from compiler.ir.loops.attention import Attention
+from compiler.ir.loops.prim_func import PrimFunc
+from compiler.ir.loops.statements import For, Let, LoopKind, Stmt, Tile
 from compiler.ir.loops.visit import sequence, statements, walk_stmts
 from compiler.machine.products import LANES, product_tiles
 from compiler.machine.target import Target

@@ -23,7 +23,9 @@ from compiler.idioms.rows import PARTS, RowProgram, RowStage
 from compiler.idioms.same import same_scalar
 from compiler.ir.dims import Dim, DimVar, ceil_div, dim_max, dim_min
 from compiler.ir.dtypes import DType
-from compiler.ir.loops.scalars import Apply, Const, Fn, Load, Reduce, ReduceFn, Scalar, Store, dtype_of
+from compiler.ir.loops.functions import Fn, ReduceFn
+from compiler.ir.loops.scalars import Apply, Const, Load, Reduce, Scalar, dtype_of
+from compiler.ir.loops.statements import Store
 from compiler.ir.loops.sweep import sweep
 from compiler.ir.loops.visit import loads, map_scalar, rewrite_dims
 from compiler.ir.loops.write import Array, Kernel, exp, less

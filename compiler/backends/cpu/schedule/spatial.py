@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from compiler.backends.cpu.schedule.prefetch import NO_PREFETCH, Prefetch
 from compiler.backends.cpu.schedule.streaming import Axes, goes_past_caches, stream
 from compiler.ir.dims import Dim, DimVar, ceil_div, dim_min, product_of
-from compiler.ir.loops.scalars import For, Let, LoopKind, Scalar, Stmt, Store
+from compiler.ir.loops.scalars import Scalar
+from compiler.ir.loops.statements import For, Let, LoopKind, Stmt, Store
 from compiler.ir.loops.sweep import full_vectors, masked_vectors
 from compiler.ir.loops.visit import free_dims, loads, rewrite_dims
 from compiler.ir.loops.write import Kernel

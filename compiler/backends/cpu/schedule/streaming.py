@@ -6,7 +6,9 @@ from collections.abc import Mapping
 
 from compiler.ir.dims import Dim, DimVar, product_of
 from compiler.ir.dtypes import DType
-from compiler.ir.loops.scalars import Load, Scalar, Scope, Store
+from compiler.ir.loops.buffers import Scope
+from compiler.ir.loops.scalars import Load, Scalar
+from compiler.ir.loops.statements import Store
 from compiler.ir.loops.visit import loads, rewrite_dims
 from compiler.ir.loops.write import Kernel, less_equal
 from compiler.ir.prove import prove_le, prove_lt

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from compiler.backends.cpu.schedule.nests import below, lanes, unroll, when
 from compiler.idioms.nest import PerfectNest
 from compiler.ir.dims import Dim, DimVar
-from compiler.ir.loops.scalars import Scalar, Stmt, Store
+from compiler.ir.loops.scalars import Scalar
+from compiler.ir.loops.statements import Stmt, Store
 from compiler.ir.loops.visit import map_scalar, rewrite_dims
 from compiler.ir.prove import prove_divisible
 from compiler.machine.products import TileShape

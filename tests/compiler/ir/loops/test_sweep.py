@@ -9,7 +9,8 @@ from compiler.interpret.loops import run_prim
 from compiler.ir.dims import Dim, DimLike, DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.equal import assert_equal
-from compiler.ir.loops.scalars import Buffer, PrimFunc
+from compiler.ir.loops.buffers import Buffer
+from compiler.ir.loops.prim_func import PrimFunc
 from compiler.ir.loops.sweep import sweep
 from compiler.ir.loops.write import Kernel
 from compiler.ir.text.parser import parse

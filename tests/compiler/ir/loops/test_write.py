@@ -7,7 +7,11 @@ import pytest
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.equal import assert_equal
-from compiler.ir.loops.scalars import Buffer, PrimFunc, ReduceFn, Scalar, ScalarParam, Store
+from compiler.ir.loops.buffers import Buffer
+from compiler.ir.loops.functions import ReduceFn
+from compiler.ir.loops.prim_func import PrimFunc
+from compiler.ir.loops.scalars import Scalar, ScalarParam
+from compiler.ir.loops.statements import Store
 from compiler.ir.loops.write import Kernel, cast, equal, exp, fold, guard, index, largest, less, maximum, select, total
 from compiler.ir.module import IRModule
 from compiler.ir.text.parser import parse

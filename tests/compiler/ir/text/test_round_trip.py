@@ -13,32 +13,15 @@ from hypothesis import strategies as st
 from compiler.ir.dims import Dim, DimVar, dim_max, dim_min
 from compiler.ir.dtypes import DType
 from compiler.ir.equal import assert_equal
-from compiler.ir.graph.values import Binding, Block, Body, Call, Constant, Copy, Function, ScalarValue, Var
-from compiler.ir.loops.scalars import (
-    Apply,
-    Buffer,
-    Cast,
-    Const,
-    Contraction,
-    DimScalar,
-    Element,
-    Fn,
-    For,
-    GroupedContraction,
-    Guard,
-    Let,
-    Load,
-    LoopKind,
-    PrimFunc,
-    Reduce,
-    ReduceFn,
-    Scalar,
-    ScalarParam,
-    Seq,
-    Stmt,
-    Store,
-    When,
-)
+from compiler.ir.graph.atoms import Constant, ScalarValue, Var
+from compiler.ir.graph.function import Binding, Block, Body, Function
+from compiler.ir.graph.values import Call, Copy
+from compiler.ir.loops import scalars
+from compiler.ir.loops.buffers import Buffer
+from compiler.ir.loops.functions import Fn, ReduceFn
+from compiler.ir.loops.prim_func import PrimFunc
+from compiler.ir.loops.scalars import Scalar
+from compiler.ir.loops.statements import For, Let, LoopKind, Seq, Stmt, Store, When
 from compiler.ir.loops.visit import walk_scalar, walk_scalars
 from compiler.ir.module import IRModule
 from compiler.ir.op import OPS, REQUIRED, OpDef
@@ -53,7 +36,7 @@ from compiler.machine.formats import PANEL8, WIDENED4
 def test_a_fold_that_is_mentioned_twice_stays_one() -> None:
     text = "prim f(A: f32[n, 4], B: f32[n]) { for i in n { B[i] = let t = sum(r in 4) A[i, r] in t * t } }"
     body = parse(print_module(parse(text))).prim("f").body
-    assert sum(isinstance(s, Reduce) for s in walk_scalars(body)) == 1
+    assert sum(isinstance(s, scalars.Reduce) for s in walk_scalars(body)) == 1
 
 
 def _operator(name: str, attributes: dict[str, Any]) -> OpDef:
@@ -307,7 +290,7 @@ def test_values_that_an_expression_shares_have_names() -> None:
     store = body.body
     assert isinstance(store, Store)
     match store.value:
-        case Apply(args=(Apply(args=(left, right)), Apply(args=(shared, _)))):
+        case scalars.Apply(args=(scalars.Apply(args=(left, right)), scalars.Apply(args=(shared, _)))):
             assert left is right
             assert sum(node is shared for node in walk_scalar(store.value)) == 1
         case _:
@@ -578,7 +561,7 @@ def test_damaged_programs(data: st.DataObject) -> None:
 # --- any program -------------------------------------------------------------------------------------------------------
 
 _N, _M = DimVar("n", 1, 64), DimVar("m", 0, None, 8)
-_S, _T = ScalarParam("s", DType.F32), ScalarParam("s", DType.I32)
+_S, _T = scalars.ScalarParam("s", DType.F32), scalars.ScalarParam("s", DType.I32)
 _A, _B = Buffer("A", (_N.dim, _M.dim), DType.F32), Buffer("A", (Dim.of(4),), DType.I32)
 
 
@@ -592,9 +575,9 @@ def _dims(variables: list[DimVar]) -> st.SearchStrategy[Dim]:
 
 _FLOATS = st.floats(width=32)
 _CONSTS = st.one_of(
-    st.builds(Const, _FLOATS, st.sampled_from([DType.F32, DType.F16, DType.BF16])),
-    st.builds(Const, st.integers(-128, 127), st.sampled_from([DType.I8, DType.I32, DType.I64, DType.U8])),
-    st.builds(Const, st.booleans(), st.just(DType.BOOL)),
+    st.builds(scalars.Const, _FLOATS, st.sampled_from([DType.F32, DType.F16, DType.BF16])),
+    st.builds(scalars.Const, st.integers(-128, 127), st.sampled_from([DType.I8, DType.I32, DType.I64, DType.U8])),
+    st.builds(scalars.Const, st.booleans(), st.just(DType.BOOL)),
 )
 
 
@@ -607,23 +590,25 @@ def _scalars(draw: st.DrawFn, variables: list[DimVar], depth: int = 4) -> Scalar
             st.one_of(
                 _CONSTS,
                 st.sampled_from([_S, _T]),
-                dims.map(DimScalar),
-                st.builds(lambda i, j: Load(_A, (i, j)), dims, dims),
-                dims.map(lambda i: Load(_B, (i,))),
+                dims.map(scalars.DimScalar),
+                st.builds(lambda i, j: scalars.Load(_A, (i, j)), dims, dims),
+                dims.map(lambda i: scalars.Load(_B, (i,))),
             )
         )
     inner = _scalars(variables, depth - 1)
     match draw(st.integers(0, 3)):
         case 0:
             fn = draw(st.sampled_from(Fn))
-            return Apply(fn, tuple(draw(inner) for _ in range(ARITY[fn])))
+            return scalars.Apply(fn, tuple(draw(inner) for _ in range(ARITY[fn])))
         case 1:
             if draw(st.booleans()):
-                return Element(draw(st.sampled_from([PANEL8, WIDENED4])), draw(dims), tuple(draw(st.lists(inner, min_size=1, max_size=2))))
-            return Cast(draw(inner), draw(st.sampled_from(DType)))
+                return scalars.Element(
+                    draw(st.sampled_from([PANEL8, WIDENED4])), draw(dims), tuple(draw(st.lists(inner, min_size=1, max_size=2)))
+                )
+            return scalars.Cast(draw(inner), draw(st.sampled_from(DType)))
         case 2:
             conditions = draw(st.lists(st.tuples(dims, dims, dims), min_size=1, max_size=2))
-            return Guard(tuple(conditions), draw(inner), draw(inner))
+            return scalars.Guard(tuple(conditions), draw(inner), draw(inner))
         case _:
             axes: list[tuple[DimVar, Dim]] = []
             for _ in range(draw(st.integers(1, 2))):
@@ -633,14 +618,14 @@ def _scalars(draw: st.DrawFn, variables: list[DimVar], depth: int = 4) -> Scalar
                 variables = [*variables, axes[-1][0]]
             inner = _scalars(variables, depth - 1)
             if len(axes) == 1 and draw(st.booleans()):
-                return Contraction(tuple(axes), draw(inner), draw(inner))
+                return scalars.Contraction(tuple(axes), draw(inner), draw(inner))
             if draw(st.booleans()):
                 dots = tuple(
-                    Contraction(((DimVar("k", 0, 7), Dim.of(8)),), draw(inner), draw(inner)) for _ in range(draw(st.integers(1, 2)))
+                    scalars.Contraction(((DimVar("k", 0, 7), Dim.of(8)),), draw(inner), draw(inner)) for _ in range(draw(st.integers(1, 2)))
                 )
                 begins = tuple(draw(inner) for _ in range(draw(st.sampled_from([0, len(dots)]))))
-                return GroupedContraction(tuple(axes), dots, begins, draw(inner), draw(st.one_of(st.none(), inner)))
-            return Reduce(tuple(axes), draw(st.sampled_from(ReduceFn)), draw(inner))
+                return scalars.GroupedContraction(tuple(axes), dots, begins, draw(inner), draw(st.one_of(st.none(), inner)))
+            return scalars.Reduce(tuple(axes), draw(st.sampled_from(ReduceFn)), draw(inner))
 
 
 @st.composite

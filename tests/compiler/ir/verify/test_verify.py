@@ -6,26 +6,14 @@ import pytest
 
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
-from compiler.ir.graph.values import (
-    Alloc,
-    Binding,
-    Block,
-    BlockKind,
-    Body,
-    Call,
-    CallTir,
-    Copy,
-    Function,
-    If,
-    Launch,
-    MatchCast,
-    ScalarValue,
-    ShapeValue,
-    TupleGet,
-    Value,
-    Var,
-)
-from compiler.ir.loops.scalars import Allocate, Apply, Buffer, Const, Fn, For, Load, PrimFunc, ScalarParam, Scope, Seq, Stmt, Store
+from compiler.ir.graph.atoms import ScalarValue, ShapeValue, Var
+from compiler.ir.graph.function import Binding, Block, BlockKind, Body, Function, If, Value
+from compiler.ir.graph.values import Alloc, Call, CallTir, Copy, Launch, MatchCast, TupleGet
+from compiler.ir.loops.buffers import Buffer, Scope
+from compiler.ir.loops.functions import Fn
+from compiler.ir.loops.prim_func import PrimFunc
+from compiler.ir.loops.scalars import Apply, Const, Load, ScalarParam
+from compiler.ir.loops.statements import Allocate, For, Seq, Stmt, Store
 from compiler.ir.module import IRModule
 from compiler.ir.op import OPS, REQUIRED, OpDef
 from compiler.ir.text.parser import parse

@@ -12,7 +12,10 @@ from compiler.backends.cpu.codegen.llvm import emit_kernel
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import CompileError
-from compiler.ir.loops.scalars import Buffer, For, Load, LoopKind, PrimFunc, Seq, Tile
+from compiler.ir.loops.buffers import Buffer
+from compiler.ir.loops.prim_func import PrimFunc
+from compiler.ir.loops.scalars import Load
+from compiler.ir.loops.statements import For, LoopKind, Seq, Tile
 from compiler.machine.target import NAMED
 from compiler.machine.tiles.amx import AmxBf16, AmxI8ByI8, AmxI8ByU8
 from compiler.machine.tiles.product import MatrixUnitOp

@@ -14,7 +14,10 @@ import pytest
 from numpy.typing import NDArray
 
 from compiler.ir.dims import Dim, DimVar
-from compiler.ir.loops.scalars import Buffer, For, Load, LoopKind, PrimFunc, Seq, Tile
+from compiler.ir.loops.buffers import Buffer
+from compiler.ir.loops.prim_func import PrimFunc
+from compiler.ir.loops.scalars import Load
+from compiler.ir.loops.statements import For, LoopKind, Seq, Tile
 from compiler.machine.target import Target
 from compiler.machine.tiles.amx import AmxBf16, AmxI8ByI8, AmxI8ByU8
 from compiler.machine.tiles.product import MatrixUnitOp

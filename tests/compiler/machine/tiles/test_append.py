@@ -11,7 +11,7 @@ import pytest
 from compiler.backends.cpu.codegen.link import link
 from compiler.backends.cpu.codegen.llvm import emit_kernel
 from compiler.interpret.loops import run_prim
-from compiler.ir.loops.scalars import PrimFunc
+from compiler.ir.loops.prim_func import PrimFunc
 from compiler.ir.text.parser import parse
 from compiler.machine.target import NAMED
 

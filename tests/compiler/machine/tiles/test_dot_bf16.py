@@ -16,7 +16,10 @@ from compiler.interpret.loops import run_prim
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import CompileError
-from compiler.ir.loops.scalars import Allocate, Buffer, Const, For, Load, LoopKind, PrimFunc, Scope, Seq, Stmt, Store, Tile
+from compiler.ir.loops.buffers import Buffer, Scope
+from compiler.ir.loops.prim_func import PrimFunc
+from compiler.ir.loops.scalars import Const, Load
+from compiler.ir.loops.statements import Allocate, For, LoopKind, Seq, Stmt, Store, Tile
 from compiler.ir.text.parser import parse
 from compiler.machine.target import NAMED, Target, host
 from compiler.machine.tiles.dot_bf16 import PAIR, DotBf16

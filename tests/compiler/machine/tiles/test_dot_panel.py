@@ -13,7 +13,10 @@ from compiler.backends.cpu.codegen.llvm import emit_kernel
 from compiler.backends.cpu.pipeline import pipeline
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
-from compiler.ir.loops.scalars import Allocate, Buffer, Const, For, Load, LoopKind, PrimFunc, Scope, Seq, Stmt, Store, Tile
+from compiler.ir.loops.buffers import Buffer, Scope
+from compiler.ir.loops.prim_func import PrimFunc
+from compiler.ir.loops.scalars import Const, Load
+from compiler.ir.loops.statements import Allocate, For, LoopKind, Seq, Stmt, Store, Tile
 from compiler.ir.text.parser import parse
 from compiler.machine.target import NAMED, Target
 from compiler.machine.tiles.dot_panel import DotPanel, DotWords

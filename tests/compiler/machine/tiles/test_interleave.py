@@ -11,7 +11,10 @@ from numpy.typing import NDArray
 
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
-from compiler.ir.loops.scalars import Buffer, For, Load, LoopKind, PrimFunc, Tile
+from compiler.ir.loops.buffers import Buffer
+from compiler.ir.loops.prim_func import PrimFunc
+from compiler.ir.loops.scalars import Load
+from compiler.ir.loops.statements import For, LoopKind, Tile
 from compiler.machine.target import Target
 from compiler.machine.tiles.base import Intrinsic
 from compiler.machine.tiles.interleave import InterleavePairs

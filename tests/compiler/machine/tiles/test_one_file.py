@@ -13,7 +13,7 @@ from compiler.backends.cpu.codegen.llvm import emit_kernel
 from compiler.interpret.loops import run_prim
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import CompileError
-from compiler.ir.loops.scalars import Tile
+from compiler.ir.loops.statements import Tile
 from compiler.ir.loops.visit import walk_stmts
 from compiler.ir.text.lexer import ParseError
 from compiler.ir.text.parser import parse

@@ -12,7 +12,10 @@ from compiler.backends.cpu.codegen.link import link
 from compiler.backends.cpu.codegen.llvm import emit_kernel
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
-from compiler.ir.loops.scalars import Allocate, Buffer, For, Load, LoopKind, PrimFunc, Scope, Seq, Store, Tile
+from compiler.ir.loops.buffers import Buffer, Scope
+from compiler.ir.loops.prim_func import PrimFunc
+from compiler.ir.loops.scalars import Load
+from compiler.ir.loops.statements import Allocate, For, LoopKind, Seq, Store, Tile
 from compiler.machine.target import NAMED
 from compiler.machine.tiles.widen_panel import WidenPanel
 

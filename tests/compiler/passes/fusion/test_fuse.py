@@ -10,7 +10,7 @@ import pytest
 from compiler.driver import compile_module
 from compiler.ir.equal import assert_equal
 from compiler.ir.graph.values import CallTir, TupleGet
-from compiler.ir.loops.scalars import Store
+from compiler.ir.loops.statements import Store
 from compiler.ir.loops.visit import scalar_depth, walk_scalar, walk_scalars, walk_stmts
 from compiler.ir.module import IRModule
 from compiler.ir.text.parser import parse

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compiler.ir.dims import Dim, DimVar
-from compiler.ir.graph.values import Alloc, Var
+from compiler.ir.graph.atoms import Var
+from compiler.ir.graph.values import Alloc
 from compiler.ir.text.parser import parse
 from compiler.ir.types import ObjectType
 from compiler.passes.base import Pass

@@ -13,7 +13,9 @@ from compiler.backends.cpu.schedule.attention.vector import VectorUnit
 from compiler.backends.cpu.schedule.attention.vector_products import F32Products, PairProducts
 from compiler.ir.dims import Dim, dim_max, dim_min
 from compiler.ir.dtypes import DType
-from compiler.ir.loops.scalars import Attention, Paged, ReduceFn, Scalar
+from compiler.ir.loops.attention import Attention, Paged
+from compiler.ir.loops.functions import ReduceFn
+from compiler.ir.loops.scalars import Scalar
 from compiler.ir.loops.write import Array, Kernel, cast, equal, fold, less_equal
 from compiler.machine.products import TileShape
 from compiler.ops.attention.kv_cache import PAGE

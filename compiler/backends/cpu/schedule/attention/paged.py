@@ -20,7 +20,10 @@ from compiler.backends.cpu.schedule.attention.rows import F32, PAGES, Rows
 from compiler.backends.cpu.schedule.attention.vector_walk import STRETCH, TileWalk, TokenWalk
 from compiler.backends.cpu.schedule.folds import fold_halves
 from compiler.ir.dims import Dim, ceil_div, dim_max, dim_min, product_of
-from compiler.ir.loops.scalars import Attention, Buffer, Paged, PrimFunc, ReduceFn
+from compiler.ir.loops.attention import Attention, Paged
+from compiler.ir.loops.buffers import Buffer
+from compiler.ir.loops.functions import ReduceFn
+from compiler.ir.loops.prim_func import PrimFunc
 from compiler.ir.loops.write import Array, Kernel, cast, const, less
 from compiler.machine.products import TileShape
 from compiler.ops.attention.kv_cache import PAGE

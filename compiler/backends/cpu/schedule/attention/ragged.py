@@ -14,7 +14,9 @@ from dataclasses import dataclass
 
 from compiler.ir.dims import Dim, ceil_div, dim_min
 from compiler.ir.dtypes import DType
-from compiler.ir.loops.scalars import Attention, PrimFunc, Ragged, Scalar
+from compiler.ir.loops.attention import Attention, Ragged
+from compiler.ir.loops.prim_func import PrimFunc
+from compiler.ir.loops.scalars import Scalar
 from compiler.ir.loops.write import Array, Kernel, cast, exp, fma, less_equal, maximum, select
 from compiler.ops.attention.plain import capped, relative
 

@@ -10,7 +10,11 @@ from compiler.backends.cpu.codegen.link import link
 from compiler.backends.cpu.codegen.llvm import emit_kernel
 from compiler.ir.dims import Dim, DimVar, ceil_div
 from compiler.ir.dtypes import DType
-from compiler.ir.loops.scalars import Apply, Buffer, Const, DimScalar, Fn, For, Load, LoopKind, PrimFunc, Scalar, Stmt, Store, When
+from compiler.ir.loops.buffers import Buffer
+from compiler.ir.loops.functions import Fn
+from compiler.ir.loops.prim_func import PrimFunc
+from compiler.ir.loops.scalars import Apply, Const, DimScalar, Load, Scalar
+from compiler.ir.loops.statements import For, LoopKind, Stmt, Store, When
 from compiler.machine.target import NAMED, Target, get
 from compiler.program.kernel import KernelCode
 

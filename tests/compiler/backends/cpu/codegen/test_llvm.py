@@ -16,31 +16,11 @@ from compiler.interpret.loops import run_prim
 from compiler.ir.dims import Dim, DimLike, DimVar, ceil_div, dim_max, dim_min
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import CompileError
-from compiler.ir.loops.scalars import (
-    Allocate,
-    Apply,
-    Buffer,
-    Cast,
-    Const,
-    Contraction,
-    DimScalar,
-    Fn,
-    For,
-    Guard,
-    Let,
-    Load,
-    LoopKind,
-    PrimFunc,
-    Reduce,
-    ReduceFn,
-    Scalar,
-    ScalarParam,
-    Scope,
-    Seq,
-    Stmt,
-    Store,
-    When,
-)
+from compiler.ir.loops.buffers import Buffer, Scope
+from compiler.ir.loops.functions import Fn, ReduceFn
+from compiler.ir.loops.prim_func import PrimFunc
+from compiler.ir.loops.scalars import Apply, Cast, Const, Contraction, DimScalar, Guard, Load, Reduce, Scalar, ScalarParam
+from compiler.ir.loops.statements import Allocate, For, Let, LoopKind, Seq, Stmt, Store, When
 from compiler.llvm.ssa import num_bytes
 from compiler.machine.target import NAMED, Target, host
 

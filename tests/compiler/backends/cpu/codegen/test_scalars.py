@@ -13,21 +13,11 @@ from compiler.interpret.scalars import MEANING
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import CompileError
-from compiler.ir.loops.scalars import (
-    COMPARISONS,
-    Apply,
-    Buffer,
-    Cast,
-    Const,
-    Fn,
-    For,
-    Load,
-    LoopKind,
-    PrimFunc,
-    Scalar,
-    Store,
-    dtype_of,
-)
+from compiler.ir.loops.buffers import Buffer
+from compiler.ir.loops.functions import COMPARISONS, Fn
+from compiler.ir.loops.prim_func import PrimFunc
+from compiler.ir.loops.scalars import Apply, Cast, Const, Load, Scalar, dtype_of
+from compiler.ir.loops.statements import For, LoopKind, Store
 from compiler.ops.elementwise import numpy_cast
 
 Array = NDArray[Any]

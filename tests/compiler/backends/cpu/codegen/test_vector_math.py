@@ -11,7 +11,11 @@ from numpy.typing import NDArray
 
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
-from compiler.ir.loops.scalars import Apply, Buffer, DimScalar, Fn, For, Load, LoopKind, PrimFunc, Seq, Stmt, Store, When
+from compiler.ir.loops.buffers import Buffer
+from compiler.ir.loops.functions import Fn
+from compiler.ir.loops.prim_func import PrimFunc
+from compiler.ir.loops.scalars import Apply, DimScalar, Load
+from compiler.ir.loops.statements import For, LoopKind, Seq, Stmt, Store, When
 
 Array = NDArray[Any]
 SPECIAL = [0.0, -0.0, math.inf, -math.inf, math.nan, 1.0, -1.0, 1e-45, -1e-45, 88.72284, 88.7229, -87.34, -103.9, -104.1]

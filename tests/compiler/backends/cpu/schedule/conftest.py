@@ -13,7 +13,7 @@ import compiler.ops
 from compiler.backends.cpu.pipeline import pipeline
 from compiler.driver import Options, compile_module
 from compiler.interpret.graph import Interpreter
-from compiler.ir.loops.scalars import PrimFunc
+from compiler.ir.loops.prim_func import PrimFunc
 from compiler.ir.text.parser import parse
 from compiler.ir.verify.module import verify
 from compiler.machine.target import NAMED, Target, get, host

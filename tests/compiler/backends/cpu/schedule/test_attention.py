@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from compiler.backends.cpu.pipeline import pipeline
 from compiler.interpret.graph import Interpreter
-from compiler.ir.loops.scalars import PrimFunc
+from compiler.ir.loops.prim_func import PrimFunc
 from compiler.ir.text.parser import parse
 from compiler.ir.text.printer import canonical_text
 from compiler.machine.products import product_tiles

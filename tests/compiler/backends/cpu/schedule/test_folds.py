@@ -11,7 +11,8 @@ from compiler.backends.cpu.schedule.folds import fold_halves, spread_largest
 from compiler.interpret.loops import run_prim
 from compiler.ir.dims import Dim
 from compiler.ir.dtypes import DType
-from compiler.ir.loops.scalars import Buffer, PrimFunc
+from compiler.ir.loops.buffers import Buffer
+from compiler.ir.loops.prim_func import PrimFunc
 from compiler.ir.loops.write import Kernel
 
 F32 = DType.F32

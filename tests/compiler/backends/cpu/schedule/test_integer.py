@@ -12,7 +12,7 @@ from compiler.backends.cpu.pipeline import pipeline
 from compiler.idioms.product import grouped_product_in
 from compiler.interpret.graph import Interpreter
 from compiler.ir.dtypes import DType
-from compiler.ir.loops.scalars import Tile
+from compiler.ir.loops.statements import Tile
 from compiler.ir.loops.visit import walk_stmts
 from compiler.ir.text.parser import parse
 from compiler.machine.products import product_tiles

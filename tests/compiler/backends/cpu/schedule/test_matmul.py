@@ -10,7 +10,8 @@ import pytest
 
 from compiler.idioms.product import product_in
 from compiler.ir.dims import Dim
-from compiler.ir.loops.scalars import Allocate, LoopKind, PrimFunc
+from compiler.ir.loops.prim_func import PrimFunc
+from compiler.ir.loops.statements import Allocate, LoopKind
 from compiler.ir.loops.visit import walk_stmts
 from compiler.ir.text.parser import parse
 

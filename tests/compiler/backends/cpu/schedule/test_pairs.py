@@ -12,7 +12,7 @@ from compiler.backends.cpu.pipeline import pipeline
 from compiler.driver import Options, compile_module
 from compiler.interpret.graph import Interpreter
 from compiler.ir.dtypes import DType
-from compiler.ir.loops.scalars import PrimFunc
+from compiler.ir.loops.prim_func import PrimFunc
 from compiler.ir.text.parser import parse
 from compiler.machine.target import NAMED, get
 from compiler.machine.tiles.amx import AmxBf16

@@ -8,7 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler.ir.loops.scalars import Allocate, Apply, Load, PrimFunc, Scope, Store, Tile, When
+from compiler.ir.loops.buffers import Scope
+from compiler.ir.loops.prim_func import PrimFunc
+from compiler.ir.loops.scalars import Apply, Load
+from compiler.ir.loops.statements import Allocate, Store, Tile, When
 from compiler.ir.loops.visit import walk_scalars, walk_stmts
 from compiler.machine.tiles.prefetch import Prefetch
 

@@ -9,7 +9,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from compiler.ir.loops.scalars import Allocate, PrimFunc
+from compiler.ir.loops.prim_func import PrimFunc
+from compiler.ir.loops.statements import Allocate
 from compiler.ir.loops.visit import walk_stmts
 
 NAMES = ("softmax", "log_softmax")

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from compiler.backends.cpu.schedule.spatial import CHUNK, match_spatial
-from compiler.ir.loops.scalars import For, LoopKind, PrimFunc
+from compiler.ir.loops.prim_func import PrimFunc
+from compiler.ir.loops.statements import For, LoopKind
 from compiler.ir.loops.visit import walk_stmts
 from compiler.ir.text.parser import parse
 

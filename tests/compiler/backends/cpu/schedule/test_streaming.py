@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from compiler.backends.cpu.schedule import streaming
-from compiler.ir.loops.scalars import PrimFunc, Tile, When
+from compiler.ir.loops.prim_func import PrimFunc
+from compiler.ir.loops.statements import Tile, When
 from compiler.ir.loops.visit import walk_stmts
 from compiler.machine.tiles.stream import Stream
 

@@ -1,0 +1,47 @@
+"""Atoms: what an operand can be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numpy.typing import NDArray
+
+from compiler.ir.dims import Dim
+from compiler.ir.fields import node
+from compiler.ir.types import Type
+
+
+@node
+class Var:
+    """One value, defined once: by a parameter or by a binding."""
+
+    name: str
+    type: Type
+
+
+@node
+class Constant:
+    data: NDArray[Any]  # [] is a scalar tensor
+
+
+@node
+class ShapeValue:
+    dims: tuple[Dim, ...]
+
+
+@node
+class ScalarValue:
+    """An integer known as an expression (i64), or a literal number of the given type."""
+
+    value: Dim | float | bool
+    dtype: str = "i64"
+
+
+@node
+class FuncRef:
+    """A function of the module, as a value."""
+
+    name: str
+
+
+Atom = Var | Constant | ShapeValue | ScalarValue | FuncRef

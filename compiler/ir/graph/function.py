@@ -1,0 +1,70 @@
+"""Functions: blocks of bindings, and the branches in them."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from compiler.ir.dims import Dim
+from compiler.ir.fields import Holds, holds, node
+from compiler.ir.graph.atoms import Atom, Var
+from compiler.ir.graph.values import Alloc, Call, CallFunc, CallLibrary, CallTir, Copy, Launch, MakeTuple, MatchCast, TupleGet
+from compiler.ir.types import FuncType, Type
+
+
+@node
+class If:
+    cond: Atom = holds(Holds.ATOM)  # a bool scalar, or a bool tensor of rank 0
+    then: Body = holds(Holds.BODY)
+    orelse: Body = holds(Holds.BODY)
+
+
+Value = Atom | Call | CallTir | CallLibrary | CallFunc | MakeTuple | TupleGet | MatchCast | If | Copy | Alloc | Launch
+
+
+class BlockKind(StrEnum):
+    PLAIN = "plain"
+    DATAFLOW = "dataflow"
+    CAPTURED = "captured"
+
+
+@node
+class Binding:
+    var: Var
+    value: Value
+
+
+@node
+class Block:
+    bindings: tuple[Binding, ...]
+    kind: BlockKind = BlockKind.PLAIN
+
+
+@node
+class Body:
+    blocks: tuple[Block, ...]
+    result: Atom
+
+    @property
+    def bindings(self) -> tuple[Binding, ...]:
+        return tuple(b for block in self.blocks for b in block.bindings)
+
+
+@node
+class Function:
+    """`num_inputs` parameters change from call to call; the rest are weights and caches, bound once (None: all change). `arena` is what
+    planning found that a call needs, in bytes."""
+
+    params: tuple[Var, ...]
+    body: Body
+    result_type: Type
+    pure: bool = True
+    num_inputs: int | None = None
+    arena: Dim | None = None
+
+    @property
+    def type(self) -> FuncType:
+        return FuncType(tuple(p.type for p in self.params), self.result_type, self.pure)
+
+    @property
+    def weights(self) -> tuple[Var, ...]:
+        return () if self.num_inputs is None else self.params[self.num_inputs :]

@@ -1,0 +1,39 @@
+"""A function of the loop level: a kernel and its parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import field
+from typing import Any
+
+from compiler.ir.dims import DimVar
+from compiler.ir.fields import node
+from compiler.ir.loops.buffers import Buffer
+from compiler.ir.loops.scalars import ScalarParam
+from compiler.ir.loops.statements import Stmt
+
+
+@node
+class PrimFunc:
+    """Parameters in order: buffers, scalars and integer variables; the last `num_outputs` buffers are written. Variables that stand
+    alone in a buffer's shape are defined by it, the others must be parameters."""
+
+    params: tuple[Buffer | ScalarParam | DimVar, ...]
+    num_outputs: int
+    body: Stmt
+    attrs: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    @property
+    def buffers(self) -> tuple[Buffer, ...]:
+        return tuple(p for p in self.params if isinstance(p, Buffer))
+
+    @property
+    def outputs(self) -> tuple[Buffer, ...]:
+        return self.buffers[len(self.buffers) - self.num_outputs :]
+
+    @property
+    def dim_vars(self) -> tuple[DimVar, ...]:
+        """The variables of the signature: passed ones first, then those that shapes define, in order."""
+        passed = [p for p in self.params if isinstance(p, DimVar)]
+        shaped = [v for b in self.buffers for d in b.shape if (v := d.var) is not None]
+        return tuple(dict.fromkeys(passed + shaped))
