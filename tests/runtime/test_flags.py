@@ -35,6 +35,14 @@ def test_what_does_not_parse_is_refused_by_name(variable: str, value: str, expec
         flags.parse({variable: value})
 
 
+def test_the_cache_lies_where_the_user_keeps_caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As the XDG base directories have it, which have a relative path ignored."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for named, expected in (("", ".cache"), ("relative", ".cache"), (str(tmp_path / "elsewhere"), "elsewhere")):
+        monkeypatch.setenv("XDG_CACHE_HOME", named)
+        assert flags.parse({}).cache == tmp_path / expected / "relaxserve"
+
+
 def test_a_scope_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RELAXSERVE_DEBUG", "1")
     with flags.scope(verify=True) as inside:

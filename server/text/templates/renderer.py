@@ -13,7 +13,6 @@ import pickle
 import signal
 import socket
 import subprocess
-import sys
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -21,12 +20,13 @@ from typing import Any
 
 import msgspec
 
+from runtime.launch import command
 from server.interfaces import ChatTemplate
 from server.text.templates.meter import Limits
 from server.text.templates.render_process import SLACK_FACTOR, SLACK_S, TAKEN, Outcome
 from server.text.templates.template import LIMITS, TemplateError, TemplateLimitError
 
-COMMAND = (sys.executable, "-P", "-m", "server.text.templates.render_process")
+COMMAND = command("server.text.templates.render_process")
 IN_PLACE = Limits(time_s=0.005, memory_bytes=2 << 20)
 MAX_AT_ONCE = 8  # processes
 PATIENCE_S = 20.0  # for a process that may use 4 s of CPU time; it is tried twice, within the minute that clients wait
