@@ -92,6 +92,9 @@ class GenerationDefaults(Protocol):
 
 
 class ChatTemplate(Protocol):
+    @property
+    def source(self) -> str: ...
+
     def render(
         self,
         messages: Sequence[Mapping[str, object]],

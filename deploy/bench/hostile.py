@@ -52,6 +52,7 @@ NEEDED: dict[str, Any] = {
     "text_1": "hi",
     "text_2": "hi",
     "tokens": [5],
+    "n_predict": 4,
     "source": "no-such-model",
     "max_tokens": 4,
     "max_output_tokens": 4,

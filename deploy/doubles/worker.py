@@ -38,6 +38,8 @@ class NullDefaults:
 class NullTemplate:
     """`<|role|>text` per message, with tools and tool calls as JSON lines."""
 
+    source = "{# of the null model #}"
+
     def render(
         self,
         messages: Sequence[Mapping[str, object]],

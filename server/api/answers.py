@@ -230,8 +230,18 @@ class TokenIds(TypedDict):
     token_strs: NotRequired[Sequence[str]]
 
 
+class LlamaPiece(TypedDict):
+    id: int
+    piece: str | Sequence[int]  # bytes where they are no text by themselves
+
+
+class LlamaTokenIds(TypedDict):
+    tokens: Sequence[int] | Sequence[LlamaPiece]
+
+
 class Text(TypedDict):
     prompt: str
+    content: str  # the same, under llama.cpp's name
 
 
 # --- operation ---------------------------------------------------------------------------------------------------------
@@ -249,10 +259,19 @@ class Restarting(TypedDict):
     next_try_s: float | None  # None: a try runs
 
 
+class Unavailable(TypedDict):
+    """Why no requests should be sent here, as llama.cpp tells it."""
+
+    code: int
+    message: str
+    type: str
+
+
 class Readiness(TypedDict):
     status: str
     models: Mapping[str, str]
     restarting: NotRequired[Mapping[str, Restarting]]
+    error: NotRequired[Unavailable]
 
 
 class Version(TypedDict):

@@ -12,6 +12,7 @@ from server.api.answers import Liveness, Readiness, Version
 from server.api.context import Context
 from server.api.models import progress_of
 from server.api.routes import gives, new_router
+from server.models.model import ModelState
 
 READINESS = {**gives(Readiness), **gives(Readiness, status=503)}
 
@@ -32,6 +33,7 @@ def router(context: Context) -> APIRouter:
     @routes.head("/health/ready", include_in_schema=False)
     @routes.get("/health", responses=READINESS)
     @routes.get("/health/ready", responses=READINESS)
+    @routes.get("/v1/health", include_in_schema=False)
     @routes.get("/v2/health/ready", include_in_schema=False)
     async def ready() -> JSONResponse:
         """200 when requests should be sent here, 503 while loading, draining, or without a working model."""
@@ -40,7 +42,17 @@ def router(context: Context) -> APIRouter:
         readiness: Readiness = {"status": status, "models": models}
         if restarting := {model.spec.name: progress_of(model.outage) for model in registry.models() if model.outage is not None}:
             readiness["restarting"] = restarting  # without the cause, which may name paths: nobody has shown a key here
+        if not registry.ready:
+            is_loading = ModelState.LOADING in readiness["models"].values()
+            why = "Loading model" if is_loading else f"The server is {status}"  # llama.cpp's clients show it
+            readiness["error"] = {"code": 503, "message": why, "type": "unavailable_error"}
         return JSONResponse(readiness, 200 if registry.ready else 503)
+
+    @routes.get("/ping", response_class=Response, include_in_schema=False)
+    @routes.post("/ping", response_class=Response, include_in_schema=False)
+    async def ping() -> Response:
+        """SageMaker's question whether requests should be sent here."""
+        return Response(status_code=200 if registry.ready else 503)
 
     @routes.get("/version", responses=gives(Version))
     async def get_version() -> JSONResponse:

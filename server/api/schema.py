@@ -279,6 +279,10 @@ class EmbeddingBody(Options, json_schema_extra={"anyOf": [{"required": ["input"]
 class TokenizeBody(Options):
     model: Label | None = None
     prompt: Text | None = None
+    content: Text | None = None  # llama.cpp's word for it, with fields and an answer of its own
+    add_special: bool | None = None
+    parse_special: bool | None = None
+    with_pieces: bool | None = None
     messages: list[Message] | None = Field(default=None, min_length=1, max_length=16384, fail_fast=True)
     tools: Tools | None = None
     add_special_tokens: bool | None = None

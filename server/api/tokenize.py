@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from server.api.answers import Text, TokenIds
+from server.api.answers import LlamaPiece, LlamaTokenIds, Text, TokenIds
 from server.api.chat import Conversation, conversation_of, render_prompt
 from server.api.context import Caller, Context, caller
 from server.api.fields import check_unknown, ignored_header
@@ -15,6 +15,8 @@ from server.api.respond import Pieces
 from server.api.routes import gives, new_router
 from server.api.schema import ChatBody, DetokenizeBody, TokenizeBody
 from server.api.texts import encode_prompts
+from server.errors import UNSUPPORTED_FIELD, ApiError
+from server.interfaces import Tokenizer
 from server.models.model import Loaded
 
 MAX_TOKENS = 1 << 17  # of a text that is longer than the context; who counts tokens may want to know by how much
@@ -26,14 +28,15 @@ def router(context: Context) -> APIRouter:
     routes = new_router("Text")
     registry, strict = context.registry, context.settings.strict
 
-    @routes.post("/tokenize", responses=gives(TokenIds))
+    @routes.post("/tokenize", responses=gives(TokenIds, LlamaTokenIds))
     @routes.post("/v1/tokenize", include_in_schema=False)
     async def tokenize(request: Request, body: TokenizeBody) -> Response:
-        """The token ids of a text, or of a conversation."""
+        """The token ids of a text, or of a conversation. With `content` the answer has llama.cpp's shape."""
         ignored = check_unknown(body, strict=strict)
         _, loaded = registry.serve(body.model)
         text, special = await _text(body, loaded, caller(request))
-        pieces = await off_loop(len(text), lambda: _tokenized(text, body, loaded, special=special))
+        write = _tokenized if body.content is None else _with_pieces
+        pieces = await off_loop(len(text), lambda: write(text, body, loaded, special=special))
         return Pieces(pieces, ignored_header(ignored))
 
     @routes.post("/detokenize", responses=gives(Text))
@@ -65,17 +68,44 @@ def _tokenized(text: str, body: TokenizeBody, loaded: Loaded, *, special: bool) 
     return [*pieces, b"]}"]
 
 
+def _with_pieces(text: str, body: TokenizeBody, loaded: Loaded, *, special: bool) -> list[bytes]:
+    """The same in llama.cpp's shape."""
+    tokenizer = loaded.tokenizer
+    (ids,) = encode_prompts([text], tokenizer, "content", special=special, context=max(context_of(loaded), MAX_TOKENS))
+    if not body.with_pieces:
+        return [b'{"tokens":' + encode(ids) + b"}"]
+    pieces = [b'{"tokens":[']
+    for at in range(0, len(ids), PIECE):
+        entries: list[LlamaPiece] = [{"id": i, "piece": _piece(i, tokenizer)} for i in ids[at : at + PIECE]]
+        pieces.append((b"," if at else b"") + encode(entries)[1:-1])
+    return [*pieces, b"]}"]
+
+
+def _piece(token_id: int, tokenizer: Tokenizer) -> str | list[int]:
+    raw = tokenizer.token_bytes(token_id)
+    try:
+        return raw.decode() or tokenizer.decode([token_id], skip_special_tokens=False)
+    except UnicodeDecodeError:  # part of a character
+        return list(raw)
+
+
 def _detokenized(body: DetokenizeBody, loaded: Loaded) -> bytes:
     if body.tokens:
         check_ids(body.tokens, loaded.tokenizer, "tokens")
-    answer: Text = {"prompt": loaded.tokenizer.decode(body.tokens, skip_special_tokens=bool(body.skip_special_tokens))}
+    text = loaded.tokenizer.decode(body.tokens, skip_special_tokens=bool(body.skip_special_tokens))
+    answer: Text = {"prompt": text, "content": text}
     return encode(answer)
 
 
 async def _text(body: TokenizeBody, loaded: Loaded, who: Caller) -> tuple[str, bool]:
     """What to encode, and whether the model's special tokens are put around it."""
-    if (body.prompt is None) == (body.messages is None):
-        raise invalid("prompt", "expected either prompt or messages")
+    if [body.prompt, body.messages, body.content].count(None) != 2:
+        raise invalid("prompt", "expected one of prompt, messages and content")
+    if body.content is not None:
+        if body.parse_special is False:
+            message = "parse_special is false and not supported: the texts of special tokens become those tokens"
+            raise ApiError(UNSUPPORTED_FIELD, message, param="parse_special")
+        return body.content, bool(body.add_special)
     if body.messages is None:
         return body.prompt or "", body.add_special_tokens is not False
 

@@ -36,7 +36,8 @@ class Access(Enum):
 
 
 # What is not listed needs an API key, so that a new path is closed until someone opens it.
-OPEN_PATHS = frozenset({"/", "/health", "/health/live", "/health/ready", "/v2/health/live", "/v2/health/ready", "/docs"})
+HEALTH_PATHS = ("/health", "/health/live", "/health/ready", "/v1/health", "/v2/health/live", "/v2/health/ready", "/ping")
+OPEN_PATHS = frozenset({"/", "/docs", *HEALTH_PATHS})
 ADMIN_PATHS = re.compile(r"/admin(/.*)?|/models(/(load|unload))?|/v1/models/.*/(load|unload)|/v2/repository/.*", re.DOTALL)
 
 

@@ -13,6 +13,7 @@ MARKERS = (  # before the text, before the suffix, before what is to be written
     ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),
     ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),
 )
+FILES = ("<|file_sep|>", "<file_sep>")
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,13 +21,16 @@ class Infill:
     before: int
     suffix: int
     middle: int
+    file: int | None = None  # before the name of another file, which comes before the text
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> Infill | None:
         for markers in MARKERS:
             ids = [tokenizer.encode(marker, False) for marker in markers]
             if all(len(one) == 1 for one in ids):
-                return cls(*(one[0] for one in ids))
+                files = (tokenizer.encode(marker, False) for marker in FILES)
+                before, suffix, middle = (one[0] for one in ids)
+                return cls(before, suffix, middle, next((one[0] for one in files if len(one) == 1), None))
         return None
 
     def prompt(self, text: Sequence[int], suffix: Sequence[int]) -> list[int]:

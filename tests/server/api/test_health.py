@@ -67,7 +67,7 @@ def test_not_ready_after_the_only_model_was_refused(serve, answering):
     broken = serve(script=answering("", load_error=LoadError(ErrorCode.LOAD_REFUSED, "no")))
     for path in ("/health", "/health/ready", "/v2/health/ready"):
         answer = broken.http().get(path)
-        assert answer.status_code == 503 and answer.json() == {"status": "unavailable", "models": {}}
+        assert answer.status_code == 503 and answer.json().items() >= {"status": "unavailable", "models": {}}.items()
     broken.scripts["mended"] = answering("")
     asyncio.run_coroutine_threadsafe(broken.registry.load(ModelSpec("mended", "mended")), broken.loop)
     end = time.monotonic() + 60

@@ -21,6 +21,8 @@ from server.api.completion_answer import CompletionAnswer
 from server.api.completions import plan_completion
 from server.api.context import Caller
 from server.api.generate import Generation
+from server.api.llama_cpp.answer import LlamaAnswer, LlamaCompletion, LlamaPart
+from server.api.llama_cpp.body import LlamaCompletionBody
 from server.api.prepare import ChatPlan, job_like
 from server.api.respond import Answer
 from server.api.responses.answer import ResponseAnswer
@@ -38,10 +40,9 @@ from server.settings import ServerSettings
 from server.text.dialect import Dialect
 from server.text.templates.renderer import Renderer
 
-SHAPES = {
-    shape: TypeAdapter(shape)
-    for shape in (ChatChunk, ChatCompletion, CompletionChunk, Completion, ResponseEvent, ResponseObject, MessageEvent, AnthropicAnswer)
-}
+LlamaCompletions = list[LlamaCompletion]
+OPENAI = (ChatChunk, ChatCompletion, CompletionChunk, Completion, ResponseEvent, ResponseObject)
+SHAPES = {shape: TypeAdapter(shape) for shape in (*OPENAI, MessageEvent, AnthropicAnswer, LlamaPart, LlamaCompletions)}
 SERIES = RequestMetrics(Metrics(), "null")
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "ß"}}\n</tool_call>'
 WORDS = ["<think>", "</think>", CALL, "<tool_call>", "STOP", "ST", "a", "b ", "ß", "€", "\n", "🙂", "{", '"']
@@ -243,6 +244,33 @@ def test_chat(data, cuts_a, cuts_b, order, stop, with_tools):
         assert mine["tokens"] == choice["logprobs"]["content"]
         assert mine["finish"] == [choice["finish_reason"]]
         assert mine["ids"] == choice["token_ids"]
+
+
+def llama(worker: NullWorker, fields: dict, *, stream: bool):
+    model, made = loaded(worker)
+    body = LlamaCompletionBody.model_validate({"prompt": "hi", "stream": stream, "n_predict": 500, **fields})
+
+    async def run():
+        jobs = plan_completion(body.completion(body.prompt, made.tokenizer), model, made, Caller("id", ""), ServerSettings())
+        answer = LlamaAnswer(body, jobs, [Generation(made, job, SERIES, Caller("id")) for job in jobs], "null", made)
+        return await read(answer, LlamaPart if stream else LlamaCompletions, stream=stream)
+
+    return asyncio.run(run())
+
+
+@given(st.lists(answers | raw, min_size=2, max_size=3), sizes, sizes, st.lists(st.integers(0, 9), max_size=60), stops)
+def test_llama_cpp(data, cuts_a, cuts_b, order, stop):
+    fields = {"n_cmpl": len(data), "stop": stop, "n_probs": 1, "return_tokens": True}
+    whole = llama(Shuffled(data, cuts_a, []), fields, stream=False)
+    parts = llama(Shuffled(data, cuts_b, order), fields, stream=True)
+    for one in whole:
+        *mine, last = [part for part in parts if part["index"] == one["index"]]
+        assert last["stop"] and not any(part["stop"] for part in mine)
+        assert "".join(part["content"] for part in mine) == one["content"]
+        for name in ("tokens", "completion_probabilities"):
+            assert [value for part in mine for value in part.get(name, [])] == one.get(name, [])
+        for name in ("stop_type", "stopping_word", "tokens_predicted", "has_new_line", "prompt"):
+            assert last[name] == one[name], name
 
 
 @given(st.lists(answers | raw, min_size=1, max_size=3), sizes, sizes, st.lists(st.integers(0, 9), max_size=60), stops, st.booleans())

@@ -8,9 +8,9 @@ def test_there_and_back(server):
     answer = client.post("/tokenize", json={"prompt": "né", "return_token_strs": True}).json()
     assert answer["tokens"] == [256, *"né".encode()] and answer["count"] == 4 and answer["max_model_len"] == 4096
     assert answer["token_strs"][:2] == ["<s>", "n"]
-    assert client.post("/detokenize", json={"tokens": answer["tokens"]}).json() == {"prompt": "<s>né"}
+    assert client.post("/detokenize", json={"tokens": answer["tokens"]}).json() == {"prompt": "<s>né", "content": "<s>né"}
     skipped = client.post("/v1/detokenize", json={"tokens": answer["tokens"], "skip_special_tokens": True})
-    assert skipped.json() == {"prompt": "né"}
+    assert skipped.json() == {"prompt": "né", "content": "né"}
 
 
 def test_a_conversation_is_tokenized_as_chat_does_it(server):

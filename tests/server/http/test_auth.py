@@ -11,7 +11,7 @@ from fastapi.routing import APIRoute
 
 from deploy.doubles.worker import ByteTokenizer, NullScript, NullWorker
 from server.app import create_app
-from server.http.auth import Access, KeyRing, _is_own, access_of
+from server.http.auth import HEALTH_PATHS, Access, KeyRing, _is_own, access_of
 from server.models.registry import Registry
 from server.settings import ServerSettings, SettingsError
 
@@ -71,7 +71,7 @@ def test_what_belongs_to_the_administration(routes):
     assert {"/v1/models/{model:path}/load", "/v1/models/{model:path}/unload"} <= admin
     assert "/v1/models" not in admin and "/v1/chat/completions" not in admin
     open_paths = {path for _, path in routes if access_of(path, open_metrics=False) is Access.OPEN}
-    assert open_paths <= {"/", "/docs", "/health", "/health/live", "/health/ready", "/v2/health/live", "/v2/health/ready"}
+    assert open_paths == {"/", "/docs", *HEALTH_PATHS}
 
 
 def test_keys_open_their_doors(serve):

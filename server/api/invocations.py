@@ -1,0 +1,61 @@
+"""POST /invocations, SageMaker's one path for requests: what a body has says which API it is for."""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+from typing import Any, cast
+
+from fastapi import APIRouter, Request, Response
+from starlette.types import Receive, Scope, Send
+
+from server.api.context import Context
+from server.api.routes import new_router
+from server.errors import INVALID_JSON, MISSING_FIELD, ApiError
+
+PATHS = {  # by the field that only this API requires; the first that is there counts
+    "messages": "/v1/chat/completions",
+    "prompt": "/v1/completions",
+    "documents": "/v1/rerank",
+    "text_1": "/v1/score",
+    "input": "/v1/embeddings",
+}
+
+
+def router(context: Context) -> APIRouter:
+    routes = new_router("Operation")
+
+    @routes.post("/invocations", include_in_schema=False)
+    async def invocations(request: Request) -> Response:
+        """Answer a request for chat, completions, embeddings, rerank or scores."""
+        try:
+            body: Any = await request.json()
+        except ValueError as error:
+            raise ApiError(INVALID_JSON, f"the body is not JSON: {error}") from error
+        if not isinstance(body, dict):
+            raise ApiError(INVALID_JSON, "the body is not a JSON object")
+        fields = cast("dict[str, Any]", body)
+        path = next((path for field, path in PATHS.items() if fields.get(field) is not None), None)
+        if path is None:
+            raise ApiError(MISSING_FIELD, f"the body has none of {', '.join(PATHS)}; one of them is required", param="messages")
+        return _Forwarded(request, path, await request.body())
+
+    return routes
+
+
+class _Forwarded(Response):
+    """The answer of another path to the same request."""
+
+    def __init__(self, request: Request, path: str, body: bytes) -> None:
+        super().__init__()
+        self._request = request
+        self._path = path
+        self._unread = [body]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def replayed() -> MutableMapping[str, Any]:
+            if self._unread:
+                return {"type": "http.request", "body": self._unread.pop(), "more_body": False}
+            return await receive()
+
+        there = {**self._request.scope, "path": self._path, "raw_path": self._path.encode()}
+        await self._request.app.router(there, replayed, send)

@@ -1,0 +1,133 @@
+"""The bodies of llama.cpp's API, and the completions that they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated
+
+from pydantic import AliasChoices, Field
+
+from server.api.fields import Options
+from server.api.prepare import invalid
+from server.api.schema import (
+    Alternatives,
+    CompletionBody,
+    Int,
+    JsonObject,
+    Label,
+    Prompts,
+    SamplingBody,
+    Text,
+    TokenIds,
+)
+from server.interfaces import Tokenizer
+
+NEVER = -100.0  # the least bias there is
+RANDOM_SEEDS = (-1, 2**32 - 1)
+# Samplers that are not implemented, at the values that turn them off: clients send all fields that they know. Each has fields that mean
+# nothing while it is off.
+OFF: Mapping[str, tuple[tuple[object, ...], tuple[str, ...]]] = {
+    "mirostat": ((0,), ("mirostat_tau", "mirostat_eta")),
+    "dynatemp_range": ((0,), ("dynatemp_exponent",)),
+    "dry_multiplier": ((0,), ("dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers")),
+    "xtc_probability": ((0,), ("xtc_threshold",)),
+    "top_n_sigma": ((0, -1), ()),
+    "adaptive_target": ((-1,), ("adaptive_decay",)),
+    "tfs_z": ((1,), ()),
+    "n_keep": ((0, -1), ()),
+}
+
+# A bias is of a token id, or of all tokens of a text; false bans them.
+Bias = Annotated[list[Int | Label | float | bool], Field(min_length=2, max_length=2, fail_fast=True)]
+Biases = Annotated[list[Bias], Field(max_length=1024, fail_fast=True)] | Annotated[dict[Label, float | bool], Field(max_length=1024)]
+
+
+class LlamaSampling(SamplingBody):
+    """What completions and gaps to fill have in common."""
+
+    model: Label | None = None
+    stream: bool | None = None
+    n_predict: Int | None = Field(default=None, ge=-2, lt=2**31, validation_alias=AliasChoices("n_predict", "max_tokens"))  # below 0: all
+    n_cmpl: Int | None = Field(default=None, ge=1, validation_alias=AliasChoices("n_cmpl", "n"))
+    n_probs: Alternatives | None = None
+    post_sampling_probs: bool | None = None
+    return_tokens: bool | None = None
+    grammar: Text | None = None
+    json_schema: JsonObject | bool | None = None
+    logit_bias: Biases | None = None  # type: ignore[assignment]  # llama.cpp takes more forms
+    t_max_predict_ms: Int | None = Field(default=None, ge=-1, lt=2**53)
+    response_fields: Annotated[list[Label], Field(max_length=256, fail_fast=True)] | None = None
+    samplers: Annotated[list[Label], Field(max_length=64, fail_fast=True)] | Label | None = None  # their order is fixed
+
+    # They hint at a cache or at memory; no answer depends on them.
+    cache_prompt: bool | None = None
+    id_slot: Int | None = None
+    n_cache_reuse: Int | None = None
+    t_max_prompt_ms: Int | None = None
+
+    @property
+    def unknown(self) -> Mapping[str, object]:
+        further = super().unknown
+        off: set[str] = set()
+        for switch, (values, companions) in OFF.items():
+            if further.get(switch, values[0]) in values:
+                off |= {switch, *companions}
+        if not self.has_penalty or further.get("repeat_last_n") == -1:
+            off.add("repeat_last_n")
+        return {name: value for name, value in further.items() if name not in off}
+
+    @property
+    def has_penalty(self) -> bool:
+        return bool(self.frequency_penalty or self.presence_penalty or self.repetition_penalty not in (None, 1))
+
+    def completion(self, prompt: object, tokenizer: Tokenizer) -> CompletionBody:
+        """The same in OpenAI's words. A prompt that is only to be computed still takes one step; its token is not shown."""
+        sampling = {name: getattr(self, name) for name in SamplingBody.model_fields}
+        sampling["logit_bias"] = self._bias(tokenizer)
+        sampling["seed"] = None if self.seed in RANDOM_SEEDS else self.seed
+        sampling["logprobs_mode"] = "processed_logprobs" if self.post_sampling_probs else self.logprobs_mode
+        wanted = -1 if self.n_predict is None or self.n_predict < 0 else max(1, self.n_predict)
+        return CompletionBody.model_construct(
+            **sampling,
+            prompt=prompt,
+            model=self.model,
+            stream=self.stream,
+            max_tokens=wanted,
+            n=self.n_cmpl,
+            logprobs=self.n_probs or None,
+            grammar=self.grammar or None,
+            json_schema=self.json_schema,
+        )
+
+    def _bias(self, tokenizer: Tokenizer) -> dict[str, float] | None:
+        if self.logit_bias is None:
+            return None
+        pairs = self.logit_bias.items() if isinstance(self.logit_bias, dict) else self.logit_bias
+        found: dict[str, float] = {}
+        for index, (token, value) in enumerate(pairs):
+            if isinstance(token, bool | float) or value is True or not isinstance(value, bool | int | float):
+                where = f"logit_bias[{index}]"
+                raise invalid(where, f"{where} is {[token, value]!r:.60}; expected a token id or a text, and a number or false")
+            bias = NEVER if value is False else float(value)
+            if abs(bias) > -NEVER:
+                raise invalid(f"logit_bias[{index}]", f"logit_bias[{index}] has the bias {bias:g}; expected -100 to 100")
+            is_id = isinstance(token, int) or (isinstance(self.logit_bias, dict) and token.isascii() and token.isdigit())
+            ids = [int(token)] if is_id else tokenizer.encode(str(token), False)
+            found |= {str(token_id): bias for token_id in ids}
+        return found
+
+
+class LlamaCompletionBody(LlamaSampling):
+    prompt: Prompts | Annotated[list[Text | TokenIds], Field(max_length=2048, fail_fast=True)]
+
+
+class LlamaSnippet(Options):
+    filename: Label = ""
+    text: Text
+
+
+class LlamaInfillBody(LlamaSampling):
+    input_prefix: Text = ""
+    input_suffix: Text = ""
+    input_extra: Annotated[list[LlamaSnippet], Field(max_length=1024, fail_fast=True)] | None = None
+    prompt: Text = ""  # the beginning of what is to be written

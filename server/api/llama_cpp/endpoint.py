@@ -1,0 +1,180 @@
+"""llama.cpp's own API: /completion, /infill, /apply-template, /props and /slots. Its /tokenize is in `tokenize.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request, Response
+from typing_extensions import TypedDict
+
+from server.api.chat import Conversation, conversation_of, render_prompt
+from server.api.completions import plan_completion
+from server.api.context import Context, caller
+from server.api.fields import check_unknown
+from server.api.generate import Generation
+from server.api.health import distribution_version
+from server.api.limits import check_sizes
+from server.api.llama_cpp.answer import LlamaAnswer, LlamaCompletion, LlamaPart
+from server.api.llama_cpp.body import LlamaCompletionBody, LlamaInfillBody, LlamaSampling
+from server.api.prepare import context_of, off_loop
+from server.api.respond import json_answer, respond, response_headers
+from server.api.routes import gives, new_router, schema_of
+from server.api.schema import ChatBody
+from server.api.sse import Framing
+from server.api.texts import encode_prompts
+from server.errors import MODEL_NOT_READY, UNSUPPORTED_FIELD, ApiError
+from server.models.model import Loaded, Model
+
+FRAMING = Framing(end=b"")
+COMPLETIONS = gives(LlamaCompletion, {"type": "array", "items": schema_of(LlamaCompletion)}, event=LlamaPart, done=False)
+ModelName = Annotated[str | None, Query(max_length=1024)]
+
+
+class LlamaPrompt(TypedDict):
+    prompt: str
+
+
+class LlamaModalities(TypedDict):
+    vision: bool
+    audio: bool
+
+
+class LlamaDefaults(TypedDict):
+    id: int
+    n_ctx: int
+    speculative: bool
+    is_processing: bool
+    params: Mapping[str, Any]
+
+
+class LlamaProps(TypedDict):
+    default_generation_settings: LlamaDefaults
+    total_slots: int
+    model_alias: str
+    model_path: str
+    chat_template: str
+    modalities: LlamaModalities
+    build_info: str
+    is_sleeping: bool
+
+
+class LlamaSlot(TypedDict):
+    id: int
+    id_task: int
+    n_ctx: int
+    speculative: bool
+    is_processing: bool
+
+
+def router(context: Context) -> APIRouter:
+    routes = new_router("llama.cpp")
+    registry, settings = context.registry, context.settings
+
+    async def complete(request: Request, body: LlamaSampling, prompt_of: Callable[[Loaded], object]) -> Response:
+        ignored = check_unknown(body, strict=settings.strict)
+        if body.samplers:
+            if settings.strict:
+                raise ApiError(UNSUPPORTED_FIELD, "samplers is not supported: the order of samplers is fixed", param="samplers")
+            ignored.append("samplers")  # editors send it with each request
+        model, loaded = registry.serve(body.model)
+        who, series = caller(request), context.metrics_of(model.spec.name)
+
+        def prepare() -> LlamaAnswer:
+            check_sizes(body)
+            jobs = plan_completion(body.completion(prompt_of(loaded), loaded.tokenizer), model, loaded, who, settings)
+            generations = [Generation(loaded, job, series, who) for job in jobs]
+            return LlamaAnswer(body, jobs, generations, body.model or model.spec.name, loaded)
+
+        answer = await off_loop(who.num_body_bytes, prepare)
+        headers = response_headers(loaded, ignored)
+        return await respond(request, answer, headers, stream=bool(body.stream), settings=settings, framing=FRAMING)
+
+    @routes.post("/completion", responses=COMPLETIONS)
+    @routes.post("/completions", include_in_schema=False)
+    async def completion(request: Request, body: LlamaCompletionBody) -> Response:
+        """Continue one or more prompts."""
+        return await complete(request, body, lambda _loaded: body.prompt)
+
+    @routes.post("/infill", responses=COMPLETIONS)
+    async def infill(request: Request, body: LlamaInfillBody) -> Response:
+        """Write what stands between two texts, with models that have tokens for it."""
+        return await complete(request, body, lambda loaded: _gap(body, loaded))
+
+    @routes.post("/apply-template", responses=gives(LlamaPrompt))
+    async def apply_template(request: Request, body: ChatBody) -> Response:
+        """The prompt that the chat template makes of a conversation; nothing is generated."""
+        ignored = check_unknown(body, strict=settings.strict)
+        _, loaded = registry.serve(body.model)
+
+        def make() -> Conversation:
+            check_sizes(body)
+            return conversation_of(body, body.tools or [])
+
+        rendered: LlamaPrompt = {"prompt": await render_prompt(make, loaded, caller(request))}
+        return json_answer(rendered, headers=response_headers(loaded, ignored))
+
+    @routes.get("/props", responses=gives(LlamaProps))
+    async def props(model: ModelName = None) -> Response:
+        """What the model is, and what a completion is generated with unless it says otherwise."""
+        found, loaded = registry.serve(model)
+        return json_answer(_props(found, loaded))
+
+    @routes.get("/slots", responses={**gives({"type": "array", "items": schema_of(LlamaSlot)})})
+    async def slots(model: ModelName = None, fail_on_no_slot: Annotated[str | None, Query(max_length=16)] = None) -> Response:
+        """The places of sequences that run at once. With `fail_on_no_slot`, 503 when all of them are taken."""
+        found, loaded = registry.serve(model)
+        stats = loaded.worker.stats
+        num_running = 0 if stats is None else stats.num_running
+        if fail_on_no_slot and num_running >= found.spec.max_batch:
+            raise ApiError(MODEL_NOT_READY, f"all {num_running} sequences of model {found.spec.name!r} run; retry later")
+        listed: list[LlamaSlot] = [
+            {"id": index, "id_task": -1, "n_ctx": context_of(loaded), "speculative": False, "is_processing": index < num_running}
+            for index in range(found.spec.max_batch)
+        ]
+        return json_answer(listed)
+
+    return routes
+
+
+def _gap(body: LlamaInfillBody, loaded: Loaded) -> list[int]:
+    """The tokens around what is to be written. Other files come first, each behind its name where the model has a token for that."""
+    infill, tokenizer, context = loaded.dialect.infill, loaded.tokenizer, context_of(loaded)
+    if infill is None:
+        message = "/infill is not supported: this model has no tokens for filling in the middle"
+        raise ApiError(UNSUPPORTED_FIELD, message, param="input_suffix")
+    prefix, suffix, begun = (
+        encode_prompts([text], tokenizer, param, special=False, context=context)[0]
+        for text, param in ((body.input_prefix, "input_prefix"), (body.input_suffix, "input_suffix"), (body.prompt, "prompt"))
+    )
+    extra: list[int] = []
+    for snippet in body.input_extra or ():
+        if infill.file is not None:
+            extra.append(infill.file)
+        text = f"{snippet.filename}\n{snippet.text}\n" if infill.file is not None else f"{snippet.text}\n"
+        extra += encode_prompts([text], tokenizer, "input_extra", special=False, context=context)[0]
+    return [*tokenizer.encode("", add_special_tokens=True), *extra, *infill.prompt(prefix, suffix), *begun]
+
+
+def _props(model: Model, loaded: Loaded) -> LlamaProps:
+    defaults: Any = loaded.tokenizer.generation_defaults
+    named = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0, "repetition_penalty": 1.0}
+    params = {name: neutral if (own := getattr(defaults, name)) is None else own for name, neutral in named.items()}
+    params["repeat_penalty"] = params.pop("repetition_penalty")
+    template = loaded.tokenizer.chat_template
+    return {
+        "default_generation_settings": {
+            "id": 0,
+            "n_ctx": context_of(loaded),
+            "speculative": False,
+            "is_processing": False,
+            "params": {"n_predict": -1, "seed": -1, **params},
+        },
+        "total_slots": model.spec.max_batch,
+        "model_alias": model.spec.name,
+        "model_path": model.spec.name,  # where it lies is for administrators: see /admin/models
+        "chat_template": "" if template is None else template.source,
+        "modalities": {"vision": False, "audio": False},
+        "build_info": f"relaxserve-{distribution_version()}",
+        "is_sleeping": False,
+    }
