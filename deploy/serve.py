@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import os
 import resource
@@ -29,8 +28,8 @@ from server.messages import ErrorCode, Load
 from server.models.model import Footprint
 from server.models.registry import Registry
 from server.models.state import ModelSpec, exclusive, read_state, require_writable
+from server.pauses import collect_in_small_portions, switch_often
 from server.settings import ServerSettings, SettingsError
-from server.threads import switch_often
 from server.workers.supervisor import Supervisor
 
 if TYPE_CHECKING:
@@ -118,14 +117,6 @@ def own_state(path: Path) -> Generator[None]:
     with exclusive(path):
         require_writable(path)
         yield
-
-
-def collect_in_small_portions() -> None:
-    """Garbage is looked for while everything waits. So modules are left out, what is young is looked at often, and all of it rarely: what
-    the front keeps for long it frees by counting references."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(10_000, 20, 1_000)
 
 
 async def _serve(

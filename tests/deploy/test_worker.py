@@ -1,0 +1,21 @@
+"""The worker's entry."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+LOADED = """
+import gc
+from deploy import worker
+worker.load_model = lambda load, progress: [[i] for i in range(100_000)]  # a program has as many objects
+model = worker.build(None, None)
+print(len(model), len(gc.get_objects()))
+"""
+
+
+def test_the_collector_leaves_out_what_was_loaded() -> None:
+    """It stopped all streams for 0.13 s now and then, to look at a compiled program in which nothing is garbage."""
+    output = subprocess.run([sys.executable, "-c", LOADED], check=True, capture_output=True, text=True).stdout
+    num_loaded, num_watched = map(int, output.split())
+    assert num_loaded == 100_000 and num_watched < 1000
