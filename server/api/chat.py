@@ -30,7 +30,7 @@ from server.api.prepare import (
 from server.api.respond import respond, response_headers
 from server.api.routes import gives, new_router
 from server.api.schema import ChatBody, Tool
-from server.api.texts import check_chars, encode_prompts, kept_of, most_chars, truncate
+from server.api.texts import check_chars, encode_prompts, kept_of, most_chars
 from server.api.tool_choice import ToolUse, demanded_calls, offered_calls, tool_use
 from server.errors import NO_CHAT_TEMPLATE, TEMPLATE_FAILED, UNSUPPORTED_FIELD, ApiError
 from server.messages import Constraint, Thinking
@@ -91,8 +91,7 @@ def _planned(text: str, body: ChatBody, loaded: Loaded, who: Caller, settings: S
     asked, side = body.max_completion_tokens or body.max_tokens, body.truncation_side
     keep = kept_of(body.truncate_prompt_tokens, context, asked)
     special = bool(body.add_special_tokens)
-    (whole,) = encode_prompts([text], loaded.tokenizer, "messages", special=special, context=context, keep=keep, side=side)
-    ids = truncate(whole, keep, side)
+    (ids,) = encode_prompts([text], loaded.tokenizer, "messages", special=special, context=context, keep=keep, side=side)
     check_num_logprobs(len(ids), body.prompt_logprobs, "prompt_logprobs")
     max_tokens = max_tokens_of(asked, None, ids, loaded, param="messages")
     thinking = text.rstrip("\n").endswith(OPEN)

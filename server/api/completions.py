@@ -67,7 +67,7 @@ def plan_completion(body: CompletionBody, model: Model, loaded: Loaded, who: Cal
     num_choices = max(body.n or 1, body.best_of or 1)
     _check_fields(body, len(_one_by_one(body.prompt)) * num_choices, settings)
     keep = kept_of(body.truncate_prompt_tokens, context_of(loaded), body.max_tokens)
-    prompts = [truncate(ids, keep, body.truncation_side) for ids in _prompts(body, loaded, keep)]
+    prompts = _prompts(body, loaded, keep)
     ranked = num_choices > (body.n or 1)
     prompt_logprobs = body.logprobs if body.echo and body.logprobs is not None else body.prompt_logprobs
     check_num_logprobs(sum(map(len, prompts)), prompt_logprobs, "logprobs" if body.prompt_logprobs is None else "prompt_logprobs")
@@ -87,7 +87,7 @@ def plan_completion(body: CompletionBody, model: Model, loaded: Loaded, who: Cal
     return [job_like(job, ids, max_tokens) for ids, max_tokens in zip(prompts, lengths, strict=True)]
 
 
-def _prompts(body: CompletionBody, loaded: Loaded, keep: int | None) -> Sequence[Sequence[int]]:
+def _prompts(body: CompletionBody, loaded: Loaded, keep: int | None) -> list[list[int]]:
     special, tokenizer, infill = body.add_special_tokens is not False, loaded.tokenizer, loaded.dialect.infill
     context, side = context_of(loaded), body.truncation_side
     if not body.suffix:
@@ -98,7 +98,7 @@ def _prompts(body: CompletionBody, loaded: Loaded, keep: int | None) -> Sequence
     begin = tokenizer.encode("", special)
     (suffix,) = encode_prompts([body.suffix], tokenizer, "suffix", special=False, context=context)
     parts = token_ids(body.prompt, tokenizer, "prompt", special=False, context=context, keep=keep, side=side, may_be_empty=True)
-    return [begin + infill.prompt(list(ids), suffix) for ids in parts]
+    return [truncate(begin + infill.prompt(ids, suffix), keep, side) for ids in parts]
 
 
 def token_ids(
@@ -111,12 +111,12 @@ def token_ids(
     keep: int | None,
     side: str | None,
     may_be_empty: bool = False,
-) -> list[Sequence[int]]:
-    """The prompts of a request, in any of the four forms the API knows. Those in tokens are taken as they are."""
+) -> list[list[int]]:
+    """The prompts of a request, in any of the four forms the API knows, cut to what is kept of them."""
     parts = _one_by_one(prompt)
     texts = [part for part in parts if isinstance(part, str)]
     encoded = iter(encode_prompts(texts, tokenizer, param, special=special, context=context, keep=keep, side=side))
-    found: list[Sequence[int]] = [next(encoded) if isinstance(part, str) else part for part in parts]
+    found = [next(encoded) if isinstance(part, str) else truncate(part, keep, side) for part in parts]
     for ids in found:
         if ids or not may_be_empty:
             check_ids(ids, tokenizer, param)

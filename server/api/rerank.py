@@ -166,7 +166,7 @@ async def _vectors(
 ) -> tuple[list[Vector], int]:
     """Of queries and documents, each behind the model's prompt for it, with the number of their tokens."""
 
-    def plan() -> list[Sequence[int]]:
+    def plan() -> list[list[int]]:
         asked = _planned(queries, "query", body, model, loaded, context.settings)
         return asked + _planned(documents, "document", body, model, loaded, context.settings)
 
@@ -177,7 +177,7 @@ async def _vectors(
 
 def _planned(
     texts: tuple[Sequence[str], str], kind: str, body: VectorOptions, model: Model, loaded: Loaded, settings: ServerSettings
-) -> list[Sequence[int]]:
+) -> list[list[int]]:
     given, param = texts
     asked = EmbeddingBody.model_construct(
         input=list(given),

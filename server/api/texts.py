@@ -16,20 +16,21 @@ DENSE = 4  # characters a token; a text with more of them than that in its conte
 LEAST_TOKEN_CHARS = 128  # a normaliser may drop white space, and WordPiece makes one token of a word that it does not know
 
 
-def encode_texts(texts: Sequence[str], tokenizer: Tokenizer, *, special: bool) -> list[list[int]]:
-    """Texts that are known to fit."""
-    encoded: list[list[int]] = []
-    for group in _grouped(texts):
-        encoded += tokenizer.encode_all(group, special)
-    return encoded
+def encode_texts(
+    texts: Sequence[str], tokenizer: Tokenizer, *, special: bool, keep: int | None = None, side: str | None = None
+) -> list[list[int]]:
+    """Texts that are known to fit, or of which `keep` tokens are left. Each group is cut before the next is encoded: to free millions of
+    tokens at once takes 0.1 s."""
+    return [truncate(ids, keep, side) for group in _grouped(texts) for ids in tokenizer.encode_all(group, special)]
 
 
 def encode_prompts(
     texts: Sequence[str], tokenizer: Tokenizer, param: str, *, special: bool, context: int, keep: int | None = None, side: str | None = None
 ) -> list[list[int]]:
-    """Each text's tokens, of which there may be as many as the context holds. With `keep`, a text may be longer, and is cut to what `keep`
-    tokens of that side can reach."""
-    return encode_texts([_needed(text, tokenizer, param, context, keep, side) for text in texts], tokenizer, special=special)
+    """Each text's tokens, of which there may be as many as the context holds. With `keep`, a text may be longer, and so many of its tokens
+    are left, on that side."""
+    needed = [_needed(text, tokenizer, param, context, keep, side) for text in texts]
+    return encode_texts(needed, tokenizer, special=special, keep=keep, side=side)
 
 
 def kept_of(asked: int | None, context: int, max_tokens: int | None) -> int | None:
@@ -37,7 +38,7 @@ def kept_of(asked: int | None, context: int, max_tokens: int | None) -> int | No
     return max(1, context - max(1, max_tokens or 1)) if asked == -1 else asked
 
 
-def truncate(ids: Sequence[int], keep: int | None, side: str | None) -> Sequence[int]:
+def truncate(ids: list[int], keep: int | None, side: str | None) -> list[int]:
     """Only where the request asks for it."""
     if keep is None or len(ids) <= keep:
         return ids

@@ -16,7 +16,7 @@ from server.api.context import Caller, Context, caller
 from server.api.prepare import context_of, deadline_of, invalid
 from server.api.respond import while_connected
 from server.api.schema import EmbeddingBody, Prompts
-from server.api.texts import kept_of, too_long, truncate
+from server.api.texts import kept_of, too_long
 from server.errors import DEADLINE_EXCEEDED, NOT_AN_EMBEDDER, QUEUE_FULL, UNSUPPORTED_FIELD, ApiError, of_request
 from server.interfaces import RequestError
 from server.messages import Embed, Ready
@@ -32,7 +32,7 @@ KINDS = (  # of texts, as Cohere, Jina, Google and models call them
 TURN = 32  # texts handed to the worker before others get a turn
 
 
-def plan_embedding(body: EmbeddingBody, text: str | None, model: Model, loaded: Loaded, settings: ServerSettings) -> list[Sequence[int]]:
+def plan_embedding(body: EmbeddingBody, text: str | None, model: Model, loaded: Loaded, settings: ServerSettings) -> list[list[int]]:
     size = loaded.ready.embedding_size
     if not size:
         raise ApiError(NOT_AN_EMBEDDER, f"model {model.spec.name!r} gives no embeddings", param="model")
@@ -49,8 +49,7 @@ def plan_embedding(body: EmbeddingBody, text: str | None, model: Model, loaded: 
         body.add_special_tokens is not False if text is None else bool(body.add_special_tokens),
     )
     param = "input" if text is None else "messages"
-    whole = token_ids(given, loaded.tokenizer, param, special=special, context=context, keep=keep, side=side)
-    prompts = [truncate(ids, keep, side) for ids in whole]
+    prompts = token_ids(given, loaded.tokenizer, param, special=special, context=context, keep=keep, side=side)
     for ids in prompts:
         if len(ids) > context:
             raise too_long(context, f"a text has {len(ids)} tokens", param)

@@ -119,7 +119,7 @@ def test_a_text_to_be_cut_is_encoded_where_it_is_kept(side):
     tokenizer = Counting()
     text = "a" * 300_000 + "b" * 300_000
     (ids,) = texts.encode_prompts([text], tokenizer, "prompt", special=False, context=100, keep=100, side=side)
-    assert texts.truncate(ids, 100, side) == [ord("a" if side == "right" else "b")] * 100
+    assert ids == [ord("a" if side == "right" else "b")] * 100
     assert tokenizer.num_chars <= 2 * texts.PIECE_CHARS
 
 
@@ -130,7 +130,7 @@ def test_a_real_tokenizer_cuts_a_long_text_as_it_cuts_the_whole():
     whole = tokenizer.encode(text, True)
     for side, expected in (("left", whole[-500:]), ("right", whole[:500])):
         (ids,) = texts.encode_prompts([text], tokenizer, "prompt", special=True, context=1024, keep=500, side=side)
-        assert len(ids) < len(whole) and texts.truncate(ids, 500, side) == expected
+        assert ids == expected
 
 
 def test_arguments_within_texts_are_held_to_the_same_limits(server):
