@@ -12,41 +12,62 @@ import numpy as np
 
 from runtime.files import regular
 from runtime.kv_pool import PAGE_SIZE
+from server.engine.pace import EFFICIENT, Measured
 from server.engine.step_model import NO_ROWS, StepBatch, StepLimits, StepModel
 
-Costs = dict[int, float]  # seconds by number of tokens
-
 ENOUGH_S = 2.0  # of measuring: larger steps are taken to cost in proportion
-BRIEF_S = 0.1  # a step that takes less is measured twice: the first finds its memory cold
+NUM_CHUNKS, CHUNK, BEHIND = 8, 8, 512  # short chunks, their tokens, and the context behind which they begin
+BRIEF_S = 0.1
+MOST_S = 3600.0  # of what can be believed
 MAX_FILE_BYTES = 1 << 16
 
 
-def step_costs(model: StepModel, kept_at: Path | None) -> Costs:
+def step_costs(model: StepModel, kept_at: Path | None) -> Measured:
     """Those that an earlier start has measured, or else measured now and kept: large steps of a large model take seconds."""
     costs = None if kept_at is None else _read(kept_at)
     if costs is None:
         costs = measured(model)
-        if kept_at is not None:
+        if kept_at is not None and _is_complete(costs, model.limits):
             _keep(kept_at, costs)
     return costs
 
 
-def measured(model: StepModel) -> Costs:
+def measured(model: StepModel) -> Measured:
     """Of sizes that double. Keys and values go to pages that nobody has yet."""
     limits = model.limits
-    most = min(limits.max_tokens, limits.max_context, (limits.num_pages - 1) * PAGE_SIZE)
-    costs: Costs = {}
-    spent_s = 0.0
+    most = largest_step(limits)
+    steps: dict[int, float] = {}
+    began_s = time.perf_counter()
     for size in (*(1 << i for i in range(most.bit_length() - 1)), most):
-        batch = step_of(limits, num_seqs=1, num_each=size, context=size)
-        began_s = time.perf_counter()
-        costs[size] = _seconds(model, batch)
-        if costs[size] < BRIEF_S:
-            costs[size] = min(costs[size], _seconds(model, batch))
-        spent_s += time.perf_counter() - began_s
-        if spent_s > ENOUGH_S:
+        steps[size] = _seconds(model, step_of(limits, num_seqs=1, num_each=size, context=size))
+        if time.perf_counter() - began_s > ENOUGH_S:
             break
-    return costs
+    return Measured(steps, _context_s(model))
+
+
+def largest_step(limits: StepLimits) -> int:
+    """Of one prompt."""
+    return min(limits.max_tokens, limits.max_context, (limits.num_pages - 1) * PAGE_SIZE)
+
+
+def _context_s(model: StepModel) -> float:
+    """What a token of context adds to a step of short chunks."""
+    limits = model.limits
+    num_seqs = min(NUM_CHUNKS, limits.max_seqs, limits.max_tokens // CHUNK)
+    pages_each = (limits.num_pages - 1) // max(num_seqs, 1)  # two sequences must not write to one page
+    behind = min(BEHIND, limits.max_context, pages_each * PAGE_SIZE) - CHUNK
+    if num_seqs == 0 or behind < CHUNK:
+        return 0.0
+    near, far = (
+        _seconds(model, step_of(limits, num_seqs=num_seqs, num_each=CHUNK, context=context)) for context in (CHUNK, behind + CHUNK)
+    )
+    return max(far - near, 0.0) / (num_seqs * behind)
+
+
+def _is_complete(costs: Measured, limits: StepLimits) -> bool:
+    """Up to the largest step, or to where larger ones cost no less per token."""
+    (size, seconds), (largest, longest_s) = (sorted(costs.steps.items()) * 2)[-2:]
+    return largest == largest_step(limits) or seconds / size <= EFFICIENT * longest_s / largest
 
 
 def step_of(limits: StepLimits, *, num_seqs: int, num_each: int, context: int) -> StepBatch:
@@ -70,22 +91,27 @@ def step_of(limits: StepLimits, *, num_seqs: int, num_each: int, context: int) -
 
 
 def _seconds(model: StepModel, batch: StepBatch) -> float:
-    began_s = time.perf_counter()
-    model.run(batch)
-    return time.perf_counter() - began_s
+    """A brief step is taken twice: the first finds its memory cold."""
+    took_s: list[float] = []
+    while not took_s or (len(took_s) == 1 and took_s[0] < BRIEF_S):
+        began_s = time.perf_counter()
+        model.run(batch)
+        took_s.append(time.perf_counter() - began_s)
+    return min(took_s)
 
 
-def _read(path: Path) -> Costs | None:
+def _read(path: Path) -> Measured | None:
     """None if there is nothing that can be used."""
     try:
         with regular(path).open("rb") as file:
-            costs = msgspec.json.decode(file.read(MAX_FILE_BYTES), type=Costs)
+            costs = msgspec.json.decode(file.read(MAX_FILE_BYTES), type=Measured)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
         return None
-    return costs if costs and all(size > 0 and 0 < seconds < 3600 for size, seconds in costs.items()) else None
+    usable = all(size > 0 and 0 < seconds < MOST_S for size, seconds in costs.steps.items()) and 0 <= costs.context_s < MOST_S
+    return costs if costs.steps and usable else None
 
 
-def _keep(path: Path, costs: Costs) -> None:
+def _keep(path: Path, costs: Measured) -> None:
     with suppress(OSError):  # they are measured again next time
         fresh = path.with_name(f"{path.name}.{os.getpid()}")
         fresh.write_bytes(msgspec.json.encode(costs))

@@ -2,28 +2,40 @@
 
 All streams wait for the whole step. In total they wait for the prompts' work, in however many chunks it is done. Chunks below the
 efficient size cost more per token; larger ones only make the first of several prompts wait for the others. So a step takes the efficient
-chunk, or a smaller one if the step would else be longer than `max_gap_s`, which is the operator's bound. What a step costs is measured when
-the model is loaded; later steps correct it.
+chunk, or a smaller one if the step would else be longer than `max_gap_s`, which is the operator's bound. Chunks of several prompts share
+it. A short chunk behind a long context takes longer than its tokens tell: the context is counted as further tokens. What a step costs is
+measured when the model is loaded; later steps correct it.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from math import log2
 
 SMALLEST = 16  # prompt tokens, where even they take longer than the bound: prompts go on
 MOVES = 0.25  # of the difference between a step and its estimate: one disturbed step changes little
 FURTHEST = 4.0  # between a step and its estimate: what is beyond says nothing about the next step
 EFFICIENT = 1.03  # at most so much of the least cost per token
+LEAST_SHARE = 8  # an efficient chunk is at least this part of the largest: a measurement beside other load says little
 RECENT = 64  # steps for which a size class keeps its correction
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What steps took when the model was loaded."""
+
+    steps: Mapping[int, float] = field(default_factory=dict[int, float])  # seconds by number of tokens, of one prompt
+    context_s: float = 0.0  # in addition, for each token of the context behind which a short chunk begins
 
 
 class StepCosts:
     """Seconds of a step by its number of tokens: as measured at load, times the correction of its size class."""
 
-    def __init__(self, measured: Mapping[int, float]) -> None:
-        self._measured = dict(sorted(measured.items()))
+    def __init__(self, steps: Mapping[int, float]) -> None:
+        self._sizes = sorted(steps)
+        self._seconds = [steps[size] for size in self._sizes]
         self._corrections: dict[int, tuple[float, int]] = {}  # by size class: the factor, and the step of its last observation
         self._latest = 1.0
         self._num_steps = 0
@@ -33,8 +45,8 @@ class StepCosts:
 
     def observe(self, num_tokens: int, step_s: float) -> None:
         self._num_steps += 1
-        if not self._measured:
-            self._measured[num_tokens] = step_s
+        if not self._sizes:
+            self._sizes, self._seconds = [num_tokens], [step_s]
         size, expected_s = _size_class(num_tokens), self(num_tokens)
         ratio = min(max(step_s / expected_s, 1 / FURTHEST), FURTHEST) if expected_s else 1.0
         moves = MOVES if size in self._corrections else 1.0
@@ -51,17 +63,17 @@ class StepCosts:
         return least
 
     @property
-    def efficient(self) -> int:
-        """The smallest chunk whose tokens cost little more than those of the largest measured one."""
-        cheapest_s = min((seconds / size for size, seconds in self._measured.items()), default=0.0)
-        return next((size for size, seconds in self._measured.items() if seconds / size <= EFFICIENT * cheapest_s), 1 << 30)
+    def efficient(self) -> int | None:
+        """The smallest size whose tokens cost little more than those of the cheapest; None while nothing is known."""
+        each_s = [seconds / size for size, seconds in zip(self._sizes, self._seconds, strict=True)]
+        return next((size for size, s in zip(self._sizes, each_s, strict=True) if s <= EFFICIENT * min(each_s)), None)
 
     def _as_measured(self, num_tokens: int) -> float:
         """Linear between two sizes, in proportion beyond the largest; 0 while nothing is known."""
-        sizes, seconds = list(self._measured), list(self._measured.values())
+        sizes, seconds = self._sizes, self._seconds
         at = bisect_right(sizes, num_tokens)
         if at == 0:
-            return min(seconds, default=0.0)
+            return seconds[0] if seconds else 0.0
         if at == len(sizes):
             return seconds[-1] * num_tokens / sizes[-1]
         share = (num_tokens - sizes[at - 1]) / (sizes[at] - sizes[at - 1])
@@ -74,11 +86,13 @@ class StepCosts:
 
 
 class Pace:
-    def __init__(self, max_tokens: int, costs: Mapping[int, float], max_gap_s: float) -> None:
+    def __init__(self, max_tokens: int, measured: Measured, max_gap_s: float) -> None:
         self._max_tokens = max_tokens
         self._max_gap_s = max_gap_s
-        self._costs = StepCosts(costs)
-        self._chunk = self._costs.efficient
+        self._costs = StepCosts(measured.steps)
+        chunk = self._costs.efficient
+        self._chunk = max_tokens if chunk is None else max(chunk, max_tokens // LEAST_SHARE)
+        self._context_tokens = 0.0 if chunk is None else measured.context_s * chunk / self._costs(chunk)
 
     def observe(self, num_tokens: int, step_s: float) -> None:
         self._costs.observe(num_tokens, step_s)
@@ -90,6 +104,10 @@ class Pace:
         if num_decode == 0 or chunk <= SMALLEST:
             return chunk
         return self._costs.most_tokens(num_decode + SMALLEST, num_decode + chunk, self._max_gap_s) - num_decode
+
+    def context_tokens(self, context: int) -> int:
+        """As many tokens of a prompt cost as much as to read this context for a short chunk."""
+        return int(self._context_tokens * context)
 
 
 def _size_class(num_tokens: int) -> int:

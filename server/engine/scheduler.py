@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from server.engine.fair_queue import FairQueue
-from server.engine.pace import Pace
+from server.engine.pace import Measured, Pace
 from server.engine.page_pool import PagePool
 from server.engine.request import Request, Sequence, Stage
 from server.engine.step_model import StepLimits
@@ -34,6 +34,7 @@ class Item:
     num_rows: int
     draws: bool  # the last row is drawn from
     is_prefill: bool
+    num_context: int  # prompt tokens that cost as much as the context behind which this chunk begins
 
     @property
     def stop(self) -> int:
@@ -47,6 +48,7 @@ class Plan:
     num_tokens: int = 0
     num_rows: int = 0
     num_prefill: int = 0  # of the tokens
+    num_context: int = 0
 
     @property
     def num_decode(self) -> int:
@@ -58,7 +60,7 @@ class Scheduler:
         assert limits.max_seqs <= limits.max_tokens, limits
         self.limits = limits
         self.pool = PagePool(limits.num_pages)
-        self.pace = pace or Pace(limits.max_tokens, {}, MAX_GAP_MS / 1000)
+        self.pace = pace or Pace(limits.max_tokens, Measured(), MAX_GAP_MS / 1000)
         self.queue: FairQueue[Sequence] = FairQueue()  # waiting, or running with a prompt not yet computed
         self.running: list[Sequence] = []  # in order of rank
         self.num_preemptions = 0
@@ -135,18 +137,23 @@ class Scheduler:
 
     def extend(self) -> Plan:
         """Plan prompts as far as the open plan has room for them; what was planned stays."""
-        plan, limits = self._open, self.limits
+        plan = self._open
         if self.paused:
             return plan
-        budget = min(limits.max_tokens - plan.num_tokens, self.pace.prefill_budget(plan.num_decode) - plan.num_prefill)
-        while budget > 0 and (seq := self.queue.head()) is not None and seq not in plan.items:
+        most = self.pace.prefill_budget(plan.num_decode)
+        while (budget := self._left_of(most)) > 0 and (seq := self.queue.head()) is not None and seq not in plan.items:
             if seq.stage is Stage.WAITING and not self._admit(seq):
-                self._plan_admitted(budget)
+                self._plan_admitted(most)
                 break
-            budget -= self._plan_prompt(seq, budget)
+            self._plan_prompt(seq, budget)
             if seq not in plan.items or not plan.items[seq].draws:
                 break  # the chunk ended where the budget, the pages or the rows did
         return plan
+
+    def _left_of(self, most: int) -> int:
+        """Tokens that the open plan has room for, of so many for prompts."""
+        plan = self._open
+        return min(self.limits.max_tokens - plan.num_tokens, most - plan.num_prefill - plan.num_context)
 
     def settle(self, plan: Plan) -> Plan:
         """Close the plan: the tokens awaited when it was made are known now. A row that became pointless is dropped."""
@@ -191,8 +198,8 @@ class Scheduler:
             if count > 0 and self._place(seq, count, num_rows=1, is_prefill=False):
                 self.queue.charge(seq.fairness_key, count)
 
-    def _plan_prompt(self, seq: Sequence, budget: int) -> int:
-        """Plan a chunk; how many tokens it has."""
+    def _plan_prompt(self, seq: Sequence, budget: int) -> None:
+        """Plan a chunk."""
         count = min(seq.num_to_compute, budget)
         num_rows = 1
         if (num_known := seq.num_rows_known) is not None:
@@ -201,17 +208,16 @@ class Scheduler:
             count = min(count, num_done + self.limits.max_seqs - self._open.num_rows)
             num_rows = max(count - num_done, 0)
         if self._open.num_rows == self.limits.max_seqs or not self._place(seq, count, num_rows=num_rows):
-            return 0
+            return
         self.queue.charge(seq.fairness_key, count)
         if self._open.items[seq].draws:
             self.queue.remove(seq)
-        return count
 
-    def _plan_admitted(self, budget: int) -> None:
+    def _plan_admitted(self, most: int) -> None:
         """The next in turn cannot be admitted: those admitted go on, or nobody would ever make room."""
         for seq in list(self.running):
-            if budget > 0 and seq.stage is Stage.RUNNING and seq in self.queue and seq not in self._open.items:
-                budget -= self._plan_prompt(seq, budget)
+            if seq.stage is Stage.RUNNING and seq in self.queue and seq not in self._open.items and (budget := self._left_of(most)) > 0:
+                self._plan_prompt(seq, budget)
 
     def _place(self, seq: Sequence, count: int, *, num_rows: int, is_prefill: bool = True) -> bool:
         """Put `count` tokens into the plan, taking pages from worse-ranked sequences if need be."""
@@ -223,10 +229,13 @@ class Scheduler:
         plan = self._open
         wanted = num_rows if draws or seq.num_rows_known is not None else 0
         assert draws <= wanted <= count, (seq, wanted)
-        plan.items[seq] = Item(seq, start, count, wanted, draws, is_prefill)
+        # One token reads its context as streams do.
+        num_context = self.pace.context_tokens(start) if is_prefill and count > 1 else 0
+        plan.items[seq] = Item(seq, start, count, wanted, draws, is_prefill, num_context)
         plan.copies += copies
         plan.num_tokens += count
         plan.num_prefill += count * is_prefill
+        plan.num_context += num_context
         plan.num_rows += wanted
         seq.num_computed += count
         seq.num_awaited += draws
@@ -328,6 +337,7 @@ class Scheduler:
         plan = self._open
         plan.num_tokens -= item.count
         plan.num_prefill -= item.count * item.is_prefill
+        plan.num_context -= item.num_context
         plan.num_rows -= item.num_rows
         seq.num_computed -= item.count
         seq.num_awaited -= item.draws

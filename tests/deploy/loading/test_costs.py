@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -27,13 +29,13 @@ class Counted(NullModel):
 
 def test_sizes_double_up_to_the_largest_step() -> None:
     costs = measured(Counted())
-    assert list(costs) == [1, 2, 4, 8, 16, 32, 64, 128] and all(seconds > 0 for seconds in costs.values())
+    assert list(costs.steps) == [1, 2, 4, 8, 16, 32, 64, 128] and all(seconds > 0 for seconds in costs.steps.values())
 
 
 @pytest.mark.parametrize(("name", "most"), [("max_context", 40), ("num_pages", 32)])
 def test_no_step_is_larger_than_its_context_or_the_cache(name: str, most: int) -> None:
     few = {"max_context": StepLimits(64, 40, 128, 8, 100), "num_pages": StepLimits(64, 300, 128, 8, 3)}[name]
-    assert max(measured(Counted(few))) == most
+    assert max(measured(Counted(few)).steps) == most
 
 
 def test_a_second_start_measures_nothing(tmp_path: Path) -> None:
@@ -43,12 +45,15 @@ def test_a_second_start_measures_nothing(tmp_path: Path) -> None:
     assert step_costs(second, kept) == first and not second.sizes
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"1": -1}', b'{"0": 1}', b'{"a": 1}', b"{}", b"\xff", b'{"1": 1e9}'])
+DAMAGED = ["", "{", "[]", *(f'{{"steps": {steps}}}' for steps in ('{"1": -1}', '{"0": 1}', '{"a": 1}', "{}", '{"1": 1e9}')), "\xff"]
+
+
+@pytest.mark.parametrize("content", [text.encode("latin-1") for text in DAMAGED])
 def test_a_damaged_file_is_measured_again_and_replaced(tmp_path: Path, content: bytes) -> None:
     kept = tmp_path / "costs"
     kept.write_bytes(content)
     costs = step_costs(Counted(), kept)
-    assert {int(size): seconds for size, seconds in json.loads(kept.read_bytes()).items()} == costs
+    assert {int(size): seconds for size, seconds in json.loads(kept.read_bytes())["steps"].items()} == costs.steps
 
 
 def test_a_fifo_or_a_folder_that_cannot_be_written_only_costs_the_measurement(tmp_path: Path) -> None:
@@ -61,3 +66,38 @@ def test_few_pages_are_shared() -> None:
     batch = step_of(LIMITS, num_seqs=8, num_each=2, context=250)
     assert batch.page_tables.max() < LIMITS.num_pages
     assert len(batch.tokens) == 16 and (batch.context_lens == 250).all()
+
+
+class Slow(Counted):
+    """Takes as long as it is told, by number of tokens and by context."""
+
+    def __init__(self, step_s: Callable[[int, int], float]) -> None:
+        super().__init__()
+        self._step_s = step_s
+        self.now_s = 0.0
+
+    def run(self, batch: StepBatch) -> Logits:
+        self.now_s += self._step_s(len(batch.tokens), int(batch.context_lens.sum() - len(batch.tokens)))
+        return super().run(batch)
+
+
+def slow(monkeypatch: pytest.MonkeyPatch, step_s: Callable[[int, int], float]) -> Slow:
+    model = Slow(step_s)
+    monkeypatch.setattr("deploy.loading.costs.time", SimpleNamespace(perf_counter=lambda: model.now_s))
+    return model
+
+
+def test_the_context_behind_which_short_chunks_begin_has_a_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = slow(monkeypatch, lambda tokens, context: 1e-3 * tokens + 1e-5 * context)
+    assert measured(model).context_s == pytest.approx(1e-5)
+
+
+def test_costs_are_kept_where_larger_steps_would_tell_no_more(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Measuring ends after two seconds; what it had seen by then may leave out the efficient chunk."""
+    for name, step_s, is_kept in (
+        ("all", lambda tokens, _: 0.001 + 0.001 * tokens, True),
+        ("in proportion", lambda tokens, _: 0.2 * tokens, True),
+        ("too few", lambda tokens, _: 0.7 + 0.001 * tokens, False),
+    ):
+        step_costs(slow(monkeypatch, step_s), tmp_path / name)
+        assert (tmp_path / name).exists() == is_kept, name

@@ -13,7 +13,7 @@ from statistics import median
 
 import pytest
 
-from server.engine.pace import RECENT, SMALLEST, Pace, StepCosts
+from server.engine.pace import RECENT, SMALLEST, Measured, Pace, StepCosts
 from server.engine.step_model import StepLimits
 from server.messages import SamplingParams, Submit
 
@@ -41,7 +41,7 @@ class Fixed(Pace):
     """The same number of prompt tokens in every step."""
 
     def __init__(self, num_tokens: int) -> None:
-        super().__init__(LIMITS.max_tokens, {}, UNBOUNDED_S)
+        super().__init__(LIMITS.max_tokens, Measured(), UNBOUNDED_S)
         self._num_tokens = num_tokens
 
     def prefill_budget(self, num_decode: int) -> int:
@@ -138,7 +138,7 @@ def test_no_fixed_policy_is_much_better(rig, machine, load, half_speed: bool) ->
         return 2.0 if half_speed and now_s % 10 > 6 else 1.0
 
     requests = load()
-    found = serve(rig, Machine(machine, slowness), Pace(LIMITS.max_tokens, machine, UNBOUNDED_S), requests)
+    found = serve(rig, Machine(machine, slowness), Pace(LIMITS.max_tokens, Measured(machine), UNBOUNDED_S), requests)
     fixed = [serve(rig, Machine(machine, slowness), Fixed(num), requests).lost_s for num in (32, 128, 256, 512)]
     assert min(fixed) / found.lost_s >= 0.9
 
@@ -147,7 +147,7 @@ def test_no_fixed_policy_is_much_better(rig, machine, load, half_speed: bool) ->
 def test_a_burst_gets_what_the_machine_can_do(rig, machine) -> None:
     """Ideal: all prompts alone in full chunks, then all decode together."""
     cost = StepCosts(machine)
-    found = serve(rig, Machine(machine), Pace(LIMITS.max_tokens, machine, UNBOUNDED_S), burst())
+    found = serve(rig, Machine(machine), Pace(LIMITS.max_tokens, Measured(machine), UNBOUNDED_S), burst())
     prompts_s = 32 * 128 / 512 * cost(512) * 1.04  # the mean of what disturbs steps
     assert (prompts_s + 127 * cost(32) * 1.04) / found.wall_s >= 0.95
     assert median(found.first_s) <= 0.55 * prompts_s + cost(cost.efficient)  # the middle may fall within a step
@@ -157,10 +157,10 @@ def test_a_burst_gets_what_the_machine_can_do(rig, machine) -> None:
 @machines
 def test_gaps_stay_within_the_bound_that_was_set(rig, machine) -> None:
     bound_s = 0.25
-    found = serve(rig, Machine(machine), Pace(LIMITS.max_tokens, machine, bound_s), long_beside_streams())
+    found = serve(rig, Machine(machine), Pace(LIMITS.max_tokens, Measured(machine), bound_s), long_beside_streams())
     floor_s = StepCosts(machine)(16 + SMALLEST)
     assert max(found.gaps_s) <= 1.4 * max(bound_s, floor_s), "1.4: disturbed steps"
-    unbounded = serve(rig, Machine(machine), Pace(LIMITS.max_tokens, machine, UNBOUNDED_S), long_beside_streams())
+    unbounded = serve(rig, Machine(machine), Pace(LIMITS.max_tokens, Measured(machine), UNBOUNDED_S), long_beside_streams())
     assert max(unbounded.gaps_s) > max(found.gaps_s)
     assert unbounded.first_s[-1] < found.first_s[-1]
     assert unbounded.first_s[-1] <= 1.5 * 2000 / 512 * StepCosts(machine)(512)
@@ -169,8 +169,32 @@ def test_gaps_stay_within_the_bound_that_was_set(rig, machine) -> None:
 def test_a_bound_holds_without_a_measurement_and_after_the_machine_has_changed(rig) -> None:
     machine = MACHINES["int8"]
     for known in ({}, {1: 0.003, 16: 0.005}):
-        found = serve(rig, Machine(machine), Pace(LIMITS.max_tokens, known, 0.25), [*long_beside_streams(), Request(40.0, 2000, 8)])
+        found = serve(
+            rig, Machine(machine), Pace(LIMITS.max_tokens, Measured(known), 0.25), [*long_beside_streams(), Request(40.0, 2000, 8)]
+        )
         assert max(found.gaps_s[len(found.gaps_s) // 2 :]) <= 1.4 * 0.25
+
+
+class Counter:
+    """A machine that takes no time, and how many tokens its steps had."""
+
+    def __init__(self) -> None:
+        self.taken: list[int] = []
+
+    def spend(self, num_tokens: int) -> None:
+        self.taken.append(num_tokens)
+
+
+@pytest.mark.parametrize(("tokens_per_token", "most"), [(0.0, 20 * 8), (1 / 32, 5 * 8)], ids=["free", "dear"])
+def test_chunks_behind_long_contexts_share_a_step_as_far_as_their_contexts_cost_no_more(rig, tokens_per_token: float, most: int) -> None:
+    """Prompts share 1,600 tokens, and of each only eight tokens are computed: with what they read they cost 58 tokens of 256."""
+    steps, shared, counter = MACHINES["int8"], tuple(i % 64 for i in range(1600)), Counter()
+    pace = Pace(LIMITS.max_tokens, Measured(steps, tokens_per_token * steps[512] / 512), UNBOUNDED_S)
+    one = rig(limits=LIMITS, cost=counter, pace=pace)
+    one.run([Submit("first", (*shared, 1), SamplingParams(1, temperature=0.0, ignore_eos=True))])
+    counter.taken.clear()
+    one.run([Submit(str(i), (*shared, *([i] * 8)), SamplingParams(1, temperature=0.0, ignore_eos=True)) for i in range(20)])
+    assert sum(counter.taken) == 20 * 8 and max(counter.taken) == most
 
 
 # --- the estimate ------------------------------------------------------------------------------------------------------
