@@ -196,6 +196,10 @@ class Ready(Message, frozen=True, tag=True):
     compile_s: float = 0.0
     load_s: float = 0.0
 
+    @property
+    def total_bytes(self) -> int:
+        return self.weights_bytes + self.arena_bytes + self.kv_cache_bytes
+
 
 class LoadFailed(Message, frozen=True, tag=True):
     """Loading ended without a model. `required_bytes` and `free_bytes` are set when memory was the reason."""

@@ -22,6 +22,7 @@ class NullState(StrEnum):
     STARTING = "starting"
     READY = "ready"
     RESTARTING = "restarting"
+    SLEEPING = "sleeping"
     STOPPED = "stopped"
 
 
@@ -134,6 +135,7 @@ class NullWorker:
         self.restarts = 0
         self.resubmitted = 0
         self.outage: Outage | None = None
+        self.before_wake: Callable[[], None] = lambda: None
         self.submits: list[Submit] = []
         self.aborted: list[tuple[str, int | None]] = []  # (request, choice); None: all that was left of it
         self.running: dict[str, set[int]] = {}
@@ -167,6 +169,7 @@ class NullWorker:
         )
 
     async def generate(self, submit: Submit) -> AsyncGenerator[TokenEvent, None]:
+        self.wake()
         script, params = self.script, submit.params
         self.submits.append(submit)
         running = self.running[submit.request_id] = set(range(submit.num_choices))
@@ -217,11 +220,20 @@ class NullWorker:
         self.aborted.append((request_id, choice))
 
     async def embed(self, embed: Embed) -> Embedding:
+        self.wake()
         await asyncio.sleep(self.script.prefill_s)
         ids = embed.prompt_ids
         sums = accumulate(ids) if embed.per_token else [sum(ids)]  # the last token's vector is the text's
         vectors = [_vector(total, self.script.embedding_size, normalize=embed.normalize) for total in sums]
         return Embedding(embed.request_id, b"".join(vectors), len(ids))
+
+    async def sleep(self, *, keep: bool) -> None:
+        self.state = NullState.SLEEPING
+
+    def wake(self) -> None:
+        if self.state.value == NullState.SLEEPING.value:
+            self.before_wake()
+            self.state = NullState.READY
 
     async def drain(self, timeout_s: float) -> None:
         async with asyncio.timeout(timeout_s):

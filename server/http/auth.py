@@ -38,7 +38,9 @@ class Access(Enum):
 # What is not listed needs an API key, so that a new path is closed until someone opens it.
 HEALTH_PATHS = ("/health", "/health/live", "/health/ready", "/v1/health", "/v2/health/live", "/v2/health/ready", "/ping")
 OPEN_PATHS = frozenset({"/", "/docs", *HEALTH_PATHS})
-ADMIN_PATHS = re.compile(r"/admin(/.*)?|/models(/(load|unload))?|/v1/models/.*/(load|unload)|/v2/repository/.*", re.DOTALL)
+ADMIN_PATHS = re.compile(
+    r"/admin(/.*)?|/models(/(load|unload))?|/v1/models/.*/(load|unload)|/v2/repository/.*|/(sleep|wake_up|is_sleeping)", re.DOTALL
+)
 
 
 def access_of(path: str, *, open_metrics: bool) -> Access:

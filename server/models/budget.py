@@ -9,7 +9,7 @@ import msgspec
 from typing_extensions import TypedDict
 
 from server.errors import BY_CODE, INSUFFICIENT_MEMORY, PREFLIGHT_UNAVAILABLE, ApiError
-from server.interfaces import LoadError
+from server.interfaces import LoadError, RequestError
 from server.messages import ErrorCode
 from server.models.model import Footprint, Model, ModelState, Preflight
 from server.models.state import ModelSpec
@@ -70,6 +70,13 @@ class Budget:
             message = f"model {spec.name!r} needs {footprint.total_bytes} bytes and {free_bytes} are free"
             raise self.as_api_error(LoadError(ErrorCode.INSUFFICIENT_MEMORY, message, footprint.total_bytes, free_bytes))
         return footprint, free_bytes
+
+    def require_room(self, name: str, num_bytes: int) -> None:
+        """For a model that sleeps. Raises RequestError."""
+        free_bytes = self.free_bytes
+        if free_bytes is not None and num_bytes > free_bytes:
+            message = f"model {name!r} sleeps, and waking it takes {num_bytes} bytes of which {free_bytes} are free; unload another model"
+            raise RequestError(ErrorCode.INSUFFICIENT_MEMORY, message)
 
     def as_api_error(self, error: LoadError) -> ApiError:
         if not error.required_bytes:

@@ -22,7 +22,8 @@ LoadTokenizer = Callable[[str], Tokenizer]
 Identify = Callable[[str], str]  # what a source holds right now, told by a text that changes with it; "" where nobody can tell
 
 
-SERVING = ("ready", "restarting")  # a worker that restarts keeps its requests
+SLEEPING = "sleeping"
+SERVING = ("ready", "restarting", SLEEPING)  # a worker that restarts keeps its requests, and one that sleeps is woken by them
 
 
 class ModelState(StrEnum):
@@ -91,14 +92,14 @@ class Model:
 
     @property
     def bytes_by_part(self) -> dict[str, int]:
-        if self.loaded is None:
+        if self.loaded is None or self.is_sleeping:
             return {}
         ready = self.loaded.ready
         return {"weights": ready.weights_bytes, "arena": ready.arena_bytes, "kv_cache": ready.kv_cache_bytes}
 
     @property
     def total_bytes(self) -> int:
-        return sum(self.bytes_by_part.values()) or self.planned_bytes
+        return 0 if self.is_sleeping else sum(self.bytes_by_part.values()) or self.planned_bytes
 
     @property
     def condition(self) -> str:
@@ -106,6 +107,11 @@ class Model:
         if self.state is ModelState.READY and self.loaded is not None:
             return self.loaded.worker.state.value
         return self.state.value
+
+    @property
+    def is_sleeping(self) -> bool:
+        """Its worker has given its memory back until a request comes."""
+        return self.condition == SLEEPING
 
     @property
     def outage(self) -> Outage | None:

@@ -1,6 +1,6 @@
 """The front's end of a worker: starts it, watches it, and when it dies starts another and hands it what was running.
 
-    STARTING -> READY <-> RESTARTING      READY | RESTARTING -> DRAINING -> STOPPED
+    STARTING -> READY <-> RESTARTING      READY | RESTARTING -> DRAINING -> STOPPED      READY -> SLEEPING -> RESTARTING
 
 The first load may fail, and `start` says why. A model that was ready once is restarted until it is ready again: its files were good, so
 whatever is in the way may pass. Fulfils `server.interfaces.WorkerHandle`.
@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import assert_never
@@ -48,6 +49,7 @@ class WorkerState(StrEnum):
     STARTING = "starting"
     READY = "ready"
     RESTARTING = "restarting"
+    SLEEPING = "sleeping"
     DRAINING = "draining"
     STOPPED = "stopped"
 
@@ -87,6 +89,7 @@ class Supervisor:
         self.outage: Outage | None = None  # while no worker is ready that was
         self.restarts = 0
         self.resubmitted = 0
+        self.before_wake: Callable[[], None] = lambda: None
         self._command = command
         self._load = load
         self._progress = progress
@@ -98,6 +101,8 @@ class Supervisor:
         self._tasks: list[asyncio.Task[None]] = []
         self._silent_ticks = 0
         self._num_fruitless = 0  # workers in a row that died early and without having produced anything
+        self._is_down = asyncio.Event()  # of a worker that was sent to sleep
+        self._is_called = asyncio.Event()  # to wake up
 
     @property
     def pid(self) -> int | None:
@@ -148,6 +153,32 @@ class Supervisor:
         finally:
             self._leave(embed.request_id, job)
 
+    async def sleep(self, *, keep: bool) -> None:
+        """End the worker, which gives all of its memory back. What runs goes on after it has woken, or is failed unless `keep`."""
+        if self.state is WorkerState.SLEEPING:
+            return
+        if self.state is not WorkerState.READY or self._worker is None:
+            raise RequestError(ErrorCode.MODEL_NOT_READY, f"the model {self._load.name} is {self.state.value}")
+        self.state = WorkerState.SLEEPING
+        self._is_down.clear()
+        self._is_called.clear()
+        if not keep:
+            self._fail_all(RequestError(ErrorCode.SHUTTING_DOWN, f"the model {self._load.name} was put to sleep"))
+        worker = self._worker
+        worker.send(Shutdown())
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._is_down.wait(), self._care.stop_s)
+        worker.kill(is_blameless=True)
+        await self._is_down.wait()
+
+    def wake(self) -> None:
+        """Begin to load the model again; requests wait for it as they do for a restart. Raises what `before_wake` raises."""
+        if self.state is WorkerState.SLEEPING:
+            self.before_wake()
+            self.state = WorkerState.RESTARTING
+            self.outage = Outage(time.monotonic(), self._care.patience_s)
+            self._is_called.set()
+
     async def drain(self, timeout_s: float) -> None:
         """Finish what runs and take nothing new; what is not finished in time is failed. Ends STOPPED."""
         if self.state in (WorkerState.READY, WorkerState.RESTARTING):
@@ -161,6 +192,7 @@ class Supervisor:
         was, self.state = self.state, WorkerState.STOPPED
         if was is WorkerState.STOPPED:
             return
+        self._is_down.set()
         self._fail_all(RequestError(ErrorCode.SHUTTING_DOWN, f"the model {self._load.name} is being unloaded"))
         if self._worker is not None:
             self._worker.send(Shutdown())
@@ -172,6 +204,7 @@ class Supervisor:
     # --- requests --------------------------------------------------------------------------------------------------------
 
     def _enter(self, request_id: str, job: Generation | Embedded) -> None:
+        self.wake()
         if self.state not in (WorkerState.READY, WorkerState.RESTARTING):
             raise RequestError(ErrorCode.MODEL_NOT_READY, f"the model {self._load.name} is {self.state.value}")
         if self.outage is not None and self.outage.is_long:
@@ -252,6 +285,9 @@ class Supervisor:
                 self._silent_ticks = 0
                 self._heed(message)
             worker, self._worker = self._worker, None
+            if self.state is WorkerState.SLEEPING:
+                await self._sleep(worker)
+                continue
             if self.state is WorkerState.READY:
                 self.state = WorkerState.RESTARTING
             self.outage = Outage(time.monotonic(), self._care.patience_s)
@@ -263,12 +299,27 @@ class Supervisor:
             guilty = assign_blame(self._jobs.values(), KILLED if worker.ended_from_outside else CRASH)
             if guilty is not None:
                 self._quarantine(guilty, how)
+            has_settled = self.outage.began_s - self._ready_s > self._care.settled_s
+            self._num_fruitless = 1 if has_settled else self._num_fruitless + 1
             await self._restart(self.outage, killed=worker.ended_from_outside)
+            self.restarts += self._worker is not None
+            self._hand_over()
+
+    async def _sleep(self, worker: WorkerProcess) -> None:
+        """Until it is called, and another worker is ready."""
+        await worker.close(self._care.stop_s)
+        for job in self._jobs.values():
+            job.in_worker = False
+        self.stats = None
+        self._is_down.set()
+        await self._is_called.wait()
+        if self.outage is not None:
+            self._num_fruitless = 0
+            await self._restart(self.outage, killed=False)
             self._hand_over()
 
     async def _restart(self, outage: Outage, *, killed: bool) -> None:
         """Launch until a worker is ready, with growing patience between the tries; `killed` says whether the last one was, from outside."""
-        self._num_fruitless = 1 if outage.began_s - self._ready_s > self._care.settled_s else self._num_fruitless + 1
         while not self._is_over:
             if (delay_s := self._delay_s(killed=killed)) > 0:
                 outage.next_try_s = time.monotonic() + delay_s
@@ -285,7 +336,6 @@ class Supervisor:
                 outage.error = error.message
                 continue
             self.outage = None
-            self.restarts += 1
             if self.state is WorkerState.RESTARTING:
                 self.state = WorkerState.READY
             lasted_s = time.monotonic() - outage.began_s

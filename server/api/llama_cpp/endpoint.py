@@ -176,5 +176,5 @@ def _props(model: Model, loaded: Loaded) -> LlamaProps:
         "chat_template": "" if template is None else template.source,
         "modalities": {"vision": False, "audio": False},
         "build_info": f"relaxserve-{distribution_version()}",
-        "is_sleeping": False,
+        "is_sleeping": model.is_sleeping,
     }

@@ -535,6 +535,54 @@ def test_delays_are_capped_and_short_after_kills_from_outside() -> None:
     run(scenario)
 
 
+def test_a_model_that_sleeps_has_no_process_and_goes_on_where_it_was() -> None:
+    """What ran when it fell asleep ends as if nothing had happened, once a request wakes it."""
+
+    async def scenario() -> None:
+        some = submits(8)
+        expected = await undisturbed(some)
+        async with worker() as supervisor:
+            heard: list[int] = []
+            streams = asyncio.gather(*(collect(supervisor, submit, heard) for submit in some[:6]))
+            await until(lambda: len(heard) > 60)
+            await supervisor.sleep(keep=True)
+            await supervisor.sleep(keep=True)
+            assert supervisor.state is WorkerState.SLEEPING and supervisor.pid is None and not streams.done()
+            later = await collect(supervisor, some[6])
+            assert [*await streams, later] == expected[:7]
+            assert supervisor.state is WorkerState.READY and supervisor.restarts == 0
+
+    run(scenario)
+
+
+def test_sleep_may_fail_what_runs_and_no_room_is_no_waking() -> None:
+    async def scenario() -> None:
+        some = submits(3, max_tokens=300)
+        async with worker() as supervisor:
+            heard: list[int] = []
+            stream = asyncio.create_task(collect(supervisor, some[0], heard))
+            await until(lambda: bool(heard))
+            await supervisor.sleep(keep=False)
+            with pytest.raises(RequestError, match="was put to sleep"):
+                await stream
+
+            def refuse() -> None:
+                raise RequestError("insufficient_memory", "no room")
+
+            supervisor.before_wake = refuse
+            with pytest.raises(RequestError, match="no room"):
+                await collect(supervisor, some[1])
+            assert supervisor.state is WorkerState.SLEEPING and supervisor.pid is None
+            supervisor.before_wake = lambda: None
+            supervisor.wake()
+            await until(lambda: supervisor.state is WorkerState.READY)
+            await collect(supervisor, some[1])
+            await supervisor.sleep(keep=True)
+        assert supervisor.state is WorkerState.STOPPED, "stopped while it slept"
+
+    run(scenario)
+
+
 @pytest.mark.parametrize("kind", ["encoder", "embedder", "generator"])
 def test_embeddings_survive_a_kill(kind) -> None:
     async def scenario() -> None:

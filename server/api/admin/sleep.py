@@ -1,0 +1,59 @@
+"""Sleep in vLLM's shape: /sleep, /wake_up, /is_sleeping. Without `model` they mean all models."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Query, Response
+from typing_extensions import TypedDict
+
+from server.api.context import Context
+from server.api.respond import json_answer
+from server.api.routes import ADMINISTRATION, gives, new_router
+from server.models.model import Model, ModelState
+from server.models.sleep import SleepMode, is_asleep, put_to_sleep, wake_up
+
+ModelName = Annotated[str | None, Query(max_length=1024)]
+
+
+class Sleeping(TypedDict):
+    is_sleeping: bool
+    models: Sequence[str]  # those that sleep
+
+
+def router(context: Context) -> APIRouter:
+    routes = new_router(ADMINISTRATION)
+    registry, settings = context.registry, context.settings
+
+    def meant(name: str | None) -> list[Model]:
+        return [model for model in registry.models() if model.state is ModelState.READY] if name is None else [registry.find(name)]
+
+    def told(models: list[Model]) -> Response:
+        sleeping: Sleeping = {"is_sleeping": is_asleep(models), "models": [m.spec.name for m in models if m.is_sleeping]}
+        return json_answer(sleeping)
+
+    @routes.post("/sleep", responses=gives(Sleeping))
+    async def sleep(model: ModelName = None, level: Annotated[int, Query(ge=0, le=2)] = 1, mode: SleepMode = "abort") -> Response:
+        """Give the memory of models back, at any level all of it; the next request wakes them. `mode` says what becomes of what runs."""
+        models = meant(model)
+        await asyncio.gather(*(put_to_sleep(one, mode, patience_s=settings.drain_s) for one in models))
+        return told(models)
+
+    @routes.post("/wake_up", responses=gives(Sleeping))
+    async def wake(
+        model: ModelName = None, tags: Annotated[list[Literal["weights", "kv_cache"]] | None, Query(max_length=8)] = None
+    ) -> Response:
+        """Load models that sleep, and wait for them. A model wakes as a whole, whatever `tags` name."""
+        models = meant(model)
+        for one in models:
+            await wake_up(one)
+        return told(models)
+
+    @routes.get("/is_sleeping", responses=gives(Sleeping))
+    async def is_sleeping(model: ModelName = None) -> Response:
+        """Whether all models sleep, and which do."""
+        return told(meant(model))
+
+    return routes

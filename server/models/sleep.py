@@ -1,0 +1,50 @@
+"""Sleep: a model whose worker has ended gives all of its memory back, keeps its names, and is loaded again by the next request."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Literal
+
+from server.errors import MODEL_NOT_READY, ApiError, of_request
+from server.interfaces import RequestError
+from server.models.model import SLEEPING, Loaded, Model
+
+LOOK_S = 0.01  # between looks at a worker that starts, and at one that is to become idle
+
+SleepMode = Literal["abort", "wait", "keep"]
+
+
+async def put_to_sleep(model: Model, mode: SleepMode, *, patience_s: float) -> None:
+    """`abort` fails what runs. `wait` lets it end, for `patience_s`. What runs even then, or with `keep`, goes on once the model wakes."""
+    loaded = _loaded(model)
+    if mode == "wait":
+        end_s = asyncio.get_running_loop().time() + patience_s
+        while loaded.admission.num_sequences and asyncio.get_running_loop().time() < end_s:
+            await asyncio.sleep(LOOK_S)
+    try:
+        await loaded.worker.sleep(keep=mode != "abort")
+    except RequestError as error:
+        raise of_request(error) from error
+
+
+async def wake_up(model: Model) -> None:
+    """Returns when the model is ready."""
+    worker = _loaded(model).worker
+    try:
+        worker.wake()
+    except RequestError as error:
+        raise of_request(error) from error
+    while (outage := worker.outage) is not None:
+        if outage.is_long:
+            raise ApiError(MODEL_NOT_READY, f"model {model.spec.name!r} does not wake up: {outage.error or 'it is still loading'}")
+        await asyncio.sleep(LOOK_S)
+
+
+def is_asleep(models: list[Model]) -> bool:
+    return bool(models) and all(model.condition == SLEEPING for model in models)
+
+
+def _loaded(model: Model) -> Loaded:
+    if model.loaded is None:
+        raise ApiError(MODEL_NOT_READY, f"model {model.spec.name!r} is {model.state}; see /admin/models", param="model")
+    return model.loaded
