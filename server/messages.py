@@ -256,6 +256,9 @@ class Failed(Message, frozen=True, tag=True):
     message: str
 
 
+STEP_SIZES = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)  # tokens of a step: upper bounds of what is counted as one
+
+
 class Stats(Message, frozen=True, tag=True):
     """The engine's state after a step, at most every 100 ms and once when it falls idle."""
 
@@ -269,6 +272,8 @@ class Stats(Message, frozen=True, tag=True):
     num_steps: int
     step_s: float  # the last step
     kernel_s: float  # of which the device worked
+    num_step_tokens: int = 0  # of all steps together
+    steps_by_size: tuple[int, ...] = (0,) * (len(STEP_SIZES) + 1)  # the last counts those beyond every bound
 
 
 FromFront = Load | Submit | Embed | Abort | Drain | Shutdown

@@ -1,25 +1,43 @@
-"""What Prometheus reads: vLLM's names and buckets, so that its dashboard works unmodified, and our own beside them."""
+"""What Prometheus reads: vLLM's names, so that its dashboards work unmodified, and our own beside them.
+
+Buckets are vLLM's, whose dashboards name some of them, and finer ones below. Every series of a model exists from its first load on, at 0:
+of a counter that appears with its first event, Prometheus never sees that event.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
+
+from server.errors import DEADLINE_EXCEEDED, GENERATION_FAILED, INTERNAL, QUEUE_FULL, SHUTTING_DOWN
+from server.messages import STEP_SIZES, Stats
+from server.models.processes import Usage
 
 TTFT = (
     (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
     + (20, 40, 80, 160, 640, 2560)
 )  # fmt: skip  # two lines of one series
-ITL = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
-REQUEST = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
+ITL = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
+REQUEST = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
 TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
 CHOICES = (1, 2, 5, 10, 20)
 LOAD = (0.1, 0.25, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600)
 MODEL = ("model_name", "engine")
 ENGINE = "0"  # one worker per model
+UNUSED = Usage()
+IDLE = Stats(0, 0, 0, 0, 0, 0, 0, 0, 0.0, 0.0)
+
+# The values of labels that are there at 0.
+FINISHED = ("stop", "length", "abort", "error")
+FAILED = tuple(kind.code for kind in (GENERATION_FAILED, DEADLINE_EXCEEDED, SHUTTING_DOWN, INTERNAL))
+OUTCOMES = ("succeeded", "failed", "cancelled")
+STAGES = ("prefill", "decode")
+CACHE = ("block_size", "num_gpu_blocks", "cache_dtype", "enable_prefix_caching")  # "gpu": what vLLM and gateways call the device
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,15 +46,12 @@ class ModelReading:
 
     name: str
     state: str
-    num_running: int = 0
-    num_waiting: int = 0
-    kv_usage: float = 0.0
-    num_preemptions: int = 0
-    prefix_queries: int = 0
-    prefix_hits: int = 0
+    stats: Stats = IDLE
     restarts: int = 0
     resubmitted: int = 0
     bytes_by_part: dict[str, int] = field(default_factory=dict)
+    cache: dict[str, str] = field(default_factory=dict)  # its KV cache, in vLLM's words
+    usage: Usage = UNUSED
 
 
 class Metrics:
@@ -58,8 +73,9 @@ class Metrics:
         self.param_max_tokens = histogram("vllm:request_params_max_tokens", "`max_tokens` of requests.", TOKENS)
         self.prompt_tokens = counter("vllm:prompt_tokens", "Prompt tokens processed.")
         self.cached_tokens = counter("vllm:prompt_tokens_cached", "Prompt tokens found in the prefix cache.")
+        self.by_source = counter("vllm:prompt_tokens_by_source", "Prompt tokens, computed or found in the prefix cache.", ("source",))
         self.generated_tokens = counter("vllm:generation_tokens", "Tokens generated.")
-        self.success = counter("vllm:request_success", "Requests that ended well.", ("finished_reason",))
+        self.success = counter("vllm:request_success", "Choices that ended, for any reason.", ("finished_reason",))
 
         self.rejected = counter("relaxserve:requests_rejected", "Requests not taken.", ("code",))
         self.cancelled = counter("relaxserve:requests_cancelled", "Requests whose client left.", ("stage",))
@@ -71,10 +87,17 @@ class Metrics:
         self.stage_s = histogram("relaxserve:load_stage_seconds", "Stages of loads.", LOAD, ("stage",))
         self.cache = counter("relaxserve:compile_cache", "Look-ups of compiled models.", ("signature", "result"))
 
+        ProcessCollector(registry=self.collectors)  # of the front; workers have gauges of their own
+        self._of_models: dict[str, ModelSeries] = {}
         self.http = Counter("http_requests", "HTTP requests.", ("handler", "method", "status"), registry=self.collectors)
         self.http_s = Histogram(
             "http_request_duration_seconds", "Until the response ended.", ("handler", "method"), registry=self.collectors
         )
+
+    def of(self, model: str) -> ModelSeries:
+        if model not in self._of_models:
+            self._of_models[model] = ModelSeries(self, model)
+        return self._of_models[model]
 
     def watch(self, read: Callable[[], Iterable[ModelReading]]) -> None:
         """Have every scrape ask `read` for the gauges."""
@@ -90,8 +113,8 @@ class Metrics:
         return Counter(name, text, (*MODEL, *labels), registry=self.collectors)
 
 
-class RequestMetrics:
-    """The series of one model that every token touches, looked up once."""
+class ModelSeries:
+    """The series of one model. Those that every token touches are looked up once."""
 
     def __init__(self, metrics: Metrics, model: str) -> None:
         self.metrics = metrics
@@ -99,6 +122,24 @@ class RequestMetrics:
         self.itl = metrics.itl.labels(*self.labels)
         self.ttft = metrics.ttft.labels(*self.labels)
         self.generated = metrics.generated_tokens.labels(*self.labels)
+        self._begin_at_0()
+
+    def _begin_at_0(self) -> None:
+        m = self.metrics
+        plain = (m.tpot, m.e2e, m.queue, m.inference, m.prefill, m.decode, m.prompt_length, m.output_length, m.max_length, m.param_n)
+        for series in (*plain, m.param_max_tokens, m.prompt_tokens, m.cached_tokens, m.unloads, m.load_s, m.compile_s):
+            series.labels(*self.labels)
+        known = (
+            (m.by_source, ("local_compute", "local_cache_hit")),
+            (m.success, FINISHED),
+            (m.rejected, (QUEUE_FULL.code,)),
+            (m.cancelled, STAGES),
+            (m.failed, FAILED),
+            (m.loads, OUTCOMES),
+        )
+        for series, values in known:
+            for value in values:
+                series.labels(*self.labels, value)
 
 
 class _Gauges(Collector):
@@ -108,16 +149,21 @@ class _Gauges(Collector):
     def collect(self) -> Iterable[Metric]:
         readings = list(self._read())
         gauges: tuple[tuple[str, str, Callable[[ModelReading], float]], ...] = (
-            ("vllm:num_requests_running", "Sequences in the batch.", lambda m: m.num_running),
-            ("vllm:num_requests_waiting", "Sequences that wait.", lambda m: m.num_waiting),
-            ("vllm:kv_cache_usage_perc", "Used share of the KV pages, 0 to 1.", lambda m: m.kv_usage),
+            ("vllm:num_requests_running", "Sequences in the batch.", lambda m: m.stats.num_running),
+            ("vllm:num_requests_waiting", "Sequences that wait.", lambda m: m.stats.num_waiting),
+            (
+                "vllm:kv_cache_usage_perc",
+                "Used share of the KV pages, 0 to 1.",
+                lambda m: m.stats.num_pages_used / max(1, m.stats.num_pages),
+            ),
         )
         counters: tuple[tuple[str, str, Callable[[ModelReading], float]], ...] = (
-            ("vllm:num_preemptions", "Sequences pushed out of the batch.", lambda m: m.num_preemptions),
-            ("vllm:prefix_cache_queries", "Prompt tokens looked up.", lambda m: m.prefix_queries),
-            ("vllm:prefix_cache_hits", "Prompt tokens found.", lambda m: m.prefix_hits),
+            ("vllm:num_preemptions", "Sequences pushed out of the batch.", lambda m: m.stats.num_preemptions),
+            ("vllm:prefix_cache_queries", "Prompt tokens looked up.", lambda m: m.stats.prefix_queries),
+            ("vllm:prefix_cache_hits", "Prompt tokens found.", lambda m: m.stats.prefix_hits),
             ("relaxserve:worker_restarts", "Workers started again after a crash.", lambda m: m.restarts),
             ("relaxserve:requests_resubmitted", "Requests carried over a crash.", lambda m: m.resubmitted),
+            ("relaxserve:worker_cpu_seconds", "Processor time of the worker and its processes.", lambda m: m.usage.cpu_s),
         )
         for name, text, value in gauges:
             gauge = GaugeMetricFamily(name, text, labels=MODEL)
@@ -131,9 +177,23 @@ class _Gauges(Collector):
             yield counter
         state = GaugeMetricFamily("relaxserve:model_state", "1 for the state a model is in.", labels=(*MODEL, "state"))
         parts = GaugeMetricFamily("relaxserve:model_bytes", "Memory by part.", labels=(*MODEL, "part"))
+        resident = GaugeMetricFamily(
+            "relaxserve:worker_resident_bytes", "Memory of the worker and its processes, as the kernel counts it.", labels=(*MODEL, "kind")
+        )
+        waiting = GaugeMetricFamily("vllm:num_requests_waiting_by_reason", "Sequences that wait.", labels=(*MODEL, "reason"))
+        steps = HistogramMetricFamily("vllm:iteration_tokens_total", "Tokens of a step.", labels=MODEL)
+        caches = GaugeMetricFamily("vllm:cache_config_info", "The KV cache.", labels=(*MODEL, *CACHE))
         for reading in readings:
-            state.add_metric((reading.name, ENGINE, reading.state), 1)
+            labels, stats = (reading.name, ENGINE), reading.stats
+            state.add_metric((*labels, reading.state), 1)
             for part, num_bytes in reading.bytes_by_part.items():
-                parts.add_metric((reading.name, ENGINE, part), num_bytes)
-        yield state
-        yield parts
+                parts.add_metric((*labels, part), num_bytes)
+            resident.add_metric((*labels, "own"), reading.usage.own_bytes)
+            resident.add_metric((*labels, "mapped"), reading.usage.mapped_bytes)
+            waiting.add_metric((*labels, "capacity"), stats.num_waiting)
+            waiting.add_metric((*labels, "deferred"), 0)  # nothing is held back for another reason
+            bounds = [*map(float, STEP_SIZES), "+Inf"]
+            steps.add_metric(labels, list(zip(map(str, bounds), accumulate(stats.steps_by_size), strict=True)), stats.num_step_tokens)
+            if reading.cache:
+                caches.add_metric((*labels, *(reading.cache[name] for name in CACHE)), 1)
+        yield from (state, parts, resident, waiting, steps, caches)

@@ -136,6 +136,7 @@ class NullWorker:
         self.resubmitted = 0
         self.outage: Outage | None = None
         self.before_wake: Callable[[], None] = lambda: None
+        self.pid: int | None = None  # there is no process
         self.submits: list[Submit] = []
         self.aborted: list[tuple[str, int | None]] = []  # (request, choice); None: all that was left of it
         self.running: dict[str, set[int]] = {}

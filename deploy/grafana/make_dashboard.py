@@ -53,6 +53,7 @@ ROWS: dict[str, list[Panel]] = {
             [(f"{rate('vllm:prefix_cache_hits_total')} / {rate('vllm:prefix_cache_queries_total')}", "{{model_name}}")],
         ),
         ("Preemptions", "short", [(rate("vllm:num_preemptions_total"), "{{model_name}}")]),
+        ("Tokens of a step", "short", quantiles("vllm:iteration_tokens_total")),
     ],
     "Reliability": [
         ("Worker restarts", "short", [gauge("relaxserve:worker_restarts_total")]),
@@ -63,6 +64,8 @@ ROWS: dict[str, list[Panel]] = {
     ],
     "Models": [
         ("Memory by part", "bytes", [gauge("relaxserve:model_bytes", "{{model_name}} {{part}}")]),
+        ("Memory of workers", "bytes", [gauge("relaxserve:worker_resident_bytes", "{{model_name}} {{kind}}")]),
+        ("Processor time of workers", "short", [(rate("relaxserve:worker_cpu_seconds_total"), "{{model_name}}")]),
         ("Loads", "short", [(f"sum by (outcome) (relaxserve:model_loads_total{SELECT})", "{{outcome}}")]),
         ("Compiled programs found", "short", [(f"sum by (result) (relaxserve:compile_cache_total{SELECT})", "{{result}}")]),
     ],

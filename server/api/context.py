@@ -10,7 +10,7 @@ from starlette.requests import Request
 
 from server.http.auth import Access
 from server.http.record import RequestRecord
-from server.metrics import Metrics, RequestMetrics
+from server.metrics import Metrics, ModelSeries
 from server.models.registry import Registry
 from server.settings import ServerSettings
 
@@ -31,16 +31,13 @@ class Caller:
 class Context:
     settings: ServerSettings
     registry: Registry
-    series: dict[str, RequestMetrics] = field(default_factory=dict)  # by model
 
     @property
     def metrics(self) -> Metrics:
         return self.registry.metrics
 
-    def metrics_of(self, model: str) -> RequestMetrics:
-        if model not in self.series:
-            self.series[model] = RequestMetrics(self.metrics, model)
-        return self.series[model]
+    def metrics_of(self, model: str) -> ModelSeries:
+        return self.metrics.of(model)
 
 
 def caller(request: Request) -> Caller:

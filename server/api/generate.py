@@ -12,7 +12,7 @@ from server.api.context import Caller
 from server.errors import DEADLINE_EXCEEDED, GENERATION_FAILED, QUEUE_FULL, SHUTTING_DOWN, ApiError, of_request
 from server.interfaces import RequestError
 from server.messages import FinishReason, Submit, TokenEvent, TokenLogprob
-from server.metrics import RequestMetrics
+from server.metrics import ModelSeries
 from server.models.model import Loaded
 from server.text.detokenize import Detokenizer, StopRules
 
@@ -108,7 +108,7 @@ class _Choice:
 class Generation:
     """Runs one job. `steps` may be iterated once; whatever ends it, the worker and the queue are told."""
 
-    def __init__(self, loaded: Loaded, job: Job, metrics: RequestMetrics, caller: Caller) -> None:
+    def __init__(self, loaded: Loaded, job: Job, metrics: ModelSeries, caller: Caller) -> None:
         self.usage = Usage(prompt_tokens=len(job.submit.prompt_ids))
         self._loaded = loaded
         self._job = job
@@ -217,13 +217,17 @@ class Generation:
         self._metrics.generated.inc(usage.completion_tokens)
         metrics.prompt_tokens.labels(*labels).inc(usage.prompt_tokens)
         metrics.cached_tokens.labels(*labels).inc(usage.cached_tokens)
+        metrics.by_source.labels(*labels, "local_cache_hit").inc(usage.cached_tokens)
+        metrics.by_source.labels(*labels, "local_compute").inc(usage.prompt_tokens - usage.cached_tokens)
         self._record.count(usage.prompt_tokens, usage.completion_tokens, self._first_s, now_s)
         if outcome == "cancelled":
             stage = "prefill" if self._first_s is None else "decode"
             metrics.cancelled.labels(*labels, stage).inc()
+            metrics.success.labels(*labels, "abort").inc()
             return
         if outcome != "finished":
             metrics.failed.labels(*labels, outcome).inc()
+            metrics.success.labels(*labels, "error").inc()
             return
         first_s = self._first_s or now_s
         longest = max(choice.detokenizer.num_tokens for choice in self._choices)

@@ -161,7 +161,7 @@ class Engine:
             self._outbox.send(self.stats())
 
     def _record(self, plan: Plan, step_s: float, kernel_s: float) -> None:
-        self.timing.add(step_s, kernel_s)
+        self.timing.add(plan.num_tokens, step_s, kernel_s)
         self.scheduler.observe(plan, step_s)
 
     def stats(self) -> Stats:
@@ -178,6 +178,8 @@ class Engine:
             num_steps=timing.num_steps,
             step_s=timing.last_step_s,
             kernel_s=timing.last_kernel_s,
+            num_step_tokens=timing.num_tokens,
+            steps_by_size=tuple(timing.by_size),
         )
 
     def check_integrity(self) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from server.messages import FromWorker, TokenEvent, Tokens
+from server.messages import STEP_SIZES, FromWorker, TokenEvent, Tokens
 
 Publish = Callable[[FromWorker], None]
 STATS_INTERVAL_S = 0.1
@@ -14,16 +15,20 @@ STATS_INTERVAL_S = 0.1
 
 @dataclass(slots=True)
 class Timing:
-    """Of steps: from one launch to the next, and of that what the device took. Sums since the engine started."""
+    """Of steps: their tokens, from one launch to the next, and of that what the device took. Sums since the engine started."""
 
     num_steps: int = 0
+    num_tokens: int = 0
+    by_size: list[int] = field(default_factory=lambda: [0] * (len(STEP_SIZES) + 1))
     step_s: float = 0.0
     kernel_s: float = 0.0
     last_step_s: float = 0.0
     last_kernel_s: float = 0.0
 
-    def add(self, step_s: float, kernel_s: float) -> None:
+    def add(self, num_tokens: int, step_s: float, kernel_s: float) -> None:
         self.num_steps += 1
+        self.num_tokens += num_tokens
+        self.by_size[bisect_left(STEP_SIZES, num_tokens)] += 1
         self.step_s += step_s
         self.kernel_s += kernel_s
         self.last_step_s, self.last_kernel_s = step_s, kernel_s

@@ -26,7 +26,8 @@ from server.errors import (
     ApiError,
     ErrorShape,
 )
-from server.http.auth import OPEN_PATHS, Guard
+from server.http.auth import Guard
+from server.http.connections import PROBES
 from server.http.json_scan import PIECE_BYTES, JsonScan
 from server.http.record import REQUEST_ID, RequestRecord, Watcher, write_line
 from server.metrics import Metrics
@@ -34,6 +35,7 @@ from server.settings import ServerSettings
 
 log = logging.getLogger(__name__)
 
+QUIET = frozenset({*(path.decode() for path in PROBES), "/metrics"})  # asked every few seconds
 VALID_ID = re.compile(r"[\x21-\x7e]{1,128}")  # what may stand in a header and in a log
 
 
@@ -64,7 +66,7 @@ class Gateway:
         request_id = asked if VALID_ID.fullmatch(asked) else f"req-{secrets.token_hex(12)}"
         REQUEST_ID.set(request_id)  # for this request has a task of its own
         record = RequestRecord(request_id, scope["method"], scope["path"], began_s, headers.get("traceparent", ""))
-        record.is_probe = record.path in OPEN_PATHS or record.path == "/metrics"
+        record.is_probe = record.path in QUIET
 
         async def send_with_headers(message: Message) -> None:
             nonlocal status
@@ -108,8 +110,9 @@ class Gateway:
             record.ended_s = time.monotonic()
             record.status = status or CLIENT_CLOSED.status
             record.handler = getattr(scope.get("route"), "path", "none")  # the pattern, for the path could be anything
-            self._metrics.http.labels(record.handler, record.method, f"{record.status // 100}xx").inc()
-            self._metrics.http_s.labels(record.handler, record.method).observe(record.ended_s - began_s)
+            if not record.is_probe:  # a server that is not ready yet answers these by 503, and has no errors
+                self._metrics.http.labels(record.handler, record.method, f"{record.status // 100}xx").inc()
+                self._metrics.http_s.labels(record.handler, record.method).observe(record.ended_s - began_s)
             write_line(record)
             for watcher in self._watchers:
                 watcher(record)

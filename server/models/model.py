@@ -10,9 +10,10 @@ from typing import Protocol
 
 from server.interfaces import Outage, ProgressCallback, Tokenizer, WorkerHandle
 from server.messages import Ready
-from server.metrics import ModelReading
+from server.metrics import IDLE, UNUSED, ModelReading
 from server.models.admission import Admission
 from server.models.operations import Operation
+from server.models.processes import usage_of
 from server.models.state import ModelSpec
 from server.text.dialect import Dialect
 from server.text.templates.renderer import Renderer
@@ -127,21 +128,17 @@ class Model:
         """What a scrape shows."""
         if self.loaded is None:
             return ModelReading(self.spec.name, self.state)
-        worker, stats = self.loaded.worker, self.loaded.worker.stats
-        restarts = {"restarts": worker.restarts, "resubmitted": worker.resubmitted}
-        if stats is None:
-            return ModelReading(self.spec.name, self.condition, **restarts, bytes_by_part=self.bytes_by_part)
+        worker, ready = self.loaded.worker, self.loaded.ready
+        cache = {"block_size": ready.page_size, "num_gpu_blocks": ready.num_pages, "cache_dtype": self.spec.kv_dtype}
         return ModelReading(
             self.spec.name,
             self.condition,
-            num_running=stats.num_running,
-            num_waiting=stats.num_waiting,
-            kv_usage=stats.num_pages_used / max(1, stats.num_pages),
-            num_preemptions=stats.num_preemptions,
-            prefix_queries=stats.prefix_queries,
-            prefix_hits=stats.prefix_hits,
-            **restarts,
-            bytes_by_part=self.bytes_by_part,
+            worker.stats or IDLE,
+            worker.restarts,
+            worker.resubmitted,
+            self.bytes_by_part,
+            {**{name: str(value) for name, value in cache.items()}, "enable_prefix_caching": "True"},
+            UNUSED if worker.pid is None else usage_of(worker.pid),
         )
 
 

@@ -46,8 +46,8 @@ from server.models.model import (
 )
 from server.models.operations import Operation, Operations, OperationState
 from server.models.probe import PLAIN, Probe, require_answer
+from server.models.processes import resident_bytes
 from server.models.replacements import Replacements
-from server.models.resident_memory import resident_bytes
 from server.models.state import ModelSpec, SavedState, read_state, write_state
 from server.settings import ServerSettings
 from server.text.dialect import Dialect
@@ -174,6 +174,7 @@ class Registry:
                 raise ApiError(MODEL_EXISTS, f"alias {alias!r} is the name of a model", param="aliases")
         model = self._models.get(spec.name)
         if model is None:
+            self.metrics.of(spec.name)  # its series begin
             model = Model(spec, self.operations.begin("load", spec.name))
             self._models[spec.name] = model
             model.operation.task = asyncio.create_task(self._load(model))

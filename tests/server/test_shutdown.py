@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -87,7 +88,7 @@ def test_an_answer_that_is_not_ready_in_time_is_refused(spawn):
     process, url = spawn(0.5)
     with ThreadPoolExecutor(1) as pool:
         asking = pool.submit(httpx.post, f"{url}/v1/completions", json={"prompt": "x", "max_tokens": 40}, timeout=120)
-        while "vllm:time_to_first_token_seconds_count{" not in httpx.get(f"{url}/metrics").text:
+        while not re.search(r"^vllm:time_to_first_token_seconds_count{.*} [1-9]", httpx.get(f"{url}/metrics").text, re.MULTILINE):
             time.sleep(0.01)
         os.kill(process.pid, signal.SIGTERM)
         response = asking.result()

@@ -32,8 +32,8 @@ from server.messages import MAX_GAP_MS
 from server.models.model import Model, Unloaded
 from server.models.operations import Operation, OperationReport, OperationState
 from server.models.probe import PLAIN, Probe
+from server.models.processes import resident_bytes
 from server.models.registry import Registry
-from server.models.resident_memory import resident_bytes
 from server.models.sources import resolve
 from server.models.state import LEAST_CONTEXT, LONGEST_GAP_MS, MOST_SEQUENCES, NAME, NAMED, ModelSpec
 from server.settings import ServerSettings

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import socket
+import subprocess
+import time
 import urllib.request
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 import yaml
@@ -42,6 +48,84 @@ def test_every_metric_that_is_asked_for_is_published(published: set[str]) -> Non
     asked = {name for expression in expressions() for name in METRIC.findall(expression)}
     assert len(asked) > 20
     assert asked - published == set()
+
+
+# The queries of vLLM's dashboards, in their forms; tests/server/test_metrics.py lists the series.
+OF_A_MODEL = 'job=~".+", model_name=~"demo"'
+MEAN = "sum(rate(vllm:{0}_sum{{{1}}}[1m])) / (sum(rate(vllm:{0}_count{{{1}}}[1m])) > 0)"
+QUANTILE = "histogram_quantile(0.95, sum by (le) (rate(vllm:{0}_bucket{{{1}}}[1m])))"
+TIMES = ("time_to_first_token", "inter_token_latency", "request_time_per_output_token", "e2e_request_latency", "request_queue_time")
+FORMS = [
+    *(form.format(f"{name}_seconds", OF_A_MODEL) for form in (MEAN, QUANTILE) for name in TIMES),
+    *(MEAN.format(f"request_{phase}_time_seconds", OF_A_MODEL) for phase in ("prefill", "decode")),
+    *(form.format(name, OF_A_MODEL) for form in (MEAN, QUANTILE) for name in ("request_prompt_tokens", "iteration_tokens_total")),
+    f"sum by (finished_reason) (rate(vllm:request_success_total{{{OF_A_MODEL}}}[1m]))",
+    f'sum(rate(vllm:time_to_first_token_seconds_bucket{{{OF_A_MODEL}, le="0.5"}}[1m]))',
+    f"sum(rate(vllm:prefix_cache_hits_total{{{OF_A_MODEL}}}[1m])) / (sum(rate(vllm:prefix_cache_queries_total{{{OF_A_MODEL}}}[1m])) > 0)",
+    f'sum(vllm:num_requests_waiting_by_reason{{{OF_A_MODEL}, reason="capacity"}})',
+    f"max(vllm:kv_cache_usage_perc{{{OF_A_MODEL}}})",
+    "sum by (status) (rate(http_requests_total[1m]))",
+    "sum by (handler) (rate(http_request_duration_seconds_sum[1m])) / sum by (handler) (rate(http_request_duration_seconds_count[1m]))",
+]
+
+
+@pytest.fixture(scope="module")
+def prometheus(demo_server: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], list[Any]]]:
+    """Prometheus beside the server, once it has seen questions answered between two scrapes."""
+    program = shutil.which("prometheus")
+    if program is None:
+        pytest.skip("prometheus is not installed (Debian: apt install prometheus)")
+    folder = tmp_path_factory.mktemp("prometheus")
+    targets = [{"targets": [demo_server.url.removeprefix("http://")]}]
+    scrape = {"job_name": "relaxserve", "scrape_interval": "1s", "static_configs": targets}
+    config = {"rule_files": [str(DEPLOY / "prometheus" / "alerts.yaml")], "scrape_configs": [scrape]}
+    (folder / "prometheus.yaml").write_text(yaml.safe_dump(config))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    command = [program, f"--config.file={folder}/prometheus.yaml", f"--storage.tsdb.path={folder}/data", f"--web.listen-address={address}"]
+
+    def ask(query: str) -> list[Any]:
+        url = f"http://{address}/api/v1/query?{urlencode({'query': query})}"
+        with urllib.request.urlopen(url, timeout=60) as response:
+            return json.load(response)["data"]["result"]
+
+    with (folder / "log").open("w") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
+
+        def wait_for(query: str) -> None:
+            end_s = time.monotonic() + 120
+            while True:
+                try:
+                    if ask(query):
+                        return
+                except OSError:  # it does not listen yet
+                    pass
+                assert process.poll() is None and time.monotonic() < end_s, f"{query}\n{(folder / 'log').read_text()}"
+                time.sleep(0.2)
+
+        try:
+            demo_server.run(
+                "relaxserve", "chat", "What is the capital of France?"
+            )  # what is labelled by a path begins with the first request
+            wait_for('count_over_time(up{job="relaxserve"}[5m]) >= 2')
+            demo_server.run("relaxserve", "chat", "What is the capital of France?")
+            wait_for("sum(increase(vllm:request_success_total[1m])) > 0 and sum(increase(vllm:prefix_cache_queries_total[1m])) > 0")
+            yield ask
+        finally:
+            process.terminate()
+
+
+def test_prometheus_has_an_answer_to_every_query(prometheus: Callable[[str], list[Any]]) -> None:
+    """To those of our dashboard, and to those of vLLM's."""
+    ours = [target["expr"] for panel in dashboard()["panels"] for target in panel.get("targets", ())]
+    ours = [expression.replace("$model", "demo").replace("$__rate_interval", "1m") for expression in ours]
+    assert [expression for expression in ours if not prometheus(expression)] == []
+    answers = {expression: [result["value"][1] for result in prometheus(expression)] for expression in FORMS}
+    assert [expression for expression, values in answers.items() if not values or "NaN" in values] == []
+
+
+def test_no_alert_fires_over_a_server_that_works(prometheus: Callable[[str], list[Any]]) -> None:
+    assert prometheus('ALERTS{alertstate="firing"}') == []
 
 
 def test_the_committed_dashboard_is_the_one_that_is_written() -> None:

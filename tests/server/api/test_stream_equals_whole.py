@@ -31,7 +31,7 @@ from server.api.responses.input import chat_of
 from server.api.responses.shapes import ResponseEvent, ResponseObject
 from server.api.schema import ChatBody, CompletionBody
 from server.messages import Submit, TokenEvent
-from server.metrics import Metrics, RequestMetrics
+from server.metrics import Metrics
 from server.models.admission import Admission
 from server.models.model import Loaded, Model
 from server.models.operations import Operation
@@ -43,7 +43,7 @@ from server.text.templates.renderer import Renderer
 LlamaCompletions = list[LlamaCompletion]
 OPENAI = (ChatChunk, ChatCompletion, CompletionChunk, Completion, ResponseEvent, ResponseObject)
 SHAPES = {shape: TypeAdapter(shape) for shape in (*OPENAI, MessageEvent, AnthropicAnswer, LlamaPart, LlamaCompletions)}
-SERIES = RequestMetrics(Metrics(), "null")
+SERIES = Metrics().of("null")
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "ß"}}\n</tool_call>'
 WORDS = ["<think>", "</think>", CALL, "<tool_call>", "STOP", "ST", "a", "b ", "ß", "€", "\n", "🙂", "{", '"']
 
