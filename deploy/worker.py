@@ -3,19 +3,26 @@ Compiles or loads the model it is told to, then serves it."""
 
 from __future__ import annotations
 
+import argparse
 import gc
-import sys
 
 from deploy.loading.load import load_model
+from deploy.logs import configure
 from server.engine.worker import LoadedModel, ProgressFn, serve_worker
 from server.messages import Load
 from server.pauses import collect_in_small_portions, switch_often
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(prog="deploy.worker")
+    parser.add_argument("--log-level", default="info")
+    parser.add_argument("--log-format", default="text")
+    parser.add_argument("fd", type=int)
+    given = parser.parse_args()
+    configure(given.log_level, given.log_format)
     switch_often()
     gc.freeze()  # modules: compiling need not look at them
-    serve_worker(int(sys.argv[1]), build)
+    serve_worker(given.fd, build)
 
 
 def build(load: Load, progress: ProgressFn) -> LoadedModel:
