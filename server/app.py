@@ -15,9 +15,9 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import BaseRoute, Match, Route
 
 from server.api import endpoints, health
+from server.api.answer.respond import json_answer
 from server.api.context import Context
 from server.api.description import describe_answers
-from server.api.respond import json_answer
 from server.errors import (
     BAD_REQUEST,
     INVALID_JSON,

@@ -8,9 +8,9 @@ from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
-from server.api.answers import Liveness, Readiness, Version
+from server.api.answer.shapes import Liveness, Readiness, Version
 from server.api.context import Context
-from server.api.models import progress_of
+from server.api.openai.models import progress_of
 from server.api.routes import gives, new_router
 from server.models.model import ModelState
 

@@ -12,14 +12,14 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 from typing_extensions import TypedDict
 
-from server.api.answers import EmbeddingUsage
+from server.api.answer.respond import Pieces, response_headers
+from server.api.answer.shapes import EmbeddingUsage
 from server.api.context import Context, caller
-from server.api.embeddings import conversation_text
-from server.api.fields import check_unknown
-from server.api.prepare import invalid, off_loop
-from server.api.respond import Pieces, response_headers
+from server.api.openai.embeddings import conversation_text
+from server.api.request.fields import check_unknown
+from server.api.request.prepare import invalid, off_loop
+from server.api.request.schema import EmbeddingBody, Label
 from server.api.routes import gives, new_router
-from server.api.schema import EmbeddingBody, Label
 from server.api.vectors import Vector, embed_all, plan_embedding
 from server.errors import NOT_A_CLASSIFIER, NOT_AN_EMBEDDER, ApiError
 from server.models.model import Loaded, Model

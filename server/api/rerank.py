@@ -13,13 +13,13 @@ from fastapi import APIRouter, Request, Response
 from pydantic import AliasChoices, Field
 from typing_extensions import TypedDict
 
-from server.api.answers import EmbeddingUsage
+from server.api.answer.respond import json_answer, response_headers
+from server.api.answer.shapes import EmbeddingUsage
 from server.api.context import Context, caller
-from server.api.fields import Options, check_unknown
-from server.api.prepare import invalid, off_loop
-from server.api.respond import json_answer, response_headers
+from server.api.request.fields import Options, check_unknown
+from server.api.request.prepare import invalid, off_loop
+from server.api.request.schema import EmbeddingBody, Int, Kept, Label, Text
 from server.api.routes import gives, new_router
-from server.api.schema import EmbeddingBody, Int, Kept, Label, Text
 from server.api.vectors import Vector, embed_all, plan_embedding
 from server.errors import ApiError
 from server.models.model import Loaded, Model

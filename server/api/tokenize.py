@@ -5,16 +5,16 @@ from __future__ import annotations
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from server.api.answers import LlamaPiece, LlamaTokenIds, Text, TokenIds
-from server.api.chat import Conversation, conversation_of, render_prompt
+from server.api.answer.respond import Pieces
+from server.api.answer.shapes import LlamaPiece, LlamaTokenIds, Text, TokenIds
 from server.api.context import Caller, Context, caller
-from server.api.fields import check_unknown, ignored_header
-from server.api.limits import check_sizes
-from server.api.prepare import check_ids, context_of, invalid, off_loop
-from server.api.respond import Pieces
+from server.api.openai.chat import Conversation, conversation_of, render_prompt
+from server.api.request.fields import check_unknown, ignored_header
+from server.api.request.limits import check_sizes
+from server.api.request.prepare import check_ids, context_of, invalid, off_loop
+from server.api.request.schema import ChatBody, DetokenizeBody, TokenizeBody
+from server.api.request.texts import encode_prompts
 from server.api.routes import gives, new_router
-from server.api.schema import ChatBody, DetokenizeBody, TokenizeBody
-from server.api.texts import encode_prompts
 from server.errors import UNSUPPORTED_FIELD, ApiError
 from server.interfaces import Tokenizer
 from server.models.model import Loaded

@@ -12,10 +12,10 @@ from pydantic import Field
 
 from server.api.admin.answers import FinishedLoad, LlamaDone, LlamaModel, LlamaModels, TritonModel
 from server.api.admin.endpoint import LoadBody, Name, spec_of, waited
+from server.api.answer.respond import json_answer
 from server.api.context import Context
-from server.api.fields import Options
-from server.api.prepare import invalid
-from server.api.respond import json_answer
+from server.api.request.fields import Options
+from server.api.request.prepare import invalid
 from server.api.routes import ADMINISTRATION, gives, new_router, schema_of
 from server.models.model import ModelState, Unloaded
 

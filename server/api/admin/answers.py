@@ -7,7 +7,7 @@ from typing import Literal, NotRequired
 
 from typing_extensions import TypedDict
 
-from server.api.answers import ModelEntry, Restarting
+from server.api.answer.shapes import ModelEntry, Restarting
 from server.models.budget import Evictable
 from server.models.model import CachedModel
 from server.models.operations import OperationReport

@@ -20,13 +20,13 @@ from server.api.admin.answers import (
     OperationReports,
     Plan,
 )
+from server.api.answer.respond import json_answer
+from server.api.answer.sse import EventStream
 from server.api.context import Context
-from server.api.fields import Options, check_unknown, ignored_header
-from server.api.models import describe, progress_of
-from server.api.prepare import invalid
-from server.api.respond import json_answer
+from server.api.openai.models import describe, progress_of
+from server.api.request.fields import Options, check_unknown, ignored_header
+from server.api.request.prepare import invalid
 from server.api.routes import ADMINISTRATION, Responses, events, gives, new_router
-from server.api.sse import EventStream
 from server.errors import CACHE_UNAVAILABLE, OPERATION_NOT_FOUND, ApiError
 from server.messages import MAX_GAP_MS
 from server.models.model import Model, Unloaded

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from server.api.fields import Options
-from server.api.schema import Choices, Effort, Int, JsonObject, Label, Text
+from server.api.request.fields import Options
+from server.api.request.schema import Choices, Effort, Int, JsonObject, Label, Text
 
 ToolName = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9_.-]+$")]
 BLOCK_TYPES = ("text", "thinking", "redacted_thinking", "tool_use", "tool_result")

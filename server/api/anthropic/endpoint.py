@@ -6,21 +6,21 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 from typing_extensions import TypedDict
 
+from server.api.answer.generate import Generation
+from server.api.answer.respond import json_answer, respond, response_headers
+from server.api.answer.sse import Framing
 from server.api.anthropic.answer import AnthropicAnswer, MessageAnswer, MessageEvent
 from server.api.anthropic.body import MessagesBody, PromptBody
 from server.api.anthropic.input import chat_of
-from server.api.chat import conversation_of, plan_chat, render_prompt
 from server.api.context import Context, caller
-from server.api.fields import check_unknown
-from server.api.generate import Generation
-from server.api.limits import check_sizes
-from server.api.prepare import ChatPlan, context_of, job_like, off_loop, require_generator
-from server.api.respond import json_answer, respond, response_headers
+from server.api.openai.chat import conversation_of, plan_chat, render_prompt
+from server.api.request.fields import check_unknown
+from server.api.request.limits import check_sizes
+from server.api.request.prepare import ChatPlan, context_of, job_like, off_loop, require_generator
+from server.api.request.schema import ChatBody
+from server.api.request.texts import encode_prompts
+from server.api.request.tool_choice import tool_use
 from server.api.routes import gives, new_router
-from server.api.schema import ChatBody
-from server.api.sse import Framing
-from server.api.texts import encode_prompts
-from server.api.tool_choice import tool_use
 from server.errors import CONTEXT_LENGTH_EXCEEDED, ApiError
 from server.text.dialect import Dialect
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from server.api.anthropic.body import BLOCK_TYPES, AnthropicMessage, AnthropicTool, ContentBlock, MessagesBody, PromptBody
-from server.api.prepare import invalid
-from server.api.schema import (
+from server.api.request.prepare import invalid
+from server.api.request.schema import (
     CalledFunction,
     ChatBody,
     FunctionDefinition,

@@ -12,11 +12,11 @@ from typing import Any, Literal, NotRequired
 import msgspec
 from typing_extensions import TypedDict
 
-from server.api.generate import Generation, Job, Step, TokenEntry
+from server.api.answer.generate import Generation, Job, Step, TokenEntry
+from server.api.answer.logprobs import LEAST
+from server.api.answer.merge import merged
 from server.api.llama_cpp.body import LlamaSampling
-from server.api.logprobs import LEAST
-from server.api.merge import merged
-from server.api.prepare import context_of, off_loop
+from server.api.request.prepare import context_of, off_loop
 from server.messages import SamplingParams
 from server.models.model import Loaded
 

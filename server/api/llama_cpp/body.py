@@ -7,9 +7,9 @@ from typing import Annotated
 
 from pydantic import AliasChoices, Field
 
-from server.api.fields import Options
-from server.api.prepare import invalid
-from server.api.schema import (
+from server.api.request.fields import Options
+from server.api.request.prepare import invalid
+from server.api.request.schema import (
     Alternatives,
     CompletionBody,
     Int,

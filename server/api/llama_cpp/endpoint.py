@@ -8,21 +8,21 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 from typing_extensions import TypedDict
 
-from server.api.chat import Conversation, conversation_of, render_prompt
-from server.api.completions import plan_completion
+from server.api.answer.generate import Generation
+from server.api.answer.respond import json_answer, respond, response_headers
+from server.api.answer.sse import Framing
 from server.api.context import Context, caller
-from server.api.fields import check_unknown
-from server.api.generate import Generation
 from server.api.health import distribution_version
-from server.api.limits import check_sizes
 from server.api.llama_cpp.answer import LlamaAnswer, LlamaCompletion, LlamaPart
 from server.api.llama_cpp.body import LlamaCompletionBody, LlamaInfillBody, LlamaSampling
-from server.api.prepare import context_of, off_loop
-from server.api.respond import json_answer, respond, response_headers
+from server.api.openai.chat import Conversation, conversation_of, render_prompt
+from server.api.openai.completions import plan_completion
+from server.api.request.fields import check_unknown
+from server.api.request.limits import check_sizes
+from server.api.request.prepare import context_of, off_loop
+from server.api.request.schema import ChatBody
+from server.api.request.texts import encode_prompts
 from server.api.routes import gives, new_router, schema_of
-from server.api.schema import ChatBody
-from server.api.sse import Framing
-from server.api.texts import encode_prompts
 from server.errors import MODEL_NOT_READY, UNSUPPORTED_FIELD, ApiError
 from server.models.model import Loaded, Model
 

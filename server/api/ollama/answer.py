@@ -11,9 +11,9 @@ from typing import Any, Literal, NotRequired, cast
 import msgspec
 from typing_extensions import TypedDict
 
-from server.api.blocks import Block, BlockAnswer, Kind
-from server.api.generate import Generation
-from server.api.prepare import ChatPlan
+from server.api.answer.blocks import Block, BlockAnswer, Kind
+from server.api.answer.generate import Generation
+from server.api.request.prepare import ChatPlan
 from server.text.parts import CallStart
 
 encode = msgspec.json.encode

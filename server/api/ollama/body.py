@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AliasChoices, Field
 
-from server.api.fields import Options
-from server.api.schema import (
+from server.api.request.fields import Options
+from server.api.request.schema import (
     CalledFunction,
     ChatBody,
     CompletionBody,

@@ -12,13 +12,11 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 from typing_extensions import TypedDict
 
-from server.api.chat import plan_chat
-from server.api.completions import plan_completion
+from server.api.answer.generate import Generation
+from server.api.answer.respond import Pieces, json_answer, respond, response_headers
+from server.api.answer.sse import Framing
 from server.api.context import Context, caller
-from server.api.fields import Options, check_unknown
-from server.api.generate import Generation
 from server.api.health import distribution_version
-from server.api.limits import check_sizes
 from server.api.ollama.answer import OllamaAnswer, OllamaChat, OllamaGenerated, now
 from server.api.ollama.body import (
     OllamaChatBody,
@@ -30,11 +28,13 @@ from server.api.ollama.body import (
     chat_of_prompt,
     completion_of,
 )
-from server.api.prepare import ChatPlan, context_of, off_loop, require_generator
-from server.api.respond import Pieces, json_answer, respond, response_headers
+from server.api.openai.chat import plan_chat
+from server.api.openai.completions import plan_completion
+from server.api.request.fields import Options, check_unknown
+from server.api.request.limits import check_sizes
+from server.api.request.prepare import ChatPlan, context_of, off_loop, require_generator
+from server.api.request.schema import ChatBody, EmbeddingBody
 from server.api.routes import Responses, gives, new_router, schema_of
-from server.api.schema import ChatBody, EmbeddingBody
-from server.api.sse import Framing
 from server.api.vectors import Vector, embed_all, plan_embedding
 from server.errors import MODEL_NOT_FOUND, ApiError
 from server.models.model import Loaded, Model, ModelState

@@ -8,7 +8,7 @@ import pytest
 
 from deploy.doubles.worker import ByteTokenizer
 from server.api.anthropic.body import MessagesBody
-from server.api.fields import UNSUPPORTED
+from server.api.request.fields import UNSUPPORTED
 from server.messages import ConstraintKind, Thinking
 from server.models.state import ModelSpec
 

@@ -12,8 +12,8 @@ FILE = '''
 from fastapi import Response
 from typing_extensions import TypedDict
 
-from server.api.fields import Options
-from server.api.respond import json_answer
+from server.api.request.fields import Options
+from server.api.answer.respond import json_answer
 from server.api.routes import gives, new_router
 
 class EchoBody(Options):

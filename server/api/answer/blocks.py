@@ -1,0 +1,163 @@
+"""An answer as a row of blocks, as the APIs of OpenAI's responses and of Anthropic's messages have it: thoughts, text and calls, each of
+which begins, grows and ends before the next begins. What the events are called is up to those who write them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Any, cast
+
+import msgspec
+
+from server.api.answer.generate import Generation, Step, Usage
+from server.api.answer.step_parser import StepParser
+from server.api.request.prepare import ChatPlan, off_loop
+from server.errors import ApiError
+from server.text.parts import CallArguments, CallStart, Content, Part, Reasoning
+
+
+class Kind(Enum):
+    THOUGHT = auto()
+    TEXT = auto()
+    CALL = auto()
+
+
+@dataclass(slots=True)
+class Block:
+    index: int
+    kind: Kind
+    id: str
+    call: CallStart | None = None
+    pieces: list[str] = field(default_factory=list[str])
+    logprobs: list[bytes] = field(default_factory=list[bytes])  # as JSON
+    cut_off: bool = False  # the answer ended for want of tokens before the block did
+
+    @property
+    def text(self) -> str:
+        """Of a call its arguments."""
+        return "".join(self.pieces)
+
+    @property
+    def arguments(self) -> Mapping[str, Any]:
+        """Those of a call that was cut off are no JSON, and an API that has arguments as objects has no place for their beginning."""
+        try:
+            read = msgspec.json.decode(self.text or "{}")
+        except msgspec.MsgspecError:
+            return {}
+        return cast("Mapping[str, Any]", read) if isinstance(read, dict) else {}
+
+
+class BlockAnswer(ABC):
+    """One answer, as events or as a whole; both are made of the same blocks. An event is a JSON text, or nothing."""
+
+    def __init__(self, plan: ChatPlan, generation: Generation) -> None:
+        self.blocks: list[Block] = []
+        self.finish: str | None = None
+        self.stop_reason: str | int | None = None
+        self._generation = generation
+        self._parser = StepParser(generation, plan.rules)
+        self._growing: type[Part] | None = None  # by which parts the last block grows, until it is closed
+
+    @property
+    def usage(self) -> Usage:
+        return self._generation.usage
+
+    async def whole(self) -> list[bytes]:
+        size = 0
+        async with aclosing(self._generation.steps()) as steps:
+            async for step in steps:
+                self._take(step)
+                size += len(step.token_ids)
+        return await off_loop(size, self.pieces)
+
+    async def chunks(self) -> AsyncGenerator[bytes, None]:
+        begun = False
+        try:
+            async with aclosing(self._generation.steps()) as steps:
+                async for step in steps:
+                    if not begun:
+                        begun = True
+                        for event in self.begin():
+                            yield event
+                    for event in self._take(step):
+                        yield event
+            ending = self.end()
+        except ApiError as error:
+            if not begun:
+                raise  # it still gets a status of its own
+            ending = self.failed(error)
+        for event in ending:
+            yield event
+
+    def _take(self, step: Step) -> Sequence[bytes]:
+        parts, finish = self._parser.parse(step)
+        if step.entries:
+            self.note_logprobs(step)
+        if finish is None and len(parts) == 1 and type(part := parts[0]) is self._growing and not isinstance(part, CallStart):
+            self.blocks[-1].pieces.append(part.text)  # the path of nearly every token
+            return (self.grown(self.blocks[-1], part.text),)
+        events: list[bytes] = []
+        for part in parts:
+            match part:
+                case CallStart():
+                    events += self._open(Kind.CALL, part)
+                case CallArguments(text=text) | Content(text) | Reasoning(text):
+                    if type(part) is not self._growing:
+                        events += self._open(Kind.TEXT if isinstance(part, Content) else Kind.THOUGHT)
+                    self.blocks[-1].pieces.append(text)
+                    events.append(self.grown(self.blocks[-1], text))
+        if finish is not None:
+            self.finish, self.stop_reason = finish, step.stop_reason
+            events += self._close(cut_off=finish == "length")
+        return events
+
+    def _open(self, kind: Kind, call: CallStart | None = None) -> list[bytes]:
+        events = self._close()
+        self._growing = PARTS[kind]
+        block = Block(len(self.blocks), kind, self.new_id(kind), call)
+        self.blocks.append(block)
+        return [*events, *self.opened(block)]
+
+    def _close(self, *, cut_off: bool = False) -> Sequence[bytes]:
+        if self._growing is None:
+            return ()
+        self._growing = None
+        block = self.blocks[-1]
+        block.cut_off = cut_off
+        return self.closed(block)
+
+    def note_logprobs(self, step: Step) -> None:
+        """Of a step, before its text. Few APIs tell them."""
+        del step
+
+    def failed(self, error: ApiError) -> Sequence[bytes]:
+        """What ends a stream that has begun, or the error itself, which is told as the API tells errors."""
+        raise error
+
+    @abstractmethod
+    def new_id(self, kind: Kind) -> str: ...
+
+    @abstractmethod
+    def begin(self) -> Sequence[bytes]: ...
+
+    @abstractmethod
+    def opened(self, block: Block) -> Sequence[bytes]: ...
+
+    @abstractmethod
+    def grown(self, block: Block, text: str) -> bytes: ...
+
+    @abstractmethod
+    def closed(self, block: Block) -> Sequence[bytes]: ...
+
+    @abstractmethod
+    def end(self) -> Sequence[bytes]: ...
+
+    @abstractmethod
+    def pieces(self) -> list[bytes]:
+        """The whole answer, in pieces each of which is written quickly."""
+
+
+PARTS: dict[Kind, type[Part]] = {Kind.TEXT: Content, Kind.THOUGHT: Reasoning, Kind.CALL: CallArguments}

@@ -1,0 +1,247 @@
+"""From a submitted request to text: the one generator behind every answer, streamed or not."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass, field
+
+from server.api.answer.shapes import UsageCounts
+from server.api.context import Caller
+from server.errors import DEADLINE_EXCEEDED, GENERATION_FAILED, QUEUE_FULL, SHUTTING_DOWN, ApiError, of_request
+from server.interfaces import RequestError
+from server.messages import FinishReason, Submit, TokenEvent, TokenLogprob
+from server.metrics import ModelSeries
+from server.models.model import Loaded
+from server.text.detokenize import Detokenizer, StopRules
+
+TURN = 8  # events taken before others get a turn; an engine step may bring a hundred of a request
+DEADLINE_GRACE_S = 1.0  # the worker keeps deadlines; this is for a worker that does not come to it
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One prompt, resolved: what the worker is asked, and how its tokens become text."""
+
+    submit: Submit
+    stops: StopRules
+    shown: Mapping[int, bytes] = field(default_factory=dict)  # special tokens that count as text
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEntry:
+    """A token's log-probabilities and where its text begins in the answer."""
+
+    start: int
+    logprob: TokenLogprob
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one event of the worker adds to one choice."""
+
+    choice: int
+    text: str
+    token_ids: tuple[int, ...] = ()
+    entries: tuple[TokenEntry, ...] = ()
+    finish: str | None = None  # stop or length
+    stop_reason: str | int | None = None
+    prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
+
+
+@dataclass(slots=True)
+class Usage:
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    reasoning_tokens: int = 0
+
+    def describe(self) -> UsageCounts:
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+            "completion_tokens_details": {"reasoning_tokens": self.reasoning_tokens},
+        }
+
+
+class _Choice:
+    """One continuation: its text so far, and the log-probabilities whose text is not certain yet."""
+
+    __slots__ = ("detokenizer", "entries", "last_s")
+
+    def __init__(self, detokenizer: Detokenizer) -> None:
+        self.detokenizer = detokenizer
+        self.entries: list[TokenEntry] = []
+        self.last_s = 0.0
+
+    def push(self, event: TokenEvent) -> Step:
+        detokenizer = self.detokenizer
+        before = detokenizer.num_tokens
+        text = detokenizer.push(event.token_ids)
+        token_ids = event.token_ids[: detokenizer.num_tokens - before]
+        finish, stop_reason = None, None
+        if detokenizer.stopped_by is not None:
+            finish, stop_reason = "stop", detokenizer.stopped_by
+        elif event.finish_reason is not None:
+            text += detokenizer.finish()
+            finish, stop_reason = event.finish_reason.value, event.stop_token_id
+            if event.stop_token_id is not None:
+                token_ids += (event.stop_token_id,)  # the model drew it, so it is counted, though it has no text
+        entries: tuple[TokenEntry, ...] = ()
+        if event.logprobs:
+            starts = detokenizer.token_starts[before:]
+            self.entries += [TokenEntry(start, entry) for start, entry in zip(starts, event.logprobs, strict=False)]
+        if self.entries:
+            entries = self._certain(detokenizer.length, whole=finish is not None and detokenizer.stopped_by is None)
+        return Step(event.choice, text, token_ids, entries, finish, stop_reason, event.prompt_logprobs)
+
+    def _certain(self, length: int, *, whole: bool) -> tuple[TokenEntry, ...]:
+        """Entries of tokens that reach into the text given out; a stop string takes those behind it along."""
+        certain = tuple(entry for entry in self.entries if whole or entry.start < length)
+        self.entries = self.entries[len(certain) :]
+        return certain
+
+
+class Generation:
+    """Runs one job. `steps` may be iterated once; whatever ends it, the worker and the queue are told."""
+
+    def __init__(self, loaded: Loaded, job: Job, metrics: ModelSeries, caller: Caller) -> None:
+        self.usage = Usage(prompt_tokens=len(job.submit.prompt_ids))
+        self._loaded = loaded
+        self._job = job
+        self._metrics = metrics
+        self._arrived_s = caller.arrived_s
+        self._record = caller.record
+        self._submitted_s = time.monotonic()
+        self._running = set(range(job.submit.num_choices))
+        self._first_s: float | None = None
+        self._finished: list[str] = []
+        self._choices = [_Choice(Detokenizer(loaded.tokenizer, job.stops, job.shown)) for _ in range(job.submit.num_choices)]
+
+    async def steps(self) -> AsyncGenerator[Step, None]:
+        submit, worker = self._job.submit, self._loaded.worker
+        try:
+            lease = self._loaded.admission.admit(submit.num_choices, len(submit.prompt_ids))
+        except ApiError:
+            self._metrics.metrics.rejected.labels(*self._metrics.labels, QUEUE_FULL.code).inc()
+            raise
+        running = self._running
+        self._record.submit(self._metrics.labels[0], self._submitted_s)
+        events = worker.generate(submit)
+        outcome, num_taken = "cancelled", 0
+        try:
+            async for event in events if submit.deadline is None else self._until(submit.deadline, events):
+                if event.choice not in running:
+                    continue  # was on its way when a stop string ended the choice
+                if self._first_s is None:
+                    lease.prefilled()
+                step = self._take(event)
+                if step.finish is not None and event.finish_reason is None:
+                    self.end(event.choice)
+                elif step.finish is not None:
+                    running.discard(event.choice)
+                yield step
+                if not running:
+                    break
+                num_taken += 1
+                if num_taken % TURN == 0:
+                    await asyncio.sleep(0)
+            if running:
+                raise ApiError(GENERATION_FAILED, "the model's worker ended before the answer did")
+            outcome = "finished"
+        except ApiError as error:
+            outcome = error.kind.code
+            raise
+        except RequestError as error:
+            outcome = error.code
+            raise of_request(error) from error
+        finally:
+            await events.aclose()
+            lease.release()
+            self._account(outcome)
+
+    def end(self, choice: int) -> None:
+        """The answer of `choice` is complete, though the worker does not know it."""
+        self._running.discard(choice)
+        if self._running:  # else closing the events ends the request as a whole
+            self._loaded.worker.abort(self._job.submit.request_id, choice)
+
+    def _take(self, event: TokenEvent) -> Step:
+        choice, now_s = self._choices[event.choice], time.monotonic()
+        if self._first_s is None:
+            self._first_s = now_s
+            self.usage.cached_tokens = event.num_cached
+            self._metrics.ttft.observe(now_s - self._arrived_s)
+        elif choice.last_s:
+            self._metrics.itl.observe(now_s - choice.last_s)
+        choice.last_s = now_s
+        match event.finish_reason:
+            case FinishReason.DEADLINE:
+                self._count(choice, event)
+                raise self._too_late()
+            case FinishReason.ABORT:
+                raise ApiError(SHUTTING_DOWN, "the model was unloaded before the answer was complete")
+            case _:
+                pass
+        step = choice.push(event)
+        self.usage.completion_tokens += len(step.token_ids)
+        if step.finish is not None:
+            self._finished.append(step.finish)
+        return step
+
+    def _count(self, choice: _Choice, event: TokenEvent) -> None:
+        choice.push(event)
+        self.usage.completion_tokens += len(event.token_ids)
+
+    async def _until(self, deadline: float, events: AsyncGenerator[TokenEvent, None]) -> AsyncGenerator[TokenEvent, None]:
+        while True:
+            try:
+                async with asyncio.timeout(deadline + DEADLINE_GRACE_S - time.monotonic()):
+                    event = await anext(events)
+            except StopAsyncIteration:
+                return
+            except TimeoutError:
+                raise self._too_late() from None
+            yield event
+
+    def _too_late(self) -> ApiError:
+        message = f"the deadline passed after {self.usage.completion_tokens} tokens"
+        return ApiError(DEADLINE_EXCEEDED, message, usage=self.usage.describe())
+
+    def _account(self, outcome: str) -> None:
+        metrics, labels, submit = self._metrics.metrics, self._metrics.labels, self._job.submit
+        now_s, usage = time.monotonic(), self.usage
+        self._metrics.generated.inc(usage.completion_tokens)
+        metrics.prompt_tokens.labels(*labels).inc(usage.prompt_tokens)
+        metrics.cached_tokens.labels(*labels).inc(usage.cached_tokens)
+        metrics.by_source.labels(*labels, "local_cache_hit").inc(usage.cached_tokens)
+        metrics.by_source.labels(*labels, "local_compute").inc(usage.prompt_tokens - usage.cached_tokens)
+        self._record.count(usage.prompt_tokens, usage.completion_tokens, self._first_s, now_s)
+        if outcome == "cancelled":
+            stage = "prefill" if self._first_s is None else "decode"
+            metrics.cancelled.labels(*labels, stage).inc()
+            metrics.success.labels(*labels, "abort").inc()
+            return
+        if outcome != "finished":
+            metrics.failed.labels(*labels, outcome).inc()
+            metrics.success.labels(*labels, "error").inc()
+            return
+        first_s = self._first_s or now_s
+        longest = max(choice.detokenizer.num_tokens for choice in self._choices)
+        metrics.e2e.labels(*labels).observe(now_s - self._arrived_s)
+        metrics.queue.labels(*labels).observe(self._submitted_s - self._arrived_s)
+        metrics.inference.labels(*labels).observe(now_s - self._submitted_s)
+        metrics.prefill.labels(*labels).observe(first_s - self._submitted_s)
+        metrics.decode.labels(*labels).observe(now_s - first_s)
+        if longest > 1:
+            metrics.tpot.labels(*labels).observe((now_s - first_s) / (longest - 1))
+        metrics.prompt_length.labels(*labels).observe(usage.prompt_tokens)
+        metrics.output_length.labels(*labels).observe(usage.completion_tokens)
+        metrics.max_length.labels(*labels).observe(longest)
+        metrics.param_n.labels(*labels).observe(submit.num_choices)
+        metrics.param_max_tokens.labels(*labels).observe(submit.params.max_tokens)
+        for reason in self._finished:
+            metrics.success.labels(*labels, reason).inc()

@@ -1,0 +1,139 @@
+"""Log-probabilities in the two shapes of the API, and in vLLM's for prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import cast
+
+import msgspec
+
+from server.api.answer.generate import TokenEntry
+from server.api.answer.shapes import ChatLogprobs, ChatToken, CompletionLogprobs, PromptLogprobs, RankedChatToken, RankedToken
+from server.interfaces import Tokenizer
+from server.messages import TokenLogprob
+
+LEAST = -9999.0  # JSON has no minus infinity
+
+
+PIECE = 256  # tokens whose log-probabilities are written in one call
+encode = msgspec.json.encode
+
+
+@dataclass(slots=True)
+class Columns:
+    """The log-probabilities of a completion, written as they come: to write those of a long answer all at once would hold up the streams
+    of others. Each part is some entries of a column."""
+
+    tokens: list[bytes] = field(default_factory=list)
+    token_logprobs: list[bytes] = field(default_factory=list)
+    top_logprobs: list[bytes] = field(default_factory=list)
+    text_offset: list[bytes] = field(default_factory=list)
+
+    def add(self, shape: CompletionLogprobs) -> None:
+        if shape["tokens"]:
+            self.tokens.append(encode(shape["tokens"])[1:-1])
+            self.token_logprobs.append(encode(shape["token_logprobs"])[1:-1])
+            self.top_logprobs.append(encode(shape["top_logprobs"])[1:-1])
+            self.text_offset.append(encode(shape["text_offset"])[1:-1])
+
+    def behind(self, first: Columns) -> Columns:
+        return Columns(
+            first.tokens + self.tokens,
+            first.token_logprobs + self.token_logprobs,
+            first.top_logprobs + self.top_logprobs,
+            first.text_offset + self.text_offset,
+        )
+
+    def whole(self) -> CompletionLogprobs:
+        columns = ("tokens", self.tokens), ("token_logprobs", self.token_logprobs)
+        further = ("top_logprobs", self.top_logprobs), ("text_offset", self.text_offset)
+        written = {name: msgspec.Raw(b"[" + b",".join(parts) + b"]") for name, parts in (*columns, *further)}
+        return cast("CompletionLogprobs", written)
+
+
+class LogprobWriter:
+    def __init__(self, tokenizer: Tokenizer, *, as_ids: bool) -> None:
+        self._tokenizer = tokenizer
+        self._as_ids = as_ids  # "token_id:17" instead of the text, which two tokens may share
+
+    def chat_entries(self, entries: Sequence[TokenEntry]) -> list[bytes]:
+        """Written as they come, like `Columns`."""
+        return [encode(self._chat_entry(entry.logprob)) for entry in entries]
+
+    def chat(self, written: Sequence[bytes]) -> ChatLogprobs:
+        return {"content": cast("Sequence[RankedChatToken]", msgspec.Raw(b"[" + b",".join(written) + b"]")), "refusal": None}
+
+    def completion(self, entries: Sequence[TokenEntry], *, shift: int = 0) -> CompletionLogprobs:
+        """`shift`: where the answer begins in the text that the client gets."""
+        return {
+            "tokens": [self._text(entry.logprob.token_id) for entry in entries],
+            "token_logprobs": [_finite(entry.logprob.logprob) for entry in entries],
+            "top_logprobs": [self._top(entry.logprob) for entry in entries],
+            "text_offset": [shift + entry.start for entry in entries],
+        }
+
+    def echo(self, ids: Sequence[int], starts: Sequence[int], read: Sequence[TokenLogprob | None]) -> Columns:
+        """A prompt in the shape of `completion`; the first token follows nothing, so it has no probability."""
+        columns = Columns()
+        for at in range(0, len(ids), PIECE):
+            part = read[at : at + PIECE]
+            columns.add(
+                {
+                    "tokens": [self._text(token_id) for token_id in ids[at : at + PIECE]],
+                    "token_logprobs": [None if entry is None else _finite(entry.logprob) for entry in part],
+                    "top_logprobs": [None if entry is None else self._top(entry) for entry in part],
+                    "text_offset": list(starts[at : at + PIECE]),
+                }
+            )
+        return columns
+
+    def prompt(self, read: Sequence[TokenLogprob | None]) -> PromptLogprobs:
+        parts = [
+            encode([None if entry is None else self._ranked(entry) for entry in read[at : at + PIECE]])[1:-1]
+            for at in range(0, len(read), PIECE)
+        ]
+        return cast("PromptLogprobs", msgspec.Raw(b"[" + b",".join(parts) + b"]"))
+
+    def _chat_entry(self, entry: TokenLogprob) -> RankedChatToken:
+        top = [self._chat_token(token_id, logprob) for token_id, logprob in entry.top]
+        return {**self._chat_token(entry.token_id, entry.logprob), "top_logprobs": top}
+
+    def _chat_token(self, token_id: int, logprob: float) -> ChatToken:
+        raw = self._bytes(token_id)
+        return {"token": self._text(token_id, raw), "logprob": _finite(logprob), "bytes": list(raw)}
+
+    def _top(self, entry: TokenLogprob) -> dict[str, float]:
+        top = {self._text(token_id): _finite(logprob) for token_id, logprob in entry.top}
+        top.setdefault(self._text(entry.token_id), _finite(entry.logprob))
+        return top
+
+    def _ranked(self, entry: TokenLogprob) -> dict[str, RankedToken]:
+        ranked = {token_id: (logprob, rank) for rank, (token_id, logprob) in enumerate(entry.top, 1)}
+        ranked[entry.token_id] = (entry.logprob, entry.rank)
+        return {
+            str(token_id): {"logprob": _finite(logprob), "rank": rank, "decoded_token": self._text(token_id)}
+            for token_id, (logprob, rank) in ranked.items()
+        }
+
+    def _bytes(self, token_id: int) -> bytes:
+        raw = self._tokenizer.token_bytes(token_id)
+        return raw or self._tokenizer.decode([token_id], skip_special_tokens=False).encode()
+
+    def _text(self, token_id: int, raw: bytes | None = None) -> str:
+        if self._as_ids:
+            return f"token_id:{token_id}"
+        raw = self._bytes(token_id) if raw is None else raw
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:  # part of a character
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+
+
+def count_logprobs(read: Sequence[TokenLogprob | None]) -> int:
+    """The log-probabilities that there are to write, alternatives included."""
+    return sum(1 + len(entry.top) for entry in read if entry is not None)
+
+
+def _finite(logprob: float) -> float:
+    return max(logprob, LEAST)

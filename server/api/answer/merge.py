@@ -1,0 +1,45 @@
+"""The steps of several prompts as one stream."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+
+from server.api.answer.generate import Generation, Step
+
+
+async def merged(generations: Sequence[Generation], per_prompt: int) -> AsyncGenerator[Step, None]:
+    """Choices are numbered through: each prompt has `per_prompt` of them."""
+    if len(generations) == 1:
+        async with aclosing(generations[0].steps()) as steps:
+            async for step in steps:
+                yield step
+        return
+    arrived: asyncio.Queue[Step | BaseException | None] = asyncio.Queue(maxsize=64)
+
+    async def forward(generation: Generation, first_choice: int) -> None:
+        try:
+            async with aclosing(generation.steps()) as steps:
+                async for step in steps:
+                    await arrived.put(replace(step, choice=first_choice + step.choice))
+            await arrived.put(None)
+        except Exception as error:
+            await arrived.put(error)
+
+    tasks = [asyncio.create_task(forward(generation, index * per_prompt)) for index, generation in enumerate(generations)]
+    try:
+        num_open = len(tasks)
+        while num_open:
+            match await arrived.get():
+                case Step() as step:
+                    yield step
+                case None:
+                    num_open -= 1
+                case error:
+                    raise error
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,104 @@
+"""An answer on its way out: as events, or as one JSON text. Either way a client that leaves ends the work."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import zlib
+from collections.abc import AsyncGenerator, Coroutine, Mapping
+from typing import Protocol, TypeVar
+
+import msgspec
+from fastapi import Request, Response
+from starlette.datastructures import Headers
+from starlette.types import Receive, Scope, Send
+
+from server.api.answer.sse import CHUNKS, EventStream, Framing
+from server.api.request.fields import ignored_header
+from server.errors import CLIENT_CLOSED, ApiError
+from server.models.model import Loaded
+from server.settings import ServerSettings
+
+PIECE_BYTES = 256 << 10
+LEAST_PACKED_BYTES = 64 << 10
+LONG_BYTES = 32 << 10  # compressed on a thread, where they take no time from others
+GZIP = re.compile(r"(?:^|,)\s*(?:gzip|\*)\s*(?:$|,|;(?!\s*q=0(?:\.0*)?\s*(?:$|,)))")
+T = TypeVar("T")
+
+
+class Answer(Protocol):
+    async def whole(self) -> list[bytes]: ...
+
+    def chunks(self) -> AsyncGenerator[bytes, None]: ...
+
+
+async def respond(
+    request: Request, answer: Answer, headers: dict[str, str], *, stream: bool, settings: ServerSettings, framing: Framing = CHUNKS
+) -> Response:
+    if stream:
+        return EventStream(answer.chunks(), headers, heartbeat_s=settings.heartbeat_s, framing=framing)
+    return Pieces(await while_connected(request, answer.whole()), headers)
+
+
+class Pieces(Response):
+    """A JSON text in pieces. Others get a turn between them, and a large answer is never copied as a whole. It is compressed where it is
+    large and the client takes that."""
+
+    media_type = "application/json"
+
+    def __init__(self, pieces: list[bytes], headers: Mapping[str, str]) -> None:
+        super().__init__(headers={**headers, "content-length": str(sum(map(len, pieces)))})
+        pieces.reverse()
+        self._pieces = pieces
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        accepted = Headers(scope=scope).get("accept-encoding", "")
+        pack = None
+        if int(self.headers["content-length"]) >= LEAST_PACKED_BYTES and GZIP.search(accepted):
+            pack = zlib.compressobj(level=1, wbits=zlib.MAX_WBITS | 16)  # 16: with the header of gzip
+            del self.headers["content-length"]
+            self.headers["content-encoding"] = "gzip"
+        self.headers["vary"] = "accept-encoding"
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        while self._pieces:
+            piece = self._pieces.pop()  # to free a large answer all at once takes long, too
+            for at in range(0, len(piece), PIECE_BYTES):
+                part = piece[at : at + PIECE_BYTES]
+                if pack is not None:
+                    part = await asyncio.to_thread(pack.compress, part) if len(part) > LONG_BYTES else pack.compress(part)
+                await send({"type": "http.response.body", "body": part, "more_body": True})
+                if len(piece) > PIECE_BYTES:
+                    await asyncio.sleep(0)
+        await send({"type": "http.response.body", "body": b"" if pack is None else pack.flush(), "more_body": False})
+
+
+async def while_connected(request: Request, work: Coroutine[None, None, T]) -> T:
+    """The result of `work`, which is cancelled if the client goes away first."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_gone(request))
+    try:
+        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ApiError(CLIENT_CLOSED, "the client closed the connection")
+        return task.result()
+    finally:
+        task.cancel()
+        gone.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def json_answer(value: object, status: int = 200, *, headers: dict[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(value), status, headers, "application/json")
+
+
+def response_headers(loaded: Loaded, ignored: list[str]) -> dict[str, str]:
+    return {**loaded.admission.headers(), **ignored_header(ignored)}
+
+
+def fingerprint(loaded: Loaded) -> str:
+    return f"fp_{loaded.ready.signature[:16]}"

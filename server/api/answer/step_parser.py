@@ -1,0 +1,30 @@
+"""The steps of a chat answer, parted into thoughts, calls and content. Every chat API writes its answers from this."""
+
+from __future__ import annotations
+
+from server.api.answer.generate import Generation, Step
+from server.text.answer import AnswerParser, AnswerRules
+from server.text.parts import Part
+
+
+class StepParser:
+    def __init__(self, generation: Generation, rules: AnswerRules, num_choices: int = 1) -> None:
+        self._generation = generation
+        self._parsers = [AnswerParser(rules) for _ in range(num_choices)]
+
+    def parse(self, step: Step) -> tuple[list[Part], str | None]:
+        """What the step adds to its choice, and why the choice ends, if it does: `stop`, `length` or `tool_calls`. The worker is told
+        where nothing that follows can matter."""
+        parser, usage = self._parsers[step.choice], self._generation.usage
+        reasons = parser.reasons
+        parts = parser.push(step.text) if step.text else []
+        if reasons or parser.reasons:
+            usage.reasoning_tokens += len(step.token_ids)
+        finish = step.finish
+        if finish is None and parser.done:
+            self._generation.end(step.choice)
+            finish = "stop"
+        if finish is not None:
+            parts += parser.finish()
+            finish = "tool_calls" if parser.num_calls and finish == "stop" else finish
+        return parts, finish

@@ -1,0 +1,247 @@
+"""POST /v1/chat/completions, and its twin that only shows the prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+
+from server.api.answer.shapes import ChatChunk, ChatCompletion, Render
+from server.api.openai.chat_answer import ChatAnswer
+from server.api.context import Caller, Context, caller
+from server.api.request.conversation import for_template
+from server.api.request.fields import check_unknown
+from server.api.answer.generate import Generation, Job
+from server.api.request.limits import check_num_logprobs, check_sizes, num_chars
+from server.api.request.prepare import (
+    ChatPlan,
+    constraint_of,
+    context_of,
+    invalid,
+    job_of,
+    max_tokens_of,
+    off_loop,
+    require_generator,
+    sampling_params,
+    seed_of,
+)
+from server.api.answer.respond import respond, response_headers
+from server.api.routes import gives, new_router
+from server.api.request.schema import ChatBody, Tool
+from server.api.request.texts import check_chars, encode_prompts, kept_of, most_chars
+from server.api.request.tool_choice import ToolUse, demanded_calls, offered_calls, tool_use
+from server.errors import NO_CHAT_TEMPLATE, TEMPLATE_FAILED, UNSUPPORTED_FIELD, ApiError
+from server.messages import Constraint, Thinking
+from server.models.model import Loaded, Model
+from server.settings import ServerSettings
+from server.text.answer import AnswerRules
+from server.text.grammar import behind_thoughts
+from server.text.reasoning import CLOSE, OPEN
+from server.text.templates.template import RESERVED, TemplateError
+
+encode = msgspec.json.encode
+
+
+def router(context: Context) -> APIRouter:
+    routes = new_router("OpenAI")
+
+    @routes.post("/v1/chat/completions", responses=gives(ChatCompletion, event=ChatChunk))
+    async def chat_completions(request: Request, body: ChatBody) -> Response:
+        """Answer a conversation."""
+        ignored = check_unknown(body, strict=context.settings.strict)
+        model, loaded = context.registry.serve(body.model)
+        who = caller(request)
+        plan = await plan_chat(body, model, loaded, who, context.settings)
+        generation = Generation(loaded, plan.job, context.metrics_of(model.spec.name), who)
+        answer = ChatAnswer(body, plan, generation, model, loaded)
+        headers = response_headers(loaded, ignored)
+        return await respond(request, answer, headers, stream=bool(body.stream), settings=context.settings)
+
+    @routes.post("/v1/chat/completions/render", responses=gives(Render))
+    async def render(request: Request, body: ChatBody) -> Response:
+        """Show the prompt and the effective parameters; nothing is generated."""
+        ignored = check_unknown(body, strict=context.settings.strict)
+        model, loaded = context.registry.serve(body.model)
+        who = caller(request)
+        plan = await plan_chat(body, model, loaded, who, context.settings)
+        shown = await off_loop(who.num_body_bytes, lambda: encode(describe_plan(plan.prompt, plan.job, model, loaded)))
+        return Response(shown, headers=response_headers(loaded, ignored), media_type="application/json")
+
+    return routes
+
+
+async def plan_chat(body: ChatBody, model: Model, loaded: Loaded, who: Caller, settings: ServerSettings) -> ChatPlan:
+    require_generator(model, loaded)
+    text = await render_prompt(lambda: _offered(body, loaded, settings), loaded, who)
+    return await off_loop(max(who.num_body_bytes, len(text)), lambda: _planned(text, body, loaded, who, settings))
+
+
+def _offered(body: ChatBody, loaded: Loaded, settings: ServerSettings) -> Conversation:
+    _check_fields(body, settings)
+    check_sizes(body)
+    if body.truncate_prompt_tokens is None:
+        _check_conversation(body, loaded)
+    return conversation_of(body, tool_use(body).tools)
+
+
+def _planned(text: str, body: ChatBody, loaded: Loaded, who: Caller, settings: ServerSettings) -> ChatPlan:
+    use, context = tool_use(body), context_of(loaded)
+    asked, side = body.max_completion_tokens or body.max_tokens, body.truncation_side
+    keep = kept_of(body.truncate_prompt_tokens, context, asked)
+    special = bool(body.add_special_tokens)
+    (ids,) = encode_prompts([text], loaded.tokenizer, "messages", special=special, context=context, keep=keep, side=side)
+    check_num_logprobs(len(ids), body.prompt_logprobs, "prompt_logprobs")
+    max_tokens = max_tokens_of(asked, None, ids, loaded, param="messages")
+    thinking = text.rstrip("\n").endswith(OPEN)
+    constraint = _constraint(body, use, loaded, settings, thinking=thinking)
+    params = sampling_params(
+        body,
+        loaded,
+        max_tokens=max_tokens,
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        prompt_logprobs=body.prompt_logprobs,
+        constraint=constraint,
+        seed=seed_of(body),
+        thinking=_thinking(body.thinking_token_budget, loaded, is_open=thinking),
+    )
+    job = job_of(
+        body,
+        loaded,
+        who,
+        ids,
+        params,
+        settings=settings,
+        num_choices=body.n or 1,
+        shown=loaded.dialect.shown,
+    )
+    rules = AnswerRules(
+        loaded.dialect,
+        thinking=thinking,
+        split_reasoning=body.separate_reasoning is not False,
+        tool_names=frozenset(tool.function.name for tool in use.tools),
+        max_calls=1 if use.single else None,
+    )
+    return ChatPlan(text, job, rules)
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """What a template is given."""
+
+    messages: list[dict[str, object]]
+    tools: list[dict[str, object]] | None
+    adds_prompt: bool
+    continues: bool
+    variables: dict[str, object]
+
+
+def conversation_of(body: ChatBody, tools: Sequence[Tool]) -> Conversation:
+    messages = for_template(body.messages)
+    extra: dict[str, object] = dict(body.chat_template_kwargs or {})
+    if body.reasoning_effort is not None:
+        extra.setdefault("reasoning_effort", body.reasoning_effort)
+        extra.setdefault("enable_thinking", body.reasoning_effort != "none")
+    if body.enable_thinking is not None:
+        extra.setdefault("enable_thinking", body.enable_thinking)
+    if body.documents is not None:
+        extra.setdefault("documents", body.documents)
+    for name in sorted(RESERVED & extra.keys()):
+        message = f"chat_template_kwargs has {name}, a name that chat templates use for something else; choose another"
+        raise invalid(f"chat_template_kwargs.{name}", message)
+    continues = bool(body.continue_final_message)
+    adds_prompt = not continues if body.add_generation_prompt is None else body.add_generation_prompt
+    definitions = [tool.model_dump(exclude_none=True) for tool in tools] or None
+    return Conversation(messages, definitions, adds_prompt, continues, extra)
+
+
+async def render_prompt(make: Callable[[], Conversation], loaded: Loaded, who: Caller) -> str:
+    if loaded.renderer is None:
+        raise ApiError(NO_CHAT_TEMPLATE, "the model has no chat template; use /v1/completions", param="messages")
+    made = await off_loop(who.num_body_bytes, make)
+    try:
+        return await loaded.renderer.render(
+            made.messages,
+            made.tools,
+            add_generation_prompt=made.adds_prompt,
+            continue_final_message=made.continues,
+            variables=made.variables,
+        )
+    except TemplateError as error:
+        raise ApiError(TEMPLATE_FAILED, f"the chat template refused the messages: {error}", param="messages") from error
+
+
+def _check_conversation(body: ChatBody, loaded: Loaded) -> None:
+    """What a template is given, it writes; so more than the context can hold need not be rendered."""
+    context = context_of(loaded)
+    given = [body.messages, body.tools if body.tool_choice != "none" else None]
+    check_chars(num_chars(given, most_chars(loaded.tokenizer, context)), loaded.tokenizer, "messages", context)
+
+
+def describe_plan(prompt: str, job: Job, model: Model, loaded: Loaded) -> Render:
+    """What would be asked of the worker, and what it would cost."""
+    submit, ready = job.submit, loaded.ready
+    longest = len(submit.prompt_ids) + submit.params.max_tokens
+    page_bytes = ready.kv_cache_bytes // max(1, ready.num_pages)
+    shared = len(submit.prompt_ids) // ready.page_size  # full pages of the prompt are held once
+    private = -(-longest // ready.page_size) - shared
+    num_pages = shared + private * submit.num_choices
+    return {
+        "object": "render",
+        "model": model.spec.name,
+        "prompt": prompt,
+        "token_ids": submit.prompt_ids,
+        "num_tokens": len(submit.prompt_ids),
+        "max_model_len": context_of(loaded),
+        "parameters": msgspec.to_builtins(submit.params),
+        "n": submit.num_choices,
+        "stop": job.stops.strings,
+        "kv_cache": {
+            "pages": num_pages,
+            "bytes": num_pages * page_bytes,
+            "fits": num_pages <= ready.num_pages,
+        },
+    }
+
+
+def _check_fields(body: ChatBody, settings: ServerSettings) -> None:
+    if body.stream_options is not None and not body.stream:
+        raise invalid("stream_options", "stream_options is given and stream is not true")
+    if body.top_logprobs is not None and not body.logprobs:
+        raise invalid("top_logprobs", "top_logprobs is given and logprobs is not true")
+    if body.max_tokens == 0:
+        raise invalid("max_tokens", "max_tokens is 0; expected at least 1")
+    if (body.n or 1) > settings.max_choices:
+        raise invalid("n", f"n is {body.n}; expected at most {settings.max_choices}")
+    if body.add_generation_prompt and body.continue_final_message:
+        raise invalid("continue_final_message", "add_generation_prompt and continue_final_message exclude each other")
+    if body.continue_final_message and body.messages[-1].role != "assistant":
+        raise invalid("continue_final_message", "the last message is not the assistant's; there is nothing to continue")
+    if body.echo and body.messages[-1].role != "assistant":
+        raise invalid("echo", "the last message is not the assistant's; there is nothing to echo")
+
+
+def _constraint(body: ChatBody, use: ToolUse, loaded: Loaded, settings: ServerSettings, *, thinking: bool) -> Constraint | None:
+    dialect = loaded.dialect
+    constraint = constraint_of(body, settings)
+    if use.demanded:
+        if constraint is not None:
+            raise invalid("tool_choice", "tool_choice demands a call and the answer is to match a format; choose one")
+        constraint = demanded_calls(use, dialect, settings.max_schema_bytes)
+    elif constraint is None:
+        splits = body.separate_reasoning is not False and (thinking or dialect.thinks)
+        return offered_calls(use, loaded, settings.max_schema_bytes, splits=splits, thinking=thinking)
+    if thinking or dialect.thinks:
+        return behind_thoughts(constraint, dialect.specials, open_already=thinking)
+    return constraint
+
+
+def _thinking(budget: int | None, loaded: Loaded, *, is_open: bool) -> Thinking | None:
+    if budget is None or budget < 0:  # -1 is no limit
+        return None
+    specials = loaded.dialect.specials
+    if OPEN not in specials or CLOSE not in specials:
+        message = "thinking_token_budget is not supported: this model has no tokens that open and close its thoughts"
+        raise ApiError(UNSUPPORTED_FIELD, message, param="thinking_token_budget")
+    return Thinking(budget, specials[OPEN], specials[CLOSE], is_open)

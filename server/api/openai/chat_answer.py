@@ -1,0 +1,236 @@
+"""The answer to a conversation, in the shapes of the API: chunks as it comes, or all at once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+
+import msgspec
+
+from server.api.answer.generate import Generation, Step, Usage
+from server.api.answer.logprobs import LogprobWriter, count_logprobs
+from server.api.answer.respond import fingerprint
+from server.api.answer.shapes import (
+    ChatChoice,
+    ChatChunkChoice,
+    ChatDelta,
+    ChatMessage,
+    Envelope,
+    ToolCall,
+    ToolCallDelta,
+)
+from server.api.answer.step_parser import StepParser
+from server.api.context import answer_id
+from server.api.request.conversation import text_of
+from server.api.request.prepare import ChatPlan, off_loop
+from server.api.request.schema import ChatBody
+from server.messages import TokenLogprob
+from server.models.model import Loaded, Model
+from server.text.parts import CallArguments, CallStart, Content, Part, Reasoning
+
+encode = msgspec.json.encode
+
+
+class _ChatChoice:
+    """The answer of one choice as it grows."""
+
+    __slots__ = ("arguments", "content", "entries", "finish", "reasoning", "stop_reason", "token_ids", "tool_calls")
+
+    def __init__(self) -> None:
+        self.content: list[str] = []
+        self.reasoning: list[str] = []
+        self.tool_calls: list[CallStart] = []
+        self.arguments: list[list[str]] = []
+        self.entries: list[bytes] = []  # as JSON
+        self.token_ids: list[int] = []
+        self.finish: str | None = None
+        self.stop_reason: str | int | None = None
+
+    def add(self, parts: Sequence[Part]) -> None:
+        for part in parts:
+            match part:
+                case Content(text):
+                    self.content.append(text)
+                case Reasoning(text):
+                    self.reasoning.append(text)
+                case CallStart():
+                    self.tool_calls.append(part)
+                    self.arguments.append([])
+                case CallArguments(index, text):
+                    self.arguments[index].append(text)
+
+
+class ChatAnswer:
+    """One answer, as chunks or as a whole; both are made of the same parts."""
+
+    def __init__(self, body: ChatBody, plan: ChatPlan, generation: Generation, model: Model, loaded: Loaded) -> None:
+        self._body = body
+        self._generation = generation
+        self._writer = LogprobWriter(loaded.tokenizer, as_ids=bool(body.return_tokens_as_token_ids))
+        self._choices = [_ChatChoice() for _ in range(plan.job.submit.num_choices)]
+        self._parser = StepParser(generation, plan.rules, plan.job.submit.num_choices)
+        self._prompt_ids = plan.job.submit.prompt_ids
+        self._prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
+        self._echoed = text_of(body.messages[-1].content) if body.echo else ""
+        self._shows_reasoning = body.include_reasoning is not False
+        self._envelope: Envelope = {
+            "id": answer_id("chatcmpl", body.request_id),
+            "object": "chat.completion",
+            "created": int(time.time()),
+            "model": body.model or model.spec.name,
+            "system_fingerprint": fingerprint(loaded),
+        }
+        options = body.stream_options
+        self._usage_at_end = options is not None and options.include_usage
+        self._usage_always = options is not None and options.continuous_usage_stats
+
+    @property
+    def usage(self) -> Usage:
+        return self._generation.usage
+
+    async def whole(self) -> list[bytes]:
+        size = len(self._prompt_ids)
+        async with aclosing(self._generation.steps()) as steps:
+            async for step in steps:
+                choice = self._choices[step.choice]
+                choice.add(self._take(choice, step))
+                choice.entries += self._writer.chat_entries(step.entries)
+                choice.token_ids += step.token_ids
+                size += len(step.token_ids) + count_logprobs(step.prompt_logprobs)
+        return await off_loop(size, self._pieces)
+
+    def _pieces(self) -> list[bytes]:
+        """The answer, choice by choice."""
+        pieces = [encode(self._envelope)[:-1] + b',"choices":[']
+        for index, choice in enumerate(self._choices):
+            pieces.append((b"," if index else b"") + encode(self._describe(index, choice)))
+        pieces.append(b'],"usage":' + encode(self.usage.describe()))
+        if self._prompt_logprobs:
+            pieces.append(b',"prompt_logprobs":' + encode(self._writer.prompt(self._prompt_logprobs)))
+        if self._body.return_token_ids:
+            pieces.append(b',"prompt_token_ids":' + encode(self._prompt_ids))
+        return [*pieces, b"}"]
+
+    async def chunks(self) -> AsyncGenerator[bytes, None]:
+        head = encode({**self._envelope, "object": "chat.completion.chunk"})[:-1] + b',"choices":['
+        tail = b'],"usage":null}' if self._usage_at_end and not self._usage_always else b"]}"
+        opened: set[int] = set()
+        async with aclosing(self._generation.steps()) as steps:
+            async for step in steps:
+                choice = self._choices[step.choice]
+                parts = self._take(choice, step)
+                if self._usage_always:
+                    tail = b'],"usage":' + encode(self.usage.describe()) + b"}"
+                if step.choice not in opened:
+                    opened.add(step.choice)
+                    yield head + await off_loop(count_logprobs(step.prompt_logprobs), lambda step=step: self._opening(step)) + tail
+                if self._is_plain(choice, step, parts):
+                    for part in parts:  # at most one; the path of nearly every token
+                        text = encode(part.text) if isinstance(part, Content) else b'""'
+                        yield b'%b{"index":%d,"delta":{"content":%b},"logprobs":null,"finish_reason":null}%b' % (
+                            head,
+                            step.choice,
+                            text,
+                            tail,
+                        )
+                elif (chunk := self._chunk(choice, step, parts)) is not None:
+                    yield head + chunk + tail
+        if self._usage_at_end or self._usage_always:
+            yield head + b'],"usage":' + encode(self.usage.describe()) + b"}"
+
+    def _take(self, choice: _ChatChoice, step: Step) -> list[Part]:
+        """The parts that a step brings."""
+        parts, finish = self._parser.parse(step)
+        if finish is not None:
+            choice.finish, choice.stop_reason = finish, step.stop_reason
+        if step.prompt_logprobs:
+            self._prompt_logprobs = step.prompt_logprobs
+        return parts
+
+    def _is_plain(self, choice: _ChatChoice, step: Step, parts: Sequence[Part]) -> bool:
+        return (
+            choice.finish is None
+            and not step.entries
+            and not self._body.return_token_ids
+            and (not parts or (len(parts) == 1 and isinstance(parts[0], Content)))
+        )
+
+    def _opening(self, step: Step) -> bytes:
+        opening: ChatChunkChoice = {
+            "index": step.choice,
+            "delta": {"role": "assistant", "content": self._echoed},
+            "logprobs": None,
+            "finish_reason": None,
+        }
+        if step.prompt_logprobs:
+            opening["prompt_logprobs"] = self._writer.prompt(step.prompt_logprobs)
+        if self._body.return_token_ids:
+            opening["prompt_token_ids"] = self._prompt_ids
+        return encode(opening)
+
+    def _chunk(self, choice: _ChatChoice, step: Step, parts: Sequence[Part]) -> bytes | None:
+        choice.entries += self._writer.chat_entries(step.entries)
+        choice.token_ids += step.token_ids
+        delta = self._delta(parts)
+        if not delta and choice.finish is None:
+            return None  # its log-probabilities go with the next text
+        chunk: ChatChunkChoice = {
+            "index": step.choice,
+            "delta": delta,
+            "logprobs": self._writer.chat(choice.entries) if choice.entries else None,
+            "finish_reason": choice.finish,
+        }
+        if choice.finish is not None:
+            chunk["stop_reason"] = choice.stop_reason
+        if self._body.return_token_ids:
+            chunk["token_ids"] = choice.token_ids
+        choice.entries, choice.token_ids = [], []
+        return encode(chunk)
+
+    def _delta(self, parts: Sequence[Part]) -> ChatDelta:
+        delta: ChatDelta = {}
+        if content := "".join(part.text for part in parts if isinstance(part, Content)):
+            delta["content"] = content
+        reasoning = "".join(part.text for part in parts if isinstance(part, Reasoning))
+        if reasoning and self._shows_reasoning:
+            delta["reasoning_content"] = delta["reasoning"] = reasoning
+        calls: dict[int, ToolCallDelta] = {}
+        for part in parts:
+            match part:
+                case CallStart(index, call_id, name):
+                    calls[index] = {"index": index, "id": call_id, "type": "function", "function": {"name": name, "arguments": ""}}
+                case CallArguments(index, text):
+                    call = calls.setdefault(index, {"index": index, "function": {"arguments": ""}})
+                    call["function"]["arguments"] += text
+                case _:
+                    pass
+        if calls:
+            delta["tool_calls"] = list(calls.values())
+        return delta
+
+    def _describe(self, index: int, choice: _ChatChoice) -> ChatChoice:
+        calls: list[ToolCall] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": "".join(arguments)}}
+            for call, arguments in zip(choice.tool_calls, choice.arguments, strict=True)
+        ]
+        content = self._echoed + "".join(choice.content)
+        message: ChatMessage = {
+            "role": "assistant",
+            "content": content if content or not calls else None,
+            "refusal": None,
+        }
+        if calls:
+            message["tool_calls"] = calls
+        if choice.reasoning and self._shows_reasoning:
+            message["reasoning_content"] = message["reasoning"] = "".join(choice.reasoning)
+        described: ChatChoice = {
+            "index": index,
+            "message": message,
+            "logprobs": self._writer.chat(choice.entries) if self._body.logprobs else None,
+            "finish_reason": choice.finish,
+            "stop_reason": choice.stop_reason,
+        }
+        if self._body.return_token_ids:
+            described["token_ids"] = choice.token_ids
+        return described

@@ -1,0 +1,237 @@
+"""The answer to one or more prompts, in the shapes of the API: chunks as it comes, or all at once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+import msgspec
+
+from server.api.answer.generate import Generation, Job, Step, TokenEntry, Usage
+from server.api.answer.logprobs import Columns, LogprobWriter, count_logprobs
+from server.api.answer.merge import merged
+from server.api.answer.respond import fingerprint
+from server.api.answer.shapes import CompletionChoice, CompletionLogprobs, Envelope
+from server.api.context import answer_id
+from server.api.request.prepare import off_loop
+from server.api.request.schema import CompletionBody
+from server.interfaces import Tokenizer
+from server.messages import TokenLogprob
+from server.models.model import Loaded, Model
+from server.text.detokenize import Detokenizer, StopRules
+
+encode = msgspec.json.encode
+
+
+@dataclass(slots=True)
+class _Choice:
+    index: int
+    text: list[str] = field(default_factory=list)
+    logprobs: Columns = field(default_factory=Columns)
+    sum_logprobs: float = 0.0
+    num_logprobs: int = 0
+    token_ids: list[int] = field(default_factory=list)
+    finish: str | None = None
+    stop_reason: str | int | None = None
+
+    @property
+    def mean_logprob(self) -> float:
+        return self.sum_logprobs / max(1, self.num_logprobs)
+
+
+@dataclass(slots=True)
+class _Prompt:
+    """A prompt that is echoed: its text, and what it is made of."""
+
+    ids: Sequence[int]
+    text: str
+    starts: Sequence[int]
+    logprobs: tuple[TokenLogprob | None, ...] = ()
+
+    @classmethod
+    def of(cls, ids: Sequence[int], tokenizer: Tokenizer) -> _Prompt:
+        detokenizer = Detokenizer(tokenizer, StopRules())
+        text = detokenizer.push(ids)
+        return cls(ids, text, detokenizer.token_starts)
+
+
+class CompletionAnswer:
+    """One answer, as chunks or as a whole."""
+
+    def __init__(self, body: CompletionBody, jobs: Sequence[Job], generations: Sequence[Generation], model: Model, loaded: Loaded) -> None:
+        self._body = body
+        self._generations = generations
+        self._per_prompt = jobs[0].submit.num_choices
+        self._prompts = [_Prompt.of(job.submit.prompt_ids, loaded.tokenizer) for job in jobs] if body.echo else []
+        self._prompt_ids = [job.submit.prompt_ids for job in jobs]
+        self._prompt_logprobs: dict[int, tuple[TokenLogprob | None, ...]] = {}
+        self._echoes: dict[int, Columns] = {}  # of each prompt, written once for all its choices
+        self._choices = [_Choice(index) for index in range(len(jobs) * self._per_prompt)]
+        self._writer = LogprobWriter(loaded.tokenizer, as_ids=bool(body.return_tokens_as_token_ids))
+        self._envelope: Envelope = {
+            "id": answer_id("cmpl", body.request_id),
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": body.model or model.spec.name,
+            "system_fingerprint": fingerprint(loaded),
+        }
+        options = body.stream_options
+        self._usage_at_end = options is not None and options.include_usage
+        self._usage_always = options is not None and options.continuous_usage_stats
+
+    @property
+    def usage(self) -> Usage:
+        parts = [generation.usage for generation in self._generations]
+        return Usage(
+            sum(usage.prompt_tokens for usage in parts),
+            sum(usage.completion_tokens for usage in parts) if self._body.max_tokens != 0 else 0,
+            sum(usage.cached_tokens for usage in parts),
+        )
+
+    async def whole(self) -> list[bytes]:
+        size = sum(map(len, self._prompt_ids)) * (self._per_prompt if self._body.echo else 1)
+        async with aclosing(merged(self._generations, self._per_prompt)) as steps:
+            async for step in steps:
+                choice = self._choices[step.choice]
+                self._take(choice, step)
+                choice.text.append(step.text)
+                choice.token_ids += step.token_ids
+                choice.sum_logprobs += sum(entry.logprob.logprob for entry in step.entries)
+                choice.num_logprobs += len(step.entries)
+                if (logprobs := self._logprobs(step.choice, step.entries)) is not None:
+                    choice.logprobs.add(logprobs)
+                size += len(step.token_ids) + count_logprobs(step.prompt_logprobs)
+        return await off_loop(size, self._pieces)
+
+    def _pieces(self) -> list[bytes]:
+        """The answer, choice by choice."""
+        pieces = [encode(self._envelope)[:-1] + b',"choices":[']
+        for index, choice in enumerate(self._best()):
+            pieces.append((b"," if index else b"") + encode(self._describe(index, choice)))
+        return [*pieces, b'],"usage":' + encode(self.usage.describe()) + b"}"]
+
+    async def chunks(self) -> AsyncGenerator[bytes, None]:
+        head = encode(self._envelope)[:-1] + b',"choices":['
+        tail = b'],"usage":null}' if self._usage_at_end and not self._usage_always else b"]}"
+        opened: set[int] = set()
+        async with aclosing(self._steps_behind_prompts()) as steps:
+            async for step in steps:
+                choice = self._choices[step.choice]
+                self._take(choice, step)
+                if self._usage_always:
+                    tail = b'],"usage":' + encode(self.usage.describe()) + b"}"
+                if step.choice not in opened:
+                    opened.add(step.choice)
+                    if self._prompts or step.prompt_logprobs or self._body.return_token_ids:
+                        yield head + await off_loop(count_logprobs(step.prompt_logprobs), lambda step=step: self._opening(step)) + tail
+                if step.text and choice.finish is None and not step.entries and not self._body.return_token_ids:
+                    yield b'%b{"index":%d,"text":%b,"logprobs":null,"finish_reason":null}%b' % (
+                        head,
+                        step.choice,
+                        encode(step.text),
+                        tail,
+                    )
+                elif step.text or step.entries or choice.finish is not None or self._body.return_token_ids:
+                    yield head + self._chunk(choice, step) + tail
+        if self._usage_at_end or self._usage_always:
+            yield head + b'],"usage":' + encode(self.usage.describe()) + b"}"
+
+    async def _steps_behind_prompts(self) -> AsyncGenerator[Step, None]:
+        """The same, but none of a prompt's before the step that brings what an echo needs to know about it."""
+        held: dict[int, list[Step]] = {}
+        if self._prompts and self._body.logprobs is not None:
+            held = {index: [] for index in range(len(self._prompts))}
+        async with aclosing(merged(self._generations, self._per_prompt)) as steps:
+            async for step in steps:
+                prompt_index = step.choice // self._per_prompt
+                if step.prompt_logprobs:
+                    yield step
+                    for waiting in held.pop(prompt_index, ()):
+                        yield waiting
+                elif prompt_index in held:
+                    held[prompt_index].append(step)
+                else:
+                    yield step
+
+    def _take(self, choice: _Choice, step: Step) -> None:
+        if step.prompt_logprobs:
+            self._prompt_logprobs[step.choice // self._per_prompt] = step.prompt_logprobs
+        if step.finish is not None:
+            choice.finish = step.finish
+            choice.stop_reason = step.stop_reason
+
+    def _best(self) -> list[_Choice]:
+        """`n` of each prompt's choices: all, or those whose tokens were most probable."""
+        wanted, best = self._body.n or 1, list[_Choice]()
+        for first in range(0, len(self._choices), self._per_prompt):
+            group = self._choices[first : first + self._per_prompt]
+            best += sorted(group, key=lambda choice: -choice.mean_logprob)[:wanted] if wanted < len(group) else group
+        return best
+
+    def _opening(self, step: Step) -> bytes:
+        prompt_index = step.choice // self._per_prompt
+        opening: CompletionChoice = {
+            "index": step.choice,
+            "text": self._prompts[prompt_index].text if self._prompts else "",
+            "logprobs": None if (echo := self._echo(prompt_index)) is None else echo.whole(),
+            "finish_reason": None,
+        }
+        if self._body.prompt_logprobs is not None:
+            opening["prompt_logprobs"] = self._writer.prompt(self._prompt_logprobs.get(prompt_index, ()))
+        if self._body.return_token_ids:
+            opening["prompt_token_ids"] = self._prompt_ids[prompt_index]
+        return encode(opening)
+
+    def _chunk(self, choice: _Choice, step: Step) -> bytes:
+        silent = self._body.max_tokens == 0
+        chunk: CompletionChoice = {
+            "index": step.choice,
+            "text": "" if silent else step.text,
+            "logprobs": self._logprobs(step.choice, step.entries) if step.entries else None,
+            "finish_reason": choice.finish,
+        }
+        if choice.finish is not None:
+            chunk["stop_reason"] = choice.stop_reason
+        if self._body.return_token_ids:
+            chunk["token_ids"] = () if silent else step.token_ids
+        return encode(chunk)
+
+    def _describe(self, index: int, choice: _Choice) -> CompletionChoice:
+        prompt_index = choice.index // self._per_prompt
+        silent = self._body.max_tokens == 0
+        text = "" if silent else "".join(choice.text)
+        logprobs = choice.logprobs
+        if self._prompts:
+            text = self._prompts[prompt_index].text + text
+            if (echo := self._echo(prompt_index)) is not None:
+                logprobs = logprobs.behind(echo)
+        described: CompletionChoice = {
+            "index": index,
+            "text": text,
+            "logprobs": None if self._body.logprobs is None else logprobs.whole(),
+            "finish_reason": choice.finish,
+            "stop_reason": choice.stop_reason,
+        }
+        if self._body.prompt_logprobs is not None:
+            described["prompt_logprobs"] = self._writer.prompt(self._prompt_logprobs.get(prompt_index, ()))
+        if self._body.return_token_ids:
+            described["prompt_token_ids"] = self._prompt_ids[prompt_index]
+            described["token_ids"] = [] if silent else choice.token_ids
+        return described
+
+    def _logprobs(self, choice: int, entries: Sequence[TokenEntry]) -> CompletionLogprobs | None:
+        if self._body.logprobs is None:
+            return None
+        shift = len(self._prompts[choice // self._per_prompt].text) if self._prompts else 0
+        return self._writer.completion(() if self._body.max_tokens == 0 else entries, shift=shift)
+
+    def _echo(self, prompt_index: int) -> Columns | None:
+        read = self._prompt_logprobs.get(prompt_index)
+        if self._body.logprobs is None or read is None or not self._prompts:
+            return None
+        if prompt_index not in self._echoes:
+            prompt = self._prompts[prompt_index]
+            self._echoes[prompt_index] = self._writer.echo(prompt.ids, prompt.starts, read)
+        return self._echoes[prompt_index]

@@ -1,0 +1,147 @@
+"""POST /v1/completions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+from fastapi import APIRouter, Request, Response
+
+from server.api.answer.generate import Generation, Job
+from server.api.answer.respond import respond, response_headers
+from server.api.answer.shapes import Completion, CompletionChunk
+from server.api.context import Caller, Context, caller
+from server.api.openai.completion_answer import CompletionAnswer
+from server.api.request.fields import check_unknown
+from server.api.request.limits import check_num_logprobs, check_sizes
+from server.api.request.prepare import (
+    check_ids,
+    constraint_of,
+    context_of,
+    invalid,
+    job_like,
+    job_of,
+    max_tokens_of,
+    off_loop,
+    require_generator,
+    sampling_params,
+    seed_of,
+)
+from server.api.request.schema import CompletionBody, Prompts
+from server.api.request.texts import encode_prompts, kept_of, truncate
+from server.api.routes import gives, new_router
+from server.errors import UNSUPPORTED_FIELD, ApiError
+from server.interfaces import Tokenizer
+from server.models.model import Loaded, Model
+from server.settings import ServerSettings
+
+DEFAULT_MAX_TOKENS = 16  # of the API
+
+
+def router(context: Context) -> APIRouter:
+    routes = new_router("OpenAI")
+
+    @routes.post("/v1/completions", responses=gives(Completion, event=CompletionChunk))
+    async def completions(request: Request, body: CompletionBody) -> Response:
+        """Continue one or more prompts."""
+        ignored = check_unknown(body, strict=context.settings.strict)
+        model, loaded = context.registry.serve(body.model)
+        who, series = caller(request), context.metrics_of(model.spec.name)
+
+        def prepare() -> CompletionAnswer:
+            jobs = plan_completion(body, model, loaded, who, context.settings)
+            generations = [Generation(loaded, job, series, who) for job in jobs]
+            return CompletionAnswer(body, jobs, generations, model, loaded)
+
+        answer = await off_loop(who.num_body_bytes, prepare)
+        headers = response_headers(loaded, ignored)
+        return await respond(request, answer, headers, stream=bool(body.stream), settings=context.settings)
+
+    return routes
+
+
+def plan_completion(body: CompletionBody, model: Model, loaded: Loaded, who: Caller, settings: ServerSettings) -> list[Job]:
+    """One job per prompt."""
+    require_generator(model, loaded)
+    check_sizes(body)
+    num_choices = max(body.n or 1, body.best_of or 1)
+    _check_fields(body, len(_one_by_one(body.prompt)) * num_choices, settings)
+    keep = kept_of(body.truncate_prompt_tokens, context_of(loaded), body.max_tokens)
+    prompts = _prompts(body, loaded, keep)
+    ranked = num_choices > (body.n or 1)
+    prompt_logprobs = body.logprobs if body.echo and body.logprobs is not None else body.prompt_logprobs
+    check_num_logprobs(sum(map(len, prompts)), prompt_logprobs, "logprobs" if body.prompt_logprobs is None else "prompt_logprobs")
+    # A prompt that is only to be scored still takes one step; its token is not shown.
+    asked = 1 if body.max_tokens == 0 else body.max_tokens
+    lengths = [max_tokens_of(asked, DEFAULT_MAX_TOKENS, ids, loaded, param="prompt") for ids in prompts]
+    params = sampling_params(
+        body,
+        loaded,
+        max_tokens=min(lengths),
+        logprobs=0 if ranked and body.logprobs is None else body.logprobs,
+        prompt_logprobs=prompt_logprobs,
+        constraint=constraint_of(body, settings),
+        seed=seed_of(body),
+    )
+    job = job_of(body, loaded, who, prompts[0], params, settings=settings, num_choices=num_choices, shown={})
+    return [job_like(job, ids, max_tokens) for ids, max_tokens in zip(prompts, lengths, strict=True)]
+
+
+def _prompts(body: CompletionBody, loaded: Loaded, keep: int | None) -> list[list[int]]:
+    special, tokenizer, infill = body.add_special_tokens is not False, loaded.tokenizer, loaded.dialect.infill
+    context, side = context_of(loaded), body.truncation_side
+    if not body.suffix:
+        return token_ids(body.prompt, tokenizer, "prompt", special=special, context=context, keep=keep, side=side)
+    if infill is None:
+        message = "suffix is not supported: this model has no tokens for filling in the middle"
+        raise ApiError(UNSUPPORTED_FIELD, message, param="suffix")
+    begin = tokenizer.encode("", special)
+    (suffix,) = encode_prompts([body.suffix], tokenizer, "suffix", special=False, context=context)
+    parts = token_ids(body.prompt, tokenizer, "prompt", special=False, context=context, keep=keep, side=side, may_be_empty=True)
+    return [truncate(begin + infill.prompt(ids, suffix), keep, side) for ids in parts]
+
+
+def token_ids(
+    prompt: Prompts,
+    tokenizer: Tokenizer,
+    param: str,
+    *,
+    special: bool,
+    context: int,
+    keep: int | None,
+    side: str | None,
+    may_be_empty: bool = False,
+) -> list[list[int]]:
+    """The prompts of a request, in any of the four forms the API knows, cut to what is kept of them."""
+    parts = _one_by_one(prompt)
+    texts = [part for part in parts if isinstance(part, str)]
+    encoded = iter(encode_prompts(texts, tokenizer, param, special=special, context=context, keep=keep, side=side))
+    found = [next(encoded) if isinstance(part, str) else truncate(part, keep, side) for part in parts]
+    for ids in found:
+        if ids or not may_be_empty:
+            check_ids(ids, tokenizer, param)
+    if not found:
+        raise invalid(param, f"{param} is empty; expected at least one token")
+    return found
+
+
+def _one_by_one(prompt: Prompts) -> Sequence[str | list[int]]:
+    if isinstance(prompt, str):
+        return [prompt]
+    is_one = bool(prompt) and isinstance(prompt[0], int)
+    return cast("Sequence[str | list[int]]", [prompt] if is_one else prompt)
+
+
+def _check_fields(body: CompletionBody, num_choices: int, settings: ServerSettings) -> None:
+    if body.stream_options is not None and not body.stream:
+        raise invalid("stream_options", "stream_options is given and stream is not true")
+    if num_choices > settings.max_choices:
+        raise invalid("n", f"prompts times n is {num_choices}; expected at most {settings.max_choices}")
+    if body.best_of is not None and body.best_of < (body.n or 1):
+        raise invalid("best_of", f"best_of is {body.best_of}; expected at least n, {body.n}")
+    if body.best_of is not None and body.best_of > (body.n or 1) and body.stream:
+        raise invalid("best_of", "best_of is greater than n and stream is true; the best is known only at the end")
+    if body.suffix and body.echo:
+        raise invalid("echo", "echo and suffix are given; the answer stands between two texts, so there is no one place for it")
+    if body.max_tokens == 0 and not body.echo:
+        raise invalid("max_tokens", "max_tokens is 0 and echo is not true; nothing would be answered")

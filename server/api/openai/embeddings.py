@@ -1,0 +1,89 @@
+"""POST /v1/embeddings."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+
+from server.api.answer.respond import Pieces, response_headers
+from server.api.answer.shapes import Embedding as EmbeddingEntry
+from server.api.answer.shapes import Embeddings
+from server.api.context import Caller, Context, caller
+from server.api.openai.chat import Conversation, conversation_of, render_prompt
+from server.api.request.fields import check_unknown
+from server.api.request.limits import check_sizes
+from server.api.request.prepare import invalid, off_loop
+from server.api.request.schema import ChatBody, EmbeddingBody
+from server.api.routes import gives, new_router
+from server.api.vectors import Vector, embed_all, plan_embedding
+from server.errors import (
+    MISSING_FIELD,
+    ApiError,
+)
+from server.models.model import Loaded
+
+
+def router(context: Context) -> APIRouter:
+    routes = new_router("OpenAI")
+
+    @routes.post("/v1/embeddings", responses=gives(Embeddings))
+    async def embeddings(request: Request, body: EmbeddingBody) -> Response:
+        """Turn one or more texts into vectors."""
+        ignored = check_unknown(body, strict=context.settings.strict)
+        model, loaded = context.registry.serve(body.model)
+        who = caller(request)
+        text = await conversation_text(body, loaded, who)
+        size = max(who.num_body_bytes, len(text or ""))
+        prompts = await off_loop(size, lambda: plan_embedding(body, text, model, loaded, context.settings))
+        num_tokens = sum(map(len, prompts))
+        vectors = await embed_all(request, prompts, body, model, loaded, context)
+        answer: Embeddings = {
+            "object": "list",
+            "data": [],
+            "model": body.model or model.spec.name,
+            "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
+        }
+        pieces = await off_loop(sum(vector.nbytes for vector in vectors), lambda: _pieces(answer, vectors, body))
+        return Pieces(pieces, response_headers(loaded, ignored))
+
+    return routes
+
+
+async def conversation_text(body: EmbeddingBody, loaded: Loaded, who: Caller) -> str | None:
+    """The text of a conversation, if one is to be embedded."""
+    if body.input is None and body.messages is None:
+        raise ApiError(MISSING_FIELD, "input is absent and required; or send messages", param="input")
+    if body.input is not None and body.messages is not None:
+        raise invalid("messages", "input and messages are given; expected one of them")
+    if body.messages is None:
+        return None
+    chat = ChatBody(
+        messages=body.messages,
+        chat_template_kwargs=body.chat_template_kwargs,
+        add_generation_prompt=bool(body.add_generation_prompt),
+    )
+
+    def make() -> Conversation:
+        check_sizes(chat)
+        return conversation_of(chat, [])
+
+    return await render_prompt(make, loaded, who)
+
+
+def _pieces(answer: Embeddings, vectors: Sequence[Vector], body: EmbeddingBody) -> list[bytes]:
+    """The answer as a text in parts, each of which is written quickly: all at once, a thousand vectors take a second."""
+    head, _, tail = msgspec.json.encode(answer).partition(b'"data":[')
+    pieces = [head + b'"data":[']
+    for index, vector in enumerate(vectors):
+        entry: EmbeddingEntry = {"object": "embedding", "index": index, "embedding": _written(vector, body.encoding_format)}
+        pieces.append((b"," if index else b"") + msgspec.json.encode(entry))
+    return [*pieces, tail]
+
+
+def _written(vector: Vector, encoding: str | None) -> str | list[float]:
+    if encoding == "base64":
+        return base64.b64encode(vector.astype("<f4").tobytes()).decode()
+    return vector.tolist()

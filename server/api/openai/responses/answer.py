@@ -1,0 +1,246 @@
+"""A response as it grows: its events in OpenAI's order, or the whole object."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import cast
+
+import msgspec
+
+from server.api.answer.blocks import Block, BlockAnswer, Kind
+from server.api.answer.generate import Generation, Step
+from server.api.answer.logprobs import LogprobWriter
+from server.api.openai.responses.body import ResponseBody
+from server.api.openai.responses.input import LOGPROBS, new_id
+from server.api.openai.responses.shapes import (
+    FunctionCallItem,
+    MessageItem,
+    OutputItem,
+    OutputText,
+    ReasoningItem,
+    ReasoningText,
+    ResponseFault,
+    ResponseObject,
+    ResponseUsage,
+)
+from server.api.request.prepare import ChatPlan
+from server.errors import QUEUE_FULL, ApiError
+from server.models.model import Loaded, Model
+
+PREFIXES = {Kind.THOUGHT: "rs", Kind.TEXT: "msg", Kind.CALL: "fc"}
+DELTAS = {
+    Kind.THOUGHT: "response.reasoning_text.delta",
+    Kind.TEXT: "response.output_text.delta",
+    Kind.CALL: "response.function_call_arguments.delta",
+}
+encode = msgspec.json.encode
+Keep = Callable[["ResponseAnswer", bytes], None]
+
+
+class ResponseAnswer(BlockAnswer):
+    """`keep` is called with the answer and its JSON when it has ended, however it did."""
+
+    def __init__(self, body: ResponseBody, plan: ChatPlan, generation: Generation, model: Model, loaded: Loaded, *, keep: Keep) -> None:
+        super().__init__(plan, generation)
+        self.id = new_id("resp")
+        self._body = body
+        self._params = plan.job.submit.params
+        self._model = body.model or model.spec.name
+        self._created_at = int(time.time())
+        self._completed_at: int | None = None
+        self._status = "queued" if body.background else "in_progress"
+        self._fault: ResponseFault | None = None
+        self._keep = keep
+        self._num_events = 0
+        self._head = b""  # of a delta of the open block, up to its number
+        self._tells_logprobs = LOGPROBS in (body.include or ()) or bool(body.top_logprobs)
+        self._writer = LogprobWriter(loaded.tokenizer, as_ids=False)
+        self._logprobs: list[bytes] = []  # of tokens whose text is not out yet
+
+    # --- as it grows --------------------------------------------------------------------------------------------------
+
+    async def whole(self) -> list[bytes]:
+        pieces = await super().whole()
+        self._keep(self, b"".join(pieces))
+        return pieces
+
+    def failed(self, error: ApiError) -> Sequence[bytes]:
+        self.fail(error)
+        return (self._lifecycle("response.failed"),)
+
+    def begin(self) -> Sequence[bytes]:
+        self._status = "in_progress"
+        return self._lifecycle("response.created"), self._lifecycle("response.in_progress")
+
+    def note_logprobs(self, step: Step) -> None:
+        if self._tells_logprobs:
+            self._logprobs += self._writer.chat_entries(step.entries)
+
+    def new_id(self, kind: Kind) -> str:
+        return new_id(PREFIXES[kind])
+
+    def opened(self, block: Block) -> Sequence[bytes]:
+        logprobs = ',"logprobs":[]' if block.kind is Kind.TEXT else ""
+        content = "" if block.kind is Kind.CALL else f',"content_index":0{logprobs}'
+        head = f'{{"type":"{DELTAS[block.kind]}","item_id":"{block.id}","output_index":{block.index}{content},"sequence_number":'
+        self._head = head.encode()
+        added = self._event("response.output_item.added", output_index=block.index, item=_item(block, is_open=True))
+        if block.kind is Kind.CALL:
+            return (added,)
+        return added, self._part_event("response.content_part.added", block, _part(block, is_open=True))
+
+    def grown(self, block: Block, text: str) -> bytes:
+        head, number = self._head, self._num_events
+        self._num_events = number + 1
+        if self._logprobs:
+            if block.kind is Kind.TEXT:  # those of thoughts and calls are not told
+                block.logprobs += self._logprobs
+                head = head.replace(b'"logprobs":[]', b'"logprobs":[' + b",".join(self._logprobs) + b"]", 1)
+            self._logprobs = []
+        return b'%b%d,"delta":%b}' % (head, number, encode(text))
+
+    def closed(self, block: Block) -> Sequence[bytes]:
+        where: dict[str, object] = {"item_id": block.id, "output_index": block.index}
+        if block.kind is Kind.CALL:
+            assert block.call is not None
+            told = self._event("response.function_call_arguments.done", **where, name=block.call.name, arguments=block.text)
+            return told, self._event("response.output_item.done", output_index=block.index, item=_item(block))
+        if block.kind is Kind.TEXT:
+            told = self._event("response.output_text.done", **where, content_index=0, text=block.text, logprobs=_raw(block.logprobs))
+        else:
+            told = self._event("response.reasoning_text.done", **where, content_index=0, text=block.text)
+        part = self._part_event("response.content_part.done", block, _part(block))
+        return told, part, self._event("response.output_item.done", output_index=block.index, item=_item(block))
+
+    def end(self) -> Sequence[bytes]:
+        self._complete()
+        self._keep(self, self.snapshot())
+        return (self._lifecycle(f"response.{self._status}"),)
+
+    # --- as a whole ---------------------------------------------------------------------------------------------------
+
+    def pieces(self) -> list[bytes]:
+        self._complete()
+        return [self.snapshot()]
+
+    def fail(self, error: ApiError) -> None:
+        code = "rate_limit_exceeded" if error.kind is QUEUE_FULL else "server_error"
+        self._fault = {"code": code, "message": error.message}
+        self.end_early("failed")
+
+    def end_early(self, status: str) -> None:
+        if self._growing is not None:
+            self.blocks[-1].cut_off = True
+        self._status = status
+        self._keep(self, self.snapshot())
+
+    def snapshot(self) -> bytes:
+        return encode(self._describe())
+
+    @property
+    def output(self) -> list[tuple[str, bytes]]:
+        """Its items, as they are kept."""
+        return [(block.id, encode(_item(block))) for block in self.blocks]
+
+    def _complete(self) -> None:
+        self._status = "incomplete" if self.finish == "length" else "completed"
+        self._completed_at = int(time.time()) if self._status == "completed" else None
+
+    def _describe(self) -> ResponseObject:
+        body = self._body
+        text = body.text.model_dump(exclude_none=True, by_alias=True) if body.text is not None else {}
+        choice = body.tool_choice
+        tools = [{"parameters": None, "strict": None, **tool.model_dump(exclude_unset=True)} for tool in body.tools or ()]
+        has_ended = self._status in ("completed", "incomplete", "failed", "cancelled")
+        return {
+            "id": self.id,
+            "object": "response",
+            "created_at": self._created_at,
+            "status": self._status,
+            "completed_at": self._completed_at,
+            "error": self._fault,
+            "incomplete_details": {"reason": "max_output_tokens"} if self._status == "incomplete" else None,
+            "model": self._model,
+            "output": [_item(block) for block in self.blocks],
+            "usage": self._usage() if has_ended else None,
+            "background": bool(body.background),
+            "instructions": body.instructions,
+            "max_output_tokens": body.max_output_tokens,
+            "max_tool_calls": body.max_tool_calls,
+            "metadata": body.metadata or {},
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
+            "previous_response_id": body.previous_response_id,
+            "prompt_cache_key": body.prompt_cache_key,
+            "reasoning": {"effort": body.reasoning.effort if body.reasoning is not None else None, "summary": None},
+            "safety_identifier": body.safety_identifier,
+            "service_tier": "default",
+            "store": body.store is not False,
+            "temperature": self._params.temperature,
+            "text": {"format": {"type": "text"}, **text},
+            "tool_choice": "auto" if choice is None else choice if isinstance(choice, str) else choice.model_dump(exclude_none=True),
+            "tools": tools,
+            "top_logprobs": body.top_logprobs or 0,
+            "top_p": self._params.top_p,
+            "truncation": "disabled",
+            "user": body.user,
+        }
+
+    def _usage(self) -> ResponseUsage:
+        usage = self.usage
+        return {
+            "input_tokens": usage.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
+            "output_tokens": usage.completion_tokens,
+            "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+            "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        }
+
+    # --- events -------------------------------------------------------------------------------------------------------
+
+    def _lifecycle(self, kind: str) -> bytes:
+        return self._event(kind, response=self._describe())
+
+    def _part_event(self, kind: str, block: Block, part: OutputText | ReasoningText) -> bytes:
+        return self._event(kind, item_id=block.id, output_index=block.index, content_index=0, part=part)
+
+    def _event(self, kind: str, **fields: object) -> bytes:
+        event = encode({"type": kind, "sequence_number": self._num_events, **fields})
+        self._num_events += 1
+        return event
+
+
+def _raw(parts: Sequence[bytes]) -> msgspec.Raw:
+    return msgspec.Raw(b"[" + b",".join(parts) + b"]")
+
+
+def _part(block: Block, *, is_open: bool = False) -> OutputText | ReasoningText:
+    text = "" if is_open else block.text
+    if block.kind is Kind.THOUGHT:
+        return {"type": "reasoning_text", "text": text}
+    logprobs = cast("Sequence", _raw(() if is_open else block.logprobs))
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+
+
+def _item(block: Block, *, is_open: bool = False) -> OutputItem:
+    status = "in_progress" if is_open else "incomplete" if block.cut_off else "completed"
+    match block.kind:
+        case Kind.THOUGHT:
+            thoughts = () if is_open else (cast("ReasoningText", _part(block)),)
+            reasoning: ReasoningItem = {"type": "reasoning", "id": block.id, "summary": [], "content": thoughts, "status": status}
+            return reasoning
+        case Kind.TEXT:
+            texts = () if is_open else (cast("OutputText", _part(block)),)
+            message: MessageItem = {"type": "message", "id": block.id, "role": "assistant", "status": status, "content": texts}
+            return message
+        case Kind.CALL:
+            assert block.call is not None
+            call: FunctionCallItem = {
+                "type": "function_call",
+                "id": block.id,
+                "call_id": block.call.id,
+                "name": block.call.name,
+                "arguments": "" if is_open else block.text,
+                "status": status,
+            }
+            return call

@@ -1,0 +1,121 @@
+"""The body of POST /v1/responses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from server.api.request.fields import Options
+from server.api.request.schema import (
+    Alternatives,
+    ContentPart,
+    Effort,
+    FunctionName,
+    Int,
+    JsonObject,
+    JsonObjects,
+    JsonSchemaFormat,
+    Label,
+    SamplingBody,
+    Text,
+)
+
+MAX_ITEMS = 8192  # each may lack every field, so that nothing refuses many of them early
+
+
+class ItemPart(ContentPart):
+    annotations: JsonObjects | None = None
+    logprobs: JsonObjects | None = None
+
+
+ItemParts = Annotated[list[ItemPart], Field(max_length=4096, fail_fast=True)]
+
+
+class InputItem(Options):
+    """A message, a call, the output of one, thoughts, or a reference to an item that is kept: which of the fields belong to it, its type
+    says."""
+
+    type: Label | None = None  # None: a message
+    id: Label | None = None
+    status: Label | None = None
+    role: Literal["system", "developer", "user", "assistant"] | None = None
+    phase: Label | None = None
+    content: Text | ItemParts | None = None
+    call_id: Label | None = None
+    name: Label | None = None
+    arguments: Text | None = None
+    output: Text | ItemParts | None = None
+    summary: ItemParts | None = None
+    encrypted_content: Text | None = None
+
+    @property
+    def unknown(self) -> Mapping[str, object]:
+        """An item that is not understood is refused by its type, so its fields need no complaint of their own."""
+        return super().unknown if self.type in ITEM_TYPES else {}
+
+
+ITEM_TYPES = (None, "message", "function_call", "function_call_output", "reasoning", "item_reference")
+InputItems = Annotated[list[InputItem], Field(max_length=MAX_ITEMS, fail_fast=True)]
+
+
+class ResponseTool(Options):
+    type: Literal["function"]  # first, as a tool of another type has no name
+    name: FunctionName
+    description: Text | None = None
+    parameters: JsonObject | None = None
+    strict: bool | None = None
+
+
+class ResponseStreamOptions(Options):
+    include_obfuscation: Literal[False] | None = None  # no event is padded
+
+
+class ToolName(Options):
+    type: Literal["function"]
+    name: Label
+
+
+class AllowedToolNames(Options):
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: list[ToolName] = Field(min_length=1, max_length=128, fail_fast=True)
+
+
+class TextFormat(JsonSchemaFormat):
+    type: Literal["text", "json_object", "json_schema"]
+
+
+class TextOptions(Options):
+    format: TextFormat | None = None
+    verbosity: Literal["medium"] | None = None  # the models have no such control
+
+
+class ReasoningOptions(Options):
+    effort: Effort | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None  # thoughts are given as they are; nothing sums them up
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
+
+
+class ResponseBody(SamplingBody):
+    input: Text | InputItems
+    model: Label | None = None
+    instructions: Text | None = None
+    stream: bool | None = None
+    stream_options: ResponseStreamOptions | None = None
+    max_output_tokens: Int | None = Field(default=None, ge=1, le=2**31 - 1)
+    previous_response_id: Label | None = None
+    store: bool | None = None
+    background: bool | None = None
+    tools: Annotated[list[ResponseTool], Field(max_length=128, fail_fast=True)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ToolName | AllowedToolNames | None = None
+    parallel_tool_calls: bool | None = None
+    max_tool_calls: Int | None = Field(default=None, ge=1)  # of tools that the server runs, of which there are none
+    text: TextOptions | None = None
+    reasoning: ReasoningOptions | None = None
+    include: Annotated[list[Label], Field(max_length=64, fail_fast=True)] | None = None
+    top_logprobs: Alternatives | None = None
+    truncation: Literal["disabled"] | None = None
+    chat_template_kwargs: JsonObject | None = None
+    enable_thinking: bool | None = None

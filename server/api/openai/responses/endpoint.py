@@ -1,0 +1,187 @@
+"""/v1/responses: create, get, delete, cancel, and list the input of a response."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Annotated, Literal
+
+import msgspec
+from fastapi import APIRouter, Query, Request, Response
+
+from server.api.answer.generate import Generation
+from server.api.answer.respond import Pieces, json_answer, respond, response_headers
+from server.api.answer.sse import Framing
+from server.api.context import Caller, Context, caller
+from server.api.openai.chat import plan_chat
+from server.api.openai.responses.answer import ResponseAnswer
+from server.api.openai.responses.body import ResponseBody
+from server.api.openai.responses.input import as_items, chat_of, items_of, kept_form
+from server.api.openai.responses.shapes import InputItemList, ResponseDeleted, ResponseEvent, ResponseObject
+from server.api.openai.responses.store import Items, ResponseStore, Stored
+from server.api.request.fields import check_unknown
+from server.api.request.limits import check_sizes
+from server.api.request.prepare import invalid, off_loop
+from server.api.request.schema import ChatBody
+from server.api.routes import gives, new_router
+from server.errors import INTERNAL, PREVIOUS_RESPONSE_NOT_FOUND, UNSUPPORTED_FIELD, ApiError
+from server.settings import ServerSettings
+
+log = logging.getLogger(__name__)
+
+PARAMS = {  # of the conversation that a request is made into, as this API calls them
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "response_format": "text.format",
+    "thinking_token_budget": "reasoning",
+}
+encode = msgspec.json.encode
+
+
+def _error(error: ApiError) -> bytes:
+    """In a stream that has no response yet."""
+    fault = {"type": "error", "sequence_number": 0, "code": error.kind.code, "message": error.message, "param": error.param}
+    return encode(fault)
+
+
+FRAMING = Framing(_error, named=True, end=b"")
+
+
+def router(context: Context) -> APIRouter:
+    routes, settings = new_router("OpenAI"), context.settings
+    store = ResponseStore(settings.response_store_bytes, settings.response_store_s)
+
+    def owner_of(who: Caller) -> str:
+        """Without keys anybody may call themselves anything."""
+        return who.key_digest if settings.has_api_keys else ""
+
+    @routes.post("/v1/responses", responses=gives(ResponseObject, event=ResponseEvent, done=False))
+    async def create(request: Request, body: ResponseBody) -> Response:
+        """Answer a conversation, which the server may keep."""
+        ignored = check_unknown(body, strict=settings.strict)
+        model, loaded = context.registry.serve(body.model)
+        who = caller(request)
+        _check_fields(body, settings)
+        owner = owner_of(who)
+        chat, items = await _conversation(body, store, owner, who.num_body_bytes, settings.max_body_bytes)
+        try:
+            plan = await plan_chat(chat, model, loaded, who, settings)
+        except ApiError as error:
+            raise _in_words_of_this_api(error) from error
+        generation = Generation(loaded, plan.job, context.metrics_of(model.spec.name), who)
+
+        def keep(answer: ResponseAnswer, written: bytes) -> None:
+            if body.store is not False:
+                store.put(Stored(answer.id, owner, written, items, answer.output))
+
+        answer = ResponseAnswer(body, plan, generation, model, loaded, keep=keep)
+        headers = response_headers(loaded, ignored)
+        if body.background:
+            return json_answer(msgspec.Raw(_begin(answer, items, owner, store)), headers=headers)
+        return await respond(request, answer, headers, stream=bool(body.stream), settings=settings, framing=FRAMING)
+
+    @routes.get("/v1/responses/{response_id}", responses=gives(ResponseObject))
+    async def get(request: Request, response_id: str, stream: bool = False) -> Response:
+        """A response that is kept."""
+        if stream:
+            raise ApiError(UNSUPPORTED_FIELD, "stream is not supported here: a response that is kept is not sent again", param="stream")
+        return Pieces([store.get(response_id, owner_of(caller(request))).body], {})
+
+    @routes.delete("/v1/responses/{response_id}", responses=gives(ResponseDeleted))
+    async def delete(request: Request, response_id: str) -> Response:
+        """Forget a response. Those that continue it stay."""
+        store.delete(response_id, owner_of(caller(request)))
+        deleted: ResponseDeleted = {"id": response_id, "object": "response", "deleted": True}
+        return json_answer(deleted)
+
+    @routes.post("/v1/responses/{response_id}/cancel", responses=gives(ResponseObject))
+    async def cancel(request: Request, response_id: str) -> Response:
+        """End the work on a background response; what it has come to is kept."""
+        owner = owner_of(caller(request))
+        task = store.get(response_id, owner).task
+        if task is None:
+            raise invalid("response_id", f"response {response_id:.80} does not run in the background; expected one that does")
+        task.cancel()
+        await asyncio.wait((task,))
+        return Pieces([store.get(response_id, owner).body], {})
+
+    @routes.get("/v1/responses/{response_id}/input_items", responses=gives(InputItemList))
+    async def input_items(
+        request: Request,
+        response_id: str,
+        limit: Annotated[int, Query(ge=1, le=100)] = 20,
+        order: Literal["asc", "desc"] = "desc",
+        after: Annotated[str | None, Query(max_length=256)] = None,
+    ) -> Response:
+        """What a response answers, earlier turns included."""
+        items = list(store.get(response_id, owner_of(caller(request))).context)
+        listed = items if order == "asc" else items[::-1]
+        begin = next((at for at, (item_id, _) in enumerate(listed, 1) if item_id == after), 0) if after else 0
+        page = listed[begin : begin + limit]
+        ends = encode({"first_id": page[0][0] if page else None, "last_id": page[-1][0] if page else None})
+        more = b"true" if begin + limit < len(listed) else b"false"
+        data = b",".join(item for _, item in page)
+        return Pieces([b'{"object":"list","data":[' + data + b'],"has_more":' + more + b"," + ends[1:]], {})
+
+    return routes
+
+
+def _begin(answer: ResponseAnswer, items: Items, owner: str, store: ResponseStore) -> bytes:
+    """Work on it behind the client's back. The store has it from now on."""
+
+    async def run() -> None:
+        try:
+            await answer.whole()
+        except ApiError as error:
+            answer.fail(error)
+        except asyncio.CancelledError:
+            if store.has_running(answer.id):  # else it was deleted
+                answer.end_early("cancelled")
+        except Exception:
+            log.exception("background response %s failed", answer.id)
+            answer.fail(ApiError(INTERNAL, f"the server failed on this request; its log has the cause under {answer.id}"))
+
+    written = answer.snapshot()
+    store.put(Stored(answer.id, owner, written, items, task=asyncio.create_task(run())))
+    return written
+
+
+async def _conversation(
+    body: ResponseBody, store: ResponseStore, owner: str, num_body_bytes: int, most_bytes: int
+) -> tuple[ChatBody, Items]:
+    """The conversation as chat has it, and as items that are kept: those of the earlier response, and those of this request."""
+    earlier: Items = ()
+    if body.previous_response_id is not None:
+        kind, param = PREVIOUS_RESPONSE_NOT_FOUND, "previous_response_id"
+        found = store.get(body.previous_response_id, owner, kind=kind, param=param)
+        if found.is_running:
+            raise invalid(param, f"response {found.id} is not complete; expected one that is")
+        earlier = [*found.context, *found.output]
+    num_bytes = sum(len(item) for _, item in earlier)
+    if num_bytes > most_bytes:
+        message = f"the conversation that previous_response_id names has {num_bytes} bytes; expected at most {most_bytes}"
+        raise invalid("previous_response_id", message)
+
+    def make() -> tuple[ChatBody, Items]:
+        check_sizes(body)
+        new = items_of(body, store, owner)
+        chat = chat_of(body, [*as_items(earlier), *new], len(earlier))
+        return chat, [*earlier, *kept_form(new)]
+
+    return await off_loop(num_body_bytes + num_bytes, make)
+
+
+def _check_fields(body: ResponseBody, settings: ServerSettings) -> None:
+    if body.background and not settings.response_store_bytes:
+        raise invalid("background", "background is true, and this server keeps no responses; set response_store_bytes")
+    if body.background and body.stream:
+        raise ApiError(UNSUPPORTED_FIELD, "stream is not supported with background; ask for the response later", param="stream")
+    if body.background and body.store is False:
+        raise invalid("store", "store is false and background is true; a response in the background is asked for later, so it must be kept")
+
+
+def _in_words_of_this_api(error: ApiError) -> ApiError:
+    head, dot, rest = (error.param or "").partition(".")
+    name, bracket, index = head.partition("[")
+    error.param = PARAMS[name] + bracket + index + dot + rest if name in PARAMS else error.param
+    return error

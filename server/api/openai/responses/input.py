@@ -1,0 +1,182 @@
+"""A request for a response as the conversation that it is: items into messages, and the fields of the one API into those of the other."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from typing import TypeVar
+
+import msgspec
+
+from server.api.openai.responses.body import ITEM_TYPES, MAX_ITEMS, AllowedToolNames, InputItem, ResponseBody, ResponseTool, ToolName
+from server.api.openai.responses.store import Items, ResponseStore
+from server.api.request.conversation import text_of
+from server.api.request.prepare import invalid
+from server.api.request.schema import (
+    AllowedTools,
+    CalledFunction,
+    ChatBody,
+    FunctionDefinition,
+    JsonSchemaFormat,
+    Message,
+    MessageCall,
+    NamedFunction,
+    NamedTool,
+    ResponseFormat,
+    SamplingBody,
+    Tool,
+    ToolsAllowed,
+)
+from server.errors import UNSUPPORTED_CONTENT, ApiError
+
+PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+LOGPROBS = "message.output_text.logprobs"
+encode = msgspec.json.encode
+
+
+def new_id(prefix: str) -> str:
+    return f"{prefix}_{secrets.token_hex(16)}"
+
+
+def items_of(body: ResponseBody, store: ResponseStore, owner: str) -> list[InputItem]:
+    """The input as items, in place of references what they refer to."""
+    if isinstance(body.input, str):
+        return [InputItem(type="message", role="user", content=body.input)]
+    found: list[InputItem] = []
+    for index, item in enumerate(body.input):
+        where = f"input[{index}]"
+        if item.type not in ITEM_TYPES:
+            known = ", ".join(filter(None, ITEM_TYPES))
+            raise ApiError(UNSUPPORTED_CONTENT, f"{where}.type is {item.type!r:.40}; expected {known}", param=f"{where}.type")
+        if item.type == "item_reference":
+            kept = store.item(item.id or "", owner)
+            if kept is None:
+                raise invalid(f"{where}.id", f"{where} refers to {item.id!r:.80}; no such item is kept")
+            found.append(InputItem.model_validate(msgspec.json.decode(kept)))
+        else:
+            found.append(item)
+    return found
+
+
+def kept_form(items: Sequence[InputItem]) -> Items:
+    """As they are kept and listed: each with its type and an id, contents as parts."""
+    kept: list[tuple[str, bytes]] = []
+    for item in items:
+        kind = item.type or "message"
+        item_id = item.id or new_id(PREFIXES[kind])
+        written = {"type": kind, **item.model_dump(exclude_none=True), "id": item_id, "status": item.status or "completed"}
+        if isinstance(item.content, str):
+            part = {"type": "output_text", "text": item.content, "annotations": []}
+            written["content"] = [part if item.role == "assistant" else {"type": "input_text", "text": item.content}]
+        written["type"] = kind
+        kept.append((item_id, encode(written)))
+    return kept
+
+
+def as_items(kept: Items) -> list[InputItem]:
+    return [InputItem.model_validate(msgspec.json.decode(item)) for _, item in kept]
+
+
+def chat_of(body: ResponseBody, items: Sequence[InputItem], num_earlier: int) -> ChatBody:
+    """`items` begin with those of earlier responses. Every value has been checked, those of `body` and those that were kept."""
+    if len(items) > 2 * MAX_ITEMS:
+        raise invalid("input", f"the conversation has {len(items)} items; expected at most {2 * MAX_ITEMS}")
+    messages = _messages(items, num_earlier)
+    if body.instructions is not None:
+        messages.insert(0, Message(role="system", content=body.instructions))
+    if not messages:
+        raise invalid("input", "input is empty; expected at least one item")
+    tells_logprobs = LOGPROBS in (body.include or ()) or bool(body.top_logprobs)
+    effort = body.reasoning.effort if body.reasoning is not None else None
+    sampling = {name: getattr(body, name) for name in SamplingBody.model_fields}
+    return ChatBody.model_construct(
+        **sampling,
+        model=body.model,
+        messages=messages,
+        stream=body.stream,
+        max_completion_tokens=body.max_output_tokens,
+        tools=[_tool(tool) for tool in body.tools or []] or None,
+        tool_choice=_tool_choice(body.tool_choice),
+        parallel_tool_calls=body.parallel_tool_calls,
+        response_format=_format(body),
+        logprobs=tells_logprobs,
+        top_logprobs=body.top_logprobs if tells_logprobs else None,
+        reasoning_effort=effort,
+        enable_thinking=body.enable_thinking,
+        chat_template_kwargs=body.chat_template_kwargs,
+    )
+
+
+def _messages(items: Sequence[InputItem], num_earlier: int) -> list[Message]:
+    """Thoughts and calls belong to the assistant's message beside them."""
+    messages: list[Message] = []
+    growing: Message | None = None  # the assistant's, which may still get calls
+    for index, item in enumerate(items):
+        where = "previous_response_id" if index < num_earlier else f"input[{index - num_earlier}]"
+        kind = item.type or "message"
+        if kind == "function_call_output":
+            growing = None
+            output = text_of(_required(item.output, f"{where}.output"), f"{where}.output")
+            messages.append(Message(role="tool", content=output, tool_call_id=_required(item.call_id, f"{where}.call_id")))
+            continue
+        if kind == "message" and item.role != "assistant":
+            growing = None
+            text = text_of(_required(item.content, f"{where}.content"), f"{where}.content")
+            messages.append(Message(role=_required(item.role, f"{where}.role"), content=text))
+            continue
+        text = text_of(item.content, f"{where}.content")
+        if growing is None or (kind == "message" and (growing.content or growing.tool_calls)) or (kind == "reasoning" and _said(growing)):
+            growing = Message(role="assistant")
+            messages.append(growing)
+        if kind == "message":
+            growing.content = text
+        elif kind == "reasoning":
+            growing.reasoning_content = (growing.reasoning_content or "") + (text or text_of(item.summary, f"{where}.summary"))
+        else:
+            function = CalledFunction(name=_required(item.name, f"{where}.name"), arguments=item.arguments)
+            call = MessageCall(id=_required(item.call_id, f"{where}.call_id"), type="function", function=function)
+            growing.tool_calls = [*(growing.tool_calls or ()), call]
+    return messages
+
+
+def _said(message: Message) -> bool:
+    return bool(message.content or message.tool_calls)
+
+
+T = TypeVar("T")
+
+
+def _required(value: T | None, param: str) -> T:
+    if value is None:
+        raise invalid(param, f"{param} is absent and required")
+    return value
+
+
+def _tool(tool: ResponseTool) -> Tool:
+    function = FunctionDefinition(name=tool.name, description=tool.description, parameters=tool.parameters, strict=tool.strict)
+    return Tool(type="function", function=function)
+
+
+def _tool_choice(choice: str | ToolName | AllowedToolNames | None) -> object:
+    match choice:
+        case ToolName():
+            return _named(choice)
+        case AllowedToolNames():
+            allowed = ToolsAllowed(mode=choice.mode, tools=[_named(tool) for tool in choice.tools])
+            return AllowedTools(type="allowed_tools", allowed_tools=allowed)
+        case _:
+            return choice
+
+
+def _named(tool: ToolName) -> NamedTool:
+    return NamedTool(type="function", function=NamedFunction(name=tool.name))
+
+
+def _format(body: ResponseBody) -> ResponseFormat | None:
+    form = body.text.format if body.text is not None else None
+    if form is None or form.type == "text":
+        return None
+    if form.type == "json_object":
+        return ResponseFormat(type="json_object")
+    schema = JsonSchemaFormat.model_construct(schema_=form.schema_)
+    return ResponseFormat.model_construct(type="json_schema", json_schema=schema)

@@ -1,0 +1,141 @@
+"""The shapes of what /v1/responses answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NotRequired
+
+from typing_extensions import TypedDict
+
+from server.api.answer.shapes import RankedChatToken
+
+
+class OutputText(TypedDict):
+    type: Literal["output_text"]
+    text: str
+    annotations: Sequence[Any]
+    logprobs: Sequence[RankedChatToken]
+
+
+class ReasoningText(TypedDict):
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class ReasoningItem(TypedDict):
+    type: Literal["reasoning"]
+    id: str
+    summary: Sequence[Any]
+    content: Sequence[ReasoningText]
+    status: str
+
+
+class MessageItem(TypedDict):
+    type: Literal["message"]
+    id: str
+    role: Literal["assistant"]
+    status: str
+    content: Sequence[OutputText]
+
+
+class FunctionCallItem(TypedDict):
+    type: Literal["function_call"]
+    id: str
+    call_id: str
+    name: str
+    arguments: str
+    status: str
+
+
+OutputItem = ReasoningItem | MessageItem | FunctionCallItem
+
+
+class CachedInput(TypedDict):
+    cached_tokens: int
+    cache_write_tokens: int
+
+
+class ReasoningOutput(TypedDict):
+    reasoning_tokens: int
+
+
+class ResponseUsage(TypedDict):
+    input_tokens: int
+    input_tokens_details: CachedInput
+    output_tokens: int
+    output_tokens_details: ReasoningOutput
+    total_tokens: int
+
+
+class ResponseFault(TypedDict):
+    code: str
+    message: str
+
+
+class Incomplete(TypedDict):
+    reason: Literal["max_output_tokens"]
+
+
+class ResponseObject(TypedDict):
+    id: str
+    object: Literal["response"]
+    created_at: int
+    status: str
+    completed_at: int | None
+    error: ResponseFault | None
+    incomplete_details: Incomplete | None
+    model: str
+    output: Sequence[OutputItem]
+    usage: ResponseUsage | None
+    background: bool
+    instructions: str | None
+    max_output_tokens: int | None
+    max_tool_calls: int | None
+    metadata: Mapping[str, Any]
+    parallel_tool_calls: bool
+    previous_response_id: str | None
+    prompt_cache_key: str | None
+    reasoning: Mapping[str, str | None]
+    safety_identifier: str | None
+    service_tier: str
+    store: bool
+    temperature: float
+    text: Mapping[str, Any]
+    tool_choice: str | Mapping[str, Any]
+    tools: Sequence[Mapping[str, Any]]
+    top_logprobs: int
+    top_p: float
+    truncation: Literal["disabled"]
+    user: str | None
+
+
+class ResponseEvent(TypedDict):
+    """`type` says which of the other fields there are."""
+
+    type: str
+    sequence_number: int
+    response: NotRequired[ResponseObject]
+    output_index: NotRequired[int]
+    content_index: NotRequired[int]
+    item_id: NotRequired[str]
+    item: NotRequired[OutputItem]
+    part: NotRequired[OutputText | ReasoningText]
+    delta: NotRequired[str]
+    text: NotRequired[str]
+    name: NotRequired[str]
+    arguments: NotRequired[str]
+    logprobs: NotRequired[Sequence[RankedChatToken]]
+
+
+class ResponseDeleted(TypedDict):
+    id: str
+    object: Literal["response"]
+    deleted: Literal[True]
+
+
+class InputItemList(TypedDict):
+    object: Literal["list"]
+    data: Sequence[Mapping[str, Any]]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool

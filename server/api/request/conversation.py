@@ -1,0 +1,70 @@
+"""Messages as clients send them into messages as chat templates read them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from server.api.request.limits import read_json
+from server.api.request.prepare import invalid
+from server.api.request.schema import TEXT_PARTS, ContentPart, Message, MessageCall
+from server.errors import INVALID_JSON, UNSUPPORTED_CONTENT, ApiError
+
+ROLES = {"developer": "system", "function": "tool"}  # former and newer names
+
+
+def for_template(messages: Sequence[Message]) -> list[dict[str, object]]:
+    return [_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
+
+
+def _message(message: Message, where: str) -> dict[str, object]:
+    rendered: dict[str, object] = {**(message.model_extra or {})}
+    rendered["role"] = ROLES.get(message.role, message.role)
+    rendered["content"] = text_of(message.content, f"{where}.content") or message.refusal or ""
+    for name, value in (
+        ("name", message.name),
+        ("tool_call_id", message.tool_call_id),
+        ("reasoning_content", message.reasoning_content if message.reasoning_content is not None else message.reasoning),
+    ):
+        if value is not None:
+            rendered[name] = value
+    calls = message.tool_calls or ([MessageCall(function=message.function_call)] if message.function_call else [])
+    if calls:
+        rendered["tool_calls"] = [_call(call) for call in calls]
+    elif message.content is None and message.role != "assistant":
+        raise invalid(f"{where}.content", f"{where} has neither content nor tool_calls")
+    return rendered
+
+
+def text_of(content: str | Sequence[ContentPart] | None, where: str = "content") -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    texts: list[str] = []
+    for index, part in enumerate(content):
+        if part.type not in TEXT_PARTS:
+            raise ApiError(
+                UNSUPPORTED_CONTENT,
+                f"{where}[{index}] has type {part.type!r:.40}; only text is understood",
+                param=f"{where}[{index}].type",
+            )
+        text = part.refusal if part.type == "refusal" else part.text
+        if text is None:
+            raise invalid(f"{where}[{index}].text", f"{where}[{index}] has no text")
+        texts.append(text)
+    return "".join(texts)
+
+
+def _call(call: MessageCall) -> dict[str, object]:
+    """Templates want the arguments as an object; the API has them as a string."""
+    arguments: object = call.function.arguments or {}
+    if isinstance(arguments, str):
+        try:
+            arguments = read_json(arguments)
+        except ApiError as error:
+            if error.kind is not INVALID_JSON:
+                raise
+            # a call that was cut off; the template gets it as it was
+    function = {**(call.function.model_extra or {}), "name": call.function.name, "arguments": arguments}
+    rendered: dict[str, object] = {**(call.model_extra or {}), "type": "function", "function": function}
+    if call.id is not None:
+        rendered["id"] = call.id
+    return rendered

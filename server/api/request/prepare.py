@@ -1,0 +1,319 @@
+"""From a body to what the worker is asked: every default applied, every limit checked, every refusal by name."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar, cast
+
+import msgspec
+
+from server.api.answer.generate import Job
+from server.api.context import Caller
+from server.api.request.limits import num_chars, read_json
+from server.api.request.schema import GenerationBody, JsonObject, ResponseFormat
+from server.api.request.texts import encode_texts, too_long
+from server.errors import INVALID_SCHEMA, INVALID_VALUE, NOT_A_GENERATOR, ApiError
+from server.interfaces import Tokenizer
+from server.messages import Constraint, ConstraintKind, SamplingParams, Submit, Thinking
+from server.models.model import Loaded, Model
+from server.settings import ServerSettings
+from server.text.answer import AnswerRules
+from server.text.detokenize import StopRules
+from server.text.grammar import Structure, json_text, structured
+
+T = TypeVar("T")
+ANY_OBJECT = Constraint(ConstraintKind.JSON_SCHEMA, json_text({"type": "object"}))
+LEAST_SHARE = 1e-9  # of top_p: the most probable token alone, as 0 asks for
+LONG = 4096  # bytes of a body, or tokens of an answer: more of them would hold up the streams of others
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPlan:
+    """A conversation, resolved."""
+
+    prompt: str
+    job: Job
+    rules: AnswerRules
+
+
+def invalid(param: str, message: str) -> ApiError:
+    return ApiError(INVALID_VALUE, message, param=param)
+
+
+def context_of(loaded: Loaded) -> int:
+    """The longest sequence: the model's context, or what the KV cache holds if that is less."""
+    ready = loaded.ready
+    return min(ready.max_context, max(0, ready.num_pages - 1) * ready.page_size or ready.max_context)
+
+
+def require_generator(model: Model, loaded: Loaded) -> None:
+    if not loaded.ready.generates:
+        raise ApiError(NOT_A_GENERATOR, f"model {model.spec.name!r} gives embeddings only", param="model")
+
+
+async def off_loop(size: int, work: Callable[[], T]) -> T:
+    """Run what a body asks for or an answer consists of, on a thread if there is much of it. That helps only as no call in `work` holds
+    Python's lock for long: see `limits.py`."""
+    return await asyncio.to_thread(work) if size > LONG else work()
+
+
+def check_ids(ids: Sequence[int], tokenizer: Tokenizer, param: str) -> None:
+    if not ids:
+        raise invalid(param, f"{param} is empty; expected at least one token")
+    if max(ids) >= tokenizer.vocab_size:
+        raise invalid(param, f"{param} has token {max(ids)}; the vocabulary ends at {tokenizer.vocab_size - 1}")
+
+
+def deadline_of(timeout_s: float | None, settings: ServerSettings) -> float | None:
+    if timeout_s is None:
+        return None
+    if timeout_s > settings.max_timeout_s:
+        raise invalid("timeout", f"timeout is {timeout_s:g} s; expected at most {settings.max_timeout_s:g}")
+    return time.monotonic() + timeout_s
+
+
+def stop_rules(body: GenerationBody, settings: ServerSettings) -> StopRules:
+    strings = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
+    if len(strings) > settings.max_stop_strings:
+        raise invalid("stop", f"stop has {len(strings)} strings; expected at most {settings.max_stop_strings}")
+    for string in strings:
+        if not 0 < len(string) <= settings.max_stop_chars:
+            raise invalid("stop", f"a stop string has {len(string)} characters; expected 1 to {settings.max_stop_chars}")
+    return StopRules(strings, bool(body.include_stop_str_in_output), body.min_tokens or 0)
+
+
+def max_tokens_of(asked: int | None, default: int | None, prompt_ids: Sequence[int], loaded: Loaded, *, param: str) -> int:
+    """What was asked for, or `default`, or what is left; never more than fits, and never less than was asked. `param` is the field
+    that the prompt came in."""
+    context = context_of(loaded)
+    room = context - len(prompt_ids)
+    if asked == -1:
+        asked = default = None
+    if room < 1 or (asked is not None and asked > room):
+        num = len(prompt_ids)
+        found = f"the prompt has {num} tokens"
+        if asked is not None:
+            found = f"you requested {num + asked} tokens ({num} in the prompt, {asked} in the completion)"
+        raise too_long(context, found, "max_tokens" if asked is not None and room >= 1 else param)
+    return asked if asked is not None else min(room, default or room)
+
+
+def sampling_params(
+    body: GenerationBody,
+    loaded: Loaded,
+    *,
+    max_tokens: int,
+    logprobs: int | None,
+    prompt_logprobs: int | None,
+    constraint: Constraint | None,
+    seed: int,
+    thinking: Thinking | None = None,
+) -> SamplingParams:
+    tokenizer, defaults = loaded.tokenizer, loaded.tokenizer.generation_defaults
+    if body.min_tokens is not None and body.min_tokens > max_tokens:
+        raise invalid("min_tokens", f"min_tokens is {body.min_tokens}; expected at most max_tokens, {max_tokens}")
+    for param in ("stop_token_ids", "allowed_token_ids"):
+        if ids := getattr(body, param):
+            check_ids(ids, tokenizer, param)
+    banned = _banned(body.bad_words or [], tokenizer)
+    return SamplingParams(
+        max_tokens=max_tokens,
+        min_tokens=body.min_tokens or 0,
+        temperature=0.0 if body.do_sample is False else _first(body.temperature, defaults.temperature, 1.0),
+        top_p=max(LEAST_SHARE, _first(body.top_p, defaults.top_p, 1.0)),
+        top_k=max(0, _first(body.top_k, defaults.top_k, 0)),  # -1 is off, too
+        min_p=_first(body.min_p, defaults.min_p, 0.0),
+        typical_p=_first(body.typical_p, defaults.typical_p, 1.0),
+        frequency_penalty=body.frequency_penalty or 0.0,
+        presence_penalty=body.presence_penalty or 0.0,
+        repetition_penalty=_first(body.repetition_penalty, defaults.repetition_penalty, 1.0),
+        logit_bias=_logit_bias(body.logit_bias or {}, tokenizer),
+        allowed_token_ids=tuple(body.allowed_token_ids or ()),
+        banned_token_ids=tuple(ids[0] for ids in banned if len(ids) == 1),
+        banned_sequences=tuple(ids for ids in banned if len(ids) > 1),
+        stop_token_ids=tuple(body.stop_token_ids or ()),
+        ignore_eos=bool(body.ignore_eos),
+        seed=seed,
+        logprobs=logprobs,
+        processed_logprobs=body.logprobs_mode == "processed_logprobs",
+        prompt_logprobs=prompt_logprobs,
+        constraint=constraint,
+        thinking=thinking,
+    )
+
+
+def seed_of(body: GenerationBody) -> int:
+    return secrets.randbits(63) if body.seed is None else body.seed % 2**64
+
+
+def job_of(
+    body: GenerationBody,
+    loaded: Loaded,
+    caller: Caller,
+    prompt_ids: Sequence[int],
+    params: SamplingParams,
+    *,
+    settings: ServerSettings,
+    num_choices: int,
+    shown: Mapping[int, bytes],
+) -> Job:
+    if body.skip_special_tokens is False:
+        shown = loaded.tokenizer.special_texts
+    submit = Submit(
+        request_id=secrets.token_hex(12),  # never the client's: two clients may choose the same
+        prompt_ids=tuple(prompt_ids),
+        params=params,
+        num_choices=num_choices,
+        priority=body.priority or 0,
+        fairness_key=caller.key_digest,
+        cache_salt=body.cache_salt or "",
+        deadline=deadline_of(body.timeout, settings),
+    )
+    return Job(submit, stop_rules(body, settings), shown)
+
+
+def job_like(job: Job, prompt_ids: Sequence[int], max_tokens: int) -> Job:
+    """Another prompt of the same request."""
+    submit = msgspec.structs.replace(
+        job.submit,
+        request_id=secrets.token_hex(12),
+        prompt_ids=tuple(prompt_ids),
+        params=msgspec.structs.replace(job.submit.params, max_tokens=max_tokens),
+    )
+    return Job(submit, job.stops, job.shown)
+
+
+def constraint_of(body: GenerationBody, settings: ServerSettings) -> Constraint | None:
+    """The one thing that the answer must match, however the request spells it."""
+    found = [(param, constraint) for param, constraint in _constraints(body, settings.max_schema_bytes) if constraint is not None]
+    if len(found) > 1:
+        names = ", ".join(param for param, _ in found)
+        raise invalid(found[1][0], f"{names} are given; expected at most one of them")
+    for param, constraint in found:
+        if len(constraint.source.encode()) > settings.max_schema_bytes:
+            size = len(constraint.source.encode())
+            raise invalid(param, f"{param} has {size} bytes; expected at most {settings.max_schema_bytes}")
+        return constraint
+    return None
+
+
+def _constraints(body: GenerationBody, most: int) -> list[tuple[str, Constraint | None]]:
+    outputs, form = body.structured_outputs, body.response_format
+    found = [
+        ("guided_json", _schema(body.guided_json, "guided_json", most)),
+        ("json_schema", _schema(body.json_schema, "json_schema", most)),
+        ("guided_regex", _plain(ConstraintKind.REGEX, body.guided_regex)),
+        ("regex", _plain(ConstraintKind.REGEX, body.regex)),
+        ("guided_choice", _choice(body.guided_choice, "guided_choice", most)),
+        ("guided_grammar", _plain(ConstraintKind.GRAMMAR, body.guided_grammar)),
+        ("grammar", _plain(ConstraintKind.GRAMMAR, body.grammar)),
+    ]
+    if form is not None:
+        found.append(("response_format", _response_format(body, most)))
+    if outputs is not None:
+        found += [
+            ("structured_outputs.json", _schema(outputs.json_, "structured_outputs.json", most)),
+            ("structured_outputs.regex", _plain(ConstraintKind.REGEX, outputs.regex)),
+            ("structured_outputs.choice", _choice(outputs.choice, "structured_outputs.choice", most)),
+            ("structured_outputs.grammar", _plain(ConstraintKind.GRAMMAR, outputs.grammar)),
+        ]
+        if outputs.json_object:
+            found.append(("structured_outputs.json_object", ANY_OBJECT))
+    return found
+
+
+def _response_format(body: GenerationBody, most: int) -> Constraint | None:
+    form = body.response_format
+    match form.type if form else "text":
+        case "json_object":
+            schema = form.schema_ if form else None
+            named = _schema(schema, "response_format.schema", most)
+            return named or ANY_OBJECT
+        case "json_schema":
+            asked = form.json_schema if form else None
+            schema = asked.schema_ if asked else (form.value if form else None)
+            if schema is None:
+                raise invalid("response_format.json_schema.schema", "response_format has type json_schema and no schema")
+            return _schema(schema, "response_format.json_schema.schema", most)
+        case "regex":
+            value = (form.regex_schema or form.value) if form else None
+            if not isinstance(value, str):
+                raise invalid("response_format.value", "response_format has type regex and no expression as value")
+            return _plain(ConstraintKind.REGEX, value)
+        case "structural_tag":
+            return structured(_structures(form, most)) if form else None
+        case _:
+            return None
+
+
+def _structures(form: ResponseFormat, most: int) -> list[Structure]:
+    if not form.structures or not form.triggers:
+        raise invalid("response_format.structures", "response_format has type structural_tag and lacks structures or triggers")
+    _check_size(list(form.structures), "response_format.structures", most)
+    found: list[Structure] = []
+    for index, one in enumerate(form.structures):
+        trigger = next((trigger for trigger in form.triggers if trigger and one.begin.startswith(trigger)), None)
+        if trigger is None:
+            param = f"response_format.structures[{index}].begin"
+            raise invalid(param, f"{param} is {one.begin!r:.60}; expected it to begin with one of the triggers")
+        found.append(Structure(trigger, one.begin, one.schema_, one.end))
+    return found
+
+
+def _check_size(value: object, param: str, most: int) -> None:
+    """Before it is read or written down; its JSON text has at least as many bytes."""
+    if num_chars(value, most) > most:
+        raise invalid(param, f"{param} has more than {most} bytes; expected at most {most}")
+
+
+def _schema(schema: JsonObject | bool | str | None, param: str, most: int) -> Constraint | None:
+    if schema is None:
+        return None
+    _check_size(schema, param, most)
+    if isinstance(schema, str):
+        try:
+            schema = cast("JsonObject | bool | str | None", read_json(schema))
+        except ApiError as error:
+            raise ApiError(INVALID_SCHEMA, f"{param} is not JSON: {error.message}", param=param) from error
+    if not isinstance(schema, dict | bool):
+        raise ApiError(INVALID_SCHEMA, f"{param} is {schema!r:.60}; expected an object", param=param)
+    return Constraint(ConstraintKind.JSON_SCHEMA, json_text(schema) if isinstance(schema, dict) else json.dumps(schema))
+
+
+def _plain(kind: ConstraintKind, source: str | None) -> Constraint | None:
+    return None if source is None else Constraint(kind, source)
+
+
+def _choice(choices: list[str] | None, param: str, most: int) -> Constraint | None:
+    if choices is None:
+        return None
+    _check_size(choices, param, most)
+    if not choices or not all(choices):
+        raise invalid(param, f"{param} is {choices!r:.60}; expected one or more strings that are not empty")
+    return Constraint(ConstraintKind.CHOICE, json.dumps(choices))
+
+
+def _logit_bias(bias: Mapping[str, float], tokenizer: Tokenizer) -> tuple[tuple[int, float], ...]:
+    for key in bias:
+        if not (key.isascii() and key.isdigit() and int(key) < tokenizer.vocab_size):
+            last = tokenizer.vocab_size - 1
+            raise invalid("logit_bias", f"logit_bias has the key {key!r:.40}; expected a token id from 0 to {last}")
+    return tuple((int(key), value) for key, value in bias.items())
+
+
+def _banned(words: Sequence[str], tokenizer: Tokenizer) -> list[tuple[int, ...]]:
+    """A word that begins a text and one behind a space are different tokens; both are banned."""
+    for word in words:
+        if not word.strip():
+            raise invalid("bad_words", f"bad_words has {word!r:.40}; expected words that are not empty")
+    texts = [text for word in words for text in (word, f" {word}")]
+    return sorted({tuple(ids) for ids in encode_texts(texts, tokenizer, special=False)})
+
+
+def _first(asked: T | None, recommended: T | None, neutral: T) -> T:
+    return asked if asked is not None else recommended if recommended is not None else neutral

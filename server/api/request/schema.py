@@ -1,0 +1,298 @@
+"""The bodies of the OpenAI endpoints: which fields there are, and which values each may have on its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import AliasChoices, BeforeValidator, Field
+
+from server.api.request.fields import Options
+from server.http.json_scan import MAX_NUMBERS
+
+
+def _integer(value: object) -> object:
+    """20.0 is an integer in JSON."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Int = Annotated[int, BeforeValidator(_integer)]  # not for items of long lists, each of which would call it
+
+# Every text, list and object has a limit of its own, and a list ends its complaints with the first: a million of them take seconds.
+MAX_TEXT_CHARS = 8 << 20  # of what the context bounds, or the setting for schemas
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+TokenIds = Annotated[list[TokenId], Field(max_length=MAX_NUMBERS, fail_fast=True)]
+FewTokenIds = Annotated[list[TokenId], Field(max_length=1024, fail_fast=True)]
+Logit = Annotated[float, Field(ge=-100, le=100)]
+Kept = Literal[-1] | Annotated[Int, Field(ge=1)]  # tokens of a prompt; -1: as many as fit
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+Alternatives = Annotated[Int, Field(ge=0, le=20)]
+Text = Annotated[str, Field(max_length=MAX_TEXT_CHARS)]
+Label = Annotated[str, Field(max_length=1024)]
+Texts = Annotated[list[Text], Field(max_length=2048, fail_fast=True)]
+JsonObject = Annotated[dict[str, Any], Field(max_length=4096)]
+TEXT_PARTS = ("text", "input_text", "output_text", "refusal", "summary_text", "reasoning_text")
+JsonObjects = Annotated[list[JsonObject], Field(max_length=4096, fail_fast=True)]
+Prompts = Text | TokenIds | Texts | Annotated[list[TokenIds], Field(max_length=2048, fail_fast=True)]
+Choices = Annotated[list[Text], Field(max_length=16384, fail_fast=True)]
+
+
+class StreamOptions(Options):
+    include_usage: bool = False
+    include_obfuscation: Literal[False] | None = None  # no event is padded
+    continuous_usage_stats: bool = False
+
+
+class JsonSchemaFormat(Options):
+    name: Label | None = None
+    description: Text | None = None
+    schema_: JsonObject | bool | None = Field(default=None, alias="schema")
+    strict: bool | None = None
+
+
+class StructureTag(Options):
+    begin: Label = Field(min_length=1)
+    schema_: JsonObject = Field(alias="schema")
+    end: Label
+
+
+class ResponseFormat(Options):
+    type: Literal["text", "json_object", "json_schema", "regex", "structural_tag"]
+    json_schema: JsonSchemaFormat | None = None
+    schema_: JsonObject | bool | Text | None = Field(default=None, alias="schema")  # json_object with a schema
+    value: JsonObject | Text | None = None  # regex, or a schema
+    regex_schema: Text | None = None
+    structures: list[StructureTag] | None = Field(default=None, min_length=1, max_length=128, fail_fast=True)
+    triggers: list[Label] | None = Field(default=None, min_length=1, max_length=128, fail_fast=True)
+
+
+class StructuredOutputs(Options):
+    json_: JsonObject | bool | Text | None = Field(default=None, alias="json")
+    json_object: bool | None = None
+    regex: Text | None = None
+    choice: Choices | None = None
+    grammar: Text | None = None
+
+
+class SamplingBody(Options):
+    """What every API that generates may be told: how tokens are drawn, and for whom."""
+
+    temperature: float | None = Field(default=None, ge=0, le=100)
+    do_sample: bool | None = None
+    top_p: float | None = Field(default=None, ge=0, le=1)
+    top_k: Int | None = Field(default=None, ge=-1, lt=2**31)
+    min_p: float | None = Field(default=None, ge=0, le=1)
+    typical_p: float | None = Field(default=None, gt=0, le=1)
+    frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
+    presence_penalty: float | None = Field(default=None, ge=-2, le=2)
+    repetition_penalty: float | None = Field(
+        default=None, gt=0, le=100, validation_alias=AliasChoices("repetition_penalty", "repeat_penalty")
+    )
+    logit_bias: dict[Annotated[str, Field(max_length=32)], Logit] | None = Field(default=None, max_length=1024)
+    seed: Int | None = Field(default=None, ge=-(2**63), lt=2**64)
+    stop: Text | Choices | None = None
+    stop_token_ids: FewTokenIds | None = None
+    include_stop_str_in_output: bool | None = Field(
+        default=None, validation_alias=AliasChoices("include_stop_str_in_output", "no_stop_trim")
+    )
+    ignore_eos: bool | None = None
+    min_tokens: Int | None = Field(default=None, ge=0, lt=2**31, validation_alias=AliasChoices("min_tokens", "min_new_tokens"))
+    skip_special_tokens: bool | None = None
+    bad_words: list[Label] | None = Field(default=None, max_length=1024, fail_fast=True)
+    allowed_token_ids: TokenIds | None = None
+    logprobs_mode: Literal["raw_logprobs", "processed_logprobs"] | None = None
+    truncate_prompt_tokens: Kept | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    priority: Int | None = Field(default=None, ge=-(2**31), lt=2**31)
+    cache_salt: Label | None = None
+    timeout: float | None = Field(default=None, gt=0)
+
+    # These name the caller or hint at a cache; no answer depends on them.
+    user: Label | None = None
+    metadata: JsonObject | None = None
+    service_tier: Literal["auto", "default", "flex", "scale", "priority"] | None = None
+    prompt_cache_key: Label | None = None
+    prompt_cache_options: JsonObject | None = None
+    prompt_cache_retention: Label | None = None
+    safety_identifier: Label | None = None
+
+
+class GenerationBody(SamplingBody):
+    """What chat and completions have in common."""
+
+    model: Label | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: Int | None = Field(
+        default=None,
+        ge=-1,  # as many as fit
+        le=2**31 - 1,
+        validation_alias=AliasChoices("max_tokens", "max_new_tokens", "n_predict", "num_predict"),
+    )
+    n: Int | None = Field(default=None, ge=1, validation_alias=AliasChoices("n", "n_cmpl"))
+    prompt_logprobs: Alternatives | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: JsonObject | bool | Text | None = None
+    guided_regex: Text | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: Text | None = None
+    json_schema: JsonObject | bool | Text | None = None
+    regex: Text | None = None
+    grammar: Text | None = Field(default=None, validation_alias=AliasChoices("grammar", "ebnf"))
+    add_special_tokens: bool | None = None
+    request_id: str | None = Field(
+        default=None, max_length=128, pattern=r"^[\x21-\x7e]+$", validation_alias=AliasChoices("request_id", "rid")
+    )
+    store: bool | None = None
+
+
+class ContentPart(Options):
+    type: Label
+    text: Text | None = None
+    refusal: Text | None = None
+
+    @property
+    def unknown(self) -> Mapping[str, object]:
+        """A part that is no text is refused by its type, so its fields need no complaint of their own."""
+        return super().unknown if self.type in TEXT_PARTS else {}
+
+
+ContentParts = Annotated[list[ContentPart], Field(max_length=4096, fail_fast=True)]
+
+
+class CalledFunction(Options):
+    name: Label
+    arguments: Text | JsonObject | None = None
+
+
+class MessageCall(Options):
+    id: Label | None = None
+    type: Literal["function"] | None = None
+    index: Int | None = None
+    function: CalledFunction
+
+
+class Message(Options):
+    role: str = Field(max_length=64, pattern=r"^\w[\w.-]*$")  # what a role means is up to the template
+    content: Text | ContentParts | None = None
+    name: Label | None = None
+    tool_calls: Annotated[list[MessageCall], Field(max_length=4096, fail_fast=True)] | None = None
+    function_call: CalledFunction | None = None
+    tool_call_id: Label | None = None
+    refusal: Text | None = None
+    reasoning_content: Text | None = None
+    reasoning: Text | None = None  # the same under its other name; answers have both
+
+
+FunctionName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.-]+$")]
+
+
+class FunctionDefinition(Options):
+    name: FunctionName
+    description: Text | None = None
+    parameters: JsonObject | None = None
+    strict: bool | None = None
+
+
+class Tool(Options):
+    type: Literal["function"]
+    function: FunctionDefinition
+
+
+Tools = Annotated[list[Tool], Field(max_length=128, fail_fast=True)]
+
+
+class NamedFunction(Options):
+    name: Label
+
+
+class NamedTool(Options):
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class ToolsAllowed(Options):
+    mode: Literal["auto", "required"]
+    tools: list[NamedTool] = Field(min_length=1, max_length=128, fail_fast=True)
+
+
+class AllowedTools(Options):
+    type: Literal["allowed_tools"]
+    allowed_tools: ToolsAllowed
+
+
+class ChatBody(GenerationBody):
+    messages: list[Message] = Field(min_length=1, max_length=16384, fail_fast=True)
+    max_completion_tokens: Int | None = Field(default=None, ge=1, le=2**31 - 1)
+    logprobs: bool | None = None
+    top_logprobs: Alternatives | None = None
+    tools: Tools | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedTools | None = None
+    parallel_tool_calls: bool | None = None
+    modalities: list[Literal["text"]] | None = Field(default=None, max_length=16, fail_fast=True)
+    reasoning_effort: Effort | None = None
+    include_reasoning: bool | None = None
+    separate_reasoning: bool | None = None
+    chat_template_kwargs: JsonObject | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    documents: JsonObjects | None = None
+    echo: bool | None = None
+    enable_thinking: bool | None = Field(default=None, validation_alias=AliasChoices("enable_thinking", "think"))
+    thinking_token_budget: Int | None = Field(
+        default=None,
+        ge=-1,
+        lt=2**31,
+        validation_alias=AliasChoices("thinking_token_budget", "reasoning_budget", "reasoning_budget_tokens"),
+    )
+
+
+class CompletionBody(GenerationBody):
+    prompt: Prompts
+    logprobs: Alternatives | None = None
+    suffix: Text | None = None
+    echo: bool | None = None
+    best_of: Int | None = Field(default=None, ge=1)
+
+
+class EmbeddingBody(Options, json_schema_extra={"anyOf": [{"required": ["input"]}, {"required": ["messages"]}]}):
+    model: Label | None = None
+    input: Prompts | None = None
+    messages: list[Message] | None = Field(default=None, min_length=1, max_length=16384, fail_fast=True)
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: JsonObject | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Int | None = Field(default=None, ge=1)
+    normalize: bool | None = Field(default=None, validation_alias=AliasChoices("normalize", "use_activation"))
+    prompt_name: Label | None = None
+    input_type: Label | None = Field(default=None, validation_alias=AliasChoices("input_type", "task"))
+    truncate_prompt_tokens: Kept | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    add_special_tokens: bool | None = None
+    timeout: float | None = Field(default=None, gt=0)
+    user: Label | None = None
+
+
+class TokenizeBody(Options):
+    model: Label | None = None
+    prompt: Text | None = None
+    content: Text | None = None  # llama.cpp's word for it, with fields and an answer of its own
+    add_special: bool | None = None
+    parse_special: bool | None = None
+    with_pieces: bool | None = None
+    messages: list[Message] | None = Field(default=None, min_length=1, max_length=16384, fail_fast=True)
+    tools: Tools | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: JsonObject | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeBody(Options):
+    model: Label | None = None
+    tokens: TokenIds
+    skip_special_tokens: bool | None = None

@@ -1,0 +1,88 @@
+"""Which tools a conversation offers, whether a call is demanded, and what holds calls to it. What may not be called is not shown to the
+model either."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from server.api.request.prepare import invalid
+from server.api.request.schema import AllowedTools, ChatBody, NamedTool, Tool
+from server.interfaces import Tokenizer
+from server.messages import Constraint, ConstraintKind, Trigger
+from server.models.model import Loaded
+from server.text.dialect import Dialect
+from server.text.grammar import ToolSchema, beginnings, calls_behind_marker, forced_calls
+from server.text.reasoning import CLOSE, OPEN
+from server.text.tools import ToolFormat
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    tools: Sequence[Tool]
+    demanded: bool = False  # the answer must be a call
+    single: bool = False  # of one tool, once
+
+
+def tool_use(body: ChatBody) -> ToolUse:
+    tools, choice = body.tools or [], body.tool_choice
+    single = body.parallel_tool_calls is False
+    match choice:
+        case NamedTool():
+            named = _named(tools, [choice], "tool_choice")
+            return ToolUse(named, demanded=True, single=True)
+        case AllowedTools(allowed_tools=allowed):
+            named = _named(tools, allowed.tools, "tool_choice.allowed_tools")
+            return ToolUse(named, demanded=allowed.mode == "required", single=single)
+        case "required":
+            if not tools:
+                raise invalid("tool_choice", "tool_choice demands a call and tools is empty")
+            return ToolUse(tools, demanded=True, single=single)
+        case "none":
+            return ToolUse([])
+        case _:
+            return ToolUse(tools, single=single)
+
+
+def _named(tools: Sequence[Tool], names: Sequence[NamedTool], param: str) -> list[Tool]:
+    wanted = {named.function.name for named in names}
+    if unknown := wanted - {tool.function.name for tool in tools}:
+        raise invalid(param, f"{param} names {min(unknown)!r:.80}, which is not among tools")
+    return [tool for tool in tools if tool.function.name in wanted]
+
+
+def demanded_calls(use: ToolUse, dialect: Dialect, max_bytes: int) -> Constraint:
+    """Calls and nothing else, their arguments as the schemas say."""
+    schemas = [ToolSchema(tool.function.name, tool.function.parameters or {}) for tool in use.tools]
+    constraint = forced_calls(dialect.tools, schemas, dialect.specials, several=not use.single)
+    if len(constraint.source.encode()) > max_bytes:
+        raise invalid("tools", f"tools have more than {max_bytes} bytes of schema")
+    return constraint
+
+
+def offered_calls(use: ToolUse, loaded: Loaded, max_bytes: int, *, splits: bool, thinking: bool) -> Constraint | None:
+    """Holds calls, where the model makes any, to the tools that are offered, and to the schemas of those that are strict. Nothing is
+    refused for it: where a worker could not tell by tokens what a call is and what a thought, or where it would be too much, the model
+    is as free as it was. `splits`: thoughts are taken off the answer, and no call is taken from them."""
+    form, specials = loaded.dialect.tools, loaded.dialect.specials
+    splits_text = splits and not {OPEN, CLOSE} <= specials.keys()
+    if not use.tools or form.bare or form.opening not in specials or splits_text:
+        return None
+    strict = [ToolSchema(tool.function.name, tool.function.parameters or {} if tool.function.strict else None) for tool in use.tools]
+    names = [ToolSchema(tool.name, None) for tool in strict]
+    sources = dict.fromkeys(calls_behind_marker(form, tools, specials, several=not use.single) for tools in (strict, names))
+    fitting = [source for source in sources if len(source.encode()) <= max_bytes]
+    if not fitting:
+        return None
+    offers = _offers(form, names, loaded.tokenizer, specials[form.opening])
+    trigger = Trigger(specials[form.opening], offers)
+    if splits:
+        trigger = Trigger(specials[form.opening], offers, specials[OPEN], specials[CLOSE], is_open=thinking)
+    return Constraint(ConstraintKind.GRAMMAR, fitting[0], trigger, "".join(fitting[1:]))
+
+
+def _offers(form: ToolFormat, tools: Sequence[ToolSchema], tokenizer: Tokenizer, opening_id: int) -> tuple[tuple[int, ...], ...]:
+    """Encoded behind the marker, as some tokenizers write the beginning of a text otherwise."""
+    texts = [form.opening + text for tool in tools for text in beginnings(form, tool.name)]
+    encoded = [tuple(tokenizer.encode(text, False)) for text in texts]
+    return tuple(dict.fromkeys(ids[1:] for ids in encoded if ids[0] == opening_id))
