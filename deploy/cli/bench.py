@@ -1,4 +1,4 @@
-"""`relaxserve bench`: each benchmark is a module of deploy/bench with a `main(argv)`, imported when it is asked for."""
+"""`relaxserve bench`: each benchmark is a module with a `main(argv)` in a folder of deploy/bench, imported when it is asked for."""
 
 from __future__ import annotations
 
@@ -27,17 +27,18 @@ def bench(context: typer.Context) -> None:
       relaxserve bench http --help
     """
     name, *arguments = context.args or ["--help"]
-    known = names()
+    known = modules()
     if name in ("-h", "--help"):
         answers.print(context.get_help())
         answers.print(f"\nbenchmarks: {', '.join(known)}", highlight=False)
         return
     if name not in known:
         raise SettingsError(f"benchmark {name!r} is unknown; known: {', '.join(known)}")
-    importlib.import_module(f"{benchmarks.__name__}.{name}").main(arguments)
+    importlib.import_module(known[name]).main(arguments)
 
 
-def names() -> list[str]:
-    """The modules that have a `main`, found without running them: each draws in half the project."""
-    sources = {path.stem: path.read_text() for folder in benchmarks.__path__ for path in sorted(Path(folder).glob("*.py"))}
-    return [name for name, source in sources.items() if "\ndef main(" in source]
+def modules() -> dict[str, str]:
+    """Benchmarks by name: the modules that have a `main`, found without running them, since each draws in half the project."""
+    files = [path for folder in benchmarks.__path__ for path in Path(folder).glob("*/*.py")]
+    found = {path.stem: f"{benchmarks.__name__}.{path.parent.name}.{path.stem}" for path in files if "\ndef main(" in path.read_text()}
+    return dict(sorted(found.items()))

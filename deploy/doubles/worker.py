@@ -1,4 +1,4 @@
-"""A worker that computes nothing: scripted tokens at a chosen pace. HTTP tests and `deploy.bench.http` stand on it."""
+"""A worker that computes nothing: scripted tokens at a chosen pace. HTTP tests and `deploy.bench.serving.http` stand on it."""
 
 from __future__ import annotations
 

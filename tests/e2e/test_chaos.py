@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from deploy import demo
-from deploy.bench.chaos import Answer, Blows, Outcome, Storm, figures, run
+from deploy.bench.serving.chaos import Answer, Blows, Outcome, Storm, figures, run
 
 
 def test_streams_outlive_their_workers():

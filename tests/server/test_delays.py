@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from deploy.bench.hostile import OWN_LIMIT, Trial, send, trials
+from deploy.bench.serving.hostile import OWN_LIMIT, Trial, send, trials
 from deploy.doubles.worker import NullScript
 from server.text.tokenizer import Tokenizer
 

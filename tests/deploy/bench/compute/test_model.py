@@ -11,9 +11,10 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from deploy.bench import model, peer, synthetic
+from deploy.bench import peer, synthetic
+from deploy.bench.compute import model
+from deploy.bench.compute.model import Case, Compared, Row, Work, measure_peer
 from deploy.bench.limits import Limits
-from deploy.bench.model import Case, Compared, Row, Work, measure_peer
 from deploy.bench.peer import Package, Subject
 from deploy.bench.synthetic import RandomWeights, shapes_of, synthetic_config
 from runtime.device.cpu.cores import available_cores

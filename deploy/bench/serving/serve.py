@@ -21,8 +21,8 @@ import numpy as np
 
 from deploy import demo
 from deploy.bench.checkpoint import PREFIX, model_folder
-from deploy.bench.drive import Driver, InProcess, OverHttp, Prompt, Stream, percentile, served
 from deploy.bench.measure import Figure, best_s, report
+from deploy.bench.serving.drive import Driver, InProcess, OverHttp, Prompt, Stream, percentile, served
 from deploy.bench.synthetic import SHAPES
 from deploy.loading.costs import step_of
 from deploy.loading.load import load_model

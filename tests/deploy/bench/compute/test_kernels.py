@@ -9,9 +9,10 @@ import pytest
 
 from compiler.ir.dtypes import DType
 from compiler.machine.target import get
-from deploy.bench import kernels, model, synthetic
+from deploy.bench import synthetic
+from deploy.bench.compute import kernels, model
+from deploy.bench.compute.model import Model
 from deploy.bench.limits import Limits
-from deploy.bench.model import Model
 
 HIDDEN, LAYERS, HEADS, KV_HEADS, SIZE, FFN, VOCAB = 64, 2, 4, 2, 16, 96, 128
 

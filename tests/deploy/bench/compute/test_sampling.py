@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from deploy.bench import sampling
+from deploy.bench.compute import sampling
 
 
 def test_it_measures_every_kind_of_draw(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):

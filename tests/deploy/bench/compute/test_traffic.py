@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from deploy.bench import traffic
+from deploy.bench.compute import traffic
 from deploy.bench.measure import by_turns
 
 

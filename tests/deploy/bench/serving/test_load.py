@@ -11,7 +11,7 @@ import pytest
 
 from compiler.frontend.weights import open_safetensors
 from deploy import demo
-from deploy.bench import load
+from deploy.bench.serving import load
 
 
 def test_a_load_stays_within_its_plan(capsys: pytest.CaptureFixture[str]):

@@ -26,9 +26,9 @@ from typing import Any
 
 from deploy import demo
 from deploy.bench.checkpoint import model_folder
-from deploy.bench.drive import post_stream
 from deploy.bench.measure import Figure, report
-from deploy.bench.start import NAME, server
+from deploy.bench.serving.drive import post_stream
+from deploy.bench.serving.start import NAME, server
 from server.http.json_scan import MAX_DEPTH, MAX_NUMBERS, MAX_PARTS
 from server.settings import ServerSettings
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from compiler.frontend.nn import WeightFormat
-from deploy.bench import quality
+from deploy.bench.compute import quality
 from server.engine.step_model import StepBatch
 
 

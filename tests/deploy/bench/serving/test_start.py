@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from deploy.bench.start import main
+from deploy.bench.serving.start import main
 
 
 def test_it_measures_both_starts_and_a_stream(capsys: pytest.CaptureFixture[str]):

@@ -36,8 +36,8 @@ from compiler.ir.loops.statements import For, Let, Stmt
 from compiler.ir.loops.visit import loads, map_scalar, scalars_of, subscalars, substatements, walk_stmts
 from compiler.ir.types import TensorType, Type
 from compiler.machine.target import get
+from deploy.bench.compute.model import Model, model_of, model_options
 from deploy.bench.limits import Gauge
-from deploy.bench.model import Model, model_of, model_options
 
 STEPS = ((1, 1, 128), (1, 1, 4096), (32, 32, 128), (512, 1, 512))  # tokens, sequences, context
 RUNS = 5

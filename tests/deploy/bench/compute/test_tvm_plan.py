@@ -10,8 +10,8 @@ from compiler.backends.cpu.pipeline import pipeline
 from compiler.driver import Options
 from compiler.frontend.decoder import StepBounds
 from compiler.ir.text.parser import parse
-from deploy.bench import compiler
-from deploy.bench.tvm_plan import planned_bytes
+from deploy.bench.compute import compiler
+from deploy.bench.compute.tvm_plan import planned_bytes
 from server.settings import SettingsError
 
 STEP = """

@@ -7,11 +7,11 @@ import struct
 import subprocess
 import sys
 
-from deploy.bench.http import _arrival_us
+from deploy.bench.serving.http import _arrival_us
 
 
 def test_it_measures():
-    command = [sys.executable, "-m", "deploy.bench.http", "--json", "--seconds", "0.5", "--rate", "400", "--streams", "8"]
+    command = [sys.executable, "-m", "deploy.bench.serving.http", "--json", "--seconds", "0.5", "--rate", "400", "--streams", "8"]
     ended = subprocess.run(command, check=False, capture_output=True, timeout=120, text=True)
     assert ended.returncode == 0, ended.stderr
     result = json.loads(ended.stdout)

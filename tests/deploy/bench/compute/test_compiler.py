@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from deploy.bench import compiler
+from deploy.bench.compute import compiler
 
 
 @pytest.fixture(autouse=True)

@@ -27,10 +27,10 @@ from compiler.ir.text.parser import parse
 from compiler.ir.types import TensorType, tensor
 from compiler.ops.matmul import MATMUL
 from compiler.signature import key_of
+from deploy.bench.compute.traffic import bandwidth
+from deploy.bench.compute.tvm_plan import planned_bytes
 from deploy.bench.measure import Figure, best_s, by_turns, report
 from deploy.bench.synthetic import dtypes_of
-from deploy.bench.traffic import bandwidth
-from deploy.bench.tvm_plan import planned_bytes
 from runtime.executable import Executable
 from runtime.session import Session
 

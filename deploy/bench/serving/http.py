@@ -1,4 +1,4 @@
-"""What the HTTP front costs by itself: `python -m deploy.bench.http --json`.
+"""What the HTTP front costs by itself: `python -m deploy.bench.serving.http --json`.
 
 The server runs here, with a model that only tells the time: every token is the moment at which it was emitted. A client in a process of
 its own compares that with the moment at which the kernel had the token ready for it (`added`), and at which the client had read it too
@@ -189,7 +189,7 @@ async def _bare(num_streams: int, rate: float, num_tokens: int) -> Streams:
 
 async def _streams(port: int, num_streams: int, num_tokens: int) -> Streams:
     """Have the client process run; CPU time is this process's own."""
-    command = [sys.executable, "-m", "deploy.bench.http", "--client", f"{port},{num_streams},{num_tokens}"]
+    command = [sys.executable, "-m", "deploy.bench.serving.http", "--client", f"{port},{num_streams},{num_tokens}"]
     pipe = asyncio.subprocess.PIPE
     client = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, limit=1 << 28)  # bytes of one line
     assert client.stdout is not None and client.stdin is not None
@@ -307,7 +307,7 @@ def _resident_bytes() -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m deploy.bench.http", description="What the HTTP front costs by itself.")
+    parser = argparse.ArgumentParser(prog="python -m deploy.bench.serving.http", description="What the HTTP front costs by itself.")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of lines")
     parser.add_argument("--rate", type=float, default=2000.0, help="tokens per second of all streams together")
     parser.add_argument("--streams", type=int, default=64)

@@ -20,8 +20,8 @@ from pathlib import Path
 
 from deploy import demo
 from deploy.bench.checkpoint import model_folder
-from deploy.bench.drive import post_stream
 from deploy.bench.measure import Figure, report
+from deploy.bench.serving.drive import post_stream
 
 NAME = "started"
 ADDRESS = re.compile(r"relaxserve at http://([\w.]+):(\d+):")

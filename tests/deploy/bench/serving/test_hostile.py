@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from deploy.bench.hostile import main
+from deploy.bench.serving.hostile import main
 
 
 def test_it_tries_every_field_beside_a_stream_and_a_probe(capsys: pytest.CaptureFixture[str]):

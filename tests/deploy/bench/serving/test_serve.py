@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from deploy.bench.drive import Stream
-from deploy.bench.serve import arrival_figures, main, stream_figures
+from deploy.bench.serving.drive import Stream
+from deploy.bench.serving.serve import arrival_figures, main, stream_figures
 from server.messages import MAX_GAP_MS
 
 
