@@ -22,9 +22,9 @@ from compiler.ir.types import TensorType, tensor
 from compiler.ops.elementwise import ADD, CAST, MULTIPLY
 from compiler.ops.embedding import EMBEDDING
 from compiler.ops.manipulate import CONCAT, RESHAPE, SLICE
-from compiler.ops.matmul import LINEAR
 from compiler.ops.normalize import LAYER_NORM, RMS_NORM
-from compiler.ops.quantize import DEQUANTIZE, QUANTIZE
+from compiler.ops.products.matmul import LINEAR
+from compiler.ops.products.quantize import DEQUANTIZE, QUANTIZE
 
 F32 = DType.F32
 

@@ -1,22 +1,8 @@
 """Every family of operators. Importing this fills the tables."""
 
-from compiler.ops import (
-    create,
-    dynamic,
-    elementwise,
-    embedding,
-    index,
-    integer,
-    integer_rows,
-    manipulate,
-    matmul,
-    normalize,
-    quantize,
-    random,
-    reduce,
-    widened,
-)
+from compiler.ops import create, dynamic, elementwise, embedding, index, manipulate, normalize, random, reduce
 from compiler.ops.attention import dense, kv_cache, paged, ragged
+from compiler.ops.products import integer, integer_rows, matmul, quantize, widened
 from compiler.ops.sampling import operators
 
 __all__ = [

@@ -25,7 +25,7 @@ from compiler.ir.graph.visit import operands
 from compiler.ir.module import IRModule
 from compiler.ir.text.parser import parse
 from compiler.ir.types import TensorType, tensor
-from compiler.ops.matmul import MATMUL
+from compiler.ops.products.matmul import MATMUL
 from compiler.signature import key_of
 from deploy.bench.compute.traffic import bandwidth
 from deploy.bench.compute.tvm_plan import planned_bytes

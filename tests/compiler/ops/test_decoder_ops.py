@@ -15,8 +15,8 @@ from compiler.ir.graph.builder import Builder
 from compiler.ir.types import ObjectType, ScalarType, TensorType, TupleType, tensor
 from compiler.ops.broadcast import broadcast_shapes
 from compiler.ops.embedding import EMBEDDING, ROPE, ROPE_ANGLES
-from compiler.ops.matmul import LINEAR, MATMUL
 from compiler.ops.normalize import LAYER_NORM, LOG_SOFTMAX, RMS_NORM, SOFTMAX
+from compiler.ops.products.matmul import LINEAR, MATMUL
 from compiler.passes.legalize import legalize
 
 F32, BF16, I32 = DType.F32, DType.BF16, DType.I32

@@ -31,10 +31,10 @@ from compiler.ir.prove import prove_divisible
 from compiler.ir.types import TensorType
 from compiler.machine.formats import FOUR, PANEL4
 from compiler.machine.products import ProductTiles
-from compiler.ops.integer import INTEGER_LINEAR, PANEL_INTEGERS, PANEL_SCALES
-from compiler.ops.integer_rows import QUANTIZE_ROWS, ROW_PLANES
 from compiler.ops.manipulate import BROADCAST_TO
-from compiler.ops.widened import PANEL_MULTIPLIERS, WIDENED_LINEAR
+from compiler.ops.products.integer import INTEGER_LINEAR, PANEL_INTEGERS, PANEL_SCALES
+from compiler.ops.products.integer_rows import QUANTIZE_ROWS, ROW_PLANES
+from compiler.ops.products.widened import PANEL_MULTIPLIERS, WIDENED_LINEAR
 from compiler.passes.rewrite import rewrite_module
 
 ACTIVATION_BITS: Final = {8: 16, 4: 8}  # by bits of the weight

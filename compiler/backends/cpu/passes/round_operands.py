@@ -14,7 +14,7 @@ from compiler.ir.graph.values import Call
 from compiler.ir.module import IRModule
 from compiler.ir.types import TensorType
 from compiler.ops.elementwise import CAST
-from compiler.ops.matmul import LINEAR
+from compiler.ops.products.matmul import LINEAR
 from compiler.passes.rewrite import rewrite_module
 
 

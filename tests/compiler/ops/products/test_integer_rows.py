@@ -9,7 +9,7 @@ from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
 from compiler.ir.types import TensorType, TupleType, tensor
-from compiler.ops.integer_rows import QUANTIZE_ROWS, ROW_PLANES
+from compiler.ops.products.integer_rows import QUANTIZE_ROWS, ROW_PLANES
 
 F32, I8, I32, BOOL = DType.F32, DType.I8, DType.I32, DType.BOOL
 N = DimVar("n")

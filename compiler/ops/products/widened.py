@@ -28,9 +28,9 @@ from compiler.ir.op import REQUIRED
 from compiler.ir.types import TensorType, TupleType, Type
 from compiler.machine.formats import EIGHTHS, FOUR, PANEL4, WIDENED4
 from compiler.ops.broadcast import output, sized_buffer
-from compiler.ops.integer import same_shape
-from compiler.ops.integer_rows import NEGLIGIBLE
 from compiler.ops.operands import dtype_attr, int_attr, tensor_operand, unproved, wants_float
+from compiler.ops.products.integer import same_shape
+from compiler.ops.products.integer_rows import NEGLIGIBLE
 from compiler.ops.tables import Nest, Operands, define
 
 Attrs = Mapping[str, Any]

@@ -15,7 +15,7 @@ from compiler.ir.loops.write import Array, Kernel, bits_of, cast, const, largest
 from compiler.ir.types import TensorType, TupleType, Type
 from compiler.ops.broadcast import sized_buffer
 from compiler.ops.operands import dtype_attr, tensor_operand, wants_float
-from compiler.ops.quantize import bits_attr, group_of, num_groups
+from compiler.ops.products.quantize import bits_attr, group_of, num_groups
 from compiler.ops.tables import Nest, Operands, define
 
 Attrs = Mapping[str, Any]

@@ -27,7 +27,7 @@ from compiler.ir.types import TensorType, Type
 from compiler.machine.formats import FOUR, PANELS, Panels
 from compiler.ops.broadcast import output
 from compiler.ops.operands import agree, dtype_attr, int_attr, tensor_operand, unproved, wants_float
-from compiler.ops.quantize import half_byte
+from compiler.ops.products.quantize import half_byte
 from compiler.ops.tables import Nest, Operands, define
 
 Attrs = Mapping[str, Any]

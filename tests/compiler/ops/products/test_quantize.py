@@ -10,7 +10,7 @@ from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
 from compiler.ir.types import TensorType, TupleType, tensor
-from compiler.ops.quantize import DEQUANTIZE, QUANTIZE
+from compiler.ops.products.quantize import DEQUANTIZE, QUANTIZE
 
 F32, F16, I8, U8 = DType.F32, DType.F16, DType.I8, DType.U8
 N = DimVar("n")

@@ -9,10 +9,10 @@ from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
 from compiler.ir.types import TensorType, TupleType, tensor
-from compiler.ops.integer import PANEL_INTEGERS
-from compiler.ops.integer_rows import ROW_PLANES
-from compiler.ops.quantize import DEQUANTIZE, QUANTIZE
-from compiler.ops.widened import PANEL_MULTIPLIERS, WIDENED_LINEAR
+from compiler.ops.products.integer import PANEL_INTEGERS
+from compiler.ops.products.integer_rows import ROW_PLANES
+from compiler.ops.products.quantize import DEQUANTIZE, QUANTIZE
+from compiler.ops.products.widened import PANEL_MULTIPLIERS, WIDENED_LINEAR
 
 F32, I8, U8, BOOL = DType.F32, DType.I8, DType.U8, DType.BOOL
 N, K = DimVar("n"), 256

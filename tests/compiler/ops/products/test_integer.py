@@ -10,9 +10,9 @@ from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
 from compiler.ir.types import tensor
-from compiler.ops.integer import INTEGER_LINEAR, PANEL_INTEGERS, PANEL_SCALES
-from compiler.ops.integer_rows import QUANTIZE_ROWS
-from compiler.ops.quantize import DEQUANTIZE, QUANTIZE
+from compiler.ops.products.integer import INTEGER_LINEAR, PANEL_INTEGERS, PANEL_SCALES
+from compiler.ops.products.integer_rows import QUANTIZE_ROWS
+from compiler.ops.products.quantize import DEQUANTIZE, QUANTIZE
 
 F32, I8, I32, U8 = DType.F32, DType.I8, DType.I32, DType.U8
 N = DimVar("n")
