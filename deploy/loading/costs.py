@@ -1,4 +1,4 @@
-"""What a step costs by its number of tokens, measured before the first request: pacing (`server/engine/pace.py`) begins with it."""
+"""What a step costs by its number of tokens, measured before the first request: pacing (`server/engine/scheduling/pace.py`) begins with it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+from server.engine.pace import EFFICIENT, Measured
 
 from runtime.files import regular
 from runtime.kv_pool import PAGE_SIZE
-from server.engine.pace import EFFICIENT, Measured
 from server.engine.step_model import NO_ROWS, StepBatch, StepLimits, StepModel
 
 ENOUGH_S = 2.0  # of measuring: larger steps are taken to cost in proportion

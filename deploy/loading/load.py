@@ -20,7 +20,7 @@ from deploy.verification import damage_of
 from runtime.kv_pool import PAGE_SIZE
 from runtime.memory import MemoryAccount
 from runtime.session import Session
-from server.engine.pace import Pace
+from server.engine.scheduling.pace import Pace
 from server.engine.step_model import StepModel
 from server.engine.worker import LoadedModel
 from server.interfaces import LoadError

@@ -11,10 +11,10 @@ import numpy as np
 from fastapi import Request
 from numpy.typing import NDArray
 
-from server.api.openai.completions import token_ids
-from server.api.context import Caller, Context, caller
-from server.api.request.prepare import context_of, deadline_of, invalid
 from server.api.answer.respond import while_connected
+from server.api.context import Caller, Context, caller
+from server.api.openai.completions import token_ids
+from server.api.request.prepare import context_of, deadline_of, invalid
 from server.api.request.schema import EmbeddingBody, Prompts
 from server.api.request.texts import kept_of, too_long
 from server.errors import DEADLINE_EXCEEDED, NOT_AN_EMBEDDER, QUEUE_FULL, UNSUPPORTED_FIELD, ApiError, of_request

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from runtime.kv_pool import PAGE_SIZE
 from server.engine.request import Sequence
-from server.engine.scheduler import Plan
+from server.engine.scheduling.scheduler import Plan
 from server.engine.step_model import NO_ROWS, StepBatch, StepLimits
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from server.engine.fair_queue import FairQueue
+from server.engine.scheduling.fair_queue import FairQueue
 from server.engine.step_model import EmbedModel
 from server.messages import Abort, Embed, Embedding, ErrorCode, Failed, FromWorker, Submit
 

@@ -6,9 +6,9 @@ from collections.abc import Collection, Iterable
 from itertools import chain
 
 from runtime.kv_pool import PAGE_SIZE
-from server.engine.page_pool import PageList
 from server.engine.request import Request, Sequence, Stage
 from server.engine.sampler import RowState
+from server.engine.scheduling.page_pool import PageList
 from server.engine.step_model import StepLimits
 from server.interfaces import RequestError
 from server.messages import Embed, ErrorCode, SamplingParams, Submit

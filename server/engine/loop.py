@@ -15,11 +15,11 @@ from server.constraints.compiler import ConstraintCompiler
 from server.constraints.matcher import LATE, ConstraintError, Mask
 from server.engine.batch import BatchBuilder
 from server.engine.outbox import Outbox, Publish, Timing
-from server.engine.pace import Pace
 from server.engine.request import Sequence, Stage
 from server.engine.requests import Requests
 from server.engine.sampler import Sampler
-from server.engine.scheduler import Plan, Scheduler
+from server.engine.scheduling.pace import Pace
+from server.engine.scheduling.scheduler import Plan, Scheduler
 from server.engine.step_model import Logits, StepBatch, StepModel
 from server.messages import Abort, Embed, Stats, Submit
 

@@ -8,7 +8,7 @@ from typing import Any
 from server.constraints.matcher import Mask
 from server.engine.loop import Engine
 from server.engine.request import Sequence
-from server.engine.scheduler import Plan
+from server.engine.scheduling.scheduler import Plan
 
 
 class OverlappedEngine(Engine):

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from runtime.kv_pool import PAGE_SIZE
 from server.constraints.matcher import Matcher
-from server.engine.page_pool import PageList
 from server.engine.sampler import RowState
+from server.engine.scheduling.page_pool import PageList
 from server.messages import Embed, FinishReason, Submit, TokenLogprob
 
 

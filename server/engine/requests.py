@@ -19,7 +19,7 @@ from server.engine.intake import open_request, open_text, row_behind
 from server.engine.outbox import Outbox
 from server.engine.request import Request, Sequence, Stage
 from server.engine.sampler import Drawn
-from server.engine.scheduler import Scheduler
+from server.engine.scheduling.scheduler import Scheduler
 from server.engine.step_model import StepLimits
 from server.interfaces import RequestError
 from server.messages import Abort, Embed, ErrorCode, Failed, FinishReason, Submit, TokenEvent, TokenLogprob

@@ -16,7 +16,7 @@ from server.engine.channel import WorkerChannel
 from server.engine.embed import Embedder
 from server.engine.loop import Engine
 from server.engine.overlap import OverlappedEngine
-from server.engine.pace import Pace
+from server.engine.scheduling.pace import Pace
 from server.engine.step_model import EmbedModel, StepModel
 from server.interfaces import LoadError
 from server.messages import (

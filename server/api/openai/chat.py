@@ -8,12 +8,13 @@ from dataclasses import dataclass
 import msgspec
 from fastapi import APIRouter, Request, Response
 
+from server.api.answer.generate import Generation, Job
+from server.api.answer.respond import respond, response_headers
 from server.api.answer.shapes import ChatChunk, ChatCompletion, Render
-from server.api.openai.chat_answer import ChatAnswer
 from server.api.context import Caller, Context, caller
+from server.api.openai.chat_answer import ChatAnswer
 from server.api.request.conversation import for_template
 from server.api.request.fields import check_unknown
-from server.api.answer.generate import Generation, Job
 from server.api.request.limits import check_num_logprobs, check_sizes, num_chars
 from server.api.request.prepare import (
     ChatPlan,
@@ -27,11 +28,10 @@ from server.api.request.prepare import (
     sampling_params,
     seed_of,
 )
-from server.api.answer.respond import respond, response_headers
-from server.api.routes import gives, new_router
 from server.api.request.schema import ChatBody, Tool
 from server.api.request.texts import check_chars, encode_prompts, kept_of, most_chars
 from server.api.request.tool_choice import ToolUse, demanded_calls, offered_calls, tool_use
+from server.api.routes import gives, new_router
 from server.errors import NO_CHAT_TEMPLATE, TEMPLATE_FAILED, UNSUPPORTED_FIELD, ApiError
 from server.messages import Constraint, Thinking
 from server.models.model import Loaded, Model

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from deploy.doubles.model import LogitsOf, NullModel, StepTime
 from server.constraints.compiler import ConstraintCompiler
 from server.engine.loop import Engine
-from server.engine.pace import Pace
+from server.engine.scheduling.pace import Pace
 from server.engine.step_model import StepLimits
 from server.messages import (
     Constraint,

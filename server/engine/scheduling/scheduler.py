@@ -15,10 +15,10 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from server.engine.fair_queue import FairQueue
-from server.engine.pace import Measured, Pace
-from server.engine.page_pool import PagePool
 from server.engine.request import Request, Sequence, Stage
+from server.engine.scheduling.fair_queue import FairQueue
+from server.engine.scheduling.pace import Measured, Pace
+from server.engine.scheduling.page_pool import PagePool
 from server.engine.step_model import StepLimits
 from server.messages import MAX_GAP_MS
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from server.engine.page_pool import IntegrityError, PageList, PagePool
+from server.engine.scheduling.page_pool import IntegrityError, PageList, PagePool
 
 TEXT = list(range(100))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from server.engine.fair_queue import DEEPEST_DEBT, QUANTUM, FairQueue
+from server.engine.scheduling.fair_queue import DEEPEST_DEBT, QUANTUM, FairQueue
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from statistics import median
 
 import pytest
 
-from server.engine.pace import RECENT, SMALLEST, Measured, Pace, StepCosts
+from server.engine.scheduling.pace import RECENT, SMALLEST, Measured, Pace, StepCosts
 from server.engine.step_model import StepLimits
 from server.messages import SamplingParams, Submit
 
