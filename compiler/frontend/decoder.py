@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from compiler.frontend.config import ModelConfig
-from compiler.frontend.decoder_layers import Batch, Layer, Step
 from compiler.frontend.family import DecoderFamily
-from compiler.frontend.nn import DEFAULT_FORMAT, Net, WeightFormat, prefix_of
+from compiler.frontend.layers.decoder import Batch, Layer, Step
+from compiler.frontend.layers.nn import DEFAULT_FORMAT, Net, WeightFormat, prefix_of
 from compiler.frontend.registry import decoder_family
 from compiler.ir.dims import DimVar
 from compiler.ir.dtypes import DType

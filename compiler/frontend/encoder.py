@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compiler.frontend.config import ModelConfig
-from compiler.frontend.encoder_layers import EncoderLayer, Texts
 from compiler.frontend.family import EncoderFamily
-from compiler.frontend.nn import DEFAULT_FORMAT, Net, WeightFormat, prefix_of
+from compiler.frontend.layers.encoder import EncoderLayer, Texts
+from compiler.frontend.layers.nn import DEFAULT_FORMAT, Net, WeightFormat, prefix_of
 from compiler.frontend.registry import encoder_family
 from compiler.frontend.sentence import Pooling
 from compiler.ir.dims import Dim, DimVar

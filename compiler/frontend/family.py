@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from compiler.frontend.config import ModelConfig
-from compiler.frontend.decoder_layers import Layer, Step, embed, logits
-from compiler.frontend.encoder_layers import EncoderLayer
 from compiler.frontend.fields import Fields
+from compiler.frontend.layers.decoder import Layer, Step, embed, logits
+from compiler.frontend.layers.encoder import EncoderLayer
 from compiler.ir.graph.atoms import Var
 
 Read = Callable[[Fields], ModelConfig]  # a config.json

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from compiler.driver import Options, compile_module
-from compiler.frontend.nn import WeightFormat
+from compiler.frontend.layers.nn import WeightFormat
 from compiler.ir.dtypes import DType
 from compiler.ir.text.parser import parse
 from compiler.ir.tiles import TileOp, stated_fields

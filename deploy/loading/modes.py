@@ -11,7 +11,7 @@ from compiler.frontend.decoder import UNUSED as DECODER_UNUSED
 from compiler.frontend.encoder import ENTRY as ENCODE
 from compiler.frontend.encoder import UNUSED as ENCODER_UNUSED
 from compiler.frontend.encoder import EncodeBounds, build_encode
-from compiler.frontend.nn import WeightFormat
+from compiler.frontend.layers.nn import WeightFormat
 from compiler.frontend.sampler import build_sampler
 from compiler.frontend.sentence import Pooling
 from compiler.ir.dtypes import DType

@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from compiler.frontend.config import ModelConfig, read_decoder, read_softcap, read_windows, rotating_whole_heads
-from compiler.frontend.decoder_layers import Layer, attention, capped_logits, gated_mlp, norm, scaled_embed
 from compiler.frontend.family import DecoderFamily, Gguf
 from compiler.frontend.fields import Fields
+from compiler.frontend.layers.decoder import Layer, attention, capped_logits, gated_mlp, norm, scaled_embed
 from compiler.ir.graph.atoms import Var
 
 GGUF_FIELDS = {

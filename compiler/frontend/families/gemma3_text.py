@@ -6,10 +6,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from compiler.frontend.config import ModelConfig, read_softcap, read_windows
-from compiler.frontend.decoder_layers import Layer, capped_logits, head_norm_attention, scaled_embed
 from compiler.frontend.families.gemma2 import GGUF_FIELDS, GGUF_LAYER_NAMES, completed_by, read_gemma, sandwiched
 from compiler.frontend.family import DecoderFamily, Gguf
 from compiler.frontend.fields import Fields
+from compiler.frontend.layers.decoder import Layer, capped_logits, head_norm_attention, scaled_embed
 from compiler.frontend.rope import Rope, read_rope
 from compiler.ir.graph.atoms import Var
 

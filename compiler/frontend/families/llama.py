@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from compiler.frontend.config import ModelConfig, read_decoder, rotating_whole_heads
-from compiler.frontend.decoder_layers import Layer, attention, gated_mlp, norm
 from compiler.frontend.family import DecoderFamily, Gguf
 from compiler.frontend.fields import Fields
+from compiler.frontend.layers.decoder import Layer, attention, gated_mlp, norm
 from compiler.ir.graph.atoms import Var
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from compiler.frontend.config import ModelConfig, read_encoder
-from compiler.frontend.encoder_layers import EncoderLayer, attend, mlp, norm, project
 from compiler.frontend.family import EncoderFamily
 from compiler.frontend.fields import Fields
+from compiler.frontend.layers.encoder import EncoderLayer, attend, mlp, norm, project
 from compiler.ir.graph.atoms import Var
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from compiler.frontend.config import ModelConfig, read_decoder, rotating_whole_heads
-from compiler.frontend.decoder_layers import Layer, attend, gated_mlp, norm, project_qkv, projection_norm, rotate
 from compiler.frontend.family import DecoderFamily, Gguf
 from compiler.frontend.fields import Fields
+from compiler.frontend.layers.decoder import Layer, attend, gated_mlp, norm, project_qkv, projection_norm, rotate
 from compiler.ir.graph.atoms import Var
 
 GGUF_LAYER_NAMES = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}

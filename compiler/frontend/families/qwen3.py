@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from compiler.frontend.config import ModelConfig, read_decoder, rotating_whole_heads
-from compiler.frontend.decoder_layers import Layer, gated_mlp, head_norm_attention, norm
 from compiler.frontend.families.qwen2 import read_qwen_windows
 from compiler.frontend.family import DecoderFamily, Gguf
 from compiler.frontend.fields import Fields
+from compiler.frontend.layers.decoder import Layer, gated_mlp, head_norm_attention, norm
 from compiler.ir.graph.atoms import Var
 
 

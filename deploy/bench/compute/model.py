@@ -21,7 +21,7 @@ from compiler.bind import bind_weights
 from compiler.driver import Options, compile_module
 from compiler.frontend.config import ModelConfig
 from compiler.frontend.decoder import ENTRY, StepBounds, build_step
-from compiler.frontend.nn import WeightFormat
+from compiler.frontend.layers.nn import WeightFormat
 from compiler.ir.dtypes import DType
 from compiler.machine.target import NAMED, Target, get, host
 from deploy.bench.limits import Gauge

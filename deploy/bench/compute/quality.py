@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from compiler.bind import bind_weights
-from compiler.frontend.nn import WeightFormat
+from compiler.frontend.layers.nn import WeightFormat
 from compiler.frontend.weights import TensorInfo, WeightSource
 from compiler.ir.dtypes import DType
 from compiler.machine.target import host

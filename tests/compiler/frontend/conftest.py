@@ -15,7 +15,7 @@ from compiler.bind import bind_weights
 from compiler.driver import Options, compile_module
 from compiler.frontend.config import ModelConfig
 from compiler.frontend.decoder import ENTRY, StepBounds, build_step
-from compiler.frontend.nn import WeightFormat
+from compiler.frontend.layers.nn import WeightFormat
 from compiler.frontend.registry import load_config
 from compiler.frontend.weights import WeightSource, open_safetensors
 from compiler.ir.dtypes import DType

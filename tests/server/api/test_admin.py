@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from compiler.frontend.errors import ConfigError
-from compiler.frontend.nn import WeightFormat
+from compiler.frontend.layers.nn import WeightFormat
 from compiler.machine.target import NAMED
 from deploy.doubles.worker import NullScript
 from server.api.admin.endpoint import TargetName, WeightForm

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from compiler.frontend.config import ModelConfig
-from compiler.frontend.decoder_layers import ACTIVATIONS
-from compiler.frontend.nn import Net
+from compiler.frontend.layers.decoder import ACTIVATIONS
+from compiler.frontend.layers.nn import Net
 from compiler.ir.dims import DimVar
 from compiler.ir.graph.atoms import Var
 from compiler.ops.attention.ragged import RAGGED_ATTENTION

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from compiler.frontend.config import Activation, ModelConfig
-from compiler.frontend.nn import Net
+from compiler.frontend.layers.nn import Net
 from compiler.frontend.rope import Rope
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.graph.atoms import Atom, Constant, ScalarValue, Var
