@@ -181,7 +181,7 @@ Arg = Reg | ConstantRef | Imm | Slot
 
 
 class Call(Struct, frozen=True, tag=True):
-    """`callee` names a builtin of the machine ("vm.", listed in runtime/builtins.py), a library routine ("lib.", listed in
+    """`callee` names a builtin of the machine ("vm.", listed in runtime/vm/builtins.py), a library routine ("lib.", listed in
     runtime/library.py), or a function of the executable."""
 
     dst: int | None

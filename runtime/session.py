@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.builtins import BUILTINS
 from runtime.device.base import Device, Tensor
 from runtime.device.registry import open_device
 from runtime.executable import Executable
 from runtime.memory import MemoryAccount
-from runtime.profile import Profile
-from runtime.vm import Machine
+from runtime.vm.builtins import BUILTINS
+from runtime.vm.machine import Machine
+from runtime.vm.profile import Profile
 
 
 class Session:

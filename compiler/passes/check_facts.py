@@ -1,7 +1,7 @@
 """Every symbolic fact is proved when the program is compiled, or checked when it runs: exactly once, at a named boundary.
 
     boundary     the fact                                                          its check
-    entry        arguments have the annotations of the parameters,                 the machine, in `runtime/matching.py`
+    entry        arguments have the annotations of the parameters,                 the machine, in `runtime/vm/matching.py`
                  variables lie within their ranges
     match_cast   what the program asks for                                         the machine, likewise
     return       the result has the annotation of the signature, on which          a match_cast

@@ -27,11 +27,11 @@ from compiler.driver import compile_module
 from compiler.interpret.graph import Interpreter
 from compiler.ir.errors import CompileError
 from compiler.ir.module import IRModule
-from runtime.builtins import BUILTINS
 from runtime.errors import RuntimeFault
 from runtime.executable import Arg, Executable
 from runtime.session import Session
-from runtime.vm import Frame, Loader, Step
+from runtime.vm.builtins import BUILTINS
+from runtime.vm.machine import Frame, Loader, Step
 from tests.compiler import random_recipes
 from tests.compiler.false_facts import BOUNDARIES, falsified
 from tests.compiler.random_programs import Program, Unfit, draw

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from runtime.device.cpu.device import CpuDevice
 from runtime.errors import ArgumentMismatch, BoundExceeded, InvalidProgram
 from runtime.executable import DTYPES, AnySpec, Bound, ScalarSpec, ShapeSpec, Slot, Spec, TensorSpec, TupleSpec
-from runtime.matching import Item, Match, scalar_word, word_scalar
+from runtime.vm.matching import Item, Match, scalar_word, word_scalar
 
 DEVICE = CpuDevice(1)
 SLOTS = ("n", "m", "2*n")

@@ -6,7 +6,7 @@ from typing import Any
 
 from runtime.device.base import Bases, Launch
 from runtime.executable import Base, NativeLaunch, Region
-from runtime.vm import Frame, Loader, Step
+from runtime.vm.machine import Frame, Loader, Step
 
 
 def region_step(loader: Loader, region: Region) -> Step:

@@ -27,9 +27,9 @@ from runtime.executable import (
     VMFunction,
 )
 from runtime.library import routine
-from runtime.matching import INT64, Item, Match, mentions_slots
 from runtime.memory import Arena, MemoryAccount
-from runtime.profile import Profile
+from runtime.vm.matching import INT64, Item, Match, mentions_slots
+from runtime.vm.profile import Profile
 
 MAX_DEPTH = 100  # of calls within calls
 

@@ -37,9 +37,9 @@ from runtime.executable import (
     TensorSpec,
     TupleSpec,
 )
-from runtime.matching import Item, word_scalar
-from runtime.regions import region_step
-from runtime.vm import Builtin, Frame, Loader, Read, Step, on_host
+from runtime.vm.machine import Builtin, Frame, Loader, Read, Step, on_host
+from runtime.vm.matching import Item, word_scalar
+from runtime.vm.regions import region_step
 
 Args = tuple[Arg, ...]
 
