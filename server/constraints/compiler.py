@@ -12,8 +12,8 @@ from server.constraints.grammar import Grammar
 from server.constraints.isolated import IsolatedMatcher
 from server.constraints.lazy import LazyMatcher
 from server.constraints.matcher import ConstraintError, Matcher
-from server.constraints.wire import GrammarSettings, Source
-from server.constraints.zygote import Zygote
+from server.constraints.process.wire import GrammarSettings, Source
+from server.constraints.process.zygote import Zygote
 from server.messages import Constraint
 
 

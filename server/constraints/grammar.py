@@ -8,10 +8,10 @@ import msgspec
 
 from server.constraints.compile_slots import CompileSlots
 from server.constraints.matcher import ConstraintError, ConstraintLost, ConstraintTooHeavy
-from server.constraints.process_socket import ProcessSocket
+from server.constraints.process.process_socket import ProcessSocket
+from server.constraints.process.wire import Answer, GrammarSettings, Source, framed
+from server.constraints.process.zygote import Zygote
 from server.constraints.retries import Retries
-from server.constraints.wire import Answer, GrammarSettings, Source, framed
-from server.constraints.zygote import Zygote
 
 
 class Grammar:

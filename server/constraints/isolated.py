@@ -9,9 +9,9 @@ from typing import Literal
 
 from server.constraints.grammar import Grammar
 from server.constraints.matcher import LATE, ConstraintError, ConstraintLost, Late, Mask, Matcher
-from server.constraints.process_socket import ProcessSocket
+from server.constraints.process.process_socket import ProcessSocket
+from server.constraints.process.wire import Answer, Question, question
 from server.constraints.retries import Retries
-from server.constraints.wire import Answer, Question, question
 
 PATIENCE_S = 0.02  # from question to answer
 

@@ -12,9 +12,9 @@ from typing import Literal
 from server.constraints.grammar import Grammar
 from server.constraints.isolated import IsolatedMatcher
 from server.constraints.matcher import ConstraintError, Late, Mask, Matcher
+from server.constraints.process.wire import num_mask_words
 from server.constraints.rules import only
 from server.constraints.tool_selection import ToolSelection
-from server.constraints.wire import num_mask_words
 from server.messages import Trigger
 
 

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from server.constraints.matcher import LATE, Late, Mask, Matcher
-from server.constraints.wire import num_mask_words
+from server.constraints.process.wire import num_mask_words
 from server.messages import SamplingParams
 
 ALL = np.int32(-1)  # 32 tokens, all allowed

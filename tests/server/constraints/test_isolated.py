@@ -17,9 +17,9 @@ from tokenizers import Tokenizer, models
 from server.constraints.compile_slots import CompileSlots
 from server.constraints.compiler import ConstraintCompiler
 from server.constraints.isolated import IsolatedMatcher
-from server.constraints.process_socket import ProcessSocket
-from server.constraints.sources import grammar_of
-from server.constraints.wire import Answer, Question, Source, write_answer
+from server.constraints.process.process_socket import ProcessSocket
+from server.constraints.process.sources import grammar_of
+from server.constraints.process.wire import Answer, Question, Source, write_answer
 from server.engine.loop import Engine
 from server.engine.overlap import OverlappedEngine
 from server.messages import Constraint, ConstraintKind, FinishReason, SamplingParams, Submit

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 
 from deploy.doubles.model import hashed_logits
 from server.constraints.lazy import LazyMatcher
-from server.constraints.process_socket import ProcessSocket
+from server.constraints.process.process_socket import ProcessSocket
 from server.constraints.tool_selection import ToolSelection
 from server.engine.loop import Engine
 from server.engine.overlap import OverlappedEngine

@@ -15,7 +15,7 @@ import pytest
 from server.constraints.compiler import ConstraintCompiler
 from server.constraints.grammar import Grammar
 from server.constraints.matcher import ConstraintLost
-from server.constraints.process_socket import ProcessSocket
+from server.constraints.process.process_socket import ProcessSocket
 from server.engine.loop import Engine
 from server.engine.overlap import OverlappedEngine
 from server.messages import Abort, Constraint, ConstraintKind, SamplingParams, Submit, Trigger
@@ -50,7 +50,7 @@ SUBMITS = [submit_of("list", LIST), submit_of("other", OTHER), submit_of("offer"
 
 @pytest.fixture
 def quick_looks(monkeypatch) -> None:
-    monkeypatch.setattr("server.constraints.process_socket.LOOK_S", 0.02)
+    monkeypatch.setattr("server.constraints.process.process_socket.LOOK_S", 0.02)
 
 
 def levels_of(compiler: ConstraintCompiler) -> dict[str, list[int]]:
@@ -158,7 +158,7 @@ def test_who_is_lost_again_and_again_fails_alone(rig, compiler, monkeypatch, eng
 
 def test_a_zygote_that_cannot_be_started_fails_the_request(rig, compiler, monkeypatch) -> None:
     monkeypatch.setattr("server.constraints.retries.FIRST_PAUSE_S", 0.001)
-    monkeypatch.setattr("server.constraints.zygote.COMMAND", ("/nonexistent",))
+    monkeypatch.setattr("server.constraints.process.zygote.COMMAND", ("/nonexistent",))
     one = rig(constraints=compiler())
     one.run([submit_of("a", LIST), submit_of("plain", None)])
     assert one.failed["a"].code == "generation_failed"
@@ -176,7 +176,7 @@ def test_a_grammar_that_was_lost_while_nobody_used_it_is_compiled_again(compiler
 
 def test_a_budget_is_no_matter_of_other_processes(compiler, monkeypatch) -> None:
     """A clock of the wall would fail who has to wait for the processor."""
-    monkeypatch.setattr("server.constraints.process_socket.LOOK_S", 1000.0)
+    monkeypatch.setattr("server.constraints.process.process_socket.LOOK_S", 1000.0)
     one = compiler()
     matcher = matcher_of(one, LIST)
     token_id = allowed_by(mask_of(matcher))[0]

@@ -7,8 +7,8 @@ import json
 import pytest
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
-from server.constraints.sources import grammar_of
-from server.constraints.wire import Source
+from server.constraints.process.sources import grammar_of
+from server.constraints.process.wire import Source
 from server.messages import Constraint, ConstraintKind
 from server.text.grammar import Structure, ToolSchema, behind_thoughts, calls_behind_marker, forced_calls, json_text, structured
 from server.text.parts import CallStart

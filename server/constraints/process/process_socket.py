@@ -15,7 +15,7 @@ from typing import Self
 import numpy as np
 
 from server.constraints.matcher import ConstraintError, ConstraintLost, ConstraintTooHeavy, Mask
-from server.constraints.wire import ANSWER, MAX_TEXT_BYTES, Answer, GrammarSettings, num_mask_words
+from server.constraints.process.wire import ANSWER, MAX_TEXT_BYTES, Answer, GrammarSettings, num_mask_words
 
 LOOK_S = 0.25  # between looks at a process that owes an answer
 MAX_IDLE_LOOKS = 8  # a process that was found idle so often is stopped or stuck

@@ -1,4 +1,4 @@
-"""The zygote of a model's constraints: `python -m server.constraints.process FD PARENT`, started by its worker.
+"""The zygote of a model's constraints: `python -m server.constraints.process.main FD PARENT`, started by its worker.
 
     worker ── zygote ── a process per grammar ── a process per sequence
 
@@ -22,9 +22,9 @@ from pathlib import Path
 import msgspec
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from server.constraints.fork_server import ForkServer, die_with
-from server.constraints.sources import grammar_of
-from server.constraints.wire import (
+from server.constraints.process.fork_server import ForkServer, die_with
+from server.constraints.process.sources import grammar_of
+from server.constraints.process.wire import (
     MAX_TEXT_BYTES,
     Answer,
     GrammarSettings,

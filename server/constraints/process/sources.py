@@ -8,7 +8,7 @@ import re
 from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import any_to_lark
 
-from server.constraints.wire import Source
+from server.constraints.process.wire import Source
 from server.messages import ConstraintKind
 
 LITERAL_ENDS = {"/": "\\/", "\n": "\\n", "\\\n": "\\n"}

@@ -1,4 +1,4 @@
-"""The worker's side of the zygote (`server.constraints.process`): started when it is first needed, and again when it ended."""
+"""The worker's side of the zygote (`server.constraints.process.main`): started when it is first needed, and again when it ended."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import msgspec
 
 from runtime.launch import command
 from server.constraints.matcher import ConstraintLost
-from server.constraints.process_socket import ProcessSocket
-from server.constraints.wire import GrammarSettings
+from server.constraints.process.process_socket import ProcessSocket
+from server.constraints.process.wire import GrammarSettings
 
-COMMAND = command("server.constraints.process")
+COMMAND = command("server.constraints.process.main")
 
 
 class Zygote:

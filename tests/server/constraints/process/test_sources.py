@@ -7,8 +7,8 @@ import json
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from server.constraints.sources import grammar_of
-from server.constraints.wire import Source
+from server.constraints.process.sources import grammar_of
+from server.constraints.process.wire import Source
 
 HEAD = 'start: "so " answer'
 
