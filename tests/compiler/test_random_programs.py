@@ -30,9 +30,9 @@ from compiler.ops.tables import INTERPRET
 from runtime.errors import RuntimeFault
 from runtime.executable import Executable
 from runtime.session import Session
-from tests.compiler import random_recipes
+from tests.compiler.generated import random_recipes
+from tests.compiler.generated.random_programs import EXACT, RECIPES, Program, draw
 from tests.compiler.meaning import MeaningCheck, interpret
-from tests.compiler.random_programs import EXACT, RECIPES, Program, draw
 
 assert random_recipes  # the table of recipes is filled
 

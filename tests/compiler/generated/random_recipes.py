@@ -16,7 +16,22 @@ from compiler.ir.graph.values import CallFunc, MakeTuple
 from compiler.ir.prove import prove_eq
 from compiler.ir.types import ShapeType, tensor
 from compiler.ops.operands import num_elements
-from tests.compiler.random_programs import BF16, BOOL, EXTENTS, F32, FLOATS, I8, I32, I64, INTEGERS, U8, Draft, Unfit, broadcasts, recipe
+from tests.compiler.generated.random_programs import (
+    BF16,
+    BOOL,
+    EXTENTS,
+    F32,
+    FLOATS,
+    I8,
+    I32,
+    I64,
+    INTEGERS,
+    U8,
+    Draft,
+    Unfit,
+    broadcasts,
+    recipe,
+)
 
 
 @recipe("exp log sqrt rsqrt tanh erf sin cos sigmoid silu gelu gelu_tanh softmax log_softmax")

@@ -1,4 +1,4 @@
-"""Run programs that lie between guard pages: `python -m tests.compiler.guarded FIRST LAST`.
+"""Run programs that lie between guard pages: `python -m tests.compiler.generated.guarded FIRST LAST`.
 
 Each argument, weight, constant, planned arena and allocation of its own lies against pages that nobody may touch, once with its end and
 once with its beginning. Whoever reads or writes foreign memory there ends the process by SIGSEGV. Each program says its number before it
@@ -32,9 +32,9 @@ from runtime.executable import Arg, Executable
 from runtime.session import Session
 from runtime.vm.builtins import BUILTINS
 from runtime.vm.machine import Frame, Loader, Step
-from tests.compiler import random_recipes
-from tests.compiler.false_facts import BOUNDARIES, falsified
-from tests.compiler.random_programs import Program, Unfit, draw
+from tests.compiler.generated import random_recipes
+from tests.compiler.generated.false_facts import BOUNDARIES, falsified
+from tests.compiler.generated.random_programs import Program, Unfit, draw
 
 assert random_recipes  # the table of recipes is filled
 
