@@ -1,4 +1,4 @@
-"""What a step costs by its number of tokens, measured before the first request: pacing (`server/engine/scheduling/pace.py`) begins with it."""
+"""What a step costs by its number of tokens, measured before the first request, for the pacing of `server/engine/scheduling/pace.py`."""
 
 from __future__ import annotations
 

@@ -26,9 +26,8 @@ def results(ran: subprocess.CompletedProcess[str]) -> dict[int, dict[str, Any]]:
     lines = ran.stdout.splitlines()
     started = [int(line.removeprefix("program ")) for line in lines if line.startswith("program ")]
     if ran.returncode == -signal.SIGSEGV:
-        pytest.fail(
-            f"program {started[-1]} touched foreign memory; python -m tests.compiler.generated.guarded {started[-1]} {started[-1] + 1}"
-        )
+        last = started[-1]
+        pytest.fail(f"program {last} touched foreign memory; python -m tests.compiler.generated.guarded {last} {last + 1}")
     assert ran.returncode == 0, f"program {started[-1:]}: {ran.stderr[-3000:]}"
     return dict(zip(started, (json.loads(line) for line in lines if line.startswith("{")), strict=True))
 

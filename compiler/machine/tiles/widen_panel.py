@@ -1,4 +1,4 @@
-"""Widen a stretch of a panel of 4 bits (panels.py) to the bytes that a matrix unit multiplies (ops/widened.py).
+"""Widen a stretch of a panel of 4 bits (panels.py) to the bytes that a matrix unit multiplies (ops/products/widened.py).
 
 A line of 64 bytes holds 128 weights, four in each lane of 16 bits: as 4096 q they are multiplied by m and rounded to
 (q * m + 4) >> 3 in one instruction, or by 256 m for the upper byte of a lane, where the rounding is an addition of 128. 15 operations on

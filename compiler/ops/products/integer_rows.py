@@ -1,4 +1,4 @@
-"""Rows as integers, with a scale per group or per row, for the products of ops/integer.py and ops/widened.py."""
+"""Rows as integers, with a scale per group or per row, for the products of integer.py and widened.py."""
 
 from __future__ import annotations
 

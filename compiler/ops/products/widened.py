@@ -7,8 +7,8 @@
     y[i, n] = scale[i] * S[n] * sum(k) v[i, k] * w[n, k]
 
 A step of S is a sixteenth of the step in which the group with the largest scale was rounded to 4 bits. Panels are those of
-ops/integer.py for 4 bits; multipliers and the scales of channels are in panels of as many columns. Planes come from ops/integer_rows.py:
-the second one counts in rows that need two planes, and is zero in the others.
+integer.py for 4 bits; multipliers and the scales of channels are in panels of as many columns. Planes come from integer_rows.py: the
+second one counts in rows that need two planes, and is zero in the others.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def _wanted(planes: tuple[Dim, ...], multipliers: tuple[Dim, ...], size: int) ->
 
 
 def _linear_nest(operands: Operands) -> Nest:
-    """The sum over groups has the form of that of ops/integer.py, with one group as long as the channel."""
+    """The sum over groups has the form of that of integer.py, with one group as long as the channel."""
     kernel = Kernel()
     out, planes, scale, two_planes, panels, multipliers, channel = kernel.arrays(output(operands), *(operands.buffer(i) for i in range(6)))
     bias = kernel.array(operands.buffer(6)) if operands.has(6) else None
