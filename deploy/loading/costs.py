@@ -9,10 +9,10 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-from server.engine.pace import EFFICIENT, Measured
 
 from runtime.files import regular
 from runtime.kv_pool import PAGE_SIZE
+from server.engine.scheduling.pace import EFFICIENT, Measured
 from server.engine.step_model import NO_ROWS, StepBatch, StepLimits, StepModel
 
 ENOUGH_S = 2.0  # of measuring: larger steps are taken to cost in proportion

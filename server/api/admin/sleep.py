@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Query, Response
 from typing_extensions import TypedDict
 
+from server.api.answer.respond import json_answer
 from server.api.context import Context
-from server.api.respond import json_answer
 from server.api.routes import ADMINISTRATION, gives, new_router
 from server.models.model import Model, ModelState
 from server.models.sleep import SleepMode, is_asleep, put_to_sleep, wake_up
