@@ -1,0 +1,349 @@
+"""The manifests for Kubernetes: what they say is in the schemas of their kinds, and what they name of the server is there."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import jsonschema_rs
+import pytest
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from deploy.settings import PREFIX, SETTINGS, read_config
+from server.http.auth import OPEN_PATHS
+from server.messages import Stats
+from server.metrics import Metrics, ModelReading
+from server.settings import ServerSettings
+
+FOLDER = Path(__file__).parents[3] / "deploy" / "kubernetes"
+KUSTOMIZATIONS = sorted(path.parent for path in FOLDER.rglob("kustomization.yaml"))
+OVERLAYS = [folder for folder in KUSTOMIZATIONS if folder != FOLDER / "base"]
+NAME = "app.kubernetes.io/name"
+
+
+def load(path: Path) -> list[dict[str, Any]]:
+    return [document for document in yaml.safe_load_all(path.read_text()) if document is not None]
+
+
+def documents(folder: Path) -> list[dict[str, Any]]:
+    """All that a kustomization consists of, its bases included."""
+    (kustomization,) = load(folder / "kustomization.yaml")
+    found: list[dict[str, Any]] = []
+    for resource in kustomization["resources"]:
+        path = (folder / resource).resolve()
+        found += documents(path) if path.is_dir() else load(path)
+    return found
+
+
+def of_kind(folder: Path, kind: str) -> dict[str, Any]:
+    (found,) = (document for document in documents(folder) if document["kind"] == kind)
+    return found
+
+
+# --- schemas: the parts of each kind that the manifests use, as the API reference has them --------------------------------
+
+
+def record(required: str = "", /, **fields: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": fields, "required": required.split(), "additionalProperties": False}
+
+
+def array(items: Any, least: int = 1) -> dict[str, Any]:
+    return {"type": "array", "items": items, "minItems": least}
+
+
+TEXT, FLAG, COUNT = {"type": "string", "minLength": 1}, {"type": "boolean"}, {"type": "integer", "minimum": 0}
+PORT = {"anyOf": [{"type": "integer", "minimum": 1, "maximum": 65535}, {"type": "string", "pattern": "^[a-z][a-z0-9-]{0,14}$"}]}
+QUANTITY = {"type": "string", "pattern": r"^\d+(\.\d+)?(m|[KMGT]i?)?$"}
+TEXTS = {"type": "object", "additionalProperties": {"type": "string"}}
+SELECTOR = record("matchLabels", matchLabels=TEXTS)
+META = record("name", name={"type": "string", "pattern": "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"}, labels=TEXTS, annotations=TEXTS)
+RESOURCES = record(
+    requests={"type": "object", "additionalProperties": QUANTITY}, limits={"type": "object", "additionalProperties": QUANTITY}
+)
+PROBE = record(
+    "httpGet",
+    httpGet=record("path port", path={"type": "string", "pattern": "^/"}, port=PORT),
+    periodSeconds=COUNT,
+    timeoutSeconds=COUNT,
+    failureThreshold=COUNT,
+)
+SECCOMP = record("type", type={"enum": ["RuntimeDefault", "Localhost", "Unconfined"]})
+CONTAINER = record(
+    "name image",
+    name=TEXT,
+    image=TEXT,
+    args=array(TEXT),
+    env=array(record("name value", name=TEXT, value=TEXT)),
+    ports=array(record("containerPort", name=TEXT, containerPort=PORT, protocol={"enum": ["TCP"]})),
+    startupProbe=PROBE,
+    livenessProbe=PROBE,
+    readinessProbe=PROBE,
+    resources=RESOURCES,
+    securityContext=record(
+        runAsNonRoot=FLAG,
+        runAsUser=COUNT,
+        allowPrivilegeEscalation=FLAG,
+        readOnlyRootFilesystem=FLAG,
+        capabilities=record(drop=array(TEXT)),
+        seccompProfile=SECCOMP,
+    ),
+    volumeMounts=array(record("name mountPath", name=TEXT, mountPath=TEXT, subPath=TEXT, readOnly=FLAG)),
+)
+VOLUME = record("name", name=TEXT, emptyDir=record(), configMap=record("name", name=TEXT), secret=record("secretName", secretName=TEXT))
+POD = record(
+    "containers",
+    enableServiceLinks=FLAG,
+    automountServiceAccountToken=FLAG,
+    terminationGracePeriodSeconds=COUNT,
+    securityContext=record(
+        runAsNonRoot=FLAG,
+        runAsUser=COUNT,
+        runAsGroup=COUNT,
+        fsGroup=COUNT,
+        fsGroupChangePolicy={"enum": ["OnRootMismatch", "Always"]},
+        seccompProfile=SECCOMP,
+    ),
+    topologySpreadConstraints=array(
+        record(
+            "maxSkew topologyKey whenUnsatisfiable",
+            maxSkew=COUNT,
+            topologyKey=TEXT,
+            whenUnsatisfiable={"enum": ["DoNotSchedule", "ScheduleAnyway"]},
+            labelSelector=SELECTOR,
+        )
+    ),
+    containers=array(CONTAINER),
+    volumes=array(VOLUME),
+)
+CLAIM = record(
+    "metadata spec",
+    metadata=META,
+    spec=record(
+        "accessModes resources",
+        accessModes=array({"enum": ["ReadWriteOnce", "ReadOnlyMany", "ReadWriteMany", "ReadWriteOncePod"]}),
+        resources=RESOURCES,
+    ),
+)
+REFERENCE = record("kind name", group=TEXT, apiVersion=TEXT, kind=TEXT, name=TEXT)
+SPECS: dict[tuple[str, str], Any] = {
+    ("apps/v1", "StatefulSet"): record(
+        "selector serviceName template",
+        replicas=COUNT,
+        serviceName=TEXT,
+        podManagementPolicy={"enum": ["OrderedReady", "Parallel"]},
+        selector=SELECTOR,
+        template=record("metadata spec", metadata=record("labels", labels=TEXTS), spec=POD),
+        volumeClaimTemplates=array(CLAIM),
+    ),
+    ("v1", "Service"): record(
+        "selector ports",
+        selector=TEXTS,
+        clusterIP={"const": "None"},
+        publishNotReadyAddresses=FLAG,
+        ports=array(record("port", name=TEXT, port=PORT, targetPort=PORT)),
+    ),
+    ("policy/v1", "PodDisruptionBudget"): record("selector", maxUnavailable=COUNT, minAvailable=COUNT, selector=SELECTOR),
+    ("autoscaling/v2", "HorizontalPodAutoscaler"): record(
+        "scaleTargetRef maxReplicas",
+        scaleTargetRef=REFERENCE,
+        minReplicas=COUNT,
+        maxReplicas=COUNT,
+        metrics=array(
+            record(
+                "type pods",
+                type={"const": "Pods"},
+                pods=record(
+                    "metric target",
+                    metric=record("name", name=TEXT),
+                    target=record("type averageValue", type={"const": "AverageValue"}, averageValue=QUANTITY),
+                ),
+            )
+        ),
+        behavior=record(
+            **{
+                way: record(
+                    stabilizationWindowSeconds={"type": "integer", "minimum": 0, "maximum": 3600},
+                    policies=array(
+                        record("type value periodSeconds", type={"enum": ["Pods", "Percent"]}, value=COUNT, periodSeconds=COUNT)
+                    ),
+                )
+                for way in ("scaleUp", "scaleDown")
+            }
+        ),
+    ),
+    ("monitoring.coreos.com/v1", "PodMonitor"): record(
+        "selector podMetricsEndpoints",
+        selector=SELECTOR,
+        podMetricsEndpoints=array(record(port=TEXT, path=TEXT, interval={"type": "string", "pattern": r"^\d+[smh]$"})),
+    ),
+    ("inference.networking.k8s.io/v1", "InferencePool"): record(
+        "selector targetPorts endpointPickerRef",
+        selector=SELECTOR,
+        targetPorts=array(record("number", number=PORT)),
+        endpointPickerRef=record(
+            "name", group=TEXT, kind=TEXT, name=TEXT, port=record("number", number=PORT), failureMode={"enum": ["FailOpen", "FailClose"]}
+        ),
+    ),
+    ("gateway.networking.k8s.io/v1", "HTTPRoute"): record(
+        "rules",
+        parentRefs=array(REFERENCE),
+        rules=array(
+            record(
+                "backendRefs",
+                matches=array(
+                    record(path=record("value", type={"enum": ["Exact", "PathPrefix"]}, value={"type": "string", "pattern": "^/"}))
+                ),
+                backendRefs=array(REFERENCE),
+                timeouts=record(request={"type": "string", "pattern": r"^\d+(ms|s|m|h)$"}),
+            )
+        ),
+    ),
+    ("serving.kserve.io/v1alpha1", "ServingRuntime"): record(
+        "containers",
+        annotations=TEXTS,
+        supportedModelFormats=array(record("name", name=TEXT, version=TEXT, autoSelect=FLAG, priority=COUNT)),
+        protocolVersions=array({"enum": ["v1", "v2", "grpc-v2"]}),
+        containers=array(CONTAINER),
+        volumes=array(VOLUME),
+    ),
+    ("serving.kserve.io/v1beta1", "InferenceService"): record(
+        "predictor",
+        predictor=record(
+            "model",
+            model=record(
+                "modelFormat", runtime=TEXT, modelFormat=record("name", name=TEXT), storageUri={"type": "string", "format": "uri"}
+            ),
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("folder", KUSTOMIZATIONS, ids=lambda folder: folder.name)
+def test_every_document_is_in_the_schema_of_its_kind(folder: Path) -> None:
+    for document in documents(folder):
+        kind = (document["apiVersion"], document["kind"])
+        schema = record("apiVersion kind metadata spec", apiVersion=TEXT, kind=TEXT, metadata=META, spec=SPECS[kind])
+        errors = [f"{'.'.join(map(str, e.instance_path))}: {e.message}" for e in jsonschema_rs.validator_for(schema).iter_errors(document)]
+        assert errors == [], kind
+
+
+def test_a_field_that_its_kind_does_not_have_is_found() -> None:
+    wrong = {"maxUnavailable": 1, "selectors": {}}
+    assert not jsonschema_rs.validator_for(SPECS["policy/v1", "PodDisruptionBudget"]).is_valid(wrong)
+
+
+@pytest.mark.parametrize("folder", KUSTOMIZATIONS, ids=lambda folder: folder.name)
+def test_kubectl_builds_it(folder: Path) -> None:
+    kubectl = shutil.which("kubectl")
+    if kubectl is None:
+        pytest.skip("kubectl is not installed")
+    built = subprocess.run([kubectl, "kustomize", folder], capture_output=True, text=True, check=True).stdout
+    images = re.findall(r"image: (\S+)", built)
+    assert images and set(images) == {f"relaxserve:{version_of_the_package()}"}
+
+
+def version_of_the_package() -> str:
+    found = re.search(r'^version = "(.*)"', (FOLDER.parents[1] / "pyproject.toml").read_text(), re.MULTILINE)
+    assert found is not None
+    return found[1]
+
+
+def test_every_file_belongs_to_a_kustomization_or_to_a_chart() -> None:
+    used = {FOLDER / "overlays/autoscale/adapter-rule.yaml", FOLDER / "overlays/gateway/picker-values.yaml"}
+    for folder in KUSTOMIZATIONS:
+        (kustomization,) = load(folder / "kustomization.yaml")
+        files = [*kustomization["resources"], *(f for made in kustomization.get("configMapGenerator", ()) for f in made["files"])]
+        used |= {folder / "kustomization.yaml", *((folder / file).resolve() for file in files)}
+    assert {path for path in FOLDER.rglob("*.yaml") if path not in used} == set()
+
+
+# --- what they name of the server ------------------------------------------------------------------------------------------
+
+
+def containers() -> list[dict[str, Any]]:
+    pod = of_kind(FOLDER / "base", "StatefulSet")["spec"]["template"]["spec"]
+    return [*pod["containers"], *of_kind(FOLDER / "overlays" / "kserve", "ServingRuntime")["spec"]["containers"]]
+
+
+def test_settings_exist() -> None:
+    values, models = read_config(FOLDER / "base" / "relaxserve.yaml")
+    assert ServerSettings(**values).open_metrics and [model.source for model in models] == ["demo"]
+    known = {PREFIX + setting.name.upper() for setting in SETTINGS} | {f"{PREFIX}CONFIG"}
+    options = {f"--{setting.name.replace('_', '-')}" for setting in SETTINGS} | {"--model"}
+    for container in containers():
+        assert {entry["name"] for entry in container.get("env", ())} <= known
+        assert {argument for argument in container["args"] if argument.startswith("--")} <= options
+
+
+def test_probes_ask_what_answers_without_a_key() -> None:
+    for container in containers():
+        for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+            assert container[probe]["httpGet"]["path"] in OPEN_PATHS
+        assert container["livenessProbe"]["httpGet"]["path"].endswith("/live"), "a model that loads is no reason to restart"
+        assert container["readinessProbe"]["httpGet"]["path"].endswith("/ready")
+
+
+def test_pods_end_after_their_running_requests() -> None:
+    values, _ = read_config(FOLDER / "base" / "relaxserve.yaml")
+    pod = of_kind(FOLDER / "base", "StatefulSet")["spec"]["template"]["spec"]
+    assert pod["terminationGracePeriodSeconds"] >= values["drain_s"] + 5
+
+
+def test_nothing_runs_as_root_or_writes_beside_its_volumes() -> None:
+    pod = of_kind(FOLDER / "base", "StatefulSet")["spec"]["template"]["spec"]
+    assert pod["securityContext"]["runAsNonRoot"] and pod["securityContext"]["runAsUser"] == 10001
+    dockerfile = (FOLDER.parents[1] / "docker" / "cpu.Dockerfile").read_text()
+    assert "useradd --uid 10001 " in dockerfile
+    written = set(re.findall(r'"(/\w+)"', re.search(r"^VOLUME (.*)$", dockerfile, re.MULTILINE)[1])) | {"/tmp"}  # type: ignore[index]
+    for container in containers():
+        assert container["securityContext"]["readOnlyRootFilesystem"] and not container["securityContext"]["allowPrivilegeEscalation"]
+        mounted = {mount["mountPath"] for mount in container["volumeMounts"]}
+        assert written - mounted <= {"/models"}, "of which /models is only read"
+
+
+def test_all_select_the_same_pods() -> None:
+    labels = of_kind(FOLDER / "base", "StatefulSet")["spec"]["template"]["metadata"]["labels"]
+    for folder in OVERLAYS:
+        for document in documents(folder):
+            selector = document["spec"].get("selector")
+            if selector is not None:
+                assert selector.get("matchLabels", selector) == labels, document["kind"]
+
+
+def test_references_lead_to_what_is_there() -> None:
+    for folder in OVERLAYS:
+        names = {(document["kind"], document["metadata"]["name"]) for document in documents(folder)}
+        for document in documents(folder):
+            match document["kind"]:
+                case "HorizontalPodAutoscaler":
+                    target = document["spec"]["scaleTargetRef"]
+                    assert (target["kind"], target["name"]) in names
+                case "HTTPRoute":
+                    (backend,) = document["spec"]["rules"][0]["backendRefs"]
+                    assert (backend["kind"], backend["name"]) in names
+                case "StatefulSet":
+                    assert ("Service", document["spec"]["serviceName"]) in names
+                case "InferenceService":
+                    assert ("ServingRuntime", document["spec"]["predictor"]["model"]["runtime"]) in names
+                case _:
+                    pass
+
+
+def test_every_metric_that_is_read_exists() -> None:
+    metrics = Metrics()
+    metrics.of("demo")
+    cache = dict.fromkeys(("block_size", "num_gpu_blocks", "cache_dtype", "enable_prefix_caching"), "1")
+    metrics.watch(lambda: [ModelReading("demo", "ready", Stats(0, 0, 0, 0, 0, 0, 0, 0, 0.0, 0.0), cache=cache)])
+    published = {s.name for family in text_string_to_metric_families(metrics.exposition().decode()) for s in family.samples}
+    read = {name for path in FOLDER.rglob("*.yaml") for name in re.findall(r"(?:vllm|relaxserve):\w+", path.read_text())}
+    assert {"vllm:num_requests_waiting", "vllm:cache_config_info"} <= read <= published
+
+
+def test_the_autoscaler_reads_what_the_adapter_makes() -> None:
+    (rule,) = load(FOLDER / "overlays/autoscale/adapter-rule.yaml")[0]["rules"]["custom"]
+    (metric,) = of_kind(FOLDER / "overlays/autoscale", "HorizontalPodAutoscaler")["spec"]["metrics"]
+    assert metric["pods"]["metric"]["name"] == rule["name"]["as"]
