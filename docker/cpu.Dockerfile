@@ -1,6 +1,8 @@
-# relaxserve on CPUs. The build stage has pip, the final one only what runs.
+# relaxserve on CPUs, below 450 MB. The build stage has pip, the final one only what runs. Nothing in it depends on the architecture:
 #
 #     docker build -f docker/cpu.Dockerfile -t relaxserve .
+#     docker build -f docker/cpu.Dockerfile --build-arg EXTRAS=hub,otel -t relaxserve .
+#     docker buildx build --platform linux/amd64,linux/arm64 -f docker/cpu.Dockerfile -t REGISTRY/relaxserve --push .
 #     docker run --read-only --tmpfs /tmp -p 127.0.0.1:8000:8000 -v relaxserve-cache:/cache \
 #         -e RELAXSERVE_API_KEYS=a-long-key relaxserve
 
@@ -8,13 +10,18 @@ ARG BASE=python:3.12-slim-bookworm
 
 FROM ${BASE} AS build
 WORKDIR /src
-RUN python3 -m venv /opt/relaxserve
+RUN apt-get update && apt-get install --yes --no-install-recommends binutils
+RUN python3 -m venv /build && python3 -m venv --without-pip /opt/relaxserve
 COPY constraints.txt pyproject.toml README.md LICENSE ./
 COPY compiler compiler
 COPY runtime runtime
 COPY server server
 COPY deploy deploy
-RUN /opt/relaxserve/bin/pip install --no-cache-dir --disable-pip-version-check -c constraints.txt '.[hub]'
+ARG EXTRAS=hub
+# Nobody runs the tests of other packages here, or debugs LLVM.
+RUN /build/bin/pip --python /opt/relaxserve install --no-cache-dir --disable-pip-version-check -c constraints.txt ".[$EXTRAS]" \
+ && find /opt/relaxserve/lib -type d -name tests -prune -exec rm -r {} + \
+ && find /opt/relaxserve/lib -name libllvmlite.so -exec strip --strip-unneeded {} +
 
 FROM ${BASE}
 RUN useradd --uid 10001 --user-group --no-create-home --shell /usr/sbin/nologin relaxserve \
