@@ -265,7 +265,7 @@ class _Frame:
         """Inside the buffer, at every point that counts."""
         for axis, (place, extent) in enumerate(zip(places, self.buffers[buffer].shape, strict=True)):
             if isinstance(place, np.ndarray):
-                inside = not place.size or (place.min() >= 0 and place.max() < extent)
+                inside = not place.size or place.view(np.uint64).max() < extent  # negative places are the largest
             else:
                 inside = 0 <= place < extent
             if not inside:
@@ -362,14 +362,18 @@ def _both(a: Array | None, b: Array | None) -> Array | None:
 
 
 def _independent(loop: For) -> bool:
-    """Whether the iterations may run all at once: loops down to one store whose buffer the nest does not read."""
+    """Whether the iterations may run all at once: loops down to one store, whose buffer the nest does not read. An iteration may read the
+    element that it stores, if no other iteration stores that one."""
     stmt: Stmt = loop
-    read: set[Buffer] = set()
+    read: list[scalars.Load] = []
+    variables: set[DimVar] = set()
     while isinstance(stmt, For | Let):
         if isinstance(stmt, Let):
-            read.update(load.buffer for load in loads(stmt.value))
+            read += loads(stmt.value)
+        else:
+            variables.add(stmt.var)
         stmt = stmt.body
     if not isinstance(stmt, Store):
         return False
-    read.update(load.buffer for load in loads(stmt.value))
-    return stmt.buffer not in read
+    own = [load for load in (*read, *loads(stmt.value)) if load.buffer is stmt.buffer]
+    return not own or (all(load.indices == stmt.indices for load in own) and variables <= {index.var for index in stmt.indices})

@@ -184,10 +184,24 @@ def test_attributes_may_be_dimensions():
 # --- loop level --------------------------------------------------------------------------------------------------------
 
 
+TABLE = np.array([[1, 2], [3, 4], [5, 6]], F32)
+
+
 def test_loops_that_carry_run_in_order():
     out = np.zeros(4, F32)
     run("prim f(x: f32[n], out y: f32[n]) { for i in n { y[i] = x[i] + (guard(1 <= i < n ? y[i - 1] : 0.0)) } }", np.ones(4, F32), out)
     np.testing.assert_array_equal(out, [1, 2, 3, 4])
+
+
+@pytest.mark.parametrize(
+    ("indices", "expected"),
+    [("[i, j]", [[1, 2], [3, 4], [5, 6]]), ("[0, j]", [[9, 12], [0, 0], [0, 0]]), ("[0, 0]", [[21, 0], [0, 0], [0, 0]])],
+)
+def test_what_an_iteration_adds_to_is_kept_by_all_that_follow(indices: str, expected: list[list[int]]) -> None:
+    """Each adds to an element of its own, all rows to the same, all iterations to the same."""
+    out = np.zeros((3, 2), F32)
+    run(f"prim f(x: f32[n, 2], out y: f32[n, 2]) {{ for i in n, j in 2 {{ y{indices} = y{indices} + x[i, j] }} }}", TABLE, out)
+    np.testing.assert_array_equal(out, expected)
 
 
 def test_of_several_stores_the_last_stays():
