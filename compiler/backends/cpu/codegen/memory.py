@@ -170,6 +170,8 @@ class MemoryAccess:
     def _numbers(self, coefficient: int, monomial: tuple[Atom, ...]) -> list[int] | None:
         """The value in each lane, where it is known now."""
         assert self.lane is not None
+        if monomial == (self.lane,):  # nearly always
+            return [coefficient * lane for lane in range(self.num_lanes)]
         known: dict[DimVar, int] = {}
         for v in _variables(monomial):
             value = self.indices.env[v].value
