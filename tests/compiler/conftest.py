@@ -18,6 +18,7 @@ from compiler.ir.text.parser import parse
 from compiler.ir.text.printer import print_module
 from compiler.ir.types import ObjectType
 from compiler.ir.verify.module import verify
+from compiler.machine.target import Target, host
 from compiler.passes.base import Pass, Verify
 from runtime.executable import Executable
 from runtime.session import Session
@@ -55,6 +56,21 @@ def stays() -> Callable[[Pass, str], None]:
         assert step(module) is module
 
     return check
+
+
+@pytest.fixture(scope="session")
+def compiled_once() -> Callable[..., Executable]:
+    """`compiled_once(module, target=host())`: programs of the same text become one executable per machine."""
+    known: dict[tuple[str, str], Executable] = {}
+
+    def call(module: IRModule, target: Target | None = None) -> Executable:
+        target = target or host()
+        key = print_module(module), target.key
+        if key not in known:
+            known[key] = compile_module(module, Options(target))
+        return known[key]
+
+    return call
 
 
 @pytest.fixture(scope="session")

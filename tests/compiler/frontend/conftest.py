@@ -12,7 +12,6 @@ import pytest
 from numpy.typing import NDArray
 
 from compiler.bind import bind_weights
-from compiler.driver import Options, compile_module
 from compiler.frontend.config import ModelConfig
 from compiler.frontend.decoder import ENTRY, StepBounds, build_step
 from compiler.frontend.layers.nn import WeightFormat
@@ -112,7 +111,7 @@ def _wide() -> tuple[ModelConfig, WeightSource, dict[str, NDArray[Any]]]:
 
 
 @pytest.fixture(scope="session")
-def causal() -> Callable[..., CausalModel]:
+def causal(compiled_once: Callable[..., Executable]) -> Callable[..., CausalModel]:
     """`causal(case, format="f32", entry="step", target=host(), kv_dtype=DType.F32)`, compiled on first demand."""
     known: dict[tuple[str, str, str, str, DType], CausalModel] = {}
 
@@ -125,7 +124,7 @@ def causal() -> Callable[..., CausalModel]:
             config, source, golden = _wide() if case == "wide" else _golden(GOLDEN / case)
             held = WeightFormat.parse(format)
             module = build_step(config, dtypes_of(source), BOUNDS, kv_dtype, held, entry=entry)
-            known[key] = CausalModel(config, source, entry, compile_module(module, Options(target)), golden, kv_dtype)
+            known[key] = CausalModel(config, source, entry, compiled_once(module, target), golden, kv_dtype)
         return known[key]
 
     return compiled

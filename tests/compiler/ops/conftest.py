@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler.driver import compile_module
 from compiler.interpret.graph import Interpreter
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
@@ -24,6 +23,7 @@ from compiler.ir.types import TensorType, TupleType, Type
 from compiler.ir.verify.module import verify
 from compiler.ops.tables import INTERPRET
 from compiler.passes.legalize import legalize
+from runtime.executable import Executable
 from runtime.session import Session
 
 # Rounding to the type, and the order of sums.
@@ -91,7 +91,7 @@ def has_type(value: Any, type_: Type, dims: dict[DimVar, int]) -> None:
 
 
 @pytest.fixture
-def run() -> Callable[..., Any]:
+def run(compiled_once: Callable[..., Executable]) -> Callable[..., Any]:
     """`run(op, *values, shapes="n k, m k", **attrs)`: the operator's value, after checking that its annotation holds, that the loop nest
     computes the same, and that both programs survive as text. `shapes` makes dimensions symbolic, one entry per tensor; an attribute may
     be a function of them. `compiled` runs the machine code too."""
@@ -122,7 +122,7 @@ def run() -> Callable[..., Any]:
         for array, copy in zip(arrays, before, strict=True):
             np.testing.assert_array_equal(array, copy)
         if compiled:
-            session = Session(compile_module(module))
+            session = Session(compiled_once(module))
             close(session.call("main", *before), expected)
             session.close()
         return expected

@@ -11,7 +11,6 @@ import pytest
 
 import compiler.ops
 from compiler.backends.cpu.pipeline import pipeline
-from compiler.driver import Options, compile_module
 from compiler.interpret.graph import Interpreter
 from compiler.ir.loops.prim_func import PrimFunc
 from compiler.ir.text.parser import parse
@@ -47,16 +46,9 @@ def kernels() -> Callable[..., dict[str, PrimFunc]]:
 
 
 @pytest.fixture(scope="session")
-def compiled() -> Callable[[str, Target], Executable]:
+def compiled(compiled_once: Callable[..., Executable]) -> Callable[[str, Target], Executable]:
     """Each program once per machine, whatever sizes it is called with."""
-    known: dict[tuple[str, str], Executable] = {}
-
-    def call(program: str, target: Target) -> Executable:
-        if (program, target.name) not in known:
-            known[program, target.name] = compile_module(parse(program), Options(target))
-        return known[program, target.name]
-
-    return call
+    return lambda program, target: compiled_once(parse(program), target)
 
 
 @pytest.fixture
