@@ -6,8 +6,11 @@ ARGS   ?=
 LEAST  := $(if $(filter x86_64 amd64,$(shell uname -m)),x86-64-v3,aarch64-neon)
 LESSER := tests/compiler/backends/cpu/codegen tests/compiler/backends/cpu/schedule/test_attention.py tests/compiler/backends/cpu/schedule/test_matmul.py \
           tests/compiler/backends/cpu/schedule/test_rows.py tests/compiler/test_driver.py tests/compiler/machine/test_target.py tests/compiler/ops/test_compiled.py \
-          tests/deploy/cli/test_compiler.py tests/deploy/loading/test_load.py::test_a_lesser_target_gets_code_of_its_own tests/runtime \
-          tests/e2e/test_openai_client.py
+          tests/deploy/cli/test_compiler.py tests/deploy/loading/test_load.py::test_a_lesser_target_gets_code_of_its_own \
+          tests/runtime/device/cpu/test_host.py tests/runtime/test_flags.py tests/e2e/test_openai_client.py
+
+# Tests start many processes: each would compile what it imports, where the environment forbids to keep bytecode. Empty means that it is kept.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help setup serve test pytest test-lesser test-slow lint types bench image clean
 
