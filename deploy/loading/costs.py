@@ -15,7 +15,7 @@ from runtime.kv_pool import PAGE_SIZE
 from server.engine.scheduling.pace import EFFICIENT, Measured
 from server.engine.step_model import NO_ROWS, StepBatch, StepLimits, StepModel
 
-ENOUGH_S = 2.0  # of measuring: larger steps are taken to cost in proportion
+ENOUGH_S = 1.0  # of measuring, for a first start waits for it: larger steps are taken to cost in proportion
 NUM_CHUNKS, CHUNK, BEHIND = 8, 8, 512  # short chunks, their tokens, and the context behind which they begin
 BRIEF_S = 0.1
 MOST_S = 3600.0  # of what can be believed

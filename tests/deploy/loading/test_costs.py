@@ -93,7 +93,7 @@ def test_the_context_behind_which_short_chunks_begin_has_a_cost(monkeypatch: pyt
 
 
 def test_costs_are_kept_where_larger_steps_would_tell_no_more(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Measuring ends after two seconds; what it had seen by then may leave out the efficient chunk."""
+    """Measuring ends after a second; what it had seen by then may leave out the efficient chunk."""
     for name, step_s, is_kept in (
         ("all", lambda tokens, _: 0.001 + 0.001 * tokens, True),
         ("in proportion", lambda tokens, _: 0.2 * tokens, True),
