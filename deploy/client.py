@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from http.client import HTTPException
 from typing import Any
@@ -59,10 +59,20 @@ class Client:
                     raise _fault(event)
                 yield event
 
-    def chat(self, model: str, messages: Sequence[Mapping[str, str]], **options: object) -> Iterator[str]:
-        """The answer's text as it comes."""
-        body = {"model": model, "messages": list(messages), "stream": True, **options}
+    def chat(
+        self,
+        model: str,
+        messages: Sequence[Mapping[str, str]],
+        *,
+        told: Callable[[Mapping[str, int]], None] = lambda _usage: None,
+        **options: object,
+    ) -> Iterator[str]:
+        """The answer's text as it comes. `told` is given its usage at the end."""
+        usage = {"stream_options": {"include_usage": True}}
+        body = {"model": model, "messages": list(messages), "stream": True, **usage, **options}
         for event in self.events("POST", "/v1/chat/completions", body):
+            if event.get("usage"):
+                told(event["usage"])
             for choice in event.get("choices", ()):
                 if text := choice["delta"].get("content"):
                     yield text

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
-from typing import Annotated
+import time
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any
 
 import typer
 
 from deploy.cli.admin import DEFAULT_URL, Key, Url
+from deploy.cli.conversation import CommandError, Conversation
 from deploy.cli.output import answers, errors
 from deploy.client import Client, ServerFault
-
-PROMPT = "> "
 
 
 def chat(
@@ -25,7 +25,7 @@ def chat(
     url: Url = DEFAULT_URL,
     key: Key = None,
 ) -> None:
-    """Talk to a model of a running server. The answer comes as it is made; Ctrl-C stops it, Ctrl-D leaves.
+    """Talk to a model of a running server. The answer comes as it is made; Ctrl-C stops it, Ctrl-D leaves, /help lists commands.
 
     [bold]Examples[/bold]
 
@@ -36,26 +36,24 @@ def chat(
       echo "What is 12 plus 30?" | relaxserve chat
     """
     client = Client(url, key)
-    name = model or first_model(client)
-    options = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
-    options = {option: value for option, value in options.items() if value is not None}
-    messages = [] if system is None else [{"role": "system", "content": system}]
+    conversation = Conversation(client, model or first_model(client), system or "")
+    given = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
+    options: dict[str, Any] = {option: value for option, value in given.items() if value is not None}
     if question is None and not sys.stdin.isatty():
         question = sys.stdin.read()
     if question is not None:
-        messages.append({"role": "user", "content": question.strip()})
-        write(client.chat(name, messages, **options))
+        conversation.turns.append({"role": "user", "content": question.strip()})
+        write(client.chat(conversation.model, conversation.messages, **options))
         return
-    errors.print(f"{name} at {client.url}; Ctrl-D leaves", style="dim", highlight=False)
-    while (line := _ask()) is not None:
-        if not line.strip():
-            continue
-        messages.append({"role": "user", "content": line})
-        try:
-            messages.append({"role": "assistant", "content": write(client.chat(name, messages, **options))})
-        except ServerFault as error:
-            messages.pop()
-            errors.print(f"error: {error}", style="red", markup=False, highlight=False)
+    from deploy.cli.line_editor import ask, history
+
+    errors.print(f"{conversation.model} at {client.url}; /help lists commands, Ctrl-D leaves", style="dim", highlight=False)
+    with history():
+        while (line := ask()) is not None:
+            if line.startswith("/"):
+                _obey(line, conversation)
+            elif line.strip():
+                _answer(line, conversation, options)
 
 
 def first_model(client: Client) -> str:
@@ -65,11 +63,33 @@ def first_model(client: Client) -> str:
     return models[0]
 
 
-def write(pieces: Iterable[str]) -> str:
-    """Print as it comes; an interrupt ends the answer, not the conversation."""
+def _obey(line: str, conversation: Conversation) -> None:
+    try:
+        errors.print(conversation.obey(line), markup=False, highlight=False, style="dim")
+    except (CommandError, ServerFault) as error:
+        errors.print(f"error: {error}", style="red", markup=False, highlight=False)
+
+
+def _answer(line: str, conversation: Conversation, options: Mapping[str, Any]) -> None:
+    usage: dict[str, int] = {}
+    turns = conversation.turns
+    turns.append({"role": "user", "content": line})
+    try:
+        pieces = conversation.client.chat(conversation.model, conversation.messages, told=usage.update, **options)
+        turns.append({"role": "assistant", "content": write(pieces, usage)})
+    except ServerFault as error:
+        turns.pop()
+        errors.print(f"error: {error}", style="red", markup=False, highlight=False)
+
+
+def write(pieces: Iterable[str], usage: Mapping[str, int] | None = None) -> str:
+    """Print as it comes, and at the end how fast that was, if there is a `usage` by then. An interrupt ends the answer, not the
+    conversation."""
     said: list[str] = []
+    first_s = 0.0
     try:
         for piece in pieces:
+            first_s = first_s or time.monotonic()
             said.append(piece)
             answers.file.write(piece)
             answers.file.flush()
@@ -77,12 +97,8 @@ def write(pieces: Iterable[str]) -> str:
         if not sys.stdin.isatty():
             raise
     answers.file.write("\n")
+    answers.file.flush()
+    if usage and (num_tokens := usage["completion_tokens"]) > 1:
+        rate = (num_tokens - 1) / max(time.monotonic() - first_s, 1e-6)  # the first token came with the prompt
+        errors.print(f"{num_tokens} tokens, {rate:.0f} tokens/s", style="dim", highlight=False)
     return "".join(said)
-
-
-def _ask() -> str | None:
-    try:
-        return input(PROMPT)
-    except EOFError:
-        answers.file.write("\n")  # the shell's prompt begins a line
-        return None

@@ -1,0 +1,97 @@
+"""What `relaxserve chat` holds of a conversation, and the commands by which the one who talks changes it.
+
+CommandError    a command that cannot be obeyed: the conversation goes on as it was
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+
+from deploy.client import Client
+
+
+class CommandError(Exception):
+    pass
+
+
+@dataclass(slots=True)
+class Conversation:
+    client: Client
+    model: str
+    system: str = ""
+    turns: list[dict[str, str]] = field(default_factory=list)
+
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        return ([{"role": "system", "content": self.system}] if self.system else []) + self.turns
+
+    def obey(self, line: str) -> str:
+        """Carry out `/NAME ARGUMENT`; what to say of it."""
+        name, _, argument = line.removeprefix("/").partition(" ")
+        if name not in COMMANDS:
+            near = get_close_matches(name, COMMANDS, n=1)
+            raise CommandError(f"/{name} is no command{f' (is /{near[0]} meant?)' if near else ''}; /help lists them")
+        return COMMANDS[name].carry_out(self, argument.strip())
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    usage: str
+    meaning: str
+    carry_out: Callable[[Conversation, str], str]
+
+
+def _help(_: Conversation, __: str) -> str:
+    rows = [(command.usage, command.meaning) for command in COMMANDS.values()]
+    rows += [('""" ... """', "A message of several lines; so is a line that ends in \\"), ("Ctrl-C, Ctrl-D", "Stop the answer; leave")]
+    return "\n".join(f"{usage:16}{meaning}" for usage, meaning in rows)
+
+
+def _model(conversation: Conversation, name: str) -> str:
+    listed = conversation.client.get("/v1/models")["data"]
+    names = [known for model in listed if model.get("generates", True) for known in (model["id"], *model.get("aliases", ()))]
+    if not name:
+        return "\n".join(f"{'*' if known == conversation.model else ' '} {known}" for known in names)
+    if name not in names:
+        raise CommandError(f"model {name!r} is not loaded; loaded are: {', '.join(names) or 'none'}")
+    conversation.model = name
+    return f"answers come from {name}"
+
+
+def _system(conversation: Conversation, text: str) -> str:
+    conversation.system = text
+    return "the system message is set" if text else "there is no system message"
+
+
+def _clear(conversation: Conversation, _: str) -> str:
+    conversation.turns.clear()
+    return "the conversation begins anew"
+
+
+def _save(conversation: Conversation, name: str) -> str:
+    """In the form of a request, which can be sent again."""
+    if not name:
+        raise CommandError("/save needs the name of a file")
+    path = Path(name).expanduser()
+    body = {"model": conversation.model, "messages": conversation.messages}
+    try:
+        with path.open("x") as file:
+            json.dump(body, file, ensure_ascii=False, indent=2)
+    except FileExistsError:
+        raise CommandError(f"{path} exists; name another file") from None
+    except OSError as error:
+        raise CommandError(f"{path} cannot be written: {error.strerror}") from error
+    return f"written to {path}"
+
+
+COMMANDS = {
+    "help": Command("/help", "This list", _help),
+    "model": Command("/model [NAME]", "Change the model, or list those that are loaded", _model),
+    "system": Command("/system [TEXT]", "Set the system message, or remove it", _system),
+    "clear": Command("/clear", "Forget what was said", _clear),
+    "save": Command("/save FILE", "Write the conversation down as JSON", _save),
+}

@@ -1,0 +1,149 @@
+"""The conversation at a terminal: its commands, its lines, its history."""
+
+from __future__ import annotations
+
+import builtins
+import json
+import os
+import re
+import stat
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deploy.cli import line_editor
+from deploy.cli.conversation import COMMANDS, CommandError, Conversation
+
+MODELS = [{"id": "demo", "aliases": ["tiny"], "generates": True}, {"id": "minilm", "aliases": [], "generates": False}]
+
+
+class Server:
+    """What a conversation asks of a client."""
+
+    def get(self, path: str) -> Any:
+        assert path == "/v1/models"
+        return {"data": MODELS}
+
+
+@pytest.fixture
+def talk() -> Conversation:
+    turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Hello."}]
+    return Conversation(Server(), "demo", "Be short.", turns)  # type: ignore[arg-type]
+
+
+def test_help_lists_every_command(talk: Conversation) -> None:
+    said = talk.obey("/help")
+    assert all(command.usage in said for command in COMMANDS.values())
+
+
+def test_models_are_listed_and_chosen_by_name_or_alias(talk: Conversation) -> None:
+    assert talk.obey("/model") == "* demo\n  tiny"
+    talk.obey("/model tiny")
+    assert talk.model == "tiny"
+    with pytest.raises(CommandError, match="model 'minilm' is not loaded; loaded are: demo, tiny"):
+        talk.obey("/model minilm")
+
+
+def test_the_system_message_comes_first_and_can_be_removed(talk: Conversation) -> None:
+    talk.obey("/system Answer in French.")
+    assert talk.messages[0] == {"role": "system", "content": "Answer in French."}
+    talk.obey("/system")
+    assert talk.messages[0]["role"] == "user"
+
+
+def test_clear_keeps_the_system_message_alone(talk: Conversation) -> None:
+    talk.obey("/clear")
+    assert talk.messages == [{"role": "system", "content": "Be short."}]
+
+
+def test_a_conversation_is_saved_as_a_request(talk: Conversation, tmp_path: Path) -> None:
+    said = talk.obey(f"/save {tmp_path / 'talk.json'}")
+    assert "talk.json" in said
+    assert json.loads((tmp_path / "talk.json").read_text()) == {"model": "demo", "messages": talk.messages}
+    with pytest.raises(CommandError, match="exists; name another file"):
+        talk.obey(f"/save {tmp_path / 'talk.json'}")
+    with pytest.raises(CommandError, match="cannot be written"):
+        talk.obey(f"/save {tmp_path / 'no' / 'talk.json'}")
+    with pytest.raises(CommandError, match="needs the name of a file"):
+        talk.obey("/save")
+
+
+def test_an_unknown_command_names_the_nearest(talk: Conversation) -> None:
+    with pytest.raises(CommandError, match="/modle is no command \\(is /model meant\\?\\); /help lists them"):
+        talk.obey("/modle x")
+
+
+@pytest.fixture
+def typed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    def given(*lines: str | type[BaseException]) -> None:
+        coming = iter(lines)
+
+        def read(_prompt: str) -> str:
+            line = next(coming)
+            if isinstance(line, str):
+                return line
+            raise line
+
+        monkeypatch.setattr(builtins, "input", read)
+
+    return given
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (["hello"], "hello"),
+        (["one \\", "two \\", "three"], "one \ntwo \nthree"),
+        (['"""', "def f():", "    return 1", '"""'], "def f():\n    return 1"),
+        (['"""one', 'two"""'], "one\ntwo"),
+        (['"""one line"""'], "one line"),
+    ],
+)
+def test_lines_become_a_message(lines: list[str], message: str, typed: Callable[..., None]) -> None:
+    typed(*lines)
+    assert line_editor.ask() == message
+
+
+def test_an_interrupt_gives_up_the_line_and_the_end_leaves(typed: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> None:
+    typed(KeyboardInterrupt, EOFError)
+    assert line_editor.ask() == "" and line_editor.ask() is None
+
+
+@pytest.fixture
+def terminal(demo_server: Any, tmp_path: Path) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
+    """`relaxserve chat` at a pseudo terminal, with a home of its own."""
+    ours, its = os.openpty()
+    environment = {**demo_server.environment, "XDG_STATE_HOME": str(tmp_path), "TERM": "dumb"}
+    with subprocess.Popen(["relaxserve", "chat"], env=environment, stdin=its, stdout=its, stderr=its) as process:
+        os.close(its)
+        yield ours, process
+        process.kill()
+    os.close(ours)
+
+
+def until_prompt(terminal: int) -> str:
+    said = b""
+    while not said.endswith(b"> "):
+        said += os.read(terminal, 4096)
+    return said.decode()
+
+
+@pytest.mark.xdist_group("demo server")
+def test_a_conversation_tells_its_speed_and_keeps_its_history(terminal: tuple[int, subprocess.Popen[bytes]], tmp_path: Path) -> None:
+    ours, process = terminal
+    until_prompt(ours)
+    os.write(ours, b"What is the capital of France?\n")
+    said = until_prompt(ours)
+    assert "Paris" in said and re.search(r"\d+ tokens, \d+ tokens/s", said)
+    os.write(ours, b"/model\n")
+    assert "* demo" in until_prompt(ours)
+    os.write(ours, b"/nothing\n")
+    assert "error: /nothing is no command" in until_prompt(ours)
+    os.write(ours, b"\x04")
+    assert process.wait(120) == 0
+    history = tmp_path / "relaxserve" / "chat_history"
+    assert history.read_text().splitlines()[:2] == ["What is the capital of France?", "/model"]
+    assert stat.S_IMODE(history.stat().st_mode) == 0o600
