@@ -187,6 +187,7 @@ class Ready(Message, frozen=True, tag=True):
     weights_bytes: int
     arena_bytes: int
     kv_cache_bytes: int
+    context_note: str = ""  # why max_context is less than the model could have, and what takes more
     embedding_size: int = 0  # 0: not an embedding model
     embeds_tokens: bool = False  # it gives the vector of each token, too
     generates: bool = True

@@ -8,12 +8,13 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from deploy.cli.output import Bars, answers, in_units
+from deploy.cli.output import Bars, answers, errors, in_units
 from deploy.cli.sources import KV_DTYPE, MAX_BATCH, MAX_CONTEXT, MAX_GAP_MS, QUANTIZE, TARGET, KvCacheBytes
 from deploy.client import Client, ServerFault, segment
 from deploy.settings import KEY_VARIABLE, URL_VARIABLE, num_bytes
 
 DEFAULT_URL = "http://127.0.0.1:8000"
+WANT_ADMIN = ("admin_key_required", "admin_disabled")  # how a server says that the key is one of clients
 STOPPED_S = 120.0  # within which a worker that is drained has ended
 
 Url = Annotated[str, typer.Option(help="Address of the server.", envvar=URL_VARIABLE)]
@@ -73,6 +74,8 @@ def load(
         raise ServerFault(operation["error"]["message"], operation["error"]["code"])
     model = client.get(f"/admin/models/{segment(operation['model'])}")
     answers.print(f"{model['id']} is ready: {in_units(sum(model['bytes'].values()))}, context {model['max_model_len']}", highlight=False)
+    if note := model.get("context_note"):
+        errors.print(note, style="dim", highlight=False, soft_wrap=True)
 
 
 def unload(
@@ -104,7 +107,14 @@ def ps(as_json: AsJson = False, url: Url = DEFAULT_URL, key: Key = None) -> None
 
       relaxserve ps --json --url http://10.0.0.5:8000
     """
-    models = Client(url, key).get("/admin/models")["data"]
+    client = Client(url, key)
+    try:
+        models = client.get("/admin/models")["data"]
+    except ServerFault as fault:
+        if fault.code not in WANT_ADMIN:
+            raise
+        models = client.get("/v1/models")["data"]
+        errors.print("state and memory are for admin keys; these models answer:", style="dim")
     if as_json:
         answers.print_json(json.dumps(models))
         return
@@ -115,14 +125,14 @@ def ps(as_json: AsJson = False, url: Url = DEFAULT_URL, key: Key = None) -> None
 
 
 def _row(model: dict[str, Any]) -> list[str]:
-    parts, pages = model["bytes"], model.get("pages", {})
+    parts, pages = model.get("bytes", {}), model.get("pages", {})
     return [
         ", ".join([model["id"], *model["aliases"]]),
-        model["state"],
+        model.get("state", ""),
         *(in_units(parts[part]) if part in parts else "" for part in ("weights", "arena", "kv_cache")),
         f"{pages['used']}/{pages['total']}" if pages else "",
         *(str(model.get(count, "")) for count in ("running", "waiting", "restarts")),
-        model["source"],
+        model.get("source", ""),
     ]
 
 

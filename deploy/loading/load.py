@@ -56,6 +56,7 @@ def load_servable(model: Servable, load: Load, progress: Progress, started: floa
         signature=compiled.key,
         cache_hit=compiled.cache_hit,
         max_context=_max_context(mode, served),
+        context_note=_context_note(mode, _max_context(mode, served), model.files.config.max_context, load),
         num_pages=plan.num_pages,
         page_size=PAGE_SIZE,
         weights_bytes=plan.weights_bytes,
@@ -93,6 +94,16 @@ def _damage(packed: Path | None) -> str:
     if packed is not None and fault:
         remove_damaged(packed, fault)
     return fault
+
+
+def _context_note(mode: Mode, max_context: int, model_context: int, load: Load) -> str:
+    if mode.pages() is None:
+        return ""  # an encoder has the context that it was trained with
+    if max_context < mode.max_context:
+        return f"context is {max_context} of {mode.max_context} tokens, for the KV cache holds no more; a larger kv_cache_bytes does"
+    if load.max_context is None and max_context < model_context:
+        return f"context is {max_context} tokens; the model has positions for {model_context}, which max_context takes"
+    return ""
 
 
 def _max_context(mode: Mode, served: Served) -> int:

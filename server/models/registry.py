@@ -269,6 +269,8 @@ class Registry:
         parts = ", ".join(f"{part.replace('_', ' ')} {num_bytes / (1 << 20):.1f} MiB" for part, num_bytes in model.bytes_by_part.items())
         compiled = "from the cache" if loaded.ready.cache_hit else "compiled"
         log.info("%s is ready after %.1f s, %s: %s, context %d tokens", name, load_s, compiled, parts, loaded.ready.max_context)
+        if loaded.ready.context_note:
+            log.info("%s: %s", name, loaded.ready.context_note)
 
     def _fail(self, model: Model, error: ApiError) -> None:
         self._forget(model)

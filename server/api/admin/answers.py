@@ -33,6 +33,7 @@ class ModelReport(ModelEntry):
     operation: str
     pages: NotRequired[Pages]
     cache_hit: NotRequired[bool]
+    context_note: NotRequired[str]  # why the context is less than it could be
     compile_s: NotRequired[float]
     load_s: NotRequired[float]
     restarts: NotRequired[int]

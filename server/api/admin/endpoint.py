@@ -263,6 +263,8 @@ def describe_fully(model: Model, registry: Registry) -> ModelReport:
         stats = worker.stats
         described["pages"] = {"total": ready.num_pages, "used": stats.num_pages_used if stats else 0, "tokens": ready.page_size}
         described["cache_hit"] = ready.cache_hit
+        if ready.context_note:
+            described["context_note"] = ready.context_note
         described["compile_s"] = ready.compile_s
         described["load_s"] = ready.load_s
         described["restarts"] = worker.restarts

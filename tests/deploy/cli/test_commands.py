@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 from deploy import demo
 from deploy.cli import admin
 from deploy.cli.main import app
-from deploy.client import Client
+from deploy.client import Client, ServerFault
 from deploy.settings import DEFAULTS, SETTINGS, parse
 from runtime.sections import SectionFile
 
@@ -68,6 +68,20 @@ def test_unload_waits_longer_than_the_server_does(monkeypatch: pytest.MonkeyPatc
     for drain_s in (0, 5000):
         admin.unload("qwen", drain_s=drain_s)
     assert waits[0] >= 60 and waits[1] > 5000 + 60
+
+
+def test_ps_works_with_a_key_of_clients(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    class Server(Client):
+        def get(self, path: str) -> Any:
+            if path == "/admin/models":
+                raise ServerFault("/admin/models needs an admin key", "admin_key_required")
+            return {"data": [{"id": "qwen", "aliases": ["gpt-4o"], "max_model_len": 4096}]}
+
+    monkeypatch.setattr(admin, "Client", Server)
+    admin.ps(as_json=True, url="http://127.0.0.1:1")
+    assert json.loads(capsys.readouterr().out)[0]["id"] == "qwen"
+    admin.ps(url="http://127.0.0.1:1")
+    assert "qwen, gpt-4o" in capsys.readouterr().out
 
 
 def test_chat_streams_one_answer(demo_server: Any) -> None:

@@ -178,6 +178,8 @@ def test_a_small_cache_bounds_the_context(folder_of: Callable[[str], Path]) -> N
     loaded = load(folder_of("qwen3"), kv_cache_bytes=8 * page_bytes)
     assert loaded.step_model is not None
     assert (loaded.step_model.limits.num_pages, loaded.ready.max_context) == (8, 7 * PAGE_SIZE)
+    assert loaded.ready.context_note.startswith(f"context is {7 * PAGE_SIZE} of ")
+    assert "a larger kv_cache_bytes does" in loaded.ready.context_note
 
 
 def test_a_program_of_the_cache_binds_the_names_of_its_own_checkpoint(folder_of: Callable[[str], Path], place: Path) -> None:
