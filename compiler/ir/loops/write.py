@@ -116,32 +116,31 @@ class Kernel:
     @contextmanager
     def scope(self) -> Generator[None]:
         """A block of its own: what is allocated or named inside ends with it."""
-        with self._open() as block:
-            yield
-        self.add(block.close())
+        self._open()
+        yield
+        self.add(self._close())
 
     @contextmanager
     def _loop(self, name: str, extent: DimLike, kind: LoopKind) -> Generator[Dim]:
         extent = Dim.of(extent)
         var = DimVar(name, 0, extent - 1)
-        with self._open() as block:
-            yield Dim.of(var)
-        self.add(For(var, extent, block.close(), kind))
+        self._open()
+        yield Dim.of(var)
+        self.add(For(var, extent, self._close(), kind))
 
-    @contextmanager
-    def _open(self) -> Generator[_Block]:
-        block = _Block()
-        self._blocks.append(block)
-        yield block
-        self._blocks.pop()
+    def _open(self) -> None:
+        self._blocks.append(_Block())
+
+    def _close(self) -> Stmt:
+        return self._blocks.pop().close()
 
     # --- conditions --------------------------------------------------------------------------------------------------
 
     @contextmanager
     def when(self, cond: Operand) -> Generator[None]:
-        with self._open() as block:
-            yield
-        self.add(When(as_scalar(cond), block.close()))
+        self._open()
+        yield
+        self.add(When(as_scalar(cond), self._close()))
 
     @contextmanager
     def orelse(self) -> Generator[None]:
@@ -149,9 +148,9 @@ class Kernel:
         before = self._blocks[-1].stmts
         assert before and isinstance(before[-1], When) and before[-1].orelse is None, "orelse must follow a when"
         taken = before[-1]
-        with self._open() as block:
-            yield
-        before[-1] = When(taken.cond, taken.then, block.close())
+        self._open()
+        yield
+        before[-1] = When(taken.cond, taken.then, self._close())
 
     # --- until the end of the block ------------------------------------------------------------------------------------
 
@@ -173,9 +172,11 @@ class Kernel:
         point: list[Dim] = []
         for name, extent in reversed(axes):
             extent = dim_max(extent, 1) if extent.is_const else extent  # the index of an empty box is never computed, but it must be valid
-            is_first = len(point) == len(axes) - 1
-            point.insert(0, self.let(name, number if is_first else number % extent, extent - 1))
-            number = number // extent
+            if len(point) == len(axes) - 1:  # the first axis: what is left of the number
+                point.insert(0, self.let(name, number, extent - 1))
+            else:
+                point.insert(0, self.let(name, number % extent, extent - 1))
+                number = number // extent
         return tuple(point)
 
     def local(self, name: str, *shape: DimLike, dtype: DType = DType.F32) -> Array:
