@@ -74,6 +74,10 @@ class Product(Generic[S]):
         return self.nest.vars[-1]
 
     @property
+    def num_columns(self) -> Dim:
+        return self.nest.axes[-1][1]
+
+    @property
     def extent(self) -> Dim:
         """Of the contracted axes, or of the groups."""
         return _node(self.sums[0]).axes[0][1]
@@ -81,6 +85,9 @@ class Product(Generic[S]):
     def number_of(self, scalar: Scalar) -> int | None:
         """Which sum the scalar is."""
         return next((i for i, s in enumerate(self.sums) if _node(s) is scalar), None)
+
+
+AnyProduct = Product[Contraction] | Product[GroupedSum]
 
 
 def _node(s: Contraction | GroupedSum) -> Contraction | GroupedContraction:

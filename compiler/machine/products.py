@@ -12,8 +12,10 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final
 
+from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
-from compiler.ir.loops.scalars import Format
+from compiler.ir.loops.scalars import Cast, Contraction, Element, Format, Load, Scalar
+from compiler.ir.prove import prove_divisible
 from compiler.machine.formats import PAIRS, PANEL4, PANEL8, PANEL8_WORDS, WIDENED4
 from compiler.machine.target import Target
 from compiler.machine.tiles.amx import AmxBf16, AmxI8ByI8, AmxI8ByU8
@@ -66,6 +68,34 @@ class ProductTile:
     def product(self, rows: int, *, fresh: bool = False) -> ProductOp:
         """The tile of so many rows. Only a matrix unit writes a `fresh` sum; in registers the accumulators begin with what they hold."""
         return replace(self.op, rows=rows, fresh=fresh) if isinstance(self.op, MatrixUnitOp) else replace(self.op, rows=rows)
+
+    def takes(self, s: Contraction, row_axis: DimVar | None) -> bool:
+        """Whether rows are read as the tile reads them, and columns can be packed for it."""
+        factors = self.factors(s)
+        if factors is None or not prove_divisible(s.extent, self.depth):
+            return False
+        (*before, last), axis = factors[0].indices, s.axes[0][0]
+        if last.var is not axis or any(axis in d.vars() for d in before):
+            return False
+        return row_axis is None or [d.var for d in before if row_axis in d.vars()] == [row_axis]
+
+    def factors(self, s: Contraction) -> tuple[Load, Load] | None:
+        """The elements of rows and columns that the sum multiplies, where both lie in memory as the tile takes them."""
+        rows, columns = (self._in_memory(x) for x in (s.rows, s.columns))
+        return None if rows is None or columns is None else (rows, columns)
+
+    def _in_memory(self, factor: Scalar) -> Load | None:
+        element = factor.value if isinstance(factor, Cast) else factor
+        load = element.stored[0] if isinstance(element, Element) else element
+        return load if isinstance(load, Load) and load.buffer.dtype is self.rows else None
+
+    def reads(self, factor: Scalar) -> bool:
+        """Whether columns lie in panels as the tile reads them: 32 bits of each column together."""
+        element = factor.value if isinstance(factor, Cast) else factor
+        if not isinstance(element, Element) or element.format is not self.format:
+            return False
+        panels = element.buffers[0]
+        return panels.shape[-1] * panels.dtype.num_bytes == Dim.of(self.shape.columns * 4)
 
     def widens(self, length: int, group: int) -> bool:
         """Whether channels so long are widened, in groups so long: these lie whole in a part. A channel of one group is taken as it is."""

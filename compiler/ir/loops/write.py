@@ -80,7 +80,7 @@ class Kernel:
         return block.close()
 
     def add(self, stmt: Stmt) -> None:
-        """A statement that was made elsewhere."""
+        """For arrays, whose elements are assigned."""
         self._blocks[-1].stmts.append(stmt)
 
     # --- loops -------------------------------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-from compiler.backends.cpu.schedule.product import pairs_fit
 from compiler.idioms.product import Product, product_in
 from compiler.ir.dims import Dim, DimVar, ceil_div
 from compiler.ir.graph.atoms import Atom, Var
@@ -140,7 +139,8 @@ def _plan(prim: PrimFunc, pairs: ProductTile | None) -> list[_Packed]:
     product = product_in(prim)
     if product is None:
         return []
-    format = pairs.format if pairs is not None and pairs_fit(product, pairs) else None
+    fits = pairs is not None and all(pairs.takes(s, product.row_axis) for s in product.sums)
+    format = pairs.format if pairs is not None and fits else None
     found: dict[Buffer, _Packed | None] = {}
     for load in loads(prim.body):
         if load.buffer in prim.outputs:

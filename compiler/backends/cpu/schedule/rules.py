@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from compiler.backends.cpu.schedule.attention.paged import schedule_paged
 from compiler.backends.cpu.schedule.attention.ragged import schedule_ragged
-from compiler.backends.cpu.schedule.product import schedule_product
+from compiler.backends.cpu.schedule.product.ways import schedule_product
 from compiler.backends.cpu.schedule.rows import schedule_rows
 from compiler.backends.cpu.schedule.spatial import schedule_spatial
 from compiler.idioms.nest import allocated, without_allocations

@@ -1,0 +1,177 @@
+"""Sums of groups of integers: each group exactly in i32, and the groups in their order in f32.
+
+The exact sum of a group has the same bits in any tile. The rows of all planes are rows of the tile: they share what it reads of the panel.
+
+A single row waits for memory, and cores read one dense stream best. So the scales of several groups are read at once, before their panels:
+their factors wait in the first cache. And of several sums some panels of one are gone through before those of the next.
+
+Where one group is all of k, a matrix unit goes through it in parts, and the exact sums of a block of rows wait in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import ClassVar
+
+from compiler.backends.cpu.schedule.product.blocks import Ahead, Blocks, Part, configure, multiply
+from compiler.backends.cpu.schedule.product.panels import BLOCK_ROWS, Panels, Tiles
+from compiler.backends.cpu.schedule.product.tile_origin import ZERO, Element, Point, TileOrigin, local_per_sum
+from compiler.idioms.product import GroupedSum, Product
+from compiler.ir.dims import Dim, ceil_div, dim_min
+from compiler.ir.dtypes import DType
+from compiler.ir.loops.scalars import Load, Scalar
+from compiler.ir.loops.visit import rewrite_dims
+from compiler.ir.loops.write import Array, Kernel, const, fma
+from compiler.ir.prove import prove_divisible
+from compiler.machine.products import ProductTile
+
+F32, I32 = DType.F32, DType.I32
+ABREAST = 4  # panels of one of several sums, beside a single row
+AT_ONCE = 8  # groups of a single row: half a kilobyte of scales, beside four of weights of 4 bits
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    name: ClassVar[str] = "integer"
+    product: Product[GroupedSum]
+    tile: ProductTile
+
+    def write(self, k: Kernel) -> None:
+        if self.tile.on_matrix_unit and all(s.num_groups == Dim.of(1) for s in self.product.sums):
+            self.write_in_memory(k)
+        else:
+            self.write_in_registers(k)
+
+    @property
+    def num_planes(self) -> int:
+        return self.product.sums[0].num_planes
+
+    # --- sums in registers -----------------------------------------------------------------------------------------------
+
+    def write_in_registers(self, k: Kernel) -> None:
+        several = len(self.product.sums) > 1 and self.product.row_axis is not None
+        with Panels(self.product, self.tile.shape, abreast=ABREAST if several else 1).claims(k) as claim:
+            for tiles in claim.tiles(k):
+                if tiles.are_abreast:
+                    self.write_abreast(k, tiles)
+                else:
+                    with tiles.each(k) as tile:
+                        self.write_tile(k, tile)
+
+    def write_tile(self, k: Kernel, tile: TileOrigin) -> None:
+        """Each sum is done for all of k before the next begins."""
+        accs = local_per_sum(k, self.product, "acc", tile.shape.rows, tile.shape.vectors, tile.shape.lanes)
+        configure(k, self.tile, tile.shape.rows * self.num_planes)
+        for s, acc in zip(self.product.sums, accs, strict=True):
+            self.write_sum(k, s, tile, acc)
+        with tile.elements(k) as at:
+            tile.store(k, at, [acc[at] for acc in accs])
+
+    def write_abreast(self, k: Kernel, row: Tiles) -> None:
+        """All panels of a sum, then those of the next."""
+        claim, shape = row.claim, self.tile.shape
+        held = local_per_sum(k, self.product, "held", ABREAST, shape.vectors, shape.lanes)
+        configure(k, self.tile, self.num_planes)
+        for s, hold in zip(self.product.sums, held, strict=True):
+            with row.each(k) as tile:
+                acc = k.local("acc", 1, shape.vectors, shape.lanes)
+                self.write_sum(k, s, tile, acc)
+                with tile.vectors(k) as (v, lane):
+                    hold[tile.panel - claim.panel, v, lane] = acc[ZERO, v, lane]
+        with row.each(k) as tile, tile.elements(k) as (m, v, lane):
+            tile.store(k, (m, v, lane), [hold[tile.panel - claim.panel, v, lane] for hold in held])
+
+    def write_sum(self, k: Kernel, s: GroupedSum, tile: TileOrigin, acc: Array) -> None:
+        with tile.elements(k) as at:
+            acc[at] = 0.0
+        if tile.shape.rows == 1 and s.num_groups != Dim.of(1):
+            self.write_runs(k, s, tile, acc)
+        else:
+            with k.serial("g", s.num_groups) as g, self.exact_sums(k, s, tile, g) as (at, total):
+                acc[at] += total * factor(s, tile, g, at)
+
+    def write_runs(self, k: Kernel, s: GroupedSum, tile: TileOrigin, acc: Array) -> None:
+        """Of a single row: some factors, and then their groups."""
+        with self.runs(k, s.num_groups) as (first, count):
+            factors = k.local("factors", AT_ONCE, tile.shape.vectors, tile.shape.lanes)
+            with k.serial("i", count) as i, tile.elements(k) as at:
+                factors[i, *at[1:]] = factor(s, tile, first + i, at)
+            with k.serial("i", count) as i, self.exact_sums(k, s, tile, first + i) as (at, total):
+                acc[at] += total * factors[i, *at[1:]]
+
+    @contextmanager
+    def runs(self, k: Kernel, num_groups: Dim) -> Generator[tuple[Dim, Dim]]:
+        """The first of some groups, and their number."""
+        if prove_divisible(num_groups, AT_ONCE):
+            with k.serial("run", num_groups // AT_ONCE) as run:
+                yield run * AT_ONCE, Dim.of(AT_ONCE)
+        else:
+            with k.serial("run", ceil_div(num_groups, AT_ONCE)) as run:
+                yield run * AT_ONCE, k.let("count", dim_min(AT_ONCE, num_groups - run * AT_ONCE), AT_ONCE)
+
+    @contextmanager
+    def exact_sums(self, k: Kernel, s: GroupedSum, tile: TileOrigin, g: Dim) -> Generator[tuple[Element, Scalar]]:
+        """Sum a group. Yields each element of the tile, with its exact sum."""
+        exact = k.local("exact", tile.shape.rows * s.num_planes, tile.shape.vectors, tile.shape.lanes, dtype=I32)
+        with tile.elements(k) as (m, v, lane):
+            for plane, begin in enumerate(begins(s, {**tile.at(m, v, lane), s.axis: g})):
+                exact[m * s.num_planes + plane, v, lane] = begin
+        self.add(k, s, exact[ZERO, ZERO, ZERO], tile, Part(s.first.substitute({s.axis: g}), Dim.of(s.group)))
+        with tile.elements(k) as (m, v, lane):
+            planes = [exact[m * s.num_planes + plane, v, lane] for plane in range(s.num_planes)]
+            yield (m, v, lane), rewrite_dims(s.node.exact(planes), {**tile.at(m, v, lane), s.axis: g})
+
+    # --- sums in memory --------------------------------------------------------------------------------------------------
+
+    def write_in_memory(self, k: Kernel) -> None:
+        sums = self.product.sums
+        blocks = Blocks(Dim.of(sums[0].group), self.tile, self.product.num_columns, sum(s.num_planes for s in sums))
+        with Panels(self.product, self.tile.shape, together=blocks.together).claims(k) as claim:
+            with k.scope():
+                self.write_block(k, blocks, claim.full_tiles)
+            for rest in claim.rests(k):
+                with rest.each(k) as tile:
+                    self.write_tile(k, tile)
+
+    def write_block(self, k: Kernel, blocks: Blocks, tiles: Tiles) -> None:
+        """Tiles of full height, through k in parts."""
+        claim, shape, sums, num_planes = tiles.claim, self.tile.shape, self.product.sums, self.num_planes
+        exact = local_per_sum(k, self.product, "exact", blocks.together, BLOCK_ROWS * num_planes, shape.vectors, shape.lanes, dtype=I32)
+        with claim.lines(k, tiles.num_rows) as (m, beside, line), line.vectors(k) as (v, lane):
+            for s, e in zip(sums, exact, strict=True):
+                for plane, begin in enumerate(begins(s, {**line.at(ZERO, v, lane), s.axis: ZERO})):
+                    e[beside, m * num_planes + plane, v, lane] = begin
+        configure(k, self.tile, tiles.rows * num_planes)
+        for tile, part, ahead in blocks.tiles(k, tiles):
+            beside, m = tile.panel - claim.panel, tile.first - claim.first
+            for s, e in zip(sums, exact, strict=True):
+                self.add(k, s, e[beside, m * num_planes, ZERO, ZERO], tile, part, ahead)
+        with claim.lines(k, tiles.num_rows) as (m, beside, line), line.vectors(k) as (v, lane):
+            totals: list[Scalar] = []
+            for s, e in zip(sums, exact, strict=True):
+                place = {**line.at(ZERO, v, lane), s.axis: ZERO}
+                planes = [e[beside, m * num_planes + plane, v, lane] for plane in range(num_planes)]
+                total = rewrite_dims(s.node.exact(planes), place)
+                totals.append(fma(total, rewrite_dims(s.node.factor, place), const(0.0, F32)))
+            line.store(k, (ZERO, v, lane), totals)
+
+    # --- both ------------------------------------------------------------------------------------------------------------
+
+    def add(self, k: Kernel, s: GroupedSum, exact: Load, tile: TileOrigin, part: Part, ahead: Ahead | None = None) -> None:
+        """Add a part of k to exact sums."""
+        row = tuple(d.substitute(tile.corner) for d in s.q.indices[:-2])
+        rows = Load(s.q.buffer, (*row, ZERO, part.begin))
+        columns = Load(s.panels, (tile.panel, part.begin // s.format.depth, ZERO))
+        multiply(k, self.tile.product(tile.shape.rows * s.num_planes), exact, rows, columns, part, s.q.buffer.shape[-1], ahead)
+
+
+def begins(s: GroupedSum, place: Point) -> Sequence[Scalar]:
+    """What the exact sum of each plane begins with."""
+    return [rewrite_dims(begin, place) for begin in s.node.begins] or [const(0, I32)] * s.num_planes
+
+
+def factor(s: GroupedSum, tile: TileOrigin, g: Dim, at: Element) -> Scalar:
+    """What the exact sum of a group is multiplied by."""
+    return rewrite_dims(s.node.factor, {**tile.at(*at), s.axis: g})

@@ -1,0 +1,98 @@
+"""Sums of products of bf16, two of which an instruction adds at a time: in registers, or on a matrix unit with accumulators in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from compiler.backends.cpu.schedule.product.blocks import Ahead, Blocks, Part, configure, multiply
+from compiler.backends.cpu.schedule.product.panels import BLOCK_ROWS, Panels, Tiles
+from compiler.backends.cpu.schedule.product.tile_origin import ZERO, TileOrigin, local_per_sum
+from compiler.idioms.product import Product
+from compiler.ir.dims import Dim, product_of
+from compiler.ir.loops.scalars import Contraction, Load
+from compiler.ir.loops.visit import rewrite_dims
+from compiler.ir.loops.write import Array, Kernel
+from compiler.machine.products import ProductTile
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    name: ClassVar[str] = "pairs"
+    product: Product[Contraction]
+    tile: ProductTile
+
+    def write(self, k: Kernel) -> None:
+        if self.tile.on_matrix_unit:
+            self.write_on_unit(k)
+        else:
+            self.write_in_registers(k)
+
+    def write_in_registers(self, k: Kernel) -> None:
+        with Panels(self.product, self.tile.shape).claims(k) as claim:
+            for tiles in claim.tiles(k):
+                with tiles.each(k) as tile:
+                    accs = local_per_sum(k, self.product, "acc", tile.shape.rows, tile.shape.vectors, tile.shape.lanes)
+                    with tile.elements(k) as at:
+                        for acc in accs:
+                            acc[at] = 0.0
+                    for s, acc in zip(self.product.sums, accs, strict=True):
+                        self.add(k, s, acc[ZERO, ZERO, ZERO], tile, self.all_of_k)
+                    with tile.elements(k) as at:
+                        tile.store(k, at, [acc[at] for acc in accs])
+
+    def write_on_unit(self, k: Kernel) -> None:
+        blocks = Blocks(self.product.extent, self.tile, self.product.num_columns, len(self.product.sums))
+        with Panels(self.product, self.tile.shape, together=blocks.together).claims(k) as claim:
+            with k.scope():
+                self.write_block(k, blocks, claim.full_tiles)
+            for rest in claim.rests(k):
+                with rest.each(k) as tile:
+                    self.write_rest(k, tile)
+
+    def write_block(self, k: Kernel, blocks: Blocks, tiles: Tiles) -> None:
+        """Tiles of full height, through k in parts."""
+        claim, shape = tiles.claim, self.tile.shape
+        accs = local_per_sum(k, self.product, "acc", blocks.together, BLOCK_ROWS, shape.vectors, shape.lanes)
+        configure(k, self.tile, tiles.rows)
+        for tile, part, ahead in blocks.tiles(k, tiles):
+            beside, m = tile.panel - claim.panel, tile.first - claim.first
+            for s, acc in zip(self.product.sums, accs, strict=True):
+                self.add(k, s, acc[beside, m, ZERO, ZERO], tile, part, ahead)
+        with claim.lines(k, tiles.num_rows) as (m, beside, line):
+            self.store_line(k, line, accs, beside, m)
+
+    def write_rest(self, k: Kernel, tile: TileOrigin) -> None:
+        """A lower tile, through all of k at once."""
+        shape = tile.shape
+        accs = local_per_sum(k, self.product, "acc", 1, shape.rows, shape.vectors, shape.lanes)
+        configure(k, self.tile, shape.rows)
+        for s, acc in zip(self.product.sums, accs, strict=True):
+            self.add(k, s, acc[ZERO, ZERO, ZERO, ZERO], tile, self.all_of_k)
+        with tile.lines(k) as (m, line):
+            self.store_line(k, line, accs, ZERO, m)
+
+    def store_line(self, k: Kernel, line: TileOrigin, accs: Sequence[Array], beside: Dim, m: Dim) -> None:
+        """The epilogue is long: written once, not once per row."""
+        with line.vectors(k) as (v, lane):
+            line.store(k, (ZERO, v, lane), [acc[beside, m, v, lane] for acc in accs])
+
+    @property
+    def all_of_k(self) -> Part:
+        return Part(ZERO, self.product.extent)
+
+    def add(self, k: Kernel, s: Contraction, acc: Load, tile: TileOrigin, part: Part, ahead: Ahead | None = None) -> None:
+        """Add a part of k to the accumulators; on a matrix unit the first part finds nothing in them."""
+        factors = self.tile.factors(s)
+        assert factors is not None, s
+        place = {**tile.corner, s.axes[0][0]: part.begin}
+        rows, columns = (rewrite_dims(factor, place) for factor in factors)
+        assert isinstance(rows, Load) and isinstance(columns, Load)
+        op = self.tile.product(tile.shape.rows, fresh=part.is_first)
+        multiply(k, op, acc, rows, columns, part, self.stride(factors[0]), ahead)
+
+    def stride(self, rows: Load) -> Dim:
+        """Elements from one row to the next."""
+        place = next((i for i, d in enumerate(rows.indices) if d.var is self.product.row_axis), len(rows.indices) - 1)
+        return product_of(rows.buffer.shape[place + 1 :])

@@ -1,0 +1,154 @@
+"""The walk over the result of a product: panels of columns, blocks of rows, tiles of rows.
+
+    with panels.claims(k) as claim:        # panels side by side, beside a block of rows
+        for tiles in claim.tiles(k):       # tiles of one height
+            with tiles.each(k) as tile:    # one tile
+
+Threads claim one block of rows at a time, and one panel or as many as a way wants together: beside many rows, or beside a single one. The
+rows of a block are taken in tiles as high as a tile may be, and the rest in tiles of the powers of two that make it up: so every row is in
+some tile, and which one may not matter to its bits. The body of a `for` is written once per height.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from compiler.backends.cpu.schedule.product.tile_origin import Point, TileOrigin
+from compiler.idioms.product import AnyProduct
+from compiler.ir.dims import Dim, ceil_div, dim_min, product_of
+from compiler.ir.loops.scalars import Scalar
+from compiler.ir.loops.write import Kernel, less
+from compiler.machine.products import TileShape
+
+BLOCK_ROWS = 256  # rows that share one visit to a panel: their slab of the left operand stays in the second-level cache
+MANY_ROWS = 64  # from here on panels are taken together: with fewer rows there are few claims, and nothing is read twice
+
+
+@dataclass(frozen=True, slots=True)
+class Panels:
+    """The columns of a product in panels as wide as `shape`, its rows in tiles as high as `shape` at most."""
+
+    product: AnyProduct
+    shape: TileShape
+    together: int = 1  # panels of a claim, beside many rows
+    abreast: int = 1  # the same, beside one row: its sums wait for themselves, or for memory. Not both
+    block_rows: int = BLOCK_ROWS
+
+    @contextmanager
+    def claims(self, k: Kernel) -> Generator[Claim]:
+        """Neighbours share the panels."""
+        row, extents = self.product.row_axis, dict(self.product.nest.axes)
+        outer = [(var, extent) for var, extent in self.product.nest.axes[:-1] if var is not row]
+        panels = ceil_div(self.product.num_columns, self.shape.columns)
+        num_rows = Dim.of(1) if row is None else extents[row]
+        blocks = ceil_div(num_rows, self.block_rows)
+        many, alone = dim_min(num_rows // MANY_ROWS, 1), 1 - dim_min(num_rows - 1, 1)
+        most = 1 + (self.together - 1) * many + (self.abreast - 1) * alone
+        groups = ceil_div(panels, most)
+        axes = [*((var.name, extent) for var, extent in outer), ("panel" if most == Dim.of(1) else "group", groups), ("block", blocks)]
+        with k.parallel("p", product_of([extent for _, extent in outer]) * groups * blocks) as p:
+            *values, group, block = k.unravel(p, axes)
+            point = dict(zip((var for var, _ in outer), values, strict=True))
+            panel = k.let("panel", group * most, panels - 1)
+            num_panels = k.let("panels", dim_min(most, panels - panel), max(self.together, self.abreast))
+            first = block * self.block_rows
+            end = k.let("end", dim_min(num_rows, first + self.block_rows), num_rows)
+            yield Claim(self, point, panel, num_panels, first, end)
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Panels side by side, beside the rows first .. end - 1. The other axes are at `point`."""
+
+    walk: Panels
+    point: Point
+    panel: Dim  # the first
+    num_panels: Dim
+    first: Dim
+    end: Dim
+
+    @contextmanager
+    def panels(self, k: Kernel) -> Generator[Dim]:
+        if self.num_panels == Dim.of(1):
+            yield self.panel
+        else:
+            with k.serial("beside", self.num_panels) as i:
+                yield self.panel + i
+
+    @contextmanager
+    def lines(self, k: Kernel, num_rows: Dim) -> Generator[tuple[Dim, Dim, TileOrigin]]:
+        """The first rows one by one, each beside all panels. Yields the numbers of the row and of the panel, and the tile of both."""
+        with k.serial("m", num_rows) as m, self.panels(k) as panel:
+            yield m, panel - self.panel, self.tile(panel, self.first + m, 1)
+
+    def tile(self, panel: Dim, row: Dim, rows: int) -> TileOrigin:
+        return TileOrigin(self.walk.product, replace(self.walk.shape, rows=rows), self.point, panel, row)
+
+    # --- tiles ---------------------------------------------------------------------------------------------------------
+
+    def tiles(self, k: Kernel) -> Iterator[Tiles]:
+        yield self.full_tiles
+        yield from self.rests(k)
+
+    def rests(self, k: Kernel) -> Iterator[Tiles]:
+        """The tiles of the rows that fill none, and once more the tile of a single row, where it has panels abreast."""
+        for rest in self.rest_tiles:
+            with k.when(rest.exist):
+                if rest.rows > 1 or self.walk.abreast == 1:
+                    yield rest
+                else:
+                    with k.when(less(self.walk.abreast - 1, self.num_panels)):
+                        yield replace(rest, claim=replace(self, num_panels=Dim.of(self.walk.abreast)), are_abreast=True)
+                    with k.orelse():
+                        yield rest
+
+    @property
+    def full_tiles(self) -> Tiles:
+        return Tiles(self, self.rows, self.first, (self.end - self.first) // self.rows)
+
+    @property
+    def rest_tiles(self) -> list[Tiles]:
+        left = (self.end - self.first) % self.rows
+        sizes = [1 << bit for bit in reversed(range(self.rows.bit_length() - 1))]
+        return [Tiles(self, size, self.end - left + left // (2 * size) * (2 * size), left // size % 2, is_rest=True) for size in sizes]
+
+    @property
+    def rows(self) -> int:
+        """Of a tile, at most. Without a row axis one row is all there is."""
+        return 1 if self.walk.product.row_axis is None else self.walk.shape.rows
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """Tiles of one height beside the panels of a claim: one below the other from row `first` on, or one at the most."""
+
+    claim: Claim
+    rows: int  # of a tile; a power of two
+    first: Dim
+    count: Dim
+    is_rest: bool = False
+    are_abreast: bool = False  # one row, beside as many panels as it takes together
+
+    @property
+    def exist(self) -> Scalar:
+        return less(0, self.count)
+
+    @property
+    def num_rows(self) -> Dim:
+        return self.count * self.rows
+
+    @contextmanager
+    def each(self, k: Kernel) -> Generator[TileOrigin]:
+        with self.claim.panels(k) as panel, self.first_rows(k) as row:
+            yield self.claim.tile(panel, row, self.rows)
+
+    @contextmanager
+    def first_rows(self, k: Kernel) -> Generator[Dim]:
+        """The row with which each tile begins."""
+        if self.is_rest:
+            yield self.first
+        else:
+            with k.serial("io", self.count) as io:
+                yield self.first + io * self.rows

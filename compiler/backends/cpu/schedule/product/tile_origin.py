@@ -1,0 +1,88 @@
+"""Where a tile lies in the result of a product: what its rows and columns are in the axes of the nest, and how its results are stored."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+
+from compiler.backends.cpu.schedule.spatial import write_element
+from compiler.idioms.product import AnyProduct
+from compiler.ir.dims import Dim, DimVar
+from compiler.ir.dtypes import DType
+from compiler.ir.loops.scalars import Scalar
+from compiler.ir.loops.statements import Store
+from compiler.ir.loops.visit import map_scalar
+from compiler.ir.loops.write import Array, Kernel, less
+from compiler.ir.prove import prove_divisible
+from compiler.machine.products import TileShape
+
+ZERO = Dim.of(0)
+
+Point = dict[DimVar, Dim]
+Element = tuple[Dim, Dim, Dim]  # a row, vector and lane of a tile
+
+
+@dataclass(frozen=True, slots=True)
+class TileOrigin:
+    """`shape.rows` rows from `first` on and the columns of `panel`; the other axes are at `point`."""
+
+    product: AnyProduct
+    shape: TileShape
+    point: Point
+    panel: Dim
+    first: Dim
+
+    @contextmanager
+    def elements(self, k: Kernel) -> Generator[Element]:
+        with k.unroll("m", self.shape.rows) as m, self.vectors(k) as (v, lane):
+            yield m, v, lane
+
+    @contextmanager
+    def vectors(self, k: Kernel) -> Generator[tuple[Dim, Dim]]:
+        """The elements of one row."""
+        with k.unroll("v", self.shape.vectors) as v, k.vector(self.shape.lanes) as lane:
+            yield v, lane
+
+    @contextmanager
+    def lines(self, k: Kernel) -> Generator[tuple[Dim, TileOrigin]]:
+        """The rows one by one, in a loop. Yields the number of each, and its tile."""
+        with k.serial("m", self.shape.rows) as m:
+            yield m, replace(self, shape=replace(self.shape, rows=1), first=self.first + m)
+
+    def at(self, m: Dim, v: Dim, lane: Dim) -> Point:
+        """The values of all axes."""
+        place = {**self.point, self.product.column_axis: self.column(v, lane)}
+        row_axis = self.product.row_axis
+        return place if row_axis is None else {**place, row_axis: self.first + m}
+
+    @property
+    def corner(self) -> Point:
+        return self.at(ZERO, ZERO, ZERO)
+
+    def column(self, v: Dim, lane: Dim) -> Dim:
+        return self.panel * self.shape.columns + v * self.shape.lanes + lane
+
+    @property
+    def is_whole(self) -> bool:
+        """No panel reaches beyond the last column."""
+        return prove_divisible(self.product.num_columns, self.shape.columns)
+
+    def is_inside(self, v: Dim, lane: Dim) -> Scalar:
+        return less(self.column(v, lane), self.product.num_columns)
+
+    def store(self, k: Kernel, element: Element, totals: Sequence[Scalar]) -> None:
+        """Do the nest's store, with the totals in place of its sums."""
+
+        def total(scalar: Scalar) -> Scalar:
+            number = self.product.number_of(scalar)
+            return scalar if number is None else totals[number]
+
+        _, v, lane = element
+        store = self.product.nest.store
+        with nullcontext() if self.is_whole else k.when(self.is_inside(v, lane)):
+            write_element(k, Store(store.buffer, store.indices, map_scalar(store.value, total)), self.at(*element))
+
+
+def local_per_sum(k: Kernel, product: AnyProduct, name: str, *shape: int, dtype: DType = DType.F32) -> list[Array]:
+    return [k.local(f"{name}{i}", *shape, dtype=dtype) for i in range(len(product.sums))]

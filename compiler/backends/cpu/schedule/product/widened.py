@@ -1,0 +1,141 @@
+"""Sums of weights of 4 bits that a matrix unit multiplies once they are widened to 8.
+
+A part of a panel is widened into memory that stays in the first cache, and all rows of the block multiply it from there. Sums of a channel
+are exact and wait in memory. Tiles without a row that needs two planes leave the second one out. Its sums are read for rows that need it
+only, so the other rows of a tile do not matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from compiler.backends.cpu.schedule.product.blocks import Blocks, Later, Part, configure, multiply
+from compiler.backends.cpu.schedule.product.panels import Panels
+from compiler.backends.cpu.schedule.product.tile_origin import ZERO, Point, TileOrigin, local_per_sum
+from compiler.idioms.product import GroupedSum, Product
+from compiler.ir.dims import Dim, dim_min
+from compiler.ir.dtypes import DType
+from compiler.ir.loops.functions import ReduceFn
+from compiler.ir.loops.scalars import Load, Scalar
+from compiler.ir.loops.visit import rewrite_dims
+from compiler.ir.loops.write import Array, Kernel, cast, const, fma, fold, less
+from compiler.machine.products import ProductTile
+
+F32, I32 = DType.F32, DType.I32
+BLOCK_ROWS = 512  # widening a panel costs as much as its product with some sixty rows
+PLANES = 2  # of the rows
+
+
+@dataclass(frozen=True, slots=True)
+class Widened:
+    name: ClassVar[str] = "widened"
+    product: Product[GroupedSum]
+    tile: ProductTile
+
+    def write(self, k: Kernel) -> None:
+        p = self.product
+        blocks = Blocks(Dim.of(p.sums[0].group), self.tile, p.num_columns, len(p.sums))
+        with Panels(p, self.tile.shape, together=blocks.together, block_rows=BLOCK_ROWS).claims(k) as claim:
+            sums = [self.allocate(k, s, number, blocks.together) for number, s in enumerate(p.sums)]
+            heights = [claim.full_tiles, *claim.rest_tiles]
+            num_heights = sum((dim_min(tiles.count, 1) for tiles in heights), ZERO)
+            for tiles in heights:
+                with k.when(tiles.exist), tiles.first_rows(k) as row:
+                    for s in sums:
+                        s.count_planes(row - claim.first, claim.tile(claim.panel, row, tiles.rows))
+            for tiles in heights:
+                with k.when(tiles.exist):
+                    configure(k, self.tile, tiles.rows)
+            for panel, part, later in blocks.parts(k, claim):
+                for s in sums:
+                    self.widen(k, s, panel, part, later)
+                for tiles in heights:
+                    with k.when(tiles.exist):
+                        with k.when(less(1, num_heights)):  # other heights came between
+                            configure(k, self.tile, tiles.rows)
+                        with tiles.first_rows(k) as row:
+                            for s in sums:
+                                self.add(k, s, panel - claim.panel, row - claim.first, claim.tile(panel, row, tiles.rows), part)
+            with claim.lines(k, claim.end - claim.first) as (m, beside, line):
+                self.store_line(k, sums, beside, m, line)
+
+    def allocate(self, k: Kernel, s: GroupedSum, number: int, together: int) -> WidenedSum:
+        shape, rows = self.tile.shape, 1 if self.product.row_axis is None else BLOCK_ROWS
+        assert self.tile.block is not None, self.tile
+        exact = k.local(f"exact{number}", PLANES, together, rows, shape.vectors, shape.lanes, dtype=I32)
+        wide = k.local(f"wide{number}", self.tile.block * shape.columns, dtype=DType.I8)
+        return WidenedSum(s, exact, wide, k.local(f"planes{number}", rows, dtype=I32))
+
+    def widen(self, k: Kernel, s: WidenedSum, panel: Dim, part: Part, later: Later) -> None:
+        panels, multipliers = s.grouped.element.buffers
+        depth, group = s.grouped.format.depth, shared_multiplier(s.grouped)
+
+        def places(panel: Dim, begin: Dim) -> tuple[Load, Load]:
+            return Load(panels, (panel, begin // depth, ZERO)), Load(multipliers, (panel, begin // group, ZERO))
+
+        assert self.tile.widen is not None, self.tile
+        op = replace(self.tile.widen, group=group)
+        k.tile(op, s.wide[0], *places(panel, part.begin), *places(later.panel, later.begin), dims=(part.depth,))
+
+    def add(self, k: Kernel, s: WidenedSum, beside: Dim, m: Dim, tile: TileOrigin, part: Part) -> None:
+        """Multiply a widened part by the planes of a tile. The first part finds nothing in the exact sums."""
+        q = s.grouped.q
+        row = tuple(d.substitute(tile.corner) for d in q.indices[:-2])
+        stride = q.buffer.shape[-2] * q.buffer.shape[-1]
+        op = self.tile.product(tile.shape.rows, fresh=part.is_first)
+        with k.scope(), k.serial("plane", k.let("planes", s.num_planes[m], PLANES, lower=1)) as plane:
+            rows = Load(q.buffer, (*row, plane, part.begin))
+            multiply(k, op, s.exact[plane, beside, m, ZERO, ZERO], rows, s.wide[0], part, stride)
+
+    def store_line(self, k: Kernel, sums: Sequence[WidenedSum], beside: Dim, m: Dim, line: TileOrigin) -> None:
+        """The one term of the sum of groups, added to nothing."""
+        seconds = local_per_sum(k, self.product, "second", line.shape.vectors, line.shape.lanes)
+        for s, second in zip(sums, seconds, strict=True):  # what the second plane adds: it is read only where the row needs it
+            with k.when(s.two_planes(line.corner)), line.vectors(k) as (v, lane):
+                second[v, lane] = cast(s.exact[1, beside, m, v, lane], F32)
+            with k.orelse(), line.vectors(k) as (v, lane):
+                second[v, lane] = 0.0
+        with line.vectors(k) as (v, lane):
+            totals: list[Scalar] = []
+            for s, second in zip(sums, seconds, strict=True):
+                node = s.grouped.node
+                exact = node.joined(cast(s.exact[0, beside, m, v, lane], F32), second[v, lane])
+                totals.append(fma(exact, s.at(node.factor, line.at(ZERO, v, lane)), const(0.0, F32)))
+            line.store(k, (ZERO, v, lane), totals)
+
+
+@dataclass(frozen=True, slots=True)
+class WidenedSum:
+    """A sum, and a thread's own memory for that of a block of rows."""
+
+    grouped: GroupedSum
+    exact: Array  # by plane, panel, row, vector and lane
+    wide: Array  # a part of a panel
+    num_planes: Array  # of a tile, at its first row
+
+    def count_planes(self, m: Dim, tile: TileOrigin) -> None:
+        """Two where a row of the tile needs them."""
+        some = fold(ReduceFn.ANY, (tile.shape.rows,), lambda r: self.two_planes(tile.at(r, ZERO, ZERO)))
+        self.num_planes[m] = cast(some, I32) + 1
+
+    def two_planes(self, place: Point) -> Scalar:
+        assert self.grouped.node.two_planes is not None, self.grouped
+        return self.at(self.grouped.node.two_planes, place)
+
+    def at(self, scalar: Scalar, place: Point) -> Scalar:
+        """Its one group is all of k."""
+        return rewrite_dims(scalar, {**place, self.grouped.axis: ZERO})
+
+
+def is_widened(s: GroupedSum, tile: ProductTile) -> bool:
+    """One group as long as the channel, and a second plane that only some rows have."""
+    if not tile.reads(s.element) or not tile.widens(s.group, shared_multiplier(s)):
+        return False
+    return s.num_groups == Dim.of(1) and s.node.two_planes is not None and not s.node.begins
+
+
+def shared_multiplier(s: GroupedSum) -> int:
+    """Neighbours along k that share a multiplier."""
+    return s.group // s.element.buffers[1].shape[-2].const
