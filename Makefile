@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 ARGS   ?=
+# Tests of a group stay together, in the order of tests/conftest.py; -W error is in pyproject.toml.
+PYTEST := $(BIN)/pytest -n 2 --dist loadgroup --no-loadscope-reorder -q
 LEAST  := $(if $(filter x86_64 amd64,$(shell uname -m)),x86-64-v3,aarch64-neon)
 LESSER := tests/compiler/backends/cpu/codegen tests/compiler/backends/cpu/schedule/test_attention.py tests/compiler/backends/cpu/schedule/test_matmul.py \
           tests/compiler/backends/cpu/schedule/test_rows.py tests/compiler/test_driver.py tests/compiler/machine/test_target.py tests/compiler/ops/test_compiled.py \
@@ -54,17 +56,16 @@ test: lint $(VENV)/minilm ## lint, types and all tests but the slow ones
 	@$(MAKE) --no-print-directory -j 2 types pytest
 	@$(MAKE) --no-print-directory test-lesser
 
-# Tests that share a server stay together; -W error is in pyproject.toml.
 pytest: $(VENV)/minilm
-	$(BIN)/pytest -n 2 --dist loadgroup -q $(ARGS)
+	$(PYTEST) $(ARGS)
 
 # What a newer CPU never takes: code for its least ancestor, and what is said and tested about it.
 test-lesser: $(VENV)/tests ## tests of the compiler and the command line as on the least CPU that is supported
-	RELAXSERVE_TARGET=$(LEAST) $(BIN)/pytest -n 2 --dist loadgroup -q $(LESSER)
+	RELAXSERVE_TARGET=$(LEAST) $(PYTEST) $(LESSER)
 
 # Hypothesis marks its properties: each is tried with a thousand new examples.
 test-slow: $(VENV)/minilm ## the long campaigns, which `make test` leaves out or keeps short
-	$(BIN)/pytest -n 2 --dist loadgroup -q -m "slow or hypothesis" --hypothesis-profile=full $(ARGS)
+	$(PYTEST) -m "slow or hypothesis" --hypothesis-profile=full $(ARGS)
 
 bench: setup        ## the figures of the README
 	$(BIN)/relaxserve bench $(ARGS)

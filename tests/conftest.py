@@ -36,6 +36,44 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write what is computed to the golden files instead of comparing")
 
 
+# What takes longest, the longest first: it begins first, so that short files fill both processes to the end. Names of groups, and files.
+LONGEST = (
+    "demo server",
+    "bits of the demo",
+    "server/workers/test_supervisor.py",
+    "compiler/frontend/test_digests.py",
+    "compiler/backends/cpu/schedule/test_attention.py",
+    "compiler/backends/cpu/schedule/test_integer.py",
+    "inspection",
+    "server/test_rubbish.py",
+    "server/test_delays.py",
+    "deploy/loading/test_load.py",
+    "server/test_with_workers.py",
+    "compiler/test_random_programs.py",
+    "server/test_constrained.py",
+    "server/test_shutdown.py",
+    "deploy/bench/compute/test_quality.py",
+    "deploy/bench/serving/test_start.py",
+    "deploy/bench/serving/test_hostile.py",
+    "deploy/bench/serving/test_serve.py",
+)
+
+
+def _group_of(item: pytest.Item) -> str:
+    marker = item.get_closest_marker("xdist_group")
+    return str(item.path.relative_to(ROOT / "tests")) if marker is None else marker.args[0]
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The tests of a file stay in one process, which then makes once what they share: servers, workers, compiled programs."""
+    for item in items:
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(_group_of(item)))
+    rank = {name: number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: rank.get(_group_of(item), len(rank)))
+
+
 def pytest_collection_finish() -> None:
     """Modules and tests stay to the end: the collector need not walk them again and again."""
     gc.collect()

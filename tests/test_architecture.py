@@ -15,6 +15,7 @@ import pytest
 import compiler.machine.tiles
 from compiler.ir.tiles import TILE_OPS
 from compiler.machine.target import NAMED
+from tests.conftest import LONGEST
 
 assert compiler.machine.tiles  # all intrinsics are known
 
@@ -125,6 +126,12 @@ def test_only_its_file_names_an_intrinsic() -> None:
     assert names <= {text for path in tiles.glob("*.py") for text in strings_of(path)}, "names are strings there"
     modules = [p for top in ("compiler", "deploy") for p in (ROOT / top).rglob("*.py") if not p.is_relative_to(tiles)]
     assert {str(p.relative_to(ROOT)): found for p in modules if (found := strings_of(p) & names)} == {}
+
+
+def test_what_begins_first_exists() -> None:
+    """A file or a group that was renamed would begin last."""
+    marked = {name for path in (ROOT / "tests").rglob("test_*.py") for name in re.findall(r'xdist_group\("([^"]+)"\)', path.read_text())}
+    assert [name for name in LONGEST if name not in marked and not (ROOT / "tests" / name).is_file()] == []
 
 
 @pytest.mark.xdist_group("one process")

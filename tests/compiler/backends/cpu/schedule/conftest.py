@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,14 +22,6 @@ assert compiler.ops
 
 ABLE = [t for t in NAMED.values() if t.can_run_here]
 HERE = [host(), *(t for t in ABLE if t != max(ABLE, key=lambda t: len(t.features)))]  # of those, the host is the most able itself
-
-
-@pytest.hookimpl(tryfirst=True)  # before groups are read
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The tests of a file stay in one process: most programs are asked for by several of them, and compiled once."""
-    for item in items:
-        if item.path.parent == Path(__file__).parent:
-            item.add_marker(pytest.mark.xdist_group(f"schedule {item.path.stem}"))
 
 
 @pytest.fixture
