@@ -82,13 +82,14 @@ def test_a_stop_string_ends_one_choice_in_the_worker(processes):
     assert answer["usage"]["completion_tokens"] == 3 * len(b"All happy families are alike")
 
 
-def test_twenty_loads_give_everything_back(processes, tmp_path):
+@pytest.mark.parametrize("num_loads", [6, pytest.param(20, marks=pytest.mark.slow)])
+def test_loads_give_everything_back(processes, tmp_path, num_loads):
     (tmp_path / "models" / "m").mkdir(parents=True)
     server = processes(initial=(), memory_limit_bytes=1 << 30)
     client = server.http()
     baseline = client.get("/admin/memory").json()
     after = []
-    for _ in range(20):
+    for _ in range(num_loads):
         assert client.post("/admin/models", json={"source": "m", "wait": True}).status_code == 200
         assert server.chat(model="m", max_tokens=5).status_code == 200
         gone = client.delete("/admin/models/m", params={"drain_s": 5}).json()
@@ -96,7 +97,7 @@ def test_twenty_loads_give_everything_back(processes, tmp_path):
         after.append(gone["resident_after_bytes"])
     memory = client.get("/admin/memory").json()
     assert memory["used_bytes"] == 0 and memory["free_bytes"] == baseline["free_bytes"]
-    assert max(after[10:]) - after[5] < 8 << 20  # the first rounds fill caches
+    assert max(after[num_loads // 2 :]) - after[num_loads // 4] < 8 << 20  # the first rounds fill caches
 
 
 def test_what_the_worker_refuses_is_the_client_s_answer(processes):
