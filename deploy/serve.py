@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from deploy.cache import Kept, kept
-from deploy.loading.locate import identity_of
+from deploy.loading.locate import identity_of, weigh
 from deploy.loading.tokenizer import load_tokenizer
 from runtime.launch import command
 from server.app import create_app
@@ -63,6 +63,8 @@ def load_of(spec: ModelSpec, hub_token: str | None = None) -> Load:
         spec.kv_dtype,
         spec.target,
         hub_token,
+        reserved_bytes=spec.reserved_bytes,
+        kv_share=spec.kv_share,
     )
 
 
@@ -135,6 +137,7 @@ async def _serve(
         identify=partial(identity_of, hub_token=hub_token),
         preflight=partial(preflight, hub_token=hub_token),
         cache=cache,
+        weigh=weigh,
         initial=models,
     )
     collect_in_small_portions()

@@ -197,7 +197,8 @@ def _nearest(name: str, known: Iterable[str]) -> str:
 
 # --- the file ----------------------------------------------------------------------------------------------------------
 
-MODEL_KEYS = tuple(name for name in ModelSpec.__struct_fields__ if name != "memory_limit_bytes")  # which the registry sets
+SET_BY_THE_REGISTRY = ("memory_limit_bytes", "reserved_bytes", "kv_share")
+MODEL_KEYS = tuple(name for name in ModelSpec.__struct_fields__ if name not in SET_BY_THE_REGISTRY)
 
 
 _STREAM = re.compile(r"/dev/stdin|(/dev|/proc/self)/fd/\d+")  # which a shell has opened already, as for `--config <(...)`

@@ -127,6 +127,8 @@ class Load(Message, frozen=True, tag=True):
     target: str = "host"  # what code is generated for
     hub_token: str | None = None  # to download with; None: what the machine has, a file or a variable
     verify: bool = False  # what earlier loads kept, completely and before it is used: that of the last worker was damaged
+    reserved_bytes: int = 0  # of what is free, for models that are still to come: the KV cache leaves it to them
+    kv_share: float = 1.0  # of the room that is left then, for a load that does not say kv_cache_bytes
     restart: bool = False  # this server has served the model: kept files are verified beside the worker, however the last one ended
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from deploy import demo
 from server.interfaces import LoadError
 from server.messages import ErrorCode
+from server.models.state import ModelSpec
 
 READ = (".json", ".safetensors", ".gguf", ".jinja")  # the files of a folder that loading reads
 
@@ -77,6 +78,22 @@ def identity_of(source: str, hub_token: str | None = None) -> str:
     except OSError:  # replaced right now
         return ""
     return digest.hexdigest()
+
+
+BITS = {"f32": 32, "bf16": 16, "int8": 8, "int4": 4}
+
+
+def weigh(spec: ModelSpec) -> int:
+    """About what the weights will take: the sizes of the files, as if they had 16 bits. 0 where there are none yet."""
+    path = _here(spec.source)
+    if path is None:
+        return 0
+    try:
+        files = [path] if path.is_file() else list(_files_of(path))
+        num_bytes = sum(file.stat().st_size for file in files if file.suffix in (".safetensors", ".gguf"))
+    except OSError:  # replaced right now
+        return 0
+    return num_bytes * BITS.get(spec.quantize.partition("-")[0], 16) // 16
 
 
 def _files_of(folder: Path) -> Iterator[Path]:

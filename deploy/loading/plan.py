@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+from deploy.loading.locate import BITS
 from deploy.loading.modes import Pages
 from runtime.device.base import Limits
 from runtime.executable import DTYPES, PREPARATION, Executable, ParamSpec, TensorSpec, VMFunction
 from runtime.kv_pool import PAGE_SIZE
+from runtime.units import in_mib
 from server.interfaces import LoadError
 from server.messages import ErrorCode, Load
+from server.models.state import LEAST_CONTEXT
 
 WORKER_BYTES = 300 << 20  # interpreter, libraries, tokenizer, code
 DEFAULT_KV_BYTES = 1 << 30
@@ -45,24 +48,36 @@ def plan_of(executable: Executable, entry: str, pages: Pages | None, load: Load,
     page_bytes = 0 if pages is None else pages.layout.bytes_per_page
     plan = Plan(weights_bytes, arena_bytes, num_pages * page_bytes, num_pages, page_bytes, cache_hit)
     if plan.total_bytes > limit:
-        context = "" if pages is None else f", which leaves room for {max(0, room // page_bytes - 1) * PAGE_SIZE} tokens of context"
         raise LoadError(
             ErrorCode.INSUFFICIENT_MEMORY,
-            f"the model takes {plan.total_bytes} bytes: {plan.weights_bytes} of weights, {plan.arena_bytes} of arena, "
-            f"{plan.kv_cache_bytes} of KV cache; {limit} are free{context}. "
-            "Choose a smaller kv_cache_bytes or max_context, int8 or int4 weights, or unload another model",
+            f"the model takes {in_mib(plan.total_bytes)}: {in_mib(weights_bytes)} of weights, {in_mib(arena_bytes)} of arena, "
+            f"{in_mib(plan.kv_cache_bytes)} of KV cache; {in_mib(limit)} are free. {_advice(load, room, page_bytes)}",
             plan.total_bytes,
             limit,
         )
     return plan
 
 
+def _advice(load: Load, room_bytes: int, page_bytes: int) -> str:
+    """What would fit; a page more than the context has is padding."""
+    room = max(0, room_bytes) // page_bytes if page_bytes else 0
+    num_tokens = (room - 1) * PAGE_SIZE
+    if load.kv_cache_bytes is not None and room >= 2:
+        return f"kv_cache_bytes={room * page_bytes} fits, with {num_tokens} tokens of context"
+    if num_tokens >= LEAST_CONTEXT:
+        return f"max_context={num_tokens} fits"
+    narrower = [form for form in ("int8", "int4") if BITS[form] < BITS.get(load.quantize.partition("-")[0], 0)]
+    other = f"choose {' or '.join(narrower)} weights, " if narrower else ""
+    return f"Its weights leave no room: {other}unload another model, or raise memory_limit_bytes"
+
+
 def _num_pages(pages: Pages, load: Load, room_bytes: int) -> int:
-    """What was asked for, or else as many as are of use, up to DEFAULT_KV_BYTES and the room there is."""
+    """What was asked for, or else as many as are of use, up to DEFAULT_KV_BYTES and this model's share of the room there is."""
     layout = pages.layout
     if load.kv_cache_bytes is None or pages.least == pages.most:
         wanted = min(pages.most, max(pages.least, layout.pages_for(DEFAULT_KV_BYTES)))
-        return max(min(wanted, layout.pages_for(max(0, room_bytes))), pages.least)
+        shared_bytes = int((room_bytes - load.reserved_bytes) * load.kv_share)
+        return max(min(wanted, layout.pages_for(max(0, shared_bytes))), pages.least)
     asked = layout.pages_for(load.kv_cache_bytes)
     if asked < 2:
         text = f"kv_cache_bytes is {load.kv_cache_bytes}; two pages of {layout.bytes_per_page} are the least"

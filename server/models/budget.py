@@ -8,10 +8,11 @@ from collections.abc import Callable, Collection
 import msgspec
 from typing_extensions import TypedDict
 
+from runtime.units import in_mib
 from server.errors import BY_CODE, INSUFFICIENT_MEMORY, PREFLIGHT_UNAVAILABLE, ApiError
 from server.interfaces import LoadError, RequestError
 from server.messages import ErrorCode
-from server.models.model import Footprint, Model, ModelState, Preflight
+from server.models.model import Footprint, Model, ModelState, Preflight, Weigh
 from server.models.state import ModelSpec
 from server.settings import ServerSettings
 
@@ -27,9 +28,12 @@ class Budget:
     """Loads run side by side once it is known what each takes. A load that runs alone is not planned for; the next one to begin asks
     the planner about it. Without a limit or a planner the next waits instead, to see what the one before it has left."""
 
-    def __init__(self, settings: ServerSettings, preflight: Preflight | None, models: Callable[[], Collection[Model]]) -> None:
+    def __init__(
+        self, settings: ServerSettings, preflight: Preflight | None, weigh: Weigh, models: Callable[[], Collection[Model]]
+    ) -> None:
         self._settings = settings
         self._preflight = preflight
+        self._weigh = weigh
         self._models = models
         self._turn = asyncio.Lock()  # one claim at a time
 
@@ -54,7 +58,7 @@ class Budget:
             for other in self._models():
                 if other is not model and other.claim is not None:
                     await self._settle(other)
-            model.claim = self._limited(model.spec)
+            model.claim = self._limited(model.spec, model)
             return model.claim
 
     async def dry_run(self, spec: ModelSpec) -> tuple[Footprint, int | None]:
@@ -67,7 +71,7 @@ class Budget:
         except LoadError as error:
             raise self.as_api_error(error) from error
         if free_bytes is not None and footprint.total_bytes > free_bytes:
-            message = f"model {spec.name!r} needs {footprint.total_bytes} bytes and {free_bytes} are free"
+            message = f"model {spec.name!r} needs {in_mib(footprint.total_bytes)} and {in_mib(free_bytes)} are free"
             raise self.as_api_error(LoadError(ErrorCode.INSUFFICIENT_MEMORY, message, footprint.total_bytes, free_bytes))
         return footprint, free_bytes
 
@@ -75,7 +79,8 @@ class Budget:
         """For a model that sleeps. Raises RequestError."""
         free_bytes = self.free_bytes
         if free_bytes is not None and num_bytes > free_bytes:
-            message = f"model {name!r} sleeps, and waking it takes {num_bytes} bytes of which {free_bytes} are free; unload another model"
+            amounts = f"{in_mib(num_bytes)}, of which {in_mib(free_bytes)} are free"
+            message = f"model {name!r} sleeps, and waking it takes {amounts}; unload another model"
             raise RequestError(ErrorCode.INSUFFICIENT_MEMORY, message)
 
     def as_api_error(self, error: LoadError) -> ApiError:
@@ -115,8 +120,17 @@ class Budget:
         except LoadError:
             return 0
 
-    def _limited(self, spec: ModelSpec) -> ModelSpec:
-        spec = msgspec.structs.replace(spec, memory_limit_bytes=self.free_bytes)
+    def _limited(self, spec: ModelSpec, model: Model | None = None) -> ModelSpec:
+        """The weights of models that are still to come are left to them, and the rest is shared alike. Under a limit, one share more stays
+        free, for a model that is loaded later."""
+        coming = [other.spec for other in self._models() if other is not model and _has_no_memory_yet(other)]
+        reserved_bytes = sum(self._weigh(other) + (other.kv_cache_bytes or self._settings.default_kv_cache_bytes or 0) for other in coming)
+        num_shares = 1 + sum(other.kv_cache_bytes is None for other in coming) + (self._settings.memory_limit_bytes is not None)
+        spec = msgspec.structs.replace(spec, memory_limit_bytes=self.free_bytes, reserved_bytes=reserved_bytes, kv_share=1 / num_shares)
         if spec.kv_cache_bytes is None and self._settings.default_kv_cache_bytes is not None:
             spec = msgspec.structs.replace(spec, kv_cache_bytes=self._settings.default_kv_cache_bytes)
         return spec
+
+
+def _has_no_memory_yet(model: Model) -> bool:
+    return model.state is ModelState.LOADING and model.claim is None and not model.planned_bytes

@@ -20,6 +20,7 @@ from server.text.templates.renderer import Renderer
 
 MakeWorker = Callable[[ModelSpec, ProgressCallback], WorkerHandle]
 LoadTokenizer = Callable[[str], Tokenizer]
+Weigh = Callable[[ModelSpec], int]  # about what its weights take, without compiling anything; 0 where nobody can tell
 Identify = Callable[[str], str]  # what a source holds right now, told by a text that changes with it; "" where nobody can tell
 
 

@@ -14,6 +14,7 @@ from functools import partial
 
 import msgspec
 
+from runtime.units import in_mib
 from server.errors import (
     LOAD_CANCELLED,
     LOAD_FAILED,
@@ -43,6 +44,7 @@ from server.models.model import (
     ModelState,
     Preflight,
     Unloaded,
+    Weigh,
 )
 from server.models.operations import Operation, Operations, OperationState
 from server.models.probe import PLAIN, Probe, require_answer
@@ -66,6 +68,7 @@ class Registry:
         identify: Identify = lambda _source: "",
         preflight: Preflight | None = None,
         cache: CompileCache | None = None,
+        weigh: Weigh = lambda _spec: 0,
         initial: Sequence[ModelSpec] = (),
         metrics: Metrics | None = None,
     ) -> None:
@@ -83,7 +86,7 @@ class Registry:
         self._replacements = Replacements()
         self._aliases: dict[str, str] = {}
         self._kept: dict[str, ModelSpec] = {}  # what the state file holds: loaded, or to be tried again at the next start
-        self.budget = Budget(settings, preflight, lambda: [*self._models.values(), *self._replacements.models()])
+        self.budget = Budget(settings, preflight, weigh, lambda: [*self._models.values(), *self._replacements.models()])
         self.metrics.watch(lambda: [model.reading for model in self._models.values()])
 
     # --- life of the whole ---------------------------------------------------------------------------------------------
@@ -266,7 +269,7 @@ class Registry:
         operation.end(OperationState.SUCCEEDED)
         load_s = time.monotonic() - began
         self._count_load(model, loaded.ready, load_s)
-        parts = ", ".join(f"{part.replace('_', ' ')} {num_bytes / (1 << 20):.1f} MiB" for part, num_bytes in model.bytes_by_part.items())
+        parts = ", ".join(f"{part.replace('_', ' ')} {in_mib(num_bytes)}" for part, num_bytes in model.bytes_by_part.items())
         compiled = "from the cache" if loaded.ready.cache_hit else "compiled"
         log.info("%s is ready after %.1f s, %s: %s, context %d tokens", name, load_s, compiled, parts, loaded.ready.max_context)
         if loaded.ready.context_note:
@@ -338,7 +341,7 @@ class Registry:
             self._kept.pop(model.spec.name, None)
             self._keep()
         self.metrics.unloads.labels(model.spec.name, ENGINE).inc()
-        log.info("%s is unloaded and gave back %.1f MiB", model.spec.name, freed_bytes / (1 << 20))
+        log.info("%s is unloaded and gave back %s", model.spec.name, in_mib(freed_bytes))
         return Unloaded(model.spec.name, freed_bytes, before_bytes, resident_bytes())
 
     async def set_alias(self, alias: str, name: str, probe: Probe) -> None:
@@ -405,7 +408,7 @@ class Registry:
 
 def _same_load(ours: ModelSpec, asked: ModelSpec) -> bool:
     """Whether both would make the same model; who points at it does not matter."""
-    plain = {"aliases": (), "pin": False, "memory_limit_bytes": None}
+    plain = {"aliases": (), "pin": False, "memory_limit_bytes": None, "reserved_bytes": 0, "kv_share": 1.0}
     return msgspec.structs.replace(ours, **plain) == msgspec.structs.replace(asked, **plain)
 
 
@@ -421,6 +424,6 @@ def _beside(error: LoadError, replaces: Model | None) -> LoadError:
     name, held = replaces.spec.name, replaces.total_bytes
     message = (
         f"{error.message}. The files of model {name!r} have changed, and until the new ones are loaded the old ones are served, "
-        f"which hold {held} bytes: unload {name!r}, then load it again"
+        f"which hold {in_mib(held)}: unload {name!r}, then load it again"
     )
     return LoadError(error.code, message, error.required_bytes, error.free_bytes)

@@ -31,6 +31,8 @@ class ModelSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     max_gap_ms: Annotated[int, Meta(ge=1, le=LONGEST_GAP_MS)] = MAX_GAP_MS
     kv_cache_bytes: Annotated[int, Meta(ge=1)] | None = None
     memory_limit_bytes: int | None = None  # set by the registry: what is free when the load begins
+    reserved_bytes: int = 0  # set by the registry: what of that other models need, which are still to come
+    kv_share: float = 1.0  # set by the registry: the part of the rest that the KV cache may take
     kv_dtype: str = "auto"
     target: str = "host"
     aliases: tuple[str, ...] = ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import tokenizers
@@ -27,7 +29,7 @@ from deploy.inspection import compile_only, inspect_model, plan_load
 from deploy.loading import modes, program
 from deploy.loading.files import open_files
 from deploy.loading.load import load_model
-from deploy.loading.locate import locate
+from deploy.loading.locate import locate, weigh
 from deploy.loading.modes import mode_of
 from deploy.loading.servable import silent
 from deploy.loading.tokenizer import load_tokenizer
@@ -39,6 +41,7 @@ from server.engine.step_model import StepBatch
 from server.engine.worker import LoadedModel, engine_of
 from server.interfaces import LoadError
 from server.messages import Embed, Embedding, Failed, FromWorker, Load, SamplingParams, Submit
+from server.models.state import ModelSpec
 from tests.deploy.gguf_files import VOCAB, write_gguf
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "models"
@@ -292,6 +295,44 @@ def test_the_plan_is_what_the_load_takes(case: str, folder_of: Callable[[str], P
     assert plan.num_pages == (0 if case == "bert" else 1 + ready.max_context // PAGE_SIZE + 2 * (512 // PAGE_SIZE + 8))
     with pytest.raises(LoadError, match="the model takes"):
         load(folder_of(case), memory_limit_bytes=plan.total_bytes - max(1, plan.kv_cache_bytes))
+
+
+def test_the_kv_cache_takes_its_share_of_the_room(folder_of: Callable[[str], Path]) -> None:
+    """And never less than one sequence of full length needs."""
+    asked = Load("m", str(folder_of("qwen3")), "f32", max_context=64, max_batch=64)
+    whole = plan_load(asked)
+    fixed_bytes, pages = whole.weights_bytes + whole.arena_bytes, 4096 // PAGE_SIZE
+    limited = msgspec.structs.replace(asked, memory_limit_bytes=fixed_bytes + 100 * whole.page_bytes)
+    assert plan_load(limited).num_pages == 100 < pages
+    assert plan_load(msgspec.structs.replace(limited, kv_share=0.5)).num_pages == 50
+    assert plan_load(msgspec.structs.replace(limited, kv_share=0.5, reserved_bytes=40 * whole.page_bytes)).num_pages == 30
+    assert plan_load(msgspec.structs.replace(limited, kv_share=0.01)).num_pages == 64 // PAGE_SIZE + 1
+
+
+@pytest.mark.parametrize("kv_cache_bytes", [None, 1 << 40])
+def test_the_advice_of_a_refusal_can_be_followed(kv_cache_bytes: int | None, folder_of: Callable[[str], Path]) -> None:
+    asked = Load("m", str(folder_of("qwen3")), "f32", max_context=64, max_batch=8, kv_cache_bytes=kv_cache_bytes)
+    whole = plan_load(msgspec.structs.replace(asked, kv_cache_bytes=None))
+    room = whole.weights_bytes + whole.arena_bytes + 3 * whole.page_bytes
+    with pytest.raises(LoadError, match=r"takes [\d,.]+ MiB: .* [\d,.]+ MiB are free\. (kv_cache_bytes|max_context)=\d+ fits") as refused:
+        plan_load(msgspec.structs.replace(asked, memory_limit_bytes=room))
+    found = re.search(r"(kv_cache_bytes|max_context)=(\d+) fits", refused.value.message)
+    assert found is not None and found[1] == ("max_context" if kv_cache_bytes is None else "kv_cache_bytes")
+    followed = msgspec.structs.replace(asked, memory_limit_bytes=room, **{found[1]: int(found[2])})
+    assert plan_load(followed).total_bytes <= room
+
+
+def test_weights_that_leave_no_room_are_told_with_other_remedies(folder_of: Callable[[str], Path]) -> None:
+    with pytest.raises(LoadError, match="Its weights leave no room: choose int8 or int4 weights, unload another model, or raise memory"):
+        plan_load(Load("m", str(folder_of("qwen3")), memory_limit_bytes=1 << 10))
+
+
+def test_what_weights_will_take_is_estimated_by_their_files(folder_of: Callable[[str], Path]) -> None:
+    folder = folder_of("qwen3")
+    num_bytes = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    assert weigh(ModelSpec("m", str(folder))) == num_bytes
+    assert weigh(ModelSpec("m", str(folder), "int4-64")) == num_bytes // 4
+    assert weigh(ModelSpec("m", "nobody/nothing")) == 0
 
 
 # --- GGUF --------------------------------------------------------------------------------------------------------------

@@ -1,0 +1,7 @@
+"""Amounts of memory as people read them."""
+
+from __future__ import annotations
+
+
+def in_mib(num_bytes: int) -> str:
+    return f"{num_bytes / (1 << 20):,.1f} MiB"

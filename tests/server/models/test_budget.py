@@ -1,0 +1,53 @@
+"""Which memory a load may take beside others."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from server.models.budget import Budget
+from server.models.model import Model
+from server.models.operations import Operation
+from server.models.state import ModelSpec
+from server.settings import ServerSettings
+
+GIB = 1 << 30
+
+
+def model(name: str, *, kv_cache_bytes: int | None = None) -> Model:
+    return Model(ModelSpec(name, name, kv_cache_bytes=kv_cache_bytes), Operation("load", name))
+
+
+def claim(models: Sequence[Model], one: Model, **settings: int) -> ModelSpec:
+    """What `one` is told to load; every model's weights are estimated as 1 GiB."""
+    budget = Budget(ServerSettings(**settings), None, lambda _spec: GIB, lambda: models)
+    return asyncio.run(budget.claim(one))
+
+
+def test_the_first_of_several_models_leaves_room_for_the_others() -> None:
+    """Their weights, and of the rest a part for each, and one for a model that is loaded later."""
+    models = [model("a"), model("b"), model("c")]
+    spec = claim(models, models[0], memory_limit_bytes=8 * GIB)
+    assert spec.memory_limit_bytes == 8 * GIB, "it is not refused for the sake of those that are still to come"
+    assert spec.reserved_bytes == 2 * GIB and spec.kv_share == pytest.approx(1 / 4)
+
+
+def test_what_others_ask_for_is_reserved_and_no_share_of_theirs() -> None:
+    models = [model("a"), model("b", kv_cache_bytes=2 * GIB)]
+    spec = claim(models, models[0], memory_limit_bytes=8 * GIB)
+    assert spec.reserved_bytes == 3 * GIB and spec.kv_share == pytest.approx(1 / 2)
+
+
+def test_a_single_model_without_a_limit_takes_what_is_of_use() -> None:
+    one = model("a")
+    spec = claim([one], one)
+    assert spec.reserved_bytes == 0 and spec.kv_share == 1.0
+
+
+def test_models_that_have_their_memory_are_not_reserved_for() -> None:
+    models = [model("a"), model("b")]
+    models[0].planned_bytes = 3 * GIB
+    spec = claim(models, models[1], memory_limit_bytes=8 * GIB)
+    assert spec.memory_limit_bytes == 5 * GIB and spec.reserved_bytes == 0 and spec.kv_share == pytest.approx(1 / 2)
