@@ -2,6 +2,7 @@
 
     executables/KEY-RANGES.rsx, .json   a compiled program, and the ranges that its plan covers (compiler/cache.py)
     executables/KEY-THREADS.costs       what its steps take with so many threads (deploy/loading/costs.py)
+    executables/KEY.models              the sources that were loaded with it, a line each, for people
     weights/KEY-CHECKPOINT.rsw          packed weights: what any program of the key made of one checkpoint (compiler/bind.py)
 
     weights/KEY-CHECKPOINT.rsw.used-*   markers of processes that use them (deploy/use.py)
@@ -12,6 +13,7 @@ A file may be removed while servers have it mapped: they keep what they read, an
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import time
@@ -32,8 +34,10 @@ from server.models.model import CachedModel
 
 WEIGHTS_SUFFIX = ".rsw"
 COSTS_SUFFIX = ".costs"
+MODELS_SUFFIX = ".models"
+MOST_MODELS = 8  # that are remembered of a program
 ABANDONED_S = 3600.0  # a load that still runs writes more often
-_OURS = re.compile(r"\.import-.+|\.?[0-9a-f]{32}-[0-9a-f]+\.(rsx|json|rsw|costs)(\..+)?")
+_OURS = re.compile(r"\.import-.+|\.?[0-9a-f]{32}(-[0-9a-f]+)?\.(rsx|json|rsw|costs|models)(\..+)?")
 
 
 class CannotRemove(RuntimeFault):
@@ -70,6 +74,26 @@ class Kept:
     def costs_of(self, key: str, num_threads: int) -> Path:
         """Where it stands what steps of a program take."""
         return self.executables.folder / f"{key}-{num_threads:x}{COSTS_SUFFIX}"
+
+    def models_of(self, key: str) -> list[str]:
+        """The sources that were loaded with a program, the last one first."""
+        try:
+            return self._models_file(key).read_text().splitlines()
+        except (OSError, UnicodeDecodeError):
+            return []
+
+    def remember_model(self, key: str, source: str) -> None:
+        """Two loads at once may forget one of the two, which `cache ls` then does not show."""
+        known = self.models_of(key)
+        if known[:1] != [source]:
+            file = self._models_file(key)
+            with suppress(OSError):  # a folder that may only be read can still be used
+                written = file.with_name(f".{file.name}.{os.getpid()}")
+                written.write_text("\n".join([source, *(other for other in known if other != source)][:MOST_MODELS]) + "\n")
+                written.replace(file)
+
+    def _models_file(self, key: str) -> Path:
+        return self.executables.folder / f"{key}{MODELS_SUFFIX}"
 
     def items(self) -> list[Item]:
         """Programs count as used when their weights are: a start reads both."""
@@ -129,7 +153,8 @@ class Kept:
     def _programs(self) -> Iterator[Item]:
         for entry in self.executables.entries():
             costs = self.executables.folder.glob(f"{entry.key}-*{COSTS_SUFFIX}")
-            yield Item(Part.PROGRAM, (entry.path, entry.path.with_suffix(".json"), *costs), entry.key, entry.num_bytes, entry.used_s)
+            beside = (entry.path.with_suffix(".json"), self._models_file(entry.key), *costs)
+            yield Item(Part.PROGRAM, (entry.path, *beside), entry.key, entry.num_bytes, entry.used_s)
 
     def _packed(self) -> Iterator[Item]:
         for path in sorted(self._weights.glob(f"*{WEIGHTS_SUFFIX}")):

@@ -111,7 +111,7 @@ cache = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="What wa
 
 @cache.command("ls")
 def ls() -> None:
-    """List the compiled programs, those used last first, with the packed weights that they read.
+    """List the compiled programs, those used last first, with the models that were loaded with them and the packed weights that they read.
 
     [bold]Examples[/bold]
 
@@ -123,7 +123,7 @@ def ls() -> None:
 
     from deploy.cache import Part
 
-    table, folder = Table("key", "ranges", "size", "packed weights", "last used", box=None), _kept()
+    table, folder = Table("models", "key", "ranges", "size", "packed weights", "last used", box=None), _kept()
     items = folder.items()
     ranges = {entry.path: entry.ranges for entry in folder.executables.entries()}
     for item in sorted((item for item in items if item.part is Part.PROGRAM), key=lambda item: -item.used_s):
@@ -132,7 +132,8 @@ def ls() -> None:
             f"{v} {r.lower}..{'' if r.upper is None else r.upper}" for of in ranges.get(item.paths[0], {}).values() for v, r in of.items()
         }
         used = datetime.fromtimestamp(item.used_s).isoformat(" ", "seconds")
-        table.add_row(item.key, ", ".join(sorted(allowed)), in_units(item.num_bytes), _amount(packed), used)
+        models = ", ".join(Path(source).name for source in folder.models_of(item.key))
+        table.add_row(models, item.key, ", ".join(sorted(allowed)), in_units(item.num_bytes), _amount(packed), used)
     answers.print(table)
     for part in Part:
         errors.print(f"{part}: {_amount([item for item in items if item.part is part])}", highlight=False)

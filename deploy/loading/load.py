@@ -38,6 +38,8 @@ def load_servable(model: Servable, load: Load, progress: Progress, started: floa
     mode = model.mode
     try:
         compiled = compile_model(model.module, executable_cache(), model.target, progress)
+        if (folder := kept()) is not None:
+            folder.remember_model(compiled.key, load.source)
         account = MemoryAccount()
         session = Session(compiled.executable, memory=account)
         plan = plan_of(compiled.executable, mode.entry, mode.pages(), load, session.device.limits)

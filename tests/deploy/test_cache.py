@@ -196,3 +196,22 @@ def test_an_import_that_is_cut_off_is_known(kept: Kept, monkeypatch: pytest.Monk
     kept.executables.export(tmp_path / "all.tar", [])
     kept.executables.load_archive(tmp_path / "all.tar")
     assert seen[0].parent == kept.executables.folder and seen[0].name.startswith(".import-")
+
+
+def test_a_program_remembers_the_models_that_were_loaded_with_it(tmp_path: Path) -> None:
+    """The last first, each once, a few of them; and they go with the program."""
+    folder = Kept(tmp_path)
+    (tmp_path / "executables").mkdir()
+    key = "a" * 32
+    assert folder.models_of(key) == []
+    for source in ("/models/one", "/models/two", "/models/one", *(f"/models/{n}" for n in range(9))):
+        folder.remember_model(key, source)
+    assert folder.models_of(key)[0] == "/models/8" and len(folder.models_of(key)) == 8
+    assert len(set(folder.models_of(key))) == 8
+    folder.remember_model("b" * 32, "demo")
+    assert folder.models_of("b" * 32) == ["demo"]
+
+
+def test_a_cache_that_may_only_be_read_remembers_nothing(tmp_path: Path) -> None:
+    Kept(tmp_path / "absent").remember_model("a" * 32, "demo")
+    assert Kept(tmp_path / "absent").models_of("a" * 32) == []

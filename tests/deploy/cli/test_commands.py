@@ -155,6 +155,11 @@ def test_compile_finds_what_the_server_compiled(demo_server: Any) -> None:
     assert "was in the cache" in demo_server.run("relaxserve", "compile", "demo")
 
 
+def test_cache_ls_names_the_models(demo_server: Any) -> None:
+    said = demo_server.run("relaxserve", "cache", "ls", COLUMNS="300")
+    assert re.search(r"^ *demo .* \d{4}-\d\d-\d\d \d\d:\d\d:\d\d", said, re.MULTILINE)
+
+
 def test_cache_verify_names_what_is_damaged_and_the_next_start_builds_it_again(demo_server: Any, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     shutil.copytree(demo_server.environment["RELAXSERVE_CACHE"], cache, ignore=shutil.ignore_patterns("*.used-*"))
