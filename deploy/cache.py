@@ -28,9 +28,8 @@ from deploy.use import markers_of
 from runtime import flags
 from runtime.errors import RuntimeFault
 from runtime.sections import SectionFile
-from server.interfaces import LoadError
+from server.interfaces import CachedModel, LoadError
 from server.messages import ErrorCode
-from server.models.model import CachedModel
 
 WEIGHTS_SUFFIX = ".rsw"
 COSTS_SUFFIX = ".costs"

@@ -6,10 +6,12 @@ import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from server.messages import Embed, Embedding, ErrorCode, Progress, Ready, Stats, Submit, TokenEvent
-from server.text.templates.meter import Limits
+
+if TYPE_CHECKING:
+    from server.text.templates.meter import Limits  # a worker renders nothing, and needs no Jinja
 
 ProgressCallback = Callable[[Progress], None]
 
@@ -99,6 +101,15 @@ class GenerationDefaults(Protocol):
     def typical_p(self) -> float | None: ...
     @property
     def repetition_penalty(self) -> float | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class CachedModel:
+    """A compiled model on disk."""
+
+    signature: str
+    size_bytes: int
+    used_at: float
 
 
 class ChatTemplate(Protocol):

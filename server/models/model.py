@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
-from server.interfaces import Outage, ProgressCallback, Tokenizer, WorkerHandle
+from server.interfaces import CachedModel, Outage, ProgressCallback, Tokenizer, WorkerHandle
 from server.messages import Ready
 from server.metrics import IDLE, UNUSED, ModelReading
 from server.models.admission import Admission
@@ -47,15 +47,6 @@ class Footprint:
     @property
     def total_bytes(self) -> int:
         return self.weights_bytes + self.arena_bytes + self.kv_cache_bytes
-
-
-@dataclass(frozen=True, slots=True)
-class CachedModel:
-    """A compiled model on disk."""
-
-    signature: str
-    size_bytes: int
-    used_at: float
 
 
 class CompileCache(Protocol):

@@ -8,8 +8,8 @@ from typing import Literal, NotRequired
 from typing_extensions import TypedDict
 
 from server.api.answer.shapes import ModelEntry, Restarting
+from server.interfaces import CachedModel
 from server.models.budget import Evictable
-from server.models.model import CachedModel
 from server.models.operations import OperationReport
 
 
