@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from deploy.settings import KEY_VARIABLE
+from runtime.units import in_mib
 from server.settings import is_loopback
 
 
@@ -139,5 +140,11 @@ def _fault(answer: Mapping[str, Any], otherwise: str = "the server failed") -> S
     message = error.get("message") or otherwise
     if error.get("code") in ("invalid_api_key", "admin_key_required"):
         message += f"; give one by {KEY_VARIABLE} or --key"
-    details = ", ".join(f"{name} {value}" for name, value in error.items() if name not in ("message", "type", "param", "code"))
+    details = ", ".join(_detail(name, value) for name, value in error.items() if name not in ("message", "type", "param", "code") and value)
     return ServerFault(f"{message} ({details})" if details else message, error.get("code") or "")
+
+
+def _detail(name: str, value: Any) -> str:
+    if name == "evictable":
+        return ", ".join(f"unloading {model['model']} frees {in_mib(model['bytes'])}" for model in value)
+    return f"{name.removesuffix('_bytes')} {in_mib(value)}" if name.endswith("_bytes") else f"{name} {value}"

@@ -22,6 +22,7 @@ from runtime.device.base import Limits
 from runtime.device.registry import open_device
 from runtime.executable import Executable
 from runtime.kv_pool import PAGE_SIZE
+from runtime.units import in_mib
 from server.interfaces import LoadError
 from server.messages import Load
 
@@ -117,7 +118,7 @@ def remedies(load: Load, found: Inspection) -> Iterator[str]:
             continue
         smaller = inspect_model(msgspec.structs.replace(load, quantize=quantize))
         if replace(smaller, available_bytes=found.available_bytes).fits:
-            yield f"--quantize {quantize}: {smaller.required_bytes} bytes"
+            yield f"--quantize {quantize}: {in_mib(smaller.required_bytes)}"
             return
 
 

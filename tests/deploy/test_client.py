@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from deploy.client import Client, ServerFault, segment
+from deploy.client import Client, ServerFault, _fault, segment
 
 ANSWERS: dict[str, tuple[int, bytes]] = {
     "/v1/models": (
@@ -23,7 +23,10 @@ ANSWERS: dict[str, tuple[int, bytes]] = {
     ),
     "/broken": (200, b'data: {"ok": 1}\n\ndata: {"error": {"message": "the worker died", "code": "generation_failed"}}\n\n'),
     "/operation": (200, b'data: {"object": "operation", "error": {"message": "in the load"}}\n\n'),
-    "/full": (507, b'{"error": {"message": "too large", "type": "server_error", "code": "insufficient_memory", "required_bytes": 5}}'),
+    "/full": (
+        507,
+        b'{"error": {"message": "too large", "type": "server_error", "code": "insufficient_memory", "required_bytes": 5242880}}',
+    ),
     "/closed": (403, b'{"error": {"message": "/closed needs an admin key", "code": "admin_key_required"}}'),
     "/odd": (502, b"<html>a proxy</html>"),
     "/other": (404, b'{"error": "no such page"}'),
@@ -81,7 +84,7 @@ def test_an_operation_that_failed_is_no_broken_stream(client: Client) -> None:
 
 
 def test_an_error_tells_its_figures(client: Client) -> None:
-    with pytest.raises(ServerFault, match=r"too large \(required_bytes 5\)"):
+    with pytest.raises(ServerFault, match=r"too large \(required 5.0 MiB\)"):
         client.get("/full")
 
 
@@ -145,3 +148,9 @@ def test_a_proxy_of_the_environment_is_not_asked_for_this_machine(client: Client
 
 def test_names_are_parts_of_paths() -> None:
     assert segment("org/name with space") == "org%2Fname%20with%20space"
+
+
+def test_a_refusal_for_memory_tells_what_unloading_would_free() -> None:
+    error = {"message": "it does not fit", "required_bytes": 3 << 20, "evictable": [{"model": "qwen", "bytes": 5 << 20}], "param": None}
+    assert str(_fault({"error": error})) == "it does not fit (required 3.0 MiB, unloading qwen frees 5.0 MiB)"
+    assert str(_fault({"error": {**error, "evictable": []}})) == "it does not fit (required 3.0 MiB)"
