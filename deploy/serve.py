@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from deploy.cache import Kept, kept
+from deploy.library import HubLibrary
 from deploy.loading.locate import identity_of, weigh
 from deploy.loading.tokenizer import load_tokenizer
 from runtime.launch import command
@@ -138,6 +139,7 @@ async def _serve(
         preflight=partial(preflight, hub_token=hub_token),
         cache=cache,
         weigh=weigh,
+        library=HubLibrary(hub_token),
         initial=models,
     )
     collect_in_small_portions()

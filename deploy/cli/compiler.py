@@ -1,4 +1,4 @@
-"""`relaxserve opt`, `run` and `cache`: the compiler by itself."""
+"""`relaxserve opt`, `eval` and `cache`: the compiler by itself."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def opt(
     answers.print(print_module(chosen(_read(program))), markup=False, highlight=False, soft_wrap=True, end="")
 
 
-def run(
+def eval_(
     program: Program,
     entry: Annotated[str, typer.Argument(help="The function to call.")] = "main",
     dim: Annotated[list[str] | None, typer.Option(help="Value of a dimension.", metavar="NAME=N")] = None,
@@ -65,11 +65,11 @@ def run(
 
     [bold]Examples[/bold]
 
-      relaxserve run mlp.ir main --dim n=7 --check
+      relaxserve eval mlp.ir main --dim n=7 --check
 
-      relaxserve run mlp.ir --dim n=1 --dim k=64 --seed 3
+      relaxserve eval mlp.ir --dim n=1 --dim k=64 --seed 3
 
-      relaxserve run nests.ir --dim n=7 --check-bounds
+      relaxserve eval nests.ir --dim n=7 --check-bounds
     """
     from deploy.run_program import leaves, run_program
 

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from deploy.cli import admin, bench, chat, compile, compiler, doctor, generate, inspect, serve
+from deploy.cli import admin, bench, chat, compile, compiler, doctor, generate, inspect, models, serve
 from deploy.cli.output import answers, errors
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", context_settings={"help_option_names": ["-h", "--help"]})
@@ -23,12 +23,16 @@ app.command("load", rich_help_panel=SERVING)(admin.load)
 app.command("unload", rich_help_panel=SERVING)(admin.unload)
 app.command("ps", rich_help_panel=SERVING)(admin.ps)
 app.command("chat", rich_help_panel=SERVING)(chat.chat)
+app.command("run", rich_help_panel=SERVING)(models.run)
+app.command("pull", rich_help_panel=MODELS)(models.pull)
+app.command("ls", rich_help_panel=MODELS)(models.ls)
+app.command("rm", rich_help_panel=MODELS)(models.rm)
 app.command("doctor", rich_help_panel=MODELS)(doctor.doctor)
 app.command("inspect", rich_help_panel=MODELS)(inspect.inspect)
 app.command("compile", rich_help_panel=MODELS)(compile.compile_)
 app.command("generate", rich_help_panel=MODELS)(generate.generate)
 app.command("opt", rich_help_panel=COMPILER)(compiler.opt)
-app.command("run", rich_help_panel=COMPILER)(compiler.run)
+app.command("eval", rich_help_panel=COMPILER)(compiler.eval_)
 app.add_typer(compiler.cache, name="cache", rich_help_panel=COMPILER)
 app.command("bench", rich_help_panel=COMPILER, add_help_option=False, context_settings=bench.CONTEXT, options_metavar="[NAME [OPTIONS]]")(
     bench.bench

@@ -38,7 +38,7 @@ Arguments come before the environment, and the environment before the file.
 
   relaxserve serve
 
-  relaxserve serve --model ~/models/Qwen2.5-0.5B-Instruct=qwen --quantize int8 --port 9000
+  relaxserve serve ~/models/Qwen2.5-0.5B-Instruct=qwen --quantize int8 --port 9000
 
   relaxserve serve --config models.yaml --host 0.0.0.0 --api-key-file /run/secrets/keys
 """
@@ -55,7 +55,7 @@ def _serve(model: list[str] | None = None, config: Path | None = None, **argumen
         specs = [ModelSpec(demo.NAME, demo.NAME)]
     elif form and not model:
         options = ", ".join(f"--{name.replace('_', '-')}" for name in form)
-        raise SettingsError(f"{options} without --model; the models of a file have these as fields of their own")
+        raise SettingsError(f"{options} without MODEL; the models of a file have these as fields of their own")
     specs = [msgspec.structs.replace(spec, **form) for spec in specs]
     from deploy.logs import configure
 
@@ -139,11 +139,11 @@ def _annotation(setting: Setting) -> Any:
 
 def _of_models(kind: type, meaning: str, *, least: int | None = None, most: int | None = None) -> Any:
     return Annotated[
-        kind | None, typer.Option(help=f"{meaning} Of the models that --model names.", min=least, max=most, rich_help_panel=MODELS)
+        kind | None, typer.Option(help=f"{meaning} Of the models that are named.", min=least, max=most, rich_help_panel=MODELS)
     ]
 
 
-# How the models are loaded that --model names; the field of a load, and the option for it.
+# How the models that are named are loaded; the field of a load, and the option for it.
 FORM: dict[str, Any] = {
     "quantize": _of_models(str, QUANTIZE),
     "max_context": _of_models(int, MAX_CONTEXT, least=LEAST_CONTEXT),
@@ -156,7 +156,7 @@ FORM: dict[str, Any] = {
 
 def _with_options(function: Callable[..., None]) -> Callable[..., None]:
     """The function under a signature that typer reads: a parameter per setting."""
-    model = Annotated[list[str] | None, typer.Option(help="PATH_OR_ID[=NAME], or 'demo'; may be repeated.", metavar="SOURCE")]
+    model = Annotated[list[str] | None, typer.Argument(help="PATH_OR_ID[=NAME], or 'demo'.", metavar="MODEL", show_default=False)]
     config = Annotated[Path | None, typer.Option(help=f"YAML file with settings and models. [{PREFIX}CONFIG]", metavar="FILE")]
     annotations = {"model": model, "config": config} | FORM | {s.name: _annotation(s) for s in SETTINGS if s.in_arguments}
     parameters = [

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
 from deploy import demo
 from server.interfaces import LoadError
@@ -28,17 +30,24 @@ def locate(source: str, report: Callable[[float], None] = unwatched, hub_token: 
 def _downloaded(source: str, report: Callable[[float], None], hub_token: str | None) -> Path:
     if source[:1] in ("/", ".", "~"):
         raise LoadError(ErrorCode.INVALID_SOURCE, f"{source!r} does not exist; expected a folder or a .gguf file")
+    return download_from_hub(source, report, hub_token)
+
+
+def download_from_hub(source: str, report: Callable[[float], None] = unwatched, hub_token: str | None = None) -> Path:
+    """What a hub id means here: a folder, or a GGUF file. Raises LoadError."""
+    library = hub(f"{source!r} is no path here, and to download it from the hub")
     try:
-        from deploy.loading.hub import download
-    except ImportError:
-        raise LoadError(
-            ErrorCode.INVALID_SOURCE,
-            f"{source!r} is no path here, and to download it from the hub the extra is missing: pip install 'relaxserve[hub]'",
-        ) from None
-    try:
-        return download(source, report, hub_token)
+        return library.download(source, report, hub_token)
     except Exception as error:  # the hub's own tree of errors: network, rights, names
         raise LoadError(ErrorCode.FETCH_FAILED, f"{source!r} is no path here and the hub did not deliver it: {error}") from error
+
+
+def hub(purpose: str = "for models of the hub") -> ModuleType:
+    """`deploy.loading.hub`, where its extra is installed. Raises LoadError."""
+    try:
+        return import_module("deploy.loading.hub")
+    except ImportError:
+        raise LoadError(ErrorCode.INVALID_SOURCE, f"{purpose} the extra is missing: pip install 'relaxserve[hub]'") from None
 
 
 def _here(source: str) -> Path | None:
@@ -109,7 +118,6 @@ def _files_of(folder: Path) -> Iterator[Path]:
 
 def _revision_of(source: str, hub_token: str | None) -> str:
     try:
-        from deploy.loading.hub import revision
-    except ImportError:
+        return hub().revision(source, hub_token)
+    except LoadError:  # without the extra
         return ""
-    return revision(source, hub_token)

@@ -39,7 +39,9 @@ class Access(Enum):
 HEALTH_PATHS = ("/health", "/health/live", "/health/ready", "/v1/health", "/v2/health/live", "/v2/health/ready", "/ping")
 OPEN_PATHS = frozenset({"/", "/docs", *HEALTH_PATHS})
 ADMIN_PATHS = re.compile(
-    r"/admin(/.*)?|/models(/(load|unload))?|/v1/models/.*/(load|unload)|/v2/repository/.*|/(sleep|wake_up|is_sleeping)", re.DOTALL
+    r"/admin(/.*)?|/models(/(load|unload))?|/v1/models/.*/(load|unload)|/v2/repository/.*"
+    r"|/(sleep|wake_up|is_sleeping)|/api/(pull|delete)",
+    re.DOTALL,
 )
 
 

@@ -34,6 +34,7 @@ from server.messages import Ready
 from server.metrics import ENGINE, Metrics
 from server.models.admission import Admission
 from server.models.budget import Budget
+from server.models.library import Library
 from server.models.model import (
     CompileCache,
     Identify,
@@ -69,6 +70,7 @@ class Registry:
         preflight: Preflight | None = None,
         cache: CompileCache | None = None,
         weigh: Weigh = lambda _spec: 0,
+        library: Library | None = None,
         initial: Sequence[ModelSpec] = (),
         metrics: Metrics | None = None,
     ) -> None:
@@ -76,6 +78,7 @@ class Registry:
         self.metrics = Metrics() if metrics is None else metrics
         self.operations = Operations()
         self.cache = cache
+        self.library = library
         self.closing = False
         self._make_worker = make_worker
         self._load_tokenizer = load_tokenizer

@@ -7,7 +7,7 @@ import re
 from server.errors import INVALID_SOURCE, ApiError
 from server.settings import ServerSettings
 
-HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(:[A-Za-z0-9][\w./-]*)?")  # with a file of it, or the end of its name
 
 
 def resolve(source: str, settings: ServerSettings) -> str:

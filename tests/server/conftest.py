@@ -18,6 +18,7 @@ from deploy.doubles.worker import ByteTokenizer, NullScript, NullWorker
 from server.app import create_app
 from server.http.server import Server
 from server.interfaces import ProgressCallback
+from server.models.library import Library
 from server.models.model import Footprint, Identify, MakeWorker
 from server.models.registry import Registry
 from server.models.state import ModelSpec
@@ -134,6 +135,7 @@ def _start(
     footprints: dict[str, Footprint] | None = None,
     make_worker: MakeWorker | None = None,
     identify: Identify = lambda _source: "",
+    library: Library | None = None,
     **options: Any,
 ) -> Running:
     """`script` is every worker's but those named in `scripts`; `footprints` are what a planner would say, `identify` tells the states of a
@@ -159,6 +161,7 @@ def _start(
             lambda _source: tokenizer or ByteTokenizer(common.max_context),
             identify=identify,
             preflight=None if footprints is None else preflight,
+            library=library,
             initial=initial,
         )
         server = Server(create_app(settings, registry), settings, registry)

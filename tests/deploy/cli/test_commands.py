@@ -115,6 +115,15 @@ def test_chat_asks_the_named_model(demo_server: Any) -> None:
     assert said.startswith("error: model 'nobody' is not loaded; loaded are: demo")
 
 
+def test_run_serves_a_model_for_one_conversation(demo_server: Any) -> None:
+    """Whatever the environment says of other servers, and without a trace when it has ended."""
+    elsewhere = {"RELAXSERVE_API_KEYS": "a-key-of-a-client", "RELAXSERVE_URL": "http://127.0.0.1:1"}
+    said = demo_server.run("relaxserve", "run", "demo", QUESTION, "--temperature", "0", "--max-context", "512", **elsewhere)
+    assert "Paris" in said
+    said = demo_server.run("relaxserve", "run", "/no/such/model", QUESTION, status=1)
+    assert "'/no/such/model' does not exist" in said and "the lines above say why" in said
+
+
 def test_generate_gives_the_answer_of_the_server(demo_server: Any) -> None:
     """One engine, one model: no matter which process they are in."""
     served = demo_server.run("relaxserve", "chat", QUESTION, "--temperature", "0")
@@ -236,7 +245,7 @@ def test_bench_lists_and_runs(demo_server: Any) -> None:
     [
         (["serve", "--host", "0.0.0.0"], 2, "no API key is set"),
         (["serve", "--port", "70000"], 2, "port is 70000; expected 0 to 65535"),
-        (["serve", "--model", "/no/such/model"], 2, "'/no/such/model' does not exist"),
+        (["serve", "/no/such/model"], 2, "'/no/such/model' does not exist"),
         (["serve", "--max-body-bytes", "much"], 2, "'much'"),
         (["serve", "--config", "/no/such/file"], 2, "name a file that can be read"),
         (["ps", "--url", "http://127.0.0.1:9"], 1, "start one with `relaxserve serve`"),
@@ -269,12 +278,12 @@ def test_a_port_that_is_taken_is_refused(demo_server: Any) -> None:
 def test_the_form_of_models_is_theirs_in_a_file(demo_server: Any, tmp_path: Path) -> None:
     (config := tmp_path / "models.yaml").write_text(f"models:\n- {demo.MODEL}\n")
     said = demo_server.run("relaxserve", "serve", "--config", str(config), "--quantize", "int8", "--kv-dtype", "int8", status=2)
-    assert "--quantize, --kv-dtype without --model" in said
+    assert "--quantize, --kv-dtype without MODEL" in said
 
 
 def test_a_server_whose_only_model_fails_ends(demo_server: Any, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "unheard_of"}')
-    said = demo_server.run("relaxserve", "serve", "--port", "0", "--model", f"{tmp_path}=x", "--quantize", "int8", status=1)
+    said = demo_server.run("relaxserve", "serve", "--port", "0", f"{tmp_path}=x", "--quantize", "int8", status=1)
     assert "x: model_type 'unheard_of' is not known; known are bert" in said
     assert "relaxserve at" not in said
 

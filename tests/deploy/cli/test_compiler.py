@@ -34,7 +34,7 @@ func main(x: f32[n, k], s: shape[k], weight w: f32[8, k]) -> object where n in 1
 
 app = typer.Typer()
 app.command("opt")(commands.opt)
-app.command("run")(commands.run)
+app.command("eval")(commands.eval_)
 app.add_typer(cache, name="cache")
 
 
@@ -99,7 +99,7 @@ def test_what_is_no_text_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("n", [1, 7, 64])
 def test_run_compares_with_the_interpreter(program: Path, n: int) -> None:
-    shape, error = printed("run", program, "main", "--dim", f"n={n}", "--dim", "k=12", "--check").splitlines()
+    shape, error = printed("eval", program, "main", "--dim", f"n={n}", "--dim", "k=12", "--check").splitlines()
     assert shape == f"float32[{n}, 8]"
     assert float(error.split()[2]) < 1e-5
 
@@ -108,7 +108,7 @@ def test_run_fails_when_the_results_differ(program: Path, monkeypatch: pytest.Mo
     """As if the compiler took one operator for another."""
     other = parse(PROGRAM.replace("softmax(y)", "log_softmax(y)"))
     monkeypatch.setattr("deploy.run_program.compile_module", lambda _: compile_module(other))
-    result = call("run", program, "--dim", "n=3", "--dim", "k=4", "--check")
+    result = call("eval", program, "--dim", "n=3", "--dim", "k=4", "--check")
     assert result.exit_code == 1 and "largest error" in result.stdout
 
 
@@ -121,12 +121,12 @@ def test_run_fails_when_the_results_differ(program: Path, monkeypatch: pytest.Mo
     ],
 )
 def test_run_says_what_is_missing(program: Path, words: tuple[str, ...], named: str) -> None:
-    result = call("run", program, *words)
+    result = call("eval", program, *words)
     assert isinstance(result.exception, CompileError) and named in str(result.exception)
 
 
 def test_run_refuses_what_is_no_dimension(program: Path) -> None:
-    result = call("run", program, "main", "--dim", "n")
+    result = call("eval", program, "main", "--dim", "n")
     assert result.exit_code == 2 and "expected NAME=N" in result.output
 
 
@@ -160,7 +160,7 @@ def test_run_checks_the_bounds_of_hand_written_loop_nests(tmp_path: Path, shifte
     """Before the compiled program reads or writes what is not its own."""
     path = tmp_path / "nests.ir"
     path.write_text(NESTS.replace("when_inside", shifted))
-    result = call("run", path, "--dim", f"n={n}", "--dim", "m=5", "--check-bounds")
+    result = call("eval", path, "--dim", f"n={n}", "--dim", "m=5", "--check-bounds")
     if said is None:
         assert result.exit_code == 0 and result.stdout == "float32[5, 4]\n", result.exception
         return
@@ -217,5 +217,5 @@ def test_a_cache_that_is_no_folder_is_told(tmp_path: Path, words: tuple[str, ...
 
 
 def test_every_command_shows_examples() -> None:
-    for words in (("opt",), ("run",), ("cache", "ls"), ("cache", "prune"), ("cache", "export"), ("cache", "import")):
+    for words in (("opt",), ("eval",), ("cache", "ls"), ("cache", "prune"), ("cache", "export"), ("cache", "import")):
         assert f"relaxserve {' '.join(words)}" in printed(*words, "--help")

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import aclosing
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from deploy import demo
+from deploy.cli.main import app
+from deploy.library import HubLibrary
 from deploy.loading import hub
 from deploy.loading.locate import identity_of, locate
 from server.interfaces import LoadError
+from server.models.library import Pulled
 
 COMMIT = "a" * 40
 FILES = {
@@ -29,6 +35,7 @@ FILES = {
     "consolidated.safetensors": b"x",
     "original/params.json": b"{}",
     "onnx/model.onnx": b"x",
+    "model-q4.gguf": b"xx",
     "model.gguf": b"x",
 }
 SERVED = {"config.json", "1_Pooling/config.json", "model-00001-of-00002.safetensors", "chat_template.jinja"}
@@ -73,6 +80,7 @@ def endpoint(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_port}"
         monkeypatch.setattr(hub, "snapshot_download", partial(hub.snapshot_download, endpoint=url, cache_dir=tmp_path / "hub", token=False))
+        monkeypatch.setattr(hub, "scan_cache_dir", partial(hub.scan_cache_dir, tmp_path / "hub"))
         yield url
         server.shutdown()
 
@@ -100,6 +108,65 @@ def test_what_is_downloaded_is_what_is_served_and_is_watched(endpoint: str) -> N
     assert len(told) >= 3 and told == sorted(set(told)) and told[-1] == 1.0  # a piece has 10 MiB
     told.clear()
     assert locate("org/name", told.append) == folder and not told, "nothing is missing"
+
+
+@pytest.mark.parametrize("file", ["model-q4.gguf", "q4", "Q4"])
+def test_one_file_of_many_is_downloaded_and_served(endpoint: str, file: str) -> None:
+    told: list[float] = []
+    path = locate(f"org/name:{file}", told.append)
+    assert path.name == "model-q4.gguf" and path.read_bytes() == b"xx" and told == [1.0]
+    assert [found.name for found in path.parent.iterdir()] == ["model-q4.gguf"]
+    assert identity_of(f"org/name:{file}") == COMMIT
+
+
+@pytest.mark.parametrize("file", ["mode", "q8", "model.gguf.gguf"])
+def test_a_file_that_is_not_there_is_named(endpoint: str, file: str) -> None:
+    with pytest.raises(LoadError, match=r"expected one \.gguf file of org/name"):
+        locate(f"org/name:{file}")
+
+
+def test_what_was_pulled_is_listed_and_goes(endpoint: str) -> None:
+    """A file leaves the others of its repository alone."""
+    locate("org/name")
+    locate("org/name:q4")
+    whole, file = hub.held()
+    assert (whole.source, file.source) == ("org/name", "org/name:model-q4.gguf")
+    assert whole.num_bytes > 25_000_000 and file.num_bytes == 2 and whole.used_s > 0
+    assert hub.remove("org/name:q8") == hub.remove("org/other") == 0
+    assert hub.remove("org/name:Q4") == 2 and [one.source for one in hub.held()] == ["org/name"]
+    assert hub.remove("org/name") == whole.num_bytes and hub.held() == []
+
+
+def test_commands_pull_list_and_remove(endpoint: str) -> None:
+    def said(*words: str, status: int = 0) -> str:
+        result = CliRunner().invoke(app, words, prog_name="relaxserve")
+        assert result.exit_code == status, result.output
+        return result.output
+
+    assert "model-q4.gguf" in said("pull", "org/name:q4")
+    assert "org/name:model-q4.gguf" in said("ls") and json.loads(said("ls", "--json"))[0]["bytes"] == 2
+    assert "gave back 2 B" in said("rm", "org/name:q4")
+    assert "there are: none" in said("rm", "org/name:q4", status=2)
+
+
+def test_the_server_pulls_in_a_process_of_its_own(endpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """How far it is comes as it goes; a download that was cut off goes on where it was; what is gone is gone."""
+    monkeypatch.setenv("HF_ENDPOINT", endpoint)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+
+    async def scenario() -> None:
+        library = HubLibrary()
+        async with aclosing(library.pull("org/name")) as parts:
+            first = await anext(parts)
+        assert first == Pulled(total := sum(len(FILES[name]) for name in SERVED), 0)
+        told = [part async for part in library.pull("org/name")]
+        assert told[-1].completed_bytes == told[-1].total_bytes <= total and len(told) > 2
+        assert [part async for part in library.pull("org/name")] == [Pulled(0, 0), Pulled(0, 0)]
+        assert await library.remove("org/name") >= 25_000_000 and await library.remove("org/name") == 0
+        with pytest.raises(LoadError, match="did not deliver it"):
+            await anext(part async for part in library.pull("org/none") if part.completed_bytes)
+
+    asyncio.run(scenario())
 
 
 def test_what_is_here_is_served_without_the_hub(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:

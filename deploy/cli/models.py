@@ -1,0 +1,139 @@
+"""`relaxserve pull`, `ls`, `rm` and `run`: models of the hub on this machine."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from deploy.cli.admin import AsJson
+from deploy.cli.output import answers, errors, in_units, stages
+from deploy.cli.sources import MAX_CONTEXT, QUANTIZE
+from deploy.client import ServerFault
+from deploy.secrets import hub_token, take_secrets
+from deploy.settings import CONFIG_VARIABLE, PREFIX, SETTINGS
+from runtime.launch import command
+
+SERVE = (*command("deploy.cli"), "serve")
+READY = re.compile(r"relaxserve at (http://[\w.:\[\]]+): ")
+HubId = Annotated[str, typer.Argument(help="ORGANISATION/NAME, or ORGANISATION/NAME:FILE.gguf for one GGUF file.", metavar="SOURCE")]
+
+
+def pull(source: HubId) -> None:
+    """Download a model from the hub, or what is missing of it; an interrupted download goes on where it was.
+
+    [bold]Examples[/bold]
+
+      relaxserve pull Qwen/Qwen2.5-0.5B-Instruct
+
+      relaxserve pull Qwen/Qwen2.5-0.5B-Instruct-GGUF:q4_k_m
+    """
+    from deploy.loading.locate import download_from_hub, hub
+
+    token = hub_token(take_secrets(os.environ))
+    missing = in_units(hub().missing_bytes(source, token))
+    with stages(source) as show:
+        show(f"fetch {missing}", 0.0)
+        path = download_from_hub(source, lambda fraction: show(f"fetch {missing}", fraction), token)
+    answers.print(f"{source} is in {path}", highlight=False, soft_wrap=True)
+
+
+def ls(as_json: AsJson = False) -> None:
+    """List the models of the hub that are on this machine.
+
+    [bold]Examples[/bold]
+
+      relaxserve ls
+
+      relaxserve ls --json
+    """
+    from deploy.loading.locate import hub
+
+    models = hub().held()
+    if as_json:
+        answers.print_json(data=[{"source": one.source, "bytes": one.num_bytes, "used_at": one.used_s} for one in models])
+        return
+    table = Table("model", "size", "last used", box=None)
+    for one in models:
+        table.add_row(one.source, in_units(one.num_bytes), datetime.fromtimestamp(one.used_s).isoformat(" ", "seconds"))
+    answers.print(table)
+
+
+def rm(sources: Annotated[list[str], typer.Argument(help="As `relaxserve ls` shows them.", metavar="SOURCE...")]) -> None:
+    """Remove models of the hub from this machine. A server that has loaded one goes on until it is restarted.
+
+    [bold]Examples[/bold]
+
+      relaxserve rm Qwen/Qwen2.5-0.5B-Instruct
+
+      relaxserve rm Qwen/Qwen2.5-0.5B-Instruct-GGUF:q4_k_m
+    """
+    from deploy.loading.locate import hub
+
+    for source in sources:
+        freed = hub().remove(source)
+        if not freed:
+            known = ", ".join(one.source for one in hub().held()) or "none"
+            raise typer.BadParameter(f"{source!r} is not on this machine; there are: {known}")
+        answers.print(f"{source} is removed and gave back {in_units(freed)}", highlight=False)
+
+
+def run(
+    model: Annotated[str, typer.Argument(help="Folder, .gguf file or hub id; 'demo' is the built-in model.")],
+    question: Annotated[str | None, typer.Argument(help="Ask this and leave; without it, a conversation.")] = None,
+    quantize: Annotated[str | None, typer.Option(help=QUANTIZE)] = None,
+    max_context: Annotated[int | None, typer.Option(help=MAX_CONTEXT)] = None,
+    system: Annotated[str | None, typer.Option(help="System message.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest answer, in tokens.")] = None,
+    temperature: Annotated[float | None, typer.Option(min=0.0, help="0 takes the most probable token.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Same seed, same answer.")] = None,
+) -> None:
+    """Serve a model, talk to it, and stop: a server of its own that ends with the conversation.
+
+    [bold]Examples[/bold]
+
+      relaxserve run demo "What is the capital of France?"
+
+      relaxserve run Qwen/Qwen2.5-0.5B-Instruct --quantize int8
+    """
+    from deploy.cli.chat import chat
+
+    form = {"--quantize": quantize, "--max-context": max_context}
+    options = [part for name, value in form.items() if value is not None for part in (name, str(value))]
+    with _serving([model, *options]) as url:
+        chat(question, None, system, max_tokens, temperature, seed, url=url, key=None)
+
+
+@contextmanager
+def _serving(arguments: list[str]) -> Generator[str]:
+    """The address of a server with this model. Settings of the environment are meant for others: it has no keys and keeps nothing."""
+    others = {CONFIG_VARIABLE, *(PREFIX + setting.name.upper() for setting in SETTINGS)}
+    environment = {name: value for name, value in os.environ.items() if name not in others}
+    # In a session of its own: an interrupt ends an answer and not the server.
+    words = [*SERVE, *arguments, "--port", "0"]
+    server = subprocess.Popen(words, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        yield _address(server)
+    finally:
+        server.send_signal(signal.SIGTERM)
+        server.wait()
+
+
+def _address(server: subprocess.Popen[str]) -> str:
+    """Once the model is loaded; what the server says until then is shown."""
+    assert server.stderr is not None
+    for line in server.stderr:
+        if found := READY.search(line):
+            threading.Thread(target=server.stderr.read, daemon=True).start()  # a full pipe would stop it
+            return found[1]
+        errors.print(line.rstrip(), style="dim", markup=False, highlight=False, soft_wrap=True)
+    raise ServerFault("the server ended before the model was ready; the lines above say why")

@@ -1,0 +1,103 @@
+"""Downloads beside the server, each in a process of its own: however slow the hub is, no stream waits for it.
+
+python -m deploy.library    reads what to do from its input, and writes a line of JSON for each hundredth of a download
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, suppress
+from typing import Literal
+
+import msgspec
+
+from runtime.launch import command
+from server.interfaces import LoadError
+from server.messages import ErrorCode
+from server.models.library import Pulled
+
+COMMAND = command("deploy.library")
+encode = msgspec.json.encode
+
+
+class Order(msgspec.Struct):
+    what: Literal["pull", "remove"]
+    source: str
+    token: str | None = None
+
+
+class Line(msgspec.Struct, omit_defaults=True):
+    """How far a download is, what a removal gave, or why there is neither."""
+
+    total: int = 0
+    completed: int = 0
+    freed: int = 0
+    fault: str = ""
+    code: ErrorCode = ErrorCode.FETCH_FAILED
+
+
+class HubLibrary:
+    """Fulfils `server.models.library.Library`."""
+
+    def __init__(self, token: str | None = None) -> None:
+        self._token = token
+
+    async def pull(self, source: str) -> AsyncGenerator[Pulled, None]:
+        async with aclosing(_lines(Order("pull", source, self._token))) as lines:
+            async for line in lines:
+                yield Pulled(line.total, line.completed)
+
+    async def remove(self, source: str) -> int:
+        async with aclosing(_lines(Order("remove", source))) as lines:
+            return sum([line.freed async for line in lines])
+
+
+async def _lines(order: Order) -> AsyncGenerator[Line, None]:
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(*COMMAND, stdin=pipe, stdout=pipe, start_new_session=True)
+    assert process.stdin is not None and process.stdout is not None
+    try:
+        process.stdin.write(encode(order))
+        process.stdin.close()
+        while text := await process.stdout.readline():
+            line = msgspec.json.decode(text, type=Line)
+            if line.fault:
+                raise LoadError(line.code, line.fault)
+            yield line
+        if status := await process.wait():
+            raise LoadError(ErrorCode.FETCH_FAILED, f"the process that was to {order.what} {order.source!r} ended with status {status}")
+    finally:
+        with suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+
+def main() -> None:
+    order = msgspec.json.decode(sys.stdin.buffer.read(), type=Order)
+    try:
+        _carry_out(order)
+    except LoadError as error:
+        _say(Line(fault=error.message, code=error.code))
+
+
+def _carry_out(order: Order) -> None:
+    from deploy.loading.locate import download_from_hub, hub
+
+    if order.what == "remove":
+        _say(Line(freed=hub().remove(order.source)))
+        return
+    total = hub().missing_bytes(order.source, order.token)
+    _say(Line(total))
+    download_from_hub(order.source, lambda fraction: _say(Line(total, round(fraction * total))), order.token)
+    _say(Line(total, total))
+
+
+def _say(line: Line) -> None:
+    sys.stdout.buffer.write(encode(line) + b"\n")
+    sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+"""Ollama's /api/pull and /api/delete: models of the hub come, are loaded, and go. They belong to the administration."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import NotRequired
+
+import msgspec
+from fastapi import APIRouter, Response
+from pydantic import AliasChoices, Field
+from typing_extensions import TypedDict
+
+from server.api.admin.endpoint import LoadBody, spec_of
+from server.api.answer.sse import EventStream
+from server.api.context import Context
+from server.api.ollama.endpoint import FRAMING, OllamaError
+from server.api.request.fields import Options, check_unknown, ignored_header
+from server.api.request.schema import Label
+from server.api.routes import ADMINISTRATION, Responses, gives, new_router, schema_of
+from server.errors import INVALID_SOURCE, MODEL_NOT_FOUND, ApiError
+from server.interfaces import LoadError
+from server.models.operations import OperationState
+from server.models.registry import Registry
+from server.models.sources import HUB_ID, resolve
+from server.models.state import ModelSpec
+from server.settings import ServerSettings
+
+HUBS = ("hf.co/", "huggingface.co/")
+encode = msgspec.json.encode
+
+
+class OllamaPullBody(Options):
+    model: Label = Field(validation_alias=AliasChoices("model", "name"))
+    stream: bool | None = None  # None: yes
+    insecure: bool | None = None  # the hub is asked by its own client
+
+
+class OllamaDeleteBody(Options):
+    model: Label = Field(validation_alias=AliasChoices("model", "name"))
+
+
+class OllamaProgress(TypedDict):
+    status: str
+    digest: NotRequired[str]
+    total: NotRequired[int]
+    completed: NotRequired[int]
+
+
+def router(context: Context) -> APIRouter:
+    routes, settings, registry = new_router(ADMINISTRATION, error_shape=OllamaError), context.settings, context.registry
+
+    @routes.post("/api/pull", responses=_lines())
+    async def pull(body: OllamaPullBody) -> Response:
+        """Bring a model here, going on where an earlier try broke off, and load it under the name that was asked for."""
+        headers = ignored_header(check_unknown(body, strict=settings.strict))
+        name = _plain(body.model)
+        spec = spec_of(LoadBody.model_construct(source=name, name=name, quantize=None, dtype=None), settings)
+        lines = _pulled(spec, registry)
+        if body.stream is not False:
+            return EventStream(lines, headers, heartbeat_s=settings.heartbeat_s, framing=FRAMING)
+        async with aclosing(lines):
+            told = [line async for line in lines]
+        return Response(told[-1], headers=headers, media_type="application/json")
+
+    @routes.delete("/api/delete", responses={200: {"description": "The model is gone."}})
+    async def delete(body: OllamaDeleteBody) -> Response:
+        """Unload a model of the hub, and remove its files from this machine."""
+        check_unknown(body, strict=settings.strict)
+        name = _plain(body.model)
+        source = await _unloaded(name, registry, settings)
+        try:
+            freed = 0 if registry.library is None else await registry.library.remove(source)
+        except LoadError as error:
+            raise registry.budget.as_api_error(error) from error
+        if not freed:
+            raise ApiError(MODEL_NOT_FOUND, f"model {body.model!r} is not on this machine", param="model")
+        return Response(status_code=200)
+
+    return routes
+
+
+def _lines() -> Responses:
+    return {200: {"content": {**gives(OllamaProgress)[200]["content"], "application/x-ndjson": {"itemSchema": schema_of(OllamaProgress)}}}}
+
+
+def _plain(name: str) -> str:
+    """Without the host and the tag that Ollama's clients write."""
+    return next((name.removeprefix(hub) for hub in HUBS if name.startswith(hub)), name).removesuffix(":latest")
+
+
+async def _pulled(spec: ModelSpec, registry: Registry) -> AsyncGenerator[bytes, None]:
+    """A line for each part of the way. Raises ApiError."""
+    yield _line("pulling manifest")
+    try:
+        if registry.library is not None and _is_of_hub(spec.source):
+            async with aclosing(registry.library.pull(spec.source)) as parts:
+                async for part in parts:
+                    if part.total_bytes:
+                        yield _line(f"pulling {spec.source}", digest=spec.source, total=part.total_bytes, completed=part.completed_bytes)
+    except LoadError as error:
+        raise registry.budget.as_api_error(error) from error
+    operation = await registry.load(spec)
+    async with aclosing(operation.watch()) as reports:
+        async for report in reports:
+            if report["state"] is OperationState.RUNNING:
+                yield _line(f"loading: {report['stage']}")
+    if operation.error is not None:
+        raise operation.error
+    yield _line("success")
+
+
+def _line(status: str, **further: str | int) -> bytes:
+    return encode({"status": status, **further})
+
+
+async def _unloaded(name: str, registry: Registry, settings: ServerSettings) -> str:
+    """Where the model came from, once it is no longer loaded."""
+    model = next((model for model in registry.models() if model.spec.name == name or name in registry.aliases_of(model.spec.name)), None)
+    source = resolve(name, settings) if model is None else model.spec.source
+    if not _is_of_hub(source):
+        message = f"the files of model {name!r} did not come from the hub, so they stay; unload it by /admin/models/{name}"
+        raise ApiError(INVALID_SOURCE, message, param="model")
+    if model is not None:
+        await registry.unload(model.spec.name, drain_s=settings.drain_s)
+    return source
+
+
+def _is_of_hub(source: str) -> bool:
+    """A path of a spec is absolute."""
+    return not source.startswith("/") and HUB_ID.fullmatch(source) is not None

@@ -1,0 +1,132 @@
+"""Ollama's pull and delete, as its official client sees them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from server.interfaces import LoadError
+from server.messages import ErrorCode
+from server.models.library import Pulled
+
+ollama = pytest.importorskip("ollama")
+
+HI = [{"role": "user", "content": "hi"}]
+GGUF = "org/name-GGUF:q4_k_m"
+
+
+class Shelf:
+    """A hub with every model, and a disk."""
+
+    def __init__(self) -> None:
+        self.held: set[str] = set()
+        self.num_open = 0
+        self.error: LoadError | None = None
+        self.pause_s = 0.0
+
+    async def pull(self, source):
+        self.num_open += 1
+        try:
+            for part in range(4):
+                await asyncio.sleep(self.pause_s)
+                yield Pulled(300, 100 * part)
+            if self.error is not None:
+                raise self.error
+            self.held.add(source)
+        finally:
+            self.num_open -= 1
+
+    async def remove(self, source):
+        if source not in self.held:
+            return 0
+        self.held.remove(source)
+        return 300
+
+
+@pytest.fixture
+def shelf():
+    return Shelf()
+
+
+@pytest.fixture
+def server(serve, shelf):
+    return serve(library=shelf, allow_hub=True, initial=())
+
+
+@pytest.fixture
+def client(server):
+    made = ollama.Client(host=server.url)
+    yield made
+    made._client.close()
+
+
+@pytest.mark.parametrize("name", ["org/name", GGUF, f"hf.co/{GGUF}", "org/name:latest"])
+def test_a_model_comes_is_asked_and_goes(server, client, shelf, name):
+    lines = list(client.pull(name, stream=True))
+    assert lines[0].status == "pulling manifest" and lines[-1].status == "success"
+    assert [(line.total, line.completed) for line in lines if line.digest] == [(300, 0), (300, 100), (300, 200), (300, 300)]
+    plain = name.removeprefix("hf.co/").removesuffix(":latest")
+    assert shelf.held == {plain} and [model.model for model in client.list().models] == [plain]
+    assert client.chat(model=plain, messages=HI).message.content
+    client.pull(name)
+    client.delete(name)
+    assert not shelf.held and not client.list().models
+    with pytest.raises(ollama.ResponseError) as caught:
+        client.delete(name)
+    assert caught.value.status_code == 404
+
+
+def test_whole_answer(client):
+    assert client.pull("org/name").status == "success"
+
+
+def test_a_failed_download_is_told_and_nothing_is_left(client, shelf):
+    shelf.error = LoadError(ErrorCode.FETCH_FAILED, "no route to the hub")
+    with pytest.raises(ollama.ResponseError, match="no route to the hub"):
+        list(client.pull("org/name", stream=True))
+    with pytest.raises(ollama.ResponseError, match="no route to the hub") as caught:
+        client.pull("org/name")
+    assert caught.value.status_code == 502 and not client.list().models and shelf.num_open == 0
+
+
+def test_a_failed_load_is_told(server, client):
+    server.scripts["org/name"] = type(server.script)(load_error=LoadError(ErrorCode.LOAD_REFUSED, "no such family"))
+    with pytest.raises(ollama.ResponseError, match="no such family"):
+        list(client.pull("org/name", stream=True))
+
+
+def test_a_client_that_leaves_ends_the_download(server, shelf):
+    shelf.pause_s = 0.2
+    with server.http().stream("POST", "/api/pull", json={"model": "org/name"}) as stream:
+        next(stream.iter_lines())
+    end_s = time.monotonic() + 60
+    while shelf.num_open and time.monotonic() < end_s:
+        time.sleep(0.01)
+    assert shelf.num_open == 0 and not shelf.held
+
+
+def test_a_folder_below_the_root_is_loaded_and_never_deleted(server, client, shelf):
+    (server.settings.model_root / "mine").mkdir()
+    assert client.pull("mine").status == "success" and not shelf.held
+    with pytest.raises(ollama.ResponseError, match="did not come from the hub"):
+        client.delete("mine")
+    assert [model.model for model in client.list().models] == ["mine"] and (server.settings.model_root / "mine").exists()
+
+
+def test_without_the_hub_nothing_is_fetched(serve, shelf):
+    http = serve(library=shelf, initial=()).http()
+    for method, path in (("POST", "/api/pull"), ("DELETE", "/api/delete")):
+        answer = http.request(method, path, json={"model": "org/name"})
+        assert answer.status_code == 400 and "hub ids are not allowed" in answer.json()["error"]
+    assert not shelf.held
+
+
+def test_they_belong_to_the_administration(serve, shelf):
+    http = serve(library=shelf, allow_hub=True, initial=(), api_keys=["a-key-of-a-client"], admin_keys=["a-key-of-an-admin"]).http()
+    for method, path in (("POST", "/api/pull"), ("DELETE", "/api/delete")):
+        answer = http.request(method, path, json={"model": "org/name"}, headers={"authorization": "Bearer a-key-of-a-client"})
+        assert answer.status_code == 403
+    answer = http.post("/api/pull", json={"model": "org/name", "stream": False}, headers={"authorization": "Bearer a-key-of-an-admin"})
+    assert answer.json() == {"status": "success"}
