@@ -34,6 +34,7 @@ def load(
     target: Annotated[str, typer.Option(help=TARGET)] = "host",
     alias: Annotated[list[str] | None, typer.Option(help="Further name; may be repeated.")] = None,
     pin: Annotated[bool, typer.Option(help="Refuse to unload without --force.")] = False,
+    swap: Annotated[bool, typer.Option(help="Unload the models that lose their last alias to this one.")] = False,
     dry_run: Annotated[bool, typer.Option(help="Only say what memory it would take.")] = False,
     url: Url = DEFAULT_URL,
     key: Key = None,
@@ -58,6 +59,7 @@ def load(
         "target": target,
         "aliases": alias,
         "pin": pin or None,
+        "swap": swap or None,
         "dry_run": dry_run or None,
     }
     operation = client.post("/admin/models", {"source": source, **{k: v for k, v in given.items() if v is not None}})
@@ -109,12 +111,13 @@ def ps(as_json: AsJson = False, url: Url = DEFAULT_URL, key: Key = None) -> None
     """
     client = Client(url, key)
     try:
-        models = client.get("/admin/models")["data"]
+        listed = client.get("/admin/models")
     except ServerFault as fault:
         if fault.code not in WANT_ADMIN:
             raise
-        models = client.get("/v1/models")["data"]
+        listed = client.get("/v1/models")
         errors.print("state and memory are for admin keys; these models answer:", style="dim")
+    models = listed["data"]
     if as_json:
         answers.print_json(json.dumps(models))
         return
@@ -122,6 +125,8 @@ def ps(as_json: AsJson = False, url: Url = DEFAULT_URL, key: Key = None) -> None
     for model in models:
         table.add_row(*_row(model))
     answers.print(table)
+    for failed in listed.get("failed", ()):
+        errors.print(f"{failed['model']} failed to load: {failed['error']['message']}", style="red", markup=False, highlight=False)
 
 
 def _row(model: dict[str, Any]) -> list[str]:

@@ -48,6 +48,12 @@ def router(context: Context) -> APIRouter:
             readiness["error"] = {"code": 503, "message": why, "type": "unavailable_error"}
         return JSONResponse(readiness, 200 if registry.ready else 503)
 
+    @routes.get("/v2/models/{model:path}/ready", response_class=Response, include_in_schema=False)
+    async def model_ready(model: str) -> Response:
+        """200 when this model takes requests, as Triton tells it; 400 when it does not, or is not here."""
+        found = next((one for one in registry.models() if model in (one.spec.name, *registry.aliases_of(one.spec.name))), None)
+        return Response(status_code=200 if found is not None and found.is_serving else 400)
+
     @routes.get("/ping", response_class=Response, include_in_schema=False)
     @routes.post("/ping", response_class=Response, include_in_schema=False)
     async def ping() -> Response:

@@ -80,6 +80,7 @@ class Model:
     loaded: Loaded | None = None
     identity: str = ""  # of the source, when its load began
     claim: ModelSpec | None = None  # while it loads: what its worker was told to load, and in how much memory
+    swaps: bool = False  # models that lose their last alias to it are unloaded
     planned_bytes: int = 0  # what it will take, if that was asked before it was there
     created: int = field(default_factory=lambda: int(time.time()))
 

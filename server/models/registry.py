@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 import msgspec
@@ -87,6 +87,7 @@ class Registry:
         self._starting: list[Operation] = []
         self._models: dict[str, Model] = {}
         self._replacements = Replacements()
+        self._retiring: set[asyncio.Task[None]] = set()
         self._aliases: dict[str, str] = {}
         self._kept: dict[str, ModelSpec] = {}  # what the state file holds: loaded, or to be tried again at the next start
         self.budget = Budget(settings, preflight, weigh, lambda: [*self._models.values(), *self._replacements.models()])
@@ -115,6 +116,8 @@ class Registry:
         """Cancel loads and stop every worker. The state file keeps the models for the next start."""
         self.closing = True
         await self.operations.cancel_all()
+        for task in self._retiring:
+            task.cancel()
         stops = [model.loaded.worker.stop() for model in self._models.values() if model.loaded is not None]
         await asyncio.gather(*stops, self._replacements.close(), return_exceptions=True)
         self._models.clear()
@@ -137,6 +140,11 @@ class Registry:
 
     def aliases(self) -> dict[str, str]:
         return dict(self._aliases)
+
+    def failed(self) -> list[Operation]:
+        """The last load of each model that is not here because it failed, as long as that is remembered."""
+        last = {operation.model: operation for operation in self.operations.all() if operation.kind == "load"}
+        return [one for name, one in last.items() if one.state is OperationState.FAILED and name not in self._models]
 
     def find(self, name: str) -> Model:
         model = self._models.get(self._aliases.get(name, name))
@@ -166,9 +174,9 @@ class Registry:
 
     # --- loading -------------------------------------------------------------------------------------------------------
 
-    async def load(self, spec: ModelSpec) -> Operation:
+    async def load(self, spec: ModelSpec, *, swap: bool = False) -> Operation:
         """Begin a load, or join the one that runs. A model that is there already is compared with its source as it is now: if that has
-        changed, it is loaded again."""
+        changed, it is loaded again. `swap`: models that lose their last alias to this one are then unloaded."""
         known = self._models.get(spec.name)
         is_outdated = known is not None and _same_load(known.spec, spec) and await self._is_outdated(known)
         if self.closing:
@@ -183,6 +191,7 @@ class Registry:
             self.metrics.of(spec.name)  # its series begin
             model = Model(spec, self.operations.begin("load", spec.name))
             self._models[spec.name] = model
+            model.swaps = swap
             model.operation.task = asyncio.create_task(self._load(model))
         elif model.state is ModelState.DRAINING:
             raise ApiError(MODEL_BUSY, f"model {spec.name!r} is being unloaded; wait until it is gone", param="name")
@@ -199,6 +208,7 @@ class Registry:
         elif is_outdated and model is known:
             return self._reload(model, spec)
         else:
+            model.swaps = swap
             self._add_names(model, spec)
         return model.operation
 
@@ -224,8 +234,25 @@ class Registry:
         """A repeated load may ask for further aliases, or for a pin; both come into force with the model, or at once."""
         model.spec = _with_names(model.spec, asked)
         if model.state is ModelState.READY:
-            self._aliases.update((alias, model.spec.name) for alias in asked.aliases)
+            self._take_aliases(model, asked.aliases)
             self._keep()
+
+    def _take_aliases(self, model: Model, aliases: Iterable[str]) -> None:
+        """An alias of another model moves over, now that there is something to move to."""
+        owners = dict.fromkeys(self._aliases[alias] for alias in aliases if alias in self._aliases)
+        self._aliases.update((alias, model.spec.name) for alias in aliases)
+        for name in owners if model.swaps else ():
+            if name != model.spec.name and not self.aliases_of(name):
+                task = asyncio.create_task(self._retire(name))
+                self._retiring.add(task)
+                task.add_done_callback(self._retiring.discard)
+
+    async def _retire(self, name: str) -> None:
+        """Unload a model that another has taken the place of, after its running requests."""
+        try:
+            await self.unload(name, drain_s=self.settings.drain_s)
+        except ApiError as error:  # pinned, or unloaded by somebody else
+            log.warning("%s was replaced and stays: %s", name, error.message)
 
     async def cancel(self, operation: Operation) -> None:
         if operation.task is None or operation.task.done():
@@ -266,8 +293,7 @@ class Registry:
         model.claim = None
         if replaces is not None:
             self._switch(replaces, model)
-        for alias in model.spec.aliases:
-            self._aliases[alias] = name  # an alias of another model moves over, now that there is something to move to
+        self._take_aliases(model, model.spec.aliases)
         self._keep()
         operation.end(OperationState.SUCCEEDED)
         load_s = time.monotonic() - began

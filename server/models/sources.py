@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections import deque
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
 
 from server.errors import INVALID_SOURCE, ApiError
 from server.settings import ServerSettings
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(:[A-Za-z0-9][\w./-]*)?")  # with a file of it, or the end of its name
+
+MOST_LEVELS = 2  # NAME, or ORGANISATION/NAME
+MOST_ENTRIES = 4096
 
 
 def resolve(source: str, settings: ServerSettings) -> str:
@@ -26,6 +33,43 @@ def resolve(source: str, settings: ServerSettings) -> str:
         return source
     hub = "" if settings.allow_hub else ", and hub ids are not allowed"
     raise _invalid(source, f"does not exist below the model root{hub}")
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A model below the model root that may be loaded."""
+
+    source: str  # as a load names it
+    num_bytes: int
+    modified_s: float
+
+
+def offered(settings: ServerSettings) -> list[Offer]:
+    """Folders with a config.json and GGUF files, up to two levels below the root, sorted; of a large root only the first. Reads no file."""
+    root, found, pending = settings.model_root, list[Offer](), deque([(settings.model_root, 0)])
+    num_seen = 0
+    while pending:
+        folder, depth = pending.popleft()
+        try:
+            entries = sorted(islice(folder.iterdir(), MOST_ENTRIES))
+            for entry in entries:
+                num_seen += 1
+                if entry.name.startswith(".") or num_seen > MOST_ENTRIES:
+                    continue
+                if entry.suffix == ".gguf" and entry.is_file():
+                    found.append(_offer(root, entry, [entry]))
+                elif entry.is_dir() and (entry / "config.json").is_file():
+                    found.append(_offer(root, entry, [file for file in islice(entry.iterdir(), MOST_ENTRIES) if file.is_file()]))
+                elif entry.is_dir() and depth + 1 < MOST_LEVELS:
+                    pending.append((entry, depth + 1))
+        except OSError:  # gone or closed right now
+            continue
+    return sorted(found, key=lambda offer: offer.source)
+
+
+def _offer(root: Path, path: Path, files: list[Path]) -> Offer:
+    states = [file.stat() for file in files]
+    return Offer(str(path.relative_to(root)), sum(state.st_size for state in states), max(state.st_mtime for state in states))
 
 
 def _invalid(source: str, why: str) -> ApiError:

@@ -5,19 +5,24 @@ A model that is named without a source is the folder of that name below the mode
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Collection
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Response
 from pydantic import Field
 
-from server.api.admin.answers import FinishedLoad, LlamaDone, LlamaModel, LlamaModels, TritonModel
+from server.api.admin.answers import LlamaDone, LlamaModel, LlamaModels, LlamaStatus, TritonModel, TritonUnloaded
 from server.api.admin.endpoint import LoadBody, Name, spec_of, waited
 from server.api.answer.respond import json_answer
+from server.api.answer.shapes import ModelEntry
 from server.api.context import Context
+from server.api.openai.models import describe
 from server.api.request.fields import Options
 from server.api.request.prepare import invalid
 from server.api.routes import ADMINISTRATION, gives, new_router, schema_of
-from server.models.model import ModelState, Unloaded
+from server.models.model import Model, ModelState
+from server.models.sources import offered
 
 TRITON_STATES = {ModelState.LOADING: "LOADING", ModelState.READY: "READY", ModelState.DRAINING: "UNLOADING"}
 LLAMA_STATES = {ModelState.LOADING: "loading", ModelState.READY: "loaded", ModelState.DRAINING: "unloaded"}
@@ -30,6 +35,10 @@ class TritonBody(Options):
     parameters: Annotated[dict[str, Any], Field(max_length=64)] | None = None
 
 
+class TritonIndexBody(Options):
+    ready: bool | None = None
+
+
 class LlamaBody(Options):
     model: Name
 
@@ -38,32 +47,54 @@ def router(context: Context) -> APIRouter:
     routes = new_router(ADMINISTRATION)
     registry, settings = context.registry, context.settings
 
-    async def load(name: str, source: str | None = None) -> FinishedLoad:
-        operation = await registry.load(spec_of(LoadBody(name=name, source=source or name), settings))
-        return await waited(operation, registry)
-
-    @routes.post("/v1/models/{model:path}/load", responses=gives(FinishedLoad))
-    @routes.post("/v2/repository/models/{model:path}/load", include_in_schema=False)
-    async def triton_load(model: Name, body: TritonBody | None = None) -> Response:
-        """Load a model and wait for it, as Triton's front end does."""
+    async def load(name: str, body: TritonBody | None) -> Model:
         for parameter in (body.parameters if body else None) or {}:
             raise invalid(f"parameters.{parameter}", f"parameters has {parameter!r:.40}; none is understood, use /admin/models")
-        return json_answer(await load(model, body.source if body else None))
+        source = body.source if body and body.source else name
+        await waited(await registry.load(spec_of(LoadBody(name=name, source=source), settings)), registry)
+        return registry.find(name)
 
-    @routes.post("/v1/models/{model:path}/unload", responses=gives(Unloaded))
-    @routes.post("/v2/repository/models/{model:path}/unload", include_in_schema=False)
-    async def triton_unload(model: str, body: TritonBody | None = None) -> Response:
-        """Unload a model, as Triton's front end does."""
+    async def unload(name: str, body: TritonBody | None) -> None:
         for parameter in (body.parameters if body else None) or {}:
             if parameter != "unload_dependents":  # no model has any
                 raise invalid(f"parameters.{parameter}", f"parameters has {parameter!r:.40}; expected unload_dependents")
-        return json_answer(await registry.unload(model, drain_s=settings.drain_s))
+        await registry.unload(name, drain_s=settings.drain_s)
+
+    @routes.post("/v1/models/{model:path}/load", responses=gives(ModelEntry))
+    async def triton_load(model: Name, body: TritonBody | None = None) -> Response:
+        """Load a model and wait for it, as Triton's OpenAI front end does."""
+        return json_answer(describe(await load(model, body), registry))
+
+    @routes.post("/v1/models/{model:path}/unload", responses=gives(TritonUnloaded))
+    async def triton_unload(model: str, body: TritonBody | None = None) -> Response:
+        """Unload a model, as Triton's OpenAI front end does."""
+        await unload(model, body)
+        unloaded: TritonUnloaded = {"status": "success", "model": model}
+        return json_answer(unloaded)
+
+    @routes.post("/v2/repository/models/{model:path}/load", response_class=Response, include_in_schema=False)
+    async def repository_load(model: Name, body: TritonBody | None = None) -> Response:
+        """The same by Triton's repository API, which answers with nothing."""
+        await load(model, body)
+        return Response()
+
+    @routes.post("/v2/repository/models/{model:path}/unload", response_class=Response, include_in_schema=False)
+    async def repository_unload(model: str, body: TritonBody | None = None) -> Response:
+        """The same by Triton's repository API, which answers with nothing."""
+        await unload(model, body)
+        return Response()
 
     @routes.post("/v2/repository/index", responses=gives({"type": "array", "items": schema_of(TritonModel)}))
-    async def triton_index() -> Response:
-        """Every model with its state, as Triton lists them."""
+    async def triton_index(body: TritonIndexBody | None = None) -> Response:
+        """Every model with its state, those whose load failed, and those that may be loaded; with `ready` only those that serve."""
+        known = [(model.spec.name, TRITON_STATES[model.state], "") for model in registry.models()]
+        known += [(operation.model, "UNAVAILABLE", operation.error.message) for operation in registry.failed() if operation.error]
+        known += [(name, "UNAVAILABLE", "unloaded") for name in await idle({name for name, _, _ in known})]
+        only_ready = body is not None and body.ready is True
         listed: list[TritonModel] = [
-            {"name": model.spec.name, "version": "1", "state": TRITON_STATES[model.state], "reason": ""} for model in registry.models()
+            {"name": name, "version": "1", "state": state, "reason": reason}
+            for name, state, reason in known
+            if state == "READY" or not only_ready
         ]
         return json_answer(listed)
 
@@ -81,11 +112,22 @@ def router(context: Context) -> APIRouter:
 
     @routes.get("/models", responses=gives(LlamaModels))
     async def llama_models() -> Response:
-        """Every model with its state, as llama.cpp lists them."""
-        data: list[LlamaModel] = [
-            {"id": model.spec.name, "object": "model", "status": {"value": LLAMA_STATES[model.state]}} for model in registry.models()
-        ]
+        """Every model with its state, those whose load failed, and those that may be loaded, as llama.cpp lists them."""
+        states: dict[str, LlamaStatus] = {model.spec.name: {"value": _llama_state(model)} for model in registry.models()}
+        states |= {operation.model: {"value": "unloaded", "failed": True, "exit_code": 1} for operation in registry.failed()}
+        states |= {name: {"value": "unloaded"} for name in await idle(states.keys())}
+        data: list[LlamaModel] = [{"id": name, "object": "model", "status": status} for name, status in states.items()]
         listed: LlamaModels = {"object": "list", "data": data}
         return json_answer(listed)
 
+    async def idle(known: Collection[str]) -> list[str]:
+        """Sources below the model root that a load may name, and that no model was loaded from."""
+        root, offers = settings.model_root.resolve(), await asyncio.to_thread(offered, settings)
+        used = {model.spec.source for model in registry.models()}
+        return [offer.source for offer in offers if offer.source not in known and str((root / offer.source).resolve()) not in used]
+
     return routes
+
+
+def _llama_state(model: Model) -> str:
+    return "sleeping" if model.is_sleeping else LLAMA_STATES[model.state]

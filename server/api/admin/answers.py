@@ -48,6 +48,19 @@ class ModelReport(ModelEntry):
 class ModelReports(TypedDict):
     object: Literal["list"]
     data: Sequence[ModelReport]
+    failed: Sequence[OperationReport]  # the last load of each model that is not here because it failed
+
+
+class OfferedModel(TypedDict):
+    source: str
+    bytes: int
+    modified_at: float
+    loaded_as: Sequence[str]
+
+
+class Offers(TypedDict):
+    object: Literal["list"]
+    data: Sequence[OfferedModel]
 
 
 class FinishedLoad(OperationReport):
@@ -101,8 +114,15 @@ class LlamaDone(TypedDict):
     success: Literal[True]
 
 
+class TritonUnloaded(TypedDict):
+    status: Literal["success"]
+    model: str
+
+
 class LlamaStatus(TypedDict):
     value: str
+    failed: NotRequired[bool]
+    exit_code: NotRequired[int]
 
 
 class LlamaModel(TypedDict):

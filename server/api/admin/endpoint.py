@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import AsyncGenerator
 from typing import Annotated, Literal
@@ -17,6 +18,8 @@ from server.api.admin.answers import (
     Memory,
     ModelReport,
     ModelReports,
+    OfferedModel,
+    Offers,
     OperationReports,
     Plan,
 )
@@ -34,7 +37,7 @@ from server.models.operations import Operation, OperationReport, OperationState
 from server.models.probe import PLAIN, Probe
 from server.models.processes import resident_bytes
 from server.models.registry import Registry
-from server.models.sources import resolve
+from server.models.sources import offered, resolve
 from server.models.state import LEAST_CONTEXT, LONGEST_GAP_MS, MOST_SEQUENCES, NAME, NAMED, ModelSpec
 from server.settings import ServerSettings
 from server.text.tools import FORMATS
@@ -66,6 +69,7 @@ class LoadBody(Options):
     reasoning: bool | None = None
     dry_run: bool = False
     wait: bool = False
+    swap: bool = False  # unload, after their running requests, the models that lose their last alias to this one
 
 
 class ProbeBody(Options):
@@ -97,7 +101,9 @@ def router(context: Context) -> APIRouter:
         spec = spec_of(body, settings)
         if body.dry_run:
             return json_answer(await dry_run(spec, registry), headers=headers)
-        operation = await registry.load(spec)
+        if body.swap and not body.aliases:
+            raise invalid("aliases", "swap is true and aliases is empty; name the aliases that are to move to this model")
+        operation = await registry.load(spec, swap=body.swap)
         if body.wait:
             return json_answer(await waited(operation, registry), headers=headers)
         location = {"location": f"/admin/operations/{operation.id}"}
@@ -106,8 +112,31 @@ def router(context: Context) -> APIRouter:
 
     @routes.get("/models", responses=gives(ModelReports))
     async def list_models() -> Response:
-        """Every model with its state, memory and worker."""
-        listed: ModelReports = {"object": "list", "data": [describe_fully(model, registry) for model in registry.models()]}
+        """Every model with its state, memory and worker; and the last loads that failed, with their causes."""
+        listed: ModelReports = {
+            "object": "list",
+            "data": [describe_fully(model, registry) for model in registry.models()],
+            "failed": [operation.describe() for operation in registry.failed()],
+        }
+        return json_answer(listed)
+
+    @routes.get("/sources", responses=gives(Offers))
+    async def list_sources() -> Response:
+        """What lies below the model root and may be loaded, with the names under which it is."""
+        loaded: dict[str, list[str]] = {}
+        for model in registry.models():
+            loaded.setdefault(model.spec.source, []).append(model.spec.name)
+        root, offers = settings.model_root.resolve(), await asyncio.to_thread(offered, settings)
+        data: list[OfferedModel] = [
+            {
+                "source": offer.source,
+                "bytes": offer.num_bytes,
+                "modified_at": offer.modified_s,
+                "loaded_as": loaded.get(str((root / offer.source).resolve()), []),
+            }
+            for offer in offers
+        ]
+        listed: Offers = {"object": "list", "data": data}
         return json_answer(listed)
 
     @routes.get("/models/{name:path}", responses=gives(ModelReport))

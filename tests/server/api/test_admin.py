@@ -487,17 +487,104 @@ def test_cache_without_a_cache(server):
         assert response.status_code == 501 and response.json()["error"]["code"] == "cache_unavailable"
 
 
+def index(client, **body) -> dict:
+    return {one["name"]: (one["state"], one["reason"]) for one in client.post("/v2/repository/index", json=body).json()}
+
+
 def test_names_of_triton_and_llama(serve, folder):
     server = serve(initial=())
     client = server.http()
-    assert client.post("/v1/models/a/load").status_code == 200
+    loaded = client.post("/v1/models/a/load").json()
+    assert loaded["id"] == "a" and loaded["object"] == "model" and loaded["created"] and loaded["owned_by"]
     assert client.post("/v2/repository/index").json() == [{"name": "a", "version": "1", "state": "READY", "reason": ""}]
-    assert client.post("/v2/repository/models/b/load", json={"parameters": {}}).status_code == 200
-    assert client.post("/v2/repository/models/b/unload", json={"parameters": {"unload_dependents": False}}).status_code == 200
+    answer = client.post("/v2/repository/models/b/load", json={"parameters": {}})
+    assert answer.status_code == 200 and answer.content == b""
+    assert [client.get(f"/v2/models/{name}/ready").status_code for name in ("a", "b", "c")] == [200, 200, 400]
+    answer = client.post("/v2/repository/models/b/unload", json={"parameters": {"unload_dependents": False}})
+    assert answer.status_code == 200 and answer.content == b"" and client.get("/v2/models/b/ready").status_code == 400
     assert client.post("/v2/repository/models/b/load", json={"parameters": {"config": "{}"}}).status_code == 400
-    assert client.post("/v1/models/a/unload").status_code == 200
+    assert client.post("/v1/models/a/unload").json() == {"status": "success", "model": "a"}
     assert client.post("/v1/models/a/unload").status_code == 404
     assert client.post("/models/load", json={"model": "c"}).json() == {"success": True}
     while client.get("/models").json()["data"][0]["status"]["value"] != "loaded":
         time.sleep(0.005)
     assert client.post("/models/unload", json={"model": "c"}).json() == {"success": True}
+
+
+# --- what may be loaded, what failed, and what takes the place of what ----------------------------------------------------
+
+
+def test_what_the_root_offers_is_listed(serve, folder):
+    """In our shape with sizes and names, in Triton's and llama.cpp's with the state of models that are not loaded."""
+    server = serve(initial=())
+    root, client = server.settings.model_root, server.http()
+    for name in ("a", "org/x", "org/deep/er"):
+        (root / name).mkdir(parents=True, exist_ok=True)
+        (root / name / "config.json").write_text("{}")
+    (root / "org" / "m.gguf").write_bytes(b"123")
+    (root / ".hidden").mkdir()
+    client.post("/admin/models", json={"source": "a", "name": "one", "wait": True})
+    data = client.get("/admin/sources").json()["data"]
+    assert [(one["source"], one["bytes"], one["loaded_as"]) for one in data] == [("a", 2, ["one"]), ("org/m.gguf", 3, []), ("org/x", 2, [])]
+    assert all(one["modified_at"] > 0 for one in data)
+    unloaded = ("UNAVAILABLE", "unloaded")
+    assert index(client) == {"one": ("READY", ""), "org/m.gguf": unloaded, "org/x": unloaded}
+    assert index(client, ready=True) == {"one": ("READY", "")}
+    states = {one["id"]: one["status"] for one in client.get("/models").json()["data"]}
+    assert states == {"one": {"value": "loaded"}, "org/m.gguf": {"value": "unloaded"}, "org/x": {"value": "unloaded"}}
+    assert client.post("/v2/repository/models/org/x/load").status_code == 200 and client.get("/v2/models/org/x/ready").status_code == 200
+    client.post("/sleep?model=one")
+    assert client.get("/models").json()["data"][0]["status"] == {"value": "sleeping"}
+
+
+def test_a_root_that_is_not_there_offers_nothing(serve, folder):
+    assert serve(initial=(), model_root=folder / "none").http().get("/admin/sources").json()["data"] == []
+
+
+def test_a_failed_load_stays_visible_until_the_model_is_there(serve, folder):
+    refused = NullScript(load_error=LoadError(ErrorCode.LOAD_REFUSED, "no such family"))
+    server = serve(initial=(), scripts={"a": refused})
+    client = server.http()
+    for _ in range(2):
+        client.post("/admin/models", json={"source": "a", "wait": True})
+    (failed,) = client.get("/admin/models").json()["failed"]
+    assert failed["model"] == "a" and failed["error"]["message"] == "no such family"
+    assert index(client) == {"a": ("UNAVAILABLE", "no such family")}
+    (listed,) = client.get("/models").json()["data"]
+    assert listed["status"] == {"value": "unloaded", "failed": True, "exit_code": 1}
+    refused.load_error = None
+    client.post("/admin/models", json={"source": "a", "wait": True})
+    assert client.get("/admin/models").json()["failed"] == [] and index(client) == {"a": ("READY", "")}
+
+
+def gone(client, name: str) -> bool:
+    end = time.monotonic() + 60
+    while name in index(client, ready=True) and time.monotonic() < end:
+        time.sleep(0.01)
+    return name not in index(client)
+
+
+def test_a_model_takes_the_place_of_another_in_one_call(serve, folder):
+    """The alias moves once the new model answers; the old one ends what it has begun, and is unloaded."""
+    server = serve(initial=())
+    client = server.http()
+    client.post("/admin/models", json={"source": "a", "aliases": ["live"], "wait": True})
+    answer = client.post("/admin/models", json={"source": "b", "aliases": ["live"], "swap": True, "wait": True})
+    assert answer.status_code == 200 and client.get("/admin/aliases").json() == {"live": "b"}
+    assert gone(client, "a") and server.chat(model="live").status_code == 200
+    client.post("/admin/models", json={"source": "c", "aliases": ["live"], "wait": True})
+    assert {"b", "c"} <= index(client, ready=True).keys(), "without swap the old one stays"
+    client.post("/admin/models", json={"source": "b", "aliases": ["live"], "swap": True, "wait": True})
+    assert gone(client, "c"), "a model that is there already takes over, too"
+
+
+def test_nothing_is_swapped_for_what_fails_or_is_pinned_or_has_other_names(serve, folder):
+    server = serve(initial=(), scripts={"b": NullScript(load_error=LoadError(ErrorCode.LOAD_REFUSED, "no"))})
+    client = server.http()
+    client.post("/admin/models", json={"source": "a", "aliases": ["live", "other"], "wait": True})
+    assert client.post("/admin/models", json={"source": "b", "aliases": ["live"], "swap": True, "wait": True}).status_code == 400
+    assert client.get("/admin/aliases").json() == {"live": "a", "other": "a"}
+    client.post("/admin/models", json={"source": "c", "aliases": ["live"], "swap": True, "wait": True})
+    assert client.get("/admin/aliases").json() == {"live": "c", "other": "a"} and "a" in index(client, ready=True)
+    error = client.post("/admin/models", json={"source": "big", "swap": True}).json()["error"]
+    assert error["param"] == "aliases"
