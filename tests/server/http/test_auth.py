@@ -249,7 +249,9 @@ def test_a_change_that_is_not_called_json_is_refused(serve, routes, content_type
         if method in ("POST", "PUT") and access_of(url, open_metrics=False) is Access.ADMIN:
             for body in (b"", b'{"model": "null"}') if content_type else (b'{"model": "null"}',):
                 response = client.request(method, url, content=body)
-                assert response.status_code == 415 and response.json()["error"]["code"] == "not_json", url
+                answer = response.json()
+                code = answer["code"] if isinstance(answer["error"], str) else answer["error"]["code"]  # Ollama's error is a text
+                assert response.status_code == 415 and code == "not_json", url
     assert server.http(headers=bearer(KEY)).get("/v1/models/null").status_code == 200
 
 
