@@ -55,6 +55,7 @@ def create_app(settings: ServerSettings, registry: Registry, watchers: Sequence[
         openapi_url=None,
         redoc_url=None,
         redirect_slashes=False,  # a redirected POST is more trouble than a plain answer
+        strict_content_type=False,  # clients of Ollama name none; what a page of another site sends, the guard has refused
     )
     context = Context(settings, registry)
     routers = endpoints.routers(context)

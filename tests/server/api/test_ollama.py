@@ -156,6 +156,14 @@ def test_what_is_not_understood_is_refused_by_name(server, path, body, param):
     assert response.status_code == 400 and isinstance(answer["error"], str) and answer["param"] == param, response.text
 
 
+def test_a_body_whose_type_is_not_named_is_json(server):
+    """As LiteLLM sends it."""
+    body = json.dumps({"model": "null", "messages": HI, "stream": False, "options": {}}).encode()
+    for path in ("/api/chat", "/v1/chat/completions"):
+        assert server.http().post(path, content=body).status_code == 200
+    assert server.http().post("/api/pull", content=b'{"model": "x"}').status_code == 415, "the administration wants it named"
+
+
 def test_a_failure_in_a_stream_is_a_line(serve, answering, connect):
     client = connect(serve(script=answering("abcdef", fail_after=3)))
     with pytest.raises(ollama.ResponseError, match="the script ends in an error here"):
