@@ -110,19 +110,19 @@ def test_an_ended_process_is_replaced_and_the_request_continued() -> None:
 
 
 def test_a_stopped_process_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first attempt runs out of patience; the second has all it needs."""
     renderer = Renderer(ChatTemplate(SOURCE, {"bos_token": ""}))
     os.kill(stopped := process_of_after(renderer), signal.SIGSTOP)
-    monkeypatch.setattr("server.text.templates.renderer.PATIENCE_S", 1.0)
+    start = renderer._started
 
-    async def asked() -> None:
-        """The first attempt runs out of patience; the second has all it needs."""
-        task = asyncio.create_task(rendered(renderer, extra="again"))
-        while renderer._process is not None and process_of(renderer) == stopped:
-            await asyncio.sleep(0.05)
-            monkeypatch.setattr("server.text.templates.renderer.PATIENCE_S", 60.0)
-        assert (await task).endswith("again")
+    def started() -> object:
+        process = start()
+        monkeypatch.setattr("server.text.templates.renderer.PATIENCE_S", 0.2 if process_of(renderer) == stopped else 60.0)
+        return process
 
-    asyncio.run(asked())
+    monkeypatch.setattr(renderer, "_started", started)
+    assert asyncio.run(rendered(renderer, extra="again")).endswith("again")
+    assert process_of(renderer) != stopped
 
 
 def test_the_end_of_the_work_may_come_after_the_work() -> None:
