@@ -5,9 +5,10 @@ Defaults are those of transformers, since files leave out what equals them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Any
 
 from compiler.frontend.errors import ConfigError
 from compiler.frontend.fields import Fields
@@ -20,6 +21,7 @@ class Activation(StrEnum):
     GELU = "gelu"
     GELU_TANH = "gelu_tanh"
     RELU = "relu"
+    RELU2 = "relu2"  # the square of it
 
 
 ACTIVATIONS = {
@@ -30,7 +32,14 @@ ACTIVATIONS = {
     "gelu_fast": Activation.GELU_TANH,
     "gelu_pytorch_tanh": Activation.GELU_TANH,
     "relu": Activation.RELU,
+    "relu2": Activation.RELU2,
 }
+
+
+class Norm(StrEnum):
+    RMS = "rms"
+    LAYER = "layer"
+    LAYER_WITHOUT_BIAS = "layer_without_bias"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +50,14 @@ class EncoderConfig:
     position_offset: int  # row of a text's first token
     num_segments: int  # 0: none; texts are all of segment 0
     relative_buckets: int = 0  # 0: none; MPNet's table of relative positions
+
+
+@dataclass(frozen=True, slots=True)
+class QueryGrowth:
+    """Queries grow by `1 + beta * log(1 + position // original_context)`."""
+
+    beta: float
+    original_context: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +83,14 @@ class ModelConfig:
     mlp_bias: bool = False
     attention_softcap: float | None = None
     logit_softcap: float | None = None
-    norm_offset: float = 0.0  # added to the weights of RMS norms
+    norm: Norm = Norm.RMS  # of the residual stream; norms of heads are RMS norms
+    norm_offset: float = 0.0  # added to the weights of norms
+    unrotated: frozenset[int] = frozenset()  # layers whose queries and keys are not rotated
+    query_growth: QueryGrowth | None = None
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0  # of each branch that is added to the residual stream
+    logit_scale: float = 1.0
+    head_bias: bool = False
     encoder: EncoderConfig | None = None
     embedding: EmbeddingConfig = field(default=EmbeddingConfig(Pooling.MEAN, True))
 
@@ -75,14 +99,20 @@ class ModelConfig:
         return self.encoder is None
 
     def rope_of_layer(self, layer: int) -> Rope | None:
+        if layer in self.unrotated:
+            return None
         return self.local_rope if self.local_rope is not None and self.windows[layer] is not None else self.rope
 
 
 # --- reading -----------------------------------------------------------------------------------------------------------
 
 
-def read_decoder(fields: Fields, *, eps: float = 1e-6, default_head_dim: int = 0, act: str = "hidden_act") -> ModelConfig:
-    """What all decoders have in common: RMS norms, gated MLP, rotary positions, grouped heads."""
+def read_decoder(
+    fields: Fields, *, eps: float = 1e-6, eps_field: str = "rms_norm_eps", default_head_dim: int = 0, act: str = "hidden_act"
+) -> ModelConfig:
+    """What all decoders have in common: rotary positions, grouped heads, RMS norms unless the family says otherwise."""
+    if not fields.flag("is_causal", True):
+        raise fields.error("is_causal", "true: decoders attend to the past alone")
     hidden_size, num_heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
     head_dim: int = fields.integer("head_dim", default_head_dim or hidden_size // num_heads)
     num_kv_heads = fields.integer("num_key_value_heads", num_heads)
@@ -100,7 +130,7 @@ def read_decoder(fields: Fields, *, eps: float = 1e-6, default_head_dim: int = 0
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         activation=read_activation(fields, act, "silu"),
-        norm_eps=fields.number("rms_norm_eps", eps),
+        norm_eps=fields.number(eps_field, eps),
         max_context=rope.max_context(fields.integer("max_position_embeddings", 2048)),
         attention_scale=head_dim**-0.5,
         windows=(None,) * num_layers,
@@ -108,6 +138,13 @@ def read_decoder(fields: Fields, *, eps: float = 1e-6, default_head_dim: int = 0
         tie_word_embeddings=fields.flag("tie_word_embeddings", False),
         embedding=EmbeddingConfig(Pooling.LAST, True),
     )
+
+
+def text_fields(fields: Fields, defaults: Mapping[str, Any]) -> Fields:
+    """The fields of the decoder within a model that also reads images. Other fields of the whole do not concern the text, except that the
+    head, which is part of the whole, may be tied."""
+    fields.skip(*fields.values)
+    return fields.fields("text_config", defaults, {name: fields.values[name] for name in ("tie_word_embeddings",) if name in fields})
 
 
 def read_activation(fields: Fields, name: str, default: str) -> Activation:
@@ -127,6 +164,12 @@ def read_windows(fields: Fields, window: int | None, has_window: Callable[[int],
     if window is None and "sliding_attention" in types:
         raise fields.error("sliding_window", "a number of tokens, as layer_types has sliding_attention")
     return tuple(window if kind == "sliding_attention" else None for kind in types)
+
+
+def rotating_neighbours(config: ModelConfig) -> ModelConfig:
+    """Pairs of dimensions that rotate together are neighbours."""
+    assert config.rope is not None
+    return replace(config, rope=replace(config.rope, interleaved=True))
 
 
 def rotating_whole_heads(config: ModelConfig) -> ModelConfig:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from compiler.frontend.config import ModelConfig
 from compiler.frontend.family import DecoderFamily
-from compiler.frontend.layers.decoder import Batch, Layer, Step
+from compiler.frontend.layers.decoder import Batch, Layer, Step, embed, logits, stream_norm
 from compiler.frontend.layers.nn import DEFAULT_FORMAT, Net, WeightFormat, prefix_of
 from compiler.frontend.registry import decoder_family
 from compiler.ir.dims import DimVar
@@ -30,7 +30,7 @@ ENTRY, HIDDEN, BOTH = "step", "hidden", "both"
 PREFIX = "model."
 UNUSED = (
     *("*rotary_emb.inv_freq", "lm_head.weight", "language_model.lm_head.weight"),  # computed, and beside tied embeddings
-    *("vision_tower.*", "multi_modal_projector.*", "model.vision_tower.*", "model.multi_modal_projector.*"),  # for images
+    *("vision_tower.*", "multi_modal_projector.*", "model.vision_tower.*", "model.multi_modal_projector.*", "visual.*", "model.visual.*"),
 )
 
 
@@ -87,18 +87,17 @@ def _prefix(dtypes: Mapping[str, DType]) -> str:
 
 
 def _result(step: Step, family: DecoderFamily, entry: str) -> Var:
-    x, batch = family.embed(step), step.batch
+    x, batch = embed(step), step.batch
     for number in range(step.config.num_layers):
         x = family.layer(Layer(step, number), x)
     if entry == HIDDEN:
-        return _hidden(step, x, batch.logit_rows)
-    found = family.logits(step, _hidden(step, x, batch.logit_rows))
+        return _hidden(step, family, x, batch.logit_rows)
+    found = logits(step, _hidden(step, family, x, batch.logit_rows))
     if batch.hidden_rows is None:
         return found
-    return step.net.builder.emit(MakeTuple((found, _hidden(step, x, batch.hidden_rows))))
+    return step.net.builder.emit(MakeTuple((found, _hidden(step, family, x, batch.hidden_rows))))
 
 
-def _hidden(step: Step, x: Var, rows: Var) -> Var:
+def _hidden(step: Step, family: DecoderFamily, x: Var, rows: Var) -> Var:
     """The rows that are asked for, through the last norm."""
-    c = step.config
-    return step.net.rms_norm(step.net.call(EMBEDDING, x, rows), f"{step.prefix}norm", c.hidden_size, c.norm_eps, offset=c.norm_offset)
+    return stream_norm(step, step.net.call(EMBEDDING, x, rows), f"{step.prefix}{family.last_norm}")

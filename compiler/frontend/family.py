@@ -8,7 +8,7 @@ from typing import Any
 
 from compiler.frontend.config import ModelConfig
 from compiler.frontend.fields import Fields
-from compiler.frontend.layers.decoder import Layer, Step, embed, logits
+from compiler.frontend.layers.decoder import Layer
 from compiler.frontend.layers.encoder import EncoderLayer
 from compiler.ir.graph.atoms import Var
 
@@ -38,8 +38,7 @@ class DecoderFamily:
     model_types: tuple[str, ...]  # as config.json names them
     read: Read
     layer: Callable[[Layer, Var], Var]  # one layer of the residual stream
-    embed: Callable[[Step], Var] = embed
-    logits: Callable[[Step, Var], Var] = logits
+    last_norm: str = "norm"  # the name of the norm before the head
     gguf: Gguf | None = None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,6 +12,7 @@ from runtime.files import regular
 
 MAX_CONFIG_BYTES = 4 << 20
 REQUIRED: Any = object()
+EMPTY: Mapping[str, Any] = {}
 
 
 def read_json(path: Path) -> Any:
@@ -34,6 +35,7 @@ class Fields:
         self.values = cast(Mapping[str, Any], values)
         self.where = where
         self.asked: set[str] = set()
+        self._nested: dict[str, Fields] = {}
 
     def __contains__(self, name: str) -> bool:
         self.asked.add(name)
@@ -46,9 +48,26 @@ class Fields:
         """Any: an int, or the default whatever it is."""
         return self._get(name, default, f"an integer from {minimum} to {maximum}", lambda v: type(v) is int and minimum <= v <= maximum)
 
-    def number(self, name: str, default: Any = REQUIRED) -> Any:
-        """A positive, finite number; floats are written as integers at times."""
-        value = self._get(name, default, "a positive number", lambda v: type(v) in (int, float) and 0 < v < 1e30)
+    def fill(self, **defaults: Any) -> None:
+        """The values that a family takes for fields that are absent."""
+        self.values = {**self.values, **{name: value for name, value in defaults.items() if self.values.get(name) is None}}
+
+    def skip(self, *names: str) -> None:
+        """Count fields as read: the family knows that they change nothing."""
+        self.asked.update(names)
+
+    def unread(self) -> Iterator[tuple[str, Any]]:
+        """The fields, also nested ones, that nobody asked for, by dotted path. Null, false, zero and empty ask for nothing."""
+        for name, value in self.values.items():
+            if name in self._nested:
+                yield from ((f"{name}.{inner}", found) for inner, found in self._nested[name].unread())
+            elif value and name not in self.asked:
+                yield name, value
+
+    def number(self, name: str, default: Any = REQUIRED, *, zero: bool = False) -> Any:
+        """A positive, finite number, or `zero`; floats are written as integers at times."""
+        expected = "a positive number or zero" if zero else "a positive number"
+        value = self._get(name, default, expected, lambda v: type(v) in (int, float) and (0 < v < 1e30 or (zero and v == 0)))
         return float(value) if type(value) is int else value
 
     def flag(self, name: str, default: bool) -> bool:
@@ -63,8 +82,13 @@ class Fields:
 
         return tuple(float(v) for v in self._get(name, REQUIRED, f"a list of {length} positive numbers", fits))
 
-    def fields(self, name: str) -> Fields:
-        return Fields(self.raw(name, {}), f"{name} of {self.where}")
+    def fields(self, name: str, defaults: Mapping[str, Any] = EMPTY, overrides: Mapping[str, Any] = EMPTY) -> Fields:
+        """The object in a field. `defaults` and `overrides` are fields of it."""
+        if name not in self._nested:
+            nested = Fields(self.raw(name, {}), f"{name} of {self.where}")
+            nested.values = {**defaults, **nested.values, **overrides}
+            self._nested[name] = nested
+        return self._nested[name]
 
     def error(self, name: str, expected: str) -> ConfigError:
         return ConfigError(f"{name} of {self.where} is {self.values.get(name)!r:.80}, expected {expected}")

@@ -12,6 +12,7 @@ from compiler.frontend.config import ModelConfig
 from compiler.frontend.errors import ConfigError, ModelError, UnknownModel
 from compiler.frontend.family import DecoderFamily, EncoderFamily, Family
 from compiler.frontend.fields import Fields, read_json
+from compiler.frontend.metadata import require_read
 from compiler.frontend.sentence import load_embedding
 
 _MODULES = [import_module(f"{families.__name__}.{module.name}") for module in iter_modules(families.__path__)]
@@ -51,5 +52,7 @@ def parse_config(values: object) -> ModelConfig:
     model_type = fields.text("model_type")
     family = FAMILIES.get(model_type)
     if family is None:
-        raise UnknownModel(f"model_type {model_type!r} is not known; known are {', '.join(FAMILIES)}")
-    return family.read(fields)
+        raise UnknownModel(f"model_type {model_type!r} is not known; known are {', '.join(sorted(FAMILIES))}")
+    config = family.read(fields)
+    require_read(fields, model_type)
+    return config

@@ -69,6 +69,7 @@ class Rope:
     theta: float
     size: int  # dimensions of a head that are rotated: the first ones; pairs are (i, i + size / 2)
     scaling: RopeScaling | None = None
+    interleaved: bool = False  # pairs are neighbours instead: (2i, 2i + 1)
 
     def frequencies(self, context: int) -> tuple[NDArray[np.float32], float]:
         """Radians per position of each pair, [size / 2], and the factor of cos and sin, when `context` tokens are served at most."""
@@ -130,14 +131,10 @@ def _yarn(plain: NDArray[np.float64], theta: float, scaling: YarnScaling) -> NDA
 
 def read_rope(config: Fields, head_dim: int, *, theta: float = 10000.0, layer_type: str | None = None) -> Rope:
     """`rope_parameters` (since transformers 5, per type of layer where these differ) or `rope_theta` and `rope_scaling`."""
-    if "rope_parameters" in config:
-        fields = config.fields("rope_parameters")
-        if layer_type is not None and layer_type in fields:
-            fields = fields.fields(layer_type)
-        theta = fields.number("rope_theta", config.number("rope_theta", theta))
-    else:
-        fields = config.fields("rope_scaling")
-        theta = config.number("rope_theta", theta)
+    fields = rope_fields(config)
+    if layer_type is not None and layer_type in fields:
+        fields = fields.fields(layer_type)
+    theta = fields.number("rope_theta", config.number("rope_theta", theta))
     partial = fields.number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0))
     size = int(head_dim * partial)
     if size % 2 or not 2 <= size <= head_dim:
@@ -145,12 +142,18 @@ def read_rope(config: Fields, head_dim: int, *, theta: float = 10000.0, layer_ty
     return Rope(theta, size, _read_scaling(config, fields, size))
 
 
+def rope_fields(config: Fields) -> Fields:
+    return config.fields("rope_parameters" if "rope_parameters" in config else "rope_scaling")
+
+
 def _read_scaling(config: Fields, fields: Fields, size: int) -> RopeScaling | None:
     declared = config.integer("max_position_embeddings", 2048)
     original = fields.integer("original_max_position_embeddings", config.integer("original_max_position_embeddings", declared))
     kind = fields.text("rope_type", fields.text("type", "default"))
+    # Images have three coordinates, each of which turns a section of the pairs. Those of a text's token are equal.
+    fields.skip("mrope_section", "mrope_interleaved")
     match kind:
-        case "default":
+        case "default" | "mrope":
             return None
         case "linear":
             return LinearScaling(fields.number("factor"))
@@ -192,8 +195,6 @@ def _yarn_attention_factor(fields: Fields, factor: float) -> float:
     def strength(weight: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
-    if "mscale" in fields and "mscale_all_dim" in fields:
-        plain = strength(fields.number("mscale")) / strength(fields.number("mscale_all_dim"))
-    else:
-        plain = strength(1.0)
+    mscale, mscale_all_dim = fields.number("mscale", None, zero=True), fields.number("mscale_all_dim", None, zero=True)
+    plain = strength(mscale) / strength(mscale_all_dim) if mscale and mscale_all_dim else strength(1.0)
     return fields.number("attention_factor", plain)

@@ -27,7 +27,7 @@ def remedy(directory: Path) -> str:
     fields and tensors may still compute something else (helium interleaves its rotary pairs, llama does not)."""
     values = read_json(directory / "config.json")
     architectures = values.get("architectures")
-    declared = {str(item).lower() for item in architectures} if isinstance(architectures, list) else set[str]()
+    declared = {_flat(str(item).lower()) for item in architectures} if isinstance(architectures, list) else set[str]()
     twins = [name for name in FAMILIES if declared & {_flat(name) + suffix for suffix in ("forcausallm", "model", "formaskedlm")}]
     try:
         source = open_safetensors(directory)

@@ -9,9 +9,10 @@ from typing import Any
 from compiler.frontend.config import ModelConfig, read_decoder, read_softcap, read_windows, rotating_whole_heads
 from compiler.frontend.family import DecoderFamily, Gguf
 from compiler.frontend.fields import Fields
-from compiler.frontend.layers.decoder import Layer, attention, capped_logits, gated_mlp, norm, scaled_embed
+from compiler.frontend.layers.decoder import Layer, attention, gated_mlp, sandwiched
 from compiler.ir.graph.atoms import Var
 
+NORMS = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
 GGUF_FIELDS = {
     "attention.sliding_window": "sliding_window",
     "attn_logit_softcapping": "attn_logit_softcapping",
@@ -36,6 +37,7 @@ def read(fields: Fields) -> ModelConfig:
 def read_gemma(fields: Fields) -> ModelConfig:
     """What Gemma 2 and 3 have in common."""
     act = "hidden_activation" if "hidden_activation" in fields else "hidden_act"
+    fields.skip("hidden_act")  # where there are both, the other one counts
     config = rotating_whole_heads(read_decoder(fields, default_head_dim=256, act=act))
     bias = fields.flag("attention_bias", False)
     return replace(
@@ -43,22 +45,14 @@ def read_gemma(fields: Fields) -> ModelConfig:
         attention_scale=fields.number("query_pre_attn_scalar", 256) ** -0.5,
         tie_word_embeddings=fields.flag("tie_word_embeddings", True),
         norm_offset=1.0,
+        embedding_scale=config.hidden_size**0.5,
         qkv_bias=bias,
         output_bias=bias,
     )
 
 
 def layer(at: Layer, x: Var) -> Var:
-    return sandwiched(at, x, attention)
-
-
-def sandwiched(at: Layer, x: Var, attention: Callable[[Layer, Var], Var]) -> Var:
-    """Each branch between two norms."""
-    net = at.step.net
-    attended = attention(at, norm(at, x, "input_layernorm"))
-    x = net.add(x, norm(at, attended, "post_attention_layernorm"))
-    fed = gated_mlp(at, norm(at, x, "pre_feedforward_layernorm"))
-    return net.add(x, norm(at, fed, "post_feedforward_layernorm"))
+    return sandwiched(at, x, attention, gated_mlp, NORMS)
 
 
 def completed_by(largest: int) -> Callable[[dict[str, Any], Mapping[str, Any], Container[str]], None]:
@@ -80,7 +74,5 @@ FAMILY = DecoderFamily(
     ("gemma2",),
     read,
     layer,
-    embed=scaled_embed,
-    logits=capped_logits,
     gguf=Gguf("gemma2", GGUF_FIELDS, GGUF_LAYER_NAMES, norm_offset=1.0, complete=completed_by(largest=46)),
 )

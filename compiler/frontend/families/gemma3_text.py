@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from compiler.frontend.config import ModelConfig, read_softcap, read_windows
-from compiler.frontend.families.gemma2 import GGUF_FIELDS, GGUF_LAYER_NAMES, completed_by, read_gemma, sandwiched
+from compiler.frontend.config import ModelConfig, read_softcap, read_windows, text_fields
+from compiler.frontend.families.gemma2 import GGUF_FIELDS, GGUF_LAYER_NAMES, NORMS, completed_by, read_gemma
 from compiler.frontend.family import DecoderFamily, Gguf
 from compiler.frontend.fields import Fields
-from compiler.frontend.layers.decoder import Layer, capped_logits, head_norm_attention, scaled_embed
+from compiler.frontend.layers.decoder import Layer, gated_mlp, head_norm_attention, sandwiched
 from compiler.frontend.rope import Rope, read_rope
 from compiler.ir.graph.atoms import Var
 
@@ -19,8 +19,7 @@ MULTIMODAL_SIZES = {"vocab_size": 262_208, "num_attention_heads": 8, "num_key_va
 
 def read(fields: Fields) -> ModelConfig:
     if fields.text("model_type") == MULTIMODAL:
-        text = fields.fields("text_config")
-        fields = Fields({"model_type": "gemma3_text", **MULTIMODAL_SIZES, **text.values}, text.where)
+        fields = text_fields(fields, {"model_type": "gemma3_text", **MULTIMODAL_SIZES})
     config = read_gemma(fields)
     period = fields.integer("sliding_window_pattern", fields.integer("_sliding_window_pattern", 6))
     if "rope_parameters" in fields:
@@ -39,15 +38,13 @@ def read(fields: Fields) -> ModelConfig:
 
 
 def layer(at: Layer, x: Var) -> Var:
-    return sandwiched(at, x, head_norm_attention)
+    return sandwiched(at, x, head_norm_attention, gated_mlp, NORMS)
 
 
 FAMILY = DecoderFamily(
     ("gemma3_text", MULTIMODAL),
     read,
     layer,
-    embed=scaled_embed,
-    logits=capped_logits,
     gguf=Gguf(
         "gemma3",
         {**GGUF_FIELDS, "rope.freq_base_swa": "rope_local_base_freq"},

@@ -9,7 +9,7 @@ from typing import Any
 from compiler.frontend.config import ModelConfig, read_decoder, rotating_whole_heads
 from compiler.frontend.family import DecoderFamily, Gguf
 from compiler.frontend.fields import Fields
-from compiler.frontend.layers.decoder import Layer, attention, gated_mlp, norm
+from compiler.frontend.layers.decoder import Layer, attention, gated_mlp, pre_norm
 from compiler.ir.graph.atoms import Var
 
 
@@ -20,9 +20,7 @@ def read(fields: Fields) -> ModelConfig:
 
 
 def layer(at: Layer, x: Var) -> Var:
-    net = at.step.net
-    x = net.add(x, attention(at, norm(at, x, "input_layernorm")))
-    return net.add(x, gated_mlp(at, norm(at, x, "post_attention_layernorm")))
+    return pre_norm(at, x, attention, gated_mlp)
 
 
 def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Container[str]) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from compiler.frontend.config import ModelConfig, read_decoder, rotating_whole_heads
 from compiler.frontend.family import DecoderFamily, Gguf
 from compiler.frontend.fields import Fields
-from compiler.frontend.layers.decoder import Layer, attend, gated_mlp, norm, project_qkv, projection_norm, rotate
+from compiler.frontend.layers.decoder import Layer, attend, post_norm, project_qkv, projection_norm, rotate
 from compiler.ir.graph.atoms import Var
 
 GGUF_LAYER_NAMES = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
@@ -19,9 +19,7 @@ def read(fields: Fields) -> ModelConfig:
 
 
 def layer(at: Layer, x: Var) -> Var:
-    net = at.step.net
-    x = net.add(x, norm(at, attention(at, x), "post_attention_layernorm"))
-    return net.add(x, norm(at, gated_mlp(at, x), "post_feedforward_layernorm"))
+    return post_norm(at, x, attention)
 
 
 def attention(at: Layer, h: Var) -> Var:

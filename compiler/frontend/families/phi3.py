@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from compiler.frontend.config import ModelConfig, read_decoder, read_windows
 from compiler.frontend.family import DecoderFamily, Gguf
 from compiler.frontend.fields import Fields
-from compiler.frontend.layers.decoder import Layer, attention, gated_mlp, norm
+from compiler.frontend.layers.decoder import Layer, attention, gated_mlp, pre_norm
 from compiler.ir.graph.atoms import Var
 
 
@@ -19,9 +20,7 @@ def read(fields: Fields) -> ModelConfig:
 
 
 def layer(at: Layer, x: Var) -> Var:
-    net = at.step.net
-    x = net.add(x, attention(at, norm(at, x, "input_layernorm"), ("self_attn.qkv_proj",)))
-    return net.add(x, gated_mlp(at, norm(at, x, "post_attention_layernorm"), ("mlp.gate_up_proj",)))
+    return pre_norm(at, x, partial(attention, names=("self_attn.qkv_proj",)), partial(gated_mlp, names=("mlp.gate_up_proj",)))
 
 
 def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Container[str]) -> None:

@@ -17,8 +17,8 @@ def read(fields: Fields) -> ModelConfig:
 def read_qwen_windows(fields: Fields) -> tuple[int | None, ...]:
     """Windows from layer `max_window_layers` on, if `use_sliding_window` says so."""
     first = fields.integer("max_window_layers", 28, minimum=0)
-    window = fields.integer("sliding_window", 4096) if fields.flag("use_sliding_window", False) else None
-    return read_windows(fields, window, lambda layer: layer >= first)
+    window = fields.integer("sliding_window", 4096)
+    return read_windows(fields, window if fields.flag("use_sliding_window", False) else None, lambda layer: layer >= first)
 
 
 FAMILY = DecoderFamily(("qwen2",), read, llama.layer, gguf=Gguf("qwen2"))

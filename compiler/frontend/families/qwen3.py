@@ -8,7 +8,7 @@ from compiler.frontend.config import ModelConfig, read_decoder, rotating_whole_h
 from compiler.frontend.families.qwen2 import read_qwen_windows
 from compiler.frontend.family import DecoderFamily, Gguf
 from compiler.frontend.fields import Fields
-from compiler.frontend.layers.decoder import Layer, gated_mlp, head_norm_attention, norm
+from compiler.frontend.layers.decoder import Layer, gated_mlp, head_norm_attention, pre_norm
 from compiler.ir.graph.atoms import Var
 
 
@@ -19,9 +19,7 @@ def read(fields: Fields) -> ModelConfig:
 
 
 def layer(at: Layer, x: Var) -> Var:
-    net = at.step.net
-    x = net.add(x, head_norm_attention(at, norm(at, x, "input_layernorm")))
-    return net.add(x, gated_mlp(at, norm(at, x, "post_attention_layernorm")))
+    return pre_norm(at, x, head_norm_attention, gated_mlp)
 
 
 FAMILY = DecoderFamily(("qwen3",), read, layer, gguf=Gguf("qwen3"))

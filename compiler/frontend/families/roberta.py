@@ -1,4 +1,4 @@
-"""RoBERTa and XLM-RoBERTa: BERT with positions counted from the padding token's id, since rows up to there belong to padding."""
+"""RoBERTa, XLM-RoBERTa and CamemBERT: BERT with positions counted from the padding token's id, since rows up to there belong to padding."""
 
 from __future__ import annotations
 
@@ -13,4 +13,4 @@ def read(fields: Fields) -> ModelConfig:
     return read_encoder(fields, position_offset=offset, num_segments=fields.integer("type_vocab_size", 2))
 
 
-FAMILY = EncoderFamily(("roberta", "xlm-roberta"), read, bert.layer, prefix="roberta.")
+FAMILY = EncoderFamily(("roberta", "xlm-roberta", "camembert"), read, bert.layer, prefix="roberta.")

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from compiler.frontend.config import Activation, ModelConfig
+from compiler.frontend.config import Activation, ModelConfig, Norm
 from compiler.frontend.layers.nn import Net
 from compiler.frontend.rope import Rope
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.graph.atoms import Atom, Constant, ScalarValue, Var
 from compiler.ops.attention.kv_cache import KV_APPEND
 from compiler.ops.attention.paged import PAGED_ATTENTION
-from compiler.ops.elementwise import DIVIDE, GELU, GELU_TANH, MULTIPLY, RELU, SILU, TANH
+from compiler.ops.elementwise import ADD, CAST, DIVIDE, FLOOR_DIVIDE, GELU, GELU_TANH, LOG, MULTIPLY, RELU, SILU, TANH
 from compiler.ops.embedding import ROPE, ROPE_ANGLES
 
 ACTIVATIONS = {Activation.SILU: SILU, Activation.GELU: GELU, Activation.GELU_TANH: GELU_TANH, Activation.RELU: RELU}
 QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+OUT = "self_attn.o_proj"
 GATE_UP = ("mlp.gate_proj", "mlp.up_proj")
 
 
@@ -77,34 +79,73 @@ class Layer:
 
 def embed(step: Step) -> Var:
     c = step.config
-    return step.net.embedding(f"{step.prefix}embed_tokens", step.batch.tokens, c.vocab_size, c.hidden_size)
-
-
-def scaled_embed(step: Step) -> Var:
-    return step.net.scale(embed(step), step.config.hidden_size**0.5)
+    return scaled(step, step.net.embedding(f"{step.prefix}embed_tokens", step.batch.tokens, c.vocab_size, c.hidden_size), c.embedding_scale)
 
 
 def logits(step: Step, x: Var) -> Var:
-    c = step.config
-    head = f"{step.prefix}embed_tokens" if c.tie_word_embeddings else "lm_head"
-    return step.net.head(x, head, c.hidden_size, c.vocab_size)
-
-
-def capped_logits(step: Step, x: Var) -> Var:
-    """Logits bounded by `logit_softcap`, where the configuration has one."""
-    found, cap = logits(step, x), step.config.logit_softcap
-    if cap is None:
+    """Logits, scaled and bounded where the configuration says so."""
+    c, net = step.config, step.net
+    if c.tie_word_embeddings:
+        head = f"{step.prefix}embed_tokens"
+    else:
+        head = "language_model.lm_head" if step.prefix.startswith("language_model.") else "lm_head"
+    found = scaled(step, net.head(x, head, c.hidden_size, c.vocab_size, bias=c.head_bias), c.logit_scale)
+    if c.logit_softcap is None:
         return found
-    limit = ScalarValue(cap, "f32")
-    return step.net.call(MULTIPLY, step.net.call(TANH, step.net.call(DIVIDE, found, limit)), limit)
+    limit = ScalarValue(c.logit_softcap, "f32")
+    return net.call(MULTIPLY, net.call(TANH, net.call(DIVIDE, found, limit)), limit)
+
+
+def scaled(step: Step, x: Var, factor: float) -> Var:
+    return x if factor == 1.0 else step.net.scale(x, factor)
+
+
+# --- layers of two branches --------------------------------------------------------------------------------------------
+
+Branch = Callable[["Layer", Var], Var]
+
+
+def pre_norm(layer: Layer, x: Var, attention: Branch, feed: Branch) -> Var:
+    """A norm before each branch."""
+    x = residual(layer, x, attention(layer, norm(layer, x, "input_layernorm")))
+    return residual(layer, x, feed(layer, norm(layer, x, "post_attention_layernorm")))
+
+
+def post_norm(layer: Layer, x: Var, attention: Branch) -> Var:
+    """A norm behind each branch."""
+    x = residual(layer, x, norm(layer, attention(layer, x), "post_attention_layernorm"))
+    return residual(layer, x, norm(layer, gated_mlp(layer, x), "post_feedforward_layernorm"))
+
+
+def sandwiched(layer: Layer, x: Var, attention: Branch, feed: Branch, norms: tuple[str, str, str, str]) -> Var:
+    """Each branch between two norms, whose names come in the order in which they are applied."""
+    x = residual(layer, x, norm(layer, attention(layer, norm(layer, x, norms[0])), norms[1]))
+    return residual(layer, x, norm(layer, feed(layer, norm(layer, x, norms[2])), norms[3]))
+
+
+def parallel(layer: Layer, x: Var, attention: Branch, feed: Branch) -> Var:
+    """Both branches read the same norm of the residual stream."""
+    h = norm(layer, x, "input_layernorm")
+    return residual(layer, residual(layer, x, attention(layer, h)), feed(layer, h))
+
+
+def residual(layer: Layer, x: Var, branch: Var) -> Var:
+    return layer.step.net.add(x, scaled(layer.step, branch, layer.step.config.residual_scale))
 
 
 # --- norms -------------------------------------------------------------------------------------------------------------
 
 
 def norm(layer: Layer, x: Var, name: str) -> Var:
-    c = layer.step.config
-    return layer.step.net.rms_norm(x, layer.name(name), c.hidden_size, c.norm_eps, offset=c.norm_offset)
+    return stream_norm(layer.step, x, layer.name(name))
+
+
+def stream_norm(step: Step, x: Var, name: str) -> Var:
+    """The norm of the residual stream that has this full name."""
+    c = step.config
+    if c.norm is Norm.RMS:
+        return step.net.rms_norm(x, name, c.hidden_size, c.norm_eps, offset=c.norm_offset)
+    return step.net.layer_norm(x, name, c.hidden_size, c.norm_eps, offset=c.norm_offset, bias=c.norm is Norm.LAYER)
 
 
 def head_norm(layer: Layer, x: Var, name: str) -> Var:
@@ -137,10 +178,10 @@ def project_qkv(layer: Layer, h: Var, names: tuple[str, ...] = QKV) -> tuple[Var
 
 def rotate(layer: Layer, x: Var) -> Var:
     rope = layer.step.config.rope_of_layer(layer.number)
-    return x if rope is None else layer.step.net.call(ROPE, x, *layer.step.angles_of(rope))
+    return x if rope is None else layer.step.net.call(ROPE, x, *layer.step.angles_of(rope), interleaved=rope.interleaved)
 
 
-def attend(layer: Layer, q: Var, k: Var, v: Var, out: str = "self_attn.o_proj") -> Var:
+def attend(layer: Layer, q: Var, k: Var, v: Var, out: str = OUT) -> Var:
     """Append keys and values to the cache, attend to it, and project."""
     step, c, net = layer.step, layer.step.config, layer.step.net
     batch, index = step.batch, ScalarValue(Dim.of(layer.number))
@@ -166,10 +207,21 @@ def attend(layer: Layer, q: Var, k: Var, v: Var, out: str = "self_attn.o_proj") 
     return net.linear(net.reshape(mixed, step.t, size), layer.name(out), size, c.hidden_size, bias=c.output_bias)
 
 
-def attention(layer: Layer, h: Var, names: tuple[str, ...] = QKV) -> Var:
+def attention(layer: Layer, h: Var, names: tuple[str, ...] = QKV, out: str = OUT) -> Var:
     """Rotary attention without norms of its own."""
     q, k, v = project_qkv(layer, h, names)
-    return attend(layer, rotate(layer, q), rotate(layer, k), v)
+    return attend(layer, grow(layer, rotate(layer, q)), rotate(layer, k), v, out)
+
+
+def grow(layer: Layer, q: Var) -> Var:
+    """Queries of late positions, larger where the configuration says so."""
+    growth, step, net = layer.step.config.query_growth, layer.step, layer.step.net
+    if growth is None:
+        return q
+    contexts = net.call(FLOOR_DIVIDE, step.batch.positions, ScalarValue(growth.original_context, "i32"))
+    logs = net.call(LOG, net.call(ADD, net.call(CAST, contexts, dtype="f32"), ScalarValue(1.0, "f32")))
+    factor = net.call(ADD, net.scale(logs, growth.beta), ScalarValue(1.0, "f32"))
+    return net.call(MULTIPLY, q, net.reshape(factor, step.t, 1, 1))
 
 
 def head_norm_attention(layer: Layer, h: Var) -> Var:
@@ -191,5 +243,20 @@ def gated_mlp(layer: Layer, h: Var, names: tuple[str, ...] = GATE_UP) -> Var:
     else:
         both = net.linear(h, layer.name(names[0]), c.hidden_size, 2 * ffn, bias=c.mlp_bias)
         gate, up = net.slice(both, 1, 0, ffn), net.slice(both, 1, ffn, 2 * ffn)
-    gated = net.call(MULTIPLY, net.call(ACTIVATIONS[c.activation], gate), up)
+    gated = net.call(MULTIPLY, activated(layer, gate), up)
     return net.linear(gated, layer.name("mlp.down_proj"), ffn, c.hidden_size, bias=c.mlp_bias)
+
+
+def mlp(layer: Layer, h: Var, up: str = "mlp.up_proj", down: str = "mlp.down_proj") -> Var:
+    """`down(activation(up(h)))`."""
+    net, c = layer.step.net, layer.step.config
+    wide = net.linear(h, layer.name(up), c.hidden_size, c.intermediate_size, bias=c.mlp_bias)
+    return net.linear(activated(layer, wide), layer.name(down), c.intermediate_size, c.hidden_size, bias=c.mlp_bias)
+
+
+def activated(layer: Layer, x: Var) -> Var:
+    net, kind = layer.step.net, layer.step.config.activation
+    if kind is Activation.RELU2:
+        positive = net.call(RELU, x)
+        return net.call(MULTIPLY, positive, positive)
+    return net.call(ACTIVATIONS[kind], x)

@@ -11,10 +11,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from compiler.frontend.errors import ConfigError
 from compiler.ir.dims import Dim, DimLike
 from compiler.ir.dtypes import DType
-from compiler.ir.graph.atoms import Atom, ScalarValue, ShapeValue, Var
+from compiler.ir.graph.atoms import Atom, Constant, ScalarValue, ShapeValue, Var
 from compiler.ir.graph.builder import Builder
 from compiler.ir.graph.values import TupleGet
 from compiler.ir.op import OpDef
@@ -27,6 +29,7 @@ from compiler.ops.products.matmul import LINEAR
 from compiler.ops.products.quantize import DEQUANTIZE, QUANTIZE
 
 F32 = DType.F32
+GROUPS = (32, 64, 128)  # inputs that may share a scale
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +50,10 @@ class WeightFormat:
         """`f32`, `bf16`, `int8`, `int8-128`, `int4` (groups of 32), `int4-64`, `int4-128`."""
         kind, _, group = text.partition("-")
         bits = {"f32": 32, "bf16": 16, "int8": 8, "int4": 4}.get(kind)
-        if bits is None or (group and (bits > 8 or group not in ("32", "64", "128"))):
+        if bits is None or (group and (bits > 8 or group not in map(str, GROUPS))):
             raise ConfigError(
-                f"quantize is {text!r}; expected f32, bf16, int8, int4, or int8-GROUP, int4-GROUP with a group of 32, 64, 128"
+                f"quantize is {text!r}; expected f32, bf16, int8, int4, or int8-GROUP, int4-GROUP with a group of "
+                + ", ".join(map(str, GROUPS))
             )
         return WeightFormat(bits, int(group) if group else (32 if bits == 4 else 0))
 
@@ -139,11 +143,15 @@ class Net:
     def rms_norm(self, x: Atom, name: str, size: int, eps: float, *, offset: float = 0.0) -> Var:
         return self.call(RMS_NORM, x, self.vector(f"{name}.weight", size), eps=eps, weight_offset=offset)
 
-    def layer_norm(self, x: Atom, name: str, size: int, eps: float) -> Var:
-        return self.call(LAYER_NORM, x, self.vector(f"{name}.weight", size), self.vector(f"{name}.bias", size), eps=eps)
+    def layer_norm(self, x: Atom, name: str, size: int, eps: float, *, offset: float = 0.0, bias: bool = True) -> Var:
+        weight = self.vector(f"{name}.weight", size)
+        if offset:
+            weight = self.call(ADD, weight, ScalarValue(offset, "f32"))
+        shift = self.vector(f"{name}.bias", size) if bias else Constant(np.zeros(size, np.float32))
+        return self.call(LAYER_NORM, x, weight, shift, eps=eps)
 
-    def head(self, x: Atom, name: str, in_size: int, vocab: int) -> Var:
-        return self.linear(x, name, in_size, vocab, format=WeightFormat(8) if self.format.bits < 8 else None)
+    def head(self, x: Atom, name: str, in_size: int, vocab: int, *, bias: bool = False) -> Var:
+        return self.linear(x, name, in_size, vocab, bias=bias, format=WeightFormat(8) if self.format.bits < 8 else None)
 
     def _held(self, w: Var, format: WeightFormat) -> Var:
         """The weight as it lies in memory, and the decoding that the product does on the way."""
@@ -154,7 +162,8 @@ class Net:
             return self.call(CAST, w, dtype="bf16")
         in_size = w.type.shape[1].const
         if format.group and in_size % format.group:
-            raise ConfigError(f"{w.name} has {in_size} inputs, no multiple of the group of {format.group}; choose int8, or a smaller group")
+            fitting = ["int8", *(f"int{format.bits}-{group}" for group in GROUPS if in_size % group == 0)]
+            raise ConfigError(f"{w.name} has {in_size} inputs, no multiple of the group of {format.group}; choose {' or '.join(fitting)}")
         both = self.call(QUANTIZE, self.as_f32(w), bits=format.bits, group=format.group, dtype=format.scale_dtype)
         return self.call(DEQUANTIZE, self.field(both, 0), self.field(both, 1), bits=format.bits, group=format.group)
 
