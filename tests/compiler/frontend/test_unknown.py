@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from compiler.frontend.registry import FAMILIES
 from compiler.frontend.unknown import remedy
 from compiler.frontend.weights import open_safetensors
 
@@ -22,14 +23,55 @@ def write(folder: Path, **fields: Any) -> Path:
     return folder
 
 
-CASES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM", "gemma3": "Gemma3ForCausalLM", "mpnet": "MPNetModel"}
+YARN = {"rope_type", "rope_theta", "factor", "original_max_position_embeddings", "beta_fast", "beta_slow"}
+WITHOUT_ADVICE = {"gemma3", "mistral3", "qwen2_5_vl", "qwen2_5_vl_text", "qwen3_vl", "qwen3_vl_text", "hunyuan_v1_dense"}
+ARCHITECTURES = {
+    "arcee": "ArceeForCausalLM",
+    "bert": "BertModel",
+    "camembert": "CamembertModel",
+    "cohere2": "Cohere2ForCausalLM",
+    "ernie4_5": "Ernie4_5ForCausalLM",
+    "exaone4": "Exaone4ForCausalLM",
+    "gemma": "GemmaForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
+    "gemma3": "Gemma3ForCausalLM",
+    "glm": "GlmForCausalLM",
+    "glm4": "Glm4ForCausalLM",
+    "granite": "GraniteForCausalLM",
+    "helium": "HeliumForCausalLM",
+    "llama": "LlamaForCausalLM",
+    "ministral3": "Ministral3ForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "mpnet": "MPNetModel",
+    "nemotron": "NemotronForCausalLM",
+    "olmo2": "Olmo2ForCausalLM",
+    "olmo3": "Olmo3ForCausalLM",
+    "phi": "PhiForCausalLM",
+    "phi3": "Phi3ForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "roberta": "RobertaModel",
+    "seed_oss": "SeedOssForCausalLM",
+    "smollm3": "SmolLM3ForCausalLM",
+    "starcoder2": "Starcoder2ForCausalLM",
+    "xlm-roberta": "XLMRobertaModel",
+}
 
 
-@pytest.mark.parametrize("case", CASES)
+def test_every_advice_has_a_case() -> None:
+    """Advice names a family by its architecture; the logits of each are compared in test_models.py and test_encoders.py."""
+    assert {config_of(case)["model_type"] for case in ARCHITECTURES} == FAMILIES.keys() - WITHOUT_ADVICE
+
+
+def config_of(case: str) -> dict[str, Any]:
+    return json.loads((MODELS / case / "config.json").read_text())
+
+
+@pytest.mark.parametrize("case", ARCHITECTURES)
 def test_a_known_architecture_under_another_name(case: str, tmp_path: Path) -> None:
     shutil.copy(MODELS / case / "model.safetensors", tmp_path)
-    fields = json.loads((MODELS / case / "config.json").read_text())
-    write(tmp_path, **{**fields, "architectures": [CASES[case]], "model_type": "unheard_of"})
+    fields = config_of(case)
+    write(tmp_path, **{**fields, "architectures": [ARCHITECTURES[case]], "model_type": "unheard_of"})
     assert f"tensors are those of '{fields['model_type']}': set model_type to that" in remedy(tmp_path)
     source = open_safetensors(MODELS / case)
     tensors = {name: np.array(source.read(name)) for name in source.tensors}
@@ -40,10 +82,19 @@ def test_a_known_architecture_under_another_name(case: str, tmp_path: Path) -> N
 def test_equal_fields_and_tensors_are_no_proof(tmp_path: Path) -> None:
     """Helium has the fields and tensors of Llama, and rotates other pairs."""
     shutil.copy(MODELS / "llama" / "model.safetensors", tmp_path)
-    fields = json.loads((MODELS / "llama" / "config.json").read_text())
+    fields = config_of("llama")
     assert remedy(write(tmp_path, **{**fields, "architectures": ["HeliumForCausalLM"], "model_type": "unheard_of"})) == ""
 
 
+def test_fields_that_the_twin_does_not_read_are_no_proof(tmp_path: Path) -> None:
+    """Ministral 3 has the tensors of Mistral; a nested field makes the difference."""
+    shutil.copy(MODELS / "ministral3" / "model.safetensors", tmp_path)
+    fields = {**config_of("ministral3"), "architectures": ["MistralForCausalLM"], "model_type": "unheard_of"}
+    assert remedy(write(tmp_path, **fields)) == ""
+    fields["rope_parameters"] = {name: value for name, value in fields["rope_parameters"].items() if name in YARN}
+    assert "those of 'mistral'" in remedy(write(tmp_path, **fields))
+
+
 def test_no_advice_without_weights(tmp_path: Path) -> None:
-    fields = json.loads((MODELS / "llama" / "config.json").read_text())
+    fields = config_of("llama")
     assert remedy(write(tmp_path, **{**fields, "architectures": ["LlamaForCausalLM"], "model_type": "unheard_of"})) == ""

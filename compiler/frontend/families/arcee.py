@@ -1,0 +1,16 @@
+"""Arcee (AFM): Llama with an MLP without a gate."""
+
+from __future__ import annotations
+
+from compiler.frontend.config import ModelConfig
+from compiler.frontend.families import llama, nemotron
+from compiler.frontend.family import DecoderFamily
+from compiler.frontend.fields import Fields
+
+
+def read(fields: Fields) -> ModelConfig:
+    fields.fill(hidden_act="relu2", rms_norm_eps=1e-5)
+    return llama.read(fields)
+
+
+FAMILY = DecoderFamily(("arcee",), read, nemotron.layer)

@@ -1,0 +1,36 @@
+"""EXAONE 4: OLMo 2 with norms of single heads. Where layers have windows, those without one do not rotate."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from compiler.frontend.config import ModelConfig, read_decoder, read_windows, rotating_whole_heads
+from compiler.frontend.family import DecoderFamily
+from compiler.frontend.fields import Fields
+from compiler.frontend.layers.decoder import Layer, head_norm_attention, post_norm
+from compiler.ir.graph.atoms import Var
+
+
+def read(fields: Fields) -> ModelConfig:
+    config = rotating_whole_heads(read_decoder(fields, eps=1e-5))
+    window = fields.integer("sliding_window", None if "sliding_window" in fields.values else 4096)
+    local = _read_local(fields)
+    windows = read_windows(fields, window, lambda layer: local[layer % len(local)] and layer + 1 < config.num_layers)
+    unrotated = frozenset(layer for layer, size in enumerate(windows) if size is None) if window is not None else frozenset[int]()
+    return replace(config, windows=windows, unrotated=unrotated)
+
+
+def _read_local(fields: Fields) -> list[bool]:
+    """Whether a layer has a window, for the layers of one period: of "LLLG", or of the number 4."""
+    pattern = fields.raw("sliding_window_pattern", 4)
+    if isinstance(pattern, str) and pattern and set(pattern) <= {"L", "G"}:
+        return [letter == "L" for letter in pattern]
+    period = fields.integer("sliding_window_pattern", 4, maximum=1000)
+    return [True] * (period - 1) + [False]
+
+
+def layer(at: Layer, x: Var) -> Var:
+    return post_norm(at, x, head_norm_attention)
+
+
+FAMILY = DecoderFamily(("exaone4",), read, layer)

@@ -1,0 +1,29 @@
+"""Gemma 1: Llama with scaled embeddings and norms whose weights count from one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from compiler.frontend.config import Activation, ModelConfig, read_decoder, rotating_whole_heads
+from compiler.frontend.families import llama
+from compiler.frontend.family import DecoderFamily
+from compiler.frontend.fields import Fields
+
+
+def read(fields: Fields) -> ModelConfig:
+    fields.fill(tie_word_embeddings=True, hidden_act="gelu_pytorch_tanh")
+    fields.skip("hidden_activation")  # an earlier name of the same
+    config = rotating_whole_heads(read_decoder(fields, default_head_dim=256))
+    bias = fields.flag("attention_bias", False)
+    return replace(
+        config,
+        # The first files say "gelu" and mean the approximation.
+        activation=Activation.GELU_TANH if config.activation is Activation.GELU else config.activation,
+        embedding_scale=config.hidden_size**0.5,
+        norm_offset=1.0,
+        qkv_bias=bias,
+        output_bias=bias,
+    )
+
+
+FAMILY = DecoderFamily(("gemma",), read, llama.layer)

@@ -1,0 +1,27 @@
+"""GLM-4 of 2024: Llama that rotates half of each head, in pairs of neighbours, with a stacked MLP."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+from compiler.frontend.config import ModelConfig, read_decoder, rotating_neighbours
+from compiler.frontend.family import DecoderFamily
+from compiler.frontend.fields import Fields
+from compiler.frontend.layers.decoder import Layer, attention, gated_mlp, pre_norm
+from compiler.ir.graph.atoms import Var
+
+stacked_mlp = partial(gated_mlp, names=("mlp.gate_up_proj",))
+
+
+def read(fields: Fields) -> ModelConfig:
+    fields.fill(partial_rotary_factor=0.5, num_key_value_heads=2)
+    config = rotating_neighbours(read_decoder(fields, eps=1.5625e-7, default_head_dim=128))
+    return replace(config, qkv_bias=fields.flag("attention_bias", True))
+
+
+def layer(at: Layer, x: Var) -> Var:
+    return pre_norm(at, x, attention, stacked_mlp)
+
+
+FAMILY = DecoderFamily(("glm",), read, layer)

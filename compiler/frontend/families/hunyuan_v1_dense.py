@@ -1,0 +1,39 @@
+"""Hunyuan (dense): Llama with norms of single query and key heads, behind the rotation."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from compiler.frontend.config import ModelConfig, read_decoder, rotating_whole_heads
+from compiler.frontend.family import DecoderFamily
+from compiler.frontend.fields import Fields
+from compiler.frontend.layers.decoder import Layer, attend, gated_mlp, head_norm, pre_norm, project_qkv, rotate
+from compiler.frontend.rope import DynamicScaling, Rope, read_rope, rope_fields
+from compiler.ir.graph.atoms import Var
+
+
+def read(fields: Fields) -> ModelConfig:
+    config, bias = rotating_whole_heads(read_decoder(fields, eps=1e-5)), fields.flag("attention_bias", False)
+    return replace(config, rope=_read_rope(fields, config.head_dim), qkv_bias=bias, output_bias=bias)
+
+
+def _read_rope(fields: Fields, head_dim: int) -> Rope:
+    """Scaling that says "dynamic" and has an `alpha` stretches the base by it, whatever the length."""
+    rope, scaling = read_rope(fields, head_dim), rope_fields(fields)
+    if not isinstance(rope.scaling, DynamicScaling) or "alpha" not in scaling:
+        return rope
+    scaling.skip("beta_fast", "beta_slow", "mscale", "mscale_all_dim")
+    return Rope(rope.theta * scaling.number("alpha") ** (head_dim / (head_dim - 2)), head_dim)
+
+
+def attention(at: Layer, h: Var) -> Var:
+    q, k, v = project_qkv(at, h)
+    q, k = (head_norm(at, rotate(at, x), f"self_attn.{name}_layernorm") for x, name in ((q, "query"), (k, "key")))
+    return attend(at, q, k, v)
+
+
+def layer(at: Layer, x: Var) -> Var:
+    return pre_norm(at, x, attention, gated_mlp)
+
+
+FAMILY = DecoderFamily(("hunyuan_v1_dense",), read, layer)

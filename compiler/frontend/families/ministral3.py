@@ -1,0 +1,26 @@
+"""Ministral 3: Mistral whose queries grow beyond the length of training."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from compiler.frontend.config import ModelConfig, QueryGrowth, read_decoder, read_windows, rotating_whole_heads
+from compiler.frontend.families import llama
+from compiler.frontend.family import DecoderFamily
+from compiler.frontend.fields import Fields
+from compiler.frontend.rope import rope_fields
+
+
+def read(fields: Fields) -> ModelConfig:
+    config = rotating_whole_heads(read_decoder(fields, eps=1e-5, default_head_dim=128))
+    rope = rope_fields(fields)
+    rope.skip("max_position_embeddings")  # repeats the field beside it
+    beta = rope.number("llama_4_scaling_beta", zero=True)
+    return replace(
+        config,
+        query_growth=QueryGrowth(beta, rope.integer("original_max_position_embeddings")) if beta else None,
+        windows=read_windows(fields, fields.integer("sliding_window", None), lambda _: True),
+    )
+
+
+FAMILY = DecoderFamily(("ministral3",), read, llama.layer)

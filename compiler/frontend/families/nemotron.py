@@ -1,0 +1,24 @@
+"""Nemotron and Minitron: layer norms whose weights count from one, and an MLP without a gate."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from compiler.frontend.config import ModelConfig, Norm, read_decoder
+from compiler.frontend.family import DecoderFamily
+from compiler.frontend.fields import Fields
+from compiler.frontend.layers.decoder import Layer, attention, mlp, pre_norm
+from compiler.ir.graph.atoms import Var
+
+
+def read(fields: Fields) -> ModelConfig:
+    fields.fill(partial_rotary_factor=0.5, hidden_act="relu2")
+    config, bias = read_decoder(fields, eps=1e-5, eps_field="norm_eps"), fields.flag("attention_bias", False)
+    return replace(config, norm=Norm.LAYER, norm_offset=1.0, qkv_bias=bias, output_bias=bias, mlp_bias=fields.flag("mlp_bias", False))
+
+
+def layer(at: Layer, x: Var) -> Var:
+    return pre_norm(at, x, attention, mlp)
+
+
+FAMILY = DecoderFamily(("nemotron",), read, layer)

@@ -1,0 +1,32 @@
+"""OLMo 3: OLMo 2 with a window in three of four layers, which keep the unscaled rope."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from compiler.frontend.config import ModelConfig, read_windows
+from compiler.frontend.families import olmo2
+from compiler.frontend.family import DecoderFamily
+from compiler.frontend.fields import Fields
+from compiler.frontend.rope import Rope, read_rope, rope_fields
+
+
+def read(fields: Fields) -> ModelConfig:
+    fields.fill(rope_theta=500_000.0)
+    config = olmo2.read(fields)
+    rope = read_rope(fields, config.head_dim, layer_type="full_attention")
+    if "sliding_attention" in rope_fields(fields):
+        local = read_rope(fields, config.head_dim, layer_type="sliding_attention")
+    else:
+        local = Rope(rope.theta, config.head_dim)
+    window = fields.integer("sliding_window", None if "sliding_window" in fields.values else 4096)
+    return replace(
+        config,
+        rope=rope,
+        local_rope=local,
+        max_context=rope.max_context(fields.integer("max_position_embeddings", 2048)),
+        windows=read_windows(fields, window, lambda layer: (layer + 1) % 4 != 0),
+    )
+
+
+FAMILY = DecoderFamily(("olmo3",), read, olmo2.layer)

@@ -1,0 +1,27 @@
+"""Phi-1, 1.5 and 2: parallel branches, layer norms, biases everywhere, and half of each head rotates."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+from compiler.frontend.config import ModelConfig, Norm, read_decoder
+from compiler.frontend.family import DecoderFamily
+from compiler.frontend.fields import Fields
+from compiler.frontend.layers.decoder import Layer, attention, mlp, parallel
+from compiler.ir.graph.atoms import Var
+
+
+def read(fields: Fields) -> ModelConfig:
+    fields.fill(partial_rotary_factor=0.5, hidden_act="gelu_new")
+    if fields.flag("qk_layernorm", False):
+        raise fields.error("qk_layernorm", "false: norms of queries and keys are not supported for phi")
+    config = read_decoder(fields, eps=1e-5, eps_field="layer_norm_eps")
+    return replace(config, norm=Norm.LAYER, qkv_bias=True, output_bias=True, mlp_bias=True, head_bias=True)
+
+
+def layer(at: Layer, x: Var) -> Var:
+    return parallel(at, x, partial(attention, out="self_attn.dense"), partial(mlp, up="mlp.fc1", down="mlp.fc2"))
+
+
+FAMILY = DecoderFamily(("phi",), read, layer, last_norm="final_layernorm")

@@ -1,0 +1,37 @@
+"""SmolLM3: Llama with layers that do not rotate."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from compiler.frontend.config import ModelConfig, read_decoder, read_windows, rotating_whole_heads
+from compiler.frontend.families import llama
+from compiler.frontend.family import DecoderFamily
+from compiler.frontend.fields import Fields
+
+
+def read(fields: Fields) -> ModelConfig:
+    fields.fill(rope_theta=2e6, tie_word_embeddings=True, num_key_value_heads=4)
+    config, bias = rotating_whole_heads(read_decoder(fields)), fields.flag("attention_bias", False)
+    unrotated = _read_unrotated(fields, config.num_layers)
+    window = fields.integer("sliding_window", None)
+    return replace(
+        config,
+        qkv_bias=bias,
+        output_bias=bias,
+        mlp_bias=fields.flag("mlp_bias", False),
+        unrotated=unrotated,
+        windows=read_windows(fields, window if fields.flag("use_sliding_window", False) else None, lambda layer: layer in unrotated),
+    )
+
+
+def _read_unrotated(fields: Fields, num_layers: int) -> frozenset[int]:
+    """`no_rope_layers` has a 1 for each layer that rotates, in spite of its name."""
+    period = fields.integer("no_rope_layer_interval", 4)
+    rotates = fields.raw("no_rope_layers", [int((layer + 1) % period != 0) for layer in range(num_layers)])
+    if not isinstance(rotates, list) or len(rotates) < num_layers or any(value not in (0, 1) for value in rotates):
+        raise fields.error("no_rope_layers", f"a list of {num_layers} times 0 or 1")
+    return frozenset(layer for layer in range(num_layers) if not rotates[layer])
+
+
+FAMILY = DecoderFamily(("smollm3",), read, llama.layer)

@@ -1,0 +1,29 @@
+"""StarCoder2: layer norms, biases everywhere, windows, and an MLP without a gate."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+from compiler.frontend.config import ModelConfig, Norm, read_decoder, read_windows, rotating_whole_heads
+from compiler.frontend.family import DecoderFamily
+from compiler.frontend.fields import Fields
+from compiler.frontend.layers.decoder import Layer, attention, mlp, pre_norm
+from compiler.ir.graph.atoms import Var
+
+
+def read(fields: Fields) -> ModelConfig:
+    fields.fill(hidden_act="gelu_pytorch_tanh", tie_word_embeddings=True, num_key_value_heads=2)
+    fields.skip("activation_function", "attention_softmax_in_fp32", "scale_attention_softmax_in_fp32", "scale_attn_weights")
+    fields.skip("norm_type", "mlp_type", "layer_norm_epsilon")  # of its predecessor; transformers reads none of them
+    config = rotating_whole_heads(read_decoder(fields, eps=1e-5, eps_field="norm_epsilon"))
+    bias = fields.flag("use_bias", True)
+    windows = read_windows(fields, fields.integer("sliding_window", None), lambda _: True)
+    return replace(config, norm=Norm.LAYER, qkv_bias=bias, output_bias=bias, mlp_bias=bias, windows=windows)
+
+
+def layer(at: Layer, x: Var) -> Var:
+    return pre_norm(at, x, attention, partial(mlp, up="mlp.c_fc", down="mlp.c_proj"))
+
+
+FAMILY = DecoderFamily(("starcoder2",), read, layer)
