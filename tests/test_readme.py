@@ -6,11 +6,14 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from compiler.frontend.family import DecoderFamily
+from compiler.frontend.registry import FAMILIES, GGUF_FAMILIES
 from deploy.cli.bench import modules
 
 ROOT = Path(__file__).parent.parent
@@ -81,3 +84,12 @@ def test_options_that_are_mentioned_exist(demo_server: Any) -> None:
 def test_benchmarks_of_the_table_exist() -> None:
     named = set(re.findall(r"`relaxserve bench (\w+)`", README))
     assert named and named <= modules().keys()
+
+
+def test_the_table_of_families_is_that_of_the_registry() -> None:
+    def names(found: Iterable[str]) -> str:
+        return ", ".join(f"`{name}`" for name in sorted(found))
+
+    decoders = {name for name, family in FAMILIES.items() if isinstance(family, DecoderFamily)}
+    assert f"| decoder | {names(decoders)} |\n| encoder | {names(FAMILIES.keys() - decoders)} |\n" in README
+    assert f"GGUF files of these architectures: {names(GGUF_FAMILIES)}." in README
