@@ -1,0 +1,86 @@
+"""POST /v2/embed, in Cohere's shape; its rerank is in `rerank.py`."""
+
+from __future__ import annotations
+
+import base64
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from server.api.answer.respond import Pieces, response_headers
+from server.api.context import Context, caller
+from server.api.request.fields import Options, check_unknown
+from server.api.request.prepare import invalid, off_loop
+from server.api.request.schema import EmbeddingBody, Int, Label, Text
+from server.api.routes import gives, new_router
+from server.api.vectors import Vector, embed_all, plan_embedding
+
+encode = msgspec.json.encode
+Form = Literal["float", "base64"]
+
+
+class CohereEmbedBody(Options):
+    model: Label
+    texts: Annotated[list[Text], Field(min_length=1, max_length=2048, fail_fast=True)]
+    input_type: Label | None = None
+    embedding_types: Annotated[list[Form], Field(max_length=8, fail_fast=True)] | None = None  # None: float
+    output_dimension: Int | None = Field(default=None, ge=1)
+    truncate: Literal["NONE", "START", "END"] | None = None  # None: at the end
+    priority: Int | None = None  # no queue of vectors has any
+
+
+class CohereMeta(TypedDict):
+    billed_units: Mapping[str, int]
+
+
+class CohereEmbedded(TypedDict):
+    id: str
+    texts: Sequence[str]
+    meta: CohereMeta
+    embeddings: Mapping[str, Sequence[Any]]
+
+
+def router(context: Context) -> APIRouter:
+    routes = new_router("Embeddings")
+
+    @routes.post("/v2/embed", responses=gives(CohereEmbedded))
+    async def embed(request: Request, body: CohereEmbedBody) -> Response:
+        """Turn texts into vectors. A text that is too long is cut where `truncate` says."""
+        ignored = check_unknown(body, strict=context.settings.strict)
+        model, loaded = context.registry.serve(body.model)
+        forms: list[Form] = list(dict.fromkeys(body.embedding_types or ()) or ("float",))
+        asked = EmbeddingBody.model_construct(
+            input=body.texts,
+            input_type=body.input_type if loaded.ready.prompts else None,
+            dimensions=body.output_dimension,
+            truncate_prompt_tokens=None if body.truncate == "NONE" else -1,
+            truncation_side="left" if body.truncate == "START" else "right",
+        )
+        if not all(body.texts):
+            raise invalid("texts", "texts has an empty text; expected at least one character in each")
+        size = caller(request).num_body_bytes
+        prompts = await off_loop(size, lambda: plan_embedding(asked, None, model, loaded, context.settings))
+        vectors = await embed_all(request, prompts, asked, model, loaded, context)
+        head = encode({"id": secrets.token_hex(16), "texts": body.texts})[:-1]
+        units = encode({"billed_units": {"input_tokens": sum(map(len, prompts))}})
+        pieces = await off_loop(sum(vector.nbytes for vector in vectors), lambda: _written(vectors, forms))
+        return Pieces([head + b',"meta":' + units + b',"embeddings":{', *pieces, b"}}"], response_headers(loaded, ignored))
+
+    return routes
+
+
+def _written(vectors: Sequence[Vector], forms: Sequence[Form]) -> list[bytes]:
+    """Vector by vector, each of which is written quickly."""
+    pieces: list[bytes] = []
+    for number, form in enumerate(forms):
+        pieces.append((b',"%b":[' if number else b'"%b":[') % form.encode())
+        for index, vector in enumerate(vectors):
+            value = vector.tolist() if form == "float" else base64.b64encode(vector.astype("<f4").tobytes()).decode()
+            pieces.append((b"," if index else b"") + encode(value))
+        pieces.append(b"]")
+    return pieces
