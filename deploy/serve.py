@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from compiler.machine.target import NAMED
 from deploy.cache import Kept, kept
 from deploy.library import HubLibrary
 from deploy.loading.locate import identity_of, weigh
@@ -141,6 +142,7 @@ async def _serve(
         weigh=weigh,
         library=HubLibrary(hub_token),
         initial=models,
+        targets=("host", *NAMED),
     )
     collect_in_small_portions()
     server = Server(create_app(settings, registry, () if tracer is None else (tracer,)), settings, registry)

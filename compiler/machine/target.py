@@ -10,10 +10,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final
 
-import llvmlite.binding as llvm
-
 from runtime import flags
-from runtime.device.cpu.host import features
+from runtime.device.cpu.host import ARCH, features
 
 LINE_BYTES: Final = 64  # of a cache
 
@@ -119,16 +117,14 @@ def _reduced(name: str) -> Target:
 @lru_cache(maxsize=1)
 def machine() -> Target:
     """This machine with all that its CPU can do."""
-    arch = llvm.get_process_triple().split("-")[0]
-    arch = {"arm64": "aarch64", "amd64": "x86_64"}.get(arch, arch)
-    known = [t for t in NAMED.values() if t.arch == arch]
+    known = [t for t in NAMED.values() if t.arch == ARCH]
     if not known:
-        raise TargetError(f"this machine is a {arch}; code is generated for {' and '.join({t.arch: None for t in NAMED.values()})}")
+        raise TargetError(f"this machine is a {ARCH}; code is generated for {' and '.join({t.arch: None for t in NAMED.values()})}")
     least = known[0]
     # An operating system may report only what goes beyond its base, which on aarch64 is NEON.
-    found = features() | (_NEON if arch == "aarch64" else frozenset[str]())
+    found = features() | (_NEON if ARCH == "aarch64" else frozenset[str]())
     if missing := least.features - found:
         raise TargetError(
             f"this CPU lacks {', '.join(sorted(missing))}; expected at least {least.name}: {', '.join(sorted(least.features))}"
         )
-    return Target("host", arch, found, max(t.vector_bits for t in known if t.features <= found))
+    return Target("host", ARCH, found, max(t.vector_bits for t in known if t.features <= found))

@@ -73,8 +73,10 @@ class Registry:
         library: Library | None = None,
         initial: Sequence[ModelSpec] = (),
         metrics: Metrics | None = None,
+        targets: Sequence[str] = ("host",),
     ) -> None:
         self.settings = settings
+        self.targets = targets  # that a load may name
         self.metrics = Metrics() if metrics is None else metrics
         self.operations = Operations()
         self.cache = cache

@@ -6,8 +6,6 @@ import ctypes
 import platform
 import sys
 
-import llvmlite.binding as llvm
-
 from runtime.errors import IncompatibleExecutable
 
 # What Linux tells a process on AArch64: number of the word, bit, LLVM's name. LLVM itself finds only the first two.
@@ -26,6 +24,8 @@ ARCH = {"AMD64": "x86_64", "arm64": "aarch64"}.get(platform.machine(), platform.
 
 def features() -> frozenset[str]:
     """What this process may use, as LLVM spells it."""
+    import llvmlite.binding as llvm  # late: the front knows targets by name, and LLVM would take 40 MB of its memory
+
     found = {name for name, present in llvm.get_host_cpu_features().items() if present} | _told_by_linux()
     return frozenset(found if matrix_tiles_allowed() else {name for name in found if not name.startswith("amx-")})
 

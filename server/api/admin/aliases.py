@@ -51,7 +51,7 @@ def router(context: Context) -> APIRouter:
         for parameter in (body.parameters if body else None) or {}:
             raise invalid(f"parameters.{parameter}", f"parameters has {parameter!r:.40}; none is understood, use /admin/models")
         source = body.source if body and body.source else name
-        await waited(await registry.load(spec_of(LoadBody(name=name, source=source), settings)), registry)
+        await waited(await registry.load(spec_of(LoadBody(name=name, source=source), registry)), registry)
         return registry.find(name)
 
     async def unload(name: str, body: TritonBody | None) -> None:
@@ -101,7 +101,7 @@ def router(context: Context) -> APIRouter:
     @routes.post("/models/load", responses=gives(LlamaDone))
     async def llama_load(body: LlamaBody) -> Response:
         """Begin to load a model, as llama.cpp's router does."""
-        await registry.load(spec_of(LoadBody(name=body.model, source=body.model), settings))
+        await registry.load(spec_of(LoadBody(name=body.model, source=body.model), registry))
         return json_answer(DONE)
 
     @routes.post("/models/unload", responses=gives(LlamaDone))

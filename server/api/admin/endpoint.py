@@ -39,7 +39,6 @@ from server.models.processes import resident_bytes
 from server.models.registry import Registry
 from server.models.sources import offered, resolve
 from server.models.state import LEAST_CONTEXT, LONGEST_GAP_MS, MOST_SEQUENCES, NAME, NAMED, ModelSpec
-from server.settings import ServerSettings
 from server.text.tools import FORMATS
 
 Name = Annotated[str, Field(pattern=NAME, max_length=128)]
@@ -47,9 +46,6 @@ Bytes = Annotated[int, Field(ge=1, lt=2**63)]
 
 
 WeightForm = Literal["f32", "bf16", "int8", "int8-32", "int8-64", "int8-128", "int4", "int4-32", "int4-64", "int4-128"]
-TargetName = Literal[
-    "host", "x86-64-v3", "avx512", "avx512-vnni-bf16", "avx512-bf16-amd", "amx", "aarch64-neon", "aarch64-dotprod", "aarch64-i8mm-bf16"
-]
 
 
 class LoadBody(Options):
@@ -62,7 +58,7 @@ class LoadBody(Options):
     max_gap_ms: int | None = Field(default=None, ge=1, le=LONGEST_GAP_MS)
     kv_cache_bytes: Bytes | None = None
     kv_dtype: Literal["auto", "f32", "f16", "bf16", "int8"] = "auto"
-    target: TargetName = "host"
+    target: Annotated[str, Field(max_length=64)] = "host"
     aliases: list[Name] = Field(default_factory=list, max_length=64, fail_fast=True)
     pin: bool = False
     tool_parser: Annotated[str, Field(max_length=64)] | None = None
@@ -98,7 +94,7 @@ def router(context: Context) -> APIRouter:
     async def load(body: LoadBody) -> Response:
         """Load a model: 202 with an operation, or 200 when waited for."""
         headers = ignored_header(check_unknown(body, strict=settings.strict))
-        spec = spec_of(body, settings)
+        spec = spec_of(body, registry)
         if body.dry_run:
             return json_answer(await dry_run(spec, registry), headers=headers)
         if body.swap and not body.aliases:
@@ -226,12 +222,14 @@ def router(context: Context) -> APIRouter:
     return routes
 
 
-def spec_of(body: LoadBody, settings: ServerSettings) -> ModelSpec:
+def spec_of(body: LoadBody, registry: Registry) -> ModelSpec:
     if body.dtype is not None and body.quantize not in (None, body.dtype):
         raise invalid("dtype", f"dtype is {body.dtype!r} and quantize is {body.quantize!r}; give one of them")
     if body.tool_parser is not None and body.tool_parser not in FORMATS:
         raise invalid("tool_parser", f"tool_parser is {body.tool_parser!r:.40}; expected one of {', '.join(FORMATS)}")
-    source = resolve(body.source, settings)
+    if body.target not in registry.targets:
+        raise invalid("target", f"target is {body.target!r}; expected one of {', '.join(registry.targets)}")
+    source = resolve(body.source, registry.settings)
     name = body.name or source.rstrip("/").rpartition("/")[2]
     if not re.fullmatch(NAME, name):
         raise invalid("name", f"the source is called {name!r:.140}; give it a name of {NAMED}")

@@ -32,19 +32,27 @@ opened = []
 sys.addaudithook(lambda event, args: opened.append(str(args[0])) if event == "open" else None)
 tokenizer = deploy.serve.load_tokenizer(sys.argv[1])
 print(tokenizer.vocab_size > 0, sum(name.endswith(".gguf") for name in opened))
-print(*(name for name in sys.modules if name.startswith("compiler.")))
+print(*(name for name in sys.modules if name.startswith(("compiler.", "llvmlite"))))
 """
 
 
 @pytest.mark.parametrize("form", ["folder", "gguf"])
 def test_the_front_reads_a_tokenizer_without_the_compiler(tmp_path: Path, form: str) -> None:
-    """Of the compiler it has the cache, which it lists, and what reads a GGUF file, which it opens once."""
+    """Of the compiler it has the cache, which it lists, the names of targets, and what reads a GGUF file, which it opens once. It has no
+    LLVM."""
     source = demo.NAME if form == "folder" else str(tmp_path / "m.gguf")
     if form == "gguf":
         write_gguf(tmp_path / "m.gguf")
     command = [sys.executable, "-W", "error", "-c", FRONT, source]
     found, modules = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()
     assert found == f"True {int(form == 'gguf')}"
-    least = {"compiler.cache", "compiler.report", "compiler.frontend", "compiler.frontend.errors"}
+    least = {
+        "compiler.cache",
+        "compiler.report",
+        "compiler.frontend",
+        "compiler.frontend.errors",
+        "compiler.machine",
+        "compiler.machine.target",
+    }
     reader = {f"compiler.frontend.{name}" for name in ("gguf", "gguf.dequantize", "gguf.file", "gguf.tokenizer", "weights")}
     assert set(modules.split()) == (least | reader if form == "gguf" else least)

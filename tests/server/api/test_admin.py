@@ -12,9 +12,8 @@ import pytest
 
 from compiler.frontend.errors import ConfigError
 from compiler.frontend.layers.nn import WeightFormat
-from compiler.machine.target import NAMED
 from deploy.doubles.worker import NullScript
-from server.api.admin.endpoint import TargetName, WeightForm
+from server.api.admin.endpoint import WeightForm
 from server.interfaces import LoadError
 from server.messages import ErrorCode
 from server.models.model import Footprint
@@ -399,10 +398,6 @@ def test_the_forms_of_weights_are_the_compiler_s():
         WeightFormat.parse(form)
     for kind in ("int8", "int4"):
         assert {f"{kind}-{group}" for group in range(1, 257) if _parses(f"{kind}-{group}")} <= set(get_args(WeightForm))
-
-
-def test_the_targets_are_the_compiler_s():
-    assert get_args(TargetName) == ("host", *NAMED)
 
 
 def _parses(form: str) -> bool:
