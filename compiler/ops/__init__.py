@@ -1,28 +1,7 @@
-"""Every family of operators. Importing this fills the tables."""
+"""The operators: every module of this folder and of those in it, found by itself. Importing this fills the tables."""
 
-from compiler.ops import create, dynamic, elementwise, embedding, index, manipulate, normalize, random, reduce
-from compiler.ops.attention import dense, kv_cache, paged, ragged
-from compiler.ops.products import integer, integer_rows, matmul, quantize, widened
-from compiler.ops.sampling import operators
+from importlib import import_module
+from pkgutil import walk_packages
 
-__all__ = [
-    "create",
-    "dense",
-    "dynamic",
-    "elementwise",
-    "embedding",
-    "index",
-    "integer",
-    "integer_rows",
-    "kv_cache",
-    "manipulate",
-    "matmul",
-    "normalize",
-    "operators",
-    "paged",
-    "quantize",
-    "ragged",
-    "random",
-    "reduce",
-    "widened",
-]
+for _module in walk_packages(__path__, f"{__name__}."):
+    import_module(_module.name)

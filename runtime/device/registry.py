@@ -1,16 +1,18 @@
-"""Which device runs an executable: one row per architecture that code is generated for."""
+"""Which device runs an executable. A device is a folder in here, found by itself: its `ARCHITECTURES` are those whose code it runs, and the
+`open_device` of its module `device` opens it."""
 
 from __future__ import annotations
 
 from importlib import import_module
+from pkgutil import iter_modules
 
-from runtime import flags
+from runtime import device, flags
 from runtime.device.base import Device
 from runtime.errors import IncompatibleExecutable
 from runtime.executable import ExecutableMeta
 
-CPU = "runtime.device.cpu.device"
-DEVICES: dict[str, str] = {"x86_64": CPU, "aarch64": CPU}  # architecture -> the module whose `open_device` opens it
+_FOLDERS = [f"{device.__name__}.{found.name}" for found in iter_modules(device.__path__) if found.ispkg]
+DEVICES = {arch: f"{folder}.device" for folder in _FOLDERS for arch in import_module(folder).ARCHITECTURES}
 
 
 def open_device(meta: ExecutableMeta, *, num_threads: int | None = None, pinned: bool = False) -> Device:
