@@ -134,6 +134,19 @@ class DemoServer:
         return result.stderr if status else result.stdout
 
 
+def greeting(server: subprocess.Popen[str]) -> tuple[str, str]:
+    """The address of a server that was just started, and all that it said until it was ready."""
+    assert server.stderr is not None
+    banner = ""
+    while "-d '" not in banner:
+        line = server.stderr.readline()
+        assert line, f"the server ended: {banner}"
+        banner += line
+    found = re.search(r"relaxserve at (http://[\w.:]+):", banner)
+    assert found is not None, banner
+    return found[1], banner
+
+
 @pytest.fixture(scope="session")
 def demo_server(cache_folder: Path) -> Iterator[DemoServer]:
     """Tests that use it are in the xdist group "demo server", so that there is one."""
@@ -142,15 +155,8 @@ def demo_server(cache_folder: Path) -> Iterator[DemoServer]:
     command = [BIN / "relaxserve", "serve", "--port", "0"]
     with subprocess.Popen(command, cwd=ROOT, env={**environment, **SECRETS}, stderr=subprocess.PIPE, text=True) as server:
         try:
-            assert server.stderr is not None
-            banner = ""
-            while "-d '" not in banner:
-                line = server.stderr.readline()
-                assert line, f"the server ended: {banner}"
-                banner += line
-            found = re.search(r"relaxserve at (http://[\w.:]+):", banner)
-            assert found is not None, banner
-            yield DemoServer(found[1], banner, server.pid, {**environment, "RELAXSERVE_URL": found[1]})
+            url, banner = greeting(server)
+            yield DemoServer(url, banner, server.pid, {**environment, "RELAXSERVE_URL": url})
         finally:
             server.terminate()
             server.communicate(timeout=60)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -21,7 +20,7 @@ from deploy.loading.load import load_model
 from runtime.device.registry import DEVICES
 from server.engine.worker import LoadedModel, engine_of
 from server.messages import Embed, Embedding, FromWorker, Load, SamplingParams, Submit, TokenEvent, Tokens
-from tests.conftest import BIN, ROOT, DemoServer
+from tests.conftest import BIN, ROOT, DemoServer, greeting
 from tests.runtime.device.opaque import OpaqueDevice, OpaqueTensor
 
 OPAQUE = "tests.runtime.device.opaque"
@@ -115,15 +114,9 @@ def opaque_server(demo_server: DemoServer) -> Iterator[str]:
     environment = {**demo_server.environment, "PATH": f"{BIN}:{os.environ['PATH']}"}
     with subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True) as server:
         try:
-            assert server.stderr is not None
-            banner = ""
-            while "-d '" not in banner:
-                line = server.stderr.readline()
-                assert line, f"the server ended: {banner}"
-                banner += line
-            found = re.search(r"relaxserve at (http://[\w.:]+):", banner)
-            assert found is not None and "a worker on the opaque device" in banner, banner
-            yield found[1]
+            url, banner = greeting(server)
+            assert "a worker on the opaque device" in banner, banner
+            yield url
         finally:
             server.terminate()
             server.communicate(timeout=60)

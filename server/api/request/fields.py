@@ -100,7 +100,6 @@ UNSUPPORTED: Mapping[str, str] = {
     "task": "only embeddings have it",
     "instruction": "put it before each text, or use prompt_name",
     "late_chunking": "texts are embedded one by one",
-    "use_activation": "embeddings are what the model's pooling gives",
     "embd_normalize": "use normalize",
     "padding": "texts are never padded",
     "priority": "embeddings have none",

@@ -111,7 +111,7 @@ def test_what_would_change_an_answer_is_refused_by_name(server, field):
     assert (error["code"], error["param"]) == ("unsupported_field", field)
 
 
-@pytest.mark.parametrize("field", ["instruction", "late_chunking", "use_activation", "embd_normalize", "padding", "priority", "cache_salt"])
+@pytest.mark.parametrize("field", ["instruction", "late_chunking", "embd_normalize", "padding", "priority", "cache_salt"])
 def test_what_would_change_a_vector_is_refused_by_name(embedder, field):
     error = embedder.http().post("/v1/embeddings", json={"input": "a", field: 5}).json()["error"]
     assert (error["code"], error["param"]) == ("unsupported_field", field)
