@@ -1,0 +1,1 @@
+"""Model files to executables: front end, passes, back ends."""

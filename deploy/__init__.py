@@ -1,0 +1,1 @@
+"""The parts put together and shipped: command line, settings, workers, loading, benchmarks."""

@@ -1,0 +1,1 @@
+"""HTTP requests to tokens and back: APIs, models, workers, the engine."""

@@ -63,6 +63,14 @@ def test_the_architecture_walks_through_all_packages() -> None:
     assert [p for p in packages if f"{p}/" not in text and f"`{p}`" not in text and p != "server/console"] == []
 
 
+def test_every_package_tells_its_purpose() -> None:
+    """In the first line of its `__init__.py`, as one sentence."""
+    packages = [path for top in PRODUCT for path in (ROOT / top).rglob("__init__.py")]
+    told = {path: (ast.get_docstring(ast.parse(path.read_text())) or "").split("\n\n")[0] for path in packages}
+    assert len(told) > 40
+    assert [str(path) for path, purpose in told.items() if not purpose.endswith((".", ":"))] == []
+
+
 def test_tests_are_no_packages() -> None:
     """With importlib mode two files of one name may stand in two folders; an __init__.py would join what must stay apart."""
     assert list((ROOT / "tests").rglob("__init__.py")) == []

@@ -1,0 +1,1 @@
+"""What programs mean: a plain interpreter of both levels, in NumPy."""

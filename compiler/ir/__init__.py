@@ -1,0 +1,1 @@
+"""The intermediate representation: nodes of both levels, their types, dimensions, text and rules."""

@@ -1,0 +1,1 @@
+"""The passes that all back ends share, from one program to another."""

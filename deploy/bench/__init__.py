@@ -1,0 +1,1 @@
+"""The benchmarks behind `relaxserve bench`, and what they share."""

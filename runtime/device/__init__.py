@@ -1,0 +1,1 @@
+"""Devices: the protocol, and a folder for each kind."""

@@ -1,0 +1,1 @@
+"""The virtual machine: its instructions, checks of arguments, and captured regions."""

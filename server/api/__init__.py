@@ -1,0 +1,1 @@
+"""The HTTP APIs: endpoints, and the parts that they share."""

@@ -1,0 +1,1 @@
+"""Constraints on what a sequence may say next: grammars, schemas, banned tokens."""

@@ -1,0 +1,1 @@
+"""The engine of a worker: admit, schedule, run, sample, publish."""

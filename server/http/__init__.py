@@ -1,0 +1,1 @@
+"""The HTTP server below the APIs: connections, limits, keys, request ids."""

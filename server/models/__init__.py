@@ -1,0 +1,1 @@
+"""The models of a server: loading, aliases, memory budget, admission, operations."""

@@ -1,0 +1,1 @@
+"""The back end of x86-64 and AArch64."""

@@ -1,0 +1,1 @@
+"""The parts that families compose their layers from."""

@@ -1,0 +1,1 @@
+"""Programs as text: the printers and the parsers."""

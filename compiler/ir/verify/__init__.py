@@ -1,0 +1,1 @@
+"""The verifier: the rules that every program keeps."""

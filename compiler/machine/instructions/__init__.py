@@ -1,0 +1,1 @@
+"""The instructions that targets bring for the dot tiles, a file per instruction set."""

@@ -1,0 +1,1 @@
+"""The operators of attention, and of the caches that it reads."""

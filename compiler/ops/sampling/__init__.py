@@ -1,0 +1,1 @@
+"""The operators that draw tokens from logits."""

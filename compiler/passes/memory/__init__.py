@@ -1,0 +1,1 @@
+"""Memory passes: explicit allocations, workspace, and the plan of the arena."""

@@ -1,0 +1,1 @@
+"""Other engines that `relaxserve bench model` compares with."""

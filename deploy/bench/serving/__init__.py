@@ -1,0 +1,1 @@
+"""Benchmarks of whole servers and workers under clients."""

@@ -1,0 +1,1 @@
+"""The passes that only this back end runs."""
