@@ -23,7 +23,7 @@ def test_another_machine_and_missing_features_are_named() -> None:
 @pytest.mark.parametrize("allowed", [True, False])
 def test_tiles_that_the_system_does_not_give_are_missing(monkeypatch: pytest.MonkeyPatch, allowed: bool) -> None:
     """The processor has them and says so; using them would end the process all the same."""
-    monkeypatch.setattr(host_module.llvm, "get_host_cpu_features", lambda: {"avx2": True, "fma": False, "amx-tile": True})
+    monkeypatch.setattr("llvmlite.binding.get_host_cpu_features", lambda: {"avx2": True, "fma": False, "amx-tile": True})
     monkeypatch.setattr(host_module, "_told_by_linux", set[str])
     monkeypatch.setattr(host_module, "matrix_tiles_allowed", lambda: allowed)
     assert host_module.features() == ({"avx2", "amx-tile"} if allowed else {"avx2"})
