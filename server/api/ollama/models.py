@@ -55,7 +55,7 @@ def router(context: Context) -> APIRouter:
         """Bring a model here, going on where an earlier try broke off, and load it under the name that was asked for."""
         headers = ignored_header(check_unknown(body, strict=settings.strict))
         name = _plain(body.model)
-        spec = spec_of(LoadBody.model_construct(source=name, name=name, quantize=None, dtype=None), settings)
+        spec = spec_of(LoadBody.model_construct(source=name, name=name, quantize=None, dtype=None), registry)
         lines = _pulled(spec, registry)
         if body.stream is not False:
             return EventStream(lines, headers, heartbeat_s=settings.heartbeat_s, framing=FRAMING)
