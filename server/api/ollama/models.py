@@ -63,7 +63,7 @@ def router(context: Context) -> APIRouter:
             told = [line async for line in lines]
         return Response(told[-1], headers=headers, media_type="application/json")
 
-    @routes.delete("/api/delete", responses={200: {"description": "The model is gone."}})
+    @routes.delete("/api/delete", response_class=Response, responses={200: {"description": "The model is gone."}})
     async def delete(body: OllamaDeleteBody) -> Response:
         """Unload a model of the hub, and remove its files from this machine."""
         check_unknown(body, strict=settings.strict)

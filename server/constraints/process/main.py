@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import gc
 import resource
-import signal
 import socket
 import sys
 import time
@@ -35,6 +34,7 @@ from server.constraints.process.wire import (
     read_question,
     write_answer,
 )
+from server.cpu_timer import CpuTimer
 
 TIMER_SLACK_S = 0.01  # a timer is no more exact than that, and is off at 0
 
@@ -60,7 +60,8 @@ def _tokenizer(tokenizer_json: str, settings: GrammarSettings) -> LLTokenizer | 
 
 def _serve_grammar(sock: socket.socket, tokenizer: LLTokenizer | str, settings: GrammarSettings) -> None:
     source = msgspec.msgpack.decode(read_framed(sock), type=Source)
-    signal.setitimer(signal.ITIMER_PROF, settings.compile_s)
+    timer = CpuTimer()
+    timer.start(settings.compile_s)
     try:
         if isinstance(tokenizer, str):
             raise ValueError(tokenizer)
@@ -69,7 +70,7 @@ def _serve_grammar(sock: socket.socket, tokenizer: LLTokenizer | str, settings: 
         write_answer(sock, Answer.ERROR, str(error).encode())
         return
     finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
+        timer.stop()
     write_answer(sock, Answer.COMPILED, number=_own_memory_kib())
     ForkServer(sock, lambda own: _serve_sequence(own, matcher, settings)).run()
 
@@ -118,6 +119,7 @@ class _Meter:
     def __init__(self, settings: GrammarSettings) -> None:
         self.took_s = 0.0  # what was counted last
         self._settings = settings
+        self._timer = CpuTimer()
         self._left_s = settings.excess_s  # beyond what tokens regularly take
         self._began_s = 0.0
 
@@ -126,7 +128,7 @@ class _Meter:
         return self._left_s < 0.0
 
     def start(self, num_tokens: int) -> None:
-        signal.setitimer(signal.ITIMER_PROF, max(self._left_s, 0.0) + num_tokens * self._settings.slow_s + TIMER_SLACK_S)
+        self._timer.start(max(self._left_s, 0.0) + num_tokens * self._settings.slow_s + TIMER_SLACK_S)
         self._began_s = time.process_time()
 
     def count(self, num_tokens: int) -> None:

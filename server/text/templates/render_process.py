@@ -24,6 +24,7 @@ from typing import Any
 
 import msgspec
 
+from server.cpu_timer import CpuTimer
 from server.text.templates.meter import Limits
 from server.text.templates.template import LIMITS, TemplateError, TemplateLimitError, TemplateRejection
 
@@ -107,7 +108,6 @@ def _rendered(fd: int, render: Render) -> Outcome:
 
 
 def _confine(limits: Limits) -> None:
-    """By default SIGPROF ends a process, in native code too."""
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     bounds: dict[int, int] = {
         resource.RLIMIT_AS: used + SLACK_FACTOR * limits.memory_bytes,
@@ -120,7 +120,7 @@ def _confine(limits: Limits) -> None:
         _, hard = resource.getrlimit(name)
         bound = bound if hard == resource.RLIM_INFINITY else min(bound, hard)
         resource.setrlimit(name, (bound, bound))
-    signal.setitimer(signal.ITIMER_PROF, limits.time_s + SLACK_S)
+    CpuTimer().start(limits.time_s + SLACK_S)
 
 
 def _end_with_peer(fd: int, *, is_on: bool) -> None:

@@ -166,12 +166,11 @@ def test_compile_finds_what_the_server_compiled(demo_server: Any) -> None:
 
 def test_cache_ls_names_the_models(demo_server: Any) -> None:
     said = demo_server.run("relaxserve", "cache", "ls", COLUMNS="300")
-    assert re.search(r"^ *demo .* \d{4}-\d\d-\d\d \d\d:\d\d:\d\d", said, re.MULTILINE)
+    assert re.search(r"^ *(.*, )?demo\b.* \d{4}-\d\d-\d\d \d\d:\d\d:\d\d", said, re.MULTILINE), said
 
 
 def test_cache_verify_names_what_is_damaged_and_the_next_start_builds_it_again(demo_server: Any, tmp_path: Path) -> None:
-    cache = tmp_path / "cache"
-    shutil.copytree(demo_server.environment["RELAXSERVE_CACHE"], cache, ignore=shutil.ignore_patterns("*.used-*"))
+    cache = own_cache(demo_server, tmp_path)
     said = demo_server.run("relaxserve", "cache", "verify", RELAXSERVE_CACHE=str(cache))
     assert re.search(r"sound +executables/\w+-\w+\.rsx\n", said) and re.search(r"sound +weights/\w+-\w+\.rsw\n", said)
     packed = flip_a_weight(cache)
@@ -182,6 +181,15 @@ def test_cache_verify_names_what_is_damaged_and_the_next_start_builds_it_again(d
     assert not packed.exists()
     demo_server.run("relaxserve", "generate", "demo", "-p", QUESTION, RELAXSERVE_CACHE=str(cache))
     assert "damaged" not in demo_server.run(*command, RELAXSERVE_CACHE=str(cache))
+
+
+def own_cache(demo_server: Any, tmp_path: Path) -> Path:
+    """A copy of what the demo server uses: servers of other tests keep their weights in the same folder."""
+    shared, cache = Path(demo_server.environment["RELAXSERVE_CACHE"]), tmp_path / "cache"
+    used = {path.name.partition(".used-")[0] for path in (shared / "weights").glob("*.used-*")}
+    unused = [path.name for path in (shared / "weights").glob("*.rsw") if path.name not in used]
+    shutil.copytree(shared, cache, ignore=shutil.ignore_patterns("*.used-*", *unused))
+    return cache
 
 
 def flip_a_weight(cache: Path) -> Path:
@@ -198,8 +206,7 @@ def flip_a_weight(cache: Path) -> Path:
 @pytest.mark.parametrize("last", ["ended in order", "was killed"])
 def test_a_flipped_bit_in_packed_weights_is_found_and_mended(last: str, demo_server: Any, tmp_path: Path) -> None:
     """Before the model is ready, if the last process that used them was killed; else beside the running model, whose worker is replaced."""
-    cache = tmp_path / "cache"
-    shutil.copytree(demo_server.environment["RELAXSERVE_CACHE"], cache, ignore=shutil.ignore_patterns("*.used-*"))
+    cache = own_cache(demo_server, tmp_path)
     packed = flip_a_weight(cache)
     if last == "was killed":
         packed.with_name(f"{packed.name}.used-killed").touch()
@@ -284,7 +291,7 @@ def test_the_form_of_models_is_theirs_in_a_file(demo_server: Any, tmp_path: Path
 def test_a_server_whose_only_model_fails_ends(demo_server: Any, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "unheard_of"}')
     said = demo_server.run("relaxserve", "serve", "--port", "0", f"{tmp_path}=x", "--quantize", "int8", status=1)
-    assert "x: model_type 'unheard_of' is not known; known are bert" in said
+    assert "x: model_type 'unheard_of' is not known; known are " in said
     assert "relaxserve at" not in said
 
 

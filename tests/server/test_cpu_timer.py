@@ -1,0 +1,35 @@
+"""Processes that a client's work keeps busy are ended after the time that they were promised, and not before."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+ASKED_S = 0.2
+BUSY = f"""
+import os, signal, time
+from server.cpu_timer import CpuTimer
+
+def tell(*_):
+    print(time.process_time() - began_s, flush=True)
+    os._exit(0)
+
+signal.signal(signal.SIGPROF, tell)
+timer, began_s = CpuTimer(), time.process_time()
+timer.start({ASKED_S})
+if STOPPED:
+    timer.stop()
+while time.process_time() - began_s < 10 * {ASKED_S}:
+    time.sleep(0.0001 * (time.process_time() % 0.01 < 0.005))  # turns are short, as beside other load
+print("never")
+"""
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_the_signal_comes_after_the_cpu_time_that_was_asked_for(stopped: bool) -> None:
+    """Ticks of the kernel counted 1.6 times the time that a process had run for, and renderings were ended early."""
+    command = [sys.executable, "-c", BUSY.replace("STOPPED", str(stopped))]
+    said = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    assert said == "never" if stopped else ASKED_S <= float(said) < 5 * ASKED_S
