@@ -169,8 +169,8 @@ def test_cache_ls_names_the_models(demo_server: Any) -> None:
     assert re.search(r"^ *(.*, )?demo\b.* \d{4}-\d\d-\d\d \d\d:\d\d:\d\d", said, re.MULTILINE), said
 
 
-def test_cache_verify_names_what_is_damaged_and_the_next_start_builds_it_again(demo_server: Any, tmp_path: Path) -> None:
-    cache = own_cache(demo_server, tmp_path)
+def test_cache_verify_names_what_is_damaged_and_the_next_start_builds_it_again(demo_server: Any, demo_cache: Path, tmp_path: Path) -> None:
+    shutil.copytree(demo_cache, cache := tmp_path / "cache")
     said = demo_server.run("relaxserve", "cache", "verify", RELAXSERVE_CACHE=str(cache))
     assert re.search(r"sound +executables/\w+-\w+\.rsx\n", said) and re.search(r"sound +weights/\w+-\w+\.rsw\n", said)
     packed = flip_a_weight(cache)
@@ -183,12 +183,11 @@ def test_cache_verify_names_what_is_damaged_and_the_next_start_builds_it_again(d
     assert "damaged" not in demo_server.run(*command, RELAXSERVE_CACHE=str(cache))
 
 
-def own_cache(demo_server: Any, tmp_path: Path) -> Path:
-    """A copy of what the demo server uses: servers of other tests keep their weights in the same folder."""
-    shared, cache = Path(demo_server.environment["RELAXSERVE_CACHE"]), tmp_path / "cache"
-    used = {path.name.partition(".used-")[0] for path in (shared / "weights").glob("*.used-*")}
-    unused = [path.name for path in (shared / "weights").glob("*.rsw") if path.name not in used]
-    shutil.copytree(shared, cache, ignore=shutil.ignore_patterns("*.used-*", *unused))
+@pytest.fixture(scope="module")
+def demo_cache(demo_server: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the demo model alone leaves; servers of other tests keep further models in their folder."""
+    cache = tmp_path_factory.mktemp("demo") / "cache"
+    demo_server.run("relaxserve", "generate", "demo", "-p", QUESTION, RELAXSERVE_CACHE=str(cache))
     return cache
 
 
@@ -204,9 +203,9 @@ def flip_a_weight(cache: Path) -> Path:
 
 
 @pytest.mark.parametrize("last", ["ended in order", "was killed"])
-def test_a_flipped_bit_in_packed_weights_is_found_and_mended(last: str, demo_server: Any, tmp_path: Path) -> None:
+def test_a_flipped_bit_in_packed_weights_is_found_and_mended(last: str, demo_server: Any, demo_cache: Path, tmp_path: Path) -> None:
     """Before the model is ready, if the last process that used them was killed; else beside the running model, whose worker is replaced."""
-    cache = own_cache(demo_server, tmp_path)
+    shutil.copytree(demo_cache, cache := tmp_path / "cache")
     packed = flip_a_weight(cache)
     if last == "was killed":
         packed.with_name(f"{packed.name}.used-killed").touch()
