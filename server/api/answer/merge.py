@@ -9,6 +9,8 @@ from dataclasses import replace
 
 from server.api.answer.generate import Generation, Step
 
+TURN = 8  # prompts handed to the worker before others get a turn: each may have a thousand banned words
+
 
 async def merged(generations: Sequence[Generation], per_prompt: int) -> AsyncGenerator[Step, None]:
     """Choices are numbered through: each prompt has `per_prompt` of them."""
@@ -19,16 +21,18 @@ async def merged(generations: Sequence[Generation], per_prompt: int) -> AsyncGen
         return
     arrived: asyncio.Queue[Step | BaseException | None] = asyncio.Queue(maxsize=64)
 
-    async def forward(generation: Generation, first_choice: int) -> None:
+    async def forward(generation: Generation, number: int) -> None:
+        for _ in range(number // TURN):
+            await asyncio.sleep(0)
         try:
             async with aclosing(generation.steps()) as steps:
                 async for step in steps:
-                    await arrived.put(replace(step, choice=first_choice + step.choice))
+                    await arrived.put(replace(step, choice=number * per_prompt + step.choice))
             await arrived.put(None)
         except Exception as error:
             await arrived.put(error)
 
-    tasks = [asyncio.create_task(forward(generation, index * per_prompt)) for index, generation in enumerate(generations)]
+    tasks = [asyncio.create_task(forward(generation, number)) for number, generation in enumerate(generations)]
     try:
         num_open = len(tasks)
         while num_open:

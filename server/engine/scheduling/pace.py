@@ -18,7 +18,7 @@ SMALLEST = 16  # prompt tokens, where even they take longer than the bound: prom
 MOVES = 0.25  # of the difference between a step and its estimate: one disturbed step changes little
 FURTHEST = 4.0  # between a step and its estimate: what is beyond says nothing about the next step
 EFFICIENT = 1.03  # at most so much of the least cost per token
-LEAST_SHARE = 8  # an efficient chunk is at least this part of the largest: a measurement beside other load says little
+LEAST_SHARE = 2  # an efficient chunk is at least this part of the largest: smaller ones gain nobody time, and one measurement says little
 RECENT = 64  # steps for which a size class keeps its correction
 
 
