@@ -95,7 +95,7 @@ def _serve(fd: int, render: Render) -> None:
 def _rendered(fd: int, render: Render) -> Outcome:
     try:
         with os.fdopen(fd, "rb", closefd=False) as work:
-            args, options = pickle.loads(work.read())  # to its end: the end itself would be a SIGIO from here on
+            args, options = pickle.loads(work.read())
         _end_with_peer(fd, is_on=True)
         return Outcome(text=render(*args, **options))
     except TemplateError as error:
@@ -124,10 +124,24 @@ def _confine(limits: Limits) -> None:
 
 
 def _end_with_peer(fd: int, *, is_on: bool) -> None:
-    """Let SIGIO end this process when the other end is closed: nobody wants the text any more."""
+    """End this process when the other end is closed: nobody wants the text any more. The kernel wakes a reader before it sends the SIGIO of
+    what was read, so on a busy machine the SIGIO of the work itself comes only now: the handler looks whether it means the close."""
+
+    def end_if_closed(*_: object) -> None:
+        peer = socket.socket(fileno=fd)
+        try:
+            peer.send(b"")  # poll is not allowed under RLIMIT_NOFILE
+        except ConnectionError:
+            os._exit(0)
+        finally:
+            peer.detach()
+
+    signal.signal(signal.SIGIO, end_if_closed)
     fcntl.fcntl(fd, fcntl.F_SETOWN, os.getpid())
     flags = fcntl.fcntl(fd, fcntl.F_GETFL)
     fcntl.fcntl(fd, fcntl.F_SETFL, flags | os.O_ASYNC if is_on else flags & ~os.O_ASYNC)
+    if is_on:
+        end_if_closed()
 
 
 def _answer(fd: int, outcome: Outcome) -> None:

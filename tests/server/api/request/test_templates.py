@@ -67,5 +67,5 @@ def test_a_message_on_which_the_template_never_ends_holds_up_nobody(server):
     asking.join()
     error = answers[0].json()["error"]
     assert (answers[0].status_code, error["code"]) == (400, "template_failed")
-    assert "longer than 2 s" in error["message"] or "rendering was ended" in error["message"]  # by the meter, or else by the kernel
+    assert "longer than 2 s" in error["message"]
     assert num_answered > 10, f"in {time.thread_time() - began_s} s of this thread"
