@@ -1,0 +1,77 @@
+/* The field in which messages are written, with the context that they take. */
+
+import {h, icon} from "../core/dom.js";
+
+export class Composer {
+  #isRunning = false;
+  #isReady = false;
+
+  constructor(form, {send, stop, draft = () => {}}) {
+    this.form = form;
+    this.field = form.querySelector("textarea");
+    this.button = form.querySelector(".send");
+    this.context = form.querySelector(".context");
+    form.addEventListener("submit", event => {
+      event.preventDefault();
+      if (this.#isRunning) return stop();
+      const text = this.field.value.trim();
+      if (!text || !this.#isReady) return;
+      this.text = "";
+      send(text);
+    });
+    this.field.addEventListener("input", () => { this.#fit(); draft(); });
+    this.field.addEventListener("keydown", event => {
+      if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+      event.preventDefault();
+      if (!this.#isRunning) form.requestSubmit();
+    });
+  }
+
+  get text() {
+    return this.field.value;
+  }
+
+  set text(text) {
+    this.field.value = text;
+    this.#fit();
+  }
+
+  focus() {
+    if (matchMedia("(hover: hover)").matches) this.field.focus();  // on a phone the keyboard would cover the page
+  }
+
+  show({isRunning, isReady}) {
+    if (isRunning !== this.#isRunning) {
+      this.button.replaceChildren(icon(isRunning ? "stop" : "send"));
+      this.button.title = isRunning ? "Stop" : "Send";
+      this.button.setAttribute("aria-label", this.button.title);
+    }
+    this.#isRunning = isRunning;
+    this.#isReady = isReady;
+    this.#enable();
+  }
+
+  /* How much of the context the conversation takes; null hides it. */
+  showContext(count, limit) {
+    const {context} = this;
+    context.hidden = count === null;
+    if (count === null) return;
+    const bar = h("i");
+    bar.style.width = `${Math.min(100, 100 * count / limit)}%`;
+    context.classList.toggle("full", count > limit);
+    context.setAttribute("aria-valuenow", Math.min(count, limit));
+    context.setAttribute("aria-valuemax", limit);
+    context.setAttribute("aria-valuetext", `${count} of ${limit} tokens`);
+    context.replaceChildren(h("span", {class: "track"}, bar), `${count.toLocaleString("en")} of ${limit.toLocaleString("en")} tokens`);
+  }
+
+  #fit() {
+    this.field.style.height = "auto";
+    this.field.style.height = `${this.field.scrollHeight}px`;
+    this.#enable();
+  }
+
+  #enable() {
+    this.button.disabled = !this.#isRunning && !(this.#isReady && this.field.value.trim());
+  }
+}

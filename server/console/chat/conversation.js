@@ -1,0 +1,77 @@
+/* A conversation is a tree of nodes: an answer that is asked for again, or a question that is edited, is a branch of its own.
+
+   conversation: {id, title, created, updated, options, leaf, nodes: {id: node}}     `leaf` is the last node of the branch that is shown
+   node: {id, parent, created, role, content, reasoning, calls, call, model, finish, error, usage, figures, dropped}
+     role: user | assistant | tool;   calls: [{id, name, arguments}] of an assistant;   call: the id that a tool's node answers
+     dropped: how many messages did not fit into the context of this answer */
+
+export const newId = () => crypto.getRandomValues(new Uint32Array(3)).reduce((id, part) => id + part.toString(36), "");
+
+export function newConversation(options) {
+  const now = Date.now();
+  return {id: newId(), title: "", created: now, updated: now, options, leaf: null, nodes: {}};
+}
+
+/* Add a node below `parent`, which may be null, and show its branch. */
+export function add(conversation, parent, fields) {
+  const node = {id: newId(), parent, created: Date.now(), ...fields};
+  conversation.nodes[node.id] = node;
+  conversation.leaf = node.id;
+  conversation.updated = node.created;
+  if (!conversation.title && node.role === "user") conversation.title = titleOf(node.content);
+  return node;
+}
+
+/* The nodes of the shown branch, the first one first. */
+export function path(conversation, leaf = conversation.leaf) {
+  const nodes = [];
+  for (let id = leaf; id !== null; id = conversation.nodes[id].parent) nodes.push(conversation.nodes[id]);
+  return nodes.reverse();
+}
+
+/* The node and those that branch off beside it, in the order of their making. */
+export function siblings(conversation, node) {
+  return childrenOf(conversation, node.parent).filter(other => other.role === node.role && other.call === node.call);
+}
+
+/* Show the branch of this node, down to its latest leaf. */
+export function choose(conversation, id) {
+  for (let children = childrenOf(conversation, id); children.length; children = childrenOf(conversation, id)) id = children.at(-1).id;
+  conversation.leaf = id;
+}
+
+/* Answers that a page left behind when it was closed will get no end any more. */
+export function markInterrupted(conversation) {
+  for (const node of Object.values(conversation.nodes)) if (node.finish === null && !node.error) node.finish = "interrupted";
+  return conversation;
+}
+
+/* Tool calls of the last answer that have no result yet. */
+export function openCalls(conversation) {
+  const nodes = path(conversation), asked = nodes.findLast(node => node.role === "assistant");
+  if (!asked?.calls?.length || nodes.slice(nodes.indexOf(asked) + 1).some(node => node.role === "user")) return [];
+  const answered = new Set(nodes.filter(node => node.role === "tool").map(node => node.call));
+  return asked.calls.filter(call => !answered.has(call.id));
+}
+
+export function matches(conversation, query) {
+  const wanted = query.trim().toLowerCase();
+  return !wanted || conversation.title.toLowerCase().includes(wanted)
+    || Object.values(conversation.nodes).some(node => node.content?.toLowerCase().includes(wanted));
+}
+
+export function asMarkdown(conversation) {
+  const parts = path(conversation).map(node => {
+    const calls = (node.calls ?? []).map(call => `\`\`\`json\n${JSON.stringify({name: call.name, arguments: call.arguments}, null, 2)}\n\`\`\`\n`);
+    return `## ${{user: "You", assistant: node.model ?? "Assistant", tool: "Tool"}[node.role]}\n\n${[node.content, ...calls].filter(Boolean).join("\n\n")}\n`;
+  });
+  return [`# ${conversation.title}\n`, ...parts].join("\n");
+}
+
+const childrenOf = (conversation, parent) =>
+  Object.values(conversation.nodes).filter(node => node.parent === parent).sort((a, b) => a.created - b.created);
+
+function titleOf(text) {
+  const line = text.trim().split("\n")[0];
+  return line.length > 60 ? `${line.slice(0, 59).trimEnd()}…` : line;
+}

@@ -1,0 +1,92 @@
+/* From a branch of a conversation to a request, and from the stream of its answer back to a node. */
+
+import {ask, stream} from "../core/api.js";
+import {path} from "./conversation.js";
+import {asFields, toolsOf} from "./options.js";
+
+const LEAST_ROOM = 256;  // tokens for the answer, where the request names no limit; a quarter of a small context
+
+export function messagesOf(nodes, options) {
+  const system = options.system?.trim() ? [{role: "system", content: options.system}] : [];
+  return [...system, ...nodes.flatMap(message)];
+}
+
+function message(node) {
+  switch (node.role) {
+    case "tool":
+      return [{role: "tool", tool_call_id: node.call, content: node.content}];
+    case "user":
+      return [{role: "user", content: node.content}];
+    default: {
+      const calls = (node.calls ?? []).map(({id, name, arguments: given}) => ({id, type: "function", function: {name, arguments: given}}));
+      if (!node.content && !calls.length) return [];  // it was stopped before it began, or failed
+      return [{role: "assistant", content: node.content || null, ...(calls.length ? {tool_calls: calls} : {})}];
+    }
+  }
+}
+
+export async function countTokens(model, messages, options, signal) {
+  const tools = toolsOf(options);
+  const body = {model, messages, add_generation_prompt: true, ...(tools.length ? {tools} : {})};
+  return (await ask("/tokenize", {method: "POST", body, signal})).count;
+}
+
+/* The nodes that fit into the context, the oldest left out: whole exchanges, so that what is kept begins with a question. */
+export async function fitted(nodes, model, options, signal) {
+  const room = Math.min(options.max_tokens ?? LEAST_ROOM, Math.floor(model.max_model_len / 4));
+  const count = kept => countTokens(model.id, messagesOf(kept, options), options, signal);
+  const limit = model.max_model_len - room;
+  if (await count(nodes) <= limit) return nodes;
+  const starts = nodes.flatMap((node, at) => node.role === "user" && at > 0 ? [at] : []);
+  let low = 0, high = starts.length;  // the fewest exchanges to leave out; all but the last is the most that can be done
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (await count(nodes.slice(starts[middle])) <= limit) high = middle;
+    else low = middle + 1;
+  }
+  return nodes.slice(starts[Math.min(low, starts.length - 1)] ?? 0);
+}
+
+/* Ask for the answer that `node` is, and write it there as it comes; `changed` is called after each change. */
+export async function answer(conversation, node, model, {signal, changed}) {
+  const {options} = conversation;
+  const before = path(conversation, node.parent);
+  let first = 0, usage = null;
+  const began = performance.now();
+  try {
+    const fields = asFields(options);
+    const nodes = options.truncate === false ? before : await fitted(before, model, options, signal);
+    node.dropped = before.length - nodes.length;
+    const body = {model: model.id, messages: messagesOf(nodes, options), stream: true, stream_options: {include_usage: true}, ...fields};
+    for await (const event of stream("/v1/chat/completions", {method: "POST", body, signal})) {
+      usage = event.usage ?? usage;
+      const choice = event.choices?.[0];
+      if (!choice) continue;
+      first ||= performance.now();
+      take(node, choice);
+      changed();
+    }
+    node.finish ??= "stop";
+  } catch (error) {
+    if (error.name === "AbortError") node.finish = "stopped";
+    else node.error = error.message;
+    if (error.needsKey) node.needsKey = true;
+  }
+  if (usage) node.usage = {prompt: usage.prompt_tokens, completion: usage.completion_tokens};
+  if (first) node.figures = {waited: first - began, wrote: performance.now() - first};
+  changed();
+}
+
+function take(node, {delta, finish_reason: finish}) {
+  node.content += delta.content ?? "";
+  node.reasoning += delta.reasoning_content ?? delta.reasoning ?? "";
+  for (const part of delta.tool_calls ?? []) {
+    const call = node.calls[part.index] ??= {id: "", name: "", arguments: ""};
+    call.id = part.id ?? call.id;
+    call.name += part.function?.name ?? "";
+    call.arguments += part.function?.arguments ?? "";
+  }
+  if (finish) node.finish = finish;
+}
+
+export const emptyAnswer = model => ({role: "assistant", content: "", reasoning: "", calls: [], model, finish: null});

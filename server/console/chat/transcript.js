@@ -1,0 +1,73 @@
+/* The messages of a branch in a scrolling pane. Long conversations are drawn in slices, the last messages first, so that no task is long;
+   while something is written the pane follows it, unless its reader has scrolled away. */
+
+import {siblings} from "./conversation.js";
+import {messageOf} from "./message.js";
+
+const SLICE_MS = 12;
+const NEAR_END = 64;  // pixels
+
+export class Transcript {
+  #shown = new Map();  // messages by the id of their node
+  #drawing = 0;
+  #follows = true;
+
+  constructor(pane, into, actions, jump = null) {
+    this.pane = pane;
+    this.into = into;
+    this.actions = actions;
+    pane.addEventListener("scroll", () => {
+      this.#follows = pane.scrollHeight - pane.scrollTop - pane.clientHeight < NEAR_END;
+      if (jump) jump.hidden = this.#follows;
+    }, {passive: true});
+    jump?.addEventListener("click", () => this.toEnd());
+    new ResizeObserver(() => this.#keepPlace()).observe(pane);
+  }
+
+  /* Show these nodes, and `last` below them. Elements of nodes that stay are kept. */
+  async show(conversation, nodes, {isRunning, last = null}) {
+    const drawing = ++this.#drawing, wanted = new Set(nodes.map(node => node.id));
+    for (const [id, message] of this.#shown) {
+      if (wanted.has(id)) continue;
+      message.element.remove();
+      this.#shown.delete(id);
+    }
+    for (const other of [...this.into.children]) if (other.localName !== "article") other.remove();
+    if (last) this.into.append(last);
+    let next = last, since = performance.now();
+    for (const node of nodes.toReversed()) {
+      const message = this.#shown.get(node.id) ?? messageOf(node, this.actions);
+      this.#shown.set(node.id, message);
+      message.update(siblings(conversation, node), isRunning(node));
+      if (message.element.nextSibling !== next || !message.element.isConnected) this.into.insertBefore(message.element, next);
+      next = message.element;
+      if (performance.now() - since < SLICE_MS) continue;
+      this.#keepPlace();
+      await new Promise(resolve => setTimeout(resolve));
+      if (drawing !== this.#drawing) return;
+      since = performance.now();
+    }
+    this.#keepPlace();
+  }
+
+  update(conversation, node, isRunning) {
+    this.#shown.get(node.id)?.update(siblings(conversation, node), isRunning);
+    this.#keepPlace();
+  }
+
+  clear(...children) {
+    this.#drawing += 1;
+    this.#shown.clear();
+    this.into.replaceChildren(...children);
+  }
+
+  toEnd() {
+    this.#follows = true;
+    this.#keepPlace();
+    requestAnimationFrame(() => this.#keepPlace());  // heights of messages that come into view are known by now
+  }
+
+  #keepPlace() {
+    if (this.#follows) this.pane.scrollTop = this.pane.scrollHeight;
+  }
+}

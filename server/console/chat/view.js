@@ -1,0 +1,163 @@
+/* The chat: one conversation at a time, while others may still be answered. */
+
+import {announce, find, h} from "../core/dom.js";
+import {load} from "../core/settings.js";
+import {answersForm} from "./answers.js";
+import {Composer} from "./composer.js";
+import {add, choose, newConversation, openCalls, path} from "./conversation.js";
+import {noModel, trouble, welcome} from "./empty.js";
+import {answer, countTokens, emptyAnswer, messagesOf} from "./request.js";
+import {Transcript} from "./transcript.js";
+
+const COUNT_AFTER_MS = 400;  // after the last key
+const SAVE_EVERY_MS = 2000;  // while an answer comes: the page may be closed
+
+export class ChatView {
+  #runs = new Map();  // by conversation: {node, abort}
+  #counting = null;
+
+  constructor(app) {
+    this.app = app;
+    this.root = find("#chat");
+    this.conversation = null;
+    this.composer = new Composer(this.root.querySelector(".composer"), {
+      send: text => this.send(text),
+      stop: () => this.stop(),
+      draft: () => this.#countSoon(),
+    });
+    this.transcript = new Transcript(this.root.querySelector(".scroll"), this.root.querySelector(".messages"), {
+      edit: (node, text) => this.#ask(node.parent, text),
+      again: node => this.#answer(node.parent),
+      choose: node => this.#choose(node),
+      fixKey: () => app.enterKey(),
+    }, this.root.querySelector(".jump"));
+    app.onModels(() => this.show());
+  }
+
+  get options() {
+    return this.conversation?.options ?? load("options", {});
+  }
+
+  isRunning(id = this.conversation?.id) {
+    return this.#runs.has(id);
+  }
+
+  enter(id) {
+    const found = id ? this.app.conversations.get(id) : null;
+    if (id && !found) return this.app.go("#/chat");
+    this.conversation = found;
+    this.transcript.clear();
+    this.show();
+    this.transcript.toEnd();
+    this.composer.focus();
+  }
+
+  leave() {
+    clearTimeout(this.#counting);
+  }
+
+  send(text) {
+    const parent = this.conversation?.leaf ?? null;
+    if (!this.conversation) {
+      this.conversation = newConversation(load("options", {}));
+      this.app.adopt(this.conversation);
+      history.replaceState(null, "", `#/chat/${this.conversation.id}`);
+    }
+    this.#ask(parent, text);
+  }
+
+  stop(id = this.conversation?.id) {
+    this.#runs.get(id)?.abort.abort();
+  }
+
+  show() {
+    const {app, conversation} = this;
+    const run = this.#runs.get(conversation?.id), nodes = conversation ? path(conversation) : [];
+    this.composer.show({isRunning: run !== undefined, isReady: app.model !== null});
+    this.root.querySelector(".messages").setAttribute("aria-busy", String(run !== undefined));
+    if (!nodes.length) {
+      this.transcript.clear(this.#emptyState());
+    } else {
+      const calls = run ? [] : openCalls(conversation);
+      const last = calls.length ? answersForm(calls, results => this.#answerCalls(results)) : null;
+      this.transcript.show(conversation, nodes, {isRunning: node => node === run?.node, last});
+    }
+    this.#countSoon();
+  }
+
+  #emptyState() {
+    const {app} = this;
+    if (app.fault) return trouble(app.fault, {retry: () => app.findModels(), enterKey: () => app.enterKey()});
+    if (!app.models) return h("span");  // not asked yet
+    return app.model ? welcome(app.model, text => this.send(text)) : noModel();
+  }
+
+  #ask(parent, text) {
+    const node = add(this.conversation, parent, {role: "user", content: text});
+    this.#answer(node.id);
+  }
+
+  #answerCalls(results) {
+    let parent = this.conversation.leaf;
+    for (const {call, content} of results) parent = add(this.conversation, parent, {role: "tool", call: call.id, name: call.name, content}).id;
+    this.#answer(parent);
+  }
+
+  #choose(node) {
+    choose(this.conversation, node.id);
+    this.app.changed(this.conversation);
+    this.show();
+  }
+
+  async #answer(parent) {
+    const {app, conversation} = this, model = app.model;
+    if (!model || this.isRunning()) return;
+    const node = add(conversation, parent, emptyAnswer(model.id)), abort = new AbortController();
+    this.#runs.set(conversation.id, {node, abort});
+    app.changed(conversation);
+    this.show();
+    this.transcript.toEnd();
+    const saving = setInterval(() => app.save(conversation), SAVE_EVERY_MS);
+    await answer(conversation, node, model, {signal: abort.signal, changed: this.#drawer(conversation, node)});
+    clearInterval(saving);
+    this.#runs.delete(conversation.id);
+    app.changed(conversation);
+    if (conversation !== this.conversation) return;
+    this.show();
+    announce(node.error ? `Error: ${node.error}` : "The answer is complete.");
+    this.composer.focus();
+  }
+
+  /* Draws at most once a frame, and less often where drawing takes long. */
+  #drawer(conversation, node) {
+    let isStale = false, spent = 0;
+    return () => {
+      if (isStale) return;
+      isStale = true;
+      setTimeout(() => requestAnimationFrame(() => {
+        isStale = false;
+        if (conversation !== this.conversation) return;
+        const began = performance.now();
+        this.transcript.update(conversation, node, this.isRunning());
+        spent = performance.now() - began;
+      }), 4 * spent);
+    };
+  }
+
+  #countSoon() {
+    clearTimeout(this.#counting);
+    this.#counting = setTimeout(() => this.#count(), COUNT_AFTER_MS);
+  }
+
+  async #count() {
+    const {app, conversation} = this, draft = this.composer.text.trim();
+    if (!app.model || this.isRunning() || !(conversation?.leaf || draft)) return this.composer.showContext(null);
+    const nodes = [...conversation ? path(conversation) : [], ...draft ? [{role: "user", content: draft}] : []];
+    try {
+      const count = await countTokens(app.model.id, messagesOf(nodes, this.options), this.options);
+      if (conversation === this.conversation) this.composer.showContext(count, app.model.max_model_len);
+    } catch {
+      this.composer.showContext(null);  // a template may refuse what is no whole exchange yet
+    }
+  }
+}

@@ -1,0 +1,66 @@
+/* The server, as this page asks it. */
+
+import {events} from "./events.js";
+
+const KEY = "relaxserve.key";  // kept for this tab only
+
+export class ApiFault extends Error {
+  constructor(status, code, message) {
+    super(message);
+    this.status = status;
+    this.code = code;
+  }
+
+  get needsKey() {
+    return this.status === 401 || this.status === 403;
+  }
+}
+
+export const key = {
+  get: () => sessionStorage.getItem(KEY) ?? "",
+  set: value => value ? sessionStorage.setItem(KEY, value) : sessionStorage.removeItem(KEY),
+};
+
+/* The response to a request, or its error as an ApiFault. */
+async function respond(path, {method = "GET", body, signal} = {}) {
+  const headers = {};
+  if (key.get()) headers.authorization = `Bearer ${key.get()}`;
+  if (body !== undefined) headers["content-type"] = "application/json";
+  let response;
+  try {
+    response = await fetch(path, {method, headers, body: body === undefined ? undefined : JSON.stringify(body), signal});
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new ApiFault(0, "unreachable", "The server cannot be reached. Is it still running?");
+  }
+  if (response.ok) return response;
+  const error = (await response.json().catch(() => ({}))).error ?? {};
+  throw new ApiFault(response.status, error.code ?? "", error.message ?? `${response.status} ${response.statusText}`);
+}
+
+export async function ask(path, options) {
+  return (await respond(path, options)).json();
+}
+
+export async function askText(path, options) {
+  return (await respond(path, options)).text();
+}
+
+/* Every event of a stream as a value. An event that is an error ends it, and so does the loss of the connection. */
+export async function* stream(path, options) {
+  const {body} = await respond(path, options);
+  try {
+    for await (const data of events(body)) {
+      if (data === "[DONE]") return;
+      const event = JSON.parse(data);
+      if (event.error && !event.object) throw new ApiFault(event.error.status ?? 500, event.error.code, event.error.message);
+      yield event;
+    }
+  } catch (error) {
+    if (error instanceof ApiFault || error.name === "AbortError") throw error;
+    throw lost();
+  }
+  throw lost();
+}
+
+const lost = () => new ApiFault(0, "connection_lost", "The connection was lost before the end.");

@@ -1,0 +1,78 @@
+/* A small chart of a few series over time, with its present values as text. */
+
+import {h, svg} from "../core/dom.js";
+
+const [WIDTH, HEIGHT] = [300, 96];
+
+export class Chart {
+  /* `series` are names, `format` writes a value, `top` is the least upper end of the axis. */
+  constructor(title, series, {format, top}) {
+    this.title = title;
+    this.format = format;
+    this.least = top;
+    this.values = series.map(() => h("strong", {class: "number"}, "–"));
+    this.paths = series.map((_, at) => svg("path", {class: `line series-${at + 1}`, d: ""}));
+    this.cursor = svg("line", {class: "cursor", y1: 0, y2: HEIGHT, visibility: "hidden"});
+    this.top = h("span", {class: "top number"});
+    this.when = h("span", {class: "when number"});
+    this.picture = svg("svg", {viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img"},
+      ...[0.5, HEIGHT / 2, HEIGHT - 0.5].map(y => svg("line", {class: "grid", x1: 0, x2: WIDTH, y1: y, y2: y})), ...this.paths, this.cursor);
+    this.picture.addEventListener("pointermove", event => this.#point(event));
+    this.picture.addEventListener("pointerleave", () => this.#point(null));
+    this.element = h("section", {class: "chart", "aria-label": title},
+      h("header", {}, h("h2", {}, title), this.when),
+      h("dl", {class: "legend"}, series.map((name, at) => h("div", {}, h("dt", {}, h("i", {class: `series-${at + 1}`}), name), h("dd", {}, this.values[at])))),
+      h("div", {class: "plot"}, this.top, this.picture));
+    this.at = null;  // the sample that is pointed at
+  }
+
+  /* `lines` has a list of values per series, null where there is none; `times` are in seconds, and `span` of them are as wide as the chart. */
+  update(lines, times, span) {
+    this.lines = lines;
+    this.times = times;
+    const end = times.at(-1), most = Math.max(this.least, ...lines.flat().filter(value => value !== null));
+    this.scale = niceTop(most);
+    this.x = time => WIDTH * (1 - (end - time) / span);
+    this.top.textContent = this.format(this.scale);
+    lines.forEach((line, at) => this.paths[at].setAttribute("d", this.#outline(line)));
+    this.#showValues();
+  }
+
+  #outline(line) {
+    let text = "", isDrawing = false;
+    line.forEach((value, at) => {
+      if (value !== null) text += `${isDrawing ? "L" : "M"}${this.x(this.times[at]).toFixed(1)} ${(HEIGHT - 1 - (HEIGHT - 2) * value / this.scale).toFixed(1)}`;
+      isDrawing = value !== null;
+    });
+    return text;
+  }
+
+  #point(event) {
+    const box = this.picture.getBoundingClientRect();
+    this.at = null;
+    if (event && this.times?.length) {
+      const x = WIDTH * (event.clientX - box.x) / box.width, distances = this.times.map(time => Math.abs(this.x(time) - x));
+      this.at = distances.indexOf(Math.min(...distances));
+    }
+    this.#showValues();
+  }
+
+  #showValues() {
+    if (!this.times) return;
+    const at = this.at === null ? this.times.length - 1 : Math.min(this.at, this.times.length - 1), ago = Math.round(this.times.at(-1) - this.times[at]);
+    const shown = this.lines.map(line => line[at] === null || line[at] === undefined ? "–" : this.format(line[at]));
+    shown.forEach((text, series) => { this.values[series].textContent = text; });
+    this.when.textContent = ago ? `${ago} s ago` : "";
+    this.picture.setAttribute("aria-label", `${this.title}: now ${shown.join(", ")}; the axis ends at ${this.format(this.scale)}`);
+    this.cursor.setAttribute("visibility", this.at === null ? "hidden" : "visible");
+    const x = this.x(this.times[at]).toFixed(1);
+    this.cursor.setAttribute("x1", x);
+    this.cursor.setAttribute("x2", x);
+  }
+}
+
+/* The next of 1, 2, 5, 10, 20, … */
+function niceTop(value) {
+  const power = 10 ** Math.floor(Math.log10(value));
+  return [1, 2, 5, 10].map(step => step * power).find(step => step >= value * 0.999999);
+}

@@ -1,0 +1,200 @@
+/* Puts the console together: places, models, conversations. */
+
+import {ask, key} from "./core/api.js";
+import {drawIcons, find, toast} from "./core/dom.js";
+import {keep, load} from "./core/settings.js";
+import {Store} from "./core/store.js";
+import {markInterrupted} from "./chat/conversation.js";
+import {OptionsPanel} from "./chat/panel.js";
+import {Sidebar} from "./chat/sidebar.js";
+import {ChatView} from "./chat/view.js";
+import {CompareView} from "./compare/view.js";
+import {LiveView} from "./live/view.js";
+import {ModelsView} from "./models/view.js";
+
+const MODELS_EVERY_MS = 15_000;  // others may load and unload
+
+class App {
+  conversations = new Map();
+  models = null;  // those that generate; null until the server has told
+  model = null;  // the chosen one
+  fault = null;  // why the models are unknown
+  #listeners = [];
+
+  constructor() {
+    this.store = new Store();
+    this.views = {chat: new ChatView(this), compare: new CompareView(this), models: new ModelsView(this), live: new LiveView(this)};
+    drawIcons();
+    this.sidebar = new Sidebar(this);
+    this.panel = new OptionsPanel(this);
+    this.place = "";
+    find("#model").addEventListener("change", event => this.#choose(event.target.value));
+    find("#open-key").addEventListener("click", () => this.enterKey());
+    find("#key").addEventListener("close", event => this.#takeKey(event.target));
+    find("#key [data-action=cancel]").addEventListener("click", () => find("#key").close(""));
+    find("#scrim").addEventListener("click", () => this.#close());
+    for (const button of document.querySelectorAll("[data-action=menu]")) button.addEventListener("click", () => this.openMenu(true));
+    addEventListener("keydown", event => this.#obey(event));
+  }
+
+  async start() {
+    await Promise.all([this.#openStore(), this.findModels()]);
+    this.#enter();
+    addEventListener("hashchange", () => /^#(\/|$)/.test(location.hash || "#") && this.#enter());  // others are places within the page
+    setInterval(() => document.hidden || this.findModels(), MODELS_EVERY_MS);
+  }
+
+  // --- models ---
+
+  async findModels() {
+    try {
+      this.models = (await ask("/v1/models")).data.filter(model => model.generates !== false);
+      this.fault = null;
+    } catch (error) {
+      this.models ??= [];
+      if (error.needsKey || !this.models.length) this.fault = error;
+      if (error.needsKey) this.models = [];
+    }
+    this.#choose(load("model", ""));
+  }
+
+  #choose(wanted) {
+    const before = this.model?.id;
+    this.model = this.models.find(model => model.id === wanted) ?? this.models[0] ?? null;
+    if (this.model && wanted && this.model.id === wanted) keep("model", wanted);
+    find("#model").replaceChildren(...this.models.map(({id}) => new Option(id, id, false, id === this.model?.id)));
+    find("#model").hidden = !this.models.length;
+    find("#light").classList.toggle("ready", this.model !== null);
+    if (this.model?.id !== before || !this.model) this.#listeners.forEach(listener => listener());
+  }
+
+  onModels(listener) {
+    this.#listeners.push(listener);
+  }
+
+  // --- conversations ---
+
+  get shown() {
+    return this.place === "chat" ? this.views.chat.conversation?.id : undefined;
+  }
+
+  isRunning(id) {
+    return this.views.chat.isRunning(id);
+  }
+
+  async #openStore() {
+    await this.store.open();
+    for (const conversation of await this.store.all()) this.conversations.set(conversation.id, markInterrupted(conversation));
+    if (!this.store.isLasting) toast("This browser keeps nothing: conversations end with the page.");
+  }
+
+  adopt(conversation) {
+    this.conversations.set(conversation.id, conversation);
+    this.changed(conversation);
+  }
+
+  changed(conversation) {
+    this.sidebar.show();
+    this.save(conversation);
+  }
+
+  save(conversation) {
+    if (!this.conversations.has(conversation.id)) return;  // it was deleted while it was answered
+    this.store.put(conversation).catch(error => toast(`The conversation could not be saved: ${error.message}`));
+  }
+
+  async remove(conversation) {
+    this.views.chat.stop(conversation.id);
+    this.conversations.delete(conversation.id);
+    await this.store.remove(conversation.id);
+    if (this.shown === conversation.id) this.go("#/chat");
+    this.sidebar.show();
+  }
+
+  // --- options, which belong to a conversation; new ones begin with the last ---
+
+  get options() {
+    return this.place === "compare" ? load("options", {}) : this.views.chat.options;
+  }
+
+  setOptions(options) {
+    keep("options", options);
+    const {conversation} = this.views.chat;
+    if (!conversation || this.place === "compare") return;
+    conversation.options = options;
+    this.changed(conversation);
+  }
+
+  // --- places ---
+
+  go(hash, {again = false} = {}) {
+    if (location.hash !== hash) location.hash = hash;
+    else if (again) this.#enter();
+  }
+
+  #enter() {
+    const [, place = "chat", argument] = location.hash.split("/"), view = this.views[place];
+    if (!view) return this.go("#/chat");
+    if (this.place && this.place !== place) this.views[this.place].leave();
+    this.place = place;
+    for (const [name, other] of Object.entries(this.views)) other.root.hidden = name !== place;
+    for (const link of document.querySelectorAll("[data-place]")) {
+      if (link.dataset.place === place) link.setAttribute("aria-current", "page");
+      else link.removeAttribute("aria-current");
+    }
+    document.title = place === "chat" ? "relaxserve" : `${place[0].toUpperCase()}${place.slice(1)} · relaxserve`;
+    this.openMenu(false);
+    view.enter(argument);
+    this.sidebar.show();
+    if (["chat", "compare"].includes(place)) this.panel.refresh();
+    else this.panel.toggle(false);
+  }
+
+  #obey(event) {
+    if (event.key === "Escape") {
+      if (document.body.classList.contains("is-menu")) this.openMenu(false);
+      else if (!document.querySelector("dialog[open]")) this.views[this.place]?.stop?.();
+    } else if ((event.ctrlKey || event.metaKey) && event.key === "k") {
+      event.preventDefault();
+      this.openMenu(matchMedia("(max-width: 860px)").matches);
+      find("#search").focus();
+    } else if ((event.ctrlKey || event.metaKey) && event.shiftKey && event.key.toLowerCase() === "o") {
+      event.preventDefault();
+      this.go("#/chat", {again: true});
+    }
+  }
+
+  openMenu(isOpen) {
+    document.body.classList.toggle("is-menu", isOpen);
+    for (const button of document.querySelectorAll("[data-action=menu]")) button.setAttribute("aria-expanded", String(isOpen));
+    this.showScrim();
+    if (isOpen) find("#sidebar a").focus();
+  }
+
+  showScrim() {
+    find("#scrim").hidden = !document.body.classList.contains("is-menu") && find("#options").hidden;
+  }
+
+  #close() {
+    this.panel.toggle(false);
+    this.openMenu(false);
+  }
+
+  // --- the key ---
+
+  enterKey() {
+    const dialog = find("#key");
+    dialog.querySelector("input").value = key.get();
+    dialog.returnValue = "";
+    dialog.showModal();
+  }
+
+  #takeKey(dialog) {
+    if (dialog.returnValue !== "save") return;
+    key.set(dialog.querySelector("input").value.trim());
+    this.findModels();
+    if (this.place !== "chat") this.views[this.place].enter();
+  }
+}
+
+new App().start();

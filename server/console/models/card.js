@@ -1,0 +1,69 @@
+/* A model that is here, with what may be done about it; a load that runs or has failed. */
+
+import {h, icon, iconButton} from "../core/dom.js";
+import {bytes, seconds} from "../core/format.js";
+
+const PARTS = {weights: "weights", kv_cache: "KV cache", arena: "work space"};
+const IS_WELL = new Set(["ready", "sleeping"]);
+
+/* `acts`: unload(model), addAlias(model, alias), removeAlias(alias), log(model) */
+export function modelCard(model, acts) {
+  const held = Object.values(model.bytes).reduce((sum, part) => sum + part, 0);
+  const facts = [
+    ["Context", model.max_model_len && `${model.max_model_len.toLocaleString("en")} tokens`],
+    ["Weights", `${model.quantize} for ${model.target}`],
+    ["Memory", held ? `${bytes(held)}: ${Object.entries(model.bytes).map(([part, size]) => `${PARTS[part] ?? part} ${bytes(size)}`).join(", ")}` : "none"],
+    ["KV pages", model.pages && `${model.pages.used.toLocaleString("en")} of ${model.pages.total.toLocaleString("en")} in use`],
+    ["Requests", model.running !== undefined && `${model.running} running, ${model.waiting} waiting`],
+    ["Loaded in", model.load_s !== undefined && `${seconds(model.load_s)}${model.cache_hit ? ", from the cache" : `, ${seconds(model.compile_s)} of it compiling`}`],
+    ["Restarts", model.restarts || null],
+    ["Source", model.source],
+  ];
+  return h("article", {class: "card", "aria-label": model.id},
+    h("header", {class: "row wrap"}, h("h2", {}, model.id), state(model.state, IS_WELL.has(model.state)),
+      model.generates === false && h("span", {class: "pill"}, "embeddings"), model.pin && h("span", {class: "pill"}, "pinned"), h("span", {class: "grow"}),
+      h("button", {type: "button", class: "plain", onclick: () => acts.log(model)}, "Load log"),
+      h("button", {type: "button", class: "outline", onclick: () => acts.unload(model)}, "Unload")),
+    model.context_note && h("p", {class: "notice"}, model.context_note),
+    model.restarting && h("p", {class: "fault-box"}, `Its worker ended and is started again: ${model.restarting.error ?? "trying"}`),
+    h("dl", {class: "facts"}, facts.filter(([, value]) => value).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {class: "number"}, value)))),
+    aliases(model, acts));
+}
+
+function aliases(model, acts) {
+  const field = h("input", {"aria-label": `New alias of ${model.id}`, placeholder: "Add an alias", required: true, maxlength: 128, size: 14});
+  return h("form", {class: "row wrap aliases", onsubmit: event => { event.preventDefault(); acts.addAlias(model, field.value.trim()); }},
+    h("span", {class: "faint small"}, model.aliases.length ? "Aliases" : "No alias"),
+    model.aliases.map(alias => h("span", {class: "pill with-button"}, alias, iconButton("close", `Remove alias ${alias}`, () => acts.removeAlias(alias), {class: "icon-button small"}))),
+    field, h("button", {class: "plain"}, "Add"));
+}
+
+/* A load that runs, with the seconds of each stage so far. */
+export function loadCard(operation, cancel) {
+  const bar = h("i");
+  bar.style.width = `${100 * operation.fraction}%`;
+  return h("article", {class: "card", "aria-label": `Load of ${operation.model}`},
+    h("header", {class: "row wrap"}, h("h2", {}, operation.model), state(operation.stage, true), h("span", {class: "grow"}),
+      h("button", {type: "button", class: "outline", onclick: cancel}, "Cancel")),
+    h("div", {class: "progress", role: "progressbar", "aria-label": `Load of ${operation.model}`, "aria-valuenow": Math.round(100 * operation.fraction), "aria-valuemin": 0, "aria-valuemax": 100}, bar),
+    stages(operation));
+}
+
+export function failedCard(operation, again) {
+  return h("article", {class: "card", "aria-label": `Failed load of ${operation.model}`},
+    h("header", {class: "row wrap"}, h("h2", {}, operation.model), state("failed", false), h("span", {class: "grow"}),
+      h("button", {type: "button", class: "outline", onclick: again}, icon("again"), "Load again")),
+    h("p", {class: "fault-text"}, operation.error.message), stages(operation));
+}
+
+/* The stages of a load with their seconds, as bars of one scale. */
+export function stages(operation) {
+  const all = Object.entries(operation.stages), longest = Math.max(0.001, ...all.map(([, spent]) => spent));
+  return h("ol", {class: "stages"}, all.map(([stage, spent]) => {
+    const bar = h("i");
+    bar.style.width = `${100 * spent / longest}%`;
+    return h("li", {}, h("span", {}, stage), h("span", {class: "track"}, bar), h("span", {class: "number faint"}, seconds(spent)));
+  }));
+}
+
+const state = (text, isWell) => h("span", {class: isWell ? "pill is-well" : "pill is-ill"}, text);

@@ -1,0 +1,24 @@
+/* The memory of all models as one bar, and as a list for those who cannot see it. */
+
+import {h} from "../core/dom.js";
+import {bytes} from "../core/format.js";
+
+const NUM_COLOURS = 4;
+
+/* `memory` is what /admin/memory answers. Without a limit the bar is as wide as what is taken. */
+export function memoryBar({limit_bytes: limit, used_bytes: used, free_bytes: free, models}) {
+  const shares = Object.entries(models).map(([name, parts]) => ({name, size: Object.values(parts).reduce((sum, part) => sum + part, 0)}));
+  const whole = Math.max(limit ?? used, 1);
+  const bar = h("div", {class: "memory-bar", "aria-hidden": "true"}, shares.map(({name, size}, at) => {
+    const piece = h("i", {class: `series-${at % NUM_COLOURS + 1}`, title: `${name}: ${bytes(size)}`});
+    piece.style.width = `${100 * size / whole}%`;
+    return piece;
+  }));
+  const legend = h("ul", {class: "memory-legend"},
+    shares.map(({name, size}, at) => h("li", {}, h("i", {class: `series-${at % NUM_COLOURS + 1}`}), `${name} `, h("span", {class: "faint number"}, bytes(size)))),
+    limit !== null && h("li", {}, h("i"), "free ", h("span", {class: "faint number"}, bytes(free))));
+  return h("section", {class: "card", "aria-label": "Memory"},
+    h("header", {class: "row"}, h("h2", {class: "grow"}, "Memory"),
+      h("span", {class: "number faint"}, limit === null ? `${bytes(used)} taken; the server has no limit` : `${bytes(used)} of ${bytes(limit)}`)),
+    bar, legend);
+}

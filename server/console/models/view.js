@@ -1,0 +1,131 @@
+/* The models page: what is here, what it takes, what comes and goes. */
+
+import {ask, stream} from "../core/api.js";
+import {confirmed, find, h, toast} from "../core/dom.js";
+import {pageFault, pageHead} from "../core/page.js";
+import {failedCard, loadCard, modelCard, stages} from "./card.js";
+import {LoadForm} from "./load.js";
+import {memoryBar} from "./memory.js";
+
+const EVERY_MS = 3000;
+
+export class ModelsView {
+  #timer = null;
+  #watched = new Map();  // loads that run, by operation
+  #written = "";
+
+  constructor(app) {
+    this.app = app;
+    this.root = find("#models");
+    this.trouble = h("div");
+    this.memory = h("div");
+    this.loads = h("div", {class: "stack"});
+    this.list = h("div", {class: "stack"});
+    this.form = new LoadForm(operation => this.#watch(operation));
+    this.content = h("div", {class: "stack", hidden: true}, this.memory, this.loads, this.list, this.form.element);
+    this.root.append(pageHead("Models"), h("div", {class: "body"}, this.trouble, this.content));
+    this.acts = {
+      unload: model => this.#unload(model),
+      addAlias: (model, alias) => this.#change(`/admin/aliases/${encodeURIComponent(alias)}`, {method: "PUT", body: {model: model.id}}),
+      removeAlias: alias => this.#change(`/admin/aliases/${encodeURIComponent(alias)}`, {method: "DELETE"}),
+      log: model => this.#showLog(model),
+    };
+  }
+
+  enter() {
+    this.#refresh();
+  }
+
+  leave() {
+    clearTimeout(this.#timer);
+  }
+
+  async #refresh() {
+    clearTimeout(this.#timer);
+    try {
+      const [models, memory, sources, operations] = await Promise.all(
+        [ask("/admin/models"), ask("/admin/memory"), ask("/admin/sources"), ask("/admin/operations")]);
+      this.trouble.replaceChildren();
+      this.content.hidden = false;
+      this.#draw(models, memory);
+      this.form.showOffers(sources.data);
+      for (const operation of operations.data) if (operation.state === "running") this.#watch(operation);
+    } catch (error) {
+      this.trouble.replaceChildren(pageFault(this.app, error, () => this.#refresh()));
+      if (error.needsKey) {
+        this.content.hidden = true;
+        return;
+      }
+    }
+    if (this.app.place === "models") this.#timer = setTimeout(() => this.#refresh(), EVERY_MS);
+  }
+
+  /* Nothing is drawn anew while it is the same, or while somebody writes in it. */
+  #draw({data, failed}, memory) {
+    const written = JSON.stringify([data, failed, memory.models, memory.limit_bytes]);
+    if (written === this.#written || this.list.contains(document.activeElement) && document.activeElement.value) return;
+    this.#written = written;
+    const held = data.filter(model => model.state !== "loading");
+    this.memory.replaceChildren(memoryBar(memory));
+    const focused = document.activeElement?.getAttribute("aria-label");
+    this.list.replaceChildren(
+      ...held.map(model => modelCard(model, this.acts)),
+      ...failed.map(operation => failedCard(operation, () => this.form.fill(operation.model, operation.model))),
+      ...held.length || failed.length ? [] : [h("div", {class: "card none"}, h("h2", {}, "No model is loaded"), h("p", {class: "faint"}, "Load one below. Its stages appear here while it loads."))]);
+    if (focused && document.activeElement === document.body) this.list.querySelector(`[aria-label="${CSS.escape(focused)}"]`)?.focus();
+  }
+
+  /* Follow a load by its events until it has ended. */
+  async #watch(operation) {
+    if (this.#watched.has(operation.id)) return;
+    const place = h("div");
+    this.#watched.set(operation.id, place);
+    this.loads.append(place);
+    const cancel = () => this.#change(`/admin/operations/${operation.id}`, {method: "DELETE"});
+    const draw = now => place.replaceChildren(loadCard(now, cancel));
+    draw(operation);
+    let last = operation;
+    try {
+      for await (const event of stream(`/admin/operations/${operation.id}/events`)) draw(last = event);
+    } catch (error) {
+      if (last.state === "running") toast(`The load of ${operation.model} cannot be followed: ${error.message}`);
+    }
+    place.remove();
+    this.#watched.delete(operation.id);
+    if (last.state === "succeeded") toast(`${operation.model} is loaded.`);
+    await Promise.all([this.#refresh(), this.app.findModels()]);
+  }
+
+  async #unload(model) {
+    if (!await confirmed(`Unload ${model.id}? Running requests are finished first; new ones are refused.`, "Unload")) return;
+    if (await this.#change(`/admin/models/${encodeURIComponent(model.id)}`, {method: "DELETE"})) toast(`${model.id} is unloaded.`);
+    await this.app.findModels();
+  }
+
+  async #change(path, options) {
+    try {
+      await ask(path, options);
+      document.activeElement?.form?.reset();
+      return true;
+    } catch (error) {
+      toast(error.message);
+      return false;
+    } finally {
+      await this.#refresh();
+    }
+  }
+
+  async #showLog(model) {
+    const dialog = h("dialog", {"aria-label": `Load log of ${model.id}`, onclose: () => dialog.remove()});
+    const close = h("div", {class: "row end"}, h("button", {type: "button", class: "outline", onclick: () => dialog.close()}, "Close"));
+    try {
+      const operation = await ask(`/admin/operations/${model.operation}`);
+      dialog.append(h("h2", {}, `Load of ${model.id}`), h("p", {}, new Date(operation.started_at * 1000).toLocaleString([], {dateStyle: "medium", timeStyle: "medium"})), stages(operation), close);
+    } catch (error) {
+      const isOld = error.status === 404;  // operations are kept for an hour
+      dialog.append(h("h2", {}, `Load of ${model.id}`), h("p", {}, isOld ? "It was loaded more than an hour ago; the server's log has the rest." : error.message), close);
+    }
+    document.body.append(dialog);
+    dialog.showModal();
+  }
+}

@@ -1,0 +1,116 @@
+"""A server whose models answer what the console must show: Markdown, tool calls, long answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from deploy.test_doubles.worker import NullScript
+from server.messages import Submit
+from server.models.model import Footprint
+from server.models.state import ModelSpec
+from tests.browser.chromium import Chromium, Page
+
+MARKDOWN = """## Rivers
+
+A *short* list with **bold** text, `code` and [a link](https://example.com/a_(b)):
+
+1. Amazon
+   - in Brazil
+   - in Peru
+2. Nile
+
+| River | Length (km) |
+|:------|------------:|
+| Nile | 6650 |
+| Amazon | 6400 |
+
+```python
+def length(name: str) -> int:  # in kilometres
+    return {"Nile": 6650}[name]
+```
+
+> Rivers flow <b>downhill</b>.
+
+- [x] measured
+- [ ] drawn
+"""
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
+TOOLS = '[{"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}]'
+MIB = 1 << 20
+
+
+def said(text: str) -> Callable[[Submit, int], list[list[int]]]:
+    return lambda _submit, _choice: [[byte] for byte in text.encode()]
+
+
+def _weather(submit: Submit, _choice: int) -> list[list[int]]:
+    """A call, and once its result is in the prompt, words."""
+    is_answered = b"<|tool|>" in bytes(token for token in submit.prompt_ids if token < 256)
+    return said("It is cold in Oslo." if is_answered else CALL)(submit, 0)
+
+
+def _seed(submit: Submit, _choice: int) -> list[list[int]]:
+    return said(f"My seed is {submit.params.seed}.")(submit, 0)
+
+
+SCRIPTS = {
+    "writer": NullScript(answer=said(MARKDOWN)),
+    "caller": NullScript(answer=_weather),
+    "seeded": NullScript(answer=_seed, weights_bytes=3 * MIB),
+    "slow": NullScript(answer=said("word " * 500), interval_s=0.01),
+    "small": NullScript(answer=said("I have a small context."), max_context=400),
+    "other": NullScript(load_s=0.5),
+}
+
+
+@pytest.fixture
+def site(serve: Callable[..., Any], tmp_path: Any) -> Callable[..., Any]:
+    """Starts a server with these models; below its model root lies `other`, which may be loaded."""
+
+    def start(*models: str, **options: Any) -> Any:
+        (tmp_path / "models" / "other").mkdir(parents=True, exist_ok=True)
+        footprints = {name: Footprint(2 * MIB, 1 << 16, 4 * MIB, 4096) for name in SCRIPTS}
+        scripts = {name: replace(script) for name, script in SCRIPTS.items()}
+        return serve(
+            initial=[ModelSpec(name, name) for name in models],
+            scripts=scripts,
+            footprints=footprints,
+            memory_limit_bytes=64 * MIB,
+            **options,
+        )
+
+    return start
+
+
+@pytest.fixture
+def page(serve: object, page: Page) -> Page:
+    """Closed before the servers: a page that still asks one would report it."""
+    assert serve
+    return page
+
+
+@pytest.fixture
+def other_page(chromium: Chromium) -> Iterator[Page]:
+    """A page of somebody else: it shares no storage with `page`."""
+    page = chromium.new_page()
+    yield page
+    chromium.close_page(page)
+
+
+def send(page: Page, text: str) -> None:
+    """Write a message and wait until its answer is complete."""
+    before = page.js("document.querySelectorAll('article.assistant').length")
+    page.fill("#chat .composer textarea", text)
+    page.wait("!document.querySelector('#chat .send').disabled")
+    page.press("Enter")
+    page.wait(f"document.querySelectorAll('article.assistant').length > {before}")
+    idle(page)
+
+
+def idle(page: Page) -> None:
+    page.wait("document.querySelector('#chat .send').title === 'Send'")
+    page.wait("document.querySelector('#chat .messages').ariaBusy === 'false'")

@@ -1,0 +1,352 @@
+"""The chat in a browser: answers, conversations that last, branches, options, tools, keys."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from tests.server.console.conftest import MARKDOWN, TOOLS, idle, send
+
+pytestmark = pytest.mark.xdist_group("console")
+
+
+def test_an_answer_is_shown_as_markdown(page, site):
+    """Headings, lists, tables, tasks and coloured code are elements; HTML that a model writes stays text."""
+    page.open(f"{site('writer').url}/")
+    send(page, "Tell me about rivers")
+    assert page.text("article .prose h3") == "Rivers"
+    assert page.js("[...document.querySelectorAll('article ol > li > ul > li')].map(item => item.textContent)") == ["in Brazil", "in Peru"]
+    assert page.js("[...document.querySelectorAll('article td.right')].map(cell => cell.textContent)") == ["6650", "6400"]
+    assert page.js("document.querySelector('article a').href") == "https://example.com/a_(b)"
+    assert page.text("article .is-keyword") == "def" and page.text("article .is-comment") == "# in kilometres"
+    assert page.text("article blockquote") == "Rivers flow <b>downhill</b>."
+    assert page.js("document.querySelectorAll('article b').length") == 0
+    assert page.js("[...document.querySelectorAll('article .task input')].map(box => box.checked)") == [True, False]
+
+
+def test_code_and_answers_are_copied_as_they_were_written(page, site):
+    page.open(f"{site('writer').url}/")
+    page.chromium.call(
+        "Browser.grantPermissions", permissions=["clipboardReadWrite", "clipboardSanitizedWrite"], browserContextId=page.context
+    )
+    send(page, "Tell me about rivers")
+    page.click("article.assistant figure button", "Copy code")
+    page.wait("navigator.clipboard.readText().then(text => text.startsWith('def length') && text.endsWith('[name]'))")
+    page.click("article.assistant footer button", "Copy")
+    page.wait(f"navigator.clipboard.readText().then(text => text === {json.dumps(MARKDOWN)})")
+
+
+def test_a_conversation_lasts(page, site):
+    """It is there after a reload, is found by what was said, renamed, and deleted with a way back."""
+    server = site("writer", "seeded")
+    page.open(f"{server.url}/")
+    send(page, "Tell me about rivers")
+    page.click("#new-chat")
+    page.see("writer", ".empty h2")
+    page.choose("#model", "seeded")
+    send(page, "And now something else")
+    page.reload()
+    page.see("My seed is")
+    assert page.js("document.querySelector('#model').value") == "seeded"
+    page.fill("#search", "downhill")  # which stands in the answer
+    page.wait("document.querySelectorAll('.talk-link').length === 1")
+    page.click(".talk-link a", "Tell me about rivers")
+    page.see("in Brazil")
+    page.click(".talk-link button", "Rename")
+    page.call("Input.insertText", text="All rivers")
+    page.press("Enter")
+    page.see("All rivers", ".talk-link a")
+    page.reload()
+    page.see("All rivers", ".talk-link a")
+    page.click(".talk-link a", "All rivers")
+    page.click(".talk-link:has([aria-current]) button", "Delete")
+    page.wait("![...document.querySelectorAll('.talk-link a')].some(link => link.textContent === 'All rivers')")
+    page.click(".toast button", "Undo")
+    page.see("All rivers", ".talk-link a")
+
+
+def test_a_conversation_is_exported(page, site):
+    page.open(f"{site('writer').url}/")
+    send(page, "Tell me about rivers")
+    page.js("""(() => {
+      window.saved = [];
+      URL.createObjectURL = blob => { blob.text().then(text => saved.push(text)); return "#"; };
+      HTMLAnchorElement.prototype.click = () => {};  // what would be downloaded is in `saved`
+    })()""")
+    page.click(".talk-link button", "Export")
+    page.click(".toast button", "JSON, too")
+    page.wait("saved.length === 2")
+    markdown, exported = page.js("saved")
+    assert markdown == f"# Tell me about rivers\n\n## You\n\nTell me about rivers\n\n## writer\n\n{MARKDOWN}\n"
+    assert [node["role"] for node in json.loads(exported)["nodes"].values()] == ["user", "assistant"]
+
+
+def test_answers_and_questions_have_versions(page, site):
+    """Asking again and editing make branches; each version keeps what followed it."""
+    server = site("seeded")
+    page.open(f"{server.url}/")
+    send(page, "first question")
+    page.click("article.assistant button", "Ask again")
+    page.see("2/2", "article.assistant .branches")
+    idle(page)
+    send(page, "a follow-up")
+    page.click("article.user button", "Edit")
+    page.fill("article.user textarea", "another question")
+    page.press("Enter")
+    page.see("2/2", "article.user .branches")
+    idle(page)
+    assert page.js("document.querySelectorAll('article').length") == 2
+    page.click("article.user .branches button", "Previous version")
+    page.wait("document.querySelectorAll('article').length === 4")
+    page.see("a follow-up")
+    prompts = [bytes(token for token in submit.prompt_ids if token < 256).decode() for submit in server.workers["seeded"].submits]
+    assert prompts[-1] == "<|user|>another question\n<|assistant|>" and prompts[2].startswith(
+        "<|user|>first question\n<|assistant|>My seed"
+    )
+
+
+def test_escape_stops_an_answer(page, site):
+    """What has come stays, and the server stops to work on it."""
+    server = site("slow")
+    page.open(f"{server.url}/")
+    page.fill("#chat textarea", "Go on and on")
+    page.press("Enter")
+    page.see("word word")
+    page.press("Escape")
+    idle(page)
+    assert "stopped" in page.text("article.assistant .figures") and "word word" in page.text("article.assistant .prose")
+    until = time.monotonic() + 60
+    while not server.workers["slow"].aborted:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def test_an_answer_goes_on_while_another_conversation_is_shown(page, site):
+    page.open(f"{site('slow').url}/")
+    page.fill("#chat textarea", "Go on and on")
+    page.press("Enter")
+    page.see("word word")
+    page.press("Control+Shift+o")
+    page.see("slow", ".empty h2")
+    page.wait("document.querySelector('#chat .send').title === 'Send'")
+    page.click(".talk-link a", "Go on and on")
+    page.wait("document.querySelector('#chat .send').title === 'Stop'")
+    page.press("Escape")
+    idle(page)
+
+
+def test_an_answer_that_its_page_left_behind_is_kept_as_far_as_it_came(page, site):
+    page.open(f"{site('slow').url}/")
+    page.fill("#chat textarea", "Go on and on")
+    page.press("Enter")
+    page.see("word word")
+    page.wait("""new Promise((done, fail) => {
+      const opened = indexedDB.open("relaxserve");
+      opened.onerror = fail;
+      opened.onsuccess = () => {
+        const read = opened.result.transaction("conversations").objectStore("conversations").getAll();
+        read.onsuccess = () => done(JSON.stringify(read.result).includes("word word"));
+      };
+    })""")
+    page.reload()
+    page.see("interrupted", "article.assistant .figures")
+    assert "word word" in page.text("article.assistant .prose")
+
+
+def test_a_title_is_not_lost_when_an_answer_ends_meanwhile(page, site):
+    page.open(f"{site('slow').url}/")
+    page.fill("#chat textarea", "Go on and on")
+    page.press("Enter")
+    page.see("word word")
+    page.click(".talk-link button", "Rename")
+    page.call("Input.insertText", text="A new")
+    page.js("document.querySelector('#chat .send').click()")  # which stops the answer; the field keeps the focus
+    idle(page)
+    page.js("document.querySelector('#conversations input').focus()")
+    page.call("Input.insertText", text=" title")
+    page.press("Enter")
+    page.see("title", ".talk-link a")
+
+
+def test_a_tool_is_answered_by_hand(page, site):
+    """The call is shown with its arguments; the result that somebody writes goes to the model, which puts it in words."""
+    server = site("caller")
+    page.open(f"{server.url}/")
+    page.click("#chat [data-action=options]")
+    page.fill("#options [name=tools]", TOOLS)
+    send(page, "What is the weather in Oslo?")
+    assert "weather" in page.text(".call header") and '"city": "Oslo"' in page.text(".call pre")
+    page.fill(".answers textarea", '{"celsius": -4}')
+    page.click(".answers button", "Send result")
+    page.see("It is cold in Oslo.")
+    idle(page)
+    assert '{"celsius": -4}' in page.text("article.tool .said")
+    assert page.js("document.querySelectorAll('.answers').length") == 0
+
+
+def test_options_reach_the_model(page, site):
+    """Numbers, the system prompt and a schema are in the request, last through a reload, and make a preset."""
+    server = site("seeded")
+    page.open(f"{server.url}/")
+    page.click("#chat [data-action=options]")
+    page.fill("#options [name=system]", "Be brief.")
+    for name, value in {
+        "temperature": "0.5",
+        "top_p": "0.9",
+        "top_k": "7",
+        "presence_penalty": "0.25",
+        "seed": "77",
+        "max_tokens": "50",
+    }.items():
+        page.fill(f"#options [name={name}]", value)
+    send(page, "hello")
+    page.see("My seed is 77.")
+    submit = server.workers["seeded"].submits[-1]
+    params = submit.params
+    assert (params.temperature, params.top_p, params.top_k, params.presence_penalty) == (0.5, 0.9, 7, 0.25)
+    assert bytes(token for token in submit.prompt_ids if token < 256).startswith(b"<|system|>Be brief.\n<|user|>hello")
+    page.click("#options button", "Save as preset")
+    page.fill("dialog input[aria-label='Name of the preset']", "Mine")
+    page.click("dialog button", "Save")
+    page.reload()
+    page.click("#new-chat")
+    page.click("#chat [data-action=options]")
+    page.choose("#options select", "Precise")
+    assert page.js("['temperature', 'seed'].map(name => document.querySelector(`#options [name=${name}]`).value)") == ["0", ""]
+    page.choose("#options select", "Mine")
+    assert page.js("document.querySelector('#options [name=top_k]').value") == "7"
+
+
+def test_options_that_are_wrong_are_named(page, site):
+    page.open(f"{site('writer').url}/")
+    page.click("#chat [data-action=options]")
+    page.fill("#options [name=schema]", "{not json")
+    page.see("schema is not JSON", "#options .fault")
+    send(page, "hello")
+    page.see("schema is not JSON", "article .fault-box")
+
+
+def test_the_oldest_messages_are_left_out_when_the_context_is_full(page, site):
+    """With a notice; the meter tells how full it is."""
+    server = site("small")
+    page.open(f"{server.url}/")
+    for number in range(3):
+        send(page, f"question {number} " + "x" * 80)
+    page.see("of 400 tokens", ".context")
+    assert "were left out" in page.text("article:last-child .notice") or "was left out" in page.text("article:last-child .notice")
+    prompt = bytes(token for token in server.workers["small"].submits[-1].prompt_ids if token < 256).decode()
+    assert "question 2" in prompt and "question 0" not in prompt and prompt.startswith("<|user|>question 1")
+
+
+def test_a_key_is_asked_for_and_kept_in_the_tab(page, site, other_page):
+    server = site("writer", api_keys=["a-key-of-a-client"])
+    page.excuse("status of 401")
+    page.open(f"{server.url}/")
+    page.click("button", "Enter key")
+    page.fill("#key input", "a-key-of-a-client")
+    page.press("Enter")
+    page.see("writer", ".empty h2")
+    send(page, "hello")
+    page.see("in Brazil")
+    page.reload()
+    page.see("in Brazil")
+    other_page.open(f"{server.url}/")
+    other_page.see("A key is needed")
+
+
+def test_errors_say_what_happened_and_can_be_tried_again(page, site):
+    server = site("writer")
+    server.scripts["writer"].fail_after = 3
+    page.open(f"{server.url}/")
+    send(page, "hello")
+    page.see("Try again", "article .fault-box")
+    server.scripts["writer"].fail_after = None
+    page.click("article .fault-box button", "Try again")
+    page.see("in Brazil")
+
+
+@pytest.mark.parametrize("ending", ["controller.close()", "controller.error(new TypeError('network error'))"])
+def test_a_lost_connection_is_told(page, site, ending):
+    """What has come stays, and the answer does not look complete."""
+    page.open(f"{site('writer').url}/")
+    page.see("writer", ".empty h2")
+    page.js(f"""(() => {{
+      const ask = window.fetch, event = 'data: {{"choices": [{{"index": 0, "delta": {{"content": "half an ans"}}}}]}}\\n\\n';
+      const start = controller => {{ controller.enqueue(new TextEncoder().encode(event)); setTimeout(() => {{ {ending}; }}, 50); }};
+      const answer = async () => new Response(new ReadableStream({{start}}));
+      window.fetch = (path, ...rest) => path.includes("completions") ? answer() : ask(path, ...rest);
+    }})()""")
+    send(page, "hello")
+    page.see("The connection was lost", "article .fault-box")
+    assert page.text("article.assistant .prose") == "half an ans"
+
+
+def test_a_conversation_that_is_deleted_is_stopped(page, site):
+    server = site("slow")
+    page.open(f"{server.url}/")
+    page.fill("#chat textarea", "Go on and on")
+    page.press("Enter")
+    page.see("word word")
+    page.click(".talk-link button", "Delete")
+    page.see("slow", ".empty h2")
+    until = time.monotonic() + 60
+    while not server.workers["slow"].aborted:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def test_models_are_compared_with_one_seed(page, site):
+    """Each has a conversation of its own, which may be continued in the chat."""
+    server = site("seeded", "writer")
+    page.open(f"{server.url}/#/compare")
+    page.fill("#compare textarea", "Who are you?")
+    page.press("Enter")
+    page.see("My seed is")
+    page.see("drawn", "#compare")
+    page.wait("document.querySelector('#compare .send').title === 'Send'")
+    seeds = {server.workers[name].submits[-1].params.seed for name in ("seeded", "writer")}
+    assert len(seeds) == 1 and f"seed {seeds.pop()}" in page.text("#compare .below")
+    page.fill("#compare textarea", "And who else?")
+    page.press("Enter")
+    page.wait("document.querySelectorAll('#compare article').length === 8 && document.querySelector('#compare .send').title === 'Send'")
+    page.click("#compare .column button", "Continue in the chat")
+    page.wait("document.querySelectorAll('#chat article').length === 4")
+
+
+def test_the_keyboard_is_enough(page, site):
+    """From the first Tab to an answer; the menu and the search have keys of their own."""
+    page.open(f"{site('writer').url}/")
+    page.see("writer", ".empty h2")
+    page.js("document.activeElement.blur()")
+    page.press("Tab")
+    assert page.js("document.activeElement.className") == "skip"
+    seen = set()
+    for _ in range(30):
+        page.press("Tab")
+        seen.add(page.js("document.activeElement.getAttribute('aria-label') ?? document.activeElement.textContent.trim()"))
+        if page.js("document.activeElement.localName") == "textarea":
+            break
+    assert {"Chat", "Models", "New chat", "Change theme", "Model", "Options"} <= seen
+    page.call("Input.insertText", text="hello")
+    page.press("Enter")
+    page.see("in Brazil")
+    page.press("Control+k")
+    assert page.js("document.activeElement.id") == "search"
+    page.click("#chat [data-action=options]")
+    assert page.js("document.activeElement.getAttribute('aria-label')") == "Preset"
+    page.press("Escape")
+    assert page.js("document.activeElement.dataset.action") == "options" and page.js("document.querySelector('#options').hidden")
+
+
+def test_a_theme_is_chosen_and_kept(page, site):
+    page.open(f"{site('writer').url}/")
+    ground = "getComputedStyle(document.documentElement).backgroundColor"
+    light = page.js(ground)
+    page.click("button", "Change theme")
+    page.click("button", "Change theme")
+    dark = page.js(ground)
+    assert light != dark
+    page.reload()
+    assert page.js(ground) == dark
