@@ -18,6 +18,9 @@ Bytes = NDArray[np.uint8]
 Integers = NDArray[np.integer[Any]]
 Floats = NDArray[np.float32]
 
+UNEVEN = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32)  # of IQ4_NL and IQ4_XS
+DOUBLED_FP4 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)  # twice the numbers of e2m1
+
 CHUNK_VALUES = 1 << 20  # unpacked at a time: intermediate arrays stay in the cache, and far below the size of a tensor
 
 
@@ -60,8 +63,66 @@ def _q4_1(blocks: Bytes) -> Floats:
     return _halves(blocks, 0) * _nibbles(blocks[:, 4:]).astype(np.float32) + _halves(blocks, 2)
 
 
+def _fifth_bits(blocks: Bytes, start: int) -> Integers:
+    """The fifth bit of each of 32 values, from four bytes: bit i of the word belongs to value i."""
+    return (blocks[:, start : start + 4, None] >> np.arange(8, dtype=np.uint8) & 1).reshape(len(blocks), 32) << 4
+
+
+def _q5_0(blocks: Bytes) -> Floats:
+    return _halves(blocks, 0) * ((_nibbles(blocks[:, 6:]) | _fifth_bits(blocks, 2)).astype(np.float32) - 16)
+
+
+def _q5_1(blocks: Bytes) -> Floats:
+    return _halves(blocks, 0) * (_nibbles(blocks[:, 8:]) | _fifth_bits(blocks, 4)).astype(np.float32) + _halves(blocks, 2)
+
+
 def _q8_0(blocks: Bytes) -> Floats:
     return _halves(blocks, 0) * blocks[:, 2:].view(np.int8).astype(np.float32)
+
+
+def _two_bits(packed: Bytes) -> Integers:
+    """[n, 64] bytes to [n, 16, 16] values: the lowest two bits of 32 bytes are 32 values, the next two bits the next 32."""
+    shifts = np.array([0, 2, 4, 6], np.uint8)[:, None]
+    return (packed.reshape(-1, 2, 1, 32) >> shifts & 3).reshape(-1, 16, 16)
+
+
+def _q2_k(blocks: Bytes) -> Floats:
+    """Sixteen groups of 16, each with a scale and a minimum of four bits in one byte."""
+    scales, minima = (blocks[:, :16] & 15).astype(np.float32), (blocks[:, :16] >> 4).astype(np.float32)
+    factors: Floats = _halves(blocks, 80) * scales
+    shifts: Floats = _halves(blocks, 82) * minima
+    return (factors[:, :, None] * _two_bits(blocks[:, 16:80]).astype(np.float32) - shifts[:, :, None]).reshape(len(blocks), 256)
+
+
+def _q3_k(blocks: Bytes) -> Floats:
+    """Sixteen groups of 16, each with a scale of six bits. A third bit that is not set takes 4 from the value."""
+    packed = blocks[:, 96:108]
+    low = np.concatenate((packed[:, :8] & 15, packed[:, :8] >> 4), axis=1)
+    high = (packed[:, None, 8:] >> np.array([0, 2, 4, 6], np.uint8)[:, None] & 3).reshape(-1, 16)
+    scales = (low | high << 4).astype(np.float32) - 32
+    third = (blocks[:, None, :32] >> np.arange(8, dtype=np.uint8)[:, None] & 1).reshape(-1, 16, 16)
+    quants = _two_bits(blocks[:, 32:96]).astype(np.int8) - 4 * (1 - third.astype(np.int8))
+    factors: Floats = _halves(blocks, 108) * scales
+    return (factors[:, :, None] * quants.astype(np.float32)).reshape(len(blocks), 256)
+
+
+def _iq4_nl(blocks: Bytes) -> Floats:
+    return _halves(blocks, 0) * UNEVEN[_nibbles(blocks[:, 2:])]
+
+
+def _iq4_xs(blocks: Bytes) -> Floats:
+    """Eight groups of 32, each with a scale of six bits: the low four from bytes 4-7, the high two from bytes 2-3."""
+    low = np.stack((blocks[:, 4:8] & 15, blocks[:, 4:8] >> 4), axis=2).reshape(-1, 8)
+    high = (blocks[:, 2:4, None] >> np.array([0, 2, 4, 6], np.uint8) & 3).reshape(-1, 8)
+    scales = (low | high << 4).astype(np.float32) - 32
+    values = UNEVEN[_nibbles(blocks[:, 8:].reshape(-1, 8, 16))]
+    return ((_halves(blocks, 0) * scales)[:, :, None] * values).reshape(len(blocks), 256)
+
+
+def _mxfp4(blocks: Bytes) -> Floats:
+    """A power of two in a byte, then numbers of four bits. The table holds their doubles, so the power is halved."""
+    halves: Floats = np.ldexp(np.float32(1), blocks[:, :1].astype(np.int32) - 128).astype(np.float32)
+    return halves * DOUBLED_FP4[_nibbles(blocks[:, 1:])]
 
 
 def _scales_and_minima(packed: Bytes) -> tuple[Floats, Floats]:
@@ -106,9 +167,16 @@ FORMATS: dict[int, Format] = {
     1: Format("F16", 1, 2, np.dtype("<f2")),
     2: Format("Q4_0", 32, 18, unpack=_q4_0),
     3: Format("Q4_1", 32, 20, unpack=_q4_1),
+    6: Format("Q5_0", 32, 22, unpack=_q5_0),
+    7: Format("Q5_1", 32, 24, unpack=_q5_1),
     8: Format("Q8_0", 32, 34, unpack=_q8_0),
+    10: Format("Q2_K", 256, 84, unpack=_q2_k),
+    11: Format("Q3_K", 256, 110, unpack=_q3_k),
     12: Format("Q4_K", 256, 144, unpack=_q4_k),
     13: Format("Q5_K", 256, 176, unpack=_q5_k),
     14: Format("Q6_K", 256, 210, unpack=_q6_k),
+    20: Format("IQ4_NL", 32, 18, unpack=_iq4_nl),
+    23: Format("IQ4_XS", 256, 136, unpack=_iq4_xs),
     30: Format("BF16", 1, 2, np.dtype(ml_dtypes.bfloat16)),
+    39: Format("MXFP4", 32, 17, unpack=_mxfp4),
 }

@@ -22,11 +22,44 @@ UNKNOWN, CONTROL, USER_DEFINED, BYTE = 2, 3, 4, 6  # types of tokens
 
 LLAMA3_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 QWEN2_WORDS = LLAMA3_WORDS.replace(r"\p{N}{1,3}", r"\p{N}")
-WORDS = {"llama-bpe": LLAMA3_WORDS, "llama3": LLAMA3_WORDS, "qwen2": QWEN2_WORDS}
-SINGLE_DIGITS = ("smollm", "starcoder", "refact", "command-r")  # GPT-2's words, digits one by one
-PLAIN_WORDS = ("gpt-2", "default")
-IGNORE_MERGES = ("llama-bpe", "llama3")  # a word that is a piece is that piece
-BEGIN_BY_DEFAULT = ("llama-bpe", "llama3")
+SEED_WORDS = QWEN2_WORDS.replace(r"[^\s\p{L}\p{N}]+[\r\n]*", r"[^\s\p{L}\p{N}\r\n]+")
+# A word ends where small letters are followed by a capital one.
+UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+SHORT_FORM = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+CASED = (rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+", rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*")
+OTHERS = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+TEKKEN_WORDS = "|".join((*CASED, r"\p{N}", OTHERS))
+GPT4O_WORDS = "|".join((*(words + SHORT_FORM for words in CASED), r"\p{N}{1,3}", OTHERS))
+PUNCTUATED = r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+"""
+DEEPSEEK3_WORDS = PUNCTUATED + r"|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+# The expressions by which a text is split, one after the other.
+WORDS: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"), (LLAMA3_WORDS,)),
+    **dict.fromkeys(("glm4", "chatglm-bpe"), (LLAMA3_WORDS,)),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "kormo", "megrez", "hunyuan", "stablelm2"), (QWEN2_WORDS,)),
+    "seed-coder": (SEED_WORDS,),
+    "tekken": (TEKKEN_WORDS,),
+    **dict.fromkeys(("gpt-4o", "llama4"), (GPT4O_WORDS,)),
+    **dict.fromkeys(("deepseek-v3", "hunyuan-dense"), (r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", DEEPSEEK3_WORDS)),
+}
+SINGLE_DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b")  # GPT-2's words, digits one by one
+PLAIN_WORDS = (
+    "gpt-2",
+    "default",
+    "phi-2",
+    "exaone4",
+    "olmo",
+    "mpt",
+    "jais",
+    "trillion",
+    "granite-docling",
+    "mellum",
+    "a.x-4.0",
+    "gigachat",
+)
+LLAMA3_LIKE = ("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "tekken")
+IGNORE_MERGES = LLAMA3_LIKE  # a word that is a piece is that piece
+BEGIN_BY_DEFAULT = LLAMA3_LIKE
 
 ROLES = {
     "bos_token": "bos_token_id",
@@ -148,8 +181,8 @@ def _byte_level(vocabulary: _Vocabulary) -> tokenizers.Tokenizer:
             [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
         )
     elif pre in WORDS:
-        words = pre_tokenizers.Split(Regex(WORDS[pre]), behavior="isolated")
-        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+        splits = [pre_tokenizers.Split(Regex(words), behavior="isolated") for words in WORDS[pre]]
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
     else:
         known = ", ".join(sorted((*PLAIN_WORDS, *SINGLE_DIGITS, *WORDS)))
         raise ModelError(f"tokenizer.ggml.pre is {pre!r}; known are {known}. Take the model's safetensors files instead")

@@ -1,0 +1,115 @@
+"""The metadata of a GGUF file as a config.json has them.
+
+What converters leave out because all models of an architecture share it, the family's file completes. What they lose stays lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from compiler.frontend.errors import DamagedFile, ModelError
+from compiler.frontend.family import Gguf
+from compiler.frontend.gguf.file import GgufFile
+
+FIELDS = {
+    "block_count": "num_hidden_layers",
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "rope.freq_base": "rope_theta",
+    "vocab_size": "vocab_size",
+    "expert_count": "num_experts",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size",
+}
+YARN_FIELDS = {
+    "rope.scaling.factor": "factor",
+    "rope.scaling.original_context_length": "original_max_position_embeddings",
+    "rope.scaling.yarn_beta_fast": "beta_fast",
+    "rope.scaling.yarn_beta_slow": "beta_slow",
+    "rope.scaling.yarn_attn_factor": "attention_factor",
+    "rope.scaling.yarn_log_multiplier": "mscale_all_dim",
+}
+# Tensors of the configuration: divisors per pair of a head's dimensions. Llama 3 has one list, Phi-3 one per range of contexts.
+ROPE_FACTORS, SHORT_FACTORS, LONG_FACTORS = "rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"
+MAX_ROPE_FACTOR_BYTES = 1 << 16
+STACKED = {"attn_q": "attn_qkv"}  # projections that some files stack with others
+
+
+def read_config(file: GgufFile, gguf: Gguf, model_type: str) -> dict[str, Any]:
+    prefix = f"{gguf.architecture}."
+    metadata = {key.removeprefix(prefix): value for key, value in file.metadata.items() if key.startswith(prefix)}
+    fields = {**FIELDS, **gguf.fields}
+    config: dict[str, Any] = {fields[key]: value for key, value in metadata.items() if key in fields}
+    config["model_type"] = model_type
+    if "vocab_size" not in config and (embeddings := file.tensors.get("token_embd.weight")) is not None and embeddings.shape:
+        config["vocab_size"] = embeddings.shape[0]
+    config["tie_word_embeddings"] = "output.weight" not in file.tensors
+    config["rope_scaling"] = _rope_scaling(file, metadata)
+    for flag, projection in gguf.biases.items():
+        config[flag] = any(f"blk.0.{name}.bias" in file.tensors for name in (projection, STACKED.get(projection)))
+    _complete_heads(config, metadata)
+    _complete_windows(config, metadata)
+    gguf.complete(config, metadata, file.tensors)
+    return config
+
+
+def _complete_heads(config: dict[str, Any], metadata: Mapping[str, Any]) -> None:
+    hidden_size, num_heads = config.get("hidden_size"), config.get("num_attention_heads")
+    if "head_dim" not in config and type(hidden_size) is int and type(num_heads) is int and num_heads > 0:
+        config["head_dim"] = hidden_size // num_heads
+    head_dim = config.get("head_dim")
+    rotated = metadata.get("rope.dimension_count", head_dim)
+    if type(rotated) is int and type(head_dim) is int and head_dim > 0:
+        config["partial_rotary_factor"] = (rotated + 0.5) / head_dim  # config.json has a share, whose product is rounded down
+
+
+def _complete_windows(config: dict[str, Any], metadata: Mapping[str, Any]) -> None:
+    """The layers with a window: all but every n-th, or a flag for each layer."""
+    if not config.get("sliding_window", 1):
+        config["sliding_window"] = None  # 0 is written for "none"
+    pattern = metadata.get("attention.sliding_window_pattern")
+    if type(pattern) is int:
+        config["sliding_window_pattern"] = pattern
+    elif isinstance(pattern, np.ndarray) and config.get("sliding_window") is not None:
+        config["layer_types"] = ["sliding_attention" if has_window else "full_attention" for has_window in pattern]
+
+
+def _rope_scaling(file: GgufFile, metadata: Mapping[str, Any]) -> dict[str, Any] | None:
+    if ROPE_FACTORS in file.tensors:
+        divisors = _divisors(file, ROPE_FACTORS)
+        return {"rope_type": "longrope", "short_factor": divisors, "long_factor": divisors, "attention_factor": 1.0}
+    if SHORT_FACTORS in file.tensors and LONG_FACTORS in file.tensors:
+        return {
+            "rope_type": "longrope",
+            "short_factor": _divisors(file, SHORT_FACTORS),
+            "long_factor": _divisors(file, LONG_FACTORS),
+            "attention_factor": metadata.get("rope.scaling.attn_factor"),
+            "original_max_position_embeddings": metadata.get("rope.scaling.original_context_length"),
+        }
+    kind = metadata.get("rope.scaling.type", "none")
+    if kind == "none":
+        return None
+    if kind != "yarn":
+        return {"rope_type": kind, "factor": metadata.get("rope.scaling.factor")}
+    if (mix := metadata.get("rope.scaling.yarn_ext_factor", 1.0)) != 1.0:
+        raise ModelError(
+            f"{file.path.name}: rope.scaling.yarn_ext_factor is {mix!r}, expected 1: other mixes of scalings are not supported"
+        )
+    scaling = {field: metadata[key] for key, field in YARN_FIELDS.items() if key in metadata}
+    if "mscale_all_dim" in scaling:
+        scaling["mscale"] = 1.0  # not written, but 1 in all models that have the other one
+    return {"rope_type": kind, **scaling}
+
+
+def _divisors(file: GgufFile, name: str) -> list[float]:
+    if (num_bytes := file.tensors[name].num_bytes) > MAX_ROPE_FACTOR_BYTES:
+        raise DamagedFile(f"{name} has {num_bytes} bytes; at most {MAX_ROPE_FACTOR_BYTES} are read")
+    return [float(divisor) for divisor in np.ravel(file.read(name))]

@@ -1,0 +1,55 @@
+"""AWQ: integers of 4 bits packed along the outputs, a scale and a zero point for each group of inputs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from compiler.frontend.errors import DamagedFile
+from compiler.frontend.fields import Fields
+from compiler.frontend.quantized.method import Array, Floats, Infos, Layout, Method, Parts, expect, unpack
+
+EIGHT = 8  # numbers of a word
+PLACES = np.array([0, 4, 1, 5, 2, 6, 3, 7])  # where a word holds each of eight columns: columns 0, 2, 4, 6 come first
+
+
+@dataclass(frozen=True, slots=True)
+class Awq:
+    @property
+    def layout(self) -> Layout:
+        return Layout("qweight", ("qzeros", "scales"))
+
+    def shape(self, infos: Infos) -> tuple[int, ...]:
+        packed = infos["qweight"].shape
+        if len(packed) != 2:
+            raise DamagedFile(f"its qweight is {list(packed)}, expected two axes")
+        inputs, outputs = packed[0], packed[1] * EIGHT
+        groups = infos["scales"].shape[0] if infos["scales"].shape else 0
+        if groups < 1 or inputs % groups:
+            raise DamagedFile(f"its scales are {list(infos['scales'].shape)}, expected groups that divide {inputs} inputs")
+        expect(infos, "qweight", packed, "w")
+        expect(infos, "scales", (groups, outputs), "f")
+        expect(infos, "qzeros", (groups, packed[1]), "w")
+        return outputs, inputs
+
+    def values(self, parts: Parts) -> Floats:
+        numbers, zeros = _columns(parts["qweight"]), _columns(parts["qzeros"])
+        size = len(numbers) // len(zeros)
+        scales = np.repeat(parts["scales"].astype(np.float32), size, 0)
+        return np.ascontiguousarray((scales * (numbers - np.repeat(zeros, size, 0)).astype(np.float32)).T)
+
+
+def _columns(words: Array) -> Array:
+    return unpack(words, 4, 1).reshape(len(words), -1, EIGHT)[..., PLACES].reshape(len(words), -1)
+
+
+def read_awq(fields: Fields) -> Method:
+    if fields.integer("bits", fields.raw("w_bit", 4)) != 4:
+        raise fields.error("bits", "4")
+    if (version := fields.text("version", "gemm")).lower() != "gemm":
+        raise fields.error("version", f"gemm; weights packed for {version} lie in another order")
+    fields.skip(
+        "zero_point", "group_size", "q_group_size", "backend", "modules_to_not_convert", "do_fuse", "exllama_config", "fuse_max_seq_len"
+    )
+    return Awq()

@@ -1,0 +1,114 @@
+"""compressed-tensors: integers, packed or as bytes, or 8-bit floats, with scales per group, per row or per matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from compiler.frontend.errors import DamagedFile
+from compiler.frontend.fields import Fields
+from compiler.frontend.quantized.fp8 import Scaled, block_of
+from compiler.frontend.quantized.method import Floats, Infos, Layout, Method, Parts, expect, per_group, unpack
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """Integers of 4 or 8 bits, packed along the inputs, stored with an offset of half their range."""
+
+    bits: int
+
+    @property
+    def layout(self) -> Layout:
+        return Layout("weight_packed", ("weight_scale", "weight_shape"), ("weight_zero_point", "weight_g_idx"), unused=("input_scale",))
+
+    def shape(self, infos: Infos) -> tuple[int, ...]:
+        words = infos["weight_packed"].shape
+        if len(words) != 2:
+            raise DamagedFile(f"its weight_packed is {list(words)}, expected two axes")
+        outputs, inputs = words[0], words[1] * 32 // self.bits
+        expect(infos, "weight_packed", words, "w")
+        groups = _check_scale(infos, (outputs, inputs))
+        if "weight_zero_point" in infos:
+            expect(infos, "weight_zero_point", (-(-outputs * self.bits // 32), groups), "w")
+        if "weight_g_idx" in infos:
+            expect(infos, "weight_g_idx", (inputs,), "w")
+        return outputs, inputs
+
+    def values(self, parts: Parts) -> Floats:
+        half = 1 << self.bits - 1
+        numbers = unpack(parts["weight_packed"], self.bits, 1) - half
+        stated = tuple(int(n) for n in parts["weight_shape"])
+        if stated != numbers.shape:
+            raise DamagedFile(f"its weight_shape is {list(stated)}, expected {list(numbers.shape)}")
+        scales = parts["weight_scale"].astype(np.float32)
+        zeros = np.zeros(scales.shape, np.int32)
+        if "weight_zero_point" in parts:
+            zeros = unpack(parts["weight_zero_point"], self.bits, 0)[: len(numbers)] - half
+        if "weight_g_idx" in parts:
+            groups = parts["weight_g_idx"].astype(np.int64)
+            if groups.size and not 0 <= groups.min() <= groups.max() < scales.shape[1]:
+                raise DamagedFile(f"its weight_g_idx names groups {groups.min()} to {groups.max()}, expected 0 to {scales.shape[1] - 1}")
+            return scales[:, groups] * (numbers - zeros[:, groups]).astype(np.float32)
+        length = numbers.shape[1]
+        return per_group(scales, length) * (numbers - per_group(zeros, length)).astype(np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class Bytes:
+    """Integers of 8 bits as they are."""
+
+    @property
+    def layout(self) -> Layout:
+        return Layout("weight_scale", ("weight",), ("weight_zero_point",), unused=("input_scale", "input_zero_point"))
+
+    def shape(self, infos: Infos) -> tuple[int, ...]:
+        shape = infos["weight"].shape
+        if len(shape) != 2 or infos["weight"].dtype != np.int8:
+            raise DamagedFile(f"its weight is {infos['weight'].dtype.name} {list(shape)}, expected a matrix of int8")
+        groups = _check_scale(infos, (shape[0], shape[1]))
+        if "weight_zero_point" in infos:
+            expect(infos, "weight_zero_point", (shape[0], groups), "i")
+        return shape
+
+    def values(self, parts: Parts) -> Floats:
+        numbers, scales = parts["weight"].astype(np.int32), parts["weight_scale"].astype(np.float32)
+        length = numbers.shape[1]
+        if "weight_zero_point" in parts:
+            numbers = numbers - per_group(parts["weight_zero_point"].astype(np.int32), length)
+        return per_group(scales, length) * numbers.astype(np.float32)
+
+
+def _check_scale(infos: Infos, shape: tuple[int, int]) -> int:
+    """The number of groups."""
+    found = infos["weight_scale"].shape
+    groups = found[1] if len(found) == 2 else 0
+    if groups < 1 or shape[1] % groups:
+        raise DamagedFile(f"its weight_scale is {list(found)}, expected [{shape[0]}, groups] with groups that divide {shape[1]} inputs")
+    expect(infos, "weight_scale", (shape[0], groups), "f")
+    return groups
+
+
+def read_compressed(fields: Fields) -> Method:
+    """One scheme for all matrices that are quantised. How rows would be quantised changes nothing: rows stay as they are."""
+    fields.skip("ignore", "version", "global_compression_ratio", "quantization_status", "sparsity_config", "transform_config")
+    for name in ("kv_cache_scheme",):
+        if fields.raw(name):
+            raise fields.error(name, "nothing: keys and values are not quantised by scales of a checkpoint")
+    for name, inner in (("sparsity_config", "format"), ("transform_config", "config_groups")):
+        if isinstance(found := fields.raw(name), Mapping) and found.get(inner) not in (None, "dense", {}):
+            raise fields.error(name, "nothing")
+    kind, groups = fields.text("format"), fields.raw("config_groups")
+    if not isinstance(groups, Mapping) or len(groups) != 1:
+        raise fields.error("config_groups", "one scheme for all quantised matrices")
+    group = Fields(next(iter(groups.values())), "the scheme of config_groups")
+    weights = group.fields("weights")
+    bits, number = weights.integer("num_bits"), weights.text("type")
+    if kind == "pack-quantized" and number == "int" and bits in (4, 8):
+        return Packed(bits)
+    if kind in ("int-quantized", "naive-quantized") and number == "int" and bits == 8:
+        return Bytes()
+    if kind in ("float-quantized", "naive-quantized") and number == "float" and bits == 8:
+        return Scaled("weight_scale", block_of(weights, "block_structure"))
+    raise fields.error("format", f"pack-quantized (int4, int8), int-quantized (int8) or float-quantized (fp8), not {number}{bits}")

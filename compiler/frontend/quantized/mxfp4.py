@@ -1,0 +1,48 @@
+"""MXFP4: floats of 4 bits (e2m1), two in a byte, with a power of two for each 32 inputs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from compiler.frontend.errors import DamagedFile
+from compiler.frontend.fields import Fields
+from compiler.frontend.quantized.method import Floats, Infos, Layout, Method, Parts
+
+NUMBERS = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)  # e2m1
+BIAS = 127  # of the exponents
+BYTES = 16  # of a block
+
+
+@dataclass(frozen=True, slots=True)
+class Mxfp4:
+    """Stacked matrices [experts, out, blocks, 16]. The model has them as [experts, in, out]."""
+
+    @property
+    def layout(self) -> Layout:
+        return Layout("_blocks", ("_scales",), ending="")
+
+    def shape(self, infos: Infos) -> tuple[int, ...]:
+        blocks, scales = infos["_blocks"], infos["_scales"]
+        if len(blocks.shape) != 4 or blocks.shape[3] != BYTES or blocks.dtype != np.uint8:
+            raise DamagedFile(f"its blocks are {blocks.dtype.name} {list(blocks.shape)}, expected uint8 [experts, out, blocks, {BYTES}]")
+        if scales.shape != blocks.shape[:3] or scales.dtype != np.uint8:
+            raise DamagedFile(f"its scales are {scales.dtype.name} {list(scales.shape)}, expected uint8 {list(blocks.shape[:3])}")
+        experts, outputs, count, _ = blocks.shape
+        return experts, count * 2 * BYTES, outputs
+
+    def values(self, parts: Parts) -> Floats:
+        blocks, scales = parts["_blocks"], parts["_scales"]
+        experts, outputs, count, _ = blocks.shape
+        values = np.empty((experts, count * 2 * BYTES, outputs), np.float32)
+        for expert in range(experts):  # one at a time: what is in between stays small
+            numbers = NUMBERS[np.stack((blocks[expert] & 15, blocks[expert] >> 4), -1)].reshape(outputs, count, 2 * BYTES)
+            scaled = np.ldexp(numbers, scales[expert, ..., None].astype(np.int32) - BIAS)
+            values[expert] = scaled.reshape(outputs, -1).T
+        return values
+
+
+def read_mxfp4(fields: Fields) -> Method:
+    fields.skip("modules_to_not_convert")
+    return Mxfp4()

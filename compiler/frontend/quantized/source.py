@@ -1,0 +1,97 @@
+"""A checkpoint of quantised weights as a source of weights: each matrix under the name that the model has for it, as f32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final
+
+import numpy as np
+
+from compiler.frontend.errors import ConfigError, DamagedFile
+from compiler.frontend.fields import Fields
+from compiler.frontend.quantized.awq import read_awq
+from compiler.frontend.quantized.compressed import read_compressed
+from compiler.frontend.quantized.fp8 import read_fbgemm, read_fp8
+from compiler.frontend.quantized.gptq import read_gptq
+from compiler.frontend.quantized.method import Method
+from compiler.frontend.quantized.mxfp4 import read_mxfp4
+from compiler.frontend.weights import Tensor, TensorInfo, WeightSource
+
+METHODS: Final[Mapping[str, Callable[[Fields], Method]]] = {
+    "awq": read_awq,
+    "compressed-tensors": read_compressed,
+    "fbgemm_fp8": read_fbgemm,
+    "fp8": read_fp8,
+    "gptq": read_gptq,
+    "mxfp4": read_mxfp4,
+}
+FIELDS: Final = ("quantization_config", "compression_config")  # of a config.json
+
+
+def method_of(config: Mapping[str, object]) -> Method | None:
+    """How the weights beside this config.json are quantised; None: not at all."""
+    name = next((name for name in FIELDS if config.get(name) is not None), None)
+    if name is None:
+        return None
+    fields = Fields(config[name], f"{name} of config.json")
+    kind = fields.text("quant_method")
+    if kind not in METHODS:
+        raise ConfigError(f"the weights are quantised by {kind}; known are {', '.join(METHODS)}, and GGUF files")
+    method = METHODS[kind](fields)
+    if unread := [f"{path} {value!r:.60}" for path, value in fields.unread()]:
+        raise ConfigError(f"{fields.where} has fields that nothing honours: {', '.join(unread)}")
+    return method
+
+
+class QuantizedWeights:
+    """A WeightSource over the tensors of another."""
+
+    def __init__(self, stored: WeightSource, method: Method) -> None:
+        self._stored, self._method = stored, method
+        self._parts = dict(_matrices(stored.tensors, method))
+        hidden = {name for parts in self._parts.values() for name in parts.values()}
+        unused = tuple(_joined("", part) for part in method.layout.unused)
+        self.tensors: Mapping[str, TensorInfo] = {
+            **{name: info for name, info in stored.tensors.items() if name not in hidden and not name.endswith(unused or ("\0",))},
+            **{name: self._info(name) for name in self._parts},
+        }
+
+    def read(self, name: str) -> Tensor:
+        if name not in self._parts:
+            return self._stored.read(name)
+        try:
+            return self._method.values({part: self._stored.read(own) for part, own in self._parts[name].items()})
+        except DamagedFile as error:
+            raise DamagedFile(f"tensor {name!r}: {error}") from None
+
+    def release(self, name: str) -> None:
+        for own in self._parts.get(name, {"": name}).values():
+            self._stored.release(own)
+
+    def digest(self) -> str:
+        return self._stored.digest()
+
+    def _info(self, name: str) -> TensorInfo:
+        infos = {part: self._stored.tensors[own] for part, own in self._parts[name].items()}
+        try:
+            shape = self._method.shape(infos)
+        except DamagedFile as error:
+            raise DamagedFile(f"tensor {name!r}: {error}") from None
+        return TensorInfo(shape, np.dtype(np.float32), sum(info.num_bytes for info in infos.values()))
+
+
+def _matrices(tensors: Mapping[str, TensorInfo], method: Method) -> Iterator[tuple[str, Mapping[str, str]]]:
+    """The name of each quantised matrix, with the tensor that holds each part."""
+    layout = method.layout
+    for name in tensors:
+        marker = _joined("", layout.marker)
+        if name.endswith(marker):
+            stem = name.removesuffix(marker)
+            for part in layout.needed:
+                if _joined(stem, part) not in tensors:
+                    raise DamagedFile(f"tensor {name!r} has no {_joined(stem, part)!r} beside it")
+            yield f"{stem}{layout.ending}", {part: own for part in layout.parts if (own := _joined(stem, part)) in tensors}
+
+
+def _joined(stem: str, part: str) -> str:
+    return f"{stem}{part}" if part.startswith("_") else f"{stem}.{part}"

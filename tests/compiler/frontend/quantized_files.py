@@ -1,0 +1,34 @@
+"""Matrices packed as GPTQ and AWQ store them, one number at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+AWQ_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)  # the column of each number of a word
+
+
+def gptq(numbers: Array, zeros: Array, scales: Array, bits: int, *, zero_offset: int = 1, groups: Array | None = None) -> dict[str, Array]:
+    """`numbers` [in, out], `zeros` and `scales` [groups, out], all unsigned."""
+    per_word = 32 // bits
+    qweight = np.zeros((len(numbers) // per_word, numbers.shape[1]), np.uint32)
+    for k in range(len(numbers)):
+        qweight[k // per_word] |= numbers[k].astype(np.uint32) << np.uint32(bits * (k % per_word))
+    qzeros = np.zeros((len(zeros), zeros.shape[1] // per_word), np.uint32)
+    for n in range(zeros.shape[1]):
+        qzeros[:, n // per_word] |= (zeros[:, n] - zero_offset).astype(np.uint32) << np.uint32(bits * (n % per_word))
+    found = {"qweight": qweight.view(np.int32), "qzeros": qzeros.view(np.int32), "scales": scales}
+    return found if groups is None else {**found, "g_idx": groups.astype(np.int32)}
+
+
+def awq(numbers: Array, zeros: Array, scales: Array) -> dict[str, Array]:
+    def packed(values: Array) -> Array:
+        words = np.zeros((len(values), values.shape[1] // 8), np.uint32)
+        for word in range(words.shape[1]):
+            for place, column in enumerate(AWQ_COLUMNS):
+                words[:, word] |= values[:, 8 * word + column].astype(np.uint32) << np.uint32(4 * place)
+        return words.view(np.int32)
+
+    return {"qweight": packed(numbers), "qzeros": packed(zeros), "scales": scales}

@@ -1,0 +1,123 @@
+"""Checkpoints that are quantised already stand for the values that the libraries of their methods read back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors import safe_open
+from safetensors.numpy import save_file
+
+from compiler.frontend.errors import ConfigError, DamagedFile
+from compiler.frontend.quantized.source import QuantizedWeights, method_of
+from compiler.frontend.weights import open_safetensors
+from tests.compiler.frontend.quantized_files import awq, gptq
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "quantized"
+RNG = np.random.default_rng(0)
+INPUTS, OUTPUTS, GROUPS = 64, 32, 2
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": True}
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm", "zero_point": True}
+
+
+def opened(path: Path, config: dict[str, Any]) -> QuantizedWeights:
+    method = method_of({"quantization_config": config})
+    assert method is not None
+    return QuantizedWeights(open_safetensors(path), method)
+
+
+def written(folder: Path, config: dict[str, Any], parts: dict[str, Any], **others: Any) -> QuantizedWeights:
+    path = folder / "model.safetensors"
+    save_file({**{f"a.b.{part}": value for part, value in parts.items()}, **others}, path)
+    return opened(path, config)
+
+
+@pytest.mark.parametrize("path", sorted(GOLDEN.glob("*.safetensors")), ids=lambda path: path.stem)
+def test_values_are_those_of_the_reference(path: Path) -> None:
+    with safe_open(path, "np") as file:
+        config = json.loads(file.metadata()["quantization_config"])
+    source = opened(path, config)
+    (name,) = source.tensors.keys() - {"expected"}
+    values, info = source.read(name), source.tensors[name]
+    assert name in ("m", "m.weight") and (info.shape, info.dtype) == (values.shape, values.dtype) and values.dtype == np.float32
+    np.testing.assert_array_equal(values, source.read("expected"))
+
+
+def drawn(bits: int) -> tuple[Any, Any, Any]:
+    numbers = RNG.integers(0, 1 << bits, (INPUTS, OUTPUTS))
+    zeros = RNG.integers(1, 1 << bits, (GROUPS, OUTPUTS))
+    return numbers, zeros, RNG.random((GROUPS, OUTPUTS)).astype(np.float16)
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize("kind", ["gptq", "gptq_v2"])
+@pytest.mark.parametrize("reordered", [False, True])
+def test_gptq(bits: int, kind: str, reordered: bool, tmp_path: Path) -> None:
+    numbers, zeros, scales = drawn(bits)
+    groups = RNG.integers(0, GROUPS, INPUTS) if reordered else np.repeat(np.arange(GROUPS), INPUTS // GROUPS)
+    parts = gptq(numbers, zeros, scales, bits, zero_offset=kind == "gptq", groups=groups if reordered else None)
+    source = written(tmp_path, {**GPTQ, "bits": bits, "checkpoint_format": kind}, parts, norm=np.ones(3, np.float32))
+    assert set(source.tensors) == {"a.b.weight", "norm"}
+    expected = scales.astype(np.float32)[groups] * (numbers - zeros[groups])
+    np.testing.assert_array_equal(source.read("a.b.weight"), expected.T.astype(np.float32))
+    np.testing.assert_array_equal(source.read("norm"), 1)
+
+
+def test_awq(tmp_path: Path) -> None:
+    numbers, zeros, scales = drawn(4)
+    source = written(tmp_path, AWQ, awq(numbers, zeros, scales))
+    groups = np.repeat(np.arange(GROUPS), INPUTS // GROUPS)
+    expected = scales.astype(np.float32)[groups] * (numbers - zeros[groups])
+    np.testing.assert_array_equal(source.read("a.b.weight"), expected.T.astype(np.float32))
+    source.release("a.b.weight")
+    assert source.tensors["a.b.weight"].num_bytes == numbers.size // 2 + zeros.size // 2 + scales.nbytes
+
+
+COMPRESSED = {
+    "quant_method": "compressed-tensors",
+    "format": "pack-quantized",
+    "config_groups": {"group_0": {"weights": {"num_bits": 4, "type": "int"}}},
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"quant_method": "bitsandbytes"}, "quantised by bitsandbytes; known are awq, compressed-tensors"),
+        ({**GPTQ, "bits": 3}, "bits of quantization_config of config.json is 3, expected 2, 4 or 8"),
+        ({**GPTQ, "checkpoint_format": "marlin"}, "expected gptq or gptq_v2"),
+        ({**GPTQ, "dynamic": {"-:.*": {}}}, "expected nothing: all matrices of one form"),
+        ({**AWQ, "version": "gemv"}, "weights packed for gemv lie in another order"),
+        ({**AWQ, "rotation": 7}, "has fields that nothing honours: rotation 7"),
+        ({"quant_method": "fp8", "weight_block_size": [128]}, "expected two positive integers"),
+        ({**COMPRESSED, "kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme"),
+        ({**COMPRESSED, "config_groups": {}}, "one scheme for all quantised matrices"),
+        ({**COMPRESSED, "format": "nvfp4-pack-quantized"}, "pack-quantized"),
+        ({**COMPRESSED, "transform_config": {"config_groups": {"r": {}}}}, "transform_config"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_nothing_honours_is_refused_by_name(config: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        method_of({"quantization_config": config})
+
+
+def test_parts_that_do_not_fit_are_refused_by_name(tmp_path: Path) -> None:
+    numbers, zeros, scales = drawn(4)
+    good = gptq(numbers, zeros, scales, 4, groups=np.arange(INPUTS) // 32)
+    for part, value, said in (
+        ("qzeros", None, "has no 'a.b.qzeros' beside it"),
+        ("scales", scales[:, 1:], r"its scales is float16 \[2, 31\], expected \[2, 32\]"),
+        ("scales", np.ones((7, OUTPUTS), np.float16), "expected groups that divide 64 inputs"),
+        ("qzeros", good["qzeros"].astype(np.int64), "its qzeros is int64"),
+        ("g_idx", good["g_idx"][1:], "its g_idx is int32"),
+    ):
+        parts = {name: found for name, found in {**good, part: value}.items() if found is not None}
+        with pytest.raises(DamagedFile, match=said):
+            written(tmp_path, GPTQ, parts)
+    source = written(tmp_path, GPTQ, {**good, "g_idx": good["g_idx"] + 1})
+    with pytest.raises(DamagedFile, match=r"'a\.b\.weight': its g_idx names groups 1 to 2, expected 0 to 1"):
+        source.read("a.b.weight")
