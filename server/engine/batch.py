@@ -1,33 +1,32 @@
 """From a settled plan to the arrays that a model runs on.
 
-All arrays are views of buffers allocated once; they are valid until the next `build`. Each running sequence owns a row of `_tables`,
-rewritten only when its pages changed.
+All arrays are views of buffers allocated once; they are valid until the next `build`. Each running sequence owns a row of the tables of
+each cache group, rewritten only when its pages changed.
 """
 
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
-from runtime.kv_pool import PAGE_SIZE
+from runtime.cache_groups import PAGE_SIZE
 from server.engine.request import Sequence
 from server.engine.scheduling.scheduler import Plan
-from server.engine.step_model import NO_ROWS, StepBatch, StepLimits
+from server.engine.step_model import NO_ROWS, Places, StepBatch, StepLimits
 
 
 class BatchBuilder:
     def __init__(self, limits: StepLimits) -> None:
         max_pages = -(-limits.max_context // PAGE_SIZE)
-        self._tables: NDArray[np.int32] = np.zeros((limits.max_seqs, max_pages), np.int32)
+        self._tables = [np.zeros((limits.max_seqs, max_pages), np.int32) for _ in limits.groups]
         self._table_state: list[tuple[Sequence | None, int]] = [(None, 0)] * limits.max_seqs  # what each row shows
         self._tokens = np.zeros(limits.max_tokens, np.int32)
-        self._gathered = np.zeros(limits.max_seqs * max_pages, np.int32)
+        self._gathered = [np.zeros(limits.max_seqs * max_pages, np.int32) for _ in limits.groups]
         self._ramp = np.arange(max(limits.max_tokens, limits.max_seqs) + 1, dtype=np.int32)
 
     def build(self, plan: Plan) -> StepBatch:
         num_seqs = len(plan.items)
         begins: list[int] = []
-        places: list[int] = []
+        rows: list[int] = []
         ends: list[int] = [0]  # in the batch
         logit_rows: list[int] = []
         hidden_rows: list[int] = []
@@ -40,38 +39,40 @@ class BatchBuilder:
                 self._tokens[at : at + count] = seq.token_ids[item.start : item.stop]
             at += count
             begins.append(item.start)
-            places.append(seq.slot)
+            rows.append(seq.slot)
             ends.append(at)
             (hidden_rows if seq.request.embed is not None else logit_rows).extend(range(at - item.num_rows, at))
-            num_pages = max(num_pages, len(seq.held.pages))
+            num_pages = max(num_pages, len(seq.held.lists[0].pages))
             if self._table_state[seq.slot] != (seq, seq.held.version):
                 self._show(seq)
 
         starts = np.array(begins, np.int32)
         query_starts = np.array(ends, np.int32)
         counts = query_starts[1:] - query_starts[:-1]
-        tables = self._gathered[: num_seqs * num_pages].reshape(num_seqs, num_pages)
-        np.take(self._tables[:, :num_pages], places, axis=0, out=tables)
         if at == num_seqs:  # only single tokens
             owners, positions = self._ramp[:num_seqs], starts
         else:
             owners = np.repeat(self._ramp[:num_seqs], counts)
             positions = (starts - query_starts[:-1])[owners] + self._ramp[:at]
-        slots = tables[owners, positions // PAGE_SIZE] * PAGE_SIZE + positions % PAGE_SIZE
+        pages, offsets = np.divmod(positions, PAGE_SIZE)
+        places: list[Places] = []
+        for held, gathered in zip(self._tables, self._gathered, strict=True):
+            tables = gathered[: num_seqs * num_pages].reshape(num_seqs, num_pages)
+            np.take(held[:, :num_pages], rows, axis=0, out=tables)
+            places.append(Places(tables[owners, pages] * PAGE_SIZE + offsets, tables))
         return StepBatch(
             tokens=self._tokens[:at],
             positions=positions,
-            slots=slots,
             query_starts=query_starts,
             context_lens=starts + counts,
-            page_tables=tables,
+            places=tuple(places),
             logit_rows=np.array(logit_rows, np.int32),
             hidden_rows=np.array(hidden_rows, np.int32) if hidden_rows else NO_ROWS,
         )
 
     def _show(self, seq: Sequence) -> None:
-        pages = seq.held.pages
-        row = self._tables[seq.slot]
-        row[: len(pages)] = pages
-        row[len(pages) :] = 0
+        for tables, held in zip(self._tables, seq.held.lists, strict=True):
+            row = tables[seq.slot]
+            row[: len(held.pages)] = held.pages
+            row[len(held.pages) :] = 0
         self._table_state[seq.slot] = seq, seq.held.version

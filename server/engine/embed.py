@@ -67,7 +67,7 @@ class Embedder:
         texts = [] if self._paused else self._take()
         if not texts:
             return False
-        vectors = self._model.run([text.embed.prompt_ids for text in texts])
+        vectors = self._model.run([text.embed.prompt_ids for text in texts], [text.embed.second for text in texts])
         for text, vector in zip(texts, vectors, strict=True):
             self._publish(embedding_of(text.embed, [vector]))
         return True

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from itertools import chain
 
-from runtime.kv_pool import PAGE_SIZE
 from server.engine.request import Request, Sequence, Stage
 from server.engine.sampler import RowState
-from server.engine.scheduling.page_pool import PageList
+from server.engine.scheduling.cache_pool import Held
 from server.engine.step_model import StepLimits
 from server.interfaces import RequestError
 from server.messages import Embed, ErrorCode, SamplingParams, Submit
@@ -26,11 +25,10 @@ def open_request(submit: Submit, arrival: int, *, limits: StepLimits, eos_ids: t
             f"the prompt has {num_prompt} tokens, expected fewer than the context of {limits.max_context}",
         )
     max_len = min(num_prompt + submit.params.max_tokens, limits.max_context)
-    capacity = (limits.num_pages - 1) * PAGE_SIZE
-    if max_len > capacity:
+    if max_len > limits.capacity:
         raise RequestError(
             ErrorCode.CONTEXT_LENGTH_EXCEEDED,
-            f"prompt and answer have up to {max_len} tokens, the KV cache holds {capacity}: lower max_tokens or load the "
+            f"prompt and answer have up to {max_len} tokens, the KV cache holds {limits.capacity}: lower max_tokens or load the "
             "model with a larger kv_cache_bytes",
         )
     params = submit.params
@@ -41,7 +39,7 @@ def open_request(submit: Submit, arrival: int, *, limits: StepLimits, eos_ids: t
             request,
             choice,
             token_ids=[*submit.prompt_ids, *emitted],
-            held=PageList(submit.cache_salt.encode()),
+            held=Held.nothing(limits, submit.cache_salt),
             row=row_behind(submit, choice, emitted),
             max_len=max_len,
             rank=(submit.priority, arrival, choice),
@@ -70,12 +68,12 @@ def open_text(embed: Embed, arrival: int, *, limits: StepLimits) -> Request:
         embed.request_id, embed.prompt_ids, SamplingParams(max_tokens=0), fairness_key=embed.fairness_key, deadline=embed.deadline
     )
     _check_ids(submit, limits.vocab_size)
-    num_tokens, most = len(embed.prompt_ids), min(limits.max_context, (limits.num_pages - 1) * PAGE_SIZE)
-    if num_tokens > most:
-        raise RequestError(ErrorCode.CONTEXT_LENGTH_EXCEEDED, f"the text has {num_tokens} tokens, expected 1 to {most}")
+    num_tokens = len(embed.prompt_ids)
+    if num_tokens > limits.capacity:
+        raise RequestError(ErrorCode.CONTEXT_LENGTH_EXCEEDED, f"the text has {num_tokens} tokens, expected 1 to {limits.capacity}")
     request = Request(submit, arrival, embed)
     row = RowState(submit.params, 0, ())
-    held = PageList(submit.cache_salt.encode())
+    held = Held.nothing(limits, submit.cache_salt)
     seq = Sequence(request, 0, list(embed.prompt_ids), held, row, max_len=num_tokens, rank=(0, arrival, 0))
     seq.prompt_vectors = [] if embed.per_token else None
     request.sequences.append(seq)

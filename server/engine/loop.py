@@ -102,8 +102,8 @@ class Engine:
 
     def _run(self, plan: Plan, batch: StepBatch) -> tuple[Logits, float]:
         started = self._clock()
-        for source, target in plan.copies:
-            self._model.copy_page(source, target)
+        for copy in plan.copies:
+            self._model.copy_page(*copy)
         logits = self._model.run(batch)
         return logits, self._clock() - started
 
@@ -171,7 +171,7 @@ class Engine:
             num_running=len(scheduler.running),
             num_waiting=num_alive - len(scheduler.running),
             num_pages_used=pool.num_used,
-            num_pages=pool.num_pages - 1,
+            num_pages=pool.num_pages,
             num_preemptions=scheduler.num_preemptions,
             prefix_queries=pool.num_queried_tokens,
             prefix_hits=pool.num_found_tokens,

@@ -8,10 +8,10 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.kv_pool import PAGE_SIZE
+from runtime.cache_groups import PAGE_SIZE
 from server.constraints.matcher import Matcher
 from server.engine.sampler import RowState
-from server.engine.scheduling.page_pool import PageList
+from server.engine.scheduling.cache_pool import Held
 from server.messages import Embed, FinishReason, Submit, TokenLogprob
 
 
@@ -56,7 +56,7 @@ class Sequence:
     request: Request
     choice: int
     token_ids: list[int]
-    held: PageList
+    held: Held
     row: RowState
     max_len: int  # tokens at which it ends for length
     stage: Stage = Stage.WAITING
@@ -165,4 +165,4 @@ class Sequence:
     def check(self) -> None:
         assert 0 <= self.num_reused <= self.num_computed <= self.num_tokens, self
         assert self.num_prompt <= self.num_known <= self.max_len, self
-        assert len(self.held.pages) * PAGE_SIZE >= self.num_computed, self
+        assert all(len(held.pages) * PAGE_SIZE >= self.num_computed for held in self.held.lists), self

@@ -1,5 +1,5 @@
-"""What the engine needs of a model. One ragged step of a causal model: which tokens run, where their keys and values live, which rows
-are wanted. `t` tokens of `s` sequences; the tokens of one sequence stand together, prefill and decode mixed.
+"""What the engine needs of a model. One ragged step of a causal model: which tokens run, where each cache group keeps what it keeps of
+them, which rows are wanted. `t` tokens of `s` sequences; the tokens of one sequence stand together, prefill and decode mixed.
 Beside it, one step of an encoder, which sees whole texts and keeps nothing between steps."""
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import NewType, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from runtime.cache_groups import PAGE_SIZE
 from runtime.sampling import Logprobs, SampleBatch, Sampled
 
 # Rows of logits [r, vocab] where the device left them. Opaque: only the model that made them reads them. Valid until its next step.
@@ -20,15 +21,35 @@ NO_ROWS: NDArray[np.int32] = np.empty(0, np.int32)
 
 
 @dataclass(frozen=True, slots=True)
+class Places:
+    """The pages of one cache group in a step."""
+
+    slots: NDArray[np.int32]  # [t] where its key and value go: page * PAGE_SIZE + offset
+    page_tables: NDArray[np.int32]  # [s, p] pages in order of position; entries behind the window or beyond the context are 0
+
+
+@dataclass(frozen=True, slots=True)
 class StepBatch:
     tokens: NDArray[np.int32]  # [t]
     positions: NDArray[np.int32]  # [t] position of each token in its sequence
-    slots: NDArray[np.int32]  # [t] where its key and value go: page * PAGE_SIZE + offset
     query_starts: NDArray[np.int32]  # [s + 1] first token of each sequence; the last entry is t
     context_lens: NDArray[np.int32]  # [s] tokens of the sequence after this step
-    page_tables: NDArray[np.int32]  # [s, p] pages in order of position; entries beyond the context are 0
+    places: tuple[Places, ...]  # of each cache group
     logit_rows: NDArray[np.int32]  # [r] tokens whose logits are wanted, ascending
     hidden_rows: NDArray[np.int32] = field(default_factory=lambda: NO_ROWS)  # [h] tokens whose hidden states are wanted, ascending
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLimits:
+    """Of a cache group: see `runtime.cache_groups`."""
+
+    num_pages: int  # page 0 is never handed out: padding points at it
+    window: int | None = None  # tokens that a token reads, itself included; None: all before it
+    keeps_states: bool = False  # a page has the state behind its last token, so a sequence goes on behind full pages alone
+
+    def most_pages(self, max_tokens: int) -> int | None:
+        """What a sequence needs at a time while at most so many of its tokens run in a step. None: the longer it is, the more."""
+        return None if self.window is None else (self.window + max_tokens + PAGE_SIZE - 3) // PAGE_SIZE + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +61,15 @@ class StepLimits:
     max_context: int
     max_tokens: int
     max_seqs: int
-    num_pages: int  # page 0 is never handed out: padding points at it
+    groups: tuple[GroupLimits, ...]
     embedding_size: int = 0  # of a hidden state; 0: it gives none
     generates: bool = True  # False: it gives no logits
+
+    @property
+    def capacity(self) -> int:
+        """Tokens of one sequence that the cache holds, and the model has positions for."""
+        short = (group for group in self.groups if (most := group.most_pages(self.max_tokens)) is None or most > group.num_pages - 1)
+        return min((self.max_context, *((group.num_pages - 1) * PAGE_SIZE for group in short)))
 
 
 class StepModel(Protocol):
@@ -70,8 +97,8 @@ class StepModel(Protocol):
         """Of the last step: what the last norm gave for its `hidden_rows` [h, embedding_size]. Neither do they depend on more."""
         ...
 
-    def copy_page(self, source: int, target: int) -> None:
-        """Copy-on-write: duplicate one page in every layer."""
+    def copy_page(self, group: int, source: int, target: int) -> None:
+        """Copy-on-write: duplicate one page in every layer of a cache group."""
         ...
 
 
@@ -79,7 +106,7 @@ class StepModel(Protocol):
 class EmbedLimits:
     """A text holds at most max_context tokens, all texts of one step at most max_tokens >= max_context together."""
 
-    embedding_size: int
+    embedding_size: int  # or the number of classes
     max_context: int
     max_tokens: int
     max_seqs: int
@@ -89,6 +116,7 @@ class EmbedModel(Protocol):
     @property
     def limits(self) -> EmbedLimits: ...
 
-    def run(self, token_lists: Sequence[Sequence[int]]) -> NDArray[np.float32]:
-        """One pooled vector per text [n, embedding_size], not normalised. A row depends on nothing but its own text."""
+    def run(self, token_lists: Sequence[Sequence[int]], seconds: Sequence[int | None]) -> NDArray[np.float32]:
+        """One pooled vector per text [n, embedding_size], not normalised, or the numbers of its classes. A row depends on nothing but its
+        own text. `seconds` tells where the second text of a pair begins."""
         ...

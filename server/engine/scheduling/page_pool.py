@@ -1,8 +1,10 @@
-"""Pages of the KV cache: who holds them, which can be found again, which may be written.
+"""Pages of one cache group: who holds them, which can be found again, which may be written.
 
 A page is in exactly one of three places: free, cached (nobody holds it, but its content can be found), or held by one or more
 sequences. A full page is *published* under the digest of everything before and in it, so that a later prompt with the same beginning
 shares it. A page is written only while one sequence holds it and it is not published; `make_writable` copies otherwise.
+
+In a group with a window, a sequence gives back the pages that no later token reads; 0 stands in their place.
 """
 
 from __future__ import annotations
@@ -14,29 +16,41 @@ from hashlib import blake2b
 
 import numpy as np
 
-from runtime.kv_pool import PAGE_SIZE
+from runtime.cache_groups import PAGE_SIZE
+from server.engine.step_model import GroupLimits
+
+
+@dataclass(slots=True)
+class Chain:
+    """The digests of a sequence's first full pages as far as they were ever computed. Tokens are only appended, or taken back with
+    `rewind`, so it outlives the pages."""
+
+    salt: bytes
+    digests: list[bytes] = field(default_factory=list[bytes])
+
+    def digest(self, index: int, token_ids: Sequence[int]) -> bytes:
+        """Of full page `index`. Each digest covers the one before, so it stands for the whole beginning of the sequence."""
+        while index >= len(self.digests):
+            parent = self.digests[-1] if self.digests else blake2b(self.salt, digest_size=16).digest()
+            first = len(self.digests) * PAGE_SIZE
+            tokens = np.asarray(token_ids[first : first + PAGE_SIZE], "<i4")
+            self.digests.append(blake2b(parent + tokens.tobytes(), digest_size=16).digest())
+        return self.digests[index]
 
 
 @dataclass(slots=True)
 class PageList:
-    """The pages of one sequence in order of position, of which the first `num_published` are done with: found by others, or known
-    to have a twin that is. `chain` holds the digests of its first full pages as far as they were ever computed; tokens are only
-    appended, or taken back with `rewind`, so it outlives the pages.   num_published <= len(pages), num_published <= len(chain)
+    """The pages of one sequence in order of position. The first `num_returned` were given back; the first `num_published` are done with:
+    found by others, or known to have a twin that is.   num_returned <= num_published <= len(pages)
     """
 
-    salt: bytes
     pages: list[int] = field(default_factory=list[int])
+    num_returned: int = 0
     num_published: int = 0
-    chain: list[bytes] = field(default_factory=list[bytes])
-    version: int = 0  # changes whenever `pages` does
 
-    def digest(self, index: int, token_ids: Sequence[int]) -> bytes:
-        """Of full page `index`. Each digest covers the one before, so it stands for the whole beginning of the sequence."""
-        if index == len(self.chain):
-            parent = self.chain[-1] if self.chain else blake2b(self.salt, digest_size=16).digest()
-            tokens = np.asarray(token_ids[index * PAGE_SIZE : (index + 1) * PAGE_SIZE], "<i4")
-            self.chain.append(blake2b(parent + tokens.tobytes(), digest_size=16).digest())
-        return self.chain[index]
+    @property
+    def held(self) -> list[int]:
+        return self.pages[self.num_returned :]
 
 
 class IntegrityError(AssertionError):
@@ -44,15 +58,17 @@ class IntegrityError(AssertionError):
 
 
 class PagePool:
-    def __init__(self, num_pages: int) -> None:
-        self.num_pages = num_pages  # page 0 is padding and never handed out
-        self._free = list(range(num_pages - 1, 0, -1))
+    def __init__(self, limits: GroupLimits, max_tokens: int) -> None:
+        """`max_tokens`: of one sequence in a step."""
+        self.num_pages = limits.num_pages  # page 0 is padding and never handed out
+        self._window = limits.window
+        self.keeps_states = limits.keeps_states
+        self._most_each = limits.most_pages(max_tokens)
+        self._free = list(range(self.num_pages - 1, 0, -1))
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
-        self._holders = [0] * num_pages
+        self._holders = [0] * self.num_pages
         self._digest_of: dict[int, bytes] = {}
         self._page_of: dict[bytes, int] = {}
-        self.num_queried_tokens = 0
-        self.num_found_tokens = 0
 
     @property
     def num_available(self) -> int:
@@ -62,32 +78,44 @@ class PagePool:
     def num_used(self) -> int:
         return self.num_pages - 1 - self.num_available
 
-    def reuse(self, held: PageList, token_ids: Sequence[int], max_tokens: int) -> int:
-        """Hold the published pages that begin `token_ids`, at most `max_tokens` tokens of them; say how many tokens that is."""
-        assert not held.pages
-        for i in range(max_tokens // PAGE_SIZE):
-            page = self._page_of.get(held.digest(i, token_ids))
-            if page is None:
-                break
-            self._hold(page)
-            held.pages.append(page)
-        held.num_published = len(held.pages)
-        held.version += 1
-        return len(held.pages) * PAGE_SIZE
+    # --- beginnings that are computed already --------------------------------------------------------------------------------
 
-    def count_reuse(self, num_queried: int, num_found: int) -> None:
-        self.num_queried_tokens += num_queried
-        self.num_found_tokens += num_found
+    def num_found(self, chain: Chain, token_ids: Sequence[int], most: int) -> int:
+        """The largest number of full pages, at most `most`, behind which a sequence can go on with published pages."""
+        if self._window is None:
+            return next((i for i in range(most) if chain.digest(i, token_ids) not in self._page_of), most)
+        while most > 0:
+            needed = range(most - 1, self._first_needed(most * PAGE_SIZE) - 1, -1)
+            missing = next((i for i in needed if chain.digest(i, token_ids) not in self._page_of), None)
+            if missing is None:
+                break
+            most = missing
+        return most
+
+    def hold(self, held: PageList, chain: Chain, token_ids: Sequence[int], count: int) -> None:
+        """Hold the published pages that are needed to go on behind `count` full pages."""
+        assert not held.pages
+        held.num_returned = self._first_needed(count * PAGE_SIZE)
+        held.pages = [0] * held.num_returned
+        for i in range(held.num_returned, count):
+            held.pages.append(self._page_of[chain.digest(i, token_ids)])
+            self._hold(held.pages[i])
+        held.num_published = count
+
+    def can_go_on(self, held: PageList, start: int) -> bool:
+        """Whether its pages have what a token at position `start` reads."""
+        return held.num_returned <= self._first_needed(start)
 
     def fork(self, source: PageList, target: PageList, num_tokens: int) -> None:
         """Let `target` hold the pages of the first `num_tokens` tokens of `source`, a partly filled last one included."""
-        assert not target.pages and source.salt == target.salt
+        assert not target.pages
         target.pages = source.pages[: -(-num_tokens // PAGE_SIZE)]
-        target.chain = source.chain[: num_tokens // PAGE_SIZE]
+        target.num_returned = source.num_returned
         target.num_published = min(source.num_published, num_tokens // PAGE_SIZE)
-        target.version += 1
-        for page in target.pages:
+        for page in target.held:
             self._hold(page)
+
+    # --- pages to write ------------------------------------------------------------------------------------------------------
 
     def num_needed(self, held: PageList, start: int, stop: int) -> int:
         """How many pages `make_writable` would take."""
@@ -95,17 +123,21 @@ class PagePool:
         first = start // PAGE_SIZE
         return fresh + sum(not self._is_private(page) for page in held.pages[first : -(-stop // PAGE_SIZE)])
 
-    def make_writable(self, held: PageList, start: int, stop: int) -> list[tuple[int, int]] | None:
-        """Give `held` private pages for the positions start .. stop; the copies to make first, or None if pages are short."""
-        pages = held.pages
-        num_pages = -(-stop // PAGE_SIZE)
-        first = start // PAGE_SIZE
-        if num_pages <= len(pages) and first == num_pages - 1 and self._is_private(pages[first]):
-            return []  # the common case: one more token in a page of one's own
-        if self.num_needed(held, start, stop) > self.num_available:
-            return None
+    def num_to_admit(self, held: PageList, start: int, stop: int) -> int:
+        """How many pages it takes to compute from `start` to `stop`, in however many steps."""
+        needed = self.num_needed(held, start, stop)
+        return needed if self._most_each is None else min(needed, self._most_each - len(held.held))
+
+    def is_writable(self, held: PageList, start: int, stop: int) -> bool:
+        """Whether nothing needs to be done for the positions start .. stop, as for one more token in a page of one's own."""
+        pages, last = held.pages, -(-stop // PAGE_SIZE) - 1
+        return last < len(pages) and start // PAGE_SIZE == last and self._is_private(pages[last])
+
+    def make_writable(self, held: PageList, start: int, stop: int) -> list[tuple[int, int]]:
+        """Give `held` private pages for the positions start .. stop; the copies to make first. There are enough pages."""
+        pages, num_pages = held.pages, -(-stop // PAGE_SIZE)
         copies: list[tuple[int, int]] = []
-        for i in range(first, min(num_pages, len(pages))):
+        for i in range(start // PAGE_SIZE, min(num_pages, len(pages))):
             if not self._is_private(pages[i]):
                 copies.append((pages[i], self._take()))
                 self._drop(pages[i])
@@ -113,43 +145,55 @@ class PagePool:
                 held.num_published = min(held.num_published, i)
         while len(pages) < num_pages:
             pages.append(self._take())
-        held.version += 1
         return copies
 
-    def publish(self, held: PageList, token_ids: Sequence[int], num_computed: int) -> None:
+    def publish(self, held: PageList, chain: Chain, token_ids: Sequence[int], num_computed: int) -> None:
         """Let others find the full pages among the first `num_computed` tokens. If a page with that content is known already, this
         one stays private: two pages under one digest would make eviction ambiguous."""
         for i in range(held.num_published, num_computed // PAGE_SIZE):
-            digest = held.digest(i, token_ids)
+            digest = chain.digest(i, token_ids)
             if digest not in self._page_of:
                 self._page_of[digest] = held.pages[i]
                 self._digest_of[held.pages[i]] = digest
             held.num_published = i + 1
 
-    def rewind(self, held: PageList, num_known: int, num_computed: int) -> None:
-        """The tokens behind `num_known` were others, and those behind `num_computed` will be written again. A page that was published
-        with them stays so, and is copied before it is written."""
+    # --- pages to give back --------------------------------------------------------------------------------------------------
+
+    def give_back_past(self, held: PageList, start: int) -> bool:
+        """Give back the pages that no token from position `start` on reads; whether there were any."""
+        if self._window is None or (first := min(self._first_needed(start), held.num_published)) <= held.num_returned:
+            return False
+        for i in range(held.num_returned, first):
+            self._drop(held.pages[i])
+            held.pages[i] = 0
+        held.num_returned = first
+        return True
+
+    def rewind(self, held: PageList, num_computed: int) -> None:
+        """Tokens behind `num_computed` will be written again. A page that was published with them stays so, and is copied before it is
+        written."""
         while len(held.pages) * PAGE_SIZE >= num_computed + PAGE_SIZE:
             self._drop(held.pages.pop())
-        del held.chain[num_known // PAGE_SIZE :]
         held.num_published = min(held.num_published, num_computed // PAGE_SIZE)
-        held.version += 1
 
     def release(self, held: PageList) -> None:
         """Give all pages back. The last goes first, so that the beginning of a chain outlives its end in the cache."""
-        for page in reversed(held.pages):
+        for page in reversed(held.held):
             self._drop(page)
         held.pages.clear()
-        held.num_published = 0
-        held.version += 1
+        held.num_returned = held.num_published = 0
+
+    # --- books ---------------------------------------------------------------------------------------------------------------
 
     def check_integrity(self, holders: Iterable[PageList]) -> None:
         """Compare the books with the page lists of all living sequences."""
         counted = [0] * self.num_pages
         for held in holders:
-            if len(set(held.pages)) != len(held.pages):
+            if any(held.pages[: held.num_returned]) or 0 in held.held or held.num_published > len(held.pages):
+                raise IntegrityError(f"{held.num_returned} pages are given back, {held.num_published} published: {held.pages}")
+            if len(set(held.held)) != len(held.held):
                 raise IntegrityError(f"a sequence holds a page twice: {held.pages}")
-            for page in held.pages:
+            for page in held.held:
                 counted[page] += 1
         if counted != self._holders:
             wrong = [(p, self._holders[p], n) for p, n in enumerate(counted) if n != self._holders[p]]
@@ -161,6 +205,10 @@ class PagePool:
             raise IntegrityError("published pages and their digests do not pair up")
         if any(page in self._digest_of for page in self._free) or any(p not in self._digest_of for p in self._cached):
             raise IntegrityError("a free page is published, or a cached page is not")
+
+    def _first_needed(self, start: int) -> int:
+        """The first page that a token at position `start` reads."""
+        return 0 if self._window is None else max(0, start - self._window + 1) // PAGE_SIZE
 
     def _is_private(self, page: int) -> bool:
         return self._holders[page] == 1 and page not in self._digest_of

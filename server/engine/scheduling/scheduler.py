@@ -16,9 +16,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from server.engine.request import Request, Sequence, Stage
+from server.engine.scheduling.cache_pool import CachePool, Copy
 from server.engine.scheduling.fair_queue import FairQueue
 from server.engine.scheduling.pace import Measured, Pace
-from server.engine.scheduling.page_pool import PagePool
 from server.engine.step_model import StepLimits
 from server.messages import MAX_GAP_MS
 
@@ -44,7 +44,7 @@ class Item:
 @dataclass(slots=True, eq=False)
 class Plan:
     items: dict[Sequence, Item] = field(default_factory=dict[Sequence, Item])
-    copies: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])  # (source page, target page), before the step
+    copies: list[Copy] = field(default_factory=list[Copy])  # before the step
     num_tokens: int = 0
     num_rows: int = 0
     num_prefill: int = 0  # of the tokens
@@ -59,7 +59,7 @@ class Scheduler:
     def __init__(self, limits: StepLimits, pace: Pace | None = None) -> None:
         assert limits.max_seqs <= limits.max_tokens, limits
         self.limits = limits
-        self.pool = PagePool(limits.num_pages)
+        self.pool = CachePool.of(limits)
         self.pace = pace or Pace(limits.max_tokens, Measured(), MAX_GAP_MS / 1000)
         self.queue: FairQueue[Sequence] = FairQueue()  # waiting, or running with a prompt not yet computed
         self.running: list[Sequence] = []  # in order of rank
@@ -114,9 +114,8 @@ class Scheduler:
         """Its last tokens were taken off: it goes on behind those that are left, in its place. No row of it is being computed."""
         self._unplan(seq)
         assert not seq.num_awaited, seq
-        seq.num_computed = min(seq.num_computed, seq.num_known - 1)
+        seq.num_computed = self.pool.rewind(seq.held, seq.token_ids, min(seq.num_computed, seq.num_known - 1))
         seq.num_reused = min(seq.num_reused, seq.num_computed)
-        self.pool.rewind(seq.held, seq.num_known, seq.num_computed)
 
     def schedule(self) -> Plan:
         assert not self._open.items
@@ -250,7 +249,7 @@ class Scheduler:
             if not self._preempt_lower_priority(seq) and not self._preempt_greediest(seq):
                 return False
         self._find_beginning(seq)
-        while self._num_pages_to_admit(seq) > self.pool.num_available:
+        while not self._has_room(seq):
             if not self._preempt_lower_priority(seq):
                 self.pool.release(seq.held)
                 seq.num_reused = seq.num_computed = 0
@@ -265,17 +264,17 @@ class Scheduler:
         self.running.insert(at, seq)
         return True
 
-    def _num_pages_to_admit(self, seq: Sequence) -> int:
+    def _has_room(self, seq: Sequence) -> bool:
         """Room for its whole prompt, and for a page more of each that runs: else one of them would soon be preempted."""
-        return self.pool.num_needed(seq.held, seq.num_computed, seq.num_known) + len(self.running)
+        return self.pool.can_admit(seq.held, seq.num_computed, seq.num_known, len(self.running))
 
     def _find_beginning(self, seq: Sequence) -> None:
         """Share what is computed already: the leader's prompt, or published pages."""
         leader = seq.request.leader
+        seq.num_reused = 0
         if leader is not None and leader is not seq and self._has_launched_prompt(leader) and seq.num_known == seq.num_prompt:
-            self.pool.fork(leader.held, seq.held, seq.num_prompt - 1)
-            seq.num_reused = seq.num_prompt - 1
-        else:
+            seq.num_reused = self.pool.fork(leader.held, seq.held, seq.num_prompt - 1)
+        if not seq.num_reused:
             seq.num_reused = self.pool.reuse(seq.held, seq.token_ids, seq.num_reusable)
         seq.num_computed = seq.num_reused
 
@@ -297,7 +296,7 @@ class Scheduler:
         must not keep all slots for as long as its answers are. The two keys then differ less than before, so this comes to an end."""
         held = Counter(other.fairness_key for other in self.running)
         greediest, most = max(held.items(), key=lambda pair: pair[1])
-        if most <= held[seq.fairness_key] + 1 or self._num_pages_to_admit(seq) > self.pool.num_available:
+        if most <= held[seq.fairness_key] + 1 or not self._has_room(seq):
             return False
         victim = next(other for other in reversed(self.running) if other.fairness_key == greediest)
         if victim.rank[0] < seq.rank[0]:

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from deploy.doubles.model import LogitsOf, NullModel, StepTime
+from deploy.test_doubles.model import LogitsOf, NullModel, StepTime
 from server.constraints.compiler import ConstraintCompiler
 from server.engine.loop import Engine
 from server.engine.scheduling.pace import Pace
-from server.engine.step_model import StepLimits
+from server.engine.step_model import GroupLimits, StepLimits
 from server.messages import (
     Constraint,
     ConstraintKind,
@@ -60,7 +60,7 @@ class Rig:
         pace: Pace | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.limits = limits or StepLimits(VOCAB, max_context=512, max_tokens=128, max_seqs=32, num_pages=600)
+        self.limits = limits or StepLimits(VOCAB, max_context=512, max_tokens=128, max_seqs=32, groups=(GroupLimits(600),))
         self.outcomes: dict[tuple[str, int], Outcome] = {}
         self.failed: dict[str, Failed] = {}
         self.embedded: dict[str, Embedding] = {}

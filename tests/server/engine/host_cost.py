@@ -14,7 +14,7 @@ import numpy as np
 from runtime.sampling import Logprobs, SampleBatch, Sampled
 from server.engine.loop import Engine
 from server.engine.overlap import OverlappedEngine
-from server.engine.step_model import Logits, StepBatch, StepLimits
+from server.engine.step_model import GroupLimits, Logits, StepBatch, StepLimits
 from server.messages import SamplingParams, Submit
 
 NUM_STEPS = 200
@@ -36,13 +36,13 @@ class SleepingModel:
         nothing = np.zeros(len(batch.rows), np.int32)
         return Sampled(nothing, Logprobs(nothing, nothing, nothing, nothing, nothing))
 
-    def copy_page(self, source: int, target: int) -> None:
+    def copy_page(self, group: int, source: int, target: int) -> None:
         raise AssertionError("nothing is shared here")
 
 
 def decoding(engine_class: type[Engine], num_streams: int, vocab_size: int, temperature: float, device_s: float) -> Engine:
     """An engine with all prompts computed."""
-    limits = StepLimits(vocab_size, 4096, 512, num_streams, num_streams * 40 + 1)
+    limits = StepLimits(vocab_size, 4096, 512, num_streams, (GroupLimits(num_streams * 40 + 1),))
     engine = engine_class(SleepingModel(limits, device_s), lambda message: None)
     for i in range(num_streams):
         prompt = tuple(np.random.default_rng(i).integers(0, vocab_size, 128).tolist())

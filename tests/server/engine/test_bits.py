@@ -9,10 +9,10 @@ import pytest
 
 from server.engine.loop import Engine
 from server.engine.overlap import OverlappedEngine
-from server.engine.step_model import StepLimits
+from server.engine.step_model import GroupLimits, StepLimits
 from server.messages import SamplingParams, Submit
 
-SMALL = StepLimits(vocab_size=320, max_context=512, max_tokens=64, max_seqs=12, num_pages=24)
+SMALL = StepLimits(vocab_size=320, max_context=512, max_tokens=64, max_seqs=12, groups=(GroupLimits(24),))
 
 
 @pytest.fixture(params=[40, pytest.param(1000, marks=pytest.mark.slow)])
@@ -55,7 +55,7 @@ def test_company_order_chunks_cache_and_preemption(rig, submits, alone, constrai
         assert batch.engine.scheduler.pool.num_found_tokens > 0
 
         for chunk in (16, 64, 512):
-            limits = StepLimits(320, 512, max_tokens=chunk, max_seqs=min(chunk, 32), num_pages=600)
+            limits = StepLimits(320, 512, max_tokens=chunk, max_seqs=min(chunk, 32), groups=(GroupLimits(600),))
             chunked = rig(engine, limits=limits, constraints=constraints)
             same(chunked, shuffled(submits, chunk), alone, f"with chunks of {chunk}")
 
@@ -76,7 +76,7 @@ def test_a_later_worker_goes_on_exactly(rig, random_submits, constraints, engine
     num_workers = 0
     while open_submits:
         num_workers += 1
-        limits = StepLimits(320, 512, max_tokens=rng.choice((32, 128)), max_seqs=32, num_pages=600)
+        limits = StepLimits(320, 512, max_tokens=rng.choice((32, 128)), max_seqs=32, groups=(GroupLimits(600),))
         worker = rig(engine, limits=limits, constraints=constraints)
         worker.outcomes = sent.outcomes
         for submit in open_submits:

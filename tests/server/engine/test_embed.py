@@ -10,11 +10,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from deploy.doubles.model import NullEmbedModel, hashed_logits
+from deploy.test_doubles.model import NullEmbedModel, hashed_logits
 from server.engine.embed import Embedder
 from server.engine.loop import Engine
 from server.engine.overlap import OverlappedEngine
-from server.engine.step_model import EmbedLimits, StepLimits
+from server.engine.step_model import EmbedLimits, GroupLimits, StepLimits
 from server.messages import Abort, Embed, Embedding, Failed, SamplingParams, Submit
 
 LIMITS = EmbedLimits(embedding_size=24, max_context=64, max_tokens=100, max_seqs=4)
@@ -27,9 +27,9 @@ class CountedModel(NullEmbedModel):
         super().__init__(LIMITS)
         self.sizes: list[list[int]] = []
 
-    def run(self, token_lists):
+    def run(self, token_lists, seconds):
         self.sizes.append([len(tokens) for tokens in token_lists])
-        return super().run(token_lists)
+        return super().run(token_lists, seconds)
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_raw_vectors_on_demand(embedder, sent) -> None:
     embedder.embed(Embed("unit", (1, 2)))
     embedder.step()
     raw, unit = vector(sent["raw"]), vector(sent["unit"])
-    assert np.array_equal(raw, NullEmbedModel(LIMITS).run([(1, 2)])[0])
+    assert np.array_equal(raw, NullEmbedModel(LIMITS).run([(1, 2)], [None])[0])
     assert np.allclose(raw / np.linalg.norm(raw), unit)
 
 
@@ -118,7 +118,7 @@ def test_an_encoder_pauses_and_generates_nothing(embedder, sent) -> None:
 # --- decoders ------------------------------------------------------------------------------------------------------------
 
 SIZE = 24
-DECODER = StepLimits(vocab_size=320, max_context=128, max_tokens=48, max_seqs=6, num_pages=40, embedding_size=SIZE)
+DECODER = StepLimits(vocab_size=320, max_context=128, max_tokens=48, max_seqs=6, groups=(GroupLimits(40),), embedding_size=SIZE)
 ENGINES = pytest.mark.parametrize("engine", [Engine, OverlappedEngine])
 
 
@@ -177,7 +177,7 @@ def test_a_text_that_ends_early_leaves_nothing(rig, engine) -> None:
 @pytest.mark.parametrize("num_pages", [40, 12])
 def test_each_token_has_a_vector_whatever_runs_beside_it(rig, engine, num_pages) -> None:
     """Also where texts are longer than a step has rows, share a beginning that is cached, and are preempted."""
-    limits = replace(DECODER, num_pages=num_pages)
+    limits = replace(DECODER, groups=(GroupLimits(num_pages),))
     submits = [Submit(f"s{i}", tuple(range(1, 30 + i)), SamplingParams(60, seed=i, ignore_eos=True)) for i in range(3)]
     alone = rig(limits=limits).run(submits)
     one = rig(engine, limits=limits)
@@ -225,7 +225,7 @@ def test_a_text_that_cannot_be_embedded_is_refused_by_name(rig) -> None:
     generator = rig()
     generator.engine.embed(Embed("a", (1,)))
     assert generator.failed["a"].code == "not_an_embedding_model"
-    embedder = rig(limits=StepLimits(320, 128, 48, 6, 40, embedding_size=SIZE, generates=False))
+    embedder = rig(limits=StepLimits(320, 128, 48, 6, (GroupLimits(40),), embedding_size=SIZE, generates=False))
     embedder.run([Submit("a", (1,), SamplingParams(1))])
     assert embedder.failed["a"].code == "not_a_generative_model"
 

@@ -10,7 +10,7 @@ import pytest
 
 from server.engine.loop import Engine
 from server.engine.overlap import OverlappedEngine
-from server.engine.step_model import StepLimits
+from server.engine.step_model import GroupLimits, StepLimits
 from server.messages import Constraint, ConstraintKind, SamplingParams, Submit
 
 VOCAB = 320
@@ -30,7 +30,7 @@ def params(**fields) -> SamplingParams:
 def test_prompt_logprobs(rig, engine, max_seqs: int) -> None:
     """In chunks, since rows are as scarce as sequences; equal to the model's own log-softmax."""
     prompt = tuple(int(x) for x in np.random.default_rng(0).integers(1, VOCAB, 75))
-    limits = StepLimits(VOCAB, 512, 64, max_seqs, 60)
+    limits = StepLimits(VOCAB, 512, 64, max_seqs, (GroupLimits(60),))
     one = rig(engine, limits=limits)
     filler = [Submit(f"warm{i}", prompt, GREEDY) for i in range(2)]
     one.run(filler)
@@ -54,7 +54,7 @@ def test_prompt_logprobs_of_a_preempted_sequence(rig, engine) -> None:
     prompt = tuple(int(x) for x in np.random.default_rng(0).integers(1, VOCAB, 200))
     asked = Submit("a", prompt, params(max_tokens=3, prompt_logprobs=1, ignore_eos=True))
     whole = rig(engine).run([asked])["a", 0]
-    one = rig(engine, limits=StepLimits(VOCAB, 512, max_tokens=32, max_seqs=8, num_pages=17))
+    one = rig(engine, limits=StepLimits(VOCAB, 512, max_tokens=32, max_seqs=8, groups=(GroupLimits(17),)))
     one.engine.submit(asked)
     one.until(lambda: len(one.engine._requests.living["a"].sequences[0].prompt_logprobs) > 130)
     one.engine.submit(Submit("first", tuple(range(1, 200)), params(max_tokens=20, ignore_eos=True), priority=-1))
@@ -116,7 +116,7 @@ def test_paused_nothing_runs_and_all_goes_on_after(rig, engine) -> None:
 
 
 def test_a_better_priority_takes_a_slot(rig) -> None:
-    limits = StepLimits(VOCAB, 512, 64, 2, 100)
+    limits = StepLimits(VOCAB, 512, 64, 2, (GroupLimits(100),))
     one = rig(limits=limits)
     for i in range(2):
         one.engine.submit(Submit(f"low{i}", (1, i), params(max_tokens=100, ignore_eos=True), priority=1))
@@ -130,7 +130,7 @@ def test_a_better_priority_takes_a_slot(rig) -> None:
 
 
 def test_a_key_that_floods_does_not_starve_another(rig) -> None:
-    limits = StepLimits(VOCAB, 512, 64, 4, 200)
+    limits = StepLimits(VOCAB, 512, 64, 4, (GroupLimits(200),))
     one = rig(limits=limits)
     for i in range(60):
         one.engine.submit(Submit(f"flood{i}", (1, 1 + i), params(max_tokens=10, ignore_eos=True), fairness_key="flood"))
@@ -145,7 +145,7 @@ def test_a_key_that_floods_does_not_starve_another(rig) -> None:
 @ENGINES
 def test_a_key_that_holds_all_slots_gives_some_up(rig, engine) -> None:
     """Long answers of one key are not what another one waits for; both get as many slots, and the same tokens as ever."""
-    limits = StepLimits(VOCAB, 512, 64, 6, 200)
+    limits = StepLimits(VOCAB, 512, 64, 6, (GroupLimits(200),))
     flood = [Submit(f"flood{i}", (1, 1 + i), params(max_tokens=300, ignore_eos=True), fairness_key="flood") for i in range(9)]
     late = [Submit(f"late{i}", (3, 4 + i), params(max_tokens=300, ignore_eos=True), fairness_key="late") for i in range(4)]
     alone = rig(limits=limits).run(flood) | rig(limits=limits).run(late)
@@ -164,7 +164,7 @@ def test_a_key_that_holds_all_slots_gives_some_up(rig, engine) -> None:
 
 
 def test_a_long_prompt_does_not_hold_up_the_short_one_of_another_key(rig) -> None:
-    limits = StepLimits(VOCAB, 4096, 64, 4, 600)
+    limits = StepLimits(VOCAB, 4096, 64, 4, (GroupLimits(600),))
     one = rig(limits=limits)
     one.engine.submit(Submit("long", tuple(1 + i % 300 for i in range(4000)), params(max_tokens=2), fairness_key="a"))
     one.step()
@@ -175,7 +175,7 @@ def test_a_long_prompt_does_not_hold_up_the_short_one_of_another_key(rig) -> Non
 
 
 def test_a_prompt_goes_on_when_the_next_in_turn_has_no_slot(rig) -> None:
-    one = rig(limits=StepLimits(VOCAB, 4096, 32, 1, 600))
+    one = rig(limits=StepLimits(VOCAB, 4096, 32, 1, (GroupLimits(600),)))
     long = Submit("long", tuple(1 + i % 300 for i in range(1000)), params(max_tokens=2, ignore_eos=True), fairness_key="a")
     one.engine.submit(long)
     one.step()
@@ -185,7 +185,7 @@ def test_a_prompt_goes_on_when_the_next_in_turn_has_no_slot(rig) -> None:
 
 def test_scheduling_64_streams_takes_little_time(rig) -> None:
     """The promise is 0.3 ms. Measured in time of the thread, the least of many; twice that is allowed for slower machines."""
-    one = rig(limits=StepLimits(VOCAB, 512, 512, 64, 2000))
+    one = rig(limits=StepLimits(VOCAB, 512, 512, 64, (GroupLimits(2000),)))
     for i in range(64):
         one.engine.submit(Submit(str(i), (1, 2, i), params(max_tokens=100, ignore_eos=True)))
     one.until(lambda: len(one.engine.scheduler.running) == 64 and not len(one.engine.scheduler.queue))

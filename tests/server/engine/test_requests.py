@@ -6,11 +6,11 @@ import time
 
 import pytest
 
-from deploy.doubles.model import scripted_logits
+from deploy.test_doubles.model import scripted_logits
 from server.engine.loop import Engine
 from server.engine.overlap import OverlappedEngine
 from server.engine.request import Stage
-from server.engine.step_model import StepLimits
+from server.engine.step_model import GroupLimits, StepLimits
 from server.messages import Abort, Constraint, ConstraintKind, FinishReason, SamplingParams, Submit
 
 VOCAB, EOS = 320, 0
@@ -46,7 +46,7 @@ def test_an_end_is_held_back_until_min_tokens(rig) -> None:
 
 
 def test_a_sequence_ends_at_the_context(rig) -> None:
-    limits = StepLimits(VOCAB, max_context=40, max_tokens=32, max_seqs=4, num_pages=20)
+    limits = StepLimits(VOCAB, max_context=40, max_tokens=32, max_seqs=4, groups=(GroupLimits(20),))
     one = rig(limits=limits)
     outcome = one.run([Submit("a", tuple(range(1, 31)), params(max_tokens=100, ignore_eos=True))])["a", 0]
     assert len(outcome.token_ids) == 10 and outcome.end == (FinishReason.LENGTH, None)
@@ -65,7 +65,7 @@ def test_a_sequence_ends_at_the_context(rig) -> None:
     ],
 )
 def test_what_cannot_run_is_refused_by_name(rig, submit, code, complaint) -> None:
-    one = rig(limits=StepLimits(VOCAB, 512, 64, 8, 20))
+    one = rig(limits=StepLimits(VOCAB, 512, 64, 8, (GroupLimits(20),)))
     one.run([submit])
     assert one.failed["a"].code == code and complaint in one.failed["a"].message
     assert not one.outcomes
@@ -97,7 +97,7 @@ def test_a_row_that_cannot_be_drawn_fails_its_request_alone(rig) -> None:
 
 LONG = Submit("long", tuple(1 + i % 300 for i in range(400)), GREEDY)
 OTHER = Submit("other", (1, 2, 3), params(max_tokens=300, ignore_eos=True))
-LIMITS = StepLimits(VOCAB, max_context=512, max_tokens=32, max_seqs=2, num_pages=100)
+LIMITS = StepLimits(VOCAB, max_context=512, max_tokens=32, max_seqs=2, groups=(GroupLimits(100),))
 
 
 def stage_reached(one, stage: str):
@@ -160,7 +160,7 @@ def test_whoever_ends_early_frees_its_pages_within_a_step(rig, constraints, monk
     else:
         one.engine._requests._clock = lambda: now + 61
     one.step()
-    held = sum(len(seq.held.pages) for seq in one.engine.scheduler.running)
+    held = sum(len(seq.held.lists[0].pages) for seq in one.engine.scheduler.running)
     assert all(seq.request.submit.request_id != "victim" for seq in one.engine.scheduler.running)
     assert one.engine.scheduler.pool.num_used == held
     assert "victim" not in one.engine._requests.living

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compiler.ops.philox import random_bits
-from deploy.doubles.model import NullLogits, NullModel
+from deploy.test_doubles.model import NullLogits, NullModel
 from server.constraints.matcher import Mask, Matcher
 from server.constraints.rules import Bans, matcher_of
 from server.engine.sampler import RowState, Sampler
-from server.engine.step_model import StepLimits
+from server.engine.step_model import GroupLimits, StepLimits
 from server.messages import SamplingParams
 
 VOCAB = 200
@@ -30,7 +30,7 @@ class Given(NullModel):
 
 
 def sampler_of(vocab_size: int) -> Sampler:
-    return Sampler(Given(StepLimits(vocab_size, max_context=64, max_tokens=64, max_seqs=64, num_pages=8)))
+    return Sampler(Given(StepLimits(vocab_size, max_context=64, max_tokens=64, max_seqs=64, groups=(GroupLimits(8),))))
 
 
 def row_of(params: SamplingParams, prompt=(1, 2, 2, 9), drawn=(), choice=0) -> RowState:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import pytest
 
-from deploy.doubles.model import NullModel
+from deploy.test_doubles.model import NullModel
 from server.engine.channel import (
     LENGTH_BYTES,
     OUTBOX_MESSAGES,
@@ -21,7 +21,7 @@ from server.engine.channel import (
     frame,
     payload_bytes,
 )
-from server.engine.step_model import Logits, StepBatch, StepLimits
+from server.engine.step_model import GroupLimits, Logits, StepBatch, StepLimits
 from server.engine.worker import RECEIVE_S, LoadedModel, Worker
 from server.messages import (
     Abort,
@@ -72,7 +72,7 @@ def pair(lost):
     near.settimeout(30)
     far.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     channel = WorkerChannel(far, on_lost=lost.set)
-    model = NullModel(StepLimits(vocab_size=64, max_context=100_000, max_tokens=64, max_seqs=8, num_pages=8000))
+    model = NullModel(StepLimits(vocab_size=64, max_context=100_000, max_tokens=64, max_seqs=8, groups=(GroupLimits(8000),)))
     worker = Worker(LoadedModel(READY, step_model=model), channel)
     thread = threading.Thread(target=lambda: (worker.run(), channel.close()))
     thread.start()
@@ -139,7 +139,7 @@ class LoggedChannel:
 
 class LoggedModel(NullModel):
     def __init__(self, order: list[str]) -> None:
-        super().__init__(StepLimits(vocab_size=64, max_context=100, max_tokens=64, max_seqs=16, num_pages=800))
+        super().__init__(StepLimits(vocab_size=64, max_context=100, max_tokens=64, max_seqs=16, groups=(GroupLimits(800),)))
         self.order = order
 
     def run(self, batch: StepBatch) -> Logits:

@@ -14,10 +14,10 @@ from statistics import median
 import pytest
 
 from server.engine.scheduling.pace import RECENT, SMALLEST, Measured, Pace, StepCosts
-from server.engine.step_model import StepLimits
+from server.engine.step_model import GroupLimits, StepLimits
 from server.messages import SamplingParams, Submit
 
-LIMITS = StepLimits(vocab_size=64, max_context=4096, max_tokens=512, max_seqs=64, num_pages=8000)
+LIMITS = StepLimits(vocab_size=64, max_context=4096, max_tokens=512, max_seqs=64, groups=(GroupLimits(8000),))
 UNBOUNDED_S = 3600.0
 
 # Seconds of a step by its number of tokens, of 0.5 billion parameters on two cores.

@@ -6,6 +6,7 @@ The profile `full` of Hypothesis runs more than 10,000 steps.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -13,15 +14,15 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from deploy.doubles.model import NullModel, hashed_logits
+from deploy.test_doubles.model import NullModel, hashed_logits
 from server.engine.loop import Engine
 from server.engine.overlap import OverlappedEngine
 from server.engine.request import Stage
-from server.engine.step_model import StepLimits
+from server.engine.step_model import GroupLimits, StepLimits
 from server.messages import Abort, Embed, Embedding, Failed, FinishReason, SamplingParams, Stats, Submit, TokenLogprob, Tokens
 
 VOCAB = 40
-LIMITS = StepLimits(vocab_size=VOCAB, max_context=96, max_tokens=24, max_seqs=5, num_pages=13, embedding_size=8)
+LIMITS = StepLimits(vocab_size=VOCAB, max_context=96, max_tokens=24, max_seqs=5, groups=(GroupLimits(13),), embedding_size=8)
 FULL = settings.get_current_profile_name() == "full"
 LOGITS_OF = hashed_logits(VOCAB)
 HIDDEN_OF = hashed_logits(LIMITS.embedding_size)
@@ -49,13 +50,14 @@ def plain_prompt_logprobs(prompt: tuple[int, ...]) -> list[tuple[int, float]]:
 
 class Machine(RuleBasedStateMachine):
     engine_class: type[Engine] = Engine
+    limits: StepLimits = LIMITS
 
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
         self.measured = 0.0  # what the clock of the steps shows
         self.reading_s = 0.001  # what passes between two looks at it
-        model = NullModel(LIMITS, logits_of=LOGITS_OF)
+        model = NullModel(self.limits, logits_of=LOGITS_OF)
         self.engine = self.engine_class(model, self.hear, clock=self.clock, deadline_clock=lambda: self.now)
         self.embeds: dict[str, Embed] = {}
         self.vectors: dict[str, np.ndarray] = {}
@@ -238,6 +240,12 @@ class OverlappedMachine(Machine):
     engine_class = OverlappedEngine
 
 
+class GroupsMachine(OverlappedMachine):
+    """With layers that keep two windows and a state, beside those that keep all tokens."""
+
+    limits = replace(LIMITS, groups=(*LIMITS.groups, GroupLimits(9, window=20), GroupLimits(5, window=2), GroupLimits(9, 17, True)))
+
+
 SCALE = settings(
     max_examples=150 if FULL else 15,
     stateful_step_count=60 if FULL else 40,
@@ -249,3 +257,5 @@ TestPlain = Machine.TestCase
 TestPlain.settings = SCALE
 TestOverlapped = OverlappedMachine.TestCase
 TestOverlapped.settings = SCALE
+TestGroups = GroupsMachine.TestCase
+TestGroups.settings = SCALE

@@ -1,0 +1,81 @@
+"""LFM2: gated short convolutions, and attention with norms of single heads in some layers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from compiler.frontend.config import ModelConfig, ShortConvolution, read_decoder, rotating_whole_heads
+from compiler.frontend.family import DecoderFamily
+from compiler.frontend.fields import Fields
+from compiler.frontend.layers.decoder import Layer, attend, gated_mlp, head_norm, norm, project_qkv, residual, rotate
+from compiler.frontend.layers.states import short_convolution
+from compiler.ir.graph.atoms import Var
+from compiler.ops.elementwise import MULTIPLY
+
+GATE_UP, DOWN = ("feed_forward.w1", "feed_forward.w3"), "feed_forward.w2"
+# Fields that transformers does not read either.
+OF_THE_ORIGINAL = (
+    *("conv_dim", "conv_dim_out", "conv_use_xavier_init", "block_dim", "block_use_swiglu", "block_use_xavier_init", "block_norm_eps"),
+    *("block_mlp_init_scale", "block_out_init_scale", "num_heads", "use_pos_enc"),
+)
+KINDS = ("conv", "full_attention")
+
+
+def read(fields: Fields) -> ModelConfig:
+    fields.fill(tie_word_embeddings=True, intermediate_size=12288, num_key_value_heads=8, max_position_embeddings=128_000, rope_theta=1e6)
+    fields.skip(
+        "conv_dim", "conv_dim_out", "conv_use_xavier_init", "block_dim", "block_use_swiglu", "block_use_xavier_init", "block_norm_eps"
+    )
+    fields.skip("block_mlp_init_scale", "block_out_init_scale", "num_heads", "use_pos_enc")  # of the original; files say what all models do
+    if fields.flag("conv_bias", False):
+        raise fields.error("conv_bias", "false: no model has them")
+    config = rotating_whole_heads(read_decoder(fields, eps=1e-5, eps_field="norm_eps"))
+    return replace(
+        config,
+        tie_word_embeddings=fields.flag("tie_embedding", config.tie_word_embeddings),  # the original's name goes before
+        intermediate_size=_read_width(fields, fields.integer("block_ff_dim", config.intermediate_size)),
+        convolution=ShortConvolution(_read_layers(fields, config.num_layers), fields.integer("conv_L_cache", 3, minimum=2, maximum=64)),
+    )
+
+
+def _read_width(fields: Fields, width: int) -> int:
+    """Of the feed-forward part: two thirds of what is stated, times a factor, up to a multiple."""
+    multiple, factor = fields.integer("block_multiple_of", 256), fields.number("block_ffn_dim_multiplier", 1.0)
+    if not fields.flag("block_auto_adjust_ff_dim", True):
+        return width
+    return -(-int(factor * int(2 * width / 3)) // multiple) * multiple
+
+
+def _read_layers(fields: Fields, num_layers: int) -> frozenset[int]:
+    """The layers that have a convolution."""
+    attends = fields.raw("full_attn_idxs", list(range(num_layers)))
+    if not isinstance(attends, list) or any(type(layer) is not int or not 0 <= layer < num_layers for layer in attends):
+        raise fields.error("full_attn_idxs", f"a list of layers from 0 to {num_layers - 1}")
+    types = fields.raw("layer_types", [KINDS[layer in attends] for layer in range(num_layers)])
+    if not isinstance(types, list) or len(types) != num_layers or not set(KINDS).issuperset(types):
+        raise fields.error("layer_types", f"a list of {num_layers} times {' or '.join(KINDS)}")
+    return frozenset(layer for layer, kind in enumerate(types) if kind == "conv")
+
+
+def layer(at: Layer, x: Var) -> Var:
+    convolution = at.step.config.convolution
+    mix = _convolve if convolution is not None and at.number in convolution.layers else _attend
+    x = residual(at, x, mix(at, norm(at, x, "operator_norm")))
+    return residual(at, x, gated_mlp(at, norm(at, x, "ffn_norm"), GATE_UP, DOWN))
+
+
+def _attend(at: Layer, h: Var) -> Var:
+    q, k, v = project_qkv(at, h)
+    q, k = head_norm(at, q, "self_attn.q_layernorm"), head_norm(at, k, "self_attn.k_layernorm")
+    return attend(at, rotate(at, q), rotate(at, k), v, "self_attn.out_proj")
+
+
+def _convolve(at: Layer, h: Var) -> Var:
+    net, size = at.step.net, at.step.config.hidden_size
+    wide = net.linear(h, at.name("conv.in_proj"), size, 3 * size)
+    before, behind, x = (net.slice(wide, 1, part * size, (part + 1) * size) for part in range(3))
+    mixed = short_convolution(at, net.call(MULTIPLY, before, x), "conv.conv.weight")
+    return net.linear(net.call(MULTIPLY, behind, mixed), at.name("conv.out_proj"), size, size)
+
+
+FAMILY = DecoderFamily(("lfm2",), read, layer, last_norm="embedding_norm")

@@ -1,0 +1,202 @@
+"""States of layers that keep one per sequence, and the causal convolution whose state is its last inputs.
+
+States lie in pages, `[layers, pages, size]`: a page has the state behind the last token that was computed of it. That of a full page is the
+state from which any sequence with that beginning goes on. Page 0 is nobody's; a sequence at its beginning has a state of zeros.
+
+    sources [s]      the page with the state before the first token of each sequence; 0: it begins here
+    saved [m]        the tokens behind which a state is kept: the last one in its page of each sequence
+    starts [s + 1]   the first token of each sequence; the last entry is the number of tokens
+    seq_ids [t]      the sequence of each token
+
+The layer is an operand of whatever reads or writes states, so that all layers share one kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from compiler.ir.dims import Dim
+from compiler.ir.dtypes import DType
+from compiler.ir.loops.buffers import Buffer
+from compiler.ir.loops.scalars import Scalar
+from compiler.ir.loops.write import Array, Kernel, cast, const, guard, total
+from compiler.ir.types import TensorType, Type
+from compiler.ops.attention.kv_cache import bound_layer, check_layer, layer_operand
+from compiler.ops.broadcast import output
+from compiler.ops.operands import agree, tensor_operand, unproved, wants_float, wants_int
+from compiler.ops.tables import Nest, Operands, define
+
+F32, I64 = DType.F32, DType.I64
+
+# --- pages of states ---------------------------------------------------------------------------------------------------
+
+
+def _states_operand(args: tuple[Type, ...]) -> TensorType:
+    return wants_float(tensor_operand(args, 0, "states", ndim=3, layout="[layers, pages, size]"), "states")
+
+
+def _vector(args: tuple[Type, ...], index: int, name: str, layout: str) -> Dim | None:
+    type_ = wants_int(tensor_operand(args, index, name, ndim=1, layout=layout), name)
+    return None if type_.shape is None else type_.shape[0]
+
+
+def _read_type(args: tuple[Type, ...], _: Mapping[str, Any]) -> Type:
+    states = _states_operand(args)
+    count = _vector(args, 1, "sources", "[s]")
+    check_layer(args[2])
+    if states.shape is None or count is None:
+        return TensorType(None, states.dtype, 2)
+    return TensorType((count, states.shape[2]), states.dtype)
+
+
+def _read_nest(operands: Operands) -> Nest:
+    k = Kernel()
+    out, states, sources = k.arrays(output(operands), operands.buffer(0), operands.buffer(1))
+    with k.scope():
+        layer = bound_layer(k, layer_operand(operands.places[2]), states.buffer)
+        with k.nest((out.shape[0],)) as (s,):
+            page = k.let("page", cast(sources[s], I64))
+            with k.nest((out.shape[1],)) as (j,):
+                out[s, j] = guard(1, page, states.shape[1], states[layer, page, j], const(0.0, out.dtype))
+    return Nest((out.buffer,), k.body())
+
+
+def _read_numpy(states: Any, sources: Any, layer: Any) -> Any:
+    return np.where(sources[:, None] == 0, states.dtype.type(0), states[layer, sources])
+
+
+STATE_READ = define("state_read", "states, sources, layer", _read_type, _read_numpy, _read_nest)
+
+
+def _write_type(args: tuple[Type, ...], _: Mapping[str, Any]) -> Type:
+    states = _states_operand(args)
+    values = wants_float(tensor_operand(args, 1, "values", ndim=2, layout="[m, size]"), "values")
+    count = _vector(args, 2, "pages", "[m]")
+    check_layer(args[3])
+    if values.shape is not None and count is not None:
+        agree(values.shape[0], count, "the length of pages")
+    if values.shape is not None and states.shape is not None:
+        agree(states.shape[2], values.shape[1], "the size of values")
+    return states
+
+
+def _write_nest(operands: Operands) -> Nest:
+    k = Kernel()
+    held, values, pages = (operands.buffer(i) for i in range(3))
+    out = k.array(Buffer("new_states", held.shape, held.dtype))
+    x, numbers = k.arrays(values, pages)
+    with k.scope():
+        layer = bound_layer(k, layer_operand(operands.places[3]), held)
+        with k.nest((x.shape[0],)) as (m,):
+            page = k.let("page", cast(numbers[m], I64))
+            with k.nest((x.shape[1],)) as (j,):
+                out[layer, page, j] = cast(x[m, j], out.dtype)
+    wanted = {1: (values.shape[0], held.shape[2]), 2: (values.shape[0],)}
+    return Nest((out.buffer,), k.body(), inplace=(0,), checks=unproved(operands, wanted))
+
+
+def _write_numpy(states: Any, values: Any, pages: Any, layer: Any) -> Any:
+    states = states.copy()
+    states[layer, pages] = values
+    return states
+
+
+STATE_WRITE = define("state_write", "states, values, pages, layer", _write_type, _write_numpy, _write_nest)
+
+
+# --- causal convolution ------------------------------------------------------------------------------------------------
+
+
+def _rows_type(args: tuple[Type, ...], before: int) -> tuple[TensorType, TensorType]:
+    """Of x, and of the inputs before each sequence."""
+    x = wants_float(tensor_operand(args, 0, "x", ndim=2, layout="[t, size]"), "x")
+    kept = wants_float(tensor_operand(args, before, "before", ndim=3, layout="[s, rows, size]"), "before")
+    if x.shape is not None and kept.shape is not None:
+        agree(x.shape[1], kept.shape[2], "the size of before")
+    return x, kept
+
+
+def _input(x: Array, before: Array, token: Dim, sequence: Dim, start: Dim, j: Dim) -> Scalar:
+    """Element `j` of the input of a token of a sequence that begins at `start`, or of one of those before it."""
+    rows = before.shape[1]
+    row = rows + token - start
+    return guard(start, token, x.shape[0], cast(x[token, j], F32), guard(0, row, rows, cast(before[sequence, row, j], F32), 0.0))
+
+
+def _sequence_of(k: Kernel, seq_ids: Array, starts: Array, token: Dim) -> tuple[Dim, Dim]:
+    sequence = k.let("s", cast(seq_ids[token], I64))
+    return sequence, k.let("start", cast(starts[sequence], I64))
+
+
+def _conv_type(args: tuple[Type, ...], _: Mapping[str, Any]) -> Type:
+    x, before = _rows_type(args, 2)
+    weight = wants_float(tensor_operand(args, 1, "weight", ndim=2, layout="[size, taps]"), "weight")
+    if x.shape is not None and weight.shape is not None:
+        agree(x.shape[1], weight.shape[0], "the size of weight")
+    if before.shape is not None and weight.shape is not None:
+        agree(before.shape[1] + 1, weight.shape[1], "the taps of weight")
+    length = _vector(args, 3, "seq_ids", "[t]")
+    if x.shape is not None and length is not None:
+        agree(x.shape[0], length, "the length of seq_ids")
+    _vector(args, 4, "starts", "[s + 1]")
+    return x
+
+
+def _conv_nest(operands: Operands) -> Nest:
+    k = Kernel()
+    out = k.array(output(operands))
+    x, weight, before, seq_ids, starts = k.arrays(*(operands.buffer(i) for i in range(5)))
+    tokens, size = x.shape
+    rows = before.shape[1]
+    with k.nest((tokens,)) as (t,):
+        sequence, start = _sequence_of(k, seq_ids, starts, t)
+        with k.nest((size,)) as (j,):
+            sum_ = total((rows + 1,), lambda r: _input(x, before, t - rows + r, sequence, start, j) * cast(weight[j, r], F32))
+            out[t, j] = cast(sum_, out.dtype)
+    wanted = {1: (size, rows + 1), 2: (before.shape[0], rows, size), 3: (tokens,)}
+    return Nest((out.buffer,), k.body(), checks=unproved(operands, wanted))
+
+
+def _conv_numpy(x: Any, weight: Any, before: Any, seq_ids: Any, starts: Any) -> Any:
+    out = np.zeros(x.shape, np.float32)
+    for t, s in enumerate(seq_ids):
+        inputs = np.concatenate([before[s], x[starts[s] : t + 1]]).astype(np.float32)[-weight.shape[1] :]
+        out[t] = (inputs * weight.T.astype(np.float32)).sum(0)
+    return out.astype(x.dtype)
+
+
+CAUSAL_CONV = define("causal_conv", "x, weight, before, seq_ids, starts", _conv_type, _conv_numpy, _conv_nest)
+
+
+def _tails_type(args: tuple[Type, ...], _: Mapping[str, Any]) -> Type:
+    x, before = _rows_type(args, 1)
+    _vector(args, 2, "seq_ids", "[t]")
+    _vector(args, 3, "starts", "[s + 1]")
+    count = _vector(args, 4, "saved", "[m]")
+    if before.shape is None or count is None:
+        return TensorType(None, x.dtype, 3)
+    return TensorType((count, *before.shape[1:]), x.dtype)
+
+
+def _tails_nest(operands: Operands) -> Nest:
+    k = Kernel()
+    out = k.array(output(operands))
+    x, before, seq_ids, starts, saved = k.arrays(*(operands.buffer(i) for i in range(5)))
+    count, rows, size = out.shape
+    with k.nest((count,)) as (m,):
+        token = k.let("token", cast(saved[m], I64))
+        sequence, start = _sequence_of(k, seq_ids, starts, token)
+        with k.nest((rows, size)) as (r, j):
+            out[m, r, j] = cast(_input(x, before, token + 1 - rows + r, sequence, start, j), out.dtype)
+    return Nest((out.buffer,), k.body(), checks=unproved(operands, {1: (before.shape[0], rows, x.shape[1])}))
+
+
+def _tails_numpy(x: Any, before: Any, seq_ids: Any, starts: Any, saved: Any) -> Any:
+    tails = [np.concatenate([before[seq_ids[t]], x[starts[seq_ids[t]] : t + 1]])[-before.shape[1] :] for t in saved]
+    return np.array(tails, x.dtype).reshape(len(saved), *before.shape[1:])
+
+
+INPUT_TAILS = define("input_tails", "x, before, seq_ids, starts, saved", _tails_type, _tails_numpy, _tails_nest)

@@ -1,0 +1,135 @@
+"""The pages of all cache groups. A sequence goes on behind a token only where every group has what its next token reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from runtime.cache_groups import PAGE_SIZE
+from server.engine.scheduling.page_pool import Chain, PageList, PagePool
+from server.engine.step_model import StepLimits
+
+Copy = tuple[int, int, int]  # group, source page, target page
+
+
+@dataclass(slots=True)
+class Held:
+    """What one sequence holds: a list of pages per group."""
+
+    chain: Chain
+    lists: tuple[PageList, ...]
+    version: int = 0  # changes whenever pages do
+
+    @staticmethod
+    def nothing(limits: StepLimits, salt: str) -> Held:
+        return Held(Chain(salt.encode()), tuple(PageList() for _ in limits.groups))
+
+
+@dataclass(slots=True)
+class CachePool:
+    pools: tuple[PagePool, ...]
+    num_queried_tokens: int = 0
+    num_found_tokens: int = 0
+
+    @staticmethod
+    def of(limits: StepLimits) -> CachePool:
+        return CachePool(tuple(PagePool(group, limits.max_tokens) for group in limits.groups))
+
+    @property
+    def num_pages(self) -> int:
+        """In all groups, without those of padding."""
+        return sum(pool.num_pages - 1 for pool in self.pools)
+
+    @property
+    def num_used(self) -> int:
+        return sum(pool.num_used for pool in self.pools)
+
+    # --- beginnings that are computed already --------------------------------------------------------------------------------
+
+    def reuse(self, held: Held, token_ids: Sequence[int], max_tokens: int) -> int:
+        """Hold the published pages that begin `token_ids`, at most `max_tokens` tokens of them; say how many tokens that is."""
+        count, before = max_tokens // PAGE_SIZE, -1
+        while count != before:  # a group that goes less far may not be able to go on where another one can
+            before = count
+            for pool in self.pools:
+                count = pool.num_found(held.chain, token_ids, count)
+            if len(self.pools) == 1:
+                break
+        for pool, pages in zip(self.pools, held.lists, strict=True):
+            pool.hold(pages, held.chain, token_ids, count)
+        held.version += 1
+        return count * PAGE_SIZE
+
+    def count_reuse(self, num_queried: int, num_found: int) -> None:
+        self.num_queried_tokens += num_queried
+        self.num_found_tokens += num_found
+
+    def fork(self, source: Held, target: Held, num_tokens: int) -> int:
+        """Let `target` hold what `source` has of its first tokens, at most `num_tokens`; say how many. 0 if that is gone in part."""
+        assert source.chain.salt == target.chain.salt
+        num_tokens = self._last_stop(num_tokens)
+        if not self._can_go_on(source, num_tokens):
+            return 0
+        for pool, pages, taken in zip(self.pools, source.lists, target.lists, strict=True):
+            pool.fork(pages, taken, num_tokens)
+        target.chain.digests = source.chain.digests[: num_tokens // PAGE_SIZE]
+        target.version += 1
+        return num_tokens
+
+    def _last_stop(self, num_tokens: int) -> int:
+        """The last token up to this one behind which pages can be gone on from: of a state, the end of a page."""
+        return num_tokens // PAGE_SIZE * PAGE_SIZE if any(pool.keeps_states for pool in self.pools) else num_tokens
+
+    def _can_go_on(self, held: Held, start: int) -> bool:
+        return all(pool.can_go_on(pages, start) for pool, pages in zip(self.pools, held.lists, strict=True))
+
+    # --- pages to write ------------------------------------------------------------------------------------------------------
+
+    def can_admit(self, held: Held, start: int, stop: int, num_spare: int) -> bool:
+        """Whether there are pages to compute from `start` to `stop`, and so many spare ones."""
+        lists = zip(self.pools, held.lists, strict=True)
+        return all(pool.num_to_admit(pages, start, stop) + num_spare <= pool.num_available for pool, pages in lists)
+
+    def make_writable(self, held: Held, start: int, stop: int) -> list[Copy] | None:
+        """Give `held` private pages for the positions start .. stop, and take back those that no later token reads; the copies to make
+        first, or None if pages are short."""
+        is_writable = True
+        for pool, pages in zip(self.pools, held.lists, strict=True):
+            held.version += pool.give_back_past(pages, start)
+            is_writable = is_writable and pool.is_writable(pages, start, stop)
+        if is_writable:
+            return []
+        lists = list(zip(self.pools, held.lists, strict=True))
+        if any(pool.num_needed(pages, start, stop) > pool.num_available for pool, pages in lists):
+            return None
+        held.version += 1
+        return [(group, *copy) for group, (pool, pages) in enumerate(lists) for copy in pool.make_writable(pages, start, stop)]
+
+    def publish(self, held: Held, token_ids: Sequence[int], num_computed: int) -> None:
+        for pool, pages in zip(self.pools, held.lists, strict=True):
+            pool.publish(pages, held.chain, token_ids, num_computed)
+
+    # --- pages to give back --------------------------------------------------------------------------------------------------
+
+    def rewind(self, held: Held, token_ids: Sequence[int], num_computed: int) -> int:
+        """The tokens behind `token_ids` were others, and those behind `num_computed` will be computed again. Say how many stay computed:
+        fewer where pages are gone that the next token reads."""
+        del held.chain.digests[len(token_ids) // PAGE_SIZE :]
+        num_computed = self._last_stop(num_computed)
+        if not self._can_go_on(held, num_computed):
+            self.release(held)
+            return self.reuse(held, token_ids, num_computed)
+        for pool, pages in zip(self.pools, held.lists, strict=True):
+            pool.rewind(pages, num_computed)
+        held.version += 1
+        return num_computed
+
+    def release(self, held: Held) -> None:
+        for pool, pages in zip(self.pools, held.lists, strict=True):
+            pool.release(pages)
+        held.version += 1
+
+    def check_integrity(self, holders: Iterable[Held]) -> None:
+        holders = list(holders)
+        for group, pool in enumerate(self.pools):
+            pool.check_integrity(held.lists[group] for held in holders)

@@ -1,0 +1,136 @@
+"""Promise 1 for each kind of cache group: what a request gets depends on the request alone, to the last bit."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+import tokenizers
+
+from deploy.model_loading.load import load_model
+from server.engine.worker import LoadedModel
+from server.messages import Load, SamplingParams, Submit
+from tests.e2e.test_bits import Outcomes, Rig, same, shuffled
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "models"
+FAMILIES = [
+    "gemma3",  # windows of 12 tokens in three of four layers
+    "lfm2",  # states in three of four layers
+]
+VOCAB = 96
+
+pytestmark = pytest.mark.xdist_group("bits of cache groups")
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    folder = tmp_path_factory.mktemp(request.param)
+    for file in (GOLDEN / request.param).iterdir():
+        (folder / file.name).symlink_to(file)
+    words = tokenizers.models.WordLevel({f"w{i}": i for i in range(VOCAB)}, unk_token="w0")
+    tokenizers.Tokenizer(words).save(str(folder / "tokenizer.json"))
+    return load_model(Load("m", str(folder), "bf16", max_batch=32), lambda _stage, _fraction: None)
+
+
+@pytest.fixture(scope="module")
+def rig(model: LoadedModel) -> Callable[..., Rig]:
+    return lambda **narrower: Rig(model, None, **narrower)
+
+
+def random_submits(num: int) -> list[Submit]:
+    """Prompts of mixed lengths, some of which begin alike; all are longer than the window when they end."""
+    rng = random.Random(5)
+    common = tuple(rng.randrange(3, VOCAB) for _ in range(100))
+    submits: list[Submit] = []
+    for i in range(num):
+        own = tuple(rng.randrange(3, VOCAB) for _ in range(rng.choice((1, 5, 15, 16, 17, 50, 90))))
+        params = SamplingParams(
+            max_tokens=rng.randrange(20, 50),
+            temperature=rng.choice((0.0, 1.0)),
+            seed=rng.getrandbits(63),
+            ignore_eos=True,
+            logprobs=rng.choice((None, 2)),
+            prompt_logprobs=rng.choice((None, None, None, 1)),
+        )
+        submits.append(Submit(f"r{i}", common[: rng.choice((0, 33, 64, 100))] + own, params, num_choices=rng.choice((1, 1, 1, 3))))
+    return submits
+
+
+@pytest.fixture(scope="module")
+def submits() -> list[Submit]:
+    return random_submits(40)
+
+
+@pytest.fixture(scope="module")
+def alone(rig: Callable[..., Rig], submits: list[Submit]) -> Outcomes:
+    outcomes: Outcomes = {}
+    for submit in submits:
+        outcomes |= rig().run([submit])
+    return outcomes
+
+
+def test_in_a_batch_shuffled_and_from_a_warm_cache(rig, submits, alone) -> None:
+    batch = rig()
+    same(batch.run(submits), alone)
+    num_cold = batch.engine.scheduler.pool.num_found_tokens
+    same(batch.run(shuffled(submits, 1)), alone)
+    assert batch.engine.scheduler.pool.num_found_tokens > num_cold
+
+
+@pytest.mark.parametrize("chunk", [16, 64, 512])
+def test_in_chunks(rig, submits, alone, chunk) -> None:
+    same(rig(max_tokens=chunk, max_seqs=min(chunk, 32)).run(shuffled(submits, chunk), per_step=3), alone)
+
+
+def test_after_preemptions(rig, submits, alone, model) -> None:
+    assert model.step_model is not None
+    groups = tuple(replace(group, num_pages=44) for group in model.step_model.limits.groups)
+    tight = rig(groups=groups, max_seqs=12, max_tokens=64)
+    pushing = [msgspec.structs.replace(submit, priority=-i) for i, submit in enumerate(shuffled(submits, 3))]
+    same(tight.run(pushing, per_step=1), alone)
+    assert tight.engine.scheduler.num_preemptions > 0
+
+
+def test_after_kills(rig, submits, alone) -> None:
+    """Engines end after any number of steps, and later ones go on behind what was sent."""
+    rng, sent, num_workers = random.Random(0), {}, 0
+    while left := [going_on(submit, sent) for submit in submits if not is_over(submit, sent)]:
+        num_workers += 1
+        worker = rig(max_tokens=rng.choice((32, 128)), max_seqs=32)
+        worker.outcomes = sent
+        for submit in left:
+            worker.engine.submit(submit)
+        for _ in range(rng.randrange(5, 40)):
+            worker.engine.step()
+            worker.engine.check_integrity()
+    assert num_workers > 4
+    same(sent, alone)
+
+
+def is_over(submit: Submit, sent: Outcomes) -> bool:
+    return all((key := (submit.request_id, choice)) in sent and sent[key].end is not None for choice in range(submit.num_choices))
+
+
+def going_on(submit: Submit, sent: Outcomes) -> Submit:
+    known = [sent.get((submit.request_id, choice)) for choice in range(submit.num_choices)]
+    return msgspec.structs.replace(
+        submit,
+        emitted=tuple(tuple(one.token_ids) if one else () for one in known),
+        finished=tuple(choice for choice, one in enumerate(known) if one and one.end),
+    )
+
+
+def test_the_memory_of_a_window_stops_growing(rig, model) -> None:
+    """A long sequence holds no more pages of a windowed group than a short one."""
+    one, most = rig(), 0
+    one.engine.submit(Submit("r", tuple(range(3, 20)), SamplingParams(200, temperature=0.0, ignore_eos=True)))
+    while one.engine.has_work:
+        one.engine.step()
+        held = [[page for page in pages.pages if page] for seq in one.engine.scheduler.running for pages in seq.held.lists]
+        windowed = [len(pages) for pages, group in zip(held, model.step_model.limits.groups, strict=False) if group.window is not None]
+        most = max([most, *windowed])
+    assert 0 < most <= 3
