@@ -10,8 +10,10 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
+from compiler.frontend.classes import Classes, read_classes
 from compiler.frontend.errors import ConfigError
 from compiler.frontend.fields import Fields
+from compiler.frontend.mixture import Mixture
 from compiler.frontend.rope import Rope, read_rope
 from compiler.frontend.sentence import EmbeddingConfig, Pooling
 
@@ -61,6 +63,14 @@ class QueryGrowth:
 
 
 @dataclass(frozen=True, slots=True)
+class ShortConvolution:
+    """Layers that have a causal convolution in the place of attention."""
+
+    layers: frozenset[int]
+    taps: int
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
     family: str
     vocab_size: int
@@ -81,22 +91,33 @@ class ModelConfig:
     qkv_bias: bool = False
     output_bias: bool = False  # of the projection behind attention
     mlp_bias: bool = False
+    qkv_limit: float | None = None  # of the magnitude of queries, keys and values
     attention_softcap: float | None = None
     logit_softcap: float | None = None
+    head_norms: bool = False  # norms of single query and key heads, in families where only some models have them
     norm: Norm = Norm.RMS  # of the residual stream; norms of heads are RMS norms
     norm_offset: float = 0.0  # added to the weights of norms
     unrotated: frozenset[int] = frozenset()  # layers whose queries and keys are not rotated
     query_growth: QueryGrowth | None = None
+    convolution: ShortConvolution | None = None
     embedding_scale: float = 1.0
     residual_scale: float = 1.0  # of each branch that is added to the residual stream
     logit_scale: float = 1.0
     head_bias: bool = False
+    mixture: Mixture | None = None
+    num_unused_layers: int = 0  # that the checkpoint has behind the others, to predict further tokens
     encoder: EncoderConfig | None = None
+    classes: Classes | None = None  # of a head that classifies texts; None: the model embeds them
     embedding: EmbeddingConfig = field(default=EmbeddingConfig(Pooling.MEAN, True))
 
     @property
     def is_causal(self) -> bool:
         return self.encoder is None
+
+    @property
+    def tells_pairs_apart(self) -> bool:
+        """Whether tokens of a second text have a segment of their own."""
+        return self.classes is not None and self.encoder is not None and self.encoder.num_segments > 1
 
     def rope_of_layer(self, layer: int) -> Rope | None:
         if layer in self.unrotated:
@@ -214,4 +235,5 @@ def read_encoder(fields: Fields, *, position_offset: int, num_segments: int, rel
         output_bias=True,
         mlp_bias=True,
         encoder=EncoderConfig(num_positions, position_offset, num_segments, relative_buckets),
+        classes=read_classes(fields),
     )

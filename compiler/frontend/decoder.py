@@ -1,10 +1,11 @@
 """The step of a causal decoder, composed of the layers of its family.
 
-    step(tokens[t], positions[t], slots[t], seq_ids[t], page_tables[s, p], logit_rows[r], cache, scales?) -> logits[r, vocabulary]
+    step(tokens[t], positions[t], slots[t]*, seq_ids[t], page_tables[s, p]*, logit_rows[r], (cache, scales?)*) -> logits[r, vocabulary]
     hidden(...the same...) -> hidden[r, size]    of models that only embed: the output of the last norm, without the head
     both(..., logit_rows[r], hidden_rows[h], ...) -> (logits[r, vocabulary], hidden[h, size])
 
-`t` tokens of `s` sequences, prefill and decode mixed.
+`t` tokens of `s` sequences, prefill and decode mixed. What has a star is there for each group of keys and
+values; what groups of states have is in `runtime/step_arguments.py`.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from compiler.frontend.cache_groups import groups_of
 from compiler.frontend.config import ModelConfig
 from compiler.frontend.family import DecoderFamily
-from compiler.frontend.layers.decoder import Batch, Layer, Step, embed, logits, stream_norm
+from compiler.frontend.layers.decoder import Batch, KVCache, Layer, StateCache, Step, embed, logits, stream_norm
 from compiler.frontend.layers.nn import DEFAULT_FORMAT, Net, WeightFormat, prefix_of
 from compiler.frontend.registry import decoder_family
 from compiler.ir.dims import DimVar
@@ -25,6 +27,7 @@ from compiler.ir.module import IRModule
 from compiler.ir.types import tensor
 from compiler.ops.attention.kv_cache import PAGE
 from compiler.ops.embedding import EMBEDDING
+from runtime.cache_groups import KVGroup, StateGroup
 
 ENTRY, HIDDEN, BOTH = "step", "hidden", "both"
 PREFIX = "model."
@@ -58,26 +61,47 @@ def build_step(
 ) -> IRModule:
     net = Net(dtypes, format)
     t, s = DimVar("t", 0, bounds.max_tokens), DimVar("s", 0, bounds.max_seqs)
-    p, r, h = DimVar("p", 0, bounds.max_pages), DimVar("r", 0, bounds.max_seqs), DimVar("h", 0, bounds.max_seqs)
-    pages = DimVar("pages", 1)
-    kv_shape = (config.num_layers, 2, pages, config.num_kv_heads, PAGE * config.head_dim)
-    i32 = DType.I32
+    r, h = DimVar("r", 0, bounds.max_seqs), DimVar("h", 0, bounds.max_seqs)
+    m, i32 = DimVar("m", 0, min(bounds.max_tokens, bounds.max_tokens // PAGE + bounds.max_seqs)), DType.I32
+    groups = [("" if i == 0 else str(i), group) for i, group in enumerate(groups_of(config, cache_dtype, bounds.max_context))]
     batch = Batch(
         tokens=Var("tokens", tensor((t,), i32)),
         positions=Var("positions", tensor((t,), i32)),
-        slots=Var("slots", tensor((t,), i32)),
         seq_ids=Var("seq_ids", tensor((t,), i32)),
-        page_tables=Var("page_tables", tensor((s, p), i32)),
         logit_rows=Var("logit_rows", tensor((r,), i32)),
         hidden_rows=Var("hidden_rows", tensor((h,), i32)) if entry == BOTH else None,
-        cache=Var("cache", tensor(kv_shape, cache_dtype)),
-        scales=Var("scales", tensor((*kv_shape[:4], PAGE), DType.F32)) if cache_dtype is DType.I8 else None,
+        caches=tuple(_kv_cache(group, t, s, bounds, suffix) for suffix, group in groups if isinstance(group, KVGroup)),
+        states=tuple(_state_cache(group, s, m, suffix) for suffix, group in groups if isinstance(group, StateGroup)),
+        starts=Var("starts", tensor((s + 1,), i32)),
+        saved=Var("saved", tensor((m,), i32)),
     )
-    scales = () if batch.scales is None else (batch.scales,)
-    step = Step(net, config, batch, _prefix(dtypes), t, bounds.max_context, batch.cache, scales)
+    step = Step(net, config, batch, _prefix(dtypes), t, bounds.max_context)
     with net.function(entry, batch.params, pure=False):
         net.builder.returns(_result(step, decoder_family(config.family), entry))
     return net.builder.finish()
+
+
+def _kv_cache(group: KVGroup, t: DimVar, s: DimVar, bounds: StepBounds, suffix: str) -> KVCache:
+    pages = DimVar(f"pages{suffix}", 1)
+    held = group.arrays(pages)
+    return KVCache(
+        group,
+        slots=Var(f"slots{suffix}", tensor((t,), DType.I32)),
+        page_tables=Var(f"page_tables{suffix}", tensor((s, DimVar(f"p{suffix}", 0, bounds.max_pages)), DType.I32)),
+        held=tuple(
+            Var(f"{name}{suffix}", tensor(shape, DType(dtype))) for name, (shape, dtype) in zip(("cache", "scales"), held, strict=False)
+        ),
+    )
+
+
+def _state_cache(group: StateGroup, s: DimVar, m: DimVar, suffix: str) -> StateCache:
+    ((shape, dtype),) = group.arrays(DimVar(f"pages{suffix}", 1))
+    return StateCache(
+        group,
+        sources=Var(f"sources{suffix}", tensor((s,), DType.I32)),
+        pages=Var(f"saved_pages{suffix}", tensor((m,), DType.I32)),
+        held=(Var(f"states{suffix}", tensor(shape, DType(dtype))),),
+    )
 
 
 def _prefix(dtypes: Mapping[str, DType]) -> str:

@@ -1,9 +1,10 @@
 """The encoder of embedding models, composed of the layers of its family.
 
-    encode(tokens[t], positions[t], text_ids[t], starts[n]) -> [n - 1, size]
+    encode(tokens[t], positions[t], text_ids[t], starts[n], segments[t]?) -> [n - 1, size]
 
-`t` tokens of `n - 1` texts, one behind the other without padding (`ops.ragged`); one vector per text, pooled as the model was trained and
-not normalised.
+`t` tokens of `n - 1` texts, one behind the other without padding (`ops.ragged`). An embedding model gives one vector per text, pooled as it
+was trained and not normalised; a model with a classification head gives the number of each class. `segments` are there where such a model
+tells the two texts of a pair apart.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 
 from compiler.frontend.config import ModelConfig
 from compiler.frontend.family import EncoderFamily
-from compiler.frontend.layers.encoder import EncoderLayer, Texts
+from compiler.frontend.layers.encoder import EncoderLayer, Head, Texts
 from compiler.frontend.layers.nn import DEFAULT_FORMAT, Net, WeightFormat, prefix_of
 from compiler.frontend.registry import encoder_family
 from compiler.frontend.sentence import Pooling
@@ -33,7 +34,13 @@ from compiler.ops.manipulate import PERMUTE_DIMS, SLICE
 ENTRY = "encode"
 AS_STORED = WeightFormat(32)
 FURTHEST = 128  # beyond this distance, all positions of MPNet share a bucket
-UNUSED = ("*pooler.dense.*", "*.position_ids", "cls.*", "lm_head.*")  # heads for other tasks, and a table of what is counted
+UNUSED = (
+    "*pooler.dense.*",
+    "*.position_ids",
+    "*.token_type_ids",
+    "cls.*",
+    "lm_head.*",
+)  # heads for other tasks, and a table of what is counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +64,7 @@ def build_encode(
         positions=Var("positions", tensor((t,), i32)),
         text_ids=Var("text_ids", tensor((t,), i32)),
         starts=Var("starts", tensor((n,), i32)),
+        segments=Var("segments", tensor((t,), i32)) if config.tells_pairs_apart else None,
     )
     with net.function(ENTRY, batch.params):
         family = encoder_family(config.family)
@@ -80,7 +88,9 @@ class _Encode:
         for number in range(self.config.num_layers):
             at = EncoderLayer(self.net, self.config, self.texts, self.t, bias, f"{self.prefix}encoder.layer.{number}.")
             x = self.family.layer(at, x)
-        return self.pooled(x)
+        if self.config.classes is None:
+            return self.pooled(x)
+        return self.family.head(Head(self.net, self.config, self.prefix), self.first_tokens(x))
 
     def embedded(self) -> Var:
         net, c, texts = self.net, self.config, self.texts
@@ -92,9 +102,16 @@ class _Encode:
             places = net.call(ADD, places, ScalarValue(Dim.of(c.encoder.position_offset), "i32"))
         x = net.add(x, net.embedding(f"{at}position_embeddings", places, c.encoder.num_positions, c.hidden_size))
         if c.encoder.num_segments:
-            segments = net.weight(f"{at}token_type_embeddings.weight", c.encoder.num_segments, c.hidden_size)
-            x = net.add(x, net.as_f32(net.slice(segments, 0, 0, 1)))  # a text is one segment, the first
+            x = net.add(x, self.segments(f"{at}token_type_embeddings"))
         return net.layer_norm(x, f"{at}LayerNorm", c.hidden_size, c.norm_eps)
+
+    def segments(self, name: str) -> Var:
+        """The vector of each token's segment: of the first alone, unless pairs are told apart."""
+        net, c = self.net, self.config
+        assert c.encoder is not None
+        if self.texts.segments is not None:
+            return net.embedding(name, self.texts.segments, c.encoder.num_segments, c.hidden_size)
+        return net.as_f32(net.slice(net.weight(f"{name}.weight", c.encoder.num_segments, c.hidden_size), 0, 0, 1))
 
     def relative_bias(self) -> tuple[Var, ...]:
         """MPNet's: a number per head and bucket of distances, the same in all layers."""
@@ -106,13 +123,17 @@ class _Encode:
         by_distance = net.call(EMBEDDING, table, Constant(distance_buckets(num_buckets, FURTHEST)))
         return (net.as_f32(net.call(PERMUTE_DIMS, by_distance, axes=(1, 0))),)
 
+    def first_tokens(self, x: Var) -> Var:
+        begins = self.net.call(SLICE, self.texts.starts, axis=0, begin=0, end=Dim.of(self.n) - 1)
+        return self.net.call(EMBEDDING, x, begins)
+
     def pooled(self, x: Var) -> Var:
         net, starts, n = self.net, self.texts.starts, Dim.of(self.n)
         match self.config.embedding.pooling:
             case Pooling.MEAN:
                 return net.call(RAGGED_MEAN, x, starts)
             case Pooling.CLS:
-                return net.call(EMBEDDING, x, net.call(SLICE, starts, axis=0, begin=0, end=n - 1))
+                return self.first_tokens(x)
             case Pooling.LAST:
                 ends = net.call(SLICE, starts, axis=0, begin=1, end=n)
                 return net.call(EMBEDDING, x, net.call(ADD, ends, ScalarValue(Dim.of(-1), "i32")))

@@ -9,7 +9,8 @@ from typing import Any
 from compiler.frontend.config import ModelConfig
 from compiler.frontend.fields import Fields
 from compiler.frontend.layers.decoder import Layer
-from compiler.frontend.layers.encoder import EncoderLayer
+from compiler.frontend.layers.encoder import EncoderLayer, Head
+from compiler.frontend.mixture import ExpertNames
 from compiler.ir.graph.atoms import Var
 
 Read = Callable[[Fields], ModelConfig]  # a config.json
@@ -22,12 +23,15 @@ def _complete_nothing(config: dict[str, Any], metadata: Mapping[str, Any], tenso
 
 @dataclass(frozen=True, slots=True)
 class Gguf:
-    """How GGUF files spell the family, beyond what all decoders share (gguf_model.py)."""
+    """How GGUF files spell the family, beyond what all decoders share (gguf/model.py)."""
 
     architecture: str  # as `general.architecture` names it
     fields: Mapping[str, str] = field(default_factory=dict[str, str])  # key of the metadata -> field of config.json
     layer_names: Mapping[str, str] = field(default_factory=dict[str, str])  # GGUF's name -> the hub's, both within a layer
+    biases: Mapping[str, str] = field(default_factory=dict[str, str])  # flag of config.json -> GGUF's name of the projection that has it
+    mark: str | None = None  # of families that share an architecture: the key of the metadata that only files of this one have
     pairs_interleaved: bool = False  # converters reordered the rows of query and key projections
+    halves_mark: str | None = None  # key of the metadata: where it is, converters reordered the rows so that pairs are no neighbours
     norm_offset: float = 0.0  # converters added it to the weights of norms
     # complete(config, metadata, tensor names): adds to the config what no single entry of the metadata says.
     complete: Complete = _complete_nothing
@@ -39,6 +43,7 @@ class DecoderFamily:
     read: Read
     layer: Callable[[Layer, Var], Var]  # one layer of the residual stream
     last_norm: str = "norm"  # the name of the norm before the head
+    experts: ExpertNames | None = None
     gguf: Gguf | None = None
 
 
@@ -47,6 +52,7 @@ class EncoderFamily:
     model_types: tuple[str, ...]
     read: Read
     layer: Callable[[EncoderLayer, Var], Var]
+    head: Callable[[Head, Var], Var]  # the numbers of each class, from the vectors of first tokens
     prefix: str  # of all names, in models that were saved with a head for some task
 
 

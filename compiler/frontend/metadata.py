@@ -18,6 +18,7 @@ METADATA = (
     *("model_max_length", "max_sequence_length", "max_seq_len", "seq_length"),
     # training
     *("*dropout*", "*_pdrop", "initializer_*", "*_init_std", "gradient_checkpointing*", "pretraining_tp", "finetuned", "directionality"),
+    *("router_aux_loss_coef", "router_jitter_noise", "router_z_loss_coef", "aux_loss_alpha"),
     *("pooler_*", "cross_attention_hidden_size", "tie_encoder_decoder", "pruned_heads"),
     # how transformers runs and caches
     *("use_cache", "cache_implementation", "attn_implementation", "chunk_size_feed_forward", "return_dict*", "output_*"),

@@ -2,24 +2,48 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
+from typing import Any
 
 from compiler.frontend import families
 from compiler.frontend.config import ModelConfig
-from compiler.frontend.errors import ConfigError, ModelError, UnknownModel
-from compiler.frontend.family import DecoderFamily, EncoderFamily, Family
+from compiler.frontend.errors import ModelError, UnknownModel
+from compiler.frontend.family import DecoderFamily, EncoderFamily, Family, Gguf
 from compiler.frontend.fields import Fields, read_json
 from compiler.frontend.metadata import require_read
+from compiler.frontend.mixture import joint_experts, without_layers
+from compiler.frontend.quantized.source import FIELDS as QUANTISATION
 from compiler.frontend.sentence import load_embedding
+from compiler.frontend.weights import WeightSource
 
 _MODULES = [import_module(f"{families.__name__}.{module.name}") for module in iter_modules(families.__path__)]
 FAMILIES: dict[str, Family] = {name: module.FAMILY for module in _MODULES for name in module.FAMILY.model_types}
-GGUF_FAMILIES: dict[str, DecoderFamily] = {
-    family.gguf.architecture: family for family in FAMILIES.values() if isinstance(family, DecoderFamily) and family.gguf is not None
-}
+
+
+def _gguf_families() -> dict[str, list[tuple[Gguf, str]]]:
+    """Model types with their GGUF names, by `general.architecture`. Where families share one, those with a mark come first."""
+    found: dict[str, list[tuple[Gguf, str]]] = {}
+    for family in (module.FAMILY for module in _MODULES):
+        if isinstance(family, DecoderFamily) and family.gguf is not None:
+            found.setdefault(family.gguf.architecture, []).append((family.gguf, family.model_types[0]))
+    return {name: sorted(sharing, key=lambda pair: pair[0].mark is None) for name, sharing in sorted(found.items())}
+
+
+GGUF_FAMILIES = _gguf_families()
+
+
+def gguf_family(metadata: Mapping[str, Any]) -> tuple[Gguf, str] | None:
+    """The GGUF names and the model type that belong to a file's metadata."""
+    name = metadata.get("general.architecture")
+    for gguf, model_type in GGUF_FAMILIES.get(name, []) if isinstance(name, str) else []:
+        value = metadata.get(f"{name}.{gguf.mark}")
+        if gguf.mark is None or (isinstance(value, int | float) and value != 0):
+            return gguf, model_type
+    return None
 
 
 def decoder_family(model_type: str) -> DecoderFamily:
@@ -34,6 +58,14 @@ def encoder_family(model_type: str) -> EncoderFamily:
     return family
 
 
+def weights_of(config: ModelConfig, files: WeightSource) -> WeightSource:
+    """The tensors of the files as programs of the family name them."""
+    if not config.is_causal:
+        return files
+    used = without_layers(files, config.num_layers) if config.num_unused_layers else files
+    return joint_experts(used, decoder_family(config.family).experts)
+
+
 def load_config(path: str | Path) -> ModelConfig:
     """The configuration of a model directory."""
     directory = Path(path)
@@ -46,9 +78,7 @@ def load_config(path: str | Path) -> ModelConfig:
 def parse_config(values: object) -> ModelConfig:
     """The content of a config.json."""
     fields = Fields(values, "config.json")
-    if "quantization_config" in fields:
-        method = fields.fields("quantization_config").text("quant_method", "an unnamed method")
-        raise ConfigError(f"the weights are quantized already, by {method}; expected a float checkpoint, quantized at load, or GGUF")
+    fields.skip(*QUANTISATION)  # `compiler/frontend/quantized` reads it, for the weights
     model_type = fields.text("model_type")
     family = FAMILIES.get(model_type)
     if family is None:

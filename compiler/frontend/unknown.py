@@ -16,7 +16,7 @@ from compiler.frontend.encoder import UNUSED as ENCODER_UNUSED
 from compiler.frontend.encoder import EncodeBounds, build_encode
 from compiler.frontend.errors import ConfigError, ModelError, WeightMismatch
 from compiler.frontend.fields import read_json
-from compiler.frontend.registry import FAMILIES, parse_config
+from compiler.frontend.registry import FAMILIES, parse_config, weights_of
 from compiler.frontend.weights import WeightSource, open_safetensors
 from compiler.ir.dtypes import DType
 from compiler.ir.module import IRModule
@@ -44,9 +44,11 @@ def _flat(model_type: str) -> str:
 
 def _takes(values: Mapping[str, Any], source: WeightSource) -> bool:
     """Whether a model of this configuration needs just these tensors."""
-    dtypes = {name: DType.from_numpy(np.dtype(info.dtype)) for name, info in source.tensors.items()}
     try:
-        module, unused = _program(parse_config(values), dtypes)
+        config = parse_config(values)
+        source = weights_of(config, source)
+        dtypes = {name: DType.from_numpy(np.dtype(info.dtype)) for name, info in source.tensors.items()}
+        module, unused = _program(config, dtypes)
         require_weights(module, source, unused)
     except (ConfigError, WeightMismatch):
         return False

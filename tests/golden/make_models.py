@@ -8,6 +8,7 @@ Each case is a directory as the hub has it, plus `golden.npz`:
             inv_freq [rope_size / 2] and rope_scale (of full-attention layers; `local_inv_freq` of the others where they differ),
             logits_bf16 [p, vocab]: the same in f32, but of products whose two operands are rounded to bf16
   encoder   ids [t], lengths [n] (ragged sentences, one behind the other), hidden [t, size], embeddings [n, size]
+  classes   ids [t], lengths [n], seconds [n] (where the second text of a pair begins), logits [n, classes]
 `minilm.npz` and `minilm.json` hold vectors and sentences of the real all-MiniLM-L6-v2.
 
 Config files are written as the hub writes them, most in the vocabulary of transformers 4, some in that of version 5. A seed is
@@ -20,14 +21,23 @@ import importlib
 import itertools
 import json
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
 from safetensors.torch import save_file
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+)
 
 HERE = Path(__file__).parent
 CONTINUATION = 64
@@ -76,6 +86,9 @@ ENCODER_SIZES: Json = {
 GEMMA: Json = {"hidden_activation": "gelu_pytorch_tanh", "head_dim": 16, "tie_word_embeddings": True, "query_pre_attn_scalar": 24}
 
 
+EXPERTS = ("mlp", "gate_proj", "up_proj", "down_proj")
+
+
 @dataclass(frozen=True)
 class Causal:
     config: Json
@@ -84,6 +97,7 @@ class Causal:
     full_length: int | None = None  # tables of frequencies that depend on the length are those of this one
     num_shards: int = 1
     renamed: dict[str, str] = field(default_factory=dict)  # beginnings of tensor names, as the hub has them: the first that fits
+    experts: tuple[str, str, str, str] | None = None  # how the hub names the parts of a mixture: the whole, gate, up and down
 
     @property
     def text(self) -> Json:
@@ -101,7 +115,12 @@ class Encoder:
     prefix: str = ""  # of tensor names, as checkpoints with a task head have it
 
 
-CASES: dict[str, Causal | Encoder] = {
+@dataclass
+class Classifier:
+    config: Json
+
+
+CASES: dict[str, Causal | Encoder | Classifier] = {
     "llama": Causal(
         {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **SIZES, "intermediate_size": 56, "vocab_size": 128},
         dtype=torch.float32,
@@ -343,6 +362,78 @@ CASES: dict[str, Causal | Encoder] = {
             },
         }
     ),
+    # Experts are chosen by scores near to each other, and one of the layers is dense.
+    "qwen3_moe": Causal(
+        {
+            "model_type": "qwen3_moe",
+            **SIZES,
+            "num_hidden_layers": 3,
+            "head_dim": 16,
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 40,
+            "norm_topk_prob": True,
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": [1],
+        },
+        experts=EXPERTS,
+    ),
+    "mixtral": Causal(
+        {"model_type": "mixtral", **SIZES, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None},
+        experts=("block_sparse_moe", "w1", "w3", "w2"),
+    ),
+    # Two of four groups, a correction that changes choices, a shared expert, a dense first layer, half of each head rotated.
+    "glm4_moe": Causal(
+        {
+            "model_type": "glm4_moe",
+            **SIZES,
+            "num_hidden_layers": 3,
+            "head_dim": 16,
+            "attention_bias": True,
+            "use_qk_norm": True,
+            "partial_rotary_factor": 0.5,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "n_group": 4,
+            "topk_group": 2,
+            "n_shared_experts": 1,
+            "moe_intermediate_size": 32,
+            "routed_scaling_factor": 1.5,
+            "norm_topk_prob": True,
+            "first_k_dense_replace": 1,
+            "num_nextn_predict_layers": 0,
+        },
+        experts=EXPERTS,
+    ),
+    "olmoe": Causal(
+        {
+            "model_type": "olmoe",
+            **SIZES,
+            "intermediate_size": 32,
+            "num_experts": 8,
+            "num_experts_per_tok": 4,
+            "norm_topk_prob": False,
+            "clip_qkv": 1.5,
+        },
+        experts=EXPERTS,
+    ),
+    # The state behind a prompt of 40 tokens is that of a page's middle, and of the second page's end on the way.
+    "lfm2": Causal(
+        {
+            "model_type": "lfm2",
+            **{key: value for key, value in TINY.items() if key not in ("rms_norm_eps", "hidden_act", "tie_word_embeddings")},
+            "num_hidden_layers": 4,
+            "norm_eps": 1e-5,
+            "layer_types": ["conv", "full_attention", "conv", "conv"],
+            "conv_L_cache": 3,
+            "conv_bias": False,
+            "block_auto_adjust_ff_dim": True,
+            "block_multiple_of": 16,
+            "block_ffn_dim_multiplier": 1.0,
+            "block_ff_dim": 84,
+            "tie_embedding": True,
+        }
+    ),
     "qwen3_vl": Causal(
         {
             "model_type": "qwen3_vl",
@@ -421,6 +512,39 @@ CASES: dict[str, Causal | Encoder] = {
     "mpnet": Encoder(
         {"model_type": "mpnet", **ENCODER_SIZES, "pad_token_id": 1, "relative_attention_num_buckets": 32, "layer_norm_eps": 1e-5}
     ),
+    "bert-classes": Classifier(
+        {
+            "model_type": "bert",
+            "architectures": ["BertForSequenceClassification"],
+            **ENCODER_SIZES,
+            "type_vocab_size": 2,
+            "id2label": {"0": "low", "1": "middle", "2": "high"},
+            "label2id": {"low": 0, "middle": 1, "high": 2},
+            "problem_type": "single_label_classification",
+        }
+    ),
+    "xlm-roberta-reranker": Classifier(
+        {
+            "model_type": "xlm-roberta",
+            "architectures": ["XLMRobertaForSequenceClassification"],
+            **ENCODER_SIZES,
+            "type_vocab_size": 1,
+            "pad_token_id": 1,
+            "layer_norm_eps": 1e-5,
+            "id2label": {"0": "LABEL_0"},
+            "label2id": {"LABEL_0": 0},
+        }
+    ),
+    "mpnet-classes": Classifier(
+        {
+            "model_type": "mpnet",
+            "architectures": ["MPNetForSequenceClassification"],
+            **ENCODER_SIZES,
+            "pad_token_id": 1,
+            "layer_norm_eps": 1e-5,
+            "problem_type": "multi_label_classification",
+        }
+    ),
     "qwen3-embedding": Encoder(
         {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], **SIZES, "head_dim": 16, "tie_word_embeddings": True},
         pooling="lasttoken",
@@ -455,8 +579,11 @@ def draw(model: torch.nn.Module, gain: float, seed: int, dtype: torch.dtype) -> 
             elif "embed" in name:
                 value = normal(parameter.shape, 0.06 if is_gemma else 0.5)
             else:
-                value = normal(parameter.shape, gain / parameter.shape[1] ** 0.5)
+                value = normal(parameter.shape, gain / parameter.shape[-1] ** 0.5)
             parameter.copy_(value.to(dtype).to(torch.float32))
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.copy_(normal(buffer.shape, 0.3).to(dtype).to(torch.float32))
 
 
 def save_weights(
@@ -467,6 +594,7 @@ def save_weights(
     prefix: str = "",
     num_shards: int = 1,
     renamed: dict[str, str] | None = None,
+    experts: tuple[str, str, str, str] | None = None,
 ) -> None:
     tensors, seen = {}, set()
     for name, tensor in model.state_dict().items():
@@ -475,6 +603,8 @@ def save_weights(
         seen.add(tensor.data_ptr())
         old = next((begin for begin in renamed or {} if name.startswith(begin)), "")
         tensors[prefix + (renamed or {}).get(old, "") + name.removeprefix(old)] = tensor.to(dtype).contiguous()
+    if experts is not None:
+        tensors = dict(part for name, tensor in tensors.items() for part in single_experts(name, tensor, *experts))
     if num_shards == 1:
         save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
         return
@@ -489,13 +619,29 @@ def save_weights(
     write_json(directory / "model.safetensors.index.json", index)
 
 
+def single_experts(name: str, tensor: torch.Tensor, whole: str, gate: str, up: str, down: str) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of each expert, as the hub has them: transformers holds those of all experts in one."""
+    name = name.replace(".mlp.", f".{whole}.") if ".mlp.gate." in name or ".mlp.experts." in name else name
+    for number, part in enumerate(tensor):
+        prefix = f"{name.rpartition('.')[0]}.{number}"
+        if name.endswith(".experts.gate_up_proj"):
+            yield from zip((f"{prefix}.{gate}.weight", f"{prefix}.{up}.weight"), (p.contiguous() for p in part.chunk(2)), strict=True)
+        elif name.endswith(".experts.down_proj"):
+            yield f"{prefix}.{down}.weight", part.contiguous()
+    if not name.endswith((".experts.gate_up_proj", ".experts.down_proj")):
+        yield name, tensor
+
+
 def write_json(path: Path, value: object) -> None:
     path.write_text(json.dumps(value, indent=2) + "\n")
 
 
 def load(auto: Any, directory: Path) -> torch.nn.Module:
     config = AutoConfig.from_pretrained(directory)
-    return auto.from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
+    model = auto.from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
+    if hasattr(config, "num_experts_per_tok"):
+        model.set_experts_implementation("eager")
+    return model
 
 
 # --- causal models --------------------------------------------------------------------------------------------------------
@@ -521,7 +667,18 @@ def forward_rounded(model: torch.nn.Module, ids: list[int], full_length: int | N
         if isinstance(layer, torch.nn.Linear):
             layer.weight.copy_(layer.weight.bfloat16())
             layer.register_forward_pre_hook(round_rows)
-    return forward(model, ids, full_length)[0]
+    experts = [parameter for name, parameter in model.named_parameters() if ".experts." in name]
+    for parameter in experts:
+        parameter.copy_(parameter.bfloat16())
+    places = {parameter.untyped_storage().data_ptr() for parameter in experts}
+    linear = torch.nn.functional.linear
+
+    def rounding(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """Experts are no layers of their own; the router stays as it is."""
+        return linear(x.bfloat16().float() if weight.untyped_storage().data_ptr() in places else x, weight, bias)
+
+    with patch.object(torch.nn.functional, "linear", rounding):
+        return forward(model, ids, full_length)[0]
 
 
 def greedy(model: torch.nn.Module, prompt: list[int], full_length: int | None) -> list[int] | None:
@@ -556,7 +713,7 @@ def make_causal(case: Causal, directory: Path) -> str:
         if (continuation := greedy(model, prompt, case.full_length)) is not None:
             break
     logits, hidden = forward(model, prompt, case.full_length)
-    save_weights(model, directory, dtype=case.dtype, num_shards=case.num_shards, renamed=case.renamed)
+    save_weights(model, directory, dtype=case.dtype, num_shards=case.num_shards, renamed=case.renamed, experts=case.experts)
     arrays = {"prompt": np.int32(prompt), "logits": logits, "hidden": hidden, "continuation": np.int32(continuation), **rope_tables(model)}
     # f16 is multiplied as f32; of tiny models, products of bf16 prove nothing that those of larger ones do not.
     if case.dtype != torch.float16 and case.text["hidden_size"] > TINY["hidden_size"]:
@@ -616,6 +773,31 @@ def make_encoder(case: Encoder, directory: Path) -> str:
     return f"embeddings {embeddings.std():.3f}, first two alike by {torch.cosine_similarity(embeddings[0], embeddings[1], dim=0):.3f}"
 
 
+@torch.no_grad()
+def make_classifier(case: Classifier, directory: Path) -> str:
+    """Every other text is a pair, which BERT tells apart."""
+    model = load(AutoModelForSequenceClassification, directory)
+    draw(model, 1.5, 0, torch.bfloat16)
+    random = np.random.default_rng(0)
+    lengths = [1, 2, 3, 7, 16, 17, 33, 48]
+    sentences = [random.integers(3, case.config["vocab_size"], length) for length in lengths]
+    seconds = [length // 2 if number % 2 else length for number, length in enumerate(lengths)]
+    logits = []
+    for sentence, second in zip(sentences, seconds, strict=True):
+        told = {"token_type_ids": torch.tensor(np.int64(np.arange(len(sentence)) >= second))[None]}
+        kinds = told if case.config.get("type_vocab_size", 0) > 1 else {}
+        logits.append(model(input_ids=torch.tensor(sentence[None]), **kinds).logits[0])
+    save_weights(model, directory, dtype=torch.bfloat16)
+    np.savez_compressed(
+        directory / "golden.npz",
+        ids=np.int32(np.concatenate(sentences)),
+        lengths=np.int32(lengths),
+        seconds=np.int32(seconds),
+        logits=torch.stack(logits).numpy(),
+    )
+    return f"logits {torch.stack(logits).std():.3f}"
+
+
 WORDS = """
 the river carries cold water from high mountains to a quiet harbour where ships wait for grain steel paper and salt while children
 count clouds, engineers measure bridges; nobody hurries! Zürich résumé 東京 naïve 3.14 C++ e-mail unbelievably
@@ -655,7 +837,13 @@ def main(wanted: list[str]) -> None:
         directory = HERE / "models" / name
         directory.mkdir(parents=True, exist_ok=True)
         write_json(directory / "config.json", case.config)
-        report = make_causal(case, directory) if isinstance(case, Causal) else make_encoder(case, directory)
+        match case:
+            case Causal():
+                report = make_causal(case, directory)
+            case Encoder():
+                report = make_encoder(case, directory)
+            case Classifier():
+                report = make_classifier(case, directory)
         num_bytes = sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())
         print(f"{name}: {report}, {num_bytes} bytes", flush=True)
 

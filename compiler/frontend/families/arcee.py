@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from compiler.frontend.config import ModelConfig
 from compiler.frontend.families import llama, nemotron
 from compiler.frontend.family import DecoderFamily
@@ -13,4 +15,4 @@ def read(fields: Fields) -> ModelConfig:
     return llama.read(fields)
 
 
-FAMILY = DecoderFamily(("arcee",), read, nemotron.layer)
+FAMILY = DecoderFamily(("arcee",), read, nemotron.layer, gguf=replace(llama.GGUF, architecture="arcee"))

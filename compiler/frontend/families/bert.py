@@ -5,7 +5,7 @@ from __future__ import annotations
 from compiler.frontend.config import ModelConfig, read_encoder
 from compiler.frontend.family import EncoderFamily
 from compiler.frontend.fields import Fields
-from compiler.frontend.layers.encoder import EncoderLayer, attend, mlp, norm, project
+from compiler.frontend.layers.encoder import EncoderLayer, Head, attend, classify, mlp, norm, project
 from compiler.ir.graph.atoms import Var
 
 
@@ -19,4 +19,8 @@ def layer(at: EncoderLayer, x: Var) -> Var:
     return norm(at, at.net.add(x, mlp(at, x)), "output.LayerNorm")
 
 
-FAMILY = EncoderFamily(("bert",), read, layer, prefix="bert.")
+def head(at: Head, x: Var) -> Var:
+    return classify(at, x, f"{at.prefix}pooler.dense", "classifier")
+
+
+FAMILY = EncoderFamily(("bert",), read, layer, head, prefix="bert.")

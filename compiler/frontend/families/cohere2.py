@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from compiler.frontend.config import ModelConfig, Norm, read_decoder, read_windows, rotating_neighbours, rotating_whole_heads
-from compiler.frontend.family import DecoderFamily
+from compiler.frontend.family import DecoderFamily, Gguf
 from compiler.frontend.fields import Fields
 from compiler.frontend.layers.decoder import Layer, attention, gated_mlp, parallel
 from compiler.ir.graph.atoms import Var
@@ -34,4 +34,5 @@ def layer(at: Layer, x: Var) -> Var:
     return parallel(at, x, attention, gated_mlp)
 
 
-FAMILY = DecoderFamily(("cohere2",), read, layer)
+GGUF_FIELDS = {"attention.sliding_window": "sliding_window", "attention.layer_norm_epsilon": "layer_norm_eps", "logit_scale": "logit_scale"}
+FAMILY = DecoderFamily(("cohere2",), read, layer, gguf=Gguf("cohere2", GGUF_FIELDS))

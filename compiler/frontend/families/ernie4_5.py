@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from compiler.frontend.config import ModelConfig, read_decoder, rotating_neighbours, rotating_whole_heads
 from compiler.frontend.families import llama
-from compiler.frontend.family import DecoderFamily
+from compiler.frontend.family import DecoderFamily, Gguf
 from compiler.frontend.fields import Fields
 
 
@@ -17,4 +17,4 @@ def read(fields: Fields) -> ModelConfig:
     return replace(config, qkv_bias=bias, output_bias=bias, mlp_bias=bias)
 
 
-FAMILY = DecoderFamily(("ernie4_5",), read, llama.layer)
+FAMILY = DecoderFamily(("ernie4_5",), read, llama.layer, gguf=Gguf("ernie4_5", biases={"use_bias": "attn_output"}))

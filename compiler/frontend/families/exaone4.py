@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Mapping
 from dataclasses import replace
+from typing import Any
 
 from compiler.frontend.config import ModelConfig, read_decoder, read_windows, rotating_whole_heads
-from compiler.frontend.family import DecoderFamily
+from compiler.frontend.families import olmo2
+from compiler.frontend.family import DecoderFamily, Gguf
 from compiler.frontend.fields import Fields
 from compiler.frontend.layers.decoder import Layer, head_norm_attention, post_norm
 from compiler.ir.graph.atoms import Var
@@ -33,4 +36,10 @@ def layer(at: Layer, x: Var) -> Var:
     return post_norm(at, x, head_norm_attention)
 
 
-FAMILY = DecoderFamily(("exaone4",), read, layer)
+def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Container[str]) -> None:
+    """A config.json without a window means the usual one, a GGUF file none."""
+    config.setdefault("sliding_window", None)
+
+
+GGUF = Gguf("exaone4", {"attention.sliding_window": "sliding_window"}, olmo2.GGUF_LAYER_NAMES, complete=complete)
+FAMILY = DecoderFamily(("exaone4",), read, layer, gguf=GGUF)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from compiler.frontend.config import Activation, ModelConfig, read_decoder, rotating_whole_heads
 from compiler.frontend.families import llama
-from compiler.frontend.family import DecoderFamily
+from compiler.frontend.family import DecoderFamily, Gguf
 from compiler.frontend.fields import Fields
 
 
@@ -26,4 +26,4 @@ def read(fields: Fields) -> ModelConfig:
     )
 
 
-FAMILY = DecoderFamily(("gemma",), read, llama.layer)
+FAMILY = DecoderFamily(("gemma",), read, llama.layer, gguf=Gguf("gemma", norm_offset=1.0))

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 from compiler.frontend.config import ModelConfig, read_decoder, rotating_neighbours
-from compiler.frontend.family import DecoderFamily
+from compiler.frontend.family import DecoderFamily, Gguf
 from compiler.frontend.fields import Fields
 from compiler.frontend.layers.decoder import Layer, attention, gated_mlp, pre_norm
 from compiler.ir.graph.atoms import Var
@@ -24,4 +24,6 @@ def layer(at: Layer, x: Var) -> Var:
     return pre_norm(at, x, attention, stacked_mlp)
 
 
-FAMILY = DecoderFamily(("glm",), read, layer)
+# Files of ChatGLM 3, whose layers are the same, name their architecture so, too.
+GGUF = Gguf("chatglm", layer_names={"ffn_up": "mlp.gate_up_proj"}, biases={"attention_bias": "attn_q"})
+FAMILY = DecoderFamily(("glm",), read, layer, gguf=GGUF)

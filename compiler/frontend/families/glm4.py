@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from compiler.frontend.families import glm
 from compiler.frontend.family import DecoderFamily
 from compiler.frontend.layers.decoder import Layer, attention, sandwiched
@@ -14,4 +16,7 @@ def layer(at: Layer, x: Var) -> Var:
     return sandwiched(at, x, attention, glm.stacked_mlp, NORMS)
 
 
-FAMILY = DecoderFamily(("glm4",), glm.read, layer)
+GGUF_LAYER_NAMES = {"post_attention_norm": NORMS[1], "ffn_norm": NORMS[2], "post_ffw_norm": NORMS[3], "ffn_up": "mlp.gate_up_proj"}
+# GLM-4V has sections of the rope for the coordinates of images.
+GGUF = replace(glm.GGUF, architecture="glm4", layer_names=GGUF_LAYER_NAMES, halves_mark="rope.dimension_sections")
+FAMILY = DecoderFamily(("glm4",), glm.read, layer, gguf=GGUF)

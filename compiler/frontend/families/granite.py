@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Mapping
 from dataclasses import replace
+from typing import Any
 
 from compiler.frontend.config import ModelConfig
+from compiler.frontend.errors import ConfigError
 from compiler.frontend.families import llama
 from compiler.frontend.family import DecoderFamily
 from compiler.frontend.fields import Fields
@@ -20,4 +23,19 @@ def read(fields: Fields) -> ModelConfig:
     )
 
 
-FAMILY = DecoderFamily(("granite",), read, llama.layer)
+GGUF_FIELDS = {
+    "attention.scale": "attention_multiplier",
+    "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier",
+    "logit_scale": "logits_scaling",
+}
+
+
+def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Container[str]) -> None:
+    if metadata.get("rope.scaling.finetuned", True) is not True:
+        raise ConfigError("rope.scaling.finetuned is false: Granite without a rope is not supported, expected a model with one")
+
+
+FAMILY = DecoderFamily(
+    ("granite",), read, llama.layer, gguf=replace(llama.GGUF, architecture="granite", fields=GGUF_FIELDS, complete=complete)
+)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from compiler.frontend.config import ModelConfig, read_decoder, rotating_whole_heads
-from compiler.frontend.family import DecoderFamily
+from compiler.frontend.family import DecoderFamily, Gguf
 from compiler.frontend.fields import Fields
 from compiler.frontend.layers.decoder import Layer, attend, gated_mlp, head_norm, pre_norm, project_qkv, rotate
 from compiler.frontend.rope import DynamicScaling, Rope, read_rope, rope_fields
@@ -36,4 +36,9 @@ def layer(at: Layer, x: Var) -> Var:
     return pre_norm(at, x, attention, gated_mlp)
 
 
-FAMILY = DecoderFamily(("hunyuan_v1_dense",), read, layer)
+GGUF = Gguf(
+    "hunyuan-dense",  # the base of the rope has the scaling in it
+    layer_names={"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"},
+    biases={"attention_bias": "attn_output"},
+)
+FAMILY = DecoderFamily(("hunyuan_v1_dense",), read, layer, gguf=GGUF)

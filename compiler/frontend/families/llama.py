@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
 from dataclasses import replace
-from typing import Any
 
 from compiler.frontend.config import ModelConfig, read_decoder, rotating_whole_heads
 from compiler.frontend.family import DecoderFamily, Gguf
@@ -23,10 +21,5 @@ def layer(at: Layer, x: Var) -> Var:
     return pre_norm(at, x, attention, gated_mlp)
 
 
-def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Container[str]) -> None:
-    """GGUF's metadata does not mention biases; the tensors show them."""
-    config["attention_bias"] = "blk.0.attn_output.bias" in tensors
-    config["mlp_bias"] = "blk.0.ffn_down.bias" in tensors
-
-
-FAMILY = DecoderFamily(("llama",), read, layer, gguf=Gguf("llama", pairs_interleaved=True, complete=complete))
+GGUF = Gguf("llama", biases={"attention_bias": "attn_output", "mlp_bias": "ffn_down"}, pairs_interleaved=True)
+FAMILY = DecoderFamily(("llama",), read, layer, gguf=GGUF)

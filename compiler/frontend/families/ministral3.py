@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Mapping
 from dataclasses import replace
+from typing import Any
 
 from compiler.frontend.config import ModelConfig, QueryGrowth, read_decoder, read_windows, rotating_whole_heads
 from compiler.frontend.families import llama
-from compiler.frontend.family import DecoderFamily
+from compiler.frontend.family import DecoderFamily, Gguf
 from compiler.frontend.fields import Fields
 from compiler.frontend.rope import rope_fields
 
@@ -23,4 +25,10 @@ def read(fields: Fields) -> ModelConfig:
     )
 
 
-FAMILY = DecoderFamily(("ministral3",), read, llama.layer)
+def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Container[str]) -> None:
+    config["rope_scaling"] = {**(config["rope_scaling"] or {}), "llama_4_scaling_beta": metadata[GROWTH]}
+
+
+GROWTH = "attention.temperature_scale"
+GGUF = Gguf("mistral3", mark=GROWTH, pairs_interleaved=True, complete=complete)
+FAMILY = DecoderFamily(("ministral3",), read, llama.layer, gguf=GGUF)

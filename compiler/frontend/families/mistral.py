@@ -1,12 +1,14 @@
-"""Mistral: Llama with sliding windows. Its GGUF files call themselves llama."""
+"""Mistral: Llama with sliding windows."""
 
 from __future__ import annotations
 
+from collections.abc import Container, Mapping
 from dataclasses import replace
+from typing import Any
 
 from compiler.frontend.config import ModelConfig, read_decoder, read_windows, rotating_whole_heads
 from compiler.frontend.families import llama
-from compiler.frontend.family import DecoderFamily
+from compiler.frontend.family import DecoderFamily, Gguf
 from compiler.frontend.fields import Fields
 
 
@@ -16,4 +18,11 @@ def read(fields: Fields) -> ModelConfig:
     return replace(rotating_whole_heads(read_decoder(fields)), windows=read_windows(fields, window, lambda _: True))
 
 
-FAMILY = DecoderFamily(("mistral",), read, llama.layer)
+def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Container[str]) -> None:
+    """A config.json without a window means the usual one, a GGUF file none."""
+    config.setdefault("sliding_window", None)
+
+
+# Mistral Small 3.1 and later. Files of earlier models name the architecture llama, and leave the window out.
+GGUF = Gguf("mistral3", pairs_interleaved=True, complete=complete)
+FAMILY = DecoderFamily(("mistral",), read, llama.layer, gguf=GGUF)

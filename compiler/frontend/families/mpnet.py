@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from compiler.frontend.config import ModelConfig, read_encoder
+from compiler.frontend.families import roberta
 from compiler.frontend.family import EncoderFamily
 from compiler.frontend.fields import Fields
 from compiler.frontend.layers.encoder import EncoderLayer, attend, mlp, norm, project
@@ -20,4 +21,4 @@ def layer(at: EncoderLayer, x: Var) -> Var:
     return norm(at, at.net.add(x, mlp(at, x)), "output.LayerNorm")
 
 
-FAMILY = EncoderFamily(("mpnet",), read, layer, prefix="mpnet.")
+FAMILY = EncoderFamily(("mpnet",), read, layer, roberta.head, prefix="mpnet.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from compiler.frontend.config import ModelConfig, Norm, read_decoder
-from compiler.frontend.family import DecoderFamily
+from compiler.frontend.family import DecoderFamily, Gguf
 from compiler.frontend.fields import Fields
 from compiler.frontend.layers.decoder import Layer, attention, mlp, pre_norm
 from compiler.ir.graph.atoms import Var
@@ -21,4 +21,10 @@ def layer(at: Layer, x: Var) -> Var:
     return pre_norm(at, x, attention, mlp)
 
 
-FAMILY = DecoderFamily(("nemotron",), read, layer)
+GGUF = Gguf(
+    "nemotron",
+    fields={"attention.layer_norm_epsilon": "norm_eps", "attention.layer_norm_rms_epsilon": "norm_eps"},  # converters write both
+    biases={"attention_bias": "attn_output", "mlp_bias": "ffn_down"},
+    norm_offset=1.0,
+)
+FAMILY = DecoderFamily(("nemotron",), read, layer, gguf=GGUF)

@@ -30,4 +30,5 @@ def attention(at: Layer, h: Var) -> Var:
     return attend(at, rotate(at, q), rotate(at, k), v)
 
 
-FAMILY = DecoderFamily(("olmo2",), read, layer, gguf=Gguf("olmo2", layer_names=GGUF_LAYER_NAMES))
+GGUF = Gguf("olmo2", layer_names=GGUF_LAYER_NAMES, biases={"attention_bias": "attn_output"})
+FAMILY = DecoderFamily(("olmo2",), read, layer, gguf=GGUF)

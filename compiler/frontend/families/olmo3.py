@@ -29,4 +29,6 @@ def read(fields: Fields) -> ModelConfig:
     )
 
 
-FAMILY = DecoderFamily(("olmo3",), read, olmo2.layer)
+# Files of OLMo 2 have no window.
+GGUF = replace(olmo2.GGUF, fields={"attention.sliding_window": "sliding_window"}, mark="attention.sliding_window")
+FAMILY = DecoderFamily(("olmo3",), read, olmo2.layer, gguf=GGUF)

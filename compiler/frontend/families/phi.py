@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 from compiler.frontend.config import ModelConfig, Norm, read_decoder
-from compiler.frontend.family import DecoderFamily
+from compiler.frontend.family import DecoderFamily, Gguf
 from compiler.frontend.fields import Fields
 from compiler.frontend.layers.decoder import Layer, attention, mlp, parallel
 from compiler.ir.graph.atoms import Var
@@ -24,4 +24,9 @@ def layer(at: Layer, x: Var) -> Var:
     return parallel(at, x, partial(attention, out="self_attn.dense"), partial(mlp, up="mlp.fc1", down="mlp.fc2"))
 
 
-FAMILY = DecoderFamily(("phi",), read, layer, last_norm="final_layernorm")
+GGUF = Gguf(
+    "phi2",
+    fields={"attention.layer_norm_epsilon": "layer_norm_eps"},
+    layer_names={"attn_output": "self_attn.dense", "ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"},
+)
+FAMILY = DecoderFamily(("phi",), read, layer, last_norm="final_layernorm", gguf=GGUF)

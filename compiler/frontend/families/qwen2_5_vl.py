@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from compiler.frontend.config import ModelConfig, text_fields
 from compiler.frontend.families import llama, qwen2
-from compiler.frontend.family import DecoderFamily
+from compiler.frontend.family import DecoderFamily, Gguf
 from compiler.frontend.fields import Fields
 
 
@@ -16,4 +16,4 @@ def read(fields: Fields) -> ModelConfig:
     return qwen2.read(fields)
 
 
-FAMILY = DecoderFamily(("qwen2_5_vl", "qwen2_5_vl_text"), read, llama.layer)
+FAMILY = DecoderFamily(("qwen2_5_vl", "qwen2_5_vl_text"), read, llama.layer, gguf=Gguf("qwen2vl"))

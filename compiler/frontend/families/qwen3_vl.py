@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from compiler.frontend.config import ModelConfig, text_fields
 from compiler.frontend.families import qwen3
-from compiler.frontend.family import DecoderFamily
+from compiler.frontend.family import DecoderFamily, Gguf
 from compiler.frontend.fields import Fields
 
 
@@ -15,4 +15,4 @@ def read(fields: Fields) -> ModelConfig:
     return qwen3.read(fields)
 
 
-FAMILY = DecoderFamily(("qwen3_vl", "qwen3_vl_text"), read, qwen3.layer)
+FAMILY = DecoderFamily(("qwen3_vl", "qwen3_vl_text"), read, qwen3.layer, gguf=Gguf("qwen3vl"))

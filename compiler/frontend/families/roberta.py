@@ -6,6 +6,8 @@ from compiler.frontend.config import ModelConfig, read_encoder
 from compiler.frontend.families import bert
 from compiler.frontend.family import EncoderFamily
 from compiler.frontend.fields import Fields
+from compiler.frontend.layers.encoder import Head, classify
+from compiler.ir.graph.atoms import Var
 
 
 def read(fields: Fields) -> ModelConfig:
@@ -13,4 +15,8 @@ def read(fields: Fields) -> ModelConfig:
     return read_encoder(fields, position_offset=offset, num_segments=fields.integer("type_vocab_size", 2))
 
 
-FAMILY = EncoderFamily(("roberta", "xlm-roberta", "camembert"), read, bert.layer, prefix="roberta.")
+def head(at: Head, x: Var) -> Var:
+    return classify(at, x, "classifier.dense", "classifier.out_proj")
+
+
+FAMILY = EncoderFamily(("roberta", "xlm-roberta", "camembert"), read, bert.layer, head, prefix="roberta.")

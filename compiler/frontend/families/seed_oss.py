@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from compiler.frontend.config import ModelConfig
 from compiler.frontend.families import llama
-from compiler.frontend.family import DecoderFamily
+from compiler.frontend.family import DecoderFamily, Gguf
 from compiler.frontend.fields import Fields
 
 
@@ -15,4 +15,9 @@ def read(fields: Fields) -> ModelConfig:
     return replace(llama.read(fields), output_bias=fields.flag("attention_out_bias", False))
 
 
-FAMILY = DecoderFamily(("seed_oss",), read, llama.layer)
+GGUF = Gguf(
+    "seed_oss",
+    layer_names={"post_attention_norm": "post_attention_layernorm"},
+    biases={"attention_bias": "attn_q", "attention_out_bias": "attn_output", "mlp_bias": "ffn_down"},
+)
+FAMILY = DecoderFamily(("seed_oss",), read, llama.layer, gguf=GGUF)

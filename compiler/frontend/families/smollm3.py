@@ -34,4 +34,4 @@ def _read_unrotated(fields: Fields, num_layers: int) -> frozenset[int]:
     return frozenset(layer for layer in range(num_layers) if not rotates[layer])
 
 
-FAMILY = DecoderFamily(("smollm3",), read, llama.layer)
+FAMILY = DecoderFamily(("smollm3",), read, llama.layer, gguf=replace(llama.GGUF, architecture="smollm3"))

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 from compiler.frontend.config import ModelConfig, Norm, read_decoder, read_windows, rotating_whole_heads
-from compiler.frontend.family import DecoderFamily
+from compiler.frontend.family import DecoderFamily, Gguf
 from compiler.frontend.fields import Fields
 from compiler.frontend.layers.decoder import Layer, attention, mlp, pre_norm
 from compiler.ir.graph.atoms import Var
@@ -26,4 +26,10 @@ def layer(at: Layer, x: Var) -> Var:
     return pre_norm(at, x, attention, partial(mlp, up="mlp.c_fc", down="mlp.c_proj"))
 
 
-FAMILY = DecoderFamily(("starcoder2",), read, layer)
+GGUF = Gguf(
+    "starcoder2",
+    fields={"attention.layer_norm_epsilon": "norm_epsilon"},
+    layer_names={"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
+    biases={"use_bias": "attn_output"},
+)
+FAMILY = DecoderFamily(("starcoder2",), read, layer, gguf=GGUF)

@@ -14,11 +14,13 @@ from compiler.ops.attention.kv_cache import KV_APPEND
 from compiler.ops.attention.paged import PAGED_ATTENTION
 from compiler.ops.elementwise import ADD, CAST, DIVIDE, FLOOR_DIVIDE, GELU, GELU_TANH, LOG, MULTIPLY, RELU, SILU, TANH
 from compiler.ops.embedding import ROPE, ROPE_ANGLES
+from runtime.cache_groups import KVGroup, StateGroup
 
 ACTIVATIONS = {Activation.SILU: SILU, Activation.GELU: GELU, Activation.GELU_TANH: GELU_TANH, Activation.RELU: RELU}
 QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 OUT = "self_attn.o_proj"
 GATE_UP = ("mlp.gate_proj", "mlp.up_proj")
+DOWN = "mlp.down_proj"
 
 
 @dataclass(slots=True)
@@ -27,24 +29,50 @@ class Batch:
 
     tokens: Var
     positions: Var
-    slots: Var
     seq_ids: Var
-    page_tables: Var
     logit_rows: Var
     hidden_rows: Var | None
-    cache: Var
-    scales: Var | None  # of an 8-bit cache
+    caches: tuple[KVCache, ...]
+    states: tuple[StateCache, ...]
+    starts: Var  # of models with states alone, like `saved`: see compiler/ops/states.py
+    saved: Var
 
     @property
     def params(self) -> tuple[Var, ...]:
-        rows = (self.logit_rows, self.hidden_rows)
-        params = (self.tokens, self.positions, self.slots, self.seq_ids, self.page_tables, *rows, self.cache, self.scales)
-        return tuple(param for param in params if param is not None)
+        """In the order of `runtime.step_arguments`."""
+        rows = (self.logit_rows,) if self.hidden_rows is None else (self.logit_rows, self.hidden_rows)
+        slots, tables = (cache.slots for cache in self.caches), (cache.page_tables for cache in self.caches)
+        states = (self.starts, self.saved, *(var for state in self.states for var in (state.sources, state.pages))) if self.states else ()
+        held = (var for cache in (*self.caches, *self.states) for var in cache.held)
+        return self.tokens, self.positions, *slots, self.seq_ids, *tables, *states, *rows, *held
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KVCache:
+    """The inputs of a step that a group of keys and values has."""
+
+    group: KVGroup
+    slots: Var  # where keys and values of each token go
+    page_tables: Var
+    held: tuple[Var, ...]  # the pages, and the scales of 8-bit pages
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StateCache:
+    """The inputs of a step that a group of states has."""
+
+    group: StateGroup
+    sources: Var  # pages of the states that sequences begin with
+    pages: Var  # where the states behind the saved tokens go
+    held: tuple[Var, ...]
+
+
+Cache = KVCache | StateCache
 
 
 @dataclass(slots=True)
 class Step:
-    """A step under construction. `cache` and `scales` are what the last append left."""
+    """A step under construction."""
 
     net: Net
     config: ModelConfig
@@ -52,8 +80,7 @@ class Step:
     prefix: str  # of the decoder's weights
     t: DimVar
     max_context: int
-    cache: Atom
-    scales: tuple[Atom, ...]
+    appended: dict[Cache, tuple[Atom, ...]] = field(default_factory=dict["Cache", tuple[Atom, ...]])  # what the last append left of each
     angles: dict[Rope, tuple[Var, Var]] = field(default_factory=dict[Rope, tuple[Var, Var]])
 
     def angles_of(self, rope: Rope) -> tuple[Var, Var]:
@@ -72,6 +99,18 @@ class Layer:
 
     def name(self, suffix: str) -> str:
         return f"{self.step.prefix}layers.{self.number}.{suffix}"
+
+    @property
+    def cache(self) -> tuple[KVCache, ScalarValue]:
+        """The cache of the layer's group, and the index of the layer in it."""
+        cache = next(cache for cache in self.step.batch.caches if self.number in cache.group.layers)
+        return cache, ScalarValue(Dim.of(cache.group.layers.index(self.number)))
+
+    @property
+    def state(self) -> tuple[StateCache, ScalarValue]:
+        """The states of the layer's group, and the index of the layer in it."""
+        states = next(states for states in self.step.batch.states if self.number in states.group.layers)
+        return states, ScalarValue(Dim.of(states.group.layers.index(self.number)))
 
 
 # --- around the layers -------------------------------------------------------------------------------------------------
@@ -184,21 +223,20 @@ def rotate(layer: Layer, x: Var) -> Var:
 def attend(layer: Layer, q: Var, k: Var, v: Var, out: str = OUT) -> Var:
     """Append keys and values to the cache, attend to it, and project."""
     step, c, net = layer.step, layer.step.config, layer.step.net
-    batch, index = step.batch, ScalarValue(Dim.of(layer.number))
-    appended = net.call(KV_APPEND, step.cache, k, v, batch.slots, index, *step.scales)
-    if step.scales:
-        step.cache, step.scales = net.field(appended, 0), (net.field(appended, 1),)
-    else:
-        step.cache = appended
+    batch, (cache, index) = step.batch, layer.cache
+    pages, *scales = step.appended.get(cache, cache.held)
+    appended = net.call(KV_APPEND, pages, k, v, cache.slots, index, *scales)
+    pages, *scales = (net.field(appended, 0), net.field(appended, 1)) if scales else (appended,)
+    step.appended[cache] = pages, *scales
     mixed = net.call(
         PAGED_ATTENTION,
         q,
-        step.cache,
-        batch.page_tables,
+        pages,
+        cache.page_tables,
         batch.seq_ids,
         batch.positions,
         index,
-        *step.scales,
+        *scales,
         scale=c.attention_scale,
         window=c.windows[layer.number] or 0,
         softcap=c.attention_softcap or 0.0,
@@ -234,20 +272,20 @@ def head_norm_attention(layer: Layer, h: Var) -> Var:
 # --- feed-forward ------------------------------------------------------------------------------------------------------
 
 
-def gated_mlp(layer: Layer, h: Var, names: tuple[str, ...] = GATE_UP) -> Var:
-    """`down(activation(gate(h)) * up(h))`. One name stands for a stacked projection."""
+def gated_mlp(layer: Layer, h: Var, names: tuple[str, ...] = GATE_UP, down: str = DOWN, size: int | None = None) -> Var:
+    """`down(activation(gate(h)) * up(h))`. One name stands for a stacked projection. `size`: in the place of the configuration's."""
     net, c = layer.step.net, layer.step.config
-    ffn = c.intermediate_size
+    ffn = size or c.intermediate_size
     if len(names) == 2:
         gate, up = (net.linear(h, layer.name(n), c.hidden_size, ffn, bias=c.mlp_bias) for n in names)
     else:
         both = net.linear(h, layer.name(names[0]), c.hidden_size, 2 * ffn, bias=c.mlp_bias)
         gate, up = net.slice(both, 1, 0, ffn), net.slice(both, 1, ffn, 2 * ffn)
     gated = net.call(MULTIPLY, activated(layer, gate), up)
-    return net.linear(gated, layer.name("mlp.down_proj"), ffn, c.hidden_size, bias=c.mlp_bias)
+    return net.linear(gated, layer.name(down), ffn, c.hidden_size, bias=c.mlp_bias)
 
 
-def mlp(layer: Layer, h: Var, up: str = "mlp.up_proj", down: str = "mlp.down_proj") -> Var:
+def mlp(layer: Layer, h: Var, up: str = "mlp.up_proj", down: str = DOWN) -> Var:
     """`down(activation(up(h)))`."""
     net, c = layer.step.net, layer.step.config
     wide = net.linear(h, layer.name(up), c.hidden_size, c.intermediate_size, bias=c.mlp_bias)

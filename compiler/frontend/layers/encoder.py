@@ -10,6 +10,7 @@ from compiler.frontend.layers.nn import Net
 from compiler.ir.dims import DimVar
 from compiler.ir.graph.atoms import Var
 from compiler.ops.attention.ragged import RAGGED_ATTENTION
+from compiler.ops.elementwise import TANH
 
 
 @dataclass(slots=True)
@@ -20,10 +21,12 @@ class Texts:
     positions: Var
     text_ids: Var
     starts: Var
+    segments: Var | None = None  # of tokens, where a model tells the texts of a pair apart
 
     @property
     def params(self) -> tuple[Var, ...]:
-        return (self.tokens, self.positions, self.text_ids, self.starts)
+        told = () if self.segments is None else (self.segments,)
+        return (self.tokens, self.positions, self.text_ids, self.starts, *told)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,27 @@ class EncoderLayer:
 
     def name(self, suffix: str) -> str:
         return self.prefix + suffix
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """Where the weights of a classification head are."""
+
+    net: Net
+    config: ModelConfig
+    prefix: str  # of the encoder's own weights
+
+    @property
+    def num_classes(self) -> int:
+        assert self.config.classes is not None
+        return len(self.config.classes.names)
+
+
+def classify(head: Head, x: Var, dense: str, out: str) -> Var:
+    """Two projections with a hyperbolic tangent between them. Both names are whole."""
+    net, size = head.net, head.config.hidden_size
+    hidden = net.call(TANH, net.linear(x, dense, size, size, bias=True))
+    return net.linear(hidden, out, size, head.num_classes, bias=True)
 
 
 def norm(layer: EncoderLayer, x: Var, name: str) -> Var:

@@ -25,6 +25,7 @@ from compiler.ops.elementwise import ADD, CAST, MULTIPLY
 from compiler.ops.embedding import EMBEDDING
 from compiler.ops.manipulate import CONCAT, RESHAPE, SLICE
 from compiler.ops.normalize import LAYER_NORM, RMS_NORM
+from compiler.ops.products.experts import EXPERT_LINEAR
 from compiler.ops.products.matmul import LINEAR
 from compiler.ops.products.quantize import DEQUANTIZE, QUANTIZE
 
@@ -140,6 +141,12 @@ class Net:
         operands = (x, w, self._stacked([self.vector(f"{n}.bias", s) for n, s in pairs])) if bias else (x, w)
         return self.call(LINEAR, *operands, tolerates="bf16" if format.bits == 16 else None)
 
+    def expert_linear(self, x: Atom, name: str, experts: Atom, count: int, in_size: int, size: int, *, bias: bool = False) -> Var:
+        """The product of each row with the matrix of its expert; `name` is that of the tensor of all of them."""
+        w = self._held(self.weight(f"{name}.weight", count, size, in_size), self.format)
+        operands = (x, w, experts, self.as_f32(self.weight(f"{name}.bias", count, size))) if bias else (x, w, experts)
+        return self.call(EXPERT_LINEAR, *operands, tolerates="bf16" if self.format.bits == 16 else None)
+
     def rms_norm(self, x: Atom, name: str, size: int, eps: float, *, offset: float = 0.0) -> Var:
         return self.call(RMS_NORM, x, self.vector(f"{name}.weight", size), eps=eps, weight_offset=offset)
 
@@ -160,7 +167,7 @@ class Net:
             return w
         if format.bits == 16:
             return self.call(CAST, w, dtype="bf16")
-        in_size = w.type.shape[1].const
+        in_size = w.type.shape[-1].const
         if format.group and in_size % format.group:
             fitting = ["int8", *(f"int{format.bits}-{group}" for group in GROUPS if in_size % group == 0)]
             raise ConfigError(f"{w.name} has {in_size} inputs, no multiple of the group of {format.group}; choose {' or '.join(fitting)}")

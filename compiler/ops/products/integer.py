@@ -11,6 +11,7 @@ subtract what this adds.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -19,14 +20,15 @@ import numpy as np
 from compiler.ir.dims import Dim, ceil_div
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
-from compiler.ir.loops.scalars import Contraction, Scalar
+from compiler.ir.loops.scalars import Contraction, Load, Scalar
 from compiler.ir.loops.write import Kernel, cast, contract, contract_groups, guard
 from compiler.ir.op import REQUIRED
 from compiler.ir.prove import prove_divisible
 from compiler.ir.types import TensorType, Type
 from compiler.machine.formats import FOUR, PANELS, Panels
 from compiler.ops.broadcast import output
-from compiler.ops.operands import agree, dtype_attr, int_attr, tensor_operand, unproved, wants_float
+from compiler.ops.index import clamped_index, something_to_read
+from compiler.ops.operands import agree, dtype_attr, int_attr, tensor_operand, unproved, wants_float, wants_int
 from compiler.ops.products.quantize import half_byte
 from compiler.ops.tables import Nest, Operands, define
 
@@ -48,36 +50,45 @@ def _format(attrs: Attrs) -> Panels:
 def _panels_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
     format, columns = _format(attrs), int_attr(attrs, "columns", 1)
     holds = I8 if format.bits == 8 else U8
-    q = tensor_operand(args, 0, "q", ndim=2, layout="[out, in]")
+    q = matrices_operand(args, "q", "[..., out, in]")
     if q.dtype not in (None, holds):
         raise AnnotationError(f"q holds {q.dtype}, wants {holds} for {format.name}")
     if q.shape is None:
-        return TensorType(None, U8, 3)
-    if not prove_divisible(q.shape[1], FOUR):
-        raise AnnotationError(f"the last dimension of q is {q.shape[1]}, wants a multiple of {FOUR}")
-    return TensorType((ceil_div(q.shape[0], columns), q.shape[1] // FOUR, Dim.of(columns * FOUR)), U8)
+        return TensorType(None, U8, None if q.ndim is None else q.ndim + 1)
+    *matrix, size, length = q.shape
+    if not prove_divisible(length, FOUR):
+        raise AnnotationError(f"the last dimension of q is {length}, wants a multiple of {FOUR}")
+    return TensorType((*matrix, ceil_div(size, columns), length // FOUR, Dim.of(columns * FOUR)), U8)
+
+
+def matrices_operand(args: tuple[Type, ...], name: str, layout: str) -> TensorType:
+    """The annotation of the first operand: one matrix, or several."""
+    given = tensor_operand(args, 0, name)
+    if given.ndim is not None and given.ndim < 2:
+        raise AnnotationError(f"{name} has rank {given.ndim}, wants at least 2: {layout}")
+    return given
 
 
 def _panels_nest(operands: Operands) -> Nest:
     """The columns beyond the last, which fill its panel, hold weights of 0."""
     kernel, format, columns = Kernel(), _format(operands.attrs), operands.attrs["columns"]
     out, q = kernel.arrays(output(operands), operands.buffer(0))
-    num_columns = q.shape[0]
-    with kernel.nest(out.shape) as (panel, line, j):
+    num_columns = q.shape[-2]
+    with kernel.nest(out.shape) as (*matrix, panel, line, j):
         n = panel * columns + j // FOUR
 
         def number(k: Dim) -> Scalar:
-            return cast(q[n, k], I32) if format.bits == 8 else half_byte(q.buffer, (n,), k)
+            return cast(q[*matrix, n, k], I32) if format.bits == 8 else half_byte(q.buffer, (*matrix, n), k)
 
         stored = format.byte(line, j, number)
         if not prove_divisible(num_columns, columns):
             stored = guard(0, n, num_columns, stored, format.padding)
-        out[panel, line, j] = cast(stored, U8)
+        out[*matrix, panel, line, j] = cast(stored, U8)
     return Nest((out.buffer,), kernel.body())
 
 
 def _panels_numpy(q: Any, *, format: str, columns: int) -> Any:
-    numbers = q if PANELS[format].bits == 8 else np.stack([q & 15, q >> 4], -1).reshape(len(q), -1)
+    numbers = q if PANELS[format].bits == 8 else np.stack([q & 15, q >> 4], -1).reshape(*q.shape[:-1], -1)
     return PANELS[format].packed(numbers, columns)
 
 
@@ -88,24 +99,26 @@ PANEL_INTEGERS = define("panel_integers", "q", _panels_type, _panels_numpy, _pan
 
 
 def _scales_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
-    scale, columns = wants_float(tensor_operand(args, 0, "scale", ndim=2, layout="[out, groups]"), "scale"), int_attr(attrs, "columns", 1)
+    scale, columns = wants_float(matrices_operand(args, "scale", "[..., out, groups]"), "scale"), int_attr(attrs, "columns", 1)
     if scale.shape is None:
-        return TensorType(None, scale.dtype, 3)
-    return TensorType((ceil_div(scale.shape[0], columns), scale.shape[1], Dim.of(columns)), scale.dtype)
+        return TensorType(None, scale.dtype, None if scale.ndim is None else scale.ndim + 1)
+    *matrix, size, groups = scale.shape
+    return TensorType((*matrix, ceil_div(size, columns), groups, Dim.of(columns)), scale.dtype)
 
 
 def _scales_nest(operands: Operands) -> Nest:
     k = Kernel()
     out, scale = k.arrays(output(operands), operands.buffer(0))
-    with k.nest(out.shape) as (panel, g, j):
+    with k.nest(out.shape) as (*matrix, panel, g, j):
         n = panel * operands.attrs["columns"] + j
-        out[panel, g, j] = guard(0, n, scale.shape[0], scale[n, g], 0.0)
+        out[*matrix, panel, g, j] = guard(0, n, scale.shape[-2], scale[*matrix, n, g], 0.0)
     return Nest((out.buffer,), k.body())
 
 
 def _scales_numpy(scale: Any, *, columns: int) -> Any:
-    n, groups = scale.shape
-    return np.pad(scale, ((0, -n % columns), (0, 0))).reshape(-1, columns, groups).transpose(0, 2, 1)
+    *matrix, n, groups = scale.shape
+    padded = np.pad(scale, (*[(0, 0)] * len(matrix), (0, -n % columns), (0, 0)))
+    return padded.reshape(*matrix, -1, columns, groups).swapaxes(-1, -2)
 
 
 PANEL_SCALES = define("panel_scales", "scale", _scales_type, _scales_numpy, _scales_nest, {"columns": REQUIRED})
@@ -114,12 +127,13 @@ PANEL_SCALES = define("panel_scales", "scale", _scales_type, _scales_numpy, _sca
 # --- integer_linear ----------------------------------------------------------------------------------------------------
 
 
-def _linear_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
-    """[..., out]"""
+def integer_type(args: tuple[Type, ...], attrs: Attrs, *, chooses: bool = False) -> Type:
+    """[..., out]. Rows that choose their matrix have a single axis, and a bias per matrix."""
     format, dtype, size = _format(attrs), dtype_attr(attrs), int_attr(attrs, "size", 1)
     q, scale, total = (tensor_operand(args, i, name) for i, name in enumerate(("q", "scale", "total")))
-    panels = tensor_operand(args, 3, "panels", ndim=3, layout="[panels, in / 4, 4 * columns]")
-    weight_scale = tensor_operand(args, 4, "weight_scale", ndim=3, layout="[panels, groups, columns]")
+    first, rank = ("experts, ", 4) if chooses else ("", 3)
+    panels = tensor_operand(args, 3, "panels", ndim=rank, layout=f"[{first}panels, in / 4, 4 * columns]")
+    weight_scale = tensor_operand(args, 4, "weight_scale", ndim=rank, layout=f"[{first}panels, groups, columns]")
     for operand, name, holds in ((total, "total", I32), (panels, "panels", U8)):
         if operand.dtype not in (None, holds):
             raise AnnotationError(f"{name} holds {operand.dtype}, wants {holds}")
@@ -132,16 +146,21 @@ def _linear_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
         return TensorType(None, dtype, None if q.ndim is None else q.ndim - 1)
     *row, planes, length = q.shape
     groups = scale.shape[-1]
-    columns = panels.shape[2] // FOUR
+    columns, matrix = panels.shape[-1] // FOUR, panels.shape[:-3]
     most = 2 // format.rows.num_bytes
     if not planes.is_const or not 1 <= planes.const <= most:
         raise AnnotationError(f"q has {planes} planes, wants 1{'' if most == 1 else f' or {most}'}")
     same_shape((*row, groups), scale, "scale")
     same_shape((*row, planes, groups), total, "total")
-    same_shape((ceil_div(Dim.of(size), columns), length // format.depth, columns * FOUR), panels, "panels")
-    same_shape((panels.shape[0], groups, columns), weight_scale, "weight_scale")
-    if len(args) > 5:
-        same_shape((Dim.of(size),), tensor_operand(args, 5, "bias", ndim=1), "bias")
+    same_shape((*matrix, ceil_div(Dim.of(size), columns), length // format.depth, columns * FOUR), panels, "panels")
+    same_shape((*panels.shape[:-2], groups, columns), weight_scale, "weight_scale")
+    if chooses:
+        experts = wants_int(tensor_operand(args, 5, "experts", ndim=1, layout="[rows]"), "experts")
+        if len(row) != 1:
+            raise AnnotationError(f"q has rank {len(row) + 2}, wants 3: [rows, planes, in]")
+        same_shape(tuple(row), experts, "experts")
+    if len(args) > 5 + chooses:
+        same_shape((*matrix, Dim.of(size)), tensor_operand(args, 5 + chooses, "bias", ndim=1 + chooses), "bias")
     return TensorType((*row, Dim.of(size)), dtype)
 
 
@@ -150,34 +169,42 @@ def same_shape(wanted: tuple[Dim, ...], given: TensorType, name: str) -> None:
         agree(w, g, f"dimension {d} of {name}")
 
 
-def _linear_nest(operands: Operands) -> Nest:
+def integer_nest(operands: Operands, *, chooses: bool = False) -> Nest:
     kernel, format = Kernel(), _format(operands.attrs)
     out, q, scale, sums, panels, weight_scale = kernel.arrays(output(operands), *(operands.buffer(i) for i in range(5)))
-    bias = kernel.array(operands.buffer(5)) if operands.has(5) else None
+    bias = kernel.array(operands.buffer(5 + chooses)) if operands.has(5 + chooses) else None
     length, groups, columns = q.shape[-1], scale.shape[-1], weight_scale.shape[-1].const
     group = length if groups == Dim.of(1) else length // groups
-    with kernel.nest(out.shape) as (*row, n):
+    matrices = panels.shape[:-3]
+    with ExitStack() as stack:
+        row = stack.enter_context(kernel.nest(out.shape[:-1]))
+        matrix = (clamped_index(kernel, "expert", Load(operands.buffer(5), row), matrices[0]),) if chooses else ()
+        (n,) = stack.enter_context(kernel.nest(out.shape[-1:], "n"))
+
+        def column(k: Dim) -> Scalar:
+            return format.element((panels.buffer,), n, k, matrix)
 
         def dot(g: Dim, plane: int) -> Contraction:
             first = g * group
-            return contract(group, lambda r: cast(q[*row, plane, first + r], I32), lambda r: format.element((panels.buffer,), n, first + r))
+            return contract(group, lambda r: cast(q[*row, plane, first + r], I32), lambda r: column(first + r))
 
         planes = range(q.shape[-2].const)
         result: Scalar = contract_groups(
             groups,
             [partial(dot, plane=plane) for plane in planes],
-            lambda g: scale[*row, g] * cast(weight_scale[n // columns, g, n % columns], F32),
+            lambda g: scale[*row, g] * cast(weight_scale[*matrix, n // columns, g, n % columns], F32),
             begins=[lambda g, plane=plane: sums[*row, plane, g] * -format.offset for plane in planes],
         )
-        out[*row, n] = cast(result if bias is None else result + cast(bias[n], F32), out.dtype)
+        out[*row, n] = cast(result if bias is None else result + cast(bias[*matrix, n], F32), out.dtype)
     rows, planes, size = q.shape[:-2], q.shape[-2], out.shape[-1]
-    wanted = {1: (*rows, groups), 2: (*rows, planes, groups), 4: (panels.shape[0], groups, Dim.of(columns))}
-    wanted[3] = (ceil_div(size, columns), length // format.depth, Dim.of(columns * FOUR))
-    checks = unproved(operands, wanted | ({} if bias is None else {5: (size,)}))
-    return Nest((out.buffer,), kernel.body(), checks=checks)
+    wanted = {1: (*rows, groups), 2: (*rows, planes, groups), 4: (*panels.shape[:-2], groups, Dim.of(columns))}
+    wanted[3] = (*matrices, ceil_div(size, columns), length // format.depth, Dim.of(columns * FOUR))
+    wanted |= ({5: rows} if chooses else {}) | ({} if bias is None else {5 + chooses: (*matrices, size)})
+    read = something_to_read(matrices[0], rows) if chooses else ()
+    return Nest((out.buffer,), kernel.body(), checks=unproved(operands, wanted), equal=read)
 
 
-def _linear_numpy(
+def integer_numpy(
     q: Any, scale: Any, total: Any, panels: Any, weight_scale: Any, bias: Any = None, *, format: str, size: int, dtype: str
 ) -> Any:
     *row, planes, length = q.shape
@@ -201,8 +228,8 @@ def _linear_numpy(
 INTEGER_LINEAR = define(
     "integer_linear",
     "q, scale, total, panels, weight_scale, bias?",
-    _linear_type,
-    _linear_numpy,
-    _linear_nest,
+    integer_type,
+    integer_numpy,
+    integer_nest,
     {"format": "panel8", "size": REQUIRED, "dtype": "f32"},
 )

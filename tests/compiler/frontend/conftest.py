@@ -12,17 +12,20 @@ import pytest
 from numpy.typing import NDArray
 
 from compiler.bind import bind_weights
+from compiler.frontend.cache_groups import groups_of
 from compiler.frontend.config import ModelConfig
 from compiler.frontend.decoder import ENTRY, StepBounds, build_step
 from compiler.frontend.layers.nn import WeightFormat
-from compiler.frontend.registry import load_config
+from compiler.frontend.registry import load_config, weights_of
 from compiler.frontend.weights import WeightSource, open_safetensors
 from compiler.ir.dtypes import DType
 from compiler.machine.target import Target, host
 from compiler.ops.attention.kv_cache import PAGE
 from deploy.bench.synthetic import RandomWeights, llama_config, shapes_of
+from runtime.cache_groups import CacheGroup
 from runtime.executable import Executable
 from runtime.session import Session
+from runtime.step_arguments import step_arguments
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "models"
 BOUNDS = StepBounds(max_tokens=512, max_seqs=512, max_context=128)
@@ -54,13 +57,31 @@ class CausalModel:
 
     def start(self, *, num_threads: int = 1, seed: int = 0) -> Sequences:
         """No sequences yet, an empty cache. Which pages they get depends on the seed."""
-        shape = (self.config.num_layers, 2, NUM_PAGES, self.config.num_kv_heads)
         pages = np.random.default_rng(seed).permutation(np.arange(1, NUM_PAGES, dtype=np.int32))
-        # What no sequence wrote must not matter, so it is not zero.
-        nothing = 127 if self.kv_dtype is DType.I8 else np.nan
-        cache = np.full((*shape, PAGE * self.config.head_dim), nothing, self.kv_dtype.numpy)
-        scales = [np.full((*shape, PAGE), np.nan, np.float32)] if self.kv_dtype is DType.I8 else []
-        return Sequences(self.session(num_threads), self.entry, (cache, *scales), pages)
+        caches = [GroupCache(group, pages) for group in groups_of(self.config, self.kv_dtype, BOUNDS.max_context)]
+        return Sequences(self.session(num_threads), self.entry, caches)
+
+
+class GroupCache:
+    """The pages of a group, and who has which. What no sequence needs must not matter, so it is not zero."""
+
+    def __init__(self, group: CacheGroup, free: NDArray[np.int32]) -> None:
+        self.group = group
+        self.arrays = [np.full(shape, 127 if dtype == "i8" else np.nan, DType(dtype).numpy) for shape, dtype in group.arrays(NUM_PAGES)]
+        self._free = free
+        self._tables: dict[str, NDArray[np.int32]] = {}
+
+    def table(self, name: str, start: int, stop: int) -> NDArray[np.int32]:
+        """Pages for the tokens up to `stop`; those behind the window of token `start` are damaged."""
+        table = self._tables.get(name, np.empty(0, np.int32))
+        missing = -(-stop // PAGE) - len(table)
+        table, self._free = np.concatenate([table, self._free[:missing]]), self._free[missing:]
+        past = table[: 0 if self.group.window is None else max(0, start - self.group.window + 1) // PAGE]
+        for array in self.arrays:
+            array[(slice(None),) * self.group.page_axis + (past,)] = 127 if array.dtype == np.int8 else np.nan
+        past[:] = 0
+        self._tables[name] = table
+        return table
 
 
 @dataclass(slots=True)
@@ -69,39 +90,34 @@ class Sequences:
 
     session: Session
     entry: str
-    cache: tuple[NDArray[Any], ...]
-    free: NDArray[np.int32]
-    tables: dict[str, NDArray[np.int32]] = field(default_factory=dict[str, NDArray[np.int32]])
+    caches: list[GroupCache]
     lengths: dict[str, int] = field(default_factory=dict[str, int])
 
     def feed(self, pieces: dict[str, Sequence[int]]) -> dict[str, Rows]:
         """The next tokens of some sequences; the rows of all of them."""
-        tokens, positions, slots, seq_ids, tables = [], [], [], [], []
-        for number, (name, piece) in enumerate(pieces.items()):
-            at = self.lengths.setdefault(name, 0) + np.arange(len(piece))
-            self.lengths[name] += len(piece)
-            table = self._table(name, self.lengths[name])
-            tokens.append(np.asarray(piece))
-            positions.append(at)
-            slots.append(table[at // PAGE] * PAGE + at % PAGE)
-            seq_ids.append(np.full(len(piece), number))
-            tables.append(table)
-        width = max(map(len, tables))
-        table_rows = np.array([np.pad(t, (0, width - len(t))) for t in tables], np.int32)
-        flat = [np.concatenate(parts).astype(np.int32) for parts in (tokens, positions, slots, seq_ids)]
-        rows = self.session.call(self.entry, *flat, table_rows, np.arange(len(flat[0]), dtype=np.int32), *self.cache)
         ends = np.cumsum([len(piece) for piece in pieces.values()])
+        starts = [self.lengths.setdefault(name, 0) for name in pieces]
+        stops = [start + len(piece) for start, piece in zip(starts, pieces.values(), strict=True)]
+        self.lengths.update(zip(pieces, stops, strict=True))
+        tokens = np.concatenate([np.asarray(piece) for piece in pieces.values()]).astype(np.int32)
+        positions = np.concatenate([np.arange(*ends) for ends in zip(starts, stops, strict=True)]).astype(np.int32)
+        owners = np.repeat(np.arange(len(pieces)), [len(piece) for piece in pieces.values()])
+        slots, tables = [], []
+        for cache in self.caches:
+            own = [cache.table(name, start, stop) for name, start, stop in zip(pieces, starts, stops, strict=True)]
+            tables.append(np.array([np.pad(table, (0, max(map(len, own)) - len(table))) for table in own], np.int32))
+            slots.append(tables[-1][owners, positions // PAGE] * PAGE + positions % PAGE)
+        arrays = (array for cache in self.caches for array in cache.arrays)
+        rows_wanted = np.arange(len(tokens), dtype=np.int32)
+        query_starts = np.append(0, ends).astype(np.int32)
+        step = step_arguments([cache.group for cache in self.caches], tokens, positions, query_starts, slots, tables)
+        rows = self.session.call(self.entry, *step, rows_wanted, *arrays)
         return dict(zip(pieces, np.split(rows, ends[:-1]), strict=True))
-
-    def _table(self, name: str, length: int) -> NDArray[np.int32]:
-        table = self.tables.get(name, np.empty(0, np.int32))
-        missing = -(-length // PAGE) - len(table)
-        self.tables[name], self.free = np.concatenate([table, self.free[:missing]]), self.free[missing:]
-        return self.tables[name]
 
 
 def _golden(folder: Path) -> tuple[ModelConfig, WeightSource, dict[str, NDArray[Any]]]:
-    return load_config(folder), open_safetensors(folder), dict(np.load(folder / "golden.npz"))
+    config = load_config(folder)
+    return config, weights_of(config, open_safetensors(folder)), dict(np.load(folder / "golden.npz"))
 
 
 def _wide() -> tuple[ModelConfig, WeightSource, dict[str, NDArray[Any]]]:

@@ -161,7 +161,6 @@ def test_what_sentence_files_ask_for_is_honoured_or_refused(tmp_path: Path, file
         ({"rope_scaling": [1]}, "expected an object"),
         ({"partial_rotary_factor": 0.5}, "llama rotates all of them"),
         ({"partial_rotary_factor": 1e20}, "dimensions of a head would be rotated"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quantized already, by gptq"),
         ({"use_bidirectional_attention": True}, "not supported for llama: use_bidirectional_attention: True. Delete"),
         ({"rope_scaling": {"type": "linear", "factor": 2.0, "novel": 3}}, "rope_scaling.novel: 3"),
         ({"is_causal": False}, "is_causal of config.json is False, expected true"),

@@ -12,7 +12,7 @@ import pytest
 from runtime.executable import Call
 
 # Grouped heads; soft caps with windows; two ropes and scaled embeddings; stacked projections with a rope of many factors; and weights that
-# products decode.
+# products decode; mixtures, whose rows stand beside those of other tokens that chose the same expert; and states.
 CASES = [
     ("llama", "f32"),
     ("gemma2", "f32"),
@@ -21,6 +21,10 @@ CASES = [
     ("llama", "bf16"),
     ("llama", "int8"),
     ("qwen3", "int4"),
+    ("qwen3_moe", "f32"),
+    ("mixtral", "int8"),
+    ("olmoe", "int4"),
+    ("lfm2", "f32"),
 ]
 
 

@@ -38,7 +38,8 @@ class Encoder:
     executable: Executable
     sessions: dict[int, Session] = field(default_factory=dict[int, Session])
 
-    def encode(self, texts: Sequence[Text], *, num_threads: int = 1) -> Vectors:
+    def encode(self, texts: Sequence[Text], *, seconds: Sequence[int] | None = None, num_threads: int = 1) -> Vectors:
+        """`seconds`: where the second text of a pair begins; by default at the end."""
         if num_threads not in self.sessions:
             session = self.sessions[num_threads] = Session(self.executable, device_threads=num_threads)
             bind_weights(session, self.executable, ENTRY, self.source)
@@ -47,7 +48,10 @@ class Encoder:
         text_ids = np.repeat(np.arange(len(texts), dtype=np.int32), lengths)
         positions = np.arange(starts[-1], dtype=np.int32) - starts[text_ids]
         tokens = np.concatenate([*texts, []]).astype(np.int32)
-        return self.sessions[num_threads].call(ENTRY, tokens, positions, text_ids, starts)
+        inputs = [tokens, positions, text_ids, starts]
+        if self.config.tells_pairs_apart:
+            inputs.append((positions >= np.array(lengths if seconds is None else seconds)[text_ids]).astype(np.int32))
+        return self.sessions[num_threads].call(ENTRY, *inputs)
 
     def embed(self, texts: Sequence[Text]) -> Vectors:
         return finished(self.encode(texts), self.config)
@@ -100,6 +104,17 @@ def test_a_vector_depends_on_its_text_alone(case: str, encoder: Callable[[str], 
     np.testing.assert_array_equal(encoder(case).encode(texts, num_threads=2), alone)
     order = np.random.default_rng(0).permutation(np.repeat(np.arange(len(texts)), 3))
     np.testing.assert_array_equal(encoder(case).encode([texts[i] for i in order]), alone[order])
+
+
+@pytest.mark.parametrize("case", ["bert-classes", "xlm-roberta-reranker", "mpnet-classes"])
+def test_the_numbers_of_classes(case: str, encoder: Callable[[str], Encoder]) -> None:
+    """Of texts and pairs of texts, and the same bits alone as in a batch."""
+    golden = np.load(GOLDEN / "models" / case / "golden.npz")
+    texts, seconds = texts_of(golden), golden["seconds"].tolist()
+    numbers = encoder(case).encode(texts, seconds=seconds)
+    assert relative_error(numbers, golden["logits"]) < 2e-4
+    alone = [encoder(case).encode([text], seconds=[second]) for text, second in zip(texts, seconds, strict=True)]
+    np.testing.assert_array_equal(np.concatenate(alone), numbers)
 
 
 def test_no_texts_give_no_vectors(encoder: Callable[[str], Encoder]) -> None:

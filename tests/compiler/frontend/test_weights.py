@@ -192,7 +192,7 @@ def test_announced_lengths_are_limited(tmp_path: Path, content: bytes) -> None:
         open_safetensors(path)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(data=st.data())
 def test_a_damaged_file_is_refused_or_reads_within_its_bounds(tmp_path: Path, data: st.DataObject) -> None:
     path = tmp_path / "model.safetensors"

@@ -22,8 +22,12 @@ ROW = RNG.standard_normal(SIZE).astype(np.float32)
 INTS, MORE = (RNG.integers(-50, 50, (ROWS, SIZE)).astype(np.int32) for _ in range(2))
 BOOLS = RNG.random((ROWS, SIZE)) < 0.5
 WEIGHT = RNG.standard_normal((20, SIZE)).astype(ml_dtypes.bfloat16)
+ONE_TEXT, TEXT_ENDS = np.zeros(ROWS, np.int32), np.array([0, ROWS], np.int32)
 IDS = RNG.integers(0, ROWS, 9).astype(np.int32)
 PLACES = RNG.integers(0, SIZE, (ROWS, 6)).astype(np.int64)
+CHOICES = RNG.integers(0, 7, (ROWS, 4)).astype(np.int32)
+ORDER = RNG.permutation(4 * ROWS).reshape(ROWS, 4).astype(np.int32)
+EXPERTS = RNG.standard_normal((ROWS, 20, SIZE)).astype(ml_dtypes.bfloat16)
 HEADS = RNG.standard_normal((3, 4, 8)).astype(np.float32)
 CACHE = RNG.standard_normal((2, 2, 6, 2, 16 * 8)).astype(np.float32)
 DENSE = RNG.standard_normal((2, 4, 6, 8)).astype(np.float32)
@@ -105,6 +109,23 @@ OTHERS: dict[str, tuple[tuple[Any, ...], str | None, dict[str, Any]]] = {
         "n 2 64, n 1, n 1, 2 8 128, 2 2 32, 2 1 32",
         {"size": 50},
     ),
+    "top_experts": ((np.round(X, 1),), "n 37", {"k": 4}),
+    "group_rows": ((CHOICES,), "n 4", {"count": 7}),
+    "sum_rows": ((RNG.standard_normal((4 * ROWS, SIZE)).astype(np.float32), ORDER, POSITIVE[:, :4].copy()), "m k, n 4, n 4", {}),
+    "expert_linear": ((X[IDS], EXPERTS, IDS, Y[:, :20].copy()), "n 37, 5 20 37, n, 5 20", {}),
+    "expert_integer_linear": (
+        (
+            RNG.integers(-128, 128, (ROWS, 2, 64)).astype(np.int8),
+            POSITIVE[:, :1].copy(),
+            RNG.integers(-99, 99, (ROWS, 2, 1)).astype(np.int32),
+            RNG.integers(0, 256, (3, 2, 16, 128)).astype(np.uint8),
+            RNG.random((3, 2, 1, 32)).astype(np.float32),
+            RNG.integers(0, 3, ROWS).astype(np.int32),
+            RNG.random((3, 50)).astype(np.float32),
+        ),
+        "n 2 64, n 1, n 2 1, 3 2 16 128, 3 2 1 32, n, 3 50",
+        {"size": 50},
+    ),
     "attention": ((DENSE, DENSE[:, :2].copy(), DENSE[:, 2:].copy()), "b 4 t 8, b 2 s 8, b 2 s 8", {"scale": 0.3, "causal": True}),
     "paged_attention": ((HEADS, CACHE, TABLES, SEQUENCES, POSITIONS, 1), "t 4 8, 2 2 p 2 128, s m, t, t", {"scale": 0.3}),
     "kv_append": (
@@ -112,6 +133,10 @@ OTHERS: dict[str, tuple[tuple[Any, ...], str | None, dict[str, Any]]] = {
         "2 2 p 2 128, t 2 8, t 2 8, t",
         {},
     ),
+    "state_read": ((X.reshape(1, ROWS, SIZE), IDS, 0), "l p 37, m", {}),
+    "state_write": ((X.reshape(1, ROWS, SIZE).copy(), Y[:2], np.array([1, 0], np.int64), 0), "l p 37, m 37, m", {}),
+    "causal_conv": ((X, POSITIVE[:3].T.copy(), X[None, :2].copy(), ONE_TEXT, TEXT_ENDS), "t 37, 37 3, s 2 37, t, u", {}),
+    "input_tails": ((X, X[None, :2].copy(), ONE_TEXT, TEXT_ENDS, np.array([0, 2], np.int32)), "t 37, s 2 37, t, u, m", {}),
     "uniform": (((4, 33), 99), None, {}),
 }
 CASES = {name: ((x,), "n k", {}) for names, x in ONE.items() for name in names.split()}

@@ -8,7 +8,7 @@ from compiler.ir.dims import Dim
 from compiler.ir.loops.buffers import Buffer
 from compiler.ir.loops.scalars import Load
 from compiler.ir.loops.write import Kernel
-from compiler.machine.tiles import prefetch as tiles
+from compiler.machine.intrinsics import prefetch as tiles
 
 
 @dataclass(frozen=True, slots=True)

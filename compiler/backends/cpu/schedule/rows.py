@@ -18,8 +18,9 @@ from types import MappingProxyType
 from compiler.backends.cpu.schedule.folds import fold_halves
 from compiler.backends.cpu.schedule.prefetch import NO_PREFETCH, Prefetch
 from compiler.backends.cpu.schedule.softmax import is_softmax, write_softmax
-from compiler.backends.cpu.schedule.spatial import SpatialNest, write_element, write_vectors
+from compiler.backends.cpu.schedule.spatial import write_vectors
 from compiler.idioms.rows import COMBINE, PARTS, RowProgram, RowStage, folds_in, keeping, match_rows
+from compiler.idioms.spatial import SpatialNest, write_element
 from compiler.ir.dims import Dim, DimVar, dim_min, product_of
 from compiler.ir.loops.buffers import Buffer, Scope
 from compiler.ir.loops.functions import Fn

@@ -11,13 +11,14 @@ from compiler.backends.cpu.schedule.rows import schedule_rows
 from compiler.backends.cpu.schedule.spatial import schedule_spatial
 from compiler.idioms.nest import allocated, without_allocations
 from compiler.idioms.product import without_products
+from compiler.idioms.spatial import stages
 from compiler.ir.loops.attention import Attention
 from compiler.ir.loops.prim_func import PrimFunc
-from compiler.ir.loops.statements import For, Let, LoopKind, Stmt, Tile
-from compiler.ir.loops.visit import sequence, statements, walk_stmts
+from compiler.ir.loops.statements import For, LoopKind, Stmt, Tile
+from compiler.ir.loops.visit import sequence, walk_stmts
+from compiler.machine.intrinsics.interleave import InterleavePairs
 from compiler.machine.products import LANES, product_tiles
 from compiler.machine.target import Target
-from compiler.machine.tiles.interleave import InterleavePairs
 from compiler.ops.attention.plain import plain_attention
 
 
@@ -38,15 +39,8 @@ def _scheduled(body: Stmt) -> bool:
     return any(isinstance(s, Tile) or (isinstance(s, For) and s.kind is not LoopKind.SERIAL) for s in walk_stmts(body))
 
 
-def _stages(stmt: Stmt) -> list[Stmt]:
-    """The statements of a body one by one; an integer that is read around several of them is read in each."""
-    if isinstance(stmt, Let):
-        return [Let(stmt.var, stmt.value, s) for s in _stages(stmt.body)]
-    return [s for inner in statements(stmt) for s in (_stages(inner) if isinstance(inner, Let) else [inner])]
-
-
 def _by_stage(prim: PrimFunc) -> PrimFunc:
     """Each stage on its own: a phase of the kernel. A stage that no rule takes runs on one thread as it is written."""
     temporaries, body = without_allocations(without_products(prim.body))
-    done = [schedule_spatial(s, LANES) or s for s in _stages(body)]
+    done = [schedule_spatial(s, LANES) or s for s in stages(body)]
     return PrimFunc(prim.params, prim.num_outputs, allocated(temporaries, sequence(done)), {**prim.attrs, "schedule": "spatial"})

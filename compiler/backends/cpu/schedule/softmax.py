@@ -18,9 +18,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from compiler.backends.cpu.schedule.folds import fold_halves, larger, spread_largest
-from compiler.backends.cpu.schedule.spatial import SpatialNest, write_element, write_vectors
+from compiler.backends.cpu.schedule.spatial import write_vectors
 from compiler.idioms.rows import PARTS, RowProgram, RowStage
 from compiler.idioms.same import same_scalar
+from compiler.idioms.spatial import SpatialNest, write_element
 from compiler.ir.dims import Dim, DimVar, ceil_div, dim_max, dim_min
 from compiler.ir.dtypes import DType
 from compiler.ir.loops.functions import Fn, ReduceFn

@@ -11,47 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from compiler.backends.cpu.schedule.prefetch import NO_PREFETCH, Prefetch
-from compiler.backends.cpu.schedule.streaming import Axes, goes_past_caches, stream
+from compiler.backends.cpu.schedule.streaming import goes_past_caches, stream
+from compiler.idioms.spatial import Axes, SpatialNest, match_spatial, read_integers, write_element
 from compiler.ir.dims import Dim, DimVar, ceil_div, dim_min, product_of
-from compiler.ir.loops.scalars import Scalar
-from compiler.ir.loops.statements import For, Let, LoopKind, Stmt, Store
+from compiler.ir.loops.statements import Stmt
 from compiler.ir.loops.sweep import full_vectors, masked_vectors
-from compiler.ir.loops.visit import free_dims, loads, rewrite_dims
+from compiler.ir.loops.visit import free_dims
 from compiler.ir.loops.write import Kernel
 
 CHUNK = 4096  # elements that one claim covers: enough to hide the claim, little enough to share the work
-
-
-@dataclass(frozen=True, slots=True)
-class SpatialNest:
-    """Loops with integers read between them, down to one store that no iteration reads."""
-
-    axes: Axes
-    lets: tuple[tuple[DimVar, Scalar], ...]
-    store: Store
-
-
-def match_spatial(stmt: Stmt) -> SpatialNest | None:
-    axes: list[tuple[DimVar, Dim]] = []
-    lets: list[tuple[DimVar, Scalar]] = []
-    while True:
-        match stmt:
-            case For(var=var, extent=extent, body=body, kind=LoopKind.SERIAL):
-                if any(v is let for v in extent.vars() for let, _ in lets):
-                    return None  # an extent that was read from memory differs between iterations
-                axes.append((var, extent))
-                stmt = body
-            case Let(var=var, value=value, body=body):
-                lets.append((var, value))
-                stmt = body
-            case Store(buffer=buffer, value=value):
-                carried = any(load.buffer is buffer for load in loads(value))
-                return None if carried or not axes else SpatialNest(tuple(axes), tuple(lets), stmt)
-            case _:
-                return None
 
 
 def schedule_spatial(stmt: Stmt, width: int) -> Stmt | None:
@@ -92,14 +62,6 @@ def _point(k: Kernel, row: Dim, outer: Axes) -> dict[DimVar, Dim]:
     return dict(zip((v for v, _ in outer), k.unravel(row, [(v.name, e) for v, e in outer]), strict=True))
 
 
-def read_integers(k: Kernel, nest: SpatialNest, point: Mapping[DimVar, Dim]) -> dict[DimVar, Dim]:
-    """The point, and the integers that the nest reads there."""
-    known = dict(point)
-    for var, value in nest.lets:
-        known[var] = k.let(var.name, rewrite_dims(value, known), var.upper, lower=var.lower, multiple_of=var.multiple_of)
-    return known
-
-
 def write_vectors(
     k: Kernel,
     nest: SpatialNest,
@@ -135,8 +97,3 @@ def write_vectors(
     for vector in masked_vectors(k, first, end, width):
         with vector.lanes() as (_, index):
             write_element(k, store, {**point, inner: index})
-
-
-def write_element(k: Kernel, store: Store, point: Mapping[DimVar, Dim]) -> None:
-    """Do the store at a point of its axes."""
-    k.array(store.buffer)[tuple(d.substitute(point) for d in store.indices)] = rewrite_dims(store.value, point)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from compiler.idioms.spatial import Axes
 from compiler.ir.dims import Dim, DimVar, product_of
 from compiler.ir.dtypes import DType
 from compiler.ir.loops.buffers import Scope
@@ -12,11 +13,9 @@ from compiler.ir.loops.statements import Store
 from compiler.ir.loops.visit import loads, rewrite_dims
 from compiler.ir.loops.write import Kernel, less_equal
 from compiler.ir.prove import prove_le, prove_lt
-from compiler.machine.tiles.stream import LANES, Stream
+from compiler.machine.intrinsics.stream import LANES, Stream
 
 LARGE = 64 << 20  # bytes of a result: more than the caches that one process may count on
-
-Axes = tuple[tuple[DimVar, Dim], ...]
 
 
 def goes_past_caches(axes: Axes, store: Store, width: int) -> Scalar | bool:

@@ -22,9 +22,9 @@ from compiler.ir.dims import Dim
 from compiler.ir.dtypes import DType
 from compiler.ir.loops.scalars import Load, Scalar
 from compiler.ir.loops.write import Array, Kernel, cast, exp, fma, not_equal
-from compiler.machine.tiles.amx import AmxBf16
-from compiler.machine.tiles.interleave import InterleavePairs
-from compiler.machine.tiles.round_bf16 import RoundBf16
+from compiler.machine.intrinsics.amx import AmxBf16
+from compiler.machine.intrinsics.interleave import InterleavePairs
+from compiler.machine.intrinsics.round_bf16 import RoundBf16
 from compiler.ops.attention.kv_cache import KEYS, PAGE, VALUES
 from compiler.ops.attention.plain import capped
 

@@ -12,8 +12,8 @@ from compiler.ir.dims import Dim
 from compiler.ir.dtypes import DType
 from compiler.ir.loops.scalars import Scalar
 from compiler.ir.loops.write import Array, Kernel, less_equal, select
+from compiler.machine.intrinsics.prefetch import Prefetch
 from compiler.machine.target import LINE_BYTES
-from compiler.machine.tiles.prefetch import Prefetch
 from compiler.ops.attention.kv_cache import PAGE
 
 PAGES = 2  # per block

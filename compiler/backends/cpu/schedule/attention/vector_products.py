@@ -16,8 +16,8 @@ from compiler.backends.cpu.schedule.attention.rows import F32, HeadPage, Rows
 from compiler.ir.dims import Dim, dim_max, dim_min, product_of
 from compiler.ir.loops.scalars import Load
 from compiler.ir.loops.write import Array, Kernel, cast
-from compiler.machine.tiles.dot_bf16 import DotBf16Rows
-from compiler.machine.tiles.round_bf16 import RoundBf16
+from compiler.machine.intrinsics.dot_bf16 import DotBf16Rows
+from compiler.machine.intrinsics.round_bf16 import RoundBf16
 from compiler.ops.attention.kv_cache import KEYS, PAGE, VALUES
 
 

@@ -13,6 +13,7 @@ In order of reading:
     groups.py        integers: instructions sum a group exactly in i32; groups are added in order in f32
     widened.py       weights of 4 bits for a matrix unit: a part of a panel is widened to 8 bits once, for all rows of a block
     panels.py        the walk over the result: what threads claim, and the tiles of a claim
+    choices.py       blocks of rows that choose one of several matrices, where a product has several
     tile_origin.py   a tile: what its rows and columns are in the nest, and how its results are stored
     blocks.py        the walk of a matrix unit through k
 """

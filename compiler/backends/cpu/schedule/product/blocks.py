@@ -16,9 +16,9 @@ from compiler.ir.dims import Dim, ceil_div, dim_max, dim_min
 from compiler.ir.loops.scalars import Load
 from compiler.ir.loops.write import Kernel, less
 from compiler.ir.prove import prove_divisible, prove_le
+from compiler.machine.intrinsics.product import MatrixUnitOp, ProductOp
 from compiler.machine.products import ProductTile
 from compiler.machine.target import LINE_BYTES
-from compiler.machine.tiles.product import MatrixUnitOp, ProductOp
 
 MOST_TOGETHER = 8  # panels of a claim: their accumulators are 256 KB beside 256 rows
 FEWEST_CLAIMS = 8  # of a block of rows, for threads to share
@@ -26,7 +26,7 @@ FEWEST_CLAIMS = 8  # of a block of rows, for threads to share
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Of the contracted axis."""
+    """A range of the contracted axis."""
 
     begin: Dim
     depth: Dim
@@ -38,7 +38,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Later:
-    """Where what is read later begins."""
+    """Where the part that is read next begins."""
 
     panel: Dim
     begin: Dim
@@ -46,10 +46,10 @@ class Later:
 
 @dataclass(frozen=True, slots=True)
 class Ahead:
-    """What a tile prefetches: `lines` lines in each of its steps, from line `first` of what is read later."""
+    """What a tile prefetches: `lines` cache lines in each of its steps, from line `first` of the part that is read next."""
 
     panel: Dim
-    index: Dim  # in the panel, where what is read later begins
+    index: Dim  # in the panel, where the part that is read next begins
     first: Dim
     lines: Dim
 
@@ -59,11 +59,11 @@ class Blocks:
     extent: Dim  # of the contracted axis
     tile: ProductTile
     num_columns: Dim
-    num_accumulators: int  # of 32 bits for each element of the result
+    num_accumulators: int  # words of 32 bits that each element of the result needs
 
     @property
     def size(self) -> int:
-        """Of a part."""
+        """The extent of a part."""
         assert self.tile.block is not None, self.tile
         return self.tile.block
 
@@ -75,7 +75,7 @@ class Blocks:
         return max(1, min(MOST_TOGETHER // self.num_accumulators, claims))
 
     def tiles(self, k: Kernel, tiles: Tiles) -> Iterator[tuple[TileOrigin, Part, Ahead]]:
-        """The tiles, through all parts of all panels. Each step of a tile prefetches its share of what is read later."""
+        """Walk over the tiles, once for each part of each panel. Each step of a tile prefetches its share of the part that is read next."""
         packed = self.tile.format.depth
         lines_of_step = self.tile.depth // packed * 4 * self.tile.shape.columns // LINE_BYTES
         lines = ceil_div(lines_of_step, dim_max(tiles.count, 1))  # the quotient is computed even where there is no tile to divide among
@@ -87,8 +87,8 @@ class Blocks:
                 yield tiles.claim.tile(panel, tiles.first + io * tiles.rows, tiles.rows), part, ahead
 
     def parts(self, k: Kernel, claim: Claim) -> Iterator[tuple[Dim, Part, Later]]:
-        """A panel, a part of it, and what is read after that; all parts of all panels, in their order. The body of a `for` is written for
-        the first part, for those behind it, and for a shorter last one."""
+        """Yield all parts of all panels in order: the panel, the part, and the part that is read next. The body of a `for` is written three
+        times: for the first part, for the following parts, and for a shorter last part."""
         size, left, last = Dim.of(self.size), self.extent % self.size, ceil_div(self.extent, self.size) - 1
         yield from self._panels(k, claim, Part(ZERO, dim_min(self.extent, size)), 1 - dim_min(last, 1))
         if not prove_le(self.extent, 2 * size - 1):
@@ -100,7 +100,8 @@ class Blocks:
                 yield from self._panels(k, claim, Part(self.extent - left, left), Dim.of(1))
 
     def _panels(self, k: Kernel, claim: Claim, part: Part, is_last: Dim) -> Iterator[tuple[Dim, Part, Later]]:
-        """After a part of a panel comes that of the next panel, or the next part of the first one, or the panel behind the claim."""
+        """Yield one part of each panel. The part that is read next is the same part of the next panel;
+        behind the last panel, the next part of the first panel; behind the last part, the first part of the panel behind the claim."""
         last_panel = ceil_div(self.num_columns, self.tile.shape.columns) - 1
         with k.scope(), claim.panels(k) as panel:
             at_end = k.let("at_end", 1 - dim_min(claim.panel + claim.num_panels - 1 - panel, 1), 1)
@@ -111,7 +112,7 @@ class Blocks:
 
 
 def configure(k: Kernel, tile: ProductTile, rows: int) -> None:
-    """Ready a matrix unit for tiles of so many rows."""
+    """Configure a matrix unit for tiles of this many rows."""
     op = tile.product(rows)
     if isinstance(op, MatrixUnitOp):
         k.tile(op.configuration)

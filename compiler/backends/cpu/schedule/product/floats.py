@@ -20,9 +20,9 @@ from compiler.ir.loops.scalars import Cast, Contraction, Load
 from compiler.ir.loops.visit import rewrite_dims
 from compiler.ir.loops.write import Array, Kernel
 from compiler.ir.prove import prove_divisible
+from compiler.machine.intrinsics.prefetch import AHEAD, Prefetch
 from compiler.machine.products import TileShape
 from compiler.machine.target import LINE_BYTES
-from compiler.machine.tiles.prefetch import AHEAD, Prefetch
 
 UNROLLED = 4  # steps of k that are written out: they share what they decode
 
@@ -55,7 +55,7 @@ class Floats:
         return 2 if self.product.row_axis is not None and self.rows > 1 and len(self.product.sums) == 1 else 1
 
     def wide_tile(self, tile: TileOrigin) -> TileOrigin:
-        """One row, over all its panels abreast."""
+        """The tile of one row over all its panels abreast."""
         return replace(tile, shape=TileShape(1, self.shape.vectors * self.abreast, self.shape.lanes), panel=tile.panel // self.abreast)
 
     def write_tile(self, k: Kernel, tile: TileOrigin) -> None:
@@ -76,7 +76,7 @@ class Floats:
             tile.store(k, at, [acc[at] for acc in accs])
 
     def add_products(self, k: Kernel, tile: TileOrigin, accs: Sequence[Array], r: Dim) -> None:
-        """One step of k."""
+        """Add the products of one step of k."""
         sums, shape = self.product.sums, tile.shape
         contracted = {s.axes[0][0]: r for s in sums}
         columns = local_per_sum(k, self.product, "w", shape.vectors, shape.lanes)
@@ -91,7 +91,7 @@ class Floats:
 
 
 def prefetch(k: Kernel, s: Contraction, tile: TileOrigin, first: Dim, steps: int) -> None:
-    """Some steps of a packed panel, further ahead than machines prefetch by themselves."""
+    """Prefetch some steps of a packed panel, further ahead than machines do by themselves."""
     load, columns = s.columns.value if isinstance(s.columns, Cast) else s.columns, tile.shape.columns
     if not isinstance(load, Load) or load.buffer.shape[-1] != Dim.of(columns):
         return

@@ -28,8 +28,8 @@ from compiler.ir.prove import prove_divisible
 from compiler.machine.products import ProductTile
 
 F32, I32 = DType.F32, DType.I32
-ABREAST = 4  # panels of one of several sums, beside a single row
-AT_ONCE = 8  # groups of a single row: half a kilobyte of scales, beside four of weights of 4 bits
+ABREAST = 4  # panels that a single row takes of one sum before it goes on to the next sum
+AT_ONCE = 8  # groups of a run: 0.5 KB of scales beside 4 KB of 4-bit weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Groups:
             tile.store(k, at, [acc[at] for acc in accs])
 
     def write_abreast(self, k: Kernel, row: Tiles) -> None:
-        """All panels of a sum, then those of the next."""
+        """Go through all panels of one sum, then through those of the next."""
         claim, shape = row.claim, self.tile.shape
         held = local_per_sum(k, self.product, "held", ABREAST, shape.vectors, shape.lanes)
         configure(k, self.tile, self.num_planes)
@@ -93,7 +93,7 @@ class Groups:
                 acc[at] += total * factor(s, tile, g, at)
 
     def write_runs(self, k: Kernel, s: GroupedSum, tile: TileOrigin, acc: Array) -> None:
-        """Of a single row: some factors, and then their groups."""
+        """Sum a single row: read the factors of several groups, then sum these groups."""
         with self.runs(k, s.num_groups) as (first, count):
             factors = k.local("factors", AT_ONCE, tile.shape.vectors, tile.shape.lanes)
             with k.serial("i", count) as i, tile.elements(k) as at:
@@ -103,7 +103,7 @@ class Groups:
 
     @contextmanager
     def runs(self, k: Kernel, num_groups: Dim) -> Generator[tuple[Dim, Dim]]:
-        """The first of some groups, and their number."""
+        """Walk over the groups in runs. Yields the first group of a run and their number."""
         if prove_divisible(num_groups, AT_ONCE):
             with k.serial("run", num_groups // AT_ONCE) as run:
                 yield run * AT_ONCE, Dim.of(AT_ONCE)
@@ -163,15 +163,16 @@ class Groups:
         """Add a part of k to exact sums."""
         row = tuple(d.substitute(tile.corner) for d in s.q.indices[:-2])
         rows = Load(s.q.buffer, (*row, ZERO, part.begin))
-        columns = Load(s.panels, (tile.panel, part.begin // s.format.depth, ZERO))
+        matrix = tuple(d.substitute(tile.corner) for d in s.matrix)
+        columns = Load(s.panels, (*matrix, tile.panel, part.begin // s.format.depth, ZERO))
         multiply(k, self.tile.product(tile.shape.rows * s.num_planes), exact, rows, columns, part, s.q.buffer.shape[-1], ahead)
 
 
 def begins(s: GroupedSum, place: Point) -> Sequence[Scalar]:
-    """What the exact sum of each plane begins with."""
+    """The initial value of each plane's exact sum."""
     return [rewrite_dims(begin, place) for begin in s.node.begins] or [const(0, I32)] * s.num_planes
 
 
 def factor(s: GroupedSum, tile: TileOrigin, g: Dim, at: Element) -> Scalar:
-    """What the exact sum of a group is multiplied by."""
+    """The number by which the exact sum of a group is multiplied."""
     return rewrite_dims(s.node.factor, {**tile.at(*at), s.axis: g})

@@ -52,7 +52,7 @@ class Pairs:
                     self.write_rest(k, tile)
 
     def write_block(self, k: Kernel, blocks: Blocks, tiles: Tiles) -> None:
-        """Tiles of full height, through k in parts."""
+        """Sum tiles of full height, one part of k after the other."""
         claim, shape = tiles.claim, self.tile.shape
         accs = local_per_sum(k, self.product, "acc", blocks.together, BLOCK_ROWS, shape.vectors, shape.lanes)
         configure(k, self.tile, tiles.rows)
@@ -64,7 +64,7 @@ class Pairs:
             self.store_line(k, line, accs, beside, m)
 
     def write_rest(self, k: Kernel, tile: TileOrigin) -> None:
-        """A lower tile, through all of k at once."""
+        """Sum a lower tile, over all of k at once."""
         shape = tile.shape
         accs = local_per_sum(k, self.product, "acc", 1, shape.rows, shape.vectors, shape.lanes)
         configure(k, self.tile, shape.rows)
@@ -74,7 +74,7 @@ class Pairs:
             self.store_line(k, line, accs, ZERO, m)
 
     def store_line(self, k: Kernel, line: TileOrigin, accs: Sequence[Array], beside: Dim, m: Dim) -> None:
-        """The epilogue is long: written once, not once per row."""
+        """Store one row. The epilogue is long, so a loop over rows holds it once."""
         with line.vectors(k) as (v, lane):
             line.store(k, (ZERO, v, lane), [acc[beside, m, v, lane] for acc in accs])
 
@@ -83,7 +83,7 @@ class Pairs:
         return Part(ZERO, self.product.extent)
 
     def add(self, k: Kernel, s: Contraction, acc: Load, tile: TileOrigin, part: Part, ahead: Ahead | None = None) -> None:
-        """Add a part of k to the accumulators; on a matrix unit the first part finds nothing in them."""
+        """Add a part of k to the accumulators. On a matrix unit the first part overwrites them."""
         factors = self.tile.factors(s)
         assert factors is not None, s
         place = {**tile.corner, s.axes[0][0]: part.begin}

@@ -15,6 +15,7 @@ from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+from compiler.backends.cpu.schedule.product.choices import chosen_blocks
 from compiler.backends.cpu.schedule.product.tile_origin import Point, TileOrigin
 from compiler.idioms.product import AnyProduct
 from compiler.ir.dims import Dim, ceil_div, dim_min, product_of
@@ -33,12 +34,16 @@ class Panels:
     product: AnyProduct
     shape: TileShape
     together: int = 1  # panels of a claim, beside many rows
-    abreast: int = 1  # the same, beside one row: its sums wait for themselves, or for memory. Not both
+    abreast: int = 1  # panels of a claim beside a single row, whose additions would otherwise wait for each other
     block_rows: int = BLOCK_ROWS
 
     @contextmanager
     def claims(self, k: Kernel) -> Generator[Claim]:
-        """Neighbours share the panels."""
+        """Claims with neighbouring numbers share their panels. Where rows choose matrices, they share the rows."""
+        if self.product.choice is not None:
+            with self.chosen_claims(k) as claim:
+                yield claim
+            return
         row, extents = self.product.row_axis, dict(self.product.nest.axes)
         outer = [(var, extent) for var, extent in self.product.nest.axes[:-1] if var is not row]
         panels = ceil_div(self.product.num_columns, self.shape.columns)
@@ -55,6 +60,15 @@ class Panels:
             num_panels = k.let("panels", dim_min(most, panels - panel), max(self.together, self.abreast))
             first = block * self.block_rows
             end = k.let("end", dim_min(num_rows, first + self.block_rows), num_rows)
+            yield Claim(self, point, panel, num_panels, first, end)
+
+    @contextmanager
+    def chosen_claims(self, k: Kernel) -> Generator[Claim]:
+        most = max(self.together, self.abreast)
+        panels = ceil_div(self.product.num_columns, self.shape.columns)
+        with chosen_blocks(k, self.product, self.block_rows, ceil_div(panels, most)) as (point, first, end, group):
+            panel = k.let("panel", group * most, panels - 1)
+            num_panels = k.let("panels", dim_min(most, panels - panel), most)
             yield Claim(self, point, panel, num_panels, first, end)
 
 
@@ -79,7 +93,8 @@ class Claim:
 
     @contextmanager
     def lines(self, k: Kernel, num_rows: Dim) -> Generator[tuple[Dim, Dim, TileOrigin]]:
-        """The first rows one by one, each beside all panels. Yields the numbers of the row and of the panel, and the tile of both."""
+        """Walk over the first rows one by one, each beside all panels. Yields the row, the panel (both counted
+        from the first of the claim) and their tile."""
         with k.serial("m", num_rows) as m, self.panels(k) as panel:
             yield m, panel - self.panel, self.tile(panel, self.first + m, 1)
 
@@ -93,7 +108,8 @@ class Claim:
         yield from self.rests(k)
 
     def rests(self, k: Kernel) -> Iterator[Tiles]:
-        """The tiles of the rows that fill none, and once more the tile of a single row, where it has panels abreast."""
+        """Yield the tiles of the rows that fill no full tile. A single row that takes panels abreast is yielded twice: for
+        enough panels, and for fewer."""
         for rest in self.rest_tiles:
             with k.when(rest.exist):
                 if rest.rows > 1 or self.walk.abreast == 1:
@@ -116,13 +132,13 @@ class Claim:
 
     @property
     def rows(self) -> int:
-        """Of a tile, at most. Without a row axis one row is all there is."""
+        """The most rows that a tile has. A product without a row axis has one row."""
         return 1 if self.walk.product.row_axis is None else self.walk.shape.rows
 
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """Tiles of one height beside the panels of a claim: one below the other from row `first` on, or one at the most."""
+    """Tiles of one height beside the panels of a claim: full tiles one below the other from row `first` on, or at most one lower tile."""
 
     claim: Claim
     rows: int  # of a tile; a power of two

@@ -6,8 +6,8 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
-from compiler.backends.cpu.schedule.spatial import write_element
 from compiler.idioms.product import AnyProduct
+from compiler.idioms.spatial import write_element
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.loops.scalars import Scalar

@@ -80,7 +80,7 @@ class Widened:
         k.tile(op, s.wide[0], *places(panel, part.begin), *places(later.panel, later.begin), dims=(part.depth,))
 
     def add(self, k: Kernel, s: WidenedSum, beside: Dim, m: Dim, tile: TileOrigin, part: Part) -> None:
-        """Multiply a widened part by the planes of a tile. The first part finds nothing in the exact sums."""
+        """Multiply a widened part by the planes of a tile. The first part overwrites the exact sums."""
         q = s.grouped.q
         row = tuple(d.substitute(tile.corner) for d in q.indices[:-2])
         stride = q.buffer.shape[-2] * q.buffer.shape[-1]
@@ -90,7 +90,7 @@ class Widened:
             multiply(k, op, s.exact[plane, beside, m, ZERO, ZERO], rows, s.wide[0], part, stride)
 
     def store_line(self, k: Kernel, sums: Sequence[WidenedSum], beside: Dim, m: Dim, line: TileOrigin) -> None:
-        """The one term of the sum of groups, added to nothing."""
+        """Store one row. There is one group, so its product is the whole sum."""
         seconds = local_per_sum(k, self.product, "second", line.shape.vectors, line.shape.lanes)
         for s, second in zip(sums, seconds, strict=True):  # what the second plane adds: it is read only where the row needs it
             with k.when(s.two_planes(line.corner)), line.vectors(k) as (v, lane):
@@ -116,7 +116,7 @@ class WidenedSum:
     num_planes: Array  # of a tile, at its first row
 
     def count_planes(self, m: Dim, tile: TileOrigin) -> None:
-        """Two where a row of the tile needs them."""
+        """Write down two planes where a row of the tile needs them, else one."""
         some = fold(ReduceFn.ANY, (tile.shape.rows,), lambda r: self.two_planes(tile.at(r, ZERO, ZERO)))
         self.num_planes[m] = cast(some, I32) + 1
 
@@ -125,7 +125,7 @@ class WidenedSum:
         return self.at(self.grouped.node.two_planes, place)
 
     def at(self, scalar: Scalar, place: Point) -> Scalar:
-        """Its one group is all of k."""
+        """Evaluate at a place. The only group is all of k."""
         return rewrite_dims(scalar, {**place, self.grouped.axis: ZERO})
 
 

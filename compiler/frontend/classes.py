@@ -1,0 +1,72 @@
+"""Heads that classify texts: the names of their classes, and how the numbers of a head become scores."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from compiler.frontend.fields import Fields
+
+TASK = "ForSequenceClassification"  # how `architectures` names a model with such a head
+ACTIVATION_FIELD = "activation_fn"  # of sentence-transformers
+MAX_CLASSES = 1 << 16
+
+
+class Scores(StrEnum):
+    SOFTMAX = "softmax"  # a text has one class
+    SIGMOID = "sigmoid"  # a text has any of the classes
+    RAW = "raw"  # the numbers are the scores
+
+
+@dataclass(frozen=True, slots=True)
+class Classes:
+    names: tuple[str, ...]
+    scores: Scores
+
+
+def read_classes(fields: Fields) -> Classes | None:
+    """None: the model has no such head."""
+    architectures = fields.raw("architectures", [])
+    if not isinstance(architectures, list) or not any(isinstance(name, str) and name.endswith(TASK) for name in architectures):
+        return None
+    names = _read_names(fields)
+    return Classes(names, _read_scores(fields, len(names)))
+
+
+def _read_names(fields: Fields) -> tuple[str, ...]:
+    named = fields.raw("id2label")
+    if named is None:
+        count = fields.integer("num_labels", 2, maximum=MAX_CLASSES)
+        return tuple(f"LABEL_{number}" for number in range(count))
+    found = named if isinstance(named, Mapping) else {}
+    names = [found.get(str(number)) for number in range(len(found))]
+    if not 1 <= len(names) <= MAX_CLASSES or not all(isinstance(name, str) for name in names):
+        raise fields.error("id2label", f"names for the classes 0 to at most {MAX_CLASSES - 1}")
+    return tuple(str(name) for name in names)
+
+
+def _read_scores(fields: Fields, num_classes: int) -> Scores:
+    """A model with a single class is a reranker, unless it says otherwise."""
+    sentence = fields.raw("sentence_transformers", {})
+    activation = sentence.get(ACTIVATION_FIELD) if isinstance(sentence, Mapping) else None
+    activation = fields.raw("sbert_ce_default_activation_function", activation)
+    if activation is not None:
+        match str(activation).rpartition(".")[2]:
+            case "Identity":
+                return Scores.RAW
+            case "Sigmoid":
+                return Scores.SIGMOID
+            case _:
+                raise fields.error("sbert_ce_default_activation_function", "Identity or Sigmoid")
+    match fields.raw("problem_type"):
+        case None:
+            return Scores.SIGMOID if num_classes == 1 else Scores.SOFTMAX
+        case "regression":
+            return Scores.RAW
+        case "multi_label_classification":
+            return Scores.SIGMOID
+        case "single_label_classification":
+            return Scores.SOFTMAX if num_classes > 1 else Scores.SIGMOID
+        case _:
+            raise fields.error("problem_type", "regression, single_label_classification or multi_label_classification")

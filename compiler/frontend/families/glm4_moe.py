@@ -1,0 +1,53 @@
+"""GLM-4.5 and 4.6: a plain MLP in the first layers, then mixtures of experts beside an expert that all tokens share."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from compiler.frontend.config import ModelConfig, read_decoder
+from compiler.frontend.family import DecoderFamily
+from compiler.frontend.fields import Fields
+from compiler.frontend.layers.decoder import Layer, attention, head_norm_attention, pre_norm
+from compiler.frontend.layers.mixture import mixture
+from compiler.frontend.mixture import ExpertNames, Mixture, Scoring, read_mixture
+from compiler.ir.graph.atoms import Var
+
+NAMES = ExpertNames(correction="mlp.gate.e_score_correction_bias", shared="mlp.shared_experts")
+
+
+def read(fields: Fields) -> ModelConfig:
+    fields.fill(partial_rotary_factor=0.5, n_routed_experts=128, num_experts_per_tok=8, moe_intermediate_size=1408, norm_topk_prob=True)
+    return replace(
+        read_decoder(fields, eps=1e-5),
+        qkv_bias=fields.flag("attention_bias", False),
+        head_norms=fields.flag("use_qk_norm", False),
+        mixture=read_shared_mixture(fields),
+        num_unused_layers=fields.integer("num_nextn_predict_layers", 0, minimum=0),
+    )
+
+
+def read_shared_mixture(fields: Fields) -> Mixture:
+    """Sigmoids with a correction, groups, shared experts, dense first layers."""
+    found = read_mixture(fields, "n_routed_experts", "moe_intermediate_size")
+    groups = fields.integer("n_group", 1)
+    if found.num_experts % groups:
+        raise fields.error("n_group", f"a divisor of n_routed_experts ({found.num_experts})")
+    chosen = fields.integer("topk_group", 1, maximum=groups)
+    if found.num_chosen > chosen * (found.num_experts // groups):
+        raise fields.error("topk_group", f"enough groups for num_experts_per_tok ({found.num_chosen})")
+    return replace(
+        found,
+        scoring=Scoring.SIGMOID,
+        scale=fields.number("routed_scaling_factor", 1.0),
+        num_groups=groups,
+        num_chosen_groups=chosen,
+        shared_size=found.size * fields.integer("n_shared_experts", 1, minimum=0),
+        dense_layers=frozenset(range(fields.integer("first_k_dense_replace", 1, minimum=0))),
+    )
+
+
+def layer(at: Layer, x: Var) -> Var:
+    return pre_norm(at, x, head_norm_attention if at.step.config.head_norms else attention, mixture(NAMES))
+
+
+FAMILY = DecoderFamily(("glm4_moe",), read, layer, experts=NAMES)

@@ -1,0 +1,76 @@
+"""The feed-forward branch of a mixture of experts: a router chooses, rows go to their experts and back."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from compiler.frontend.layers.decoder import Branch, Layer, activated, gated_mlp, scaled
+from compiler.frontend.layers.nn import WeightFormat
+from compiler.frontend.mixture import ExpertNames, Mixture, Scoring, joint_name
+from compiler.ir.graph.atoms import Constant, ScalarValue, Var
+from compiler.ops.elementwise import DIVIDE, EQUAL, MULTIPLY, SIGMOID, WHERE
+from compiler.ops.embedding import EMBEDDING
+from compiler.ops.index import GATHER
+from compiler.ops.normalize import SOFTMAX
+from compiler.ops.reduce import ANY, SUM
+from compiler.ops.routing import GROUP_ROWS, SUM_ROWS, TOP_EXPERTS
+
+ROUTER_FORMAT = WeightFormat(32)  # as the file has it: an error here chooses other experts
+
+NOTHING = ScalarValue(-np.inf, "f32")
+
+
+def mixture(names: ExpertNames) -> Branch:
+    """The branch of layers with experts, and the plain one of the others."""
+
+    def branch(layer: Layer, h: Var) -> Var:
+        found = layer.step.config.mixture
+        assert found is not None, layer.step.config.family
+        return gated_mlp(layer, h) if layer.number in found.dense_layers else _experts(layer, h, found, names)
+
+    return branch
+
+
+def _experts(layer: Layer, h: Var, m: Mixture, names: ExpertNames) -> Var:
+    net, c = layer.step.net, layer.step.config
+    gate, up, down = (layer.name(joint_name(name)) for name in names.of_experts)
+    chosen, shares = _route(layer, h, m, names)
+    rows = net.call(GROUP_ROWS, chosen, count=m.num_experts)
+    tokens, experts, places = (net.field(rows, i) for i in range(3))
+    x = net.call(EMBEDDING, h, tokens)
+    gated = activated(layer, net.expert_linear(x, gate, experts, m.num_experts, c.hidden_size, m.size))
+    wide = net.call(MULTIPLY, gated, net.expert_linear(x, up, experts, m.num_experts, c.hidden_size, m.size))
+    y = net.expert_linear(wide, down, experts, m.num_experts, m.size, c.hidden_size)
+    found = net.call(SUM_ROWS, y, places, shares)
+    if names.shared is None or not m.shared_size:
+        return found
+    both, back = (f"{names.shared}.gate_proj", f"{names.shared}.up_proj"), f"{names.shared}.down_proj"
+    return net.add(found, gated_mlp(layer, h, both, back, m.shared_size))
+
+
+def _route(layer: Layer, h: Var, m: Mixture, names: ExpertNames) -> tuple[Var, Var]:
+    """The experts of each token, and the share of each in the sum: both [tokens, chosen]."""
+    net, c = layer.step.net, layer.step.config
+    found = net.linear(h, layer.name(names.router), c.hidden_size, m.num_experts, format=ROUTER_FORMAT)
+    scores = net.call(SOFTMAX, found) if m.scoring is Scoring.SOFTMAX else net.call(SIGMOID, found)
+    judged = scores
+    if names.correction is not None:
+        judged = net.add(scores, net.vector(layer.name(names.correction), m.num_experts))
+    chosen = net.call(TOP_EXPERTS, judged if m.num_groups == 1 else _in_best_groups(layer, judged, m), k=m.num_chosen)
+    shares = net.call(GATHER, scores, chosen, axis=1)
+    if m.normalized:
+        shares = net.call(DIVIDE, shares, net.call(SUM, shares, axes=[1], keepdims=True))
+    return chosen, scaled(layer.step, shares, m.scale)
+
+
+def _in_best_groups(layer: Layer, scores: Var, m: Mixture) -> Var:
+    """The scores in the groups whose two best experts have the largest sums; elsewhere less than any."""
+    net, t, each = layer.step.net, layer.step.t, m.num_experts // m.num_groups
+    by_group = net.reshape(scores, t * m.num_groups, each)
+    two = net.call(GATHER, by_group, net.call(TOP_EXPERTS, by_group, k=min(2, each)), axis=1)
+    sums = net.reshape(net.call(SUM, two, axes=[1]), t, m.num_groups)
+    best = net.call(TOP_EXPERTS, sums, k=m.num_chosen_groups)
+    numbers = Constant(np.arange(m.num_groups, dtype=np.int32))
+    is_best = net.call(ANY, net.call(EQUAL, net.reshape(best, t, m.num_chosen_groups, 1), numbers), axes=[1])
+    masked = net.call(WHERE, net.reshape(is_best, t, m.num_groups, 1), net.reshape(scores, t, m.num_groups, each), NOTHING)
+    return net.reshape(masked, t, m.num_experts)

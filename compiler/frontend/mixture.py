@@ -1,0 +1,154 @@
+"""Mixtures of experts: how a configuration describes them, and what checkpoints call their tensors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import numpy as np
+
+from compiler.frontend.fields import Fields
+from compiler.frontend.weights import Tensor, TensorInfo, WeightSource
+
+
+class Scoring(StrEnum):
+    """How the router's numbers become scores."""
+
+    SOFTMAX = "softmax"  # over all experts
+    SIGMOID = "sigmoid"
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    num_experts: int
+    num_chosen: int  # experts of a token
+    size: int  # the inner size of an expert
+    scoring: Scoring = Scoring.SOFTMAX
+    normalized: bool = True  # the shares of the chosen experts are divided by their sum
+    scale: float = 1.0  # of the shares, after that
+    num_groups: int = 1  # of experts; a token chooses among those of its best groups
+    num_chosen_groups: int = 1
+    shared_size: int = 0  # the inner size of the expert that every token takes
+    dense_layers: frozenset[int] = frozenset()  # layers with a plain MLP
+
+
+def read_mixture(fields: Fields, num_experts: str, size: str, *, normalized: bool | None = None) -> Mixture:
+    """What many families spell alike. `normalized`: what is not asked of the configuration. Groups must divide the experts."""
+    count = fields.integer(num_experts)
+    return Mixture(
+        num_experts=count,
+        num_chosen=fields.integer("num_experts_per_tok", maximum=count),
+        size=fields.integer(size),
+        normalized=fields.flag("norm_topk_prob", False) if normalized is None else normalized,
+    )
+
+
+# --- names -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertNames:
+    """Names within a layer. `*` stands for the number of an expert, where each has tensors of its own; programs know these as one tensor of
+    all experts, whose name leaves the number out."""
+
+    router: str = "mlp.gate"
+    gate: str = "mlp.experts.*.gate_proj"
+    up: str = "mlp.experts.*.up_proj"
+    down: str = "mlp.experts.*.down_proj"
+    correction: str | None = None  # added to scores when experts are chosen, not to their shares
+    shared: str | None = None  # the expert of all tokens
+
+    @property
+    def of_experts(self) -> tuple[str, ...]:
+        return self.gate, self.up, self.down
+
+
+def joint_name(name: str) -> str:
+    """The name of the tensor of all experts."""
+    return name.replace(".*", "")
+
+
+@dataclass(frozen=True, slots=True)
+class JointExperts:
+    """A source in which the tensors of single experts stand as one tensor [experts, ...], made when it is read."""
+
+    source: WeightSource
+    members: Mapping[str, tuple[str, ...]]
+    tensors: Mapping[str, TensorInfo] = field(init=False)
+
+    def __post_init__(self) -> None:
+        taken = {name for names in self.members.values() for name in names}
+        infos = {name: info for name, info in self.source.tensors.items() if name not in taken}
+        for joint, names in self.members.items():
+            first = self.source.tensors[names[0]]
+            num_bytes = sum(self.source.tensors[name].num_bytes for name in names)
+            infos[joint] = TensorInfo((len(names), *first.shape), first.dtype, num_bytes)
+        object.__setattr__(self, "tensors", infos)
+
+    def read(self, name: str) -> Tensor:
+        if name not in self.members:
+            return self.source.read(name)
+        info = self.tensors[name]
+        joint = np.empty(info.shape, info.dtype)
+        for number, member in enumerate(self.members[name]):
+            joint[number] = self.source.read(member)
+            self.source.release(member)  # or memory would hold what was copied, too
+        return joint
+
+    def release(self, name: str) -> None:
+        if name not in self.members:
+            self.source.release(name)
+
+    def digest(self) -> str:
+        return self.source.digest()
+
+
+def joint_experts(source: WeightSource, names: ExpertNames | None) -> WeightSource:
+    """The source with one tensor for all experts of a layer. Experts that are not complete or not alike stay what they are, for the
+    accounting to find."""
+    if names is None:
+        return source
+    patterns = [name for name in names.of_experts if "*" in name]
+    found: dict[str, dict[int, str]] = {}
+    for pattern in patterns:
+        before, after = map(re.escape, pattern.split("*"))
+        for name in source.tensors:
+            if match := re.fullmatch(rf"(.*\.){before}(\d+){after}(\.\w+)", name, re.ASCII):
+                found.setdefault(f"{match[1]}{joint_name(pattern)}{match[3]}", {})[int(match[2])] = name
+    members = {joint: tuple(by_number[i] for i in sorted(by_number)) for joint, by_number in found.items() if _complete(source, by_number)}
+    return JointExperts(source, members) if members else source
+
+
+def without_layers(source: WeightSource, num_layers: int) -> WeightSource:
+    """The source without layers behind the first so many."""
+    beyond = re.compile(r"(?:.*\.)?layers\.(\d+)\..*", re.ASCII)
+    left = {n: info for n, info in source.tensors.items() if (match := beyond.fullmatch(n)) is None or int(match[1]) < num_layers}
+    return Chosen(source, left)
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Some tensors of a source."""
+
+    source: WeightSource
+    tensors: Mapping[str, TensorInfo]
+
+    def read(self, name: str) -> Tensor:
+        return self.source.read(name)
+
+    def release(self, name: str) -> None:
+        self.source.release(name)
+
+    def digest(self) -> str:
+        return self.source.digest()
+
+
+def _complete(source: WeightSource, by_number: Mapping[int, str]) -> bool:
+    kinds = {(source.tensors[name].shape, source.tensors[name].dtype) for name in by_number.values()}
+    return len(kinds) == 1 and _are_counted(by_number)
+
+
+def _are_counted(numbers: Iterable[int]) -> bool:
+    return all(i == number for i, number in enumerate(sorted(numbers)))

@@ -1,0 +1,179 @@
+"""How a mixture of experts goes from tokens to experts and back.
+
+    experts = top_experts(scores, k=8)                             which experts each token chooses
+    tokens, chosen, places = group_rows(experts, count=128)        a row per choice, those of an expert together
+    y = expert_linear(embedding(x, tokens), weights, chosen)       products/experts.py
+    out = sum_rows(y, places, shares)                              what a token's experts say, added in order
+
+A token's experts stand in ascending order. Of equal scores the lower expert is the better one. So neither ties nor other tokens of the
+batch change the order in which a token's sum is added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from compiler.ir.dims import Dim
+from compiler.ir.dtypes import DType
+from compiler.ir.errors import AnnotationError
+from compiler.ir.loops.scalars import Scalar
+from compiler.ir.loops.write import Kernel, cast, equal, guard, index, less, select, total
+from compiler.ir.op import REQUIRED
+from compiler.ir.prove import prove_lt
+from compiler.ir.types import TensorType, TupleType, Type
+from compiler.ops.broadcast import output, sized_buffer
+from compiler.ops.index import clamped_index
+from compiler.ops.operands import agree, int_attr, num_elements, tensor_operand, unproved, wants_float, wants_int
+from compiler.ops.tables import Nest, Operands, define
+
+Attrs = Mapping[str, Any]
+
+F32, I32 = DType.F32, DType.I32
+
+# --- top_experts -------------------------------------------------------------------------------------------------------
+
+
+def _top_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
+    scores, k = wants_float(tensor_operand(args, 0, "scores", ndim=2, layout="[tokens, experts]"), "scores"), int_attr(attrs, "k", 1)
+    if scores.shape is None:
+        return TensorType(None, I32, 2)
+    if prove_lt(scores.shape[1], k):
+        raise AnnotationError(f"attribute k is {k}, wants at most {scores.shape[1]}, the number of experts")
+    return TensorType((scores.shape[0], Dim.of(k)), I32)
+
+
+def _top_nest(operands: Operands) -> Nest:
+    """An expert is chosen where fewer than k are better; its place is the number of chosen ones before it."""
+    k = Kernel()
+    out, scores = k.arrays(output(operands), operands.buffer(0))
+    _, num_experts = scores.shape
+    better = k.workspace("better", *scores.shape, dtype=I32)
+    place = k.workspace("place", *scores.shape, dtype=I32)
+
+    def score(t: Dim, e: Dim) -> Scalar:
+        value = cast(scores[t, e], F32)
+        return select(equal(value, value), value, -np.inf)  # NaN is the worst
+
+    def is_chosen(t: Dim, e: Dim) -> Scalar:
+        return better[t, e] < operands.attrs["k"]
+
+    with k.nest(scores.shape) as (t, e):
+
+        def is_better(r: Dim) -> Scalar:
+            return (score(t, e) < score(t, r)) | (equal(score(t, r), score(t, e)) & less(r, e))
+
+        better[t, e] = total((num_experts,), lambda r: cast(is_better(r), I32))
+    with k.nest(scores.shape) as (t, e):
+        place[t, e] = total((num_experts,), lambda r: cast(is_chosen(t, r) & less(r, e), I32))
+    with k.nest(out.shape) as (t, c):
+        here = cast(index(c), I32)
+        out[t, c] = total((num_experts,), lambda r: select(is_chosen(t, r) & equal(place[t, r], here), cast(index(r), I32), 0))
+    enough = Dim.of(operands.attrs["k"])
+    return Nest((out.buffer,), k.body(), equal=() if not prove_lt(num_experts, enough) else ((enough, num_experts),))
+
+
+def _top_numpy(scores: Any, *, k: int) -> Any:
+    wide = scores.astype(np.float32)
+    order = np.argsort(-np.where(np.isnan(wide), -np.inf, wide), axis=1, kind="stable")
+    return np.sort(order[:, :k], axis=1).astype(np.int32)
+
+
+TOP_EXPERTS = define("top_experts", "scores", _top_type, _top_numpy, _top_nest, {"k": REQUIRED})
+
+
+# --- group_rows --------------------------------------------------------------------------------------------------------
+
+
+def _group_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
+    """(tokens [rows], experts [rows], places [tokens, k]) of `rows = tokens * k`."""
+    experts = wants_int(tensor_operand(args, 0, "experts", ndim=2, layout="[tokens, k]"), "experts")
+    int_attr(attrs, "count", 1)
+    if experts.shape is None:
+        return TupleType((TensorType(None, I32, 1), TensorType(None, I32, 1), TensorType(None, I32, 2)))
+    rows = TensorType((num_elements(experts.shape),), I32)
+    return TupleType((rows, rows, TensorType(experts.shape, I32)))
+
+
+def _group_nest(operands: Operands) -> Nest:
+    """Count the rows of each expert, then give each choice, in order, the next row of its expert."""
+    k, out, count = Kernel(), operands.out, operands.attrs["count"]
+    assert isinstance(out, TupleType)
+    outputs = tuple(sized_buffer(t, name) for t, name in zip(out.fields, ("tokens", "chosen", "places"), strict=True))
+    tokens, chosen, places = k.arrays(*outputs)
+    experts = k.array(operands.buffer(0))
+    size, following = k.workspace("size", count, dtype=I32), k.workspace("following", count, dtype=I32)
+
+    def expert_at(at: tuple[Dim, ...]) -> Dim:
+        return clamped_index(k, "expert", experts[at], Dim.of(count))
+
+    with k.nest((count,)) as (e,):
+        size[e] = 0
+    with k.nest(experts.shape) as at:
+        e = expert_at(at)
+        size[e] = size[e] + 1
+    with k.nest((count,)) as (e,):
+        following[e] = guard(1, e, count, following[e - 1] + size[e - 1], 0)
+    with k.nest(experts.shape) as (t, c):
+        e = expert_at((t, c))
+        row = k.let("row", cast(following[e], DType.I64), tokens.shape[0] - 1)
+        tokens[row] = cast(index(t), I32)
+        chosen[row] = cast(index(e), I32)
+        places[t, c] = cast(index(row), I32)
+        following[e] = following[e] + 1
+    return Nest(outputs, k.body())
+
+
+def _group_numpy(experts: Any, *, count: int) -> Any:
+    flat = np.clip(experts.reshape(-1), 0, count - 1).astype(np.int32)
+    order = np.argsort(flat, kind="stable")
+    places = np.empty(len(flat), np.int32)
+    places[order] = np.arange(len(flat))
+    return (order // max(1, experts.shape[1])).astype(np.int32), flat[order], places.reshape(experts.shape)
+
+
+GROUP_ROWS = define("group_rows", "experts", _group_type, _group_numpy, _group_nest, {"count": REQUIRED})
+
+
+# --- sum_rows ----------------------------------------------------------------------------------------------------------
+
+
+def _sum_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
+    """[tokens, size]"""
+    y = wants_float(tensor_operand(args, 0, "y", ndim=2, layout="[rows, size]"), "y")
+    places = wants_int(tensor_operand(args, 1, "places", ndim=2, layout="[tokens, k]"), "places")
+    shares = wants_float(tensor_operand(args, 2, "shares", ndim=2, layout="[tokens, k]"), "shares")
+    if places.shape is not None and not (places.shape[1].is_const and places.shape[1].const > 0):
+        raise AnnotationError(f"dimension 1 of places is {places.shape[1]}, wants a positive number")
+    for d, (wanted, given) in enumerate(zip(places.shape or (), shares.shape or places.shape or (), strict=True)):
+        agree(wanted, given, f"dimension {d} of shares")
+    if y.shape is None or places.shape is None:
+        return TensorType(None, y.dtype, 2)
+    agree(num_elements(places.shape), y.shape[0], "dimension 0 of y")
+    return TensorType((places.shape[0], y.shape[1]), y.dtype)
+
+
+def _sum_nest(operands: Operands) -> Nest:
+    k = Kernel()
+    out, y, places, shares = k.arrays(output(operands), *(operands.buffer(i) for i in range(3)))
+    with k.nest(places.shape[:1]) as (t,):
+        rows = [clamped_index(k, f"row{c}", places[t, c], y.shape[0]) for c in range(places.shape[1].const)]
+        with k.nest(y.shape[1:]) as (n,):
+            terms = [cast(shares[t, c], F32) * cast(y[row, n], F32) for c, row in enumerate(rows)]
+            result: Scalar = terms[0]
+            for term in terms[1:]:
+                result = result + term
+            out[t, n] = cast(result, out.dtype)
+    wanted = {0: (num_elements(places.shape), y.shape[1]), 2: places.shape}
+    return Nest((out.buffer,), k.body(), checks=unproved(operands, wanted))
+
+
+def _sum_numpy(y: Any, places: Any, shares: Any) -> Any:
+    found = y[np.clip(places, 0, max(0, len(y) - 1))].astype(np.float32) * shares.astype(np.float32)[..., None]  # [tokens, k, size]
+    return np.add.accumulate(found, axis=1, dtype=np.float32)[:, -1].astype(y.dtype)
+
+
+# out[t] = shares[t, 0] * y[places[t, 0]] + shares[t, 1] * y[places[t, 1]] + ..., in this order.
+SUM_ROWS = define("sum_rows", "y, places, shares", _sum_type, _sum_numpy, _sum_nest)
