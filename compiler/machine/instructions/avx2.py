@@ -50,7 +50,7 @@ def signed_by_small(lanes: int, pairs: str, sums: str) -> Step:
     return Step(lanes, left, right, add, bits=4, halves=Halves(8, product, join, widen), needs=_AVX2)
 
 
-def words_by_unsigned(lanes: int, sums: str) -> Step:
+def words_by_unsigned(lanes: int, sums: str, needs: frozenset[str] = _AVX2) -> Step:
     """Lower and upper bytes of each half of 32 bits by the halves of two words: their sums stay within 32 bits."""
     words, halves = vec("i32", lanes), vec("i16", 2 * lanes)
 
@@ -68,7 +68,7 @@ def words_by_unsigned(lanes: int, sums: str) -> Step:
             total = code.op(f"add {words} {total}, {two}")
         return total
 
-    return Step(lanes, left, right, add, needs=_AVX2)
+    return Step(lanes, left, right, add, needs=needs)
 
 
 SIGNED_BY_UNSIGNED = signed_by_unsigned(8, "avxvnni", "llvm.x86.avx512.vpdpbusd.256")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from compiler.llvm.ssa import Code, broadcast, splat, suffix, vec
+from compiler.llvm.ssa import Code, broadcast, multiply_add, splat, vec
 from compiler.machine.instructions.step import Parts, Step
 
 
@@ -20,7 +20,7 @@ def bf16_pairs(lanes: int) -> Step:
 
     def add(code: Code, total: str, a: Parts, b: Parts) -> str:
         for x, y in zip(a, b, strict=True):
-            total = code.op(f"call {floats} @llvm.fma.{suffix('float', lanes)}({floats} {x}, {floats} {y}, {floats} {total})")
+            total = multiply_add(code, x, y, total, "float", lanes)
         return total
 
     return Step(lanes, left, right, add)

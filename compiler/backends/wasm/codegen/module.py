@@ -1,0 +1,121 @@
+"""One relocatable object becomes a module that runs: no tool of the user's machine is needed for it.
+
+The module imports the memory and the stack pointer from `env`, exports every function that is not local, and a constant global
+`__heap_base`, the first address behind its data. Kernels are complete in themselves, so a module has one object and imports no function.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from compiler.backends.wasm.codegen.object import (
+    MAGIC,
+    NONE,
+    Import,
+    Kind,
+    Patch,
+    Relocation,
+    Section,
+    Segment,
+    Symbol,
+    SymbolKind,
+    WasmObject,
+    read_segments,
+)
+from compiler.ir.errors import CompileError
+
+HEAP_BASE: Final = "__heap_base"
+DATA_BEGIN: Final = 1024  # address 0 stays unused
+ALIGNMENT: Final = 64
+_I32, _CONSTANT, _I32_CONST, _END = 0x7F, 0, 0x41, 0x0B
+_PADDED: Final = 5  # bytes of a number that is filled in
+
+
+def linked(source: WasmObject) -> bytes:
+    undefined = [s.name for s in source.symbols if s.is_undefined and s.kind in (SymbolKind.FUNCTION, SymbolKind.DATA)]
+    if undefined:
+        raise CompileError(f"the kernels call {', '.join(undefined)}, which nothing defines")
+    bodies = [bytearray(body) for _, body in source.sections]
+    for patch in source.patches:
+        place = _filled_in(source, patch)
+        if source.sections[patch.section][0] is not Section.CUSTOM:  # debug information is dropped
+            bodies[patch.section][patch.offset : patch.offset + len(place)] = place
+    filled = {kind: bytes(body) for (kind, _), body in zip(source.sections, bodies, strict=True)}
+    segments = read_segments(filled.get(Section.DATA, NONE))
+    imports = [i for i in source.imports if i.kind is not Kind.TABLE]
+    heap_base = -(-max((DATA_BEGIN + s.begin + len(s.content) for s in segments), default=DATA_BEGIN) // ALIGNMENT) * ALIGNMENT
+    number = sum(i.kind is Kind.GLOBAL for i in imports)
+    exports = [_export(s.name, Kind.FUNCTION, s.index) for s in _exported(source.symbols)]
+    written = {
+        Section.TYPE: filled.get(Section.TYPE, NONE),
+        Section.IMPORT: _vector([_import(i) for i in imports]),
+        Section.FUNCTION: filled.get(Section.FUNCTION, NONE),
+        Section.GLOBAL: _vector([bytes([_I32, _CONSTANT, _I32_CONST]) + signed(heap_base) + bytes([_END])]),
+        Section.EXPORT: _vector([*exports, _export(HEAP_BASE, Kind.GLOBAL, number)]),
+        Section.CODE: filled.get(Section.CODE, NONE),
+        Section.DATA: _vector([_segment(s) for s in segments]),
+    }
+    return MAGIC + b"".join(bytes([kind]) + unsigned(len(body)) + body for kind, body in written.items())
+
+
+def _exported(symbols: Iterable[Symbol]) -> list[Symbol]:
+    return sorted((s for s in symbols if s.kind is SymbolKind.FUNCTION and not s.is_local), key=lambda s: s.index)
+
+
+def _filled_in(source: WasmObject, patch: Patch) -> bytes:
+    match patch.kind:
+        case Relocation.TYPE_INDEX_LEB:
+            return _padded(patch.index)
+        case Relocation.FUNCTION_INDEX_LEB | Relocation.GLOBAL_INDEX_LEB:
+            return _padded(source.symbols[patch.index].index)
+        case _:
+            symbol = source.symbols[patch.index]
+            address = DATA_BEGIN + source.segments[symbol.index].begin + symbol.offset + patch.addend
+            return struct.pack("<I", address) if patch.kind is Relocation.MEMORY_ADDR_I32 else _padded(address)
+
+
+def _import(item: Import) -> bytes:
+    description = b"\0\1" if item.kind is Kind.MEMORY else item.description  # a page at least: who makes the memory knows how much it needs
+    return _name("env") + _name("memory" if item.kind is Kind.MEMORY else item.field) + bytes([item.kind]) + description
+
+
+def _export(name: str, kind: Kind, index: int) -> bytes:
+    return _name(name) + bytes([kind]) + unsigned(index)
+
+
+def _segment(segment: Segment) -> bytes:
+    return bytes([0, _I32_CONST]) + signed(DATA_BEGIN + segment.begin) + bytes([_END]) + unsigned(len(segment.content)) + segment.content
+
+
+def _vector(items: Sequence[bytes]) -> bytes:
+    return unsigned(len(items)) + b"".join(items)
+
+
+def _name(text: str) -> bytes:
+    return unsigned(len(text.encode())) + text.encode()
+
+
+# --- numbers in LEB128 ---------------------------------------------------------------------------------------------------
+
+
+def unsigned(number: int) -> bytes:
+    out = bytearray()
+    while number >= 0x80:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*out, number])
+
+
+def signed(number: int) -> bytes:
+    out = bytearray()
+    while not -64 <= number < 64:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*out, number & 0x7F])
+
+
+def _padded(number: int) -> bytes:
+    """Of fixed length, as the object leaves room for."""
+    return bytes(number >> 7 * i & 0x7F | (0x80 if i < _PADDED - 1 else 0) for i in range(_PADDED))

@@ -1,0 +1,219 @@
+"""What LLVM wrote: a relocatable object of WebAssembly, read as far as linking needs it.
+
+The format is that of the tool conventions of WebAssembly (Linking.md): sections of a module, a custom section `linking` with the symbols,
+and for each section with places to fill in a custom section `reloc.NAME`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+
+from compiler.ir.errors import CompileError
+
+MAGIC = b"\0asm\1\0\0\0"
+NONE = b"\0"  # a section without entries
+
+
+class Section(IntEnum):
+    CUSTOM, TYPE, IMPORT, FUNCTION, TABLE, MEMORY, GLOBAL, EXPORT, START, ELEMENT, CODE, DATA, COUNT = range(13)
+
+
+class Kind(IntEnum):
+    """Of imports, exports and, with other numbers for data and sections, of symbols."""
+
+    FUNCTION, TABLE, MEMORY, GLOBAL = range(4)
+
+
+class SymbolKind(IntEnum):
+    FUNCTION, DATA, GLOBAL, SECTION, TAG, TABLE = range(6)
+
+
+class Relocation(IntEnum):
+    """Those that kernels have. Addresses of functions are not among them: nothing is called by address."""
+
+    FUNCTION_INDEX_LEB = 0
+    MEMORY_ADDR_LEB = 3
+    MEMORY_ADDR_SLEB = 4
+    MEMORY_ADDR_I32 = 5
+    TYPE_INDEX_LEB = 6
+    GLOBAL_INDEX_LEB = 7
+
+
+WITH_ADDEND = (Relocation.MEMORY_ADDR_LEB, Relocation.MEMORY_ADDR_SLEB, Relocation.MEMORY_ADDR_I32)
+_LOCAL_OR_HIDDEN, _UNDEFINED, _EXPLICIT_NAME = 0x06, 0x10, 0x40
+_SYMBOL_TABLE = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Import:
+    field: str
+    kind: Kind
+    description: bytes  # what follows the kind
+
+
+@dataclass(frozen=True, slots=True)
+class Symbol:
+    kind: SymbolKind
+    name: str
+    index: int  # of a function or global; of data, the segment
+    offset: int  # of data, within its segment
+    is_local: bool
+    is_undefined: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Patch:
+    section: int
+    kind: Relocation
+    offset: int
+    index: int  # of a symbol, or of a type
+    addend: int
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    begin: int
+    content: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class WasmObject:
+    sections: tuple[tuple[Section, bytes], ...]
+    imports: tuple[Import, ...]
+    symbols: tuple[Symbol, ...]
+    segments: tuple[Segment, ...]
+    patches: tuple[Patch, ...]
+
+
+class Reader:
+    def __init__(self, data: bytes) -> None:
+        self.data, self.at = data, 0
+
+    @property
+    def is_done(self) -> bool:
+        return self.at >= len(self.data)
+
+    def byte(self) -> int:
+        self.at += 1
+        return self.data[self.at - 1]
+
+    def take(self, size: int) -> bytes:
+        self.at += size
+        return self.data[self.at - size : self.at]
+
+    def unsigned(self) -> int:
+        return self._leb128()[0]
+
+    def signed(self) -> int:
+        value, bits, last = self._leb128()
+        return value - (1 << bits) if last & 0x40 else value
+
+    def name(self) -> str:
+        return self.take(self.unsigned()).decode()
+
+    def _leb128(self) -> tuple[int, int, int]:
+        value = bits = 0
+        while True:
+            byte = self.byte()
+            value |= (byte & 0x7F) << bits
+            bits += 7
+            if byte < 0x80:
+                return value, bits, byte
+
+
+def read_object(data: bytes) -> WasmObject:
+    if not data.startswith(MAGIC):
+        raise CompileError(f"an object of WebAssembly begins with {MAGIC!r}, this one with {data[:8]!r}")
+    reader = Reader(data[len(MAGIC) :])
+    sections: list[tuple[Section, bytes]] = []
+    custom: dict[str, bytes] = {}
+    while not reader.is_done:
+        kind, body = Section(reader.byte()), reader.take(reader.unsigned())
+        sections.append((kind, body))
+        if kind is Section.CUSTOM:
+            within = Reader(body)
+            name = within.name()
+            custom[name] = body[within.at :]
+    found = dict(sections)
+    imports = tuple(_imports(Reader(found.get(Section.IMPORT, NONE))))
+    return WasmObject(
+        tuple(sections),
+        imports,
+        tuple(_symbols(Reader(custom["linking"]), imports)),
+        read_segments(found.get(Section.DATA, NONE)),
+        tuple(patch for name, body in custom.items() if name.startswith("reloc.") for patch in _patches(name, Reader(body))),
+    )
+
+
+def _imports(reader: Reader) -> Iterator[Import]:
+    for _ in range(reader.unsigned()):
+        reader.name()  # the module, always `env`
+        field, kind, begin = reader.name(), Kind(reader.byte()), reader.at
+        match kind:
+            case Kind.FUNCTION:
+                reader.unsigned()
+            case Kind.GLOBAL:
+                reader.take(2)
+            case Kind.TABLE | Kind.MEMORY:
+                if kind is Kind.TABLE:
+                    reader.byte()
+                has_most = reader.unsigned() & 1
+                reader.unsigned()
+                if has_most:
+                    reader.unsigned()
+        yield Import(field, kind, reader.data[begin : reader.at])
+
+
+def _symbols(reader: Reader, imports: tuple[Import, ...]) -> Iterator[Symbol]:
+    version = reader.unsigned()
+    if version != 2:
+        raise CompileError(f"the symbols of an object have version {version}; expected 2")
+    names = {kind: [i.field for i in imports if i.kind is kind] for kind in Kind}
+    while not reader.is_done:
+        kind, size = reader.byte(), reader.unsigned()
+        body = Reader(reader.take(size))
+        if kind == _SYMBOL_TABLE:
+            for _ in range(body.unsigned()):
+                yield _symbol(body, names)
+
+
+def _symbol(reader: Reader, imported: dict[Kind, list[str]]) -> Symbol:
+    kind, flags = SymbolKind(reader.byte()), reader.unsigned()
+    is_undefined, name, index, offset = bool(flags & _UNDEFINED), "", 0, 0
+    if kind is SymbolKind.DATA:
+        name = reader.name()
+        if not is_undefined:
+            index, offset = reader.unsigned(), reader.unsigned()
+            reader.unsigned()  # its size
+    else:
+        index = reader.unsigned()
+        if kind is not SymbolKind.SECTION and (not is_undefined or flags & _EXPLICIT_NAME):
+            name = reader.name()
+        elif kind in (SymbolKind.FUNCTION, SymbolKind.GLOBAL):
+            name = imported[Kind.FUNCTION if kind is SymbolKind.FUNCTION else Kind.GLOBAL][index]
+    return Symbol(kind, name, index, offset, bool(flags & _LOCAL_OR_HIDDEN), is_undefined)
+
+
+def read_segments(section: bytes) -> tuple[Segment, ...]:
+    return tuple(_segments(Reader(section)))
+
+
+def _segments(reader: Reader) -> Iterator[Segment]:
+    for _ in range(reader.unsigned()):
+        if (reader.unsigned(), reader.byte()) != (0, 0x41):  # active in memory 0, at an i32.const
+            raise CompileError("a data segment of an object has no constant place")
+        begin = reader.signed()
+        reader.byte()  # end of the expression
+        yield Segment(begin, reader.take(reader.unsigned()))
+
+
+def _patches(name: str, reader: Reader) -> Iterator[Patch]:
+    section = reader.unsigned()
+    for _ in range(reader.unsigned()):
+        number, offset, index = reader.byte(), reader.unsigned(), reader.unsigned()
+        if number not in Relocation.__members__.values():
+            raise CompileError(f"{name} has a relocation of kind {number}; known are {', '.join(map(str, Relocation))}")
+        kind = Relocation(number)
+        yield Patch(section, kind, offset, index, reader.signed() if kind in WITH_ADDEND else 0)

@@ -1,0 +1,72 @@
+"""Where everything of one sequence lies in the one block of memory that the caller gives for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Final
+
+from runtime.executable import DTYPES
+from runtime.flat_program import FlatFunction, FlatProgram
+from runtime.sections import align
+
+MODEL, LENGTH, LOGITS, HEADER_BYTES = 0, 8, 16, 64  # fields at the beginning of a sequence's block
+WORD: Final = 8
+SAMPLE: Final = "sample"
+
+
+@dataclass(frozen=True, slots=True)
+class Decoder:
+    """A flat program that decodes one sequence."""
+
+    program: FlatProgram
+    entry: str
+    vocab_size: int
+    max_tokens: int  # of one step
+    max_context: int
+    page_size: int
+    cache_shapes: Mapping[str, tuple[int, ...]]  # of the inputs that hold keys and values
+
+    @property
+    def most_pages(self) -> int:
+        return -(-self.max_context // self.page_size)
+
+    def most(self, name: str) -> tuple[int, ...]:
+        """The largest shape of an input of the step or of the sampler; the sampler finds its logits in the arena."""
+        kind = name.rstrip("0123456789")
+        known = {
+            **dict.fromkeys(("tokens", "positions", "slots", "seq_ids"), (self.max_tokens,)),
+            "page_tables": (1, self.most_pages),
+            **dict.fromkeys(("logit_rows", "hidden_rows", "rows"), (1,)),
+            "numbers": (1, 5),
+            "settings": (1, 9),
+            **dict.fromkeys(("bias_starts", "seen_starts"), (2,)),
+            **dict.fromkeys(("bias_ids", "bias_values", "seen_ids", "seen_counts", "masks", "logits"), (0,)),
+        }
+        return self.cache_shapes[name] if name in self.cache_shapes else known[kind]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    heaps: Mapping[str, int]  # by function
+    inputs: Mapping[str, int]  # by name
+    arena: int
+    num_bytes: int
+
+
+def layout_of(decoder: Decoder) -> Layout:
+    end = HEADER_BYTES
+    heaps, inputs = dict[str, int](), dict[str, int]()
+    for name, function in decoder.program.functions.items():
+        heaps[name], end = end, align(end + WORD * len(function.slots))
+        for tensor in function.inputs:
+            inputs[tensor.name] = end
+            end = align(end + prod(decoder.most(tensor.name)) * DTYPES[tensor.dtype].itemsize)
+    return Layout(heaps, inputs, end, align(end + decoder.program.arena_bytes))
+
+
+def literal(function: FlatFunction, slot: int) -> int | None:
+    """What a slot holds if that never changes."""
+    first = len(function.slots)
+    return int(function.literals[slot - first]) if slot >= first else None

@@ -1,0 +1,264 @@
+"""The functions of a C library around its kernels, as LLVM IR:
+
+    rs_open, rs_new, rs_step, rs_sample, rs_rewind, rs_free, rs_close
+
+Records of the flat program become straight-line calls: what is known beforehand stands in the code, the rest is read from the heap. All
+state lies in two blocks that the caller allocates, that of the model and that of a sequence.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from compiler.codegen.link import llvm_machine, optimised
+from compiler.embed.layout import LENGTH, LOGITS, MODEL, SAMPLE, WORD, Decoder, Layout, layout_of, literal
+from compiler.llvm.ssa import Code, float_literal
+from compiler.machine.target import Target
+from runtime.flat_program import FlatBase, FlatFunction, Record
+from runtime.sampling import SHARE_ONE
+
+FUNCTIONS: Final = ("rs_open", "rs_new", "rs_step", "rs_sample", "rs_rewind", "rs_free", "rs_close")
+WEIGHTS, ALLOCATE, RELEASE, CONTEXT, MODEL_BYTES = 0, 8, 16, 24, 32  # fields of a model's block
+ALIGNMENT: Final = 64
+TEMPERATURE, TOP_P, TOP_K, SEED = 0, 4, 8, 16  # fields of rs_sampling
+SHARPEST: Final = 1e30
+INFINITY: Final = float_literal(float("inf"))
+
+
+def library_object(decoder: Decoder, target: Target) -> bytes:
+    with optimised(library_text(decoder), target) as module:
+        return llvm_machine(target).emit_object(module)
+
+
+def library_text(decoder: Decoder) -> str:
+    layout, program = layout_of(decoder), decoder.program
+    kernels = dict.fromkeys(r.body for f in program.functions.values() for r in f.records)
+    grids = dict.fromkeys(r.grid for f in program.functions.values() for r in f.records)
+    derives = [f.derive for f in program.functions.values() if f.derive is not None]
+    declared = [
+        *(f"declare void @{name}(ptr, ptr, i64, i64)" for name in kernels),
+        *(f"declare i64 @{name}(ptr)" for name in (*grids, *derives)),
+    ]
+    functions = [*(_replay(decoder, layout, function) for function in program.functions.values()), _open(decoder), _new(decoder, layout)]
+    functions += [_step(decoder, layout), _sample(decoder, layout), _rewind(), _free(), _close()]
+    return "\n".join(declared) + "\n\n" + "\n\n".join(functions) + '\n\nattributes #0 = { nounwind "no-builtins" }\n'
+
+
+# --- writing -------------------------------------------------------------------------------------------------------------
+
+
+def _function(head: str, code: Code, result: str) -> str:
+    return f"define {head} #0 {{\nentry:\n{code.text()}\n  ret {result}\n}}"
+
+
+def _at(code: Code, pointer: str, offset: int | str) -> str:
+    return code.op(f"getelementptr i8, ptr {pointer}, i64 {offset}")
+
+
+def _item(code: Code, pointer: str, index: str) -> str:
+    """The place of an i32."""
+    return code.op(f"getelementptr i32, ptr {pointer}, i64 {index}")
+
+
+def _load(code: Code, kind: str, pointer: str, offset: int) -> str:
+    return code.op(f"load {kind}, ptr {_at(code, pointer, offset)}")
+
+
+def _store(code: Code, kind: str, value: object, pointer: str, offset: int | str) -> None:
+    code.do(f"store {kind} {value}, ptr {_at(code, pointer, offset)}")
+
+
+# --- records -------------------------------------------------------------------------------------------------------------
+
+
+def _replay(decoder: Decoder, layout: Layout, function: FlatFunction) -> str:
+    """`derive`, and each record; 0, or what `derive` says."""
+    code, program = Code(), decoder.program
+    buffers, dims = code.alloca(f"[{program.most_buffers} x ptr]"), code.alloca(f"[{program.most_dims} x i64]")
+    heap = _at(code, "%sequence", layout.heaps[function.name])
+    weights = _load(code, "ptr", code.op(f"load ptr, ptr {_at(code, '%sequence', MODEL)}"), WEIGHTS)
+    status = "0" if function.derive is None else code.op(f"call i64 @{function.derive}(ptr {heap})")
+    with code.when(code.op(f"icmp eq i64 {status}, 0")):
+        for record in function.records:
+            _call(code, layout, function, record, (heap, weights, buffers, dims))
+    return _function(f"internal i64 @run.{function.name}(ptr %sequence)", code, f"i64 {status}")
+
+
+def _call(code: Code, layout: Layout, function: FlatFunction, record: Record, places: tuple[str, str, str, str]) -> None:
+    heap, weights, buffers, dims = places
+
+    def word(slot: int) -> str:
+        known = literal(function, slot)
+        return code.op(f"load i64, ptr {_at(code, heap, WORD * slot)}") if known is None else str(known)
+
+    for i, (base, slot) in enumerate(record.buffers):
+        match base:
+            case FlatBase.ARENA:
+                begin = _at(code, "%sequence", layout.arena + function.arena_begin)
+            case FlatBase.WEIGHTS:
+                begin = weights
+            case _:
+                begin = _input(code, layout, function.inputs[base - FlatBase.INPUT].name)
+        _store(code, "ptr", _at(code, begin, word(slot)), buffers, 8 * i)
+    for i, slot in enumerate(record.dims):
+        _store(code, "i64", word(slot), dims, WORD * i)
+    iterations = code.op(f"call i64 @{record.grid}(ptr {dims})")
+    with code.when(code.op(f"icmp sgt i64 {iterations}, 0")):
+        code.do(f"call void @{record.body}(ptr {buffers}, ptr {dims}, i64 0, i64 {iterations})")
+
+
+def _input(code: Code, layout: Layout, name: str) -> str:
+    if name == "logits":
+        return _load(code, "ptr", "%sequence", LOGITS)
+    return _at(code, "%sequence", layout.inputs[name])
+
+
+def _define(code: Code, decoder: Decoder, layout: Layout, name: str, values: dict[str, tuple[object, ...]]) -> None:
+    """The slots that inputs define; `values` has the shapes that differ from the largest."""
+    function = decoder.program.functions[name]
+    for definition in function.definitions:
+        tensor = function.inputs[definition.input].name
+        shape = values.get(tensor.rstrip("0123456789"), decoder.most(tensor))
+        _store(code, "i64", shape[definition.axis], "%sequence", layout.heaps[name] + WORD * definition.slot)
+
+
+# --- functions of the library --------------------------------------------------------------------------------------------
+
+
+def _open(decoder: Decoder) -> str:
+    code = Code()
+    fits = code.op(f"icmp eq i64 %weights_bytes, {decoder.program.weights_bytes}")
+    address = code.op("ptrtoint ptr %weights to i64")
+    aligned = code.op(f"icmp eq i64 {code.op(f'and i64 {address}, {ALIGNMENT - 1}')}, 0")
+
+    def opened() -> str:
+        made = code.op(f"call ptr %allocate(ptr %context, i64 {MODEL_BYTES}, i64 {ALIGNMENT})")
+        with code.when(code.op(f"icmp ne ptr {made}, null")):
+            for offset, value in ((WEIGHTS, "%weights"), (ALLOCATE, "%allocate"), (RELEASE, "%release"), (CONTEXT, "%context")):
+                _store(code, "ptr", value, made, offset)
+        return made
+
+    model = code.choose(code.op(f"and i1 {fits}, {aligned}"), "ptr", opened, lambda: "null")
+    head = "ptr @rs_open(ptr %weights, i64 %weights_bytes, ptr %allocate, ptr %release, ptr %context)"
+    return _function(head, code, f"ptr {model}")
+
+
+def _new(decoder: Decoder, layout: Layout) -> str:
+    """All zeros but the tables: page 0 is padding, the others follow in order."""
+    code = Code()
+    allocate, context = _load(code, "ptr", "%model", ALLOCATE), _load(code, "ptr", "%model", CONTEXT)
+    made = code.op(f"call ptr {allocate}(ptr {context}, i64 {layout.num_bytes}, i64 {ALIGNMENT})")
+    with code.when(code.op(f"icmp ne ptr {made}, null")):
+        with code.loop("0", str(layout.num_bytes // WORD), runs=True) as i:
+            code.do(f"store i64 0, ptr {code.op(f'getelementptr i64, ptr {made}, i64 {i}')}")
+        _store(code, "ptr", "%model", made, MODEL)
+        for name, place in layout.inputs.items():
+            if name.startswith("page_tables"):
+                table = _at(code, made, place)
+                with code.loop("0", str(decoder.most_pages), runs=True) as i:
+                    page = code.op(f"trunc i64 {code.op(f'add i64 {i}, 1')} to i32")
+                    code.do(f"store i32 {page}, ptr {_item(code, table, i)}")
+    return _function("ptr @rs_new(ptr %model)", code, f"ptr {made}")
+
+
+def _step(decoder: Decoder, layout: Layout) -> str:
+    """In parts of at most `max_tokens`; logits are computed behind the last."""
+    code = Code()
+    before = _load(code, "i64", "%sequence", LENGTH)
+    some = code.op("icmp ne i64 %count, 0")
+    room = code.op(f"sub i64 {decoder.max_context}, {before}")
+    fits = code.op(f"and i1 {some}, {code.op(f'icmp ule i64 %count, {room}')}")
+
+    def stepped() -> str:
+        parts = code.op(f"udiv i64 {code.op(f'add i64 %count, {decoder.max_tokens - 1}')}, {decoder.max_tokens}")
+        with code.loop("0", parts, runs=True) as part:
+            _part(code, decoder, layout, part)
+        return _load(code, "ptr", "%sequence", LOGITS)
+
+    logits = code.choose(fits, "ptr", stepped, lambda: "null")
+    return _function("ptr @rs_step(ptr %sequence, ptr %tokens, i64 %count)", code, f"ptr {logits}")
+
+
+def _part(code: Code, decoder: Decoder, layout: Layout, part: str) -> None:
+    start = _load(code, "i64", "%sequence", LENGTH)
+    begin = code.op(f"mul i64 {part}, {decoder.max_tokens}")
+    left = code.op(f"sub i64 %count, {begin}")
+    count = code.op(f"call i64 @llvm.umin.i64(i64 {left}, i64 {decoder.max_tokens})")
+    is_last = code.op(f"zext i1 {code.op(f'icmp eq i64 {left}, {count}')} to i64")
+    with code.loop("0", count, runs=True) as i:
+        token = code.op(f"load i32, ptr {_item(code, '%tokens', code.op(f'add i64 {begin}, {i}'))}")
+        position = code.op(f"trunc i64 {code.op(f'add i64 {start}, {i}')} to i32")
+        slot = code.op(f"add i32 {position}, {decoder.page_size}")
+        values = {"tokens": token, "positions": position, "seq_ids": "0", "slots": slot}
+        for name, place in layout.inputs.items():
+            if (kind := name.rstrip("0123456789")) in values:
+                code.do(f"store i32 {values[kind]}, ptr {_item(code, _at(code, '%sequence', place), i)}")
+    last = code.op(f"trunc i64 {code.op(f'sub i64 {count}, 1')} to i32")
+    _store(code, "i32", last, "%sequence", layout.inputs["logit_rows"])
+    end = code.op(f"add i64 {start}, {count}")
+    pages = code.op(f"udiv i64 {code.op(f'add i64 {end}, {decoder.page_size - 1}')}, {decoder.page_size}")
+    shapes: dict[str, tuple[object, ...]] = dict.fromkeys(("tokens", "positions", "slots", "seq_ids"), (count,))
+    shapes |= {"page_tables": (1, pages), "logit_rows": (is_last,), "hidden_rows": (0,)}
+    _define(code, decoder, layout, decoder.entry, shapes)
+    code.op(f"call i64 @run.{decoder.entry}(ptr %sequence)")
+    _store(code, "i64", end, "%sequence", LENGTH)
+    function = decoder.program.functions[decoder.entry]
+    offset = function.outputs[0].offset
+    known = literal(function, offset)
+    moved = _load(code, "i64", "%sequence", layout.heaps[function.name] + WORD * offset) if known is None else str(known)
+    logits = _at(code, _at(code, "%sequence", layout.arena + function.arena_begin), moved)
+    _store(code, "ptr", logits, "%sequence", LOGITS)
+
+
+def _sample(decoder: Decoder, layout: Layout) -> str:
+    """Settings as runtime/sampling.py numbers them."""
+    code, one = Code(), float_literal(1.0)
+    temperature, top_p = _load(code, "float", "%sampling", TEMPERATURE), _load(code, "float", "%sampling", TOP_P)
+    warm = code.op(f"fcmp ogt float {temperature}, 0.0")
+    inverse = code.op(f"fdiv float {one}, {code.op(f'select i1 {warm}, float {temperature}, float {one}')}")
+    mild = code.op(f"fcmp olt float {inverse}, {float_literal(_f32(SHARPEST))}")
+    sharp = code.op(f"select i1 {mild}, float {inverse}, float {float_literal(_f32(SHARPEST))}")
+    numbers = (code.op(f"select i1 {warm}, float {sharp}, float 0.0"), INFINITY, one, "0.0", "0.0")
+    for i, number in enumerate(numbers):
+        _store(code, "float", number, "%sequence", layout.inputs["numbers"] + 4 * i)
+    scaled = code.op(f"fmul double {code.op(f'fpext float {top_p} to double')}, {float_literal(SHARE_ONE)}")
+    share = code.op(f"call i64 @llvm.fptosi.sat.i64.f64(double {code.op(f'fadd double {scaled}, {float_literal(0.5)}')})")
+    share = code.op(f"call i64 @llvm.smin.i64(i64 {share}, i64 {SHARE_ONE})")
+    top_k = code.op(f"sext i32 {_load(code, 'i32', '%sampling', TOP_K)} to i64")
+    seed, length = _load(code, "i64", "%sampling", SEED), _load(code, "i64", "%sequence", LENGTH)
+    for i, setting in enumerate((seed, length, 0, top_k, share, SHARE_ONE, -1, -1, 0)):
+        _store(code, "i64", setting, "%sequence", layout.inputs["settings"] + WORD * i)
+    _define(code, decoder, layout, SAMPLE, {"logits": (1, decoder.vocab_size), "masks": (0, -(-decoder.vocab_size // 32))})
+    code.op(f"call i64 @run.{SAMPLE}(ptr %sequence)")
+    function = decoder.program.functions[SAMPLE]
+    place = literal(function, function.outputs[0].offset)
+    assert place is not None, "the sampler's tokens have a fixed place"
+    token = _load(code, "i32", "%sequence", layout.arena + function.arena_begin + place)
+    return _function("i32 @rs_sample(ptr %sequence, ptr %sampling)", code, f"i32 {token}")
+
+
+def _rewind() -> str:
+    code = Code()
+    length = _load(code, "i64", "%sequence", LENGTH)
+    _store(code, "i64", code.op(f"call i64 @llvm.umin.i64(i64 {length}, i64 %length)"), "%sequence", LENGTH)
+    return _function("void @rs_rewind(ptr %sequence, i64 %length)", code, "void")
+
+
+def _free() -> str:
+    code = Code()
+    model = _load(code, "ptr", "%sequence", MODEL)
+    code.do(f"call void {_load(code, 'ptr', model, RELEASE)}(ptr {_load(code, 'ptr', model, CONTEXT)}, ptr %sequence)")
+    return _function("void @rs_free(ptr %sequence)", code, "void")
+
+
+def _close() -> str:
+    code = Code()
+    code.do(f"call void {_load(code, 'ptr', '%model', RELEASE)}(ptr {_load(code, 'ptr', '%model', CONTEXT)}, ptr %model)")
+    return _function("void @rs_close(ptr %model)", code, "void")
+
+
+def _f32(value: float) -> float:
+    """As f32 holds it, which is what LLVM asks of a literal of that type."""
+    return float(np.float32(value))

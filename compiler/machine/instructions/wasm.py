@@ -1,0 +1,29 @@
+"""WebAssembly: `i32x4.relaxed_dot_i8x16_i7x16_add_s` for right operands that are small, `i32x4.dot_i16x8_s` for left operands of 16
+bits."""
+
+from __future__ import annotations
+
+from compiler.llvm.ssa import Code, broadcast
+from compiler.machine.instructions.avx2 import words_by_unsigned
+from compiler.machine.instructions.step import Parts, Step
+
+LANES = 4
+RELAXED = frozenset(["relaxed-simd"])  # relaxed_madd, relaxed_dot
+
+
+def _left(code: Code, x: str) -> Parts:
+    return _right(code, broadcast(code, x, "i32", LANES))
+
+
+def _right(code: Code, x: str) -> Parts:
+    return (code.op(f"bitcast <4 x i32> {x} to <16 x i8>"),)
+
+
+def _add(code: Code, total: str, left: Parts, right: Parts) -> str:
+    """Engines differ in what they make of right operands of eight bits; of seven bits they all add up exactly."""
+    args = f"<16 x i8> {left[0]}, <16 x i8> {right[0]}, <4 x i32> {total}"
+    return code.op(f"call <4 x i32> @llvm.wasm.relaxed.dot.i8x16.i7x16.add.signed({args})")
+
+
+SIGNED_BY_SMALL = Step(LANES, _left, _right, _add, bits=4, needs=RELAXED)
+WORDS_BY_UNSIGNED = words_by_unsigned(LANES, "llvm.wasm.dot", needs=frozenset(["simd128"]))

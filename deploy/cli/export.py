@@ -1,0 +1,49 @@
+"""`relaxserve export`: a model in a form that runs without Python."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from deploy.cli.output import answers, in_units, stages
+from deploy.cli.sources import KvDtype, MaxContext, Quantize, Source, load_of
+
+
+def export(
+    model: Source,
+    target: Annotated[str, typer.Option(help="web, or the machine of a C library: aarch64-linux, riscv64-linux, x86-64-v3, ...")] = "web",
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="New or empty folder; by default MODEL-TARGET here.")] = None,
+    quantize: Quantize = "bf16",
+    max_context: MaxContext = None,
+    kv_dtype: KvDtype = "auto",
+) -> None:
+    """Write a model that runs without Python: in a browser, or linked to a program in C.
+
+    [bold]Examples[/bold]
+
+      relaxserve export demo --target web
+
+      relaxserve export ~/models/Qwen2.5-0.5B-Instruct --quantize int4 -o site/qwen
+
+      relaxserve export demo --target riscv64-linux
+    """
+    from deploy.export.c import c_target, export_c
+    from deploy.export.folder import new_folder
+    from deploy.export.web import export_web
+    from deploy.model_loading.servable import require_servable
+
+    machine = None if target == "web" else c_target(target)
+    load = load_of(model, quantize, max_context, 1, None, kv_dtype, "host")
+    folder = new_folder(output or Path(f"{load.name.replace('/', '-')}-{target}"))
+    with stages(load.name) as report:
+        servable = require_servable(load, report)
+        if machine is None:
+            export_web(servable, load.name, folder, report)
+            what = "Serve it as static files and open chat.html."
+        else:
+            library = export_c(servable, load.name, machine, folder, report)
+            what = f"Build the example there: cc example.c {library.name} -o example"
+    size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    answers.print(f"{folder}: {in_units(size)}. {what}", highlight=False)

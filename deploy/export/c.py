@@ -1,0 +1,86 @@
+"""`relaxserve export MODEL --target riscv64-linux`: a folder to build a program in C with.
+
+libMODEL.a     kernels, and the functions of model.h; nothing else is needed, neither libc nor libm
+model.h        what a program calls
+weights.bin    what rs_open takes
+pieces.bin     the bytes that each token stands for
+example.c      a program: cc example.c libMODEL.a -o example && ./example
+"""
+
+from __future__ import annotations
+
+import re
+from importlib.resources import files
+from pathlib import Path
+from typing import Final
+
+from compiler.driver import Options, compile_module
+from compiler.embed.archive import Member, archive
+from compiler.embed.layout import SAMPLE, Decoder, layout_of
+from compiler.embed.library import FUNCTIONS, library_object
+from compiler.frontend.sampler import SAMPLE_ENTRY
+from compiler.machine.target import LINUX, NAMED, Target, TargetError
+from deploy.export.model import cache_shapes, pieces, require_generator
+from deploy.export.weights import write_block
+from deploy.model_loading.servable import Progress, Servable, silent
+from runtime.cache_groups import PAGE_SIZE
+from runtime.flat_program import flat_program
+
+ALIASES: Final = {"aarch64-linux": "aarch64-neon", "riscv64-linux": "riscv64", "riscv64-v-linux": "riscv64-v", "x86-64-linux": "x86-64-v3"}
+QUESTION: Final = "What is the capital of France?"
+_ARCHITECTURES: Final = ("x86_64", "aarch64", "riscv64")
+
+
+def c_targets() -> list[str]:
+    return [*ALIASES, *(t.name for t in NAMED.values() if t.arch in _ARCHITECTURES)]
+
+
+def c_target(name: str) -> Target:
+    found = NAMED.get(ALIASES.get(name, name))
+    if found is None or found.arch not in _ARCHITECTURES:
+        raise TargetError(f"target is {name!r}; expected web or one of {', '.join(c_targets())}")
+    return found
+
+
+def export_c(model: Servable, name: str, target: Target, folder: Path, progress: Progress = silent) -> Path:
+    """The archive. Raises LoadError for a model that cannot be exported."""
+    mode = require_generator(model, name)
+    executable = compile_module(model.module, Options(target, progress=lambda fraction: progress("compile", fraction)))
+    flat = flat_program(executable, mode.entry, [SAMPLE_ENTRY])
+    assert SAMPLE == SAMPLE_ENTRY
+    config = model.files.config
+    decoder = Decoder(flat, mode.entry, config.vocab_size, mode.bounds.max_tokens, mode.max_context, PAGE_SIZE, cache_shapes(mode))
+    symbols = dict.fromkeys(
+        symbol
+        for function in flat.functions.values()
+        for symbol in (*(s for r in function.records for s in (r.body, r.grid)), *([] if function.derive is None else [function.derive]))
+    )
+    path = folder / f"lib{re.sub(r'[^A-Za-z0-9_.-]', '-', name)}.a"
+    members = {"kernels.o": Member(executable.object_code, list(symbols)), "library.o": Member(library_object(decoder, target), FUNCTIONS)}
+    path.write_bytes(archive(members))
+    progress("pack", 0.0)
+    write_block(folder / "weights.bin", flat, executable, mode.entry, model.files.weights)
+    (folder / "pieces.bin").write_bytes(pieces(model.tokenizer, config.vocab_size))
+    known = {
+        "NAME": name,
+        "TARGET": target.name + ("" if target.system == LINUX else f", {target.system}"),
+        "LIBRARY": path.name,
+        "VOCAB_SIZE": config.vocab_size,
+        "MAX_CONTEXT": mode.max_context,
+        "WEIGHTS_BYTES": flat.weights_bytes,
+        "SEQUENCE_BYTES": layout_of(decoder).num_bytes,
+        "STACK_BYTES": flat.stack_bytes + (64 << 10),
+        "EOS": ", ".join(map(str, model.tokenizer.eos_ids)) or "-1",
+        "PROMPT": ", ".join(map(str, _prompt(model))),
+    }
+    for file in ("model.h", "example.c"):
+        text = (files("deploy.export") / file).read_text()
+        (folder / file).write_text(re.sub(r"@(\w+)@", lambda found: str(known[found[1]]), text))
+    return path
+
+
+def _prompt(model: Servable) -> list[int]:
+    template = model.tokenizer.chat_template
+    if template is None:
+        return model.tokenizer.encode(QUESTION, add_special_tokens=True)
+    return model.tokenizer.encode(template.render([{"role": "user", "content": QUESTION}]), add_special_tokens=False)

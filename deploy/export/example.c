@@ -1,0 +1,68 @@
+/* Answers a question:  cc example.c @LIBRARY@ -o example && ./example
+ * Other prompts are given as token ids:  ./example 1 276 201
+ */
+#include "model.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+static void *allocate(void *context, size_t bytes, size_t alignment) {
+  (void)context;
+  return aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
+}
+
+static void release(void *context, void *memory) {
+  (void)context;
+  free(memory);
+}
+
+static unsigned char *read_file(const char *path, size_t *bytes) {
+  FILE *file = fopen(path, "rb");
+  if (!file) return NULL;
+  fseek(file, 0, SEEK_END);
+  *bytes = (size_t)ftell(file);
+  rewind(file);
+  unsigned char *content = allocate(NULL, *bytes, 64);
+  if (content && fread(content, 1, *bytes, file) != *bytes) content = NULL;
+  fclose(file);
+  return content;
+}
+
+/* pieces.bin: a 16-bit length for each token, and behind them all bytes. */
+static void print_token(const unsigned char *pieces, int32_t token) {
+  size_t at = 2 * (size_t)RS_VOCAB_SIZE;
+  for (int32_t i = 0; i < token; i++) at += pieces[2 * i] | (size_t)pieces[2 * i + 1] << 8;
+  fwrite(pieces + at, 1, pieces[2 * token] | (size_t)pieces[2 * token + 1] << 8, stdout);
+}
+
+int main(int argc, char **argv) {
+  static const int32_t question[] = { @PROMPT@ }, eos[] = RS_EOS;
+  static int32_t prompt[RS_MAX_CONTEXT];
+  size_t count = argc > 1 ? (size_t)argc - 1 : sizeof question / sizeof *question, weights_bytes, pieces_bytes;
+  if (count >= RS_MAX_CONTEXT) return fprintf(stderr, "the prompt is longer than %d tokens\n", RS_MAX_CONTEXT), 1;
+  for (size_t i = 0; i < count; i++) prompt[i] = argc > 1 ? atoi(argv[i + 1]) : question[i];
+
+  unsigned char *weights = read_file("weights.bin", &weights_bytes), *pieces = read_file("pieces.bin", &pieces_bytes);
+  if (!weights || !pieces) return fprintf(stderr, "weights.bin and pieces.bin have to be in this folder\n"), 1;
+  rs_model *model = rs_open(weights, weights_bytes, allocate, release, NULL);
+  rs_sequence *sequence = model ? rs_new(model) : NULL;
+  if (!sequence) return fprintf(stderr, "no memory, or weights.bin is of another export\n"), 1;
+
+  rs_sampling sampling = { .temperature = 0, .top_p = 1, .top_k = 0, .seed = 0 };
+  const float *logits = rs_step(sequence, prompt, count);
+  while (logits) {
+    int32_t token = rs_sample(sequence, &sampling);
+    int ends = token < 0;
+    for (size_t i = 0; i < sizeof eos / sizeof *eos; i++) ends |= token == eos[i];
+    if (ends) break;
+    print_token(pieces, token);
+    fflush(stdout);
+    logits = rs_step(sequence, &token, 1);
+  }
+  printf("\n");
+  rs_free(sequence);
+  rs_close(model);
+  free(weights);
+  free(pieces);
+  return 0;
+}

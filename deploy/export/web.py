@@ -1,0 +1,131 @@
+"""`relaxserve export MODEL --target web`: a folder that chats, wherever it is served as static files.
+
+program.json             the model, and a program per level of features: its module, its records, the shards of its weights
+wasm-*.wasm              a module per level
+weights-*.bin            shards
+tokenizer.json           of the model
+pieces.bin               the bytes that each token stands for
+relaxserve.mjs, ...      the runtime, and the page chat.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path
+
+import msgspec
+
+import runtime.web
+from compiler.driver import Options, compile_module
+from compiler.frontend.sampler import SAMPLE_ENTRY
+from compiler.machine.target import Target, get
+from deploy.export.model import cache_shapes, pieces, require_generator
+from deploy.export.weights import Shard, write_shards
+from deploy.model_loading.modes import Generator
+from deploy.model_loading.servable import Progress, Servable, silent
+from runtime.cache_groups import PAGE_SIZE
+from runtime.flat_program import FlatProgram, flat_program
+from runtime.units import in_mib
+from server.interfaces import LoadError
+from server.messages import ErrorCode
+
+LEVELS = ("wasm-relaxed", "wasm-simd128")  # the best first
+ADDRESSED = 4 << 30  # bytes, by pointers of 32 bits
+PROGRAM, PIECES = "program.json", "pieces.bin"
+
+
+class Level(msgspec.Struct, frozen=True):
+    """A program for engines with some features."""
+
+    target: str
+    features: tuple[str, ...]
+    module: str  # file
+    program: FlatProgram
+    shards: tuple[Shard, ...]
+
+
+class WebModel(msgspec.Struct, frozen=True):
+    name: str
+    entry: str
+    vocab_size: int
+    hidden_size: int
+    max_context: int
+    max_tokens: int  # of one step
+    page_size: int
+    cache_shapes: dict[str, tuple[int, ...]]  # of the inputs that hold keys and values
+    eos_ids: tuple[int, ...]
+    sampling: dict[str, float]  # what the model's files ask for where a request is silent
+    special_tokens: dict[str, str]  # variables of the chat template
+    chat_template: str | None
+
+
+class WebProgram(msgspec.Struct, frozen=True):
+    model: WebModel
+    levels: tuple[Level, ...]
+
+
+def export_web(model: Servable, name: str, folder: Path, progress: Progress = silent, levels: Sequence[str] = LEVELS) -> WebProgram:
+    """Raises LoadError for a model that cannot be exported."""
+    mode = require_generator(model, name)
+    folder.mkdir(parents=True, exist_ok=True)
+    program = WebProgram(_model(model, mode, name), tuple(_level(model, mode, get(target), folder, progress) for target in levels))
+    (folder / PROGRAM).write_bytes(msgspec.json.encode(program))
+    (folder / "tokenizer.json").write_text(model.tokenizer.to_json())
+    (folder / PIECES).write_bytes(pieces(model.tokenizer, program.model.vocab_size))
+    _copy_runtime(folder, files(runtime.web))
+    return program
+
+
+def _copy_runtime(folder: Path, source: Traversable) -> None:
+    for file in source.iterdir():
+        if file.is_dir() and not file.name.startswith("_"):
+            (folder / file.name).mkdir(exist_ok=True)
+            _copy_runtime(folder / file.name, file)
+        elif Path(file.name).suffix in (".mjs", ".html", ".txt"):
+            (folder / file.name).write_bytes(file.read_bytes())
+
+
+def _level(model: Servable, mode: Generator, target: Target, folder: Path, progress: Progress) -> Level:
+    executable = compile_module(model.module, Options(target, progress=partial(progress, "compile")))
+    flat = flat_program(executable, mode.entry, [SAMPLE_ENTRY])
+    _require_room(flat, mode)
+    module = f"{target.name}.wasm"
+    (folder / module).write_bytes(executable.object_code)
+    progress("pack", 0.0)
+    shards = write_shards(folder, flat, executable, mode.entry, model.files.weights)
+    return Level(target.name, tuple(sorted(target.features)), module, flat, shards)
+
+
+def _require_room(flat: FlatProgram, mode: Generator) -> None:
+    cache_bytes = sum(group.bytes_per_page for group in mode.groups) * (1 + mode.bounds.max_pages)
+    needed = flat.weights_bytes + flat.arena_bytes + cache_bytes
+    if needed > ADDRESSED:
+        raise LoadError(
+            ErrorCode.INSUFFICIENT_MEMORY,
+            f"the model takes {in_mib(needed)}; WebAssembly addresses {in_mib(ADDRESSED)}: take --quantize int4 or a lower --max-context",
+            needed,
+            ADDRESSED,
+        )
+
+
+def _model(model: Servable, mode: Generator, name: str) -> WebModel:
+    config, tokenizer = model.files.config, model.tokenizer
+    template, defaults = tokenizer.chat_template, tokenizer.generation_defaults
+    return WebModel(
+        name,
+        mode.entry,
+        config.vocab_size,
+        config.hidden_size,
+        mode.max_context,
+        mode.bounds.max_tokens,
+        PAGE_SIZE,
+        cache_shapes(mode),
+        tokenizer.eos_ids,
+        {key: value for key, value in asdict(defaults).items() if value is not None},
+        {} if template is None else template.special_tokens,
+        None if template is None else template.source,
+    )

@@ -1,0 +1,68 @@
+"""The block of weights of a flat program, in files that are small enough to be fetched, kept and verified one by one."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Generator, Iterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from compiler.bind import prepared_weights
+from compiler.frontend.weights import WeightSource
+from runtime.executable import Executable
+from runtime.flat_program import FlatProgram, constant_name
+
+SHARD_BYTES = 128 << 20
+
+
+class Shard(msgspec.Struct, frozen=True):
+    """A file with consecutive bytes of the block. Its name tells its content, so two programs may share it."""
+
+    file: str
+    begin: int
+    num_bytes: int
+    sha256: str
+
+
+def write_shards(folder: Path, flat: FlatProgram, executable: Executable, entry: str, source: WeightSource) -> tuple[Shard, ...]:
+    shards: list[Shard] = []
+    begin = 0
+    for content in _cut(_block(flat, executable, entry, source), SHARD_BYTES):
+        digest = hashlib.sha256(content).hexdigest()
+        shards.append(Shard(f"weights-{digest[:16]}.bin", begin, len(content), digest))
+        (folder / shards[-1].file).write_bytes(content)
+        begin += len(content)
+    return tuple(shards)
+
+
+def write_block(path: Path, flat: FlatProgram, executable: Executable, entry: str, source: WeightSource) -> None:
+    """The same in one file."""
+    with path.open("wb") as file:
+        for part in _block(flat, executable, entry, source):
+            file.write(part)
+
+
+def _block(flat: FlatProgram, executable: Executable, entry: str, source: WeightSource) -> Iterator[bytes]:
+    """All bytes in order, those between two arrays as zeros."""
+    end = 0
+    constants = ((constant_name(i), c) for i, c in enumerate(executable.constants))
+    arrays = (pair for part in (prepared_weights(executable, entry, source), constants) for pair in part)
+    for stored, (name, array) in zip(flat.weights, arrays, strict=True):
+        assert (stored.name, stored.num_bytes) == (name, array.nbytes), (stored, name, array.nbytes)
+        yield bytes(stored.offset - end)
+        yield np.ascontiguousarray(array).tobytes()
+        end = stored.offset + stored.num_bytes
+    yield bytes(flat.weights_bytes - end)
+
+
+def _cut(parts: Iterator[bytes], size: int) -> Generator[bytes]:
+    held = bytearray()
+    for part in parts:
+        held += part
+        while len(held) >= size:
+            yield bytes(held[:size])
+            del held[:size]
+    if held:
+        yield bytes(held)

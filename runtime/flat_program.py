@@ -1,0 +1,312 @@
+"""The planned functions of an executable as flat records, which JavaScript and C replay without a virtual machine.
+
+A call of a function goes through these steps:
+
+    1  each dimension of an input that defines a slot of the heap is written there; literals lie behind the slots
+    2  `derive`, a function of the object code, fills in the other slots; 0 says that it could
+    3  inputs have the shapes that the heap tells, and each bound and check holds
+    4  each record in order: the addresses of its buffers, each a base and the slot with the bytes to add, and the values of its dims;
+       then `body(buffers, dims, 0, grid(dims))`, or shares of that range on several threads at a time
+    5  the outputs lie in the arena until the next call of the function
+
+Functions share one arena: each has a part of its own, so the sampler reads what the step left. Weights and constants form one block.
+Only straight-line functions can be flat: jumps, calls and library routines stay with the virtual machine (runtime/vm).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from math import prod
+
+import msgspec
+
+from runtime.errors import InvalidProgram
+from runtime.executable import (
+    DTYPES,
+    Arg,
+    Base,
+    Call,
+    DimRef,
+    Executable,
+    ExecutableMeta,
+    Imm,
+    NativeLaunch,
+    Operand,
+    Reg,
+    Ret,
+    ScalarSpec,
+    Slot,
+    TensorSpec,
+    VMFunction,
+    dtype_name,
+)
+from runtime.sections import align
+
+
+class FlatBase(IntEnum):
+    """What a buffer's address begins from; INPUT + n is the address of input n."""
+
+    ARENA = 0
+    WEIGHTS = 1
+    INPUT = 2
+
+
+class FlatStruct(msgspec.Struct, frozen=True):
+    """Written as a JSON object of its fields."""
+
+
+class Stored(FlatStruct, frozen=True):
+    """A weight or a constant in the block of weights."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+
+    @property
+    def num_bytes(self) -> int:
+        return prod(self.shape) * DTYPES[self.dtype].itemsize
+
+
+class FlatTensor(FlatStruct, frozen=True):
+    """Slots of the heap that hold its extents. `offset`: the slot with its place in the arena; -1 for an input."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int = -1
+
+
+class Definition(FlatStruct, frozen=True):
+    """A slot that gets its value from an axis of an input."""
+
+    slot: int
+    input: int
+    axis: int
+
+
+class FlatBound(FlatStruct, frozen=True):
+    name: str
+    slot: int
+    lower: int
+    upper: int  # a slot; -1: unbounded
+    multiple_of: int
+
+
+class Check(FlatStruct, frozen=True):
+    """Two slots that must be equal, and the operator for which they must."""
+
+    place: str
+    found: int
+    expected: int
+
+
+class Record(FlatStruct, frozen=True):
+    """One phase of one kernel."""
+
+    body: str
+    grid: str
+    buffers: tuple[tuple[int, int], ...]  # base, slot
+    dims: tuple[int, ...]  # slots
+
+
+class FlatFunction(FlatStruct, frozen=True):
+    name: str
+    inputs: tuple[FlatTensor, ...]
+    outputs: tuple[FlatTensor, ...]
+    slots: tuple[str, ...]  # what each holds, as text
+    literals: tuple[str, ...]  # 64-bit integers in decimal: more than a number of JSON holds exactly
+    definitions: tuple[Definition, ...]
+    bounds: tuple[FlatBound, ...]
+    checks: tuple[Check, ...]
+    derive: str | None
+    arena_begin: int
+    records: tuple[Record, ...]
+
+
+class FlatProgram(FlatStruct, frozen=True):
+    target: str
+    functions: dict[str, FlatFunction]
+    weights: tuple[Stored, ...]
+    weights_bytes: int
+    arena_bytes: int
+    stack_bytes: int  # what a thread needs for the local buffers of kernels
+    most_buffers: int  # of a record
+    most_dims: int
+
+
+def flat_program(executable: Executable, entry: str, others: Iterable[str] = ()) -> FlatProgram:
+    """`entry` is the function whose weights are stored; `others`, such as the sampler, have none."""
+    meta = executable.meta
+    weights, weights_bytes = _stored(executable, meta.functions[entry])
+    places = {w.name: w.offset for w in weights}
+    functions, begin = dict[str, FlatFunction](), 0
+    for name in (entry, *others):
+        source = meta.functions[name]
+        functions[name] = _Flattening(meta, source, places).function(begin)
+        begin = align(begin + _arena_bytes(source))
+    records = [r for f in functions.values() for r in f.records]
+    return FlatProgram(
+        meta.target,
+        functions,
+        weights,
+        weights_bytes,
+        begin,
+        meta.stack_bytes,
+        max((len(r.buffers) for r in records), default=0),
+        max((len(r.dims) for r in records), default=0),
+    )
+
+
+def constant_name(number: int) -> str:
+    return f"constant.{number}"
+
+
+def _stored(executable: Executable, source: VMFunction) -> tuple[tuple[Stored, ...], int]:
+    found: list[Stored] = []
+    end = 0
+    shapes: list[tuple[str, str, tuple[int, ...]]] = []
+    for param in source.weights:
+        spec = param.spec
+        if not isinstance(spec, TensorSpec) or spec.dtype is None or spec.shape is None or any(isinstance(d, Slot) for d in spec.shape):
+            raise InvalidProgram(f"{source.name}: weight {param.name!r} has no constant shape, so it cannot be stored")
+        shapes.append((param.name, spec.dtype, tuple(d for d in spec.shape if isinstance(d, int))))
+    shapes += [(constant_name(i), dtype_name(c.dtype), c.shape) for i, c in enumerate(executable.constants)]
+    for name, dtype, shape in shapes:
+        found.append(Stored(name, dtype, shape, align(end)))
+        end = found[-1].offset + found[-1].num_bytes
+    return tuple(found), align(end)
+
+
+def _arena_bytes(source: VMFunction) -> int:
+    if isinstance(source.arena_bytes, Slot):
+        raise InvalidProgram(
+            f"{source.name}: its arena grows with {source.slots[source.arena_bytes.index]}, for which no bound is declared"
+        )
+    return source.arena_bytes
+
+
+@dataclass(slots=True)
+class _Flattening:
+    meta: ExecutableMeta
+    source: VMFunction
+    places: Mapping[str, int]  # of weights and constants
+    literals: dict[int, int] = field(default_factory=dict[int, int])
+    tensors: dict[int, FlatTensor] = field(default_factory=dict[int, FlatTensor])  # in the arena, by register
+    tuples: dict[int, tuple[FlatTensor, ...]] = field(default_factory=dict[int, tuple[FlatTensor, ...]])
+    scalars: dict[int, int] = field(default_factory=dict[int, int])  # slots, by register
+    checks: list[Check] = field(default_factory=list[Check])
+    records: list[Record] = field(default_factory=list[Record])
+    outputs: tuple[FlatTensor, ...] = ()
+
+    def function(self, arena_begin: int) -> FlatFunction:
+        source = self.source
+        for instruction in source.instructions:
+            match instruction:
+                case Call(dst, callee, args):
+                    self._call(dst, callee, args)
+                case Ret(Reg(index)):
+                    self.outputs = self.tuples[index] if index in self.tuples else (self._tensor(index),)
+                case _:
+                    raise InvalidProgram(
+                        f"{source.name} is not flat: it has {type(instruction).__name__}, which only the virtual machine runs"
+                    )
+        inputs, definitions = self._inputs()
+        bounds = tuple(
+            FlatBound(b.name, b.slot, b.lower, -1 if b.upper is None else self._slot(b.upper), b.multiple_of) for b in source.bounds
+        )
+        return FlatFunction(
+            source.name,
+            inputs,
+            self.outputs,
+            source.slots,
+            tuple(map(str, self.literals)),
+            definitions,
+            bounds,
+            tuple(self.checks),
+            source.derive,
+            arena_begin,
+            tuple(self.records),
+        )
+
+    def _inputs(self) -> tuple[tuple[FlatTensor, ...], tuple[Definition, ...]]:
+        inputs: list[FlatTensor] = []
+        definitions: list[Definition] = []
+        for number, param in enumerate(self.source.inputs):
+            spec = param.spec
+            if not isinstance(spec, TensorSpec) or spec.dtype is None or spec.shape is None:
+                raise InvalidProgram(f"{self.source.name} is not flat: input {param.name!r} is no tensor of known rank and type")
+            definitions += [Definition(d.index, number, i) for i, d in enumerate(spec.shape) if isinstance(d, Slot) and d.defines]
+            inputs.append(FlatTensor(param.name, spec.dtype, tuple(map(self._slot, spec.shape))))
+        return tuple(inputs), tuple(definitions)
+
+    def _call(self, dst: int | None, callee: str, args: tuple[Arg, ...]) -> None:
+        match callee, args:
+            case "vm.run_region", (Imm(int() as region),):
+                for launch in self.meta.regions[region].launches:
+                    self._launch(launch)
+            case "vm.alloc_arena", (offset, Imm(str() as dtype), *dims) if dst is not None:
+                self.tensors[dst] = FlatTensor("", dtype, tuple(map(self._dim, dims)), self._dim(offset))
+            case "vm.reshape", (Reg(index), *dims) if dst is not None:
+                base = self._tensor(index)
+                self.tensors[dst] = FlatTensor("", base.dtype, tuple(map(self._dim, dims)), base.offset)
+            case "vm.tuple", _ if dst is not None:
+                self.tuples[dst] = tuple(self._tensor(a.index) for a in args if isinstance(a, Reg))
+            case "vm.make_scalar", (value, _) if dst is not None:
+                self.scalars[dst] = self._dim(value)
+            case "vm.match", (Reg(index), Imm(str() as place), Imm(ScalarSpec(value=Slot(defines=False) as expected)), Imm(None)):
+                self.checks.append(Check(place, self.scalars[index], self._slot(expected)))
+            case _:
+                raise InvalidProgram(f"{self.source.name} is not flat: it calls {callee}, which only the virtual machine does")
+
+    def _tensor(self, register: int) -> FlatTensor:
+        if register not in self.tensors:
+            raise InvalidProgram(f"{self.source.name} is not flat: register {register} is no tensor of the arena")
+        return self.tensors[register]
+
+    def _launch(self, launch: NativeLaunch) -> None:
+        buffers = tuple(map(self._buffer, launch.operands))
+        dims = tuple(map(self._slot, launch.dims))
+        self.records += [Record(p.body, p.grid, buffers, dims) for p in self.meta.kernels[launch.kernel].phases]
+
+    def _buffer(self, operand: Operand) -> tuple[int, int]:
+        num_inputs = len(self.source.inputs)
+        match operand.base:
+            case Base.ARENA:
+                return FlatBase.ARENA, self._slot(operand.offset)
+            case Base.CONSTANT:
+                return FlatBase.WEIGHTS, self._stored(operand.offset, self.places[constant_name(operand.index)])
+            case Base.REGISTER if operand.index in self.tensors:
+                return FlatBase.ARENA, self._behind(self.tensors[operand.index], operand.offset)
+            case Base.REGISTER if operand.index < num_inputs:
+                return FlatBase.INPUT + operand.index, self._slot(operand.offset)
+            case Base.REGISTER:
+                name = self.source.params[operand.index].name
+                return FlatBase.WEIGHTS, self._stored(operand.offset, self.places[name])
+
+    def _stored(self, offset: DimRef, place: int) -> int:
+        if isinstance(offset, Slot):
+            raise InvalidProgram(f"{self.source.name} is not flat: a weight is read from byte {self.source.slots[offset.index]} on")
+        return self._slot(place + offset)
+
+    def _behind(self, tensor: FlatTensor, offset: DimRef) -> int:
+        if offset != 0:
+            raise InvalidProgram(f"{self.source.name} is not flat: a launch reads a part of a value of the arena")
+        return tensor.offset
+
+    def _dim(self, arg: Arg) -> int:
+        match arg:
+            case Slot():
+                return self._slot(arg)
+            case Imm(int() as value):
+                return self._slot(value)
+            case _:
+                raise InvalidProgram(f"{self.source.name} is not flat: {arg} is no integer")
+
+    def _slot(self, ref: DimRef) -> int:
+        """Literals lie behind the slots."""
+        if isinstance(ref, Slot):
+            return ref.index
+        return len(self.source.slots) + self.literals.setdefault(ref, len(self.literals))

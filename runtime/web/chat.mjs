@@ -1,0 +1,67 @@
+// The page chat.html: a conversation with the model beside it. Nothing leaves the browser.
+
+import { RelaxServe } from './relaxserve.mjs';
+
+const part = (id) => document.getElementById(id);
+const [log, status, prompt, send, stop, progress] = ['log', 'status', 'prompt', 'send', 'stop', 'progress'].map(part);
+const messages = [];
+let abort = null;
+
+function shown(role, text) {
+  const message = document.createElement('div');
+  message.className = `message ${role}`;
+  message.textContent = text;
+  log.append(message);
+  message.scrollIntoView({ block: 'end' });
+  return message;
+}
+
+async function answer(client) {
+  const message = shown('assistant', ''), began = performance.now();
+  let count = 0;
+  abort = new AbortController();
+  stop.hidden = false;
+  send.disabled = true;
+  try {
+    const chunks = await client.chat.completions.create({ messages, stream: true, stream_options: { include_usage: true } }, { signal: abort.signal });
+    for await (const { choices: [choice], usage } of chunks) {
+      message.textContent += choice?.delta.content ?? '';
+      count = usage?.completion_tokens ?? count;
+    }
+    status.textContent = `${count} tokens, ${(1000 * count / (performance.now() - began)).toFixed(1)} per second, ${client.target}`;
+  } catch (error) {
+    status.textContent = error.name === 'AbortError' ? 'Stopped.' : error.message;
+  }
+  messages.push({ role: 'assistant', content: message.textContent });
+  stop.hidden = true;
+  send.disabled = false;
+  abort = null;
+}
+
+try {
+  const client = await RelaxServe.load({ onProgress: (loaded, total) => { progress.value = loaded / total; } });
+  part('name').textContent = client.model.name;
+  progress.hidden = true;
+  status.textContent = `Ready, ${client.target}.`;
+  prompt.disabled = send.disabled = false;
+  prompt.focus();
+  part('form').addEventListener('submit', (event) => {
+    event.preventDefault();
+    const content = prompt.value.trim();
+    if (content === '' || abort !== null) return;
+    messages.push({ role: 'user', content });
+    shown('user', content);
+    prompt.value = '';
+    answer(client);
+  });
+  prompt.addEventListener('keydown', (event) => {
+    if (event.key === 'Enter' && !event.shiftKey && !event.isComposing) {
+      event.preventDefault();
+      part('form').requestSubmit();
+    }
+  });
+  stop.addEventListener('click', () => abort?.abort());
+} catch (error) {
+  progress.hidden = true;
+  status.textContent = error.message;
+}

@@ -1,0 +1,144 @@
+// A decoder in memory: it takes the tokens of one sequence, gives logits, and draws tokens from them by the compiled sampler.
+// What the sampler's columns mean is written in runtime/sampling.py and compiler/ops/sampling/meaning.py.
+
+import { Program, align, sizeOf } from './program.mjs';
+
+const SHARE_ONE = 2 ** 30, WEIGHT_BITS = 40, SHARPEST = 1e30;
+const NOT_A_NUMBER = -1;
+
+/** Groups of the cache after the first have a number behind the names of their inputs. */
+const kindOf = (name) => name.replace(/\d+$/, '');
+
+/** Defaults are those of the server. */
+export const SAMPLING = {
+  temperature: 1, top_p: 1, top_k: 0, min_p: 0, typical_p: 1, seed: 0n,
+  repetition_penalty: 1, frequency_penalty: 0, presence_penalty: 0, logit_bias: {}, logprobs: -1,
+};
+
+export class Decoder {
+  /** `description`: the part `model` of program.json. */
+  static async load(flat, module, description) {
+    const decoder = new Decoder();
+    const { max_tokens, max_context, page_size, vocab_size } = decoder.description = description;
+    const most = Math.ceil(max_context / page_size), entry = flat.functions[description.entry];
+    const shapes = {
+      tokens: [max_tokens], positions: [max_tokens], slots: [max_tokens], seq_ids: [max_tokens],
+      page_tables: [1, most], logit_rows: [1], hidden_rows: [1],
+    };
+    const shapeOf = (name) => description.cache_shapes[name] ?? shapes[kindOf(name)];
+    const sampler = {
+      rows: [1], numbers: [1, 5], settings: [1, 9], bias_starts: [2], bias_ids: [vocab_size], bias_values: [vocab_size],
+      seen_starts: [2], seen_ids: [vocab_size], seen_counts: [vocab_size], masks: [0, Math.ceil(vocab_size / 32)],
+    };
+    const wanted = [...entry.inputs.map((i) => [i, shapeOf(i.name)]), ...flat.functions.sample.inputs.slice(1).map((i) => [i, sampler[i.name]])];
+    const bytes = wanted.reduce((total, [input, shape]) => total + align(sizeOf(input.dtype, shape)), 0);
+    const program = decoder.program = await Program.load(flat, module, bytes);
+    const made = wanted.map(([input, shape]) => program.tensor(input.dtype, shape));
+    decoder.inputs = made.slice(0, entry.inputs.length);
+    decoder.samplerInputs = made.slice(entry.inputs.length);
+    decoder.named = Object.fromEntries(wanted.map(([input], i) => [input.name, made[i]]));
+    for (const table of decoder.#inputs('page_tables')) {
+      table.forEach((_, page) => { table[page] = page + 1; });   // page 0 is padding
+    }
+    program.view(decoder.named.rows, Int32Array)[0] = 0;
+    decoder.reset();
+    return decoder;
+  }
+
+  get weights() {
+    const { weightsAt, description } = this.program;
+    return this.program.bytes.subarray(weightsAt, weightsAt + description.weights_bytes);
+  }
+
+  /** Views of the inputs of a kind, one for each group of the cache. */
+  #inputs(kind) {
+    return Object.entries(this.named).filter(([name]) => kindOf(name) === kind).map(([, tensor]) => this.program.view(tensor, Int32Array));
+  }
+
+  /** Forget the sequence. */
+  reset() { this.length = 0; }
+
+  /** Go back to the first tokens of the sequence. */
+  rewind(length) { this.length = Math.min(this.length, length); }
+
+  /** Append tokens to the sequence. The logits after the last one stay in memory until the next call. */
+  append(tokens, { wants = 'logits' } = {}) {
+    const { max_tokens, max_context } = this.description;
+    if (tokens.length === 0) throw new RangeError('append takes at least one token');
+    if (this.length + tokens.length > max_context) {
+      throw new RangeError(`the sequence would have ${this.length + tokens.length} tokens; this export holds ${max_context}`);
+    }
+    let outputs;
+    for (let begin = 0; begin < tokens.length; begin += max_tokens) {
+      const part = tokens.slice(begin, begin + max_tokens), isLast = begin + max_tokens >= tokens.length;
+      outputs = this.#step(part, isLast ? wants : 'nothing');
+    }
+    this.logits = outputs[0];
+    return wants === 'hidden' ? this.program.view(outputs[outputs.length - 1], Float32Array).slice() : undefined;
+  }
+
+  #step(tokens, wants) {
+    const { program, named, description: { page_size, entry } } = this, count = tokens.length, start = this.length;
+    const [ids, positions, sequences] = ['tokens', 'positions', 'seq_ids'].map((name) => program.view(named[name], Int32Array));
+    for (let i = 0; i < count; i++) {
+      ids[i] = tokens[i];
+      positions[i] = start + i;
+      sequences[i] = 0;
+    }
+    for (const slots of this.#inputs('slots')) for (let i = 0; i < count; i++) slots[i] = page_size + start + i;
+    for (const name of ['logit_rows', 'hidden_rows']) if (named[name]) program.view(named[name], Int32Array)[0] = count - 1;
+    this.length += count;
+    const used = {
+      tokens: [count], positions: [count], slots: [count], seq_ids: [count], page_tables: [1, Math.ceil(this.length / page_size)],
+      logit_rows: [wants === 'logits' ? 1 : 0], hidden_rows: [wants === 'hidden' ? 1 : 0],
+    };
+    const { inputs } = program.description.functions[entry];
+    return program.call(entry, this.inputs.map((tensor, i) => ({ ...tensor, shape: used[kindOf(inputs[i].name)] ?? tensor.shape })));
+  }
+
+  /** A token from the logits of the last `append`. `seen`: of each token of the sequence, how often it was drawn (0: in the prompt only). */
+  draw(settings = {}, seen = new Map()) {
+    const { program, named } = this, asked = { ...SAMPLING, ...settings };
+    const view = (name, Type) => program.view(named[name], Type);
+    const sharpness = asked.temperature > 0 ? Math.min(1 / asked.temperature, SHARPEST) : 0;
+    const reach = asked.min_p > 0 ? -Math.log(asked.min_p) : Infinity;
+    view('numbers', Float32Array).set([sharpness, reach, asked.repetition_penalty, asked.frequency_penalty, asked.presence_penalty]);
+    const share = (p) => BigInt(Math.min(Math.round(p * SHARE_ONE), SHARE_ONE));
+    const seed = BigInt.asIntN(64, BigInt(asked.seed));
+    view('settings', BigInt64Array).set([
+      seed, BigInt(this.length), 0n, BigInt(asked.top_k), share(asked.top_p), share(asked.typical_p), -1n, BigInt(asked.logprobs), 0n,
+    ]);
+    const bias = Object.entries(asked.logit_bias), counted = this.#penalises(asked) ? [...seen] : [];
+    this.#list('bias', bias.map(([id, value]) => [Number(id), value]), 'bias_values', Float32Array);
+    this.#list('seen', counted, 'seen_counts', Int32Array);
+    const lengths = { bias_ids: bias.length, bias_values: bias.length, seen_ids: counted.length, seen_counts: counted.length };
+    const { inputs } = program.description.functions.sample;
+    const arrays = this.samplerInputs.map((tensor, i) => {
+      const length = lengths[inputs[i + 1].name];
+      return length === undefined ? tensor : { ...tensor, shape: [length] };
+    });
+    const [tokens, ...found] = program.call('sample', [this.logits, ...arrays]);
+    const token = program.view(tokens, Int32Array)[0];
+    if (token < 0) throw new Error(token === NOT_A_NUMBER ? 'the model computed a logit that is not a number' : 'no token is left to draw');
+    return { token, logprob: asked.logprobs < 0 ? null : this.#logprob(found) };
+  }
+
+  #penalises({ repetition_penalty, frequency_penalty, presence_penalty }) {
+    return repetition_penalty !== 1 || frequency_penalty !== 0 || presence_penalty !== 0;
+  }
+
+  #list(name, pairs, values, Type) {
+    this.program.view(this.named[`${name}_starts`], Int32Array).set([0, pairs.length]);
+    this.program.view(this.named[`${name}_ids`], Int32Array).set(pairs.map(([id]) => id));
+    this.program.view(this.named[values], Type).set(pairs.map(([, value]) => value));
+  }
+
+  /** A distance is measured from the best token, whose weight is 2^WEIGHT_BITS. */
+  #logprob([distances, totals, , topIds, topDistances]) {
+    const { program } = this;
+    const normaliser = Math.log(Number(program.view(totals, BigInt64Array)[0])) - WEIGHT_BITS * Math.log(2);
+    const ids = program.view(topIds, Int32Array), far = program.view(topDistances, Float32Array);
+    const top = [...ids].flatMap((id, i) => (id < 0 ? [] : [{ token: id, logprob: -far[i] - normaliser }]));
+    return { logprob: -program.view(distances, Float32Array)[0] - normaliser, top };
+  }
+}

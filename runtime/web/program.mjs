@@ -1,0 +1,130 @@
+// A flat program in memory: its functions are called with tensors and replay their records.
+// What a record is, and the steps of a call, is written in runtime/flat_program.py.
+
+export const BYTES = { f32: 4, f16: 2, bf16: 2, i8: 1, i16: 2, i32: 4, i64: 8, u8: 1, u32: 4, bool: 1 };
+const ARENA = 0, WEIGHTS = 1, INPUT = 2;   // FlatBase
+const PAGE = 65536, ALIGNMENT = 64, POINTER = 4, WORD = 8, MOST_BYTES = 4 * 2 ** 30;
+const STACK_SPARE = 65536;                 // for registers that an engine spills, beside the local buffers of kernels
+
+export const align = (bytes) => Math.ceil(bytes / ALIGNMENT) * ALIGNMENT;
+export const sizeOf = (dtype, shape) => shape.reduce((total, extent) => total * extent, BYTES[dtype]);
+
+/** Where everything lies in the linear memory of a module. Addresses only grow: nothing is given back. */
+class Layout {
+  constructor(begin) { this.top = align(begin); }
+  take(bytes) {
+    const begin = this.top;
+    this.top = align(begin + bytes);
+    if (this.top > MOST_BYTES) throw new RangeError(`the model needs ${this.top} bytes of memory, WebAssembly addresses ${MOST_BYTES}; take fewer pages or smaller weights`);
+    return begin;
+  }
+}
+
+export class Program {
+  /** `extraBytes`: what the caller takes with `take` for inputs. `module`: a compiled WebAssembly.Module. */
+  static async load(description, module, extraBytes) {
+    const program = new Program();
+    program.description = description;
+    const probe = new WebAssembly.Memory({ initial: 1 });
+    const stackPointer = new WebAssembly.Global({ value: 'i32', mutable: true }, 0);
+    const begin = await heapBase(module, probe);
+    const layout = program.layout = new Layout(begin);
+    const stackBytes = description.stack_bytes + STACK_SPARE;
+    stackPointer.value = layout.take(stackBytes) + align(stackBytes);
+    program.buffersAt = layout.take(description.most_buffers * POINTER);
+    program.dimsAt = layout.take(description.most_dims * WORD);
+    program.heaps = {};
+    for (const [name, f] of Object.entries(description.functions)) program.heaps[name] = layout.take((f.slots.length + f.literals.length) * WORD);
+    program.weightsAt = layout.take(description.weights_bytes);
+    program.arenaAt = layout.take(description.arena_bytes);
+    const end = layout.top + extraBytes + ALIGNMENT;
+    program.memory = new WebAssembly.Memory({ initial: Math.ceil(end / PAGE) });
+    program.exports = (await WebAssembly.instantiate(module, { env: { memory: program.memory, __stack_pointer: stackPointer } })).exports;
+    const { buffer } = program.memory;
+    program.bytes = new Uint8Array(buffer);
+    program.addresses = new Uint32Array(buffer);
+    program.words = new BigInt64Array(buffer);
+    program.functions = {};
+    for (const [name, f] of Object.entries(description.functions)) program.functions[name] = program.#prepared(f, program.heaps[name]);
+    return program;
+  }
+
+  take(bytes) { return this.layout.take(bytes); }
+
+  /** A tensor of the caller's, for inputs. */
+  tensor(dtype, shape) { return { dtype, shape, at: this.take(sizeOf(dtype, shape)) }; }
+
+  /** A view of a tensor's elements; it stays valid, for memory does not grow. */
+  view(tensor, Type) {
+    return new Type(this.memory.buffer, tensor.at, sizeOf(tensor.dtype, tensor.shape) / Type.BYTES_PER_ELEMENT);
+  }
+
+  #prepared(f, heapAt) {
+    const heap = heapAt / WORD;
+    f.literals.forEach((literal, i) => { this.words[heap + f.slots.length + i] = BigInt(literal); });
+    const fixed = [this.arenaAt + f.arena_begin, this.weightsAt];
+    const records = f.records.map((record) => ({
+      body: this.#exported(record.body),
+      grid: this.#exported(record.grid),
+      buffers: record.buffers.map(([base, slot]) => ({ base: base < INPUT ? fixed[base] : 0, input: base < INPUT ? -1 : base - INPUT, slot: heap + slot })),
+      dims: record.dims.map((slot) => heap + slot),
+    }));
+    return { f, heap, heapAt, records, derive: f.derive === null ? null : this.#exported(f.derive) };
+  }
+
+  #exported(symbol) {
+    const found = this.exports[symbol];
+    if (found === undefined) throw new Error(`the module has no function ${symbol}; program.json and the .wasm file are not of one export`);
+    return found;
+  }
+
+  /** Outputs lie in the arena until the next call of this function. */
+  call(name, inputs) {
+    const { f, heap, heapAt, records, derive } = this.functions[name];
+    this.#match(f, heap, heapAt, derive, inputs);
+    const { words, addresses, buffersAt, dimsAt } = this, buffers = buffersAt / POINTER, dims = dimsAt / WORD;
+    for (const record of records) {
+      for (let i = 0; i < record.buffers.length; i++) {
+        const { base, input, slot } = record.buffers[i];
+        addresses[buffers + i] = (input < 0 ? base : inputs[input].at) + Number(words[slot]);
+      }
+      for (let i = 0; i < record.dims.length; i++) words[dims + i] = words[record.dims[i]];
+      const iterations = record.grid(dimsAt);
+      if (iterations > 0n) record.body(buffersAt, dimsAt, 0n, iterations);
+    }
+    return f.outputs.map(({ dtype, shape, offset }) => ({
+      dtype,
+      shape: shape.map((slot) => Number(words[heap + slot])),
+      at: this.arenaAt + f.arena_begin + Number(words[heap + offset]),
+    }));
+  }
+
+  #match(f, heap, heapAt, derive, inputs) {
+    const { words } = this, slot = (number) => words[heap + number];
+    if (inputs.length !== f.inputs.length) throw new TypeError(`${f.name} takes ${f.inputs.length} inputs, got ${inputs.length}`);
+    for (const { slot: number, input, axis } of f.definitions) words[heap + number] = BigInt(inputs[input].shape[axis]);
+    const status = derive === null ? 0n : derive(heapAt);
+    if (status !== 0n) throw new RangeError(`${f.name}: ${f.slots[Number(status > 0n ? status : -status) - 1]} has no value for these inputs`);
+    f.inputs.forEach(({ name, dtype, shape }, i) => {
+      const given = inputs[i];
+      if (given.dtype !== dtype || given.shape.length !== shape.length || shape.some((number, axis) => slot(number) !== BigInt(given.shape[axis]))) {
+        throw new TypeError(`${f.name}: input ${name} is ${given.dtype}[${given.shape}], expected ${dtype}[${shape.map(slot)}]`);
+      }
+    });
+    for (const { place, found, expected } of f.checks) {
+      if (slot(found) !== slot(expected)) throw new RangeError(`${f.name}: ${place} needs ${f.slots[expected]} to be ${f.slots[found]}; they are ${slot(expected)} and ${slot(found)}`);
+    }
+    for (const { name, slot: number, lower, upper, multiple_of: step } of f.bounds) {
+      const value = slot(number);
+      if (value < BigInt(lower) || (upper >= 0 && value > slot(upper)) || value % BigInt(step) !== 0n) {
+        throw new RangeError(`${f.name}: ${name} is ${value}, expected ${lower} to ${upper < 0 ? 'any' : slot(upper)}${step > 1 ? `, a multiple of ${step}` : ''}`);
+      }
+    }
+  }
+}
+
+/** The first address behind a module's data, which only an instance tells. */
+async function heapBase(module, memory) {
+  const imports = { env: { memory, __stack_pointer: new WebAssembly.Global({ value: 'i32', mutable: true }, 0) } };
+  return (await WebAssembly.instantiate(module, imports)).exports.__heap_base.value;
+}

@@ -1,0 +1,87 @@
+// A client in OpenAI's shape for a model that runs in this browser:
+//
+//   const client = await RelaxServe.load({ base: new URL('./', import.meta.url), onProgress: (loaded, total) => ... });
+//   const answer = await client.chat.completions.create({ messages: [{ role: 'user', content: 'Hello' }] });
+//   for await (const chunk of await client.chat.completions.create({ messages, stream: true }, { signal })) ...
+//
+// The model runs in a worker, so that the page stays alive. In Node, which has no such worker, `RelaxServe.of(engine)` runs it in place.
+
+export class RelaxServe {
+  static async load({ base = new URL('./', import.meta.url), name = 'relaxserve', target, onProgress = () => {} } = {}) {
+    const worker = new Worker(new URL('./worker.mjs', import.meta.url), { type: 'module' });
+    const remote = new Remote(worker);
+    const { model, target: chosen } = await remote.call({ method: 'load', base: String(base), name, target }, ({ loaded, total }) => onProgress(loaded, total));
+    return new RelaxServe((method, body, signal) => remote.stream({ method, body }, signal), model, chosen, () => worker.terminate());
+  }
+
+  static of(engine) {
+    const run = (method, body, signal) => engine.run(method, body, signal ?? new AbortController().signal);
+    return new RelaxServe(run, engine.model, engine.level.target, () => {});
+  }
+
+  constructor(run, model, target, close) {
+    const create = (method) => async (body, { signal } = {}) => {
+      const events = run(method, body, signal);
+      if (body.stream) return events;
+      let last;
+      for await (const event of events) last = event;
+      return last;
+    };
+    Object.assign(this, { model, target, close });
+    this.chat = { completions: { create: create('chat.completions') } };
+    this.completions = { create: create('completions') };
+    this.embeddings = { create: create('embeddings') };
+  }
+}
+
+class Remote {
+  #next = 0;
+  #waiting = new Map();
+
+  constructor(worker) {
+    this.worker = worker;
+    worker.onmessage = ({ data }) => this.#waiting.get(data.id)?.(data);
+    worker.onerror = (failure) => {
+      for (const tell of this.#waiting.values()) tell({ error: { name: 'Error', message: failure.message || 'the worker has ended' } });
+    };
+  }
+
+  call(message, onEvent) {
+    const id = this.#next++;
+    return new Promise((resolve, reject) => {
+      this.#waiting.set(id, ({ event, done, result, error }) => {
+        if (event !== undefined) return onEvent(event);
+        this.#waiting.delete(id);
+        if (done) resolve(result);
+        else reject(thrown(error));
+      });
+      this.worker.postMessage({ ...message, id });
+    });
+  }
+
+  async *stream(message, signal) {
+    signal?.throwIfAborted();
+    const id = this.#next++, arrived = [];
+    let wake = () => {};
+    this.#waiting.set(id, (data) => { arrived.push(data); wake(); });
+    const abort = () => this.worker.postMessage({ id, abort: true });
+    signal?.addEventListener('abort', abort, { once: true });
+    this.worker.postMessage({ ...message, id });
+    let ended = false;
+    try {
+      while (!ended) {
+        if (arrived.length === 0) await new Promise((resolve) => { wake = resolve; });
+        const { event, error, done } = arrived.shift() ?? {};
+        ended = Boolean(done || error);
+        if (error) throw thrown(error);
+        if (event !== undefined) yield event;
+      }
+    } finally {
+      if (!ended) abort();   // the caller left its loop
+      signal?.removeEventListener('abort', abort);
+      this.#waiting.delete(id);
+    }
+  }
+}
+
+const thrown = ({ name, message, param, code }) => Object.assign(new Error(message), { name, param, code });

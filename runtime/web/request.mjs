@@ -1,0 +1,79 @@
+// What a request asks for, in OpenAI's names. A parameter is honoured or refused by name.
+
+export class RequestError extends Error {
+  constructor(param, message) {
+    super(message);
+    this.name = 'RequestError';
+    this.param = param;
+    this.code = 'invalid_value';
+  }
+}
+
+const number = (low, high) => (value, name) => {
+  if (typeof value !== 'number' || Number.isNaN(value) || value < low || value > high) {
+    throw new RequestError(name, `${name} is ${JSON.stringify(value)}; expected a number from ${low} to ${high}`);
+  }
+  return value;
+};
+const integer = (low, high) => (value, name) => {
+  if (!Number.isInteger(number(low, high)(value, name))) throw new RequestError(name, `${name} is ${value}; expected an integer`);
+  return value;
+};
+const SAMPLED = {
+  temperature: number(0, 2), top_p: number(0, 1), min_p: number(0, 1), typical_p: number(0, 1), top_k: integer(0, 2 ** 31 - 1),
+  frequency_penalty: number(-2, 2), presence_penalty: number(-2, 2), repetition_penalty: number(0.01, 100),
+};
+const OTHERS = new Set([
+  'model', 'messages', 'prompt', 'stream', 'stream_options', 'max_tokens', 'max_completion_tokens', 'stop', 'seed', 'logit_bias', 'logprobs',
+  'top_logprobs', 'n', 'user',
+]);
+const MOST_TOP = 20;
+
+/** The parameters of a chat or a text completion, checked and with the model's defaults. */
+export function parsed(body, model) {
+  for (const name of Object.keys(body)) {
+    if (!(name in SAMPLED) && !OTHERS.has(name)) throw new RequestError(name, `${name} is not supported in the browser; leave it out`);
+  }
+  const { do_sample: samples, ...defaults } = model.sampling;
+  const sampling = {};
+  for (const [name, check] of Object.entries(SAMPLED)) {
+    const value = body[name] ?? defaults[name];
+    if (value !== undefined && value !== null) sampling[name] = check(value, name);
+  }
+  if (samples === false && body.temperature === undefined) sampling.temperature = 0;
+  if ((body.n ?? 1) !== 1) throw new RequestError('n', `n is ${body.n}; expected 1: one sequence runs at a time`);
+  return {
+    sampling: { ...sampling, seed: seedOf(body.seed), logit_bias: biasOf(body.logit_bias ?? {}, model), logprobs: topOf(body) },
+    stops: stopsOf(body.stop),
+    maxTokens: integer(1, 2 ** 31 - 1)(body.max_completion_tokens ?? body.max_tokens ?? model.max_context, 'max_tokens'),
+    stream: body.stream === true,
+    usage: body.stream_options?.include_usage === true,
+  };
+}
+
+function seedOf(seed) {
+  if (seed === undefined || seed === null) return crypto.getRandomValues(new BigUint64Array(1))[0];
+  if (typeof seed === 'bigint' || Number.isSafeInteger(seed)) return BigInt(seed);
+  throw new RequestError('seed', `seed is ${JSON.stringify(seed)}; expected an integer`);
+}
+
+function biasOf(bias, { vocab_size: size }) {
+  for (const [id, value] of Object.entries(bias)) {
+    if (!/^\d+$/.test(id) || Number(id) >= size) throw new RequestError('logit_bias', `logit_bias names token ${id}; the vocabulary has ${size}`);
+    number(-100, 100)(value, 'logit_bias');
+  }
+  return bias;
+}
+
+function topOf({ logprobs, top_logprobs: top }) {
+  if (logprobs === true) return integer(0, MOST_TOP)(top ?? 0, 'top_logprobs');
+  if (typeof logprobs === 'number') return integer(0, MOST_TOP)(logprobs, 'logprobs');
+  if (top) throw new RequestError('top_logprobs', `top_logprobs is ${top} without logprobs; set logprobs to true`);
+  return -1;
+}
+
+function stopsOf(stop) {
+  const stops = stop === undefined || stop === null ? [] : [stop].flat();
+  if (stops.some((text) => typeof text !== 'string')) throw new RequestError('stop', 'stop has to be a string or a list of strings');
+  return stops;
+}

@@ -1,0 +1,76 @@
+// Text to tokens and back: the model's tokenizer and chat template, and the bytes that each token stands for.
+
+import { Tokenizer } from './vendor/tokenizers.mjs';
+import { Template } from './vendor/jinja.mjs';
+
+export class TextCodec {
+  constructor(model, tokenizer, pieces) {
+    this.model = model;
+    this.tokenizer = new Tokenizer(tokenizer, {});
+    this.template = model.chat_template === null ? null : new Template(model.chat_template);
+    this.pieces = cutPieces(pieces, model.vocab_size);
+  }
+
+  static async load(model, read) {
+    const [tokenizer, pieces] = await Promise.all([read('tokenizer.json'), read('pieces.bin')]);
+    return new TextCodec(model, JSON.parse(new TextDecoder().decode(tokenizer)), pieces);
+  }
+
+  encode(text, { special = false } = {}) {
+    return this.tokenizer.encode(text, { add_special_tokens: special }).ids;
+  }
+
+  /** The prompt of a conversation. A template writes its special tokens itself. */
+  prompt(messages) {
+    if (this.template === null) throw new Error(`${this.model.name} has no chat template; use completions`);
+    return this.template.render({ ...this.model.special_tokens, messages, tools: null, add_generation_prompt: true });
+  }
+}
+
+/** Lengths as 16-bit integers, and behind them all bytes. */
+function cutPieces(bytes, count) {
+  const lengths = new DataView(bytes.buffer, bytes.byteOffset, 2 * count), pieces = [];
+  for (let i = 0, at = 2 * count; i < count; i++) {
+    const length = lengths.getUint16(2 * i, true);
+    pieces.push(bytes.subarray(at, at += length));
+  }
+  return pieces;
+}
+
+/** Tokens of one answer into text: never half a character, never the beginning of a stop string, and nothing behind one. */
+export class Detokenizer {
+  constructor(pieces, stops = []) {
+    this.pieces = pieces;
+    this.stops = stops.filter((stop) => stop !== '');
+    this.decoder = new TextDecoder();
+    this.held = '';
+    this.stopped = false;
+  }
+
+  /** The text that is certain. */
+  push(token) {
+    const pending = this.held + this.decoder.decode(this.pieces[token], { stream: true });
+    const ends = this.stops.map((stop) => [pending.indexOf(stop), stop]).filter(([at]) => at >= 0);
+    if (ends.length > 0) {
+      const [[begin]] = ends.sort(([a, x], [b, y]) => a + x.length - b - y.length || a - b);
+      this.stopped = true;
+      this.held = '';
+      return pending.slice(0, begin);
+    }
+    const keep = Math.max(0, ...this.stops.map((stop) => overlap(pending, stop)));
+    this.held = pending.slice(pending.length - keep);
+    return pending.slice(0, pending.length - keep);
+  }
+
+  /** What was held back only because a stop string might have come. */
+  finish() {
+    const text = this.held;
+    this.held = '';
+    return text;
+  }
+}
+
+function overlap(text, stop) {
+  for (let length = Math.min(text.length, stop.length - 1); length > 0; length--) if (text.endsWith(stop.slice(0, length))) return length;
+  return 0;
+}

@@ -1,0 +1,35 @@
+// The engine in a worker: a message {id, method, body} starts a request, {id, abort} ends it; answers are {id, event}, {id, done}, {id, error}.
+
+import { Engine } from './engine.mjs';
+import { browserFiles, fetched } from './loader.mjs';
+
+const running = new Map();
+let engine;
+
+const told = (error) => ({ name: error.name, message: error.message, param: error.param, code: error.code });
+
+async function load({ id, base, name, target }) {
+  const onProgress = (loaded, total) => postMessage({ id, event: { loaded, total } });
+  engine = await Engine.load({ read: fetched(base), target, kept: await browserFiles(name), onProgress });
+  return { model: engine.model, target: engine.level.target };
+}
+
+async function run({ id, method, body }) {
+  const abort = new AbortController();
+  running.set(id, abort);
+  try {
+    for await (const event of engine.run(method, body, abort.signal)) postMessage({ id, event });
+  } finally {
+    running.delete(id);
+  }
+}
+
+onmessage = async ({ data }) => {
+  const { id } = data;
+  if (data.abort) return running.get(id)?.abort();
+  try {
+    postMessage({ id, done: true, result: data.method === 'load' ? await load(data) : await run(data) });
+  } catch (error) {
+    postMessage({ id, error: told(error) });
+  }
+};

@@ -1,0 +1,27 @@
+"""`relaxserve export`, as people type it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from compiler.machine.target import TargetError
+from deploy.cli.main import app
+from deploy.export.folder import ExportError, new_folder
+
+
+def test_a_target_that_is_not_known_is_refused_with_those_that_are(tmp_path: Path) -> None:
+    said = CliRunner().invoke(app, ["export", "demo", "--target", "vax", "-o", str(tmp_path / "out")], prog_name="relaxserve")
+    assert isinstance(said.exception, TargetError)
+    assert "target is 'vax'; expected web or one of aarch64-linux, riscv64-linux" in str(said.exception)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_holds_something_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("precious")
+    with pytest.raises(ExportError, match="not empty; name another folder with --output"):
+        new_folder(tmp_path)
+    assert (tmp_path / "mine").read_text() == "precious"
+    assert new_folder(tmp_path / "a" / "b").is_dir()

@@ -1,0 +1,26 @@
+// node engine.mjs FOLDER: reads requests as lines {method, body, abortAfter} from stdin, prints the list of their events as JSON.
+import { readFile } from 'node:fs/promises';
+import { join } from 'node:path';
+import { createInterface } from 'node:readline';
+import { pathToFileURL } from 'node:url';
+
+const [folder] = process.argv.slice(2);
+const from = (file) => import(pathToFileURL(join(folder, file)));
+const [{ Engine }, { RelaxServe }] = [await from('engine.mjs'), await from('relaxserve.mjs')];
+const client = RelaxServe.of(await Engine.load({ read: async (file) => new Uint8Array(await readFile(join(folder, file))) }));
+const create = { chat: client.chat.completions.create, text: client.completions.create, embeddings: client.embeddings.create };
+
+for await (const line of createInterface({ input: process.stdin })) {
+  const { method, body, abortAfter } = JSON.parse(line), abort = new AbortController(), events = [];
+  try {
+    const made = await create[method](body, { signal: abort.signal });
+    if (!body.stream) events.push(made);
+    else for await (const event of made) {
+      events.push(event);
+      if (events.length === abortAfter) abort.abort();
+    }
+  } catch (error) {
+    events.push({ error: { name: error.name, message: error.message, param: error.param } });
+  }
+  console.log(JSON.stringify(events));
+}

@@ -1,0 +1,67 @@
+/* logits COUNT IDS...: decodes greedily; writes the logits before each token, and on stderr the tokens. Exits with 2 where a promise of
+ * model.h is broken. */
+#include "model.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define EXPECT(x) if (!(x)) return fprintf(stderr, "line %d: " #x "\n", __LINE__), 2
+
+static int blocks, budget = 1000;
+
+static void *allocate(void *context, size_t bytes, size_t alignment) {
+  if (context != &blocks || budget-- <= 0) return NULL;
+  blocks++;
+  void *memory = aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
+  if (memory) memset(memory, 0xA5, bytes);
+  return memory;
+}
+
+static void release(void *context, void *memory) {
+  if (context == &blocks) blocks--;
+  free(memory);
+}
+
+int main(int argc, char **argv) {
+  static int32_t prompt[RS_MAX_CONTEXT + 1];
+  int count = argc - 2;
+  for (int i = 0; i < count; i++) prompt[i] = atoi(argv[i + 2]);
+  unsigned char *weights = aligned_alloc(64, RS_WEIGHTS_BYTES + 64);
+  FILE *file = fopen("weights.bin", "rb");
+  EXPECT(file && fread(weights, 1, RS_WEIGHTS_BYTES, file) == RS_WEIGHTS_BYTES && fgetc(file) == EOF);
+  fclose(file);
+
+  EXPECT(!rs_open(weights, RS_WEIGHTS_BYTES - 1, allocate, release, &blocks));
+  EXPECT(!rs_open(weights + 4, RS_WEIGHTS_BYTES, allocate, release, &blocks));
+  EXPECT(blocks == 0);
+  budget = 1;
+  rs_model *model = rs_open(weights, RS_WEIGHTS_BYTES, allocate, release, &blocks);
+  EXPECT(model && !rs_new(model));
+  budget = 2;
+  rs_sequence *sequence = rs_new(model), *other = rs_new(model);
+  EXPECT(sequence && other && blocks == 3);
+
+  EXPECT(!rs_step(sequence, prompt, 0) && !rs_step(sequence, prompt, RS_MAX_CONTEXT + 1) && !rs_step(sequence, prompt, (size_t)-1));
+  EXPECT(rs_step(other, prompt, 1));
+  rs_sampling greedy = { 0, 1, 0, 0 };
+  const float *logits = rs_step(sequence, prompt, count);
+  for (int i = 0; i < atoi(argv[1]); i++) {
+    EXPECT(logits);
+    fwrite(logits, sizeof(float), RS_VOCAB_SIZE, stdout);
+    int32_t token = rs_sample(sequence, &greedy);
+    fprintf(stderr, "%d ", token);
+    if (i == 3) { /* one sequence does not disturb another, and what is taken back comes again */
+      EXPECT(rs_step(other, &token, 1) && rs_step(sequence, &token, 1) && rs_step(sequence, &token, 1));
+      rs_rewind(sequence, count + 3);
+    }
+    logits = rs_step(sequence, &token, 1);
+  }
+  rs_sampling warm = { 2, 0.95f, 50, 7 };
+  EXPECT(rs_sample(sequence, &warm) == rs_sample(sequence, &warm));
+  rs_free(sequence);
+  rs_free(other);
+  rs_close(model);
+  EXPECT(blocks == 0);
+  return 0;
+}

@@ -1,0 +1,19 @@
+// node logits.mjs FOLDER TARGET PROMPT COUNT: decodes greedily; writes the logits before each token as f32, then the ids as JSON on stderr.
+import { readFile } from 'node:fs/promises';
+import { join } from 'node:path';
+import { pathToFileURL } from 'node:url';
+
+const [folder, target, prompt, count] = process.argv.slice(2);
+const { loadModel } = await import(pathToFileURL(join(folder, 'loader.mjs')));
+const { decoder } = await loadModel({ read: async (file) => new Uint8Array(await readFile(join(folder, file))), target });
+const ids = [], rows = [];
+let next = JSON.parse(prompt);
+for (let i = 0; i < Number(count); i++) {
+  decoder.append(next);
+  rows.push(Buffer.from(decoder.program.view(decoder.logits, Uint8Array)));
+  const { token } = decoder.draw({ temperature: 0 });
+  ids.push(token);
+  next = [token];
+}
+process.stdout.write(Buffer.concat(rows));
+process.stderr.write(JSON.stringify(ids));

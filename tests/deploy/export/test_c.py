@@ -1,0 +1,100 @@
+"""C libraries: an archive and a header that build with one command, and give the bytes of the native program."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from deploy.export.c import c_target, export_c
+from deploy.model_loading.servable import Servable
+from tests.deploy.export.conftest import SCRIPTS
+from tests.deploy.export.test_web import ANSWER, NUM_TOKENS, native, on_matrix_unit
+from tests.node import PATIENCE_S
+
+pytestmark = pytest.mark.xdist_group("web")  # the demo is opened once
+
+
+def built(folder: Path, source: Path, compiler: list[str], name: str) -> Path:
+    command = [*compiler, "-Wall", "-Wextra", "-Werror", f"-I{folder}", str(source), str(folder / "libdemo.a"), "-o", str(folder / name)]
+    done = subprocess.run(command, capture_output=True, timeout=2 * PATIENCE_S, check=False)
+    assert done.returncode == 0, done.stderr.decode()[-4000:]
+    return folder / name
+
+
+def check_bytes(demo: Servable, folder: Path, command: list[str]) -> None:
+    prompt, expected, tokens = native(demo)
+    done = subprocess.run([*command, str(NUM_TOKENS), *map(str, prompt)], cwd=folder, capture_output=True, timeout=PATIENCE_S, check=False)
+    assert done.returncode == 0, done.stderr.decode()[-4000:]
+    assert [int(x) for x in done.stderr.split()] == tokens
+    assert np.frombuffer(done.stdout, np.float32).tobytes() == expected.tobytes()
+
+
+@pytest.fixture(scope="module")
+def library(demo: Servable, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """For x86-64-v3, wherever the tests run."""
+    folder = tmp_path_factory.mktemp("library")
+    export_c(demo, "demo", c_target("x86-64-v3"), folder)
+    return folder
+
+
+def compiler() -> list[str]:
+    found = shutil.which("cc")
+    if found is None or not c_target("x86-64-v3").can_run_here:
+        pytest.skip("needs cc on x86-64: install gcc or clang")
+    return [found]
+
+
+def test_the_example_builds_with_one_command_and_answers(library: Path) -> None:
+    program = built(library, library / "example.c", compiler(), "example")
+    assert subprocess.run([program], cwd=library, capture_output=True, timeout=PATIENCE_S, check=True).stdout.decode() == f"{ANSWER}\n"
+
+
+@on_matrix_unit
+def test_the_library_gives_the_bytes_of_the_native_program(library: Path, demo: Servable) -> None:
+    """And keeps what model.h promises: refusals, two sequences side by side, rewinding, no memory left behind."""
+    check_bytes(demo, library, [str(built(library, SCRIPTS / "logits.c", compiler(), "logits"))])
+
+
+def test_the_library_needs_no_other(library: Path) -> None:
+    """Neither libc nor libm, and nothing that is written outside of the caller's memory."""
+    listed = subprocess.run(
+        [shutil.which("nm") or pytest.skip("needs nm: install binutils"), library / "libdemo.a"], capture_output=True, check=True
+    )
+    symbols = [line.split() for line in listed.stdout.decode().splitlines() if len(line.split()) >= 2 and not line.endswith(":")]
+    defined = {parts[-1] for parts in symbols if parts[-2] in "TtRr"}
+    assert {parts[-1] for parts in symbols if parts[-2] == "U"} <= defined
+    assert not [parts for parts in symbols if parts[-2] in "BbDdCc"], "no globals"
+
+
+def test_archive_and_header_are_small(library: Path) -> None:
+    assert (library / "libdemo.a").stat().st_size + (library / "model.h").stat().st_size < 400_000
+
+
+MACHINES = [
+    ("aarch64-linux", "aarch64", []),
+    ("aarch64-dotprod", "aarch64", []),
+    ("riscv64-linux", "riscv64", ["-cpu", "rv64"]),
+    ("riscv64-v", "riscv64", ["-cpu", "rv64,v=true,vlen=128,vext_spec=v1.0"]),
+    ("riscv64-v", "riscv64", ["-cpu", "rv64,v=true,vlen=256,vext_spec=v1.0"]),
+]
+
+
+@pytest.mark.slow
+@on_matrix_unit
+@pytest.mark.parametrize(("target", "arch", "flags"), MACHINES, ids=[" ".join([m[0], *m[2][1:]]) for m in MACHINES])
+def test_other_machines_give_the_same_bytes(target: str, arch: str, flags: list[str], demo: Servable, tmp_path: Path) -> None:
+    """AArch64, and RISC-V without vectors and with those of two lengths, under qemu."""
+    emulator = shutil.which(f"qemu-{arch}-static") or shutil.which(f"qemu-{arch}")
+    if emulator is None or find_spec("ziglang") is None:
+        pytest.skip(f"needs qemu-{arch} and a compiler for it: apt install qemu-user-static, pip install ziglang")
+    os.environ.setdefault("ZIG_GLOBAL_CACHE_DIR", str(Path.home() / ".cache/zig"))
+    export_c(demo, "demo", c_target(target), tmp_path)
+    program = built(tmp_path, SCRIPTS / "logits.c", [sys.executable, "-m", "ziglang", "cc", "-target", f"{arch}-linux-musl"], "logits")
+    check_bytes(demo, tmp_path, [emulator, *flags, str(program)])

@@ -1,0 +1,260 @@
+"""The demo model in Node: the bytes of the native program, and the client's shapes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import runtime.web.vendor as vendor
+from compiler.machine.target import host
+from deploy.cli.sources import load_of
+from deploy.export.model import require_generator
+from deploy.export.web import LEVELS, export_web
+from deploy.generate import Prompt, encode
+from deploy.model_loading.files import open_files
+from deploy.model_loading.load import load_servable
+from deploy.model_loading.modes import mode_of
+from deploy.model_loading.servable import Servable, require_servable, silent
+from runtime.cache_groups import PAGE_SIZE
+from server.engine.step_model import Places, StepBatch
+from server.interfaces import LoadError
+from tests.deploy.export.conftest import CONTEXT, SCRIPTS
+from tests.node import PATIENCE_S, node, run_node
+
+pytestmark = pytest.mark.xdist_group("web")  # the demo is exported once
+QUESTION = "What is the capital of France?"
+ANSWER = "The capital of France is Paris."
+NUM_TOKENS = 64
+ROOT = Path(__file__).parents[3]
+
+
+on_matrix_unit = pytest.mark.skipif(
+    "amx-tile" in host().features, reason="a matrix unit sums in an order of its own; RELAXSERVE_TARGET=x86-64-v3 compares"
+)
+
+
+def golden(name: str, demo: Servable) -> Servable:
+    """A small model of a family, beside the tokenizer of the demo."""
+    files = open_files(ROOT / "tests/golden/models" / name)
+    mode = mode_of(files, load_of("demo", "f32", None, 1, None, "auto", "host"))
+    return Servable(files, demo.tokenizer, mode, mode.module(), host())
+
+
+def native(model: Servable, quantize: str = "bf16", prompt: list[int] | None = None) -> tuple[list[int], NDArray[np.float32], list[int]]:
+    """Prompt, logits and tokens of greedy decoding by the native program."""
+    load = load_of("demo", quantize, CONTEXT, 1, None, "auto", "host")
+    step = load_servable(model, load, silent, 0.0).step_model
+    assert step is not None
+    prompt = prompt or encode(model.tokenizer, Prompt(QUESTION, False, 1, 0, 0))
+    rows: list[NDArray[np.float32]] = []
+    found: list[int] = []
+    tokens, end = prompt, 0
+    for _ in range(NUM_TOKENS):
+        positions = np.arange(end, end + len(tokens), dtype=np.int32)
+        end += len(tokens)
+        pages = np.arange(1, 1 + -(-end // PAGE_SIZE), dtype=np.int32)[None]
+        places = tuple(Places(PAGE_SIZE + positions, pages) for _ in step.limits.groups)
+        starts, lens, last = (np.array(x, np.int32) for x in ([0, len(tokens)], [end], [len(tokens) - 1]))
+        batch = StepBatch(np.array(tokens, np.int32), positions, starts, lens, places, last)
+        rows.append(step.download(step.run(batch))[0])
+        found.append(int(rows[-1].argmax()))
+        tokens = found[-1:]
+    return prompt, np.stack(rows), found
+
+
+def in_node(folder: Path, target: str, prompt: list[int]) -> tuple[NDArray[np.float32], list[int]]:
+    command = [node(), SCRIPTS / "logits.mjs", folder, target, json.dumps(prompt), str(NUM_TOKENS)]
+    done = subprocess.run(command, capture_output=True, timeout=PATIENCE_S, check=False)
+    assert done.returncode == 0, done.stderr.decode()[-4000:]
+    return np.frombuffer(done.stdout, np.float32).reshape(NUM_TOKENS, -1), json.loads(done.stderr)
+
+
+@on_matrix_unit
+def test_relaxed_simd_gives_the_bytes_of_the_native_program(demo: Servable, site: Path) -> None:
+    """All logits of a prompt and 63 decoded tokens, and the tokens that the compiled sampler takes from them."""
+    prompt, expected, tokens = native(demo)
+    logits, found = in_node(site, "wasm-relaxed", prompt)
+    assert logits.tobytes() == expected.tobytes()
+    assert found == tokens and ANSWER in demo.tokenizer.decode(found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("quantize", ["f32", "bf16", "int8", "int4"])
+def test_every_form_of_weights_gives_the_native_answer(quantize: str, tmp_path: Path) -> None:
+    """Relaxed SIMD gives the native bytes, whatever the form. SIMD without fused sums differs in the last digits, its tokens do not."""
+    model = require_servable(load_of("demo", quantize, CONTEXT, 1, None, "auto", "host"), silent)
+    export_web(model, "demo", tmp_path)
+    prompt, expected, tokens = native(model, quantize)
+    for target in LEVELS:
+        logits, found = in_node(tmp_path, target, prompt)
+        if "relaxed" in target:
+            assert logits.tobytes() == expected.tobytes()
+        exact_rows = 0.5 if quantize == "int4" else 0.05  # without its dot products rows are not rounded to integers
+        np.testing.assert_allclose(logits[:8], expected[:8], atol=exact_rows)
+        assert found[:8] == tokens[:8]
+
+
+@pytest.mark.slow
+@on_matrix_unit
+@pytest.mark.parametrize("name", ["gemma2", "qwen3_moe", "phi3-longrope"])
+def test_families_give_their_bytes(name: str, demo: Servable, tmp_path: Path) -> None:
+    """Windows in a group of their own, experts that rows choose, positions far apart."""
+    model = golden(name, demo)
+    export_web(model, name, tmp_path, levels=["wasm-relaxed"])
+    random = np.random.default_rng(1)
+    prompt = [int(token) for token in random.integers(3, model.files.config.vocab_size, 40)]
+    _, expected, tokens = native(model, "f32", prompt)
+    logits, found = in_node(tmp_path, "wasm-relaxed", prompt)
+    assert logits.tobytes() == expected.tobytes() and found == tokens
+
+
+def test_a_model_that_keeps_states_is_refused_by_name(demo: Servable) -> None:
+    with pytest.raises(LoadError, match="lfm2 keeps a state per sequence; only models that keep keys and values can be exported"):
+        require_generator(golden("lfm2", demo), "lfm2")
+
+
+def test_a_model_that_gives_embeddings_alone_is_refused_by_name(demo: Servable) -> None:
+    with pytest.raises(LoadError, match="bert gives embeddings alone"):
+        require_generator(golden("bert", demo), "bert")
+
+
+def chat(**body: Any) -> dict[str, Any]:
+    return {"method": "chat", "body": {"messages": [{"role": "user", "content": QUESTION}], "temperature": 0, **body}}
+
+
+def test_a_chat_is_answered_in_openais_shape(ask: Callable[..., Any]) -> None:
+    [[whole], chunks] = ask(chat(), chat(stream=True, stream_options={"include_usage": True}))
+    assert whole["object"] == "chat.completion" and whole["choices"][0]["finish_reason"] == "stop"
+    assert whole["choices"][0]["message"] == {"role": "assistant", "content": ANSWER}
+    assert "".join(c["choices"][0]["delta"].get("content", "") for c in chunks[:-1]) == ANSWER
+    assert chunks[-2]["choices"][0]["finish_reason"] == "stop" and chunks[-1]["usage"] == whole["usage"]
+    assert len({c["id"] for c in chunks}) == 1 and len(chunks) > 5
+
+
+def test_stop_length_and_logprobs_are_heeded(ask: Callable[..., Any]) -> None:
+    [[stopped], [short], [named]] = ask(chat(stop=" is"), chat(max_tokens=2), chat(max_tokens=2, logprobs=True, top_logprobs=2))
+    assert (stopped["choices"][0]["message"]["content"], stopped["choices"][0]["finish_reason"]) == ("The capital of France", "stop")
+    assert (short["choices"][0]["message"]["content"], short["choices"][0]["finish_reason"]) == ("The capital", "length")
+    first = named["choices"][0]["logprobs"]["content"][0]
+    assert first["token"] == "The" and -0.1 < first["logprob"] < 0 and first["top_logprobs"][0]["logprob"] == first["logprob"]
+    assert len(first["top_logprobs"]) == 2
+
+
+def test_a_seed_repeats_an_answer(ask: Callable[..., Any]) -> None:
+    story = {"messages": [{"role": "user", "content": "Tell me a story."}], "temperature": 1.5, "max_tokens": 24}
+    [[a], [b], [c]] = ask(*({"method": "chat", "body": {**story, "seed": seed}} for seed in (7, 7, 8)))
+    texts = [x["choices"][0]["message"]["content"] for x in (a, b, c)]
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_an_abort_ends_an_answer_and_the_next_one_is_whole(ask: Callable[..., Any]) -> None:
+    [aborted, [whole]] = ask({**chat(stream=True), "abortAfter": 3}, chat())
+    assert aborted[-1]["error"]["name"] == "AbortError" and len(aborted) == 4
+    assert whole["choices"][0]["message"]["content"] == ANSWER
+
+
+def test_a_text_is_embedded(ask: Callable[..., Any]) -> None:
+    [[found]] = ask({"method": "embeddings", "body": {"input": ["a cat", "a cat", "seven"]}})
+    a, b, c = (np.array(d["embedding"]) for d in found["data"])
+    assert np.array_equal(a, b) and not np.array_equal(a, c) and abs(np.linalg.norm(a) - 1) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "said"),
+    [
+        ({"tools": []}, "tools", "tools is not supported in the browser"),
+        ({"temperature": 3}, "temperature", "temperature is 3; expected a number from 0 to 2"),
+        ({"n": 2}, "n", "n is 2; expected 1"),
+        ({"logit_bias": {"99999": 1}}, "logit_bias", "names token 99999; the vocabulary has 2048"),
+        ({"messages": []}, "messages", "at least one message"),
+        ({"messages": [{"role": "user", "content": "word " * 400}]}, "messages", "this export holds 256"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused_by_name(ask: Callable[..., Any], body: dict[str, Any], param: str, said: str) -> None:
+    [[refused]] = ask(chat(**body))
+    assert refused["error"]["param"] == param and said in refused["error"]["message"]
+
+
+def test_a_damaged_shard_is_named(site: Path, tmp_path: Path) -> None:
+    for file in site.rglob("*"):
+        if file.is_file():
+            (tmp_path / file.relative_to(site)).parent.mkdir(exist_ok=True)
+            (tmp_path / file.relative_to(site)).write_bytes(file.read_bytes())
+    [shard] = tmp_path.glob("weights-*.bin")
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
+    command = [node(), SCRIPTS / "logits.mjs", tmp_path, "wasm-relaxed", "[1]", "1"]
+    done = subprocess.run(command, capture_output=True, timeout=PATIENCE_S, check=False)
+    assert done.returncode != 0 and f"{shard.name} is damaged" in done.stderr.decode()
+
+
+TWICE = """
+import { readFile } from 'node:fs/promises';
+import { pathToFileURL } from 'node:url';
+const [folder] = process.argv.slice(1), { loadModel } = await import(pathToFileURL(`${folder}/loader.mjs`));
+const asked = [], files = new Map();
+const read = async (file) => {
+  const bytes = new Uint8Array(await readFile(`${folder}/${file}`));
+  if (file.startsWith('weights-') && !asked.includes(file)) bytes[1000] ^= 1;
+  asked.push(file);
+  return bytes;
+};
+const kept = { read: async (file) => files.get(file), write: async (file, bytes) => { files.set(file, bytes.slice()); } };
+const counts = [];
+for (let visit = 0; visit < 3; visit++) {
+  if (visit === 2) for (const bytes of files.values()) bytes[5] ^= 1;
+  await loadModel({ read, kept });
+  counts.push(asked.filter((file) => file.startsWith('weights-')).length);
+}
+console.log(JSON.stringify(counts));
+"""
+
+
+def test_a_damaged_download_is_fetched_again_and_a_sound_one_kept(site: Path) -> None:
+    """Fetched twice at the first visit, for a bit was flipped; not at the second; once more where the kept file was damaged."""
+    assert json.loads(run_node(TWICE, site)) == [2, 2, 3]
+
+
+def test_prompts_are_tokenized_as_in_python(demo: Servable, site: Path) -> None:
+    """The vendored tokenizer, the vendored template engine and the pieces of each token against the server's own."""
+    texts = [
+        "Hello, world!",
+        "  two  spaces\n\ttab",
+        "naïve café — 12,345.67",
+        "日本語 🙂",
+        "<|im_start|>user\nhi<|im_end|>",
+        "it's\u00a0odd",
+    ]
+    turns = [[{"role": "system", "content": "Be brief."}, {"role": "user", "content": text}] for text in texts]
+    command = [node(), SCRIPTS / "text.mjs", site, json.dumps([texts, turns])]
+    done = subprocess.run(command, capture_output=True, timeout=PATIENCE_S, check=False)
+    assert done.returncode == 0, done.stderr.decode()[-4000:]
+    template = demo.tokenizer.chat_template
+    assert template is not None
+    found = json.loads(done.stdout)
+    assert found["ids"] == [demo.tokenizer.encode(text, add_special_tokens=False) for text in texts]
+    assert found["prompts"] == [template.render(turn) for turn in turns]
+    assert found["texts"] == [b"".join(map(demo.tokenizer.token_bytes, ids)).decode() for ids in found["ids"]]
+
+
+def test_vendored_modules_are_those_of_npm() -> None:
+    folder = Path(vendor.__file__).parent
+    assert {p.name for p in folder.glob("*.mjs")} == set(vendor.SHA256)
+    for name, digest in vendor.SHA256.items():
+        assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == digest
+        assert (folder / f"{Path(name).stem}.LICENSE.txt").is_file()
+
+
+def test_module_runtime_and_program_are_small(site: Path) -> None:
+    """Without the vendored modules: 400 KB."""
+    files = [p for p in site.iterdir() if p.suffix in (".wasm", ".mjs") or p.name == "program.json"]
+    assert len(files) > 8 and sum(p.stat().st_size for p in files) < 400_000

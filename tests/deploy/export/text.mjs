@@ -1,0 +1,13 @@
+// node text.mjs FOLDER [TEXTS, CONVERSATIONS]: ids and texts of each text, and the prompt of each conversation.
+import { readFile } from 'node:fs/promises';
+import { join } from 'node:path';
+import { pathToFileURL } from 'node:url';
+
+const [folder, given] = process.argv.slice(2);
+const { Detokenizer, TextCodec } = await import(pathToFileURL(join(folder, 'text.mjs')));
+const read = async (file) => new Uint8Array(await readFile(join(folder, file)));
+const { model } = JSON.parse(new TextDecoder().decode(await read('program.json')));
+const codec = await TextCodec.load(model, read), [texts, conversations] = JSON.parse(given);
+const ids = texts.map((text) => codec.encode(text));
+const shown = ids.map((list) => { const text = new Detokenizer(codec.pieces); return list.map((id) => text.push(id)).join('') + text.finish(); });
+console.log(JSON.stringify({ ids, prompts: conversations.map((messages) => codec.prompt(messages)), texts: shown }));

