@@ -1,0 +1,1 @@
+"""Scheduled loop nests as LLVM IR for NVIDIA GPUs, and that as PTX."""

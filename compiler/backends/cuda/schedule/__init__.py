@@ -1,0 +1,1 @@
+"""Which block and which thread computes what."""

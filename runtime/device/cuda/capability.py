@@ -1,0 +1,24 @@
+"""Which code a GPU runs."""
+
+from __future__ import annotations
+
+import re
+
+from runtime.errors import IncompatibleExecutable
+
+Capability = tuple[int, int]  # compute capability: 9, 0
+
+
+def runs(target: str, capability: Capability) -> bool:
+    """`target` is "nvptx64:+ptxN,+sm_N@system". Code of a generation runs on those that follow; with an "a", on that generation alone."""
+    found = re.search(r"\+sm_(\d+)(\d)(a?)", target)
+    if found is None:
+        raise IncompatibleExecutable(f"the executable is for {target}, which names no generation of GPUs; compile the program again")
+    wanted = int(found[1]), int(found[2])
+    return wanted == capability if found[3] else wanted <= capability
+
+
+def check_target(target: str, capability: Capability) -> None:
+    if not runs(target, capability):
+        here = f"this GPU has compute capability {capability[0]}.{capability[1]}"
+        raise IncompatibleExecutable(f"the executable is for {target}, and {here}; compile the program for it")

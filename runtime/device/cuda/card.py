@@ -1,0 +1,219 @@
+"""A GPU of this machine: its context, its memory, its one stream. The only file that imports pycuda."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.device.cuda.capability import Capability
+from runtime.errors import DeviceFault, NoDevice, OutOfMemory
+from runtime.units import in_mib
+
+LEAST_DRIVER = 12040  # of CUDA 12.4: the first that reads PTX 8.4
+INSTALL = "pip install 'relaxserve[cuda]' with the headers of CUDA at hand, and NVIDIA's driver 550 or newer"
+
+
+def pycuda() -> Any:
+    """The module, initialised. Raises NoDevice, which says what to install."""
+    try:
+        found = import_module("pycuda.driver")
+    except ModuleNotFoundError as error:
+        raise NoDevice(f"GPUs need pycuda, which is not installed: {INSTALL}") from error
+    except ImportError as error:
+        raise NoDevice(f"NVIDIA's driver is not installed, or too old for pycuda ({error}): {INSTALL}") from error
+    try:
+        found.init()
+    except found.Error as error:
+        raise NoDevice(f"the driver finds no GPU that can be used ({error})") from error
+    version = found.get_driver_version()
+    if version < LEAST_DRIVER:
+        raise NoDevice(f"the driver is for CUDA {_version(version)}; expected {_version(LEAST_DRIVER)} or newer: update it")
+    return found
+
+
+def _version(number: int) -> str:
+    return f"{number // 1000}.{number % 1000 // 10}"
+
+
+@dataclass(slots=True, weakref_slot=True, eq=False)
+class Owned:
+    """A stream or an event, which must go before the context does."""
+
+    thing: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A GPU of this machine."""
+
+    name: str
+    capability: Capability
+    total_bytes: int
+    driver: str  # the CUDA that the driver is for
+
+    def __str__(self) -> str:
+        major, minor = self.capability
+        return f"{self.name}, {in_mib(self.total_bytes)}, compute capability {major}.{minor}, driver for CUDA {self.driver}"
+
+
+def found_cards() -> tuple[Found, ...]:
+    cuda = pycuda()
+    driver, devices = _version(cuda.get_driver_version()), [cuda.Device(number) for number in range(cuda.Device.count())]
+    return tuple(Found(str(d.name()), d.compute_capability(), d.total_memory(), driver) for d in devices)
+
+
+def capability_of(number: int) -> Capability:
+    return device_of(number).compute_capability()
+
+
+def device_of(number: int) -> Any:
+    cuda = pycuda()
+    count = cuda.Device.count()
+    if not 0 <= number < count:
+        raise NoDevice(f"there is no GPU {number}; this machine has {count}, numbered from 0")
+    return cuda.Device(number)
+
+
+class Card:
+    """Calls are made `with card:` by any thread; its context is that thread's until then."""
+
+    def __init__(self, number: int) -> None:
+        self._cuda = pycuda()
+        device = device_of(number)
+        self.number, self.name = number, str(device.name())
+        self.capability: Capability = device.compute_capability()
+        self.num_units: int = device.multiprocessor_count
+        self._context = device.retain_primary_context()
+        self._entered = threading.local()
+        self.last_launch: Callable[[], str] = str  # for messages about faults
+        self._owned: weakref.WeakSet[Owned] = weakref.WeakSet()
+        weakref.finalize(self, _release, self._context, self._owned)  # at exit, too: the driver may be gone when objects go by themselves
+        self._stream = self.own(self._cuda.Stream)
+
+    def __enter__(self) -> Card:
+        depth = getattr(self._entered, "depth", 0)
+        if depth == 0:
+            self._context.push()
+        self._entered.depth = depth + 1
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._entered.depth -= 1
+        if self._entered.depth == 0:
+            self._context.pop()
+
+    def own(self, make: Callable[[], Any]) -> Owned:
+        with self:
+            owned = Owned(make())
+        self._owned.add(owned)
+        return owned
+
+    @property
+    def stream(self) -> Any:
+        return self._stream.thing
+
+    # --- memory ------------------------------------------------------------------------------------------------------
+
+    @property
+    def free_bytes(self) -> int:
+        with self:
+            return self._cuda.mem_get_info()[0]
+
+    def allocate(self, owner: object, num_bytes: int, part: str) -> int:
+        """The address of zeroed memory, which is freed with its owner."""
+        if num_bytes == 0:
+            return 0
+        with self, self._faults(part):
+            try:
+                block = self._cuda.mem_alloc(num_bytes)
+            except self._cuda.MemoryError as error:
+                raise OutOfMemory(f"{part} on GPU {self.number}", required=num_bytes, free=self.free_bytes) from error
+            self._cuda.memset_d8(int(block), 0, num_bytes)
+        weakref.finalize(owner, self._free, block)
+        return int(block)
+
+    def pinned(self, owner: object, num_words: int) -> NDArray[np.int64]:
+        """Words of the host that the card copies, or writes, by itself. They live as long as the owner."""
+        flags = self._cuda.host_alloc_flags.DEVICEMAP
+        with self, self._faults("pinned memory"):
+            words = self._cuda.pagelocked_zeros(max(1, num_words), np.int64, mem_flags=flags)
+        weakref.finalize(owner, self._free_pinned, words)
+        return words
+
+    def address_of(self, pinned: NDArray[np.int64]) -> int:
+        """Where the card finds pinned words."""
+        with self:
+            base: Any = pinned.base
+            return int(base.get_device_pointer())
+
+    def _free(self, block: Any) -> None:
+        with suppress(self._cuda.Error), self:  # a context that a kernel has ended frees nothing, and needs not
+            block.free()
+
+    def _free_pinned(self, words: NDArray[np.int64]) -> None:
+        with suppress(self._cuda.Error), self:
+            base: Any = words.base
+            base.free()
+
+    # --- transfers: behind what was launched before --------------------------------------------------------------------
+
+    def upload(self, address: int, data: NDArray[np.uint8]) -> None:
+        with self, self._faults("upload"):
+            self._cuda.memcpy_htod_async(address, data, self.stream)
+            self.stream.synchronize()
+
+    def download(self, data: NDArray[np.uint8], address: int) -> None:
+        with self, self._faults("download"):
+            self._cuda.memcpy_dtoh_async(data, address, self.stream)
+            self.stream.synchronize()
+
+    def copy(self, target: int, source: int, num_bytes: int) -> None:
+        with self, self._faults("copy"):
+            self._cuda.memcpy_dtod_async(target, source, num_bytes, self.stream)
+
+    def copy_pinned(self, address: int, words: NDArray[np.int64]) -> None:
+        """The words may be written again after the next `wait`."""
+        with self, self._faults("copy"):
+            self._cuda.memcpy_htod_async(address, words, self.stream)
+
+    # --- order ---------------------------------------------------------------------------------------------------------
+
+    def wait(self) -> None:
+        """Until all that was asked for is done."""
+        with self, self._faults("step"):
+            self.stream.synchronize()
+
+    def event(self, owner: object) -> Owned:
+        """A point in the order, when it is recorded on the stream. It goes with its owner, whatever thread that ends in."""
+        event = self.own(self._cuda.Event)
+        weakref.finalize(owner, self._drop, event)
+        return event
+
+    def _drop(self, owned: Owned) -> None:
+        with suppress(self._cuda.Error), self:
+            owned.thing = None
+
+    @contextmanager
+    def _faults(self, what: str) -> Generator[None]:
+        try:
+            yield
+        except self._cuda.Error as error:
+            self._fault(what, error)
+
+    def _fault(self, what: str, error: Exception) -> NoReturn:
+        raise DeviceFault(f"GPU {self.number} ({self.name}), {self.last_launch()}{what}: {error}") from error
+
+
+def _release(context: Any, owned: weakref.WeakSet[Owned]) -> None:
+    context.push()
+    for each in list(owned):
+        each.thing = None
+    context.pop()

@@ -1,0 +1,177 @@
+"""A GPU as a device. A tensor is memory of the card with a shape, a heap is an array of the host that regions read at each run. Handles
+come back as `Any`: whoever holds one has it from this device."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.device.base import Bases, Derive, HeapHandle, Launch, Limits, Words
+from runtime.device.cpu.device import CpuCode
+from runtime.device.cuda import driver
+from runtime.device.cuda.capability import check_target
+from runtime.device.cuda.card import Card
+from runtime.device.cuda.last_launch import LastLaunch
+from runtime.device.cuda.memory import Block, CudaMemory, CudaTensor
+from runtime.device.cuda.region import CudaRegion, Grid
+from runtime.errors import IncompatibleExecutable, OutOfMemory
+from runtime.executable import HostCode
+
+Array = NDArray[Any]
+
+
+class Heap:
+    __slots__ = ("address", "words")
+
+    def __init__(self, words: Sequence[int]) -> None:
+        self.words = np.array(words, np.int64)
+        self.address = self.words.ctypes.data
+
+
+class CudaCode:
+    def __init__(self, card: Card, ptx: bytes, target: str, host: HostCode | None) -> None:
+        check_target(target, card.capability)
+        if host is None:
+            raise IncompatibleExecutable("the executable has no code for the host; compile the program again")
+        self._host = CpuCode(host.object_code, host.target)
+        with card:
+            self._module = driver.load_module(ptx)
+        self._functions: dict[str, int] = {}
+
+    def derive(self, symbol: str) -> Derive:
+        native = self._host.derive(symbol)
+
+        def derive(handle: HeapHandle) -> int:
+            assert isinstance(handle, Heap)
+            return native(HeapHandle(handle.address))
+
+        return derive
+
+    def function(self, symbol: str) -> int:
+        if symbol not in self._functions:
+            self._functions[symbol] = driver.function_of(self._module, symbol)
+        return self._functions[symbol]
+
+    def grid(self, symbol: str) -> Grid:
+        return ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(self._host.address(symbol))
+
+
+def open_device(*, num_threads: int | None, pinned: bool, stack_bytes: int, number: int) -> CudaDevice:
+    return CudaDevice(number)
+
+
+class CudaDevice:
+    tensor_type: type = CudaTensor
+    num_threads = 1  # of the host
+
+    def __init__(self, number: int = 0) -> None:
+        self._card = Card(number)
+        self._last = LastLaunch(self._card)
+        self._card.last_launch = lambda: f"{self._last}: "
+        self._nothing = Block(self._card, 0, "nothing")
+
+    @property
+    def limits(self) -> Limits:
+        return Limits(self._card.free_bytes, reads_host_arrays=False)
+
+    @property
+    def busy_s(self) -> float:
+        return 0.0
+
+    # --- memory ------------------------------------------------------------------------------------------------------
+
+    def allocate(self, num_bytes: int) -> CudaMemory:
+        block = Block(self._card, num_bytes, "memory")
+        return CudaMemory(block, block.address, num_bytes)
+
+    def part(self, memory: Any, begin: int, end: int) -> CudaMemory:
+        return CudaMemory(memory.block, memory.address + begin, end - begin)
+
+    def tensor(self, memory: Any, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> CudaTensor:
+        return CudaTensor(memory.block, memory.address + offset, shape, dtype)
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> CudaTensor:
+        num_bytes = int(np.prod(shape, dtype=object)) * dtype.itemsize
+        if num_bytes >= 2**63:
+            raise OutOfMemory("result", required=num_bytes)
+        block = Block(self._card, num_bytes, "result")
+        return CudaTensor(block, block.address, shape, dtype)
+
+    def kept(self, tensor: Any, memory: Any) -> CudaTensor:
+        if tensor.block is not memory.block or not _overlap(tensor, memory):
+            return tensor
+        copy = self.empty(tensor.shape, tensor.dtype)
+        self._card.copy(copy.address, tensor.address, tensor.nbytes)
+        return copy
+
+    def is_compact(self, tensor: Any) -> bool:
+        return True
+
+    def is_writable(self, tensor: Any) -> bool:
+        return tensor.writable
+
+    # --- transfers ---------------------------------------------------------------------------------------------------
+
+    def upload(self, array: Array) -> CudaTensor:
+        block = Block(self._card, array.nbytes, "upload")
+        if array.nbytes:
+            self._card.upload(block.address, _bytes_of(array))
+        return CudaTensor(block, block.address, array.shape, array.dtype, array.flags.writeable)
+
+    def download(self, tensor: Any) -> Array:
+        array = np.empty(tensor.shape, tensor.dtype)
+        if array.nbytes:
+            self._card.download(_bytes_of(array), tensor.address)
+        return array
+
+    def copy(self, target: Any, source: Any) -> None:
+        if isinstance(source, CudaTensor) and source.dtype == target.dtype:
+            if target.nbytes:
+                self._card.copy(target.address, source.address, target.nbytes)
+            return
+        values = np.empty(target.shape, target.dtype)
+        np.copyto(values, self.download(source) if isinstance(source, CudaTensor) else source, casting="same_kind")
+        if values.nbytes:
+            self._card.upload(target.address, _bytes_of(values))
+
+    def copy_weight(self, target: Any, source: Any) -> None:
+        self.copy(target, source)
+
+    def copy_index(self, tensor: Any, axis: int, source: int, target: int) -> None:
+        rows, inner = prod(tensor.shape[:axis]), prod(tensor.shape[axis + 1 :]) * tensor.dtype.itemsize
+        for row in range(rows):
+            begin = tensor.address + row * tensor.shape[axis] * inner
+            self._card.copy(begin + target * inner, begin + source * inner, inner)
+
+    # --- code --------------------------------------------------------------------------------------------------------
+
+    def heap(self, words: Sequence[int]) -> tuple[Words, HeapHandle]:
+        heap = Heap(words)
+        return heap.words.data, HeapHandle(heap)
+
+    def load(self, object_code: bytes, target: str, host: HostCode | None = None) -> CudaCode:
+        return CudaCode(self._card, object_code, target, host)
+
+    def region(self, code: Any, launches: Sequence[Launch], bases: Bases, function: str) -> CudaRegion:
+        return CudaRegion(self._card, self._last, code, launches, bases, function)
+
+    # --- threads -----------------------------------------------------------------------------------------------------
+
+    def use_thread(self) -> None:
+        """Any thread may call; each enters the card's context by itself."""
+
+    def close(self) -> None:
+        self._card.wait()
+
+
+def _overlap(tensor: CudaTensor, memory: CudaMemory) -> bool:
+    return tensor.address < memory.address + memory.num_bytes and memory.address < tensor.address + tensor.nbytes
+
+
+def _bytes_of(array: Array) -> NDArray[np.uint8]:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)

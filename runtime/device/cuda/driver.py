@@ -1,0 +1,145 @@
+"""What pycuda has not: modules with the assembler's messages, launches of kernels by handle, and graphs. Errors are those of one table."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Generator
+from contextlib import contextmanager
+from ctypes import byref, c_char_p, c_int, c_uint, c_ulonglong, c_void_p
+from functools import lru_cache
+from typing import Any
+
+from runtime.errors import DamagedCode, DeviceFault, IncompatibleExecutable, RuntimeFault, UnresolvedSymbol
+
+LIBRARY = "libcuda.so.1"
+LOG_BYTES = 8192
+_ERROR_LOG, _ERROR_LOG_BYTES = 5, 6  # options of a load
+_OF_THIS_THREAD = 1  # calls of other threads do not end a capture
+
+_Handle = c_void_p
+_SIGNATURES: dict[str, tuple[Any, ...]] = {
+    "cuModuleLoadDataEx": (c_void_p, c_void_p, c_uint, c_void_p, c_void_p),
+    "cuModuleGetFunction": (c_void_p, _Handle, c_char_p),
+    "cuModuleUnload": (_Handle,),
+    "cuLaunchKernel": (_Handle, *[c_uint] * 7, _Handle, c_void_p, c_void_p),
+    "cuStreamBeginCapture_v2": (_Handle, c_int),
+    "cuStreamEndCapture": (_Handle, c_void_p),
+    "cuGraphInstantiateWithFlags": (c_void_p, _Handle, c_ulonglong),
+    "cuGraphLaunch": (_Handle, _Handle),
+    "cuGraphDestroy": (_Handle,),
+    "cuGraphExecDestroy": (_Handle,),
+    "cuGetErrorName": (c_int, c_void_p),
+    "cuGetErrorString": (c_int, c_void_p),
+}
+
+# What a status means for us; any other is a fault of the device.
+_ERRORS: dict[int, type[RuntimeFault]] = {
+    200: DamagedCode,  # INVALID_IMAGE
+    209: IncompatibleExecutable,  # NO_BINARY_FOR_GPU
+    218: DamagedCode,  # INVALID_PTX
+    222: IncompatibleExecutable,  # UNSUPPORTED_PTX_VERSION
+    500: UnresolvedSymbol,  # NOT_FOUND
+}
+
+
+@lru_cache(maxsize=1)
+def _library() -> ctypes.CDLL:
+    library = ctypes.CDLL(LIBRARY)
+    for name, types in _SIGNATURES.items():
+        getattr(library, name).argtypes = types
+    return library
+
+
+def call(name: str, *args: Any, about: str = "") -> None:
+    """Raises what the driver's answer means. `about`: what was being done."""
+    status = getattr(_library(), name)(*args)
+    if status:
+        raise _error(status, about or name)
+
+
+def message(status: int) -> str:
+    """The driver's name of a status, and its sentence."""
+    texts: list[str] = []
+    for name in ("cuGetErrorName", "cuGetErrorString"):
+        text = c_char_p()
+        getattr(_library(), name)(status, byref(text))
+        texts.append((text.value or b"").decode())
+    return ": ".join(text for text in texts if text) or f"CUDA error {status}"
+
+
+def _error(status: int, about: str) -> RuntimeFault:
+    return _ERRORS.get(status, DeviceFault)(f"{about}: {message(status)}")
+
+
+# --- code --------------------------------------------------------------------------------------------------------------
+
+
+def load_module(ptx: bytes) -> int:
+    """The driver assembles the text for its card. What it does not take is told in its own words."""
+    log = ctypes.create_string_buffer(LOG_BYTES)
+    options = (c_int * 2)(_ERROR_LOG, _ERROR_LOG_BYTES)
+    values = (c_void_p * 2)(ctypes.addressof(log), LOG_BYTES)
+    module = c_void_p()
+    try:
+        call("cuModuleLoadDataEx", byref(module), ctypes.c_char_p(ptx), 2, options, values, about="the PTX of the executable")
+    except RuntimeFault as error:
+        words = log.value.decode(errors="replace").strip()
+        raise type(error)(f"{error}{f' ({words})' if words else ''}") from None
+    return module.value or 0
+
+
+def function_of(module: int, name: str) -> int:
+    found = c_void_p()
+    call("cuModuleGetFunction", byref(found), module, name.encode(), about=f"kernel {name}")
+    return found.value or 0
+
+
+def unload_module(module: int) -> None:
+    call("cuModuleUnload", module)
+
+
+# --- launches ----------------------------------------------------------------------------------------------------------
+
+
+class Parameters:
+    """Of a kernel that takes one address. The driver copies them when it launches."""
+
+    def __init__(self, address: int) -> None:
+        self._word = c_ulonglong(address)
+        self.array = (c_void_p * 1)(ctypes.addressof(self._word))
+
+
+def launch(function: int, blocks: int, threads: int, parameters: Parameters, stream: int, about: str) -> None:
+    call("cuLaunchKernel", function, blocks, 1, 1, threads, 1, 1, 0, stream, parameters.array, None, about=about)
+
+
+# --- graphs ------------------------------------------------------------------------------------------------------------
+
+
+class Graph:
+    """Launches that one call repeats."""
+
+    def __init__(self, executable: int) -> None:
+        self._executable = executable
+
+    def launch(self, stream: int, about: str) -> None:
+        call("cuGraphLaunch", self._executable, stream, about=about)
+
+    def close(self) -> None:
+        call("cuGraphExecDestroy", self._executable)
+
+
+@contextmanager
+def captured(stream: int) -> Generator[list[Graph]]:
+    """What is launched inside on the stream is not run; it becomes the one graph of the list."""
+    found: list[Graph] = []
+    call("cuStreamBeginCapture_v2", stream, _OF_THIS_THREAD)
+    graph = c_void_p()
+    try:
+        yield found
+    finally:
+        call("cuStreamEndCapture", stream, byref(graph))
+    executable = c_void_p()
+    call("cuGraphInstantiateWithFlags", byref(executable), graph, 0)
+    call("cuGraphDestroy", graph)
+    found.append(Graph(executable.value or 0))

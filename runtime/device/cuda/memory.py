@@ -1,0 +1,47 @@
+"""Memory of a card, and tensors in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from runtime.device.cuda.card import Card
+
+
+class Block:
+    """What one allocation gave. The card frees it when nothing refers to it any more."""
+
+    __slots__ = ("__weakref__", "address")
+
+    def __init__(self, card: Card, num_bytes: int, part: str) -> None:
+        self.address = card.allocate(self, num_bytes, part)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CudaMemory:
+    block: Block
+    address: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CudaTensor:
+    block: Block
+    address: int
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    writable: bool = True
+
+    @property
+    def size(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.dtype.itemsize
+
+    def reshape(self, shape: tuple[int, ...]) -> CudaTensor:
+        return CudaTensor(self.block, self.address, shape, self.dtype, self.writable)

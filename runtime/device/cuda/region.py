@@ -1,0 +1,131 @@
+"""A region is a list of launches whose integers and addresses lie in one array of words, the records: a run writes them in pinned memory,
+copies them once and launches one graph.
+
+Every kernel takes the address of its record: the word of the last launch, the addresses of its buffers, its integers. So nothing in a graph
+changes from run to run. Blocks share what there is to do, however many there are: a graph serves all sizes that need about as many
+blocks. There is one for each magnitude of the region's integers, captured when it is first needed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.device.base import Bases, Launch, TimeTo
+from runtime.device.cuda import driver
+from runtime.device.cuda.card import Card
+from runtime.device.cuda.driver import Graph, Parameters
+from runtime.device.cuda.last_launch import LastLaunch
+from runtime.device.cuda.memory import Block, CudaTensor
+from runtime.errors import InvalidProgram
+
+WORD = 8  # bytes
+MOST_BLOCKS = 2**31 - 1
+Grid = Callable[[int], int]  # of the address of a launch's integers
+
+
+class Loaded(Protocol):
+    """The code of an executable."""
+
+    def function(self, symbol: str) -> int: ...
+
+    def grid(self, symbol: str) -> Grid: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Launched:
+    kernel: str
+    function: int
+    threads: int
+    parameters: Parameters
+    grid: Grid
+    dims: int  # the host's address of its integers
+
+
+class CudaRegion:
+    def __init__(self, card: Card, last: LastLaunch, code: Loaded, launches: Sequence[Launch], bases: Bases, function: str) -> None:
+        self._card, self._last, self._function = card, last, function
+        self._arena, self._registers = bases.arena, bases.registers
+        zero, marker = bases.count, bases.count + 1  # two bases of our own
+        self._bases = np.zeros(bases.count + 2, np.int64)
+        self._bases[marker] = last.address
+        # Word by word: the base to which it is relative, and the slot of what is added to that. -1: nothing is.
+        words = [w for x in launches for w in ((marker, -1), *x.buffers, *((zero, slot) for slot in x.dims))]
+        self._base_of = np.array([base for base, _ in words], np.intp)
+        slots = np.array([slot for _, slot in words], np.intp)
+        self._added = np.flatnonzero(slots >= 0)
+        self._slots = slots[self._added]
+        self._sizes = np.unique([slot for x in launches for slot in x.dims]).astype(np.intp)
+        self._words = card.pinned(self, len(words))
+        self._block = Block(card, len(words) * WORD, "records")
+        self._launches = self._launched(code, launches)
+        self._graphs: dict[bytes, Graph] = {}
+        self._copied = card.event(self)  # the card has read the words
+
+    def _launched(self, code: Loaded, launches: Sequence[Launch]) -> list[_Launched]:
+        found: list[_Launched] = []
+        at, host = 0, self._words.ctypes.data
+        for number, launch in enumerate(launches):
+            function, grid = code.function(launch.body), code.grid(launch.grid)
+            dims = at + 1 + len(launch.buffers)
+            record = self._block.address + at * WORD
+            self._last.know(record, f"kernel {launch.kernel}, launch {number} of {len(launches)} of {self._function}")
+            found.append(_Launched(launch.kernel, function, launch.threads, Parameters(record), grid, host + dims * WORD))
+            at = dims + len(launch.dims)
+        return found
+
+    def place(self, base: int, tensor: Any) -> None:
+        self._bases[base] = tensor.address
+
+    def run(self, heap: Any, arena: Any, registers: Sequence[Any], time_to: TimeTo | None = None) -> None:
+        for base, register in self._registers:
+            tensor = registers[register]
+            if not isinstance(tensor, CudaTensor):
+                kind = type(tensor).__name__
+                raise InvalidProgram(f"{self._function}: register {register} of a launch holds a {kind}, not a tensor of the GPU")
+            self._bases[base] = tensor.address
+        if self._arena is not None:
+            self._bases[self._arena] = arena.address
+        with self._card:
+            self._run(heap.words, time_to)
+
+    def _run(self, heap: NDArray[np.int64], time_to: TimeTo | None) -> None:
+        self._copied.thing.synchronize()
+        np.take(self._bases, self._base_of, out=self._words[: len(self._base_of)])
+        self._words[self._added] += heap[self._slots]
+        self._card.copy_pinned(self._block.address, self._words)
+        self._copied.thing.record(self._card.stream)
+        self._last.num_runs += 1
+        if time_to is None:
+            self._graph(heap).launch(self._card.stream.handle, self._function)
+        else:
+            self._run_singly(time_to)
+
+    def _graph(self, words: NDArray[np.int64]) -> Graph:
+        magnitudes = np.frexp(words[self._sizes].astype(np.float64))[1].tobytes()
+        graph = self._graphs.get(magnitudes)
+        if graph is None:
+            with driver.captured(self._card.stream.handle) as found:
+                for launched in self._launches:
+                    self._launch(launched)
+            (graph,) = found
+            self._graphs[magnitudes] = graph
+        return graph
+
+    def _launch(self, launched: _Launched) -> None:
+        blocks = min(max(1, launched.grid(launched.dims)), MOST_BLOCKS)
+        stream = self._card.stream.handle
+        driver.launch(launched.function, blocks, launched.threads, launched.parameters, stream, f"kernel {launched.kernel}")
+
+    def _run_singly(self, time_to: TimeTo) -> None:
+        for launched in self._launches:
+            self._card.wait()
+            start = time.perf_counter()
+            self._launch(launched)
+            self._card.wait()
+            time_to(launched.kernel, time.perf_counter() - start)

@@ -1,0 +1,150 @@
+"""What an executable for a GPU is made of: PTX of the kernels, an object of the host for what the host computes, and for its weights."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from compiler.backends.cuda.codegen.kernel import emit_kernel
+from compiler.driver import Options, compile_module
+from compiler.ir.dims import Dim, DimVar
+from compiler.ir.dtypes import DType
+from compiler.ir.errors import CompileError
+from compiler.ir.loops.buffers import Buffer
+from compiler.ir.loops.prim_func import PrimFunc
+from compiler.ir.loops.write import Kernel
+from compiler.ir.text.parser import parse
+from compiler.machine.target import NAMED, get, host
+from runtime.device.cpu.elf import symbols
+from runtime.executable import Executable
+from runtime.session import Session
+
+GPUS = [t.name for t in NAMED.values() if t.arch == "nvptx64"]
+
+PROGRAM = """
+func main(x: f32[n, 16], weight w: f32[8, 16], weight v: f32[4, 16]) -> object where n in 0..64 {
+  dataflow {
+    both = concat(w, v, axis=0)
+    y = linear(x, both)
+    z = exp(y)
+  }
+  return z
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def executable() -> Executable:
+    return compile_module(parse(PROGRAM), Options(get("sm_80"), texts=True))
+
+
+@pytest.mark.parametrize("name", GPUS)
+def test_ptx_is_for_the_target(name: str) -> None:
+    ptx = compile_module(parse(PROGRAM), Options(get(name))).object_code.decode()
+    assert re.search(rf"^\.target {name}$", ptx, re.MULTILINE)
+    assert "call" not in ptx, "all functions are inlined, and no unknown intrinsic became a call"
+    assert not re.search(r"\bfma\.rn\.ftz|\.ftz|\.approx", ptx), "denormals are kept, and nothing is approximate"
+
+
+def test_kernels_name_entries_of_the_ptx_and_grids_of_the_host(executable: Executable) -> None:
+    entries = set(re.findall(r"\.visible \.entry (\S+)\(", executable.object_code.decode()))
+    assert executable.host is not None and executable.host.target == host().key
+    defined, used = symbols(executable.host.object_code)
+    phases = [phase for kernel in executable.meta.kernels for phase in kernel.phases]
+    assert phases and {p.body for p in phases} == entries and {p.grid for p in phases} <= defined and not used
+    assert {p.threads for p in phases} == {128}
+    derived = {f.derive for f in executable.meta.functions.values() if f.derive}
+    assert derived <= defined
+
+
+def test_global_memory_is_read_as_such(executable: Executable) -> None:
+    ptx = executable.object_code.decode()
+    assert "ld.global" in ptx and "st.global" in ptx
+    assert not re.search(r"\b(ld|st)\.(b|f|s|u)\d+", ptx), "no access asks in which memory its address lies"
+
+
+def test_the_host_prepares_the_weights(executable: Executable) -> None:
+    assert executable.preparing is not None and executable.preparing.meta.target == host().key
+    (prepare,) = executable.preparations("main")
+    assert executable.meta.functions["main"].num_prepared == 1 and prepare.name not in executable.meta.functions
+    w, v = np.arange(128, dtype=np.float32).reshape(8, 16), np.ones((4, 16), np.float32)
+    session = Session(executable.preparing)
+    (both,) = session.call(prepare.name, w, v)
+    session.close()
+    np.testing.assert_array_equal(both, np.concatenate([w, v]))
+
+
+def test_all_parts_are_kept_in_the_file(executable: Executable, tmp_path: Path) -> None:
+    executable.save(tmp_path / "x.rsx")
+    found = Executable.load(tmp_path / "x.rsx")
+    assert (found.meta, found.object_code, found.host) == (executable.meta, executable.object_code, executable.host)
+    assert found.preparing is not None and executable.preparing is not None
+    assert (found.preparing.meta, found.preparing.object_code) == (executable.preparing.meta, executable.preparing.object_code)
+    assert found.texts == executable.texts and found.preparing.texts == executable.preparing.texts
+
+
+@pytest.mark.parametrize("name", GPUS)
+def test_kernels_assemble_without_spills(name: str, executable: Executable, tmp_path: Path) -> None:
+    if (ptxas := shutil.which("ptxas")) is None:
+        pytest.skip("ptxas is not installed")
+    (tmp_path / "k.ptx").write_bytes(compile_module(parse(PROGRAM), Options(get(name))).object_code)
+    command = [ptxas, "-v", f"-arch={name}", tmp_path / "k.ptx", "-o", tmp_path / "k.cubin"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert set(re.findall(r"(\d+) bytes spill", result.stderr)) == {"0"}
+
+
+# --- the language of kernels -------------------------------------------------------------------------------------------
+
+N = DimVar("n", upper=64)
+X, Y = Buffer("x", (N.dim,), DType.F32), Buffer("y", (N.dim,), DType.F32)
+
+
+def test_a_barrier_stands_between_thread_loops_of_a_block() -> None:
+    k = Kernel()
+    with k.grid("b", N) as b:
+        shared = k.shared("s", 32)
+        with k.threads("t", 32) as t:
+            shared[t] = k.array(X)[b]
+        with k.threads("t", 32) as t:
+            k.array(Y)[b] = shared[31 - t]
+    code = emit_kernel("k", PrimFunc((X, Y), 1, k.body()), get("sm_80"))
+    between, behind = (m.start() for m in re.finditer("barrier.cta.sync", code.text))
+    store, load = code.text.index("store float"), code.text.rindex("load float")
+    assert store < between < load < behind, "and behind the last, for the next iteration of the block writes what this one reads"
+    assert code.phases[0].threads == 32 and "addrspace(3) global [32 x float]" in code.text
+
+
+def test_a_loop_of_a_cpu_is_refused_by_name() -> None:
+    k = Kernel()
+    with k.grid("b", 1), k.threads("t", 1), k.vector(8, "lane") as lane:
+        k.array(Y)[lane] = k.array(X)[lane]
+    with pytest.raises(CompileError, match="vector loop lane is for a CPU"):
+        emit_kernel("k", PrimFunc((X, Y), 1, k.body()), get("sm_80"))
+
+
+def test_a_store_that_no_thread_does_is_refused() -> None:
+    k = Kernel()
+    with k.grid("b", 1) as b:
+        k.array(Y)[b] = 1.0
+    with pytest.raises(CompileError, match="y is written outside of a thread loop"):
+        emit_kernel("k", PrimFunc((X, Y), 1, k.body()), get("sm_80"))
+
+
+def test_memory_that_is_nowhere_is_refused() -> None:
+    for inside in (True, False):
+        k = Kernel()
+        with k.grid("b", 1):
+            if not inside:
+                k.local("own", 4)
+            with k.threads("t", 1) as t:
+                if inside:
+                    k.shared("own", Dim.of(4))
+                k.array(Y)[t] = 0.0
+        with pytest.raises(CompileError, match="buffer own is allocated in"):
+            emit_kernel("k", PrimFunc((X, Y), 1, k.body()), get("sm_80"))

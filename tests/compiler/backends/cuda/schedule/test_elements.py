@@ -1,0 +1,95 @@
+"""The reference schedule of GPUs: a thread per element, a launch per stage."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import compiler.ops
+from compiler.backends.cuda.pipeline import pipeline
+from compiler.interpret.graph import Interpreter
+from compiler.ir.loops.statements import For, LoopKind, Seq, Tile
+from compiler.ir.loops.visit import walk_stmts
+from compiler.ir.module import IRModule
+from compiler.ir.text.parser import parse
+from compiler.ir.text.printer import canonical_text
+from compiler.ir.verify.module import verify
+from compiler.machine.target import get
+
+assert compiler.ops
+
+SILU = """
+func main(x: f32[n, 48], y: f32[n, 48]) -> f32[n, 48] where n in 0..64 {
+  dataflow { s = silu(x) out = multiply(s, y) }
+  return out
+}
+"""
+
+
+def scheduled(program: str) -> IRModule:
+    module = pipeline(get("sm_80")).until("schedule_kernels")(parse(program))
+    verify(module)
+    return module
+
+
+def test_a_thread_computes_an_element() -> None:
+    (prim,) = scheduled(SILU).prim_functions.values()
+    assert canonical_text("k", prim) == EXPECTED.strip()
+
+
+EXPECTED = """
+prim k(b1: f32[d1, 48], b2: f32[d1, 48], out b3: f32[d1, 48])
+    where d1 in 0..64 attrs {schedule="elements"} {
+  for block d2 in (3*d1 + 7) // 8 {
+    for thread d3 in 128 {
+      when dim(128*d2 + d3) < dim(48*d1) {
+        let d4 within 0..47 = dim((32*d2 + d3) % 48) {
+          let d5 within 0..d1 - 1 = dim(2*d2 + ((32*d2 + d3) // 48)) {
+            b3[d5, d4] = b2[d5, d4] / (1.0 + exp(-b2[d5, d4])) * b1[d5, d4]
+          }
+        }
+      }
+    }
+  }
+}
+"""
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        SILU,
+        "func main(x: f32[n, 48], w: f32[20, 48]) -> f32[n, 20] where n in 0..64 { dataflow { y = linear(x, w) } return y }",
+        "func main(x: f32[n, 48], w: f32[48]) -> f32[n, 48] where n in 0..64 "
+        "{ dataflow { y = rms_norm(x, w, eps=1e-5, weight_offset=0.0) } return y }",
+        "func main(x: f32[n, 48], w: i32[n]) -> f32[n, 48] where n in 1..64 { dataflow { y = embedding(x, w) } return y }",
+    ],
+)
+def test_the_meaning_stays(program: str) -> None:
+    rng = np.random.default_rng(0)
+    params = parse(program).graph("main").params
+    shapes = [tuple(7 if d.var is not None else d.const for d in p.type.shape) for p in params]
+    args = [
+        rng.integers(0, 7, s).astype(np.int32) if str(p.type.dtype) == "i32" else rng.standard_normal(s, np.float32)
+        for p, s in zip(params, shapes, strict=True)
+    ]
+    found, meaning = (Interpreter(m).call("main", *(a.copy() for a in args)) for m in (scheduled(program), parse(program)))
+    np.testing.assert_allclose(found, meaning, rtol=1e-5, atol=1e-5)
+
+
+def test_every_phase_is_a_loop_over_blocks_with_threads_inside() -> None:
+    """And nothing is left of a CPU's loops, whoever wrote them."""
+    program = """
+func main(logits: f32[n, 100], rows: i32[s], tokens: i32[s], tops: i32[s]) -> object where n in 0..8, s in 0..8 {
+  dataflow { r = token_logprobs(logits, rows, tokens, tops) } return r
+}"""
+    for text in (SILU, program):
+        for prim in scheduled(text).prim_functions.values():
+            body = prim.body
+            while not isinstance(body, Seq | For):
+                body = body.body  # type: ignore[union-attr]
+            for phase in body.stmts if isinstance(body, Seq) else (body,):
+                assert isinstance(phase, For) and phase.kind is LoopKind.BLOCK
+                kinds = [s.kind for s in walk_stmts(phase) if isinstance(s, For)]
+                assert kinds.count(LoopKind.THREAD) == 1 and not {LoopKind.PARALLEL, LoopKind.VECTOR} & {*kinds}
+                assert all(s.op.name in ("shift", "append") for s in walk_stmts(phase) if isinstance(s, Tile))

@@ -1,0 +1,94 @@
+"""A model on a GPU, over HTTP: the GPU is in software, all else is what is shipped."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.conftest import BIN, ROOT, DemoServer, greeting
+from tests.gpu.fixtures import SoftwareGpu, needs_pycuda
+from tests.gpu.fixtures import _library as _library
+
+pytestmark = [needs_pycuda, pytest.mark.xdist_group("demo server")]
+
+QUESTION: dict[str, Any] = {
+    "model": "demo",
+    "messages": [{"role": "user", "content": "What is the capital of France?"}],
+    "temperature": 0,
+    "max_tokens": 4,
+}
+
+
+@pytest.fixture(scope="module")
+def url(_library: Path, demo_server: DemoServer) -> Iterator[str]:
+    """A server whose demo model is on the GPU."""
+    environment = {**demo_server.environment, **SoftwareGpu(_library).environment(arch="8.0", memory=1 << 30)}
+    command = [BIN / "relaxserve", "serve", "demo", "--device", "cuda", "--max-context", "64", "--max-batch", "4", "--port", "0"]
+    with subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True) as server:
+        try:
+            yield greeting(server)[0]
+        finally:
+            server.terminate()
+            server.communicate(timeout=120)
+
+
+def answer(url: str, **more: Any) -> dict[str, Any]:
+    response = httpx.post(f"{url}/v1/chat/completions", json={**QUESTION, **more}, timeout=300)
+    assert response.status_code == 200, response.text
+    return response.json()["choices"][0]
+
+
+def test_a_chat_completion_is_that_of_the_cpu(url: str, demo_server: DemoServer) -> None:
+    """Greedy text is the same, and a log-probability differs by the error of bf16 at most."""
+    on_gpu, on_cpu = (answer(each, logprobs=True, top_logprobs=2) for each in (url, demo_server.url))
+    assert on_gpu["message"]["content"] == on_cpu["message"]["content"] == "The capital of France"
+    for found, expected in zip(on_gpu["logprobs"]["content"], on_cpu["logprobs"]["content"], strict=True):
+        assert found["token"] == expected["token"]
+        assert abs(found["logprob"] - expected["logprob"]) < 0.01
+        assert [top["token"] for top in found["top_logprobs"]] == [top["token"] for top in expected["top_logprobs"]]
+
+
+def test_the_administration_says_what_runs_a_model(url: str) -> None:
+    (model,) = httpx.get(f"{url}/admin/models", timeout=60).json()["data"]
+    assert model["device"] == "cuda" and model["bytes"]["weights"] > 0
+
+
+def test_a_load_that_does_not_fit_the_card_is_refused(_library: Path, demo_server: DemoServer) -> None:
+    """By the plan, before anything is on the card."""
+    environment = SoftwareGpu(_library).environment(arch="8.0", memory=16 << 20)
+    said = demo_server.run(BIN / "relaxserve", "generate", "demo", "-p", "x", "--device", "cuda", status=1, **environment)
+    assert re.search(r"the model takes [\d.,]+ MiB: .*of KV cache; [\d.,]+ MiB are free", " ".join(said.split()))
+
+
+@pytest.mark.parametrize(
+    ("device", "settings", "expected"),
+    [
+        ("cuda:1", {}, "there is no GPU 1; this machine has 1, numbered from 0"),
+        ("cuda", {"driver": 11080}, "the driver is for CUDA 11.8; expected 12.4 or newer"),
+        ("cuda", {"arch": "7.5"}, "compute capability 7.5; it can run none"),
+    ],
+)
+def test_a_card_that_cannot_serve_is_refused_with_the_reason(
+    device: str, settings: dict[str, Any], expected: str, _library: Path, demo_server: DemoServer
+) -> None:
+    environment = SoftwareGpu(_library).environment(**settings)
+    said = demo_server.run(BIN / "relaxserve", "inspect", "demo", "--device", device, status=1, **environment)
+    assert expected in " ".join(said.split())
+
+
+def test_a_device_that_does_not_exist_is_refused(demo_server: DemoServer) -> None:
+    said = demo_server.run(BIN / "relaxserve", "inspect", "demo", "--device", "tpu", status=2)
+    assert "device is 'tpu'; expected cpu, cuda" in " ".join(said.replace("│", " ").split())
+
+
+def test_the_doctor_shows_the_cards(_library: Path, demo_server: DemoServer) -> None:
+    said = demo_server.run(BIN / "relaxserve", "doctor", "--json", **SoftwareGpu(_library).environment(arch="8.0", cards=2))
+    found = json.loads(said)
+    assert len(found["gpus"]) == 2 and "compute capability 8.0" in found["gpus"][1] and not found["gpu_problem"]

@@ -1,0 +1,299 @@
+"""Streams and events. Work that is not awaited is not done: a host that reads too early finds what was there before.
+
+Each piece of work knows the work that must be done before it. Waiting for a piece does it and all that it needs, and nothing else.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from tests.gpu.driver.calls import DriverError, Result, function, put
+from tests.gpu.driver.card import Context, current, machine, note_fault
+from tests.gpu.ptx.faults import Fault
+from tests.gpu.ptx.memory import AddressFault
+
+NON_BLOCKING = 1
+DISABLE_TIMING = 2
+
+
+@dataclass(slots=True, eq=False)
+class Work:
+    context: Context
+    run: Callable[[], None] | None
+    after: list[Work]
+    done: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Capture:
+    """Work that a stream records in place of doing it, in order."""
+
+    origin: Stream
+    before: list[Work]  # the tail of the stream, which it has again when the capture ends
+    recorded: list[Work] = field(default_factory=list)
+    invalid: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Stream:
+    context: Context
+    blocking: bool = True  # waits for the default stream, and that for it
+    priority: int = 0
+    tail: list[Work] = field(default_factory=list)  # what the next work comes after
+    capture: Capture | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Event:
+    context: Context
+    timed: bool
+    recorded: list[Work] | None = None
+    capture: Capture | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Default:
+    """The default stream of each context."""
+
+    streams: dict[int, Stream] = field(default_factory=dict)
+
+
+_default = _Default()
+_all: list[Stream] = []
+
+
+def default_stream(context: Context) -> Stream:
+    if id(context) not in _default.streams:
+        _default.streams[id(context)] = Stream(context)
+        _all.append(_default.streams[id(context)])
+    return _default.streams[id(context)]
+
+
+def stream_of(handle: int | None) -> Stream:
+    context = current()
+    if not handle or handle in (1, 2):
+        return default_stream(context)
+    return machine.find(handle, Stream)
+
+
+def submit(stream: Stream, run: Callable[[], None] | None) -> Work:
+    """Work behind all that is in a stream, or behind what a capture of it has recorded."""
+    default = default_stream(stream.context)
+    if stream.capture is not None:
+        if stream.capture.invalid:
+            raise DriverError(Result.STREAM_CAPTURE_INVALIDATED)
+        work = Work(stream.context, run, stream.tail)
+        stream.capture.recorded.append(work)
+        stream.tail = [work]
+        return work
+    after = list(stream.tail)
+    if stream is default:
+        others = [s for s in _all if s.context is stream.context and s.blocking and s is not default]
+        if any(s.capture is not None for s in others):
+            raise DriverError(Result.STREAM_CAPTURE_IMPLICIT)
+        after += [work for s in others for work in s.tail]
+    elif stream.blocking:
+        after += default.tail
+    work = Work(stream.context, run, [w for w in after if not w.done])
+    stream.tail = [work]
+    if machine.random is not None and machine.random.random() < 0.5:  # the card may have been as fast as that
+        finish(work)
+    return work
+
+
+def finish(work: Work) -> None:
+    """Do a piece of work, after all that must be done before it."""
+    pending = [work]
+    while pending:
+        last = pending[-1]
+        if last.done:
+            pending.pop()
+            continue
+        first = [w for w in last.after if not w.done]
+        if first:
+            if machine.random is not None:
+                machine.random.shuffle(first)  # pyright: ignore[reportArgumentType]
+            pending += first
+            continue
+        last.done, last.after = True, []
+        pending.pop()
+        if last.run is not None and not last.context.fault:
+            _do(last, last.run)
+
+
+def _do(work: Work, run: Callable[[], None]) -> None:
+    try:
+        run()
+    except AddressFault as fault:
+        note_fault(work.context, Result.ILLEGAL_ADDRESS, str(fault))
+    except Fault as fault:
+        cause = fault.__cause__
+        while isinstance(cause, Fault) and not isinstance(cause, AddressFault) and cause.__cause__ is not None:
+            cause = cause.__cause__
+        if isinstance(cause, AddressFault):
+            result = Result.MISALIGNED_ADDRESS if "multiple of" in str(cause) else Result.ILLEGAL_ADDRESS
+        else:
+            result = Result.LAUNCH_TIMEOUT if "hang" in str(fault) else Result.LAUNCH_FAILED
+        note_fault(work.context, result, str(fault))
+
+
+def finish_stream(stream: Stream) -> None:
+    if stream.capture is not None:
+        stream.capture.invalid = True
+        raise DriverError(Result.STREAM_CAPTURE_UNSUPPORTED)
+    if stream is default_stream(stream.context):
+        submit(stream, None)
+    for work in stream.tail:
+        finish(work)
+    stream.tail = []
+    _report(stream.context)
+
+
+def finish_all(context: Context) -> None:
+    """What synchronises the whole device does so for all streams of a context."""
+    streams = [s for s in _all if s.context is context]
+    if any(s.capture is not None for s in streams):
+        for stream in streams:
+            if stream.capture is not None:
+                stream.capture.invalid = True
+        raise DriverError(Result.STREAM_CAPTURE_UNSUPPORTED)
+    for stream in streams:
+        for work in stream.tail:
+            finish(work)
+        stream.tail = []
+    _report(context)
+
+
+def _report(context: Context) -> None:
+    if context.fault:
+        raise DriverError(context.fault)
+
+
+# --- the calls -----------------------------------------------------------------------------------------------------------
+
+
+@function("cuCtxSynchronize", "")
+def context_synchronize() -> None:
+    finish_all(current())
+
+
+@function("cuStreamCreate", "pu")
+def stream_create(out: int, flags: int) -> None:
+    stream_create_with_priority(out, flags, 0)
+
+
+@function("cuStreamCreateWithPriority", "pui")
+def stream_create_with_priority(out: int, flags: int, priority: int) -> None:
+    stream = Stream(current(), blocking=not flags & NON_BLOCKING, priority=priority)
+    _all.append(stream)
+    put(out, ctypes.c_void_p, machine.handle(stream))
+
+
+@function("cuStreamDestroy_v2", "p")
+def stream_destroy(handle: int) -> None:
+    stream = machine.find(handle, Stream)
+    for work in stream.tail:
+        finish(work)
+    _all.remove(stream)
+    del machine.objects[handle]
+
+
+@function("cuStreamSynchronize", "p")
+def stream_synchronize(handle: int | None) -> None:
+    finish_stream(stream_of(handle))
+
+
+@function("cuStreamQuery", "p")
+def stream_query(handle: int | None) -> Result:
+    """Each question brings the stream on by a piece of work."""
+    stream = stream_of(handle)
+    if stream.capture is not None:
+        raise DriverError(Result.STREAM_CAPTURE_UNSUPPORTED)
+    return _query(stream.context, stream.tail)
+
+
+def _query(context: Context, tail: list[Work]) -> Result:
+    undone = [work for work in tail if not work.done]
+    if not undone:
+        return Result.SUCCESS
+    work = undone[0]
+    while first := [w for w in work.after if not w.done]:
+        work = first[0]
+    finish(work)
+    _report(context)
+    return Result.NOT_READY
+
+
+@function("cuStreamGetPriority", "pp")
+def stream_priority(handle: int | None, out: int) -> None:
+    put(out, ctypes.c_int, stream_of(handle).priority)
+
+
+@function("cuStreamWaitEvent", "ppu")
+def stream_wait_event(handle: int | None, event_handle: int, flags: int) -> None:
+    stream, event = stream_of(handle), machine.find(event_handle, Event)
+    if event.recorded is None:
+        return
+    if event.capture is not None:
+        if stream.capture not in (None, event.capture):
+            raise DriverError(Result.STREAM_CAPTURE_UNMATCHED)
+        if stream.capture is None:
+            stream.capture, stream.tail = event.capture, []
+    stream.tail = [*stream.tail, *(w for w in event.recorded if w not in stream.tail)]
+
+
+@function("cuLaunchHostFunc", "ppp")
+def launch_host_function(handle: int | None, function_: int, data: int | None) -> None:
+    call = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(function_)
+    submit(stream_of(handle), lambda: call(data))
+
+
+@function("cuEventCreate", "pu")
+def event_create(out: int, flags: int) -> None:
+    put(out, ctypes.c_void_p, machine.handle(Event(current(), timed=not flags & DISABLE_TIMING)))
+
+
+@function("cuEventRecord", "pp")
+def event_record(handle: int, stream_handle: int | None) -> None:
+    event, stream = machine.find(handle, Event), stream_of(stream_handle)
+    event.recorded, event.capture = [submit(stream, None)], stream.capture
+
+
+@function("cuEventQuery", "p")
+def event_query(handle: int) -> Result:
+    event = machine.find(handle, Event)
+    if event.capture is not None:
+        raise DriverError(Result.STREAM_CAPTURE_UNSUPPORTED)
+    return _query(current(), event.recorded or [])
+
+
+@function("cuEventSynchronize", "p")
+def event_synchronize(handle: int) -> None:
+    event = machine.find(handle, Event)
+    if event.capture is not None:
+        raise DriverError(Result.STREAM_CAPTURE_UNSUPPORTED)
+    current()
+    for work in event.recorded or []:
+        finish(work)
+    _report(event.context)
+
+
+@function("cuEventDestroy_v2", "p")
+def event_destroy(handle: int) -> None:
+    machine.find(handle, Event)
+    del machine.objects[handle]
+
+
+@function("cuEventElapsedTime_v2", "ppp")
+@function("cuEventElapsedTime", "ppp")
+def event_elapsed(out: int, start: int, end: int) -> Result:
+    """Software has no time of its own: a millisecond passes between any two events."""
+    first, last = machine.find(start, Event), machine.find(end, Event)
+    if not (first.timed and last.timed) or first.recorded is None or last.recorded is None:
+        return Result.INVALID_HANDLE
+    if not all(w.done for w in (*first.recorded, *last.recorded)):
+        return Result.NOT_READY
+    put(out, ctypes.c_float, 1.0)
+    return Result.SUCCESS

@@ -1,0 +1,40 @@
+"""Floats of the GPU in NumPy: a product and a sum rounded once, and conversions to narrow types."""
+
+from __future__ import annotations
+
+import ctypes
+import ctypes.util
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+_libm = ctypes.CDLL(ctypes.util.find_library("m") or "libm.so.6")
+_libm.fma.restype, _libm.fma.argtypes = ctypes.c_double, [ctypes.c_double] * 3
+_fma64 = np.frompyfunc(_libm.fma, 3, 1)
+
+
+def fused_multiply_add(a: Array, b: Array, c: Array) -> Array:
+    """a * b + c, rounded once."""
+    dtype = a.dtype
+    if dtype == np.float64:
+        return np.asarray(_fma64(a, b, c), np.float64)
+    product = a.astype(np.float64) * b.astype(np.float64)  # exact: twice the bits of the operands
+    return to_odd_sum(product, c.astype(np.float64)).astype(dtype)
+
+
+def to_odd_sum(a: Array, b: Array) -> Array:
+    """a + b rounded to odd: rounding it again to a narrower type gives what rounding the exact sum would."""
+    if a.shape != b.shape:
+        a, b = np.broadcast_arrays(a, b)
+    total = a + b
+    back = total - a
+    error = (a - (total - back)) + (b - back)
+    inexact = (error != 0) & np.isfinite(total) & np.isfinite(error)
+    if not inexact.any():
+        return total
+    bits = total.view(np.int64)
+    step = np.where((error > 0) == (total > 0), 1, -1)
+    return np.where(inexact & (bits & 1 == 0), bits + step, bits).view(np.float64)

@@ -1,0 +1,151 @@
+"""Matrices of a warp: ldmatrix, stmatrix, and mma.sync."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+
+from tests.gpu.ptx.faults import Fault, UnknownPtx
+from tests.gpu.ptx.instructions.rounding import ELEMENTS, product
+from tests.gpu.ptx.instructions.warps import check_whole
+from tests.gpu.ptx.program import Array, Assembler, Index, Instruction, Reader, Step, rule
+from tests.gpu.ptx.wave import WARP
+
+LANE = np.arange(WARP)
+GROUP, IN_GROUP = LANE // 4, LANE % 4  # four lanes hold a row of a fragment
+
+
+def whole_warps(wave: Any, index: Index) -> int:
+    """How many warps run an instruction; it is a fault if one lacks a lane."""
+    check_whole(wave, index)
+    count = len(wave.threads[index])
+    if count % WARP:
+        raise Fault("a warp of fewer than 32 threads cannot run this")
+    return count // WARP
+
+
+@rule("ldmatrix")
+def _ldmatrix(code: Assembler, instruction: Instruction) -> Step:
+    registers = code.parts(instruction.operands[0])
+    writers = [code.write(register, np.uint32) for register in registers]
+    read = code.address(instruction.operands[1])
+    transposed, count = _shape(instruction), len(registers)
+
+    def step(wave: Any, index: Index) -> None:
+        rows = _rows(wave, index, read(wave, index), count)
+        wave.shadow.read(_readers(wave, index, count), rows.reshape(-1), 16)
+        found = wave.shared[rows[..., None] + np.arange(16)].view(np.uint16)  # [warps, matrices, 8, 8]
+        if transposed:
+            found = np.ascontiguousarray(found.swapaxes(2, 3))
+        words = found.view(np.uint32).reshape(len(rows), count, WARP)
+        for number, write in enumerate(writers):
+            write(wave, index, words[:, number].reshape(-1))
+
+    return step
+
+
+@rule("stmatrix")
+def _stmatrix(code: Assembler, instruction: Instruction) -> Step:
+    registers = code.parts(instruction.operands[1])
+    readers = [code.read(register, np.uint32) for register in registers]
+    read = code.address(instruction.operands[0])
+    transposed, count = _shape(instruction), len(registers)
+
+    def step(wave: Any, index: Index) -> None:
+        rows = _rows(wave, index, read(wave, index), count)
+        shape = wave.threads[index].shape
+        words = np.stack([np.broadcast_to(r(wave, index), shape).reshape(-1, WARP) for r in readers], 1)
+        values = np.ascontiguousarray(words).view(np.uint16).reshape(*rows.shape, 8)
+        if transposed:
+            values = np.ascontiguousarray(values.swapaxes(2, 3))
+        wave.shadow.write(_readers(wave, index, count), rows.reshape(-1), 16)
+        wave.shared[rows[..., None] + np.arange(16)] = values.view(np.uint8)
+
+    return step
+
+
+def _shape(instruction: Instruction) -> bool:
+    if "m8n8" not in instruction.modifiers or instruction.type != "b16":
+        raise UnknownPtx("only m8n8 matrices of b16 are supported")
+    return "trans" in instruction.modifiers
+
+
+def _rows(wave: Any, index: Index, addresses: Array, count: int) -> Array:
+    """Offsets of the rows of each warp's matrices: lane 8 i + j names row j of matrix i."""
+    warps = whole_warps(wave, index)
+    threads = wave.threads[index].reshape(warps, WARP)[:, : 8 * count]
+    named = np.broadcast_to(addresses, wave.threads[index].shape).reshape(warps, WARP)[:, : 8 * count]
+    _, offsets = wave.locate("shared", threads.reshape(-1), named.reshape(-1), 16)
+    return offsets.reshape(warps, count, 8)
+
+
+def _readers(wave: Any, index: Index, count: int) -> Array:
+    """The threads that name rows."""
+    return wave.threads[index].reshape(-1, WARP)[:, : 8 * count].reshape(-1)
+
+
+# --- mma.sync ------------------------------------------------------------------------------------------------------------
+
+
+def fragment(registers: list[Array], element: Any, warps: int) -> Array:
+    """[registers, threads] of packed words as [warps, registers, lanes, elements of a register]."""
+    words = np.stack([np.broadcast_to(r, (warps * WARP,)).reshape(warps, WARP) for r in registers], 1)
+    return np.ascontiguousarray(words).view(element).reshape(warps, len(registers), WARP, -1)
+
+
+def matrix_a(parts: Array) -> Array:
+    """[warps, 16, k] of the fragment of A: registers alternate between the rows 0 to 7 and 8 to 15."""
+    warps, count, _, per = parts.shape
+    result = np.empty((warps, 16, count // 2 * 4 * per), parts.dtype)
+    for number in range(count):
+        for e in range(per):
+            result[:, GROUP + 8 * (number % 2), per * IN_GROUP + e + 4 * per * (number // 2)] = parts[:, number, :, e]
+    return result
+
+
+def matrix_b(parts: Array) -> Array:
+    """[warps, 8, k]: B by columns."""
+    warps, count, _, per = parts.shape
+    result = np.empty((warps, 8, count * 4 * per), parts.dtype)
+    for number in range(count):
+        for e in range(per):
+            result[:, GROUP, per * IN_GROUP + e + 4 * per * number] = parts[:, number, :, e]
+    return result
+
+
+@rule("mma")
+def _mma(code: Assembler, instruction: Instruction) -> Step:
+    modifiers = [m for m in instruction.modifiers if m not in ("sync", "aligned", "row", "col", "satfinite", "kind::f8f6f4")]
+    if "satfinite" in instruction.modifiers or len(modifiers) != 5:
+        raise UnknownPtx("only dense products that wrap are supported")
+    shape, d_type, a_type, b_type, c_type = modifiers
+    size = re.fullmatch(r"m16n8k(\d+)", shape)
+    if size is None or a_type not in ELEMENTS or b_type not in ELEMENTS or d_type != c_type or d_type not in ("f32", "s32"):
+        raise UnknownPtx(f"products of {shape} with {a_type}, {b_type} and {d_type} are not supported")
+    accumulator = np.float32 if d_type == "f32" else np.int32
+    writers = [code.write(register, accumulator) for register in code.parts(instruction.operands[0])]
+    words_a, words_b = ([code.read(register, np.uint32) for register in code.parts(o)] for o in instruction.operands[1:3])
+    words_c = [code.read(register, accumulator) for register in code.parts(instruction.operands[3])]
+    per = 4 // np.dtype(ELEMENTS[a_type]).itemsize
+    if len(words_a) // 2 * 4 * per != int(size[1]):
+        raise UnknownPtx(f"{len(words_a)} registers do not hold a matrix of {shape}")
+
+    def step(wave: Any, index: Index) -> None:
+        warps = whole_warps(wave, index)
+        a = matrix_a(fragment(_all(words_a, wave, index), ELEMENTS[a_type], warps))
+        b = matrix_b(fragment(_all(words_b, wave, index), ELEMENTS[b_type], warps))
+        c = np.empty((warps, 16, 8), accumulator)
+        for number, read in enumerate(words_c):
+            values = np.broadcast_to(read(wave, index), (warps * WARP,)).reshape(warps, WARP)
+            c[:, GROUP + 8 * (number // 2), 2 * IN_GROUP + number % 2] = values
+        d = product(a, b, c, a_type, b_type, wave.launch.arch)
+        for number, write in enumerate(writers):
+            write(wave, index, d[:, GROUP + 8 * (number // 2), 2 * IN_GROUP + number % 2].reshape(-1))
+
+    return step
+
+
+def _all(readers: list[Reader], wave: Any, index: Index) -> list[Array]:
+    return [read(wave, index) for read in readers]

@@ -1,0 +1,221 @@
+"""Barriers in shared memory that count arrivals of threads and bytes of copies. A phase ends when neither is missing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tests.gpu.ptx.faults import Fault, UnknownPtx
+from tests.gpu.ptx.program import SHARED_BASE, SHARED_WINDOW, Array, Arrive, Assembler, Index, Instruction, Step, rule, waits
+from tests.gpu.ptx.text import Sink
+from tests.gpu.ptx.wave import Context
+
+LARGEST_COUNT = (1 << 20) - 1
+
+
+@dataclass(slots=True, eq=False)
+class Mbarrier:
+    """An address in all blocks of a wave; arrays have an element per block. `count` is 0 where none was initialised."""
+
+    count: Array
+    missing: Array  # arrivals
+    bytes: Array  # that copies still have to bring
+    phase: Array  # how many have ended
+
+
+@dataclass(slots=True, eq=False)
+class Waiting:
+    threads: Array
+    addresses: Array
+    parities: Array
+    context: Context
+    write: Any
+
+
+def shared_offset(addresses: Array) -> Array:
+    """Addresses of shared memory may be generic ones where an instruction names no space."""
+    return np.where(addresses >= SHARED_WINDOW, addresses - SHARED_WINDOW, addresses)
+
+
+def groups(wave: Any, index: Index, addresses: Array) -> list[tuple[int, Array]]:
+    """The mbarriers that threads name, with the positions of these threads."""
+    addresses = np.broadcast_to(shared_offset(addresses), wave.threads[index].shape)
+    wave.locate("shared", index, addresses, 8)
+    return [(int(a), np.flatnonzero(addresses == a)) for a in np.unique(addresses)]
+
+
+def barrier_at(wave: Any, address: int, slots: Array) -> Mbarrier:
+    barrier = wave.state.setdefault("mbarriers", {}).get(address)
+    if barrier is None or (barrier.count[slots] == 0).any():
+        raise Fault(f"no mbarrier was initialised at shared offset {address - SHARED_BASE}")
+    return barrier
+
+
+def arrive(wave: Any, address: int, slots: Array, arrivals: Array, expected: Array) -> None:
+    """Arrivals of threads, which may announce bytes first. A slot may occur several times."""
+    barrier = barrier_at(wave, address, slots)
+    blocks = len(wave.blocks)
+    barrier.bytes += np.bincount(slots, expected, blocks).astype(np.int64)
+    barrier.missing -= np.bincount(slots, arrivals, blocks).astype(np.int64)
+    if (barrier.missing < 0).any():
+        raise Fault(f"the mbarrier at shared offset {address - SHARED_BASE} gets more arrivals than it counts")
+    end_phases(wave, barrier)
+
+
+def bring(wave: Any, address: int, slots: Array, num_bytes: Array) -> None:
+    """Bytes that copies have brought."""
+    barrier = barrier_at(wave, address, slots)
+    barrier.bytes -= np.bincount(slots, num_bytes, len(wave.blocks)).astype(np.int64)
+    end_phases(wave, barrier)
+
+
+def end_phases(wave: Any, barrier: Mbarrier) -> None:
+    ended = (barrier.count > 0) & (barrier.missing == 0) & (barrier.bytes == 0)
+    if ended.any():
+        barrier.phase += ended
+        barrier.missing = np.where(ended, barrier.count, barrier.missing)
+        release(wave, whole=True)
+
+
+def release(wave: Any, *, whole: bool) -> bool:
+    """Let the threads go whose phase has ended. With `whole`, those of a context go together, so that blocks keep their step."""
+    waiting: list[Waiting] = wave.state.get("an mbarrier", [])
+    released = False
+    for w in list(waiting):
+        ready = _ended(wave, w)
+        if not ready.any() or (whole and not ready.all()):
+            continue
+        released = True
+        waiting.remove(w)
+        threads = w.threads[ready]
+        w.write(wave, threads, np.ones(1, bool))
+        wave.shadow.synchronise(threads)
+        wave.resume(w.context.piece + 1, threads, w.context.join, w.context.age + 1)
+        if not ready.all():
+            waiting.append(Waiting(w.threads[~ready], w.addresses[~ready], w.parities[~ready], w.context, w.write))
+    return released
+
+
+def _ended(wave: Any, w: Waiting) -> Array:
+    result = np.zeros(len(w.threads), bool)
+    for address in np.unique(w.addresses):
+        here = w.addresses == address
+        slots = wave.slot[w.threads[here]]
+        result[here] = (barrier_at(wave, int(address), slots).phase[slots] & 1) != w.parities[here]
+    return result
+
+
+def _release_some(wave: Any) -> bool:
+    return release(wave, whole=False)
+
+
+@waits("mbarrier.try_wait", "mbarrier.test_wait")
+def _wait(code: Assembler, instruction: Instruction) -> Arrive:
+    """`try_wait` may give up: here it does so once, and waits until the phase ends when it is tried again. `test_wait` never waits."""
+    if "parity" not in instruction.modifiers:
+        raise UnknownPtx("waits by state are not supported; use .parity")
+    to, address, parity = instruction.operands[:3]
+    write, read_address, read_parity = code.write(to, np.bool_), code.address(address), code.read(parity, np.uint32)
+    tests = instruction.modifiers[0] == "test_wait"
+
+    def wait(wave: Any, context: Context) -> None:
+        index = context.index
+        addresses = np.broadcast_to(shared_offset(read_address(wave, index)), context.threads.shape)
+        wave.locate("shared", index, addresses, 8)
+        parities = np.broadcast_to(read_parity(wave, index) & np.uint32(1), context.threads.shape)
+        waiting = Waiting(context.threads, addresses, parities, context, write)
+        ready = _ended(wave, waiting)
+        tried = wave.state.setdefault("tried", np.full(len(wave.threads), -1))
+        again = bool((tried[context.threads] == context.piece).all())
+        tried[context.threads] = -1 if ready.all() else context.piece
+        if tests or ready.all() or not again:
+            ready = ready if tests or ready.all() else np.zeros(1, bool)  # all try again, so that blocks keep their step
+            write(wave, index, ready)
+            ready = np.broadcast_to(ready, context.threads.shape)
+            if ready.any():
+                wave.shadow.synchronise(context.threads[ready])
+            wave.resume(context.piece + 1, context.threads, context.join, context.age + 1)
+            return
+        if _release_some not in wave.last_stalls:
+            wave.last_stalls.append(_release_some)
+        wave.state.setdefault("an mbarrier", []).append(waiting)
+
+    return wait
+
+
+@rule("mbarrier")
+def _mbarrier(code: Assembler, instruction: Instruction) -> Step:
+    action = instruction.modifiers[0]
+    match action:
+        case "init":
+            return _init(code, instruction)
+        case "inval":
+            read = code.address(instruction.operands[0])
+
+            def invalidate(wave: Any, index: Index) -> None:
+                for address, positions in groups(wave, index, read(wave, index)):
+                    slots = wave.slot[index][positions]
+                    barrier_at(wave, address, slots).count[slots] = 0
+
+            return invalidate
+        case "arrive":
+            return _arrive(code, instruction)
+        case "expect_tx":
+            read, read_bytes = code.address(instruction.operands[0]), code.read(instruction.operands[1], np.uint32)
+
+            def expect(wave: Any, index: Index) -> None:
+                amounts = np.broadcast_to(read_bytes(wave, index), wave.threads[index].shape)
+                for address, positions in groups(wave, index, read(wave, index)):
+                    arrive(wave, address, wave.slot[index][positions], np.zeros(len(positions)), amounts[positions])
+
+            return expect
+        case _:
+            raise UnknownPtx(f"mbarrier.{action} is not supported")
+
+
+def _init(code: Assembler, instruction: Instruction) -> Step:
+    read, read_count = code.address(instruction.operands[0]), code.read(instruction.operands[1], np.uint32)
+
+    def init(wave: Any, index: Index) -> None:
+        counts = np.broadcast_to(read_count(wave, index), wave.threads[index].shape).astype(np.int64)
+        if (counts < 1).any() or (counts > LARGEST_COUNT).any():
+            raise Fault(f"an mbarrier counts from 1 to {LARGEST_COUNT} arrivals, and is told {counts.min()}")
+        barriers = wave.state.setdefault("mbarriers", {})
+        for address, positions in groups(wave, index, read(wave, index)):
+            slots = wave.slot[index][positions]
+            if address not in barriers:
+                barriers[address] = Mbarrier(*(np.zeros(len(wave.blocks), np.int64) for _ in range(4)))
+            barrier = barriers[address]
+            barrier.count[slots] = barrier.missing[slots] = counts[positions]
+            barrier.bytes[slots] = barrier.phase[slots] = 0
+
+    return init
+
+
+def _arrive(code: Assembler, instruction: Instruction) -> Step:
+    """`mbarrier.arrive{.expect_tx} _, [address]{, number}`."""
+    announces = "expect_tx" in instruction.modifiers
+    if {"noComplete", "drop"} & set(instruction.modifiers) or any(m.startswith("shared::cluster") for m in instruction.modifiers):
+        raise UnknownPtx("only plain arrivals at an mbarrier of the same block are supported")
+    operands = list(instruction.operands)
+    state = operands.pop(0)
+    if not isinstance(state, Sink):
+        write_state = code.write(state, np.uint64)
+    else:
+        write_state = None
+    read = code.address(operands[0])
+    read_number = code.read(operands[1], np.uint32) if len(operands) > 1 else None
+
+    def step(wave: Any, index: Index) -> None:
+        shape = wave.threads[index].shape
+        numbers = np.broadcast_to(read_number(wave, index), shape) if read_number is not None else np.ones(shape)
+        if write_state is not None:
+            write_state(wave, index, np.zeros(1, np.uint64))  # nothing here waits by state
+        for address, positions in groups(wave, index, read(wave, index)):
+            ones = np.ones(len(positions))
+            given = numbers[positions]
+            arrive(wave, address, wave.slot[index][positions], ones if announces else given, given if announces else 0 * ones)
+
+    return step

@@ -1,0 +1,194 @@
+"""Loads, stores and atomics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tests.gpu.ptx.faults import UnknownPtx
+from tests.gpu.ptx.instructions.arithmetic import maximum, minimum
+from tests.gpu.ptx.memory import AddressFault
+from tests.gpu.ptx.program import DTYPES, LOCAL_WINDOW, PACKED, SHARED_WINDOW, Array, Assembler, Index, Instruction, Step, bits_of, rule
+from tests.gpu.ptx.text import Address, Symbol, Vector
+
+SPACES = ("global", "shared", "local", "param", "const")
+
+
+def space_of(instruction: Instruction) -> str:
+    """The state space that an instruction names, or `generic`."""
+    names = {m.partition("::")[0] for m in instruction.modifiers}
+    return next((space for space in SPACES if space in names), "generic")
+
+
+Access = Callable[[Any, Index, dict[int, Array], Array, str], None]
+
+
+def reaching(space: str, address: Any, size: int, access: Access) -> Step:
+    """A step that finds the words of addresses and hands them to an access. Generic addresses may lie in several spaces."""
+    if space != "generic":
+
+        def step(wave: Any, index: Index) -> None:
+            addresses = address(wave, index)
+            if len(addresses) == 1 and space != "param":
+                addresses = np.broadcast_to(addresses, wave.threads[index].shape)
+            try:
+                words, offsets = wave.locate(space, index, addresses, size)
+            except AddressFault as fault:
+                raise AddressFault(fault.position, f"{fault}") from None
+            access(wave, index, words, offsets, space)
+
+        return step
+
+    def generic(wave: Any, index: Index) -> None:
+        addresses = np.broadcast_to(address(wave, index), wave.threads[index].shape)
+        spaces = wave.space_of(addresses)
+        for number, (name, window) in enumerate((("global", 0), ("shared", SHARED_WINDOW), ("local", LOCAL_WINDOW))):
+            here = spaces == number
+            if here.all():
+                access(wave, index, *wave.locate(name, index, addresses - window, size), name)
+            elif here.any():
+                threads = wave.threads[index][here]
+                access(wave, threads, *wave.locate(name, threads, addresses[here] - window, size), name)
+
+    return generic
+
+
+def orders(instruction: Instruction) -> bool:
+    """Whether threads may signal to others by an access."""
+    return bool({"volatile", "acquire", "release", "relaxed", "mmio"} & set(instruction.modifiers))
+
+
+def note_grain(code: Assembler, space: str, num_bytes: int) -> None:
+    if space in ("shared", "generic"):
+        code.shared_grain = min(code.shared_grain, num_bytes)
+
+
+@rule("ld", "ldu")
+def _ld(code: Assembler, instruction: Instruction) -> Step:
+    dtype = DTYPES[instruction.type]
+    bits = bits_of(dtype)
+    writers = [code.write(part, dtype) for part in code.parts(instruction.operands[0])]
+    place = instruction.operands[1]
+    if space_of(instruction) == "param" and isinstance(place, Address) and isinstance(place.base, Symbol):
+        at = code.parameters[place.base.name] + place.offset
+        if at % (bits // 8):
+            raise UnknownPtx("a misaligned parameter")
+
+        def parameter(wave: Any, index: Index) -> None:
+            for number, write in enumerate(writers):
+                start = at + number * (bits // 8)
+                write(wave, index, wave.parameters[start : start + bits // 8].view(dtype))
+
+        return parameter
+    shift = bits.bit_length() - 4  # log2 of the bytes
+
+    strong = orders(instruction)
+    note_grain(code, space_of(instruction), bits // 8)
+
+    def load(wave: Any, index: Index, words: dict[int, Array], offsets: Array, space: str) -> None:
+        if strong:
+            wave.shadow.synchronise(index)
+        elif space == "shared":
+            wave.shadow.read(wave.threads[index], offsets, bits // 8 * len(writers))
+        data, at = words[bits], offsets >> shift
+        for number, write in enumerate(writers):
+            write(wave, index, data[at + number].view(dtype))
+
+    return reaching(space_of(instruction), code.address(instruction.operands[1]), bits // 8 * len(writers), load)
+
+
+@rule("st")
+def _st(code: Assembler, instruction: Instruction) -> Step:
+    dtype = np.dtype(f"u{bits_of(DTYPES[instruction.type]) // 8}").type
+    bits = bits_of(dtype)
+    readers = [code.read(part, dtype) for part in code.parts(instruction.operands[1])]
+    shift = bits.bit_length() - 4
+    space = space_of(instruction)
+    if space in ("param", "const"):
+        raise UnknownPtx("stores to parameters and constants are not supported")
+
+    strong = orders(instruction)
+    note_grain(code, space, bits // 8)
+
+    def store(wave: Any, index: Index, words: dict[int, Array], offsets: Array, space: str) -> None:
+        if space == "shared" and not strong:
+            wave.shadow.write(wave.threads[index], offsets, bits // 8 * len(readers))
+        data, at = words[bits], offsets >> shift
+        for number, read in enumerate(readers):
+            data[at + number] = read(wave, index)
+
+    return reaching(space, code.address(instruction.operands[0]), bits // 8 * len(readers), store)
+
+
+@rule("prefetch", "prefetchu", "discard", "applypriority", "createpolicy")
+def _hint(code: Assembler, instruction: Instruction) -> Step:
+    return lambda wave, index: None
+
+
+# --- atomics -------------------------------------------------------------------------------------------------------------
+
+UPDATES: dict[str, Callable[..., Array]] = {  # what is stored, of the old value and the operands
+    "add": lambda old, value: old + value,
+    "min": minimum,
+    "max": maximum,
+    "and": lambda old, value: old & value,
+    "or": lambda old, value: old | value,
+    "xor": lambda old, value: old ^ value,
+    "exch": lambda old, value: value,
+    "cas": lambda old, compare, value: np.where(old == compare, value, old),
+    "inc": lambda old, value: np.where(old >= value, old.dtype.type(0), old + old.dtype.type(1)),
+    "dec": lambda old, value: np.where((old == 0) | (old > value), value, old - old.dtype.type(1)),
+}
+
+
+@rule("atom", "red")
+def _atomic(code: Assembler, instruction: Instruction) -> Step:
+    """One thread after the other where several meet at an address: in the order of their numbers, or in a random one."""
+    if instruction.opcode == "red" and "async" in instruction.modifiers:
+        raise UnknownPtx("red.async is not supported")
+    name = next(m for m in instruction.modifiers if m in UPDATES)
+    update = UPDATES[name]
+    type_ = instruction.type
+    packed = PACKED.get(type_)
+    dtype = DTYPES[type_]
+    bits = bits_of(dtype)
+    shift = bits.bit_length() - 4
+    operands = list(instruction.operands)
+    target = operands.pop(0) if instruction.opcode == "atom" else None
+    if any(isinstance(operand, Vector) for operand in operands):
+        raise UnknownPtx("atomics of vectors are not supported")
+    write = code.write(target, dtype) if target is not None else None
+    readers = [code.read(operand, dtype) for operand in operands[1:]]
+
+    def combine(old: Array, *values: Array) -> Array:
+        if packed is None:
+            return update(old, *values)
+        return update(*(np.ascontiguousarray(v).view(packed).reshape(-1, 2) for v in (old, *values))).astype(packed).view(dtype)[:, 0]
+
+    def access(wave: Any, index: Index, words: dict[int, Array], offsets: Array, space: str) -> None:
+        wave.shadow.synchronise(index)
+        data = words[bits]
+        at = offsets >> shift
+        values = [np.broadcast_to(read(wave, index), at.shape) for read in readers]
+        before = np.empty(at.shape, dtype)
+        left = np.arange(len(at)) if wave.random is None else wave.random.permutation(len(at))
+        while left.size:
+            places, first = np.unique(at[left], return_index=True)
+            turn = left[first]
+            old = data[places].view(dtype)
+            before[turn] = old
+            data[places] = np.ascontiguousarray(combine(old, *(v[turn] for v in values)).astype(dtype)).view(data.dtype)
+            left = np.delete(left, first)
+        if write is not None:
+            write(wave, index, before)
+
+    return reaching(space_of(instruction), code.address(operands[0]), bits // 8, access)
+
+
+@rule("membar", "fence")
+def _fence(code: Assembler, instruction: Instruction) -> Step:
+    if "proxy" in instruction.modifiers and "async" in {m.partition("::")[0] for m in instruction.modifiers}:
+        return lambda wave, index: wave.shadow.fence(wave.threads[index])
+    return lambda wave, index: None

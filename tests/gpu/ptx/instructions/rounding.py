@@ -1,0 +1,82 @@
+"""How matrix units sum: products and the accumulator are aligned to the largest exponent, cut to a number of bits, and summed at once.
+
+The numbers are those of MMA-Sim (arXiv 2511.10909), which its authors compared with cards in bits; NVIDIA documents none of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from tests.gpu.ptx.program import Array
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    terms: int  # products of one fused sum
+    fraction: int  # bits behind the binary point of the largest exponent that a term keeps
+
+
+def unit_of(arch: tuple[int, int], *, eight_bits: bool) -> Unit:
+    if eight_bits:
+        return Unit(32 if arch >= (9, 0) else 16, 13)
+    return Unit(16, 25) if arch >= (9, 0) else Unit(8, 24)
+
+
+ELEMENTS: dict[str, Any] = {
+    "bf16": ml_dtypes.bfloat16,
+    "f16": np.float16,
+    "e4m3": ml_dtypes.float8_e4m3fn,
+    "e5m2": ml_dtypes.float8_e5m2,
+    "s8": np.int8,
+    "u8": np.uint8,
+}
+LEAST_EXPONENT = {"bf16": -126, "f16": -14, "e4m3": -6, "e5m2": -14}
+NOTHING = -300  # the exponent of a zero, below all others
+
+
+def product(a: Array, b: Array, c: Array, a_type: str, b_type: str, arch: tuple[int, int]) -> Array:
+    """c[..., m, n] + the sum over k of a[..., m, k] b[..., n, k], as a unit computes it. Integers are exact and wrap."""
+    if a_type in ("s8", "u8"):
+        exact = np.matmul(a.astype(np.int64), b.astype(np.int64).swapaxes(-1, -2))
+        return (exact + c).astype(np.int32)
+    unit = unit_of(arch, eight_bits=a_type in ("e4m3", "e5m2"))
+    for start in range(0, a.shape[-1], unit.terms):
+        part = slice(start, start + unit.terms)
+        c = _fused(a[..., part], b[..., part], c, LEAST_EXPONENT[a_type], LEAST_EXPONENT[b_type], unit.fraction)
+    return c
+
+
+def _exponent(x: Array, least: int) -> Array:
+    """Of float64 values that came from a narrower type whose least exponent is given."""
+    exponent = (x.view(np.int64) >> 52 & 0x7FF) - 1023
+    return np.where(x == 0, NOTHING, np.maximum(exponent, least))
+
+
+def _power(exponent: Array) -> Array:
+    return ((exponent + 1023) << 52).view(np.float64)
+
+
+def _fused(a: Array, b: Array, c: Array, least_a: int, least_b: int, fraction: int) -> Array:
+    a, b, wide = (np.ascontiguousarray(x.astype(np.float64)) for x in (a, b, c))
+    products = a[..., :, None, :] * b[..., None, :, :]  # exact
+    exponents = _exponent(a, least_a)[..., :, None, :] + _exponent(b, least_b)[..., None, :, :]
+    largest = np.maximum(exponents.max(-1), _exponent(wide, -126))
+    largest = np.maximum(largest, -126)
+    scale = _power(fraction - largest)
+    total = np.trunc(products * scale[..., None]).sum(-1) + np.trunc(wide * scale)
+    value = total * _power(largest - fraction)
+    rounded = value.astype(np.float32)  # to nearest: a step back where that went away from zero
+    away = np.abs(rounded.astype(np.float64)) > np.abs(value)
+    result = np.where(away, np.nextafter(rounded, np.float32(0)), rounded)
+    if fraction < 23:  # the result keeps as many bits as the terms
+        bits = result.view(np.uint32)
+        result = (bits & ~np.uint32((1 << (23 - fraction)) - 1)).view(np.float32)
+    finite = np.isfinite(products).all(-1) & np.isfinite(wide)
+    if finite.all():
+        return result
+    special = (products.sum(-1) + wide).astype(np.float32)
+    return np.where(finite, result, np.where(np.isnan(special), np.uint32(0x7FFFFFFF).view(np.float32), special))

@@ -1,0 +1,285 @@
+"""wgmma: products that a warpgroup of 128 threads starts, on operands in shared memory, and that end when it waits for them.
+
+Until then their accumulators belong to the unit. A thread that touches one, or that starts a product on registers it has just written
+without a fence, is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tests.gpu.ptx.faults import Fault, UnknownPtx
+from tests.gpu.ptx.instructions.matrices import GROUP, IN_GROUP
+from tests.gpu.ptx.instructions.rounding import ELEMENTS, product
+from tests.gpu.ptx.program import SHARED_BASE, Array, Arrive, Assembler, Instruction, waits
+from tests.gpu.ptx.text import Immediate, Register, Vector
+from tests.gpu.ptx.wave import WARP, Context
+
+WARPGROUP = 128
+ROWS = 64
+SWIZZLES = {0: 16, 1: 128, 2: 64, 3: 32}  # by the layout type of a descriptor: bytes of a row of the swizzled tile
+
+
+@dataclass(slots=True, eq=False)
+class Product:
+    """A product of some warpgroups, with all it needs to be done later."""
+
+    threads: Array
+    do: Any
+    registers: frozenset[int]  # accumulators, and A where it is in registers
+
+
+@dataclass(slots=True, eq=False)
+class Flight:
+    """What warpgroups have started: the groups of each thread's products, the oldest first."""
+
+    groups: list[list[Product]] = field(default_factory=lambda: [[]])
+
+
+def flights(wave: Any) -> dict[int, Flight]:
+    """By the first thread of each warpgroup."""
+    return wave.state.setdefault("wgmma", {})
+
+
+def warpgroups(wave: Any, threads: Array) -> Array:
+    """The first thread of each warpgroup that runs an instruction. A part of one is refused."""
+    if wave.per_block % WARPGROUP:
+        whole = len(threads) == 0
+    else:
+        starts = threads[::WARPGROUP]
+        whole = len(threads) % WARPGROUP == 0 and bool((threads.reshape(-1, WARPGROUP) == starts[:, None] + np.arange(WARPGROUP)).all())
+        whole = whole and not (wave.thread[starts] % WARPGROUP).any()
+    if not whole:
+        raise Fault(f"a split warpgroup: {len(threads)} threads run an instruction of 128")
+    return threads[::WARPGROUP]
+
+
+def meet(action: Any) -> Arrive:
+    """Warps of a warpgroup come one by one; what they do together happens when all are there."""
+
+    def arrive(wave: Any, context: Context) -> None:
+        waiting: list[Context] = wave.state.setdefault("an instruction of a warpgroup", [])
+        same = [c for c in waiting if c.piece == context.piece]
+        threads = wave.union([context.threads, *(c.threads for c in same)])
+        number = wave.warp[threads] if wave.per_block % WARPGROUP else threads // WARPGROUP
+        complete = np.bincount(number, minlength=1)[number] == WARPGROUP
+        for c in (*same, context):
+            if c in waiting:
+                waiting.remove(c)
+            if (rest := c.threads[~complete[np.searchsorted(threads, c.threads)]]).size:
+                waiting.append(Context(c.piece, rest, rest, c.join, c.age))
+        if complete.any():
+            ready = threads[complete]
+            action(wave, ready)
+            for c in (*same, context):
+                wave.resume(c.piece + 1, c.threads[complete[np.searchsorted(threads, c.threads)]], c.join, c.age)
+
+    return arrive
+
+
+@waits("setmaxnreg")
+def _setmaxnreg(code: Assembler, instruction: Instruction) -> Arrive:
+    return meet(warpgroups)
+
+
+@waits("wgmma")
+def _wgmma(code: Assembler, instruction: Instruction) -> Arrive:
+    match instruction.modifiers[0]:
+        case "fence":
+            return meet(_fence)
+        case "commit_group":
+            return meet(_commit)
+        case "wait_group":
+            assert isinstance(instruction.operands[0], Immediate)
+            allowed = instruction.operands[0].value
+            return meet(lambda wave, threads: _wait(wave, threads, allowed))
+        case "mma_async":
+            return meet(_start(code, instruction))
+        case _:
+            raise UnknownPtx("not supported")
+
+
+def _fence(wave: Any, threads: Array) -> None:
+    warpgroups(wave, threads)
+    for flags in wave.written.values():
+        flags[threads] = False
+
+
+def _commit(wave: Any, threads: Array) -> None:
+    for first in warpgroups(wave, threads):
+        flights(wave).setdefault(int(first), Flight()).groups.append([])
+
+
+def _wait(wave: Any, threads: Array, allowed: int) -> None:
+    """Do the products of all committed groups but the last `allowed`. Warpgroups that do the same go together."""
+    due: dict[int, tuple[Product, list[Array]]] = {}
+    order: list[int] = []
+    for first in warpgroups(wave, threads):
+        flight = flights(wave).get(int(first))
+        while flight is not None and len(flight.groups) - 1 > allowed:
+            for started in flight.groups.pop(0):
+                if id(started) not in due:
+                    due[id(started)] = (started, [])
+                    order.append(id(started))
+                due[id(started)][1].append(np.arange(first, first + WARPGROUP))
+    for key in order:
+        started, parts = due[key]
+        started.do(wave, np.concatenate(parts))
+    _note_flights(wave, threads)
+
+
+def _note_flights(wave: Any, threads: Array) -> None:
+    """Which registers and bytes belong to products now."""
+    held = wave.state.setdefault("held", {})
+    for first in threads[::WARPGROUP]:
+        flight = flights(wave).get(int(first))
+        products = [p for group in flight.groups for p in group] if flight is not None else []
+        held[int(first)] = frozenset().union(*(p.registers for p in products))
+    wave.held = {first: registers for first, registers in held.items() if registers}
+
+
+def _start(code: Assembler, instruction: Instruction) -> Any:
+    modifiers = [m for m in instruction.modifiers[1:] if m not in ("sync", "aligned")]
+    if len(modifiers) != 4:
+        raise UnknownPtx("only dense products that wrap are supported")
+    shape, d_type, a_type, b_type = modifiers
+    size = re.fullmatch(r"m64n(\d+)k(\d+)", shape)
+    if size is None or a_type not in ELEMENTS or b_type not in ELEMENTS or d_type not in ("f32", "s32"):
+        raise UnknownPtx(f"products of {shape} with {a_type}, {b_type} and {d_type} are not supported")
+    n, k = int(size[1]), int(size[2])
+    element = ELEMENTS[a_type]
+    if n % 8 or not 8 <= n <= 256 or k * np.dtype(element).itemsize != 32:
+        raise UnknownPtx(f"there is no product of {shape}")
+    accumulator = np.float32 if d_type == "f32" else np.int32
+    to, a, b, scale_d, *immediates = instruction.operands
+    assert isinstance(to, Vector)
+    if len(to.parts) != n // 2:
+        raise UnknownPtx(f"{len(to.parts)} registers do not hold {ROWS} x {n} numbers of a warpgroup")
+    if any(not isinstance(i, Immediate) for i in immediates) or [i.value for i in immediates[2:] if isinstance(i, Immediate)] not in (
+        [],
+        [0],
+        [0, 0],
+    ):
+        raise UnknownPtx("transposed operands are not supported")
+    if [i.value for i in immediates[:2] if isinstance(i, Immediate)] not in ([1, 1], []):
+        raise UnknownPtx("negated operands are not supported")
+    readers = [code.read(part, accumulator) for part in to.parts]
+    writers = [code.write(part, accumulator) for part in to.parts]
+    read_scale = code.read(scale_d, np.bool_)
+    read_b = code.read(b, np.uint64)
+    in_registers = isinstance(a, Vector)
+    read_a = [code.read(part, np.uint32) for part in a.parts] if isinstance(a, Vector) else [code.read(a, np.uint64)]
+    parts = (*to.parts, *(a.parts if isinstance(a, Vector) else ()))
+    registers = frozenset(part.slot for part in parts if isinstance(part, Register))
+    code.unit_registers |= registers
+    own = frozenset(part.slot for part in to.parts if isinstance(part, Register))
+
+    def start(wave: Any, threads: Array) -> None:
+        for first in warpgroups(wave, threads):
+            held = wave.held.get(int(first), frozenset())
+            other = [
+                p
+                for group in flights(wave).get(int(first), Flight()).groups
+                for p in group
+                if p.registers & registers and not own <= p.registers
+            ]
+            if held and other:
+                raise Fault("the accumulators belong to a product of another shape that was not awaited")
+        if slots := [slot for slot in registers if wave.written[slot][threads].any()]:
+            names = ", ".join(wave.program.kernel.registers[slot].name for slot in sorted(slots)[:3])
+            raise Fault(f"{names}: written after the last wgmma.fence, which must order it before the product")
+        groups = threads.reshape(-1, WARPGROUP)
+        one = groups[:, 0]
+        offsets_b = operand(wave, one, read_b(wave, threads).reshape(-1)[_picks(threads, read_b(wave, threads))], n)
+        adds = np.broadcast_to(read_scale(wave, threads), threads.shape)[::WARPGROUP].copy()
+        if in_registers:
+            kept = [np.broadcast_to(read(wave, threads), threads.shape).copy() for read in read_a]
+            offsets_a = np.zeros((0, 16), np.int64)
+        else:
+            kept = []
+            descriptors = read_a[0](wave, threads)
+            offsets_a = operand(wave, one, descriptors.reshape(-1)[_picks(threads, descriptors)], ROWS)
+        pieces = [
+            [wave.shadow.begin_reading(one[[g]], offsets[g], 0) for offsets in (offsets_a, offsets_b) if offsets.size]
+            for g in range(len(one))
+        ]
+
+        def do(wave: Any, who: Array) -> None:
+            chosen = np.searchsorted(threads[::WARPGROUP], who[::WARPGROUP])
+            count = len(chosen)
+            if in_registers:
+                rows_a = _registers_of_a([r.reshape(-1, WARPGROUP)[chosen] for r in kept], element)
+            else:
+                rows_a = wave.shared[offsets_a[chosen]].reshape(count, ROWS, 32).view(element)
+            rows_b = wave.shared[offsets_b[chosen]].reshape(count, n, 32).view(element)
+            c = np.zeros((count, ROWS, n), accumulator)
+            row, column = _places()
+            for number, read in enumerate(readers):
+                c[:, row + 8 * (number // 2 % 2), column + 8 * (number // 4) + number % 2] = read(wave, who).reshape(count, WARPGROUP)
+            c = np.where(adds[chosen][:, None, None], c, accumulator(0))
+            d = product(rows_a, rows_b, c, a_type, b_type, wave.launch.arch)
+            for group in chosen:
+                for read_pieces in pieces[group]:
+                    wave.shadow.end_reading(read_pieces)
+            for number, write in enumerate(writers):
+                write(wave, who, d[:, row + 8 * (number // 2 % 2), column + 8 * (number // 4) + number % 2].reshape(-1))
+
+        started = Product(threads, do, registers)
+        for first in one:
+            flights(wave).setdefault(int(first), Flight()).groups[-1].append(started)
+        _note_flights(wave, threads)
+
+    return start
+
+
+def _picks(threads: Array, values: Array) -> Array:
+    """The positions at which values of the first threads of warpgroups stand. A descriptor is the same in all threads of one."""
+    if len(values) == 1:
+        return np.zeros(len(threads) // WARPGROUP, np.int64)
+    if (values.reshape(-1, WARPGROUP) != values.reshape(-1, WARPGROUP)[:, :1]).any():
+        raise Fault("the threads of a warpgroup give different descriptors")
+    return np.arange(0, len(threads), WARPGROUP)
+
+
+def _places() -> tuple[Array, Array]:
+    warp = np.arange(WARPGROUP) // WARP
+    return 16 * warp + np.tile(GROUP, 4), 2 * np.tile(IN_GROUP, 4)
+
+
+def _registers_of_a(parts: list[Array], element: Any) -> Array:
+    """[warpgroups, 64, k] of four registers a thread."""
+    words = np.ascontiguousarray(np.stack(parts, -1)).view(element)  # [warpgroups, 128, 4 * elements of a register]
+    per = words.shape[-1] // 4
+    result = np.empty((words.shape[0], ROWS, 8 * per), words.dtype)
+    row, _ = _places()
+    inside = np.tile(IN_GROUP, 4)
+    for number in range(4):
+        for e in range(per):
+            result[:, row + 8 * (number % 2), per * inside + e + 4 * per * (number // 2)] = words[..., number * per + e]
+    return result
+
+
+def operand(wave: Any, threads: Array, descriptors: Array, rows: int) -> Array:
+    """[warpgroups, rows * 32]: the offset of each byte of 32 bytes of K in all rows of a matrix that a descriptor names."""
+    d = descriptors.astype(np.int64)
+    start, leading, stride = ((d >> shift & 0x3FFF) << 4 for shift in (0, 16, 32))
+    layouts = np.unique(d >> 62 & 3)
+    if len(layouts) > 1 or (d >> 49 & 7).any():
+        raise Fault("descriptors of one product with several layouts, or with a base offset, are not supported")
+    width = SWIZZLES[int(layouts[0])]
+    row, byte = np.arange(rows)[None, :, None], np.arange(32)[None, None, :]
+    start, leading, stride = (x[:, None, None] for x in (start, leading, stride))
+    if width == 16:  # core matrices of 8 rows by 16 bytes, one after the other
+        address = start + row // 8 * stride + row % 8 * 16 + byte // 16 * leading + byte % 16
+    else:
+        address = start + row // 8 * stride + row % 8 * width + byte
+        address = address ^ ((address >> 7 & (width // 16 - 1)) << 4)
+    flat = address.reshape(len(threads), -1)
+    low, high = int(flat.min()) - SHARED_BASE, int(flat.max()) - SHARED_BASE
+    if low < 0 or high >= wave.shared_bytes:
+        raise Fault(f"an operand of a product lies at shared offsets {low} to {high}, outside {wave.shared_bytes} bytes")
+    return wave.slot[threads][:, None] * wave.shared_stride + flat - SHARED_BASE

@@ -1,0 +1,81 @@
+"""Runs a kernel: parse, assemble, and the blocks of its grid, wave after wave."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tests.gpu.ptx.faults import Fault
+from tests.gpu.ptx.instructions import arithmetic, barriers, copies, matrices, mbarriers, memory, moves, warpgroups, warps
+from tests.gpu.ptx.memory import Memory
+from tests.gpu.ptx.program import Assembler, Program
+from tests.gpu.ptx.text import Module, parse
+from tests.gpu.ptx.wave import PATIENCE, Launch, Wave
+
+TABLES = (arithmetic, barriers, copies, matrices, mbarriers, memory, moves, warpgroups, warps)  # importing them fills the tables
+
+THREADS_PER_WAVE = 1 << 15
+SHARED_PER_WAVE = 1 << 26
+Size = tuple[int, int, int]
+
+
+@dataclass(slots=True)
+class LoadedModule:
+    """A module in device memory. Kernels are assembled when they are first launched."""
+
+    module: Module
+    memory: Memory
+    globals: dict[str, int] = field(default_factory=dict)  # addresses of variables
+    programs: dict[str, Program] = field(default_factory=dict)
+
+    def program(self, name: str) -> Program:
+        if name not in self.programs:
+            self.programs[name] = Assembler(self.module, self.module.kernels[name], self.globals).program()
+        return self.programs[name]
+
+
+def arch_of(target: str) -> tuple[int, int]:
+    digits = re.sub(r"\D", "", target)
+    return int(digits[:-1]), int(digits[-1])
+
+
+def load(ptx: str, memory: Memory) -> LoadedModule:
+    loaded = LoadedModule(parse(ptx), memory)
+    for variable in loaded.module.variables:
+        if variable.space in ("global", "const"):
+            address = memory.allocate(variable.num_bytes)
+            if address is None:
+                raise Fault(f"no memory for the variable {variable.name} of {variable.num_bytes} bytes")
+            loaded.globals[variable.name] = address
+            memory.span(address, variable.num_bytes)[:] = np.frombuffer(variable.initial or bytes(variable.num_bytes), np.uint8)
+    return loaded
+
+
+def launch(
+    loaded: LoadedModule,
+    name: str,
+    grid: Size,
+    block: Size,
+    parameters: bytes,
+    *,
+    dynamic_bytes: int = 0,
+    seed: int = 0,
+    arch: tuple[int, int] | None = None,
+    patience: int = PATIENCE,
+) -> None:
+    """Run a grid to its end. Seed 0 keeps the order of blocks and does asynchronous work late; others draw orders at random."""
+    program = loaded.program(name)
+    what = Launch(program, grid, block, parameters, dynamic_bytes, loaded.memory, arch or arch_of(loaded.module.target), patience)
+    random = np.random.default_rng(seed) if seed else None
+    count = grid[0] * grid[1] * grid[2]
+    order = np.arange(count) if random is None else random.permutation(count)
+    shared = program.static_bytes + dynamic_bytes
+    at_once = max(1, min(THREADS_PER_WAVE // what.threads_per_block, SHARED_PER_WAVE // max(shared, 1)))
+    with np.errstate(all="ignore"):
+        for start in range(0, count, at_once):
+            try:
+                Wave(what, np.sort(order[start : start + at_once]), random).run()
+            except Fault as fault:
+                raise Fault(f"{name}: {fault}") from fault

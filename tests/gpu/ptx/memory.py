@@ -1,0 +1,134 @@
+"""Memory that kernels and copies reach: device memory and pinned memory of the host, with every allocation known.
+
+One block of host memory holds all. A device pointer lies in a range of its own that nothing maps: a host that follows one crashes, as
+it would with a card. A pointer to pinned memory is the host's own.
+"""
+
+from __future__ import annotations
+
+import bisect
+import ctypes
+import mmap
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tests.gpu.ptx.faults import Fault
+
+UNSIGNED = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}
+DEVICE_BASE = 0x3000_0000_0000  # no system maps user memory there by itself
+UNWRITTEN = 0xFF  # what fresh memory holds: NaN of every float type
+ALIGNMENT = 256
+
+
+class Memory:
+    def __init__(self, num_bytes: int = 1 << 30) -> None:
+        self.num_bytes = num_bytes
+        self._map = mmap.mmap(-1, num_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0))
+        self.bytes: NDArray[np.uint8] = np.frombuffer(self._map, np.uint8)
+        self.words = {bits: self.bytes.view(dtype) for bits, dtype in UNSIGNED.items()}
+        self.host_base = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        self._live: dict[int, int] = {}  # offset -> size
+        self._sorted: list[int] = []  # begin, end, begin, end, ... of the live allocations in order
+        self._edges = np.zeros(0, np.int64)  # the same
+        self._free: list[tuple[int, int]] = [(ALIGNMENT, num_bytes)]
+
+    # --- allocations ---------------------------------------------------------------------------------------------------
+
+    def allocate(self, num_bytes: int, *, pinned: bool = False) -> int | None:
+        """An address, or None where no room is left."""
+        room = -(-max(num_bytes, 1) // ALIGNMENT) * ALIGNMENT + ALIGNMENT  # a gap behind each: what runs over belongs to nobody
+        for index, (begin, end) in enumerate(self._free):
+            if end - begin >= room:
+                self._free[index] = (begin + room, end)
+                self._live[begin] = num_bytes
+                self._sort()
+                self.bytes[begin : begin + num_bytes] = UNWRITTEN
+                return begin + (self.host_base if pinned else DEVICE_BASE)
+        return None
+
+    def free(self, address: int) -> bool:
+        offset = self.offset(address)
+        if offset not in self._live:
+            return False
+        size = self._live.pop(offset)
+        room = -(-max(size, 1) // ALIGNMENT) * ALIGNMENT + ALIGNMENT
+        self._sort()
+        self._free = _joined(sorted([*self._free, (offset, offset + room)]))
+        return True
+
+    def allocation(self, address: int) -> tuple[int, int] | None:
+        """Address and size of the allocation in which an address lies."""
+        offset = self.offset(address)
+        for begin, size in self._live.items():
+            if begin <= offset < begin + max(size, 1):
+                return address - offset + begin, size
+        return None
+
+    @property
+    def allocated(self) -> int:
+        return sum(self._live.values())
+
+    @property
+    def available(self) -> int:
+        return max((end - begin - ALIGNMENT for begin, end in self._free), default=0)
+
+    def _sort(self) -> None:
+        self._sorted = [edge for begin in sorted(self._live) for edge in (begin, begin + self._live[begin])]
+        self._edges = np.array(self._sorted, np.int64)
+
+    # --- addresses -----------------------------------------------------------------------------------------------------
+
+    def offset(self, address: int) -> int:
+        return address - (DEVICE_BASE if DEVICE_BASE <= address < DEVICE_BASE + self.num_bytes else self.host_base)
+
+    def offsets(self, addresses: NDArray[np.int64], size: int) -> NDArray[np.int64]:
+        """Where the bytes at some addresses lie; a fault names the first that no allocation holds, or that is misaligned."""
+        if addresses.size == 0:
+            return addresses
+        if size > 1 and np.bitwise_or.reduce(addresses) & (size - 1):
+            wrong = int(np.flatnonzero(addresses & (size - 1))[0])
+            raise AddressFault(wrong, f"the address {addresses[wrong]:#x} is not a multiple of {size}")
+        low, high = int(np.minimum.reduce(addresses)), int(np.maximum.reduce(addresses))
+        base = DEVICE_BASE if low >= DEVICE_BASE and high < DEVICE_BASE + self.num_bytes else self.host_base
+        if base <= low and high < base + self.num_bytes:
+            place = bisect.bisect_right(self._sorted, low - base)
+            if place % 2 and high - base + size <= self._sorted[place]:
+                return addresses - base
+            offsets = addresses - base
+        else:
+            on_device = (addresses >= DEVICE_BASE) & (addresses < DEVICE_BASE + self.num_bytes)
+            offsets = addresses - np.where(on_device, DEVICE_BASE, self.host_base)
+        places = np.searchsorted(self._edges, offsets, side="right")
+        inside = places % 2 == 1
+        inside[inside] = offsets[inside] + size <= self._edges[places[inside]]
+        if not inside.all():
+            wrong = int(np.flatnonzero(~inside)[0])
+            raise AddressFault(wrong, f"the {size} bytes at {addresses[wrong]:#x} belong to no allocation")
+        return offsets
+
+    def span(self, address: int, num_bytes: int) -> NDArray[np.uint8]:
+        """The bytes of a copy, which must lie in one allocation."""
+        offset = self.offset(address)
+        place = bisect.bisect_right(self._sorted, offset)
+        if num_bytes and not (place % 2 and offset + num_bytes <= self._sorted[place]):
+            raise AddressFault(0, f"the {num_bytes} bytes at {address:#x} belong to no allocation")
+        return self.bytes[offset : offset + num_bytes]
+
+
+class AddressFault(Fault):
+    """A wrong address; `position` says which of the addresses asked for."""
+
+    def __init__(self, position: int, message: str) -> None:
+        super().__init__(message)
+        self.position = position
+
+
+def _joined(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    result: list[tuple[int, int]] = []
+    for begin, end in spans:
+        if result and result[-1][1] == begin:
+            result[-1] = (result[-1][0], end)
+        else:
+            result.append((begin, end))
+    return result

@@ -1,0 +1,154 @@
+"""What is known of each piece of shared memory: who wrote and read it last, which copies are on their way, what the units read.
+
+Threads are ordered by barriers alone. A barrier that threads pass gives them a new epoch; an access is in order with one of another
+thread if that came before the epoch. Lanes of a warp are in order by barriers of the warp, too. Where threads signal by atomics or by
+volatile, acquiring loads, these count as barriers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tests.gpu.ptx.faults import Fault
+
+NOBODY, SEVERAL, ASYNC = -1, -2, -3
+Array = NDArray[Any]
+
+
+class Shadow:
+    def __init__(self, num_bytes: int, grain: int, wave: Any) -> None:
+        """`grain`: the bytes of a piece, no more than the narrowest access has."""
+        self.grain, self.wave = grain, wave
+        count = num_bytes // grain
+        self.writer, self.reader = (np.full(count, NOBODY, np.int32) for _ in range(2))
+        self.write_time, self.read_time = (np.zeros(count, np.int32) for _ in range(2))
+        self.arriving, self.leaving = (np.zeros(count, np.int16) for _ in range(2))  # copies and products in flight that write and read it
+        self.generic = np.zeros(count, bool)  # written through the generic proxy, without a fence for the async one
+        self.time = 1
+        self.epoch, self.warp_epoch = (np.zeros(len(wave.threads), np.int32) for _ in range(2))
+
+    # --- what orders threads -----------------------------------------------------------------------------------------------
+
+    def synchronise(self, threads: Any) -> None:
+        self.time += 1
+        self.epoch[threads] = self.time
+
+    def synchronise_warps(self, threads: Any) -> None:
+        self.time += 1
+        self.warp_epoch[threads] = self.time
+
+    def fence(self, threads: Array) -> None:
+        """fence.proxy.async orders what its threads wrote, and what barriers had ordered before them."""
+        dirty = np.flatnonzero(self.generic)
+        if dirty.size == 0:
+            return
+        fencing = np.zeros(len(self.epoch) + 1, bool)
+        fencing[threads] = True
+        latest = np.zeros(len(self.wave.blocks), np.int32)
+        np.maximum.at(latest, self.wave.slot[threads], self.epoch[threads])
+        block = dirty * self.grain // self.wave.shared_stride
+        clean = fencing[self.writer[dirty]] | (self.write_time[dirty] < latest[block])
+        self.generic[dirty[clean]] = False
+
+    # --- accesses ----------------------------------------------------------------------------------------------------------
+
+    def _pieces(self, offsets: Array, num_bytes: int) -> Array:
+        """[threads, pieces]"""
+        return offsets[:, None] // self.grain + np.arange(max(num_bytes // self.grain, 1))
+
+    def _apart(self, threads: Array, others: Array, times: Array) -> Array:
+        """Where an access of another thread is not in order with one of a thread now."""
+        own = threads[:, None]
+        warp = self.wave.warp
+        same_warp = (others >= 0) & (warp[np.maximum(others, 0)] == warp[own])
+        epoch = np.where(same_warp, np.maximum(self.epoch, self.warp_epoch)[own], self.epoch[own])
+        return (others != NOBODY) & (others != own) & (epoch <= times)
+
+    def _refuse(self, wrong: Array, threads: Array, pieces: Array, message: str, others: Array | None = None) -> None:
+        if wrong.any():
+            row, column = (int(n[0]) for n in np.nonzero(wrong))
+            at = int(pieces[row, column]) * self.grain % self.wave.shared_stride
+            who = int(others[row, column]) if others is not None else NOBODY
+            by = {NOBODY: "", SEVERAL: " of several threads", ASYNC: " of a copy"}.get(who) if who < 0 else f" of {self.wave.name(who)}"
+            raise Fault(f"{message.format(by=by)}: shared offset {at}, {self.wave.name(int(threads[row]))}")
+
+    def read(self, threads: Array, offsets: Array, num_bytes: int) -> None:
+        pieces = self._pieces(offsets, num_bytes)
+        self._refuse(self.arriving[pieces] > 0, threads, pieces, "reads what a copy in flight is going to write")
+        others = self.writer[pieces]
+        self._refuse(
+            self._apart(threads, others, self.write_time[pieces]),
+            threads,
+            pieces,
+            "a race: reads what a write{by} left without a barrier",
+            others,
+        )
+        own = np.broadcast_to(threads[:, None], pieces.shape)
+        before = self.reader[pieces]
+        current = self.read_time[pieces] >= np.maximum(self.epoch, 1)[own]
+        foreign = current & (before != NOBODY) & (before != own)
+        self.reader[pieces] = np.where(foreign, SEVERAL, own)
+        lost = self.reader[pieces] != own
+        self.reader[pieces[lost]] = SEVERAL
+        self.read_time[pieces] = self.time
+
+    def write(self, threads: Array, offsets: Array, num_bytes: int) -> None:
+        pieces = self._pieces(offsets, num_bytes)
+        self._overwrites(threads, pieces)
+        self.writer[pieces] = threads[:, None]
+        self.write_time[pieces] = self.time
+        self.reader[pieces] = NOBODY
+        self.generic[pieces] = True
+
+    def _overwrites(self, threads: Array, pieces: Array) -> None:
+        self._refuse(self.arriving[pieces] > 0, threads, pieces, "writes where a copy in flight is going to write")
+        self._refuse(self.leaving[pieces] > 0, threads, pieces, "writes what a product or a copy in flight still reads")
+        for others, times, what in ((self.writer, self.write_time, "a write"), (self.reader, self.read_time, "a read")):
+            other = others[pieces]
+            wrong = self._apart(threads, other, times[pieces])
+            self._refuse(wrong, threads, pieces, f"a race: writes over {what}{{by}} without a barrier", other)
+
+    # --- asynchronous accesses ---------------------------------------------------------------------------------------------
+
+    def announce(self, threads: Array, offsets: Array, num_bytes: int) -> None:
+        """A copy that is going to write."""
+        pieces = self._pieces(offsets, num_bytes)
+        self._overwrites(threads, pieces)
+        self.arriving[pieces] += 1
+
+    def arrive(self, threads: Array, offsets: Array, num_bytes: int, *, asynchronous: bool) -> None:
+        pieces = self._pieces(offsets, num_bytes)
+        self.arriving[pieces] -= 1
+        self.writer[pieces] = ASYNC if asynchronous else threads[:, None]
+        self.write_time[pieces] = self.time
+        self.reader[pieces] = NOBODY
+        self.generic[pieces] = not asynchronous
+
+    def begin_reading(self, threads: Array, offsets: Array, num_bytes: int) -> Array:
+        """The async proxy is going to read; what it will have read is handed to `end_reading`."""
+        pieces = np.unique(self._pieces(offsets.reshape(-1), num_bytes)) if num_bytes else np.unique(offsets // self.grain)
+        owner = np.zeros(len(self.wave.blocks), np.int64)
+        owner[self.wave.slot[threads]] = threads
+        who = owner[pieces * self.grain // self.wave.shared_stride]
+        columns = pieces[:, None]
+        self._refuse(self.arriving[columns] > 0, who, columns, "an asynchronous read of what a copy in flight is going to write")
+        others = self.writer[columns]
+        self._refuse(
+            self._apart(who, others, self.write_time[columns]),
+            who,
+            columns,
+            "a race: an asynchronous read of what a write{by} left without a barrier",
+            others,
+        )
+        message = "an asynchronous read of what a write{by} left without fence.proxy.async"
+        self._refuse(self.generic[columns], who, columns, message, others)
+        self.leaving[pieces] += 1
+        return pieces
+
+    def end_reading(self, pieces: Array) -> None:
+        self.leaving[pieces] -= 1
+        self.reader[pieces] = SEVERAL
+        self.read_time[pieces] = self.time

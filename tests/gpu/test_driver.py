@@ -1,0 +1,239 @@
+"""The real pycuda, and ctypes, on the software card."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.gpu.driver.library import ROOT
+from tests.gpu.fixtures import SoftwareGpu, needs_pycuda
+from tests.gpu.kernels import ptx_of
+
+SCALE = """
+declare i32 @llvm.nvvm.read.ptx.sreg.tid.x()
+declare i32 @llvm.nvvm.read.ptx.sreg.ctaid.x()
+define ptx_kernel void @scale(ptr addrspace(1) %x, ptr addrspace(1) %y, float %by, i32 %n) {
+  %t = call i32 @llvm.nvvm.read.ptx.sreg.tid.x()
+  %b = call i32 @llvm.nvvm.read.ptx.sreg.ctaid.x()
+  %o = mul i32 %b, 32
+  %i = add i32 %o, %t
+  %in = icmp ult i32 %i, %n
+  br i1 %in, label %do, label %end
+do:
+  %l = zext i32 %i to i64
+  %p = getelementptr float, ptr addrspace(1) %x, i64 %l
+  %q = getelementptr float, ptr addrspace(1) %y, i64 %l
+  %v = load float, ptr addrspace(1) %p
+  %w = fmul float %v, %by
+  store float %w, ptr addrspace(1) %q
+  br label %end
+end:
+  ret void
+}
+"""
+
+
+@pytest.fixture
+def driver(software_gpu: SoftwareGpu) -> Iterator[Any]:
+    """pycuda, in the primary context of card 0."""
+    import pycuda.driver as driver
+
+    driver.init()
+    context = driver.Device(0).retain_primary_context()
+    context.push()
+    yield driver
+    context.pop()
+
+
+def kernel(driver: Any) -> Any:
+    module = driver.module_from_buffer(ptx_of(SCALE).encode() + b"\0")
+    found = module.get_function("scale")
+    found.module = module
+    return found.prepare("PPfi")
+
+
+@needs_pycuda
+def test_pycuda_runs_a_kernel(driver: Any) -> None:
+    x = np.arange(100, dtype=np.float32)
+    source, target = driver.mem_alloc(x.nbytes), driver.mem_alloc(x.nbytes)
+    driver.memcpy_htod(source, x)
+    kernel(driver).prepared_call((4, 1), (32, 1, 1), source, target, 3.0, 100)
+    y = np.empty_like(x)
+    driver.memcpy_dtoh(y, target)
+    assert (y == 3 * x).all()
+
+
+@needs_pycuda
+def test_a_stream_works_when_it_is_awaited(driver: Any) -> None:
+    """A host that changes pinned memory before the copy is done changes what is copied."""
+    stream, event = driver.Stream(), driver.Event()
+    x = driver.pagelocked_empty(64, np.float32)
+    y = driver.pagelocked_empty(64, np.float32)
+    x[:], y[:] = 1, 0
+    source, target = driver.mem_alloc(x.nbytes), driver.mem_alloc(x.nbytes)
+    driver.memcpy_htod_async(source, x, stream)
+    kernel(driver).prepared_async_call((2, 1), (32, 1, 1), stream, source, target, 2.0, 64)
+    driver.memcpy_dtoh_async(y, target, stream)
+    event.record(stream)
+    assert not event.query(), "a question brings the stream on, and does not empty it"
+    assert (y == 0).all()
+    event.synchronize()
+    assert (y == 2).all()
+
+
+@needs_pycuda
+def test_a_captured_graph_is_launched_again_and_again(driver: Any) -> None:
+    library = ctypes.CDLL("libcuda.so.1")
+    stream = driver.Stream()
+    x = np.ones(64, np.float32)
+    source, target = driver.mem_alloc(x.nbytes), driver.mem_alloc(x.nbytes)
+    scale = kernel(driver)
+    driver.memcpy_htod(target, np.zeros_like(x))
+    queue, graph, executable = ctypes.c_void_p(stream.handle), ctypes.c_void_p(), ctypes.c_void_p()
+    assert library.cuStreamBeginCapture_v2(queue, 0) == 0
+    scale.prepared_async_call((2, 1), (32, 1, 1), stream, source, target, 2.0, 64)
+    scale.prepared_async_call((2, 1), (32, 1, 1), stream, target, target, 2.0, 64)
+    assert library.cuStreamEndCapture(queue, ctypes.byref(graph)) == 0
+    count = ctypes.c_size_t()
+    assert library.cuGraphGetNodes(graph, None, ctypes.byref(count)) == 0
+    assert count.value == 2
+    assert library.cuGraphInstantiateWithFlags(ctypes.byref(executable), graph, ctypes.c_uint64(0)) == 0
+    y = np.empty_like(x)
+    driver.memcpy_dtoh(y, target)
+    assert (y == 0).all(), "a capture runs nothing"
+    for value in (1, 5):
+        driver.memcpy_htod(source, value * x)
+        assert library.cuGraphLaunch(executable, queue) == 0
+        stream.synchronize()
+        driver.memcpy_dtoh(y, target)
+        assert (y == 4 * value).all()
+
+
+@needs_pycuda
+def test_a_capture_forbids_what_waits(driver: Any) -> None:
+    library = ctypes.CDLL("libcuda.so.1")
+    stream = driver.Stream()
+    queue, graph = ctypes.c_void_p(stream.handle), ctypes.c_void_p()
+    assert library.cuStreamBeginCapture_v2(queue, 0) == 0
+    assert library.cuStreamSynchronize(queue) == 900
+    assert library.cuStreamEndCapture(queue, ctypes.byref(graph)) == 901
+    assert library.cuStreamSynchronize(queue) == 0
+
+
+@needs_pycuda
+def test_memory_is_counted_and_runs_out(driver: Any) -> None:
+    gc.collect()  # what other tests left on the card
+    free, total = driver.mem_get_info()
+    block = driver.mem_alloc(total // 2)
+    assert driver.mem_get_info()[0] == free - total // 2
+    with pytest.raises(driver.MemoryError):
+        driver.mem_alloc(total)
+    block.free()
+    assert driver.mem_get_info()[0] == free
+
+
+@needs_pycuda
+def test_a_wrong_launch_and_a_wrong_module_are_refused(driver: Any) -> None:
+    source = driver.mem_alloc(64)
+    with pytest.raises(driver.LogicError):
+        kernel(driver).prepared_call((1, 1), (2048, 1, 1), source, source, 1.0, 1)
+    with pytest.raises(driver.Error):
+        driver.module_from_buffer(ptx_of(SCALE).replace("mul.rn.f32", "mul.unheard.of.f33").encode() + b"\0")
+    with pytest.raises(driver.Error):
+        driver.module_from_buffer(ptx_of(SCALE).replace(".target sm_80", ".target sm_120").encode() + b"\0")
+
+
+def child(gpu: SoftwareGpu, text: str, **settings: object) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **gpu.environment(**settings)}
+    return subprocess.run([sys.executable, "-c", textwrap.dedent(text)], env=environment, capture_output=True, text=True, timeout=120)
+
+
+@needs_pycuda
+def test_a_child_process_has_the_card_that_its_environment_describes(software_gpu: SoftwareGpu) -> None:
+    result = child(
+        software_gpu,
+        """
+        import pycuda.driver as driver
+        driver.init()
+        print(driver.Device.count(), driver.Device(1).compute_capability(), driver.Device(1).total_memory(), driver.get_driver_version())
+        """,
+        arch="8.0", cards=2, memory=1 << 28, driver=12080,
+    )  # fmt: skip
+    assert result.stdout.split("\n")[0] == f"2 (8, 0) {1 << 28} 12080", result.stderr
+
+
+@needs_pycuda
+def test_a_wild_pointer_ends_the_context_and_is_named(software_gpu: SoftwareGpu) -> None:
+    result = child(
+        software_gpu,
+        f"""
+        import os, sys
+        import pycuda.driver as driver
+        driver.init()
+        context = driver.Device(0).retain_primary_context()
+        context.push()
+        scale = driver.module_from_buffer({ptx_of(SCALE)!r}.encode()).get_function("scale").prepare("PPfi")
+        block = driver.mem_alloc(256)
+        scale.prepared_call((1, 1), (32, 1, 1), int(block) + 1024, block, 1.0, 8)
+        for attempt in range(2):
+            try:
+                context.synchronize()
+            except driver.Error as error:
+                print(error)
+        sys.stdout.flush(); os._exit(0)
+        """,
+    )
+    assert result.stdout.count("an illegal memory access was encountered") == 2, "the context is lost"
+    assert "software GPU: launch 1: scale: ld.global.b32" in result.stderr
+    assert "belong to no allocation (block (0, 0, 0), thread (0, 0, 0))" in result.stderr
+
+
+@needs_pycuda
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_streams_that_wait_for_events_are_right_in_every_order(software_gpu: SoftwareGpu, seed: int) -> None:
+    result = child(
+        software_gpu,
+        f"""
+        import numpy as np
+        import pycuda.driver as driver
+        driver.init()
+        context = driver.Device(0).retain_primary_context()
+        context.push()
+        scale = driver.module_from_buffer({ptx_of(SCALE)!r}.encode()).get_function("scale").prepare("PPfi")
+        streams = [driver.Stream() for _ in range(3)]
+        block = driver.mem_alloc(256)
+        x = driver.pagelocked_empty(64, np.float32)
+        x[:] = 1
+        event = driver.Event()
+        driver.memcpy_htod_async(block, x, streams[0])
+        for turn in range(9):
+            event.record(streams[turn % 3])
+            streams[(turn + 1) % 3].wait_for_event(event)
+            scale.prepared_async_call((2, 1), (32, 1, 1), streams[(turn + 1) % 3], block, block, 2.0, 64)
+        driver.memcpy_dtoh_async(x, block, streams[0])
+        streams[0].synchronize()
+        print(set(x.tolist()))
+        """,
+        seed=seed,
+    )
+    assert result.stdout == "{512.0}\n", result.stderr
+
+
+def test_the_library_needs_no_pycuda(software_gpu: SoftwareGpu) -> None:
+    library = ctypes.CDLL("libcuda.so.1")
+    count = ctypes.c_int()
+    assert library.cuInit(0) == 0
+    assert library.cuDeviceGetCount(ctypes.byref(count)) == 0
+    assert count.value == 1
+    text = ctypes.c_char_p()
+    assert library.cuGetErrorName(700, ctypes.byref(text)) == 0
+    assert text.value == b"CUDA_ERROR_ILLEGAL_ADDRESS"

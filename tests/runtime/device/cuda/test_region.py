@@ -1,0 +1,93 @@
+"""Regions of a GPU: the numbers of the host, one graph for each magnitude of the sizes, and faults that name their kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from compiler.bind import bind_values
+from compiler.driver import Options, compile_module
+from compiler.ir.text.parser import parse
+from compiler.machine.target import get
+from runtime.device.cuda.driver import Graph
+from runtime.device.cuda.memory import CudaTensor
+from runtime.errors import DeviceFault
+from runtime.executable import Executable
+from runtime.session import Session
+from tests.gpu.fixtures import SoftwareGpu, needs_pycuda
+
+pytestmark = needs_pycuda
+
+PROGRAM = """
+func main(x: f32[n, 16], weight w: f32[8, 16], weight v: f32[4, 16]) -> object where n in 0..64 {
+  dataflow {
+    both = concat(w, v, axis=0)
+    y = linear(x, both)
+    m = max(y, axes=[1], keepdims=false)
+    r = (y, m)
+  }
+  return r
+}
+"""
+RNG = np.random.default_rng(0)
+X, W, V = (RNG.standard_normal(shape, np.float32) for shape in ((40, 16), (8, 16), (4, 16)))
+
+
+@pytest.fixture(scope="module")
+def executable() -> Executable:
+    return compile_module(parse(PROGRAM), Options(get("sm_80")))
+
+
+@pytest.fixture
+def session(software_gpu: SoftwareGpu, executable: Executable) -> Generator[Session]:
+    session = Session(executable)
+    bind_values(session, executable, "main", {"w": W, "v": V})
+    yield session
+
+
+def test_a_gpu_computes_what_the_cpu_does(session: Session) -> None:
+    on_cpu = compile_module(parse(PROGRAM))
+    other = Session(on_cpu)
+    bind_values(other, on_cpu, "main", {"w": W, "v": V})
+    for n in (0, 1, 7, 40, 3):
+        for found, expected in zip(session.call("main", X[:n].copy()), other.call("main", X[:n].copy()), strict=True):
+            np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    other.close()
+
+
+def test_rows_have_the_same_bits_alone_and_in_any_batch(session: Session) -> None:
+    whole, _ = session.call("main", X)
+    for n in (1, 2, 17):
+        np.testing.assert_array_equal(session.call("main", X[:n].copy())[0], whole[:n])
+
+
+def test_a_run_is_one_launch_of_a_graph_which_sizes_of_one_magnitude_share(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    launched: list[Graph] = []
+    original = Graph.launch
+
+    def launch(self: Graph, stream: int, about: str) -> None:
+        launched.append(self)
+        original(self, stream, about)
+
+    monkeypatch.setattr(Graph, "launch", launch)
+    for n in (32, 40, 33, 3, 2, 40):
+        session.call("main", X[:n].copy())
+    assert len(launched) == 6
+    assert [launched.index(graph) for graph in launched] == [0, 0, 0, 3, 3, 0]
+
+
+def test_a_profile_tells_the_time_of_each_kernel(session: Session) -> None:
+    with session.profile() as profile:
+        session.call("main", X)
+    assert profile.seconds and all(seconds > 0 for seconds in profile.seconds.values())
+
+
+def test_a_fault_names_kernel_launch_run_and_the_message_of_the_driver(session: Session, software_gpu: SoftwareGpu) -> None:
+    session.call("main", X)
+    wild: Any = CudaTensor(session.device.empty((1,), np.dtype(np.float32)).block, 1 << 40, X.shape, X.dtype)
+    with pytest.raises(DeviceFault, match=r"kernel linear\w*, launch 0 of \d of main, in run 2: .*(illegal|ILLEGAL)"):
+        session.call("main", wild)
+    software_gpu.reset()
