@@ -1,43 +1,67 @@
-"""The two pages for people: the console at `/`, the API at `/docs`. Each is one file and needs nothing from elsewhere."""
+"""The pages for people: the console at `/`, the API at `/docs`, and their files below `/console/`. They need nothing from elsewhere."""
 
 from __future__ import annotations
 
-import base64
 import hashlib
-import re
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 
 from server.api.context import Context
 from server.api.routes import new_router
+from server.errors import NOT_FOUND_PATH, ApiError
 
-INLINE_SCRIPT = re.compile(r"<script>(.*?)</script>", re.DOTALL)
+MEDIA_TYPES = {"html": "text/html", "js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
+# A page runs the scripts of this server alone, and no text becomes markup or code: browsers refuse `innerHTML` and the like.
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
+)
+HEADERS = {
+    "content-security-policy": POLICY,
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+    "cross-origin-opener-policy": "same-origin",
+    "cache-control": "no-cache",  # ask each time whether it is still the same: a new version of the server has new pages
+}
 
 
 def router(context: Context) -> APIRouter:
     del context  # pages are the same for everybody; what they show, they ask the API for
     routes = new_router("Pages")
-    console, docs = _page("index.html"), _page("docs.html")
+    pages = _read(files("server.console"), "")
+
+    def answer(name: str, request: Request) -> Response:
+        if name not in pages:
+            raise ApiError(NOT_FOUND_PATH, f"the console has no file {name!r:.80}")
+        data = pages[name]
+        headers = {**HEADERS, "etag": f'"{hashlib.sha256(data).hexdigest()[:16]}"'}
+        if request.headers.get("if-none-match") == headers["etag"]:
+            return Response(status_code=304, headers=headers)
+        return Response(data, headers=headers, media_type=MEDIA_TYPES[name.rpartition(".")[2]])
 
     @routes.get("/", include_in_schema=False)
-    async def get_console() -> Response:
-        return console
+    async def get_console(request: Request) -> Response:
+        return answer("index.html", request)
 
     @routes.get("/docs", include_in_schema=False)
-    async def get_docs() -> Response:
-        return docs
+    async def get_docs(request: Request) -> Response:
+        return answer("docs.html", request)
+
+    @routes.get("/console/{name:path}", include_in_schema=False)
+    async def get_file(name: str, request: Request) -> Response:
+        return answer(name, request)
 
     return routes
 
 
-def _page(name: str) -> Response:
-    """A page that may run its own script and talk to this server, and nothing else."""
-    text = files("server.console").joinpath(name).read_text(encoding="utf-8")
-    digests = [hashlib.sha256(script.encode()).digest() for script in INLINE_SCRIPT.findall(text)]
-    scripts = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
-    policy = (
-        f"default-src 'none'; script-src {scripts}; style-src 'unsafe-inline'; img-src data:; connect-src 'self'; "
-        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    )
-    return Response(text, headers={"content-security-policy": policy, "referrer-policy": "no-referrer"}, media_type="text/html")
+def _read(folder: Traversable, prefix: str) -> dict[str, bytes]:
+    """Every file that a browser may ask for, by its path below the folder."""
+    found: dict[str, bytes] = {}
+    for entry in folder.iterdir():
+        if entry.is_dir():
+            found |= _read(entry, f"{prefix}{entry.name}/")
+        elif entry.name.rpartition(".")[2] in MEDIA_TYPES:
+            found[prefix + entry.name] = entry.read_bytes()
+    return found

@@ -1,4 +1,4 @@
-"""POST /pooling and /classify, in vLLM's shapes: the vector of a text, the vector of each of its tokens, or its classes."""
+"""POST /pooling, in vLLM's shape: the vector of a text, the vector of each of its tokens, or the scores of its classes."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from typing_extensions import TypedDict
 
 from server.api.answer.respond import Pieces, response_headers
 from server.api.answer.shapes import EmbeddingUsage
+from server.api.classes import numbers_of, require_classes, scores_of
 from server.api.context import Context, caller
 from server.api.openai.embeddings import conversation_text
 from server.api.request.fields import check_unknown
 from server.api.request.prepare import invalid, off_loop
 from server.api.request.schema import EmbeddingBody, Label
 from server.api.routes import gives, new_router
-from server.api.vectors import Vector, embed_all, plan_embedding
+from server.api.vectors import Vector, embed_all, plan_embedding, plan_texts
 from server.errors import NOT_A_CLASSIFIER, NOT_AN_EMBEDDER, ApiError
 from server.models.model import Loaded, Model
 
@@ -61,11 +62,19 @@ def router(context: Context) -> APIRouter:
         who = caller(request)
         text = await conversation_text(body, loaded, who)
         size = max(who.num_body_bytes, len(text or ""))
-        prompts = await off_loop(size, lambda: plan_embedding(body, text, model, loaded, settings))
+        classifies = bool(loaded.ready.classes) and body.task in ("classify", "score", None)
+
+        def plan() -> list[list[int]]:
+            return plan_texts(body, text, loaded, settings) if classifies else plan_embedding(body, text, model, loaded, settings)
+
+        prompts = await off_loop(size, plan)
         num_tokens = sum(map(len, prompts))
         if per_token:
             _check_values(num_tokens, body, loaded)
-        vectors = await embed_all(request, prompts, body, model, loaded, context, per_token=per_token)
+        asked = numbers_of(body) if classifies else body
+        vectors = await embed_all(request, prompts, asked, model, loaded, context, per_token=per_token)
+        if classifies:
+            vectors = [scores_of(loaded.ready, vector) for vector in vectors]
         answer: PooledTexts = {
             "id": f"pool-{secrets.token_hex(12)}",
             "object": "list",
@@ -78,22 +87,17 @@ def router(context: Context) -> APIRouter:
         pieces = await off_loop(sum(vector.nbytes for vector in vectors), lambda: _pieces(answer, vectors, as_base64=as_base64))
         return Pieces(pieces, response_headers(loaded, ignored))
 
-    @routes.post("/classify", include_in_schema=False)
-    @routes.post("/v1/classify", include_in_schema=False)
-    async def classify(body: PoolingBody) -> Response:
-        """Refused by name: checkpoints with a head that classifies are not served yet."""
-        check_unknown(body, strict=settings.strict)
-        model, _ = registry.serve(body.model)
-        raise _no_classes(model)
-
     return routes
 
 
 def _check_task(body: PoolingBody, model: Model, loaded: Loaded) -> bool:
     """Whether the vectors of tokens are wanted."""
     match body.task:
-        case "classify" | "token_classify" | "score":
-            raise _no_classes(model)
+        case "token_classify":
+            raise ApiError(NOT_A_CLASSIFIER, f"model {model.spec.name!r} has no head that classifies tokens", param="model")
+        case "classify" | "score":
+            require_classes(model, loaded)
+            return False
         case "token_embed":
             if not loaded.ready.embeds_tokens:
                 message = f"model {model.spec.name!r} gives one vector for a text, none for its tokens; use task embed"
@@ -101,10 +105,6 @@ def _check_task(body: PoolingBody, model: Model, loaded: Loaded) -> bool:
             return True
         case _:
             return False
-
-
-def _no_classes(model: Model) -> ApiError:
-    return ApiError(NOT_A_CLASSIFIER, f"model {model.spec.name!r} has no head that classifies", param="model")
 
 
 def _check_values(num_tokens: int, body: PoolingBody, loaded: Loaded) -> None:

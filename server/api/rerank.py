@@ -1,5 +1,5 @@
-"""Rerank and score: how near texts are to a query, in the shapes of Cohere, Jina and vLLM. A model that embeds judges by the cosine of the
-angle between its vectors."""
+"""Rerank and score: how near texts are to a query, in the shapes of Cohere, Jina and vLLM. A reranker reads each pair of texts; a model
+that embeds judges by the cosine of the angle between its vectors."""
 
 from __future__ import annotations
 
@@ -15,15 +15,18 @@ from typing_extensions import TypedDict
 
 from server.api.answer.respond import json_answer, response_headers
 from server.api.answer.shapes import EmbeddingUsage
+from server.api.classes import scores_of
 from server.api.context import Context, caller
 from server.api.request.fields import Options, check_unknown
-from server.api.request.prepare import invalid, off_loop
+from server.api.request.prepare import context_of, invalid, off_loop
 from server.api.request.schema import EmbeddingBody, Int, Kept, Label, Text
+from server.api.request.texts import encode_prompts, kept_of, too_long
 from server.api.routes import gives, new_router
 from server.api.vectors import Vector, embed_all, plan_embedding
-from server.errors import ApiError
+from server.errors import NOT_A_CLASSIFIER, ApiError
 from server.models.model import Loaded, Model
 from server.settings import ServerSettings
+from server.text.pairs import Pair
 
 
 class Document(Options):
@@ -32,6 +35,7 @@ class Document(Options):
 
 Documents = Annotated[list[Text | Document], Field(max_length=2048, fail_fast=True)]
 Texts = Annotated[list[Text], Field(max_length=2048, fail_fast=True)]
+Named = tuple[Sequence[str], str]  # texts, and the field that they are from
 
 
 class VectorOptions(Options):
@@ -115,8 +119,7 @@ def router(context: Context) -> APIRouter:
         texts = [text if isinstance(text, str) else text.text for text in body.documents]
         if not texts:
             raise invalid("documents", "documents is empty; expected at least one text")
-        (query, *found), num_tokens = await _vectors(request, body, model, loaded, context, ([body.query], "query"), (texts, "documents"))
-        scores = np.stack(found) @ query
+        scores, num_tokens = await _scores(request, body, model, loaded, context, ([body.query], "query"), (texts, "documents"))
         order = np.argsort(-scores, kind="stable")[: body.top_n or None]
         results: list[RerankResult] = [{"index": int(index), "relevance_score": float(scores[index])} for index in order]
         if body.return_documents is not False:
@@ -140,19 +143,76 @@ def router(context: Context) -> APIRouter:
         first, second = ([text] if isinstance(text, str) else text for text in (body.text_1, body.text_2))
         if not first or not second or len(first) not in (1, len(second)):
             raise invalid("text_1", f"text_1 has {len(first)} texts and text_2 has {len(second)}; expected one, or as many as text_2")
-        vectors, num_tokens = await _vectors(request, body, model, loaded, context, (first, "text_1"), (second, "text_2"))
-        left, right = np.stack(vectors[: len(first)]), np.stack(vectors[len(first) :])
+        scores, num_tokens = await _scores(request, body, model, loaded, context, (first, "text_1"), (second, "text_2"))
         answer: Scores = {
             "id": f"score-{secrets.token_hex(12)}",
             "object": "list",
             "created": int(time.time()),
             "model": body.model or model.spec.name,
-            "data": [{"object": "score", "index": index, "score": float(value)} for index, value in enumerate((left * right).sum(axis=1))],
+            "data": [{"object": "score", "index": index, "score": float(value)} for index, value in enumerate(scores)],
             "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
         }
         return json_answer(answer, headers=response_headers(loaded, ignored))
 
     return routes
+
+
+async def _scores(
+    request: Request,
+    body: VectorOptions,
+    model: Model,
+    loaded: Loaded,
+    context: Context,
+    queries: Named,
+    documents: Named,
+) -> tuple[Vector, int]:
+    """One query beside each document, or as many queries as documents; with the number of tokens."""
+    if loaded.ready.classes:
+        return await _scores_of_pairs(request, body, model, loaded, context, queries, documents)
+    vectors, num_tokens = await _vectors(request, body, model, loaded, context, queries, documents)
+    count = len(queries[0])
+    return (np.stack(vectors[:count]) * np.stack(vectors[count:])).sum(axis=1), num_tokens
+
+
+async def _scores_of_pairs(
+    request: Request, body: VectorOptions, model: Model, loaded: Loaded, context: Context, queries: Named, documents: Named
+) -> tuple[Vector, int]:
+    if len(loaded.ready.classes) != 1:
+        names = ", ".join(loaded.ready.classes[:5])
+        message = f"model {model.spec.name!r} tells {len(loaded.ready.classes)} classes apart ({names}); expected a reranker, which has one"
+        raise ApiError(NOT_A_CLASSIFIER, message, param="model")
+
+    def plan() -> list[Pair]:
+        count = len(documents[0])
+        if count > context.settings.max_inputs:
+            raise invalid(documents[1], f"{documents[1]} has {count} texts; expected at most {context.settings.max_inputs}")
+        keep = kept_of(body.truncate_prompt_tokens, context_of(loaded), None)
+        first, second = (_pieces(texts, loaded, keep) for texts in (queries, documents))
+        return [_joined(a, b, loaded, keep, documents[1]) for a, b in zip(first * (count // len(first)), second, strict=True)]
+
+    pairs = await off_loop(caller(request).num_body_bytes, plan)
+    asked = EmbeddingBody.model_construct(normalize=False, timeout=body.timeout)
+    prompts, seconds = [pair.ids for pair in pairs], [pair.second for pair in pairs]
+    numbers = await embed_all(request, prompts, asked, model, loaded, context, seconds=seconds)
+    return scores_of(loaded.ready, np.concatenate(numbers)), sum(map(len, prompts))
+
+
+def _pieces(texts: Named, loaded: Loaded, keep: int | None) -> list[list[int]]:
+    given, param = texts
+    return encode_prompts(given, loaded.tokenizer, param, special=False, context=context_of(loaded), keep=keep, side="right")
+
+
+def _joined(first: list[int], second: list[int], loaded: Loaded, keep: int | None, param: str) -> Pair:
+    """With `keep` the second text is cut first: a query says more than the end of a document."""
+    template, context = loaded.tokenizer.pair_template, context_of(loaded)
+    if keep is not None:
+        room = max(0, min(keep, context) - template.num_special)
+        first = first[:room]
+        second = second[: room - len(first)]
+    pair = template.join(first, second)
+    if not pair.ids or len(pair.ids) > context:
+        raise too_long(context, f"a pair of texts has {len(pair.ids)} tokens", param)
+    return pair
 
 
 async def _vectors(
@@ -161,8 +221,8 @@ async def _vectors(
     model: Model,
     loaded: Loaded,
     context: Context,
-    queries: tuple[Sequence[str], str],
-    documents: tuple[Sequence[str], str],
+    queries: Named,
+    documents: Named,
 ) -> tuple[list[Vector], int]:
     """Of queries and documents, each behind the model's prompt for it, with the number of their tokens."""
 
@@ -175,9 +235,7 @@ async def _vectors(
     return await embed_all(request, prompts, asked, model, loaded, context), sum(map(len, prompts))
 
 
-def _planned(
-    texts: tuple[Sequence[str], str], kind: str, body: VectorOptions, model: Model, loaded: Loaded, settings: ServerSettings
-) -> list[list[int]]:
+def _planned(texts: Named, kind: str, body: VectorOptions, model: Model, loaded: Loaded, settings: ServerSettings) -> list[list[int]]:
     given, param = texts
     asked = EmbeddingBody.model_construct(
         input=list(given),

@@ -6,6 +6,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import repeat
 
 import numpy as np
 from fastapi import Request
@@ -38,6 +39,11 @@ def plan_embedding(body: EmbeddingBody, text: str | None, model: Model, loaded: 
         raise ApiError(NOT_AN_EMBEDDER, f"model {model.spec.name!r} gives no embeddings", param="model")
     if body.dimensions is not None and body.dimensions > size:
         raise invalid("dimensions", f"dimensions is {body.dimensions}; expected at most the model's {size}")
+    return plan_texts(body, text, loaded, settings)
+
+
+def plan_texts(body: EmbeddingBody, text: str | None, loaded: Loaded, settings: ServerSettings) -> list[list[int]]:
+    """The tokens of each text, or of `text`, which the messages of the body made."""
     given = _prompted(body, loaded.ready) if text is None else text
     num_texts = len(given) if isinstance(given, list) and given and not isinstance(given[0], int) else 1
     if num_texts > settings.max_inputs:
@@ -97,8 +103,10 @@ async def embed_all(
     context: Context,
     *,
     per_token: bool = False,
+    seconds: Sequence[int | None] | None = None,
 ) -> list[Vector]:
-    """The vectors of all prompts, which the model's queue takes or refuses together. `per_token`: [tokens, size] of each prompt."""
+    """The vectors of all prompts, which the model's queue takes or refuses together. `per_token`: [tokens, size] of each prompt. `seconds`:
+    where the second text of each pair begins."""
     num_tokens, labels = sum(map(len, prompts)), (model.spec.name, ENGINE)
     record = caller(request).record
     try:
@@ -108,7 +116,7 @@ async def embed_all(
         raise
     record.submit(model.spec.name, time.monotonic())
     try:
-        work = _embed_all(prompts, body, loaded, caller(request), context.settings, per_token=per_token)
+        work = _embed_all(prompts, body, loaded, caller(request), context.settings, per_token=per_token, seconds=seconds)
         vectors = await while_connected(request, work)
     finally:
         lease.release()
@@ -118,14 +126,21 @@ async def embed_all(
 
 
 async def _embed_all(
-    prompts: Sequence[Sequence[int]], body: EmbeddingBody, loaded: Loaded, who: Caller, settings: ServerSettings, *, per_token: bool
+    prompts: Sequence[Sequence[int]],
+    body: EmbeddingBody,
+    loaded: Loaded,
+    who: Caller,
+    settings: ServerSettings,
+    *,
+    per_token: bool,
+    seconds: Sequence[int | None] | None,
 ) -> list[Vector]:
     deadline = deadline_of(body.timeout, settings)
     normalize = loaded.ready.normalize if body.normalize is None else body.normalize
 
-    async def embed(ids: Sequence[int]) -> Vector:
+    async def embed(ids: Sequence[int], second: int | None) -> Vector:
         request_id = secrets.token_hex(12)
-        asked = Embed(request_id, tuple(ids), normalize, who.key_digest, deadline, per_token)
+        asked = Embed(request_id, tuple(ids), normalize, who.key_digest, deadline, per_token, second)
         vector = np.frombuffer((await loaded.worker.embed(asked)).vector, dtype="<f4")
         if per_token:
             return vector.reshape(len(ids), -1)
@@ -134,8 +149,8 @@ async def _embed_all(
     try:
         async with asyncio.TaskGroup() as group, asyncio.timeout(body.timeout):
             tasks: list[asyncio.Task[Vector]] = []
-            for ids in prompts:
-                tasks.append(group.create_task(embed(ids)))
+            for ids, second in zip(prompts, seconds or repeat(None), strict=False):
+                tasks.append(group.create_task(embed(ids, second)))
                 if len(tasks) % TURN == 0:
                     await asyncio.sleep(0)
             await asyncio.wait(tasks)

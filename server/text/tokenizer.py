@@ -14,6 +14,7 @@ from typing import Any, Self
 import tokenizers
 
 from runtime.files import regular
+from server.text.pairs import PairTemplate
 from server.text.templates.template import ChatTemplate, TemplateError
 
 FILES = (
@@ -83,6 +84,7 @@ class Tokenizer:
         self.max_context: int | None = _max_context(model, tokenizer_config, _load_object(files, "sentence_bert_config.json"))
         self.generation_defaults: GenerationDefaults = _generation_defaults(generation)
         self.chat_template: ChatTemplate | None = _chat_template(files, tokenizer_config, special_tokens)
+        self.pair_template: PairTemplate = self._pair_template()
         self._added: dict[int, str] = {id: token.content for id, token in added.items()}
         self.special_texts: Mapping[int, bytes] = {
             id: self._tokenizer.decode([id], skip_special_tokens=False).encode() for id in self.special_ids
@@ -103,6 +105,21 @@ class Tokenizer:
     def count(self, text: str) -> int:
         """The number of tokens, special ones apart."""
         return len(self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0])
+
+    def _pair_template(self) -> PairTemplate:
+        """Read off a pair of short texts: the tokens that belong to neither are special."""
+        (found,) = self._tokenizer.encode_batch([("a", "b")])
+        owners, kinds = found.sequence_ids, found.type_ids
+        first, second = ([at for at, owner in enumerate(owners) if owner == text] for text in (0, 1))
+        if not first or not second:
+            return PairTemplate()
+        between = slice(first[-1] + 1, second[0])
+        return PairTemplate(
+            tuple(found.ids[: first[0]]),
+            tuple(found.ids[between]),
+            tuple(found.ids[second[-1] + 1 :]),
+            kinds[between].count(0) if any(kinds) else None,
+        )
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return self._tokenizer.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)[0]

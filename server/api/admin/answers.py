@@ -28,6 +28,7 @@ class ModelReport(ModelEntry):
     source: str
     quantize: str
     target: str
+    device: str
     pin: bool
     bytes: Mapping[str, int]
     operation: str

@@ -11,6 +11,7 @@ import msgspec
 from fastapi import APIRouter, Query, Response
 from pydantic import Field
 
+from runtime.device.registry import NAME as DEVICE
 from server.api.admin.answers import (
     CachedModels,
     FinishedLoad,
@@ -59,6 +60,7 @@ class LoadBody(Options):
     kv_cache_bytes: Bytes | None = None
     kv_dtype: Literal["auto", "f32", "f16", "bf16", "int8"] = "auto"
     target: Annotated[str, Field(max_length=64)] = "host"
+    device: Annotated[str, Field(pattern=f"^{DEVICE}$", max_length=64)] = "cpu"
     aliases: list[Name] = Field(default_factory=list, max_length=64, fail_fast=True)
     pin: bool = False
     tool_parser: Annotated[str, Field(max_length=64)] | None = None
@@ -243,6 +245,7 @@ def spec_of(body: LoadBody, registry: Registry) -> ModelSpec:
         kv_cache_bytes=body.kv_cache_bytes,
         kv_dtype=body.kv_dtype,
         target=body.target,
+        device=body.device,
         aliases=tuple(body.aliases),
         pin=body.pin,
         tool_parser=body.tool_parser,
@@ -281,6 +284,7 @@ def describe_fully(model: Model, registry: Registry) -> ModelReport:
         "source": model.spec.source,
         "quantize": model.spec.quantize,
         "target": model.spec.target,
+        "device": model.spec.device,
         "pin": model.spec.pin,
         "bytes": model.bytes_by_part,
         "operation": model.operation.id,

@@ -33,7 +33,7 @@ from server.api.request.texts import check_chars, encode_prompts, kept_of, most_
 from server.api.request.tool_choice import ToolUse, demanded_calls, offered_calls, tool_use
 from server.api.routes import gives, new_router
 from server.errors import NO_CHAT_TEMPLATE, TEMPLATE_FAILED, UNSUPPORTED_FIELD, ApiError
-from server.messages import Constraint, Thinking
+from server.messages import CachePages, Constraint, Thinking
 from server.models.model import Loaded, Model
 from server.settings import ServerSettings
 from server.text.answer import AnswerRules
@@ -183,10 +183,9 @@ def describe_plan(prompt: str, job: Job, model: Model, loaded: Loaded) -> Render
     """What would be asked of the worker, and what it would cost."""
     submit, ready = job.submit, loaded.ready
     longest = len(submit.prompt_ids) + submit.params.max_tokens
-    page_bytes = ready.kv_cache_bytes // max(1, ready.num_pages)
     shared = len(submit.prompt_ids) // ready.page_size  # full pages of the prompt are held once
     private = -(-longest // ready.page_size) - shared
-    num_pages = shared + private * submit.num_choices
+    pages = [pages_needed(group, shared, private, submit.num_choices) for group in ready.cache_groups]
     return {
         "object": "render",
         "model": model.spec.name,
@@ -198,11 +197,17 @@ def describe_plan(prompt: str, job: Job, model: Model, loaded: Loaded) -> Render
         "n": submit.num_choices,
         "stop": job.stops.strings,
         "kv_cache": {
-            "pages": num_pages,
-            "bytes": num_pages * page_bytes,
-            "fits": num_pages <= ready.num_pages,
+            "pages": sum(pages),
+            "bytes": sum(count * group.page_bytes for count, group in zip(pages, ready.cache_groups, strict=True)),
+            "fits": all(count <= group.num_pages for count, group in zip(pages, ready.cache_groups, strict=True)),
         },
     }
+
+
+def pages_needed(group: CachePages, shared: int, private: int, num_choices: int) -> int:
+    """Of one cache group. A window that a choice outgrows holds no more than the window."""
+    whole = shared + private * num_choices
+    return whole if group.most_each is None else min(whole, group.most_each * num_choices)
 
 
 def _check_fields(body: ChatBody, settings: ServerSettings) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
@@ -10,18 +9,16 @@ import msgspec
 
 from server.api.answer.generate import Generation, Step, Usage
 from server.api.answer.logprobs import LogprobWriter, count_logprobs
-from server.api.answer.respond import fingerprint
 from server.api.answer.shapes import (
     ChatChoice,
     ChatChunkChoice,
     ChatDelta,
     ChatMessage,
-    Envelope,
     ToolCall,
     ToolCallDelta,
 )
 from server.api.answer.step_parser import StepParser
-from server.api.context import answer_id
+from server.api.openai.frame import ChunkFrame, envelope
 from server.api.request.conversation import text_of
 from server.api.request.prepare import ChatPlan, off_loop
 from server.api.request.schema import ChatBody
@@ -74,16 +71,7 @@ class ChatAnswer:
         self._prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
         self._echoed = text_of(body.messages[-1].content) if body.echo else ""
         self._shows_reasoning = body.include_reasoning is not False
-        self._envelope: Envelope = {
-            "id": answer_id("chatcmpl", body.request_id),
-            "object": "chat.completion",
-            "created": int(time.time()),
-            "model": body.model or model.spec.name,
-            "system_fingerprint": fingerprint(loaded),
-        }
-        options = body.stream_options
-        self._usage_at_end = options is not None and options.include_usage
-        self._usage_always = options is not None and options.continuous_usage_stats
+        self._envelope = envelope("chat.completion", "chatcmpl", body, model, loaded)
 
     @property
     def usage(self) -> Usage:
@@ -113,15 +101,14 @@ class ChatAnswer:
         return [*pieces, b"}"]
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
-        head = encode({**self._envelope, "object": "chat.completion.chunk"})[:-1] + b',"choices":['
-        tail = b'],"usage":null}' if self._usage_at_end and not self._usage_always else b"]}"
+        frame = ChunkFrame({**self._envelope, "object": "chat.completion.chunk"}, self._body, lambda: self.usage)
+        head = frame.head
         opened: set[int] = set()
         async with aclosing(self._generation.steps()) as steps:
             async for step in steps:
                 choice = self._choices[step.choice]
                 parts = self._take(choice, step)
-                if self._usage_always:
-                    tail = b'],"usage":' + encode(self.usage.describe()) + b"}"
+                tail = frame.tail
                 if step.choice not in opened:
                     opened.add(step.choice)
                     yield head + await off_loop(count_logprobs(step.prompt_logprobs), lambda step=step: self._opening(step)) + tail
@@ -136,8 +123,8 @@ class ChatAnswer:
                         )
                 elif (chunk := self._chunk(choice, step, parts)) is not None:
                     yield head + chunk + tail
-        if self._usage_at_end or self._usage_always:
-            yield head + b'],"usage":' + encode(self.usage.describe()) + b"}"
+        for chunk in frame.last_chunks:
+            yield chunk
 
     def _take(self, choice: _ChatChoice, step: Step) -> list[Part]:
         """The parts that a step brings."""

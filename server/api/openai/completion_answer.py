@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -12,9 +11,8 @@ import msgspec
 from server.api.answer.generate import Generation, Job, Step, TokenEntry, Usage
 from server.api.answer.logprobs import Columns, LogprobWriter, count_logprobs
 from server.api.answer.merge import merged
-from server.api.answer.respond import fingerprint
-from server.api.answer.shapes import CompletionChoice, CompletionLogprobs, Envelope
-from server.api.context import answer_id
+from server.api.answer.shapes import CompletionChoice, CompletionLogprobs
+from server.api.openai.frame import ChunkFrame, envelope
 from server.api.request.prepare import off_loop
 from server.api.request.schema import CompletionBody
 from server.interfaces import Tokenizer
@@ -70,16 +68,7 @@ class CompletionAnswer:
         self._echoes: dict[int, Columns] = {}  # of each prompt, written once for all its choices
         self._choices = [_Choice(index) for index in range(len(jobs) * self._per_prompt)]
         self._writer = LogprobWriter(loaded.tokenizer, as_ids=bool(body.return_tokens_as_token_ids))
-        self._envelope: Envelope = {
-            "id": answer_id("cmpl", body.request_id),
-            "object": "text_completion",
-            "created": int(time.time()),
-            "model": body.model or model.spec.name,
-            "system_fingerprint": fingerprint(loaded),
-        }
-        options = body.stream_options
-        self._usage_at_end = options is not None and options.include_usage
-        self._usage_always = options is not None and options.continuous_usage_stats
+        self._envelope = envelope("text_completion", "cmpl", body, model, loaded)
 
     @property
     def usage(self) -> Usage:
@@ -113,15 +102,14 @@ class CompletionAnswer:
         return [*pieces, b'],"usage":' + encode(self.usage.describe()) + b"}"]
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
-        head = encode(self._envelope)[:-1] + b',"choices":['
-        tail = b'],"usage":null}' if self._usage_at_end and not self._usage_always else b"]}"
+        frame = ChunkFrame(self._envelope, self._body, lambda: self.usage)
+        head = frame.head
         opened: set[int] = set()
         async with aclosing(self._steps_behind_prompts()) as steps:
             async for step in steps:
                 choice = self._choices[step.choice]
                 self._take(choice, step)
-                if self._usage_always:
-                    tail = b'],"usage":' + encode(self.usage.describe()) + b"}"
+                tail = frame.tail
                 if step.choice not in opened:
                     opened.add(step.choice)
                     if self._prompts or step.prompt_logprobs or self._body.return_token_ids:
@@ -135,8 +123,8 @@ class CompletionAnswer:
                     )
                 elif step.text or step.entries or choice.finish is not None or self._body.return_token_ids:
                     yield head + self._chunk(choice, step) + tail
-        if self._usage_at_end or self._usage_always:
-            yield head + b'],"usage":' + encode(self.usage.describe()) + b"}"
+        for chunk in frame.last_chunks:
+            yield chunk
 
     async def _steps_behind_prompts(self) -> AsyncGenerator[Step, None]:
         """The same, but none of a prompt's before the step that brings what an echo needs to know about it."""

@@ -12,7 +12,7 @@ import pytest
 
 from compiler.frontend.errors import ConfigError
 from compiler.frontend.layers.nn import WeightFormat
-from deploy.doubles.worker import NullScript
+from deploy.test_doubles.worker import NullScript
 from server.api.admin.endpoint import WeightForm
 from server.interfaces import LoadError
 from server.messages import ErrorCode
@@ -383,6 +383,8 @@ def test_hub_ids_are_taken_when_allowed(serve):
         ({"source": "a", "dtype": "f32", "quantize": "int4"}, "dtype"),
         ({"source": "a", "quantize": "q4"}, "quantize"),
         ({"source": "a", "target": "avx3"}, "target"),
+        ({"source": "a", "device": "gpu"}, "device"),
+        ({"source": "a", "device": "cuda:x"}, "device"),
         ({"source": "a", "tool_parser": "x"}, "tool_parser"),
         ({"source": "a", "aliases": ["a"]}, "aliases"),
         ({}, "source"),

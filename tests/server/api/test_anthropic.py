@@ -6,7 +6,7 @@ import inspect
 
 import pytest
 
-from deploy.doubles.worker import ByteTokenizer
+from deploy.test_doubles.worker import ByteTokenizer
 from server.api.anthropic.body import MessagesBody
 from server.api.request.fields import UNSUPPORTED
 from server.messages import ConstraintKind, Thinking

@@ -6,7 +6,7 @@ import time
 import msgspec
 import pytest
 
-from deploy.doubles.worker import NullState
+from deploy.test_doubles.worker import NullState
 from server.interfaces import LoadError, Outage
 from server.messages import ErrorCode
 from server.models.state import ModelSpec, SavedState

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from deploy.doubles.worker import ByteTokenizer
+from deploy.test_doubles.worker import ByteTokenizer
 from server.messages import Stats
 
 SAID = "Hello from the null device."

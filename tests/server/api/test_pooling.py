@@ -7,7 +7,7 @@ import base64
 import numpy as np
 import pytest
 
-from deploy.doubles.worker import NullScript
+from deploy.test_doubles.worker import NullScript
 from server.api.pooling import MAX_VALUES
 
 SIZE = 8

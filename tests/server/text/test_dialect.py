@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from deploy.doubles.worker import ByteTokenizer
+from deploy.test_doubles.worker import ByteTokenizer
 from server.text.dialect import Dialect
 from server.text.templates.template import ChatTemplate
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from deploy.doubles.worker import ByteTokenizer, NullScript, NullTemplate, NullWorker
+from deploy.test_doubles.worker import ByteTokenizer, NullScript, NullTemplate, NullWorker
 from server.api.answer.generate import Generation
 from server.api.answer.respond import Answer
 from server.api.answer.shapes import ChatChunk, ChatCompletion, Completion, CompletionChunk

@@ -8,8 +8,9 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from deploy.doubles.worker import ByteTokenizer, NullDefaults
-from server.messages import Thinking
+from deploy.test_doubles.worker import ByteTokenizer, NullDefaults
+from server.api.openai.chat import pages_needed
+from server.messages import CachePages, Thinking
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 
@@ -278,6 +279,12 @@ def test_render_shows_what_would_be_asked(server):
     assert shown["parameters"]["temperature"] == 0.5 and shown["parameters"]["max_tokens"] == 10
     assert shown["kv_cache"]["pages"] == 1 + 2 * 2 and shown["kv_cache"]["fits"]
     assert server.worker.submits == []
+
+
+def test_a_window_needs_no_more_pages_than_it_holds():
+    whole, window = CachePages(100, 4096), CachePages(100, 4096, most_each=5)
+    assert [pages_needed(group, shared=20, private=3, num_choices=2) for group in (whole, window)] == [26, 10]
+    assert [pages_needed(group, shared=1, private=2, num_choices=2) for group in (whole, window)] == [5, 5]
 
 
 def test_continue_final_message(server):

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from deploy.doubles.worker import ByteTokenizer
+from deploy.test_doubles.worker import ByteTokenizer
 from server.messages import ConstraintKind, Trigger
 from server.models.state import ModelSpec
 from server.text.grammar import Structure, json_text, structured

@@ -8,7 +8,7 @@ import zlib
 
 import pytest
 
-from deploy.doubles.worker import ByteTokenizer
+from deploy.test_doubles.worker import ByteTokenizer
 from server.http.json_scan import MAX_PARTS
 
 MESSAGES = [{"role": "user", "content": "hi"}]

@@ -24,7 +24,7 @@ from openai.types.chat.chat_completion_stream_options_param import ChatCompletio
 from openai.types.chat.completion_create_params import CompletionCreateParamsBase
 from pydantic import AliasChoices, BaseModel
 
-from deploy.doubles.worker import ByteTokenizer, NullScript, NullTemplate
+from deploy.test_doubles.worker import ByteTokenizer, NullScript, NullTemplate
 from server.api.request.fields import UNSUPPORTED
 from server.api.request.schema import ChatBody, CompletionBody, EmbeddingBody, StreamOptions
 from server.messages import Submit

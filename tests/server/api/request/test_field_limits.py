@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.doubles.worker import ByteTokenizer
+from deploy.test_doubles.worker import ByteTokenizer
 from server.api.request import texts
 from server.errors import ApiError
 from server.http.json_scan import MAX_NUMBERS, MAX_PARTS

@@ -1,0 +1,105 @@
+"""POST /classify, in vLLM's shape: the class of each text, by a model with a head that classifies. A reranker is such a model, with one
+class."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+
+import numpy as np
+from fastapi import APIRouter, Request, Response
+from typing_extensions import TypedDict
+
+from server.api.answer.respond import json_answer, response_headers
+from server.api.answer.shapes import EmbeddingUsage
+from server.api.context import Context, caller
+from server.api.openai.embeddings import conversation_text
+from server.api.request.fields import check_unknown
+from server.api.request.prepare import off_loop
+from server.api.request.schema import EmbeddingBody
+from server.api.routes import gives, new_router
+from server.api.vectors import Vector, embed_all, plan_texts
+from server.errors import NOT_A_CLASSIFIER, ApiError
+from server.messages import ClassScores, Ready
+from server.models.model import Loaded, Model
+
+
+class ClassifyBody(EmbeddingBody):
+    use_activation: bool | None = None  # false: the numbers as the head gives them
+    activation: bool | None = None  # an earlier name of the same
+
+
+class Classified(TypedDict):
+    index: int
+    label: str
+    probs: Sequence[float]
+    num_classes: int
+
+
+class ClassifiedTexts(TypedDict):
+    id: str
+    object: str
+    created: int
+    model: str
+    data: Sequence[Classified]
+    usage: EmbeddingUsage
+
+
+def router(context: Context) -> APIRouter:
+    routes = new_router("Embeddings")
+
+    @routes.post("/classify", responses=gives(ClassifiedTexts))
+    @routes.post("/v1/classify", include_in_schema=False)
+    async def classify(request: Request, body: ClassifyBody) -> Response:
+        """Tell the class of each text, and the score of every class."""
+        ignored = check_unknown(body, strict=context.settings.strict)
+        model, loaded = context.registry.serve(body.model)
+        require_classes(model, loaded)
+        who = caller(request)
+        text = await conversation_text(body, loaded, who)
+        size = max(who.num_body_bytes, len(text or ""))
+        prompts = await off_loop(size, lambda: plan_texts(body, text, loaded, context.settings))
+        num_tokens = sum(map(len, prompts))
+        found = await embed_all(request, prompts, numbers_of(body), model, loaded, context)
+        names, raw = loaded.ready.classes, body.use_activation is False or body.activation is False
+        answer: ClassifiedTexts = {
+            "id": f"classify-{secrets.token_hex(12)}",
+            "object": "list",
+            "created": int(time.time()),
+            "model": body.model or model.spec.name,
+            "data": [
+                {
+                    "index": index,
+                    "label": names[int(numbers.argmax())],
+                    "probs": (numbers if raw else scores_of(loaded.ready, numbers)).tolist(),
+                    "num_classes": len(names),
+                }
+                for index, numbers in enumerate(found)
+            ],
+            "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
+        }
+        return json_answer(answer, headers=response_headers(loaded, ignored))
+
+    return routes
+
+
+def require_classes(model: Model, loaded: Loaded) -> None:
+    if not loaded.ready.classes:
+        raise ApiError(NOT_A_CLASSIFIER, f"model {model.spec.name!r} has no head that classifies", param="model")
+
+
+def numbers_of(body: EmbeddingBody) -> EmbeddingBody:
+    """What asks for the numbers of classes as they are."""
+    return EmbeddingBody.model_construct(normalize=False, timeout=body.timeout)
+
+
+def scores_of(ready: Ready, numbers: Vector) -> Vector:
+    match ready.class_scores:
+        case ClassScores.SOFTMAX:
+            shares = np.exp(numbers - numbers.max())
+            return (shares / shares.sum()).astype(np.float32)
+        case ClassScores.SIGMOID:
+            return np.exp(-np.logaddexp(0, -numbers)).astype(np.float32)
+        case ClassScores.RAW:
+            return numbers

@@ -1,0 +1,51 @@
+"""The parts that chat and completion answers share: the envelope, and the usage that a stream reports."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from server.api.answer.generate import Usage
+from server.api.answer.respond import fingerprint
+from server.api.answer.shapes import Envelope
+from server.api.context import answer_id
+from server.api.request.schema import ChatBody, CompletionBody
+from server.models.model import Loaded, Model
+
+encode = msgspec.json.encode
+
+
+def envelope(kind: str, id_prefix: str, body: ChatBody | CompletionBody, model: Model, loaded: Loaded) -> Envelope:
+    return {
+        "id": answer_id(id_prefix, body.request_id),
+        "object": kind,
+        "created": int(time.time()),
+        "model": body.model or model.spec.name,
+        "system_fingerprint": fingerprint(loaded),
+    }
+
+
+class ChunkFrame:
+    """The bytes around the choices of each chunk. `stream_options` says which chunks report usage."""
+
+    def __init__(self, envelope: Envelope, body: ChatBody | CompletionBody, usage: Callable[[], Usage]) -> None:
+        options = body.stream_options
+        self._usage = usage
+        self._in_each_chunk = options is not None and options.continuous_usage_stats
+        self._in_a_last_chunk = self._in_each_chunk or (options is not None and options.include_usage)
+        self._constant_tail = b'],"usage":null}' if self._in_a_last_chunk else b"]}"
+        self.head = encode(envelope)[:-1] + b',"choices":['
+
+    @property
+    def tail(self) -> bytes:
+        return self._usage_tail() if self._in_each_chunk else self._constant_tail
+
+    @property
+    def last_chunks(self) -> list[bytes]:
+        """The chunk without choices that ends a stream, if the client asked for usage."""
+        return [self.head + self._usage_tail()] if self._in_a_last_chunk else []
+
+    def _usage_tail(self) -> bytes:
+        return b'],"usage":' + encode(self._usage().describe()) + b"}"

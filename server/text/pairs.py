@@ -1,0 +1,30 @@
+"""How a tokenizer joins two texts, as rerankers were trained to read them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    ids: list[int]
+    second: int | None  # where the second text begins; None: the tokenizer does not tell the two apart
+
+
+@dataclass(frozen=True, slots=True)
+class PairTemplate:
+    """The special tokens around two texts."""
+
+    before: tuple[int, ...] = ()
+    between: tuple[int, ...] = ()
+    after: tuple[int, ...] = ()
+    num_first: int | None = None  # tokens of `between` that belong to the first text; None: the texts are not told apart
+
+    @property
+    def num_special(self) -> int:
+        return len(self.before) + len(self.between) + len(self.after)
+
+    def join(self, first: Sequence[int], second: Sequence[int]) -> Pair:
+        ids = [*self.before, *first, *self.between, *second, *self.after]
+        return Pair(ids, None if self.num_first is None else len(self.before) + len(first) + self.num_first)

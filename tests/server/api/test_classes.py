@@ -1,0 +1,101 @@
+"""Classes of texts, and scores of pairs by a reranker."""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+import pytest
+
+from deploy.test_doubles.worker import NullScript, _vector
+from server.messages import ClassScores
+
+NAMES = ("low", "middle", "high")
+TEXTS = ["alpha", "beta"]
+SEPARATOR = 0  # of the null tokenizer's pairs
+
+
+@pytest.fixture
+def classifier(serve):
+    return serve(script=NullScript(classes=NAMES, generates=False))
+
+
+@pytest.fixture
+def reranker(serve):
+    return serve(script=NullScript(classes=("LABEL_0",), class_scores=ClassScores.SIGMOID, generates=False))
+
+
+def numbers(ids, count):
+    return np.array(struct.unpack(f"<{count}f", _vector(sum(ids), count, normalize=False)))
+
+
+def text_ids(server, text):
+    return server.http().post("/tokenize", json={"prompt": text}).json()["tokens"]
+
+
+@pytest.mark.parametrize("path", ["/classify", "/v1/classify"])
+def test_a_text_has_the_class_of_the_largest_number(classifier, path):
+    answer = classifier.http().post(path, json={"model": "null", "input": TEXTS}).json()
+    for row, text in zip(answer["data"], TEXTS, strict=True):
+        found = numbers(text_ids(classifier, text), 3)
+        shares = np.exp(found) / np.exp(found).sum()
+        assert row["probs"] == pytest.approx(list(shares), abs=1e-6)
+        assert (row["label"], row["num_classes"]) == (NAMES[int(found.argmax())], 3)
+    assert [row["index"] for row in answer["data"]] == [0, 1]
+    assert answer["object"] == "list" and answer["model"] == "null" and answer["id"].startswith("classify-")
+    assert answer["usage"]["total_tokens"] == sum(len(text_ids(classifier, text)) for text in TEXTS)
+
+
+@pytest.mark.parametrize("field", ["use_activation", "activation"])
+def test_the_numbers_themselves_where_a_request_asks_for_them(classifier, field):
+    (row,) = classifier.http().post("/classify", json={"input": "alpha", field: False}).json()["data"]
+    assert row["probs"] == list(numbers(text_ids(classifier, "alpha"), 3))
+
+
+@pytest.mark.parametrize("task", [None, "classify", "score"])
+def test_pooling_gives_the_scores_of_classes(classifier, task):
+    rows = classifier.http().post("/pooling", json={"input": TEXTS, "task": task}).json()["data"]
+    classes = classifier.http().post("/classify", json={"input": TEXTS}).json()["data"]
+    assert [row["data"] for row in rows] == [row["probs"] for row in classes]
+
+
+def test_scores_of_any_class_need_not_sum_to_one(serve):
+    server = serve(script=NullScript(classes=NAMES, class_scores=ClassScores.SIGMOID, generates=False))
+    (row,) = server.http().post("/classify", json={"input": "alpha"}).json()["data"]
+    assert row["probs"] == pytest.approx(list(1 / (1 + np.exp(-numbers(text_ids(server, "alpha"), 3)))), abs=1e-6)
+
+
+def score(query, document):
+    (found,) = numbers([*query.encode(), SEPARATOR, *document.encode()], 1)
+    return 1 / (1 + np.exp(-found))
+
+
+def test_a_reranker_reads_pairs(reranker):
+    documents = ["alpha", "beta", "gamma"]
+    answer = reranker.http().post("/rerank", json={"query": "a", "documents": documents}).json()
+    for result in answer["results"]:
+        assert result["relevance_score"] == pytest.approx(score("a", documents[result["index"]]), abs=1e-6)
+    scores = [result["relevance_score"] for result in answer["results"]]
+    assert scores == sorted(scores, reverse=True)
+    assert answer["usage"]["total_tokens"] == sum(len("a") + 1 + len(document) for document in documents)
+    pairs = reranker.http().post("/score", json={"text_1": ["a", "b"], "text_2": ["alpha", "beta"]}).json()["data"]
+    assert [row["score"] for row in pairs] == pytest.approx([score("a", "alpha"), score("b", "beta")], abs=1e-6)
+
+
+def test_of_a_pair_that_is_cut_the_query_stays(reranker):
+    body = {"text_1": "abc", "text_2": "x" * 9000}
+    error = reranker.http().post("/score", json=body).json()["error"]
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "text_2")
+    cut = reranker.http().post("/score", json={**body, "truncate_prompt_tokens": 10}).json()
+    assert cut["usage"]["total_tokens"] == 10
+    assert cut["data"][0]["score"] == pytest.approx(score("abc", "x" * 6), abs=1e-6)
+
+
+def test_what_a_model_cannot_do_is_refused_by_name(classifier, serve):
+    error = classifier.http().post("/rerank", json={"query": "a", "documents": ["b"]}).json()["error"]
+    assert error["code"] == "not_a_classifier" and "tells 3 classes apart (low, middle, high)" in error["message"]
+    error = classifier.http().post("/v1/embeddings", json={"input": "a"}).json()["error"]
+    assert error["code"] == "not_an_embedding_model"
+    embedder = serve(script=NullScript(embedding_size=8, generates=False))
+    error = embedder.http().post("/classify", json={"input": "a"}).json()["error"]
+    assert (error["code"], error["param"]) == ("not_a_classifier", "model")
