@@ -1,7 +1,7 @@
 """What is kept between starts, in one folder: compiled programs, and the weights as these read them.
 
     executables/KEY-RANGES.rsx, .json   a compiled program, and the ranges that its plan covers (compiler/cache.py)
-    executables/KEY-THREADS.costs       what its steps take with so many threads (deploy/loading/costs.py)
+    executables/KEY-THREADS.costs       what its steps take with so many threads (deploy/model_loading/costs.py)
     executables/KEY.models              the sources that were loaded with it, a line each, for people
     weights/KEY-CHECKPOINT.rsw          packed weights: what any program of the key made of one checkpoint (compiler/bind.py)
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from deploy.loading.servable import Progress, Servable, require_servable
+from deploy.model_loading.servable import Progress, Servable, require_servable
 from server.engine.loop import Engine
 from server.engine.worker import LoadedModel
 from server.interfaces import LoadError, RequestError

@@ -15,13 +15,13 @@ from math import prod
 import msgspec
 
 from compiler.frontend.weights import WeightSource
-from deploy.loading.plan import WORKER_BYTES, Plan, plan_of
-from deploy.loading.program import Compiled, compile_model, executable_cache
-from deploy.loading.servable import Progress, Servable, require_servable, silent
+from deploy.model_loading.plan import WORKER_BYTES, Plan, plan_of
+from deploy.model_loading.program import Compiled, compile_model, executable_cache
+from deploy.model_loading.servable import Progress, Servable, require_servable, silent
+from runtime.cache_groups import PAGE_SIZE
 from runtime.device.base import Limits
-from runtime.device.registry import open_device
+from runtime.device.registry import number_of, open_device
 from runtime.executable import Executable
-from runtime.kv_pool import PAGE_SIZE
 from runtime.units import in_mib
 from server.interfaces import LoadError
 from server.messages import Load
@@ -59,7 +59,7 @@ def inspect_model(load: Load, progress: Progress = silent) -> Inspection:
     model, compiled = _compiled(load, progress)
     files, mode = model.files, model.mode
     tensors = files.weights.tensors
-    limits = _limits_of(compiled.executable)
+    limits = _limits_of(compiled.executable, load)
     unlimited = msgspec.structs.replace(load, memory_limit_bytes=1 << 62)  # what it takes, whether it fits or not
     return Inspection(
         source=str(files.path),
@@ -88,12 +88,12 @@ def compile_only(load: Load, progress: Progress) -> Compiled:
 def plan_load(load: Load) -> Plan:
     """The memory of a load; a LoadError says why it cannot be."""
     model, compiled = _compiled(load, silent)
-    limits = _limits_of(compiled.executable)
+    limits = _limits_of(compiled.executable, load)
     return plan_of(compiled.executable, model.mode.entry, model.mode.pages(), load, limits, cache_hit=compiled.cache_hit)
 
 
-def _limits_of(executable: Executable) -> Limits:
-    with closing(open_device(executable.meta, num_threads=1)) as device:
+def _limits_of(executable: Executable, load: Load) -> Limits:
+    with closing(open_device(executable.meta, num_threads=1, number=number_of(load.device))) as device:
         return device.limits
 
 

@@ -83,7 +83,7 @@ def main() -> None:
 
 
 def _carry_out(order: Order) -> None:
-    from deploy.loading.locate import download_from_hub, hub
+    from deploy.model_loading.locate import download_from_hub, hub
 
     if order.what == "remove":
         _say(Line(freed=hub().remove(order.source)))

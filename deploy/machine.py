@@ -14,13 +14,18 @@ from compiler.machine.target import Target, host
 from runtime import flags
 from runtime.device.cpu.cores import available_cores
 from runtime.device.cpu.system_memory import SystemMemory, system_memory
+from runtime.device.cuda.card import found_cards
+from runtime.errors import NoDevice
 
 # What kernels are written for, strongest first; the first that is there decides how fast a machine is.
 NOTABLE = {
     "x86_64": ("amx-bf16", "amx-int8", "avx512bf16", "avx512vnni", "avx512f", "avxvnni", "avx2", "fma", "f16c"),
     "aarch64": ("i8mm", "bf16", "dotprod", "fullfp16", "neon"),
 }
-EXTRAS = {"hub": ("huggingface_hub", "load models by hub id")}  # extra -> the package behind it, what it is for
+EXTRAS = {
+    "hub": ("huggingface_hub", "load models by hub id"),
+    "cuda": ("pycuda", "run them on NVIDIA GPUs"),
+}  # extra -> the package behind it, what it is for
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +46,7 @@ class Machine:
     huge_pages: str  # transparent ones: always, madvise, never, or unknown
     cache: CacheFolder
     gpus: tuple[str, ...]
+    gpu_problem: str  # why models cannot run on them; empty: they can
     missing_extras: tuple[str, ...]
 
     @property
@@ -49,6 +55,7 @@ class Machine:
 
 
 def survey() -> Machine:
+    gpus, gpu_problem = _gpus()
     return Machine(
         processor=_processor(),
         target=host(),
@@ -57,7 +64,8 @@ def survey() -> Machine:
         memory=system_memory(),
         huge_pages=_huge_pages(),
         cache=_cache_folder(flags.current().cache),
-        gpus=_gpus(),
+        gpus=gpus,
+        gpu_problem=gpu_problem,
         missing_extras=tuple(name for name, (module, _) in EXTRAS.items() if importlib.util.find_spec(module) is None),
     )
 
@@ -87,7 +95,15 @@ def _num_bytes(file: Path) -> int:
     return status.st_size if stat.S_ISREG(status.st_mode) else 0
 
 
-def _gpus() -> tuple[str, ...]:
+def _gpus() -> tuple[tuple[str, ...], str]:
+    """What can be said of each, and why they cannot be used."""
+    try:
+        return tuple(map(str, found_cards())), ""
+    except NoDevice as error:
+        return _gpus_of_the_system(), str(error)
+
+
+def _gpus_of_the_system() -> tuple[str, ...]:
     """As the driver lists them; no library is loaded for it."""
     found = [_text(folder / "information") for folder in sorted(Path("/proc/driver/nvidia/gpus").glob("*"))]
     return tuple(next((line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("Model")), "GPU") for text in found)

@@ -19,8 +19,8 @@ import msgspec
 from compiler.machine.target import NAMED
 from deploy.cache import Kept, kept
 from deploy.library import HubLibrary
-from deploy.loading.locate import identity_of, weigh
-from deploy.loading.tokenizer import load_tokenizer
+from deploy.model_loading.locate import identity_of, weigh
+from deploy.model_loading.tokenizer import load_tokenizer
 from runtime.launch import command
 from server.app import create_app
 from server.http.auth import Guard
@@ -64,7 +64,8 @@ def load_of(spec: ModelSpec, hub_token: str | None = None) -> Load:
         spec.memory_limit_bytes,
         spec.kv_dtype,
         spec.target,
-        hub_token,
+        hub_token=hub_token,
+        device=spec.device,
         reserved_bytes=spec.reserved_bytes,
         kv_share=spec.kv_share,
     )

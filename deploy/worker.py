@@ -6,8 +6,8 @@ from __future__ import annotations
 import argparse
 import gc
 
-from deploy.loading.load import load_model
 from deploy.logs import configure
+from deploy.model_loading.load import load_model
 from server.engine.worker import LoadedModel, ProgressFn, serve_worker
 from server.messages import Load
 from server.pauses import collect_in_small_portions, switch_often

@@ -47,10 +47,14 @@ def write_checkpoint(config: ModelConfig, folder: Path) -> None:
 
 
 def _config(c: ModelConfig) -> dict[str, Any]:
-    assert c.family == "llama" and c.rope is not None, c
+    assert c.rope is not None, c
+    mixture: dict[str, Any] = {}
+    if c.mixture is not None:
+        mixture = {"num_experts": c.mixture.num_experts, "num_experts_per_tok": c.mixture.num_chosen}
+        mixture |= {"moe_intermediate_size": c.mixture.size, "norm_topk_prob": c.mixture.normalized}
     return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
+        **mixture,
+        "model_type": c.family,
         "vocab_size": c.vocab_size,
         "hidden_size": c.hidden_size,
         "intermediate_size": c.intermediate_size,

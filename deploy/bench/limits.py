@@ -16,9 +16,9 @@ from compiler.frontend.layers.nn import WeightFormat
 from compiler.ir.dtypes import DType
 from compiler.ir.text.parser import parse
 from compiler.ir.tiles import TileOp, stated_fields
+from compiler.machine.intrinsics.product import MatrixUnitOp, ProductOp
 from compiler.machine.products import product_tiles
 from compiler.machine.target import Target, host
-from compiler.machine.tiles.product import MatrixUnitOp, ProductOp
 from runtime.device.cpu.memory import host_buffer
 from runtime.session import Session
 

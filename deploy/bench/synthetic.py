@@ -1,11 +1,12 @@
-"""Llama-shaped models with random weights, made on the spot: for measuring speed, where values do not matter."""
+"""Models with random weights, made on the spot: for measuring speed, where values do not matter. Dense ones are like Llama, mixtures of
+experts like Qwen3-MoE."""
 
 from __future__ import annotations
 
 import hashlib
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compiler.frontend.config import Activation, ModelConfig
+from compiler.frontend.mixture import Mixture
 from compiler.frontend.rope import Rope
 from compiler.frontend.weights import TensorInfo
 from compiler.ir.dtypes import DType
@@ -23,18 +25,21 @@ SHAPES = {
     "0.5b": (1024, 24, 16, 4, 64, 5632, 32000),
     "1.5b": (1536, 28, 12, 2, 128, 8960, 151936),
     "8b-shape": (4096, 32, 32, 8, 128, 14336, 128256),
+    "30b-a3b": (2048, 48, 32, 4, 128, 768, 151936),
 }
+MIXTURES = {"30b-a3b": Mixture(num_experts=128, num_chosen=8, size=768)}
 HEAD_SIZES = (64, 80, 96, 128, 256)
 
 
-def synthetic_config(name: str, *, head_size: int | None = None, kv_heads: int | None = None) -> ModelConfig:
-    """`head_size` and `kv_heads` in the place of the shape's own; the number of heads stays."""
+def synthetic_config(name: str, *, head_size: int | None = None, kv_heads: int | None = None, layers: int | None = None) -> ModelConfig:
+    """`head_size`, `kv_heads` and `layers` in the place of the shape's own; the number of heads stays."""
     if name not in SHAPES:
         raise SettingsError(f"--synthetic is {name!r}; expected one of {', '.join(SHAPES)}")
-    hidden, layers, heads, own_kv_heads, own_size, ffn, vocab = SHAPES[name]
+    hidden, own_layers, heads, own_kv_heads, own_size, ffn, vocab = SHAPES[name]
     if heads % (kv_heads := kv_heads or own_kv_heads):
         raise SettingsError(f"--kv-heads is {kv_heads}; expected a divisor of the {heads} heads of {name}")
-    return llama_config(hidden, layers, heads, kv_heads, head_size or own_size, ffn, vocab)
+    config = llama_config(hidden, layers or own_layers, heads, kv_heads, head_size or own_size, ffn, vocab)
+    return config if name not in MIXTURES else replace(config, family="qwen3_moe", mixture=MIXTURES[name])
 
 
 def llama_config(hidden: int, layers: int, heads: int, kv_heads: int, size: int, ffn: int, vocab: int) -> ModelConfig:
@@ -70,13 +75,26 @@ def shapes_of(c: ModelConfig) -> dict[str, tuple[int, ...]]:
             f"{prefix}self_attn.k_proj.weight": (c.num_kv_heads * c.head_dim, c.hidden_size),
             f"{prefix}self_attn.v_proj.weight": (c.num_kv_heads * c.head_dim, c.hidden_size),
             f"{prefix}self_attn.o_proj.weight": (c.hidden_size, c.num_heads * c.head_dim),
-            f"{prefix}mlp.gate_proj.weight": (c.intermediate_size, c.hidden_size),
-            f"{prefix}mlp.up_proj.weight": (c.intermediate_size, c.hidden_size),
-            f"{prefix}mlp.down_proj.weight": (c.hidden_size, c.intermediate_size),
             f"{prefix}input_layernorm.weight": (c.hidden_size,),
             f"{prefix}post_attention_layernorm.weight": (c.hidden_size,),
+            **{f"{prefix}{name}": shape for name, shape in _feed_forward(c).items()},
         }
     return shapes
+
+
+def _feed_forward(c: ModelConfig) -> dict[str, tuple[int, ...]]:
+    if c.mixture is None:
+        wide, narrow = (c.intermediate_size, c.hidden_size), (c.hidden_size, c.intermediate_size)
+        return {"mlp.gate_proj.weight": wide, "mlp.up_proj.weight": wide, "mlp.down_proj.weight": narrow}
+    experts, size = c.mixture.num_experts, c.mixture.size
+    return {
+        "self_attn.q_norm.weight": (c.head_dim,),
+        "self_attn.k_norm.weight": (c.head_dim,),
+        "mlp.gate.weight": (experts, c.hidden_size),
+        "mlp.experts.gate_proj.weight": (experts, size, c.hidden_size),
+        "mlp.experts.up_proj.weight": (experts, size, c.hidden_size),
+        "mlp.experts.down_proj.weight": (experts, c.hidden_size, size),
+    }
 
 
 def dtypes_of(config: ModelConfig) -> dict[str, DType]:
@@ -100,7 +118,9 @@ class RandomWeights:
         if len(shape) == 1:
             return np.ones(shape, DType.BF16.numpy)
         scale = shape[-1] ** -0.5
-        block = rng.standard_normal((min(shape[0], 256), shape[1]), np.float32) * scale  # repeated: drawing a billion numbers takes minutes
+        block = (
+            rng.standard_normal((min(prod(shape[:-1]), 256), shape[-1]), np.float32) * scale
+        )  # repeated: drawing a billion numbers takes minutes
         return np.resize(block.astype(DType.BF16.numpy), shape)
 
     def release(self, name: str) -> None:

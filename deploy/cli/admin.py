@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from deploy.cli.output import Bars, answers, errors, in_units
-from deploy.cli.sources import KV_DTYPE, MAX_BATCH, MAX_CONTEXT, MAX_GAP_MS, QUANTIZE, TARGET, KvCacheBytes
+from deploy.cli.sources import KV_DTYPE, MAX_BATCH, MAX_CONTEXT, MAX_GAP_MS, QUANTIZE, TARGET, Device, KvCacheBytes
 from deploy.client import Client, ServerFault, segment
 from deploy.settings import KEY_VARIABLE, URL_VARIABLE, num_bytes
 
@@ -32,6 +32,7 @@ def load(
     kv_cache_bytes: KvCacheBytes = None,
     kv_dtype: Annotated[str, typer.Option(help=KV_DTYPE)] = "auto",
     target: Annotated[str, typer.Option(help=TARGET)] = "host",
+    device: Device = "cpu",
     alias: Annotated[list[str] | None, typer.Option(help="Further name; may be repeated.")] = None,
     pin: Annotated[bool, typer.Option(help="Refuse to unload without --force.")] = False,
     swap: Annotated[bool, typer.Option(help="Unload the models that lose their last alias to this one.")] = False,
@@ -57,6 +58,7 @@ def load(
         "kv_cache_bytes": _bytes(kv_cache_bytes),
         "kv_dtype": kv_dtype,
         "target": target,
+        "device": device,
         "aliases": alias,
         "pin": pin or None,
         "swap": swap or None,

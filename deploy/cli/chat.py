@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
@@ -83,22 +84,40 @@ def _answer(line: str, conversation: Conversation, options: Mapping[str, Any]) -
 
 
 def write(pieces: Iterable[str], usage: Mapping[str, int] | None = None) -> str:
-    """Print as it comes, and at the end how fast that was, if there is a `usage` by then. An interrupt ends the answer, not the
-    conversation."""
+    """Print as it comes, a terminal as Markdown, and at the end how fast that was, if there is a `usage` by then. An interrupt ends the
+    answer, not the conversation."""
     said: list[str] = []
     first_s = 0.0
-    try:
-        for piece in pieces:
-            first_s = first_s or time.monotonic()
-            said.append(piece)
-            answers.file.write(piece)
-            answers.file.flush()
-    except KeyboardInterrupt:
-        if not sys.stdin.isatty():
-            raise
-    answers.file.write("\n")
-    answers.file.flush()
+    with _writer() as put:
+        try:
+            for piece in pieces:
+                first_s = first_s or time.monotonic()
+                said.append(piece)
+                put(piece)
+        except KeyboardInterrupt:
+            if not sys.stdin.isatty():
+                raise
     if usage and (num_tokens := usage["completion_tokens"]) > 1:
         rate = (num_tokens - 1) / max(time.monotonic() - first_s, 1e-6)  # the first token came with the prompt
         errors.print(f"{num_tokens} tokens, {rate:.0f} tokens/s", style="dim", highlight=False)
     return "".join(said)
+
+
+@contextmanager
+def _writer() -> Generator[Callable[[str], None]]:
+    """What prints the pieces of an answer; a pipe gets them as they are."""
+    if answers.is_terminal:
+        from deploy.cli.markdown import MarkdownWriter
+
+        with MarkdownWriter(answers) as writer:
+            yield writer.write
+        return
+
+    def put(text: str) -> None:
+        answers.file.write(text)
+        answers.file.flush()
+
+    try:
+        yield put
+    finally:
+        put("\n")

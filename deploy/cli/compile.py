@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from deploy.cli.output import answers, stages
-from deploy.cli.sources import KvDtype, MaxBatch, MaxContext, Quantize, Source, Target, load_of
+from deploy.cli.sources import Device, KvDtype, MaxBatch, MaxContext, Quantize, Source, Target, load_of
 
 
 def compile_(
@@ -13,6 +13,7 @@ def compile_(
     max_batch: MaxBatch = 64,
     kv_dtype: KvDtype = "auto",
     target: Target = "host",
+    device: Device = "cpu",
 ) -> None:
     """Compile a model for this machine and keep the result, so that it starts at once later.
 
@@ -24,7 +25,7 @@ def compile_(
     """
     from deploy.inspection import compile_only
 
-    load = load_of(model, quantize, max_context, max_batch, None, kv_dtype, target)
+    load = load_of(model, quantize, max_context, max_batch, None, kv_dtype, target, device)
     with stages(load.name) as report:
         compiled = compile_only(load, report)
     how = "was in the cache" if compiled.cache_hit else f"compiled in {compiled.compile_s:.1f} s"

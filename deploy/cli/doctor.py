@@ -66,9 +66,11 @@ def examine(machine: Machine) -> list[tuple[str, str, str]]:
     rows.append(
         (OK, "cache", disk) if cache.writable else (FAULT, "cache", f"{cache.path} cannot be written; set RELAXSERVE_CACHE to a folder")
     )
-    if machine.gpus:
-        rows.append((NOTE, "GPU", f"{', '.join(machine.gpus)}; models run on the CPU, code for GPUs is not generated yet"))
+    if machine.gpus and machine.gpu_problem:
+        rows.append((NOTE, "GPU", escape(f"{', '.join(machine.gpus)}; models run on the CPU: {machine.gpu_problem}")))
     else:
+        rows += [(OK, f"GPU {number}", f"{gpu}; models run on it with --device cuda:{number}") for number, gpu in enumerate(machine.gpus)]
+    if not machine.gpus:
         rows.append((OK, "GPU", "none; models run on the CPU"))
     for name in machine.missing_extras:
         rows.append((NOTE, name, escape(f"not installed: pip install 'relaxserve[{name}]' to {EXTRAS[name][1]}")))

@@ -11,6 +11,7 @@ from compiler.frontend.errors import ModelError
 from compiler.ir.errors import CompileError
 from compiler.machine.target import TargetError
 from deploy.client import ServerFault
+from deploy.export.folder import ExportError
 from runtime.errors import InvalidFlag, RuntimeFault
 from server.interfaces import LoadError, RequestError
 from server.models.state import StateError
@@ -30,6 +31,7 @@ EXPECTED = (
     TargetError,
     TemplateError,
     ServerFault,
+    ExportError,
     RuntimeFault,
 )
 

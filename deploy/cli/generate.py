@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from deploy.cli.output import answers, errors, stages
-from deploy.cli.sources import KvDtype, MaxContext, Quantize, Source, Target, load_of
+from deploy.cli.sources import Device, KvDtype, MaxContext, Quantize, Source, Target, load_of
 
 if TYPE_CHECKING:
     from deploy.generate import Answer
@@ -26,6 +26,7 @@ def generate(
     max_context: MaxContext = None,
     kv_dtype: KvDtype = "auto",
     target: Target = "host",
+    device: Device = "cpu",
     as_json: Annotated[bool, typer.Option("--json", help="Print the answer with its token ids and times as JSON.")] = False,
 ) -> None:
     """Answer one prompt in this process, as the text is made.
@@ -37,9 +38,9 @@ def generate(
       relaxserve generate ~/models/Llama-3.2-1B -p "Once upon a time" --raw --temperature 0.8 --seed 7 --json
     """
     from deploy.generate import Prompt, generate_text, require_generator
-    from deploy.loading.load import load_servable
+    from deploy.model_loading.load import load_servable
 
-    load = load_of(model, quantize, max_context, 1, None, kv_dtype, target)
+    load = load_of(model, quantize, max_context, 1, None, kv_dtype, target, device)
     began_s = time.perf_counter()
     with stages(load.name) as report:
         servable = require_generator(load, report)

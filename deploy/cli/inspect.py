@@ -13,10 +13,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from deploy.cli.output import answers, in_units, stages
-from deploy.cli.sources import KvCacheBytes, KvDtype, MaxBatch, MaxContext, Quantize, Source, Target, load_of
+from deploy.cli.sources import Device, KvCacheBytes, KvDtype, MaxBatch, MaxContext, Quantize, Source, Target, load_of
 
 if TYPE_CHECKING:
     from deploy.inspection import Inspection
+    from deploy.model_loading.plan import PlannedGroup
 
 
 def inspect(
@@ -27,6 +28,7 @@ def inspect(
     kv_cache_bytes: KvCacheBytes = None,
     kv_dtype: KvDtype = "auto",
     target: Target = "host",
+    device: Device = "cpu",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show a model's family, size, memory plan and signature, and whether it fits here. Loads no weights.
@@ -39,7 +41,7 @@ def inspect(
     """
     from deploy.inspection import inspect_model, remedies
 
-    load = load_of(model, quantize, max_context, max_batch, kv_cache_bytes, kv_dtype, target)
+    load = load_of(model, quantize, max_context, max_batch, kv_cache_bytes, kv_dtype, target, device)
     with stages(load.name) as report:
         found = inspect_model(load, report)
         advice = [] if found.fits else list(remedies(load, found))
@@ -58,9 +60,14 @@ def _inputs_of(signature: str) -> str:
     return f"({', '.join(inputs)}, {len(types) - len(inputs)} weights){where}{ranges}"
 
 
+def _group(group: PlannedGroup) -> str:
+    kept = "all tokens" if group.window is None else "one state" if group.keeps_states else f"a window of {group.window} tokens"
+    pages = f"{group.num_pages} pages of {in_units(group.page_bytes)}"
+    return f"{in_units(group.num_bytes)}: {pages}, {group.num_layers} layers that keep {kept}"
+
+
 def _table(found: Inspection, advice: list[str]) -> Table:
     plan = found.plan
-    pages = f"{in_units(plan.kv_cache_bytes)}: {plan.num_pages} pages of {in_units(plan.page_bytes)}" if plan.num_pages else "none"
     dtypes = ", ".join(f"{count / 1e6:,.1f} M {dtype}" for dtype, count in found.dtypes.items())
     parts = ", ".join(f"{part} {in_units(size)}" for part, size in found.bytes_by_part.items())
     table = Table(box=None, show_header=False)
@@ -73,7 +80,9 @@ def _table(found: Inspection, advice: list[str]) -> Table:
     table.add_row("bounds", f"context {found.max_context}, {found.max_batch} sequences at once, weights as {found.quantize}")
     table.add_row("weights", in_units(plan.weights_bytes))
     table.add_row("arena", in_units(plan.arena_bytes))
-    table.add_row("kv cache", pages)
+    table.add_row("kv cache", in_units(plan.kv_cache_bytes) if plan.groups else "none")
+    for group in plan.groups:
+        table.add_row("", _group(group))
     table.add_row("program", f"{found.key}, {'from the cache' if found.cache_hit else f'compiled in {found.compile_s:.1f} s'}")
     table.add_row("signature", escape(_inputs_of(found.signature)))
     verdict = f"needs {in_units(found.required_bytes)} with its worker, {in_units(found.available_bytes)} are available"

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from deploy.cli import admin, bench, chat, compile, compiler, doctor, generate, inspect, models, serve
+from deploy.cli import admin, bench, chat, compile, compiler, doctor, export, generate, inspect, models, serve
 from deploy.cli.output import answers, errors
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", context_settings={"help_option_names": ["-h", "--help"]})
@@ -31,6 +31,7 @@ app.command("doctor", rich_help_panel=MODELS)(doctor.doctor)
 app.command("inspect", rich_help_panel=MODELS)(inspect.inspect)
 app.command("compile", rich_help_panel=MODELS)(compile.compile_)
 app.command("generate", rich_help_panel=MODELS)(generate.generate)
+app.command("export", rich_help_panel=MODELS)(export.export)
 app.command("opt", rich_help_panel=COMPILER)(compiler.opt)
 app.command("eval", rich_help_panel=COMPILER)(compiler.eval_)
 app.add_typer(compiler.cache, name="cache", rich_help_panel=COMPILER)

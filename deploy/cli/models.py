@@ -37,7 +37,7 @@ def pull(source: HubId) -> None:
 
       relaxserve pull Qwen/Qwen2.5-0.5B-Instruct-GGUF:q4_k_m
     """
-    from deploy.loading.locate import download_from_hub, hub
+    from deploy.model_loading.locate import download_from_hub, hub
 
     token = hub_token(take_secrets(os.environ))
     missing = in_units(hub().missing_bytes(source, token))
@@ -56,7 +56,7 @@ def ls(as_json: AsJson = False) -> None:
 
       relaxserve ls --json
     """
-    from deploy.loading.locate import hub
+    from deploy.model_loading.locate import hub
 
     models = hub().held()
     if as_json:
@@ -77,7 +77,7 @@ def rm(sources: Annotated[list[str], typer.Argument(help="As `relaxserve ls` sho
 
       relaxserve rm Qwen/Qwen2.5-0.5B-Instruct-GGUF:q4_k_m
     """
-    from deploy.loading.locate import hub
+    from deploy.model_loading.locate import hub
 
     for source in sources:
         freed = hub().remove(source)

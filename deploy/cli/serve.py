@@ -15,7 +15,7 @@ import typer
 
 from deploy import demo
 from deploy.cli.output import Bars, errors
-from deploy.cli.sources import KV_DTYPE, MAX_BATCH, MAX_CONTEXT, MAX_GAP_MS, QUANTIZE, TARGET
+from deploy.cli.sources import DEVICE, KV_DTYPE, MAX_BATCH, MAX_CONTEXT, MAX_GAP_MS, QUANTIZE, TARGET
 from deploy.secrets import hub_token, take_secrets
 from deploy.settings import DEFAULTS, MODELS, PREFIX, SETTINGS, TYPES, Setting, gather, num_bytes, service_links
 from server.models.state import LEAST_CONTEXT, LONGEST_GAP_MS, MOST_SEQUENCES, ModelSpec
@@ -151,6 +151,7 @@ FORM: dict[str, Any] = {
     "max_gap_ms": _of_models(int, MAX_GAP_MS, least=1, most=LONGEST_GAP_MS),
     "kv_dtype": _of_models(str, KV_DTYPE),
     "target": _of_models(str, TARGET),
+    "device": _of_models(str, DEVICE),
 }
 
 

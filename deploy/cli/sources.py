@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
+import msgspec
 import typer
 
 from deploy.settings import model_spec, num_bytes
+from runtime.device.registry import CPU
+from runtime.device.registry import NAME as DEVICE_NAME
 from server.messages import Load
 from server.models.state import LEAST_CONTEXT, MOST_SEQUENCES
 
@@ -16,6 +20,7 @@ MAX_BATCH = "Most sequences at once."
 MAX_GAP_MS = "Longest pause of a stream while prompts of others are computed, in milliseconds."
 KV_DTYPE = "Form of keys and values: auto, f32, f16, bf16, int8."
 TARGET = "Instructions to use: host, or a lesser target, as x86-64-v3."
+DEVICE = "What runs it: cpu, cuda, or one of several GPUs as cuda:1."
 
 Source = Annotated[str, typer.Argument(help="Folder, .gguf file or hub id; 'demo' is the built-in model.")]
 Quantize = Annotated[str, typer.Option(help=QUANTIZE)]
@@ -23,15 +28,26 @@ MaxContext = Annotated[int | None, typer.Option(min=LEAST_CONTEXT, help=MAX_CONT
 MaxBatch = Annotated[int, typer.Option(min=1, max=MOST_SEQUENCES, help=MAX_BATCH)]
 KvDtype = Annotated[str, typer.Option(help=KV_DTYPE)]
 Target = Annotated[str, typer.Option(help=TARGET)]
+Device = Annotated[str, typer.Option(help=DEVICE)]
 KvCacheBytes = Annotated[str | None, typer.Option(help="Memory for keys and values, as 2G.", metavar="BYTES")]
 
 
 def load_of(
-    source: str, quantize: str, max_context: int | None, max_batch: int, kv_cache_bytes: str | None, kv_dtype: str, target: str
+    source: str,
+    quantize: str,
+    max_context: int | None,
+    max_batch: int,
+    kv_cache_bytes: str | None,
+    kv_dtype: str,
+    target: str = "host",
+    device: str = CPU,
 ) -> Load:
     try:
         size = None if kv_cache_bytes is None else num_bytes(kv_cache_bytes)
     except ValueError:
         raise typer.BadParameter(f"{kv_cache_bytes!r} is no number of bytes; expected one as 1000000, 64M or 2G") from None
     spec = model_spec(source)
-    return Load(spec.name, spec.source, quantize, max_context, max_batch, kv_cache_bytes=size, kv_dtype=kv_dtype, target=target)
+    if not re.fullmatch(DEVICE_NAME, device):
+        raise typer.BadParameter(f"device is {device!r}; expected cpu, cuda, or one of several GPUs as cuda:1")
+    form = {"kv_cache_bytes": size, "kv_dtype": kv_dtype, "target": target, "device": device}
+    return msgspec.structs.replace(Load(spec.name, spec.source, quantize, max_context, max_batch), **form)

@@ -19,8 +19,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from deploy.loading.load import load_model
-from deploy.loading.servable import require_servable, silent
+from deploy.model_loading.load import load_model
+from deploy.model_loading.servable import require_servable, silent
 from runtime import flags
 from server.interfaces import LoadError
 from server.messages import Load

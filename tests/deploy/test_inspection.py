@@ -34,6 +34,7 @@ def test_pages_hold_what_all_sequences_may_take(found: Inspection) -> None:
     plan = found.plan
     assert plan.num_pages == 1 + 4 * 1024 // 16
     assert plan.kv_cache_bytes == plan.num_pages * plan.page_bytes
+    assert [(group.num_layers, group.window, group.num_bytes) for group in plan.groups] == [(5, None, plan.kv_cache_bytes)]
     assert plan.total_bytes == plan.weights_bytes + plan.arena_bytes + plan.kv_cache_bytes
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from deploy.loading.locate import locate
-from deploy.loading.tokenizer import load_tokenizer
+from deploy.model_loading.locate import locate
+from deploy.model_loading.tokenizer import load_tokenizer
 from deploy.secrets import hub_token, take_secrets
 from deploy.serve import load_of
 from server.interfaces import LoadError
@@ -41,7 +41,7 @@ def test_the_hub_s_token_is_found_under_either_name() -> None:
 
 def test_a_download_has_the_token_that_the_environment_has_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both the front, for the tokenizer, and a worker, by the message of its load."""
-    hub = pytest.importorskip("deploy.loading.hub")
+    hub = pytest.importorskip("deploy.model_loading.hub")
     seen: list[str | None] = []
 
     def refused(*_: Any, token: str | None, **__: Any) -> None:

@@ -12,9 +12,9 @@ import pytest
 
 from compiler.frontend.errors import ModelError
 from deploy import demo
-from deploy.loading.files import open_files
-from deploy.loading.locate import locate
-from deploy.loading.tokenizer import load_tokenizer
+from deploy.model_loading.files import open_files
+from deploy.model_loading.locate import locate
+from deploy.model_loading.tokenizer import load_tokenizer
 from deploy.settings import read_config
 from server.http.auth import Guard
 from server.interfaces import LoadError

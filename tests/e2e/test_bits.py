@@ -6,16 +6,17 @@ import json
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 import pytest
 
 from deploy import demo
-from deploy.loading.load import load_model
+from deploy.model_loading.load import load_model
 from runtime import flags
 from server.constraints.compiler import ConstraintCompiler
 from server.engine.overlap import OverlappedEngine
-from server.engine.step_model import StepLimits, StepModel
+from server.engine.step_model import GroupLimits, StepLimits, StepModel
 from server.engine.worker import LoadedModel
 from server.messages import Constraint, ConstraintKind, FromWorker, Load, SamplingParams, Submit, TokenLogprob, Tokens
 
@@ -60,7 +61,7 @@ class Limited:
 class Rig:
     """An engine of its own on the shared model."""
 
-    def __init__(self, loaded: LoadedModel, constraints: ConstraintCompiler, **narrower: int) -> None:
+    def __init__(self, loaded: LoadedModel, constraints: ConstraintCompiler | None, **narrower: Any) -> None:
         assert loaded.step_model is not None
         limits = loaded.step_model.limits
         narrow = StepLimits(**{name: narrower.get(name, getattr(limits, name)) for name in StepLimits.__slots__})
@@ -191,7 +192,7 @@ def test_in_chunks(rig, submits, alone, chunk):
 
 
 def test_after_preemptions(rig, submits, alone):
-    tight = rig(num_pages=62, max_seqs=12)
+    tight = rig(groups=(GroupLimits(62),), max_seqs=12)
     pushing = [msgspec.structs.replace(submit, priority=-i) for i, submit in enumerate(shuffled(submits, 3))]
     same(tight.run(pushing, per_step=1), alone)
     assert tight.engine.scheduler.num_preemptions > 0

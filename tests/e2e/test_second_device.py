@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from deploy import demo
-from deploy.loading.load import load_model
+from deploy.model_loading.load import load_model
 from runtime.device.registry import DEVICES
 from server.engine.worker import LoadedModel, engine_of
 from server.messages import Embed, Embedding, FromWorker, Load, SamplingParams, Submit, TokenEvent, Tokens

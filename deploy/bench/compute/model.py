@@ -1,7 +1,8 @@
 """`relaxserve bench model`: prefill and decode of one model, each beside the time that this machine's limits allow.
 
 Limit time is the larger of bytes / bandwidth and operations / peak. Bytes are the weights a step reads and the keys and values it attends
-to; operations are two per weight and token, and four per key, head and element.
+to; operations are two per weight and token, and four per key, head and element. Of a mixture, weights are those of the experts that are
+chosen: as many as independent choices make on average.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import argparse
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +21,7 @@ from rich.table import Table
 
 from compiler.bind import bind_weights
 from compiler.driver import Options, compile_module
+from compiler.frontend.cache_groups import groups_of
 from compiler.frontend.config import ModelConfig
 from compiler.frontend.decoder import ENTRY, StepBounds, build_step
 from compiler.frontend.layers.nn import WeightFormat
@@ -27,8 +30,10 @@ from compiler.machine.target import NAMED, Target, get, host
 from deploy.bench.limits import Gauge
 from deploy.bench.peer import PEERS, Run, Steps, Subject, at_work, check
 from deploy.bench.synthetic import HEAD_SIZES, RandomWeights, dtypes_of, shapes_of, synthetic_config
+from runtime.cache_groups import KV_DTYPES, PAGE_SIZE
 from runtime.device.base import Device
-from runtime.kv_pool import KV_DTYPES, PAGE_SIZE, KVLayout, KVPool
+from runtime.device.cpu.system_memory import system_memory
+from runtime.kv_pool import KVPool
 from runtime.memory import MemoryAccount
 from runtime.session import Session
 from server.settings import SettingsError
@@ -89,23 +94,26 @@ class Model:
         self.executable = compile_module(self.module, self.options)
         self.session = Session(self.executable, device_threads=threads, pinned=True)
         self.weights = bind_weights(self.session, self.executable, ENTRY, RandomWeights(shapes_of(config)))
-        layout = KVLayout(config.num_layers, config.num_kv_heads, config.head_dim, str(kv_dtype))
+        (group,) = groups_of(config, kv_dtype, bounds.max_context)
         pages = 1 + max(BATCHES) * (max(CONTEXTS) // PAGE_SIZE + 1)
-        self.kv_bytes = layout.bytes_per_page / PAGE_SIZE
-        self.pages = min(pages, 1 + (4 << 30) // layout.bytes_per_page)
-        self.pool = KVPool(layout, self.pages, MemoryAccount(), self.session.device)
+        self.kv_bytes = group.bytes_per_page / PAGE_SIZE
+        self.pages = min(pages, 1 + (4 << 30) // group.bytes_per_page)
+        self.pool = KVPool([group], [self.pages], MemoryAccount(), self.session.device)
         fill(self.pool, self.session.device)
 
-    @property
-    def product_bytes(self) -> int:
-        """Weights that every step reads whole."""
-        return sum(a.nbytes for n, a in self.weights.items() if len(a.shape) > 1 and "embed_tokens" not in n)
+    def product_bytes(self, tokens: int) -> float:
+        """Weights that a step of so many tokens reads."""
+        read = [a for n, a in self.weights.items() if len(a.shape) > 1 and "embed_tokens" not in n]
+        experts = sum(a.nbytes for a in read if len(a.shape) == 4)  # panels behind an axis of experts
+        return sum(a.nbytes for a in read) - experts + experts * chosen_share(self.config, tokens)
 
     @property
     def product_elements(self) -> int:
+        """Weights that a token is multiplied by."""
         c = self.config
         attention = c.hidden_size * (2 * c.num_heads + 2 * c.num_kv_heads) * c.head_dim
-        return c.num_layers * (attention + 3 * c.hidden_size * c.intermediate_size) + c.hidden_size * c.vocab_size
+        feed = 3 * c.intermediate_size if c.mixture is None else 3 * c.mixture.size * c.mixture.num_chosen + c.mixture.num_experts
+        return c.num_layers * (attention + c.hidden_size * feed) + c.hidden_size * c.vocab_size
 
     def step(self, tokens: int, sequences: int, context: int) -> Any:
         """Arguments of a step in which each sequence has so many new tokens and so much context at the end."""
@@ -135,16 +143,22 @@ class Model:
     def work(self, case: Case) -> Work:
         c = self.config
         pairs = case.context * case.context / 2 if case.is_prefill else case.sequences * case.context
-        num_bytes = self.product_bytes + self.kv_bytes * case.sequences * case.context
+        num_bytes = self.product_bytes(case.tokens) + self.kv_bytes * case.sequences * case.context
         return Work(num_bytes, 2.0 * self.product_elements * case.tokens + 4 * c.num_heads * c.head_dim * c.num_layers * pairs)
+
+
+def chosen_share(config: ModelConfig, tokens: int) -> float:
+    """Experts that some token chooses, of all: the average over independent choices."""
+    return 0.0 if config.mixture is None else 1 - (1 - config.mixture.num_chosen / config.mixture.num_experts) ** tokens
 
 
 def fill(pool: KVPool, device: Device) -> None:
     """Memory that nobody has written is one page of zeros again and again: it is read from a cache."""
-    rows = np.random.default_rng(0).standard_normal(pool.data.shape[3:], np.float32)
-    device.copy(pool.data, np.broadcast_to(rows.astype(pool.data.dtype), pool.data.shape))
-    if pool.scales is not None:
-        device.copy(pool.scales, np.ones(pool.scales.shape, np.float32))
+    for data, *scales in pool.tensors:
+        rows = np.random.default_rng(0).standard_normal(data.shape[3:], np.float32)
+        device.copy(data, np.broadcast_to(rows.astype(data.dtype), data.shape))
+        for tensor in scales:
+            device.copy(tensor, np.ones(tensor.shape, np.float32))
 
 
 def measure(steps: Steps, works: Mapping[Case, Work], gauge: Gauge) -> list[Row]:
@@ -172,6 +186,7 @@ def model_options(description: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--synthetic", default="0.5b", help="shape of the model")
     parser.add_argument("--head-size", type=int, choices=HEAD_SIZES, help="in the place of the shape's own")
     parser.add_argument("--kv-heads", type=int, help="in the place of the shape's own: a divisor of its heads")
+    parser.add_argument("--layers", type=int, help="in the place of the shape's own; of a mixture, otherwise as many as memory holds")
     parser.add_argument("--quantize", default="bf16", help="how weights are held")
     parser.add_argument("--kv-dtype", default="bf16", choices=KV_DTYPES, help="type of the pages of keys and values")
     parser.add_argument("--target", default="host", help=f"instructions to use: host, {', '.join(NAMED)}")
@@ -181,7 +196,22 @@ def model_options(description: str | None) -> argparse.ArgumentParser:
 
 
 def config_of(options: argparse.Namespace) -> ModelConfig:
-    return synthetic_config(options.synthetic, head_size=options.head_size, kv_heads=options.kv_heads)
+    def shape(layers: int | None) -> ModelConfig:
+        return synthetic_config(options.synthetic, head_size=options.head_size, kv_heads=options.kv_heads, layers=layers)
+
+    config = shape(options.layers)
+    if config.mixture is None or options.layers is not None:
+        return config
+    return shape(most_layers(config, WeightFormat.parse(options.quantize), system_memory().available_bytes))
+
+
+def most_layers(config: ModelConfig, format: WeightFormat, memory_bytes: int) -> int:
+    """So many that the weights take half of the memory: the rest is for keys, values and what prepares them."""
+    own = {name: prod(shape) for name, shape in shapes_of(config).items()}
+    layer = sum(count for name, count in own.items() if name.startswith("model.layers.0."))
+    others = 2 * sum(count for name, count in own.items() if not name.startswith("model.layers."))
+    bits = format.bits + (16 / format.group if format.group else 0)
+    return max(1, min(config.num_layers, int((memory_bytes / 2 - others) / (layer * bits / 8))))
 
 
 def model_of(options: argparse.Namespace) -> Model:

@@ -27,16 +27,17 @@ from compiler.machine.target import host
 from deploy import demo
 from deploy.bench.checkpoint import PREFIX, model_folder
 from deploy.bench.synthetic import SHAPES
-from deploy.loading.files import ModelFiles, open_files
-from deploy.loading.locate import locate
-from deploy.loading.modes import Generator
-from deploy.loading.plan import plan_of
-from deploy.loading.program import compile_model, executable_cache
-from deploy.loading.serving import CompiledModel, serve
-from runtime.kv_pool import PAGE_SIZE
+from deploy.model_loading.costs import tables_of
+from deploy.model_loading.files import ModelFiles, open_files
+from deploy.model_loading.locate import locate
+from deploy.model_loading.modes import Generator
+from deploy.model_loading.plan import plan_of
+from deploy.model_loading.program import compile_model, executable_cache
+from deploy.model_loading.serving import CompiledModel, serve
+from runtime.cache_groups import PAGE_SIZE
 from runtime.memory import MemoryAccount
 from runtime.session import Session
-from server.engine.step_model import StepBatch
+from server.engine.step_model import Places, StepBatch
 from server.interfaces import LoadError
 from server.messages import ErrorCode, Load
 
@@ -117,8 +118,8 @@ class Texts:
     def logits(self, model: CompiledModel, next_tokens: Callable[[int, Floats | None], NDArray[np.int32]]) -> list[Floats]:
         """Of every position. `next_tokens` tells the tokens at one, by the logits before it."""
         num_pages = -(-self.length // PAGE_SIZE)
-        assert 1 + self.num_seqs * num_pages <= model.limits.num_pages, model.limits
-        tables = (1 + np.arange(self.num_seqs * num_pages)).astype(np.int32).reshape(self.num_seqs, num_pages)
+        assert self.length <= model.limits.capacity, model.limits
+        tables = [tables_of(group, self.num_seqs, num_pages) for group in model.limits.groups]
         rows, starts = np.arange(self.num_seqs, dtype=np.int32), np.arange(self.num_seqs + 1, dtype=np.int32)
         found: list[Floats] = []
         for position in range(self.length):
@@ -126,10 +127,9 @@ class Texts:
             batch = StepBatch(
                 tokens=next_tokens(position, found[-1] if found else None),
                 positions=np.full(self.num_seqs, position, np.int32),
-                slots=tables[:, page] * PAGE_SIZE + offset,
                 query_starts=starts,
                 context_lens=np.full(self.num_seqs, position + 1, np.int32),
-                page_tables=tables[:, : page + 1].copy(),
+                places=tuple(Places(table[:, page] * PAGE_SIZE + offset, table[:, : page + 1].copy()) for table in tables),
                 logit_rows=rows,
             )
             found.append(model.download(model.run(batch)))
@@ -195,7 +195,7 @@ def _with_model(files: ModelFiles, quantize: str, texts: Texts, use: Callable[[C
     try:
         plan = plan_of(executable, mode.entry, mode.pages(), load, session.device.limits)
         bind_weights(session, executable, mode.entry, files.weights)
-        model = serve(mode, session, plan.num_pages, account).step_model
+        model = serve(mode, session, [group.num_pages for group in plan.groups], account).step_model
         assert isinstance(model, CompiledModel)
         return use(model)
     finally:

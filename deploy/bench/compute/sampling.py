@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from compiler.driver import compile_module
 from compiler.frontend.sampler import SAMPLE_ENTRY, build_sampler
 from deploy.bench.measure import Figure, best_s, report
-from deploy.doubles.model import NullModel
+from deploy.test_doubles.model import NullModel
 from runtime.sampling import SampleBatch, Sampled
 from runtime.session import Session
 from server.constraints.rules import Bans, Rules
 from server.engine.sampler import RowState, Sampler
-from server.engine.step_model import Logits, StepLimits
+from server.engine.step_model import GroupLimits, Logits, StepLimits
 from server.messages import SamplingParams
 
 VOCAB, ROWS = 152_000, 32
@@ -56,7 +56,7 @@ class Drawing(NullModel):
     """Nothing but the sampler of a model; it keeps what it was last asked."""
 
     def __init__(self, session: Session) -> None:
-        super().__init__(StepLimits(VOCAB, max_context=16, max_tokens=ROWS, max_seqs=ROWS, num_pages=2))
+        super().__init__(StepLimits(VOCAB, max_context=16, max_tokens=ROWS, max_seqs=ROWS, groups=(GroupLimits(2),)))
         self.session = session
         self.batch: SampleBatch | None = None
 

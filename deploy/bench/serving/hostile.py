@@ -29,7 +29,7 @@ from deploy.bench.checkpoint import model_folder
 from deploy.bench.measure import Figure, report
 from deploy.bench.serving.drive import post_stream
 from deploy.bench.serving.start import NAME, server
-from server.http.json_scan import MAX_DEPTH, MAX_NUMBERS, MAX_PARTS
+from server.http.json_scan import MAX_DEPTH, MAX_ESCAPES, MAX_NUMBERS, MAX_PARTS
 from server.settings import ServerSettings
 
 GOAL_MS = 50.0
@@ -79,7 +79,7 @@ def shapes() -> Iterator[tuple[str, bytes]]:
     """Values at a limit of the whole body, as JSON, whatever the field says."""
     most = MOST_BYTES - 4096
     yield "text", b'"' + b"a b " * (most // 4) + b'"'
-    yield "escapes", b'"' + b"\\n" * (most // 2) + b'"'
+    yield "escapes", b'"' + b"\\n" * (MAX_ESCAPES - 100) + b'"'
     yield "numbers", b"[" + b",".join([b"1000"] * (MAX_NUMBERS - 100)) + b"]"
     yield "texts", b"[" + b",".join([b'"a"'] * (MAX_PARTS - 100)) + b"]"
     yield "objects", b"[" + b",".join([b"{}"] * (MAX_PARTS - 100)) + b"]"

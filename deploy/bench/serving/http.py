@@ -29,7 +29,7 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from deploy.doubles.worker import ByteTokenizer, NullScript, NullWorker
+from deploy.test_doubles.worker import ByteTokenizer, NullScript, NullWorker
 from server.app import create_app
 from server.http.server import Server
 from server.interfaces import ProgressCallback

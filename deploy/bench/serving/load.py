@@ -27,7 +27,7 @@ from deploy import demo
 from deploy.bench.checkpoint import PREFIX, model_folder
 from deploy.bench.measure import Figure, report
 from deploy.bench.synthetic import SHAPES
-from deploy.loading.plan import WORKER_BYTES
+from deploy.model_loading.plan import WORKER_BYTES
 from deploy.serve import WORKER
 from server.messages import Load, Ready, SamplingParams, Submit
 from server.workers.supervisor import Supervisor

@@ -24,9 +24,9 @@ from deploy.bench.checkpoint import PREFIX, model_folder
 from deploy.bench.measure import Figure, best_s, report
 from deploy.bench.serving.drive import Driver, InProcess, OverHttp, Prompt, Stream, percentile, served
 from deploy.bench.synthetic import SHAPES
-from deploy.loading.costs import step_of
-from deploy.loading.load import load_model
-from deploy.loading.serving import CompiledModel
+from deploy.model_loading.costs import step_of
+from deploy.model_loading.load import load_model
+from deploy.model_loading.serving import CompiledModel
 from server.engine.step_model import StepLimits
 from server.engine.worker import LoadedModel
 from server.messages import MAX_GAP_MS, Load

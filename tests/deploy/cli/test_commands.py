@@ -100,7 +100,7 @@ def test_a_conversation_remembers(demo_server: Any) -> None:
         assert process.wait(120) == 0
     os.close(ours)
     assert "Ctrl-D leaves" in said
-    assert re.search(r"What is my name\?\s+.*Tom", said)
+    assert "Tom" in said.partition("What is my name?")[2], said
 
 
 def _until_prompt(terminal: int) -> str:

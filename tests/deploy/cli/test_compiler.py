@@ -19,7 +19,7 @@ from deploy.cache import Kept
 from deploy.cli import compiler as commands
 from deploy.cli.compiler import cache
 from deploy.cli.failure import FAILURE, status_of
-from deploy.loading.program import compile_model
+from deploy.model_loading.program import compile_model
 from runtime import flags
 
 PROGRAM = """

@@ -11,6 +11,8 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
+from compiler.frontend.layers.nn import WeightFormat
+from compiler.frontend.mixture import Mixture
 from deploy.bench import peer, synthetic
 from deploy.bench.compute import model
 from deploy.bench.compute.model import Case, Compared, Row, Work, measure_peer
@@ -123,3 +125,28 @@ def test_heads_are_chosen_and_refused() -> None:
     assert shapes_of(config)["model.layers.0.self_attn.o_proj.weight"] == (64, 4 * 96)
     with pytest.raises(SettingsError, match="--kv-heads is 3; expected a divisor of the 4 heads"):
         synthetic_config("small", kv_heads=3)
+
+
+def test_a_mixture_has_the_layers_that_memory_holds() -> None:
+    """A layer of 30b-a3b has 623 million weights: 350 MB in 4 bits with a scale of 16 bits per 32 of them."""
+    config = synthetic_config("30b-a3b")
+    assert [model.most_layers(config, WeightFormat.parse("int4"), gigabytes << 30) for gigabytes in (1, 8, 16, 512)] == [1, 8, 20, 48]
+    assert model.most_layers(config, WeightFormat.parse("bf16"), 16 << 30) == 5
+
+
+def test_a_step_reads_the_experts_that_it_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """8 of 128 for one token, most of them for 32; a token is multiplied by those 8 alone."""
+    config = synthetic_config("30b-a3b", layers=1)
+    assert [round(128 * model.chosen_share(config, tokens)) for tokens in (1, 2, 32, 512)] == [8, 16, 112, 128]
+    monkeypatch.setitem(synthetic.SHAPES, "few", (64, 1, 4, 2, 16, 32, VOCAB))
+    monkeypatch.setitem(synthetic.MIXTURES, "few", Mixture(num_experts=4, num_chosen=1, size=32))
+    made = model.Model(synthetic_config("few"), "bf16", 1)
+    assert made.product_bytes(1) == 2 * (64 * 128 + 64 * 64 + 64 * VOCAB + 3 * 64 * 32) + router_bytes(made)
+    assert made.product_elements == 64 * 192 + 3 * 64 * 32 + 64 * 4 + 64 * VOCAB
+    assert made.run(made.step(4, 4, 8)).shape == (4, VOCAB)
+    made.session.close()
+
+
+def router_bytes(made: model.Model) -> int:
+    (router,) = (a for name, a in made.weights.items() if "mlp.gate" in name)
+    return router.nbytes

@@ -11,7 +11,7 @@ import pytest
 
 from compiler.frontend.layers.nn import WeightFormat
 from deploy.bench.compute import quality
-from server.engine.step_model import StepBatch
+from server.engine.step_model import GroupLimits, StepBatch
 
 
 @pytest.mark.parametrize(("scheme", "levels", "group"), [("int8", 127, 64), ("int8-32", 127, 32), ("int4", 7, 32), ("int4-64", 7, 64)])
@@ -40,7 +40,7 @@ def test_the_logits_of_every_position_are_kept():
     place = np.zeros((2, 5), np.float32)
 
     class Model:
-        limits = SimpleNamespace(num_pages=9, vocab_size=5)
+        limits = SimpleNamespace(groups=(GroupLimits(9),), capacity=128, vocab_size=5)
 
         def run(self, batch: StepBatch) -> Any:
             place[...] = batch.positions[0]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from deploy import demo
-from deploy.loading.tokenizer import load_tokenizer
+from deploy.model_loading.tokenizer import load_tokenizer
 from server.interfaces import LoadError
 from tests.deploy.gguf_files import write_gguf
 

@@ -1,4 +1,4 @@
-"""A worker whose model computes nothing: `python -m deploy.doubles.process FD`. The real process, scheduler, pages and
+"""A worker whose model computes nothing: `python -m deploy.test_doubles.process FD`. The real process, scheduler, pages and
 recovery, for tests and for benchmarks of everything but kernels.
 
 `Load.source` is a JSON object with the fields of `NullConfig`; `null_source` writes one.
@@ -17,12 +17,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from deploy.doubles.model import LogitsOf, NullEmbedModel, NullModel, StepTime, hashed_logits, scripted_logits
-from runtime.kv_pool import PAGE_SIZE
-from server.engine.step_model import EmbedLimits, StepLimits
+from deploy.test_doubles.model import LogitsOf, NullEmbedModel, NullModel, StepTime, hashed_logits, scripted_logits
+from runtime.cache_groups import PAGE_SIZE
+from server.engine.step_model import EmbedLimits, GroupLimits, StepLimits
 from server.engine.worker import LoadedModel, ProgressFn, serve_worker
 from server.interfaces import LoadError
-from server.messages import ErrorCode, Load, Ready
+from server.messages import CachePages, ErrorCode, Load, Ready
 
 
 class NullConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -69,13 +69,14 @@ def build_null(load: Load, progress: ProgressFn) -> LoadedModel:
         weights_bytes=0,
         arena_bytes=0,
         kv_cache_bytes=config.num_pages * PAGE_SIZE * 4,
+        cache_groups=(CachePages(config.num_pages, PAGE_SIZE * 4),),
         embedding_size=config.embedding_size,
         generates=config.kind == "generator",
     )
     if config.kind == "encoder":
         limits = EmbedLimits(config.embedding_size, config.max_context, config.max_context, config.max_seqs)
         return LoadedModel(ready, embed_model=NullEmbedModel(limits, cost=cost))
-    sizes = config.vocab_size, config.max_context, config.max_tokens, config.max_seqs, config.num_pages
+    sizes = config.vocab_size, config.max_context, config.max_tokens, config.max_seqs, (GroupLimits(config.num_pages),)
     limits = StepLimits(*sizes, embedding_size=config.embedding_size, generates=ready.generates)
     return LoadedModel(
         ready,

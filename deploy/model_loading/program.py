@@ -10,7 +10,7 @@ from compiler.ir.module import IRModule
 from compiler.machine.target import Target
 from compiler.signature import key_of, signature
 from deploy.cache import kept, kept_in
-from deploy.loading.servable import Progress, silent
+from deploy.model_loading.servable import Progress, silent
 from runtime.executable import Executable
 
 

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from compiler.frontend.errors import ModelError
-from deploy.loading.locate import locate
+from deploy.model_loading.locate import locate
 from server.interfaces import LoadError
 from server.messages import ErrorCode
 from server.text.tokenizer import ModelFilesError, Tokenizer
 
 if TYPE_CHECKING:
     from compiler.frontend.gguf.file import GgufFile
-    from deploy.loading.files import ModelFiles
+    from deploy.model_loading.files import ModelFiles
 
 
 def tokenizer_of(files: ModelFiles) -> Tokenizer:

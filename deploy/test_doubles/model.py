@@ -1,7 +1,8 @@
 """Models without kernels: the doubles that every test of the server runs on.
 
-`NullModel` keeps what a real model keeps: one entry per slot of a paged pool, which depends on the token and on all before it. Each
-row of logits is computed from the entries that are read back through the page table. A wrong page, a wrong slot, a missing copy, a
+`NullModel` keeps what a real model keeps: in each cache group one entry per slot of a paged pool, which depends on the token and on all
+before it. Each row of logits is computed from the entries that are read back through the page tables, in a group with a window from
+those within it. A wrong page, a wrong slot, a missing copy, a
 page shared behind another beginning or handed out too early therefore gives wrong tokens, as it would on a device. It also refuses a
 batch that breaks the contract of `server/engine/step_model.py`.
 """
@@ -17,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compiler.ops.sampling.meaning import sample, token_logprobs
-from runtime.kv_pool import PAGE_SIZE
+from runtime.cache_groups import PAGE_SIZE
 from runtime.sampling import Logprobs, SampleBatch, Sampled
-from server.engine.step_model import EmbedLimits, Logits, StepBatch, StepLimits
+from server.engine.step_model import EmbedLimits, GroupLimits, Logits, Places, StepBatch, StepLimits
 
 History = NDArray[np.int32]  # the tokens of one sequence up to a row
 State = NDArray[np.uint64]  # per token: a digest of it and of all before it
@@ -58,8 +59,8 @@ class NullModel:
         self._limits = limits
         self._logits_of = logits_of or hashed_logits(limits.vocab_size)
         self._cost = cost or StepTime()
-        self._tokens = np.full((limits.num_pages, PAGE_SIZE), NEVER_WRITTEN, np.int32)
-        self._states: State = np.zeros((limits.num_pages, PAGE_SIZE), np.uint64)
+        self._caches = [_GroupCache(group) for group in limits.groups]
+        self._whole = next(i for i, group in enumerate(limits.groups) if group.window is None)  # the group that keeps whole texts
         self._powers = np.cumprod(np.full(limits.max_context, _ODD, np.uint64))
         self._hidden = np.empty((0, limits.embedding_size), np.float32)
 
@@ -69,9 +70,10 @@ class NullModel:
 
     def run(self, batch: StepBatch) -> Logits:
         self._check(batch)
-        self._tokens.reshape(-1)[batch.slots] = batch.tokens
-        for i, pages in enumerate(batch.page_tables):
-            self._append(batch, i, pages)
+        for cache, places in zip(self._caches, batch.places, strict=True):
+            cache.tokens.reshape(-1)[places.slots] = batch.tokens
+            for i, pages in enumerate(places.page_tables):
+                self._append(cache, places, batch, i, pages)
         self._hidden = self._rows(batch, batch.hidden_rows, self._limits.embedding_size, hashed_logits(self._limits.embedding_size))
         self._cost.spend(len(batch.tokens))
         return Logits(NullLogits(self._rows(batch, batch.logit_rows, self._limits.vocab_size, self._logits_of)))
@@ -84,18 +86,21 @@ class NullModel:
         owners = np.searchsorted(batch.query_starts, wanted, side="right") - 1
         for i, (row, owner) in enumerate(zip(wanted, owners, strict=True)):
             length = int(batch.positions[row]) + 1
-            pages = batch.page_tables[owner, : -(-length // PAGE_SIZE)]
-            history = self._tokens[pages].reshape(-1)[:length]
-            rows[i] = row_of(history)
-            if not np.array_equal(self._states[pages].reshape(-1)[:length], self._digests(history, 0)):
+            tables = [places.page_tables[owner] for places in batch.places]
+            text = self._caches[self._whole].tokens[tables[self._whole]].reshape(-1)[: batch.context_lens[owner]]
+            rows[i] = row_of(text[:length])
+            digests = self._digests(text, 0)
+            if not all(cache.is_right(pages, digests, length) for cache, pages in zip(self._caches, tables, strict=True)):
                 rows[i] = rows[i, ::-1]  # not what was computed behind this beginning: wrong tokens, not an error
         return rows
 
-    def _append(self, batch: StepBatch, i: int, pages: NDArray[np.int32]) -> None:
+    def _append(self, cache: _GroupCache, places: Places, batch: StepBatch, i: int, pages: NDArray[np.int32]) -> None:
         first, last = batch.query_starts[i : i + 2]
         start = int(batch.positions[first])
-        before = self._states[pages[(start - 1) // PAGE_SIZE], (start - 1) % PAGE_SIZE] if start else np.uint64(0)
-        self._states.reshape(-1)[batch.slots[first:last]] = self._digests(batch.tokens[first:last], start) + before
+        slots = places.slots[first:last]
+        before = cache.state_behind(pages, start - 1) if start else np.uint64(0)
+        cache.states.reshape(-1)[slots] = self._digests(batch.tokens[first:last], start) + before
+        cache.lasts[slots // PAGE_SIZE] = slots % PAGE_SIZE  # of one page, the last slot counts
 
     def _digests(self, tokens: NDArray[np.int32], start: int) -> State:
         """Of each token and those before it in `tokens`, the first of which is at position `start`."""
@@ -112,11 +117,13 @@ class NullModel:
     def download(self, logits: Logits) -> NDArray[np.float32]:
         return _rows_of(logits).copy()
 
-    def copy_page(self, source: int, target: int) -> None:
-        if not 0 < target < self._limits.num_pages:
-            raise BatchError(f"copy to page {target}: expected 1 <= page < {self._limits.num_pages}")
-        self._tokens[target] = self._tokens[source]
-        self._states[target] = self._states[source]
+    def copy_page(self, group: int, source: int, target: int) -> None:
+        cache, num_pages = self._caches[group], self._limits.groups[group].num_pages
+        if not 0 < target < num_pages:
+            raise BatchError(f"copy to page {target}: expected 1 <= page < {num_pages}")
+        cache.tokens[target] = cache.tokens[source]
+        cache.states[target] = cache.states[source]
+        cache.lasts[target] = cache.lasts[source]
 
     def _check(self, batch: StepBatch) -> None:
         limits = self._limits
@@ -135,18 +142,49 @@ class NullModel:
         owners = np.repeat(np.arange(num_seqs), counts)
         starts = batch.context_lens - counts
         positions = starts[owners] + np.arange(num_tokens) - batch.query_starts[owners]
-        pages = batch.page_tables[owners, positions // PAGE_SIZE]
         if not np.array_equal(batch.positions, positions):
             raise BatchError("positions of a sequence are not the last ones of its context")
-        if not np.array_equal(batch.slots, pages * PAGE_SIZE + positions % PAGE_SIZE):
-            raise BatchError("slots disagree with the page tables")
-        if (pages == 0).any() or len(np.unique(batch.slots)) != num_tokens:
-            raise BatchError("a token goes to page 0, or two go to one slot")
         if (np.diff(batch.logit_rows) <= 0).any() or (np.diff(batch.hidden_rows) <= 0).any():
             raise BatchError("rows are not ascending")
-        used = -(-batch.context_lens // PAGE_SIZE)
-        if batch.page_tables[np.arange(batch.page_tables.shape[1]) >= used[:, None]].any():
+        _expect(len(batch.places), "cache groups", len(limits.groups), len(limits.groups))
+        for group, places in zip(limits.groups, batch.places, strict=True):
+            self._check_places(group, places, batch, owners)
+
+    def _check_places(self, group: GroupLimits, places: Places, batch: StepBatch, owners: NDArray[np.int64]) -> None:
+        positions, tables = batch.positions, places.page_tables
+        pages = tables[owners, positions // PAGE_SIZE]
+        if not np.array_equal(places.slots, pages * PAGE_SIZE + positions % PAGE_SIZE):
+            raise BatchError("slots disagree with the page tables")
+        if (pages == 0).any() or len(np.unique(places.slots)) != len(positions):
+            raise BatchError("a token goes to page 0, or two go to one slot")
+        numbers, used = np.arange(tables.shape[1]), -(-batch.context_lens // PAGE_SIZE)
+        if tables[numbers >= used[:, None]].any():
             raise BatchError("a page table names pages beyond its context")
+        starts = positions[batch.query_starts[:-1]]
+        if group.window is not None and tables[numbers < (np.maximum(starts - group.window + 1, 0) // PAGE_SIZE)[:, None]].any():
+            raise BatchError("a page table names pages behind its window")
+
+
+class _GroupCache:
+    """What a cache group keeps: per slot the token, and a digest of it and of all before it."""
+
+    def __init__(self, limits: GroupLimits) -> None:
+        self.tokens = np.full((limits.num_pages, PAGE_SIZE), NEVER_WRITTEN, np.int32)
+        self.states: State = np.zeros((limits.num_pages, PAGE_SIZE), np.uint64)
+        self.lasts = np.zeros(limits.num_pages, np.int32)  # the offset that was written last in a page
+        self._limits = limits
+
+    def state_behind(self, pages: NDArray[np.int32], position: int) -> np.uint64:
+        """A page of states has only the one behind its last token."""
+        page = pages[position // PAGE_SIZE]
+        return self.states[page, self.lasts[page] if self._limits.keeps_states else position % PAGE_SIZE]
+
+    def is_right(self, pages: NDArray[np.int32], digests: State, length: int) -> bool:
+        """Whether what token `length - 1` reads is what was computed behind this beginning."""
+        if self._limits.keeps_states:
+            return self.state_behind(pages, len(digests) - 1) == digests[-1]
+        first = 0 if self._limits.window is None else max(0, length - self._limits.window)
+        return np.array_equal(self.states[pages].reshape(-1)[first:length], digests[first:length])
 
 
 def _rows_of(logits: Logits) -> NDArray[np.float32]:
@@ -165,7 +203,7 @@ class NullEmbedModel:
     def limits(self) -> EmbedLimits:
         return self._limits
 
-    def run(self, token_lists: Sequence[Sequence[int]]) -> NDArray[np.float32]:
+    def run(self, token_lists: Sequence[Sequence[int]], seconds: Sequence[int | None]) -> NDArray[np.float32]:
         num_tokens = sum(map(len, token_lists))
         _expect(len(token_lists), "texts", 1, self._limits.max_seqs)
         _expect(num_tokens, "tokens", 1, self._limits.max_tokens)

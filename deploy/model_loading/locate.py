@@ -43,9 +43,9 @@ def download_from_hub(source: str, report: Callable[[float], None] = unwatched, 
 
 
 def hub(purpose: str = "for models of the hub") -> ModuleType:
-    """`deploy.loading.hub`, where its extra is installed. Raises LoadError."""
+    """`deploy.model_loading.hub`, where its extra is installed. Raises LoadError."""
     try:
-        return import_module("deploy.loading.hub")
+        return import_module("deploy.model_loading.hub")
     except ImportError:
         raise LoadError(ErrorCode.INVALID_SOURCE, f"{purpose} the extra is missing: pip install 'relaxserve[hub]'") from None
 

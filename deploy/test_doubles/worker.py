@@ -11,9 +11,23 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import accumulate
 
-from runtime.kv_pool import PAGE_SIZE
+from runtime.cache_groups import PAGE_SIZE
 from server.interfaces import LoadError, Outage, ProgressCallback, RequestError
-from server.messages import Embed, Embedding, ErrorCode, FinishReason, Progress, Ready, Stats, Submit, TokenEvent, TokenLogprob
+from server.messages import (
+    CachePages,
+    ClassScores,
+    Embed,
+    Embedding,
+    ErrorCode,
+    FinishReason,
+    Progress,
+    Ready,
+    Stats,
+    Submit,
+    TokenEvent,
+    TokenLogprob,
+)
+from server.text.pairs import PairTemplate
 from server.text.templates.meter import Limits
 from server.text.templates.template import LIMITS
 
@@ -97,6 +111,10 @@ class ByteTokenizer:
         parts = [bytes([i]) if i < 256 else b"" if skip_special_tokens else self.special_texts[i] for i in ids]
         return b"".join(parts).decode(errors="replace")
 
+    @property
+    def pair_template(self) -> PairTemplate:
+        return PairTemplate(between=(0,), num_first=1)
+
     def token_bytes(self, token_id: int) -> bytes:
         return bytes([token_id]) if token_id < 256 else b""
 
@@ -119,6 +137,8 @@ class NullScript:
     normalize: bool = True
     prompts: tuple[tuple[str, str], ...] = ()
     default_prompt: str | None = None
+    classes: tuple[str, ...] = ()
+    class_scores: ClassScores = ClassScores.SOFTMAX
     generates: bool = True
     stop_token_id: int | None = None  # that ends an answer
     weights_bytes: int = 1 << 20
@@ -138,6 +158,7 @@ class NullWorker:
         self.before_wake: Callable[[], None] = lambda: None
         self.pid: int | None = None  # there is no process
         self.submits: list[Submit] = []
+        self.embeds: list[Embed] = []
         self.aborted: list[tuple[str, int | None]] = []  # (request, choice); None: all that was left of it
         self.running: dict[str, set[int]] = {}
         self._progress = progress
@@ -152,21 +173,25 @@ class NullWorker:
             raise self.script.load_error
         self.state = NullState.READY
         script = self.script
+        num_pages = script.max_context // PAGE_SIZE + 1
         return Ready(
             signature="null",
             cache_hit=False,
             max_context=script.max_context,
-            num_pages=script.max_context // PAGE_SIZE + 1,
+            num_pages=num_pages,
             page_size=PAGE_SIZE,
             weights_bytes=script.weights_bytes,
             arena_bytes=1 << 16,
             kv_cache_bytes=script.kv_cache_bytes,
+            cache_groups=(CachePages(num_pages, script.kv_cache_bytes // num_pages),),
             embedding_size=script.embedding_size,
             embeds_tokens=script.embeds_tokens,
             generates=script.generates,
             normalize=script.normalize,
             prompts=script.prompts,
             default_prompt=script.default_prompt,
+            classes=script.classes,
+            class_scores=script.class_scores,
         )
 
     async def generate(self, submit: Submit) -> AsyncGenerator[TokenEvent, None]:
@@ -222,10 +247,12 @@ class NullWorker:
 
     async def embed(self, embed: Embed) -> Embedding:
         self.wake()
+        self.embeds.append(embed)
         await asyncio.sleep(self.script.prefill_s)
         ids = embed.prompt_ids
         sums = accumulate(ids) if embed.per_token else [sum(ids)]  # the last token's vector is the text's
-        vectors = [_vector(total, self.script.embedding_size, normalize=embed.normalize) for total in sums]
+        size = len(self.script.classes) or self.script.embedding_size
+        vectors = [_vector(total, size, normalize=embed.normalize) for total in sums]
         return Embedding(embed.request_id, b"".join(vectors), len(ids))
 
     async def sleep(self, *, keep: bool) -> None:

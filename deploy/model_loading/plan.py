@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from deploy.loading.locate import BITS
-from deploy.loading.modes import Pages
+from deploy.model_loading.locate import BITS
+from deploy.model_loading.modes import Pages
+from runtime.cache_groups import PAGE_SIZE
 from runtime.device.base import Limits
 from runtime.executable import DTYPES, PREPARATION, Executable, ParamSpec, TensorSpec, VMFunction
-from runtime.kv_pool import PAGE_SIZE
 from runtime.units import in_mib
 from server.interfaces import LoadError
 from server.messages import ErrorCode, Load
@@ -22,14 +22,30 @@ DEFAULT_KV_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
+class PlannedGroup:
+    """A cache group: see `runtime.cache_groups`."""
+
+    num_layers: int
+    window: int | None
+    keeps_states: bool
+    num_pages: int
+    page_bytes: int
+
+    @property
+    def num_bytes(self) -> int:
+        return self.num_pages * self.page_bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """Bytes while serving, by part."""
 
     weights_bytes: int
     arena_bytes: int
     kv_cache_bytes: int
-    num_pages: int
-    page_bytes: int
+    num_pages: int  # in all cache groups
+    page_bytes: int  # of a page in each group: what 16 tokens take
+    groups: tuple[PlannedGroup, ...] = ()
     cache_hit: bool = False
 
     @property
@@ -37,16 +53,20 @@ class Plan:
         return self.weights_bytes + self.arena_bytes + self.kv_cache_bytes
 
 
-def plan_of(executable: Executable, entry: str, pages: Pages | None, load: Load, device: Limits, *, cache_hit: bool = False) -> Plan:
+def plan_of(executable: Executable, entry: str, pages: Sequence[Pages], load: Load, device: Limits, *, cache_hit: bool = False) -> Plan:
     """Raises when it does not fit below the limit of the load, or what is free of the device's memory beside a worker."""
     step = executable.meta.functions[entry]
     arena_bytes = _arena_of(step) + max((_arena_of(f) for f in _above(executable, entry)), default=0)
     weights_bytes = weights_of(step.weights)
     limit = load.memory_limit_bytes if load.memory_limit_bytes is not None else max(0, device.free_bytes - WORKER_BYTES)
     room = limit - weights_bytes - arena_bytes
-    num_pages = 0 if pages is None else _num_pages(pages, load, room)
-    page_bytes = 0 if pages is None else pages.layout.bytes_per_page
-    plan = Plan(weights_bytes, arena_bytes, num_pages * page_bytes, num_pages, page_bytes, cache_hit)
+    groups = tuple(
+        PlannedGroup(len(of.group.layers), of.group.window, of.group.keeps_states, count, of.group.bytes_per_page)
+        for of, count in zip(pages, _num_pages(pages, load, room), strict=True)
+    )
+    kv_cache_bytes, num_pages = sum(group.num_bytes for group in groups), sum(group.num_pages for group in groups)
+    page_bytes = sum(group.page_bytes for group in groups)
+    plan = Plan(weights_bytes, arena_bytes, kv_cache_bytes, num_pages, page_bytes, groups, cache_hit)
     if plan.total_bytes > limit:
         raise LoadError(
             ErrorCode.INSUFFICIENT_MEMORY,
@@ -71,18 +91,35 @@ def _advice(load: Load, room_bytes: int, page_bytes: int) -> str:
     return f"Its weights leave no room: {other}unload another model, or raise memory_limit_bytes"
 
 
-def _num_pages(pages: Pages, load: Load, room_bytes: int) -> int:
-    """What was asked for, or else as many as are of use, up to DEFAULT_KV_BYTES and this model's share of the room there is."""
-    layout = pages.layout
-    if load.kv_cache_bytes is None or pages.least == pages.most:
-        wanted = min(pages.most, max(pages.least, layout.pages_for(DEFAULT_KV_BYTES)))
+def _num_pages(pages: Sequence[Pages], load: Load, room_bytes: int) -> list[int]:
+    """Of each group. What was asked for, or else as many as are of use, up to DEFAULT_KV_BYTES and this model's share of the room."""
+    each = [of.group.bytes_per_page for of in pages]
+    least, most = ([of.least for of in pages], [of.most for of in pages])
+    if load.kv_cache_bytes is None or least == most:
         shared_bytes = int((room_bytes - load.reserved_bytes) * load.kv_share)
-        return max(min(wanted, layout.pages_for(max(0, shared_bytes))), pages.least)
-    asked = layout.pages_for(load.kv_cache_bytes)
-    if asked < 2:
-        text = f"kv_cache_bytes is {load.kv_cache_bytes}; two pages of {layout.bytes_per_page} are the least"
+        wanted_bytes = min(_sum(most, each), max(_sum(least, each), DEFAULT_KV_BYTES))
+        return _divided(max(min(wanted_bytes, shared_bytes), _sum(least, each)), each, least, most)
+    if load.kv_cache_bytes < 2 * sum(each):
+        text = f"kv_cache_bytes is {load.kv_cache_bytes}; two pages of {sum(each)} are the least"
         raise LoadError(ErrorCode.INVALID_VALUE, text)
-    return asked
+    return _divided(load.kv_cache_bytes, each, least, most)
+
+
+def _divided(num_bytes: int, each: Sequence[int], least: Sequence[int], most: Sequence[int]) -> list[int]:
+    """Pages of each group that take at most so many bytes together: first two, from there to `least` and to `most` in proportion, and more
+    of each as far as `most` is larger. A page takes `each` bytes."""
+    counts = [0] * len(each)
+    for target in ([2] * len(each), least, most):
+        if num_bytes < _sum(target, each):
+            steps = [max(0, end - count) for count, end in zip(counts, target, strict=True)]
+            break
+        counts, steps = list(target), list(most)
+    room_bytes, step_bytes = num_bytes - _sum(counts, each), max(1, _sum(steps, each))
+    return [count + room_bytes * step // step_bytes for count, step in zip(counts, steps, strict=True)]
+
+
+def _sum(counts: Sequence[int], each: Sequence[int]) -> int:
+    return sum(count * num_bytes for count, num_bytes in zip(counts, each, strict=True))
 
 
 def _above(executable: Executable, entry: str) -> list[VMFunction]:

@@ -20,8 +20,8 @@ from typer.testing import CliRunner
 from deploy import demo
 from deploy.cli.main import app
 from deploy.library import HubLibrary
-from deploy.loading import hub
-from deploy.loading.locate import identity_of, locate
+from deploy.model_loading import hub
+from deploy.model_loading.locate import identity_of, locate
 from server.interfaces import LoadError
 from server.models.library import Pulled
 
@@ -86,7 +86,7 @@ def endpoint(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
 
 
 def test_a_path_needs_no_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setitem(sys.modules, "deploy.loading.hub", None)
+    monkeypatch.setitem(sys.modules, "deploy.model_loading.hub", None)
     assert locate(str(tmp_path)) == tmp_path
     with pytest.raises(LoadError, match=r"'org/name' is no path here, .* pip install 'relaxserve\[hub\]'"):
         locate("org/name")

@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from deploy.doubles.model import BatchError, NullEmbedModel, NullModel, scripted_logits
-from server.engine.step_model import EmbedLimits, StepBatch, StepLimits
+from deploy.test_doubles.model import BatchError, NullEmbedModel, NullModel, scripted_logits
+from server.engine.step_model import EmbedLimits, GroupLimits, Places, StepBatch, StepLimits
 
-LIMITS = StepLimits(vocab_size=50, max_context=64, max_tokens=32, max_seqs=4, num_pages=9)
+LIMITS = StepLimits(vocab_size=50, max_context=64, max_tokens=32, max_seqs=4, groups=(GroupLimits(9),))
 
 
 def batch(*sequences: tuple[list[int], int, list[int]]) -> StepBatch:
@@ -19,13 +19,13 @@ def batch(*sequences: tuple[list[int], int, list[int]]) -> StepBatch:
     width = max(len(pages) for _, _, pages in sequences)
     positions = [start + i for tokens, start, _ in sequences for i in range(len(tokens))]
     slots = [pages[p // 16] * 16 + p % 16 for tokens, start, pages in sequences for p in range(start, start + len(tokens))]
+    tables = np.array([pages + [0] * (width - len(pages)) for _, _, pages in sequences], np.int32)
     return StepBatch(
         tokens=np.array([t for tokens, _, _ in sequences for t in tokens], np.int32),
         positions=np.array(positions, np.int32),
-        slots=np.array(slots, np.int32),
         query_starts=starts,
         context_lens=np.array([start + len(tokens) for tokens, start, _ in sequences], np.int32),
-        page_tables=np.array([pages + [0] * (width - len(pages)) for _, _, pages in sequences], np.int32),
+        places=(Places(np.array(slots, np.int32), tables),),
         logit_rows=starts[1:] - 1,
     )
 
@@ -71,11 +71,11 @@ def test_a_page_with_the_same_tokens_behind_another_beginning_is_wrong() -> None
 def test_a_copied_page_is_as_good_as_the_original() -> None:
     model = NullModel(LIMITS)
     model.run(batch((TEXT[:10], 0, [1])))
-    model.copy_page(1, 2)
+    model.copy_page(0, 1, 2)
     original = run(model, batch((TEXT[10:12], 10, [1])))
     assert np.array_equal(run(model, batch((TEXT[10:12], 10, [2]))), original)
     with pytest.raises(BatchError, match="page 0"):
-        model.copy_page(1, 0)
+        model.copy_page(0, 1, 0)
 
 
 def test_logits_are_a_handle_that_only_their_model_reads() -> None:
@@ -89,6 +89,7 @@ def test_logits_are_a_handle_that_only_their_model_reads() -> None:
 
 
 GOOD = batch((TEXT, 0, [1, 2]), ([4], 16, [3, 4]))
+(PLACES,) = GOOD.places
 
 
 @pytest.mark.parametrize(
@@ -101,10 +102,10 @@ GOOD = batch((TEXT, 0, [1, 2]), ([4], 16, [3, 4]))
         (batch(([1], 0, [0])), "page 0"),
         (batch(([1], 0, [1]), ([2], 0, [1])), "two go to one slot"),
         (replace(GOOD, positions=GOOD.positions + 1), "positions"),
-        (replace(GOOD, slots=GOOD.slots[::-1].copy()), "slots"),
+        (replace(GOOD, places=(replace(PLACES, slots=PLACES.slots[::-1].copy()),)), "slots"),
         (replace(GOOD, query_starts=np.array([0, 20, 22], np.int32)), "do not split 21 tokens"),
         (replace(GOOD, logit_rows=GOOD.logit_rows[::-1].copy()), "ascending"),
-        (replace(GOOD, page_tables=np.array([[1, 2, 7], [3, 4, 0]], np.int32)), "beyond its context"),
+        (replace(GOOD, places=(replace(PLACES, page_tables=np.array([[1, 2, 7], [3, 4, 0]], np.int32)),)), "beyond its context"),
     ],
 )
 def test_a_batch_that_breaks_the_contract_is_refused(bad: StepBatch, complaint: str) -> None:
@@ -123,7 +124,7 @@ def test_a_script_is_followed_over_and_over() -> None:
 
 def test_embeddings_depend_on_their_text_alone() -> None:
     model = NullEmbedModel(EmbedLimits(embedding_size=8, max_context=16, max_tokens=20, max_seqs=3))
-    together = model.run([[1, 2, 3], [4]])
-    assert together.shape == (2, 8) and np.array_equal(together[1], model.run([[4]])[0])
+    together = model.run([[1, 2, 3], [4]], [None, None])
+    assert together.shape == (2, 8) and np.array_equal(together[1], model.run([[4]], [None])[0])
     with pytest.raises(BatchError, match="tokens: 21"):
-        model.run([[1] * 21])
+        model.run([[1] * 21], [None])

@@ -8,23 +8,24 @@ from pathlib import Path
 
 from compiler.frontend.errors import ModelError
 from deploy.cache import kept
-from deploy.loading.costs import step_costs
-from deploy.loading.modes import Mode
-from deploy.loading.plan import plan_of
-from deploy.loading.program import compile_model, executable_cache
-from deploy.loading.servable import Progress, Servable, require_servable
-from deploy.loading.serving import Served, serve
-from deploy.loading.weights import bind
+from deploy.model_loading.costs import step_costs
+from deploy.model_loading.modes import Mode
+from deploy.model_loading.plan import Plan, plan_of
+from deploy.model_loading.program import compile_model, executable_cache
+from deploy.model_loading.servable import Progress, Servable, require_servable
+from deploy.model_loading.serving import Served, serve
+from deploy.model_loading.weights import bind
 from deploy.use import remove_damaged
 from deploy.verification import damage_of
-from runtime.kv_pool import PAGE_SIZE
+from runtime.cache_groups import PAGE_SIZE
+from runtime.device.registry import number_of
 from runtime.memory import MemoryAccount
 from runtime.session import Session
 from server.engine.scheduling.pace import Pace
 from server.engine.step_model import StepModel
 from server.engine.worker import LoadedModel
 from server.interfaces import LoadError
-from server.messages import ErrorCode, Load, Ready
+from server.messages import CachePages, ClassScores, ErrorCode, Load, Ready
 
 
 def load_model(load: Load, progress: Progress) -> LoadedModel:
@@ -41,19 +42,19 @@ def load_servable(model: Servable, load: Load, progress: Progress, started: floa
         if (folder := kept()) is not None:
             folder.remember_model(compiled.key, load.source)
         account = MemoryAccount()
-        session = Session(compiled.executable, memory=account)
+        session = Session(compiled.executable, memory=account, device_number=number_of(load.device))
         plan = plan_of(compiled.executable, mode.entry, mode.pages(), load, session.device.limits)
         packed = bind(session, model, compiled, load, progress)
     except ModelError as error:
         raise LoadError(ErrorCode.LOAD_REFUSED, str(error)) from error
-    served = serve(mode, session, plan.num_pages, account)
+    served = serve(mode, session, [group.num_pages for group in plan.groups], account)
     progress("warm-up", 0.0)
     if not served.answers():
         raise LoadError(ErrorCode.LOAD_REFUSED, f"what {load.source} computes is not finite; are its weights damaged? Download them again")
     progress("warm-up", 0.5)
     pace = None if served.step_model is None else _pace(served.step_model, compiled.key, session, load)
     progress("warm-up", 1.0)
-    embedding = model.files.config.embedding
+    embedding, classes = model.files.config.embedding, model.files.config.classes
     ready = Ready(
         signature=compiled.key,
         cache_hit=compiled.cache_hit,
@@ -64,12 +65,15 @@ def load_servable(model: Servable, load: Load, progress: Progress, started: floa
         weights_bytes=plan.weights_bytes,
         arena_bytes=plan.arena_bytes,
         kv_cache_bytes=plan.kv_cache_bytes,
-        embedding_size=served.embedding_size,
+        cache_groups=_cache_groups(plan, served),
+        embedding_size=0 if classes else served.embedding_size,
         embeds_tokens=served.embeds_tokens,
         generates=served.generates,
         normalize=embedding.normalize,
         prompts=embedding.prompts,
         default_prompt=embedding.default_prompt,
+        classes=classes.names if classes else (),
+        class_scores=ClassScores(classes.scores) if classes else ClassScores.SOFTMAX,
         compile_s=compiled.compile_s,
         load_s=time.perf_counter() - started,
     )
@@ -82,6 +86,14 @@ def load_servable(model: Servable, load: Load, progress: Progress, started: floa
         pace=pace,
         damage=partial(_damage, packed),
     )
+
+
+def _cache_groups(plan: Plan, served: Served) -> tuple[CachePages, ...]:
+    if served.step_model is None:
+        return ()
+    limits = served.step_model.limits
+    most = (group.most_pages(limits.max_tokens) for group in limits.groups)
+    return tuple(CachePages(group.num_pages, group.page_bytes, each) for group, each in zip(plan.groups, most, strict=True))
 
 
 def _pace(model: StepModel, key: str, session: Session, load: Load) -> Pace:
@@ -99,7 +111,7 @@ def _damage(packed: Path | None) -> str:
 
 
 def _context_note(mode: Mode, max_context: int, model_context: int, load: Load) -> str:
-    if mode.pages() is None:
+    if not mode.pages():
         return ""  # an encoder has the context that it was trained with
     if max_context < mode.max_context:
         return f"context is {max_context} of {mode.max_context} tokens, for the KV cache holds no more; a larger kv_cache_bytes does"
@@ -112,4 +124,4 @@ def _max_context(mode: Mode, served: Served) -> int:
     """Of one sequence, should the KV cache be smaller than that."""
     if served.step_model is None:
         return mode.max_context
-    return min(mode.max_context, (served.step_model.limits.num_pages - 1) * PAGE_SIZE)
+    return served.step_model.limits.capacity

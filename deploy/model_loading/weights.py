@@ -8,8 +8,8 @@ from pathlib import Path
 
 from compiler.bind import bind_weights
 from deploy.cache import kept, kept_in
-from deploy.loading.program import Compiled
-from deploy.loading.servable import Progress, Servable
+from deploy.model_loading.program import Compiled
+from deploy.model_loading.servable import Progress, Servable
 from deploy.use import begin_use
 from runtime.session import Session
 from server.messages import Load

@@ -26,22 +26,23 @@ from compiler.passes import lift_weights
 from deploy.cache import Kept, Part
 from deploy.generate import require_generator
 from deploy.inspection import compile_only, inspect_model, plan_load
-from deploy.loading import modes, program
-from deploy.loading.files import open_files
-from deploy.loading.load import load_model
-from deploy.loading.locate import locate, weigh
-from deploy.loading.modes import mode_of
-from deploy.loading.servable import silent
-from deploy.loading.tokenizer import load_tokenizer
+from deploy.model_loading import modes, program
+from deploy.model_loading.files import open_files
+from deploy.model_loading.load import load_model
+from deploy.model_loading.locate import locate, weigh
+from deploy.model_loading.modes import mode_of
+from deploy.model_loading.servable import silent
+from deploy.model_loading.tokenizer import load_tokenizer
 from deploy.verification import damage_of
+from runtime.cache_groups import PAGE_SIZE
 from runtime.executable import Executable
-from runtime.kv_pool import PAGE_SIZE
 from runtime.sections import SectionFile
-from server.engine.step_model import StepBatch
+from server.engine.step_model import GroupLimits, Places, StepBatch
 from server.engine.worker import LoadedModel, engine_of
 from server.interfaces import LoadError
-from server.messages import Embed, Embedding, Failed, FromWorker, Load, SamplingParams, Submit
+from server.messages import ClassScores, Embed, Embedding, Failed, FromWorker, Load, SamplingParams, Submit
 from server.models.state import ModelSpec
+from tests.compiler.frontend.quantized_files import gptq
 from tests.deploy.gguf_files import VOCAB, write_gguf
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "models"
@@ -107,7 +108,8 @@ def piece(tokens: Any, start: int, end: int) -> StepBatch:
     place = np.arange(start, end, dtype=np.int32)
     pages = np.arange(1, 2 + (end - 1) // PAGE_SIZE, dtype=np.int32)[None]
     count = np.array([end - start], np.int32)
-    return StepBatch(tokens[start:end], place, place + PAGE_SIZE, np.append(0, count).astype(np.int32), count * 0 + end, pages, count - 1)
+    places = (Places(place + PAGE_SIZE, pages),)
+    return StepBatch(tokens[start:end], place, np.append(0, count).astype(np.int32), count * 0 + end, places, count - 1)
 
 
 def close(actual: Any, expected: Any) -> None:
@@ -132,10 +134,35 @@ def test_what_sentence_transformers_wrote_reaches_the_front(folder_of: Callable[
     assert (ready.normalize, dict(ready.prompts), ready.default_prompt) == (False, {"query": "Find: ", "document": ""}, "query")
 
 
-def test_a_generating_model_embeds_beside(folder_of: Callable[[str], Path]) -> None:
+@pytest.mark.parametrize(
+    ("case", "names", "scores"),
+    [
+        ("bert-classes", ("low", "middle", "high"), ClassScores.SOFTMAX),
+        ("xlm-roberta-reranker", ("LABEL_0",), ClassScores.SIGMOID),
+        ("mpnet-classes", ("LABEL_0", "LABEL_1"), ClassScores.SIGMOID),
+    ],
+)
+def test_models_that_classify(case: str, names: tuple[str, ...], scores: ClassScores, folder_of: Callable[[str], Path]) -> None:
+    golden = np.load(GOLDEN / case / "golden.npz")
+    loaded = load(folder_of(case), quantize="f32", max_batch=8)
+    ready = loaded.ready
+    assert (ready.classes, ready.class_scores, ready.embedding_size, ready.generates) == (names, scores, 0, False)
+    heard = list[Embedding]()
+    engine = engine_of(loaded, lambda message: heard.append(message) if isinstance(message, Embedding) else None, None)
+    for number, (text, second) in enumerate(zip(texts_of(golden), golden["seconds"].tolist(), strict=True)):
+        engine.embed(Embed(str(number), tuple(text), normalize=False, second=second))
+    while engine.has_work:
+        engine.step()
+    engine.close()
+    found = {int(one.request_id): np.frombuffer(one.vector, "<f4") for one in heard}
+    close(np.stack([found[number] for number in range(len(found))]), golden["logits"])
+
+
+@pytest.mark.parametrize("case", ["qwen3", "qwen3_moe"])
+def test_a_generating_model_embeds_beside(case: str, folder_of: Callable[[str], Path]) -> None:
     """By the hidden state of the last token."""
-    golden = np.load(GOLDEN / "qwen3" / "golden.npz")
-    loaded = load(folder_of("qwen3"), quantize="f32", max_batch=8)
+    golden = np.load(GOLDEN / case / "golden.npz")
+    loaded = load(folder_of(case), quantize="f32", max_batch=8)
     assert loaded.ready.generates and loaded.ready.embedding_size == golden["hidden"].shape[1]
     prompt = golden["prompt"].tolist()
     close(embedded(loaded, [prompt])[0], golden["hidden"][-1])
@@ -176,11 +203,41 @@ def test_both_places_of_a_decoder_in_a_model_with_images_are_known(with_images: 
     assert second == [name.replace("language_model.model.", "model.language_model.") for name in first]
 
 
+def test_a_quantised_checkpoint_is_served_with_the_values_it_stands_for(folder_of: Callable[[str], Path], tmp_path: Path) -> None:
+    """The same tokens to the same logits as a checkpoint of floats with these values."""
+    plain, packed = (shutil.copytree(folder_of("llama"), tmp_path / name) for name in ("plain", "packed"))
+    source, rng = open_safetensors(plain), np.random.default_rng(0)
+    floats, parts = dict[str, Any](), dict[str, Any]()
+    for name in source.tensors:
+        tensor = np.array(source.read(name))
+        if not name.endswith("proj.weight"):
+            floats[name] = parts[name] = tensor
+            continue
+        numbers = rng.integers(0, 16, tensor.T.shape)
+        zeros, scales = np.full((2, len(tensor)), 8), rng.random((2, len(tensor))).astype(np.float16) / 16
+        groups = np.arange(len(numbers)) // (len(numbers) // 2)
+        floats[name] = np.ascontiguousarray((scales.astype(np.float32)[groups] * (numbers - 8)).T.astype(np.float32))
+        stem = name.removesuffix(".weight")
+        parts |= {f"{stem}.{part}": value for part, value in gptq(numbers, zeros, scales, 4).items()}
+    save_file(floats, plain / "model.safetensors")
+    save_file(parts, packed / "model.safetensors")
+    config = json.loads((packed / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "gptq", "bits": 4, "group_size": 32}
+    (packed / "config.json").write_text(json.dumps(config))
+    tokens = np.arange(1, 20, dtype=np.int32)
+    logits = []
+    for folder in (plain, packed):
+        model = load(folder, quantize="f32", max_batch=8).step_model
+        assert model is not None
+        logits.append(model.download(model.run(piece(tokens, 0, len(tokens)))))
+    assert logits[0].tobytes() == logits[1].tobytes()
+
+
 def test_a_small_cache_bounds_the_context(folder_of: Callable[[str], Path]) -> None:
     page_bytes = plan_load(Load("m", str(folder_of("qwen3")))).page_bytes
     loaded = load(folder_of("qwen3"), kv_cache_bytes=8 * page_bytes)
     assert loaded.step_model is not None
-    assert (loaded.step_model.limits.num_pages, loaded.ready.max_context) == (8, 7 * PAGE_SIZE)
+    assert (loaded.step_model.limits.groups[0].num_pages, loaded.ready.max_context) == (8, 7 * PAGE_SIZE)
     assert loaded.ready.context_note.startswith(f"context is {7 * PAGE_SIZE} of ")
     assert "a larger kv_cache_bytes does" in loaded.ready.context_note
 
@@ -309,6 +366,22 @@ def test_the_kv_cache_takes_its_share_of_the_room(folder_of: Callable[[str], Pat
     assert plan_load(msgspec.structs.replace(limited, kv_share=0.01)).num_pages == 64 // PAGE_SIZE + 1
 
 
+@pytest.mark.parametrize(("case", "kinds"), [("gemma3", [(1, None, False), (3, 12, False)]), ("lfm2", [(1, None, False), (3, 17, True)])])
+def test_each_cache_group_has_pages_of_its_own(case: str, kinds: list[Any], folder_of: Callable[[str], Path]) -> None:
+    """Those of a window or a state are as many as sequences of any length need, and a small cache is divided among all groups."""
+    asked = Load("m", str(folder_of(case)), max_batch=64)
+    whole = plan_load(asked)
+    assert [(group.num_layers, group.window, group.keeps_states) for group in whole.groups] == kinds
+    assert whole.kv_cache_bytes == sum(group.num_pages * group.page_bytes for group in whole.groups)
+    kept, few = whole.groups
+    assert kept.num_pages == 1 + 64 * 256 // PAGE_SIZE
+    of_a_token = GroupLimits(0, few.window).most_pages(1)
+    assert of_a_token is not None and few.num_pages <= 1 + 64 * of_a_token + 512 // PAGE_SIZE
+    tight = plan_load(msgspec.structs.replace(asked, kv_cache_bytes=whole.kv_cache_bytes // 3))
+    assert tight.kv_cache_bytes <= whole.kv_cache_bytes // 3
+    assert all(2 <= group.num_pages < before.num_pages for group, before in zip(tight.groups, whole.groups, strict=True))
+
+
 @pytest.mark.parametrize("kv_cache_bytes", [None, 1 << 40])
 def test_the_advice_of_a_refusal_can_be_followed(kv_cache_bytes: int | None, folder_of: Callable[[str], Path]) -> None:
     asked = Load("m", str(folder_of("qwen3")), "f32", max_context=64, max_batch=8, kv_cache_bytes=kv_cache_bytes)
@@ -359,8 +432,8 @@ import sys
 from pathlib import Path
 opened = []
 sys.addaudithook(lambda event, args: opened.append(args[0]) if event == "open" else None)
-from deploy.loading.load import load_model
-from deploy.loading.servable import silent
+from deploy.model_loading.load import load_model
+from deploy.model_loading.servable import silent
 from server.messages import Load
 ready = load_model(Load("m", sys.argv[1], quantize="f32"), silent).ready
 named = [name for name in opened if isinstance(name, str | Path)]
@@ -398,14 +471,14 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RELAXSERVE_NO_CACHE", "1")
 
 
-def a_reranker(folder_of: Callable[[str], Path], folder: Path) -> str:
+def classifies_tokens(folder_of: Callable[[str], Path], folder: Path) -> str:
     shutil.copytree(folder_of("bert"), folder)
     source = open_safetensors(folder_of("bert"))
     head = {"classifier.weight": np.zeros((1, 64), np.float32), "classifier.bias": np.zeros(1, np.float32)}
     save_file({**{f"bert.{name}": source.read(name) for name in source.tensors}, **head}, folder / "model.safetensors")
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "architectures": ["BertForSequenceClassification"]}))
-    return r"Tensors 2 not part of the model: classifier.bias, classifier.weight. The model is a BertForSequenceClassification: rerankers"
+    (folder / "config.json").write_text(json.dumps({**config, "architectures": ["BertForTokenClassification"]}))
+    return r"Tensors 2 not part of the model: classifier.bias, classifier.weight. The model is a BertForTokenClassification: no head of its"
 
 
 def a_gguf_without_merges(folder_of: Callable[[str], Path], folder: Path) -> str:
@@ -427,7 +500,7 @@ def lacks_a_tokenizer(folder_of: Callable[[str], Path], folder: Path) -> str:
     return "tokenizer.json is missing"
 
 
-@pytest.mark.parametrize("make", [a_reranker, a_gguf_without_merges, lacks_a_tensor, lacks_a_tokenizer])
+@pytest.mark.parametrize("make", [classifies_tokens, a_gguf_without_merges, lacks_a_tensor, lacks_a_tokenizer])
 def test_inspect_and_serve_refuse_the_same_before_anything_is_compiled(
     make: Callable[[Callable[[str], Path], Path], str], folder_of: Callable[[str], Path], tmp_path: Path, no_compiler: None
 ) -> None:

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
+from runtime.cache_groups import PAGE_SIZE
 from runtime.files import regular
-from runtime.kv_pool import PAGE_SIZE
 from server.engine.scheduling.pace import EFFICIENT, Measured
-from server.engine.step_model import NO_ROWS, StepBatch, StepLimits, StepModel
+from server.engine.step_model import NO_ROWS, GroupLimits, Places, StepBatch, StepLimits, StepModel
 
 ENOUGH_S = 1.0  # of measuring, for a first start waits for it: larger steps are taken to cost in proportion
 NUM_CHUNKS, CHUNK, BEHIND = 8, 8, 512  # short chunks, their tokens, and the context behind which they begin
@@ -47,15 +48,16 @@ def measured(model: StepModel) -> Measured:
 
 def largest_step(limits: StepLimits) -> int:
     """Of one prompt."""
-    return min(limits.max_tokens, limits.max_context, (limits.num_pages - 1) * PAGE_SIZE)
+    return min(limits.max_tokens, limits.capacity)
 
 
 def _context_s(model: StepModel) -> float:
     """What a token of context adds to a step of short chunks."""
     limits = model.limits
     num_seqs = min(NUM_CHUNKS, limits.max_seqs, limits.max_tokens // CHUNK)
-    pages_each = (limits.num_pages - 1) // max(num_seqs, 1)  # two sequences must not write to one page
-    behind = min(BEHIND, limits.max_context, pages_each * PAGE_SIZE) - CHUNK
+    # Two sequences must not write to one page.
+    pages_each = [(group.num_pages - 1) // max(num_seqs, 1) for group in limits.groups if group.window is None]
+    behind = min([BEHIND, limits.max_context, *(count * PAGE_SIZE for count in pages_each)]) - CHUNK
     if num_seqs == 0 or behind < CHUNK:
         return 0.0
     near, far = (
@@ -71,23 +73,32 @@ def _is_complete(costs: Measured, limits: StepLimits) -> bool:
 
 
 def step_of(limits: StepLimits, *, num_seqs: int, num_each: int, context: int) -> StepBatch:
-    """A step of equal sequences: the last `num_each` tokens of a context each. Where pages are few, sequences share them."""
-    num_pages = -(-context // PAGE_SIZE)
-    tables = (1 + np.arange(num_seqs * num_pages) % (limits.num_pages - 1)).astype(np.int32).reshape(num_seqs, num_pages)
+    """A step of equal sequences: the last `num_each` tokens of a context each."""
     positions = np.tile(np.arange(context - num_each, context), num_seqs).astype(np.int32)
     owners = np.repeat(np.arange(num_seqs), num_each)
     starts = (np.arange(num_seqs + 1) * num_each).astype(np.int32)
     last = starts[1:] - 1
+    places: list[Places] = []
+    for group in limits.groups:
+        tables = tables_of(group, num_seqs, -(-context // PAGE_SIZE))
+        places.append(Places(tables[owners, positions // PAGE_SIZE] * PAGE_SIZE + positions % PAGE_SIZE, tables))
     return StepBatch(
         tokens=np.arange(num_seqs * num_each, dtype=np.int32) % limits.vocab_size,
         positions=positions,
-        slots=tables[owners, positions // PAGE_SIZE] * PAGE_SIZE + positions % PAGE_SIZE,
         query_starts=starts,
         context_lens=np.full(num_seqs, context, np.int32),
-        page_tables=tables,
+        places=tuple(places),
         logit_rows=last if limits.generates else NO_ROWS,
         hidden_rows=NO_ROWS if limits.generates else last,
     )
+
+
+def tables_of(group: GroupLimits, num_seqs: int, num_pages: int) -> NDArray[np.int32]:
+    """Pages for sequences of so many pages. Where pages are few, as in a group with a window, a sequence has each of its own several times;
+    where they are fewer than sequences, these share them."""
+    held = group.num_pages - 1
+    each = max(1, min(num_pages, held // num_seqs))
+    return (1 + (np.arange(num_seqs)[:, None] * each + np.arange(num_pages) % each) % held).astype(np.int32)
 
 
 def _seconds(model: StepModel, batch: StepBatch) -> float:

@@ -10,11 +10,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from deploy.doubles.model import NullModel
-from deploy.loading.costs import measured, step_costs, step_of
-from server.engine.step_model import Logits, StepBatch, StepLimits
+from deploy.model_loading.costs import measured, step_costs, step_of
+from deploy.test_doubles.model import NullModel
+from server.engine.step_model import GroupLimits, Logits, StepBatch, StepLimits
 
-LIMITS = StepLimits(vocab_size=64, max_context=300, max_tokens=128, max_seqs=8, num_pages=100)
+LIMITS = StepLimits(vocab_size=64, max_context=300, max_tokens=128, max_seqs=8, groups=(GroupLimits(100),))
 
 
 class Counted(NullModel):
@@ -32,9 +32,9 @@ def test_sizes_double_up_to_the_largest_step() -> None:
     assert list(costs.steps) == [1, 2, 4, 8, 16, 32, 64, 128] and all(seconds > 0 for seconds in costs.steps.values())
 
 
-@pytest.mark.parametrize(("name", "most"), [("max_context", 40), ("num_pages", 32)])
+@pytest.mark.parametrize(("name", "most"), [("max_context", 40), ("groups", 32)])
 def test_no_step_is_larger_than_its_context_or_the_cache(name: str, most: int) -> None:
-    few = {"max_context": StepLimits(64, 40, 128, 8, 100), "num_pages": StepLimits(64, 300, 128, 8, 3)}[name]
+    few = {"max_context": StepLimits(64, 40, 128, 8, (GroupLimits(100),)), "groups": StepLimits(64, 300, 128, 8, (GroupLimits(3),))}[name]
     assert max(measured(Counted(few)).steps) == most
 
 
@@ -64,7 +64,7 @@ def test_a_fifo_or_a_folder_that_cannot_be_written_only_costs_the_measurement(tm
 
 def test_few_pages_are_shared() -> None:
     batch = step_of(LIMITS, num_seqs=8, num_each=2, context=250)
-    assert batch.page_tables.max() < LIMITS.num_pages
+    assert batch.places[0].page_tables.max() < LIMITS.groups[0].num_pages
     assert len(batch.tokens) == 16 and (batch.context_lens == 250).all()
 
 
@@ -83,7 +83,7 @@ class Slow(Counted):
 
 def slow(monkeypatch: pytest.MonkeyPatch, step_s: Callable[[int, int], float]) -> Slow:
     model = Slow(step_s)
-    monkeypatch.setattr("deploy.loading.costs.time", SimpleNamespace(perf_counter=lambda: model.now_s))
+    monkeypatch.setattr("deploy.model_loading.costs.time", SimpleNamespace(perf_counter=lambda: model.now_s))
     return model
 
 

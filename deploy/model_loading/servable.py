@@ -10,11 +10,14 @@ from functools import partial
 from compiler.frontend.accounting import require_weights
 from compiler.frontend.errors import ModelError, WeightMismatch
 from compiler.ir.module import IRModule
-from compiler.machine.target import Target, TargetError, runnable
-from deploy.loading.files import ModelFiles, open_files
-from deploy.loading.locate import locate
-from deploy.loading.modes import Mode, mode_of
-from deploy.loading.tokenizer import tokenizer_of
+from compiler.machine.target import Target, TargetError, of_gpu, runnable
+from deploy.model_loading.files import ModelFiles, open_files
+from deploy.model_loading.locate import locate
+from deploy.model_loading.modes import Mode, mode_of
+from deploy.model_loading.tokenizer import tokenizer_of
+from runtime.device.cuda.card import capability_of
+from runtime.device.registry import CPU, number_of
+from runtime.errors import NoDevice
 from server.interfaces import LoadError
 from server.messages import ErrorCode, Load
 from server.text.tokenizer import Tokenizer
@@ -55,8 +58,10 @@ def require_servable(load: Load, progress: Progress) -> Servable:
 
 def _target_of(load: Load) -> Target:
     try:
-        return runnable(load.target)
-    except TargetError as error:
+        if load.device == CPU:
+            return runnable(load.target)
+        return of_gpu(load.target, capability_of(number_of(load.device)))
+    except (TargetError, NoDevice) as error:
         raise LoadError(ErrorCode.INVALID_VALUE, str(error)) from error
 
 
@@ -65,4 +70,5 @@ def _task(files: ModelFiles) -> str:
     classifiers = [name for name in files.architectures if "ForSequenceClassification" in name or "ForTokenClassification" in name]
     if not classifiers:
         return ""
-    return f". The model is a {classifiers[0]}: rerankers and classifiers are not served; take a model that generates text or embeds it"
+    remedy = "take an encoder that classifies texts, or a model that generates or embeds"
+    return f". The model is a {classifiers[0]}: no head of its family that classifies is served; {remedy}"

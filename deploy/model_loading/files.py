@@ -13,7 +13,8 @@ from compiler.frontend.errors import ModelError, UnknownModel
 from compiler.frontend.fields import read_json
 from compiler.frontend.gguf.file import GgufFile
 from compiler.frontend.gguf.model import GgufModel
-from compiler.frontend.registry import load_config
+from compiler.frontend.quantized.source import QuantizedWeights, method_of
+from compiler.frontend.registry import load_config, weights_of
 from compiler.frontend.unknown import remedy
 from compiler.frontend.weights import WeightSource, open_safetensors
 from compiler.ir.dtypes import DType
@@ -43,9 +44,14 @@ def open_files(path: Path) -> ModelFiles:
             return ModelFiles(path, model.config, model, is_embedder=False, gguf=model.file)
         config = _config_of(path)
         is_embedder = not config.is_causal or (path / "modules.json").is_file()
-        return ModelFiles(path, config, open_safetensors(path), is_embedder, _architectures_of(path))
+        return ModelFiles(path, config, weights_of(config, _tensors_of(path)), is_embedder, _architectures_of(path))
     except ModelError as error:
         raise LoadError(ErrorCode.LOAD_REFUSED, str(error)) from error
+
+
+def _tensors_of(folder: Path) -> WeightSource:
+    method = method_of(read_json(folder / "config.json"))
+    return open_safetensors(folder) if method is None else QuantizedWeights(open_safetensors(folder), method)
 
 
 def _architectures_of(folder: Path) -> tuple[str, ...]:

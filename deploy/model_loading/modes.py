@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from compiler.frontend.cache_groups import groups_of
 from compiler.frontend.decoder import BOTH, HIDDEN, StepBounds, build_step
 from compiler.frontend.decoder import UNUSED as DECODER_UNUSED
 from compiler.frontend.encoder import ENTRY as ENCODE
@@ -16,8 +17,9 @@ from compiler.frontend.sampler import build_sampler
 from compiler.frontend.sentence import Pooling
 from compiler.ir.dtypes import DType
 from compiler.ir.module import IRModule
-from deploy.loading.files import ModelFiles
-from runtime.kv_pool import PAGE_SIZE, KVLayout
+from deploy.model_loading.files import ModelFiles
+from runtime.cache_groups import PAGE_SIZE, CacheGroup
+from server.engine.step_model import GroupLimits
 from server.interfaces import LoadError
 from server.messages import ErrorCode, Load
 
@@ -28,9 +30,9 @@ KV_DTYPES = {"f32": DType.F32, "f16": DType.F16, "bf16": DType.BF16, "int8": DTy
 
 @dataclass(frozen=True, slots=True)
 class Pages:
-    """The pages of KV cache that a mode can use: at least this many, at most that many."""
+    """The pages of a cache group that a mode can use: at least this many, at most that many."""
 
-    layout: KVLayout
+    group: CacheGroup
     least: int
     most: int
 
@@ -52,9 +54,13 @@ class _Decoder:
         return StepBounds(max(MAX_STEP_TOKENS, self.load.max_batch), self.load.max_batch, self.max_context)
 
     @property
-    def layout(self) -> KVLayout:
-        config = self.files.config
-        return KVLayout(config.num_layers, config.num_kv_heads, config.head_dim, str(self.kv_dtype))
+    def groups(self) -> tuple[CacheGroup, ...]:
+        return groups_of(self.files.config, self.kv_dtype, self.max_context)
+
+    def _most_pages(self, group: CacheGroup, max_tokens: int) -> int:
+        """Of one sequence at a time, with so many of its tokens in a step."""
+        most = GroupLimits(0, group.window).most_pages(max_tokens)
+        return self.bounds.max_pages if most is None else min(most, self.bounds.max_pages)
 
     @property
     def kv_dtype(self) -> DType:
@@ -81,10 +87,14 @@ class Generator(_Decoder):
     def module(self) -> IRModule:
         return build_sampler(self.files.config.vocab_size, self.bounds.max_seqs, beside=self._module(BOTH))
 
-    def pages(self) -> Pages:
+    def pages(self) -> tuple[Pages, ...]:
         """At least one sequence of full length, at most all of them; page 0 is padding."""
-        each = self.bounds.max_pages
-        return Pages(self.layout, 1 + each, 1 + each * self.load.max_batch)
+        return tuple(Pages(group, 1 + self._most_pages(group, self.bounds.max_tokens), 1 + self._of_batch(group)) for group in self.groups)
+
+    def _of_batch(self, group: CacheGroup) -> int:
+        """Each sequence runs one token, and one of them as many as a step has."""
+        each, most = (self._most_pages(group, count) for count in (1, self.bounds.max_tokens))
+        return each * (self.load.max_batch - 1) + most
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +111,12 @@ class Embedder(_Decoder):
             )
         return self._module(HIDDEN)
 
-    def pages(self) -> Pages:
+    def pages(self) -> tuple[Pages, ...]:
         """At least one text of full length, at most those of two steps that end in a page of their own each: nothing is kept longer."""
-        each, bounds = self.bounds.max_pages, self.bounds
-        return Pages(self.layout, 1 + each, 1 + each + 2 * (bounds.max_tokens // PAGE_SIZE + bounds.max_seqs))
+        bounds = self.bounds
+        of_steps = 2 * (bounds.max_tokens // PAGE_SIZE + bounds.max_seqs)
+        each = [(group, 1 + self._most_pages(group, bounds.max_tokens)) for group in self.groups]
+        return tuple(Pages(group, least, least + of_steps) for group, least in each)
 
 
 # --- encoders ----------------------------------------------------------------------------------------------------------
@@ -132,8 +144,8 @@ class Encoder:
         config = self.files.config
         return build_encode(config, self.files.dtypes, self.bounds, WeightFormat.parse(self.load.quantize))
 
-    def pages(self) -> None:
-        return None
+    def pages(self) -> tuple[Pages, ...]:
+        return ()
 
 
 # --- the choice -----------------------------------------------------------------------------------------------------------

@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 from compiler.frontend.decoder import BOTH, HIDDEN
 from compiler.frontend.encoder import ENTRY as ENCODE
 from compiler.frontend.sampler import LOGPROBS_ENTRY, SAMPLE_ENTRY
-from deploy.loading.modes import Embedder, Encoder, Generator, Mode
+from deploy.model_loading.modes import Embedder, Encoder, Generator, Mode
 from runtime.kv_pool import KVPool
 from runtime.memory import MemoryAccount
 from runtime.sampling import Logprobs, SampleBatch, Sampled
 from runtime.session import Session
-from server.engine.step_model import NO_ROWS, EmbedLimits, EmbedModel, Logits, StepBatch, StepLimits, StepModel
+from runtime.step_arguments import step_arguments
+from server.engine.step_model import NO_ROWS, EmbedLimits, EmbedModel, GroupLimits, Logits, Places, StepBatch, StepLimits, StepModel
 
 Texts = Sequence[Sequence[int]]
 Vectors = NDArray[np.float32]
@@ -47,30 +48,35 @@ class Served:
         if self.step_model is not None:
             zero, one = np.zeros(1, np.int32), np.ones(1, np.int32)
             rows = (zero, NO_ROWS) if self.step_model.limits.generates else (NO_ROWS, zero)
-            padding = StepBatch(zero, zero, zero, np.arange(2, dtype=np.int32), one, zero[None], *rows)  # its page is nobody's
+            places = tuple(Places(zero, zero[None]) for _ in self.step_model.limits.groups)  # pages that are nobody's
+            padding = StepBatch(zero, zero, np.arange(2, dtype=np.int32), one, places, *rows)
             logits = self.step_model.run(padding)
             return bool(np.isfinite(self.step_model.download(logits)).all() and np.isfinite(self.step_model.hidden()).all())
-        return self.embed_model is None or bool(np.isfinite(self.embed_model.run([[0]])).all())
+        return self.embed_model is None or bool(np.isfinite(self.embed_model.run([[0]], [None])).all())
 
 
-def serve(mode: Mode, session: Session, num_pages: int, account: MemoryAccount) -> Served:
+def serve(mode: Mode, session: Session, num_pages: Sequence[int], account: MemoryAccount) -> Served:
     match mode:
         case Generator():
-            return Served(CompiledModel(session, KVPool(mode.layout, num_pages, account, session.device), _limits(mode, num_pages)))
+            return Served(CompiledModel(session, KVPool(mode.groups, num_pages, account, session.device), _limits(mode, num_pages)))
         case Embedder():
-            return Served(EmbeddingModel(session, KVPool(mode.layout, num_pages, account, session.device), _limits(mode, num_pages)))
+            return Served(EmbeddingModel(session, KVPool(mode.groups, num_pages, account, session.device), _limits(mode, num_pages)))
         case Encoder():
             bounds = mode.bounds
-            limits = EmbedLimits(mode.files.config.hidden_size, mode.max_context, bounds.max_tokens, bounds.max_texts)
-            return Served(embed_model=EncoderModel(session, limits))
+            config = mode.files.config
+            size = config.hidden_size if config.classes is None else len(config.classes.names)
+            limits = EmbedLimits(size, mode.max_context, bounds.max_tokens, bounds.max_texts)
+            return Served(embed_model=EncoderModel(session, limits, tells_pairs_apart=config.tells_pairs_apart))
         case _:
             assert_never(mode)
 
 
-def _limits(mode: Generator | Embedder, num_pages: int) -> StepLimits:
+def _limits(mode: Generator | Embedder, num_pages: Sequence[int]) -> StepLimits:
+    """`num_pages`: of each cache group."""
     config, bounds = mode.files.config, mode.bounds
-    sizes = config.vocab_size, bounds.max_context, bounds.max_tokens, bounds.max_seqs, num_pages
-    return StepLimits(*sizes, embedding_size=config.hidden_size, generates=mode.generates)
+    groups = tuple(GroupLimits(count, group.window, group.keeps_states) for group, count in zip(mode.groups, num_pages, strict=True))
+    sizes = config.vocab_size, bounds.max_context, bounds.max_tokens, bounds.max_seqs
+    return StepLimits(*sizes, groups, embedding_size=config.hidden_size, generates=mode.generates)
 
 
 class _Stepping:
@@ -95,13 +101,12 @@ class _Stepping:
     def hidden(self) -> NDArray[np.float32]:
         return self._session.download(self._hidden)
 
-    def copy_page(self, source: int, target: int) -> None:
-        self._pool.copy_page(source, target)
+    def copy_page(self, group: int, source: int, target: int) -> None:
+        self._pool.copy_page(group, source, target)
 
     def _call(self, entry: str, batch: StepBatch, *rows: NDArray[np.int32]) -> Any:
-        lengths = np.diff(batch.query_starts)
-        seq_ids = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
-        step = (batch.tokens, batch.positions, batch.slots, seq_ids, batch.page_tables)
+        slots, tables = [places.slots for places in batch.places], [places.page_tables for places in batch.places]
+        step = step_arguments(self._pool.groups, batch.tokens, batch.positions, batch.query_starts, slots, tables)
         return self._session.call(entry, *step, *rows, *self._pool.arguments, views=True)
 
     def sample(self, logits: Logits, batch: SampleBatch) -> Sampled:
@@ -131,14 +136,19 @@ class EmbeddingModel(_Stepping):
 class EncoderModel:
     """All texts in one step."""
 
-    def __init__(self, session: Session, limits: EmbedLimits) -> None:
+    def __init__(self, session: Session, limits: EmbedLimits, *, tells_pairs_apart: bool) -> None:
         self._session = session
         self.limits = limits
+        self._tells_pairs_apart = tells_pairs_apart
 
-    def run(self, token_lists: Texts) -> Vectors:
+    def run(self, token_lists: Texts, seconds: Sequence[int | None]) -> Vectors:
         lengths = [len(tokens) for tokens in token_lists]
         starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
         text_ids = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
         positions = np.arange(starts[-1], dtype=np.int32) - starts[text_ids]
         tokens = np.fromiter((token for tokens in token_lists for token in tokens), np.int32, int(starts[-1]))
-        return self._session.call(ENCODE, tokens, positions, text_ids, starts)
+        segments = list[NDArray[np.int32]]()
+        if self._tells_pairs_apart:
+            begins = [length if second is None else second for length, second in zip(lengths, seconds, strict=True)]
+            segments.append((positions >= np.array(begins, np.int32)[text_ids]).astype(np.int32))
+        return self._session.call(ENCODE, tokens, positions, text_ids, starts, *segments)

@@ -1,0 +1,87 @@
+"""An answer as Markdown in the terminal, while it is written.
+
+A block that is complete is printed for good. The last block, which still grows, is drawn anew with each piece; of one that is taller than
+the terminal, only the end shows until it is complete.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from types import TracebackType
+from typing import Self
+
+from markdown_it import MarkdownIt
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.live import Live
+from rich.markdown import Markdown
+from rich.segment import Segment
+
+BETWEEN_DRAWS_S = 0.08
+
+
+class MarkdownWriter:
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._parser = MarkdownIt().enable("table").enable("strikethrough")  # as rich reads it
+        self._rest = ""  # the last block so far
+        self._has_printed = False
+        self._drawn_s = 0.0
+        self._live = Live(console=console, auto_refresh=False, transient=True)
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Also when it was interrupted: what has come stays."""
+        self._settle()
+        self._live.update("")
+        self._live.stop()
+        self._print(self._rest)
+
+    def write(self, piece: str) -> None:
+        self._rest += piece
+        now_s = time.monotonic()
+        if "\n" not in piece and now_s - self._drawn_s < BETWEEN_DRAWS_S:
+            return
+        self._drawn_s = now_s
+        self._settle()
+        self._live.update(_End(self._rest), refresh=True)
+
+    def _settle(self) -> None:
+        """Print the blocks before the last one, which nothing can change any more."""
+        tokens = self._parser.parse(self._rest)
+        starts = [token.map[0] for token in tokens if token.level == 0 and token.map is not None and token.nesting >= 0]
+        if len(starts) < 2:
+            return
+        lines = self._rest.splitlines(keepends=True)
+        self._live.update("", refresh=True)
+        for start, end in itertools.pairwise(starts):
+            self._print("".join(lines[start:end]))
+        self._rest = "".join(lines[starts[-1] :])
+
+    def _print(self, text: str) -> None:
+        if not text.strip():
+            return
+        if self._has_printed:
+            self._console.print()
+        self._has_printed = True
+        self._console.print(_rendered(text))
+
+
+class _End:
+    """The last lines of a text, as many as the terminal has."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        lines = console.render_lines(_rendered(self._text), options.update(height=None), pad=False)
+        for line in lines[-max(1, console.height - 2) :]:
+            yield from line
+            yield Segment.line()
+
+
+def _rendered(text: str) -> Markdown:
+    return Markdown(text, code_theme="ansi_dark", inline_code_theme="ansi_dark")
