@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from itertools import islice
 from math import prod
 from pathlib import Path
@@ -42,12 +42,13 @@ def bind_weights(
     progress: Progress = lambda _: None,
 ) -> dict[str, Array | Tensor]:
     """What is bound, by name. The source has what the program takes: `require_weights` of the frontend has seen to that."""
-    step, preparations = executable.meta.functions[entry], executable.meta.preparations(entry)
+    step, preparations = executable.meta.functions[entry], executable.preparations(entry)
     num_plain = len(step.weights) - step.num_prepared
     plain, computed = step.weights[:num_plain], step.weights[num_plain:]
     bound: dict[str, Array | Tensor] = {p.name: np.ascontiguousarray(source.read(p.name)) for p in plain}
     if computed:
-        bound |= _prepared(session, preparations, computed, source, kept_in, progress)
+        with _preparing(session, executable) as host:
+            bound |= _prepared(session.device, host, preparations, computed, source, kept_in, progress)
     session.bind(entry, bound)
     progress(1.0)
     return bound
@@ -56,14 +57,47 @@ def bind_weights(
 def bind_values(session: Session, executable: Executable, entry: str, weights: Mapping[str, Any]) -> None:
     """The same of values of any type that are at hand, as a program of one's own has them."""
     wanted = [p.name for p in executable.meta.functions[entry].weights]
-    made = [v for f in executable.meta.preparations(entry) for v in session.call(f.name, *(weights[p.name] for p in f.params))]
+    with _preparing(session, executable) as host:
+        made = [v for f in executable.preparations(entry) for v in host.call(f.name, *(weights[p.name] for p in f.params))]
     known = {**weights, **dict(zip(wanted[len(wanted) - len(made) :], made, strict=True))}
     if wanted:
         session.bind(entry, {name: known[name] for name in wanted})
 
 
+def prepared_weights(executable: Executable, entry: str, source: WeightSource) -> Generator[tuple[str, Array]]:
+    """The weights of a program for any machine, in the order in which it takes them, prepared on this one. An array is valid until the
+    next is asked for."""
+    step, preparations = executable.meta.functions[entry], executable.preparations(entry)
+    for param in step.weights[: len(step.weights) - step.num_prepared]:
+        yield param.name, np.ascontiguousarray(source.read(param.name))
+    if not preparations:
+        return
+    names = iter([p.name for p in step.weights[len(step.weights) - step.num_prepared :]])
+    host = Session(executable.preparing or executable)
+    try:
+        for results in _results(host, preparations, source):
+            for name, value in zip(islice(names, len(results)), results, strict=True):
+                yield name, host.download(value)
+    finally:
+        host.close()
+
+
+@contextmanager
+def _preparing(session: Session, executable: Executable) -> Generator[Session]:
+    """Where preparations run."""
+    if executable.preparing is None:
+        yield session
+        return
+    host = Session(executable.preparing)
+    try:
+        yield host
+    finally:
+        host.close()
+
+
 def _prepared(
-    session: Session,
+    device: Device,
+    host: Session,
     preparations: Sequence[VMFunction],
     computed: Sequence[ParamSpec],
     source: WeightSource,
@@ -71,17 +105,17 @@ def _prepared(
     progress: Progress,
 ) -> Mapping[str, Array | Tensor]:
     if kept_in is not None and (found := _found(kept_in, computed)) is not None:
-        return _resident(session.device, found)
+        return _resident(device, found)
     names = iter([p.name for p in computed])
-    made = ([*zip(islice(names, len(results)), results, strict=True)] for results in _results(session, preparations, source))
+    made = ([*zip(islice(names, len(results)), results, strict=True)] for results in _results(host, preparations, source))
     made = _counted(made, sum(map(_num_bytes, computed)), progress)
     if kept_in is None:
-        return _side_by_side(session.device, made, sum(align(_num_bytes(p)) for p in computed))
+        return _side_by_side(device, made, sum(align(_num_bytes(p)) for p in computed))
     with writing(kept_in, {p.name: _num_bytes(p) for p in computed}) as put:
         for group in made:
             for name, value in group:
-                put(name, session.download(value).reshape(-1).view(np.uint8).data)
-    return _resident(session.device, _mapped(kept_in, computed))
+                put(name, host.download(value).reshape(-1).view(np.uint8).data)
+    return _resident(device, _mapped(kept_in, computed))
 
 
 def _found(path: Path, computed: Sequence[ParamSpec]) -> Mapping[str, Array] | None:
@@ -126,10 +160,10 @@ def _counted(made: Iterable[Group], num_bytes: int, progress: Progress) -> Gener
         progress(done / num_bytes)
 
 
-def _results(session: Session, preparations: Sequence[VMFunction], source: WeightSource) -> Generator[tuple[Tensor, ...]]:
+def _results(host: Session, preparations: Sequence[VMFunction], source: WeightSource) -> Generator[tuple[Tensor, ...]]:
     """One group after another, so that memory holds only one, and of the files what that reads."""
     for prepare in preparations:
-        yield session.call(prepare.name, *(np.ascontiguousarray(source.read(p.name)) for p in prepare.params), views=True)
+        yield host.call(prepare.name, *(np.ascontiguousarray(source.read(p.name)) for p in prepare.params), views=True)
         for param in prepare.params:
             source.release(param.name)
 

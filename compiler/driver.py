@@ -12,18 +12,19 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 from compiler.backends.base import LinkedCode
 from compiler.backends.registry import backend_of
+from compiler.bytecode.emit import Signature, lower
 from compiler.ir.module import IRModule
 from compiler.ir.text.printer import print_module
 from compiler.machine.target import Target, host
-from compiler.passes.base import Count, Dump, Instrument, Show, ShowChanges, Timing, Verify
-from compiler.program.bytecode import Signature, lower
+from compiler.passes.base import Count, Dump, Instrument, Show, ShowChanges, Timing, Verify, name_of
+from compiler.passes.lift_weights import lift_weights, num_prepared, parted
 from compiler.report import say
 from compiler.signature import all_vars, signature
 from runtime import flags
@@ -58,8 +59,13 @@ def compile_module(module: IRModule, options: Options | None = None) -> Executab
     options = options or Options()
     started = time.perf_counter()
     planned = plan(module, options)
-    signatures = {name: Signature(signature(module, name), all_vars(func)) for name, func in module.graph_functions.items()}
-    executable = build(planned, options, signatures)
+    signatures = {
+        name: Signature(signature(module, name), all_vars(func), planned.num_prepared[name])
+        for name, func in module.graph_functions.items()
+    }
+    executable = build(planned.module, options, signatures)
+    if planned.preparations is not None:
+        executable = replace(executable, preparing=compile_module(planned.preparations, replace(options, target=host())))
     if options.texts:
         executable.texts["program.ir"] = print_module(module)
     counts = (
@@ -69,14 +75,26 @@ def compile_module(module: IRModule, options: Options | None = None) -> Executab
     return executable
 
 
-def plan(module: IRModule, options: Options) -> IRModule:
-    timing = Timing()
-    passes = backend_of(options.target).pipeline(options.target, (*options.instruments, *_switched_on(options.target), timing))
+@dataclass(frozen=True, slots=True)
+class Planned:
+    module: IRModule  # has passed all passes
+    num_prepared: Mapping[str, int]  # of the weights of each function, the last: what preparations return
+    preparations: IRModule | None = None  # still to be compiled for the host: the target does not prepare weights itself
+
+
+def plan(module: IRModule, options: Options) -> Planned:
+    timing, backend = Timing(), backend_of(options.target)
+    passes = backend.pipeline(options.target, (*options.instruments, *_switched_on(options.target), timing))
     done = Count(lambda count: options.progress(PLANNED * count / len(passes.passes)))
-    planned = replace(passes, instruments=(*passes.instruments, done))(module)
+    passes = replace(passes, instruments=(*passes.instruments, done))
+    lifted = passes.until(name_of(lift_weights))(module)
+    counts = {name: num_prepared(lifted, name) for name in module.graph_functions}
+    prepares_weights = backend.prepares_weights and options.target.can_run_here
+    preparations, rest = (None, lifted) if prepares_weights else parted(lifted)
+    planned = passes.after(name_of(lift_weights))(rest)
     for name, seconds in timing.seconds.items():
         say(2, f"{1000 * seconds:9.1f} ms  {name}")
-    return planned
+    return Planned(planned, counts, preparations)
 
 
 def build(planned: IRModule, options: Options, signatures: dict[str, Signature]) -> Executable:
@@ -93,7 +111,7 @@ def build(planned: IRModule, options: Options, signatures: dict[str, Signature])
     texts = _texts(planned, code) if options.texts else {}
     options.progress(1.0)
     _show_code(planned, code)
-    return Executable(meta, code.object, program.constants, texts)
+    return Executable(meta, code.object, program.constants, texts, code.host)
 
 
 def _texts(planned: IRModule, code: LinkedCode) -> dict[str, str]:

@@ -5,16 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Protocol
 
+from compiler.bytecode.kernel import KernelCode
 from compiler.ir.loops.prim_func import PrimFunc
 from compiler.machine.target import Target
 from compiler.passes.base import Instrument, Pipeline
-from compiler.program.kernel import KernelCode
+from runtime.executable import HostCode
 
 
 class LinkedCode(Protocol):
     @property
     def object(self) -> bytes:
         """What is loaded to run."""
+        ...
+
+    @property
+    def host(self) -> HostCode | None:
+        """What the host runs for it, where it cannot run the object itself."""
         ...
 
     def optimised(self) -> str:
@@ -27,6 +33,11 @@ class LinkedCode(Protocol):
 
 
 class Backend(Protocol):
+    @property
+    def prepares_weights(self) -> bool:
+        """Whether its kernels prepare weights when these are bound. Otherwise the host does."""
+        ...
+
     @property
     def phases(self) -> Mapping[str, str]:
         """The phases of the pipeline by name, and the pass with which each ends."""

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from compiler.backends.base import Backend
 from compiler.backends.cpu.backend import CpuBackend
+from compiler.backends.cuda.backend import CudaBackend
+from compiler.backends.wasm.backend import WasmBackend
 from compiler.machine.target import Target, TargetError
 
-BACKENDS: dict[str, Backend] = {"x86_64": CpuBackend(), "aarch64": CpuBackend()}
+BACKENDS: dict[str, Backend] = {
+    **dict.fromkeys(("x86_64", "aarch64", "riscv64"), CpuBackend()),
+    "nvptx64": CudaBackend(),
+    "wasm32": WasmBackend(),
+}
 
 
 def backend_of(target: Target) -> Backend:

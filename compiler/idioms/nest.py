@@ -7,18 +7,19 @@ from dataclasses import dataclass
 
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.loops.buffers import Buffer
-from compiler.ir.loops.scalars import Scalar
-from compiler.ir.loops.statements import Allocate, For, LoopKind, Stmt, Store
-from compiler.ir.loops.visit import loads
+from compiler.ir.loops.scalars import Contraction, GroupedContraction, Scalar
+from compiler.ir.loops.statements import Allocate, For, Let, LoopKind, Stmt, Store
+from compiler.ir.loops.visit import free_dims, loads, walk_scalar
 from compiler.ir.prove import prove_le, prove_lt
 
 
 @dataclass(frozen=True, slots=True)
 class PerfectNest:
-    """`for axes { buffer[indices] = value }` and nothing else."""
+    """`for axes { buffer[indices] = value }` and nothing else, except that a product may read integers before its innermost loop."""
 
     axes: tuple[tuple[DimVar, Dim], ...]
     store: Store
+    lets: tuple[tuple[DimVar, Scalar], ...] = ()
 
     @property
     def vars(self) -> tuple[DimVar, ...]:
@@ -31,6 +32,34 @@ def perfect_nest(stmt: Stmt) -> PerfectNest | None:
         axes.append((stmt.var, stmt.extent))
         stmt = stmt.body
     return PerfectNest(tuple(axes), stmt) if isinstance(stmt, Store) else None
+
+
+def product_nest(stmt: Stmt) -> PerfectNest | None:
+    """A perfect nest, or that of a product which reads between its loops which matrix it multiplies."""
+    axes: list[tuple[DimVar, Dim]] = []
+    lets: list[tuple[DimVar, Scalar]] = []
+    while True:
+        match stmt:
+            case For(var=var, extent=extent, body=body, kind=LoopKind.SERIAL):
+                axes.append((var, extent))
+                stmt = body
+            case Let(var=var, value=value, body=body):
+                lets.append((var, value))
+                stmt = body
+            case _:
+                break
+    if not isinstance(stmt, Store):
+        return None
+    nest = PerfectNest(tuple(axes), stmt, tuple(lets))
+    return nest if not lets or _reads_matrices(nest) else None
+
+
+def _reads_matrices(nest: PerfectNest) -> bool:
+    """Whether the nest multiplies, and its integers neither differ between columns nor bound a loop."""
+    if not nest.axes or not any(isinstance(s, Contraction | GroupedContraction) for s in walk_scalar(nest.store.value)):
+        return False
+    known, column = {var for var, _ in nest.lets}, nest.vars[-1]
+    return not any(column in free_dims(value) for _, value in nest.lets) and not any(known & set(e.vars()) for _, e in nest.axes)
 
 
 def without_allocations(stmt: Stmt) -> tuple[tuple[Buffer, ...], Stmt]:

@@ -7,7 +7,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from compiler.idioms.nest import PerfectNest, perfect_nest
+from compiler.idioms.nest import PerfectNest, perfect_nest, product_nest
+from compiler.idioms.same import same_scalar
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.loops.buffers import Buffer
@@ -57,17 +58,31 @@ class GroupedSum:
     def panels(self) -> Buffer:
         return self.element.buffers[0]
 
+    @property
+    def matrix(self) -> tuple[Dim, ...]:
+        """Which one of several."""
+        return _matrix(self.element)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which of several matrices a row multiplies: the integer `index`, which the columns know by these names."""
+
+    names: tuple[DimVar, ...]
+    index: Scalar
+
 
 S = TypeVar("S", Contraction, GroupedSum)
 
 
 @dataclass(frozen=True, slots=True)
 class Product(Generic[S]):
-    """`row_axis` is None when the columns depend on every other axis too."""
+    """`row_axis` is None when the columns depend on every other axis too. Where rows make a choice, there is no other axis."""
 
     nest: PerfectNest
     sums: tuple[S, ...]
     row_axis: DimVar | None
+    choice: Choice | None = None
 
     @property
     def column_axis(self) -> DimVar:
@@ -103,7 +118,19 @@ def product_in(prim: PrimFunc) -> Product[Contraction] | None:
     if not sums or len(sums) != len(folds) or any(s.extent != sums[0].extent for s in sums):
         return None
     free = [v for v in nest.vars[:-1] if all(v not in free_dims(s.columns) for s in sums)]
-    return Product(nest, sums, free[-1] if free else None)
+    return _choosing(nest, sums, free[-1] if free else None)
+
+
+def _choosing(nest: PerfectNest, sums: tuple[S, ...], row_axis: DimVar | None) -> Product[S] | None:
+    """The product, if it reads one integer at most, and that for each row of a single axis."""
+    if not nest.lets:
+        return Product(nest, sums, row_axis)
+    names, (index, *others) = tuple(var for var, _ in nest.lets), [value for _, value in nest.lets]
+    if row_axis is None or nest.vars[:-1] != (row_axis,) or free_dims(index) != (row_axis,):
+        return None
+    if not all(same_scalar(index, other) for other in others):
+        return None
+    return Product(nest, sums, row_axis, Choice(names, index))
 
 
 def grouped_product_in(prim: PrimFunc) -> Product[GroupedSum] | None:
@@ -116,12 +143,12 @@ def grouped_product_in(prim: PrimFunc) -> Product[GroupedSum] | None:
     if not sums or len(sums) != len(folds) or len(same) > 1:
         return None
     rows = sums[0].q.indices[:-2]
-    return Product(nest, tuple(sums), rows[-1].var if rows else None)
+    return _choosing(nest, tuple(sums), rows[-1].var if rows else None)
 
 
 def _sums_in(prim: PrimFunc) -> tuple[PerfectNest, list[AnyFold]] | None:
     """A nest along whose innermost axis elements are written, and its folds."""
-    nest = perfect_nest(prim.body)
+    nest = product_nest(prim.body)
     if nest is None or not nest.axes or nest.store.indices[-1].var is not nest.vars[-1]:
         return None
     return nest, outermost_folds(nest.store.value)
@@ -137,9 +164,14 @@ def _grouped(node: GroupedContraction, column: DimVar) -> GroupedSum | None:
     q, element = dots[0].q, dots[0].element
     if [dot.q.indices[-2] for dot in dots] != list(map(Dim.of, range(len(dots)))) or q.buffer.shape[-2] != Dim.of(len(dots)):
         return None
-    places = element.format.places(element.buffers, Dim.of(column), element.k)
+    places = element.format.places(element.buffers, Dim.of(column), element.k, _matrix(element))
     as_stored = [s.indices for s in element.stored if isinstance(s, Load)] == [place.indices for place in places]
     return GroupedSum(node, q, element) if as_stored else None
+
+
+def _matrix(element: Element) -> tuple[Dim, ...]:
+    (stored, *_) = element.stored
+    return stored.indices[:-3] if isinstance(stored, Load) else ()
 
 
 @dataclass(frozen=True, slots=True)

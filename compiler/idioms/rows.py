@@ -76,7 +76,15 @@ def _whole_rows(nests: Sequence[PerfectNest], temporaries: tuple[Buffer, ...]) -
         if nest.store.buffer in temporaries and (inner is not None or [i.var for i in nest.store.indices] != list(nest.vars)):
             return None
         program.append(RowStage(nest, folds, inner))
+    if not all(_reads_own_numbers(nest, rank, temporaries) for nest in nests):
+        return None
     return RowProgram(row, tuple(program), temporaries)
+
+
+def _reads_own_numbers(nest: PerfectNest, rank: int, temporaries: tuple[Buffer, ...]) -> bool:
+    """Whether the stage reads the numbers of its own row alone."""
+    places = (zip(load.indices, nest.axes[:rank], strict=True) for load in loads(nest.store.value) if load.buffer in temporaries)
+    return all(index.var is var or extent == Dim.of(1) for place in places for index, (var, extent) in place)
 
 
 def _rows_in_parts(nests: Sequence[PerfectNest], temporaries: tuple[Buffer, ...]) -> RowProgram | None:

@@ -203,7 +203,10 @@ class _Frame:
             # Over every axis in use, also one that the statement does not mention: an empty one stores nothing.
             *places, value, _ = np.broadcast_arrays(*places, value, np.zeros(_shape(self.extents)))
         self._check(buffer, places)
-        array[tuple(places)] = value
+        if places:
+            array[tuple(places)] = value
+        elif value.size:  # a single element, which keeps what the last iteration stores
+            array[()] = value.reshape(-1)[-1]
 
     def _tile(self, tile: Tile) -> None:
         arrays: list[Array] = []

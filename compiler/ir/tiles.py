@@ -2,7 +2,7 @@
 
 An intrinsic is a frozen dataclass over `TileOp`, declared with `@tile_op`: its fields are what varies between its uses, known when the
 program is compiled. The loop level knows no intrinsic by name: it prints, parses, verifies and interprets them by what this class says.
-Those of the machines are in compiler/machine/tiles.
+Those of the machines are in compiler/machine/intrinsics.
 """
 
 from __future__ import annotations

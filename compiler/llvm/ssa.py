@@ -19,6 +19,7 @@ from compiler.ir.loops.functions import Fn
 Lines = list["str | Lines"]
 
 ALIGNMENT = 64  # of what lies on the stack
+MULTIPLY_ADD = "llvm.fma"  # the function that `multiply_add` calls
 _WIDTHS = {"half": 2, "float": 4, "double": 8, "ptr": 8}  # in bytes; integers bear theirs in their names
 
 
@@ -99,7 +100,7 @@ class Code:
         self.lines.append(f"br i1 {cond}, label {then}, label {orelse}")
 
     @contextmanager
-    def loop(self, begin: str, end: str, *, runs: bool = False) -> Generator[str]:
+    def loop(self, begin: str, end: str, *, step: str = "1", runs: bool = False) -> Generator[str]:
         """i64 counter from `begin` to `end` - 1; `runs` promises at least one iteration."""
         body, done = self.fresh("loop"), self.fresh("done")
         if runs:
@@ -108,14 +109,14 @@ class Code:
             self.branch(self.op(f"icmp slt i64 {begin}, {end}"), body, done)
         before = self.label
         self.block(body)
-        counter, step = self.fresh("i"), self.fresh("next")
+        counter, following = self.fresh("i"), self.fresh("next")
         phi: Lines = []
         self.lines.append(phi)
         with self.scope():
             yield counter
-        self.do(f"{step} = add nuw nsw i64 {counter}, 1")
-        phi.append(f"{counter} = phi i64 [ {begin}, %{before} ], [ {step}, %{self.label} ]")
-        self.branch(self.op(f"icmp slt i64 {step}, {end}"), body, done)
+        self.do(f"{following} = add nuw nsw i64 {counter}, {step}")
+        phi.append(f"{counter} = phi i64 [ {begin}, %{before} ], [ {following}, %{self.label} ]")
+        self.branch(self.op(f"icmp slt i64 {following}, {end}"), body, done)
         self.block(done)
 
     @contextmanager
@@ -196,3 +197,9 @@ def broadcast(code: Code, operand: str, element: str, lanes: int, level: int | N
     if level is None:
         return code.op(f"shufflevector {kind} {code.op(one)}, {kind} poison, <{lanes} x i32> zeroinitializer")
     return code.hoist(at, f"shufflevector {kind} {code.hoist(at, one)}, {kind} poison, <{lanes} x i32> zeroinitializer")
+
+
+def multiply_add(code: Code, a: str, b: str, c: str, element: str, lanes: int) -> str:
+    """a * b + c, rounded once. Nothing else writes it, so that a back end without such an instruction can put its own in the place."""
+    kind = vec(element, lanes)
+    return code.op(f"call {kind} @{MULTIPLY_ADD}.{suffix(element, lanes)}({kind} {a}, {kind} {b}, {kind} {c})")

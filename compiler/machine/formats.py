@@ -42,10 +42,10 @@ class Panels(Format):
         """The byte of columns beyond the last: weights of 0."""
         return sum(self.offset << self.bits * i for i in range(self.per_byte))
 
-    def places(self, buffers: tuple[Buffer, ...], n: Dim, k: Dim) -> tuple[Load, ...]:
+    def places(self, buffers: tuple[Buffer, ...], n: Dim, k: Dim, matrix: tuple[Dim, ...] = ()) -> tuple[Load, ...]:
         panels = buffers[0]
         columns = panels.shape[-1].const // FOUR
-        return (Load(panels, (n // columns, k // self.depth, n % columns * FOUR + self.neighbour(k))),)
+        return (Load(panels, (*matrix, n // columns, k // self.depth, n % columns * FOUR + self.neighbour(k))),)
 
     def decode(self, stored: tuple[Scalar, ...], k: Dim) -> Scalar:
         byte = cast(stored[0], I32)
@@ -65,7 +65,10 @@ class Panels(Format):
         return first
 
     def packed(self, numbers: Any, columns: int) -> Any:
-        """The panels of numbers [n, k], in NumPy."""
+        """The panels of numbers [..., n, k], in NumPy."""
+        if numbers.ndim > 2:
+            panels = [self.packed(matrix, columns) for matrix in numbers.reshape(-1, *numbers.shape[-2:])]
+            return np.stack(panels).reshape(*numbers.shape[:-2], *panels[0].shape)
         n = len(numbers)
         if self.bits == 8:
             stored = (numbers.astype(np.int32) + self.offset).astype(np.uint8)
@@ -90,10 +93,11 @@ class Widened(Format):
 
     panels: Panels
 
-    def places(self, buffers: tuple[Buffer, ...], n: Dim, k: Dim) -> tuple[Load, ...]:
+    def places(self, buffers: tuple[Buffer, ...], n: Dim, k: Dim, matrix: tuple[Dim, ...] = ()) -> tuple[Load, ...]:
         multipliers = buffers[1]
         columns = multipliers.shape[-1].const
-        return (*self.panels.places(buffers, n, k), Load(multipliers, (n // columns, k // self.group(buffers), n % columns)))
+        found = Load(multipliers, (*matrix, n // columns, k // self.group(buffers), n % columns))
+        return (*self.panels.places(buffers, n, k, matrix), found)
 
     def group(self, buffers: tuple[Buffer, ...]) -> int:
         """Neighbours along k that share a multiplier."""
@@ -108,9 +112,9 @@ class Widened(Format):
 class Neighbours(Format):
     """Elements as they are, in panels [panels, k / depth, depth * columns]."""
 
-    def places(self, buffers: tuple[Buffer, ...], n: Dim, k: Dim) -> tuple[Load, ...]:
+    def places(self, buffers: tuple[Buffer, ...], n: Dim, k: Dim, matrix: tuple[Dim, ...] = ()) -> tuple[Load, ...]:
         columns = buffers[0].shape[-1].const // self.depth
-        return (Load(buffers[0], (n // columns, k // self.depth, n % columns * self.depth + k % self.depth)),)
+        return (Load(buffers[0], (*matrix, n // columns, k // self.depth, n % columns * self.depth + k % self.depth)),)
 
     def decode(self, stored: tuple[Scalar, ...], k: Dim) -> Scalar:
         return stored[0]

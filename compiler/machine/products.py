@@ -17,13 +17,13 @@ from compiler.ir.dtypes import DType
 from compiler.ir.loops.scalars import Cast, Contraction, Element, Format, Load, Scalar
 from compiler.ir.prove import prove_divisible
 from compiler.machine.formats import PAIRS, PANEL4, PANEL8, PANEL8_WORDS, WIDENED4
+from compiler.machine.intrinsics.amx import AmxBf16, AmxI8ByI8, AmxI8ByU8
+from compiler.machine.intrinsics.base import NONE, Features
+from compiler.machine.intrinsics.dot_bf16 import DotBf16
+from compiler.machine.intrinsics.dot_panel import DotPanel, DotWords
+from compiler.machine.intrinsics.product import MatrixUnitOp, ProductOp
+from compiler.machine.intrinsics.widen_panel import STRETCH, WidenPanel
 from compiler.machine.target import Target
-from compiler.machine.tiles.amx import AmxBf16, AmxI8ByI8, AmxI8ByU8
-from compiler.machine.tiles.base import NONE, Features
-from compiler.machine.tiles.dot_bf16 import DotBf16
-from compiler.machine.tiles.dot_panel import DotPanel, DotWords
-from compiler.machine.tiles.product import MatrixUnitOp, ProductOp
-from compiler.machine.tiles.widen_panel import STRETCH, WidenPanel
 
 LANES: Final = 16
 

@@ -53,6 +53,11 @@ class Pipeline:
         names = [name_of(p) for p in self.passes]
         return Pipeline(self.passes[: names.index(self._known(name)) + 1], self.instruments)
 
+    def after(self, name: str) -> Pipeline:
+        """The passes behind the named one."""
+        names = [name_of(p) for p in self.passes]
+        return Pipeline(self.passes[names.index(self._known(name)) + 1 :], self.instruments)
+
     def only(self, chosen: Sequence[str]) -> Pipeline:
         """The named passes, in the order given."""
         passes = {name_of(p): p for p in self.passes}

@@ -9,12 +9,12 @@ hold the checkpoint and all that was prepared from it at once.
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from itertools import chain, count
 from math import prod
 
 from compiler.ir.graph.atoms import Atom, Constant, Var
-from compiler.ir.graph.function import Binding, Block, BlockKind, Body, Function
+from compiler.ir.graph.function import Binding, Block, BlockKind, Body, Function, If
 from compiler.ir.graph.values import Call, CallTir, Copy, MakeTuple, TupleGet
 from compiler.ir.graph.visit import Uses, free_vars, fresh_function, map_atoms, operands, used_vars
 from compiler.ir.module import IRModule
@@ -65,6 +65,39 @@ def _lift(name: str, func: Function, module: IRModule) -> dict[str, Function]:
     step = Function(params, body, func.result_type, func.pure, func.num_inputs, func.arena)
     prepare = {f"{name}{PREPARATION}{i}": _preparation(parts[i], results[i], func.weights) for i in range(len(parts))}
     return {name: step, **prepare}
+
+
+def num_prepared(module: IRModule, entry: str) -> int:
+    """Of the weights of an entry point, those that its preparations return; the last ones."""
+    results = [func.result_type for name, func in module.graph_functions.items() if name.startswith(entry + PREPARATION)]
+    return sum(len(result.fields) for result in results if isinstance(result, TupleType))
+
+
+def parted(module: IRModule) -> tuple[IRModule | None, IRModule]:
+    """The preparations, None where there are none; and the rest. Neither calls the other."""
+    prepares = {name: func for name, func in module.graph_functions.items() if PREPARATION in name}
+    if not prepares:
+        return None, module
+
+    def with_nests(functions: Mapping[str, Function]) -> IRModule:
+        called = {name for func in functions.values() for name in _called(func.body)}
+        return IRModule({name: func for name, func in module.functions.items() if name in functions or name in called})
+
+    rest = {name: func for name, func in module.graph_functions.items() if name not in prepares}
+    return with_nests(prepares), with_nests(rest)
+
+
+def _called(body: Body) -> Iterator[str]:
+    """The loop nests."""
+    for binding in body.bindings:
+        match binding.value:
+            case CallTir(func=name):
+                yield name
+            case If(then=then, orelse=orelse):
+                yield from _called(then)
+                yield from _called(orelse)
+            case _:
+                pass
 
 
 def _own_names(wanted: Sequence[Var], given: Sequence[str]) -> dict[Var, Var]:

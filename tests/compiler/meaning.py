@@ -14,28 +14,32 @@ from compiler.ir.verify.module import verify
 from runtime.executable import PREPARATION
 
 
-def interpret(module: IRModule, inputs: Sequence[Any], weights: Mapping[str, Any]) -> Any:
-    """Of `main`, before and after the pass that moves work on weights into functions of their own."""
-    interpreter = Interpreter(module)
+def interpret(module: IRModule, inputs: Sequence[Any], weights: Mapping[str, Any], preparing: IRModule | None = None) -> Any:
+    """Of `main`, before and after the pass that moves work on weights into functions of their own. `preparing`: the module that has these
+    functions, where another machine runs them."""
+    preparing = preparing or module
     prepared: list[Any] = []
-    for name in takewhile(module.functions.__contains__, (f"main{PREPARATION}{number}" for number in count())):
-        prepared += interpreter.call(name, *(weights[p.name] for p in module.graph(name).params))
+    for name in takewhile(preparing.functions.__contains__, (f"main{PREPARATION}{number}" for number in count())):
+        prepared += Interpreter(preparing).call(name, *(weights[p.name] for p in preparing.graph(name).params))
     names = [p.name for p in module.graph("main").weights]
-    return interpreter.call("main", *inputs, *(weights[name] for name in names[: len(names) - len(prepared)]), *prepared)
+    return Interpreter(module).call("main", *inputs, *(weights[name] for name in names[: len(names) - len(prepared)]), *prepared)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class MeaningCheck:
     """An instrument: the module is well formed after the pass and means what it meant."""
 
-    require_meaning: Callable[[IRModule], None]
+    require_meaning: Callable[[IRModule, IRModule], None]  # of the module, and of that with its preparations
+    preparing: IRModule | None = None  # the last one that had them
 
     def after(self, name: str, before: IRModule, module: IRModule, seconds: float) -> None:
+        if f"main{PREPARATION}0" in module.functions:
+            self.preparing = module
         if module is before:
             return
         try:
             verify(module)
-            self.require_meaning(module)
+            self.require_meaning(module, self.preparing or module)
         except Exception as error:
             error.add_note(f"after pass {name}:\n{print_module(module)}")
             raise

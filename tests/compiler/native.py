@@ -11,13 +11,13 @@ import llvmlite.binding as llvm
 import pytest
 from numpy.typing import NDArray
 
-from compiler.backends.cpu.codegen.link import LinkedCode, link
 from compiler.backends.cpu.codegen.llvm import emit_kernel
+from compiler.bytecode.kernel import KernelCode
+from compiler.codegen.link import LinkedCode, link
 from compiler.ir.dims import DimVar
 from compiler.ir.loops.prim_func import PrimFunc
 from compiler.ir.loops.scalars import ScalarParam
 from compiler.machine.target import Target, host
-from compiler.program.kernel import KernelCode
 
 Array = NDArray[Any]
 

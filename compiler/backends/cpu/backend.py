@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from compiler.backends.cpu.codegen.link import LinkedCode, link
 from compiler.backends.cpu.codegen.llvm import emit_kernel
 from compiler.backends.cpu.pipeline import PHASES, pipeline
+from compiler.bytecode.kernel import KernelCode
+from compiler.codegen.link import LinkedCode, link
 from compiler.ir.loops.prim_func import PrimFunc
 from compiler.machine.target import Target
 from compiler.passes.base import Instrument, Pipeline
-from compiler.program.kernel import KernelCode
 
 
 class CpuBackend:
     phases = PHASES
+    prepares_weights = True
 
     def pipeline(self, target: Target, instruments: tuple[Instrument, ...]) -> Pipeline:
         return pipeline(target, instruments)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Final
 
 from compiler.backends.cpu.passes.integer_products import IntegerProducts
 from compiler.backends.cpu.passes.pack_operands import PackOperands
 from compiler.backends.cpu.passes.round_operands import round_operands
-from compiler.backends.cpu.passes.schedule_kernels import ScheduleKernels
 from compiler.backends.cpu.passes.spread_rows import spread_rows
+from compiler.backends.cpu.schedule.rules import schedule
 from compiler.machine.products import product_tiles
 from compiler.machine.target import Target
 from compiler.passes.base import Instrument, Pipeline
@@ -25,6 +26,7 @@ from compiler.passes.memory.explicit_memory import explicit_memory
 from compiler.passes.memory.lift_workspace import lift_workspace
 from compiler.passes.memory.plan_memory import plan_memory
 from compiler.passes.memory.protect_operands import protect_operands
+from compiler.passes.schedule_kernels import ScheduleKernels
 from compiler.passes.share_subexpressions import share_subexpressions
 
 # The phases, and the pass with which each ends.
@@ -50,7 +52,7 @@ def pipeline(target: Target, instruments: tuple[Instrument, ...] = ()) -> Pipeli
             *([spread_rows] if tiles.on_matrix_unit else []),
             eliminate_dead_code,
             lift_weights,
-            ScheduleKernels(target),
+            ScheduleKernels(partial(schedule, target=target)),
             lift_workspace,
             # memory
             explicit_memory,

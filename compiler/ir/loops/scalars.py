@@ -133,15 +133,15 @@ class Format(ABC):
     dtype: DType  # of a decoded element
 
     @abstractmethod
-    def places(self, buffers: tuple[Buffer, ...], n: Dim, k: Dim) -> tuple[Load, ...]:
-        """What the element of column `n` at `k` is stored in."""
+    def places(self, buffers: tuple[Buffer, ...], n: Dim, k: Dim, matrix: tuple[Dim, ...] = ()) -> tuple[Load, ...]:
+        """What the element of column `n` at `k` is stored in. `matrix`: which one, where buffers hold several."""
 
     @abstractmethod
     def decode(self, stored: tuple[Scalar, ...], k: Dim) -> Scalar:
         """The element at `k`, by what it is stored in."""
 
-    def element(self, buffers: tuple[Buffer, ...], n: Dim, k: Dim) -> Element:
-        return Element(self, k, self.places(buffers, n, k))
+    def element(self, buffers: tuple[Buffer, ...], n: Dim, k: Dim, matrix: tuple[Dim, ...] = ()) -> Element:
+        return Element(self, k, self.places(buffers, n, k, matrix))
 
 
 FORMATS: Registry[Format] = Registry("format")

@@ -27,7 +27,7 @@ from compiler.ir.loops.write import Array, Kernel, cast, largest, round_half_eve
 from compiler.ir.types import ObjectType, ScalarType, TensorType, TupleType, Type
 from compiler.ops.operands import agree, tensor_operand, unproved, wants_float, wants_int
 from compiler.ops.tables import Nest, Operands, Place, define
-from runtime.kv_pool import PAGE_SIZE as PAGE
+from runtime.cache_groups import PAGE_SIZE as PAGE
 
 KEYS, VALUES = 0, 1  # the halves of the cache
 

@@ -53,11 +53,11 @@ def plain_attention(node: Attention) -> Stmt:
         low = dim_max(0, own - (node.window - 1)) if node.window else Dim.of(0)
         count = end - start if positions is None else own + 1 - low
 
-        def at(position: Dim) -> _CachedKey | _RaggedKey:
+        def at(position: Dim) -> CachedKey | RaggedKey:
             if isinstance(source, Ragged):
-                return _RaggedKey(k, source, heads, start + position)
+                return RaggedKey(k, source, heads, start + position)
             page = k.let("page", cast(k.array(source.tables)[sequence, position // PAGE], I64))
-            return _CachedKey(k, source, heads, size, layer, page, position % PAGE)
+            return CachedKey(k, source, heads, size, layer, page, position % PAGE)
 
         with k.nest((heads, count)) as (h, i):
             key = at(low + i)
@@ -98,7 +98,7 @@ def text_bounds(k: Kernel, starts: Array, sequence: Dim, num_tokens: Dim) -> tup
 
 
 @dataclass(frozen=True, slots=True)
-class _CachedKey:
+class CachedKey:
     k: Kernel
     source: Paged
     heads: Dim
@@ -124,7 +124,7 @@ class _CachedKey:
 
 
 @dataclass(frozen=True, slots=True)
-class _RaggedKey:
+class RaggedKey:
     k: Kernel
     source: Ragged
     heads: Dim

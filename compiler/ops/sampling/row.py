@@ -15,7 +15,7 @@ from compiler.ir.dtypes import DType
 from compiler.ir.loops.buffers import Buffer
 from compiler.ir.loops.scalars import Load, Scalar
 from compiler.ir.loops.write import Array, Kernel, bits_of, cast, const, equal, guard, halvings, index, maximum, select
-from compiler.machine.tiles.shift import Shift
+from compiler.machine.intrinsics.shift import Shift
 from compiler.ops.sampling.meaning import LOG2_E, MANTISSA_BITS, POWER, ROUND, TWO
 from runtime.sampling import SHARE_BITS, SHARE_ONE, WEIGHT_BITS, Number, Setting
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from compiler.idioms.nest import PerfectNest, perfect_nest, without_allocations
+from compiler.idioms.nest import PerfectNest, product_nest, without_allocations
 from compiler.idioms.product import with_products
 from compiler.ir.dims import Dim
 from compiler.ir.loops.buffers import Buffer
@@ -56,7 +56,7 @@ def staged(prim: PrimFunc) -> Staged | None:
         return None
     temporaries, body = without_allocations(prim.body)
     *before, last = statements(body)
-    nest = perfect_nest(last)
+    nest = product_nest(last)
     out = prim.outputs[0]
     if nest is None or nest.store.buffer is not out or not writes_each_once(nest):
         return None

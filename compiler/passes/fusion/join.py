@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from compiler.idioms.nest import PerfectNest, allocated, perfect_nest, without_allocations
+from compiler.idioms.nest import PerfectNest, allocated, product_nest, without_allocations
 from compiler.idioms.product import GroupedSum, grouped_product_in, product_in, with_products
 from compiler.idioms.rows import match_rows
 from compiler.ir.dims import Dim, DimVar, product_of
@@ -29,7 +29,7 @@ from compiler.ir.loops.buffers import Buffer
 from compiler.ir.loops.functions import Fn
 from compiler.ir.loops.prim_func import PrimFunc
 from compiler.ir.loops.scalars import Apply, Fold, Load, Scalar, ScalarParam
-from compiler.ir.loops.statements import For, Seq, Stmt, Store
+from compiler.ir.loops.statements import For, Let, Seq, Stmt, Store
 from compiler.ir.loops.visit import (
     loads,
     map_scalar,
@@ -82,7 +82,10 @@ def join(producer: CallTir, first: PrimFunc, consumer: CallTir, second: PrimFunc
         return _rows(producer, first, consumer, second, var) if _by_rows(first) and _by_rows(second) else None
     a, b = written_out(producer, first), written_out(consumer, second)
     target = next(place for place, atom in b.operands if atom is var)
-    return _inlined(a, b, target) if not form.stages and not _folds(form) else _wrapped(a, b, target)
+    if not form.stages and not _folds(form):
+        return _inlined(a, b, target)
+    joined = _wrapped(a, b, target)
+    return joined if not _sums(second) or _multiplies(joined) else None
 
 
 # --- when --------------------------------------------------------------------------------------------------------------
@@ -182,6 +185,11 @@ def _sums(prim: PrimFunc) -> list[str]:
     return [] if integer is None else [_kind(s) for s in integer.sums]
 
 
+def _multiplies(joined: WrittenCall) -> bool:
+    """Whether one schedule takes all sums: those whose rows choose matrices must make the same choice."""
+    return bool(_sums(PrimFunc(joined.outputs, len(joined.outputs), joined.body)))
+
+
 def _kind(s: GroupedSum) -> str:
     return f"{s.num_groups} of {s.group}: {s.num_planes} of {s.q.buffer.dtype} by {s.format.name}"
 
@@ -256,7 +264,7 @@ def _merged(
 
 def _only_store(body: Stmt) -> PerfectNest:
     _, inner = without_allocations(body)
-    nest = perfect_nest(inner)
+    nest = product_nest(inner)
     assert nest is not None
     return nest
 
@@ -284,11 +292,15 @@ def _wrapped(a: WrittenCall, b: WrittenCall, target: Buffer | ScalarParam) -> Wr
     temporaries, inner = without_allocations(a.body)
     stages = statements(inner)
     outer, producer = _only_store(b.body), _only_store(stages[-1])
-    value = rewrite_dims(producer.store.value, {v: Dim.of(w) for v, w in zip(producer.vars, outer.vars, strict=True)})
+    here = {v: Dim.of(w) for v, w in zip(producer.vars, outer.vars, strict=True)}
+    value = rewrite_dims(producer.store.value, here)
     joined = map_scalar(outer.store.value, lambda s: value if isinstance(s, Load) and s.buffer is target else s)
     last: Stmt = Store(outer.store.buffer, outer.store.indices, joined)
-    for var, extent in reversed(outer.axes):
+    for number, (var, extent) in reversed([*enumerate(outer.axes)]):
         last = For(var, extent, last)
+        if number == len(outer.axes) - 1:
+            for name, index in reversed((*outer.lets, *((v, rewrite_dims(i, here)) for v, i in producer.lets))):
+                last = Let(name, index, last)
     body = allocated(temporaries, sequence((*stages[:-1], last)))
     return WrittenCall(_name(a, b), tuple(operands), b.outputs, rename_buffers(body, renamed))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from compiler.idioms.nest import allocated, without_allocations
 from compiler.ir.dims import Dim, DimVar
-from compiler.ir.graph.atoms import ScalarValue
+from compiler.ir.graph.atoms import Atom, ScalarValue, Var
 from compiler.ir.graph.builder import Builder
 from compiler.ir.graph.deduce import type_of
 from compiler.ir.graph.function import Binding, Value
@@ -35,7 +35,11 @@ def lift_workspace(module: IRModule) -> IRModule:
     if not lifted:
         return module
 
+    whole: dict[Atom, Var] = {}  # what a call gives with its workspace, by what it gave before
+
     def replace(builder: Builder, binding: Binding, value: Value) -> Value | None:
+        if isinstance(value, TupleGet) and value.value in whole:
+            return TupleGet(whole[value.value], value.index)
         if not isinstance(value, CallTir) or value.func not in spaces:
             return None
         known = _dims_of(value, module.prim(value.func), builder)
@@ -44,7 +48,9 @@ def lift_workspace(module: IRModule) -> IRModule:
         call = builder.emit(CallTir(value.func, value.args, (*value.out, *extra), inplace), f"{binding.var.name}.all")
         if len(value.out) == 1:
             return TupleGet(call, 0)
-        return MakeTuple(tuple(builder.emit(TupleGet(call, i)) for i in range(len(value.out))))
+        made = builder.emit(MakeTuple(tuple(builder.emit(TupleGet(call, i)) for i in range(len(value.out)))), binding.var.name)
+        whole[made] = call
+        return made
 
     return rewrite_module(module.update(lifted), replace)
 

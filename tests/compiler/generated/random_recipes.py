@@ -294,6 +294,24 @@ def _matmul(draft: Draft, op: str) -> None:
     draft.call(op, a, b, transpose_a=flips[0], transpose_b=flips[1])
 
 
+@recipe("top_experts group_rows", exact=True)
+@recipe("expert_linear sum_rows")
+def _mixture(draft: Draft, op: str) -> None:
+    """Rows go to their experts and back; at times to experts in any order."""
+    x, count, k = draft.tensor(FLOATS, ndim=2), draft.one_of([1, 3, 8]), draft.one_of([1, 2, 3])
+    tokens, length = draft.type(x).shape
+    chosen = draft.call("top_experts", draft.new((tokens, Dim.of(count)), draft.one_of(FLOATS)), k=k) if k <= count else None
+    rows = draft.call("group_rows", draft.new((tokens, Dim.of(k)), I32) if chosen is None else chosen, count=count)
+    of_rows, experts, places = draft.parts[rows]
+    if draft.chance(0.2):
+        experts = draft.new((tokens * k,), I32)
+    size = draft.one_of([Dim.of(draft.one_of(EXTENTS)), draft.dim()])
+    w = draft.new((Dim.of(count), size, length), draft.one_of([draft.type(x).dtype, *FLOATS]))
+    bias = [draft.new((Dim.of(count), size), F32)] if draft.chance(0.3) else []
+    y = draft.call("expert_linear", draft.call("embedding", x, of_rows), w, experts, *bias, tolerates=draft.one_of([None, "bf16"]))
+    draft.call("sum_rows", draft.call("silu", y), places, draft.new((tokens, Dim.of(k)), F32))
+
+
 @recipe("rms_norm")
 def _rms_norm(draft: Draft, op: str) -> None:
     x = draft.tensor(FLOATS, least=1)

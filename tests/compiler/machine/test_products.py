@@ -6,10 +6,10 @@ import pytest
 
 from compiler.ir.dtypes import DType
 from compiler.machine.products import TileShape, product_tiles
-from compiler.machine.target import NAMED, Target
+from compiler.machine.target import GPU, NAMED, Target
 
 AVX_VNNI = Target("avx-vnni", "x86_64", NAMED["x86-64-v3"].features | {"avxvnni"}, 256)
-TARGETS = NAMED | {"avx-vnni": AVX_VNNI}
+TARGETS = {name: t for name, t in NAMED.items() if t.system != GPU} | {"avx-vnni": AVX_VNNI}
 
 # name of the tile, bits of weights, rows, columns
 TILES = {
@@ -22,6 +22,11 @@ TILES = {
     "aarch64-neon": [],
     "aarch64-dotprod": [("dot_panel", 8, 2, 16), ("dot_panel", 4, 2, 16)],
     "aarch64-i8mm-bf16": [("dot_panel", 8, 2, 16), ("dot_panel", 4, 2, 16)],
+    "aarch64-android": [("dot_panel", 8, 2, 16), ("dot_panel", 4, 2, 16)],
+    "riscv64": [],
+    "riscv64-v": [],
+    "wasm-simd128": [("dot_words", 8, 4, 16)],
+    "wasm-relaxed": [("dot_panel", 4, 2, 16), ("dot_words", 8, 4, 16)],
 }
 
 

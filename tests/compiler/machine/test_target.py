@@ -9,7 +9,7 @@ import pytest
 from compiler.driver import compile_module
 from compiler.ir.text.parser import parse
 from compiler.machine import target
-from compiler.machine.target import NAMED, TargetError, get, host, machine, runnable
+from compiler.machine.target import NAMED, TargetError, get, host, machine, of_gpu, runnable
 from runtime import flags
 from runtime.device.cpu.host import features
 
@@ -68,6 +68,31 @@ def test_a_target_beyond_this_machine_is_refused_by_what_it_lacks(monkeypatch: p
         runnable("amx")
     with pytest.raises(TargetError, match="needs aarch64, which this CPU lacks"):
         runnable("aarch64-neon")
+    monkeypatch.setattr(target, "host", lambda: replace(NAMED["aarch64-dotprod"], name="host"))
+    with pytest.raises(TargetError, match="'aarch64-android' needs linux-android, which this CPU lacks"):
+        runnable("aarch64-android")
+
+
+@pytest.mark.parametrize(
+    ("name", "capability", "chosen"),
+    [
+        ("host", (8, 0), "sm_80"),
+        ("host", (8, 6), "sm_80"),
+        ("host", (8, 9), "sm_89"),
+        ("host", (9, 0), "sm_90a"),
+        ("host", (10, 0), "sm_100a"),
+        ("host", (12, 0), "sm_89"),
+        ("sm_80", (9, 0), "sm_80"),
+    ],
+)
+def test_a_gpu_gets_the_latest_code_that_it_runs(name: str, capability: tuple[int, int], chosen: str) -> None:
+    assert of_gpu(name, capability) is NAMED[chosen]
+
+
+@pytest.mark.parametrize(("name", "capability"), [("host", (7, 5)), ("sm_90a", (8, 9)), ("avx512", (9, 0))])
+def test_what_a_gpu_does_not_run_is_refused(name: str, capability: tuple[int, int]) -> None:
+    with pytest.raises(TargetError, match=rf"is not for a GPU of compute capability {capability[0]}\.{capability[1]}; it can run "):
+        of_gpu(name, capability)
 
 
 def test_steps_of_one_architecture_grow() -> None:
@@ -90,7 +115,7 @@ def test_llvm_knows_every_feature(name: str, capfd: pytest.CaptureFixture[str]) 
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
     t = NAMED[name]
-    machine = llvm.Target.from_triple(t.triple).create_target_machine(cpu="", features=t.feature_string)
+    machine = llvm.Target.from_triple(t.triple).create_target_machine(cpu=t.cpu, features=t.feature_string)
     machine.emit_assembly(llvm.parse_assembly("define void @f() { ret void }"))
     assert "not a recognized feature" not in capfd.readouterr().err
 

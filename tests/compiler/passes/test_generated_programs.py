@@ -559,7 +559,7 @@ def test_every_pass_keeps_the_meaning_and_what_is_compiled_computes_it(program: 
     note(str(program))
     verify(program.module)
     expected = meaning(program.module, program)
-    check = MeaningCheck(lambda module: close(meaning(module, program), expected))
+    check = MeaningCheck(lambda module, _: close(meaning(module, program), expected))
     executable = compile_module(program.module, Options(instruments=(check,)))
     results = [_run(executable, program, num_threads) for num_threads in (1, 2, 3)]
     close(results[0], expected)

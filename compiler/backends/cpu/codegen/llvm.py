@@ -16,12 +16,15 @@ operations of a full vector.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from typing import Final
 
-from compiler.backends.cpu.codegen.expressions import FALSE, TRUE, Expressions, runs
-from compiler.backends.cpu.codegen.memory import Storage
-from compiler.backends.cpu.codegen.scalars import Value, memory, register
+from compiler.bytecode.kernel import KernelCode, PhaseSymbols
+from compiler.codegen.expressions import FALSE, TRUE, Expressions, runs
+from compiler.codegen.memory import Storage
+from compiler.codegen.scalars import Value, memory, register
 from compiler.ir.dims import ONE, DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import CompileError
@@ -34,9 +37,10 @@ from compiler.ir.loops.statements import Allocate, For, Let, LoopKind, Seq, Stmt
 from compiler.ir.prove import bounds
 from compiler.llvm.indices import Index, Indices
 from compiler.llvm.ssa import Code, vector_literal
+from compiler.machine.intrinsics.base import Intrinsic
 from compiler.machine.target import Target
-from compiler.machine.tiles.base import Intrinsic
-from compiler.program.kernel import KernelCode, PhaseSymbols
+
+_F16: Final = re.compile(r"(?<![%@.\w])half(?![.\w])")  # the type, in LLVM's spelling
 
 
 def emit_kernel(name: str, prim: PrimFunc, target: Target) -> KernelCode:
@@ -45,6 +49,8 @@ def emit_kernel(name: str, prim: PrimFunc, target: Target) -> KernelCode:
         phases = [kernel.phase(f"{name}.p{i}", stmt) for i, stmt in enumerate(_phases(prim.body))]
     except CompileError as error:
         raise CompileError(f"in kernel {name!r}: {error}") from error
+    if not target.halves and any(_F16.search(text) for _, text in phases):
+        raise CompileError(f"kernel {name!r} converts f16, for which {target.name} has no instruction; use bf16 or f32")
     return KernelCode(
         name,
         "\n".join(text for _, text in phases),

@@ -1,9 +1,9 @@
 """Compute products of quantised weights on the integer units.
 
-Before: `linear(x, dequantize(q, scale))`. After, where the machine multiplies bytes fast: the rows of x are quantised, to 16 bits beside
-weights of 8 and to 8 bits beside weights of 4, and `integer_linear` multiplies integers; q and its scales are laid out in panels, which
-for weights is work of load time. This is the one pass that changes what a program computes, within the errors that docs/decisions states;
-products over the same rows share what it quantises.
+Before: `linear(x, dequantize(q, scale))`, or `expert_linear`. After, where the machine multiplies bytes fast: the rows of x are quantised,
+to 16 bits beside weights of 8 and to 8 bits beside weights of 4, and `integer_linear` multiplies integers; q and its scales are laid out
+in panels, which for weights is work of load time. This is the one pass that changes what a program computes, within the errors that
+docs/decisions states; products over the same rows share what it quantises.
 
 Rows of 16 bits are two planes of bytes, or words where two bytes cannot be multiplied without loss. Sums of 512 words stay within 32 bits;
 a weight with one scale for more of them is taken in parts that share it.
@@ -32,8 +32,10 @@ from compiler.ir.types import TensorType
 from compiler.machine.formats import FOUR, PANEL4
 from compiler.machine.products import ProductTiles
 from compiler.ops.manipulate import BROADCAST_TO
+from compiler.ops.products.experts import EXPERT_INTEGER_LINEAR, EXPERT_LINEAR
 from compiler.ops.products.integer import INTEGER_LINEAR, PANEL_INTEGERS, PANEL_SCALES
 from compiler.ops.products.integer_rows import QUANTIZE_ROWS, ROW_PLANES
+from compiler.ops.products.matmul import LINEAR
 from compiler.ops.products.widened import PANEL_MULTIPLIERS, WIDENED_LINEAR
 from compiler.passes.rewrite import rewrite_module
 
@@ -56,12 +58,12 @@ class IntegerProducts:
         values = {b.var: b.value for f in module.graph_functions.values() for b in f.body.bindings}
 
         def replace(builder: Builder, binding: Binding, value: Value) -> Value | None:
-            if not isinstance(value, Call) or value.op.name != "linear":
+            if not isinstance(value, Call) or value.op not in (LINEAR, EXPERT_LINEAR):
                 return None
             weight = _quantised(value, values)
             if weight is None:
                 return None
-            if self._is_widened(weight):
+            if value.op is LINEAR and self._is_widened(weight):
                 return self._widened(builder, value, weight)
             format = next((tile.format for tile in self.tiles.integers if tile.format.bits == weight.bits), None)
             if format is None:
@@ -79,17 +81,19 @@ class IntegerProducts:
         return tile.widens(weight.length, weight.group)
 
     def _integer(self, builder: Builder, linear: Call, weight: _Weight, group: int, format: Format) -> Value:
-        x, *rest = linear.args
+        x, _, *rest = linear.args
         bits, each = ACTIVATION_BITS[weight.bits], 0 if group == weight.length else group
         rows = builder.call(QUANTIZE_ROWS, x, bits=bits, group=each, dtype=str(format.rows))
         panels = builder.call(PANEL_INTEGERS, weight.q, format=format.name, columns=self.columns)
         scale = weight.scale
         if group < weight.group:
-            scale = builder.call(BROADCAST_TO, scale, ShapeValue((Dim.of(weight.size), Dim.of(weight.length // group))))
+            shape = (*map(Dim.of, weight.matrices), Dim.of(weight.size), Dim.of(weight.length // group))
+            scale = builder.call(BROADCAST_TO, scale, ShapeValue(shape))
         scales = builder.call(PANEL_SCALES, scale, columns=self.columns)
         parts = [builder.emit(TupleGet(rows, i)) for i in range(3)]
         attrs = {"format": format.name, "size": weight.size, "dtype": weight.out_dtype}
-        return Call(INTEGER_LINEAR, (*parts, panels, scales, *rest[1:]), attrs)
+        op = INTEGER_LINEAR if linear.op is LINEAR else EXPERT_INTEGER_LINEAR
+        return Call(op, (*parts, panels, scales, *rest), attrs)
 
     def _widened(self, builder: Builder, linear: Call, weight: _Weight) -> Value:
         x, *rest = linear.args
@@ -109,6 +113,7 @@ class _Weight:
     length: int  # of the rows
     size: int  # columns of the product
     out_dtype: str
+    matrices: tuple[int, ...]  # how many, where rows choose
 
 
 def _part(weight: _Weight, longest: int) -> int | None:
@@ -131,9 +136,10 @@ def _quantised(linear: Call, values: Mapping[Var, Value]) -> _Weight | None:
         return None
     if not isinstance(x, TensorType) or x.shape is None or x.dtype is None:
         return None
-    size, length = (d.const for d in given.shape)
+    *matrices, size, length = (d.const for d in given.shape)
     attrs = {**made.op.attributes, **made.attrs}
     bits, group = attrs["bits"], attrs["group"]
     if not prove_divisible(group or length, FOUR * 8 // bits):
         return None
-    return _Weight(made.args[0], made.args[1], bits, group or length, length, size, str(linear.attrs.get("out_dtype") or x.dtype))
+    dtype = str(linear.attrs.get("out_dtype") or x.dtype)
+    return _Weight(made.args[0], made.args[1], bits, group or length, length, size, dtype, tuple(matrices))

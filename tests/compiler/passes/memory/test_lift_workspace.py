@@ -26,5 +26,26 @@ def test_workspace_becomes_an_output_of_the_caller_s_size(becomes: Callable[[Pas
     becomes(lift_workspace, before, expected)
 
 
+def test_results_are_taken_of_the_whole(becomes: Callable[[Pass, str, str], None]) -> None:
+    """A result of a call with several is read where the call left it, so that nothing stands between launches."""
+    nest = NEST + " for i in n { C[i] = t[i] }"
+    before = f"""
+        func main(x: f32[4, 3]) -> f32[4] {{ y = call_tir @f(x) -> (f32[4, 3], f32[4]) z = y.1 return z }}
+        prim f(A: f32[n, m], out B: f32[n, m], out C: f32[n]) where m in 1.. {{ alloc global t: f32[n] {{ {nest} }} }}
+    """
+    expected = f"""
+        func main(x: f32[4, 3]) -> f32[4] {{
+          all = call_tir @f(x) -> (f32[4, 3], f32[4], f32[4])
+          a = all.0
+          b = all.1
+          y = (a, b)
+          z = all.1
+          return z
+        }}
+        prim f(A: f32[n, m], out B: f32[n, m], out C: f32[n], out t: f32[n]) where m in 1.. attrs {{num_workspaces=1}} {{ {nest} }}
+    """
+    becomes(lift_workspace, before, expected)
+
+
 def test_local_buffers_stay(stays: Callable[[Pass, str], None]) -> None:
     stays(lift_workspace, "prim f(A: f32[n], out B: f32[n]) { alloc local t: f32[1] { for i in n { t[0] = A[i] B[i] = t[0] } } }")

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from compiler.backends.cpu.codegen.link import link
 from compiler.backends.cpu.codegen.llvm import emit_kernel
+from compiler.codegen.link import link
 from compiler.interpret.loops import run_prim
 from compiler.ir.dims import Dim, DimLike, DimVar, ceil_div, dim_max, dim_min
 from compiler.ir.dtypes import DType

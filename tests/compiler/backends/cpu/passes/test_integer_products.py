@@ -10,10 +10,10 @@ from compiler.backends.cpu.passes.integer_products import IntegerProducts
 from compiler.ir.graph.values import Call
 from compiler.ir.text.parser import parse
 from compiler.machine.formats import PANEL4, PANEL8, PANEL8_WORDS, WIDENED4
+from compiler.machine.intrinsics.amx import AmxI8ByI8
+from compiler.machine.intrinsics.dot_panel import DotPanel, DotWords
+from compiler.machine.intrinsics.widen_panel import WidenPanel
 from compiler.machine.products import ProductTile, ProductTiles, TileShape
-from compiler.machine.tiles.amx import AmxI8ByI8
-from compiler.machine.tiles.dot_panel import DotPanel, DotWords
-from compiler.machine.tiles.widen_panel import WidenPanel
 from compiler.passes.base import Pass
 
 _BYTES = tuple(ProductTile(DotPanel(rows=1, columns=4, bits=f.bits), f, depth=4) for f in (PANEL8, PANEL4))

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from compiler.backends.cpu.passes.pack_operands import PackOperands
 from compiler.machine.formats import PAIRS
+from compiler.machine.intrinsics.dot_bf16 import DotBf16
 from compiler.machine.products import ProductTile
-from compiler.machine.tiles.dot_bf16 import DotBf16
 from compiler.passes.base import Pass
 
 

@@ -15,10 +15,10 @@ from compiler.ir.dtypes import DType
 from compiler.ir.loops.statements import Tile
 from compiler.ir.loops.visit import walk_stmts
 from compiler.ir.text.parser import parse
+from compiler.machine.intrinsics.amx import AmxI8ByI8, AmxI8ByU8
+from compiler.machine.intrinsics.dot_panel import DotPanel
 from compiler.machine.products import product_tiles
 from compiler.machine.target import NAMED, Target, get, host
-from compiler.machine.tiles.amx import AmxI8ByI8, AmxI8ByU8
-from compiler.machine.tiles.dot_panel import DotPanel
 from runtime.executable import Executable
 from runtime.session import Session
 

@@ -13,7 +13,7 @@ from compiler.ir.loops.prim_func import PrimFunc
 from compiler.ir.loops.scalars import Apply, Load
 from compiler.ir.loops.statements import Allocate, Store, Tile, When
 from compiler.ir.loops.visit import walk_scalars, walk_stmts
-from compiler.machine.tiles.prefetch import Prefetch
+from compiler.machine.intrinsics.prefetch import Prefetch
 
 OPERATORS = {
     "softmax": "softmax(x)",
@@ -103,3 +103,9 @@ def test_a_choice_for_a_whole_row_is_made_once(kernels: Callable[..., dict[str, 
     (choice,) = (s for s in walk_stmts(kernel.body) if isinstance(s, When) and isinstance(s.cond, Load))
     assert choice.orelse is not None and any(isinstance(s, Store) for s in walk_stmts(choice.orelse))
     assert not any(isinstance(s, Load | Apply) for s in walk_scalars(choice.orelse))
+
+
+def test_a_stage_that_reads_what_other_rows_wrote_waits_for_them(kernels: Callable[..., dict[str, PrimFunc]]) -> None:
+    """Every stage of it gives a number per element, and reads such numbers of other elements."""
+    found = kernels("func main(x: f32[t, 3]) -> object { y = top_experts(x, k=3) return y }")
+    assert [prim.attrs["schedule"] for prim in found.values()] == ["spatial"]

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler.backends.cpu.schedule.spatial import CHUNK, match_spatial
+from compiler.backends.cpu.schedule.spatial import CHUNK
+from compiler.idioms.spatial import match_spatial
 from compiler.ir.loops.prim_func import PrimFunc
 from compiler.ir.loops.statements import For, LoopKind
 from compiler.ir.loops.visit import walk_stmts

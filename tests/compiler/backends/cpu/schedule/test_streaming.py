@@ -12,7 +12,7 @@ from compiler.backends.cpu.schedule import streaming
 from compiler.ir.loops.prim_func import PrimFunc
 from compiler.ir.loops.statements import Tile, When
 from compiler.ir.loops.visit import walk_stmts
-from compiler.machine.tiles.stream import Stream
+from compiler.machine.intrinsics.stream import Stream
 
 LARGEST = streaming.LARGE // 4  # elements of f32
 

@@ -1,0 +1,386 @@
+"""The graph level becomes instructions: the last step from program to executable.
+
+Takes a planned module: only views, launches, allocations and what the machine does itself are left. A captured block becomes one region;
+a launch outside of one is a region of its own. Instructions on registers alone, a view of the arena say, stand before the region that is
+open. Memory in the arena is named by its offset, so a value gets a register only where an instruction needs one.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from numpy.typing import NDArray
+
+from compiler.bytecode.kernel import KernelCode
+from compiler.bytecode.slots import Slots
+from compiler.bytecode.uses import changed, needed
+from compiler.ir.dims import Dim, DimVar
+from compiler.ir.errors import CompileError
+from compiler.ir.graph.atoms import Atom, Constant, FuncRef, ScalarValue, ShapeValue, Var
+from compiler.ir.graph.deduce import type_of
+from compiler.ir.graph.function import Binding, Block, BlockKind, Body, Function, If
+from compiler.ir.graph.values import Alloc, Call, CallFunc, CallLibrary, CallTir, Copy, Launch, MakeTuple, MatchCast, TupleGet
+from compiler.ir.loops.buffers import Buffer
+from compiler.ir.loops.prim_func import PrimFunc
+from compiler.ir.loops.scalars import ScalarParam
+from compiler.ir.module import IRModule
+from compiler.ir.subsume import unify
+from compiler.ir.types import ScalarType, TensorType, vars_of
+from compiler.ops.tables import VIEWS
+from runtime import executable as vm
+from runtime.executable import (
+    Arg,
+    Base,
+    ConstantRef,
+    DimRef,
+    Imm,
+    Kernel,
+    Operand,
+    ParamSpec,
+    Phase,
+    Reg,
+    Region,
+    Slot,
+    VMFunction,
+)
+from runtime.library import routine
+
+BETWEEN_SHAPES = ("shape_of", "tensor_to_shape")  # operators that the machine knows
+# They read and write registers and slots, never what launches compute: no region has to end for them.
+WITHOUT_DATA = frozenset(
+    f"vm.{name}" for name in ("alloc", "alloc_arena", "copy", "make_scalar", "make_shape", "reshape", "shape_of", "tuple", "tuple_get")
+)
+
+
+@dataclass(slots=True)
+class Program:
+    """What the functions of a module share."""
+
+    module: IRModule
+    kernels: dict[str, int] = field(default_factory=dict[str, int])
+    kernel_table: list[Kernel] = field(default_factory=list[Kernel])
+    regions: list[Region] = field(default_factory=list[Region])
+    constants: list[NDArray[Any]] = field(default_factory=list[NDArray[Any]])
+    functions: dict[str, VMFunction] = field(default_factory=dict[str, VMFunction])
+    shape_functions: list[str] = field(default_factory=list[str])
+
+    def constant(self, data: NDArray[Any]) -> int:
+        for index, known in enumerate(self.constants):
+            if known is data:
+                return index
+        self.constants.append(data)
+        return len(self.constants) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """What stays known of a function as it was written."""
+
+    text: str = ""
+    variables: tuple[DimVar, ...] = ()
+    num_prepared: int = 0  # of the weights, the last: what preparations return
+
+
+def lower(module: IRModule, kernels: Mapping[str, KernelCode], signatures: Mapping[str, Signature]) -> Program:
+    program = Program(module)
+    for name, code in kernels.items():
+        program.kernels[name] = len(program.kernel_table)
+        phases = tuple(Phase(p.body, p.grid, p.threads) for p in code.phases)
+        program.kernel_table.append(Kernel(name, phases, code.num_buffers, code.num_dims, code.stack_bytes))
+    for name, func in module.graph_functions.items():
+        lowering = _Function(program, name, func)
+        program.functions[name] = lowering.lower(signatures.get(name, Signature()))
+        program.shape_functions.append(lowering.slots.text())
+    return program
+
+
+class _Function:
+    def __init__(self, program: Program, name: str, func: Function) -> None:
+        self.program = program
+        self.name = name
+        self.func = func
+        self.slots = Slots(name)
+        self.code: list[vm.Instruction] = []
+        self.registers: dict[Var, int] = {}
+        self.places: dict[Var, Operand] = {}  # where a tensor's memory is
+        self.fields: dict[Var, tuple[Atom, ...]] = {}  # what a tuple made here is made of
+        self.scalars: dict[Var, DimVar] = {}  # the slot of a scalar parameter, as a variable
+        self.num_registers = 0
+        self.launches: list[vm.NativeLaunch] = []
+        self.needed = needed(func.body)
+
+    def lower(self, signature: Signature) -> VMFunction:
+        written = changed(self.func.body, self.program.module)
+        num_inputs = self.func.num_inputs
+        params: list[ParamSpec] = []
+        for i, param in enumerate(self.func.params):
+            self._define(param)
+            weight = num_inputs is not None and i >= num_inputs
+            params.append(ParamSpec(param.name, self._spec(param), weight, param in written))
+        missing = [v for p in self.func.params for v in vars_of(p.type) if v not in self.slots.points]
+        if missing:
+            raise CompileError(f"function {self.name!r}: no parameter defines {', '.join(v.name for v in missing)}; pass a shape[...]")
+        self.body(self.func.body)
+        self.flush()
+        self.code.append(vm.Ret(self.arg(self.func.body.result)))
+        arena = self.slots.of(self.func.arena) if self.func.arena is not None else 0
+        return VMFunction(
+            self.name,
+            tuple(params),
+            self.num_registers,
+            self.slots.names,
+            tuple(self.slots.bounds),
+            tuple(self._with_symbols()),
+            self.slots.symbol(0),
+            arena,
+            signature.text,
+            signature.num_prepared,
+            tuple(self.slots.numbers[Dim.of(v)] if v in self.slots.points else None for v in signature.variables),
+        )
+
+    def _spec(self, param: Var) -> vm.Spec:
+        match param.type:
+            case ScalarType(dtype=dtype, value=None):
+                word = self.scalars[param] = DimVar(param.name)
+                return vm.ScalarSpec(dtype and str(dtype), self.slots.word(word, 0))
+            case type_:
+                return self.slots.spec(type_, 0)
+
+    def _with_symbols(self) -> list[vm.Instruction]:
+        """Matches name their shape function once all slots are known."""
+
+        def named(instruction: vm.Instruction) -> vm.Instruction:
+            if isinstance(instruction, vm.Call) and instruction.callee == "vm.match":
+                *args, point = instruction.args
+                assert isinstance(point, Imm) and isinstance(point.value, int)
+                return vm.Call(instruction.dst, instruction.callee, (*args, Imm(self.slots.symbol(point.value))))
+            return instruction
+
+        return [named(i) for i in self.code]
+
+    # --- bodies --------------------------------------------------------------------------------------------------------
+
+    def body(self, body: Body) -> None:
+        for block in body.blocks:
+            self.block(block)
+
+    def block(self, block: Block) -> None:
+        captured = block.kind is BlockKind.CAPTURED
+        for binding in block.bindings:
+            self.binding(binding)
+            if not captured:
+                self.flush()
+        self.flush()
+
+    def flush(self) -> None:
+        """End the region that is open."""
+        if self.launches:
+            self.program.regions.append(Region(tuple(self.launches)))
+            self.launches = []
+            self.emit(None, "vm.run_region", Imm(len(self.program.regions) - 1))
+
+    def emit(self, dst: int | None, callee: str, *args: Arg) -> None:
+        if callee not in WITHOUT_DATA:
+            self.flush()
+        self.code.append(vm.Call(dst, callee, args))
+
+    def binding(self, binding: Binding) -> None:
+        var, value = binding.var, binding.value
+        match value:
+            case Launch(library=False):
+                self.launch(value)
+            case Launch(func=name, args=args, attrs=attrs):
+                self.library(None, name, args, attrs)
+            case CallLibrary(name=name, args=args, attrs=attrs):
+                self.library(self._define(var), name, args, attrs)
+            case Alloc():
+                self.allocate(var, value)
+            case Call(op=op, args=args) if op.name in VIEWS:
+                self.view(var, args[0])
+            case Call(op=op, args=args) if op.name in BETWEEN_SHAPES:
+                self.emit(self._define(var), f"vm.{op.name}", self.arg(args[0]))
+            case Var() | Constant() | ShapeValue() | ScalarValue() | FuncRef() | Copy():
+                self.name_again(var, value.value if isinstance(value, Copy) else value)
+            case MakeTuple(fields=fields):
+                self.fields[var] = fields
+                if var in self.needed:
+                    self.emit(self._define(var), "vm.tuple", *map(self.arg, fields))
+            case TupleGet(value=atom, index=index):
+                if isinstance(atom, Var) and atom in self.fields:
+                    self.name_again(var, self.fields[atom][index])
+                else:
+                    self.emit(self._define(var), "vm.tuple_get", self.arg(atom), Imm(index))
+            case CallFunc(callee=FuncRef(name=name), args=args):
+                self.emit(self._define(var), name, *map(self.arg, args))
+            case CallFunc(callee=callee, args=args):
+                self.emit(self._define(var), "vm.invoke", self.arg(callee), *map(self.arg, args))
+            case MatchCast():
+                self.match_cast(var, value)
+            case If():
+                self.branches(var, value)
+            case Call(op=op):
+                raise CompileError(f"function {self.name!r}: operator {op.name} ({var.name}) has neither a loop nest nor a routine")
+            case CallTir():
+                raise AssertionError("calls of loop nests are launches by now")
+
+    # --- memory --------------------------------------------------------------------------------------------------------
+
+    def allocate(self, var: Var, alloc: Alloc) -> None:
+        type_ = alloc.type
+        assert isinstance(type_, TensorType) and type_.shape is not None and type_.dtype is not None
+        dims = [self.dim(d) for d in type_.shape]
+        if alloc.offset is None:
+            self.emit(self._define(var), "vm.alloc", Imm(str(type_.dtype)), *dims)
+            return
+        self.places[var] = Operand(Base.ARENA, 0, self.slots.of(alloc.offset))
+        if var in self.needed:
+            register = self._new()
+            self.emit(register, "vm.alloc_arena", self.dim(alloc.offset), Imm(str(type_.dtype)), *dims)
+            self.registers[var] = register
+
+    def view(self, var: Var, base: Atom) -> None:
+        self.places[var] = self.operand(base)
+        if var in self.needed:
+            type_ = var.type
+            assert isinstance(type_, TensorType) and type_.shape is not None
+            register = self._new()
+            self.emit(register, "vm.reshape", self.arg(base), *(self.dim(d) for d in type_.shape))
+            self.registers[var] = register
+
+    def name_again(self, var: Var, atom: Atom) -> None:
+        if isinstance(atom, Var):
+            for table in (self.registers, self.places, self.fields, self.scalars):
+                if atom in table:
+                    table[var] = table[atom]  # type: ignore[assignment]  # one table, one kind of value
+            return
+        if isinstance(atom, Constant):
+            self.places[var] = self.operand(atom)
+        if var in self.needed:
+            self.emit(self._define(var), "vm.copy", self.arg(atom))
+
+    def operand(self, atom: Atom) -> Operand:
+        match atom:
+            case Constant(data=data):
+                return Operand(Base.CONSTANT, self.program.constant(data))
+            case Var() if atom in self.places:
+                return self.places[atom]
+            case Var():
+                return Operand(Base.REGISTER, self.registers[atom])
+            case _:
+                raise AssertionError(f"{atom} is no tensor")
+
+    # --- calls ---------------------------------------------------------------------------------------------------------
+
+    def launch(self, launch: Launch) -> None:
+        prim = self.program.module.prim(launch.func)
+        buffers: list[Operand] = []
+        pairs: list[tuple[TensorType, Any]] = []
+        known: dict[DimVar, Dim] = {}
+        words: dict[ScalarParam, DimRef] = {}
+        for param, atom in zip(prim.params, launch.args, strict=True):
+            match param:
+                case Buffer():
+                    buffers.append(self.operand(atom))
+                    pairs.append((TensorType(param.shape, param.dtype), type_of(atom)))
+                case DimVar():
+                    assert isinstance(atom, ScalarValue) and isinstance(atom.value, Dim)
+                    known[param] = atom.value
+                case ScalarParam():
+                    words[param] = self.word(param, atom)
+        known = {**unify(tuple(p for p, _ in pairs), tuple(t for _, t in pairs)), **known}
+        dims = (*(self.slots.of(known[v]) for v in prim.dim_vars), *(words[p] for p in _scalars(prim)))
+        self.launches.append(vm.NativeLaunch(self.program.kernels[launch.func], tuple(buffers), dims))
+
+    def word(self, param: ScalarParam, atom: Atom) -> DimRef:
+        """A scalar argument as 64 bits: an integer, or the bits of an f64."""
+        match atom:
+            case Var():
+                return self.slots.of(Dim.of(self.scalars[atom]))
+            case ScalarValue(value=Dim() as dim):
+                return self.slots.of(dim)
+            case ScalarValue(value=bool() | int() | float() as value):
+                return _float_bits(float(value)) if param.dtype.is_float else int(value)
+            case _:
+                raise AssertionError(f"{atom} is no scalar")
+
+    def library(self, dst: int | None, name: str, args: tuple[Atom, ...], attrs: Mapping[str, Any]) -> None:
+        known = routine(name)
+        given = len(known.inputs)
+        values = [self.arg(a) for a in args]
+        self.emit(dst, f"lib.{name}", *values[:given], *(self.attribute(attrs[a]) for a in known.attributes), *values[given:])
+
+    def attribute(self, value: Any) -> Arg:
+        return self.dim(value) if isinstance(value, Dim) else Imm(value)
+
+    def match_cast(self, var: Var, cast: MatchCast) -> None:
+        point = self.slots.new_point()
+        value = self.arg(cast.value)
+        spec = self.slots.spec(cast.type, point)
+        register = self._define(var)
+        if isinstance(value, Imm | ConstantRef):
+            self.emit(register, "vm.copy", value)
+            value = Reg(register)
+        self.emit(register, "vm.match", value, Imm(cast.boundary or f"match_cast {var.name!r}"), Imm(spec), Imm(point))
+        if isinstance(cast.value, Var) and cast.value in self.places:
+            self.places[var] = self.places[cast.value]
+
+    def branches(self, var: Var, choice: If) -> None:
+        self.flush()
+        register = self._define(var)
+        cond = self._new()
+        self.emit(cond, "vm.read_bool", self.arg(choice.cond))
+        test = len(self.code)
+        self.code.append(vm.If(Reg(cond), 0))
+        self.body(choice.then)
+        self.emit(register, "vm.copy", self.arg(choice.then.result))
+        jump = len(self.code)
+        self.code.append(vm.Goto(0))
+        self.code[test] = vm.If(Reg(cond), len(self.code))
+        self.body(choice.orelse)
+        self.emit(register, "vm.copy", self.arg(choice.orelse.result))
+        self.code[jump] = vm.Goto(len(self.code))
+
+    # --- operands ------------------------------------------------------------------------------------------------------
+
+    def arg(self, atom: Atom) -> Arg:
+        match atom:
+            case Var():
+                return Reg(self.registers[atom])
+            case Constant(data=data):
+                return ConstantRef(self.program.constant(data))
+            case ShapeValue(dims=dims):
+                register = self._new()
+                self.emit(register, "vm.make_shape", *map(self.dim, dims))
+                return Reg(register)
+            case ScalarValue(value=Dim() as dim, dtype=dtype):
+                register = self._new()
+                self.emit(register, "vm.make_scalar", self.dim(dim), Imm(str(dtype)))
+                return Reg(register)
+            case ScalarValue(value=value):
+                assert not isinstance(value, Dim)
+                return Imm(value)
+            case FuncRef(name=name):
+                return Imm(name)
+
+    def dim(self, dim: Dim) -> Arg:
+        ref = self.slots.of(dim)
+        return ref if isinstance(ref, Slot) else Imm(ref)
+
+    def _define(self, var: Var) -> int:
+        self.registers[var] = self._new()
+        return self.registers[var]
+
+    def _new(self) -> int:
+        self.num_registers += 1
+        return self.num_registers - 1
+
+
+def _scalars(prim: PrimFunc) -> list[ScalarParam]:
+    return [p for p in prim.params if isinstance(p, ScalarParam)]
+
+
+def _float_bits(value: float) -> int:
+    return struct.unpack("<q", struct.pack("<d", value))[0]

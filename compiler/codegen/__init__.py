@@ -1,0 +1,1 @@
+"""What back ends share on the way from scalar expressions to LLVM IR, and from that to machine code."""

@@ -1,0 +1,240 @@
+"""Where the elements of buffers lie, and how they are read and written by one lane or by all lanes of a vector loop."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from compiler.codegen.scalars import Scalars, Value, memory
+from compiler.ir.dims import ZERO, Atom, Dim, DimVar
+from compiler.ir.dtypes import DType
+from compiler.ir.errors import CompileError
+from compiler.ir.loops.buffers import Buffer
+from compiler.ir.prove import bounds
+from compiler.llvm.indices import Index, Indices
+from compiler.llvm.ssa import Code, broadcast, splat, suffix, vec, vector_literal
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    pointer: str
+    size: int | None = None  # elements of a local buffer
+    lane: DimVar | None = None  # a private copy for each lane of this vector loop: one more, innermost dimension
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Elements of a buffer: at `pointer`, or for each lane at a constant or computed offset from there."""
+
+    pointer: str
+    lanes: tuple[int, ...] | str | None = None
+    safe: bool = False  # all lanes lie in a local buffer, whatever the mask
+
+    @property
+    def contiguous(self) -> bool:
+        return isinstance(self.lanes, tuple) and self.lanes == tuple(range(len(self.lanes)))
+
+
+class MemoryAccess:
+    """Buffers in memory, seen from the current point: loops around it, lanes, mask."""
+
+    def __init__(self, code: Code, indices: Indices, scalars: Scalars) -> None:
+        self.code, self.indices, self.scalars = code, indices, scalars
+        self.storage: dict[Buffer, Storage] = {}
+        self.lane: DimVar | None = None  # variable of the vector loop around
+        self.num_lanes = 1
+        self.mask: str | None = None  # lanes that are active; None: all
+        self._flat: dict[tuple[Buffer, tuple[Dim, ...]], Dim] = {}
+
+    # --- reading and writing -------------------------------------------------------------------------------------------
+
+    def load(self, buffer: Buffer, indices: tuple[Dim, ...]) -> Value:
+        place, element, lanes = self.place(buffer, indices), memory(buffer.dtype), self.num_lanes
+        align = buffer.dtype.num_bytes
+        if place.lanes is None:
+            raw = self.code.op(f"load {element}, ptr {place.pointer}, align {align}")
+            return self.scalars.loaded(raw, buffer.dtype, 1)
+        kind, name = vec(element, lanes), suffix(element, lanes)
+        if place.contiguous and (self.mask is None or place.safe):
+            raw = self.code.op(f"load {kind}, ptr {place.pointer}, align {align}")
+        elif place.contiguous:
+            masked = f"ptr align {align} {place.pointer}, <{lanes} x i1> {self.mask}, {kind} zeroinitializer"
+            raw = self.code.op(f"call {kind} @llvm.masked.load.{name}.p0({masked})")
+        elif isinstance(place.lanes, tuple) and self.mask is None and 0 < max(place.lanes) < 2 * lanes and min(place.lanes) == 0:
+            # All lanes lie close together: one load, then a permutation.
+            span = max(place.lanes) + 1
+            window = self.code.op(f"load {vec(element, span)}, ptr {place.pointer}, align {align}")
+            order = vector_literal("i32", place.lanes)
+            window_type = vec(element, span)
+            raw = self.code.op(f"shufflevector {window_type} {window}, {window_type} poison, <{lanes} x i32> {order}")
+        else:
+            pointers, mask = self._pointers(place, element), self.mask or splat("true", "i1", lanes)
+            gather = f"<{lanes} x ptr> align {align} {pointers}, <{lanes} x i1> {mask}, {kind} zeroinitializer"
+            raw = self.code.op(f"call {kind} @llvm.masked.gather.{name}.v{lanes}p0({gather})")
+        return self.scalars.loaded(raw, buffer.dtype, lanes)
+
+    def store(self, buffer: Buffer, indices: tuple[Dim, ...], value: Value) -> None:
+        place, element, lanes = self.place(buffer, indices), memory(buffer.dtype), self.num_lanes
+        align = buffer.dtype.num_bytes
+        if self.lane is not None and (place.lanes is None or (isinstance(place.lanes, tuple) and len(set(place.lanes)) < lanes)):
+            at = ", ".join(map(str, indices))
+            raise CompileError(
+                f"store to {buffer.name}[{at}] inside vector loop {self.lane.name}: lanes write the same element; "
+                "expected one element per lane"
+            )
+        raw = self.scalars.stored(self.scalars.spread(value, lanes))
+        kind, name = vec(element, lanes), suffix(element, lanes)
+        if place.lanes is None or (place.contiguous and self.mask is None):
+            self.code.do(f"store {kind} {raw}, ptr {place.pointer}, align {align}")
+        elif place.contiguous and place.safe:
+            # LLVM keeps a local buffer in registers as long as whole vectors are stored.
+            old = self.code.op(f"load {kind}, ptr {place.pointer}, align {align}")
+            new = self.code.op(f"select <{lanes} x i1> {self.mask}, {kind} {raw}, {kind} {old}")
+            self.code.do(f"store {kind} {new}, ptr {place.pointer}, align {align}")
+        elif place.contiguous:
+            masked = f"{kind} {raw}, ptr align {align} {place.pointer}, <{lanes} x i1> {self.mask}"
+            self.code.do(f"call void @llvm.masked.store.{name}.p0({masked})")
+        else:
+            pointers, mask = self._pointers(place, element), self.mask or splat("true", "i1", lanes)
+            scatter = f"{kind} {raw}, <{lanes} x ptr> align {align} {pointers}, <{lanes} x i1> {mask}"
+            self.code.do(f"call void @llvm.masked.scatter.{name}.v{lanes}p0({scatter})")
+
+    def _pointers(self, place: Place, element: str) -> str:
+        offsets = vector_literal("i64", place.lanes) if isinstance(place.lanes, tuple) else place.lanes
+        return self.code.op(f"getelementptr {element}, ptr {place.pointer}, <{self.num_lanes} x i64> {offsets}")
+
+    # --- addresses -----------------------------------------------------------------------------------------------------
+
+    def place(self, buffer: Buffer, indices: tuple[Dim, ...]) -> Place:
+        storage, element = self.storage[buffer], memory(buffer.dtype)
+        offset = self._offset(buffer, indices, storage)
+        shared, fixed, varying = self.split_lanes(offset)
+        lowest = min(fixed) if fixed else 0
+        pointer = self._pointer(storage.pointer, element, shared, lowest)
+        if varying is not None:
+            if fixed:
+                offsets = Index(vector_literal("i64", (f - lowest for f in fixed)), 0, self.num_lanes)
+                varying = self.indices.binary("add nsw", varying, offsets)
+            return Place(pointer, str(varying.value))
+        if len(set(fixed)) <= 1:
+            return Place(pointer)
+        return Place(pointer, tuple(f - lowest for f in fixed), _inside(offset, storage.size))
+
+    def _offset(self, buffer: Buffer, indices: tuple[Dim, ...], storage: Storage) -> Dim:
+        key = (buffer, indices)
+        flat = self._flat.get(key)
+        if flat is None:
+            flat = ZERO
+            for extent, index in zip(buffer.shape, indices, strict=True):
+                flat = flat * extent + index
+            if storage.lane is not None:
+                flat = flat * self.num_lanes + storage.lane
+            self._flat[key] = flat
+        return flat
+
+    def _pointer(self, base: str, element: str, parts: list[Index], constant: int) -> str:
+        """Step by step from the outermost scope inwards, constants last, where they become part of the instruction."""
+        pointer, at = base, 0
+        constant += sum(p.value for p in parts if isinstance(p.value, int))
+        for level in sorted({p.level for p in parts if isinstance(p.value, str)}):
+            step = self.indices.total(p for p in parts if p.level == level and isinstance(p.value, str))
+            at = max(at, level)
+            pointer = self.code.hoist(at, f"getelementptr {element}, ptr {pointer}, i64 {step.value}")
+        if constant:
+            pointer = self.code.hoist(at, f"getelementptr {element}, ptr {pointer}, i64 {constant}")
+        return pointer
+
+    # --- lanes ---------------------------------------------------------------------------------------------------------
+
+    def split_lanes(self, dim: Dim) -> tuple[list[Index], tuple[int, ...], Index | None]:
+        """`dim` as the sum of parts that all lanes share, of a number per lane, and of an operand per lane."""
+        shared: list[Index] = []
+        varying: list[Index] = []
+        fixed = [0] * self.num_lanes
+        some = False
+        for coefficient, monomial in dim.terms:
+            if not self.varies(monomial):
+                shared.append(self.indices.term(coefficient, monomial))
+            elif (numbers := self._numbers(coefficient, monomial)) is not None:
+                fixed, some = [a + b for a, b in zip(fixed, numbers, strict=True)], True
+            else:
+                varying.append(self.indices.term(coefficient, monomial))
+        return shared, tuple(fixed) if some else (), self.indices.total(varying) if varying else None
+
+    def varies(self, atoms: Iterable[Atom]) -> bool:
+        """Whether the value differs between lanes."""
+        env = self.indices.env  # the variables of a reduction are not in it yet
+        return self.lane is not None and any(v in env and env[v].lanes > 1 for v in _variables(atoms))
+
+    def _numbers(self, coefficient: int, monomial: tuple[Atom, ...]) -> list[int] | None:
+        """The value in each lane, where it is known now."""
+        assert self.lane is not None
+        if monomial == (self.lane,):  # nearly always
+            return [coefficient * lane for lane in range(self.num_lanes)]
+        known: dict[DimVar, int] = {}
+        for v in _variables(monomial):
+            value = self.indices.env[v].value
+            if v is not self.lane and not isinstance(value, int):
+                return None
+            if isinstance(value, int):
+                known[v] = value
+        term = Dim(((coefficient, monomial),))
+        return [term.evaluate({**known, self.lane: lane}) for lane in range(self.num_lanes)]
+
+    def below(self, low: Dim, high: Dim) -> Value | bool:
+        """low < high; a truth value where it is known now."""
+        shared, fixed, varying = self.split_lanes(high - low)
+        room = self.indices.total(shared)
+        if varying is not None or fixed:
+            return Value(self._lanes_below(room, fixed, varying), DType.BOOL, self.num_lanes)
+        if isinstance(room.value, int):
+            return room.value > 0
+        return Value(self.code.hoist(room.level, f"icmp sgt i64 {room.value}, 0"), DType.BOOL)
+
+    def _lanes_below(self, room: Index, fixed: tuple[int, ...], varying: Index | None) -> str:
+        lanes, hoist = self.num_lanes, self.code.hoist
+        if varying is None:
+            # -fixed < room, compared in 32 bits after bringing room near the range of the numbers.
+            low, high = -max(fixed), -min(fixed) + 1
+            room = self.indices.extreme("smin", self.indices.extreme("smax", room, Index(low)), Index(high))
+            numbers = vector_literal("i32", (-f for f in fixed))
+            if isinstance(room.value, int):
+                return vector_literal("i1", ("true" if -f < room.value else "false" for f in fixed))
+            short = hoist(room.level, f"trunc i64 {room.value} to i32")
+            return hoist(room.level, f"icmp slt <{lanes} x i32> {numbers}, {broadcast(self.code, short, 'i32', lanes, room.level)}")
+        if fixed:
+            varying = self.indices.binary("add nsw", varying, Index(vector_literal("i64", fixed), 0, lanes))
+        total = self.indices.binary("add nsw", varying, room)
+        return hoist(total.level, f"icmp sgt <{lanes} x i64> {total.value}, zeroinitializer")
+
+    @contextmanager
+    def narrowed(self, cond: str) -> Generator[str]:
+        """Only the lanes of `cond`; gives whether there is one, for lanes may share what they read: ask before reading."""
+        outer, lanes = self.mask, self.num_lanes
+        self.mask = cond if outer is None else self.code.op(f"and <{lanes} x i1> {outer}, {cond}")
+        bits = self.code.op(f"bitcast <{lanes} x i1> {self.mask} to i{lanes}")
+        yield self.code.op(f"icmp ne i{lanes} {bits}, 0")
+        self.mask = outer
+
+    @contextmanager
+    def masked(self, cond: str) -> Generator[None]:
+        """Only the lanes of `cond`; what is written here runs when there is one."""
+        with self.narrowed(cond) as some, self.code.when(some):
+            yield
+
+
+def _inside(offset: Dim, size: int | None) -> bool:
+    if size is None:
+        return False
+    low, high = bounds(offset)
+    return low is not None and low >= 0 and high is not None and high < size
+
+
+def _variables(atoms: Iterable[Atom]) -> Iterator[DimVar]:
+    for atom in atoms:
+        if isinstance(atom, DimVar):
+            yield atom
+        else:
+            for operand in atom.operands:
+                yield from operand.vars()

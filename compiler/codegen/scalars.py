@@ -1,0 +1,328 @@
+"""The functions of scalars, in any number of lanes.
+
+A value of type bf16 or f16 is held in f32, always exactly representable in its type: arithmetic is done in f32 and rounded to the
+type after each operation. bf16 is rounded with integers, so that every machine gives the same bits and keeps denormals.
+Nothing here lets LLVM contract, reorder or assume: a lane gets the bits that a scalar gets, wherever it stands.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+import numpy as np
+
+from compiler.codegen import vector_math
+from compiler.ir.dtypes import DType
+from compiler.ir.errors import CompileError
+from compiler.ir.loops.functions import COMPARISONS, Fn
+from compiler.llvm.ssa import Code, broadcast, float_literal, multiply_add, splat, suffix, vec
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    operand: str
+    dtype: DType
+    lanes: int = 1
+
+
+_REGISTER: Final = {
+    DType.F32: "float",
+    DType.F16: "float",
+    DType.BF16: "float",
+    DType.I8: "i8",
+    DType.I16: "i16",
+    DType.I32: "i32",
+    DType.I64: "i64",
+    DType.U8: "i8",
+    DType.U32: "i32",
+    DType.BOOL: "i1",
+}
+_MEMORY: Final = {**_REGISTER, DType.F16: "half", DType.BF16: "i16", DType.BOOL: "i8"}
+
+
+def register(dtype: DType) -> str:
+    return _REGISTER[dtype]
+
+
+def memory(dtype: DType) -> str:
+    return _MEMORY[dtype]
+
+
+def constant(value: float, dtype: DType) -> str:
+    with np.errstate(over="ignore"):
+        exact = dtype.numpy.type(value)
+    if dtype.is_float:
+        return float_literal(float(exact))
+    return ("true" if exact else "false") if dtype is DType.BOOL else str(int(exact))
+
+
+class Scalars:
+    def __init__(self, code: Code) -> None:
+        self.code = code
+
+    # --- memory and registers ------------------------------------------------------------------------------------------
+
+    def loaded(self, raw: str, dtype: DType, lanes: int) -> Value:
+        op, v = self.code.op, partial(_lanes, lanes)
+        match dtype:
+            case DType.BF16:
+                wide = op(f"zext {v('i16')} {raw} to {v('i32')}")
+                bits = op(f"shl {v('i32')} {wide}, {splat('16', 'i32', lanes)}")
+                raw = op(f"bitcast {v('i32')} {bits} to {v('float')}")
+            case DType.F16:
+                raw = op(f"fpext {v('half')} {raw} to {v('float')}")
+            case DType.BOOL:
+                raw = op(f"icmp ne {v('i8')} {raw}, zeroinitializer") if lanes > 1 else op(f"icmp ne i8 {raw}, 0")
+            case _:
+                pass
+        return Value(raw, dtype, lanes)
+
+    def stored(self, value: Value) -> str:
+        """The operand as it lies in memory."""
+        op, v = self.code.op, partial(_lanes, value.lanes)
+        match value.dtype:
+            case DType.BF16:
+                bits = op(f"bitcast {v('float')} {value.operand} to {v('i32')}")
+                high = op(f"lshr {v('i32')} {bits}, {splat('16', 'i32', value.lanes)}")
+                return op(f"trunc {v('i32')} {high} to {v('i16')}")
+            case DType.F16:
+                return op(f"fptrunc {v('float')} {value.operand} to {v('half')}")
+            case DType.BOOL:
+                return op(f"zext {v('i1')} {value.operand} to {v('i8')}")
+            case _:
+                return value.operand
+
+    def spread(self, value: Value, lanes: int) -> Value:
+        if value.lanes == lanes:
+            return value
+        return Value(broadcast(self.code, value.operand, register(value.dtype), lanes), value.dtype, lanes)
+
+    def rounded(self, operand: str, dtype: DType, lanes: int) -> Value:
+        """An f32 as a value of the float type `dtype`: to nearest, ties to even; NaN stays NaN."""
+        op, v = self.code.op, partial(_lanes, lanes)
+        match dtype:
+            case DType.F16:
+                short = op(f"fptrunc {v('float')} {operand} to {v('half')}")
+                operand = op(f"fpext {v('half')} {short} to {v('float')}")
+            case DType.BF16:
+                const = partial(_integers, "i32", lanes)
+                bits = op(f"bitcast {v('float')} {operand} to {v('i32')}")
+                high = op(f"lshr {v('i32')} {bits}, {const(16)}")
+                odd = op(f"and {v('i32')} {high}, {const(1)}")
+                half = op(f"add {v('i32')} {bits}, {const(0x7FFF)}")
+                bumped = op(f"add {v('i32')} {half}, {odd}")
+                quiet = op(f"or {v('i32')} {bits}, {const(0x400000)}")
+                nan = op(f"fcmp uno {v('float')} {operand}, {operand}")
+                chosen = op(f"select {v('i1')} {nan}, {v('i32')} {quiet}, {v('i32')} {bumped}")
+                cut = op(f"and {v('i32')} {chosen}, {const(-65536)}")
+                operand = op(f"bitcast {v('i32')} {cut} to {v('float')}")
+            case _:
+                pass
+        return Value(operand, dtype, lanes)
+
+    # --- functions -----------------------------------------------------------------------------------------------------
+
+    def apply(self, fn: Fn, args: list[Value]) -> Value:
+        lanes = max(a.lanes for a in args)
+        if fn is Fn.SELECT:
+            # A condition that is the same in all lanes selects whole vectors.
+            lanes = max(a.lanes for a in args[1:]) if args[0].lanes == 1 else lanes
+            a, b = (self.spread(x, lanes) for x in args[1:])
+            return self.select(args[0], a, b)
+        operands = [self.spread(a, lanes).operand for a in args]
+        dtype = args[0].dtype
+        if fn in COMPARISONS:
+            return Value(self._compare(fn, dtype, lanes, *operands), DType.BOOL, lanes)
+        if fn in (Fn.BITS, Fn.OF_BITS):
+            result = DType.I32 if fn is Fn.BITS else DType.F32
+            source, target = (vec(register(d), lanes) for d in (dtype, result))
+            return Value(self.code.op(f"bitcast {source} {operands[0]} to {target}"), result, lanes)
+        if dtype.is_float:
+            return self.rounded(self._float(fn, dtype, lanes, operands), dtype, lanes)
+        if dtype is DType.BOOL:
+            return Value(self._bool(fn, lanes, operands), dtype, lanes)
+        return Value(self._int(fn, dtype, lanes, operands), dtype, lanes)
+
+    def select(self, cond: Value, a: Value, b: Value) -> Value:
+        kind = vec(register(a.dtype), a.lanes)
+        text = f"select {vec('i1', cond.lanes)} {cond.operand}, {kind} {a.operand}, {kind} {b.operand}"
+        return Value(self.code.op(text), a.dtype, a.lanes)
+
+    def _compare(self, fn: Fn, dtype: DType, lanes: int, a: str, b: str) -> str:
+        kind = vec(register(dtype), lanes)
+        if dtype.is_float:
+            return self.code.op(f"fcmp {'une' if fn is Fn.NE else f'o{fn}'} {kind} {a}, {b}")
+        sign = "" if fn in (Fn.EQ, Fn.NE) else "u" if dtype.is_unsigned else "s"
+        return self.code.op(f"icmp {sign}{fn} {kind} {a}, {b}")
+
+    def _float(self, fn: Fn, dtype: DType, lanes: int, args: list[str]) -> str:
+        kind = vec("float", lanes)
+        match fn:
+            case Fn.ADD | Fn.SUB | Fn.MUL | Fn.DIV:
+                return self.code.op(f"f{fn} {kind} {args[0]}, {args[1]}")
+            case Fn.NEG:
+                return self.code.op(f"fneg {kind} {args[0]}")
+            case Fn.MIN | Fn.MAX:
+                return self._extreme("olt" if fn is Fn.MIN else "ogt", lanes, *args)
+            case Fn.FMA:
+                return multiply_add(self.code, args[0], args[1], args[2], "float", lanes)
+            case Fn.ABS | Fn.SQRT | Fn.FLOOR | Fn.ROUND:
+                return self._call(_FLOAT_INTRINSIC[fn], "float", lanes, args)
+            case Fn.RSQRT:
+                root = self._call("sqrt", "float", lanes, args)
+                return self.code.op(f"fdiv {kind} {splat(float_literal(1.0), 'float', lanes)}, {root}")
+            case Fn.EXP | Fn.LOG | Fn.TANH | Fn.ERF | Fn.SIN | Fn.COS | Fn.POW:
+                listed = ", ".join(f"{kind} {a}" for a in args)
+                self.code.math.add((fn, lanes))
+                return self.code.op(f"call {kind} {vector_math.symbol(fn, lanes)}({listed})")
+            case _:
+                raise _unsupported(fn, dtype)
+
+    def _extreme(self, beats: str, lanes: int, a: str, b: str) -> str:
+        """`a` unless `b` beats it; NaN if either is. In a fold, where `a` is what was found so far, it waits for one comparison only."""
+        op, kind, flag = self.code.op, vec("float", lanes), vec("i1", lanes)
+        better = op(f"select {flag} {op(f'fcmp {beats} {kind} {b}, {a}')}, {kind} {b}, {kind} {a}")
+        return op(f"select {flag} {op(f'fcmp uno {kind} {b}, {b}')}, {kind} {b}, {kind} {better}")
+
+    def _bool(self, fn: Fn, lanes: int, args: list[str]) -> str:
+        kind = vec("i1", lanes)
+        match fn:
+            case Fn.AND | Fn.OR | Fn.XOR:
+                return self.code.op(f"{fn} {kind} {args[0]}, {args[1]}")
+            case Fn.NOT:
+                return self.code.op(f"xor {kind} {args[0]}, {splat('true', 'i1', lanes)}")
+            case Fn.MIN:
+                return self.code.op(f"and {kind} {args[0]}, {args[1]}")
+            case Fn.MAX:
+                return self.code.op(f"or {kind} {args[0]}, {args[1]}")
+            case _:
+                raise _unsupported(fn, DType.BOOL)
+
+    def _int(self, fn: Fn, dtype: DType, lanes: int, args: list[str]) -> str:
+        op, element = self.code.op, register(dtype)
+        kind, sign = vec(element, lanes), "u" if dtype.is_unsigned else "s"
+        match fn:
+            case Fn.ADD | Fn.SUB | Fn.MUL | Fn.AND | Fn.OR | Fn.XOR:
+                return op(f"{fn} {kind} {args[0]}, {args[1]}")
+            case Fn.NEG:
+                return op(f"sub {kind} {splat('0', element, lanes)}, {args[0]}")
+            case Fn.NOT:
+                return op(f"xor {kind} {args[0]}, {splat('-1', element, lanes)}")
+            case Fn.MIN | Fn.MAX:
+                return self._call(f"{sign}{fn}", element, lanes, args)
+            case Fn.ABS:
+                return args[0] if dtype.is_unsigned else op(f"call {kind} @llvm.abs.{suffix(element, lanes)}({kind} {args[0]}, i1 false)")
+            case Fn.FLOORDIV | Fn.MOD:
+                return self._divide(fn, dtype, lanes, *args)
+            case Fn.SHL | Fn.SHR:
+                return self._shift(fn, dtype, lanes, *args)
+            case _:
+                raise _unsupported(fn, dtype)
+
+    def _divide(self, fn: Fn, dtype: DType, lanes: int, x: str, d: str) -> str:
+        """Rounded down; a divisor of 0 gives 0, and the one quotient that overflows wraps: neither may stop the process."""
+        op, element = self.code.op, register(dtype)
+        kind, flag = vec(element, lanes), vec("i1", lanes)
+        const = partial(_integers, element, lanes)
+        none = op(f"icmp eq {kind} {d}, {const(0)}")
+        if dtype.is_unsigned:
+            safe = op(f"select {flag} {none}, {kind} {const(1)}, {kind} {d}")
+            result = op(f"{'udiv' if fn is Fn.FLOORDIV else 'urem'} {kind} {x}, {safe}")
+            return op(f"select {flag} {none}, {kind} {const(0)}, {kind} {result}")
+        minus = op(f"icmp eq {kind} {d}, {const(-1)}")
+        special = op(f"or {flag} {none}, {minus}")
+        safe = op(f"select {flag} {special}, {kind} {const(1)}, {kind} {d}")
+        rest = op(f"srem {kind} {x}, {safe}")
+        differ = op(f"icmp slt {kind} {op(f'xor {kind} {rest}, {safe}')}, {const(0)}")
+        wrong = op(f"and {flag} {differ}, {op(f'icmp ne {kind} {rest}, {const(0)}')}")
+        if fn is Fn.MOD:  # by -1 and by 0 as by 1: nothing is left
+            return op(f"add {kind} {rest}, {op(f'select {flag} {wrong}, {kind} {safe}, {kind} {const(0)}')}")
+        quotient = op(f"sdiv {kind} {x}, {safe}")
+        quotient = op(f"add {kind} {quotient}, {op(f'sext {flag} {wrong} to {kind}')}")
+        quotient = op(f"select {flag} {minus}, {kind} {op(f'sub {kind} {const(0)}, {x}')}, {kind} {quotient}")
+        return op(f"select {flag} {none}, {kind} {const(0)}, {kind} {quotient}")
+
+    def _shift(self, fn: Fn, dtype: DType, lanes: int, x: str, by: str) -> str:
+        """Shifting by the width or more shifts everything out."""
+        op, element = self.code.op, register(dtype)
+        kind, width = vec(element, lanes), dtype.num_bytes * 8
+        const = partial(_integers, element, lanes)
+        capped = self._call("umin", element, lanes, [by, const(width - 1)])
+        if fn is Fn.SHR and not dtype.is_unsigned:
+            return op(f"ashr {kind} {x}, {capped}")
+        shifted = op(f"{'shl' if fn is Fn.SHL else 'lshr'} {kind} {x}, {capped}")
+        inside = op(f"icmp ult {kind} {by}, {const(width)}")
+        return op(f"select {vec('i1', lanes)} {inside}, {kind} {shifted}, {kind} {const(0)}")
+
+    def _call(self, name: str, element: str, lanes: int, args: list[str]) -> str:
+        kind = vec(element, lanes)
+        return self.code.op(f"call {kind} @llvm.{name}.{suffix(element, lanes)}({', '.join(f'{kind} {a}' for a in args)})")
+
+    # --- casts ---------------------------------------------------------------------------------------------------------
+
+    def cast(self, value: Value, dtype: DType) -> Value:
+        source, lanes = value.dtype, value.lanes
+        if source is dtype:
+            return value
+        old, new = vec(register(source), lanes), vec(register(dtype), lanes)
+        if dtype is DType.BOOL:
+            zero = splat(constant(0, source), register(source), lanes)
+            compare = "fcmp une" if source.is_float else "icmp ne"
+            return Value(self.code.op(f"{compare} {old} {value.operand}, {zero}"), dtype, lanes)
+        if dtype.is_float:
+            if source.is_float:
+                # Widening is exact; between the two small types, f32 is exact in the middle.
+                return self.rounded(value.operand, dtype, lanes)
+            convert = "uitofp" if source.is_unsigned else "sitofp"
+            return self.rounded(self.code.op(f"{convert} {old} {value.operand} to {new}"), dtype, lanes)
+        if source.is_float:
+            return Value(self._float_to_int(value, dtype), dtype, lanes)
+        return Value(self._int_to_int(value, dtype), dtype, lanes)
+
+    def _float_to_int(self, value: Value, dtype: DType) -> str:
+        """Toward zero, saturating, NaN to 0. LLVM has this as one intrinsic, but takes vectors apart for it."""
+        op, lanes, how = self.code.op, value.lanes, f"fpto{'u' if dtype.is_unsigned else 's'}i"
+        old, new = vec("float", lanes), vec(register(dtype), lanes)
+        if lanes == 1:
+            return op(f"call {new} @llvm.{how}.sat.{register(dtype)}.f32({old} {value.operand})")
+        (low, high), flag = dtype.ends, vec("i1", lanes)
+        least, most = (splat(float_literal(float(end)), "float", lanes) for end in (low, high + 1))
+        above = op(f"fcmp ogt {old} {value.operand}, {least}")
+        below = op(f"fcmp olt {old} {value.operand}, {most}")
+        safe = op(f"select {flag} {op(f'and {flag} {above}, {below}')}, {old} {value.operand}, {old} zeroinitializer")
+        result = op(f"{how} {old} {safe} to {new}")
+        for compare, limit, end in (("ole", least, low), ("oge", most, high)):
+            beyond = op(f"fcmp {compare} {old} {value.operand}, {limit}")
+            result = op(f"select {flag} {beyond}, {new} {splat(str(end), register(dtype), lanes)}, {new} {result}")
+        return result
+
+    def _int_to_int(self, value: Value, dtype: DType) -> str:
+        """Integers wrap."""
+        have, want = register(value.dtype), register(dtype)
+        if have == want:
+            return value.operand
+        shrinks = int(want[1:]) < int(have[1:])
+        how = "trunc" if shrinks else "zext" if value.dtype.is_unsigned else "sext"
+        return self.code.op(f"{how} {vec(have, value.lanes)} {value.operand} to {vec(want, value.lanes)}")
+
+
+_FLOAT_INTRINSIC: Final = {
+    Fn.ABS: "fabs",
+    Fn.SQRT: "sqrt",
+    Fn.FLOOR: "floor",
+    Fn.ROUND: "roundeven",
+}
+
+
+def _lanes(lanes: int, element: str) -> str:
+    return vec(element, lanes)
+
+
+def _integers(element: str, lanes: int, value: int) -> str:
+    return splat(str(value), element, lanes)
+
+
+def _unsupported(fn: Fn, dtype: DType) -> CompileError:
+    return CompileError(f"no machine code for {fn} of {dtype}; cast to a type that has it, or write it with other functions")

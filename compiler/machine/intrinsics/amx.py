@@ -1,0 +1,189 @@
+"""AMX: products of whole tiles, 16 rows by 64 bytes.
+
+Up to 2 x 2 accumulator tiles (tmm0..3) stay in the unit for the whole of k; tmm4..5 hold rows of a, tmm6..7 columns of b. Rows fewer
+than 16 are configured as such, so nothing outside a is read: `amx_configure` tells the unit the height of the tiles that follow, once for
+all of them. The process must have asked its kernel for permission to use the unit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from compiler.ir.dtypes import DType
+from compiler.ir.tiles import Array, Operand, TileOp, tile_op
+from compiler.llvm.ssa import Code, vector_literal
+from compiler.machine.intrinsics.base import Features, Intrinsic
+from compiler.machine.intrinsics.prefetch import prefetch_line, prefetch_lines
+from compiler.machine.intrinsics.product import MatrixUnitOp, flushed, matrices
+from compiler.machine.target import Target
+
+TILE_ROWS, TILE_BYTES = 16, 64
+
+
+@tile_op
+class AmxConfigure(Intrinsic):
+    """amx_configure(): the height of the tiles that follow.
+
+    The unit is let go when the kernel has done its share: a thread that holds 8 KB of tiles has them saved whenever it loses its core.
+    """
+
+    name: ClassVar[str] = "amx_configure"
+    needs: ClassVar[Features] = Features(["amx-tile"])
+    rows: int
+
+    @property
+    def operands(self) -> tuple[Operand, ...]:
+        return ()
+
+    def problems(self) -> Iterator[str]:
+        yield from _wrong_rows(self.rows)
+
+    def meaning(self, arrays: Sequence[Array], dims: Sequence[int]) -> None:
+        return
+
+    def emit(self, code: Code, pointers: Sequence[str], dims: Sequence[int | str], target: Target) -> None:
+        """Palette 1; bytes per row (u16) from byte 16 on, rows (u8) from byte 48 on."""
+        heights = _heights(self.rows)
+        config = bytearray(64)
+        config[0] = 1
+        tiles = {0: heights[0], 1: heights[0], 2: heights[-1], 3: heights[-1], 4: heights[0], 5: heights[-1], 6: TILE_ROWS, 7: TILE_ROWS}
+        for tile, height in tiles.items():
+            config[16 + 2 * tile], config[48 + tile] = TILE_BYTES, height
+        place = code.alloca("<64 x i8>")
+        code.do(f"store <64 x i8> {vector_literal('i8', config)}, ptr {place}, align 64")
+        code.do(f"call void @llvm.x86.ldtilecfg(ptr {place})")
+        code.endings["call void @llvm.x86.tilerelease()"] = None
+
+
+@dataclass(frozen=True, slots=True)
+class _AmxProduct(MatrixUnitOp):
+    """amx(c, a, b, later?) dims(k, stride, first?, lines?): see product.py. k is a multiple of 64 bytes of a's elements."""
+
+    product: ClassVar[str]  # the instruction
+    packed: ClassVar[int]
+
+    @property
+    def configuration(self) -> TileOp:
+        return AmxConfigure(self.rows)
+
+    def problems(self) -> Iterator[str]:
+        yield from _wrong_rows(self.rows)
+        if self.columns not in (TILE_ROWS, 2 * TILE_ROWS):
+            yield f"columns are {self.columns}, expected {TILE_ROWS} or {2 * TILE_ROWS}"
+
+    def matrices(self, arrays: Sequence[Array], dims: Sequence[int]) -> tuple[Array, Array, Array]:
+        c, a, b = matrices(self, self.packed, arrays[:3], dims[:2])
+        if self.fresh:
+            c[...] = 0
+        return c, a, b
+
+    def emit(self, code: Code, pointers: Sequence[str], dims: Sequence[int | str], target: Target) -> None:
+        (c, a, b, *later), (k, stride, *share) = pointers, dims
+        heights = _heights(self.rows)
+        sides = range(self.columns // TILE_ROWS)
+        size = 4 // self.packed
+        row_bytes = 4 * self.columns
+
+        row_stride = code.op(f"mul nsw i64 {stride}, {size}")
+        places = {
+            (i, j): code.op(f"getelementptr i8, ptr {c}, i64 {i * TILE_ROWS * row_bytes + j * TILE_BYTES}")
+            for i in range(len(heights))
+            for j in sides
+        }
+        for (i, j), place in places.items():
+            begin = f"tilezero(i8 {2 * i + j})" if self.fresh else f"tileloadd64(i8 {2 * i + j}, ptr {place}, i64 {row_bytes})"
+            code.do(f"call void @llvm.x86.{begin}")
+        steps = code.op(f"sdiv i64 {k}, {TILE_BYTES // size}")
+        with code.loop("0", steps) as step:
+            left = code.op(f"getelementptr [{TILE_BYTES} x i8], ptr {a}, i64 {step}")
+            right = code.op(f"getelementptr [{TILE_ROWS * row_bytes} x i8], ptr {b}, i64 {step}")
+            for j in sides:
+                place = code.op(f"getelementptr i8, ptr {right}, i64 {j * TILE_BYTES}")
+                code.do(f"call void @llvm.x86.tileloadd64(i8 {6 + j}, ptr {place}, i64 {row_bytes})")
+            if later:
+                _prefetch_later(code, later[0], step, *share)
+            elif len(heights) == 1 and not self.cached_panel:  # with so few rows the panel comes from memory
+                prefetch_lines(code, right, TILE_ROWS * row_bytes, TILE_ROWS * row_bytes, far=False)
+            for i in range(len(heights)):
+                top = code.op(f"mul nsw i64 {row_stride}, {i * TILE_ROWS}")
+                place = code.op(f"getelementptr i8, ptr {left}, i64 {top}")
+                code.do(f"call void @llvm.x86.tileloadd64(i8 {4 + i}, ptr {place}, i64 {row_stride})")
+                for j in sides:
+                    code.do(f"call void @llvm.x86.{self.product}(i8 {2 * i + j}, i8 {4 + i}, i8 {6 + j})")
+        for (i, j), place in places.items():
+            code.do(f"call void @llvm.x86.tilestored64(i8 {2 * i + j}, ptr {place}, i64 {row_bytes})")
+
+
+@tile_op
+class AmxBf16(_AmxProduct):
+    """Within 32 of k the first and the second of each pair are summed apart, each step fused and rounded; then both are added to c.
+    Denormals count as zero."""
+
+    name: ClassVar[str] = "amx_bf16"
+    needs: ClassVar[Features] = Features(["amx-bf16"])
+    product: ClassVar[str] = "tdpbf16ps"
+    packed: ClassVar[int] = 2
+    accumulator: ClassVar[DType] = DType.F32
+    row_dtype: ClassVar[DType] = DType.BF16
+    panel_dtype: ClassVar[DType] = DType.BF16
+
+    def meaning(self, arrays: Sequence[Array], dims: Sequence[int]) -> None:
+        c, a, b = self.matrices(arrays, dims)
+        a, b = flushed(a.astype(np.float64)), flushed(b.astype(np.float64))
+        for start in range(0, len(b), TILE_ROWS):
+            halves = np.zeros((2, *c.shape), np.float32)
+            for g in range(start, start + TILE_ROWS):
+                for half in range(2):
+                    halves[half] = flushed(halves[half] + a[:, g, half, None] * b[None, g, :, half])
+            c[...] = flushed(flushed(c) + flushed(halves[0] + halves[1]))
+
+
+@dataclass(frozen=True, slots=True)
+class _AmxBytes(_AmxProduct):
+    needs: ClassVar[Features] = Features(["amx-int8"])
+    packed: ClassVar[int] = 4
+    accumulator: ClassVar[DType] = DType.I32
+    row_dtype: ClassVar[DType] = DType.I8
+
+    def meaning(self, arrays: Sequence[Array], dims: Sequence[int]) -> None:
+        c, a, b = self.matrices(arrays, dims)
+        c += np.einsum("rgi,gci->rc", a.astype(np.int32), b.astype(np.int32))
+
+
+@tile_op
+class AmxI8ByU8(_AmxBytes):
+    """Rows are signed, the panel is not: it is that of panels.py."""
+
+    name: ClassVar[str] = "amx_i8_u8"
+    product: ClassVar[str] = "tdpbsud"
+    panel_dtype: ClassVar[DType] = DType.U8
+
+
+@tile_op
+class AmxI8ByI8(_AmxBytes):
+    """Rows and the panel are signed: `widen_panel` makes such panels."""
+
+    name: ClassVar[str] = "amx_i8_i8"
+    product: ClassVar[str] = "tdpbssd"
+    panel_dtype: ClassVar[DType] = DType.I8
+
+
+def _heights(rows: int) -> list[int]:
+    return [min(TILE_ROWS, rows - top) for top in range(0, rows, TILE_ROWS)]
+
+
+def _wrong_rows(rows: int) -> Iterator[str]:
+    if not 1 <= rows <= 2 * TILE_ROWS:
+        yield f"rows are {rows}, expected 1 to {2 * TILE_ROWS}"
+
+
+def _prefetch_later(code: Code, place: str, step: str, first: int | str, lines: int | str) -> None:
+    """Into all caches but the first, which is for what these steps read."""
+    done = code.op(f"add nsw i64 {first}, {code.op(f'mul nsw i64 {step}, {lines}')}")
+    with code.loop("0", str(lines)) as line:
+        at = code.op(f"getelementptr [{TILE_BYTES} x i8], ptr {place}, i64 {code.op(f'add nsw i64 {done}, {line}')}")
+        prefetch_line(code, at, far=True)

@@ -1,0 +1,211 @@
+"""Sums of products of integers, signed by unsigned bytes, exact, in registers: `dot_panel`, and
+`dot_words` for rows of 16 bits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from compiler.ir.dtypes import DType
+from compiler.ir.tiles import Array, tile_op
+from compiler.llvm.ssa import Code, splat, vec
+from compiler.machine.formats import FOUR, PANEL8_WORDS
+from compiler.machine.instructions import avx2, avx512, neon, wasm
+from compiler.machine.instructions.step import Parts, Step
+from compiler.machine.intrinsics.prefetch import AHEAD, prefetch_lines
+from compiler.machine.intrinsics.product import ProductOp
+from compiler.machine.target import Target
+
+UNROLLED = 4  # loads of each register of b between two tests for the end
+FEW = 4  # accumulators: so few wait for their own additions, so each half of the bytes gets its own
+
+# What multiplies rows of bytes, and rows of words. The first counts that the target has.
+_BYTES = (
+    avx512.SIGNED_BY_UNSIGNED,
+    avx2.SIGNED_BY_UNSIGNED,
+    neon.SIGNED_BY_UNSIGNED,
+    neon.SIGNED_BY_SIGNED,
+    avx512.SIGNED_BY_SMALL,
+    avx2.SIGNED_BY_SMALL,
+    wasm.SIGNED_BY_SMALL,
+)
+_WORDS = (avx512.WORDS_BY_UNSIGNED, avx2.WORDS_BY_UNSIGNED, wasm.WORDS_BY_UNSIGNED)
+
+
+@dataclass(frozen=True, slots=True)
+class _PanelOp(ProductOp):
+    """The panel is that of formats.py; sums are modulo 2^32. `columns` is a multiple of the lanes of a register (16, 8 or 4)."""
+
+    accumulator: ClassVar[DType] = DType.I32
+    panel_dtype: ClassVar[DType] = DType.U8
+
+    def step(self, target: Target) -> Step | None:
+        raise NotImplementedError
+
+    def runs_on(self, target: Target) -> bool:
+        return self.step(target) is not None
+
+    def _add(self, fours: Array, arrays: Sequence[Array], dims: Sequence[int]) -> None:
+        """`fours` are the weights of a panel [k / 4, columns, 4]."""
+        (c, a, _), (k, stride), (rows, columns) = arrays, dims, (self.rows, self.columns)
+        left = np.stack([a[i * stride : i * stride + k] for i in range(rows)]).astype(np.int32)
+        c[: rows * columns] += (left @ fours.swapaxes(1, 2).reshape(k, columns).astype(np.int32)).reshape(-1)
+
+    def _emit(self, bits: int, code: Code, pointers: Sequence[str], dims: Sequence[int | str], target: Target) -> None:
+        step = self.step(target)
+        assert step is not None, (target, self)
+        _Panel(self, bits, code, pointers, dims, step).run()
+
+
+@tile_op
+class DotPanel(_PanelOp):
+    """dot_panel(c, a, b) dims(k, stride): see product.py. k is a multiple of what the bytes of one column hold: 4, or 8 of 4 bits."""
+
+    name: ClassVar[str] = "dot_panel"
+    row_dtype: ClassVar[DType] = DType.I8
+    bits: int  # of an element of b, 8 or 4
+
+    def problems(self) -> Iterator[str]:
+        if self.bits not in (8, 4):
+            yield f"bits are {self.bits}, expected 8 or 4"
+
+    def step(self, target: Target) -> Step | None:
+        step = next((s for s in _BYTES if s.runs_on(target)), None)
+        return step if step is not None and self.bits <= step.bits else None
+
+    def meaning(self, arrays: Sequence[Array], dims: Sequence[int]) -> None:
+        stored = arrays[2][: dims[0] * self.columns * self.bits // 8].reshape(-1, 1, self.columns, FOUR)
+        halves = stored if self.bits == 8 else np.concatenate([stored & 15, stored >> 4], 1)
+        self._add(halves.reshape(-1, self.columns, FOUR), arrays, dims)
+
+    def emit(self, code: Code, pointers: Sequence[str], dims: Sequence[int | str], target: Target) -> None:
+        self._emit(self.bits, code, pointers, dims, target)
+
+
+@tile_op
+class DotWords(_PanelOp):
+    """dot_words(c, a, b) dims(k, stride): see product.py. Rows are of i16, beside weights of 8 bits in the order for them; k is a multiple
+    of 4."""
+
+    name: ClassVar[str] = "dot_words"
+    row_dtype: ClassVar[DType] = DType.I16
+
+    def step(self, target: Target) -> Step | None:
+        return next((s for s in _WORDS if s.runs_on(target)), None)
+
+    def meaning(self, arrays: Sequence[Array], dims: Sequence[int]) -> None:
+        stored = arrays[2][: dims[0] * self.columns].reshape(-1, self.columns, FOUR)
+        self._add(stored[..., PANEL8_WORDS.order], arrays, dims)
+
+    def emit(self, code: Code, pointers: Sequence[str], dims: Sequence[int | str], target: Target) -> None:
+        self._emit(8, code, pointers, dims, target)
+
+
+class _Panel:
+    def __init__(self, op: ProductOp, bits: int, code: Code, pointers: Sequence[str], dims: Sequence[int | str], step: Step) -> None:
+        self.code, self.step = code, step
+        self.c, self.a, self.b = pointers
+        self.k, self.stride = dims
+        self.rows, self.columns, self.bits = op.rows, op.columns, bits
+        assert self.columns % step.lanes == 0, (self.columns, step.lanes)
+        self.vector = vec("i32", step.lanes)
+        self.vectors = range(self.columns // step.lanes)
+        self.halves = 8 // self.bits
+        self.words = op.row_dtype.num_bytes  # of 32 bits, that four neighbours of a row fill
+        self.apart = self.halves == 2 and self.rows * len(self.vectors) <= FEW and step.bits == 8 and not step.signed
+        self.moved = step.signed and self.bits == 8  # the bytes of the panel are taken as so much less: what a row adds up to is missing
+
+    def run(self) -> None:
+        code, step = self.code, self.step
+        places = [(i, j) for i in range(self.rows) for j in self.vectors]
+        totals = {(*place, part): code.alloca(self.vector) for place in places for part in range(2 if self.apart else 1)}
+        for (i, j, part), total in totals.items():
+            begin = "zeroinitializer" if part else self._load(self._accumulator(i, j))
+            code.do(f"store {self.vector} {begin}, ptr {total}")
+        element = "i16" if self.words == 2 else "i8"
+        added = [code.alloca(self.vector) for _ in range(self.rows if self.moved else 0)]
+        for place in added:
+            code.do(f"store {self.vector} zeroinitializer, ptr {place}")
+        rows = [code.op(f"getelementptr {element}, ptr {self.a}, i64 {self._times(self.stride, i)}") for i in range(self.rows)]
+        deep, unrolled = self._steps()
+        with code.loop("0", deep, runs=not deep.startswith("%")) as index:
+            gathered: dict[str, str] = {}
+            for u in range(unrolled):
+                self._deep(totals, gathered, added, rows, code.op(f"add nuw nsw i64 {self._times(index, unrolled)}, {u}"))
+            for total, some in gathered.items():
+                assert step.halves is not None and unrolled * self.halves <= step.halves.most
+                code.do(f"store {self.vector} {step.halves.widen(code, self._load(total), some)}, ptr {total}, align 4")
+        for i, j in places:
+            value = self._load(totals[i, j, 0])
+            if self.apart:
+                upper = code.op(f"ashr {self.vector} {self._load(totals[i, j, 1])}, {splat('4', 'i32', step.lanes)}")
+                value = code.op(f"add {self.vector} {value}, {upper}")
+            if added:
+                missing = code.op(f"shl {self.vector} {self._load(added[i])}, {splat('7', 'i32', step.lanes)}")
+                value = code.op(f"add {self.vector} {value}, {missing}")
+            code.do(f"store {self.vector} {value}, ptr {self._accumulator(i, j)}, align 4")
+
+    def _steps(self) -> tuple[str, int]:
+        """How often the loop runs, and how many loads it makes of a register each time."""
+        if not isinstance(self.k, int):
+            return self.code.op(f"sdiv i64 {self.k}, {FOUR * self.halves}"), 1
+        deep = self.k // (FOUR * self.halves)
+        unrolled = next(u for u in (UNROLLED, 2, 1) if deep % u == 0)
+        return str(deep // unrolled), unrolled
+
+    def _deep(self, totals: dict[tuple[int, int, int], str], gathered: dict[str, str], added: list[str], rows: list[str], at: str) -> None:
+        """The products of one load of each register; `gathered` are those of a total that are not added to it yet, `added` the rows'
+        own sums where these are wanted."""
+        code, step = self.code, self.step
+        panel = code.op(f"getelementptr [{self.columns} x i32], ptr {self.b}, i64 {at}")
+        loaded = [self._load(code.op(f"getelementptr i32, ptr {panel}, i64 {j * step.lanes}")) for j in self.vectors]
+        if self.rows > 1:  # a single row waits for memory with or without
+            prefetch_lines(code, panel, AHEAD, self.columns * FOUR, far=True)
+        for half in range(self.halves):
+            right = [step.right(code, self._half(x, half)) for x in loaded]
+            for i, row in enumerate(rows):
+                left = self._left(
+                    code.op(f"getelementptr [{self.halves * self.words} x i32], ptr {row}, i64 {at}, i64 {half * self.words}")
+                )
+                if added:
+                    ones = step.right(code, splat(str(0x01010101), "i32", step.lanes))
+                    self._add(added[i], gathered, left, ones)
+                for j in self.vectors:
+                    self._add(totals[i, j, half if self.apart else 0], gathered, left, right[j])
+
+    def _left(self, place: str) -> Parts:
+        """Four neighbours of a row."""
+        code = self.code
+        found = [code.op(f"load i32, ptr {code.op(f'getelementptr i32, ptr {place}, i64 {w}')}, align 1") for w in range(self.words)]
+        return tuple(part for x in found for part in self.step.left(code, x))
+
+    def _add(self, total: str, gathered: dict[str, str], left: Parts, right: Parts) -> None:
+        code, halves = self.code, self.step.halves
+        if halves is None:
+            code.do(f"store {self.vector} {self.step.add(code, self._load(total), left, right)}, ptr {total}, align 4")
+            return
+        product = halves.product(code, left, right)
+        gathered[total] = halves.join(code, gathered[total], product) if total in gathered else product
+
+    def _half(self, words: str, half: int) -> str:
+        """The lower or the upper four bits of each byte; the upper ones 16 times, where their sums stand apart."""
+        lanes = self.step.lanes
+        if self.bits == 8:
+            return self.code.op(f"xor {self.vector} {words}, {splat(str(0x80808080 - 2**32), 'i32', lanes)}") if self.moved else words
+        if half and self.apart:
+            return self.code.op(f"and {self.vector} {words}, {splat(str(0xF0F0F0F0 - 2**32), 'i32', lanes)}")
+        if half:
+            words = self.code.op(f"lshr {self.vector} {words}, {splat('4', 'i32', lanes)}")
+        return self.code.op(f"and {self.vector} {words}, {splat(str(0x0F0F0F0F), 'i32', lanes)}")
+
+    def _times(self, a: int | str, b: int) -> str:
+        return self.code.op(f"mul nsw i64 {a}, {b}")
+
+    def _accumulator(self, row: int, vector: int) -> str:
+        return self.code.op(f"getelementptr i32, ptr {self.c}, i64 {row * self.columns + vector * self.step.lanes}")
+
+    def _load(self, pointer: str) -> str:
+        return self.code.op(f"load {self.vector}, ptr {pointer}, align 4")

@@ -1,0 +1,78 @@
+"""What the tiles have in common that multiply matrices.
+
+operands  c[rows * columns]    accumulators, row-major
+          a                    rows, `stride` elements apart
+          b                    a panel of columns: of each column, `packed` neighbours along k stand together in 32 bits
+dims      k, stride
+
+c[i, j] += sum over k of a[i, k] * b[k, j]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from compiler.ir.dtypes import DType
+from compiler.ir.tiles import Array, Operand, TileOp
+from compiler.machine.intrinsics.base import Intrinsic
+
+
+@dataclass(frozen=True, slots=True)
+class ProductOp(Intrinsic):
+    accumulator: ClassVar[DType]
+    row_dtype: ClassVar[DType]
+    panel_dtype: ClassVar[DType]
+    rows: int
+    columns: int
+
+    @property
+    def operands(self) -> tuple[Operand, ...]:
+        return Operand("c", self.accumulator, written=True), Operand("a", self.row_dtype), Operand("b", self.panel_dtype)
+
+    @property
+    def dims(self) -> tuple[str, ...]:
+        return ("k", "stride")
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixUnitOp(ProductOp):
+    """A matrix unit has to be configured, and takes in operands faster than caches give them.
+
+    With `prefetching` there is a fourth operand, a place that is read later, and dims(k, stride, first, lines): each step prefetches so
+    many lines there, from line `first` on.
+    """
+
+    fresh: bool = False  # c is written, not added to
+    cached_panel: bool = False  # b lies in the first cache, so it needs no prefetch
+    prefetching: bool = False
+
+    @property
+    def operands(self) -> tuple[Operand, ...]:
+        given = Operand("c", self.accumulator, written=True), Operand("a", self.row_dtype), Operand("b", self.panel_dtype)
+        return (*given, Operand("later", self.panel_dtype)) if self.prefetching else given
+
+    @property
+    def dims(self) -> tuple[str, ...]:
+        return ("k", "stride", *(("first", "lines") if self.prefetching else ()))
+
+    @property
+    def configuration(self) -> TileOp:
+        """The tile that readies the unit for this one."""
+        raise NotImplementedError
+
+
+def matrices(op: ProductOp, packed: int, arrays: Sequence[Array], dims: Sequence[int]) -> tuple[Array, Array, Array]:
+    """Views: c [rows, columns], a [rows, k / packed, packed], b [k / packed, columns, packed]."""
+    (c, a, b), (k, stride), (rows, columns) = arrays, dims, (op.rows, op.columns)
+    left = np.stack([a[i * stride : i * stride + k] for i in range(rows)])
+    panel = b[: k * columns].reshape(k // packed, columns, packed)
+    return c[: rows * columns].reshape(rows, columns), left.reshape(rows, k // packed, packed), panel
+
+
+def flushed(x: Array) -> Array:
+    """Denormals as zeros of their sign."""
+    return np.where(np.abs(x) < np.finfo(np.float32).tiny, np.copysign(0, x), x)

@@ -1,0 +1,42 @@
+"""Write a vector past the caches, for results that none of them would hold until they are read.
+
+A line that is written whole is then not read from memory first, and drives nothing out. On x86-64 other threads may see it
+late, until a locked instruction: the one by which a thread tells what it has run (runtime/device/cpu/team.ll).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from compiler.ir.dtypes import DType
+from compiler.ir.tiles import Array, Operand, tile_op
+from compiler.llvm.ssa import Code, vec
+from compiler.machine.intrinsics.base import Intrinsic
+from compiler.machine.target import LINE_BYTES, Target
+
+LANES = 16  # a line of 64 bytes: half a line would be read first after all
+
+
+@tile_op
+class Stream(Intrinsic):
+    """stream(place, lanes): 16 f32 go to the place, past the caches where it begins a line."""
+
+    name: ClassVar[str] = "stream"
+
+    @property
+    def operands(self) -> tuple[Operand, ...]:
+        return Operand("place", DType.F32, written=True), Operand("lanes", DType.F32)
+
+    def meaning(self, arrays: Sequence[Array], dims: Sequence[int]) -> None:
+        out, lanes = arrays
+        out[:LANES] = lanes[:LANES]
+
+    def emit(self, code: Code, pointers: Sequence[str], dims: Sequence[int | str], target: Target) -> None:
+        out, lanes = pointers
+        value = code.op(f"load {vec('float', LANES)}, ptr {lanes}, align 4")
+        offset = code.op(f"and i64 {code.op(f'ptrtoint ptr {out} to i64')}, {LINE_BYTES - 1}")
+        with code.when(code.op(f"icmp eq i64 {offset}, 0")):
+            code.do(f"store {vec('float', LANES)} {value}, ptr {out}, align {LINE_BYTES}, !nontemporal !{{i32 1}}")
+        with code.when(code.op(f"icmp ne i64 {offset}, 0")):
+            code.do(f"store {vec('float', LANES)} {value}, ptr {out}, align 4")

@@ -1,0 +1,122 @@
+"""Widen a stretch of a panel of 4 bits (panels.py) to the bytes that a matrix unit multiplies (ops/products/widened.py).
+
+A line of 64 bytes holds 128 weights, four in each lane of 16 bits: as 4096 q they are multiplied by m and rounded to
+(q * m + 4) >> 3 in one instruction, or by 256 m for the upper byte of a lane, where the rounding is an addition of 128. 15 operations on
+vectors for two lines of 64 results, of which 7 have one port.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import ClassVar
+
+import numpy as np
+
+from compiler.ir.dtypes import DType
+from compiler.ir.tiles import Array, Operand, tile_op
+from compiler.llvm.ssa import Code, splat, vector_literal
+from compiler.machine.formats import EIGHTHS, FOUR, PANEL4
+from compiler.machine.intrinsics.base import Features, Intrinsic
+from compiler.machine.intrinsics.prefetch import prefetch_line
+from compiler.machine.target import LINE_BYTES, Target
+
+COLUMNS = 16
+STRETCH = 32  # of k, beside one load of multipliers
+_WORDS = "<32 x i16>"
+_SPREAD, NOTHING = "@llvm.x86.avx512.pshuf.b.512", 128  # bytes from the same 16; nothing where the number has its highest bit
+_ROUNDED = "@llvm.x86.avx512.pmul.hr.sw.512"  # (a * b + 2^14) >> 15
+
+
+@tile_op
+class WidenPanel(Intrinsic):
+    """widen_panel(wide, panel, multipliers, later panel, later multipliers) dims(k):
+
+    wide[k * columns] i8            local, as the unit reads a panel: [k / 4, columns, 4]
+    panel, multipliers              where the stretch begins in each; k is a multiple of 32, and the stretch begins a group
+    later panel, later multipliers  what is widened next: each line read prefetches one there
+    """
+
+    name: ClassVar[str] = "widen_panel"
+    needs: ClassVar[Features] = Features(["avx512bw"])
+    vector_bits: ClassVar[int] = 512
+    columns: int  # 16 or 32
+    group: int  # of k, with one multiplier per column; a multiple of 32
+
+    @property
+    def operands(self) -> tuple[Operand, ...]:
+        panels = (Operand("panel", DType.U8), Operand("multipliers", DType.I8))
+        later = (Operand("later panel", DType.U8), Operand("later multipliers", DType.I8))
+        return Operand("wide", DType.I8, written=True), *panels, *later
+
+    @property
+    def dims(self) -> tuple[str, ...]:
+        return ("k",)
+
+    def problems(self) -> Iterator[str]:
+        if self.columns % COLUMNS or self.group % STRETCH:
+            yield f"columns are {self.columns} and a group is {self.group}, expected multiples of {COLUMNS} and {STRETCH}"
+
+    def meaning(self, arrays: Sequence[Array], dims: Sequence[int]) -> None:
+        (wide, panel, multipliers, *_), (k,), columns = arrays, dims, self.columns
+        stored = panel[: k * columns // 2].reshape(-1, 1, columns, FOUR)
+        q = np.concatenate([stored & 15, stored >> 4], 1).reshape(k // FOUR, columns, FOUR).astype(np.int32) - PANEL4.offset
+        m = multipliers[: k // self.group * columns].astype(np.int32).reshape(-1, columns).repeat(self.group // FOUR, 0)
+        wide[: k * columns] = ((q * m[..., None] + (1 << EIGHTHS - 1)) >> EIGHTHS).reshape(-1)
+
+    def emit(self, code: Code, pointers: Sequence[str], dims: Sequence[int | str], target: Target) -> None:
+        (wide, panel, multipliers, later, later_multipliers), (k,) = pointers, dims
+        columns, group = self.columns, self.group
+        size, sides = STRETCH // 2 * columns, range(columns // COLUMNS)
+        stretches = code.op(f"sdiv i64 {k}, {STRETCH}")
+        with code.loop("0", stretches) as stretch:
+            found, made, wanted = (
+                code.op(f"getelementptr [{n} x i8], ptr {place}, i64 {stretch}")
+                for place, n in ((panel, size), (wide, 2 * size), (later, size))
+            )
+            row = code.op(f"mul nsw i64 {code.op(f'sdiv i64 {stretch}, {group // STRETCH}')}, {columns}")
+            prefetch_line(code, code.op(f"getelementptr i8, ptr {later_multipliers}, i64 {row}"), far=True)
+            for j in sides:
+                factors = _factors(
+                    code, code.op(f"getelementptr i8, ptr {multipliers}, i64 {code.op(f'add nsw i64 {row}, {j * COLUMNS}')}")
+                )
+                for line in range(j, STRETCH // 8 * len(sides), len(sides)):
+                    at = line * LINE_BYTES
+                    words = code.op(f"load {_WORDS}, ptr {code.op(f'getelementptr i8, ptr {found}, i64 {at}')}, align 1")
+                    prefetch_line(code, code.op(f"getelementptr i8, ptr {wanted}, i64 {at}"), far=True)
+                    for half in range(2):
+                        bytes_ = _bytes(code, (_top(code, words, half), _top(code, words, half + 2)), factors)
+                        place = (line // len(sides) * 2 + half) * columns * FOUR + j * LINE_BYTES
+                        code.do(f"store {_WORDS} {bytes_}, ptr {code.op(f'getelementptr i8, ptr {made}, i64 {place}')}, align 64")
+
+
+def _factors(code: Code, place: str) -> tuple[str, str]:
+    """Of each column, in both words of its lane: m, and 256 m."""
+    loaded, kind = code.op(f"load <{COLUMNS} x i8>, ptr {place}, align 1"), f"<{LINE_BYTES} x i8>"
+    repeated = vector_literal("i32", [byte % COLUMNS for byte in range(LINE_BYTES)])
+    everywhere = code.op(f"shufflevector <{COLUMNS} x i8> {loaded}, <{COLUMNS} x i8> poison, <{LINE_BYTES} x i32> {repeated}")
+    order = vector_literal("i8", [NOTHING if byte % 2 == 0 else byte // FOUR for byte in range(LINE_BYTES)])
+    spread = code.op(f"call {kind} {_SPREAD}({kind} {everywhere}, {kind} {order})")
+    upper = code.op(f"bitcast {kind} {spread} to {_WORDS}")
+    return code.op(f"ashr {_WORDS} {upper}, {_all(8)}"), upper
+
+
+def _top(code: Code, words: str, place: int) -> str:
+    """4096 q of the four bits at `place` of each word, which are stored as q + 8."""
+    shift = 12 - 4 * place
+    moved = code.op(f"shl {_WORDS} {words}, {_all(shift)}") if shift else words
+    kept = code.op(f"and {_WORDS} {moved}, {_all(0xF000 - 2**16)}")
+    return code.op(f"xor {_WORDS} {kept}, {_all(PANEL4.offset * 4096 - 2**16)}")
+
+
+def _bytes(code: Code, tops: tuple[str, str], factors: tuple[str, str]) -> str:
+    """Of the lower and the upper byte of each word, widened."""
+    lower, upper = (
+        code.op(f"call {_WORDS} {_ROUNDED}({_WORDS} {top}, {_WORDS} {factor})") for top, factor in zip(tops, factors, strict=True)
+    )
+    rounded = code.op(f"add {_WORDS} {upper}, {_all(128)}")
+    parts = [code.op(f"and {_WORDS} {x}, {_all(mask)}") for x, mask in ((lower, 0x00FF), (rounded, 0xFF00 - 2**16))]
+    return code.op(f"or {_WORDS} {parts[0]}, {parts[1]}")
+
+
+def _all(number: int) -> str:
+    return splat(str(number), "i16", 32)

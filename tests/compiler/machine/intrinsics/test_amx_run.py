@@ -1,0 +1,133 @@
+"""AMX tiles as machine code, on the unit or on amx_unit.c: their sizes against their meaning, bit for bit."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from compiler.ir.dims import Dim, DimVar
+from compiler.ir.loops.buffers import Buffer
+from compiler.ir.loops.prim_func import PrimFunc
+from compiler.ir.loops.scalars import Load
+from compiler.ir.loops.statements import For, LoopKind, Seq, Tile
+from compiler.machine.intrinsics.amx import AmxBf16, AmxI8ByI8, AmxI8ByU8
+from compiler.machine.intrinsics.product import MatrixUnitOp
+from compiler.machine.target import Target
+
+Array = NDArray[Any]
+SIZES = [(1, 32), (2, 16), (8, 32), (15, 16), (16, 16), (16, 32), (17, 16), (17, 32), (31, 32), (32, 16), (32, 32)]
+
+
+def tiled(op: MatrixUnitOp) -> PrimFunc:
+    """c += a @ b, once per work item: whoever runs one finds the unit as it left it, or as it never was."""
+    k, stride, packed = DimVar("k", lower=64, multiple_of=64), DimVar("stride", lower=1), 4 // op.row_dtype.num_bytes
+    a = Buffer("a", (Dim.of(op.rows), stride.dim), op.row_dtype)
+    b = Buffer("b", (k // packed, Dim.of(op.columns * packed)), op.panel_dtype)
+    c = Buffer("c", (Dim.of(2), Dim.of(op.rows), Dim.of(op.columns)), op.accumulator)
+    item = DimVar("item", 0, 1)
+    places = (Load(c, (item.dim, Dim.of(0), Dim.of(0))), *(Load(x, (Dim.of(0), Dim.of(0))) for x in (a, b)))
+    body = Seq((Tile(op.configuration), Tile(op, places, (k.dim, stride.dim))))
+    return PrimFunc((k, stride, a, b, c), 1, For(item, Dim.of(2), body, LoopKind.PARALLEL))
+
+
+def check(run_native: Any, target: Target, op: MatrixUnitOp, arrays: tuple[Array, Array, Array], dims: tuple[int, int]) -> Array:
+    """The sum, equal to what is meant in each work item."""
+    c, a, b = arrays
+    prim = tiled(op)
+    found, wanted = np.stack([c, c]), c.copy()
+    k_var, stride_var = (p for p in prim.params if isinstance(p, DimVar))
+    run_native(prim, [a, b, found], {k_var: dims[0], stride_var: dims[1]}, target=target)
+    op.meaning((wanted.reshape(-1), a.reshape(-1), b.reshape(-1)), dims)
+    for item in found:
+        assert item.tobytes() == wanted.tobytes()
+    return wanted
+
+
+@pytest.mark.parametrize(("rows", "columns"), SIZES)
+def test_bf16(run_native: Callable[..., None], amx: Target, rows: int, columns: int) -> None:
+    rng, (k, stride) = np.random.default_rng(rows), (192, 211)
+    a, b = (rng.normal(size=s).astype(ml_dtypes.bfloat16) for s in ((rows, stride), (k // 2, columns * 2)))
+    check(run_native, amx, AmxBf16(rows, columns), (rng.normal(size=(rows, columns)).astype(np.float32), a, b), (k, stride))
+
+
+@pytest.mark.parametrize(("rows", "columns"), SIZES)
+def test_bytes(run_native: Callable[..., None], amx: Target, rows: int, columns: int) -> None:
+    rng, (k, stride) = np.random.default_rng(rows), (192, 211)
+    a, b = rng.integers(-128, 128, (rows, stride)).astype(np.int8), rng.integers(0, 256, (k // 4, columns * 4)).astype(np.uint8)
+    c = rng.integers(-9, 9, (rows, columns)).astype(np.int32)
+    check(run_native, amx, AmxI8ByU8(rows, columns), (c, a, b), (k, stride))
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(1, 32), (17, 16), (32, 32)])
+def test_signed_bytes(run_native: Callable[..., None], amx: Target, rows: int, columns: int) -> None:
+    rng, (k, stride) = np.random.default_rng(rows), (192, 211)
+    a, b = (rng.integers(-128, 128, s).astype(np.int8) for s in ((rows, stride), (k // 4, columns * 4)))
+    check(
+        run_native,
+        amx,
+        AmxI8ByI8(rows, columns, cached_panel=True),
+        (rng.integers(-9, 9, (rows, columns)).astype(np.int32), a, b),
+        (k, stride),
+    )
+
+
+def test_a_fresh_sum_forgets_what_was_there(run_native: Callable[..., None], amx: Target) -> None:
+    rng = np.random.default_rng(0)
+    a, b = (rng.normal(size=s).astype(ml_dtypes.bfloat16) for s in ((16, 64), (32, 32)))
+    check(run_native, amx, AmxBf16(16, 16, fresh=True), (np.full((16, 16), np.nan, np.float32), a, b), (64, 64))
+    a, b = rng.integers(-128, 128, (16, 64)).astype(np.int8), rng.integers(0, 256, (16, 64)).astype(np.uint8)
+    check(run_native, amx, AmxI8ByU8(16, 16, fresh=True), (np.full((16, 16), 77, np.int32), a, b), (64, 64))
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(5, 16), (28, 32)])
+def test_bf16_over_a_cached_panel(run_native: Callable[..., None], amx: Target, rows: int, columns: int) -> None:
+    rng, (k, stride) = np.random.default_rng(rows), (64, 130)
+    a, b = (rng.normal(size=s).astype(ml_dtypes.bfloat16) for s in ((rows, stride), (k // 2, columns * 2)))
+    check(
+        run_native, amx, AmxBf16(rows, columns, cached_panel=True), (rng.normal(size=(rows, columns)).astype(np.float32), a, b), (k, stride)
+    )
+
+
+def test_denormals_count_as_zero(run_native: Callable[..., None], amx: Target) -> None:
+    """Of factors, of products and of sums."""
+    numbers = np.array([1e-39, -1e-39, 2e-20, -1e-19, 1.5, 0.0, -0.0], np.float32)
+    rng = np.random.default_rng(0)
+    a, b = (rng.choice(numbers, s).astype(ml_dtypes.bfloat16) for s in ((16, 64), (32, 32)))
+    check(run_native, amx, AmxBf16(16, 16), (np.full((16, 16), 1e-40, np.float32), a, b), (64, 64))
+    small = [np.full(s, 1e-20).astype(ml_dtypes.bfloat16) for s in ((16, 64), (32, 32))]
+    assert not check(run_native, amx, AmxBf16(16, 16), (np.full((16, 16), 1e-40, np.float32), small[0], small[1]), (64, 64)).any()
+
+
+def test_every_sign_of_bytes(run_native: Callable[..., None], amx: Target) -> None:
+    a, b = np.full((16, 64), -128, np.int8), np.full((16, 64), 255, np.uint8)
+    found = check(run_native, amx, AmxI8ByU8(16, 16), (np.zeros((16, 16), np.int32), a, b), (64, 64))
+    assert (found == -128 * 255 * 64).all()
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [("0f0b", ""), ("c4e27b49c0", "tile that is not configured"), ("c4e25a5cc1", "product without a configuration")],
+    ids=["another instruction", "tilezero", "tdpbf16ps"],
+)
+def test_what_the_unit_would_refuse_ends_the_process(matrix_unit: Any, code: str, said: str) -> None:
+    """So that a kernel which forgets to configure it cannot pass here."""
+    if matrix_unit.library is None:
+        pytest.skip("this machine has the unit")
+    program = f"""
+import ctypes, mmap
+ctypes.CDLL({str(matrix_unit.library)!r}).amx_install()
+page = mmap.mmap(-1, 4096, prot=7)
+page.write(bytes.fromhex("{code}c3"))
+ctypes.CFUNCTYPE(None)(ctypes.addressof(ctypes.c_char.from_buffer(page)))()
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert ended.returncode == -signal.SIGILL
+    assert ended.stderr == (f"AMX: the unit would refuse this: {said}\n" if said else "")

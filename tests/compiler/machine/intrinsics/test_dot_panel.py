@@ -1,0 +1,111 @@
+"""The tile of bytes: which instruction its inner loop is made of, and what it means."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+from compiler.backends.cpu.codegen.llvm import emit_kernel
+from compiler.backends.cpu.pipeline import pipeline
+from compiler.codegen.link import link
+from compiler.ir.dims import Dim, DimVar
+from compiler.ir.dtypes import DType
+from compiler.ir.loops.buffers import Buffer, Scope
+from compiler.ir.loops.prim_func import PrimFunc
+from compiler.ir.loops.scalars import Const, Load
+from compiler.ir.loops.statements import Allocate, For, LoopKind, Seq, Stmt, Store, Tile
+from compiler.ir.text.parser import parse
+from compiler.machine.intrinsics.dot_panel import DotPanel, DotWords
+from compiler.machine.intrinsics.product import ProductOp
+from compiler.machine.target import NAMED, Target
+
+ROWS, COLUMNS, K = 4, 16, 64
+AVX_VNNI = Target("avx-vnni", "x86_64", NAMED["x86-64-v3"].features | {"avxvnni"}, 256)
+TARGETS = (NAMED["avx512-vnni-bf16"], AVX_VNNI, NAMED["aarch64-i8mm-bf16"], NAMED["aarch64-dotprod"])
+
+
+def tiled(bits: int, lanes: int, rows: DType = DType.I8) -> PrimFunc:
+    """c = a * b, as a kernel of one tile."""
+    a, b = Buffer("a", (Dim.of(ROWS), Dim.of(K)), rows), Buffer("b", (Dim.of(K * bits // 32), Dim.of(4 * COLUMNS)), DType.U8)
+    c, acc = (Buffer(n, (Dim.of(ROWS), Dim.of(COLUMNS)), DType.I32, s) for n, s in (("c", Scope.GLOBAL), ("acc", Scope.LOCAL)))
+    zero = Dim.of(0)
+
+    def each(to: Buffer, *, clear: bool) -> Stmt:
+        i, j, v = DimVar("i", upper=ROWS - 1), DimVar("j", upper=COLUMNS // lanes - 1), DimVar("v", upper=lanes - 1)
+        at = (i.dim, j * lanes + v)
+        inner: Stmt = For(v, Dim.of(lanes), Store(to, at, Const(0, DType.I32) if clear else Load(acc, at)), LoopKind.VECTOR)
+        inner = For(j, Dim.of(COLUMNS // lanes), inner, LoopKind.UNROLL)
+        return For(i, Dim.of(ROWS), inner, LoopKind.UNROLL)
+
+    places = (Load(acc, (zero, zero)), Load(a, (zero, zero)), Load(b, (zero, zero)))
+    tile = Tile(op_of(bits, rows), places, (Dim.of(K), Dim.of(K)))
+    body = Seq((each(acc, clear=True), tile, each(c, clear=False)))
+    return PrimFunc((a, b, c), 1, For(DimVar("once", upper=0), Dim.of(1), Allocate(acc, body), LoopKind.PARALLEL))
+
+
+def op_of(bits: int, rows: DType = DType.I8) -> ProductOp:
+    return DotWords(ROWS, COLUMNS) if rows is DType.I16 else DotPanel(ROWS, COLUMNS, bits)
+
+
+def panel_bits(target: Target) -> list[int]:
+    return [bits for bits in (8, 4) if op_of(bits).runs_on(target)]
+
+
+def multiplies_words(target: Target) -> bool:
+    return op_of(8, DType.I16).runs_on(target)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize(
+    ("target", "instruction"),
+    [
+        (TARGETS[0], r"vpdpbusd\s.*%zmm"),
+        (TARGETS[1], r"\{vex\}\s+vpdpbusd\s.*%ymm"),
+        (TARGETS[2], r"usdot\s+v\d+\.4s"),
+        (TARGETS[3], r"sdot\s+v\d+\.4s"),
+    ],
+)
+def test_inner_loop_is_made_of_the_targets_instruction(target: Target, instruction: str, bits: int) -> None:
+    code = link([emit_kernel("k", tiled(bits, target.lanes(4)), target)], target)
+    assert len(re.findall(instruction, code.assembly())) >= ROWS * COLUMNS // target.lanes(4)
+    assert "alloca" not in code.optimised()
+
+
+@pytest.mark.parametrize(("name", "register"), [("x86-64-v3", "ymm"), ("avx512", "zmm")])
+def test_where_bytes_saturate_four_bits_and_words_are_multiplied(name: str, register: str) -> None:
+    target = NAMED[name]
+    assert panel_bits(target) == [4] and multiplies_words(target)
+    registers = ROWS * COLUMNS // target.lanes(4)
+    small, words = (tiled(bits, target.lanes(4), rows) for bits, rows in ((4, DType.I8), (8, DType.I16)))
+    code = link([emit_kernel("k", small, target)], target).assembly()
+    found = [len(re.findall(rf"{instruction}\s.*%{register}", code)) for instruction in ("vpmaddubsw", "vpmaddwd")]
+    assert found[0] >= 8 * registers and found[1] == registers, "eight products are added in 16 bits"
+    code = link([emit_kernel("k", words, target)], target).assembly()
+    assert len(re.findall(rf"vpmaddwd\s.*%{register}", code)) >= 2 * registers
+
+
+TILES = [(t, bits, DType.I8) for t in (*NAMED.values(), AVX_VNNI) for bits in panel_bits(t)]
+TILES += [(t, 8, DType.I16) for t in NAMED.values() if multiplies_words(t)]
+
+
+@pytest.mark.parametrize(
+    ("target", "bits", "rows"), [pytest.param(*tile, id=f"{tile[0].name}-{tile[1]}-{tile[2]}") for tile in TILES if tile[0].can_run_here]
+)
+def test_tile_has_its_meaning(run_native: Any, target: Target, bits: int, rows: DType) -> None:
+    rng, least = np.random.default_rng(bits), -128 if rows is DType.I8 else -32639
+    a, b = rng.integers(least, -least, (ROWS, K)).astype(rows.numpy), rng.integers(0, 256, (K * bits // 32, 4 * COLUMNS)).astype(np.uint8)
+    a[0], b[:, :8] = least, 255
+    c, wanted = np.zeros((ROWS, COLUMNS), np.int32), np.zeros((ROWS, COLUMNS), np.int32)
+    run_native(tiled(bits, target.lanes(4), rows), [a, b, c], {}, target=target)
+    op_of(bits, rows).meaning((wanted.reshape(-1), a.reshape(-1), b.reshape(-1)), (K, K))
+    np.testing.assert_array_equal(c, wanted)
+
+
+@pytest.mark.parametrize("target", [t for t in NAMED.values() if 8 not in panel_bits(t) and not multiplies_words(t)])
+def test_machines_without_such_instructions_are_not_asked(target: Target) -> None:
+    text = "func main(x: f32[n, 64], q: i8[32, 64], s: f32[32, 1]) -> object { w = dequantize(q, s) y = linear(x, w) return y }"
+    kernels = pipeline(target).until("schedule_kernels")(parse(text)).prim_functions.values()
+    assert "integer" not in [k.attrs.get("schedule") for k in kernels]
