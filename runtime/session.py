@@ -30,10 +30,11 @@ class Session:
         device_threads: int | None = None,
         memory: MemoryAccount | None = None,
         pinned: bool = False,
+        device_number: int = 0,
     ) -> None:
-        """`device_threads` and `pinned`: see `open_device`."""
+        """`device_threads`, `pinned` and `device_number`: see `open_device`."""
         self.memory = memory or MemoryAccount()
-        self.device: Device = open_device(executable.meta, num_threads=device_threads, pinned=pinned)
+        self.device: Device = open_device(executable.meta, num_threads=device_threads, pinned=pinned, number=device_number)
         self._tensor_type = self.device.tensor_type
         self._machine = Machine(executable, self.device, self.memory, BUILTINS)
         self._lock = threading.Lock()

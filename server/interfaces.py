@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from server.messages import Embed, Embedding, ErrorCode, Progress, Ready, Stats, Submit, TokenEvent
 
 if TYPE_CHECKING:
+    from server.text.pairs import PairTemplate
     from server.text.templates.meter import Limits  # a worker renders nothing, and needs no Jinja
 
 ProgressCallback = Callable[[Progress], None]
@@ -151,6 +152,9 @@ class Tokenizer(Protocol):
     def encode_all(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]: ...
 
     def count(self, text: str) -> int: ...
+
+    @property
+    def pair_template(self) -> PairTemplate: ...
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
 

@@ -125,6 +125,7 @@ class Load(Message, frozen=True, tag=True):
     memory_limit_bytes: int | None = None
     kv_dtype: str = "auto"  # of the pages: f32, f16, bf16, int8; auto is bf16, beside weights of f32 it is f32
     target: str = "host"  # what code is generated for
+    device: str = "cpu"  # what runs it: cpu, cuda, cuda:1
     hub_token: str | None = None  # to download with; None: what the machine has, a file or a variable
     verify: bool = False  # what earlier loads kept, completely and before it is used: that of the last worker was damaged
     reserved_bytes: int = 0  # of what is free, for models that are still to come: the KV cache leaves it to them
@@ -155,6 +156,7 @@ class Embed(Message, frozen=True, tag=True):
     fairness_key: str = ""
     deadline: float | None = None
     per_token: bool = False  # a vector for each token instead of one for the text
+    second: int | None = None  # where the second text of a pair begins, for models that tell the two apart
 
 
 class Abort(Message, frozen=True, tag=True):
@@ -178,6 +180,22 @@ class Progress(Message, frozen=True, tag=True):
     fraction: float
 
 
+class ClassScores(StrEnum):
+    """How the numbers of classes become scores."""
+
+    SOFTMAX = "softmax"  # a text has one class
+    SIGMOID = "sigmoid"  # a text has any of the classes
+    RAW = "raw"  # the numbers are the scores
+
+
+class CachePages(Message, frozen=True):
+    """The pages of a cache group."""
+
+    num_pages: int
+    page_bytes: int
+    most_each: int | None = None  # what a sequence holds at most, however long it is; None: the longer it is, the more
+
+
 class Ready(Message, frozen=True, tag=True):
     """The worker serves; what the model is and what it cost."""
 
@@ -189,6 +207,7 @@ class Ready(Message, frozen=True, tag=True):
     weights_bytes: int
     arena_bytes: int
     kv_cache_bytes: int
+    cache_groups: tuple[CachePages, ...] = ()  # num_pages and kv_cache_bytes are of all of them
     context_note: str = ""  # why max_context is less than the model could have, and what takes more
     embedding_size: int = 0  # 0: not an embedding model
     embeds_tokens: bool = False  # it gives the vector of each token, too
@@ -196,6 +215,8 @@ class Ready(Message, frozen=True, tag=True):
     normalize: bool = True  # embeddings have length one unless a request says otherwise
     prompts: tuple[tuple[str, str], ...] = ()  # name, and text before what is embedded
     default_prompt: str | None = None  # its name
+    classes: tuple[str, ...] = ()  # names; a text has a number for each in the place of a vector
+    class_scores: ClassScores = ClassScores.SOFTMAX
     compile_s: float = 0.0
     load_s: float = 0.0
 

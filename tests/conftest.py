@@ -9,17 +9,20 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from numpy.typing import NDArray
 
 from compiler.machine.target import Target, get, host
 from runtime.device.cpu.host import features
+from tests.browser.chromium import chromium, page
+
+__all__ = ["chromium", "page"]  # fixtures of all tests
 
 ROOT = Path(__file__).parent.parent
 BIN = Path(sys.executable).parent
@@ -27,27 +30,39 @@ GOLDEN = Path(__file__).parent / "golden"
 AMX_UNIT = Path(__file__).parent / "compiler" / "backends" / "cpu" / "codegen" / "amx_unit.c"
 
 # A plain run repeats the same examples, so that it fails for a reason in the tree. `make test-slow` explores, with the profile `full`.
-settings.register_profile("quick", derandomize=True, deadline=None, print_blob=True)
-settings.register_profile("full", max_examples=1000, deadline=None, print_blob=True)
+# No profile measures time: on a busy machine drawing an example may take seconds.
+UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+settings.register_profile("quick", UNTIMED, derandomize=True)
+settings.register_profile("full", UNTIMED, max_examples=1000)
 settings.load_profile("quick")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write what is computed to the golden files instead of comparing")
+    parser.addoption("--strict-needs", action="store_true", help="fail where a test would skip because it needs what is not installed")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    why = str(call.excinfo.value) if report.skipped and call.excinfo is not None else ""
+    if why.startswith("needs ") and item.config.getoption("--strict-needs"):
+        report.outcome, report.longrepr = "failed", why
+    return report
 
 
 # What takes longest, the longest first: it begins first, so that short files fill both processes to the end. Names of groups, and files.
 LONGEST = (
-    "demo server",
+    "compiler/frontend/test_digests.py",
+    "console",
     "bits of the demo",
     "server/workers/test_supervisor.py",
-    "compiler/frontend/test_digests.py",
     "compiler/backends/cpu/schedule/test_attention.py",
     "compiler/backends/cpu/schedule/test_integer.py",
     "inspection",
     "server/test_rubbish.py",
     "server/test_delays.py",
-    "deploy/loading/test_load.py",
+    "deploy/model_loading/test_load.py",
     "server/test_with_workers.py",
     "compiler/test_random_programs.py",
     "server/test_constrained.py",
@@ -57,6 +72,10 @@ LONGEST = (
     "deploy/bench/serving/test_hostile.py",
     "deploy/bench/serving/test_serve.py",
 )
+
+# Ends its process: the GPU in software takes room in the middle of the address space, and LLVM's loader ends a process in which it then
+# finds no room for all parts of an object within 2 GiB.
+LAST = "demo server"
 
 
 def _group_of(item: pytest.Item) -> str:
@@ -71,7 +90,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(_group_of(item)))
     rank = {name: number for number, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: rank.get(_group_of(item), len(rank)))
+    rank[LAST] = len(rank) + 1
+    items.sort(key=lambda item: rank.get(_group_of(item), len(LONGEST)))
 
 
 def pytest_collection_finish() -> None:

@@ -8,16 +8,17 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from string import ascii_lowercase
 from typing import Any
 
 import pytest
 
-import compiler.machine.tiles
+import compiler.machine.intrinsics
 from compiler.ir.tiles import TILE_OPS
 from compiler.machine.target import NAMED
 from tests.conftest import LONGEST
 
-assert compiler.machine.tiles  # all intrinsics are known
+assert compiler.machine.intrinsics  # all intrinsics are known
 
 ROOT = Path(__file__).parent.parent
 PRODUCT = ("deploy", "server", "compiler", "runtime")
@@ -44,8 +45,8 @@ def test_every_part_of_the_compiler_has_a_layer() -> None:
 def test_every_step_of_a_load_has_a_place_in_its_order() -> None:
     """The list that newcomers read names the files in the order that import-linter holds."""
     layers = next(c["layers"] for c in contracts() if c["name"] == "a load runs in one direction")
-    steps = [layer.removeprefix("deploy.loading.") for layer in reversed(layers)]
-    folder = ROOT / "deploy" / "loading"
+    steps = [layer.removeprefix("deploy.model_loading.") for layer in reversed(layers)]
+    folder = ROOT / "deploy" / "model_loading"
     assert set(steps) == {p.stem for p in folder.glob("*.py")} - {"__init__"}
     assert re.findall(r"^(\w+) {2,}", (folder / "__init__.py").read_text(), re.MULTILINE) == steps
 
@@ -77,9 +78,9 @@ def test_tests_are_no_packages() -> None:
 
 
 def test_tests_mirror_the_tree() -> None:
-    """Except for those of whole paths, in e2e, and the inputs of attackers, in hostile."""
+    """Except for those of whole paths, in e2e, the inputs of attackers, in hostile, and those of the GPU in software, in gpu."""
     folders = {p.parent.relative_to(ROOT / "tests") for p in (ROOT / "tests").rglob("test_*.py")}
-    assert {str(f) for f in folders if not (ROOT / f).is_dir()} <= {"e2e", "hostile"}
+    assert {str(f) for f in folders if not (ROOT / f).is_dir()} <= {"e2e", "hostile", "gpu"}
 
 
 # Addresses of arrays; and in the runtime and the compiler, whatever else is called through ctypes.
@@ -111,7 +112,7 @@ def test_the_page_size_is_defined_once() -> None:
     """Kernels, the engine and the doubles import it: a copy would go unnoticed until it differs."""
     defines = re.compile(r"^\s*PAGE(_SIZE|_TOKENS)?\b[^=\n]*= *\d|\bpage_size *= *\d", re.MULTILINE)
     found = [p.relative_to(ROOT) for top in PRODUCT for p in (ROOT / top).rglob("*.py") if defines.search(p.read_text())]
-    assert [str(path) for path in found] == ["runtime/kv_pool.py"]
+    assert [str(path) for path in found] == ["runtime/cache_groups.py"]
 
 
 def strings_of(path: Path) -> set[str]:
@@ -119,8 +120,9 @@ def strings_of(path: Path) -> set[str]:
 
 
 def test_only_the_machines_folder_names_features() -> None:
-    """Other parts ask its tables for what a target has. A function of scalars is called fma, too, and an element type bf16."""
-    features = {f for target in NAMED.values() for f in target.features} - {"fma", "bf16"} | {"avxvnni"}
+    """Other parts ask its tables for what a target has. A function of scalars is called fma, too, an element type bf16, and the
+    extensions of RISC-V have a letter each."""
+    features = {f for target in NAMED.values() for f in target.features} - {"fma", "bf16", *ascii_lowercase} | {"avxvnni"}
     folder = ROOT / "compiler/machine"
     assert features <= {text for path in folder.rglob("*.py") for text in strings_of(path)}, "features are strings there"
     modules = [p for p in (ROOT / "compiler").rglob("*.py") if not p.is_relative_to(folder)]
@@ -130,7 +132,7 @@ def test_only_the_machines_folder_names_features() -> None:
 def test_only_its_file_names_an_intrinsic() -> None:
     """Others have its class. The names that are words of English are left out: buffers are called so, too."""
     names = {name for name in TILE_OPS if "_" in name and TILE_OPS[name].__module__.startswith("compiler.")}
-    tiles = ROOT / "compiler/machine/tiles"
+    tiles = ROOT / "compiler/machine/intrinsics"
     assert names <= {text for path in tiles.glob("*.py") for text in strings_of(path)}, "names are strings there"
     modules = [p for top in ("compiler", "deploy") for p in (ROOT / top).rglob("*.py") if not p.is_relative_to(tiles)]
     assert {str(p.relative_to(ROOT)): found for p in modules if (found := strings_of(p) & names)} == {}

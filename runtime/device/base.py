@@ -15,6 +15,8 @@ from typing import Any, NewType, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from runtime.executable import HostCode
+
 Words = memoryview  # of int64
 HeapHandle = NewType("HeapHandle", object)  # where kernels and shape functions find the words of a heap
 Derive = Callable[[HeapHandle], int]  # returns what a shape function does, see runtime/executable.py
@@ -58,6 +60,7 @@ class Launch:
     grid: str
     buffers: tuple[tuple[int, int], ...]
     dims: tuple[int, ...]  # heap slots
+    threads: int = 1  # of a block on a GPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,8 +164,9 @@ class Device(Protocol):
         """Integers of a call, which the host writes and kernels read. They live as long as the words do."""
         ...
 
-    def load(self, object_code: bytes, target: str) -> Code:
-        """`target`: what the code needs, as in an executable. Raises IncompatibleExecutable or DamagedCode."""
+    def load(self, object_code: bytes, target: str, host: HostCode | None = None) -> Code:
+        """`target`: what the code needs, as in an executable; `host`: what the host runs for it. Raises IncompatibleExecutable or
+        DamagedCode."""
         ...
 
     def region(self, code: Code, launches: Sequence[Launch], bases: Bases, function: str) -> Region:

@@ -15,11 +15,21 @@ _FOLDERS = [f"{device.__name__}.{found.name}" for found in iter_modules(device._
 DEVICES = {arch: f"{folder}.device" for folder in _FOLDERS for arch in import_module(folder).ARCHITECTURES}
 
 
-def open_device(meta: ExecutableMeta, *, num_threads: int | None = None, pinned: bool = False) -> Device:
+NAME = rf"({'|'.join(folder.rpartition('.')[2] for folder in _FOLDERS)})(:\d{{1,3}})?"  # of a device: cpu, cuda, cuda:1
+CPU = "cpu"
+
+
+def number_of(name: str) -> int:
+    """Of the device among those of its kind."""
+    return int(name.partition(":")[2] or 0)
+
+
+def open_device(meta: ExecutableMeta, *, num_threads: int | None = None, pinned: bool = False, number: int = 0) -> Device:
     """The module is imported now, so a device that nobody opens needs none of its libraries. `num_threads`: of the host's; by default
-    RELAXSERVE_THREADS, or as many as there are cores to use. `pinned`: each thread stays on a core of its own, the caller's too."""
+    RELAXSERVE_THREADS, or as many as there are cores to use. `pinned`: each thread stays on a core of its own, the caller's too.
+    `number`: of the device, where there are several of its kind."""
     arch = meta.target.partition(":")[0]
     if arch not in DEVICES:
         raise IncompatibleExecutable(f"the executable is for {arch or 'no machine'}; this runtime has devices for {', '.join(DEVICES)}")
     opener = import_module(DEVICES[arch]).open_device
-    return opener(num_threads=num_threads or flags.current().threads, pinned=pinned, stack_bytes=meta.stack_bytes)
+    return opener(num_threads=num_threads or flags.current().threads, pinned=pinned, stack_bytes=meta.stack_bytes, number=number)

@@ -203,7 +203,8 @@ class Machine:
         self.account = account
         self.depth = 0
         self.profile: Profile | None = None
-        self._code = device.load(executable.object_code, executable.meta.target) if executable.object_code else None
+        code, target = executable.object_code, executable.meta.target
+        self._code = device.load(code, target, executable.host) if code else None
         self.functions: dict[str, Function] = {}
         for name, source in executable.meta.functions.items():
             self.functions[name] = Function(self, source, builtins)

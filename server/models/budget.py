@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection
 import msgspec
 from typing_extensions import TypedDict
 
+from runtime.device.registry import CPU
 from runtime.units import in_mib
 from server.errors import BY_CODE, INSUFFICIENT_MEMORY, PREFLIGHT_UNAVAILABLE, ApiError
 from server.interfaces import LoadError, RequestError
@@ -39,12 +40,16 @@ class Budget:
 
     @property
     def used_bytes(self) -> int:
-        return sum(model.total_bytes for model in self._models())
+        return sum(model.total_bytes for model in self._models() if model.spec.device == CPU)
 
     @property
     def free_bytes(self) -> int | None:
         limit = self._settings.memory_limit_bytes
         return None if limit is None else max(0, limit - self.used_bytes)
+
+    def _free_for(self, spec: ModelSpec) -> int | None:
+        """The limit is on memory of the host. A worker asks its GPU how much is free there."""
+        return self.free_bytes if spec.device == CPU else None
 
     def evictable(self) -> list[Evictable]:
         """The largest first; pinned models are not offered."""
@@ -65,7 +70,7 @@ class Budget:
         """The memory a load would take and the memory that is free; raises if it would be refused."""
         if self._preflight is None:
             raise ApiError(PREFLIGHT_UNAVAILABLE, "this server was started without a memory planner", param="dry_run")
-        free_bytes = self.free_bytes
+        free_bytes = self._free_for(spec)
         try:
             footprint = await self._preflight(self._limited(spec))
         except LoadError as error:
@@ -75,12 +80,12 @@ class Budget:
             raise self.as_api_error(LoadError(ErrorCode.INSUFFICIENT_MEMORY, message, footprint.total_bytes, free_bytes))
         return footprint, free_bytes
 
-    def require_room(self, name: str, num_bytes: int) -> None:
+    def require_room(self, spec: ModelSpec, num_bytes: int) -> None:
         """For a model that sleeps. Raises RequestError."""
-        free_bytes = self.free_bytes
+        free_bytes = self._free_for(spec)
         if free_bytes is not None and num_bytes > free_bytes:
             amounts = f"{in_mib(num_bytes)}, of which {in_mib(free_bytes)} are free"
-            message = f"model {name!r} sleeps, and waking it takes {amounts}; unload another model"
+            message = f"model {spec.name!r} sleeps, and waking it takes {amounts}; unload another model"
             raise RequestError(ErrorCode.INSUFFICIENT_MEMORY, message)
 
     def as_api_error(self, error: LoadError) -> ApiError:
@@ -123,10 +128,13 @@ class Budget:
     def _limited(self, spec: ModelSpec, model: Model | None = None) -> ModelSpec:
         """The weights of models that are still to come are left to them, and the rest is shared alike. Under a limit, one share more stays
         free, for a model that is loaded later."""
-        coming = [other.spec for other in self._models() if other is not model and _has_no_memory_yet(other)]
+        waiting = [other.spec for other in self._models() if other is not model and _has_no_memory_yet(other)]
+        coming = [other for other in waiting if other.device == spec.device]
         reserved_bytes = sum(self._weigh(other) + (other.kv_cache_bytes or self._settings.default_kv_cache_bytes or 0) for other in coming)
         num_shares = 1 + sum(other.kv_cache_bytes is None for other in coming) + (self._settings.memory_limit_bytes is not None)
-        spec = msgspec.structs.replace(spec, memory_limit_bytes=self.free_bytes, reserved_bytes=reserved_bytes, kv_share=1 / num_shares)
+        spec = msgspec.structs.replace(
+            spec, memory_limit_bytes=self._free_for(spec), reserved_bytes=reserved_bytes, kv_share=1 / num_shares
+        )
         if spec.kv_cache_bytes is None and self._settings.default_kv_cache_bytes is not None:
             spec = msgspec.structs.replace(spec, kv_cache_bytes=self._settings.default_kv_cache_bytes)
         return spec

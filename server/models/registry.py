@@ -322,7 +322,7 @@ class Registry:
         worker = self._make_worker(spec, report)
         try:
             ready = await worker.start()
-            worker.before_wake = partial(self.budget.require_room, spec.name, ready.total_bytes)
+            worker.before_wake = partial(self.budget.require_room, spec, ready.total_bytes)
             tokenizer = await asyncio.to_thread(self._load_tokenizer, spec.source)
             dialect = await asyncio.to_thread(Dialect.of, tokenizer, spec.tool_parser, spec.reasoning)
         except BaseException:

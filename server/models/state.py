@@ -12,6 +12,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from runtime.device.registry import NAME as DEVICE
 from runtime.files import regular
 from server.messages import MAX_GAP_MS
 
@@ -35,6 +36,7 @@ class ModelSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     kv_share: float = 1.0  # set by the registry: the part of the rest that the KV cache may take
     kv_dtype: str = "auto"
     target: str = "host"
+    device: Annotated[str, Meta(pattern=f"^{DEVICE}$")] = "cpu"
     aliases: tuple[str, ...] = ()
     pin: bool = False
     tool_parser: str | None = None  # None: found out from the chat template

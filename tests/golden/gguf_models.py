@@ -3,17 +3,136 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
 
-from compiler.frontend.registry import GGUF_FAMILIES, load_config
+from compiler.frontend.registry import load_config, weights_of
 from compiler.frontend.weights import open_safetensors
 
 MODELS = Path(__file__).parent / "models"
 Fill = Callable[[gguf.GGUFWriter], object]
+Values = Mapping[str, Any]  # a config.json; what belongs to the decoder and to its rope lies beside the rest
+ARCHITECTURES = {name: number for number, name in gguf.constants.MODEL_ARCH_NAMES.items()}
+# What converters write of all models: `add_*` of the writer -> the field of config.json.
+FIELDS = {
+    "block_count": "num_hidden_layers",
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "head_count": "num_attention_heads",
+    "head_count_kv": "num_key_value_heads",
+    "key_length": "head_dim",
+    "value_length": "head_dim",
+    "layer_norm_rms_eps": "rms_norm_eps",
+    "rope_freq_base": "rope_theta",
+    "expert_count": "num_experts",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size",
+}
+SCALING_FIELDS = {
+    "rope_scaling_factor": "factor",
+    "rope_scaling_orig_ctx_len": "original_max_position_embeddings",
+    "rope_scaling_yarn_beta_fast": "beta_fast",
+    "rope_scaling_yarn_beta_slow": "beta_slow",
+    "rope_scaling_yarn_attn_factor": "attention_factor",
+}
+
+
+@dataclass(frozen=True)
+class Converter:
+    """What the converter of an architecture does beyond that."""
+
+    fields: Mapping[str, str] = field(default_factory=dict[str, str])
+    values: Mapping[str, Callable[[Values], Any]] = field(default_factory=dict[str, Callable[[Values], Any]])
+    omits: tuple[str, ...] = ()
+    permutes: bool = False  # rows of queries and keys
+    norm_shift: float = 0.0
+
+
+def head_dim(values: Values) -> int:
+    return values.get("head_dim", values["hidden_size"] // values["num_attention_heads"])
+
+
+def rotated(share: float) -> Callable[[Values], int]:
+    return lambda values: int(values.get("partial_rotary_factor", share) * head_dim(values))
+
+
+def stretched_base(values: Values) -> float:
+    return values["rope_theta"] * values["alpha"] ** (head_dim(values) / (head_dim(values) - 2))
+
+
+def local_layers(values: Values) -> list[bool] | None:
+    """Which layers have a window, if any has."""
+    if values.get("sliding_window") is None:
+        return None
+    return [(layer + 1) % values.get("sliding_window_pattern", 4) != 0 for layer in range(values["num_hidden_layers"])]
+
+
+WINDOW = {"sliding_window": "sliding_window"}
+SOFTCAPS = {"attn_logit_softcapping": "attn_logit_softcapping", "final_logit_softcapping": "final_logit_softcapping"}
+LLAMA = Converter({"vocab_size": "vocab_size", "expert_count": "num_local_experts"}, {"rope_dimension_count": head_dim}, permutes=True)
+CONVERTERS = {
+    "llama": LLAMA,
+    "arcee": LLAMA,
+    "smollm3": LLAMA,
+    "granite": Converter(
+        {
+            "attention_scale": "attention_multiplier",
+            "embedding_scale": "embedding_multiplier",
+            "residual_scale": "residual_multiplier",
+            "logit_scale": "logits_scaling",
+        },
+        LLAMA.values,
+        permutes=True,
+    ),
+    "mistral3": Converter(
+        {"rope_scaling_yarn_log_mul": "mscale_all_dim", "attn_temperature_scale": "llama_4_scaling_beta"}, LLAMA.values, permutes=True
+    ),
+    "cohere2": Converter(
+        {**WINDOW, "layer_norm_eps": "layer_norm_eps", "logit_scale": "logit_scale", "vocab_size": "vocab_size"},
+        {"rope_dimension_count": head_dim, "rope_scaling_type": lambda _: gguf.RopeScalingType.NONE},
+    ),
+    "exaone4": Converter(WINDOW, {"sliding_window_pattern": local_layers}),
+    "gemma": Converter(omits=("rope_freq_base",), norm_shift=1.0),
+    "gemma2": Converter({**WINDOW, **SOFTCAPS}, omits=("rope_freq_base",), norm_shift=1.0),
+    "gemma3": Converter(WINDOW, {"sliding_window_pattern": lambda values: values["sliding_window_pattern"]}, norm_shift=1.0),
+    "chatglm": Converter(
+        values={
+            "context_length": lambda values: values["hidden_size"],
+            "layer_norm_rms_eps": lambda _: 1e-5,
+            "rope_freq_base": lambda _: 10000,
+            "rope_dimension_count": rotated(0.5),
+        },
+        omits=("key_length", "value_length"),
+    ),
+    "glm4": Converter(values={"rope_dimension_count": rotated(0.5)}),
+    "hunyuan-dense": Converter(
+        values={
+            "rope_freq_base": stretched_base,
+            "rope_scaling_type": lambda _: gguf.RopeScalingType.NONE,
+            "rope_scaling_factor": lambda _: 1,
+            "rope_scaling_orig_ctx_len": lambda _: 1 << 18,
+            "context_length": lambda _: 1 << 18,
+        }
+    ),
+    "nemotron": Converter(
+        {"layer_norm_eps": "norm_eps", "layer_norm_rms_eps": "norm_eps", "vocab_size": "vocab_size"},
+        {"rope_dimension_count": rotated(0.5), "rope_scaling_type": lambda _: gguf.RopeScalingType.NONE},
+        norm_shift=1.0,
+    ),
+    "olmo2": Converter(WINDOW, {"sliding_window_pattern": local_layers}),
+    "olmoe": Converter({"clamp_kqv": "clip_qkv"}),
+    "phi2": Converter({"layer_norm_eps": "layer_norm_eps"}, {"rope_dimension_count": rotated(0.5)}, omits=("rope_freq_base",)),
+    "phi3": Converter(values={"sliding_window": lambda values: values["sliding_window"] or 0, "rope_dimension_count": rotated(1.0)}),
+    "qwen2vl": Converter({"rope_dimension_sections": "mrope_section"}),
+    "qwen3vl": Converter({"rope_dimension_sections": "mrope_section"}, {"num_deepstack_layers": lambda _: 0}),
+    "starcoder2": Converter({"layer_norm_eps": "norm_epsilon"}),
+}
 
 
 def write(path: Path, fill: Fill, arch: str = "llama") -> Path:
@@ -32,53 +151,67 @@ def interleaved(tensor: np.ndarray, num_heads: int) -> np.ndarray:
     return np.stack([halves[:, 0], halves[:, 1]], axis=2).reshape(tensor.shape)
 
 
-def convert(case: str, arch: str, path: Path, add: Fill = lambda _: None) -> Path:
-    """A golden model as llama.cpp's converter would write it, in f32. `add` writes what else belongs into the file."""
+def decoder_values(case: str) -> dict[str, Any]:
     values = json.loads((MODELS / case / "config.json").read_text())
-    source = open_safetensors(MODELS / case)
+    values |= values.get("text_config", {})
+    return {**(values.get("rope_parameters") or values.get("rope_scaling") or {}), **values}
+
+
+def decoder_tensors(case: str) -> dict[str, np.ndarray]:
+    """The tensors of a golden model's decoder, under the names of a model that is nothing else, in f32."""
+    source, found = weights_of(load_config(MODELS / case), open_safetensors(MODELS / case)), {}
+    for name in source.tensors:
+        plain = name.removeprefix("language_model.").replace("model.language_model.", "model.")
+        if plain.startswith(("model.embed", "model.layers", "model.norm", "model.final_layernorm", "lm_head")):
+            found[plain] = source.read(name).astype(np.float32)
+    return found
+
+
+def halved(tensor: np.ndarray, num_heads: int, num_rotated: int) -> np.ndarray:
+    """As the converter of GLM-4V orders rows: of those of a head that rotate, the even ones first."""
+    heads = tensor.reshape(num_heads, -1, *tensor.shape[1:])
+    order = [*range(0, num_rotated, 2), *range(1, num_rotated, 2), *range(num_rotated, heads.shape[1])]
+    return heads[:, order].reshape(tensor.shape)
+
+
+def convert(case: str, arch: str, path: Path, add: Fill = lambda _: None, *, stacks_qkv: bool = False) -> Path:
+    """A golden model as llama.cpp's converter would write it, in f32. `add` writes what else belongs into the file."""
+    values, converter = decoder_values(case), CONVERTERS.get(arch, Converter())
 
     def fill(writer: gguf.GGUFWriter) -> None:
-        writer.add_block_count(values["num_hidden_layers"])
-        writer.add_context_length(values["max_position_embeddings"])
-        writer.add_embedding_length(values["hidden_size"])
-        writer.add_feed_forward_length(values["intermediate_size"])
-        writer.add_head_count(values["num_attention_heads"])
-        writer.add_head_count_kv(values["num_key_value_heads"])
-        writer.add_layer_norm_rms_eps(values["rms_norm_eps"])
-        writer.add_rope_freq_base(values["rope_theta"])
-        if "head_dim" in values:
-            writer.add_key_length(values["head_dim"])
-        if arch.startswith("gemma") or arch == "phi3":
-            writer.add_sliding_window(values["sliding_window"] or 0)
-        if arch == "phi3":
-            head_dim = values["hidden_size"] // values["num_attention_heads"]
-            writer.add_rope_dimension_count(int(values.get("partial_rotary_factor", 1.0) * head_dim))
-        if case == "phi3-longrope":
+        entries = {name: values.get(field) for name, field in {**FIELDS, **converter.fields}.items() if name not in converter.omits}
+        entries |= {name: make(values) for name, make in converter.values.items()}
+        if (kind := values.get("rope_type", values.get("type"))) in ("linear", "yarn"):
+            entries["rope_scaling_type"] = gguf.RopeScalingType(kind)
+            entries |= {name: values.get(field) for name, field in SCALING_FIELDS.items()}
+        for name, value in entries.items():
+            if value is not None:
+                getattr(writer, f"add_{name}")(value)
+        if kind == "longrope":
             scaling = load_config(MODELS / case).rope.scaling
             writer.add_rope_scaling_orig_ctx_len(scaling.original_context)
             writer.add_rope_scaling_attn_factors(scaling.attention_factor)
             writer.add_tensor("rope_factors_short.weight", np.array(scaling.short_factors, np.float32))
             writer.add_tensor("rope_factors_long.weight", np.array(scaling.long_factors, np.float32))
-        if arch == "gemma2":
-            writer.add_attn_logit_softcapping(values["attn_logit_softcapping"])
-            writer.add_final_logit_softcapping(values["final_logit_softcapping"])
-        if arch == "gemma3":
-            writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
-            writer.add_rope_scaling_factor(values["rope_scaling"]["factor"])
-            writer.add_sliding_window_pattern(values["sliding_window_pattern"])
-        gguf_names = GGUF_FAMILIES[arch].gguf
-        assert gguf_names is not None
-        names = gguf.get_tensor_name_map(gguf.constants.MODEL_ARCH[arch.upper()], values["num_hidden_layers"])
-        for name in source.tensors:
-            tensor = source.read(name).astype(np.float32)
-            if gguf_names.pairs_interleaved and ("q_proj" in name or "k_proj" in name):
-                heads = values["num_attention_heads" if "q_proj" in name else "num_key_value_heads"]
-                tensor = interleaved(tensor, heads)
-            if arch.startswith("gemma") and name.endswith("norm.weight"):
-                tensor = tensor + 1
-            own = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        names = gguf.get_tensor_name_map(ARCHITECTURES[arch], values["num_hidden_layers"])
+        dense = gguf.get_tensor_name_map(gguf.constants.MODEL_ARCH.LLAMA, values["num_hidden_layers"])  # layers without experts
+        for name, tensor in converted_tensors(case, converter, stacks_qkv).items():
+            own = names.get_name(name, try_suffixes=(".weight", ".bias")) or dense.get_name(name, try_suffixes=(".weight",))
             assert own is not None, name
             writer.add_tensor(own, tensor)
         add(writer)
 
     return write(path, fill, arch)
+
+
+def converted_tensors(case: str, converter: Converter, stacks_qkv: bool) -> dict[str, np.ndarray]:
+    values, tensors = decoder_values(case), decoder_tensors(case)
+    for name, tensor in tensors.items():
+        if converter.permutes and ("q_proj" in name or "k_proj" in name):
+            tensors[name] = interleaved(tensor, values["num_attention_heads" if "q_proj" in name else "num_key_value_heads"])
+        if name.endswith("norm.weight"):
+            tensors[name] = tensor + np.float32(converter.norm_shift)
+    for name in [name for name in tensors if stacks_qkv and "q_proj" in name]:
+        parts = [tensors.pop(name.replace("q_proj", f"{letter}_proj")) for letter in "qkv"]
+        tensors[name.replace("q_proj", "qkv_proj")] = np.concatenate(parts)
+    return tensors

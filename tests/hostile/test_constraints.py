@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from deploy.doubles.model import NullModel
+from deploy.test_doubles.model import NullModel
 from server.constraints.compiler import ConstraintCompiler, ConstraintLimits
 from server.engine.overlap import OverlappedEngine
-from server.engine.step_model import StepLimits
+from server.engine.step_model import GroupLimits, StepLimits
 from server.messages import Abort, Constraint, ConstraintKind, Failed, FromWorker, SamplingParams, Submit, Tokens, Trigger
 from tests.hostile.constraints import CHOICES, EITHER, GRAMMARS, REFUSED, REGEXES, SCHEMAS
 
@@ -39,7 +39,7 @@ class Worker:
         self.failed: dict[str, Failed] = {}
         self.ended: set[str] = set()
         self.slowest_cpu_s = 0.0
-        model = NullModel(StepLimits(VOCAB, max_context=4096, max_tokens=128, max_seqs=8, num_pages=2000))
+        model = NullModel(StepLimits(VOCAB, max_context=4096, max_tokens=128, max_seqs=8, groups=(GroupLimits(2000),)))
         self.engine = OverlappedEngine(model, self._hear, eos_ids=(0,), constraints=self.constraints)
 
     def _hear(self, message: FromWorker) -> None:

@@ -150,7 +150,7 @@ def test_nesting_without_end_is_damage(path: Path) -> None:
 
 
 @given(st.sampled_from(["version", "program", "text/a", "constant/1"]), st.binary(max_size=100))
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_any_section_gives_a_typed_error_or_loads(tmp_path: Path, name: str, content: bytes) -> None:
     path = tmp_path / "fuzzed"
     program().save(path)
@@ -160,7 +160,7 @@ def test_any_section_gives_a_typed_error_or_loads(tmp_path: Path, name: str, con
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_a_program_with_flipped_bytes_gives_a_typed_error_or_loads(path: Path, tmp_path: Path, data: st.DataObject) -> None:
     file = sections.SectionFile(path)
     content = bytearray(file.read("program"))

@@ -104,7 +104,7 @@ def read_all(path: Path) -> dict[str, bytes]:
 
 
 @given(st.integers(0, 10_000))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_a_truncated_file_is_damaged(path: Path, tmp_path: Path, length: int) -> None:
     whole = path.read_bytes()
     short = tmp_path / "short"
@@ -114,7 +114,7 @@ def test_a_truncated_file_is_damaged(path: Path, tmp_path: Path, length: int) ->
 
 
 @given(st.integers(0, 10_000), st.integers(1, 255))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_no_flipped_bit_goes_unnoticed(path: Path, tmp_path: Path, at: int, flip: int) -> None:
     content = bytearray(path.read_bytes())
     content[at % len(content)] ^= flip
@@ -125,7 +125,7 @@ def test_no_flipped_bit_goes_unnoticed(path: Path, tmp_path: Path, at: int, flip
 
 
 @given(st.binary(max_size=300), st.booleans())
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_any_bytes_give_a_typed_error(tmp_path: Path, data: bytes, magic: bool) -> None:
     path = tmp_path / "any"
     path.write_bytes(sections.MAGIC + data if magic else data)

@@ -14,7 +14,7 @@ import httpx
 import openai
 import pytest
 
-from deploy.doubles.worker import ByteTokenizer, NullScript, NullWorker
+from deploy.test_doubles.worker import ByteTokenizer, NullScript, NullWorker
 from server.app import create_app
 from server.http.server import Server
 from server.interfaces import ProgressCallback

@@ -10,7 +10,7 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from deploy.doubles.process import NullConfig, null_source
+from deploy.test_doubles.process import NullConfig, null_source
 from server.messages import Load
 from server.models.state import ModelSpec
 from server.text.tokenizer import Tokenizer
@@ -54,7 +54,7 @@ def noise(serve, model_folder):
 
     def make_worker(spec: ModelSpec, progress) -> Supervisor:
         load = Load(spec.name, null_source(config), max_batch=spec.max_batch)
-        return Supervisor([sys.executable, "-m", "deploy.doubles.process"], load, progress=progress)
+        return Supervisor([sys.executable, "-m", "deploy.test_doubles.process"], load, progress=progress)
 
     def start(**fields):
         return serve(make_worker=make_worker, tokenizer=tokenizer, initial=[ModelSpec("null", "null", **fields)])

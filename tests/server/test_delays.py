@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from deploy.bench.serving.hostile import OWN_LIMIT, Trial, send, trials
-from deploy.doubles.worker import NullScript
+from deploy.test_doubles.worker import NullScript
 from server.text.tokenizer import Tokenizer
 
 MODEL = Path("deploy/demo/model")

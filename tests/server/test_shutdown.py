@@ -22,7 +22,7 @@ from contextlib import suppress
 from deploy.logs import configure
 from server.app import create_app
 from server.http.server import Server
-from deploy.doubles.worker import ByteTokenizer, NullScript, NullWorker
+from deploy.test_doubles.worker import ByteTokenizer, NullScript, NullWorker
 from server.models.registry import Registry
 from server.settings import ServerSettings
 from server.models.state import ModelSpec

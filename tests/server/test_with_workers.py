@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from deploy.doubles.process import NullConfig, null_source
+from deploy.test_doubles.process import NullConfig, null_source
 from server.messages import Load
 from server.models.state import ModelSpec
 from server.workers.supervisor import Supervisor
@@ -22,7 +22,7 @@ SOURCE = null_source(NullConfig(script=tuple(TEXT), step_s=0.005))
 
 def make_worker(spec: ModelSpec, progress) -> Supervisor:
     load = Load(spec.name, SOURCE, max_batch=spec.max_batch, memory_limit_bytes=spec.memory_limit_bytes)
-    return Supervisor([sys.executable, "-m", "deploy.doubles.process"], load, progress=progress)
+    return Supervisor([sys.executable, "-m", "deploy.test_doubles.process"], load, progress=progress)
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from runtime.device.cpu.numa import Placement
 from runtime.device.cpu.system_memory import system_memory
 from runtime.device.cpu.team import LaunchList, Record, Team
 from runtime.errors import InvalidProgram, OutOfMemory
+from runtime.executable import HostCode
 
 Array = NDArray[Any]
 
@@ -79,7 +80,7 @@ class CpuRegion:
             time_to(kernel, time.perf_counter() - start)
 
 
-def open_device(*, num_threads: int | None, pinned: bool, stack_bytes: int) -> CpuDevice:
+def open_device(*, num_threads: int | None, pinned: bool, stack_bytes: int, number: int) -> CpuDevice:
     return CpuDevice(num_threads, pinned=pinned, stack_bytes=stack_bytes)
 
 
@@ -160,7 +161,7 @@ class CpuDevice:
         heap = np.array(words, np.int64)
         return heap.data, HeapHandle(address_of(heap))
 
-    def load(self, object_code: bytes, target: str) -> CpuCode:
+    def load(self, object_code: bytes, target: str, host: HostCode | None = None) -> CpuCode:
         return CpuCode(object_code, target)
 
     def region(self, code: Any, launches: Sequence[Launch], bases: Bases, function: str) -> CpuRegion:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from runtime.device.base import Bases, Derive, Device, HeapHandle, Launch, Limits, TimeTo, Words
 from runtime.device.cpu.device import CpuCode, CpuDevice, CpuRegion, HostMemory
 from runtime.device.cpu.memory import address_of, host_buffer
+from runtime.executable import HostCode
 from runtime.sections import align
 
 Array = NDArray[Any]
@@ -215,12 +216,12 @@ class OpaqueDevice:
         heap = Heap(np.array(words, np.int64), Block(8 * max(1, len(words))))
         return heap.words.data, HeapHandle(heap)
 
-    def load(self, object_code: bytes, target: str) -> OpaqueCode:
+    def load(self, object_code: bytes, target: str, host: HostCode | None = None) -> OpaqueCode:
         return OpaqueCode(self._cpu.load(object_code, target))
 
     def region(self, code: Any, launches: Sequence[Launch], bases: Bases, function: str) -> OpaqueRegion:
         return OpaqueRegion(self._cpu.region(code.code, launches, bases, function), bases)
 
 
-def open_device(*, num_threads: int | None, pinned: bool, stack_bytes: int) -> Device:
+def open_device(*, num_threads: int | None, pinned: bool, stack_bytes: int, number: int) -> Device:
     return OpaqueDevice(num_threads, stack_bytes=stack_bytes)

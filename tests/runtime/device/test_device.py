@@ -1,4 +1,4 @@
-"""What every device keeps to: the processor, and one whose memory only its own transfers reach."""
+"""What every device keeps to: the processor, one whose memory only its own transfers reach, and a GPU, in software."""
 
 from __future__ import annotations
 
@@ -11,21 +11,30 @@ from numpy.typing import NDArray
 
 from runtime.device.base import Device
 from runtime.device.cpu.device import CpuDevice
+from runtime.device.cuda.device import CudaDevice
 from runtime.device.registry import DEVICES, open_device
 from runtime.errors import IncompatibleExecutable, OutOfMemory
-from runtime.executable import ExecutableMeta
+from runtime.executable import ExecutableMeta, HostCode
+from tests.gpu.fixtures import _library as _library
+from tests.gpu.fixtures import needs_pycuda
+from tests.gpu.fixtures import software_gpu as software_gpu
 from tests.runtime.device.opaque import OpaqueDevice
 
 # What the type checker holds against the protocol.
 CPU: Device = CpuDevice(1)
 OPAQUE: Device = OpaqueDevice(1)
 
+PTX = b".version 7.4\n.target sm_80\n.address_size 64\n"
 I32, F32 = np.dtype(np.int32), np.dtype(np.float32)
 
 
-@pytest.fixture(params=[CPU, OPAQUE], ids=["cpu", "opaque"])
+@pytest.fixture(params=["cpu", "opaque", pytest.param("cuda", marks=needs_pycuda)])
 def device(request: pytest.FixtureRequest) -> Device:
-    return request.param
+    if request.param != "cuda":
+        return {"cpu": CPU, "opaque": OPAQUE}[request.param]
+    request.getfixturevalue("software_gpu")
+    gpu: Device = CudaDevice()
+    return gpu
 
 
 def read(device: Device, tensor: Any) -> NDArray[Any]:
@@ -100,12 +109,14 @@ def test_a_heap_is_written_by_the_host(device: Device) -> None:
 def test_shape_functions_read_and_write_the_heap_of_the_device(device: Device, object_code: bytes, host_target: str) -> None:
     """`derive` of the conftest: 4 * n, a multiple of 64, and twice that."""
     words, handle = device.heap([17, 0, 0, 0])
-    assert device.load(object_code, host_target).derive("derive")(handle) == 0
+    on_host = isinstance(device, CpuDevice | OpaqueDevice)
+    code = device.load(object_code, host_target) if on_host else device.load(PTX, "nvptx64:+sm_80", HostCode(object_code, host_target))
+    assert code.derive("derive")(handle) == 0
     assert words.tolist() == [17, 128, 256, 0]
 
 
 def test_an_array_that_does_not_fit_is_refused(device: Device) -> None:
-    with pytest.raises(OutOfMemory, match="result needs"):
+    with pytest.raises(OutOfMemory, match=r"result( on GPU 0)? needs"):
         device.empty((1 << 40, 1 << 20), F32)
 
 
@@ -123,7 +134,7 @@ def test_the_architecture_of_an_executable_opens_its_device(host_target: str) ->
 
 
 def test_code_for_a_machine_without_a_device_is_refused() -> None:
-    with pytest.raises(IncompatibleExecutable, match="the executable is for vax; this runtime has devices for x86_64, aarch64"):
+    with pytest.raises(IncompatibleExecutable, match="the executable is for vax; this runtime has devices for x86_64, aarch64, nvptx64"):
         open_device(ExecutableMeta("vax:", {}, (), ()))
 
 

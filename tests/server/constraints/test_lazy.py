@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from deploy.doubles.model import hashed_logits
+from deploy.test_doubles.model import hashed_logits
 from server.constraints.lazy import LazyMatcher
 from server.constraints.process.process_socket import ProcessSocket
 from server.constraints.tool_selection import ToolSelection
 from server.engine.loop import Engine
 from server.engine.overlap import OverlappedEngine
-from server.engine.step_model import StepLimits
+from server.engine.step_model import GroupLimits, StepLimits
 from server.messages import Constraint, ConstraintKind, FinishReason, SamplingParams, Submit, Trigger
 from tests.server.constraints.processes import answered, forced_by, mask_of, matcher_of
 
@@ -126,7 +126,7 @@ def test_company_chunks_preemption_and_later_workers_change_nothing(rig, tokeniz
         alone |= rig(constraints=constraints, logits_of=eager).run([submit])
     assert rig(engine, constraints=constraints, logits_of=eager).run(submits) == alone, "together"
 
-    small = StepLimits(VOCAB, max_context=512, max_tokens=16, max_seqs=12, num_pages=12)
+    small = StepLimits(VOCAB, max_context=512, max_tokens=16, max_seqs=12, groups=(GroupLimits(12),))
     tight = rig(engine, limits=small, constraints=constraints, logits_of=eager)
     pushing = [msgspec.structs.replace(submit, priority=-i // 3) for i, submit in enumerate(submits)]
     assert tight.run(pushing, per_step=1) == alone, "after preemptions"
@@ -205,7 +205,7 @@ def test_what_is_taken_back_is_nowhere(rig, tokenizer, constraints, engine) -> N
         jumps, draws = submit_of(constraint, 1, prompt), submit_of(constraint, 2, prompt, prompt_logprobs=1)
         draws = msgspec.structs.replace(draws, params=msgspec.structs.replace(draws.params, seed=1))
         alone = rig(engine, constraints=constraints, logits_of=drafting).run([jumps])["r1", 0]
-        one = rig(engine, limits=StepLimits(VOCAB, 512, 64, 1, 60), constraints=constraints, logits_of=drafting)
+        one = rig(engine, limits=StepLimits(VOCAB, 512, 64, 1, (GroupLimits(60),)), constraints=constraints, logits_of=drafting)
         outcomes = one.run([draws, jumps])
         assert outcomes["r1", 0] == alone, length
         assert outcomes["r2", 0].token_ids == alone.token_ids, length

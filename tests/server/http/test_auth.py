@@ -9,7 +9,7 @@ import httpx
 import pytest
 from fastapi.routing import APIRoute
 
-from deploy.doubles.worker import ByteTokenizer, NullScript, NullWorker
+from deploy.test_doubles.worker import ByteTokenizer, NullScript, NullWorker
 from server.app import create_app
 from server.http.auth import HEALTH_PATHS, Access, KeyRing, _is_own, access_of
 from server.models.registry import Registry
@@ -52,7 +52,7 @@ def test_every_path_but_probes_needs_a_key(serve, routes):
     server = serve(api_keys=(KEY,), admin_keys=(ADMIN,))
     client = server.http()
     for method, path in routes:
-        url = path.replace("{", "").replace("}", "").replace(":path", "")
+        url = path.replace("{", "").replace("}", "").replace(":path", "").replace("/console/name", "/console/main.js")
         access = access_of(url, open_metrics=False)
         without = client.request(method, url)
         if access is Access.OPEN:
@@ -71,7 +71,7 @@ def test_what_belongs_to_the_administration(routes):
     assert {"/v1/models/{model:path}/load", "/v1/models/{model:path}/unload"} <= admin
     assert "/v1/models" not in admin and "/v1/chat/completions" not in admin
     open_paths = {path for _, path in routes if access_of(path, open_metrics=False) is Access.OPEN}
-    assert open_paths == {"/", "/docs", *HEALTH_PATHS}
+    assert open_paths == {"/", "/docs", "/console/{name:path}", *HEALTH_PATHS}
 
 
 def test_keys_open_their_doors(serve):

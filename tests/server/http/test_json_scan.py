@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.errors import BODY_TOO_COMPLEX, INVALID_JSON, ApiError
-from server.http.json_scan import MAX_DEPTH, MAX_NUMBERS, MAX_PARTS, PIECE_BYTES, JsonScan
+from server.http.json_scan import MAX_DEPTH, MAX_ESCAPES, MAX_NUMBERS, MAX_PARTS, PIECE_BYTES, JsonScan
 
 TEXTS = st.text(st.sampled_from('a"\\[]{},:\né'), max_size=8)
 VALUES = st.recursive(
@@ -55,6 +55,7 @@ def test_any_cut_counts_the_same_as_the_parsed_value(value, cuts, is_ascii):
         pytest.param(b"[" + b"{}," * (MAX_PARTS + 1), BODY_TOO_COMPLEX, id="objects"),
         pytest.param(b"{" + b'"a":1,' * (MAX_PARTS + 1), BODY_TOO_COMPLEX, id="names"),
         pytest.param(b"[" + b"1," * (MAX_NUMBERS + 2), BODY_TOO_COMPLEX, id="numbers"),
+        pytest.param(b'"' + b"\\n" * (MAX_ESCAPES + 1) + b'"', BODY_TOO_COMPLEX, id="escapes"),
         pytest.param(b"[" * (MAX_DEPTH + 1), INVALID_JSON, id="depth"),
         pytest.param(b'{"a":' * (MAX_DEPTH + 1), INVALID_JSON, id="depth of objects"),
     ],

@@ -51,3 +51,13 @@ def test_models_that_have_their_memory_are_not_reserved_for() -> None:
     models[0].planned_bytes = 3 * GIB
     spec = claim(models, models[1], memory_limit_bytes=8 * GIB)
     assert spec.memory_limit_bytes == 5 * GIB and spec.reserved_bytes == 0 and spec.kv_share == pytest.approx(1 / 2)
+
+
+def test_models_on_a_gpu_take_nothing_of_the_host() -> None:
+    models = [model("a"), Model(ModelSpec("b", "b", device="cuda"), Operation("load", "b"))]
+    models[1].planned_bytes = 3 * GIB
+    assert claim(models, models[0], memory_limit_bytes=8 * GIB).memory_limit_bytes == 8 * GIB
+    models = [model("a"), models[1]]
+    on_gpu = claim(models, models[1], memory_limit_bytes=8 * GIB)
+    assert on_gpu.memory_limit_bytes is None, "its worker asks the card what is free"
+    assert on_gpu.reserved_bytes == 0, "a model that is still to come lies elsewhere"
