@@ -6,6 +6,7 @@ import asyncio
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -144,8 +145,7 @@ def _start(
     settings = ServerSettings(**{"port": 0, "model_root": folder / "models", "drain_s": 5.0, **options})
     common, named = script or NullScript(), scripts or {}
     workers: dict[str, NullWorker] = {}
-    begun: list[Running] = []
-    started = threading.Event()
+    begun: Future[Running] = Future()
 
     def make_null(spec: ModelSpec, progress: ProgressCallback) -> NullWorker:
         workers[spec.name] = NullWorker(named.get(spec.name, common), progress)
@@ -168,13 +168,21 @@ def _start(
         serving = asyncio.create_task(server.serve())
         while not (serving.done() or (server.started and _settled(registry))):
             await asyncio.sleep(0.002)
-        begun.append(Running(settings, registry, server, common, named, workers, asyncio.get_running_loop(), threading.current_thread()))
-        started.set()
+        begun.set_result(
+            Running(settings, registry, server, common, named, workers, asyncio.get_running_loop(), threading.current_thread())
+        )
         await serving
 
-    threading.Thread(target=lambda: asyncio.run(main()), daemon=True).start()
-    assert started.wait(60), "the server did not start"
-    return begun[0]
+    def run() -> None:
+        try:
+            asyncio.run(main())
+        except BaseException as error:
+            if begun.done():
+                raise
+            begun.set_exception(error)
+
+    threading.Thread(target=run, name="server", daemon=True).start()
+    return begun.result(60)
 
 
 def _settled(registry: Registry) -> bool:
