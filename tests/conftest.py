@@ -53,10 +53,11 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 # What takes longest, the longest first: it begins first, so that short files fill both processes to the end. Names of groups, and files.
 LONGEST = (
-    "compiler/frontend/test_digests.py",
+    "demo server",
     "console",
     "bits of the demo",
     "server/workers/test_supervisor.py",
+    "compiler/frontend/test_digests.py",
     "compiler/backends/cpu/schedule/test_attention.py",
     "compiler/backends/cpu/schedule/test_integer.py",
     "inspection",
@@ -73,10 +74,6 @@ LONGEST = (
     "deploy/bench/serving/test_serve.py",
 )
 
-# Ends its process: the GPU in software takes room in the middle of the address space, and LLVM's loader ends a process in which it then
-# finds no room for all parts of an object within 2 GiB.
-LAST = "demo server"
-
 
 def _group_of(item: pytest.Item) -> str:
     marker = item.get_closest_marker("xdist_group")
@@ -90,7 +87,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(_group_of(item)))
     rank = {name: number for number, name in enumerate(LONGEST)}
-    rank[LAST] = len(rank) + 1
     items.sort(key=lambda item: rank.get(_group_of(item), len(LONGEST)))
 
 

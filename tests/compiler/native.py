@@ -7,7 +7,6 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import llvmlite.binding as llvm
 import pytest
 from numpy.typing import NDArray
 
@@ -18,6 +17,7 @@ from compiler.ir.dims import DimVar
 from compiler.ir.loops.prim_func import PrimFunc
 from compiler.ir.loops.scalars import ScalarParam
 from compiler.machine.target import Target, host
+from runtime.device.cpu.code import ObjectCode
 
 Array = NDArray[Any]
 
@@ -29,10 +29,7 @@ class Native:
         self.prim = prim
         self.kernel: KernelCode = emit_kernel("kernel", prim, target)
         self.code: LinkedCode = link([self.kernel], target)
-        machine = llvm.Target.from_default_triple().create_target_machine()
-        self._engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
-        self._engine.add_object_file(llvm.ObjectFileRef.from_data(self.code.object))
-        self._engine.finalize_object()
+        self._loaded = ObjectCode(self.code.object)
 
     def __call__(
         self, arrays: Sequence[Array], dims: Mapping[DimVar, int] | None = None, scalars: Mapping[ScalarParam, float] | None = None
@@ -57,7 +54,7 @@ class Native:
             body(pointers, packed, 0, middle)
 
     def _function(self, symbol: str, result: Any, *args: Any) -> Callable[..., Any]:
-        address = self._engine.get_function_address(symbol)
+        address = self._loaded.address(symbol)
         assert address, symbol
         return ctypes.CFUNCTYPE(result, *args)(address)
 

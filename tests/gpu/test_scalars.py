@@ -10,6 +10,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from runtime.device.cpu import elf
+from runtime.device.cpu.code import ObjectCode
 from tests.gpu.kernels import Card, ptx_of
 
 DTYPES = {
@@ -75,10 +77,10 @@ ret void
         return card.read(out, (COUNT,), DTYPES[result]), meaning(*arrays)
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
-    engine = llvm.create_mcjit_compiler(
-        llvm.parse_assembly(f"{declared}\n{function}\n{host}"), llvm.Target.from_default_triple().create_target_machine()
-    )
-    call = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * len(parameters), ctypes.c_int64)(engine.get_function_address("h"))
+    machine = llvm.Target.from_default_triple().create_target_machine(reloc="pic", codemodel="small")
+    native = machine.emit_object(llvm.parse_assembly(f"{declared}\n{function}\n{host}"))
+    code = ObjectCode(native, elf.read(native).undefined)
+    call = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * len(parameters), ctypes.c_int64)(code.address("h"))
     expected = np.zeros(COUNT, DTYPES[result])
     addresses = [a.ctypes.data for a in (*arrays, expected)]
     for i in range(COUNT):

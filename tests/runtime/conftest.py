@@ -82,7 +82,7 @@ exit:
 def compile_ir(text: str) -> bytes:
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
-    machine = llvm.Target.from_default_triple().create_target_machine(opt=1, reloc="pic")
+    machine = llvm.Target.from_default_triple().create_target_machine(opt=1, reloc="pic", codemodel="small")
     return machine.emit_object(llvm.parse_assembly(text))
 
 

@@ -2,38 +2,46 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import llvmlite.binding as llvm
+import ctypes
+import mmap
+import os
 
 from runtime.device.cpu import elf
+from runtime.device.cpu.link import Places, linked
 from runtime.errors import UnresolvedSymbol
 
-# What LLVM may call for a copy of memory, and the name that position-independent code has for a table the loader makes. Everything
-# else must be in the object itself.
-_FROM_THE_SYSTEM = frozenset({"memcpy", "memmove", "memset", "_GLOBAL_OFFSET_TABLE_"})
+COPIES = frozenset({"memcpy", "memmove", "memset"})  # LLVM may call them
+
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class ObjectCode:
-    """Machine code, loaded. Addresses are valid as long as this object lives."""
+    """Machine code, loaded. Addresses are valid as long as this object lives.
 
-    def __init__(self, code: bytes) -> None:
-        self._symbols, undefined = elf.symbols(code)
-        if missing := sorted(undefined - _FROM_THE_SYSTEM):
+    All sections lie in one block. LLVM's own loader maps each section where there is room, and ends the process if two of them lie too
+    far apart for a relative address.
+    """
+
+    def __init__(self, code: bytes, imports: frozenset[str] = COPIES) -> None:
+        """`imports` are the functions of the C library that the object may call."""
+        parts = elf.read(code)
+        if missing := sorted(parts.undefined - imports):
             raise UnresolvedSymbol(f"the object code refers to {', '.join(missing)}, which nothing defines")
-        self._engine = jit_engine()
-        self._engine.add_object_file(llvm.ObjectFileRef.from_data(code))
-        self._engine.finalize_object()
+        places = Places.of(parts)
+        self._block = mmap.mmap(-1, -(-places.num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self._begin = ctypes.addressof(ctypes.c_char.from_buffer(self._block))
+        self._block[: places.num_bytes] = linked(parts, places, self._begin, _function_of_libc)
+        if _libc.mprotect(ctypes.c_void_p(self._begin), ctypes.c_size_t(len(self._block)), mmap.PROT_READ | mmap.PROT_EXEC):
+            raise OSError(ctypes.get_errno(), f"memory for code cannot be made executable: {os.strerror(ctypes.get_errno())}")
+        self._offsets = {symbol.name: places.of_symbol(symbol) for symbol in parts.symbols if symbol.is_global and symbol.section}
 
     def address(self, symbol: str) -> int:
-        if symbol not in self._symbols:
+        if symbol not in self._offsets:
             raise UnresolvedSymbol(f"the object code does not define {symbol!r}")
-        return self._engine.get_function_address(symbol)
+        return self._begin + self._offsets[symbol]
 
 
-def jit_engine(module: llvm.ModuleRef | None = None) -> Any:
-    """LLVM's loader for code of this machine, with `module` compiled into it."""
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
-    target = llvm.Target.from_default_triple().create_target_machine(opt=3, jit=True)
-    return llvm.create_mcjit_compiler(module or llvm.parse_assembly(""), target)
+def _function_of_libc(name: str) -> int:
+    address = ctypes.cast(getattr(_libc, name), ctypes.c_void_p).value
+    assert address is not None
+    return address

@@ -1,10 +1,9 @@
-"""What an ELF object refers to. LLVM's loader ends the process over an unknown name, another machine's code or an address that does
-not fit, so all of that is looked for here first."""
+"""Read ELF objects: sections to load, symbols, relocations. A damaged object raises DamagedCode here, before any of its code is loaded."""
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from runtime.device.cpu.host import ARCH
@@ -17,59 +16,112 @@ _SYMBOL = struct.Struct("<IBBHQQ")
 _RELOCATION = struct.Struct("<QQq")
 
 _RELOCATABLE = 1  # kind of file
-_SYMBOLS, _RELOCATIONS = 2, 4  # kinds of sections
-_ABSOLUTE_32 = {10, 11}  # kinds of relocations on x86-64: an address in 32 bits
+_SYMBOLS, _RELOCATIONS, _NO_BITS = 2, 4, 8  # kinds of sections
+_WRITE, _ALLOC = 1, 2  # flags of sections
+_ABSOLUTE_NUMBER = 0xFFF1  # of a symbol that lies in no section
+_MOST_ALIGNMENT = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class _Section:
+class Section:
     kind: int
-    offset: int
+    flags: int
+    offset: int  # in the file
     size: int
     link: int
-    first_global: int
+    info: int
+    alignment: int
+
+    @property
+    def is_loaded(self) -> bool:
+        return bool(self.flags & _ALLOC) and self.size > 0
 
 
-def symbols(code: bytes) -> tuple[frozenset[str], frozenset[str]]:
-    """Names that the object defines, and names that it only uses."""
+@dataclass(frozen=True, slots=True)
+class Symbol:
+    name: str
+    section: int  # 0: the object only uses it
+    value: int  # its offset in the section
+    is_global: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Relocation:
+    section: int  # the section that is changed
+    offset: int
+    kind: int
+    symbol: int
+    addend: int
+
+
+@dataclass(frozen=True, slots=True)
+class Object:
+    code: bytes
+    arch: str
+    sections: Sequence[Section]
+    symbols: Sequence[Symbol]
+    relocations: Sequence[Relocation]
+
+    @property
+    def defined(self) -> frozenset[str]:
+        return frozenset(s.name for s in self.symbols if s.is_global and s.section)
+
+    @property
+    def undefined(self) -> frozenset[str]:
+        return frozenset(s.name for s in self.symbols if s.is_global and not s.section)
+
+
+def read(code: bytes, arch: str = ARCH) -> Object:
+    """The object in `code`; every section, symbol and relocation lies where its numbers say."""
     try:
-        machine, sections = _sections(code)
-        if machine == _MACHINES["x86_64"] and _ABSOLUTE_32 & set(_relocation_types(code, sections)):
-            raise DamagedCode("the object code holds absolute addresses; compile it as position-independent code")
-        named = list(_globals(code, sections))
+        sections = list(_sections(code, arch))
+        symbols = [symbol for section in sections if section.kind == _SYMBOLS for symbol in _symbols(code, section, sections)]
+        relocations = [r for section in sections if section.kind == _RELOCATIONS for r in _relocations(code, section, sections)]
     except (struct.error, ValueError, IndexError, OverflowError) as error:
         raise DamagedCode(f"the object code is not a valid ELF object: {error}") from error
-    return frozenset(n for n, defined in named if defined), frozenset(n for n, defined in named if not defined)
+    if any(not 0 <= r.symbol < len(symbols) for r in relocations):
+        raise DamagedCode("the object code relocates by a symbol that it does not have")
+    return Object(code, arch, sections, symbols, relocations)
 
 
-def _sections(code: bytes) -> tuple[int, list[_Section]]:
+def _sections(code: bytes, arch: str) -> Iterator[Section]:
     ident, kind, machine, _, _, _, table, _, _, _, _, entry, count, _ = _HEADER.unpack_from(code)
     if ident[:6] != b"\x7fELF\x02\x01" or kind != _RELOCATABLE:
         raise DamagedCode("the object code is not a relocatable 64-bit ELF object")
-    if machine != _MACHINES.get(ARCH):
-        raise DamagedCode(f"the object code is for ELF machine {machine}, this machine is {ARCH}")
-    sections: list[_Section] = []
+    if machine != _MACHINES.get(arch):
+        raise DamagedCode(f"the object code is for ELF machine {machine}, this machine is {arch}")
     for i in range(count):
-        _, section_kind, _, _, offset, size, link, info, _, _ = _SECTION.unpack_from(code, table + i * entry)
-        sections.append(_Section(section_kind, offset, size, link, info))
-    return machine, sections
+        _, section_kind, flags, _, offset, size, link, info, alignment, _ = _SECTION.unpack_from(code, table + i * entry)
+        section = Section(section_kind, flags, offset, size, link, info, max(alignment, 1))
+        if section_kind != _NO_BITS and offset + size > len(code):
+            raise DamagedCode(f"section {i} of the object code ends behind the object: {offset + size} of {len(code)} bytes")
+        if section.is_loaded:
+            if flags & _WRITE or section_kind == _NO_BITS:
+                raise DamagedCode(f"section {i} of the object code is writable; kernels have no data of their own")
+            if section.alignment & (section.alignment - 1) or section.alignment > _MOST_ALIGNMENT:
+                raise DamagedCode(
+                    f"section {i} of the object code is aligned to {alignment}; expected a power of two up to {_MOST_ALIGNMENT}"
+                )
+        yield section
 
 
-def _globals(code: bytes, sections: list[_Section]) -> Iterator[tuple[str, bool]]:
-    """Each global name, and whether the object defines it."""
-    for section in sections:
-        if section.kind != _SYMBOLS:
-            continue
-        names = sections[section.link].offset
-        for at in range(section.offset + section.first_global * _SYMBOL.size, section.offset + section.size, _SYMBOL.size):
-            name, _, _, defined_in, _, _ = _SYMBOL.unpack_from(code, at)
-            start = names + name
-            yield code[start : code.index(b"\0", start)].decode(), defined_in != 0
+def _symbols(code: bytes, table: Section, sections: Sequence[Section]) -> Iterator[Symbol]:
+    names = sections[table.link].offset
+    for i, at in enumerate(range(table.offset, table.offset + table.size, _SYMBOL.size)):
+        name, _, _, section, value, _ = _SYMBOL.unpack_from(code, at)
+        if section < len(sections):
+            inside = section == 0 or not sections[section].is_loaded or value <= sections[section].size
+        else:
+            inside = section == _ABSOLUTE_NUMBER and i < table.info  # the name of the source file
+        if not inside:
+            raise DamagedCode(f"symbol {i} of the object code lies in no section")
+        start = names + name
+        yield Symbol(code[start : code.index(b"\0", start)].decode(), section, value, i >= table.info)
 
 
-def _relocation_types(code: bytes, sections: list[_Section]) -> Iterator[int]:
-    for section in sections:
-        if section.kind == _RELOCATIONS:
-            for at in range(section.offset, section.offset + section.size, _RELOCATION.size):
-                _, info, _ = _RELOCATION.unpack_from(code, at)
-                yield info & 0xFFFFFFFF
+def _relocations(code: bytes, table: Section, sections: Sequence[Section]) -> Iterator[Relocation]:
+    if not sections[table.info].is_loaded:
+        return  # of debug information
+    for at in range(table.offset, table.offset + table.size, _RELOCATION.size):
+        offset, info, addend = _RELOCATION.unpack_from(code, at)
+        yield Relocation(table.info, offset, info & 0xFFFFFFFF, info >> 32, addend)

@@ -24,7 +24,7 @@ import llvmlite.binding as llvm
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.device.cpu.code import jit_engine
+from runtime.device.cpu.code import COPIES, ObjectCode
 from runtime.device.cpu.host import ARCH
 from runtime.device.cpu.memory import host_buffer
 from runtime.errors import OutOfMemory
@@ -36,6 +36,7 @@ OVERSUBSCRIBED_SPIN_S = 1e-6  # a spinning thread may be what keeps the one it w
 GUARD = 64 << 10  # below a stack, nobody may touch it: a page of any machine
 STACK_SPARE = 256 << 10  # beside what kernels ask for: registers that they spill, signals, the loop that calls them; lazily taken
 
+SLEEPING = frozenset({"syscall", "usleep"})  # functions of the C library by which a thread sleeps
 _FUTEX = {"x86_64": 202, "aarch64": 98}
 _PAUSE = {
     "x86_64": "call void @llvm.x86.sse2.pause()\n  ret void\n}\ndeclare void @llvm.x86.sse2.pause()",
@@ -62,8 +63,9 @@ class _Native:
 
     def __init__(self) -> None:
         llvm.initialize_native_target()
-        self._engine = jit_engine(native_module(ARCH, sys.platform))
-        self._engine.finalize_object()
+        llvm.initialize_native_asmprinter()
+        machine = llvm.Target.from_default_triple().create_target_machine(opt=3, reloc="pic", codemodel="small")
+        self._code = ObjectCode(machine.emit_object(native_module(ARCH, sys.platform)), COPIES | SLEEPING)
         self.run_alone = self._function("run_alone", ctypes.c_void_p, ctypes.c_void_p)
         self.lead = self._function("lead", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
         self.help = self._function("help", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
@@ -71,7 +73,7 @@ class _Native:
         self.spin = self._function("spin", ctypes.c_uint32)
 
     def _function(self, name: str, *types: Any) -> Callable[..., None]:
-        return ctypes.CFUNCTYPE(None, *types)(self._engine.get_function_address(name))
+        return ctypes.CFUNCTYPE(None, *types)(self._code.address(name))
 
     def spins_per_second(self) -> float:
         start = time.perf_counter()

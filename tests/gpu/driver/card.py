@@ -22,7 +22,7 @@ from tests.gpu.driver.calls import DriverError, Result
 from tests.gpu.ptx.memory import Memory
 
 SHARED_LIMITS = {(8, 0): 166912, (8, 9): 101376, (9, 0): 232448, (10, 0): 232448}  # bytes that a block may have
-PINNED_BYTES = 1 << 28  # of the host. With the memory of a card less than 2 GiB: parts of an object lie no further apart
+PINNED_BYTES = 1 << 32  # of the host
 
 
 @dataclass(slots=True, eq=False)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+from itertools import pairwise
 
 import llvmlite.binding as llvm
 import numpy as np
@@ -12,7 +13,17 @@ from hypothesis import strategies as st
 from runtime.device.cpu import elf
 from runtime.device.cpu.code import ObjectCode
 from runtime.device.cpu.host import ARCH
+from runtime.device.cpu.link import Places, linked
+from runtime.device.cpu.relocate import RULES
 from runtime.errors import DamagedCode, RuntimeFault, UnresolvedSymbol
+
+TABLE = f"""
+@table = internal constant [9 x i64] [{", ".join(f"i64 {i * i + 3}" for i in range(9))}]
+define i64 @f(i64 %i) {{
+  %p = getelementptr i64, ptr @table, i64 %i
+  %x = load i64, ptr %p
+  ret i64 %x
+}}"""
 
 
 def test_code_is_called_by_address(object_code: bytes) -> None:
@@ -20,6 +31,31 @@ def test_code_is_called_by_address(object_code: bytes) -> None:
     grid = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(code.address("grid"))
     dims = np.array([41], np.int64)
     assert grid(dims.ctypes.data) == 41
+
+
+def test_a_block_holds_all_sections_of_an_object(compile_object) -> None:
+    """Code reads its constants by relative addresses of 32 bits. Were each section mapped apart, wherever there is room, they might lie
+    further apart than that."""
+    parts = elf.read(compile_object(TABLE))
+    assert sum(section.is_loaded for section in parts.sections) > 1
+    places = Places.of(parts)
+    for begin in (1 << 16, 1 << 46):
+        assert linked(parts, places, begin, int) == linked(parts, places, 1 << 20, int)
+    ends = sorted((offset, offset + parts.sections[i].size) for i, offset in places.sections.items())
+    assert all(end <= begin for (_, end), (begin, _) in pairwise(ends)) and ends[-1][1] <= places.num_bytes
+    assert all(offset % parts.sections[i].alignment == 0 for i, offset in places.sections.items())
+    code = ObjectCode(parts.code)
+    get = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(code.address("f"))
+    assert [get(i) for i in range(9)] == [i * i + 3 for i in range(9)]
+
+
+def test_code_is_not_writable(object_code: bytes) -> None:
+    code = ObjectCode(object_code)
+    page = f"{code.address('grid') >> 12:x}"
+    with open("/proc/self/maps") as maps:
+        ranges = [line.split()[:2] for line in maps]
+    [rights] = [r for span, r in ranges for low, high in [span.split("-")] if int(low, 16) >> 12 <= int(page, 16) < int(high, 16) >> 12]
+    assert rights == "r-xp"
 
 
 def test_an_unknown_symbol_is_named(object_code: bytes) -> None:
@@ -48,19 +84,12 @@ def test_copies_of_memory_may_come_from_the_system(compile_object) -> None:
 
 @pytest.mark.skipif(ARCH != "x86_64", reason="other machines address relative to the code")
 def test_absolute_addresses_are_refused() -> None:
-    """The loader would end the process: the code lies above what 32 bits can address."""
+    """The code lies above what 32 bits can address."""
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     machine = llvm.Target.from_default_triple().create_target_machine(reloc="static", codemodel="small")
-    text = """
-    @table = internal constant [2 x i64] [i64 3, i64 4]
-    define i64 @f(i64 %i) {
-      %p = getelementptr i64, ptr @table, i64 %i
-      %x = load i64, ptr %p
-      ret i64 %x
-    }"""
     with pytest.raises(DamagedCode, match="position-independent"):
-        ObjectCode(machine.emit_object(llvm.parse_assembly(text)))
+        ObjectCode(machine.emit_object(llvm.parse_assembly(TABLE)))
 
 
 def test_code_of_another_machine_is_refused(object_code: bytes) -> None:
@@ -73,7 +102,7 @@ def test_code_of_another_machine_is_refused(object_code: bytes) -> None:
 def test_any_bytes_give_a_typed_error(data: bytes) -> None:
     for code in (data, b"\x7fELF\x02\x01" + data):
         with pytest.raises(RuntimeFault):
-            elf.symbols(code)
+            elf.read(code)
 
 
 @given(st.data())
@@ -82,4 +111,16 @@ def test_damaged_headers_do_no_harm(object_code: bytes, data: st.DataObject) -> 
     for _ in range(data.draw(st.integers(1, 4))):
         damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
     with contextlib.suppress(RuntimeFault):
-        elf.symbols(bytes(damaged))
+        parts = elf.read(bytes(damaged))
+        linked(parts, Places.of(parts), 1 << 40, lambda _: 1 << 41)
+
+
+def test_code_with_data_of_its_own_is_refused(compile_object) -> None:
+    with pytest.raises(DamagedCode, match="writable"):
+        ObjectCode(compile_object("@x = global i64 3\ndefine i64 @f() {\n %x = load i64, ptr @x\n ret i64 %x\n}"))
+
+
+@pytest.mark.parametrize(("at", "number"), [(0, 1 << 31), (0, -(1 << 31) - 1)])
+def test_an_address_too_far_away_is_refused(at: int, number: int) -> None:
+    with pytest.raises(DamagedCode, match="32 bits cannot hold"):
+        RULES["x86_64"][2].write(bytearray(4), at, number)

@@ -20,7 +20,7 @@ from compiler.ir.loops.prim_func import PrimFunc
 from compiler.ir.loops.write import Kernel
 from compiler.ir.text.parser import parse
 from compiler.machine.target import NAMED, get, host
-from runtime.device.cpu.elf import symbols
+from runtime.device.cpu import elf
 from runtime.executable import Executable
 from runtime.session import Session
 
@@ -54,12 +54,12 @@ def test_ptx_is_for_the_target(name: str) -> None:
 def test_kernels_name_entries_of_the_ptx_and_grids_of_the_host(executable: Executable) -> None:
     entries = set(re.findall(r"\.visible \.entry (\S+)\(", executable.object_code.decode()))
     assert executable.host is not None and executable.host.target == host().key
-    defined, used = symbols(executable.host.object_code)
+    host_code = elf.read(executable.host.object_code)
     phases = [phase for kernel in executable.meta.kernels for phase in kernel.phases]
-    assert phases and {p.body for p in phases} == entries and {p.grid for p in phases} <= defined and not used
+    assert phases and {p.body for p in phases} == entries and {p.grid for p in phases} <= host_code.defined and not host_code.undefined
     assert {p.threads for p in phases} == {128}
     derived = {f.derive for f in executable.meta.functions.values() if f.derive}
-    assert derived <= defined
+    assert derived <= host_code.defined
 
 
 def test_global_memory_is_read_as_such(executable: Executable) -> None:
