@@ -16,25 +16,21 @@ iterations of a thread loop run side by side; a barrier stands behind a thread l
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from compiler.bytecode.kernel import KernelCode, PhaseSymbols
-from compiler.codegen.expressions import FALSE, TRUE, Expressions, runs
-from compiler.codegen.memory import Storage
-from compiler.codegen.scalars import Value, memory, register
-from compiler.ir.dims import ONE, DimVar
-from compiler.ir.dtypes import DType
+from compiler.codegen.expressions import Expressions
+from compiler.codegen.kernel import Phase, kernel_of
+from compiler.codegen.parameters import Parameters
+from compiler.codegen.statements import Statements, constant_extent
 from compiler.ir.errors import CompileError
-from compiler.ir.loops.attention import Attention
 from compiler.ir.loops.buffers import Buffer, Scope
-from compiler.ir.loops.functions import Fn
 from compiler.ir.loops.prim_func import PrimFunc
-from compiler.ir.loops.scalars import ScalarParam
-from compiler.ir.loops.statements import Allocate, For, Let, LoopKind, Seq, Stmt, Store, Tile, When
-from compiler.ir.loops.visit import statements, walk_stmts
-from compiler.ir.prove import bounds
-from compiler.llvm.indices import Index, Indices
+from compiler.ir.loops.statements import For, LoopKind, Stmt, Store
+from compiler.ir.loops.visit import walk_stmts
+from compiler.llvm.indices import Index
 from compiler.llvm.ssa import Code
-from compiler.machine.intrinsics.base import Intrinsic
 from compiler.machine.target import Target
 
 GLOBAL, SHARED = "ptr addrspace(1)", "ptr addrspace(3)"
@@ -52,21 +48,7 @@ work:""".splitlines()
 
 
 def emit_kernel(name: str, prim: PrimFunc, target: Target) -> KernelCode:
-    kernel = _Kernel(prim, target)
-    try:
-        phases = [kernel.phase(f"{name}.p{i}", stmt) for i, stmt in enumerate(statements(prim.body))]
-    except CompileError as error:
-        raise CompileError(f"in kernel {name!r}: {error}") from error
-    return KernelCode(
-        name,
-        "\n".join(text for _, text, _ in phases),
-        tuple(symbols for symbols, _, _ in phases),
-        frozenset(kernel.math),
-        len(prim.buffers),
-        len(kernel.dims),
-        kernel.stack_bytes,
-        "\n".join(grid for _, _, grid in phases),
-    )
+    return kernel_of(name, prim, partial(_phase, target))
 
 
 def ptx_name(symbol: str) -> str:
@@ -74,83 +56,32 @@ def ptx_name(symbol: str) -> str:
     return re.sub(r"\W", "$", symbol)
 
 
-class _Kernel:
-    """What the phases of one kernel have in common: the record."""
-
-    def __init__(self, prim: PrimFunc, target: Target) -> None:
-        self.target = target
-        self.buffers = prim.buffers
-        self.dims: tuple[DimVar | ScalarParam, ...] = (*prim.dim_vars, *(p for p in prim.params if isinstance(p, ScalarParam)))
-        self.math: set[tuple[Fn, int]] = set()
-        self.stack_bytes = 0
-        shared = {number for pair in prim.attrs.get("inplace", ()) for number in pair}
-        num_inputs = len(self.buffers) - prim.num_outputs
-        pointers = [
-            f"ptr {'' if i in shared else 'noalias '}{'readonly ' if i < num_inputs else ''}noundef %b{i}" for i in range(len(self.buffers))
-        ]
-        self.params = ", ".join([*pointers, *(f"i64 {_range(d)}%d{i}" for i, d in enumerate(self.dims))])
-
-    def phase(self, symbol: str, stmt: Stmt) -> tuple[PhaseSymbols, str, str]:
-        """The symbols of a phase, its code for the GPU, and that for the host."""
-        name, threads = ptx_name(symbol), _num_threads(stmt)
-        symbols = PhaseSymbols(name, f"{symbol}.grid", threads)
-        return symbols, "\n".join((*self._run(name, stmt), self._entry(name, threads))), self._grid(symbols.grid, stmt)
-
-    def _run(self, name: str, stmt: Stmt) -> tuple[str, ...]:
-        code = Code()
-        expressions = Expressions(code, self._scalar_params(code))
-        expressions.memory.storage = {b: Storage(f"%b{i}") for i, b in enumerate(self.buffers)}
-        expressions.indices.env = {d: Index(f"%d{i}") for i, d in enumerate(self.dims) if isinstance(d, DimVar)}
-        phase = _Statements(code, expressions, self.target, name)
-        phase.run(stmt)
-        self.math |= code.math
-        self.stack_bytes = max(self.stack_bytes, code.stack_bytes)
-        head = f"define internal void @{name}$run({self.params}) #1 {{\nentry:"
-        return (*phase.shared, f"{head}\n{code.text()}\n  ret void\n}}")
-
-    def _entry(self, name: str, threads: int) -> str:
-        """The function that is launched."""
-        lines: list[str] = []
-        arguments: list[str] = []
-        for i in range(len(self.buffers) + len(self.dims)):
-            kind = GLOBAL if i < len(self.buffers) else "i64"
-            lines.append(f"  %p{i} = getelementptr i64, {GLOBAL} %record, i64 {i + 1}")
-            lines.append(f"  %w{i} = load {kind}, {GLOBAL} %p{i}, align 8, !invariant.load !0")
-            if kind == GLOBAL:
-                lines.append(f"  %g{i} = addrspacecast {GLOBAL} %w{i} to ptr")
-            arguments.append(f"ptr %g{i}" if kind == GLOBAL else f"i64 %w{i}")
-        lines.append(f"  call void @{name}$run({', '.join(arguments)})")
-        head = f'define ptx_kernel void @{name}({GLOBAL} noundef %record) nounwind "nvvm.reqntid"="{threads}"'
-        return "\n".join((f"{head} {{", *_BEGUN, *lines, "  ret void", "}"))
-
-    def _grid(self, symbol: str, stmt: Stmt) -> str:
-        """The extent of the outermost block loop."""
-        code = Code()
-        indices = Indices(code)
-        for i, dim in enumerate(self.dims):
-            if isinstance(dim, DimVar):
-                pointer = code.hoist(0, f"getelementptr i64, ptr %dims, i64 {i}")
-                indices.env[dim] = Index(code.hoist(0, f"load i64, ptr {pointer}, align 8"))
-        if not isinstance(stmt, For) or stmt.kind is not LoopKind.BLOCK:
-            raise CompileError("a phase is no loop over blocks; schedule it first (pass schedule_kernels)")
-        blocks = indices.value(stmt.extent)
-        return f"define i64 @{symbol}(ptr %dims) #0 {{\nentry:\n{code.text()}\n  ret i64 {blocks.value}\n}}"
-
-    def _scalar_params(self, code: Code) -> dict[ScalarParam, Value]:
-        return {p: Value(_from_word(code, f"%d{i}", p.dtype), p.dtype) for i, p in enumerate(self.dims) if isinstance(p, ScalarParam)}
+def _phase(target: Target, symbol: str, parameters: Parameters, stmt: Stmt) -> Phase:
+    name, threads, code = ptx_name(symbol), _num_threads(stmt), Code()
+    statements = _Statements(code, parameters.expressions(code), target, name)
+    statements.run(stmt)
+    run = f"define internal void @{name}$run({parameters.text}) #1 {{\nentry:\n{code.text()}\n  ret void\n}}"
+    if not isinstance(stmt, For) or stmt.kind is not LoopKind.BLOCK:
+        raise CompileError("a phase is no loop over blocks; schedule it first (pass schedule_kernels)")
+    symbols = PhaseSymbols(name, f"{symbol}.grid", threads)
+    grid = parameters.grid(symbols.grid, lambda indices: indices.value(stmt.extent))
+    return Phase(symbols, code, "\n".join((*statements.shared, run, _entry(name, threads, parameters))), grid)
 
 
-def _range(dim: DimVar | ScalarParam) -> str:
-    if isinstance(dim, ScalarParam):
-        return ""
-    low, high = bounds(dim)
-    return "" if low is None else f"range(i64 {low}, {-(2**63) if high is None else high + 1}) "
-
-
-def _from_word(code: Code, word: str, dtype: DType) -> str:
-    if dtype.is_float:
-        return code.hoist(0, f"fptrunc double {code.hoist(0, f'bitcast i64 {word} to double')} to float")
-    return word if dtype is DType.I64 else code.hoist(0, f"trunc i64 {word} to {register(dtype)}")
+def _entry(name: str, threads: int, parameters: Parameters) -> str:
+    """The function that is launched."""
+    lines: list[str] = []
+    arguments: list[str] = []
+    for i in range(len(parameters.buffers) + len(parameters.dims)):
+        kind = GLOBAL if i < len(parameters.buffers) else "i64"
+        lines.append(f"  %p{i} = getelementptr i64, {GLOBAL} %record, i64 {i + 1}")
+        lines.append(f"  %w{i} = load {kind}, {GLOBAL} %p{i}, align 8, !invariant.load !0")
+        if kind == GLOBAL:
+            lines.append(f"  %g{i} = addrspacecast {GLOBAL} %w{i} to ptr")
+        arguments.append(f"ptr %g{i}" if kind == GLOBAL else f"i64 %w{i}")
+    lines.append(f"  call void @{name}$run({', '.join(arguments)})")
+    head = f'define ptx_kernel void @{name}({GLOBAL} noundef %record) nounwind "nvvm.reqntid"="{threads}"'
+    return "\n".join((f"{head} {{", *_BEGUN, *lines, "  ret void", "}"))
 
 
 def _thread_loops(stmt: Stmt) -> list[For]:
@@ -158,67 +89,56 @@ def _thread_loops(stmt: Stmt) -> list[For]:
 
 
 def _num_threads(stmt: Stmt) -> int:
-    """Of a block: as many as its longest thread loop has iterations."""
-    return max((_constant(loop) for loop in _thread_loops(stmt)), default=1)
+    """The threads of a block: one for each iteration of the longest thread loop."""
+    return max((constant_extent(loop) for loop in _thread_loops(stmt)), default=1)
 
 
-class _Statements:
-    """Where the code stands: the block loops around are run by all threads of a block together, what is in a thread loop by each."""
+class _Statements(Statements):
+    """All threads of a block run its block loops together; each thread runs its own iteration of a thread loop."""
 
     def __init__(self, code: Code, expressions: Expressions, target: Target, name: str) -> None:
-        self.code, self.expressions, self.target = code, expressions, target
-        self.indices, self.memory = expressions.indices, expressions.memory
+        super().__init__(code, expressions, target)
         self.shared: list[str] = []  # definitions of arrays in shared memory
         self.in_thread = False
         self._name = name
 
-    def run(self, stmt: Stmt) -> None:
-        match stmt:
-            case Seq(stmts=stmts):
-                for i, s in enumerate(stmts):
-                    self.run(s)
-                    if not self.in_thread and i + 1 < len(stmts) and _thread_loops(s):
-                        self.code.do("call void @llvm.nvvm.barrier.cta.sync.aligned.all(i32 0)")
-            case For():
-                self._loop(stmt)
-            case Let(var=var, value=value, body=body):
-                bound = self.expressions.scalars.cast(self.expressions.value(value), DType.I64)
-                with self.code.scope() as level:
-                    self.indices.env[var] = Index(bound.operand, level)
-                    self.run(body)
-            case Store(buffer=buffer, indices=indices, value=value):
-                if not self.in_thread:
-                    raise CompileError(f"buffer {buffer.name} is written outside of a thread loop; give the block one")
-                result = self.expressions.scalars.cast(self.expressions.value(value), buffer.dtype)
-                self.memory.store(buffer, indices, result)
-            case When():
-                self._when(stmt)
-            case Allocate():
-                self._allocate(stmt)
-            case Tile():
-                self._tile(stmt)
-            case Attention():
-                raise CompileError("attention has no loops yet; schedule it first (pass schedule_kernels)")
+    def sequence(self, stmts: Sequence[Stmt]) -> None:
+        for i, stmt in enumerate(stmts):
+            self.run(stmt)
+            if not self.in_thread and i + 1 < len(stmts) and _thread_loops(stmt):
+                self._barrier()
 
-    def _loop(self, loop: For) -> None:
+    def loop(self, loop: For) -> None:
         match loop.kind:
             case LoopKind.BLOCK:
-                end = str(self.indices.value(loop.extent).value)
-                with self.code.loop(self._special("ctaid"), end, step=self._special("nctaid")) as counter:
-                    self.indices.env[loop.var] = Index(counter, self.code.level)
-                    self.run(loop.body)
-                    if len(_thread_loops(loop.body)) > 1:  # the next iteration writes what this one may still read
-                        self.code.do("call void @llvm.nvvm.barrier.cta.sync.aligned.all(i32 0)")
+                self._blocks(loop)
             case LoopKind.THREAD:
                 self._threads(loop)
-            case LoopKind.SERIAL:
-                self._serial(loop)
-            case LoopKind.UNROLL:
-                for i in range(_constant(loop)):
-                    self.indices.env[loop.var] = Index(i)
-                    self.run(loop.body)
-            case LoopKind.PARALLEL | LoopKind.VECTOR:
-                raise CompileError(f"{loop.kind} loop {loop.var.name} is for a CPU; schedule it in blocks and threads")
+            case kind:
+                raise CompileError(f"{kind} loop {loop.var.name} is for a CPU; schedule it in blocks and threads")
+
+    def store(self, store: Store) -> None:
+        if not self.in_thread:
+            raise CompileError(f"buffer {store.buffer.name} is written outside of a thread loop; give the block one")
+        super().store(store)
+
+    def allocator(self, buffer: Buffer) -> Callable[[str], str]:
+        match buffer.scope:
+            case Scope.LOCAL if self.in_thread:
+                return self.code.alloca
+            case Scope.SHARED if not self.in_thread:
+                return self._shared_array
+            case scope:
+                wanted = "local memory inside of a thread loop, shared memory outside"
+                raise CompileError(f"buffer {buffer.name} is allocated in {scope} memory; expected {wanted}")
+
+    def _blocks(self, loop: For) -> None:
+        end = str(self.indices.value(loop.extent).value)
+        with self.code.loop(self._special("ctaid"), end, step=self._special("nctaid")) as counter:
+            self.indices.env[loop.var] = Index(counter, self.code.level)
+            self.run(loop.body)
+            if len(_thread_loops(loop.body)) > 1:  # the next iteration writes what this one may still read
+                self._barrier()
 
     def _threads(self, loop: For) -> None:
         if self.in_thread:
@@ -226,68 +146,17 @@ class _Statements:
         thread = self._special("tid")
         self.indices.env[loop.var] = Index(thread)
         self.in_thread = True
-        with self.code.when(self.code.op(f"icmp slt i64 {thread}, {_constant(loop)}")):
+        with self.code.when(self.code.op(f"icmp slt i64 {thread}, {constant_extent(loop)}")):
             self.run(loop.body)
         self.in_thread = False
+
+    def _barrier(self) -> None:
+        self.code.do("call void @llvm.nvvm.barrier.cta.sync.aligned.all(i32 0)")
 
     def _special(self, register: str) -> str:
         return self.code.hoist(0, f"zext i32 {self.code.hoist(0, f'call i32 @llvm.nvvm.read.ptx.sreg.{register}.x()')} to i64")
 
-    def _serial(self, loop: For) -> None:
-        if loop.extent == ONE:
-            self.indices.env[loop.var] = Index(0)
-            self.run(loop.body)
-            return
-        with self.code.loop("0", str(self.indices.value(loop.extent).value), runs=runs(loop.extent)) as counter:
-            self.indices.env[loop.var] = Index(counter, self.code.level)
-            self.run(loop.body)
-
-    def _when(self, when: When) -> None:
-        cond = self.expressions.value(when.cond)
-        if cond in (TRUE, FALSE):
-            chosen = when.then if cond == TRUE else when.orelse
-            if chosen is not None:
-                self.run(chosen)
-            return
-        with self.code.when(cond.operand):
-            self.run(when.then)
-        if when.orelse is not None:
-            with self.code.when(self.expressions.scalars.apply(Fn.NOT, [cond]).operand):
-                self.run(when.orelse)
-
-    def _allocate(self, allocate: Allocate) -> None:
-        buffer = allocate.buffer
-        size = 1
-        for extent in buffer.shape:
-            if not extent.is_const:
-                raise CompileError(f"{buffer.scope} buffer {buffer.name} has extent {extent}; expected a constant")
-            size *= extent.const
-        self.memory.storage[buffer] = Storage(self._array(buffer, f"[{size} x {memory(buffer.dtype)}]"), size)
-        self.run(allocate.body)
-
-    def _array(self, buffer: Buffer, type_: str) -> str:
-        match buffer.scope:
-            case Scope.LOCAL if self.in_thread:
-                return self.code.alloca(type_)
-            case Scope.SHARED if not self.in_thread:
-                name = f"@{self._name}$shared{len(self.shared)}"
-                self.shared.append(f"{name} = internal addrspace(3) global {type_} poison, align 16")
-                return self.code.hoist(0, f"addrspacecast {SHARED} {name} to ptr")
-            case scope:
-                wanted = "local memory inside of a thread loop, shared memory outside"
-                raise CompileError(f"buffer {buffer.name} is allocated in {scope} memory; expected {wanted}")
-
-    def _tile(self, tile: Tile) -> None:
-        op = tile.op
-        if not isinstance(op, Intrinsic) or not op.runs_on(self.target):
-            raise CompileError(f"tile {op.name} has no instructions on target {self.target.name}; schedule another one")
-        for problem in op.problems():
-            raise CompileError(f"tile {op.name}: {problem}")
-        places = [self.memory.place(o.buffer, o.indices).pointer for o in tile.operands]
-        op.emit(self.code, places, [self.indices.value(d).value for d in tile.dims], self.target)
-
-
-def _constant(loop: For) -> int:
-    if not loop.extent.is_const:
-        raise CompileError(f"{loop.kind} loop {loop.var.name} runs for {loop.extent}; expected a constant")
-    return loop.extent.const
+    def _shared_array(self, type_: str) -> str:
+        name = f"@{self._name}$shared{len(self.shared)}"
+        self.shared.append(f"{name} = internal addrspace(3) global {type_} poison, align 16")
+        return self.code.hoist(0, f"addrspacecast {SHARED} {name} to ptr")

@@ -1,0 +1,63 @@
+"""The parameters of a kernel as its code reads them: `%bI` is the address of buffer I, `%dI` is integer I, a dimension or a scalar.
+
+A scalar is passed in a word of 64 bits: an integer as it is, a float as a double.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from compiler.codegen.expressions import Expressions
+from compiler.codegen.memory import Storage
+from compiler.codegen.scalars import Value, register
+from compiler.ir.dims import DimVar
+from compiler.ir.dtypes import DType
+from compiler.ir.loops.prim_func import PrimFunc
+from compiler.ir.loops.scalars import ScalarParam
+from compiler.ir.prove import bounds
+from compiler.llvm.indices import Index, Indices
+from compiler.llvm.ssa import Code
+
+
+class Parameters:
+    def __init__(self, prim: PrimFunc) -> None:
+        self.buffers = prim.buffers
+        self.dims: tuple[DimVar | ScalarParam, ...] = (*prim.dim_vars, *(p for p in prim.params if isinstance(p, ScalarParam)))
+        shared = {number for pair in prim.attrs.get("inplace", ()) for number in pair}
+        num_inputs = len(self.buffers) - prim.num_outputs
+        pointers = [
+            f"ptr {'' if i in shared else 'noalias '}{'readonly ' if i < num_inputs else ''}noundef %b{i}" for i in range(len(self.buffers))
+        ]
+        self.text = ", ".join([*pointers, *(f"i64 {_range(d)}%d{i}" for i, d in enumerate(self.dims))])
+
+    def expressions(self, code: Code) -> Expressions:
+        """Expressions over the parameters, in the function that has them."""
+        scalars = {p: Value(_from_word(code, f"%d{i}", p.dtype), p.dtype) for i, p in enumerate(self.dims) if isinstance(p, ScalarParam)}
+        expressions = Expressions(code, scalars)
+        expressions.memory.storage = {b: Storage(f"%b{i}") for i, b in enumerate(self.buffers)}
+        expressions.indices.env = {d: Index(f"%d{i}") for i, d in enumerate(self.dims) if isinstance(d, DimVar)}
+        return expressions
+
+    def grid(self, symbol: str, size: Callable[[Indices], Index]) -> str:
+        """The function `i64 (ptr dims)` that returns the size of a grid."""
+        code = Code()
+        indices = Indices(code)
+        for i, dim in enumerate(self.dims):
+            if isinstance(dim, DimVar):
+                pointer = code.hoist(0, f"getelementptr i64, ptr %dims, i64 {i}")
+                indices.env[dim] = Index(code.hoist(0, f"load i64, ptr {pointer}, align 8"))
+        result = size(indices).value
+        return f"define i64 @{symbol}(ptr %dims) #0 {{\nentry:\n{code.text()}\n  ret i64 {result}\n}}"
+
+
+def _range(dim: DimVar | ScalarParam) -> str:
+    if isinstance(dim, ScalarParam):
+        return ""
+    low, high = bounds(dim)
+    return "" if low is None else f"range(i64 {low}, {-(2**63) if high is None else high + 1}) "
+
+
+def _from_word(code: Code, word: str, dtype: DType) -> str:
+    if dtype.is_float:
+        return code.hoist(0, f"fptrunc double {code.hoist(0, f'bitcast i64 {word} to double')} to float")
+    return word if dtype is DType.I64 else code.hoist(0, f"trunc i64 {word} to {register(dtype)}")
