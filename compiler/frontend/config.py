@@ -94,6 +94,7 @@ class ModelConfig:
     qkv_limit: float | None = None  # of the magnitude of queries, keys and values
     attention_softcap: float | None = None
     logit_softcap: float | None = None
+    sinks: bool = False  # a score per head that takes a share of each softmax, and no value
     head_norms: bool = False  # norms of single query and key heads, in families where only some models have them
     norm: Norm = Norm.RMS  # of the residual stream; norms of heads are RMS norms
     norm_offset: float = 0.0  # added to the weights of norms

@@ -27,7 +27,8 @@ class Gguf:
 
     architecture: str  # as `general.architecture` names it
     fields: Mapping[str, str] = field(default_factory=dict[str, str])  # key of the metadata -> field of config.json
-    layer_names: Mapping[str, str] = field(default_factory=dict[str, str])  # GGUF's name -> the hub's, both within a layer
+    # GGUF's name -> the hub's, both within a layer. Names without `weight` or `bias` stand for both.
+    layer_names: Mapping[str, str] = field(default_factory=dict[str, str])
     biases: Mapping[str, str] = field(default_factory=dict[str, str])  # flag of config.json -> GGUF's name of the projection that has it
     mark: str | None = None  # of families that share an architecture: the key of the metadata that only files of this one have
     pairs_interleaved: bool = False  # converters reordered the rows of query and key projections

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -21,6 +21,14 @@ class Scoring(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class ClippedGate:
+    """Experts compute `g * sigmoid(alpha * g) * (u + 1)`, of a gate g up to the limit and a u between its negative and itself."""
+
+    alpha: float
+    limit: float
+
+
+@dataclass(frozen=True, slots=True)
 class Mixture:
     num_experts: int
     num_chosen: int  # experts of a token
@@ -32,6 +40,8 @@ class Mixture:
     num_chosen_groups: int = 1
     shared_size: int = 0  # the inner size of the expert that every token takes
     dense_layers: frozenset[int] = frozenset()  # layers with a plain MLP
+    bias: bool = False  # of the router and of the experts
+    clipped: ClippedGate | None = None  # in the place of the activation
 
 
 def read_mixture(fields: Fields, num_experts: str, size: str, *, normalized: bool | None = None) -> Mixture:
@@ -59,6 +69,7 @@ class ExpertNames:
     down: str = "mlp.experts.*.down_proj"
     correction: str | None = None  # added to scores when experts are chosen, not to their shares
     shared: str | None = None  # the expert of all tokens
+    stacked: str | None = None  # the whole of them, where files have one tensor of all gates and ups: see StackedExperts
 
     @property
     def of_experts(self) -> tuple[str, ...]:
@@ -110,6 +121,8 @@ def joint_experts(source: WeightSource, names: ExpertNames | None) -> WeightSour
     accounting to find."""
     if names is None:
         return source
+    if names.stacked is not None:
+        return StackedExperts(source, names)
     patterns = [name for name in names.of_experts if "*" in name]
     found: dict[str, dict[int, str]] = {}
     for pattern in patterns:
@@ -119,6 +132,71 @@ def joint_experts(source: WeightSource, names: ExpertNames | None) -> WeightSour
                 found.setdefault(f"{match[1]}{joint_name(pattern)}{match[3]}", {})[int(match[2])] = name
     members = {joint: tuple(by_number[i] for i in sorted(by_number)) for joint, by_number in found.items() if _complete(source, by_number)}
     return JointExperts(source, members) if members else source
+
+
+@dataclass(frozen=True, slots=True)
+class StackedPart:
+    """A tensor of all experts, as it lies in a file."""
+
+    stored: str
+    first: int | None  # row of those that alternate; None: all rows
+    transposed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StackedExperts:
+    """A source whose file has gates and ups of all experts in one tensor, in rows that alternate. A tensor of products is stored as
+    [experts, in, out], or as [experts, out, in] where its name ends with `.weight`, as quantised ones do."""
+
+    source: WeightSource
+    names: ExpertNames
+    tensors: Mapping[str, TensorInfo] = field(init=False)
+    parts: Mapping[str, StackedPart] = field(init=False)
+
+    def __post_init__(self) -> None:
+        parts = {name: part for stored in self.source.tensors for name, part in self._parts_of(stored)}
+        taken = {part.stored for part in parts.values()}
+        infos = {name: info for name, info in self.source.tensors.items() if name not in taken}
+        infos |= {name: self._info(part) for name, part in parts.items()}
+        object.__setattr__(self, "parts", parts)
+        object.__setattr__(self, "tensors", infos)
+
+    def read(self, name: str) -> Tensor:
+        if name not in self.parts:
+            return self.source.read(name)
+        part = self.parts[name]
+        tensor = self.source.read(part.stored)
+        rows = tensor.swapaxes(1, 2) if part.transposed else tensor
+        return np.ascontiguousarray(rows if part.first is None else rows[:, part.first :: 2])
+
+    def release(self, name: str) -> None:
+        self.source.release(self.parts[name].stored if name in self.parts else name)
+
+    def digest(self) -> str:
+        return self.source.digest()
+
+    def _parts_of(self, stored: str) -> Iterator[tuple[str, StackedPart]]:
+        """The tensors that programs know, with their places in a stored one. A tensor of another shape stays what it is, for the
+        accounting to find."""
+        assert self.names.stacked is not None
+        pattern = rf"(.*\.){re.escape(self.names.stacked)}\.(gate_up|down)_proj(_bias|\.weight|)"
+        match = re.fullmatch(pattern, stored, re.ASCII)
+        shape = self.source.tensors[stored].shape
+        if match is None or len(shape) != (2 if match[3] == "_bias" else 3):
+            return
+        kind, transposed = "bias" if match[3] == "_bias" else "weight", not match[3]
+        if match[2] == "down":
+            yield f"{match[1]}{self.names.down}.{kind}", StackedPart(stored, None, transposed)
+        elif shape[2 if transposed else 1] % 2 == 0:
+            yield f"{match[1]}{self.names.gate}.{kind}", StackedPart(stored, 0, transposed)
+            yield f"{match[1]}{self.names.up}.{kind}", StackedPart(stored, 1, transposed)
+
+    def _info(self, part: StackedPart) -> TensorInfo:
+        info = self.source.tensors[part.stored]
+        experts, *sizes = info.shape
+        rows, *inputs = reversed(sizes) if part.transposed else sizes
+        share = 1 if part.first is None else 2
+        return TensorInfo((experts, rows // share, *inputs), info.dtype, info.num_bytes // share)
 
 
 def without_layers(source: WeightSource, num_layers: int) -> WeightSource:

@@ -48,12 +48,8 @@ def write_checkpoint(config: ModelConfig, folder: Path) -> None:
 
 def _config(c: ModelConfig) -> dict[str, Any]:
     assert c.rope is not None, c
-    mixture: dict[str, Any] = {}
-    if c.mixture is not None:
-        mixture = {"num_experts": c.mixture.num_experts, "num_experts_per_tok": c.mixture.num_chosen}
-        mixture |= {"moe_intermediate_size": c.mixture.size, "norm_topk_prob": c.mixture.normalized}
     return {
-        **mixture,
+        **_mixture(c),
         "model_type": c.family,
         "vocab_size": c.vocab_size,
         "hidden_size": c.hidden_size,
@@ -68,4 +64,18 @@ def _config(c: ModelConfig) -> dict[str, Any]:
         "max_position_embeddings": c.max_context,
         "torch_dtype": "bfloat16",
         "eos_token_id": 2,
+    }
+
+
+def _mixture(c: ModelConfig) -> dict[str, Any]:
+    if c.mixture is None:
+        return {}
+    chosen = {"num_experts_per_tok": c.mixture.num_chosen}
+    if c.family == "gpt_oss":
+        return {**chosen, "num_local_experts": c.mixture.num_experts, "rope_scaling": {"rope_type": "default"}}
+    return {
+        **chosen,
+        "num_experts": c.mixture.num_experts,
+        "moe_intermediate_size": c.mixture.size,
+        "norm_topk_prob": c.mixture.normalized,
     }

@@ -1,5 +1,5 @@
 """Models with random weights, made on the spot: for measuring speed, where values do not matter. Dense ones are like Llama, mixtures of
-experts like Qwen3-MoE."""
+experts like Qwen3-MoE or gpt-oss."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compiler.frontend.config import Activation, ModelConfig
-from compiler.frontend.mixture import Mixture
+from compiler.frontend.mixture import ClippedGate, ExpertNames, Mixture
+from compiler.frontend.registry import decoder_family
 from compiler.frontend.rope import Rope
 from compiler.frontend.weights import TensorInfo
 from compiler.ir.dtypes import DType
@@ -26,8 +27,13 @@ SHAPES = {
     "1.5b": (1536, 28, 12, 2, 128, 8960, 151936),
     "8b-shape": (4096, 32, 32, 8, 128, 14336, 128256),
     "30b-a3b": (2048, 48, 32, 4, 128, 768, 151936),
+    "gpt-oss-shape": (2880, 24, 64, 8, 64, 2880, 201088),
 }
-MIXTURES = {"30b-a3b": Mixture(num_experts=128, num_chosen=8, size=768)}
+MIXTURES = {
+    "30b-a3b": Mixture(num_experts=128, num_chosen=8, size=768),
+    "gpt-oss-shape": Mixture(num_experts=32, num_chosen=4, size=2880, bias=True, clipped=ClippedGate(1.702, 7.0)),
+}
+WINDOW = 128  # of every other layer of gpt-oss
 HEAD_SIZES = (64, 80, 96, 128, 256)
 
 
@@ -39,7 +45,15 @@ def synthetic_config(name: str, *, head_size: int | None = None, kv_heads: int |
     if heads % (kv_heads := kv_heads or own_kv_heads):
         raise SettingsError(f"--kv-heads is {kv_heads}; expected a divisor of the {heads} heads of {name}")
     config = llama_config(hidden, layers or own_layers, heads, kv_heads, head_size or own_size, ffn, vocab)
-    return config if name not in MIXTURES else replace(config, family="qwen3_moe", mixture=MIXTURES[name])
+    if name not in MIXTURES:
+        return config
+    config = replace(config, family="qwen3_moe", mixture=MIXTURES[name])
+    return config if MIXTURES[name].clipped is None else _like_gpt_oss(config)
+
+
+def _like_gpt_oss(config: ModelConfig) -> ModelConfig:
+    windows = tuple(None if layer % 2 else WINDOW for layer in range(config.num_layers))
+    return replace(config, family="gpt_oss", windows=windows, sinks=True, qkv_bias=True, output_bias=True)
 
 
 def llama_config(hidden: int, layers: int, heads: int, kv_heads: int, size: int, ffn: int, vocab: int) -> ModelConfig:
@@ -77,7 +91,7 @@ def shapes_of(c: ModelConfig) -> dict[str, tuple[int, ...]]:
             f"{prefix}self_attn.o_proj.weight": (c.hidden_size, c.num_heads * c.head_dim),
             f"{prefix}input_layernorm.weight": (c.hidden_size,),
             f"{prefix}post_attention_layernorm.weight": (c.hidden_size,),
-            **{f"{prefix}{name}": shape for name, shape in _feed_forward(c).items()},
+            **{f"{prefix}{name}": shape for name, shape in {**_biases(c), **_feed_forward(c)}.items()},
         }
     return shapes
 
@@ -87,14 +101,38 @@ def _feed_forward(c: ModelConfig) -> dict[str, tuple[int, ...]]:
         wide, narrow = (c.intermediate_size, c.hidden_size), (c.hidden_size, c.intermediate_size)
         return {"mlp.gate_proj.weight": wide, "mlp.up_proj.weight": wide, "mlp.down_proj.weight": narrow}
     experts, size = c.mixture.num_experts, c.mixture.size
+    norms: dict[str, tuple[int, ...]] = {"self_attn.q_norm.weight": (c.head_dim,), "self_attn.k_norm.weight": (c.head_dim,)}
     return {
-        "self_attn.q_norm.weight": (c.head_dim,),
-        "self_attn.k_norm.weight": (c.head_dim,),
-        "mlp.gate.weight": (experts, c.hidden_size),
+        **(norms if c.family == "qwen3_moe" else {}),
+        f"{_names(c).router}.weight": (experts, c.hidden_size),
         "mlp.experts.gate_proj.weight": (experts, size, c.hidden_size),
         "mlp.experts.up_proj.weight": (experts, size, c.hidden_size),
         "mlp.experts.down_proj.weight": (experts, c.hidden_size, size),
     }
+
+
+def _biases(c: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Those of gpt-oss, and its sinks."""
+    if c.mixture is None or not c.mixture.bias:
+        return {}
+    experts, size, kv_size = c.mixture.num_experts, c.mixture.size, c.num_kv_heads * c.head_dim
+    return {
+        "self_attn.q_proj.bias": (c.num_heads * c.head_dim,),
+        "self_attn.k_proj.bias": (kv_size,),
+        "self_attn.v_proj.bias": (kv_size,),
+        "self_attn.o_proj.bias": (c.hidden_size,),
+        "self_attn.sinks": (c.num_heads,),
+        f"{_names(c).router}.bias": (experts,),
+        "mlp.experts.gate_proj.bias": (experts, size),
+        "mlp.experts.up_proj.bias": (experts, size),
+        "mlp.experts.down_proj.bias": (experts, c.hidden_size),
+    }
+
+
+def _names(c: ModelConfig) -> ExpertNames:
+    names = decoder_family(c.family).experts
+    assert names is not None, c.family
+    return names
 
 
 def dtypes_of(config: ModelConfig) -> dict[str, DType]:

@@ -90,6 +90,7 @@ CONVERTERS = {
         LLAMA.values,
         permutes=True,
     ),
+    "gpt-oss": Converter({**WINDOW, "expert_count": "num_local_experts", "expert_feed_forward_length": "intermediate_size"}),
     "mistral3": Converter(
         {"rope_scaling_yarn_log_mul": "mscale_all_dim", "attn_temperature_scale": "llama_4_scaling_beta"}, LLAMA.values, permutes=True
     ),
@@ -198,7 +199,7 @@ def convert(case: str, arch: str, path: Path, add: Fill = lambda _: None, *, sta
         for name, tensor in converted_tensors(case, converter, stacks_qkv).items():
             own = names.get_name(name, try_suffixes=(".weight", ".bias")) or dense.get_name(name, try_suffixes=(".weight",))
             assert own is not None, name
-            writer.add_tensor(own, tensor)
+            writer.add_tensor(own if name.endswith((".weight", ".bias")) else f"{own}.weight", tensor)
         add(writer)
 
     return write(path, fill, arch)

@@ -417,6 +417,29 @@ CASES: dict[str, Causal | Encoder | Classifier] = {
         },
         experts=EXPERTS,
     ),
+    # Sinks weigh as much as keys, gates reach their limit, and windows are crossed.
+    "gpt_oss": Causal(
+        {
+            "model_type": "gpt_oss",
+            **{key: value for key, value in SIZES.items() if key != "rope_theta"},
+            "intermediate_size": 32,
+            "head_dim": 16,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+            "sliding_window": 12,
+            "swiglu_limit": 1.5,
+            "attention_bias": True,
+            "rope_theta": 150000.0,
+            "rope_scaling": {
+                "rope_type": "yarn",
+                "factor": 8.0,
+                "original_max_position_embeddings": 32,
+                "beta_fast": 4.0,
+                "beta_slow": 1.0,
+                "truncate": False,
+            },
+        }
+    ),
     # The state behind a prompt of 40 tokens is that of a page's middle, and of the second page's end on the way.
     "lfm2": Causal(
         {
@@ -671,13 +694,17 @@ def forward_rounded(model: torch.nn.Module, ids: list[int], full_length: int | N
     for parameter in experts:
         parameter.copy_(parameter.bfloat16())
     places = {parameter.untyped_storage().data_ptr() for parameter in experts}
-    linear = torch.nn.functional.linear
+    linear, matmul = torch.nn.functional.linear, torch.Tensor.__matmul__
 
     def rounding(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """Experts are no layers of their own; the router stays as it is."""
         return linear(x.bfloat16().float() if weight.untyped_storage().data_ptr() in places else x, weight, bias)
 
-    with patch.object(torch.nn.functional, "linear", rounding):
+    def rounding_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """gpt-oss writes its experts like this."""
+        return matmul(x.bfloat16().float() if weight.untyped_storage().data_ptr() in places else x, weight)
+
+    with patch.object(torch.nn.functional, "linear", rounding), patch.object(torch.Tensor, "__matmul__", rounding_product):
         return forward(model, ids, full_length)[0]
 
 

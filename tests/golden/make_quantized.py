@@ -79,7 +79,7 @@ def fp8_blocks() -> None:
 def mxfp4() -> None:
     blocks = torch.randint(0, 256, (2, OUTPUTS, INPUTS // 32, 16), dtype=torch.uint8)
     scales = torch.randint(100, 140, (2, OUTPUTS, INPUTS // 32), dtype=torch.uint8)
-    expected = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
+    expected = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32).transpose(1, 2)
     write("mxfp4", {"m_blocks": blocks, "m_scales": scales}, expected, {"quant_method": "mxfp4", "modules_to_not_convert": []})
 
 

@@ -116,6 +116,8 @@ class GgufModel:
         if stem in self._names:
             return f"{self._names[stem]}.{kind}"
         match = re.fullmatch(r"blk\.(\d+)\.(\w+)", stem, re.ASCII)
+        if match is not None and (whole := self._layer_names.get(f"{match[2]}.{kind}")) is not None:
+            return f"model.layers.{match[1]}.{whole}"
         if match is None or match[2] not in self._layer_names:
             return own
         return f"model.layers.{match[1]}.{self._layer_names[match[2]]}.{kind}"

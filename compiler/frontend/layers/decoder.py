@@ -19,6 +19,7 @@ from runtime.cache_groups import KVGroup, StateGroup
 ACTIVATIONS = {Activation.SILU: SILU, Activation.GELU: GELU, Activation.GELU_TANH: GELU_TANH, Activation.RELU: RELU}
 QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 OUT = "self_attn.o_proj"
+SINKS = "self_attn.sinks"
 GATE_UP = ("mlp.gate_proj", "mlp.up_proj")
 DOWN = "mlp.down_proj"
 
@@ -228,6 +229,7 @@ def attend(layer: Layer, q: Var, k: Var, v: Var, out: str = OUT) -> Var:
     appended = net.call(KV_APPEND, pages, k, v, cache.slots, index, *scales)
     pages, *scales = (net.field(appended, 0), net.field(appended, 1)) if scales else (appended,)
     step.appended[cache] = pages, *scales
+    sinks = [net.vector(layer.name(SINKS), c.num_heads)] if c.sinks else []
     mixed = net.call(
         PAGED_ATTENTION,
         q,
@@ -237,6 +239,7 @@ def attend(layer: Layer, q: Var, k: Var, v: Var, out: str = OUT) -> Var:
         batch.positions,
         index,
         *scales,
+        *sinks,
         scale=c.attention_scale,
         window=c.windows[layer.number] or 0,
         softcap=c.attention_softcap or 0.0,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from compiler.frontend.layers.decoder import Branch, Layer, activated, gated_mlp, scaled
-from compiler.frontend.layers.nn import WeightFormat
-from compiler.frontend.mixture import ExpertNames, Mixture, Scoring, joint_name
+from compiler.frontend.layers.nn import Net, WeightFormat
+from compiler.frontend.mixture import ClippedGate, ExpertNames, Mixture, Scoring, joint_name
 from compiler.ir.graph.atoms import Constant, ScalarValue, Var
-from compiler.ops.elementwise import DIVIDE, EQUAL, MULTIPLY, SIGMOID, WHERE
+from compiler.ops.elementwise import CLIP, DIVIDE, EQUAL, MINIMUM, MULTIPLY, SIGMOID, WHERE
 from compiler.ops.embedding import EMBEDDING
 from compiler.ops.index import GATHER
 from compiler.ops.normalize import SOFTMAX
@@ -38,9 +38,9 @@ def _experts(layer: Layer, h: Var, m: Mixture, names: ExpertNames) -> Var:
     rows = net.call(GROUP_ROWS, chosen, count=m.num_experts)
     tokens, experts, places = (net.field(rows, i) for i in range(3))
     x = net.call(EMBEDDING, h, tokens)
-    gated = activated(layer, net.expert_linear(x, gate, experts, m.num_experts, c.hidden_size, m.size))
-    wide = net.call(MULTIPLY, gated, net.expert_linear(x, up, experts, m.num_experts, c.hidden_size, m.size))
-    y = net.expert_linear(wide, down, experts, m.num_experts, m.size, c.hidden_size)
+    g, u = (net.expert_linear(x, name, experts, m.num_experts, c.hidden_size, m.size, bias=m.bias) for name in (gate, up))
+    wide = net.call(MULTIPLY, activated(layer, g), u) if m.clipped is None else _clipped(net, g, u, m.clipped)
+    y = net.expert_linear(wide, down, experts, m.num_experts, m.size, c.hidden_size, bias=m.bias)
     found = net.call(SUM_ROWS, y, places, shares)
     if names.shared is None or not m.shared_size:
         return found
@@ -48,10 +48,16 @@ def _experts(layer: Layer, h: Var, m: Mixture, names: ExpertNames) -> Var:
     return net.add(found, gated_mlp(layer, h, both, back, m.shared_size))
 
 
+def _clipped(net: Net, g: Var, u: Var, gate: ClippedGate) -> Var:
+    g = net.call(MINIMUM, g, ScalarValue(gate.limit, "f32"))
+    u = net.call(CLIP, u, ScalarValue(-gate.limit, "f32"), ScalarValue(gate.limit, "f32"))
+    return net.call(MULTIPLY, net.call(MULTIPLY, g, net.call(SIGMOID, net.scale(g, gate.alpha))), net.add(u, ScalarValue(1.0, "f32")))
+
+
 def _route(layer: Layer, h: Var, m: Mixture, names: ExpertNames) -> tuple[Var, Var]:
     """The experts of each token, and the share of each in the sum: both [tokens, chosen]."""
     net, c = layer.step.net, layer.step.config
-    found = net.linear(h, layer.name(names.router), c.hidden_size, m.num_experts, format=ROUTER_FORMAT)
+    found = net.linear(h, layer.name(names.router), c.hidden_size, m.num_experts, bias=m.bias, format=ROUTER_FORMAT)
     scores = net.call(SOFTMAX, found) if m.scoring is Scoring.SOFTMAX else net.call(SIGMOID, found)
     judged = scores
     if names.correction is not None:

@@ -11,17 +11,18 @@ from compiler.frontend.fields import Fields
 from compiler.frontend.quantized.method import Floats, Infos, Layout, Method, Parts
 
 NUMBERS = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)  # e2m1
-BIAS = 127  # of the exponents
+PAIRS = np.stack([np.tile(NUMBERS, 16), np.repeat(NUMBERS, 16)], -1).view(np.uint64)  # of each byte: the lower half comes first
+POWERS = np.ldexp(np.float32(1), np.arange(255) - 127)  # of each scale; 255 stands for no number
 BYTES = 16  # of a block
 
 
 @dataclass(frozen=True, slots=True)
 class Mxfp4:
-    """Stacked matrices [experts, out, blocks, 16]. The model has them as [experts, in, out]."""
+    """Stacked matrices [experts, out, blocks, 16]."""
 
     @property
     def layout(self) -> Layout:
-        return Layout("_blocks", ("_scales",), ending="")
+        return Layout("_blocks", ("_scales",))
 
     def shape(self, infos: Infos) -> tuple[int, ...]:
         blocks, scales = infos["_blocks"], infos["_scales"]
@@ -30,17 +31,18 @@ class Mxfp4:
         if scales.shape != blocks.shape[:3] or scales.dtype != np.uint8:
             raise DamagedFile(f"its scales are {scales.dtype.name} {list(scales.shape)}, expected uint8 {list(blocks.shape[:3])}")
         experts, outputs, count, _ = blocks.shape
-        return experts, count * 2 * BYTES, outputs
+        return experts, outputs, count * 2 * BYTES
 
     def values(self, parts: Parts) -> Floats:
         blocks, scales = parts["_blocks"], parts["_scales"]
         experts, outputs, count, _ = blocks.shape
-        values = np.empty((experts, count * 2 * BYTES, outputs), np.float32)
+        if scales.size and scales.max() == len(POWERS):
+            raise DamagedFile(f"its scales hold {len(POWERS)}, which stands for no number; expected at most {len(POWERS) - 1}")
+        values = np.empty((experts, outputs, count, 2 * BYTES), np.float32)
         for expert in range(experts):  # one at a time: what is in between stays small
-            numbers = NUMBERS[np.stack((blocks[expert] & 15, blocks[expert] >> 4), -1)].reshape(outputs, count, 2 * BYTES)
-            scaled = np.ldexp(numbers, scales[expert, ..., None].astype(np.int32) - BIAS)
-            values[expert] = scaled.reshape(outputs, -1).T
-        return values
+            numbers = PAIRS.take(blocks[expert]).view(np.float32)
+            np.multiply(numbers, POWERS[scales[expert, ..., None]], out=values[expert])
+        return values.reshape(experts, outputs, -1)
 
 
 def read_mxfp4(fields: Fields) -> Method:

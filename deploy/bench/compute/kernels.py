@@ -118,8 +118,8 @@ def work_of(model: Model, args: Any) -> dict[str, Work]:
             continue
         prim, work = module.prim(call.func), found.setdefault(call.func, Work())
         env = _bound(prim, call, dims)
-        if any(isinstance(stmt, Attention) for stmt in walk_stmts(prim.body)):
-            num_bytes, operations = _attention(model, args)
+        if node := next((stmt for stmt in walk_stmts(prim.body) if isinstance(stmt, Attention)), None):
+            num_bytes, operations = _attention(model, node, args)
         else:
             num_bytes, operations = sum(_bytes(prim, env)), _operations(prim.body, env)
         work.num_bytes += num_bytes
@@ -128,12 +128,13 @@ def work_of(model: Model, args: Any) -> dict[str, Work]:
     return found
 
 
-def _attention(model: Model, args: Any) -> tuple[float, float]:
-    """Of one layer."""
-    config, positions, seq_ids = model.config, args[1], args[3]
-    longest = {int(s): int(positions[seq_ids == s].max()) + 1 for s in np.unique(seq_ids)}
-    pairs = int((positions + 1).sum())
-    return model.kv_bytes / config.num_layers * sum(longest.values()), 4.0 * config.num_heads * config.head_dim * pairs
+def _attention(model: Model, node: Attention, args: Any) -> tuple[float, float]:
+    """Of one layer: each token reads the positions up to its own, or those in its window."""
+    config, positions, seq_ids = model.config, args[1], args[2 + len(model.groups)]
+    group = next(group for group in model.groups if (group.window or 0) == node.window)
+    seen = np.minimum(positions + 1, node.window or positions.max() + 1)
+    read = sum(int((positions[seq_ids == s] + 1).max() - (positions - seen + 1)[seq_ids == s].min()) for s in np.unique(seq_ids))
+    return model.kv_bytes(group) / len(group.layers) * read, 4.0 * config.num_heads * config.head_dim * int(seen.sum())
 
 
 def _bound(prim: PrimFunc, call: CallTir, dims: Dims) -> dict[DimVar, int]:

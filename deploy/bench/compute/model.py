@@ -30,12 +30,13 @@ from compiler.machine.target import NAMED, Target, get, host
 from deploy.bench.limits import Gauge
 from deploy.bench.peer import PEERS, Run, Steps, Subject, at_work, check
 from deploy.bench.synthetic import HEAD_SIZES, RandomWeights, dtypes_of, shapes_of, synthetic_config
-from runtime.cache_groups import KV_DTYPES, PAGE_SIZE
+from runtime.cache_groups import KV_DTYPES, PAGE_SIZE, CacheGroup
 from runtime.device.base import Device
 from runtime.device.cpu.system_memory import system_memory
 from runtime.kv_pool import KVPool
 from runtime.memory import MemoryAccount
 from runtime.session import Session
+from runtime.step_arguments import step_arguments
 from server.settings import SettingsError
 
 PREFILLS = (128, 512, 2048)
@@ -94,11 +95,10 @@ class Model:
         self.executable = compile_module(self.module, self.options)
         self.session = Session(self.executable, device_threads=threads, pinned=True)
         self.weights = bind_weights(self.session, self.executable, ENTRY, RandomWeights(shapes_of(config)))
-        (group,) = groups_of(config, kv_dtype, bounds.max_context)
+        self.groups = groups_of(config, kv_dtype, bounds.max_context)
         pages = 1 + max(BATCHES) * (max(CONTEXTS) // PAGE_SIZE + 1)
-        self.kv_bytes = group.bytes_per_page / PAGE_SIZE
-        self.pages = min(pages, 1 + (4 << 30) // group.bytes_per_page)
-        self.pool = KVPool([group], [self.pages], MemoryAccount(), self.session.device)
+        self.pages = min(pages, 1 + (4 << 30) // sum(group.bytes_per_page for group in self.groups))
+        self.pool = KVPool(self.groups, [self.pages] * len(self.groups), MemoryAccount(), self.session.device)
         fill(self.pool, self.session.device)
 
     def product_bytes(self, tokens: int) -> float:
@@ -121,11 +121,12 @@ class Model:
         num_pages = -(-context // PAGE_SIZE)
         tables = (np.arange(sequences * num_pages) % (self.pages - 1) + 1).astype(np.int32).reshape(sequences, num_pages)
         positions = np.tile(np.arange(context - each, context), sequences).astype(np.int32)
-        seq_ids = np.repeat(np.arange(sequences), each).astype(np.int32)
+        seq_ids = np.repeat(np.arange(sequences), each)
         slots = tables[seq_ids, positions // PAGE_SIZE] * PAGE_SIZE + positions % PAGE_SIZE
         rows = (np.arange(sequences) * each + each - 1).astype(np.int32)
         ids = np.arange(tokens, dtype=np.int32) % self.config.vocab_size
-        return ids, positions, slots, seq_ids, tables, rows, *self.pool.arguments
+        starts, count = np.arange(sequences + 1, dtype=np.int32) * each, len(self.groups)
+        return *step_arguments(self.groups, ids, positions, starts, [slots] * count, [tables] * count), rows, *self.pool.arguments
 
     def run(self, args: Any) -> Any:
         return self.session.call(ENTRY, *args, views=True)
@@ -142,9 +143,18 @@ class Model:
 
     def work(self, case: Case) -> Work:
         c = self.config
-        pairs = case.context * case.context / 2 if case.is_prefill else case.sequences * case.context
-        num_bytes = self.product_bytes(case.tokens) + self.kv_bytes * case.sequences * case.context
-        return Work(num_bytes, 2.0 * self.product_elements * case.tokens + 4 * c.num_heads * c.head_dim * c.num_layers * pairs)
+        num_bytes, operations = self.product_bytes(case.tokens), 2.0 * self.product_elements * case.tokens
+        for group in self.groups:
+            seen = min(case.context, group.window or case.context)
+            pairs = seen * (case.context - seen / 2) if case.is_prefill else case.sequences * seen
+            num_bytes += self.kv_bytes(group) * case.sequences * (case.context if case.is_prefill else seen)
+            operations += 4 * c.num_heads * c.head_dim * len(group.layers) * pairs
+        return Work(num_bytes, operations)
+
+    @staticmethod
+    def kv_bytes(group: CacheGroup) -> float:
+        """Of a token."""
+        return group.bytes_per_page / PAGE_SIZE
 
 
 def chosen_share(config: ModelConfig, tokens: int) -> float:

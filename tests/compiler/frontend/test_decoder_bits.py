@@ -24,6 +24,7 @@ CASES = [
     ("qwen3_moe", "f32"),
     ("mixtral", "int8"),
     ("olmoe", "int4"),
+    ("gpt_oss", "int8"),
     ("lfm2", "f32"),
 ]
 

@@ -9,11 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
-from compiler.frontend.errors import ConfigError
+from compiler.frontend.errors import ConfigError, DamagedFile
+from compiler.frontend.families import gpt_oss
 from compiler.frontend.mixture import ExpertNames, JointExperts, joint_experts, without_layers
+from compiler.frontend.quantized.mxfp4 import Mxfp4
+from compiler.frontend.quantized.source import QuantizedWeights, method_of
 from compiler.frontend.registry import parse_config
-from compiler.frontend.weights import Tensor, TensorInfo
+from compiler.frontend.weights import Tensor, TensorInfo, open_safetensors
 
 MODELS = Path(__file__).parents[2] / "golden" / "models"
 NAMES = ExpertNames()
@@ -67,6 +71,75 @@ def test_experts_that_are_not_complete_stay_apart() -> None:
     assert joint_experts(odd, NAMES) is odd
     assert joint_experts(gap, None) is gap
     assert isinstance(joint_experts(Held(experts(0)), NAMES), JointExperts)
+
+
+GPT_OSS = "model.layers.1.mlp.experts"
+
+
+def stacked(transposed: bool) -> dict[str, Tensor]:
+    """Two experts of three gates, three ups and two inputs; as files that are not quantised have them, or as quantised ones do."""
+    both = np.arange(2 * 6 * 2, dtype=np.float32).reshape(2, 6, 2)
+    down = -np.arange(2 * 2 * 3, dtype=np.float32).reshape(2, 2, 3)
+    ending = "" if transposed else ".weight"
+    return {
+        f"{GPT_OSS}.gate_up_proj{ending}": both.swapaxes(1, 2).copy() if transposed else both,
+        f"{GPT_OSS}.gate_up_proj_bias": both[..., 0] + 0.5,
+        f"{GPT_OSS}.down_proj{ending}": down.swapaxes(1, 2).copy() if transposed else down,
+        f"{GPT_OSS}.down_proj_bias": down[..., 0] - 0.5,
+    }
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_gates_and_ups_in_one_tensor_are_parted(transposed: bool) -> None:
+    held = Held({**stacked(transposed), "model.norm.weight": np.ones(3, np.float32)})
+    source = joint_experts(held, gpt_oss.NAMES)
+    found = {name: source.read(name) for name in source.tensors}
+    both = np.arange(24, dtype=np.float32).reshape(2, 6, 2)
+    expected = {
+        f"{GPT_OSS}.gate_proj.weight": both[:, ::2],
+        f"{GPT_OSS}.gate_proj.bias": both[:, ::2, 0] + 0.5,
+        f"{GPT_OSS}.up_proj.weight": both[:, 1::2],
+        f"{GPT_OSS}.up_proj.bias": both[:, 1::2, 0] + 0.5,
+        f"{GPT_OSS}.down_proj.weight": -np.arange(12, dtype=np.float32).reshape(2, 2, 3),
+        f"{GPT_OSS}.down_proj.bias": -np.arange(12, dtype=np.float32).reshape(2, 2, 3)[..., 0] - 0.5,
+        "model.norm.weight": np.ones(3, np.float32),
+    }
+    assert found.keys() == expected.keys()
+    for name, array in expected.items():
+        np.testing.assert_array_equal(found[name], array)
+        info = source.tensors[name]
+        assert (info.shape, info.dtype, info.num_bytes) == (array.shape, array.dtype, array.nbytes)
+    source.release(f"{GPT_OSS}.up_proj.bias")
+    assert held.seen[-1] == ("release", f"{GPT_OSS}.gate_up_proj_bias")
+
+
+def test_stacked_experts_of_another_shape_stay_what_they_are() -> None:
+    """The accounting then names the tensors."""
+    odd = {f"{GPT_OSS}.gate_up_proj": np.ones((2, 2, 5), np.float32), f"{GPT_OSS}.down_proj": np.ones((4, 5), np.float32)}
+    assert joint_experts(Held(odd), gpt_oss.NAMES).tensors.keys() == odd.keys()
+
+
+def test_experts_in_mxfp4_are_those_that_were_written(tmp_path: Path) -> None:
+    """Each 4-bit float, beside scales of each exponent near 1, by the number that the standard gives them."""
+    numbers = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
+    codes = np.random.default_rng(0).integers(0, 16, (2, 6, 2, 32), np.uint8)  # [experts, out, blocks, inputs of a block]
+    scales = np.random.default_rng(1).integers(120, 130, (2, 6, 2), np.uint8)
+    blocks = codes[..., ::2] | codes[..., 1::2] << 4
+    name = f"{GPT_OSS}.gate_up_proj"
+    save_file({f"{name}_blocks": blocks, f"{name}_scales": scales}, tmp_path / "model.safetensors")
+    method = method_of({"quantization_config": {"quant_method": "mxfp4"}})
+    assert method is not None
+    source = joint_experts(QuantizedWeights(open_safetensors(tmp_path), method), gpt_oss.NAMES)
+    values = (numbers[codes] * 2.0 ** (scales[..., None].astype(int) - 127)).reshape(2, 6, 64)
+    np.testing.assert_array_equal(source.read(f"{GPT_OSS}.gate_proj.weight"), values[:, ::2])
+    np.testing.assert_array_equal(source.read(f"{GPT_OSS}.up_proj.weight"), values[:, 1::2])
+
+
+def test_a_scale_that_is_no_number_is_refused(tmp_path: Path) -> None:
+    blocks, scales = np.zeros((1, 2, 1, 16), np.uint8), np.array([[[127], [255]]], np.uint8)
+    save_file({"m_blocks": blocks, "m_scales": scales}, tmp_path / "model.safetensors")
+    with pytest.raises(DamagedFile, match=r"'m\.weight': its scales hold 255, which stands for no number; expected at most 254"):
+        QuantizedWeights(open_safetensors(tmp_path), Mxfp4()).read("m.weight")
 
 
 def config(name: str, **changes: Any) -> dict[str, Any]:

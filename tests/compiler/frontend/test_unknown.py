@@ -38,6 +38,7 @@ ARCHITECTURES = {
     "glm": "GlmForCausalLM",
     "glm4": "Glm4ForCausalLM",
     "glm4_moe": "Glm4MoeForCausalLM",
+    "gpt_oss": "GptOssForCausalLM",
     "granite": "GraniteForCausalLM",
     "helium": "HeliumForCausalLM",
     "lfm2": "Lfm2ForCausalLM",

@@ -23,6 +23,7 @@ from compiler.frontend.gguf.dequantize import FORMATS, dequantize
 from compiler.frontend.gguf.file import GgufFile
 from compiler.frontend.gguf.model import GgufModel
 from compiler.frontend.gguf.tokenizer import tokenizer_files
+from compiler.frontend.mixture import ClippedGate
 from compiler.frontend.registry import GGUF_FAMILIES, decoder_family, load_config
 from compiler.frontend.rope import LongScaling, Rope
 from server.text.tokenizer import Tokenizer
@@ -203,6 +204,7 @@ OWN_NAMES = {
     "gemma2": ("gemma2",),
     "gemma3": ("gemma3",),
     "glm4": ("glm4",),
+    "gpt-oss": ("gpt_oss",),
     "granite": ("granite",),
     "hunyuan-dense": ("hunyuan_v1_dense",),
     "llama": ("llama", "llama-bias-tied", "mistral-wide-heads", "mixtral"),
@@ -222,11 +224,14 @@ OWN_NAMES = {
     "starcoder2": ("starcoder2",),
 }
 CASES = [(arch, case) for arch, cases in OWN_NAMES.items() for case in cases]
+GPT_OSS = load_config(MODELS / "gpt_oss").mixture
+assert GPT_OSS is not None
 # What converters do not write, or write otherwise, and what is read instead.
 LOST: dict[str, dict[str, Any]] = {
     "gemma2": {"attention_scale": 16**-0.5},  # of the head, as in all models but the largest
     "gemma3": {"attention_scale": 16**-0.5},
     "glm": {"norm_eps": 1e-5, "max_context": 32},
+    "gpt_oss": {"mixture": replace(GPT_OSS, clipped=ClippedGate(alpha=1.702, limit=7.0))},  # those of all models so far
     "hunyuan_v1_dense": {"max_context": 1 << 18},
     "starcoder2": {"windows": (None, None)},
 }

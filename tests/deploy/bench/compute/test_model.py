@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from types import ModuleType
 from typing import Any, ClassVar
 
@@ -14,7 +15,7 @@ import pytest
 from compiler.frontend.layers.nn import WeightFormat
 from compiler.frontend.mixture import Mixture
 from deploy.bench import peer, synthetic
-from deploy.bench.compute import model
+from deploy.bench.compute import kernels, model
 from deploy.bench.compute.model import Case, Compared, Row, Work, measure_peer
 from deploy.bench.limits import Limits
 from deploy.bench.peer import Package, Subject
@@ -144,6 +145,23 @@ def test_a_step_reads_the_experts_that_it_chooses(monkeypatch: pytest.MonkeyPatc
     assert made.product_bytes(1) == 2 * (64 * 128 + 64 * 64 + 64 * VOCAB + 3 * 64 * 32) + router_bytes(made)
     assert made.product_elements == 64 * 192 + 3 * 64 * 32 + 64 * 4 + 64 * VOCAB
     assert made.run(made.step(4, 4, 8)).shape == (4, VOCAB)
+    made.session.close()
+
+
+def test_layers_with_a_window_read_no_more_than_it_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the shape of gpt-oss: every other layer has a window of 128 tokens."""
+    monkeypatch.setitem(synthetic.SHAPES, "few", (64, 2, 4, 2, 16, 32, VOCAB))
+    monkeypatch.setitem(synthetic.MIXTURES, "few", replace(synthetic.MIXTURES["gpt-oss-shape"], num_experts=4, num_chosen=2, size=32))
+    made = model.Model(synthetic_config("few"), "bf16", 1)
+    of_a_token = 2 * 2 * 2 * 16  # keys and values of two heads in bf16
+    read = [made.work(model.Case(3, 3, context)).num_bytes for context in (128, 4096)]
+    assert read[1] - read[0] == 3 * (4096 - 128) * of_a_token
+    seen = made.work(model.Case(512, 1, 512)).operations - 2.0 * made.product_elements * 512
+    assert seen == 4 * 4 * 16 * (512 * 512 / 2 + 128 * (512 - 64))
+    assert made.run(made.step(4, 4, 200)).shape == (4, VOCAB)
+    attention = [w for name, w in kernels.work_of(made, made.step(6, 3, 200)).items() if "attention" in name]
+    assert sorted(w.num_bytes for w in attention) == [3 * of_a_token * 129, 3 * of_a_token * 200]
+    assert sorted(w.operations for w in attention) == [4 * 4 * 16 * 3 * 2 * 128, 4 * 4 * 16 * 3 * (199 + 200)]
     made.session.close()
 
 
