@@ -1,1 +1,24 @@
 """The runtime of exported models in JavaScript: ES modules for browsers and Node, without a bundler. An export copies them."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import PurePosixPath
+
+_SUFFIXES = (".mjs", ".html", ".css", ".txt")
+
+
+def page_files() -> dict[str, bytes]:
+    """The page, its modules and their licences, by their paths."""
+    return dict(_read(files(__name__), ""))
+
+
+def _read(folder: Traversable, prefix: str) -> list[tuple[str, bytes]]:
+    found: list[tuple[str, bytes]] = []
+    for entry in folder.iterdir():
+        if entry.is_dir() and not entry.name.startswith("_"):
+            found += _read(entry, f"{prefix}{entry.name}/")
+        elif PurePosixPath(entry.name).suffix in _SUFFIXES:
+            found.append((prefix + entry.name, entry.read_bytes()))
+    return found

@@ -5,6 +5,7 @@ import { RelaxServe } from './relaxserve.mjs';
 const part = (id) => document.getElementById(id);
 const [log, status, prompt, send, stop, progress] = ['log', 'status', 'prompt', 'send', 'stop', 'progress'].map(part);
 const messages = [];
+const KEY = 'relaxserve.key';
 let abort = null;
 
 function shown(role, text) {
@@ -38,10 +39,32 @@ async function answer(client) {
   abort = null;
 }
 
-try {
-  const client = await RelaxServe.load({ onProgress: (loaded, total) => { progress.value = loaded / total; } });
+/** The key of the console, which lies in the same tab. Where it is missing or wrong, the page asks for one. */
+async function load() {
+  const key = sessionStorage.getItem(KEY);
+  progress.hidden = false;
+  status.textContent = 'Loading the model …';
+  return RelaxServe.load({
+    headers: key ? { authorization: `Bearer ${key}` } : {},
+    onProgress: (loaded, total) => { progress.value = loaded / total; },
+    onDamage: (file) => { status.textContent = `${file} arrived damaged and is fetched again …`; },
+  });
+}
+
+async function begin() {
+  try {
+    const client = await load();
+    part('key').hidden = progress.hidden = true;
+    converse(client);
+  } catch (error) {
+    progress.hidden = true;
+    part('key').hidden = error.code !== 401;
+    status.textContent = error.message;
+  }
+}
+
+function converse(client) {
   part('name').textContent = client.model.name;
-  progress.hidden = true;
   status.textContent = `Ready, ${client.target}.`;
   prompt.disabled = send.disabled = false;
   prompt.focus();
@@ -61,7 +84,11 @@ try {
     }
   });
   stop.addEventListener('click', () => abort?.abort());
-} catch (error) {
-  progress.hidden = true;
-  status.textContent = error.message;
 }
+
+part('key').addEventListener('submit', (event) => {
+  event.preventDefault();
+  sessionStorage.setItem(KEY, part('secret').value);
+  begin();
+});
+begin();

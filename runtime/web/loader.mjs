@@ -2,7 +2,8 @@
 
 import { Decoder } from './decoder.mjs';
 
-const TRIES = 3;   // of a file that arrives damaged
+const TRIES = 3;   // of a file that arrives damaged, or does not go on to arrive
+const NOTHING = new Uint8Array(0);
 
 // A module that an engine accepts if it has the feature: one function that uses one instruction of it.
 const PROBES = {
@@ -27,8 +28,12 @@ export function bestLevel(levels) {
   return level;
 }
 
-/** `read(file)` gives a file's bytes. `onProgress` is told how many bytes of how many are there. */
-export async function loadModel({ read, target, kept = null, onProgress = () => {} }) {
+/**
+ * `read(file)` gives a file's bytes; `pieces(file, begin)` those from a place on as they arrive, as {at, bytes}. `kept` has the files of
+ * earlier visits. `onProgress` is told how many bytes of how many are there, `onDamage` each file that arrived damaged and is fetched again.
+ */
+export async function loadModel({ read, pieces = whole(read), target, kept = null, onProgress = () => {}, onDamage = () => {} }) {
+  if (!globalThis.crypto?.subtle) throw new Error('this browser verifies files on secure pages alone; open the page by https, or as localhost');
   const { model, levels } = JSON.parse(new TextDecoder().decode(await read('program.json')));
   const level = target === undefined ? bestLevel(levels) : levels.find((known) => known.target === target);
   if (level === undefined) throw new Error(`this export has no level ${target}; it has ${levels.map((known) => known.target).join(', ')}`);
@@ -37,24 +42,45 @@ export async function loadModel({ read, target, kept = null, onProgress = () => 
   const { weights } = decoder, total = weights.length;
   let loaded = 0;
   for (const shard of level.shards) {
-    weights.set(await verified(shard, read, kept), shard.begin);
+    const arrived = (bytes) => onProgress(loaded + bytes, total);
+    weights.set(await verified(shard, { pieces, kept, arrived, onDamage }), shard.begin);
     onProgress(loaded += shard.num_bytes, total);
   }
   return { decoder, model, level };
 }
 
-/** A shard whose digest is right: what is kept if it is sound, else fetched, again if it came damaged. */
-async function verified(shard, read, kept) {
-  const before = await kept?.read(shard.file);
-  if (before && await isSound(before, shard)) return before;
+/** The bytes of a shard whose digest is right: those kept if they are sound, else fetched. A download that was cut off goes on where it was. */
+async function verified(shard, { pieces, kept, arrived, onDamage }) {
+  let known = (await kept?.read(shard.file)) ?? NOTHING;
+  if (await isSound(known, shard)) return known;
+  if (known.length >= shard.num_bytes) known = NOTHING;
   for (let tries = 1; ; tries++) {
-    const bytes = await read(shard.file);
-    if (await isSound(bytes, shard)) {
-      await kept?.write(shard.file, bytes);
-      return bytes;
-    }
-    if (tries === TRIES) throw new Error(`${shard.file} is damaged: its SHA-256 is not ${shard.sha256}, in ${TRIES} downloads; export the model again`);
+    const { bytes, failure } = await downloaded(shard, known, { pieces, kept, arrived });
+    if (await isSound(bytes, shard)) return bytes;
+    if (failure && bytes.length > known.length) tries = 0;
+    else if (failure && (tries === TRIES || failure.code)) throw failure;
+    else if (tries === TRIES) throw new Error(`${shard.file} is damaged: its SHA-256 is not ${shard.sha256}, in ${TRIES} downloads; export the model again`);
+    if (!failure) onDamage(shard.file);
+    known = failure ? bytes : NOTHING;
   }
+}
+
+/** What is there of a shard after one request for the bytes behind those that are known, and why the request ended too early. */
+async function downloaded({ file, num_bytes: most }, known, { pieces, kept, arrived }) {
+  const all = new Uint8Array(most), sink = await kept?.open(file);
+  let end = known.length, failure;
+  all.set(known);
+  try {
+    for await (const { at, bytes } of pieces(file, known.length)) {
+      end = at + bytes.length;
+      if (end > most) break;   // its digest will not be right
+      all.set(bytes, at);
+      sink?.write(bytes, at);
+      arrived(end);
+    }
+    if (end < most) failure = new Error(`${file}: ${end} of ${most} bytes arrived; check the connection and load again`);
+  } catch (error) { failure = error; } finally { sink?.close(Math.min(end, most)); }
+  return { bytes: all.subarray(0, end), failure };
 }
 
 async function isSound(bytes, { num_bytes: expected, sha256 }) {
@@ -63,14 +89,30 @@ async function isSound(bytes, { num_bytes: expected, sha256 }) {
   return [...digest].map((byte) => byte.toString(16).padStart(2, '0')).join('') === sha256;
 }
 
-/** Files beside a page. */
-export const fetched = (base) => async (file) => {
-  const answer = await fetch(new URL(file, base));
-  if (!answer.ok) throw new Error(`${file}: the server answers ${answer.status}`);
-  return new Uint8Array(await answer.arrayBuffer());
-};
+const whole = (read) => async function* (file) { yield { at: 0, bytes: await read(file) }; };
 
-/** The browser's file system for this origin; null where there is none, as on pages without https. */
+/** Files below an address, asked for with these headers. */
+export function fetched(base, headers = {}) {
+  const answerTo = async (file, more = {}) => {
+    const answer = await fetch(new URL(file, base), { headers: { ...headers, ...more } });
+    if (answer.ok) return answer;
+    const said = (await answer.json().catch(() => ({}))).error?.message;
+    throw Object.assign(new Error(`${file}: ${said ?? `the server answers ${answer.status}`}`), { code: answer.status });
+  };
+  return {
+    read: async (file) => new Uint8Array(await (await answerTo(file)).arrayBuffer()),
+    async *pieces(file, begin) {
+      const answer = await answerTo(file, begin > 0 ? { range: `bytes=${begin}-` } : {}), reader = answer.body.getReader();
+      let at = answer.status === 206 ? begin : 0;   // a server without ranges begins again
+      for (let part = await reader.read(); !part.done; part = await reader.read()) {
+        yield { at, bytes: part.value };
+        at += part.value.length;
+      }
+    },
+  };
+}
+
+/** The browser's file system for this origin; null where there is none. A file may hold the beginning of a download. */
 export async function browserFiles(folder) {
   if (!globalThis.navigator?.storage?.getDirectory) return null;
   try {
@@ -81,13 +123,17 @@ export async function browserFiles(folder) {
           return new Uint8Array(await (await (await place.getFileHandle(file)).getFile()).arrayBuffer());
         } catch { return null; }
       },
-      async write(file, bytes) {
+      /** To write pieces in their place, so that they are there after a page that was closed; null where another page writes. */
+      async open(file) {
         try {
-          const sink = await (await place.getFileHandle(file, { create: true })).createWritable();
-          await sink.write(bytes);
-          await sink.close();
-        } catch { /* no room: the next visit fetches it again */ }
+          const sink = await (await place.getFileHandle(file, { create: true })).createSyncAccessHandle();
+          return { write: (bytes, at) => written(sink, bytes, at), close: (length) => { sink.truncate(length); sink.close(); } };
+        } catch { return null; }
       },
     };
   } catch { return null; }
+}
+
+function written(sink, bytes, at) {
+  try { sink.write(bytes, { at }); } catch { /* no room: the next visit fetches it again */ }
 }

@@ -6,11 +6,15 @@
 //
 // The model runs in a worker, so that the page stays alive. In Node, which has no such worker, `RelaxServe.of(engine)` runs it in place.
 
+import { scriptUrl } from './script.mjs';
+
 export class RelaxServe {
-  static async load({ base = new URL('./', import.meta.url), name = 'relaxserve', target, onProgress = () => {} } = {}) {
-    const worker = new Worker(new URL('./worker.mjs', import.meta.url), { type: 'module' });
+  /** `headers` go with each request for a file of the model, as those with a key. */
+  static async load({ base = new URL('./', import.meta.url), name = 'relaxserve', target, headers, onProgress = () => {}, onDamage = () => {} } = {}) {
+    const worker = new Worker(scriptUrl('./worker.mjs', import.meta.url), { type: 'module' });
     const remote = new Remote(worker);
-    const { model, target: chosen } = await remote.call({ method: 'load', base: String(base), name, target }, ({ loaded, total }) => onProgress(loaded, total));
+    const told = ({ loaded, total, damaged }) => (damaged === undefined ? onProgress(loaded, total) : onDamage(damaged));
+    const { model, target: chosen } = await remote.call({ method: 'load', base: String(base), name, target, headers }, told);
     return new RelaxServe((method, body, signal) => remote.stream({ method, body }, signal), model, chosen, () => worker.terminate());
   }
 

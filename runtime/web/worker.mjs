@@ -8,9 +8,10 @@ let engine;
 
 const told = (error) => ({ name: error.name, message: error.message, param: error.param, code: error.code });
 
-async function load({ id, base, name, target }) {
+async function load({ id, base, name, target, headers }) {
   const onProgress = (loaded, total) => postMessage({ id, event: { loaded, total } });
-  engine = await Engine.load({ read: fetched(base), target, kept: await browserFiles(name), onProgress });
+  const onDamage = (damaged) => postMessage({ id, event: { damaged } });
+  engine = await Engine.load({ ...fetched(base, headers), target, kept: await browserFiles(name), onProgress, onDamage });
   return { model: engine.model, target: engine.level.target };
 }
 

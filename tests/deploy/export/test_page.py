@@ -26,16 +26,47 @@ class Files(SimpleHTTPRequestHandler):
         self.server.asked.append(self.path)  # type: ignore[attr-defined]
 
 
+class Stalling(Files):
+    """The first download of the weights stops in the middle; a later one gets the part that it asks for."""
+
+    def do_GET(self) -> None:
+        if "weights-" not in self.path:
+            super().do_GET()
+            return
+        asked = self.headers.get("range", "")
+        self.log_request()
+        self.server.asked.append(asked)  # type: ignore[attr-defined]
+        content = Path(self.translate_path(self.path)).read_bytes()[int(asked.removeprefix("bytes=").removesuffix("-") or 0) :]
+        self.send_response(206 if asked else 200)
+        self.send_header("content-length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content if asked else content[: len(content) // 2])
+        if not asked:
+            self.rfile.read(1)  # until the page is closed
+
+
 @pytest.fixture
-def served(site: Path) -> Iterator[tuple[str, list[str]]]:
+def served(site: Path, request: pytest.FixtureRequest) -> Iterator[tuple[str, list[str]]]:
     """The address of the site, and the paths asked for so far."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Files, directory=str(site))) as server:
+    handler = partial(getattr(request, "param", Files), directory=str(site))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         server.asked = asked = list[str]()  # type: ignore[attr-defined]
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         yield f"http://127.0.0.1:{server.server_port}", asked
         server.shutdown()
         thread.join()
+
+
+@pytest.mark.parametrize("served", [Stalling], indirect=True)
+def test_a_page_closed_in_a_download_goes_on_at_its_next_visit(page: Page, served: tuple[str, list[str]]) -> None:
+    address, asked = served
+    page.open(f"{address}/chat.html")
+    page.wait("document.getElementById('progress').value > 0.2")
+    page.reload()
+    page.see("Ready, wasm-relaxed", "#status")
+    parts = [path for path in asked if path == "" or path.startswith("bytes=")]
+    assert parts[0] == "" and len(parts) == 2 and int(parts[1].removeprefix("bytes=").removesuffix("-")) > 1_000_000
 
 
 def test_the_page_chats(page: Page, served: tuple[str, list[str]]) -> None:
