@@ -7,6 +7,8 @@
 
     weights/KEY-CHECKPOINT.rsw.used-*   markers of processes that use them (deploy/use.py)
 
+    web/*                               exports of running servers; the next server removes those of one that was killed
+
 A file is written beside its place under another name, and moved there when it is whole; what a killed load left of that is a leftover.
 A file may be removed while servers have it mapped: they keep what they read, and the next start makes it again.
 """

@@ -7,6 +7,7 @@ import logging
 import os
 import resource
 import socket
+import tempfile
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
@@ -28,6 +29,7 @@ from server.http.server import Server
 from server.interfaces import LoadError, ProgressCallback
 from server.messages import ErrorCode, Load
 from server.models.model import Footprint
+from server.models.publications import Publications
 from server.models.registry import Registry
 from server.models.state import ModelSpec, exclusive, read_state, require_writable
 from server.pauses import collect_in_small_portions, switch_often
@@ -73,16 +75,32 @@ def load_of(spec: ModelSpec, hub_token: str | None = None) -> Load:
 
 async def preflight(spec: ModelSpec, hub_token: str | None = None) -> Footprint:
     """The plan of a load, made by a process of its own: compiling must not hold up the streams of other models."""
+    answer = await _answer_of("the planner", command("deploy.inspection"), load_of(spec, hub_token))
+    parts = ("weights_bytes", "arena_bytes", "kv_cache_bytes", "page_bytes", "cache_hit")
+    return Footprint(**{name: answer[name] for name in parts})
+
+
+async def export(spec: ModelSpec, folder: Path, hub_token: str | None = None) -> None:
+    """The files with which browsers run a model."""
+    await _answer_of("the export", (*command("deploy.publication"), str(folder)), load_of(spec, hub_token))
+
+
+async def _answer_of(who: str, command: tuple[str, ...], load: Load) -> dict[str, Any]:
+    """What a process says that takes a load and may refuse it. It ends with the task that waits for it."""
     pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(*command("deploy.inspection"), stdin=pipe, stdout=pipe)
-    output, _ = await process.communicate(msgspec.json.encode(load_of(spec, hub_token)))
+    process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe)
+    try:
+        output, _ = await process.communicate(msgspec.json.encode(load))
+    except asyncio.CancelledError:
+        process.kill()
+        await process.wait()
+        raise
     if process.returncode != 0:
-        raise LoadError(ErrorCode.LOAD_FAILED, f"the planner ended with status {process.returncode}")
+        raise LoadError(ErrorCode.LOAD_FAILED, f"{who} ended with status {process.returncode}")
     answer: dict[str, Any] = msgspec.json.decode(output)
     if "code" in answer:
         raise LoadError(ErrorCode(answer["code"]), answer["message"], answer.get("required", 0), answer.get("free", 0))
-    parts = ("weights_bytes", "arena_bytes", "kv_cache_bytes", "page_bytes", "cache_hit")
-    return Footprint(**{name: answer[name] for name in parts})
+    return answer
 
 
 def serve(settings: ServerSettings, models: Sequence[ModelSpec], greet: Greet, hub_token: str | None = None) -> bool:
@@ -133,6 +151,8 @@ async def _serve(
     hub_token: str | None,
     tracer: Tracer | None,
 ) -> bool:
+    for name in sorted({*settings.publish} - {spec.name for spec in models}):
+        log.warning("publish names %r; no model of that name is loaded from the start", name)
     registry = Registry(
         settings,
         partial(make_worker, settings=settings, hub_token=hub_token),
@@ -144,6 +164,7 @@ async def _serve(
         library=HubLibrary(hub_token),
         initial=models,
         targets=("host", *NAMED),
+        publications=publications(settings, cache, hub_token),
     )
     collect_in_small_portions()
     server = Server(create_app(settings, registry, () if tracer is None else (tracer,)), settings, registry)
@@ -161,6 +182,13 @@ async def _serve(
         welcoming.cancel()  # stopped while loading
         return True
     return welcoming.result()
+
+
+def publications(settings: ServerSettings, cache: Kept | None, hub_token: str | None) -> Publications:
+    if not settings.publish:
+        return Publications()
+    folder = Path(tempfile.mkdtemp(prefix="relaxserve-web-")) if cache is None else cache.folder / "web"
+    return Publications(settings.publish, partial(export, hub_token=hub_token), folder)
 
 
 def tracer_of(settings: ServerSettings) -> Tracer | None:

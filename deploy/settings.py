@@ -53,6 +53,7 @@ SETTINGS = (
     Setting("open_metrics", KEYS, "Let /metrics be read without a key."),
     Setting("model_root", MODELS, "Folder below which /admin may load models."),
     Setting("allow_hub", MODELS, "Let /admin load models by hub id."),
+    Setting("publish", MODELS, "Model that browsers may download and run at /web/MODEL/; may be repeated."),
     Setting("state_file", MODELS, "Remembers the loaded models over a restart."),
     Setting("memory_limit_bytes", MODELS, "Memory of all models together, as 12G."),
     Setting("default_kv_cache_bytes", MODELS, "KV cache of a model that does not say, as 2G."),

@@ -33,6 +33,7 @@ class ServerSettings:
 
     model_root: Path = Path("models")
     allow_hub: bool = False
+    publish: tuple[str, ...] = ()  # models that browsers may download and run
     state_file: Path | None = None  # the set of loaded models, to come back after a restart
     memory_limit_bytes: int | None = None  # of all models together; None leaves it to each worker
     default_kv_cache_bytes: int | None = None  # for a load that does not say

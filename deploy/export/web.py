@@ -13,13 +13,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
-from importlib.resources import files
-from importlib.resources.abc import Traversable
 from pathlib import Path
 
 import msgspec
 
-import runtime.web
 from compiler.driver import Options, compile_module
 from compiler.frontend.sampler import SAMPLE_ENTRY
 from compiler.machine.target import Target, get
@@ -30,6 +27,7 @@ from deploy.model_loading.servable import Progress, Servable, silent
 from runtime.cache_groups import PAGE_SIZE
 from runtime.flat_program import FlatProgram, flat_program
 from runtime.units import in_mib
+from runtime.web import page_files
 from server.interfaces import LoadError
 from server.messages import ErrorCode
 
@@ -76,17 +74,10 @@ def export_web(model: Servable, name: str, folder: Path, progress: Progress = si
     (folder / PROGRAM).write_bytes(msgspec.json.encode(program))
     (folder / "tokenizer.json").write_text(model.tokenizer.to_json())
     (folder / PIECES).write_bytes(pieces(model.tokenizer, program.model.vocab_size))
-    _copy_runtime(folder, files(runtime.web))
+    for file, content in page_files().items():
+        (folder / file).parent.mkdir(exist_ok=True)
+        (folder / file).write_bytes(content)
     return program
-
-
-def _copy_runtime(folder: Path, source: Traversable) -> None:
-    for file in source.iterdir():
-        if file.is_dir() and not file.name.startswith("_"):
-            (folder / file.name).mkdir(exist_ok=True)
-            _copy_runtime(folder / file.name, file)
-        elif Path(file.name).suffix in (".mjs", ".html", ".txt"):
-            (folder / file.name).write_bytes(file.read_bytes())
 
 
 def _level(model: Servable, mode: Generator, target: Target, folder: Path, progress: Progress) -> Level:

@@ -39,6 +39,8 @@ class Access(Enum):
 HEALTH_PATHS = ("/health", "/health/live", "/health/ready", "/v1/health", "/v2/health/live", "/v2/health/ready", "/ping")
 OPEN_PATHS = frozenset({"/", "/docs", *HEALTH_PATHS})
 OPEN_FILES = "/console/"  # of the two pages
+WEB_PAGE_SUFFIXES = (".html", ".mjs", ".css")
+WEB_PAGES = re.compile(rf"/web/.+(/|{'|'.join(map(re.escape, WEB_PAGE_SUFFIXES))})")  # the model's own files need a key
 ADMIN_PATHS = re.compile(
     r"/admin(/.*)?|/models(/(load|unload))?|/v1/models/.*/(load|unload)|/v2/repository/.*"
     r"|/(sleep|wake_up|is_sleeping)|/api/(pull|delete)",
@@ -47,7 +49,7 @@ ADMIN_PATHS = re.compile(
 
 
 def access_of(path: str, *, open_metrics: bool) -> Access:
-    if path in OPEN_PATHS or path.startswith(OPEN_FILES) or (path == "/metrics" and open_metrics):
+    if path in OPEN_PATHS or path.startswith(OPEN_FILES) or WEB_PAGES.fullmatch(path) or (path == "/metrics" and open_metrics):
         return Access.OPEN
     return Access.ADMIN if ADMIN_PATHS.fullmatch(path) else Access.KEY
 

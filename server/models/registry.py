@@ -50,6 +50,7 @@ from server.models.model import (
 from server.models.operations import Operation, Operations, OperationState
 from server.models.probe import PLAIN, Probe, require_answer
 from server.models.processes import resident_bytes
+from server.models.publications import Publications
 from server.models.replacements import Replacements
 from server.models.state import ModelSpec, SavedState, read_state, write_state
 from server.settings import ServerSettings
@@ -74,11 +75,13 @@ class Registry:
         initial: Sequence[ModelSpec] = (),
         metrics: Metrics | None = None,
         targets: Sequence[str] = ("host",),
+        publications: Publications | None = None,
     ) -> None:
         self.settings = settings
         self.targets = targets  # that a load may name
         self.metrics = Metrics() if metrics is None else metrics
         self.operations = Operations()
+        self.publications = publications or Publications()
         self.cache = cache
         self.library = library
         self.closing = False
@@ -117,7 +120,7 @@ class Registry:
     async def close(self) -> None:
         """Cancel loads and stop every worker. The state file keeps the models for the next start."""
         self.closing = True
-        await self.operations.cancel_all()
+        await asyncio.gather(self.operations.cancel_all(), self.publications.close())
         for task in self._retiring:
             task.cancel()
         stops = [model.loaded.worker.stop() for model in self._models.values() if model.loaded is not None]
@@ -298,6 +301,7 @@ class Registry:
         self._take_aliases(model, model.spec.aliases)
         self._keep()
         operation.end(OperationState.SUCCEEDED)
+        self.publications.begin(model.spec)
         load_s = time.monotonic() - began
         self._count_load(model, loaded.ready, load_s)
         parts = ", ".join(f"{part.replace('_', ' ')} {in_mib(num_bytes)}" for part, num_bytes in model.bytes_by_part.items())
@@ -408,6 +412,7 @@ class Registry:
         if self._replacements.remove(model):
             return  # the names are those of the model that serves on
         del self._models[model.spec.name]
+        self.publications.end(model.spec.name)
         self._aliases = {alias: name for alias, name in self._aliases.items() if name != model.spec.name}
 
     def _keep(self) -> None:

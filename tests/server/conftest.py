@@ -21,6 +21,7 @@ from server.http.server import Server
 from server.interfaces import ProgressCallback
 from server.models.library import Library
 from server.models.model import Footprint, Identify, MakeWorker
+from server.models.publications import Export, Publications
 from server.models.registry import Registry
 from server.models.state import ModelSpec
 from server.settings import ServerSettings
@@ -137,6 +138,7 @@ def _start(
     make_worker: MakeWorker | None = None,
     identify: Identify = lambda _source: "",
     library: Library | None = None,
+    export: Export | None = None,
     **options: Any,
 ) -> Running:
     """`script` is every worker's but those named in `scripts`; `footprints` are what a planner would say, `identify` tells the states of a
@@ -163,6 +165,7 @@ def _start(
             preflight=None if footprints is None else preflight,
             library=library,
             initial=initial,
+            publications=Publications(settings.publish, export, folder / "web"),
         )
         server = Server(create_app(settings, registry), settings, registry)
         serving = asyncio.create_task(server.serve())

@@ -214,6 +214,7 @@ class ModelEntry(TypedDict):
     max_model_len: NotRequired[int]
     signature: NotRequired[str]
     generates: NotRequired[bool]
+    web: NotRequired[str]  # the page on which a browser runs the model itself
     embedding_size: NotRequired[int | None]
     prompts: NotRequired[Mapping[str, str]]
 

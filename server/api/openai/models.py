@@ -50,6 +50,8 @@ def describe(model: Model, registry: Registry) -> ModelEntry:
         described["max_model_len"] = context_of(model.loaded)
         described["signature"] = ready.signature
         described["generates"] = ready.generates
+        if page := registry.publications.address(model.spec.name):
+            described["web"] = page
         described["embedding_size"] = ready.embedding_size or None
         described["prompts"] = dict(ready.prompts)
     return described

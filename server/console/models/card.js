@@ -22,6 +22,7 @@ export function modelCard(model, acts) {
   return h("article", {class: "card", "aria-label": model.id},
     h("header", {class: "row wrap"}, h("h2", {}, model.id), state(model.state, IS_WELL.has(model.state)),
       model.generates === false && h("span", {class: "pill"}, "embeddings"), model.pin && h("span", {class: "pill"}, "pinned"), h("span", {class: "grow"}),
+      model.web && h("a", {class: "button outline", href: model.web}, "Run in this browser"),
       h("button", {type: "button", class: "plain", onclick: () => acts.log(model)}, "Load log"),
       h("button", {type: "button", class: "outline", onclick: () => acts.unload(model)}, "Unload")),
     model.context_note && h("p", {class: "notice"}, model.context_note),

@@ -1,0 +1,36 @@
+"""A model for browsers, exported for the server that publishes it.
+
+python -m deploy.publication FOLDER < LOAD      LOAD is the message as JSON; prints {} or {"code", "message"} of the refusal
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import msgspec
+
+from deploy.export.web import export_web
+from deploy.model_loading.servable import require_servable, silent
+from server.interfaces import LoadError
+from server.messages import Load
+
+NICE = 10  # the models that are served come first
+
+
+def main() -> None:
+    os.nice(NICE)
+    load = msgspec.json.decode(sys.stdin.buffer.read(), type=Load)
+    answer: dict[str, object] = {}
+    try:
+        export_web(
+            require_servable(msgspec.structs.replace(load, max_batch=1, target="host", device="cpu"), silent), load.name, Path(sys.argv[1])
+        )
+    except LoadError as error:
+        answer = {"code": error.code, "message": error.message}
+    print(msgspec.json.encode(answer).decode())
+
+
+if __name__ == "__main__":
+    main()

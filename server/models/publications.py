@@ -1,0 +1,162 @@
+"""Models that browsers download and run. Each model that the settings publish is exported, once it is loaded, by a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import hashlib
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from server.errors import LOAD_FAILED, MODEL_NOT_READY, NOT_FOUND_PATH, ApiError
+from server.interfaces import LoadError
+from server.models.state import ModelSpec
+
+log = logging.getLogger(__name__)
+
+Export = Callable[[ModelSpec, Path], Awaitable[None]]  # writes the files into an empty folder; raises LoadError
+RETRY_S = 5  # a browser that comes too early waits this long
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedFile:
+    path: Path
+    etag: str
+
+
+@dataclass(slots=True, eq=False)
+class Publication:
+    """The export of one loaded model."""
+
+    spec: ModelSpec
+    folder: Path
+    lock: int  # descriptor: the folder is in use as long as it is open
+    files: Mapping[str, PublishedFile] = field(default_factory=dict[str, PublishedFile])  # none before the export is complete
+    error: str = ""
+    task: asyncio.Task[None] | None = None
+
+
+class Publications:
+    def __init__(self, names: Sequence[str] = (), export: Export | None = None, folder: Path = Path()) -> None:
+        """Each export has a folder of its own below `folder`."""
+        self._names = sorted(names, key=len, reverse=True)
+        self._export = export
+        self._folder = folder
+        self._current: dict[str, Publication] = {}
+
+    def begin(self, spec: ModelSpec) -> None:
+        """Export a model that has just been loaded, if it is to be published. Until the new export is complete there is none."""
+        if self._export is None or spec.name not in self._names:
+            return
+        self.end(spec.name)
+        try:
+            folder, lock = _new_folder(self._folder)
+        except OSError as error:
+            log.error("%s is not published: %s: %s; name another folder by RELAXSERVE_CACHE", spec.name, self._folder, error.strerror)
+            return
+        self._current[spec.name] = made = Publication(spec, folder, lock)
+        made.task = asyncio.create_task(self._publish(made, self._export))
+
+    def end(self, name: str) -> None:
+        """The model is unloaded, or another takes its name. Open downloads keep the files that they read."""
+        if (old := self._current.pop(name, None)) is not None:
+            if old.task is not None:
+                old.task.cancel()
+            shutil.rmtree(old.folder, ignore_errors=True)
+            os.close(old.lock)
+
+    async def close(self) -> None:
+        tasks = [one.task for one in self._current.values() if one.task is not None]
+        for name in list(self._current):
+            self.end(name)
+        await asyncio.gather(*tasks, return_exceptions=True)
+        with suppress(OSError):
+            self._folder.rmdir()  # unless other servers use it
+
+    def address(self, name: str) -> str | None:
+        """The page of a model, once it can be opened."""
+        found = self._current.get(name)
+        return f"/web/{name}/" if found is not None and found.files else None
+
+    def find(self, path: str) -> tuple[str, str]:
+        """The published model that a path below /web/ names, and the file of it."""
+        for name in self._names:
+            if path.startswith(f"{name}/"):
+                return name, path[len(name) + 1 :]
+        raise ApiError(NOT_FOUND_PATH, f"there is nothing at /web/{path:.200}; `relaxserve serve --publish MODEL` serves /web/MODEL/")
+
+    def file(self, name: str, file: str) -> PublishedFile:
+        found = self._current.get(name)
+        if found is not None and found.error:
+            raise ApiError(LOAD_FAILED, f"model {name!r} cannot be published: {found.error}")
+        if found is None or not found.files:
+            state = "loaded" if found is None else "exported"
+            text = f"model {name!r} is not {state} yet; its page can be opened when it is"
+            raise ApiError(MODEL_NOT_READY, text, headers={"retry-after": str(RETRY_S)})
+        if file not in found.files:
+            raise ApiError(NOT_FOUND_PATH, f"the export of {name!r} has no file {file!r:.80}")
+        return found.files[file]
+
+    async def _publish(self, made: Publication, export: Export) -> None:
+        name = made.spec.name
+        log.info("exporting %s for browsers", name)
+        try:
+            await export(made.spec, made.folder)
+            made.files = await asyncio.to_thread(_files_of, made.folder)
+        except LoadError as error:
+            made.error = error.message
+            log.error("%s is not published: %s", name, error.message)
+        except OSError as error:
+            made.error = f"its files cannot be written: {error.strerror}"
+            log.error("%s is not published: %s: %s", name, made.folder, error.strerror)
+        except Exception as error:
+            made.error = f"{type(error).__name__}: {error}"
+            log.exception("%s is not published", name)
+        else:
+            log.info("%s is published at /web/%s/", name, name)
+
+
+def _new_folder(parent: Path) -> tuple[Path, int]:
+    """Also removes the folders of servers that were killed: the kernel has freed their locks."""
+    parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    whole = _opened(parent)
+    try:
+        fcntl.flock(whole, fcntl.LOCK_EX)  # nobody sweeps between a new folder and its lock
+        for old in parent.iterdir():
+            _remove_unused(old)
+        folder = Path(tempfile.mkdtemp(dir=parent))
+        lock = _opened(folder)
+        fcntl.flock(lock, fcntl.LOCK_SH)
+    finally:
+        os.close(whole)
+    return folder, lock
+
+
+def _remove_unused(folder: Path) -> None:
+    with suppress(OSError):
+        lock = _opened(folder)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
+        finally:
+            os.close(lock)
+
+
+def _opened(folder: Path) -> int:
+    return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+
+def _files_of(folder: Path) -> dict[str, PublishedFile]:
+    found: dict[str, PublishedFile] = {}
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            found[path.relative_to(folder).as_posix()] = PublishedFile(path, f'"{digest[:32]}"')
+    return found

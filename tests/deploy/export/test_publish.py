@@ -1,0 +1,92 @@
+"""A published model in headless Chromium: the page of a real server, isolated, which asks for the key and goes on with a download."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from deploy.serve import export
+from runtime.launch import command
+from server.interfaces import LoadError
+from server.models.state import ModelSpec
+from tests.browser.chromium import Page
+from tests.conftest import greeting
+from tests.deploy.export.test_web import ANSWER, QUESTION
+from tests.server.conftest import serve
+
+__all__ = ["serve"]  # a fixture
+pytestmark = pytest.mark.xdist_group("web")
+KEY = "a-key-of-a-client"
+
+
+@pytest.fixture
+def published(serve: Callable[..., Any], site: Path, page: Page) -> str:
+    """The address of a server with keys that publishes the exported demo."""
+    assert page  # closed before the server
+
+    async def copy(_spec: ModelSpec, folder: Path) -> None:
+        shutil.copytree(site, folder, dirs_exist_ok=True)
+
+    return serve(export=copy, publish=("null",), api_keys=[KEY], admin_keys=["a-key-of-an-admin"]).url
+
+
+def test_a_published_model_asks_for_the_key_and_chats(page: Page, published: str) -> None:
+    page.excuse("401")
+    page.open(f"{published}/web/null/")
+    page.see("the API key is missing", "#status")
+    page.fill("#secret", KEY)
+    page.click("#key button")
+    page.see("Ready, wasm-relaxed", "#status")
+    assert page.js("crossOriginIsolated") is True
+    loaded = len(page.requests)
+    page.fill("#prompt", QUESTION)
+    page.click("#send")
+    page.see(ANSWER, ".assistant")
+    page.chromium.deliver_events()
+    assert page.requests[loaded:] == [], "after loading, nothing is asked for"
+
+
+def test_the_console_leads_to_it(page: Page, published: str) -> None:
+    page.excuse("401")
+    page.open(published)
+    page.js("sessionStorage.setItem('relaxserve.key', 'a-key-of-an-admin')")
+    page.open(f"{published}/#/models")
+    page.reload()
+    page.click("#models article a", "Run in this browser")
+    page.see("Ready, wasm-relaxed", "#status")
+    assert page.js("location.pathname") == "/web/null/"
+
+
+def test_the_process_that_exports_tells_why_it_cannot(tmp_path: Path) -> None:
+    spec = ModelSpec("lfm2", str(Path(__file__).parents[2] / "golden/models/lfm2"))
+    with pytest.raises(LoadError, match="lfm2"):
+        asyncio.run(export(spec, tmp_path))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_serve_publishes_a_model(cache_folder: Path) -> None:
+    """The command, its process for the export, and every file that program.json names."""
+    run = [*command("deploy.cli"), "serve", "--publish", "demo", "--port", "0", "--max-context", "256", "demo"]
+    with subprocess.Popen(run, env={**os.environ, "RELAXSERVE_CACHE": str(cache_folder)}, stderr=subprocess.PIPE, text=True) as server:
+        try:
+            with httpx.Client(base_url=greeting(server)[0], timeout=60) as client:
+                while (response := client.get("/web/demo/program.json")).status_code == 503:
+                    time.sleep(0.5)
+                levels = response.raise_for_status().json()["levels"]
+                for file in {name for level in levels for name in (level["module"], *(shard["file"] for shard in level["shards"]))}:
+                    assert client.get(f"/web/demo/{file}").status_code == 200
+                assert client.get("/v1/models/demo").json()["web"] == "/web/demo/"
+        finally:
+            server.terminate()
+            server.communicate(timeout=60)
+    assert not (cache_folder / "web").exists()

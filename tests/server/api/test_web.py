@@ -1,0 +1,132 @@
+"""Published models: who gets which file, in which parts, and what becomes of an export when its model changes."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from runtime.web import page_files
+from server.interfaces import LoadError
+from server.messages import ErrorCode
+from server.models.state import ModelSpec
+
+KEY = "a-key-of-a-client"
+WEIGHTS = bytes(range(256)) * 40
+
+
+async def export(spec: ModelSpec, folder: Path) -> None:
+    (folder / "program.json").write_text(f'{{"model": "{spec.name}"}}')
+    (folder / "weights-0.bin").write_bytes(WEIGHTS)
+
+
+def published(serve, export=export, **options):
+    """A server that has published its model, if it can."""
+    server = serve(export=export, publish=("null",), **options)
+    asyncio.run_coroutine_threadsafe(_settled(server.registry.publications), server.loop).result(60)
+    return server
+
+
+async def _settled(publications):
+    await asyncio.gather(*(one.task for one in publications._current.values()))
+
+
+def test_nothing_is_published_unless_it_is_asked_for(serve):
+    client = serve(export=export).http()
+    response = client.get("/web/null/program.json")
+    assert response.status_code == 404 and "--publish MODEL" in response.json()["error"]["message"]
+    assert client.get("/web/null/").status_code == 404
+    assert "web" not in client.get("/v1/models/null").json()
+
+
+def test_a_published_model_is_a_page_and_files(serve):
+    client = published(serve).http()
+    assert client.get("/v1/models/null").json()["web"] == "/web/null/"
+    assert client.get("/web/null/").content == page_files()["chat.html"]
+    assert client.get("/web/null/program.json").json() == {"model": "null"}
+    kinds = {file: client.get(f"/web/null/{file}").headers["content-type"] for file in ("", "engine.mjs", "chat.css", "weights-0.bin")}
+    assert [kind.partition(";")[0] for kind in kinds.values()] == ["text/html", "text/javascript", "text/css", "application/octet-stream"]
+
+
+@pytest.mark.parametrize("file", ["", "worker.mjs", "program.json", "weights-0.bin"])
+def test_every_answer_isolates_the_page_and_lets_it_run_its_own_scripts_alone(serve, file):
+    headers = published(serve).http().get(f"/web/null/{file}").headers
+    assert headers["cross-origin-opener-policy"] == headers["cross-origin-resource-policy"] == "same-origin"
+    assert headers["cross-origin-embedder-policy"] == "require-corp"
+    policy = headers["content-security-policy"]
+    assert "default-src 'none'" in policy and "unsafe-inline" not in policy and "'unsafe-eval'" not in policy
+
+
+def test_the_page_needs_no_key_and_the_model_does(serve):
+    client = published(serve, api_keys=[KEY]).http()
+    assert [client.get(f"/web/null/{file}").status_code for file in ("", "chat.html", "vendor/jinja.mjs", "chat.css")] == [200] * 4
+    for file in ("program.json", "weights-0.bin", "absent"):
+        assert client.get(f"/web/null/{file}").status_code == 401
+    assert client.get("/web/null/weights-0.bin", headers={"authorization": f"Bearer {KEY}"}).content == WEIGHTS
+
+
+def test_a_page_of_another_site_gets_no_weights(serve):
+    response = published(serve).http().get("/web/null/weights-0.bin", headers={"origin": "https://elsewhere.example"})
+    assert response.json()["error"]["code"] == "origin_not_allowed"
+
+
+def test_parts_of_a_file_are_sent_while_it_is_the_same(serve):
+    client = published(serve).http()
+    whole = client.get("/web/null/weights-0.bin")
+    etag = whole.headers["etag"]
+    part = client.get("/web/null/weights-0.bin", headers={"range": "bytes=1000-", "if-range": etag})
+    assert (part.status_code, part.content, part.headers["etag"]) == (206, WEIGHTS[1000:], etag)
+    assert part.headers["content-range"] == f"bytes 1000-{len(WEIGHTS) - 1}/{len(WEIGHTS)}"
+    other = client.get("/web/null/weights-0.bin", headers={"range": "bytes=1000-", "if-range": '"another"'})
+    assert (other.status_code, other.content) == (200, WEIGHTS)
+    for file in ("weights-0.bin", "chat.mjs"):
+        known = client.get(f"/web/null/{file}").headers["etag"]
+        again = client.get(f"/web/null/{file}", headers={"if-none-match": known})
+        assert (again.status_code, again.content) == (304, b"")
+    assert client.get("/web/null/weights-0.bin", headers={"range": f"bytes={len(WEIGHTS)}-"}).status_code == 416
+
+
+@pytest.mark.parametrize("path", ["absent.bin", "absent.mjs", "%2e%2e/%2e%2e/api/web.py", "%2e%2e/x.json", "__init__.py", "vendor/", "x/"])
+def test_only_files_of_the_export_and_of_the_page_are_served(serve, path):
+    assert published(serve).http().get(f"/web/null/{path}").status_code == 404
+
+
+def test_a_model_that_cannot_be_exported_says_why(serve):
+    async def refuse(_spec: ModelSpec, _folder: Path) -> None:
+        raise LoadError(ErrorCode.LOAD_REFUSED, "null keeps a state per sequence")
+
+    client = published(serve, refuse).http()
+    response = client.get("/web/null/program.json")
+    assert response.status_code == 500 and "null keeps a state per sequence" in response.json()["error"]["message"]
+    assert "web" not in client.get("/v1/models/null").json()
+
+
+def test_a_browser_that_comes_before_the_export_is_told_to_wait(serve):
+    async def wait(_spec: ModelSpec, _folder: Path) -> None:
+        await asyncio.Event().wait()
+
+    response = serve(export=wait, publish=("null",)).http().get("/web/null/program.json")
+    assert response.status_code == 503 and "not exported yet" in response.json()["error"]["message"]
+    assert int(response.headers["retry-after"]) > 0
+
+
+def test_an_unloaded_model_leaves_no_files(serve, tmp_path):
+    server = published(serve)
+    assert len(list((tmp_path / "web").iterdir())) == 1
+    client = server.http()
+    client.delete("/admin/models/null").raise_for_status()
+    assert list((tmp_path / "web").iterdir()) == []
+    response = client.get("/web/null/program.json")
+    assert response.status_code == 503 and "not loaded yet" in response.json()["error"]["message"]
+
+
+def test_exports_of_killed_servers_are_removed_and_those_of_others_stay(serve, tmp_path):
+    server = published(serve)
+    [ours] = (tmp_path / "web").iterdir()
+    abandoned = tmp_path / "web" / "abandoned"
+    abandoned.mkdir()
+    (abandoned / "weights-1.bin").write_bytes(b"0")
+    published(serve)
+    assert not abandoned.exists() and ours.exists() and len(list((tmp_path / "web").iterdir())) == 2
+    assert server.http().get("/web/null/weights-0.bin").content == WEIGHTS
