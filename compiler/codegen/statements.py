@@ -51,7 +51,7 @@ class Statements(ABC):
             case Allocate():
                 self._allocate(stmt)
             case Tile():
-                self._tile(stmt)
+                self.tile(stmt)
             case Attention():
                 raise CompileError("attention has no loops yet; schedule it first (pass schedule_kernels)")
 
@@ -83,6 +83,18 @@ class Statements(ABC):
         result = self.expressions.scalars.cast(self.expressions.value(store.value), store.buffer.dtype)
         self.memory.store(store.buffer, store.indices, result)
 
+    def tile(self, tile: Tile) -> None:
+        op = tile.op
+        if self.memory.lane is not None:
+            raise CompileError(f"tile {op.name} stands inside vector loop {self.memory.lane.name}; a tile has lanes of its own")
+        if not isinstance(op, Intrinsic) or not op.runs_on(self.target):
+            raise CompileError(f"tile {op.name} has no instructions on target {self.target.name}; schedule another one")
+        for problem in op.problems():
+            raise CompileError(f"tile {op.name}: {problem}")
+        places = [self.memory.place(o.buffer, o.indices).pointer for o in tile.operands]
+        dims = [self.indices.value(d).value for d in tile.dims]
+        op.emit(self.code, places, dims, self.target)
+
     def _let(self, let: Let) -> None:
         bound = self.expressions.scalars.cast(self.expressions.value(let.value), DType.I64)
         with self.code.scope() as level:
@@ -112,18 +124,6 @@ class Statements(ABC):
             size *= extent.const
         self.memory.storage[buffer] = Storage(allocated(f"[{size} x {memory(buffer.dtype)}]"), size, self.memory.lane)
         self.run(allocate.body)
-
-    def _tile(self, tile: Tile) -> None:
-        op = tile.op
-        if self.memory.lane is not None:
-            raise CompileError(f"tile {op.name} stands inside vector loop {self.memory.lane.name}; a tile has lanes of its own")
-        if not isinstance(op, Intrinsic) or not op.runs_on(self.target):
-            raise CompileError(f"tile {op.name} has no instructions on target {self.target.name}; schedule another one")
-        for problem in op.problems():
-            raise CompileError(f"tile {op.name}: {problem}")
-        places = [self.memory.place(o.buffer, o.indices).pointer for o in tile.operands]
-        dims = [self.indices.value(d).value for d in tile.dims]
-        op.emit(self.code, places, dims, self.target)
 
 
 def constant_extent(loop: For) -> int:

@@ -20,6 +20,7 @@ from compiler.ir.loops.write import cast, index
 
 I8, I16, I32, BF16 = DType.I8, DType.I16, DType.I32, DType.BF16
 FOUR = 4  # products of bytes that an instruction adds into one sum
+FRAGMENT_COLUMNS = 16  # of a weight, that one instruction of a tensor core multiplies
 EIGHTHS = 3  # bits that are rounded off the product of a weight of 4 bits and the multiplier that widens it
 
 
@@ -109,15 +110,65 @@ class Widened(Format):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Neighbours(Format):
+class Elements(Format):
     """Elements as they are, in panels [panels, k / depth, depth * columns]."""
+
+    def held(self, line: Dim) -> tuple[Dim, Dim]:
+        """The column in its panel, and k in its line, of the element with this number in a line."""
+        raise NotImplementedError
+
+    def decode(self, stored: tuple[Scalar, ...], k: Dim) -> Scalar:
+        return stored[0]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Neighbours(Elements):
+    """The neighbours of a column stand together."""
 
     def places(self, buffers: tuple[Buffer, ...], n: Dim, k: Dim, matrix: tuple[Dim, ...] = ()) -> tuple[Load, ...]:
         columns = buffers[0].shape[-1].const // self.depth
         return (Load(buffers[0], (*matrix, n // columns, k // self.depth, n % columns * self.depth + k % self.depth)),)
 
-    def decode(self, stored: tuple[Scalar, ...], k: Dim) -> Scalar:
-        return stored[0]
+    def held(self, line: Dim) -> tuple[Dim, Dim]:
+        return line // self.depth, line % self.depth
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fragments(Elements):
+    """In panels of 16 columns, as the registers of `mma.sync` hold them.
+
+    A line is two instructions, of 16 along k each. The number of an element in a line has the bits, from the highest on: instruction;
+    column % 8 and quad, the lane; half of its k; column // 8; neighbour. Lane `quad` of a column takes k % 32 // 8 == quad in both
+    instructions, so of a row, too, a lane reads 8 neighbours at once."""
+
+    def places(self, buffers: tuple[Buffer, ...], n: Dim, k: Dim, matrix: tuple[Dim, ...] = ()) -> tuple[Load, ...]:
+        column = n % FRAGMENT_COLUMNS
+        lane = column % 8 * 4 + k % 32 // 8
+        at = k % 8 // 4 * 256 + lane * 8 + k % 4 // 2 * 4 + column // 8 * 2 + k % 2
+        return (Load(buffers[0], (*matrix, n // FRAGMENT_COLUMNS, k // self.depth, at)),)
+
+    def held(self, line: Dim) -> tuple[Dim, Dim]:
+        lane = line % 256 // 8
+        return lane // 4 + line % 4 // 2 * 8, lane % 4 * 8 + line // 256 * 4 + line % 8 // 4 * 2 + line % 2
+
+    def packed(self, numbers: Any) -> Any:
+        """The panels of numbers [n, k], in NumPy."""
+        n, k = numbers.shape
+        padded = np.pad(numbers, ((0, -n % FRAGMENT_COLUMNS), (0, 0)))
+        # column // 8, column % 8, quad, instruction, half, neighbour
+        parts = padded.reshape(-1, 2, 8, k // self.depth, 4, 2, 2, 2)
+        return parts.transpose(0, 3, 5, 2, 4, 6, 1, 7).reshape(-1, k // self.depth, self.depth * FRAGMENT_COLUMNS)
+
+    def unpacked(self, panels: Any) -> Any:
+        """The numbers [n, k] of panels, in NumPy."""
+        count, lines, _ = panels.shape
+        parts = panels.reshape(count, lines, 2, 8, 4, 2, 2, 2)  # instruction, column % 8, quad, half, column // 8, neighbour
+        return parts.transpose(0, 6, 3, 1, 4, 2, 5, 7).reshape(count * FRAGMENT_COLUMNS, lines * self.depth)
+
+    def chunks(self, k: int) -> list[Any]:
+        """Which k each instruction sums, in the order of instructions."""
+        numbers = np.arange(k).reshape(-1, 4, 2, 4).transpose(0, 2, 1, 3)
+        return list(numbers.reshape(-1, 16))
 
 
 F = TypeVar("F", bound=Format)
@@ -133,5 +184,6 @@ PANEL8 = _row(Panels("panel8", bits=8, depth=4, rows=I8, dtype=I32))
 PANEL8_WORDS = _row(Panels("panel8_words", bits=8, depth=4, rows=I16, dtype=I32, order=(0, 2, 1, 3)))
 PANEL4 = _row(Panels("panel4", bits=4, depth=8, rows=I8, dtype=I32))
 WIDENED4 = _row(Widened("widened4", bits=4, depth=8, rows=I8, dtype=I32, panels=PANEL4))
+FRAGMENTS = _row(Fragments("fragments", bits=16, depth=32, rows=BF16, dtype=BF16))
 PAIRS = _row(Neighbours("pairs", bits=16, depth=2, rows=BF16, dtype=BF16))
 PANELS: Mapping[str, Panels] = {name: found for name in FORMATS if isinstance(found := FORMATS[name], Panels)}

@@ -16,14 +16,15 @@ from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.loops.scalars import Cast, Contraction, Element, Format, Load, Scalar
 from compiler.ir.prove import prove_divisible
-from compiler.machine.formats import PAIRS, PANEL4, PANEL8, PANEL8_WORDS, WIDENED4
+from compiler.machine.formats import FRAGMENTS, PAIRS, PANEL4, PANEL8, PANEL8_WORDS, WIDENED4
 from compiler.machine.intrinsics.amx import AmxBf16, AmxI8ByI8, AmxI8ByU8
 from compiler.machine.intrinsics.base import NONE, Features
 from compiler.machine.intrinsics.dot_bf16 import DotBf16
 from compiler.machine.intrinsics.dot_panel import DotPanel, DotWords
+from compiler.machine.intrinsics.mma import Mma
 from compiler.machine.intrinsics.product import MatrixUnitOp, ProductOp
 from compiler.machine.intrinsics.widen_panel import STRETCH, WidenPanel
-from compiler.machine.target import Target
+from compiler.machine.target import GPU, Target
 
 LANES: Final = 16
 
@@ -155,11 +156,15 @@ _TILES: Final = (
     (128, ProductTile(DotPanel(rows=2, columns=16, bits=4), format=PANEL4, depth=4)),
     (128, ProductTile(DotWords(rows=4, columns=16), format=PANEL8_WORDS, depth=4)),
 )
+# What the blocks of a GPU multiply, at most.
+_OF_GPUS: Final = (ProductTile(Mma(rows=64, columns=128), format=FRAGMENTS, depth=32),)
 
 
 @lru_cache
 def product_tiles(target: Target) -> ProductTiles:
     floats = next(shape for least, shape in _FLOATS if target.vector_bits >= least)
+    if target.system == GPU:
+        return ProductTiles(floats, _OF_GPUS)
     return ProductTiles(floats, tuple(_best(target)))
 
 

@@ -7,8 +7,6 @@ from functools import partial
 from typing import Final
 
 from compiler.backends.cpu.passes.integer_products import IntegerProducts
-from compiler.backends.cpu.passes.pack_operands import PackOperands
-from compiler.backends.cpu.passes.round_operands import round_operands
 from compiler.backends.cpu.passes.spread_rows import spread_rows
 from compiler.backends.cpu.schedule.rules import schedule
 from compiler.machine.products import product_tiles
@@ -26,6 +24,8 @@ from compiler.passes.memory.explicit_memory import explicit_memory
 from compiler.passes.memory.lift_workspace import lift_workspace
 from compiler.passes.memory.plan_memory import plan_memory
 from compiler.passes.memory.protect_operands import protect_operands
+from compiler.passes.pack_operands import PackOperands
+from compiler.passes.round_operands import round_operands
 from compiler.passes.schedule_kernels import ScheduleKernels
 from compiler.passes.share_subexpressions import share_subexpressions
 

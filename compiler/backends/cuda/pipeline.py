@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Final
 
 from compiler.backends.cuda.schedule.rules import schedule
+from compiler.machine.formats import FRAGMENT_COLUMNS
+from compiler.machine.products import product_tiles
 from compiler.machine.target import Target
 from compiler.passes.base import Instrument, Pipeline
 from compiler.passes.capture import capture
@@ -20,6 +23,8 @@ from compiler.passes.memory.explicit_memory import explicit_memory
 from compiler.passes.memory.lift_workspace import lift_workspace
 from compiler.passes.memory.plan_memory import plan_memory
 from compiler.passes.memory.protect_operands import protect_operands
+from compiler.passes.pack_operands import PackOperands
+from compiler.passes.round_operands import round_operands
 from compiler.passes.schedule_kernels import ScheduleKernels
 from compiler.passes.share_subexpressions import share_subexpressions
 
@@ -28,9 +33,11 @@ PHASES: Final[Mapping[str, str]] = {"nests": "fuse", "kernels": "lift_workspace"
 
 
 def pipeline(target: Target, instruments: tuple[Instrument, ...] = ()) -> Pipeline:
+    tiles = product_tiles(target)
     return Pipeline(
         (
             check_facts,  # from here on, annotations hold
+            round_operands,
             # from operators to loop nests
             legalize,
             FoldConstants(),
@@ -38,10 +45,11 @@ def pipeline(target: Target, instruments: tuple[Instrument, ...] = ()) -> Pipeli
             protect_operands,  # from here on, values that are written in place are neither constants nor shared
             annotate_patterns,
             fuse,
+            # for the machine
+            PackOperands(FRAGMENT_COLUMNS, tiles.pairs, only_pairs=True),
             eliminate_dead_code,
             lift_weights,  # what it lifts is compiled for the host
-            # for the machine
-            ScheduleKernels(schedule),
+            ScheduleKernels(partial(schedule, tiles=tiles)),
             lift_workspace,
             # memory
             explicit_memory,

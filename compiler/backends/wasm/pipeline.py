@@ -10,7 +10,6 @@ from functools import partial
 from typing import Final
 
 from compiler.backends.cpu.passes.integer_products import IntegerProducts
-from compiler.backends.cpu.passes.pack_operands import PackOperands
 from compiler.backends.cpu.schedule.rules import schedule
 from compiler.machine.products import product_tiles
 from compiler.machine.target import Target
@@ -27,6 +26,7 @@ from compiler.passes.memory.explicit_memory import explicit_memory
 from compiler.passes.memory.lift_workspace import lift_workspace
 from compiler.passes.memory.plan_memory import plan_memory
 from compiler.passes.memory.protect_operands import protect_operands
+from compiler.passes.pack_operands import PackOperands
 from compiler.passes.schedule_kernels import ScheduleKernels
 from compiler.passes.share_subexpressions import share_subexpressions
 

@@ -17,6 +17,7 @@ class Intrinsic(TileOp):
     __slots__ = ()
     needs: ClassVar[Features] = NONE
     vector_bits: ClassVar[int] = 0  # of the registers that it takes
+    threads: ClassVar[int] = 1  # of a GPU's block, that run it together
 
     def runs_on(self, target: Target) -> bool:
         return self.needs <= target.features and self.vector_bits <= target.vector_bits

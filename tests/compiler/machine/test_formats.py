@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from compiler.interpret.loops import run_prim
-from compiler.ir.dims import Dim
+from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.loops.buffers import Buffer
 from compiler.ir.loops.prim_func import PrimFunc
@@ -15,7 +15,7 @@ from compiler.ir.loops.write import Kernel
 from compiler.ir.module import IRModule
 from compiler.ir.text.parser import parse
 from compiler.ir.text.printer import print_module
-from compiler.machine.formats import EIGHTHS, PANEL4, PANELS, WIDENED4, Panels
+from compiler.machine.formats import EIGHTHS, FRAGMENTS, PANEL4, PANELS, WIDENED4, Panels
 
 COLUMNS, N, K = 4, 8, 32
 RNG = np.random.default_rng(11)
@@ -69,3 +69,25 @@ def test_elements_that_are_widened() -> None:
     multipliers = RNG.integers(-127, 128, (N // COLUMNS, 2, COLUMNS)).astype(np.int8)
     eighths = (PANEL4.stored(panels).astype(np.int32) - 8) * np.repeat(multipliers.transpose(0, 2, 1).reshape(N, 2), K // 2, -1)
     np.testing.assert_array_equal(elements(WIDENED4.name, panels, multipliers), (eighths + 4) >> EIGHTHS)
+
+
+def test_elements_of_fragments() -> None:
+    """Columns that fill the last panel are zeros."""
+    given = RNG.integers(-99, 99, (N, K)).astype(np.int32)
+    panels = FRAGMENTS.packed(given)
+    np.testing.assert_array_equal(FRAGMENTS.unpacked(panels), np.pad(given, ((0, 16 - N), (0, 0))))
+    np.testing.assert_array_equal(elements(FRAGMENTS.name, panels), given)
+
+
+def test_what_a_line_of_fragments_holds() -> None:
+    numbers = np.arange(16 * 64, dtype=np.int32).reshape(16, 64)
+    line = DimVar("line", 0, Dim.of(511))
+    column, neighbour = FRAGMENTS.held(line.dim)
+    held = [(column.evaluate({line: i}), neighbour.evaluate({line: i})) for i in range(512)]
+    np.testing.assert_array_equal(FRAGMENTS.packed(numbers)[0, 1], [numbers[n, 32 + k] for n, k in held])
+
+
+def test_a_lane_reads_neighbours_of_a_row_for_both_instructions() -> None:
+    first, second = FRAGMENTS.chunks(K)
+    assert sorted([*first, *second]) == list(range(K))
+    np.testing.assert_array_equal(np.stack([first.reshape(4, 4), second.reshape(4, 4)], 1).reshape(-1), np.arange(K))

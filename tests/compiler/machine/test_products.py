@@ -54,3 +54,10 @@ def test_channels_are_widened_whose_groups_lie_whole_in_a_block() -> None:
     assert [tile.widens(4096, group) for group in (32, 64, 128, 512)] == [True] * 4
     assert [tile.widens(*sizes) for sizes in ((4096, 96), (4096, 16), (4096, 1024), (4000, 32), (128, 128))] == [False] * 5
     assert not any(t.widens(4096, 32) for t in product_tiles(NAMED["avx512"]).tiles)
+
+
+def test_a_gpu_multiplies_on_its_tensor_cores() -> None:
+    for target in (t for t in NAMED.values() if t.system == GPU):
+        tiles = product_tiles(target)
+        assert tiles.pairs is not None and tiles.pairs.op.runs_on(target) and not tiles.integers and not tiles.on_matrix_unit
+    assert not tiles.pairs.op.runs_on(NAMED["amx"])

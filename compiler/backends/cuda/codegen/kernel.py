@@ -10,7 +10,8 @@ A record is an array of 64-bit words: where the first thread writes the record's
 then the integers. `dims` are its integers.
 
 A block takes the iterations of a block loop that have its number, and those that lie a grid behind: any grid computes the same. The
-iterations of a thread loop run side by side; a barrier stands behind a thread loop that something in its block follows.
+iterations of a thread loop run side by side, and a tile may be run by all threads of a block together; a barrier stands behind each of
+them that something in its block follows.
 """
 
 from __future__ import annotations
@@ -27,10 +28,11 @@ from compiler.codegen.statements import Statements, constant_extent
 from compiler.ir.errors import CompileError
 from compiler.ir.loops.buffers import Buffer, Scope
 from compiler.ir.loops.prim_func import PrimFunc
-from compiler.ir.loops.statements import For, LoopKind, Stmt, Store
+from compiler.ir.loops.statements import For, LoopKind, Stmt, Store, Tile
 from compiler.ir.loops.visit import walk_stmts
 from compiler.llvm.indices import Index
 from compiler.llvm.ssa import Code
+from compiler.machine.intrinsics.base import Intrinsic
 from compiler.machine.target import Target
 
 GLOBAL, SHARED = "ptr addrspace(1)", "ptr addrspace(3)"
@@ -58,7 +60,7 @@ def ptx_name(symbol: str) -> str:
 
 def _phase(target: Target, symbol: str, parameters: Parameters, stmt: Stmt) -> Phase:
     name, threads, code = ptx_name(symbol), _num_threads(stmt), Code()
-    statements = _Statements(code, parameters.expressions(code), target, name)
+    statements = _Statements(code, parameters.expressions(code), target, name, _num_threads(stmt))
     statements.run(stmt)
     run = f"define internal void @{name}$run({parameters.text}) #1 {{\nentry:\n{code.text()}\n  ret void\n}}"
     if not isinstance(stmt, For) or stmt.kind is not LoopKind.BLOCK:
@@ -88,24 +90,34 @@ def _thread_loops(stmt: Stmt) -> list[For]:
     return [s for s in walk_stmts(stmt) if isinstance(s, For) and s.kind is LoopKind.THREAD]
 
 
+def _together(tile: Tile) -> int:
+    """How many threads of a block run the tile together."""
+    return tile.op.threads if isinstance(tile.op, Intrinsic) else 1
+
+
+def _parts(stmt: Stmt) -> list[For | Tile]:
+    """What the threads of a block share: thread loops, and tiles that they run together."""
+    return [*_thread_loops(stmt), *(s for s in walk_stmts(stmt) if isinstance(s, Tile) and _together(s) > 1)]
+
+
 def _num_threads(stmt: Stmt) -> int:
-    """The threads of a block: one for each iteration of the longest thread loop."""
-    return max((constant_extent(loop) for loop in _thread_loops(stmt)), default=1)
+    """The threads of a block: one for each iteration of the longest thread loop, and as many as a tile needs."""
+    return max((constant_extent(part) if isinstance(part, For) else _together(part) for part in _parts(stmt)), default=1)
 
 
 class _Statements(Statements):
     """All threads of a block run its block loops together; each thread runs its own iteration of a thread loop."""
 
-    def __init__(self, code: Code, expressions: Expressions, target: Target, name: str) -> None:
+    def __init__(self, code: Code, expressions: Expressions, target: Target, name: str, num_threads: int) -> None:
         super().__init__(code, expressions, target)
         self.shared: list[str] = []  # definitions of arrays in shared memory
         self.in_thread = False
-        self._name = name
+        self._name, self._num_threads = name, num_threads
 
     def sequence(self, stmts: Sequence[Stmt]) -> None:
         for i, stmt in enumerate(stmts):
             self.run(stmt)
-            if not self.in_thread and i + 1 < len(stmts) and _thread_loops(stmt):
+            if not self.in_thread and i + 1 < len(stmts) and _parts(stmt):
                 self._barrier()
 
     def loop(self, loop: For) -> None:
@@ -122,6 +134,13 @@ class _Statements(Statements):
             raise CompileError(f"buffer {store.buffer.name} is written outside of a thread loop; give the block one")
         super().store(store)
 
+    def tile(self, tile: Tile) -> None:
+        together = _together(tile)
+        if self.in_thread != (together == 1) or together not in (1, self._num_threads):
+            place = f"in a block of {together} threads" if together > 1 else "inside of a thread loop"
+            raise CompileError(f"tile {tile.op.name} stands elsewhere than it runs; expected it {place}")
+        super().tile(tile)
+
     def allocator(self, buffer: Buffer) -> Callable[[str], str]:
         match buffer.scope:
             case Scope.LOCAL if self.in_thread:
@@ -137,7 +156,7 @@ class _Statements(Statements):
         with self.code.loop(self._special("ctaid"), end, step=self._special("nctaid")) as counter:
             self.indices.env[loop.var] = Index(counter, self.code.level)
             self.run(loop.body)
-            if len(_thread_loops(loop.body)) > 1:  # the next iteration writes what this one may still read
+            if len(_parts(loop.body)) > 1:  # the next iteration writes what this one may still read
                 self._barrier()
 
     def _threads(self, loop: For) -> None:

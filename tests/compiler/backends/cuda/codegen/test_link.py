@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +18,9 @@ from compiler.ir.dtypes import DType
 from compiler.ir.errors import CompileError
 from compiler.ir.loops.buffers import Buffer
 from compiler.ir.loops.prim_func import PrimFunc
-from compiler.ir.loops.write import Kernel
+from compiler.ir.loops.write import Kernel, less
 from compiler.ir.text.parser import parse
+from compiler.machine.intrinsics.mma import Mma
 from compiler.machine.target import NAMED, get, host
 from runtime.device.cpu import elf
 from runtime.executable import Executable
@@ -88,15 +90,43 @@ def test_all_parts_are_kept_in_the_file(executable: Executable, tmp_path: Path) 
     assert found.texts == executable.texts and found.preparing.texts == executable.preparing.texts
 
 
+PRODUCT = """
+func main(x: bf16[n, 256], y: f32[n, 200], weight w: bf16[200, 256]) -> object where n in 0..256 {
+  dataflow { a = linear(x, w, out_dtype="f32") b = add(a, y) } return b
+}
+"""
+
+
+@pytest.mark.parametrize("program", [PROGRAM, PRODUCT], ids=["elements", "product"])
 @pytest.mark.parametrize("name", GPUS)
-def test_kernels_assemble_without_spills(name: str, executable: Executable, tmp_path: Path) -> None:
+def test_kernels_assemble_without_spills(name: str, program: str, tmp_path: Path) -> None:
+    cubin, said = assembled(program, name, tmp_path)
+    assert set(re.findall(r"(\d+) bytes spill", said)) == {"0"}
+    assert "warning" not in said.lower(), "nothing that should run side by side is put in a row"
+    assert cubin.stat().st_size
+
+
+def test_products_copy_and_multiply_beside_each_other(tmp_path: Path) -> None:
+    """Blocks so big that three fit a multiprocessor: 65,536 registers, 164 KB of shared memory."""
+    cubin, said = assembled(PRODUCT, "sm_80", tmp_path)
+    assert 3 * 128 * int(re.findall(r"Used (\d+) registers", said)[0]) <= 65536
+    assert 3 * (int(re.findall(r"(\d+) bytes smem", said)[0]) + 1024) <= 164 << 10
+    if (cuobjdump := shutil.which("cuobjdump")) is None:
+        pytest.skip("cuobjdump is not installed")
+    sass = subprocess.run([cuobjdump, "-sass", cubin], capture_output=True, text=True, check=True).stdout
+    assert "HMMA.16816.F32.BF16" in sass and "LDGSTS" in sass and "LDS.128" in sass
+    assert not re.search(r"\b(LDL|STL)\b", sass), "nothing lies on the stack"
+
+
+def assembled(program: str, name: str, folder: Path) -> tuple[Path, str]:
+    """A cubin, and what the assembler said about it."""
     if (ptxas := shutil.which("ptxas")) is None:
         pytest.skip("ptxas is not installed")
-    (tmp_path / "k.ptx").write_bytes(compile_module(parse(PROGRAM), Options(get(name))).object_code)
-    command = [ptxas, "-v", f"-arch={name}", tmp_path / "k.ptx", "-o", tmp_path / "k.cubin"]
+    (folder / "k.ptx").write_bytes(compile_module(parse(program), Options(get(name))).object_code)
+    command = [ptxas, "-v", f"-arch={name}", folder / "k.ptx", "-o", folder / "k.cubin"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
-    assert set(re.findall(r"(\d+) bytes spill", result.stderr)) == {"0"}
+    return folder / "k.cubin", result.stderr
 
 
 # --- the language of kernels -------------------------------------------------------------------------------------------
@@ -134,6 +164,21 @@ def test_a_store_that_no_thread_does_is_refused() -> None:
         k.array(Y)[b] = 1.0
     with pytest.raises(CompileError, match="y is written outside of a thread loop"):
         emit_kernel("k", PrimFunc((X, Y), 1, k.body()), get("sm_80"))
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_tile_of_a_block_stands_where_all_threads_run_it(inside: bool) -> None:
+    """Inside of a thread loop, or in a block of more threads, it would wait for threads that never come."""
+    k, op = Kernel(), Mma(8, 64)
+    a, b, out = Buffer("a", (Dim.of(32),), DType.BF16), Buffer("b", (Dim.of(2048),), DType.BF16), Buffer("out", (Dim.of(1),), DType.F32)
+    with k.grid("b", 1):
+        c = k.shared("c", op.shared_bytes // 4)
+        with k.threads("t", op.threads) if inside else nullcontext():
+            k.tile(op, c[0], k.array(a)[0], k.array(b)[0], dims=(32, 32, 1, 4))
+        with k.threads("t", 256) as t, k.when(less(t, 1)):
+            k.array(out)[0] = c[t]
+    with pytest.raises(CompileError, match="stands elsewhere than it runs; expected it in a block of 128 threads"):
+        emit_kernel("k", PrimFunc((a, b, out), 1, k.body()), get("sm_80"))
 
 
 def test_memory_that_is_nowhere_is_refused() -> None:

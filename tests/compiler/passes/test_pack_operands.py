@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from compiler.backends.cpu.passes.pack_operands import PackOperands
 from compiler.machine.formats import PAIRS
 from compiler.machine.intrinsics.dot_bf16 import DotBf16
 from compiler.machine.products import ProductTile
 from compiler.passes.base import Pass
+from compiler.passes.pack_operands import PackOperands
 
 
 def test_panels_of_columns(becomes: Callable[[Pass, str, str], None]) -> None:

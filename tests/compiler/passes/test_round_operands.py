@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from compiler.backends.cpu.passes.round_operands import round_operands
 from compiler.passes.base import Pass
+from compiler.passes.round_operands import round_operands
 
 
 def test_a_tolerant_product_multiplies_what_was_rounded(becomes: Callable[[Pass, str, str], None]) -> None:

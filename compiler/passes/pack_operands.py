@@ -21,12 +21,13 @@ from compiler.ir.graph.function import Binding, Value
 from compiler.ir.graph.values import CallTir
 from compiler.ir.loops.buffers import Buffer
 from compiler.ir.loops.prim_func import PrimFunc
-from compiler.ir.loops.scalars import Element, Format, Load, Scalar
+from compiler.ir.loops.scalars import Load, Scalar
 from compiler.ir.loops.visit import fresh_prim, loads, replace_loads
 from compiler.ir.loops.write import Kernel, guard
 from compiler.ir.module import IRModule
 from compiler.ir.prove import prove_divisible
 from compiler.ir.types import TensorType, Type
+from compiler.machine.formats import Elements
 from compiler.machine.products import ProductTile
 from compiler.passes.outline import Outliner
 from compiler.passes.rewrite import rewrite_module
@@ -36,9 +37,10 @@ from compiler.passes.rewrite import rewrite_module
 class PackOperands:
     columns: int  # of one panel
     pairs: ProductTile | None = None  # what takes products of bf16
+    only_pairs: bool = False  # leave the operands of other products as they are
 
     def __call__(self, module: IRModule) -> IRModule:
-        plans = {name: _plan(prim, self.pairs) for name, prim in module.prim_functions.items()}
+        plans = {name: _plan(prim, self.pairs, self.only_pairs) for name, prim in module.prim_functions.items()}
         outliners: list[Outliner] = []
         known: dict[Hashable, tuple[str, list[CallTir]]] = {}  # layers repeat: the packed product and the packings, by call
 
@@ -86,18 +88,16 @@ class PackOperands:
         return fresh_prim(PrimFunc(tuple(params), prim.num_outputs, body, prim.attrs))
 
     def _element(self, packed: _Packed, panel: Buffer, indices: tuple[Dim, ...]) -> Scalar:
-        load = Load(panel, self.indices(packed, indices))
-        return load if packed.format is None else Element(packed.format, indices[packed.depth], (load,))
+        n, r = indices[packed.column], indices[packed.depth]
+        batch = tuple(d for i, d in enumerate(indices) if i not in (packed.column, packed.depth))
+        if packed.format is not None:
+            return packed.format.element((panel,), n, r, batch)
+        return Load(panel, (*batch, n // self.columns, r, n % self.columns))
 
     def shape(self, packed: _Packed, shape: tuple[Dim, ...]) -> tuple[Dim, ...]:
         n, r = shape[packed.column], shape[packed.depth]
         batch = tuple(d for i, d in enumerate(shape) if i not in (packed.column, packed.depth))
         return (*batch, ceil_div(n, self.columns), r // packed.group, Dim.of(self.columns * packed.group))
-
-    def indices(self, packed: _Packed, indices: tuple[Dim, ...]) -> tuple[Dim, ...]:
-        n, r = indices[packed.column], indices[packed.depth]
-        batch = tuple(d for i, d in enumerate(indices) if i not in (packed.column, packed.depth))
-        return (*batch, n // self.columns, r // packed.group, n % self.columns * packed.group + r % packed.group)
 
     def _packing(self, outliner: Outliner, packed: _Packed, source: Atom, given: Type) -> CallTir:
         assert isinstance(given, TensorType) and given.shape is not None and given.dtype is not None
@@ -108,7 +108,8 @@ class PackOperands:
 
         kernel = Kernel()
         with kernel.nest(panels.shape) as (*batch, panel, deep, line):
-            n, r = panel * self.columns + line // packed.group, deep * packed.group + line % packed.group
+            column, neighbour = (line, Dim.of(0)) if packed.format is None else packed.format.held(line)
+            n, r = panel * self.columns + column, deep * packed.group + neighbour
             outer = iter(batch)
             at = tuple(n if i == packed.column else r if i == packed.depth else next(outer) for i in range(len(given.shape)))
             element = Load(plain, at)
@@ -125,7 +126,7 @@ class _Packed:
     buffer: Buffer
     column: int
     depth: int
-    format: Format | None
+    format: Elements | None
 
     @property
     def group(self) -> int:
@@ -133,14 +134,16 @@ class _Packed:
         return 1 if self.format is None else self.format.depth
 
 
-def _plan(prim: PrimFunc, pairs: ProductTile | None) -> list[_Packed]:
+def _plan(prim: PrimFunc, pairs: ProductTile | None, only_pairs: bool) -> list[_Packed]:
     if prim.attrs.get("schedule"):
         return []
     product = product_in(prim)
     if product is None:
         return []
     fits = pairs is not None and all(pairs.takes(s, product.row_axis) for s in product.sums)
-    format = pairs.format if pairs is not None and fits else None
+    format = pairs.format if pairs is not None and fits and isinstance(pairs.format, Elements) else None
+    if format is None and only_pairs:
+        return []
     found: dict[Buffer, _Packed | None] = {}
     for load in loads(prim.body):
         if load.buffer in prim.outputs:
@@ -152,7 +155,7 @@ def _plan(prim: PrimFunc, pairs: ProductTile | None) -> list[_Packed]:
     return [p for p in found.values() if p is not None]
 
 
-def _read_as(product: Product, load: Load, format: Format | None) -> _Packed | None:
+def _read_as(product: Product, load: Load, format: Elements | None) -> _Packed | None:
     """How the buffer is read, when that is as the whole right operand of a sum."""
     variables: list[DimVar | None] = [d.var for d in load.indices]
     for s in product.sums:

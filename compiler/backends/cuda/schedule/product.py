@@ -1,0 +1,165 @@
+"""Products of matrices on tensor cores.
+
+    for block b {
+      shared c
+      the block multiplies its columns by its rows: tile -> c
+      for thread t { the epilogue of its elements of c }
+    }
+
+Up to FEW rows, a block has all rows beside few columns: what counts then is that many blocks read the weights. The tile is as low as the
+rows need. Beside more rows a block has 64 of them and, where there is one sum, twice as many columns. Every tile sums in the same order,
+so the bits of a row do not depend on the rows beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from compiler.idioms.product import Product, product_in
+from compiler.idioms.spatial import write_element
+from compiler.ir.dims import Dim, DimVar, ceil_div, dim_max, dim_min, product_of
+from compiler.ir.loops.prim_func import PrimFunc
+from compiler.ir.loops.scalars import Cast, Contraction, Element, Load, Scalar
+from compiler.ir.loops.statements import Store
+from compiler.ir.loops.visit import map_scalar
+from compiler.ir.loops.write import Array, Kernel, less
+from compiler.ir.prove import prove_divisible, prove_le
+from compiler.machine.formats import FRAGMENT_COLUMNS
+from compiler.machine.intrinsics.mma import Mma
+from compiler.machine.products import ProductTile, ProductTiles
+
+FEW = 64
+HEIGHTS = (8, 16, 32, 64)
+NARROW = 64  # columns of a block beside few rows: 16 of each warp
+MOST_SUMS = 2
+ALIGNED = 8  # elements of a row that a lane copies at once
+ZERO = Dim.of(0)
+
+Point = Mapping[DimVar, Dim]
+
+
+def schedule_product(prim: PrimFunc, tiles: ProductTiles) -> PrimFunc | None:
+    product, tile = product_in(prim), tiles.pairs
+    if product is None or tile is None or product.choice is not None or product.row_axis is None:
+        return None
+    if len(product.sums) > MOST_SUMS or not all(_is_taken(s, product.row_axis, tile) for s in product.sums):
+        return None
+    rows = [_row_load(s, tile) for s in product.sums]
+    if any(r.buffer is not rows[0].buffer or r.indices[:-1] != rows[0].indices[:-1] for r in rows):
+        return None
+    k = Kernel()
+    _Blocks(product, tile, rows[0]).write(k)
+    return PrimFunc(prim.params, prim.num_outputs, k.body(), {**prim.attrs, "schedule": "product"})
+
+
+def _is_taken(s: Contraction, row_axis: DimVar, tile: ProductTile) -> bool:
+    """Whether columns lie as the tile reads them, and rows where it can copy them."""
+    if not s.extent.is_const or not tile.takes(s, row_axis):
+        return False
+    columns = s.columns.value if isinstance(s.columns, Cast) else s.columns
+    return isinstance(columns, Element) and columns.format is tile.format and prove_divisible(_row_load(s, tile).buffer.shape[-1], ALIGNED)
+
+
+def _row_load(s: Contraction, tile: ProductTile) -> Load:
+    factors = tile.factors(s)
+    assert factors is not None
+    return factors[0]
+
+
+@dataclass(frozen=True, slots=True)
+class _Blocks:
+    product: Product[Contraction]
+    tile: ProductTile
+    rows: Load
+
+    @property
+    def num_sums(self) -> int:
+        return len(self.product.sums)
+
+    def op(self, rows: int, columns: int) -> Mma:
+        assert isinstance(self.tile.op, Mma)
+        return replace(self.tile.op, rows=rows, columns=columns, sums=self.num_sums)
+
+    def write(self, k: Kernel) -> None:
+        p = self.product
+        assert p.row_axis is not None
+        extents = dict(p.nest.axes)
+        num_rows, others = extents[p.row_axis], [(v, e) for v, e in p.nest.axes[:-1] if v is not p.row_axis]
+        batch = product_of([e for _, e in others])
+        most, wide = HEIGHTS[-1], 2 * NARROW // self.num_sums
+        narrow_blocks = batch * ceil_div(p.num_columns, NARROW)
+        wide_blocks = batch * ceil_div(p.num_columns, wide) * ceil_div(num_rows, most)
+        few_only = prove_le(num_rows, FEW)
+        with k.grid("b", narrow_blocks if few_only else dim_max(narrow_blocks, wide_blocks)) as b:
+            shared_words = max(self.op(h, c).shared_bytes for h, c in [*((h, NARROW) for h in HEIGHTS), (most, wide)]) // 4
+            c = k.shared("c", shared_words)
+            with k.when(less(num_rows, FEW + 1) & less(b, narrow_blocks)):
+                *point, number = k.unravel(b, [*((v.name, e) for v, e in others), ("columns", ceil_div(p.num_columns, NARROW))])
+                place = _Place(self, c, dict(zip((v for v, _ in others), point, strict=True)), number * NARROW, ZERO, num_rows)
+                for lower, height in zip((0, *HEIGHTS), HEIGHTS, strict=False):
+                    if not prove_le(num_rows, lower):
+                        with k.when(less(lower, num_rows) & less(num_rows, height + 1)):
+                            place.write(k, self.op(height, NARROW))
+            if not few_only:
+                with k.when(less(FEW, num_rows) & less(b, wide_blocks)):
+                    axes = [("columns", ceil_div(p.num_columns, wide)), ("rows", ceil_div(num_rows, most))]
+                    *point, number, row = k.unravel(b, [*((v.name, e) for v, e in others), *axes])
+                    left = dim_min(num_rows - row * most, most)
+                    place = _Place(self, c, dict(zip((v for v, _ in others), point, strict=True)), number * wide, row * most, left)
+                    place.write(k, self.op(most, wide))
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """The elements of a block: columns from `column` on, `num_rows` rows from `first` on."""
+
+    blocks: _Blocks
+    c: Array
+    point: Point
+    column: Dim
+    first: Dim
+    num_rows: Dim
+
+    def write(self, k: Kernel, op: Mma) -> None:
+        p, rows = self.blocks.product, self.blocks.rows
+        assert p.row_axis is not None
+        at = {**self.point, p.row_axis: self.first}
+        row = Load(rows.buffer, (*(d.substitute(at) for d in rows.indices[:-1]), ZERO))
+        stride = self.stride(rows)
+        panel, weights = self.column // FRAGMENT_COLUMNS, [self.weight(s) for s in p.sums]
+        panels = [Load(w.buffer, (*w.indices[:-3], panel, ZERO, ZERO)) for w in weights]
+        num_panels = ceil_div(p.num_columns, FRAGMENT_COLUMNS) - panel
+        extent = p.extent
+        k.tile(op, self.c[0], row, *panels, dims=(extent, stride, self.num_rows, num_panels))
+        with k.threads("t", op.threads) as t:
+            column = k.let("column", t % op.columns, op.columns - 1)
+            in_step = op.threads // op.columns
+            with k.serial("m", op.rows // in_step) as m:
+                i = k.let("i", m * in_step + t // op.columns, op.rows - 1)
+                with k.when(less(i, self.num_rows) & less(self.column + column, p.num_columns)):
+                    self.store(k, op, i, column)
+
+    def store(self, k: Kernel, op: Mma, i: Dim, column: Dim) -> None:
+        """Do the nest's store, with what the tile wrote in place of its sums."""
+        p = self.blocks.product
+        assert p.row_axis is not None
+
+        def total(scalar: Scalar) -> Scalar:
+            number = p.number_of(scalar)
+            return scalar if number is None else self.c[(number * op.rows + i) * op.pitch + column]
+
+        store = p.nest.store
+        at = {**self.point, p.row_axis: self.first + i, p.column_axis: self.column + column}
+        write_element(k, Store(store.buffer, store.indices, map_scalar(store.value, total)), at)
+
+    def stride(self, rows: Load) -> Dim:
+        """Elements from one row to the next."""
+        assert self.blocks.product.row_axis is not None
+        axis = next(i for i, d in enumerate(rows.indices) if d.var is self.blocks.product.row_axis)
+        return product_of(rows.buffer.shape[axis + 1 :])
+
+    def weight(self, s: Contraction) -> Load:
+        factors = self.blocks.tile.factors(s)
+        assert factors is not None
+        return factors[1]

@@ -1,0 +1,41 @@
+"""What the tile of tensor cores says of itself. That its code does it: tests/runtime/device/cuda/test_products.py."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from compiler.machine.formats import FRAGMENTS
+from compiler.machine.intrinsics.mma import SHARED_BYTES, Mma
+
+
+@pytest.mark.parametrize("op", [Mma(8, 64), Mma(16, 64), Mma(64, 64, 2), Mma(64, 128)], ids=str)
+def test_what_is_copied_ahead_fits_the_shared_memory(op: Mma) -> None:
+    assert list(op.problems()) == []
+    assert op.stages >= 3 and op.stages * op.stage_bytes <= op.shared_bytes <= SHARED_BYTES
+
+
+@pytest.mark.parametrize(
+    ("op", "problem"),
+    [
+        (Mma(12, 64), "rows are 12, expected a multiple of 8"),
+        (Mma(8, 80), "columns are 80, expected a multiple of 64"),
+        (Mma(64, 128, 3), "3 sums of 64 rows and 128 columns do not fit the shared memory of a block"),
+    ],
+    ids=str,
+)
+def test_a_tile_that_cannot_be_is_refused(op: Mma, problem: str) -> None:
+    assert list(op.problems()) == [problem]
+
+
+def test_the_meaning_repeats_the_last_row_and_the_last_panel() -> None:
+    rng, op = np.random.default_rng(0), Mma(8, 64)
+    a = rng.integers(-8, 9, (3, 64)).astype(ml_dtypes.bfloat16)
+    w = rng.integers(-8, 9, (20, 64)).astype(ml_dtypes.bfloat16)
+    c = np.zeros(op.shared_bytes // 4, np.float32)
+    op.meaning([c, a.reshape(-1), FRAGMENTS.packed(w).reshape(-1)], [64, 64, 3, 2])
+    found = c[: op.rows * op.pitch].reshape(op.rows, op.pitch)
+    np.testing.assert_array_equal(found[:3, :20], a.astype(np.float32) @ w.astype(np.float32).T)
+    np.testing.assert_array_equal(found[3:, :20], np.repeat(found[2:3, :20], 5, 0))
+    np.testing.assert_array_equal(found[:, 32:48], found[:, 16:32])

@@ -1,0 +1,73 @@
+"""Products on tensor cores: near their meaning, and the same bits for a row whatever rows are beside it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from compiler.bind import bind_values
+from compiler.driver import Options, compile_module
+from compiler.interpret.graph import Interpreter
+from compiler.ir.text.parser import parse
+from compiler.machine.target import get
+from runtime.session import Session
+from tests.gpu.fixtures import SoftwareGpu, needs_pycuda
+
+pytestmark = needs_pycuda
+
+BF16 = ml_dtypes.bfloat16
+COUNTS = (130, 65, 64, 40, 9, 8, 1)  # of rows: more than a block has, and each height of a tile
+
+
+@dataclass(frozen=True)
+class Case:
+    body: str
+    weights: tuple[tuple[int, ...], ...]
+    rtol: float = 1e-4  # a result of bf16 may be rounded to its other neighbour
+
+    @property
+    def program(self) -> str:
+        size, length = self.weights[0][:2]
+        given = ", ".join(f"weight w{i}: bf16[{', '.join(map(str, s))}]" for i, s in enumerate(self.weights))
+        return f"""
+func main(x: bf16[n, {length}], y: f32[n, {size}], {given}) -> object where n in 0..256 {{
+  dataflow {{ {self.body} }}
+  return out
+}}
+"""
+
+
+CASES = {
+    "fewer steps than stages": Case('a = linear(x, w0, out_dtype="f32") out = add(a, y)', ((200, 96),)),
+    "gated": Case(
+        'a = linear(x, w0, out_dtype="f32") s = silu(a) b = linear(x, w1, out_dtype="f32") c = multiply(s, b) out = cast(c, dtype="bf16")',
+        ((72, 320), (72, 320)),
+        rtol=2**-7,
+    ),
+}
+
+
+def random(seed: int, *shape: int, dtype: Any = BF16) -> NDArray[Any]:
+    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
+def test_near_the_meaning_and_the_same_bits_in_every_batch(case: Case, software_gpu: SoftwareGpu) -> None:
+    module = parse(case.program)
+    executable = compile_module(module, Options(get("sm_80")))
+    assert [len(k.phases) for k in executable.meta.kernels] == [1], "one launch"
+    weights = {f"w{i}": random(i, *shape) for i, shape in enumerate(case.weights)}
+    size, length = case.weights[0]
+    x, y = random(8, COUNTS[0], length), random(9, COUNTS[0], size, dtype=np.float32)
+    session = Session(executable)
+    bind_values(session, executable, "main", weights)
+    meaning = Interpreter(module).call("main", x, y, *weights.values()).astype(np.float32)
+    all_rows = session.call("main", x, y)
+    np.testing.assert_allclose(all_rows.astype(np.float32), meaning, rtol=case.rtol, atol=1e-3)
+    for count in COUNTS:
+        np.testing.assert_array_equal(session.call("main", x[-count:], y[-count:]), all_rows[-count:])
