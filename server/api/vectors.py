@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
 import secrets
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -106,17 +107,21 @@ async def embed_all(
     seconds: Sequence[int | None] | None = None,
 ) -> list[Vector]:
     """The vectors of all prompts, which the model's queue takes or refuses together. `per_token`: [tokens, size] of each prompt. `seconds`:
-    where the second text of each pair begins."""
+    where the second text of each pair begins.
+
+    The worker has a part of the prompts at a time, and admission counts no more than that part: a request of 2,048 texts neither fills the
+    queue nor waits until the queue is empty."""
     num_tokens, labels = sum(map(len, prompts)), (model.spec.name, ENGINE)
     record = caller(request).record
+    most = min(len(prompts), loaded.admission.max_at_once)
     try:
-        lease = loaded.admission.admit(len(prompts), num_tokens)
+        lease = loaded.admission.admit(most, sum(heapq.nlargest(most, map(len, prompts))))
     except ApiError:
         context.metrics.rejected.labels(*labels, QUEUE_FULL.code).inc()
         raise
     record.submit(model.spec.name, time.monotonic())
     try:
-        work = _embed_all(prompts, body, loaded, caller(request), context.settings, per_token=per_token, seconds=seconds)
+        work = _embed_all(prompts, body, loaded, caller(request), context.settings, most, per_token=per_token, seconds=seconds)
         vectors = await while_connected(request, work)
     finally:
         lease.release()
@@ -131,6 +136,7 @@ async def _embed_all(
     loaded: Loaded,
     who: Caller,
     settings: ServerSettings,
+    num_at_once: int,
     *,
     per_token: bool,
     seconds: Sequence[int | None] | None,
@@ -138,10 +144,12 @@ async def _embed_all(
     deadline = deadline_of(body.timeout, settings)
     normalize = loaded.ready.normalize if body.normalize is None else body.normalize
 
+    turns = asyncio.Semaphore(num_at_once)
+
     async def embed(ids: Sequence[int], second: int | None) -> Vector:
-        request_id = secrets.token_hex(12)
-        asked = Embed(request_id, tuple(ids), normalize, who.key_digest, deadline, per_token, second)
-        vector = np.frombuffer((await loaded.worker.embed(asked)).vector, dtype="<f4")
+        async with turns:
+            asked = Embed(secrets.token_hex(12), tuple(ids), normalize, who.key_digest, deadline, per_token, second)
+            vector = np.frombuffer((await loaded.worker.embed(asked)).vector, dtype="<f4")
         if per_token:
             return vector.reshape(len(ids), -1)
         return vector if body.dimensions is None else _shortened(vector, body.dimensions, normalize=normalize)

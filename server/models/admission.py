@@ -18,6 +18,7 @@ class Admission:
         self.model = model
         self.max_sequences = max_running + max_queued
         self.max_running = max_running
+        self.max_at_once = min(2 * max_running, self.max_sequences)  # of one request: what the model computes, and what it takes up next
         self.max_queued_tokens = max_queued_tokens
         self.num_sequences = 0
         self.num_queued_tokens = 0

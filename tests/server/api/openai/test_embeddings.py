@@ -2,8 +2,12 @@ from __future__ import annotations
 
 import base64
 import struct
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+
+from server.models.state import ModelSpec
 
 
 @pytest.fixture
@@ -105,3 +109,24 @@ def test_a_deadline_holds(serve, answering):
 
 def test_a_generator_is_not_asked_for_text(embedder):
     assert embedder.chat().json()["error"]["code"] == "not_a_generative_model"
+
+
+def test_a_request_of_many_texts_leaves_room_for_others(serve, answering):
+    """A request of 40 texts takes no more of it than the model takes up next."""
+    spec = ModelSpec("null", "null", max_batch=4)
+    script = answering("x" * 200, interval_s=0.02, embedding_size=8, prefill_s=0.05)
+    server = serve(script=script, initial=[spec], max_queued_requests=8)
+    streams = server.openai().completions.create(model="null", prompt="a", max_tokens=200, stream=True)
+    next(iter(streams))
+    texts = [f"text {i}" for i in range(40)]
+    with ThreadPoolExecutor(1) as pool:
+        vectors = pool.submit(lambda: server.openai().embeddings.create(model="null", input=texts, encoding_format="float"))
+        while not server.worker.embeds:
+            time.sleep(0.005)
+        assert len(server.worker.embeds) <= 8
+        assert server.complete(max_tokens=1).status_code == 200, "beside the texts there is room for another request"
+        data = vectors.result(60).data
+    streams.close()
+    assert [row.index for row in data] == list(range(40))
+    alone = server.openai().embeddings.create(model="null", input=texts[33], encoding_format="float").data[0].embedding
+    assert data[33].embedding == alone
