@@ -1,10 +1,11 @@
-"""The text of one chat choice into parts: thoughts off the front, then tool calls out of the rest."""
+"""The text of one chat choice into parts: thoughts off the front, then tool calls out of the rest; or messages of several channels."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from server.text.dialect import Dialect
+from server.text.harmony import ChannelParser
 from server.text.parts import Content, Part
 from server.text.reasoning import ReasoningSplitter
 from server.text.tools import ToolParser
@@ -17,6 +18,13 @@ class AnswerRules:
     split_reasoning: bool = True
     tool_names: frozenset[str] = frozenset()  # empty: calls are not looked for
     max_calls: int | None = None
+
+
+def answer_parser(rules: AnswerRules) -> AnswerParser | ChannelParser:
+    """Both tell the same of an answer."""
+    if rules.dialect.has_channels:
+        return ChannelParser(rules.tool_names, rules.max_calls, splits=rules.split_reasoning and rules.dialect.thinks)
+    return AnswerParser(rules)
 
 
 class AnswerParser:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from server.interfaces import ChatTemplate, Tokenizer
-from server.text import reasoning
+from server.messages import Constraint
+from server.text import harmony, reasoning
+from server.text.grammar import ToolSchema, behind_thoughts, forced_calls
 from server.text.infill import Infill
 from server.text.templates.meter import Limits
-from server.text.tools import FORMATS, GENERIC, ToolFormat
+from server.text.tools import FORMATS, GENERIC, HARMONY, ToolFormat
 
 PROBE = Limits(time_s=0.25, memory_bytes=16 << 20)  # a thousand times what it takes as a rule
 
@@ -26,6 +28,23 @@ class Dialect:
         """The markers that are one token, by their text."""
         return {text.decode(): token_id for token_id, text in self.shown.items()}
 
+    @property
+    def has_channels(self) -> bool:
+        """Whether thoughts, calls and content are messages of their own, in the harmony format."""
+        return self.tools is HARMONY
+
+    def forced_calls(self, tools: Sequence[ToolSchema], *, several: bool) -> Constraint:
+        """One call of one of `tools`, or any number from one on where the model makes several at once."""
+        if self.has_channels:
+            return harmony.forced_call(tools, self.specials)
+        return forced_calls(self.tools, tools, self.specials, several=several)
+
+    def framed(self, constraint: Constraint, *, thinking: bool, is_call: bool) -> Constraint:
+        """The same, behind the thoughts that the model may write, or is writing already (`thinking`)."""
+        if self.has_channels:
+            return harmony.behind_analysis(constraint, self.specials, is_call=is_call)
+        return behind_thoughts(constraint, self.specials, open_already=thinking) if thinking or self.thinks else constraint
+
     @classmethod
     def of(cls, tokenizer: Tokenizer, tool_parser: str | None, thinks: bool | None) -> Dialect:
         """Names win; else the template is asked to write a tool call, and the vocabulary whether it knows a think block."""
@@ -36,8 +55,10 @@ class Dialect:
         else:
             raise ValueError(f"tool parser {tool_parser!r} is unknown; known are: {', '.join(FORMATS)}")
         if thinks is None:
-            thinks = all(len(tokenizer.encode(marker, False)) == 1 for marker in (reasoning.OPEN, reasoning.CLOSE))
+            thinks = tools is HARMONY or all(len(tokenizer.encode(marker, False)) == 1 for marker in (reasoning.OPEN, reasoning.CLOSE))
         markers = (*tools.markers, tools.arguments_marker, reasoning.OPEN, reasoning.CLOSE)
+        if tools is HARMONY:
+            markers = harmony.MARKERS
         return cls(tools, thinks, _single_tokens(tokenizer, markers), Infill.of(tokenizer))
 
 

@@ -56,7 +56,7 @@ def _closed_within(schema: object) -> object:
 
 def forced_calls(form: ToolFormat, tools: Sequence[ToolSchema], specials: Specials, *, several: bool) -> Constraint:
     """One call of one of `tools`, or any number from one on, as `form` writes them."""
-    one = "inside" if form.bare else f"{_marker(form.opening, specials)} inside"
+    one = "inside" if form.bare else f"{marker_rule(form.opening, specials)} inside"
     again = f" (between {one})*" if several else ""
     rules = [f"start: {one}{again}", f"between: {form.between}"]
     return Constraint(ConstraintKind.GRAMMAR, "\n".join([*rules, *_inside(form, tools, specials, several=several)]))
@@ -75,12 +75,18 @@ def beginnings(form: ToolFormat, name: str) -> tuple[str, ...]:
     return (f"\n{head}",)
 
 
-def _inside(form: ToolFormat, tools: Sequence[ToolSchema], specials: Specials, *, several: bool) -> list[str]:
-    """The rules of what is between a call's markers. Tools of one schema share a rule: a parser's work grows with rules, not with names."""
+def by_schema(tools: Sequence[ToolSchema]) -> dict[str, list[str]]:
+    """The names of the tools that take arguments of one schema, as regular expressions. The key is the schema's text."""
     names: dict[str, list[str]] = {}
     for tool in tools:
         schema = {} if tool.parameters is None else closed(tool.parameters)
         names.setdefault(json_text({"type": "object", **schema}), []).append(re.escape(tool.name))
+    return names
+
+
+def _inside(form: ToolFormat, tools: Sequence[ToolSchema], specials: Specials, *, several: bool) -> list[str]:
+    """The rules of what is between a call's markers. Tools of one schema share a rule: a parser's work grows with rules, not with names."""
+    names = by_schema(tools)
     rules = [f"inside: {_around_calls(form, specials, several=several)}", f"call: {_alternatives('call', len(names))}"]
     if form.arguments_marker:
         rules.append(f"short: {_alternatives('short', len(names))}")
@@ -89,13 +95,13 @@ def _inside(form: ToolFormat, tools: Sequence[ToolSchema], specials: Specials, *
         head = _spaced("\\{", '"name"', ":", f'"{name}"', ",", f'"{form.arguments_key}"', ":", "")
         rules += [f"call_{index}: /{head}/ {arguments} /{_spaced('', '}')}/", f"{arguments}: %json {schema}"]
         if form.arguments_marker:
-            rules.append(f"short_{index}: /{name}/ {_marker(form.arguments_marker, specials)}? {arguments}")
+            rules.append(f"short_{index}: /{name}/ {marker_rule(form.arguments_marker, specials)}? {arguments}")
     return rules
 
 
 def _around_calls(form: ToolFormat, specials: Specials, *, several: bool) -> str:
     if form.closing:
-        return f'"\\n" call "\\n" {_marker(form.closing, specials)}'
+        return f'"\\n" call "\\n" {marker_rule(form.closing, specials)}'
     if form.arguments_marker:
         more = ' ("," " "? call)*' if several else ""
         return f'" "? "[" call{more} "]" | short'
@@ -136,19 +142,22 @@ def structured(structures: Sequence[Structure]) -> Constraint:
 
 def behind_thoughts(constraint: Constraint, specials: Specials, *, open_already: bool) -> Constraint:
     """The same, behind the think block that the model may write, or is writing already."""
-    if CLOSE in specials:
-        thought = f"thought: /(?s:.*)/ {_marker(CLOSE, specials)}"
-    else:
-        thought = f"thought[suffix={json.dumps(CLOSE)}]: /(?s:.*)/"
-    start = "thought gap" if open_already else f"({_marker(OPEN, specials)} thought gap)?"
-    head = "\n".join([f"start: {start} answer", thought, "gap: /\\n*/"])
+    start = "thought gap" if open_already else f"({marker_rule(OPEN, specials)} thought gap)?"
+    head = "\n".join([f"start: {start} answer", up_to_marker("thought", CLOSE, specials), "gap: /\\n*/"])
     return msgspec.structs.replace(constraint, head=head)
+
+
+def up_to_marker(rule: str, marker: str, specials: Specials) -> str:
+    """The rule of any text that ends with the marker."""
+    if marker in specials:
+        return f"{rule}: /(?s:.*)/ {marker_rule(marker, specials)}"
+    return f"{rule}[suffix={json.dumps(marker)}]: /(?s:.*)/"
 
 
 def _literal(text: str) -> str:
     return json.dumps(text) if text else ""  # the grammar has no empty literal
 
 
-def _marker(text: str, specials: Specials) -> str:
+def marker_rule(text: str, specials: Specials) -> str:
     token_id = specials.get(text)
     return json.dumps(text) if token_id is None else f"<[{token_id}]>"

@@ -4,6 +4,7 @@
     llama3         <|python_tag|>{"name": "f", "parameters": {...}}; ...     the marker is optional
     mistral        [TOOL_CALLS][{"name": "f", "arguments": {...}}, ...]      or [TOOL_CALLS]f[ARGS]{...}
     json           {"name": "f", "arguments": {...}}                          or a list of them, and nothing else
+    harmony        a message with a recipient: server/text/harmony.py
 
 The parts are the same for every cut of the text, apart from how the arguments of a call are divided.
 """
@@ -50,13 +51,20 @@ HERMES = ToolFormat("hermes", "<tool_call>", "</tool_call>", between='"\\n"')
 LLAMA3 = ToolFormat("llama3", "<|python_tag|>", bare=True, arguments_key="parameters", sign='"parameters": {"x": 1}')
 MISTRAL = ToolFormat("mistral", "[TOOL_CALLS]", arguments_marker="[ARGS]", between='" "?', id_length=9)
 GENERIC = ToolFormat("json", bare=True)
+HARMONY = ToolFormat("harmony", sign="<|channel|>commentary")
 FORMATS: Mapping[str, ToolFormat] = {
     "hermes": HERMES,
     "qwen": HERMES,
     "llama3": LLAMA3,
     "mistral": MISTRAL,
     "json": GENERIC,
+    "harmony": HARMONY,
 }
+
+
+def new_call_id(form: ToolFormat) -> str:
+    token = "".join(secrets.choice(ID_ALPHABET) for _ in range(form.id_length))
+    return token if form.id_length == 9 else f"call_{token}"
 
 
 class _State(Enum):
@@ -188,7 +196,7 @@ class ToolParser:
         name_is_known = scanner.name is not None and (self._marked or scanner.name in self._names)
         if not self._started and name_is_known and scanner.name is not None:
             self._started = True
-            parts.append(CallStart(self.num_calls, self._new_id(), scanner.name))
+            parts.append(CallStart(self.num_calls, new_call_id(self._form), scanner.name))
         if self._started and (arguments := scanner.take_arguments()):
             parts.append(CallArguments(self.num_calls, arguments))
         if not (scanner.done or scanner.failed):
@@ -211,10 +219,6 @@ class ToolParser:
         self._state = _State.TEXT
         if text := text.lstrip(SEPARATORS) if self.num_calls else text:
             parts.append(Content(text))
-
-    def _new_id(self) -> str:
-        token = "".join(secrets.choice(ID_ALPHABET) for _ in range(self._form.id_length))
-        return token if self._form.id_length == 9 else f"call_{token}"
 
 
 class _CallScanner:

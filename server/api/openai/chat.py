@@ -37,7 +37,6 @@ from server.messages import CachePages, Constraint, Thinking
 from server.models.model import Loaded, Model
 from server.settings import ServerSettings
 from server.text.answer import AnswerRules
-from server.text.grammar import behind_thoughts
 from server.text.reasoning import CLOSE, OPEN
 from server.text.templates.template import RESERVED, TemplateError
 
@@ -237,9 +236,7 @@ def _constraint(body: ChatBody, use: ToolUse, loaded: Loaded, settings: ServerSe
     elif constraint is None:
         splits = body.separate_reasoning is not False and (thinking or dialect.thinks)
         return offered_calls(use, loaded, settings.max_schema_bytes, splits=splits, thinking=thinking)
-    if thinking or dialect.thinks:
-        return behind_thoughts(constraint, dialect.specials, open_already=thinking)
-    return constraint
+    return dialect.framed(constraint, thinking=thinking, is_call=use.demanded)
 
 
 def _thinking(budget: int | None, loaded: Loaded, *, is_open: bool) -> Thinking | None:

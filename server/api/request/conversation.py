@@ -20,17 +20,20 @@ def _message(message: Message, where: str) -> dict[str, object]:
     rendered: dict[str, object] = {**(message.model_extra or {})}
     rendered["role"] = ROLES.get(message.role, message.role)
     rendered["content"] = text_of(message.content, f"{where}.content") or message.refusal or ""
+    reasoning = message.reasoning_content if message.reasoning_content is not None else message.reasoning
     for name, value in (
         ("name", message.name),
         ("tool_call_id", message.tool_call_id),
-        ("reasoning_content", message.reasoning_content if message.reasoning_content is not None else message.reasoning),
+        ("reasoning_content", reasoning),
     ):
         if value is not None:
             rendered[name] = value
     calls = message.tool_calls or ([MessageCall(function=message.function_call)] if message.function_call else [])
     if calls:
         rendered["tool_calls"] = [_call(call) for call in calls]
-    elif message.content is None and message.role != "assistant":
+    if reasoning is not None and not (calls and rendered["content"]):
+        rendered["thinking"] = reasoning  # gpt-oss's template calls it this, and refuses it beside calls and content
+    if not calls and message.content is None and message.role != "assistant":
         raise invalid(f"{where}.content", f"{where} has neither content nor tool_calls")
     return rendered
 

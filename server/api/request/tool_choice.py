@@ -12,7 +12,7 @@ from server.interfaces import Tokenizer
 from server.messages import Constraint, ConstraintKind, Trigger
 from server.models.model import Loaded
 from server.text.dialect import Dialect
-from server.text.grammar import ToolSchema, beginnings, calls_behind_marker, forced_calls
+from server.text.grammar import ToolSchema, beginnings, calls_behind_marker
 from server.text.reasoning import CLOSE, OPEN
 from server.text.tools import ToolFormat
 
@@ -54,7 +54,7 @@ def _named(tools: Sequence[Tool], names: Sequence[NamedTool], param: str) -> lis
 def demanded_calls(use: ToolUse, dialect: Dialect, max_bytes: int) -> Constraint:
     """Calls and nothing else, their arguments as the schemas say."""
     schemas = [ToolSchema(tool.function.name, tool.function.parameters or {}) for tool in use.tools]
-    constraint = forced_calls(dialect.tools, schemas, dialect.specials, several=not use.single)
+    constraint = dialect.forced_calls(schemas, several=not use.single)
     if len(constraint.source.encode()) > max_bytes:
         raise invalid("tools", f"tools have more than {max_bytes} bytes of schema")
     return constraint

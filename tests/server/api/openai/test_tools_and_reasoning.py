@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -103,6 +104,7 @@ def test_without_demand_nothing_is_enforced_and_none_hides_the_tools(server):
 STRICT = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"], "additionalProperties": False}
 OFFERED = [*TOOLS, {"type": "function", "function": {"name": "sky", "strict": True, "parameters": STRICT}}]
 MARKERS = ["<tool_call>", "</tool_call>"]
+MARKERS_OF_CHANNELS = ("<|channel|>", "<|message|>", "<|start|>", "<|end|>", "<|call|>", "<|constrain|>", "<|return|>")
 OPENS, THINKS, THOUGHT = 258, 260, 261
 INTEGER = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "integer"}}}
 
@@ -192,6 +194,58 @@ def test_markers_that_are_special_tokens_are_seen(serve, answering):
     message = serve(script=script, tokenizer=tokenizer, initial=[spec]).chat(tools=TOOLS).json()["choices"][0]["message"]
     assert message["reasoning"] == "hm" and message["tool_calls"][0]["function"]["name"] == "now"
     assert message["content"] is None and len(message["tool_calls"][0]["id"]) == 9
+
+
+HARMONY = (
+    "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>commentary<|message|>Sure.<|end|>"
+    '<|start|>assistant<|channel|>commentary to=functions.add <|constrain|>json<|message|>{"a": 1}'
+)
+
+
+@pytest.mark.parametrize("step", [1, 7, 1000])
+@pytest.mark.parametrize("specials", [(), MARKERS_OF_CHANNELS])
+def test_channels_become_reasoning_content_and_calls(serve, answering, step, specials):
+    """Whether their markers are tokens, as those of gpt-oss are, or letters."""
+    tokenizer, script = ByteTokenizer(specials=specials), answering("")
+    ids = [
+        id
+        for part in re.split("(" + "|".join(map(re.escape, MARKERS_OF_CHANNELS)) + ")", HARMONY)
+        for id in tokenizer.encode(part, add_special_tokens=False)
+    ]
+    script.answer = lambda _submit, _choice: [ids[at : at + step] for at in range(0, len(ids), step)]
+    server = serve(script=script, tokenizer=tokenizer, initial=[ModelSpec("null", "null", tool_parser="harmony")])
+    whole = server.chat(tools=TOOLS).json()
+    message = whole["choices"][0]["message"]
+    assert (message["content"], message["reasoning_content"]) == ("Sure.", "hm")
+    assert [(call["function"]["name"], call["function"]["arguments"]) for call in message["tool_calls"]] == [("add", '{"a": 1}')]
+    assert whole["choices"][0]["finish_reason"] == "tool_calls"
+    assert step > 1 or whole["usage"]["completion_tokens_details"]["reasoning_tokens"] >= len("hm")
+    stream = server.openai().chat.completions.create(model="null", messages=MESSAGES, tools=TOOLS, stream=True)
+    content, reasoning, calls, finish = streamed(stream)
+    assert (content, reasoning, finish) == ("Sure.", "hm", ["tool_calls"])
+    assert [(call["name"], call["arguments"]) for call in calls] == [("add", '{"a": 1}')]
+    responded = server.openai().responses.create(
+        model="null", input="hi", tools=[{"type": "function", **TOOLS[0]["function"], "strict": False}]
+    )
+    assert [item.type for item in responded.output] == ["reasoning", "message", "function_call"]
+    assert responded.output[0].content[0].text == "hm" and responded.output_text == "Sure."
+    body = {"model": "null", "max_tokens": 1000, "messages": MESSAGES, "tools": [{"name": "add", "input_schema": {"type": "object"}}]}
+    blocks = server.http().post("/v1/messages", json=body).json()
+    assert [block["type"] for block in blocks["content"]] == ["thinking", "text", "tool_use"] and blocks["stop_reason"] == "tool_use"
+    body = {"model": "null", "messages": MESSAGES, "tools": TOOLS, "stream": False}
+    said = server.http().post("/api/chat", json=body).json()["message"]
+    assert (said["thinking"], said["content"], said["tool_calls"][0]["function"]["arguments"]) == ("hm", "Sure.", {"a": 1})
+
+
+def test_a_format_of_an_answer_in_channels_holds_behind_their_headers(serve):
+    server = serve(initial=[ModelSpec("null", "null", tool_parser="harmony")])
+    server.chat(response_format=INTEGER)
+    assert '"final"' in server.worker.submits[-1].params.constraint.head
+    server.chat(tools=TOOLS, tool_choice="required")
+    constraint = server.worker.submits[-1].params.constraint
+    assert '"final"' not in constraint.head and '"commentary to=functions."' in constraint.source
+    server.chat(tools=TOOLS)
+    assert server.worker.submits[-1].params.constraint is None
 
 
 def test_the_prompt_may_open_the_think_block(serve, answering):

@@ -9,6 +9,8 @@ import zlib
 import pytest
 
 from deploy.test_doubles.worker import ByteTokenizer
+from server.api.request.conversation import for_template
+from server.api.request.schema import Message, MessageCall
 from server.http.json_scan import MAX_PARTS
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -58,6 +60,14 @@ def test_thoughts_are_taken_back_under_either_name(server):
     for name in ("reasoning_content", "reasoning"):
         response = server.chat(messages=[*MESSAGES, {"role": "assistant", "content": "a", name: "hm"}, *MESSAGES])
         assert response.status_code == 200 and "x-ignored-params" not in response.headers
+
+
+def test_templates_find_thoughts_under_both_of_their_names() -> None:
+    """gpt-oss's calls them `thinking`, and refuses them beside calls and content."""
+    call = MessageCall.model_validate({"function": {"name": "add", "arguments": "{}"}})
+    for calls, content, shown in ([], "a", True), ([call], None, True), ([call], "a", False):
+        (message,) = for_template([Message(role="assistant", content=content, reasoning_content="hm", tool_calls=calls)])
+        assert message["reasoning_content"] == "hm" and message.get("thinking") == ("hm" if shown else None)
 
 
 def test_a_role_is_what_the_template_makes_of_it(server):

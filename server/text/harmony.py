@@ -1,0 +1,177 @@
+"""Finds thoughts, calls and content in an answer in the harmony format, as gpt-oss writes it and as it streams.
+
+    <|channel|>analysis<|message|>a thought<|end|>
+    <|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{...}<|call|>
+    <|start|>assistant<|channel|>final<|message|>the content<|return|>
+
+A message is a header up to `<|message|>`, and a body up to one of the ends. The prompt stops within the first header, behind
+`<|start|>assistant`. The parts are the same for every cut of the text, apart from how the text of a part is divided.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from enum import Enum, auto
+
+import msgspec
+
+from server.messages import Constraint, ConstraintKind
+from server.text.detokenize import overlap
+from server.text.grammar import Specials, ToolSchema, by_schema, marker_rule, up_to_marker
+from server.text.parts import CallArguments, CallStart, Content, Part, Reasoning
+from server.text.tools import HARMONY, new_call_id
+
+CHANNEL, CONSTRAIN, MESSAGE = "<|channel|>", "<|constrain|>", "<|message|>"
+START, END, CALL, RETURN = "<|start|>", "<|end|>", "<|call|>", "<|return|>"
+ENDS = (END, CALL, RETURN, START)
+MARKERS = (CHANNEL, CONSTRAIN, MESSAGE, *ENDS)
+HEADER_BEGINNINGS = ("<|", "to=")
+MAX_HEADER = 256  # characters; a longer text is content without a header
+FUNCTIONS = "functions."
+
+
+class _Kind(Enum):
+    CONTENT = auto()
+    THOUGHT = auto()
+    RAW_THOUGHT = auto()  # content, its header and its end included
+    CALL = auto()
+
+
+class ChannelParser:
+    def __init__(self, names: frozenset[str], max_calls: int | None, *, splits: bool) -> None:
+        self.num_calls = 0
+        self.done = False  # a call was made that ends the answer, or as many as were allowed
+        self._names = names
+        self._max_calls = max_calls
+        self._splits = splits
+        self._held = ""  # undecided text
+        self._kind: _Kind | None = None  # of the body; None: inside a header
+        self._is_first = True  # no content yet in this body
+        self._has_content = False  # before this body
+
+    @property
+    def reasons(self) -> bool:
+        return self._kind is _Kind.THOUGHT
+
+    def push(self, text: str) -> list[Part]:
+        self._held += text
+        parts: list[Part] = []
+        while not self.done and self._advance(parts):
+            pass
+        return parts
+
+    def finish(self) -> list[Part]:
+        """What was held back. A header that was cut off is nothing."""
+        held, self._held = ("" if self.done else self._held), ""
+        parts: list[Part] = []
+        if self._kind is not None:
+            self._add(held, parts)
+            self._end_call(parts)
+        elif held.strip() and not held.lstrip().startswith("<|"):
+            self._kind = _Kind.CONTENT
+            self._add(held, parts)
+        return parts
+
+    def _advance(self, parts: list[Part]) -> bool:
+        """Read one header or one body; False when more text is needed."""
+        return bool(self._held) and (self._in_header(parts) if self._kind is None else self._in_body(parts))
+
+    def _in_header(self, parts: list[Part]) -> bool:
+        beginning = self._held.lstrip()
+        at = self._held.find(MESSAGE)
+        is_header = any(beginning.startswith(known) or known.startswith(beginning) for known in HEADER_BEGINNINGS)
+        if not is_header or at > MAX_HEADER or (at < 0 and len(self._held) >= MAX_HEADER + len(MESSAGE)):
+            self._begin(_Kind.CONTENT)
+            return True
+        if at < 0:
+            return False
+        header, self._held = self._held[:at], self._held[at + len(MESSAGE) :]
+        self._read_header(header, parts)
+        return True
+
+    def _read_header(self, header: str, parts: list[Part]) -> None:
+        channel, recipient = re.search(rf"{re.escape(CHANNEL)}\s*(\w+)", header), re.search(r"\bto=([^\s<]+)", header)
+        name = "" if recipient is None else recipient[1].removeprefix(FUNCTIONS)
+        if recipient is not None and self._names and (name in self._names or recipient[1].startswith(FUNCTIONS)):
+            self._begin(_Kind.CALL)
+            parts.append(CallStart(self.num_calls, new_call_id(HARMONY), name))
+        elif channel is None or channel[1] != "analysis":
+            self._begin(_Kind.CONTENT)
+        elif self._splits:
+            self._begin(_Kind.THOUGHT)
+        else:
+            self._begin(_Kind.RAW_THOUGHT)
+            parts.append(Content(header + MESSAGE))
+
+    def _begin(self, kind: _Kind) -> None:
+        self._kind = kind
+        self._is_first = True
+
+    def _in_body(self, parts: list[Part]) -> bool:
+        found = [(at, marker) for marker in ENDS if (at := self._held.find(marker)) >= 0]
+        if not found:
+            keep = len(self._held) - max(overlap(self._held, marker) for marker in ENDS)
+            text, self._held = self._held[:keep], self._held[keep:]
+            self._add(text, parts)
+            return False
+        at, marker = min(found)
+        self._add(self._held[:at], parts)
+        if self._kind is _Kind.RAW_THOUGHT:
+            parts.append(Content(marker))
+        self._held = self._held[at if marker == START else at + len(marker) :]
+        self._end_call(parts)
+        self._kind = None
+        self.done = self.done or marker in (CALL, RETURN)
+        return True
+
+    def _add(self, text: str, parts: list[Part]) -> None:
+        if not text:
+            return
+        match self._kind:
+            case _Kind.THOUGHT:
+                parts.append(Reasoning(text))
+            case _Kind.CALL:
+                parts.append(CallArguments(self.num_calls, text))
+            case _Kind.RAW_THOUGHT:
+                parts.append(Content(text))
+            case _:  # a line stands between what is said before a call, or to comment on it, and the rest
+                parts.append(Content(f"\n\n{text}" if self._is_first and self._has_content else text))
+                self._has_content = True
+        self._is_first = False
+
+    def _end_call(self, parts: list[Part]) -> None:
+        if self._kind is not _Kind.CALL:
+            return
+        if self._is_first:
+            parts.append(CallArguments(self.num_calls, "{}"))
+        self.num_calls += 1
+        self.done = self.num_calls == self._max_calls
+
+
+# --- constraints -------------------------------------------------------------------------------------------------------
+
+
+def forced_call(tools: Sequence[ToolSchema], specials: Specials) -> Constraint:
+    """One call of one of `tools`: the model waits for what a call gives before it makes another."""
+    channel, constrain, message = (marker_rule(marker, specials) for marker in (CHANNEL, CONSTRAIN, MESSAGE))
+    found = by_schema(tools)
+    calls = " | ".join(f"call_{index}" for index in range(len(found)))
+    rules = [f'start: {channel} "commentary to={FUNCTIONS}" ({calls})']
+    for index, (schema, names) in enumerate(found.items()):
+        rules += [
+            f'call_{index}: /({"|".join(names)})/ " " {constrain} "json" {message} arguments_{index}',
+            f"arguments_{index}: %json {schema}",
+        ]
+    return Constraint(ConstraintKind.GRAMMAR, "\n".join(rules))
+
+
+def behind_analysis(constraint: Constraint, specials: Specials, *, is_call: bool) -> Constraint:
+    """The same, behind any number of thoughts; in the final channel, unless it is a call, which has a header of its own."""
+    channel, message, start = (marker_rule(marker, specials) for marker in (CHANNEL, MESSAGE, START))
+    final = "" if is_call else f'{channel} "final" {message} '
+    head = [
+        f'start: ({channel} "analysis" {message} thought {start} "assistant")* {final}answer',
+        up_to_marker("thought", END, specials),
+    ]
+    return msgspec.structs.replace(constraint, head="\n".join(head))
