@@ -17,9 +17,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from compiler.backends.base import LinkedCode
+from compiler.backends.pipeline import PHASES
 from compiler.backends.registry import backend_of
 from compiler.bytecode.emit import Signature, lower
+from compiler.codegen.link import LinkedCode
 from compiler.ir.module import IRModule
 from compiler.ir.text.printer import print_module
 from compiler.machine.target import Target, host
@@ -84,7 +85,7 @@ class Planned:
 
 def plan(module: IRModule, options: Options) -> Planned:
     timing, backend = Timing(), backend_of(options.target)
-    passes = backend.pipeline(options.target, (*options.instruments, *_switched_on(options.target), timing))
+    passes = backend.pipeline(options.target, (*options.instruments, *_switched_on(), timing))
     done = Count(lambda count: options.progress(PLANNED * count / len(passes.passes)))
     passes = replace(passes, instruments=(*passes.instruments, done))
     lifted = passes.until(name_of(lift_weights))(module)
@@ -118,7 +119,7 @@ def _texts(planned: IRModule, code: LinkedCode) -> dict[str, str]:
     return {"program.loops": print_module(planned), "program.ll": code.optimised(), "program.s": code.assembly()}
 
 
-def _switched_on(target: Target) -> tuple[Instrument, ...]:
+def _switched_on() -> tuple[Instrument, ...]:
     """The instruments that RELAXSERVE_DEBUG, _DUMP and _VERIFY stand for."""
     switches = flags.current()
     made: list[Instrument] = []
@@ -129,7 +130,7 @@ def _switched_on(target: Target) -> tuple[Instrument, ...]:
     if switches.debug >= 5:
         made.append(ShowChanges(partial(say, 5)))
     elif switches.debug >= 3:
-        made.append(Show(partial(say, 3), frozenset(backend_of(target).phases.values())))
+        made.append(Show(partial(say, 3), frozenset(PHASES.values())))
     return tuple(made)
 
 

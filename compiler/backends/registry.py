@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from compiler.backends.base import Backend
-from compiler.backends.cpu.backend import CpuBackend
-from compiler.backends.cuda.backend import CudaBackend
-from compiler.backends.wasm.backend import WasmBackend
+from compiler.backends.cpu.backend import CPU
+from compiler.backends.cuda.backend import CUDA
+from compiler.backends.wasm.backend import WASM
 from compiler.machine.target import Target, TargetError
 
 BACKENDS: dict[str, Backend] = {
-    **dict.fromkeys(("x86_64", "aarch64", "riscv64"), CpuBackend()),
-    "nvptx64": CudaBackend(),
-    "wasm32": WasmBackend(),
+    **dict.fromkeys(("x86_64", "aarch64", "riscv64"), CPU),
+    "nvptx64": CUDA,
+    "wasm32": WASM,
 }
 
 

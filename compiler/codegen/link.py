@@ -19,13 +19,15 @@ from compiler.ir.loops.functions import Fn
 from compiler.machine.target import Target
 from runtime.executable import HostCode
 
+ATTRIBUTES: Final = 'attributes #0 = { nounwind "no-builtins" }'
+
 
 @dataclass(frozen=True, slots=True)
 class LinkedCode:
     object: bytes
     unoptimised: str  # LLVM IR as emitted
     target: Target
-    host: HostCode | None = None
+    host: HostCode | None = None  # the functions that the host calls, where it cannot run the object
 
     def optimised(self) -> str:
         """LLVM IR after the optimiser (`.ll`)."""
@@ -33,7 +35,7 @@ class LinkedCode:
             return str(module)
 
     def assembly(self) -> str:
-        """What the object file holds, as text (`.s`)."""
+        """The object as text (`.s`)."""
         with optimised(self.unoptimised, self.target) as module:
             return llvm_machine(self.target).emit_assembly(module)
 
@@ -45,11 +47,11 @@ def link(kernels: Iterable[KernelCode], target: Target, extra: str = "") -> Link
         return LinkedCode(llvm_machine(target).emit_object(module), text, target)
 
 
-def module_text(kernels: Iterable[KernelCode], target: Target, extra: str = "") -> str:
+def module_text(kernels: Iterable[KernelCode], target: Target, extra: str = "", attributes: str = ATTRIBUTES) -> str:
     kernels = list(kernels)
     math = set[tuple[Fn, int]]().union(*(k.math for k in kernels))
     parts = [*(k.text for k in kernels), extra, *vector_math.definitions(math, target)]
-    return "\n\n".join(p for p in parts if p) + '\n\nattributes #0 = { nounwind "no-builtins" }\n'
+    return "\n\n".join(p for p in parts if p) + f"\n\n{attributes}\n"
 
 
 def optimised(text: str, target: Target) -> llvm.ModuleRef:

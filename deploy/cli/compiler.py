@@ -36,14 +36,15 @@ def opt(
 
       RELAXSERVE_DEBUG=5 relaxserve opt mlp.ir --target avx512
     """
-    from compiler.backends.cpu.pipeline import pipeline
+    from compiler.backends.registry import backend_of
     from compiler.ir.text.printer import print_module
     from compiler.machine.target import get
     from compiler.passes.base import Verify
 
     if until is not None and passes is not None:
         raise typer.BadParameter("--until and --passes exclude each other")
-    chosen = pipeline(get(target), (Verify(),))
+    machine = get(target)
+    chosen = backend_of(machine).pipeline(machine, (Verify(),))
     if until is not None:
         chosen = chosen.until(until)
     if passes is not None:

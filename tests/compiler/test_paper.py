@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 import compiler.ops
-from compiler.backends.cpu.pipeline import PHASES, pipeline
+from compiler.backends.cpu.pipeline import pipeline
+from compiler.backends.pipeline import PHASES
 from compiler.ir.equal import assert_equal
 from compiler.ir.module import IRModule
 from compiler.ir.text.parser import parse

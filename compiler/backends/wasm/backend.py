@@ -1,28 +1,12 @@
-"""The WebAssembly back end, in three steps: passes and schedules, LLVM IR, a module that runs."""
+"""The WebAssembly back end: a module that engines compile for a CPU. So it shares the CPU's passes, schedules and LLVM IR."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from typing import Final
 
+from compiler.backends.base import Backend
 from compiler.backends.cpu.codegen.llvm import emit_kernel
+from compiler.backends.cpu.pipeline import pipeline
 from compiler.backends.wasm.codegen.link import link
-from compiler.backends.wasm.pipeline import PHASES, pipeline
-from compiler.bytecode.kernel import KernelCode
-from compiler.codegen.link import LinkedCode
-from compiler.ir.loops.prim_func import PrimFunc
-from compiler.machine.target import Target
-from compiler.passes.base import Instrument, Pipeline
 
-
-class WasmBackend:
-    phases = PHASES
-    prepares_weights = False
-
-    def pipeline(self, target: Target, instruments: tuple[Instrument, ...]) -> Pipeline:
-        return pipeline(target, instruments)
-
-    def emit(self, name: str, prim: PrimFunc, target: Target) -> KernelCode:
-        return emit_kernel(name, prim, target)
-
-    def link(self, kernels: Iterable[KernelCode], target: Target, shape_functions: str) -> LinkedCode:
-        return link(kernels, target, shape_functions)
+WASM: Final = Backend(pipeline, emit_kernel, link, prepares_weights=False)

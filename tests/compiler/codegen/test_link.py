@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from compiler.backends.cpu.backend import CpuBackend
+from compiler.backends.cpu.backend import CPU
 from compiler.backends.cpu.codegen.llvm import emit_kernel
 from compiler.backends.registry import backend_of
 from compiler.bytecode.kernel import KernelCode
@@ -21,7 +21,7 @@ from compiler.ir.loops.scalars import Apply, Const, DimScalar, Load, Scalar
 from compiler.ir.loops.statements import For, LoopKind, Stmt, Store, When
 from compiler.machine.target import NAMED, Target, get
 
-CPUS = [t.name for t in NAMED.values() if isinstance(backend_of(t), CpuBackend)]
+CPUS = [t.name for t in NAMED.values() if backend_of(t) is CPU]
 
 
 def rowwise(dtype: DType, target: Target, name: str, *fns: Fn) -> KernelCode:

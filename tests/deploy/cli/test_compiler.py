@@ -65,6 +65,13 @@ def test_opt_prints_text_that_parses(program: Path) -> None:
     assert "softmax" in module.functions
 
 
+def test_opt_runs_the_passes_of_the_target(program: Path) -> None:
+    for target, kind in (("avx512", "parallel"), ("sm_80", "block")):
+        text = printed("opt", program, "--target", target)
+        assert f"for {kind} " in text
+        assert all(f"for {other} " not in text for other in {"parallel", "block"} - {kind}), text
+
+
 @pytest.mark.parametrize(
     ("words", "named"),
     [

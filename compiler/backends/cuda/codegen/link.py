@@ -3,49 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import Final
 
 from compiler.bytecode.kernel import KernelCode
-from compiler.codegen import vector_math
+from compiler.codegen.link import LinkedCode, llvm_machine, module_text, optimised
 from compiler.codegen.link import link as link_for_host
-from compiler.codegen.link import llvm_machine, optimised
-from compiler.ir.loops.functions import Fn
 from compiler.machine.target import Target, host
 from runtime.executable import HostCode
 
-
-@dataclass(frozen=True, slots=True)
-class LinkedCode:
-    object: bytes  # PTX
-    unoptimised: str  # LLVM IR as emitted
-    host: HostCode | None
-    target: Target
-
-    def optimised(self) -> str:
-        """LLVM IR after the optimiser (`.ll`)."""
-        with optimised(self.unoptimised, self.target) as module:
-            return str(module)
-
-    def assembly(self) -> str:
-        """The object is text (`.s`)."""
-        return self.object.decode()
+ATTRIBUTES: Final = 'attributes #1 = { alwaysinline nounwind "no-builtins" }\n!0 = !{}'
 
 
-def link(kernels: Iterable[KernelCode], target: Target, shape_functions: str) -> LinkedCode:
-    kernels = list(kernels)
-    here = host()
-    native = link_for_host([], here, "\n\n".join(part for part in (*(k.host for k in kernels), shape_functions) if part))
-    text = module_text(kernels, target)
-    return LinkedCode(ptx(text, target).encode(), text, HostCode(native.object, here.key), target)
-
-
-def module_text(kernels: Iterable[KernelCode], target: Target) -> str:
-    kernels = list(kernels)
-    math = set[tuple[Fn, int]]().union(*(k.math for k in kernels))
-    attributes = 'attributes #1 = { alwaysinline nounwind "no-builtins" }\n!0 = !{}'
-    return "\n\n".join([*(k.text for k in kernels), *vector_math.definitions(math, target), attributes]) + "\n"
-
-
-def ptx(text: str, target: Target) -> str:
+def link(kernels: Iterable[KernelCode], target: Target, extra: str) -> LinkedCode:
+    """`extra` is the text of further functions of the host, such as those that compute shapes."""
+    kernels, here = list(kernels), host()
+    native = link_for_host([], here, "\n\n".join(part for part in (*(k.host for k in kernels), extra) if part))
+    text = module_text(kernels, target, attributes=ATTRIBUTES)
     with optimised(text, target) as module:
-        return llvm_machine(target).emit_assembly(module)
+        ptx = llvm_machine(target).emit_assembly(module)
+    return LinkedCode(ptx.encode(), text, target, HostCode(native.object, here.key))

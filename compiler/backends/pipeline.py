@@ -1,19 +1,12 @@
-"""The passes of the WebAssembly back end, in the order in which they run.
-
-An engine compiles WebAssembly for a CPU, so kernels have the schedules of CPUs. It has no matrix unit and no products of bf16.
-"""
+"""The passes of every back end, in the order in which they run, with places for those of its own."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
-from compiler.backends.cpu.passes.integer_products import IntegerProducts
-from compiler.backends.cpu.schedule.rules import schedule
-from compiler.machine.products import product_tiles
-from compiler.machine.target import Target
-from compiler.passes.base import Instrument, Pipeline
+from compiler.ir.loops.prim_func import PrimFunc
+from compiler.passes.base import Instrument, Pass, Pipeline
 from compiler.passes.capture import capture
 from compiler.passes.check_facts import check_facts
 from compiler.passes.eliminate_dead_code import eliminate_dead_code
@@ -26,7 +19,6 @@ from compiler.passes.memory.explicit_memory import explicit_memory
 from compiler.passes.memory.lift_workspace import lift_workspace
 from compiler.passes.memory.plan_memory import plan_memory
 from compiler.passes.memory.protect_operands import protect_operands
-from compiler.passes.pack_operands import PackOperands
 from compiler.passes.schedule_kernels import ScheduleKernels
 from compiler.passes.share_subexpressions import share_subexpressions
 
@@ -34,12 +26,18 @@ from compiler.passes.share_subexpressions import share_subexpressions
 PHASES: Final[Mapping[str, str]] = {"nests": "fuse", "kernels": "lift_workspace", "memory": "capture"}
 
 
-def pipeline(target: Target, instruments: tuple[Instrument, ...] = ()) -> Pipeline:
-    tiles = product_tiles(target)
+def pipeline_of(
+    *,
+    operators: Iterable[Pass] = (),
+    nests: Iterable[Pass] = (),
+    schedule: Callable[[PrimFunc], PrimFunc],
+    instruments: tuple[Instrument, ...] = (),
+) -> Pipeline:
+    """`operators` rewrite operators for the machine, and `nests` rewrite fused loop nests, before `schedule` gives these their loops."""
     return Pipeline(
         (
             check_facts,  # from here on, annotations hold
-            *([IntegerProducts(tiles)] if tiles.integers else []),
+            *operators,
             # from operators to loop nests
             legalize,
             FoldConstants(),
@@ -48,10 +46,10 @@ def pipeline(target: Target, instruments: tuple[Instrument, ...] = ()) -> Pipeli
             annotate_patterns,
             fuse,
             # for the machine
-            PackOperands(tiles.floats.columns, None),
+            *nests,
             eliminate_dead_code,
-            lift_weights,
-            ScheduleKernels(partial(schedule, target=target)),
+            lift_weights,  # compiled for the host where the machine does not prepare weights
+            ScheduleKernels(schedule),
             lift_workspace,
             # memory
             explicit_memory,
