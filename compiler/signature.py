@@ -17,9 +17,9 @@ import msgspec
 from compiler.cache import Key, Range
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.equal import structural_hash
-from compiler.ir.graph.function import Body, Function, If
+from compiler.ir.graph.function import Body, Function
 from compiler.ir.graph.values import MatchCast
-from compiler.ir.graph.visit import free_vars
+from compiler.ir.graph.visit import free_vars, walk_values
 from compiler.ir.module import IRModule
 from compiler.ir.types import binders_of, substitute, vars_of
 
@@ -62,15 +62,9 @@ def all_vars(func: Function) -> tuple[DimVar, ...]:
 
 
 def cast_vars(body: Body) -> Iterator[DimVar]:
-    for binding in body.bindings:
-        match binding.value:
-            case MatchCast(type=type_):
-                yield from binders_of(type_)
-            case If(then=then, orelse=orelse):
-                yield from cast_vars(then)
-                yield from cast_vars(orelse)
-            case _:
-                pass
+    for value in walk_values(body):
+        if isinstance(value, MatchCast):
+            yield from binders_of(value.type)
 
 
 def signature(module: IRModule, name: str) -> str:

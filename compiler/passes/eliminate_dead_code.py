@@ -6,21 +6,26 @@ Kept are calls that may have an effect: impure operators and functions, launches
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 
 from compiler.ir.graph.atoms import FuncRef, Var
 from compiler.ir.graph.function import Block, Body, Function, If, Value
 from compiler.ir.graph.values import Call, CallFunc, CallLibrary, CallTir, Launch, MatchCast
-from compiler.ir.graph.visit import operands
+from compiler.ir.graph.visit import called_nests, operands
 from compiler.ir.module import IRModule
 
 
 def eliminate_dead_code(module: IRModule) -> IRModule:
     functions = {name: _clean(func, module) for name, func in module.graph_functions.items()}
-    called = {name for func in functions.values() for name in _called(func.body)}
-    kept = {name: functions.get(name, func) for name, func in module.functions.items() if name in functions or name in called}
-    same = len(kept) == len(module.functions) and all(module.functions[n] is f for n, f in kept.items())
-    return module if same else IRModule(kept)
+    kept = with_nests(functions, module)
+    same = len(kept.functions) == len(module.functions) and all(module.functions[n] is f for n, f in kept.functions.items())
+    return module if same else kept
+
+
+def with_nests(functions: Mapping[str, Function], module: IRModule) -> IRModule:
+    """These functions and the loop nests that they call, in the order of the module."""
+    called = {name for func in functions.values() for name in called_nests(func.body)}
+    return IRModule({name: functions.get(name, func) for name, func in module.functions.items() if name in functions or name in called})
 
 
 def _clean(func: Function, module: IRModule) -> Function:
@@ -74,16 +79,3 @@ def has_effect(value: Value, module: IRModule) -> bool:
             return any(has_effect(b.value, module) for side in (then, orelse) for b in side.bindings)
         case _:
             return False
-
-
-def _called(body: Body) -> Iterator[str]:
-    """The loop nests that a body calls."""
-    for binding in body.bindings:
-        match binding.value:
-            case CallTir(func=name) | Launch(func=name):
-                yield name
-            case If(then=then, orelse=orelse):
-                yield from _called(then)
-                yield from _called(orelse)
-            case _:
-                pass

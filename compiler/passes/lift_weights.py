@@ -9,17 +9,17 @@ hold the checkpoint and all that was prepared from it at once.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Sequence
 from itertools import chain, count
 from math import prod
 
 from compiler.ir.graph.atoms import Atom, Constant, Var
-from compiler.ir.graph.function import Binding, Block, BlockKind, Body, Function, If
+from compiler.ir.graph.function import Binding, Block, BlockKind, Body, Function
 from compiler.ir.graph.values import Call, CallTir, Copy, MakeTuple, TupleGet
 from compiler.ir.graph.visit import Uses, free_vars, fresh_function, map_atoms, operands, used_vars
 from compiler.ir.module import IRModule
 from compiler.ir.types import TensorType, TupleType, Type, binders_of, vars_of
-from compiler.passes.eliminate_dead_code import has_effect
+from compiler.passes.eliminate_dead_code import has_effect, with_nests
 from compiler.passes.memory.protect_operands import destroyed, taken_in
 from compiler.passes.rewrite import count_uses
 from runtime.executable import PREPARATION
@@ -79,25 +79,8 @@ def parted(module: IRModule) -> tuple[IRModule | None, IRModule]:
     if not prepares:
         return None, module
 
-    def with_nests(functions: Mapping[str, Function]) -> IRModule:
-        called = {name for func in functions.values() for name in _called(func.body)}
-        return IRModule({name: func for name, func in module.functions.items() if name in functions or name in called})
-
     rest = {name: func for name, func in module.graph_functions.items() if name not in prepares}
-    return with_nests(prepares), with_nests(rest)
-
-
-def _called(body: Body) -> Iterator[str]:
-    """The loop nests."""
-    for binding in body.bindings:
-        match binding.value:
-            case CallTir(func=name):
-                yield name
-            case If(then=then, orelse=orelse):
-                yield from _called(then)
-                yield from _called(orelse)
-            case _:
-                pass
+    return with_nests(prepares, module), with_nests(rest, module)
 
 
 def _own_names(wanted: Sequence[Var], given: Sequence[str]) -> dict[Var, Var]:

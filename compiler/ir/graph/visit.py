@@ -13,7 +13,7 @@ from compiler.ir.dims import Dim, DimVar
 from compiler.ir.fields import Holds, items, parts
 from compiler.ir.graph.atoms import Atom, Constant, FuncRef, ScalarValue, ShapeValue, Var
 from compiler.ir.graph.function import Binding, Block, Body, Function, Value
-from compiler.ir.graph.values import MatchCast
+from compiler.ir.graph.values import CallTir, Launch, MatchCast
 from compiler.ir.rebuild import map_items, map_tuple, mapped, remade, updated
 from compiler.ir.types import Type, binders_of, substitute, vars_of
 
@@ -35,6 +35,21 @@ def operands(value: Value) -> tuple[Atom, ...]:
 def stated_types(value: Value) -> tuple[Type, ...]:
     """The annotations that stand in the value."""
     return items(value, Holds.TYPE)
+
+
+def walk_values(body: Body) -> Iterator[Value]:
+    """The values that a body binds, those inside the branches of an If included."""
+    for binding in body.bindings:
+        yield binding.value
+        for branch in items(binding.value, Holds.BODY):
+            yield from walk_values(branch)
+
+
+def called_nests(body: Body) -> Iterator[str]:
+    """The names of the loop nests that a body calls or launches."""
+    for value in walk_values(body):
+        if isinstance(value, CallTir | Launch):
+            yield value.func
 
 
 def used_vars(value: Value) -> Uses:

@@ -23,7 +23,7 @@ from compiler.ir.graph.atoms import Atom, FuncRef, Var
 from compiler.ir.graph.builder import Builder
 from compiler.ir.graph.function import Binding, Body, Function, If, Value
 from compiler.ir.graph.values import Alloc
-from compiler.ir.graph.visit import operands
+from compiler.ir.graph.visit import operands, walk_values
 from compiler.ir.module import IRModule
 from compiler.ir.prove import bounds, prove_le
 from compiler.ir.types import TensorType, binders_of
@@ -138,20 +138,8 @@ class _Lives:
 
 def _called(module: IRModule) -> set[str]:
     """Functions that another one may call: by name, or because it holds a reference to them."""
-    names: set[str] = set()
-
-    def visit(body: Body) -> None:
-        for binding in body.bindings:
-            value = binding.value
-            atoms = operands(value)
-            names.update(a.name for a in atoms if isinstance(a, FuncRef))
-            if isinstance(value, If):
-                visit(value.then)
-                visit(value.orelse)
-
-    for func in module.graph_functions.values():
-        visit(func.body)
-    return names
+    values = (value for func in module.graph_functions.values() for value in walk_values(func.body))
+    return {a.name for value in values for a in operands(value) if isinstance(a, FuncRef)}
 
 
 # --- places ------------------------------------------------------------------------------------------------------------

@@ -8,7 +8,18 @@ from compiler.ir.equal import assert_equal, structural_equal
 from compiler.ir.graph.atoms import ScalarValue, Var
 from compiler.ir.graph.function import Binding, Function, If
 from compiler.ir.graph.values import Alloc, Call, CallTir, Copy, MatchCast
-from compiler.ir.graph.visit import atom_dims, free_vars, fresh_function, map_atoms, map_bindings, map_operands, operands, used_vars
+from compiler.ir.graph.visit import (
+    atom_dims,
+    called_nests,
+    free_vars,
+    fresh_function,
+    map_atoms,
+    map_bindings,
+    map_operands,
+    operands,
+    used_vars,
+    walk_values,
+)
 from compiler.ir.loops.buffers import Buffer
 from compiler.ir.loops.prim_func import PrimFunc
 from compiler.ir.loops.scalars import Const, DimScalar, Load, Reduce, ScalarParam
@@ -211,6 +222,14 @@ def _everything(func: PrimFunc) -> list[object]:
 
 
 # --- graph level -------------------------------------------------------------------------------------------------------
+
+
+def test_called_nests_are_found_inside_branches() -> None:
+    func = parse(GRAPH.replace("f = visit.same(d)", "f = call_tir @q(d) -> f32[n, 4]") + LOOPS + LOOPS.replace("prim p(", "prim q(")).graph(
+        "main"
+    )
+    assert list(called_nests(func.body)) == ["p", "q", "p"], "called, called in a branch, launched"
+    assert [type(v).__name__ for v in walk_values(func.body)][3:6] == ["If", "CallTir", "MatchCast"]
 
 
 def _value(name: str) -> tuple[Binding, ...]:
