@@ -155,8 +155,7 @@ def submits(request: pytest.FixtureRequest, model: LoadedModel) -> list[Submit]:
     return random_submits(request.param, model.step_model.limits.vocab_size)
 
 
-@pytest.fixture(scope="module")
-def alone(rig: Callable[..., Rig], submits: list[Submit]) -> Outcomes:
+def outcomes_alone(rig: Callable[..., Rig], submits: list[Submit]) -> Outcomes:
     """Each request in an engine that has nothing else to do and nothing cached."""
     outcomes: Outcomes = {}
     for submit in submits:
@@ -165,6 +164,11 @@ def alone(rig: Callable[..., Rig], submits: list[Submit]) -> Outcomes:
     assert all(outcome.end is not None for outcome in outcomes.values())
     assert sum(len(outcome.token_ids) for outcome in outcomes.values()) > 10 * len(submits)
     return outcomes
+
+
+@pytest.fixture(scope="module")
+def alone(rig: Callable[..., Rig], submits: list[Submit]) -> Outcomes:
+    return outcomes_alone(rig, submits)
 
 
 def shuffled(submits: list[Submit], seed: int) -> list[Submit]:
@@ -178,24 +182,36 @@ def same(got: Outcomes, expected: Outcomes) -> None:
         assert got[key] == outcome, key
 
 
-def test_in_a_batch_shuffled_and_from_a_warm_cache(rig, submits, alone):
-    batch = rig()
+def check_in_a_batch(batch: Rig, submits: list[Submit], alone: Outcomes) -> None:
+    """All at once, and again in another order from a cache that is warm."""
     same(batch.run(submits), alone)
     num_cold = batch.engine.scheduler.pool.num_found_tokens
     same(batch.run(shuffled(submits, 1)), alone)
     assert batch.engine.scheduler.pool.num_found_tokens > num_cold
 
 
-@pytest.mark.parametrize("chunk", [16, 64, 512])
-def test_in_chunks(rig, submits, alone, chunk):
+def check_in_chunks(rig: Callable[..., Rig], submits: list[Submit], alone: Outcomes, chunk: int) -> None:
     same(rig(max_tokens=chunk, max_seqs=min(chunk, 32)).run(shuffled(submits, chunk), per_step=3), alone)
 
 
-def test_after_preemptions(rig, submits, alone):
-    tight = rig(groups=(GroupLimits(62),), max_seqs=12)
+def check_after_preemptions(tight: Rig, submits: list[Submit], alone: Outcomes) -> None:
+    """Later requests push earlier ones out of a pool that is too small for all."""
     pushing = [msgspec.structs.replace(submit, priority=-i) for i, submit in enumerate(shuffled(submits, 3))]
     same(tight.run(pushing, per_step=1), alone)
     assert tight.engine.scheduler.num_preemptions > 0
+
+
+def test_in_a_batch_shuffled_and_from_a_warm_cache(rig, submits, alone):
+    check_in_a_batch(rig(), submits, alone)
+
+
+@pytest.mark.parametrize("chunk", [16, 64, 512])
+def test_in_chunks(rig, submits, alone, chunk):
+    check_in_chunks(rig, submits, alone, chunk)
+
+
+def test_after_preemptions(rig, submits, alone):
+    check_after_preemptions(rig(groups=(GroupLimits(62),), max_seqs=12), submits, alone)
 
 
 def test_by_one_thread(request, load, constraints, submits, alone, model):

@@ -14,7 +14,7 @@ import tokenizers
 from deploy.model_loading.load import load_model
 from server.engine.worker import LoadedModel
 from server.messages import Load, SamplingParams, Submit
-from tests.e2e.test_bits import Outcomes, Rig, same, shuffled
+from tests.e2e.test_bits import Outcomes, Rig, check_after_preemptions, check_in_a_batch, check_in_chunks, outcomes_alone, same
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "models"
 FAMILIES = [
@@ -67,32 +67,22 @@ def submits() -> list[Submit]:
 
 @pytest.fixture(scope="module")
 def alone(rig: Callable[..., Rig], submits: list[Submit]) -> Outcomes:
-    outcomes: Outcomes = {}
-    for submit in submits:
-        outcomes |= rig().run([submit])
-    return outcomes
+    return outcomes_alone(rig, submits)
 
 
 def test_in_a_batch_shuffled_and_from_a_warm_cache(rig, submits, alone) -> None:
-    batch = rig()
-    same(batch.run(submits), alone)
-    num_cold = batch.engine.scheduler.pool.num_found_tokens
-    same(batch.run(shuffled(submits, 1)), alone)
-    assert batch.engine.scheduler.pool.num_found_tokens > num_cold
+    check_in_a_batch(rig(), submits, alone)
 
 
 @pytest.mark.parametrize("chunk", [16, 64, 512])
 def test_in_chunks(rig, submits, alone, chunk) -> None:
-    same(rig(max_tokens=chunk, max_seqs=min(chunk, 32)).run(shuffled(submits, chunk), per_step=3), alone)
+    check_in_chunks(rig, submits, alone, chunk)
 
 
 def test_after_preemptions(rig, submits, alone, model) -> None:
     assert model.step_model is not None
     groups = tuple(replace(group, num_pages=44) for group in model.step_model.limits.groups)
-    tight = rig(groups=groups, max_seqs=12, max_tokens=64)
-    pushing = [msgspec.structs.replace(submit, priority=-i) for i, submit in enumerate(shuffled(submits, 3))]
-    same(tight.run(pushing, per_step=1), alone)
-    assert tight.engine.scheduler.num_preemptions > 0
+    check_after_preemptions(rig(groups=groups, max_seqs=12, max_tokens=64), submits, alone)
 
 
 def test_after_kills(rig, submits, alone) -> None:

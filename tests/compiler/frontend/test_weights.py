@@ -15,6 +15,7 @@ from safetensors.numpy import save_file
 
 from compiler.frontend.errors import DamagedFile, ModelError, UnsafeFile
 from compiler.frontend.weights import DTYPES, open_safetensors
+from tests.damage import damaged
 
 RNG = np.random.default_rng(0)
 TENSORS = {
@@ -197,11 +198,7 @@ def test_announced_lengths_are_limited(tmp_path: Path, content: bytes) -> None:
 def test_a_damaged_file_is_refused_or_reads_within_its_bounds(tmp_path: Path, data: st.DataObject) -> None:
     path = tmp_path / "model.safetensors"
     save_file(TENSORS, path)
-    content = bytearray(path.read_bytes())
-    if data.draw(st.booleans()):
-        del content[data.draw(st.integers(0, len(content))) :]
-    for _ in range(data.draw(st.integers(0, 3)) if content else 0):
-        content[data.draw(st.integers(0, len(content) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    content = damaged(path.read_bytes(), data)
     path.unlink()  # the earlier example's map keeps its own file
     path.write_bytes(content)
     try:

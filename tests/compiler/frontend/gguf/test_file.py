@@ -27,6 +27,7 @@ from compiler.frontend.mixture import ClippedGate
 from compiler.frontend.registry import GGUF_FAMILIES, decoder_family, load_config
 from compiler.frontend.rope import LongScaling, Rope
 from server.text.tokenizer import Tokenizer
+from tests.damage import damaged
 from tests.golden.gguf_models import MODELS, convert, decoder_tensors, halved, write
 
 RNG = np.random.default_rng(0)
@@ -174,13 +175,9 @@ def test_a_damaged_file_is_refused_or_reads_within_its_bounds(tmp_path: Path, da
     original = tmp_path / "original.gguf"
     if not original.exists():
         write(original, fill)
-    content = bytearray(original.read_bytes())
-    if data.draw(st.booleans()):
-        del content[data.draw(st.integers(0, len(content))) :]
-    for _ in range(data.draw(st.integers(0, 3)) if content else 0):
-        content[data.draw(st.integers(0, len(content) - 1))] ^= 1 << data.draw(st.integers(0, 7))
     path = tmp_path / "m.gguf"
     path.unlink(missing_ok=True)
+    content = damaged(original.read_bytes(), data)
     path.write_bytes(content)
     try:
         file = GgufFile(path)
