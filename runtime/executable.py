@@ -245,7 +245,7 @@ class ExecutableMeta(Struct, frozen=True, tag=True):
 
     @property
     def stack_bytes(self) -> int:
-        """What a thread that runs these kernels needs of a stack for them."""
+        """The bytes of stack that these kernels need in a thread."""
         return max((kernel.stack_bytes for kernel in self.kernels), default=0)
 
 
@@ -269,7 +269,7 @@ class _Version(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class HostCode:
-    """What the host runs for a device that is not the host itself."""
+    """Functions that the host calls for a device that is not the host itself: shape functions and sizes of grids."""
 
     object_code: bytes
     target: str
@@ -287,7 +287,7 @@ class Executable:
     preparing: Executable | None = None
 
     def preparations(self, entry: str) -> tuple[VMFunction, ...]:
-        """What they return, in this order, are the last weights of the entry point."""
+        """The preparations of an entry point. Their results, in this order, are the last weights of the entry point."""
         known = (self.preparing or self).meta.functions
         names = (f"{entry}{PREPARATION}{number}" for number in count())
         return tuple(known[name] for name in takewhile(known.__contains__, names))

@@ -46,7 +46,7 @@ from runtime.sections import align
 
 
 class FlatBase(IntEnum):
-    """What a buffer's address begins from; INPUT + n is the address of input n."""
+    """The base of a buffer's address. INPUT + n is the address of input n."""
 
     ARENA = 0
     WEIGHTS = 1

@@ -28,11 +28,11 @@ class KVPool:
 
     @property
     def arguments(self) -> tuple[Tensor, ...]:
-        """What a step takes: the tensors of all groups."""
+        """The arguments of a step: the tensors of all groups."""
         return tuple(tensor for tensors in self.tensors for tensor in tensors)
 
     def copy_page(self, group: int, source: int, target: int) -> None:
-        """In every layer of the group."""
+        """Copy a page in every layer of the group."""
         for page in (source, target):
             if not 0 <= page < self.num_pages[group]:
                 raise IndexError(f"page {page}: the pool has pages 0 to {self.num_pages[group] - 1}")

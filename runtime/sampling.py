@@ -64,7 +64,7 @@ class SampleBatch:
 
     @property
     def arrays(self) -> tuple[Array, ...]:
-        """In the order in which `sample` takes them."""
+        """The arrays in the order of the parameters of `sample`."""
         lists = (self.bias_starts, self.bias_ids, self.bias_values, self.seen_starts, self.seen_ids, self.seen_counts)
         return (self.rows, self.numbers, self.settings, *lists, self.masks)
 
@@ -87,5 +87,5 @@ class Sampled:
 
     @staticmethod
     def of(fields: tuple[Array, ...]) -> Sampled:
-        """From what `sample` returns."""
+        """The log-probabilities from the results of `sample`."""
         return Sampled(fields[0], Logprobs(*fields[1:]))

@@ -57,7 +57,7 @@ WITHOUT_DATA = frozenset(
 
 @dataclass(slots=True)
 class Program:
-    """What the functions of a module share."""
+    """The parts of a program that its functions share: kernels, regions, constants and shape functions."""
 
     module: IRModule
     kernels: dict[str, int] = field(default_factory=dict[str, int])
@@ -77,7 +77,7 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """What stays known of a function as it was written."""
+    """The facts about an entry point that passes do not keep: its shape signature, its variables, and the number of prepared weights."""
 
     text: str = ""
     variables: tuple[DimVar, ...] = ()

@@ -1,1 +1,1 @@
-"""What back ends share on the way from scalar expressions to LLVM IR, and from that to machine code."""
+"""The code generation that back ends share: from statements and expressions to LLVM IR, and from LLVM IR to machine code."""

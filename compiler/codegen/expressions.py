@@ -30,7 +30,7 @@ class Expressions:
         self._known: dict[Scalar, Value] = {}  # nodes of the expression at hand: fusion shares them
 
     def value(self, scalar: Scalar) -> Value:
-        """A statement's expression."""
+        """The value of an expression of a statement."""
         self._known = {}
         return self._eval(scalar)
 
@@ -106,7 +106,7 @@ class Expressions:
 
     @contextmanager
     def _branch(self) -> Generator[None]:
-        """What is computed inside is not known after it."""
+        """Forget afterwards what is computed inside: it does not dominate the code behind the branch."""
         outer, self._known = self._known, dict(self._known)
         yield
         self._known = outer
@@ -116,7 +116,7 @@ class Expressions:
         return any(self._differs(node) for node in walk_scalar(scalar))
 
     def _differs(self, node: Scalar) -> bool:
-        """Whether it does so by the node itself, not by what that refers to."""
+        """Whether the node itself varies, whatever its operands do."""
         memory = self.memory
         match node:
             case scalars.Const() | scalars.ScalarParam() | scalars.Apply() | scalars.Cast():
@@ -181,7 +181,7 @@ class Expressions:
         return Value(self.code.op(f"load {place_kind}, ptr {place}"), DType.I64, lanes)
 
     def _loops(self, axes: tuple[tuple[DimVar, Dim], ...], step: Callable[[str | None], None], active: str | None = None) -> None:
-        """Run `step` at every point in row-major order; it is told which lanes take part, where that differs."""
+        """Run `step` at every point in row-major order. Its argument is the mask of lanes that take part, or None for all."""
         if not axes:
             with self._branch():
                 step(active)
@@ -206,7 +206,7 @@ class Expressions:
 
 
 def runs(extent: Dim) -> bool:
-    """At least one iteration, for certain."""
+    """Whether the extent is proved to be at least 1."""
     low, _ = bounds(extent)
     return low is not None and low >= 1
 

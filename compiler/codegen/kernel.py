@@ -23,7 +23,7 @@ class Phase:
 
 
 def kernel_of(name: str, prim: PrimFunc, phase: Callable[[str, Parameters, Stmt], Phase]) -> KernelCode:
-    """`phase` emits one statement under a symbol."""
+    """The code of a kernel. `phase` emits one statement under a symbol."""
     parameters = Parameters(prim)
     try:
         phases = [phase(f"{name}.p{i}", parameters, stmt) for i, stmt in enumerate(statements(prim.body))]

@@ -1,4 +1,4 @@
-"""Kernels become one object file.
+"""Compile kernels to one object file.
 
 The module is freestanding: it defines all it calls. `no-builtins` keeps LLVM from turning loops into calls of memset and memcpy.
 """
@@ -87,7 +87,7 @@ def _plain_if_single(call: re.Match[str]) -> str:
 
 
 def _passes() -> llvm.ModulePassManager:
-    """What schedules leave to do. LLVM's own list at its lowest level takes six times as long over the same code."""
+    """The passes that scheduled kernels need. LLVM's own list at its lowest level takes six times as long for the same code."""
     passes = llvm.create_new_module_pass_manager()
     passes.add_always_inliner_pass()
     passes.add_sroa_pass()

@@ -134,7 +134,7 @@ class MemoryAccess:
         return flat
 
     def _pointer(self, base: str, element: str, parts: list[Index], constant: int) -> str:
-        """Step by step from the outermost scope inwards, constants last, where they become part of the instruction."""
+        """Add offsets from the outermost scope inwards, and the constant last, where it becomes part of the instruction."""
         pointer, at = base, 0
         constant += sum(p.value for p in parts if isinstance(p.value, int))
         for level in sorted({p.level for p in parts if isinstance(p.value, str)}):
@@ -148,7 +148,7 @@ class MemoryAccess:
     # --- lanes ---------------------------------------------------------------------------------------------------------
 
     def split_lanes(self, dim: Dim) -> tuple[list[Index], tuple[int, ...], Index | None]:
-        """`dim` as the sum of parts that all lanes share, of a number per lane, and of an operand per lane."""
+        """`dim` as a sum of three: parts that all lanes share, a number per lane, and an operand per lane."""
         shared: list[Index] = []
         varying: list[Index] = []
         fixed = [0] * self.num_lanes
@@ -168,7 +168,7 @@ class MemoryAccess:
         return self.lane is not None and any(v in env and env[v].lanes > 1 for v in _variables(atoms))
 
     def _numbers(self, coefficient: int, monomial: tuple[Atom, ...]) -> list[int] | None:
-        """The value in each lane, where it is known now."""
+        """The value in each lane, if it is a constant."""
         assert self.lane is not None
         if monomial == (self.lane,):  # nearly always
             return [coefficient * lane for lane in range(self.num_lanes)]
@@ -183,7 +183,7 @@ class MemoryAccess:
         return [term.evaluate({**known, self.lane: lane}) for lane in range(self.num_lanes)]
 
     def below(self, low: Dim, high: Dim) -> Value | bool:
-        """low < high; a truth value where it is known now."""
+        """low < high. A bool if it is a constant."""
         shared, fixed, varying = self.split_lanes(high - low)
         room = self.indices.total(shared)
         if varying is not None or fixed:
@@ -210,7 +210,7 @@ class MemoryAccess:
 
     @contextmanager
     def narrowed(self, cond: str) -> Generator[str]:
-        """Only the lanes of `cond`; gives whether there is one, for lanes may share what they read: ask before reading."""
+        """Mask all lanes but those of `cond`. Yields whether any lane is left: test it before reads that lanes share."""
         outer, lanes = self.mask, self.num_lanes
         self.mask = cond if outer is None else self.code.op(f"and <{lanes} x i1> {outer}, {cond}")
         bits = self.code.op(f"bitcast <{lanes} x i1> {self.mask} to i{lanes}")
@@ -219,7 +219,7 @@ class MemoryAccess:
 
     @contextmanager
     def masked(self, cond: str) -> Generator[None]:
-        """Only the lanes of `cond`; what is written here runs when there is one."""
+        """Mask all lanes but those of `cond`, and skip the code inside if none is left."""
         with self.narrowed(cond) as some, self.code.when(some):
             yield
 

@@ -80,7 +80,7 @@ class Scalars:
         return Value(raw, dtype, lanes)
 
     def stored(self, value: Value) -> str:
-        """The operand as it lies in memory."""
+        """Convert a value to its form in memory."""
         op, v = self.code.op, partial(_lanes, value.lanes)
         match value.dtype:
             case DType.BF16:
@@ -181,7 +181,7 @@ class Scalars:
                 raise _unsupported(fn, dtype)
 
     def _extreme(self, beats: str, lanes: int, a: str, b: str) -> str:
-        """`a` unless `b` beats it; NaN if either is. In a fold, where `a` is what was found so far, it waits for one comparison only."""
+        """`a` unless `b` beats it; NaN if either is NaN. A fold passes the extreme so far as `a`, which then waits for one comparison."""
         op, kind, flag = self.code.op, vec("float", lanes), vec("i1", lanes)
         better = op(f"select {flag} {op(f'fcmp {beats} {kind} {b}, {a}')}, {kind} {b}, {kind} {a}")
         return op(f"select {flag} {op(f'fcmp uno {kind} {b}, {b}')}, {kind} {b}, {kind} {better}")

@@ -67,6 +67,6 @@ def layout_of(decoder: Decoder) -> Layout:
 
 
 def literal(function: FlatFunction, slot: int) -> int | None:
-    """What a slot holds if that never changes."""
+    """The content of a slot that never changes."""
     first = len(function.slots)
     return int(function.literals[slot - first]) if slot >= first else None

@@ -41,7 +41,7 @@ MAX_LISTED = 20  # names that a message has room for
 
 
 def listed(names: Iterable[str]) -> str:
-    """As many of them as a message has room for."""
+    """The first names, as many as a message has room for."""
     return ", ".join(_shortened(list(names)))
 
 

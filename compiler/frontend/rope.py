@@ -94,7 +94,7 @@ class Rope:
         return turns.astype(np.float32), scale
 
     def max_context(self, declared: int) -> int:
-        """How far positions reach when `max_position_embeddings` declares this."""
+        """The largest context for this value of `max_position_embeddings`."""
         match self.scaling:
             case LinearScaling(factor) | DynamicScaling(factor, _):
                 return int(declared * factor)

@@ -60,7 +60,7 @@ class GroupedSum:
 
     @property
     def matrix(self) -> tuple[Dim, ...]:
-        """Which one of several."""
+        """The indices of the matrix, where there are several."""
         return _matrix(self.element)
 
 
@@ -94,11 +94,11 @@ class Product(Generic[S]):
 
     @property
     def extent(self) -> Dim:
-        """Of the contracted axes, or of the groups."""
+        """The extent of the contracted axes, or of the groups."""
         return _node(self.sums[0]).axes[0][1]
 
     def number_of(self, scalar: Scalar) -> int | None:
-        """Which sum the scalar is."""
+        """The number of the sum that the scalar is, if it is one."""
         return next((i for i, s in enumerate(self.sums) if _node(s) is scalar), None)
 
 
@@ -155,8 +155,8 @@ def _sums_in(prim: PrimFunc) -> tuple[PerfectNest, list[AnyFold]] | None:
 
 
 def _grouped(node: GroupedContraction, column: DimVar) -> GroupedSum | None:
-    """What operators write: planes of one row beside elements where their format has them. A nest written by hand may read something else,
-    which no tile would."""
+    """The sum, if it reads what operators write: planes of one row, and elements where their format places them. Tiles read nothing else,
+    but a nest that was written by hand may."""
     found = [_dot(dot) for dot in node.dots]
     dots = [dot for dot in found if dot is not None]
     if len(dots) != len(found) or len({dot.alike for dot in dots}) > 1:
@@ -183,7 +183,7 @@ class _Dot:
 
     @property
     def alike(self) -> tuple[Any, ...]:
-        """What is the same for all planes."""
+        """The parts that all planes share."""
         begin = self.q.indices[-1].substitute({self.axis: 0})
         return self.extent, self.q.buffer, self.q.indices[:-2], begin, self.element.format, self.element.buffers
 

@@ -167,7 +167,7 @@ def num_bytes(type_: str) -> int:
 
 
 def suffix(element: str, lanes: int) -> str:
-    """How an intrinsic's name mentions the type: `v16f32`."""
+    """The spelling of a type in an intrinsic's name: `v16f32`."""
     short = {"float": "f32", "half": "f16", "double": "f64", "ptr": "p0"}.get(element, element)
     return short if lanes == 1 else f"v{lanes}{short}"
 

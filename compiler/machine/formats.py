@@ -40,7 +40,7 @@ class Panels(Format):
 
     @property
     def padding(self) -> int:
-        """The byte of columns beyond the last: weights of 0."""
+        """The byte that fills columns beyond the last: weights of 0."""
         return sum(self.offset << self.bits * i for i in range(self.per_byte))
 
     def places(self, buffers: tuple[Buffer, ...], n: Dim, k: Dim, matrix: tuple[Dim, ...] = ()) -> tuple[Load, ...]:
@@ -111,7 +111,7 @@ class Widened(Format):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Elements(Format):
-    """Elements as they are, in panels [panels, k / depth, depth * columns]."""
+    """Floats in panels [panels, k / depth, depth * columns], without change."""
 
     def held(self, line: Dim) -> tuple[Dim, Dim]:
         """The column in its panel, and k in its line, of the element with this number in a line."""
@@ -123,7 +123,7 @@ class Elements(Format):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Neighbours(Elements):
-    """The neighbours of a column stand together."""
+    """Panels in which the neighbours of a column stand side by side."""
 
     def places(self, buffers: tuple[Buffer, ...], n: Dim, k: Dim, matrix: tuple[Dim, ...] = ()) -> tuple[Load, ...]:
         columns = buffers[0].shape[-1].const // self.depth

@@ -59,7 +59,7 @@ class ProductTile:
 
     @property
     def rows(self) -> DType:
-        """What rows hold."""
+        """The type of the rows' elements."""
         return self.op.row_dtype
 
     @property
@@ -67,7 +67,7 @@ class ProductTile:
         return isinstance(self.op, MatrixUnitOp)
 
     def product(self, rows: int, *, fresh: bool = False) -> ProductOp:
-        """The tile of so many rows. Only a matrix unit writes a `fresh` sum; in registers the accumulators begin with what they hold."""
+        """The operation with this number of rows. `fresh`: a matrix unit overwrites the sum. Accumulators in registers are never fresh."""
         return replace(self.op, rows=rows, fresh=fresh) if isinstance(self.op, MatrixUnitOp) else replace(self.op, rows=rows)
 
     def takes(self, s: Contraction, row_axis: DimVar | None) -> bool:
@@ -111,24 +111,24 @@ class ProductTile:
 
 @dataclass(frozen=True, slots=True)
 class ProductTiles:
-    """Those of a target."""
+    """The product tiles of a target."""
 
     floats: TileShape  # multiply-adds of vectors of f32
     tiles: tuple[ProductTile, ...]
 
     @property
     def pairs(self) -> ProductTile | None:
-        """Where bf16 are multiplied faster than f32 (docs/decisions/0008-where-bf16-is-multiplied.md)."""
+        """The tile of bf16, where it is faster than f32 (docs/decisions/0008-where-bf16-is-multiplied.md)."""
         return next((t for t in self.tiles if t.rows is DType.BF16), None)
 
     @property
     def integers(self) -> tuple[ProductTile, ...]:
-        """For weights as they are stored. A row has an accumulator per plane, and one of f32 across groups."""
+        """The tiles of integer weights as they are stored. A row has an accumulator per plane, and one of f32 across groups."""
         return tuple(t for t in self.tiles if t.rows.is_int and t.widen is None)
 
     @property
     def widened(self) -> ProductTile | None:
-        """Where a matrix unit takes weights of 4 bits."""
+        """The tile of weights of 4 bits on a matrix unit, which multiplies them widened to 8 bits."""
         return next((t for t in self.tiles if t.widen is not None), None)
 
     @property
@@ -169,7 +169,7 @@ def product_tiles(target: Target) -> ProductTiles:
 
 
 def _best(target: Target) -> Iterator[ProductTile]:
-    """The first for weights of so many bits, on the matrix unit and in registers."""
+    """For each number of bits of weights, the first tile on the matrix unit and the first in registers."""
     found: set[tuple[int, bool]] = set()
     for least, tile in _TILES:
         kind = tile.format.bits, tile.on_matrix_unit

@@ -47,7 +47,7 @@ class Target:
 
     @property
     def key(self) -> str:
-        """Equal for targets that get equal code, on any machine and day."""
+        """A text that is equal for targets with equal code, on every machine."""
         system = "" if self.system == LINUX else f"@{self.system}"
         return f"{self.arch}:{self.feature_string}{system}"
 
@@ -121,7 +121,7 @@ def get(name: str) -> Target:
 
 
 def of_gpu(name: str, capability: Capability) -> Target:
-    """The named target, where a GPU of this compute capability runs it; "host": the latest that it runs."""
+    """The named target, if a GPU of this compute capability runs it. "host" names the latest target that it runs."""
     able = [t for t in NAMED.values() if t.system == GPU and runs(t.key, capability)]
     chosen = able[-1:] if name == "host" else [t for t in able if t.name == name]
     if not chosen:
@@ -132,7 +132,7 @@ def of_gpu(name: str, capability: Capability) -> Target:
 
 
 def runnable(name: str) -> Target:
-    """The same, where this machine can run it."""
+    """The named target, if this machine can run it."""
     return _within(get(name), host())
 
 
@@ -146,7 +146,7 @@ def _within(target: Target, here: Target) -> Target:
 
 
 def host() -> Target:
-    """This machine, or the lesser one that RELAXSERVE_TARGET names."""
+    """This machine, restricted to the target that RELAXSERVE_TARGET names, if it names one."""
     lesser = flags.current().target
     return machine() if lesser in (None, "host") else _reduced(lesser)
 
@@ -161,7 +161,7 @@ def _reduced(name: str) -> Target:
 
 @lru_cache(maxsize=1)
 def machine() -> Target:
-    """This machine with all that its CPU can do."""
+    """This machine with all features of its CPU."""
     known = [t for t in NAMED.values() if t.arch == ARCH]
     if not known:
         raise TargetError(f"this machine is a {ARCH}; code is generated for {' and '.join({t.arch: None for t in NAMED.values()})}")

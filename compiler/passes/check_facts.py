@@ -101,7 +101,7 @@ def _checked(module: IRModule, func: Function) -> Function:
 
 @dataclass(slots=True)
 class _Checks:
-    """Of one binding."""
+    """The checks of one binding."""
 
     module: IRModule
     before: list[Binding] = field(default_factory=list[Binding])

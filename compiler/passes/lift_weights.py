@@ -68,7 +68,7 @@ def _lift(name: str, func: Function, module: IRModule) -> dict[str, Function]:
 
 
 def num_prepared(module: IRModule, entry: str) -> int:
-    """Of the weights of an entry point, those that its preparations return; the last ones."""
+    """The number of weights that an entry point's preparations return. They are its last weights."""
     results = [func.result_type for name, func in module.graph_functions.items() if name.startswith(entry + PREPARATION)]
     return sum(len(result.fields) for result in results if isinstance(result, TupleType))
 
@@ -94,7 +94,7 @@ def _own_names(wanted: Sequence[Var], given: Sequence[str]) -> dict[Var, Var]:
 
 
 def _parts(bindings: Sequence[Binding], used: Container[Var]) -> list[list[Binding]]:
-    """Those that prepare what is used, in parts with a limit to their results: few functions, each of them small."""
+    """The bindings that prepare used values, in parts of limited size: few functions, each of them small."""
     parts: list[list[Binding]] = []
     part_bytes = PART_BYTES
     for group in _connected(bindings):
@@ -157,7 +157,7 @@ def _with_definitions(chosen: list[Var], others: Sequence[Var], weights: Sequenc
 
 
 def _movable(binding: Binding, early: Container[Var], module: IRModule) -> bool:
-    """What is prepared is kept in a file of tensors; shapes and numbers are found again at every call."""
+    """Whether weights determine the value and a file of tensors can keep it. Shapes and numbers are computed again at every call."""
     value = binding.value
     if not isinstance(value, _MOVABLE) or not isinstance(binding.var.type, TensorType | TupleType) or has_effect(value, module):
         return False

@@ -65,7 +65,7 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Bases:
-    """Where the buffers of a region come from, by the numbers of the bases."""
+    """The tensors in which a region's buffers lie, by the numbers of the bases."""
 
     count: int
     registers: tuple[tuple[int, int], ...]  # (base, register) of those looked up at each run
@@ -76,7 +76,7 @@ class Code(Protocol):
     """A loaded object."""
 
     def derive(self, symbol: str) -> Derive:
-        """A shape function of it."""
+        """The shape function with this name."""
         ...
 
 
@@ -84,23 +84,23 @@ class Region(Protocol):
     """Launches that run in order, as often as asked, with one call each time."""
 
     def place(self, base: int, tensor: Tensor) -> None:
-        """From now on the base is this tensor: constants and weights, which stay."""
+        """Set a base for all runs that follow: constants and weights stay in place."""
         ...
 
     def run(self, heap: HeapHandle, arena: Memory, registers: Sequence[Any], time_to: TimeTo | None = None) -> None:
-        """With `time_to`, launch by launch: it gets the kernel's name and the seconds of each."""
+        """Run the launches. With `time_to`, run them one by one, and call it with each kernel's name and seconds."""
         ...
 
 
 class Device(Protocol):
     @property
     def tensor_type(self) -> type:
-        """The class of its tensors."""
+        """The class of this device's tensors."""
         ...
 
     @property
     def limits(self) -> Limits:
-        """As they are now."""
+        """The present limits of the device."""
         ...
 
     @property
@@ -114,21 +114,21 @@ class Device(Protocol):
     # --- memory ---
 
     def allocate(self, num_bytes: int) -> Memory:
-        """Zeroed. Raises OutOfMemory."""
+        """Allocate zeroed memory. Raises OutOfMemory."""
         ...
 
     def part(self, memory: Memory, begin: int, end: int) -> Memory: ...
 
     def tensor(self, memory: Memory, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Tensor:
-        """An array at that offset of the memory, which holds it."""
+        """An array at an offset in `memory`."""
         ...
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Tensor:
-        """An array of its own. Raises OutOfMemory."""
+        """An array in newly allocated memory. Raises OutOfMemory."""
         ...
 
     def kept(self, tensor: Tensor, memory: Memory) -> Tensor:
-        """The tensor, or a copy of it if it lies in this memory, which is about to be used for something else."""
+        """The tensor, or a copy if it lies in this memory, which is about to be reused."""
         ...
 
     def is_compact(self, tensor: Any) -> bool: ...
@@ -138,45 +138,45 @@ class Device(Protocol):
     # --- transfers ---
 
     def upload(self, array: NDArray[Any]) -> Tensor:
-        """Writable if the array is."""
+        """A tensor with the values of an array. It is writable if the array is."""
         ...
 
     def download(self, tensor: Tensor) -> NDArray[Any]:
-        """On the host, to be read before the tensor's memory changes."""
+        """The values as an array of the host. Read it before the tensor's memory changes."""
         ...
 
     def copy(self, target: Tensor, source: Tensor | NDArray[Any]) -> None:
-        """Of the same shape; elements convert as NumPy's "same_kind" allows."""
+        """Copy between tensors of one shape. Elements convert as NumPy's "same_kind" allows."""
         ...
 
     def copy_weight(self, target: Tensor, source: Tensor | NDArray[Any]) -> None:
-        """Like `copy`, into memory that nobody has written. Where the device has several memory nodes, each part lies near those that
-        read it."""
+        """Copy into memory that nobody has written yet. Where the device has several memory nodes, each part of the copy lies near the
+        cores that read it."""
         ...
 
     def copy_index(self, tensor: Tensor, axis: int, source: int, target: int) -> None:
-        """All that lies at one index of the axis, to another index of it."""
+        """Copy the slice at one index of the axis to another index."""
         ...
 
     # --- code ---
 
     def heap(self, words: Sequence[int]) -> tuple[Words, HeapHandle]:
-        """Integers of a call, which the host writes and kernels read. They live as long as the words do."""
+        """A heap over `words`: integers of a call, which the host writes and kernels read. It is valid as long as `words` lives."""
         ...
 
     def load(self, object_code: bytes, target: str, host: HostCode | None = None) -> Code:
-        """`target`: what the code needs, as in an executable; `host`: what the host runs for it. Raises IncompatibleExecutable or
-        DamagedCode."""
+        """Load code. `target` states the features that it needs, as in an executable; `host` holds the functions that the host calls.
+        Raises IncompatibleExecutable or DamagedCode."""
         ...
 
     def region(self, code: Code, launches: Sequence[Launch], bases: Bases, function: str) -> Region:
-        """`function` is what messages call the place."""
+        """Build a region. Messages name it by `function`."""
         ...
 
     # --- threads ---
 
     def use_thread(self) -> None:
-        """The calling thread is the one that runs regions from now on."""
+        """Let the calling thread run regions from now on."""
         ...
 
     def close(self) -> None: ...

@@ -1,4 +1,4 @@
-"""Which device runs an executable. A device is a folder in here, found by itself: its `ARCHITECTURES` are those whose code it runs, and the
+"""Find the device of an executable. A device is a folder in here, found by itself: it runs code for its `ARCHITECTURES`, and the
 `open_device` of its module `device` opens it."""
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ CPU = "cpu"
 
 
 def number_of(name: str) -> int:
-    """Of the device among those of its kind."""
+    """The number of the device among those of its kind."""
     return int(name.partition(":")[2] or 0)
 
 
 def open_device(meta: ExecutableMeta, *, num_threads: int | None = None, pinned: bool = False, number: int = 0) -> Device:
-    """The module is imported now, so a device that nobody opens needs none of its libraries. `num_threads`: of the host's; by default
-    RELAXSERVE_THREADS, or as many as there are cores to use. `pinned`: each thread stays on a core of its own, the caller's too.
-    `number`: of the device, where there are several of its kind."""
+    """Open the device for an architecture. Its module is imported now, so a device that nobody opens needs none of its libraries.
+    `num_threads` counts threads of the host: by default RELAXSERVE_THREADS, or the number of usable cores. `pinned`: each thread, the
+    caller's too, stays on a core of its own. `number` chooses among several devices of a kind."""
     arch = meta.target.partition(":")[0]
     if arch not in DEVICES:
         raise IncompatibleExecutable(f"the executable is for {arch or 'no machine'}; this runtime has devices for {', '.join(DEVICES)}")

@@ -107,7 +107,7 @@ class Function:
                 notify(weights)
 
     def call_with_weights(self, args: Sequence[Any]) -> Any:
-        """How functions of the program call each other: all parameters are arguments. What is bound stays bound."""
+        """Call a function with all parameters as arguments, as functions of the program call each other. Bound weights stay bound."""
         if len(args) == self._num_inputs:
             return self.call(args)
         if len(args) != len(self.source.params):
@@ -158,7 +158,7 @@ class Function:
         return frame.result
 
     def arena_bytes(self, dims: Mapping[str, int]) -> int:
-        """What a call takes whose variables have these values."""
+        """The bytes of the arena in a call whose variables have these values."""
         frame = self._new_frame()
         names = {self.source.slots[slot]: slot for slot in self._match.defined}
         for name, value in dims.items():
@@ -309,7 +309,7 @@ class Loader:
         return self.machine.constants[index]
 
     def slot(self, ref: DimRef) -> int:
-        """Where in the heap it is found: literals lie behind the slots."""
+        """The place of an integer in the heap. Literals lie behind the slots."""
         if isinstance(ref, Slot):
             if not 0 <= ref.index < len(self.source.slots):
                 raise self.invalid(f"slot {ref.index} does not exist, there are {len(self.source.slots)}")

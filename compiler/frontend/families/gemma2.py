@@ -35,7 +35,7 @@ def read(fields: Fields) -> ModelConfig:
 
 
 def read_gemma(fields: Fields) -> ModelConfig:
-    """What Gemma 2 and 3 have in common."""
+    """Read the fields that Gemma 2 and 3 share."""
     act = "hidden_activation" if "hidden_activation" in fields else "hidden_act"
     fields.skip("hidden_act")  # where there are both, the other one counts
     config = rotating_whole_heads(read_decoder(fields, default_head_dim=256, act=act))

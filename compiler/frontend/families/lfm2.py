@@ -39,7 +39,7 @@ def read(fields: Fields) -> ModelConfig:
 
 
 def _read_width(fields: Fields, width: int) -> int:
-    """Of the feed-forward part: two thirds of what is stated, times a factor, up to a multiple."""
+    """The width of the feed-forward part: two thirds of the stated width, times a factor, rounded up to a multiple."""
     multiple, factor = fields.integer("block_multiple_of", 256), fields.number("block_ffn_dim_multiplier", 1.0)
     if not fields.flag("block_auto_adjust_ff_dim", True):
         return width

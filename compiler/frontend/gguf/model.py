@@ -146,7 +146,7 @@ def _split_pairs(tensor: Tensor, num_heads: int) -> Tensor:
 
 
 def _join_pairs(tensor: Tensor, num_heads: int, rotated: int) -> Tensor:
-    """Of the rows of a head that rotate, the file has all a, then all b; the hub has a0 b0 a1 b1 ..."""
+    """Put the rows of a head that rotate into the hub's order a0 b0 a1 b1 ...; the file has all a, then all b."""
     if tensor.shape[0] % num_heads or tensor.shape[0] // num_heads < rotated:
         raise DamagedFile(f"a projection of {tensor.shape[0]} rows cannot be split into {num_heads} heads of which {rotated} rows rotate")
     heads = tensor.reshape(num_heads, tensor.shape[0] // num_heads, *tensor.shape[1:]).copy()

@@ -9,7 +9,7 @@ _AVX2 = frozenset(["avx2"])
 
 
 def signed_by_unsigned(lanes: int, feature: str, instruction: str) -> Step:
-    """As the instruction multiplies: the panel's bytes are its unsigned operand."""
+    """`vpdpbusd` itself: the panel's bytes are its unsigned operand."""
     words, bytes_ = vec("i32", lanes), vec("i8", 4 * lanes)
 
     def left(code: Code, x: str) -> Parts:
@@ -25,7 +25,7 @@ def signed_by_unsigned(lanes: int, feature: str, instruction: str) -> Step:
 
 
 def signed_by_small(lanes: int, pairs: str, sums: str) -> Step:
-    """Two products are added in 16 bits, which would saturate if both were of eight bits; of numbers up to 15 so are 8 times two."""
+    """`vpmaddubsw` adds two products in 16 bits, which saturates for weights of 8 bits. For weights up to 15, 8 such sums fit together."""
     words, halves, bytes_ = vec("i32", lanes), vec("i16", 2 * lanes), vec("i8", 4 * lanes)
 
     def left(code: Code, x: str) -> Parts:
@@ -51,7 +51,7 @@ def signed_by_small(lanes: int, pairs: str, sums: str) -> Step:
 
 
 def words_by_unsigned(lanes: int, sums: str, needs: frozenset[str] = _AVX2) -> Step:
-    """Lower and upper bytes of each half of 32 bits by the halves of two words: their sums stay within 32 bits."""
+    """Multiply words by the lower and the upper byte of each 16-bit half, by `vpmaddwd`. The sums stay within 32 bits."""
     words, halves = vec("i32", lanes), vec("i16", 2 * lanes)
 
     def left(code: Code, x: str) -> Parts:

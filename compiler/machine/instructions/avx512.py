@@ -19,7 +19,7 @@ def _right(code: Code, x: str) -> Parts:
 
 
 def _add_pairs(code: Code, total: str, left: Parts, right: Parts) -> str:
-    """The left operand last: there the instruction broadcasts from memory by itself."""
+    """Add the products of pairs. The left operand comes last, because the instruction can broadcast it from memory there."""
     args = f"<16 x float> {total}, <32 x bfloat> {right[0]}, <32 x bfloat> {left[0]}"
     return code.op(f"call <16 x float> @llvm.x86.avx512bf16.dpbf16ps.512({args})")
 

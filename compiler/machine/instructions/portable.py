@@ -7,7 +7,7 @@ from compiler.machine.instructions.step import Parts, Step
 
 
 def bf16_pairs(lanes: int) -> Step:
-    """Each half of a pair as f32, multiplied and added in the order of `vdpbf16ps`: the second first."""
+    """Multiply and add each half of a pair as f32, in the order of `vdpbf16ps`: the second half first."""
     words, floats = vec("i32", lanes), vec("float", lanes)
 
     def left(code: Code, x: str) -> Parts:

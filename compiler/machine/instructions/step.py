@@ -30,7 +30,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Halves:
-    """Products added in 16 bits, of which at most `most` stay within them until they are widened."""
+    """Steps that add products in 16 bits. After `most` steps the sums must be widened."""
 
     most: int
     product: Callable[[Code, Parts, Parts], str]

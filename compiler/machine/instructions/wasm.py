@@ -20,7 +20,7 @@ def _right(code: Code, x: str) -> Parts:
 
 
 def _add(code: Code, total: str, left: Parts, right: Parts) -> str:
-    """Engines differ in what they make of right operands of eight bits; of seven bits they all add up exactly."""
+    """Add the products. Engines differ for right operands of 8 bits, but all are exact for those of 7 bits."""
     args = f"<16 x i8> {left[0]}, <16 x i8> {right[0]}, <4 x i32> {total}"
     return code.op(f"call <4 x i32> @llvm.wasm.relaxed.dot.i8x16.i7x16.add.signed({args})")
 

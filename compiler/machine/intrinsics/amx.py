@@ -156,7 +156,7 @@ class _AmxBytes(_AmxProduct):
 
 @tile_op
 class AmxI8ByU8(_AmxBytes):
-    """Rows are signed, the panel is not: it is that of panels.py."""
+    """Rows are signed, the panel (formats.py) is unsigned."""
 
     name: ClassVar[str] = "amx_i8_u8"
     product: ClassVar[str] = "tdpbsud"
@@ -182,7 +182,7 @@ def _wrong_rows(rows: int) -> Iterator[str]:
 
 
 def _prefetch_later(code: Code, place: str, step: str, first: int | str, lines: int | str) -> None:
-    """Into all caches but the first, which is for what these steps read."""
+    """Prefetch into all caches but the first, which keeps the operands of these steps."""
     done = code.op(f"add nsw i64 {first}, {code.op(f'mul nsw i64 {step}, {lines}')}")
     with code.loop("0", str(lines)) as line:
         at = code.op(f"getelementptr [{TILE_BYTES} x i8], ptr {place}, i64 {code.op(f'add nsw i64 {done}, {line}')}")

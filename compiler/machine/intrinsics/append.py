@@ -1,4 +1,4 @@
-"""Lists of what was found: the numbers of the lanes that are set, written behind those found before, without a branch per lane."""
+"""Append the numbers of the lanes that are set to a list, without a branch per lane."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Append(Intrinsic):
         count[0] += len(numbers)
 
     def emit(self, code: Code, pointers: Sequence[str], dims: Sequence[int | str], target: Target) -> None:
-        """Without an instruction that packs lanes it pays to look first whether there is anything to pack."""
+        """Write the tile. Where no instruction packs lanes, it tests first whether any lane is set."""
         numbers, mask = vec("i32", LANES), vec("i1", LANES)
         lanes = code.op(f"load {numbers}, ptr {pointers[2]}, align 4")
         hit = code.op(f"icmp ne {numbers} {lanes}, zeroinitializer")

@@ -132,7 +132,7 @@ class DotBf16Rows(Intrinsic):
 
 
 def _interleaved(code: Code, rows: list[str], columns: int, lanes: int) -> list[str]:
-    """Registers of pairs. A load has as much of a row as a register can hold; rows that touch are loaded as one."""
+    """Load registers of pairs. A load fills a register with a part of a row; rows that touch are loaded as one."""
     if len(rows) == 1:
         both = _some(code, rows[0], 0, PAIR * columns)
         return [_pairs(code, both, both, start, columns, lanes) for start in range(0, columns, lanes)]
@@ -149,7 +149,7 @@ def _some(code: Code, row: str, first: int, length: int) -> str:
 
 
 def _pairs(code: Code, upper: str, lower: str, start: int, length: int, lanes: int) -> str:
-    """Of neighbours `length` apart, from `start` on; both in one vector if `upper` is `lower`."""
+    """Interleave `lanes` elements of two rows, from `start` on. Where `upper` is `lower`, it holds both rows, `length` apart."""
     kind = vec("i16", PAIR * length if upper is lower else length)
     order = vector_literal("i32", (half * length + start + lane for lane in range(lanes) for half in range(PAIR)))
     pairs = code.op(f"shufflevector {kind} {upper}, {kind} {lower}, {vec('i32', PAIR * lanes)} {order}")

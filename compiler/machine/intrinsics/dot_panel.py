@@ -149,7 +149,7 @@ class _Panel:
             code.do(f"store {self.vector} {value}, ptr {self._accumulator(i, j)}, align 4")
 
     def _steps(self) -> tuple[str, int]:
-        """How often the loop runs, and how many loads it makes of a register each time."""
+        """The number of iterations of the loop, and the loads of each register in one of them."""
         if not isinstance(self.k, int):
             return self.code.op(f"sdiv i64 {self.k}, {FOUR * self.halves}"), 1
         deep = self.k // (FOUR * self.halves)
@@ -177,7 +177,7 @@ class _Panel:
                     self._add(totals[i, j, half if self.apart else 0], gathered, left, right[j])
 
     def _left(self, place: str) -> Parts:
-        """Four neighbours of a row."""
+        """Load four neighbours of a row."""
         code = self.code
         found = [code.op(f"load i32, ptr {code.op(f'getelementptr i32, ptr {place}, i64 {w}')}, align 1") for w in range(self.words)]
         return tuple(part for x in found for part in self.step.left(code, x))

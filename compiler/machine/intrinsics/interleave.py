@@ -1,4 +1,4 @@
-"""What units that multiply pairs of bf16 want of columns that are not weights: rows interleaved in pairs."""
+"""Interleave rows in pairs, for units that multiply pairs of bf16 by columns that are not weights."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class InterleavePairs(Intrinsic):
             return code.op(f"getelementptr i16, ptr {base}, i64 {code.op(f'mul nsw i64 {row_stride}, {number}')}")
 
         def interleaved(pair: int) -> str:
-            """Rows that touch are one vector, and one permutation of it."""
+            """Interleave two rows. Rows that touch are loaded as one vector, and permuted once."""
             if stride == columns:
                 given = code.op(f"load {both}, ptr {at(source, 2 * pair, stride)}, align 2")
                 return code.op(f"shufflevector {both} {given}, {both} poison, <{2 * columns} x i32> {order}")
@@ -67,7 +67,7 @@ class InterleavePairs(Intrinsic):
 
 
 def _masks(code: Code, low: int | str, high: int | str) -> str:
-    """For each pair the bits of its rows that are seen."""
+    """A mask for each pair: all bits of a row that is kept, none of a row that becomes zero."""
     kind, numbers = vec("i16", 2 * PAIRS), vector_literal("i16", range(2 * PAIRS))
 
     def compared(how: str, limit: int | str) -> str:

@@ -34,11 +34,11 @@ class Prefetch(Intrinsic):
 
 
 def prefetch_line(code: Code, place: str, *, far: bool) -> None:
-    """For reading (0), data (1); into all levels (3), or all but the first (2)."""
+    """llvm.prefetch: read (0), data cache (1); locality 3 is all levels, 2 all but the first."""
     code.do(f"call void @llvm.prefetch.p0(ptr {place}, i32 0, i32 {2 if far else 3}, i32 1)")
 
 
 def prefetch_lines(code: Code, place: str, ahead: int, num_bytes: int, *, far: bool) -> None:
-    """The lines of so many bytes that begin so many behind the place."""
+    """Prefetch the lines of a range of bytes that begins at a distance behind the place."""
     for offset in range(ahead, ahead + num_bytes, LINE_BYTES):
         prefetch_line(code, code.op(f"getelementptr i8, ptr {place}, i64 {offset}") if offset else place, far=far)

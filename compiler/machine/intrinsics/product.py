@@ -1,4 +1,4 @@
-"""What the tiles have in common that multiply matrices.
+"""The operands, dimensions and meaning that all tiles share which multiply matrices.
 
 operands  c[rows * columns]    accumulators, row-major
           a                    rows, `stride` elements apart
@@ -61,7 +61,7 @@ class MatrixUnitOp(ProductOp):
 
     @property
     def configuration(self) -> TileOp:
-        """The tile that readies the unit for this one."""
+        """The tile that configures the unit for this one."""
         raise NotImplementedError
 
 
@@ -74,5 +74,5 @@ def matrices(op: ProductOp, packed: int, arrays: Sequence[Array], dims: Sequence
 
 
 def flushed(x: Array) -> Array:
-    """Denormals as zeros of their sign."""
+    """Replace denormals by zeros of their sign."""
     return np.where(np.abs(x) < np.finfo(np.float32).tiny, np.copysign(0, x), x)

@@ -1,4 +1,4 @@
-"""Round 16 f32 to bf16 by the machine's own instruction: what pairs of bf16 are multiplied by, made while they are."""
+"""Round 16 f32 to bf16 by the machine's own instruction."""
 
 from __future__ import annotations
 

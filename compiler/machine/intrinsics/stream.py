@@ -1,4 +1,4 @@
-"""Write a vector past the caches, for results that none of them would hold until they are read.
+"""Write a vector past the caches: for results so large that caches would not hold them until they are read.
 
 A line that is written whole is then not read from memory first, and drives nothing out. On x86-64 other threads may see it
 late, until a locked instruction: the one by which a thread tells what it has run (runtime/device/cpu/team.ll).

@@ -56,7 +56,7 @@ def lift_workspace(module: IRModule) -> IRModule:
 
 
 def _dims_of(call: CallTir, prim: PrimFunc, builder: Builder) -> dict[DimVar, Dim]:
-    """What the function's variables are at this call."""
+    """The values of the function's variables at this call."""
     params = prim.params[: len(prim.params) - prim.num_outputs]
     pairs = list(zip(params, (type_of(a, builder.signature) for a in call.args), strict=True))
     shaped = [(TensorType(p.shape, p.dtype), t) for p, t in pairs if isinstance(p, Buffer)]

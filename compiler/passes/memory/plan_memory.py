@@ -84,7 +84,7 @@ def _sized_at_entry(life: _Life, known: set[DimVar]) -> bool:
 
 @lru_cache(maxsize=1024)
 def tensor_bytes(type_: TensorType) -> Dim:
-    """What a tensor takes in the arena, rounded up to the alignment."""
+    """The bytes of a tensor in the arena, rounded up to the alignment."""
     assert type_.shape is not None and type_.dtype is not None
     count = Dim.of(1)
     for dim in type_.shape:
@@ -112,7 +112,7 @@ class _Lives:
         self._use(body.result)
 
     def keep(self, body: Body) -> list[_Life]:
-        """What is returned is read by the caller: it lives to the end."""
+        """Let results live to the end: the caller reads them."""
         self._now += 1
         return self._use(body.result)
 

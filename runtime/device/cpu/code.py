@@ -23,7 +23,7 @@ class ObjectCode:
     """
 
     def __init__(self, code: bytes, imports: frozenset[str] = COPIES) -> None:
-        """`imports` are the functions of the C library that the object may call."""
+        """Load the object, which may call the functions of the C library in `imports`."""
         parts = elf.read(code)
         if missing := sorted(parts.undefined - imports):
             raise UnresolvedSymbol(f"the object code refers to {', '.join(missing)}, which nothing defines")

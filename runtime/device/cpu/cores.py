@@ -16,7 +16,7 @@ def available_cores(cgroups: Path = Path("/sys/fs/cgroup"), membership: Path = P
 
 
 def cpu_quota(cgroups: Path, membership: Path) -> float | None:
-    """Cores' worth of time per period, the least that any enclosing group grants; None without a limit."""
+    """The number of cores whose time the control groups grant: the least of all enclosing groups. None without a limit."""
     quotas: list[float] = []
     for line in membership.read_text().splitlines() if membership.is_file() else []:
         _, controllers, group = line.split(":", 2)

@@ -90,7 +90,7 @@ class CpuDevice:
     tensor_type: type = np.ndarray
 
     def __init__(self, num_threads: int | None = None, *, pinned: bool = False, stack_bytes: int = 0) -> None:
-        """`num_threads`: by default as many as there are cores to use. `pinned`: each thread stays on a core of its own."""
+        """`num_threads` is by default the number of usable cores. `pinned`: each thread stays on a core of its own."""
         cores = available_cores()
         self.num_threads = num_threads or len(cores)
         self._placement = Placement.of(cores[: self.num_threads]) if pinned and self.num_threads <= len(cores) else Placement()

@@ -1,4 +1,4 @@
-"""Which machine this is, and whether code made for a target runs on it."""
+"""The features of this machine, and whether it runs code for a target."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ARCH = {"AMD64": "x86_64", "arm64": "aarch64"}.get(platform.machine(), platform.
 
 
 def features() -> frozenset[str]:
-    """What this process may use, as LLVM spells it."""
+    """The CPU features that this process may use, in LLVM's spelling."""
     import llvmlite.binding as llvm  # late: the front knows targets by name, and LLVM would take 40 MB of its memory
 
     found = {name for name, present in llvm.get_host_cpu_features().items() if present} | _told_by_linux()
@@ -38,7 +38,7 @@ def _told_by_linux() -> set[str]:
 
 
 def _auxiliary(number: int) -> int:
-    """A word that the system handed this process at its start."""
+    """A word of the auxiliary vector, which the system hands a process at its start."""
     read = ctypes.CDLL(None).getauxval
     read.argtypes, read.restype = [ctypes.c_ulong], ctypes.c_ulong
     return int(read(number))

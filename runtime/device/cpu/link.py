@@ -12,7 +12,7 @@ from runtime.errors import DamagedCode
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Offsets in the block: of the loaded sections by number, and behind them a jump to each function that the object only uses."""
+    """Offsets in the block: of the loaded sections by number, and, behind these, of a jump to each imported function."""
 
     sections: Mapping[int, int]
     jumps: Mapping[str, int]
@@ -41,7 +41,7 @@ class Places:
 
 
 def linked(parts: Object, places: Places, begin: int, address_of: Callable[[str], int]) -> bytearray:
-    """The bytes of the block when it lies at `begin`; `address_of` gives the address of a function that the object only uses."""
+    """The bytes of the block for the address `begin`. `address_of` gives the addresses of imported functions."""
     image = bytearray(places.num_bytes)
     for i, offset in places.sections.items():
         section = parts.sections[i]

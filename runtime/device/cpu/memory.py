@@ -38,7 +38,7 @@ _first_byte = ctypes.c_char.from_buffer
 
 
 def address_of(array: NDArray[Any]) -> int:
-    """`array.ctypes.data` four times as fast where that works: for memory that is writable and not empty."""
+    """`array.ctypes.data`, four times as fast for memory that is writable and not empty."""
     try:
         return ctypes.addressof(_first_byte(array.data))
     except (TypeError, ValueError, BufferError):

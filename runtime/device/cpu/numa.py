@@ -1,4 +1,4 @@
-"""Memory nodes: which core is nearest to which memory, and copies that lie where they are read."""
+"""Memory nodes: the node of each core, and copies near the cores that read them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Placement:
 
     @staticmethod
     def of(cores: Sequence[int], system: Path = SYSTEM) -> Placement:
-        """All on one node where the system tells nothing of nodes."""
+        """The placement of these cores. They share one node where the system does not list nodes."""
         known = {core: path.name for path in sorted(system.glob("node[0-9]*")) for core in _cores((path / "cpulist").read_text())}
         names = [known.get(core, "") for core in cores]
         numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
@@ -35,8 +35,8 @@ class Placement:
         return any(self.nodes)
 
     def copy(self, target: NDArray[Any], array: NDArray[Any]) -> None:
-        """Into memory that nobody has written, of the same shape and type. Each node has as large a part, in order, as its share of the
-        threads: a page lies on the node from which it is first written, and a team claims its work in the same parts."""
+        """Copy into memory of the same shape and type that nobody has written yet. Each node writes a part in proportion to its threads: a
+        page lies on the node that first writes it, and a team claims its work in the same parts."""
         copy, source = (np.ascontiguousarray(a).reshape(-1).view(np.uint8) for a in (target, array))
         numbers = range(1 + max(self.nodes))
         spans = [slice(*(source.nbytes * sum(n < at for n in self.nodes) // len(self.nodes) for at in (k, k + 1))) for k in numbers]
@@ -51,6 +51,6 @@ def _copy_from(cores: set[int], to: NDArray[np.uint8], source: NDArray[np.uint8]
 
 
 def _cores(text: str) -> list[int]:
-    """ "0-3,8" as Linux writes it."""
+    """Parse a list of cores in Linux's form, such as "0-3,8"."""
     ranges = [part.split("-") for part in text.strip().split(",") if part]
     return [core for r in ranges for core in range(int(r[0]), int(r[-1]) + 1)]

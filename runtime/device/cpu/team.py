@@ -180,7 +180,7 @@ class Team:
         return thread
 
     def pin_caller(self) -> None:
-        """For a thread that does nothing but run lists: a caller that wanders onto a helper's core waits for it."""
+        """Pin the calling thread, which only runs lists, to its core: on the core of a helper it would wait for that helper."""
         if self._pinned:
             os.sched_setaffinity(0, {self._cores[0]})
 
@@ -194,7 +194,7 @@ class Team:
         self.busy_s += time.perf_counter() - began_s
 
     def forget_helpers(self) -> None:
-        """After a fork: whoever was inside stays in the parent."""
+        """Forget the helpers after a fork: they exist in the parent alone."""
         self._memory[_ACTIVE : _ACTIVE + 4] = 0
 
 
@@ -208,7 +208,7 @@ def _groups(num_threads: int, nodes: Sequence[int]) -> tuple[int, ...]:
 
 
 def _stack(num_bytes: int) -> NDArray[np.uint8]:
-    """A kernel that keeps more than it says ends the process, and spoils nothing."""
+    """A stack with a guard page: a kernel that uses more than it declares ends the process, and overwrites nothing."""
     try:
         memory = np.frombuffer(mmap.mmap(-1, GUARD + num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
     except (OSError, OverflowError) as error:

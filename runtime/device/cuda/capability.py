@@ -1,4 +1,4 @@
-"""Which code a GPU runs."""
+"""Tell whether a GPU of a compute capability runs the code of a target."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def _version(number: int) -> str:
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
 class Owned:
-    """A stream or an event, which must go before the context does."""
+    """A stream or an event, which must be destroyed before the context."""
 
     thing: Any
 
@@ -83,7 +83,7 @@ def device_of(number: int) -> Any:
 
 
 class Card:
-    """Calls are made `with card:` by any thread; its context is that thread's until then."""
+    """A GPU that is in use. Any thread may enter `with card:`, which makes the card's context current for that thread."""
 
     def __init__(self, number: int) -> None:
         self._cuda = pycuda()
@@ -141,7 +141,7 @@ class Card:
         return int(block)
 
     def pinned(self, owner: object, num_words: int) -> NDArray[np.int64]:
-        """Words of the host that the card copies, or writes, by itself. They live as long as the owner."""
+        """Pinned words of the host, which the card reads and writes by itself. They live as long as the owner."""
         flags = self._cuda.host_alloc_flags.DEVICEMAP
         with self, self._faults("pinned memory"):
             words = self._cuda.pagelocked_zeros(max(1, num_words), np.int64, mem_flags=flags)
@@ -149,7 +149,7 @@ class Card:
         return words
 
     def address_of(self, pinned: NDArray[np.int64]) -> int:
-        """Where the card finds pinned words."""
+        """The device address of pinned words."""
         with self:
             base: Any = pinned.base
             return int(base.get_device_pointer())
@@ -180,19 +180,19 @@ class Card:
             self._cuda.memcpy_dtod_async(target, source, num_bytes, self.stream)
 
     def copy_pinned(self, address: int, words: NDArray[np.int64]) -> None:
-        """The words may be written again after the next `wait`."""
+        """Copy pinned words to the card. Do not write to them before the next `wait` ends."""
         with self, self._faults("copy"):
             self._cuda.memcpy_htod_async(address, words, self.stream)
 
     # --- order ---------------------------------------------------------------------------------------------------------
 
     def wait(self) -> None:
-        """Until all that was asked for is done."""
+        """Wait until the stream has done all its work."""
         with self, self._faults("step"):
             self.stream.synchronize()
 
     def event(self, owner: object) -> Owned:
-        """A point in the order, when it is recorded on the stream. It goes with its owner, whatever thread that ends in."""
+        """A new event. It is destroyed with its owner, in whatever thread the owner ends."""
         event = self.own(self._cuda.Event)
         weakref.finalize(owner, self._drop, event)
         return event

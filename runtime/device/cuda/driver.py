@@ -1,4 +1,4 @@
-"""What pycuda has not: modules with the assembler's messages, launches of kernels by handle, and graphs. Errors are those of one table."""
+"""The driver's calls that pycuda lacks: modules with the assembler's messages, launches by handle, and graphs. One table has the errors."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ def _library() -> ctypes.CDLL:
 
 
 def call(name: str, *args: Any, about: str = "") -> None:
-    """Raises what the driver's answer means. `about`: what was being done."""
+    """Call the driver. Raises the error that its status means; `about` says what was being done."""
     status = getattr(_library(), name)(*args)
     if status:
         raise _error(status, about or name)
 
 
 def message(status: int) -> str:
-    """The driver's name of a status, and its sentence."""
+    """The driver's name of a status and its description."""
     texts: list[str] = []
     for name in ("cuGetErrorName", "cuGetErrorString"):
         text = c_char_p()
@@ -75,7 +75,7 @@ def _error(status: int, about: str) -> RuntimeFault:
 
 
 def load_module(ptx: bytes) -> int:
-    """The driver assembles the text for its card. What it does not take is told in its own words."""
+    """Load PTX, which the driver assembles for its card. Errors repeat the assembler's messages."""
     log = ctypes.create_string_buffer(LOG_BYTES)
     options = (c_int * 2)(_ERROR_LOG, _ERROR_LOG_BYTES)
     values = (c_void_p * 2)(ctypes.addressof(log), LOG_BYTES)
@@ -102,7 +102,7 @@ def unload_module(module: int) -> None:
 
 
 class Parameters:
-    """Of a kernel that takes one address. The driver copies them when it launches."""
+    """The parameters of a kernel that takes one address. The driver copies them at the launch."""
 
     def __init__(self, address: int) -> None:
         self._word = c_ulonglong(address)
@@ -131,7 +131,7 @@ class Graph:
 
 @contextmanager
 def captured(stream: int) -> Generator[list[Graph]]:
-    """What is launched inside on the stream is not run; it becomes the one graph of the list."""
+    """Capture the launches on the stream as a graph instead of running them. The yielded list holds it afterwards."""
     found: list[Graph] = []
     call("cuStreamBeginCapture_v2", stream, _OF_THIS_THREAD)
     graph = c_void_p()

@@ -1,4 +1,4 @@
-"""Which kernel began last: after a fault, the one that did it. Each kernel writes the address of its record in a word of the host."""
+"""Name the kernel that began last: after a fault, the one that failed. Each kernel writes its record's address to a word of the host."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from runtime.device.cuda.card import Card
 
 
 class Block:
-    """What one allocation gave. The card frees it when nothing refers to it any more."""
+    """The memory of one allocation. The card frees it when nothing refers to it any more."""
 
     __slots__ = ("__weakref__", "address")
 

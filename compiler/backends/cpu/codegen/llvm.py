@@ -63,7 +63,7 @@ def _phase(target: Target, symbol: str, parameters: Parameters, stmt: Stmt) -> P
 
 
 def _independent(loop: For, outer: list[For]) -> bool:
-    """Whether `outer` and `loop` make one grid: a box."""
+    """Whether the extent of `loop` depends on no loop of `outer`: then they form one grid."""
     return not any(o.var in loop.extent.vars() for o in outer)
 
 
@@ -90,7 +90,7 @@ def _num_iterations(indices: Indices, loops: list[For]) -> Index:
 
 
 def _unravel(indices: Indices, counter: Index, loops: list[For]) -> None:
-    """The variables of a box of loops from the number of the iteration."""
+    """Compute the variables of a box of loops from the number of the iteration."""
     for loop in reversed(loops[1:]):
         extent = indices.value(loop.extent)
         indices.env[loop.var] = indices.binary("urem", counter, extent)

@@ -50,7 +50,7 @@ class IntegerProducts:
 
     @property
     def columns(self) -> int:
-        """Of a panel: all tiles read the same ones."""
+        """The columns of a panel. All tiles of a target have panels of one width."""
         (columns,) = {tile.op.columns for tile in self.tiles.integers}
         return columns
 
@@ -74,7 +74,7 @@ class IntegerProducts:
         return rewrite_module(module, replace)
 
     def _is_widened(self, weight: _Weight) -> bool:
-        """Then the sum runs over the whole channel."""
+        """Whether the weight is widened to 8 bits, so that its sum runs over the whole channel."""
         tile = self.tiles.widened
         if tile is None or weight.bits != tile.format.bits or weight.length > LONGEST[tile.rows]:
             return False
@@ -117,7 +117,7 @@ class _Weight:
 
 
 def _part(weight: _Weight, longest: int) -> int | None:
-    """The group, or of a single one the longest part whose sum i32 holds; None where that is too short."""
+    """The length that is summed in i32: a group, or the longest part of a single group that i32 holds. None where that is too short."""
     if weight.group <= longest:
         return weight.group
     step = FOUR * 8 // weight.bits
@@ -126,7 +126,7 @@ def _part(weight: _Weight, longest: int) -> int | None:
 
 
 def _quantised(linear: Call, values: Mapping[Var, Value]) -> _Weight | None:
-    """The weight of a product, where it is symmetric and its groups are whole numbers of fours."""
+    """The quantised weight of a product, if it has no zero points and the length of a group is a multiple of 4."""
     weight, x = linear.args[1], type_of(linear.args[0])
     made = values.get(weight) if isinstance(weight, Var) else None
     if not isinstance(made, Call) or made.op.name != "dequantize" or len(made.args) != 2:

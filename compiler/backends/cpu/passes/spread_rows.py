@@ -71,7 +71,7 @@ def _wider(given: Type) -> TensorType:
 
 @dataclass(frozen=True, slots=True)
 class _Uses:
-    """Of one function: how often a variable is used at all, and how often as the rows of a product."""
+    """How often a function uses a variable: in all, and as the rows of a product."""
 
     all: Callable[[Var], int]
     as_rows: Callable[[Var], int]
@@ -116,7 +116,7 @@ def _uses(module: IRModule, body: Body) -> _Uses:
 
 
 def _read_as_rows(prim: PrimFunc) -> set[Buffer]:
-    """The left operands of a product."""
+    """The buffers that a kernel reads as left operands of a product."""
     if prim.attrs.get("schedule"):
         return set()
     if (product := product_in(prim)) is not None:

@@ -30,5 +30,5 @@ def spread_largest(k: Kernel, array: Array) -> None:
 
 
 def larger(a: Scalar, b: Scalar) -> Scalar:
-    """One instruction, unlike `maximum`. It may lose a NaN, which must then come back from elsewhere: from exp(NaN - maximum)."""
+    """The maximum in one instruction, unlike `maximum`. It may lose a NaN; exp(NaN - maximum) brings the NaN back."""
     return select(a < b, b, a)

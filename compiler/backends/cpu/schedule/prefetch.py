@@ -1,4 +1,4 @@
-"""Rows that are wanted soon are prefetched: memory does not wait for arithmetic."""
+"""Prefetch rows that are read soon, so that memory works while the core computes."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from compiler.machine.intrinsics import prefetch as tiles
 
 @dataclass(frozen=True, slots=True)
 class Prefetch:
-    """One row of each of these buffers, into the second-level cache: the first holds the row that is being worked on."""
+    """Prefetch one row of each buffer into the second-level cache. The first-level cache holds the row at hand."""
 
     buffers: tuple[Buffer, ...]
     row: tuple[Dim, ...]
 
     def vector(self, k: Kernel, start: Dim) -> None:
-        """The elements of a vector, from element `start` on."""
+        """Prefetch a vector's elements, from element `start` on."""
         for buffer in self.buffers:
             k.tile(tiles.Prefetch(far=True), Load(buffer, (*self.row, start)))
 

@@ -54,7 +54,7 @@ def schedule_rows(prim: PrimFunc, width: int) -> PrimFunc | None:
 
 
 def in_registers(program: RowProgram, outer: Mapping[Buffer, Buffer] = MappingProxyType({})) -> RowProgram:
-    """The program with a number of its own per thread in place of one per row in memory. `outer`: such numbers of the whole row."""
+    """The program with the number of a row in a register of the thread, not in memory. `outer`: the registers of the whole row."""
     own = {t: Buffer(t.name, (Dim.of(1),), t.dtype, Scope.LOCAL) for t in program.temporaries}
     numbers = {**outer, **own}
 
@@ -79,7 +79,7 @@ class _Rows:
 
     @property
     def worth_prefetching(self) -> bool:
-        """Stages that write elements compute between their reads. Those that only fold read memory in order and do little else."""
+        """Whether a stage that writes elements reads rows in order: it computes between its reads. Folds do little beside reading."""
         return any(self.read_in_order(s.nest.store.value, s.nest.vars) for s in self.program.stages if s.inner is not None)
 
     def declare(self, k: Kernel) -> None:
@@ -103,7 +103,7 @@ class _Rows:
                 parts.write(k, [*point, part])
 
     def write_number(self, k: Kernel, stage: RowStage, point: list[Dim], next_row: list[Dim] | None) -> None:
-        """The number that a row gets, from folds along it."""
+        """Write the number of a row, which is computed from folds along it."""
         store, mapping = stage.nest.store, dict(zip(stage.nest.vars, point, strict=False))
         with k.scope():
             results = {fold: k.local("fold", 1, dtype=dtype_of(fold)) for fold in reversed(stage.folds)}
@@ -140,7 +140,7 @@ class _Rows:
             result[0] = partial[0, 0]
 
     def write_elements(self, k: Kernel, stage: RowStage, store: Store, point: list[Dim], next_row: list[Dim] | None) -> None:
-        """Elements of a row. A choice that is the same for all of them is made once."""
+        """Write the elements of a row. A choice that is the same for all of them is made once."""
         nest, value, mapping = stage.nest, store.value, dict(zip(stage.nest.vars, point, strict=False))
         assert stage.inner is not None
         inner, length = stage.inner

@@ -39,7 +39,7 @@ ZERO = Dim.of(0)
 
 
 def is_softmax(program: RowProgram) -> bool:
-    """Three stages: max x, the sum of exp(x - max x), and elements made of both; in rows of more than a block."""
+    """Whether the stages are max x, the sum of exp(x - max x), and elements made of both, in rows longer than a block."""
     if len(program.stages) != 3 or program.stages[-1].inner is None or program.parts is not None:
         return False
     first, second, last = program.stages
@@ -60,7 +60,7 @@ def is_softmax(program: RowProgram) -> bool:
 
 
 def write_softmax(k: Kernel, program: RowProgram, point: list[Dim], width: int) -> None:
-    """One row. The numbers of the program are in registers already."""
+    """Write one row. The program's numbers per row are in registers already."""
     maximum, total, last = program.stages
     fold = maximum.nest.store.value
     assert isinstance(fold, Reduce)
@@ -122,7 +122,7 @@ class _Row:
     # --- folding -------------------------------------------------------------------------------------------------------
 
     def write_sums(self, k: Kernel) -> None:
-        """`top` and `sums` of the row. The maximum is one block ahead of the sums."""
+        """Write `top` and `sums` of the row. The maximum is one block ahead of the sums."""
         with k.vector(self.width) as lane:
             self.most[lane] = LOWEST
             self.top[lane] = LOWEST
@@ -148,7 +148,7 @@ class _Row:
                         self.add(k, vector.part, lane, index)
 
     def use_maximum(self, k: Kernel, first: Dim) -> None:
-        """Exponentials from element `first` on are relative to the largest element so far; so are those that are summed already."""
+        """Raise the maximum to the largest element so far, and rescale the sums. Exponentials from `first` on are relative to it."""
         spread_largest(k, self.most)
         with k.when(less(0, first)):
             with k.vector(self.width) as lane:
@@ -180,7 +180,7 @@ class _Row:
     # --- what follows --------------------------------------------------------------------------------------------------
 
     def write_numbers(self, k: Kernel) -> None:
-        """The row's maximum, and what the program makes of its sum."""
+        """Write the row's maximum, and the number that the program computes from its sum."""
         k.array(self.maximum.nest.store.buffer)[0] = self.top[0]
         fold_halves(k, self.sums, operator.add)
         store = self.total.nest.store
@@ -188,8 +188,8 @@ class _Row:
         write_element(k, Store(store.buffer, store.indices, value), self.at(self.total))
 
     def write_elements(self, k: Kernel) -> None:
-        """From the end on, which is still in the first cache. What was kept behind the blocks is relative to the maximum of the row
-        already."""
+        """Write the elements from the end on, which is still in the first cache. The elements behind the blocks are relative to the maximum
+        of the row already."""
         nest, kept = self.last.nest, self.total.keeps
 
         def write(store: Store, first: Dim, end: Dim) -> None:

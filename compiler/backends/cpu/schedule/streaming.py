@@ -1,4 +1,4 @@
-"""Results that are larger than caches are written past them: by the time they are read, none of them would be there."""
+"""Write results that are larger than the caches past them: the caches would not hold the results until they are read."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def goes_past_caches(axes: Axes, store: Store, width: int) -> Scalar | bool:
 
 
 def _whole_vectors(store: Store, inner: DimVar, width: int) -> bool:
-    """Lanes lie side by side, and nothing that is replaced was read just before."""
+    """Whether lanes lie side by side and the kernel has not just read what it replaces."""
     *outer, last = store.indices
     beside = not any(inner in dim.vars() for dim in (*outer, last - inner))
     fresh = not any(load.buffer is store.buffer for load in loads(store.value))

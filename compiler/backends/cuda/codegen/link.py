@@ -1,4 +1,4 @@
-"""Kernels become PTX, and what the host computes for them becomes an object of the host."""
+"""Compile kernels to PTX, and their grids and shape functions to an object of the host."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Which block and which thread computes what."""
+"""How kernels run on a GPU: the blocks and threads of a loop nest."""

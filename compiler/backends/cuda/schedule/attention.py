@@ -30,7 +30,7 @@ def schedule_attention(prim: PrimFunc) -> PrimFunc | None:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What a token sees: the keys first .. own of its sequence, the first of which is key `start` of all."""
+    """The keys that a token attends to: first .. own of its sequence, which begins at key `start` of the batch."""
 
     sequence: Dim
     start: Dim
@@ -77,7 +77,7 @@ class _Attention:
             self.scores[t, h, i] = score
 
     def _weigh(self, t: Dim, h: Dim) -> None:
-        """exp(score - top) in place of each score, and their sum."""
+        """Replace each score by exp(score - top), and sum these."""
         k, sink = self.k, self._sink(h)
         seen = self._seen(t)
         top, weights = k.local("top", 1), k.local("weights", 1)

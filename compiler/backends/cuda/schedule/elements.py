@@ -27,7 +27,7 @@ WARP = 32
 
 
 def schedule_elements(prim: PrimFunc) -> PrimFunc:
-    """Each stage on its own: a phase of the kernel."""
+    """Schedule each stage as a phase of its own."""
     temporaries, body = without_allocations(without_products(prim.body))
     done = sequence([_stage(s) for s in stages(body)])
     return PrimFunc(prim.params, prim.num_outputs, allocated(temporaries, done), {**prim.attrs, "schedule": "elements"})
@@ -35,7 +35,7 @@ def schedule_elements(prim: PrimFunc) -> PrimFunc:
 
 @contextmanager
 def elements(k: Kernel, axes: Sequence[tuple[str, Dim]], threads: int = THREADS) -> Generator[tuple[Dim, ...]]:
-    """A thread per point of a box of these axes; yields the point."""
+    """Run a thread for each point of a box of these axes. Yields the point."""
     count = product_of([extent for _, extent in axes])
     with k.grid("b", ceil_div(count, threads)) as b, k.threads("t", threads) as t:
         number = b * threads + t
@@ -57,7 +57,7 @@ def _side_by_side(nest: SpatialNest) -> Stmt:
 
 
 def _in_order(stmt: Stmt) -> Stmt:
-    """Iterations that a schedule says are independent get a thread each. All else is done by one, as it is written."""
+    """Give each iteration of a parallel loop a thread. One thread runs all other loops, as they are written."""
     k = Kernel()
     if isinstance(stmt, For) and stmt.kind is LoopKind.PARALLEL:
         with elements(k, [(stmt.var.name, stmt.extent)], WARP) as (i,):
@@ -69,6 +69,6 @@ def _in_order(stmt: Stmt) -> Stmt:
 
 
 def _serial(stmt: Stmt) -> Stmt:
-    """With the loops of a CPU, whose iterations are independent, one after another."""
+    """Replace a CPU's parallel and vector loops by serial ones."""
     kinds = (LoopKind.PARALLEL, LoopKind.VECTOR)
     return map_stmt(stmt, lambda s: replace(s, kind=LoopKind.SERIAL) if isinstance(s, For) and s.kind in kinds else s)

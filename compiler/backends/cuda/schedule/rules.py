@@ -1,4 +1,4 @@
-"""Which schedule a loop nest gets: the first rule that takes it."""
+"""Choose the schedule of a loop nest: the first rule that takes it."""
 
 from __future__ import annotations
 

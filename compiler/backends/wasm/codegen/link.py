@@ -1,4 +1,4 @@
-"""Kernels become one module of WebAssembly."""
+"""Compile kernels to one module of WebAssembly."""
 
 from __future__ import annotations
 

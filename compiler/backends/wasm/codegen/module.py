@@ -1,4 +1,4 @@
-"""One relocatable object becomes a module that runs: no tool of the user's machine is needed for it.
+"""Link one relocatable object to a module that runs, without tools of the user's machine.
 
 The module imports the memory and the stack pointer from `env`, exports every function that is not local, and a constant global
 `__heap_base`, the first address behind its data. Kernels are complete in themselves, so a module has one object and imports no function.
@@ -117,5 +117,5 @@ def signed(number: int) -> bytes:
 
 
 def _padded(number: int) -> bytes:
-    """Of fixed length, as the object leaves room for."""
+    """Encode a number in the five bytes that the object reserves for it."""
     return bytes(number >> 7 * i & 0x7F | (0x80 if i < _PADDED - 1 else 0) for i in range(_PADDED))

@@ -39,7 +39,7 @@ def _definition(lanes: int, kind: str, target: Target) -> str:
 
 
 def _relaxed(code: Code, element: str, lanes: int, per: int) -> str:
-    """`per` lanes at a time; lanes beyond the last hold anything."""
+    """Multiply and add `per` lanes at a time. Lanes beyond the last are undefined."""
     whole = -(-lanes // per) * per
     operands = [_widened(code, x, element, lanes, whole) for x in ("%a", "%b", "%c")]
     part, all_ = vec(element, per), vec(element, whole)

@@ -1,4 +1,4 @@
-"""What LLVM wrote: a relocatable object of WebAssembly, read as far as linking needs it.
+"""Read a relocatable object of WebAssembly that LLVM wrote, as far as linking needs it.
 
 The format is that of the tool conventions of WebAssembly (Linking.md): sections of a module, a custom section `linking` with the symbols,
 and for each section with places to fill in a custom section `reloc.NAME`.
@@ -21,7 +21,7 @@ class Section(IntEnum):
 
 
 class Kind(IntEnum):
-    """Of imports, exports and, with other numbers for data and sections, of symbols."""
+    """The kind of an import or export. Symbols use other numbers for data and sections (`SymbolKind`)."""
 
     FUNCTION, TABLE, MEMORY, GLOBAL = range(4)
 
@@ -31,7 +31,7 @@ class SymbolKind(IntEnum):
 
 
 class Relocation(IntEnum):
-    """Those that kernels have. Addresses of functions are not among them: nothing is called by address."""
+    """The relocations that kernels have. Kernels call nothing by address, so none is the address of a function."""
 
     FUNCTION_INDEX_LEB = 0
     MEMORY_ADDR_LEB = 3

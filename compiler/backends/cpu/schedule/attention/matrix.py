@@ -46,7 +46,7 @@ def allocate_rows(k: Kernel, count: int, blocks: int, size: int) -> Rows:
 
 
 def pad_queries(k: Kernel, rows: Rows, row: Dim, size: int) -> None:
-    """Zeros up to a whole number of steps."""
+    """Fill queries with zeros up to a whole number of steps."""
     for at in range(size, depth_of(size), PAGE):
         with k.vector(PAGE) as lane:
             rows.queries[row, at + lane] = 0.0
@@ -68,7 +68,7 @@ class MatrixUnit:
     @staticmethod
     @contextmanager
     def configured(k: Kernel, rows: Rows, cache: Array, layer: Dim, size: int, softcap: float, count: int) -> Generator[MatrixUnit]:
-        """The unit, ready for `count` rows until the end of this block."""
+        """Configure the unit for `count` rows until the end of this block."""
         depth, panels = depth_of(size), -(-size // BLOCK)
         with k.scope():
             keys = k.local("keys", depth // 2, 2 * BLOCK, dtype=BF16)
@@ -81,7 +81,7 @@ class MatrixUnit:
             yield unit
 
     def pad(self, k: Kernel) -> None:
-        """Zeros where neither keys nor values are loaded."""
+        """Write zeros where neither keys nor values are loaded."""
         pairs, left, last_panel = self.size // 2, self.size % BLOCK, self.loaded.shape[0] - 1
         with k.serial("r", depth_of(self.size) // 2 - pairs) as r, k.serial("c", 2 * PAGES) as c, k.vector(PAGE) as lane:
             self.keys[pairs + r, c * PAGE + lane] = 0.0
@@ -90,7 +90,7 @@ class MatrixUnit:
 
     @property
     def height(self) -> int:
-        """Rows of a tile: all tiles have as many."""
+        """The rows of a tile. All tiles have the same number."""
         return next(h for h in range(HEIGHT, 0, -1) if self.count % h == 0)
 
     @property
@@ -100,14 +100,14 @@ class MatrixUnit:
     # --- scores --------------------------------------------------------------------------------------------------------
 
     def scores(self, k: Kernel, block: Sequence[HeadPage], row: Dim, slot: Dim) -> None:
-        """The scores of the rows from `row` on."""
+        """Compute the scores of the rows from `row` on."""
         for v, page in enumerate(block):
             self.load_keys(k, v, page)
         with self.row_tiles(k) as m:
             self.multiply(k, self.rows.scores[slot, row + m, 0], self.rows.queries[row + m, 0], self.keys[0, 0], depth_of(self.size))
 
     def load_keys(self, k: Kernel, v: int, page: HeadPage) -> None:
-        """A page holds elements of keys as rows."""
+        """Load the keys of a page. A row of the page holds one element of every key."""
         with k.serial("r", self.size // CHUNK) as r:
             first = r * (CHUNK * PAGE)
             self.prefetch(k, page, KEYS, first, CHUNK * PAGE)
@@ -144,7 +144,7 @@ class MatrixUnit:
     # --- values --------------------------------------------------------------------------------------------------------
 
     def load_values(self, k: Kernel, block: Sequence[HeadPage], low: Dim, high: Dim) -> None:
-        """The values of the keys from `low` to `high`; zeros for others."""
+        """Load the values of the keys from `low` to `high`, and zeros for other keys."""
         for v, page in enumerate(block):
             for p, columns in self.panels(k):
                 self.prefetch(k, page, VALUES, p * (BLOCK * PAGE), columns * PAGE)
@@ -153,7 +153,7 @@ class MatrixUnit:
                 k.tile(InterleavePairs(columns, masked=True), target, source, dims=dims)
 
     def panels(self, k: Kernel) -> Iterator[tuple[Dim, int]]:
-        """Panels of values and their columns. The caller writes the body of each."""
+        """Yield each panel of values and its columns. The caller writes the body."""
         whole, left = divmod(self.size, BLOCK)
         if whole:
             with k.serial("p", whole) as p:

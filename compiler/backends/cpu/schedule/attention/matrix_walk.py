@@ -104,7 +104,7 @@ class MatrixTileWalk:
 
 
 def update_softmax(k: Kernel, unit: MatrixUnit, m: Dim, row: Dim, slot: Dim, start: Dim, visible: VisibleRange) -> None:
-    """Nothing is compared where the whole block is visible."""
+    """Update the softmax of a row. A block that is visible as a whole needs no comparison of positions."""
     whole = less_equal(start + (BLOCK - 1), visible.high)
     if visible.clipped_low:
         whole = whole & less_equal(visible.low, start)

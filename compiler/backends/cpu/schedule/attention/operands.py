@@ -52,14 +52,14 @@ class Heads:
 
     @contextmanager
     def each(self, k: Kernel) -> Generator[Dim]:
-        """The query heads."""
+        """Loop over the query heads."""
         with k.serial("h", self.count * self.group) as h:
             yield self.first * self.group + h
 
 
 @dataclass(frozen=True, slots=True)
 class PagedOperands:
-    """What the node says, as arrays of the kernel, and what follows from it for the machine."""
+    """The operands of the attention node as arrays of the kernel, and the parameters that follow from node and machine."""
 
     kernel: Kernel
     node: Attention
@@ -133,7 +133,7 @@ class PagedOperands:
 
     @property
     def width(self) -> int:
-        """Lanes of a part of a value."""
+        """The number of lanes that hold a part of a value."""
         width = self.tile.lanes
         while self.size % width:
             width //= 2
@@ -145,8 +145,8 @@ class PagedOperands:
 
     @property
     def tile_tokens(self) -> int:
-        """Neighbours that share keys and values: their rows fill register tiles, and their sums stay in the first-level cache. On a matrix
-        unit they fill its tiles. At least two: a tile of one token would walk all splits alone."""
+        """The tokens of a tile, which share keys and values: their rows fill tiles of registers or of a matrix unit, and their sums stay
+        in the first-level cache. At least two: a tile of one token would walk all splits alone."""
         if self.on_matrix_unit:
             return max(2, HEIGHT // self.group)
         rows = lcm(self.group, self.tile.rows)
@@ -154,7 +154,7 @@ class PagedOperands:
 
     @property
     def kv_heads_at_once(self) -> int:
-        """Kv heads whose scores a token sums at a time, to hide the latency of an addition."""
+        """The number of kv heads whose scores a token sums at a time, to hide the latency of an addition."""
         count, most = 1, self.tile.rows * self.tile.vectors
         while self.kv_heads % (2 * count) == 0 and 2 * count * self.group <= most // 2:
             count *= 2
@@ -181,7 +181,7 @@ class PagedOperands:
         return MatrixUnit.configured(k, rows, self.cache, layer, self.size, self.node.softcap, count)
 
     def load_queries(self, k: Kernel, rows: Rows, row: Dim, token: Dim, head: Dim, count: Dim | int) -> None:
-        """The scaled queries of `count` heads of a token."""
+        """Load the scaled queries of `count` heads of a token."""
         with k.serial("g", count) as g:
             with k.serial("c", self.parts) as c, k.vector(self.width) as lane:
                 at = c * self.width + lane
@@ -212,7 +212,7 @@ class PagedOperands:
         return VisibleRange(token.low, token.high, bool(self.node.window))
 
     def visible_page(self, index: Dim, low: Dim, high: Dim) -> Dim:
-        """The page at `index` of the table, or the nearest with a visible key: blocks may reach over either end."""
+        """The page at `index` of the table, clamped to the pages with visible keys: a block may reach beyond either end."""
         last = dim_min(index, high // PAGE)
         return dim_max(last, low // PAGE) if self.node.window else last
 
@@ -225,7 +225,7 @@ class PagedOperands:
 
     @contextmanager
     def splits(self, k: Kernel, first_position: Dim, last_position: Dim) -> Generator[Dim]:
-        """The splits with keys that are visible from these positions, in order."""
+        """Loop, in order, over the splits with keys that are visible from these positions."""
         first, last = self.low(first_position) // (BLOCK * SPLIT), last_position // (BLOCK * SPLIT)
         with k.serial("split", last + 1 - first) as split:
             yield first + split
@@ -262,7 +262,7 @@ class TokenTile:
 
     @contextmanager
     def tokens(self, k: Kernel) -> Generator[tuple[Token, Dim]]:
-        """Each token and its first row."""
+        """Loop over the tokens. Yields each token and its first row."""
         with k.serial("i", self.operands.tile_tokens) as i:
             yield self.token(k, i), i * self.operands.group
 
@@ -271,6 +271,6 @@ class TokenTile:
 
     @contextmanager
     def rows(self, k: Kernel, first: Dim) -> Generator[Dim]:
-        """The rows of the token whose first row this is."""
+        """Loop over the rows of the token that begins at row `first`."""
         with k.serial("g", self.operands.group) as g:
             yield first + g

@@ -33,7 +33,7 @@ BUSY = 8  # work items that keep several threads busy
 
 
 def schedule_paged(prim: PrimFunc, tile: TileShape, *, unit: bool, pairs: bool) -> PrimFunc | None:
-    """`unit`: whether there is one that multiplies matrices of bf16. `pairs`: whether vectors multiply pairs of bf16 faster than f32."""
+    """`unit`: whether a matrix unit multiplies bf16. `pairs`: whether vectors multiply pairs of bf16 faster than f32."""
     match prim.body:
         case Attention(keys=Paged() as pages, positions=Buffer() as positions, bias=None) as node:
             pass
@@ -52,7 +52,7 @@ class _PagedAttention:
     operands: PagedOperands
 
     def write(self, k: Kernel) -> None:
-        """Phases that have nothing to do cost next to nothing: a step of single tokens with one split is one phase."""
+        """Write the phases. One without work items costs almost nothing, so a step of single tokens with one split costs one phase."""
         operands, num_tokens = self.operands, self.operands.num_tokens
         num_splits = ceil_div(operands.tables.shape[1], PAGES * SPLIT)
         few, several = dim_min(FEW_TOKENS, num_tokens), dim_min(1, dim_max(0, num_splits - 1))
@@ -74,7 +74,7 @@ class _PagedAttention:
             self.attend_tile(k, tile, kv)
 
     def parts(self, items: Dim) -> Dim:
-        """How many items the heads of a token are cut into: no more than keep several threads busy, as whole pages are read faster."""
+        """The number of items for the heads of a token: as few as keep the threads busy, because whole pages are read faster."""
         return dim_min(self.operands.kv_heads // self.operands.kv_heads_at_once, ceil_div(BUSY, dim_max(1, items)))
 
     def when_apart(self, k: Kernel, token: Dim) -> AbstractContextManager[None]:
@@ -155,7 +155,7 @@ class _PagedAttention:
             self.store_result(k, first + i, kv_head * group + g, joined.at(i * group + g))
 
     def walk_tile(self, k: Kernel, tile: TokenTile, rows: Rows, layer: Dim, joined: PartialSoftmaxes) -> None:
-        """Walk a split, and merge it into the rows that attend to some of it."""
+        """Walk a split with a tile, and merge the split into the rows that attend to some of its keys."""
         operands, num_rows = self.operands, self.operands.tile_tokens * self.operands.group
         with k.serial("m", num_rows) as m:
             rows.clear(k, m)
@@ -181,7 +181,7 @@ class _PagedAttention:
         return PartialSoftmax(rows.maximum[row, 0], total[0], lambda c, lane: rows.values[row, c, lane])
 
     def initial(self, head: Dim) -> PartialSoftmax:
-        """The softmax before the first split: of no key, or of the sink, which is the score of a key without a value."""
+        """Write the softmax before the first split: of no key, or of the sink. A sink is the score of a key without a value."""
         sinks, zero = self.operands.sinks, const(0.0, F32)
         if sinks is None:
             return PartialSoftmax(const(float("-inf"), F32), zero, lambda c, lane: zero)

@@ -25,7 +25,7 @@ class PartialSoftmax:
 
 @dataclass(frozen=True, slots=True)
 class PartialSoftmaxes:
-    """Where several are kept: those of splits in workspace, those of rows in the thread's own memory."""
+    """An array of partial softmaxes: those of splits lie in workspace, those of rows in the thread's own memory."""
 
     maximum: Array
     total: Array
@@ -33,7 +33,7 @@ class PartialSoftmaxes:
 
     @staticmethod
     def allocate(allocate: Callable[..., Array], name: str, *shape: Dim | int, parts: int, width: int) -> PartialSoftmaxes:
-        """`allocate` is `local` or `workspace` of the kernel."""
+        """Allocate the arrays by `allocate`, which is the kernel's `local` or `workspace`."""
         return PartialSoftmaxes(
             allocate(f"{name}_maximum", *shape), allocate(f"{name}_total", *shape), allocate(f"{name}_values", *shape, parts, width)
         )
@@ -62,7 +62,7 @@ class PartialSoftmaxes:
 
     @contextmanager
     def lanes(self, k: Kernel) -> Generator[tuple[Dim, Dim]]:
-        """The parts of a value, and their lanes."""
+        """Loop over the parts of a value and their lanes."""
         parts, width = (d.const for d in self.values.shape[-2:])
         with k.serial("c", parts) as c, k.vector(width) as lane:
             yield c, lane

@@ -75,7 +75,7 @@ class _RaggedAttention:
             self.tile(k, p // heads * LANES, head)
 
     def tile(self, k: Kernel, first: Dim, head: Dim) -> None:
-        """LANES tokens from `first` on. Behind the last token, lanes repeat it."""
+        """Write LANES tokens from `first` on. Lanes behind the last token repeat it."""
         last = self.queries.shape[0] - 1
         queries = k.local("queries", self.size, LANES)
         with k.serial("r", self.size) as r, k.vector(LANES) as lane:
@@ -88,7 +88,7 @@ class _RaggedAttention:
             self.text(k, first, head, queries, start, end)
 
     def text(self, k: Kernel, first: Dim, head: Dim, queries: Array, start: Dim, end: Dim) -> None:
-        """One text, `start` to `end`, for the tokens of the tile."""
+        """Walk the text `start` to `end` with the tokens of the tile."""
         values, maximum, total = k.local("values", self.size, LANES), k.local("maximum", LANES), k.local("total", LANES)
         softmax = _Softmax(maximum, total, values)
         with k.serial("e", self.size) as e, k.vector(LANES) as lane:

@@ -35,7 +35,7 @@ class Rows:
 
     @staticmethod
     def allocate(k: Kernel, count: int, pages: int, size: int, width: int, factors: DType) -> Rows:
-        """`factors`: the type of what pages are multiplied by."""
+        """Allocate the state. `factors` is the type of queries and weights, by which pages are multiplied."""
         return Rows(
             k.local("queries", count, size, dtype=factors),
             k.local("scores", count, pages, PAGE),
@@ -47,7 +47,7 @@ class Rows:
 
     @property
     def weights(self) -> Array:
-        """What values are multiplied by."""
+        """The weights by which values are multiplied."""
         return self.scores if self.rounded is None else self.rounded
 
     def clear(self, k: Kernel, row: Dim) -> None:
@@ -70,7 +70,7 @@ class NextPage:
 
 @dataclass(frozen=True, slots=True)
 class NextHead:
-    """A kv head that is read soon: of the page that is being read, or (`wraps` 1, else 0) of the next one."""
+    """A kv head that is read soon: of the next page where `wraps` is 1, of the page at hand where it is 0."""
 
     kv_head: Dim
     wraps: Dim
@@ -102,7 +102,7 @@ class VisibleRange:
 
 
 def prefetch(k: Kernel, cache: Array, layer: Dim, page: HeadPage, half: int, first: Dim, length: int) -> None:
-    """While elements `first` to `first + length` of keys or values are read, prefetch the same elements of what is read next."""
+    """Prefetch elements `first` to `first + length` of the page that is read next, while the same elements of this one are read."""
     after, head = page.next_page, page.next_head
     if after is None:
         return

@@ -43,13 +43,13 @@ class VectorUnit:
 
     @property
     def accumulators(self) -> int:
-        """Accumulators of a register tile."""
+        """The number of accumulators in a register tile."""
         return self.tile.rows * self.tile.vectors
 
     # --- scores --------------------------------------------------------------------------------------------------------
 
     def scores(self, k: Kernel, pages: Sequence[HeadPage], n: int, visible: VisibleRange | None) -> None:
-        """The scores of `n` rows of each page, all of whose keys are visible, or those that `visible` says."""
+        """Compute the scores of `n` rows for each page. Without `visible`, all keys of the pages are visible."""
         step = self.products.step
         unrolled = step * next(u for u in (UNROLLED, 2, 1) if self.size % (u * step) == 0)
         with k.scope():
@@ -141,7 +141,7 @@ class VectorUnit:
                         values[row + m, first + c, lane] = total[m, c, lane]
 
     def key_steps(self, k: Kernel, page: HeadPage, visible: VisibleRange | None) -> Iterator[KeyStep]:
-        """Loops over the visible keys of a page. The caller writes the body of each step."""
+        """Loop over the visible keys of a page in steps. The caller writes the body."""
         step = self.products.step
         if visible is None:
             unrolled = step * UNROLLED

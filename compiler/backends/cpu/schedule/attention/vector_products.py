@@ -23,7 +23,7 @@ from compiler.ops.attention.kv_cache import KEYS, PAGE, VALUES
 
 @dataclass(frozen=True, slots=True)
 class KeyStep:
-    """The keys of a step: from `at` on, which is a multiple of the step, those from `begin` to `end`, which are visible."""
+    """The keys of a step, which begins at key `at`. Keys `begin` to `end` are visible."""
 
     at: Dim
     begin: Dim
@@ -46,7 +46,7 @@ class F32Products(_Products):
     step: ClassVar[int] = 1
 
     def scores(self, k: Kernel, pages: Sequence[HeadPage], n: int, r: Dim, score: Array) -> None:
-        """What element `r` adds to the scores of each page."""
+        """Add the products of element `r` to the scores of each page."""
         with k.scope():
             keys = k.local("keys", len(pages), PAGE)
             for v, page in enumerate(pages):
@@ -57,7 +57,7 @@ class F32Products(_Products):
                     score[v, m, lane] += self.rows.queries[page.row + m, r] * keys[v, lane]
 
     def values(self, k: Kernel, page: HeadPage, n: int, keys: KeyStep, first: Dim, total: Array) -> None:
-        """What a key adds to the weighted values of a page: to the elements from `first` on that `total` has."""
+        """Add a key's weighted value to `total`, which has the elements of a value from `first` on."""
         _, parts, width = (d.const for d in total.shape)
         with k.scope():
             value = k.local("value", parts, width)
@@ -70,7 +70,7 @@ class F32Products(_Products):
                         total[m, c, lane] += self.rows.weights[page.row + m, page.slot, keys.at] * value[c, lane]
 
     def round_weights(self, k: Kernel, row: Dim, page: HeadPage) -> None:
-        """Weights are multiplied as they are."""
+        """Leave the weights as they are: f32 is multiplied without rounding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class PairProducts(_Products):
             _dot_rows(k, n, score[v, 0, 0], self.rows.queries[page.row, r], self.element(page, KEYS, r * PAGE), columns=PAGE)
 
     def values(self, k: Kernel, page: HeadPage, n: int, keys: KeyStep, first: Dim, total: Array) -> None:
-        """A key that is not visible has weight 0, but its values may be NaN: the values of its neighbour are read instead."""
+        """Add the weighted values of a pair of keys. For a key that is not visible, read its neighbour's values: 0 * NaN is no 0."""
         _, parts, width = (d.const for d in total.shape)
         weights = self.rows.weights[page.row, page.slot, keys.at]
         pair = dim_max(keys.at, keys.begin), dim_min(keys.at + 1, keys.end - 1)

@@ -115,7 +115,7 @@ class TileWalk:
             self.edge(k, token, row, dim_max(token.begin, end), token.end)
 
     def edge(self, k: Kernel, token: Token, row: Dim, begin: Dim, end: Dim) -> None:
-        """Blocks of which a token may see a part."""
+        """Walk the blocks of which a token may see a part only."""
         visible = self.operands.visible(token)
         begin = k.let("begin", begin)
         with k.serial("b", end - begin) as b:
@@ -132,7 +132,7 @@ class TileWalk:
         return pages
 
     def step(self, k: Kernel, first: Dim, count: int, block: list[HeadPage], visible: VisibleRange | None) -> None:
-        """A block for `count` rows from `first` on."""
+        """Add a block to the softmax of `count` rows from `first` on."""
         shape = self.unit.tile
         for row, n in row_tiles(k, count, shape.rows):
             pages = [replace(page, row=first + row) for page in block]
@@ -146,7 +146,7 @@ class TileWalk:
 
 @contextmanager
 def stretches(k: Kernel, token: Token) -> Generator[tuple[Dim, Dim]]:
-    """The blocks of a token's split, STRETCH at a time: the first one, and how many."""
+    """Loop over the blocks of a token's split, STRETCH at a time. Yields the first block and their number."""
     with k.serial("x", ceil_div(token.end - token.begin, STRETCH)) as x:
         first = token.begin + x * STRETCH
         yield first, k.let("count", dim_min(STRETCH, token.end - first))

@@ -38,7 +38,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Later:
-    """Where the part that is read next begins."""
+    """The beginning of the part that is read next."""
 
     panel: Dim
     begin: Dim
@@ -69,8 +69,8 @@ class Blocks:
 
     @property
     def together(self) -> int:
-        """Panels for which a block of rows comes once from beyond the second cache; not so many that too few claims are left, or their
-        accumulators no longer fit there."""
+        """The number of panels that share one read of a block of rows from beyond the second cache. It is bounded: claims must suffice for
+        all threads, and the accumulators must fit into the second cache."""
         claims = self.num_columns.const // (FEWEST_CLAIMS * self.tile.shape.columns) if self.num_columns.is_const else 1
         return max(1, min(MOST_TOGETHER // self.num_accumulators, claims))
 

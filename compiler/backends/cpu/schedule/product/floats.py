@@ -45,13 +45,13 @@ class Floats:
 
     @property
     def rows(self) -> int:
-        """Several sums share the registers."""
+        """The rows of a tile. Several sums share the registers."""
         return max(1, self.shape.rows // (1 << (len(self.product.sums) - 1).bit_length()))
 
     @property
     def abreast(self) -> int:
-        """Two panels of one sum, as if there were two sums: then additions wait for each other no longer than for memory, and scales beside
-        the sums still fit into 16 registers."""
+        """The panels that a single row takes together: two of one sum hide the latency of additions behind that of memory, and leave room
+        for scales in 16 registers."""
         return 2 if self.product.row_axis is not None and self.rows > 1 and len(self.product.sums) == 1 else 1
 
     def wide_tile(self, tile: TileOrigin) -> TileOrigin:

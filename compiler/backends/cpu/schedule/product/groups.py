@@ -61,7 +61,7 @@ class Groups:
                         self.write_tile(k, tile)
 
     def write_tile(self, k: Kernel, tile: TileOrigin) -> None:
-        """Each sum is done for all of k before the next begins."""
+        """Sum a tile: one sum over all of k, then the next."""
         accs = local_per_sum(k, self.product, "acc", tile.shape.rows, tile.shape.vectors, tile.shape.lanes)
         configure(k, self.tile, tile.shape.rows * self.num_planes)
         for s, acc in zip(self.product.sums, accs, strict=True):
@@ -136,7 +136,7 @@ class Groups:
                     self.write_tile(k, tile)
 
     def write_block(self, k: Kernel, blocks: Blocks, tiles: Tiles) -> None:
-        """Tiles of full height, through k in parts."""
+        """Sum tiles of full height, one part of k after the other."""
         claim, shape, sums, num_planes = tiles.claim, self.tile.shape, self.product.sums, self.num_planes
         exact = local_per_sum(k, self.product, "exact", blocks.together, BLOCK_ROWS * num_planes, shape.vectors, shape.lanes, dtype=I32)
         with claim.lines(k, tiles.num_rows) as (m, beside, line), line.vectors(k) as (v, lane):

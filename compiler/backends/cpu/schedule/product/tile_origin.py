@@ -40,7 +40,7 @@ class TileOrigin:
 
     @contextmanager
     def vectors(self, k: Kernel) -> Generator[tuple[Dim, Dim]]:
-        """The elements of one row."""
+        """Loop over the elements of one row."""
         with k.unroll("v", self.shape.vectors) as v, k.vector(self.shape.lanes) as lane:
             yield v, lane
 
@@ -51,7 +51,7 @@ class TileOrigin:
             yield m, replace(self, shape=replace(self.shape, rows=1), first=self.first + m)
 
     def at(self, m: Dim, v: Dim, lane: Dim) -> Point:
-        """The values of all axes."""
+        """The value of each axis of the nest at an element."""
         place = {**self.point, self.product.column_axis: self.column(v, lane)}
         row_axis = self.product.row_axis
         return place if row_axis is None else {**place, row_axis: self.first + m}

@@ -1,4 +1,4 @@
-"""Which way a product is summed: the first that takes it."""
+"""Choose the way in which a product is summed: the first that takes it."""
 
 from __future__ import annotations
 

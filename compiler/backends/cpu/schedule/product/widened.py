@@ -125,7 +125,7 @@ class WidenedSum:
         return self.at(self.grouped.node.two_planes, place)
 
     def at(self, scalar: Scalar, place: Point) -> Scalar:
-        """Evaluate at a place. The only group is all of k."""
+        """Evaluate a scalar at an element. The only group is all of k."""
         return rewrite_dims(scalar, {**place, self.grouped.axis: ZERO})
 
 
