@@ -51,7 +51,7 @@ class KVGroup:
 
     @property
     def bytes_per_page(self) -> int:
-        """In all layers together."""
+        """The bytes of a page in all layers together."""
         return _num_bytes(self.arrays(1))
 
 

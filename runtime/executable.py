@@ -315,7 +315,7 @@ def _encode(value: Any) -> bytes:
 
 
 def _sections_of(executable: Executable, prefix: str) -> dict[str, bytes | memoryview]:
-    """By name. Those of the executable within have a prefix of their own."""
+    """The sections by name. Those of the executable within (`preparing`) have a prefix."""
     host, infos = executable.host, tuple(_ConstantInfo(dtype_name(c.dtype), c.shape) for c in executable.constants)
     found: dict[str, bytes | memoryview] = {
         f"{prefix}program": _encode(_Document(executable.meta, infos, None if host is None else host.target)),

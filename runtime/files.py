@@ -1,4 +1,4 @@
-"""What is opened by name must be a file: a FIFO would be waited for without end, and a device can be read without end."""
+"""Require regular files: opening a FIFO can wait forever, and a device can be read without end."""
 
 from __future__ import annotations
 

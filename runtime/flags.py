@@ -102,7 +102,7 @@ def current() -> Flags:
 
 @contextmanager
 def scope(**changes: Any) -> Generator[Flags]:
-    """Other values for a while, in this context only: `with scope(debug=3): ...`."""
+    """Set other values in this context, until its end: `with scope(debug=3): ...`."""
     flags = replace(current(), **changes)
     token = _current.set(flags)
     try:
@@ -112,7 +112,7 @@ def scope(**changes: Any) -> Generator[Flags]:
 
 
 def xdg_folder(variable: str, below_home: str) -> Path:
-    """Where a kind of files of this user belongs, by the XDG base directories; these have relative paths ignored."""
+    """The user's folder for a kind of files, by the XDG base directory specification, which says to ignore relative paths."""
     named = Path(os.environ.get(variable, ""))
     return named if named.is_absolute() else Path.home() / below_home
 

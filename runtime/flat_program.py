@@ -306,7 +306,7 @@ class _Flattening:
                 raise InvalidProgram(f"{self.source.name} is not flat: {arg} is no integer")
 
     def _slot(self, ref: DimRef) -> int:
-        """Literals lie behind the slots."""
+        """The slot of an integer. Literals lie behind the other slots."""
         if isinstance(ref, Slot):
             return ref.index
         return len(self.source.slots) + self.literals.setdefault(ref, len(self.literals))

@@ -16,7 +16,7 @@ from runtime.memory import MemoryAccount
 
 class KVPool:
     def __init__(self, groups: Sequence[CacheGroup], num_pages: Sequence[int], account: MemoryAccount, device: Device) -> None:
-        """Takes no memory before a page is written: the blocks are mapped, not filled."""
+        """Map the blocks. They take no memory before pages are written."""
         self.num_pages = tuple(num_pages)  # of each group
         self.groups = tuple(groups)
         account.resize("kv pool", sum(group.bytes_per_page * count for group, count in zip(groups, num_pages, strict=True)))

@@ -1,4 +1,4 @@
-"""This installation's own packages, whatever else has their names.
+"""Import this installation's own packages, whatever else has their names.
 
 `server`, `compiler`, `runtime` and `deploy` are names that others use, too: a folder of that name in the working directory or on PYTHONPATH
 would be imported in place of ours, and a package that is installed later would overwrite ours. The entry package `relaxserve` and every
@@ -37,7 +37,7 @@ def command(module: str) -> tuple[str, ...]:
 
 
 def own_packages_first() -> None:
-    """Ends the process if what would be imported is not what was installed."""
+    """End the process if an import would load other packages than the installed ones."""
     if fault := foreign_module() or changed_file():
         sys.exit(f"error: {fault}; {REMEDY}")
     if not any(isinstance(finder, type) and finder.__name__ == _Own.__name__ for finder in sys.meta_path):

@@ -1,4 +1,4 @@
-"""Host routines: what loop nests cannot say (sorting, data-dependent results), on NumPy.
+"""Host routines, in NumPy, for operators that loop nests cannot express: sorting, and results whose size depends on data.
 
 A call passes the inputs, then the attributes in the order of the signature, then, for a routine in destination-passing style, the
 outputs. The other routines return fresh arrays, whose shapes depend on data.
@@ -51,7 +51,7 @@ def routine(name: str) -> Routine:
 
 
 def _sortable(x: Array) -> Array:
-    """NumPy's sorts do not know how a foreign element type orders NaN; f32 holds bf16 exactly."""
+    """Convert bf16 to f32, which holds it exactly: NumPy's sorts do not order the NaNs of foreign types."""
     return x.astype(np.float32) if x.dtype.kind == "V" else x
 
 
@@ -80,7 +80,7 @@ def _topk(x: Array, k: int, axis: int, largest: bool) -> tuple[Array, ...]:
 
 
 def _cumsum(x: Array, axis: int) -> tuple[Array, ...]:
-    """Left to right, in the element type."""
+    """Sum from left to right, in the element type."""
     return (np.add.accumulate(x, axis=axis, dtype=x.dtype),)
 
 
@@ -93,7 +93,7 @@ def _unique(x: Array) -> tuple[Array, ...]:
 
 
 def _nonzero(x: Array) -> tuple[Array, ...]:
-    """Positions that are not zero, row-major: i64 [rank, count]."""
+    """The positions of elements that are not zero, in row-major order: i64 [rank, count]."""
     return (np.array(np.nonzero(x), np.int64).reshape(x.ndim, -1),)
 
 

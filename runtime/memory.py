@@ -1,4 +1,4 @@
-"""Bytes: who holds how many, how many there may be, and the arena that the planned tensors of all functions share."""
+"""Count the bytes of each part of the runtime against a limit, and hold the arena that the planned tensors of all functions share."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class MemoryAccount:
         return sum(self.parts.values())
 
     def resize(self, part: str, num_bytes: int) -> None:
-        """`part` holds `num_bytes` from now on."""
+        """Set the bytes that `part` holds."""
         self.check(part, num_bytes)
         self.parts[part] = num_bytes
 
@@ -51,7 +51,7 @@ class Arena:
         return self._num_bytes
 
     def enter(self, num_bytes: int, *, keep_last: bool = False) -> Memory:
-        """Memory of one call, until `leave`. Its content is whatever was there."""
+        """The memory of one call, until `leave`. It is not initialised."""
         tops = self._tops
         outermost = len(tops) == 1
         bottom = 0 if outermost and not keep_last else align(self._last if keep_last else tops[-1])
@@ -73,7 +73,7 @@ class Arena:
         return self._view
 
     def _apart(self, top: int, num_bytes: int) -> Memory:
-        """A block of its own, for a call that does not fit while others are running."""
+        """Allocate a separate block for a call that does not fit while others are running."""
         self._account.check("arena", max(top, self._num_bytes + num_bytes))
         return self._device.allocate(num_bytes)
 

@@ -1,4 +1,4 @@
-"""What the sampler of a step takes and gives. The engine writes a `SampleBatch`, the compiled sampler reads it.
+"""The sampler's arguments and results. The engine writes a `SampleBatch`, the compiled sampler reads it.
 
 What each parameter means is in compiler/ops/sampling/meaning.py.
 """
@@ -71,7 +71,7 @@ class SampleBatch:
 
 @dataclass(frozen=True, slots=True)
 class Logprobs:
-    """What the log-probability of one token per row follows from; a total of 0 where nothing was asked."""
+    """The numbers that give the log-probability of one token per row. A total of 0 marks rows that asked for none."""
 
     distances: NDArray[np.float32]  # [n]
     totals: NDArray[np.int64]  # [n] sum of the weights

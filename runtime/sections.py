@@ -80,7 +80,7 @@ def writing(path: Path, sizes: Mapping[str, int]) -> Generator[Callable[[str, me
 
 
 def _layout(sizes: Mapping[str, int]) -> dict[str, Section]:
-    """Offsets depend on the header's length and the header holds the offsets: reserve for the longest integers there are."""
+    """Place the sections. Offsets depend on the header's length, and the header holds the offsets: reserve for the longest integers."""
     unknown = 2**32 - 1
     widest = [Section(name, 2**63 - 1, size, unknown) for name, size in sizes.items()]
     offset = _PREFIX.size + len(msgspec.msgpack.encode(widest))
@@ -154,7 +154,7 @@ class SectionFile:
                 progress(number / len(self._sections))
 
     def verify_slowly(self, pause: Callable[[], None]) -> None:
-        """The same on this thread, with a pause after each block."""
+        """Verify on this thread, with a pause after each block. Raises DamagedFile."""
         for name in self._sections:
             self._verify(name, pause)
 

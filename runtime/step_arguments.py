@@ -1,4 +1,4 @@
-"""What a compiled step takes of a batch, in the order of its parameters."""
+"""The arguments of a compiled step for a batch, in the order of its parameters."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Ints = NDArray[np.int32]
 def step_arguments(
     groups: Sequence[CacheGroup], tokens: Ints, positions: Ints, query_starts: Ints, slots: Sequence[Ints], tables: Sequence[Ints]
 ) -> tuple[Any, ...]:
-    """All that comes before the rows. `slots` and `tables`: of each cache group."""
+    """The arguments before the rows. `slots` and `tables` have an entry per cache group."""
     lengths = np.diff(query_starts)
     seq_ids = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
     paged = [not group.keeps_states for group in groups]

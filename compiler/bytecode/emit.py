@@ -150,7 +150,7 @@ class _Function:
                 return self.slots.spec(type_, 0)
 
     def _with_symbols(self) -> list[vm.Instruction]:
-        """Matches name their shape function once all slots are known."""
+        """The instructions with the names of shape functions in their matches, which are known once all slots are."""
 
         def named(instruction: vm.Instruction) -> vm.Instruction:
             if isinstance(instruction, vm.Call) and instruction.callee == "vm.match":

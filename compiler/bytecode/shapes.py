@@ -1,4 +1,4 @@
-"""Shape functions: the integers that follow from those a match has found, computed natively in one call, exactly or not at all."""
+"""Shape functions compute the integers that follow from those of a match: natively, in one call, and exactly or not at all."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class Slots:
         return self.num_points - 1
 
     def word(self, var: DimVar, point: int) -> Slot:
-        """The variable gets any 64 bits here."""
+        """Define a variable that may get any 64 bits."""
         self.points[var] = point
         slot = self.of(Dim.of(var))
         assert isinstance(slot, Slot)

@@ -1,4 +1,4 @@
-"""What of a function's values needs a register, and which parameters it writes."""
+"""Find the values of a function that need a register, and the parameters that it writes."""
 
 from __future__ import annotations
 

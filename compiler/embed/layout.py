@@ -1,4 +1,4 @@
-"""Where everything of one sequence lies in the one block of memory that the caller gives for it."""
+"""The layout of a sequence's state, in one block of memory that the caller allocates."""
 
 from __future__ import annotations
 
@@ -67,6 +67,6 @@ def layout_of(decoder: Decoder) -> Layout:
 
 
 def literal(function: FlatFunction, slot: int) -> int | None:
-    """The content of a slot that never changes."""
+    """The value of a slot that never changes, or None for other slots."""
     first = len(function.slots)
     return int(function.literals[slot - first]) if slot >= first else None

@@ -74,7 +74,7 @@ def _store(code: Code, kind: str, value: object, pointer: str, offset: int | str
 
 
 def _replay(decoder: Decoder, layout: Layout, function: FlatFunction) -> str:
-    """`derive`, and each record; 0, or what `derive` says."""
+    """Call `derive` and run each record. Returns 0, or the error that `derive` returns."""
     code, program = Code(), decoder.program
     buffers, dims = code.alloca(f"[{program.most_buffers} x ptr]"), code.alloca(f"[{program.most_dims} x i64]")
     heap = _at(code, "%sequence", layout.heaps[function.name])
@@ -146,7 +146,7 @@ def _open(decoder: Decoder) -> str:
 
 
 def _new(decoder: Decoder, layout: Layout) -> str:
-    """All zeros but the tables: page 0 is padding, the others follow in order."""
+    """Initialise the state of a sequence to zeros, and page tables to the pages in order. Page 0 is padding."""
     code = Code()
     allocate, context = _load(code, "ptr", "%model", ALLOCATE), _load(code, "ptr", "%model", CONTEXT)
     made = code.op(f"call ptr {allocate}(ptr {context}, i64 {layout.num_bytes}, i64 {ALIGNMENT})")
@@ -164,7 +164,7 @@ def _new(decoder: Decoder, layout: Layout) -> str:
 
 
 def _step(decoder: Decoder, layout: Layout) -> str:
-    """In parts of at most `max_tokens`; logits are computed behind the last."""
+    """Run the step over parts of at most `max_tokens` tokens. The logits are those behind the last token."""
     code = Code()
     before = _load(code, "i64", "%sequence", LENGTH)
     some = code.op("icmp ne i64 %count, 0")
@@ -213,7 +213,7 @@ def _part(code: Code, decoder: Decoder, layout: Layout, part: str) -> None:
 
 
 def _sample(decoder: Decoder, layout: Layout) -> str:
-    """Settings as runtime/sampling.py numbers them."""
+    """Write the settings in the order of runtime/sampling.py, and call the sampler."""
     code, one = Code(), float_literal(1.0)
     temperature, top_p = _load(code, "float", "%sampling", TEMPERATURE), _load(code, "float", "%sampling", TOP_P)
     warm = code.op(f"fcmp ogt float {temperature}, 0.0")
@@ -260,5 +260,5 @@ def _close() -> str:
 
 
 def _f32(value: float) -> float:
-    """As f32 holds it, which is what LLVM asks of a literal of that type."""
+    """A literal of type float, rounded to f32 as LLVM requires."""
     return float(np.float32(value))

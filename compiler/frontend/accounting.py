@@ -1,4 +1,4 @@
-"""Are these the tensors of that model?"""
+"""Check that a source has exactly the tensors that a model needs."""
 
 from __future__ import annotations
 

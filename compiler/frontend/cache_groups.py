@@ -1,4 +1,4 @@
-"""Which layers of a decoder keep the same, and so share a group of the cache."""
+"""Group the layers of a decoder by what they keep of a sequence: each group shares its pages."""
 
 from __future__ import annotations
 

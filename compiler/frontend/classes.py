@@ -26,7 +26,7 @@ class Classes:
 
 
 def read_classes(fields: Fields) -> Classes | None:
-    """None: the model has no such head."""
+    """The classes of a model's head. None if the model has no head that classifies."""
     architectures = fields.raw("architectures", [])
     if not isinstance(architectures, list) or not any(isinstance(name, str) and name.endswith(TASK) for name in architectures):
         return None

@@ -46,7 +46,7 @@ class Norm(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class EncoderConfig:
-    """What only encoders have: learned positions, segments, attention in both directions."""
+    """The settings of encoders alone: learned positions, segments, attention in both directions."""
 
     num_positions: int  # rows of the position table
     position_offset: int  # row of a text's first token

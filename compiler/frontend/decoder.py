@@ -123,5 +123,5 @@ def _result(step: Step, family: DecoderFamily, entry: str) -> Var:
 
 
 def _hidden(step: Step, family: DecoderFamily, x: Var, rows: Var) -> Var:
-    """The rows that are asked for, through the last norm."""
+    """The hidden states of the requested rows, behind the last norm."""
     return stream_norm(step, step.net.call(EMBEDDING, x, rows), f"{step.prefix}{family.last_norm}")

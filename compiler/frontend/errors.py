@@ -1,4 +1,4 @@
-"""What can be wrong with a model's files.
+"""The errors of a model's files.
 
 ModelError                a ValueError: the files are at fault, not the program
     UnknownModel          no family of that name

@@ -45,11 +45,11 @@ class Fields:
         return self.values[name] if name in self else default
 
     def integer(self, name: str, default: Any = REQUIRED, *, minimum: int = 1, maximum: int = (1 << 31) - 1) -> Any:
-        """Any: an int, or the default whatever it is."""
+        """An int, or the default, which may have any type."""
         return self._get(name, default, f"an integer from {minimum} to {maximum}", lambda v: type(v) is int and minimum <= v <= maximum)
 
     def fill(self, **defaults: Any) -> None:
-        """The values that a family takes for fields that are absent."""
+        """Set the values of absent fields, as a family defines them."""
         self.values = {**self.values, **{name: value for name, value in defaults.items() if self.values.get(name) is None}}
 
     def skip(self, *names: str) -> None:

@@ -40,7 +40,7 @@ class Llama3Scaling:
 
 @dataclass(frozen=True, slots=True)
 class YarnScaling:
-    """As Llama 3, by turns within the original context, and with cos and sin scaled (Peng et al., arXiv 2309.00071)."""
+    """Dimensions interpolate by their turns within the original context, and cos and sin are scaled (Peng et al., arXiv 2309.00071)."""
 
     factor: float
     original_context: int
@@ -115,7 +115,7 @@ def _yarn(plain: NDArray[np.float64], theta: float, scaling: YarnScaling) -> NDA
     size = 2 * len(plain)
 
     def pair_turning(times: float) -> float:
-        """The pair that turns so many times within the original context."""
+        """The number of the pair that turns this many times within the original context."""
         return size * math.log(scaling.original_context / (times * 2 * math.pi)) / (2 * math.log(theta))
 
     low, high = pair_turning(scaling.beta_fast), pair_turning(scaling.beta_slow)

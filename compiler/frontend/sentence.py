@@ -33,7 +33,7 @@ class EmbeddingConfig:
 
 
 def load_embedding(directory: Path, default: Pooling) -> EmbeddingConfig:
-    """Without files of sentence-transformers: the given pooling, normalised."""
+    """Read the files of sentence-transformers. Without them, the embedding has the given pooling and is normalised."""
     sentence, prompts = (_load(directory / file) for file in ("sentence_bert_config.json", "config_sentence_transformers.json"))
     if sentence.flag("do_lower_case", False):
         raise sentence.error("do_lower_case", "false: a tokenizer that wants lower case does it itself")

@@ -53,7 +53,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """What is known of a tensor without touching its bytes."""
+    """The description of a tensor, without its bytes."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]  # of the array that `read` gives

@@ -1,4 +1,4 @@
-"""A statement taken apart into loops, temporaries and one store."""
+"""Take a statement apart into loops, temporaries and one store."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def perfect_nest(stmt: Stmt) -> PerfectNest | None:
 
 
 def product_nest(stmt: Stmt) -> PerfectNest | None:
-    """A perfect nest, or that of a product which reads between its loops which matrix it multiplies."""
+    """A perfect nest, or a product that reads the number of its matrix between its loops."""
     axes: list[tuple[DimVar, Dim]] = []
     lets: list[tuple[DimVar, Scalar]] = []
     while True:

@@ -206,7 +206,7 @@ def _is_tiled(s: Contraction, column: DimVar) -> bool:
 
 
 def is_loaded(scalar: Scalar) -> bool:
-    """An element as it lies in memory, cast at the most."""
+    """Whether the scalar is an element in memory, at most cast."""
     while isinstance(scalar, Cast):
         scalar = scalar.value
     return isinstance(scalar, Load)

@@ -1,4 +1,4 @@
-"""What stages of a kernel must look like to be done row by row."""
+"""Recognise kernels whose stages can be computed row by row."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def _rows_in_parts(nests: Sequence[PerfectNest], temporaries: tuple[Buffer, ...]
 
 
 def _parted(before: Sequence[PerfectNest], behind: Sequence[PerfectNest], temporaries: tuple[Buffer, ...]) -> RowProgram | None:
-    """The last stage of those `before` writes the line, in place of which each thread gets one of its own."""
+    """Give each thread a line of its own, in place of the line that the last stage of `before` writes."""
     line = before[-1].store.buffer
     length = line.shape[-1]
     if not length.is_const or length.const > LONGEST_LINE:
@@ -118,7 +118,7 @@ def _parted(before: Sequence[PerfectNest], behind: Sequence[PerfectNest], tempor
 
 
 def _with_own_line(nest: PerfectNest, line: Buffer, own: Buffer) -> PerfectNest | None:
-    """The nest on a line of its own, where it keeps to its own row."""
+    """The nest with a thread's own line, if the nest accesses only the elements of its own row."""
     rank = len(line.shape) - 1
     places = [s.indices for s in (nest.store, *loads(nest.store)) if s.buffer is line]
     if any(at[:rank] != tuple(map(Dim.of, nest.vars[:rank])) for at in places):

@@ -1,1 +1,1 @@
-"""What programs mean: a plain interpreter of both levels, in NumPy."""
+"""The meaning of programs: a plain interpreter of both levels, in NumPy."""

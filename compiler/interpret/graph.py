@@ -107,7 +107,7 @@ def match_value(type_: Type, value: Any, dims: dict[DimVar, int], place: str, *,
 
 
 def check_bounds(dims: dict[DimVar, int], place: str) -> None:
-    """Each variable within its declared range."""
+    """Require that each variable lies within its declared range."""
     for var, value in dims.items():
         upper = var.upper.evaluate(dims) if isinstance(var.upper, Dim) else var.upper
         if value < var.lower or (upper is not None and value > upper) or value % var.multiple_of:
@@ -238,6 +238,6 @@ class _Frame:
 
 
 def _compute(name: str, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What a host routine returns, which is what the machine runs too."""
+    """Call a host routine, the same one that the machine calls."""
     known = routine(name)
     return known.compute(*inputs, *(attrs[a] for a in known.attributes))

@@ -153,7 +153,7 @@ class _Frame:
 
     @contextmanager
     def _branch(self) -> Generator[None]:
-        """What is computed inside is not known after it."""
+        """Forget afterwards what is computed inside."""
         outer, self.known = self.known, dict(self.known)
         yield
         self.known = outer
@@ -182,7 +182,7 @@ class _Frame:
         return value.astype(np.int64)
 
     def check_range(self, var: DimVar, value: Array) -> None:
-        """Proofs rest on what variables declare."""
+        """Require that a variable stays within its declared range, on which proofs rest."""
         upper = self.dim(var.upper) if isinstance(var.upper, Dim) else var.upper
         wrong = (value < var.lower) | (value % var.multiple_of != 0)
         if upper is not None:
@@ -221,7 +221,7 @@ class _Frame:
     # --- scalars -------------------------------------------------------------------------------------------------------
 
     def eval(self, scalar: Scalar) -> Array:
-        """A statement's expression."""
+        """The value of an expression of a statement."""
         self.known = {}
         return self._eval(scalar)
 
@@ -265,7 +265,7 @@ class _Frame:
         return np.asarray(array[tuple(np.clip(p, 0, n - 1) for p, n in zip(places, array.shape, strict=True))])
 
     def _check(self, buffer: Buffer, places: Sequence[Any]) -> None:
-        """Inside the buffer, at every point that counts."""
+        """Require that every active point lies inside the buffer."""
         for axis, (place, extent) in enumerate(zip(places, self.buffers[buffer].shape, strict=True)):
             if isinstance(place, np.ndarray):
                 inside = not place.size or place.view(np.uint64).max() < extent  # negative places are the largest

@@ -1,4 +1,4 @@
-"""What the functions of scalars mean, in NumPy. Arithmetic of f16 and bf16 is done in f32 and rounded after every function, which is
+"""The meaning of scalar functions, in NumPy. Arithmetic of f16 and bf16 is done in f32 and rounded after every function, which is
 what their NumPy types do."""
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Array = NDArray[Any]
 
 
 def _wide(fn: Callable[[Array], Array]) -> Callable[[Array], Array]:
-    """Computed in f64, rounded once: as near to the mathematical value as the type allows."""
+    """Compute in f64 and round once: the result is as near to the mathematical value as the type allows."""
     return lambda x: fn(x.astype(np.float64)).astype(x.dtype)
 
 

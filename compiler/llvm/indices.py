@@ -44,7 +44,7 @@ class Indices:
         return product
 
     def total(self, parts: Iterable[Index]) -> Index:
-        """Outermost parts first, so that each partial sum stays as far out as it can."""
+        """Add the outermost parts first, so that each partial sum stays as far out as it can."""
         total = Index(0)
         for part in sorted(parts, key=_outermost_first):
             total = self.binary("add nsw", total, part)
@@ -105,7 +105,7 @@ class Indices:
         return self._floor_division(numerator, divisor, quotient=quotient)
 
     def _floor_division(self, x: Index, d: Index, *, quotient: bool) -> Index:
-        """Hardware divides toward zero: one less, or one divisor more, where a remainder has the other sign."""
+        """Hardware divides toward zero. Where the remainder's sign differs from the divisor's, subtract 1 or add the divisor."""
         rest = self.binary("srem", x, d)
         # All ones where rest and divisor differ in sign and the rest is not zero.
         differ = self.binary("ashr", self.binary("xor", rest, d), Index(63))

@@ -47,7 +47,7 @@ class Code:
 
     @property
     def level(self) -> int:
-        """Number of the innermost scope: the place of a value that may depend on anything."""
+        """The number of the innermost scope, in which a value may depend on all others."""
         return len(self.scopes) - 1
 
     def fresh(self, hint: str = "") -> str:
@@ -55,7 +55,7 @@ class Code:
         return f"%{hint}{self._count}" if hint else f"%t{self._count}"
 
     def op(self, text: str) -> str:
-        """One instruction here; its result."""
+        """Write one instruction here, and return its result."""
         name = self.fresh()
         self.lines.append(f"{name} = {text}")
         return name
@@ -64,7 +64,7 @@ class Code:
         self.lines.append(text)
 
     def hoist(self, level: int, text: str) -> str:
-        """One pure instruction in the scope `level`, written once per scope."""
+        """Write a pure instruction in the scope `level`, once per scope, and return its result."""
         scope = self.scopes[level]
         name = scope.known.get(text)
         if name is None:
@@ -82,7 +82,7 @@ class Code:
 
     @contextmanager
     def scope(self) -> Generator[int]:
-        """A new innermost scope, here."""
+        """Open a new innermost scope here."""
         hole: Lines = []
         self.lines.append(hole)
         self.scopes.append(Scope(hole))
@@ -101,7 +101,7 @@ class Code:
 
     @contextmanager
     def loop(self, begin: str, end: str, *, step: str = "1", runs: bool = False) -> Generator[str]:
-        """i64 counter from `begin` to `end` - 1; `runs` promises at least one iteration."""
+        """Loop with an i64 counter from `begin` to `end` - 1. `runs` promises at least one iteration."""
         body, done = self.fresh("loop"), self.fresh("done")
         if runs:
             self.jump(body)
@@ -129,7 +129,7 @@ class Code:
         self.block(done)
 
     def choose(self, cond: str, kind: str, then: Callable[[], str], orelse: Callable[[], str]) -> str:
-        """The operand of one side; the other side is not run."""
+        """Run one of two sides, and return its operand."""
         yes, no, done = self.fresh("yes"), self.fresh("no"), self.fresh("done")
         self.branch(cond, yes, no)
         arms: list[str] = []
@@ -161,7 +161,7 @@ def vec(element: str, lanes: int) -> str:
 
 
 def num_bytes(type_: str) -> int:
-    """At most, of what the type takes in memory: `[200 x <16 x float>]`."""
+    """An upper bound of the bytes that a type takes in memory, such as `[200 x <16 x float>]`."""
     *counts, element = re.sub(r"[\[\]<>]", "", type_).split(" x ")
     return prod(map(int, counts)) * (_WIDTHS.get(element) or -(-int(element[1:]) // 8))
 

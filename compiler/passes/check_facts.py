@@ -170,13 +170,13 @@ class _Checks:
         return call if same else replace(call, args=tuple(args))
 
     def _output(self, param: Buffer | ScalarParam | DimVar, stated: Type, found: dict[DimVar, Dim]) -> Type:
-        """What is stated of an output, or what the nest makes where these are not proved to be the same: the annotation is then checked."""
+        """The annotation of an output if it is proved, else the type that the nest produces: the annotation then gets a check."""
         assert isinstance(param, Buffer)
         wanted = _wanted(param, found)
         return stated if subsumes(wanted, stated).level is Level.PASS else wanted
 
     def _integers(self, params: Sequence[Buffer | ScalarParam | DimVar], args: list[Atom], places: list[str]) -> dict[DimVar, Dim]:
-        """What the integer variables are; a number of which nothing is known gets a name."""
+        """The values of the integer variables. A number without known facts gets a new name."""
         found: dict[DimVar, Dim] = {}
         for i, param in enumerate(params[: len(args)]):
             if not isinstance(param, DimVar):
@@ -220,7 +220,7 @@ def _wanted(param: Buffer, found: dict[DimVar, Dim]) -> TensorType:
 
 
 def _existing(value: Value) -> list[Dim]:
-    """Extents of the operands."""
+    """The extents of the operands."""
     return [d for atom in operands(value) for d in _extents(type_of(atom))]
 
 

@@ -1,4 +1,4 @@
-"""Compute what depends on constants alone, once, with the interpreter.
+"""Evaluate values that depend on constants alone, with the interpreter.
 
 Before: pure operators and loop nests whose operands are all constants. After: their results are constants. Results larger than
 `most_bytes` that are not smaller than their operands stay calls, so that no program grows by folding.
@@ -57,7 +57,7 @@ def _constant(value: Call | CallTir) -> bool:
 
 
 def evaluate(module: IRModule, value: Value, var: Var) -> np.ndarray:
-    """The value, as a program of its own."""
+    """Evaluate a value by interpreting it as a program of its own."""
     body = Body((Block((Binding(var, value),)),), var)
     program = module.update({"": Function((), body, var.type)})
     return np.asarray(Interpreter(program).call(""))

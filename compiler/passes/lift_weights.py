@@ -74,7 +74,7 @@ def num_prepared(module: IRModule, entry: str) -> int:
 
 
 def parted(module: IRModule) -> tuple[IRModule | None, IRModule]:
-    """The preparations, None where there are none; and the rest. Neither calls the other."""
+    """Split the module into preparations (None if there are none) and the rest. Neither part calls the other."""
     prepares = {name: func for name, func in module.graph_functions.items() if PREPARATION in name}
     if not prepares:
         return None, module
@@ -84,7 +84,7 @@ def parted(module: IRModule) -> tuple[IRModule | None, IRModule]:
 
 
 def _own_names(wanted: Sequence[Var], given: Sequence[str]) -> dict[Var, Var]:
-    """Weights are bound by name, and passes give names that the program has, too."""
+    """Rename values whose names the program has already: weights are bound by name."""
     taken, own = set(given), dict[Var, Var]()
     for var in wanted:
         name = next(n for n in chain([var.name], (f"{var.name}_{i}" for i in count(1))) if n not in taken)
@@ -111,7 +111,7 @@ def _parts(bindings: Sequence[Binding], used: Container[Var]) -> list[list[Bindi
 
 
 def _num_bytes(type_: Type) -> int:
-    """0 for sizes that come with the weights."""
+    """The bytes of a value, where extents that only the weights determine count as 0."""
     if not isinstance(type_, TensorType) or type_.shape is None or type_.dtype is None:
         return 0
     return prod(d.const if d.is_const else 0 for d in type_.shape) * type_.dtype.num_bytes

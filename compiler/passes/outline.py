@@ -68,7 +68,7 @@ class Outliner:
 
 @lru_cache(maxsize=512)
 def _digest(prim: PrimFunc) -> str:
-    """Most functions go through one pass after the other unchanged."""
+    """The digest of a function. It is cached, because most functions pass through most passes unchanged."""
     return structural_hash(IRModule({"": prim}))
 
 

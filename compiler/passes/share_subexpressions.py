@@ -61,7 +61,7 @@ def _share(body: Body, seen: dict[Hashable, Var], same: dict[Var, Var]) -> Body:
 
 
 def _key(value: Value) -> Hashable | None:
-    """Equal keys, equal values; None for what must not be shared."""
+    """A key: values with equal keys are equal. None if the value must not be shared."""
     match value:
         case Call(op=op, args=args, attrs=attrs) if op.pure:
             return ("call", op.name, tuple(map(_atom_key, args)), freeze(attrs))

@@ -82,7 +82,7 @@ class Function:
         self._literals = loader.literals
 
     def bind(self, arrays: Mapping[str, Tensor]) -> None:
-        """All weights at once; they are kept, not copied."""
+        """Bind all weights at once. They are kept, not copied."""
         source = self.source
         names = [p.name for p in source.weights]
         if missing := [n for n in names if n not in arrays]:
@@ -222,7 +222,7 @@ class Machine:
 
 
 class Loader:
-    """CompileSlots the instructions of one function into closures, and checks on the way that they refer to what exists."""
+    """Compiles the instructions of one function into closures, and checks that all that they refer to exists."""
 
     def __init__(self, machine: Machine, function: Function, builtins: Mapping[str, Builtin]) -> None:
         self.machine = machine

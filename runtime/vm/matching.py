@@ -1,4 +1,4 @@
-"""Values against specifications: what arrives is what was promised, or the error says where not.
+"""Match values against specifications. An error names the place where they differ.
 
 A match goes through all its values three times: structure, and slots that get their value; bounds of those slots, and the native
 function that derives further ones; comparison of the slots that are only mentioned.
@@ -43,7 +43,7 @@ class Match:
         device: Device,
         place: str = "",
     ) -> None:
-        """`place`: where in the function this is; none at its entry."""
+        """`place` is the match's place in the function, empty at its entry."""
         self.defined = {slot for item in items for slot in _defined(item.spec)}
         self._place = f"{function}: {place}" if place else function
         self._slots = slots
@@ -114,7 +114,7 @@ def _defined(spec: Spec) -> list[int]:
 
 
 class _Compiler:
-    """Specifications become closures, so that a call pays for nothing but the comparisons."""
+    """Compiles specifications into closures, so that a call makes comparisons only."""
 
     def __init__(self, where: str, slots: Sequence[str], device: Device) -> None:
         self._where = where
@@ -265,7 +265,7 @@ class _Compiler:
 
 
 def scalar_word(value: Any, dtype: np.dtype[Any] | None) -> int | None:
-    """A number as a heap word: an integer itself, a float as the bits of its f64. None where it is not of the type."""
+    """The heap word of a number: an integer itself, a float as the bits of its f64. None if the number is not of the type."""
     if not isinstance(value, (int, float)) and getattr(value, "ndim", None) == 0:  # NumPy's scalars
         value = value.item()
     is_float = isinstance(value, float) if dtype is None else dtype.kind in "fV"

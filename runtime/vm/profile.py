@@ -1,4 +1,4 @@
-"""Time per kernel, for one who wants to know. While it is on, launch lists run record by record."""
+"""Measure the time per kernel. While it is on, launch lists run record by record."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def read(fields: Fields) -> ModelConfig:
 
 
 def _read_local(fields: Fields) -> list[bool]:
-    """Whether a layer has a window, for the layers of one period: of "LLLG", or of the number 4."""
+    """Whether a layer has a window, for each layer of one period. The field is a pattern such as "LLLG", or the period such as 4."""
     pattern = fields.raw("sliding_window_pattern", 4)
     if isinstance(pattern, str) and pattern and set(pattern) <= {"L", "G"}:
         return [letter == "L" for letter in pattern]

@@ -171,7 +171,7 @@ class Kernel:
         Axes may share a name."""
         point: list[Dim] = []
         for name, extent in reversed(axes):
-            extent = dim_max(extent, 1) if extent.is_const else extent  # the index of an empty box is never computed, but it must be valid
+            extent = dim_max(extent, 1) if extent.is_const else extent  # clamp: index arithmetic stays valid for empty extents
             if len(point) == len(axes) - 1:  # the first axis: what is left of the number
                 point.insert(0, self.let(name, number, extent - 1))
             else:

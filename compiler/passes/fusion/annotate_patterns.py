@@ -21,7 +21,7 @@ from compiler.ir.module import IRModule
 
 
 class Pattern(StrEnum):
-    """From what is fused most freely to what is left alone."""
+    """Kinds of computation, ordered from those that fuse most freely to those that never fuse."""
 
     ELEMENTWISE = "elementwise"  # out[i, j] from elements at [i, j]
     BROADCAST = "broadcast"  # ... and from elements at some of i, j

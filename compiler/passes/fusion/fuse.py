@@ -46,7 +46,7 @@ def fuse(module: IRModule) -> IRModule:
 
 
 class _Done:
-    """The bindings of a block so far. Those that were taken into a later one leave a gap."""
+    """The bindings of a block so far. A binding that moved into a later one leaves a gap."""
 
     def __init__(self, owners: Owners, block: Block) -> None:
         self._owners = owners
@@ -76,28 +76,28 @@ class _Done:
         return binding.value
 
     def call_of(self, value: Value) -> tuple[Var, CallTir] | None:
-        """The call with several results, of which the value is one."""
+        """The call that has the value among its results."""
         if not isinstance(value, TupleGet) or not isinstance(value.value, Var) or value.value not in self._places:
             return None
         call = self.value(value.value)
         return (value.value, call) if isinstance(call, CallTir) and len(call.out) > 1 else None
 
     def fields(self, var: Var) -> dict[Var, int]:
-        """The fields that are taken of a tuple: their variables and numbers."""
+        """The variables that hold fields of a tuple, with the numbers of these fields."""
         found = (b for b in self._bindings if b is not None)
         return {b.var: b.value.index for b in found if isinstance(b.value, TupleGet) and b.value.value is var}
 
     def latest_first(self, call: CallTir) -> list[Var]:
-        """The operands that bindings here made."""
+        """The operands that bindings of this block made, the latest first."""
         made = {a for a in call.args if isinstance(a, Var) and a in self._places}
         return sorted(made, key=self._places.__getitem__, reverse=True)
 
     def taken(self, call: CallTir) -> frozenset[Place]:
-        """The memory that the call writes in place."""
+        """The memory that the call overwrites."""
         return self._owners.of(*(call.args[i] for i in call.inplace if i is not None))
 
     def may_move(self, var: Var, producer: CallTir, consumer: CallTir) -> bool:
-        """Whether nothing writes what the producer reads between the two, nor the consumer itself."""
+        """Whether neither the consumer nor any binding before it overwrites an operand of the producer."""
         since = takewhile(lambda write: write[0] > self._places[var], reversed(self._writes))
         taken = self.taken(consumer).union(*(written for _, written in since))
         return not taken or not taken & self._owners.of(*producer.args)
@@ -155,7 +155,7 @@ class _Fuser:
                 return binding
 
     def _narrow(self, var: Var, done: _Done, uses: dict[Var, int]) -> None:
-        """Make of a call the results that are still read."""
+        """Drop those results of a call that nothing reads."""
         call, fields = done.value(var), done.fields(var)
         assert isinstance(call, CallTir)
         wanted = tuple(sorted(set(fields.values())))
@@ -185,7 +185,7 @@ class _Fuser:
         return self._parts[call, results]
 
     def _producer(self, value: Value, done: _Done, uses: dict[Var, int]) -> CallTir | None:
-        """A call that makes the value and nothing else."""
+        """A call whose only result is the value."""
         if found := done.call_of(value):
             var, call = found
             assert isinstance(value, TupleGet)

@@ -92,7 +92,7 @@ def join(producer: CallTir, first: PrimFunc, consumer: CallTir, second: PrimFunc
 
 
 def _fits(first: PrimFunc, second: PrimFunc, places: list[int]) -> bool:
-    """Whether what comes of joining stays within the limits, whichever way it is done."""
+    """Whether the expressions of the joined nest stay within the limits on nodes and depth."""
     targets = {second.params[i] for i in places}
     roots = _expressions(second)
     read = {load.indices for root in roots for load in loads(root) if load.buffer in targets}
@@ -120,7 +120,7 @@ def _folds(form: Staged) -> bool:
 
 
 def _inlinable(first: PrimFunc, second: PrimFunc, places: list[int]) -> bool:
-    """Recomputing must not cost more than memory would: only plain loads go where an element is read again and again."""
+    """Whether to recompute the producer at each read. That must cost less than memory: into a fold, only plain loads move."""
     target = [second.params[i] for i in places]
     product = product_in(second)
     if product is not None:

@@ -56,7 +56,7 @@ def plan_memory(module: IRModule) -> IRModule:
 
 
 def _plan(builder: Builder, name: str, func: Function, *, outlived: bool) -> bool:
-    """`outlived`: by what it returns."""
+    """Plan a function. `outlived`: its results live longer than the call."""
     lives = _Lives(Owners(func.body))
     lives.walk(func.body)
     returned = lives.keep(func.body)
@@ -78,7 +78,7 @@ def _plan(builder: Builder, name: str, func: Function, *, outlived: bool) -> boo
 
 
 def _sized_at_entry(life: _Life, known: set[DimVar]) -> bool:
-    """The arena is made large enough when the function is entered; a length that data decides later can only have a bound by then."""
+    """Whether the size is known or bounded at entry, where the arena grows. A length that data decides later may have an upper bound."""
     return known.issuperset(life.size.vars()) or _most(life.size) is not None
 
 

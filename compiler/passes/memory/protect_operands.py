@@ -1,4 +1,4 @@
-"""Copy what an in-place call would destroy.
+"""Copy operands that an in-place call would destroy.
 
 Before: an in-place call means what its pure form means. After: it may really take its operand's memory, because nobody reads the old value
 again and the memory is ours: made by an earlier call, or an input of a function that is declared impure. Where that does not hold, a copy
@@ -115,7 +115,7 @@ def _endangered(func: Function, taken: Taken) -> dict[Var, list[int]]:
     """For each call that takes memory, by its variable: the operands that must be copied first."""
 
     def shared(value: Value) -> tuple[Atom, ...]:
-        """What was taken belongs to the result."""
+        """The values in whose memory a value lies. Memory that a call took belongs to its result."""
         gone = {_operands(value)[i] for i in taken(value)}
         return tuple(a for a in shared_with(value) if a not in gone)
 

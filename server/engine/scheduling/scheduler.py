@@ -292,8 +292,8 @@ class Scheduler:
         return True
 
     def _preempt_greediest(self, seq: Sequence) -> bool:
-        """Preempt the worst-ranked sequence of the key with most slots, if the key of `seq` has fewer even with one more: who floods
-        must not keep all slots for as long as its answers are. The two keys then differ less than before, so this comes to an end."""
+        """Preempt the worst-ranked sequence of the key that has most slots, so that one client cannot starve others. The key of `seq` must
+        hold fewer slots even with one more: then the two keys differ less than before, and preempting comes to an end."""
         held = Counter(other.fairness_key for other in self.running)
         greediest, most = max(held.items(), key=lambda pair: pair[1])
         if most <= held[seq.fairness_key] + 1 or not self._has_room(seq):

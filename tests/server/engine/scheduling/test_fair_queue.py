@@ -1,4 +1,4 @@
-"""CompileSlots: priorities first, then tokens shared between keys."""
+"""The queue's order: priorities first, then tokens shared between keys."""
 
 from __future__ import annotations
 
