@@ -6,7 +6,7 @@ program, the plan its bytes, and the engine which pages a sequence still needs:
     keys and values of all tokens     a sequence holds its pages to the end
     keys and values in a window       pages whose tokens no later token reads go back to the pool
     one state per sequence            a page has the state behind the last token that was computed of it: from that of a full page,
-                                      any sequence with that beginning goes on
+                                      any sequence with that beginning goes on. Large states have pages of more tokens.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ class KVGroup:
     head_dim: int
     dtype: str
     window: int | None = None  # tokens that a token attends to, itself included; None: all before it
+    page_size: ClassVar[int] = PAGE_SIZE
     page_axis: ClassVar[int] = 2  # of its arrays
     keeps_states: ClassVar[bool] = False
 
@@ -57,16 +58,25 @@ class KVGroup:
 
 @dataclass(frozen=True, slots=True)
 class StateGroup:
-    """States: [layers, pages, size] in f32, for the bits of a state must not depend on where it was kept."""
+    """States: for each part of a state [layers, pages, size] in f32, for the bits of a state must not depend on where it was kept."""
 
     layers: tuple[int, ...]
-    size: int  # numbers in the state of a layer
-    window: ClassVar[int] = PAGE_SIZE + 1  # a token reads the state before it; one more full page stays, to go back to
+    sizes: tuple[int, ...]  # numbers in the parts of a layer's state
+    page_size: int = PAGE_SIZE  # tokens from one kept state to the next: a multiple of PAGE_SIZE
     page_axis: ClassVar[int] = 1
     keeps_states: ClassVar[bool] = True
 
+    def __post_init__(self) -> None:
+        if self.page_size <= 0 or self.page_size % PAGE_SIZE:
+            raise ValueError(f"page_size of states is {self.page_size}: expected a multiple of {PAGE_SIZE} tokens")
+
+    @property
+    def window(self) -> int:
+        """A token reads the state before it; one more full page stays, to go back to."""
+        return self.page_size + 1
+
     def arrays(self, pages: P) -> tuple[Array[P], ...]:
-        return (((len(self.layers), pages, self.size), "f32"),)
+        return tuple(((len(self.layers), pages, size), "f32") for size in self.sizes)
 
     @property
     def bytes_per_page(self) -> int:

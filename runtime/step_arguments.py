@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.cache_groups import PAGE_SIZE, CacheGroup
+from runtime.cache_groups import CacheGroup
 
 Ints = NDArray[np.int32]
 
@@ -25,24 +25,25 @@ def step_arguments(
     arguments = tokens, positions, *held, seq_ids, *shown
     if all(paged):
         return arguments
-    saved = _saved(positions, query_starts)
+    (page_size,) = {group.page_size for group in groups if group.keeps_states}
+    saved = _saved(positions, query_starts, page_size)
     states = [
         array
         for places, table, is_paged in zip(slots, tables, paged, strict=True)
         if not is_paged
-        for array in (_sources(positions[query_starts[:-1]], table), places[saved] // PAGE_SIZE)
+        for array in (_sources(positions[query_starts[:-1]], table, page_size), places[saved] // page_size)
     ]
     return *arguments, query_starts, saved, *states
 
 
-def _saved(positions: Ints, query_starts: Ints) -> Ints:
+def _saved(positions: Ints, query_starts: Ints, page_size: int) -> Ints:
     """The last token in each page of each sequence."""
-    is_saved = positions % PAGE_SIZE == PAGE_SIZE - 1
+    is_saved = positions % page_size == page_size - 1
     is_saved[query_starts[1:] - 1] = True
     return np.flatnonzero(is_saved).astype(np.int32)
 
 
-def _sources(starts: Ints, table: Ints) -> Ints:
+def _sources(starts: Ints, table: Ints, page_size: int) -> Ints:
     """The page with the state before the first token of each sequence; 0 at its beginning."""
-    pages = table[np.arange(len(starts)), np.maximum(starts - 1, 0) // PAGE_SIZE]
+    pages = table[np.arange(len(starts)), np.maximum(starts - 1, 0) // page_size]
     return np.where(starts > 0, pages, 0).astype(np.int32)

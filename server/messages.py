@@ -193,6 +193,7 @@ class CachePages(Message, frozen=True):
 
     num_pages: int
     page_bytes: int
+    page_size: int  # tokens
     most_each: int | None = None  # what a sequence holds at most, however long it is; None: the longer it is, the more
 
 

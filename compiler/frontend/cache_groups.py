@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from compiler.frontend.config import ModelConfig
 from compiler.ir.dtypes import DType
-from runtime.cache_groups import CacheGroup, KVGroup, StateGroup
+from runtime.cache_groups import PAGE_SIZE, CacheGroup, KVGroup, StateGroup
+
+MOST_TOKENS = 256  # from one kept state to the next: a hit in the prefix cache loses fewer than these
 
 
 def groups_of(config: ModelConfig, dtype: DType, max_context: int) -> tuple[CacheGroup, ...]:
     """Layers that keep all tokens come first. A window that no sequence outgrows keeps all of them."""
-    return *_of_attention(config, dtype, max_context), *_of_states(config)
+    attention = _of_attention(config, dtype, max_context)
+    return *attention, *_of_states(config, sum(group.bytes_per_page for group in attention))
 
 
 def _of_attention(config: ModelConfig, dtype: DType, max_context: int) -> tuple[KVGroup, ...]:
-    stateful = frozenset[int]() if config.convolution is None else config.convolution.layers
     windows = {
         layer: None if window is None or window >= max_context else window
         for layer, window in enumerate(config.windows)
-        if layer not in stateful
+        if layer not in config.stateful
     }
     kinds = sorted(set(windows.values()), key=lambda window: (window is not None, window or 0))
     return tuple(
@@ -32,7 +34,21 @@ def _of_attention(config: ModelConfig, dtype: DType, max_context: int) -> tuple[
     )
 
 
-def _of_states(config: ModelConfig) -> tuple[StateGroup, ...]:
-    if config.convolution is None or not config.convolution.layers:
+def _of_states(config: ModelConfig, kv_bytes: int) -> tuple[StateGroup, ...]:
+    """States are kept so often that they take no more memory than `kv_bytes`, what a page of keys and values has in all layers."""
+    if not config.stateful:
         return ()
-    return (StateGroup(tuple(sorted(config.convolution.layers)), (config.convolution.taps - 1) * config.hidden_size),)
+    layers, sizes = tuple(sorted(config.stateful)), _sizes(config)
+    num_tokens = PAGE_SIZE
+    while num_tokens < MOST_TOKENS and StateGroup(layers, sizes).bytes_per_page * PAGE_SIZE > kv_bytes * num_tokens:
+        num_tokens *= 2
+    return (StateGroup(layers, sizes, num_tokens),)
+
+
+def _sizes(config: ModelConfig) -> tuple[int, ...]:
+    """The inputs that a convolution reads again, and the matrices of a scan."""
+    if config.convolution is not None:
+        return ((config.convolution.taps - 1) * config.hidden_size,)
+    r = config.recurrence
+    assert r is not None, config
+    return (r.taps - 1) * r.channels, r.values * r.key_size

@@ -71,6 +71,32 @@ class ShortConvolution:
 
 
 @dataclass(frozen=True, slots=True)
+class Recurrence:
+    """Layers that have a scan (`compiler/ops/scan.py`) behind a causal convolution in the place of attention."""
+
+    layers: frozenset[int]
+    taps: int  # of the convolution
+    num_keys: int  # heads of queries and keys: a divisor of num_heads
+    num_heads: int
+    key_size: int  # of a head
+    size: int  # of a head's values
+
+    @property
+    def keys(self) -> int:
+        """Elements of all keys together."""
+        return self.num_keys * self.key_size
+
+    @property
+    def values(self) -> int:
+        return self.num_heads * self.size
+
+    @property
+    def channels(self) -> int:
+        """That the convolution takes: queries, keys and values."""
+        return 2 * self.keys + self.values
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
     family: str
     vocab_size: int
@@ -101,6 +127,7 @@ class ModelConfig:
     unrotated: frozenset[int] = frozenset()  # layers whose queries and keys are not rotated
     query_growth: QueryGrowth | None = None
     convolution: ShortConvolution | None = None
+    recurrence: Recurrence | None = None
     embedding_scale: float = 1.0
     residual_scale: float = 1.0  # of each branch that is added to the residual stream
     logit_scale: float = 1.0
@@ -114,6 +141,12 @@ class ModelConfig:
     @property
     def is_causal(self) -> bool:
         return self.encoder is None
+
+    @property
+    def stateful(self) -> frozenset[int]:
+        """Layers that keep a state in the place of keys and values."""
+        found = self.convolution or self.recurrence
+        return frozenset() if found is None else found.layers
 
     @property
     def tells_pairs_apart(self) -> bool:

@@ -33,6 +33,7 @@ ENTRY, HIDDEN, BOTH = "step", "hidden", "both"
 PREFIX = "model."
 UNUSED = (
     *("*rotary_emb.inv_freq", "lm_head.weight", "language_model.lm_head.weight"),  # computed, and beside tied embeddings
+    "mtp.*",  # predicts further tokens
     *("vision_tower.*", "multi_modal_projector.*", "model.vision_tower.*", "model.multi_modal_projector.*", "visual.*", "model.visual.*"),
 )
 
@@ -95,12 +96,13 @@ def _kv_cache(group: KVGroup, t: DimVar, s: DimVar, bounds: StepBounds, suffix: 
 
 
 def _state_cache(group: StateGroup, s: DimVar, m: DimVar, suffix: str) -> StateCache:
-    ((shape, dtype),) = group.arrays(DimVar(f"pages{suffix}", 1))
+    arrays = group.arrays(DimVar(f"pages{suffix}", 1))
+    names = ["states" if len(arrays) == 1 else f"states_{part}_" for part in range(len(arrays))]
     return StateCache(
         group,
         sources=Var(f"sources{suffix}", tensor((s,), DType.I32)),
         pages=Var(f"saved_pages{suffix}", tensor((m,), DType.I32)),
-        held=(Var(f"states{suffix}", tensor(shape, DType(dtype))),),
+        held=tuple(Var(f"{name}{suffix}", tensor(shape, DType(dtype))) for name, (shape, dtype) in zip(names, arrays, strict=True)),
     )
 
 

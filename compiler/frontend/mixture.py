@@ -69,6 +69,7 @@ class ExpertNames:
     down: str = "mlp.experts.*.down_proj"
     correction: str | None = None  # added to scores when experts are chosen, not to their shares
     shared: str | None = None  # the expert of all tokens
+    shared_gate: str | None = None  # how much of it a token takes
     stacked: str | None = None  # the whole of them, where files have one tensor of all gates and ups: see StackedExperts
 
     @property

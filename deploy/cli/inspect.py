@@ -61,7 +61,13 @@ def _inputs_of(signature: str) -> str:
 
 
 def _group(group: PlannedGroup) -> str:
-    kept = "all tokens" if group.window is None else "one state" if group.keeps_states else f"a window of {group.window} tokens"
+    kept = (
+        "all tokens"
+        if group.window is None
+        else f"a state each {group.page_size} tokens"
+        if group.keeps_states
+        else f"a window of {group.window} tokens"
+    )
     pages = f"{group.num_pages} pages of {in_units(group.page_bytes)}"
     return f"{in_units(group.num_bytes)}: {pages}, {group.num_layers} layers that keep {kept}"
 

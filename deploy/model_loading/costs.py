@@ -80,8 +80,9 @@ def step_of(limits: StepLimits, *, num_seqs: int, num_each: int, context: int) -
     last = starts[1:] - 1
     places: list[Places] = []
     for group in limits.groups:
-        tables = tables_of(group, num_seqs, -(-context // PAGE_SIZE))
-        places.append(Places(tables[owners, positions // PAGE_SIZE] * PAGE_SIZE + positions % PAGE_SIZE, tables))
+        size = group.page_size
+        tables = tables_of(group, num_seqs, -(-context // size))
+        places.append(Places(tables[owners, positions // size] * size + positions % size, tables))
     return StepBatch(
         tokens=np.arange(num_seqs * num_each, dtype=np.int32) % limits.vocab_size,
         positions=positions,

@@ -93,7 +93,7 @@ def _cache_groups(plan: Plan, served: Served) -> tuple[CachePages, ...]:
         return ()
     limits = served.step_model.limits
     most = (group.most_pages(limits.max_tokens) for group in limits.groups)
-    return tuple(CachePages(group.num_pages, group.page_bytes, each) for group, each in zip(plan.groups, most, strict=True))
+    return tuple(CachePages(of.num_pages, of.page_bytes, of.page_size, each) for of, each in zip(plan.groups, most, strict=True))
 
 
 def _pace(model: StepModel, key: str, session: Session, load: Load) -> Pace:

@@ -59,8 +59,9 @@ class _Decoder:
 
     def _most_pages(self, group: CacheGroup, max_tokens: int) -> int:
         """Of one sequence at a time, with so many of its tokens in a step."""
-        most = GroupLimits(0, group.window).most_pages(max_tokens)
-        return self.bounds.max_pages if most is None else min(most, self.bounds.max_pages)
+        whole = -(-self.max_context // group.page_size)
+        most = GroupLimits(0, group.window, page_size=group.page_size).most_pages(max_tokens)
+        return whole if most is None else min(most, whole)
 
     @property
     def kv_dtype(self) -> DType:

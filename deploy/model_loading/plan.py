@@ -28,6 +28,7 @@ class PlannedGroup:
     num_layers: int
     window: int | None
     keeps_states: bool
+    page_size: int  # tokens
     num_pages: int
     page_bytes: int
 
@@ -44,7 +45,7 @@ class Plan:
     arena_bytes: int
     kv_cache_bytes: int
     num_pages: int  # in all cache groups
-    page_bytes: int  # of a page in each group: what 16 tokens take
+    page_bytes: int  # what PAGE_SIZE tokens take in all groups
     groups: tuple[PlannedGroup, ...] = ()
     cache_hit: bool = False
 
@@ -61,11 +62,11 @@ def plan_of(executable: Executable, entry: str, pages: Sequence[Pages], load: Lo
     limit = load.memory_limit_bytes if load.memory_limit_bytes is not None else max(0, device.free_bytes - WORKER_BYTES)
     room = limit - weights_bytes - arena_bytes
     groups = tuple(
-        PlannedGroup(len(of.group.layers), of.group.window, of.group.keeps_states, count, of.group.bytes_per_page)
+        PlannedGroup(len(of.group.layers), of.group.window, of.group.keeps_states, of.group.page_size, count, of.group.bytes_per_page)
         for of, count in zip(pages, _num_pages(pages, load, room), strict=True)
     )
     kv_cache_bytes, num_pages = sum(group.num_bytes for group in groups), sum(group.num_pages for group in groups)
-    page_bytes = sum(group.page_bytes for group in groups)
+    page_bytes = sum(-(-group.page_bytes * PAGE_SIZE // group.page_size) for group in groups)
     plan = Plan(weights_bytes, arena_bytes, kv_cache_bytes, num_pages, page_bytes, groups, cache_hit)
     if plan.total_bytes > limit:
         raise LoadError(

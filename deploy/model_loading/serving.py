@@ -74,7 +74,8 @@ def serve(mode: Mode, session: Session, num_pages: Sequence[int], account: Memor
 def _limits(mode: Generator | Embedder, num_pages: Sequence[int]) -> StepLimits:
     """`num_pages`: of each cache group."""
     config, bounds = mode.files.config, mode.bounds
-    groups = tuple(GroupLimits(count, group.window, group.keeps_states) for group, count in zip(mode.groups, num_pages, strict=True))
+    counted = zip(mode.groups, num_pages, strict=True)
+    groups = tuple(GroupLimits(count, group.window, group.keeps_states, group.page_size) for group, count in counted)
     sizes = config.vocab_size, bounds.max_context, bounds.max_tokens, bounds.max_seqs
     return StepLimits(*sizes, groups, embedding_size=config.hidden_size, generates=mode.generates)
 

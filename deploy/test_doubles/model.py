@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compiler.ops.sampling.meaning import sample, token_logprobs
-from runtime.cache_groups import PAGE_SIZE
 from runtime.sampling import Logprobs, SampleBatch, Sampled
 from server.engine.step_model import EmbedLimits, GroupLimits, Logits, Places, StepBatch, StepLimits
 
@@ -100,7 +99,7 @@ class NullModel:
         slots = places.slots[first:last]
         before = cache.state_behind(pages, start - 1) if start else np.uint64(0)
         cache.states.reshape(-1)[slots] = self._digests(batch.tokens[first:last], start) + before
-        cache.lasts[slots // PAGE_SIZE] = slots % PAGE_SIZE  # of one page, the last slot counts
+        cache.lasts[slots // cache.page_size] = slots % cache.page_size  # of one page, the last slot counts
 
     def _digests(self, tokens: NDArray[np.int32], start: int) -> State:
         """Of each token and those before it in `tokens`, the first of which is at position `start`."""
@@ -152,16 +151,17 @@ class NullModel:
 
     def _check_places(self, group: GroupLimits, places: Places, batch: StepBatch, owners: NDArray[np.int64]) -> None:
         positions, tables = batch.positions, places.page_tables
-        pages = tables[owners, positions // PAGE_SIZE]
-        if not np.array_equal(places.slots, pages * PAGE_SIZE + positions % PAGE_SIZE):
+        size = group.page_size
+        pages = tables[owners, positions // size]
+        if not np.array_equal(places.slots, pages * size + positions % size):
             raise BatchError("slots disagree with the page tables")
         if (pages == 0).any() or len(np.unique(places.slots)) != len(positions):
             raise BatchError("a token goes to page 0, or two go to one slot")
-        numbers, used = np.arange(tables.shape[1]), -(-batch.context_lens // PAGE_SIZE)
+        numbers, used = np.arange(tables.shape[1]), -(-batch.context_lens // size)
         if tables[numbers >= used[:, None]].any():
             raise BatchError("a page table names pages beyond its context")
         starts = positions[batch.query_starts[:-1]]
-        if group.window is not None and tables[numbers < (np.maximum(starts - group.window + 1, 0) // PAGE_SIZE)[:, None]].any():
+        if group.window is not None and tables[numbers < (np.maximum(starts - group.window + 1, 0) // size)[:, None]].any():
             raise BatchError("a page table names pages behind its window")
 
 
@@ -169,15 +169,16 @@ class _GroupCache:
     """What a cache group keeps: per slot the token, and a digest of it and of all before it."""
 
     def __init__(self, limits: GroupLimits) -> None:
-        self.tokens = np.full((limits.num_pages, PAGE_SIZE), NEVER_WRITTEN, np.int32)
-        self.states: State = np.zeros((limits.num_pages, PAGE_SIZE), np.uint64)
+        self.page_size = limits.page_size
+        self.tokens = np.full((limits.num_pages, self.page_size), NEVER_WRITTEN, np.int32)
+        self.states: State = np.zeros((limits.num_pages, self.page_size), np.uint64)
         self.lasts = np.zeros(limits.num_pages, np.int32)  # the offset that was written last in a page
         self._limits = limits
 
     def state_behind(self, pages: NDArray[np.int32], position: int) -> np.uint64:
         """A page of states has only the one behind its last token."""
-        page = pages[position // PAGE_SIZE]
-        return self.states[page, self.lasts[page] if self._limits.keeps_states else position % PAGE_SIZE]
+        page = pages[position // self.page_size]
+        return self.states[page, self.lasts[page] if self._limits.keeps_states else position % self.page_size]
 
     def is_right(self, pages: NDArray[np.int32], digests: State, length: int) -> bool:
         """Whether what token `length - 1` reads is what was computed behind this beginning."""

@@ -69,7 +69,7 @@ def build_null(load: Load, progress: ProgressFn) -> LoadedModel:
         weights_bytes=0,
         arena_bytes=0,
         kv_cache_bytes=config.num_pages * PAGE_SIZE * 4,
-        cache_groups=(CachePages(config.num_pages, PAGE_SIZE * 4),),
+        cache_groups=(CachePages(config.num_pages, PAGE_SIZE * 4, PAGE_SIZE),),
         embedding_size=config.embedding_size,
         generates=config.kind == "generator",
     )

@@ -183,7 +183,7 @@ class NullWorker:
             weights_bytes=script.weights_bytes,
             arena_bytes=1 << 16,
             kv_cache_bytes=script.kv_cache_bytes,
-            cache_groups=(CachePages(num_pages, script.kv_cache_bytes // num_pages),),
+            cache_groups=(CachePages(num_pages, script.kv_cache_bytes // num_pages, PAGE_SIZE),),
             embedding_size=script.embedding_size,
             embeds_tokens=script.embeds_tokens,
             generates=script.generates,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from runtime.cache_groups import PAGE_SIZE
 from server.engine.request import Sequence
 from server.engine.scheduling.scheduler import Plan
 from server.engine.step_model import NO_ROWS, Places, StepBatch, StepLimits
@@ -16,11 +15,12 @@ from server.engine.step_model import NO_ROWS, Places, StepBatch, StepLimits
 
 class BatchBuilder:
     def __init__(self, limits: StepLimits) -> None:
-        max_pages = -(-limits.max_context // PAGE_SIZE)
-        self._tables = [np.zeros((limits.max_seqs, max_pages), np.int32) for _ in limits.groups]
+        self._page_sizes = [group.page_size for group in limits.groups]
+        max_pages = [-(-limits.max_context // size) for size in self._page_sizes]
+        self._tables = [np.zeros((limits.max_seqs, most), np.int32) for most in max_pages]
         self._table_state: list[tuple[Sequence | None, int]] = [(None, 0)] * limits.max_seqs  # what each row shows
         self._tokens = np.zeros(limits.max_tokens, np.int32)
-        self._gathered = [np.zeros(limits.max_seqs * max_pages, np.int32) for _ in limits.groups]
+        self._gathered = [np.zeros(limits.max_seqs * most, np.int32) for most in max_pages]
         self._ramp = np.arange(max(limits.max_tokens, limits.max_seqs) + 1, dtype=np.int32)
 
     def build(self, plan: Plan) -> StepBatch:
@@ -30,7 +30,8 @@ class BatchBuilder:
         ends: list[int] = [0]  # in the batch
         logit_rows: list[int] = []
         hidden_rows: list[int] = []
-        at = num_pages = 0
+        num_pages = [0] * len(self._tables)
+        at = 0
         for item in plan.items.values():
             seq, count = item.seq, item.count
             if count == 1:
@@ -42,7 +43,7 @@ class BatchBuilder:
             rows.append(seq.slot)
             ends.append(at)
             (hidden_rows if seq.request.embed is not None else logit_rows).extend(range(at - item.num_rows, at))
-            num_pages = max(num_pages, len(seq.held.lists[0].pages))
+            num_pages = [max(most, len(held.pages)) for most, held in zip(num_pages, seq.held.lists, strict=True)]
             if self._table_state[seq.slot] != (seq, seq.held.version):
                 self._show(seq)
 
@@ -54,12 +55,12 @@ class BatchBuilder:
         else:
             owners = np.repeat(self._ramp[:num_seqs], counts)
             positions = (starts - query_starts[:-1])[owners] + self._ramp[:at]
-        pages, offsets = np.divmod(positions, PAGE_SIZE)
         places: list[Places] = []
-        for held, gathered in zip(self._tables, self._gathered, strict=True):
-            tables = gathered[: num_seqs * num_pages].reshape(num_seqs, num_pages)
-            np.take(held[:, :num_pages], rows, axis=0, out=tables)
-            places.append(Places(tables[owners, pages] * PAGE_SIZE + offsets, tables))
+        for held, gathered, size, most in zip(self._tables, self._gathered, self._page_sizes, num_pages, strict=True):
+            tables = gathered[: num_seqs * most].reshape(num_seqs, most)
+            np.take(held[:, :most], rows, axis=0, out=tables)
+            pages, offsets = np.divmod(positions, size)
+            places.append(Places(tables[owners, pages] * size + offsets, tables))
         return StepBatch(
             tokens=self._tokens[:at],
             positions=positions,

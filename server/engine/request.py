@@ -8,7 +8,6 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.cache_groups import PAGE_SIZE
 from server.constraints.matcher import Matcher
 from server.engine.sampler import RowState
 from server.engine.scheduling.cache_pool import Held
@@ -165,4 +164,4 @@ class Sequence:
     def check(self) -> None:
         assert 0 <= self.num_reused <= self.num_computed <= self.num_tokens, self
         assert self.num_prompt <= self.num_known <= self.max_len, self
-        assert all(len(held.pages) * PAGE_SIZE >= self.num_computed for held in self.held.lists), self
+        assert all(held.num_tokens >= self.num_computed for held in self.held.lists), self

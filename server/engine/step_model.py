@@ -24,7 +24,7 @@ NO_ROWS: NDArray[np.int32] = np.empty(0, np.int32)
 class Places:
     """The pages of one cache group in a step."""
 
-    slots: NDArray[np.int32]  # [t] where its key and value go: page * PAGE_SIZE + offset
+    slots: NDArray[np.int32]  # [t] where its key and value go: page * page_size + offset
     page_tables: NDArray[np.int32]  # [s, p] pages in order of position; entries behind the window or beyond the context are 0
 
 
@@ -46,10 +46,11 @@ class GroupLimits:
     num_pages: int  # page 0 is never handed out: padding points at it
     window: int | None = None  # tokens that a token reads, itself included; None: all before it
     keeps_states: bool = False  # a page has the state behind its last token, so a sequence goes on behind full pages alone
+    page_size: int = PAGE_SIZE  # tokens: a multiple of PAGE_SIZE
 
     def most_pages(self, max_tokens: int) -> int | None:
         """What a sequence needs at a time while at most so many of its tokens run in a step. None: the longer it is, the more."""
-        return None if self.window is None else (self.window + max_tokens + PAGE_SIZE - 3) // PAGE_SIZE + 1
+        return None if self.window is None else (self.window + max_tokens + self.page_size - 3) // self.page_size + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,7 @@ class StepLimits:
     def capacity(self) -> int:
         """Tokens of one sequence that the cache holds, and the model has positions for."""
         short = (group for group in self.groups if (most := group.most_pages(self.max_tokens)) is None or most > group.num_pages - 1)
-        return min((self.max_context, *((group.num_pages - 1) * PAGE_SIZE for group in short)))
+        return min((self.max_context, *((group.num_pages - 1) * group.page_size for group in short)))
 
 
 class StepModel(Protocol):

@@ -227,7 +227,7 @@ def test_every_operator_is_drawn():
     """Or is made by passes out of others, or has tests of its own that need operands which hang together."""
     made = {"panel_integers", "panel_scales", "integer_linear", "quantize_rows", "row_planes", "panel_multipliers", "widened_linear"}
     made |= {"expert_integer_linear"}
-    states = {"state_read", "state_write", "causal_conv", "input_tails"}
+    states = {"state_read", "state_write", "causal_conv", "input_tails", "state_scan"}
     others = {"kv_append", "paged_attention", "ragged_attention", "ragged_mean", "scatter_inplace", "sample", "token_logprobs", *states}
     ours = {name for name in OPS if "." not in name}  # other tests define some of their own
     assert {name for name in RECIPES if name in OPS} == ours - made - others

@@ -20,6 +20,7 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "models"
 FAMILIES = [
     "gemma3",  # windows of 12 tokens in three of four layers
     "lfm2",  # states in three of four layers
+    "qwen3_next",  # matrices as states, in pages of more tokens than those of keys and values
 ]
 VOCAB = 96
 

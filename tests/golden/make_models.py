@@ -85,6 +85,15 @@ ENCODER_SIZES: Json = {
 }
 GEMMA: Json = {"hidden_activation": "gelu_pytorch_tanh", "head_dim": 16, "tie_word_embeddings": True, "query_pre_attn_scalar": 24}
 
+DELTA: Json = {
+    "head_dim": 16,
+    "linear_conv_kernel_dim": 4,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+}
+
 
 EXPERTS = ("mlp", "gate_proj", "up_proj", "down_proj")
 
@@ -440,6 +449,52 @@ CASES: dict[str, Causal | Encoder | Classifier] = {
             },
         }
     ),
+    # Two heads of values for each of keys; the second layer is dense.
+    "qwen3_next": Causal(
+        {
+            "model_type": "qwen3_next",
+            **TINY,
+            **DELTA,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "num_hidden_layers": 4,
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 40,
+            "mlp_only_layers": [1],
+        },
+        experts=EXPERTS,
+    ),
+    "qwen3_5": Causal(
+        {
+            "model_type": "qwen3_5",
+            "text_config": {
+                "model_type": "qwen3_5_text",
+                **{key: value for key, value in SIZES.items() if key != "rope_theta"},
+                **DELTA,
+                "num_hidden_layers": 3,
+                "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+                "rope_parameters": {
+                    "rope_type": "default",
+                    "rope_theta": 10000.0,
+                    "partial_rotary_factor": 0.5,
+                    "mrope_interleaved": True,
+                    "mrope_section": [2, 1, 1],
+                },
+            },
+            "vision_config": {
+                "depth": 1,
+                "hidden_size": 16,
+                "intermediate_size": 16,
+                "num_heads": 2,
+                "patch_size": 2,
+                "out_hidden_size": 64,
+                "num_position_embeddings": 4,
+            },
+            "tie_word_embeddings": True,
+        }
+    ),
     # The state behind a prompt of 40 tokens is that of a page's middle, and of the second page's end on the way.
     "lfm2": Causal(
         {
@@ -589,14 +644,17 @@ def draw(model: torch.nn.Module, gain: float, seed: int, dtype: torch.dtype) -> 
     # Gemma multiplies embeddings by 8 here, adds one to the weights of its norms, and has a head tied to the embeddings: small
     # embeddings let the layers be heard, a large last norm brings the logits to where they are capped.
     is_gemma = "Gemma" in type(model).__name__
-    counts_from_one = is_gemma or "Nemotron" in type(model).__name__
+    counts_from_one = is_gemma or any(family in type(model).__name__ for family in ("Nemotron", "Qwen3Next", "Qwen3_5"))
 
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "relative_attention_bias" in name:
                 value = normal(parameter.shape, 1.0)
             elif parameter.ndim == 1 and name.endswith("norm.weight" if "LayerNorm" not in name else "LayerNorm.weight"):
-                value = normal(parameter.shape, 0.2) + (not counts_from_one) + 7 * (is_gemma and name == "model.norm.weight")
+                from_one = counts_from_one and "linear_attn" not in name
+                value = normal(parameter.shape, 0.2) + (not from_one) + 7 * (is_gemma and name == "model.norm.weight")
+            elif name.endswith("A_log"):
+                value = normal(parameter.shape, 1.0) - 2.0  # states remember some tokens
             elif parameter.ndim == 1:
                 value = normal(parameter.shape, 0.3)
             elif "embed" in name:

@@ -8,7 +8,7 @@ from compiler.frontend.config import ModelConfig, ShortConvolution, read_decoder
 from compiler.frontend.family import DecoderFamily
 from compiler.frontend.fields import Fields
 from compiler.frontend.layers.decoder import Layer, attend, gated_mlp, head_norm, norm, project_qkv, residual, rotate
-from compiler.frontend.layers.states import short_convolution
+from compiler.frontend.layers.states import convolution
 from compiler.ir.graph.atoms import Var
 from compiler.ops.elementwise import MULTIPLY
 
@@ -58,8 +58,7 @@ def _read_layers(fields: Fields, num_layers: int) -> frozenset[int]:
 
 
 def layer(at: Layer, x: Var) -> Var:
-    convolution = at.step.config.convolution
-    mix = _convolve if convolution is not None and at.number in convolution.layers else _attend
+    mix = _convolve if at.number in at.step.config.stateful else _attend
     x = residual(at, x, mix(at, norm(at, x, "operator_norm")))
     return residual(at, x, gated_mlp(at, norm(at, x, "ffn_norm"), GATE_UP, DOWN))
 
@@ -71,10 +70,11 @@ def _attend(at: Layer, h: Var) -> Var:
 
 
 def _convolve(at: Layer, h: Var) -> Var:
-    net, size = at.step.net, at.step.config.hidden_size
+    net, size, found = at.step.net, at.step.config.hidden_size, at.step.config.convolution
+    assert found is not None, at.step.config
     wide = net.linear(h, at.name("conv.in_proj"), size, 3 * size)
     before, behind, x = (net.slice(wide, 1, part * size, (part + 1) * size) for part in range(3))
-    mixed = short_convolution(at, net.call(MULTIPLY, before, x), "conv.conv.weight")
+    mixed = convolution(at, net.call(MULTIPLY, before, x), "conv.conv.weight", size, found.taps)
     return net.linear(net.call(MULTIPLY, behind, mixed), at.name("conv.out_proj"), size, size)
 
 

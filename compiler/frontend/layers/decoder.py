@@ -12,7 +12,7 @@ from compiler.ir.dims import Dim, DimVar
 from compiler.ir.graph.atoms import Atom, Constant, ScalarValue, Var
 from compiler.ops.attention.kv_cache import KV_APPEND
 from compiler.ops.attention.paged import PAGED_ATTENTION
-from compiler.ops.elementwise import ADD, CAST, DIVIDE, FLOOR_DIVIDE, GELU, GELU_TANH, LOG, MULTIPLY, RELU, SILU, TANH
+from compiler.ops.elementwise import ADD, CAST, DIVIDE, FLOOR_DIVIDE, GELU, GELU_TANH, LOG, MULTIPLY, RELU, SIGMOID, SILU, TANH
 from compiler.ops.embedding import ROPE, ROPE_ANGLES
 from runtime.cache_groups import KVGroup, StateGroup
 
@@ -221,8 +221,8 @@ def rotate(layer: Layer, x: Var) -> Var:
     return x if rope is None else layer.step.net.call(ROPE, x, *layer.step.angles_of(rope), interleaved=rope.interleaved)
 
 
-def attend(layer: Layer, q: Var, k: Var, v: Var, out: str = OUT) -> Var:
-    """Append keys and values to the cache, attend to it, and project."""
+def attend(layer: Layer, q: Var, k: Var, v: Var, out: str = OUT, *, gate: Var | None = None) -> Var:
+    """Append keys and values to the cache, attend to it, and project. `gate[tokens, heads * head_dim]`: how much of each element counts."""
     step, c, net = layer.step, layer.step.config, layer.step.net
     batch, (cache, index) = step.batch, layer.cache
     pages, *scales = step.appended.get(cache, cache.held)
@@ -245,7 +245,10 @@ def attend(layer: Layer, q: Var, k: Var, v: Var, out: str = OUT) -> Var:
         softcap=c.attention_softcap or 0.0,
     )
     size = c.num_heads * c.head_dim
-    return net.linear(net.reshape(mixed, step.t, size), layer.name(out), size, c.hidden_size, bias=c.output_bias)
+    mixed = net.reshape(mixed, step.t, size)
+    if gate is not None:
+        mixed = net.call(MULTIPLY, mixed, net.call(SIGMOID, gate))
+    return net.linear(mixed, layer.name(out), size, c.hidden_size, bias=c.output_bias)
 
 
 def attention(layer: Layer, h: Var, names: tuple[str, ...] = QKV, out: str = OUT) -> Var:

@@ -45,7 +45,11 @@ def _experts(layer: Layer, h: Var, m: Mixture, names: ExpertNames) -> Var:
     if names.shared is None or not m.shared_size:
         return found
     both, back = (f"{names.shared}.gate_proj", f"{names.shared}.up_proj"), f"{names.shared}.down_proj"
-    return net.add(found, gated_mlp(layer, h, both, back, m.shared_size))
+    shared = gated_mlp(layer, h, both, back, m.shared_size)
+    if names.shared_gate is not None:
+        gate = net.linear(h, layer.name(names.shared_gate), c.hidden_size, 1, format=ROUTER_FORMAT)
+        shared = net.call(MULTIPLY, shared, net.call(SIGMOID, gate))
+    return net.add(found, shared)
 
 
 def _clipped(net: Net, g: Var, u: Var, gate: ClippedGate) -> Var:

@@ -136,9 +136,13 @@ class Net:
         names = (names,) if isinstance(names, str) else names
         sizes = (sizes,) if isinstance(sizes, int) else sizes
         pairs = list(zip(names, sizes, strict=True))
+        w = self.stacked([self.weight(f"{n}.weight", s, in_size) for n, s in pairs])
+        return self.product(x, w, self.stacked([self.vector(f"{n}.bias", s) for n, s in pairs]) if bias else None, format=format)
+
+    def product(self, x: Atom, w: Var, bias: Var | None = None, *, format: WeightFormat | None = None) -> Var:
+        """The product with a matrix [outputs, inputs] that is made of weights."""
         format = format or self.format
-        w = self._held(self._stacked([self.weight(f"{n}.weight", s, in_size) for n, s in pairs]), format)
-        operands = (x, w, self._stacked([self.vector(f"{n}.bias", s) for n, s in pairs])) if bias else (x, w)
+        operands = (x, self._held(w, format), *([] if bias is None else [bias]))
         return self.call(LINEAR, *operands, tolerates="bf16" if format.bits == 16 else None)
 
     def expert_linear(self, x: Atom, name: str, experts: Atom, count: int, in_size: int, size: int, *, bias: bool = False) -> Var:
@@ -174,7 +178,7 @@ class Net:
         both = self.call(QUANTIZE, self.as_f32(w), bits=format.bits, group=format.group, dtype=format.scale_dtype)
         return self.call(DEQUANTIZE, self.field(both, 0), self.field(both, 1), bits=format.bits, group=format.group)
 
-    def _stacked(self, parts: list[Var]) -> Var:
+    def stacked(self, parts: list[Var]) -> Var:
         return parts[0] if len(parts) == 1 else self.call(CONCAT, *parts, axis=0)
 
 

@@ -4,36 +4,44 @@ from __future__ import annotations
 
 from compiler.frontend.layers.decoder import Layer
 from compiler.ir.dims import Dim
-from compiler.ir.graph.atoms import Var
+from compiler.ir.graph.atoms import Atom, Var
 from compiler.ir.types import TensorType
+from compiler.ops.scan import STATE_SCAN
 from compiler.ops.states import CAUSAL_CONV, INPUT_TAILS, STATE_READ, STATE_WRITE
 
-
-def read_state(layer: Layer) -> Var:
-    """The state with which each sequence begins this step, [sequences, size]."""
-    states, index = layer.state
-    (held,) = layer.step.appended.get(states, states.held)
-    return layer.step.net.call(STATE_READ, held, states.sources, index)
+INPUTS, MATRICES = 0, 1  # the parts of a state: see `compiler/frontend/cache_groups.py`
 
 
-def keep_state(layer: Layer, values: Var) -> None:
-    """Keep the states behind the saved tokens, [saved, size]."""
-    states, index = layer.state
-    (held,) = layer.step.appended.get(states, states.held)
-    layer.step.appended[states] = (layer.step.net.call(STATE_WRITE, held, values, states.pages, index),)
-
-
-def short_convolution(layer: Layer, x: Var, weight: str) -> Var:
+def convolution(layer: Layer, x: Var, weight: str, size: int, taps: int) -> Var:
     """A causal convolution of each of the elements of `x[tokens, size]` with its own taps."""
-    step, net, size = layer.step, layer.step.net, layer.step.config.hidden_size
-    batch, convolution = step.batch, step.config.convolution
-    assert convolution is not None, step.config
-    taps, states = convolution.taps, layer.state[0]
-    before = net.reshape(read_state(layer), _length(states.sources), taps - 1, size)
+    net, batch, (states, index) = layer.step.net, layer.step.batch, layer.state
+    held = _held(layer)[INPUTS]
+    before = net.reshape(net.call(STATE_READ, held, states.sources, index), _length(states.sources), taps - 1, size)
     tails = net.call(INPUT_TAILS, x, before, batch.seq_ids, batch.starts, batch.saved)
-    keep_state(layer, net.reshape(tails, _length(states.pages), (taps - 1) * size))
+    values = net.reshape(tails, _length(states.pages), (taps - 1) * size)
+    _keep(layer, INPUTS, net.call(STATE_WRITE, held, values, states.pages, index))
     kernel = net.as_f32(net.reshape(net.weight(layer.name(weight), size, 1, taps), size, taps))
     return net.call(CAUSAL_CONV, x, kernel, before, batch.seq_ids, batch.starts)
+
+
+def scan(layer: Layer, q: Var, k: Var, v: Var, decay: Var, *beta: Var) -> Var:
+    """`v[tokens, heads, size]` through the matrices of the layer's heads; see `compiler/ops/scan.py`."""
+    net, batch, (states, index) = layer.step.net, layer.step.batch, layer.state
+    lists = states.sources, batch.starts, batch.saved, states.pages
+    both = net.call(STATE_SCAN, _held(layer)[MATRICES], q, k, v, decay, *lists, index, *beta)
+    _keep(layer, MATRICES, net.field(both, 1))
+    return net.field(both, 0)
+
+
+def _held(layer: Layer) -> tuple[Atom, ...]:
+    states, _ = layer.state
+    return layer.step.appended.get(states, states.held)
+
+
+def _keep(layer: Layer, part: int, kept: Var) -> None:
+    """What the next layer goes on with."""
+    held = _held(layer)
+    layer.step.appended[layer.state[0]] = *held[:part], kept, *held[part + 1 :]
 
 
 def _length(x: Var) -> Dim:

@@ -34,7 +34,6 @@ from deploy.model_loading.modes import Generator
 from deploy.model_loading.plan import plan_of
 from deploy.model_loading.program import compile_model, executable_cache
 from deploy.model_loading.serving import CompiledModel, serve
-from runtime.cache_groups import PAGE_SIZE
 from runtime.memory import MemoryAccount
 from runtime.session import Session
 from server.engine.step_model import Places, StepBatch
@@ -107,6 +106,12 @@ def rounded_files(files: ModelFiles, format: WeightFormat) -> ModelFiles:
 # --- logits -------------------------------------------------------------------------------------------------------------
 
 
+def _places(table: NDArray[np.int32], position: int, size: int) -> Places:
+    """One token of each sequence, in pages of `size` tokens."""
+    page, offset = divmod(position, size)
+    return Places(table[:, page] * size + offset, table[:, : page + 1].copy())
+
+
 @dataclass(frozen=True, slots=True)
 class Texts:
     """As many sequences side by side, one token of each per step."""
@@ -117,19 +122,18 @@ class Texts:
 
     def logits(self, model: CompiledModel, next_tokens: Callable[[int, Floats | None], NDArray[np.int32]]) -> list[Floats]:
         """Of every position. `next_tokens` tells the tokens at one, by the logits before it."""
-        num_pages = -(-self.length // PAGE_SIZE)
         assert self.length <= model.limits.capacity, model.limits
-        tables = [tables_of(group, self.num_seqs, num_pages) for group in model.limits.groups]
+        sizes = [group.page_size for group in model.limits.groups]
+        tables = [tables_of(of, self.num_seqs, -(-self.length // of.page_size)) for of in model.limits.groups]
         rows, starts = np.arange(self.num_seqs, dtype=np.int32), np.arange(self.num_seqs + 1, dtype=np.int32)
         found: list[Floats] = []
         for position in range(self.length):
-            page, offset = divmod(position, PAGE_SIZE)
             batch = StepBatch(
                 tokens=next_tokens(position, found[-1] if found else None),
                 positions=np.full(self.num_seqs, position, np.int32),
                 query_starts=starts,
                 context_lens=np.full(self.num_seqs, position + 1, np.int32),
-                places=tuple(Places(table[:, page] * PAGE_SIZE + offset, table[:, : page + 1].copy()) for table in tables),
+                places=tuple(_places(table, position, size) for table, size in zip(tables, sizes, strict=True)),
                 logit_rows=rows,
             )
             found.append(model.download(model.run(batch)))

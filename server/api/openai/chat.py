@@ -182,9 +182,7 @@ def describe_plan(prompt: str, job: Job, model: Model, loaded: Loaded) -> Render
     """What would be asked of the worker, and what it would cost."""
     submit, ready = job.submit, loaded.ready
     longest = len(submit.prompt_ids) + submit.params.max_tokens
-    shared = len(submit.prompt_ids) // ready.page_size  # full pages of the prompt are held once
-    private = -(-longest // ready.page_size) - shared
-    pages = [pages_needed(group, shared, private, submit.num_choices) for group in ready.cache_groups]
+    pages = [pages_needed(group, len(submit.prompt_ids), longest, submit.num_choices) for group in ready.cache_groups]
     return {
         "object": "render",
         "model": model.spec.name,
@@ -203,9 +201,10 @@ def describe_plan(prompt: str, job: Job, model: Model, loaded: Loaded) -> Render
     }
 
 
-def pages_needed(group: CachePages, shared: int, private: int, num_choices: int) -> int:
-    """Of one cache group. A window that a choice outgrows holds no more than the window."""
-    whole = shared + private * num_choices
+def pages_needed(group: CachePages, num_prompt: int, longest: int, num_choices: int) -> int:
+    """Of one cache group, for choices of at most `longest` tokens with their prompt. A choice holds no more than its window."""
+    shared = num_prompt // group.page_size  # full pages of the prompt are held once
+    whole = shared + (-(-longest // group.page_size) - shared) * num_choices
     return whole if group.most_each is None else min(whole, group.most_each * num_choices)
 
 

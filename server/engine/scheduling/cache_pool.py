@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import lcm
 
 from runtime.cache_groups import PAGE_SIZE
 from server.engine.scheduling.page_pool import Chain, PageList, PagePool
@@ -22,7 +23,7 @@ class Held:
 
     @staticmethod
     def nothing(limits: StepLimits, salt: str) -> Held:
-        return Held(Chain(salt.encode()), tuple(PageList() for _ in limits.groups))
+        return Held(Chain(salt.encode()), tuple(PageList(page_size=group.page_size) for group in limits.groups))
 
 
 @dataclass(slots=True)
@@ -48,17 +49,17 @@ class CachePool:
 
     def reuse(self, held: Held, token_ids: Sequence[int], max_tokens: int) -> int:
         """Hold the published pages that begin `token_ids`, at most `max_tokens` tokens of them; say how many tokens that is."""
-        count, before = max_tokens // PAGE_SIZE, -1
-        while count != before:  # a group that goes less far may not be able to go on where another one can
-            before = count
+        found, before = max_tokens, -1
+        while found != before:  # a group that goes less far may not be able to go on where another one can
+            before = found
             for pool in self.pools:
-                count = pool.num_found(held.chain, token_ids, count)
+                found = pool.num_found(held.chain, token_ids, found)
             if len(self.pools) == 1:
                 break
         for pool, pages in zip(self.pools, held.lists, strict=True):
-            pool.hold(pages, held.chain, token_ids, count)
+            pool.hold(pages, held.chain, token_ids, found)
         held.version += 1
-        return count * PAGE_SIZE
+        return found
 
     def count_reuse(self, num_queried: int, num_found: int) -> None:
         self.num_queried_tokens += num_queried
@@ -78,7 +79,8 @@ class CachePool:
 
     def _last_stop(self, num_tokens: int) -> int:
         """The last token up to this one behind which pages can be gone on from: of a state, the end of a page."""
-        return num_tokens // PAGE_SIZE * PAGE_SIZE if any(pool.keeps_states for pool in self.pools) else num_tokens
+        step = lcm(*(pool.page_size for pool in self.pools if pool.keeps_states))
+        return num_tokens // step * step
 
     def _can_go_on(self, held: Held, start: int) -> bool:
         return all(pool.can_go_on(pages, start) for pool, pages in zip(self.pools, held.lists, strict=True))

@@ -22,14 +22,14 @@ from server.engine.step_model import GroupLimits
 
 @dataclass(slots=True)
 class Chain:
-    """The digests of a sequence's first full pages as far as they were ever computed. Tokens are only appended, or taken back with
-    `rewind`, so it outlives the pages."""
+    """The digests of a sequence's first runs of PAGE_SIZE tokens as far as they were ever computed. Tokens are only appended, or taken
+    back with `rewind`, so it outlives the pages."""
 
     salt: bytes
     digests: list[bytes] = field(default_factory=list[bytes])
 
     def digest(self, index: int, token_ids: Sequence[int]) -> bytes:
-        """Of full page `index`. Each digest covers the one before, so it stands for the whole beginning of the sequence."""
+        """Of run `index`. Each digest covers the one before, so it stands for the whole beginning of the sequence."""
         while index >= len(self.digests):
             parent = self.digests[-1] if self.digests else blake2b(self.salt, digest_size=16).digest()
             first = len(self.digests) * PAGE_SIZE
@@ -47,6 +47,11 @@ class PageList:
     pages: list[int] = field(default_factory=list[int])
     num_returned: int = 0
     num_published: int = 0
+    page_size: int = PAGE_SIZE  # tokens
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.pages) * self.page_size
 
     @property
     def held(self) -> list[int]:
@@ -63,6 +68,8 @@ class PagePool:
         self.num_pages = limits.num_pages  # page 0 is padding and never handed out
         self._window = limits.window
         self.keeps_states = limits.keeps_states
+        self.page_size = limits.page_size
+        self._digests_each = limits.page_size // PAGE_SIZE  # of a page: its name is the last one
         self._most_each = limits.most_pages(max_tokens)
         self._free = list(range(self.num_pages - 1, 0, -1))
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
@@ -80,25 +87,27 @@ class PagePool:
 
     # --- beginnings that are computed already --------------------------------------------------------------------------------
 
-    def num_found(self, chain: Chain, token_ids: Sequence[int], most: int) -> int:
-        """The largest number of full pages, at most `most`, behind which a sequence can go on with published pages."""
+    def num_found(self, chain: Chain, token_ids: Sequence[int], max_tokens: int) -> int:
+        """The largest number of tokens in full pages, at most `max_tokens`, behind which a sequence can go on with published pages."""
+        most = max_tokens // self.page_size
         if self._window is None:
-            return next((i for i in range(most) if chain.digest(i, token_ids) not in self._page_of), most)
+            return next((i for i in range(most) if self._name(chain, i, token_ids) not in self._page_of), most) * self.page_size
         while most > 0:
-            needed = range(most - 1, self._first_needed(most * PAGE_SIZE) - 1, -1)
-            missing = next((i for i in needed if chain.digest(i, token_ids) not in self._page_of), None)
+            needed = range(most - 1, self._first_needed(most * self.page_size) - 1, -1)
+            missing = next((i for i in needed if self._name(chain, i, token_ids) not in self._page_of), None)
             if missing is None:
                 break
             most = missing
-        return most
+        return most * self.page_size
 
-    def hold(self, held: PageList, chain: Chain, token_ids: Sequence[int], count: int) -> None:
-        """Hold the published pages that are needed to go on behind `count` full pages."""
-        assert not held.pages
-        held.num_returned = self._first_needed(count * PAGE_SIZE)
+    def hold(self, held: PageList, chain: Chain, token_ids: Sequence[int], num_tokens: int) -> None:
+        """Hold the published pages that are needed to go on behind so many tokens, which end with a page."""
+        assert not held.pages and num_tokens % self.page_size == 0
+        count = num_tokens // self.page_size
+        held.num_returned = self._first_needed(num_tokens)
         held.pages = [0] * held.num_returned
         for i in range(held.num_returned, count):
-            held.pages.append(self._page_of[chain.digest(i, token_ids)])
+            held.pages.append(self._page_of[self._name(chain, i, token_ids)])
             self._hold(held.pages[i])
         held.num_published = count
 
@@ -109,9 +118,9 @@ class PagePool:
     def fork(self, source: PageList, target: PageList, num_tokens: int) -> None:
         """Let `target` hold the pages of the first `num_tokens` tokens of `source`, a partly filled last one included."""
         assert not target.pages
-        target.pages = source.pages[: -(-num_tokens // PAGE_SIZE)]
+        target.pages = source.pages[: -(-num_tokens // self.page_size)]
         target.num_returned = source.num_returned
-        target.num_published = min(source.num_published, num_tokens // PAGE_SIZE)
+        target.num_published = min(source.num_published, num_tokens // self.page_size)
         for page in target.held:
             self._hold(page)
 
@@ -119,9 +128,9 @@ class PagePool:
 
     def num_needed(self, held: PageList, start: int, stop: int) -> int:
         """How many pages `make_writable` would take."""
-        fresh = max(0, -(-stop // PAGE_SIZE) - len(held.pages))
-        first = start // PAGE_SIZE
-        return fresh + sum(not self._is_private(page) for page in held.pages[first : -(-stop // PAGE_SIZE)])
+        fresh = max(0, -(-stop // self.page_size) - len(held.pages))
+        first = start // self.page_size
+        return fresh + sum(not self._is_private(page) for page in held.pages[first : -(-stop // self.page_size)])
 
     def num_to_admit(self, held: PageList, start: int, stop: int) -> int:
         """How many pages it takes to compute from `start` to `stop`, in however many steps."""
@@ -130,14 +139,14 @@ class PagePool:
 
     def is_writable(self, held: PageList, start: int, stop: int) -> bool:
         """Whether nothing needs to be done for the positions start .. stop, as for one more token in a page of one's own."""
-        pages, last = held.pages, -(-stop // PAGE_SIZE) - 1
-        return last < len(pages) and start // PAGE_SIZE == last and self._is_private(pages[last])
+        pages, last = held.pages, -(-stop // self.page_size) - 1
+        return last < len(pages) and start // self.page_size == last and self._is_private(pages[last])
 
     def make_writable(self, held: PageList, start: int, stop: int) -> list[tuple[int, int]]:
         """Give `held` private pages for the positions start .. stop; the copies to make first. There are enough pages."""
-        pages, num_pages = held.pages, -(-stop // PAGE_SIZE)
+        pages, num_pages = held.pages, -(-stop // self.page_size)
         copies: list[tuple[int, int]] = []
-        for i in range(start // PAGE_SIZE, min(num_pages, len(pages))):
+        for i in range(start // self.page_size, min(num_pages, len(pages))):
             if not self._is_private(pages[i]):
                 copies.append((pages[i], self._take()))
                 self._drop(pages[i])
@@ -150,8 +159,8 @@ class PagePool:
     def publish(self, held: PageList, chain: Chain, token_ids: Sequence[int], num_computed: int) -> None:
         """Let others find the full pages among the first `num_computed` tokens. If a page with that content is known already, this
         one stays private: two pages under one digest would make eviction ambiguous."""
-        for i in range(held.num_published, num_computed // PAGE_SIZE):
-            digest = chain.digest(i, token_ids)
+        for i in range(held.num_published, num_computed // self.page_size):
+            digest = self._name(chain, i, token_ids)
             if digest not in self._page_of:
                 self._page_of[digest] = held.pages[i]
                 self._digest_of[held.pages[i]] = digest
@@ -172,9 +181,9 @@ class PagePool:
     def rewind(self, held: PageList, num_computed: int) -> None:
         """Tokens behind `num_computed` will be written again. A page that was published with them stays so, and is copied before it is
         written."""
-        while len(held.pages) * PAGE_SIZE >= num_computed + PAGE_SIZE:
+        while len(held.pages) * self.page_size >= num_computed + self.page_size:
             self._drop(held.pages.pop())
-        held.num_published = min(held.num_published, num_computed // PAGE_SIZE)
+        held.num_published = min(held.num_published, num_computed // self.page_size)
 
     def release(self, held: PageList) -> None:
         """Give all pages back. The last goes first, so that the beginning of a chain outlives its end in the cache."""
@@ -206,9 +215,13 @@ class PagePool:
         if any(page in self._digest_of for page in self._free) or any(p not in self._digest_of for p in self._cached):
             raise IntegrityError("a free page is published, or a cached page is not")
 
+    def _name(self, chain: Chain, index: int, token_ids: Sequence[int]) -> bytes:
+        """Of full page `index`."""
+        return chain.digest((index + 1) * self._digests_each - 1, token_ids)
+
     def _first_needed(self, start: int) -> int:
         """The first page that a token at position `start` reads."""
-        return 0 if self._window is None else max(0, start - self._window + 1) // PAGE_SIZE
+        return 0 if self._window is None else max(0, start - self._window + 1) // self.page_size
 
     def _is_private(self, page: int) -> bool:
         return self._holders[page] == 1 and page not in self._digest_of

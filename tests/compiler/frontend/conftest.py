@@ -20,7 +20,6 @@ from compiler.frontend.registry import load_config, weights_of
 from compiler.frontend.weights import WeightSource, open_safetensors
 from compiler.ir.dtypes import DType
 from compiler.machine.target import Target, host
-from compiler.ops.attention.kv_cache import PAGE
 from deploy.bench.synthetic import RandomWeights, llama_config, shapes_of
 from runtime.cache_groups import CacheGroup
 from runtime.executable import Executable
@@ -74,9 +73,10 @@ class GroupCache:
     def table(self, name: str, start: int, stop: int) -> NDArray[np.int32]:
         """Pages for the tokens up to `stop`; those behind the window of token `start` are damaged."""
         table = self._tables.get(name, np.empty(0, np.int32))
-        missing = -(-stop // PAGE) - len(table)
+        size = self.group.page_size
+        missing = -(-stop // size) - len(table)
         table, self._free = np.concatenate([table, self._free[:missing]]), self._free[missing:]
-        past = table[: 0 if self.group.window is None else max(0, start - self.group.window + 1) // PAGE]
+        past = table[: 0 if self.group.window is None else max(0, start - self.group.window + 1) // size]
         for array in self.arrays:
             array[(slice(None),) * self.group.page_axis + (past,)] = 127 if array.dtype == np.int8 else np.nan
         past[:] = 0
@@ -106,7 +106,8 @@ class Sequences:
         for cache in self.caches:
             own = [cache.table(name, start, stop) for name, start, stop in zip(pieces, starts, stops, strict=True)]
             tables.append(np.array([np.pad(table, (0, max(map(len, own)) - len(table))) for table in own], np.int32))
-            slots.append(tables[-1][owners, positions // PAGE] * PAGE + positions % PAGE)
+            size = cache.group.page_size
+            slots.append(tables[-1][owners, positions // size] * size + positions % size)
         arrays = (array for cache in self.caches for array in cache.arrays)
         rows_wanted = np.arange(len(tokens), dtype=np.int32)
         query_starts = np.append(0, ends).astype(np.int32)

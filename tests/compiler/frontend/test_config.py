@@ -211,6 +211,31 @@ def test_layers_without_rotation() -> None:
         parse_config(small("smollm3", no_rope_layers=[1, 2, 0]))
 
 
+HYBRID = {"num_hidden_layers": 4, "moe_intermediate_size": 8, "num_experts": 4, "num_experts_per_tok": 2}
+
+
+def test_a_hybrid_has_states_in_all_layers_but_each_fourth() -> None:
+    assert parse_config(small("qwen3_next", **HYBRID)).stateful == {0, 1, 2}
+    assert parse_config(small("qwen3_next", **HYBRID, full_attention_interval=2)).stateful == {0, 2}
+    kinds = ["full_attention", "linear_attention"] * 2
+    assert parse_config(small("qwen3_next", **HYBRID, layer_types=kinds)).stateful == {1, 3}
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "expected"),
+    [
+        ("linear_num_key_heads", 5, r"a divisor of linear_num_value_heads \(32\)"),
+        ("layer_types", ["linear_attention"] * 4, "full_attention in at least one layer"),
+        ("layer_types", ["sliding_attention"] * 4, "a list of 4 times linear_attention or full_attention"),
+        ("attn_output_gate", False, "true"),
+        ("mamba_ssm_dtype", "bfloat16", "float32"),
+    ],
+)
+def test_what_a_hybrid_does_not_have_is_refused_by_name(field: str, value: object, expected: str) -> None:
+    with pytest.raises(ConfigError, match=f"{field} of .* expected {expected}"):
+        parse_config(small("qwen3_next", **HYBRID, **{field: value}))
+
+
 def test_unknown_models_are_refused_with_what_is_known() -> None:
     with pytest.raises(UnknownModel, match=r"'rwkv' is not known; known are arcee, bert, camembert.*xlm-roberta$"):
         parse_config({"model_type": "rwkv", "attention_hidden_size": 1})

@@ -26,6 +26,7 @@ CASES = [
     ("olmoe", "int4"),
     ("gpt_oss", "int8"),
     ("lfm2", "f32"),
+    ("qwen3_next", "int8"),
 ]
 
 

@@ -366,16 +366,23 @@ def test_the_kv_cache_takes_its_share_of_the_room(folder_of: Callable[[str], Pat
     assert plan_load(msgspec.structs.replace(limited, kv_share=0.01)).num_pages == 64 // PAGE_SIZE + 1
 
 
-@pytest.mark.parametrize(("case", "kinds"), [("gemma3", [(1, None, False), (3, 12, False)]), ("lfm2", [(1, None, False), (3, 17, True)])])
+@pytest.mark.parametrize(
+    ("case", "kinds"),
+    [
+        ("gemma3", [(1, None, 16), (3, 12, 16)]),
+        ("lfm2", [(1, None, 16), (3, 17, 16)]),
+        ("qwen3_next", [(1, None, 16), (3, 65, 64)]),  # a state is as large as keys and values of 59 tokens
+    ],
+)
 def test_each_cache_group_has_pages_of_its_own(case: str, kinds: list[Any], folder_of: Callable[[str], Path]) -> None:
     """Those of a window or a state are as many as sequences of any length need, and a small cache is divided among all groups."""
     asked = Load("m", str(folder_of(case)), max_batch=64)
     whole = plan_load(asked)
-    assert [(group.num_layers, group.window, group.keeps_states) for group in whole.groups] == kinds
+    assert [(group.num_layers, group.window, group.page_size) for group in whole.groups] == kinds
     assert whole.kv_cache_bytes == sum(group.num_pages * group.page_bytes for group in whole.groups)
     kept, few = whole.groups
     assert kept.num_pages == 1 + 64 * 256 // PAGE_SIZE
-    of_a_token = GroupLimits(0, few.window).most_pages(1)
+    of_a_token = GroupLimits(0, few.window, page_size=few.page_size).most_pages(1)
     assert of_a_token is not None and few.num_pages <= 1 + 64 * of_a_token + 512 // PAGE_SIZE
     tight = plan_load(msgspec.structs.replace(asked, kv_cache_bytes=whole.kv_cache_bytes // 3))
     assert tight.kv_cache_bytes <= whole.kv_cache_bytes // 3

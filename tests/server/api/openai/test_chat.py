@@ -282,9 +282,9 @@ def test_render_shows_what_would_be_asked(server):
 
 
 def test_a_window_needs_no_more_pages_than_it_holds():
-    whole, window = CachePages(100, 4096), CachePages(100, 4096, most_each=5)
-    assert [pages_needed(group, shared=20, private=3, num_choices=2) for group in (whole, window)] == [26, 10]
-    assert [pages_needed(group, shared=1, private=2, num_choices=2) for group in (whole, window)] == [5, 5]
+    whole, window, states = CachePages(100, 4096, 16), CachePages(100, 4096, 16, most_each=5), CachePages(100, 4096, 64, most_each=3)
+    assert [pages_needed(group, 320, 368, num_choices=2) for group in (whole, window, states)] == [26, 10, 6]
+    assert [pages_needed(group, 17, 48, num_choices=2) for group in (whole, window, states)] == [5, 5, 2]
 
 
 def test_continue_final_message(server):

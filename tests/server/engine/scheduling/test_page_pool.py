@@ -191,6 +191,26 @@ def test_a_rewind_behind_the_window_goes_on_from_published_pages() -> None:
     pool.check_integrity([held])
 
 
+# --- states --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_hit_a_fork_and_a_rewind_end_with_a_page_of_states() -> None:
+    """States have pages of 64 tokens, keys and values of 16."""
+    pool = pool_of(40, GroupLimits(9, 65, keeps_states=True, page_size=64))
+    held, other = filled(pool, 200, chunk=16), nothing(pool)
+    assert [len(pages_of(held, group)) for group in (0, 1)] == [13, 4]
+    assert pool.reuse(other, TEXT, 199) == 192 and [len(pages_of(other, group)) for group in (0, 1)] == [12, 3]
+    pool.release(other)
+    assert pool.reuse(other, TEXT, 191) == 128
+    pool.release(other)
+    assert pool.fork(held, other, 198) == 192
+    pool.check_integrity([held, other])
+    pool.release(other)
+    assert pool.rewind(held, TEXT[:200], 195) == 192
+    assert [len(pages_of(held, group)) for group in (0, 1)] == [12, 3]
+    pool.check_integrity([held])
+
+
 # --- books ---------------------------------------------------------------------------------------------------------------
 
 

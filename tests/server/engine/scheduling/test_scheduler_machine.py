@@ -241,9 +241,10 @@ class OverlappedMachine(Machine):
 
 
 class GroupsMachine(OverlappedMachine):
-    """With layers that keep two windows and a state, beside those that keep all tokens."""
+    """With layers that keep two windows and states, also in pages of 32 tokens, beside those that keep all tokens."""
 
-    limits = replace(LIMITS, groups=(*LIMITS.groups, GroupLimits(9, window=20), GroupLimits(5, window=2), GroupLimits(9, 17, True)))
+    states = GroupLimits(9, 17, True), GroupLimits(9, 33, True, page_size=32)
+    limits = replace(LIMITS, groups=(*LIMITS.groups, GroupLimits(9, window=20), GroupLimits(5, window=2), *states))
 
 
 SCALE = settings(

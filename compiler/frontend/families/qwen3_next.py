@@ -1,0 +1,114 @@
+"""Qwen3-Next: the gated delta rule in three of four layers, gated attention in the others, and mixtures of experts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from compiler.frontend.config import ModelConfig, Recurrence, read_decoder
+from compiler.frontend.families.qwen3_moe import read_dense
+from compiler.frontend.family import DecoderFamily
+from compiler.frontend.fields import Fields
+from compiler.frontend.layers.decoder import OUT, QKV, Branch, Layer, attend, head_norm, pre_norm, rotate
+from compiler.frontend.layers.delta import GATE_FORMAT, gated_delta
+from compiler.frontend.layers.mixture import mixture
+from compiler.frontend.mixture import ExpertNames, Mixture, read_mixture
+from compiler.ir.graph.atoms import Var
+
+NAMES = ExpertNames(shared="mlp.shared_expert", shared_gate="mlp.shared_expert_gate")
+KINDS = ("linear_attention", "full_attention")
+
+
+def read(fields: Fields) -> ModelConfig:
+    fields.fill(intermediate_size=5632, num_experts=512, num_experts_per_tok=10, moe_intermediate_size=512, norm_topk_prob=True)
+    fields.fill(shared_expert_intermediate_size=512)
+    return replace(read_hybrid(fields), mixture=replace(read_experts(fields), dense_layers=read_dense(fields)))
+
+
+def read_hybrid(fields: Fields) -> ModelConfig:
+    """All but the feed-forward branch."""
+    fields.fill(head_dim=256, max_position_embeddings=32768, partial_rotary_factor=0.25, num_key_value_heads=2)
+    config = read_decoder(fields)
+    bias = fields.flag("attention_bias", False)
+    if not fields.flag("attn_output_gate", True):
+        raise fields.error("attn_output_gate", "true: attention is gated in all models")
+    if fields.text("mamba_ssm_dtype", "float32") != "float32":
+        raise fields.error("mamba_ssm_dtype", "float32, in which states are kept")
+    fields.skip("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings")  # of layers that predict further tokens
+    return replace(config, norm_offset=1.0, qkv_bias=bias, output_bias=bias, recurrence=_read_recurrence(fields, config.num_layers))
+
+
+def read_experts(fields: Fields) -> Mixture:
+    found = read_mixture(fields, "num_experts", "moe_intermediate_size")
+    return replace(found, shared_size=fields.integer("shared_expert_intermediate_size"))
+
+
+def _read_recurrence(fields: Fields, num_layers: int) -> Recurrence:
+    keys, heads = fields.integer("linear_num_key_heads", 16), fields.integer("linear_num_value_heads", 32)
+    if heads % keys:
+        raise fields.error("linear_num_key_heads", f"a divisor of linear_num_value_heads ({heads})")
+    return Recurrence(
+        layers=_read_layers(fields, num_layers),
+        taps=fields.integer("linear_conv_kernel_dim", 4, minimum=2, maximum=64),
+        num_keys=keys,
+        num_heads=heads,
+        key_size=fields.integer("linear_key_head_dim", 128, maximum=1024),
+        size=fields.integer("linear_value_head_dim", 128, maximum=1024),
+    )
+
+
+def _read_layers(fields: Fields, num_layers: int) -> frozenset[int]:
+    """The layers that have a state."""
+    every = fields.integer("full_attention_interval", 4)
+    kinds = fields.raw("layer_types", [KINDS[(layer + 1) % every == 0] for layer in range(num_layers)])
+    if not isinstance(kinds, list) or len(kinds) != num_layers or not set(KINDS).issuperset(kinds):
+        raise fields.error("layer_types", f"a list of {num_layers} times {' or '.join(KINDS)}")
+    found = frozenset(layer for layer, kind in enumerate(kinds) if kind == KINDS[0])
+    if len(found) == num_layers:
+        raise fields.error("layer_types", "full_attention in at least one layer")
+    return found
+
+
+def layer(at: Layer, x: Var) -> Var:
+    return mixed_layer(at, x, _stacked_delta, mixture(NAMES))
+
+
+def mixed_layer(at: Layer, x: Var, delta: Branch, feed: Branch) -> Var:
+    return pre_norm(at, x, delta if at.number in at.step.config.stateful else gated_attention, feed)
+
+
+def gated_attention(at: Layer, h: Var) -> Var:
+    """Each head has its query, and behind it the gate of its result."""
+    net, t, c = at.step.net, at.step.t, at.step.config
+    heads, kv_heads, size = c.num_heads, c.num_kv_heads, c.head_dim
+    sizes = [2 * heads * size, kv_heads * size, kv_heads * size]
+    wide = net.linear(h, [at.name(name) for name in QKV], c.hidden_size, sizes, bias=c.qkv_bias)
+    both = net.reshape(net.slice(wide, 1, 0, sizes[0]), t, heads, 2 * size)
+    q, gate = net.slice(both, 2, 0, size), net.slice(both, 2, size, 2 * size)
+    k, v = (net.reshape(net.slice(wide, 1, end - sizes[1], end), t, kv_heads, size) for end in (sum(sizes[:2]), sum(sizes)))
+    q, k = head_norm(at, q, "self_attn.q_norm"), head_norm(at, k, "self_attn.k_norm")
+    return attend(at, rotate(at, q), rotate(at, k), v, OUT, gate=net.reshape(gate, t, heads * size))
+
+
+def _stacked_delta(at: Layer, h: Var) -> Var:
+    """Checkpoints hold the rows of each key head together: its query, its key, and the values and gates that it serves."""
+    net, c, r = at.step.net, at.step.config, at.step.config.recurrence
+    assert r is not None, c
+    each = r.num_heads // r.num_keys
+    parts = _parted(at, "linear_attn.in_proj_qkvz.weight", (r.key_size, r.key_size, each * r.size, each * r.size))
+    wide = net.product(h, net.stacked(parts))
+    b, a = (net.product(h, part, format=GATE_FORMAT) for part in _parted(at, "linear_attn.in_proj_ba.weight", (each, each)))
+    return gated_delta(at, net.slice(wide, 1, 0, r.channels), net.slice(wide, 1, r.channels, r.channels + r.values), b, a)
+
+
+def _parted(at: Layer, name: str, sizes: tuple[int, ...]) -> list[Var]:
+    """The rows of all key heads, which have so many of each kind, kind by kind."""
+    net, c, r = at.step.net, at.step.config, at.step.config.recurrence
+    assert r is not None, c
+    by_head = net.reshape(net.weight(at.name(name), r.num_keys * sum(sizes), c.hidden_size), r.num_keys, sum(sizes), c.hidden_size)
+    ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
+    return [
+        net.reshape(net.slice(by_head, 1, end - size, end), r.num_keys * size, c.hidden_size) for size, end in zip(sizes, ends, strict=True)
+    ]
+
+
+FAMILY = DecoderFamily(("qwen3_next",), read, layer, experts=NAMES)

@@ -1,0 +1,245 @@
+"""Recurrent layers whose state is a matrix per head: the gated delta rule, and Mamba-2's scan, which is the same without a correction.
+
+    S = decay * S + k u^T,  out = S^T q       of each head, token by token
+    u = beta * (v - (decay * S)^T k)          the delta rule, where beta is given; otherwise u = v
+
+The operator reads the state of each sequence from its page, computes its tokens in order and writes the states behind the saved tokens; see
+`compiler/ops/states.py` for the pages. Tokens follow one another by the same operations wherever a step begins, so the bits of a sequence
+do not depend on chunks.
+
+A page has the matrices [heads, key_size, size] of all heads in blocks of neighbouring columns: [heads, blocks, key_size, width]. One thread
+computes a block of a sequence, while the block stays in its nearest cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import gcd
+from typing import Any
+
+import numpy as np
+
+from compiler.ir.dims import Dim
+from compiler.ir.dtypes import DType
+from compiler.ir.errors import AnnotationError
+from compiler.ir.loops.buffers import Buffer
+from compiler.ir.loops.scalars import Scalar
+from compiler.ir.loops.write import Array, Kernel, cast, const, equal, fma, index, minimum, not_equal, select, total
+from compiler.ir.types import TensorType, TupleType, Type
+from compiler.ops.attention.kv_cache import bound_layer, check_layer, layer_operand
+from compiler.ops.broadcast import sized_buffer
+from compiler.ops.operands import agree, tensor_operand, unproved, wants_float, wants_int
+from compiler.ops.tables import Nest, Operands, UnknownShape, define
+
+F32, I64 = DType.F32, DType.I64
+MOST_COLUMNS, LANES = 32, 16  # of a block, of a vector
+
+
+def block_width(size: int) -> int:
+    return gcd(size, MOST_COLUMNS)
+
+
+# --- meaning -----------------------------------------------------------------------------------------------------------
+
+
+def _numpy(
+    states: Any, q: Any, k: Any, v: Any, decay: Any, sources: Any, starts: Any, saved: Any, pages: Any, layer: Any, beta: Any = None
+) -> Any:
+    states, out = states.copy(), np.zeros(v.shape, v.dtype)
+    heads, size = v.shape[1:]
+    width, each = block_width(size), heads // k.shape[1]
+    blocks = heads, size // width, k.shape[2], width
+    q, k = (np.repeat(x.astype(np.float32), each, axis=1) for x in (q, k))
+    kept = {int(token): page for token, page in zip(saved, pages, strict=True)}
+    for s, source in enumerate(sources):
+        held = states[layer, source] if source else np.zeros_like(states[layer, 0])
+        state = held.reshape(blocks).swapaxes(1, 2).reshape(heads, -1, size).astype(np.float32)
+        for t in range(starts[s], starts[s + 1]):
+            state = state * decay[t, :, None, None].astype(np.float32)
+            u = v[t].astype(np.float32)
+            if beta is not None:
+                u = beta[t, :, None].astype(np.float32) * (u - (state * k[t, :, :, None]).sum(1))
+            state = state + k[t, :, :, None] * u[:, None, :]
+            out[t] = (state * q[t, :, :, None]).sum(1)
+            if t in kept:
+                states[layer, kept[t]] = state.reshape(heads, -1, size // width, width).swapaxes(1, 2).reshape(-1)
+    return out, states
+
+
+# --- annotation --------------------------------------------------------------------------------------------------------
+
+
+OPERANDS = ("states", "q", "k", "v", "decay", "sources", "starts", "saved", "pages", "layer", "beta")
+FLOATS = {
+    "states": (3, "[layers, pages, size]"),
+    **dict.fromkeys("qkv", (3, "[t, heads, size]")),
+    **dict.fromkeys(("decay", "beta"), (2, "[t, heads]")),
+}
+INTEGERS = {"sources": "[s]", "starts": "[s + 1]", "saved": "[m]", "pages": "[m]"}
+
+
+def _type(args: tuple[Type, ...], _: Mapping[str, Any]) -> Type:
+    given = OPERANDS[: len(args)]
+    types = {
+        name: wants_float(tensor_operand(args, given.index(name), name, ndim=rank, layout=layout), name)
+        for name, (rank, layout) in FLOATS.items()
+        if name in given
+    }
+    lists = {
+        name: wants_int(tensor_operand(args, given.index(name), name, ndim=1, layout=layout), name) for name, layout in INTEGERS.items()
+    }
+    check_layer(args[given.index("layer")])
+    q, k, v, states = (types[name] for name in ("q", "k", "v", "states"))
+    for i, (wanted, found) in enumerate(zip(k.shape or (), q.shape or k.shape or (), strict=True)):
+        agree(wanted, found, f"dimension {i} of q")
+    if v.shape is not None:
+        _agree_heads(v.shape, k, states, {name: types[name].shape for name in ("decay", "beta") if name in types})
+    if (saved := lists["saved"].shape) is not None and (pages := lists["pages"].shape) is not None:
+        agree(saved[0], pages[0], "the length of pages")
+    return TupleType((v, states))
+
+
+def _agree_heads(v: tuple[Dim, ...], k: TensorType, states: TensorType, gates: Mapping[str, tuple[Dim, ...] | None]) -> None:
+    tokens, heads, size = v
+    if k.shape is not None and heads.is_const and k.shape[1].is_const and heads.const % max(k.shape[1].const, 1):
+        raise AnnotationError(f"v has {heads} heads, wants a multiple of the {k.shape[1]} heads of k")
+    for name, shape in gates.items():
+        for i, (wanted, given) in enumerate(zip((tokens, heads), shape or (tokens, heads), strict=True)):
+            agree(wanted, given, f"dimension {i} of {name}")
+    if k.shape is None:
+        return
+    agree(tokens, k.shape[0], "the number of tokens of k")
+    if states.shape is not None:
+        agree(heads * size * k.shape[2], states.shape[2], "the size of states")
+
+
+# --- loops -------------------------------------------------------------------------------------------------------------
+
+
+def _nest(operands: Operands) -> Nest:
+    kernel = Kernel()
+    held, q, k, v, decay, sources, starts, saved, pages = (operands.buffer(i) for i in range(9))
+    assert isinstance(operands.out, TupleType)
+    out, states = sized_buffer(operands.out.fields[0], "out"), Buffer("new_states", held.shape, held.dtype)
+    tokens, heads, size = v.shape
+    num_seqs, num_keys, key_size = sources.shape[0], k.shape[1], k.shape[2]
+    if not all(dim.is_const for dim in (heads, size, num_keys, key_size)):
+        raise UnknownShape("a scan needs its numbers of heads and their sizes as numbers; state them with match_cast")
+    beta = kernel.array(operands.buffer(10)) if operands.has(10) else None
+    arrays = dict(zip(("out", "states", "q", "k", "v", "decay"), kernel.arrays(out, states, q, k, v, decay), strict=True))
+    scan = _Scan(kernel, **arrays, beta=beta, width=block_width(size.const))
+    scan.write(bound_layer(kernel, layer_operand(operands.places[9]), held), *kernel.arrays(sources, starts, saved, pages))
+    wanted: dict[int, tuple[Dim, ...]] = {
+        0: (*held.shape[:2], heads * size * key_size),
+        1: k.shape,
+        2: (tokens, *k.shape[1:]),
+        4: (tokens, heads),
+        6: (num_seqs + 1,),
+        8: saved.shape,
+    }
+    if beta is not None:
+        wanted[10] = tokens, heads
+    checks = unproved(operands, wanted)
+    return Nest((out, states), kernel.body(), inplace=(None, 0), checks=checks, attrs={"schedule": "scan"})
+
+
+@dataclass
+class _Scan:
+    kernel: Kernel
+    out: Array
+    states: Array
+    q: Array
+    k: Array
+    v: Array
+    decay: Array
+    beta: Array | None
+    width: int  # of a block
+
+    @property
+    def rows(self) -> int:
+        return self.k.shape[2].const
+
+    @property
+    def lanes(self) -> int:
+        return gcd(self.width, LANES)
+
+    def write(self, layer: Dim, sources: Array, starts: Array, saved: Array, pages: Array) -> None:
+        kernel = self.kernel
+        heads, size = (dim.const for dim in self.v.shape[1:])
+        axes = [("s", sources.shape[0]), ("h", Dim.of(heads)), ("b", Dim.of(size // self.width))]
+        with kernel.parallel("i", sources.shape[0] * heads * (size // self.width)) as i:
+            s, h, b = kernel.unravel(i, axes)
+            block = (h * (size // self.width) + b) * (self.rows * self.width)
+            state = kernel.local("state", self.rows, self.width)
+            self._begin(state, layer, kernel.let("source", cast(sources[s], I64)), block)
+            start, stop = (kernel.let(name, cast(starts[s + j], I64)) for j, name in enumerate(("start", "stop")))
+            # The saved tokens of all sequences stand in one list.
+            following = kernel.local("following", 1, dtype=I64)
+            following[0] = total((saved.shape[0],), lambda r: select(cast(saved[r], I64) < index(start), const(1, I64), 0))
+            with kernel.serial("j", stop - start) as j:
+                t = kernel.let("t", index(start + j), self.v.shape[0] - 1)
+                self._step(state, t, h, b * self.width)
+                m = kernel.let("m", minimum(following[0], index(saved.shape[0] - 1)), saved.shape[0] - 1)
+                with kernel.when(equal(cast(saved[m], I64), index(t))):
+                    page = kernel.let("page", cast(pages[m], I64))
+                    with self._elements() as (r, c):
+                        self.states[layer, page, block + r * self.width + c] = cast(state[r, c], self.states.dtype)
+                    following[0] = following[0] + 1
+
+    def _begin(self, state: Array, layer: Dim, source: Dim, block: Dim) -> None:
+        with self.kernel.when(not_equal(index(source), 0)), self._elements() as (r, c):
+            state[r, c] = cast(self.states[layer, source, block + r * self.width + c], F32)
+        with self.kernel.orelse(), self._elements() as (r, c):
+            state[r, c] = 0.0
+
+    def _step(self, state: Array, t: Dim, h: Dim, first: Dim) -> None:
+        """Two sums of the rows side by side, or each addition would wait for the one before."""
+        kernel, parts = self.kernel, gcd(self.rows, 2)
+        head = h // (self.v.shape[1].const // self.k.shape[1].const)
+        sums, added = kernel.local("sums", parts, self.width), kernel.local("added", self.width)
+        factor = kernel.local("factor", 1)
+        factor[0] = cast(self.decay[t, h], F32)
+        if self.beta is not None:
+            self._clear(sums)
+            with self._rows(parts) as (r, p), self._columns() as c:
+                sums[p, c] = fma(state[r, c], cast(self.k[t, head, r], F32), sums[p, c])
+        with self._columns() as c:
+            value = cast(self.v[t, h, first + c], F32)
+            if self.beta is not None:
+                value = cast(self.beta[t, h], F32) * (value - factor[0] * _over(sums, c))
+            added[c] = value
+        self._clear(sums)
+        with self._rows(parts) as (r, p), self._columns() as c:
+            state[r, c] = fma(state[r, c], factor[0], cast(self.k[t, head, r], F32) * added[c])
+            sums[p, c] = fma(state[r, c], cast(self.q[t, head, r], F32), sums[p, c])
+        with self._columns() as c:
+            self.out[t, h, first + c] = cast(_over(sums, c), self.out.dtype)
+
+    def _clear(self, sums: Array) -> None:
+        with self.kernel.unroll("p", sums.shape[0].const) as p, self._columns() as c:
+            sums[p, c] = 0.0
+
+    @contextmanager
+    def _columns(self) -> Generator[Dim]:
+        with self.kernel.unroll("u", self.width // self.lanes) as u, self.kernel.vector(self.lanes) as lane:
+            yield u * self.lanes + lane
+
+    @contextmanager
+    def _rows(self, parts: int) -> Generator[tuple[Dim, Dim]]:
+        with self.kernel.serial("r", self.rows // parts) as r, self.kernel.unroll("p", parts) as p:
+            yield r * parts + p, p
+
+    @contextmanager
+    def _elements(self) -> Generator[tuple[Dim, Dim]]:
+        with self._rows(1) as (r, _), self._columns() as c:
+            yield r, c
+
+
+def _over(sums: Array, column: Dim) -> Scalar:
+    """The sum of all parts."""
+    return sum((sums[part, column] for part in range(1, sums.shape[0].const)), start=sums[0, column])
+
+
+STATE_SCAN = define("state_scan", ", ".join(OPERANDS) + "?", _type, _numpy, _nest)
