@@ -50,6 +50,7 @@ def _config(c: ModelConfig) -> dict[str, Any]:
     assert c.rope is not None, c
     return {
         **_mixture(c),
+        **_recurrence(c),
         "model_type": c.family,
         "vocab_size": c.vocab_size,
         "hidden_size": c.hidden_size,
@@ -64,6 +65,20 @@ def _config(c: ModelConfig) -> dict[str, Any]:
         "max_position_embeddings": c.max_context,
         "torch_dtype": "bfloat16",
         "eos_token_id": 2,
+    }
+
+
+def _recurrence(c: ModelConfig) -> dict[str, Any]:
+    if (r := c.recurrence) is None:
+        return {}
+    return {
+        "layer_types": ["linear_attention" if layer in r.layers else "full_attention" for layer in range(c.num_layers)],
+        "linear_conv_kernel_dim": r.taps,
+        "linear_num_key_heads": r.num_keys,
+        "linear_num_value_heads": r.num_heads,
+        "linear_key_head_dim": r.key_size,
+        "linear_value_head_dim": r.size,
+        "partial_rotary_factor": 1.0,
     }
 
 

@@ -1,5 +1,5 @@
 """Models with random weights, made on the spot: for measuring speed, where values do not matter. Dense ones are like Llama, mixtures of
-experts like Qwen3-MoE or gpt-oss."""
+experts like Qwen3-MoE or gpt-oss, hybrids like Qwen3.5, with attention in each eighth layer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compiler.frontend.config import Activation, ModelConfig
+from compiler.frontend.config import Activation, ModelConfig, Recurrence
 from compiler.frontend.mixture import ClippedGate, ExpertNames, Mixture
 from compiler.frontend.registry import decoder_family
 from compiler.frontend.rope import Rope
@@ -28,11 +28,14 @@ SHAPES = {
     "8b-shape": (4096, 32, 32, 8, 128, 14336, 128256),
     "30b-a3b": (2048, 48, 32, 4, 128, 768, 151936),
     "gpt-oss-shape": (2880, 24, 64, 8, 64, 2880, 201088),
+    "0.6b-hybrid": (1024, 24, 8, 2, 128, 3584, 32000),
 }
 MIXTURES = {
     "30b-a3b": Mixture(num_experts=128, num_chosen=8, size=768),
     "gpt-oss-shape": Mixture(num_experts=32, num_chosen=4, size=2880, bias=True, clipped=ClippedGate(1.702, 7.0)),
 }
+HYBRIDS = {"0.6b-hybrid": Recurrence(frozenset(), taps=4, num_keys=16, num_heads=16, key_size=128, size=128)}  # but for the layers
+ATTENTION_EVERY = 8  # layers of a hybrid
 WINDOW = 128  # of every other layer of gpt-oss
 HEAD_SIZES = (64, 80, 96, 128, 256)
 
@@ -45,6 +48,9 @@ def synthetic_config(name: str, *, head_size: int | None = None, kv_heads: int |
     if heads % (kv_heads := kv_heads or own_kv_heads):
         raise SettingsError(f"--kv-heads is {kv_heads}; expected a divisor of the {heads} heads of {name}")
     config = llama_config(hidden, layers or own_layers, heads, kv_heads, head_size or own_size, ffn, vocab)
+    if name in HYBRIDS:
+        stateful = frozenset(layer for layer in range(config.num_layers) if (layer + 1) % ATTENTION_EVERY)
+        return replace(config, family="qwen3_5_text", norm_offset=1.0, recurrence=replace(HYBRIDS[name], layers=stateful))
     if name not in MIXTURES:
         return config
     config = replace(config, family="qwen3_moe", mixture=MIXTURES[name])
@@ -83,17 +89,46 @@ def shapes_of(c: ModelConfig) -> dict[str, tuple[int, ...]]:
         "lm_head.weight": (c.vocab_size, c.hidden_size),
     }
     for layer in range(c.num_layers):
-        prefix = f"model.layers.{layer}."
-        shapes |= {
-            f"{prefix}self_attn.q_proj.weight": (c.num_heads * c.head_dim, c.hidden_size),
-            f"{prefix}self_attn.k_proj.weight": (c.num_kv_heads * c.head_dim, c.hidden_size),
-            f"{prefix}self_attn.v_proj.weight": (c.num_kv_heads * c.head_dim, c.hidden_size),
-            f"{prefix}self_attn.o_proj.weight": (c.hidden_size, c.num_heads * c.head_dim),
-            f"{prefix}input_layernorm.weight": (c.hidden_size,),
-            f"{prefix}post_attention_layernorm.weight": (c.hidden_size,),
-            **{f"{prefix}{name}": shape for name, shape in {**_biases(c), **_feed_forward(c)}.items()},
+        parts = {
+            **(_delta(c) if layer in c.stateful else _attention(c)),
+            "input_layernorm.weight": (c.hidden_size,),
+            "post_attention_layernorm.weight": (c.hidden_size,),
+            **_biases(c),
+            **_feed_forward(c),
         }
+        shapes |= {f"model.layers.{layer}.{name}": shape for name, shape in parts.items()}
     return shapes
+
+
+def _attention(c: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """That of a hybrid has gates behind its queries, and norms of heads."""
+    size, kv_size = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
+    norms: dict[str, tuple[int, ...]] = {"self_attn.q_norm.weight": (c.head_dim,), "self_attn.k_norm.weight": (c.head_dim,)}
+    return {
+        "self_attn.q_proj.weight": (size if c.recurrence is None else 2 * size, c.hidden_size),
+        "self_attn.k_proj.weight": (kv_size, c.hidden_size),
+        "self_attn.v_proj.weight": (kv_size, c.hidden_size),
+        "self_attn.o_proj.weight": (c.hidden_size, size),
+        **(norms if c.family in ("qwen3_moe", "qwen3_5_text") else {}),
+    }
+
+
+def _delta(c: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """A layer with the gated delta rule."""
+    r = c.recurrence
+    assert r is not None, c
+    parts: dict[str, tuple[int, ...]] = {
+        "in_proj_qkv.weight": (r.channels, c.hidden_size),
+        "in_proj_z.weight": (r.values, c.hidden_size),
+        "in_proj_a.weight": (r.num_heads, c.hidden_size),
+        "in_proj_b.weight": (r.num_heads, c.hidden_size),
+        "conv1d.weight": (r.channels, 1, r.taps),
+        "A_log": (r.num_heads,),
+        "dt_bias": (r.num_heads,),
+        "norm.weight": (r.size,),
+        "out_proj.weight": (c.hidden_size, r.values),
+    }
+    return {f"linear_attn.{name}": shape for name, shape in parts.items()}
 
 
 def _feed_forward(c: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -101,9 +136,7 @@ def _feed_forward(c: ModelConfig) -> dict[str, tuple[int, ...]]:
         wide, narrow = (c.intermediate_size, c.hidden_size), (c.hidden_size, c.intermediate_size)
         return {"mlp.gate_proj.weight": wide, "mlp.up_proj.weight": wide, "mlp.down_proj.weight": narrow}
     experts, size = c.mixture.num_experts, c.mixture.size
-    norms: dict[str, tuple[int, ...]] = {"self_attn.q_norm.weight": (c.head_dim,), "self_attn.k_norm.weight": (c.head_dim,)}
     return {
-        **(norms if c.family == "qwen3_moe" else {}),
         f"{_names(c).router}.weight": (experts, c.hidden_size),
         "mlp.experts.gate_proj.weight": (experts, size, c.hidden_size),
         "mlp.experts.up_proj.weight": (experts, size, c.hidden_size),

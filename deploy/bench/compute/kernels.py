@@ -130,8 +130,8 @@ def work_of(model: Model, args: Any) -> dict[str, Work]:
 
 def _attention(model: Model, node: Attention, args: Any) -> tuple[float, float]:
     """Of one layer: each token reads the positions up to its own, or those in its window."""
-    config, positions, seq_ids = model.config, args[1], args[2 + len(model.groups)]
-    group = next(group for group in model.groups if (group.window or 0) == node.window)
+    config, positions, seq_ids = model.config, args[1], args[2 + sum(not group.keeps_states for group in model.groups)]
+    group = next(group for group in model.groups if not group.keeps_states and (group.window or 0) == node.window)
     seen = np.minimum(positions + 1, node.window or positions.max() + 1)
     read = sum(int((positions[seq_ids == s] + 1).max() - (positions - seen + 1)[seq_ids == s].min()) for s in np.unique(seq_ids))
     return model.kv_bytes(group) / len(group.layers) * read, 4.0 * config.num_heads * config.head_dim * int(seen.sum())

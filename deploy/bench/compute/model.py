@@ -2,7 +2,8 @@
 
 Limit time is the larger of bytes / bandwidth and operations / peak. Bytes are the weights a step reads and the keys and values it attends
 to; operations are two per weight and token, and four per key, head and element. Of a mixture, weights are those of the experts that are
-chosen: as many as independent choices make on average.
+chosen: as many as independent choices make on average. A hybrid reads and writes a state per sequence, by eight operations per token and
+element.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from compiler.machine.target import NAMED, Target, get, host
 from deploy.bench.limits import Gauge
 from deploy.bench.peer import PEERS, Run, Steps, Subject, at_work, check
 from deploy.bench.synthetic import HEAD_SIZES, RandomWeights, dtypes_of, shapes_of, synthetic_config
+from deploy.model_loading.costs import tables_of
 from runtime.cache_groups import KV_DTYPES, PAGE_SIZE, CacheGroup
 from runtime.device.base import Device
 from runtime.device.cpu.system_memory import system_memory
@@ -37,11 +39,13 @@ from runtime.kv_pool import KVPool
 from runtime.memory import MemoryAccount
 from runtime.session import Session
 from runtime.step_arguments import step_arguments
+from server.engine.step_model import GroupLimits
 from server.settings import SettingsError
 
 PREFILLS = (128, 512, 2048)
 BATCHES = (1, 4, 8, 16, 32)
 CONTEXTS = (128, 4096)
+LONG = 32768  # tokens behind which a hybrid decodes one more
 MOST_DIFFERENCE = 1.0  # of a peer's logits: random weights of 4 bits, rounded in two ways, are 0.8 apart after 24 layers, others 1.4
 
 
@@ -89,7 +93,8 @@ class Model:
         self, config: ModelConfig, quantize: str, threads: int | None, *, kv_dtype: DType = DType.BF16, target: Target | None = None
     ) -> None:
         self.config = config
-        bounds = StepBounds(max(PREFILLS), max(BATCHES), max(CONTEXTS) + PAGE_SIZE)
+        self.contexts = CONTEXTS if config.recurrence is None else (*CONTEXTS, LONG)
+        bounds = StepBounds(max(PREFILLS), max(BATCHES), max(self.contexts) + PAGE_SIZE)
         self.module = build_step(config, dtypes_of(config), bounds, kv_dtype, WeightFormat.parse(quantize))
         self.options = Options(target or host())
         self.executable = compile_module(self.module, self.options)
@@ -97,8 +102,12 @@ class Model:
         self.weights = bind_weights(self.session, self.executable, ENTRY, RandomWeights(shapes_of(config)))
         self.groups = groups_of(config, kv_dtype, bounds.max_context)
         pages = 1 + max(BATCHES) * (max(CONTEXTS) // PAGE_SIZE + 1)
-        self.pages = min(pages, 1 + (4 << 30) // sum(group.bytes_per_page for group in self.groups))
-        self.pool = KVPool(self.groups, [self.pages] * len(self.groups), MemoryAccount(), self.session.device)
+        self.pages = min(pages, 1 + (4 << 30) // sum(group.bytes_per_page for group in self.groups if not group.keeps_states))
+        counts = [1 + max(BATCHES) if group.keeps_states else self.pages for group in self.groups]
+        self.limits = [
+            GroupLimits(count, group.window, page_size=group.page_size) for count, group in zip(counts, self.groups, strict=True)
+        ]
+        self.pool = KVPool(self.groups, counts, MemoryAccount(), self.session.device)
         fill(self.pool, self.session.device)
 
     def product_bytes(self, tokens: int) -> float:
@@ -111,22 +120,24 @@ class Model:
     def product_elements(self) -> int:
         """Weights that a token is multiplied by."""
         c = self.config
-        attention = c.hidden_size * (2 * c.num_heads + 2 * c.num_kv_heads) * c.head_dim
+        attention = c.hidden_size * ((2 if c.recurrence is None else 3) * c.num_heads + 2 * c.num_kv_heads) * c.head_dim
+        delta = 0 if (r := c.recurrence) is None else c.hidden_size * (r.channels + 2 * r.values + 2 * r.num_heads)
         feed = 3 * c.intermediate_size if c.mixture is None else 3 * c.mixture.size * c.mixture.num_chosen + c.mixture.num_experts
-        return c.num_layers * (attention + c.hidden_size * feed) + c.hidden_size * c.vocab_size
+        mixing = len(c.stateful) * delta + (c.num_layers - len(c.stateful)) * attention
+        return mixing + c.num_layers * c.hidden_size * feed + c.hidden_size * c.vocab_size
 
     def step(self, tokens: int, sequences: int, context: int) -> Any:
         """Arguments of a step in which each sequence has so many new tokens and so much context at the end."""
         each = tokens // sequences
-        num_pages = -(-context // PAGE_SIZE)
-        tables = (np.arange(sequences * num_pages) % (self.pages - 1) + 1).astype(np.int32).reshape(sequences, num_pages)
+        tables = [tables_of(group, sequences, -(-context // group.page_size)) for group in self.limits]
         positions = np.tile(np.arange(context - each, context), sequences).astype(np.int32)
         seq_ids = np.repeat(np.arange(sequences), each)
-        slots = tables[seq_ids, positions // PAGE_SIZE] * PAGE_SIZE + positions % PAGE_SIZE
+        sizes = [group.page_size for group in self.limits]
+        slots = [table[seq_ids, positions // size] * size + positions % size for table, size in zip(tables, sizes, strict=True)]
         rows = (np.arange(sequences) * each + each - 1).astype(np.int32)
         ids = np.arange(tokens, dtype=np.int32) % self.config.vocab_size
-        starts, count = np.arange(sequences + 1, dtype=np.int32) * each, len(self.groups)
-        return *step_arguments(self.groups, ids, positions, starts, [slots] * count, [tables] * count), rows, *self.pool.arguments
+        starts = np.arange(sequences + 1, dtype=np.int32) * each
+        return *step_arguments(self.groups, ids, positions, starts, slots, tables), rows, *self.pool.arguments
 
     def run(self, args: Any) -> Any:
         return self.session.call(ENTRY, *args, views=True)
@@ -139,12 +150,19 @@ class Model:
     def works(self) -> dict[Case, Work]:
         """Of all steps whose keys and values fit into the pages."""
         decodes = [Case(batch, batch, context) for context in CONTEXTS for batch in BATCHES if batch * context // PAGE_SIZE < self.pages]
+        decodes += [Case(1, 1, context) for context in self.contexts if context not in CONTEXTS]
         return {case: self.work(case) for case in (*(Case(length, 1, length) for length in PREFILLS), *decodes)}
 
     def work(self, case: Case) -> Work:
         c = self.config
         num_bytes, operations = self.product_bytes(case.tokens), 2.0 * self.product_elements * case.tokens
         for group in self.groups:
+            if group.keeps_states:
+                r = c.recurrence
+                assert r is not None, c
+                num_bytes += 2 * group.bytes_per_page * case.sequences  # read, and written
+                operations += 8.0 * r.values * r.key_size * len(group.layers) * case.tokens
+                continue
             seen = min(case.context, group.window or case.context)
             pairs = seen * (case.context - seen / 2) if case.is_prefill else case.sequences * seen
             num_bytes += self.kv_bytes(group) * case.sequences * (case.context if case.is_prefill else seen)

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
+from compiler.frontend.config import Recurrence
 from compiler.frontend.layers.nn import WeightFormat
 from compiler.frontend.mixture import Mixture
 from deploy.bench import peer, synthetic
@@ -162,6 +163,25 @@ def test_layers_with_a_window_read_no_more_than_it_holds(monkeypatch: pytest.Mon
     attention = [w for name, w in kernels.work_of(made, made.step(6, 3, 200)).items() if "attention" in name]
     assert sorted(w.num_bytes for w in attention) == [3 * of_a_token * 129, 3 * of_a_token * 200]
     assert sorted(w.operations for w in attention) == [4 * 4 * 16 * 3 * 2 * 128, 4 * 4 * 16 * 3 * (199 + 200)]
+    made.session.close()
+
+
+def test_a_hybrid_reads_and_writes_its_states(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two layers, the second of which attends."""
+    monkeypatch.setitem(synthetic.SHAPES, "few", (64, 2, 4, 2, 16, 32, VOCAB))
+    few = Recurrence(frozenset(), taps=4, num_keys=2, num_heads=4, key_size=8, size=16)
+    monkeypatch.setitem(synthetic.HYBRIDS, "few", few)
+    monkeypatch.setattr(synthetic, "ATTENTION_EVERY", 2)
+    monkeypatch.setattr(model, "LONG", 8192)
+    made = model.Model(synthetic_config("few"), "bf16", 1)
+    assert made.product_elements == 64 * (16 * 16) + 64 * (96 + 128 + 8) + 2 * 3 * 64 * 32 + 64 * VOCAB
+    read = [made.work(model.Case(3, 3, context)).num_bytes for context in (128, 4096)]
+    assert read[1] - read[0] == 3 * (4096 - 128) * 2 * 2 * 2 * 16
+    state_bytes = 4 * (3 * 96 + 64 * 8)
+    assert read[0] == made.product_bytes(3) + 3 * (128 * 2 * 2 * 2 * 16 + 2 * state_bytes)
+    assert model.Case(1, 1, 8192) in made.works and model.Case(4, 4, 8192) not in made.works
+    for case in ((4, 4, 200), (64, 1, 64), (1, 1, 8192)):
+        assert np.isfinite(made.session.download(made.run(made.step(*case)))).all()
     made.session.close()
 
 
