@@ -25,7 +25,7 @@ TILES = {
     "aarch64-android": [("dot_panel", 8, 2, 16), ("dot_panel", 4, 2, 16)],
     "riscv64": [],
     "riscv64-v": [],
-    "wasm-simd128": [("dot_words", 8, 4, 16)],
+    "wasm-simd128": [("dot_panel", 4, 2, 16), ("dot_words", 8, 4, 16)],
     "wasm-relaxed": [("dot_panel", 4, 2, 16), ("dot_words", 8, 4, 16)],
 }
 
