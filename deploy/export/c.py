@@ -25,6 +25,8 @@ from deploy.export.weights import write_block
 from deploy.model_loading.servable import Progress, Servable, silent
 from runtime.cache_groups import PAGE_SIZE
 from runtime.flat_program import flat_program
+from server.interfaces import LoadError
+from server.messages import ErrorCode
 
 ALIASES: Final = {"aarch64-linux": "aarch64-neon", "riscv64-linux": "riscv64", "riscv64-v-linux": "riscv64-v", "x86-64-linux": "x86-64-v3"}
 QUESTION: Final = "What is the capital of France?"
@@ -45,6 +47,11 @@ def c_target(name: str) -> Target:
 def export_c(model: Servable, name: str, target: Target, folder: Path, progress: Progress = silent) -> Path:
     """The archive. Raises LoadError for a model that cannot be exported."""
     mode = require_generator(model, name)
+    if any(group.keeps_states for group in mode.groups):
+        raise LoadError(
+            ErrorCode.LOAD_REFUSED,
+            f"{name} keeps a state per sequence; C libraries are made of models that keep keys and values: take --target web, or serve it",
+        )
     executable = compile_module(model.module, Options(target, progress=lambda fraction: progress("compile", fraction)))
     flat = flat_program(executable, mode.entry, [SAMPLE_ENTRY])
     assert SAMPLE == SAMPLE_ENTRY

@@ -1,4 +1,4 @@
-"""`relaxserve export MODEL --target web`: a folder that chats, wherever it is served as static files.
+"""`relaxserve export MODEL --target web`: a folder that chats or embeds, wherever it is served as static files.
 
 program.json             the model, and a program per level of features: its module, its records, the shards of its weights
 wasm-*.wasm              a module per level
@@ -17,12 +17,13 @@ from pathlib import Path
 
 import msgspec
 
+from compiler.backends.wasm.codegen.module import memory_flags
 from compiler.driver import Options, compile_module
 from compiler.frontend.sampler import SAMPLE_ENTRY
 from compiler.machine.target import Target, get
-from deploy.export.model import cache_shapes, pieces, require_generator
+from deploy.export.model import NOTHING_SHOWN, cache_shapes, pieces
 from deploy.export.weights import Shard, write_shards
-from deploy.model_loading.modes import Generator
+from deploy.model_loading.modes import Embedder, Encoder, Generator, Mode
 from deploy.model_loading.servable import Progress, Servable, silent
 from runtime.cache_groups import PAGE_SIZE
 from runtime.flat_program import FlatProgram, flat_program
@@ -30,6 +31,8 @@ from runtime.units import in_mib
 from runtime.web import page_files
 from server.interfaces import LoadError
 from server.messages import ErrorCode
+from server.text.dialect import Dialect
+from server.text.tools import ToolFormat
 
 LEVELS = ("wasm-relaxed", "wasm-simd128")  # the best first
 ADDRESSED = 4 << 30  # bytes, by pointers of 32 bits
@@ -42,23 +45,36 @@ class Level(msgspec.Struct, frozen=True):
     target: str
     features: tuple[str, ...]
     module: str  # file
+    memory_flags: int  # the byte of the file that says whether threads share the memory
     program: FlatProgram
     shards: tuple[Shard, ...]
 
 
+class WebEmbedding(msgspec.Struct, frozen=True):
+    """How texts become vectors."""
+
+    normalize: bool
+    prompts: dict[str, str]
+    default_prompt: str | None
+
+
 class WebModel(msgspec.Struct, frozen=True):
     name: str
+    kind: str  # generator, embedder (a decoder without a head) or encoder
     entry: str
     vocab_size: int
     hidden_size: int
     max_context: int
     max_tokens: int  # of one step
     page_size: int
-    cache_shapes: dict[str, tuple[int, ...]]  # of the inputs that hold keys and values
+    cache_shapes: dict[str, tuple[int, ...]]  # of the inputs that hold keys, values and states
     eos_ids: tuple[int, ...]
     sampling: dict[str, float]  # what the model's files ask for where a request is silent
     special_tokens: dict[str, str]  # variables of the chat template
     chat_template: str | None
+    tool_template: str | None  # used in its place where a request has tools
+    tools: ToolFormat | None  # how the model writes calls
+    embedding: WebEmbedding
 
 
 class WebProgram(msgspec.Struct, frozen=True):
@@ -68,31 +84,34 @@ class WebProgram(msgspec.Struct, frozen=True):
 
 def export_web(model: Servable, name: str, folder: Path, progress: Progress = silent, levels: Sequence[str] = LEVELS) -> WebProgram:
     """Raises LoadError for a model that cannot be exported."""
-    mode = require_generator(model, name)
+    mode = model.mode
+    if isinstance(mode, Encoder) and mode.files.config.classes is not None:
+        raise LoadError(ErrorCode.LOAD_REFUSED, f"{name} classifies texts; models that generate text or give vectors can be exported")
+    dialect = Dialect.of(model.tokenizer, None, None) if mode.generates else None
     folder.mkdir(parents=True, exist_ok=True)
-    program = WebProgram(_model(model, mode, name), tuple(_level(model, mode, get(target), folder, progress) for target in levels))
+    program = WebProgram(_model(model, mode, name, dialect), tuple(_level(model, mode, get(target), folder, progress) for target in levels))
     (folder / PROGRAM).write_bytes(msgspec.json.encode(program))
     (folder / "tokenizer.json").write_text(model.tokenizer.to_json())
-    (folder / PIECES).write_bytes(pieces(model.tokenizer, program.model.vocab_size))
+    (folder / PIECES).write_bytes(pieces(model.tokenizer, program.model.vocab_size, NOTHING_SHOWN if dialect is None else dialect.shown))
     for file, content in page_files().items():
         (folder / file).parent.mkdir(exist_ok=True)
         (folder / file).write_bytes(content)
     return program
 
 
-def _level(model: Servable, mode: Generator, target: Target, folder: Path, progress: Progress) -> Level:
+def _level(model: Servable, mode: Mode, target: Target, folder: Path, progress: Progress) -> Level:
     executable = compile_module(model.module, Options(target, progress=partial(progress, "compile")))
-    flat = flat_program(executable, mode.entry, [SAMPLE_ENTRY])
+    flat = flat_program(executable, mode.entry, [SAMPLE_ENTRY] if mode.generates else [])
     _require_room(flat, mode)
     module = f"{target.name}.wasm"
     (folder / module).write_bytes(executable.object_code)
     progress("pack", 0.0)
     shards = write_shards(folder, flat, executable, mode.entry, model.files.weights)
-    return Level(target.name, tuple(sorted(target.features)), module, flat, shards)
+    return Level(target.name, tuple(sorted(target.features)), module, memory_flags(executable.object_code), flat, shards)
 
 
-def _require_room(flat: FlatProgram, mode: Generator) -> None:
-    cache_bytes = sum(group.bytes_per_page for group in mode.groups) * (1 + mode.bounds.max_pages)
+def _require_room(flat: FlatProgram, mode: Mode) -> None:
+    cache_bytes = 0 if isinstance(mode, Encoder) else sum(group.bytes_per_page for group in mode.groups) * (1 + mode.bounds.max_pages)
     needed = flat.weights_bytes + flat.arena_bytes + cache_bytes
     if needed > ADDRESSED:
         raise LoadError(
@@ -103,20 +122,28 @@ def _require_room(flat: FlatProgram, mode: Generator) -> None:
         )
 
 
-def _model(model: Servable, mode: Generator, name: str) -> WebModel:
+KINDS = {Generator: "generator", Embedder: "embedder", Encoder: "encoder"}
+
+
+def _model(model: Servable, mode: Mode, name: str, dialect: Dialect | None) -> WebModel:
     config, tokenizer = model.files.config, model.tokenizer
     template, defaults = tokenizer.chat_template, tokenizer.generation_defaults
+    embedding = config.embedding
     return WebModel(
         name,
+        KINDS[type(mode)],
         mode.entry,
         config.vocab_size,
         config.hidden_size,
         mode.max_context,
         mode.bounds.max_tokens,
         PAGE_SIZE,
-        cache_shapes(mode),
+        {} if isinstance(mode, Encoder) else cache_shapes(mode),
         tokenizer.eos_ids,
         {key: value for key, value in asdict(defaults).items() if value is not None},
         {} if template is None else template.special_tokens,
         None if template is None else template.source,
+        None if template is None else template.tool_source,
+        None if dialect is None else dialect.tools,
+        WebEmbedding(embedding.normalize, dict(embedding.prompts), embedding.default_prompt),
     )

@@ -65,7 +65,7 @@ async function begin() {
 
 function converse(client) {
   part('name').textContent = client.model.name;
-  status.textContent = `Ready, ${client.target}.`;
+  status.textContent = `Ready, ${client.target}, ${client.threads === 1 ? 'one thread' : `${client.threads} threads`}.`;
   prompt.disabled = send.disabled = false;
   prompt.focus();
   part('form').addEventListener('submit', (event) => {

@@ -1,4 +1,5 @@
-// A decoder in memory: it takes the tokens of one sequence, gives logits, and draws tokens from them by the compiled sampler.
+// A decoder in memory: it takes the tokens of one sequence, gives logits, and draws tokens from them by the compiled sampler; or, without a
+// head, it gives hidden states alone. What a step takes is written in runtime/step_arguments.py.
 // What the sampler's columns mean is written in runtime/sampling.py and compiler/ops/sampling/meaning.py.
 
 import { Program, align, sizeOf } from './program.mjs';
@@ -17,22 +18,24 @@ export const SAMPLING = {
 
 export class Decoder {
   /** `description`: the part `model` of program.json. */
-  static async load(flat, module, description) {
+  static async load(flat, module, description, threads) {
     const decoder = new Decoder();
     const { max_tokens, max_context, page_size, vocab_size } = decoder.description = description;
     const most = Math.ceil(max_context / page_size), entry = flat.functions[description.entry];
     const shapes = {
       tokens: [max_tokens], positions: [max_tokens], slots: [max_tokens], seq_ids: [max_tokens],
       page_tables: [1, most], logit_rows: [1], hidden_rows: [1],
+      starts: [2], saved: [Math.ceil(max_tokens / page_size) + 1], sources: [1], saved_pages: [Math.ceil(max_tokens / page_size) + 1],
     };
     const shapeOf = (name) => description.cache_shapes[name] ?? shapes[kindOf(name)];
     const sampler = {
       rows: [1], numbers: [1, 5], settings: [1, 9], bias_starts: [2], bias_ids: [vocab_size], bias_values: [vocab_size],
       seen_starts: [2], seen_ids: [vocab_size], seen_counts: [vocab_size], masks: [0, Math.ceil(vocab_size / 32)],
     };
-    const wanted = [...entry.inputs.map((i) => [i, shapeOf(i.name)]), ...flat.functions.sample.inputs.slice(1).map((i) => [i, sampler[i.name]])];
+    const drawn = flat.functions.sample?.inputs.slice(1) ?? [];   // a model that only embeds has no sampler
+    const wanted = [...entry.inputs.map((i) => [i, shapeOf(i.name)]), ...drawn.map((i) => [i, sampler[i.name]])];
     const bytes = wanted.reduce((total, [input, shape]) => total + align(sizeOf(input.dtype, shape)), 0);
-    const program = decoder.program = await Program.load(flat, module, bytes);
+    const program = decoder.program = await Program.load(flat, module, bytes, threads);
     const made = wanted.map(([input, shape]) => program.tensor(input.dtype, shape));
     decoder.inputs = made.slice(0, entry.inputs.length);
     decoder.samplerInputs = made.slice(entry.inputs.length);
@@ -40,15 +43,14 @@ export class Decoder {
     for (const table of decoder.#inputs('page_tables')) {
       table.forEach((_, page) => { table[page] = page + 1; });   // page 0 is padding
     }
-    program.view(decoder.named.rows, Int32Array)[0] = 0;
+    if (decoder.hasHead) program.view(decoder.named.rows, Int32Array)[0] = 0;
     decoder.reset();
     return decoder;
   }
 
-  get weights() {
-    const { weightsAt, description } = this.program;
-    return this.program.bytes.subarray(weightsAt, weightsAt + description.weights_bytes);
-  }
+  get hasHead() { return this.named.rows !== undefined; }
+
+  get keepsStates() { return this.named.saved !== undefined; }
 
   /** Views of the inputs of a kind, one for each group of the cache. */
   #inputs(kind) {
@@ -58,8 +60,12 @@ export class Decoder {
   /** Forget the sequence. */
   reset() { this.length = 0; }
 
-  /** Go back to the first tokens of the sequence. */
-  rewind(length) { this.length = Math.min(this.length, length); }
+  /** Go back to the first tokens of the sequence; the number that is left. A state is kept behind full pages, and behind the last token. */
+  rewind(length) {
+    const { page_size: page } = this.description;
+    if (length < this.length) this.length = this.keepsStates ? Math.floor(length / page) * page : length;
+    return this.length;
+  }
 
   /** Append tokens to the sequence. The logits after the last one stay in memory until the next call. */
   append(tokens, { wants = 'logits' } = {}) {
@@ -87,13 +93,25 @@ export class Decoder {
     }
     for (const slots of this.#inputs('slots')) for (let i = 0; i < count; i++) slots[i] = page_size + start + i;
     for (const name of ['logit_rows', 'hidden_rows']) if (named[name]) program.view(named[name], Int32Array)[0] = count - 1;
+    const saved = this.keepsStates ? this.#states(start, count) : 0, hasLogits = this.hasHead ? wants === 'logits' : wants === 'hidden';
     this.length += count;
     const used = {
       tokens: [count], positions: [count], slots: [count], seq_ids: [count], page_tables: [1, Math.ceil(this.length / page_size)],
-      logit_rows: [wants === 'logits' ? 1 : 0], hidden_rows: [wants === 'hidden' ? 1 : 0],
+      logit_rows: [hasLogits ? 1 : 0], hidden_rows: [wants === 'hidden' ? 1 : 0], saved: [saved], saved_pages: [saved],
     };
     const { inputs } = program.description.functions[entry];
     return program.call(entry, this.inputs.map((tensor, i) => ({ ...tensor, shape: used[kindOf(inputs[i].name)] ?? tensor.shape })));
+  }
+
+  /** Where the step finds the state before its tokens, and where it leaves those behind the last token of each page; how many it leaves. */
+  #states(start, count) {
+    const { program, named, description: { page_size: page } } = this, saved = [];
+    for (let i = 0; i < count; i++) if ((start + i) % page === page - 1 || i === count - 1) saved.push(i);
+    program.view(named.starts, Int32Array).set([0, count]);
+    program.view(named.saved, Int32Array).set(saved);
+    for (const sources of this.#inputs('sources')) sources[0] = start === 0 ? 0 : 1 + Math.floor((start - 1) / page);
+    for (const pages of this.#inputs('saved_pages')) pages.set(saved.map((i) => 1 + Math.floor((start + i) / page)));
+    return saved.length;
   }
 
   /** A token from the logits of the last `append`. `seen`: of each token of the sequence, how often it was drawn (0: in the prompt only). */

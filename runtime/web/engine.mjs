@@ -1,8 +1,9 @@
 // Requests to answers: one at a time, token by token, in OpenAI's shapes.
 
 import { loadModel } from './loader.mjs';
-import { parsed, RequestError } from './request.mjs';
+import { parsed, parsedEmbedding, RequestError } from './request.mjs';
 import { Detokenizer, TextCodec } from './text.mjs';
+import { ToolParser } from './tools.mjs';
 
 const nextTurn = () => new Promise((resolve) => {   // lets an abort in; a timer would wait for milliseconds
   const { port1, port2 } = new MessageChannel();
@@ -12,14 +13,17 @@ const nextTurn = () => new Promise((resolve) => {   // lets an abort in; a timer
 
 export class Engine {
   static async load(options) {
-    const engine = new Engine(), { decoder, model, level } = await loadModel(options);
-    Object.assign(engine, { decoder, model, level, codec: await TextCodec.load(model, options.read), tokens: [], running: Promise.resolve() });
+    const engine = new Engine(), { network, model, level, threads } = await loadModel(options);
+    Object.assign(engine, { network, model, level, threads, codec: await TextCodec.load(model, options.read), tokens: [], running: Promise.resolve() });
     return engine;
   }
 
+  /** End the threads. */
+  close() { this.network.program.team?.close(); }
+
   /** Methods that a client may name, each an async generator of events: chunks, and last the whole answer. */
   get methods() {
-    return { 'chat.completions': (body, signal) => this.#chat(body, signal), completions: (body, signal) => this.#completion(body, signal), embeddings: (body) => this.#embeddings(body) };
+    return { 'chat.completions': (body, signal) => this.#chat(body, signal), completions: (body, signal) => this.#completion(body, signal), embeddings: (body, signal) => this.#embeddings(body, signal) };
   }
 
   /** Requests wait for each other: one sequence is in memory. */
@@ -30,6 +34,9 @@ export class Engine {
     try {
       await before;
       signal.throwIfAborted();
+      if (this.model.kind !== 'generator' && method !== 'embeddings') {
+        throw new RequestError('model', `${this.model.name} gives embeddings and generates no text; use embeddings.create`);
+      }
       yield* this.methods[method](body, signal);
     } finally {
       done();
@@ -37,19 +44,22 @@ export class Engine {
   }
 
   async *#chat(body, signal) {
-    if (!Array.isArray(body.messages) || body.messages.length === 0) throw new RequestError('messages', 'messages has to be a list with at least one message');
-    const asked = parsed(body, this.model), prompt = this.codec.encode(this.codec.prompt(body.messages));
+    const asked = parsed(body, this.model), prompt = this.codec.encode(this.codec.prompt(body.messages, asked.tools));
     const head = { id: `chatcmpl-${crypto.randomUUID()}`, created: Math.floor(Date.now() / 1000), model: this.model.name };
     const chunk = (delta, reason = null, logprobs = null) => ({ ...head, object: 'chat.completion.chunk', choices: [{ index: 0, delta, finish_reason: reason, logprobs }] });
-    const answer = { content: '', tokens: [] };
+    const parser = asked.tools.length > 0 ? new ToolParser(this.model.tools, asked.tools.map((tool) => tool.function.name), asked.mostCalls) : null;
+    const answer = { content: '', calls: [], tokens: [], reason: 'stop' };
     if (asked.stream) yield chunk({ role: 'assistant', content: '' });
     for await (const { text, token, logprob, reason } of this.#generate(prompt, asked, signal)) {
-      answer.content += text;
-      if (token !== undefined) answer.tokens.push(logprob === null ? token : this.#named(token, logprob));
-      const logprobs = logprob ? { content: [this.#named(token, logprob)] } : null;
-      if (reason) answer.reason = reason;
-      if (asked.stream && (text !== '' || logprobs)) yield chunk({ content: text }, null, logprobs);
+      const parts = parser === null ? (text === '' ? [] : [{ content: text }]) : [...parser.push(text), ...(reason ? parser.finish() : [])];
+      const deltas = parts.map((part) => told(part, answer)), logprobs = logprob ? { content: [this.#named(token, logprob)] } : null;
+      answer.tokens.push(logprobs === null ? token : logprobs.content[0]);
+      answer.reason = reason ?? answer.reason;
+      if (logprobs && deltas.length === 0) deltas.push({ content: '' });
+      if (asked.stream) for (const [i, delta] of deltas.entries()) yield chunk(delta, null, i === 0 ? logprobs : null);
+      if (parser?.done) break;
     }
+    if (answer.calls.length > 0 && answer.reason === 'stop') answer.reason = 'tool_calls';
     const usage = { prompt_tokens: prompt.length, completion_tokens: answer.tokens.length, total_tokens: prompt.length + answer.tokens.length };
     if (asked.stream) {
       yield chunk({}, answer.reason);
@@ -57,12 +67,14 @@ export class Engine {
       return;
     }
     const logprobs = asked.sampling.logprobs < 0 ? null : { content: answer.tokens };
-    const message = { role: 'assistant', content: answer.content };
+    const message = { role: 'assistant', content: answer.content === '' && answer.calls.length > 0 ? null : answer.content };
+    if (answer.calls.length > 0) message.tool_calls = answer.calls;
     yield { ...head, object: 'chat.completion', choices: [{ index: 0, message, finish_reason: answer.reason, logprobs }], usage };
   }
 
   async *#completion(body, signal) {
     if (typeof body.prompt !== 'string') throw new RequestError('prompt', 'prompt has to be a string');
+    if (body.tools) throw new RequestError('tools', 'tools are for chat.completions; leave them out');
     const asked = parsed(body, this.model), prompt = this.codec.encode(body.prompt, { special: true });
     const head = { id: `cmpl-${crypto.randomUUID()}`, object: 'text_completion', created: Math.floor(Date.now() / 1000), model: this.model.name };
     let whole = '', count = 0, last = null;
@@ -76,32 +88,36 @@ export class Engine {
     yield { ...head, choices: [{ index: 0, text: asked.stream ? '' : whole, finish_reason: last, logprobs: null }], ...(asked.stream ? {} : { usage }) };
   }
 
-  /** The hidden state of each text's last token, of length 1. */
-  async *#embeddings(body) {
-    const inputs = [body.input].flat();
-    if (inputs.length === 0 || inputs.some((text) => typeof text !== 'string')) throw new RequestError('input', 'input has to be a text or a list of texts');
-    const data = [];
+  /** An encoder pools its text; of a decoder, the hidden state of the last token has seen it. */
+  async *#embeddings(body, signal) {
+    const { texts, dimensions, normalize, format } = parsedEmbedding(body, this.model), data = [];
     let total = 0;
-    for (const [index, text] of inputs.entries()) {
-      const tokens = this.codec.encode(text, { special: true });
+    for (const [index, text] of texts.entries()) {
+      const tokens = this.codec.encode(text, { special: true }), { max_context: most } = this.model;
       if (tokens.length === 0) throw new RequestError('input', `input ${index} is empty`);
+      if (tokens.length > most) throw new RequestError('input', `input ${index} has ${tokens.length} tokens; this export holds ${most}`);
       total += tokens.length;
-      this.decoder.reset();
-      this.tokens = [];
-      const hidden = this.decoder.append(tokens, { wants: 'hidden' });
-      const length = Math.hypot(...hidden);
-      data.push({ object: 'embedding', index, embedding: Array.from(hidden, (x) => x / length) });
+      const vector = this.#vector(tokens), whole = normalize ? unit(vector) : vector;
+      const cut = dimensions < whole.length ? whole.slice(0, dimensions) : whole, made = normalize && cut !== whole ? unit(cut) : cut;
+      data.push({ object: 'embedding', index, embedding: format === 'base64' ? base64(made) : Array.from(made) });
       await nextTurn();
+      signal.throwIfAborted();
     }
     yield { object: 'list', model: this.model.name, data, usage: { prompt_tokens: total, total_tokens: total } };
   }
 
+  #vector(tokens) {
+    if (this.model.kind === 'encoder') return this.network.encode(tokens);
+    this.network.reset();
+    this.tokens = [];
+    return this.network.append(tokens, { wants: 'hidden' });
+  }
+
   async *#generate(prompt, { sampling, stops, maxTokens }, signal) {
-    const { decoder, model } = this, room = model.max_context - prompt.length;
+    const { network: decoder, model } = this, room = model.max_context - prompt.length;
     if (room < 1) throw new RequestError('messages', `the prompt has ${prompt.length} tokens; this export holds ${model.max_context}, answer included`);
     const seen = new Map(prompt.map((token) => [token, 0])), text = new Detokenizer(this.codec.pieces, stops);
-    const kept = this.#shared(prompt);
-    decoder.rewind(kept);
+    const kept = decoder.rewind(this.#shared(prompt));
     this.tokens = this.tokens.slice(0, kept);
     let next = prompt.slice(kept);
     for (let count = 1; ; count++) {
@@ -131,3 +147,26 @@ export class Engine {
     return { ...named(token, logprob), top_logprobs: top.map((other) => named(other.token, other.logprob)) };
   }
 }
+
+/** A part of an answer as a delta; what it adds to the whole answer is written there. */
+function told(part, answer) {
+  if (part.content !== undefined) {
+    answer.content += part.content;
+    return { content: part.content };
+  }
+  const { call: index, id, name } = part;
+  if (name !== undefined) {
+    answer.calls.push({ id, type: 'function', function: { name, arguments: '' } });
+    return { tool_calls: [{ index, id, type: 'function', function: { name, arguments: '' } }] };
+  }
+  answer.calls[index].function.arguments += part.arguments;
+  return { tool_calls: [{ index, function: { arguments: part.arguments } }] };
+}
+
+/** Of length 1. */
+function unit(vector) {
+  const length = Math.fround(Math.max(Math.sqrt(vector.reduce((total, x) => total + x * x, 0)), 1e-12));
+  return vector.map((x) => x / length);
+}
+
+const base64 = (vector) => btoa(Array.from(new Uint8Array(vector.buffer, vector.byteOffset, vector.byteLength), (byte) => String.fromCharCode(byte)).join(''));

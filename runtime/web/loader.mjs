@@ -1,8 +1,11 @@
 // From the files of an export to a model in memory. Weights are verified by their digests, and kept in the browser's own file system.
 
 import { Decoder } from './decoder.mjs';
+import { Encoder } from './encoder.mjs';
+import { MOST_THREADS, canShare, usualThreads } from './team.mjs';
 
 const TRIES = 3;   // of a file that arrives damaged, or does not go on to arrive
+const SHARED = 3;  // flags of a memory that has a maximum and belongs to several threads
 const NOTHING = new Uint8Array(0);
 
 // A module that an engine accepts if it has the feature: one function that uses one instruction of it.
@@ -30,23 +33,27 @@ export function bestLevel(levels) {
 
 /**
  * `read(file)` gives a file's bytes; `pieces(file, begin)` those from a place on as they arrive, as {at, bytes}. `kept` has the files of
- * earlier visits. `onProgress` is told how many bytes of how many are there, `onDamage` each file that arrived damaged and is fetched again.
+ * earlier visits. With several `threads` the module is linked to shared memory. `onProgress` is told how many bytes of how many are there, `onDamage` each file that arrived damaged and is fetched again.
  */
-export async function loadModel({ read, pieces = whole(read), target, kept = null, onProgress = () => {}, onDamage = () => {} }) {
+export async function loadModel({ read, pieces = whole(read), target, threads = usualThreads(), kept = null, onProgress = () => {}, onDamage = () => {} }) {
   if (!globalThis.crypto?.subtle) throw new Error('this browser verifies files on secure pages alone; open the page by https, or as localhost');
   const { model, levels } = JSON.parse(new TextDecoder().decode(await read('program.json')));
   const level = target === undefined ? bestLevel(levels) : levels.find((known) => known.target === target);
   if (level === undefined) throw new Error(`this export has no level ${target}; it has ${levels.map((known) => known.target).join(', ')}`);
-  const module = await WebAssembly.compile(await read(level.module));
-  const decoder = await Decoder.load(level.program, module, model);
-  const { weights } = decoder, total = weights.length;
+  if (!Number.isInteger(threads) || threads < 1 || threads > MOST_THREADS) throw new RangeError(`threads is ${threads}; expected 1 to ${MOST_THREADS}`);
+  if (threads > 1 && !canShare()) throw new Error(`threads is ${threads}; a page that is not isolated from other origins has 1: serve it with COOP and COEP`);
+  const binary = await read(level.module);
+  if (threads > 1) binary[level.memory_flags] = SHARED;
+  const module = await WebAssembly.compile(binary);
+  const network = await (model.kind === 'encoder' ? Encoder : Decoder).load(level.program, module, model, threads);
+  const { weights } = network.program, total = weights.length;
   let loaded = 0;
   for (const shard of level.shards) {
     const arrived = (bytes) => onProgress(loaded + bytes, total);
     weights.set(await verified(shard, { pieces, kept, arrived, onDamage }), shard.begin);
     onProgress(loaded += shard.num_bytes, total);
   }
-  return { decoder, model, level };
+  return { network, model, level, threads };
 }
 
 /** The bytes of a shard whose digest is right: those kept if they are sound, else fetched. A download that was cut off goes on where it was. */

@@ -1,6 +1,8 @@
 // A flat program in memory: its functions are called with tensors and replay their records.
 // What a record is, and the steps of a call, is written in runtime/flat_program.py.
 
+import { CONTROL_BYTES, Team } from './team.mjs';
+
 export const BYTES = { f32: 4, f16: 2, bf16: 2, i8: 1, i16: 2, i32: 4, i64: 8, u8: 1, u32: 4, bool: 1 };
 const ARENA = 0, WEIGHTS = 1, INPUT = 2;   // FlatBase
 const PAGE = 65536, ALIGNMENT = 64, POINTER = 4, WORD = 8, MOST_BYTES = 4 * 2 ** 30;
@@ -21,16 +23,18 @@ class Layout {
 }
 
 export class Program {
-  /** `extraBytes`: what the caller takes with `take` for inputs. `module`: a compiled WebAssembly.Module. */
-  static async load(description, module, extraBytes) {
-    const program = new Program();
+  /** `extraBytes`: what the caller takes with `take` for inputs. `module`: a compiled WebAssembly.Module; for several threads, of shared memory. */
+  static async load(description, module, extraBytes, threads = 1) {
+    const program = new Program(), isShared = threads > 1;
     program.description = description;
-    const probe = new WebAssembly.Memory({ initial: 1 });
+    const probe = memoryOf(1, isShared);
     const stackPointer = new WebAssembly.Global({ value: 'i32', mutable: true }, 0);
     const begin = await heapBase(module, probe);
     const layout = program.layout = new Layout(begin);
     const stackBytes = description.stack_bytes + STACK_SPARE;
-    stackPointer.value = layout.take(stackBytes) + align(stackBytes);
+    const [stack, ...stacks] = Array.from({ length: threads }, () => layout.take(stackBytes) + align(stackBytes));
+    stackPointer.value = stack;
+    const controlAt = layout.take(CONTROL_BYTES);
     program.buffersAt = layout.take(description.most_buffers * POINTER);
     program.dimsAt = layout.take(description.most_dims * WORD);
     program.heaps = {};
@@ -38,16 +42,21 @@ export class Program {
     program.weightsAt = layout.take(description.weights_bytes);
     program.arenaAt = layout.take(description.arena_bytes);
     const end = layout.top + extraBytes + ALIGNMENT;
-    program.memory = new WebAssembly.Memory({ initial: Math.ceil(end / PAGE) });
+    const memory = program.memory = memoryOf(Math.ceil(end / PAGE), isShared);
     program.exports = (await WebAssembly.instantiate(module, { env: { memory: program.memory, __stack_pointer: stackPointer } })).exports;
     const { buffer } = program.memory;
     program.bytes = new Uint8Array(buffer);
     program.addresses = new Uint32Array(buffer);
     program.words = new BigInt64Array(buffer);
     program.functions = {};
-    for (const [name, f] of Object.entries(description.functions)) program.functions[name] = program.#prepared(f, program.heaps[name]);
+    const names = [...new Set(Object.values(description.functions).flatMap((f) => f.records.map((record) => record.body)))];
+    for (const [name, f] of Object.entries(description.functions)) program.functions[name] = program.#prepared(f, program.heaps[name], names);
+    const { buffersAt, dimsAt } = program;
+    program.team = isShared ? await Team.start({ module, memory, controlAt, buffersAt, dimsAt, stacks, names }) : null;
     return program;
   }
+
+  get weights() { return this.bytes.subarray(this.weightsAt, this.weightsAt + this.description.weights_bytes); }
 
   take(bytes) { return this.layout.take(bytes); }
 
@@ -59,12 +68,13 @@ export class Program {
     return new Type(this.memory.buffer, tensor.at, sizeOf(tensor.dtype, tensor.shape) / Type.BYTES_PER_ELEMENT);
   }
 
-  #prepared(f, heapAt) {
+  #prepared(f, heapAt, names) {
     const heap = heapAt / WORD;
     f.literals.forEach((literal, i) => { this.words[heap + f.slots.length + i] = BigInt(literal); });
     const fixed = [this.arenaAt + f.arena_begin, this.weightsAt];
     const records = f.records.map((record) => ({
       body: this.#exported(record.body),
+      number: names.indexOf(record.body),
       grid: this.#exported(record.grid),
       buffers: record.buffers.map(([base, slot]) => ({ base: base < INPUT ? fixed[base] : 0, input: base < INPUT ? -1 : base - INPUT, slot: heap + slot })),
       dims: record.dims.map((slot) => heap + slot),
@@ -82,7 +92,7 @@ export class Program {
   call(name, inputs) {
     const { f, heap, heapAt, records, derive } = this.functions[name];
     this.#match(f, heap, heapAt, derive, inputs);
-    const { words, addresses, buffersAt, dimsAt } = this, buffers = buffersAt / POINTER, dims = dimsAt / WORD;
+    const { words, addresses, buffersAt, dimsAt, team } = this, buffers = buffersAt / POINTER, dims = dimsAt / WORD;
     for (const record of records) {
       for (let i = 0; i < record.buffers.length; i++) {
         const { base, input, slot } = record.buffers[i];
@@ -90,7 +100,8 @@ export class Program {
       }
       for (let i = 0; i < record.dims.length; i++) words[dims + i] = words[record.dims[i]];
       const iterations = record.grid(dimsAt);
-      if (iterations > 0n) record.body(buffersAt, dimsAt, 0n, iterations);
+      if (team !== null && iterations > 1n) team.run(record.body, record.number, Number(iterations), buffersAt, dimsAt);
+      else if (iterations > 0n) record.body(buffersAt, dimsAt, 0n, iterations);
     }
     return f.outputs.map(({ dtype, shape, offset }) => ({
       dtype,
@@ -122,6 +133,9 @@ export class Program {
     }
   }
 }
+
+/** A maximum is what shared memory has to declare. */
+const memoryOf = (pages, shared) => new WebAssembly.Memory({ initial: pages, maximum: pages, shared });
 
 /** The first address behind a module's data, which only an instance tells. */
 async function heapBase(module, memory) {

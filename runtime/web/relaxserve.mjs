@@ -10,20 +10,20 @@ import { scriptUrl } from './script.mjs';
 
 export class RelaxServe {
   /** `headers` go with each request for a file of the model, as those with a key. */
-  static async load({ base = new URL('./', import.meta.url), name = 'relaxserve', target, headers, onProgress = () => {}, onDamage = () => {} } = {}) {
+  static async load({ base = new URL('./', import.meta.url), name = 'relaxserve', target, threads, headers, onProgress = () => {}, onDamage = () => {} } = {}) {
     const worker = new Worker(scriptUrl('./worker.mjs', import.meta.url), { type: 'module' });
     const remote = new Remote(worker);
     const told = ({ loaded, total, damaged }) => (damaged === undefined ? onProgress(loaded, total) : onDamage(damaged));
-    const { model, target: chosen } = await remote.call({ method: 'load', base: String(base), name, target, headers }, told);
-    return new RelaxServe((method, body, signal) => remote.stream({ method, body }, signal), model, chosen, () => worker.terminate());
+    const chosen = await remote.call({ method: 'load', base: String(base), name, target, threads, headers }, told);
+    return new RelaxServe((method, body, signal) => remote.stream({ method, body }, signal), chosen, () => worker.terminate());
   }
 
   static of(engine) {
     const run = (method, body, signal) => engine.run(method, body, signal ?? new AbortController().signal);
-    return new RelaxServe(run, engine.model, engine.level.target, () => {});
+    return new RelaxServe(run, { model: engine.model, target: engine.level.target, threads: engine.threads }, () => engine.close());
   }
 
-  constructor(run, model, target, close) {
+  constructor(run, { model, target, threads }, close) {
     const create = (method) => async (body, { signal } = {}) => {
       const events = run(method, body, signal);
       if (body.stream) return events;
@@ -31,7 +31,7 @@ export class RelaxServe {
       for await (const event of events) last = event;
       return last;
     };
-    Object.assign(this, { model, target, close });
+    Object.assign(this, { model, target, threads, close });
     this.chat = { completions: { create: create('chat.completions') } };
     this.completions = { create: create('completions') };
     this.embeddings = { create: create('embeddings') };

@@ -25,8 +25,9 @@ const SAMPLED = {
 };
 const OTHERS = new Set([
   'model', 'messages', 'prompt', 'stream', 'stream_options', 'max_tokens', 'max_completion_tokens', 'stop', 'seed', 'logit_bias', 'logprobs',
-  'top_logprobs', 'n', 'user',
+  'top_logprobs', 'n', 'user', 'tools', 'tool_choice', 'parallel_tool_calls',
 ]);
+const EMBEDDED = new Set(['model', 'input', 'encoding_format', 'dimensions', 'normalize', 'prompt_name', 'user']);
 const MOST_TOP = 20;
 
 /** The parameters of a chat or a text completion, checked and with the model's defaults. */
@@ -48,6 +49,42 @@ export function parsed(body, model) {
     maxTokens: integer(1, 2 ** 31 - 1)(body.max_completion_tokens ?? body.max_tokens ?? model.max_context, 'max_tokens'),
     stream: body.stream === true,
     usage: body.stream_options?.include_usage === true,
+    tools: toolsOf(body),
+    mostCalls: body.parallel_tool_calls === false ? 1 : Infinity,
+  };
+}
+
+/** The tools that the model may call. A browser follows no grammars, so a call cannot be demanded. */
+function toolsOf({ tools, tool_choice: choice }) {
+  if (choice !== undefined && choice !== null && choice !== 'auto' && choice !== 'none') {
+    throw new RequestError('tool_choice', `tool_choice is ${JSON.stringify(choice)}; in the browser expected "auto" or "none"`);
+  }
+  if (tools === undefined || tools === null) return [];
+  if (!Array.isArray(tools)) throw new RequestError('tools', 'tools has to be a list');
+  for (const [index, tool] of tools.entries()) {
+    if (tool?.type !== 'function' || typeof tool.function?.name !== 'string') {
+      throw new RequestError(`tools[${index}]`, `tools[${index}] has to be {type: "function", function: {name, ...}}`);
+    }
+  }
+  return choice === 'none' ? [] : tools;
+}
+
+/** The texts of a request for vectors, each behind the prompt that the model was trained with, and the form of the answer. */
+export function parsedEmbedding(body, { hidden_size: size, embedding: { normalize, prompts, default_prompt: usual } }) {
+  for (const name of Object.keys(body)) {
+    if (!EMBEDDED.has(name)) throw new RequestError(name, `${name} is not supported in the browser; leave it out`);
+  }
+  const inputs = [body.input].flat();
+  if (inputs.length === 0 || inputs.some((text) => typeof text !== 'string')) throw new RequestError('input', 'input has to be a text or a list of texts');
+  const prompt = body.prompt_name ?? usual, known = Object.keys(prompts);
+  if (prompt && !known.includes(prompt)) throw new RequestError('prompt_name', `prompt_name is ${prompt}; expected ${known.length ? `one of ${known.join(', ')}` : 'none, as the model has no prompts'}`);
+  const format = body.encoding_format ?? 'float';
+  if (format !== 'float' && format !== 'base64') throw new RequestError('encoding_format', `encoding_format is ${JSON.stringify(format)}; expected float or base64`);
+  return {
+    texts: inputs.map((text) => (prompts[prompt] ?? '') + text),
+    dimensions: integer(1, size)(body.dimensions ?? size, 'dimensions'),
+    normalize: body.normalize ?? normalize,
+    format,
   };
 }
 

@@ -1,5 +1,7 @@
 // Text to tokens and back: the model's tokenizer and chat template, and the bytes that each token stands for.
 
+import { forTemplate } from './messages.mjs';
+import { overlap } from './tools.mjs';
 import { Tokenizer } from './vendor/tokenizers.mjs';
 import { Template } from './vendor/jinja.mjs';
 
@@ -7,7 +9,9 @@ export class TextCodec {
   constructor(model, tokenizer, pieces) {
     this.model = model;
     this.tokenizer = new Tokenizer(tokenizer, {});
-    this.template = model.chat_template === null ? null : new Template(model.chat_template);
+    const { chat_template: plain, tool_template: tools } = model;
+    this.template = plain === null ? null : new Template(plain);
+    this.toolTemplate = tools === null ? this.template : new Template(tools);
     this.pieces = cutPieces(pieces, model.vocab_size);
   }
 
@@ -21,9 +25,10 @@ export class TextCodec {
   }
 
   /** The prompt of a conversation. A template writes its special tokens itself. */
-  prompt(messages) {
+  prompt(messages, tools = []) {
     if (this.template === null) throw new Error(`${this.model.name} has no chat template; use completions`);
-    return this.template.render({ ...this.model.special_tokens, messages, tools: null, add_generation_prompt: true });
+    const hasTools = tools.length > 0, template = hasTools ? this.toolTemplate : this.template;
+    return template.render({ ...this.model.special_tokens, messages: forTemplate(messages), tools: hasTools ? tools : null, add_generation_prompt: true });
   }
 }
 
@@ -68,9 +73,4 @@ export class Detokenizer {
     this.held = '';
     return text;
   }
-}
-
-function overlap(text, stop) {
-  for (let length = Math.min(text.length, stop.length - 1); length > 0; length--) if (text.endsWith(stop.slice(0, length))) return length;
-  return 0;
 }

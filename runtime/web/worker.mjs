@@ -8,11 +8,11 @@ let engine;
 
 const told = (error) => ({ name: error.name, message: error.message, param: error.param, code: error.code });
 
-async function load({ id, base, name, target, headers }) {
+async function load({ id, base, name, target, threads, headers }) {
   const onProgress = (loaded, total) => postMessage({ id, event: { loaded, total } });
   const onDamage = (damaged) => postMessage({ id, event: { damaged } });
-  engine = await Engine.load({ ...fetched(base, headers), target, kept: await browserFiles(name), onProgress, onDamage });
-  return { model: engine.model, target: engine.level.target };
+  engine = await Engine.load({ ...fetched(base, headers), target, threads, kept: await browserFiles(name), onProgress, onDamage });
+  return { model: engine.model, target: engine.level.target, threads: engine.threads };
 }
 
 async function run({ id, method, body }) {

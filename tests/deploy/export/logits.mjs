@@ -1,11 +1,11 @@
-// node logits.mjs FOLDER TARGET PROMPT COUNT: decodes greedily; writes the logits before each token as f32, then the ids as JSON on stderr.
+// node logits.mjs FOLDER TARGET PROMPT COUNT [THREADS]: decodes greedily; writes the logits before each token as f32, then the ids as JSON on stderr.
 import { readFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { pathToFileURL } from 'node:url';
 
-const [folder, target, prompt, count] = process.argv.slice(2);
+const [folder, target, prompt, count, threads = '1'] = process.argv.slice(2);
 const { loadModel } = await import(pathToFileURL(join(folder, 'loader.mjs')));
-const { decoder } = await loadModel({ read: async (file) => new Uint8Array(await readFile(join(folder, file))), target });
+const { network: decoder } = await loadModel({ read: async (file) => new Uint8Array(await readFile(join(folder, file))), target, threads: Number(threads) });
 const ids = [], rows = [];
 let next = JSON.parse(prompt);
 for (let i = 0; i < Number(count); i++) {

@@ -79,6 +79,10 @@ def test_the_page_chats(page: Page, served: tuple[str, list[str]]) -> None:
     page.see(ANSWER, ".assistant")
     page.see("per second", "#status")
     assert asked[loaded:] == [], "after loading, nothing is asked for"
+    refused = page.js(
+        "import('./relaxserve.mjs').then(({ RelaxServe }) => RelaxServe.load({ threads: 2 })).catch((error) => error.message)"
+    )
+    assert "a page that is not isolated from other origins has 1" in refused
     page.reload()
-    page.see("Ready, wasm-relaxed", "#status")
+    page.see("Ready, wasm-relaxed, one thread", "#status")
     assert sum("weights-" in path for path in asked) == 1, "the second visit takes the weights from the browser's files"

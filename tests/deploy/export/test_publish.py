@@ -55,6 +55,24 @@ def test_a_published_model_asks_for_the_key_and_chats(page: Page, published: str
     assert page.requests[loaded:] == [], "after loading, nothing is asked for"
 
 
+LOAD_AND_ASK = """(async () => {
+  const { RelaxServe } = await import(new URL('relaxserve.mjs', location.href));
+  const client = await RelaxServe.load({ threads: THREADS, headers: { authorization: 'Bearer KEY' } });
+  const answer = await client.chat.completions.create({ messages: [{ role: 'user', content: 'QUESTION' }], temperature: 0 });
+  client.close();
+  return `${client.threads}: ${answer.choices[0].message.content}`;
+})()"""
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_an_isolated_page_runs_a_model_on_threads(page: Page, published: str, threads: int) -> None:
+    page.excuse("401")
+    page.open(f"{published}/web/null/")
+    page.see("the API key is missing", "#status")
+    load = LOAD_AND_ASK.replace("THREADS", str(threads)).replace("KEY", KEY).replace("QUESTION", QUESTION)
+    assert page.js(load) == f"{threads}: {ANSWER}"
+
+
 def test_the_console_leads_to_it(page: Page, published: str) -> None:
     page.excuse("401")
     page.open(published)

@@ -37,41 +37,41 @@ ADD = '{"name": "add", "arguments": {"a": 1, "b": "}\\"{"}}'
 ARGUMENTS = '{"a": 1, "b": "}\\"{"}'
 
 
-@pytest.mark.parametrize(
-    ("form", "text", "content", "calls"),
-    [
-        (HERMES, f"<tool_call>\n{ADD}\n</tool_call>", "", [("add", ARGUMENTS)]),
-        (HERMES, f"Let me see.\n<tool_call>{ADD}</tool_call>\n", "Let me see.", [("add", ARGUMENTS)]),
-        (HERMES, f"<tool_call>\n{ADD}\n</tool_call>\n<tool_call>\n{ADD}\n</tool_call>", "", [("add", ARGUMENTS)] * 2),
-        (HERMES, '<tool_call>{"arguments": {"x": []}, "name": "now"}</tool_call>', "", [("now", '{"x": []}')]),
-        (HERMES, '<tool_call>{"name": "now"}</tool_call>', "", [("now", "{}")]),
-        (HERMES, '<tool_call>{"name": "other", "arguments": {}}</tool_call>', "", [("other", "{}")]),
-        (HERMES, '<tool_call>{"name": "now", "arguments": "{\\"x\\": 1}"}</tool_call>', "", [("now", '{"x": 1}')]),
-        (HERMES, "<tool_call>\nnot json</tool_call> after", "<tool_call>\nnot json</tool_call> after", []),
-        (HERMES, "<tool_call>{broken}</tool_call>", "<tool_call>{broken}</tool_call>", []),
-        (HERMES, '<tool_call>{"name": "add", "arguments": {"a": 1', "", [("add", '{"a": 1')]),
-        (HERMES, "a < b and <tool> ", "a < b and <tool> ", []),
-        (HERMES, '{"name": "add", "arguments": {}}', '{"name": "add", "arguments": {}}', []),
-        (LLAMA3, '{"name": "add", "parameters": {"a": 1}}', "", [("add", '{"a": 1}')]),
-        (LLAMA3, '<|python_tag|>{"name": "add", "parameters": {}}; {"name": "now", "parameters": {}}', "", [("add", "{}"), ("now", "{}")]),
-        (LLAMA3, '{"temperature": 20}', '{"temperature": 20}', []),
-        (LLAMA3, '{"name": "Ann", "parameters": {}}', '{"name": "Ann", "parameters": {}}', []),
-        (MISTRAL, f"[TOOL_CALLS][{ADD}, {ADD}]", "", [("add", ARGUMENTS)] * 2),
-        (MISTRAL, f"[TOOL_CALLS] [{ADD}]", "", [("add", ARGUMENTS)]),
-        (MISTRAL, '[TOOL_CALLS]add[ARGS]{"a": {"b": 2}}[TOOL_CALLS]now{}', "", [("add", '{"a": {"b": 2}}'), ("now", "{}")]),
-        (GENERIC, f"[{ADD}]", "", [("add", ARGUMENTS)]),
-        (GENERIC, f" {ADD} thanks", "thanks", [("add", ARGUMENTS)]),
-        (GENERIC, "[1, 2]", "[1, 2]", []),
-        (GENERIC, f"Sure: {ADD}", f"Sure: {ADD}", []),
-        (GENERIC, "  ", "  ", []),
-    ],
-)  # fmt: skip  # a table
+CASES = [
+    (HERMES, f"<tool_call>\n{ADD}\n</tool_call>", "", [("add", ARGUMENTS)]),
+    (HERMES, f"Let me see.\n<tool_call>{ADD}</tool_call>\n", "Let me see.", [("add", ARGUMENTS)]),
+    (HERMES, f"<tool_call>\n{ADD}\n</tool_call>\n<tool_call>\n{ADD}\n</tool_call>", "", [("add", ARGUMENTS)] * 2),
+    (HERMES, '<tool_call>{"arguments": {"x": []}, "name": "now"}</tool_call>', "", [("now", '{"x": []}')]),
+    (HERMES, '<tool_call>{"name": "now"}</tool_call>', "", [("now", "{}")]),
+    (HERMES, '<tool_call>{"name": "other", "arguments": {}}</tool_call>', "", [("other", "{}")]),
+    (HERMES, '<tool_call>{"name": "now", "arguments": "{\\"x\\": 1}"}</tool_call>', "", [("now", '{"x": 1}')]),
+    (HERMES, "<tool_call>\nnot json</tool_call> after", "<tool_call>\nnot json</tool_call> after", []),
+    (HERMES, "<tool_call>{broken}</tool_call>", "<tool_call>{broken}</tool_call>", []),
+    (HERMES, '<tool_call>{"name": "add", "arguments": {"a": 1', "", [("add", '{"a": 1')]),
+    (HERMES, "a < b and <tool> ", "a < b and <tool> ", []),
+    (HERMES, '{"name": "add", "arguments": {}}', '{"name": "add", "arguments": {}}', []),
+    (LLAMA3, '{"name": "add", "parameters": {"a": 1}}', "", [("add", '{"a": 1}')]),
+    (LLAMA3, '<|python_tag|>{"name": "add", "parameters": {}}; {"name": "now", "parameters": {}}', "", [("add", "{}"), ("now", "{}")]),
+    (LLAMA3, '{"temperature": 20}', '{"temperature": 20}', []),
+    (LLAMA3, '{"name": "Ann", "parameters": {}}', '{"name": "Ann", "parameters": {}}', []),
+    (MISTRAL, f"[TOOL_CALLS][{ADD}, {ADD}]", "", [("add", ARGUMENTS)] * 2),
+    (MISTRAL, f"[TOOL_CALLS] [{ADD}]", "", [("add", ARGUMENTS)]),
+    (MISTRAL, '[TOOL_CALLS]add[ARGS]{"a": {"b": 2}}[TOOL_CALLS]now{}', "", [("add", '{"a": {"b": 2}}'), ("now", "{}")]),
+    (GENERIC, f"[{ADD}]", "", [("add", ARGUMENTS)]),
+    (GENERIC, f" {ADD} thanks", "thanks", [("add", ARGUMENTS)]),
+    (GENERIC, "[1, 2]", "[1, 2]", []),
+    (GENERIC, f"Sure: {ADD}", f"Sure: {ADD}", []),
+    (GENERIC, "  ", "  ", []),
+]  # fmt: skip  # a table
+
+
+@pytest.mark.parametrize(("form", "text", "content", "calls"), CASES)
 def test_formats(form, text, content, calls):
     assert parse(form, text, [len(text)]) == (content, calls)
     assert parse(form, text, []) == (content, calls)
 
 
-fragments = st.sampled_from(
+FRAGMENTS = (
     ["<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "[ARGS]", "add", "{", "}", "[", "]", ",", ";", '"', ":", "\\"]
     + ['{"name": "add", ', '"arguments": {"a": [1]}}', '"parameters": {}}', ADD, " ", "\n", "x", "<", "</tool", "[TOOL"]
 )  # fmt: skip  # likewise
@@ -79,7 +79,7 @@ fragments = st.sampled_from(
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_the_same_for_every_cut(name):
-    @given(st.lists(fragments, max_size=8).map("".join), st.lists(st.integers(1, 9), max_size=30))
+    @given(st.lists(st.sampled_from(FRAGMENTS), max_size=8).map("".join), st.lists(st.integers(1, 9), max_size=30))
     def check(text, cuts):
         assert parse(FORMATS[name], text, cuts) == parse(FORMATS[name], text, [len(text) or 1])
 

@@ -1,7 +1,8 @@
 """Link one relocatable object to a module that runs, without tools of the user's machine.
 
-The module imports the memory and the stack pointer from `env`, exports every function that is not local, and a constant global
-`__heap_base`, the first address behind its data. Kernels are complete in themselves, so a module has one object and imports no function.
+The module imports the memory, which has a maximum, and the stack pointer from `env`, exports every function that is not local, and a
+constant global `__heap_base`, the first address behind its data. Kernels are complete in themselves, so a module has one object and imports
+no function.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from compiler.backends.wasm.codegen.object import (
 from compiler.ir.errors import CompileError
 
 HEAP_BASE: Final = "__heap_base"
+PAGES: Final = 1 << 16  # that a memory may have: what pointers of 32 bits address
+HAS_MAXIMUM: Final = 1
 DATA_BEGIN: Final = 1024  # address 0 stays unused
 ALIGNMENT: Final = 64
 _I32, _CONSTANT, _I32_CONST, _END = 0x7F, 0, 0x41, 0x0B
@@ -77,8 +80,14 @@ def _filled_in(source: WasmObject, patch: Patch) -> bytes:
 
 
 def _import(item: Import) -> bytes:
-    description = b"\0\1" if item.kind is Kind.MEMORY else item.description  # a page at least: who makes the memory knows how much it needs
-    return _name("env") + _name("memory" if item.kind is Kind.MEMORY else item.field) + bytes([item.kind]) + description
+    """Who makes the memory knows how much it needs: a page at least."""
+    if item.kind is Kind.MEMORY:
+        return _memory() + bytes([HAS_MAXIMUM, 1]) + unsigned(PAGES)
+    return _name("env") + _name(item.field) + bytes([item.kind]) + item.description
+
+
+def _memory() -> bytes:
+    return _name("env") + _name("memory") + bytes([Kind.MEMORY])
 
 
 def _export(name: str, kind: Kind, index: int) -> bytes:
@@ -95,6 +104,12 @@ def _vector(items: Sequence[bytes]) -> bytes:
 
 def _name(text: str) -> bytes:
     return unsigned(len(text.encode())) + text.encode()
+
+
+def memory_flags(module: bytes) -> int:
+    """The place of the byte that says what kind of memory a module imports. Set to 3, it says that threads share the memory: their code is
+    the same."""
+    return module.index(_memory()) + len(_memory())
 
 
 # --- numbers in LEB128 ---------------------------------------------------------------------------------------------------

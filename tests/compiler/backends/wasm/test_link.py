@@ -26,7 +26,7 @@ declare {i64, i1} @llvm.smul.with.overflow.i64(i64, i64)
 RUN = """
 import { readFileSync } from 'node:fs';
 const __stack_pointer = new WebAssembly.Global({ value: 'i32', mutable: true }, 32768);
-const env = { memory: new WebAssembly.Memory({ initial: 1 }), __stack_pointer };
+const env = { memory: new WebAssembly.Memory({ initial: 1, maximum: 1 }), __stack_pointer };
 const { overflows, product } = new WebAssembly.Instance(new WebAssembly.Module(readFileSync(process.argv[1])), { env }).exports;
 const pairs = JSON.parse(process.argv[2]).map((pair) => pair.map(BigInt));
 console.log(JSON.stringify(pairs.map(([a, b]) => [Number(overflows(a, b)), String(product(a, b))])));

@@ -59,7 +59,7 @@ RUN = """
 import { readFileSync } from 'node:fs';
 const module = new WebAssembly.Module(readFileSync(process.argv[1]));
 const __stack_pointer = new WebAssembly.Global({ value: 'i32', mutable: true }, 32768);
-const env = { memory: new WebAssembly.Memory({ initial: 1 }), __stack_pointer };
+const env = { memory: new WebAssembly.Memory({ initial: 1, maximum: 1 }), __stack_pointer };
 const { from_table, count, sum, __heap_base, ...others } = new WebAssembly.Instance(module, { env }).exports;
 console.log(JSON.stringify([from_table(0), from_table(1), count(), count(), from_table(1), sum(9), __heap_base.value, Object.keys(others),
   WebAssembly.Module.imports(module).map(({ module, name }) => `${module}.${name}`)]));

@@ -18,7 +18,7 @@ SHAPES = [("float", lanes) for lanes in (1, 2, 3, 4, 5, 8, 16)] + [("double", la
 RUN = """
 import { readFileSync } from 'node:fs';
 const [file, given] = process.argv.slice(1);
-const memory = new WebAssembly.Memory({ initial: 1 });
+const memory = new WebAssembly.Memory({ initial: 1, maximum: 1 });
 const env = { memory, __stack_pointer: new WebAssembly.Global({ value: 'i32', mutable: true }, 32768) };
 const { exports } = new WebAssembly.Instance(new WebAssembly.Module(readFileSync(file)), { env });
 new Uint8Array(memory.buffer).set(readFileSync(given), 40960);

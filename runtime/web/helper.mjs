@@ -1,0 +1,15 @@
+// A thread of a team, in a worker of its own. It is told once what it shares, answers when it has its instance, and does not come back.
+
+import { help } from './team.mjs';
+
+const isNode = typeof process === 'object' && Boolean(process.versions?.node);
+const port = isNode ? (await import('node:worker_threads')).parentPort : globalThis;
+
+function begin(shared) {
+  const work = help(shared);
+  port.postMessage('ready');
+  work();
+}
+
+if (isNode) port.once('message', begin);
+else port.onmessage = ({ data }) => begin(data);

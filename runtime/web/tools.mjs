@@ -1,0 +1,250 @@
+// Finds tool calls in an answer as it streams. Formats, and the parts that are found, are those of server/text/tools.py.
+//
+// A part is {content}, {call: index, id, name}, or {arguments, call: index}.
+
+const SEPARATORS = ' \t\r\n,;[]', ARGUMENT_KEYS = ['arguments', 'parameters'];
+const ALPHABET = 'ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789';
+
+export class ToolParser {
+  #form; #names; #mostCalls; #state; #held = ''; #scanner; #started = false;
+  #raw = '';          // what was read since the text stopped, to give it back if it is no call
+  #marked = false;    // whether a marker announced the call, so that even an unknown name is one
+  numCalls = 0;
+
+  constructor(form, names, mostCalls = Infinity) {
+    this.#form = form;
+    this.#names = new Set(names);
+    this.#mostCalls = mostCalls;
+    this.#state = form.bare ? 'start' : 'text';
+  }
+
+  /** Whether all the calls allowed have been made. */
+  get done() { return this.#state === 'done'; }
+
+  push(text) {
+    this.#held += text;
+    const parts = [];
+    while (this.#advance(parts));
+    return parts;
+  }
+
+  /** What was held back. A call that was cut off stays as far as it came. */
+  finish() {
+    const held = this.#held;
+    this.#held = '';
+    let text = '';
+    if (this.#state === 'start' || this.#state === 'text') text = held;
+    else if (this.#state === 'call' && !this.#started) text = this.#raw;
+    else if (this.#state === 'between' && this.numCalls === 0) text = this.#raw + held;
+    if (this.numCalls > 0 && text.trim() === '') text = '';
+    return text === '' ? [] : [{ content: text }];
+  }
+
+  /** One change of state; false when more text is needed. */
+  #advance(parts) {
+    if (this.#held === '') return false;
+    switch (this.#state) {
+      case 'start': return this.#atStart();
+      case 'text': return this.#inText(parts);
+      case 'between': return this.#between(parts);
+      case 'call': return this.#inCall(parts);
+      default:
+        this.#held = '';
+        return false;
+    }
+  }
+
+  #atStart() {
+    const stripped = this.#held.trimStart();
+    if (stripped === '') return false;
+    this.#state = '{['.includes(stripped[0]) ? 'between' : 'text';
+    return true;
+  }
+
+  #inText(parts) {
+    const marker = this.#form.opening, at = marker === '' ? -1 : this.#held.indexOf(marker);
+    let text;
+    if (at >= 0) {
+      const before = this.#held.slice(0, at);
+      text = before.trimEnd();
+      this.#state = 'between';
+      this.#marked = true;
+      this.#raw = before.slice(text.length) + marker;
+      this.#held = this.#held.slice(at + marker.length);
+    } else {
+      text = this.#held.slice(0, this.#held.length - overlap(this.#held, marker)).trimEnd();   // white space before a call is not content
+      this.#held = this.#held.slice(text.length);
+    }
+    if (text !== '') parts.push({ content: text });
+    return at >= 0;
+  }
+
+  #between(parts) {
+    const form = this.#form, held = this.#held;
+    for (const marker of [form.opening, form.closing].filter(Boolean)) {
+      if (held.startsWith(marker)) {
+        this.#read(marker.length);
+        if (marker === form.closing) {
+          this.#state = 'text';
+          this.#raw = '';
+        } else this.#marked = true;
+        return true;
+      }
+      if (marker.startsWith(held)) return false;
+    }
+    if (SEPARATORS.includes(held[0])) {
+      this.#read(1);
+      return true;
+    }
+    if (held[0] === '{') return this.#begin(new CallScanner());
+    if (form.arguments_marker && this.#marked) {
+      const brace = held.indexOf('{');
+      if (brace < 0) return false;
+      this.#read(brace);
+      return this.#begin(new CallScanner(held.slice(0, brace).split('[')[0].trim()));
+    }
+    this.#giveBack(parts);
+    return true;
+  }
+
+  #begin(scanner) {
+    this.#scanner = scanner;
+    this.#started = false;
+    this.#state = 'call';
+    return true;
+  }
+
+  #inCall(parts) {
+    const scanner = this.#scanner, call = this.numCalls;
+    this.#read(scanner.feed(this.#held));
+    if (!this.#started && scanner.name !== null && (this.#marked || this.#names.has(scanner.name))) {
+      this.#started = true;
+      parts.push({ call, id: newId(this.#form.id_length), name: scanner.name });
+    }
+    const text = this.#started ? scanner.takeArguments() : '';
+    if (text !== '') parts.push({ call, arguments: text });
+    if (!scanner.done && !scanner.failed) return false;
+    if (!this.#started) this.#giveBack(parts);
+    else {
+      this.numCalls++;
+      this.#raw = '';
+      this.#state = this.numCalls === this.#mostCalls ? 'done' : 'between';
+    }
+    return true;
+  }
+
+  #read(length) {
+    this.#raw += this.#held.slice(0, length);
+    this.#held = this.#held.slice(length);
+  }
+
+  /** It was no call: what was read is text, and only a marker can begin another. */
+  #giveBack(parts) {
+    let text = this.#raw;
+    this.#raw = '';
+    this.#state = 'text';
+    if (this.numCalls > 0) while (text !== '' && SEPARATORS.includes(text[0])) text = text.slice(1);
+    if (text !== '') parts.push({ content: text });
+  }
+}
+
+/** Reads one call's object, character by character. When the name is known already, the whole object is the arguments. */
+class CallScanner {
+  done = false;
+  failed = false;
+  #depth = 0; #inString = false; #escaped = false; #key = ''; #span = ''; #arguments = ''; #anyArguments = false;
+  #atKey = true;   // at depth 1: a key comes next, else a value
+
+  constructor(name = null) {
+    this.name = name;
+    this.bare = name !== null;
+  }
+
+  /** How many characters belong to the object. */
+  feed(text) {
+    for (let at = 0; at < text.length; at++) {
+      this.#take(text[at]);
+      if (this.done || this.failed) return at + 1;
+    }
+    return text.length;
+  }
+
+  /** New text of the arguments. Arguments written as a string of JSON are unpacked, so they come as a whole. */
+  takeArguments() {
+    if (this.#arguments.startsWith('"') && !this.#anyArguments) {
+      try { this.#arguments = String(JSON.parse(this.#arguments)); } catch { return ''; }
+    }
+    if (this.done && !this.#anyArguments && this.#arguments === '') this.#arguments = '{}';
+    const taken = this.#arguments;
+    this.#arguments = '';
+    this.#anyArguments ||= taken !== '';
+    return taken;
+  }
+
+  #take(char) {
+    if (this.#inString) {
+      this.#keep(char);
+      if (this.#escaped) this.#escaped = false;
+      else if (char === '\\') this.#escaped = true;
+      else if (char === '"') this.#inString = false;
+    } else if (char === '"') {
+      this.#inString = true;
+      this.#keep(char);
+    } else if (char === '{' || char === '[') {
+      this.#depth++;
+      if (this.#depth > 1 || this.bare) this.#keep(char);
+    } else if (char === '}' || char === ']') this.#close(char);
+    else if (this.#depth > 1 || this.bare) this.#keep(char);
+    else if (char === ':' && this.#atKey) this.#endKey();
+    else if (char === ',') this.#endValue();
+    else if (char.trim() !== '') this.#keep(char);
+  }
+
+  #close(char) {
+    this.#depth--;
+    if (this.#depth > 0 || this.bare) this.#keep(char);
+    else this.#endValue();
+    this.done = this.#depth === 0 && !this.failed;
+  }
+
+  #keep(char) {
+    if (this.bare || (ARGUMENT_KEYS.includes(this.#key) && !this.#atKey)) this.#arguments += char;
+    else this.#span += char;
+  }
+
+  #endKey() {
+    const key = this.#parsedSpan();
+    this.#atKey = false;
+    this.#key = typeof key === 'string' ? key : '';
+    this.failed ||= typeof key !== 'string';
+  }
+
+  #endValue() {
+    if (!this.#atKey && !ARGUMENT_KEYS.includes(this.#key)) {
+      const value = this.#parsedSpan();
+      if (this.#key === 'name' && this.name === null && typeof value === 'string') this.name = value;
+    }
+    this.#atKey = true;
+    this.#key = this.#span = '';
+  }
+
+  #parsedSpan() {
+    const span = this.#span;
+    this.#span = '';
+    try { return JSON.parse(span); } catch {
+      this.failed = true;
+      return null;
+    }
+  }
+}
+
+/** The length of the longest end of a text with which a marker begins. */
+export function overlap(text, marker) {
+  for (let length = Math.min(text.length, marker.length - 1); length > 0; length--) if (text.endsWith(marker.slice(0, length))) return length;
+  return 0;
+}
+
+function newId(length) {
+  const token = Array.from(crypto.getRandomValues(new Uint32Array(length)), (word) => ALPHABET[word % ALPHABET.length]).join('');
+  return length === 9 ? token : `call_${token}`;
+}

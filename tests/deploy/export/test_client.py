@@ -1,0 +1,170 @@
+"""The client of an export in Node: calls of tools, vectors of encoders and of decoders, and models that keep states."""
+
+from __future__ import annotations
+
+import base64
+import json
+import random
+import subprocess
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from deploy.cli.sources import load_of
+from deploy.export.c import c_target, export_c
+from deploy.export.web import export_web
+from deploy.model_loading.load import load_servable
+from deploy.model_loading.servable import Servable, silent
+from server.interfaces import LoadError
+from server.text.parts import CallArguments, CallStart, Part
+from server.text.tools import FORMATS, ToolFormat, ToolParser
+from tests.deploy.export.conftest import SCRIPTS
+from tests.deploy.export.test_web import golden, in_node, native, on_matrix_unit
+from tests.node import PATIENCE_S, node
+from tests.server.text.test_tools import CASES, FRAGMENTS, NAMES
+
+pytestmark = pytest.mark.xdist_group("web")
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    },
+}
+ASKED = {"role": "user", "content": "What is the weather in Paris?"}
+
+
+def script(name: str, *arguments: str | Path, given: str = "") -> bytes:
+    command = [node(), SCRIPTS / name, *map(str, arguments)]
+    done = subprocess.run(command, input=given.encode(), capture_output=True, timeout=PATIENCE_S, check=False)
+    assert done.returncode == 0, done.stderr.decode()[-4000:]
+    return done.stdout
+
+
+# --- tools -------------------------------------------------------------------------------------------------------------
+
+
+def chat(**body: Any) -> dict[str, Any]:
+    return {"method": "chat", "body": {"messages": [ASKED], "temperature": 0, "tools": [WEATHER], **body}}
+
+
+def test_a_tool_is_called_and_its_result_told(ask: Callable[..., Any]) -> None:
+    [[whole], chunks] = ask(chat(), chat(stream=True))
+    choice = whole["choices"][0]
+    [call] = choice["message"]["tool_calls"]
+    assert choice["finish_reason"] == "tool_calls" and choice["message"]["content"] is None
+    assert call["function"]["name"] == "weather" and json.loads(call["function"]["arguments"]) == {"city": "Paris"}
+    deltas = [delta for chunk in chunks for delta in chunk["choices"][0]["delta"].get("tool_calls", [])]
+    assert deltas[0]["function"]["name"] == "weather" and deltas[0]["id"].startswith("call_")
+    assert "".join(delta["function"]["arguments"] for delta in deltas) == call["function"]["arguments"]
+    assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
+    result = {"role": "tool", "tool_call_id": call["id"], "content": '{"temperature": 21, "sky": "sunny"}'}
+    [[told]] = ask(chat(messages=[ASKED, choice["message"], result]))
+    assert "21" in told["choices"][0]["message"]["content"] and told["choices"][0]["finish_reason"] == "stop"
+
+
+def test_offered_tools_need_not_be_called(ask: Callable[..., Any]) -> None:
+    [[plain], [named]] = ask(chat(tool_choice="none"), chat(logprobs=True, max_tokens=8, parallel_tool_calls=False))
+    assert "tool_calls" not in plain["choices"][0]["message"]
+    assert len(named["choices"][0]["logprobs"]["content"]) == named["usage"]["completion_tokens"]
+
+
+def test_calls_are_found_as_the_server_finds_them(site: Path) -> None:
+    """The same parts for the same pieces, for the cases of the server's parser and for texts put together at random."""
+    chance = random.Random(7)
+    texts = [(form, text) for form, text, *_ in CASES]
+    texts += [(chance.choice([*FORMATS.values()]), "".join(chance.choices(FRAGMENTS, k=chance.randint(1, 9)))) for _ in range(600)]
+    asked: list[tuple[ToolFormat, list[str], int | None]] = []
+    for form, text in texts:
+        cuts = sorted(chance.sample(range(len(text) + 1), min(len(text), chance.randint(0, 5))))
+        pieces = [text[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+        asked.append((form, pieces, chance.choice([None, 1])))
+    lines = [{"form": asdict(form), "names": [*NAMES], "pieces": pieces, "mostCalls": most} for form, pieces, most in asked]
+    found = script("tools.mjs", site, given="".join(json.dumps(line) + "\n" for line in lines)).splitlines()
+    for (form, pieces, most), line in zip(asked, found, strict=True):
+        parser = ToolParser(form, NAMES, most)
+        parts = [part for piece in pieces for part in parser.push(piece)] + parser.finish()
+        theirs = [{key: value for key, value in part.items() if key != "id"} for part in json.loads(line)]
+        assert theirs == [as_browser(part) for part in parts], (form.name, pieces)
+
+
+def as_browser(part: Part) -> dict[str, object]:
+    match part:
+        case CallStart():
+            return {"call": part.index, "name": part.name}
+        case CallArguments():
+            return {"call": part.index, "arguments": part.text}
+        case _:
+            return {"content": part.text}
+
+
+# --- vectors -----------------------------------------------------------------------------------------------------------
+
+
+def in_python(model: Servable, texts: list[list[int]]) -> NDArray[np.float32]:
+    load = load_of("golden", "f32", None, 1, None, "auto", "host")
+    embed_model = load_servable(model, load, silent, 0.0).embed_model
+    assert embed_model is not None
+    return np.concatenate([embed_model.run([text], [None]) for text in texts])
+
+
+@on_matrix_unit
+def test_an_encoder_gives_the_native_vectors(demo: Servable, tmp_path: Path) -> None:
+    model = golden("bert", demo)
+    export_web(model, "bert", tmp_path, levels=["wasm-relaxed"])
+    texts = [[5], [*range(3, 40)], [*range(48, 0, -1)]]
+    vectors = np.frombuffer(script("vectors.mjs", tmp_path, json.dumps(texts)), np.float32).reshape(len(texts), -1)
+    assert vectors.tobytes() == in_python(model, texts).tobytes()
+
+
+def test_vectors_have_the_form_that_is_asked_for(ask: Callable[..., Any]) -> None:
+    [[plain], [coded], [cut]] = ask(
+        *({"method": "embeddings", "body": {"input": "a cat", **more}} for more in ({}, {"encoding_format": "base64"}, {"dimensions": 8}))
+    )
+    vectors = [answer["data"][0]["embedding"] for answer in (plain, coded, cut)]
+    whole = np.array(vectors[0], np.float32)
+    assert base64.b64decode(vectors[1]) == whole.tobytes()
+    np.testing.assert_allclose(vectors[2], whole[:8] / np.linalg.norm(whole[:8]), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "said"),
+    [
+        ({"input": []}, "input", "a text or a list of texts"),
+        ({"input": "word " * 400}, "input", "this export holds 256"),
+        ({"input": "a", "dimensions": 0}, "dimensions", "expected a number from 1 to"),
+        ({"input": "a", "encoding_format": "hex"}, "encoding_format", "expected float or base64"),
+        ({"input": "a", "prompt_name": "query"}, "prompt_name", "the model has no prompts"),
+        ({"input": "a", "late_chunking": True}, "late_chunking", "late_chunking is not supported in the browser"),
+    ],
+)
+def test_vectors_that_cannot_be_made_are_refused_by_name(ask: Callable[..., Any], body: dict[str, Any], param: str, said: str) -> None:
+    [[refused]] = ask({"method": "embeddings", "body": body})
+    assert refused["error"]["param"] == param and said in refused["error"]["message"]
+
+
+# --- states ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@on_matrix_unit
+def test_a_model_that_keeps_states_gives_its_bytes(demo: Servable, tmp_path: Path) -> None:
+    model = golden("lfm2", demo)
+    export_web(model, "lfm2", tmp_path, levels=["wasm-relaxed"])
+    prompt = [int(token) for token in np.random.default_rng(2).integers(3, model.files.config.vocab_size, 40)]
+    _, expected, tokens = native(model, "f32", prompt)
+    logits, found = in_node(tmp_path, "wasm-relaxed", prompt)
+    assert logits.tobytes() == expected.tobytes() and found == tokens
+
+
+def test_c_libraries_of_models_that_keep_states_are_refused_by_name(demo: Servable, tmp_path: Path) -> None:
+    with pytest.raises(LoadError, match="lfm2 keeps a state per sequence"):
+        export_c(golden("lfm2", demo), "lfm2", c_target("x86-64-v3"), tmp_path)
+    with pytest.raises(LoadError, match="bert gives embeddings alone"):
+        export_c(golden("bert", demo), "bert", c_target("x86-64-v3"), tmp_path)
