@@ -41,6 +41,7 @@ class Options:
     instruments: tuple[Instrument, ...] = ()  # besides those that the switches ask for
     texts: bool = False  # keep the text of each level in the executable
     progress: Progress = lambda _: None
+    symbols: str = ""  # what the names of all functions of the object begin with
 
 
 @contextmanager
@@ -66,7 +67,7 @@ def compile_module(module: IRModule, options: Options | None = None) -> Executab
     }
     executable = build(planned.module, options, signatures)
     if planned.preparations is not None:
-        executable = replace(executable, preparing=compile_module(planned.preparations, replace(options, target=host())))
+        executable = replace(executable, preparing=compile_module(planned.preparations, replace(options, target=host(), symbols="")))
     if options.texts:
         executable.texts["program.ir"] = print_module(module)
     counts = (
@@ -102,8 +103,8 @@ def build(planned: IRModule, options: Options, signatures: dict[str, Signature])
     """Code and instructions for a module that has passed all passes."""
     target, backend = options.target, backend_of(options.target)
     started = time.perf_counter()
-    kernels = {name: backend.emit(name, prim, target) for name, prim in planned.prim_functions.items()}
-    program = lower(planned, kernels, signatures)
+    kernels = {name: backend.emit(options.symbols + name, prim, target) for name, prim in planned.prim_functions.items()}
+    program = lower(planned, kernels, signatures, options.symbols)
     emitted = time.perf_counter()
     options.progress(EMITTED)
     code = backend.link(kernels.values(), target, "\n\n".join(t for t in program.shape_functions if t))

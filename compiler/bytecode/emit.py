@@ -84,25 +84,26 @@ class Signature:
     num_prepared: int = 0  # of the weights, the last: what preparations return
 
 
-def lower(module: IRModule, kernels: Mapping[str, KernelCode], signatures: Mapping[str, Signature]) -> Program:
+def lower(module: IRModule, kernels: Mapping[str, KernelCode], signatures: Mapping[str, Signature], symbols: str = "") -> Program:
+    """The names of shape functions begin with `symbols`."""
     program = Program(module)
     for name, code in kernels.items():
         program.kernels[name] = len(program.kernel_table)
         phases = tuple(Phase(p.body, p.grid, p.threads) for p in code.phases)
         program.kernel_table.append(Kernel(name, phases, code.num_buffers, code.num_dims, code.stack_bytes))
     for name, func in module.graph_functions.items():
-        lowering = _Function(program, name, func)
+        lowering = _Function(program, name, func, Slots(symbols + name))
         program.functions[name] = lowering.lower(signatures.get(name, Signature()))
         program.shape_functions.append(lowering.slots.text())
     return program
 
 
 class _Function:
-    def __init__(self, program: Program, name: str, func: Function) -> None:
+    def __init__(self, program: Program, name: str, func: Function, slots: Slots) -> None:
         self.program = program
         self.name = name
         self.func = func
-        self.slots = Slots(name)
+        self.slots = slots
         self.code: list[vm.Instruction] = []
         self.registers: dict[Var, int] = {}
         self.places: dict[Var, Operand] = {}  # where a tensor's memory is

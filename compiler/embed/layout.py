@@ -27,6 +27,7 @@ class Decoder:
     max_context: int
     page_size: int
     cache_shapes: Mapping[str, tuple[int, ...]]  # of the inputs that hold keys and values
+    prefix: str = "rs"  # of the functions' names
 
     @property
     def most_pages(self) -> int:

@@ -1,6 +1,6 @@
 """The functions of a C library around its kernels, as LLVM IR:
 
-    rs_open, rs_new, rs_step, rs_sample, rs_rewind, rs_free, rs_close
+    PREFIX_open, PREFIX_new, PREFIX_step, PREFIX_sample, PREFIX_rewind, PREFIX_free, PREFIX_close
 
 Records of the flat program become straight-line calls: what is known beforehand stands in the code, the rest is read from the heap. All
 state lies in two blocks that the caller allocates, that of the model and that of a sequence.
@@ -19,12 +19,17 @@ from compiler.machine.target import Target
 from runtime.flat_program import FlatBase, FlatFunction, Record
 from runtime.sampling import SHARE_ONE
 
-FUNCTIONS: Final = ("rs_open", "rs_new", "rs_step", "rs_sample", "rs_rewind", "rs_free", "rs_close")
+FUNCTIONS: Final = ("open", "new", "step", "sample", "rewind", "free", "close")
 WEIGHTS, ALLOCATE, RELEASE, CONTEXT, MODEL_BYTES = 0, 8, 16, 24, 32  # fields of a model's block
 ALIGNMENT: Final = 64
-TEMPERATURE, TOP_P, TOP_K, SEED = 0, 4, 8, 16  # fields of rs_sampling
+TEMPERATURE, TOP_P, TOP_K, SEED = 0, 4, 8, 16  # fields of PREFIX_sampling
 SHARPEST: Final = 1e30
 INFINITY: Final = float_literal(float("inf"))
+
+
+def functions(decoder: Decoder) -> list[str]:
+    """What a library defines for others."""
+    return [f"{decoder.prefix}_{name}" for name in FUNCTIONS]
 
 
 def library_object(decoder: Decoder, target: Target) -> bytes:
@@ -42,7 +47,7 @@ def library_text(decoder: Decoder) -> str:
         *(f"declare i64 @{name}(ptr)" for name in (*grids, *derives)),
     ]
     functions = [*(_replay(decoder, layout, function) for function in program.functions.values()), _open(decoder), _new(decoder, layout)]
-    functions += [_step(decoder, layout), _sample(decoder, layout), _rewind(), _free(), _close()]
+    functions += [_step(decoder, layout), _sample(decoder, layout), _rewind(decoder), _free(decoder), _close(decoder)]
     return "\n".join(declared) + "\n\n" + "\n\n".join(functions) + '\n\nattributes #0 = { nounwind "no-builtins" }\n'
 
 
@@ -141,7 +146,7 @@ def _open(decoder: Decoder) -> str:
         return made
 
     model = code.choose(code.op(f"and i1 {fits}, {aligned}"), "ptr", opened, lambda: "null")
-    head = "ptr @rs_open(ptr %weights, i64 %weights_bytes, ptr %allocate, ptr %release, ptr %context)"
+    head = f"ptr @{decoder.prefix}_open(ptr %weights, i64 %weights_bytes, ptr %allocate, ptr %release, ptr %context)"
     return _function(head, code, f"ptr {model}")
 
 
@@ -160,7 +165,7 @@ def _new(decoder: Decoder, layout: Layout) -> str:
                 with code.loop("0", str(decoder.most_pages), runs=True) as i:
                     page = code.op(f"trunc i64 {code.op(f'add i64 {i}, 1')} to i32")
                     code.do(f"store i32 {page}, ptr {_item(code, table, i)}")
-    return _function("ptr @rs_new(ptr %model)", code, f"ptr {made}")
+    return _function(f"ptr @{decoder.prefix}_new(ptr %model)", code, f"ptr {made}")
 
 
 def _step(decoder: Decoder, layout: Layout) -> str:
@@ -178,7 +183,7 @@ def _step(decoder: Decoder, layout: Layout) -> str:
         return _load(code, "ptr", "%sequence", LOGITS)
 
     logits = code.choose(fits, "ptr", stepped, lambda: "null")
-    return _function("ptr @rs_step(ptr %sequence, ptr %tokens, i64 %count)", code, f"ptr {logits}")
+    return _function(f"ptr @{decoder.prefix}_step(ptr %sequence, ptr %tokens, i64 %count)", code, f"ptr {logits}")
 
 
 def _part(code: Code, decoder: Decoder, layout: Layout, part: str) -> None:
@@ -236,27 +241,27 @@ def _sample(decoder: Decoder, layout: Layout) -> str:
     place = literal(function, function.outputs[0].offset)
     assert place is not None, "the sampler's tokens have a fixed place"
     token = _load(code, "i32", "%sequence", layout.arena + function.arena_begin + place)
-    return _function("i32 @rs_sample(ptr %sequence, ptr %sampling)", code, f"i32 {token}")
+    return _function(f"i32 @{decoder.prefix}_sample(ptr %sequence, ptr %sampling)", code, f"i32 {token}")
 
 
-def _rewind() -> str:
+def _rewind(decoder: Decoder) -> str:
     code = Code()
     length = _load(code, "i64", "%sequence", LENGTH)
     _store(code, "i64", code.op(f"call i64 @llvm.umin.i64(i64 {length}, i64 %length)"), "%sequence", LENGTH)
-    return _function("void @rs_rewind(ptr %sequence, i64 %length)", code, "void")
+    return _function(f"void @{decoder.prefix}_rewind(ptr %sequence, i64 %length)", code, "void")
 
 
-def _free() -> str:
+def _free(decoder: Decoder) -> str:
     code = Code()
     model = _load(code, "ptr", "%sequence", MODEL)
     code.do(f"call void {_load(code, 'ptr', model, RELEASE)}(ptr {_load(code, 'ptr', model, CONTEXT)}, ptr %sequence)")
-    return _function("void @rs_free(ptr %sequence)", code, "void")
+    return _function(f"void @{decoder.prefix}_free(ptr %sequence)", code, "void")
 
 
-def _close() -> str:
+def _close(decoder: Decoder) -> str:
     code = Code()
     code.do(f"call void {_load(code, 'ptr', '%model', RELEASE)}(ptr {_load(code, 'ptr', '%model', CONTEXT)}, ptr %model)")
-    return _function("void @rs_close(ptr %model)", code, "void")
+    return _function(f"void @{decoder.prefix}_close(ptr %model)", code, "void")
 
 
 def _f32(value: float) -> float:

@@ -15,6 +15,10 @@ def export(
     model: Source,
     target: Annotated[str, typer.Option(help="web, or the machine of a C library: aarch64-linux, riscv64-linux, x86-64-v3, ...")] = "web",
     output: Annotated[Path | None, typer.Option("--output", "-o", help="New or empty folder; by default MODEL-TARGET here.")] = None,
+    prefix: Annotated[
+        str | None,
+        typer.Option(help="What the names of a C library begin with, rs by default; libraries that differ fit into one program."),
+    ] = None,
     quantize: Quantize = "bf16",
     max_context: MaxContext = None,
     kv_dtype: KvDtype = "auto",
@@ -29,12 +33,15 @@ def export(
 
       relaxserve export demo --target riscv64-linux
     """
-    from deploy.export.c import c_target, export_c
+    from deploy.export.c import PREFIX, c_prefix, c_target, export_c
     from deploy.export.folder import new_folder
     from deploy.export.web import export_web
     from deploy.model_loading.servable import require_servable
 
     machine = None if target == "web" else c_target(target)
+    names = c_prefix(PREFIX if prefix is None else prefix)
+    if machine is None and prefix is not None:
+        raise typer.BadParameter(f"prefix is {prefix!r}; an export for browsers has no C names: leave it out")
     load = load_of(model, quantize, max_context, 1, None, kv_dtype, "host")
     folder = new_folder(output or Path(f"{load.name.replace('/', '-')}-{target}"))
     with stages(load.name) as report:
@@ -43,7 +50,7 @@ def export(
             export_web(servable, load.name, folder, report)
             what = "Serve it as static files and open chat.html."
         else:
-            library = export_c(servable, load.name, machine, folder, report)
+            library = export_c(servable, load.name, machine, folder, report, names)
             what = f"Build the example there: cc example.c {library.name} -o example"
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     answers.print(f"{folder}: {in_units(size)}. {what}", highlight=False)

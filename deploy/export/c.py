@@ -1,7 +1,7 @@
 """`relaxserve export MODEL --target riscv64-linux`: a folder to build a program in C with.
 
 libMODEL.a     kernels, and the functions of model.h; nothing else is needed, neither libc nor libm
-model.h        what a program calls
+model.h        what a program calls; all names begin with the prefix, so that several libraries fit into one program
 weights.bin    what rs_open takes
 pieces.bin     the bytes that each token stands for
 example.c      a program: cc example.c libMODEL.a -o example && ./example
@@ -17,7 +17,7 @@ from typing import Final
 from compiler.driver import Options, compile_module
 from compiler.embed.archive import Member, archive
 from compiler.embed.layout import SAMPLE, Decoder, layout_of
-from compiler.embed.library import FUNCTIONS, library_object
+from compiler.embed.library import functions, library_object
 from compiler.frontend.sampler import SAMPLE_ENTRY
 from compiler.machine.target import LINUX, NAMED, Target, TargetError
 from deploy.export.model import cache_shapes, pieces, require_generator
@@ -29,12 +29,20 @@ from server.interfaces import LoadError
 from server.messages import ErrorCode
 
 ALIASES: Final = {"aarch64-linux": "aarch64-neon", "riscv64-linux": "riscv64", "riscv64-v-linux": "riscv64-v", "x86-64-linux": "x86-64-v3"}
+PREFIX: Final = "rs"
 QUESTION: Final = "What is the capital of France?"
 _ARCHITECTURES: Final = ("x86_64", "aarch64", "riscv64")
 
 
 def c_targets() -> list[str]:
     return [*ALIASES, *(t.name for t in NAMED.values() if t.arch in _ARCHITECTURES)]
+
+
+def c_prefix(text: str) -> str:
+    """Checked: names of C begin with it, and with its upper case those of macros."""
+    if not re.fullmatch(r"[a-z][a-z0-9_]{0,30}", text):
+        raise TargetError(f"prefix is {text!r}; expected a small letter, and behind it at most 30 small letters, digits and _")
+    return text
 
 
 def c_target(name: str) -> Target:
@@ -44,7 +52,7 @@ def c_target(name: str) -> Target:
     return found
 
 
-def export_c(model: Servable, name: str, target: Target, folder: Path, progress: Progress = silent) -> Path:
+def export_c(model: Servable, name: str, target: Target, folder: Path, progress: Progress = silent, prefix: str = PREFIX) -> Path:
     """The archive. Raises LoadError for a model that cannot be exported."""
     mode = require_generator(model, name)
     if any(group.keeps_states for group in mode.groups):
@@ -52,18 +60,23 @@ def export_c(model: Servable, name: str, target: Target, folder: Path, progress:
             ErrorCode.LOAD_REFUSED,
             f"{name} keeps a state per sequence; C libraries are made of models that keep keys and values: take --target web, or serve it",
         )
-    executable = compile_module(model.module, Options(target, progress=lambda fraction: progress("compile", fraction)))
+    options = Options(target, progress=lambda fraction: progress("compile", fraction), symbols=f"{prefix}.")
+    executable = compile_module(model.module, options)
     flat = flat_program(executable, mode.entry, [SAMPLE_ENTRY])
     assert SAMPLE == SAMPLE_ENTRY
     config = model.files.config
-    decoder = Decoder(flat, mode.entry, config.vocab_size, mode.bounds.max_tokens, mode.max_context, PAGE_SIZE, cache_shapes(mode))
+    shapes = cache_shapes(mode)
+    decoder = Decoder(flat, mode.entry, config.vocab_size, mode.bounds.max_tokens, mode.max_context, PAGE_SIZE, shapes, prefix)
     symbols = dict.fromkeys(
         symbol
         for function in flat.functions.values()
         for symbol in (*(s for r in function.records for s in (r.body, r.grid)), *([] if function.derive is None else [function.derive]))
     )
     path = folder / f"lib{re.sub(r'[^A-Za-z0-9_.-]', '-', name)}.a"
-    members = {"kernels.o": Member(executable.object_code, list(symbols)), "library.o": Member(library_object(decoder, target), FUNCTIONS)}
+    members = {
+        "kernels.o": Member(executable.object_code, list(symbols)),
+        "library.o": Member(library_object(decoder, target), functions(decoder)),
+    }
     path.write_bytes(archive(members))
     progress("pack", 0.0)
     write_block(folder / "weights.bin", flat, executable, mode.entry, model.files.weights)
@@ -82,7 +95,8 @@ def export_c(model: Servable, name: str, target: Target, folder: Path, progress:
     }
     for file in ("model.h", "example.c"):
         text = (files("deploy.export") / file).read_text()
-        (folder / file).write_text(re.sub(r"@(\w+)@", lambda found: str(known[found[1]]), text))
+        text = re.sub(r"@(\w+)@", lambda found: str(known[found[1]]), text)
+        (folder / file).write_text(re.sub(r"\b(rs|RS)_", lambda found: (prefix if found[1] == PREFIX else prefix.upper()) + "_", text))
     return path
 
 

@@ -19,6 +19,14 @@ def test_a_target_that_is_not_known_is_refused_with_those_that_are(tmp_path: Pat
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(("target", "prefix", "said"), [("x86-64-v3", "My-Model", "expected a small letter"), ("web", "my", "no C names")])
+def test_a_prefix_that_is_no_name_is_refused(target: str, prefix: str, said: str, tmp_path: Path) -> None:
+    command = ["export", "demo", "--target", target, "--prefix", prefix, "-o", str(tmp_path / "out")]
+    refused = CliRunner().invoke(app, command, prog_name="relaxserve")
+    assert refused.exit_code != 0 and said in f"{refused.exception} {refused.output}"
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_folder_that_holds_something_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("precious")
     with pytest.raises(ExportError, match="not empty; name another folder with --output"):

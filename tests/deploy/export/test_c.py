@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import pytest
 from deploy.export.c import c_target, export_c
 from deploy.model_loading.servable import Servable
 from tests.deploy.export.conftest import SCRIPTS
-from tests.deploy.export.test_web import ANSWER, NUM_TOKENS, native, on_matrix_unit
+from tests.deploy.export.test_web import ANSWER, NUM_TOKENS, golden, native, on_matrix_unit
 from tests.node import PATIENCE_S
 
 pytestmark = pytest.mark.xdist_group("web")  # the demo is opened once
@@ -71,6 +72,42 @@ def test_the_library_needs_no_other(library: Path) -> None:
     defined = {parts[-1] for parts in symbols if parts[-2] in "TtRr"}
     assert {parts[-1] for parts in symbols if parts[-2] == "U"} <= defined
     assert not [parts for parts in symbols if parts[-2] in "BbDdCc"], "no globals"
+    assert {re.split(r"[._]", parts[-1])[0] for parts in symbols if parts[-2] == "T"} == {"rs"}
+
+
+TWO_MODELS = """
+#include "model.h"
+#include "other/model.h"
+#include <stdio.h>
+int main(void) {
+  printf("%d %d\\n", RS_VOCAB_SIZE, OTHER_VOCAB_SIZE);
+  return rs_open(0, 0, 0, 0, 0) != 0 || other_open(0, 0, 0, 0, 0) != 0;   /* both refuse: there are no weights */
+}
+"""
+
+
+def test_two_libraries_fit_into_one_program(library: Path, demo: Servable, tmp_path: Path) -> None:
+    other = golden("llama", demo)
+    (tmp_path / "other").mkdir()
+    export_c(other, "other", c_target("x86-64-v3"), tmp_path / "other", prefix="other")
+    (tmp_path / "two.c").write_text(TWO_MODELS)
+    archives = [library / "libdemo.a", tmp_path / "other" / "libother.a"]
+    command = [
+        *compiler(),
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        f"-I{library}",
+        f"-I{tmp_path}",
+        tmp_path / "two.c",
+        *archives,
+        "-o",
+        tmp_path / "two",
+    ]
+    done = subprocess.run(command, capture_output=True, timeout=PATIENCE_S, check=False)
+    assert done.returncode == 0, done.stderr.decode()[-4000:]
+    sizes = [model.files.config.vocab_size for model in (demo, other)]
+    assert subprocess.run([tmp_path / "two"], capture_output=True, check=True).stdout.split() == [str(size).encode() for size in sizes]
 
 
 def test_archive_and_header_are_small(library: Path) -> None:
