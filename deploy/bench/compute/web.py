@@ -1,0 +1,134 @@
+"""`relaxserve bench web`: exports for browsers in Node, beside what its engine can do and beside native code on one thread.
+
+The peak is measured: multiply-adds of registers, by the same back end. A product of f32 has 64 rows and 512 x 512 weights. Decoding is of
+one sequence with 128 tokens, weights of 4 bits. All of them run by turns, for a shared machine changes from one second to the next.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from compiler.backends.wasm.codegen.module import memory_flags
+from compiler.driver import Options, compile_module
+from compiler.frontend.config import ModelConfig
+from compiler.frontend.layers.nn import Net, WeightFormat
+from compiler.ir.dtypes import DType
+from compiler.ir.graph.atoms import Var
+from compiler.ir.module import IRModule
+from compiler.ir.text.parser import parse
+from compiler.ir.types import tensor
+from compiler.machine.target import get
+from deploy.bench.checkpoint import write_checkpoint
+from deploy.bench.compute.model import Model
+from deploy.bench.limits import multiplying
+from deploy.bench.measure import Figure, by_turns, report
+from deploy.bench.node import Node
+from deploy.bench.synthetic import RandomWeights, synthetic_config
+from deploy.cli.sources import load_of
+from deploy.export.web import export_web
+from deploy.export.weights import write_block
+from deploy.model_loading.servable import require_servable, silent
+from runtime.flat_program import flat_program
+
+ROWS, SIZE = 64, 512
+CONTEXT = 128
+ROUNDS, REPEATS = 12, 20  # a product takes less than a millisecond
+TARGET = get("wasm-relaxed")
+NATIVE = "x86-64-v3"
+
+
+def write_kernel(folder: Path, module: IRModule, entry: str, shapes: list[list[int]], weights: Mapping[str, tuple[int, ...]]) -> None:
+    """A program without a model, for node.mjs."""
+    executable = compile_module(module, Options(TARGET))
+    flat = flat_program(executable, entry)
+    folder.mkdir()
+    (folder / "kernel.wasm").write_bytes(executable.object_code)
+    described = {"program": flat, "entry": entry, "shapes": shapes, "memory_flags": memory_flags(executable.object_code)}
+    (folder / "kernel.json").write_bytes(msgspec.json.encode(described))
+    write_block(folder / "weights.bin", flat, executable, entry, RandomWeights(weights))
+
+
+def product() -> IRModule:
+    net = Net({"w.weight": DType.BF16}, WeightFormat(32))  # what random weights hold; they are multiplied as f32
+    x = Var("x", tensor((ROWS, SIZE), DType.F32))
+    with net.function("product", (x,)):
+        net.builder.returns(net.linear(x, "w", SIZE, SIZE))
+    return net.builder.finish()
+
+
+def write_peak(folder: Path) -> float:
+    """The operations of a run."""
+    text, steps, operations, args = multiplying("f32", TARGET)
+    text = text.replace("steps: shape[n]", "steps: i32[n]")  # an export has inputs that are tensors
+    write_kernel(folder, parse(text), "main", [list(np.shape(args[0])), [steps]], {})
+    return operations
+
+
+def measure(config: ModelConfig, folder: Path) -> list[Figure]:
+    node = Node()
+    model = None
+    try:
+        operations = write_peak(folder / "peak")
+        write_kernel(folder / "product", product(), "product", [[ROWS, SIZE]], {"w.weight": (SIZE, SIZE)})
+        node.open("peak", folder / "peak")
+        for threads in (1, 2):
+            node.open(f"product on {threads}", folder / "product", threads=threads)
+        checkpoint = folder / "checkpoint"
+        checkpoint.mkdir()
+        write_checkpoint(config, checkpoint)
+        load = load_of(str(checkpoint), "int4", 2 * CONTEXT, 1, None, "bf16")
+        export_web(require_servable(load, silent), "synthetic", folder / "model", levels=[TARGET.name])
+        node.open("decode", folder / "model")
+        runs: dict[str, Callable[[], object]] = {"peak": lambda: node.run("peak"), "decode": lambda: node.run("decode")}
+        for threads in (1, 2):
+            runs[f"product on {threads}"] = lambda name=f"product on {threads}": [node.run(name) for _ in range(REPEATS)]
+        if get(NATIVE).can_run_here:
+            model = Model(config, "int4", 1, target=get(NATIVE))
+            runs["native decode"] = model.prepared(1, 1, CONTEXT)
+        return figures(by_turns(runs, rounds=ROUNDS), operations, sum(_sizes(folder / "model").values()))
+    finally:
+        node.close()
+        if model is not None:
+            model.session.close()
+
+
+def figures(times: Mapping[str, list[float]], operations: float, num_bytes: int) -> list[Figure]:
+    """Ratios of the best of each."""
+    best = {name: min(found) for name, found in times.items()}
+    peak = operations / best["peak"]
+    one, two = (REPEATS * 2 * ROWS * SIZE * SIZE / best[f"product on {threads}"] for threads in (1, 2))
+    rates = f"{one / 1e9:.1f} of {peak / 1e9:.1f} GFLOP/s"
+    found = [
+        Figure("f32 product over the measured peak", one / peak, "x", 0.70, True, rates),
+        Figure("two threads over one", two / one, "x", 1.7, True, f"{two / 1e9:.1f} GFLOP/s"),
+        Figure("module, runtime and program", num_bytes / 1000, "KB", 400, note="what a browser loads beside weights and vocabulary"),
+    ]
+    if "native decode" in best:
+        ratio = best["native decode"] / best["decode"]
+        note = f"{1 / best['decode']:.1f} of {1 / best['native decode']:.1f} tokens per second"
+        found.append(Figure(f"int4 decode over one native thread ({NATIVE})", ratio, "x", 0.80, True, note))
+    return found
+
+
+def _sizes(folder: Path) -> dict[str, int]:
+    return {file.name: file.stat().st_size for file in folder.iterdir() if file.suffix in (".wasm", ".mjs") or file.name == "program.json"}
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="relaxserve bench web", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--synthetic", default="0.5b", help="shape of the model that decodes")
+    parser.add_argument("--layers", type=int, help="in the place of the shape's own")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory(prefix="relaxserve-bench-") as folder:
+        report(measure(synthetic_config(options.synthetic, layers=options.layers), Path(folder)), as_json=options.json)
+
+
+if __name__ == "__main__":
+    main()
