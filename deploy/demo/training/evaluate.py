@@ -37,7 +37,7 @@ class Server:
     def _answer(self, question: Question) -> Message:
         body: dict[str, Any] = {
             "model": self.model,
-            "messages": _on_the_wire(question.messages),
+            "messages": on_the_wire(question.messages),
             "max_tokens": question.max_tokens,
             "temperature": 0,
         }
@@ -58,7 +58,7 @@ class Server:
         return answer
 
 
-def _on_the_wire(messages: Sequence[Message]) -> list[Message]:
+def on_the_wire(messages: Sequence[Message]) -> list[Message]:
     """As the API wants them: calls carry ids and arguments in JSON text, results name the call they answer."""
     sent: list[Message] = []
     unanswered: list[str] = []
