@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
+from deploy.export.web import export_web
+from deploy.generate import Prompt, encode
+from deploy.model_loading.servable import Servable
 from tests.browser.chromium import Page
-from tests.deploy.export.test_web import ANSWER, QUESTION
+from tests.deploy.export.test_web import ANSWER, QUESTION, in_node
 
 pytestmark = pytest.mark.xdist_group("web")
 
@@ -47,9 +53,14 @@ class Stalling(Files):
 
 @pytest.fixture
 def served(site: Path, request: pytest.FixtureRequest) -> Iterator[tuple[str, list[str]]]:
-    """The address of the site, and the paths asked for so far."""
-    handler = partial(getattr(request, "param", Files), directory=str(site))
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+    with serving(site, getattr(request, "param", Files)) as found:
+        yield found
+
+
+@contextmanager
+def serving(folder: Path, files: type[Files] = Files) -> Generator[tuple[str, list[str]]]:
+    """The address of a folder, and the paths asked for so far."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(files, directory=str(folder))) as server:
         server.asked = asked = list[str]()  # type: ignore[attr-defined]
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
@@ -67,6 +78,35 @@ def test_a_page_closed_in_a_download_goes_on_at_its_next_visit(page: Page, serve
     page.see("Ready, wasm-relaxed", "#status")
     parts = [path for path in asked if path == "" or path.startswith("bytes=")]
     assert parts[0] == "" and len(parts) == 2 and int(parts[1].removeprefix("bytes=").removesuffix("-")) > 1_000_000
+
+
+LOGITS = """(async () => {
+  const { fetched, loadModel } = await import('./loader.mjs');
+  const { network } = await loadModel({ ...fetched(location.href), target: TARGET, threads: 1 });
+  const rows = [];
+  for (let next = PROMPT, count = 0; count < COUNT; count++) {
+    network.append(next);
+    rows.push(...network.program.view(network.logits, Uint8Array));
+    next = [network.draw({ temperature: 0 }).token];
+  }
+  const digest = await crypto.subtle.digest('SHA-256', new Uint8Array(rows));
+  return [...new Uint8Array(digest)].map((byte) => byte.toString(16).padStart(2, '0')).join('');
+})()"""
+
+
+@pytest.mark.parametrize("target", ["wasm-relaxed", pytest.param("wasm-simd128", marks=pytest.mark.slow)])
+def test_chromium_gives_the_bytes_of_node(page: Page, target: str, demo: Servable, site: Path, tmp_path: Path) -> None:
+    """All logits of a prompt and the tokens behind it."""
+    folder = site if target in (site / "program.json").read_text() else tmp_path
+    if folder is tmp_path:
+        export_web(demo, "demo", tmp_path, levels=[target])
+    prompt = encode(demo.tokenizer, Prompt(QUESTION, False, 1, 0, 0))
+    logits, _ = in_node(folder, target, prompt)
+    ask = LOGITS.replace("TARGET", repr(target)).replace("PROMPT", json.dumps(prompt)).replace("COUNT", str(len(logits)))
+    with serving(folder) as (address, _):
+        page.open(f"{address}/chat.html")
+        page.see("Ready", "#status")
+        assert page.js(ask) == hashlib.sha256(logits.tobytes()).hexdigest()
 
 
 def test_the_page_chats(page: Page, served: tuple[str, list[str]]) -> None:
