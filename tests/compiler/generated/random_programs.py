@@ -12,7 +12,7 @@ The recipes are in random_recipes.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import prod
@@ -97,6 +97,7 @@ class Draft:
     builder: Builder
     sizes: list[dict[DimVar, int]]
     special: bool = False  # infinities and NaN among the arguments
+    halves: bool = True  # whether values may be f16, which some targets refuse
     helpers: tuple[str, ...] = ()
     dims: list[DimVar] = field(init=False)  # of parameters; what a match_cast names comes to `sizes` alone
     params: list[Var] = field(default_factory=list[Var])
@@ -195,6 +196,7 @@ class Draft:
 
     def new(self, shape: Sequence[Dim], dtype: DType, make: Callable[[tuple[int, ...]], Any] | None = None) -> Atom:
         """A parameter; where the shape is of numbers, maybe a weight or a constant."""
+        self.require_supported([dtype])
         extents = [tuple(d.evaluate(sizes) for d in shape) for sizes in self.sizes]
         if max(map(prod, extents)) > MOST_ELEMENTS or any(v not in self.dims for d in shape for v in d.vars()):
             raise Unfit
@@ -237,12 +239,17 @@ class Draft:
 
     def emit(self, value: Value, args: Sequence[Atom], *, exact: bool = False) -> Var:
         type_ = deduce(value, self.builder.signature, set(self.sizes[0]))
+        self.require_supported(dtypes_of(type_))
         if any(prod(d.evaluate(sizes) for d in shape) > MOST_ELEMENTS for sizes in self.sizes for shape in shapes_of(type_)):
             raise Unfit
         results = [self.computed(value, type_, args, call) for call in range(len(self.sizes))]
         var = self.builder.emit(value)
         self.hold(var, results, exact=exact and all(a in self.exact for a in args if isinstance(self.type(a), TensorType)))
         return var
+
+    def require_supported(self, dtypes: Iterable[DType | None]) -> None:
+        if not self.halves and DType.F16 in dtypes:
+            raise Unfit
 
     def require_few_elements(self, helper: str, x: Var) -> None:
         """The helper was drawn beside other sizes: with those of `x`, its values may be too large."""
@@ -300,17 +307,28 @@ def shapes_of(type_: Type) -> Iterator[Sequence[Dim]]:
             return
 
 
-def draw(seed: int, recipes: int = 8, *, special: bool = False, calls: int = 3) -> Program:
+def dtypes_of(type_: Type) -> Iterator[DType | None]:
+    match type_:
+        case TensorType(dtype=dtype):
+            yield dtype
+        case TupleType(fields=fields):
+            for inner in fields:
+                yield from dtypes_of(inner)
+        case _:
+            return
+
+
+def draw(seed: int, recipes: int = 8, *, special: bool = False, calls: int = 3, halves: bool = True) -> Program:
     """The program of this number."""
     random = Random(seed)
     builder = Builder()
-    helpers = tuple(_helper(random, builder) for _ in range(random.randint(0, 1)))
+    helpers = tuple(_helper(random, builder, halves=halves) for _ in range(random.randint(0, 1)))
     dims = [DimVar(name, *random.choice(RANGES)) for name in "nmk"[: random.randint(1, 3)]]
     sizes = [{v: _size(v, random, small=call % 2 == 0) for v in dims} for call in range(calls)]
-    draft = Draft(random, builder, sizes, special, helpers)
+    draft = Draft(random, builder, sizes, special, halves, helpers)
     with builder.function("main", draft.params):
         for var in dims:
-            draft.new([Dim.of(var)], random.choice(ANY))
+            draft.new([Dim.of(var)], random.choice(ANY if halves else [dtype for dtype in ANY if dtype is not DType.F16]))
         draft.grow(recipes)
         results = [a for a in draft.held if isinstance(a, Var)]
         chosen = [*results[-3:], *random.sample(results, min(2, len(results)))]
@@ -327,10 +345,10 @@ def _size(var: DimVar, random: Random, *, small: bool) -> int:
     return random.choice(fit)
 
 
-def _helper(random: Random, builder: Builder) -> str:
+def _helper(random: Random, builder: Builder, *, halves: bool) -> str:
     """A function to be called; it is tried with one size, and where another does not fit it will not be called."""
     a, b = DimVar("a"), DimVar("b", 1)
-    draft = Draft(random, builder, [{a: 3, b: 5}], weights=None)
+    draft = Draft(random, builder, [{a: 3, b: 5}], halves=halves, weights=None)
     with builder.function("helper", draft.params):
         x = draft.param(tensor((a, b), F32), [draft.array((3, 5), F32)])
         draft.hold(x, draft.values[x], exact=False)
