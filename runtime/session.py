@@ -63,9 +63,17 @@ class Session:
                 self.device.use_thread()
                 self._pinned_thread = threading.get_ident()
             called, given = self._machine.function(function), list(args)
+            arrays: list[int] = []
             for i, arg in enumerate(args):
-                if not isinstance(arg, self._tensor_type):
+                if isinstance(arg, self._tensor_type):
+                    continue
+                if isinstance(arg, np.ndarray):
+                    arrays.append(i)
+                elif isinstance(arg, tuple):
                     given[i] = self._uploaded(arg)
+            if arrays:
+                for i, tensor in zip(arrays, self.device.upload_inputs([args[i] for i in arrays]), strict=True):
+                    given[i] = tensor
             result = called.call(given, views=views, keep_last=keep_last)
             for i in called.written:
                 if given[i] is not args[i]:
@@ -88,6 +96,20 @@ class Session:
     def arena_bytes(self, function: str, dims: Mapping[str, int]) -> int:
         """Bytes of the arena that a call takes, by the values of its variables."""
         return self._machine.function(function).arena_bytes(dims)
+
+    def variables(self, function: str) -> dict[str, int | None]:
+        """The variables of a function, with the largest value of each where one is declared."""
+        return self._machine.function(function).variables
+
+    def prepare(self, function: str, dims: Mapping[str, int]) -> None:
+        """Capture the launches of calls whose variables have values like these, so that no later call has to."""
+        with self._lock:
+            self._machine.function(function).prepare(dims)
+
+    @property
+    def num_graphs(self) -> int:
+        """The number of graphs that the device captured."""
+        return self.device.num_graphs
 
     def reserve(self, num_bytes: int) -> None:
         """Make the arena this large now, so that no later call has to."""

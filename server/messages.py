@@ -218,6 +218,7 @@ class Ready(Message, frozen=True, tag=True):
     default_prompt: str | None = None  # its name
     classes: tuple[str, ...] = ()  # names; a text has a number for each in the place of a vector
     class_scores: ClassScores = ClassScores.SOFTMAX
+    num_graphs: int = 0  # that the device captured; 0 where it replays launches without capturing them
     compile_s: float = 0.0
     load_s: float = 0.0
 

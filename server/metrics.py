@@ -52,6 +52,7 @@ class ModelReading:
     bytes_by_part: dict[str, int] = field(default_factory=dict)
     cache: dict[str, str] = field(default_factory=dict)  # its KV cache, in vLLM's words
     usage: Usage = UNUSED
+    num_graphs: int = 0  # that its device captured
 
 
 class Metrics:
@@ -156,6 +157,7 @@ class _Gauges(Collector):
                 "Used share of the KV pages, 0 to 1.",
                 lambda m: m.stats.num_pages_used / max(1, m.stats.num_pages),
             ),
+            ("relaxserve:device_graphs", "Graphs that the device captured at load.", lambda m: m.num_graphs),
         )
         counters: tuple[tuple[str, str, Callable[[ModelReading], float]], ...] = (
             ("vllm:num_preemptions", "Sequences pushed out of the batch.", lambda m: m.stats.num_preemptions),

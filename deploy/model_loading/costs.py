@@ -107,7 +107,8 @@ def _seconds(model: StepModel, batch: StepBatch) -> float:
     took_s: list[float] = []
     while not took_s or (len(took_s) == 1 and took_s[0] < BRIEF_S):
         began_s = time.perf_counter()
-        model.run(batch)
+        model.download(model.run(batch))  # launched is not computed: a device works while the host goes on
+        model.hidden()
         took_s.append(time.perf_counter() - began_s)
     return min(took_s)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from compiler.frontend.errors import ModelError
 from deploy.cache import kept
 from deploy.model_loading.costs import step_costs
+from deploy.model_loading.graphs import prepare
 from deploy.model_loading.modes import Mode
 from deploy.model_loading.plan import Plan, plan_of
 from deploy.model_loading.program import compile_model, executable_cache
@@ -19,6 +20,7 @@ from deploy.use import remove_damaged
 from deploy.verification import damage_of
 from runtime.cache_groups import PAGE_SIZE
 from runtime.device.registry import number_of
+from runtime.executable import PREPARATION
 from runtime.memory import MemoryAccount
 from runtime.session import Session
 from server.engine.scheduling.pace import Pace
@@ -49,6 +51,7 @@ def load_servable(model: Servable, load: Load, progress: Progress, started: floa
         raise LoadError(ErrorCode.LOAD_REFUSED, str(error)) from error
     served = serve(mode, session, [group.num_pages for group in plan.groups], account)
     progress("warm-up", 0.0)
+    prepare(session, [name for name in compiled.executable.meta.functions if PREPARATION not in name])
     if not served.answers():
         raise LoadError(ErrorCode.LOAD_REFUSED, f"what {load.source} computes is not finite; are its weights damaged? Download them again")
     progress("warm-up", 0.5)
@@ -74,6 +77,7 @@ def load_servable(model: Servable, load: Load, progress: Progress, started: floa
         default_prompt=embedding.default_prompt,
         classes=classes.names if classes else (),
         class_scores=ClassScores(classes.scores) if classes else ClassScores.SOFTMAX,
+        num_graphs=session.num_graphs,
         compile_s=compiled.compile_s,
         load_s=time.perf_counter() - started,
     )

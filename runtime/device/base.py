@@ -87,6 +87,10 @@ class Region(Protocol):
         """Set a base for all runs that follow: constants and weights stay in place."""
         ...
 
+    def prepare(self, heap: HeapHandle) -> None:
+        """Prepare for later runs whose integers have the magnitudes of these. Nothing runs now."""
+        ...
+
     def run(self, heap: HeapHandle, arena: Memory, registers: Sequence[Any], time_to: TimeTo | None = None) -> None:
         """Run the launches. With `time_to`, run them one by one, and call it with each kernel's name and seconds."""
         ...
@@ -111,6 +115,11 @@ class Device(Protocol):
         """Seconds in kernels so far."""
         ...
 
+    @property
+    def num_graphs(self) -> int:
+        """The number of graphs that its regions captured; 0 on a device that captures none."""
+        ...
+
     # --- memory ---
 
     def allocate(self, num_bytes: int) -> Memory:
@@ -128,7 +137,7 @@ class Device(Protocol):
         ...
 
     def kept(self, tensor: Tensor, memory: Memory) -> Tensor:
-        """The tensor, or a copy if it lies in this memory, which is about to be reused."""
+        """The tensor, or a copy if it lies in this memory or among inputs of a call, which are about to be reused."""
         ...
 
     def is_compact(self, tensor: Any) -> bool: ...
@@ -139,6 +148,10 @@ class Device(Protocol):
 
     def upload(self, array: NDArray[Any]) -> Tensor:
         """A tensor with the values of an array. It is writable if the array is."""
+        ...
+
+    def upload_inputs(self, arrays: Sequence[NDArray[Any]]) -> Sequence[Tensor]:
+        """Upload the arrays of one call together. The next `upload_inputs` may write over their memory: see `kept`."""
         ...
 
     def download(self, tensor: Tensor) -> NDArray[Any]:

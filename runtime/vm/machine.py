@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, assert_never
 
-from runtime.device.base import Code, Derive, Device, HeapHandle, Memory, Tensor
+from runtime.device.base import Code, Derive, Device, HeapHandle, Memory, Region, Tensor
 from runtime.errors import ArgumentMismatch, InvalidProgram, TooDeep, UnknownName
 from runtime.executable import (
     Arg,
@@ -66,6 +66,7 @@ class Function:
             raise InvalidProgram(f"{source.name}: weights must come after the other parameters")
         if not source.instructions or not isinstance(source.instructions[-1], (Ret, Goto)):
             raise InvalidProgram(f"{source.name}: the last instruction must return or go to another")
+        self.regions: list[Region] = []
         self.on_bind: list[Callable[[list[Any]], None]] = []  # regions that keep the places of weights
         self._num_registers = max(source.num_registers, len(source.params))
         self._use([None] * len(source.weights), [p.name for p in source.weights])
@@ -136,8 +137,7 @@ class Function:
         machine.depth += 1
         try:
             result = self._run(frame)
-            if not views:
-                result = _out_of(machine.device, frame.arena, result)
+            result = _out_of(machine.device, machine.no_arena if views else frame.arena, result)
         finally:
             machine.depth -= 1
             machine.arena.leave()
@@ -159,6 +159,23 @@ class Function:
 
     def arena_bytes(self, dims: Mapping[str, int]) -> int:
         """The bytes of the arena in a call whose variables have these values."""
+        return self._sized(dims).heap[self._arena_slot]
+
+    def prepare(self, dims: Mapping[str, int]) -> None:
+        """Prepare the regions for calls whose variables have values like these."""
+        frame = self._sized(dims)
+        for region in self.regions:
+            region.prepare(frame.heap_handle)
+
+    @property
+    def variables(self) -> dict[str, int | None]:
+        """The largest value of each; None where any will do, or where that depends on others."""
+        upper = {bound.slot: bound.upper for bound in self.source.bounds}
+        found = {slot: upper.get(slot) for slot in sorted(self._match.defined)}
+        return {self.source.slots[slot]: most if isinstance(most, int) else None for slot, most in found.items()}
+
+    def _sized(self, dims: Mapping[str, int]) -> Frame:
+        """A frame whose variables have these values, with what follows from them."""
         frame = self._new_frame()
         names = {self.source.slots[slot]: slot for slot in self._match.defined}
         for name, value in dims.items():
@@ -168,7 +185,7 @@ class Function:
         if missing := sorted(names.keys() - dims.keys()):
             raise ArgumentMismatch(f"{self.source.name}: no value for variable {', '.join(missing)}")
         self._match.derive(frame.heap, frame.heap_handle)
-        return frame.heap[self._arena_slot]
+        return frame
 
     def _new_frame(self) -> Frame:
         return Frame(self._machine.device, len(self.source.slots), self._literals, self._machine.no_arena)

@@ -18,6 +18,7 @@ def region_step(loader: Loader, region: Region) -> Step:
         return lambda frame: None
     captured = machine.device.region(machine.code_with(launches[0].body), launches, numbers.bases, loader.source.name)
     numbers.place(captured)
+    loader.function.regions.append(captured)
     run = captured.run
 
     def step(frame: Frame) -> None:

@@ -57,7 +57,10 @@ def test_a_chat_completion_is_that_of_the_cpu(url: str, demo_server: DemoServer)
 
 def test_the_administration_says_what_runs_a_model(url: str) -> None:
     (model,) = httpx.get(f"{url}/admin/models", timeout=60).json()["data"]
-    assert model["device"] == "cuda" and model["bytes"]["weights"] > 0
+    assert model["device"] == "cuda" and model["bytes"]["weights"] > 0 and model["graphs"] > 0
+    assert (
+        f'relaxserve:device_graphs{{engine="0",model_name="demo"}} {float(model["graphs"])}' in httpx.get(f"{url}/metrics", timeout=60).text
+    )
 
 
 def test_a_load_that_does_not_fit_the_card_is_refused(_library: Path, demo_server: DemoServer) -> None:

@@ -60,6 +60,9 @@ class CpuRegion:
     def place(self, base: int, tensor: Any) -> None:
         self._words[base] = address_of(tensor)
 
+    def prepare(self, heap: Any) -> None:
+        """Launches of all sizes are one list."""
+
     def run(self, heap: Any, arena: Any, registers: Sequence[Any], time_to: TimeTo | None = None) -> None:
         words = self._words
         for base, register in self._registers:
@@ -107,6 +110,10 @@ class CpuDevice:
     def busy_s(self) -> float:
         return self._team.busy_s
 
+    @property
+    def num_graphs(self) -> int:
+        return 0
+
     # --- memory ------------------------------------------------------------------------------------------------------
 
     def allocate(self, num_bytes: int) -> HostMemory:
@@ -138,6 +145,9 @@ class CpuDevice:
 
     def upload(self, array: Array) -> Array:
         return array
+
+    def upload_inputs(self, arrays: Sequence[Array]) -> Sequence[Array]:
+        return arrays
 
     def download(self, tensor: Any) -> Array:
         return tensor

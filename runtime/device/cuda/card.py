@@ -197,6 +197,11 @@ class Card:
         weakref.finalize(owner, self._drop, event)
         return event
 
+    def elapsed_s(self, begin: Owned, end: Owned) -> float | None:
+        """Between two events that were recorded; None while the second is still to come."""
+        with self, self._faults("step"):
+            return end.thing.time_since(begin.thing) / 1000 if end.thing.query() else None
+
     def _drop(self, owned: Owned) -> None:
         with suppress(self._cuda.Error), self:
             owned.thing = None

@@ -4,6 +4,7 @@ come back as `Any`: whoever holds one has it from this device."""
 from __future__ import annotations
 
 import ctypes
+import weakref
 from collections.abc import Sequence
 from math import prod
 from typing import Any
@@ -16,6 +17,8 @@ from runtime.device.cpu.device import CpuCode
 from runtime.device.cuda import driver
 from runtime.device.cuda.capability import check_target
 from runtime.device.cuda.card import Card
+from runtime.device.cuda.clock import Clock
+from runtime.device.cuda.inputs import MOST_BYTES, Inputs
 from runtime.device.cuda.last_launch import LastLaunch
 from runtime.device.cuda.memory import Block, CudaMemory, CudaTensor
 from runtime.device.cuda.region import CudaRegion, Grid
@@ -73,7 +76,9 @@ class CudaDevice:
         self._card = Card(number)
         self._last = LastLaunch(self._card)
         self._card.last_launch = lambda: f"{self._last}: "
-        self._nothing = Block(self._card, 0, "nothing")
+        self._inputs = Inputs(self._card)
+        self._clock = Clock(self._card)
+        self._regions: list[weakref.ref[CudaRegion]] = []
 
     @property
     def limits(self) -> Limits:
@@ -81,7 +86,11 @@ class CudaDevice:
 
     @property
     def busy_s(self) -> float:
-        return 0.0
+        return self._clock.busy_s
+
+    @property
+    def num_graphs(self) -> int:
+        return sum(region.num_graphs for found in self._regions if (region := found()) is not None)
 
     # --- memory ------------------------------------------------------------------------------------------------------
 
@@ -103,7 +112,7 @@ class CudaDevice:
         return CudaTensor(block, block.address, shape, dtype)
 
     def kept(self, tensor: Any, memory: Any) -> CudaTensor:
-        if tensor.block is not memory.block or not _overlap(tensor, memory):
+        if not self._inputs.holds(tensor) and (tensor.block is not memory.block or not _overlap(tensor, memory)):
             return tensor
         copy = self.empty(tensor.shape, tensor.dtype)
         self._card.copy(copy.address, tensor.address, tensor.nbytes)
@@ -122,6 +131,13 @@ class CudaDevice:
         if array.nbytes:
             self._card.upload(block.address, _bytes_of(array))
         return CudaTensor(block, block.address, array.shape, array.dtype, array.flags.writeable)
+
+    def upload_inputs(self, arrays: Sequence[Array]) -> Sequence[CudaTensor]:
+        alone = [array for array in arrays if array.nbytes > MOST_BYTES]
+        if not alone:
+            return self._inputs.upload(arrays)
+        together = iter(self._inputs.upload([array for array in arrays if array.nbytes <= MOST_BYTES]))
+        return [self.upload(array) if array.nbytes > MOST_BYTES else next(together) for array in arrays]
 
     def download(self, tensor: Any) -> Array:
         array = np.empty(tensor.shape, tensor.dtype)
@@ -158,7 +174,9 @@ class CudaDevice:
         return CudaCode(self._card, object_code, target, host)
 
     def region(self, code: Any, launches: Sequence[Launch], bases: Bases, function: str) -> CudaRegion:
-        return CudaRegion(self._card, self._last, code, launches, bases, function)
+        region = CudaRegion(self._card, self._last, self._clock, code, launches, bases, function)
+        self._regions.append(weakref.ref(region))
+        return region
 
     # --- threads -----------------------------------------------------------------------------------------------------
 

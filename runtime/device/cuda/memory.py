@@ -14,9 +14,10 @@ from runtime.device.cuda.card import Card
 class Block:
     """The memory of one allocation. The card frees it when nothing refers to it any more."""
 
-    __slots__ = ("__weakref__", "address")
+    __slots__ = ("__weakref__", "address", "num_bytes")
 
     def __init__(self, card: Card, num_bytes: int, part: str) -> None:
+        self.num_bytes = num_bytes
         self.address = card.allocate(self, num_bytes, part)
 
 

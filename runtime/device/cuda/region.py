@@ -2,8 +2,9 @@
 copies them once and launches one graph.
 
 Every kernel takes the address of its record: the word of the last launch, the addresses of its buffers, its integers. So nothing in a graph
-changes from run to run. Blocks share what there is to do, however many there are: a graph serves all sizes that need about as many
-blocks. There is one for each magnitude of the region's integers, captured when it is first needed.
+changes from run to run. Blocks share what there is to do, however many there are, so any graph serves all sizes; a good one has about as
+many blocks as there is work. Graphs are captured by `prepare`, for the sizes that are about to come. A region that was not prepared
+captures one for each magnitude of its integers, when that first comes.
 """
 
 from __future__ import annotations
@@ -19,13 +20,15 @@ from numpy.typing import NDArray
 from runtime.device.base import Bases, Launch, TimeTo
 from runtime.device.cuda import driver
 from runtime.device.cuda.card import Card
+from runtime.device.cuda.clock import Clock
 from runtime.device.cuda.driver import Graph, Parameters
 from runtime.device.cuda.last_launch import LastLaunch
 from runtime.device.cuda.memory import Block, CudaTensor
 from runtime.errors import InvalidProgram
 
 WORD = 8  # bytes
-MOST_BLOCKS = 2**31 - 1
+BLOCKS_PER_UNIT = 32  # that any NVIDIA multiprocessor holds at once, at most: more would only wait
+Magnitudes = NDArray[np.int32]  # of a region's integers: a power of two above each
 Grid = Callable[[int], int]  # of the address of a launch's integers
 
 
@@ -48,8 +51,10 @@ class _Launched:
 
 
 class CudaRegion:
-    def __init__(self, card: Card, last: LastLaunch, code: Loaded, launches: Sequence[Launch], bases: Bases, function: str) -> None:
-        self._card, self._last, self._function = card, last, function
+    def __init__(
+        self, card: Card, last: LastLaunch, clock: Clock, code: Loaded, launches: Sequence[Launch], bases: Bases, function: str
+    ) -> None:
+        self._card, self._last, self._clock, self._function = card, last, clock, function
         self._arena, self._registers = bases.arena, bases.registers
         zero, marker = bases.count, bases.count + 1  # two bases of our own
         self._bases = np.zeros(bases.count + 2, np.int64)
@@ -64,7 +69,9 @@ class CudaRegion:
         self._words = card.pinned(self, len(words))
         self._block = Block(card, len(words) * WORD, "records")
         self._launches = self._launched(code, launches)
-        self._graphs: dict[bytes, Graph] = {}
+        self._captured: dict[tuple[int, ...], Graph] = {}  # by the blocks of each launch
+        self._prepared: list[tuple[Magnitudes, tuple[int, ...]]] = []  # those for which graphs were captured, and the blocks of these
+        self._graphs: dict[bytes, Graph] = {}  # by magnitudes
         self._copied = card.event(self)  # the card has read the words
 
     def _launched(self, code: Loaded, launches: Sequence[Launch]) -> list[_Launched]:
@@ -79,8 +86,20 @@ class CudaRegion:
             at = dims + len(launch.dims)
         return found
 
+    @property
+    def num_graphs(self) -> int:
+        return len(self._captured)
+
     def place(self, base: int, tensor: Any) -> None:
         self._bases[base] = tensor.address
+
+    def prepare(self, heap: Any) -> None:
+        with self._card:
+            self._write(heap.words)
+            blocks = self._blocks()
+            self._capture(blocks)
+        self._prepared.append((self._magnitudes(heap.words), blocks))
+        self._graphs.clear()
 
     def run(self, heap: Any, arena: Any, registers: Sequence[Any], time_to: TimeTo | None = None) -> None:
         for base, register in self._registers:
@@ -95,37 +114,64 @@ class CudaRegion:
             self._run(heap.words, time_to)
 
     def _run(self, heap: NDArray[np.int64], time_to: TimeTo | None) -> None:
-        self._copied.thing.synchronize()
-        np.take(self._bases, self._base_of, out=self._words[: len(self._base_of)])
-        self._words[self._added] += heap[self._slots]
+        self._write(heap)
         self._card.copy_pinned(self._block.address, self._words)
         self._copied.thing.record(self._card.stream)
         self._last.num_runs += 1
         if time_to is None:
-            self._graph(heap).launch(self._card.stream.handle, self._function)
+            graph = self._graph(self._magnitudes(heap))
+            with self._clock.running():
+                graph.launch(self._card.stream.handle, self._function)
         else:
             self._run_singly(time_to)
 
-    def _graph(self, words: NDArray[np.int64]) -> Graph:
-        magnitudes = np.frexp(words[self._sizes].astype(np.float64))[1].tobytes()
-        graph = self._graphs.get(magnitudes)
+    def _write(self, heap: NDArray[np.int64]) -> None:
+        """Write the records on the host."""
+        self._copied.thing.synchronize()
+        np.take(self._bases, self._base_of, out=self._words[: len(self._base_of)])
+        self._words[self._added] += heap[self._slots]
+
+    def _magnitudes(self, words: NDArray[np.int64]) -> Magnitudes:
+        return np.frexp(words[self._sizes].astype(np.float64))[1]
+
+    def _graph(self, magnitudes: Magnitudes) -> Graph:
+        key = magnitudes.tobytes()
+        graph = self._graphs.get(key)
         if graph is None:
-            with driver.captured(self._card.stream.handle) as found:
-                for launched in self._launches:
-                    self._launch(launched)
-            (graph,) = found
-            self._graphs[magnitudes] = graph
+            graph = self._graphs[key] = self._capture(self._prepared_blocks(magnitudes) or self._blocks())
         return graph
 
-    def _launch(self, launched: _Launched) -> None:
-        blocks = min(max(1, launched.grid(launched.dims)), MOST_BLOCKS)
+    def _prepared_blocks(self, magnitudes: Magnitudes) -> tuple[int, ...] | None:
+        """The blocks of the smallest prepared graph that was captured for sizes as large; of the largest graph if none was. None without
+        prepared graphs."""
+        enough = [blocks for prepared, blocks in self._prepared if (prepared >= magnitudes).all()]
+        if enough:
+            return min(enough, key=sum)
+        return max((blocks for _, blocks in self._prepared), key=sum, default=None)
+
+    def _capture(self, blocks: tuple[int, ...]) -> Graph:
+        graph = self._captured.get(blocks)
+        if graph is None:
+            with driver.captured(self._card.stream.handle) as found:
+                for launched, count in zip(self._launches, blocks, strict=True):
+                    self._launch(launched, count)
+            (graph,) = found
+            self._captured[blocks] = graph
+        return graph
+
+    def _blocks(self) -> tuple[int, ...]:
+        """The number of blocks of each launch, by the integers in the records."""
+        most = self._card.num_units * BLOCKS_PER_UNIT
+        return tuple(min(max(1, launched.grid(launched.dims)), most) for launched in self._launches)
+
+    def _launch(self, launched: _Launched, blocks: int) -> None:
         stream = self._card.stream.handle
         driver.launch(launched.function, blocks, launched.threads, launched.parameters, stream, f"kernel {launched.kernel}")
 
     def _run_singly(self, time_to: TimeTo) -> None:
-        for launched in self._launches:
+        for launched, blocks in zip(self._launches, self._blocks(), strict=True):
             self._card.wait()
             start = time.perf_counter()
-            self._launch(launched)
+            self._launch(launched, blocks)
             self._card.wait()
             time_to(launched.kernel, time.perf_counter() - start)

@@ -35,6 +35,7 @@ class ModelReport(ModelEntry):
     pages: NotRequired[Pages]
     cache_hit: NotRequired[bool]
     context_note: NotRequired[str]  # why the context is less than it could be
+    graphs: NotRequired[int]  # that its GPU captured at load
     compile_s: NotRequired[float]
     load_s: NotRequired[float]
     restarts: NotRequired[int]

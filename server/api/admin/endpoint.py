@@ -296,6 +296,8 @@ def describe_fully(model: Model, registry: Registry) -> ModelReport:
         described["cache_hit"] = ready.cache_hit
         if ready.context_note:
             described["context_note"] = ready.context_note
+        if ready.num_graphs:
+            described["graphs"] = ready.num_graphs
         described["compile_s"] = ready.compile_s
         described["load_s"] = ready.load_s
         described["restarts"] = worker.restarts

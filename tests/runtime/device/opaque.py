@@ -113,6 +113,10 @@ class OpaqueRegion:
         assert isinstance(tensor, OpaqueTensor)
         self._placed[base] = tensor
 
+    def prepare(self, heap: Any) -> None:
+        with heap.at_work() as address:
+            self._region.prepare(address)
+
     def run(self, heap: Any, arena: Any, registers: Sequence[Any], time_to: TimeTo | None = None) -> None:
         tensors = {register: registers[register] for register in self._registers}
         assert all(isinstance(tensor, OpaqueTensor) for tensor in tensors.values()), tensors
@@ -152,6 +156,10 @@ class OpaqueDevice:
     def busy_s(self) -> float:
         return self._cpu.busy_s
 
+    @property
+    def num_graphs(self) -> int:
+        return self._cpu.num_graphs
+
     # --- memory ------------------------------------------------------------------------------------------------------
 
     def allocate(self, num_bytes: int) -> OpaqueMemory:
@@ -190,6 +198,9 @@ class OpaqueDevice:
         tensor = OpaqueTensor(Block(align(array.nbytes)), 0, array.shape, array.dtype, array.flags.writeable)
         self.copy(tensor, array)
         return tensor
+
+    def upload_inputs(self, arrays: Sequence[Array]) -> Sequence[OpaqueTensor]:
+        return [self.upload(array) for array in arrays]
 
     def download(self, tensor: Any) -> Array:
         assert isinstance(tensor, OpaqueTensor), tensor

@@ -143,3 +143,20 @@ def test_a_row_is_all_that_a_device_needs(monkeypatch: pytest.MonkeyPatch) -> No
     device = open_device(ExecutableMeta("vax:", {}, (), ()), num_threads=1)
     assert isinstance(device, OpaqueDevice)
     device.close()
+
+
+def test_inputs_of_a_call_keep_their_bits_and_their_shape(device: Device) -> None:
+    rng = np.random.default_rng(0)
+    arrays = [rng.integers(0, 255, shape).astype(dtype) for shape, dtype in (((3, 5), np.int8), ((0, 4), np.int32), ((7,), np.float32))]
+    for given in (arrays, arrays[::-1], [rng.random((300, 300)), *arrays], []):
+        for array, tensor in zip(given, device.upload_inputs(given), strict=True):
+            found = read(device, tensor)
+            assert isinstance(tensor, device.tensor_type)
+            assert (found.shape, found.dtype, found.tobytes()) == (array.shape, array.dtype, array.tobytes())
+
+
+def test_an_input_that_is_kept_outlives_the_next_call(device: Device) -> None:
+    (tensor,) = device.upload_inputs([np.arange(4)])
+    kept = device.kept(tensor, device.allocate(0))
+    device.upload_inputs([np.zeros(4, np.int64)])
+    assert read(device, kept).tolist() == [0, 1, 2, 3]

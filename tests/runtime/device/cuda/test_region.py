@@ -12,6 +12,7 @@ from compiler.bind import bind_values
 from compiler.driver import Options, compile_module
 from compiler.ir.text.parser import parse
 from compiler.machine.target import get
+from runtime.device.cuda.card import Card
 from runtime.device.cuda.driver import Graph
 from runtime.device.cuda.memory import CudaTensor
 from runtime.errors import DeviceFault
@@ -77,6 +78,40 @@ def test_a_run_is_one_launch_of_a_graph_which_sizes_of_one_magnitude_share(sessi
         session.call("main", X[:n].copy())
     assert len(launched) == 6
     assert [launched.index(graph) for graph in launched] == [0, 0, 0, 3, 3, 0]
+
+
+def test_a_region_that_is_prepared_captures_nothing_when_it_runs(session: Session, executable: Executable) -> None:
+    """It takes the smallest graph that was prepared for sizes as large, and the largest for sizes beyond."""
+    prepared = Session(executable)
+    bind_values(prepared, executable, "main", {"w": W, "v": V})
+    for n in (7, 31):
+        prepared.prepare("main", {"n": n})
+    assert prepared.num_graphs == 2
+    for n in (3, 40, 3, 40):
+        np.testing.assert_array_equal(prepared.call("main", X[:n].copy())[0], session.call("main", X[:n].copy())[0])
+    assert prepared.num_graphs == 2
+
+
+def test_the_time_of_the_card_is_counted(session: Session) -> None:
+    """Between two events of the software GPU lies a millisecond."""
+    for _ in range(3):
+        session.call("main", X)
+    assert session.busy_s == pytest.approx(0.003)
+
+
+def test_arguments_of_a_call_are_one_copy(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside that of the records."""
+    copied: list[int] = []
+    original = Card.copy_pinned
+
+    def copy_pinned(self: Card, address: int, words: Any) -> None:
+        copied.append(words.nbytes)
+        original(self, address, words)
+
+    monkeypatch.setattr(Card, "copy_pinned", copy_pinned)
+    monkeypatch.setattr(Card, "upload", lambda *_: pytest.fail("an argument was copied alone"))
+    session.call("main", X)
+    assert len(copied) == 2 and copied[0] == X.nbytes
 
 
 def test_a_profile_tells_the_time_of_each_kernel(session: Session) -> None:

@@ -1,0 +1,34 @@
+"""The time in which the card was busy with regions, by its own events."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Generator
+from contextlib import contextmanager
+
+from runtime.device.cuda.card import Card, Owned
+
+
+class Clock:
+    def __init__(self, card: Card) -> None:
+        self._card = card
+        self._running: deque[tuple[Owned, Owned]] = deque()  # the events around each run that has not been counted
+        self._idle: list[tuple[Owned, Owned]] = []
+        self._done_s = 0.0
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds of the runs that have ended."""
+        while self._running and (passed_s := self._card.elapsed_s(*self._running[0])) is not None:
+            self._done_s += passed_s
+            self._idle.append(self._running.popleft())
+        return self._done_s
+
+    @contextmanager
+    def running(self) -> Generator[None]:
+        """Count the time of the work that is launched inside."""
+        begin, end = self._idle.pop() if self._idle else (self._card.event(self), self._card.event(self))
+        begin.thing.record(self._card.stream)
+        yield
+        end.thing.record(self._card.stream)
+        self._running.append((begin, end))

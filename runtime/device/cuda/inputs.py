@@ -1,0 +1,49 @@
+"""The arrays of a call, in one copy out of pinned memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.device.cuda.card import Card
+from runtime.device.cuda.memory import Block, CudaTensor
+
+ALIGNMENT = 256  # bytes: vectors of any width are aligned, and two arrays share no line
+MOST_BYTES = 16 << 20  # of an array that goes with the others; a larger one is a copy worth its call
+
+
+class Inputs:
+    """Pinned memory, and memory of the card of the same size. Both grow to the largest call, and each call writes over the last one."""
+
+    def __init__(self, card: Card) -> None:
+        self._card = card
+        self._copied = card.event(self)  # the pinned memory may be written
+        self._grow(0)
+
+    def holds(self, tensor: CudaTensor) -> bool:
+        return tensor.block is self._block
+
+    def upload(self, arrays: Sequence[NDArray[Any]]) -> list[CudaTensor]:
+        places, num_bytes = [0], 0
+        for array in arrays:
+            num_bytes += -(-array.nbytes // ALIGNMENT) * ALIGNMENT
+            places.append(num_bytes)
+        if num_bytes > self._block.num_bytes:
+            self._grow(num_bytes)
+        with self._card:
+            self._copied.thing.synchronize()
+            for array, place in zip(arrays, places, strict=False):
+                np.copyto(np.ndarray(array.shape, array.dtype, self._bytes, place), array)
+            if num_bytes:
+                self._card.copy_pinned(self._block.address, self._words[: num_bytes // 8])
+            self._copied.thing.record(self._card.stream)
+        block = self._block
+        return [CudaTensor(block, block.address + p, a.shape, a.dtype, a.flags.writeable) for a, p in zip(arrays, places, strict=False)]
+
+    def _grow(self, num_bytes: int) -> None:
+        self._block = Block(self._card, num_bytes, "inputs of calls")
+        self._words = self._card.pinned(self._block, num_bytes // 8)
+        self._bytes = self._words.view(np.uint8)
