@@ -1,0 +1,66 @@
+"""Causal families on a GPU, in software: the numbers of transformers, the CPU's logits, and the same bits however tokens are fed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+
+from compiler.machine.target import get
+from runtime.device.cuda.device import CudaDevice
+from tests.compiler.frontend.test_models import NAMES, largest_error, mean_error
+from tests.gpu.fixtures import _library as _library
+from tests.gpu.fixtures import needs_pycuda
+from tests.gpu.fixtures import software_gpu as software_gpu
+
+QUICK = {"llama", "gemma3"}  # grouped heads; windows, norms of heads and two ropes
+pytestmark = [needs_pycuda, pytest.mark.usefixtures("software_gpu"), pytest.mark.xdist_group("families on a GPU")]
+CASES = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in NAMES]
+
+
+@pytest.fixture(params=CASES)
+def case(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+def on_gpu(causal: Callable[..., Any], case: str, format: str) -> Any:
+    model = causal(case, format, target=get("sm_80"))
+    assert isinstance(model.session(1).device, CudaDevice)
+    return model
+
+
+def test_logits_and_the_next_token_are_those_of_transformers(case: str, causal: Callable[..., Any]) -> None:
+    model = on_gpu(causal, case, "f32")
+    logits = model.start().feed({"a": model.golden["prompt"]})["a"]
+    assert largest_error(logits, model.golden["logits"]) < 2e-4
+    assert logits[-1].argmax() == model.golden["continuation"][0]
+
+
+def test_logits_in_f32_are_those_of_the_cpu(case: str, causal: Callable[..., Any]) -> None:
+    """Sums in another order, and nothing else."""
+    tokens = on_gpu(causal, case, "f32").golden["prompt"][:9]
+    gpu, cpu = (model.start().feed({"a": tokens})["a"] for model in (on_gpu(causal, case, "f32"), causal(case)))
+    assert largest_error(gpu, cpu) < 2e-5
+
+
+@pytest.mark.parametrize("format", ["bf16", pytest.param("int8", marks=pytest.mark.slow), pytest.param("int4", marks=pytest.mark.slow)])
+def test_a_row_has_the_same_bits_alone_in_chunks_and_in_a_batch(case: str, format: str, causal: Callable[..., Any]) -> None:
+    model = on_gpu(causal, case, format)
+    text = model.golden["prompt"][:20]
+    whole = model.start().feed({"a": text})["a"]
+    chunked = model.start(seed=1)
+    chunks = [chunked.feed({"a": text[low:high]})["a"] for low, high in pairwise([0, 1, 17, 18, len(text)])]
+    np.testing.assert_array_equal(np.concatenate(chunks), whole)
+    others = {f"b{n}": np.random.default_rng(n).integers(3, model.config.vocab_size, n) for n in (1, 5, 16, 33)}
+    batched = model.start(seed=2).feed({**others, "a": text})
+    np.testing.assert_array_equal(batched["a"], whole)
+    np.testing.assert_array_equal(batched["b5"], model.start().feed({"b5": others["b5"]})["b5"])
+
+
+def test_logits_in_bf16_differ_by_roundings_alone(case: str, causal: Callable[..., Any]) -> None:
+    tokens = on_gpu(causal, case, "bf16").golden["prompt"][:9]
+    gpu, cpu = (model.start().feed({"a": tokens})["a"] for model in (on_gpu(causal, case, "bf16"), causal(case)))
+    assert mean_error(gpu, cpu) < 3e-2
