@@ -2,6 +2,7 @@
 
     executables/KEY-RANGES.rsx, .json   a compiled program, and the ranges that its plan covers (compiler/cache.py)
     executables/KEY-THREADS.costs       what its steps take with so many threads (deploy/model_loading/costs.py)
+    executables/KEY-CODE.cubin          what the driver of a GPU assembled of it (runtime/device/cuda/assembled.py)
     executables/KEY.models              the sources that were loaded with it, a line each, for people
     weights/KEY-CHECKPOINT.rsw          packed weights: what any program of the key made of one checkpoint (compiler/bind.py)
 
@@ -25,9 +26,12 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
+from compiler.cache import SUFFIX as PROGRAM_SUFFIX
 from compiler.cache import Cache
 from deploy.use import markers_of
 from runtime import flags
+from runtime.device.cuda.assembled import SUFFIX as ASSEMBLED_SUFFIX
+from runtime.device.cuda.assembled import read as read_assembled
 from runtime.errors import RuntimeFault
 from runtime.sections import SectionFile
 from server.interfaces import CachedModel, LoadError
@@ -38,7 +42,7 @@ COSTS_SUFFIX = ".costs"
 MODELS_SUFFIX = ".models"
 MOST_MODELS = 8  # that are remembered of a program
 ABANDONED_S = 3600.0  # a load that still runs writes more often
-_OURS = re.compile(r"\.import-.+|\.?[0-9a-f]{32}(-[0-9a-f]+)?\.(rsx|json|rsw|costs|models)(\..+)?")
+_OURS = re.compile(r"\.import-.+|\.?[0-9a-f]{32}(-[0-9a-f]+)?\.(rsx|json|rsw|costs|models|cubin)(\..+)?")
 
 
 class CannotRemove(RuntimeFault):
@@ -48,6 +52,7 @@ class CannotRemove(RuntimeFault):
 class Part(StrEnum):
     PROGRAM = "compiled programs"
     WEIGHTS = "packed weights"
+    ASSEMBLED = "code assembled for GPUs"
     LEFTOVER = "leftovers of loads that were cut off"
 
 
@@ -76,6 +81,10 @@ class Kept:
         """Where it stands what steps of a program take."""
         return self.executables.folder / f"{key}-{num_threads:x}{COSTS_SUFFIX}"
 
+    def assembled_of(self, key: str) -> Path:
+        """How the files begin in which a device keeps what it makes of a program's code."""
+        return self.executables.folder / key
+
     def models_of(self, key: str) -> list[str]:
         """The sources that were loaded with a program, the last one first."""
         try:
@@ -103,12 +112,13 @@ class Kept:
         for number, program in enumerate(programs):
             used = (w.used_s for w in weights if w.key == program.key)
             programs[number] = replace(program, used_s=max((program.used_s, *used)))
-        of_items = {path for item in (*weights, *programs) for path in item.paths}
-        return [*programs, *weights, *self._leftovers(of_items)]
+        assembled = list(self._assembled())
+        of_items = {path for item in (*weights, *programs, *assembled) for path in item.paths}
+        return [*programs, *weights, *assembled, *self._leftovers(of_items)]
 
     def prune(self, *, keep_bytes: int | None = None, keep_s: float = 0.0, dry_run: bool = False) -> list[Item]:
-        """Remove what nothing can use: weights without a program, and leftovers. With `keep_bytes`, the longest unused as well, until the
-        rest fits; those used in the last `keep_s` seconds stay."""
+        """Remove what nothing can use: weights and assembled code without a program, and leftovers. With `keep_bytes`, the longest unused
+        as well, until the rest fits; those used in the last `keep_s` seconds stay."""
         items = self.items()
         keys = {item.key for item in items if item.part is Part.PROGRAM}
         going = [item for item in items if item.part is Part.LEFTOVER or item.key not in keys]
@@ -131,13 +141,14 @@ class Kept:
         for item in self._packed():
             path = item.paths[0]
             yield path, _fault(lambda path=path: SectionFile(path).verify())
+        for item in self._assembled():
+            path = item.paths[0]
+            yield path, _fault(lambda path=path: read_assembled(path))
 
     def remove(self, path: Path) -> None:
         """One file with what belongs to it."""
-        if path.suffix == WEIGHTS_SUFFIX:
-            _remove([Item(Part.WEIGHTS, (path,), "", 0, 0.0)])
-        else:
-            _remove([Item(Part.PROGRAM, (path, path.with_suffix(".json")), "", 0, 0.0)])
+        beside = (path.with_suffix(".json"),) if path.suffix == PROGRAM_SUFFIX else ()
+        _remove([Item(Part.LEFTOVER, (path, *beside), "", 0, 0.0)])
 
     # --- as the administration sees it, by signature -----------------------------------------------------------------------
 
@@ -164,6 +175,13 @@ class Kept:
                     status = path.stat()
                     yield Item(Part.WEIGHTS, (path, *markers_of(path)), path.name.split("-")[0], status.st_size, status.st_mtime)
 
+    def _assembled(self) -> Iterator[Item]:
+        for path in sorted(self.executables.folder.glob(f"*{ASSEMBLED_SUFFIX}")):
+            if _OURS.fullmatch(path.name):
+                with suppress(FileNotFoundError):
+                    status = path.stat()
+                    yield Item(Part.ASSEMBLED, (path,), path.name.split("-")[0], status.st_size, status.st_mtime)
+
     def _leftovers(self, of_items: set[Path]) -> Iterator[Item]:
         now = time.time()
         for path in (*self.executables.folder.glob("*"), *self._weights.glob("*")):
@@ -180,7 +198,7 @@ def kept() -> Kept | None:
     return None if switches.no_cache else Kept(switches.cache)
 
 
-def _fault(verify: Callable[[], None]) -> str:
+def _fault(verify: Callable[[], object]) -> str:
     try:
         verify()
     except (RuntimeFault, OSError) as fault:

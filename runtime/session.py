@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,10 +32,13 @@ class Session:
         memory: MemoryAccount | None = None,
         pinned: bool = False,
         device_number: int = 0,
+        assembled: Path | None = None,
     ) -> None:
-        """`device_threads`, `pinned` and `device_number`: see `open_device`."""
+        """`device_threads`, `pinned`, `device_number` and `assembled`: see `open_device`."""
         self.memory = memory or MemoryAccount()
-        self.device: Device = open_device(executable.meta, num_threads=device_threads, pinned=pinned, number=device_number)
+        self.device: Device = open_device(
+            executable.meta, num_threads=device_threads, pinned=pinned, number=device_number, assembled=assembled
+        )
         self._tensor_type = self.device.tensor_type
         self._machine = Machine(executable, self.device, self.memory, BUILTINS)
         self._lock = threading.Lock()

@@ -147,8 +147,8 @@ def prune(
     keep_days: Annotated[float | None, typer.Option(help="What was used in that time stays.", metavar="DAYS")] = None,
     dry_run: Annotated[bool, typer.Option(help="Only say what would go.")] = False,
 ) -> None:
-    """Remove what nothing can use: packed weights whose program is gone, and what loads left that were cut off. If told what may stay,
-    remove programs and weights beyond that as well, the longest unused first. Running servers keep what they have read.
+    """Remove what nothing can use: packed weights and assembled code whose program is gone, and what loads left that were cut off. If told
+    what may stay, remove programs and weights beyond that as well, the longest unused first. Running servers keep what they have read.
 
     [bold]Examples[/bold]
 
@@ -180,7 +180,7 @@ def prune(
 def verify(
     remove: Annotated[bool, typer.Option("--remove", help="Remove what is damaged; the next start builds it again.")] = False,
 ) -> None:
-    """Read every compiled program and all packed weights, and compare them with their checksums. Fails if one is damaged.
+    """Read every compiled program, all packed weights and assembled code, and compare them with their checksums. Fails if one is damaged.
 
     [bold]Examples[/bold]
 

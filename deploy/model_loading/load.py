@@ -41,10 +41,12 @@ def load_servable(model: Servable, load: Load, progress: Progress, started: floa
     mode = model.mode
     try:
         compiled = compile_model(model.module, executable_cache(), model.target, progress)
+        assembled = None
         if (folder := kept()) is not None:
             folder.remember_model(compiled.key, load.source)
+            assembled = folder.assembled_of(compiled.key)
         account = MemoryAccount()
-        session = Session(compiled.executable, memory=account, device_number=number_of(load.device))
+        session = Session(compiled.executable, memory=account, device_number=number_of(load.device), assembled=assembled)
         plan = plan_of(compiled.executable, mode.entry, mode.pages(), load, session.device.limits)
         packed = bind(session, model, compiled, load, progress)
     except ModelError as error:

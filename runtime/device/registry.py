@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from importlib import import_module
+from pathlib import Path
 from pkgutil import iter_modules
 
 from runtime import device, flags
@@ -24,12 +25,16 @@ def number_of(name: str) -> int:
     return int(name.partition(":")[2] or 0)
 
 
-def open_device(meta: ExecutableMeta, *, num_threads: int | None = None, pinned: bool = False, number: int = 0) -> Device:
+def open_device(
+    meta: ExecutableMeta, *, num_threads: int | None = None, pinned: bool = False, number: int = 0, assembled: Path | None = None
+) -> Device:
     """Open the device for an architecture. Its module is imported now, so a device that nobody opens needs none of its libraries.
     `num_threads` counts threads of the host: by default RELAXSERVE_THREADS, or the number of usable cores. `pinned`: each thread, the
-    caller's too, stays on a core of its own. `number` chooses among several devices of a kind."""
+    caller's too, stays on a core of its own. `number` chooses among several devices of a kind. `assembled` is the path, less its ending,
+    at which a device may keep what it makes of the code."""
     arch = meta.target.partition(":")[0]
     if arch not in DEVICES:
         raise IncompatibleExecutable(f"the executable is for {arch or 'no machine'}; this runtime has devices for {', '.join(DEVICES)}")
     opener = import_module(DEVICES[arch]).open_device
-    return opener(num_threads=num_threads or flags.current().threads, pinned=pinned, stack_bytes=meta.stack_bytes, number=number)
+    threads = num_threads or flags.current().threads
+    return opener(num_threads=threads, pinned=pinned, stack_bytes=meta.stack_bytes, number=number, assembled=assembled)

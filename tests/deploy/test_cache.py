@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
 from pathlib import Path
@@ -215,3 +216,17 @@ def test_a_program_remembers_the_models_that_were_loaded_with_it(tmp_path: Path)
 def test_a_cache_that_may_only_be_read_remembers_nothing(tmp_path: Path) -> None:
     Kept(tmp_path / "absent").remember_model("a" * 32, "demo")
     assert Kept(tmp_path / "absent").models_of("a" * 32) == []
+
+
+def test_assembled_code_goes_with_its_program_and_is_verified(kept: Kept) -> None:
+    used, orphan = (kept.assembled_of(key).with_name(f"{key}-{DIGEST[:16]}.cubin") for key in KEYS[:2])
+    path = program(kept, KEYS[0])
+    for file in (used, orphan):
+        file.write_bytes(hashlib.sha256(b"code").digest() + b"code")
+    assert names(kept.prune()) == [orphan.name] and used.exists()
+    assert [fault for file, fault in kept.verify() if file == used] == [""]
+    used.write_bytes(used.read_bytes()[:-1])
+    ((_, fault),) = ((file, fault) for file, fault in kept.verify() if fault)
+    assert "checksum" in fault
+    kept.remove(used)
+    assert not used.exists() and path.exists() and path.with_suffix(".json").exists()

@@ -31,7 +31,7 @@ class SoftwareGpu:
     library: Path
 
     def environment(self, **settings: object) -> dict[str, str]:
-        """Variables for a child process: `environment(arch="8.0", cards=2, memory=1 << 28, driver=12080, seed=1)`."""
+        """Variables for a child process: `environment(arch="8.0", cards=2, memory=1 << 28, driver=12080, seed=1, ...)`, see card.py."""
         found = [str(self.library.parent), *filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(":"))]
         return {"LD_LIBRARY_PATH": ":".join(found)} | {f"SOFTWARE_GPU_{name.upper()}": str(value) for name, value in settings.items()}
 
@@ -48,6 +48,13 @@ class SoftwareGpu:
         from tests.gpu.driver.card import machine
 
         return machine.launches
+
+    @property
+    def assembled(self) -> int:
+        """Texts of PTX that the driver of this process assembled."""
+        from tests.gpu.driver.card import machine
+
+        return machine.assembled
 
     def reset(self) -> None:
         """Forget the faults of this process."""

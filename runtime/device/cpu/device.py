@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -83,7 +84,7 @@ class CpuRegion:
             time_to(kernel, time.perf_counter() - start)
 
 
-def open_device(*, num_threads: int | None, pinned: bool, stack_bytes: int, number: int) -> CpuDevice:
+def open_device(*, num_threads: int | None, pinned: bool, stack_bytes: int, number: int, assembled: Path | None) -> CpuDevice:
     return CpuDevice(num_threads, pinned=pinned, stack_bytes=stack_bytes)
 
 

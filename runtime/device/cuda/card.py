@@ -90,6 +90,7 @@ class Card:
         device = device_of(number)
         self.number, self.name = number, str(device.name())
         self.capability: Capability = device.compute_capability()
+        self.driver_version: int = self._cuda.get_driver_version()
         self.num_units: int = device.multiprocessor_count
         self._context = device.retain_primary_context()
         self._entered = threading.local()

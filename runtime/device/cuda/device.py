@@ -7,6 +7,7 @@ import ctypes
 import weakref
 from collections.abc import Sequence
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from runtime.device.base import Bases, Derive, HeapHandle, Launch, Limits, Words
 from runtime.device.cpu.device import CpuCode
 from runtime.device.cuda import driver
+from runtime.device.cuda.assembled import load_module
 from runtime.device.cuda.capability import check_target
 from runtime.device.cuda.card import Card
 from runtime.device.cuda.clock import Clock
@@ -37,13 +39,13 @@ class Heap:
 
 
 class CudaCode:
-    def __init__(self, card: Card, ptx: bytes, target: str, host: HostCode | None) -> None:
+    def __init__(self, card: Card, ptx: bytes, target: str, host: HostCode | None, beside: Path | None) -> None:
         check_target(target, card.capability)
         if host is None:
             raise IncompatibleExecutable("the executable has no code for the host; compile the program again")
         self._host = CpuCode(host.object_code, host.target)
         with card:
-            self._module = driver.load_module(ptx)
+            self._module = load_module(card, ptx, beside)
         self._functions: dict[str, int] = {}
 
     def derive(self, symbol: str) -> Derive:
@@ -64,16 +66,17 @@ class CudaCode:
         return ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(self._host.address(symbol))
 
 
-def open_device(*, num_threads: int | None, pinned: bool, stack_bytes: int, number: int) -> CudaDevice:
-    return CudaDevice(number)
+def open_device(*, num_threads: int | None, pinned: bool, stack_bytes: int, number: int, assembled: Path | None) -> CudaDevice:
+    return CudaDevice(number, assembled)
 
 
 class CudaDevice:
     tensor_type: type = CudaTensor
     num_threads = 1  # of the host
 
-    def __init__(self, number: int = 0) -> None:
+    def __init__(self, number: int = 0, assembled: Path | None = None) -> None:
         self._card = Card(number)
+        self._assembled = assembled
         self._last = LastLaunch(self._card)
         self._card.last_launch = lambda: f"{self._last}: "
         self._inputs = Inputs(self._card)
@@ -171,7 +174,7 @@ class CudaDevice:
         return heap.words.data, HeapHandle(heap)
 
     def load(self, object_code: bytes, target: str, host: HostCode | None = None) -> CudaCode:
-        return CudaCode(self._card, object_code, target, host)
+        return CudaCode(self._card, object_code, target, host, self._assembled)
 
     def region(self, code: Any, launches: Sequence[Launch], bases: Bases, function: str) -> CudaRegion:
         region = CudaRegion(self._card, self._last, self._clock, code, launches, bases, function)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Generator
 from contextlib import contextmanager
-from ctypes import byref, c_char_p, c_int, c_uint, c_ulonglong, c_void_p
+from ctypes import byref, c_char_p, c_int, c_size_t, c_uint, c_ulonglong, c_void_p
 from functools import lru_cache
 from typing import Any
 
@@ -14,11 +14,16 @@ from runtime.errors import DamagedCode, DeviceFault, IncompatibleExecutable, Run
 LIBRARY = "libcuda.so.1"
 LOG_BYTES = 8192
 _ERROR_LOG, _ERROR_LOG_BYTES = 5, 6  # options of a load
+_PTX = 1  # the kind of what is assembled
 _OF_THIS_THREAD = 1  # calls of other threads do not end a capture
 
 _Handle = c_void_p
 _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuModuleLoadDataEx": (c_void_p, c_void_p, c_uint, c_void_p, c_void_p),
+    "cuLinkCreate_v2": (c_uint, c_void_p, c_void_p, c_void_p),
+    "cuLinkAddData_v2": (_Handle, c_int, c_void_p, c_size_t, c_char_p, c_uint, c_void_p, c_void_p),
+    "cuLinkComplete": (_Handle, c_void_p, c_void_p),
+    "cuLinkDestroy": (_Handle,),
     "cuModuleGetFunction": (c_void_p, _Handle, c_char_p),
     "cuModuleUnload": (_Handle,),
     "cuLaunchKernel": (_Handle, *[c_uint] * 7, _Handle, c_void_p, c_void_p),
@@ -74,18 +79,37 @@ def _error(status: int, about: str) -> RuntimeFault:
 # --- code --------------------------------------------------------------------------------------------------------------
 
 
-def load_module(ptx: bytes) -> int:
-    """Load PTX, which the driver assembles for its card. Errors repeat the assembler's messages."""
-    log = ctypes.create_string_buffer(LOG_BYTES)
-    options = (c_int * 2)(_ERROR_LOG, _ERROR_LOG_BYTES)
-    values = (c_void_p * 2)(ctypes.addressof(log), LOG_BYTES)
+def load_module(image: bytes) -> int:
+    """Load PTX, which the driver assembles for its card, or what `assemble` returned."""
     module = c_void_p()
+    with _log() as (options, values):
+        call("cuModuleLoadDataEx", byref(module), c_char_p(image), 2, options, values, about="the code of the executable")
+    return module.value or 0
+
+
+def assemble(ptx: bytes) -> bytes:
+    """Assemble PTX for the card of the context. The driver loads the result at once."""
+    state, code, size = c_void_p(), c_void_p(), c_size_t()
+    text = ptx + b"\0"
+    with _log() as (options, values):
+        call("cuLinkCreate_v2", 2, options, values, byref(state))
+        try:
+            call("cuLinkAddData_v2", state, _PTX, c_char_p(text), len(text), b"kernels", 0, None, None, about="the PTX of the executable")
+            call("cuLinkComplete", state, byref(code), byref(size), about="the PTX of the executable")
+            return ctypes.string_at(code.value or 0, size.value)
+        finally:
+            call("cuLinkDestroy", state)
+
+
+@contextmanager
+def _log() -> Generator[tuple[Any, Any]]:
+    """Yield options of a load. An error inside repeats the assembler's messages."""
+    log = ctypes.create_string_buffer(LOG_BYTES)
     try:
-        call("cuModuleLoadDataEx", byref(module), ctypes.c_char_p(ptx), 2, options, values, about="the PTX of the executable")
+        yield (c_int * 2)(_ERROR_LOG, _ERROR_LOG_BYTES), (c_void_p * 2)(ctypes.addressof(log), LOG_BYTES)
     except RuntimeFault as error:
         words = log.value.decode(errors="replace").strip()
         raise type(error)(f"{error}{f' ({words})' if words else ''}") from None
-    return module.value or 0
 
 
 def function_of(module: int, name: str) -> int:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-from tests.gpu.driver import devices, graphs, memory, modules, streams
+from tests.gpu.driver import devices, graphs, links, memory, modules, streams
 from tests.gpu.driver.calls import C_TYPES, FUNCTIONS, guarded
 
-GROUPS = (devices, graphs, memory, modules, streams)  # importing them fills the table
+GROUPS = (devices, graphs, links, memory, modules, streams)  # importing them fills the table
 _kept: list[Any] = []  # C calls them as long as the process lives
 
 

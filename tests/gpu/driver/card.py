@@ -4,6 +4,8 @@ SOFTWARE_GPU_CARDS     how many there are (1)
 SOFTWARE_GPU_ARCH      compute capability, as in 9.0 (9.0)
 SOFTWARE_GPU_MEMORY    bytes of each card (1 GiB)
 SOFTWARE_GPU_DRIVER    CUDA version of the driver, as in 12080 (13000)
+SOFTWARE_GPU_SHARED    a folder where processes tell each other what they took of the cards (none: each has the cards for itself)
+SOFTWARE_GPU_WILD      a file: once it is there, the next kernel gets a wild pointer, and the file goes (none)
 SOFTWARE_GPU_SEED      0 does asynchronous work as late as it may be done; any other draws orders at random (0)
 """
 
@@ -14,6 +16,7 @@ import sys
 import threading
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -40,6 +43,8 @@ class Machine:
     driver_version: int
     seed: int
     memory: Memory
+    shared: Path | None = None
+    wild: Path | None = None
     contexts: dict[int, Context] = field(default_factory=dict)  # by handle
     primary: dict[int, int] = field(default_factory=dict)  # handle of a card's primary context
     owners: dict[int, tuple[int, int]] = field(default_factory=dict)  # device allocation -> (card, bytes)
@@ -49,6 +54,7 @@ class Machine:
     initialized: bool = False
     next_handle: int = 0x1000
     launches: int = 0
+    assembled: int = 0  # texts of PTX
 
     @cached_property
     def random(self) -> np.random.Generator | None:
@@ -66,7 +72,29 @@ class Machine:
         return thing
 
     def used(self, card: int) -> int:
+        """Bytes of a card, of all processes."""
+        return self._own(card) + sum(_read(file) for file in self._told(card) if file.suffix != f".{os.getpid()}")
+
+    def tell(self, card: int) -> None:
+        """The other processes what this one has."""
+        if self.shared is not None:
+            (self.shared / f"{card}.{os.getpid()}").write_text(str(self._own(card)))
+
+    def _own(self, card: int) -> int:
         return sum(size for owner, size in self.owners.values() if owner == card)
+
+    def _told(self, card: int) -> list[Path]:
+        """By processes that live: a card takes back what one had that ended."""
+        if self.shared is None:
+            return []
+        return [file for file in self.shared.glob(f"{card}.*") if Path("/proc", file.suffix[1:]).exists()]
+
+
+def _read(file: Path) -> int:
+    try:
+        return int(file.read_text() or 0)
+    except FileNotFoundError:
+        return 0
 
 
 _threads = threading.local()
@@ -78,8 +106,10 @@ def _machine() -> Machine:
 
     cards, memory = number("CARDS", 1), number("MEMORY", 1 << 30)
     major, minor = os.environ.get("SOFTWARE_GPU_ARCH", "9.0").split(".")
+    paths = (os.environ.get(f"SOFTWARE_GPU_{name}") for name in ("SHARED", "WILD"))
+    shared, wild = (Path(path) if path else None for path in paths)
     room = Memory(cards * memory * 5 // 4 + PINNED_BYTES)  # gaps between allocations take room, too
-    return Machine(cards, (int(major), int(minor)), memory, number("DRIVER", 13000), number("SEED", 0), room)
+    return Machine(cards, (int(major), int(minor)), memory, number("DRIVER", 13000), number("SEED", 0), room, shared, wild)
 
 
 machine = _machine()

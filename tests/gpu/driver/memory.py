@@ -29,6 +29,7 @@ def allocate(out: int, num_bytes: int) -> Result:
     if address is None:
         return Result.OUT_OF_MEMORY
     machine.owners[address] = (context.card, num_bytes)
+    machine.tell(context.card)
     put(out, ctypes.c_uint64, address)
     return Result.SUCCESS
 
@@ -40,6 +41,7 @@ def free(address: int) -> Result:
     finish_all(current())
     if machine.owners.pop(address, None) is None:
         return Result.INVALID_VALUE
+    machine.tell(current().card)
     machine.memory.free(address)
     return Result.SUCCESS
 

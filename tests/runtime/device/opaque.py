@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -234,5 +235,5 @@ class OpaqueDevice:
         return OpaqueRegion(self._cpu.region(code.code, launches, bases, function), bases)
 
 
-def open_device(*, num_threads: int | None, pinned: bool, stack_bytes: int, number: int) -> Device:
+def open_device(*, num_threads: int | None, pinned: bool, stack_bytes: int, number: int, assembled: Path | None) -> Device:
     return OpaqueDevice(num_threads, stack_bytes=stack_bytes)
