@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Generator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -20,6 +22,7 @@ from deploy.use import remove_damaged
 from deploy.verification import damage_of
 from runtime.cache_groups import PAGE_SIZE
 from runtime.device.registry import number_of
+from runtime.errors import OutOfMemory
 from runtime.executable import PREPARATION
 from runtime.memory import MemoryAccount
 from runtime.session import Session
@@ -39,7 +42,7 @@ def load_model(load: Load, progress: Progress) -> LoadedModel:
 def load_servable(model: Servable, load: Load, progress: Progress, started: float) -> LoadedModel:
     """`started`: when the load began, by `time.perf_counter`."""
     mode = model.mode
-    try:
+    with _refusals():
         compiled = compile_model(model.module, executable_cache(), model.target, progress)
         assembled = None
         if (folder := kept()) is not None:
@@ -49,12 +52,11 @@ def load_servable(model: Servable, load: Load, progress: Progress, started: floa
         session = Session(compiled.executable, memory=account, device_number=number_of(load.device), assembled=assembled)
         plan = plan_of(compiled.executable, mode.entry, mode.pages(), load, session.device.limits)
         packed = bind(session, model, compiled, load, progress)
-    except ModelError as error:
-        raise LoadError(ErrorCode.LOAD_REFUSED, str(error)) from error
-    served = serve(mode, session, [group.num_pages for group in plan.groups], account)
-    progress("warm-up", 0.0)
-    prepare(session, [name for name in compiled.executable.meta.functions if PREPARATION not in name])
-    if not served.answers():
+        served = serve(mode, session, [group.num_pages for group in plan.groups], account)
+        progress("warm-up", 0.0)
+        prepare(session, [name for name in compiled.executable.meta.functions if PREPARATION not in name])
+        is_sound = served.answers()
+    if not is_sound:
         raise LoadError(ErrorCode.LOAD_REFUSED, f"what {load.source} computes is not finite; are its weights damaged? Download them again")
     progress("warm-up", 0.5)
     pace = None if served.step_model is None else _pace(served.step_model, compiled.key, session, load)
@@ -92,6 +94,18 @@ def load_servable(model: Servable, load: Load, progress: Progress, started: floa
         pace=pace,
         damage=partial(_damage, packed),
     )
+
+
+@contextmanager
+def _refusals() -> Generator[None]:
+    """What a model or the machine refuses, as an error of the load."""
+    try:
+        yield
+    except ModelError as error:
+        raise LoadError(ErrorCode.LOAD_REFUSED, str(error)) from error
+    except OutOfMemory as error:  # the plan fitted; somebody else took the memory, or the limit is above what there is
+        text = f"{error}. The plan fits below memory_limit_bytes or what was free when it was made: unload other models, or plan with less"
+        raise LoadError(ErrorCode.INSUFFICIENT_MEMORY, text, error.required, error.free or 0) from error
 
 
 def _cache_groups(plan: Plan, served: Served) -> tuple[CachePages, ...]:
