@@ -10,11 +10,11 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from compiler.machine.target import Target, host
+from compiler.machine.target import Target, TargetError, host, of_gpu
 from runtime import flags
 from runtime.device.cpu.cores import available_cores
 from runtime.device.cpu.system_memory import SystemMemory, system_memory
-from runtime.device.cuda.card import found_cards
+from runtime.device.cuda.card import Found, found_cards
 from runtime.errors import NoDevice
 
 # What kernels are written for, strongest first; the first that is there decides how fast a machine is.
@@ -98,9 +98,20 @@ def _num_bytes(file: Path) -> int:
 def _gpus() -> tuple[tuple[str, ...], str]:
     """What can be said of each, and why they cannot be used."""
     try:
-        return tuple(map(str, found_cards())), ""
+        cards = found_cards()
     except NoDevice as error:
         return _gpus_of_the_system(), str(error)
+    refusals = [_refusal(card) for card in cards]
+    return tuple(map(str, cards)), "" if "" in refusals else next(iter(refusals), "")
+
+
+def _refusal(card: Found) -> str:
+    """Why no model runs on it; empty: models do."""
+    try:
+        of_gpu("host", card.capability)
+    except TargetError as error:
+        return str(error)
+    return ""
 
 
 def _gpus_of_the_system() -> tuple[str, ...]:

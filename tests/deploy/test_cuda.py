@@ -95,3 +95,9 @@ def test_the_doctor_shows_the_cards(_library: Path, demo_server: DemoServer) -> 
     said = demo_server.run(BIN / "relaxserve", "doctor", "--json", **SoftwareGpu(_library).environment(arch="8.0", cards=2))
     found = json.loads(said)
     assert len(found["gpus"]) == 2 and "compute capability 8.0" in found["gpus"][1] and not found["gpu_problem"]
+
+
+def test_the_doctor_says_why_a_card_is_too_old(_library: Path, demo_server: DemoServer) -> None:
+    said = demo_server.run(BIN / "relaxserve", "doctor", "--json", **SoftwareGpu(_library).environment(arch="7.5"))
+    found = json.loads(said)
+    assert len(found["gpus"]) == 1 and "compute capability 7.5; it can run none" in found["gpu_problem"]
