@@ -7,11 +7,12 @@ import secrets
 import time
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 from fastapi import APIRouter, Request, Response
 from typing_extensions import TypedDict
 
-from server.api.answer.respond import json_answer, response_headers
+from server.api.answer.respond import Pieces, response_headers
 from server.api.answer.shapes import EmbeddingUsage
 from server.api.context import Context, caller
 from server.api.openai.embeddings import conversation_text
@@ -62,26 +63,34 @@ def router(context: Context) -> APIRouter:
         prompts = await off_loop(size, lambda: plan_texts(body, text, loaded, context.settings))
         num_tokens = sum(map(len, prompts))
         found = await embed_all(request, prompts, numbers_of(body), model, loaded, context)
-        names, raw = loaded.ready.classes, body.use_activation is False or body.activation is False
+        raw = body.use_activation is False or body.activation is False
         answer: ClassifiedTexts = {
             "id": f"classify-{secrets.token_hex(12)}",
             "object": "list",
             "created": int(time.time()),
             "model": body.model or model.spec.name,
-            "data": [
-                {
-                    "index": index,
-                    "label": names[int(numbers.argmax())],
-                    "probs": (numbers if raw else scores_of(loaded.ready, numbers)).tolist(),
-                    "num_classes": len(names),
-                }
-                for index, numbers in enumerate(found)
-            ],
+            "data": [],
             "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
         }
-        return json_answer(answer, headers=response_headers(loaded, ignored))
+        pieces = await off_loop(sum(numbers.nbytes for numbers in found), lambda: _pieces(answer, found, loaded.ready, raw=raw))
+        return Pieces(pieces, response_headers(loaded, ignored))
 
     return routes
+
+
+def _pieces(answer: ClassifiedTexts, found: Sequence[Vector], ready: Ready, *, raw: bool) -> list[bytes]:
+    """The answer text by text, each of which is written quickly."""
+    head, _, tail = msgspec.json.encode(answer).partition(b'"data":[')
+    pieces = [head + b'"data":[']
+    for index, numbers in enumerate(found):
+        entry: Classified = {
+            "index": index,
+            "label": ready.classes[int(numbers.argmax())],
+            "probs": (numbers if raw else scores_of(ready, numbers)).tolist(),
+            "num_classes": len(ready.classes),
+        }
+        pieces.append((b"," if index else b"") + msgspec.json.encode(entry))
+    return [*pieces, tail]
 
 
 def require_classes(model: Model, loaded: Loaded) -> None:

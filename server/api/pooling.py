@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import msgspec
@@ -73,8 +73,6 @@ def router(context: Context) -> APIRouter:
             _check_values(num_tokens, body, loaded)
         asked = numbers_of(body) if classifies else body
         vectors = await embed_all(request, prompts, asked, model, loaded, context, per_token=per_token)
-        if classifies:
-            vectors = [scores_of(loaded.ready, vector) for vector in vectors]
         answer: PooledTexts = {
             "id": f"pool-{secrets.token_hex(12)}",
             "object": "list",
@@ -84,7 +82,8 @@ def router(context: Context) -> APIRouter:
             "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
         }
         as_base64 = body.encoding_format == "base64"
-        pieces = await off_loop(sum(vector.nbytes for vector in vectors), lambda: _pieces(answer, vectors, as_base64=as_base64))
+        rows = (scores_of(loaded.ready, vector) for vector in vectors) if classifies else iter(vectors)
+        pieces = await off_loop(sum(vector.nbytes for vector in vectors), lambda: _pieces(answer, rows, as_base64=as_base64))
         return Pieces(pieces, response_headers(loaded, ignored))
 
     return routes
@@ -118,7 +117,7 @@ def _check_values(num_tokens: int, body: PoolingBody, loaded: Loaded) -> None:
         raise invalid("input", message)
 
 
-def _pieces(answer: PooledTexts, vectors: Sequence[Vector], *, as_base64: bool) -> list[bytes]:
+def _pieces(answer: PooledTexts, vectors: Iterator[Vector], *, as_base64: bool) -> list[bytes]:
     """The answer in parts, each of which is written quickly."""
     head, _, tail = encode(answer).partition(b'"data":[')
     pieces = [head + b'"data":[']

@@ -21,6 +21,7 @@ from server.text.tokenizer import Tokenizer
 
 MODEL = Path("deploy/demo/model")
 MOST_S = 0.1  # twice what is promised: a core that is shared with another thread takes up to twice the processor time
+NUM_CLASSES = 500  # of which a thousand texts have scores of 10 MB
 ATTEMPTS = 3  # what else runs in this process, such as collecting garbage of other tests, happens once
 
 OPTIONS = {"script": NullScript(embedding_size=256, max_context=16384), "tokenizer": Tokenizer.from_dir(MODEL)}
@@ -101,6 +102,13 @@ def test_no_request_at_all_holds_up_others(shared_server):
     """Each field of each endpoint in each shape."""
     for trial in requests(shared_server):
         check(shared_server, trial)
+
+
+@pytest.mark.parametrize("path", ["/classify", "/pooling"])
+def test_no_answer_with_many_classes_holds_up_others(shared_server, serve, path):
+    server = serve(script=NullScript(classes=tuple(map(str, range(NUM_CLASSES))), generates=False))
+    body = msgspec.json.encode({"input": ["a"] * server.settings.max_inputs})
+    check(server, Trial(f"POST {path}", OWN_LIMIT, "POST", path, body[:-1], b""))
 
 
 def test_a_long_call_is_seen(shared_server):
