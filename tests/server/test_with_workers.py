@@ -6,22 +6,43 @@ import json
 import os
 import signal
 import sys
-from concurrent.futures import ThreadPoolExecutor
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Any
 
 import pytest
 
 from deploy.test_doubles.process import NullConfig, null_source
 from server.messages import Load
 from server.models.state import ModelSpec
+from server.workers.ledger import Embedded, Generation, Job
 from server.workers.supervisor import Supervisor
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 TEXT = b"All happy families are alike. "
 SOURCE = null_source(NullConfig(script=tuple(TEXT), step_s=0.005))
+EVERYTHING = null_source(NullConfig(vocab_size=256, embedding_size=8, step_s=0.005))  # its tokens are random bytes
+NUM_NEW = 150
+MOST_AT_ONCE = 64  # texts of a request that the worker has at least, if there are as many
+DOCUMENTS = ["fox " * 50 + str(index) for index in range(128)]
+STREAMS = {  # fields, and the text of an event
+    "/v1/chat/completions": ({"messages": MESSAGES, "max_tokens": NUM_NEW}, lambda event: event["choices"][0]["delta"].get("content")),
+    "/v1/completions": ({"prompt": [*b"hi"], "max_tokens": NUM_NEW}, lambda event: event["choices"][0]["text"]),
+    "/v1/responses": (
+        {"input": "hi", "max_output_tokens": NUM_NEW},
+        lambda event: event["delta"] if event["type"] == "response.output_text.delta" else "",
+    ),
+    "/v1/messages": ({"messages": MESSAGES, "max_tokens": NUM_NEW}, lambda event: event.get("delta", {}).get("text")),
+    "/api/chat": ({"messages": MESSAGES, "options": {"seed": 5, "num_predict": NUM_NEW}}, lambda event: event["message"]["content"]),
+    "/api/generate": ({"prompt": "hi", "options": {"seed": 5, "num_predict": NUM_NEW}}, lambda event: event["response"]),
+    "/completion": ({"prompt": [*b"hi"], "n_predict": NUM_NEW}, lambda event: event["content"]),
+}
 
 
-def make_worker(spec: ModelSpec, progress) -> Supervisor:
-    load = Load(spec.name, SOURCE, max_batch=spec.max_batch, memory_limit_bytes=spec.memory_limit_bytes)
+def make_worker(spec: ModelSpec, progress, source: str = SOURCE) -> Supervisor:
+    load = Load(spec.name, source, max_batch=spec.max_batch, memory_limit_bytes=spec.memory_limit_bytes)
     return Supervisor([sys.executable, "-m", "deploy.test_doubles.process"], load, progress=progress)
 
 
@@ -52,27 +73,59 @@ def test_streams_survive_the_death_of_their_worker(processes):
     assert server.http().get("/admin/models").json()["data"][0]["restarts"] == 1
 
 
-@pytest.mark.parametrize("api", ["responses", "messages"])
-def test_answers_of_every_api_survive_the_death_of_their_worker(processes, api):
-    """A stream that the worker's death interrupts goes on, and a response that is kept is whole."""
-    server = processes()
-    supervisor = server.registry.models()[0].loaded.worker
-    body = {"temperature": 0, "stream": True}
-    body |= {"input": "hi", "max_output_tokens": 200} if api == "responses" else {"messages": MESSAGES, "max_tokens": 200}
-    text, last = "", {}
-    with server.http().stream("POST", f"/v1/{api}", json=body) as response:
-        for line in response.iter_lines():
-            if not line.startswith("data: "):
-                continue
-            last = json.loads(line.removeprefix("data: "))
-            delta = last.get("delta", "")
-            text += delta if isinstance(delta, str) else delta.get("text", "")
-            if len(text) == 20 and supervisor.restarts == 0:
-                os.kill(supervisor.pid, signal.SIGKILL)
-    assert text == (TEXT * 10)[:200].decode() and supervisor.restarts == 1
-    if api == "responses":
-        kept = server.http().get(f"/v1/responses/{last['response']['id']}").json()
-        assert kept["output"][0]["content"][0]["text"] == text and kept["status"] == "incomplete"
+def test_no_api_loses_anything_when_the_worker_is_killed(serve):
+    """Of every API a stream at once, with answers in one piece beside them: each is what it is without a kill, to the byte."""
+    server = serve(make_worker=partial(make_worker, source=EVERYTHING))
+    supervisor, client = server.registry.models()[0].loaded.worker, server.http()
+
+    def streamed(path: str) -> str:
+        fields, text_of = STREAMS[path]
+        with client.stream("POST", path, json={"model": "null", "seed": 5, "temperature": 1, "stream": True, **fields}) as response:
+            lines = [line.removeprefix("data: ") for line in response.iter_lines()]
+        events = [json.loads(line) for line in lines if line.startswith("{")]
+        text = "".join(text_of(event) or "" for event in events)
+        assert response.status_code == 200 and len(events) > 1 and len(text) > NUM_NEW / 2
+        return text
+
+    def ranked() -> list[tuple[int, float]]:
+        answer = client.post("/v1/rerank", json={"query": "fox", "documents": DOCUMENTS, "add_special_tokens": False}).json()
+        return [(result["index"], result["relevance_score"]) for result in answer["results"]]
+
+    def stored(**fields: object) -> list[object]:
+        """A response that is asked for until it is complete, and asked for again."""
+        answer = client.post("/v1/responses", json={"input": "hi", "seed": 5, "max_output_tokens": NUM_NEW, **fields}).json()
+        while answer["status"] in ("queued", "in_progress"):
+            time.sleep(0.01)
+            answer = client.get(f"/v1/responses/{answer['id']}").json()
+        assert client.get(f"/v1/responses/{answer['id']}").json() == answer
+        return [answer["status"], answer["output"][0]["content"], answer["usage"]["output_tokens"]]
+
+    def ask_everything() -> dict[str, Future[Any]]:
+        streams = {path: pool.submit(streamed, path) for path in STREAMS}
+        return {**streams, "stored": pool.submit(stored), "background": pool.submit(stored, background=True), "rerank": pool.submit(ranked)}
+
+    def jobs(kind: type[Job]) -> dict[str, Job]:
+        return {request_id: job for request_id, job in list(supervisor._jobs.items()) if isinstance(job, kind)}
+
+    def until(condition: Callable[[], bool]) -> None:
+        end_s = time.monotonic() + 60
+        while not condition():
+            assert time.monotonic() < end_s
+            time.sleep(0.001)
+
+    num_answers = len(STREAMS) + 2
+    with ThreadPoolExecutor(num_answers + 1) as pool:
+        os.kill(supervisor.pid, signal.SIGSTOP)  # to begin with all of them at once
+        killed = ask_everything()
+        until(lambda: len(jobs(Generation)) == num_answers and len(jobs(Embedded)) >= MOST_AT_ONCE)
+        texts = jobs(Embedded).keys()
+        os.kill(supervisor.pid, signal.SIGCONT)
+        until(lambda: all(job.emitted[0] for job in jobs(Generation).values()) and texts - jobs(Embedded).keys())
+        assert len(jobs(Generation)) == num_answers and jobs(Embedded)
+        os.kill(supervisor.pid, signal.SIGKILL)
+        found = {name: asked.result() for name, asked in killed.items()}
+        assert supervisor.restarts == 1 and supervisor.resubmitted > num_answers
+        assert found == {name: asked.result() for name, asked in ask_everything().items()}
 
 
 def test_a_stop_string_ends_one_choice_in_the_worker(processes):
