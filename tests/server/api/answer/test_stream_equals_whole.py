@@ -20,6 +20,9 @@ from server.api.anthropic.body import MessagesBody
 from server.api.context import Caller
 from server.api.llama_cpp.answer import LlamaAnswer, LlamaCompletion, LlamaPart
 from server.api.llama_cpp.body import LlamaCompletionBody
+from server.api.ollama import body as ollama_input
+from server.api.ollama.answer import OllamaAnswer, OllamaChat, OllamaGenerated
+from server.api.ollama.body import OllamaChatBody, OllamaGenerateBody, completion_of
 from server.api.openai.chat import plan_chat
 from server.api.openai.chat_answer import ChatAnswer
 from server.api.openai.completion_answer import CompletionAnswer
@@ -37,12 +40,16 @@ from server.models.model import Loaded, Model
 from server.models.operations import Operation
 from server.models.state import ModelSpec
 from server.settings import ServerSettings
+from server.text.answer import AnswerRules
 from server.text.dialect import Dialect
 from server.text.templates.renderer import Renderer
 
 LlamaCompletions = list[LlamaCompletion]
 OPENAI = (ChatChunk, ChatCompletion, CompletionChunk, Completion, ResponseEvent, ResponseObject)
-SHAPES = {shape: TypeAdapter(shape) for shape in (*OPENAI, MessageEvent, AnthropicAnswer, LlamaPart, LlamaCompletions)}
+SHAPES = {
+    shape: TypeAdapter(shape)
+    for shape in (*OPENAI, MessageEvent, AnthropicAnswer, LlamaPart, LlamaCompletions, OllamaChat, OllamaGenerated)
+}
 SERIES = Metrics().of("null")
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "ß"}}\n</tool_call>'
 WORDS = ["<think>", "</think>", CALL, "<tool_call>", "STOP", "ST", "a", "b ", "ß", "€", "\n", "🙂", "{", '"']
@@ -271,6 +278,52 @@ def test_llama_cpp(data, cuts_a, cuts_b, order, stop):
             assert [value for part in mine for value in part.get(name, [])] == one.get(name, [])
         for name in ("stop_type", "stopping_word", "tokens_predicted", "has_new_line", "prompt"):
             assert last[name] == one[name], name
+
+
+def ollama(worker: NullWorker, body: OllamaChatBody | OllamaGenerateBody):
+    model, made = loaded(worker)
+    is_chat = isinstance(body, OllamaChatBody)
+
+    async def run():
+        if isinstance(body, OllamaGenerateBody) and body.raw:
+            (job,) = plan_completion(completion_of(body), model, made, Caller("id", ""), ServerSettings())
+            plan = ChatPlan(body.prompt, job, AnswerRules(made.dialect, split_reasoning=False))
+        else:
+            chat = ollama_input.chat_of(body) if is_chat else ollama_input.chat_of_prompt(body)
+            plan = await plan_chat(chat, model, made, Caller("id", ""), ServerSettings())
+        answer = OllamaAnswer(plan, Generation(made, plan.job, SERIES, Caller("id")), "null", is_chat=is_chat)
+        return await read(answer, OllamaChat if is_chat else OllamaGenerated, stream=body.streams)
+
+    return asyncio.run(run())
+
+
+def without_times(counts: dict) -> dict:
+    return {name: counts[name] for name in ("done", "done_reason", "model", "prompt_eval_count", "eval_count")}
+
+
+@given(answers | raw, sizes, sizes, stops, st.booleans(), st.integers(1, 40))
+def test_ollama_chat(data, cuts_a, cuts_b, stop, with_tools, num_predict):
+    fields: dict = {"model": "null", "messages": [{"role": "user", "content": "hi"}], "options": {"stop": stop, "num_predict": num_predict}}
+    if with_tools:
+        fields["tools"] = [{"type": "function", "function": {"name": "f"}}]
+    whole = ollama(Shuffled([data], cuts_a, []), OllamaChatBody(stream=False, **fields))
+    *lines, last = ollama(Shuffled([data], cuts_b, []), OllamaChatBody(**fields))
+    assert not any(line["done"] for line in lines) and without_times(last) == without_times(whole)
+    said, told = [line["message"] for line in [*lines, last]], whole["message"]
+    assert "".join(message["content"] for message in said) == told["content"]
+    assert "".join(message.get("thinking", "") for message in said) == told.get("thinking", "")
+    calls, of_whole = ([call["function"] for message in made for call in message.get("tool_calls", [])] for made in (said, [told]))
+    assert calls == of_whole
+
+
+@given(answers | raw, sizes, sizes, stops, st.booleans(), st.integers(1, 40))
+def test_ollama_generate(data, cuts_a, cuts_b, stop, is_raw, num_predict):
+    fields: dict = {"model": "null", "prompt": "hi", "raw": is_raw, "options": {"stop": stop, "num_predict": num_predict}}
+    whole = ollama(Shuffled([data], cuts_a, []), OllamaGenerateBody(stream=False, **fields))
+    *lines, last = ollama(Shuffled([data], cuts_b, []), OllamaGenerateBody(**fields))
+    assert not any(line["done"] for line in lines) and without_times(last) == without_times(whole)
+    for name in ("response", "thinking"):
+        assert "".join(line.get(name, "") for line in [*lines, last]) == whole.get(name, "")
 
 
 @given(st.lists(answers | raw, min_size=1, max_size=3), sizes, sizes, st.lists(st.integers(0, 9), max_size=60), stops, st.booleans())
