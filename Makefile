@@ -52,6 +52,11 @@ $(VENV)/browser: $(VENV)/tests
 	  || echo "axe-core is missing: tests of accessibility will be skipped; npm could not install it"
 	touch $@
 
+# The clients of other projects that the tests speak with.
+$(VENV)/clients: $(VENV)/tests
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[clients]'
+	touch $@
+
 # For the tests on a GPU in software. Where it cannot be built, it says why, and these tests are skipped.
 $(VENV)/pycuda: $(VENV)/tests
 	$(BIN)/python -m tests.gpu.build_pycuda
@@ -68,11 +73,11 @@ lint: $(VENV)/tests ## format, lint and import contracts
 types: $(VENV)/tests ## the strict type checker
 	$(BIN)/basedpyright
 
-test: lint $(VENV)/minilm $(VENV)/browser $(VENV)/pycuda ## lint, types and all tests but the slow ones
+test: lint $(VENV)/minilm $(VENV)/clients $(VENV)/browser $(VENV)/pycuda ## lint, types and all tests but the slow ones
 	@$(MAKE) --no-print-directory -j 2 types pytest
 	@$(MAKE) --no-print-directory test-lesser
 
-pytest: $(VENV)/minilm $(VENV)/browser $(VENV)/pycuda
+pytest: $(VENV)/minilm $(VENV)/clients $(VENV)/browser $(VENV)/pycuda
 	$(PYTEST) $(ARGS)
 
 # What a newer CPU never takes: code for its least ancestor, and what is said and tested about it.
@@ -80,7 +85,7 @@ test-lesser: $(VENV)/tests ## tests of the compiler and the command line as on t
 	RELAXSERVE_TARGET=$(LEAST) $(PYTEST) $(LESSER)
 
 # Hypothesis marks its properties: each is tried with a thousand new examples.
-test-slow: $(VENV)/minilm $(VENV)/browser $(VENV)/pycuda ## the long campaigns, which `make test` leaves out or keeps short
+test-slow: $(VENV)/minilm $(VENV)/clients $(VENV)/browser $(VENV)/pycuda ## the long campaigns, which `make test` leaves out or keeps short
 	$(PYTEST) -m "slow or hypothesis" --hypothesis-profile=full $(ARGS)
 
 # Node comes with the tests' wheels, Chromium from the system.

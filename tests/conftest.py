@@ -51,6 +51,16 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     return report
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Files skip as a whole where they import what they need."""
+    report = yield
+    why = report.longrepr[2].removeprefix("Skipped: ") if report.skipped and isinstance(report.longrepr, tuple) else ""
+    if why.startswith("needs ") and collector.config.getoption("--strict-needs"):
+        report.outcome, report.longrepr = "failed", why
+    return report
+
+
 # What takes longest, the longest first: it begins first, so that short files fill both processes to the end. Names of groups, and files.
 LONGEST = (
     "demo server",

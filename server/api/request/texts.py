@@ -46,9 +46,9 @@ def truncate(ids: list[int], keep: int | None, side: str | None) -> list[int]:
 
 
 def too_long(context: int, found: str, param: str) -> ApiError:
-    """Its beginning is OpenAI's wording, by which clients tell this error from others and shorten the conversation."""
+    """Clients tell this error from others by its words: most by OpenAI's, with which it begins, LangChain by its code."""
     remedy = "shorten the prompt, lower max_tokens, or set truncate_prompt_tokens"
-    message = f"This model's maximum context length is {context} tokens. However, {found}; {remedy}."
+    message = f"This model's maximum context length is {context} tokens. However, {found} ({CONTEXT_LENGTH_EXCEEDED.code}); {remedy}."
     return ApiError(CONTEXT_LENGTH_EXCEEDED, message, param=param)
 
 

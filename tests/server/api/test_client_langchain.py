@@ -1,0 +1,91 @@
+"""LangChain's chat and embedding models for OpenAI's API: chat completions, and responses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from deploy.test_doubles.worker import NullScript
+from server.messages import ConstraintKind
+from tests.server.api.foreign_clients import ADD, CALL, HERMES, HI, LONG, SAID, SCHEMA
+
+langchain = pytest.importorskip("langchain_openai", reason="needs langchain_openai: make .venv/clients")
+exceptions = pytest.importorskip("langchain_core.exceptions", reason="needs langchain_core.exceptions: make .venv/clients")
+
+BOTH = pytest.mark.parametrize("use_responses_api", [False, True], ids=["chat", "responses"])
+
+
+@pytest.fixture
+def connect() -> Iterator[Callable[..., Any]]:
+    with httpx.Client(verify=False) as transport:  # reading certificates takes longer than most tests
+
+        def connect(server, **options):
+            common = {"model": "null", "api_key": "unused", "max_retries": 0, "http_client": transport, "stream_usage": True}
+            return langchain.ChatOpenAI(base_url=f"{server.url}/v1", **{**common, **options})
+
+        yield connect
+
+
+@BOTH
+def test_an_answer_and_the_same_in_a_stream(server, connect, use_responses_api):
+    model = connect(server, use_responses_api=use_responses_api)
+    whole = model.invoke(HI)
+    pieces = list(model.stream(HI))
+    assert whole.text == "".join(piece.text for piece in pieces) == SAID and len(pieces) > len(SAID)
+    total = pieces[0]
+    for piece in pieces[1:]:
+        total += piece
+    assert total.usage_metadata["output_tokens"] == whole.usage_metadata["output_tokens"] == len(SAID)
+
+
+@BOTH
+def test_a_tool_is_called_and_its_result_sent(serve, answering, connect, use_responses_api):
+    server = serve(script=answering(f"Sure.{CALL}"), initial=HERMES)
+    model = connect(server, use_responses_api=use_responses_api).bind_tools([ADD])
+    answer, total = model.invoke(HI), None
+    for piece in model.stream(HI):
+        total = piece if total is None else total + piece
+    for made in (answer, total):
+        assert [(call["name"], call["args"]) for call in made.tool_calls] == [("add", {"a": 1})] and made.text == "Sure."
+    result = {"role": "tool", "tool_call_id": answer.tool_calls[0]["id"], "content": "two"}
+    model.invoke([*HI, answer, result])
+    prompt = bytes(i for i in server.worker.submits[-1].prompt_ids if i < 256).decode()
+    assert '"arguments": {"a": 1}' in prompt and "<|tool|>two" in prompt
+
+
+@BOTH
+def test_an_answer_is_read_as_a_schema_says(serve, answering, connect, use_responses_api):
+    server = serve(script=answering('{"zebra": 3}'))
+    model = connect(server, use_responses_api=use_responses_api).with_structured_output({"title": "animal", **SCHEMA})
+    assert model.invoke(HI) == {"zebra": 3}
+    constraint = server.worker.submits[-1].params.constraint
+    assert constraint.kind is ConstraintKind.JSON_SCHEMA and '"zebra"' in constraint.source
+
+
+@BOTH
+def test_a_conversation_that_is_too_long_is_known_as_such(server, connect, use_responses_api):
+    with pytest.raises(exceptions.ContextOverflowError, match="maximum context length is 4096 tokens"):
+        connect(server, use_responses_api=use_responses_api).invoke(LONG)
+
+
+@BOTH
+def test_keys_and_strictness(serve, connect, use_responses_api):
+    """What the client sends of its own accord is known to a strict server."""
+    server = serve(strict=True, api_keys=["a-key-of-a-client"])
+    with pytest.raises(openai.AuthenticationError):
+        connect(server, use_responses_api=use_responses_api).invoke(HI)
+    model = connect(server, api_key="a-key-of-a-client", use_responses_api=use_responses_api, temperature=0.5, seed=None)
+    assert model.bind_tools([ADD]).invoke(HI).text == "".join(piece.text for piece in model.stream(HI)) == SAID
+
+
+def test_vectors(serve):
+    server = serve(script=NullScript(embedding_size=8))
+    model = langchain.OpenAIEmbeddings(
+        model="null", base_url=f"{server.url}/v1", api_key="unused", max_retries=0, check_embedding_ctx_length=False
+    )
+    rows = server.http().post("/v1/embeddings", json={"input": ["a", "b"]}).json()["data"]
+    assert model.embed_documents(["a", "b"]) == [row["embedding"] for row in rows] and model.embed_query("a") == rows[0]["embedding"]
