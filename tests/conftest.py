@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -173,19 +174,25 @@ def greeting(server: subprocess.Popen[str]) -> tuple[str, str]:
     return found[1], banner
 
 
-@pytest.fixture(scope="session")
-def demo_server(cache_folder: Path) -> Iterator[DemoServer]:
-    """Tests that use it are in the xdist group "demo server", so that there is one."""
+@contextmanager
+def serving_demo(cache_folder: Path, *options: str, **variables: str) -> Iterator[DemoServer]:
     own = {name: value for name, value in os.environ.items() if not name.startswith("RELAXSERVE_") or name == "RELAXSERVE_TARGET"}
     environment = {**own, "PATH": f"{BIN}:{os.environ['PATH']}", "RELAXSERVE_CACHE": str(cache_folder)}
-    command = [BIN / "relaxserve", "serve", "--port", "0"]
-    with subprocess.Popen(command, cwd=ROOT, env={**environment, **SECRETS}, stderr=subprocess.PIPE, text=True) as server:
+    command = [BIN / "relaxserve", "serve", "--port", "0", *options]
+    with subprocess.Popen(command, cwd=ROOT, env={**environment, **variables}, stderr=subprocess.PIPE, text=True) as server:
         try:
             url, banner = greeting(server)
             yield DemoServer(url, banner, server.pid, {**environment, "RELAXSERVE_URL": url})
         finally:
             server.terminate()
             server.communicate(timeout=60)
+
+
+@pytest.fixture(scope="session")
+def demo_server(cache_folder: Path) -> Iterator[DemoServer]:
+    """Tests that use it are in the xdist group "demo server", so that there is one."""
+    with serving_demo(cache_folder, **SECRETS) as server:
+        yield server
 
 
 # --- matrix units ---------------------------------------------------------------------------------------------------------
