@@ -1,0 +1,142 @@
+"""`relaxserve bench apis`: streams of each chat API at the pace of `/v1/chat/completions`.
+
+A server of its own serves the model. By turns, each API is asked the same questions with the same seeds by `--streams` clients at once, so
+that each has the same tokens to tell; only what is written around them differs. A figure is an API's share of chat's tokens per second: the
+median over the rounds, in each of which all APIs have their turn. Beside it stands what a token costs the front in processor time, which a
+busy machine does not stretch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import re
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from deploy import demo
+from deploy.bench.checkpoint import model_folder
+from deploy.bench.measure import Figure, by_turns, report
+from deploy.bench.serving.drive import served
+from server.models.state import ModelSpec
+
+GOAL = 0.97
+QUESTION = [{"role": "user", "content": "Tell me a story about a fox."}]
+MAX_TOKENS = 200
+CHAT = "/v1/chat/completions"
+Body = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Api:
+    body: Body
+    count: re.Pattern[bytes]  # of the answer's tokens; the last one counts
+    goal: float | None = None
+
+    def request(self, path: str, model: str, seed: int) -> bytes:
+        options: dict[str, Any] = {"model": model, "stream": True}
+        if "options" in self.body:
+            options["options"] = {**self.body["options"], "seed": seed, "temperature": 1.0}
+        else:
+            options |= {"seed": seed, "temperature": 1.0}
+        content = json.dumps({**self.body, **options}).encode()
+        head = f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\ncontent-type: application/json"
+        return f"{head}\r\ncontent-length: {len(content)}\r\n\r\n".encode() + content
+
+
+OUTPUT_TOKENS = re.compile(rb'"output_tokens":(\d+)')
+COMPLETION_TOKENS = re.compile(rb'"completion_tokens":(\d+)')
+APIS = {
+    CHAT: Api({"messages": QUESTION, "max_tokens": MAX_TOKENS, "stream_options": {"include_usage": True}}, COMPLETION_TOKENS),
+    "/v1/responses": Api({"input": QUESTION, "max_output_tokens": MAX_TOKENS}, OUTPUT_TOKENS, GOAL),
+    "/v1/messages": Api({"messages": QUESTION, "max_tokens": MAX_TOKENS}, OUTPUT_TOKENS, GOAL),
+    "/api/chat": Api({"messages": QUESTION, "options": {"num_predict": MAX_TOKENS}}, re.compile(rb'"eval_count":(\d+)')),
+}
+
+
+class Clients:
+    """As many as there are streams. They read bytes and no events: what they cost is the same for every API."""
+
+    def __init__(self, url: str, model: str, num_streams: int, num_requests: int) -> None:
+        parts = urlsplit(url)
+        assert parts.hostname is not None and parts.port is not None, url
+        self._address = parts.hostname, parts.port
+        self._model = model
+        self._seeds = [range(stream * num_requests, (stream + 1) * num_requests) for stream in range(num_streams)]
+
+    def ask(self, path: str) -> int:
+        """The number of tokens of all answers."""
+        return asyncio.run(self._ask(path))
+
+    async def _ask(self, path: str) -> int:
+        return sum(await asyncio.gather(*(self._follow(path, seeds) for seeds in self._seeds)))
+
+    async def _follow(self, path: str, seeds: range) -> int:
+        """One request after the other."""
+        num_tokens, api = 0, APIS[path]
+        for seed in seeds:
+            reader, writer = await asyncio.open_connection(*self._address)
+            writer.write(api.request(path, self._model, seed))
+            answer = await reader.read()
+            writer.close()
+            counts = api.count.findall(answer)
+            if not counts or not answer.startswith(b"HTTP/1.1 200 "):
+                raise RuntimeError(f"{path} answered {answer[:2000].decode(errors='replace')}")
+            num_tokens += int(counts[-1])
+        return num_tokens
+
+
+def measure(clients: Clients, front_pid: int, *, rounds: int) -> list[Figure]:
+    told = {path: clients.ask(path) for path in APIS}
+    if len(set(told.values())) > 1:
+        raise RuntimeError(f"APIs differ in how many tokens they tell: {told}")
+    cpu_s: dict[str, list[float]] = {path: [] for path in APIS}
+
+    def ask(path: str) -> None:
+        before_s = process_cpu_s(front_pid)
+        clients.ask(path)
+        cpu_s[path].append(process_cpu_s(front_pid) - before_s)
+
+    times = by_turns({path: partial(ask, path) for path in APIS}, rounds=rounds)
+    figures: list[Figure] = []
+    for path, api in APIS.items():
+        note = f"front: {1e6 * statistics.median(cpu_s[path]) / told[path]:.1f} µs of processor time a token"
+        if path == CHAT:
+            figures.append(Figure(path, told[path] / statistics.median(times[path]), "tokens/s", note=note))
+        else:
+            shares = [chat_s / own_s for chat_s, own_s in zip(times[CHAT], times[path], strict=True)]
+            figures.append(Figure(f"{path} of chat", statistics.median(shares), "", api.goal, at_least=True, note=note))
+    return figures
+
+
+def process_cpu_s(pid: int) -> float:
+    """Of its threads, to the nanosecond."""
+    return sum(int(task.read_text().split()[0]) for task in Path(f"/proc/{pid}/task").glob("*/schedstat")) / 1e9
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="relaxserve bench apis", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", default=demo.NAME, help=f"{demo.NAME}, or a path to a model that chats")
+    parser.add_argument("--streams", type=int, default=8)
+    parser.add_argument("--requests", type=int, default=4, help="of each stream, one after the other")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args(argv)
+    with model_folder(options.model) as folder, served(ModelSpec("bench", str(folder))) as url:
+        (front,) = multiprocessing.active_children()
+        assert front.pid is not None
+        figures = measure(Clients(url, "bench", options.streams, options.requests), front.pid, rounds=options.rounds)
+    report(figures, as_json=options.json)
+
+
+if __name__ == "__main__":
+    main()
